@@ -1,14 +1,110 @@
+# The Long Ring. `make help` lists the targets. Building needs no noweb: C is
+# compiled from the committed files, and `make tangle` writes those from book/.
 SHELL := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
-ONLY     := $(sort $(wildcard book/[0-9]*.nw))
-TANGLE    = notangle -filter 'awk -f book/chunk-comments.awk'
-build/: ; @mkdir -p $@
-tangle: | build/
-	@for nw in $(ONLY); do \
-	  noroots $$nw | sed -n 's/^<<\[\[\(.*\/.*\)\]\]>>$$/\1/p' | while read -r f; do \
-	    mkdir -p $$(dirname $$f) && new=build/.new.$$$$ && \
-	    { echo "/* Tangled from $$nw; edit the chapter. */"; $(TANGLE) -R"[[$$f]]" $$nw; } > $$new && \
-	    { cmp -s $$new $$f || cp $$new $$f; rm -f $$new; } || exit 1; \
-	  done || exit 1; \
-	done
-.PHONY: tangle
+.DEFAULT_GOAL := all
+
+PREFIX  ?= /usr/local
+CFLAGS  ?= -O3 -march=native
+VERSION := 0.1
+COMMIT  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+MODEL   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/long-ring/SmolLM2-135M-Instruct.Q4_1.gguf
+
+# What `make demo` runs, and the chapters whose plain text it reads.
+DEMO_TEXT = book/03-sharding.nw book/06-pass-kv.nw
+DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file $(B)/demo.txt --compare \
+            --trace $(B)/demo-trace.json --ask "Summarize this text in three sentences." --ask "Now say it in one sentence."
+
+# Flags that no choice of CFLAGS should lose. Never -ffast-math: masks are -inf.
+flags     = -std=c11 -fopenmp -Wall -Wextra -Wpedantic -Wconversion $(CFLAGS) \
+            -Isrc -Ireference -I. $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp))
+libraries = -lblis -lpcre2-8 -lpthread -lm
+identity  = -DCP_VERSION='"$(VERSION)"' -DCP_COMMIT='"$(COMMIT)"'
+
+# Debian's packages, each with a file under /usr that shows it is there.
+FOR_BUILD := gcc:bin/gcc libc6-dev:include/stdlib.h pkg-config:bin/pkg-config check:include/check.h \
+             libpcre2-dev:include/pcre2.h libblis-openmp-dev:include/*/blis-openmp/blis.h
+FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:bin/lualatex \
+             texlive-latex-recommended:share/texlive/texmf-dist/tex/latex/memoir/memoir.cls \
+             texlive-pictures:share/texlive/texmf-dist/tex/latex/pgfplots/pgfplots.sty \
+             fonts-inconsolata:share/fonts/truetype/inconsolata/Inconsolata.otf \
+             fonts-texgyre:share/texmf/fonts/opentype/public/tex-gyre/texgyrepagella-regular.otf \
+             fonts-texgyre-math:share/texmf/fonts/opentype/public/tex-gyre-math/texgyrepagella-math.otf
+FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
+missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
+install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
+
+# All that is built lies under B; sanitize and warnings build elsewhere.
+B        ?= build
+OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
+SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
+LIBRARY   = $(B)/liblongring.a
+PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
+NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
+again     = $(MAKE) --no-print-directory
+
+all: $(LIBRARY) $(PROGRAM) ## build build/longring and build/liblongring.a (the default)
+$(LIBRARY): $(filter-out $(B)/reference/main.o,$(OBJECTS))
+	@rm -f $@
+	ar rcs $@ $^
+$(B)/longring: $(B)/reference/main.o $(LIBRARY)
+	$(CC) $(flags) -o $@ $^ $(libraries)
+$(B)/tests/test_%: $(B)/tests/test_%.o $(LIBRARY)
+	$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
+$(B)/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
+$(NAMED): $(B)/identity
+# Each of these two files changes only when what it records does.
+$(B)/flags $(B)/identity: force
+	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
+-include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d)
+
+check: ## install what is missing, build, and run every test
+	@$(call install,$(FOR_BUILD))
+	@$(again) suites
+suites: all $(SUITES)
+	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
+sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
+	@$(call install,$(FOR_BUILD))
+	@LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
+	  CFLAGS="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+warnings: ## compile everything with gcc and with clang; any warning is an error
+	@$(call install,$(FOR_BUILD) $(FOR_CI))
+	@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
+objects: $(OBJECTS) $(SUITES:%=%.o)
+format: ## check the layout of the tangled C with clang-format
+	@$(call install,$(FOR_CI))
+	@clang-format --dry-run -Werror $(wildcard src/*.[ch] reference/*.[ch] tests/*.[ch] exercises/*/*.[ch])
+
+ONLY ?= $(sort $(wildcard book/[0-9]*.nw))
+tangle: ## write src, reference, tests and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
+	@book/tangle . $(ONLY)
+drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
+	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(ONLY)
+	@for tree in src reference tests exercises; do if [ -e $$tree ] || [ -e build/tangled/$$tree ]; then mkdir -p build/tangled/$$tree; \
+	  diff -ru -x harness -x wrong $$tree build/tangled/$$tree || { echo "drift: edit the chapter, then make tangle"; exit 1; }; fi; done
+book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: a quick draft of one chapter)
+	@$(call install,$(FOR_BOOK))
+	@book/weave $(if $(filter command,$(origin ONLY)),$(ONLY))
+
+model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
+	@tests/harness/fetch-model $(MODEL)
+demo: ## install, build, fetch the model, and hold a conversation over four ranks
+	@$(call install,$(FOR_BUILD))
+	@$(again) all model
+	@awk -f book/plain-text.awk $(DEMO_TEXT) > $(B)/demo.txt
+	$(DEMO)
+install: all ## install binary, library, headers and longring.pc under DESTDIR and PREFIX
+	install -Dm755 $(PROGRAM) -t $(DESTDIR)$(PREFIX)/bin
+	install -Dm644 $(LIBRARY) -t $(DESTDIR)$(PREFIX)/lib
+	install -Dm644 $(wildcard src/*.h reference/*.h) -t $(DESTDIR)$(PREFIX)/include/longring
+	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	printf '%s\n' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include/longring' \
+	  'Libs: -L$(PREFIX)/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
+clean: ## remove everything built
+	rm -rf build
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+force:
+.PHONY: all check suites sanitize warnings objects format tangle drift book model demo install clean help force
