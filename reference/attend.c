@@ -1,0 +1,357 @@
+/* Tangled from book/01-attention.nw; edit the chapter. */
+/* Attention in fp32: blocks of keys, online softmax, in loops that the
+ * compiler turns into vector instructions. */
+#include "attend.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PANEL = 6,  /* rows that share one load of keys or values */
+    STRIP = 16, /* columns kept in registers beside them */
+    KEYS = 128, /* keys of a tile */
+    ROWS = 192, /* rows of a tile: queries times heads of a group */
+};
+
+typedef struct {
+    const cp_shape *shape;
+    int64_t group;        /* query heads that share a key head */
+    int64_t wide;         /* head_dim rounded up to whole strips */
+    float *keys;          /* [KEYS / STRIP][dim][STRIP] */
+    float *values;        /* [wide / STRIP][KEYS][STRIP] */
+    float *queries;       /* [rows][dim], scaled */
+    float *output;        /* [rows][wide], not yet divided by total */
+    float *scores;        /* [PANEL][KEYS], then weights */
+    float *largest;       /* [rows], base 2 */
+    float *total;         /* [rows], sum of weights against largest */
+    int64_t reach[PANEL]; /* keys of the tile that each row sees */
+} workspace;
+
+static inline float fused(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* c[PANEL][STRIP] += a[PANEL][depth] b[depth][STRIP] */
+static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
+                     const float *restrict b, float *restrict c,
+                     int64_t c_stride) {
+    float sum[PANEL][STRIP];
+    for (int i = 0; i < PANEL; i++)
+        for (int j = 0; j < STRIP; j++)
+            sum[i][j] = c[i * c_stride + j];
+    /* Add one outer product after the other. */
+    for (int64_t k = 0; k < depth; k++)
+        for (int i = 0; i < PANEL; i++)
+            _Pragma("omp simd") for (int j = 0; j < STRIP; j++) sum[i][j] =
+                fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
+    for (int i = 0; i < PANEL; i++)
+        for (int j = 0; j < STRIP; j++)
+            c[i * c_stride + j] = sum[i][j];
+}
+
+/* 2^x for x <= 0; exactly 0 below -126, NaN for NaN. */
+static inline float exp2_negative(float x) {
+    const float round = 0x1.8p23f, shifted = x + round;
+    const float f = x - (shifted - round);
+    /* Evaluate a polynomial for two to the fraction. */
+    float p = 1.5453163e-4f;
+    p = fused(p, f, 1.3390863e-3f);
+    p = fused(p, f, 9.6180826e-3f);
+    p = fused(p, f, 5.5503571e-2f);
+    p = fused(p, f, 0.24022651f);
+    p = fused(p, f, 0.69314719f);
+    p = fused(p, f, 1.0f);
+    /* Make two to the whole number from its bits. */
+    union {
+        float number;
+        uint32_t bits;
+    } whole = {.number = shifted};
+    whole.bits = (whole.bits + 127) << 23;
+    const float scale = whole.number;
+    return x < -126.0f ? 0.0f : p * scale;
+}
+
+static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
+                 const float *keys, const float *values) {
+    const int64_t dim = w->shape->head_dim, count = tile.span.count;
+    const int64_t width = w->shape->kv_heads * dim;
+    const int64_t padded = cp_ceil_divide(count, STRIP) * STRIP;
+    keys += tile.row * width + kv_head * dim;
+    values += tile.row * width + kv_head * dim;
+    /* Turn keys on their side, strip by strip. */
+    for (int64_t j = 0; j < padded; j++) {
+        float *to = w->keys + j / STRIP * dim * STRIP + j % STRIP;
+        for (int64_t d = 0; d < dim; d++)
+            to[d * STRIP] = j < count ? keys[j * width + d] : 0.0f;
+    }
+    /* Copy values, strip by strip. */
+    for (int64_t d = 0; d < dim; d += STRIP) {
+        float *to = w->values + d * KEYS;
+        const size_t part = (size_t)cp_min(STRIP, dim - d) * sizeof(float);
+        for (int64_t j = 0; j < count; j++)
+            memcpy(to + j * STRIP, values + j * width + d, part);
+    }
+}
+
+static void scale_queries(const workspace *w, cp_piece tile, int64_t kv_head,
+                          const float *queries) {
+    const int64_t dim = w->shape->head_dim, heads = w->shape->query_heads;
+    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
+    const int64_t rows = tile.span.count * w->group;
+    const int64_t padded = cp_ceil_divide(rows, PANEL) * PANEL;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t token = tile.row + r / w->group;
+        const int64_t head = kv_head * w->group + r % w->group;
+        const float *from = queries + (token * heads + head) * dim;
+        for (int64_t d = 0; d < dim; d++)
+            w->queries[r * dim + d] = from[d] * scale;
+    }
+    for (int64_t i = rows * dim; i < padded * dim; i++)
+        w->queries[i] = 0.0f;
+    for (int64_t r = 0; r < padded; r++) {
+        w->largest[r] = -INFINITY;
+        w->total[r] = 0.0f;
+    }
+    memset(w->output, 0, (size_t)(padded * w->wide) * sizeof(float));
+}
+
+static void score(const workspace *w, int64_t row, int64_t reach) {
+    const int64_t dim = w->shape->head_dim;
+    memset(w->scores, 0, PANEL * KEYS * sizeof(float));
+    for (int64_t j = 0; j < reach; j += STRIP)
+        multiply(dim, w->queries + row * dim, dim, w->keys + j * dim,
+                 w->scores + j, KEYS);
+}
+
+/* scores[width] become weights; the row's largest, total and output are
+ * brought to the new largest. */
+static void weigh(const workspace *w, int64_t row, float *scores,
+                  int64_t width) {
+    const float before = w->largest[row];
+    /* Find the largest score so far. */
+    float lane[STRIP];
+    for (int l = 0; l < STRIP; l++)
+        lane[l] = before;
+    for (int64_t j = 0; j < width; j += STRIP)
+        for (int l = 0; l < STRIP; l++)
+            lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
+    float largest = before;
+    for (int l = 0; l < STRIP; l++)
+        largest = lane[l] > largest ? lane[l] : largest;
+    const float level = largest == -INFINITY ? 0.0f : largest;
+    const float keep = exp2_negative(before - level);
+    /* Weigh each key and sum the weights. */
+    for (int l = 0; l < STRIP; l++)
+        lane[l] = 0.0f;
+    for (int64_t j = 0; j < width; j += STRIP)
+        for (int l = 0; l < STRIP; l++) {
+            scores[j + l] = exp2_negative(scores[j + l] - level);
+            lane[l] += scores[j + l];
+        }
+    float sum = 0.0f;
+    for (int l = 0; l < STRIP; l++)
+        sum += lane[l];
+    /* Carry the row over to the new level. */
+    w->largest[row] = largest;
+    w->total[row] = w->total[row] * keep + sum;
+    if (keep != 1.0f)
+        for (int64_t d = 0; d < w->wide; d++)
+            w->output[row * w->wide + d] *= keep;
+}
+
+/* One row's weights for keys first to last - 1. */
+static void add_values(const workspace *w, int64_t row, const float *weights,
+                       int64_t first, int64_t last) {
+    float *output = w->output + row * w->wide;
+    for (int64_t d = 0; d < w->wide; d += STRIP)
+        for (int64_t j = first; j < last; j++) {
+            const float *v = w->values + d * KEYS + j * STRIP;
+            for (int l = 0; l < STRIP; l++)
+                output[d + l] = fused(weights[j], v[l], output[d + l]);
+        }
+}
+
+static void attend_panel(workspace *w, cp_span queries, cp_span keys,
+                         bool diagonal, int64_t row) {
+    int64_t least = keys.count, most = 0;
+    /* Find how many keys each row of the panel sees. */
+    for (int i = 0; i < PANEL; i++) {
+        const int64_t q = cp_min((row + i) / w->group, queries.count - 1);
+        const int64_t position = queries.start + q * queries.step;
+        w->reach[i] =
+            diagonal ? cp_span_before(keys, position + 1) : keys.count;
+        least = cp_min(least, w->reach[i]);
+        most = cp_max(most, w->reach[i]);
+    }
+    if (most == 0)
+        return;
+    score(w, row, most);
+    for (int i = 0; i < PANEL; i++) {
+        float *scores = w->scores + i * KEYS;
+        /* Hide the keys that the row does not see. */
+        const int64_t width = cp_ceil_divide(most, STRIP) * STRIP;
+        for (int64_t j = w->reach[i]; j < width; j++)
+            scores[j] = -INFINITY;
+        weigh(w, row + i, scores, width);
+    }
+    for (int64_t d = 0; d < w->wide; d += STRIP)
+        multiply(least, w->scores, KEYS, w->values + d * KEYS,
+                 w->output + row * w->wide + d, w->wide);
+    for (int i = 0; i < PANEL; i++)
+        add_values(w, row + i, w->scores + i * KEYS, least, w->reach[i]);
+}
+
+static void finish(const workspace *w, cp_piece tile, int64_t kv_head,
+                   float *output, float *lse) {
+    const int64_t dim = w->shape->head_dim, heads = w->shape->query_heads;
+    for (int64_t r = 0; r < tile.span.count * w->group; r++) {
+        const int64_t token = tile.row + r / w->group;
+        const int64_t head = kv_head * w->group + r % w->group;
+        const int64_t at = token * heads + head;
+        const float total = w->total[r];
+        const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+        for (int64_t d = 0; d < dim; d++)
+            output[at * dim + d] = w->output[r * w->wide + d] * inverse;
+        lse[at] = (float)(0.6931471805599453 *
+                          ((double)w->largest[r] + log2((double)total)));
+    }
+}
+
+static cp_status cut(const cp_pieces *pieces, int64_t longest,
+                     cp_pieces *tiles) {
+    for (int64_t p = 0; p < pieces->count; p++)
+        tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
+    const cp_status status = cp_allocate(
+        &tiles->items, tiles->room, sizeof(*tiles->items), "a list of tiles");
+    if (status != CP_OK)
+        return status;
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_piece piece = pieces->items[p];
+        for (int64_t i = 0; i < piece.span.count; i += longest)
+            /* List the tile that begins at token i. */
+            tiles->items[tiles->count++] = (cp_piece){
+                .span = {.sequence = piece.span.sequence,
+                         .start = piece.span.start + i * piece.span.step,
+                         .count = cp_min(longest, piece.span.count - i),
+                         .step = piece.span.step},
+                .row = piece.row + i};
+    }
+    return CP_OK;
+}
+
+/* Floats rounded up to whole cache lines of 64 bytes. */
+static int64_t lines(int64_t floats) {
+    return cp_ceil_divide(floats, 16) * 16;
+}
+
+static int64_t workspace_floats(int64_t dim, int64_t rows) {
+    const int64_t wide = cp_ceil_divide(dim, STRIP) * STRIP;
+    return lines(KEYS * dim) + KEYS * wide + lines(rows * dim) + rows * wide +
+           PANEL * KEYS + 2 * lines(rows);
+}
+
+static workspace lay_out(const cp_shape *shape, int64_t rows, float *memory) {
+    const int64_t dim = shape->head_dim;
+    workspace w = {.shape = shape,
+                   .group = shape->query_heads / shape->kv_heads,
+                   .wide = cp_ceil_divide(dim, STRIP) * STRIP};
+    w.keys = memory;
+    w.values = w.keys + lines(KEYS * dim);
+    w.queries = w.values + KEYS * w.wide;
+    w.output = w.queries + lines(rows * dim);
+    w.scores = w.output + rows * w.wide;
+    w.largest = w.scores + PANEL * KEYS;
+    w.total = w.largest + lines(rows);
+    return w;
+}
+
+typedef struct {
+    const cp_shape *shape;
+    cp_pieces query_tiles, key_tiles;
+    const float *queries, *keys, *values;
+    float *output, *lse;
+} call;
+
+static void attend_tile(const call *c, workspace *w, cp_piece tile,
+                        int64_t kv_head) {
+    const int64_t rows = tile.span.count * w->group;
+    scale_queries(w, tile, kv_head, c->queries);
+    for (int64_t t = 0; t < c->key_tiles.count; t++) {
+        const cp_piece keys = c->key_tiles.items[t];
+        const cp_relation relation = cp_span_relate(tile.span, keys.span);
+        if (relation == CP_APART)
+            continue;
+        pack(w, keys, kv_head, c->keys, c->values);
+        for (int64_t row = 0; row < rows; row += PANEL)
+            attend_panel(w, tile.span, keys.span, relation == CP_DIAGONAL, row);
+    }
+    finish(w, tile, kv_head, c->output, c->lse);
+}
+
+static cp_status prepare(call *c, const cp_pieces *queries,
+                         const cp_pieces *keys, int threads, int64_t *rows,
+                         float **memory) {
+    const int64_t group = c->shape->query_heads / c->shape->kv_heads;
+    cp_status status = cut(queries, cp_max(1, ROWS / group), &c->query_tiles);
+    if (status == CP_OK)
+        status = cut(keys, KEYS, &c->key_tiles);
+    if (status != CP_OK)
+        return status;
+    for (int64_t t = 0; t < c->query_tiles.count; t++)
+        *rows = cp_max(*rows, c->query_tiles.items[t].span.count * group);
+    *rows = cp_ceil_divide(*rows, PANEL) * PANEL;
+    const int64_t size = workspace_floats(c->shape->head_dim, *rows);
+    return cp_allocate(memory, threads * size + 16, sizeof(float),
+                       "the kernel's tiles");
+}
+
+static float *line_start(float *memory) {
+    return memory + (64 - (uintptr_t)memory % 64) % 64 / sizeof(float);
+}
+
+static void attend_tiles(const call *c, int threads, int64_t rows,
+                         float *memory) {
+    const int64_t heads = c->shape->kv_heads;
+    const int64_t tasks = c->query_tiles.count * heads;
+    const int64_t size = workspace_floats(c->shape->head_dim, rows);
+#pragma omp parallel num_threads(threads)
+    {
+        workspace w =
+            lay_out(c->shape, rows, memory + omp_get_thread_num() * size);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = tasks - 1; task >= 0; task--)
+            attend_tile(c, &w, c->query_tiles.items[task / heads],
+                        task % heads);
+    }
+}
+
+cp_status cp_attend(const cp_shape *shape, const cp_pieces *query_pieces,
+                    const float *queries, const cp_pieces *key_pieces,
+                    const float *keys, const float *values, int threads,
+                    float *output, float *lse) {
+    call c = {.shape = shape,
+              .queries = queries,
+              .keys = keys,
+              .values = values,
+              .output = output,
+              .lse = lse};
+    float *memory = NULL;
+    int64_t rows = 0;
+    cp_status status = cp_shape_check(shape);
+    if (status == CP_OK && threads < 1)
+        status = cp_fail(CP_INVALID, "%d threads cannot attend", threads);
+    if (status == CP_OK)
+        status = prepare(&c, query_pieces, key_pieces, threads, &rows, &memory);
+    if (status == CP_OK)
+        attend_tiles(&c, threads, rows, line_start(memory));
+    free(memory);
+    cp_pieces_free(&c.query_tiles);
+    cp_pieces_free(&c.key_tiles);
+    return status;
+}

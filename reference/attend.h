@@ -1,0 +1,34 @@
+/* Tangled from book/01-attention.nw; edit the chapter. */
+/* Attention in fp32 on the CPU's cores. Not the fastest kernel there is:
+ * the one that every rank of this book's first chapters calls. */
+#ifndef CP_ATTEND_H
+#define CP_ATTEND_H
+
+#include "span.h"
+
+/* Causal grouped-query attention of some queries over some keys: the
+ * partial (O, LSE) of the paper's section 3.5.2 and appendix B.
+ *   queries       [rows][query_heads][head_dim]  output as queries
+ *   keys, values  [rows][kv_heads][head_dim]     lse [rows][query_heads]
+ * A key is visible to a query of the same sequence at its position or a
+ * later one. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
+ * logarithm. Only rows that the pieces name are read or written; a query
+ * that sees no key gets output 0 and lse -inf. NaN in a query or in keys
+ * and values that it sees gives NaN, elsewhere it does nothing. threads
+ * OpenMP threads share the work; the result does not depend on them. Fails
+ * with CP_INVALID for a wrong shape or threads < 1, and with CP_MEMORY;
+ * output and lse are then untouched. */
+typedef cp_status (*cp_kernel)(const cp_shape *shape,
+                               const cp_pieces *query_pieces,
+                               const float *queries,
+                               const cp_pieces *key_pieces, const float *keys,
+                               const float *values, int threads, float *output,
+                               float *lse);
+
+/* The first kernel: blocks of keys, online softmax, plain loops. */
+cp_status cp_attend(const cp_shape *shape, const cp_pieces *query_pieces,
+                    const float *queries, const cp_pieces *key_pieces,
+                    const float *keys, const float *values, int threads,
+                    float *output, float *lse);
+
+#endif

@@ -1,0 +1,27 @@
+/* Tangled from book/02-partials.nw; edit the chapter. */
+/* Half an answer: attention over some of the keys, and how two such halves
+ * become the answer over all of them. */
+#ifndef CP_PARTIAL_H
+#define CP_PARTIAL_H
+
+#include <stdint.h>
+
+/* Attention of some queries over some keys. Does not own its memory.
+ *   output [rows][heads][dim]
+ *   lse    [rows][heads], natural log, -inf = attended to nothing */
+typedef struct {
+    int64_t rows, heads, dim;
+    float *output, *lse;
+} cp_partial;
+
+/* Make the partial empty: output 0, lse -inf. It is the identity of the
+ * merge. */
+void cp_partial_clear(cp_partial *partial);
+
+/* Merge two partials of the same queries over disjoint keys into out
+ * (paper, eq. 4, for two). An empty side leaves the other untouched,
+ * whatever its output holds; two empty sides give output 0, lse -inf. out
+ * may be add. Cannot fail. */
+void cp_partial_merge(cp_partial *out, const cp_partial *add);
+
+#endif
