@@ -1,0 +1,245 @@
+/* Tangled from book/91-command-line.nw; edit the chapter. */
+/* NumPy's files, read with suspicion and written whole. */
+#define _GNU_SOURCE
+#include "src/npy.h"
+#include "tests/harness/suite.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char directory[64], path[96];
+
+static void make_directory(void) {
+    snprintf(directory, sizeof(directory), "/tmp/longring-npy-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/array.npy", directory);
+}
+
+static void remove_directory(void) {
+    unlink(path);
+    ck_assert_msg(rmdir(directory) == 0, "a file was left in %s", directory);
+}
+
+/* Write a file of version 1 with this header, and these bytes after. */
+static void write_file(const char *header, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    const size_t length = strlen(header);
+    fwrite("\x93NUMPY\x01", 1, 8, file);
+    fputc((int)(length % 256), file);
+    fputc((int)(length / 256), file);
+    fwrite(header, 1, length, file);
+    fwrite(data, 1, bytes, file);
+    fclose(file);
+}
+static void refused(const char *because) {
+    cp_npy array;
+    ck_assert_msg(cp_npy_read(path, &array) != CP_OK, "%s", because);
+    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
+                  cp_message(), because);
+    ck_assert_msg(strstr(cp_message(), path) != NULL, "'%s' names no file",
+                  cp_message());
+    ck_assert_ptr_null(array.data);
+}
+
+static void header_refused(const char *header, const char *because) {
+    write_file(header, "12345678", 8);
+    refused(because);
+}
+
+START_TEST(what_is_written_is_read) {
+    const float numbers[6] = {0, -1.5f, 3e38f, 1e-45f, 5, 6};
+    const int64_t shape[3] = {2, 3, 1};
+    cp_npy array;
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers),
+                     CP_OK);
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert(array.type == CP_NPY_FLOAT32 && array.dims == 3);
+    ck_assert_int_eq(array.count, 6);
+    ck_assert_mem_eq(array.shape, shape, sizeof(shape));
+    ck_assert_mem_eq(array.data, numbers, sizeof(numbers));
+    ck_assert_int_eq(cp_npy_to_float32(&array, path), CP_OK);
+    ck_assert_int_eq(cp_npy_to_int64(&array, path), CP_INVALID);
+    cp_npy_free(&array);
+}
+END_TEST
+
+START_TEST(empty_and_scalar_arrays_are_arrays) {
+    const int64_t shape[2] = {0, 4}, seven = 7;
+    cp_npy array;
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 2, shape, NULL), CP_OK);
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert(array.count == 0 && array.shape[1] == 4);
+    cp_npy_free(&array);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 0, NULL, &seven), CP_OK);
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert(array.dims == 0 && array.count == 1);
+    ck_assert_int_eq(*(int64_t *)array.data, 7);
+    cp_npy_free(&array);
+}
+END_TEST
+START_TEST(other_writers_headers_are_read) {
+    const double wide[2] = {0.1, -2};
+    const int32_t ids[3] = {1, -2, 3};
+    cp_npy array;
+    write_file("{'shape':(2,),'fortran_order':False,'descr':'<f8'}\n", wide,
+               sizeof(wide));
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert_int_eq(cp_npy_to_float32(&array, path), CP_OK);
+    ck_assert(((float *)array.data)[0] == 0.1f);
+    cp_npy_free(&array);
+    write_file("{ 'descr': '<i4', 'fortran_order': False, "
+               "'shape': ( 3 , 1 ) , }    ",
+               ids, sizeof(ids));
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert(array.dims == 2 && array.shape[0] == 3);
+    ck_assert_int_eq(cp_npy_to_int64(&array, path), CP_OK);
+    ck_assert_int_eq(((int64_t *)array.data)[1], -2);
+    cp_npy_free(&array);
+}
+END_TEST
+START_TEST(hostile_headers_are_refused) {
+#define ENTRY(descr, order, shape)                                             \
+    "{'descr': " descr ", 'fortran_order': " order ", 'shape': " shape "}\n"
+    header_refused(ENTRY("'>f4'", "False", "(2,)"), "big-endian");
+    header_refused(ENTRY("'<f2'", "False", "(4,)"), "<f2");
+    header_refused(ENTRY("'|O'", "False", "(1,)"), "|O");
+    header_refused(ENTRY("[('a', '<f4')]", "False", "(2,)"), "structured");
+    header_refused(ENTRY("'<f4'", "True", "(2,)"), "Fortran");
+    header_refused(ENTRY("'<f4'", "Perhaps", "(2,)"), "fortran_order");
+    header_refused(ENTRY("'<f4'", "False", "(3,)"), "12 bytes");
+    header_refused(ENTRY("'<f4'", "False", "(1,)"), "4 bytes");
+    header_refused(ENTRY("'<f4'", "False", "(-1,)"), "dimension 0");
+    header_refused(ENTRY("'<f4'", "False", "(2"), "no end");
+    header_refused(ENTRY("'<f4'", "False", "2"), "no tuple");
+    header_refused(ENTRY("'<f4'", "False", "(1,1,1,1,1,1,1,1,2)"),
+                   "more than 8 dimensions");
+    header_refused(ENTRY("'<f4'", "False", "(99999999999999999999,)"),
+                   "dimension 0");
+    header_refused(ENTRY("'<f4'", "False", "(4294967296, 4294967296)"),
+                   "dimension 1");
+    header_refused(ENTRY("'<f8'", "False", "(1152921504606846977,)"),
+                   "1152921504606846977");
+    header_refused("{'descr': '<f4', 'shape': (2,)}", "not NumPy's");
+    header_refused("{'descr': '<f4', 'descr': '<f4', 'shape': (2,)}",
+                   "not NumPy's");
+    header_refused("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)",
+                   "not NumPy's");
+    header_refused("", "not NumPy's");
+}
+END_TEST
+START_TEST(a_file_cut_anywhere_is_refused) {
+    const int64_t shape[1] = {2};
+    const float numbers[2] = {1, 2};
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, numbers),
+                     CP_OK);
+    struct stat whole;
+    ck_assert_int_eq(stat(path, &whole), 0);
+    ck_assert_int_eq(whole.st_size % 64, 8);
+    for (off_t length = whole.st_size - 1; length >= 0; length--) {
+        ck_assert_int_eq(truncate(path, length), 0);
+        refused("");
+    }
+    ck_assert_int_eq(truncate(path, whole.st_size), 0);
+    refused("not an .npy");
+}
+END_TEST
+
+START_TEST(other_files_are_refused) {
+    refused("No such file");
+    ck_assert_int_eq(mkdir(path, 0700), 0);
+    refused("");
+    ck_assert_int_eq(rmdir(path), 0);
+    write_file("{}", "", 0);
+    FILE *file = fopen(path, "r+b");
+    fwrite("\x93NUMPY\x03", 1, 7, file);
+    fclose(file);
+    refused("version 3");
+}
+END_TEST
+START_TEST(nan_is_named_by_its_index) {
+    float numbers[24] = {0};
+    const int64_t shape[3] = {2, 3, 4};
+    cp_npy array;
+    numbers[23] = NAN;
+    numbers[17] = -INFINITY;
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers),
+                     CP_OK);
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert_int_eq(cp_npy_to_float32(&array, "q.npy"), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "q.npy: element [1, 1, 1] is "
+                                               "-inf"));
+    cp_npy_free(&array);
+    const double large[2] = {1, 1e39};
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT64, 1, &shape[0], large),
+                     CP_OK);
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert_int_eq(cp_npy_to_float32(&array, "k.npy"), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "k.npy: element [1] is "
+                                               "1e+39"));
+    cp_npy_free(&array);
+}
+END_TEST
+START_TEST(a_full_disk_leaves_the_old_file) {
+    const int64_t small[1] = {1}, large[1] = {1 << 20};
+    float *numbers = calloc(1 << 20, sizeof(float));
+    const struct rlimit limit = {100000, 100000};
+    cp_npy array;
+    ck_assert_int_eq(
+        cp_npy_write("/dev/full", CP_NPY_FLOAT32, 1, large, numbers), CP_FILE);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "/dev/full"));
+    ck_assert_ptr_nonnull(strstr(cp_message(), "4194432 bytes"));
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 1, small, numbers),
+                     CP_OK);
+    signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 1, large, numbers),
+                     CP_FILE);
+    ck_assert_ptr_nonnull(strstr(cp_message(), path));
+    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    ck_assert_int_eq(array.count, 1);
+    cp_npy_free(&array);
+    free(numbers);
+}
+END_TEST
+START_TEST(a_link_is_followed_and_a_mode_kept) {
+    const int64_t shape[1] = {1};
+    const float one = 1;
+    char link[96];
+    struct stat entry;
+    snprintf(link, sizeof(link), "%s/link", directory);
+    ck_assert_int_eq(symlink("array.npy", link), 0);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, &one), CP_OK);
+    ck_assert_int_eq(chmod(path, 0640), 0);
+    ck_assert_int_eq(cp_npy_write(link, CP_NPY_FLOAT32, 1, shape, &one), CP_OK);
+    ck_assert(lstat(link, &entry) == 0 && S_ISLNK(entry.st_mode));
+    ck_assert(stat(path, &entry) == 0 && (entry.st_mode & 0777) == 0640);
+    ck_assert_int_eq(unlink(link), 0);
+    snprintf(link, sizeof(link), "%s/absent/array.npy", directory);
+    ck_assert_int_eq(cp_npy_write(link, CP_NPY_FLOAT32, 1, shape, &one),
+                     CP_FILE);
+}
+END_TEST
+
+static Suite *npy_suite(void) {
+    Suite *suite = suite_create("npy");
+    TCase *tests = harness_case("npy");
+    tcase_add_checked_fixture(tests, make_directory, remove_directory);
+    tcase_add_test(tests, what_is_written_is_read);
+    tcase_add_test(tests, empty_and_scalar_arrays_are_arrays);
+    tcase_add_test(tests, other_writers_headers_are_read);
+    tcase_add_test(tests, hostile_headers_are_refused);
+    tcase_add_test(tests, a_file_cut_anywhere_is_refused);
+    tcase_add_test(tests, other_files_are_refused);
+    tcase_add_test(tests, nan_is_named_by_its_index);
+    tcase_add_test(tests, a_full_disk_leaves_the_old_file);
+    tcase_add_test(tests, a_link_is_followed_and_a_mode_kept);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(npy_suite)
