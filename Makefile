@@ -49,7 +49,7 @@ $(LIBRARY): $(filter-out $(B)/reference/main.o,$(OBJECTS))
 	ar rcs $@ $^
 $(B)/longring: $(B)/reference/main.o $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
-$(B)/tests/test_%: $(B)/tests/test_%.o $(LIBRARY)
+$(B)/tests/test_%: $(B)/tests/test_%.o $(B)/tests/harness/tiny_gguf.o $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
@@ -58,7 +58,7 @@ $(NAMED): $(B)/identity
 # Each of these two files changes only when what it records does.
 $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
--include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d)
+-include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
