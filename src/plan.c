@@ -201,6 +201,52 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
     return cp_fail(CP_INVALID, "a plan needs a variant that has been chosen");
 }
 
+static void read_slot(cp_op_slots *slots, int slot) {
+    slots->read[slots->read_count++] = slot;
+}
+
+static void write_slot(cp_op_slots *slots, int slot) {
+    slots->write[slots->write_count++] = slot;
+}
+
+void cp_op_slots_list(const cp_plan *plan, int rank, const cp_op *op,
+                      cp_op_slots *slots) {
+    slots->read_count = slots->write_count = 0;
+    const bool gather = op->kind == CP_OP_ALL_GATHER;
+    switch (op->kind) {
+    case CP_OP_WAIT:
+        return;
+    case CP_OP_ALL_TO_ALL:
+    case CP_OP_ALL_GATHER:
+        /* List one slot for each other rank. */
+        for (int r = 0; r < plan->layout->ranks; r++) {
+            if (r == rank)
+                continue;
+            if (!gather)
+                read_slot(slots, op->in.slot + r);
+            write_slot(slots, op->out.slot + r);
+        }
+        if (gather)
+            read_slot(slots, op->in.slot);
+        return;
+    case CP_OP_EXCHANGE:
+        /* List the halves that an exchange has. */
+        if (op->to != CP_NOBODY)
+            read_slot(slots, op->in.slot);
+        if (op->from != CP_NOBODY)
+            write_slot(slots, op->out.slot);
+        return;
+    default:
+        /* List the slots of a local operation. */
+        read_slot(slots, op->in.slot);
+        if (op->kind == CP_OP_ATTEND)
+            read_slot(slots, op->keys.slot);
+        if (op->kind == CP_OP_MERGE)
+            read_slot(slots, op->out.slot);
+        write_slot(slots, op->out.slot);
+    }
+}
+
 static const char *const variant_names[] = {"auto", "pass-kv", "pass-q",
                                             "all-gather", "decode"};
 

@@ -84,6 +84,16 @@ const char *cp_variant_name(cp_variant variant);
 bool cp_variant_parse(const char *name, cp_variant *variant);
 const char *cp_op_name(cp_op_kind kind);
 
+/* The slots that an operation of a rank reads and writes. A collective names
+ * one slot for each other rank. Fixed space: at most 2 + ranks of each. */
+typedef struct {
+    int read_count, write_count;
+    int *read, *write; /* [ranks + 2], the caller's */
+} cp_op_slots;
+
+void cp_op_slots_list(const cp_plan *plan, int rank, const cp_op *op,
+                      cp_op_slots *slots);
+
 /* What a builder may choose. */
 typedef struct {
     int64_t element_bytes; /* of one number of Q, K, V: 4 here, 2 for bf16 */
