@@ -618,15 +618,16 @@ static bool integer_at(const entry *entry, int64_t index, int64_t *value) {
 }
 
 static bool float_at(const entry *entry, int64_t index, double *value) {
-    float narrow;
-    if (entry->kind == 12)
-        memcpy(value, entry->at + 8 * index, 8);
-    else if (entry->kind == 6)
-        memcpy(&narrow, entry->at + 4 * index, 4);
-    else
+    const unsigned char *at = entry->at + index * kinds[entry->kind].width;
+    float narrow = 0.0f;
+    if (entry->kind != 6 && entry->kind != 12)
         return false;
-    if (entry->kind == 6)
-        *value = narrow;
+    if (entry->kind == 12) {
+        memcpy(value, at, sizeof(*value));
+        return true;
+    }
+    memcpy(&narrow, at, sizeof(narrow));
+    *value = narrow;
     return true;
 }
 
