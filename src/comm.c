@@ -1,6 +1,6 @@
 /* Tangled from book/04-ranks.nw; edit the chapter. */
-/* The thin layer that all communicators share: arguments are checked and
- * traffic is counted here, so that no implementation has to. */
+/* The thin layer that all communicators share: arguments are checked
+ * and traffic is counted here, so that no implementation has to. */
 #include "comm.h"
 
 #include <stddef.h>
@@ -13,8 +13,8 @@ static cp_status check_half(const cp_comm *comm, const char *verb, int peer,
         return cp_fail(CP_INVALID, "cannot %s rank %d: there are %d ranks",
                        verb, peer, comm->ranks);
     if (bytes < 0 || (bytes > 0 && data == NULL))
-        return cp_fail(CP_INVALID, "cannot %s rank %d: %lld bytes at %p",
-                       verb, peer, (long long)bytes, data);
+        return cp_fail(CP_INVALID, "cannot %s rank %d: %lld bytes at %p", verb,
+                       peer, (long long)bytes, data);
     return CP_OK;
 }
 
@@ -48,18 +48,16 @@ cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
                            int64_t receive_bytes) {
     /* Refuse halves that cannot be. */
     if (check_half(comm, "send to", to, send, send_bytes) != CP_OK ||
-        check_half(comm, "receive from", from, receive, receive_bytes) !=
-            CP_OK)
+        check_half(comm, "receive from", from, receive, receive_bytes) != CP_OK)
         return refuse(comm);
     if (to != CP_NOBODY && from != CP_NOBODY &&
         overlap(send, send_bytes, receive, receive_bytes)) {
-        cp_fail(CP_INVALID,
-                "%lld bytes to rank %d overlap %lld bytes from rank %d",
+        cp_fail(CP_INVALID, "%lld bytes to rank %d overlap %lld from rank %d",
                 (long long)send_bytes, to, (long long)receive_bytes, from);
         return refuse(comm);
     }
-    const cp_status status = comm->ops->exchange(
-        comm, to, send, send_bytes, from, receive, receive_bytes);
+    const cp_status status = comm->ops->exchange(comm, to, send, send_bytes,
+                                                 from, receive, receive_bytes);
     if (status == CP_OK && to != CP_NOBODY) {
         comm->sent.hops++;
         comm->sent.ring_bytes += send_bytes;
@@ -73,12 +71,11 @@ cp_status cp_comm_wait(cp_comm *comm) {
 
 cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
                              void *const *receive, int64_t bytes) {
+    const void *const *into = (const void *const *)receive;
     if (check_blocks(comm, "send to", send, bytes) != CP_OK ||
-        check_blocks(comm, "receive from", (const void *const *)receive,
-                     bytes) != CP_OK)
+        check_blocks(comm, "receive from", into, bytes) != CP_OK)
         return refuse(comm);
-    const cp_status status =
-        comm->ops->all_to_all(comm, send, receive, bytes);
+    const cp_status status = comm->ops->all_to_all(comm, send, receive, bytes);
     if (status == CP_OK)
         comm->sent.all_to_all_bytes += (comm->ranks - 1) * bytes;
     return status;
@@ -86,12 +83,11 @@ cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
 
 cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
                              void *const *receive, int64_t bytes) {
-    if (check_half(comm, "send from", comm->rank, send, bytes) != CP_OK ||
-        check_blocks(comm, "receive from", (const void *const *)receive,
-                     bytes) != CP_OK)
+    const void *const *into = (const void *const *)receive;
+    if (check_half(comm, "send as", comm->rank, send, bytes) != CP_OK ||
+        check_blocks(comm, "receive from", into, bytes) != CP_OK)
         return refuse(comm);
-    const cp_status status =
-        comm->ops->all_gather(comm, send, receive, bytes);
+    const cp_status status = comm->ops->all_gather(comm, send, receive, bytes);
     if (status == CP_OK)
         comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
     return status;
