@@ -55,6 +55,18 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
             c[i * c_stride + j] = sum[i][j];
 }
 
+static inline uint32_t to_bits(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof(bits));
+    return bits;
+}
+
+static inline float from_bits(uint32_t bits) {
+    float number;
+    memcpy(&number, &bits, sizeof(number));
+    return number;
+}
+
 /* 2^x for x <= 0; exactly 0 below -126, NaN for NaN. */
 static inline float exp2_negative(float x) {
     const float round = 0x1.8p23f, shifted = x + round;
@@ -68,13 +80,9 @@ static inline float exp2_negative(float x) {
     p = fused(p, f, 0.69314719f);
     p = fused(p, f, 1.0f);
     /* Make two to the whole number from its bits. */
-    union {
-        float number;
-        uint32_t bits;
-    } whole = {.number = shifted};
-    whole.bits = (whole.bits + 127) << 23;
-    const float scale = whole.number;
-    return x < -126.0f ? 0.0f : p * scale;
+    const float scale = from_bits((to_bits(shifted) + 127) << 23);
+    const uint32_t keep = x < -126.0f ? 0 : UINT32_MAX;
+    return from_bits(to_bits(p * scale) & keep);
 }
 
 static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
@@ -91,11 +99,14 @@ static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
             to[d * STRIP] = j < count ? keys[j * width + d] : 0.0f;
     }
     /* Copy values, strip by strip. */
-    for (int64_t d = 0; d < dim; d += STRIP) {
-        float *to = w->values + d * KEYS;
-        const size_t part = (size_t)cp_min(STRIP, dim - d) * sizeof(float);
-        for (int64_t j = 0; j < count; j++)
-            memcpy(to + j * STRIP, values + j * width + d, part);
+    const int64_t whole = dim - dim % STRIP;
+    for (int64_t j = 0; j < count; j++) {
+        const float *from = values + j * width;
+        float *to = w->values + j * STRIP;
+        for (int64_t d = 0; d < whole; d += STRIP)
+            memcpy(to + d * KEYS, from + d, STRIP * sizeof(float));
+        for (int64_t d = whole; d < dim; d++)
+            to[whole * KEYS + d - whole] = from[d];
     }
 }
 
@@ -139,6 +150,7 @@ static void weigh(const workspace *w, int64_t row, float *scores,
     for (int l = 0; l < STRIP; l++)
         lane[l] = before;
     for (int64_t j = 0; j < width; j += STRIP)
+    #pragma omp simd
         for (int l = 0; l < STRIP; l++)
             lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
     float largest = before;
@@ -147,13 +159,15 @@ static void weigh(const workspace *w, int64_t row, float *scores,
     const float level = largest == -INFINITY ? 0.0f : largest;
     const float keep = exp2_negative(before - level);
     /* Weigh each key and sum the weights. */
+    #pragma omp simd
+    for (int64_t j = 0; j < width; j++)
+        scores[j] = exp2_negative(scores[j] - level);
     for (int l = 0; l < STRIP; l++)
         lane[l] = 0.0f;
     for (int64_t j = 0; j < width; j += STRIP)
-        for (int l = 0; l < STRIP; l++) {
-            scores[j + l] = exp2_negative(scores[j + l] - level);
+    #pragma omp simd
+        for (int l = 0; l < STRIP; l++)
             lane[l] += scores[j + l];
-        }
     float sum = 0.0f;
     for (int l = 0; l < STRIP; l++)
         sum += lane[l];
