@@ -1,6 +1,9 @@
-# A noweb filter: colours comments and keywords of C in code chunks, nothing
-# else. It wraps pieces of text in TeX groups and leaves every character, and
-# so every link that later stages make, as it was. A group never spans a line.
+# A noweb filter for weaving C. It colours comments and keywords, and nothing
+# else: it wraps pieces of text in TeX groups and leaves every character, and so
+# every link that later stages make, as it was. A group never spans a line.
+# It also drops blank lines at a chunk's ends (they are for the tangled file; the
+# prose gets them instead, so that line numbers stay) and says before each
+# chunk how many lines it has, so that TeX can keep short ones whole.
 BEGIN {
     n = split("auto bool break case char const continue default do double " \
               "else enum extern false float for goto if inline int int32_t " \
@@ -10,18 +13,44 @@ BEGIN {
               "volatile while NULL", words, " ")
     for (i = 1; i <= n; i++) keyword[words[i]] = 1
 }
-/^@begin code/ { code = 1; comment = 0 }
-/^@end code/ { code = 0 }
-code && /^@text / { colour(substr($0, 7)); next }
-{ print }
+/^@end docs/ { held = $0; next }
+/^@begin code/ { code = 1; comment = lines = blanks = lead = started = n = 0 }
+code && /^@text / { if ($0 != "@text ") { keep_blanks(); colour(substr($0, 7)) } next }
+code && /^@nl/ { blanks++; next }
+code && /^@end code/ {
+    if (held != "") print "@literal \\nwlines{" lines + 1 "}\n" held
+    held = ""
+    for (i = 1; i <= n; i++) print out[i]
+    print "@nl\n" $0
+    code = 0
+    owed += lead + blanks - 1
+    next
+}
+code && /^@index/ { out[++n] = $0; next }
+code { keep_blanks(); out[++n] = $0; next }
+{ if (held != "") print held; held = ""; print }
+/^@begin docs/ { for (; owed > 0; owed--) print "@nl" }
+END { if (held != "") print held }
+
+# The first newline ends the chunk's name; blank lines after it go as well.
+function keep_blanks() {
+    if (blanks > 0 && !started) {
+        lead = blanks - 1
+        blanks = started = 1
+    }
+    lines += blanks
+    for (; blanks > 0; blanks--) out[++n] = "@nl"
+}
 
 function wrap(macro, text) {
-    if (text != "")
-        print "@literal " macro "{\n@text " text "\n@literal }"
+    if (text == "") return
+    out[++n] = "@literal " macro "{"
+    out[++n] = "@text " text
+    out[++n] = "@literal }"
 }
 
 function plain(text) {
-    if (text != "") print "@text " text
+    if (text != "") out[++n] = "@text " text
 }
 
 function colour(text,    rest) {
