@@ -17,7 +17,7 @@ DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file $(B)/demo.txt -
 
 # Flags that no choice of CFLAGS should lose. Never -ffast-math: masks are -inf.
 flags     = -std=c11 -fopenmp -Wall -Wextra -Wpedantic -Wconversion $(CFLAGS) \
-            -Isrc -Ireference -I. $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp))
+            -iquote src -iquote reference -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp))
 libraries = -lblis -lpcre2-8 -lpthread -lm
 identity  = -DCP_VERSION='"$(VERSION)"' -DCP_COMMIT='"$(COMMIT)"'
 
