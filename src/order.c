@@ -20,7 +20,8 @@ typedef struct {
     rank_state *ranks;
     cp_event_visitor visit;
     void *context;
-    bool moved; /* something happened in this round */
+    const cp_op **all; /* [ranks] for a collective */
+    bool moved;        /* something happened in this round */
 } run;
 
 static exchange *oldest_send(rank_state *state, int to) {
@@ -52,7 +53,8 @@ static cp_status transfer(run *run, int from, int to) {
                        from, (long long)sent, to, (long long)room);
     send->sent = receive->received = true;
     run->moved = true;
-    const cp_event event = {CP_EVENT_TRANSFER, from, to, send->op, receive->op};
+    const cp_event event = {CP_EVENT_TRANSFER, from,        to,
+                            send->op,          receive->op, NULL};
     return run->visit(run->context, &event);
 }
 
@@ -64,7 +66,7 @@ static cp_status advance(run *run, int rank) {
         const cp_op *op = &program->ops[state->next];
         if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
             return CP_OK;
-        cp_event event = {CP_EVENT_LOCAL, rank, -1, op, NULL};
+        cp_event event = {CP_EVENT_LOCAL, rank, -1, op, NULL, NULL};
         if (op->kind == CP_OP_EXCHANGE) {
             /* Post an exchange. */
             event.kind = CP_EVENT_START;
@@ -82,7 +84,7 @@ static cp_status advance(run *run, int rank) {
             const exchange *oldest = &state->exchanges[state->over];
             if (!oldest->sent || !oldest->received)
                 return CP_OK;
-            event = (cp_event){CP_EVENT_WAIT, rank, -1, oldest->op, NULL};
+            event = (cp_event){CP_EVENT_WAIT, rank, -1, oldest->op, NULL, NULL};
             state->over++;
         }
         state->next++;
@@ -117,7 +119,8 @@ static cp_status collective(run *run) {
     for (int rank = 0; rank < ranks; rank++)
         run->ranks[rank].next++;
     run->moved = true;
-    const cp_event event = {CP_EVENT_COLLECTIVE, -1, -1, first, NULL};
+    const cp_event event = {CP_EVENT_COLLECTIVE, -1,   -1,
+                            run->all[0],         NULL, run->all};
     return run->visit(run->context, &event);
 }
 
@@ -170,6 +173,8 @@ cp_status cp_plan_order(const cp_plan *plan, cp_event_visitor visit,
     run run = {.plan = plan, .visit = visit, .context = context};
     cp_status status =
         cp_allocate(&run.ranks, ranks, sizeof(rank_state), "a run");
+    if (status == CP_OK)
+        status = cp_allocate(&run.all, ranks, sizeof(cp_op *), "a run");
     for (int rank = 0; rank < ranks && status == CP_OK; rank++)
         status =
             cp_allocate(&run.ranks[rank].exchanges, plan->programs[rank].count,
@@ -179,5 +184,6 @@ cp_status cp_plan_order(const cp_plan *plan, cp_event_visitor visit,
     for (int rank = 0; run.ranks != NULL && rank < ranks; rank++)
         free(run.ranks[rank].exchanges);
     free(run.ranks);
+    free(run.all);
     return status;
 }

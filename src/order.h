@@ -10,14 +10,15 @@ typedef enum {
     CP_EVENT_START,      /* an exchange is posted */
     CP_EVENT_TRANSFER,   /* from rank to peer: the bytes move */
     CP_EVENT_WAIT,       /* the oldest exchange of rank is complete */
-    CP_EVENT_COLLECTIVE, /* all ranks are there; rank and peer are -1 */
+    CP_EVENT_COLLECTIVE, /* all ranks are at one; rank and peer are -1 */
 } cp_event_kind;
 
 typedef struct {
     cp_event_kind kind;
     int rank, peer;
-    const cp_op *op;      /* of rank; for a wait, the exchange it ends */
-    const cp_op *peer_op; /* a transfer: the receiver's exchange */
+    const cp_op *op;         /* of rank; for a wait, the exchange it ends */
+    const cp_op *peer_op;    /* a transfer: the receiver's exchange */
+    const cp_op *const *all; /* a collective: [ranks] each rank's operation */
 } cp_event;
 
 typedef cp_status (*cp_event_visitor)(void *context, const cp_event *event);
