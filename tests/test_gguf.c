@@ -1,0 +1,522 @@
+/* Tangled from book/12-weights.nw; edit the chapter. */
+/* The weight file: sound ones read, bad ones refused, values exact. */
+#define _GNU_SOURCE
+#include "reference/dequantise.h"
+#include "src/gguf.h"
+#include "tests/harness/blocks.h"
+#include "tests/harness/suite.h"
+#include "tests/harness/tiny_gguf.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, ROOM = 64 * PAGE };
+
+static unsigned char *fence; /* first byte that must not be read */
+
+static void build_fence(void) {
+    unsigned char *room = mmap(NULL, ROOM + PAGE, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert(room != MAP_FAILED);
+    fence = room + ROOM;
+    ck_assert_int_eq(mprotect(fence, PAGE, PROT_NONE), 0);
+}
+
+static cp_status parse_at_fence(const unsigned char *bytes, int64_t length,
+                                cp_gguf **file) {
+    ck_assert(length <= ROOM);
+    if (length > 0)
+        memcpy(fence - length, bytes, (size_t)length);
+    return cp_gguf_parse(fence - length, length, file);
+}
+
+static void put_header(tiny_bytes *out, uint32_t version, uint64_t tensors,
+                       uint64_t keys) {
+    tiny_put(out, "GGUF", 4);
+    tiny_put_u32(out, version);
+    tiny_put_u64(out, tensors);
+    tiny_put_u64(out, keys);
+}
+
+static void put_tensor(tiny_bytes *out, const char *name, uint64_t row,
+                       uint64_t rows, uint32_t type, uint64_t offset) {
+    tiny_put_string(out, name);
+    tiny_put_u32(out, 2);
+    tiny_put_u64(out, row);
+    tiny_put_u64(out, rows);
+    tiny_put_u32(out, type);
+    tiny_put_u64(out, offset);
+}
+
+static void put_data(tiny_bytes *out) {
+    static const unsigned char zeros[512];
+    tiny_put(out, zeros, 31 & -out->length);
+    tiny_put(out, zeros, 512);
+}
+
+static void refused(tiny_bytes *file, const char *because) {
+    cp_gguf *parsed;
+    ck_assert_int_eq(parse_at_fence(file->bytes, file->length, &parsed),
+                     CP_INVALID);
+    ck_assert_ptr_null(parsed);
+    ck_assert_msg(strstr(cp_message(), because) != NULL,
+                  "'%s' does not say '%s'", cp_message(), because);
+    free(file->bytes);
+    *file = (tiny_bytes){0};
+}
+
+static void use_key(const cp_gguf *file, const char *key) {
+    int64_t integer, *integers, count, sum = 0;
+    double number, *numbers;
+    bool truth;
+    cp_gguf_string text = {0}, *texts;
+    cp_gguf_integer(file, key, &integer);
+    cp_gguf_float(file, key, &number);
+    cp_gguf_bool(file, key, &truth);
+    cp_gguf_text(file, key, &text);
+    for (int64_t b = 0; b < text.length; b++)
+        sum += text.bytes[b];
+    cp_gguf_integers(file, key, &integers, &count);
+    cp_gguf_floats(file, key, &numbers, &count);
+    cp_gguf_texts(file, key, &texts, &count);
+    for (int64_t i = 0; i < count; i++)
+        if (texts[i].length > 0)
+            sum += texts[i].bytes[texts[i].length - 1];
+    ck_assert_int_ge(sum, INT64_MIN);
+    free(integers);
+    free(numbers);
+    free(texts);
+}
+
+static void use_tensors(const cp_gguf *file) {
+    for (int64_t i = 0; i < cp_gguf_tensor_count(file); i++) {
+        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
+        int64_t values, bytes;
+        ck_assert(cp_gguf_type_block(tensor->type, &values, &bytes));
+        const int64_t count = tensor->bytes / bytes * values;
+        float *out = malloc((size_t)count * sizeof(float));
+        ck_assert_int_eq(cp_dequantise(tensor->type, tensor->data, count, out),
+                         CP_OK);
+        free(out);
+    }
+}
+
+static const char *const keys[] = {
+    "general.architecture",      "llama.block_count",
+    "llama.rope.freq_base",      "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type", "tokenizer.ggml.merges",
+    "tokenizer.ggml.model",      "tokenizer.ggml.add_bos_token",
+    "tokenizer.chat_template",   "general.alignment",
+};
+
+enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
+
+/* Where the data of a sound file begin: at its tensor of offset 0. */
+static int64_t find_data(const tiny_bytes *bytes) {
+    cp_gguf *file;
+    int64_t at = 0;
+    ck_assert_int_eq(cp_gguf_parse(bytes->bytes, bytes->length, &file), CP_OK);
+    for (int64_t i = 0; i < cp_gguf_tensor_count(file); i++) {
+        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
+        if (tensor->offset == 0)
+            at = (const unsigned char *)tensor->data - bytes->bytes;
+    }
+    cp_gguf_close(file);
+    return at;
+}
+
+START_TEST(a_sound_file_gives_back_what_was_written) {
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    int64_t number = 0;
+    double base = 0;
+    bool truth = true;
+    cp_gguf_string text = {0};
+    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
+    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    cp_gguf_integer(file, "llama.embedding_length", &number);
+    cp_gguf_float(file, "llama.rope.freq_base", &base);
+    cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &truth);
+    cp_gguf_text(file, "general.architecture", &text);
+    ck_assert_int_eq(number, 64);
+    ck_assert_double_eq(base, 10000);
+    ck_assert(!truth);
+    ck_assert_mem_eq(text.bytes, "llama", 5);
+    ck_assert_int_eq(text.length, 5);
+    /* Look at a matrix of the sound file. */
+    const cp_gguf_tensor *down = cp_gguf_find(file, "blk.1.ffn_down.weight");
+    ck_assert_ptr_nonnull(down);
+    ck_assert_int_eq(down->type, CP_GGUF_F32);
+    ck_assert_int_eq(down->dimensions, 2);
+    ck_assert_int_eq(down->extent[0], 96);
+    ck_assert_int_eq(down->extent[1], 64);
+    ck_assert_int_eq(down->extent[2], 1);
+    ck_assert_int_eq(down->bytes, 96 * 64 * 4);
+    ck_assert_ptr_null(cp_gguf_find(file, "blk.2.ffn_down.weight"));
+    ck_assert_int_eq(cp_gguf_tensor_count(file), 2 + 2 * 9);
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
+START_TEST(arrays_come_back_and_wrong_questions_are_named) {
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    cp_gguf_string *tokens;
+    int64_t *types, count, number;
+    double *floats;
+    tiny_gguf_build(NULL, &bytes);
+    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    cp_gguf_texts(file, "tokenizer.ggml.tokens", &tokens, &count);
+    ck_assert_int_gt(count, 256 + 3);
+    ck_assert_mem_eq(tokens[2].bytes, "<|im_end|>", 10);
+    cp_gguf_integers(file, "tokenizer.ggml.token_type", &types, &count);
+    ck_assert_int_eq(types[2], 3);
+    ck_assert_int_eq(types[3], 1);
+    /* Ask for keys that are missing or of another type. */
+    ck_assert_int_eq(cp_gguf_integer(file, "llama.wings", &number), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "the file has no key 'llama.wings'");
+    ck_assert_int_eq(cp_gguf_integer(file, "general.name", &number),
+                     CP_INVALID);
+    ck_assert_str_eq(cp_message(), "key 'general.name' holds string and not "
+                                   "an integer below 2^63");
+    ck_assert_int_eq(
+        cp_gguf_floats(file, "tokenizer.ggml.token_type", &floats, &count),
+        CP_INVALID);
+    ck_assert_str_eq(cp_message(), "key 'tokenizer.ggml.token_type' holds an "
+                                   "array of int32 and not an array of floats");
+    ck_assert_ptr_null(floats);
+    free(tokens);
+    free(types);
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
+START_TEST(integers_of_every_width_keep_their_sign) {
+    static const int kinds[] = {0, 2, 4, 10, 1, 3, 5, 11};
+    static const int widths[] = {1, 2, 4, 8, 1, 2, 4, 8};
+    for (int i = 0; i < 8; i++) {
+        tiny_bytes bytes = {0};
+        cp_gguf *file;
+        int64_t value = 0;
+        put_header(&bytes, 3, 0, 1);
+        tiny_put_string(&bytes, "k");
+        tiny_put_u32(&bytes, (uint32_t)kinds[i]);
+        tiny_put(&bytes, "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", widths[i]);
+        ck_assert_int_eq(parse_at_fence(bytes.bytes, bytes.length, &file),
+                         CP_OK);
+        const cp_status status = cp_gguf_integer(file, "k", &value);
+        ck_assert_int_eq(status, i == 3 ? CP_INVALID : CP_OK);
+        if (i < 3)
+            ck_assert_int_eq(value, ((int64_t)1 << 8 * widths[i]) - 1);
+        else if (i > 3)
+            ck_assert_int_eq(value, -1);
+        cp_gguf_close(file);
+        free(bytes.bytes);
+    }
+}
+END_TEST
+
+START_TEST(headers_that_lie_are_refused) {
+    tiny_bytes file = {0};
+    refused(&file, "ends after 0 more");
+    tiny_put(&file, "GGML\3\0\0\0", 8);
+    refused(&file, "starts with 'GGML'");
+    put_header(&file, 1, 0, 0);
+    refused(&file, "version 1, of 2 and 3");
+    put_header(&file, 4, 0, 0);
+    refused(&file, "version 4, of 2 and 3");
+    put_header(&file, 0x03000000, 0, 0);
+    refused(&file, "big-endian");
+    put_header(&file, 3, UINT64_MAX, 0);
+    refused(&file, "tensor count says 18446744073709551615, but only 8");
+    put_header(&file, 3, 0, (uint64_t)1 << 60);
+    refused(&file, "key count says 1152921504606846976, but only 0");
+}
+END_TEST
+
+static void put_key(tiny_bytes *out, const char *name, uint32_t kind) {
+    put_header(out, 3, 0, 1);
+    tiny_put_string(out, name);
+    tiny_put_u32(out, kind);
+}
+
+START_TEST(keys_that_lie_are_refused) {
+    tiny_bytes file = {0};
+    put_header(&file, 3, 0, 1);
+    tiny_put_u64(&file, (uint64_t)1 << 62);
+    tiny_put_u64(&file, 0);
+    refused(&file, "a key says 4611686018427387904, but only 8");
+    put_key(&file, "k", 13);
+    refused(&file, "key 'k': value type 13, of 0 to 12");
+    put_key(&file, "\a\x1B[2Jk", 99);
+    refused(&file, "key '??[2Jk'");
+    put_key(&file, "k", 4);
+    tiny_put(&file, "ab", 2);
+    refused(&file, "key 'k': its value at byte 37 needs 4 bytes");
+    /* Keys with arrays that lie. */
+    put_key(&file, "k", 9);
+    tiny_put_u32(&file, 9);
+    tiny_put_u64(&file, 1);
+    refused(&file, "key 'k': an array of arrays");
+    put_key(&file, "k", 9);
+    tiny_put_u32(&file, 12);
+    tiny_put_u64(&file, (uint64_t)1 << 61); /* times 8 is 0 */
+    refused(&file, "array's length says 2305843009213693952");
+    put_key(&file, "k", 9);
+    tiny_put_u32(&file, 8);
+    tiny_put_u64(&file, 1);
+    tiny_put_u64(&file, 9);
+    refused(&file, "a string says 9, but only 0");
+    put_header(&file, 3, 0, 2);
+    for (int i = 0; i < 2; i++) {
+        tiny_put_string(&file, "twin");
+        tiny_put_u32(&file, 7);
+        tiny_put(&file, "", 1);
+    }
+    refused(&file, "two keys are named 'twin'");
+}
+END_TEST
+
+static const struct {
+    const char *name;
+    uint64_t row, rows;
+    uint32_t type;
+    uint64_t offset;
+    const char *because;
+} lies[] = {
+    {"", 1, 1, 0, 0, "tensor name '' of 0 bytes"},
+    {"t", 0, 1, 0, 0, "tensor 't': extent 0 is 0"},
+    {"t", 1, UINT64_MAX, 0, 0, "extent 1 is 18446744073709551615"},
+    {"t", (uint64_t)1 << 32, (uint64_t)1 << 32, 0, 0, "extents overflow"},
+    {"t", (uint64_t)1 << 31, (uint64_t)1 << 31, 0, 0, "bytes overflow"},
+    {"t", 256, 1, 16, 0, "tensor 't': has type IQ2_XXS (16)"},
+    {"t", 256, 1, 39, 0, "has type MXFP4 (39)"},
+    {"t", 256, 1, 77, 0, "has type unknown (77)"},
+    {"t", 256, 1, UINT32_MAX, 0, "has type unknown (-1)"},
+    {"t", 33, 1, 8, 0, "rows of 33 values do not fill Q8_0 blocks of 32"},
+    {"t", 1, 1, 0, 4, "offset 4 is not aligned to 32"},
+    {"t", 1, 1, 0, 544, "4 bytes at offset 544, but the file holds 512"},
+    {"t", 129, 1, 0, 0, "516 bytes at offset 0, but the file holds 512"},
+    {"t", 1, 1, 0, (uint64_t)1 << 63, "its offset is 9223372036854775808"},
+    {"t", 1, 1, 0, INT64_MAX - 31, "but the file holds 512"},
+};
+
+START_TEST(tensors_that_lie_are_refused) {
+    tiny_bytes file = {0};
+    put_header(&file, 3, 1, 0);
+    put_tensor(&file, lies[_i].name, lies[_i].row, lies[_i].rows, lies[_i].type,
+               lies[_i].offset);
+    put_data(&file);
+    refused(&file, lies[_i].because);
+}
+END_TEST
+
+START_TEST(tensors_that_quarrel_are_refused) {
+    tiny_bytes file = {0};
+    put_header(&file, 3, 2, 0);
+    put_tensor(&file, "late", 8, 1, 0, 32);
+    put_tensor(&file, "early", 9, 1, 0, 0);
+    put_data(&file);
+    refused(&file, "tensors 'early' and 'late' overlap");
+    put_header(&file, 3, 2, 0);
+    put_tensor(&file, "twin", 8, 1, 0, 32);
+    put_tensor(&file, "twin", 8, 1, 0, 0);
+    put_data(&file);
+    refused(&file, "two tensors are named 'twin'");
+    put_header(&file, 3, 1, 0);
+    put_tensor(&file, "t", 1, 1, 0, 0);
+    refused(&file, "the data should begin 31 bytes after byte 65");
+    for (uint32_t alignment = 0; alignment < 7; alignment += 3) {
+        put_key(&file, "general.alignment", 4);
+        tiny_put_u32(&file, alignment);
+        refused(&file, "no power of two");
+    }
+    put_key(&file, "general.alignment", 8);
+    tiny_put_string(&file, "32");
+    refused(&file, "holds string and not an integer");
+}
+END_TEST
+
+START_TEST(odd_but_sound_files_are_read) {
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    put_header(&bytes, 2, 2, 1);
+    tiny_put_string(&bytes, "general.alignment");
+    tiny_put_u32(&bytes, 4);
+    tiny_put_u32(&bytes, 8);
+    put_tensor(&bytes, "late", 1, 1, 0, 8);
+    put_tensor(&bytes, "early", 2, 1, 0, 0);
+    tiny_put(&bytes, "\0\0\0\0\0\0\0", 7 & -bytes.length);
+    tiny_put(&bytes, "\0\0\200\77\0\0\0\100\0\0\100\100", 12);
+    ck_assert_int_eq(parse_at_fence(bytes.bytes, bytes.length, &file), CP_OK);
+    float late = 0;
+    const cp_gguf_tensor *tensor = cp_gguf_find(file, "late");
+    cp_dequantise(tensor->type, tensor->data, 1, &late);
+    ck_assert_float_eq(late, 3.0f);
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
+static const tiny_gguf_options smallest = {
+    .blocks = 1, .width = 8, .feed_forward = 8, .heads = 2};
+
+START_TEST(a_file_cut_at_any_byte_is_refused) {
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    ck_assert_int_eq(tiny_gguf_build(&smallest, &bytes), 0);
+    for (int64_t length = 0; length < bytes.length; length++) {
+        ck_assert_int_eq(parse_at_fence(bytes.bytes, length, &file),
+                         CP_INVALID);
+        ck_assert_ptr_null(file);
+    }
+    ck_assert_int_eq(parse_at_fence(bytes.bytes, bytes.length, &file), CP_OK);
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
+static void scratch(unsigned char *bytes, int64_t length, uint64_t *state) {
+    static const uint64_t favourites[] = {0,          1,          INT64_MAX,
+                                          UINT64_MAX, UINT32_MAX, 1ULL << 61};
+    const int places = 1 + (int)(harness_random(state) % 4);
+    for (int i = 0; i < places; i++) {
+        const uint64_t draw = harness_random(state);
+        const int64_t at = (int64_t)(draw % (uint64_t)(length - 8));
+        if (draw >> 63)
+            bytes[at] ^= (unsigned char)(1 << (draw >> 40) % 8);
+        else
+            memcpy(bytes + at, &favourites[(draw >> 40) % 6], 8);
+    }
+}
+
+START_TEST(five_thousand_scratched_files_do_no_harm) {
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    ck_assert_int_eq(tiny_gguf_build(&smallest, &bytes), 0);
+    unsigned char *copy = malloc((size_t)bytes.length);
+    const int64_t data = find_data(&bytes);
+    for (uint64_t seed = 1; seed <= 5000; seed++) {
+        uint64_t state = seed * 0x9E3779B97F4A7C15ULL;
+        memcpy(copy, bytes.bytes, (size_t)bytes.length);
+        scratch(copy, data, &state);
+        if (parse_at_fence(copy, bytes.length, &file) != CP_OK)
+            continue;
+        for (int k = 0; k < KEYS; k++)
+            use_key(file, keys[k]);
+        use_tensors(file);
+        cp_gguf_close(file);
+    }
+    free(copy);
+    free(bytes.bytes);
+}
+END_TEST
+
+START_TEST(blocks_give_the_reference_values_exactly) {
+    const golden_block *golden = &golden_blocks[_i];
+    const int64_t length = (int64_t)strlen(golden->hex) / 2;
+    unsigned char bytes[513];
+    float out[512];
+    for (int64_t b = 0; b < length; b++) {
+        unsigned value = 0;
+        ck_assert_int_eq(sscanf(golden->hex + 2 * b, "%2x", &value), 1);
+        bytes[1 + b] = bytes[1 + length + b] = (unsigned char)value;
+    }
+    ck_assert_int_eq(
+        cp_dequantise(golden->type, bytes + 1, 2 * golden->count, out), CP_OK);
+    for (int i = 0; i < 2 * golden->count; i++)
+        ck_assert_msg(out[i] == golden->values[i % golden->count],
+                      "%s value %d is %.9g, not %.9g",
+                      cp_gguf_type_name(golden->type), i, (double)out[i],
+                      (double)golden->values[i % golden->count]);
+}
+END_TEST
+
+START_TEST(every_half_is_what_its_bits_say) {
+    for (int bits = 0; bits < 65536; bits++) {
+        const unsigned char bytes[2] = {(unsigned char)bits,
+                                        (unsigned char)(bits >> 8)};
+        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        double expected = exponent == 0 ? ldexp(fraction, -24)
+                                        : ldexp(1024 + fraction, exponent - 25);
+        if (exponent == 31)
+            expected = fraction == 0 ? INFINITY : NAN;
+        float value;
+        cp_dequantise(CP_GGUF_F16, bytes, 1, &value);
+        if (isnan(expected))
+            ck_assert(isnan(value));
+        else
+            ck_assert(fabs((double)value) == expected);
+        ck_assert_int_eq(signbit(value) != 0, bits >> 15);
+    }
+}
+END_TEST
+
+START_TEST(what_cannot_be_computed_or_opened_is_named) {
+    unsigned char bytes[34] = {0};
+    float out[32];
+    cp_gguf *file;
+    ck_assert_int_eq(cp_dequantise(16, bytes, 256, out), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "IQ2_XXS (16)"));
+    ck_assert_int_eq(cp_dequantise(CP_GGUF_Q8_0, bytes, 31, out), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "31 values"));
+    ck_assert_int_eq(cp_gguf_open("/no/such/file.gguf", &file), CP_FILE);
+    ck_assert_str_eq(cp_message(),
+                     "/no/such/file.gguf: No such file or directory");
+    ck_assert_int_eq(cp_gguf_open("/tmp", &file), CP_FILE);
+    ck_assert_str_eq(cp_message(), "/tmp: is not a regular file");
+    ck_assert_int_eq(cp_gguf_open("/dev/null", &file), CP_FILE);
+    ck_assert_ptr_null(file);
+}
+END_TEST
+
+START_TEST(files_on_disk_are_mapped) {
+    char path[] = "/tmp/longring-gguf-XXXXXX";
+    cp_gguf *file;
+    const int descriptor = mkstemp(path);
+    ck_assert_int_ge(descriptor, 0);
+    ck_assert_int_eq(cp_gguf_open(path, &file), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), ": is empty"));
+    ck_assert_int_eq(tiny_gguf_write(path, &smallest), 0);
+    ck_assert_int_eq(cp_gguf_open(path, &file), CP_OK);
+    use_tensors(file);
+    cp_gguf_close(file);
+    ck_assert_int_eq(ftruncate(descriptor, 5000), 0);
+    ck_assert_int_eq(cp_gguf_open(path, &file), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "cut short or corrupt"));
+    close(descriptor);
+    unlink(path);
+}
+END_TEST
+
+static Suite *gguf_suite(void) {
+    Suite *suite = suite_create("gguf");
+    TCase *tests = harness_case("gguf");
+    tcase_add_checked_fixture(tests, build_fence, NULL);
+    /* Add the weight tests. */
+    tcase_add_test(tests, a_sound_file_gives_back_what_was_written);
+    tcase_add_test(tests, arrays_come_back_and_wrong_questions_are_named);
+    tcase_add_test(tests, integers_of_every_width_keep_their_sign);
+    tcase_add_test(tests, headers_that_lie_are_refused);
+    tcase_add_test(tests, keys_that_lie_are_refused);
+    tcase_add_loop_test(tests, tensors_that_lie_are_refused, 0,
+                        sizeof(lies) / sizeof(lies[0]));
+    tcase_add_test(tests, tensors_that_quarrel_are_refused);
+    tcase_add_test(tests, odd_but_sound_files_are_read);
+    tcase_add_test(tests, a_file_cut_at_any_byte_is_refused);
+    tcase_add_test(tests, five_thousand_scratched_files_do_no_harm);
+    tcase_add_loop_test(tests, blocks_give_the_reference_values_exactly, 0,
+                        GOLDEN_BLOCKS);
+    tcase_add_test(tests, every_half_is_what_its_bits_say);
+    tcase_add_test(tests, what_cannot_be_computed_or_opened_is_named);
+    tcase_add_test(tests, files_on_disk_are_mapped);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(gguf_suite)
