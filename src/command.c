@@ -1,0 +1,169 @@
+/* Tangled from book/91-command-line.nw; edit the chapter. */
+/* The course of a command, the table of commands, and their exit status. */
+#define _GNU_SOURCE
+#include "command.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef CP_VERSION
+#define CP_VERSION "0"
+#define CP_COMMIT "unknown"
+#endif
+
+/* Flush standard output, and say whether all of it arrived. */
+static cp_status output_close(void) {
+    const bool before = ferror(stdout) != 0;
+    if (fflush(stdout) == 0 && !before)
+        return CP_OK;
+    return errno == EPIPE ? cp_fail(CP_FILE, "%s", "")
+                          : cp_fail(CP_FILE,
+                                    "standard output: cannot "
+                                    "write: %s",
+                                    strerror(errno));
+}
+
+static int bad_use(void) {
+    fprintf(stderr, "longring: %s\n", cp_message());
+    return 2;
+}
+
+/* The exit status for the result of the work, and the line that says why. */
+static int finished(cp_status status) {
+    if (status == CP_OK)
+        status = output_close();
+    if (status != CP_OK && cp_message()[0] != '\0')
+        fprintf(stderr, "longring: %s\n", cp_message());
+    if (status == CP_INTERRUPTED)
+        return 130;
+    return status == CP_OK ? 0 : 1;
+}
+
+static int help_print(const cp_usage *usage) {
+    cp_options_help(usage, stdout);
+    return finished(CP_OK);
+}
+
+int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
+                   cp_command_step check, cp_command_step run, void *context) {
+    bool help = false;
+    int result;
+    cp_status status = cp_options_parse(usage, count, arguments, &help);
+    if (status == CP_OK && !help)
+        status = check(context);
+    if (status != CP_OK)
+        result = bad_use();
+    else if (help)
+        result = help_print(usage);
+    else
+        result = finished(run(context));
+    cp_options_free(usage->options);
+    return result;
+}
+
+cp_status cp_command_ranks(int64_t ranks) {
+    if (ranks < 1 || ranks > CP_COMMAND_RANKS)
+        return cp_fail(CP_INVALID,
+                       "--ranks %lld: between 1 and %d ranks can be had",
+                       (long long)ranks, CP_COMMAND_RANKS);
+    return CP_OK;
+}
+
+cp_status cp_command_backend(int place, const cp_backend **backend) {
+    static const char *const places[] = {"threads", "mpi", "cuda"};
+    *backend = cp_backend_find(places[place]);
+    if (*backend == NULL)
+        return cp_fail(CP_INVALID, "--on %s: not built yet", places[place]);
+    return CP_OK;
+}
+cp_grouped cp_group(int64_t count) {
+    cp_grouped grouped = {0};
+    char digits[24];
+    const int length =
+        snprintf(digits, sizeof(digits), "%lld", (long long)count);
+    char *out = grouped.text;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0 && digits[i - 1] != '-')
+            *out++ = ',';
+        *out++ = digits[i];
+    }
+    return grouped;
+}
+
+const char *cp_plural(int64_t count) {
+    return count == 1 ? "" : "s";
+}
+
+static int not_built(int count, char *const *arguments) {
+    (void)count;
+    fprintf(stderr, "longring: %s is not built yet\n", arguments[-1]);
+    return 2;
+}
+
+static const cp_command commands[] = {
+    {"chat", "converse about a long document with a model", cp_command_chat},
+    {"attend", "exact attention of .npy tensors", cp_command_attend},
+    {"logits", "a model's scores of given tokens", cp_command_logits},
+    {"tokenize", "text to a model's tokens, and back", cp_command_tokenize},
+    {"plan", "who holds what, every hop, bytes and balance", cp_command_plan},
+    {"simulate", NULL, not_built},
+    {"choose", NULL, not_built},
+    {"calibrate", NULL, not_built},
+    {"bench", NULL, not_built},
+};
+
+enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
+static int overview(void) {
+    puts("longring: attention whose context is cut over N ranks, exactly\n");
+    for (int i = 0; i < COMMANDS; i++)
+        if (commands[i].about != NULL)
+            printf("  longring %-10s %s\n", commands[i].name,
+                   commands[i].about);
+    puts("\nlongring COMMAND --help says more; longring --version, what is "
+         "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
+         "or 1M.\nNot built yet: simulate, choose, calibrate, bench.");
+    return finished(CP_OK);
+}
+static int version(void) {
+    printf("longring %s (commit %s)\n", CP_VERSION, CP_COMMIT);
+    for (int i = 0; cp_backends[i] != NULL; i++)
+        printf("on %s: kernels %s; communicator %s\n", cp_backends[i]->name,
+               cp_backends[i]->kernels, cp_backends[i]->communicator);
+    return finished(CP_OK);
+}
+static int unknown_command(const char *text) {
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++)
+        names[i] = commands[i].name;
+    const char *near = cp_nearest(text, (int64_t)strlen(text), COMMANDS, names);
+    if (near != NULL)
+        fprintf(stderr, "longring: unknown command %s; did you mean %s?\n",
+                text, near);
+    else
+        fprintf(stderr,
+                "longring: unknown command %s; longring --help lists them\n",
+                text);
+    return 2;
+}
+static int dispatch(int count, char *const *arguments) {
+    const char *name = count > 1 ? arguments[1] : "--help";
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
+        strcmp(name, "help") == 0)
+        return overview();
+    if (strcmp(name, "--version") == 0)
+        return version();
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(name, commands[i].name) == 0)
+            return commands[i].run(count - 2, arguments + 2);
+    return unknown_command(name);
+}
+int cp_command_line(int count, char *const *arguments) {
+    signal(SIGPIPE, SIG_IGN);
+    for (int file = 0; file <= 2; file++)
+        if (fcntl(file, F_GETFD) < 0)
+            open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
+    return dispatch(count, arguments);
+}

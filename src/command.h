@@ -1,0 +1,60 @@
+/* Tangled from book/91-command-line.nw; edit the chapter. */
+/* The commands of the program longring, and what they share. */
+#ifndef CP_COMMAND_H
+#define CP_COMMAND_H
+
+#include "backend.h"
+#include "options.h"
+
+typedef struct {
+    const char *name;  /* "attend" */
+    const char *about; /* one line */
+    int (*run)(int count, char *const *arguments);
+} cp_command;
+
+/* A step of a command; what it works on is its own. */
+typedef cp_status (*cp_command_step)(void *context);
+
+/* Read arguments as usage says; print the help where it is asked for. Then
+ * see that the options make sense together (check), and do the work (run).
+ * Returns the exit status: 2 for bad use, 1 for failure, 130 if the user
+ * stopped it, and has then written one line to stderr. Frees the lists of
+ * the options. */
+int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
+                   cp_command_step check, cp_command_step run, void *context);
+enum { CP_COMMAND_RANKS = 1024 }; /* more than this is refused */
+
+#define CP_COMMAND_VARIANTS "auto|pass-kv|pass-q|all-gather|decode"
+#define CP_COMMAND_PLACES "threads|mpi|cuda"
+
+/* Check --ranks. */
+cp_status cp_command_ranks(int64_t ranks);
+
+/* The backend of that place of CP_COMMAND_PLACES. */
+cp_status cp_command_backend(int place, const cp_backend **backend);
+
+/* A count with commas: "1,048,576". Use it within one expression. */
+typedef struct {
+    char text[32];
+} cp_grouped;
+cp_grouped cp_group(int64_t count);
+
+/* "1 token", "2 tokens". */
+const char *cp_plural(int64_t count);
+/* The program but for main: the exit status for these arguments. */
+int cp_command_line(int count, char *const *arguments);
+
+int cp_command_attend(int count, char *const *arguments);
+int cp_command_chat(int count, char *const *arguments);
+int cp_command_logits(int count, char *const *arguments);
+int cp_command_plan(int count, char *const *arguments);
+int cp_command_tokenize(int count, char *const *arguments);
+/* The turns of one sequence, as --history spells them: "500+d20+64", up to
+ * the next comma or the end. An empty history is "0". *turns is allocated;
+ * the caller frees it, whatever the result. */
+cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count);
+
+/* The tokens of all turns. */
+int64_t cp_history_tokens(const cp_turn *turns, int64_t count);
+
+#endif
