@@ -137,7 +137,9 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
         return status;
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
-        return cp_fail(CP_INVALID, "%s says %llu, but only %lld bytes are left",
+        return cp_fail(CP_INVALID,
+                       "%s says %llu, but only %lld bytes are left: "
+                       "it is cut short or corrupt",
                        what, (unsigned long long)value, (long long)left);
     *count = (int64_t)value;
     return CP_OK;
