@@ -39,7 +39,8 @@ function keep_blanks() {
         blanks = started = 1
     }
     lines += blanks
-    for (; blanks > 0; blanks--) out[++n] = "@nl"
+    for (; blanks > 0; blanks--)
+        out[++n] = "@nl" (blanks > 1 ? "\n@literal \\nwblank{}" : "")
 }
 
 function wrap(macro, text) {
