@@ -5,7 +5,6 @@
 #define CP_GROUND_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 typedef enum {
@@ -45,8 +44,12 @@ static inline int64_t cp_max(int64_t a, int64_t b) {
 static inline int64_t cp_ceil_divide(int64_t a, int64_t b) {
     return a / b + (a % b != 0);
 }
-/* Allocate count elements of the given size, zeroed; count may be 0. The caller frees with free(). Fails with CP_MEMORY and a
- * message that names what and the bytes; *out is then NULL. */
+
+/* Allocate count elements of size bytes each, all zero; count may be 0.
+ *   out   where to put the pointer (a pointer to a pointer of any type)
+ *   what  what the memory is for, as a failure shall name it
+ * The caller frees with free(). Fails with CP_MEMORY and a message that names
+ * what and the numbers; the pointer is NULL then. */
 cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
 
 #endif

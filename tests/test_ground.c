@@ -1,0 +1,148 @@
+/* Tangled from book/90-ground.nw; edit the chapter. */
+/* Failures, sizes and memory: the promises of src/ground.h, at their edges. */
+#include "harness/suite.h"
+
+#include "../src/ground.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+START_TEST(messages_are_cut_at_511_bytes) {
+    char text[600];
+    for (int length = 510; length <= 599; length++) {
+        memset(text, 'x', sizeof(text));
+        text[length] = '\0';
+        cp_fail(CP_INVALID, "%s", text);
+        const size_t kept = strlen(cp_message());
+        ck_assert_uint_eq(kept, length < 511 ? (size_t)length : 511);
+    }
+}
+END_TEST
+
+START_TEST(a_message_may_quote_the_one_before) {
+    ck_assert_int_eq(cp_fail(CP_FILE, "disk full"), CP_FILE);
+    ck_assert_int_eq(cp_fail(CP_ABORTED, "rank %d: %s", 2, cp_message()),
+                     CP_ABORTED);
+    ck_assert_str_eq(cp_message(), "rank 2: disk full");
+}
+END_TEST
+
+static void *fail_elsewhere(void *yes) {
+    const bool silent = cp_message()[0] == '\0';
+    cp_fail(CP_INVALID, "the other thread");
+    return silent ? yes : NULL;
+}
+
+START_TEST(each_thread_has_its_own_message) {
+    cp_fail(CP_INVALID, "this thread");
+    pthread_t other;
+    char yes;
+    ck_assert_int_eq(pthread_create(&other, NULL, fail_elsewhere, &yes), 0);
+    void *silent = NULL;
+    ck_assert_int_eq(pthread_join(other, &silent), 0);
+    ck_assert_ptr_nonnull(silent);
+    ck_assert_str_eq(cp_message(), "this thread");
+}
+END_TEST
+
+static const struct {
+    int64_t a, b;
+    bool product_fits;
+    int64_t product;
+    bool sum_fits;
+    int64_t sum;
+} edges[] = {
+    {3, 4, true, 12, true, 7},
+    {INT64_MAX, 1, true, INT64_MAX, false, 0},
+    {INT64_MAX, 2, false, 0, false, 0},
+    {INT64_MIN, 1, true, INT64_MIN, true, INT64_MIN + 1},
+    {INT64_MIN, -1, false, 0, false, 0},
+    {INT64_MIN, 0, true, 0, true, INT64_MIN},
+    {INT64_MAX, INT64_MIN, false, 0, true, -1},
+    {(int64_t)1 << 32, (int64_t)1 << 31, false, 0, true, 0x180000000},
+    {(int64_t)1 << 31, (int64_t)1 << 31, true, (int64_t)1 << 62, true,
+     (int64_t)1 << 32},
+};
+
+static void check_edge(int64_t a, int64_t b, int row) {
+    int64_t result = 77;
+    ck_assert(cp_multiply(a, b, &result) == edges[row].product_fits);
+    ck_assert_int_eq(result, edges[row].product_fits ? edges[row].product : 77);
+    result = 77;
+    ck_assert(cp_add(a, b, &result) == edges[row].sum_fits);
+    ck_assert_int_eq(result, edges[row].sum_fits ? edges[row].sum : 77);
+}
+
+START_TEST(sizes_are_right_or_refused_at_the_edges) {
+    check_edge(edges[_i].a, edges[_i].b, _i);
+    check_edge(edges[_i].b, edges[_i].a, _i);
+}
+END_TEST
+
+START_TEST(division_rounds_up_and_never_overflows) {
+    for (int64_t b = 1; b <= 9; b++)
+        for (int64_t a = 0; a <= 40; a++) {
+            const int64_t quotient = cp_ceil_divide(a, b);
+            ck_assert_int_ge(quotient * b, a);
+            ck_assert_int_lt(quotient * b - a, b);
+        }
+    ck_assert_int_eq(cp_ceil_divide(INT64_MAX, 2), INT64_MAX / 2 + 1);
+    ck_assert_int_eq(cp_min(-1, 2), -1);
+    ck_assert_int_eq(cp_max(-1, 2), 2);
+}
+END_TEST
+
+static const int64_t refused[][2] = {{-1, 4}, {INT64_MIN, 4}, {INT64_MAX, 2},
+                                     {4, 0},  {4, -8},        {1LL << 60, 4}};
+
+START_TEST(impossible_counts_are_refused_by_name) {
+    char nothing;
+    void *memory = &nothing;
+    ck_assert_int_eq(
+        cp_allocate(&memory, refused[_i][0], refused[_i][1], "key block"),
+        CP_MEMORY);
+    ck_assert_ptr_null(memory);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "key block"));
+}
+END_TEST
+
+START_TEST(memory_is_zeroed_even_when_used_before) {
+    for (int64_t count = 0; count <= 4096; count += 512) {
+        unsigned char *bytes = NULL;
+        ck_assert_int_eq(cp_allocate(&bytes, count, 3, "bytes"), CP_OK);
+        ck_assert_ptr_nonnull(bytes);
+        for (int64_t i = 0; i < 3 * count; i++) {
+            ck_assert_int_eq(bytes[i], 0);
+            bytes[i] = 0xA5;
+        }
+        free(bytes);
+        ck_assert_int_eq(cp_allocate(&bytes, 3 * count, 1, "bytes"), CP_OK);
+        for (int64_t i = 0; i < 3 * count; i++)
+            ck_assert_int_eq(bytes[i], 0);
+        free(bytes);
+    }
+}
+END_TEST
+
+static Suite *ground_suite(void) {
+    Suite *suite = suite_create("ground");
+    TCase *messages = harness_case("messages");
+    tcase_add_test(messages, messages_are_cut_at_511_bytes);
+    tcase_add_test(messages, a_message_may_quote_the_one_before);
+    tcase_add_test(messages, each_thread_has_its_own_message);
+    suite_add_tcase(suite, messages);
+    TCase *sizes = harness_case("sizes");
+    tcase_add_loop_test(sizes, sizes_are_right_or_refused_at_the_edges, 0,
+                        sizeof(edges) / sizeof(edges[0]));
+    tcase_add_test(sizes, division_rounds_up_and_never_overflows);
+    suite_add_tcase(suite, sizes);
+    TCase *memory = harness_case("memory");
+    tcase_add_loop_test(memory, impossible_counts_are_refused_by_name, 0,
+                        sizeof(refused) / sizeof(refused[0]));
+    tcase_add_test(memory, memory_is_zeroed_even_when_used_before);
+    suite_add_tcase(suite, memory);
+    return suite;
+}
+
+SUITE_MAIN(ground_suite)
