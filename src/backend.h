@@ -15,7 +15,7 @@ typedef struct {
 
 /* Called once for each attend of each rank, one at a time: the queries of
  * these pieces against the keys of those gave output and lse, in the rows
- * that query_pieces name. */
+ * that query_pieces name. op counts the attends of the rank. */
 typedef void (*cp_partial_observer)(void *context, int rank, int64_t op,
                                     int64_t hop, const cp_pieces *query_pieces,
                                     const cp_pieces *key_pieces,
@@ -59,13 +59,18 @@ struct cp_model {
     cp_model_facts facts;
 };
 
+/* Its functions may rely on checked arguments, and on options whose capacity
+ * and ranks are filled in. run leaves cache rows beyond those committed, and
+ * nothing else, changed when it fails; logits reads the last run that did
+ * not. */
 struct cp_backend {
     const char *name;         /* as --on names it: "threads" */
-    const char *kernels;      /* for --version: "fp32, OpenMP, BLIS" */
-    const char *communicator; /* for --version: "threads" */
+    const char *kernels;      /* for --version */
+    const char *communicator; /* for --version */
     cp_status (*attend)(cp_attend_job *job);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);
     void (*model_close)(cp_model *model);
+    /* Functions of an engine. */
     cp_status (*engine_new)(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **engine);

@@ -29,6 +29,7 @@ typedef struct {
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
+    /* Called by one rank after each layer: done of total layers. */
     void (*progress)(void *context, int64_t done, int64_t total);
     void *progress_context;
 } cp_session_options;
@@ -56,7 +57,9 @@ void cp_model_close(cp_model *model);
 const cp_model_facts *cp_model_describe(const cp_model *model);
 
 /* Conversations over options->ranks ranks, all empty. Any number of sessions
- * may share a model, which must outlive them. */
+ * may share a model, which must outlive them. Fails with CP_INVALID for
+ * options that make no sense, a capacity beyond the model's positions among
+ * them, and with CP_MEMORY. */
 cp_status cp_session_open(const cp_model *model,
                           const cp_session_options *options,
                           cp_session **session);
@@ -65,8 +68,9 @@ void cp_session_close(cp_session *session);
 /* Append lengths[s] >= 0 tokens to each sequence s. tokens holds those of
  * sequence 0, then of 1, and so on. report may be NULL; its arrays belong to
  * the session and last until its next call. CP_CAPACITY before any work when
- * a sequence would outgrow the session. After any failure, CP_INTERRUPTED
- * included, the session is as it was before the call. */
+ * a sequence would outgrow the session, CP_INVALID for ids that the model
+ * has not. After any failure, CP_INTERRUPTED included, the session is as it
+ * was before the call. */
 cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
                              const int32_t *tokens, cp_turn_report *report);
 

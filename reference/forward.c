@@ -1,0 +1,230 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* One rank's forward pass. */
+#include "forward.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "layers.h"
+#include "walk.h"
+
+typedef struct {
+    int64_t row, position, token;
+} place;
+
+enum { BLOCK = 256 };
+
+typedef struct {
+    const cp_forward_job *job;
+    const cp_model_facts *facts;
+    cp_comm *comm;
+    cp_walker *walker;
+    int64_t layer, count;
+    place *places;                       /* [count] */
+    float *x;                            /* [count][width] */
+    float *cosines, *sines;              /* [count][rotary / 2] */
+    float *normed, *queries, *gate, *up; /* one block */
+    cp_trace_context tracing;
+} state;
+
+static cp_status allocate_state(state *s) {
+    const cp_model_facts *f = s->facts;
+    const int64_t block = cp_min(s->count, BLOCK), pairs = f->rotary / 2;
+    const int64_t heads = f->shape.query_heads * f->shape.head_dim;
+    const struct {
+        float **where;
+        int64_t rows, width;
+    } list[] = {
+        {&s->x, s->count, f->width},      {&s->cosines, s->count, pairs},
+        {&s->sines, s->count, pairs},     {&s->normed, block, f->width},
+        {&s->queries, block, heads},      {&s->gate, block, f->feed_forward},
+        {&s->up, block, f->feed_forward},
+    };
+    cp_status status =
+        cp_allocate(&s->places, s->count, sizeof(place), "a list of tokens");
+    /* Allocate the tensors of the list. */
+    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++) {
+        int64_t count = 0;
+        if (status == CP_OK &&
+            !cp_multiply(list[n].rows, list[n].width, &count))
+            status = cp_fail(CP_MEMORY, "%lld activations overflow",
+                             (long long)list[n].rows);
+        if (status == CP_OK)
+            status =
+                cp_allocate(list[n].where, count, sizeof(float), "activations");
+    }
+    return status;
+}
+
+static void free_state(state *s) {
+    cp_walker_free(s->walker);
+    free(s->places);
+    free(s->x);
+    free(s->cosines);
+    free(s->sines);
+    free(s->normed);
+    free(s->queries);
+    free(s->gate);
+    free(s->up);
+}
+
+static void list_places(const cp_forward *call, int rank, place *places) {
+    const cp_pieces *pieces = &call->layout->queries[rank].pieces;
+    int64_t count = 0;
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_span span = pieces->items[n].span;
+        for (int64_t t = 0; t < span.count; t++) {
+            const int64_t position = span.start + t * span.step;
+            places[count++] = (place){
+                .row = pieces->items[n].row + t,
+                .position = position,
+                .token = call->first_row[span.sequence] + position -
+                         call->first_position[span.sequence],
+            };
+        }
+    }
+}
+
+static void embed(state *s) {
+    const cp_llama *model = s->job->model;
+    const int64_t width = s->facts->width, pairs = s->facts->rotary / 2;
+    for (int64_t t = 0; t < s->count; t++) {
+        const int64_t word = s->job->call->tokens[s->places[t].token];
+        memcpy(s->x + t * width, model->embedding + word * width,
+               (size_t)width * sizeof(float));
+        cp_angles_at(s->places[t].position, pairs, model->frequencies,
+                     s->cosines + t * pairs, s->sines + t * pairs);
+    }
+}
+
+static void project(state *s, int64_t first, int64_t rows, const float *weight,
+                    int64_t heads, bool rotate, float *to) {
+    const int64_t dim = s->facts->shape.head_dim, pairs = s->facts->rotary / 2;
+    const int threads = s->job->layer_threads;
+    cp_linear_rows(rows, s->facts->width, heads * dim, s->normed, weight, false,
+                   threads, s->queries);
+    const cp_angles angles = {pairs, s->cosines + first * pairs,
+                              s->sines + first * pairs};
+    if (rotate)
+        cp_rotate_rows(rows, heads, dim, angles, threads, s->queries);
+    for (int64_t t = 0; t < rows; t++)
+        memcpy(to + s->places[first + t].row * heads * dim,
+               s->queries + t * heads * dim,
+               (size_t)(heads * dim) * sizeof(float));
+}
+
+static void before_attention(state *s, int64_t first, int64_t rows) {
+    const cp_layer_weights *layer = &s->job->model->layers[s->layer];
+    const cp_shape *shape = &s->facts->shape;
+    cp_norm_rows(rows, s->facts->width, s->x + first * s->facts->width,
+                 layer->attention_norm, s->facts->epsilon,
+                 s->job->layer_threads, s->normed);
+    project(s, first, rows, layer->query, shape->query_heads, true,
+            cp_walker_queries(s->walker));
+    project(s, first, rows, layer->key, shape->kv_heads, true,
+            cp_walker_new_keys(s->walker));
+    project(s, first, rows, layer->value, shape->kv_heads, false,
+            cp_walker_new_values(s->walker));
+}
+
+static int64_t gather_output(state *s, int64_t first, int64_t rows) {
+    const cp_shape *shape = &s->facts->shape;
+    const int64_t width = shape->query_heads * shape->head_dim;
+    const float *output = cp_walker_result(s->walker)->output;
+    for (int64_t t = 0; t < rows; t++)
+        memcpy(s->queries + t * width,
+               output + s->places[first + t].row * width,
+               (size_t)width * sizeof(float));
+    return width;
+}
+
+static void after_attention(state *s, int64_t first, int64_t rows) {
+    const cp_layer_weights *layer = &s->job->model->layers[s->layer];
+    const int64_t width = s->facts->width, inner = s->facts->feed_forward;
+    const int threads = s->job->layer_threads;
+    float *x = s->x + first * width;
+    const int64_t heads = gather_output(s, first, rows);
+    cp_linear_rows(rows, heads, width, s->queries, layer->attention_output,
+                   true, threads, x);
+    cp_norm_rows(rows, width, x, layer->forward_norm, s->facts->epsilon,
+                 threads, s->normed);
+    cp_linear_rows(rows, width, inner, s->normed, layer->gate, false, threads,
+                   s->gate);
+    cp_linear_rows(rows, width, inner, s->normed, layer->up, false, threads,
+                   s->up);
+    cp_gate_values(rows * inner, s->up, threads, s->gate);
+    cp_linear_rows(rows, inner, width, s->gate, layer->down, true, threads, x);
+}
+
+static cp_status run_layer(state *s) {
+    const cp_forward_job *job = s->job;
+    const int rank = s->comm->rank;
+    s->tracing.layer = s->layer;
+    double start = cp_trace_now(job->trace);
+    for (int64_t first = 0; first < s->count; first += BLOCK)
+        before_attention(s, first, cp_min(BLOCK, s->count - first));
+    cp_trace_layers(&s->tracing, "project", start);
+    const cp_status status =
+        cp_walk(s->walker, s->comm, cp_store_keys(job->store, rank, s->layer),
+                cp_store_values(job->store, rank, s->layer));
+    if (status != CP_OK)
+        return status;
+    start = cp_trace_now(job->trace);
+    for (int64_t first = 0; first < s->count; first += BLOCK)
+        after_attention(s, first, cp_min(BLOCK, s->count - first));
+    cp_trace_layers(&s->tracing, "feed forward", start);
+    return CP_OK;
+}
+
+static cp_status run_layers(state *s) {
+    const cp_session_options *options = s->job->options;
+    const int64_t layers = s->facts->layers;
+    for (s->layer = 0; s->layer < layers; s->layer++) {
+        if (options->stop != NULL && *options->stop != 0)
+            return cp_fail(CP_INTERRUPTED, "stopped after %lld of %lld layers",
+                           (long long)s->layer, (long long)layers);
+        const cp_status status = run_layer(s);
+        if (status != CP_OK)
+            return status;
+        if (options->progress != NULL && s->comm->rank == 0)
+            options->progress(options->progress_context, s->layer + 1, layers);
+    }
+    return CP_OK;
+}
+
+static void write_hidden(const state *s) {
+    const int64_t width = s->facts->width;
+    for (int64_t t = 0; t < s->count; t++)
+        cp_norm_rows(1, width, s->x + t * width, s->job->model->output_norm,
+                     s->facts->epsilon, 1,
+                     s->job->hidden + s->places[t].token * width);
+}
+
+cp_status cp_forward_rank(cp_comm *comm, void *context) {
+    const cp_forward_job *job = context;
+    const cp_forward *call = job->call;
+    state s = {.job = job, .comm = comm, .facts = &job->model->base.facts};
+    s.count = call->layout->queries[comm->rank].tokens;
+    s.tracing = (cp_trace_context){job->trace, comm->rank, 0};
+    const cp_walk_options walk = {
+        .threads = job->threads,
+        .observe = job->trace != NULL ? cp_trace_observe : NULL,
+        .context = &s.tracing,
+    };
+    cp_status status = cp_walker_new(call->plan, comm->rank, &walk, &s.walker);
+    if (status == CP_OK)
+        status = allocate_state(&s);
+    /* Embed, run the layers, and keep the result. */
+    if (status == CP_OK) {
+        list_places(call, comm->rank, s.places);
+        embed(&s);
+        status = run_layers(&s);
+    }
+    if (status == CP_OK)
+        write_hidden(&s);
+    const cp_traffic sent = comm->sent;
+    call->bytes[comm->rank] =
+        sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
+    free_state(&s);
+    return status;
+}
