@@ -427,10 +427,10 @@ static cp_status threads_exchange(cp_comm *comm, int to, const void *send,
 }
 
 static cp_status complete_oldest(struct member *me) {
-    if (me->hub->failed)
-        return join_failure(me);
     if (me->oldest != NULL)
         return complete(me, me->oldest);
+    if (me->hub->failed)
+        return join_failure(me);
     cp_fail(CP_BROKEN, "rank %d waits, but has no exchange outstanding",
             me->comm.rank);
     return give_up(me, CP_BROKEN);

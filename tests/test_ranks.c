@@ -1,0 +1,695 @@
+/* Tangled from book/04-ranks.nw; edit the chapter. */
+/* Ranks and their messages: what arrives, what is counted, and how
+ * every wait ends when somebody fails. */
+#define _DEFAULT_SOURCE
+
+#include "threads.h"
+
+#include "harness/suite.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TRY(call)                                                              \
+    do {                                                                       \
+        const cp_status tried = (call);                                        \
+        if (tried != CP_OK)                                                    \
+            return tried;                                                      \
+    } while (0)
+
+#define REQUIRE(condition, ...)                                                \
+    do {                                                                       \
+        if (!(condition))                                                      \
+            return cp_fail(CP_BROKEN, __VA_ARGS__);                            \
+    } while (0)
+
+static const int ring_sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
+#define RING_SIZES (int)(sizeof(ring_sizes) / sizeof(ring_sizes[0]))
+
+static cp_status run(int ranks, uint64_t disorder, cp_rank_main function,
+                     void *context) {
+    const cp_threads_options options = {ranks, 10, disorder};
+    return cp_threads_run(&options, function, context);
+}
+
+static void run_well(int ranks, uint64_t disorder, cp_rank_main function) {
+    const cp_status status = run(ranks, disorder, function, NULL);
+    ck_assert_msg(status == CP_OK, "%d ranks, disorder %d: %s", ranks,
+                  (int)disorder, cp_message());
+}
+
+static void nap(int milliseconds) {
+    const struct timespec time = {milliseconds / 1000,
+                                  milliseconds % 1000 * 1000000L};
+    nanosleep(&time, NULL);
+}
+
+static void await(atomic_int *flag, int value) {
+    while (atomic_load(flag) < value)
+        nap(1);
+}
+
+static void says(const char *expected) {
+    ck_assert_msg(strstr(cp_message(), expected) != NULL,
+                  "\"%s\" does not say \"%s\"", cp_message(), expected);
+}
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED true
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED true
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED false
+#endif
+
+enum { BLOCK = 100 };
+
+static cp_status rotate(cp_comm *comm, void *context) {
+    (void)context;
+    const int ranks = comm->ranks, rank = comm->rank;
+    int64_t slots[2][BLOCK];
+    for (int i = 0; i < BLOCK; i++)
+        slots[0][i] = 1000 * rank + i;
+    for (int hop = 1; hop < ranks; hop++) {
+        int64_t *held = slots[(hop + 1) % 2], *arriving = slots[hop % 2];
+        TRY(cp_comm_exchange(comm, (rank + 1) % ranks, held, sizeof(slots[0]),
+                             (rank + ranks - 1) % ranks, arriving,
+                             sizeof(slots[0])));
+        TRY(cp_comm_wait(comm));
+        /* Check that the block of this hop arrived. */
+        const int origin = (rank + ranks - hop) % ranks;
+        for (int i = 0; i < BLOCK; i++)
+            REQUIRE(arriving[i] == 1000 * origin + i,
+                    "hop %d: element %d is %lld, not of rank %d", hop, i,
+                    (long long)arriving[i], origin);
+    }
+    /* Check the count of hops and bytes. */
+    const int64_t hops = ranks - 1, bytes = hops * (int64_t)sizeof(slots[0]);
+    REQUIRE(comm->sent.hops == hops, "%lld hops, not %lld",
+            (long long)comm->sent.hops, (long long)hops);
+    REQUIRE(comm->sent.ring_bytes == bytes, "%lld bytes, not %lld",
+            (long long)comm->sent.ring_bytes, (long long)bytes);
+    return CP_OK;
+}
+
+static cp_status gather_all(cp_comm *comm, void *context) {
+    (void)context;
+    const int ranks = comm->ranks, rank = comm->rank;
+    int64_t blocks[2][16][3];
+    const void *send[16] = {NULL};
+    void *receive[16] = {NULL};
+    for (int r = 0; r < ranks; r++) {
+        for (int i = 0; i < 3; i++) {
+            blocks[0][r][i] = 10000 * rank + 10 * r + i;
+            blocks[1][r][i] = -1;
+        }
+        send[r] = rank % 2 == 0 && r == rank ? NULL : blocks[0][r];
+        receive[r] = blocks[1][r];
+    }
+    TRY(cp_comm_all_to_all(comm, send, receive, sizeof(blocks[0][0])));
+    /* Check that everybody's block arrived. */
+    for (int r = 0; r < ranks; r++)
+        for (int i = 0; i < 3; i++) {
+            const int64_t due = r == rank ? -1 : 10000 * r + 10 * rank + i;
+            REQUIRE(blocks[1][r][i] == due,
+                    "all-to-all: %lld from rank %d, not %lld",
+                    (long long)blocks[1][r][i], r, (long long)due);
+        }
+    TRY(cp_comm_all_gather(comm, blocks[0][rank], receive,
+                           sizeof(blocks[0][0])));
+    /* Check that everybody's own block arrived. */
+    for (int r = 0; r < ranks; r++)
+        for (int i = 0; i < 3; i++) {
+            const int64_t due = r == rank ? -1 : 10000 * r + 10 * r + i;
+            REQUIRE(blocks[1][r][i] == due,
+                    "all-gather: %lld from rank %d, not %lld",
+                    (long long)blocks[1][r][i], r, (long long)due);
+        }
+    /* Check the bytes of the collectives. */
+    const int64_t bytes = (ranks - 1) * (int64_t)sizeof(blocks[0][0]);
+    REQUIRE(comm->sent.all_to_all_bytes == bytes, "all-to-all: %lld bytes",
+            (long long)comm->sent.all_to_all_bytes);
+    REQUIRE(comm->sent.all_gather_bytes == bytes, "all-gather: %lld bytes",
+            (long long)comm->sent.all_gather_bytes);
+    REQUIRE(comm->sent.hops == 0 && comm->sent.ring_bytes == 0,
+            "a collective counts as hops");
+    return CP_OK;
+}
+
+static cp_status meet(cp_comm *comm, void *context) {
+    atomic_int *arrived = context;
+    for (int round = 1; round <= 5; round++) {
+        atomic_fetch_add(arrived, 1);
+        TRY(cp_comm_barrier(comm));
+        const int count = atomic_load(arrived);
+        REQUIRE(count == round * comm->ranks, "barrier %d let go with %d of %d",
+                round, count, round * comm->ranks);
+        TRY(cp_comm_barrier(comm));
+    }
+    REQUIRE(comm->sent.barriers == 10, "%lld barriers, not 10",
+            (long long)comm->sent.barriers);
+    return CP_OK;
+}
+
+static cp_status post_three(cp_comm *comm, void *context) {
+    atomic_int *posted = context;
+    const int other = 1 - comm->rank;
+    int32_t out[3] = {7, 8, 9}, in[3][3] = {{0}};
+    if (comm->rank == 1)
+        await(posted, 1);
+    for (int i = 0; i < 3; i++) {
+        const int64_t bytes = 4 * (i + 1);
+        TRY(cp_comm_exchange(comm, other, out, bytes, other, in[i], bytes));
+    }
+    if (comm->rank == 0)
+        atomic_store(posted, 1);
+    for (int i = 0; i < 3; i++) {
+        TRY(cp_comm_wait(comm));
+        for (int j = 0; j <= i; j++)
+            REQUIRE(in[i][j] == 7 + j, "message %d is not there", i);
+    }
+    return CP_OK;
+}
+
+static cp_status send_in_order(cp_comm *comm, void *context) {
+    (void)context;
+    int64_t numbers[100];
+    for (int i = 0; i < 100; i++) {
+        numbers[i] = comm->rank == 0 ? i : -1;
+        const int to = comm->rank == 0 ? 1 : CP_NOBODY;
+        const int from = comm->rank == 0 ? CP_NOBODY : 0;
+        TRY(cp_comm_exchange(comm, to, &numbers[i], 8, from, &numbers[i], 8));
+    }
+    for (int i = 0; i < 100; i++) {
+        TRY(cp_comm_wait(comm));
+        REQUIRE(numbers[i] == i, "message %d holds %lld", i,
+                (long long)numbers[i]);
+    }
+    REQUIRE(comm->sent.hops == (comm->rank == 0 ? 100 : 0),
+            "a receive alone counts as a hop");
+    return CP_OK;
+}
+
+static cp_status wait_alone(cp_comm *comm, void *context) {
+    (void)context;
+    int32_t value = comm->rank == 0 ? 42 : 0, own = comm->rank, others[2];
+    void *gathered[2] = {&others[0], &others[1]};
+    const int to = comm->rank == 0 ? 1 : CP_NOBODY;
+    const int from = comm->rank == 0 ? CP_NOBODY : 0;
+    TRY(cp_comm_exchange(comm, to, &value, 4, from, &value, 4));
+    if (comm->rank == 0)
+        TRY(cp_comm_wait(comm));
+    TRY(cp_comm_barrier(comm));
+    TRY(cp_comm_all_gather(comm, &own, gathered, 4));
+    REQUIRE(others[1 - comm->rank] == 1 - comm->rank, "lost in between");
+    if (comm->rank == 1)
+        TRY(cp_comm_wait(comm));
+    REQUIRE(value == 42, "%d arrived", (int)value);
+    return CP_OK;
+}
+
+static cp_status exchange_sizes(cp_comm *comm, void *context) {
+    (void)context;
+    const int64_t sizes[] = {0, 1, 63, 4097, 1 << 20, 8 << 20};
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
+    char *out, *in;
+    TRY(cp_allocate(&out, 8 << 20, 2, "a message"));
+    in = out + (8 << 20);
+    memset(out, 'a' + comm->rank, 8 << 20);
+    cp_status status = CP_OK;
+    for (int i = 0; i < 6 && status == CP_OK; i++) {
+        status = cp_comm_exchange(comm, next, sizes[i] > 0 ? out : NULL,
+                                  sizes[i], previous, in, sizes[i]);
+        if (status == CP_OK)
+            status = cp_comm_wait(comm);
+        for (int64_t b = 0; b < sizes[i] && status == CP_OK; b++)
+            if (in[b] != 'a' + previous)
+                status = cp_fail(CP_BROKEN, "byte %lld of %lld is wrong",
+                                 (long long)b, (long long)sizes[i]);
+    }
+    free(out);
+    return status;
+}
+
+static cp_status talk_to_oneself(cp_comm *comm, void *context) {
+    (void)context;
+    int32_t out = 5 + comm->rank, in = 0;
+    TRY(cp_comm_exchange(comm, comm->rank, &out, 4, comm->rank, &in, 4));
+    TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, CP_NOBODY, NULL, 0));
+    TRY(cp_comm_wait(comm));
+    REQUIRE(in == out, "%d came back for %d", (int)in, (int)out);
+    TRY(cp_comm_wait(comm));
+    return CP_OK;
+}
+
+START_TEST(every_ring_size) {
+    for (uint64_t disorder = 0; disorder < 3; disorder++) {
+        const int ranks = ring_sizes[_i];
+        atomic_int arrived = 0;
+        run_well(ranks, disorder, rotate); /* invariant 11 */
+        run_well(ranks, disorder, gather_all);
+        ck_assert_msg(run(ranks, disorder, meet, &arrived) == CP_OK, "%s",
+                      cp_message());
+    }
+}
+END_TEST
+
+START_TEST(exchanges_of_every_kind) {
+    for (uint64_t disorder = 0; disorder < 7; disorder++) {
+        atomic_int posted = 0;
+        ck_assert_msg(run(2, disorder, post_three, &posted) == CP_OK, "%s",
+                      cp_message());
+        run_well(2, disorder, send_in_order);
+        run_well(2, disorder, wait_alone);
+        run_well(1, disorder, talk_to_oneself);
+        run_well(3, disorder, talk_to_oneself);
+    }
+    run_well(1, 0, exchange_sizes);
+    run_well(3, 0, exchange_sizes);
+    run_well(2, 1, exchange_sizes);
+}
+END_TEST
+
+START_TEST(fifty_seeds) {
+    for (uint64_t seed = 5 * (uint64_t)_i; seed < 5 * (uint64_t)_i + 5;
+         seed++) {
+        run_well(2 + (int)(seed % 4), seed + 1, rotate);
+        run_well(2 + (int)(seed % 4), seed + 1, gather_all);
+    }
+}
+END_TEST
+
+START_TEST(two_hundred_runs) {
+    for (int i = 0; i < 200; i++) {
+        run_well(1 + i % 6, 0, rotate);
+        run_well(1 + i % 6, 0, gather_all);
+    }
+}
+END_TEST
+
+static cp_status forget_wait(cp_comm *comm, void *context) {
+    (void)context;
+    const int ranks = comm->ranks, next = (comm->rank + 1) % ranks;
+    const int previous = (comm->rank + ranks - 1) % ranks;
+    float out[64], in[64];
+    for (int i = 0; i < 64; i++)
+        out[i] = in[i] = 1;
+    TRY(cp_comm_exchange(comm, next, out, sizeof(out), previous, in,
+                         sizeof(in)));
+    nap(comm->rank == 0); /* time enough to arrive by luck */
+    for (int i = 0; i < 64; i++)
+        REQUIRE(isnan(in[i]), "%g was read before the wait", in[i]);
+    TRY(cp_comm_wait(comm));
+    for (int i = 0; i < 64; i++)
+        REQUIRE(in[i] == 1, "%g was read after the wait", in[i]);
+    return CP_OK;
+}
+
+static cp_status touch_lent(cp_comm *comm, void *context) {
+    int32_t *seen = context; /* by rank 1 */
+    int32_t sent[2] = {1, 2}, got[2] = {0, 0};
+    const bool sends = comm->rank == 0;
+    for (int i = 0; i < 2; i++) {
+        if (!sends && i == 1)
+            TRY(cp_comm_barrier(comm));
+        TRY(cp_comm_exchange(comm, sends ? 1 : CP_NOBODY, &sent[i], 4,
+                             sends ? CP_NOBODY : 0, &got[i], 4));
+        if (sends && i == 1)
+            TRY(cp_comm_barrier(comm));
+    }
+    sent[0] = -1; /* too early: message 0 is lent */
+    got[1] = 0;   /* too early: message 1 may have come */
+    TRY(cp_comm_barrier(comm));
+    TRY(cp_comm_wait(comm));
+    TRY(cp_comm_wait(comm));
+    if (!sends)
+        memcpy(seen, got, sizeof(got));
+    return CP_OK;
+}
+
+static cp_status call_wrongly(cp_comm *comm, void *context) {
+    const int which = *(const int *)context;
+    char a[8] = "", b[8] = "";
+    void *receive[2] = {b, NULL};
+    if (comm->rank == 0)
+        return cp_comm_barrier(comm);
+    switch (which) {
+    case 0:
+        return cp_comm_exchange(comm, 2, a, 8, CP_NOBODY, NULL, 0);
+    case 1:
+        return cp_comm_exchange(comm, CP_NOBODY, NULL, 0, -2, b, 8);
+    case 2:
+        return cp_comm_exchange(comm, 0, NULL, 8, CP_NOBODY, NULL, 0);
+    case 3:
+        return cp_comm_exchange(comm, 0, a, -8, 0, b, 8);
+    case 4:
+        return cp_comm_exchange(comm, 0, a, 8, 0, a + 7, 1);
+    case 5:
+        return cp_comm_all_to_all(comm, NULL, receive, 8);
+    case 6:
+        return cp_comm_all_gather(comm, NULL, receive, 8);
+    default:
+        return cp_comm_wait(comm);
+    }
+}
+
+START_TEST(missing_wait_reads_nan) {
+    for (uint64_t seed = 1; seed < 50; seed += 2)
+        run_well(2 + (int)(seed / 2 % 4), seed, forget_wait);
+}
+END_TEST
+
+START_TEST(early_touch_shows) {
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        int32_t seen[2];
+        const cp_status status = run(2, seed, touch_lent, seen);
+        ck_assert_msg(status == CP_OK, "%s", cp_message());
+        const bool late = seed % 2 == 1;
+        ck_assert_int_eq(seen[0], late ? -1 : 1);
+        ck_assert_int_eq(seen[1], late ? 2 : 0);
+    }
+}
+END_TEST
+
+static cp_status send_first(cp_comm *comm, void *context) {
+    (void)context;
+    int32_t out = 1, in;
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
+    TRY(cp_comm_exchange(comm, next, &out, 4, CP_NOBODY, NULL, 0));
+    TRY(cp_comm_wait(comm));
+    TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, previous, &in, 4));
+    return cp_comm_wait(comm);
+}
+
+START_TEST(sending_first_is_a_deadlock) {
+    for (uint64_t disorder = 0; disorder < 3; disorder++) {
+        const cp_threads_options options = {3, 0, disorder};
+        ck_assert_int_eq(cp_threads_run(&options, send_first, NULL), CP_BROKEN);
+        says("no rank can move: "
+             "rank 0 waits in an exchange for rank 1 to take 4 bytes; "
+             "rank 1 waits in an exchange for rank 2 to take 4 bytes; "
+             "rank 2 waits in an exchange for rank 0 to take 4 bytes");
+    }
+}
+END_TEST
+
+START_TEST(wrong_calls_are_refused) {
+    const char *const words[] = {
+        "rank 1: cannot send to rank 2: there are 2 ranks",
+        "rank 1: cannot receive from rank -2: there are 2 ranks",
+        "rank 1: cannot send to rank 0: 8 bytes at ",
+        "rank 1: cannot send to rank 0: -8 bytes at ",
+        "rank 1: 8 bytes to rank 0 overlap 1 from rank 0",
+        "rank 1: cannot send to 2 ranks: no list of blocks",
+        "rank 1: cannot send as rank 1: 8 bytes at ",
+        "rank 1: rank 1 waits, but has no exchange outstanding",
+    };
+    ck_assert_int_eq(run(2, 0, call_wrongly, &_i),
+                     _i == 7 ? CP_BROKEN : CP_INVALID);
+    says(words[_i]);
+}
+END_TEST
+
+static cp_status leave_unwaited(cp_comm *comm, void *context) {
+    static char in[4];
+    (void)context;
+    if (comm->rank == 1)
+        return cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, in, 4);
+    return CP_OK;
+}
+
+START_TEST(leaving_without_wait_is_an_error) {
+    ck_assert_int_eq(run(2, 0, leave_unwaited, NULL), CP_BROKEN);
+    says("rank 1: returned, but never waited for an exchange");
+}
+END_TEST
+
+enum { RECEIVE, SEND, ALL_TO_ALL, ALL_GATHER, BARRIER, WAYS };
+enum { ABORT, RETURN_ERROR, RETURN_EARLY };
+
+struct scene {
+    int way, end;
+    int slow; /* the rank that comes later */
+    cp_status status[4];
+    char message[4][512];
+};
+
+static cp_status wait_for_one(cp_comm *comm, int way) {
+    char out[8] = "", in[4][8];
+    const void *send[4] = {out, out, out, out};
+    void *receive[4] = {in[0], in[1], in[2], in[3]};
+    /* Wait for rank 1 in the given way. */
+    switch (way) {
+    case RECEIVE:
+        TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 1, in, 8));
+        return cp_comm_wait(comm);
+    case SEND:
+        TRY(cp_comm_exchange(comm, 1, out, 8, CP_NOBODY, NULL, 0));
+        return cp_comm_wait(comm);
+    case ALL_TO_ALL:
+        return cp_comm_all_to_all(comm, send, receive, 8);
+    case ALL_GATHER:
+        return cp_comm_all_gather(comm, out, receive, 8);
+    default:
+        return cp_comm_barrier(comm);
+    }
+}
+
+static cp_status play(cp_comm *comm, void *context) {
+    struct scene *scene = context;
+    const int rank = comm->rank;
+    if (rank != 1) {
+        scene->status[rank] = wait_for_one(comm, scene->way);
+        snprintf(scene->message[rank], sizeof(scene->message[rank]), "%s",
+                 cp_message());
+        return scene->status[rank];
+    }
+    nap(3);
+    if (scene->end == ABORT)
+        cp_comm_abort(comm, "enough");
+    return scene->end == RETURN_EARLY ? CP_OK
+                                      : cp_fail(CP_FILE, "no such file");
+}
+
+static cp_status snatch(cp_comm *comm, void *context) {
+    const int64_t bytes = 1 << 20;
+    const int delay = *(const int *)context, other = 1 - comm->rank;
+    char *pages = mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(pages != MAP_FAILED, "no pages");
+    memset(pages, comm->rank + 1, 1 << 20);
+    cp_status status = cp_comm_exchange(comm, other, pages, bytes, other,
+                                        pages + bytes, bytes);
+    if (comm->rank == 0) {
+        const struct timespec time = {0, delay * 10000L};
+        nanosleep(&time, NULL);
+        cp_comm_abort(comm, "changed my mind");
+        status = CP_OK;
+    } else if (status == CP_OK) {
+        status = cp_comm_wait(comm);
+        for (int64_t i = 0; i < bytes && status == CP_OK; i++)
+            if (pages[bytes + i] != 1)
+                status = cp_fail(CP_BROKEN, "byte %lld", (long long)i);
+    }
+    munmap(pages, 2 << 20);
+    return status == CP_ABORTED ? CP_OK : status;
+}
+
+START_TEST(failure_ends_every_wait) {
+    struct scene scene = {.way = _i % WAYS,
+                          .end = _i < WAYS ? ABORT : RETURN_ERROR};
+    const bool aborts = scene.end == ABORT;
+    ck_assert_int_eq(run(4, 0, play, &scene), CP_FILE);
+    says(aborts ? "rank 1: enough" : "rank 1: no such file");
+    for (int r = 0; r < 4; r += r == 0 ? 2 : 1) {
+        ck_assert_int_eq(scene.status[r], CP_ABORTED);
+        ck_assert_str_eq(scene.message[r],
+                         aborts ? "rank 1 failed first: enough"
+                                : "rank 1 failed first: no such file");
+    }
+}
+END_TEST
+
+START_TEST(early_leaving_ends_every_wait) {
+    struct scene scene = {.way = _i, .end = RETURN_EARLY};
+    ck_assert_int_eq(run(4, 0, play, &scene), CP_BROKEN);
+    says("but rank 1 has left");
+    for (int r = 0; r < 4; r += r == 0 ? 2 : 1) {
+        ck_assert_int_ne(scene.status[r], CP_OK);
+        ck_assert(strstr(scene.message[r], "rank 1 has left") != NULL);
+    }
+}
+END_TEST
+
+static cp_status fail_in_turn(cp_comm *comm, void *context) {
+    const cp_status status = cp_comm_barrier(comm);
+    (void)context;
+    if (comm->rank == 2)
+        return cp_fail(CP_CAPACITY, "first");
+    while (cp_comm_barrier(comm) == CP_OK)
+        ;
+    return status == CP_OK ? cp_fail(CP_MEMORY, "later") : status;
+}
+
+static cp_status abort_mutely(cp_comm *comm, void *context) {
+    (void)context;
+    cp_comm_abort(comm, NULL);
+    return CP_OK;
+}
+
+START_TEST(first_failure_wins) {
+    ck_assert_int_eq(run(5, (uint64_t)_i, fail_in_turn, NULL), CP_CAPACITY);
+    ck_assert_str_eq(cp_message(), "rank 2: first");
+    ck_assert_int_eq(run(1, 0, abort_mutely, NULL), CP_ABORTED);
+    ck_assert_str_eq(cp_message(), "rank 0: gave no reason");
+}
+END_TEST
+
+static cp_status dawdle(cp_comm *comm, void *context) {
+    const int *way = context;
+    if (comm->rank == 0)
+        return wait_for_one(comm, *way);
+    nap(200);
+    return CP_OK;
+}
+
+START_TEST(patience_ends) {
+    const char *const words[] = {
+        "rank 0 waits in an exchange for 8 bytes from rank 1",
+        "rank 0 waits in an exchange for rank 1 to take 8 bytes",
+        "rank 0 waits in an all-to-all for 8 bytes from rank 1 and for "
+        "rank 1 to take 8 bytes",
+        "rank 0 waits in an all-gather for 8 bytes from rank 1 and for "
+        "rank 1 to take 8 bytes",
+        "rank 0 waits at barrier 1 for rank 1",
+    };
+    const cp_threads_options options = {2, 0.05, 0};
+    ck_assert_int_eq(cp_threads_run(&options, dawdle, &_i), CP_BROKEN);
+    says(words[_i]);
+    says(", in vain for 0.05 s");
+}
+END_TEST
+
+static cp_status disagree(cp_comm *comm, void *context) {
+    struct scene *scene = context;
+    char data[96];
+    const bool sends = comm->rank == 0;
+    if (comm->rank == scene->slow)
+        nap(3);
+    cp_comm_exchange(comm, sends ? 1 : CP_NOBODY, data, 96,
+                     sends ? CP_NOBODY : 0, data, 80);
+    scene->status[comm->rank] = cp_comm_wait(comm);
+    snprintf(scene->message[comm->rank], 512, "%s", cp_message());
+    return scene->status[comm->rank];
+}
+
+START_TEST(sizes_must_agree) {
+    for (uint64_t disorder = 0; disorder < 20; disorder++) {
+        struct scene scene = {.slow = _i};
+        ck_assert_int_eq(run(2, disorder, disagree, &scene), CP_BROKEN);
+        ck_assert_int_eq(scene.status[0], CP_BROKEN);
+        ck_assert_int_eq(scene.status[1], CP_BROKEN);
+        ck_assert_str_eq(scene.message[0],
+                         "rank 0 sends to rank 1 in an exchange: 96 bytes, "
+                         "not the 80 that rank 1 expects");
+        ck_assert_str_eq(scene.message[1],
+                         "rank 1 receives from rank 0 in an exchange: 80 "
+                         "bytes, not the 96 that rank 0 sends");
+    }
+}
+END_TEST
+
+START_TEST(no_copy_outlives_its_buffer) {
+    for (int i = 0; i < 150; i++) {
+        int delay = i % 10;
+        const uint64_t disorder = i % 3 == 0 ? 0 : (uint64_t)i;
+        ck_assert_int_eq(run(2, disorder, snatch, &delay), CP_ABORTED);
+        ck_assert_str_eq(cp_message(), "rank 0: changed my mind");
+    }
+}
+END_TEST
+
+START_TEST(wrong_options_are_refused) {
+    cp_threads_options options = {0, 0, 0};
+    ck_assert_int_eq(cp_threads_run(NULL, meet, NULL), CP_INVALID);
+    ck_assert_int_eq(cp_threads_run(&options, meet, NULL), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "cannot run 0 ranks: 1 is the least");
+    options.ranks = -3;
+    ck_assert_int_eq(cp_threads_run(&options, meet, NULL), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "cannot run -3 ranks: 1 is the least");
+    options.ranks = 1;
+    ck_assert_int_eq(cp_threads_run(&options, NULL, NULL), CP_INVALID);
+    options.patience = -1;
+    ck_assert_int_eq(cp_threads_run(&options, meet, NULL), CP_INVALID);
+    options.patience = NAN;
+    ck_assert_int_eq(cp_threads_run(&options, meet, NULL), CP_INVALID);
+}
+END_TEST
+
+static cp_status count_calls(cp_comm *comm, void *context) {
+    atomic_fetch_add((atomic_int *)context, 1);
+    return cp_comm_barrier(comm);
+}
+
+START_TEST(too_few_threads_is_an_error) {
+    long long pages = 0;
+    atomic_int calls = 0;
+    if (SANITIZED)
+        return;
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    ck_assert(sizes != NULL && fscanf(sizes, "%lld", &pages) == 1);
+    fclose(sizes);
+    const rlim_t room = (rlim_t)(pages * sysconf(_SC_PAGESIZE)) + (40 << 20);
+    const struct rlimit limit = {room, room};
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+    ck_assert_int_eq(run(500, 0, count_calls, &calls), CP_MEMORY);
+    int started = -1, asked = -1;
+    ck_assert_int_eq(
+        sscanf(cp_message(), "could start %d of %d ranks: ", &started, &asked),
+        2);
+    ck_assert(started > 0 && started < 11 && asked == 500);
+    ck_assert_int_eq(calls, 0);
+    run_well(2, 0, rotate); /* and the next run is none the worse */
+}
+END_TEST
+
+static Suite *ranks_suite(void) {
+    Suite *suite = suite_create("ranks");
+    TCase *right = harness_case("right");
+    TCase *wrong = harness_case("wrong");
+    TCase *failing = harness_case("failing");
+    /* Add the tests. */
+    tcase_add_loop_test(right, every_ring_size, 0, RING_SIZES);
+    tcase_add_test(right, exchanges_of_every_kind);
+    tcase_add_loop_test(right, fifty_seeds, 0, 10);
+    tcase_add_test(right, two_hundred_runs);
+    tcase_add_test(wrong, missing_wait_reads_nan);
+    tcase_add_test(wrong, early_touch_shows);
+    tcase_add_test(wrong, sending_first_is_a_deadlock);
+    tcase_add_loop_test(wrong, wrong_calls_are_refused, 0, 8);
+    tcase_add_test(wrong, leaving_without_wait_is_an_error);
+    tcase_add_loop_test(failing, failure_ends_every_wait, 0, 2 * WAYS);
+    tcase_add_loop_test(failing, early_leaving_ends_every_wait, 0, WAYS);
+    tcase_add_loop_test(failing, first_failure_wins, 0, 10);
+    tcase_add_loop_test(failing, patience_ends, 0, WAYS);
+    tcase_add_loop_test(failing, sizes_must_agree, 0, 2);
+    tcase_add_test(failing, no_copy_outlives_its_buffer);
+    tcase_add_test(failing, wrong_options_are_refused);
+    tcase_add_test(failing, too_few_threads_is_an_error);
+    suite_add_tcase(suite, right);
+    suite_add_tcase(suite, wrong);
+    suite_add_tcase(suite, failing);
+    return suite;
+}
+
+SUITE_MAIN(ranks_suite)
