@@ -39,6 +39,7 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 B        ?= build
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
+HARNESS   = $(B)/tests/harness/tiny_gguf.o $(B)/tests/harness/rig.o
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
@@ -50,7 +51,7 @@ $(LIBRARY): $(filter-out $(B)/reference/main.o,$(OBJECTS))
 	ar rcs $@ $^
 $(B)/longring: $(B)/reference/main.o $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
-$(B)/tests/test_%: $(B)/tests/test_%.o $(B)/tests/harness/tiny_gguf.o $(LIBRARY)
+$(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
@@ -101,7 +102,7 @@ install: all ## install binary, library, headers and longring.pc under DESTDIR a
 	install -Dm644 $(LIBRARY) -t $(DESTDIR)$(PREFIX)/lib
 	install -Dm644 $(wildcard src/*.h reference/*.h) -t $(DESTDIR)$(PREFIX)/include/longring
 	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	printf '%s\n' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include/longring' \
+	printf '%s\n' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include' \
 	  'Libs: -L$(PREFIX)/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
 clean: ## remove everything built
 	rm -rf build

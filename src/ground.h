@@ -5,6 +5,7 @@
 #define CP_GROUND_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum {

@@ -1,0 +1,54 @@
+/* A conversation on a test bench: calls attention over ranks in threads, with
+ * poisoned slots and disorderly messages, and holds every answer, every
+ * partial and every byte against what they must be. */
+#ifndef HARNESS_RIG_H
+#define HARNESS_RIG_H
+
+#include "../../reference/store.h"
+#include "../../reference/walk.h"
+#include "../../src/check.h"
+
+typedef struct {
+    /* Set these, then call rig_open. */
+    cp_shape shape;
+    int ranks;
+    int64_t sequences, room;
+    uint64_t seed;     /* of the numbers in Q, K and V */
+    uint64_t disorder; /* of the communicator; 0 = none */
+    int spare;         /* spare slots of the ring; 0 = 1 */
+    float scale;       /* of the queries; 0 = 1 */
+
+    /* After a call. */
+    char failure[600];         /* why it returned false */
+    cp_status status;          /* of the walk */
+    cp_plan_report report;     /* what the checker counted */
+    cp_traffic *traffic;       /* [ranks] what was really sent */
+    double output_error;       /* ||dO|| / ||O|| against fp64 */
+    double lse_error;          /* largest |dLSE| */
+    double one_rank_error;     /* ||dO|| / ||O|| of one rank, fp32 */
+
+    /* The conversation. */
+    cp_cache *cache;
+    cp_store *store;
+} rig;
+
+/* False, with failure set, if anything cannot be had. */
+int rig_open(rig *rig);
+void rig_close(rig *rig);
+
+/* One call: new_tokens[i] for each sequence, by a variant (CP_DECODE makes it
+ * a decode step). Checks the plan, runs it, compares the result, each partial
+ * and the traffic, then commits. False and a sentence in failure if anything
+ * is wrong; the cache is then as before. */
+int rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant);
+
+/* Give the sequences a past without running it: the cache gets the tokens and
+ * the store their numbers, as a call of that kind would have left them. */
+int rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant);
+
+/* The same call with the ledger kernel: reads who is who from the tensors'
+ * own rows and counts who met whom. Does not commit, and leaves the store's
+ * keys overwritten: good for nothing but further ledgers. */
+int rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant);
+
+#endif

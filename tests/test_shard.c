@@ -1,0 +1,211 @@
+/* Tangled from book/03-sharding.nw; edit the chapter. */
+/* Sharding: nothing lost, nothing twice, equal blocks, fair shares. */
+#include "harness/suite.h"
+
+#include <string.h>
+
+#include "../src/layout.h"
+
+static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
+                 int64_t length) {
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_span span = pieces->items[n].span;
+        if (span.sequence != sequence)
+            continue;
+        ck_assert_int_ge(span.start, 0);
+        ck_assert_int_lt(cp_span_last(span), length);
+        for (int64_t i = 0; i < span.count; i++)
+            marks[span.start + i * span.step]++;
+    }
+}
+
+static void check_round_trip(const cp_layout *layout, const int64_t *cached,
+                             const int64_t *fresh) {
+    enum { MOST = 128 };
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        int queries[MOST] = {0}, keys[MOST] = {0}, lie[MOST] = {0};
+        const int64_t length = cached[i] + fresh[i];
+        for (int rank = 0; rank < layout->ranks; rank++) {
+            mark(&layout->queries[rank].pieces, i, queries, length);
+            mark(&layout->keys[rank].pieces, i, keys, length);
+            mark(&layout->cache[rank].pieces, i, lie, length);
+        }
+        for (int64_t t = 0; t < length && fresh[i] > 0; t++) {
+            ck_assert_int_eq(queries[t], t >= cached[i]);
+            ck_assert_int_eq(keys[t], 1);
+            ck_assert_int_eq(lie[t], 1);
+        }
+    }
+}
+
+static cp_layout *lay_out(int ranks, cp_placement placement, int64_t sequences,
+                          const int64_t *cached, const int64_t *fresh,
+                          cp_pieces *held) {
+    cp_call call = {.ranks = ranks,
+                    .sequences = sequences,
+                    .new_tokens = cached,
+                    .room = 256,
+                    .placement = placement};
+    cp_layout *past = NULL, *layout = NULL;
+    int64_t total = 0;
+    for (int64_t i = 0; i < sequences; i++)
+        total += cached[i];
+    if (total > 0)
+        ck_assert_int_eq(cp_layout_new(&call, &past), CP_OK);
+    for (int rank = 0; past != NULL && rank < ranks; rank++) {
+        const cp_pieces *added = &past->appended[rank].pieces;
+        for (int64_t n = 0; n < added->count; n++)
+            cp_pieces_append(
+                &held[rank * sequences + added->items[n].span.sequence],
+                added->items[n]);
+    }
+    call.new_tokens = fresh;
+    call.held = held;
+    ck_assert_int_eq(cp_layout_new(&call, &layout), CP_OK);
+    cp_layout_free(past);
+    return layout;
+}
+
+static void check_padding(const cp_layout *layout, cp_placement placement,
+                          const int64_t *cached, const int64_t *fresh) {
+    const int64_t ranks = layout->ranks;
+    int64_t rows = 0, slack = 0;
+    (void)cached;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        rows += cp_shard_rows(placement, (int)ranks, fresh[i]);
+        slack +=
+            cp_min(cp_ceil_divide(fresh[i], 2 * ranks),
+                   2 * ranks * cp_ceil_divide(fresh[i], 2 * ranks) - fresh[i]);
+    }
+    int64_t least = INT64_MAX, most = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        ck_assert_int_eq(layout->queries[rank].rows, rows);
+        ck_assert_int_eq(layout->keys[rank].rows, layout->keys[0].rows);
+        ck_assert_int_le(layout->keys[rank].tokens, layout->keys[rank].rows);
+        least = cp_min(least, layout->queries[rank].tokens);
+        most = cp_max(most, layout->queries[rank].tokens);
+    }
+    if (placement == CP_ZIGZAG)
+        ck_assert_int_le(most - least, slack);
+}
+
+static void try_shape(int ranks, int64_t sequences, const int64_t *cached,
+                      const int64_t *fresh) {
+    for (int p = CP_ZIGZAG; p <= CP_STRIPED; p++) {
+        cp_pieces held[9 * 4] = {{0}};
+        cp_layout *layout =
+            lay_out(ranks, (cp_placement)p, sequences, cached, fresh, held);
+        check_round_trip(layout, cached, fresh);
+        check_padding(layout, (cp_placement)p, cached, fresh);
+        cp_layout_free(layout);
+        for (int n = 0; n < 9 * 4; n++)
+            cp_pieces_free(&held[n]);
+    }
+}
+
+START_TEST(every_small_shape_is_a_round_trip) {
+    const int ranks = _i;
+    for (int64_t t = 1; t <= 4 * ranks + 3; t++)
+        for (int64_t p = 0; p <= 2 * ranks + 1; p++) {
+            const int64_t cached[4] = {p, 0, 1, 2 * ranks};
+            const int64_t fresh[4] = {t, 1, 2 * ranks, t % 3};
+            for (int64_t sequences = 1; sequences <= 4; sequences++)
+                try_shape(ranks, sequences, cached, fresh);
+        }
+}
+END_TEST
+
+static int64_t pairs(const cp_layout *layout, int k, int s) {
+    int64_t sum = 0;
+    const cp_pieces *q = &layout->queries[k].pieces;
+    const cp_pieces *keys = &layout->keys[s].pieces;
+    for (int64_t i = 0; i < q->count; i++)
+        for (int64_t j = 0; j < keys->count; j++)
+            sum += cp_span_pairs(q->items[i].span, keys->items[j].span);
+    return sum;
+}
+
+START_TEST(invariants_7_and_8_the_fold_is_fair) {
+    const int ranks = _i;
+    const int64_t chunk = 5, fresh = 2 * ranks * chunk, cached = 3 * ranks;
+    cp_pieces held[16] = {{0}};
+    cp_layout *layout = lay_out(ranks, CP_ZIGZAG, 1, &cached, &fresh, held);
+    for (int k = 0; k < ranks; k++) {
+        int64_t sum = 0;
+        for (int s = 0; s < ranks; s++) {
+            const int64_t here = pairs(layout, k, s);
+            const int64_t past = cp_pieces_tokens(&held[s]);
+            ck_assert_int_eq(here, 2 * chunk * chunk + 2 * chunk * past +
+                                       (k == s ? chunk : 0));
+            sum += here;
+        }
+        ck_assert_int_eq(sum, fresh * (fresh + 1) / (2 * ranks) +
+                                  fresh * cached / ranks);
+    }
+    cp_layout_free(layout);
+    for (int n = 0; n < ranks; n++)
+        cp_pieces_free(&held[n]);
+}
+END_TEST
+
+START_TEST(a_straight_cut_is_as_unfair_as_the_formula_says) {
+    const int64_t ranks = _i, fresh = 12 * ranks, none = 0;
+    cp_pieces held[16] = {{0}};
+    cp_layout *layout = lay_out((int)ranks, CP_NAIVE, 1, &none, &fresh, held);
+    int64_t most = 0, total = 0;
+    for (int k = 0; k < ranks; k++) {
+        int64_t sum = 0;
+        for (int s = 0; s < ranks; s++)
+            sum += pairs(layout, k, s);
+        most = cp_max(most, sum);
+        total += sum;
+    }
+    ck_assert_int_eq(total, fresh * (fresh + 1) / 2);
+    ck_assert_int_eq(most * ranks * ranks * (fresh + 1),
+                     total * ((2 * ranks - 1) * fresh + ranks));
+    cp_layout_free(layout);
+}
+END_TEST
+
+static void expect(const cp_call *call, cp_status status, const char *text) {
+    cp_layout *layout = NULL;
+    ck_assert_int_eq(cp_layout_new(call, &layout), status);
+    ck_assert_ptr_null(layout);
+    ck_assert_msg(strstr(cp_message(), text) != NULL, "%s", cp_message());
+}
+
+START_TEST(nonsense_is_refused_with_its_numbers) {
+    int64_t fresh[2] = {20, 0};
+    cp_call call = {.ranks = 2, .sequences = 2, .new_tokens = fresh, .room = 9};
+    expect(&call, CP_CAPACITY, "would hold 10 tokens on rank 0");
+    call.room = 10;
+    call.ranks = 0;
+    expect(&call, CP_INVALID, "0 ranks");
+    call.ranks = 2;
+    fresh[0] = -4;
+    expect(&call, CP_INVALID, "brings -4 new tokens");
+    fresh[0] = 0;
+    expect(&call, CP_INVALID, "no new token");
+    fresh[0] = 2;
+    call.decode = true;
+    expect(&call, CP_INVALID, "brings 2 new tokens to a decode step");
+    fresh[0] = INT64_MAX;
+    fresh[1] = INT64_MAX;
+    call.decode = false;
+    expect(&call, CP_INVALID, "64 bits");
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("shard");
+    TCase *tests = harness_case("sharding");
+    tcase_add_loop_test(tests, every_small_shape_is_a_round_trip, 1, 10);
+    tcase_add_loop_test(tests, invariants_7_and_8_the_fold_is_fair, 1, 10);
+    tcase_add_loop_test(tests, a_straight_cut_is_as_unfair_as_the_formula_says,
+                        1, 10);
+    tcase_add_test(tests, nonsense_is_refused_with_its_numbers);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
