@@ -29,6 +29,15 @@ typedef struct {
     int64_t reach[PANEL]; /* keys of the tile that each row sees */
 } workspace;
 
+typedef struct {
+    const cp_shape *shape;
+    cp_pieces query_tiles, key_tiles;
+    const float *queries, *keys, *values;
+    float *output, *lse;
+    int64_t rows;  /* of the largest tile, whole panels */
+    float *memory; /* every thread's workspace */
+} call;
+
 static inline float fused(float a, float b, float c) {
 #ifdef FP_FAST_FMAF
     return fmaf(a, b, c);
@@ -45,11 +54,12 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
     for (int i = 0; i < PANEL; i++)
         for (int j = 0; j < STRIP; j++)
             sum[i][j] = c[i * c_stride + j];
-    /* Add one outer product after the other. */
     for (int64_t k = 0; k < depth; k++)
         for (int i = 0; i < PANEL; i++)
-            _Pragma("omp simd") for (int j = 0; j < STRIP; j++) sum[i][j] =
-                fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
+#pragma omp simd
+            for (int j = 0; j < STRIP; j++)
+                sum[i][j] =
+                    fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
     for (int i = 0; i < PANEL; i++)
         for (int j = 0; j < STRIP; j++)
             c[i * c_stride + j] = sum[i][j];
@@ -69,9 +79,10 @@ static inline float from_bits(uint32_t bits) {
 
 /* 2^x for x <= 0; exactly 0 below -126, NaN for NaN. */
 static inline float exp2_negative(float x) {
+    /* Split x into the nearest integer and a fraction f. */
     const float round = 0x1.8p23f, shifted = x + round;
     const float f = x - (shifted - round);
-    /* Evaluate a polynomial for two to the fraction. */
+    /* Evaluate a polynomial p for two to the fraction. */
     float p = 1.5453163e-4f;
     p = fused(p, f, 1.3390863e-3f);
     p = fused(p, f, 9.6180826e-3f);
@@ -79,10 +90,38 @@ static inline float exp2_negative(float x) {
     p = fused(p, f, 0.24022651f);
     p = fused(p, f, 0.69314719f);
     p = fused(p, f, 1.0f);
-    /* Make two to the whole number from its bits. */
     const float scale = from_bits((to_bits(shifted) + 127) << 23);
     const uint32_t keep = x < -126.0f ? 0 : UINT32_MAX;
     return from_bits(to_bits(p * scale) & keep);
+}
+
+/* The index [row][head] of row r of a tile in the caller's tensors. */
+static int64_t place(const workspace *w, cp_piece tile, int64_t kv_head,
+                     int64_t r) {
+    const int64_t row = tile.row + r / w->group;
+    const int64_t head = kv_head * w->group + r % w->group;
+    return row * w->shape->query_heads + head;
+}
+
+static void gather_queries(const workspace *w, cp_piece tile, int64_t kv_head,
+                           const float *queries) {
+    const int64_t dim = w->shape->head_dim, rows = tile.span.count * w->group;
+    const int64_t padded = cp_ceil_divide(rows, PANEL) * PANEL;
+    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
+    for (int64_t r = 0; r < rows; r++) {
+        const float *from = queries + place(w, tile, kv_head, r) * dim;
+        for (int64_t d = 0; d < dim; d++)
+            w->queries[r * dim + d] = from[d] * scale;
+    }
+    /* Fill the last panel with queries of zeros, and begin with nothing seen. */
+    for (int64_t i = rows * dim; i < padded * dim; i++)
+        w->queries[i] = 0.0f;
+    for (int64_t i = 0; i < padded * w->wide; i++)
+        w->output[i] = 0.0f;
+    for (int64_t r = 0; r < padded; r++) {
+        w->largest[r] = -INFINITY;
+        w->total[r] = 0.0f;
+    }
 }
 
 static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
@@ -110,28 +149,6 @@ static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
     }
 }
 
-static void scale_queries(const workspace *w, cp_piece tile, int64_t kv_head,
-                          const float *queries) {
-    const int64_t dim = w->shape->head_dim, heads = w->shape->query_heads;
-    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
-    const int64_t rows = tile.span.count * w->group;
-    const int64_t padded = cp_ceil_divide(rows, PANEL) * PANEL;
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t token = tile.row + r / w->group;
-        const int64_t head = kv_head * w->group + r % w->group;
-        const float *from = queries + (token * heads + head) * dim;
-        for (int64_t d = 0; d < dim; d++)
-            w->queries[r * dim + d] = from[d] * scale;
-    }
-    for (int64_t i = rows * dim; i < padded * dim; i++)
-        w->queries[i] = 0.0f;
-    for (int64_t r = 0; r < padded; r++) {
-        w->largest[r] = -INFINITY;
-        w->total[r] = 0.0f;
-    }
-    memset(w->output, 0, (size_t)(padded * w->wide) * sizeof(float));
-}
-
 static void score(const workspace *w, int64_t row, int64_t reach) {
     const int64_t dim = w->shape->head_dim;
     memset(w->scores, 0, PANEL * KEYS * sizeof(float));
@@ -140,46 +157,48 @@ static void score(const workspace *w, int64_t row, int64_t reach) {
                  w->scores + j, KEYS);
 }
 
-/* scores[width] become weights; the row's largest, total and output are
- * brought to the new largest. */
-static void weigh(const workspace *w, int64_t row, float *scores,
-                  int64_t width) {
-    const float before = w->largest[row];
-    /* Find the largest score so far. */
-    float lane[STRIP];
+static float largest_of(const float *scores, int64_t width, float before) {
+    float lane[STRIP], largest = before;
     for (int l = 0; l < STRIP; l++)
         lane[l] = before;
     for (int64_t j = 0; j < width; j += STRIP)
-    #pragma omp simd
+#pragma omp simd
         for (int l = 0; l < STRIP; l++)
             lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
-    float largest = before;
     for (int l = 0; l < STRIP; l++)
         largest = lane[l] > largest ? lane[l] : largest;
-    const float level = largest == -INFINITY ? 0.0f : largest;
-    const float keep = exp2_negative(before - level);
-    /* Weigh each key and sum the weights. */
-    #pragma omp simd
+    return largest;
+}
+
+/* scores become weights against the level; returns their sum. */
+static float weigh_scores(float *scores, int64_t width, float level) {
+    float lane[STRIP] = {0.0f}, sum = 0.0f;
+#pragma omp simd
     for (int64_t j = 0; j < width; j++)
         scores[j] = exp2_negative(scores[j] - level);
-    for (int l = 0; l < STRIP; l++)
-        lane[l] = 0.0f;
     for (int64_t j = 0; j < width; j += STRIP)
-    #pragma omp simd
+#pragma omp simd
         for (int l = 0; l < STRIP; l++)
             lane[l] += scores[j + l];
-    float sum = 0.0f;
     for (int l = 0; l < STRIP; l++)
         sum += lane[l];
-    /* Carry the row over to the new level. */
+    return sum;
+}
+
+static void weigh(const workspace *w, int64_t row, float *scores,
+                  int64_t width) {
+    const float before = w->largest[row];
+    const float largest = largest_of(scores, width, before);
+    const float level = largest == -INFINITY ? 0.0f : largest;
+    const float keep = exp2_negative(before - level);
     w->largest[row] = largest;
-    w->total[row] = w->total[row] * keep + sum;
+    w->total[row] = w->total[row] * keep + weigh_scores(scores, width, level);
     if (keep != 1.0f)
         for (int64_t d = 0; d < w->wide; d++)
             w->output[row * w->wide + d] *= keep;
 }
 
-/* One row's weights for keys first to last - 1. */
+/* Adds the values of keys first to last - 1 to one row. */
 static void add_values(const workspace *w, int64_t row, const float *weights,
                        int64_t first, int64_t last) {
     float *output = w->output + row * w->wide;
@@ -193,8 +212,8 @@ static void add_values(const workspace *w, int64_t row, const float *weights,
 
 static void attend_panel(workspace *w, cp_span queries, cp_span keys,
                          bool diagonal, int64_t row) {
-    int64_t least = keys.count, most = 0;
     /* Find how many keys each row of the panel sees. */
+    int64_t least = keys.count, most = 0;
     for (int i = 0; i < PANEL; i++) {
         const int64_t q = cp_min((row + i) / w->group, queries.count - 1);
         const int64_t position = queries.start + q * queries.step;
@@ -203,17 +222,15 @@ static void attend_panel(workspace *w, cp_span queries, cp_span keys,
         least = cp_min(least, w->reach[i]);
         most = cp_max(most, w->reach[i]);
     }
-    if (most == 0)
-        return;
+    const int64_t width = cp_ceil_divide(most, STRIP) * STRIP;
     score(w, row, most);
-    for (int i = 0; i < PANEL; i++) {
+    for (int i = 0; i < PANEL && most > 0; i++) {
         float *scores = w->scores + i * KEYS;
-        /* Hide the keys that the row does not see. */
-        const int64_t width = cp_ceil_divide(most, STRIP) * STRIP;
         for (int64_t j = w->reach[i]; j < width; j++)
             scores[j] = -INFINITY;
         weigh(w, row + i, scores, width);
     }
+    /* Add the values that all rows see, then each row's own. */
     for (int64_t d = 0; d < w->wide; d += STRIP)
         multiply(least, w->scores, KEYS, w->values + d * KEYS,
                  w->output + row * w->wide + d, w->wide);
@@ -223,18 +240,32 @@ static void attend_panel(workspace *w, cp_span queries, cp_span keys,
 
 static void finish(const workspace *w, cp_piece tile, int64_t kv_head,
                    float *output, float *lse) {
-    const int64_t dim = w->shape->head_dim, heads = w->shape->query_heads;
+    const int64_t dim = w->shape->head_dim;
     for (int64_t r = 0; r < tile.span.count * w->group; r++) {
-        const int64_t token = tile.row + r / w->group;
-        const int64_t head = kv_head * w->group + r % w->group;
-        const int64_t at = token * heads + head;
+        const int64_t at = place(w, tile, kv_head, r);
         const float total = w->total[r];
-        const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+        const float share = total == 0.0f ? 0.0f : 1.0f / total;
         for (int64_t d = 0; d < dim; d++)
-            output[at * dim + d] = w->output[r * w->wide + d] * inverse;
+            output[at * dim + d] = w->output[r * w->wide + d] * share;
         lse[at] = (float)(0.6931471805599453 *
                           ((double)w->largest[r] + log2((double)total)));
     }
+}
+
+static void attend_tile(const call *c, workspace *w, cp_piece tile,
+                        int64_t kv_head) {
+    const int64_t rows = tile.span.count * w->group;
+    gather_queries(w, tile, kv_head, c->queries);
+    for (int64_t t = 0; t < c->key_tiles.count; t++) {
+        const cp_piece keys = c->key_tiles.items[t];
+        const cp_relation relation = cp_span_relate(tile.span, keys.span);
+        if (relation == CP_APART)
+            continue;
+        pack(w, keys, kv_head, c->keys, c->values);
+        for (int64_t row = 0; row < rows; row += PANEL)
+            attend_panel(w, tile.span, keys.span, relation == CP_DIAGONAL, row);
+    }
+    finish(w, tile, kv_head, c->output, c->lse);
 }
 
 static cp_status cut(const cp_pieces *pieces, int64_t longest,
@@ -243,20 +274,17 @@ static cp_status cut(const cp_pieces *pieces, int64_t longest,
         tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
     const cp_status status = cp_allocate(
         &tiles->items, tiles->room, sizeof(*tiles->items), "a list of tiles");
-    if (status != CP_OK)
-        return status;
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_piece piece = pieces->items[p];
-        for (int64_t i = 0; i < piece.span.count; i += longest)
-            /* List the tile that begins at token i. */
-            tiles->items[tiles->count++] = (cp_piece){
-                .span = {.sequence = piece.span.sequence,
-                         .start = piece.span.start + i * piece.span.step,
-                         .count = cp_min(longest, piece.span.count - i),
-                         .step = piece.span.step},
-                .row = piece.row + i};
+    for (int64_t p = 0; p < pieces->count && status == CP_OK; p++) {
+        const cp_span span = pieces->items[p].span;
+        for (int64_t i = 0; i < span.count; i += longest) {
+            cp_piece tile = pieces->items[p];
+            tile.span.start += i * span.step;
+            tile.span.count = cp_min(longest, span.count - i);
+            tile.row += i;
+            tiles->items[tiles->count++] = tile;
+        }
     }
-    return CP_OK;
+    return status;
 }
 
 /* Floats rounded up to whole cache lines of 64 bytes. */
@@ -285,32 +313,8 @@ static workspace lay_out(const cp_shape *shape, int64_t rows, float *memory) {
     return w;
 }
 
-typedef struct {
-    const cp_shape *shape;
-    cp_pieces query_tiles, key_tiles;
-    const float *queries, *keys, *values;
-    float *output, *lse;
-} call;
-
-static void attend_tile(const call *c, workspace *w, cp_piece tile,
-                        int64_t kv_head) {
-    const int64_t rows = tile.span.count * w->group;
-    scale_queries(w, tile, kv_head, c->queries);
-    for (int64_t t = 0; t < c->key_tiles.count; t++) {
-        const cp_piece keys = c->key_tiles.items[t];
-        const cp_relation relation = cp_span_relate(tile.span, keys.span);
-        if (relation == CP_APART)
-            continue;
-        pack(w, keys, kv_head, c->keys, c->values);
-        for (int64_t row = 0; row < rows; row += PANEL)
-            attend_panel(w, tile.span, keys.span, relation == CP_DIAGONAL, row);
-    }
-    finish(w, tile, kv_head, c->output, c->lse);
-}
-
 static cp_status prepare(call *c, const cp_pieces *queries,
-                         const cp_pieces *keys, int threads, int64_t *rows,
-                         float **memory) {
+                         const cp_pieces *keys, int threads) {
     const int64_t group = c->shape->query_heads / c->shape->kv_heads;
     cp_status status = cut(queries, cp_max(1, ROWS / group), &c->query_tiles);
     if (status == CP_OK)
@@ -318,26 +322,22 @@ static cp_status prepare(call *c, const cp_pieces *queries,
     if (status != CP_OK)
         return status;
     for (int64_t t = 0; t < c->query_tiles.count; t++)
-        *rows = cp_max(*rows, c->query_tiles.items[t].span.count * group);
-    *rows = cp_ceil_divide(*rows, PANEL) * PANEL;
-    const int64_t size = workspace_floats(c->shape->head_dim, *rows);
-    return cp_allocate(memory, threads * size + 16, sizeof(float),
+        c->rows = cp_max(c->rows, c->query_tiles.items[t].span.count * group);
+    c->rows = cp_ceil_divide(c->rows, PANEL) * PANEL;
+    const int64_t size = workspace_floats(c->shape->head_dim, c->rows);
+    return cp_allocate(&c->memory, threads * size + 16, sizeof(float),
                        "the kernel's tiles");
 }
 
-static float *line_start(float *memory) {
-    return memory + (64 - (uintptr_t)memory % 64) % 64 / sizeof(float);
-}
-
-static void attend_tiles(const call *c, int threads, int64_t rows,
-                         float *memory) {
+static void attend_tiles(const call *c, int threads) {
     const int64_t heads = c->shape->kv_heads;
     const int64_t tasks = c->query_tiles.count * heads;
-    const int64_t size = workspace_floats(c->shape->head_dim, rows);
+    const int64_t size = workspace_floats(c->shape->head_dim, c->rows);
+    float *memory = c->memory + (64 - (uintptr_t)c->memory % 64) / 4 % 16;
 #pragma omp parallel num_threads(threads)
     {
         workspace w =
-            lay_out(c->shape, rows, memory + omp_get_thread_num() * size);
+            lay_out(c->shape, c->rows, memory + omp_get_thread_num() * size);
 #pragma omp for schedule(dynamic)
         for (int64_t task = tasks - 1; task >= 0; task--)
             attend_tile(c, &w, c->query_tiles.items[task / heads],
@@ -355,16 +355,15 @@ cp_status cp_attend(const cp_shape *shape, const cp_pieces *query_pieces,
               .values = values,
               .output = output,
               .lse = lse};
-    float *memory = NULL;
-    int64_t rows = 0;
     cp_status status = cp_shape_check(shape);
     if (status == CP_OK && threads < 1)
         status = cp_fail(CP_INVALID, "%d threads cannot attend", threads);
     if (status == CP_OK)
-        status = prepare(&c, query_pieces, key_pieces, threads, &rows, &memory);
+        status = prepare(&c, query_pieces, key_pieces, threads);
     if (status == CP_OK)
-        attend_tiles(&c, threads, rows, line_start(memory));
-    free(memory);
+        attend_tiles(&c, threads);
+    /* Free what the call allocated. */
+    free(c.memory);
     cp_pieces_free(&c.query_tiles);
     cp_pieces_free(&c.key_tiles);
     return status;

@@ -16,11 +16,10 @@ static cp_status expand(const cp_pieces *pieces, token **tokens) {
         return status;
     token *next = *tokens;
     for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_piece piece = pieces->items[p];
-        for (int64_t i = 0; i < piece.span.count; i++)
-            *next++ =
-                (token){piece.span.sequence,
-                        piece.span.start + i * piece.span.step, piece.row + i};
+        const cp_span span = pieces->items[p].span;
+        for (int64_t i = 0; i < span.count; i++)
+            *next++ = (token){span.sequence, span.start + i * span.step,
+                              pieces->items[p].row + i};
     }
     return CP_OK;
 }
@@ -80,10 +79,10 @@ static void attend_all(const key_table *table, const token *tokens,
                        double *lse) {
     const int64_t heads = table->shape->query_heads;
     const int64_t group = heads / table->shape->kv_heads;
+    const int64_t dim = table->shape->head_dim;
     for (int64_t i = 0; i < count; i++)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t at = tokens[i].row * heads + h;
-            const int64_t dim = table->shape->head_dim;
             lse[at] = attend_one(table, tokens[i], h / group,
                                  queries + at * dim, output + at * dim);
         }
@@ -104,11 +103,11 @@ cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
     if (status == CP_OK)
         status =
             cp_allocate(&scores, count, sizeof(*scores), "the oracle's scores");
+    const key_table table = {shape, key_tokens, count, keys, values, scores};
     if (status == CP_OK)
-        /* Attend, now that nothing can fail. */
-        attend_all(&(key_table){shape, key_tokens, count, keys, values, scores},
-                   query_tokens, cp_pieces_tokens(query_pieces), queries,
-                   output, lse);
+        attend_all(&table, query_tokens, cp_pieces_tokens(query_pieces),
+                   queries, output, lse);
+    /* Free what the oracle allocated. */
     free(query_tokens);
     free(key_tokens);
     free(scores);

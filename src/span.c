@@ -7,20 +7,20 @@
 #include <string.h>
 
 cp_status cp_shape_check(const cp_shape *shape) {
-    const int64_t heads = shape->query_heads, kv_heads = shape->kv_heads;
-    if (heads < 1 || kv_heads < 1 || shape->head_dim < 1)
+    const long long heads = shape->query_heads, kv_heads = shape->kv_heads;
+    const long long dim = shape->head_dim;
+    if (heads < 1 || kv_heads < 1 || dim < 1)
         return cp_fail(CP_INVALID,
-                       "%lld query heads, %lld key heads of %lld: "
-                       "each must be at least 1",
-                       (long long)heads, (long long)kv_heads,
-                       (long long)shape->head_dim);
+                       "%lld query heads and %lld key heads of dimension "
+                       "%lld: each must be at least 1",
+                       heads, kv_heads, dim);
     if (heads % kv_heads != 0)
         return cp_fail(CP_INVALID,
                        "%lld key heads do not divide %lld query heads",
-                       (long long)kv_heads, (long long)heads);
-    if (shape->head_dim > CP_HEAD_DIM_MAX)
-        return cp_fail(CP_INVALID, "a head of %lld is more than %d",
-                       (long long)shape->head_dim, CP_HEAD_DIM_MAX);
+                       kv_heads, heads);
+    if (dim > CP_HEAD_DIM_MAX)
+        return cp_fail(CP_INVALID, "a head of dimension %lld is more than %d",
+                       dim, CP_HEAD_DIM_MAX);
     return CP_OK;
 }
 
@@ -36,12 +36,12 @@ static int64_t floor_sum(int64_t count, int64_t slope, int64_t offset,
                          int64_t divisor) {
     int64_t sum = 0;
     while (count > 0) {
-        /* Count the whole multiples of the divisor. */
+        /* Take out the whole multiples of the divisor. */
         sum += count * (count - 1) / 2 * (slope / divisor);
         sum += count * (offset / divisor);
         slope %= divisor;
         offset %= divisor;
-        /* Turn the picture over so that columns become rows. */
+        /* Count by rows what was counted by columns. */
         const int64_t top = slope * count + offset, old_slope = slope;
         count = top / divisor;
         offset = top % divisor;
@@ -56,12 +56,11 @@ int64_t cp_span_pairs(cp_span queries, cp_span keys) {
         return 0;
     const int64_t none = cp_span_before(queries, keys.start);
     const int64_t part = cp_span_before(queries, cp_span_last(keys));
-    const int64_t first = queries.start + none * queries.step;
+    const int64_t first = queries.start + none * queries.step - keys.start;
     int64_t pairs = (queries.count - part) * keys.count;
     if (none < part)
-        pairs +=
-            part - none +
-            floor_sum(part - none, queries.step, first - keys.start, keys.step);
+        pairs += part - none +
+                 floor_sum(part - none, queries.step, first, keys.step);
     return pairs;
 }
 
@@ -82,18 +81,17 @@ static int64_t inverse(int64_t a, int64_t m, int64_t *gcd) {
 int64_t cp_span_shared(cp_span a, cp_span b) {
     int64_t gcd;
     const int64_t x = inverse(a.step, b.step, &gcd);
-    const int64_t apart = b.start - a.start;
-    if (a.sequence != b.sequence || apart % gcd != 0)
+    const int64_t distance = b.start - a.start;
+    if (a.sequence != b.sequence || distance % gcd != 0)
         return -1;
-    /* Find a's first index that lands on b's lattice. */
+    /* Find the first token of a on the lattice of b. */
     const int64_t period = b.step / gcd;
-    int64_t index = apart / gcd % period * (x % period) % period;
+    int64_t index = distance / gcd % period * (x % period) % period;
     if (index < 0)
         index += period;
     /* Climb to where both spans have begun. */
-    const int64_t both = a.step * period;
+    const int64_t begin = cp_max(a.start, b.start), both = a.step * period;
     int64_t position = a.start + index * a.step;
-    const int64_t begin = cp_max(a.start, b.start);
     if (position < begin)
         position += cp_ceil_divide(begin - position, both) * both;
     const int64_t end = cp_min(cp_span_last(a), cp_span_last(b));
@@ -130,6 +128,7 @@ static cp_status make_room(cp_pieces *pieces, int64_t room) {
 
 cp_status cp_pieces_append(cp_pieces *pieces, cp_piece piece) {
     assert(piece.span.count >= 1 && piece.span.step >= 1);
+    /* Grow the last piece, if the new one continues it. */
     if (pieces->count > 0) {
         cp_piece *last = &pieces->items[pieces->count - 1];
         const int64_t step = joining_step(*last, piece);
@@ -159,9 +158,8 @@ cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from) {
     const cp_status status = make_room(to, from->count);
     if (status != CP_OK)
         return status;
-    if (from->count > 0)
-        memmove(to->items, from->items,
-                (size_t)from->count * sizeof(*from->items));
+    for (int64_t i = 0; i < from->count; i++)
+        to->items[i] = from->items[i];
     to->count = from->count;
     return CP_OK;
 }

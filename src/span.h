@@ -6,21 +6,16 @@
 
 #include "ground.h"
 
-/* The heads of an attention layer: N_H, N_KV and D_H of the paper. Query
- * head h reads key and value head h / (N_H / N_KV). */
-typedef struct {
-    int64_t query_heads, kv_heads, head_dim;
-} cp_shape;
-
-enum { CP_HEAD_DIM_MAX = 256 };
 /* Positions start, start + step, ... of one sequence, count of them.
  * count >= 1, step >= 1 (1 where count is 1), 0 <= position < 2^31. */
 typedef struct {
     int64_t sequence, start, count, step;
 } cp_span;
+
 /* What some queries see of some keys: nothing, every key, or a part that
  * the positions decide. */
 typedef enum { CP_APART, CP_FULL, CP_DIAGONAL } cp_relation;
+
 /* A span, and the row of a tensor where its first token lies; its tokens
  * lie in consecutive rows. */
 typedef struct {
@@ -34,16 +29,21 @@ typedef struct {
     int64_t count, room;
 } cp_pieces;
 
-/* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
- * query_heads, and head_dim is at most CP_HEAD_DIM_MAX. */
-cp_status cp_shape_check(const cp_shape *shape);
+/* The heads of an attention layer: N_H, N_KV and D_H of the paper. Query
+ * head h reads key and value head h / (N_H / N_KV). */
+typedef struct {
+    int64_t query_heads, kv_heads, head_dim;
+} cp_shape;
+
+enum { CP_HEAD_DIM_MAX = 256 };
 
 /* The last position of a span. */
 static inline int64_t cp_span_last(cp_span span) {
     return span.start + (span.count - 1) * span.step;
 }
 
-/* How many positions of the span are smaller than the given one. */
+/* How many positions of the span are smaller than the given one. A query
+ * at position p sees the first cp_span_before(keys, p + 1) keys. */
 static inline int64_t cp_span_before(cp_span span, int64_t position) {
     const int64_t past = position - span.start;
     if (past <= 0)
@@ -55,7 +55,7 @@ static inline int64_t cp_span_before(cp_span span, int64_t position) {
  * where some pair is visible and some pair is not. */
 cp_relation cp_span_relate(cp_span queries, cp_span keys);
 
-/* The number of visible pairs, exact, without a loop over positions. */
+/* The number of visible pairs, without a loop over positions. */
 int64_t cp_span_pairs(cp_span queries, cp_span keys);
 
 /* The smallest position that both spans hold, or -1. */
@@ -73,5 +73,9 @@ cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from);
 
 /* Free the items; the list is then empty and may be used again. */
 void cp_pieces_free(cp_pieces *pieces);
+
+/* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
+ * query_heads, and head_dim is at most CP_HEAD_DIM_MAX. */
+cp_status cp_shape_check(const cp_shape *shape);
 
 #endif
