@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-walk.nw; edit the chapter. */
 /* Run one rank of a plan with fp32 tensors in memory, over any communicator. */
 #ifndef CP_WALK_H
 #define CP_WALK_H

@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-proof.nw; edit the chapter. */
 /* Prove that a plan is right, and count what it costs. */
 #include "check.h"
 
@@ -124,8 +124,9 @@ typedef struct {
     bool full;      /* has contents */
     bool sending;   /* lent to an exchange that was not waited for */
     bool receiving; /* likewise; its contents are unknown */
-    int origin;     /* whose tokens */
-    uint8_t *met;   /* partials: [ranks] how often the keys of each rank */
+    cp_slot_kind kind;
+    int origin;   /* whose tokens */
+    uint8_t *met; /* partials: [ranks] how often the keys of each rank */
 } content;
 
 typedef struct {
@@ -144,6 +145,7 @@ static content *content_of(const proof *proof, int rank, int slot) {
 
 static void copy_content(const proof *proof, content *to, const content *from) {
     to->full = from->full;
+    to->kind = from->kind;
     to->origin = from->origin;
     memcpy(to->met, from->met, (size_t)proof->plan->layout->ranks);
 }
@@ -184,7 +186,7 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
     const cp_plan *plan = proof->plan;
     const content *it = &proof->contents[rank * plan->slot_count + use.slot];
     const bool cache = kind == CP_SLOT_KEYS && use.slot == plan->cache;
-    if (plan->slots[use.slot].kind != kind && !cache)
+    if (it->kind != kind && !cache)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s takes slot %d for what "
                        "it is not",
@@ -228,6 +230,7 @@ static cp_status note_local(proof *proof, const cp_event *event) {
         out->origin = rank;
     }
     out->full = true;
+    out->kind = proof->plan->slots[op->out.slot].kind;
     return status;
 }
 
@@ -382,6 +385,7 @@ static void fill_in(proof *proof) {
         for (int n = 0; n < 2; n++) {
             content_of(proof, k, full[n])->full = true;
             content_of(proof, k, full[n])->origin = k;
+            content_of(proof, k, full[n])->kind = plan->slots[full[n]].kind;
         }
         for (int r = 0; r < ranks; r++)
             proof->pairs[k * ranks + r] =

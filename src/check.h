@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-proof.nw; edit the chapter. */
 /* Prove that a plan is right, by its spans and slots alone, and count what it
  * costs. Computes no attention and takes no time to speak of. */
 #ifndef CP_CHECK_H

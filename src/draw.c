@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-drawing.nw; edit the chapter. */
 /* Pictures of a plan: text, SVG, and traces. */
 #include "draw.h"
 
@@ -53,8 +53,7 @@ cp_status cp_draw_ascii(const cp_plan *plan, FILE *out) {
     for (int rank = 0; rank < plan->layout->ranks; rank++)
         draw_rank(&timeline, rank, out);
     fprintf(out, "%17s%s\n", "",
-            "time goes right; a digit says whose block, "
-            ". is idle, * is a collective");
+            "digits say whose block, . is idle, * a collective");
     cp_timeline_free(&timeline);
     return finished(out);
 }

@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-proof.nw; edit the chapter. */
 /* Visit every interleaving of a small plan. */
 #include "explore.h"
 

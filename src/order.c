@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-proof.nw; edit the chapter. */
 /* One order in which the operations of all ranks of a plan could happen. */
 #include "order.h"
 
@@ -103,7 +103,6 @@ static cp_status advance(run *run, int rank) {
 
 static cp_status collective(run *run) {
     const int ranks = run->plan->layout->ranks;
-    const cp_op *first = NULL;
     for (int rank = 0; rank < ranks; rank++) {
         const cp_program *program = &run->plan->programs[rank];
         if (run->ranks[rank].next >= program->count)
@@ -111,10 +110,11 @@ static cp_status collective(run *run) {
         const cp_op *op = &program->ops[run->ranks[rank].next];
         if (op->kind != CP_OP_ALL_TO_ALL && op->kind != CP_OP_ALL_GATHER)
             return CP_OK;
-        if (first != NULL && op->kind != first->kind)
+        run->all[rank] = op;
+        if (op->kind != run->all[0]->kind)
             return cp_fail(CP_BROKEN, "rank 0 is at an %s, rank %d at an %s",
-                           cp_op_name(first->kind), rank, cp_op_name(op->kind));
-        first = first == NULL ? op : first;
+                           cp_op_name(run->all[0]->kind), rank,
+                           cp_op_name(op->kind));
     }
     for (int rank = 0; rank < ranks; rank++)
         run->ranks[rank].next++;

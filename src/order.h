@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-proof.nw; edit the chapter. */
 /* One order in which the operations of all ranks of a plan could happen. */
 #ifndef CP_ORDER_H
 #define CP_ORDER_H

@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/05-drawing.nw; edit the chapter. */
 /* When each operation of a plan runs, given how long things take. */
 #ifndef CP_TIMELINE_H
 #define CP_TIMELINE_H

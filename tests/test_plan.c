@@ -1,0 +1,340 @@
+/* Tangled from book/05-proof.nw; edit the chapter. */
+/* Plans: right ones pass, each kind of damage is found and named. */
+#define _POSIX_C_SOURCE 200809L
+#include "harness/suite.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "../src/cache.h"
+#include "../src/check.h"
+#include "../src/draw.h"
+#include "../src/explore.h"
+
+/* The layout of one call over an empty cache. */
+static cp_layout *fresh_layout(int ranks, int64_t tokens) {
+    const cp_call call = {
+        .ranks = ranks, .sequences = 1, .new_tokens = &tokens, .room = tokens};
+    cp_layout *layout = NULL;
+    ck_assert_msg(cp_layout_new(&call, &layout) == CP_OK, "%s", cp_message());
+    return layout;
+}
+
+static cp_plan *build(cp_variant variant, const cp_layout *layout, int spare) {
+    const cp_shape shape = {4, 2, 8};
+    const cp_plan_options options = {4, spare};
+    cp_plan *plan = NULL;
+    ck_assert_msg(cp_plan_build(variant, layout, &shape, &options, &plan) ==
+                      CP_OK,
+                  "%s", cp_message());
+    return plan;
+}
+
+/* The n-th operation of a kind in a rank's program. */
+static cp_op *find(cp_plan *plan, int rank, cp_op_kind kind, int n) {
+    cp_program *program = &plan->programs[rank];
+    for (int64_t i = 0; i < program->count; i++)
+        if (program->ops[i].kind == kind && n-- == 0)
+            return &program->ops[i];
+    ck_abort_msg("rank %d has no such operation", rank);
+    return NULL;
+}
+
+static void erase(cp_plan *plan, int rank, cp_op *op) {
+    cp_program *program = &plan->programs[rank];
+    const int64_t at = op - program->ops;
+    memmove(op, op + 1, (size_t)(program->count - at - 1) * sizeof(cp_op));
+    program->count--;
+}
+
+static void expect(const cp_plan *plan, const char *text) {
+    cp_plan_report report;
+    ck_assert_int_eq(cp_plan_check(plan, &report), CP_BROKEN);
+    ck_assert_msg(strstr(cp_message(), text) != NULL,
+                  "expected \"%s\", got \"%s\"", text, cp_message());
+}
+
+START_TEST(damage_to_pass_kv_is_found) {
+    cp_layout *layout = fresh_layout(4, 23);
+    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+    cp_plan_report report;
+    ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s", cp_message());
+    cp_plan_report_free(&report);
+    switch (_i) {
+    case 0: /* the merge of one hop is forgotten */
+        erase(plan, 2, find(plan, 2, CP_OP_MERGE, 1));
+        expect(plan, "(rank 2) never met keys");
+        break;
+    case 1: /* a partial is merged twice */
+        *find(plan, 1, CP_OP_WAIT, 2) = *find(plan, 1, CP_OP_MERGE, 1);
+        expect(plan, "rank 1");
+        break;
+    case 2: /* attention to the slot that is still being filled */
+        find(plan, 0, CP_OP_ATTEND, 0)->keys =
+            find(plan, 0, CP_OP_EXCHANGE, 0)->out;
+        expect(plan, "which a receive is still filling");
+        break;
+    case 3: /* a wait is missing: the next exchange fills what is sent */
+        erase(plan, 3, find(plan, 3, CP_OP_WAIT, 0));
+        expect(plan, "rank 3, hop 2: exchange reads slot");
+        break;
+    /* More damage to a pass-KV plan. */
+    case 4: /* the new tokens are not appended */
+        erase(plan, 1, find(plan, 1, CP_OP_APPEND, 0));
+        expect(plan, "rank 1, hop 0: pack reads slot 0, which holds nothing");
+        break;
+    case 5: /* the block is another than the operation believes */
+        find(plan, 2, CP_OP_ATTEND, 1)->keys.origin = 3;
+        expect(plan, "wants the block of rank 3");
+        break;
+    case 6: /* one rank sends the wrong way */
+        find(plan, 2, CP_OP_EXCHANGE, 0)->to = 1;
+        expect(plan, "deadlock");
+        break;
+    case 7: /* one rank leaves out an exchange */
+        erase(plan, 0, find(plan, 0, CP_OP_WAIT, 2));
+        erase(plan, 0, find(plan, 0, CP_OP_EXCHANGE, 2));
+        expect(plan, "rank");
+        break;
+    case 8: /* a message of another size */
+        find(plan, 1, CP_OP_EXCHANGE, 0)->in.slot = plan->queries;
+        expect(plan, "rank 2, hop 1: exchange takes slot");
+        break;
+    case 9: /* the last wait is forgotten, though nothing needs its slot */
+        plan->programs[3].ops[plan->programs[3].count++] =
+            (cp_op){.kind = CP_OP_EXCHANGE, .to = CP_NOBODY, .from = CP_NOBODY};
+        expect(plan, "rank 3 ends with an exchange that nobody waited for");
+        break;
+    case 10: /* received into the slot that it sends */
+        find(plan, 1, CP_OP_EXCHANGE, 1)->out.slot =
+            find(plan, 1, CP_OP_EXCHANGE, 1)->in.slot;
+        expect(plan, "which its own send is still reading");
+        break;
+    }
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(damage_to_pass_q_is_found) {
+    cp_layout *layout = fresh_layout(4, 40);
+    cp_plan *plan = build(CP_PASS_Q, layout, 1);
+    switch (_i) {
+    case 0: /* the partials go to the wrong ranks */
+        find(plan, 1, CP_OP_ATTEND, 1)->out.slot =
+            find(plan, 1, CP_OP_ATTEND, 2)->out.slot;
+        expect(plan, "rank 1");
+        break;
+    case 1: /* what came home is not merged */
+        erase(plan, 3, find(plan, 3, CP_OP_MERGE, 0));
+        expect(plan, "(rank 3) never met keys");
+        break;
+    case 2: /* merged twice instead of another */
+        *find(plan, 0, CP_OP_MERGE, 1) = *find(plan, 0, CP_OP_MERGE, 0);
+        expect(plan, "met twice the keys");
+        break;
+    case 3: /* one rank skips the all-to-all */
+        erase(plan, 2, find(plan, 2, CP_OP_ALL_TO_ALL, 0));
+        expect(plan, "rank 2");
+        break;
+    case 4: /* one rank gathers where the others exchange */
+        find(plan, 2, CP_OP_ALL_TO_ALL, 0)->kind = CP_OP_ALL_GATHER;
+        expect(plan, "rank 0 is at an all-to-all, rank 2 at an all-gather");
+        break;
+    }
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(damage_to_a_layout_is_found) {
+    cp_layout *layout = fresh_layout(3, 24);
+    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+    cp_piece *key = &layout->keys[1].pieces.items[0];
+    switch (_i) {
+    case 0:
+        key->span.start += 1;
+        expect(plan, "key 8 of sequence 0 is held by rank 1 and by rank 2");
+        break;
+    case 1:
+        key->span.count -= 1;
+        expect(plan, "1 keys of sequence 0, from 0 to 23, are held by no rank");
+        break;
+    case 2:
+        layout->queries[2].pieces.items[0].span.count -= 2;
+        expect(plan, "2 querys of sequence 0");
+        break;
+    case 3:
+        layout->keys[1].pieces.items[1].row -= 1;
+        expect(plan, "row 3 of the keys of rank 1 is used twice");
+        break;
+    }
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(no_interleaving_of_a_small_plan_goes_wrong) {
+    const cp_variant variants[3] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
+    const int ranks = 1 + _i / 3, spare = 1 + _i % 3;
+    cp_layout *layout = fresh_layout(ranks, 11);
+    for (int n = 0; n < 3; n++) {
+        cp_plan *plan = build(variants[n], layout, spare);
+        int64_t states = 0;
+        ck_assert_msg(cp_plan_explore(plan, 20000000, &states) == CP_OK,
+                      "%s, %d ranks, %d spare: %s",
+                      cp_variant_name(variants[n]), ranks, spare, cp_message());
+        ck_assert_int_gt(states, ranks);
+        cp_plan_free(plan);
+    }
+    cp_layout_free(layout);
+}
+END_TEST
+
+static void block_sends(cp_plan *plan) {
+    for (int rank = 0; rank < plan->layout->ranks; rank++) {
+        cp_program *program = &plan->programs[rank];
+        cp_op *ops = calloc((size_t)program->count * 3, sizeof(cp_op));
+        int64_t count = 0;
+        for (int64_t n = 0; n < program->count; n++) {
+            cp_op op = program->ops[n];
+            if (op.kind == CP_OP_EXCHANGE) {
+                cp_op half = op;
+                half.from = CP_NOBODY;
+                ops[count++] = half;
+                ops[count++] = (cp_op){.kind = CP_OP_WAIT, .hop = op.hop};
+                op.to = CP_NOBODY;
+            }
+            ops[count++] = op;
+        }
+        free(program->ops);
+        *program = (cp_program){ops, count, count};
+    }
+}
+
+START_TEST(blocking_sends_deadlock_in_both_opinions) {
+    cp_layout *layout = fresh_layout(2 + _i, 20);
+    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+    block_sends(plan);
+    expect(plan, "deadlock: rank 0 waits for its send to rank 1");
+    ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
+    ck_assert_msg(strstr(cp_message(), "all ranks are stuck") != NULL, "%s",
+                  cp_message());
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(a_missing_wait_is_found_in_both_opinions) {
+    cp_layout *layout = fresh_layout(3, 20);
+    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+    erase(plan, 1, find(plan, 1, CP_OP_WAIT, 0));
+    expect(plan, "rank 1, hop 2: exchange");
+    ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
+    ck_assert_msg(strstr(cp_message(), "in some order rank 1, hop 2") != NULL,
+                  "%s", cp_message());
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(one_buffer_overwrites_or_deadlocks) {
+    cp_layout *layout = fresh_layout(3, 20);
+    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+    for (int rank = 0; rank < 3; rank++)
+        for (int n = 0; n < 2; n++) {
+            cp_op *op = find(plan, rank, CP_OP_EXCHANGE, n);
+            op->in.slot = op->out.slot =
+                find(plan, rank, CP_OP_PACK, 0)->out.slot;
+        }
+    expect(plan, "which its own send is still reading");
+    block_sends(plan);
+    expect(plan, "deadlock");
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(two_million_tokens_on_128_ranks) {
+    const cp_variant variants[3] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
+    const cp_shape shape = {128, 8, 128};
+    const int64_t million = 1000000;
+    cp_cache *cache;
+    cp_layout *layout;
+    ck_assert_int_eq(cp_cache_new(128, 1, 20000, &cache), CP_OK);
+    ck_assert_int_eq(cp_cache_prefill(cache, &million, &layout), CP_OK);
+    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+    cp_layout_free(layout);
+    ck_assert_int_eq(cp_cache_prefill(cache, &million, &layout), CP_OK);
+    cp_plan *plan;
+    cp_plan_report report;
+    ck_assert_int_eq(cp_plan_build(variants[_i], layout, &shape, NULL, &plan),
+                     CP_OK);
+    ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s", cp_message());
+    int64_t pairs = 0;
+    for (int k = 0; k < 128; k++)
+        pairs += report.pairs[k];
+    ck_assert_int_eq(pairs, million * (million + 1) / 2 + million * million);
+    ck_assert(report.balance < 1.01);
+    cp_plan_report_free(&report);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_cache_free(cache);
+}
+END_TEST
+
+static char *drawn(cp_status (*draw)(const cp_plan *, FILE *),
+                   const cp_plan *plan) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    ck_assert_int_eq(draw(plan, out), CP_OK);
+    fclose(out);
+    return text;
+}
+
+static int count(const char *text, char wanted) {
+    int found = 0;
+    for (; *text != '\0'; text++)
+        found += *text == wanted;
+    return found;
+}
+
+START_TEST(drawings_have_every_rank) {
+    cp_layout *layout = fresh_layout(5, 50);
+    cp_plan *plan = build(_i == 0 ? CP_PASS_KV : CP_PASS_Q, layout, 1);
+    char *ascii = drawn(cp_draw_ascii, plan);
+    for (const char *line = ascii; *line != '\0'; line = strchr(line, '\n') + 1)
+        ck_assert_int_le(strchr(line, '\n') - line, 80);
+    ck_assert_ptr_nonnull(strstr(ascii, "rank 4"));
+    char *svg = drawn(cp_draw_svg, plan);
+    ck_assert_ptr_nonnull(strstr(svg, ">rank 4<"));
+    ck_assert_int_eq(count(svg, '<'), count(svg, '>'));
+    char *json = drawn(cp_draw_perfetto, plan);
+    ck_assert_int_eq(count(json, '{'), count(json, '}'));
+    free(ascii);
+    free(svg);
+    free(json);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("plan");
+    TCase *tests = harness_case("plans");
+    tcase_add_loop_test(tests, damage_to_pass_kv_is_found, 0, 11);
+    tcase_add_loop_test(tests, damage_to_pass_q_is_found, 0, 5);
+    tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 4);
+    tcase_add_loop_test(tests, no_interleaving_of_a_small_plan_goes_wrong, 0,
+                        12);
+    tcase_add_loop_test(tests, blocking_sends_deadlock_in_both_opinions, 0, 3);
+    tcase_add_test(tests, a_missing_wait_is_found_in_both_opinions);
+    tcase_add_test(tests, one_buffer_overwrites_or_deadlocks);
+    tcase_add_loop_test(tests, two_million_tokens_on_128_ranks, 0, 3);
+    tcase_add_loop_test(tests, drawings_have_every_rank, 0, 2);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
