@@ -40,6 +40,8 @@ B        ?= build
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
 HARNESS   = $(B)/tests/harness/tiny_gguf.o $(B)/tests/harness/rig.o
+HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_%,$(wildcard tests/harness/*.c)))
+MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
@@ -67,6 +69,7 @@ check: ## install what is missing, build, and run every test
 	@$(again) suites
 suites: all $(SUITES)
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
+measures: $(MEASURES) ## build build/measure_*, the programs that write figures/data
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
 	@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
@@ -74,7 +77,7 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-objects: $(OBJECTS) $(SUITES:%=%.o)
+objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o)
 format: ## check the layout of the tangled C with clang-format
 	@$(call install,$(FOR_CI))
 	@clang-format --dry-run -Werror $(wildcard src/*.[ch] reference/*.[ch] tests/*.[ch] exercises/*/*.[ch])
@@ -109,4 +112,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check suites sanitize warnings objects format tangle drift book model demo install clean help force
+.PHONY: all check suites measures sanitize warnings objects format tangle drift book model demo install clean help force
