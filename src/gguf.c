@@ -155,19 +155,17 @@ static cp_status read_string(reader *reader, const char *what,
     return status;
 }
 
-typedef struct {
-    char text[65];
-} printable;
-
-static printable show(const char *bytes, int64_t length) {
-    printable name = {{0}};
-    for (int64_t i = 0; i < length && i < 64; i++)
-        name.text[i] = bytes[i] >= ' ' && bytes[i] <= '~' ? bytes[i] : '?';
+cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
+    cp_gguf_shown name = {{0}};
+    for (int64_t i = 0; i < string.length && i < 64; i++) {
+        const char byte = string.bytes[i];
+        name.text[i] = byte >= ' ' && byte <= '~' ? byte : '?';
+    }
     return name;
 }
 
-static printable show_name(const char *name) {
-    return show(name, (int64_t)strlen(name));
+static cp_gguf_shown show_name(const char *name) {
+    return cp_gguf_show((cp_gguf_string){name, (int64_t)strlen(name)});
 }
 
 static cp_status read_kind(reader *reader, int *kind) {
@@ -223,8 +221,7 @@ static cp_status read_entry(reader *reader, entry *entry) {
         return status;
     status = read_value(reader, entry);
     if (status != CP_OK)
-        return cp_fail(status, "key '%s': %s",
-                       show(entry->key.bytes, entry->key.length).text,
+        return cp_fail(status, "key '%s': %s", cp_gguf_show(entry->key).text,
                        cp_message());
     return CP_OK;
 }
@@ -256,8 +253,7 @@ static cp_status read_name(reader *reader, char *name) {
         return cp_fail(CP_INVALID,
                        "tensor name '%s' of %lld bytes: 1 to 64 and "
                        "no zero byte are allowed",
-                       show(string.bytes, string.length).text,
-                       (long long)string.length);
+                       cp_gguf_show(string).text, (long long)string.length);
     memcpy(name, string.bytes, (size_t)string.length);
     return CP_OK;
 }
@@ -350,7 +346,7 @@ static cp_status sort_entries(cp_gguf *file) {
         const entry *two = &file->entries[i];
         if (by_key(two - 1, two) == 0)
             return cp_fail(CP_INVALID, "two keys are named '%s'",
-                           show(two->key.bytes, two->key.length).text);
+                           cp_gguf_show(two->key).text);
     }
     return CP_OK;
 }
@@ -428,8 +424,9 @@ static cp_status read_version(reader *reader) {
     uint64_t version = 0;
     cp_status status = take(reader, 4, "the magic word", &magic);
     if (status == CP_OK && memcmp(magic, "GGUF", 4) != 0)
-        return cp_fail(CP_INVALID, "starts with '%s' and not with 'GGUF'",
-                       show((const char *)magic, 4).text);
+        return cp_fail(
+            CP_INVALID, "starts with '%s' and not with 'GGUF'",
+            cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
     if (status == CP_OK)
         status = read_number(reader, 4, "the version", &version);
     if (status != CP_OK || version == 2 || version == 3)
@@ -589,7 +586,7 @@ bool cp_gguf_has(const cp_gguf *file, const char *key) {
 
 static cp_status wrong_type(const entry *entry, const char *wanted) {
     return cp_fail(CP_INVALID, "key '%s' holds %s%s and not %s",
-                   show(entry->key.bytes, entry->key.length).text,
+                   cp_gguf_show(entry->key).text,
                    entry->array ? "an array of " : "", kinds[entry->kind].name,
                    wanted);
 }

@@ -83,6 +83,14 @@ const cp_gguf_tensor *cp_gguf_tensor_at(const cp_gguf *file, int64_t index);
 /* A tensor type's name, "Q4_1"; "unknown" for a number that is none. */
 const char *cp_gguf_type_name(int type);
 
+/* A string made fit for a message: its first 64 bytes, with '?' for all that
+ * a terminal might obey. Use it at once: cp_gguf_show(string).text. */
+typedef struct {
+    char text[65];
+} cp_gguf_shown;
+
+cp_gguf_shown cp_gguf_show(cp_gguf_string string);
+
 /* How many values a block of this type holds and its bytes; false if it is
  * not one of the CP_GGUF_ types. */
 bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes);
