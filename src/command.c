@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -95,6 +96,76 @@ cp_grouped cp_group(int64_t count) {
 
 const char *cp_plural(int64_t count) {
     return count == 1 ? "" : "s";
+}
+
+cp_status cp_stream_read(FILE *in, const char *name, char **text,
+                         int64_t *bytes) {
+    int64_t room = 0;
+    *text = NULL;
+    *bytes = 0;
+    do {
+        if (*bytes + 1 >= room) {
+            /* Double the room for what is read. */
+            char *larger;
+            const int64_t next = 2 * room + 65536;
+            const cp_status status = cp_allocate(&larger, next, 1, name);
+            if (status == CP_OK && room > 0)
+                memcpy(larger, *text, (size_t)*bytes);
+            free(*text);
+            *text = larger;
+            room = next;
+            if (status != CP_OK)
+                return status;
+        }
+        *bytes +=
+            (int64_t)fread(*text + *bytes, 1, (size_t)(room - *bytes - 1), in);
+    } while (!feof(in) && !ferror(in));
+    (*text)[*bytes] = '\0';
+    if (!ferror(in))
+        return CP_OK;
+    free(*text);
+    *text = NULL;
+    return cp_fail(CP_FILE, "%s: cannot be read after %lld bytes: %s", name,
+                   (long long)*bytes, strerror(errno));
+}
+cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
+    FILE *in = fopen(path, "rb");
+    *text = NULL;
+    if (in == NULL)
+        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    const cp_status status = cp_stream_read(in, path, text, bytes);
+    fclose(in);
+    return status;
+}
+
+cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
+    const char *end = text + strcspn(text, ",");
+    int64_t places = 1;
+    for (const char *c = text; c < end; c++)
+        places += *c == '+';
+    *count = 0;
+    cp_status status = cp_allocate(turns, places, sizeof(cp_turn), "history");
+    for (int64_t i = 0; i < places && status == CP_OK; i++) {
+        /* Read one turn of the history. */
+        cp_turn turn = {.decode = *text == 'd'};
+        text += turn.decode;
+        const int64_t length = (int64_t)strcspn(text, "+,");
+        status = cp_count_parse("history", text, length, &turn.tokens);
+        if (status == CP_OK && turn.tokens > INT32_MAX)
+            status = cp_fail(CP_INVALID, "--history: a turn of %lld tokens",
+                             (long long)turn.tokens);
+        if (status == CP_OK && turn.tokens > 0)
+            (*turns)[(*count)++] = turn;
+        text += length + 1;
+    }
+    return status;
+}
+
+int64_t cp_history_tokens(const cp_turn *turns, int64_t count) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < count; i++)
+        tokens += turns[i].tokens;
+    return tokens;
 }
 
 static int not_built(int count, char *const *arguments) {

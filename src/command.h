@@ -41,6 +41,19 @@ cp_grouped cp_group(int64_t count);
 
 /* "1 token", "2 tokens". */
 const char *cp_plural(int64_t count);
+/* All that the file at path, or the stream called name, has to give, and a
+ * zero byte after it. The caller frees *text. Fails with CP_FILE or
+ * CP_MEMORY; *text is then NULL. */
+cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
+cp_status cp_stream_read(FILE *in, const char *name, char **text,
+                         int64_t *bytes);
+/* The turns of one sequence, as --history spells them: "500+d20+64", up to
+ * the next comma or the end. An empty history is "0". *turns is allocated;
+ * the caller frees it, whatever the result. */
+cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count);
+
+/* The tokens of all turns. */
+int64_t cp_history_tokens(const cp_turn *turns, int64_t count);
 /* The program but for main: the exit status for these arguments. */
 int cp_command_line(int count, char *const *arguments);
 
@@ -49,12 +62,5 @@ int cp_command_chat(int count, char *const *arguments);
 int cp_command_logits(int count, char *const *arguments);
 int cp_command_plan(int count, char *const *arguments);
 int cp_command_tokenize(int count, char *const *arguments);
-/* The turns of one sequence, as --history spells them: "500+d20+64", up to
- * the next comma or the end. An empty history is "0". *turns is allocated;
- * the caller frees it, whatever the result. */
-cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count);
-
-/* The tokens of all turns. */
-int64_t cp_history_tokens(const cp_turn *turns, int64_t count);
 
 #endif

@@ -1,4 +1,4 @@
-/* Tangled from book/91-command-line.nw; edit the chapter. */
+/* Tangled from book/92-commands.nw; edit the chapter. */
 /* longring attend: exact attention of .npy tensors over N ranks. */
 #define _GNU_SOURCE
 #include "command.h"
@@ -25,36 +25,6 @@ typedef struct {
     cp_turn **turn_lists;
     cp_attend_job job;
 } attend_run;
-
-cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
-    const char *end = text + strcspn(text, ",");
-    int64_t places = 1;
-    for (const char *c = text; c < end; c++)
-        places += *c == '+';
-    *count = 0;
-    cp_status status = cp_allocate(turns, places, sizeof(cp_turn), "history");
-    for (int64_t i = 0; i < places && status == CP_OK; i++) {
-        /* Read one turn of the history. */
-        cp_turn turn = {.decode = *text == 'd'};
-        text += turn.decode;
-        const int64_t length = (int64_t)strcspn(text, "+,");
-        status = cp_count_parse("history", text, length, &turn.tokens);
-        if (status == CP_OK && turn.tokens > INT32_MAX)
-            status = cp_fail(CP_INVALID, "--history: a turn of %lld tokens",
-                             (long long)turn.tokens);
-        if (status == CP_OK && turn.tokens > 0)
-            (*turns)[(*count)++] = turn;
-        text += length + 1;
-    }
-    return status;
-}
-
-int64_t cp_history_tokens(const cp_turn *turns, int64_t count) {
-    int64_t tokens = 0;
-    for (int64_t i = 0; i < count; i++)
-        tokens += turns[i].tokens;
-    return tokens;
-}
 
 static cp_status history_of(attend_run *run, const char **text,
                             int64_t sequence) {

@@ -1,4 +1,4 @@
-/* Tangled from book/91-command-line.nw; edit the chapter. */
+/* Tangled from book/92-commands.nw; edit the chapter. */
 /* longring logits: a model's scores of given tokens, over N ranks. */
 #include "command.h"
 

@@ -57,7 +57,7 @@ cp_status cp_counts_parse(const char *name, const char *text,
     return status;
 }
 
-static cp_status words_append(cp_words *words, const char *text) {
+cp_status cp_words_append(cp_words *words, const char *text) {
     const char **items;
     const cp_status status =
         cp_allocate(&items, words->count + 1, sizeof(*items), "words");
@@ -103,7 +103,7 @@ static cp_status value_store(const cp_option *option, const char *text) {
         *(const char **)option->value = text;
         return CP_OK;
     case CP_WORDS:
-        return words_append(option->value, text);
+        return cp_words_append(option->value, text);
     case CP_COUNT:
         return cp_count_parse(option->name, text, (int64_t)strlen(text),
                               option->value);
@@ -234,8 +234,7 @@ void cp_options_free(const cp_option *options) {
     }
 }
 
-/* Write text from column on, broken at spaces, later lines indented. */
-static void write_wrapped(FILE *out, int column, int indent, const char *text) {
+void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
     while (*text != '\0') {
         const int length = (int)strcspn(text, " ");
         if (column + length > 79 && column > indent) {
@@ -256,9 +255,9 @@ static void write_wrapped(FILE *out, int column, int indent, const char *text) {
 void cp_options_help(const cp_usage *usage, FILE *out) {
     enum { INDENT = 22 };
     fprintf(out, "longring %s ", usage->command);
-    write_wrapped(out, 10 + (int)strlen(usage->command), 8, usage->synopsis);
+    cp_write_wrapped(out, 10 + (int)strlen(usage->command), 8, usage->synopsis);
     fputc('\n', out);
-    write_wrapped(out, 0, 0, usage->about);
+    cp_write_wrapped(out, 0, 0, usage->about);
     fputc('\n', out);
     for (const cp_option *option = usage->options; option->name; option++) {
         int column = fprintf(out, "  --%s", option->name);
@@ -267,6 +266,6 @@ void cp_options_help(const cp_usage *usage, FILE *out) {
         if (column + 2 > INDENT)
             column = fprintf(out, "\n") - 1;
         fprintf(out, "%*s", INDENT - column, "");
-        write_wrapped(out, INDENT, INDENT, option->help);
+        cp_write_wrapped(out, INDENT, INDENT, option->help);
     }
 }

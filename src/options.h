@@ -52,6 +52,13 @@ void cp_options_free(const cp_option *options);
 
 /* Write the page of help, at most 80 columns wide. */
 void cp_options_help(const cp_usage *usage, FILE *out);
+
+/* Write text and a line end, broken at spaces before column 80. The cursor
+ * is at column; later lines are indented. */
+void cp_write_wrapped(FILE *out, int column, int indent, const char *text);
+
+/* Append a word to the list. Fails with CP_MEMORY. */
+cp_status cp_words_append(cp_words *words, const char *text);
 /* The count that text[0 .. length) spells: digits, then nothing or K, M, G
  * (thousands) or Ki, Mi, Gi (1024s). name says whose value it is in the
  * message of failure. */

@@ -1,0 +1,838 @@
+/* Tangled from book/93-chat.nw; edit the chapter. */
+/* longring chat: a conversation whose context is cut over N ranks. */
+#define _GNU_SOURCE
+#include "command.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "draw.h"
+#include "save.h"
+#include "screen.h"
+#include "tape.h"
+#include "template.h"
+#include "tokenizer.h"
+
+typedef struct {
+    bool speaking; /* next has yet to be fed */
+    bool last;     /* next is the end of its turn */
+    int32_t next;
+    int64_t most; /* tokens that its answer may still have */
+    int32_t *answer;
+    int64_t answer_count;
+} speaker;
+typedef struct {
+    cp_turn_report prefill; /* its arrays are those below */
+    int64_t *arrays;        /* [4][ranks]: queries, keys, bytes, pairs */
+    double first_seconds;   /* until the first token */
+    double decode_seconds;  /* of all decode steps */
+    int64_t steps;          /* of decode */
+    int64_t decode_bytes;   /* of the busiest rank, in the last step */
+    int64_t decode_hops;
+    int64_t tokens; /* in the answers */
+} figures;
+typedef struct {
+    /* What the user asked for. */
+    const char *model, *file, *trace, *batch, *system;
+    cp_words asks;
+    int64_t ranks, most, capacity, seed;
+    int variant, on;
+    bool compare;
+    double temperature;
+    /* What it comes to. */
+    const cp_backend *backend;
+    cp_gguf *gguf;
+    cp_model *weights;
+    const cp_model_facts *facts;
+    cp_session *session;
+    cp_sampler sampler, first_sampler;
+    cp_tape tape;
+    int64_t sequences;
+    speaker *speakers; /* [sequences] */
+    figures figures;
+    cp_screen screen;
+    bool live; /* show the answer while it comes */
+    char *document;
+    int64_t document_bytes;
+    char *batch_text;
+    cp_tokenizer *tokenizer;
+    cp_template template;
+    bool conversing;     /* a failed turn does not end it */
+    bool prompts;        /* both ends are a terminal */
+    bool shows_progress; /* on standard error */
+    bool progressing;    /* a line of progress is on it */
+    bool stopping;       /* the user has had enough of this answer */
+    const char *doing;   /* what progress is shown of; NULL: nothing */
+    char *drawing;       /* of the last turn's prefill */
+} chat_run;
+
+static volatile sig_atomic_t stop, interrupts;
+
+static void on_interrupt(int signal) {
+    (void)signal;
+    stop = 1;
+    if (++interrupts >= 2) {
+        const ssize_t ignored = write(STDERR_FILENO, "\n", 1);
+        (void)ignored;
+        _exit(130);
+    }
+}
+
+static void interrupts_catch(void) {
+    struct sigaction action = {.sa_handler = on_interrupt};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+}
+
+static void progress_show(void *context, int64_t done, int64_t total) {
+    chat_run *chat = context;
+    if (!chat->shows_progress || chat->doing == NULL || total < 1)
+        return;
+    fprintf(stderr, "\r\033[K%s %3d%%", chat->doing, (int)(100 * done / total));
+    chat->progressing = true;
+}
+
+static void progress_end(chat_run *chat) {
+    if (chat->progressing)
+        fputs("\r\033[K", stderr);
+    chat->progressing = false;
+    chat->doing = NULL;
+}
+
+static double seconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Has what we print nowhere to go any more? */
+static bool output_lost(void) {
+    return ferror(stdout) != 0;
+}
+
+static cp_status words_open(chat_run *chat) {
+    const cp_status status = cp_tokenizer_new(chat->gguf, &chat->tokenizer);
+    return status == CP_OK
+               ? cp_template_find(chat->gguf, chat->tokenizer, &chat->template)
+               : status;
+}
+
+/* The new tokens of a sequence when this is asked of it. */
+static cp_status words_encode(const chat_run *chat, int64_t sequence,
+                              const char *question, int32_t **ids,
+                              int64_t *count) {
+    const bool first = cp_session_length(chat->session, sequence) == 0;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    if (out == NULL)
+        return cp_fail(CP_MEMORY, "no memory for a question");
+    if (first && chat->document != NULL) {
+        fwrite(chat->document, 1, (size_t)chat->document_bytes, out);
+        fputs("\n\n", out);
+    }
+    fputs(question, out);
+    cp_status status = CP_OK;
+    if (fclose(out) != 0)
+        status = cp_fail(CP_MEMORY, "no memory for a question");
+    if (status == CP_OK)
+        status = cp_template_turn(&chat->template, chat->tokenizer, first, text,
+                                  (int64_t)size, chat->system, ids, count);
+    free(text);
+    return status;
+}
+static cp_status tokens_append(int32_t **tokens, int64_t *count, int32_t *more,
+                               int64_t more_count) {
+    int32_t *all;
+    const cp_status status =
+        cp_allocate(&all, *count + more_count, sizeof(int32_t), "tokens");
+    if (status == CP_OK) {
+        if (*count > 0)
+            memcpy(all, *tokens, (size_t)*count * sizeof(int32_t));
+        memcpy(all + *count, more, (size_t)more_count * sizeof(int32_t));
+        *count += more_count;
+        free(*tokens);
+        *tokens = all;
+    }
+    free(more);
+    return status;
+}
+
+static void token_show(chat_run *chat, int32_t token) {
+    char *text;
+    int64_t bytes;
+    if (cp_tokenizer_decode(chat->tokenizer, &token, 1, &text, &bytes) != CP_OK)
+        return;
+    cp_screen_write(&chat->screen, text, bytes);
+    free(text);
+}
+
+static cp_status plan_keep(chat_run *chat) {
+    size_t size;
+    free(chat->drawing);
+    chat->drawing = NULL;
+    if (!chat->conversing)
+        return CP_OK;
+    FILE *out = open_memstream(&chat->drawing, &size);
+    if (out == NULL)
+        return cp_fail(CP_MEMORY, "no memory for a drawing");
+    const cp_status status = cp_draw_ascii(cp_session_plan(chat->session), out);
+    if (fclose(out) != 0)
+        return cp_fail(CP_MEMORY, "no memory for a drawing");
+    return status;
+}
+
+static void figures_clear(figures *cost) {
+    free(cost->arrays);
+    *cost = (figures){0};
+}
+
+static cp_status figures_keep(chat_run *chat, const cp_turn_report *report) {
+    const int64_t ranks = report->ranks;
+    figures *cost = &chat->figures;
+    const int64_t *const from[4] = {report->queries, report->keys,
+                                    report->bytes, report->pairs};
+    const cp_status status =
+        cp_allocate(&cost->arrays, 4 * ranks, sizeof(int64_t), "figures");
+    if (status != CP_OK)
+        return status;
+    for (int i = 0; i < 4; i++)
+        memcpy(cost->arrays + i * ranks, from[i],
+               (size_t)ranks * sizeof(int64_t));
+    cost->prefill = *report;
+    return plan_keep(chat);
+}
+static void ranks_show(const figures *cost) {
+    const int ranks = cost->prefill.ranks;
+    const int64_t *queries = cost->arrays, *keys = queries + ranks;
+    const int64_t *bytes = keys + ranks, *pairs = bytes + ranks;
+    double all = 0;
+    for (int k = 0; k < ranks; k++)
+        all += (double)pairs[k];
+    puts("  rank   new tokens         keys      bytes sent     work");
+    for (int k = 0; k < ranks; k++)
+        printf("  %4d %12s %12s %15s %7.1f%%\n", k, cp_group(queries[k]).text,
+               cp_group(keys[k]).text, cp_group(bytes[k]).text,
+               all > 0 ? 100 * (double)pairs[k] / all : 0.0);
+}
+static void times_show(const figures *cost) {
+    printf("  first token after %.2f s", cost->first_seconds);
+    if (cost->steps > 0)
+        printf(", then %.0f ms each; the answer has %s token%s",
+               1000 * cost->decode_seconds / (double)cost->steps,
+               cp_group(cost->tokens).text, cp_plural(cost->tokens));
+    putchar('\n');
+}
+
+static void figures_show(const figures *cost) {
+    const cp_turn_report *report = &cost->prefill;
+    printf("\n  %s tokens read over %s in the cache, by %s: ",
+           cp_group(report->new_tokens).text,
+           cp_group(report->cached_tokens).text,
+           cp_variant_name(report->variant));
+    printf("%lld hop%s a layer,\n  load balance %.3f (largest over mean)\n",
+           (long long)report->hops, cp_plural(report->hops), report->balance);
+    printf("  rule: ");
+    cp_write_wrapped(stdout, 8, 8, report->rule);
+    ranks_show(cost);
+    if (cost->steps > 0)
+        printf("  then decode: %lld hop%s a layer, at most %s bytes a rank "
+               "and step\n",
+               (long long)cost->decode_hops, cp_plural(cost->decode_hops),
+               cp_group(cost->decode_bytes).text);
+    times_show(cost);
+}
+static void figures_line(const chat_run *chat) {
+    const figures *cost = &chat->figures;
+    const cp_turn_report *report = &cost->prefill;
+    const bool terminal = isatty(STDOUT_FILENO);
+    printf("%s[%s: %s tokens over %s, balance %.2f; first token %.2f s",
+           terminal ? "\033[2m" : "", cp_variant_name(report->variant),
+           cp_group(report->new_tokens).text,
+           cp_group(report->cached_tokens).text, report->balance,
+           cost->first_seconds);
+    if (cost->steps > 0)
+        printf(", then %.0f ms",
+               1000 * cost->decode_seconds / (double)cost->steps);
+    printf("]%s\n", terminal ? "\033[0m" : "");
+}
+
+static void token_drawn(chat_run *chat, speaker *who, int32_t token) {
+    who->next = token;
+    who->speaking = true;
+    who->last = cp_tokenizer_ends(chat->tokenizer, token);
+    if (who->last) {
+        who->next = chat->template.end;
+        return;
+    }
+    who->answer[who->answer_count++] = token;
+    who->most--;
+    chat->figures.tokens++;
+    if (chat->live)
+        token_show(chat, token);
+}
+
+static cp_status call_make(chat_run *chat, cp_tape_call *call,
+                           cp_turn_report *report) {
+    const int64_t vocabulary = chat->facts->vocabulary;
+    const cp_status status =
+        cp_tape_call_run(call, chat->session, vocabulary, report);
+    for (int64_t i = 0; i < call->rows && status == CP_OK; i++) {
+        const int64_t s = call->decode ? call->which[call->row[i]] : i;
+        call->drawn[i] = cp_sampler_draw(
+            &chat->sampler, call->logits + i * vocabulary, vocabulary);
+        token_drawn(chat, &chat->speakers[s], call->drawn[i]);
+    }
+    return status;
+}
+
+/* The tape keeps a call that will be compared; others are forgotten. */
+static cp_status call_end(chat_run *chat, cp_tape_call *call,
+                          cp_status status) {
+    if (status == CP_OK && chat->compare)
+        status = cp_tape_append(&chat->tape, call);
+    if (status != CP_OK || !chat->compare)
+        cp_tape_call_free(call);
+    return status;
+}
+
+static cp_status turn_read(chat_run *chat, const int64_t *lengths,
+                           const int32_t *tokens) {
+    int64_t count = 0;
+    cp_tape_call *call;
+    for (int64_t s = 0; s < chat->sequences; s++)
+        count += lengths[s];
+    cp_status status = cp_tape_call_new(false, chat->sequences, count,
+                                        chat->facts->vocabulary, &call);
+    if (status != CP_OK)
+        return status;
+    memcpy(call->token, tokens, (size_t)count * sizeof(int32_t));
+    count = 0;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        call->which[s] = lengths[s];
+        count += lengths[s];
+        call->row[call->rows++] = count - 1;
+    }
+    cp_turn_report report;
+    status = call_make(chat, call, &report);
+    if (status == CP_OK)
+        status = figures_keep(chat, &report);
+    return call_end(chat, call, status);
+}
+
+static cp_status room_check(chat_run *chat, const int64_t *lengths) {
+    const int64_t capacity = cp_session_capacity(chat->session);
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        const int64_t held = cp_session_length(chat->session, s);
+        const int64_t left = capacity - held - lengths[s] - 1;
+        if (left < 1)
+            return cp_fail(CP_CAPACITY,
+                           "%lld tokens are new and %lld in the cache; with "
+                           "an answer they pass the %lld positions",
+                           (long long)lengths[s], (long long)held,
+                           (long long)capacity);
+        chat->speakers[s].most = cp_min(chat->most, left);
+        chat->speakers[s].answer_count = 0;
+    }
+    return CP_OK;
+}
+
+static cp_tape_call *step_fill(chat_run *chat, cp_tape_call *call) {
+    call->count = call->tokens = 0;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        const speaker *who = &chat->speakers[s];
+        if (!who->speaking)
+            continue;
+        if (!who->last && who->most > 0 && !chat->stopping)
+            call->row[call->rows++] = call->count;
+        call->which[call->count++] = s;
+        call->token[call->tokens++] = who->next;
+    }
+    return call;
+}
+
+/* After a step: end the turns from which nothing was drawn. */
+static void step_ends(chat_run *chat, const cp_tape_call *call) {
+    int64_t row = 0;
+    for (int64_t i = 0; i < call->count; i++) {
+        speaker *who = &chat->speakers[call->which[i]];
+        if (row < call->rows && call->row[row] == i) {
+            row++;
+            continue;
+        }
+        who->speaking = !who->last;
+        who->next = chat->template.end;
+        who->last = true;
+    }
+}
+static cp_status turn_step(chat_run *chat) {
+    cp_tape_call *call;
+    cp_turn_report report;
+    cp_status status = cp_tape_call_new(true, chat->sequences, chat->sequences,
+                                        chat->facts->vocabulary, &call);
+    if (status != CP_OK)
+        return status;
+    status = call_make(chat, step_fill(chat, call), &report);
+    if (status == CP_OK) {
+        step_ends(chat, call);
+        chat->figures.steps++;
+        chat->figures.decode_hops = report.hops;
+        chat->figures.decode_bytes = 0;
+        for (int k = 0; k < report.ranks; k++)
+            chat->figures.decode_bytes =
+                cp_max(chat->figures.decode_bytes, report.bytes[k]);
+    }
+    return call_end(chat, call, status);
+}
+
+static bool anyone_speaks(const chat_run *chat) {
+    for (int64_t s = 0; s < chat->sequences; s++)
+        if (chat->speakers[s].speaking)
+            return true;
+    return false;
+}
+
+static cp_status turn_answer(chat_run *chat) {
+    const double start = seconds();
+    cp_status status = CP_OK;
+    while (status == CP_OK && anyone_speaks(chat)) {
+        status = output_lost() ? cp_fail(CP_FILE, "standard output: "
+                                                  "nobody reads it")
+                               : turn_step(chat);
+        if (status == CP_INTERRUPTED && chat->conversing && !chat->stopping) {
+            chat->stopping = true;
+            stop = 0;
+            status = CP_OK;
+        }
+    }
+    chat->figures.decode_seconds = seconds() - start;
+    if (chat->live)
+        cp_screen_end(&chat->screen);
+    return status;
+}
+/* Feed each sequence its new tokens and let it answer. After a failure
+ * before the answer, and after CP_INTERRUPTED, the conversation is as it
+ * was. */
+static cp_status turn_take(chat_run *chat, const int64_t *lengths,
+                           const int32_t *tokens) {
+    cp_status status = room_check(chat, lengths);
+    if (status != CP_OK)
+        return status;
+    const double start = seconds();
+    figures_clear(&chat->figures);
+    chat->stopping = false;
+    stop = 0;
+    status = turn_read(chat, lengths, tokens);
+    progress_end(chat);
+    chat->figures.first_seconds = seconds() - start;
+    return status == CP_OK ? turn_answer(chat) : status;
+}
+
+static void question_show(const char *question) {
+    printf("\n> ");
+    cp_write_wrapped(stdout, 2, 2, question);
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* One question to each sequence: questions[s]. */
+static cp_status questions_ask(chat_run *chat, const char *const *questions) {
+    int64_t *lengths = NULL, count = 0;
+    int32_t *tokens = NULL;
+    cp_status status =
+        cp_allocate(&lengths, chat->sequences, sizeof(int64_t), "questions");
+    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++) {
+        int32_t *more;
+        status = words_encode(chat, s, questions[s], &more, &lengths[s]);
+        if (status == CP_OK)
+            status = tokens_append(&tokens, &count, more, lengths[s]);
+    }
+    if (status == CP_OK)
+        status = turn_take(chat, lengths, tokens);
+    free(lengths);
+    free(tokens);
+    return status;
+}
+static cp_status asks_answer(chat_run *chat) {
+    cp_status status = CP_OK;
+    for (int64_t i = 0; i < chat->asks.count && status == CP_OK; i++) {
+        question_show(chat->asks.items[i]);
+        chat->doing = "reading";
+        status = questions_ask(chat, &chat->asks.items[i]);
+        if (status == CP_OK)
+            figures_show(&chat->figures);
+    }
+    return status;
+}
+static cp_status batch_answer(chat_run *chat) {
+    chat->live = false;
+    chat->doing = "reading";
+    const cp_status status = questions_ask(chat, chat->asks.items);
+    if (status != CP_OK)
+        return status;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        const speaker *who = &chat->speakers[s];
+        question_show(chat->asks.items[s]);
+        for (int64_t i = 0; i < who->answer_count; i++)
+            token_show(chat, who->answer[i]);
+        cp_screen_end(&chat->screen);
+    }
+    figures_show(&chat->figures);
+    return CP_OK;
+}
+
+static const char *const help =
+    "Ask a question, or:\n"
+    "  /plan             draw what the last turn did\n"
+    "  /variant pass-q   choose the ring: auto, pass-kv, pass-q, "
+    "all-gather\n"
+    "  /quit             leave (or end of input)\n"
+    "Ctrl-C stops an answer; a second one leaves.\n";
+
+static cp_status variant_set(chat_run *chat, const char *name) {
+    cp_variant variant;
+    name += strspn(name, " ");
+    if (!cp_variant_parse(name, &variant) || variant == CP_DECODE)
+        return cp_fail(CP_INVALID,
+                       "/variant %s: choose one of auto, "
+                       "pass-kv, pass-q, all-gather",
+                       name);
+    return cp_session_choose(chat->session, variant);
+}
+static cp_status plan_show(const chat_run *chat) {
+    const cp_plan *plan = cp_session_plan(chat->session);
+    if (chat->drawing == NULL || plan == NULL)
+        return cp_fail(CP_INVALID, "/plan: nothing was asked yet");
+    printf("The question, by %s:\n%s",
+           cp_variant_name(chat->figures.prefill.variant), chat->drawing);
+    if (chat->figures.steps == 0)
+        return CP_OK;
+    puts("The last token of the answer, by decode:");
+    return cp_draw_ascii(plan, stdout);
+}
+static void prompt_show(const chat_run *chat) {
+    if (chat->prompts) {
+        fputs("\n> ", stdout);
+        fflush(stdout);
+    }
+}
+
+/* The next line without its end; false at the end of the input. */
+static bool line_read(const chat_run *chat, char **line, size_t *size) {
+    for (;;) {
+        prompt_show(chat);
+        errno = 0;
+        const ssize_t length = getline(line, size, stdin);
+        if (length >= 0) {
+            (*line)[strcspn(*line, "\r\n")] = '\0';
+            return true;
+        }
+        if (errno != EINTR)
+            return false;
+        clearerr(stdin);
+        if (chat->prompts)
+            fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
+    }
+}
+static cp_status line_answer(chat_run *chat, const char *line) {
+    if (strcmp(line, "/help") == 0) {
+        fputs(help, stdout);
+        return CP_OK;
+    }
+    if (strcmp(line, "/plan") == 0)
+        return plan_show(chat);
+    if (strncmp(line, "/variant", 8) == 0)
+        return variant_set(chat, line + 8);
+    if (line[0] == '/')
+        return cp_fail(CP_INVALID, "%s: no such command; /help lists them",
+                       line);
+    interrupts = 0;
+    chat->doing = "reading";
+    const cp_status status = questions_ask(chat, &line);
+    if (status == CP_OK)
+        figures_line(chat);
+    return status;
+}
+static cp_status converse(chat_run *chat) {
+    char *line = NULL;
+    size_t size = 0;
+    cp_status result = CP_OK;
+    chat->conversing = true;
+    while (!output_lost() && line_read(chat, &line, &size)) {
+        if (strcmp(line, "/quit") == 0)
+            break;
+        if (line[strspn(line, " \t")] == '\0')
+            continue;
+        const cp_status status = line_answer(chat, line);
+        if (status == CP_OK)
+            continue;
+        progress_end(chat);
+        fprintf(stderr, "longring: %s\n",
+                status == CP_INTERRUPTED
+                    ? "stopped while reading; the question is forgotten"
+                    : cp_message());
+        if (!chat->prompts && status != CP_INTERRUPTED)
+            result = status;
+    }
+    if (chat->prompts && feof(stdin))
+        putchar('\n');
+    free(line);
+    return result;
+}
+
+static bool is_blank(const char *text) {
+    return text[strspn(text, " \t\r\n")] == '\0';
+}
+
+static cp_status chat_check(void *context) {
+    chat_run *chat = context;
+    if (chat->model == NULL)
+        return cp_fail(CP_INVALID, "chat needs --model FILE.gguf");
+    if (chat->batch != NULL && chat->asks.count > 0)
+        return cp_fail(CP_INVALID, "--batch and --ask exclude each other");
+    for (int64_t i = 0; i < chat->asks.count; i++)
+        if (is_blank(chat->asks.items[i]))
+            return cp_fail(CP_INVALID, "--ask: question %lld is empty",
+                           (long long)(i + 1));
+    if (chat->variant == CP_DECODE)
+        return cp_fail(CP_INVALID, "--variant decode: a question is read by "
+                                   "another; answers are always decoded so");
+    if (chat->most < 1)
+        return cp_fail(CP_INVALID, "--most %lld: at least 1 token",
+                       (long long)chat->most);
+    cp_status status = cp_command_ranks(chat->ranks);
+    if (status == CP_OK)
+        status = cp_sampler_start(chat->temperature, (uint64_t)chat->seed,
+                                  &chat->sampler);
+    chat->first_sampler = chat->sampler;
+    return status == CP_OK ? cp_command_backend(chat->on, &chat->backend)
+                           : status;
+}
+
+static cp_status document_open(chat_run *chat) {
+    if (chat->file == NULL)
+        return CP_OK;
+    const cp_status status =
+        cp_file_read(chat->file, &chat->document, &chat->document_bytes);
+    if (status == CP_OK && is_blank(chat->document))
+        return cp_fail(CP_INVALID, "%s: %lld bytes, and no text", chat->file,
+                       (long long)chat->document_bytes);
+    return status;
+}
+
+/* The questions of --batch become those of --ask: one for each sequence. */
+static cp_status batch_open(chat_run *chat) {
+    int64_t bytes;
+    if (chat->batch == NULL)
+        return CP_OK;
+    cp_status status = cp_file_read(chat->batch, &chat->batch_text, &bytes);
+    char *rest = chat->batch_text;
+    while (status == CP_OK && rest != NULL && *rest != '\0') {
+        char *line = strsep(&rest, "\n");
+        line[strcspn(line, "\r")] = '\0';
+        status = is_blank(line)
+                     ? cp_fail(CP_INVALID, "%s: line %lld is empty",
+                               chat->batch, (long long)(chat->asks.count + 1))
+                     : cp_words_append(&chat->asks, line);
+    }
+    if (status == CP_OK && chat->asks.count == 0)
+        return cp_fail(CP_INVALID, "%s: 0 questions", chat->batch);
+    chat->sequences = chat->asks.count;
+    return status;
+}
+static cp_status session_open(chat_run *chat, int ranks, cp_session **session) {
+    const cp_session_options options = {
+        .ranks = ranks,
+        .sequences = chat->sequences,
+        .capacity = chat->capacity,
+        .variant = ranks > 1 ? (cp_variant)chat->variant : CP_AUTO,
+        .trace = chat->trace != NULL && ranks == chat->ranks,
+        .stop = &stop,
+        .progress = progress_show,
+        .progress_context = chat};
+    return cp_session_open(chat->weights, &options, session);
+}
+
+static cp_status speakers_open(chat_run *chat) {
+    cp_status status = cp_allocate(&chat->speakers, chat->sequences,
+                                   sizeof(speaker), "answers");
+    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
+        status = cp_allocate(&chat->speakers[s].answer,
+                             cp_min(chat->most, chat->facts->positions),
+                             sizeof(int32_t), "answers");
+    return status;
+}
+static cp_status chat_open(chat_run *chat) {
+    cp_status status = document_open(chat);
+    if (status == CP_OK)
+        status = batch_open(chat);
+    if (status == CP_OK)
+        status = cp_gguf_open(chat->model, &chat->gguf);
+    if (status == CP_OK)
+        status = words_open(chat);
+    if (status == CP_OK)
+        status = cp_model_open(chat->backend, chat->gguf, &chat->weights);
+    if (status != CP_OK)
+        return status;
+    chat->facts = cp_model_describe(chat->weights);
+    status = speakers_open(chat);
+    if (status == CP_OK)
+        status = session_open(chat, (int)chat->ranks, &chat->session);
+    return status;
+}
+
+static void chat_close(chat_run *chat) {
+    for (int64_t s = 0; s < chat->sequences && chat->speakers; s++)
+        free(chat->speakers[s].answer);
+    free(chat->speakers);
+    free(chat->figures.arrays);
+    free(chat->drawing);
+    free(chat->document);
+    cp_tape_free(&chat->tape);
+    cp_session_close(chat->session);
+    cp_model_close(chat->weights);
+    cp_tokenizer_free(chat->tokenizer);
+    cp_gguf_close(chat->gguf);
+}
+
+static cp_status compare(chat_run *chat) {
+    cp_tape_difference difference;
+    cp_session_close(chat->session);
+    chat->session = NULL;
+    cp_status status = session_open(chat, 1, &chat->session);
+    chat->doing = "the same on one rank";
+    if (status == CP_OK)
+        status =
+            cp_tape_compare(&chat->tape, chat->session, chat->facts->vocabulary,
+                            chat->first_sampler, &difference);
+    progress_end(chat);
+    if (status != CP_OK)
+        return status;
+    printf("\nThe same on one rank: ");
+    if (difference.disagreed == 0)
+        printf("every one of %lld tokens agrees;",
+               (long long)difference.tokens);
+    else
+        printf("%lld of %lld tokens differ, the first is %lld;",
+               (long long)difference.disagreed, (long long)difference.tokens,
+               (long long)difference.first);
+    printf("\nlogits differ by at most %.2e.\n", difference.largest);
+    if (difference.disagreed == 0)
+        return CP_OK;
+    return cp_fail(CP_BROKEN,
+                   "%lld of %lld tokens are not those of one "
+                   "rank",
+                   (long long)difference.disagreed,
+                   (long long)difference.tokens);
+}
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
+static void head_show(const chat_run *chat) {
+    const cp_model_facts *facts = chat->facts;
+    printf("%s over %lld rank%s on %s: %lld layers, %lld query and\n"
+           "%lld key and value heads of %lld, %s positions\n",
+           base_name(chat->model), (long long)chat->ranks,
+           cp_plural(chat->ranks), chat->backend->name,
+           (long long)facts->layers, (long long)facts->shape.query_heads,
+           (long long)facts->shape.kv_heads, (long long)facts->shape.head_dim,
+           cp_group(cp_session_capacity(chat->session)).text);
+    if (chat->document != NULL)
+        printf("%s: %s bytes of text\n", chat->file,
+               cp_group(chat->document_bytes).text);
+    if (chat->prompts)
+        puts("/help lists commands");
+    fflush(stdout);
+}
+static cp_status tail_show(chat_run *chat) {
+    cp_status status = CP_OK;
+    struct rusage usage;
+    if (chat->trace != NULL) {
+        status = cp_session_trace(chat->session, chat->trace);
+        if (status == CP_OK)
+            printf("\nTrace of the last call: %s (ui.perfetto.dev shows "
+                   "it)\n",
+                   chat->trace);
+    }
+    if (status == CP_OK && chat->compare)
+        status = compare(chat);
+    if (status == CP_OK && getrusage(RUSAGE_SELF, &usage) == 0)
+        printf("\nPeak memory %s MB.\n", cp_group(usage.ru_maxrss / 1000).text);
+    return status;
+}
+static cp_status chat_work(void *context) {
+    chat_run *chat = context;
+    chat->live = true;
+    chat->screen = (cp_screen){.out = stdout};
+    if (isatty(STDOUT_FILENO))
+        chat->screen.width = 79;
+    chat->prompts = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO) &&
+                    chat->asks.count == 0 && chat->batch == NULL;
+    chat->shows_progress = isatty(STDERR_FILENO);
+    interrupts_catch();
+    cp_status status = chat_open(chat);
+    if (status == CP_OK) {
+        head_show(chat);
+        status = chat->batch != NULL    ? batch_answer(chat)
+                 : chat->asks.count > 0 ? asks_answer(chat)
+                                        : converse(chat);
+        progress_end(chat);
+    }
+    if (status == CP_OK)
+        status = tail_show(chat);
+    chat_close(chat);
+    return status;
+}
+
+int cp_command_chat(int count, char *const *arguments) {
+    chat_run chat = {.ranks = 4, .most = 128, .sequences = 1, .seed = 1};
+    const cp_option options[] = {
+        /* Options of chat. */
+        {"model", CP_WORD, &chat.model, "FILE.gguf", "the model"},
+        {"ranks", CP_COUNT, &chat.ranks, "N", "how many ranks (default 4)"},
+        {"file", CP_WORD, &chat.file, "TEXT",
+         "a document to put before the first question"},
+        {"ask", CP_WORDS, &chat.asks, "QUESTION",
+         "ask this; several times for several turns"},
+        {"batch", CP_WORD, &chat.batch, "FILE",
+         "a question to a line, each its own conversation, decoded together"},
+        {"system", CP_WORD, &chat.system, "TEXT",
+         "the system message (default: the model's own)"},
+        {"variant", CP_ONE_OF, &chat.variant, CP_COMMAND_VARIANTS,
+         "which ring reads the questions (default auto: by Algorithm 1)"},
+        {"on", CP_ONE_OF, &chat.on, CP_COMMAND_PLACES,
+         "where the ranks run (default threads)"},
+        {"compare", CP_FLAG, &chat.compare, NULL,
+         "afterwards do the same on one rank, and say whether every token "
+         "agrees"},
+        {"trace", CP_WORD, &chat.trace, "OUT.json",
+         "write what ran when, for ui.perfetto.dev"},
+        {"temperature", CP_NUMBER, &chat.temperature, "X",
+         "draw tokens by chance; 0 takes the most likely (default 0)"},
+        {"seed", CP_COUNT, &chat.seed, "N", "of that chance (default 1)"},
+        {"most", CP_COUNT, &chat.most, "N",
+         "most tokens of an answer (default 128)"},
+        {"capacity", CP_COUNT, &chat.capacity, "N",
+         "positions of a conversation (default: the model's)"},
+        {0}};
+    const cp_usage usage = {
+        "chat", "--model FILE.gguf [options]",
+        /* What chat is about. */
+        "Converse with a model whose context is cut over N ranks. Without "
+        "--ask "
+        "or --batch the questions are read from standard input, a line each; "
+        "/help there lists commands.",
+        options};
+    const int result =
+        cp_command_run(&usage, count, arguments, chat_check, chat_work, &chat);
+    free(chat.batch_text);
+    return result;
+}
