@@ -84,11 +84,9 @@ int64_t cp_span_shared(cp_span a, cp_span b) {
     const int64_t distance = b.start - a.start;
     if (a.sequence != b.sequence || distance % gcd != 0)
         return -1;
-    /* Find the first token of a on the lattice of b. */
+    /* Find where the lattices meet. */
     const int64_t period = b.step / gcd;
-    int64_t index = distance / gcd % period * (x % period) % period;
-    if (index < 0)
-        index += period;
+    const int64_t index = distance / gcd % period * (x % period) % period;
     /* Climb to where both spans have begun. */
     const int64_t begin = cp_max(a.start, b.start), both = a.step * period;
     int64_t position = a.start + index * a.step;

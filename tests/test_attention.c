@@ -181,6 +181,18 @@ START_TEST(large_scores_do_not_overflow) {
 }
 END_TEST
 
+START_TEST(scores_far_below_weigh_nothing) {
+    problem p = prefill((cp_shape){1, 1, 1}, 299, 1, 1.0f);
+    p.queries[2] = 1.0f;
+    for (int64_t i = 0; i < 300; i++)
+        p.keys[1 + i] = i == 200 ? 500.0f : -10.0f * (float)i;
+    attend(&p, 1);
+    ck_assert_float_eq(p.output[2], p.values[1 + 200]);
+    ck_assert_float_eq(p.lse[2], 500.0f);
+    discard(&p);
+}
+END_TEST
+
 START_TEST(a_mean_of_ones_is_one) {
     problem p = prefill((cp_shape){6, 2, 80}, 33, 200, 1.0f);
     for (int64_t i = 0; i < p.key_rows * 2 * 80; i++)
@@ -236,29 +248,31 @@ START_TEST(seeing_nothing_is_zero_and_minus_infinity) {
 }
 END_TEST
 
-static void poison_and_compare(bool key, bool value) {
+static void poison_and_compare(int64_t at, bool key, bool value) {
     const int64_t width = 2 * 64, out = 6 * 64;
     problem clean = prefill((cp_shape){6, 2, 64}, 0, 150, 1.0f);
     problem p = clean;
     cp_allocate(&p.output, p.query_rows * out, 4, "output");
     attend(&clean, 1);
-    for (int64_t i = (70 + 1) * width; i < (71 + 1) * width; i++) {
+    for (int64_t i = (at + 1) * width; i < (at + 2) * width; i++) {
         p.keys[i] = key ? NAN : p.keys[i];
         p.values[i] = value ? NAN : p.values[i];
     }
     attend(&p, 1);
     ck_assert_mem_eq(p.output + 2 * out, clean.output + 2 * out,
-                     (size_t)(70 * out) * sizeof(float));
-    for (int64_t i = 72 * out; i < 152 * out; i++)
+                     (size_t)(at * out) * sizeof(float));
+    for (int64_t i = (at + 2) * out; i < 152 * out; i++)
         ck_assert(isnan(p.output[i]));
     free(p.output);
     discard(&clean);
 }
 
 START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
-    poison_and_compare(true, false);
-    poison_and_compare(false, true);
-    poison_and_compare(true, true);
+    for (int64_t at = 70; at <= 71; at++) {
+        poison_and_compare(at, true, false);
+        poison_and_compare(at, false, true);
+        poison_and_compare(at, true, true);
+    }
 }
 END_TEST
 
@@ -317,6 +331,7 @@ static Suite *attention_suite(void) {
     tcase_add_loop_test(tests, invariant_1_every_group_and_dimension, 0, 28);
     tcase_add_loop_test(tests, invariant_1_every_length, 0, 48);
     tcase_add_test(tests, large_scores_do_not_overflow);
+    tcase_add_test(tests, scores_far_below_weigh_nothing);
     tcase_add_test(tests, a_mean_of_ones_is_one);
     tcase_add_test(tests, pieces_may_lie_in_any_order);
     tcase_add_test(tests, seeing_nothing_is_zero_and_minus_infinity);
