@@ -13,6 +13,7 @@ static void program(cp_plan *plan, int k, int own, int gathered, int scratch) {
     }
     cp_emit_attend(plan, k, 0, queries, (cp_use){plan->cache, k}, result);
     for (int hop = 1; hop < ranks; hop++) {
+        /* Attend to one of the gathered blocks. */
         const int s = (k - hop + ranks) % ranks;
         cp_emit_attend(plan, k, hop, queries, (cp_use){gathered + s, s},
                        (cp_use){scratch, k});

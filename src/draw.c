@@ -12,7 +12,7 @@ static cp_status finished(FILE *out) {
     return CP_OK;
 }
 
-enum { COLUMNS = 64 };
+enum { COLUMNS = 62 };
 
 static char mark(int origin) {
     static const char marks[] = "0123456789abcdefghijklmnopqrstuvwxyz";

@@ -129,6 +129,11 @@ static double relative(const errors *it) {
                         : sqrt(it->difference);
 }
 
+/* Scores, and with them their rounding errors, grow with the queries. */
+static double tolerance(const rig *rig) {
+    return rig->scale > 1 ? rig->scale : 1;
+}
+
 typedef struct {
     rig *rig;
     const cp_plan *plan;
@@ -157,7 +162,9 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
                &truth);
     compare(job->rig, queries, &truth, partial.output, partial.lse, &sum);
     answer_free(&truth);
-    if (sum.wrong > 0 || relative(&sum) > 1e-6 || sum.lse > 5e-6) {
+    const double slack = tolerance(job->rig);
+    if (sum.wrong > 0 || relative(&sum) > 1e-6 * slack ||
+        sum.lse > 5e-6 * slack) {
         pthread_mutex_lock(&job->lock);
         snprintf(job->partial_failure, sizeof(job->partial_failure),
                  "rank %d hop %d: partial of queries of %d over keys of %d is "
@@ -329,7 +336,9 @@ static int compare_all(rig *rig, job *job, const int64_t *new_tokens) {
         return fail(rig, "%d values are NaN or infinite that must not be, or "
                          "not -inf that must",
                     sum.wrong);
-    if (fine && (rig->output_error > 1e-6 || rig->lse_error > 5e-6))
+    const double slack = tolerance(rig);
+    if (fine && (rig->output_error > 1e-6 * slack ||
+                 rig->lse_error > 5e-6 * slack))
         return fail(rig, "output off by %.3g, LSE by %.3g", rig->output_error,
                     rig->lse_error);
     /* The last term lets pass what is about a float's last bit. */
