@@ -674,17 +674,21 @@ static cp_status count_calls(cp_comm *comm, void *context) {
     return cp_comm_barrier(comm);
 }
 
-START_TEST(too_few_threads_is_an_error) {
+static void leave_room_for(int64_t bytes) {
     long long pages = 0;
-    atomic_int calls = 0;
-    if (SANITIZED)
-        return;
     FILE *sizes = fopen("/proc/self/statm", "r");
     ck_assert(sizes != NULL && fscanf(sizes, "%lld", &pages) == 1);
     fclose(sizes);
-    const rlim_t room = (rlim_t)(pages * sysconf(_SC_PAGESIZE)) + (40 << 20);
-    const struct rlimit limit = {room, room};
+    const rlim_t used = (rlim_t)(pages * sysconf(_SC_PAGESIZE));
+    const struct rlimit limit = {used + (rlim_t)bytes, used + (rlim_t)bytes};
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+START_TEST(too_few_threads_is_an_error) {
+    atomic_int calls = 0;
+    if (SANITIZED)
+        return;
+    leave_room_for(40 << 20);
     ck_assert_int_eq(run(500, 0, count_calls, &calls), CP_MEMORY);
     int started = -1, asked = -1;
     ck_assert_int_eq(
