@@ -66,17 +66,17 @@ $(B)/flags $(B)/identity: force
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
-	@$(again) suites
+	+@$(again) suites
 suites: all $(SUITES)
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
 measures: $(MEASURES) ## build build/measure_*, the programs that write figures/data
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
-	@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
-	  CFLAGS="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
+	  CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
-	@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
+	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
 objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o)
 format: ## check the layout of the tangled C with clang-format
 	@$(call install,$(FOR_CI))
@@ -97,7 +97,7 @@ model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check i
 	@tests/harness/fetch-model $(MODEL)
 demo: ## install, build, fetch the model, and hold a conversation over four ranks
 	@$(call install,$(FOR_BUILD))
-	@$(again) all model
+	+@$(again) all model
 	@awk -f book/plain-text.awk $(DEMO_TEXT) > $(B)/demo.txt
 	$(DEMO)
 install: all ## install binary, library, headers and longring.pc under DESTDIR and PREFIX
