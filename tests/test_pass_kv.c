@@ -118,12 +118,29 @@ START_TEST(large_logits_survive_the_ring) {
     rig rig = {.shape = {4, 2, 64},
                .ranks = _i,
                .sequences = 2,
-               .room = 99,
+               .room = 150,
                .seed = 3,
                .scale = 30};
     ck_assert_msg(rig_open(&rig) && rig_call(&rig, tokens, CP_PASS_KV) &&
                       rig_call(&rig, tokens, CP_PASS_Q),
                   "%s", rig.failure);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(the_error_is_that_of_one_rank) {
+    const int64_t tokens[2] = {700, 300};
+    const cp_variant variants[2] = {CP_PASS_KV, CP_PASS_Q};
+    rig rig = {.shape = {4, 2, 64},
+               .ranks = 1 << (1 + _i / 2),
+               .sequences = 1,
+               .room = 1000,
+               .seed = 8,
+               .strict = 1};
+    for (int n = 0; n < 2; n++)
+        ck_assert_msg((n > 0 || rig_open(&rig)) &&
+                          rig_call(&rig, &tokens[n], variants[_i % 2]),
+                      "%s", rig.failure);
     rig_close(&rig);
 }
 END_TEST
@@ -137,6 +154,7 @@ static Suite *suite(void) {
         tests, invariants_11_and_13_one_exchange_under_each_attention, 1, 10);
     tcase_add_loop_test(tests, all_gather_sends_what_the_ring_sends, 1, 8);
     tcase_add_loop_test(tests, large_logits_survive_the_ring, 1, 6);
+    tcase_add_loop_test(tests, the_error_is_that_of_one_rank, 0, 8);
     suite_add_tcase(suite, tests);
     return suite;
 }

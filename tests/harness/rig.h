@@ -17,6 +17,8 @@ typedef struct {
     uint64_t disorder; /* of the communicator; 0 = none */
     int spare;         /* spare slots of the ring; 0 = 1 */
     float scale;       /* of the queries; 0 = 1 */
+    cp_kernel kernel;  /* NULL = cp_attend */
+    int strict;        /* the error may be 1.1 x that of one rank, no more */
 
     /* After a call. */
     char failure[600];         /* why it returned false */
