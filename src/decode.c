@@ -7,8 +7,8 @@ cp_status cp_plan_decode(const cp_layout *layout, const cp_shape *shape,
     *out = NULL;
     if (!layout->decode)
         return cp_fail(CP_INVALID,
-                       "decode needs a call of one token a "
-                       "sequence; this one prefills %lld tokens",
+                       "decode needs a call of one token a sequence; this one "
+                       "prefills %lld tokens",
                        (long long)layout->new_tokens);
     return cp_plan_query_ring(CP_DECODE, layout, shape, options, out);
 }
