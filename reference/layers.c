@@ -10,7 +10,7 @@
 
 void cp_norm_rows(int64_t rows, int64_t width, const float *x,
                   const float *weight, double epsilon, int threads, float *y) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) {
         const float *from = x + r * width;
         float *to = y + r * width;
@@ -35,7 +35,7 @@ static void rotate_head(int64_t pairs, const float *cosines, const float *sines,
 
 void cp_rotate_rows(int64_t rows, int64_t heads, int64_t dim, cp_angles angles,
                     int threads, float *x) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t h = 0; h < heads; h++)
             rotate_head(angles.pairs, angles.cosines + r * angles.pairs,
@@ -53,17 +53,17 @@ void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
     }
 }
 
-static void product(int64_t rows, int64_t in, int64_t out, const float *x,
-                    const float *w, bool add, int threads, float *y) {
+static void product(int64_t rows, int64_t in, int64_t out, int64_t stride,
+                    const float *x, const float *w, bool add, float *y) {
     rntm_t settings = BLIS_RNTM_INITIALIZER;
-    bli_rntm_set_num_threads(threads, &settings);
+    bli_rntm_set_num_threads(1, &settings);
     if (rows >= 64)
         bli_rntm_disable_l3_sup(&settings);
     float one = 1.0f, keep = add ? 1.0f : 0.0f;
     /* BLIS's interface has no const, but it writes to y alone. */
     bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, rows, out, in, &one,
                  (float *)(uintptr_t)x, in, 1, (float *)(uintptr_t)w, in, 1,
-                 &keep, y, out, 1, NULL, &settings);
+                 &keep, y, stride, 1, NULL, &settings);
 }
 
 static float dot(int64_t count, const float *a, const float *b) {
@@ -75,8 +75,7 @@ static float dot(int64_t count, const float *a, const float *b) {
 }
 
 static void one_row(int64_t in, int64_t out, const float *x, const float *w,
-                    bool add, int threads, float *y) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+                    bool add, float *y) {
     for (int64_t o = 0; o < out; o++) {
         const float sum = dot(in, x, w + o * in);
         y[o] = add ? y[o] + sum : sum;
@@ -85,10 +84,17 @@ static void one_row(int64_t in, int64_t out, const float *x, const float *w,
 
 void cp_linear_rows(int64_t rows, int64_t in, int64_t out, const float *x,
                     const float *w, bool add, int threads, float *y) {
-    if (rows == 1)
-        one_row(in, out, x, w, add, threads, y);
-    else if (rows > 1)
-        product(rows, in, out, x, w, add, threads, y);
+    const int64_t share = 16 * cp_ceil_divide(cp_ceil_divide(out, threads), 16);
+    const int64_t parts = cp_ceil_divide(out, share);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t first = part * share;
+        const int64_t count = cp_min(share, out - first);
+        if (rows == 1)
+            one_row(in, count, x, w + first * in, add, y + first);
+        else if (rows > 1)
+            product(rows, in, count, out, x, w + first * in, add, y + first);
+    }
 }
 
 static inline float exponential(float x) {
@@ -108,7 +114,7 @@ static inline float exponential(float x) {
 }
 
 void cp_gate_values(int64_t count, const float *up, int threads, float *gate) {
-#pragma omp parallel for simd num_threads(threads) schedule(static)
+#pragma omp parallel for simd num_threads(threads) if (count > 8192)
     for (int64_t i = 0; i < count; i++)
         gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }

@@ -1,0 +1,216 @@
+/* A Llama decoder in float64, written to be seen through. It reads the file's
+ * keys and weights itself, and shares nothing with the model but the reader of
+ * GGUF files and the values of their blocks. */
+#include "naive_llama.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dequantise.h"
+
+typedef struct {
+    const cp_gguf *file;
+    int64_t blocks, width, inner, heads, kv_heads, dim, rotary;
+    double base, epsilon;
+    int failed;
+} naive;
+
+static void *get(size_t count, size_t size) {
+    void *memory = calloc(count > 0 ? count : 1, size);
+    if (memory == NULL)
+        abort();
+    return memory;
+}
+
+static int64_t number(naive *m, const char *key, int64_t otherwise) {
+    int64_t value = otherwise;
+    if (cp_gguf_has(m->file, key) &&
+        cp_gguf_integer(m->file, key, &value) != CP_OK)
+        m->failed = 1;
+    return value;
+}
+
+/* All values of a tensor as doubles; NULL if there is no such tensor. */
+static double *tensor(naive *m, const char *format, int64_t block) {
+    char name[80];
+    /* The names hold one number or none. */
+    const char *mark = strchr(format, '*');
+    if (mark == NULL)
+        snprintf(name, sizeof(name), "%s.weight", format);
+    else
+        snprintf(name, sizeof(name), "%.*s%lld%s.weight", (int)(mark - format),
+                 format, (long long)block, mark + 1);
+    const cp_gguf_tensor *found = cp_gguf_find(m->file, name);
+    if (found == NULL)
+        return NULL;
+    const int64_t count = found->extent[0] * found->extent[1];
+    float *values = get((size_t)count, sizeof(float));
+    double *result = get((size_t)count, sizeof(double));
+    if (cp_dequantise(found->type, found->data, count, values) != CP_OK)
+        m->failed = 1;
+    for (int64_t i = 0; i < count; i++)
+        result[i] = (double)values[i];
+    free(values);
+    return result;
+}
+
+/* y[out] = w[out][in] x[in] */
+static void multiply(const double *w, int64_t in, int64_t out, const double *x,
+                     double *y) {
+    for (int64_t o = 0; o < out; o++) {
+        y[o] = 0.0;
+        for (int64_t i = 0; i < in; i++)
+            y[o] += w[o * in + i] * x[i];
+    }
+}
+
+static void normalise(const naive *m, const double *weight, const double *x,
+                      double *y) {
+    double squares = 0.0;
+    for (int64_t i = 0; i < m->width; i++)
+        squares += x[i] * x[i];
+    const double root = sqrt(squares / (double)m->width + m->epsilon);
+    for (int64_t i = 0; i < m->width; i++)
+        y[i] = x[i] / root * weight[i];
+}
+
+static void rotate(const naive *m, const double *factors, int64_t position,
+                   int64_t heads, double *x) {
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t i = 0; i < m->rotary / 2; i++) {
+            double angle = (double)position /
+                           pow(m->base, 2.0 * (double)i / (double)m->rotary);
+            if (factors != NULL)
+                angle /= factors[i];
+            double *pair = x + h * m->dim + 2 * i;
+            const double a = pair[0], b = pair[1];
+            pair[0] = a * cos(angle) - b * sin(angle);
+            pair[1] = a * sin(angle) + b * cos(angle);
+        }
+}
+
+/* Attention of the query at one position over all keys up to it. */
+static void look(const naive *m, int64_t position, const double *query,
+                 const double *keys, const double *values, double *output) {
+    double *scores = get((size_t)position + 1, sizeof(double));
+    for (int64_t h = 0; h < m->heads; h++) {
+        const int64_t g = h / (m->heads / m->kv_heads);
+        double largest = -INFINITY, sum = 0.0;
+        for (int64_t k = 0; k <= position; k++) {
+            scores[k] = 0.0;
+            for (int64_t i = 0; i < m->dim; i++)
+                scores[k] += query[h * m->dim + i] *
+                             keys[(k * m->kv_heads + g) * m->dim + i];
+            scores[k] /= sqrt((double)m->dim);
+            largest = fmax(largest, scores[k]);
+        }
+        for (int64_t k = 0; k <= position; k++)
+            sum += scores[k] = exp(scores[k] - largest);
+        for (int64_t i = 0; i < m->dim; i++) {
+            double value = 0.0;
+            for (int64_t k = 0; k <= position; k++)
+                value += scores[k] * values[(k * m->kv_heads + g) * m->dim + i];
+            output[h * m->dim + i] = value / sum;
+        }
+    }
+    free(scores);
+}
+
+static void attention(naive *m, int64_t block, int64_t count, double *x) {
+    const int64_t q = m->heads * m->dim, kv = m->kv_heads * m->dim;
+    double *norm = tensor(m, "blk.*.attn_norm", block);
+    double *wq = tensor(m, "blk.*.attn_q", block);
+    double *wk = tensor(m, "blk.*.attn_k", block);
+    double *wv = tensor(m, "blk.*.attn_v", block);
+    double *wo = tensor(m, "blk.*.attn_output", block);
+    double *factors = tensor(m, "rope_freqs", 0);
+    double *n = get((size_t)m->width, sizeof(double));
+    double *query = get((size_t)q, sizeof(double));
+    double *seen = get((size_t)q, sizeof(double));
+    double *keys = get((size_t)(count * kv), sizeof(double));
+    double *values = get((size_t)(count * kv), sizeof(double));
+    for (int64_t t = 0; t < count; t++) {
+        double *row = x + t * m->width;
+        normalise(m, norm, row, n);
+        multiply(wq, m->width, q, n, query);
+        multiply(wk, m->width, kv, n, keys + t * kv);
+        multiply(wv, m->width, kv, n, values + t * kv);
+        rotate(m, factors, t, m->heads, query);
+        rotate(m, factors, t, m->kv_heads, keys + t * kv);
+        look(m, t, query, keys, values, seen);
+        multiply(wo, q, m->width, seen, n);
+        for (int64_t i = 0; i < m->width; i++)
+            row[i] += n[i];
+    }
+    double *all[] = {norm, wq,    wk,   wv,   wo,    factors,
+                     n,    query, seen, keys, values};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(all[i]);
+}
+
+static void feed_forward(naive *m, int64_t block, int64_t count, double *x) {
+    double *norm = tensor(m, "blk.*.ffn_norm", block);
+    double *wg = tensor(m, "blk.*.ffn_gate", block);
+    double *wu = tensor(m, "blk.*.ffn_up", block);
+    double *wd = tensor(m, "blk.*.ffn_down", block);
+    double *n = get((size_t)m->width, sizeof(double));
+    double *gate = get((size_t)m->inner, sizeof(double));
+    double *up = get((size_t)m->inner, sizeof(double));
+    for (int64_t t = 0; t < count; t++) {
+        double *row = x + t * m->width;
+        normalise(m, norm, row, n);
+        multiply(wg, m->width, m->inner, n, gate);
+        multiply(wu, m->width, m->inner, n, up);
+        for (int64_t i = 0; i < m->inner; i++)
+            gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
+        multiply(wd, m->inner, m->width, gate, n);
+        for (int64_t i = 0; i < m->width; i++)
+            row[i] += n[i];
+    }
+    double *all[] = {norm, wg, wu, wd, n, gate, up};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(all[i]);
+}
+
+int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
+                double *logits) {
+    naive m = {.file = file, .base = 10000.0};
+    m.blocks = number(&m, "llama.block_count", 0);
+    m.width = number(&m, "llama.embedding_length", 0);
+    m.inner = number(&m, "llama.feed_forward_length", 0);
+    m.heads = number(&m, "llama.attention.head_count", 1);
+    m.kv_heads = number(&m, "llama.attention.head_count_kv", m.heads);
+    m.dim = number(&m, "llama.attention.key_length", m.width / m.heads);
+    m.rotary = number(&m, "llama.rope.dimension_count", m.dim);
+    if (cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
+                      &m.epsilon) != CP_OK ||
+        (cp_gguf_has(file, "llama.rope.freq_base") &&
+         cp_gguf_float(file, "llama.rope.freq_base", &m.base) != CP_OK))
+        m.failed = 1;
+    double *embedding = tensor(&m, "token_embd", 0);
+    double *output = tensor(&m, "output", 0);
+    double *norm = tensor(&m, "output_norm", 0);
+    const int64_t words = cp_gguf_find(file, "token_embd.weight")->extent[1];
+    double *x = get((size_t)(count * m.width), sizeof(double));
+    for (int64_t t = 0; t < count; t++)
+        memcpy(x + t * m.width, embedding + tokens[t] * m.width,
+               (size_t)m.width * sizeof(double));
+    for (int64_t b = 0; b < m.blocks; b++) {
+        attention(&m, b, count, x);
+        feed_forward(&m, b, count, x);
+    }
+    for (int64_t t = 0; t < count; t++) {
+        normalise(&m, norm, x + t * m.width, x + t * m.width);
+        multiply(output != NULL ? output : embedding, m.width, words,
+                 x + t * m.width, logits + t * words);
+    }
+    free(embedding);
+    free(output);
+    free(norm);
+    free(x);
+    if (m.failed)
+        fprintf(stderr, "naive_llama: %s\n", cp_message());
+    return m.failed ? -1 : 0;
+}

@@ -1,0 +1,13 @@
+/* A Llama decoder in float64, token by token over a whole sequence, with no
+ * cache, blocks, ranks or threads: what the real one is compared with. */
+#ifndef HARNESS_NAIVE_LLAMA_H
+#define HARNESS_NAIVE_LLAMA_H
+
+#include "gguf.h"
+
+/* The logits [count][vocabulary] after each token of one sequence. Returns 0,
+ * or -1 after a line on stderr. */
+int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
+                double *logits);
+
+#endif

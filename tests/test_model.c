@@ -1,0 +1,630 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* The whole model: against float64, against one rank, against the reference
+ * values of a real file; and what happens when a call fails. */
+#define _GNU_SOURCE
+#include "backend.h"
+#include "check.h"
+#include "choose.h"
+#include "sample.h"
+#include "tests/harness/golden.h"
+#include "tests/harness/naive_llama.h"
+#include "tests/harness/suite.h"
+#include "tests/harness/tiny_gguf.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
+
+static void refuse(cp_status got, cp_status expected, const char *because) {
+    ck_assert_int_eq(got, expected);
+    ck_assert_msg(strstr(cp_message(), because) != NULL, "\"%s\" lacks \"%s\"",
+                  cp_message(), because);
+}
+
+typedef struct {
+    tiny_bytes bytes;
+    cp_gguf *file;
+    cp_model *model;
+    int64_t words;
+} fixture;
+
+static fixture open_tiny(const tiny_gguf_options *options) {
+    fixture f = {.words = tiny_gguf_vocabulary_size(options)};
+    ck_assert_int_eq(tiny_gguf_build(options, &f.bytes), 0);
+    must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
+    must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
+    ck_assert_int_eq(cp_model_describe(f.model)->vocabulary, f.words);
+    return f;
+}
+
+static void close_tiny(fixture *f) {
+    cp_model_close(f->model);
+    cp_gguf_close(f->file);
+    free(f->bytes.bytes);
+}
+
+static cp_session *open_session(const fixture *f, int ranks, int64_t sequences,
+                                cp_variant variant) {
+    const cp_session_options options = {
+        .ranks = ranks, .sequences = sequences, .variant = variant, .cores = 2};
+    cp_session *session;
+    must(cp_session_open(f->model, &options, &session));
+    return session;
+}
+
+static void say(cp_session *session, const int32_t *tokens, const int *cuts,
+                int64_t words, float *logits) {
+    const int64_t only = 0, before = cp_session_length(session, 0);
+    int64_t said = 0;
+    for (; *cuts != 0; cuts++) {
+        const int64_t count = *cuts > 0 ? *cuts : 1;
+        for (int n = 0; n < (*cuts > 0 ? 1 : -*cuts); n++) {
+            if (*cuts > 0)
+                must(cp_session_prefill(session, &count, tokens + said, NULL));
+            else
+                must(cp_session_decode(session, 1, &only, tokens + said, NULL));
+            must(cp_session_logits(session, 0, count, logits + said * words));
+            said += count;
+        }
+    }
+    ck_assert_int_eq(cp_session_length(session, 0), before + said);
+}
+
+static int32_t *make_up(int64_t count, int64_t words, uint64_t seed) {
+    int32_t *tokens = calloc((size_t)count, sizeof(int32_t));
+    uint64_t state = seed;
+    for (int64_t t = 0; t < count; t++)
+        tokens[t] = t >= 17
+                        ? tokens[t - 17]
+                        : (int32_t)(harness_random(&state) % (uint64_t)words);
+    return tokens;
+}
+
+static void agrees_with_naive(const tiny_gguf_options *options) {
+    enum { COUNT = 23 };
+    fixture f = open_tiny(options);
+    int32_t *tokens = make_up(COUNT, f.words, 11);
+    const size_t all = (size_t)(COUNT * f.words);
+    double *expected = calloc(all, sizeof(double));
+    float *got = calloc(all, sizeof(float));
+    ck_assert_int_eq(naive_llama(f.file, COUNT, tokens, expected), 0);
+    cp_session *session = open_session(&f, 1, 1, CP_AUTO);
+    say(session, tokens, (int[]){COUNT, 0}, f.words, got);
+    double largest = 0.0, worst = 0.0;
+    for (size_t i = 0; i < all; i++) {
+        largest = fmax(largest, fabs(expected[i]));
+        worst = fmax(worst, fabs(expected[i] - (double)got[i]));
+    }
+    ck_assert_msg(worst <= 1e-5 * largest, "off by %g of %g", worst, largest);
+    /* Free what the comparison used. */
+    cp_session_close(session);
+    free(tokens);
+    free(expected);
+    free(got);
+    close_tiny(&f);
+}
+
+static const int tiny_types[] = {
+    TINY_F32,  TINY_F16,  TINY_BF16, TINY_Q8_0, TINY_Q4_0, TINY_Q4_1, TINY_Q5_0,
+    TINY_Q5_1, TINY_Q2_K, TINY_Q3_K, TINY_Q4_K, TINY_Q5_K, TINY_Q6_K};
+
+START_TEST(test_every_weight_type) {
+    const int t = tiny_types[_i];
+    const bool blocks_of_256 = t >= TINY_Q2_K && t <= TINY_Q6_K;
+    const tiny_gguf_options options = {.width = blocks_of_256 ? 256 : 64,
+                                       .feed_forward = blocks_of_256 ? 256 : 96,
+                                       .embedding = t,
+                                       .query = t,
+                                       .key = t,
+                                       .value = t,
+                                       .attention_output = t,
+                                       .gate = t,
+                                       .up = t,
+                                       .down = t,
+                                       .seed = (uint64_t)t + 3};
+    agrees_with_naive(&options);
+}
+END_TEST
+
+static const tiny_gguf_options tiny_shapes[] = {
+    {.seed = 1, .heads = 4, .kv_heads = 4},
+    {.seed = 2, .heads = 3, .kv_heads = 1, .width = 96},
+    {.seed = 3, .heads = 7, .kv_heads = 1, .head_dim = 32},
+    {.seed = 4, .heads = 6, .kv_heads = 2, .head_dim = 80, .rope_dim = 32},
+    {.seed = 5, .rope_freqs = true, .rope_base = 500000},
+    {.seed = 6, .output = true, .output_type = TINY_Q8_0, .blocks = 3},
+    {.seed = 7, .vocabulary = TINY_LLAMA3, .feed_forward = 32},
+};
+
+START_TEST(test_every_shape) {
+    agrees_with_naive(&tiny_shapes[_i]);
+}
+END_TEST
+
+enum { TEXT = 53 };
+
+static const int whole[] = {TEXT, 0};
+static const int *const ways[] = {
+    whole,
+    (int[]){20, -9, 24, 0},
+    (int[]){1, -1, 1, 30, -20, 0},
+    (int[]){-5, 40, 3, -5, 0},
+};
+
+static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
+                                      CP_ALL_GATHER};
+
+static void same_words(const float *expected, const float *got, int64_t count,
+                       int64_t words) {
+    float largest = 0.0f, worst = 0.0f;
+    for (int64_t i = 0; i < count * words; i++) {
+        largest = fmaxf(largest, fabsf(expected[i]));
+        worst = fmaxf(worst, fabsf(expected[i] - got[i]));
+    }
+    ck_assert_msg(worst <= 1e-5f * largest, "off by %g of %g", (double)worst,
+                  (double)largest);
+    for (int64_t t = 0; t < count; t++)
+        ck_assert_int_eq(cp_sample_greedy(expected + t * words, words),
+                         cp_sample_greedy(got + t * words, words));
+}
+
+static void all_finite(const float *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        ck_assert_msg(isfinite(values[i]), "logit %lld is %g", (long long)i,
+                      (double)values[i]);
+}
+
+static const int rank_counts[] = {1, 2, 3, 4, 5, 8, 16};
+
+START_TEST(test_ranks_agree) {
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 21, .rope_freqs = true});
+    int32_t *tokens = make_up(TEXT, f.words, 5);
+    float *expected = calloc((size_t)(TEXT * f.words), sizeof(float));
+    float *got = calloc((size_t)(TEXT * f.words), sizeof(float));
+    cp_session *one = open_session(&f, 1, 1, CP_AUTO);
+    say(one, tokens, whole, f.words, expected);
+    all_finite(expected, TEXT * f.words);
+    for (int n = 0; n < 7; n++) { /* whole each way, then in three ways */
+        const cp_variant variant = variants[n < 4 ? n : (n + _i) % 4];
+        cp_session *many = open_session(&f, rank_counts[_i], 1, variant);
+        say(many, tokens, ways[n < 4 ? 0 : n - 3], f.words, got);
+        all_finite(got, TEXT * f.words);
+        same_words(expected, got, TEXT, f.words);
+        cp_session_close(many);
+    }
+    /* Free what the runs used. */
+    cp_session_close(one);
+    free(tokens);
+    free(expected);
+    free(got);
+    close_tiny(&f);
+}
+END_TEST
+
+enum { MOST = 5, STEPS = 6 };
+
+static void decode_together(cp_session *batch, cp_session **alone,
+                            int64_t count, int64_t words, int32_t *tokens,
+                            float *rows) {
+    int64_t names[MOST];
+    const int64_t zero = 0;
+    float *expected = calloc((size_t)words, sizeof(float));
+    for (int64_t i = 0; i < count; i++)
+        names[i] = count - 1 - i;
+    must(cp_session_decode(batch, count, names, tokens, NULL));
+    must(cp_session_logits(batch, 0, count, rows));
+    for (int64_t i = 0; i < count; i++) {
+        must(cp_session_decode(alone[names[i]], 1, &zero, &tokens[i], NULL));
+        must(cp_session_logits(alone[names[i]], 0, 1, expected));
+        same_words(expected, rows + i * words, 1, words);
+        tokens[i] = cp_sample_greedy(rows + i * words, words);
+    }
+    free(expected);
+}
+
+START_TEST(test_batches_agree) {
+    static const int64_t lengths[MOST] = {9, 1, 30, 2, 13};
+    const int64_t count = 1 + _i % MOST;
+    const int ranks = _i < MOST ? 3 : 4;
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 8});
+    int32_t *text = make_up(64, f.words, 3), next[MOST] = {1, 2, 3, 4, 5};
+    float *rows = calloc((size_t)(MOST * f.words), sizeof(float));
+    cp_session *alone[MOST], *batch = open_session(&f, ranks, count, CP_AUTO);
+    must(cp_session_prefill(batch, lengths, text, NULL));
+    for (int64_t s = 0, at = 0; s < count; at += lengths[s++]) {
+        alone[s] = open_session(&f, 1, 1, CP_AUTO);
+        must(cp_session_prefill(alone[s], &lengths[s], text + at, NULL));
+    }
+    for (int step = 0; step < STEPS; step++)
+        decode_together(batch, alone, count, f.words, next, rows);
+    /* Let part of the batch go on with a prefill. */
+    int64_t some[MOST] = {0};
+    some[count - 1] = 7;
+    must(cp_session_prefill(batch, some, text, NULL));
+    must(cp_session_prefill(alone[count - 1], &some[count - 1], text, NULL));
+    decode_together(batch, alone, count, f.words, next, rows);
+    ck_assert_int_eq(cp_session_length(batch, 0),
+                     lengths[0] + STEPS + 1 + some[0]);
+    /* Free the batch. */
+    for (int64_t s = 0; s < count; s++)
+        cp_session_close(alone[s]);
+    cp_session_close(batch);
+    free(text);
+    free(rows);
+    close_tiny(&f);
+}
+END_TEST
+
+static volatile sig_atomic_t stop;
+
+static void stop_at_once(void *context, int64_t done, int64_t total) {
+    const bool *armed = context;
+    ck_assert(done >= 1 && done <= total);
+    if (*armed)
+        stop = 1;
+}
+
+static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
+    const int64_t zero = 0, twice[2] = {0, 0}, many = 10;
+    const int32_t wrong = 1 << 30;
+    /* Ask for what cannot be. */
+    const int64_t long_one = 1000, none = 0, less = -1, absent = 1;
+    refuse(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
+           "and 1000 more would pass its 80 positions");
+    refuse(cp_session_prefill(session, &none, tokens, NULL), CP_INVALID,
+           "a call without tokens");
+    refuse(cp_session_prefill(session, &less, tokens, NULL), CP_INVALID,
+           "-1 new tokens");
+    refuse(cp_session_decode(session, 1, &zero, &wrong, NULL), CP_INVALID,
+           "is id 1073741824");
+    refuse(cp_session_decode(session, 2, twice, tokens, NULL), CP_INVALID,
+           "twice in a batch");
+    refuse(cp_session_decode(session, 1, &absent, tokens, NULL), CP_INVALID,
+           "sequence 1 of 1");
+    refuse(cp_session_decode(session, 0, twice, tokens, NULL), CP_INVALID,
+           "a call without tokens");
+    *armed = true;
+    refuse(cp_session_prefill(session, &many, tokens, NULL), CP_INTERRUPTED,
+           "stopped after 1 of 2 layers");
+    stop = 0;
+    refuse(cp_session_decode(session, 1, &zero, tokens, NULL), CP_INTERRUPTED,
+           "stopped after 1 of 2 layers");
+    stop = 0;
+    *armed = false;
+}
+
+START_TEST(test_failures_leave_no_trace) {
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 4});
+    int32_t *text = make_up(64, f.words, 9);
+    bool armed = false;
+    const cp_session_options options = {.ranks = 3,
+                                        .sequences = 1,
+                                        .capacity = 80,
+                                        .variant = variants[_i],
+                                        .cores = 2,
+                                        .stop = &stop,
+                                        .progress = stop_at_once,
+                                        .progress_context = &armed};
+    cp_session *calm, *disturbed;
+    must(cp_session_open(f.model, &options, &calm));
+    must(cp_session_open(f.model, &options, &disturbed));
+    /* Say the same on both, disturbing one. */
+    float *rows[2];
+    const int cuts[] = {20, -3, 30, -7, 0};
+    for (int n = 0; n < 2; n++)
+        rows[n] = calloc((size_t)(60 * f.words), sizeof(float));
+    for (int n = 0, at = 0; cuts[n] != 0; at += abs(cuts[n++])) {
+        const int one[2] = {cuts[n], 0};
+        disturb(disturbed, text, &armed);
+        say(calm, text + at, one, f.words, rows[0]);
+        say(disturbed, text + at, one, f.words, rows[1]);
+        const size_t bytes = (size_t)f.words * sizeof(float);
+        ck_assert_mem_eq(rows[0], rows[1], bytes * (size_t)abs(cuts[n]));
+    }
+    disturb(disturbed, text, &armed);
+    free(rows[0]);
+    free(rows[1]);
+    cp_session_close(calm);
+    cp_session_close(disturbed);
+    free(text);
+    close_tiny(&f);
+}
+END_TEST
+
+START_TEST(test_logits_and_capacity) {
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 4, .context = 24});
+    int32_t *text = make_up(64, f.words, 9);
+    float *before = calloc((size_t)f.words, sizeof(float));
+    float *after = calloc((size_t)f.words, sizeof(float));
+    cp_session *session = open_session(&f, 2, 1, CP_AUTO);
+    ck_assert_int_eq(cp_session_capacity(session), 24);
+    refuse(cp_session_logits(session, 0, 1, before), CP_INVALID,
+           "a call of 0 tokens");
+    must(cp_session_prefill(session, &(int64_t){24}, text, NULL));
+    must(cp_session_logits(session, 23, 1, before));
+    refuse(cp_session_decode(session, 1, &(int64_t){0}, text, NULL),
+           CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
+    must(cp_session_logits(session, 23, 1, after));
+    ck_assert_mem_eq(before, after, (size_t)f.words * sizeof(float));
+    /* Ask for logits that are not there. */
+    refuse(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
+    refuse(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
+    refuse(cp_session_logits(session, 0, 0, after), CP_INVALID, "of 24 tokens");
+    refuse(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
+    refuse(cp_session_trace(session, "/dev/null"), CP_INVALID, "no trace");
+    /* Free the full session. */
+    cp_session_close(session);
+    free(text);
+    free(before);
+    free(after);
+    close_tiny(&f);
+}
+END_TEST
+
+START_TEST(test_bad_options) {
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
+    const cp_session_options bad[] = {
+        {.ranks = 0, .sequences = 1},
+        {.ranks = 1, .sequences = 0},
+        {.ranks = 1, .sequences = 1, .cores = -1},
+        {.ranks = 1, .sequences = 1, .capacity = 513},
+        {.ranks = 1, .sequences = 1, .capacity = -1},
+        {.ranks = 1, .sequences = 1, .variant = CP_DECODE},
+    };
+    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++) {
+        cp_session *session;
+        ck_assert_int_eq(cp_session_open(f.model, &bad[n], &session),
+                         CP_INVALID);
+        ck_assert_ptr_null(session);
+    }
+    close_tiny(&f);
+}
+END_TEST
+
+static void check_report(const fixture *f, const cp_session *session,
+                         const cp_turn_report *report, int64_t fresh,
+                         int64_t cached) {
+    cp_plan_report counted;
+    must(cp_plan_check(cp_session_plan(session), &counted));
+    int64_t queries = 0, keys = 0, pairs = 0;
+    for (int r = 0; r < report->ranks; r++) {
+        queries += report->queries[r];
+        keys += report->keys[r];
+        pairs += report->pairs[r];
+        ck_assert_int_eq(report->bytes[r],
+                         counted.bytes[r] *
+                             cp_model_describe(f->model)->layers);
+    }
+    ck_assert_int_eq(queries, fresh);
+    ck_assert_int_eq(keys, fresh + cached);
+    ck_assert_int_eq(pairs, fresh * cached + fresh * (fresh + 1) / 2);
+    ck_assert_int_eq(report->new_tokens, fresh);
+    ck_assert_int_eq(report->cached_tokens, cached);
+    ck_assert_int_eq(report->sequences, 1);
+    ck_assert(report->balance >= 1.0 && report->seconds > 0.0);
+    cp_plan_report_free(&counted);
+}
+
+static char *read_text(const char *path) {
+    enum { ROOM = 1 << 20 };
+    char *text = calloc(ROOM, 1);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_lt(fread(text, 1, ROOM - 1, file), ROOM - 1);
+    fclose(file);
+    return text;
+}
+
+START_TEST(test_report) {
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
+    int32_t *text = make_up(64, f.words, 2);
+    cp_session *session = open_session(&f, 4, 1, variants[1 + _i % 3]);
+    cp_turn_report report;
+    must(cp_session_prefill(session, &(int64_t){33}, text, &report));
+    check_report(&f, session, &report, 33, 0);
+    ck_assert_int_eq(report.variant, variants[1 + _i % 3]);
+    must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
+    check_report(&f, session, &report, 1, 33);
+    ck_assert_int_eq(report.variant, CP_DECODE);
+    must(cp_session_choose(session, CP_AUTO));
+    must(cp_session_prefill(session, &(int64_t){5}, text, &report));
+    check_report(&f, session, &report, 5, 34);
+    ck_assert_ptr_nonnull(strstr(report.rule, "new tokens"));
+    cp_session_close(session);
+    free(text);
+    close_tiny(&f);
+}
+END_TEST
+
+START_TEST(test_trace) {
+    fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
+    int32_t *text = make_up(64, f.words, 2);
+    const cp_session_options options = {
+        .ranks = 3, .sequences = 1, .trace = true, .cores = 2};
+    cp_session *session;
+    must(cp_session_open(f.model, &options, &session));
+    must(cp_session_prefill(session, &(int64_t){40}, text, NULL));
+    char path[] = "/tmp/long-ring-trace-XXXXXX", *json;
+    close(mkstemp(path));
+    must(cp_session_trace(session, path));
+    refuse(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
+           "/nowhere/trace.json");
+    json = read_text(path);
+    /* Look for every rank and operation in the trace. */
+    static const char *const wanted[] = {"\"rank 2 (0 operations left out)\"",
+                                         "\"name\":\"attend\"",
+                                         "\"name\":\"exchange\"",
+                                         "\"name\":\"wait\"",
+                                         "\"name\":\"project\"",
+                                         "\"name\":\"feed forward\"",
+                                         "\"layer\":1,\"hop\":1,\"bytes\":"};
+    for (size_t n = 0; n < sizeof(wanted) / sizeof(wanted[0]); n++)
+        ck_assert_msg(strstr(json, wanted[n]) != NULL, "no %s", wanted[n]);
+    ck_assert_ptr_null(strstr(json, "\"dur\":-"));
+    ck_assert_str_eq(json + strlen(json) - 4, "\n]}\n");
+    free(json);
+    remove(path);
+    cp_session_close(session);
+    free(text);
+    close_tiny(&f);
+}
+END_TEST
+
+#define FORGERY(from, to, because)                                             \
+    { from, to, because, sizeof(from) - 1 }
+static const struct {
+    const char *from, *to, *because;
+    size_t length;
+} forgeries[] = {
+    FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0lamas", "only \"llama\""),
+    FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_up.w"),
+    FORGERY("blk.0.attn_q.weight", "blk.0.attn_qqq.bias", "biases are not"),
+    FORGERY("llama.block_count", "llama.blocks_here", "llama.block_count"),
+    FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\3", "3"),
+    FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\0", "makes no model"),
+    FORGERY("ng_length\4\0\0\0\100", "ng_length\4\0\0\0\101", "65"),
+    FORGERY("on_count\4\0\0\0\20", "on_count\4\0\0\0\17", "be rotated"),
+    FORGERY("freq_base\6\0\0\0\0\100\34\106", "freq_base\6\0\0\0\0\100\34\306",
+            "rope base -10000"),
+};
+
+START_TEST(test_forgeries) {
+    tiny_bytes bytes = {0};
+    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
+    const size_t length = forgeries[_i].length;
+    unsigned char *at =
+        memmem(bytes.bytes, (size_t)bytes.length, forgeries[_i].from, length);
+    ck_assert_ptr_nonnull(at);
+    memcpy(at, forgeries[_i].to, length);
+    cp_gguf *file;
+    cp_model *model;
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    refuse(cp_model_open(cp_backend_find("threads"), file, &model), CP_INVALID,
+           forgeries[_i].because);
+    ck_assert_ptr_null(model);
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
+static double nats(const float *logits, int64_t words, int32_t next) {
+    const double largest = (double)logits[cp_sample_greedy(logits, words)];
+    double sum = 0.0;
+    for (int64_t i = 0; i < words; i++)
+        sum += exp((double)logits[i] - largest);
+    return largest + log(sum) - (double)logits[next];
+}
+
+static void check_golden(cp_session *session, const golden_prompt *prompt,
+                         const int *cuts, int64_t words) {
+    float *rows = calloc((size_t)(prompt->count * words), sizeof(float));
+    say(session, prompt->ids, cuts, words, rows);
+    double sum = 0.0;
+    for (int64_t t = 0; t + 1 < prompt->count; t++)
+        sum += nats(rows + t * words, words, prompt->ids[t + 1]);
+    const double mean = sum / (double)(prompt->count - 1);
+    ck_assert_double_eq_tol(mean, prompt->nll_mean, 1e-5);
+    float *last = rows + (prompt->count - 1) * words;
+    for (int n = 0; n < 10; n++)
+        ck_assert_double_eq_tol((double)last[prompt->top_ids[n]],
+                                prompt->top_logits[n], 2e-4);
+    for (int n = 0; n < 48; n++) {
+        const int32_t id = cp_sample_greedy(last, words);
+        ck_assert_int_eq(id, prompt->greedy[n]);
+        must(cp_session_decode(session, 1, &(int64_t){0}, &id, NULL));
+        must(cp_session_logits(session, 0, 1, last));
+    }
+    free(rows);
+}
+
+START_TEST(test_golden) {
+    static const int ranks[] = {1, 3, 4};
+    const char *path = getenv("LONG_RING_MODEL");
+    cp_gguf *file;
+    must(cp_gguf_open(path, &file));
+    fixture f = {.file = file};
+    must(cp_model_open(cp_backend_find("threads"), file, &f.model));
+    f.words = cp_model_describe(f.model)->vocabulary;
+    for (size_t p = 0; p < sizeof(golden_prompts) / sizeof(golden_prompts[0]);
+         p++) {
+        const golden_prompt *prompt = &golden_prompts[p];
+        const int count = (int)prompt->count;
+        const int cuts[3][6] = {
+            {count}, {count - 4, -3, 1}, {2, -1, count - 4, -1}};
+        cp_session *session =
+            open_session(&f, ranks[_i / 4], 1, variants[_i % 4]);
+        check_golden(session, prompt, cuts[_i % 3], f.words);
+        cp_session_close(session);
+    }
+    close_tiny(&f);
+}
+END_TEST
+
+START_TEST(test_draws) {
+    const float logits[5] = {0.0f, 1.0f, -INFINITY, 2.0f, 1.0f};
+    for (int t = 0; t < 3; t++) {
+        const double temperature = 0.5 + 0.75 * t;
+        double weights[5], total = 0.0;
+        int counts[5] = {0};
+        cp_sampler a, b;
+        must(cp_sampler_start(temperature, 7, &a));
+        must(cp_sampler_start(temperature, 7, &b));
+        for (int n = 0; n < 10000; n++) {
+            const int32_t id = cp_sampler_draw(&a, logits, 5);
+            ck_assert_int_eq(id, cp_sampler_draw(&b, logits, 5));
+            counts[id]++;
+        }
+        /* Compare the counts with the weights. */
+        for (int i = 0; i < 5; i++)
+            total += weights[i] = exp((double)logits[i] / temperature);
+        for (int i = 0; i < 5; i++) {
+            const double p = weights[i] / total;
+            ck_assert_double_eq_tol((double)counts[i], 10000.0 * p,
+                                    5.0 * sqrt(10000.0 * p * (1.0 - p)) + 1e-9);
+        }
+    }
+}
+END_TEST
+
+START_TEST(test_greedy) {
+    const float logits[4] = {-3.0f, 5.0f, 5.0f, -INFINITY};
+    cp_sampler cold;
+    must(cp_sampler_start(0.0, 1, &cold));
+    ck_assert_int_eq(cp_sample_greedy(logits, 4), 1);
+    ck_assert_int_eq(cp_sampler_draw(&cold, logits, 4), 1);
+    ck_assert_int_eq(cp_sample_greedy(logits + 3, 1), 0);
+    refuse(cp_sampler_start(-0.1, 1, &cold), CP_INVALID, "-0.1");
+    refuse(cp_sampler_start(NAN, 1, &cold), CP_INVALID, "nan");
+    refuse(cp_sampler_start(INFINITY, 1, &cold), CP_INVALID, "inf");
+}
+END_TEST
+
+static Suite *model_suite(void) {
+    Suite *suite = suite_create("model");
+    TCase *tests = harness_case("model");
+    tcase_add_loop_test(tests, test_every_weight_type, 0, 13);
+    tcase_add_loop_test(tests, test_every_shape, 0, 7);
+    tcase_add_loop_test(tests, test_ranks_agree, 0, 7);
+    tcase_add_loop_test(tests, test_batches_agree, 0, 2 * MOST);
+    tcase_add_loop_test(tests, test_failures_leave_no_trace, 0, 4);
+    tcase_add_test(tests, test_logits_and_capacity);
+    tcase_add_test(tests, test_bad_options);
+    tcase_add_loop_test(tests, test_report, 0, 3);
+    tcase_add_test(tests, test_trace);
+    tcase_add_loop_test(tests, test_forgeries, 0, 9);
+    tcase_add_test(tests, test_draws);
+    tcase_add_test(tests, test_greedy);
+    suite_add_tcase(suite, tests);
+    /* Add the real model if there is one. */
+    TCase *golden = harness_case("golden");
+    tcase_set_timeout(golden, 120);
+    if (getenv("LONG_RING_MODEL") != NULL)
+        tcase_add_loop_test(golden, test_golden, 0, 12);
+    suite_add_tcase(suite, golden);
+    return suite;
+}
+
+SUITE_MAIN(model_suite)
