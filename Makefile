@@ -39,7 +39,6 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 B        ?= build
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
-HARNESS   = $(B)/tests/harness/tiny_gguf.o $(B)/tests/harness/rig.o
 HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_%,$(wildcard tests/harness/*.c)))
 MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
 LIBRARY   = $(B)/liblongring.a
@@ -55,6 +54,8 @@ $(B)/longring: $(B)/reference/main.o $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
+$(B)/measure_%: $(B)/tests/harness/measure_%.o $(HARNESS) $(LIBRARY)
+	$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
