@@ -50,10 +50,7 @@ static inline float fused(float a, float b, float c) {
 static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
                      const float *restrict b, float *restrict c,
                      int64_t c_stride) {
-    float sum[PANEL][STRIP];
-    for (int i = 0; i < PANEL; i++)
-        for (int j = 0; j < STRIP; j++)
-            sum[i][j] = c[i * c_stride + j];
+    float sum[PANEL][STRIP] = {{0.0f}};
     for (int64_t k = 0; k < depth; k++)
         for (int i = 0; i < PANEL; i++)
 #pragma omp simd
@@ -62,7 +59,7 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
                     fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
     for (int i = 0; i < PANEL; i++)
         for (int j = 0; j < STRIP; j++)
-            c[i * c_stride + j] = sum[i][j];
+            c[i * c_stride + j] += sum[i][j];
 }
 
 static inline uint32_t to_bits(float number) {

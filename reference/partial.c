@@ -16,25 +16,29 @@ void cp_partial_clear(cp_partial *partial) {
 
 static void merge_row(float *output, float *lse, const float *add,
                       float add_lse, int64_t dim) {
-    /* Return early when a side is empty. */
+    /* Return early when the added side is empty. */
     if (add_lse == -INFINITY) {
         if (*lse == -INFINITY)
             memset(output, 0, (size_t)dim * sizeof(float));
         return;
     }
+    /* Take the added side as it is when ours is empty. */
     if (*lse == -INFINITY) {
         memcpy(output, add, (size_t)dim * sizeof(float));
         *lse = add_lse;
         return;
     }
-    const float larger = *lse > add_lse ? *lse : add_lse;
-    const float mine = expf(*lse - larger);
-    const float theirs = expf(add_lse - larger);
-    const float sum = mine + theirs;
-    const float keep = mine / sum, take = theirs / sum;
-    for (int64_t d = 0; d < dim; d++)
-        output[d] = keep * output[d] + take * add[d];
-    *lse = larger + logf(sum);
+    const double larger = *lse > add_lse ? *lse : add_lse;
+    const double mine = exp(*lse - larger), theirs = exp(add_lse - larger);
+    const double sum = mine + theirs;
+    /* Move the output to the centre of mass. */
+    const double keep = mine / sum, take = theirs / sum;
+    for (int64_t d = 0; d < dim; d++) {
+        const double ours = keep * (double)output[d];
+        const double other = take * (double)add[d];
+        output[d] = (float)(ours + other);
+    }
+    *lse = (float)(larger + log(sum));
 }
 
 void cp_partial_merge(cp_partial *out, const cp_partial *add) {

@@ -1,6 +1,6 @@
 /* Tangled from book/02-partials.nw; edit the chapter. */
 /* Half an answer: attention over some of the keys, and how two such halves
- * become the answer over all of them. */
+ * become the answer over all of them. Knows nothing of positions or ranks. */
 #ifndef CP_PARTIAL_H
 #define CP_PARTIAL_H
 
@@ -20,8 +20,9 @@ void cp_partial_clear(cp_partial *partial);
 
 /* Merge two partials of the same queries over disjoint keys into out
  * (paper, eq. 4, for two). An empty side leaves the other untouched,
- * whatever its output holds; two empty sides give output 0, lse -inf. out
- * may be add. Cannot fail. */
+ * whatever its output holds; two empty sides give output 0, lse -inf. NaN
+ * in a side that is not empty gives NaN. Merging a with b or b with a
+ * gives the same bits. out may be add. Cannot fail. */
 void cp_partial_merge(cp_partial *out, const cp_partial *add);
 
 #endif

@@ -181,6 +181,12 @@ START_TEST(large_scores_do_not_overflow) {
 }
 END_TEST
 
+START_TEST(long_sums_stay_accurate) {
+    problem p = prefill((cp_shape){2, 1, 16}, 20000, 4, 1.0f);
+    check(&p, 2, 1.0);
+}
+END_TEST
+
 START_TEST(scores_far_below_weigh_nothing) {
     problem p = prefill((cp_shape){1, 1, 1}, 299, 1, 1.0f);
     p.queries[2] = 1.0f;
@@ -331,6 +337,7 @@ static Suite *attention_suite(void) {
     tcase_add_loop_test(tests, invariant_1_every_group_and_dimension, 0, 28);
     tcase_add_loop_test(tests, invariant_1_every_length, 0, 48);
     tcase_add_test(tests, large_scores_do_not_overflow);
+    tcase_add_test(tests, long_sums_stay_accurate);
     tcase_add_test(tests, scores_far_below_weigh_nothing);
     tcase_add_test(tests, a_mean_of_ones_is_one);
     tcase_add_test(tests, pieces_may_lie_in_any_order);

@@ -1,0 +1,262 @@
+/* Tangled from book/02-partials.nw; edit the chapter. */
+/* The laws of merging, and merged pieces against the whole. */
+#include "attend.h"
+#include "harness/suite.h"
+#include "oracle.h"
+#include "partial.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { ROWS = 5, HEADS = 3, DIM = 20, CELLS = ROWS * HEADS };
+
+typedef struct {
+    float output[CELLS * DIM], lse[CELLS];
+} storage;
+
+static uint64_t state = 20241104;
+
+static cp_partial in(storage *s) {
+    return (cp_partial){ROWS, HEADS, DIM, s->output, s->lse};
+}
+
+static storage random_partial(void) {
+    storage s;
+    for (int i = 0; i < CELLS * DIM; i++)
+        s.output[i] = harness_uniform(&state);
+    for (int i = 0; i < CELLS; i++)
+        s.lse[i] = 10.0f * harness_uniform(&state);
+    return s;
+}
+
+static storage merged(storage a, storage b) {
+    cp_partial out = in(&a);
+    const cp_partial add = in(&b);
+    cp_partial_merge(&out, &add);
+    return a;
+}
+
+static double apart(const storage *a, const storage *b) {
+    double largest = 0.0;
+    for (int i = 0; i < CELLS * DIM; i++)
+        largest = fmax(largest, fabs((double)a->output[i] - b->output[i]));
+    for (int i = 0; i < CELLS; i++)
+        largest = fmax(largest, fabs((double)a->lse[i] - b->lse[i]));
+    return largest;
+}
+
+static void check_same(const storage *a, const storage *b) {
+    ck_assert_mem_eq(a->output, b->output, sizeof(a->output));
+    ck_assert_mem_eq(a->lse, b->lse, sizeof(a->lse));
+}
+
+static storage nothing(float garbage) {
+    storage s;
+    for (int i = 0; i < CELLS * DIM; i++)
+        s.output[i] = garbage;
+    for (int i = 0; i < CELLS; i++)
+        s.lse[i] = -INFINITY;
+    return s;
+}
+
+START_TEST(invariant_2_an_empty_side_changes_nothing) {
+    const float garbage[] = {0.0f, NAN, INFINITY, 1e30f};
+    const storage a = random_partial(), zero = nothing(0.0f);
+    for (int g = 0; g < 4; g++) {
+        const storage empty = nothing(garbage[g]);
+        const storage left = merged(empty, a), right = merged(a, empty);
+        const storage both = merged(empty, nothing(NAN));
+        check_same(&left, &a);
+        check_same(&right, &a);
+        check_same(&both, &zero);
+    }
+}
+END_TEST
+
+START_TEST(invariant_4_one_rank_merges_to_itself) {
+    const storage a = random_partial();
+    storage s = nothing(NAN), zero = nothing(0.0f);
+    cp_partial cleared = in(&s);
+    cp_partial_clear(&cleared);
+    check_same(&s, &zero);
+    s = merged(s, a);
+    check_same(&s, &a);
+}
+END_TEST
+
+START_TEST(invariant_2_two_commute_exactly) {
+    for (int trial = 0; trial < 1000; trial++) {
+        const storage a = random_partial(), b = random_partial();
+        const storage one = merged(a, b), other = merged(b, a);
+        check_same(&one, &other);
+    }
+}
+END_TEST
+
+START_TEST(invariant_2_three_associate_to_rounding) {
+    for (int trial = 0; trial < 1000; trial++) {
+        const storage a = random_partial(), b = random_partial();
+        const storage c = random_partial();
+        const storage left = merged(merged(a, b), c);
+        const storage right = merged(a, merged(b, c));
+        ck_assert_double_le(apart(&left, &right), 2e-6);
+    }
+}
+END_TEST
+
+START_TEST(invariant_2_a_common_shift_moves_only_the_lse) {
+    storage a = random_partial(), b = random_partial();
+    storage plain = merged(a, b);
+    for (int i = 0; i < CELLS; i++) {
+        a.lse[i] += 64.0f;
+        b.lse[i] += 64.0f;
+        plain.lse[i] += 64.0f;
+    }
+    const storage shifted = merged(a, b);
+    ck_assert_double_le(apart(&plain, &shifted), 2e-5);
+}
+END_TEST
+
+static storage constant(float output, float lse) {
+    storage s;
+    for (int i = 0; i < CELLS * DIM; i++)
+        s.output[i] = output;
+    for (int i = 0; i < CELLS; i++)
+        s.lse[i] = lse;
+    return s;
+}
+
+START_TEST(the_logarithm_is_natural) {
+    const storage s =
+        merged(constant(0.0f, logf(3.0f)), constant(1.0f, logf(1.0f)));
+    ck_assert_float_eq_tol(s.output[7], 0.25f, 1e-7f);
+    ck_assert_float_eq_tol(s.lse[7], logf(4.0f), 1e-6f);
+    const storage mistaken =
+        merged(constant(0.0f, log2f(3.0f)), constant(1.0f, log2f(1.0f)));
+    ck_assert_float_eq_tol(mistaken.output[7], 0.170f, 1e-3f);
+}
+END_TEST
+
+START_TEST(n_equal_sides_add_the_logarithm_of_n) {
+    const storage a = random_partial();
+    storage s = a;
+    for (int n = 2; n <= 64; n++) {
+        s = merged(s, a);
+        storage expected = a;
+        for (int i = 0; i < CELLS; i++)
+            expected.lse[i] += logf((float)n);
+        ck_assert_double_le(apart(&s, &expected), 1e-5);
+    }
+    storage twice = a;
+    cp_partial self = in(&twice);
+    cp_partial_merge(&self, &self);
+    s = merged(a, a);
+    check_same(&twice, &s);
+}
+END_TEST
+
+START_TEST(a_dominant_side_is_the_answer) {
+    const float ends[] = {-2e4f, -1e4f, 0.0f, 1e4f};
+    for (int e = 0; e < 4; e++) {
+        storage heavy = random_partial(), light = random_partial();
+        for (int i = 0; i < CELLS; i++) {
+            light.lse[i] = ends[e];
+            heavy.lse[i] = ends[e] + 1e4f;
+        }
+        const storage one = merged(heavy, light), two = merged(light, heavy);
+        check_same(&one, &heavy);
+        check_same(&two, &heavy);
+    }
+}
+END_TEST
+
+START_TEST(nan_is_not_averaged_away) {
+    storage a = random_partial(), b = random_partial();
+    a.lse[0] = NAN;
+    a.output[DIM + 4] = NAN;
+    const storage s = merged(b, a);
+    for (int d = 0; d < DIM; d++) {
+        ck_assert(isnan(s.output[d]));
+        ck_assert(isnan(s.output[DIM + d]) == (d == 4));
+    }
+    ck_assert(isnan(s.lse[0]) && isfinite(s.lse[1]));
+}
+END_TEST
+
+enum { TOKENS = 150 };
+static const cp_shape shape = {HEADS * 2, 2, 64};
+static float queries[TOKENS * HEADS * 2 * 64], keys[TOKENS * 2 * 64];
+static float values[TOKENS * 2 * 64];
+static float answer[TOKENS * HEADS * 2 * 64], answer_lse[TOKENS * HEADS * 2];
+static float piece[TOKENS * HEADS * 2 * 64], piece_lse[TOKENS * HEADS * 2];
+static double truth[TOKENS * HEADS * 2 * 64], truth_lse[TOKENS * HEADS * 2];
+
+static void fill(float *tensor, size_t bytes) {
+    for (size_t i = 0; i < bytes / sizeof(float); i++)
+        tensor[i] = 2.0f * harness_uniform(&state);
+}
+
+/* Keys start, start + step, ... of the prompt, attended to on their own. */
+static void merge_group(cp_partial *all, int64_t start, int64_t step) {
+    cp_piece query = {{0, 0, TOKENS, 1}, 0};
+    const cp_pieces query_pieces = {&query, 1, 1};
+    cp_pieces key_pieces = {0};
+    for (int64_t i = start; i < TOKENS; i += step)
+        cp_pieces_append(&key_pieces, (cp_piece){{0, i, 1, 1}, i});
+    memset(piece, 0xff, sizeof(piece));
+    ck_assert_int_eq(cp_attend(&shape, &query_pieces, queries, &key_pieces,
+                               keys, values, 1, piece, piece_lse),
+                     CP_OK);
+    const cp_partial part = {TOKENS, HEADS * 2, 64, piece, piece_lse};
+    cp_partial_merge(all, &part);
+    cp_pieces_free(&key_pieces);
+}
+
+static double error_of(int64_t groups) {
+    cp_partial all = {TOKENS, HEADS * 2, 64, answer, answer_lse};
+    double off = 0.0, norm = 0.0;
+    cp_partial_clear(&all);
+    for (int64_t g = 0; g < groups; g++)
+        merge_group(&all, g, groups);
+    for (int i = 0; i < TOKENS * HEADS * 2 * 64; i++) {
+        off += (answer[i] - truth[i]) * (answer[i] - truth[i]);
+        norm += truth[i] * truth[i];
+    }
+    for (int i = 0; i < TOKENS * HEADS * 2; i++)
+        ck_assert_double_le(fabs(answer_lse[i] - truth_lse[i]), 5e-6);
+    return sqrt(off / norm);
+}
+
+START_TEST(invariant_1_merged_groups_are_the_whole) {
+    cp_piece all = {{0, 0, TOKENS, 1}, 0};
+    const cp_pieces pieces = {&all, 1, 1};
+    fill(queries, sizeof(queries));
+    fill(keys, sizeof(keys));
+    fill(values, sizeof(values));
+    cp_oracle(&shape, &pieces, queries, &pieces, keys, values, truth,
+              truth_lse);
+    const double one = error_of(1);
+    ck_assert_double_le(one, 1e-6);
+    for (int64_t groups = 2; groups <= 16; groups++)
+        ck_assert_double_le(error_of(groups), 1.1 * one);
+}
+END_TEST
+
+static Suite *partial_suite(void) {
+    Suite *suite = suite_create("partial");
+    TCase *tests = harness_case("partials");
+    tcase_add_test(tests, invariant_2_an_empty_side_changes_nothing);
+    tcase_add_test(tests, invariant_4_one_rank_merges_to_itself);
+    tcase_add_test(tests, invariant_2_two_commute_exactly);
+    tcase_add_test(tests, invariant_2_three_associate_to_rounding);
+    tcase_add_test(tests, invariant_2_a_common_shift_moves_only_the_lse);
+    tcase_add_test(tests, the_logarithm_is_natural);
+    tcase_add_test(tests, n_equal_sides_add_the_logarithm_of_n);
+    tcase_add_test(tests, a_dominant_side_is_the_answer);
+    tcase_add_test(tests, nan_is_not_averaged_away);
+    tcase_add_test(tests, invariant_1_merged_groups_are_the_whole);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(partial_suite)
