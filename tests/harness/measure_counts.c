@@ -1,5 +1,5 @@
 /* Counts what the book's figures show: no clock, so the same on any machine.
- * Usage: measure_counts balance|ring-bytes|conversation|decode-padding
+ * Usage: measure_counts balance|ring-bytes|conversation|decode-padding|states
  * prints that file of figures/data without its head. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 
 #include "../../src/cache.h"
 #include "../../src/check.h"
+#include "../../src/explore.h"
 #include "suite.h"
 
 static void need(cp_status status) {
@@ -182,6 +183,34 @@ static void decode_padding(void) {
     }
 }
 
+static void states(void) {
+    const cp_variant variants[2] = {CP_PASS_KV, CP_PASS_Q};
+    const cp_shape shape = {2, 1, 8};
+    printf("ranks,kv1,kv2,kv3,q1,q2,q3\n");
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        printf("%d", ranks);
+        for (int n = 0; n < 6; n++) {
+            const cp_plan_options options = {4, 1 + n % 3};
+            const int64_t tokens = 50;
+            const cp_call call = {.ranks = ranks,
+                                  .sequences = 1,
+                                  .new_tokens = &tokens,
+                                  .room = tokens};
+            cp_layout *layout;
+            cp_plan *plan;
+            int64_t count = 0;
+            need(cp_layout_new(&call, &layout));
+            need(cp_plan_build(variants[n / 3], layout, &shape, &options,
+                               &plan));
+            need(cp_plan_explore(plan, 100000000, &count));
+            printf(",%lld", (long long)count);
+            cp_plan_free(plan);
+            cp_layout_free(layout);
+        }
+        printf("\n");
+    }
+}
+
 int main(int argc, char **argv) {
     const char *what = argc == 2 ? argv[1] : "";
     if (strcmp(what, "balance") == 0)
@@ -192,9 +221,11 @@ int main(int argc, char **argv) {
         conversation();
     else if (strcmp(what, "decode-padding") == 0)
         decode_padding();
+    else if (strcmp(what, "states") == 0)
+        states();
     else
         return fprintf(stderr, "usage: measure_counts balance|ring-bytes|"
-                               "conversation|decode-padding\n"),
+                               "conversation|decode-padding|states\n"),
                2;
     return 0;
 }

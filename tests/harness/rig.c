@@ -55,8 +55,7 @@ static void fill_poisoned(const rig *rig, int what, const cp_pieces *pieces,
 static int64_t rows_needed(const cp_pieces *pieces) {
     int64_t rows = 0;
     for (int64_t n = 0; n < pieces->count; n++)
-        rows = cp_max(rows,
-                      pieces->items[n].row + pieces->items[n].span.count);
+        rows = cp_max(rows, pieces->items[n].row + pieces->items[n].span.count);
     return rows;
 }
 
@@ -108,8 +107,8 @@ static void compare(const rig *rig, const cp_pieces *pieces,
         for (int64_t row = piece.row; row < piece.row + piece.span.count; row++)
             for (int64_t h = row * heads; h < (row + 1) * heads; h++) {
                 if (isinf(truth->lse[h]) || isinf(lse[h])) {
-                    sum->wrong += isinf(truth->lse[h]) != isinf(lse[h]) ||
-                                  lse[h] > 0;
+                    sum->wrong +=
+                        isinf(truth->lse[h]) != isinf(lse[h]) || lse[h] > 0;
                 } else {
                     sum->wrong += isnan(lse[h]);
                     sum->lse = fmax(sum->lse, fabs(lse[h] - truth->lse[h]));
@@ -196,8 +195,8 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     const int64_t width = rig->shape.kv_heads * dim;
     fill_poisoned(rig, QUERY, &queries->pieces, cp_walker_queries(walker),
                   rig->shape.query_heads * dim, queries->rows);
-    fill_poisoned(rig, KEY, &queries->pieces, cp_walker_new_keys(walker),
-                  width, queries->rows);
+    fill_poisoned(rig, KEY, &queries->pieces, cp_walker_new_keys(walker), width,
+                  queries->rows);
     fill_poisoned(rig, VALUE, &queries->pieces, cp_walker_new_values(walker),
                   width, queries->rows);
     const cp_status walked =
@@ -332,12 +331,13 @@ static int compare_all(rig *rig, job *job, const int64_t *new_tokens) {
     rig->output_error = relative(&sum);
     rig->lse_error = sum.lse;
     if (fine && sum.wrong > 0)
-        return fail(rig, "%d values are NaN or infinite that must not be, or "
-                         "not -inf that must",
+        return fail(rig,
+                    "%d values are NaN or infinite that must not be, or "
+                    "not -inf that must",
                     sum.wrong);
     const double slack = tolerance(rig);
-    if (fine && (rig->output_error > 1e-6 * slack ||
-                 rig->lse_error > 5e-6 * slack))
+    if (fine &&
+        (rig->output_error > 1e-6 * slack || rig->lse_error > 5e-6 * slack))
         return fail(rig, "output off by %.3g, LSE by %.3g", rig->output_error,
                     rig->lse_error);
     /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
@@ -352,8 +352,8 @@ static int compare_all(rig *rig, job *job, const int64_t *new_tokens) {
 static int compare_traffic(rig *rig) {
     for (int rank = 0; rank < rig->ranks; rank++) {
         const cp_traffic *sent = &rig->traffic[rank];
-        const int64_t bytes = sent->ring_bytes + sent->all_to_all_bytes +
-                              sent->all_gather_bytes;
+        const int64_t bytes =
+            sent->ring_bytes + sent->all_to_all_bytes + sent->all_gather_bytes;
         if (bytes != rig->report.bytes[rank])
             return fail(rig, "rank %d sent %lld bytes, the plan says %lld",
                         rank, (long long)bytes,
@@ -491,13 +491,13 @@ static cp_status ledger_main(cp_comm *comm, void *context) {
     const cp_shape *shape = &job->rig->shape;
     const int64_t width = shape->kv_heads * shape->head_dim;
     const cp_pieces *mine = &layout->queries[rank].pieces;
-    sign(mine, cp_walker_queries(walker),
-         shape->query_heads * shape->head_dim);
+    sign(mine, cp_walker_queries(walker), shape->query_heads * shape->head_dim);
     sign(mine, cp_walker_new_keys(walker), width);
     float *keys = cp_store_keys(job->rig->store, rank, 0);
     for (int64_t i = 0; i < job->rig->sequences; i++)
         sign(cp_cache_held(job->rig->cache, rank, i), keys, width);
-    return cp_walk(walker, comm, keys, cp_store_values(job->rig->store, rank, 0));
+    return cp_walk(walker, comm, keys,
+                   cp_store_values(job->rig->store, rank, 0));
 }
 
 static int check_ledger(rig *rig, const job *job, const int64_t *new_tokens) {
@@ -506,8 +506,8 @@ static int check_ledger(rig *rig, const job *job, const int64_t *new_tokens) {
         for (int64_t key = 0; key < all; key++) {
             const int64_t i = query / longest, position = query % longest;
             const int64_t cached = rig->cache->length[i];
-            const int asked = position >= cached &&
-                              position < cached + new_tokens[i];
+            const int asked =
+                position >= cached && position < cached + new_tokens[i];
             const int visible =
                 asked && key / longest == i && key % longest <= position;
             const int64_t met = job->met[query * all + key];

@@ -21,13 +21,13 @@ typedef struct {
     int strict;        /* the error may be 1.1 x that of one rank, no more */
 
     /* After a call. */
-    char failure[600];         /* why it returned false */
-    cp_status status;          /* of the walk */
-    cp_plan_report report;     /* what the checker counted */
-    cp_traffic *traffic;       /* [ranks] what was really sent */
-    double output_error;       /* ||dO|| / ||O|| against fp64 */
-    double lse_error;          /* largest |dLSE| */
-    double one_rank_error;     /* ||dO|| / ||O|| of one rank, fp32 */
+    char failure[600];     /* why it returned false */
+    cp_status status;      /* of the walk */
+    cp_plan_report report; /* what the checker counted */
+    cp_traffic *traffic;   /* [ranks] what was really sent */
+    double output_error;   /* ||dO|| / ||O|| against fp64 */
+    double lse_error;      /* largest |dLSE| */
+    double one_rank_error; /* ||dO|| / ||O|| of one rank, fp32 */
 
     /* The conversation. */
     cp_cache *cache;

@@ -211,7 +211,7 @@ static int controls(const tiny_gguf_options *options) {
 }
 
 int tiny_gguf_vocabulary_size(const tiny_gguf_options *options) {
-    int count = 256 + MERGES + controls(options);
+    int count = 256 + MERGES + controls(options) + (options->extra != NULL);
     for (int byte = 1; byte < 256; byte++)
         count -= is_left_out(options, byte);
     return count;
@@ -242,6 +242,8 @@ static void put_tokens(const tiny_gguf_options *options, metadata *out) {
             put_byte_token(&out->bytes, byte);
     for (int i = 0; i < MERGES; i++)
         put_merged(&out->bytes, merges[i][0], "", merges[i][1]);
+    if (options->extra != NULL)
+        tiny_put_string(&out->bytes, options->extra);
     if (last)
         put_controls(options, &out->bytes);
 
@@ -249,7 +251,11 @@ static void put_tokens(const tiny_gguf_options *options, metadata *out) {
     for (int id = 0; id < count; id++) {
         const bool control =
             last ? id >= count - controls(options) : id < controls(options);
-        tiny_put_u32(&out->bytes, control ? 3 : 1);
+        const bool extra = options->extra != NULL && options->extra_type > 0 &&
+                           id == count - 1 - (last ? controls(options) : 0);
+        tiny_put_u32(&out->bytes, control ? 3
+                                  : extra ? (uint32_t)options->extra_type
+                                          : 1);
     }
     key_array(out, "tokenizer.ggml.merges", KEY_STRING, MERGES);
     for (int i = 0; i < MERGES; i++)

@@ -50,6 +50,8 @@ typedef struct {
     const char *tokenizer;     /* instead of "gpt2" */
     const char *chat_template; /* instead of the vocabulary's; "" for none */
     const char *without;       /* bytes (not 0) that get no token */
+    const char *extra;         /* one more token, which no merge makes */
+    int extra_type;            /* its type: 0 or 1 text, 3, 4 */
     uint64_t seed;
 } tiny_gguf_options;
 
