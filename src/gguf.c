@@ -373,7 +373,7 @@ static cp_status place_tensor(const unsigned char *data, int64_t length,
                        "tensor '%s' at offset %lld is not aligned to %lld",
                        show_name(tensor->name).text, (long long)tensor->offset,
                        (long long)alignment);
-    if (tensor->offset > length || tensor->bytes > length - tensor->offset)
+    if (tensor->bytes > length - tensor->offset)
         return cp_fail(CP_INVALID,
                        "tensor '%s' has %lld bytes at offset %lld, but the "
                        "file holds %lld bytes of data: it is cut short "

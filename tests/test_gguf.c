@@ -234,6 +234,9 @@ START_TEST(headers_that_lie_are_refused) {
     refused(&file, "big-endian");
     put_header(&file, 3, UINT64_MAX, 0);
     refused(&file, "tensor count says 18446744073709551615, but only 8");
+    put_header(&file, 3, 0, 41); /* of 13 bytes or more: 533 */
+    put_data(&file);
+    refused(&file, "key count says 41, but only 520");
     put_header(&file, 3, 0, (uint64_t)1 << 60);
     refused(&file, "key count says 1152921504606846976, but only 0");
 }
@@ -328,6 +331,11 @@ START_TEST(tensors_that_quarrel_are_refused) {
     put_tensor(&file, "twin", 8, 1, 0, 0);
     put_data(&file);
     refused(&file, "two tensors are named 'twin'");
+    put_header(&file, 3, 1, 0);
+    tiny_put_u64(&file, 2);
+    tiny_put(&file, "t", 2);
+    put_data(&file);
+    refused(&file, "tensor name 't?' of 2 bytes");
     put_header(&file, 3, 1, 0);
     put_tensor(&file, "t", 1, 1, 0, 0);
     refused(&file, "the data should begin 31 bytes after byte 65");

@@ -191,6 +191,10 @@ static const struct {
      "b \t",
      "a|\xE1\xA0\x8E|b| \t"},
     {TINY_GPT2, "a \xFF\xC3\xA9", "a| |\xFF|\xC3\xA9"},
+    {TINY_GPT2, "\xED\xA0\x80", "\xED|\xA0|\x80"},
+    {TINY_GPT2, "\xE0\x9F\xBF", "\xE0|\x9F|\xBF"},
+    {TINY_GPT2, "\xF0\x8F\xBF\xBF", "\xF0|\x8F|\xBF|\xBF"},
+    {TINY_GPT2, "\xF4\x90\x80\x80", "\xF4|\x90|\x80|\x80"},
 };
 
 START_TEST(words_end_where_each_expression_says) {
@@ -318,6 +322,30 @@ START_TEST(control_tokens_are_text_unless_asked_for) {
 }
 END_TEST
 
+START_TEST(some_tokens_are_always_taken_whole) {
+    open_tiny(&(tiny_gguf_options){.extra = "<|im_yes|+", .extra_type = 4});
+    ck_assert_str_eq(bars("a<|im_yes|+b", false), "a|<|im_yes|+|b");
+    ck_assert_str_eq(bars("<|im_end|>", false), "<|||i|m|_|en|d|||>");
+    close_tiny();
+    open_tiny(&(tiny_gguf_options){.extra = "<|im_own|>", .extra_type = 4});
+    ck_assert_str_eq(bars("<|im_own|>", true), "<|im_own|>");
+    ck_assert_int_ne(strcmp(bars("<|im_own|>", false), "<|im_own|>"), 0);
+    close_tiny();
+}
+END_TEST
+
+START_TEST(llama_takes_whole_words) {
+    open_tiny(
+        &(tiny_gguf_options){.vocabulary = TINY_LLAMA3, .extra = "zebra"});
+    ck_assert_str_eq(bars("zebra", false), "zebra");
+    ck_assert_str_eq(bars("zebras", false), "z|e|b|r|as");
+    close_tiny();
+    open_tiny(&(tiny_gguf_options){.extra = "zebra"});
+    ck_assert_str_eq(bars("zebra", false), "z|e|b|r|a");
+    close_tiny();
+}
+END_TEST
+
 START_TEST(a_word_of_a_megabyte_is_no_trouble) {
     static const char *const fills[] = {"a", " ", "\n", "\xC2\xBD", "\xFF"};
     const int64_t length = 1 << 20;
@@ -343,6 +371,7 @@ END_TEST
 START_TEST(what_the_vocabulary_lacks_is_counted_or_named) {
     open_tiny(&(tiny_gguf_options){.without = "\x04q"});
     ck_assert_str_eq(bars("t\x04he q", false), "t|he| ");
+    ck_assert_str_eq(bars("hqe", false), "he");
     ck_assert_int_eq(cp_tokenizer_lost(tokenizer, "t\x04he q", 6), 2);
     char *text;
     int64_t length;
@@ -535,6 +564,8 @@ static Suite *tokenizer_suite(void) {
     tcase_add_loop_test(tests, any_bytes_come_back, 0, 4);
     tcase_add_test(tests, streamed_pieces_never_split_a_character);
     tcase_add_test(tests, control_tokens_are_text_unless_asked_for);
+    tcase_add_test(tests, some_tokens_are_always_taken_whole);
+    tcase_add_test(tests, llama_takes_whole_words);
     tcase_add_loop_test(tests, a_word_of_a_megabyte_is_no_trouble, 0, 2);
     tcase_add_test(tests, what_the_vocabulary_lacks_is_counted_or_named);
     tcase_add_loop_test(tests, other_tokenizers_are_refused_by_name, 0, 2);
