@@ -80,6 +80,12 @@ cp_status cp_command_backend(int place, const cp_backend **backend) {
         return cp_fail(CP_INVALID, "--on %s: not built yet", places[place]);
     return CP_OK;
 }
+cp_status cp_command_about(cp_status status, const char *path) {
+    if (status == CP_OK || status == CP_MEMORY ||
+        strstr(cp_message(), path) != NULL)
+        return status;
+    return cp_fail(status, "%s: %s", path, cp_message());
+}
 cp_grouped cp_group(int64_t count) {
     cp_grouped grouped = {0};
     char digits[24];

@@ -33,6 +33,10 @@ cp_status cp_command_ranks(int64_t ranks);
 /* The backend of that place of CP_COMMAND_PLACES. */
 cp_status cp_command_backend(int place, const cp_backend **backend);
 
+/* Put the name of a file before the message of a failure, unless the message
+ * names it already. Returns status. */
+cp_status cp_command_about(cp_status status, const char *path);
+
 /* A count with commas: "1,048,576". Use it within one expression. */
 typedef struct {
     char text[32];

@@ -401,9 +401,9 @@ static cp_status turn_answer(chat_run *chat) {
     const double start = seconds();
     cp_status status = CP_OK;
     while (status == CP_OK && anyone_speaks(chat)) {
-        status = output_lost() ? cp_fail(CP_FILE, "standard output: "
-                                                  "nobody reads it")
-                               : turn_step(chat);
+        status = output_lost()
+                     ? cp_fail(CP_FILE, "standard output: cannot write")
+                     : turn_step(chat);
         if (status == CP_INTERRUPTED && chat->conversing && !chat->stopping) {
             chat->stopping = true;
             stop = 0;
@@ -502,7 +502,10 @@ static cp_status variant_set(chat_run *chat, const char *name) {
                        "/variant %s: choose one of auto, "
                        "pass-kv, pass-q, all-gather",
                        name);
-    return cp_session_choose(chat->session, variant);
+    const cp_status status = cp_session_choose(chat->session, variant);
+    if (status == CP_OK)
+        printf("The next question goes by %s.\n", cp_variant_name(variant));
+    return status;
 }
 static cp_status plan_show(const chat_run *chat) {
     const cp_plan *plan = cp_session_plan(chat->session);
@@ -569,7 +572,10 @@ static cp_status converse(chat_run *chat) {
         if (line[strspn(line, " \t")] == '\0')
             continue;
         const cp_status status = line_answer(chat, line);
-        if (status == CP_OK)
+        fflush(stdout); /* a program may wait for it at the other end */
+        if (output_lost())
+            result = status;
+        if (status == CP_OK || output_lost())
             continue;
         progress_end(chat);
         fprintf(stderr, "longring: %s\n",
@@ -674,9 +680,11 @@ static cp_status chat_open(chat_run *chat) {
     if (status == CP_OK)
         status = cp_gguf_open(chat->model, &chat->gguf);
     if (status == CP_OK)
-        status = words_open(chat);
+        status = cp_command_about(words_open(chat), chat->model);
     if (status == CP_OK)
-        status = cp_model_open(chat->backend, chat->gguf, &chat->weights);
+        status = cp_command_about(
+            cp_model_open(chat->backend, chat->gguf, &chat->weights),
+            chat->model);
     if (status != CP_OK)
         return status;
     chat->facts = cp_model_describe(chat->weights);
@@ -758,9 +766,7 @@ static cp_status tail_show(chat_run *chat) {
     if (chat->trace != NULL) {
         status = cp_session_trace(chat->session, chat->trace);
         if (status == CP_OK)
-            printf("\nTrace of the last call: %s (ui.perfetto.dev shows "
-                   "it)\n",
-                   chat->trace);
+            printf("\nTrace: %s (ui.perfetto.dev shows it)\n", chat->trace);
     }
     if (status == CP_OK && chat->compare)
         status = compare(chat);

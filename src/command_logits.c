@@ -143,7 +143,8 @@ static cp_status logits_load(logits_run *run) {
     if (status == CP_OK)
         status = cp_gguf_open(run->model, &run->file);
     if (status == CP_OK)
-        status = cp_model_open(run->backend, run->file, &run->weights);
+        status = cp_command_about(
+            cp_model_open(run->backend, run->file, &run->weights), run->model);
     if (status == CP_OK) {
         run->facts = cp_model_describe(run->weights);
         status = ids_check(run);
@@ -222,14 +223,13 @@ static cp_status generate(logits_run *run) {
     putchar('\n');
     return CP_OK;
 }
-static cp_status logits_print(logits_run *run) {
-    if (run->length > 1)
-        printf("nll %.6f\n", run->sum / (double)(run->length - 1));
+static cp_status logits_deliver(logits_run *run) {
+    const int64_t shape[2] = {run->wanted.count, run->facts->vocabulary};
     cp_status status = CP_OK;
     if (run->out != NULL)
-        status = cp_npy_write(
-            run->out, CP_NPY_FLOAT32, 2,
-            (int64_t[]){run->wanted.count, run->facts->vocabulary}, run->kept);
+        status = cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept);
+    if (status == CP_OK && run->length > 1)
+        printf("nll %.6f\n", run->sum / (double)(run->length - 1));
     return status == CP_OK && run->generate > 0 ? generate(run) : status;
 }
 
@@ -251,7 +251,7 @@ static cp_status logits_work(void *context) {
         first += run->turns[i].tokens;
     }
     if (status == CP_OK)
-        status = logits_print(run);
+        status = logits_deliver(run);
     logits_release(run);
     return status;
 }

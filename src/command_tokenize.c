@@ -31,6 +31,13 @@ static cp_status text_to_ids(tokenize_run *run) {
     const cp_status status =
         cp_tokenizer_encode(run->tokenizer, run->text, run->bytes, run->special,
                             &run->ids, &run->count);
+    const int64_t lost =
+        cp_tokenizer_lost(run->tokenizer, run->text, run->bytes);
+    if (lost > 0)
+        fprintf(stderr,
+                "longring: %lld byte%s of the text have no token, and are left "
+                "out\n",
+                (long long)lost, cp_plural(lost));
     for (int64_t i = 0; i < run->count && status == CP_OK; i++)
         printf(i > 0 ? " %d" : "%d", run->ids[i]);
     if (status == CP_OK)
@@ -75,7 +82,8 @@ static cp_status tokenize_work(void *context) {
     tokenize_run *run = context;
     cp_status status = cp_gguf_open(run->model, &run->file);
     if (status == CP_OK)
-        status = cp_tokenizer_new(run->file, &run->tokenizer);
+        status = cp_command_about(cp_tokenizer_new(run->file, &run->tokenizer),
+                                  run->model);
     if (status == CP_OK)
         status =
             cp_stream_read(stdin, "standard input", &run->text, &run->bytes);

@@ -1,0 +1,603 @@
+/* Tangled from book/93-chat.nw; edit the chapter. */
+/* The program longring, run as a stranger would run it. */
+#define _GNU_SOURCE
+#include "reference/oracle.h"
+#include "src/npy.h"
+#include "tests/harness/suite.h"
+#include "tests/harness/tiny_gguf.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static char directory[64];
+static char output[1 << 20], errors[1 << 16];
+
+static void make_directory(void) {
+    snprintf(directory, sizeof(directory), "/tmp/longring-cli-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+}
+
+static void remove_directory(void) {
+    char command[128];
+    snprintf(command, sizeof(command), "rm -r %s", directory);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* The path of a file in the directory; good until the fourth call after. */
+static const char *in(const char *name) {
+    static char paths[4][128];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(paths[turn], sizeof(paths[0]), "%s/%s", directory, name);
+    return paths[turn];
+}
+static void slurp(const char *name, char *text, size_t size) {
+    FILE *file = fopen(in(name), "rb");
+    ck_assert_ptr_nonnull(file);
+    text[fread(text, 1, size - 1, file)] = '\0';
+    fclose(file);
+}
+
+/* Run a line of shell; the exit status. What it printed is in output and
+ * errors. */
+static int shell(const char *format, ...) {
+    char line[2048], whole[2400];
+    const char *program = getenv("LONGRING");
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    snprintf(whole, sizeof(whole), "L=%s D=%s; { %s; } >%s/.out 2>%s/.err",
+             program != NULL ? program : "build/longring", directory, line,
+             directory, directory);
+    const int status = system(whole);
+    slurp(".out", output, sizeof(output));
+    slurp(".err", errors, sizeof(errors));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+static void refused(int status, const char *because, const char *line) {
+    ck_assert_msg(shell("%s", line) == status && output[0] == '\0',
+                  "%s: not status %d: '%s' '%s'", line, status, output, errors);
+    const char *end = strchr(errors, '\n');
+    ck_assert_msg(strncmp(errors, "longring: ", 10) == 0 && end != NULL &&
+                      end[1] == '\0',
+                  "%s: '%s' is not one line", line, errors);
+    ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", line,
+                  errors, because);
+}
+
+static void accepted(const char *line, const char *wanted) {
+    const int status = shell("%s", line);
+    ck_assert_msg(status == 0, "%s: status %d, '%s'", line, status, errors);
+    ck_assert_msg(errors[0] == '\0', "%s: '%s'", line, errors);
+    ck_assert_msg(strstr(output, wanted) != NULL, "%s: '%s', not '%s'", line,
+                  output, wanted);
+}
+
+START_TEST(pages_are_printed) {
+    accepted("$L", "longring attend");
+    accepted("$L --help", "longring attend");
+    accepted("$L --version", "communicator");
+    accepted("$L attend --help", "--history");
+    accepted("$L chat -h", "--compare");
+    accepted("$L plan --help --new x", "--draw");
+    refused(1, "No space left", "$L --help >/dev/full");
+    refused(1, "standard output", "$L plan --new 5 >&-");
+    ck_assert_int_eq(shell("$L --help | true"), 0);
+}
+END_TEST
+START_TEST(bad_use_is_status_2) {
+    refused(2, "did you mean attend?", "$L atend");
+    refused(2, "not built yet", "$L simulate --table 4");
+    refused(2, "not built yet", "$L choose");
+    refused(2, "not built yet", "$L calibrate");
+    refused(2, "not built yet", "$L bench --csv");
+    refused(2, "did you mean --ranks?", "$L plan --rank 4 --new 5");
+    refused(2, "between 1 and", "$L plan --ranks 0 --new 5");
+    refused(2, "between 1 and", "$L chat --model m --ranks 100000");
+    refused(2, "not a count", "$L plan --ranks -1 --new 5");
+    refused(2, "not a count", "$L plan --new 12x");
+    refused(2, "needs --new", "$L plan");
+    refused(2, "3 sequences", "$L plan --new 5 --cached 1,2,3");
+    refused(2, "2 key heads", "$L plan --new 5 --heads 3,2,8");
+    refused(2, "needs --q", "$L attend --q a.npy");
+    refused(2, "exclude",
+            "$L attend --q q --k k --v v --history 5 "
+            "--cached 5");
+    refused(2, "2 sequences",
+            "$L attend --q q --k k --v v --lengths 1,2,3 "
+            "--cached 4,5");
+    refused(2, "not built yet", "$L attend --q q --k k --v v --on cuda");
+    refused(2, "not built yet", "$L chat --model m --on mpi");
+    refused(2, "question 2 is empty", "$L chat --model m --ask a --ask ' '");
+    refused(2, "exclude", "$L chat --model m --ask a --batch b");
+    refused(2, "--variant decode", "$L chat --model m --variant decode");
+    refused(2, "temperature", "$L chat --model m --temperature -1");
+    refused(2, "needs --model", "$L tokenize");
+    refused(2, "one sequence",
+            "$L logits --model m --tokens t "
+            "--history 1,2");
+}
+END_TEST
+
+enum { SEQUENCES = 3, HEADS = 6, KV_HEADS = 2, DIM = 32 };
+
+typedef struct {
+    int64_t new_tokens[SEQUENCES], cached[SEQUENCES];
+    const char *history;
+} attend_case;
+
+static const cp_shape shape = {HEADS, KV_HEADS, DIM};
+
+static float *random_tensor(const char *name, int64_t rows, int64_t heads,
+                            uint64_t *seed) {
+    const int64_t size[3] = {rows, heads, DIM};
+    float *numbers = calloc((size_t)(rows * heads * DIM), sizeof(float));
+    for (int64_t i = 0; i < rows * heads * DIM; i++)
+        numbers[i] = 2 * harness_uniform(seed);
+    ck_assert_int_eq(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers),
+                     CP_OK);
+    return numbers;
+}
+typedef struct {
+    int64_t rows;
+    double *output, *lse;
+} expectation;
+
+/* Write q.npy, k.npy and v.npy, and compute what must come out. */
+static expectation expect(const attend_case *the_case) {
+    cp_pieces queries = {0}, keys = {0};
+    int64_t rows = 0, key_rows = 0;
+    uint64_t seed = 7;
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        const int64_t T = the_case->new_tokens[s], P = the_case->cached[s];
+        const cp_piece asked = {{s, P, T, 1}, rows};
+        const cp_piece held = {{s, 0, P + T, 1}, key_rows};
+        ck_assert_int_eq(cp_pieces_append(&queries, asked), CP_OK);
+        ck_assert_int_eq(cp_pieces_append(&keys, held), CP_OK);
+        rows += T;
+        key_rows += P + T;
+    }
+    /* Ask the oracle. */
+    float *q = random_tensor("q.npy", rows, HEADS, &seed);
+    float *k = random_tensor("k.npy", key_rows, KV_HEADS, &seed);
+    float *v = random_tensor("v.npy", key_rows, KV_HEADS, &seed);
+    expectation wanted = {rows,
+                          calloc((size_t)(rows * HEADS * DIM), sizeof(double)),
+                          calloc((size_t)(rows * HEADS), sizeof(double))};
+    ck_assert_int_eq(
+        cp_oracle(&shape, &queries, q, &keys, k, v, wanted.output, wanted.lse),
+        CP_OK);
+    free(q);
+    free(k);
+    free(v);
+    cp_pieces_free(&queries);
+    cp_pieces_free(&keys);
+    return wanted;
+}
+static void compare_files(const char *line, const expectation *wanted) {
+    cp_npy out, lse;
+    double apart = 0, size = 0;
+    ck_assert_int_eq(cp_npy_read(in("o.npy"), &out), CP_OK);
+    ck_assert_int_eq(cp_npy_read(in("lse.npy"), &lse), CP_OK);
+    ck_assert_int_eq(out.count, wanted->rows * HEADS * DIM);
+    ck_assert_int_eq(lse.count, wanted->rows * HEADS);
+    ck_assert(out.dims == 3 && lse.dims == 2);
+    for (int64_t i = 0; i < out.count; i++) {
+        const double error = (double)((float *)out.data)[i] - wanted->output[i];
+        apart += error * error;
+        size += wanted->output[i] * wanted->output[i];
+    }
+    ck_assert_msg(apart <= 1e-12 * size, "%s: output is off by %g", line,
+                  sqrt(apart / size));
+    for (int64_t i = 0; i < lse.count; i++)
+        ck_assert_msg(fabs((double)((float *)lse.data)[i] - wanted->lse[i]) <=
+                          5e-6,
+                      "%s: LSE %lld is off", line, (long long)i);
+    cp_npy_free(&out);
+    cp_npy_free(&lse);
+}
+static void attend_everywhere(const attend_case *the_case,
+                              const char *variant) {
+    const int ranks[] = {1, 2, 3, 4, 7};
+    const expectation wanted = expect(the_case);
+    for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
+        char line[400];
+        snprintf(line, sizeof(line),
+                 "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy "
+                 "--lengths %lld,%lld,%lld --history %s --variant %s "
+                 "--ranks %d --out $D/o.npy --lse $D/lse.npy",
+                 (long long)the_case->new_tokens[0],
+                 (long long)the_case->new_tokens[1],
+                 (long long)the_case->new_tokens[2], the_case->history, variant,
+                 ranks[i]);
+        accepted(line, "ranks: ");
+        compare_files(line, &wanted);
+    }
+    free(wanted.output);
+    free(wanted.lse);
+}
+/* The causal pairs that the labels of a rank's partials name. */
+static int64_t visible_pairs(int rank) {
+    int64_t pairs = 0;
+    for (int op = 0; op < 20; op++) {
+        char name[64];
+        cp_npy queries, keys;
+        snprintf(name, sizeof(name), "parts/rank%d-op%d-queries.npy", rank, op);
+        if (access(in(name), F_OK) != 0)
+            continue;
+        ck_assert_int_eq(cp_npy_read(in(name), &queries), CP_OK);
+        snprintf(name, sizeof(name), "parts/rank%d-op%d-keys.npy", rank, op);
+        ck_assert_int_eq(cp_npy_read(in(name), &keys), CP_OK);
+        const int64_t *q = queries.data, *k = keys.data;
+        for (int64_t i = 0; i < queries.shape[0]; i++)
+            for (int64_t j = 0; j < keys.shape[0]; j++)
+                pairs += q[2 * i] == k[2 * j] && k[2 * j + 1] <= q[2 * i + 1];
+        cp_npy_free(&queries);
+        cp_npy_free(&keys);
+    }
+    return pairs;
+}
+
+static const attend_case prefills = {
+    {40, 1, 23}, {56, 0, 30}, "20+d6+30,0,d4+26"};
+static const attend_case steps = {{1, 1, 1}, {57, 3, 0}, "50+d7,1+d2,0"};
+
+START_TEST(attend_is_exact) {
+    static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
+                                           "auto"};
+    attend_everywhere(&prefills, variants[_i]);
+}
+END_TEST
+
+START_TEST(attend_decodes) {
+    attend_everywhere(&steps, "decode");
+    attend_everywhere(&steps, "pass-q");
+}
+END_TEST
+START_TEST(partials_are_labelled) {
+    const expectation wanted = expect(&prefills);
+    accepted("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
+             "40,1,23 --cached 56,0,30 --ranks 2 --variant pass-kv "
+             "--partials $D/parts",
+             "pass-kv over 2 ranks: 64 new tokens, 86 cached, 3 sequences; "
+             "1 hops, ");
+    ck_assert_int_eq(shell("ls $D/parts | wc -l"), 0);
+    ck_assert_int_eq(atoi(output), 16);
+    int64_t pairs = 0;
+    for (int rank = 0; rank < 2; rank++)
+        pairs += visible_pairs(rank);
+    ck_assert_int_eq(pairs, 40 * 56 + 40 * 41 / 2 + 1 + 23 * 30 + 23 * 24 / 2);
+    free(wanted.output);
+    free(wanted.lse);
+}
+END_TEST
+START_TEST(bad_tensors_are_refused) {
+    const expectation wanted = expect(&prefills);
+    const char *attend = "A='--q $D/q.npy --k $D/k.npy --v $D/v.npy "
+                         "--out $D/o.npy'; eval $L attend $A ";
+    const struct {
+        const char *more, *because;
+    } bad[] = {
+        {"--lengths 64 --cached 5", "150 rows; 5 cached and 64 new"},
+        {"--lengths 64", "150 rows; 0 cached and 64 new"},
+        {"--lengths 63 --cached 87", "64 rows, and --lengths 63"},
+        {"--cached 86 --variant decode", "has 64 new tokens"},
+        {"--cached 86 --v $D/q.npy", "keys and values have one shape"},
+        {"--cached 86 --q $D/none.npy", "No such file"},
+        {"--cached 86 --k $D", "$D: "},
+        {"--cached 86 --k $D/.err", "not an .npy"},
+        {"--cached 86 --lse $D/none/l.npy", "none/l.npy"},
+        {"--cached 86 --lse /dev/full", "/dev/full: cannot write"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char line[400];
+        snprintf(line, sizeof(line), "%s %s", attend, bad[i].more);
+        refused(1, strstr(bad[i].because, "$D") ? directory : bad[i].because,
+                line);
+        shell("rm -f $D/o.npy; ls -A $D | grep -v '^[.]\\(out\\|err\\)$'");
+        ck_assert_str_eq(output, "k.npy\nq.npy\nv.npy\n");
+    }
+    free(wanted.output);
+    free(wanted.lse);
+}
+END_TEST
+
+static void write_model(void) {
+    const tiny_gguf_options tiny = {.seed = 3};
+    make_directory();
+    ck_assert_int_eq(tiny_gguf_write(in("m.gguf"), &tiny), 0);
+}
+
+static void write_ids(int64_t count, int64_t below) {
+    int32_t *ids = calloc((size_t)count, sizeof(int32_t));
+    uint64_t seed = 5;
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = (int32_t)(harness_random(&seed) % (uint64_t)below);
+    ck_assert_int_eq(cp_npy_write(in("ids.npy"), CP_NPY_INT32, 1, &count, ids),
+                     CP_OK);
+    free(ids);
+}
+
+/* The nll that was printed, and the line of ids after it. */
+static double printed_nll(char *ids, size_t size) {
+    double nll = -1;
+    ck_assert_msg(sscanf(output, "nll %lf\n", &nll) == 1, "%s", output);
+    snprintf(ids, size, "%s", strchr(output, '\n') + 1);
+    return nll;
+}
+static void rows_agree(const cp_npy *a, int64_t row, const cp_npy *b,
+                       int64_t other) {
+    const int64_t width = a->shape[1];
+    const float *x = (const float *)a->data + row * width;
+    const float *y = (const float *)b->data + other * width;
+    ck_assert_int_eq(b->shape[1], width);
+    for (int64_t i = 0; i < width; i++)
+        ck_assert(fabsf(x[i] - y[i]) <= 1e-4f);
+}
+
+START_TEST(logits_do_not_depend_on_the_way) {
+    static const char *const ways[] = {
+        "--ranks 3", "--ranks 4 --variant pass-q",
+        "--ranks 2 --variant all-gather", "--ranks 3 --history 20+d5+45",
+        "--ranks 4 --variant pass-q --history 1+d3+30+d36"};
+    char ids[200], other[200];
+    write_ids(70, 256);
+    accepted("$L logits --model $D/m.gguf --tokens $D/ids.npy --ranks 1 "
+             "--generate 12 --positions all --out $D/all.npy",
+             "nll ");
+    const double nll = printed_nll(ids, sizeof(ids));
+    cp_npy first, again;
+    ck_assert_int_eq(cp_npy_read(in("all.npy"), &first), CP_OK);
+    ck_assert_int_eq(first.shape[0], 70);
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        char line[300];
+        snprintf(line, sizeof(line),
+                 "$L logits --model $D/m.gguf --tokens "
+                 "$D/ids.npy --generate 12 --positions 69,3 --out "
+                 "$D/two.npy %s",
+                 ways[i]);
+        accepted(line, "nll ");
+        ck_assert(fabs(printed_nll(other, sizeof(other)) - nll) <= 1e-5);
+        ck_assert_str_eq(other, ids);
+        ck_assert_int_eq(cp_npy_read(in("two.npy"), &again), CP_OK);
+        rows_agree(&first, 69, &again, 0);
+        rows_agree(&first, 3, &again, 1);
+        cp_npy_free(&again);
+    }
+    cp_npy_free(&first);
+}
+END_TEST
+START_TEST(bad_logits_are_refused) {
+    const char *start =
+        "$L logits --model $D/m.gguf --tokens $D/ids.npy --out $D/o.npy ";
+    const struct {
+        const char *more, *because;
+    } bad[] = {
+        {"--history 20+d5", "25 tokens; "},
+        {"--positions 70", "--positions 70: "},
+        {"--generate 444", "512 positions"},
+        {"--tokens $D/none.npy", "No such file"},
+        {"--model $D/none.gguf", "No such file"},
+        {"--model $D/ids.npy", "ids.npy"},
+        {"--out $D/none/o.npy", "none/o.npy"},
+    };
+    char line[300];
+    write_ids(70, 256);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        snprintf(line, sizeof(line), "%s%s", start, bad[i].more);
+        refused(1, bad[i].because, line);
+        ck_assert_int_ne(access(in("o.npy"), F_OK), 0);
+    }
+    write_ids(70, 100000);
+    snprintf(line, sizeof(line), "%s", start);
+    refused(1, "is id ", line);
+    write_ids(0, 1);
+    refused(1, "0 ids", line);
+}
+END_TEST
+START_TEST(text_goes_to_ids_and_back) {
+    const char *both = "printf 'The ring, 12 \\303\\251\\n\\n  x' | $L "
+                       "tokenize --model $D/m.gguf | tr ' ' '\\n' | $L "
+                       "tokenize --model $D/m.gguf --decode";
+    ck_assert_int_eq(shell("%s", both), 0);
+    ck_assert_str_eq(output, "The ring, 12 \303\251\n\n  x");
+    accepted("printf '' | $L tokenize --model $D/m.gguf", "\n");
+    accepted("printf '<|im_end|>' | $L tokenize --special --model "
+             "$D/m.gguf",
+             "2\n");
+    refused(1, "word 1 is 'x'",
+            "echo 5 x | $L tokenize --decode --model $D/m.gguf");
+    refused(1, "999999",
+            "echo 999999 | $L tokenize --decode --model $D/m.gguf");
+    refused(1, "No space left",
+            "echo 5 | $L tokenize --model $D/m.gguf >/dev/full");
+}
+END_TEST
+START_TEST(conversations_agree_with_one_rank) {
+    static const char *const ways[] = {
+        "--ranks 4 --variant pass-q", "--ranks 3 --variant pass-kv",
+        "--ranks 5 --variant all-gather", "--ranks 1",
+        "--ranks 4 --temperature 1.5 --seed 9"};
+    char line[300];
+    ck_assert_int_eq(shell("echo 'A short text.' >$D/t; printf 'One?\\n"
+                           "Two, and more?\\nThree?\\n' >$D/b"),
+                     0);
+    snprintf(line, sizeof(line),
+             "$L chat --model $D/m.gguf --file $D/t --most 20 --compare "
+             "--ask One --ask Two --ask Three %s",
+             ways[_i]);
+    accepted(line, "tokens agrees;");
+    ck_assert_ptr_nonnull(strstr(output, "> Three\n"));
+    ck_assert_ptr_nonnull(strstr(output, "load balance "));
+    ck_assert_ptr_nonnull(strstr(output, "Peak memory "));
+    snprintf(line, sizeof(line),
+             "$L chat --model $D/m.gguf --batch $D/b --most 9 --compare %s",
+             ways[_i]);
+    accepted(line, "tokens agrees;");
+    ck_assert_ptr_nonnull(strstr(output, "> Two, and more?\n"));
+}
+END_TEST
+START_TEST(a_pipe_converses) {
+    accepted("printf 'Hello\\n/plan\\n\\n/variant pass-q\\nMore\\n/help\\n"
+             "/quit\\nNever\\n' | $L chat --model $D/m.gguf --ranks 2 "
+             "--most 5 --trace $D/trace.json",
+             "[pass-q: ");
+    ck_assert_ptr_nonnull(strstr(output, "rank 1 "));
+    ck_assert_ptr_nonnull(strstr(output, "/quit"));
+    ck_assert_ptr_null(strstr(output, "Never"));
+    ck_assert_int_eq(access(in("trace.json"), F_OK), 0);
+    ck_assert_int_eq(shell("printf '/nonsense\\nHello\\n' | $L chat --most 5 "
+                           "--model $D/m.gguf"),
+                     1);
+    ck_assert_ptr_nonnull(strstr(errors, "/nonsense: no such command"));
+    ck_assert_ptr_nonnull(strstr(output, "tokens over 0"));
+}
+END_TEST
+START_TEST(bad_conversations_are_refused) {
+    ck_assert_int_eq(
+        shell("yes word | head -2000 >$D/long; : >$D/empty; printf "
+              "'a\\n\\nb\\n' >$D/gap; head -c 3000 $D/m.gguf >$D/cut; "
+              "cp $D/m.gguf $D/bad; printf XXXX | dd of=$D/bad bs=1 "
+              "seek=40 conv=notrunc status=none"),
+        0);
+    refused(1, "No such file", "$L chat --model $D/none --ask a");
+    refused(1, "cut", "$L chat --model $D/cut --ask a");
+    refused(1, "bad", "$L chat --model $D/bad --ask a");
+    refused(1, "0 bytes", "$L chat --model $D/m.gguf --file $D/empty");
+    refused(1, "No such file", "$L chat --model $D/m.gguf --file $D/none");
+    refused(1, "line 2 is empty",
+            "$L chat --model $D/m.gguf --batch "
+            "$D/gap");
+    refused(1, "0 questions", "$L chat --model $D/m.gguf --batch $D/empty");
+    ck_assert_int_eq(shell("$L chat --model $D/m.gguf --file $D/long "
+                           "--ask a"),
+                     1);
+    ck_assert_ptr_nonnull(strstr(errors, "512 positions"));
+    ck_assert_int_eq(shell("ls $D | wc -l"), 0);
+    ck_assert_int_eq(atoi(output), 6);
+}
+END_TEST
+
+typedef struct {
+    pid_t process;
+    FILE *to, *from;
+} running;
+
+static running chat_start(const char *most) {
+    int to[2], from[2];
+    const char *program = getenv("LONGRING");
+    ck_assert(pipe(to) == 0 && pipe(from) == 0);
+    const pid_t process = fork();
+    if (process == 0) {
+        dup2(to[0], 0);
+        dup2(from[1], 1);
+        close(to[1]);
+        close(from[0]);
+        if (program == NULL)
+            program = "build/longring";
+        execl(program, program, "chat", "--ranks", "2", "--model", in("m.gguf"),
+              "--most", most, (char *)NULL);
+        _exit(127);
+    }
+    close(to[0]);
+    close(from[1]);
+    return (running){process, fdopen(to[1], "w"), fdopen(from[0], "r")};
+}
+/* Read lines until one that contains the words. */
+static void wait_for(const running *chat, const char *words) {
+    char line[4096];
+    do
+        ck_assert_msg(fgets(line, sizeof(line), chat->from) != NULL,
+                      "it ended before '%s'", words);
+    while (strstr(line, words) == NULL);
+}
+
+static int chat_end(running *chat) {
+    int status;
+    fclose(chat->to);
+    fclose(chat->from);
+    ck_assert(waitpid(chat->process, &status, 0) == chat->process);
+    ck_assert(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void pause_for(double seconds) {
+    const struct timespec time = {0, (long)(1e9 * seconds)};
+    nanosleep(&time, NULL);
+}
+
+START_TEST(a_second_interrupt_leaves) {
+    running chat = chat_start("5");
+    int status;
+    wait_for(&chat, "positions");
+    kill(chat.process, SIGINT);
+    pause_for(0.3);
+    ck_assert_int_eq(waitpid(chat.process, &status, WNOHANG), 0);
+    kill(chat.process, SIGINT);
+    ck_assert_int_eq(chat_end(&chat), 130);
+}
+END_TEST
+
+START_TEST(an_interrupt_stops_an_answer) {
+    running chat = chat_start("400");
+    wait_for(&chat, "positions");
+    fputs("Hello\n", chat.to);
+    fflush(chat.to);
+    ck_assert_int_ne(fgetc(chat.from), EOF); /* the answer has begun */
+    kill(chat.process, SIGINT);
+    wait_for(&chat, "first token");
+    fputs("More\n/quit\n", chat.to);
+    fflush(chat.to);
+    wait_for(&chat, "first token");
+    wait_for(&chat, "Peak memory");
+    ck_assert_int_eq(chat_end(&chat), 0);
+}
+END_TEST
+START_TEST(a_lost_reader_ends_the_answer) {
+    running chat = chat_start("400");
+    wait_for(&chat, "positions");
+    fputs("Hello\n", chat.to);
+    fflush(chat.to);
+    ck_assert_int_ne(fgetc(chat.from), EOF);
+    ck_assert_int_eq(chat_end(&chat), 1);
+}
+END_TEST
+
+static TCase *model_case(void) {
+    TCase *tests = harness_case("models");
+    tcase_add_checked_fixture(tests, write_model, remove_directory);
+    tcase_add_test(tests, logits_do_not_depend_on_the_way);
+    tcase_add_test(tests, bad_logits_are_refused);
+    tcase_add_test(tests, text_goes_to_ids_and_back);
+    tcase_add_loop_test(tests, conversations_agree_with_one_rank, 0, 5);
+    tcase_add_test(tests, a_pipe_converses);
+    tcase_add_test(tests, bad_conversations_are_refused);
+    tcase_add_test(tests, a_second_interrupt_leaves);
+    tcase_add_test(tests, an_interrupt_stops_an_answer);
+    tcase_add_test(tests, a_lost_reader_ends_the_answer);
+    return tests;
+}
+
+static Suite *program_suite(void) {
+    Suite *suite = suite_create("command line");
+    TCase *tests = harness_case("command line");
+    tcase_add_checked_fixture(tests, make_directory, remove_directory);
+    tcase_add_test(tests, pages_are_printed);
+    tcase_add_test(tests, bad_use_is_status_2);
+    tcase_add_loop_test(tests, attend_is_exact, 0, 4);
+    tcase_add_test(tests, attend_decodes);
+    tcase_add_test(tests, partials_are_labelled);
+    tcase_add_test(tests, bad_tensors_are_refused);
+    suite_add_tcase(suite, tests);
+    suite_add_tcase(suite, model_case());
+    return suite;
+}
+
+SUITE_MAIN(program_suite)
