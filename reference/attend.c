@@ -58,6 +58,7 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
                 sum[i][j] =
                     fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
     for (int i = 0; i < PANEL; i++)
+#pragma omp simd
         for (int j = 0; j < STRIP; j++)
             c[i * c_stride + j] += sum[i][j];
 }

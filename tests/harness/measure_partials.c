@@ -4,7 +4,8 @@
  *
  *   measure_partials MACHINE COMMIT COMMAND
  *
- * The three arguments are copied into the head. */
+ * The three arguments are copied into the head. Errors are in millionths of
+ * the norm of the output. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "attend.h"
@@ -128,7 +129,7 @@ int main(int count, char **arguments) {
     for (int64_t n = 1; n <= 64; n = n < 4 ? n + 1 : n + n / 4) {
         printf("%d", (int)n);
         for (int way = 0; way < WAYS; way++)
-            printf(",%.3e", error_of((enum way)way, n));
+            printf(",%.4g", 1e6 * error_of((enum way)way, n));
         printf("\n");
     }
     return 0;
