@@ -342,8 +342,9 @@ static int compare_all(rig *rig, job *job, const int64_t *new_tokens) {
                     rig->lse_error);
     /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
      * many, where strict is set, it averages out. */
-    const double rounding = rig->strict ? 0 : 3e-7;
-    if (fine && rig->output_error > 1.1 * rig->one_rank_error + rounding)
+    const double factor = rig->strict > 0 ? rig->strict : 1.1;
+    const double rounding = rig->strict > 0 ? 0 : 3e-7;
+    if (fine && rig->output_error > factor * rig->one_rank_error + rounding)
         return fail(rig, "output off by %.3g, on one rank by %.3g",
                     rig->output_error, rig->one_rank_error);
     return fine;

@@ -18,7 +18,7 @@ typedef struct {
     int spare;         /* spare slots of the ring; 0 = 1 */
     float scale;       /* of the queries; 0 = 1 */
     cp_kernel kernel;  /* NULL = cp_attend */
-    int strict;        /* the error may be 1.1 x that of one rank, no more */
+    double strict;     /* error allowed / that of one rank, and no more; or 0 */
 
     /* After a call. */
     char failure[600];     /* why it returned false */
