@@ -14,12 +14,14 @@ BEGIN {
     for (i = 1; i <= n; i++) keyword[words[i]] = 1
 }
 /^@end docs/ { held = $0; next }
-/^@begin code/ { code = 1; comment = lines = blanks = lead = started = n = 0 }
+/^@begin code/ { code = 1; comment = lines = blanks = lead = started = last = n = 0 }
 code && /^@text / { if ($0 != "@text ") { keep_blanks(); colour(substr($0, 7)) } next }
 code && /^@nl/ { blanks++; next }
 code && /^@end code/ {
     if (held != "") print "@literal \\nwlines{" lines + 1 "}\n" held
     held = ""
+    for (i = n; i > 0 && last < 3; i--) last += out[i] ~ /^@nl/
+    out[i + 1] = out[i + 1] "\n@literal \\nwend "
     for (i = 1; i <= n; i++) print out[i]
     print "@nl\n" $0
     code = 0
@@ -40,7 +42,7 @@ function keep_blanks() {
     }
     lines += blanks
     for (; blanks > 0; blanks--)
-        out[++n] = "@nl" (blanks > 1 ? "\n@literal \\nwblank{}" : "")
+        out[++n] = "@nl" (blanks > 1 ? "\n@literal \\nwblank " : "")
 }
 
 function wrap(macro, text) {
