@@ -152,7 +152,6 @@ typedef struct {
     cp_status status; /* the first failure */
     char why[512];
 } partials_writer;
-
 static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     const int64_t tokens = cp_pieces_tokens(pieces);
     int64_t *labels, *label;
@@ -246,7 +245,6 @@ static cp_status attend_allocate(attend_run *run) {
                              "turns");
     return status;
 }
-
 static void attend_release(attend_run *run) {
     for (int64_t s = 0; s < run->sequences && run->turn_lists != NULL; s++)
         free(run->turn_lists[s]);
@@ -291,7 +289,6 @@ static cp_status attend_compute(attend_run *run) {
         return cp_fail(writer.status, "%s", writer.why);
     return status;
 }
-
 static cp_status attend_write(const attend_run *run) {
     const int64_t *shape = run->queries.shape;
     cp_status status = CP_OK;

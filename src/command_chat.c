@@ -121,7 +121,6 @@ static cp_status words_open(chat_run *chat) {
                ? cp_template_find(chat->gguf, chat->tokenizer, &chat->template)
                : status;
 }
-
 /* The new tokens of a sequence when this is asked of it. */
 static cp_status words_encode(const chat_run *chat, int64_t sequence,
                               const char *question, int32_t **ids,
@@ -162,7 +161,6 @@ static cp_status tokens_append(int32_t **tokens, int64_t *count, int32_t *more,
     free(more);
     return status;
 }
-
 static void token_show(chat_run *chat, int32_t token) {
     char *text;
     int64_t bytes;
@@ -228,7 +226,6 @@ static void times_show(const figures *cost) {
                cp_group(cost->tokens).text, cp_plural(cost->tokens));
     putchar('\n');
 }
-
 static void figures_show(const figures *cost) {
     const cp_turn_report *report = &cost->prefill;
     printf("\n  %s tokens read over %s in the cache, by %s: ",
@@ -290,7 +287,6 @@ static cp_status call_make(chat_run *chat, cp_tape_call *call,
     }
     return status;
 }
-
 /* The tape keeps a call that will be compared; others are forgotten. */
 static cp_status call_end(chat_run *chat, cp_tape_call *call,
                           cp_status status) {
@@ -355,7 +351,6 @@ static cp_tape_call *step_fill(chat_run *chat, cp_tape_call *call) {
     }
     return call;
 }
-
 /* After a step: end the turns from which nothing was drawn. */
 static void step_ends(chat_run *chat, const cp_tape_call *call) {
     int64_t row = 0;
@@ -389,7 +384,6 @@ static cp_status turn_step(chat_run *chat) {
     }
     return call_end(chat, call, status);
 }
-
 static bool anyone_speaks(const chat_run *chat) {
     for (int64_t s = 0; s < chat->sequences; s++)
         if (chat->speakers[s].speaking)
@@ -524,7 +518,6 @@ static void prompt_show(const chat_run *chat) {
         fflush(stdout);
     }
 }
-
 /* The next line without its end; false at the end of the input. */
 static bool line_read(const chat_run *chat, char **line, size_t *size) {
     for (;;) {
@@ -573,6 +566,7 @@ static cp_status converse(chat_run *chat) {
             continue;
         const cp_status status = line_answer(chat, line);
         fflush(stdout); /* a program may wait for it at the other end */
+        /* Remember or report what went wrong. */
         if (output_lost())
             result = status;
         if (status == CP_OK || output_lost())
@@ -594,7 +588,6 @@ static cp_status converse(chat_run *chat) {
 static bool is_blank(const char *text) {
     return text[strspn(text, " \t\r\n")] == '\0';
 }
-
 static cp_status chat_check(void *context) {
     chat_run *chat = context;
     if (chat->model == NULL)
@@ -630,7 +623,6 @@ static cp_status document_open(chat_run *chat) {
                        (long long)chat->document_bytes);
     return status;
 }
-
 /* The questions of --batch become those of --ask: one for each sequence. */
 static cp_status batch_open(chat_run *chat) {
     int64_t bytes;
@@ -663,7 +655,6 @@ static cp_status session_open(chat_run *chat, int ranks, cp_session **session) {
         .progress_context = chat};
     return cp_session_open(chat->weights, &options, session);
 }
-
 static cp_status speakers_open(chat_run *chat) {
     cp_status status = cp_allocate(&chat->speakers, chat->sequences,
                                    sizeof(speaker), "answers");
@@ -693,7 +684,6 @@ static cp_status chat_open(chat_run *chat) {
         status = session_open(chat, (int)chat->ranks, &chat->session);
     return status;
 }
-
 static void chat_close(chat_run *chat) {
     for (int64_t s = 0; s < chat->sequences && chat->speakers; s++)
         free(chat->speakers[s].answer);
@@ -721,6 +711,7 @@ static cp_status compare(chat_run *chat) {
     progress_end(chat);
     if (status != CP_OK)
         return status;
+    /* Say how the two runs differ. */
     printf("\nThe same on one rank: ");
     if (difference.disagreed == 0)
         printf("every one of %lld tokens agrees;",

@@ -135,7 +135,6 @@ static cp_status logits_open(logits_run *run) {
                              vocabulary * (int64_t)sizeof(float), "logits");
     return status;
 }
-
 static cp_status logits_load(logits_run *run) {
     cp_status status = cp_npy_read(run->tokens, &run->ids);
     if (status == CP_OK)

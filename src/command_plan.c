@@ -137,7 +137,6 @@ static int span_print(FILE *out, cp_span span, bool numbered) {
         width += fprintf(out, "/%lld", (long long)span.step);
     return width;
 }
-
 static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
     int width = 6;
     for (int64_t i = 0; i < pieces->count; i++) {
@@ -199,7 +198,6 @@ static const cp_op *exchange_of(const cp_plan *plan, int rank, int hop) {
             return &program->ops[i];
     return NULL;
 }
-
 static void hop_print(FILE *out, const cp_plan *plan, int ranks, int hop) {
     enum { SHOWN = 6 };
     const cp_op *first = exchange_of(plan, 0, hop);
@@ -230,7 +228,6 @@ static void collectives_print(FILE *out, const cp_plan *plan) {
                     cp_group(plan->slots[op->in.slot].bytes).text);
     }
 }
-
 static void hops_print(FILE *out, const plan_run *run) {
     const int ranks = (int)run->ranks;
     if (run->report.hops > 0)

@@ -65,7 +65,6 @@ static cp_status ids_read(tokenize_run *run) {
     }
     return status;
 }
-
 static cp_status ids_to_text(tokenize_run *run) {
     char *text = NULL;
     int64_t bytes = 0;

@@ -218,7 +218,6 @@ static cp_status numbers_read(FILE *file, const char *path, cp_npy *array) {
                          (long long)array->count, strerror(errno));
     return status;
 }
-
 cp_status cp_npy_read(const char *path, cp_npy *array) {
     *array = (cp_npy){0};
     FILE *file = fopen(path, "rb");
@@ -252,7 +251,6 @@ static void index_write(const cp_npy *array, int64_t element, char *text,
     }
     snprintf(text + length, size - length, "]");
 }
-
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
     char index[CP_NPY_MOST_DIMS * 22 + 3];
@@ -295,7 +293,6 @@ cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
             return refuse_element(array, path, i, (double)numbers[i]);
     return CP_OK;
 }
-
 cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
     if (array->type == CP_NPY_INT64)
         return CP_OK;

@@ -70,7 +70,6 @@ cp_status cp_words_append(cp_words *words, const char *text) {
     words->items = items;
     return CP_OK;
 }
-
 static cp_status number_parse(const cp_option *option, const char *text) {
     char *end;
     const double value = strtod(text, &end);

@@ -29,7 +29,6 @@ static int64_t total(int64_t count, const cp_bytes *parts) {
         bytes += parts[i].bytes;
     return bytes;
 }
-
 static bool write_all(int file, const char *data, int64_t bytes) {
     while (bytes > 0) {
         const ssize_t written =
@@ -112,7 +111,6 @@ static bool saving_name(saving *save) {
     save->named = false;
     return true;
 }
-
 static void saving_end(saving *save) {
     if (save->named)
         unlink(save->temporary);

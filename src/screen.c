@@ -14,7 +14,6 @@ static int character_bytes(unsigned char first) {
         return 3;
     return first >= 0xF0 && first < 0xF5 ? 4 : 0;
 }
-
 /* May the byte stand at this place of a character so begun? */
 static bool continues(const char *held, int place, unsigned char byte) {
     const unsigned char first = (unsigned char)held[0];

@@ -69,7 +69,6 @@ cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call) {
     tape->calls[tape->count++] = call;
     return CP_OK;
 }
-
 void cp_tape_free(cp_tape *tape) {
     for (int64_t i = 0; i < tape->count; i++)
         cp_tape_call_free(tape->calls[i]);
@@ -85,7 +84,6 @@ static void row_compare(const float *a, const float *b, int64_t count,
             difference->largest = apart;
     }
 }
-
 static void call_compare(const cp_tape_call *call, const float *logits,
                          int64_t vocabulary, cp_sampler *sampler,
                          cp_tape_difference *difference) {

@@ -19,7 +19,6 @@ typedef struct {
     float *logits;  /* [rows][vocabulary] */
     int32_t *drawn; /* [rows] the tokens drawn from them */
 } cp_tape_call;
-
 typedef struct {
     cp_tape_call **calls; /* owned */
     int64_t count, room;

@@ -4,6 +4,7 @@
 #include "src/npy.h"
 #include "tests/harness/suite.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -24,7 +25,6 @@ static void remove_directory(void) {
     unlink(path);
     ck_assert_msg(rmdir(directory) == 0, "a file was left in %s", directory);
 }
-
 /* Write a file of version 1 with this header, and these bytes after. */
 static void write_file(const char *header, const void *data, size_t bytes) {
     FILE *file = fopen(path, "wb");
@@ -50,6 +50,20 @@ static void header_refused(const char *header, const char *because) {
     write_file(header, "12345678", 8);
     refused(because);
 }
+static void a_pipe_stays_a_pipe(void) {
+    const int64_t shape[1] = {2};
+    const float numbers[2] = {1, 2};
+    char bytes[256];
+    struct stat entry;
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    const int reader = open(path, O_RDONLY | O_NONBLOCK);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, numbers),
+                     CP_OK);
+    ck_assert(lstat(path, &entry) == 0 && S_ISFIFO(entry.st_mode));
+    ck_assert_int_eq(read(reader, bytes, sizeof(bytes)), 136);
+    close(reader);
+    unlink(path);
+}
 
 START_TEST(what_is_written_is_read) {
     const float numbers[6] = {0, -1.5f, 3e38f, 1e-45f, 5, 6};
@@ -67,7 +81,6 @@ START_TEST(what_is_written_is_read) {
     cp_npy_free(&array);
 }
 END_TEST
-
 START_TEST(empty_and_scalar_arrays_are_arrays) {
     const int64_t shape[2] = {0, 4}, seven = 7;
     cp_npy array;
@@ -148,7 +161,6 @@ START_TEST(a_file_cut_anywhere_is_refused) {
     refused("not an .npy");
 }
 END_TEST
-
 START_TEST(other_files_are_refused) {
     refused("No such file");
     ck_assert_int_eq(mkdir(path, 0700), 0);
@@ -189,6 +201,7 @@ START_TEST(a_full_disk_leaves_the_old_file) {
     float *numbers = calloc(1 << 20, sizeof(float));
     const struct rlimit limit = {100000, 100000};
     cp_npy array;
+    a_pipe_stays_a_pipe();
     ck_assert_int_eq(
         cp_npy_write("/dev/full", CP_NPY_FLOAT32, 1, large, numbers), CP_FILE);
     ck_assert_ptr_nonnull(strstr(cp_message(), "/dev/full"));

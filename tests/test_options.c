@@ -107,7 +107,6 @@ START_TEST(the_last_of_two_wins_and_help_ends_all) {
     cp_options_free(table);
 }
 END_TEST
-
 START_TEST(bad_use_is_refused_in_words) {
     refused("--flag=yes", "takes no value");
     refused("--count", "needs a value: N");
