@@ -21,7 +21,7 @@ code && /^@end code/ {
     if (held != "") print "@literal \\nwlines{" lines + 1 "}\n" held
     held = ""
     for (i = n; i > 0 && last < 3; i--) last += out[i] ~ /^@nl/
-    out[i + 1] = out[i + 1] "\n@literal \\nwend "
+    out[i + 1] = out[i + 1] "\n@literal \\nwend{}"
     for (i = 1; i <= n; i++) print out[i]
     print "@nl\n" $0
     code = 0
