@@ -218,6 +218,18 @@ static cp_status run_ranks(cp_attend_job *job, const cp_layout *layout,
     return status;
 }
 
+static cp_status decide_by_rule(cp_attend_job *job, const cp_cache *cache) {
+    cp_choice choice;
+    const cp_status status =
+        cp_choose(&cp_machine_threads, &job->shape, job->ranks, job->sequences,
+                  job->new_tokens, cache->length, &choice);
+    if (status == CP_OK) {
+        job->chosen = choice.variant;
+        snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
+    }
+    return status;
+}
+
 static cp_status decide(cp_attend_job *job, const cp_cache *cache) {
     bool ones = true;
     for (int64_t s = 0; s < job->sequences; s++)
@@ -228,14 +240,7 @@ static cp_status decide(cp_attend_job *job, const cp_cache *cache) {
         job->chosen = CP_DECODE;
         snprintf(job->rule, sizeof(job->rule), "one new token per sequence");
     } else if (job->variant == CP_AUTO) {
-        cp_choice choice;
-        const cp_status status =
-            cp_choose(&cp_machine_threads, &job->shape, job->ranks,
-                      job->sequences, job->new_tokens, cache->length, &choice);
-        if (status != CP_OK)
-            return status;
-        job->chosen = choice.variant;
-        snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
+        return decide_by_rule(job, cache);
     }
     return CP_OK;
 }
@@ -258,10 +263,15 @@ static cp_status final_call(cp_attend_job *job, cp_cache *cache,
     return status;
 }
 
-cp_status cp_attend_run(cp_attend_job *job) {
-    int64_t room = 1;
+static int64_t longest_sequence(const cp_attend_job *job) {
+    int64_t longest = 1;
     for (int64_t s = 0; s < job->sequences; s++)
-        room = cp_max(room, cached_tokens(job, s) + job->new_tokens[s]);
+        longest = cp_max(longest, cached_tokens(job, s) + job->new_tokens[s]);
+    return longest;
+}
+
+cp_status cp_attend_run(cp_attend_job *job) {
+    const int64_t room = longest_sequence(job);
     cp_cache *cache = NULL;
     cp_store *store = NULL;
     int64_t *lengths = NULL;

@@ -2,6 +2,7 @@
 /* One rank's forward pass. */
 #include "forward.h"
 
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@ typedef struct {
     int64_t row, position, token;
 } place;
 
-enum { BLOCK = 256 };
+enum { MOST_ROWS = 256, LEAST_ROWS = 16 };
 
 typedef struct {
     const cp_forward_job *job;
@@ -20,25 +21,48 @@ typedef struct {
     cp_comm *comm;
     cp_walker *walker;
     int64_t layer, count;
-    place *places;                       /* [count] */
-    float *x;                            /* [count][width] */
-    float *cosines, *sines;              /* [count][rotary / 2] */
-    float *normed, *queries, *gate, *up; /* one block */
+    place *places;          /* [count] */
+    float *x;               /* [count][width] */
+    float *cosines, *sines; /* [count][rotary / 2] */
+    int helpers;            /* threads that take blocks */
+    int64_t block;          /* rows of a block */
+    float *desks;           /* [helpers] */
     cp_trace_context tracing;
 } state;
 
+typedef struct {
+    float *normed, *queries, *gate, *up; /* [block rows] each */
+    int threads;                         /* to share one block */
+} desk;
+
+static int64_t desk_width(const cp_model_facts *f) {
+    return f->width + f->shape.query_heads * f->shape.head_dim +
+           2 * f->feed_forward;
+}
+
+static desk desk_of(const state *s, int helper) {
+    const cp_model_facts *f = s->facts;
+    const int64_t heads = f->shape.query_heads * f->shape.head_dim;
+    float *normed = s->desks + helper * s->block * desk_width(f);
+    float *queries = normed + s->block * f->width;
+    float *gate = queries + s->block * heads;
+    return (desk){normed, queries, gate, gate + s->block * f->feed_forward,
+                  s->helpers > 1 ? 1 : s->job->layer_threads};
+}
+
 static cp_status allocate_state(state *s) {
     const cp_model_facts *f = s->facts;
-    const int64_t block = cp_min(s->count, BLOCK), pairs = f->rotary / 2;
-    const int64_t heads = f->shape.query_heads * f->shape.head_dim;
+    const int threads = s->job->layer_threads;
+    s->helpers = s->count >= (int64_t)LEAST_ROWS * threads ? threads : 1;
+    s->block = cp_min(MOST_ROWS, cp_ceil_divide(s->count, s->helpers));
     const struct {
         float **where;
         int64_t rows, width;
     } list[] = {
-        {&s->x, s->count, f->width},      {&s->cosines, s->count, pairs},
-        {&s->sines, s->count, pairs},     {&s->normed, block, f->width},
-        {&s->queries, block, heads},      {&s->gate, block, f->feed_forward},
-        {&s->up, block, f->feed_forward},
+        {&s->x, s->count, f->width},
+        {&s->cosines, s->count, f->rotary / 2},
+        {&s->sines, s->count, f->rotary / 2},
+        {&s->desks, s->helpers * s->block, desk_width(f)},
     };
     cp_status status =
         cp_allocate(&s->places, s->count, sizeof(place), "a list of tokens");
@@ -62,10 +86,7 @@ static void free_state(state *s) {
     free(s->x);
     free(s->cosines);
     free(s->sines);
-    free(s->normed);
-    free(s->queries);
-    free(s->gate);
-    free(s->up);
+    free(s->desks);
 }
 
 static void list_places(const cp_forward *call, int rank, place *places) {
@@ -97,63 +118,86 @@ static void embed(state *s) {
     }
 }
 
-static void project(state *s, int64_t first, int64_t rows, const float *weight,
-                    int64_t heads, bool rotate, float *to) {
+static void project(const state *s, const desk *at, int64_t first, int64_t rows,
+                    const float *weight, int64_t heads, bool rotate,
+                    float *to) {
     const int64_t dim = s->facts->shape.head_dim, pairs = s->facts->rotary / 2;
-    const int threads = s->job->layer_threads;
-    cp_linear_rows(rows, s->facts->width, heads * dim, s->normed, weight, false,
-                   threads, s->queries);
+    cp_linear_rows(rows, s->facts->width, heads * dim, at->normed, weight,
+                   false, at->threads, at->queries);
     const cp_angles angles = {pairs, s->cosines + first * pairs,
                               s->sines + first * pairs};
     if (rotate)
-        cp_rotate_rows(rows, heads, dim, angles, threads, s->queries);
+        cp_rotate_rows(rows, heads, dim, angles, at->threads, at->queries);
     for (int64_t t = 0; t < rows; t++)
         memcpy(to + s->places[first + t].row * heads * dim,
-               s->queries + t * heads * dim,
+               at->queries + t * heads * dim,
                (size_t)(heads * dim) * sizeof(float));
 }
 
-static void before_attention(state *s, int64_t first, int64_t rows) {
+static void before_attention(state *s, const desk *at, int64_t first,
+                             int64_t rows) {
     const cp_layer_weights *layer = &s->job->model->layers[s->layer];
     const cp_shape *shape = &s->facts->shape;
     cp_norm_rows(rows, s->facts->width, s->x + first * s->facts->width,
-                 layer->attention_norm, s->facts->epsilon,
-                 s->job->layer_threads, s->normed);
-    project(s, first, rows, layer->query, shape->query_heads, true,
+                 layer->attention_norm, s->facts->epsilon, at->threads,
+                 at->normed);
+    project(s, at, first, rows, layer->query, shape->query_heads, true,
             cp_walker_queries(s->walker));
-    project(s, first, rows, layer->key, shape->kv_heads, true,
+    project(s, at, first, rows, layer->key, shape->kv_heads, true,
             cp_walker_new_keys(s->walker));
-    project(s, first, rows, layer->value, shape->kv_heads, false,
+    project(s, at, first, rows, layer->value, shape->kv_heads, false,
             cp_walker_new_values(s->walker));
 }
 
-static int64_t gather_output(state *s, int64_t first, int64_t rows) {
+static int64_t gather_output(const state *s, const desk *at, int64_t first,
+                             int64_t rows) {
     const cp_shape *shape = &s->facts->shape;
     const int64_t width = shape->query_heads * shape->head_dim;
     const float *output = cp_walker_result(s->walker)->output;
     for (int64_t t = 0; t < rows; t++)
-        memcpy(s->queries + t * width,
+        memcpy(at->queries + t * width,
                output + s->places[first + t].row * width,
                (size_t)width * sizeof(float));
     return width;
 }
 
-static void after_attention(state *s, int64_t first, int64_t rows) {
+static void after_attention(state *s, const desk *at, int64_t first,
+                            int64_t rows) {
     const cp_layer_weights *layer = &s->job->model->layers[s->layer];
     const int64_t width = s->facts->width, inner = s->facts->feed_forward;
-    const int threads = s->job->layer_threads;
     float *x = s->x + first * width;
-    const int64_t heads = gather_output(s, first, rows);
-    cp_linear_rows(rows, heads, width, s->queries, layer->attention_output,
-                   true, threads, x);
+    const int64_t heads = gather_output(s, at, first, rows);
+    cp_linear_rows(rows, heads, width, at->queries, layer->attention_output,
+                   true, at->threads, x);
     cp_norm_rows(rows, width, x, layer->forward_norm, s->facts->epsilon,
-                 threads, s->normed);
-    cp_linear_rows(rows, width, inner, s->normed, layer->gate, false, threads,
-                   s->gate);
-    cp_linear_rows(rows, width, inner, s->normed, layer->up, false, threads,
-                   s->up);
-    cp_gate_values(rows * inner, s->up, threads, s->gate);
-    cp_linear_rows(rows, inner, width, s->gate, layer->down, true, threads, x);
+                 at->threads, at->normed);
+    cp_linear_rows(rows, width, inner, at->normed, layer->gate, false,
+                   at->threads, at->gate);
+    cp_linear_rows(rows, width, inner, at->normed, layer->up, false,
+                   at->threads, at->up);
+    cp_gate_values(rows * inner, at->up, at->threads, at->gate);
+    cp_linear_rows(rows, inner, width, at->gate, layer->down, true, at->threads,
+                   x);
+}
+
+typedef void (*block_work)(state *s, const desk *at, int64_t first,
+                           int64_t rows);
+
+static void each_block(state *s, block_work work) {
+    const int64_t blocks =
+        s->count == 0 ? 0 : cp_ceil_divide(s->count, s->block);
+    if (s->helpers == 1) {
+        const desk only = desk_of(s, 0);
+        for (int64_t n = 0; n < blocks; n++)
+            work(s, &only, n * s->block,
+                 cp_min(s->block, s->count - n * s->block));
+        return;
+    }
+#pragma omp parallel for num_threads(s->helpers) schedule(dynamic)
+    for (int64_t n = 0; n < blocks; n++) {
+        const desk mine = desk_of(s, omp_get_thread_num());
+        work(s, &mine, n * s->block, cp_min(s->block, s->count - n * s->block));
+    }
 }
 
 static cp_status run_layer(state *s) {
@@ -161,8 +205,7 @@ static cp_status run_layer(state *s) {
     const int rank = s->comm->rank;
     s->tracing.layer = s->layer;
     double start = cp_trace_now(job->trace);
-    for (int64_t first = 0; first < s->count; first += BLOCK)
-        before_attention(s, first, cp_min(BLOCK, s->count - first));
+    each_block(s, before_attention);
     cp_trace_layers(&s->tracing, "project", start);
     const cp_status status =
         cp_walk(s->walker, s->comm, cp_store_keys(job->store, rank, s->layer),
@@ -170,8 +213,7 @@ static cp_status run_layer(state *s) {
     if (status != CP_OK)
         return status;
     start = cp_trace_now(job->trace);
-    for (int64_t first = 0; first < s->count; first += BLOCK)
-        after_attention(s, first, cp_min(BLOCK, s->count - first));
+    each_block(s, after_attention);
     cp_trace_layers(&s->tracing, "feed forward", start);
     return CP_OK;
 }

@@ -26,26 +26,40 @@ static cp_status integer(const cp_gguf *file, const char *key,
     return status;
 }
 
-static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
-    int64_t heads = 0, shared = 0, dim = 0;
-    cp_status status = integer(file, "block_count", REQUIRED, &f->layers);
+static cp_status read_head_shape(const cp_gguf *file, cp_model_facts *f) {
+    const int64_t heads = f->shape.query_heads;
+    cp_status status =
+        integer(file, "attention.head_count_kv", heads, &f->shape.kv_heads);
     if (status == CP_OK)
-        status = integer(file, "embedding_length", REQUIRED, &f->width);
+        status = integer(file, "attention.key_length", f->width / heads,
+                         &f->shape.head_dim);
     if (status == CP_OK)
-        status =
-            integer(file, "feed_forward_length", REQUIRED, &f->feed_forward);
-    if (status == CP_OK)
-        status = integer(file, "context_length", REQUIRED, &f->positions);
-    if (status == CP_OK)
-        status = integer(file, "attention.head_count", REQUIRED, &heads);
-    if (status == CP_OK)
-        status = integer(file, "attention.head_count_kv", heads, &shared);
-    if (status == CP_OK)
-        status = integer(file, "attention.key_length", f->width / heads, &dim);
-    if (status == CP_OK)
-        status = integer(file, "rope.dimension_count", dim, &f->rotary);
-    f->shape = (cp_shape){heads, shared, dim};
+        status = integer(file, "rope.dimension_count", f->shape.head_dim,
+                         &f->rotary);
     return status;
+}
+
+static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
+    int64_t heads = 1;
+    const struct {
+        const char *key;
+        int64_t *value, otherwise;
+    } list[] = {
+        /* List the integers of a model. */
+        {"block_count", &f->layers, REQUIRED},
+        {"embedding_length", &f->width, REQUIRED},
+        {"feed_forward_length", &f->feed_forward, REQUIRED},
+        {"context_length", &f->positions, REQUIRED},
+        {"attention.head_count", &heads, REQUIRED},
+    };
+    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++) {
+        const cp_status status =
+            integer(file, list[n].key, list[n].otherwise, list[n].value);
+        if (status != CP_OK)
+            return status;
+    }
+    f->shape.query_heads = heads;
+    return read_head_shape(file, f);
 }
 
 static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {

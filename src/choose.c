@@ -6,8 +6,8 @@
 
 const cp_machine cp_machine_threads = {
     .name = "threads",
-    .flops = 26000000000,
-    .bytes_per_second = 5200000000,
+    .flops = 50000000000,
+    .bytes_per_second = 15000000000,
     .element_bytes = 4,
 };
 

@@ -309,6 +309,21 @@ static cp_status check_options(const cp_model *model,
     return CP_OK;
 }
 
+static cp_status fill_session(const cp_model *model,
+                              const cp_session_options *options,
+                              cp_session *session) {
+    session->model = model;
+    session->options = *options;
+    cp_session_options *own = &session->options;
+    cp_status status = check_options(model, own);
+    if (status == CP_OK)
+        status = cp_cache_new(own->ranks, own->sequences, own->capacity,
+                              &session->cache);
+    if (status == CP_OK)
+        status = model->backend->engine_new(model, own, &session->engine);
+    return status;
+}
+
 cp_status cp_session_open(const cp_model *model,
                           const cp_session_options *options, cp_session **out) {
     *out = NULL;
@@ -316,15 +331,7 @@ cp_status cp_session_open(const cp_model *model,
     cp_status status = cp_allocate(&session, 1, sizeof(*session), "a session");
     if (status != CP_OK)
         return status;
-    session->model = model;
-    session->options = *options;
-    cp_session_options *own = &session->options;
-    status = check_options(model, own);
-    if (status == CP_OK)
-        status = cp_cache_new(own->ranks, own->sequences, own->capacity,
-                              &session->cache);
-    if (status == CP_OK)
-        status = model->backend->engine_new(model, own, &session->engine);
+    status = fill_session(model, options, session);
     if (status == CP_OK)
         *out = session;
     else
@@ -367,4 +374,3 @@ void cp_model_close(cp_model *model) {
 const cp_model_facts *cp_model_describe(const cp_model *model) {
     return &model->facts;
 }
-

@@ -1,0 +1,234 @@
+/* Measures what the chapter on the model reports; prints CSV. Not a test:
+ * nothing fails when it is slow.
+ *
+ *   measure_model linear | machine | model FILE
+ *
+ * linear   the model's linear layers, by BLIS and row by row
+ * machine  the two speeds of Algorithm 1 for ranks that are threads
+ * model    prefill and decode of a GGUF file over 1 and 4 ranks
+ *
+ * Each figure is the best of several: other programs only ever add time. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "attend.h"
+#include "backend.h"
+#include "layers.h"
+#include "sample.h"
+#include "threads.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <blis.h>
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* Time that this thread has had a core: other programs add little to it. */
+static double busy(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static void must(cp_status status) {
+    if (status != CP_OK) {
+        fprintf(stderr, "measure_model: %s\n", cp_message());
+        exit(1);
+    }
+}
+
+static float *numbers(int64_t count) {
+    float *values;
+    must(cp_allocate(&values, count, sizeof(float), "numbers"));
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (float)((i * 2654435761) % 1000) * 1e-3f - 0.5f;
+    return values;
+}
+
+/* ---- linear layers: 30 different matrices, as a model has them ---- */
+
+enum { IN = 576, OUT = 1536, MATRICES = 30, REPEATS = 9 };
+
+static void blis(int64_t rows, const float *x, const float *w, float *y) {
+    rntm_t settings = BLIS_RNTM_INITIALIZER;
+    bli_rntm_set_num_threads(1, &settings);
+    float one = 1.0f, zero = 0.0f;
+    bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, rows, OUT, IN, &one,
+                 (float *)(uintptr_t)x, IN, 1, (float *)(uintptr_t)w, IN, 1,
+                 &zero, y, OUT, 1, NULL, &settings);
+}
+
+static void ours(int64_t rows, const float *x, const float *w, float *y) {
+    cp_linear_rows(rows, IN, OUT, x, w, false, 1, y);
+}
+
+static double
+seconds_each(void (*multiply)(int64_t, const float *, const float *, float *),
+             int64_t rows, const float *x, const float *w, float *y) {
+    double best = INFINITY;
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        const double start = busy();
+        for (int n = 0; n < MATRICES; n++)
+            multiply(rows, x, w + n * IN * OUT, y);
+        best = fmin(best, (busy() - start) / MATRICES);
+    }
+    return best;
+}
+
+static void measure_linear(void) {
+    static const int64_t rows[] = {1, 2, 4, 16, 64, 256, 1024};
+    float *w = numbers(MATRICES * IN * OUT), *x = numbers(1024 * IN);
+    float *y = numbers(1024 * OUT);
+    printf("rows,blis_gflops,gflops,gigabytes_per_second\n");
+    for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++) {
+        const double flop = 2.0 * IN * OUT * (double)rows[n];
+        const double one = seconds_each(blis, rows[n], x, w, y);
+        const double two = seconds_each(ours, rows[n], x, w, y);
+        printf("%d,%.1f,%.1f,%.1f\n", (int)rows[n], flop / one * 1e-9,
+               flop / two * 1e-9, 4.0 * IN * OUT / two * 1e-9);
+    }
+    free(w);
+    free(x);
+    free(y);
+}
+
+/* ---- the two speeds of Algorithm 1 ---- */
+
+enum { QUERIES = 8, KEYS = 1024, MESSAGE = 1 << 20, ROUNDS = 200 };
+
+static double attention_flops(void) {
+    const cp_shape shape = {9, 3, 64};
+    cp_pieces queries = {0}, keys = {0};
+    must(cp_pieces_append(&queries, (cp_piece){{0, KEYS, QUERIES, 1}, 0}));
+    must(cp_pieces_append(&keys, (cp_piece){{0, 0, KEYS, 1}, 0}));
+    float *q = numbers(QUERIES * 576), *k = numbers(KEYS * 192);
+    float *o = numbers(QUERIES * 576), *lse = numbers(QUERIES * 9);
+    double best = INFINITY;
+    for (int repeat = 0; repeat < 100; repeat++) {
+        const double start = busy();
+        must(cp_attend(&shape, &queries, q, &keys, k, k, 1, o, lse));
+        best = fmin(best, busy() - start);
+    }
+    free(q);
+    free(k);
+    free(o);
+    free(lse);
+    cp_pieces_free(&queries);
+    cp_pieces_free(&keys);
+    return 4.0 * 576 * QUERIES * KEYS / best;
+}
+
+static cp_status exchange(cp_comm *comm, void *context) {
+    double *best = context;
+    float *send = numbers(MESSAGE / 4), *receive = numbers(MESSAGE / 4);
+    cp_status status = CP_OK;
+    for (int n = 0; n < ROUNDS && status == CP_OK; n++) {
+        status = cp_comm_barrier(comm);
+        const double start = now();
+        if (status == CP_OK)
+            status = cp_comm_exchange(comm, 1 - comm->rank, send, MESSAGE,
+                                      1 - comm->rank, receive, MESSAGE);
+        if (status == CP_OK)
+            status = cp_comm_wait(comm);
+        if (comm->rank == 0)
+            *best = fmin(*best, now() - start);
+    }
+    free(send);
+    free(receive);
+    return status;
+}
+
+static void measure_machine(void) {
+    double best = INFINITY;
+    must(cp_threads_run(&(cp_threads_options){.ranks = 2}, exchange, &best));
+    printf("what,billions_per_second\n");
+    printf("attention,%.2f\n", attention_flops() * 1e-9);
+    printf("exchange,%.2f\n", MESSAGE / best * 1e-9);
+}
+
+/* ---- the model ---- */
+
+enum { STEPS = 24 };
+
+typedef struct {
+    double prefill, decode, logits;
+} times;
+
+static void keep_best(double *best, double seconds) {
+    *best = fmin(*best, seconds);
+}
+
+static void converse(const cp_model *model, int ranks, int64_t tokens,
+                     times *best) {
+    const int64_t words = cp_model_describe(model)->vocabulary, zero = 0;
+    const cp_session_options options = {.ranks = ranks, .sequences = 1};
+    cp_session *session;
+    cp_turn_report report;
+    int32_t *ids;
+    float *logits = numbers(words);
+    must(cp_allocate(&ids, tokens, sizeof(int32_t), "tokens"));
+    for (int64_t t = 0; t < tokens; t++)
+        ids[t] = (int32_t)((t * 7919 + 13) % (words - 100)) + 100;
+    must(cp_session_open(model, &options, &session));
+    must(cp_session_prefill(session, &tokens, ids, &report));
+    keep_best(&best->prefill, report.seconds);
+    must(cp_session_logits(session, tokens - 1, 1, logits));
+    for (int step = 0; step < STEPS; step++) {
+        int32_t id = cp_sample_greedy(logits, words);
+        double start = now();
+        must(cp_session_decode(session, 1, &zero, &id, NULL));
+        keep_best(&best->decode, now() - start);
+        start = now();
+        must(cp_session_logits(session, 0, 1, logits));
+        keep_best(&best->logits, now() - start);
+    }
+    cp_session_close(session);
+    free(logits);
+    free(ids);
+}
+
+static void measure_model(const char *path) {
+    static const int ranks[] = {1, 4};
+    static const int64_t lengths[] = {512, 3072};
+    cp_gguf *file;
+    cp_model *model;
+    must(cp_gguf_open(path, &file));
+    must(cp_model_open(cp_backend_find("threads"), file, &model));
+    cp_gguf_close(file);
+    printf("ranks,tokens,prefill_seconds,prefill_tokens_per_second,"
+           "decode_milliseconds,logits_milliseconds,"
+           "decode_tokens_per_second\n");
+    for (size_t r = 0; r < 2; r++)
+        for (size_t n = 0; n < 2; n++) {
+            times best = {INFINITY, INFINITY, INFINITY};
+            for (int repeat = 0; repeat < 2; repeat++)
+                converse(model, ranks[r], lengths[n], &best);
+            printf("%d,%d,%.3f,%.0f,%.1f,%.1f,%.1f\n", ranks[r],
+                   (int)lengths[n], best.prefill,
+                   (double)lengths[n] / best.prefill, 1e3 * best.decode,
+                   1e3 * best.logits, 1.0 / (best.decode + best.logits));
+            fflush(stdout);
+        }
+    cp_model_close(model);
+}
+
+int main(int count, char **arguments) {
+    if (count == 2 && strcmp(arguments[1], "linear") == 0)
+        measure_linear();
+    else if (count == 2 && strcmp(arguments[1], "machine") == 0)
+        measure_machine();
+    else if (count == 3 && strcmp(arguments[1], "model") == 0)
+        measure_model(arguments[2]);
+    else {
+        fprintf(stderr, "usage: measure_model linear|machine|model FILE\n");
+        return 2;
+    }
+    return 0;
+}
