@@ -27,5 +27,5 @@ function mark(text,    name) {
     name = substr(text, RSTART, RLENGTH)
     sub(/[;()]+$/, "", name)
     sub(/^.*[^A-Za-z0-9_]/, "", name)
-    found[name] = 1
+    if (name !~ /_H$/) found[name] = 1 # a header's guard is no name
 }
