@@ -374,12 +374,15 @@ static cp_status attend_summary(const attend_run *run) {
         int64_t most = 0;
         for (int k = 0; k < report.ranks; k++)
             most = cp_max(most, report.bytes[k]);
-        printf("%s over %lld ranks: %lld new tokens, %lld cached, %lld "
-               "sequences; %lld hops, %lld bytes a rank, balance %.3f; %s\n",
+        printf("%s over %lld rank%s: %lld new token%s, %lld cached, ",
                cp_variant_name(job->chosen), (long long)run->ranks,
-               (long long)layout->new_tokens, (long long)layout->cached_tokens,
-               (long long)run->sequences, (long long)report.hops,
-               (long long)most, report.balance, job->rule);
+               cp_plural(run->ranks), (long long)layout->new_tokens,
+               cp_plural(layout->new_tokens), (long long)layout->cached_tokens);
+        printf("%lld sequence%s; %lld hop%s, %lld bytes a rank, balance %.3f; "
+               "%s\n",
+               (long long)run->sequences, cp_plural(run->sequences),
+               (long long)report.hops, cp_plural(report.hops), (long long)most,
+               report.balance, job->rule);
     }
     cp_plan_report_free(&report);
     cp_plan_free(plan);

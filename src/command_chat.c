@@ -420,7 +420,6 @@ static cp_status turn_take(chat_run *chat, const int64_t *lengths,
     const double start = seconds();
     figures_clear(&chat->figures);
     chat->stopping = false;
-    stop = 0;
     status = turn_read(chat, lengths, tokens);
     progress_end(chat);
     chat->figures.first_seconds = seconds() - start;
@@ -547,7 +546,7 @@ static cp_status line_answer(chat_run *chat, const char *line) {
     if (line[0] == '/')
         return cp_fail(CP_INVALID, "%s: no such command; /help lists them",
                        line);
-    interrupts = 0;
+    stop = interrupts = 0;
     chat->doing = "reading";
     const cp_status status = questions_ask(chat, &line);
     if (status == CP_OK)

@@ -80,8 +80,8 @@ static void row_compare(const float *a, const float *b, int64_t count,
                         cp_tape_difference *difference) {
     for (int64_t i = 0; i < count; i++) {
         const double apart = fabs((double)a[i] - (double)b[i]);
-        if (!(apart <= difference->largest)) /* NaN is the largest */
-            difference->largest = apart;
+        if (apart > difference->largest || isnan(apart))
+            difference->largest = apart; /* NaN stays: nothing exceeds it */
     }
 }
 static void call_compare(const cp_tape_call *call, const float *logits,

@@ -126,6 +126,24 @@ START_TEST(contradictions_are_status_2) {
             "--history 1,2");
 }
 END_TEST
+START_TEST(plans_are_proved) {
+    accepted("$L plan --new 10 --cached 90 --check", "each of 955 causal");
+    accepted("$L plan --new 128K --variant pass-q --check",
+             "each of 8,192,064,000 causal");
+    accepted("$L plan --new 1M --cached 1M --ranks 128 --check",
+             "each of 1,500,000,500,000 causal");
+    accepted("$L plan --new 1,1,1 --cached 30,20,100 --variant decode "
+             "--ranks 3 --check",
+             "each of 153 causal");
+    ck_assert_ptr_nonnull(strstr(output, "round-robin"));
+    accepted("$L plan --new 64 --placement naive", "balance 1.7");
+    accepted("$L plan --new 64 --draw ascii", "rank 3");
+    accepted("$L plan --new 64 --draw svg --out $D/a.svg; cat $D/a.svg",
+             "<svg");
+    accepted("$L plan --new 64 --draw perfetto", "\"ph\":\"X\"");
+    refused(1, "no/a.svg", "$L plan --new 64 --draw svg --out $D/no/a.svg");
+}
+END_TEST
 
 enum { SEQUENCES = 3, HEADS = 6, KV_HEADS = 2, DIM = 32 };
 
@@ -217,32 +235,72 @@ static void attend_everywhere(const attend_case *the_case,
                  (long long)the_case->new_tokens[1],
                  (long long)the_case->new_tokens[2], the_case->history, variant,
                  ranks[i]);
-        accepted(line, "ranks: ");
+        accepted(line, " sequences; ");
         compare_files(line, &wanted);
     }
     free(wanted.output);
     free(wanted.lse);
 }
-/* The causal pairs that the labels of a rank's partials name. */
-static int64_t visible_pairs(int rank) {
-    int64_t pairs = 0;
-    for (int op = 0; op < 20; op++) {
-        char name[64];
-        cp_npy queries, keys;
-        snprintf(name, sizeof(name), "parts/rank%d-op%d-queries.npy", rank, op);
-        if (access(in(name), F_OK) != 0)
-            continue;
-        ck_assert_int_eq(cp_npy_read(in(name), &queries), CP_OK);
-        snprintf(name, sizeof(name), "parts/rank%d-op%d-keys.npy", rank, op);
-        ck_assert_int_eq(cp_npy_read(in(name), &keys), CP_OK);
-        const int64_t *q = queries.data, *k = keys.data;
-        for (int64_t i = 0; i < queries.shape[0]; i++)
-            for (int64_t j = 0; j < keys.shape[0]; j++)
-                pairs += q[2 * i] == k[2 * j] && k[2 * j + 1] <= q[2 * i + 1];
-        cp_npy_free(&queries);
-        cp_npy_free(&keys);
+enum { ROWS = 64, POSITIONS = 100 };
+
+typedef struct {
+    const attend_case *asked;
+    const expectation *wanted;
+    int met[ROWS][POSITIONS];
+    double merged[ROWS][HEADS][DIM];
+} ledger;
+
+/* The row of a token among the new tokens. */
+static int64_t row_of(const attend_case *asked, const int64_t *label) {
+    int64_t row = label[1] - asked->cached[label[0]];
+    for (int64_t s = 0; s < label[0]; s++)
+        row += asked->new_tokens[s];
+    ck_assert(row >= 0 && row < ROWS);
+    return row;
+}
+static void partial_add(ledger *book, const cp_npy *files, int64_t i) {
+    const int64_t *query = (const int64_t *)files[0].data + 2 * i;
+    const int64_t row = row_of(book->asked, query);
+    const float *output = (const float *)files[2].data + i * HEADS * DIM;
+    const float *lse = (const float *)files[3].data + i * HEADS;
+    for (int64_t h = 0; h < HEADS; h++) {
+        const double weight =
+            exp((double)lse[h] - book->wanted->lse[row * HEADS + h]);
+        for (int64_t d = 0; d < DIM && weight > 0; d++)
+            book->merged[row][h][d] += weight * (double)output[h * DIM + d];
     }
-    return pairs;
+    const int64_t *keys = files[1].data;
+    for (int64_t j = 0; j < files[1].shape[0]; j++)
+        if (keys[2 * j] == query[0] && keys[2 * j + 1] <= query[1])
+            book->met[row][keys[2 * j + 1]]++;
+}
+static void partials_read(ledger *book, int rank, int op) {
+    static const char *const names[] = {"queries", "keys", "output", "lse"};
+    cp_npy files[4];
+    for (int i = 0; i < 4; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "parts/rank%d-op%d-%s.npy", rank, op,
+                 names[i]);
+        if (i == 0 && access(in(name), F_OK) != 0)
+            return;
+        ck_assert_int_eq(cp_npy_read(in(name), &files[i]), CP_OK);
+    }
+    for (int64_t i = 0; i < files[0].shape[0]; i++)
+        partial_add(book, files, i);
+    for (int i = 0; i < 4; i++)
+        cp_npy_free(&files[i]);
+}
+static void ledger_check(const ledger *book) {
+    for (int64_t s = 0, row = 0; s < SEQUENCES; s++)
+        for (int64_t t = 0; t < book->asked->new_tokens[s]; t++, row++)
+            for (int64_t p = 0; p < POSITIONS; p++)
+                ck_assert_msg(book->met[row][p] ==
+                                  (p <= book->asked->cached[s] + t),
+                              "row %lld met position %lld %d times",
+                              (long long)row, (long long)p, book->met[row][p]);
+    const double *merged = &book->merged[0][0][0];
+    for (int64_t i = 0; i < ROWS * HEADS * DIM; i++)
+        ck_assert(fabs(merged[i] - book->wanted->output[i]) <= 2e-6);
 }
 
 static const attend_case prefills = {
@@ -263,17 +321,21 @@ START_TEST(attend_decodes) {
 END_TEST
 START_TEST(partials_are_labelled) {
     const expectation wanted = expect(&prefills);
+    ledger *book = calloc(1, sizeof(*book));
+    book->asked = &prefills;
+    book->wanted = &wanted;
     accepted("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
-             "40,1,23 --cached 56,0,30 --ranks 2 --variant pass-kv "
-             "--partials $D/parts",
-             "pass-kv over 2 ranks: 64 new tokens, 86 cached, 3 sequences; "
-             "1 hops, ");
+             "40,1,23 --history 20+d6+30,0,d4+26 --ranks 2 --variant "
+             "pass-q --partials $D/parts",
+             "pass-q over 2 ranks: 64 new tokens, 86 cached, 3 sequences; "
+             "1 hop, ");
     ck_assert_int_eq(shell("ls $D/parts | wc -l"), 0);
     ck_assert_int_eq(atoi(output), 16);
-    int64_t pairs = 0;
     for (int rank = 0; rank < 2; rank++)
-        pairs += visible_pairs(rank);
-    ck_assert_int_eq(pairs, 40 * 56 + 40 * 41 / 2 + 1 + 23 * 30 + 23 * 24 / 2);
+        for (int op = 0; op < 20; op++)
+            partials_read(book, rank, op);
+    ledger_check(book);
+    free(book);
     free(wanted.output);
     free(wanted.lse);
 }
@@ -330,6 +392,23 @@ static double printed_nll(char *ids, size_t size) {
     snprintf(ids, size, "%s", strchr(output, '\n') + 1);
     return nll;
 }
+/* What the nll must be, from the logits of all positions. */
+static double nll_of(const cp_npy *logits) {
+    const int64_t count = logits->shape[0], width = logits->shape[1];
+    const float *row = logits->data;
+    double sum = 0;
+    cp_npy ids;
+    ck_assert_int_eq(cp_npy_read(in("ids.npy"), &ids), CP_OK);
+    const int32_t *id = ids.data;
+    for (int64_t i = 0; i + 1 < count; i++, row += width) {
+        double all = 0;
+        for (int64_t j = 0; j < width; j++)
+            all += exp((double)row[j]);
+        sum += log(all) - (double)row[id[i + 1]];
+    }
+    cp_npy_free(&ids);
+    return sum / (double)(count - 1);
+}
 static void rows_agree(const cp_npy *a, int64_t row, const cp_npy *b,
                        int64_t other) {
     const int64_t width = a->shape[1];
@@ -354,6 +433,7 @@ START_TEST(logits_do_not_depend_on_the_way) {
     cp_npy first, again;
     ck_assert_int_eq(cp_npy_read(in("all.npy"), &first), CP_OK);
     ck_assert_int_eq(first.shape[0], 70);
+    ck_assert(fabs(nll_of(&first) - nll) <= 1e-5);
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         char line[300];
         snprintf(line, sizeof(line),
@@ -442,6 +522,28 @@ START_TEST(conversations_agree_with_one_rank) {
     ck_assert_ptr_nonnull(strstr(output, "> Two, and more?\n"));
 }
 END_TEST
+START_TEST(a_batch_answers_as_each_alone) {
+    static char batch[sizeof(output)];
+    char *answer;
+    const char *chat = "$L chat --model $D/m.gguf --ranks 3 --most 30 "
+                       "--capacity 150 --system x";
+    const char *const questions[] = {
+        "one two three four five six seven eight nine ten eleven twelve",
+        "Two?", "The ring goes round"};
+    ck_assert_int_eq(shell("printf '%s\\n%s\\n%s\\n' >$D/b", questions[0],
+                           questions[1], questions[2]),
+                     0);
+    ck_assert_int_eq(shell("%s --batch $D/b", chat), 0);
+    memcpy(batch, output, sizeof(batch));
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(shell("%s --ask '%s'", chat, questions[i]), 0);
+        answer = strstr(output, "\n> ");
+        *strstr(answer, "\n\n  ") = '\0';
+        ck_assert_msg(strstr(batch, answer) != NULL, "%s: not in %s", answer,
+                      batch);
+    }
+}
+END_TEST
 START_TEST(a_pipe_converses) {
     accepted("printf 'Hello\\n/plan\\n\\n/variant pass-q\\nMore\\n/help\\n"
              "/quit\\nNever\\n' | $L chat --model $D/m.gguf --ranks 2 "
@@ -487,7 +589,7 @@ typedef struct {
     pid_t process;
     FILE *to, *from;
 } running;
-static running chat_start(const char *most) {
+static running chat_start(const char *most, const char *question) {
     int to[2], from[2];
     const char *program = getenv("LONGRING");
     ck_assert(pipe(to) == 0 && pipe(from) == 0);
@@ -500,20 +602,22 @@ static running chat_start(const char *most) {
         if (program == NULL)
             program = "build/longring";
         execl(program, program, "chat", "--ranks", "2", "--model", in("m.gguf"),
-              "--most", most, (char *)NULL);
+              "--most", most, question != NULL ? "--ask" : NULL, question,
+              (char *)NULL);
         _exit(127);
     }
     close(to[0]);
     close(from[1]);
     return (running){process, fdopen(to[1], "w"), fdopen(from[0], "r")};
 }
-/* Read lines until one that contains the words. */
-static void wait_for(const running *chat, const char *words) {
-    char line[4096];
+/* Read lines until one that contains the words; that line. */
+static const char *wait_for(const running *chat, const char *words) {
+    static char line[4096];
     do
         ck_assert_msg(fgets(line, sizeof(line), chat->from) != NULL,
                       "it ended before '%s'", words);
     while (strstr(line, words) == NULL);
+    return line;
 }
 static int chat_end(running *chat) {
     int status;
@@ -530,7 +634,7 @@ static void pause_for(double seconds) {
 }
 
 START_TEST(a_second_interrupt_leaves) {
-    running chat = chat_start("5");
+    running chat = chat_start("5", NULL);
     int status;
     wait_for(&chat, "positions");
     kill(chat.process, SIGINT);
@@ -541,7 +645,7 @@ START_TEST(a_second_interrupt_leaves) {
 }
 END_TEST
 START_TEST(an_interrupt_stops_an_answer) {
-    running chat = chat_start("400");
+    running chat = chat_start("400", NULL);
     wait_for(&chat, "positions");
     fputs("Hello\n", chat.to);
     fflush(chat.to);
@@ -550,13 +654,23 @@ START_TEST(an_interrupt_stops_an_answer) {
     wait_for(&chat, "first token");
     fputs("More\n/quit\n", chat.to);
     fflush(chat.to);
-    wait_for(&chat, "first token");
+    const char *line = wait_for(&chat, "first token");
+    ck_assert_int_lt(atoi(strstr(line, " over ") + 6), 300);
     wait_for(&chat, "Peak memory");
     ck_assert_int_eq(chat_end(&chat), 0);
 }
 END_TEST
+START_TEST(an_interrupt_ends_given_questions) {
+    running chat = chat_start("400", "Hello");
+    wait_for(&chat, "positions");
+    kill(chat.process, SIGINT);
+    while (fgetc(chat.from) != EOF) {
+    }
+    ck_assert_int_eq(chat_end(&chat), 130);
+}
+END_TEST
 START_TEST(a_lost_reader_ends_the_answer) {
-    running chat = chat_start("400");
+    running chat = chat_start("400", NULL);
     wait_for(&chat, "positions");
     fputs("Hello\n", chat.to);
     fflush(chat.to);
@@ -572,10 +686,12 @@ static TCase *model_case(void) {
     tcase_add_test(tests, bad_logits_are_refused);
     tcase_add_test(tests, text_goes_to_ids_and_back);
     tcase_add_loop_test(tests, conversations_agree_with_one_rank, 0, 5);
+    tcase_add_test(tests, a_batch_answers_as_each_alone);
     tcase_add_test(tests, a_pipe_converses);
     tcase_add_test(tests, bad_conversations_are_refused);
     tcase_add_test(tests, a_second_interrupt_leaves);
     tcase_add_test(tests, an_interrupt_stops_an_answer);
+    tcase_add_test(tests, an_interrupt_ends_given_questions);
     tcase_add_test(tests, a_lost_reader_ends_the_answer);
     return tests;
 }
@@ -586,6 +702,7 @@ static Suite *program_suite(void) {
     tcase_add_test(tests, pages_are_printed);
     tcase_add_test(tests, bad_use_is_status_2);
     tcase_add_test(tests, contradictions_are_status_2);
+    tcase_add_test(tests, plans_are_proved);
     tcase_add_loop_test(tests, attend_is_exact, 0, 4);
     tcase_add_test(tests, attend_decodes);
     tcase_add_test(tests, partials_are_labelled);

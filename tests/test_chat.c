@@ -1,0 +1,132 @@
+/* Tangled from book/93-chat.nw; edit the chapter. */
+/* Tape and screen: what chat is made of. */
+#define _GNU_SOURCE
+#include "src/backend.h"
+#include "src/screen.h"
+#include "src/tape.h"
+#include "tests/harness/suite.h"
+#include "tests/harness/tiny_gguf.h"
+
+#include <math.h>
+#include <string.h>
+
+static tiny_bytes bytes;
+static cp_gguf *file;
+static cp_model *model;
+static cp_tape tape;
+static int64_t vocabulary;
+
+static cp_session *session_new(int ranks) {
+    const cp_session_options options = {.ranks = ranks, .sequences = 1};
+    cp_session *session;
+    ck_assert_int_eq(cp_session_open(model, &options, &session), CP_OK);
+    return session;
+}
+
+static void call_add(cp_session *session, bool decode, int64_t tokens) {
+    cp_tape_call *call;
+    ck_assert_int_eq(cp_tape_call_new(decode, 1, tokens, vocabulary, &call),
+                     CP_OK);
+    call->which[0] = decode ? 0 : tokens;
+    for (int64_t i = 0; i < tokens; i++)
+        call->token[i] = (int32_t)(20 + i);
+    call->row[call->rows++] = tokens - 1;
+    ck_assert_int_eq(cp_tape_call_run(call, session, vocabulary, NULL), CP_OK);
+    call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
+    ck_assert_int_eq(cp_tape_append(&tape, call), CP_OK);
+}
+static void make_tape(void) {
+    const tiny_gguf_options tiny = {.seed = 4};
+    ck_assert_int_eq(tiny_gguf_build(&tiny, &bytes), 0);
+    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    ck_assert_int_eq(cp_model_open(cp_backend_find("threads"), file, &model),
+                     CP_OK);
+    vocabulary = cp_model_describe(model)->vocabulary;
+    cp_session *session = session_new(3);
+    call_add(session, false, 40);
+    for (int i = 0; i < 20; i++)
+        call_add(session, true, 1);
+    cp_session_close(session);
+}
+
+static cp_tape_difference played(void) {
+    cp_tape_difference difference;
+    cp_sampler greedy;
+    cp_session *session = session_new(1);
+    ck_assert_int_eq(cp_sampler_start(0, 1, &greedy), CP_OK);
+    ck_assert_int_eq(
+        cp_tape_compare(&tape, session, vocabulary, greedy, &difference),
+        CP_OK);
+    cp_session_close(session);
+    return difference;
+}
+
+START_TEST(a_true_tape_agrees_and_a_false_one_does_not) {
+    make_tape();
+    cp_tape_difference difference = played();
+    ck_assert_int_eq(difference.tokens, 21);
+    ck_assert(difference.disagreed == 0 && difference.first == -1);
+    ck_assert(difference.largest > 0 && difference.largest < 1e-4);
+    tape.calls[5]->drawn[0] ^= 1;
+    tape.calls[7]->logits[vocabulary - 1] += 0.5f;
+    difference = played();
+    ck_assert(difference.disagreed == 1 && difference.first == 5);
+    ck_assert(fabs(difference.largest - 0.5) < 1e-4);
+    tape.calls[9]->logits[0] = NAN;
+    ck_assert(isnan(played().largest));
+    cp_tape_free(&tape);
+    cp_model_close(model);
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
+/* What a screen of that width shows of a text that comes in pieces. */
+static void shown(const char *text, int width, int piece, const char *wanted) {
+    char *result;
+    size_t size;
+    cp_screen screen = {.out = open_memstream(&result, &size), .width = width};
+    const int length = (int)strlen(text);
+    for (int at = 0; at < length; at += piece)
+        cp_screen_write(&screen, text + at, cp_min(piece, length - at));
+    cp_screen_end(&screen);
+    fclose(screen.out);
+    ck_assert_msg(strcmp(result, wanted) == 0, "'%s', not '%s'", result,
+                  wanted);
+    free(result);
+}
+
+START_TEST(text_is_shown_whole) {
+#define LOST "\xEF\xBF\xBD"
+    const struct {
+        const char *text, *raw, *wrapped; /* at 10 columns */
+    } cases[] = {
+        {"one two three", "one two three\n", "one two\nthree\n"},
+        {"a\n  b", "a\n  b\n", "a\n  b\n"},
+        {"\xC3\xA9t\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80",
+         "\xC3\xA9t\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80\n",
+         "\xC3\xA9t\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80\n"},
+        {"\xE2\x82x\xFFy", LOST "x" LOST "y\n", LOST "x" LOST "y\n"},
+        {"\xED\xA0\x80!", LOST LOST LOST "!\n", LOST LOST LOST "!\n"},
+        {"cut \xF0\x9F", "cut " LOST "\n", "cut " LOST "\n"},
+        {"\033[2J\tx", LOST "[2J\tx\n", LOST "[2J\tx\n"},
+        {"", "", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        for (int piece = 1; piece < 5; piece++) {
+            shown(cases[i].text, 0, piece, cases[i].raw);
+            shown(cases[i].text, 10, piece, cases[i].wrapped);
+        }
+}
+END_TEST
+
+static Suite *chat_suite(void) {
+    Suite *suite = suite_create("chat");
+    TCase *tests = harness_case("chat");
+    tcase_add_test(tests, a_true_tape_agrees_and_a_false_one_does_not);
+    tcase_add_test(tests, text_is_shown_whole);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(chat_suite)
