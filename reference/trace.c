@@ -54,8 +54,6 @@ void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
     const bool collects =
         op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER;
     int64_t bytes = sends || collects ? plan->slots[op->in.slot].bytes : 0;
-    if (op->kind == CP_OP_ALL_TO_ALL)
-        bytes = plan->slots[plan->result].bytes;
     if (collects)
         bytes *= plan->layout->ranks - 1;
     note(mine, (event){cp_op_name(op->kind), start, end, mine->layer, bytes,

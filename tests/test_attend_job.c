@@ -115,7 +115,7 @@ static int64_t row_of(const bench *b, int64_t sequence, int64_t position) {
 typedef struct {
     const bench *b;
     cp_partial merged;
-    int64_t calls;
+    int64_t calls, next[3]; /* of each rank */
 } collected;
 
 static void collect(void *context, int rank, int64_t op, int64_t hop,
@@ -124,7 +124,8 @@ static void collect(void *context, int rank, int64_t op, int64_t hop,
     collected *all = context;
     const cp_shape *shape = &all->b->job.shape;
     const int64_t heads = shape->query_heads, dim = shape->head_dim;
-    ck_assert(rank >= 0 && rank < all->b->job.ranks && op >= 0 && hop >= 0);
+    ck_assert(rank >= 0 && rank < 3 && hop >= 0 && hop < 3);
+    ck_assert_int_eq(op, all->next[rank]++);
     ck_assert(cp_pieces_tokens(key_pieces) <= all->b->keys);
     all->calls++;
     for (int64_t n = 0; n < query_pieces->count; n++) {

@@ -323,10 +323,14 @@ START_TEST(test_failures_leave_no_trace) {
         say(disturbed, text + at, one, f.words, rows[1]);
         const size_t bytes = (size_t)f.words * sizeof(float);
         ck_assert_mem_eq(rows[0], rows[1], bytes * (size_t)abs(cuts[n]));
+        disturb(disturbed, text, &armed);
+        must(cp_session_logits(calm, 0, 1, rows[0]));
+        must(cp_session_logits(disturbed, 0, 1, rows[1]));
+        ck_assert_mem_eq(rows[0], rows[1], bytes);
     }
-    disturb(disturbed, text, &armed);
     free(rows[0]);
     free(rows[1]);
+
     cp_session_close(calm);
     cp_session_close(disturbed);
     free(text);
@@ -408,6 +412,16 @@ static void check_report(const fixture *f, const cp_session *session,
     cp_plan_report_free(&counted);
 }
 
+static int64_t sum_bytes(const char *json) {
+    static const char mark[] = "\"bytes\":";
+    int64_t sum = 0;
+    for (const char *at = json; (at = strstr(at, mark)) != NULL;) {
+        at += sizeof(mark) - 1;
+        sum += strtoll(at, NULL, 10);
+    }
+    return sum;
+}
+
 static char *read_text(const char *path) {
     enum { ROOM = 1 << 20 };
     char *text = calloc(ROOM, 1);
@@ -442,22 +456,30 @@ END_TEST
 START_TEST(test_trace) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
     int32_t *text = make_up(64, f.words, 2);
-    const cp_session_options options = {
-        .ranks = 3, .sequences = 1, .trace = true, .cores = 2};
+    const cp_session_options options = {.ranks = 3,
+                                        .sequences = 1,
+                                        .variant = variants[1 + _i % 3],
+                                        .trace = true};
     cp_session *session;
     must(cp_session_open(f.model, &options, &session));
-    must(cp_session_prefill(session, &(int64_t){40}, text, NULL));
-    char path[] = "/tmp/long-ring-trace-XXXXXX", *json;
+    int64_t sent = 0;
+    cp_turn_report report;
+    must(cp_session_prefill(session, &(int64_t){40}, text, &report));
+    sent += report.bytes[0] + report.bytes[1] + report.bytes[2];
+    must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
+    sent += report.bytes[0] + report.bytes[1] + report.bytes[2];
+    /* Read the trace and compare. */
+    char path[] = "/tmp/long-ring-trace-XXXXXX";
     close(mkstemp(path));
     must(cp_session_trace(session, path));
     refuse(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
            "/nowhere/trace.json");
-    json = read_text(path);
-    /* Look for every rank and operation in the trace. */
+    char *json = read_text(path);
+    ck_assert_int_eq(sum_bytes(json), sent);
     static const char *const wanted[] = {"\"rank 2 (0 operations left out)\"",
                                          "\"name\":\"attend\"",
                                          "\"name\":\"exchange\"",
-                                         "\"name\":\"wait\"",
+                                         "\"name\":\"all-to-all\"",
                                          "\"name\":\"project\"",
                                          "\"name\":\"feed forward\"",
                                          "\"layer\":1,\"hop\":1,\"bytes\":"};
@@ -613,7 +635,7 @@ static Suite *model_suite(void) {
     tcase_add_test(tests, test_logits_and_capacity);
     tcase_add_test(tests, test_bad_options);
     tcase_add_loop_test(tests, test_report, 0, 3);
-    tcase_add_test(tests, test_trace);
+    tcase_add_loop_test(tests, test_trace, 0, 3);
     tcase_add_loop_test(tests, test_forgeries, 0, 9);
     tcase_add_test(tests, test_draws);
     tcase_add_test(tests, test_greedy);
