@@ -95,7 +95,8 @@ book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: 
 	@book/weave $(if $(filter command,$(origin ONLY)),$(ONLY))
 
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
-	@$(if $(filter file,$(origin MODEL)),tests/harness/fetch-model,test -r) $(MODEL) || { echo "no model at $(MODEL)" >&2; exit 1; } # a file of the user's is never fetched over
+	@# A file that the user names is never fetched over.
+	@$(if $(filter file,$(origin MODEL)),tests/harness/fetch-model $(MODEL),test -r $(MODEL) || { echo "no model at $(MODEL)" >&2; exit 1; })
 demo: ## install, build, fetch the model, and hold a conversation over four ranks
 	@$(call install,$(FOR_BUILD))
 	+@$(again) all model
