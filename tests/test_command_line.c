@@ -526,7 +526,7 @@ START_TEST(a_batch_answers_as_each_alone) {
     static char batch[sizeof(output)];
     char *answer;
     const char *chat = "$L chat --model $D/m.gguf --ranks 3 --most 30 "
-                       "--capacity 150 --system x";
+                       "--capacity 70 --system x";
     const char *const questions[] = {
         "one two three four five six seven eight nine ten eleven twelve",
         "Two?", "The ring goes round"};
