@@ -2,6 +2,7 @@
 /* Algorithm 1, exactly, and in words. */
 #include "choose.h"
 
+#include <math.h>
 #include <stdio.h>
 
 const cp_machine cp_machine_threads = {
@@ -9,6 +10,7 @@ const cp_machine cp_machine_threads = {
     .flops = 50000000000,
     .bytes_per_second = 15000000000,
     .element_bytes = 4,
+    .shares_cores = true,
 };
 
 __extension__ typedef unsigned __int128 wide;
@@ -58,7 +60,9 @@ static void append(cp_choice *choice, int length, const char *text) {
 static void explain(cp_choice *choice, bool hidden, const batch_sums *sums) {
     const char *sign = hidden ? ">=" : "<";
     int length = snprintf(choice->rule, sizeof(choice->rule),
-                          "T = %.6g new tokens %s threshold %.6g (eq. 2)",
+                          isinf(choice->threshold)
+                              ? "no transfer hides between threads"
+                              : "T = %.6g new tokens %s threshold %.6g (eq. 2)",
                           choice->new_tokens, sign, choice->threshold);
     if (hidden) {
         append(choice, length, ": attention hides the transfer");
@@ -84,8 +88,8 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
     for (int64_t s = 0; s < sequences && fits; s++)
         if (new_tokens[s] != 0)
             fits = add_sequence(&sums, new_tokens[s], cached_tokens[s]);
-    const bool hidden =
-        fits && transfer_hidden(machine, shape, ranks, &sums, &fits);
+    bool hidden = fits && transfer_hidden(machine, shape, ranks, &sums, &fits);
+    hidden = hidden && !machine->shares_cores;
     if (!fits || sums.fresh < 1)
         return cp_fail(CP_INVALID, "cannot choose a variant for %lld tokens",
                        (long long)sums.fresh);
@@ -96,6 +100,8 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
         (double)ranks * (double)machine->flops * (double)shape->kv_heads *
         (double)machine->element_bytes /
         (2.0 * (double)shape->query_heads * (double)machine->bytes_per_second);
+    if (machine->shares_cores)
+        choice->threshold = INFINITY;
     choice->miss_rate = (double)sums.fresh / (double)sums.keys;
     choice->miss_least =
         2.0 * (double)shape->kv_heads / (double)shape->query_heads;

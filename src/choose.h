@@ -12,6 +12,7 @@ typedef struct {
     int64_t flops;            /* C: attention, per second */
     int64_t bytes_per_second; /* BW: of an exchange */
     int64_t element_bytes;    /* e: of one number of Q, K, V */
+    bool shares_cores; /* a transfer takes time from arithmetic: none hides */
 } cp_machine;
 
 typedef struct {

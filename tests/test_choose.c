@@ -16,9 +16,9 @@ static const struct {
 };
 
 static const cp_shape llama3_405b = {128, 8, 128};
-static const cp_machine peak = {"peak", 800000000000000, 50000000000, 2};
-static const cp_machine achieved = {"achieved", 504000000000000, 26100000000,
-                                    2};
+static const cp_machine peak = {"peak", 800000000000000, 50000000000, 2, false};
+static const cp_machine achieved = {"achieved", 504000000000000, 26100000000, 2,
+                                    false};
 
 static cp_choice ask(const cp_machine *machine, const cp_shape *shape,
                      int ranks, int64_t fresh, int64_t cached) {
@@ -41,6 +41,17 @@ static int right_in_table_4(const cp_machine *machine) {
 START_TEST(test_table_4) {
     ck_assert_int_eq(right_in_table_4(&peak), 12);
     ck_assert_int_eq(right_in_table_4(&achieved), 13);
+}
+END_TEST
+
+START_TEST(test_nothing_hides_between_threads) {
+    const cp_choice kv = ask(&cp_machine_threads, &llama3_405b, 4, 4000, 0);
+    const cp_choice q = ask(&cp_machine_threads, &llama3_405b, 4, 4000, 90000);
+    ck_assert_int_eq(kv.variant, CP_PASS_KV);
+    ck_assert_int_eq(q.variant, CP_PASS_Q);
+    ck_assert_str_eq(q.rule, "no transfer hides between threads, miss rate "
+                             "4000/94000 = 4.26% < 12.5% (eq. 1): queries are "
+                             "smaller");
 }
 END_TEST
 
@@ -117,6 +128,7 @@ static Suite *choose_suite(void) {
     TCase *tests = harness_case("choose");
     tcase_add_test(tests, test_table_4);
     tcase_add_test(tests, test_thresholds);
+    tcase_add_test(tests, test_nothing_hides_between_threads);
     tcase_add_test(tests, test_ends);
     tcase_add_test(tests, test_words);
     tcase_add_test(tests, test_batch);
