@@ -3,7 +3,7 @@
 #ifndef CP_STORE_H
 #define CP_STORE_H
 
-#include "../src/cache.h"
+#include "cache.h"
 
 /* The tensors of a cache: for each rank and layer, keys and values, each
  * [sequences * room][N_KV][D_H]. */

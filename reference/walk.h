@@ -3,7 +3,7 @@
 #ifndef CP_WALK_H
 #define CP_WALK_H
 
-#include "../src/plan.h"
+#include "plan.h"
 #include "attend.h"
 #include "partial.h"
 
