@@ -44,21 +44,24 @@ MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
+Q         = $(if $(V),,@)# make V=1 shows whole commands
 again     = $(MAKE) --no-print-directory
 
 all: $(LIBRARY) $(PROGRAM) ## build build/longring and build/liblongring.a (the default)
 $(LIBRARY): $(filter-out $(B)/reference/main.o,$(OBJECTS))
-	@rm -f $@
-	ar rcs $@ $^
+	@echo "  ar   $@"; rm -f $@
+	$(Q)ar rcs $@ $^
 $(B)/longring: $(B)/reference/main.o $(LIBRARY)
-	$(CC) $(flags) -o $@ $^ $(libraries)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
-	$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
 $(B)/measure_%: $(B)/tests/harness/measure_%.o $(HARNESS) $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/%.o: %.c $(B)/flags
-	@mkdir -p $(@D)
-	$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
+	@echo "  cc   $<"; mkdir -p $(@D)
+	$(Q)$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
 $(NAMED): $(B)/identity
 # Each of these two files changes only when what it records does.
 $(B)/flags $(B)/identity: force
