@@ -446,7 +446,7 @@ START_TEST(test_report) {
     must(cp_session_choose(session, CP_AUTO));
     must(cp_session_prefill(session, &(int64_t){5}, text, &report));
     check_report(&f, session, &report, 5, 34);
-    ck_assert_ptr_nonnull(strstr(report.rule, "new tokens"));
+    ck_assert_ptr_nonnull(strstr(report.rule, "miss rate"));
     cp_session_close(session);
     free(text);
     close_tiny(&f);
