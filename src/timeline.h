@@ -35,7 +35,8 @@ cp_status cp_timeline_new(const cp_plan *plan, const cp_costs *costs,
 
 void cp_timeline_free(cp_timeline *timeline);
 
-/* Costs at which one hop's keys take half as long to send as to attend to. */
+/* Costs at which one hop's keys of a full prefill take about half as long to
+ * send as to attend to. */
 cp_costs cp_costs_for_drawing(const cp_plan *plan);
 
 #endif
