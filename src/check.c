@@ -55,36 +55,44 @@ static cp_status refuse_shared(const owned *list, int64_t count,
     return CP_OK;
 }
 
-static cp_status refuse_missing(const owned *list, int64_t count,
-                                const char *what, bool from_zero) {
-    for (int64_t i = 0, j; i < count; i = j) {
-        const int64_t sequence = list[i].span.sequence;
-        int64_t first = from_zero ? 0 : list[i].span.start;
-        int64_t tokens = 0, last = -1;
-        for (j = i; j < count && list[j].span.sequence == sequence; j++) {
-            tokens += list[j].span.count;
-            last = cp_max(last, cp_span_last(list[j].span));
+static cp_status refuse_missing(const cp_layout *layout, const owned *list,
+                                int64_t count, const char *what, bool keys) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        const int64_t first = keys ? 0 : layout->past[i];
+        const int64_t end = layout->past[i] + layout->fresh[i];
+        int64_t tokens = 0;
+        for (; n < count && list[n].span.sequence == i; n++) {
+            /* Refuse a span that leaves its sequence. */
+            if (list[n].span.start < first || cp_span_last(list[n].span) >= end)
+                return cp_fail(
+                    CP_BROKEN,
+                    "rank %d holds %s %lld of sequence %lld, which has %lld to "
+                    "%lld",
+                    list[n].rank, what, (long long)cp_span_last(list[n].span),
+                    (long long)i, (long long)first, (long long)(end - 1));
+            tokens += list[n].span.count;
         }
-        if (tokens != last + 1 - first)
+        if (tokens != end - first)
             return cp_fail(CP_BROKEN,
-                           "%lld %ss of sequence %lld, from %lld to %lld, are "
-                           "held by no rank",
-                           (long long)(last + 1 - first - tokens), what,
-                           (long long)sequence, (long long)first,
-                           (long long)last);
+                           "of %s positions %lld to %lld of sequence %lld, "
+                           "%lld are held by no rank",
+                           what, (long long)first, (long long)(end - 1),
+                           (long long)i, (long long)(end - first - tokens));
     }
     return CP_OK;
 }
 
-static cp_status check_partition(const cp_block *blocks, int ranks,
-                                 const char *what, bool from_zero) {
+static cp_status check_partition(const cp_layout *layout, bool keys) {
+    const char *what = keys ? "key" : "query";
     owned *list = NULL;
     int64_t count;
-    cp_status status = collect(blocks, ranks, &list, &count);
+    cp_status status = collect(keys ? layout->keys : layout->queries,
+                               layout->ranks, &list, &count);
     if (status == CP_OK)
         status = refuse_shared(list, count, what);
     if (status == CP_OK)
-        status = refuse_missing(list, count, what, from_zero);
+        status = refuse_missing(layout, list, count, what, keys);
     free(list);
     return status;
 }
@@ -95,23 +103,23 @@ static cp_status check_rows(const cp_block *block, const char *what, int rank) {
         const cp_piece piece = block->pieces.items[n];
         if (piece.row < next)
             return cp_fail(CP_BROKEN,
-                           "row %lld of the %ss of rank %d is used "
-                           "twice",
+                           "row %lld of the %s block of rank %d is "
+                           "used twice",
                            (long long)piece.row, what, rank);
         next = piece.row + piece.span.count;
     }
     if (next > block->rows)
         return cp_fail(CP_BROKEN,
-                       "%ss of rank %d need %lld rows; a block has %lld", what,
-                       rank, (long long)next, (long long)block->rows);
+                       "the %s block of rank %d needs %lld rows and has %lld",
+                       what, rank, (long long)next, (long long)block->rows);
     return CP_OK;
 }
 
 static cp_status check_layout(const cp_layout *layout) {
     const int ranks = layout->ranks;
-    cp_status status = check_partition(layout->keys, ranks, "key", true);
+    cp_status status = check_partition(layout, true);
     if (status == CP_OK)
-        status = check_partition(layout->queries, ranks, "query", false);
+        status = check_partition(layout, false);
     for (int rank = 0; rank < ranks && status == CP_OK; rank++) {
         status = check_rows(&layout->keys[rank], "key", rank);
         if (status == CP_OK)

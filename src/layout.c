@@ -98,10 +98,13 @@ static cp_status lay_out(const cp_call *call, int64_t sequence,
     }
     layout->new_tokens += call->new_tokens[sequence];
     layout->cached_tokens += cached;
+    layout->past[sequence] = cached;
+    layout->fresh[sequence] = call->new_tokens[sequence];
     return status;
 }
 
-static cp_status allocate_blocks(int ranks, cp_layout **out) {
+static cp_status allocate_blocks(int ranks, int64_t sequences,
+                                 cp_layout **out) {
     cp_layout *layout;
     cp_status status = cp_allocate(&layout, 1, sizeof(*layout), "a layout");
     if (status != CP_OK)
@@ -110,6 +113,10 @@ static cp_status allocate_blocks(int ranks, cp_layout **out) {
                            &layout->appended};
     for (int n = 0; n < 4 && status == CP_OK; n++)
         status = cp_allocate(lists[n], ranks, sizeof(cp_block), "blocks");
+    if (status == CP_OK)
+        status = cp_allocate(&layout->past, sequences, 8, "lengths");
+    if (status == CP_OK)
+        status = cp_allocate(&layout->fresh, sequences, 8, "lengths");
     layout->ranks = ranks;
     *out = layout;
     return status;
@@ -139,7 +146,7 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
         return cp_fail(CP_INVALID, "%lld sequences of %lld rows overflow",
                        (long long)call->sequences, (long long)call->room);
     cp_layout *layout = NULL;
-    cp_status status = allocate_blocks(call->ranks, &layout);
+    cp_status status = allocate_blocks(call->ranks, call->sequences, &layout);
     if (layout == NULL)
         return status;
     layout->sequences = call->sequences;
@@ -178,5 +185,7 @@ void cp_layout_free(cp_layout *layout) {
     free_blocks(layout->keys, layout->ranks);
     free_blocks(layout->cache, layout->ranks);
     free_blocks(layout->appended, layout->ranks);
+    free(layout->past);
+    free(layout->fresh);
     free(layout);
 }

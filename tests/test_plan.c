@@ -158,15 +158,33 @@ START_TEST(damage_to_a_layout_is_found) {
         break;
     case 1:
         key->span.count -= 1;
-        expect(plan, "1 keys of sequence 0, from 0 to 23, are held by no rank");
+        expect(plan,
+               "of key positions 0 to 23 of sequence 0, 1 are held by no");
         break;
     case 2:
         layout->queries[2].pieces.items[0].span.count -= 2;
-        expect(plan, "2 querys of sequence 0");
+        expect(plan, "of query positions 0 to 23 of sequence 0, 2 are held");
         break;
     case 3:
         layout->keys[1].pieces.items[1].row -= 1;
-        expect(plan, "row 3 of the keys of rank 1 is used twice");
+        expect(plan, "row 3 of the key block of rank 1 is used twice");
+        break;
+    case 4: /* the keys lose their last token */
+        layout->keys[0].pieces.items[1].span.count -= 1;
+        expect(plan, "of key positions 0 to 23 of sequence 0, 1 are held");
+        break;
+    case 5: /* the queries lose their first */
+        layout->queries[0].pieces.items[0].span.start += 1;
+        layout->queries[0].pieces.items[0].span.count -= 1;
+        expect(plan, "of query positions 0 to 23 of sequence 0, 1 are held");
+        break;
+    case 6: /* the queries lose their last */
+        layout->queries[0].pieces.items[1].span.count -= 1;
+        expect(plan, "of query positions 0 to 23 of sequence 0, 1 are held");
+        break;
+    case 7: /* a token that the sequence does not have */
+        layout->keys[0].pieces.items[1].span.count += 1;
+        expect(plan, "rank 0 holds key 24 of sequence 0, which has 0 to 23");
         break;
     }
     cp_plan_free(plan);
@@ -325,7 +343,7 @@ static Suite *suite(void) {
     TCase *tests = harness_case("plans");
     tcase_add_loop_test(tests, damage_to_pass_kv_is_found, 0, 11);
     tcase_add_loop_test(tests, damage_to_pass_q_is_found, 0, 5);
-    tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 4);
+    tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 8);
     tcase_add_loop_test(tests, no_interleaving_of_a_small_plan_goes_wrong, 0,
                         12);
     tcase_add_loop_test(tests, blocking_sends_deadlock_in_both_opinions, 0, 3);
