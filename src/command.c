@@ -15,16 +15,17 @@
 #define CP_COMMIT "unknown"
 #endif
 
-/* Flush standard output, and say whether all of it arrived. */
-static cp_status output_close(void) {
-    const bool before = ferror(stdout) != 0;
-    if (fflush(stdout) == 0 && !before)
+static int output_reason; /* the first errno of standard output, 0: none */
+
+cp_status cp_output_flush(void) {
+    if ((fflush(stdout) != 0 || ferror(stdout)) && output_reason == 0)
+        output_reason = errno != 0 ? errno : EIO;
+    if (output_reason == 0)
         return CP_OK;
-    return errno == EPIPE ? cp_fail(CP_FILE, "%s", "")
-                          : cp_fail(CP_FILE,
-                                    "standard output: cannot "
-                                    "write: %s",
-                                    strerror(errno));
+    if (output_reason == EPIPE)
+        return cp_fail(CP_FILE, "%s", "");
+    return cp_fail(CP_FILE, "standard output: cannot write: %s",
+                   strerror(output_reason));
 }
 
 static int bad_use(void) {
@@ -35,7 +36,7 @@ static int bad_use(void) {
 /* The exit status for the result of the work, and the line that says why. */
 static int finished(cp_status status) {
     if (status == CP_OK)
-        status = output_close();
+        status = cp_output_flush();
     if (status != CP_OK && cp_message()[0] != '\0')
         fprintf(stderr, "longring: %s\n", cp_message());
     if (status == CP_INTERRUPTED)
@@ -145,7 +146,7 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
 }
 
 cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
-    const char *end = text + strcspn(text, ",");
+    const char *const whole = text, *end = text + strcspn(text, ",");
     int64_t places = 1;
     for (const char *c = text; c < end; c++)
         places += *c == '+';
@@ -156,7 +157,13 @@ cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
         cp_turn turn = {.decode = *text == 'd'};
         text += turn.decode;
         const int64_t length = (int64_t)strcspn(text, "+,");
-        status = cp_count_parse("history", text, length, &turn.tokens);
+        if (length == 0)
+            status = cp_fail(CP_INVALID,
+                             "--history %.*s: turn %lld has no count "
+                             "(500+d20+64 is a history)",
+                             (int)(end - whole), whole, (long long)(i + 1));
+        else
+            status = cp_count_parse("history", text, length, &turn.tokens);
         if (status == CP_OK && turn.tokens > INT32_MAX)
             status = cp_fail(CP_INVALID, "--history: a turn of %lld tokens",
                              (long long)turn.tokens);
@@ -239,6 +246,7 @@ static int dispatch(int count, char *const *arguments) {
 }
 int cp_command_line(int count, char *const *arguments) {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     for (int file = 0; file <= 2; file++)
         if (fcntl(file, F_GETFD) < 0)
             open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);

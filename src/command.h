@@ -22,6 +22,10 @@ typedef cp_status (*cp_command_step)(void *context);
  * the options. */
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context);
+/* Flush standard output. Fails with CP_FILE if something printed since the
+ * start is lost: the message has the reason, or is empty if the reader went
+ * away. */
+cp_status cp_output_flush(void);
 enum { CP_COMMAND_RANKS = 1024 }; /* more than this is refused */
 
 #define CP_COMMAND_VARIANTS "auto|pass-kv|pass-q|all-gather|decode"

@@ -3,14 +3,18 @@
 #define _GNU_SOURCE
 #include "command.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "cache.h"
 #include "check.h"
 #include "npy.h"
+#include "save.h"
 
 typedef struct {
     const char *q, *k, *v, *out, *lse, *partials, *history;
@@ -52,6 +56,20 @@ static int64_t places_of(const char *text) {
     return places;
 }
 
+/* Are all histories well formed? What they say is read again later. */
+static cp_status histories_check(const char *text) {
+    cp_status status = CP_OK;
+    for (bool more = true; more && status == CP_OK;) {
+        cp_turn *turns;
+        int64_t count;
+        status = cp_history_parse(text, &turns, &count);
+        free(turns);
+        text += strcspn(text, ",");
+        more = *text++ == ',';
+    }
+    return status;
+}
+
 static cp_status attend_check(void *context) {
     attend_run *run = context;
     if (run->q == NULL || run->k == NULL || run->v == NULL)
@@ -75,7 +93,9 @@ static cp_status attend_check(void *context) {
                        "of %lld",
                        run->history != NULL ? "history" : "cached",
                        (long long)pasts, (long long)run->sequences);
-    const cp_status status = cp_command_ranks(run->ranks);
+    cp_status status = cp_command_ranks(run->ranks);
+    if (status == CP_OK && run->history != NULL)
+        status = histories_check(run->history);
     return status != CP_OK ? status
                            : cp_command_backend(run->on, &run->backend);
 }
@@ -218,6 +238,41 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
             snprintf(writer->why, sizeof(writer->why), "%s", cp_message());
     }
 }
+static bool digits_skip(const char **text) {
+    const size_t digits = strspn(*text, "0123456789");
+    *text += digits;
+    return digits > 0;
+}
+
+static bool is_partial(const char *name) {
+    static const char *const ends[] = {"-queries.npy", "-keys.npy",
+                                       "-output.npy", "-lse.npy"};
+    if (strncmp(name, "rank", 4) != 0)
+        return false;
+    name += 4;
+    if (!digits_skip(&name) || strncmp(name, "-op", 3) != 0)
+        return false;
+    name += 3;
+    bool known = false;
+    if (digits_skip(&name))
+        for (int i = 0; i < 4; i++)
+            known = known || strcmp(name, ends[i]) == 0;
+    return known;
+}
+static cp_status partials_clear(const char *directory) {
+    DIR *files = opendir(directory);
+    cp_status status = CP_OK;
+    if (files == NULL)
+        return cp_fail(CP_FILE, "%s: %s", directory, strerror(errno));
+    for (struct dirent *entry = readdir(files); entry != NULL;
+         entry = readdir(files))
+        if (is_partial(entry->d_name) && status == CP_OK &&
+            unlinkat(dirfd(files), entry->d_name, 0) != 0)
+            status = cp_fail(CP_FILE, "%s/%s: an old file stays: %s", directory,
+                             entry->d_name, strerror(errno));
+    closedir(files);
+    return status;
+}
 
 static cp_status attend_load(attend_run *run) {
     cp_status status = tensor_read(run->q, &run->queries);
@@ -281,6 +336,9 @@ static cp_status attend_compute(attend_run *run) {
     if (run->partials != NULL) {
         if (mkdir(run->partials, 0777) != 0 && errno != EEXIST)
             return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
+        const cp_status status = partials_clear(run->partials);
+        if (status != CP_OK)
+            return status;
         run->job.partial = partial_write;
         run->job.partial_context = &writer;
     }
@@ -289,14 +347,47 @@ static cp_status attend_compute(attend_run *run) {
         return cp_fail(writer.status, "%s", writer.why);
     return status;
 }
+static cp_status overflow_check(const attend_run *run) {
+    const int64_t heads = run->job.shape.query_heads;
+    const int64_t dim = run->job.shape.head_dim;
+    for (int64_t i = 0; i < run->queries.shape[0] * heads; i++) {
+        const float *output = run->job.output + i * dim;
+        bool finite = isfinite(run->job.lse[i]);
+        for (int64_t d = 0; d < dim; d++)
+            finite = finite && isfinite(output[d]);
+        if (!finite)
+            return cp_fail(CP_INVALID,
+                           "%s: row %lld, head %lld: its scores overflow "
+                           "fp32 (LSE %g); scale queries or keys down",
+                           run->q, (long long)(i / heads),
+                           (long long)(i % heads), (double)run->job.lse[i]);
+    }
+    return CP_OK;
+}
 static cp_status attend_write(const attend_run *run) {
     const int64_t *shape = run->queries.shape;
-    cp_status status = CP_OK;
+    cp_npy_file files[2];
+    int64_t count = 0;
     if (run->out != NULL)
-        status =
-            cp_npy_write(run->out, CP_NPY_FLOAT32, 3, shape, run->job.output);
-    if (status == CP_OK && run->lse != NULL)
-        status = cp_npy_write(run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse);
+        files[count++] =
+            (cp_npy_file){run->out, CP_NPY_FLOAT32, 3, shape, run->job.output};
+    if (run->lse != NULL)
+        files[count++] =
+            (cp_npy_file){run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse};
+    return cp_npy_write_all(count, files);
+}
+static cp_status attend_answer(attend_run *run) {
+    cp_status status = attend_compute(run);
+    if (status == CP_OK)
+        status = overflow_check(run);
+    if (status == CP_OK)
+        status = attend_write(run);
+    if (status != CP_OK && run->job.partial != NULL) {
+        char why[512];
+        snprintf(why, sizeof(why), "%s", cp_message());
+        partials_clear(run->partials);
+        return cp_fail(status, "%s", why);
+    }
     return status;
 }
 
@@ -392,15 +483,17 @@ static cp_status attend_summary(const attend_run *run) {
 
 static cp_status attend_work(void *context) {
     attend_run *run = context;
-    cp_status status = attend_allocate(run);
+    cp_status status = cp_save_check(run->out);
+    if (status == CP_OK)
+        status = cp_save_check(run->lse);
+    if (status == CP_OK)
+        status = attend_allocate(run);
     if (status == CP_OK)
         status = attend_load(run);
     if (status == CP_OK)
         status = attend_fill(run);
     if (status == CP_OK)
-        status = attend_compute(run);
-    if (status == CP_OK)
-        status = attend_write(run);
+        status = attend_answer(run);
     if (status == CP_OK)
         status = attend_summary(run);
     attend_release(run);

@@ -8,6 +8,7 @@
 
 #include "npy.h"
 #include "sample.h"
+#include "save.h"
 
 typedef struct {
     const char *model, *tokens, *history, *positions, *out;
@@ -55,14 +56,19 @@ static cp_status logits_check(void *context) {
                            : status;
 }
 
+static cp_status positions_check(const logits_run *run) {
+    for (int64_t i = 0; i < run->wanted.count; i++)
+        if (run->wanted.items[i] >= run->length)
+            return cp_fail(CP_INVALID,
+                           "--positions %lld: %s has %lld "
+                           "tokens, from 0",
+                           (long long)run->wanted.items[i], run->tokens,
+                           (long long)run->length);
+    return CP_OK;
+}
+
 static cp_status ids_check(logits_run *run) {
     const int64_t *ids = run->ids.data;
-    run->length = run->ids.count;
-    if (run->ids.dims != 1 || run->length < 1)
-        return cp_fail(CP_INVALID,
-                       "%s: %lld ids in %d dimensions; [T] with "
-                       "T >= 1 is needed",
-                       run->tokens, (long long)run->length, run->ids.dims);
     cp_status status =
         cp_allocate(&run->words, run->length, sizeof(int32_t), "tokens");
     for (int64_t i = 0; i < run->length && status == CP_OK; i++) {
@@ -84,19 +90,26 @@ static cp_status room_check(const logits_run *run) {
                        "are more than the model's %lld positions",
                        run->tokens, (long long)run->length, (long long)made,
                        (long long)run->facts->positions);
+    return CP_OK;
+}
+static cp_status ids_load(logits_run *run) {
+    cp_status status = cp_npy_read(run->tokens, &run->ids);
+    if (status == CP_OK)
+        status = cp_npy_to_int64(&run->ids, run->tokens);
+    if (status != CP_OK)
+        return status;
+    run->length = run->ids.count;
+    if (run->ids.dims != 1 || run->length < 1)
+        return cp_fail(CP_INVALID,
+                       "%s: %lld ids in %d dimensions; [T] with "
+                       "T >= 1 is needed",
+                       run->tokens, (long long)run->length, run->ids.dims);
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
     if (run->history != NULL && walked != run->length)
         return cp_fail(CP_INVALID, "--history %s: %lld tokens; %s has %lld",
                        run->history, (long long)walked, run->tokens,
                        (long long)run->length);
-    for (int64_t i = 0; i < run->wanted.count; i++)
-        if (run->wanted.items[i] >= run->length)
-            return cp_fail(CP_INVALID,
-                           "--positions %lld: %s has %lld "
-                           "tokens, from 0",
-                           (long long)run->wanted.items[i], run->tokens,
-                           (long long)run->length);
-    return CP_OK;
+    return positions_check(run);
 }
 static cp_status defaults_fill(logits_run *run) {
     cp_status status = CP_OK;
@@ -136,9 +149,9 @@ static cp_status logits_open(logits_run *run) {
     return status;
 }
 static cp_status logits_load(logits_run *run) {
-    cp_status status = cp_npy_read(run->tokens, &run->ids);
+    cp_status status = cp_save_check(run->out);
     if (status == CP_OK)
-        status = cp_npy_to_int64(&run->ids, run->tokens);
+        status = ids_load(run);
     if (status == CP_OK)
         status = cp_gguf_open(run->model, &run->file);
     if (status == CP_OK)

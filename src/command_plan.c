@@ -29,6 +29,20 @@ typedef struct {
 
 enum { DRAW_NOTHING, DRAW_ASCII, DRAW_SVG, DRAW_PERFETTO };
 
+static cp_status new_tokens_check(const plan_run *run) {
+    bool any = false;
+    for (int64_t s = 0; s < run->new_tokens.count; s++) {
+        const int64_t tokens = run->new_tokens.items[s];
+        if (run->variant == CP_DECODE && tokens > 1)
+            return cp_fail(CP_INVALID,
+                           "--variant decode: sequence %lld has %lld new "
+                           "tokens; a step of decode has 1",
+                           (long long)s, (long long)tokens);
+        any = any || tokens > 0;
+    }
+    return any ? CP_OK : cp_fail(CP_INVALID, "--new: 0 new tokens in all");
+}
+
 static cp_status plan_check(void *context) {
     plan_run *run = context;
     const cp_counts *heads = &run->heads;
@@ -52,15 +66,16 @@ static cp_status plan_check(void *context) {
     if (heads->count == 3)
         run->shape =
             (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
-    const cp_status status = cp_command_ranks(run->ranks);
-    return status == CP_OK ? cp_shape_check(&run->shape) : status;
+    cp_status status = cp_command_ranks(run->ranks);
+    if (status == CP_OK)
+        status = cp_shape_check(&run->shape);
+    return status == CP_OK ? new_tokens_check(run) : status;
 }
 
 static int64_t sum_of(const cp_counts *counts) {
     int64_t sum = 0;
     for (int64_t i = 0; i < counts->count; i++)
-        if (!cp_add(sum, counts->items[i], &sum))
-            return INT64_MAX;
+        sum += counts->items[i];
     return sum;
 }
 
@@ -72,14 +87,20 @@ static cp_call call_of(const plan_run *run, const int64_t *tokens) {
                      .room = run->cache->room,
                      .placement = (cp_placement)run->placement};
 }
+static cp_status counts_check(const char *name, const cp_counts *counts) {
+    int64_t sum = 0;
+    for (int64_t s = 0; s < counts->count; s++)
+        if (!cp_add(sum, counts->items[s], &sum) || sum > INT32_MAX)
+            return cp_fail(CP_CAPACITY,
+                           "--%s: with the %lld tokens of sequence %lld "
+                           "there are more than the %d that can be planned",
+                           name, (long long)counts->items[s], (long long)s,
+                           INT32_MAX);
+    return CP_OK;
+}
 static cp_status cache_fill(plan_run *run) {
     const int64_t cached = sum_of(&run->cached);
     const int64_t added = sum_of(&run->new_tokens);
-    if (cached > INT32_MAX || added > INT32_MAX)
-        return cp_fail(CP_CAPACITY,
-                       "%lld new and %lld cached tokens; at "
-                       "most %d of each can be planned",
-                       (long long)added, (long long)cached, INT32_MAX);
     cp_status status =
         cp_cache_new((int)run->ranks, run->new_tokens.count,
                      cached + added + 2 * run->ranks, &run->cache);
@@ -112,7 +133,11 @@ static cp_status variant_choose(plan_run *run) {
     return status;
 }
 static cp_status plan_build(plan_run *run) {
-    cp_status status = variant_choose(run);
+    cp_status status = counts_check("new", &run->new_tokens);
+    if (status == CP_OK)
+        status = counts_check("cached", &run->cached);
+    if (status == CP_OK)
+        status = variant_choose(run);
     if (status == CP_OK)
         status = cache_fill(run);
     if (status == CP_OK) {

@@ -334,15 +334,43 @@ static int64_t header_write(cp_npy_type type, int dims, const int64_t *shape,
     text[9] = (char)((length - 10) / 256);
     return (int64_t)length;
 }
+/* A file on its way: its header, and header and numbers as parts. */
+typedef struct {
+    char start[512];
+    cp_bytes parts[2];
+} prepared;
+
+static cp_status file_prepare(const cp_npy_file *file, prepared *ready) {
+    assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
+    int64_t bytes = number_types[file->type].bytes;
+    for (int i = 0; i < file->dims; i++)
+        if (!cp_multiply(bytes, file->shape[i], &bytes))
+            return cp_fail(CP_INVALID, "%s: an array of no size", file->path);
+    const int64_t header = header_write(file->type, file->dims, file->shape,
+                                        ready->start, sizeof(ready->start));
+    ready->parts[0] = (cp_bytes){ready->start, header};
+    ready->parts[1] = (cp_bytes){file->data, bytes};
+    return CP_OK;
+}
+cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
+    prepared *ready = NULL;
+    cp_saved *saved = NULL;
+    cp_status status = cp_allocate(&ready, count, sizeof(*ready), "headers");
+    if (status == CP_OK)
+        status = cp_allocate(&saved, count, sizeof(*saved), "headers");
+    for (int64_t i = 0; i < count && status == CP_OK; i++) {
+        status = file_prepare(&files[i], &ready[i]);
+        saved[i] = (cp_saved){files[i].path, 2, ready[i].parts};
+    }
+    if (status == CP_OK)
+        status = cp_save_all(count, saved);
+    free(saved);
+    free(ready);
+    return status;
+}
+
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
                        const int64_t *shape, const void *data) {
-    assert(dims >= 0 && dims <= CP_NPY_MOST_DIMS);
-    char start[512];
-    int64_t bytes = number_types[type].bytes;
-    for (int i = 0; i < dims; i++)
-        if (!cp_multiply(bytes, shape[i], &bytes))
-            return cp_fail(CP_INVALID, "%s: an array of no size", path);
-    const int64_t header =
-        header_write(type, dims, shape, start, sizeof(start));
-    return cp_save(path, 2, (cp_bytes[]){{start, header}, {data, bytes}});
+    const cp_npy_file file = {path, type, dims, shape, data};
+    return cp_npy_write_all(1, &file);
 }

@@ -40,4 +40,14 @@ cp_status cp_npy_to_int64(cp_npy *array, const char *path);
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
                        const int64_t *shape, const void *data);
 
+/* Write several arrays (cp_save_all): if one fails, no file has changed. */
+typedef struct {
+    const char *path;
+    cp_npy_type type;
+    int dims;
+    const int64_t *shape; /* [dims] */
+    const void *data;
+} cp_npy_file;
+cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files);
+
 #endif

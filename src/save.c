@@ -18,16 +18,13 @@ typedef struct {
     bool named;
 } saving;
 
-static cp_status refuse(const char *path, int64_t bytes, const char *what) {
-    return cp_fail(CP_FILE, "%s: %s %lld bytes: %s", path, what,
-                   (long long)bytes, strerror(errno));
-}
-
-static int64_t total(int64_t count, const cp_bytes *parts) {
+static cp_status refuse(const cp_saved *saved, const char *what) {
+    const char *why = strerror(errno);
     int64_t bytes = 0;
-    for (int64_t i = 0; i < count; i++)
-        bytes += parts[i].bytes;
-    return bytes;
+    for (int64_t i = 0; i < saved->count; i++)
+        bytes += saved->parts[i].bytes;
+    return cp_fail(CP_FILE, "%s: %s %lld bytes: %s", saved->path, what,
+                   (long long)bytes, why);
 }
 static bool write_all(int file, const char *data, int64_t bytes) {
     while (bytes > 0) {
@@ -49,16 +46,19 @@ static bool write_parts(int file, int64_t count, const cp_bytes *parts) {
     return true;
 }
 
-static cp_status save_to_device(const char *path, int64_t count,
-                                const cp_bytes *parts) {
-    const int file = open(path, O_WRONLY | O_CLOEXEC);
-    const bool written = file >= 0 && write_parts(file, count, parts);
+static cp_status save_to_device(const cp_saved *saved) {
+    const int file = open(saved->path, O_WRONLY | O_CLOEXEC);
     cp_status status = CP_OK;
-    if (!written)
-        status = refuse(path, total(count, parts), "cannot write");
+    if (file < 0 || !write_parts(file, saved->count, saved->parts))
+        status = refuse(saved, "cannot write");
     if (file >= 0)
         close(file);
     return status;
+}
+
+static bool is_device(const char *path) {
+    struct stat old;
+    return stat(path, &old) == 0 && !S_ISREG(old.st_mode);
 }
 static cp_status saving_begin(saving *save, const char *path) {
     *save = (saving){.file = -1};
@@ -119,17 +119,52 @@ static void saving_end(saving *save) {
     free(save->temporary);
     free(save->target);
 }
-cp_status cp_save(const char *path, int64_t count, const cp_bytes *parts) {
-    struct stat old;
-    if (stat(path, &old) == 0 && !S_ISREG(old.st_mode))
-        return save_to_device(path, count, parts);
-    saving save;
-    cp_status status = saving_begin(&save, path);
+static cp_status saving_fill(saving *save, const cp_saved *saved) {
+    const cp_status status = saving_begin(save, saved->path);
     if (status == CP_OK &&
-        (!write_parts(save.file, count, parts) || fsync(save.file) != 0))
-        status = refuse(path, total(count, parts), "cannot write");
-    if (status == CP_OK && !saving_name(&save))
-        status = refuse(path, total(count, parts), "cannot name");
+        (!write_parts(save->file, saved->count, saved->parts) ||
+         fsync(save->file) != 0))
+        return refuse(saved, "cannot write");
+    return status;
+}
+cp_status cp_save_all(int64_t count, const cp_saved *files) {
+    saving *saves;
+    cp_status status =
+        cp_allocate(&saves, count, sizeof(*saves), "files to be written");
+    if (status != CP_OK)
+        return status;
+    for (int64_t i = 0; i < count; i++)
+        saves[i].file = -1;
+    for (int64_t i = 0; i < count && status == CP_OK; i++)
+        if (!is_device(files[i].path))
+            status = saving_fill(&saves[i], &files[i]);
+    for (int64_t i = 0; i < count && status == CP_OK; i++)
+        if (saves[i].file < 0)
+            status = save_to_device(&files[i]);
+    for (int64_t i = 0; i < count && status == CP_OK; i++)
+        if (saves[i].file >= 0 && !saving_name(&saves[i]))
+            status = refuse(&files[i], "cannot name");
+    for (int64_t i = 0; i < count; i++)
+        saving_end(&saves[i]);
+    free(saves);
+    return status;
+}
+cp_status cp_save(const char *path, int64_t count, const cp_bytes *parts) {
+    return cp_save_all(1, &(cp_saved){path, count, parts});
+}
+
+cp_status cp_save_check(const char *path) {
+    if (path == NULL)
+        return CP_OK;
+    struct stat old;
+    if (stat(path, &old) == 0 && S_ISDIR(old.st_mode))
+        return cp_fail(CP_FILE, "%s: %s", path, strerror(EISDIR));
+    if (is_device(path))
+        return access(path, W_OK) == 0
+                   ? CP_OK
+                   : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    saving save;
+    const cp_status status = saving_begin(&save, path);
     saving_end(&save);
     return status;
 }

@@ -104,6 +104,8 @@ START_TEST(bad_use_is_status_2) {
     refused(2, "needs --new", "$L plan");
     refused(2, "3 sequences", "$L plan --new 5 --cached 1,2,3");
     refused(2, "2 key heads", "$L plan --new 5 --heads 3,2,8");
+    refused(2, "0 new tokens", "$L plan --new 0,0");
+    refused(2, "sequence 1 has 2", "$L plan --new 1,2 --variant decode");
 }
 END_TEST
 START_TEST(contradictions_are_status_2) {
@@ -124,6 +126,12 @@ START_TEST(contradictions_are_status_2) {
     refused(2, "one sequence",
             "$L logits --model m --tokens t "
             "--history 1,2");
+    refused(2, "--history 5+: turn 2",
+            "$L attend --q q --k k --v v --history 5+");
+    refused(2, "--history d: turn 1",
+            "$L attend --q q --k k --v v --lengths 1,1 --history 7,d");
+    refused(2, "--history +5: turn 1",
+            "$L logits --model m --tokens t --history +5");
 }
 END_TEST
 START_TEST(plans_are_proved) {
@@ -142,6 +150,13 @@ START_TEST(plans_are_proved) {
              "<svg");
     accepted("$L plan --new 64 --draw perfetto", "\"ph\":\"X\"");
     refused(1, "no/a.svg", "$L plan --new 64 --draw svg --out $D/no/a.svg");
+    refused(1, "File too large",
+            "(ulimit -f 1; $L plan --new 64 --draw svg --out $D/b.svg)");
+    ck_assert_int_ne(access(in("b.svg"), F_OK), 0);
+    refused(1, "--new: with the 9000000000000000000 tokens of sequence 0",
+            "$L plan --new 9000000000000000000 --cached 9000000000000000000");
+    refused(1, "--cached: with the 2000000000 tokens of sequence 1",
+            "$L plan --new 1,1 --cached 1G,2000000000");
 }
 END_TEST
 
@@ -340,6 +355,46 @@ START_TEST(partials_are_labelled) {
     free(wanted.lse);
 }
 END_TEST
+START_TEST(old_partials_are_removed) {
+    const expectation wanted = expect(&prefills);
+    const char *run = "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy "
+                      "--cached 86 --partials $D/parts --ranks";
+    ck_assert_int_eq(shell("%s 1 && ls $D/parts >$D/list", run), 0);
+    ck_assert_int_eq(shell("%s 4 && touch $D/parts/rank0-op1-lse.npy.old "
+                           "$D/parts/rank-op1-lse.npy",
+                           run),
+                     0);
+    ck_assert_int_eq(
+        shell("%s 1 && ls $D/parts | diff $D/list - | grep '^[<>]'", run), 0);
+    ck_assert_str_eq(strchr(output, '\n') + 1, "> rank-op1-lse.npy\n"
+                                               "> rank0-op1-lse.npy.old\n");
+    refused(1, "No space left",
+            "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --cached 86 "
+            "--partials $D/new --out $D/o.npy --lse /dev/full");
+    ck_assert_int_eq(shell("ls $D/new $D/o.npy | grep npy"), 1);
+    free(wanted.output);
+    free(wanted.lse);
+}
+END_TEST
+START_TEST(an_overflow_is_named) {
+    const int64_t size[3] = {6, 2, 4};
+    float numbers[48];
+    for (int sign = -1; sign <= 1; sign += 2) {
+        for (int i = 0; i < 48; i++)
+            numbers[i] = 1;
+        ck_assert_int_eq(
+            cp_npy_write(in("k.npy"), CP_NPY_FLOAT32, 3, size, numbers), CP_OK);
+        for (int i = 28; i < 32; i++)
+            numbers[i] = (float)sign * 3e38f; /* row 3, head 1 */
+        ck_assert_int_eq(
+            cp_npy_write(in("q.npy"), CP_NPY_FLOAT32, 3, size, numbers), CP_OK);
+        refused(1, "row 3, head 1: its scores overflow fp32",
+                "$L attend --q $D/q.npy --k $D/k.npy --v $D/k.npy "
+                "--out $D/o.npy --partials $D/parts");
+        ck_assert_int_eq(shell("ls $D/parts $D/o.npy | grep npy"), 1);
+    }
+}
+END_TEST
 START_TEST(bad_tensors_are_refused) {
     const expectation wanted = expect(&prefills);
     const char *attend = "A='--q $D/q.npy --k $D/k.npy --v $D/v.npy "
@@ -458,13 +513,13 @@ START_TEST(bad_logits_are_refused) {
     const struct {
         const char *more, *because;
     } bad[] = {
-        {"--history 20+d5", "25 tokens; "},
-        {"--positions 70", "--positions 70: "},
+        {"--history 20+d5 --model $D/none", "25 tokens; "},
+        {"--positions 70 --model $D/none", "--positions 70: "},
         {"--generate 444", "512 positions"},
         {"--tokens $D/none.npy", "No such file"},
         {"--model $D/none.gguf", "No such file"},
         {"--model $D/ids.npy", "ids.npy"},
-        {"--out $D/none/o.npy", "none/o.npy"},
+        {"--out $D/none/o.npy --model $D/none", "none/o.npy"},
     };
     char line[300];
     write_ids(70, 256);
@@ -706,6 +761,8 @@ static Suite *program_suite(void) {
     tcase_add_loop_test(tests, attend_is_exact, 0, 4);
     tcase_add_test(tests, attend_decodes);
     tcase_add_test(tests, partials_are_labelled);
+    tcase_add_test(tests, old_partials_are_removed);
+    tcase_add_test(tests, an_overflow_is_named);
     tcase_add_test(tests, bad_tensors_are_refused);
     suite_add_tcase(suite, tests);
     suite_add_tcase(suite, model_case());

@@ -2,6 +2,7 @@
 /* NumPy's files, read with suspicion and written whole. */
 #define _GNU_SOURCE
 #include "src/npy.h"
+#include "src/save.h"
 #include "tests/harness/suite.h"
 
 #include <fcntl.h>
@@ -219,6 +220,37 @@ START_TEST(a_full_disk_leaves_the_old_file) {
     free(numbers);
 }
 END_TEST
+START_TEST(several_files_or_none) {
+    const int64_t shape[1] = {2};
+    const float numbers[2] = {1, 2};
+    char other[96];
+    struct stat entry;
+    snprintf(other, sizeof(other), "%s/other.npy", directory);
+    const cp_npy_file files[] = {
+        {path, CP_NPY_FLOAT32, 1, shape, numbers},
+        {other, CP_NPY_FLOAT32, 1, shape, numbers},
+        {"/dev/full", CP_NPY_FLOAT32, 1, shape, numbers}};
+    ck_assert_int_eq(cp_npy_write_all(3, files), CP_FILE);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "/dev/full"));
+    ck_assert(stat(path, &entry) != 0 && stat(other, &entry) != 0);
+    ck_assert_int_eq(cp_npy_write_all(2, files), CP_OK);
+    ck_assert(stat(path, &entry) == 0 && stat(other, &entry) == 0);
+    ck_assert_int_eq(unlink(other), 0);
+}
+END_TEST
+START_TEST(a_file_that_can_be_made_is_not_made) {
+    struct stat entry;
+    char none[96];
+    snprintf(none, sizeof(none), "%s/none/array.npy", directory);
+    ck_assert_int_eq(cp_save_check(NULL), CP_OK);
+    ck_assert_int_eq(cp_save_check("/dev/null"), CP_OK);
+    ck_assert_int_eq(cp_save_check(path), CP_OK);
+    ck_assert_int_ne(stat(path, &entry), 0);
+    ck_assert_int_eq(cp_save_check(none), CP_FILE);
+    ck_assert_ptr_nonnull(strstr(cp_message(), none));
+    ck_assert_int_eq(cp_save_check(directory), CP_FILE);
+}
+END_TEST
 START_TEST(a_link_is_followed_and_a_mode_kept) {
     const int64_t shape[1] = {1};
     const float one = 1;
@@ -250,6 +282,8 @@ static Suite *npy_suite(void) {
     tcase_add_test(tests, other_files_are_refused);
     tcase_add_test(tests, nan_is_named_by_its_index);
     tcase_add_test(tests, a_full_disk_leaves_the_old_file);
+    tcase_add_test(tests, several_files_or_none);
+    tcase_add_test(tests, a_file_that_can_be_made_is_not_made);
     tcase_add_test(tests, a_link_is_followed_and_a_mode_kept);
     suite_add_tcase(suite, tests);
     return suite;
