@@ -21,11 +21,13 @@
 typedef struct {
     bool speaking; /* next has yet to be fed */
     bool last;     /* next is the end of its turn */
+    bool crowded;  /* the cache has less room than --most */
     int32_t next;
     int64_t most; /* tokens that its answer may still have */
     int32_t *answer;
     int64_t answer_count;
 } speaker;
+enum { CUT_BY_MOST, CUT_BY_ROOM, CUT_BY_USER, CUTS };
 typedef struct {
     cp_turn_report prefill; /* its arrays are those below */
     int64_t *arrays;        /* [4][ranks]: queries, keys, bytes, pairs */
@@ -34,7 +36,8 @@ typedef struct {
     int64_t steps;          /* of decode */
     int64_t decode_bytes;   /* of the busiest rank, in the last step */
     int64_t decode_hops;
-    int64_t tokens; /* in the answers */
+    int64_t tokens;     /* in the answers */
+    int64_t cuts[CUTS]; /* answers that were cut short, by why */
 } figures;
 typedef struct {
     /* What the user asked for. */
@@ -97,6 +100,14 @@ static void progress_show(void *context, int64_t done, int64_t total) {
     chat->progressing = true;
 }
 
+/* Say on a terminal that the model is being read; how far, nobody knows. */
+static void loading_show(chat_run *chat, const char *name) {
+    if (!chat->shows_progress)
+        return;
+    fprintf(stderr, "\r\033[Kreading %s ...", name);
+    chat->progressing = true;
+}
+
 static void progress_end(chat_run *chat) {
     if (chat->progressing)
         fputs("\r\033[K", stderr);
@@ -108,11 +119,6 @@ static double seconds(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-/* Has what we print nowhere to go any more? */
-static bool output_lost(void) {
-    return ferror(stdout) != 0;
 }
 
 static cp_status words_open(chat_run *chat) {
@@ -167,6 +173,7 @@ static void token_show(chat_run *chat, int32_t token) {
     if (cp_tokenizer_decode(chat->tokenizer, &token, 1, &text, &bytes) != CP_OK)
         return;
     cp_screen_write(&chat->screen, text, bytes);
+    cp_output_flush(); /* keeps the reason, if it was lost */
     free(text);
 }
 
@@ -218,15 +225,35 @@ static void ranks_show(const figures *cost) {
                cp_group(keys[k]).text, cp_group(bytes[k]).text,
                all > 0 ? 100 * (double)pairs[k] / all : 0.0);
 }
-static void times_show(const figures *cost) {
+static void cuts_show(const chat_run *chat, const char *space) {
+    for (int cut = 0; cut < CUTS; cut++) {
+        if (chat->figures.cuts[cut] == 0)
+            continue;
+        printf(";%s", space);
+        if (chat->sequences > 1)
+            printf("%lld of them: ", (long long)chat->figures.cuts[cut]);
+        if (cut == CUT_BY_MOST)
+            printf("stopped at %s token%s, --most", cp_group(chat->most).text,
+                   cp_plural(chat->most));
+        else
+            fputs(cut == CUT_BY_ROOM ? "the context is full" : "stopped",
+                  stdout);
+    }
+}
+static void times_show(const chat_run *chat) {
+    const figures *cost = &chat->figures;
     printf("  first token after %.2f s", cost->first_seconds);
     if (cost->steps > 0)
-        printf(", then %.0f ms each; the answer has %s token%s",
-               1000 * cost->decode_seconds / (double)cost->steps,
-               cp_group(cost->tokens).text, cp_plural(cost->tokens));
+        printf(", then %.0f ms each",
+               1000 * cost->decode_seconds / (double)cost->steps);
+    printf("; %s %s token%s",
+           chat->sequences > 1 ? "the answers have" : "the answer has",
+           cp_group(cost->tokens).text, cp_plural(cost->tokens));
+    cuts_show(chat, "\n  ");
     putchar('\n');
 }
-static void figures_show(const figures *cost) {
+static void figures_show(const chat_run *chat) {
+    const figures *cost = &chat->figures;
     const cp_turn_report *report = &cost->prefill;
     printf("\n  %s tokens read over %s in the cache, by %s: ",
            cp_group(report->new_tokens).text,
@@ -242,20 +269,22 @@ static void figures_show(const figures *cost) {
                "and step\n",
                (long long)cost->decode_hops, cp_plural(cost->decode_hops),
                cp_group(cost->decode_bytes).text);
-    times_show(cost);
+    times_show(chat);
 }
 static void figures_line(const chat_run *chat) {
     const figures *cost = &chat->figures;
     const cp_turn_report *report = &cost->prefill;
     const bool terminal = isatty(STDOUT_FILENO);
-    printf("%s[%s: %s tokens over %s, balance %.2f; first token %.2f s",
+    printf("%s[%s: %s new token%s over %s cached, balance %.2f; "
+           "first token after %.2f s",
            terminal ? "\033[2m" : "", cp_variant_name(report->variant),
-           cp_group(report->new_tokens).text,
+           cp_group(report->new_tokens).text, cp_plural(report->new_tokens),
            cp_group(report->cached_tokens).text, report->balance,
            cost->first_seconds);
     if (cost->steps > 0)
-        printf(", then %.0f ms",
+        printf(", then %.0f ms each",
                1000 * cost->decode_seconds / (double)cost->steps);
+    cuts_show(chat, " ");
     printf("]%s\n", terminal ? "\033[0m" : "");
 }
 
@@ -333,6 +362,7 @@ static cp_status room_check(chat_run *chat, const int64_t *lengths) {
                            (long long)lengths[s], (long long)held,
                            (long long)capacity);
         chat->speakers[s].most = cp_min(chat->most, left);
+        chat->speakers[s].crowded = left < chat->most;
         chat->speakers[s].answer_count = 0;
     }
     return CP_OK;
@@ -354,12 +384,17 @@ static cp_tape_call *step_fill(chat_run *chat, cp_tape_call *call) {
 /* After a step: end the turns from which nothing was drawn. */
 static void step_ends(chat_run *chat, const cp_tape_call *call) {
     int64_t row = 0;
+    int64_t *const cuts = chat->figures.cuts;
     for (int64_t i = 0; i < call->count; i++) {
         speaker *who = &chat->speakers[call->which[i]];
         if (row < call->rows && call->row[row] == i) {
             row++;
             continue;
         }
+        if (!who->last)
+            cuts[who->most > 0  ? CUT_BY_USER
+                 : who->crowded ? CUT_BY_ROOM
+                                : CUT_BY_MOST]++;
         who->speaking = !who->last;
         who->next = chat->template.end;
         who->last = true;
@@ -395,9 +430,9 @@ static cp_status turn_answer(chat_run *chat) {
     const double start = seconds();
     cp_status status = CP_OK;
     while (status == CP_OK && anyone_speaks(chat)) {
-        status = output_lost()
-                     ? cp_fail(CP_FILE, "standard output: cannot write")
-                     : turn_step(chat);
+        status = cp_output_flush();
+        if (status == CP_OK)
+            status = turn_step(chat);
         if (status == CP_INTERRUPTED && chat->conversing && !chat->stopping) {
             chat->stopping = true;
             stop = 0;
@@ -430,7 +465,6 @@ static void question_show(const char *question) {
     printf("\n> ");
     cp_write_wrapped(stdout, 2, 2, question);
     putchar('\n');
-    fflush(stdout);
 }
 
 /* One question to each sequence: questions[s]. */
@@ -456,9 +490,11 @@ static cp_status asks_answer(chat_run *chat) {
     for (int64_t i = 0; i < chat->asks.count && status == CP_OK; i++) {
         question_show(chat->asks.items[i]);
         chat->doing = "reading";
-        status = questions_ask(chat, &chat->asks.items[i]);
+        status = cp_output_flush();
         if (status == CP_OK)
-            figures_show(&chat->figures);
+            status = questions_ask(chat, &chat->asks.items[i]);
+        if (status == CP_OK)
+            figures_show(chat);
     }
     return status;
 }
@@ -475,17 +511,21 @@ static cp_status batch_answer(chat_run *chat) {
             token_show(chat, who->answer[i]);
         cp_screen_end(&chat->screen);
     }
-    figures_show(&chat->figures);
+    figures_show(chat);
     return CP_OK;
 }
 
-static const char *const help =
-    "Ask a question, or:\n"
-    "  /plan             draw what the last turn did\n"
-    "  /variant pass-q   choose the ring: auto, pass-kv, pass-q, "
-    "all-gather\n"
-    "  /quit             leave (or end of input)\n"
-    "Ctrl-C stops an answer; a second one leaves.\n";
+static void help_show(const chat_run *chat) {
+    printf("Ask a question, or:\n"
+           "  /help             this page\n"
+           "  /plan             draw what the last turn did\n"
+           "  /variant pass-q   choose the ring: auto, pass-kv, pass-q, "
+           "all-gather\n"
+           "                    (now %s)\n"
+           "  /quit             leave (or end of input)\n"
+           "Ctrl-C stops an answer; a second one leaves.\n",
+           cp_variant_name((cp_variant)chat->variant));
+}
 
 static cp_status variant_set(chat_run *chat, const char *name) {
     cp_variant variant;
@@ -496,9 +536,11 @@ static cp_status variant_set(chat_run *chat, const char *name) {
                        "pass-kv, pass-q, all-gather",
                        name);
     const cp_status status = cp_session_choose(chat->session, variant);
-    if (status == CP_OK)
-        printf("The next question goes by %s.\n", cp_variant_name(variant));
-    return status;
+    if (status != CP_OK)
+        return status;
+    chat->variant = (int)variant;
+    printf("The next question goes by %s.\n", cp_variant_name(variant));
+    return CP_OK;
 }
 static cp_status plan_show(const chat_run *chat) {
     const cp_plan *plan = cp_session_plan(chat->session);
@@ -517,14 +559,19 @@ static void prompt_show(const chat_run *chat) {
         fflush(stdout);
     }
 }
-/* The next line without its end; false at the end of the input. */
-static bool line_read(const chat_run *chat, char **line, size_t *size) {
+/* The next line without its end, and how many bytes it has; false at the end
+ * of the input. */
+static bool line_read(const chat_run *chat, char **line, size_t *size,
+                      size_t *length) {
     for (;;) {
         prompt_show(chat);
         errno = 0;
-        const ssize_t length = getline(line, size, stdin);
-        if (length >= 0) {
-            (*line)[strcspn(*line, "\r\n")] = '\0';
+        const ssize_t read = getline(line, size, stdin);
+        if (read >= 0) {
+            *length = (size_t)read;
+            while (*length > 0 && strchr("\r\n", (*line)[*length - 1]) &&
+                   (*line)[*length - 1] != '\0')
+                (*line)[--*length] = '\0';
             return true;
         }
         if (errno != EINTR)
@@ -536,7 +583,7 @@ static bool line_read(const chat_run *chat, char **line, size_t *size) {
 }
 static cp_status line_answer(chat_run *chat, const char *line) {
     if (strcmp(line, "/help") == 0) {
-        fputs(help, stdout);
+        help_show(chat);
         return CP_OK;
     }
     if (strcmp(line, "/plan") == 0)
@@ -553,35 +600,45 @@ static cp_status line_answer(chat_run *chat, const char *line) {
         figures_line(chat);
     return status;
 }
+static cp_status zero_refuse(const char *name, int64_t line, const char *text) {
+    return cp_fail(CP_INVALID,
+                   "%s: line %lld: byte %lld is zero; a question is text", name,
+                   (long long)line, (long long)strlen(text) + 1);
+}
 static cp_status converse(chat_run *chat) {
     char *line = NULL;
-    size_t size = 0;
+    size_t size = 0, length;
     cp_status result = CP_OK;
     chat->conversing = true;
-    while (!output_lost() && line_read(chat, &line, &size)) {
+    for (int64_t n = 1;
+         cp_output_flush() == CP_OK && line_read(chat, &line, &size, &length);
+         n++) {
         if (strcmp(line, "/quit") == 0)
             break;
-        if (line[strspn(line, " \t")] == '\0')
+        if (length == strspn(line, " \t"))
             continue;
-        const cp_status status = line_answer(chat, line);
-        fflush(stdout); /* a program may wait for it at the other end */
+        const cp_status status = strlen(line) < length
+                                     ? zero_refuse("standard input", n, line)
+                                     : line_answer(chat, line);
         /* Remember or report what went wrong. */
-        if (output_lost())
-            result = status;
-        if (status == CP_OK || output_lost())
+        if (status == CP_OK || ferror(stdout))
             continue;
         progress_end(chat);
         fprintf(stderr, "longring: %s\n",
                 status == CP_INTERRUPTED
                     ? "stopped while reading; the question is forgotten"
                     : cp_message());
-        if (!chat->prompts && status != CP_INTERRUPTED)
+        if (!chat->prompts && status != CP_INTERRUPTED && line[0] != '/')
             result = status;
     }
     if (chat->prompts && feof(stdin))
         putchar('\n');
     free(line);
-    return result;
+    /* End the conversation with its status, said once. */
+    const cp_status lost = cp_output_flush();
+    if (lost != CP_OK)
+        return lost;
+    return result == CP_OK ? CP_OK : cp_fail(result, "%s", "");
 }
 
 static bool is_blank(const char *text) {
@@ -629,6 +686,10 @@ static cp_status batch_open(chat_run *chat) {
         return CP_OK;
     cp_status status = cp_file_read(chat->batch, &chat->batch_text, &bytes);
     char *rest = chat->batch_text;
+    if (status == CP_OK && (int64_t)strlen(rest) < bytes)
+        status =
+            cp_fail(CP_INVALID, "%s: byte %lld is zero; questions are text",
+                    chat->batch, (long long)strlen(rest) + 1);
     while (status == CP_OK && rest != NULL && *rest != '\0') {
         char *line = strsep(&rest, "\n");
         line[strcspn(line, "\r")] = '\0';
@@ -664,7 +725,9 @@ static cp_status speakers_open(chat_run *chat) {
     return status;
 }
 static cp_status chat_open(chat_run *chat) {
-    cp_status status = document_open(chat);
+    cp_status status = cp_save_check(chat->trace);
+    if (status == CP_OK)
+        status = document_open(chat);
     if (status == CP_OK)
         status = batch_open(chat);
     if (status == CP_OK)
@@ -734,7 +797,7 @@ static const char *base_name(const char *path) {
     return slash != NULL ? slash + 1 : path;
 }
 
-static void head_show(const chat_run *chat) {
+static cp_status head_show(const chat_run *chat) {
     const cp_model_facts *facts = chat->facts;
     printf("%s over %lld rank%s on %s: %lld layers, %lld query and\n"
            "%lld key and value heads of %lld, %s positions\n",
@@ -748,7 +811,7 @@ static void head_show(const chat_run *chat) {
                cp_group(chat->document_bytes).text);
     if (chat->prompts)
         puts("/help lists commands");
-    fflush(stdout);
+    return cp_output_flush();
 }
 static cp_status tail_show(chat_run *chat) {
     cp_status status = CP_OK;
@@ -774,9 +837,12 @@ static cp_status chat_work(void *context) {
                     chat->asks.count == 0 && chat->batch == NULL;
     chat->shows_progress = isatty(STDERR_FILENO);
     interrupts_catch();
+    loading_show(chat, base_name(chat->model));
     cp_status status = chat_open(chat);
+    progress_end(chat);
+    if (status == CP_OK)
+        status = head_show(chat);
     if (status == CP_OK) {
-        head_show(chat);
         status = chat->batch != NULL    ? batch_answer(chat)
                  : chat->asks.count > 0 ? asks_answer(chat)
                                         : converse(chat);

@@ -608,11 +608,32 @@ START_TEST(a_pipe_converses) {
     ck_assert_ptr_nonnull(strstr(output, "/quit"));
     ck_assert_ptr_null(strstr(output, "Never"));
     ck_assert_int_eq(access(in("trace.json"), F_OK), 0);
-    ck_assert_int_eq(shell("printf '/nonsense\\nHello\\n' | $L chat --most 5 "
+    ck_assert_ptr_nonnull(strstr(output, "(now pass-q)"));
+    ck_assert_ptr_nonnull(strstr(output, " new tokens over 0 cached, "));
+    ck_assert_ptr_nonnull(strstr(output, "; stopped at 5 tokens, --most]"));
+    ck_assert_int_eq(shell("printf '/nonsense\\nHello\\n' | $L chat "
+                           "--model $D/m.gguf --capacity 70 --system x"),
+                     0);
+    ck_assert_str_eq(errors, "longring: /nonsense: no such command; "
+                             "/help lists them\n");
+    ck_assert_ptr_nonnull(strstr(output, "; the context is full]"));
+}
+END_TEST
+START_TEST(a_failed_question_is_said_once) {
+    ck_assert_int_eq(shell("printf 'a\\000b\\nHello\\n' | $L chat --most 5 "
                            "--model $D/m.gguf"),
                      1);
-    ck_assert_ptr_nonnull(strstr(errors, "/nonsense: no such command"));
+    ck_assert_str_eq(errors, "longring: standard input: line 1: byte 2 is "
+                             "zero; a question is text\n");
     ck_assert_ptr_nonnull(strstr(output, "tokens over 0"));
+    ck_assert_int_eq(shell("printf 'a\\nb\\000c\\n' >$D/b"), 0);
+    refused(1, "byte 4 is zero", "$L chat --model $D/m.gguf --batch $D/b");
+    refused(1, "standard output: cannot write: No space left",
+            "echo a | $L chat --model $D/m.gguf >/dev/full");
+    refused(1, "standard output: cannot write: Bad file",
+            "$L chat --model $D/m.gguf --ask a >&-");
+    refused(1, "none/t.json",
+            "$L chat --model $D/none --ask a --trace $D/none/t.json");
 }
 END_TEST
 START_TEST(bad_conversations_are_refused) {
@@ -706,7 +727,7 @@ START_TEST(an_interrupt_stops_an_answer) {
     fflush(chat.to);
     ck_assert_int_ne(fgetc(chat.from), EOF); /* the answer has begun */
     kill(chat.process, SIGINT);
-    wait_for(&chat, "first token");
+    ck_assert_ptr_nonnull(strstr(wait_for(&chat, "first token"), "; stopped]"));
     fputs("More\n/quit\n", chat.to);
     fflush(chat.to);
     const char *line = wait_for(&chat, "first token");
@@ -743,6 +764,7 @@ static TCase *model_case(void) {
     tcase_add_loop_test(tests, conversations_agree_with_one_rank, 0, 5);
     tcase_add_test(tests, a_batch_answers_as_each_alone);
     tcase_add_test(tests, a_pipe_converses);
+    tcase_add_test(tests, a_failed_question_is_said_once);
     tcase_add_test(tests, bad_conversations_are_refused);
     tcase_add_test(tests, a_second_interrupt_leaves);
     tcase_add_test(tests, an_interrupt_stops_an_answer);
