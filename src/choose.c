@@ -7,8 +7,8 @@
 
 const cp_machine cp_machine_threads = {
     .name = "threads",
-    .flops = 50000000000,
-    .bytes_per_second = 15000000000,
+    .flops = 40000000000,
+    .bytes_per_second = 13000000000,
     .element_bytes = 4,
     .shares_cores = true,
 };
