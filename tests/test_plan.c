@@ -110,6 +110,11 @@ START_TEST(damage_to_pass_kv_is_found) {
             find(plan, 1, CP_OP_EXCHANGE, 1)->in.slot;
         expect(plan, "which its own send is still reading");
         break;
+    case 11: /* packed again while the first copy is being sent */
+        *find(plan, 2, CP_OP_ATTEND, 0) = *find(plan, 2, CP_OP_PACK, 0);
+        expect(plan, "which a send is still reading");
+        ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
+        break;
     }
     cp_plan_free(plan);
     cp_layout_free(layout);
@@ -341,7 +346,7 @@ END_TEST
 static Suite *suite(void) {
     Suite *suite = suite_create("plan");
     TCase *tests = harness_case("plans");
-    tcase_add_loop_test(tests, damage_to_pass_kv_is_found, 0, 11);
+    tcase_add_loop_test(tests, damage_to_pass_kv_is_found, 0, 12);
     tcase_add_loop_test(tests, damage_to_pass_q_is_found, 0, 5);
     tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 8);
     tcase_add_loop_test(tests, no_interleaving_of_a_small_plan_goes_wrong, 0,
