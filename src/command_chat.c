@@ -275,14 +275,13 @@ static void figures_line(const chat_run *chat) {
     const figures *cost = &chat->figures;
     const cp_turn_report *report = &cost->prefill;
     const bool terminal = isatty(STDOUT_FILENO);
-    printf("%s[%s: %s new token%s over %s cached, balance %.2f; "
-           "first token after %.2f s",
+    printf("%s[%s: %s new over %s cached, balance %.2f; first token %.2f s",
            terminal ? "\033[2m" : "", cp_variant_name(report->variant),
-           cp_group(report->new_tokens).text, cp_plural(report->new_tokens),
+           cp_group(report->new_tokens).text,
            cp_group(report->cached_tokens).text, report->balance,
            cost->first_seconds);
     if (cost->steps > 0)
-        printf(", then %.0f ms each",
+        printf(", then %.0f ms",
                1000 * cost->decode_seconds / (double)cost->steps);
     cuts_show(chat, " ");
     printf("]%s\n", terminal ? "\033[0m" : "");

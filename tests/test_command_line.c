@@ -609,7 +609,7 @@ START_TEST(a_pipe_converses) {
     ck_assert_ptr_null(strstr(output, "Never"));
     ck_assert_int_eq(access(in("trace.json"), F_OK), 0);
     ck_assert_ptr_nonnull(strstr(output, "(now pass-q)"));
-    ck_assert_ptr_nonnull(strstr(output, " new tokens over 0 cached, "));
+    ck_assert_ptr_nonnull(strstr(output, " new over 0 cached, "));
     ck_assert_ptr_nonnull(strstr(output, "; stopped at 5 tokens, --most]"));
     ck_assert_int_eq(shell("printf '/nonsense\\nHello\\n' | $L chat "
                            "--model $D/m.gguf --capacity 70 --system x"),
