@@ -372,15 +372,6 @@ static cp_status check_results(const proof *proof) {
     return CP_OK;
 }
 
-static int64_t pairs_between(const cp_block *queries, const cp_block *keys) {
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < queries->pieces.count; i++)
-        for (int64_t j = 0; j < keys->pieces.count; j++)
-            pairs += cp_span_pairs(queries->pieces.items[i].span,
-                                   keys->pieces.items[j].span);
-    return pairs;
-}
-
 static void fill_in(proof *proof) {
     const cp_plan *plan = proof->plan;
     const cp_layout *layout = plan->layout;
@@ -397,7 +388,7 @@ static void fill_in(proof *proof) {
         }
         for (int r = 0; r < ranks; r++)
             proof->pairs[k * ranks + r] =
-                pairs_between(&layout->queries[k], &layout->keys[r]);
+                cp_block_pairs(&layout->queries[k], &layout->keys[r]);
     }
 }
 

@@ -103,6 +103,15 @@ static cp_status lay_out(const cp_call *call, int64_t sequence,
     return status;
 }
 
+int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < queries->pieces.count; i++)
+        for (int64_t j = 0; j < keys->pieces.count; j++)
+            pairs += cp_span_pairs(queries->pieces.items[i].span,
+                                   keys->pieces.items[j].span);
+    return pairs;
+}
+
 static cp_status allocate_blocks(int ranks, int64_t sequences,
                                  cp_layout **out) {
     cp_layout *layout;

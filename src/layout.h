@@ -51,4 +51,8 @@ void cp_layout_free(cp_layout *layout);
 /* What rank k of the call holds of sequence i; NULL if nothing is cached. */
 const cp_pieces *cp_call_held(const cp_call *call, int rank, int64_t sequence);
 
+/* How many (query, key) pairs of two blocks causality allows, in closed form:
+ * the work of an attention between them, per head. */
+int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys);
+
 #endif

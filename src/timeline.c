@@ -49,12 +49,8 @@ static double local_cost(const drawing *drawing, const cp_op *op) {
     if (op->kind != CP_OP_ATTEND)
         return 0;
     const cp_layout *layout = drawing->plan->layout;
-    const cp_pieces *queries = &layout->queries[op->in.origin].pieces;
-    const cp_pieces *keys = &layout->keys[op->keys.origin].pieces;
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < queries->count; i++)
-        for (int64_t j = 0; j < keys->count; j++)
-            pairs += cp_span_pairs(queries->items[i].span, keys->items[j].span);
+    const int64_t pairs = cp_block_pairs(&layout->queries[op->in.origin],
+                                         &layout->keys[op->keys.origin]);
     return (double)pairs * drawing->costs->pair;
 }
 

@@ -118,13 +118,7 @@ START_TEST(every_small_shape_is_a_round_trip) {
 END_TEST
 
 static int64_t pairs(const cp_layout *layout, int k, int s) {
-    int64_t sum = 0;
-    const cp_pieces *q = &layout->queries[k].pieces;
-    const cp_pieces *keys = &layout->keys[s].pieces;
-    for (int64_t i = 0; i < q->count; i++)
-        for (int64_t j = 0; j < keys->count; j++)
-            sum += cp_span_pairs(q->items[i].span, keys->items[j].span);
-    return sum;
+    return cp_block_pairs(&layout->queries[k], &layout->keys[s]);
 }
 
 START_TEST(invariants_7_and_8_the_fold_is_fair) {

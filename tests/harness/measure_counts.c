@@ -22,14 +22,9 @@ static double *pairs(const cp_layout *layout) {
     const int ranks = layout->ranks;
     double *table = calloc((size_t)(ranks * ranks), sizeof(double));
     for (int k = 0; k < ranks; k++)
-        for (int s = 0; s < ranks; s++) {
-            const cp_pieces *q = &layout->queries[k].pieces;
-            const cp_pieces *keys = &layout->keys[s].pieces;
-            for (int64_t i = 0; i < q->count; i++)
-                for (int64_t j = 0; j < keys->count; j++)
-                    table[k * ranks + s] += (double)cp_span_pairs(
-                        q->items[i].span, keys->items[j].span);
-        }
+        for (int s = 0; s < ranks; s++)
+            table[k * ranks + s] = (double)cp_block_pairs(
+                &layout->queries[k], &layout->keys[s]);
     return table;
 }
 

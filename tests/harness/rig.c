@@ -400,9 +400,9 @@ int rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     return status == CP_OK || fail(rig, "%s", cp_message());
 }
 
-static int run(rig *rig, job *job) {
+static int run(rig *rig, job *job, cp_rank_main main) {
     const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
-    rig->status = cp_threads_run(&threads, rank_main, job);
+    rig->status = cp_threads_run(&threads, main, job);
     if (rig->status != CP_OK)
         return fail(rig, "%s", cp_message());
     if (job->partial_failure[0] != '\0')
@@ -426,7 +426,7 @@ int rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     job job = {.rig = rig, .plan = plan};
     job.walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
     pthread_mutex_init(&job.lock, NULL);
-    fine = fine && run(rig, &job) && compare_all(rig, &job, new_tokens) &&
+    fine = fine && run(rig, &job, rank_main) && compare_all(rig, &job, new_tokens) &&
            compare_traffic(rig);
     if (fine && cp_cache_commit(rig->cache, layout) != CP_OK)
         fine = fail(rig, "%s", cp_message());
@@ -538,12 +538,8 @@ int rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     const int64_t all = job.longest * rig->sequences;
     job.met = calloc((size_t)(all * all) + 1, sizeof(int64_t));
     ledger_job = &job;
-    if (fine) {
-        const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
-        rig->status = cp_threads_run(&threads, ledger_main, &job);
-        fine = rig->status == CP_OK || fail(rig, "%s", cp_message());
-    }
-    fine = fine && check_ledger(rig, &job, new_tokens);
+    fine = fine && run(rig, &job, ledger_main) &&
+           check_ledger(rig, &job, new_tokens);
     free(job.met);
     end(rig, &job, layout, plan);
     return fine;
