@@ -426,8 +426,8 @@ int rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     job job = {.rig = rig, .plan = plan};
     job.walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
     pthread_mutex_init(&job.lock, NULL);
-    fine = fine && run(rig, &job, rank_main) && compare_all(rig, &job, new_tokens) &&
-           compare_traffic(rig);
+    fine = fine && run(rig, &job, rank_main) &&
+           compare_all(rig, &job, new_tokens) && compare_traffic(rig);
     if (fine && cp_cache_commit(rig->cache, layout) != CP_OK)
         fine = fail(rig, "%s", cp_message());
     end(rig, &job, layout, plan);
