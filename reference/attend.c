@@ -3,6 +3,8 @@
  * compiler turns into vector instructions. */
 #include "attend.h"
 
+#include "partial.h"
+
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -30,10 +32,8 @@ typedef struct {
 } workspace;
 
 typedef struct {
-    const cp_shape *shape;
+    const cp_attention *asked;
     cp_pieces query_tiles, key_tiles;
-    const float *queries, *keys, *values;
-    float *output, *lse;
     int64_t rows;  /* of the largest tile, whole panels */
     float *memory; /* every thread's workspace */
 } call;
@@ -237,33 +237,42 @@ static void attend_panel(workspace *w, cp_span queries, cp_span keys,
 }
 
 static void finish(const workspace *w, cp_piece tile, int64_t kv_head,
-                   float *output, float *lse) {
+                   const cp_attention *asked) {
     const int64_t dim = w->shape->head_dim;
     for (int64_t r = 0; r < tile.span.count * w->group; r++) {
         const int64_t at = place(w, tile, kv_head, r);
+        float *row = w->output + r * w->wide;
         const float total = w->total[r];
         const float share = total == 0.0f ? 0.0f : 1.0f / total;
         for (int64_t d = 0; d < dim; d++)
-            output[at * dim + d] = w->output[r * w->wide + d] * share;
-        lse[at] = (float)(0.6931471805599453 *
-                          ((double)w->largest[r] + log2((double)total)));
+            row[d] *= share;
+        const float lse =
+            (float)(0.6931471805599453 * ((double)w->largest[r] + log2(total)));
+        /* Hand over the row. */
+        if (asked->merge) {
+            cp_partial_merge_row(asked->output + at * dim, &asked->lse[at], row,
+                                 lse, dim);
+        } else {
+            memcpy(asked->output + at * dim, row, (size_t)dim * sizeof(float));
+            asked->lse[at] = lse;
+        }
     }
 }
 
 static void attend_tile(const call *c, workspace *w, cp_piece tile,
                         int64_t kv_head) {
     const int64_t rows = tile.span.count * w->group;
-    gather_queries(w, tile, kv_head, c->queries);
+    gather_queries(w, tile, kv_head, c->asked->queries);
     for (int64_t t = 0; t < c->key_tiles.count; t++) {
         const cp_piece keys = c->key_tiles.items[t];
         const cp_relation relation = cp_span_relate(tile.span, keys.span);
         if (relation == CP_APART)
             continue;
-        pack(w, keys, kv_head, c->keys, c->values);
+        pack(w, keys, kv_head, c->asked->keys, c->asked->values);
         for (int64_t row = 0; row < rows; row += PANEL)
             attend_panel(w, tile.span, keys.span, relation == CP_DIAGONAL, row);
     }
-    finish(w, tile, kv_head, c->output, c->lse);
+    finish(w, tile, kv_head, c->asked);
 }
 
 static cp_status cut(const cp_pieces *pieces, int64_t longest,
@@ -311,31 +320,33 @@ static workspace lay_out(const cp_shape *shape, int64_t rows, float *memory) {
     return w;
 }
 
-static cp_status prepare(call *c, const cp_pieces *queries,
-                         const cp_pieces *keys, int threads) {
-    const int64_t group = c->shape->query_heads / c->shape->kv_heads;
-    cp_status status = cut(queries, cp_max(1, ROWS / group), &c->query_tiles);
+static cp_status prepare(call *c) {
+    const cp_attention *asked = c->asked;
+    const int64_t group = asked->shape->query_heads / asked->shape->kv_heads;
+    cp_status status =
+        cut(asked->query_pieces, cp_max(1, ROWS / group), &c->query_tiles);
     if (status == CP_OK)
-        status = cut(keys, KEYS, &c->key_tiles);
+        status = cut(asked->key_pieces, KEYS, &c->key_tiles);
     if (status != CP_OK)
         return status;
     for (int64_t t = 0; t < c->query_tiles.count; t++)
         c->rows = cp_max(c->rows, c->query_tiles.items[t].span.count * group);
     c->rows = cp_ceil_divide(c->rows, PANEL) * PANEL;
-    const int64_t size = workspace_floats(c->shape->head_dim, c->rows);
-    return cp_allocate(&c->memory, threads * size + 16, sizeof(float),
+    const int64_t size = workspace_floats(asked->shape->head_dim, c->rows);
+    return cp_allocate(&c->memory, asked->threads * size + 16, sizeof(float),
                        "the kernel's tiles");
 }
 
-static void attend_tiles(const call *c, int threads) {
-    const int64_t heads = c->shape->kv_heads;
+static void attend_tiles(const call *c) {
+    const cp_shape *shape = c->asked->shape;
+    const int64_t heads = shape->kv_heads;
     const int64_t tasks = c->query_tiles.count * heads;
-    const int64_t size = workspace_floats(c->shape->head_dim, c->rows);
+    const int64_t size = workspace_floats(shape->head_dim, c->rows);
     float *memory = c->memory + (64 - (uintptr_t)c->memory % 64) / 4 % 16;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(c->asked->threads)
     {
         workspace w =
-            lay_out(c->shape, c->rows, memory + omp_get_thread_num() * size);
+            lay_out(shape, c->rows, memory + omp_get_thread_num() * size);
 #pragma omp for schedule(dynamic)
         for (int64_t task = tasks - 1; task >= 0; task--)
             attend_tile(c, &w, c->query_tiles.items[task / heads],
@@ -343,23 +354,16 @@ static void attend_tiles(const call *c, int threads) {
     }
 }
 
-cp_status cp_attend(const cp_shape *shape, const cp_pieces *query_pieces,
-                    const float *queries, const cp_pieces *key_pieces,
-                    const float *keys, const float *values, int threads,
-                    float *output, float *lse) {
-    call c = {.shape = shape,
-              .queries = queries,
-              .keys = keys,
-              .values = values,
-              .output = output,
-              .lse = lse};
-    cp_status status = cp_shape_check(shape);
-    if (status == CP_OK && threads < 1)
-        status = cp_fail(CP_INVALID, "%d threads cannot attend", threads);
+cp_status cp_attend(const cp_attention *asked) {
+    call c = {.asked = asked};
+    cp_status status = cp_shape_check(asked->shape);
+    if (status == CP_OK && asked->threads < 1)
+        status =
+            cp_fail(CP_INVALID, "%d threads cannot attend", asked->threads);
     if (status == CP_OK)
-        status = prepare(&c, query_pieces, key_pieces, threads);
+        status = prepare(&c);
     if (status == CP_OK)
-        attend_tiles(&c, threads);
+        attend_tiles(&c);
     /* Free what the call allocated. */
     free(c.memory);
     cp_pieces_free(&c.query_tiles);

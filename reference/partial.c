@@ -14,8 +14,8 @@ void cp_partial_clear(cp_partial *partial) {
         partial->output[i] = 0.0f;
 }
 
-static void merge_row(float *output, float *lse, const float *add,
-                      float add_lse, int64_t dim) {
+void cp_partial_merge_row(float *output, float *lse, const float *add,
+                          float add_lse, int64_t dim) {
     /* Return early when the added side is empty. */
     if (add_lse == -INFINITY) {
         if (*lse == -INFINITY)
@@ -45,6 +45,6 @@ void cp_partial_merge(cp_partial *out, const cp_partial *add) {
     assert(out->rows == add->rows && out->heads == add->heads &&
            out->dim == add->dim);
     for (int64_t i = 0; i < out->rows * out->heads; i++)
-        merge_row(out->output + i * out->dim, &out->lse[i],
-                  add->output + i * add->dim, add->lse[i], out->dim);
+        cp_partial_merge_row(out->output + i * out->dim, &out->lse[i],
+                             add->output + i * add->dim, add->lse[i], out->dim);
 }

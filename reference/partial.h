@@ -25,4 +25,8 @@ void cp_partial_clear(cp_partial *partial);
  * gives the same bits. out may be add. Cannot fail. */
 void cp_partial_merge(cp_partial *out, const cp_partial *add);
 
+/* The same for one row of one head; lse is ours, add_lse the other's. */
+void cp_partial_merge_row(float *output, float *lse, const float *add,
+                          float add_lse, int64_t dim);
+
 #endif

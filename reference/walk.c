@@ -201,10 +201,18 @@ static cp_status attend(cp_walker *walker, const cp_op *op) {
     }
     cp_partial partial = cp_walker_partial(walker, op->out.slot);
     cp_partial_clear(&partial);
-    return kernel(&plan->shape, queries, walker->slots[op->in.slot], keys,
-                  home ? walker->keys : walker->slots[op->keys.slot],
-                  home ? walker->values : slot_values(walker, op->keys.slot),
-                  walker->options.threads, partial.output, partial.lse);
+    const cp_attention call = {
+        .shape = &plan->shape,
+        .query_pieces = queries,
+        .queries = walker->slots[op->in.slot],
+        .key_pieces = keys,
+        .keys = home ? walker->keys : walker->slots[op->keys.slot],
+        .values = home ? walker->values : slot_values(walker, op->keys.slot),
+        .threads = walker->options.threads,
+        .output = partial.output,
+        .lse = partial.lse,
+    };
+    return kernel(&call);
 }
 
 static cp_status collect(cp_walker *walker, const cp_op *op) {

@@ -78,16 +78,10 @@ END_TEST
 
 static int calls_until_failure;
 
-static cp_status failing_kernel(const cp_shape *shape,
-                                const cp_pieces *query_pieces,
-                                const float *queries,
-                                const cp_pieces *key_pieces, const float *keys,
-                                const float *values, int threads, float *output,
-                                float *lse) {
+static cp_status failing_kernel(const cp_attention *call) {
     if (__atomic_sub_fetch(&calls_until_failure, 1, __ATOMIC_RELAXED) == 0)
         return cp_fail(CP_MEMORY, "the test says so");
-    return cp_attend(shape, query_pieces, queries, key_pieces, keys, values,
-                     threads, output, lse);
+    return cp_attend(call);
 }
 
 START_TEST(a_failed_call_leaves_the_cache_as_it_was) {

@@ -204,9 +204,16 @@ static void merge_group(cp_partial *all, int64_t start, int64_t step) {
     for (int64_t i = start; i < TOKENS; i += step)
         cp_pieces_append(&key_pieces, (cp_piece){{0, i, 1, 1}, i});
     memset(piece, 0xff, sizeof(piece));
-    ck_assert_int_eq(cp_attend(&shape, &query_pieces, queries, &key_pieces,
-                               keys, values, 1, piece, piece_lse),
-                     CP_OK);
+    const cp_attention call = {.shape = &shape,
+                               .query_pieces = &query_pieces,
+                               .queries = queries,
+                               .key_pieces = &key_pieces,
+                               .keys = keys,
+                               .values = values,
+                               .threads = 1,
+                               .output = piece,
+                               .lse = piece_lse};
+    ck_assert_int_eq(cp_attend(&call), CP_OK);
     const cp_partial part = {TOKENS, HEADS * 2, 64, piece, piece_lse};
     cp_partial_merge(all, &part);
     cp_pieces_free(&key_pieces);

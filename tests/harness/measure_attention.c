@@ -60,9 +60,17 @@ static double attend_once(const struct problem *p, bool causal) {
     cp_pieces query_pieces = {0}, key_pieces = {0};
     cp_pieces_append(&query_pieces, (cp_piece){queries, 0});
     cp_pieces_append(&key_pieces, (cp_piece){keys, 0});
+    const cp_attention call = {.shape = &p->shape,
+                               .query_pieces = &query_pieces,
+                               .queries = p->queries,
+                               .key_pieces = &key_pieces,
+                               .keys = p->keys,
+                               .values = p->values,
+                               .threads = 1,
+                               .output = p->output,
+                               .lse = p->lse};
     const double start = now();
-    if (cp_attend(&p->shape, &query_pieces, p->queries, &key_pieces, p->keys,
-                  p->values, 1, p->output, p->lse) != CP_OK) {
+    if (cp_attend(&call) != CP_OK) {
         fprintf(stderr, "%s\n", cp_message());
         exit(1);
     }

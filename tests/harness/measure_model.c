@@ -113,7 +113,15 @@ static double attention_flops(void) {
     double best = INFINITY;
     for (int repeat = 0; repeat < 100; repeat++) {
         const double start = busy();
-        must(cp_attend(&shape, &queries, q, &keys, k, k, 1, o, lse));
+        must(cp_attend(&(cp_attention){.shape = &shape,
+                                       .query_pieces = &queries,
+                                       .queries = q,
+                                       .key_pieces = &keys,
+                                       .keys = k,
+                                       .values = k,
+                                       .threads = 1,
+                                       .output = o,
+                                       .lse = lse}));
         best = fmin(best, busy() - start);
     }
     free(q);

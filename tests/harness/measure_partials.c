@@ -77,8 +77,16 @@ static void merge(enum way way) {
 static void attend(int64_t first, int64_t count) {
     cp_piece query = all_queries, key = {{0, first, count, 1}, first};
     const cp_pieces query_pieces = {&query, 1, 1}, key_pieces = {&key, 1, 1};
-    if (cp_attend(&shape, &query_pieces, queries, &key_pieces, keys, values, 1,
-                  part, part_lse) != CP_OK) {
+    const cp_attention call = {.shape = &shape,
+                               .query_pieces = &query_pieces,
+                               .queries = queries,
+                               .key_pieces = &key_pieces,
+                               .keys = keys,
+                               .values = values,
+                               .threads = 1,
+                               .output = part,
+                               .lse = part_lse};
+    if (cp_attend(&call) != CP_OK) {
         fprintf(stderr, "%s\n", cp_message());
         exit(1);
     }

@@ -272,8 +272,17 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
     float *output = calloc((size_t)(rows * heads * dim + 1), sizeof(float));
     float *lse = calloc((size_t)(rows * heads + 1), sizeof(float));
     errors sum = {0};
-    cp_attend(&rig->shape, queries, truth->queries, keys, truth->keys,
-              truth->values, 1, output, lse);
+    const cp_kernel kernel = rig->kernel != NULL ? rig->kernel : cp_attend;
+    const cp_attention call = {.shape = &rig->shape,
+                               .query_pieces = queries,
+                               .queries = truth->queries,
+                               .key_pieces = keys,
+                               .keys = truth->keys,
+                               .values = truth->values,
+                               .threads = 1,
+                               .output = output,
+                               .lse = lse};
+    kernel(&call);
     compare(rig, queries, truth, output, lse, &sum);
     free(output);
     free(lse);
@@ -442,13 +451,11 @@ static int64_t who(const float *row, int64_t longest) {
     return (int64_t)row[0] * longest + (int64_t)row[1];
 }
 
-static cp_status ledger_kernel(const cp_shape *shape,
-                               const cp_pieces *query_pieces,
-                               const float *queries,
-                               const cp_pieces *key_pieces, const float *keys,
-                               const float *values, int threads, float *output,
-                               float *lse) {
-    (void)values, (void)threads, (void)output, (void)lse;
+static cp_status ledger_kernel(const cp_attention *call) {
+    const cp_shape *shape = call->shape;
+    const cp_pieces *query_pieces = call->query_pieces;
+    const cp_pieces *key_pieces = call->key_pieces;
+    const float *queries = call->queries, *keys = call->keys;
     job *job = ledger_job;
     const int64_t longest = job->longest, all = longest * job->rig->sequences;
     for (int64_t i = 0; i < query_pieces->count; i++)
