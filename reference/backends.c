@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "attend_job.h"
+#include "bench_rows.h"
 #include "forward.h"
 #include "layers.h"
 #include "threads.h"
@@ -102,6 +103,7 @@ static const cp_backend threads = {
     .kernels = "fp32, OpenMP and BLIS",
     .communicator = "threads of one process",
     .attend = cp_attend_run,
+    .bench = cp_bench_run,
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,

@@ -3,6 +3,7 @@
 #ifndef CP_BACKEND_H
 #define CP_BACKEND_H
 
+#include "bench.h"
 #include "layout.h"
 #include "session.h"
 
@@ -68,6 +69,7 @@ struct cp_backend {
     const char *kernels;      /* for --version */
     const char *communicator; /* for --version */
     cp_status (*attend)(cp_attend_job *job);
+    cp_status (*bench)(const cp_bench *bench);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);
     void (*model_close)(cp_model *model);
     /* Functions of an engine. */

@@ -193,10 +193,11 @@ static const cp_command commands[] = {
     {"logits", "a model's scores of given tokens", cp_command_logits},
     {"tokenize", "text to a model's tokens, and back", cp_command_tokenize},
     {"plan", "who holds what, every hop, bytes and balance", cp_command_plan},
+    {"bench", "how fast attention and the ring are on this machine",
+     cp_command_bench},
     {"simulate", NULL, not_built},
     {"choose", NULL, not_built},
     {"calibrate", NULL, not_built},
-    {"bench", NULL, not_built},
 };
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
@@ -208,7 +209,7 @@ static int overview(void) {
                    commands[i].about);
     puts("\nlongring COMMAND --help says more; longring --version, what is "
          "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
-         "or 1M.\nNot built yet: simulate, choose, calibrate, bench.");
+         "or 1M.\nNot built yet: simulate, choose, calibrate.");
     return finished(CP_OK);
 }
 static int version(void) {

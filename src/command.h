@@ -66,6 +66,7 @@ int64_t cp_history_tokens(const cp_turn *turns, int64_t count);
 int cp_command_line(int count, char *const *arguments);
 
 int cp_command_attend(int count, char *const *arguments);
+int cp_command_bench(int count, char *const *arguments);
 int cp_command_chat(int count, char *const *arguments);
 int cp_command_logits(int count, char *const *arguments);
 int cp_command_plan(int count, char *const *arguments);

@@ -95,7 +95,6 @@ START_TEST(bad_use_is_status_2) {
     refused(2, "not built yet", "$L simulate --table 4");
     refused(2, "not built yet", "$L choose");
     refused(2, "not built yet", "$L calibrate");
-    refused(2, "not built yet", "$L bench --csv");
     refused(2, "did you mean --ranks?", "$L plan --rank 4 --new 5");
     refused(2, "between 1 and", "$L plan --ranks 0 --new 5");
     refused(2, "between 1 and", "$L chat --model m --ranks 100000");

@@ -1,0 +1,225 @@
+/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Attention against what the machine can do: full, causal, decode, merge. */
+#include "bench_rows.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "measure.h"
+#include "partial.h"
+
+typedef struct {
+    const cp_bench *bench;
+    cp_kernel kernel;
+    cp_attention call;
+    cp_span query_span, key_span;
+    cp_piece query_piece, key_piece;
+    cp_pieces query_pieces, key_pieces;
+    float *queries, *keys, *values, *output, *lse;
+} exercise;
+
+static void exercise_free(exercise *it) {
+    free(it->queries);
+    free(it->keys);
+    free(it->values);
+    free(it->output);
+    free(it->lse);
+}
+static cp_status exercise_allocate(exercise *it) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t rows = it->query_span.count, keys = it->key_span.count;
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    const int64_t narrow = shape->kv_heads * shape->head_dim;
+    cp_status status =
+        cp_allocate(&it->queries, rows, wide * 4, "queries of a bench");
+    if (status == CP_OK)
+        status = cp_allocate(&it->output, rows, wide * 4, "a bench's output");
+    if (status == CP_OK)
+        status = cp_allocate(&it->lse, rows, shape->query_heads * 4, "LSE");
+    if (status == CP_OK)
+        status = cp_allocate(&it->keys, keys, narrow * 4, "keys of a bench");
+    if (status == CP_OK)
+        status = cp_allocate(&it->values, keys, narrow * 4, "values");
+    if (status != CP_OK)
+        return status;
+    const int threads = it->bench->threads;
+    cp_measure_fill(it->queries, rows * wide, 1, threads);
+    cp_measure_fill(it->keys, keys * narrow, 2, threads);
+    cp_measure_fill(it->values, keys * narrow, 3, threads);
+    return CP_OK;
+}
+static void exercise_prepare(exercise *it) {
+    it->query_piece = (cp_piece){it->query_span, 0};
+    it->key_piece = (cp_piece){it->key_span, 0};
+    it->query_pieces = (cp_pieces){&it->query_piece, 1, 1};
+    it->key_pieces = (cp_pieces){&it->key_piece, 1, 1};
+    it->kernel = cp_measure_kernel(it->bench);
+    it->call = (cp_attention){.shape = &it->bench->shape,
+                              .query_pieces = &it->query_pieces,
+                              .queries = it->queries,
+                              .key_pieces = &it->key_pieces,
+                              .keys = it->keys,
+                              .values = it->values,
+                              .threads = it->bench->threads,
+                              .output = it->output,
+                              .lse = it->lse};
+}
+
+static cp_status exercise_run(void *context, double *seconds) {
+    exercise *it = context;
+    const double start = cp_measure_now();
+    const cp_status status = it->kernel(&it->call);
+    *seconds = cp_measure_now() - start;
+    return status;
+}
+static double operations(const exercise *it) {
+    const cp_shape *shape = &it->bench->shape;
+    return 4.0 * (double)(shape->query_heads * shape->head_dim) *
+           (double)cp_span_pairs(it->query_span, it->key_span);
+}
+
+static double bytes(const exercise *it) {
+    const cp_shape *shape = &it->bench->shape;
+    return 8.0 * (double)(shape->kv_heads * shape->head_dim) *
+           (double)it->key_span.count;
+}
+
+static cp_status contest(exercise *it, cp_bench_row row, double work,
+                         const cp_entrant *ceiling) {
+    cp_entrant entrants[2] = {
+        *ceiling, {.run = exercise_run, .context = it, .work = work}};
+    cp_status status = exercise_allocate(it);
+    if (status == CP_OK) {
+        exercise_prepare(it);
+        status = cp_measure_rounds(it->bench, 2, entrants);
+    }
+    if (status == CP_OK)
+        cp_measure_report(it->bench, row, 1e9, &entrants[1], &entrants[0],
+                          NULL);
+    exercise_free(it);
+    return status;
+}
+static cp_status prefill_row(const cp_bench *bench, bool causal,
+                             int64_t tokens) {
+    exercise it = {.bench = bench,
+                   .query_span = {0, causal ? 0 : tokens, tokens, 1},
+                   .key_span = {0, 0, tokens, 1}};
+    cp_bench_row row = {.unit = "GFLOP/s", .of = "fma"};
+    snprintf(row.what, sizeof(row.what), "%s/%lld", causal ? "causal" : "full",
+             (long long)tokens);
+    const cp_entrant ceiling = cp_measure_fma(&bench->threads);
+    return contest(&it, row, operations(&it), &ceiling);
+}
+
+static cp_status decode_row(const cp_bench *bench, const cp_entrant *read,
+                            int64_t keys) {
+    exercise it = {.bench = bench,
+                   .query_span = {0, keys - 1, 1, 1},
+                   .key_span = {0, 0, keys, 1}};
+    cp_bench_row row = {.unit = "GB/s", .of = "read"};
+    snprintf(row.what, sizeof(row.what), "decode/%lld", (long long)keys);
+    return contest(&it, row, bytes(&it), read);
+}
+typedef struct {
+    const cp_bench *bench;
+    cp_partial ours, other;
+} merging;
+
+static cp_status merge_run(void *context, double *seconds) {
+    const merging *it = context;
+    const int64_t heads = it->ours.heads, dim = it->ours.dim;
+    const int threads = it->bench->threads;
+    const double start = cp_measure_now();
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const int64_t first = it->ours.rows * t / threads;
+        const int64_t rows = it->ours.rows * (t + 1) / threads - first;
+        cp_partial ours = {rows, heads, dim,
+                           it->ours.output + first * heads * dim,
+                           it->ours.lse + first * heads};
+        const cp_partial other = {rows, heads, dim,
+                                  it->other.output + first * heads * dim,
+                                  it->other.lse + first * heads};
+        cp_partial_merge(&ours, &other);
+    }
+    *seconds = cp_measure_now() - start;
+    return CP_OK;
+}
+static cp_status partial_new(const cp_bench *bench, int64_t rows,
+                             cp_partial *out) {
+    const int64_t heads = bench->shape.query_heads;
+    const int64_t dim = bench->shape.head_dim;
+    *out = (cp_partial){rows, heads, dim, NULL, NULL};
+    cp_status status =
+        cp_allocate(&out->output, rows, heads * dim * 4, "a partial");
+    if (status == CP_OK)
+        status = cp_allocate(&out->lse, rows, heads * 4, "LSE");
+    if (status == CP_OK) {
+        cp_measure_fill(out->output, rows * heads * dim, 4, bench->threads);
+        cp_measure_fill(out->lse, rows * heads, 5, bench->threads);
+    }
+    return status;
+}
+
+static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
+                           int64_t tokens) {
+    merging it = {.bench = bench};
+    cp_bench_row row = {.unit = "GB/s", .of = "read"};
+    snprintf(row.what, sizeof(row.what), "merge/%lld", (long long)tokens);
+    cp_status status = partial_new(bench, tokens, &it.ours);
+    if (status == CP_OK)
+        status = partial_new(bench, tokens, &it.other);
+    const double moved = 12.0 * (double)(tokens * bench->shape.query_heads) *
+                         (double)(bench->shape.head_dim + 1);
+    cp_entrant entrants[2] = {
+        *read, {.run = merge_run, .context = &it, .work = moved}};
+    if (status == CP_OK)
+        status = cp_measure_rounds(bench, 2, entrants);
+    if (status == CP_OK)
+        cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0], NULL);
+    free(it.ours.output);
+    free(it.ours.lse);
+    free(it.other.output);
+    free(it.other.lse);
+    return status;
+}
+static cp_status ceiling_row(const cp_bench *bench, const char *what,
+                             const char *unit, cp_entrant *ceiling) {
+    cp_bench_row row = {.unit = unit, .of = ""};
+    snprintf(row.what, sizeof(row.what), "%s", what);
+    const cp_status status = cp_measure_rounds(bench, 1, ceiling);
+    if (status == CP_OK)
+        cp_measure_report(bench, row, 1e9, ceiling, NULL, NULL);
+    return status;
+}
+static cp_status reading_rows(const cp_bench *bench) {
+    const bool *parts = bench->parts;
+    if (!parts[CP_BENCH_READ] && !parts[CP_BENCH_DECODE] &&
+        !parts[CP_BENCH_MERGE])
+        return CP_OK;
+    cp_entrant read;
+    cp_status status = cp_measure_read(bench->threads, &read);
+    if (status == CP_OK && parts[CP_BENCH_READ])
+        status = ceiling_row(bench, "read", "GB/s", &read);
+    for (int64_t i = 0; parts[CP_BENCH_DECODE] && i < bench->keys.count; i++)
+        if (status == CP_OK)
+            status = decode_row(bench, &read, bench->keys.items[i]);
+    for (int64_t i = 0; parts[CP_BENCH_MERGE] && i < bench->tokens.count; i++)
+        if (status == CP_OK)
+            status = merge_row(bench, &read, bench->tokens.items[i]);
+    cp_measure_read_free(&read);
+    return status;
+}
+cp_status cp_bench_attention(const cp_bench *bench) {
+    cp_status status = CP_OK;
+    if (bench->parts[CP_BENCH_FMA]) {
+        cp_entrant fma = cp_measure_fma(&bench->threads);
+        status = ceiling_row(bench, "fma", "GFLOP/s", &fma);
+    }
+    for (int causal = 0; causal < 2; causal++)
+        for (int64_t i = 0; i < bench->tokens.count; i++)
+            if (status == CP_OK &&
+                bench->parts[causal ? CP_BENCH_CAUSAL : CP_BENCH_FULL])
+                status = prefill_row(bench, causal, bench->tokens.items[i]);
+    return status == CP_OK ? reading_rows(bench) : status;
+}

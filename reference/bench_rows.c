@@ -1,0 +1,10 @@
+/* Tangled from book/11-bench.nw; edit the chapter. */
+/* The whole bench, part by part. */
+#include "bench_rows.h"
+
+cp_status cp_bench_run(const cp_bench *bench) {
+    cp_status status = cp_bench_attention(bench);
+    if (status == CP_OK && bench->parts[CP_BENCH_RING])
+        status = cp_bench_ring(bench);
+    return status;
+}

@@ -1,0 +1,19 @@
+/* Tangled from book/11-bench.nw; edit the chapter. */
+/* The parts of the bench, each of which reports its rows. */
+#ifndef CP_BENCH_ROWS_H
+#define CP_BENCH_ROWS_H
+
+#include "bench.h"
+
+/* Measure attention and report its rows: the ceilings, full, causal, decode
+ * and merge, as bench->parts asks. Fails with CP_MEMORY. */
+cp_status cp_bench_attention(const cp_bench *bench);
+
+/* Measure rings of each of bench->ranks against one rank, with the same cores
+ * in all. Fails with CP_MEMORY, or as the ranks do. */
+cp_status cp_bench_ring(const cp_bench *bench);
+
+/* All that bench asks for, row by row. Fails as its parts do. */
+cp_status cp_bench_run(const cp_bench *bench);
+
+#endif

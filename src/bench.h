@@ -1,0 +1,54 @@
+/* Tangled from book/11-bench.nw; edit the chapter. */
+/* What a bench measures and what comes out. Not how: that is a backend's. */
+#ifndef CP_BENCH_H
+#define CP_BENCH_H
+
+#include "options.h"
+#include "span.h"
+
+/* What can be measured. */
+typedef enum {
+    CP_BENCH_FMA,    /* multiply-adds that never leave the registers */
+    CP_BENCH_READ,   /* a sum over more memory than any cache holds */
+    CP_BENCH_FULL,   /* attention, every key visible to every query */
+    CP_BENCH_CAUSAL, /* attention of a prompt to itself */
+    CP_BENCH_DECODE, /* one new token over a long past */
+    CP_BENCH_MERGE,  /* of two partials */
+    CP_BENCH_RING,   /* ranks against one rank */
+    CP_BENCH_PARTS,
+} cp_bench_part;
+
+/* Of the rounds of one run. All zero: there is none. */
+typedef struct {
+    double median, low, high;
+} cp_spread;
+
+/* What came out for one thing. */
+typedef struct {
+    char what[64];       /* unlike any other row's: "causal/4096" */
+    const char *unit;    /* of the rates: "GFLOP/s" */
+    double rate;         /* the median */
+    double milliseconds; /* the median, of one run */
+    const char *of;      /* what the fraction is a fraction of, or "" */
+    cp_spread fraction;  /* our rate / that one's */
+    double peer_rate;    /* 0: no peer took part */
+    cp_spread ratio;     /* our rate / the peer's */
+} cp_bench_row;
+
+enum { CP_BENCH_ROUNDS = 99 }; /* more than this is refused */
+
+/* What to measure, how, and where the rows go. */
+typedef struct {
+    bool parts[CP_BENCH_PARTS];
+    cp_shape shape;
+    cp_counts tokens; /* lengths of prompts */
+    cp_counts keys;   /* lengths of the past, for decode */
+    cp_counts ranks;  /* sizes of the ring */
+    int threads;      /* of the whole machine, for everything */
+    int rounds;
+    bool first_kernel; /* chapter 1's, not the fast one */
+    void (*row)(void *context, const cp_bench_row *row);
+    void *context;
+} cp_bench;
+
+#endif
