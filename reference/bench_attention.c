@@ -84,18 +84,39 @@ static double bytes(const exercise *it) {
            (double)it->key_span.count;
 }
 
+typedef struct {
+    cp_peer *peer;
+    const exercise *same;
+} stranger;
+
+static cp_status stranger_run(void *context, double *seconds) {
+    const stranger *it = context;
+    const cp_bench *bench = it->same->bench;
+    const cp_shape *shape = &bench->shape;
+    const bool causal =
+        it->same->query_span.count > 1 && it->same->query_span.start == 0;
+    return cp_peer_ask(
+        it->peer, seconds, "%d %lld %lld %lld %lld %lld %d", bench->threads,
+        (long long)it->same->query_span.count,
+        (long long)it->same->key_span.count, (long long)shape->query_heads,
+        (long long)shape->kv_heads, (long long)shape->head_dim, causal);
+}
 static cp_status contest(exercise *it, cp_bench_row row, double work,
                          const cp_entrant *ceiling) {
-    cp_entrant entrants[2] = {
-        *ceiling, {.run = exercise_run, .context = it, .work = work}};
+    stranger other = {it->bench->peer, it};
+    cp_entrant entrants[3] = {
+        *ceiling,
+        {.run = exercise_run, .context = it, .work = work},
+        {.run = stranger_run, .context = &other, .work = work}};
+    const int count = other.peer != NULL ? 3 : 2;
     cp_status status = exercise_allocate(it);
     if (status == CP_OK) {
         exercise_prepare(it);
-        status = cp_measure_rounds(it->bench, 2, entrants);
+        status = cp_measure_rounds(it->bench, count, entrants);
     }
     if (status == CP_OK)
         cp_measure_report(it->bench, row, 1e9, &entrants[1], &entrants[0],
-                          NULL);
+                          count == 3 ? &entrants[2] : NULL);
     exercise_free(it);
     return status;
 }

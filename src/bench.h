@@ -4,6 +4,7 @@
 #define CP_BENCH_H
 
 #include "options.h"
+#include "peer.h"
 #include "span.h"
 
 /* What can be measured. */
@@ -47,6 +48,7 @@ typedef struct {
     int threads;      /* of the whole machine, for everything */
     int rounds;
     bool first_kernel; /* chapter 1's, not the fast one */
+    cp_peer *peer;     /* who else does the same; or NULL */
     void (*row)(void *context, const cp_bench_row *row);
     void *context;
 } cp_bench;

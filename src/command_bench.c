@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "command.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -16,7 +17,9 @@ typedef struct {
     const char *only;
     cp_counts heads;
     int64_t threads, rounds;
-    int kernel, on;
+    int kernel, on, peer;
+    const char *python;
+    double patience;
     bool csv;
     /* What they come to. */
     int count; /* of arguments, for the head of the file */
@@ -181,21 +184,40 @@ static void title_print(const bench_run *run) {
            cp_plural(run->bench.rounds));
 }
 
+enum { PEER_NONE, PEER_TORCH, PEER_LLAMA };
+
+static cp_status peer_start(bench_run *run) {
+    const char *python = run->python;
+    if (run->peer == PEER_NONE)
+        return CP_OK;
+    if (python == NULL || python[0] == '\0')
+        python = "python3";
+    return cp_peer_start("torch", python, NULL, run->patience,
+                         &run->bench.peer);
+}
+
 static cp_status bench_work(void *context) {
     bench_run *run = context;
     run->bench.row = row_print;
     run->bench.context = run;
+    cp_status status = peer_start(run);
+    if (status != CP_OK)
+        return status;
     if (run->csv)
         head_print(run);
     else
         title_print(run);
     fflush(stdout);
-    return run->backend->bench(&run->bench);
+    status = run->backend->bench(&run->bench);
+    cp_peer_stop(run->bench.peer);
+    return status;
 }
 
 int cp_command_bench(int count, char *const *arguments) {
     bench_run run = {.threads = cp_host_cores(),
                      .rounds = 5,
+                     .python = getenv("PYTHON"),
+                     .patience = 600,
                      .count = count,
                      .arguments = arguments};
     const cp_option options[] = {
@@ -216,6 +238,13 @@ int cp_command_bench(int count, char *const *arguments) {
          "which attention kernel: the fast one, or chapter 1's (default fast)"},
         {"rounds", CP_COUNT, &run.rounds, "N",
          "how often each is measured, in turn (default 5)"},
+        {"peer", CP_ONE_OF, &run.peer, "none|torch|llama",
+         "who does the same beside us: PyTorch, or llama-cpp-python with "
+         "--model"},
+        {"python", CP_WORD, &run.python, "PATH",
+         "the Python of the peer (default $PYTHON, or python3)"},
+        {"patience", CP_NUMBER, &run.patience, "SECONDS",
+         "how long a peer may take for an answer (default 600)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"csv", CP_FLAG, &run.csv, NULL,
