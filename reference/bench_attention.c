@@ -43,9 +43,9 @@ static cp_status exercise_allocate(exercise *it) {
     if (status != CP_OK)
         return status;
     const int threads = it->bench->threads;
-    cp_measure_fill(it->queries, rows * wide, 1, threads);
-    cp_measure_fill(it->keys, keys * narrow, 2, threads);
-    cp_measure_fill(it->values, keys * narrow, 3, threads);
+    cp_measure_fill(it->queries, 0, rows * wide, 1, threads);
+    cp_measure_fill(it->keys, 0, keys * narrow, 2, threads);
+    cp_measure_fill(it->values, 0, keys * narrow, 3, threads);
     return CP_OK;
 }
 static void exercise_prepare(exercise *it) {
@@ -176,8 +176,8 @@ static cp_status partial_new(const cp_bench *bench, int64_t rows,
     if (status == CP_OK)
         status = cp_allocate(&out->lse, rows, heads * 4, "LSE");
     if (status == CP_OK) {
-        cp_measure_fill(out->output, rows * heads * dim, 4, bench->threads);
-        cp_measure_fill(out->lse, rows * heads, 5, bench->threads);
+        cp_measure_fill(out->output, 0, rows * heads * dim, 4, bench->threads);
+        cp_measure_fill(out->lse, 0, rows * heads, 5, bench->threads);
     }
     return status;
 }

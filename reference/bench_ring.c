@@ -56,10 +56,10 @@ static void rank_fill(const ring *it, int rank) {
     const int64_t rows = it->layout->queries[rank].rows;
     const int64_t narrow = rows * shape->kv_heads * shape->head_dim;
     const uint64_t seed = 10 + 3 * (uint64_t)rank;
-    cp_measure_fill(cp_walker_queries(walker),
+    cp_measure_fill(cp_walker_queries(walker), 0,
                     rows * shape->query_heads * shape->head_dim, seed, 1);
-    cp_measure_fill(cp_walker_new_keys(walker), narrow, seed + 1, 1);
-    cp_measure_fill(cp_walker_new_values(walker), narrow, seed + 2, 1);
+    cp_measure_fill(cp_walker_new_keys(walker), 0, narrow, seed + 1, 1);
+    cp_measure_fill(cp_walker_new_values(walker), 0, narrow, seed + 2, 1);
 }
 static cp_status rank_run(cp_comm *comm, void *context) {
     ring *it = context;

@@ -13,6 +13,16 @@ cp_status cp_bench_attention(const cp_bench *bench);
  * in all. Fails with CP_MEMORY, or as the ranks do. */
 cp_status cp_bench_ring(const cp_bench *bench);
 
+/* Measure prompts and generation of bench->model. CP_CAPACITY if a prompt and
+ * what is generated after it are more than the model's positions. */
+cp_status cp_bench_model(const cp_bench *bench);
+
+/* A conversation of bench->keys tokens: a follow-up of bench->tokens and
+ * bench->generate steps of decode on bench->ranks, with memory and time as
+ * facts. CP_BROKEN if a sampled row differs from the oracle's by more than
+ * 1e-6, or its LSE by 5e-6. */
+cp_status cp_bench_million(const cp_bench *bench);
+
 /* All that bench asks for, row by row. Fails as its parts do. */
 cp_status cp_bench_run(const cp_bench *bench);
 

@@ -27,6 +27,8 @@ cp_status cp_measure_rounds(const cp_bench *bench, int count,
         for (int i = 0; i < count; i++) {
             cp_entrant *it = &entrants[i];
             double seconds = 0;
+            if (round < 0 && it->warm)
+                continue;
             if (bench->peer != NULL)
                 rest();
             const cp_status status = it->run(it->context, &seconds);
@@ -64,9 +66,10 @@ void cp_measure_report(const cp_bench *bench, cp_bench_row row, double unit,
     const int rounds = bench->rounds;
     const double rate = spread_of(ours->rates, rounds).median;
     row.rate = rate / unit;
-    row.milliseconds = 1e3 * ours->work / rate;
-    if (base != NULL)
+    if (base != NULL) {
+        row.milliseconds = 1e3 * ours->work / rate;
         row.fraction = quotient(ours, base, rounds);
+    }
     if (peer != NULL) {
         row.peer_rate = spread_of(peer->rates, rounds).median / unit;
         row.ratio = quotient(ours, peer, rounds);
@@ -201,10 +204,11 @@ cp_status cp_measure_read(int threads, cp_entrant *out) {
     return CP_OK;
 }
 
-void cp_measure_fill(float *tensor, int64_t count, uint64_t seed, int threads) {
+void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
+                     int threads) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < count; i++) {
-        uint64_t h = (uint64_t)i * 0x9E3779B97F4A7C15u + seed;
+        uint64_t h = (uint64_t)(first + i) * 0x9E3779B97F4A7C15u + seed;
         h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
         tensor[i] = (float)(h >> 40) * 0x1p-23f - 1;
     }

@@ -10,14 +10,15 @@
 typedef struct {
     cp_status (*run)(void *context, double *seconds);
     void *context;
-    double work;                   /* of one run: operations, bytes, tokens */
+    double work; /* of one run: operations, bytes, tokens */
+    bool warm;   /* leave out the first run, which is not measured */
     double rates[CP_BENCH_ROUNDS]; /* work per second, round by round */
 } cp_entrant;
 
 /* Seconds on a clock that only goes forward. */
 double cp_measure_now(void);
 
-/* Run each entrant once, unmeasured; then bench->rounds times all of them in
+/* Run each entrant once, unmeasured, unless it is warm; then bench->rounds times all of them in
  * turn. Fails as an entrant does. */
 cp_status cp_measure_rounds(const cp_bench *bench, int count,
                             cp_entrant *entrants);
@@ -37,8 +38,10 @@ cp_entrant cp_measure_fma(const int *threads);
 cp_status cp_measure_read(int threads, cp_entrant *out);
 void cp_measure_read_free(cp_entrant *it);
 
-/* Fill a tensor with numbers between -1 and 1, from seed and place alone. */
-void cp_measure_fill(float *tensor, int64_t count, uint64_t seed, int threads);
+/* Fill a tensor with numbers between -1 and 1, from seed and place alone;
+ * tensor[0] is at place first. */
+void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
+                     int threads);
 
 /* The kernel that the bench is about. */
 cp_kernel cp_measure_kernel(const cp_bench *bench);

@@ -5,17 +5,18 @@
 
 #include "options.h"
 #include "peer.h"
-#include "span.h"
+#include "session.h"
 
 /* What can be measured. */
 typedef enum {
-    CP_BENCH_FMA,    /* multiply-adds that never leave the registers */
-    CP_BENCH_READ,   /* a sum over more memory than any cache holds */
-    CP_BENCH_FULL,   /* attention, every key visible to every query */
-    CP_BENCH_CAUSAL, /* attention of a prompt to itself */
-    CP_BENCH_DECODE, /* one new token over a long past */
-    CP_BENCH_MERGE,  /* of two partials */
-    CP_BENCH_RING,   /* ranks against one rank */
+    CP_BENCH_FMA,     /* multiply-adds that never leave the registers */
+    CP_BENCH_READ,    /* a sum over more memory than any cache holds */
+    CP_BENCH_FULL,    /* attention, every key visible to every query */
+    CP_BENCH_CAUSAL,  /* attention of a prompt to itself */
+    CP_BENCH_DECODE,  /* one new token over a long past */
+    CP_BENCH_MERGE,   /* of two partials */
+    CP_BENCH_RING,    /* ranks against one rank */
+    CP_BENCH_MILLION, /* a follow-up and decode over a million tokens */
     CP_BENCH_PARTS,
 } cp_bench_part;
 
@@ -29,12 +30,18 @@ typedef struct {
     char what[64];       /* unlike any other row's: "causal/4096" */
     const char *unit;    /* of the rates: "GFLOP/s" */
     double rate;         /* the median */
-    double milliseconds; /* the median, of one run */
+    double milliseconds; /* the median, of one run; 0: not a run */
     const char *of;      /* what the fraction is a fraction of, or "" */
     cp_spread fraction;  /* our rate / that one's */
     double peer_rate;    /* 0: no peer took part */
     cp_spread ratio;     /* our rate / the peer's */
 } cp_bench_row;
+
+typedef struct {
+    char what[64];
+    double value;
+    const char *unit;
+} cp_bench_fact;
 
 enum { CP_BENCH_ROUNDS = 99 }; /* more than this is refused */
 
@@ -47,9 +54,13 @@ typedef struct {
     cp_counts ranks;  /* sizes of the ring */
     int threads;      /* of the whole machine, for everything */
     int rounds;
-    bool first_kernel; /* chapter 1's, not the fast one */
-    cp_peer *peer;     /* who else does the same; or NULL */
+    bool first_kernel;     /* chapter 1's, not the fast one */
+    cp_peer *peer;         /* who else does the same; or NULL */
+    const cp_model *model; /* measure it, and no parts; or NULL */
+    cp_counts prompts;     /* of the model */
+    int64_t generate;      /* tokens after each prompt, or after the million */
     void (*row)(void *context, const cp_bench_row *row);
+    void (*fact)(void *context, const cp_bench_fact *fact);
     void *context;
 } cp_bench;
 
