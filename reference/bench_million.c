@@ -376,7 +376,9 @@ static void conversation_free(conversation *it) {
     cp_cache_free(it->cache);
 }
 static cp_status follow_up(conversation *it, int64_t fresh) {
-    const cp_status status = call_run(it, CP_PASS_Q, fresh);
+    const cp_variant asked = it->bench->variant;
+    const cp_status status =
+        call_run(it, asked == CP_AUTO ? CP_PASS_Q : asked, fresh);
     if (status != CP_OK)
         return status;
     fact_give(it->bench, it->wall, "seconds", "follow-up");

@@ -186,23 +186,9 @@ static void contest_report(const model_contest *it) {
                           &ours[1], &all[1], peer != NULL ? peer + 1 : NULL);
     }
 }
-static cp_status rooms_check(const cp_bench *bench) {
-    const int64_t room = cp_model_describe(bench->model)->positions;
-    for (int64_t i = 0; i < bench->prompts.count; i++)
-        if (bench->prompts.items[i] + bench->generate > room)
-            return cp_fail(CP_CAPACITY,
-                           "--prompt %lld: with %lld generated more than the "
-                           "model's %lld positions",
-                           (long long)bench->prompts.items[i],
-                           (long long)bench->generate, (long long)room);
-    return CP_OK;
-}
-
 cp_status cp_bench_model(const cp_bench *bench) {
     cp_entrant read = {0};
-    cp_status status = rooms_check(bench);
-    if (status == CP_OK)
-        status = cp_measure_read(bench->threads, &read);
+    cp_status status = cp_measure_read(bench->threads, &read);
     for (int64_t i = 0; i < bench->prompts.count && status == CP_OK; i++) {
         model_contest it = {.bench = bench, .prompt = bench->prompts.items[i]};
         status = contest_allocate(&it);

@@ -13,8 +13,8 @@ cp_status cp_bench_attention(const cp_bench *bench);
  * in all. Fails with CP_MEMORY, or as the ranks do. */
 cp_status cp_bench_ring(const cp_bench *bench);
 
-/* Measure prompts and generation of bench->model. CP_CAPACITY if a prompt and
- * what is generated after it are more than the model's positions. */
+/* Measure prompts and generation of bench->model, whose positions are enough
+ * for them. Fails as a session does. */
 cp_status cp_bench_model(const cp_bench *bench);
 
 /* A conversation of bench->keys tokens: a follow-up of bench->tokens and

@@ -59,6 +59,7 @@ typedef struct {
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
     int64_t generate;      /* tokens after each prompt, or after the million */
+    cp_variant variant;    /* of the million's follow-up */
     void (*row)(void *context, const cp_bench_row *row);
     void (*fact)(void *context, const cp_bench_fact *fact);
     void *context;

@@ -17,7 +17,7 @@ typedef struct {
     const char *only, *model;
     cp_counts heads;
     int64_t threads, rounds, generate; /* below 0: not given */
-    int kernel, on, peer;
+    int kernel, on, peer, variant;
     const char *python;
     double patience;
     bool csv;
@@ -52,11 +52,14 @@ static cp_status part_take(bench_run *run, const char *text, int64_t length) {
             return CP_OK;
         }
     const char *near = cp_nearest(text, length, CP_BENCH_PARTS, part_names);
+    if (near != NULL)
+        return cp_fail(CP_INVALID,
+                       "--only %.*s: no such part; did you mean %s?",
+                       (int)length, text, near);
     return cp_fail(CP_INVALID,
-                   "--only %.*s: no such part%s%s; there are fma, read, full, "
+                   "--only %.*s: no such part; there are fma, read, full, "
                    "causal, decode, merge, ring and million",
-                   (int)length, text, near != NULL ? ", did you mean " : "",
-                   near != NULL ? near : "");
+                   (int)length, text);
 }
 
 static cp_status parts_take(bench_run *run) {
@@ -111,6 +114,8 @@ static cp_status model_check(const bench_run *run) {
         return useless("heads", "with --model");
     if (run->kernel == KERNEL_FIRST)
         return useless("kernel first", "with --model");
+    if (run->variant != CP_AUTO)
+        return useless("variant", "with --model");
     if (run->peer == PEER_TORCH)
         return useless("peer torch", "with --model; --peer llama has");
     return CP_OK;
@@ -127,6 +132,10 @@ static cp_status attention_check(const bench_run *run) {
         return useless("peer llama", "without --model");
     if (run->peer != PEER_NONE && million)
         return useless("peer", "for the million");
+    if (run->variant != CP_AUTO && !million)
+        return useless("variant", "without --only million");
+    if (run->variant == CP_DECODE)
+        return cp_fail(CP_INVALID, "--variant decode: a follow-up cannot");
     if (million && (bench->tokens.count > 1 || bench->keys.count > 1 ||
                     bench->ranks.count > 1))
         return cp_fail(CP_INVALID, "--tokens, --keys and --ranks: the million "
@@ -191,6 +200,7 @@ static cp_status numbers_take(bench_run *run) {
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->generate = run->generate;
+    bench->variant = (cp_variant)run->variant;
     bench->first_kernel = run->kernel == KERNEL_FIRST;
     return status;
 }
@@ -317,6 +327,18 @@ static cp_status peer_start(bench_run *run) {
                          &run->bench.peer);
 }
 
+static cp_status rooms_check(const cp_bench *bench) {
+    const int64_t room = cp_model_describe(bench->model)->positions;
+    for (int64_t i = 0; i < bench->prompts.count; i++)
+        if (bench->prompts.items[i] + bench->generate > room)
+            return cp_fail(CP_CAPACITY,
+                           "--prompt %lld: with %lld generated more than the "
+                           "model's %lld positions",
+                           (long long)bench->prompts.items[i],
+                           (long long)bench->generate, (long long)room);
+    return CP_OK;
+}
+
 static cp_status weights_load(bench_run *run) {
     if (run->model == NULL)
         return CP_OK;
@@ -325,7 +347,7 @@ static cp_status weights_load(bench_run *run) {
         status = cp_command_about(
             cp_model_open(run->backend, run->file, &run->weights), run->model);
     run->bench.model = run->weights;
-    return status;
+    return status == CP_OK ? rooms_check(&run->bench) : status;
 }
 static cp_status bench_work(void *context) {
     bench_run *run = context;
@@ -392,6 +414,8 @@ int cp_command_bench(int count, char *const *arguments) {
          "the Python of the peer (default $PYTHON, or python3)"},
         {"patience", CP_NUMBER, &run.patience, "SECONDS",
          "how long a peer may take for an answer (default 600)"},
+        {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
+         "which ring, for the million (default auto: pass-q)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"csv", CP_FLAG, &run.csv, NULL,

@@ -1,0 +1,357 @@
+/* Tangled from book/11-bench.nw; edit the chapter. */
+/* The bench: rounds, rows, refusals, and peers that misbehave. */
+#define _GNU_SOURCE
+#include "reference/measure.h"
+#include "tests/harness/suite.h"
+#include "tests/harness/tiny_gguf.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static char order[100];
+
+typedef struct {
+    char name;
+    int at;
+    double seconds[8];
+} scripted;
+
+static cp_status scripted_run(void *context, double *seconds) {
+    scripted *it = context;
+    order[strlen(order)] = it->name;
+    *seconds = it->seconds[it->at++];
+    return CP_OK;
+}
+
+static cp_bench_row reported;
+
+static void row_keep(void *context, const cp_bench_row *row) {
+    (void)context;
+    reported = *row;
+}
+START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
+    scripted a = {'a', 0, {9, 2, 20, 1}}, b = {'b', 0, {4, 40, 2}};
+    cp_entrant entrants[] = {
+        {.run = scripted_run, .context = &a, .work = 8},
+        {.run = scripted_run, .context = &b, .work = 8, .warm = true}};
+    const cp_bench bench = {.rounds = 3, .row = row_keep};
+    const cp_bench_row row = {.unit = "things", .of = "b"};
+    order[0] = '\0';
+    memset(order, 0, sizeof(order));
+    ck_assert_int_eq(cp_measure_rounds(&bench, 2, entrants), CP_OK);
+    ck_assert_str_eq(order, "aababab");
+    cp_measure_report(&bench, row, 2, &entrants[0], &entrants[1], &entrants[1]);
+    ck_assert_double_eq(reported.rate, 2);
+    ck_assert_double_eq(reported.milliseconds, 2000);
+    ck_assert_double_eq(reported.fraction.median, 2);
+    ck_assert_double_eq(reported.fraction.low, 2);
+    ck_assert_double_eq(reported.peer_rate, 1);
+    ck_assert_double_eq(reported.ratio.high, 2);
+}
+END_TEST
+
+START_TEST(an_even_number_of_rounds_has_a_middle) {
+    scripted a = {'a', 0, {1, 1, 2, 4, 8}};
+    cp_entrant entrant = {.run = scripted_run, .context = &a, .work = 8};
+    const cp_bench bench = {.rounds = 4, .row = row_keep};
+    const cp_bench_row row = {.unit = "things", .of = ""};
+    memset(order, 0, sizeof(order));
+    ck_assert_int_eq(cp_measure_rounds(&bench, 1, &entrant), CP_OK);
+    cp_measure_report(&bench, row, 1, &entrant, NULL, NULL);
+    ck_assert_double_eq(reported.rate, 3);
+    ck_assert_double_eq(reported.milliseconds, 0);
+    ck_assert_double_eq(reported.fraction.median, 0);
+    ck_assert_double_eq(reported.peer_rate, 0);
+}
+END_TEST
+
+static char directory[64], output[1 << 16], errors[1 << 12];
+
+static void make_directory(void) {
+    snprintf(directory, sizeof(directory), "/tmp/longring-bench-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+}
+
+static void remove_directory(void) {
+    char command[128];
+    snprintf(command, sizeof(command), "rm -r %s", directory);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static void slurp(const char *name, char *text, size_t size) {
+    char path[128];
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
+    FILE *file = fopen(path, "rb");
+    ck_assert_ptr_nonnull(file);
+    text[fread(text, 1, size - 1, file)] = '\0';
+    fclose(file);
+}
+
+static int shell(const char *line) {
+    char whole[2400];
+    const char *program = getenv("LONGRING");
+    snprintf(whole, sizeof(whole),
+             "unset PYTHON; B='%s bench' D=%s; { %s; } >%s/out 2>%s/err",
+             program != NULL ? program : "build/longring", directory, line,
+             directory, directory);
+    const int status = system(whole);
+    slurp("out", output, sizeof(output));
+    slurp("err", errors, sizeof(errors));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+static void refused(int status, const char *because, const char *line) {
+    ck_assert_msg(shell(line) == status && output[0] == '\0',
+                  "%s: not status %d: '%s' '%s'", line, status, output, errors);
+    const char *end = strchr(errors, '\n');
+    ck_assert_msg(strncmp(errors, "longring: ", 10) == 0 && end != NULL &&
+                      end[1] == '\0',
+                  "%s: '%s' is not one line", line, errors);
+    ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", line,
+                  errors, because);
+}
+
+static void all_fine(const char *line) {
+    const int status = shell(line);
+    ck_assert_msg(status == 0 && errors[0] == '\0', "%s: status %d, '%s'", line,
+                  status, errors);
+}
+
+enum { COLUMNS = 13 };
+
+/* Column, from 0, of the row of that name; fails if there is none, or if it
+ * has not as many columns as the head. */
+static double cell(const char *name, int column) {
+    const char *row = output;
+    const size_t length = strlen(name);
+    while (row != NULL &&
+           !(strncmp(row, name, length) == 0 && row[length] == ',')) {
+        row = strchr(row, '\n');
+        row = row != NULL ? row + 1 : NULL;
+    }
+    ck_assert_msg(row != NULL, "no row %s in '%s'", name, output);
+    const char *found = row;
+    int columns = 1;
+    for (const char *c = row; *c != '\n' && *c != '\0'; c++)
+        if (*c == ',' && columns++ == column)
+            found = c + 1;
+    ck_assert_msg(columns == COLUMNS || columns == 3, "%s has %d columns", name,
+                  columns);
+    return strtod(found, NULL);
+}
+
+static void positive(const char *name, int first, int last) {
+    for (int column = first; column <= last; column++)
+        ck_assert_msg(cell(name, column) > 0 && isfinite(cell(name, column)),
+                      "%s, column %d: %g in '%s'", name, column,
+                      cell(name, column), output);
+}
+
+START_TEST(all_rows_are_numbers) {
+    all_fine("$B --csv --tokens 16,40 --keys 70 --heads 4,2,24 --ranks 3 "
+             "--threads 2 --rounds 2");
+    ck_assert_ptr_nonnull(strstr(output, "# machine: "));
+    ck_assert_ptr_nonnull(strstr(output, " cores of "));
+    ck_assert_ptr_nonnull(strstr(output, "\n# date: 2"));
+    ck_assert_ptr_nonnull(strstr(output, "\n# commit: "));
+    ck_assert_ptr_nonnull(strstr(output, "\n# command: longring bench --csv"));
+    positive("fma", 1, 1);
+    positive("read", 1, 1);
+    static const char *const rows[] = {
+        "full/16",   "full/40",  "causal/16",         "causal/40",
+        "decode/70", "merge/40", "ring/pass-kv/3/16", "ring/pass-q/3/40"};
+    for (int i = 0; i < 8; i++) {
+        positive(rows[i], 4, 6);
+        positive(rows[i], 1, 1);
+        positive(rows[i], 12, 12);
+        ck_assert(cell(rows[i], 5) <= cell(rows[i], 4));
+        ck_assert(cell(rows[i], 4) <= cell(rows[i], 6));
+        if (i < 4)
+            ck_assert(cell(rows[i], 6) < 1.2);
+    }
+}
+END_TEST
+
+START_TEST(parts_can_be_chosen) {
+    all_fine("$B --csv --only causal,fma --tokens 9 --rounds 1 --kernel first");
+    positive("causal/9", 1, 1);
+    ck_assert_ptr_null(strstr(output, "\nfull"));
+    ck_assert_ptr_null(strstr(output, "\nread"));
+    all_fine("$B --only full --tokens 9 --rounds 1 --threads 1");
+    ck_assert_ptr_nonnull(strstr(output, "1 thread; median of 1 round "));
+    ck_assert_ptr_nonnull(strstr(output, " of fma ["));
+    all_fine("$B --help");
+    ck_assert_ptr_nonnull(strstr(output, "--peer"));
+}
+END_TEST
+START_TEST(a_model_reads_and_generates) {
+    char path[128];
+    snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    all_fine("$B --model $D/tiny.gguf --prompt 8,21 --generate 3 --ranks 1,3 "
+             "--rounds 2 --csv");
+    ck_assert_ptr_nonnull(strstr(output, "--model tiny.gguf --prompt"));
+    static const char *const rows[] = {"pp8/1",  "tg3@d8/1",  "pp8/3",
+                                       "pp21/3", "tg3@d21/1", "tg3@d21/3"};
+    for (int i = 0; i < 6; i++) {
+        positive(rows[i], 1, 1);
+        positive(rows[i], 3, 6);
+    }
+    all_fine("$B --model $D/tiny.gguf --prompt 8 --generate 0 --rounds 1 "
+             "--ranks 2");
+    ck_assert_ptr_nonnull(strstr(output, "pp8/2"));
+    ck_assert_ptr_null(strstr(output, "tg"));
+    refused(1, "--prompt 500: with 13 generated more than the model's 512",
+            "$B --model $D/tiny.gguf --prompt 4,500 --generate 13");
+    refused(1, "no.gguf", "$B --model $D/no.gguf");
+}
+END_TEST
+
+START_TEST(a_small_million_is_right) {
+    all_fine("$B --only million --keys 999 --tokens 21 --generate 6 --csv "
+             "--heads 4,2,16 --ranks 3");
+    ck_assert_ptr_nonnull(strstr(output, "\nwhat,value,unit\n"));
+    positive("follow-up", 1, 1);
+    positive("decode/step", 1, 1);
+    positive("follow-up/rank/2", 1, 1);
+    positive("peak/planned", 1, 1);
+    ck_assert(cell("follow-up/error", 1) <= 1e-6);
+    ck_assert(cell("decode/lse_error", 1) <= 5e-6);
+    all_fine("$B --only million --keys 1 --tokens 3 --generate 0 "
+             "--heads 1,1,8 --variant pass-kv");
+    ck_assert_ptr_null(strstr(output, "decode"));
+}
+END_TEST
+
+START_TEST(bad_wishes_are_status_2) {
+    refused(2, "did you mean causal?", "$B --only fma,casual");
+    refused(2, "no such part", "$B --only ''");
+    refused(2, "million stands alone", "$B --only million,fma");
+    refused(2, "one count of each", "$B --only million --tokens 5,6");
+    refused(2, "--rounds 0: between 1 and 99", "$B --rounds 0");
+    refused(2, "--rounds 100: between 1 and 99", "$B --rounds 100");
+    refused(2, "--threads 0", "$B --threads 0");
+    refused(2, "--tokens 0: between 1", "$B --tokens 5,0");
+    refused(2, "--keys 2000000000", "$B --keys 2G");
+    refused(2, "--ranks 5000", "$B --ranks 5000");
+    refused(2, "2 counts", "$B --heads 8,2");
+    refused(2, "longring: ", "$B --heads 8,3,128");
+    refused(2, "longring: ", "$B --heads 8,2,1000");
+    refused(2, "not built yet", "$B --on cuda");
+    refused(2, "fast|first", "$B --kernel second");
+    refused(2, "none|torch|llama", "$B --peer jax");
+    refused(2, "--patience", "$B --peer torch --patience 0");
+}
+END_TEST
+
+START_TEST(wishes_without_meaning_are_status_2) {
+    refused(2, "without --model", "$B --prompt 5");
+    refused(2, "without --model", "$B --generate 5");
+    refused(2, "without --model", "$B --peer llama");
+    refused(2, "for the million", "$B --only million --peer torch");
+    refused(2, "without --only million", "$B --variant pass-q");
+    refused(2, "a follow-up cannot", "$B --only million --variant decode");
+    refused(2, "--only has no meaning", "$B --model m --only fma");
+    refused(2, "--prompt has", "$B --model m --tokens 5");
+    refused(2, "--prompt has", "$B --model m --keys 5");
+    refused(2, "--heads has", "$B --model m --heads 1,1,1");
+    refused(2, "--kernel first has", "$B --model m --kernel first");
+    refused(2, "--peer llama has", "$B --model m --peer torch");
+}
+END_TEST
+
+static void script(const char *text) {
+    char path[128];
+    snprintf(path, sizeof(path), "%s/python", directory);
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "#!/bin/sh\n%s\n", text);
+    fclose(file);
+    ck_assert_int_eq(chmod(path, 0700), 0);
+}
+
+#define ASK "$B --only causal --tokens 8 --rounds 2 --python $D/python "
+
+static void rude(const char *because, const char *text) {
+    char line[300];
+    script(text);
+    snprintf(line, sizeof(line), ASK "--peer torch --patience 0.4 >$D/rows");
+    ck_assert_msg(shell(line) == 1, "%s: '%s'", text, errors);
+    const char *end = strchr(errors, '\n');
+    ck_assert_msg(end != NULL && end[1] == '\0', "%s: '%s'", text, errors);
+    ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", text,
+                  errors, because);
+}
+START_TEST(a_missing_peer_is_one_line) {
+    refused(1, "cannot run /no/python: No such file",
+            "$B --peer torch --python /no/python");
+    refused(1, "cannot run /no/python",
+            "PYTHON=/no/python $B --peer torch --only fma");
+    rude("cannot import it: No module named torch",
+         "echo missing No module named torch");
+    rude("ended with status 3: a last word", "echo a last word >&2; exit 3");
+}
+END_TEST
+
+START_TEST(a_rude_peer_is_one_line) {
+    rude("answered \"hello\" where \"ready\" was due", "echo hello; cat");
+    rude("answered \"many\" where seconds were due",
+         "echo ready 1; read a; echo many; cat");
+    rude("answered \"seconds -1\"",
+         "echo ready 1; read a; echo seconds -1; cat");
+    rude("answered \"seconds nan\"",
+         "echo ready 1; read a; echo seconds nan; cat");
+    rude("answered \"seconds 1s\"",
+         "echo ready 1; read a; echo seconds 1s; cat");
+    rude("--peer torch: no room",
+         "echo ready 1; read a; echo failed no room; cat");
+    rude("ended with status 0", "echo ready 1; read a");
+    rude("ended by signal 9", "echo ready 1; read a; kill -9 $$");
+    rude("answered \"aaaaaaaa", "yes a | tr -d '\\n' | head -c 100000");
+}
+END_TEST
+START_TEST(a_silent_peer_is_ended) {
+    rude("no answer for 0.4 seconds", "exec sleep 100");
+    rude("no answer for 0.4 seconds: thinking",
+         "echo $$ >${0%/*}/pid; echo thinking >&2; echo ready 1; exec sleep "
+         "100");
+    ck_assert_int_ne(shell("kill -0 $(cat $D/pid) 2>/dev/null"), 0);
+}
+END_TEST
+
+START_TEST(a_good_peer_is_a_quotient) {
+    script("echo ready 1; while read a; do echo \"$a\" >>${0%/*}/asked; "
+           "echo seconds 0.5; done");
+    all_fine(ASK "--peer torch --csv --threads 2");
+    positive("causal/8", 8, 11);
+    slurp("asked", output, sizeof(output));
+    ck_assert_str_eq(output, "2 8 8 8 2 128 1\n2 8 8 8 2 128 1\n"
+                             "2 8 8 8 2 128 1\n");
+    all_fine(ASK "--peer torch");
+    ck_assert_ptr_nonnull(strstr(output, "times as fast"));
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("bench");
+    TCase *tests = harness_case("bench");
+    tcase_add_checked_fixture(tests, make_directory, remove_directory);
+    tcase_add_test(tests, rounds_alternate_and_quotients_are_of_rounds);
+    tcase_add_test(tests, an_even_number_of_rounds_has_a_middle);
+    tcase_add_test(tests, all_rows_are_numbers);
+    tcase_add_test(tests, parts_can_be_chosen);
+    tcase_add_test(tests, a_model_reads_and_generates);
+    tcase_add_test(tests, a_small_million_is_right);
+    tcase_add_test(tests, bad_wishes_are_status_2);
+    tcase_add_test(tests, wishes_without_meaning_are_status_2);
+    tcase_add_test(tests, a_missing_peer_is_one_line);
+    tcase_add_test(tests, a_rude_peer_is_one_line);
+    tcase_add_test(tests, a_silent_peer_is_ended);
+    tcase_add_test(tests, a_good_peer_is_a_quotient);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
