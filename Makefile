@@ -7,7 +7,9 @@ SHELL := /bin/bash -o pipefail
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O3 -march=native
 VERSION := 0.1
-COMMIT  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+# A tree whose data alone have changed is not dirty: the data are the result.
+COMMIT  := $(shell c=$$(git describe --always 2>/dev/null) || { echo unknown; exit; }; \
+             git diff --quiet HEAD -- . ':!figures/data' || c=$$c-dirty; echo $$c)
 MODEL   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/long-ring/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # What `make demo` runs. Its text is chapters 8 and 9 of an earlier day, kept so
@@ -44,6 +46,8 @@ MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
+PYTHON   ?= python3
+write_bench = tests/harness/write-bench figures/data/bench
 Q         = $(if $(V),,@)# make V=1 shows whole commands
 again     = $(MAKE) --no-print-directory
 
@@ -74,6 +78,12 @@ check: ## install what is missing, build, and run every test
 suites: all $(SUITES)
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
 measures: $(MEASURES) ## build build/measure_*, the programs that write figures/data
+bench: all ## measure this machine into figures/data/bench*.csv (PYTHON=...: with torch, llama_cpp)
+	@$(write_bench).csv $(PROGRAM) bench --csv
+	@$(write_bench)-million.csv $(PROGRAM) bench --csv --only million
+	@$(write_bench)-torch.csv $(PROGRAM) bench --csv --peer torch --only full,causal,decode --python $(PYTHON)
+	@$(write_bench)-model.csv $(PROGRAM) bench --csv --model $(MODEL)
+	@$(write_bench)-llama.csv $(PROGRAM) bench --csv --model $(MODEL) --ranks 1 --peer llama --python $(PYTHON)
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
 	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
@@ -116,4 +126,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check suites measures sanitize warnings objects format tangle drift book model demo install clean help force
+.PHONY: all check suites measures bench sanitize warnings objects format tangle drift book model demo install clean help force
