@@ -25,6 +25,7 @@ static void exercise_free(exercise *it) {
     free(it->output);
     free(it->lse);
 }
+
 static cp_status exercise_allocate(exercise *it) {
     const cp_shape *shape = &it->bench->shape;
     const int64_t rows = it->query_span.count, keys = it->key_span.count;
@@ -48,6 +49,7 @@ static cp_status exercise_allocate(exercise *it) {
     cp_measure_fill(it->values, 0, keys * narrow, 3, threads);
     return CP_OK;
 }
+
 static void exercise_prepare(exercise *it) {
     it->query_piece = (cp_piece){it->query_span, 0};
     it->key_piece = (cp_piece){it->key_span, 0};
@@ -72,6 +74,7 @@ static cp_status exercise_run(void *context, double *seconds) {
     *seconds = cp_measure_now() - start;
     return status;
 }
+
 static double operations(const exercise *it) {
     const cp_shape *shape = &it->bench->shape;
     return 4.0 * (double)(shape->query_heads * shape->head_dim) *
@@ -101,6 +104,7 @@ static cp_status stranger_run(void *context, double *seconds) {
         (long long)it->same->key_span.count, (long long)shape->query_heads,
         (long long)shape->kv_heads, (long long)shape->head_dim, causal);
 }
+
 static cp_status contest(exercise *it, cp_bench_row row, double work,
                          const cp_entrant *ceiling) {
     stranger other = {it->bench->peer, it};
@@ -120,6 +124,7 @@ static cp_status contest(exercise *it, cp_bench_row row, double work,
     exercise_free(it);
     return status;
 }
+
 static cp_status prefill_row(const cp_bench *bench, bool causal,
                              int64_t tokens) {
     exercise it = {.bench = bench,
@@ -141,6 +146,7 @@ static cp_status decode_row(const cp_bench *bench, const cp_entrant *read,
     snprintf(row.what, sizeof(row.what), "decode/%lld", (long long)keys);
     return contest(&it, row, bytes(&it), read);
 }
+
 typedef struct {
     const cp_bench *bench;
     cp_partial ours, other;
@@ -166,6 +172,7 @@ static cp_status merge_run(void *context, double *seconds) {
     *seconds = cp_measure_now() - start;
     return CP_OK;
 }
+
 static cp_status partial_new(const cp_bench *bench, int64_t rows,
                              cp_partial *out) {
     const int64_t heads = bench->shape.query_heads;
@@ -190,7 +197,7 @@ static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
     cp_status status = partial_new(bench, tokens, &it.ours);
     if (status == CP_OK)
         status = partial_new(bench, tokens, &it.other);
-    const double moved = 12.0 * (double)(tokens * bench->shape.query_heads) *
+    const double moved = 8.0 * (double)(tokens * bench->shape.query_heads) *
                          (double)(bench->shape.head_dim + 1);
     cp_entrant entrants[2] = {
         *read, {.run = merge_run, .context = &it, .work = moved}};
@@ -204,6 +211,7 @@ static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
     free(it.other.lse);
     return status;
 }
+
 static cp_status ceiling_row(const cp_bench *bench, const char *what,
                              const char *unit, cp_entrant *ceiling) {
     cp_bench_row row = {.unit = unit, .of = ""};
@@ -213,6 +221,7 @@ static cp_status ceiling_row(const cp_bench *bench, const char *what,
         cp_measure_report(bench, row, 1e9, ceiling, NULL, NULL);
     return status;
 }
+
 static cp_status reading_rows(const cp_bench *bench) {
     const bool *parts = bench->parts;
     if (!parts[CP_BENCH_READ] && !parts[CP_BENCH_DECODE] &&
@@ -231,6 +240,7 @@ static cp_status reading_rows(const cp_bench *bench) {
     cp_measure_read_free(&read);
     return status;
 }
+
 cp_status cp_bench_attention(const cp_bench *bench) {
     cp_status status = CP_OK;
     if (bench->parts[CP_BENCH_FMA]) {

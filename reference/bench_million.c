@@ -38,6 +38,7 @@ typedef struct {
     cp_plan *plan;
     cp_walker **walkers; /* [ranks] */
 } conversation;
+
 static void fill_pieces(const cp_pieces *pieces, float *tensor, int64_t width,
                         uint64_t seed, int threads) {
     for (int64_t n = 0; n < pieces->count; n++) {
@@ -52,6 +53,7 @@ static void fill_pieces(const cp_pieces *pieces, float *tensor, int64_t width,
                             1);
     }
 }
+
 static cp_status past_fill(conversation *it, int64_t past) {
     const cp_shape *shape = &it->bench->shape;
     const int64_t width = shape->kv_heads * shape->head_dim;
@@ -99,6 +101,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
         it->wall = cp_measure_now() - start;
     return status;
 }
+
 static void sample_take(const conversation *it, int rank, cp_piece piece,
                         const sample *sample) {
     const cp_shape *shape = &it->bench->shape;
@@ -123,6 +126,7 @@ static void samples_take(const conversation *it) {
                 sample_take(it, r, mine->items[n], &it->samples[i]);
     }
 }
+
 static cp_status walk_all(conversation *it) {
     const cp_walk_options options = {
         .kernel = cp_measure_kernel(it->bench),
@@ -223,6 +227,7 @@ static void truth_free(truth *it) {
     free(it->output);
     free(it->lse);
 }
+
 static cp_status truth_ask(const conversation *it, const sample *sample,
                            truth *whole) {
     const cp_shape *shape = &it->bench->shape;
@@ -248,6 +253,7 @@ static cp_status truth_ask(const conversation *it, const sample *sample,
     free(numbers);
     return status;
 }
+
 typedef struct {
     double output, lse;
 } errors;
@@ -276,6 +282,19 @@ static cp_status sample_check(const conversation *it, const sample *sample,
     truth_free(&truth);
     return status;
 }
+
+static cp_status errors_judge(const cp_bench *bench, const char *what,
+                              double output, double lse) {
+    fact_give(bench, output, "relative", "%s/error", what);
+    fact_give(bench, lse, "absolute", "%s/lse_error", what);
+    if (!(output <= 1e-6) || !(lse <= 5e-6))
+        return cp_fail(CP_BROKEN,
+                       "%s: a row is off by %.3g (at most 1e-6), its LSE by "
+                       "%.3g (at most 5e-6)",
+                       what, output, lse);
+    return CP_OK;
+}
+
 static cp_status samples_check(const conversation *it, const char *what,
                                int64_t first, int64_t count) {
     double output = 0, lse = 0;
@@ -292,14 +311,7 @@ static cp_status samples_check(const conversation *it, const char *what,
     }
     if (wrong != CP_OK)
         return cp_fail((cp_status)wrong, "the oracle failed: no memory?");
-    fact_give(it->bench, output, "relative", "%s/error", what);
-    fact_give(it->bench, lse, "absolute", "%s/lse_error", what);
-    if (!(output <= 1e-6) || !(lse <= 5e-6))
-        return cp_fail(CP_BROKEN,
-                       "%s: a row is off by %.3g (at most 1e-6), its LSE by "
-                       "%.3g (at most 5e-6)",
-                       what, output, lse);
-    return CP_OK;
+    return errors_judge(it->bench, what, output, lse);
 }
 
 static void memory_report(const conversation *it, double before, double rows) {
@@ -321,6 +333,7 @@ static void busy_report(conversation *it, const char *what) {
         it->busy[r] = 0;
     }
 }
+
 enum { ROWS_SAMPLED = 8, STEPS_SAMPLED = 4 };
 
 static cp_status samples_new(conversation *it, int64_t first, int64_t tokens,
@@ -339,6 +352,7 @@ static cp_status samples_new(conversation *it, int64_t first, int64_t tokens,
     }
     return status;
 }
+
 static int64_t room_of(const conversation *it, int64_t past, int64_t fresh) {
     return 2 * cp_ceil_divide(past, 2 * it->ranks) +
            2 * cp_ceil_divide(fresh, 2 * it->ranks) +
@@ -375,6 +389,7 @@ static void conversation_free(conversation *it) {
     cp_store_free(it->store);
     cp_cache_free(it->cache);
 }
+
 static cp_status follow_up(conversation *it, int64_t fresh) {
     const cp_variant asked = it->bench->variant;
     const cp_status status =
@@ -402,6 +417,7 @@ static cp_status decode_steps(conversation *it) {
     busy_report(it, "decode");
     return CP_OK;
 }
+
 cp_status cp_bench_million(const cp_bench *bench) {
     const int64_t past = bench->keys.items[0], fresh = bench->tokens.items[0];
     conversation it = {.bench = bench, .ranks = (int)bench->ranks.items[0]};

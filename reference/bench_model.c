@@ -28,6 +28,7 @@ static cp_status reader_open(reader *it) {
     it->session = NULL;
     return cp_session_open(it->bench->model, &options, &it->session);
 }
+
 static cp_status reader_prefill(void *context, double *seconds) {
     reader *it = context;
     cp_status status = reader_open(it);
@@ -54,6 +55,7 @@ static cp_status reader_generate(void *context, double *seconds) {
     *seconds = cp_measure_now() - start;
     return status;
 }
+
 typedef struct {
     const cp_bench *bench;
     int64_t prompt;
@@ -84,6 +86,7 @@ static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
                 4 * wide * (double)cp_span_pairs(all, all)) +
            2 * width * (double)facts->vocabulary;
 }
+
 static double decode_bytes(const cp_model_facts *facts, int64_t past,
                            int64_t steps) {
     const cp_shape *shape = &facts->shape;
@@ -137,6 +140,7 @@ static void contest_free(model_contest *it) {
     free(it->entrants);
     free(it->ids);
 }
+
 static void contest_fill(model_contest *it, const cp_entrant *read, bool warm) {
     const cp_bench *bench = it->bench;
     const cp_model_facts *facts = cp_model_describe(bench->model);
@@ -164,6 +168,7 @@ static void contest_fill(model_contest *it, const cp_entrant *read, bool warm) {
                          {0}};
     }
 }
+
 static void contest_report(const model_contest *it) {
     const cp_bench *bench = it->bench;
     const cp_entrant *all = it->entrants, *peer = NULL;
@@ -186,6 +191,7 @@ static void contest_report(const model_contest *it) {
                           &ours[1], &all[1], peer != NULL ? peer + 1 : NULL);
     }
 }
+
 cp_status cp_bench_model(const cp_bench *bench) {
     cp_entrant read = {0};
     cp_status status = cp_measure_read(bench->threads, &read);

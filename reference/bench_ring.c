@@ -31,6 +31,7 @@ static void ring_free(ring *it) {
     cp_store_free(it->store);
     cp_cache_free(it->cache);
 }
+
 static cp_status ring_new(ring *it, cp_variant variant) {
     const cp_shape *shape = &it->bench->shape;
     cp_status status = cp_cache_new(it->ranks, 1, it->tokens, &it->cache);
@@ -50,6 +51,7 @@ static cp_status ring_new(ring *it, cp_variant variant) {
         status = cp_walker_new(it->plan, r, &options, &it->walkers[r]);
     return status;
 }
+
 static void rank_fill(const ring *it, int rank) {
     const cp_shape *shape = &it->bench->shape;
     cp_walker *walker = it->walkers[rank];
@@ -61,6 +63,7 @@ static void rank_fill(const ring *it, int rank) {
     cp_measure_fill(cp_walker_new_keys(walker), 0, narrow, seed + 1, 1);
     cp_measure_fill(cp_walker_new_values(walker), 0, narrow, seed + 2, 1);
 }
+
 static cp_status rank_run(cp_comm *comm, void *context) {
     ring *it = context;
     const int rank = comm->rank;
@@ -122,6 +125,7 @@ static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
         ring_free(&rings[i]);
     return status;
 }
+
 cp_status cp_bench_ring(const cp_bench *bench) {
     cp_status status = CP_OK;
     for (int64_t r = 0; r < bench->ranks.count; r++)

@@ -60,6 +60,7 @@ static cp_spread quotient(const cp_entrant *a, const cp_entrant *b,
         quotients[i] = a->rates[i] / b->rates[i];
     return spread_of(quotients, rounds);
 }
+
 void cp_measure_report(const cp_bench *bench, cp_bench_row row, double unit,
                        const cp_entrant *ours, const cp_entrant *base,
                        const cp_entrant *peer) {
@@ -121,6 +122,7 @@ static double multiply_adds_of_a_thread(double least) {
     (void)keep;
     return (double)(LANES * CHAINS * steps) / seconds;
 }
+
 static cp_status fma_run(void *context, double *seconds) {
     const int *threads = context;
     double rate = 0;
@@ -156,6 +158,7 @@ static float sum_of(const float *numbers, int64_t count) {
         sum[0] += sum[s];
     return sum[0][0];
 }
+
 static cp_status read_run(void *context, double *seconds) {
     const reading *it = context;
     const int64_t part = READ_FLOATS / it->threads;
@@ -170,6 +173,7 @@ static cp_status read_run(void *context, double *seconds) {
     (void)keep;
     return CP_OK;
 }
+
 static void reading_fill(const reading *it) {
     const int64_t part = READ_FLOATS / it->threads;
 #pragma omp parallel for num_threads(it->threads) schedule(static, 1)
@@ -177,6 +181,7 @@ static void reading_fill(const reading *it) {
         for (int64_t i = t * part; i < (t + 1) * part; i++)
             it->numbers[i] = 1;
 }
+
 void cp_measure_read_free(cp_entrant *it) {
     reading *read = it->context;
     if (read != NULL)

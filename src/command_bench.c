@@ -81,6 +81,7 @@ static cp_status parts_take(bench_run *run) {
                        run->only);
     return status;
 }
+
 enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
 
 static const struct {
@@ -98,6 +99,7 @@ static int kind_of(const bench_run *run) {
            : run->bench.parts[CP_BENCH_MILLION] ? OF_MILLION
                                                 : OF_ATTENTION;
 }
+
 static cp_status useless(const char *option, const char *beside) {
     return cp_fail(CP_INVALID, "--%s has no meaning %s", option, beside);
 }
@@ -142,6 +144,7 @@ static cp_status attention_check(const bench_run *run) {
                                    "takes one count of each");
     return CP_OK;
 }
+
 static cp_status list_check(const char *name, const char *otherwise,
                             int64_t most, cp_counts *list) {
     cp_status status = CP_OK;
@@ -168,6 +171,7 @@ static cp_status lists_check(bench_run *run) {
                             &bench->ranks);
     return status;
 }
+
 static cp_status shape_take(bench_run *run) {
     const cp_counts *heads = &run->heads;
     if (heads->count != 0 && heads->count != 3)
@@ -204,6 +208,7 @@ static cp_status numbers_take(bench_run *run) {
     bench->first_kernel = run->kernel == KERNEL_FIRST;
     return status;
 }
+
 static cp_status bench_check(void *context) {
     bench_run *run = context;
     cp_status status = parts_take(run);
@@ -236,6 +241,7 @@ static void head_print(const bench_run *run) {
         puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
              "fraction_high,of,peer_rate,ratio,ratio_low,ratio_high,rounds");
 }
+
 static void spread_print(const cp_spread *it) {
     if (it->median > 0)
         printf(",%.4f,%.4f,%.4f", it->median, it->low, it->high);
@@ -266,6 +272,7 @@ static void row_for_programs(const bench_run *run, const cp_bench_row *row) {
     spread_print(&row->ratio);
     printf(",%d\n", run->bench.rounds);
 }
+
 static void row_for_people(const cp_bench_row *row) {
     printf("%-22s %8.1f %-8s", row->what, row->rate, row->unit);
     if (row->fraction.median > 0)
@@ -287,6 +294,7 @@ static void row_print(void *context, const cp_bench_row *row) {
         row_for_people(row);
     fflush(stdout);
 }
+
 static void fact_print(void *context, const cp_bench_fact *fact) {
     const bench_run *run = context;
     printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", fact->what,
@@ -349,6 +357,7 @@ static cp_status weights_load(bench_run *run) {
     run->bench.model = run->weights;
     return status == CP_OK ? rooms_check(&run->bench) : status;
 }
+
 static cp_status bench_work(void *context) {
     bench_run *run = context;
     run->bench.row = row_print;

@@ -39,6 +39,7 @@ static processor processor_read(void) {
         fclose(file);
     return it;
 }
+
 static int zen_generation(const processor *it) {
     const long m = it->model;
     if (strstr(it->name, "AMD") == NULL || m < 0)
@@ -63,6 +64,7 @@ static void processor_name(char *text, size_t size) {
         snprintf(text, size, "%s",
                  uname(&system) == 0 ? system.machine : "an unknown kind");
 }
+
 static void release_read(const char *key, char *text, size_t size) {
     char line[256];
     FILE *file = fopen("/etc/os-release", "r");
@@ -82,6 +84,7 @@ int cp_host_cores(void) {
         return CPU_COUNT(&mine);
     return (int)cp_max(1, sysconf(_SC_NPROCESSORS_ONLN));
 }
+
 void cp_host_describe(char *text, size_t size) {
     char name[160], system[64] = "Linux", version[32] = "";
     processor_name(name, sizeof(name));

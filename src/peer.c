@@ -101,6 +101,7 @@ static cp_status peer_died(cp_peer *it) {
     return cp_fail(CP_BROKEN, "--peer %s: ended with status %d%s%s", it->name,
                    WEXITSTATUS(status), colon, words);
 }
+
 static cp_status peer_silent(cp_peer *it) {
     char words[400];
     int status;
@@ -138,6 +139,7 @@ static cp_status answer_read(cp_peer *it) {
     it->answer[length] = '\0';
     return CP_OK;
 }
+
 /* What follows the word in the answer; NULL if it begins with another. */
 static const char *answer_after(const cp_peer *it, const char *word) {
     const size_t length = strlen(word);
@@ -175,6 +177,7 @@ cp_status cp_peer_ask(cp_peer *it, double *seconds, const char *format, ...) {
         return answer_wrong(it, "seconds were");
     return CP_OK;
 }
+
 static cp_status greet(cp_peer *it, const char *python) {
     const cp_status status = answer_read(it);
     if (status != CP_OK)
@@ -197,6 +200,7 @@ void cp_peer_stop(cp_peer *it) {
         fclose(it->errors);
     free(it);
 }
+
 static cp_status start(cp_peer *it, const char *python,
                        const char *const *arguments) {
     char program[LONGEST_PROGRAM];

@@ -16,6 +16,7 @@ static const char opening[] =
     "except Exception as error:\n"
     "    say('missing', error)\n"
     "    sys.exit()\n";
+
 static const char torch_body[] =
     "attend = torch.nn.functional.scaled_dot_product_attention\n"
     "torch.set_grad_enabled(False)\n"
@@ -46,6 +47,7 @@ static const char torch_body[] =
     "    grouped = True\n"
     "except TypeError:\n"
     "    grouped = False\n";
+
 static const char llama_body[] =
     "path, threads, room = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])\n"
     "model = llama_cpp.Llama(path, n_ctx=room, n_threads=threads,\n"
@@ -67,6 +69,7 @@ static const char llama_body[] =
     "        model.eval([token])\n"
     "        token = best()\n"
     "    return time.perf_counter() - start\n";
+
 static const char closing[] =
     "say('ready', VERSION)\n"
     "for line in sys.stdin:\n"
@@ -74,6 +77,7 @@ static const char closing[] =
     "        say('seconds', work([int(word) for word in line.split()]))\n"
     "    except Exception as error:\n"
     "        say('failed', error)\n";
+
 static const struct {
     const char *name, *imports, *body, *version;
 } peers[] = {

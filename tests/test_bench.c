@@ -32,6 +32,7 @@ static void row_keep(void *context, const cp_bench_row *row) {
     (void)context;
     reported = *row;
 }
+
 START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
     scripted a = {'a', 0, {9, 2, 20, 1}}, b = {'b', 0, {4, 40, 2}};
     cp_entrant entrants[] = {
@@ -102,6 +103,7 @@ static int shell(const char *line) {
     slurp("err", errors, sizeof(errors));
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
+
 static void refused(int status, const char *because, const char *line) {
     ck_assert_msg(shell(line) == status && output[0] == '\0',
                   "%s: not status %d: '%s' '%s'", line, status, output, errors);
@@ -186,6 +188,7 @@ START_TEST(parts_can_be_chosen) {
     ck_assert_ptr_nonnull(strstr(output, "--peer"));
 }
 END_TEST
+
 START_TEST(a_model_reads_and_generates) {
     char path[128];
     snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
@@ -284,6 +287,7 @@ static void rude(const char *because, const char *text) {
     ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", text,
                   errors, because);
 }
+
 START_TEST(a_missing_peer_is_one_line) {
     refused(1, "cannot run /no/python: No such file",
             "$B --peer torch --python /no/python");
@@ -312,6 +316,7 @@ START_TEST(a_rude_peer_is_one_line) {
     rude("answered \"aaaaaaaa", "yes a | tr -d '\\n' | head -c 100000");
 }
 END_TEST
+
 START_TEST(a_silent_peer_is_ended) {
     rude("no answer for 0.4 seconds", "exec sleep 100");
     rude("no answer for 0.4 seconds: thinking",
