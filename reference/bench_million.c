@@ -10,9 +10,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_truth.h"
 #include "measure.h"
-#include "oracle.h"
-#include "store.h"
 #include "threads.h"
 #include "walk.h"
 
@@ -146,6 +145,42 @@ static cp_status walk_all(conversation *it) {
     return status;
 }
 
+/* Add the bytes of the slots that an operation names, each slot once. */
+static void op_count(const cp_plan *plan, const cp_op_slots *named, bool *seen,
+                     int64_t *bytes) {
+    for (int n = 0; n < named->read_count + named->write_count; n++) {
+        const int slot = n < named->read_count
+                             ? named->read[n]
+                             : named->write[n - named->read_count];
+        if (!seen[slot])
+            *bytes += plan->slots[slot].bytes;
+        seen[slot] = true;
+    }
+}
+
+static cp_status slots_count(const cp_plan *plan, int rank, int64_t *bytes) {
+    const cp_program *program = &plan->programs[rank];
+    const int room = plan->layout->ranks + 2;
+    bool *seen = NULL;
+    int *numbers = NULL;
+    cp_status status =
+        cp_allocate(&seen, plan->slot_count, sizeof(bool), "slots");
+    if (status == CP_OK)
+        status = cp_allocate(&numbers, 2 * room, sizeof(int), "slots");
+    int always[3] = {plan->fresh, plan->queries, plan->result};
+    cp_op_slots named = {3, 0, always, NULL};
+    if (status == CP_OK)
+        op_count(plan, &named, seen, bytes);
+    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
+        named = (cp_op_slots){0, 0, numbers, numbers + room};
+        cp_op_slots_list(plan, rank, &program->ops[n], &named);
+        op_count(plan, &named, seen, bytes);
+    }
+    free(seen);
+    free(numbers);
+    return status;
+}
+
 static cp_status call_run(conversation *it, cp_variant variant,
                           int64_t tokens) {
     cp_status status = variant == CP_DECODE
@@ -158,8 +193,8 @@ static cp_status call_run(conversation *it, cp_variant variant,
     if (status == CP_OK)
         status = walk_all(it);
     it->slot_bytes = 0;
-    for (int n = 0; status == CP_OK && n < it->plan->slot_count; n++)
-        it->slot_bytes += it->ranks * it->plan->slots[n].bytes;
+    for (int r = 0; r < it->ranks && status == CP_OK; r++)
+        status = slots_count(it->plan, r, &it->slot_bytes);
     if (status == CP_OK)
         status = cp_cache_commit(it->cache, it->layout);
     cp_plan_free(it->plan);
@@ -191,98 +226,6 @@ fact_give(const cp_bench *bench, double value, const char *unit,
     bench->fact(bench->context, &fact);
 }
 
-typedef struct {
-    double *output, *lse; /* [N_H][D_H], [N_H] */
-} truth;
-
-static void truth_merge(const cp_shape *shape, truth *to, const truth *add) {
-    for (int64_t h = 0; h < shape->query_heads; h++) {
-        const double most = fmax(to->lse[h], add->lse[h]);
-        if (most == -INFINITY)
-            continue;
-        const double ours = exp(to->lse[h] - most);
-        const double theirs = exp(add->lse[h] - most);
-        const int64_t end = (h + 1) * shape->head_dim;
-        for (int64_t c = h * shape->head_dim; c < end; c++)
-            to->output[c] = (ours * to->output[c] + theirs * add->output[c]) /
-                            (ours + theirs);
-        to->lse[h] = most + log(ours + theirs);
-    }
-}
-
-static cp_status truth_new(const cp_shape *shape, truth *it) {
-    *it = (truth){NULL, NULL};
-    cp_status status =
-        cp_allocate(&it->output, shape->query_heads * shape->head_dim,
-                    sizeof(double), "the truth");
-    if (status == CP_OK)
-        status = cp_allocate(&it->lse, shape->query_heads, sizeof(double),
-                             "the truth");
-    for (int64_t h = 0; h < shape->query_heads && status == CP_OK; h++)
-        it->lse[h] = -INFINITY;
-    return status;
-}
-
-static void truth_free(truth *it) {
-    free(it->output);
-    free(it->lse);
-}
-
-static cp_status truth_ask(const conversation *it, const sample *sample,
-                           truth *whole) {
-    const cp_shape *shape = &it->bench->shape;
-    cp_piece piece = {{0, sample->position, 1, 1}, 0};
-    const cp_pieces query = {&piece, 1, 1};
-    float *numbers = NULL;
-    truth part = {NULL, NULL};
-    const int64_t wide = shape->query_heads * shape->head_dim;
-    cp_status status = truth_new(shape, &part);
-    if (status == CP_OK)
-        status = cp_allocate(&numbers, wide, sizeof(float), "a query");
-    if (status == CP_OK)
-        fill_pieces(&query, numbers, wide, QUERIES, 1);
-    for (int r = 0; r < it->ranks && status == CP_OK; r++) {
-        status =
-            cp_oracle(shape, &query, numbers, cp_cache_held(it->cache, r, 0),
-                      cp_store_keys(it->store, r, 0),
-                      cp_store_values(it->store, r, 0), part.output, part.lse);
-        if (status == CP_OK)
-            truth_merge(shape, whole, &part);
-    }
-    truth_free(&part);
-    free(numbers);
-    return status;
-}
-
-typedef struct {
-    double output, lse;
-} errors;
-
-static errors errors_of(const cp_shape *shape, const sample *sample,
-                        const truth *truth) {
-    double difference = 0, size = 0, lse = 0;
-    for (int64_t h = 0; h < shape->query_heads; h++)
-        lse = fmax(lse, fabs((double)sample->lse[h] - truth->lse[h]));
-    for (int64_t c = 0; c < shape->query_heads * shape->head_dim; c++) {
-        const double d = (double)sample->output[c] - truth->output[c];
-        difference += d * d;
-        size += truth->output[c] * truth->output[c];
-    }
-    return (errors){sqrt(difference / size), lse};
-}
-
-static cp_status sample_check(const conversation *it, const sample *sample,
-                              errors *errors) {
-    truth truth;
-    cp_status status = truth_new(&it->bench->shape, &truth);
-    if (status == CP_OK)
-        status = truth_ask(it, sample, &truth);
-    if (status == CP_OK)
-        *errors = errors_of(&it->bench->shape, sample, &truth);
-    truth_free(&truth);
-    return status;
-}
-
 static cp_status errors_judge(const cp_bench *bench, const char *what,
                               double output, double lse) {
     fact_give(bench, output, "relative", "%s/error", what);
@@ -295,6 +238,21 @@ static cp_status errors_judge(const cp_bench *bench, const char *what,
     return CP_OK;
 }
 
+static cp_status sample_check(const conversation *it, const sample *sample,
+                              cp_truth_errors *errors) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    float *query;
+    cp_status status = cp_allocate(&query, wide, sizeof(float), "a query");
+    if (status != CP_OK)
+        return status;
+    cp_measure_fill(query, sample->position * wide, wide, QUERIES, 1);
+    status = cp_truth_compare(it->cache, it->store, shape, sample->position,
+                              query, sample->output, sample->lse, errors);
+    free(query);
+    return status;
+}
+
 static cp_status samples_check(const conversation *it, const char *what,
                                int64_t first, int64_t count) {
     double output = 0, lse = 0;
@@ -303,7 +261,7 @@ static cp_status samples_check(const conversation *it, const char *what,
     reduction(max                                                              \
               : output, lse, wrong)
     for (int64_t i = first; i < first + count; i++) {
-        errors found = {0, 0};
+        cp_truth_errors found = {0, 0};
         const cp_status status = sample_check(it, &it->samples[i], &found);
         wrong = status > (cp_status)wrong ? (int)status : wrong;
         output = found.output > output ? found.output : output;

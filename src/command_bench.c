@@ -244,7 +244,7 @@ static void head_print(const bench_run *run) {
 
 static void spread_print(const cp_spread *it) {
     if (it->median > 0)
-        printf(",%.4f,%.4f,%.4f", it->median, it->low, it->high);
+        printf(",%.4g,%.4g,%.4g", it->median, it->low, it->high);
     else
         printf(",,,");
 }
