@@ -1,6 +1,7 @@
 /* Tangled from book/11-bench.nw; edit the chapter. */
 /* The bench: rounds, rows, refusals, and peers that misbehave. */
 #define _GNU_SOURCE
+#include "reference/bench_truth.h"
 #include "reference/measure.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"
@@ -66,6 +67,41 @@ START_TEST(an_even_number_of_rounds_has_a_middle) {
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);
     ck_assert_double_eq(reported.peer_rate, 0);
+}
+END_TEST
+
+static cp_truth_errors judge(float value, float lse) {
+    const cp_shape shape = {1, 1, 2};
+    const int64_t tokens = 9;
+    cp_cache *cache;
+    cp_store *store;
+    cp_layout *layout;
+    cp_truth_errors errors;
+    ck_assert_int_eq(cp_cache_new(2, 1, tokens, &cache), CP_OK);
+    ck_assert_int_eq(cp_store_new(2, 1, 1, tokens, &shape, &store), CP_OK);
+    ck_assert_int_eq(cp_cache_prefill(cache, &tokens, &layout), CP_OK);
+    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+    for (int rank = 0; rank < 2; rank++)
+        for (int i = 0; i < 2 * tokens; i++)
+            cp_store_values(store, rank, 0)[i] = 1;
+    ck_assert_int_eq(cp_truth_compare(cache, store, &shape, tokens - 1,
+                                      (float[]){0, 0}, (float[]){value, 1},
+                                      &lse, &errors),
+                     CP_OK);
+    cp_layout_free(layout);
+    cp_store_free(store);
+    cp_cache_free(cache);
+    return errors;
+}
+
+START_TEST(the_judge_sees_errors_and_nan) {
+    const float nine = logf(9);
+    ck_assert_double_le(judge(1, nine).output, 1e-15);
+    ck_assert_double_le(judge(1, nine).lse, 1e-6);
+    ck_assert_double_eq_tol(judge(1.5f, nine).output, sqrt(0.125), 1e-9);
+    ck_assert_double_eq_tol(judge(1, nine + 1).lse, 1, 1e-6);
+    ck_assert(isinf(judge(NAN, nine).output));
+    ck_assert(isinf(judge(1, NAN).lse));
 }
 END_TEST
 
@@ -277,15 +313,21 @@ static void script(const char *text) {
 
 #define ASK "$B --only causal --tokens 8 --rounds 2 --python $D/python "
 
-static void rude(const char *because, const char *text) {
+static void impatient(const char *seconds, const char *because,
+                      const char *text) {
     char line[300];
     script(text);
-    snprintf(line, sizeof(line), ASK "--peer torch --patience 0.4 >$D/rows");
+    snprintf(line, sizeof(line), ASK "--peer torch --patience %s >$D/rows",
+             seconds);
     ck_assert_msg(shell(line) == 1, "%s: '%s'", text, errors);
     const char *end = strchr(errors, '\n');
     ck_assert_msg(end != NULL && end[1] == '\0', "%s: '%s'", text, errors);
     ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", text,
                   errors, because);
+}
+
+static void rude(const char *because, const char *text) {
+    impatient("15", because, text);
 }
 
 START_TEST(a_missing_peer_is_one_line) {
@@ -318,10 +360,11 @@ START_TEST(a_rude_peer_is_one_line) {
 END_TEST
 
 START_TEST(a_silent_peer_is_ended) {
-    rude("no answer for 0.4 seconds", "exec sleep 100");
-    rude("no answer for 0.4 seconds: thinking",
-         "echo $$ >${0%/*}/pid; echo thinking >&2; echo ready 1; exec sleep "
-         "100");
+    impatient("0.2", "no answer for 0.2 seconds", "exec sleep 100");
+    impatient(
+        "0.7", "no answer for 0.7 seconds: thinking",
+        "echo $$ >${0%/*}/pid; echo thinking >&2; echo ready 1; exec sleep "
+        "100");
     ck_assert_int_ne(shell("kill -0 $(cat $D/pid) 2>/dev/null"), 0);
 }
 END_TEST
@@ -345,6 +388,7 @@ static Suite *suite(void) {
     tcase_add_checked_fixture(tests, make_directory, remove_directory);
     tcase_add_test(tests, rounds_alternate_and_quotients_are_of_rounds);
     tcase_add_test(tests, an_even_number_of_rounds_has_a_middle);
+    tcase_add_test(tests, the_judge_sees_errors_and_nan);
     tcase_add_test(tests, all_rows_are_numbers);
     tcase_add_test(tests, parts_can_be_chosen);
     tcase_add_test(tests, a_model_reads_and_generates);
