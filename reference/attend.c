@@ -3,6 +3,7 @@
  * compiler turns into vector instructions. */
 #include "attend.h"
 
+#include "exp2.h"
 #include "partial.h"
 
 #include <math.h>
@@ -38,14 +39,6 @@ typedef struct {
     float *memory; /* every thread's workspace */
 } call;
 
-static inline float fused(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
-    return fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
 /* c[PANEL][STRIP] += a[PANEL][depth] b[depth][STRIP] */
 static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
                      const float *restrict b, float *restrict c,
@@ -56,41 +49,11 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
 #pragma omp simd
             for (int j = 0; j < STRIP; j++)
                 sum[i][j] =
-                    fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
+                    cp_fused(a[i * a_stride + k], b[k * STRIP + j], sum[i][j]);
     for (int i = 0; i < PANEL; i++)
 #pragma omp simd
         for (int j = 0; j < STRIP; j++)
             c[i * c_stride + j] += sum[i][j];
-}
-
-static inline uint32_t to_bits(float number) {
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof(bits));
-    return bits;
-}
-
-static inline float from_bits(uint32_t bits) {
-    float number;
-    memcpy(&number, &bits, sizeof(number));
-    return number;
-}
-
-/* 2^x for x <= 0; exactly 0 below -126, NaN for NaN. */
-static inline float exp2_negative(float x) {
-    /* Split x into the nearest integer and a fraction f. */
-    const float round = 0x1.8p23f, shifted = x + round;
-    const float f = x - (shifted - round);
-    /* Evaluate a polynomial p for two to the fraction. */
-    float p = 1.5453163e-4f;
-    p = fused(p, f, 1.3390863e-3f);
-    p = fused(p, f, 9.6180826e-3f);
-    p = fused(p, f, 5.5503571e-2f);
-    p = fused(p, f, 0.24022651f);
-    p = fused(p, f, 0.69314719f);
-    p = fused(p, f, 1.0f);
-    const float scale = from_bits((to_bits(shifted) + 127) << 23);
-    const uint32_t keep = x < -126.0f ? 0 : UINT32_MAX;
-    return from_bits(to_bits(p * scale) & keep);
 }
 
 /* The index [row][head] of row r of a tile in the caller's tensors. */
@@ -173,7 +136,7 @@ static float weigh_scores(float *scores, int64_t width, float level) {
     float lane[STRIP] = {0.0f}, sum = 0.0f;
 #pragma omp simd
     for (int64_t j = 0; j < width; j++)
-        scores[j] = exp2_negative(scores[j] - level);
+        scores[j] = cp_exp2(scores[j] - level);
     for (int64_t j = 0; j < width; j += STRIP)
 #pragma omp simd
         for (int l = 0; l < STRIP; l++)
@@ -188,7 +151,7 @@ static void weigh(const workspace *w, int64_t row, float *scores,
     const float before = w->largest[row];
     const float largest = largest_of(scores, width, before);
     const float level = largest == -INFINITY ? 0.0f : largest;
-    const float keep = exp2_negative(before - level);
+    const float keep = cp_exp2(before - level);
     w->largest[row] = largest;
     w->total[row] = w->total[row] * keep + weigh_scores(scores, width, level);
     if (keep != 1.0f)
@@ -204,7 +167,7 @@ static void add_values(const workspace *w, int64_t row, const float *weights,
         for (int64_t j = first; j < last; j++) {
             const float *v = w->values + d * KEYS + j * STRIP;
             for (int l = 0; l < STRIP; l++)
-                output[d + l] = fused(weights[j], v[l], output[d + l]);
+                output[d + l] = cp_fused(weights[j], v[l], output[d + l]);
         }
 }
 
@@ -275,25 +238,6 @@ static void attend_tile(const call *c, workspace *w, cp_piece tile,
     finish(w, tile, kv_head, c->asked);
 }
 
-static cp_status cut(const cp_pieces *pieces, int64_t longest,
-                     cp_pieces *tiles) {
-    for (int64_t p = 0; p < pieces->count; p++)
-        tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
-    const cp_status status = cp_allocate(
-        &tiles->items, tiles->room, sizeof(*tiles->items), "a list of tiles");
-    for (int64_t p = 0; p < pieces->count && status == CP_OK; p++) {
-        const cp_span span = pieces->items[p].span;
-        for (int64_t i = 0; i < span.count; i += longest) {
-            cp_piece tile = pieces->items[p];
-            tile.span.start += i * span.step;
-            tile.span.count = cp_min(longest, span.count - i);
-            tile.row += i;
-            tiles->items[tiles->count++] = tile;
-        }
-    }
-    return status;
-}
-
 /* Floats rounded up to whole cache lines of 64 bytes. */
 static int64_t lines(int64_t floats) {
     return cp_ceil_divide(floats, 16) * 16;
@@ -323,10 +267,10 @@ static workspace lay_out(const cp_shape *shape, int64_t rows, float *memory) {
 static cp_status prepare(call *c) {
     const cp_attention *asked = c->asked;
     const int64_t group = asked->shape->query_heads / asked->shape->kv_heads;
-    cp_status status =
-        cut(asked->query_pieces, cp_max(1, ROWS / group), &c->query_tiles);
+    cp_status status = cp_pieces_cut(asked->query_pieces,
+                                     cp_max(1, ROWS / group), &c->query_tiles);
     if (status == CP_OK)
-        status = cut(asked->key_pieces, KEYS, &c->key_tiles);
+        status = cp_pieces_cut(asked->key_pieces, KEYS, &c->key_tiles);
     if (status != CP_OK)
         return status;
     for (int64_t t = 0; t < c->query_tiles.count; t++)

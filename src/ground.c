@@ -56,3 +56,20 @@ cp_status cp_allocate(void *out, int64_t count, int64_t size,
     memcpy(out, &memory, sizeof(memory));
     return CP_OK;
 }
+
+cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
+                            const char *what) {
+    void *memory = NULL;
+    memcpy(out, &memory, sizeof(memory));
+    int64_t bytes;
+    if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
+        bytes > INT64_MAX - 64)
+        return cp_fail(CP_MEMORY, "%s: %lld x %lld bytes is no size", what,
+                       (long long)count, (long long)size);
+    memory = aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64);
+    if (memory == NULL)
+        return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", what,
+                       (long long)bytes);
+    memcpy(out, &memory, sizeof(memory));
+    return CP_OK;
+}

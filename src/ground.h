@@ -53,4 +53,9 @@ static inline int64_t cp_ceil_divide(int64_t a, int64_t b) {
  * what and the numbers; the pointer is NULL then. */
 cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
 
+/* The same for tensors: begins on a cache line of 64 bytes, and is not
+ * cleared. */
+cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
+                            const char *what);
+
 #endif

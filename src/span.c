@@ -166,3 +166,22 @@ void cp_pieces_free(cp_pieces *pieces) {
     free(pieces->items);
     *pieces = (cp_pieces){0};
 }
+
+cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
+                        cp_pieces *tiles) {
+    for (int64_t p = 0; p < pieces->count; p++)
+        tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
+    const cp_status status = cp_allocate(
+        &tiles->items, tiles->room, sizeof(*tiles->items), "a list of tiles");
+    for (int64_t p = 0; p < pieces->count && status == CP_OK; p++) {
+        const cp_span span = pieces->items[p].span;
+        for (int64_t i = 0; i < span.count; i += longest) {
+            cp_piece tile = pieces->items[p];
+            tile.span.start += i * span.step;
+            tile.span.count = cp_min(longest, span.count - i);
+            tile.row += i;
+            tiles->items[tiles->count++] = tile;
+        }
+    }
+    return status;
+}

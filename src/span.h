@@ -71,6 +71,11 @@ int64_t cp_pieces_tokens(const cp_pieces *pieces);
 /* Make to an equal list; fails with CP_MEMORY, to untouched. */
 cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from);
 
+/* Fill the empty list tiles with the same tokens in the same order, as pieces
+ * of at most longest tokens. Fails with CP_MEMORY; free tiles even then. */
+cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
+                        cp_pieces *tiles);
+
 /* Free the items; the list is then empty and may be used again. */
 void cp_pieces_free(cp_pieces *pieces);
 

@@ -104,6 +104,11 @@ START_TEST(impossible_counts_are_refused_by_name) {
         CP_MEMORY);
     ck_assert_ptr_null(memory);
     ck_assert_ptr_nonnull(strstr(cp_message(), "key block"));
+    ck_assert_int_eq(cp_allocate_lines(&memory, refused[_i][0], refused[_i][1],
+                                       "value block"),
+                     CP_MEMORY);
+    ck_assert_ptr_null(memory);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "value block"));
 }
 END_TEST
 
@@ -125,6 +130,19 @@ START_TEST(memory_is_zeroed_even_when_used_before) {
 }
 END_TEST
 
+START_TEST(tensors_begin_on_a_line) {
+    for (int64_t count = 0; count <= 40; count++) {
+        float *tensor = NULL;
+        ck_assert_int_eq(cp_allocate_lines(&tensor, count, 4, "a tensor"),
+                         CP_OK);
+        ck_assert_int_eq((int64_t)((uintptr_t)tensor % 64), 0);
+        for (int64_t i = 0; i < count; i++)
+            tensor[i] = 1.0f;
+        free(tensor);
+    }
+}
+END_TEST
+
 static Suite *ground_suite(void) {
     Suite *suite = suite_create("ground");
     TCase *messages = harness_case("messages");
@@ -141,6 +159,7 @@ static Suite *ground_suite(void) {
     tcase_add_loop_test(memory, impossible_counts_are_refused_by_name, 0,
                         sizeof(refused) / sizeof(refused[0]));
     tcase_add_test(memory, memory_is_zeroed_even_when_used_before);
+    tcase_add_test(memory, tensors_begin_on_a_line);
     suite_add_tcase(suite, memory);
     return suite;
 }
