@@ -8,7 +8,7 @@
 #include "attend_job.h"
 #include "bench_rows.h"
 #include "forward.h"
-#include "layers.h"
+#include "linear.h"
 #include "threads.h"
 
 struct cp_engine {
@@ -57,11 +57,22 @@ static cp_status run(cp_engine *engine, const cp_forward *call) {
 
 static cp_status logits(const cp_engine *engine, int64_t first, int64_t count,
                         float *out) {
+    enum { BLOCK = 256 };
     const cp_model_facts *facts = &engine->model->base.facts;
-    cp_linear_rows(count, facts->width, facts->vocabulary,
-                   engine->hidden + first * facts->width, engine->model->output,
-                   false, engine->cores, out);
-    return CP_OK;
+    const int64_t block = cp_min(BLOCK, count);
+    float *scratch;
+    const cp_status status = cp_allocate(
+        &scratch, cp_linear_scratch(block, facts->width, engine->cores),
+        sizeof(float), "the output layer");
+    for (int64_t row = 0; status == CP_OK && row < count; row += block) {
+        const cp_product product = {&engine->model->output, false,
+                                    out + row * facts->vocabulary};
+        cp_linear_rows(cp_min(block, count - row), facts->width,
+                       engine->hidden + (first + row) * facts->width, &product,
+                       1, engine->cores, scratch);
+    }
+    free(scratch);
+    return status;
 }
 
 static void engine_free(cp_engine *engine) {

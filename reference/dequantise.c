@@ -15,7 +15,7 @@ static uint32_t u16(const unsigned char *bytes) {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
 }
 
-static float half(const unsigned char *bytes) {
+float cp_half_value(const unsigned char *bytes) {
     const uint32_t bits = u16(bytes), fraction = bits & 0x3FF;
     const uint32_t exponent = bits >> 10 & 0x1F;
     const uint32_t sign = (bits & 0x8000) << 16;
@@ -30,7 +30,7 @@ static void f32(const unsigned char *block, float *out) {
 }
 
 static void f16(const unsigned char *block, float *out) {
-    *out = half(block);
+    *out = cp_half_value(block);
 }
 
 static void bf16(const unsigned char *block, float *out) {
@@ -38,13 +38,13 @@ static void bf16(const unsigned char *block, float *out) {
 }
 
 static void q8_0(const unsigned char *block, float *out) {
-    const float scale = half(block);
+    const float scale = cp_half_value(block);
     for (int i = 0; i < 32; i++)
         out[i] = scale * (float)(int8_t)block[2 + i];
 }
 
 static void q4_0(const unsigned char *block, float *out) {
-    const float scale = half(block);
+    const float scale = cp_half_value(block);
     for (int i = 0; i < 16; i++) {
         const int pair = block[2 + i];
         out[i] = scale * (float)((pair & 15) - 8);
@@ -53,7 +53,8 @@ static void q4_0(const unsigned char *block, float *out) {
 }
 
 static void q4_1(const unsigned char *block, float *out) {
-    const float scale = half(block), minimum = half(block + 2);
+    const float scale = cp_half_value(block),
+                minimum = cp_half_value(block + 2);
     for (int i = 0; i < 16; i++) {
         const int pair = block[4 + i];
         out[i] = scale * (float)(pair & 15) + minimum;
@@ -68,13 +69,14 @@ static int five_bits(const unsigned char *high, const unsigned char *low,
 }
 
 static void q5_0(const unsigned char *block, float *out) {
-    const float scale = half(block);
+    const float scale = cp_half_value(block);
     for (int i = 0; i < 32; i++)
         out[i] = scale * (float)(five_bits(block + 2, block + 6, i) - 16);
 }
 
 static void q5_1(const unsigned char *block, float *out) {
-    const float scale = half(block), minimum = half(block + 2);
+    const float scale = cp_half_value(block),
+                minimum = cp_half_value(block + 2);
     for (int i = 0; i < 32; i++)
         out[i] = scale * (float)five_bits(block + 4, block + 8, i) + minimum;
 }
@@ -92,7 +94,8 @@ static int two_bits(const unsigned char *bytes, place at) {
 }
 
 static void q2_k(const unsigned char *block, float *out) {
-    const float scale = half(block + 80), minimum = half(block + 82);
+    const float scale = cp_half_value(block + 80),
+                minimum = cp_half_value(block + 82);
     for (int i = 0; i < 256; i++) {
         const int group = block[i / 16];
         const int quant = two_bits(block + 16, place_of(i));
@@ -108,7 +111,7 @@ static int six_bits(const unsigned char *scales, int group) {
 }
 
 static void q3_k(const unsigned char *block, float *out) {
-    const float scale = half(block + 108);
+    const float scale = cp_half_value(block + 108);
     for (int i = 0; i < 256; i++) {
         const int high = block[i % 32] >> i / 32 & 1;
         const int quant = two_bits(block + 32, place_of(i)) | high << 2;
@@ -134,7 +137,8 @@ static int four_bits(const unsigned char *bytes, int i) {
 }
 
 static void q4_k(const unsigned char *block, float *out) {
-    const float scale = half(block), minimum = half(block + 2);
+    const float scale = cp_half_value(block),
+                minimum = cp_half_value(block + 2);
     for (int i = 0; i < 256; i++) {
         const group group = group_of(block + 4, i / 32);
         const int quant = four_bits(block + 16, i);
@@ -144,7 +148,8 @@ static void q4_k(const unsigned char *block, float *out) {
 }
 
 static void q5_k(const unsigned char *block, float *out) {
-    const float scale = half(block), minimum = half(block + 2);
+    const float scale = cp_half_value(block),
+                minimum = cp_half_value(block + 2);
     for (int i = 0; i < 256; i++) {
         const group group = group_of(block + 4, i / 32);
         const int high = block[16 + i % 32] >> i / 32 & 1;
@@ -155,7 +160,7 @@ static void q5_k(const unsigned char *block, float *out) {
 }
 
 static void q6_k(const unsigned char *block, float *out) {
-    const float scale = half(block + 208);
+    const float scale = cp_half_value(block + 208);
     for (int i = 0; i < 256; i++) {
         const place at = place_of(i);
         const int pair = block[64 * at.half + i % 64];

@@ -13,4 +13,7 @@
 cp_status cp_dequantise(int type, const void *blocks, int64_t count,
                         float *out);
 
+/* The number that two bytes say in half precision, little-endian. */
+float cp_half_value(const unsigned char *bytes);
+
 #endif

@@ -7,13 +7,15 @@
 #include <string.h>
 
 #include "layers.h"
+#include "linear.h"
+#include "micro.h"
 #include "walk.h"
 
 typedef struct {
     int64_t row, position, token;
 } place;
 
-enum { MOST_ROWS = 256, LEAST_ROWS = 16 };
+enum { MOST_ROWS = 256, LEAST_ROWS = 128 };
 
 typedef struct {
     const cp_forward_job *job;
@@ -26,35 +28,64 @@ typedef struct {
     float *cosines, *sines; /* [count][rotary / 2] */
     int helpers;            /* threads that take blocks */
     int64_t block;          /* rows of a block */
-    float *desks;           /* [helpers] */
+    int64_t desk_floats;
+    float *desks; /* [helpers][desk_floats] */
     cp_trace_context tracing;
 } state;
 
 typedef struct {
-    float *normed, *queries, *gate, *up; /* [block rows] each */
-    int threads;                         /* to share one block */
+    float *normed, *queries, *keys, *values, *gate, *up; /* [block rows] each */
+    float *scratch;                                      /* for products */
+    int threads; /* to share one block */
 } desk;
 
 static int64_t desk_width(const cp_model_facts *f) {
-    return f->width + f->shape.query_heads * f->shape.head_dim +
+    return f->width +
+           (f->shape.query_heads + 2 * f->shape.kv_heads) * f->shape.head_dim +
            2 * f->feed_forward;
 }
 
 static desk desk_of(const state *s, int helper) {
     const cp_model_facts *f = s->facts;
+    const int64_t rows = s->block, dim = f->shape.head_dim;
+    desk at = {.threads = s->helpers > 1 ? 1 : s->job->layer_threads};
+    at.normed = s->desks + helper * s->desk_floats;
+    at.queries = at.normed + rows * f->width;
+    at.keys = at.queries + rows * f->shape.query_heads * dim;
+    at.values = at.keys + rows * f->shape.kv_heads * dim;
+    at.gate = at.values + rows * f->shape.kv_heads * dim;
+    at.up = at.gate + rows * f->feed_forward;
+    at.scratch = at.up + rows * f->feed_forward;
+    return at;
+}
+
+static void plan_blocks(state *s) {
+    const int64_t slice = cp_micro_get()->slice;
+    const int threads = s->job->layer_threads;
+    s->helpers = s->count >= (int64_t)LEAST_ROWS * threads ? threads : 1;
+    const int64_t each = cp_max(1, cp_ceil_divide(s->count, s->helpers));
+    s->block = cp_ceil_divide(each, cp_ceil_divide(each, MOST_ROWS));
+    if (s->block > slice)
+        s->block = slice * cp_ceil_divide(s->block, slice);
+}
+
+static cp_status size_desk(state *s) {
+    const cp_model_facts *f = s->facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
-    float *normed = s->desks + helper * s->block * desk_width(f);
-    float *queries = normed + s->block * f->width;
-    float *gate = queries + s->block * heads;
-    return (desk){normed, queries, gate, gate + s->block * f->feed_forward,
-                  s->helpers > 1 ? 1 : s->job->layer_threads};
+    const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
+    const int threads = s->helpers > 1 ? 1 : s->job->layer_threads;
+    const int64_t scratch = cp_linear_scratch(s->block, widest, threads);
+    if (scratch < 0 || !cp_multiply(s->block, desk_width(f), &s->desk_floats) ||
+        !cp_add(s->desk_floats, scratch, &s->desk_floats))
+        return cp_fail(CP_MEMORY, "a block of %lld rows overflows",
+                       (long long)s->block);
+    return CP_OK;
 }
 
 static cp_status allocate_state(state *s) {
     const cp_model_facts *f = s->facts;
-    const int threads = s->job->layer_threads;
-    s->helpers = s->count >= (int64_t)LEAST_ROWS * threads ? threads : 1;
-    s->block = cp_min(MOST_ROWS, cp_ceil_divide(s->count, s->helpers));
+    plan_blocks(s);
+    cp_status status = size_desk(s);
     const struct {
         float **where;
         int64_t rows, width;
@@ -62,10 +93,11 @@ static cp_status allocate_state(state *s) {
         {&s->x, s->count, f->width},
         {&s->cosines, s->count, f->rotary / 2},
         {&s->sines, s->count, f->rotary / 2},
-        {&s->desks, s->helpers * s->block, desk_width(f)},
+        {&s->desks, s->helpers, s->desk_floats},
     };
-    cp_status status =
-        cp_allocate(&s->places, s->count, sizeof(place), "a list of tokens");
+    if (status == CP_OK)
+        status = cp_allocate(&s->places, s->count, sizeof(place),
+                             "a list of tokens");
     /* Allocate the tensors of the list. */
     for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++) {
         int64_t count = 0;
@@ -111,42 +143,43 @@ static void embed(state *s) {
     const int64_t width = s->facts->width, pairs = s->facts->rotary / 2;
     for (int64_t t = 0; t < s->count; t++) {
         const int64_t word = s->job->call->tokens[s->places[t].token];
-        memcpy(s->x + t * width, model->embedding + word * width,
-               (size_t)width * sizeof(float));
+        cp_matrix_row(&model->embedding, word, s->x + t * width);
         cp_angles_at(s->places[t].position, pairs, model->frequencies,
                      s->cosines + t * pairs, s->sines + t * pairs);
     }
 }
 
-static void project(const state *s, const desk *at, int64_t first, int64_t rows,
-                    const float *weight, int64_t heads, bool rotate,
-                    float *to) {
-    const int64_t dim = s->facts->shape.head_dim, pairs = s->facts->rotary / 2;
-    cp_linear_rows(rows, s->facts->width, heads * dim, at->normed, weight,
-                   false, at->threads, at->queries);
-    const cp_angles angles = {pairs, s->cosines + first * pairs,
-                              s->sines + first * pairs};
-    if (rotate)
-        cp_rotate_rows(rows, heads, dim, angles, at->threads, at->queries);
+static void place_rows(const state *s, int64_t first, int64_t rows,
+                       int64_t width, const float *from, float *to) {
     for (int64_t t = 0; t < rows; t++)
-        memcpy(to + s->places[first + t].row * heads * dim,
-               at->queries + t * heads * dim,
-               (size_t)(heads * dim) * sizeof(float));
+        memcpy(to + s->places[first + t].row * width, from + t * width,
+               (size_t)width * sizeof(float));
 }
 
 static void before_attention(state *s, const desk *at, int64_t first,
                              int64_t rows) {
     const cp_layer_weights *layer = &s->job->model->layers[s->layer];
     const cp_shape *shape = &s->facts->shape;
-    cp_norm_rows(rows, s->facts->width, s->x + first * s->facts->width,
-                 layer->attention_norm, s->facts->epsilon, at->threads,
-                 at->normed);
-    project(s, at, first, rows, layer->query, shape->query_heads, true,
-            cp_walker_queries(s->walker));
-    project(s, at, first, rows, layer->key, shape->kv_heads, true,
-            cp_walker_new_keys(s->walker));
-    project(s, at, first, rows, layer->value, shape->kv_heads, false,
-            cp_walker_new_values(s->walker));
+    const int64_t width = s->facts->width, pairs = s->facts->rotary / 2;
+    const int64_t dim = shape->head_dim, kv = shape->kv_heads;
+    const cp_angles angles = {pairs, s->cosines + first * pairs,
+                              s->sines + first * pairs};
+    const cp_product products[] = {{&layer->query, false, at->queries},
+                                   {&layer->key, false, at->keys},
+                                   {&layer->value, false, at->values}};
+    cp_norm_rows(rows, width, s->x + first * width, layer->attention_norm,
+                 s->facts->epsilon, at->threads, at->normed);
+    cp_linear_rows(rows, width, at->normed, products, 3, at->threads,
+                   at->scratch);
+    cp_rotate_rows(rows, shape->query_heads, dim, angles, at->threads,
+                   at->queries);
+    cp_rotate_rows(rows, kv, dim, angles, at->threads, at->keys);
+    place_rows(s, first, rows, shape->query_heads * dim, at->queries,
+               cp_walker_queries(s->walker));
+    place_rows(s, first, rows, kv * dim, at->keys,
+               cp_walker_new_keys(s->walker));
+    place_rows(s, first, rows, kv * dim, at->values,
+               cp_walker_new_values(s->walker));
 }
 
 static int64_t gather_output(const state *s, const desk *at, int64_t first,
@@ -167,17 +200,19 @@ static void after_attention(state *s, const desk *at, int64_t first,
     const int64_t width = s->facts->width, inner = s->facts->feed_forward;
     float *x = s->x + first * width;
     const int64_t heads = gather_output(s, at, first, rows);
-    cp_linear_rows(rows, heads, width, at->queries, layer->attention_output,
-                   true, at->threads, x);
+    const cp_product attended = {&layer->attention_output, true, x};
+    const cp_product widened[] = {{&layer->gate, false, at->gate},
+                                  {&layer->up, false, at->up}};
+    const cp_product narrowed = {&layer->down, true, x};
+    cp_linear_rows(rows, heads, at->queries, &attended, 1, at->threads,
+                   at->scratch);
     cp_norm_rows(rows, width, x, layer->forward_norm, s->facts->epsilon,
                  at->threads, at->normed);
-    cp_linear_rows(rows, width, inner, at->normed, layer->gate, false,
-                   at->threads, at->gate);
-    cp_linear_rows(rows, width, inner, at->normed, layer->up, false,
-                   at->threads, at->up);
+    cp_linear_rows(rows, width, at->normed, widened, 2, at->threads,
+                   at->scratch);
     cp_gate_values(rows * inner, at->up, at->threads, at->gate);
-    cp_linear_rows(rows, inner, width, at->gate, layer->down, true, at->threads,
-                   x);
+    cp_linear_rows(rows, inner, at->gate, &narrowed, 1, at->threads,
+                   at->scratch);
 }
 
 typedef void (*block_work)(state *s, const desk *at, int64_t first,

@@ -1,12 +1,11 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* RMSNorm, rotary positions, linear layers, SwiGLU. */
-#define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
+/* RMSNorm, rotary positions, SwiGLU. */
 #include "layers.h"
 
 #include <math.h>
 #include <string.h>
 
-#include <blis.h>
+enum { PART = 512 }; /* of a row of gates */
 
 void cp_norm_rows(int64_t rows, int64_t width, const float *x,
                   const float *weight, double epsilon, int threads, float *y) {
@@ -15,6 +14,7 @@ void cp_norm_rows(int64_t rows, int64_t width, const float *x,
         const float *from = x + r * width;
         float *to = y + r * width;
         double squares = 0.0;
+#pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < width; i++)
             squares += (double)from[i] * (double)from[i];
         const float scale =
@@ -53,53 +53,8 @@ void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
     }
 }
 
-static void product(int64_t rows, int64_t in, int64_t out, int64_t stride,
-                    const float *x, const float *w, bool add, float *y) {
-    rntm_t settings = BLIS_RNTM_INITIALIZER;
-    bli_rntm_set_num_threads(1, &settings);
-    if (rows >= 64)
-        bli_rntm_disable_l3_sup(&settings);
-    float one = 1.0f, keep = add ? 1.0f : 0.0f;
-    /* BLIS's interface has no const, but it writes to y alone. */
-    bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, rows, out, in, &one,
-                 (float *)(uintptr_t)x, in, 1, (float *)(uintptr_t)w, in, 1,
-                 &keep, y, stride, 1, NULL, &settings);
-}
-
-static float dot(int64_t count, const float *a, const float *b) {
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i++)
-        sum += a[i] * b[i];
-    return sum;
-}
-
-static void one_row(int64_t in, int64_t out, const float *x, const float *w,
-                    bool add, float *y) {
-    for (int64_t o = 0; o < out; o++) {
-        const float sum = dot(in, x, w + o * in);
-        y[o] = add ? y[o] + sum : sum;
-    }
-}
-
-void cp_linear_rows(int64_t rows, int64_t in, int64_t out, const float *x,
-                    const float *w, bool add, int threads, float *y) {
-    const int64_t share = 16 * cp_ceil_divide(cp_ceil_divide(out, threads), 16);
-    const int64_t parts = cp_ceil_divide(out, share);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int64_t part = 0; part < parts; part++) {
-        const int64_t first = part * share;
-        const int64_t count = cp_min(share, out - first);
-        if (rows == 1)
-            one_row(in, count, x, w + first * in, add, y + first);
-        else if (rows > 1)
-            product(rows, in, count, out, x, w + first * in, add, y + first);
-    }
-}
-
 static inline float exponential(float x) {
     const float magic = 12582912.0f;
-    x = x > 87.0f ? 87.0f : x < -87.0f ? -87.0f : x;
     const float n = (x * 1.44269504f + magic) - magic;
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float sum = 1.0f / 720.0f;
@@ -113,8 +68,21 @@ static inline float exponential(float x) {
     return sum * power;
 }
 
-void cp_gate_values(int64_t count, const float *up, int threads, float *gate) {
-#pragma omp parallel for simd num_threads(threads) if (count > 8192)
+static void gate_part(int64_t count, const float *up, float *gate) {
+    float held[PART];
+#pragma omp simd
     for (int64_t i = 0; i < count; i++)
-        gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+        held[i] = -gate[i] > 87.0f ? 87.0f : -gate[i];
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        held[i] = held[i] < -87.0f ? -87.0f : held[i];
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        gate[i] = gate[i] / (1.0f + exponential(held[i])) * up[i];
+}
+
+void cp_gate_values(int64_t count, const float *up, int threads, float *gate) {
+#pragma omp parallel for num_threads(threads) if (count > 8192)
+    for (int64_t first = 0; first < count; first += PART)
+        gate_part(cp_min(PART, count - first), up + first, gate + first);
 }

@@ -1,6 +1,7 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* The layers of a transformer in which no token looks at another, over rows
- * of fp32. Attention is not here: it walks a plan (walk.h). */
+/* The small layers of a transformer, in which no token looks at another, over
+ * rows of fp32. Not the linear ones (linear.h), and not attention: it walks a
+ * plan (walk.h). */
 #ifndef CP_LAYERS_H
 #define CP_LAYERS_H
 
@@ -24,10 +25,6 @@ void cp_rotate_rows(int64_t rows, int64_t heads, int64_t dim, cp_angles angles,
 /* The cosines and sines of one position for all pairs. */
 void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
                   float *cosines, float *sines);
-
-/* y = x w^T, x [rows][in], w [out][in], y [rows][out]; with add, y += it. */
-void cp_linear_rows(int64_t rows, int64_t in, int64_t out, const float *x,
-                    const float *w, bool add, int threads, float *y);
 
 /* gate[i] = silu(gate[i]) * up[i]. */
 void cp_gate_values(int64_t count, const float *up, int threads, float *gate);

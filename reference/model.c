@@ -129,55 +129,58 @@ static cp_status read_facts(const cp_gguf *file, cp_model_facts *f) {
 
 typedef struct {
     const cp_gguf *file;
-    float *memory;    /* NULL while counting */
-    int64_t used;     /* floats so far */
+    char *memory;     /* NULL while counting */
+    int64_t used;     /* bytes so far, a multiple of 64 */
     cp_status status; /* the first failure */
 } loader;
 
-static cp_status fill(const cp_gguf_tensor *tensor, int64_t rows, float *to) {
-    const int64_t width = tensor->extent[0], bytes = tensor->bytes / rows;
-    int64_t failed = -1;
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        if (cp_dequantise(tensor->type, (const char *)tensor->data + r * bytes,
-                          width, to + r * width) != CP_OK) {
-#pragma omp critical(cp_model_fill)
-            failed = r;
-        }
-    }
-    if (failed < 0)
-        return CP_OK;
-    return cp_dequantise(tensor->type,
-                         (const char *)tensor->data + failed * bytes, width,
-                         to + failed * width);
-}
-
-static void take(loader *load, const char *name, int64_t in, int64_t out,
-                 const float **where) {
+static const cp_gguf_tensor *find(loader *load, const char *name, int64_t in,
+                                  int64_t out) {
     if (load->status != CP_OK)
-        return;
+        return NULL;
     const cp_gguf_tensor *tensor = cp_gguf_find(load->file, name);
-    int64_t count = 0;
-    /* Check that the tensor is there and has this shape. */
-    if (tensor == NULL) {
+    if (tensor == NULL)
         load->status = cp_fail(CP_INVALID, "the file has no tensor %s", name);
-        return;
-    }
-    if (tensor->extent[0] != in || tensor->extent[1] != out ||
-        tensor->dimensions > 2 || !cp_multiply(in, out, &count) ||
-        !cp_add(load->used, count, &load->used)) {
+    else if (tensor->extent[0] != in || tensor->extent[1] != out ||
+             tensor->dimensions > 2)
         load->status = cp_fail(
             CP_INVALID, "%s is %lld x %lld where %lld x %lld was expected",
             name, (long long)tensor->extent[0], (long long)tensor->extent[1],
             (long long)in, (long long)out);
+    return load->status == CP_OK ? tensor : NULL;
+}
+
+static void *claim(loader *load, int64_t bytes) {
+    char *place = load->memory != NULL ? load->memory + load->used : NULL;
+    if (!cp_add(load->used, bytes, &load->used) ||
+        !cp_add(load->used, -load->used & 63, &load->used))
+        load->status = cp_fail(CP_MEMORY, "the weights' bytes overflow");
+    return place;
+}
+
+static void take_vector(loader *load, const char *name, int64_t count,
+                        const float **where) {
+    const cp_gguf_tensor *tensor = find(load, name, count, 1);
+    if (tensor == NULL)
         return;
-    }
-    load->used -= count;
-    if (load->memory != NULL) {
-        *where = load->memory + load->used;
-        load->status = fill(tensor, out, load->memory + load->used);
-    }
-    load->used += count;
+    float *values = claim(load, count * (int64_t)sizeof(float));
+    if (values != NULL)
+        load->status = cp_dequantise(tensor->type, tensor->data, count, values);
+    *where = values;
+}
+
+static void take_matrix(loader *load, const char *name, int64_t in, int64_t out,
+                        cp_matrix *where) {
+    const cp_gguf_tensor *tensor = find(load, name, in, out);
+    int64_t bytes;
+    if (tensor == NULL)
+        return;
+    load->status = cp_matrix_bytes(tensor->type, in, out, &bytes);
+    if (load->status != CP_OK)
+        return;
+    void *memory = claim(load, bytes);
+    if (memory != NULL)
+        cp_matrix_fill(tensor->type, in, out, tensor->data, memory, where);
 }
 
 static void take_block(loader *load, const cp_model_facts *f, int64_t block,
@@ -187,34 +190,40 @@ static void take_block(loader *load, const cp_model_facts *f, int64_t block,
     const struct {
         const char *name;
         int64_t in, out;
-        const float **where;
+        cp_matrix *matrix;
+        const float **vector;
     } list[] = {
         /* List the nine tensors of a block. */
-        {"attn_norm", f->width, 1, &layer->attention_norm},
-        {"attn_q", f->width, queries, &layer->query},
-        {"attn_k", f->width, keys, &layer->key},
-        {"attn_v", f->width, keys, &layer->value},
-        {"attn_output", queries, f->width, &layer->attention_output},
-        {"ffn_norm", f->width, 1, &layer->forward_norm},
-        {"ffn_gate", f->width, f->feed_forward, &layer->gate},
-        {"ffn_up", f->width, f->feed_forward, &layer->up},
-        {"ffn_down", f->feed_forward, f->width, &layer->down},
+        {"attn_norm", f->width, 1, NULL, &layer->attention_norm},
+        {"attn_q", f->width, queries, &layer->query, NULL},
+        {"attn_k", f->width, keys, &layer->key, NULL},
+        {"attn_v", f->width, keys, &layer->value, NULL},
+        {"attn_output", queries, f->width, &layer->attention_output, NULL},
+        {"ffn_norm", f->width, 1, NULL, &layer->forward_norm},
+        {"ffn_gate", f->width, f->feed_forward, &layer->gate, NULL},
+        {"ffn_up", f->width, f->feed_forward, &layer->up, NULL},
+        {"ffn_down", f->feed_forward, f->width, &layer->down, NULL},
     };
     for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++) {
         char name[80];
         snprintf(name, sizeof(name), "blk.%lld.%s.weight", (long long)block,
                  list[n].name);
-        take(load, name, list[n].in, list[n].out, list[n].where);
+        if (list[n].matrix != NULL)
+            take_matrix(load, name, list[n].in, list[n].out, list[n].matrix);
+        else
+            take_vector(load, name, list[n].in, list[n].vector);
     }
 }
 
 static void take_all(loader *load, cp_llama *model) {
     const cp_model_facts *f = &model->base.facts;
-    take(load, "token_embd.weight", f->width, f->vocabulary, &model->embedding);
-    take(load, "output_norm.weight", f->width, 1, &model->output_norm);
+    take_matrix(load, "token_embd.weight", f->width, f->vocabulary,
+                &model->embedding);
+    take_vector(load, "output_norm.weight", f->width, &model->output_norm);
     model->output = model->embedding;
     if (cp_gguf_find(load->file, "output.weight") != NULL)
-        take(load, "output.weight", f->width, f->vocabulary, &model->output);
+        take_matrix(load, "output.weight", f->width, f->vocabulary,
+                    &model->output);
     for (int64_t n = 0; n < f->layers; n++)
         take_block(load, f, n, &model->layers[n]);
 }
@@ -245,9 +254,9 @@ static cp_status find_frequencies(const cp_gguf *file, cp_llama *model) {
     /* Divide the frequencies by the file's factors. */
     float *factors;
     status = cp_allocate(&factors, pairs, sizeof(float), "rotary factors");
-    loader load = {file, factors, 0, status};
+    loader load = {file, (char *)factors, 0, status};
     const float *where;
-    take(&load, "rope_freqs.weight", pairs, 1, &where);
+    take_vector(&load, "rope_freqs.weight", pairs, &where);
     for (int64_t i = 0; load.status == CP_OK && i < pairs; i++) {
         model->frequencies[i] /= (double)factors[i];
         if (!(factors[i] > 0.0f))
@@ -264,9 +273,9 @@ static cp_status load_weights(const cp_gguf *file, cp_llama *model) {
     loader load = {file, NULL, 0, CP_OK};
     take_all(&load, model);
     if (load.status == CP_OK)
-        load.status = cp_allocate(&model->memory, load.used, sizeof(float),
-                                  "the model's weights");
-    model->base.facts.weight_bytes = load.used * (int64_t)sizeof(float);
+        load.status =
+            cp_allocate(&model->memory, load.used, 1, "the model's weights");
+    model->base.facts.weight_bytes = load.used;
     load.memory = model->memory;
     load.used = 0;
     take_all(&load, model);

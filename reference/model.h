@@ -1,23 +1,25 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* A Llama-family decoder with fp32 weights in memory, from a GGUF file. */
+/* A Llama-family decoder with its weights in memory, from a GGUF file. */
 #ifndef CP_MODEL_H
 #define CP_MODEL_H
 
 #include "backend.h"
+#include "matrix.h"
 
-/* The weights of one block; matrices are [out][in]. */
+/* The weights of one block. */
 typedef struct {
-    const float *attention_norm, *query, *key, *value, *attention_output;
-    const float *forward_norm, *gate, *up, *down;
+    const float *attention_norm, *forward_norm;
+    cp_matrix query, key, value, attention_output;
+    cp_matrix gate, up, down;
 } cp_layer_weights;
 
-/* A Llama-family decoder in fp32. */
+/* A Llama-family decoder. */
 typedef struct {
     cp_model base;
-    float *memory;            /* holds all of the following */
-    const float *embedding;   /* [vocabulary][width] */
+    char *memory;             /* holds all of the following */
+    cp_matrix embedding;      /* [vocabulary][width] */
     const float *output_norm; /* [width] */
-    const float *output;      /* [vocabulary][width]; may be the embedding */
+    cp_matrix output;         /* [vocabulary][width]; may be the embedding */
     double *frequencies;      /* [rotary / 2] radians per position */
     cp_layer_weights *layers; /* [facts.layers] */
 } cp_llama;

@@ -1,9 +1,10 @@
 /* Measures what the chapter on the model reports; prints CSV. Not a test:
  * nothing fails when it is slow.
  *
- *   measure_model linear | machine | model FILE
+ *   measure_model linear | blocks | machine | model FILE
  *
- * linear   the model's linear layers, by BLIS and row by row
+ * linear   one linear layer, by BLIS and by us, from weights of several types
+ * blocks   one row times all linear layers of SmolLM2, from the same types
  * machine  the two speeds of Algorithm 1 for ranks that are threads
  * model    prefill and decode of a GGUF file over 1 and 4 ranks
  *
@@ -12,7 +13,8 @@
 
 #include "attend.h"
 #include "backend.h"
-#include "layers.h"
+#include "gguf.h"
+#include "linear.h"
 #include "sample.h"
 #include "threads.h"
 
@@ -52,9 +54,36 @@ static float *numbers(int64_t count) {
     return values;
 }
 
-/* ---- linear layers: 30 different matrices, as a model has them ---- */
+/* ---- linear layers ---- */
 
-enum { IN = 576, OUT = 1536, MATRICES = 30, REPEATS = 9 };
+enum { IN = 576, OUT = 1536, MATRICES = 30, REPEATS = 9, MOST = 1024 };
+
+static const struct {
+    const char *name;
+    int type;
+} types[] = {
+    {"F32", CP_GGUF_F32}, {"Q8_0", CP_GGUF_Q8_0}, {"Q4_1", CP_GGUF_Q4_1}};
+
+enum { TYPES = sizeof(types) / sizeof(types[0]) };
+
+/* A matrix of arbitrary bits that are finite numbers. */
+static cp_matrix make_matrix(int type, int64_t in, int64_t out, void **memory) {
+    int64_t values, bytes, size;
+    if (!cp_gguf_type_block(type, &values, &bytes))
+        exit(1);
+    const int64_t count = in / values * out * bytes;
+    unsigned char *blocks;
+    must(cp_allocate(&blocks, count, 1, "blocks"));
+    for (int64_t n = 0; n < count; n++)
+        blocks[n] = (unsigned char)((n * 2654435761) >> 20 & 0x37);
+    must(cp_matrix_bytes(type, in, out, &size));
+    must(cp_allocate(memory, size + 64, 1, "a matrix"));
+    char *aligned = (char *)*memory + 64 - (uintptr_t)*memory % 64;
+    cp_matrix matrix;
+    cp_matrix_fill(type, in, out, blocks, aligned, &matrix);
+    free(blocks);
+    return matrix;
+}
 
 static void blis(int64_t rows, const float *x, const float *w, float *y) {
     rntm_t settings = BLIS_RNTM_INITIALIZER;
@@ -65,36 +94,113 @@ static void blis(int64_t rows, const float *x, const float *w, float *y) {
                  &zero, y, OUT, 1, NULL, &settings);
 }
 
-static void ours(int64_t rows, const float *x, const float *w, float *y) {
-    cp_linear_rows(rows, IN, OUT, x, w, false, 1, y);
+/* Seconds for one product, of 30 with different matrices as in a model; by
+ * BLIS if matrices is NULL. */
+static double seconds_each(int64_t rows, const float *x, const float *w,
+                           const cp_matrix *matrices, float *scratch,
+                           float *y) {
+    const double start = busy();
+    for (int n = 0; n < MATRICES; n++) {
+        if (matrices == NULL) {
+            blis(rows, x, w + n * IN * OUT, y);
+            continue;
+        }
+        const cp_product product = {&matrices[n], false, y};
+        cp_linear_rows(rows, IN, x, &product, 1, 1, scratch);
+    }
+    return (busy() - start) / MATRICES;
 }
 
-static double
-seconds_each(void (*multiply)(int64_t, const float *, const float *, float *),
-             int64_t rows, const float *x, const float *w, float *y) {
-    double best = INFINITY;
-    for (int repeat = 0; repeat < REPEATS; repeat++) {
-        const double start = busy();
-        for (int n = 0; n < MATRICES; n++)
-            multiply(rows, x, w + n * IN * OUT, y);
-        best = fmin(best, (busy() - start) / MATRICES);
-    }
-    return best;
+static void measure_rows(int64_t rows, const float *x, const float *w,
+                         cp_matrix (*matrices)[MATRICES], float *scratch,
+                         float *y) {
+    double best[1 + TYPES] = {INFINITY, INFINITY, INFINITY, INFINITY};
+    for (int repeat = 0; repeat < REPEATS; repeat++)
+        for (int t = 0; t <= TYPES; t++)
+            best[t] =
+                fmin(best[t],
+                     seconds_each(rows, x, w, t == 0 ? NULL : matrices[t - 1],
+                                  scratch, y));
+    printf("%d", (int)rows);
+    for (int t = 0; t <= TYPES; t++)
+        printf(",%.1f", 2e-9 * IN * OUT * (double)rows / best[t]);
+    printf("\n");
 }
 
 static void measure_linear(void) {
-    static const int64_t rows[] = {1, 2, 4, 16, 64, 256, 1024};
-    float *w = numbers(MATRICES * IN * OUT), *x = numbers(1024 * IN);
-    float *y = numbers(1024 * OUT);
-    printf("rows,blis_gflops,gflops,gigabytes_per_second\n");
-    for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++) {
-        const double flop = 2.0 * IN * OUT * (double)rows[n];
-        const double one = seconds_each(blis, rows[n], x, w, y);
-        const double two = seconds_each(ours, rows[n], x, w, y);
-        printf("%d,%.1f,%.1f,%.1f\n", (int)rows[n], flop / one * 1e-9,
-               flop / two * 1e-9, 4.0 * IN * OUT / two * 1e-9);
-    }
+    static const int64_t rows[] = {1, 2, 3, 4, 6, 12, 48, 252, 1020};
+    static cp_matrix matrices[TYPES][MATRICES];
+    void *memory[TYPES][MATRICES];
+    float *w = numbers(MATRICES * IN * OUT), *x = numbers(MOST * IN);
+    float *y = numbers(MOST * OUT);
+    float *scratch = numbers(cp_linear_scratch(MOST, IN, 1));
+    for (int t = 0; t < TYPES; t++)
+        for (int n = 0; n < MATRICES; n++)
+            matrices[t][n] = make_matrix(types[t].type, IN, OUT, &memory[t][n]);
+    printf("rows,blis_gflops,f32_gflops,q8_gflops,q4_gflops\n");
+    for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++)
+        measure_rows(rows[n], x, w, matrices, scratch, y);
+    for (int t = 0; t < TYPES; t++)
+        for (int n = 0; n < MATRICES; n++)
+            free(memory[t][n]);
     free(w);
+    free(x);
+    free(y);
+    free(scratch);
+}
+
+/* ---- one row times all the matrices of a model ---- */
+
+enum { LAYERS = 30, WORDS = 49152, PER_LAYER = 4 };
+
+/* Sides of the four products of a layer: in, then out of all matrices that
+ * share it. */
+static const int64_t sides[PER_LAYER][2] = {
+    {576, 960}, {576, 576}, {576, 3072}, {1536, 576}};
+
+static double seconds_of_token(const cp_matrix *matrices, int count,
+                               int threads, const float *x, float *y) {
+    const double start = now();
+    for (int n = 0; n < count; n++) {
+        const cp_product product = {&matrices[n], false, y};
+        cp_linear_rows(1, matrices[n].in, x, &product, 1, threads, NULL);
+    }
+    return now() - start;
+}
+
+static void measure_type(int t, const float *x, float *y) {
+    static cp_matrix matrices[LAYERS * PER_LAYER + 1];
+    void *memory[LAYERS * PER_LAYER + 1];
+    const int count = LAYERS * PER_LAYER + 1;
+    double weights = 0.0, bytes = 0.0, best[2] = {INFINITY, INFINITY};
+    for (int n = 0; n < count; n++) {
+        const bool last = n == count - 1;
+        const int64_t in = last ? 576 : sides[n % PER_LAYER][0];
+        const int64_t out = last ? WORDS : sides[n % PER_LAYER][1];
+        int64_t size;
+        must(cp_matrix_bytes(types[t].type, in, out, &size));
+        matrices[n] = make_matrix(types[t].type, in, out, &memory[n]);
+        weights += (double)(in * out);
+        bytes += (double)size;
+    }
+    for (int repeat = 0; repeat < REPEATS; repeat++)
+        for (int threads = 1; threads <= 2; threads++)
+            best[threads - 1] =
+                fmin(best[threads - 1],
+                     seconds_of_token(matrices, count, threads, x, y));
+    printf("%s,%.1f,%.2f,%.1f,%.2f,%.1f,%.1f,%.0f\n", types[t].name,
+           bytes * 1e-6, best[0] * 1e3, 2e-9 * weights / best[0], best[1] * 1e3,
+           2e-9 * weights / best[1], bytes * 1e-9 / best[1], 1.0 / best[1]);
+    for (int n = 0; n < count; n++)
+        free(memory[n]);
+}
+
+static void measure_blocks(void) {
+    float *x = numbers(1536), *y = numbers(WORDS);
+    printf("type,megabytes,one_thread_milliseconds,one_thread_gflops,"
+           "milliseconds,gflops,gigabytes_per_second,tokens_per_second\n");
+    for (int t = 0; t < TYPES; t++)
+        measure_type(t, x, y);
     free(x);
     free(y);
 }
@@ -230,12 +336,15 @@ static void measure_model(const char *path) {
 int main(int count, char **arguments) {
     if (count == 2 && strcmp(arguments[1], "linear") == 0)
         measure_linear();
+    else if (count == 2 && strcmp(arguments[1], "blocks") == 0)
+        measure_blocks();
     else if (count == 2 && strcmp(arguments[1], "machine") == 0)
         measure_machine();
     else if (count == 3 && strcmp(arguments[1], "model") == 0)
         measure_model(arguments[2]);
     else {
-        fprintf(stderr, "usage: measure_model linear|machine|model FILE\n");
+        fprintf(stderr,
+                "usage: measure_model linear|blocks|machine|model FILE\n");
         return 2;
     }
     return 0;

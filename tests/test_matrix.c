@@ -1,0 +1,212 @@
+/* Tangled from book/11-blocks.nw; edit the chapter. */
+/* Weights in tiles: every value exact, every product as good as a sum. */
+#include "dequantise.h"
+#include "linear.h"
+#include "tests/harness/suite.h"
+
+#include <math.h>
+#include <string.h>
+
+#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
+
+typedef struct {
+    int type;
+    int64_t in, out;
+    unsigned char *blocks;
+    char *memory;
+    float *values; /* [out][in], by cp_dequantise */
+    cp_matrix matrix;
+} sample;
+
+static void tame(int type, unsigned char *block, int64_t bytes) {
+    if (type == CP_GGUF_F32 || type == CP_GGUF_BF16)
+        block[bytes - 1] &= 0xBF; /* less than 2 */
+    else if (bytes < 64)
+        block[1] &= 0xBF;
+    if (type == CP_GGUF_Q4_1 || type == CP_GGUF_Q5_1)
+        block[3] &= 0xBF;
+}
+
+static sample draw(int type, int64_t in, int64_t out, uint64_t *state) {
+    sample s = {.type = type, .in = in, .out = out};
+    int64_t each, bytes, size;
+    ck_assert(cp_gguf_type_block(type, &each, &bytes));
+    const int64_t blocks = in / each * out;
+    s.blocks = malloc((size_t)(blocks * bytes));
+    for (int64_t n = 0; n < blocks * bytes; n++)
+        s.blocks[n] = (unsigned char)(harness_random(state) >> 40);
+    for (int64_t n = 0; n < blocks; n++)
+        tame(type, s.blocks + n * bytes, bytes);
+    s.values = malloc((size_t)(in * out) * sizeof(float));
+    must(cp_dequantise(type, s.blocks, in * out, s.values));
+    must(cp_matrix_bytes(type, in, out, &size));
+    ck_assert_int_eq(size % 64, 0);
+    s.memory = malloc((size_t)size);
+    memset(s.memory, 0xFF, (size_t)size);
+    cp_matrix_fill(type, in, out, s.blocks, s.memory, &s.matrix);
+    return s;
+}
+
+static void discard(sample *s) {
+    free(s->blocks);
+    free(s->values);
+    free(s->memory);
+}
+
+static bool same(float a, float b) {
+    return a == b || (isnan(a) && isnan(b));
+}
+
+static void compare_rows(const sample *s) {
+    float *row = malloc((size_t)s->in * sizeof(float));
+    for (int64_t o = 0; o < s->out; o++) {
+        cp_matrix_row(&s->matrix, o, row);
+        for (int64_t k = 0; k < s->in; k++)
+            ck_assert_msg(same(row[k], s->values[o * s->in + k]),
+                          "output %lld input %lld is %.9g, not %.9g",
+                          (long long)o, (long long)k, (double)row[k],
+                          (double)s->values[o * s->in + k]);
+    }
+    free(row);
+}
+
+static void compare_tiles(const sample *s) {
+    float tile[CP_DEPTH * CP_LANES];
+    for (int64_t g = 0; g < cp_ceil_divide(s->out, CP_LANES); g++)
+        for (int64_t t = 0; t < cp_ceil_divide(s->in, CP_DEPTH); t++) {
+            cp_matrix_expand(&s->matrix, g, t, tile);
+            for (int64_t n = 0; n < CP_DEPTH * CP_LANES; n++) {
+                const int64_t o = g * CP_LANES + n % CP_LANES;
+                const int64_t k = t * CP_DEPTH + n / CP_LANES;
+                const bool inside = o < s->out && k < s->in;
+                const float expected = inside ? s->values[o * s->in + k] : 0.0f;
+                ck_assert(same(tile[n], expected));
+            }
+        }
+}
+
+static const int types[] = {
+    CP_GGUF_F32,  CP_GGUF_F16,  CP_GGUF_BF16, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
+    CP_GGUF_Q5_0, CP_GGUF_Q5_1, CP_GGUF_Q8_0, CP_GGUF_Q2_K, CP_GGUF_Q3_K,
+    CP_GGUF_Q4_K, CP_GGUF_Q5_K, CP_GGUF_Q6_K,
+};
+
+START_TEST(test_every_value_is_exact) {
+    static const int64_t outs[] = {1, 15, 16, 17, 50};
+    uint64_t state = 1 + (uint64_t)_i;
+    int64_t each, bytes;
+    cp_gguf_type_block(types[_i], &each, &bytes);
+    for (int n = 0; n < 5; n++) {
+        const int64_t in = each == 1 ? 37 + 9 * n : each * (1 + n % 3);
+        sample s = draw(types[_i], in, outs[n], &state);
+        compare_rows(&s);
+        compare_tiles(&s);
+        discard(&s);
+    }
+}
+END_TEST
+
+START_TEST(test_what_is_no_matrix) {
+    int64_t bytes;
+    ck_assert_int_eq(cp_matrix_bytes(16, 256, 1, &bytes), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "IQ2_XXS (16)"));
+    ck_assert_int_eq(cp_matrix_bytes(CP_GGUF_Q4_1, 33, 1, &bytes), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "Q4_1 cannot hold 33 x 1 values");
+    ck_assert_int_eq(cp_matrix_bytes(CP_GGUF_F32, INT64_MAX, 64, &bytes),
+                     CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "overflow"));
+    ck_assert_int_eq(cp_linear_scratch(INT64_MAX / 8, 4096, 1), -1);
+    must(cp_matrix_bytes(CP_GGUF_Q4_1, 64, 17, &bytes));
+    ck_assert_int_eq(bytes, 4 * 384);
+}
+END_TEST
+
+static void check_output(const sample *s, const float *x, int64_t o, bool add,
+                         float got) {
+    double sum = add ? 3.0 : 0.0, size = fabs(sum);
+    for (int64_t k = 0; k < s->in; k++) {
+        const double term = (double)x[k] * (double)s->values[o * s->in + k];
+        sum += term;
+        size += fabs(term);
+    }
+    ck_assert_msg(
+        fabs((double)got - sum) <= 0x1p-24 * (double)(s->in + 2) * size,
+        "output %lld is %.9g, not %.9g", (long long)o, (double)got, sum);
+}
+
+static void check_product(const sample *s, int64_t rows, int threads, bool add,
+                          uint64_t *state) {
+    const int64_t count = rows * s->out;
+    float *x = malloc((size_t)(rows * s->in) * sizeof(float));
+    float *y = malloc((size_t)(count + 1) * sizeof(float));
+    const int64_t floats = cp_linear_scratch(rows, s->in, threads);
+    float *scratch = malloc((size_t)floats * sizeof(float));
+    memset(scratch, 0xFF, (size_t)floats * sizeof(float));
+    for (int64_t n = 0; n < rows * s->in; n++)
+        x[n] = harness_uniform(state);
+    for (int64_t n = 0; n <= count; n++)
+        y[n] = add || n == count ? 3.0f : NAN;
+    const cp_product product = {&s->matrix, add, y};
+    cp_linear_rows(rows, s->in, x, &product, 1, threads, scratch);
+    for (int64_t n = 0; n < count; n++)
+        check_output(s, x + n / s->out * s->in, n % s->out, add, y[n]);
+    ck_assert(y[count] == 3.0f);
+    free(x);
+    free(y);
+    free(scratch);
+}
+
+START_TEST(test_products) {
+    static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
+                                CP_GGUF_Q8_0};
+    static const int64_t rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 61};
+    static const int64_t ins[] = {32, 96, 576, 2112}, outs[] = {5, 48, 77, 17};
+    uint64_t state = 99 + (uint64_t)_i;
+    for (int n = 0; n < 4; n++) {
+        const int type = kinds[(n + _i) % 4];
+        const int64_t in = ins[n] - (type == CP_GGUF_F32 ? 5 : 0);
+        sample s = draw(type, in, outs[n], &state);
+        for (int threads = 1; threads <= 3; threads++)
+            check_product(&s, rows[_i], threads, (threads + n) % 2 == 0,
+                          &state);
+        discard(&s);
+    }
+}
+END_TEST
+
+START_TEST(test_no_worse_than_a_loop) {
+    uint64_t state = 7;
+    double ours = 0.0, theirs = 0.0;
+    sample s = draw(CP_GGUF_Q4_1, 1536, 256, &state);
+    float x[1536], y[256];
+    for (int k = 0; k < 1536; k++)
+        x[k] = harness_uniform(&state);
+    const cp_product product = {&s.matrix, false, y};
+    cp_linear_rows(1, 1536, x, &product, 1, 1, NULL);
+    for (int o = 0; o < 256; o++) {
+        float loop = 0.0f;
+        double truth = 0.0;
+        for (int k = 0; k < 1536; k++) {
+            loop += x[k] * s.values[o * 1536 + k];
+            truth += (double)x[k] * (double)s.values[o * 1536 + k];
+        }
+        ours += pow((double)y[o] - truth, 2.0);
+        theirs += pow((double)loop - truth, 2.0);
+    }
+    ck_assert_msg(ours <= theirs, "%g > %g", ours, theirs);
+    discard(&s);
+}
+END_TEST
+
+static Suite *matrix_suite(void) {
+    Suite *suite = suite_create("matrix");
+    TCase *tests = harness_case("matrix");
+    tcase_add_loop_test(tests, test_every_value_is_exact, 0, 13);
+    tcase_add_test(tests, test_what_is_no_matrix);
+    tcase_add_loop_test(tests, test_products, 0, 9);
+    tcase_add_test(tests, test_no_worse_than_a_loop);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(matrix_suite)
