@@ -580,7 +580,8 @@ static int start_rank(struct hub *hub, int rank) {
     member->random = seed_of(hub->disorder, rank);
     pthread_attr_init(&roomy);
     pthread_attr_setstacksize(&roomy, STACK_BYTES);
-    error = pthread_create(&member->thread, &roomy, run_rank, member);
+    if (rank > 0)
+        error = pthread_create(&member->thread, &roomy, run_rank, member);
     pthread_attr_destroy(&roomy);
     if (error != 0)
         pthread_cond_destroy(&member->woken);
@@ -603,7 +604,7 @@ static void start_ranks(struct hub *hub) {
 }
 
 static void join_ranks(struct hub *hub) {
-    for (int r = 0; r < hub->started; r++)
+    for (int r = 1; r < hub->started; r++)
         pthread_join(hub->members[r].thread, NULL);
     for (int r = 0; r < hub->started; r++)
         pthread_cond_destroy(&hub->members[r].woken);
@@ -652,6 +653,8 @@ cp_status cp_threads_run(const cp_threads_options *options,
         return status;
     pthread_mutex_init(&hub.lock, NULL);
     start_ranks(&hub);
+    if (hub.started > 0)
+        run_rank(&hub.members[0]);
     join_ranks(&hub);
     pthread_mutex_destroy(&hub.lock);
     free(hub.members);

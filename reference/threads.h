@@ -19,8 +19,9 @@ typedef struct {
 /* What a rank does. An error that it returns ends all ranks. */
 typedef cp_status (*cp_rank_main)(cp_comm *comm, void *context);
 
-/* Run function(comm, context) once per rank, each on a thread of its
- * own, and return when all have returned. The status and message of
+/* Run function(comm, context) once per rank, rank 0 on the caller's
+ * thread and each other on one of its own, and return when all have
+ * returned. The status and message of
  * the rank that failed first become the caller's ("rank 2: ...").
  * CP_INVALID on bad options; CP_MEMORY if not all threads can be
  * started, and then function is not called at all. Patience ends
