@@ -21,15 +21,6 @@ struct cp_engine {
     int64_t rows;
 };
 
-static void share_cores(const cp_engine *engine, cp_forward_job *job) {
-    const cp_layout *layout = job->call->layout;
-    int busy = 0;
-    for (int r = 0; r < layout->ranks; r++)
-        busy += layout->queries[r].tokens > 0;
-    job->layer_threads = (int)cp_max(1, engine->cores / (int)cp_max(1, busy));
-    job->threads = (int)cp_max(1, engine->cores / layout->ranks);
-}
-
 static cp_status run(cp_engine *engine, const cp_forward *call) {
     const int64_t width = engine->model->base.facts.width;
     cp_forward_job job = {.model = engine->model,
@@ -41,7 +32,7 @@ static cp_status run(cp_engine *engine, const cp_forward *call) {
                                    sizeof(float), "hidden states");
     if (status != CP_OK)
         return status;
-    share_cores(engine, &job);
+    job.threads = (int)cp_max(1, engine->cores / engine->options.ranks);
     const cp_threads_options threads = {.ranks = engine->options.ranks};
     status = cp_threads_run(&threads, cp_forward_rank, &job);
     /* Keep the new hidden states, or the old. */
@@ -72,6 +63,8 @@ static cp_status logits(const cp_engine *engine, int64_t first, int64_t count,
                        1, engine->cores, scratch);
     }
     free(scratch);
+    if (engine->options.ranks > 1)
+        omp_pause_resource_all(omp_pause_soft);
     return status;
 }
 

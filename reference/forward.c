@@ -48,7 +48,7 @@ static int64_t desk_width(const cp_model_facts *f) {
 static desk desk_of(const state *s, int helper) {
     const cp_model_facts *f = s->facts;
     const int64_t rows = s->block, dim = f->shape.head_dim;
-    desk at = {.threads = s->helpers > 1 ? 1 : s->job->layer_threads};
+    desk at = {.threads = s->helpers > 1 ? 1 : s->job->threads};
     at.normed = s->desks + helper * s->desk_floats;
     at.queries = at.normed + rows * f->width;
     at.keys = at.queries + rows * f->shape.query_heads * dim;
@@ -61,7 +61,7 @@ static desk desk_of(const state *s, int helper) {
 
 static void plan_blocks(state *s) {
     const int64_t slice = cp_micro_get()->slice;
-    const int threads = s->job->layer_threads;
+    const int threads = s->job->threads;
     s->helpers = s->count >= (int64_t)LEAST_ROWS * threads ? threads : 1;
     const int64_t each = cp_max(1, cp_ceil_divide(s->count, s->helpers));
     s->block = cp_ceil_divide(each, cp_ceil_divide(each, MOST_ROWS));
@@ -73,7 +73,7 @@ static cp_status size_desk(state *s) {
     const cp_model_facts *f = s->facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
     const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
-    const int threads = s->helpers > 1 ? 1 : s->job->layer_threads;
+    const int threads = s->helpers > 1 ? 1 : s->job->threads;
     const int64_t scratch = cp_linear_scratch(s->block, widest, threads);
     if (scratch < 0 || !cp_multiply(s->block, desk_width(f), &s->desk_floats) ||
         !cp_add(s->desk_floats, scratch, &s->desk_floats))

@@ -14,10 +14,9 @@ typedef struct {
     const cp_session_options *options; /* stop, progress */
     const cp_forward *call;
     cp_store *store;
-    cp_trace *trace;   /* or NULL */
-    int threads;       /* for each rank's attention */
-    int layer_threads; /* for the other layers of a rank with tokens */
-    float *hidden;     /* out: [call->count][width], in the call's order */
+    cp_trace *trace; /* or NULL */
+    int threads;     /* for each rank */
+    float *hidden;   /* out: [call->count][width], in the call's order */
 } cp_forward_job;
 
 /* What rank comm->rank does in a call: all layers over its own tokens. job is
