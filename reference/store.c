@@ -28,8 +28,8 @@ cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
     status =
         cp_allocate(&store->tensor, store->count, sizeof(float *), "a store");
     for (int64_t n = 0; n < store->count && status == CP_OK; n++)
-        status = cp_allocate(&store->tensor[n], elements, sizeof(float),
-                             "the cache of a layer");
+        status = cp_allocate_lines(&store->tensor[n], elements, sizeof(float),
+                                   "the cache of a layer");
     if (status != CP_OK) {
         cp_store_free(store);
         return status;

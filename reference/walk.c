@@ -8,12 +8,15 @@
 #include <string.h>
 #include <time.h>
 
+#include "fast.h"
+
 struct cp_walker {
     const cp_plan *plan;
     int rank;
     cp_walk_options options;
     void **slots; /* [plan->slot_count], NULL = not used by this rank */
     cp_partial result;
+    bool *in_one;      /* [operations] an attend whose merge comes next */
     const void **send; /* [ranks] scratch for collectives */
     void **receive;
     cp_comm *comm;        /* during a walk */
@@ -25,7 +28,7 @@ static cp_status need(cp_walker *walker, int slot) {
     const cp_slot *wanted = &walker->plan->slots[slot];
     if (wanted->kind == CP_SLOT_CACHE || walker->slots[slot] != NULL)
         return CP_OK;
-    return cp_allocate(&walker->slots[slot], wanted->bytes, 1, "a slot");
+    return cp_allocate_lines(&walker->slots[slot], wanted->bytes, 1, "a slot");
 }
 
 static cp_status need_op(cp_walker *walker, const cp_op *op, int ranks) {
@@ -184,7 +187,8 @@ static cp_status read_labels(cp_walker *walker, cp_use queries) {
     return status;
 }
 
-static cp_status attend(cp_walker *walker, const cp_op *op) {
+static cp_status attend(cp_walker *walker, const cp_op *op,
+                        const cp_op *merge) {
     const cp_plan *plan = walker->plan;
     const cp_layout *layout = plan->layout;
     const cp_kernel kernel = walker->options.kernel;
@@ -199,8 +203,10 @@ static cp_status attend(cp_walker *walker, const cp_op *op) {
             return status;
         queries = &walker->labelled;
     }
-    cp_partial partial = cp_walker_partial(walker, op->out.slot);
-    cp_partial_clear(&partial);
+    const int slot = merge != NULL ? merge->out.slot : op->out.slot;
+    cp_partial partial = cp_walker_partial(walker, slot);
+    if (merge == NULL)
+        cp_partial_clear(&partial);
     const cp_attention call = {
         .shape = &plan->shape,
         .query_pieces = queries,
@@ -209,6 +215,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op) {
         .keys = home ? walker->keys : walker->slots[op->keys.slot],
         .values = home ? walker->values : slot_values(walker, op->keys.slot),
         .threads = walker->options.threads,
+        .merge = merge != NULL,
         .output = partial.output,
         .lse = partial.lse,
     };
@@ -242,7 +249,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         pack(walker, op->out.slot);
         return CP_OK;
     case CP_OP_ATTEND:
-        return attend(walker, op);
+        return attend(walker, op, NULL);
     case CP_OP_MERGE: {
         const cp_partial add = cp_walker_partial(walker, op->in.slot);
         cp_partial into = cp_walker_partial(walker, op->out.slot);
@@ -288,7 +295,9 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const double start = now(walker);
-        const cp_status status = perform(walker, op);
+        const cp_status status = walker->in_one[n]
+                                     ? attend(walker, op, &program->ops[++n])
+                                     : perform(walker, op);
         if (status != CP_OK) {
             /* Tell the others, and get the buffers back. */
             cp_comm_abort(comm, cp_message());
@@ -297,6 +306,38 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         if (walker->options.observe != NULL)
             walker->options.observe(walker->options.context, walker, op, start,
                                     now(walker));
+    }
+    return CP_OK;
+}
+
+/* Does the rank's program use a slot before it is written again? */
+static bool is_read_later(const cp_walker *walker, int64_t n, int slot) {
+    const cp_program *program = &walker->plan->programs[walker->rank];
+    for (; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        if (op->kind == CP_OP_ATTEND && op->out.slot == slot)
+            return false;
+        if (op->kind == CP_OP_ALL_TO_ALL || op->in.slot == slot ||
+            op->out.slot == slot)
+            return true;
+    }
+    return false;
+}
+
+static cp_status find_merges(cp_walker *walker) {
+    const cp_program *program = &walker->plan->programs[walker->rank];
+    const cp_status status = cp_allocate(&walker->in_one, program->count,
+                                         sizeof(bool), "a list of merges");
+    if (status != CP_OK || walker->options.observe != NULL ||
+        walker->options.separate)
+        return status;
+    for (int64_t n = 0; n + 1 < program->count; n++) {
+        const cp_op *op = &program->ops[n], *next = &program->ops[n + 1];
+        walker->in_one[n] = op->kind == CP_OP_ATTEND &&
+                            next->kind == CP_OP_MERGE &&
+                            next->in.slot == op->out.slot &&
+                            op->out.slot != walker->plan->result &&
+                            !is_read_later(walker, n + 2, op->out.slot);
     }
     return CP_OK;
 }
@@ -314,7 +355,7 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options = *options;
     /* Fill in what the options leave open. */
     if (walker->options.kernel == NULL)
-        walker->options.kernel = cp_attend;
+        walker->options.kernel = cp_attend_fast;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
     /* Allocate all that the walker owns. */
@@ -328,6 +369,8 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
             cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers");
     if (status == CP_OK)
         status = need_all(walker);
+    if (status == CP_OK)
+        status = find_merges(walker);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
@@ -343,6 +386,7 @@ void cp_walker_free(cp_walker *walker) {
     for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
         free(walker->slots[n]);
     free(walker->slots);
+    free(walker->in_one);
     free(walker->send);
     free(walker->receive);
     cp_pieces_free(&walker->labelled);

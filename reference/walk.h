@@ -14,11 +14,12 @@ typedef void (*cp_walk_observer)(void *context, const cp_walker *walker,
                                  const cp_op *op, double start, double end);
 
 typedef struct {
-    cp_kernel kernel; /* how to attend; NULL = cp_attend */
+    cp_kernel kernel; /* how to attend; NULL = cp_attend_fast */
     int threads;      /* OpenMP threads inside this rank; 0 = 1 */
     cp_walk_observer observe;
     void *context; /* handed to observe */
     bool poison;   /* tests: slots start as NaN and go back to it */
+    bool separate; /* attend, then merge, though one call could do both */
 } cp_walk_options;
 
 /* Allocate the slots that a rank's program uses. The plan must outlive the

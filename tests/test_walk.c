@@ -44,6 +44,36 @@ START_TEST(disorder_changes_nothing) {
 }
 END_TEST
 
+static int merging;
+
+static cp_status counting_kernel(const cp_attention *call) {
+    if (call->merge)
+        __atomic_add_fetch(&merging, 1, __ATOMIC_RELAXED);
+    return cp_attend(call);
+}
+
+START_TEST(a_ring_merges_in_its_kernel) {
+    const int64_t first[2] = {50, 9}, second[2] = {3, 31};
+    rig rig = {.shape = {6, 2, 16},
+               .ranks = _i,
+               .sequences = 2,
+               .room = 128,
+               .seed = 3,
+               .kernel = counting_kernel};
+    for (rig.unwatched = 0; rig.unwatched < 2; rig.unwatched++) {
+        merging = 0;
+        ck_assert_msg(rig_open(&rig) && rig_call(&rig, first, CP_PASS_KV) &&
+                          rig_call(&rig, second, CP_PASS_KV),
+                      "%s", rig.failure);
+        ck_assert_int_eq(merging, rig.unwatched ? 2 * _i * (_i - 1) : 0);
+        ck_assert_msg(rig_call(&rig, second, CP_PASS_Q) &&
+                          rig_call(&rig, second, CP_ALL_GATHER),
+                      "%s", rig.failure);
+        rig_close(&rig);
+    }
+}
+END_TEST
+
 typedef struct {
     cp_plan *plans[2];
     float keys[2][64], values[2][64];
@@ -93,6 +123,7 @@ static Suite *suite(void) {
     TCase *tests = harness_case("walking");
     tcase_add_loop_test(tests, every_causal_pair_meets_once, 1, 11);
     tcase_add_loop_test(tests, disorder_changes_nothing, 1, 25);
+    tcase_add_loop_test(tests, a_ring_merges_in_its_kernel, 2, 6);
     tcase_add_test(tests, a_rank_with_other_ideas_is_refused);
     suite_add_tcase(suite, tests);
     return suite;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../reference/fast.h"
 #include "../../reference/oracle.h"
 #include "../../reference/threads.h"
 
@@ -182,7 +183,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     const cp_walk_options options = {
         .kernel = rig->kernel,
         .threads = 1,
-        .observe = job->met == NULL ? watch : NULL,
+        .observe = job->met == NULL && !rig->unwatched ? watch : NULL,
         .context = job,
         .poison = true,
     };
@@ -272,7 +273,7 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
     float *output = calloc((size_t)(rows * heads * dim + 1), sizeof(float));
     float *lse = calloc((size_t)(rows * heads + 1), sizeof(float));
     errors sum = {0};
-    const cp_kernel kernel = rig->kernel != NULL ? rig->kernel : cp_attend;
+    const cp_kernel kernel = rig->kernel != NULL ? rig->kernel : cp_attend_fast;
     const cp_attention call = {.shape = &rig->shape,
                                .query_pieces = queries,
                                .queries = truth->queries,
