@@ -1,10 +1,12 @@
 /* Measures what the chapter on the model reports; prints CSV. Not a test:
  * nothing fails when it is slow.
  *
- *   measure_model linear | blocks | machine | model FILE
+ *   measure_model linear | blocks | machine | load FILE |
+ *                 model FILE
  *
  * linear   one linear layer, by BLIS and by us, from weights of several types
  * blocks   one row times all linear layers of SmolLM2, from the same types
+ * load     opening a GGUF file, against expanding all of it to fp32
  * machine  the two speeds of Algorithm 1 for ranks that are threads
  * model    prefill and decode of a GGUF file over 1 and 4 ranks
  *
@@ -13,7 +15,7 @@
 
 #include "attend.h"
 #include "backend.h"
-#include "gguf.h"
+#include "dequantise.h"
 #include "linear.h"
 #include "sample.h"
 #include "threads.h"
@@ -267,6 +269,47 @@ static void measure_machine(void) {
     printf("exchange,%.2f\n", MESSAGE / best * 1e-9);
 }
 
+/* ---- loading ---- */
+
+static double expand_all(const cp_gguf *file, double *bytes) {
+    const double start = now();
+    *bytes = 0.0;
+    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
+        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
+        const int64_t in = tensor->extent[0], rows = tensor->extent[1];
+        float *values;
+        must(cp_allocate(&values, in * rows, sizeof(float), "a tensor"));
+#pragma omp parallel for schedule(static)
+        for (int64_t r = 0; r < rows; r++)
+            cp_dequantise(tensor->type,
+                          (const char *)tensor->data +
+                              r * (tensor->bytes / rows),
+                          in, values + r * in);
+        *bytes += 4.0 * (double)(in * rows);
+        free(values);
+    }
+    return now() - start;
+}
+
+static void measure_load(const char *path) {
+    double best[2] = {INFINITY, INFINITY}, bytes[2] = {0.0, 0.0};
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        cp_gguf *file;
+        cp_model *model;
+        must(cp_gguf_open(path, &file));
+        best[0] = fmin(best[0], expand_all(file, &bytes[0]));
+        const double start = now();
+        must(cp_model_open(cp_backend_find("threads"), file, &model));
+        best[1] = fmin(best[1], now() - start);
+        bytes[1] = (double)cp_model_describe(model)->weight_bytes;
+        cp_model_close(model);
+        cp_gguf_close(file);
+    }
+    printf("as,milliseconds,megabytes\n");
+    printf("fp32,%.0f,%.1f\n", best[0] * 1e3, bytes[0] * 1e-6);
+    printf("tiles,%.0f,%.1f\n", best[1] * 1e3, bytes[1] * 1e-6);
+}
+
 /* ---- the model ---- */
 
 enum { STEPS = 24 };
@@ -340,11 +383,13 @@ int main(int count, char **arguments) {
         measure_blocks();
     else if (count == 2 && strcmp(arguments[1], "machine") == 0)
         measure_machine();
+    else if (count == 3 && strcmp(arguments[1], "load") == 0)
+        measure_load(arguments[2]);
     else if (count == 3 && strcmp(arguments[1], "model") == 0)
         measure_model(arguments[2]);
     else {
-        fprintf(stderr,
-                "usage: measure_model linear|blocks|machine|model FILE\n");
+        fprintf(stderr, "usage: measure_model linear|blocks|machine|load "
+                        "FILE|model FILE\n");
         return 2;
     }
     return 0;
