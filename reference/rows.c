@@ -137,8 +137,9 @@ static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
     const int64_t dim = desk->shape->head_dim, heads = desk->shape->kv_heads;
     for (int64_t j = 0; j < count; j += 2) {
         const int64_t second = j + 1 < count;
-        fetch(values + j * heads * dim, (1 + second) * heads * dim);
+        const int64_t part = (1 + second) * dim;
         for (int64_t h = 0; h < heads; h++) {
+            fetch(values + j * heads * dim + h * part, part);
             const float *key = keys + (j * heads + h) * dim;
             score_few(desk->rows, dim, desk->queries + h * desk->rows * dim,
                       key, key + second * heads * dim,
@@ -204,10 +205,11 @@ add_keys(int keys, int64_t dim, int64_t width, const float *weights,
 }
 
 static void add_values(const cp_rows *desk, int64_t h, int64_t j,
-                       const float *values) {
+                       const float *values, const float *soon, int64_t part) {
     const int64_t dim = desk->shape->head_dim;
     const int64_t width = desk->shape->kv_heads * dim;
     for (int64_t r = 0; r < desk->rows; r++) {
+        fetch(soon + r * part, part);
         const int64_t row = h * desk->rows + r, left = desk->reach[r] - j;
         const float *weights = desk->scores + row * CP_ROW_KEYS + j;
         float *sums = desk->sums + row * dim;
@@ -238,10 +240,13 @@ void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
     for (int64_t row = 0; row < heads * desk->rows; row++)
         weigh_row(desk, row, cp_ceil_divide(most, STRIP) * STRIP);
     for (int64_t j = 0; j < most; j += EIGHT) {
-        const int64_t next = cp_min(EIGHT, following - j);
-        if (next > 0)
-            fetch(key + (keys.span.count + j) * width, next * width);
+        /* Find the keys to ask for meanwhile. */
+        const int64_t next = cp_max(0, cp_min(EIGHT, following - j));
+        const int64_t part = next * dim / desk->rows;
+        const float *soon =
+            next > 0 ? key + (keys.span.count + j) * width : key;
         for (int64_t h = 0; h < heads; h++)
-            add_values(desk, h, j, value + j * width + h * dim);
+            add_values(desk, h, j, value + j * width + h * dim,
+                       soon + h * desk->rows * part, part);
     }
 }
