@@ -92,11 +92,9 @@ static void begin(const climb *c, cp_desk *desk, cp_piece queries,
 
 static void find_reach(const climb *c, const cp_desk *desk, cp_span queries,
                        cp_span keys) {
-    for (int64_t r = 0; r < c->rows; r++) {
-        const int64_t q = cp_min(r, desk->rows - 1);
+    for (int64_t r = 0; r < c->rows; r++)
         desk->reach[r] =
-            cp_span_before(keys, queries.start + q * queries.step + 1);
-    }
+            cp_span_before(keys, queries.start + r * queries.step + 1);
 }
 
 static void finish(const climb *c, const cp_desk *desk, cp_piece queries,
