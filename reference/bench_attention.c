@@ -4,8 +4,10 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "measure.h"
+#include "micro.h"
 #include "partial.h"
 
 typedef struct {
@@ -212,6 +214,75 @@ static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
     return status;
 }
 
+enum { MICRO_KEYS = 192, MICRO_TIMES = 256 };
+
+typedef struct {
+    const cp_bench *bench;
+    const cp_micro *micro;
+    float *memory; /* of all threads */
+    int64_t slices, desk;
+} micro_loop;
+
+static void multiply_often(const micro_loop *it, float *keys) {
+    const cp_micro *m = it->micro;
+    const int64_t dim = it->bench->shape.head_dim, stride = m->panel_stride;
+    const int64_t all = MICRO_KEYS / m->slice;
+    float *values = keys + MICRO_KEYS * dim * m->slice_stride / m->slice;
+    float *queries = values + it->slices * MICRO_KEYS * m->slice_stride;
+    float *scores = queries + dim * stride;
+    float *sums = scores + MICRO_KEYS * stride;
+    for (int n = 0; n < MICRO_TIMES; n++) {
+        for (int64_t s = 0; s < all; s++)
+            cp_micro_multiply(m, m->slice, m->panel, dim,
+                              keys + s * dim * m->slice_stride, queries, false,
+                              scores + s * m->slice * stride, stride);
+        for (int64_t s = 0; s < it->slices; s++)
+            cp_micro_multiply(m, m->slice, m->panel, MICRO_KEYS,
+                              values + s * MICRO_KEYS * m->slice_stride, scores,
+                              true, sums + s * m->slice * stride, stride);
+    }
+}
+
+static cp_status micro_run(void *context, double *seconds) {
+    const micro_loop *it = context;
+    const int threads = it->bench->threads;
+    const double start = cp_measure_now();
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int t = 0; t < threads; t++)
+        multiply_often(it, it->memory + t * it->desk);
+    *seconds = cp_measure_now() - start;
+    return CP_OK;
+}
+
+static cp_status micro_row(const cp_bench *bench) {
+    micro_loop it = {.bench = bench, .micro = cp_micro_get()};
+    const int64_t dim = bench->shape.head_dim, slice = it.micro->slice;
+    const int64_t wide = it.micro->slice_stride, panel = it.micro->panel_stride;
+    it.slices = cp_ceil_divide(dim, slice);
+    const int64_t floats = MICRO_KEYS / slice * dim * wide +
+                           it.slices * MICRO_KEYS * wide +
+                           (dim + MICRO_KEYS + it.slices * slice) * panel;
+    it.desk = cp_ceil_divide(floats, 16) * 16;
+    cp_status status = cp_allocate_lines(&it.memory, bench->threads * it.desk,
+                                         sizeof(float), "operands");
+    if (status != CP_OK)
+        return status;
+    memset(it.memory, 0, (size_t)(bench->threads * it.desk) * sizeof(float));
+    /* Measure the micro-kernel. */
+    const double work = 4.0 * (double)(dim * MICRO_KEYS * it.micro->panel) *
+                        MICRO_TIMES * bench->threads;
+    cp_entrant entrants[2] = {cp_measure_fma(&bench->threads),
+                              {.run = micro_run, .context = &it, .work = work}};
+    status = cp_measure_rounds(bench, 2, entrants);
+    if (status == CP_OK)
+        cp_measure_report(
+            bench,
+            (cp_bench_row){.what = "micro", .unit = "GFLOP/s", .of = "fma"},
+            1e9, &entrants[1], &entrants[0], NULL);
+    free(it.memory);
+    return status;
+}
+
 static cp_status ceiling_row(const cp_bench *bench, const char *what,
                              const char *unit, cp_entrant *ceiling) {
     cp_bench_row row = {.unit = unit, .of = ""};
@@ -247,6 +318,8 @@ cp_status cp_bench_attention(const cp_bench *bench) {
         cp_entrant fma = cp_measure_fma(&bench->threads);
         status = ceiling_row(bench, "fma", "GFLOP/s", &fma);
     }
+    if (status == CP_OK && bench->parts[CP_BENCH_MICRO])
+        status = micro_row(bench);
     for (int causal = 0; causal < 2; causal++)
         for (int64_t i = 0; i < bench->tokens.count; i++)
             if (status == CP_OK &&

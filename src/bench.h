@@ -10,6 +10,7 @@
 /* What can be measured. */
 typedef enum {
     CP_BENCH_FMA,     /* multiply-adds that never leave the registers */
+    CP_BENCH_MICRO,   /* the matrix library's inner loop, operands at hand */
     CP_BENCH_READ,    /* a sum over more memory than any cache holds */
     CP_BENCH_FULL,    /* attention, every key visible to every query */
     CP_BENCH_CAUSAL,  /* attention of a prompt to itself */

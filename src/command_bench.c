@@ -35,7 +35,8 @@ enum { KERNEL_FAST, KERNEL_FIRST };
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
 static const char *const part_names[CP_BENCH_PARTS] = {
-    "fma", "read", "full", "causal", "decode", "merge", "ring", "million"};
+    "fma",    "micro", "read", "full",   "causal",
+    "decode", "merge", "ring", "million"};
 
 static cp_status range_check(const char *name, int64_t value, int64_t most) {
     if (value >= 1 && value <= most)
@@ -57,15 +58,15 @@ static cp_status part_take(bench_run *run, const char *text, int64_t length) {
                        "--only %.*s: no such part; did you mean %s?",
                        (int)length, text, near);
     return cp_fail(CP_INVALID,
-                   "--only %.*s: no such part; there are fma, read, full, "
-                   "causal, decode, merge, ring and million",
+                   "--only %.*s: no such part; there are fma, micro, read, "
+                   "full, causal, decode, merge, ring and million",
                    (int)length, text);
 }
 
 static cp_status parts_take(bench_run *run) {
     const char *text = run->only != NULL
                            ? run->only
-                           : "fma,read,full,causal,decode,merge,ring";
+                           : "fma,micro,read,full,causal,decode,merge,ring";
     bool *parts = run->bench.parts;
     cp_status status = CP_OK;
     int count = 0;
@@ -391,9 +392,8 @@ int cp_command_bench(int count, char *const *arguments) {
     const cp_option options[] = {
         /* Bench options. */
         {"only", CP_WORD, &run.only, "PART,...",
-         "fma, read, full, causal, decode, merge, ring (default: all these); "
-         "or "
-         "million: a follow-up and decode over 1,000,000 tokens"},
+         "fma, micro, read, full, causal, decode, merge, ring (default: all "
+         "these); or million: a follow-up and decode over 1,000,000 tokens"},
         {"tokens", CP_COUNTS, &run.bench.tokens, "T,T,...",
          "lengths of prompts (default 2048,4096,8192)"},
         {"keys", CP_COUNTS, &run.bench.keys, "P,P,...",
