@@ -1,6 +1,6 @@
 /* Tangled from book/01-attention.nw; edit the chapter. */
 /* Attention in fp32 on the CPU's cores. Not the fastest kernel there is:
- * the one that every rank of this book's first chapters calls. */
+ * the one that can be read in one sitting. */
 #ifndef CP_ATTEND_H
 #define CP_ATTEND_H
 

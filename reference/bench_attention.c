@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* Attention against what the machine can do: full, causal, decode, merge. */
 #include "bench_rows.h"
 
@@ -89,6 +89,69 @@ static double bytes(const exercise *it) {
            (double)it->key_span.count;
 }
 
+enum { MICRO_KEYS = 192, MICRO_TIMES = 512 };
+
+typedef struct {
+    const cp_bench *bench;
+    const cp_micro *micro;
+    float *memory; /* of all threads */
+    int64_t slices, desk;
+} micro_loop;
+
+static void multiply_often(const micro_loop *it, float *keys) {
+    const cp_micro *m = it->micro;
+    const int64_t dim = it->bench->shape.head_dim, stride = m->panel_stride;
+    const int64_t all = cp_ceil_divide(MICRO_KEYS, m->slice);
+    float *values = keys + all * dim * m->slice_stride;
+    float *queries = values + it->slices * MICRO_KEYS * m->slice_stride;
+    float *scores = queries + dim * stride;
+    float *sums = scores + all * m->slice * stride;
+    for (int n = 0; n < MICRO_TIMES; n++) {
+        for (int64_t s = 0; s < all; s++)
+            cp_micro_multiply(m, m->slice, m->panel, dim,
+                              keys + s * dim * m->slice_stride, queries, false,
+                              scores + s * m->slice * stride, stride);
+        for (int64_t s = 0; s < it->slices; s++)
+            cp_micro_multiply(m, m->slice, m->panel, MICRO_KEYS,
+                              values + s * MICRO_KEYS * m->slice_stride, scores,
+                              true, sums + s * m->slice * stride, stride);
+    }
+}
+
+static cp_status micro_run(void *context, double *seconds) {
+    const micro_loop *it = context;
+    const int threads = it->bench->threads;
+    const double start = cp_measure_now();
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int t = 0; t < threads; t++)
+        multiply_often(it, it->memory + t * it->desk);
+    *seconds = cp_measure_now() - start;
+    return CP_OK;
+}
+
+static cp_status micro_new(const cp_bench *bench, micro_loop *it,
+                           cp_entrant *out) {
+    *it = (micro_loop){.bench = bench, .micro = cp_micro_get()};
+    const int64_t dim = bench->shape.head_dim, slice = it->micro->slice;
+    const int64_t wide = it->micro->slice_stride;
+    it->slices = cp_ceil_divide(dim, slice);
+    const int64_t all = cp_ceil_divide(MICRO_KEYS, slice);
+    const int64_t floats =
+        all * dim * wide + it->slices * MICRO_KEYS * wide +
+        (dim + (all + it->slices) * slice) * it->micro->panel_stride;
+    it->desk = cp_ceil_divide(floats, 16) * 16;
+    const cp_status status = cp_allocate_lines(
+        &it->memory, bench->threads * it->desk, sizeof(float), "operands");
+    if (status == CP_OK)
+        cp_measure_fill(it->memory, 0, bench->threads * it->desk, 6,
+                        bench->threads);
+    const double keys = (double)MICRO_KEYS * MICRO_TIMES * bench->threads;
+    *out = (cp_entrant){.run = micro_run,
+                        .context = it,
+                        .work = 4.0 * keys * (double)(dim * it->micro->panel)};
+    return status;
+}
+
 typedef struct {
     cp_peer *peer;
     const exercise *same;
@@ -107,14 +170,26 @@ static cp_status stranger_run(void *context, double *seconds) {
         (long long)shape->kv_heads, (long long)shape->head_dim, causal);
 }
 
+static void report_inner(const cp_bench *bench, cp_bench_row row,
+                         const cp_entrant *ours, const cp_entrant *inner) {
+    const size_t end = strlen(row.what);
+    snprintf(row.what + end, sizeof(row.what) - end, "/micro");
+    row.of = "micro";
+    cp_measure_report(bench, row, 1e9, ours, inner, NULL);
+}
+
 static cp_status contest(exercise *it, cp_bench_row row, double work,
-                         const cp_entrant *ceiling) {
+                         const cp_entrant *ceiling, const cp_entrant *inner) {
     stranger other = {it->bench->peer, it};
-    cp_entrant entrants[3] = {
-        *ceiling,
-        {.run = exercise_run, .context = it, .work = work},
-        {.run = stranger_run, .context = &other, .work = work}};
-    const int count = other.peer != NULL ? 3 : 2;
+    const cp_entrant peer = {
+        .run = stranger_run, .context = &other, .work = work};
+    cp_entrant entrants[4] = {
+        *ceiling, {.run = exercise_run, .context = it, .work = work}};
+    int count = 2;
+    if (other.peer != NULL)
+        entrants[count++] = peer;
+    if (inner != NULL)
+        entrants[count++] = *inner;
     cp_status status = exercise_allocate(it);
     if (status == CP_OK) {
         exercise_prepare(it);
@@ -122,13 +197,15 @@ static cp_status contest(exercise *it, cp_bench_row row, double work,
     }
     if (status == CP_OK)
         cp_measure_report(it->bench, row, 1e9, &entrants[1], &entrants[0],
-                          count == 3 ? &entrants[2] : NULL);
+                          other.peer != NULL ? &entrants[2] : NULL);
+    if (status == CP_OK && inner != NULL)
+        report_inner(it->bench, row, &entrants[1], &entrants[count - 1]);
     exercise_free(it);
     return status;
 }
 
-static cp_status prefill_row(const cp_bench *bench, bool causal,
-                             int64_t tokens) {
+static cp_status prefill_row(const cp_bench *bench, const cp_entrant *inner,
+                             bool causal, int64_t tokens) {
     exercise it = {.bench = bench,
                    .query_span = {0, causal ? 0 : tokens, tokens, 1},
                    .key_span = {0, 0, tokens, 1}};
@@ -136,7 +213,7 @@ static cp_status prefill_row(const cp_bench *bench, bool causal,
     snprintf(row.what, sizeof(row.what), "%s/%lld", causal ? "causal" : "full",
              (long long)tokens);
     const cp_entrant ceiling = cp_measure_fma(&bench->threads);
-    return contest(&it, row, operations(&it), &ceiling);
+    return contest(&it, row, operations(&it), &ceiling, inner);
 }
 
 static cp_status decode_row(const cp_bench *bench, const cp_entrant *read,
@@ -146,7 +223,7 @@ static cp_status decode_row(const cp_bench *bench, const cp_entrant *read,
                    .key_span = {0, 0, keys, 1}};
     cp_bench_row row = {.unit = "GB/s", .of = "read"};
     snprintf(row.what, sizeof(row.what), "decode/%lld", (long long)keys);
-    return contest(&it, row, bytes(&it), read);
+    return contest(&it, row, bytes(&it), read, NULL);
 }
 
 typedef struct {
@@ -214,75 +291,6 @@ static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
     return status;
 }
 
-enum { MICRO_KEYS = 192, MICRO_TIMES = 256 };
-
-typedef struct {
-    const cp_bench *bench;
-    const cp_micro *micro;
-    float *memory; /* of all threads */
-    int64_t slices, desk;
-} micro_loop;
-
-static void multiply_often(const micro_loop *it, float *keys) {
-    const cp_micro *m = it->micro;
-    const int64_t dim = it->bench->shape.head_dim, stride = m->panel_stride;
-    const int64_t all = MICRO_KEYS / m->slice;
-    float *values = keys + MICRO_KEYS * dim * m->slice_stride / m->slice;
-    float *queries = values + it->slices * MICRO_KEYS * m->slice_stride;
-    float *scores = queries + dim * stride;
-    float *sums = scores + MICRO_KEYS * stride;
-    for (int n = 0; n < MICRO_TIMES; n++) {
-        for (int64_t s = 0; s < all; s++)
-            cp_micro_multiply(m, m->slice, m->panel, dim,
-                              keys + s * dim * m->slice_stride, queries, false,
-                              scores + s * m->slice * stride, stride);
-        for (int64_t s = 0; s < it->slices; s++)
-            cp_micro_multiply(m, m->slice, m->panel, MICRO_KEYS,
-                              values + s * MICRO_KEYS * m->slice_stride, scores,
-                              true, sums + s * m->slice * stride, stride);
-    }
-}
-
-static cp_status micro_run(void *context, double *seconds) {
-    const micro_loop *it = context;
-    const int threads = it->bench->threads;
-    const double start = cp_measure_now();
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++)
-        multiply_often(it, it->memory + t * it->desk);
-    *seconds = cp_measure_now() - start;
-    return CP_OK;
-}
-
-static cp_status micro_row(const cp_bench *bench) {
-    micro_loop it = {.bench = bench, .micro = cp_micro_get()};
-    const int64_t dim = bench->shape.head_dim, slice = it.micro->slice;
-    const int64_t wide = it.micro->slice_stride, panel = it.micro->panel_stride;
-    it.slices = cp_ceil_divide(dim, slice);
-    const int64_t floats = MICRO_KEYS / slice * dim * wide +
-                           it.slices * MICRO_KEYS * wide +
-                           (dim + MICRO_KEYS + it.slices * slice) * panel;
-    it.desk = cp_ceil_divide(floats, 16) * 16;
-    cp_status status = cp_allocate_lines(&it.memory, bench->threads * it.desk,
-                                         sizeof(float), "operands");
-    if (status != CP_OK)
-        return status;
-    memset(it.memory, 0, (size_t)(bench->threads * it.desk) * sizeof(float));
-    /* Measure the micro-kernel. */
-    const double work = 4.0 * (double)(dim * MICRO_KEYS * it.micro->panel) *
-                        MICRO_TIMES * bench->threads;
-    cp_entrant entrants[2] = {cp_measure_fma(&bench->threads),
-                              {.run = micro_run, .context = &it, .work = work}};
-    status = cp_measure_rounds(bench, 2, entrants);
-    if (status == CP_OK)
-        cp_measure_report(
-            bench,
-            (cp_bench_row){.what = "micro", .unit = "GFLOP/s", .of = "fma"},
-            1e9, &entrants[1], &entrants[0], NULL);
-    free(it.memory);
-    return status;
-}
-
 static cp_status ceiling_row(const cp_bench *bench, const char *what,
                              const char *unit, cp_entrant *ceiling) {
     cp_bench_row row = {.unit = unit, .of = ""};
@@ -290,6 +298,15 @@ static cp_status ceiling_row(const cp_bench *bench, const char *what,
     const cp_status status = cp_measure_rounds(bench, 1, ceiling);
     if (status == CP_OK)
         cp_measure_report(bench, row, 1e9, ceiling, NULL, NULL);
+    return status;
+}
+
+static cp_status micro_row(const cp_bench *bench, const cp_entrant *inner) {
+    const cp_bench_row row = {.what = "micro", .unit = "GFLOP/s", .of = "fma"};
+    cp_entrant entrants[2] = {cp_measure_fma(&bench->threads), *inner};
+    const cp_status status = cp_measure_rounds(bench, 2, entrants);
+    if (status == CP_OK)
+        cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0], NULL);
     return status;
 }
 
@@ -312,18 +329,27 @@ static cp_status reading_rows(const cp_bench *bench) {
     return status;
 }
 
-cp_status cp_bench_attention(const cp_bench *bench) {
-    cp_status status = CP_OK;
-    if (bench->parts[CP_BENCH_FMA]) {
-        cp_entrant fma = cp_measure_fma(&bench->threads);
+static cp_status computing_rows(const cp_bench *bench) {
+    const bool *parts = bench->parts;
+    micro_loop loop;
+    cp_entrant fma = cp_measure_fma(&bench->threads), inner;
+    cp_status status = micro_new(bench, &loop, &inner);
+    if (status == CP_OK && parts[CP_BENCH_FMA])
         status = ceiling_row(bench, "fma", "GFLOP/s", &fma);
-    }
-    if (status == CP_OK && bench->parts[CP_BENCH_MICRO])
-        status = micro_row(bench);
+    if (status == CP_OK && parts[CP_BENCH_MICRO])
+        status = micro_row(bench, &inner);
     for (int causal = 0; causal < 2; causal++)
         for (int64_t i = 0; i < bench->tokens.count; i++)
             if (status == CP_OK &&
-                bench->parts[causal ? CP_BENCH_CAUSAL : CP_BENCH_FULL])
-                status = prefill_row(bench, causal, bench->tokens.items[i]);
+                parts[causal ? CP_BENCH_CAUSAL : CP_BENCH_FULL])
+                status =
+                    prefill_row(bench, parts[CP_BENCH_MICRO] ? &inner : NULL,
+                                causal, bench->tokens.items[i]);
+    free(loop.memory);
+    return status;
+}
+
+cp_status cp_bench_attention(const cp_bench *bench) {
+    const cp_status status = computing_rows(bench);
     return status == CP_OK ? reading_rows(bench) : status;
 }

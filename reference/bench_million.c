@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* A follow-up and decode over a million tokens: right, and in how much. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench_rows.h"

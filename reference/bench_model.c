@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* A model's prompts and generation, in tokens per second. */
 #include "bench_rows.h"
 

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* Rings of ranks in threads against one rank with all cores. */
 #include "bench_rows.h"
 

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* The parts of the bench, each of which reports its rows. */
 #ifndef CP_BENCH_ROWS_H
 #define CP_BENCH_ROWS_H

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* One token's attention over all ranks, held against the oracle. */
 #ifndef CP_BENCH_TRUTH_H
 #define CP_BENCH_TRUTH_H

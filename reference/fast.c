@@ -28,6 +28,7 @@ typedef struct {
     int64_t kv_head;     /* of many rows; few take them all */
     int64_t first, last; /* tiles of keys: first to last - 1 */
     int64_t shares;      /* tasks among which the keys of its rows are cut */
+    int64_t share;       /* which of them it is */
     int64_t slot;        /* where its unfinished rows lie, if more than one */
     double cost;         /* to put the longest first */
 } task;
@@ -36,6 +37,7 @@ typedef struct {
     const cp_attention *asked;
     int64_t group;
     cp_pieces wide, narrow;      /* tiles of keys for many rows and for few */
+    int64_t few;                 /* pieces of few rows */
     int64_t many;                /* rows that are many, over all key heads */
     int64_t queries;             /* of a task of many */
     int64_t most_few, most_many; /* rows of the largest task of each kind */
@@ -47,9 +49,9 @@ typedef struct {
     float *memory;
 } call;
 
-static int64_t shares_of_few(int64_t tiles) {
-    const int64_t long_ones = cp_ceil_divide(tiles, MOST_TILES);
-    return cp_max(1, cp_max(cp_min(tiles, TASKS), long_ones));
+static int64_t shares_of_few(int64_t tiles, int64_t pieces) {
+    const int64_t wanted = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
+    return cp_max(1, cp_max(wanted, cp_ceil_divide(tiles, MOST_TILES)));
 }
 
 static int64_t shares_of_many(int64_t tiles, int64_t rows) {
@@ -59,7 +61,7 @@ static int64_t shares_of_many(int64_t tiles, int64_t rows) {
 
 static int64_t queries_of_task(const call *c, int64_t rows) {
     const int64_t panel = cp_micro_get()->panel;
-    const int64_t share = rows / (4 * c->asked->threads);
+    const int64_t share = rows / (4 * (int64_t)c->asked->threads);
     const int64_t wanted = cp_max(LEAST_ROWS, cp_min(MOST_ROWS, share));
     return cp_max(1, wanted / c->group / panel) * panel;
 }
@@ -73,12 +75,30 @@ static void count_rows(call *c) {
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_span span = pieces->items[p].span;
         const int64_t rows = span.count * c->group;
-        if (is_few(c, span))
+        if (is_few(c, span)) {
+            c->few++;
             c->most_few = cp_max(c->most_few, rows);
-        else
+        } else {
             c->many += rows * c->asked->shape->kv_heads;
+        }
     }
     c->queries = queries_of_task(c, c->many);
+}
+
+/* longest: keys of a tile. */
+static void find_tiles(const call *c, cp_span queries, int64_t longest,
+                       task *model) {
+    const cp_pieces *keys = c->asked->key_pieces;
+    int64_t at = 0;
+    for (int64_t p = 0; p < keys->count; p++) {
+        const cp_span span = keys->items[p].span;
+        const int64_t end = at + cp_ceil_divide(span.count, longest);
+        if (cp_span_relate(queries, span) != CP_APART) {
+            model->first = model->last == 0 ? at : model->first;
+            model->last = end;
+        }
+        at = end;
+    }
 }
 
 static double cost_of(const call *c, cp_span queries) {
@@ -89,14 +109,15 @@ static double cost_of(const call *c, cp_span queries) {
     return pairs;
 }
 
-static void add_tasks(call *c, task model, int64_t tiles, int64_t rows,
-                      bool write) {
+static void add_tasks(call *c, task model, int64_t rows, bool write) {
+    const int64_t first = model.first, tiles = model.last - first;
     if (write)
         model.cost *= cost_of(c, model.queries.span) / (double)model.shares;
     model.slot = c->slots;
     for (int64_t s = 0; s < model.shares; s++) {
-        model.first = tiles * s / model.shares;
-        model.last = tiles * (s + 1) / model.shares;
+        model.share = s;
+        model.first = first + tiles * s / model.shares;
+        model.last = first + tiles * (s + 1) / model.shares;
         if (write)
             c->tasks[c->count] = model;
         c->count++;
@@ -106,43 +127,49 @@ static void add_tasks(call *c, task model, int64_t tiles, int64_t rows,
 }
 
 static void list_many(call *c, cp_piece piece, bool write) {
-    const int64_t heads = c->asked->shape->kv_heads, tiles = c->wide.count;
+    const int64_t heads = c->asked->shape->kv_heads;
+    task model = {.cost = 1.0};
+    find_tiles(c, piece.span, CP_PANEL_KEYS, &model);
+    model.shares = shares_of_many(model.last - model.first, c->many);
     for (int64_t i = 0; i < piece.span.count; i += c->queries) {
-        task model = {.queries = piece, .cost = 1.0};
+        model.queries = piece;
         model.queries.span.start += i * piece.span.step;
         model.queries.span.count = cp_min(c->queries, piece.span.count - i);
         model.queries.row += i;
-        model.shares = shares_of_many(tiles, c->many);
         const int64_t rows = model.queries.span.count * c->group;
         c->most_many = cp_max(c->most_many, rows);
         for (model.kv_head = 0; model.kv_head < heads; model.kv_head++)
-            add_tasks(c, model, tiles, rows, write);
+            add_tasks(c, model, rows, write);
     }
+}
+
+static void list_few(call *c, cp_piece piece, bool write) {
+    const int64_t heads = c->asked->shape->kv_heads;
+    task model = {.few = true, .queries = piece, .cost = 4.0 * (double)heads};
+    find_tiles(c, piece.span, CP_ROW_KEYS, &model);
+    model.shares = shares_of_few(model.last - model.first, c->few);
+    add_tasks(c, model, piece.span.count * c->group * heads, write);
 }
 
 static void list_tasks(call *c, bool write) {
     const cp_pieces *pieces = c->asked->query_pieces;
-    const int64_t heads = c->asked->shape->kv_heads, tiles = c->narrow.count;
     c->count = c->slots = 0;
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_piece piece = pieces->items[p];
-        const task few = {.few = true,
-                          .queries = piece,
-                          .shares = shares_of_few(tiles),
-                          .cost = 4.0 * (double)heads};
-        if (is_few(c, piece.span))
-            add_tasks(c, few, tiles, piece.span.count * c->group * heads,
-                      write);
+    for (int64_t p = 0; p < pieces->count; p++)
+        if (is_few(c, pieces->items[p].span))
+            list_few(c, pieces->items[p], write);
         else
-            list_many(c, piece, write);
-    }
+            list_many(c, pieces->items[p], write);
 }
 
 static int longest_first(const void *a, const void *b) {
     const task *x = a, *y = b;
     if (x->cost != y->cost)
         return x->cost < y->cost ? 1 : -1;
-    return x->queries.row < y->queries.row ? -1 : 1;
+    if (x->queries.row != y->queries.row)
+        return x->queries.row < y->queries.row ? -1 : 1;
+    if (x->kv_head != y->kv_head)
+        return x->kv_head < y->kv_head ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
 }
 
 static cp_status prepare(call *c) {
@@ -294,7 +321,7 @@ static void do_all(const call *c) {
         for (int64_t n = 0; n < c->count; n++)
             (c->tasks[n].few ? do_few : do_many)(c, &c->tasks[n], memory);
         for (int64_t n = 0; n < c->count; n++)
-            if (c->tasks[n].shares > 1 && c->tasks[n].first == 0)
+            if (c->tasks[n].shares > 1 && c->tasks[n].share == 0)
                 add_all_shares(c, &c->tasks[n]);
     }
 }

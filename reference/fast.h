@@ -7,7 +7,7 @@
 #include "attend.h"
 
 /* A cp_kernel. Its memory is a few MiB for each thread, however long the
- * prompt and the past. */
+ * prompt, and for few rows a small part of the keys that they read. */
 cp_status cp_attend_fast(const cp_attention *call);
 
 #endif

@@ -21,7 +21,8 @@ static turned_room find_room(const cp_micro *micro, int64_t dim) {
                         .panel = {micro->panel, micro->panel_stride}};
     room.values = cp_lanes_floats(room.slice, BLOCK_KEYS, dim);
     room.scores = room.values + cp_lanes_floats(room.slice, dim, BLOCK_KEYS);
-    room.end = room.scores + cp_lanes_floats(room.panel, 1, BLOCK_KEYS);
+    room.end = room.scores + cp_lanes_floats(room.panel, 1, BLOCK_KEYS) +
+               micro->panel_stride; /* read, and not used */
     return room;
 }
 

@@ -130,7 +130,8 @@ static int64_t panel_of(const cp_micro *micro, int64_t in) {
 }
 
 static int64_t desk_of(const cp_micro *micro, int64_t in) {
-    return span_of(micro) / micro->panel * panel_of(micro, in) + ALIGNED;
+    return span_of(micro) / micro->panel * panel_of(micro, in) +
+           micro->panel_stride + ALIGNED;
 }
 
 static float *align(float *memory) {

@@ -2,10 +2,10 @@
 /* Weights in tiles: laid out once, taken apart in registers. */
 #include "matrix.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "dequantise.h"
+#include "exp2.h"
 
 typedef struct {
     float scale[CP_LANES], minimum[CP_LANES];
@@ -24,17 +24,9 @@ struct cp_tile_kind {
                 float (*sums)[CP_LANES]);
 };
 
-static inline float multiply_add(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
-    return fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
 static inline float nibble(int32_t word, int place, float scale,
                            float minimum) {
-    return multiply_add((float)(word >> 4 * place & 15), scale, minimum);
+    return cp_fused((float)(word >> 4 * place & 15), scale, minimum);
 }
 
 static inline float byte(int32_t word, int place, float scale) {
@@ -57,14 +49,14 @@ static void add_nibbles(const void *from, int64_t depth, const float *x,
             const int32_t word = tile->words[w][i];
             const float *low = x + 4 * w, *high = low + 16;
             /* Add eight products. */
-            a = multiply_add(nibble(word, 0, d, m), low[0], a);
-            b = multiply_add(nibble(word, 1, d, m), high[0], b);
-            c = multiply_add(nibble(word, 2, d, m), low[1], c);
-            e = multiply_add(nibble(word, 3, d, m), high[1], e);
-            a = multiply_add(nibble(word, 4, d, m), low[2], a);
-            b = multiply_add(nibble(word, 5, d, m), high[2], b);
-            c = multiply_add(nibble(word, 6, d, m), low[3], c);
-            e = multiply_add(nibble(word, 7, d, m), high[3], e);
+            a = cp_fused(nibble(word, 0, d, m), low[0], a);
+            b = cp_fused(nibble(word, 1, d, m), high[0], b);
+            c = cp_fused(nibble(word, 2, d, m), low[1], c);
+            e = cp_fused(nibble(word, 3, d, m), high[1], e);
+            a = cp_fused(nibble(word, 4, d, m), low[2], a);
+            b = cp_fused(nibble(word, 5, d, m), high[2], b);
+            c = cp_fused(nibble(word, 6, d, m), low[3], c);
+            e = cp_fused(nibble(word, 7, d, m), high[3], e);
         }
         /* Store the four sums of a lane. */
         sums[0][i] = a;
@@ -87,10 +79,10 @@ static void add_bytes(const void *from, int64_t depth, const float *x,
 #pragma GCC unroll 8
         for (int w = 0; w < 8; w++) {
             const int32_t word = tile->words[w][i];
-            a = multiply_add(byte(word, 0, d), x[4 * w], a);
-            b = multiply_add(byte(word, 1, d), x[4 * w + 1], b);
-            c = multiply_add(byte(word, 2, d), x[4 * w + 2], c);
-            e = multiply_add(byte(word, 3, d), x[4 * w + 3], e);
+            a = cp_fused(byte(word, 0, d), x[4 * w], a);
+            b = cp_fused(byte(word, 1, d), x[4 * w + 1], b);
+            c = cp_fused(byte(word, 2, d), x[4 * w + 2], c);
+            e = cp_fused(byte(word, 3, d), x[4 * w + 3], e);
         }
         /* Store the four sums of a lane. */
         sums[0][i] = a;
@@ -104,7 +96,7 @@ static void add_few(const float *tile, int64_t depth, const float *x,
                     float *sums) {
     for (int64_t k = 0; k < depth; k++)
         for (int i = 0; i < CP_LANES; i++)
-            sums[i] = multiply_add(tile[k * CP_LANES + i], x[k], sums[i]);
+            sums[i] = cp_fused(tile[k * CP_LANES + i], x[k], sums[i]);
 }
 
 static void add_floats(const void *from, int64_t depth, const float *x,
@@ -122,10 +114,10 @@ static void add_floats(const void *from, int64_t depth, const float *x,
 #pragma GCC unroll 8
         for (int k = 0; k < CP_DEPTH; k += 4) {
             const float *four = tile + k * CP_LANES + i;
-            a = multiply_add(four[0], x[k], a);
-            b = multiply_add(four[CP_LANES], x[k + 1], b);
-            c = multiply_add(four[2 * CP_LANES], x[k + 2], c);
-            e = multiply_add(four[3 * CP_LANES], x[k + 3], e);
+            a = cp_fused(four[0], x[k], a);
+            b = cp_fused(four[CP_LANES], x[k + 1], b);
+            c = cp_fused(four[2 * CP_LANES], x[k + 2], c);
+            e = cp_fused(four[3 * CP_LANES], x[k + 3], e);
         }
         /* Store the four sums of a lane. */
         sums[0][i] = a;

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* How things are timed against each other, and against the machine. */
 #define _POSIX_C_SOURCE 200809L
 #include "measure.h"
@@ -201,7 +201,7 @@ cp_status cp_measure_read(int threads, cp_entrant *out) {
     out->context = it;
     out->work = (double)(READ_FLOATS / threads * threads) * sizeof(float);
     it->threads = threads;
-    status = cp_allocate(&it->numbers, READ_FLOATS, sizeof(float),
+    status = cp_allocate(&it->numbers, READ_FLOATS + AHEAD, sizeof(float),
                          "memory to be read");
     if (status != CP_OK) {
         cp_measure_read_free(out);

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* How things are timed against each other, and against the machine. */
 #ifndef CP_MEASURE_H
 #define CP_MEASURE_H

@@ -23,8 +23,9 @@ const cp_micro *cp_micro_get(void);
  *   slice[k * slice_stride + i] * panel[k * panel_stride + j]
  * for i < rows <= micro->slice and j < columns <= micro->panel. Nothing else
  * of c is touched; without add it is not read. All of both operands is read,
- * what lies beyond rows and columns too, and may be any number. panel must be
- * aligned to 64 bytes. */
+ * what lies beyond rows and columns too, and up to one more step behind the
+ * panel's last; these may be any numbers. A panel must be aligned to what one
+ * of its steps takes, up to 64 bytes. */
 void cp_micro_multiply(const cp_micro *micro, int64_t rows, int64_t columns,
                        int64_t depth, const float *slice, const float *panel,
                        bool add, float *c, int64_t stride);

@@ -4,6 +4,7 @@
 #include "walk.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -205,8 +206,11 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     }
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
     cp_partial partial = cp_walker_partial(walker, slot);
-    if (merge == NULL)
+    /* Make the partial empty. */
+    if (merge == NULL && slot == plan->result)
         cp_partial_clear(&partial);
+    for (int64_t n = 0; merge == NULL && n < partial.rows * partial.heads; n++)
+        partial.lse[n] = -INFINITY;
     const cp_attention call = {
         .shape = &plan->shape,
         .query_pieces = queries,

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* What a bench measures and what comes out. Not how: that is a backend's. */
 #ifndef CP_BENCH_H
 #define CP_BENCH_H

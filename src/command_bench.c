@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* longring bench: how fast attention and the ring are on this machine. */
 #define _POSIX_C_SOURCE 200809L
 #include "command.h"

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* What this machine is, in the words of the data files' first line. */
 #define _GNU_SOURCE
 #include "host.h"

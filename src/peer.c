@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* A child process that answers each line by a line. */
 #define _GNU_SOURCE
 #include "peer.h"

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* Another program that does what we do, to be timed beside us. */
 #ifndef CP_PEER_H
 #define CP_PEER_H

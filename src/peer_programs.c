@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* What Python runs for us: the programs of the peers. */
 #include "peer_programs.h"
 

@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* What Python runs for us. */
 #ifndef CP_PEER_PROGRAMS_H
 #define CP_PEER_PROGRAMS_H

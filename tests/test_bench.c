@@ -1,4 +1,4 @@
-/* Tangled from book/11-bench.nw; edit the chapter. */
+/* Tangled from book/94-bench.nw; edit the chapter. */
 /* The bench: rounds, rows, refusals, and peers that misbehave. */
 #define _GNU_SOURCE
 #include "reference/bench_truth.h"

@@ -60,7 +60,7 @@ static double wrong_by(const cp_micro *micro, int64_t rows, int64_t columns,
     static float c[FIELD * FIELD];
     double worst = 0.0;
     for (int i = 0; i < FIELD * FIELD; i++)
-        c[i] = 7.0f;
+        c[i] = add || i / FIELD >= rows || i % FIELD >= columns ? 7.0f : NAN;
     cp_micro_multiply(micro, rows, columns, DEPTH, slice, panel, add, c, FIELD);
     for (int64_t i = 0; i < FIELD; i++)
         for (int64_t j = 0; j < FIELD; j++) {
