@@ -1,0 +1,125 @@
+/* What a test says to the stand-in for the CUDA runtime and NCCL: how late, in
+ * which order and how broken the pretended machine is. Not seen by cuda/.
+ *
+ * A stream is a list of operations, and nothing runs when it is enqueued. Work
+ * runs only while some host thread waits or asks (synchronise, query, free),
+ * one step at a time, in an order that a seed decides. A copy, a fill or a
+ * message starts as soon as its stream reaches it: its destination turns to
+ * 0xFF (NaN) then and its source is remembered. It completes as late as the
+ * events of the program allow. Whoever reads the destination in between
+ * reads NaN; whoever writes the source in between is reported, and the
+ * destination stays NaN. Device memory begins as NaN, is closed to the host
+ * (PROT_NONE, unless `open`), and lies between guard pages. */
+#ifndef STAND_IN_H
+#define STAND_IN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* When a started operation completes: after everything else that could run (the
+ * one that finds a missing event), at once, or now so and now so, by seed. */
+enum { STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
+
+typedef struct {
+    uint64_t seed;   /* decides every choice; two runs of one seed are alike
+                       * while one thread makes all the calls */
+    int devices;     /* 1 or more; 0: none (cudaErrorNoDevice) */
+    int driver;      /* as cudaDriverGetVersion: 13000; 0: no driver; below
+                       * 12000: too old (cudaErrorInsufficientDriver) */
+    int64_t bytes;   /* memory of each device */
+    int lateness;    /* STAND_IN_LATE, _EAGER or _MIXED */
+    bool open;       /* the host may look at device memory directly */
+    double patience; /* seconds in which other threads may still bring what
+                       * a waiting thread needs, before it is a deadlock */
+} stand_in_options;
+
+#define STAND_IN_DEFAULTS                                                      \
+    {                                                                          \
+        .seed = 1, .devices = 1, .driver = 13000, .bytes = INT64_C(1) << 30,   \
+        .lateness = STAND_IN_LATE, .patience = 5.0                             \
+    }
+
+/* Start a machine with these options; NULL: the defaults. Before the first call
+ * there is no driver. Counters and faults start afresh. */
+void stand_in_begin(const stand_in_options *options);
+
+/* Take the machine down, free what is left, and return the number of things
+ * that were wrong: streams, events, graphs, communicators and allocations that
+ * nobody released, operations that never ran, bytes written behind the end
+ * of an allocation, sources overwritten while they were being read.
+ * stand_in_report() says which. Let no other thread be inside a call. */
+int64_t stand_in_end(void);
+
+/* Go on from another seed: the operations enqueued so far run in its order. */
+void stand_in_seed(uint64_t seed);
+
+/* Run everything that can run. A test's way to say "any time may pass". */
+void stand_in_run(void);
+
+/* This thread makes no call for a while (it joins others, say), so that a
+ * deadlock of the others need not wait for patience. Its next call undoes it. */
+void stand_in_leave(void);
+
+/* The last thing that went wrong, in one line with its numbers; "" if none.
+ * Valid until the calling thread asks again. */
+const char *stand_in_error(void);
+
+/* Everything that went wrong since stand_in_begin, one a line; after
+ * stand_in_end, with what it found. Valid until the next begin. */
+const char *stand_in_report(void);
+
+/* Who waits for what now: one line for each stream with work left. Valid until
+ * the calling thread asks again. */
+const char *stand_in_waits(void);
+
+/* Faults on demand. n counts from 1, from now on; 0 takes the fault back. */
+void stand_in_fail_allocation(int64_t n); /* cudaMalloc, cudaMallocHost */
+void stand_in_fail_launch(int64_t n);     /* kernels and graphs */
+void stand_in_fail_copy(int64_t n);       /* cudaMemcpy*, cudaMemset* */
+void stand_in_ignore_wait(int64_t k);     /* the k-th cudaStreamWaitEvent */
+
+/* What happens to a message between two ranks: it never arrives, arrives again
+ * in place of the next one, arrives without its last element, or with one bit
+ * turned. The n-th message from rank `from` to rank `to` (-1: any), from 1. */
+typedef enum {
+    STAND_IN_DROP,
+    STAND_IN_DUPLICATE,
+    STAND_IN_TRUNCATE,
+    STAND_IN_CORRUPT
+} stand_in_message_fault;
+void stand_in_break_message(stand_in_message_fault fault, int from, int to,
+                            int64_t n);
+
+/* What becomes of a NCCL rank (as its communicator numbers it) after it has
+ * begun n more operations: each later one begins `seconds` after its stream
+ * reached it; none begins any more; or the rank has an asynchronous error,
+ * and the others of its communicator learn of it (ncclRemoteError). */
+void stand_in_slow_rank(int rank, int64_t n, double seconds);
+void stand_in_dead_rank(int rank, int64_t n);
+void stand_in_failing_rank(int rank, int64_t n);
+
+/* A caller that polls a communicator with blocking = 0 hears ncclInProgress so
+ * many times before each operation is enqueued; by seed 1 to 3 when 0. */
+void stand_in_progress_polls(int polls);
+
+/* What happened since stand_in_begin. */
+typedef struct {
+    int64_t allocations, frees;       /* device and pinned host memory */
+    int64_t bytes_now, bytes_largest; /* of device memory, all devices */
+    int64_t launches, blocks;         /* kernels run, and their blocks */
+    int64_t copies, bytes_copied;     /* copies completed, host and device */
+    int64_t messages, bytes_sent;     /* messages delivered by NCCL */
+    int64_t collectives;              /* all-gathers and all-reduces */
+    int64_t records, waits;           /* events recorded; edges that waited */
+    int64_t host_waits;               /* synchronise calls of the host */
+    int64_t hidden_waits;             /* copies that made the host wait
+                                         * because its memory was not pinned */
+    int64_t graph_launches;
+    int64_t steps; /* of the scheduler */
+    int64_t races; /* sources that changed under way */
+    int64_t deadlocks;
+} stand_in_statistics;
+stand_in_statistics stand_in_count(void);
+
+#endif
