@@ -16,6 +16,8 @@ typedef struct {
     int threads;
     bool merge; /* into what output and lse hold, instead of over it */
     float *output, *lse;
+    void (*poke)(void *context); /* or NULL: see below */
+    void *poke_context;
 } cp_attention;
 
 /* Causal grouped-query attention of some queries over some keys: the
@@ -29,9 +31,10 @@ typedef struct {
  * and values that it sees gives NaN, elsewhere it does nothing. With merge
  * the partial is merged into the one that output and lse hold, with the bits
  * that cp_partial_merge would give (partial.h). threads OpenMP threads share
- * the work; the result does not depend on them. Fails with CP_INVALID for a
- * wrong shape or threads < 1, and with CP_MEMORY; output and lse are then
- * untouched. */
+ * the work; the result does not depend on them. A kernel may call poke now
+ * and then, on the caller's thread: something else may want that thread
+ * for a moment. Fails with CP_INVALID for a wrong shape or threads < 1, and
+ * with CP_MEMORY; output and lse are then untouched. */
 typedef cp_status (*cp_kernel)(const cp_attention *call);
 
 /* The first kernel: blocks of keys, online softmax, plain loops. */

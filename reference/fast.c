@@ -247,15 +247,22 @@ static void hand_over(const call *c, const task *t, int64_t kv_head, int64_t r,
     memcpy(to + 2, sums, (size_t)dim * sizeof(float));
 }
 
+static void poke(const cp_attention *asked) {
+    if (asked->poke != NULL && omp_get_thread_num() == 0)
+        asked->poke(asked->poke_context);
+}
+
 static void do_many(const call *c, const task *t, float *memory) {
     const cp_attention *asked = c->asked;
     const int64_t rows = t->queries.span.count * c->group;
     const cp_panels desk = cp_panels_lay_out(asked->shape, rows, memory);
     float sums[CP_HEAD_DIM_MAX], level, total;
     cp_panels_begin(&desk, t->queries, t->kv_head, asked->queries);
-    for (int64_t n = t->first; n < t->last; n++)
+    for (int64_t n = t->first; n < t->last; n++) {
+        poke(asked);
         cp_panels_add(&desk, t->queries, c->wide.items[n], t->kv_head,
                       asked->keys, asked->values);
+    }
     for (int64_t r = 0; r < rows; r++) {
         cp_panels_row(&desk, r, sums, &level, &total);
         hand_over(c, t, t->kv_head, r, sums, level, total);
@@ -273,6 +280,7 @@ static void do_few(const call *c, const task *t, float *memory) {
         const bool last = n + 1 == t->last;
         const cp_piece next = c->narrow.items[last ? n : n + 1];
         const bool follows = !last && next.row == tile.row + tile.span.count;
+        poke(asked);
         if (cp_span_relate(t->queries.span, tile.span) != CP_APART)
             cp_rows_add(&desk, t->queries, tile, follows ? next.span.count : 0,
                         asked->keys, asked->values);

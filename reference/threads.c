@@ -528,8 +528,13 @@ static void threads_abort(cp_comm *comm, const char *why) {
 }
 
 static const cp_comm_ops threads_ops = {
-    threads_exchange,   threads_wait,    threads_all_to_all,
-    threads_all_gather, threads_barrier, threads_abort,
+    threads_exchange,
+    threads_wait,
+    threads_all_to_all,
+    threads_all_gather,
+    threads_barrier,
+    threads_abort,
+    NULL,
 };
 
 static void leave(struct member *me, cp_status status) {

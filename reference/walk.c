@@ -188,6 +188,10 @@ static cp_status read_labels(cp_walker *walker, cp_use queries) {
     return status;
 }
 
+static void poke(void *comm) {
+    cp_comm_poke(comm);
+}
+
 static cp_status attend(cp_walker *walker, const cp_op *op,
                         const cp_op *merge) {
     const cp_plan *plan = walker->plan;
@@ -222,6 +226,8 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .merge = merge != NULL,
         .output = partial.output,
         .lse = partial.lse,
+        .poke = walker->comm->ops->poke != NULL ? poke : NULL,
+        .poke_context = walker->comm,
     };
     return kernel(&call);
 }

@@ -103,3 +103,8 @@ cp_status cp_comm_barrier(cp_comm *comm) {
 void cp_comm_abort(cp_comm *comm, const char *why) {
     comm->ops->abort(comm, why);
 }
+
+void cp_comm_poke(cp_comm *comm) {
+    if (comm->ops->poke != NULL)
+        comm->ops->poke(comm);
+}

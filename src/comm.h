@@ -34,6 +34,7 @@ typedef struct {
                             int64_t bytes);
     cp_status (*barrier)(cp_comm *);
     void (*abort)(cp_comm *, const char *why);
+    void (*poke)(cp_comm *); /* NULL: messages need no help */
 } cp_comm_ops;
 
 /* One rank's end; only that rank's thread may use it. */
@@ -85,5 +86,10 @@ cp_status cp_comm_barrier(cp_comm *comm);
  * that an outstanding exchange names; on return all buffers are
  * this rank's own again. */
 void cp_comm_abort(cp_comm *comm, const char *why);
+
+/* Let messages that are under way move on, and return at once. To
+ * be called now and then by whoever computes between an exchange
+ * and its wait: some communicators hide nothing otherwise. */
+void cp_comm_poke(cp_comm *comm);
 
 #endif
