@@ -21,8 +21,11 @@ DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file book/demo.txt -
 # -iquote and not -I: <check.h> is the test library's, "check.h" is ours.
 # Vectors are passed among static functions only, so their ABI is nobody's matter.
 flags     = -std=c11 -fopenmp -Wall -Wextra -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
-            -iquote src -iquote reference -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp))
-libraries = -lblis -lpcre2-8 -lpthread -lm
+            -iquote src -iquote reference -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp)) $(mpi)
+# MPI, if there is one: ompi-c or mpich, as pkg-config calls them. MPI= builds without.
+MPI      ?= $(firstword $(foreach m,ompi-c mpich,$(shell pkg-config --exists $(m) 2>/dev/null && echo $(m))))
+libraries := -lblis -lpcre2-8 -lpthread -lm $(if $(MPI),$(shell pkg-config --libs $(MPI)))
+mpi      := $(if $(MPI),-DCP_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MPI))))
 identity  = -DCP_VERSION='"$(VERSION)"' -DCP_COMMIT='"$(COMMIT)"'
 
 # Debian's packages, each with a file under /usr that shows it is there.
@@ -34,6 +37,7 @@ FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:bin/lu
              fonts-inconsolata:share/fonts/truetype/inconsolata/Inconsolata.otf \
              fonts-texgyre:share/texmf/fonts/opentype/public/tex-gyre/texgyrepagella-regular.otf \
              fonts-texgyre-math:share/texmf/fonts/opentype/public/tex-gyre-math/texgyrepagella-math.otf
+FOR_MPI   := libopenmpi-dev:lib/*/openmpi/include/mpi.h openmpi-bin:bin/mpirun
 FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
@@ -75,6 +79,7 @@ $(B)/flags $(B)/identity: force
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
+	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
 	+@$(again) suites
 suites: all $(SUITES)
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
