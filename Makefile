@@ -48,6 +48,12 @@ OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
 HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_%,$(wildcard tests/harness/*.c)))
 MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
+# The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
+# into the suites that need them and never into the library.
+STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*.c cuda/*.cu tests/harness/stand-in/*.c))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels%),$(SUITES))
+stand_in  = -isystem tests/harness/stand-in -iquote cuda
+REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
@@ -65,7 +71,17 @@ $(B)/longring: $(B)/reference/main.o $(LIBRARY)
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
+	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
+$(ON_STAND_IN): $(STAND_IN)
+$(ON_STAND_IN:%=%.o): private flags += $(stand_in)
+$(B)/stand-in/%.c.o: %.c $(B)/flags
+	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
+	$(Q)$(CC) $(flags) $(stand_in) -MD -MP -c -o $@ $<
+$(B)/stand-in/%.cu.o: %.cu $(B)/flags
+	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
+	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) -MD -MP -c -o $@ $<
+$(B)/real-cuda.o: tests/harness/stand-in/interface.c $(B)/flags
+	$(Q)$(CC) $(flags) -isystem $(REAL_CUDA) -c -o $@ $<
 $(B)/measure_%: $(B)/tests/harness/measure_%.o $(HARNESS) $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/%.o: %.c $(B)/flags
@@ -75,7 +91,7 @@ $(NAMED): $(B)/identity
 # Each of these two files changes only when what it records does.
 $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
--include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d)
+-include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
@@ -97,17 +113,17 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o)
+objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-cuda.o)
 format: ## check the layout of the tangled C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*.[ch] reference/*.[ch] tests/*.[ch] exercises/*/*.[ch])
+	@clang-format --dry-run -Werror $(wildcard src/*.[ch] reference/*.[ch] cuda/*.[ch] cuda/*.cu tests/*.[ch] tests/harness/stand-in/*.[ch] exercises/*/*.[ch])
 
 ONLY ?= $(sort $(wildcard book/[0-9]*.nw))
 tangle: ## write src, reference, tests and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
 	@book/tangle . $(ONLY)
 drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
 	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(ONLY)
-	@for tree in src reference tests exercises; do if [ -e $$tree ] || [ -e build/tangled/$$tree ]; then mkdir -p build/tangled/$$tree; \
+	@for tree in src reference cuda tests exercises; do if [ -e $$tree ] || [ -e build/tangled/$$tree ]; then mkdir -p build/tangled/$$tree; \
 	  diff -ru -x harness -x wrong $$tree build/tangled/$$tree || { echo "drift: edit the chapter, then make tangle"; exit 1; }; fi; done
 book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: a quick draft of one chapter)
 	@$(call install,$(FOR_BOOK))

@@ -1,0 +1,490 @@
+/* Kernels on fibers. A block's threads are fibers, each of which runs until it
+ * meets a barrier or a warp operation; then another one goes on. Warps and the
+ * lanes in them take turns in an order that the seed decides. Only one block
+ * of one kernel runs at a time, under the machine's lock.
+ *
+ * A fiber is entered once by makecontext; after that _setjmp and _longjmp
+ * switch, because they make no system call. */
+#define _GNU_SOURCE
+#undef _FORTIFY_SOURCE /* its longjmp refuses to go to another stack */
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include "kernel.h"
+#include "machine.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define UNDER_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define UNDER_ASAN 1
+#endif
+#endif
+#ifdef UNDER_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+enum {
+    LANES = 32,
+    MOST_THREADS = 1024,
+    MOST_WARPS = MOST_THREADS / LANES,
+    STACK = 256 * 1024,
+    STACK_GUARD = 4096,
+    SHARED_LIMIT = 48 * 1024
+};
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+typedef enum { RUNNING, AT_BLOCK, AT_WARP, ENDED } fiber_state;
+
+typedef struct {
+    jmp_buf place;
+    char *stack; /* NULL: never entered */
+    fiber_state state;
+    const char *file;
+    int line;
+    uint32_t mask; /* of the warp operation it waits in */
+} fiber;
+
+static fiber fibers[MOST_THREADS];
+static jmp_buf scheduler_place;
+static int current;
+
+/* The values that the lanes of a warp operation bring, the lanes they ask for,
+ * and what each gets when all have come. */
+static uint64_t brought[MOST_THREADS], given[MOST_THREADS];
+static int asked[MOST_THREADS];
+static bool votes[MOST_THREADS];
+static uint32_t ballots[MOST_THREADS];
+
+static int block_votes, block_result;
+
+static struct {
+    void (*thread)(const void *);
+    const void *arguments;
+    const char *name;
+} job;
+static uint64_t block_serial;
+static size_t shared_bytes;
+static bool shared_too_large;
+
+/* Tell the address sanitizer which stack comes next. */
+#ifdef UNDER_ASAN
+static void *fake_of_scheduler, *fake_of_fiber[MOST_THREADS];
+static const void *scheduler_stack;
+static size_t scheduler_stack_bytes;
+#endif
+
+static void before_fiber(int number) {
+#ifdef UNDER_ASAN
+    __sanitizer_start_switch_fiber(&fake_of_scheduler, fibers[number].stack,
+                                   STACK);
+#else
+    (void)number;
+#endif
+}
+
+static void back_in_scheduler(void) {
+#ifdef UNDER_ASAN
+    __sanitizer_finish_switch_fiber(fake_of_scheduler, NULL, NULL);
+#endif
+}
+
+static void before_scheduler(int number) {
+#ifdef UNDER_ASAN
+    __sanitizer_start_switch_fiber(&fake_of_fiber[number], scheduler_stack,
+                                   scheduler_stack_bytes);
+#else
+    (void)number;
+#endif
+}
+
+static void back_in_fiber(int number, bool first) {
+#ifdef UNDER_ASAN
+    __sanitizer_finish_switch_fiber(first ? NULL : fake_of_fiber[number],
+                                    &scheduler_stack, &scheduler_stack_bytes);
+#else
+    (void)number;
+    (void)first;
+#endif
+}
+
+/* From a fiber to the scheduler, and some day back. */
+static void pause_fiber(void) {
+    const int number = current;
+    if (_setjmp(fibers[number].place) == 0) {
+        before_scheduler(number);
+        _longjmp(scheduler_place, 1);
+    }
+    back_in_fiber(number, false);
+}
+
+/* A fiber runs one thread after another for as long as the process lives. */
+static void fiber_main(void) {
+    back_in_fiber(current, true);
+    for (;;) {
+        job.thread(job.arguments);
+        fibers[current].state = ENDED;
+        pause_fiber();
+    }
+}
+
+static char *new_stack(void) {
+    char *stack = mmap(NULL, STACK + STACK_GUARD, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) {
+        fprintf(stderr, "stand-in: no memory for a fiber\n");
+        abort();
+    }
+    mprotect(stack, STACK_GUARD, PROT_NONE);
+    return stack + STACK_GUARD;
+}
+
+/* Let a thread go on until its next barrier or its end. */
+static void resume(int number) {
+    fiber *f = &fibers[number];
+    current = number;
+    threadIdx = (dim3){(unsigned)number, 0, 0};
+    if (_setjmp(scheduler_place) != 0) {
+        back_in_scheduler();
+        return;
+    }
+    if (f->stack != NULL) {
+        before_fiber(number);
+        _longjmp(f->place, 1);
+    }
+    static ucontext_t fresh, here;
+    f->stack = new_stack();
+    getcontext(&fresh);
+    fresh.uc_stack.ss_sp = f->stack;
+    fresh.uc_stack.ss_size = STACK;
+    fresh.uc_link = NULL;
+    makecontext(&fresh, fiber_main, 0);
+    before_fiber(number);
+    swapcontext(&here, &fresh);
+}
+
+/* A fiber that waits for what never comes is given up, with its stack. */
+static void give_up(int threads) {
+    for (int i = 0; i < threads; i++)
+        if (fibers[i].state != ENDED && fibers[i].stack != NULL) {
+#ifdef UNDER_ASAN
+            __asan_unpoison_memory_region(fibers[i].stack, STACK);
+#endif
+            munmap(fibers[i].stack - STACK_GUARD, STACK + STACK_GUARD);
+            fibers[i].stack = NULL;
+        }
+}
+
+/* What kernels call. */
+
+static void wait_here(fiber_state state, const char *file, int line) {
+    fiber *f = &fibers[current];
+    f->state = state;
+    f->file = file;
+    f->line = line;
+    pause_fiber();
+    f->mask = 0;
+}
+
+int stand_in_block_barrier(int predicate, const char *file, int line) {
+    block_votes += predicate;
+    wait_here(AT_BLOCK, file, line);
+    return block_result;
+}
+
+uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
+                         int line) {
+    const int me = current;
+    votes[me] = predicate;
+    fibers[me].mask = mask;
+    wait_here(AT_WARP, file, line);
+    return ballots[me];
+}
+
+uint64_t stand_in_exchange(uint32_t mask, uint64_t bits, int64_t lane,
+                           const char *file, int line) {
+    const int me = current;
+    brought[me] = bits;
+    asked[me] = (int)(lane & 31);
+    fibers[me].mask = mask;
+    wait_here(AT_WARP, file, line);
+    return given[me];
+}
+
+void stand_in_shared(const char *name, void *start, size_t bytes,
+                     uint64_t *block) {
+    (void)name;
+    if (*block == block_serial)
+        return;
+    *block = block_serial;
+    memset(start, 0xFF, bytes);
+    shared_bytes += bytes;
+    if (shared_bytes > SHARED_LIMIT)
+        shared_too_large = true;
+}
+
+/* The scheduler of one block. */
+
+/* Why a block cannot go on: who stands where. */
+static bool stuck(int threads, const char *why) {
+    int first = -1, other = -1;
+    for (int i = 0; i < threads && first < 0; i++)
+        if (fibers[i].state == AT_BLOCK || fibers[i].state == AT_WARP)
+            first = i;
+    for (int i = 0; i < threads && first >= 0 && other < 0; i++)
+        if (fibers[i].state != fibers[first].state ||
+            fibers[i].line != fibers[first].line ||
+            fibers[i].mask != fibers[first].mask)
+            other = i;
+    char where[160] = "";
+    if (other >= 0 && fibers[other].state == ENDED)
+        snprintf(where, sizeof where, ", thread %d has ended", other);
+    else if (other >= 0)
+        snprintf(where, sizeof where, ", thread %d waits at line %d", other,
+                 fibers[other].line);
+    complain(cudaErrorLaunchFailure,
+             "kernel %s, block (%u, %u, %u): %s: thread %d waits at %s:%d%s",
+             job.name, blockIdx.x, blockIdx.y, blockIdx.z, why, first,
+             first >= 0 ? fibers[first].file : "?",
+             first >= 0 ? fibers[first].line : 0, where);
+    give_up(threads);
+    return false;
+}
+
+static bool same_place(const fiber *a, const fiber *b) {
+    return a->state == b->state && a->line == b->line && a->mask == b->mask &&
+           strcmp(a->file, b->file) == 0;
+}
+
+/* Whether all lanes of this one's mask (those that exist) are where it is. */
+static bool mask_complete(int first, int lanes, int lane) {
+    const fiber *f = &fibers[first + lane];
+    if (f->state != AT_WARP || (f->mask >> lane & 1) == 0)
+        return false;
+    for (int i = 0; i < lanes; i++)
+        if ((f->mask >> i & 1) != 0 && !same_place(f, &fibers[first + i]))
+            return false;
+    return true;
+}
+
+/* Give the lanes of a complete mask their results and let them run. */
+static void release_mask(int first, int lanes, uint32_t mask) {
+    uint32_t ballot = 0;
+    for (int i = 0; i < lanes; i++)
+        if ((mask >> i & 1) != 0 && votes[first + i])
+            ballot |= UINT32_C(1) << i;
+    for (int i = 0; i < lanes; i++) {
+        if ((mask >> i & 1) == 0)
+            continue;
+        const int other = asked[first + i];
+        const bool there = other < lanes && (mask >> other & 1) != 0;
+        given[first + i] = there ? brought[first + other] : UINT64_MAX;
+        ballots[first + i] = ballot;
+    }
+    for (int i = 0; i < lanes; i++)
+        if ((mask >> i & 1) != 0)
+            fibers[first + i].state = RUNNING;
+}
+
+/* Release what is complete. False: lanes wait, and none of them can go on. */
+static bool release_warp(int first, int lanes) {
+    bool released = false, waits = false;
+    for (int lane = 0; lane < lanes; lane++) {
+        if (mask_complete(first, lanes, lane)) {
+            release_mask(first, lanes, fibers[first + lane].mask);
+            released = true;
+        }
+        waits = waits || fibers[first + lane].state == AT_WARP;
+    }
+    return released || !waits;
+}
+
+/* Run a warp's lanes, in some order, each to its next stop. */
+static bool run_warp(int first, int lanes) {
+    const uint64_t random = draw(UINT32_MAX);
+    const int start = (int)(random & 31), stride = (int)(random >> 5 & 31) | 1;
+    for (int i = 0; i < LANES; i++) {
+        const int lane = (start + i * stride) & 31;
+        if (lane < lanes && fibers[first + lane].state == RUNNING)
+            resume(first + lane);
+    }
+    return release_warp(first, lanes);
+}
+
+static bool can_run(int first, int lanes) {
+    for (int lane = 0; lane < lanes; lane++)
+        if (fibers[first + lane].state == RUNNING)
+            return true;
+    return false;
+}
+
+static int lanes_of(int warp, int threads) {
+    const int rest = threads - warp * LANES;
+    return rest < LANES ? rest : LANES;
+}
+
+/* All warps until each stands at a barrier of the block or has ended. Some
+ * blocks let one warp run as far as it can, others change after every stop. */
+static bool run_to_barrier(int threads, bool far) {
+    int ready[MOST_WARPS], count = 0;
+    for (int warp = 0; warp * LANES < threads; warp++)
+        if (can_run(warp * LANES, lanes_of(warp, threads)))
+            ready[count++] = warp;
+    int at = -1;
+    while (count > 0) {
+        if (at < 0 || !far)
+            at = (int)draw((uint64_t)count);
+        const int first = ready[at] * LANES;
+        const int lanes = lanes_of(ready[at], threads);
+        if (!run_warp(first, lanes))
+            return false;
+        if (!can_run(first, lanes)) {
+            ready[at] = ready[--count];
+            at = -1;
+        }
+    }
+    return true;
+}
+
+/* Whether all threads have ended, all stand at one barrier, or neither. */
+static int standing(int threads) {
+    int ended = 0, waiting_there = 0;
+    for (int i = 0; i < threads; i++) {
+        if (fibers[i].state == ENDED)
+            ended++;
+        if (fibers[i].state == AT_BLOCK && same_place(&fibers[i], &fibers[0]))
+            waiting_there++;
+    }
+    return ended == threads ? 0 : waiting_there == threads ? 1 : -1;
+}
+
+static bool run_block(int threads) {
+    block_serial++;
+    shared_bytes = 0;
+    block_votes = 0;
+    for (int i = 0; i < threads; i++) {
+        fibers[i].state = RUNNING;
+        fibers[i].mask = 0;
+        fibers[i].line = 0;
+        fibers[i].file = "";
+    }
+    const bool far = draw(2) == 0;
+    for (;;) {
+        if (!run_to_barrier(threads, far))
+            return stuck(threads, "lanes that a mask names do not all come");
+        const int where = standing(threads);
+        if (where < 0)
+            return stuck(threads, "a barrier that not all threads reach");
+        if (where == 0)
+            return true;
+        block_result = block_votes;
+        block_votes = 0;
+        for (int i = 0; i < threads; i++)
+            fibers[i].state = RUNNING;
+    }
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b) {
+    while (b != 0) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Run all blocks, in some order. False: one of them failed, and the machine's
+ * error says where. */
+bool run_kernel(const operation *kernel) {
+    const uint64_t blocks =
+        (uint64_t)kernel->grid.x * kernel->grid.y * kernel->grid.z;
+    uint64_t stride = 1 + draw(blocks), at = draw(blocks);
+    while (common_divisor(stride, blocks) != 1)
+        stride++;
+    char name[128];
+    snprintf(name, sizeof name, "kernel %s", kernel->name);
+    set_running(name);
+    job.thread = kernel->thread;
+    job.arguments = kernel->arguments;
+    job.name = kernel->name;
+    gridDim = kernel->grid;
+    blockDim = (dim3){kernel->threads, 1, 1};
+    shared_too_large = false;
+    bool fine = true;
+    for (uint64_t i = 0; i < blocks && fine; i++) {
+        at = (at + stride) % blocks;
+        blockIdx = (dim3){(unsigned)(at % gridDim.x),
+                          (unsigned)(at / gridDim.x % gridDim.y),
+                          (unsigned)(at / gridDim.x / gridDim.y)};
+        fine = run_block((int)kernel->threads);
+    }
+    set_running(NULL);
+    machine.counted.launches++;
+    machine.counted.blocks += (int64_t)blocks;
+    if (fine && shared_too_large) {
+        complain(cudaErrorLaunchFailure,
+                 "kernel %s shares more than %d bytes in a block", job.name,
+                 SHARED_LIMIT);
+        return false;
+    }
+    return fine;
+}
+
+static cudaError_t check_launch(const char *name, const operation *what) {
+    const dim3 grid = what->grid;
+    if (countdown(&machine.fail_launch))
+        return complain(cudaErrorLaunchOutOfResources,
+                        "launch of kernel %s failed on demand", name);
+    if (what->threads == 0 || what->threads > MOST_THREADS || grid.x == 0 ||
+        grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
+        grid.z > 65535)
+        return complain(cudaErrorInvalidConfiguration,
+                        "kernel %s with a grid of %u x %u x %u blocks of %u "
+                        "threads",
+                        name, grid.x, grid.y, grid.z, what->threads);
+    return cudaSuccess;
+}
+
+cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
+                            dim3 grid, unsigned block_threads,
+                            cudaStream_t given, const void *arguments,
+                            size_t bytes) {
+    cudaError_t error = enter();
+    const operation shape = {.kind = KERNEL,
+                             .name = name,
+                             .thread = thread,
+                             .grid = grid,
+                             .threads = block_threads};
+    stream *on = error == cudaSuccess ? resolve(given) : NULL;
+    if (error == cudaSuccess && on == NULL)
+        error = complain(cudaErrorInvalidResourceHandle,
+                         "kernel %s in a stream that does not exist", name);
+    if (error == cudaSuccess && on->device != *current_device())
+        error = complain(cudaErrorInvalidResourceHandle,
+                         "kernel %s in a stream of device %d, called on %d",
+                         name, on->device, *current_device());
+    if (error == cudaSuccess)
+        error = check_launch(name, &shape);
+    if (error != cudaSuccess)
+        return leave(error);
+    operation *what = operation_copy(&shape);
+    what->arguments = take(1, bytes);
+    what->argument_bytes = bytes;
+    memcpy(what->arguments, arguments, bytes);
+    return leave(enqueue(on, what));
+}
+
+/* Kernels are launched by name here (kernel.h), not by address. */
+cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block,
+                             void **args, size_t sharedMem, cudaStream_t on) {
+    (void)func, (void)grid, (void)block, (void)args, (void)sharedMem, (void)on;
+    enter();
+    return leave(complain(cudaErrorNotSupported,
+                          "cudaLaunchKernel: kernels go through CP_LAUNCH"));
+}

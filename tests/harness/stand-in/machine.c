@@ -1,0 +1,549 @@
+/* The machine as a whole: begin and end, the one lock, errors and reports, the
+ * host's waits and the deadlocks among them, faults on demand, and the calls
+ * about devices and versions. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "machine.h"
+
+machine_state machine;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t something_changed = PTHREAD_COND_INITIALIZER;
+static pthread_key_t at_exit_of_thread;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+static int64_t epoch; /* counts begins, so that old threads are not ours */
+
+static char *report;
+static size_t report_length;
+static char last_error[1024];
+
+static _Thread_local int device_of_thread;
+static _Thread_local cudaError_t error_of_thread;
+static _Thread_local int64_t registered_in;
+static _Thread_local int in_call;
+
+void *take(size_t count, size_t size) {
+    void *memory = calloc(count > 0 ? count : 1, size);
+    if (memory == NULL) {
+        fprintf(stderr, "stand-in: out of memory\n");
+        abort();
+    }
+    return memory;
+}
+
+double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+uint64_t draw(uint64_t below) {
+    uint64_t *state = &machine.random;
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return below == 0 ? 0 : (*state * 0x2545F4914F6CDD1Du >> 16) % below;
+}
+
+int *current_device(void) {
+    return &device_of_thread;
+}
+
+/* Tell the other waiting threads to look again. */
+void changed(void) {
+    machine.changed = now();
+    if (machine.waits != NULL)
+        pthread_cond_broadcast(&something_changed);
+}
+
+bool countdown(int64_t *fault) {
+    if (*fault <= 0)
+        return false;
+    return --*fault == 0;
+}
+
+/* Threads that take part: all that called since begin and still live. */
+static void thread_gone(void *value) {
+    pthread_mutex_lock(&lock);
+    if ((int64_t)(intptr_t)value == epoch) {
+        machine.threads--;
+        pthread_cond_broadcast(&something_changed);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void make_key(void) {
+    pthread_key_create(&at_exit_of_thread, thread_gone);
+}
+
+static void register_thread(void) {
+    if (registered_in == epoch)
+        return;
+    registered_in = epoch;
+    device_of_thread = 0;
+    error_of_thread = cudaSuccess;
+    machine.threads++;
+    pthread_setspecific(at_exit_of_thread, (void *)(intptr_t)epoch);
+}
+
+void enter_quietly(void) {
+    pthread_mutex_lock(&lock);
+    in_call++;
+    if (machine.begun)
+        register_thread();
+}
+
+void leave_quietly(void) {
+    in_call--;
+    close_memory();
+    pthread_mutex_unlock(&lock);
+}
+
+/* Every call begins so. A host function in a stream may call nothing. */
+cudaError_t enter(void) {
+    if (in_call > 0) {
+        in_call++;
+        return cudaErrorNotPermitted;
+    }
+    enter_quietly();
+    if (!machine.begun || machine.options.driver < 12000)
+        return cudaErrorInsufficientDriver;
+    if (machine.options.devices <= 0)
+        return cudaErrorNoDevice;
+    return machine.failed;
+}
+
+cudaError_t leave(cudaError_t result) {
+    if (result != cudaSuccess && result != cudaErrorNotReady)
+        error_of_thread = result;
+    if (in_call > 1)
+        in_call--;
+    else
+        leave_quietly();
+    return result;
+}
+
+static void add_to_report(const char *line) {
+    const size_t length = strlen(line);
+    char *longer = realloc(report, report_length + length + 2);
+    if (longer == NULL)
+        return;
+    report = longer;
+    memcpy(report + report_length, line, length);
+    memcpy(report + report_length + length, "\n", 2);
+    report_length += length + 1;
+}
+
+cudaError_t complain(cudaError_t error, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    add_to_report(last_error);
+    return error;
+}
+
+void accuse(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    add_to_report(last_error);
+    machine.problems++;
+}
+
+/* Waiting. */
+
+bool met(const waiting *what) {
+    if (what->empty != NULL)
+        return what->empty->head == NULL;
+    if (what->point != NULL)
+        return what->point->done;
+    if (what->ready != NULL)
+        return communicator_ready(what->ready) ||
+               communicator_failed(what->ready);
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->device == what->device && s->head != NULL)
+            return false;
+    return true;
+}
+
+/* All threads of the host wait, and none of them for something that is there
+ * already: nobody is left to bring anything. */
+static bool everyone_waits(void) {
+    int waiters = 0;
+    for (const waiting *w = machine.waits; w != NULL; w = w->next) {
+        if (met(w))
+            return false;
+        waiters++;
+    }
+    return waiters >= machine.threads;
+}
+
+static void deadlock(void) {
+    machine.counted.deadlocks++;
+    complain(cudaErrorLaunchFailure,
+             "deadlock: the host waits and nothing can run: %s",
+             note_of_waits());
+    fail_machine(cudaErrorLaunchFailure);
+}
+
+/* Sleep until another thread changes something; false: nobody did for the
+ * whole of the patience. A slow rank's time may come first. */
+static bool sleep_for_change(void) {
+    const double wake = messages_wake();
+    double until = machine.changed + machine.options.patience;
+    const bool slow = wake > 0.0;
+    if (slow)
+        until = wake;
+    const double rest = until - now();
+    if (rest <= 0.0)
+        return slow;
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    const double then = (double)time.tv_nsec * 1e-9 + rest;
+    time.tv_sec += (time_t)then;
+    time.tv_nsec = (long)((then - (double)(time_t)then) * 1e9);
+    close_memory();
+    const int result = pthread_cond_timedwait(&something_changed, &lock, &time);
+    return result != ETIMEDOUT || slow ||
+           now() < machine.changed + machine.options.patience;
+}
+
+static bool wait_until_met(const waiting *what) {
+    for (;;) {
+        settle();
+        if (machine.failed != cudaSuccess)
+            return false;
+        if (met(what))
+            return true;
+        if (step()) {
+            changed();
+            continue;
+        }
+        if (blocked_by_failure(what))
+            return false;
+        const bool lonely = messages_wake() <= 0.0 && everyone_waits();
+        if (!lonely && sleep_for_change())
+            continue;
+        if (what->ready != NULL)
+            return false;
+        deadlock();
+        return false;
+    }
+}
+
+/* Run the machine until it is so. False: it can never be. */
+bool wait_for(waiting *what) {
+    machine.counted.host_waits++;
+    what->next = machine.waits;
+    machine.waits = what;
+    const bool result = wait_until_met(what);
+    waiting **link = &machine.waits;
+    while (*link != what)
+        link = &(*link)->next;
+    *link = what->next;
+    return result;
+}
+
+void fail_machine(cudaError_t error) {
+    machine.failed = error;
+    fail_communicators(ncclUnhandledCudaError);
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        forget_work(s);
+    pthread_cond_broadcast(&something_changed);
+}
+
+/* What tests call. */
+
+void stand_in_seed(uint64_t seed) {
+    machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
+    for (int turn = 0; turn < 8; turn++)
+        draw(1);
+    machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
+}
+
+void stand_in_begin(const stand_in_options *options) {
+    const stand_in_options defaults = STAND_IN_DEFAULTS;
+    pthread_once(&key_once, make_key);
+    if (machine.begun)
+        stand_in_end();
+    pthread_mutex_lock(&lock);
+    machine = (machine_state){.options = options ? *options : defaults};
+    machine.begun = true;
+    machine.changed = now();
+    stand_in_seed(machine.options.seed);
+    free(report);
+    report = NULL;
+    report_length = 0;
+    last_error[0] = '\0';
+    epoch++;
+    register_thread();
+    make_null_streams();
+    watch_memory();
+    pthread_mutex_unlock(&lock);
+}
+
+int64_t stand_in_end(void) {
+    pthread_mutex_lock(&lock);
+    if (machine.begun) {
+        open_memory();
+        finish_graphs();
+        finish_streams();
+        finish_messages();
+        release_memory();
+        machine.begun = false;
+    }
+    const int64_t problems = machine.problems;
+    epoch++;
+    pthread_mutex_unlock(&lock);
+    return problems;
+}
+
+void stand_in_run(void) {
+    enter_quietly();
+    settle();
+    while (machine.begun && machine.failed == cudaSuccess && step())
+        settle();
+    changed();
+    leave_quietly();
+}
+
+void stand_in_leave(void) {
+    pthread_mutex_lock(&lock);
+    if (machine.begun && registered_in == epoch) {
+        registered_in = 0;
+        machine.threads--;
+        pthread_setspecific(at_exit_of_thread, NULL);
+        pthread_cond_broadcast(&something_changed);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+const char *stand_in_error(void) {
+    static _Thread_local char text[sizeof last_error];
+    pthread_mutex_lock(&lock);
+    memcpy(text, last_error, sizeof text);
+    pthread_mutex_unlock(&lock);
+    return text;
+}
+
+const char *stand_in_report(void) {
+    return report != NULL ? report : "";
+}
+
+const char *stand_in_waits(void) {
+    static _Thread_local char text[4096];
+    enter_quietly();
+    snprintf(text, sizeof text, "%s", note_of_waits());
+    leave_quietly();
+    return text;
+}
+
+stand_in_statistics stand_in_count(void) {
+    pthread_mutex_lock(&lock);
+    const stand_in_statistics counted = machine.counted;
+    pthread_mutex_unlock(&lock);
+    return counted;
+}
+
+static void set_fault(int64_t *fault, int64_t value) {
+    pthread_mutex_lock(&lock);
+    *fault = value;
+    pthread_mutex_unlock(&lock);
+}
+
+void stand_in_fail_allocation(int64_t n) {
+    set_fault(&machine.fail_allocation, n);
+}
+
+void stand_in_fail_launch(int64_t n) {
+    set_fault(&machine.fail_launch, n);
+}
+
+void stand_in_fail_copy(int64_t n) {
+    set_fault(&machine.fail_copy, n);
+}
+
+void stand_in_ignore_wait(int64_t k) {
+    set_fault(&machine.ignore_wait, k);
+}
+
+/* Devices, versions, errors. */
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} error_names[] = {
+#define NAMED(error, text)                                                     \
+    { error, #error, text }
+    NAMED(cudaSuccess, "no error"),
+    NAMED(cudaErrorInvalidValue, "invalid argument"),
+    NAMED(cudaErrorMemoryAllocation, "out of memory"),
+    NAMED(cudaErrorInitializationError, "initialization error"),
+    NAMED(cudaErrorInvalidConfiguration, "invalid configuration argument"),
+    NAMED(cudaErrorInvalidPitchValue, "invalid pitch argument"),
+    NAMED(cudaErrorInvalidDevicePointer, "invalid device pointer"),
+    NAMED(cudaErrorInvalidMemcpyDirection, "invalid copy direction"),
+    NAMED(cudaErrorInsufficientDriver,
+          "the driver is missing or older than the runtime"),
+    NAMED(cudaErrorDevicesUnavailable, "all devices are busy"),
+    NAMED(cudaErrorInvalidDeviceFunction, "invalid device function"),
+    NAMED(cudaErrorNoDevice, "no device"),
+    NAMED(cudaErrorInvalidDevice, "invalid device number"),
+    NAMED(cudaErrorNoKernelImageForDevice, "no kernel for this device"),
+    NAMED(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    NAMED(cudaErrorNotReady, "not ready"),
+    NAMED(cudaErrorIllegalAddress, "illegal address"),
+    NAMED(cudaErrorLaunchOutOfResources, "too many resources for a launch"),
+    NAMED(cudaErrorLaunchTimeout, "launch timed out"),
+    NAMED(cudaErrorAssert, "assertion in a kernel"),
+    NAMED(cudaErrorLaunchFailure, "launch failure"),
+    NAMED(cudaErrorNotPermitted, "not permitted here"),
+    NAMED(cudaErrorNotSupported, "not supported"),
+    NAMED(cudaErrorStreamCaptureUnsupported, "not permitted in a capture"),
+    NAMED(cudaErrorStreamCaptureInvalidated, "the capture was invalidated"),
+    NAMED(cudaErrorStreamCaptureMerge, "two captures would merge"),
+    NAMED(cudaErrorStreamCaptureUnmatched, "not the stream of the capture"),
+    NAMED(cudaErrorStreamCaptureUnjoined, "a captured stream was not joined"),
+    NAMED(cudaErrorStreamCaptureIsolation,
+          "a captured operation depends on one that is not"),
+    NAMED(cudaErrorStreamCaptureImplicit, "would wait for a capture"),
+    NAMED(cudaErrorCapturedEvent, "the event belongs to a capture"),
+    NAMED(cudaErrorStreamCaptureWrongThread, "the capture is another thread's"),
+    NAMED(cudaErrorTimeout, "timed out"),
+    NAMED(cudaErrorUnknown, "unknown error")};
+
+static int find_error(cudaError_t error) {
+    const int count = (int)(sizeof error_names / sizeof error_names[0]);
+    for (int i = 0; i < count; i++)
+        if (error_names[i].error == error)
+            return i;
+    return count - 1;
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    return error_names[find_error(error)].name;
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return error_names[find_error(error)].text;
+}
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = error_of_thread;
+    error_of_thread = machine.failed;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError(void) {
+    return error_of_thread;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
+    *runtimeVersion = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *driverVersion) {
+    *driverVersion = machine.begun ? machine.options.driver : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    const cudaError_t error = enter();
+    *count = error == cudaSuccess ? machine.options.devices : 0;
+    return leave(error);
+}
+
+cudaError_t cudaSetDevice(int device) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess) {
+        if (device >= 0 && device < machine.options.devices)
+            device_of_thread = device;
+        else
+            error = complain(cudaErrorInvalidDevice, "device %d of %d", device,
+                             machine.options.devices);
+    }
+    return leave(error);
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    const cudaError_t error = enter();
+    *device = device_of_thread;
+    return leave(error);
+}
+
+static cudaError_t attribute(int *value, enum cudaDeviceAttr attr) {
+    static const struct {
+        enum cudaDeviceAttr attribute;
+        int value;
+    } table[] = {{cudaDevAttrMaxThreadsPerBlock, 1024},
+                 {cudaDevAttrMaxGridDimX, 2147483647},
+                 {cudaDevAttrMaxGridDimY, 65535},
+                 {cudaDevAttrMaxGridDimZ, 65535},
+                 {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
+                 {cudaDevAttrWarpSize, 32},
+                 {cudaDevAttrClockRate, 1000000},
+                 {cudaDevAttrMultiProcessorCount, 2},
+                 {cudaDevAttrConcurrentKernels, 1},
+                 {cudaDevAttrMemoryClockRate, 1000000},
+                 {cudaDevAttrGlobalMemoryBusWidth, 64},
+                 {cudaDevAttrL2CacheSize, 1 << 20},
+                 {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
+                 {cudaDevAttrAsyncEngineCount, 2},
+                 {cudaDevAttrUnifiedAddressing, 1},
+                 {cudaDevAttrComputeCapabilityMajor, 8},
+                 {cudaDevAttrComputeCapabilityMinor, 0},
+                 {cudaDevAttrMaxSharedMemoryPerMultiprocessor, 102400},
+                 {cudaDevAttrMaxSharedMemoryPerBlockOptin, 101376}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].attribute == attr) {
+            *value = table[i].value;
+            return cudaSuccess;
+        }
+    return complain(cudaErrorInvalidValue, "attribute %d", (int)attr);
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
+                                   int device) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess &&
+        (device < 0 || device >= machine.options.devices))
+        error = cudaErrorInvalidDevice;
+    return leave(error != cudaSuccess ? error : attribute(value, attr));
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess &&
+        (device < 0 || device >= machine.options.devices))
+        error = cudaErrorInvalidDevice;
+    if (error == cudaSuccess)
+        snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", device + 1);
+    return leave(error);
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess)
+        error = refuse_in_capture("cudaDeviceSynchronize");
+    waiting all = {.device = device_of_thread};
+    if (error == cudaSuccess && !wait_for(&all))
+        error = cudaErrorLaunchFailure;
+    return leave(error);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,
+                                             int *greatestPriority) {
+    const cudaError_t error = enter();
+    *leastPriority = 0;
+    *greatestPriority = -5;
+    return leave(error);
+}

@@ -1,0 +1,256 @@
+/* The inside of the stand-in, for its own sources: one pretended machine, its
+ * streams and operations, one lock around all of it. See stand_in.h first. */
+#ifndef STAND_IN_MACHINE_H
+#define STAND_IN_MACHINE_H
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "stand_in.h"
+
+typedef struct CUstream_st stream;
+typedef struct CUevent_st event;
+typedef struct CUgraph_st graph;
+typedef struct CUgraphExec_st executable;
+typedef struct ncclComm communicator;
+
+/* A point in a stream that others can wait for. An event names its latest. */
+typedef struct {
+    int references;
+    bool done;
+    double time; /* pretended milliseconds */
+    stream *on;  /* NULL when that stream is gone */
+} mark;
+
+typedef struct meeting meeting;
+
+/* One side of a message or of a collective. */
+typedef enum { SEND, RECEIVE, GATHER, REDUCE } part_kind;
+typedef struct {
+    part_kind kind;
+    const char *from; /* NULL for a receive */
+    char *to;         /* NULL for a send */
+    size_t count, bytes;
+    ncclDataType_t type;
+    ncclRedOp_t reduction;
+    int peer;
+    bool started, done;
+    uint64_t fingerprint; /* of `from` when it started */
+    double starts, ends;  /* pretended milliseconds */
+    communicator *by;
+    meeting *at;
+} part;
+
+typedef enum {
+    KERNEL,
+    COPY,
+    FILL,
+    HOST,
+    RECORD,
+    WAIT,
+    MESSAGES,
+    GRAPH
+} operation_kind;
+
+/* Something in a stream or in a graph. Which members mean something depends on
+ * the kind. */
+typedef struct operation {
+    operation_kind kind;
+    struct operation *next;
+    bool started, done;
+    double ends; /* pretended milliseconds */
+
+    const char *name; /* kernel */
+    void (*thread)(const void *);
+    dim3 grid;
+    unsigned threads;
+    void *arguments;
+    size_t argument_bytes;
+
+    char *to; /* copy, and fill */
+    const char *from;
+    char *staged; /* what lay at `from` when it was enqueued; ours to free */
+    size_t to_pitch, from_pitch, width, height;
+    int value;
+    uint64_t fingerprint;
+
+    cudaHostFn_t function; /* host */
+    void *data;
+
+    mark *point; /* record, wait */
+
+    communicator *by; /* messages */
+    part *parts;
+    int part_count;
+    int64_t turn;      /* among its communicator's */
+    double not_before; /* on the host's clock; 0: not yet reached */
+
+    executable *what; /* graph: one launch of it */
+    struct operation **nodes;
+} operation;
+
+struct CUstream_st {
+    stream *next;
+    int device, priority;
+    int64_t number; /* 0 for the null stream of a device */
+    bool blocking;  /* orders itself with the null stream */
+    operation *head, *tail;
+    double clock; /* pretended milliseconds */
+    struct capture *capture;
+    int *tips, tip_count; /* the nodes that the next captured one needs */
+};
+
+struct CUevent_st {
+    event *next;
+    int64_t number;
+    unsigned flags;
+    mark *latest;
+    struct capture *capture; /* when recorded in a stream that captures */
+    int64_t capture_number;
+    int *tips, tip_count;
+};
+
+typedef struct {
+    operation *what;
+    int *needs, need_count;
+} node;
+
+struct CUgraph_st {
+    graph *next;
+    node *nodes;
+    int count;
+};
+
+struct CUgraphExec_st {
+    executable *next;
+    node *nodes;
+    int count;
+    int64_t launched, finished;
+    int64_t number;
+};
+
+typedef struct capture {
+    struct capture *next;
+    int64_t number;
+    graph *into;
+    stream *origin;
+    enum cudaStreamCaptureMode mode;
+    pthread_t thread;
+    bool invalid;
+} capture;
+
+/* What a host thread waits for. */
+typedef struct waiting {
+    struct waiting *next;
+    const stream *empty; /* this stream; NULL: none in particular */
+    const mark *point;
+    int device; /* all streams of this device; -1: none in particular */
+    const communicator *ready;
+} waiting;
+
+typedef struct {
+    stand_in_options options;
+    bool begun;
+    uint64_t random;    /* the scheduler's state */
+    uint64_t priority;  /* of streams, when the seed wants them; 0: none */
+    cudaError_t failed; /* sticks to every call, as a failed context does */
+    stream *streams;
+    event *events;
+    graph *graphs;
+    executable *executables;
+    capture *captures;
+    int64_t numbers; /* for names */
+    waiting *waits;
+    int threads, in_wait; /* of the host that called since begin */
+    double changed;       /* when something was last enqueued or run */
+    int64_t problems;
+    stand_in_statistics counted;
+    int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
+} machine_state;
+extern machine_state machine;
+
+/* machine.c: calls, errors, waiting. */
+cudaError_t enter(void); /* lock; an error if no call can succeed */
+cudaError_t leave(cudaError_t result); /* unlock, remember the error */
+void enter_quietly(void);
+void leave_quietly(void);
+int *current_device(void);
+int64_t thread_number(void);
+uint64_t draw(uint64_t below);
+double now(void);
+void changed(void);
+bool countdown(int64_t *fault);
+cudaError_t complain(cudaError_t error, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void accuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bool wait_for(waiting *what);
+bool met(const waiting *what);
+void fail_machine(cudaError_t error);
+void *take(size_t count, size_t size); /* zeroed, never NULL */
+const char *note_of_waits(void);
+
+/* memory.c: allocations between guard pages. */
+typedef struct allocation allocation;
+const allocation *find_allocation(const void *address);
+cudaError_t check_range(const void *start, size_t bytes, const char *what);
+bool is_device(const void *address);
+bool is_pinned(const void *address);
+void open_memory(void);
+void close_memory(void);
+void watch_memory(void);
+void release_memory(void);
+uint64_t fingerprint(const char *start, size_t bytes);
+bool all_poison(const char *start, size_t bytes);
+void set_running(const char *what); /* for the message of a bad access */
+
+/* streams.c: operations and the scheduler. */
+stream *resolve(cudaStream_t given);
+void make_null_streams(void);
+operation *operation_new(operation_kind kind);
+operation *operation_copy(const operation *from);
+void operation_free(operation *what);
+cudaError_t enqueue(stream *on, operation *what);
+void forget_work(stream *on);
+bool step(void);
+void settle(void);
+void finish_streams(void);
+void mark_release(mark *point);
+void describe(const operation *what, char *text, size_t bytes);
+bool blocked_by_failure(const waiting *what);
+
+/* graphs.c */
+cudaError_t capture_operation(stream *on, operation *what);
+cudaError_t capture_record(stream *on, event *what);
+cudaError_t capture_wait(stream *on, event *what, bool ignored);
+cudaError_t refuse_in_capture(const char *call);
+cudaError_t spoil_capture(stream *on, const char *call);
+bool captured(const event *what);
+bool node_ready(const operation *launch, int number);
+void launch_begin(operation *launch);
+void launch_free(operation *launch);
+void finish_graphs(void);
+
+/* kernels.c */
+bool run_kernel(const operation *kernel);
+
+/* messages.c */
+bool messages_startable(operation *what);
+void messages_start(operation *what);
+bool messages_done(const operation *what);
+bool meeting_ready(const meeting *at);
+void meeting_complete(meeting *at);
+void messages_finished(operation *what);
+void messages_cancel(operation *what);
+void messages_enqueued(operation *what);
+void messages_describe(const operation *what, char *text, size_t bytes);
+double messages_wake(void);
+bool communicator_ready(const communicator *by);
+bool communicator_failed(const communicator *by);
+void finish_messages(void);
+void fail_communicators(ncclResult_t error);
+
+#endif

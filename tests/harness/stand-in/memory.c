@@ -1,0 +1,396 @@
+/* Device and pinned memory of the stand-in: every allocation lies between guard
+ * pages, begins as NaN, and is named by the message of an access that leaves
+ * it. Addresses are not used twice, so that a freed one stays recognisable. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "machine.h"
+
+struct allocation {
+    allocation *next;
+    char *base; /* of the mapping, guards included */
+    size_t mapped;
+    char *start;
+    size_t bytes;
+    int device; /* -1: pinned host memory */
+    int64_t number;
+    bool freed;
+};
+
+enum { POISON = 0xFF, ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
+
+static allocation *allocations;
+static int tombstones;
+static bool opened;
+static const char *running;
+static char handler_stack[1 << 16];
+
+void set_running(const char *what) {
+    running = what;
+}
+
+static void name_allocation(const allocation *which, char *text, size_t bytes) {
+    if (which->device < 0)
+        snprintf(text, bytes, "pinned allocation %lld of %zu bytes",
+                 (long long)which->number, which->bytes);
+    else
+        snprintf(text, bytes, "allocation %lld of %zu bytes on device %d",
+                 (long long)which->number, which->bytes, which->device);
+}
+
+/* The allocation in whose mapping, guards included, the address lies. */
+static allocation *around(const void *address) {
+    for (allocation *a = allocations; a != NULL; a = a->next)
+        if ((const char *)address >= a->base &&
+            (const char *)address < a->base + a->mapped)
+            return a;
+    return NULL;
+}
+
+const allocation *find_allocation(const void *address) {
+    const allocation *a = around(address);
+    const char *at = address;
+    return a != NULL && !a->freed && at >= a->start && at <= a->start + a->bytes
+               ? a
+               : NULL;
+}
+
+bool is_device(const void *address) {
+    const allocation *a = find_allocation(address);
+    return a != NULL && a->device >= 0;
+}
+
+bool is_pinned(const void *address) {
+    const allocation *a = find_allocation(address);
+    return a != NULL && a->device < 0;
+}
+
+/* Whether a range that touches an allocation stays in it. Memory that is no
+ * allocation is the host's, and not checked. */
+cudaError_t check_range(const void *start, size_t bytes, const char *what) {
+    const allocation *a = around(start);
+    char name[96];
+    if (a == NULL || bytes == 0)
+        return cudaSuccess;
+    name_allocation(a, name, sizeof name);
+    if (a->freed)
+        return complain(cudaErrorInvalidValue, "%s of %zu bytes in %s, freed",
+                        what, bytes, name);
+    const char *at = start;
+    if (at < a->start || at + bytes > a->start + a->bytes)
+        return complain(cudaErrorInvalidValue,
+                        "%s of %zu bytes from byte %lld of %s", what, bytes,
+                        (long long)(at - a->start), name);
+    return cudaSuccess;
+}
+
+/* The host may not look into device memory; the scheduler opens it to work. */
+static void protect(int rights) {
+    for (allocation *a = allocations; a != NULL; a = a->next)
+        if (a->device >= 0 && !a->freed)
+            mprotect(a->base + GUARD, a->mapped - 2 * GUARD, rights);
+}
+
+void open_memory(void) {
+    if (!opened && !machine.options.open)
+        protect(PROT_READ | PROT_WRITE);
+    opened = true;
+}
+
+void close_memory(void) {
+    if (opened && !machine.options.open)
+        protect(PROT_NONE);
+    opened = false;
+}
+
+/* Where an address lies, for the message of a bad access. */
+static void say_where(const char *at, char *text, size_t bytes) {
+    const allocation *a = around(at);
+    char name[96];
+    if (a == NULL) {
+        snprintf(text, bytes, "address %p, in no allocation", (const void *)at);
+        return;
+    }
+    name_allocation(a, name, sizeof name);
+    if (a->freed)
+        snprintf(text, bytes, "byte %lld of %s, freed",
+                 (long long)(at - a->start), name);
+    else if (at < a->start)
+        snprintf(text, bytes, "%lld bytes before %s",
+                 (long long)(a->start - at), name);
+    else if (at >= a->start + a->bytes)
+        snprintf(text, bytes, "%lld bytes behind the end of %s",
+                 (long long)(at - (a->start + a->bytes)), name);
+    else
+        snprintf(text, bytes,
+                 "byte %lld of %s, which only the device may touch",
+                 (long long)(at - a->start), name);
+}
+
+static void bad_access(int signal_number, siginfo_t *info, void *context) {
+    (void)context;
+    char where[192], text[320];
+    say_where(info->si_addr, where, sizeof where);
+    const int length = snprintf(text, sizeof text, "stand-in: %s touched %s\n",
+                                running != NULL ? running : "the host", where);
+    if (length > 0 && write(STDERR_FILENO, text, (size_t)length) < 0)
+        _exit(1);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+void watch_memory(void) {
+    const stack_t stack = {.ss_sp = handler_stack,
+                           .ss_size = sizeof handler_stack};
+    sigaltstack(&stack, NULL);
+    struct sigaction action = {.sa_sigaction = bad_access,
+                               .sa_flags =
+                                   SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+static size_t rounded(size_t bytes, size_t to) {
+    return (bytes + to - 1) / to * to;
+}
+
+static cudaError_t allocate(void **out, size_t bytes, int device) {
+    *out = NULL;
+    machine.counted.allocations++;
+    if (countdown(&machine.fail_allocation))
+        return complain(cudaErrorMemoryAllocation,
+                        "allocation of %zu bytes failed on demand", bytes);
+    if (bytes == 0)
+        return cudaSuccess;
+    if (bytes > (size_t)1 << 46)
+        return complain(cudaErrorMemoryAllocation, "allocation of %zu bytes",
+                        bytes);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t inner = rounded(rounded(bytes, ALIGNMENT), page);
+    char *base = mmap(NULL, inner + 2 * GUARD, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return complain(cudaErrorMemoryAllocation, "no %zu bytes to map",
+                        inner);
+    mprotect(base + GUARD, inner, PROT_READ | PROT_WRITE);
+    memset(base + GUARD, POISON, inner);
+    allocation *a = take(1, sizeof *a);
+    *a = (allocation){.next = allocations,
+                      .base = base,
+                      .mapped = inner + 2 * GUARD,
+                      .start = base + GUARD + inner - rounded(bytes, ALIGNMENT),
+                      .bytes = bytes,
+                      .device = device,
+                      .number = machine.counted.allocations};
+    allocations = a;
+    if (device >= 0 && !opened && !machine.options.open)
+        mprotect(base + GUARD, inner, PROT_NONE);
+    *out = a->start;
+    return cudaSuccess;
+}
+
+static int64_t used_on(int device) {
+    int64_t used = 0;
+    for (const allocation *a = allocations; a != NULL; a = a->next)
+        if (a->device == device && !a->freed)
+            used += (int64_t)rounded(a->bytes, ALIGNMENT);
+    return used;
+}
+
+/* What lies around an allocation must still be poison when it goes. */
+static void check_edges(const allocation *a) {
+    char name[96];
+    const char *first = a->base + GUARD;
+    const char *end = a->start + a->bytes;
+    const size_t behind = (size_t)(a->base + a->mapped - GUARD - end);
+    name_allocation(a, name, sizeof name);
+    if (!all_poison(first, (size_t)(a->start - first)))
+        accuse("something wrote before %s", name);
+    for (size_t byte = 0; byte < behind; byte++)
+        if ((unsigned char)end[byte] != POISON) {
+            accuse("something wrote %zu bytes behind the end of %s", byte,
+                   name);
+            return;
+        }
+}
+
+static void bury(allocation *a) {
+    open_memory();
+    check_edges(a);
+    a->freed = true;
+    if (a->device >= 0)
+        machine.counted.bytes_now -= (int64_t)a->bytes;
+    /* The pages go back, the addresses stay taken. */
+    mmap(a->base, a->mapped, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    tombstones++;
+}
+
+/* Forget the oldest graves when there are too many to keep. */
+static void clear_graves(void) {
+    if (tombstones <= TOMBSTONES)
+        return;
+    int kept = 0;
+    for (allocation **link = &allocations; *link != NULL;) {
+        allocation *a = *link;
+        if (a->freed && ++kept > TOMBSTONES / 2) {
+            *link = a->next;
+            munmap(a->base, a->mapped);
+            free(a);
+            tombstones--;
+        } else {
+            link = &a->next;
+        }
+    }
+}
+
+static cudaError_t release(void *start, bool device) {
+    if (start == NULL)
+        return cudaSuccess;
+    allocation *a = around(start);
+    if (a == NULL || a->start != start || (a->device >= 0) != device)
+        return complain(cudaErrorInvalidValue, "%p was never allocated as %s",
+                        start, device ? "device memory" : "pinned memory");
+    if (a->freed)
+        return complain(cudaErrorInvalidValue,
+                        "allocation %lld is freed a second time",
+                        (long long)a->number);
+    machine.counted.frees++;
+    bury(a);
+    clear_graves();
+    return cudaSuccess;
+}
+
+/* At the end: name what was never freed, and unmap everything. */
+void release_memory(void) {
+    char name[96];
+    while (allocations != NULL) {
+        allocation *a = allocations;
+        name_allocation(a, name, sizeof name);
+        if (!a->freed) {
+            open_memory();
+            check_edges(a);
+            accuse("%s was never freed", name);
+        }
+        allocations = a->next;
+        munmap(a->base, a->mapped);
+        free(a);
+    }
+    tombstones = 0;
+    opened = false;
+}
+
+uint64_t fingerprint(const char *start, size_t bytes) {
+    uint64_t sum = 0x9E3779B97F4A7C15u ^ bytes, word;
+    for (; bytes >= sizeof word; bytes -= sizeof word, start += sizeof word) {
+        memcpy(&word, start, sizeof word);
+        sum = (sum ^ word) * 0xD6E8FEB86659FD93u;
+        sum ^= sum >> 32;
+    }
+    for (; bytes > 0; bytes--, start++)
+        sum = (sum ^ (unsigned char)*start) * 0x100000001B3u;
+    return sum;
+}
+
+bool all_poison(const char *start, size_t bytes) {
+    for (; bytes > 0 && (uintptr_t)start % 8 != 0; bytes--, start++)
+        if ((unsigned char)*start != POISON)
+            return false;
+    for (uint64_t word; bytes >= sizeof word;
+         bytes -= sizeof word, start += sizeof word) {
+        memcpy(&word, start, sizeof word);
+        if (word != UINT64_MAX)
+            return false;
+    }
+    for (; bytes > 0; bytes--, start++)
+        if ((unsigned char)*start != POISON)
+            return false;
+    return true;
+}
+
+static cudaError_t allocate_on_device(void **out, size_t bytes) {
+    const int device = *current_device();
+    if (out == NULL)
+        return cudaErrorInvalidValue;
+    cudaError_t error = refuse_in_capture("cudaMalloc");
+    if (error != cudaSuccess)
+        return error;
+    const int64_t left = machine.options.bytes - used_on(device);
+    if (bytes > (uint64_t)left || rounded(bytes, ALIGNMENT) > (uint64_t)left)
+        return complain(cudaErrorMemoryAllocation,
+                        "allocation of %zu bytes on device %d, which has %lld "
+                        "of %lld left",
+                        bytes, device, (long long)left,
+                        (long long)machine.options.bytes);
+    error = allocate(out, bytes, device);
+    if (error != cudaSuccess)
+        return error;
+    stand_in_statistics *counted = &machine.counted;
+    counted->bytes_now += (int64_t)bytes;
+    if (counted->bytes_now > counted->bytes_largest)
+        counted->bytes_largest = counted->bytes_now;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **devPtr, size_t size) {
+    const cudaError_t error = enter();
+    return leave(error != cudaSuccess ? error
+                                      : allocate_on_device(devPtr, size));
+}
+
+/* Freeing waits for the device, as CUDA does. */
+cudaError_t cudaFree(void *devPtr) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess)
+        error = refuse_in_capture("cudaFree");
+    if (error == cudaSuccess && devPtr != NULL) {
+        const allocation *a = find_allocation(devPtr);
+        waiting all = {.device = a != NULL ? a->device : *current_device()};
+        if (!wait_for(&all))
+            error = cudaErrorLaunchFailure;
+    }
+    if (machine.begun && error != cudaErrorStreamCaptureUnsupported) {
+        const cudaError_t freed = release(devPtr, true);
+        error = error != cudaSuccess ? error : freed;
+    }
+    return leave(error);
+}
+
+cudaError_t cudaMallocHost(void **ptr, size_t size) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess)
+        error = ptr == NULL ? cudaErrorInvalidValue
+                            : refuse_in_capture("cudaMallocHost");
+    return leave(error != cudaSuccess ? error : allocate(ptr, size, -1));
+}
+
+cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags) {
+    (void)flags;
+    return cudaMallocHost(pHost, size);
+}
+
+cudaError_t cudaFreeHost(void *ptr) {
+    cudaError_t error = enter();
+    if (machine.begun) {
+        waiting all = {.device = *current_device()};
+        if (error == cudaSuccess && ptr != NULL && !wait_for(&all))
+            error = cudaErrorLaunchFailure;
+        const cudaError_t freed = release(ptr, false);
+        error = error != cudaSuccess ? error : freed;
+    }
+    return leave(error);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    const cudaError_t error = enter();
+    if (error != cudaSuccess)
+        return leave(error);
+    *free_bytes = (size_t)(machine.options.bytes - used_on(*current_device()));
+    *total = (size_t)machine.options.bytes;
+    return leave(cudaSuccess);
+}

@@ -1,0 +1,994 @@
+/* Streams, events, copies, and the scheduler that decides what happens when.
+ * settle() does what takes no decision: records and waits at the heads of
+ * streams pass, copies and messages start. step() decides one thing: which
+ * kernel runs next, or which started copy or message completes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "machine.h"
+
+enum { POISON = 0xFF };
+
+/* Marks and operations. */
+
+static mark *mark_new(stream *on) {
+    mark *point = take(1, sizeof *point);
+    point->references = 1;
+    point->on = on;
+    return point;
+}
+
+void mark_release(mark *point) {
+    if (point != NULL && --point->references == 0)
+        free(point);
+}
+
+operation *operation_new(operation_kind kind) {
+    operation *what = take(1, sizeof *what);
+    what->kind = kind;
+    return what;
+}
+
+/* A copy that owns what it points to: for graphs, whose operations run often. */
+operation *operation_copy(const operation *from) {
+    operation *what = operation_new(from->kind);
+    *what = *from;
+    what->next = NULL;
+    if (from->arguments != NULL) {
+        what->arguments = take(1, from->argument_bytes);
+        memcpy(what->arguments, from->arguments, from->argument_bytes);
+    }
+    if (from->parts != NULL) {
+        what->parts = take((size_t)from->part_count, sizeof *what->parts);
+        memcpy(what->parts, from->parts,
+               (size_t)from->part_count * sizeof *what->parts);
+    }
+    return what;
+}
+
+void operation_free(operation *what) {
+    if (what->kind == GRAPH)
+        launch_free(what);
+    mark_release(what->point);
+    free(what->arguments);
+    free(what->staged);
+    free(what->parts);
+    free(what);
+}
+
+void describe(const operation *what, char *text, size_t bytes) {
+    switch (what->kind) {
+    case KERNEL:
+        snprintf(text, bytes, "kernel %s", what->name);
+        break;
+    case COPY:
+        snprintf(text, bytes, "copy of %zu bytes", what->width * what->height);
+        break;
+    case FILL:
+        snprintf(text, bytes, "fill of %zu bytes", what->width);
+        break;
+    case HOST:
+        snprintf(text, bytes, "host function");
+        break;
+    case RECORD:
+        snprintf(text, bytes, "record of an event");
+        break;
+    case WAIT:
+        if (what->point->on != NULL)
+            snprintf(text, bytes, "wait for an event of stream %lld",
+                     (long long)what->point->on->number);
+        else
+            snprintf(text, bytes, "wait for an event of a stream that is gone");
+        break;
+    case MESSAGES:
+        messages_describe(what, text, bytes);
+        break;
+    case GRAPH: {
+        int used =
+            snprintf(text, bytes, "graph %lld", (long long)what->what->number);
+        for (int i = 0; i < what->what->count && what->nodes != NULL; i++)
+            if (node_ready(what, i) && used >= 0 && (size_t)used + 2 < bytes) {
+                used += snprintf(text + used, bytes - (size_t)used, ", in it ");
+                if ((size_t)used < bytes)
+                    describe(what->nodes[i], text + used, bytes - (size_t)used);
+                return;
+            }
+        break;
+    }
+    }
+}
+
+/* One line that says what each stream with work waits for. */
+const char *note_of_waits(void) {
+    static char text[4096];
+    size_t used = 0;
+    char head[512];
+    text[0] = '\0';
+    for (const stream *s = machine.streams; s != NULL; s = s->next) {
+        if (s->head == NULL || used + sizeof head + 64 > sizeof text)
+            continue;
+        describe(s->head, head, sizeof head);
+        used += (size_t)snprintf(
+            text + used, sizeof text - used, "%sstream %lld of device %d: %s",
+            used > 0 ? "; " : "", (long long)s->number, s->device, head);
+    }
+    return text;
+}
+
+/* Streams. */
+
+static bool known(const stream *which) {
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s == which)
+            return true;
+    return false;
+}
+
+static stream *null_stream(int device) {
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->number == 0 && s->device == device)
+            return s;
+    return NULL;
+}
+
+/* The stream that a handle names; NULL if it names none (any more). */
+stream *resolve(cudaStream_t given) {
+    if (given == NULL)
+        return null_stream(*current_device());
+    return known(given) ? given : NULL;
+}
+
+static stream *add_stream(int device, bool blocking, int priority) {
+    stream *s = take(1, sizeof *s);
+    s->device = device;
+    s->blocking = blocking;
+    s->priority = priority;
+    stream **end = &machine.streams;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = s;
+    return s;
+}
+
+void make_null_streams(void) {
+    for (int device = 0; device < machine.options.devices; device++)
+        add_stream(device, true, 0);
+}
+
+static void append(stream *on, operation *what) {
+    if (on->tail != NULL)
+        on->tail->next = what;
+    else
+        on->head = what;
+    on->tail = what;
+}
+
+/* Let `later` wait for all that `earlier` has now. */
+static void order_after(stream *later, stream *earlier) {
+    if (earlier->head == NULL || earlier == later)
+        return;
+    operation *record = operation_new(RECORD);
+    record->point = mark_new(earlier);
+    append(earlier, record);
+    operation *wait = operation_new(WAIT);
+    wait->point = record->point;
+    wait->point->references++;
+    append(later, wait);
+}
+
+/* The null stream waits for the blocking streams of its device, and they for
+ * it. */
+static void order_with_null(stream *on) {
+    if (on->number != 0) {
+        if (on->blocking)
+            order_after(on, null_stream(on->device));
+        return;
+    }
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->blocking && s->device == on->device)
+            order_after(on, s);
+}
+
+cudaError_t enqueue(stream *on, operation *what) {
+    if (on->capture != NULL)
+        return capture_operation(on, what);
+    order_with_null(on);
+    append(on, what);
+    if (what->kind == MESSAGES)
+        messages_enqueued(what);
+    if (what->kind == GRAPH)
+        launch_begin(what);
+    changed();
+    /* A host that looks too early at what is coming must see NaN. */
+    if (on->head == what && what->kind == COPY && !is_device(what->to))
+        settle();
+    return cudaSuccess;
+}
+
+static void pop(stream *on) {
+    operation *what = on->head;
+    on->head = what->next;
+    if (on->head == NULL)
+        on->tail = NULL;
+    operation_free(what);
+}
+
+/* Drop all work of a stream. Its marks count as reached, so nobody waits. */
+void forget_work(stream *on) {
+    while (on->head != NULL) {
+        operation *what = on->head;
+        if (what->kind == RECORD)
+            what->point->done = true;
+        if (what->kind == MESSAGES)
+            messages_cancel(what);
+        if (what->kind == GRAPH) {
+            what->what->finished++;
+            for (int i = 0; i < what->what->count; i++)
+                if (what->nodes[i]->kind == MESSAGES)
+                    messages_cancel(what->nodes[i]);
+        }
+        pop(on);
+    }
+}
+
+static void remove_stream(stream *which) {
+    stream **link = &machine.streams;
+    while (*link != which)
+        link = &(*link)->next;
+    *link = which->next;
+    for (event *e = machine.events; e != NULL; e = e->next)
+        if (e->latest != NULL && e->latest->on == which)
+            e->latest->on = NULL;
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        for (operation *o = s->head; o != NULL; o = o->next)
+            if (o->point != NULL && o->point->on == which)
+                o->point->on = NULL;
+    free(which->tips);
+    free(which);
+}
+
+/* At the end: name the streams and events that are left. */
+void finish_streams(void) {
+    while (machine.streams != NULL) {
+        stream *s = machine.streams;
+        int64_t left = 0;
+        char head[512];
+        for (const operation *o = s->head; o != NULL; o = o->next)
+            left++;
+        if (left > 0) {
+            describe(s->head, head, sizeof head);
+            accuse("stream %lld of device %d has %lld operations that nobody "
+                   "waited for, first: %s",
+                   (long long)s->number, s->device, (long long)left, head);
+        }
+        forget_work(s);
+        if (s->number != 0)
+            accuse("stream %lld of device %d was never destroyed",
+                   (long long)s->number, s->device);
+        remove_stream(s);
+    }
+    while (machine.events != NULL) {
+        event *e = machine.events;
+        accuse("event %lld was never destroyed", (long long)e->number);
+        machine.events = e->next;
+        mark_release(e->latest);
+        free(e->tips);
+        free(e);
+    }
+}
+
+/* Copies and fills. */
+
+static void each_row(operation *what, bool (*visit)(char *row, size_t bytes),
+                     bool *all) {
+    *all = true;
+    for (size_t row = 0; row < what->height; row++)
+        if (!visit(what->to + row * what->to_pitch, what->width))
+            *all = false;
+}
+
+static bool poison_row(char *row, size_t bytes) {
+    memset(row, POISON, bytes);
+    return true;
+}
+
+static bool row_is_poison(char *row, size_t bytes) {
+    return all_poison(row, bytes);
+}
+
+static const char *source(const operation *what) {
+    return what->staged != NULL ? what->staged : what->from;
+}
+
+static size_t source_pitch(const operation *what) {
+    return what->staged != NULL ? what->width : what->from_pitch;
+}
+
+static uint64_t source_fingerprint(const operation *what) {
+    uint64_t sum = 0;
+    for (size_t row = 0; what->kind == COPY && row < what->height; row++)
+        sum = sum * 31 +
+              fingerprint(source(what) + row * source_pitch(what), what->width);
+    return sum;
+}
+
+static void start_copy(operation *what) {
+    char name[64];
+    bool all;
+    describe(what, name, sizeof name);
+    set_running(name);
+    what->fingerprint = source_fingerprint(what);
+    each_row(what, poison_row, &all);
+    set_running(NULL);
+    what->started = true;
+}
+
+/* The bytes arrive, unless somebody wrote either side since the start: then the
+ * destination keeps its NaN, and the report says who was hurt. */
+static void complete_copy(operation *what) {
+    char name[64];
+    bool untouched;
+    describe(what, name, sizeof name);
+    set_running(name);
+    each_row(what, row_is_poison, &untouched);
+    const bool same = source_fingerprint(what) == what->fingerprint;
+    if (!untouched || !same) {
+        machine.counted.races++;
+        accuse("race: the %s of a %s was written while it was under way",
+               same ? "destination" : "source", name);
+        each_row(what, poison_row, &untouched);
+    } else {
+        for (size_t row = 0; row < what->height; row++) {
+            char *to = what->to + row * what->to_pitch;
+            if (what->kind == FILL)
+                memset(to, what->value, what->width);
+            else
+                memcpy(to, source(what) + row * source_pitch(what),
+                       what->width);
+        }
+    }
+    set_running(NULL);
+    machine.counted.copies++;
+    machine.counted.bytes_copied += (int64_t)(what->width * what->height);
+}
+
+/* The scheduler. */
+
+/* How long things take on the pretended clock, in milliseconds: about what a
+ * large GPU needs, so that a trace shows who overlaps with whom. */
+static double pretended_cost(const operation *what) {
+    switch (what->kind) {
+    case KERNEL:
+        return 2e-3 + 1e-7 * (double)what->threads * (double)what->grid.x *
+                          (double)what->grid.y * (double)what->grid.z;
+    case COPY:
+    case FILL:
+        return 2e-3 + 1e-9 * (double)(what->width * what->height);
+    default:
+        return 0.0;
+    }
+}
+
+static double begins(const stream *on, const operation *what) {
+    if (on->head == what)
+        return on->clock;
+    double latest = on->clock;
+    const executable *plan = on->head->what;
+    for (int i = 0; i < plan->count; i++)
+        if (on->head->nodes[i] == what)
+            for (int n = 0; n < plan->nodes[i].need_count; n++) {
+                const double end =
+                    on->head->nodes[plan->nodes[i].needs[n]]->ends;
+                latest = end > latest ? end : latest;
+            }
+    return latest;
+}
+
+static void finish(stream *on, operation *what) {
+    const double start = begins(on, what);
+    if (what->ends < start)
+        what->ends = start;
+    what->ends += pretended_cost(what);
+    what->done = true;
+    if (what->kind == MESSAGES)
+        messages_finished(what);
+    if (on->head == what) {
+        on->clock = what->ends;
+        pop(on);
+    }
+}
+
+/* Pass what takes no time. True when the head changed. */
+static bool pass_head(stream *on) {
+    operation *head = on->head;
+    if (head->kind == RECORD) {
+        head->point->done = true;
+        head->point->time = on->clock;
+        pop(on);
+        return true;
+    }
+    if (head->kind == WAIT && head->point->done) {
+        if (head->point->time > on->clock)
+            on->clock = head->point->time;
+        pop(on);
+        return true;
+    }
+    if (head->kind != GRAPH || head->turn != head->what->finished)
+        return false;
+    double latest = on->clock;
+    for (int i = 0; i < head->what->count; i++) {
+        if (!head->nodes[i]->done)
+            return false;
+        if (head->nodes[i]->ends > latest)
+            latest = head->nodes[i]->ends;
+    }
+    on->clock = latest;
+    head->what->finished++;
+    pop(on);
+    return true;
+}
+
+/* Visit the operations whose predecessors are all done: heads of streams, and
+ * nodes of graphs that are heads of streams. True if a visit said true. */
+static bool each_ready(bool (*visit)(stream *on, operation *what)) {
+    bool any = false;
+    for (stream *s = machine.streams, *next; s != NULL; s = next) {
+        next = s->next;
+        if (s->head == NULL)
+            continue;
+        if (s->head->kind != GRAPH) {
+            any = visit(s, s->head) || any;
+            continue;
+        }
+        operation *launch = s->head;
+        for (int i = 0; i < launch->what->count; i++)
+            if (node_ready(launch, i))
+                any = visit(s, launch->nodes[i]) || any;
+    }
+    return any;
+}
+
+static bool start_ready(stream *on, operation *what) {
+    if (what->kind == MESSAGES && messages_done(what)) {
+        finish(on, what);
+        return true;
+    }
+    if (what->started)
+        return false;
+    if (what->kind == COPY || what->kind == FILL) {
+        open_memory();
+        start_copy(what);
+        return true;
+    }
+    if (what->kind != MESSAGES || !messages_startable(what))
+        return false;
+    open_memory();
+    what->ends = begins(on, what);
+    messages_start(what);
+    return true;
+}
+
+static bool pass_all(void) {
+    bool any = false;
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        while (s->head != NULL && pass_head(s))
+            any = true;
+    return any;
+}
+
+void settle(void) {
+    bool again = machine.failed == cudaSuccess;
+    while (again) {
+        again = pass_all();
+        again = each_ready(start_ready) || again;
+    }
+}
+
+/* What step() chooses from. */
+typedef struct {
+    stream *on;
+    operation *what;
+    meeting *at; /* of a message: complete this one */
+} choice;
+
+static struct {
+    choice *list;
+    int count, room;
+} runs, completions;
+
+static void add_choice(bool run, choice one) {
+    if ((run ? runs.count : completions.count) >=
+        (run ? runs.room : completions.room)) {
+        const int room = 2 * (run ? runs.room : completions.room) + 16;
+        choice *list = realloc(run ? runs.list : completions.list,
+                               (size_t)room * sizeof *list);
+        if (list == NULL)
+            abort();
+        if (run) {
+            runs.list = list;
+            runs.room = room;
+        } else {
+            completions.list = list;
+            completions.room = room;
+        }
+    }
+    if (run)
+        runs.list[runs.count++] = one;
+    else
+        completions.list[completions.count++] = one;
+}
+
+static bool collect(stream *on, operation *what) {
+    const choice one = {.on = on, .what = what};
+    if (what->kind == KERNEL || what->kind == HOST)
+        add_choice(true, one);
+    if ((what->kind == COPY || what->kind == FILL) && what->started)
+        add_choice(false, one);
+    if (what->kind == MESSAGES && what->started)
+        for (int i = 0; i < what->part_count; i++) {
+            const part *side = &what->parts[i];
+            if (side->done || side->kind == RECEIVE || !meeting_ready(side->at))
+                continue;
+            add_choice(false, (choice){.on = on, .what = what, .at = side->at});
+        }
+    return false;
+}
+
+/* One of the kernels. Half the seeds draw each time; with the others, one
+ * stream always goes before another, as far as it can. */
+static choice choose_run(void) {
+    if (machine.priority == 0)
+        return runs.list[draw((uint64_t)runs.count)];
+    int best = 0;
+    uint64_t most = 0;
+    for (int i = 0; i < runs.count; i++) {
+        const uint64_t rank =
+            (machine.priority ^ (uint64_t)runs.list[i].on->number) *
+            0x9E3779B97F4A7C15u;
+        const uint64_t value = rank ^ rank >> 29;
+        if (i == 0 || value > most || (value == most && draw(2) == 0)) {
+            best = i;
+            most = value;
+        }
+    }
+    return runs.list[best];
+}
+
+static bool prefers_run(void) {
+    if (runs.count == 0 || completions.count == 0)
+        return runs.count > 0;
+    switch (machine.options.lateness) {
+    case STAND_IN_LATE:
+        return true;
+    case STAND_IN_EAGER:
+        return false;
+    default:
+        return draw(2) == 0;
+    }
+}
+
+static void run(choice one) {
+    operation *what = one.what;
+    if (what->kind == HOST) {
+        set_running("a host function");
+        what->function(what->data);
+    } else if (!run_kernel(what)) {
+        fail_machine(cudaErrorLaunchFailure);
+        return;
+    }
+    set_running(NULL);
+    finish(one.on, what);
+}
+
+/* Decide and do one thing. False: nothing can be done. */
+bool step(void) {
+    runs.count = 0;
+    completions.count = 0;
+    each_ready(collect);
+    if (runs.count + completions.count == 0)
+        return false;
+    machine.counted.steps++;
+    open_memory();
+    if (prefers_run()) {
+        run(choose_run());
+        return true;
+    }
+    const choice one = completions.list[draw((uint64_t)completions.count)];
+    if (one.at != NULL) {
+        meeting_complete(one.at);
+    } else {
+        complete_copy(one.what);
+        finish(one.on, one.what);
+    }
+    return true;
+}
+
+/* Whether a stream cannot go on because a communicator has failed. */
+static bool stream_blocked(const stream *on, int depth) {
+    if (on == NULL || on->head == NULL || depth > 64)
+        return false;
+    const operation *head = on->head;
+    if (head->kind == WAIT)
+        return stream_blocked(head->point->on, depth + 1);
+    if (head->kind == MESSAGES)
+        return communicator_failed(head->by);
+    for (int i = 0; head->kind == GRAPH && i < head->what->count; i++)
+        if (node_ready(head, i) && head->nodes[i]->kind == MESSAGES &&
+            communicator_failed(head->nodes[i]->by))
+            return true;
+    return false;
+}
+
+bool blocked_by_failure(const waiting *what) {
+    if (what->empty != NULL)
+        return stream_blocked(what->empty, 0);
+    if (what->point != NULL)
+        return stream_blocked(what->point->on, 0);
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->device == what->device && stream_blocked(s, 0))
+            return true;
+    return false;
+}
+
+/* The calls: streams. */
+
+static cudaError_t bad_stream(void) {
+    return complain(cudaErrorInvalidResourceHandle,
+                    "a stream that does not exist (any more)");
+}
+
+/* Lock and find the stream; on success the caller is inside. */
+static cudaError_t enter_stream(cudaStream_t given, stream **out) {
+    const cudaError_t error = enter();
+    *out = machine.begun ? resolve(given) : NULL;
+    if (error != cudaSuccess)
+        return error;
+    return *out != NULL ? cudaSuccess : bad_stream();
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
+                                         unsigned int flags, int priority) {
+    const cudaError_t error = enter();
+    if (error == cudaSuccess) {
+        *pStream = add_stream(*current_device(),
+                              (flags & cudaStreamNonBlocking) == 0, priority);
+        (*pStream)->number = ++machine.numbers;
+    }
+    return leave(error);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream,
+                                      unsigned int flags) {
+    return cudaStreamCreateWithPriority(pStream, flags, 0);
+}
+
+/* CUDA lets the work of a destroyed stream run to its end; a program that does
+ * so by intent is rare enough to be told. */
+cudaError_t cudaStreamDestroy(cudaStream_t given) {
+    stream *on;
+    cudaError_t error = enter_stream(given, &on);
+    if (on == NULL || on->number == 0)
+        return leave(error != cudaSuccess ? error : bad_stream());
+    settle();
+    if (on->head != NULL) {
+        char head[512];
+        describe(on->head, head, sizeof head);
+        accuse("stream %lld was destroyed with work left, first: %s",
+               (long long)on->number, head);
+        forget_work(on);
+    }
+    if (on->capture != NULL)
+        error = spoil_capture(on, "cudaStreamDestroy");
+    remove_stream(on);
+    return leave(error);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t given) {
+    stream *on;
+    cudaError_t error = enter_stream(given, &on);
+    if (error == cudaSuccess && on->capture != NULL)
+        error = spoil_capture(on, "cudaStreamSynchronize");
+    waiting all = {.empty = on, .device = -1};
+    if (error == cudaSuccess && !wait_for(&all))
+        error = cudaErrorLaunchFailure;
+    return leave(error);
+}
+
+/* Time passes while somebody asks: one step for each question. */
+static cudaError_t ask(const waiting *what) {
+    settle();
+    if (!met(what) && machine.failed == cudaSuccess && step()) {
+        changed();
+        settle();
+    }
+    if (machine.failed != cudaSuccess)
+        return machine.failed;
+    return met(what) ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t given) {
+    stream *on;
+    cudaError_t error = enter_stream(given, &on);
+    if (error == cudaSuccess && on->capture != NULL)
+        error = spoil_capture(on, "cudaStreamQuery");
+    const waiting all = {.empty = on, .device = -1};
+    return leave(error != cudaSuccess ? error : ask(&all));
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t given, cudaHostFn_t fn,
+                               void *userData) {
+    stream *on;
+    const cudaError_t error = enter_stream(given, &on);
+    if (error != cudaSuccess)
+        return leave(error);
+    operation *what = operation_new(HOST);
+    what->function = fn;
+    what->data = userData;
+    return leave(enqueue(on, what));
+}
+
+/* The calls: copies. */
+
+static cudaError_t check_direction(const void *to, const void *from,
+                                   enum cudaMemcpyKind kind) {
+    static const char *const names[] = {"host to host", "host to device",
+                                        "device to host", "device to device"};
+    if (kind == cudaMemcpyDefault)
+        return cudaSuccess;
+    if ((unsigned)kind > cudaMemcpyDefault)
+        return cudaErrorInvalidMemcpyDirection;
+    const int is = (is_device(from) ? 2 : 0) + (is_device(to) ? 1 : 0);
+    if (is != (int)kind)
+        return complain(cudaErrorInvalidValue, "a copy called %s goes %s",
+                        names[kind], names[is]);
+    return cudaSuccess;
+}
+
+static cudaError_t check_copy(const operation *what, enum cudaMemcpyKind kind) {
+    if (what->width > what->to_pitch || what->width > what->from_pitch)
+        return complain(cudaErrorInvalidPitchValue,
+                        "rows of %zu bytes with pitches %zu and %zu",
+                        what->width, what->to_pitch, what->from_pitch);
+    const size_t rows = what->height - 1;
+    const size_t to_bytes = rows * what->to_pitch + what->width;
+    const size_t from_bytes = rows * what->from_pitch + what->width;
+    cudaError_t error = check_direction(what->to, what->from, kind);
+    if (error == cudaSuccess)
+        error = check_range(what->to, to_bytes, "copy into");
+    if (error == cudaSuccess)
+        error = check_range(what->from, from_bytes, "copy from");
+    const bool apart = what->to + to_bytes <= what->from ||
+                       what->from + from_bytes <= what->to;
+    if (error == cudaSuccess && !apart && what->height == 1)
+        error = complain(cudaErrorInvalidValue,
+                         "copy of %zu bytes onto itself, %lld bytes on",
+                         to_bytes, (long long)(what->to - what->from));
+    return error;
+}
+
+/* What cudaMemcpyAsync does with host memory that is not pinned: it takes the
+ * bytes before it returns, or returns when they have come. */
+static cudaError_t enqueue_copy(stream *on, operation *what) {
+    const bool from_host = !is_device(what->from) && !is_pinned(what->from);
+    const bool to_host = !is_device(what->to) && !is_pinned(what->to);
+    const bool capturing = on->capture != NULL;
+    if (from_host && !capturing) {
+        what->staged = take(what->height, what->width);
+        for (size_t row = 0; row < what->height; row++)
+            memcpy(what->staged + row * what->width,
+                   what->from + row * what->from_pitch, what->width);
+    }
+    if ((from_host || to_host) && !capturing)
+        machine.counted.hidden_waits++;
+    const cudaError_t error = enqueue(on, what);
+    waiting all = {.empty = on, .device = -1};
+    if (error == cudaSuccess && to_host && !capturing && !wait_for(&all))
+        return cudaErrorLaunchFailure;
+    return error;
+}
+
+static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
+    if (countdown(&machine.fail_copy))
+        return complain(cudaErrorUnknown, "copy of %zu bytes failed on demand",
+                        shape.width * shape.height);
+    if (shape.width == 0 || shape.height == 0)
+        return cudaSuccess;
+    const cudaError_t error = shape.kind == COPY
+                                  ? check_copy(&shape, kind)
+                                  : check_range(shape.to, shape.width, "fill");
+    if (error != cudaSuccess)
+        return error;
+    if (shape.kind == FILL && !is_device(shape.to) && !is_pinned(shape.to))
+        return complain(cudaErrorInvalidValue, "fill of memory of the host");
+    operation *what = operation_copy(&shape);
+    return shape.kind == COPY ? enqueue_copy(on, what) : enqueue(on, what);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src,
+                              size_t spitch, size_t width, size_t height,
+                              enum cudaMemcpyKind kind, cudaStream_t given) {
+    stream *on;
+    const cudaError_t error = enter_stream(given, &on);
+    const operation shape = {.kind = COPY,
+                             .to = dst,
+                             .from = src,
+                             .to_pitch = dpitch,
+                             .from_pitch = spitch,
+                             .width = width,
+                             .height = height};
+    return leave(error != cudaSuccess ? error : copy(on, shape, kind));
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count,
+                            enum cudaMemcpyKind kind, cudaStream_t given) {
+    return cudaMemcpy2DAsync(dst, count, src, count, count, 1, kind, given);
+}
+
+static cudaError_t wait_for_null_stream(cudaError_t error) {
+    return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t count,
+                       enum cudaMemcpyKind kind) {
+    return wait_for_null_stream(cudaMemcpyAsync(dst, src, count, kind, NULL));
+}
+
+cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
+                            cudaStream_t given) {
+    stream *on;
+    const cudaError_t error = enter_stream(given, &on);
+    const operation shape = {.kind = FILL,
+                             .to = devPtr,
+                             .to_pitch = count,
+                             .width = count,
+                             .height = 1,
+                             .value = value};
+    return leave(error != cudaSuccess ? error
+                                      : copy(on, shape, cudaMemcpyDefault));
+}
+
+cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
+    return wait_for_null_stream(cudaMemsetAsync(devPtr, value, count, NULL));
+}
+
+/* The calls: events. */
+
+static cudaError_t enter_event(cudaEvent_t given) {
+    const cudaError_t error = enter();
+    if (error != cudaSuccess)
+        return error;
+    for (const event *e = machine.events; e != NULL; e = e->next)
+        if (e == given)
+            return cudaSuccess;
+    return complain(cudaErrorInvalidResourceHandle,
+                    "an event that does not exist (any more)");
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags) {
+    const cudaError_t error = enter();
+    if (error == cudaSuccess) {
+        event *e = take(1, sizeof *e);
+        e->number = ++machine.numbers;
+        e->flags = flags;
+        e->next = machine.events;
+        machine.events = e;
+        *out = e;
+    }
+    return leave(error);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *out) {
+    return cudaEventCreateWithFlags(out, cudaEventDefault);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t given) {
+    const cudaError_t error = enter_event(given);
+    event **link = &machine.events;
+    while (machine.begun && *link != NULL && *link != given)
+        link = &(*link)->next;
+    if (!machine.begun || *link == NULL)
+        return leave(error);
+    *link = given->next;
+    mark_release(given->latest);
+    free(given->tips);
+    free(given);
+    return leave(error);
+}
+
+static cudaError_t record(event *what, stream *on) {
+    machine.counted.records++;
+    if (on->capture != NULL)
+        return capture_record(on, what);
+    what->capture = NULL;
+    mark_release(what->latest);
+    what->latest = mark_new(on);
+    operation *point = operation_new(RECORD);
+    point->point = what->latest;
+    point->point->references++;
+    return enqueue(on, point);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
+    cudaError_t error = enter_event(given);
+    stream *on = error == cudaSuccess ? resolve(where) : NULL;
+    if (error == cudaSuccess && on == NULL)
+        error = bad_stream();
+    return leave(error != cudaSuccess ? error : record(given, on));
+}
+
+static cudaError_t wait_event(stream *on, event *what) {
+    const bool ignored = countdown(&machine.ignore_wait);
+    if (captured(what) || on->capture != NULL)
+        return capture_wait(on, what, ignored);
+    if (ignored || what->latest == NULL || what->latest->done)
+        return cudaSuccess;
+    machine.counted.waits++;
+    operation *wait = operation_new(WAIT);
+    wait->point = what->latest;
+    wait->point->references++;
+    return enqueue(on, wait);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
+                                unsigned int flags) {
+    (void)flags;
+    cudaError_t error = enter_event(what);
+    stream *on = error == cudaSuccess ? resolve(given) : NULL;
+    if (error == cudaSuccess && on == NULL)
+        error = bad_stream();
+    return leave(error != cudaSuccess ? error : wait_event(on, what));
+}
+
+static cudaError_t captured_event(const event *what) {
+    return complain(cudaErrorCapturedEvent,
+                    "event %lld belongs to a capture, where no time passes",
+                    (long long)what->number);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t given) {
+    cudaError_t error = enter_event(given);
+    if (error != cudaSuccess)
+        return leave(error);
+    if (captured(given))
+        return leave(captured_event(given));
+    const waiting point = {.point = given->latest, .device = -1};
+    return leave(given->latest == NULL ? cudaSuccess : ask(&point));
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t given) {
+    cudaError_t error = enter_event(given);
+    if (error != cudaSuccess)
+        return leave(error);
+    if (captured(given))
+        return leave(captured_event(given));
+    if (given->latest == NULL)
+        return leave(cudaSuccess);
+    mark *point = given->latest;
+    waiting reached = {.point = point, .device = -1};
+    point->references++;
+    error = wait_for(&reached) ? cudaSuccess : cudaErrorLaunchFailure;
+    mark_release(point);
+    return leave(error);
+}
+
+static cudaError_t elapsed(float *ms, const event *start, const event *end) {
+    if (start->latest == NULL || end->latest == NULL ||
+        ((start->flags | end->flags) & cudaEventDisableTiming) != 0)
+        return complain(cudaErrorInvalidResourceHandle,
+                        "time between events that keep none");
+    if (!start->latest->done || !end->latest->done)
+        return cudaErrorNotReady;
+    *ms = (float)(end->latest->time - start->latest->time);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start,
+                                 cudaEvent_t end) {
+    cudaError_t error = enter_event(start);
+    if (error == cudaSuccess) {
+        leave(error);
+        error = enter_event(end);
+    }
+    return leave(error != cudaSuccess ? error : elapsed(ms, start, end));
+}
