@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "fast.h"
+#include "merges.h"
 
 struct cp_walker {
     const cp_plan *plan;
@@ -320,38 +321,6 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     return CP_OK;
 }
 
-/* Does the rank's program use a slot before it is written again? */
-static bool is_read_later(const cp_walker *walker, int64_t n, int slot) {
-    const cp_program *program = &walker->plan->programs[walker->rank];
-    for (; n < program->count; n++) {
-        const cp_op *op = &program->ops[n];
-        if (op->kind == CP_OP_ATTEND && op->out.slot == slot)
-            return false;
-        if (op->kind == CP_OP_ALL_TO_ALL || op->in.slot == slot ||
-            op->out.slot == slot)
-            return true;
-    }
-    return false;
-}
-
-static cp_status find_merges(cp_walker *walker) {
-    const cp_program *program = &walker->plan->programs[walker->rank];
-    const cp_status status = cp_allocate(&walker->in_one, program->count,
-                                         sizeof(bool), "a list of merges");
-    if (status != CP_OK || walker->options.observe != NULL ||
-        walker->options.separate)
-        return status;
-    for (int64_t n = 0; n + 1 < program->count; n++) {
-        const cp_op *op = &program->ops[n], *next = &program->ops[n + 1];
-        walker->in_one[n] = op->kind == CP_OP_ATTEND &&
-                            next->kind == CP_OP_MERGE &&
-                            next->in.slot == op->out.slot &&
-                            op->out.slot != walker->plan->result &&
-                            !is_read_later(walker, n + 2, op->out.slot);
-    }
-    return CP_OK;
-}
-
 cp_status cp_walker_new(const cp_plan *plan, int rank,
                         const cp_walk_options *options, cp_walker **out) {
     *out = NULL;
@@ -380,7 +349,11 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     if (status == CP_OK)
         status = need_all(walker);
     if (status == CP_OK)
-        status = find_merges(walker);
+        status = cp_allocate(&walker->in_one, plan->programs[rank].count,
+                             sizeof(bool), "a list of merges");
+    if (status == CP_OK && walker->options.observe == NULL &&
+        !walker->options.separate)
+        cp_plan_find_merges(plan, rank, walker->in_one);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;

@@ -1,0 +1,775 @@
+/* Tangled from book/13-streams.nw; edit the chapter. */
+/* A plan's program on two queues, and all ranks' programs on one device. */
+#define _POSIX_C_SOURCE 200809L /* monotonic clock, nanosleep */
+#include "streams.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "src/joints.h"
+#include "src/merges.h"
+#include "src/order.h"
+
+typedef struct {
+    int64_t count, first; /* items, and where they begin among all */
+} list;
+
+typedef struct {
+    list *queries, *keys; /* [ranks] */
+    list home;            /* the rank's own cache */
+    list fresh, appended; /* new tokens, and where they go in the cache */
+    list *expected;       /* [ranks] of labelled rows; or NULL */
+    cp_pieces all;
+    int64_t lists; /* how many: each has a count on the device */
+} manifest;
+
+struct cp_stream_walker {
+    const cp_plan *plan;
+    int rank;
+    cp_queues queues;
+    cp_stream_options options;
+    manifest manifest;
+    /* Its memory. */
+    char *memory; /* on the device: all of it */
+    int64_t bytes;
+    int64_t *slots;        /* [slot_count] offsets; -1 = not used */
+    int64_t counts, items; /* of the manifest */
+    int64_t tiles, wrong;  /* of labels; [ranks] int32_t */
+    int64_t unfinished, split_capacity; /* splits that there is room for */
+    char *staging; /* on the host: the manifest, then labels, then wrong */
+    int64_t staged;
+    /* Its events. */
+    int64_t *after, *ends; /* the joints */
+    cudaEvent_t *over;     /* [count] of a computation or a communication */
+    cudaEvent_t *ready;    /* [count] of a communication that may begin */
+    cudaEvent_t finished;
+    bool *in_one; /* this attend does the merge that follows */
+    cp_traffic sent;
+    char *cache_keys, *cache_values; /* during a walk */
+};
+
+static cp_status add_item(manifest *m, cp_piece item) {
+    if (m->all.count == m->all.room) {
+        const int64_t room = 2 * m->all.room + 64;
+        cp_piece *items;
+        const cp_status status =
+            cp_allocate(&items, room, sizeof(*items), "a manifest");
+        if (status != CP_OK)
+            return status;
+        if (m->all.count > 0)
+            memcpy(items, m->all.items, (size_t)m->all.count * sizeof(*items));
+        free(m->all.items);
+        m->all.items = items;
+        m->all.room = room;
+    }
+    m->all.items[m->all.count++] = item;
+    return CP_OK;
+}
+
+static cp_status add_list(manifest *m, const cp_pieces *pieces, int64_t longest,
+                          list *out) {
+    cp_pieces tiles = {0};
+    cp_status status = cp_pieces_cut(pieces, longest, &tiles);
+    *out = (list){tiles.count, m->all.count};
+    for (int64_t n = 0; n < tiles.count && status == CP_OK; n++)
+        status = add_item(m, tiles.items[n]);
+    cp_pieces_free(&tiles);
+    return status;
+}
+
+static cp_status add_expected(manifest *m, const cp_block *block, list *out) {
+    *out = (list){block->rows, m->all.count};
+    cp_status status = CP_OK;
+    for (int64_t row = 0; row < block->rows && status == CP_OK; row++)
+        status = add_item(m, (cp_piece){{-1, -1, 0, 1}, row});
+    for (int64_t n = 0; n < block->pieces.count && status == CP_OK; n++) {
+        const cp_piece piece = block->pieces.items[n];
+        for (int64_t i = 0; i < piece.span.count; i++)
+            m->all.items[out->first + piece.row + i] =
+                (cp_piece){{piece.span.sequence,
+                            piece.span.start + i * piece.span.step, 1, 1},
+                           piece.row + i};
+    }
+    return status;
+}
+
+static cp_status write_manifest(cp_stream_walker *w) {
+    const cp_layout *layout = w->plan->layout;
+    const int64_t tile = cp_device_query_tile(&w->plan->shape);
+    const int64_t ranks = layout->ranks;
+    manifest *m = &w->manifest;
+    cp_status status =
+        cp_allocate(&m->queries, 3 * ranks, sizeof(list), "a manifest");
+    if (status != CP_OK)
+        return status;
+    m->keys = m->queries + ranks;
+    m->expected = m->keys + ranks;
+    for (int64_t r = 0; r < ranks && status == CP_OK; r++) {
+        status = add_list(m, &layout->queries[r].pieces, tile, &m->queries[r]);
+        if (status == CP_OK)
+            status = add_list(m, &layout->keys[r].pieces, CP_DEVICE_KEY_TILE,
+                              &m->keys[r]);
+        if (status == CP_OK && w->plan->labelled)
+            status = add_expected(m, &layout->queries[r], &m->expected[r]);
+    }
+    /* Add the rank's own lists. */
+    const int rank = w->rank;
+    if (status == CP_OK)
+        status = add_list(m, &layout->cache[rank].pieces, CP_DEVICE_KEY_TILE,
+                          &m->home);
+    if (status == CP_OK)
+        status = add_list(m, &layout->queries[rank].pieces, CP_DEVICE_KEY_TILE,
+                          &m->fresh);
+    if (status == CP_OK)
+        status = add_list(m, &layout->appended[rank].pieces, CP_DEVICE_KEY_TILE,
+                          &m->appended);
+    return status;
+}
+
+static cp_status reserve(cp_stream_walker *w, int64_t bytes, int64_t *at) {
+    int64_t end;
+    *at = w->bytes;
+    if (!cp_add(w->bytes, bytes, &end) || !cp_add(end, 255, &end))
+        return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
+                       w->rank);
+    w->bytes = end / 256 * 256;
+    return CP_OK;
+}
+
+static cp_status reserve_slot(cp_stream_walker *w, int slot) {
+    if (w->slots[slot] >= 0 || slot == w->plan->cache)
+        return CP_OK;
+    return reserve(w, w->plan->slots[slot].bytes, &w->slots[slot]);
+}
+
+static cp_status reserve_slots(cp_stream_walker *w) {
+    const cp_plan *plan = w->plan;
+    const cp_program *program = &plan->programs[w->rank];
+    const int room = plan->layout->ranks + 2;
+    int *lists;
+    cp_status status = cp_allocate(&lists, 2 * room, sizeof(int), "slots");
+    cp_op_slots slots = {.read = lists, .write = lists + room};
+    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
+        cp_op_slots_list(plan, w->rank, &program->ops[n], &slots);
+        for (int i = 0; i < slots.read_count && status == CP_OK; i++)
+            status = reserve_slot(w, slots.read[i]);
+        for (int i = 0; i < slots.write_count && status == CP_OK; i++)
+            status = reserve_slot(w, slots.write[i]);
+    }
+    free(lists);
+    return status;
+}
+
+enum { MOST_SPLITS = 64, LEAST_TILES = 4 };
+
+static int splits_of(const cp_stream_walker *w, int64_t query_tiles,
+                     int64_t key_tiles) {
+    const cp_shape *shape = &w->plan->shape;
+    const int64_t blocks = query_tiles * shape->kv_heads;
+    const int64_t wanted = w->options.blocks / cp_max(1, blocks);
+    const int64_t most = cp_min(w->split_capacity, key_tiles / LEAST_TILES);
+    return (int)cp_max(1, cp_min(wanted, most));
+}
+
+static cp_status reserve_splits(cp_stream_walker *w) {
+    const cp_plan *plan = w->plan;
+    const int64_t rows = plan->slots[plan->queries].rows;
+    const int64_t blocks = cp_max(1, rows) * plan->shape.kv_heads;
+    const int64_t group = plan->shape.query_heads / plan->shape.kv_heads;
+    const int64_t wanted = w->options.blocks * cp_max(1, 32 / group) / blocks;
+    int64_t bytes;
+    w->split_capacity = cp_max(1, cp_min(MOST_SPLITS, wanted));
+    if (w->split_capacity == 1)
+        return CP_OK;
+    if (!cp_multiply(plan->slots[plan->result].bytes, w->split_capacity,
+                     &bytes))
+        return cp_fail(CP_MEMORY, "splits need more than 2^63 bytes");
+    return reserve(w, bytes, &w->unfinished);
+}
+
+enum { COUNTS = 6 }; /* lists per rank, at most: 3, and 3 in all */
+
+static int64_t staged_bytes(const cp_stream_walker *w) {
+    const cp_plan *plan = w->plan;
+    const int64_t labels = plan->slots[plan->queries].rows * CP_LABEL_BYTES;
+    return COUNTS * plan->layout->ranks * (int64_t)sizeof(int64_t) +
+           w->manifest.all.count * (int64_t)sizeof(cp_piece) +
+           (plan->labelled ? labels : 0);
+}
+
+static cp_status reserve_all(cp_stream_walker *w) {
+    const cp_plan *plan = w->plan;
+    const int64_t rows = plan->slots[plan->queries].rows;
+    const int64_t ranks = plan->layout->ranks;
+    const int inputs[] = {plan->queries, plan->fresh, plan->result};
+    cp_status status = write_manifest(w);
+    for (int i = 0; i < 3 && status == CP_OK; i++)
+        status = reserve_slot(w, inputs[i]);
+    if (status == CP_OK)
+        status = reserve_slots(w);
+    if (status == CP_OK)
+        status = reserve(w, staged_bytes(w), &w->counts);
+    w->items = w->counts + COUNTS * ranks * (int64_t)sizeof(int64_t);
+    if (status == CP_OK)
+        status = reserve(w, ranks * 4, &w->wrong);
+    if (status == CP_OK && plan->labelled)
+        status = reserve(w, rows * (int64_t)sizeof(cp_piece), &w->tiles);
+    return status == CP_OK ? reserve_splits(w) : status;
+}
+
+static cp_status ask_for_memory(cp_stream_walker *w) {
+    size_t left = 0, total = 0;
+    cp_status status =
+        cp_cuda(cudaMemGetInfo(&left, &total), "asking for free memory");
+    if (status == CP_OK && (uint64_t)w->bytes > left)
+        return cp_fail(CP_MEMORY,
+                       "rank %d needs %lld bytes on its GPU, which has %lld of "
+                       "%lld left",
+                       w->rank, (long long)w->bytes, (long long)left,
+                       (long long)total);
+    void *memory = NULL, *staging = NULL;
+    if (status == CP_OK)
+        status =
+            cp_cuda(cudaMalloc(&memory, (size_t)w->bytes),
+                    "%lld bytes for rank %d", (long long)w->bytes, w->rank);
+    w->memory = memory;
+    w->staged = staged_bytes(w) + 4 * w->plan->layout->ranks;
+    if (status == CP_OK)
+        status = cp_cuda(cudaMallocHost(&staging, (size_t)w->staged),
+                         "%lld bytes on the host", (long long)w->staged);
+    w->staging = staging;
+    return status;
+}
+
+static cp_status make_event(cudaEvent_t *event) {
+    return cp_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+                   "making an event");
+}
+
+static cp_status make_events_of(cp_stream_walker *w, int64_t n) {
+    const cp_op_kind kind = w->plan->programs[w->rank].ops[n].kind;
+    cp_status status = CP_OK;
+    if (w->after[n] >= 0 && w->over[w->after[n]] == NULL)
+        status = make_event(&w->over[w->after[n]]);
+    if (kind == CP_OP_EXCHANGE || kind == CP_OP_ALL_TO_ALL ||
+        kind == CP_OP_ALL_GATHER) {
+        if (status == CP_OK)
+            status = make_event(&w->over[n]);
+        if (status == CP_OK)
+            status = make_event(&w->ready[n]);
+    }
+    return status;
+}
+
+static cp_status make_events(cp_stream_walker *w) {
+    const cp_program *program = &w->plan->programs[w->rank];
+    const int64_t count = program->count;
+    cp_status status = cp_allocate(&w->after, 2 * count, 8, "joints");
+    if (status == CP_OK)
+        status =
+            cp_allocate(&w->over, 2 * count, sizeof(cudaEvent_t), "events");
+    if (status == CP_OK)
+        status = cp_allocate(&w->in_one, count, sizeof(bool), "merges");
+    if (status != CP_OK)
+        return status;
+    w->ends = w->after + count;
+    w->ready = w->over + count;
+    status = cp_plan_joints(w->plan, w->rank, w->after, w->ends);
+    for (int64_t n = 0; n < count && status == CP_OK; n++)
+        status = make_events_of(w, n);
+    if (status == CP_OK && !w->options.separate)
+        cp_plan_find_merges(w->plan, w->rank, w->in_one);
+    return status == CP_OK ? make_event(&w->finished) : status;
+}
+
+static void write_labels(const cp_stream_walker *w, char *labels) {
+    const list mine = w->manifest.expected[w->rank];
+    for (int64_t row = 0; row < mine.count; row++) {
+        const cp_span span = w->manifest.all.items[mine.first + row].span;
+        const int64_t label[2] = {span.sequence, span.start};
+        memcpy(labels + row * CP_LABEL_BYTES, label, sizeof(label));
+    }
+}
+
+static void stage(cp_stream_walker *w) {
+    const manifest *m = &w->manifest;
+    const int64_t ranks = w->plan->layout->ranks;
+    int64_t *counts = (int64_t *)(void *)w->staging;
+    char *items = w->staging + COUNTS * ranks * (int64_t)sizeof(int64_t);
+    for (int64_t r = 0; r < 3 * ranks; r++)
+        counts[r] = m->queries[r].count;
+    counts[3 * ranks] = m->home.count;
+    counts[3 * ranks + 1] = m->fresh.count;
+    counts[3 * ranks + 2] = m->appended.count;
+    const size_t bytes = (size_t)m->all.count * sizeof(cp_piece);
+    if (bytes > 0)
+        memcpy(items, m->all.items, bytes);
+    if (w->plan->labelled)
+        write_labels(w, items + bytes);
+}
+
+cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
+                               const cp_stream_options *options,
+                               cp_stream_walker **out) {
+    *out = NULL;
+    cp_stream_walker *w = NULL;
+    cp_status status = cp_allocate(&w, 1, sizeof(*w), "a walker");
+    if (status != CP_OK)
+        return status;
+    w->plan = plan;
+    w->rank = rank;
+    w->queues = queues;
+    if (options != NULL)
+        w->options = *options;
+    /* Check the options, and fill in what they leave open. */
+    if (plan->element_bytes != cp_element_bytes(w->options.element))
+        status =
+            cp_fail(CP_INVALID, "a plan of %lld-byte numbers, a walker of %lld",
+                    (long long)plan->element_bytes,
+                    (long long)cp_element_bytes(w->options.element));
+    if (status == CP_OK && w->options.blocks < 1) {
+        int device = 0, count = 0;
+        status = cp_cuda(cudaGetDevice(&device), "asking for the device");
+        if (status == CP_OK)
+            status =
+                cp_cuda(cudaDeviceGetAttribute(
+                            &count, cudaDevAttrMultiProcessorCount, device),
+                        "asking for multiprocessors");
+        w->options.blocks = 2 * count;
+    }
+    if (status == CP_OK)
+        status = cp_allocate(&w->slots, plan->slot_count, 8, "slots");
+    for (int slot = 0; status == CP_OK && slot < plan->slot_count; slot++)
+        w->slots[slot] = -1;
+    if (status == CP_OK)
+        status = reserve_all(w);
+    if (status == CP_OK)
+        status = ask_for_memory(w);
+    if (status == CP_OK)
+        status = make_events(w);
+    if (status != CP_OK) {
+        cp_stream_walker_free(w);
+        return status;
+    }
+    stage(w);
+    *out = w;
+    return CP_OK;
+}
+
+void cp_stream_walker_free(cp_stream_walker *w) {
+    if (w == NULL)
+        return;
+    const int64_t count = w->plan->programs[w->rank].count;
+    for (int64_t n = 0; w->over != NULL && n < 2 * count; n++)
+        if (w->over[n] != NULL)
+            cudaEventDestroy(w->over[n]);
+    if (w->finished != NULL)
+        cudaEventDestroy(w->finished);
+    if (w->memory != NULL)
+        cudaFree(w->memory);
+    if (w->staging != NULL)
+        cudaFreeHost(w->staging);
+    cp_pieces_free(&w->manifest.all);
+    free(w->manifest.queries);
+    free(w->slots);
+    free(w->after);
+    free(w->over);
+    free(w->in_one);
+    free(w);
+}
+
+static char *slot_at(const cp_stream_walker *w, int slot) {
+    return w->memory + w->slots[slot];
+}
+
+static char *slot_values(const cp_stream_walker *w, int slot) {
+    const cp_plan *plan = w->plan;
+    return slot_at(w, slot) + plan->slots[slot].rows * plan->shape.kv_heads *
+                                  plan->shape.head_dim * plan->element_bytes;
+}
+
+static float *slot_lse(const cp_stream_walker *w, int slot) {
+    const cp_shape *shape = &w->plan->shape;
+    return (float *)(void *)slot_at(w, slot) +
+           w->plan->slots[slot].rows * shape->query_heads * shape->head_dim;
+}
+
+void *cp_stream_walker_queries(cp_stream_walker *w) {
+    return slot_at(w, w->plan->queries);
+}
+
+void *cp_stream_walker_new_keys(cp_stream_walker *w) {
+    return slot_at(w, w->plan->fresh);
+}
+
+void *cp_stream_walker_new_values(cp_stream_walker *w) {
+    return slot_values(w, w->plan->fresh);
+}
+
+float *cp_stream_walker_output(cp_stream_walker *w) {
+    return (float *)(void *)slot_at(w, w->plan->result);
+}
+
+float *cp_stream_walker_lse(cp_stream_walker *w) {
+    return slot_lse(w, w->plan->result);
+}
+
+int64_t cp_stream_walker_bytes(const cp_stream_walker *w) {
+    return w->bytes;
+}
+
+cp_traffic cp_stream_walker_traffic(const cp_stream_walker *w) {
+    return w->sent;
+}
+
+static cp_device_tiles tiles_at(const cp_stream_walker *w, list of,
+                                int64_t counter) {
+    const char *counts = w->memory + w->counts, *items = w->memory + w->items;
+    return (cp_device_tiles){
+        (const cp_piece *)(const void *)items + of.first,
+        (const int64_t *)(const void *)counts + counter,
+        of.count,
+    };
+}
+
+static cp_status copy(cp_stream_walker *w, const cp_op *op) {
+    const manifest *m = &w->manifest;
+    const int64_t ranks = w->plan->layout->ranks;
+    const bool append = op->kind == CP_OP_APPEND;
+    const cp_device_tiles home = tiles_at(w, m->home, 3 * ranks);
+    const cp_device_tiles fresh = tiles_at(w, m->fresh, 3 * ranks + 1);
+    const cp_device_tiles appended = tiles_at(w, m->appended, 3 * ranks + 2);
+    const cp_device_tiles block =
+        tiles_at(w, m->keys[w->rank], ranks + w->rank);
+    const int slot = append ? w->plan->fresh : op->out.slot;
+    const cp_device_copying call = {
+        .from = append ? fresh : home,
+        .to = append ? appended : block,
+        .row_bytes = w->plan->shape.kv_heads * w->plan->shape.head_dim *
+                     w->plan->element_bytes,
+        .keys = append ? slot_at(w, slot) : w->cache_keys,
+        .values = append ? slot_values(w, slot) : w->cache_values,
+        .to_keys = append ? w->cache_keys : slot_at(w, slot),
+        .to_values = append ? w->cache_values : slot_values(w, slot),
+    };
+    return cp_cuda(cp_device_copy(&call, w->queues.compute), "rank %d, an %s",
+                   w->rank, cp_op_name(op->kind));
+}
+
+static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
+    const cp_plan *plan = w->plan;
+    const manifest *m = &w->manifest;
+    const int64_t ranks = plan->layout->ranks;
+    const bool home = op->keys.slot == plan->cache;
+    const int slot = merged >= 0 ? merged : op->out.slot;
+    const list keys = home ? m->home : m->keys[op->keys.origin];
+    cp_device_attention call = {
+        .shape = plan->shape,
+        .element = w->options.element,
+        .queries_of = tiles_at(w, m->queries[op->in.origin], op->in.origin),
+        .keys_of =
+            tiles_at(w, keys, home ? 3 * ranks : ranks + op->keys.origin),
+        .queries = slot_at(w, op->in.slot),
+        .keys = home ? w->cache_keys : slot_at(w, op->keys.slot),
+        .values = home ? w->cache_values : slot_values(w, op->keys.slot),
+        .merge = merged >= 0,
+        .unfinished = (float *)(void *)(w->memory + w->unfinished),
+        .rows = plan->slots[slot].rows,
+        .output = (float *)(void *)slot_at(w, slot),
+        .lse = slot_lse(w, slot),
+    };
+    /* Make tiles of labels. */
+    if (plan->labelled) {
+        const list expected = m->expected[op->in.origin];
+        const cp_device_tiles rows =
+            tiles_at(w, expected, 2 * ranks + op->in.origin);
+        const cp_device_labels labels = {
+            .rows = expected.count,
+            .labels = slot_at(w, op->in.slot) + plan->slots[op->in.slot].bytes -
+                      plan->slots[op->in.slot].rows * CP_LABEL_BYTES,
+            .expected = rows.items,
+            .tiles = (cp_piece *)(void *)(w->memory + w->tiles),
+            .wrong = (int32_t *)(void *)(w->memory + w->wrong) + op->in.origin,
+        };
+        call.queries_of = rows;
+        call.queries_of.items = labels.tiles;
+        const cp_status status =
+            cp_cuda(cp_device_read_labels(&labels, w->queues.compute),
+                    "rank %d, reading labels", w->rank);
+        if (status != CP_OK)
+            return status;
+    }
+    call.splits = splits_of(w, call.queries_of.room, keys.count);
+    /* Make the partial empty on the device. */
+    if (!call.merge) {
+        const cp_status status = cp_cuda(
+            cp_device_clear(slot == plan->result ? call.output : NULL, call.lse,
+                            call.rows * plan->shape.query_heads,
+                            plan->shape.head_dim, w->queues.compute),
+            "rank %d, clearing a partial", w->rank);
+        if (status != CP_OK)
+            return status;
+    }
+    return cp_cuda(cp_device_attend(&call, w->queues.compute),
+                   "rank %d, an attention over keys of rank %d", w->rank,
+                   op->keys.origin);
+}
+
+static cp_status merge(cp_stream_walker *w, const cp_op *op) {
+    const cp_plan *plan = w->plan;
+    const cp_device_merging call = {
+        .rows = plan->slots[op->out.slot].rows * plan->shape.query_heads,
+        .dim = plan->shape.head_dim,
+        .addends = 1,
+        .add_output = (const float *)(void *)slot_at(w, op->in.slot),
+        .add_lse = slot_lse(w, op->in.slot),
+        .output = (float *)(void *)slot_at(w, op->out.slot),
+        .lse = slot_lse(w, op->out.slot),
+    };
+    return cp_cuda(cp_device_merge(&call, w->queues.compute),
+                   "rank %d, a merge", w->rank);
+}
+
+static cp_status compute(cp_stream_walker *w, int64_t n) {
+    const cp_op *op = &w->plan->programs[w->rank].ops[n];
+    cp_status status = CP_OK;
+    if (n > 0 && w->in_one[n - 1])
+        status = CP_OK; /* done with the attention before it */
+    else if (op->kind == CP_OP_ATTEND)
+        status = attend(w, op, w->in_one[n] ? op[1].out.slot : -1);
+    else if (op->kind == CP_OP_MERGE)
+        status = merge(w, op);
+    else
+        status = copy(w, op);
+    if (status == CP_OK && w->over[n] != NULL)
+        status = cp_cuda(cudaEventRecord(w->over[n], w->queues.compute),
+                         "rank %d, recording an event", w->rank);
+    return status;
+}
+
+static cp_status wait_for(cudaStream_t stream, cudaEvent_t event) {
+    return cp_cuda(cudaStreamWaitEvent(stream, event, 0), "joining two queues");
+}
+
+static cp_status record(cudaEvent_t event, cudaStream_t stream) {
+    return cp_cuda(cudaEventRecord(event, stream), "recording an event");
+}
+
+static cp_status begin(cp_stream_walker *w, int64_t n) {
+    cp_status status = CP_OK;
+    if (w->after[n] >= 0)
+        status = wait_for(w->queues.communication, w->over[w->after[n]]);
+    if (status == CP_OK)
+        status = record(w->ready[n], w->queues.communication);
+    return status;
+}
+
+static cp_status label_queries(cp_stream_walker *w) {
+    const cp_plan *plan = w->plan;
+    const cp_slot *slot = &plan->slots[plan->queries];
+    const int64_t bytes = slot->rows * CP_LABEL_BYTES;
+    const int64_t items = w->manifest.all.count * (int64_t)sizeof(cp_piece);
+    return cp_cuda(
+        cudaMemcpyAsync(slot_at(w, plan->queries) + slot->bytes - bytes,
+                        w->memory + w->items + items, (size_t)bytes,
+                        cudaMemcpyDeviceToDevice, w->queues.compute),
+        "labelling the queries");
+}
+
+static cp_status start(cp_stream_walker *w, void *keys, void *values) {
+    const cp_plan *plan = w->plan;
+    cudaStream_t stream = w->queues.compute;
+    w->cache_keys = keys;
+    w->cache_values = values;
+    w->sent = (cp_traffic){0};
+    cp_status status =
+        cp_cuda(cudaMemcpyAsync(w->memory + w->counts, w->staging,
+                                (size_t)staged_bytes(w), cudaMemcpyHostToDevice,
+                                stream),
+                "sending the manifest");
+    if (status == CP_OK)
+        status =
+            cp_cuda(cudaMemsetAsync(w->memory + w->wrong, 0,
+                                    4 * (size_t)plan->layout->ranks, stream),
+                    "clearing a word");
+    if (status == CP_OK && plan->labelled)
+        status = label_queries(w);
+    /* Poison the slots that are not inputs. */
+    for (int slot = 0; slot < plan->slot_count; slot++)
+        if (status == CP_OK && w->options.poison && w->slots[slot] >= 0 &&
+            slot != plan->queries && slot != plan->fresh)
+            status = cp_cuda(cudaMemsetAsync(slot_at(w, slot), 0xFF,
+                                             (size_t)plan->slots[slot].bytes,
+                                             stream),
+                             "poisoning a slot");
+    return status;
+}
+
+static cp_status end(cp_stream_walker *w) {
+    const int64_t ranks = w->plan->layout->ranks;
+    char *to = w->staging + w->staged - 4 * ranks;
+    cp_status status =
+        cp_cuda(cudaMemcpyAsync(to, w->memory + w->wrong, 4 * (size_t)ranks,
+                                cudaMemcpyDeviceToHost, w->queues.compute),
+                "asking whether labels agreed");
+    if (status == CP_OK)
+        status = record(w->finished, w->queues.compute);
+    return status;
+}
+
+typedef struct {
+    cp_stream_walker *const *walkers;
+    const cp_carry *carry;
+} loopback;
+
+static int64_t number_of(const cp_stream_walker *w, const cp_op *op) {
+    return op - w->plan->programs[w->rank].ops;
+}
+
+static cp_status carry_message(const loopback *all, cp_stream_walker *from,
+                               int from_slot, cp_stream_walker *to,
+                               int to_slot) {
+    const int64_t bytes = from->plan->slots[from_slot].bytes;
+    return all->carry->carry(all->carry->context, slot_at(to, to_slot),
+                             slot_at(from, from_slot), bytes,
+                             to->queues.communication);
+}
+
+static cp_status transfer(const loopback *all, const cp_event *event) {
+    cp_stream_walker *from = all->walkers[event->rank];
+    cp_stream_walker *to = all->walkers[event->peer];
+    const int64_t sent = number_of(from, event->op);
+    const int64_t received = number_of(to, event->peer_op);
+    cp_status status = wait_for(to->queues.communication, from->ready[sent]);
+    if (status == CP_OK)
+        status = carry_message(all, from, event->op->in.slot, to,
+                               event->peer_op->out.slot);
+    if (status == CP_OK)
+        status = record(to->over[received], to->queues.communication);
+    if (status == CP_OK)
+        status = wait_for(from->queues.communication, to->over[received]);
+    if (status == CP_OK)
+        status = record(from->over[sent], from->queues.communication);
+    from->sent.hops++;
+    from->sent.ring_bytes += from->plan->slots[event->op->in.slot].bytes;
+    return status;
+}
+
+static cp_status gather_for(const loopback *all, const cp_event *event,
+                            int rank) {
+    cp_stream_walker *to = all->walkers[rank];
+    const cp_op *op = event->all[rank];
+    const bool gather = op->kind == CP_OP_ALL_GATHER;
+    cp_status status = CP_OK;
+    for (int r = 0; r < to->plan->layout->ranks && status == CP_OK; r++) {
+        cp_stream_walker *from = all->walkers[r];
+        const int slot = event->all[r]->in.slot + (gather ? 0 : rank);
+        if (r == rank)
+            continue;
+        status = wait_for(to->queues.communication,
+                          from->ready[number_of(from, event->all[r])]);
+        if (status == CP_OK)
+            status = carry_message(all, from, slot, to, op->out.slot + r);
+        *(gather ? &from->sent.all_gather_bytes
+                 : &from->sent.all_to_all_bytes) +=
+            from->plan->slots[slot].bytes;
+    }
+    if (status == CP_OK)
+        status = record(to->over[number_of(to, op)], to->queues.communication);
+    return status;
+}
+
+static cp_status collect(const loopback *all, const cp_event *event) {
+    const int ranks = all->walkers[0]->plan->layout->ranks;
+    cp_status status = CP_OK;
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        status =
+            begin(all->walkers[r], number_of(all->walkers[r], event->all[r]));
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        status = gather_for(all, event, r);
+    for (int r = 0; r < ranks * ranks && status == CP_OK; r++) {
+        const cp_stream_walker *other = all->walkers[r / ranks];
+        status = wait_for(all->walkers[r % ranks]->queues.compute,
+                          other->over[number_of(other, event->all[r / ranks])]);
+    }
+    return status;
+}
+
+static cp_status visit(void *context, const cp_event *event) {
+    const loopback *all = context;
+    if (event->kind == CP_EVENT_COLLECTIVE)
+        return collect(all, event);
+    cp_stream_walker *w = all->walkers[event->rank];
+    const int64_t n = number_of(w, event->op);
+    switch (event->kind) {
+    case CP_EVENT_LOCAL:
+        return compute(w, n);
+    case CP_EVENT_START:
+        return begin(w, n);
+    case CP_EVENT_TRANSFER:
+        return transfer(all, event);
+    default: /* a wait */
+        return wait_for(w->queues.compute, w->over[n]);
+    }
+}
+
+static cp_status copy_message(void *context, void *to, const void *from,
+                              int64_t bytes, cudaStream_t stream) {
+    (void)context;
+    return cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes,
+                                   cudaMemcpyDeviceToDevice, stream),
+                   "copying %lld bytes", (long long)bytes);
+}
+
+cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
+                           const cp_carry *carry, void *const *cache_keys,
+                           void *const *cache_values) {
+    const cp_carry copies = {copy_message, NULL};
+    loopback all = {walkers, carry != NULL ? carry : &copies};
+    const cp_plan *plan = walkers[0]->plan;
+    cp_status status = CP_OK;
+    for (int r = 0; r < plan->layout->ranks && status == CP_OK; r++)
+        status = start(walkers[r], cache_keys[r], cache_values[r]);
+    if (status == CP_OK)
+        status = cp_plan_order(plan, visit, &all);
+    for (int r = 0; r < plan->layout->ranks && status == CP_OK; r++)
+        status = end(walkers[r]);
+    return status;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void rest(void) {
+    const struct timespec pause = {0, 20000};
+    nanosleep(&pause, NULL);
+}
+
+cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
+    const double began = seconds();
+    cudaError_t error;
+    while ((error = cudaEventQuery(w->finished)) == cudaErrorNotReady) {
+        if (patience > 0 && seconds() - began > patience)
+            return cp_fail(CP_BROKEN, "rank %d did not finish within %g s",
+                           w->rank, patience);
+        rest();
+    }
+    if (error != cudaSuccess)
+        return cp_cuda(error, "rank %d", w->rank);
+    /* See whether labels agreed. */
+    const int64_t ranks = w->plan->layout->ranks;
+    for (int64_t r = 0; r < ranks && w->plan->labelled; r++) {
+        int32_t row;
+        memcpy(&row, w->staging + w->staged - 4 * (ranks - r), sizeof(row));
+        if (row != 0)
+            return cp_fail(CP_BROKEN,
+                           "rank %lld's batch is not what rank %d expects in "
+                           "row %d",
+                           (long long)r, w->rank, (int)row - 1);
+    }
+    return CP_OK;
+}

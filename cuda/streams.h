@@ -1,0 +1,69 @@
+/* Tangled from book/13-streams.nw; edit the chapter. */
+/* Walk a plan on a GPU: work is put on queues, in an order that events
+ * enforce, and the host goes on. For kernels see kernels.h; for ranks that
+ * are processes see nccl.h. */
+#ifndef CP_STREAMS_H
+#define CP_STREAMS_H
+
+#include "src/plan.h"
+
+#include "device.h"
+#include "kernels.h"
+
+/* Enqueue the copying of bytes from one buffer to another, on a stream. */
+typedef struct {
+    cp_status (*carry)(void *context, void *to, const void *from, int64_t bytes,
+                       cudaStream_t stream);
+    void *context;
+} cp_carry;
+
+typedef struct cp_stream_walker cp_stream_walker;
+
+typedef struct {
+    cp_element element; /* of queries, keys, values; plan->element_bytes each */
+    int blocks; /* that should be at work in a decode; 0: 2 per multiprocessor */
+    bool poison;   /* tests: slots are NaN until something is written */
+    bool separate; /* attend, then merge, though one kernel could do both */
+} cp_stream_options;
+
+/* Reserve a rank's slots on the current device, all at once. The plan must
+ * outlive the walker; queues are borrowed. options may be NULL: fp32. Fails
+ * with CP_MEMORY, naming the bytes, if the device has not so much left. */
+cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
+                               const cp_stream_options *options,
+                               cp_stream_walker **out);
+
+/* Waits for nothing: finish first. */
+void cp_stream_walker_free(cp_stream_walker *walker);
+
+/* Where the new tokens must lie, on the device, when the compute queue gets to
+ * the walk: shapes as for cp_walker_queries (walk.h). */
+void *cp_stream_walker_queries(cp_stream_walker *walker);
+void *cp_stream_walker_new_keys(cp_stream_walker *walker);
+void *cp_stream_walker_new_values(cp_stream_walker *walker);
+
+/* Where the answer will lie, after the walk's work on the compute queue: rows
+ * as for cp_walker_result. */
+float *cp_stream_walker_output(cp_stream_walker *walker);
+float *cp_stream_walker_lse(cp_stream_walker *walker);
+
+/* Bytes on the device. */
+int64_t cp_stream_walker_bytes(const cp_stream_walker *walker);
+
+/* Put all ranks' programs on their queues, and return: N ranks on one device,
+ * or on several that can copy from each other. walkers[r] is rank r's, all of
+ * one plan; caches as for cp_walk, on the device. carry may be NULL: copies. A
+ * failure leaves work on the queues; finish waits for it. */
+cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
+                           const cp_carry *carry, void *const *cache_keys,
+                           void *const *cache_values);
+
+/* Wait until a rank's walk is over, at most so many seconds (0: for ever).
+ * CP_BROKEN if something on the device went wrong, if the time is up, or if
+ * ranks disagreed about a batch. */
+cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
+
+/* What the rank sent in its last walk. */
+cp_traffic cp_stream_walker_traffic(const cp_stream_walker *walker);
+
+#endif
