@@ -27,6 +27,16 @@
 #ifdef UNDER_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+/* The library's longjmp asks the kernel a question there, each time. */
+typedef void *place[5];
+#define save_place(here) __builtin_setjmp(here)
+#define go_to(there) __builtin_longjmp(there, 1)
+#define UNCHECKED __attribute__((noinline, no_sanitize_address))
+#else
+typedef jmp_buf place;
+#define save_place(here) _setjmp(here)
+#define go_to(there) _longjmp(there, 1)
+#define UNCHECKED
 #endif
 
 enum {
@@ -43,7 +53,7 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 typedef enum { RUNNING, AT_BLOCK, AT_WARP, ENDED } fiber_state;
 
 typedef struct {
-    jmp_buf place;
+    place resume_at;
     char *stack; /* NULL: never entered */
     fiber_state state;
     const char *file;
@@ -52,7 +62,7 @@ typedef struct {
 } fiber;
 
 static fiber fibers[MOST_THREADS];
-static jmp_buf scheduler_place;
+static place scheduler_place;
 static int current;
 
 /* The values that the lanes of a warp operation bring, the lanes they ask for,
@@ -115,11 +125,11 @@ static void back_in_fiber(int number, bool first) {
 }
 
 /* From a fiber to the scheduler, and some day back. */
-static void pause_fiber(void) {
+UNCHECKED static void pause_fiber(void) {
     const int number = current;
-    if (_setjmp(fibers[number].place) == 0) {
+    if (save_place(fibers[number].resume_at) == 0) {
         before_scheduler(number);
-        _longjmp(scheduler_place, 1);
+        go_to(scheduler_place);
     }
     back_in_fiber(number, false);
 }
@@ -146,17 +156,17 @@ static char *new_stack(void) {
 }
 
 /* Let a thread go on until its next barrier or its end. */
-static void resume(int number) {
+UNCHECKED static void resume(int number) {
     fiber *f = &fibers[number];
     current = number;
     threadIdx = (dim3){(unsigned)number, 0, 0};
-    if (_setjmp(scheduler_place) != 0) {
+    if (save_place(scheduler_place) != 0) {
         back_in_scheduler();
         return;
     }
     if (f->stack != NULL) {
         before_fiber(number);
-        _longjmp(f->place, 1);
+        go_to(f->resume_at);
     }
     static ucontext_t fresh, here;
     f->stack = new_stack();

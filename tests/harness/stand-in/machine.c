@@ -266,6 +266,10 @@ void stand_in_seed(uint64_t seed) {
     machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
     for (int turn = 0; turn < 8; turn++)
         draw(1);
+    if (machine.options.lateness == STAND_IN_BY_SEED)
+        machine.lateness = STAND_IN_LATE + (int)draw(3);
+    else
+        machine.lateness = machine.options.lateness;
     machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
 }
 

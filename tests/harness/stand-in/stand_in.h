@@ -17,9 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* When a started operation completes: after everything else that could run (the
- * one that finds a missing event), at once, or now so and now so, by seed. */
-enum { STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
+/* When a started operation completes: after everything else that could run,
+ * which finds whoever does not wait for an arrival; before everything else,
+ * which finds whoever does not wait until a buffer is free; now so and now so;
+ * or one of these three, as the seed says. */
+enum { STAND_IN_BY_SEED, STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
 
 typedef struct {
     uint64_t seed;   /* decides every choice; two runs of one seed are alike
@@ -28,7 +30,7 @@ typedef struct {
     int driver;      /* as cudaDriverGetVersion: 13000; 0: no driver; below
                        * 12000: too old (cudaErrorInsufficientDriver) */
     int64_t bytes;   /* memory of each device */
-    int lateness;    /* STAND_IN_LATE, _EAGER or _MIXED */
+    int lateness;    /* STAND_IN_BY_SEED, _LATE, _EAGER or _MIXED */
     bool open;       /* the host may look at device memory directly */
     double patience; /* seconds in which other threads may still bring what
                        * a waiting thread needs, before it is a deadlock */
@@ -37,7 +39,7 @@ typedef struct {
 #define STAND_IN_DEFAULTS                                                      \
     {                                                                          \
         .seed = 1, .devices = 1, .driver = 13000, .bytes = INT64_C(1) << 30,   \
-        .lateness = STAND_IN_LATE, .patience = 5.0                             \
+        .lateness = STAND_IN_BY_SEED, .patience = 5.0                          \
     }
 
 /* Start a machine with these options; NULL: the defaults. Before the first call

@@ -558,7 +558,7 @@ static choice choose_run(void) {
 static bool prefers_run(void) {
     if (runs.count == 0 || completions.count == 0)
         return runs.count > 0;
-    switch (machine.options.lateness) {
+    switch (machine.lateness) {
     case STAND_IN_LATE:
         return true;
     case STAND_IN_EAGER:
