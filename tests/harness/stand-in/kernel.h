@@ -83,6 +83,11 @@ uint64_t stand_in_exchange(uint32_t mask, uint64_t bits, int64_t lane,
 #define __all_sync(mask, p)                                                    \
     (stand_in_ballot(mask, (p) == 0, STAND_IN_HERE) == 0)
 
+/* The lane to ask: this thread's own if there is no such lane. */
+static inline int64_t stand_in_inside(int64_t lane) {
+    return lane < 0 || lane > 31 ? (int64_t)(threadIdx.x % 32) : lane;
+}
+
 /* Shuffles of 4- and 8-byte values over whole warps (no fourth argument). A
  * lane that is asked for outside the mask gives NaN, as all bits set. */
 #define STAND_IN_SHUFFLE(mask, value, lane)                                    \
@@ -95,18 +100,16 @@ uint64_t stand_in_exchange(uint32_t mask, uint64_t bits, int64_t lane,
              : stand_in_shuffle_unsigned_long)(mask, value, lane,              \
                                                STAND_IN_HERE)
 #define STAND_IN_LANE ((int64_t)(threadIdx.x % 32))
-#define STAND_IN_INSIDE(lane)                                                  \
-    ((lane) < 0 || (lane) > 31 ? STAND_IN_LANE : (lane))
 #define __shfl_sync(mask, value, lane)                                         \
     STAND_IN_SHUFFLE(mask, value, (int64_t)(lane)&31)
 #define __shfl_xor_sync(mask, value, turn)                                     \
-    STAND_IN_SHUFFLE(mask, value, STAND_IN_INSIDE(STAND_IN_LANE ^ (turn)))
+    STAND_IN_SHUFFLE(mask, value, stand_in_inside(STAND_IN_LANE ^ (turn)))
 #define __shfl_up_sync(mask, value, step)                                      \
     STAND_IN_SHUFFLE(mask, value,                                              \
-                     STAND_IN_INSIDE(STAND_IN_LANE - (int64_t)(step)))
+                     stand_in_inside(STAND_IN_LANE - (int64_t)(step)))
 #define __shfl_down_sync(mask, value, step)                                    \
     STAND_IN_SHUFFLE(mask, value,                                              \
-                     STAND_IN_INSIDE(STAND_IN_LANE + (int64_t)(step)))
+                     stand_in_inside(STAND_IN_LANE + (int64_t)(step)))
 
 #define STAND_IN_SHUFFLE_OF(name, type)                                        \
     static inline type stand_in_shuffle_##name(                                \

@@ -156,6 +156,7 @@ typedef struct {
     stand_in_options options;
     bool begun;
     uint64_t random;    /* the scheduler's state */
+    int lateness;       /* what the seed made of the option */
     uint64_t priority;  /* of streams, when the seed wants them; 0: none */
     cudaError_t failed; /* sticks to every call, as a failed context does */
     stream *streams;
