@@ -241,16 +241,23 @@ void stand_in_shared(const char *name, void *start, size_t bytes,
 
 /* The scheduler of one block. */
 
+static bool same_place(const fiber *a, const fiber *b) {
+    return a->state == b->state && a->line == b->line && a->mask == b->mask &&
+           strcmp(a->file, b->file) == 0;
+}
+
 /* Why a block cannot go on: who stands where. */
 static bool stuck(int threads, const char *why) {
     int first = -1, other = -1;
     for (int i = 0; i < threads && first < 0; i++)
         if (fibers[i].state == AT_BLOCK || fibers[i].state == AT_WARP)
             first = i;
-    for (int i = 0; i < threads && first >= 0 && other < 0; i++)
-        if (fibers[i].state != fibers[first].state ||
-            fibers[i].line != fibers[first].line ||
-            fibers[i].mask != fibers[first].mask)
+    const int start = first >= 0 && fibers[first].state == AT_WARP
+                          ? first / LANES * LANES
+                          : 0;
+    for (int i = start; i < threads && first >= 0 && other < 0; i++)
+        if (fibers[i].state != RUNNING &&
+            !same_place(&fibers[i], &fibers[first]))
             other = i;
     char where[160] = "";
     if (other >= 0 && fibers[other].state == ENDED)
@@ -265,11 +272,6 @@ static bool stuck(int threads, const char *why) {
              first >= 0 ? fibers[first].line : 0, where);
     give_up(threads);
     return false;
-}
-
-static bool same_place(const fiber *a, const fiber *b) {
-    return a->state == b->state && a->line == b->line && a->mask == b->mask &&
-           strcmp(a->file, b->file) == 0;
 }
 
 /* Whether all lanes of this one's mask (those that exist) are where it is. */

@@ -89,6 +89,8 @@ static void register_thread(void) {
     device_of_thread = 0;
     error_of_thread = cudaSuccess;
     machine.threads++;
+    if (machine.coming > 0)
+        machine.coming--;
     pthread_setspecific(at_exit_of_thread, (void *)(intptr_t)epoch);
 }
 
@@ -183,7 +185,7 @@ static bool everyone_waits(void) {
             return false;
         waiters++;
     }
-    return waiters >= machine.threads;
+    return waiters >= machine.threads && machine.coming == 0;
 }
 
 static void deadlock(void) {
@@ -319,8 +321,9 @@ void stand_in_run(void) {
     leave_quietly();
 }
 
-void stand_in_leave(void) {
+void stand_in_leave(int threads) {
     pthread_mutex_lock(&lock);
+    machine.coming = threads;
     if (machine.begun && registered_in == epoch) {
         registered_in = 0;
         machine.threads--;

@@ -167,6 +167,7 @@ typedef struct {
     int64_t numbers; /* for names */
     waiting *waits;
     int threads, in_wait; /* of the host that called since begin */
+    int coming;           /* threads that are to make their first call */
     double changed;       /* when something was last enqueued or run */
     int64_t problems;
     stand_in_statistics counted;

@@ -59,9 +59,10 @@ void stand_in_seed(uint64_t seed);
 /* Run everything that can run. A test's way to say "any time may pass". */
 void stand_in_run(void);
 
-/* This thread makes no call for a while (it joins others, say), so that a
- * deadlock of the others need not wait for patience. Its next call undoes it. */
-void stand_in_leave(void);
+/* Call before starting `threads` threads that make calls, while this one makes
+ * none. Then a deadlock is known as soon as all of them wait, without patience;
+ * and not before all of them have come. This thread's next call undoes it. */
+void stand_in_leave(int threads);
 
 /* The last thing that went wrong, in one line with its numbers; "" if none.
  * Valid until the calling thread asks again. */

@@ -581,6 +581,30 @@ static void run(choice one) {
     finish(one.on, what);
 }
 
+/* What is late ends in this order, if the machine is late, and in the other if
+ * it is eager. So messages come when nothing else is left to do, or first. */
+static int patience_of(const choice *one) {
+    return one->at != NULL ? 2 : one->what->kind == COPY ? 1 : 0;
+}
+
+static choice choose_completion(void) {
+    const int sign = machine.lateness == STAND_IN_EAGER ? -1 : 1;
+    if (machine.lateness == STAND_IN_MIXED)
+        return completions.list[draw((uint64_t)completions.count)];
+    int best = 0, equal = 1;
+    for (int i = 1; i < completions.count; i++) {
+        const int more = sign * (patience_of(&completions.list[i]) -
+                                 patience_of(&completions.list[best]));
+        if (more == 0)
+            equal++;
+        if (more < 0)
+            equal = 1;
+        if (more < 0 || (more == 0 && draw((uint64_t)equal) == 0))
+            best = i;
+    }
+    return completions.list[best];
+}
+
 /* Decide and do one thing. False: nothing can be done. */
 bool step(void) {
     runs.count = 0;
@@ -594,7 +618,7 @@ bool step(void) {
         run(choose_run());
         return true;
     }
-    const choice one = completions.list[draw((uint64_t)completions.count)];
+    const choice one = choose_completion();
     if (one.at != NULL) {
         meeting_complete(one.at);
     } else {
