@@ -759,8 +759,12 @@ static int run_child(int kind, char *said, size_t bytes) {
         touch_badly(kind);
     }
     close(ends[1]);
-    const ssize_t length = read(ends[0], said, bytes - 1);
-    said[length > 0 ? length : 0] = '\0';
+    size_t length = 0;
+    for (ssize_t more = 1; more > 0 && length + 1 < bytes;) {
+        more = read(ends[0], said + length, bytes - 1 - length);
+        length += more > 0 ? (size_t)more : 0;
+    }
+    said[length] = '\0';
     close(ends[0]);
     waitpid(child, &status, 0);
     return status;
@@ -772,11 +776,11 @@ START_TEST(a_bad_access_names_the_allocation) {
         "device 0, which only the device may touch\n",
         "stand-in: the host touched byte 8 of pinned allocation 2 of 256 "
         "bytes, freed\n"};
-    char said[512];
+    char said[4096];
     begin(1, STAND_IN_BY_SEED);
     const int status = run_child(_i, said, sizeof(said));
     ck_assert(WIFSIGNALED(status));
-    ck_assert_msg(strstr(said, messages[_i]) == said, "%s", said);
+    ck_assert_msg(strstr(said, messages[_i]) != NULL, "%s", said);
     if (_i == 0)
         ck_assert_ptr_nonnull(strstr(said, "bytes behind the end of "
                                            "allocation 1 of 256 bytes"));
