@@ -1,9 +1,8 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Attention over ranks that are threads, after a replayed past. */
+/* Attention over ranks, after a replayed past. */
 #define _POSIX_C_SOURCE 200809L
 #include "attend_job.h"
 
-#include <omp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,7 @@
 
 #include "choose.h"
 #include "store.h"
-#include "threads.h"
+#include "together.h"
 #include "walk.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
@@ -58,6 +57,8 @@ static cp_status place_call(const cp_attend_job *job, cp_cache *cache,
     const int64_t width = job->shape.kv_heads * job->shape.head_dim;
     for (int rank = 0; rank < job->ranks; rank++) {
         const cp_pieces *to = &layout->appended[rank].pieces;
+        if (cp_store_keys(store, rank, 0) == NULL)
+            continue; /* of another process */
         put_rows(job, to, job->keys, width, cp_store_keys(store, rank, 0));
         put_rows(job, to, job->values, width, cp_store_values(store, rank, 0));
     }
@@ -113,6 +114,7 @@ static cp_status replay(const cp_attend_job *job, cp_cache *cache,
 }
 
 typedef struct {
+    const cp_place *place;
     cp_attend_job *job;
     const cp_layout *layout;
     const cp_plan *plan;
@@ -183,6 +185,30 @@ static void watch_op(void *context, const cp_walker *walker, const cp_op *op,
     pthread_mutex_unlock(&watch->call->lock);
 }
 
+static cp_status read_all_rows(const attend_call *call, cp_comm *comm,
+                               const cp_partial *mine) {
+    const int64_t floats = mine->rows * mine->heads * (mine->dim + 1);
+    void *blocks[CP_TOGETHER_MOST];
+    float *memory;
+    cp_status status = cp_allocate(&memory, comm->ranks * floats, sizeof(float),
+                                   "the others' results");
+    for (int r = 0; r < comm->ranks; r++)
+        blocks[r] = memory + r * floats;
+    if (status == CP_OK)
+        status = cp_comm_all_gather(comm, mine->output, blocks,
+                                    floats * (int64_t)sizeof(float));
+    for (int r = 0; r < comm->ranks && status == CP_OK; r++) {
+        cp_partial theirs = *mine;
+        if (r != comm->rank) {
+            theirs.output = blocks[r];
+            theirs.lse = theirs.output + mine->rows * mine->heads * mine->dim;
+        }
+        read_rows(call, r, &theirs);
+    }
+    free(memory);
+    return status;
+}
+
 static cp_status attend_rank(cp_comm *comm, void *context) {
     attend_call *call = context;
     observer watch = {call, comm->rank, 0};
@@ -190,38 +216,45 @@ static cp_status attend_rank(cp_comm *comm, void *context) {
         .threads = call->threads,
         .observe = call->job->partial != NULL ? watch_op : NULL,
         .context = &watch};
+    const bool apart = call->place->only != CP_NOBODY;
     cp_walker *walker;
-    cp_status status = cp_walker_new(call->plan, comm->rank, &options, &walker);
+    cp_status status = apart ? cp_agree(comm, call->plan, 0) : CP_OK;
+    if (status == CP_OK)
+        status = cp_walker_new(call->plan, comm->rank, &options, &walker);
     if (status != CP_OK)
         return status;
     fill_rows(call, comm->rank, walker);
     status = cp_walk(walker, comm, cp_store_keys(call->store, comm->rank, 0),
                      cp_store_values(call->store, comm->rank, 0));
-    if (status == CP_OK)
+    if (status == CP_OK && apart)
+        status = read_all_rows(call, comm, cp_walker_result(walker));
+    else if (status == CP_OK)
         read_rows(call, comm->rank, cp_walker_result(walker));
     cp_walker_free(walker);
     return status;
 }
 
-static cp_status run_ranks(cp_attend_job *job, const cp_layout *layout,
-                           const cp_plan *plan, cp_store *store) {
-    const int cores = job->cores > 0 ? job->cores : omp_get_num_procs();
-    attend_call call = {.job = job,
+static cp_status run_ranks(const cp_place *place, cp_attend_job *job,
+                           const cp_layout *layout, const cp_plan *plan,
+                           cp_store *store) {
+    attend_call call = {.place = place,
+                        .job = job,
                         .layout = layout,
                         .plan = plan,
                         .store = store,
-                        .threads = (int)cp_max(1, cores / job->ranks)};
+                        .threads =
+                            cp_place_share(place, job->cores, job->ranks)};
     pthread_mutex_init(&call.lock, NULL);
-    const cp_threads_options options = {.ranks = job->ranks};
-    const cp_status status = cp_threads_run(&options, attend_rank, &call);
+    const cp_status status = place->run(job->ranks, attend_rank, &call);
     pthread_mutex_destroy(&call.lock);
     return status;
 }
 
-static cp_status decide_by_rule(cp_attend_job *job, const cp_cache *cache) {
+static cp_status decide_by_rule(const cp_place *place, cp_attend_job *job,
+                                const cp_cache *cache) {
     cp_choice choice;
     const cp_status status =
-        cp_choose(&cp_machine_threads, &job->shape, job->ranks, job->sequences,
+        cp_choose(place->machine, &job->shape, job->ranks, job->sequences,
                   job->new_tokens, cache->length, &choice);
     if (status == CP_OK) {
         job->chosen = choice.variant;
@@ -230,7 +263,8 @@ static cp_status decide_by_rule(cp_attend_job *job, const cp_cache *cache) {
     return status;
 }
 
-static cp_status decide(cp_attend_job *job, const cp_cache *cache) {
+static cp_status decide(const cp_place *place, cp_attend_job *job,
+                        const cp_cache *cache) {
     bool ones = true;
     for (int64_t s = 0; s < job->sequences; s++)
         ones = ones && job->new_tokens[s] == 1;
@@ -240,16 +274,16 @@ static cp_status decide(cp_attend_job *job, const cp_cache *cache) {
         job->chosen = CP_DECODE;
         snprintf(job->rule, sizeof(job->rule), "one new token per sequence");
     } else if (job->variant == CP_AUTO) {
-        return decide_by_rule(job, cache);
+        return decide_by_rule(place, job, cache);
     }
     return CP_OK;
 }
 
-static cp_status final_call(cp_attend_job *job, cp_cache *cache,
-                            cp_store *store) {
+static cp_status final_call(const cp_place *place, cp_attend_job *job,
+                            cp_cache *cache, cp_store *store) {
     cp_layout *layout = NULL;
     cp_plan *plan = NULL;
-    cp_status status = decide(job, cache);
+    cp_status status = decide(place, job, cache);
     if (status == CP_OK)
         status = job->chosen == CP_DECODE
                      ? cp_cache_decode(cache, job->new_tokens, &layout)
@@ -257,7 +291,7 @@ static cp_status final_call(cp_attend_job *job, cp_cache *cache,
     if (status == CP_OK)
         status = cp_plan_build(job->chosen, layout, &job->shape, NULL, &plan);
     if (status == CP_OK)
-        status = run_ranks(job, layout, plan, store);
+        status = run_ranks(place, job, layout, plan, store);
     cp_plan_free(plan);
     cp_layout_free(layout);
     return status;
@@ -270,22 +304,22 @@ static int64_t longest_sequence(const cp_attend_job *job) {
     return longest;
 }
 
-cp_status cp_attend_run(cp_attend_job *job) {
+cp_status cp_attend_run(const cp_place *place, cp_attend_job *job) {
     const int64_t room = longest_sequence(job);
     cp_cache *cache = NULL;
     cp_store *store = NULL;
     int64_t *lengths = NULL;
     cp_status status = cp_cache_new(job->ranks, job->sequences, room, &cache);
     if (status == CP_OK)
-        status = cp_store_new(job->ranks, 1, job->sequences, room, &job->shape,
-                              &store);
+        status = cp_store_new_of(job->ranks, place->only, 1, job->sequences,
+                                 room, &job->shape, &store);
     if (status == CP_OK)
         status =
             cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths");
     if (status == CP_OK)
         status = replay(job, cache, store, lengths);
     if (status == CP_OK)
-        status = final_call(job, cache, store);
+        status = final_call(place, job, cache, store);
     /* Free what the call used. */
     free(lengths);
     cp_store_free(store);

@@ -790,6 +790,21 @@ void cp_mpi_end(bool orderly) {
         MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
+void cp_mpi_set_patience(cp_comm *comm, double seconds) {
+    ((struct member *)comm)->options.patience = seconds;
+}
+
+int cp_mpi_local(cp_comm *comm) {
+    MPI_Comm here;
+    int size = 1;
+    if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank,
+                            MPI_INFO_NULL, &here) != MPI_SUCCESS)
+        return comm->ranks;
+    MPI_Comm_size(here, &size);
+    MPI_Comm_free(&here);
+    return size;
+}
+
 const char *cp_mpi_name(void) {
 #ifdef OPEN_MPI
     return "Open MPI";
@@ -820,6 +835,15 @@ int cp_mpi_close(cp_comm *comm, int status) {
 
 void cp_mpi_end(bool orderly) {
     (void)orderly;
+}
+
+void cp_mpi_set_patience(cp_comm *comm, double seconds) {
+    (void)comm, (void)seconds;
+}
+
+int cp_mpi_local(cp_comm *comm) {
+    (void)comm;
+    return 1;
 }
 
 const char *cp_mpi_name(void) {

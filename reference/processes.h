@@ -35,6 +35,12 @@ int cp_mpi_close(cp_comm *comm, int status);
  * processes with status 1, and do not return. */
 void cp_mpi_end(bool orderly);
 
+/* From now on, waits last so long. */
+void cp_mpi_set_patience(cp_comm *comm, double seconds);
+
+/* How many of the processes are on this machine. */
+int cp_mpi_local(cp_comm *comm);
+
 /* The library, for --version; NULL: none is built in. */
 const char *cp_mpi_name(void);
 

@@ -12,6 +12,12 @@ struct cp_store {
 
 cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out) {
+    return cp_store_new_of(ranks, -1, layers, sequences, room, shape, out);
+}
+
+cp_status cp_store_new_of(int ranks, int only, int64_t layers,
+                          int64_t sequences, int64_t room,
+                          const cp_shape *shape, cp_store **out) {
     *out = NULL;
     cp_store *store = NULL;
     cp_status status = cp_allocate(&store, 1, sizeof(*store), "a store");
@@ -28,8 +34,9 @@ cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
     status =
         cp_allocate(&store->tensor, store->count, sizeof(float *), "a store");
     for (int64_t n = 0; n < store->count && status == CP_OK; n++)
-        status = cp_allocate_lines(&store->tensor[n], elements, sizeof(float),
-                                   "the cache of a layer");
+        if (only < 0 || n / (2 * layers) == only)
+            status = cp_allocate_lines(&store->tensor[n], elements,
+                                       sizeof(float), "the cache of a layer");
     if (status != CP_OK) {
         cp_store_free(store);
         return status;

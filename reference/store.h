@@ -14,6 +14,12 @@ typedef struct cp_store cp_store;
 cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out);
 
+/* The same where only one rank is in this process; the tensors of the others
+ * are NULL. With only = -1 all are here. */
+cp_status cp_store_new_of(int ranks, int only, int64_t layers,
+                          int64_t sequences, int64_t room,
+                          const cp_shape *shape, cp_store **out);
+
 void cp_store_free(cp_store *store);
 
 /* One rank's keys and values of one layer; they belong to the store. */

@@ -4,6 +4,7 @@
 #define CP_BACKEND_H
 
 #include "bench.h"
+#include "choose.h"
 #include "layout.h"
 #include "session.h"
 
@@ -65,9 +66,13 @@ struct cp_model {
  * nothing else, changed when it fails; logits reads the last run that did
  * not. */
 struct cp_backend {
-    const char *name;         /* as --on names it: "threads" */
-    const char *kernels;      /* for --version */
-    const char *communicator; /* for --version */
+    const char *name;          /* as --on names it: "threads" */
+    const char *kernels;       /* for --version */
+    const char *communicator;  /* for --version */
+    const cp_machine *machine; /* what Algorithm 1 is to assume */
+    /* Become one of several processes with this command line (crew.h), and
+     * see that they agree on it; NULL: there is but one. */
+    cp_status (*join)(int count, char *const *arguments);
     cp_status (*attend)(cp_attend_job *job);
     cp_status (*bench)(const cp_bench *bench);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);

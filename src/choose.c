@@ -13,6 +13,13 @@ const cp_machine cp_machine_threads = {
     .shares_cores = true,
 };
 
+const cp_machine cp_machine_processes = {
+    .name = "processes that nobody has calibrated",
+    .flops = 40000000000,
+    .bytes_per_second = 13000000000,
+    .element_bytes = 4,
+    .shares_cores = true,
+};
 __extension__ typedef unsigned __int128 wide;
 
 static bool times(wide *product, int64_t factor) {
@@ -57,13 +64,17 @@ static void append(cp_choice *choice, int length, const char *text) {
         snprintf(choice->rule + length, room - (size_t)length, "%s", text);
 }
 
-static void explain(cp_choice *choice, bool hidden, const batch_sums *sums) {
-    const char *sign = hidden ? ">=" : "<";
-    int length = snprintf(choice->rule, sizeof(choice->rule),
-                          isinf(choice->threshold)
-                              ? "no transfer hides between threads"
-                              : "T = %.6g new tokens %s threshold %.6g (eq. 2)",
-                          choice->new_tokens, sign, choice->threshold);
+static void explain(cp_choice *choice, const cp_machine *machine, bool hidden,
+                    const batch_sums *sums) {
+    const size_t room = sizeof(choice->rule);
+    int length;
+    if (machine->shares_cores)
+        length = snprintf(choice->rule, room, "no transfer hides between %s",
+                          machine->name);
+    else
+        length = snprintf(
+            choice->rule, room, "T = %.6g new tokens %s threshold %.6g (eq. 2)",
+            choice->new_tokens, hidden ? ">=" : "<", choice->threshold);
     if (hidden) {
         append(choice, length, ": attention hides the transfer");
         return;
@@ -111,6 +122,6 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
     }
     if (!hidden && !keys_smaller(shape, &sums))
         choice->variant = CP_PASS_Q;
-    explain(choice, hidden, &sums);
+    explain(choice, machine, hidden, &sums);
     return CP_OK;
 }

@@ -34,4 +34,7 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
 /* Ranks as threads of one process, on one core each (AMD EPYC, Zen 3). */
 extern const cp_machine cp_machine_threads;
 
+/* Ranks as processes, wherever they may be. */
+extern const cp_machine cp_machine_processes;
+
 #endif

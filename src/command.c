@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "crew.h"
+
 #ifndef CP_VERSION
 #define CP_VERSION "0"
 #define CP_COMMIT "unknown"
@@ -28,8 +30,13 @@ cp_status cp_output_flush(void) {
                    strerror(output_reason));
 }
 
+void cp_complain(const char *message) {
+    if (cp_crew_leads() && message[0] != '\0')
+        fprintf(stderr, "longring: %s\n", message);
+}
+
 static int bad_use(void) {
-    fprintf(stderr, "longring: %s\n", cp_message());
+    cp_complain(cp_message());
     return 2;
 }
 
@@ -37,8 +44,8 @@ static int bad_use(void) {
 static int finished(cp_status status) {
     if (status == CP_OK)
         status = cp_output_flush();
-    if (status != CP_OK && cp_message()[0] != '\0')
-        fprintf(stderr, "longring: %s\n", cp_message());
+    if (status != CP_OK)
+        cp_complain(cp_message());
     if (status == CP_INTERRUPTED)
         return 130;
     return status == CP_OK ? 0 : 1;
@@ -66,19 +73,35 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
     return result;
 }
 
-cp_status cp_command_ranks(int64_t ranks) {
-    if (ranks < 1 || ranks > CP_COMMAND_RANKS)
+cp_status cp_command_ranks(int64_t *ranks) {
+    const cp_crew *crew = cp_crew_mine();
+    const bool joined = crew->share != NULL;
+    if (*ranks < 0)
+        *ranks = joined ? crew->ranks : 4;
+    if (*ranks < 1 || *ranks > CP_COMMAND_RANKS)
         return cp_fail(CP_INVALID,
                        "--ranks %lld: between 1 and %d ranks can be had",
-                       (long long)ranks, CP_COMMAND_RANKS);
+                       (long long)*ranks, CP_COMMAND_RANKS);
+    if (joined && *ranks != crew->ranks)
+        return cp_fail(CP_INVALID,
+                       "--ranks %lld: the launcher has started %d processes",
+                       (long long)*ranks, crew->ranks);
     return CP_OK;
 }
 
-cp_status cp_command_backend(int place, const cp_backend **backend) {
-    static const char *const places[] = {"threads", "mpi", "cuda"};
+static const char *const places[] = {"threads", "mpi", "cuda"};
+enum { PLACES = sizeof(places) / sizeof(places[0]) };
+
+cp_status cp_command_backend(int place, double timeout,
+                             const cp_backend **backend) {
     *backend = cp_backend_find(places[place]);
     if (*backend == NULL)
-        return cp_fail(CP_INVALID, "--on %s: not built yet", places[place]);
+        return cp_fail(CP_INVALID, "--on %s: not built in", places[place]);
+    if (!(timeout > 0))
+        return cp_fail(CP_INVALID, "--timeout %g: seconds above 0 are due",
+                       timeout);
+    if (cp_crew_mine()->patience != NULL)
+        cp_crew_mine()->patience(timeout);
     return CP_OK;
 }
 cp_status cp_command_about(cp_status status, const char *path) {
@@ -135,13 +158,34 @@ cp_status cp_stream_read(FILE *in, const char *name, char **text,
     return cp_fail(CP_FILE, "%s: cannot be read after %lld bytes: %s", name,
                    (long long)*bytes, strerror(errno));
 }
-cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
+static cp_status file_read(const char *path, char **text, int64_t *bytes) {
     FILE *in = fopen(path, "rb");
-    *text = NULL;
     if (in == NULL)
         return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
     const cp_status status = cp_stream_read(in, path, text, bytes);
     fclose(in);
+    return status;
+}
+
+cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
+    cp_status status = CP_OK;
+    *text = NULL;
+    if (cp_crew_leads())
+        status = file_read(path, text, bytes);
+    return cp_crew_share(status, NULL, 0, (void **)text, bytes);
+}
+cp_status cp_command_array(const char *path, cp_npy *array) {
+    static const int64_t sizes[] = {4, 8, 4, 8}; /* of each cp_npy_type */
+    cp_status status = CP_OK;
+    int64_t bytes = 0;
+    *array = (cp_npy){0};
+    if (cp_crew_leads())
+        status = cp_npy_read(path, array);
+    if (status == CP_OK)
+        bytes = array->count * sizes[array->type];
+    void *data = array->data;
+    status = cp_crew_share(status, array, sizeof(*array), &data, &bytes);
+    array->data = data;
     return status;
 }
 
@@ -217,6 +261,9 @@ static int version(void) {
     for (int i = 0; cp_backends[i] != NULL; i++)
         printf("on %s: kernels %s; communicator %s\n", cp_backends[i]->name,
                cp_backends[i]->kernels, cp_backends[i]->communicator);
+    for (int i = 0; i < PLACES; i++)
+        if (cp_backend_find(places[i]) == NULL)
+            printf("on %s: not built in\n", places[i]);
     return finished(CP_OK);
 }
 static int unknown_command(const char *text) {
@@ -245,11 +292,34 @@ static int dispatch(int count, char *const *arguments) {
             return commands[i].run(count - 2, arguments + 2);
     return unknown_command(name);
 }
+static const cp_backend *backend_of(int count, char *const *arguments) {
+    const char *name = "threads";
+    for (int i = 2; i < count; i++)
+        if (strncmp(arguments[i], "--on=", 5) == 0)
+            name = arguments[i] + 5;
+        else if (strcmp(arguments[i], "--on") == 0 && i + 1 < count)
+            name = arguments[++i];
+    return cp_backend_find(name);
+}
+
+static int dispatch_crew(const cp_backend *backend, int count,
+                         char *const *arguments) {
+    int result = 1;
+    if (backend->join(count, arguments) == CP_OK)
+        result = dispatch(count, arguments);
+    else
+        cp_complain(cp_message());
+    return cp_crew_mine()->leave != NULL ? cp_crew_mine()->leave(result)
+                                         : result;
+}
 int cp_command_line(int count, char *const *arguments) {
+    const cp_backend *backend = backend_of(count, arguments);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     for (int file = 0; file <= 2; file++)
         if (fcntl(file, F_GETFD) < 0)
             open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
+    if (backend != NULL && backend->join != NULL)
+        return dispatch_crew(backend, count, arguments);
     return dispatch(count, arguments);
 }

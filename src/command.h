@@ -4,6 +4,7 @@
 #define CP_COMMAND_H
 
 #include "backend.h"
+#include "npy.h"
 #include "options.h"
 
 typedef struct {
@@ -31,11 +32,19 @@ enum { CP_COMMAND_RANKS = 1024 }; /* more than this is refused */
 #define CP_COMMAND_VARIANTS "auto|pass-kv|pass-q|all-gather|decode"
 #define CP_COMMAND_PLACES "threads|mpi|cuda"
 
-/* Check --ranks. */
-cp_status cp_command_ranks(int64_t ranks);
+/* Check --ranks. Below 0, it was not given, and is 4, or as many as there are
+ * processes if they are what ranks are. */
+cp_status cp_command_ranks(int64_t *ranks);
 
-/* The backend of that place of CP_COMMAND_PLACES. */
-cp_status cp_command_backend(int place, const cp_backend **backend);
+/* The backend of that place of CP_COMMAND_PLACES, whose ranks shall wait for
+ * each other no longer than timeout, in seconds. */
+cp_status cp_command_backend(int place, double timeout,
+                             const cp_backend **backend);
+
+enum { CP_COMMAND_TIMEOUT = 60 }; /* unless --timeout says otherwise */
+
+/* Print the one line of a failure. */
+void cp_complain(const char *message);
 
 /* Put the name of a file before the message of a failure, unless the message
  * names it already. Returns status. */
@@ -55,6 +64,9 @@ const char *cp_plural(int64_t count);
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
 cp_status cp_stream_read(FILE *in, const char *name, char **text,
                          int64_t *bytes);
+
+/* As cp_npy_read. */
+cp_status cp_command_array(const char *path, cp_npy *array);
 /* The turns of one sequence, as --history spells them: "500+d20+64", up to
  * the next comma or the end. An empty history is "0". *turns is allocated;
  * the caller frees it, whatever the result. */

@@ -13,6 +13,7 @@
 
 #include "cache.h"
 #include "check.h"
+#include "crew.h"
 #include "npy.h"
 #include "save.h"
 
@@ -21,6 +22,7 @@ typedef struct {
     int64_t ranks;
     cp_counts lengths, cached;
     int variant, on;
+    double timeout;
     /* What they come to. */
     const cp_backend *backend;
     cp_npy queries, keys, values;
@@ -93,14 +95,18 @@ static cp_status attend_check(void *context) {
                        "of %lld",
                        run->history != NULL ? "history" : "cached",
                        (long long)pasts, (long long)run->sequences);
-    cp_status status = cp_command_ranks(run->ranks);
+    cp_status status = cp_command_ranks(&run->ranks);
     if (status == CP_OK && run->history != NULL)
         status = histories_check(run->history);
-    return status != CP_OK ? status
-                           : cp_command_backend(run->on, &run->backend);
+    if (status == CP_OK && run->partials != NULL && cp_crew_mine()->ranks > 1)
+        status = cp_fail(CP_INVALID, "--partials: the ranks of one process "
+                                     "alone can write them");
+    return status != CP_OK
+               ? status
+               : cp_command_backend(run->on, run->timeout, &run->backend);
 }
 static cp_status tensor_read(const char *path, cp_npy *tensor) {
-    cp_status status = cp_npy_read(path, tensor);
+    cp_status status = cp_command_array(path, tensor);
     if (status == CP_OK && tensor->dims != 3)
         status = cp_fail(CP_INVALID,
                          "%s: %d dimensions; [tokens][heads]"
@@ -501,7 +507,7 @@ static cp_status attend_work(void *context) {
 }
 
 int cp_command_attend(int count, char *const *arguments) {
-    attend_run run = {.ranks = 4};
+    attend_run run = {.ranks = -1, .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
         /* Options of attend. */
         {"q", CP_WORD, &run.q, "Q.npy",
@@ -523,6 +529,8 @@ int cp_command_attend(int count, char *const *arguments) {
          "which ring (default auto: by Algorithm 1)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
+        {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
+         "how long a process waits for another (default 60)"},
         {"out", CP_WORD, &run.out, "O.npy",
          "the output, shaped as the queries"},
         {"lse", CP_WORD, &run.lse, "LSE.npy",

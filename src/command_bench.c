@@ -19,7 +19,7 @@ typedef struct {
     int64_t threads, rounds, generate; /* below 0: not given */
     int kernel, on, peer, variant;
     const char *python;
-    double patience;
+    double patience, timeout;
     bool csv;
     /* What they come to. */
     int count; /* of arguments, for the head of the file */
@@ -221,8 +221,9 @@ static cp_status bench_check(void *context) {
         status = numbers_take(run);
     if (status == CP_OK)
         status = lists_check(run);
-    return status == CP_OK ? cp_command_backend(run->on, &run->backend)
-                           : status;
+    return status == CP_OK
+               ? cp_command_backend(run->on, run->timeout, &run->backend)
+               : status;
 }
 
 static void head_print(const bench_run *run) {
@@ -387,6 +388,7 @@ int cp_command_bench(int count, char *const *arguments) {
                      .generate = -1,
                      .python = getenv("PYTHON"),
                      .patience = 600,
+                     .timeout = CP_COMMAND_TIMEOUT,
                      .count = count,
                      .arguments = arguments};
     const cp_option options[] = {
@@ -427,6 +429,8 @@ int cp_command_bench(int count, char *const *arguments) {
          "which ring, for the million (default auto: pass-q)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
+        {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
+         "how long a process waits for another (default 60)"},
         {"csv", CP_FLAG, &run.csv, NULL,
          "for programs, with machine, date, commit and command in the head"},
         {0}};

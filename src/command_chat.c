@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "crew.h"
 #include "draw.h"
 #include "save.h"
 #include "screen.h"
@@ -46,7 +47,7 @@ typedef struct {
     int64_t ranks, most, capacity, seed;
     int variant, on;
     bool compare;
-    double temperature;
+    double temperature, timeout;
     /* What it comes to. */
     const cp_backend *backend;
     cp_gguf *gguf;
@@ -72,6 +73,7 @@ typedef struct {
     bool stopping;       /* the user has had enough of this answer */
     const char *doing;   /* what progress is shown of; NULL: nothing */
     char *drawing;       /* of the last turn's prefill */
+    cp_status lost;      /* why no line could be shared among processes */
 } chat_run;
 
 static volatile sig_atomic_t stop, interrupts;
@@ -560,8 +562,8 @@ static void prompt_show(const chat_run *chat) {
 }
 /* The next line without its end, and how many bytes it has; false at the end
  * of the input. */
-static bool line_read(const chat_run *chat, char **line, size_t *size,
-                      size_t *length) {
+static bool line_get(const chat_run *chat, char **line, size_t *size,
+                     size_t *length) {
     for (;;) {
         prompt_show(chat);
         errno = 0;
@@ -579,6 +581,24 @@ static bool line_read(const chat_run *chat, char **line, size_t *size,
         if (chat->prompts)
             fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
     }
+}
+static bool line_read(chat_run *chat, char **line, size_t *size,
+                      size_t *length) {
+    bool more = false;
+    if (cp_crew_mine()->ranks == 1)
+        return line_get(chat, line, size, length);
+    chat->lost = cp_crew_await(STDIN_FILENO);
+    if (chat->lost == CP_OK && cp_crew_leads())
+        more = line_get(chat, line, size, length);
+    int64_t bytes = more ? (int64_t)*length : 0;
+    void *data = *line;
+    if (chat->lost == CP_OK)
+        chat->lost = cp_crew_share(CP_OK, &more, sizeof(more), &data, &bytes);
+    *line = data;
+    *length = (size_t)bytes;
+    if (!cp_crew_leads())
+        *size = *length + 1;
+    return chat->lost == CP_OK && more;
 }
 static cp_status line_answer(chat_run *chat, const char *line) {
     if (strcmp(line, "/help") == 0) {
@@ -623,16 +643,17 @@ static cp_status converse(chat_run *chat) {
         if (status == CP_OK || ferror(stdout))
             continue;
         progress_end(chat);
-        fprintf(stderr, "longring: %s\n",
-                status == CP_INTERRUPTED
-                    ? "stopped while reading; the question is forgotten"
-                    : cp_message());
+        cp_complain(status == CP_INTERRUPTED
+                        ? "stopped while reading; the question is forgotten"
+                        : cp_message());
         if (!chat->prompts && status != CP_INTERRUPTED && line[0] != '/')
             result = status;
     }
     if (chat->prompts && feof(stdin))
         putchar('\n');
     free(line);
+    if (chat->lost != CP_OK && result == CP_OK)
+        return chat->lost;
     /* End the conversation with its status, said once. */
     const cp_status lost = cp_output_flush();
     if (lost != CP_OK)
@@ -659,13 +680,14 @@ static cp_status chat_check(void *context) {
     if (chat->most < 1)
         return cp_fail(CP_INVALID, "--most %lld: at least 1 token",
                        (long long)chat->most);
-    cp_status status = cp_command_ranks(chat->ranks);
+    cp_status status = cp_command_ranks(&chat->ranks);
     if (status == CP_OK)
         status = cp_sampler_start(chat->temperature, (uint64_t)chat->seed,
                                   &chat->sampler);
     chat->first_sampler = chat->sampler;
-    return status == CP_OK ? cp_command_backend(chat->on, &chat->backend)
-                           : status;
+    return status == CP_OK
+               ? cp_command_backend(chat->on, chat->timeout, &chat->backend)
+               : status;
 }
 
 static cp_status document_open(chat_run *chat) {
@@ -835,7 +857,10 @@ static cp_status chat_work(void *context) {
     chat->prompts = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO) &&
                     chat->asks.count == 0 && chat->batch == NULL;
     chat->shows_progress = isatty(STDERR_FILENO);
-    interrupts_catch();
+    if (cp_crew_mine()->ranks == 1)
+        interrupts_catch();
+    else
+        setvbuf(stdin, NULL, _IONBF, 0);
     loading_show(chat, base_name(chat->model));
     cp_status status = chat_open(chat);
     progress_end(chat);
@@ -854,7 +879,11 @@ static cp_status chat_work(void *context) {
 }
 
 int cp_command_chat(int count, char *const *arguments) {
-    chat_run chat = {.ranks = 4, .most = 128, .sequences = 1, .seed = 1};
+    chat_run chat = {.ranks = -1,
+                     .most = 128,
+                     .sequences = 1,
+                     .seed = 1,
+                     .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
         /* Options of chat. */
         {"model", CP_WORD, &chat.model, "FILE.gguf", "the model"},
@@ -871,6 +900,8 @@ int cp_command_chat(int count, char *const *arguments) {
          "which ring reads the questions (default auto: by Algorithm 1)"},
         {"on", CP_ONE_OF, &chat.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
+        {"timeout", CP_NUMBER, &chat.timeout, "SECONDS",
+         "how long a process waits for another (default 60)"},
         {"compare", CP_FLAG, &chat.compare, NULL,
          "afterwards do the same on one rank, and say whether every token "
          "agrees"},

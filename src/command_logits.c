@@ -14,6 +14,7 @@ typedef struct {
     const char *model, *tokens, *history, *positions, *out;
     int64_t ranks, generate;
     int variant, on;
+    double timeout;
     /* What they come to. */
     const cp_backend *backend;
     cp_npy ids;
@@ -47,13 +48,14 @@ static cp_status logits_check(void *context) {
     if (run->history != NULL && strchr(run->history, ',') != NULL)
         return cp_fail(CP_INVALID, "--history %s: one sequence is needed",
                        run->history);
-    cp_status status = cp_command_ranks(run->ranks);
+    cp_status status = cp_command_ranks(&run->ranks);
     if (status == CP_OK && run->history != NULL)
         status = cp_history_parse(run->history, &run->turns, &run->turn_count);
     if (status == CP_OK && !positions_named(run->positions))
         status = cp_counts_parse("positions", run->positions, &run->wanted);
-    return status == CP_OK ? cp_command_backend(run->on, &run->backend)
-                           : status;
+    return status == CP_OK
+               ? cp_command_backend(run->on, run->timeout, &run->backend)
+               : status;
 }
 
 static cp_status positions_check(const logits_run *run) {
@@ -93,7 +95,7 @@ static cp_status room_check(const logits_run *run) {
     return CP_OK;
 }
 static cp_status ids_load(logits_run *run) {
-    cp_status status = cp_npy_read(run->tokens, &run->ids);
+    cp_status status = cp_command_array(run->tokens, &run->ids);
     if (status == CP_OK)
         status = cp_npy_to_int64(&run->ids, run->tokens);
     if (status != CP_OK)
@@ -269,7 +271,8 @@ static cp_status logits_work(void *context) {
 }
 
 int cp_command_logits(int count, char *const *arguments) {
-    logits_run run = {.ranks = 4, .positions = "last"};
+    logits_run run = {
+        .ranks = -1, .positions = "last", .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
         /* Options of logits. */
         {"model", CP_WORD, &run.model, "FILE.gguf", "the model"},
@@ -280,6 +283,8 @@ int cp_command_logits(int count, char *const *arguments) {
          "which ring (default auto: by Algorithm 1)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
+        {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
+         "how long a process waits for another (default 60)"},
         {"history", CP_WORD, &run.history, "H",
          "how the tokens are fed: 500+d20+64 is a prefill of 500, 20 decode "
          "steps, a prefill of 64 (default: one prefill)"},

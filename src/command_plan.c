@@ -66,7 +66,7 @@ static cp_status plan_check(void *context) {
     if (heads->count == 3)
         run->shape =
             (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
-    cp_status status = cp_command_ranks(run->ranks);
+    cp_status status = cp_command_ranks(&run->ranks);
     if (status == CP_OK)
         status = cp_shape_check(&run->shape);
     return status == CP_OK ? new_tokens_check(run) : status;

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "save.h"
 
+#include "crew.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -129,6 +131,8 @@ static cp_status saving_fill(saving *save, const cp_saved *saved) {
 }
 cp_status cp_save_all(int64_t count, const cp_saved *files) {
     saving *saves;
+    if (!cp_crew_leads())
+        return CP_OK;
     cp_status status =
         cp_allocate(&saves, count, sizeof(*saves), "files to be written");
     if (status != CP_OK)
@@ -154,7 +158,7 @@ cp_status cp_save(const char *path, int64_t count, const cp_bytes *parts) {
 }
 
 cp_status cp_save_check(const char *path) {
-    if (path == NULL)
+    if (path == NULL || !cp_crew_leads())
         return CP_OK;
     struct stat old;
     if (stat(path, &old) == 0 && S_ISDIR(old.st_mode))

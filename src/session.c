@@ -89,8 +89,9 @@ static cp_status decide(const cp_session *session, bool decode, making *call) {
         return CP_OK;
     cp_choice choice;
     const cp_status status = cp_choose(
-        &cp_machine_threads, &session->model->facts.shape, options->ranks,
-        options->sequences, call->lengths, session->cache->length, &choice);
+        session->model->backend->machine, &session->model->facts.shape,
+        options->ranks, options->sequences, call->lengths,
+        session->cache->length, &choice);
     if (status == CP_OK) {
         report->variant = choice.variant;
         memcpy(report->rule, choice.rule, sizeof(choice.rule));

@@ -157,7 +157,7 @@ START_TEST(test_prefill_after_a_past) {
                                               CP_ALL_GATHER};
         bench b =
             set_up(shapes[(v + _i) % 4], rank_counts[_i], fresh, variants[v]);
-        must(cp_attend_run(&b.job));
+        must(cp_attend_run(&cp_place_threads, &b.job));
         compare(&b);
         ck_assert(v == 0 || b.job.chosen == variants[v]);
         tear_down(&b);
@@ -168,12 +168,12 @@ END_TEST
 START_TEST(test_decode_after_a_past) {
     const int64_t all[SEQUENCES] = {1, 1, 1, 1}, some[SEQUENCES] = {0, 1, 0, 1};
     bench b = set_up(shapes[_i % 4], rank_counts[_i], all, CP_AUTO);
-    must(cp_attend_run(&b.job));
+    must(cp_attend_run(&cp_place_threads, &b.job));
     ck_assert_int_eq(b.job.chosen, CP_DECODE);
     compare(&b);
     tear_down(&b);
     b = set_up(shapes[(_i + 1) % 4], rank_counts[_i], some, CP_DECODE);
-    must(cp_attend_run(&b.job));
+    must(cp_attend_run(&cp_place_threads, &b.job));
     compare(&b);
     tear_down(&b);
 }
@@ -191,7 +191,7 @@ START_TEST(test_partials_are_seen) {
     cp_partial_clear(&all.merged);
     b.job.partial = collect;
     b.job.partial_context = &all;
-    must(cp_attend_run(&b.job));
+    must(cp_attend_run(&cp_place_threads, &b.job));
     compare(&b);
     ck_assert_int_ge(all.calls, 9);
     memcpy(b.job.output, all.merged.output, (size_t)heads * 64 * sizeof(float));
@@ -206,11 +206,11 @@ END_TEST
 START_TEST(test_bad_jobs) {
     const int64_t two[SEQUENCES] = {1, 2, 0, 1}, none[SEQUENCES] = {0};
     bench b = set_up(shapes[1], 3, two, CP_DECODE);
-    ck_assert_int_eq(cp_attend_run(&b.job), CP_INVALID);
+    ck_assert_int_eq(cp_attend_run(&cp_place_threads, &b.job), CP_INVALID);
     b.job.new_tokens = none;
-    ck_assert_int_eq(cp_attend_run(&b.job), CP_INVALID);
+    ck_assert_int_eq(cp_attend_run(&cp_place_threads, &b.job), CP_INVALID);
     b.job.variant = CP_AUTO;
-    ck_assert_int_eq(cp_attend_run(&b.job), CP_INVALID);
+    ck_assert_int_eq(cp_attend_run(&cp_place_threads, &b.job), CP_INVALID);
     tear_down(&b);
 }
 END_TEST

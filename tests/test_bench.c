@@ -278,7 +278,7 @@ START_TEST(bad_wishes_are_status_2) {
     refused(2, "2 counts", "$B --heads 8,2");
     refused(2, "longring: ", "$B --heads 8,3,128");
     refused(2, "longring: ", "$B --heads 8,2,1000");
-    refused(2, "not built yet", "$B --on cuda");
+    refused(2, "not built in", "$B --on cuda");
     refused(2, "fast|first", "$B --kernel second");
     refused(2, "none|torch|llama", "$B --peer jax");
     refused(2, "--patience", "$B --peer torch --patience 0");

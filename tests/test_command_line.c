@@ -115,8 +115,9 @@ START_TEST(contradictions_are_status_2) {
     refused(2, "2 sequences",
             "$L attend --q q --k k --v v --lengths 1,2,3 "
             "--cached 4,5");
-    refused(2, "not built yet", "$L attend --q q --k k --v v --on cuda");
-    refused(2, "not built yet", "$L chat --model m --on mpi");
+    refused(2, "not built in", "$L attend --q q --k k --v v --on cuda");
+    refused(2, "between 1 and", "$L chat --model m --ranks 0");
+    refused(2, "seconds above 0", "$L chat --model m --timeout 0");
     refused(2, "question 2 is empty", "$L chat --model m --ask a --ask ' '");
     refused(2, "exclude", "$L chat --model m --ask a --batch b");
     refused(2, "--variant decode", "$L chat --model m --variant decode");

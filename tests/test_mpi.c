@@ -7,7 +7,12 @@
 
 #include "comm_checks.h"
 #include "harness/suite.h"
+#include "harness/tiny_gguf.h"
+#include "src/backend.h"
+#include "src/crew.h"
+#include "src/npy.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -266,18 +271,116 @@ static int play_death(double patience) {
     return 1;
 }
 
+static float *fill(int64_t count, uint64_t seed) {
+    float *numbers = calloc((size_t)count, sizeof(float));
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = harness_uniform(&seed);
+    return numbers;
+}
+
+typedef struct {
+    cp_attend_job job;
+    int64_t queries, keys;
+} attend_scene;
+
+static attend_scene scene_of(int ranks, cp_variant variant) {
+    static const cp_turn first[] = {{false, 50}, {true, 20}, {false, 7}};
+    static const cp_turn second[] = {{true, 3}};
+    static const cp_turn *const pasts[] = {first, second, NULL};
+    static const int64_t turns[] = {3, 1, 0};
+    static const int64_t fresh[] = {61, 1, 5}, ones[] = {1, 1, 1};
+    const bool decode = variant == CP_DECODE;
+    attend_scene it = {.queries = decode ? 3 : 67};
+    it.keys = it.queries + 80;
+    it.job = (cp_attend_job){.shape = {4, 2, 32},
+                             .ranks = ranks,
+                             .sequences = 3,
+                             .new_tokens = decode ? ones : fresh,
+                             .turns = turns,
+                             .history = pasts,
+                             .variant = variant};
+    it.job.queries = fill(it.queries * 4 * 32, 1);
+    it.job.keys = fill(it.keys * 2 * 32, 2);
+    it.job.values = fill(it.keys * 2 * 32, 3);
+    return it;
+}
+
+static void answer(attend_scene *it, const cp_backend *backend, float *out) {
+    it->job.output = out;
+    it->job.lse = out + it->queries * 4 * 32;
+    memset(out, 0xFF, (size_t)(it->queries * 4 * 33) * sizeof(float));
+    if (backend->attend(&it->job) == CP_OK)
+        return;
+    fprintf(stderr, "attend: %s\n", cp_message());
+    faults++;
+}
+
+static void play_attend(void) {
+    const int ranks = cp_crew_mine()->ranks;
+    for (int v = CP_AUTO; v <= CP_DECODE; v++) {
+        attend_scene it = scene_of(ranks, (cp_variant)v);
+        const int64_t floats = it.queries * 4 * 33;
+        float *together = fill(floats, 4), *alone = fill(floats, 5);
+        answer(&it, cp_backend_find("threads"), alone);
+        answer(&it, cp_backend_find("mpi"), together);
+        if (memcmp(together, alone, (size_t)floats * sizeof(float)) != 0 ||
+            isnan(alone[0])) {
+            fprintf(stderr, "%d ranks, %s: not the bits of threads\n", ranks,
+                    cp_variant_name((cp_variant)v));
+            faults++;
+        }
+        free(together);
+        free(alone);
+    }
+}
+
+static void play_disagreement(const char *what) {
+    const int rank = cp_crew_mine()->rank;
+    attend_scene it =
+        scene_of(cp_crew_mine()->ranks,
+                 rank == 1 && what[0] == 'v' ? CP_PASS_Q : CP_PASS_KV);
+    const int64_t other[] = {60, 1, 5};
+    if (rank == 1 && what[0] == 'l')
+        it.job.new_tokens = other;
+    it.job.output = fill(it.queries * 4 * 33, 5);
+    it.job.lse = it.job.output + it.queries * 4 * 32;
+    const cp_status status = cp_backend_find("mpi")->attend(&it.job);
+    const char *words = what[0] == 'v' ? "by pass-q" : "66 new tokens over 80";
+    if (status != CP_BROKEN || strstr(cp_message(), words) == NULL ||
+        strstr(cp_message(), "the ranks disagree: rank 0 has 67 new tokens") ==
+            NULL) {
+        fprintf(stderr, "rank %d: status %d, '%s'\n", rank, status,
+                cp_message());
+        faults++;
+    }
+}
+
+static int backend_scene(const char *scene) {
+    char *const words[] = {"a", "test"};
+    if (cp_backend_find("mpi")->join(2, words) != CP_OK)
+        return 1;
+    if (strcmp(scene, "attend") == 0)
+        play_attend();
+    else
+        play_disagreement(scene);
+    const int status = cp_crew_mine()->leave(faults > 0);
+    return status;
+}
+
 static int worker(const char *scene) {
     int size = 1;
     cp_comm *world;
     if (strcmp(scene, "death") == 0)
         return play_death(2);
+    if (strcmp(scene, "well") != 0 && strcmp(scene, "wrong") != 0)
+        return backend_scene(scene);
     if (cp_mpi_open(&(cp_mpi_options){.patience = 10}, &world) != CP_OK)
         return 1;
     size = world->ranks;
     cp_mpi_close(world, 0);
     if (strcmp(scene, "well") == 0)
         play_well(size);
-    else if (strcmp(scene, "wrong") == 0)
+    else
         play_wrongly(size);
     cp_mpi_end(true);
     return faults == 0 ? 0 : 1;
@@ -352,6 +455,111 @@ START_TEST(survivors_run_out_of_patience) {
 }
 END_TEST
 
+static const int crews[] = {1, 2, 3, 4, 5, 8};
+
+START_TEST(attention_has_the_bits_of_threads) {
+    scene_ends_well(crews[_i], "attend");
+}
+END_TEST
+
+START_TEST(disagreement_is_heard_by_all) {
+    scene_ends_well(2 + _i / 2, _i % 2 == 0 ? "variant" : "lengths");
+}
+END_TEST
+
+static char directory[] = "/tmp/longring-mpi-XXXXXX";
+
+static void make_model(void) {
+    char path[128];
+    const int64_t count = 75;
+    int64_t ids[75];
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}), 0);
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = (37 * i + 11) % 250;
+    snprintf(path, sizeof(path), "%s/ids.npy", directory);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids), CP_OK);
+}
+
+static void remove_model(void) {
+    char command[128];
+    snprintf(command, sizeof(command), "rm -r %s", directory);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static const char *program(void) {
+    const char *path = getenv("LONGRING");
+    return path != NULL ? path : "build/longring";
+}
+
+START_TEST(logits_have_the_bits_of_threads) {
+    const int ranks[] = {1, 2, 4, 8};
+    const int status = launch(
+        "D=%s; L=%s; A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
+        "--history 40+d5+30 --positions all --generate 12\"; "
+        "$L $A --ranks %d --out $D/t.npy >$D/t.txt && "
+        "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
+        "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
+        directory, program(), ranks[_i], ranks[_i]);
+    ck_assert_msg(status == 0, "%d ranks: status %d\n%s", ranks[_i], status,
+                  said);
+}
+END_TEST
+
+START_TEST(a_chat_is_shared) {
+    const int status = launch(
+        "D=%s; L=%s; (echo 'one two'; sleep 3; echo 'three') | timeout 18 "
+        "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --most 9 "
+        "--timeout 2.5 --compare",
+        directory, program());
+    ck_assert_msg(status == 0, "status %d\n%s", status, said);
+    ck_assert_msg(strstr(said, "every one of") != NULL, "%s", said);
+    ck_assert_msg(strstr(said, "over 3 ranks on mpi") != NULL, "%s", said);
+}
+END_TEST
+
+static void refused(int status, const char *because, const char *line) {
+    const int got =
+        launch("D=%s; L=%s; timeout 18 %s", directory, program(), line);
+    const char *first = strstr(said, "longring: ");
+    ck_assert_msg(got == status, "%s: status %d\n%s", line, got, said);
+    ck_assert_msg(first != NULL && strstr(said, because) != NULL,
+                  "%s: '%s' does not say '%s'", line, said, because);
+    ck_assert_msg(strstr(first + 1, "longring: ") == NULL, "%s: two lines\n%s",
+                  line, said);
+}
+
+START_TEST(one_line_for_all) {
+    refused(2, "the launcher has started 3",
+            "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --ranks 2");
+    refused(2, "did you mean --ask",
+            "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --akk x");
+    refused(1, "/no/such.gguf: No such file",
+            "mpirun -n 3 $L chat --on mpi --model /no/such.gguf --ask x");
+    refused(1, "other words than rank 0",
+            "mpirun -n 2 $L chat --on mpi --model $D/tiny.gguf --ask x : "
+            "-n 1 $L chat --on mpi --model $D/tiny.gguf --ask y");
+    refused(1, "No space left",
+            "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "
+            "$D/ids.npy --out /dev/full");
+}
+END_TEST
+
+START_TEST(a_killed_rank_ends_the_conversation) {
+    const int status = launch(
+        "D=%s; L=%s; (sleep 2; P=$(pgrep -f \"$D/tiny.gguf --timeout\" | tail "
+        "-n 1); kill -9 $P; sleep 9; echo hi) | timeout 18 mpirun %s -n 3 $L "
+        "chat --on mpi --model $D/tiny.gguf --timeout 3",
+        directory, program(), _i == 0 ? "" : "--enable-recovery");
+    ck_assert_msg(status != 124, "%s", said);
+    if (_i == 0)
+        ck_assert_msg(status > 0, "status %d: %s", status, said);
+    else
+        ck_assert_msg(strstr(said, "in vain for 3 s") != NULL, "%s", said);
+}
+END_TEST
+
 START_TEST(nothing_to_launch) {
     cp_comm *comm;
     puts("mpi: skipped, no MPI here");
@@ -366,7 +574,9 @@ END_TEST
 static Suite *mpi_suite(void) {
     Suite *suite = suite_create("mpi");
     TCase *comm = harness_case("communicator");
+    TCase *backend = harness_case("backend");
     suite_add_tcase(suite, comm);
+    suite_add_tcase(suite, backend);
     if (!launcher_is_there()) {
         tcase_add_test(comm, nothing_to_launch);
         return suite;
@@ -375,6 +585,13 @@ static Suite *mpi_suite(void) {
     tcase_add_loop_test(comm, failures_end_every_wait, 0, 2);
     tcase_add_test(comm, a_dead_rank_ends_all);
     tcase_add_test(comm, survivors_run_out_of_patience);
+    tcase_add_unchecked_fixture(backend, make_model, remove_model);
+    tcase_add_loop_test(backend, attention_has_the_bits_of_threads, 0, 6);
+    tcase_add_loop_test(backend, disagreement_is_heard_by_all, 0, 4);
+    tcase_add_loop_test(backend, logits_have_the_bits_of_threads, 0, 4);
+    tcase_add_test(backend, a_chat_is_shared);
+    tcase_add_test(backend, one_line_for_all);
+    tcase_add_loop_test(backend, a_killed_rank_ends_the_conversation, 0, 2);
     return suite;
 }
 
