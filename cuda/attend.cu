@@ -80,6 +80,11 @@ static __device__ int reach_of(const cp_device_attention *a,
     return (int)(seen < keys.count ? seen : keys.count);
 }
 
+static __device__ bool sees_any(const cp_device_attention *a,
+                                const rows_of_block *mine, cp_span keys) {
+    return reach_of(a, mine, keys, (int)mine->count - 1) > 0;
+}
+
 CP_KERNEL(attend, cp_device_attention) {
     CP_SHARED(float, left, [ROWS][DEPTH + 1]);
     CP_SHARED(float, right, [KEYS][DEPTH + 1]);
@@ -106,8 +111,9 @@ CP_KERNEL(attend, cp_device_attention) {
     }
     for (int64_t n = first; n < last; n++) {
         const cp_piece keys = a.keys_of.items[n];
+        if (!sees_any(&a, &mine, keys.span))
+            continue;
         /* Find what each row sees of these keys. */
-        __syncthreads();
         if (thread < ROWS)
             reach[thread] = reach_of(&a, &mine, keys.span, thread);
         __syncthreads();
@@ -116,8 +122,6 @@ CP_KERNEL(attend, cp_device_attention) {
             most = reach[r] > most ? reach[r] : most;
             least = reach[r] < least ? reach[r] : least;
         }
-        if (most == 0)
-            continue;
         /* Score the tile. */
         float scores[DOWN][ACROSS] = {{0.0f}};
         for (int64_t d = 0; d < dim; d += DEPTH) {
@@ -173,7 +177,6 @@ CP_KERNEL(attend, cp_device_attention) {
             total[shared] = total[shared] * factor[shared] + sum;
             level[shared] = now;
         }
-        __syncthreads();
         /* Add the values, weighed. */
         CP_UNROLL
         for (int c = 0; c < CHUNKS; c++) {
@@ -206,7 +209,6 @@ CP_KERNEL(attend, cp_device_attention) {
         }
     }
     /* Write the rows. */
-    __syncthreads();
     float *output = a.output, *lse = a.lse;
     if (a.splits > 1) {
         output = a.unfinished + split * a.rows * a.shape.query_heads * dim;
