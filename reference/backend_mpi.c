@@ -122,7 +122,7 @@ static cp_status attend(cp_attend_job *job) {
 }
 
 static cp_status bench(const cp_bench *bench) {
-    return cp_bench_run(bench);
+    return cp_bench_run(&processes, bench);
 }
 
 const cp_backend cp_backend_mpi = {

@@ -19,13 +19,17 @@ static cp_status attend(cp_attend_job *job) {
     return cp_attend_run(&cp_place_threads, job);
 }
 
+static cp_status bench(const cp_bench *bench) {
+    return cp_bench_run(&cp_place_threads, bench);
+}
+
 static const cp_backend threads = {
     .name = "threads",
     .kernels = "fp32, OpenMP and BLIS",
     .communicator = "threads of one process",
     .machine = &cp_machine_threads,
     .attend = attend,
-    .bench = cp_bench_run,
+    .bench = bench,
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,

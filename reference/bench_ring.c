@@ -11,7 +11,9 @@
 #include "walk.h"
 
 typedef struct {
+    const cp_place *place;
     const cp_bench *bench;
+    bool idle; /* one rank, and it is another process */
     int ranks;
     int64_t tokens;
     cp_cache *cache;
@@ -36,7 +38,8 @@ static cp_status ring_new(ring *it, cp_variant variant) {
     const cp_shape *shape = &it->bench->shape;
     cp_status status = cp_cache_new(it->ranks, 1, it->tokens, &it->cache);
     if (status == CP_OK)
-        status = cp_store_new(it->ranks, 1, 1, it->tokens, shape, &it->store);
+        status = cp_store_new_of(it->ranks, it->place->only, 1, 1, it->tokens,
+                                 shape, &it->store);
     if (status == CP_OK)
         status = cp_cache_prefill(it->cache, &it->tokens, &it->layout);
     if (status == CP_OK)
@@ -46,9 +49,10 @@ static cp_status ring_new(ring *it, cp_variant variant) {
                              "walkers");
     const cp_walk_options options = {
         .kernel = cp_measure_kernel(it->bench),
-        .threads = (int)cp_max(1, it->bench->threads / it->ranks)};
+        .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
     for (int r = 0; r < it->ranks && status == CP_OK; r++)
-        status = cp_walker_new(it->plan, r, &options, &it->walkers[r]);
+        if (it->place->only == CP_NOBODY || it->place->only == r)
+            status = cp_walker_new(it->plan, r, &options, &it->walkers[r]);
     return status;
 }
 
@@ -76,15 +80,17 @@ static cp_status rank_run(cp_comm *comm, void *context) {
                     cp_store_values(it->store, rank, 0));
     if (status == CP_OK)
         status = cp_comm_barrier(comm);
-    if (rank == 0)
+    if (rank == 0 || it->place->only == rank)
         it->seconds = cp_measure_now() - start;
     return status;
 }
 
 static cp_status ring_run(void *context, double *seconds) {
     ring *it = context;
-    const cp_threads_options options = {.ranks = it->ranks};
-    const cp_status status = cp_threads_run(&options, rank_run, it);
+    *seconds = 1;
+    if (it->idle)
+        return CP_OK;
+    const cp_status status = it->place->run(it->ranks, rank_run, it);
     *seconds = it->seconds;
     return status;
 }
@@ -101,14 +107,18 @@ static cp_status ring_contest(const cp_bench *bench, ring *rings,
     return CP_OK;
 }
 
-static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
+static cp_status ring_rows(const cp_place *place, const cp_bench *bench,
+                           int ranks, int64_t tokens) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
     ring rings[3] = {{0}};
     cp_entrant entrants[3];
     cp_status status = CP_OK;
     for (int i = 0; i < 3 && status == CP_OK; i++) {
-        rings[i] = (ring){
-            .bench = bench, .ranks = i == 0 ? 1 : ranks, .tokens = tokens};
+        rings[i] = (ring){.place = i == 0 ? &cp_place_threads : place,
+                          .bench = bench,
+                          .ranks = i == 0 ? 1 : ranks,
+                          .tokens = tokens,
+                          .idle = i == 0 && place->only > 0};
         status = ring_new(&rings[i], variants[i]);
         entrants[i] = (cp_entrant){.run = ring_run, .context = &rings[i]};
         /* Count the operations of the ring. */
@@ -126,12 +136,12 @@ static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
     return status;
 }
 
-cp_status cp_bench_ring(const cp_bench *bench) {
+cp_status cp_bench_ring(const cp_place *place, const cp_bench *bench) {
     cp_status status = CP_OK;
     for (int64_t r = 0; r < bench->ranks.count; r++)
         for (int64_t i = 0; i < bench->tokens.count; i++)
             if (status == CP_OK)
-                status = ring_rows(bench, (int)bench->ranks.items[r],
+                status = ring_rows(place, bench, (int)bench->ranks.items[r],
                                    bench->tokens.items[i]);
     return status;
 }

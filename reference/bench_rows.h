@@ -4,6 +4,7 @@
 #define CP_BENCH_ROWS_H
 
 #include "bench.h"
+#include "place.h"
 
 /* Measure attention and report its rows: the ceilings, full, causal, decode
  * and merge, as bench->parts asks. Fails with CP_MEMORY. */
@@ -11,7 +12,7 @@ cp_status cp_bench_attention(const cp_bench *bench);
 
 /* Measure rings of each of bench->ranks against one rank, with the same cores
  * in all. Fails with CP_MEMORY, or as the ranks do. */
-cp_status cp_bench_ring(const cp_bench *bench);
+cp_status cp_bench_ring(const cp_place *place, const cp_bench *bench);
 
 /* Measure prompts and generation of bench->model, whose positions are enough
  * for them. Fails as a session does. */
@@ -24,6 +25,6 @@ cp_status cp_bench_model(const cp_bench *bench);
 cp_status cp_bench_million(const cp_bench *bench);
 
 /* All that bench asks for, row by row. Fails as its parts do. */
-cp_status cp_bench_run(const cp_bench *bench);
+cp_status cp_bench_run(const cp_place *place, const cp_bench *bench);
 
 #endif

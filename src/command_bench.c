@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "crew.h"
 #include "host.h"
 
 #ifndef CP_COMMIT
@@ -64,8 +65,9 @@ static cp_status part_take(bench_run *run, const char *text, int64_t length) {
 }
 
 static cp_status parts_take(bench_run *run) {
-    const char *text = run->only != NULL
-                           ? run->only
+    const char *text = run->only != NULL ? run->only
+                       : cp_crew_mine()->share != NULL
+                           ? "ring"
                            : "fma,micro,read,full,causal,decode,merge,ring";
     bool *parts = run->bench.parts;
     cp_status status = CP_OK;
@@ -124,6 +126,27 @@ static cp_status model_check(const bench_run *run) {
     return CP_OK;
 }
 
+static cp_status crew_check(const bench_run *run) {
+    const cp_bench *bench = &run->bench;
+    if (run->model != NULL)
+        return useless("model", "with --on mpi");
+    if (run->peer != PEER_NONE)
+        return useless("peer", "with --on mpi");
+    for (int p = 0; p < CP_BENCH_PARTS; p++)
+        if (bench->parts[p] && p != CP_BENCH_RING)
+            return cp_fail(CP_INVALID,
+                           "--only %s: on mpi the ring alone is "
+                           "measured",
+                           part_names[p]);
+    for (int64_t i = 0; i < bench->ranks.count; i++)
+        if (bench->ranks.items[i] != cp_crew_mine()->ranks)
+            return cp_fail(
+                CP_INVALID,
+                "--ranks %lld: the launcher has started %d processes",
+                (long long)bench->ranks.items[i], cp_crew_mine()->ranks);
+    return CP_OK;
+}
+
 static cp_status attention_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
     const bool million = bench->parts[CP_BENCH_MILLION];
@@ -167,9 +190,13 @@ static cp_status lists_check(bench_run *run) {
     if (status == CP_OK)
         status = list_check("prompt", defaults[kind].prompts, MOST_TOKENS,
                             &bench->prompts);
+    char size[16];
+    snprintf(size, sizeof(size), "%d", cp_crew_mine()->ranks);
     if (status == CP_OK)
-        status = list_check("ranks", defaults[kind].ranks, CP_COMMAND_RANKS,
-                            &bench->ranks);
+        status = list_check(
+            "ranks",
+            cp_crew_mine()->share != NULL ? size : defaults[kind].ranks,
+            CP_COMMAND_RANKS, &bench->ranks);
     return status;
 }
 
@@ -221,6 +248,8 @@ static cp_status bench_check(void *context) {
         status = numbers_take(run);
     if (status == CP_OK)
         status = lists_check(run);
+    if (status == CP_OK && cp_crew_mine()->share != NULL)
+        status = crew_check(run);
     return status == CP_OK
                ? cp_command_backend(run->on, run->timeout, &run->backend)
                : status;

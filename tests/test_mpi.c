@@ -388,6 +388,7 @@ static int worker(const char *scene) {
 
 static char said[1 << 16];
 static const char *self;
+static char *own_path; /* the same from / on: another host starts elsewhere */
 
 static int launch(const char *format, ...) {
     char line[2048], whole[3072];
@@ -540,9 +541,21 @@ START_TEST(one_line_for_all) {
     refused(1, "other words than rank 0",
             "mpirun -n 2 $L chat --on mpi --model $D/tiny.gguf --ask x : "
             "-n 1 $L chat --on mpi --model $D/tiny.gguf --ask y");
+    refused(2, "on mpi the ring alone is measured",
+            "mpirun -n 2 $L bench --on mpi --only causal");
     refused(1, "No space left",
             "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "
             "$D/ids.npy --out /dev/full");
+}
+END_TEST
+
+START_TEST(the_ring_is_measured) {
+    const int status = launch("timeout 18 mpirun -n 3 %s bench --on mpi "
+                              "--tokens 96 --rounds 1 --csv",
+                              program());
+    ck_assert_msg(status == 0 && strstr(said, "ring/pass-kv/3/96,") != NULL &&
+                      strstr(said, "ring/pass-q/3/96,") != NULL,
+                  "status %d\n%s", status, said);
 }
 END_TEST
 
@@ -557,6 +570,17 @@ START_TEST(a_killed_rank_ends_the_conversation) {
         ck_assert_msg(status > 0, "status %d: %s", status, said);
     else
         ck_assert_msg(strstr(said, "in vain for 3 s") != NULL, "%s", said);
+}
+END_TEST
+
+START_TEST(two_hosts_have_the_bits_of_threads) {
+    const int status =
+        launch("timeout 18 tests/harness/two-hosts 200mbit 2 %s --rank attend",
+               own_path);
+    if (status == 77)
+        printf("mpi: two hosts skipped, %s", said);
+    else
+        ck_assert_msg(status == 0, "status %d\n%s", status, said);
 }
 END_TEST
 
@@ -587,16 +611,19 @@ static Suite *mpi_suite(void) {
     tcase_add_test(comm, survivors_run_out_of_patience);
     tcase_add_unchecked_fixture(backend, make_model, remove_model);
     tcase_add_loop_test(backend, attention_has_the_bits_of_threads, 0, 6);
+    tcase_add_test(backend, two_hosts_have_the_bits_of_threads);
     tcase_add_loop_test(backend, disagreement_is_heard_by_all, 0, 4);
     tcase_add_loop_test(backend, logits_have_the_bits_of_threads, 0, 4);
     tcase_add_test(backend, a_chat_is_shared);
     tcase_add_test(backend, one_line_for_all);
+    tcase_add_test(backend, the_ring_is_measured);
     tcase_add_loop_test(backend, a_killed_rank_ends_the_conversation, 0, 2);
     return suite;
 }
 
 int main(int count, char **arguments) {
     self = arguments[0];
+    own_path = realpath(self, NULL);
     if (count == 3 && strcmp(arguments[1], "--rank") == 0)
         return worker(arguments[2]);
     return harness_main(mpi_suite());
