@@ -41,9 +41,10 @@ struct cp_stream_walker {
     int64_t staged;
     /* Its events. */
     int64_t *after, *ends; /* the joints */
+    int64_t first;         /* communication of the program */
     cudaEvent_t *over;     /* [count] of a computation or a communication */
     cudaEvent_t *ready;    /* [count] of a communication that may begin */
-    cudaEvent_t finished;
+    cudaEvent_t begun, finished;
     bool *in_one; /* this attend does the merge that follows */
     cp_traffic sent;
     char *cache_keys, *cache_values; /* during a walk */
@@ -242,18 +243,21 @@ static cp_status ask_for_memory(cp_stream_walker *w) {
     return status;
 }
 
+static bool talks(const cp_op *op) {
+    return op->kind == CP_OP_EXCHANGE || op->kind == CP_OP_ALL_TO_ALL ||
+           op->kind == CP_OP_ALL_GATHER;
+}
+
 static cp_status make_event(cudaEvent_t *event) {
     return cp_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
                    "making an event");
 }
 
 static cp_status make_events_of(cp_stream_walker *w, int64_t n) {
-    const cp_op_kind kind = w->plan->programs[w->rank].ops[n].kind;
     cp_status status = CP_OK;
     if (w->after[n] >= 0 && w->over[w->after[n]] == NULL)
         status = make_event(&w->over[w->after[n]]);
-    if (kind == CP_OP_EXCHANGE || kind == CP_OP_ALL_TO_ALL ||
-        kind == CP_OP_ALL_GATHER) {
+    if (talks(&w->plan->programs[w->rank].ops[n])) {
         if (status == CP_OK)
             status = make_event(&w->over[n]);
         if (status == CP_OK)
@@ -276,10 +280,14 @@ static cp_status make_events(cp_stream_walker *w) {
     w->ends = w->after + count;
     w->ready = w->over + count;
     status = cp_plan_joints(w->plan, w->rank, w->after, w->ends);
+    while (w->first < count && !talks(&program->ops[w->first]))
+        w->first++;
     for (int64_t n = 0; n < count && status == CP_OK; n++)
         status = make_events_of(w, n);
     if (status == CP_OK && !w->options.separate)
         cp_plan_find_merges(w->plan, w->rank, w->in_one);
+    if (status == CP_OK)
+        status = make_event(&w->begun);
     return status == CP_OK ? make_event(&w->finished) : status;
 }
 
@@ -364,6 +372,8 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     for (int64_t n = 0; w->over != NULL && n < 2 * count; n++)
         if (w->over[n] != NULL)
             cudaEventDestroy(w->over[n]);
+    if (w->begun != NULL)
+        cudaEventDestroy(w->begun);
     if (w->finished != NULL)
         cudaEventDestroy(w->finished);
     if (w->memory != NULL)
@@ -560,6 +570,8 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
     cp_status status = CP_OK;
     if (w->after[n] >= 0)
         status = wait_for(w->queues.communication, w->over[w->after[n]]);
+    else if (n == w->first)
+        status = wait_for(w->queues.communication, w->begun);
     if (status == CP_OK)
         status = record(w->ready[n], w->queues.communication);
     return status;
@@ -603,7 +615,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
                                              (size_t)plan->slots[slot].bytes,
                                              stream),
                              "poisoning a slot");
-    return status;
+    return status == CP_OK ? record(w->begun, stream) : status;
 }
 
 static cp_status end(cp_stream_walker *w) {
@@ -752,11 +764,13 @@ static void rest(void) {
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
     const double began = seconds();
     cudaError_t error;
+    int64_t asked = 0;
     while ((error = cudaEventQuery(w->finished)) == cudaErrorNotReady) {
         if (patience > 0 && seconds() - began > patience)
             return cp_fail(CP_BROKEN, "rank %d did not finish within %g s",
                            w->rank, patience);
-        rest();
+        if (++asked % 64 == 0)
+            rest();
     }
     if (error != cudaSuccess)
         return cp_cuda(error, "rank %d", w->rank);

@@ -34,7 +34,7 @@ static void mark(const cp_op_slots *slots, touch *touched, int64_t n) {
 static void go(const cp_plan *plan, int rank, touch *touched,
                cp_op_slots *slots, int64_t *after, int64_t *ends) {
     const cp_program *program = &plan->programs[rank];
-    int64_t oldest = 0;
+    int64_t oldest = 0, waited = -1;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         after[n] = ends[n] = -1;
@@ -44,7 +44,9 @@ static void go(const cp_plan *plan, int rank, touch *touched,
                 oldest++;
             ends[n] = oldest++;
         } else if (communicates(op)) {
-            after[n] = look(slots, touched);
+            const int64_t last = look(slots, touched);
+            after[n] = last > waited ? last : -1;
+            waited = cp_max(waited, last);
         } else {
             mark(slots, touched, n);
         }

@@ -6,27 +6,8 @@
 #include <string.h>
 
 #include "harness/stand-in/stand_in.h"
-#include "kernels.h"
+#include "formats.h"
 #include "oracle.h"
-
-static float draw(uint64_t *state) {
-    return (float)((int)(harness_random(state) >> 40) % 129 - 64) / 32.0f;
-}
-
-/* x must be a number that the format has. */
-static uint32_t encode(cp_element element, float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    if (element == CP_F32)
-        return bits;
-    if (element == CP_BF16 || x == 0.0f)
-        return bits >> 16;
-    return (bits >> 16 & 0x8000u) | ((bits >> 13 & 0x3ffffu) - (112u << 10));
-}
-
-static uint32_t encode_any(cp_element element, float x) {
-    return isnan(x) ? 0xFFFFFFFFu : encode(element, x);
-}
 
 static void *upload(const void *from, int64_t bytes) {
     void *to = NULL;
