@@ -46,13 +46,19 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 B        ?= build
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
-HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_%,$(wildcard tests/harness/*.c)))
+HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_% tests/harness/on-device.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
 MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*.c cuda/*.cu tests/harness/stand-in/*.c))
 ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in -iquote cuda
+# The same on a real GPU.
+NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
+CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams)
+GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*.c cuda/*.cu))
+real_cuda = -isystem $(CUDA_HOME)/include -iquote cuda -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
@@ -91,7 +97,7 @@ $(NAMED): $(B)/identity
 # Each of these two files changes only when what it records does.
 $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
--include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d) $(STAND_IN:.o=.d)
+-include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
@@ -99,6 +105,24 @@ check: ## install what is missing, build, and run every test
 	+@$(again) suites
 suites: all $(SUITES)
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
+check-gpu: all ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
+	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
+	+@$(again) gpu
+	@tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU)
+gpu: $(ON_GPU) $(B)/gpu/which-gpu
+$(B)/gpu/%.cu.o: %.cu
+	@echo "  nvcc $<"; mkdir -p $(@D)
+	$(Q)$(NVCC) -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
+	  -I. -Icuda -MD -MF $(@:.o=.d) -c -o $@ $<
+$(B)/gpu/%.c.o: %.c $(B)/flags
+	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
+	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
+$(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(libraries)
+$(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(libraries)
 measures: $(MEASURES) ## build build/measure_*, the programs that write figures/data
 bench: all ## measure this machine into figures/data/bench*.csv (PYTHON=...: with torch, llama_cpp)
 	@$(write_bench).csv $(PROGRAM) bench --csv
@@ -148,4 +172,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check suites measures bench sanitize warnings objects format tangle drift book model demo install clean help force
+.PHONY: all check check-gpu gpu suites measures bench sanitize warnings objects format tangle drift book model demo install clean help force

@@ -147,7 +147,7 @@ CP_KERNEL(attend, cp_device_attention) {
                              scores[i][j]);
             __syncthreads();
         }
-        /* Turn scores into weights, and see how far sums must shrink. */
+        /* Turn scores into weights. */
         const float scale = 1.44269504f / sqrtf((float)dim);
         for (int i = 0; i < DOWN; i++)
             for (int j = 0; j < ACROSS; j++) {

