@@ -48,6 +48,8 @@ struct cp_stream_walker {
     bool *in_one; /* this attend does the merge that follows */
     cp_traffic sent;
     char *cache_keys, *cache_values; /* during a walk */
+    const cp_link *link;             /* of a rank that is a process */
+    cp_message_half *halves;         /* [2 * ranks] */
 };
 
 static cp_status add_item(manifest *m, cp_piece item) {
@@ -275,6 +277,9 @@ static cp_status make_events(cp_stream_walker *w) {
             cp_allocate(&w->over, 2 * count, sizeof(cudaEvent_t), "events");
     if (status == CP_OK)
         status = cp_allocate(&w->in_one, count, sizeof(bool), "merges");
+    if (status == CP_OK)
+        status = cp_allocate(&w->halves, 2 * w->plan->layout->ranks,
+                             sizeof(cp_message_half), "messages");
     if (status != CP_OK)
         return status;
     w->ends = w->after + count;
@@ -386,6 +391,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     free(w->after);
     free(w->over);
     free(w->in_one);
+    free(w->halves);
     free(w);
 }
 
@@ -594,6 +600,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     cudaStream_t stream = w->queues.compute;
     w->cache_keys = keys;
     w->cache_values = values;
+    w->link = NULL;
     w->sent = (cp_traffic){0};
     cp_status status =
         cp_cuda(cudaMemcpyAsync(w->memory + w->counts, w->staging,
@@ -750,6 +757,69 @@ cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
     return status;
 }
 
+static int list_halves(cp_stream_walker *w, const cp_op *op) {
+    const cp_plan *plan = w->plan;
+    const int ranks = plan->layout->ranks;
+    const bool exchange = op->kind == CP_OP_EXCHANGE;
+    const bool gather = op->kind == CP_OP_ALL_GATHER;
+    int count = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int from = op->in.slot + (exchange || gather ? 0 : r);
+        const int to = op->out.slot + (exchange ? 0 : r);
+        if (exchange ? r == op->to : r != w->rank)
+            w->halves[count++] = (cp_message_half){r, false, slot_at(w, from),
+                                                   plan->slots[from].bytes};
+        if (exchange ? r == op->from : r != w->rank)
+            w->halves[count++] = (cp_message_half){r, true, slot_at(w, to),
+                                                   plan->slots[to].bytes};
+    }
+    return count;
+}
+
+static void count_sent(cp_stream_walker *w, const cp_op *op, int count) {
+    int64_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += w->halves[i].receive ? 0 : w->halves[i].bytes;
+    if (op->kind == CP_OP_EXCHANGE) {
+        w->sent.hops += op->to != CP_NOBODY;
+        w->sent.ring_bytes += bytes;
+    } else if (op->kind == CP_OP_ALL_TO_ALL) {
+        w->sent.all_to_all_bytes += bytes;
+    } else {
+        w->sent.all_gather_bytes += bytes;
+    }
+}
+
+static cp_status communicate(cp_stream_walker *w, int64_t n) {
+    const cp_op *op = &w->plan->programs[w->rank].ops[n];
+    const int count = list_halves(w, op);
+    cp_status status = begin(w, n);
+    if (status == CP_OK && count > 0)
+        status = w->link->trade(w->link->context, w->halves, count,
+                                w->queues.communication);
+    if (status == CP_OK)
+        status = record(w->over[n], w->queues.communication);
+    if (status == CP_OK && op->kind != CP_OP_EXCHANGE)
+        status = wait_for(w->queues.compute, w->over[n]);
+    count_sent(w, op, count);
+    return status;
+}
+
+cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
+                         void *cache_keys, void *cache_values) {
+    const cp_program *program = &w->plan->programs[w->rank];
+    cp_status status = start(w, cache_keys, cache_values);
+    w->link = link;
+    for (int64_t n = 0; n < program->count && status == CP_OK; n++)
+        if (talks(&program->ops[n]))
+            status = communicate(w, n);
+        else if (program->ops[n].kind == CP_OP_WAIT)
+            status = wait_for(w->queues.compute, w->over[w->ends[n]]);
+        else
+            status = compute(w, n);
+    return status == CP_OK ? end(w) : status;
+}
+
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -761,19 +831,47 @@ static void rest(void) {
     nanosleep(&pause, NULL);
 }
 
+static cp_status give_up(const cp_stream_walker *w, double patience) {
+    const cp_program *program = &w->plan->programs[w->rank];
+    for (int64_t n = 0; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        if (!talks(op) || cudaEventQuery(w->over[n]) != cudaErrorNotReady)
+            continue;
+        if (op->kind == CP_OP_EXCHANGE)
+            return cp_fail(CP_BROKEN,
+                           "rank %d waited %g s for operation %lld, hop %d: "
+                           "%lld bytes to rank %d and from rank %d",
+                           w->rank, patience, (long long)n, op->hop,
+                           (long long)w->plan->slots[op->in.slot].bytes, op->to,
+                           op->from);
+        return cp_fail(CP_BROKEN,
+                       "rank %d waited %g s for operation %lld, an %s", w->rank,
+                       patience, (long long)n, cp_op_name(op->kind));
+    }
+    return cp_fail(CP_BROKEN, "rank %d did not finish within %g s", w->rank,
+                   patience);
+}
+
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
     const double began = seconds();
+    cp_status status = CP_OK;
     cudaError_t error;
     int64_t asked = 0;
-    while ((error = cudaEventQuery(w->finished)) == cudaErrorNotReady) {
-        if (patience > 0 && seconds() - began > patience)
-            return cp_fail(CP_BROKEN, "rank %d did not finish within %g s",
-                           w->rank, patience);
+    while ((error = cudaEventQuery(w->finished)) == cudaErrorNotReady &&
+           status == CP_OK) {
+        if (w->link != NULL)
+            status = w->link->check(w->link->context);
+        if (status == CP_OK && patience > 0 && seconds() - began > patience)
+            status = give_up(w, patience);
         if (++asked % 64 == 0)
             rest();
     }
-    if (error != cudaSuccess)
-        return cp_cuda(error, "rank %d", w->rank);
+    if (status == CP_OK && error != cudaSuccess)
+        status = cp_cuda(error, "rank %d", w->rank);
+    if (status != CP_OK && w->link != NULL)
+        w->link->abort(w->link->context);
+    if (status != CP_OK)
+        return status;
     /* See whether labels agreed. */
     const int64_t ranks = w->plan->layout->ranks;
     for (int64_t r = 0; r < ranks && w->plan->labelled; r++) {

@@ -17,6 +17,25 @@ typedef struct {
     void *context;
 } cp_carry;
 
+/* How a rank that is a process of its own sends and receives. trade enqueues
+ * some messages on a stream, as one group that is complete when all are; check
+ * says whether the connection is sound; abort ends what waits on the device.
+ * Between two ranks the k-th message sent meets the k-th received. */
+typedef struct {
+    int peer;
+    bool receive; /* into buffer; otherwise from it */
+    void *buffer;
+    int64_t bytes;
+} cp_message_half;
+
+typedef struct {
+    cp_status (*trade)(void *context, const cp_message_half *halves, int count,
+                       cudaStream_t stream);
+    cp_status (*check)(void *context);
+    void (*abort)(void *context);
+    void *context;
+} cp_link;
+
 typedef struct cp_stream_walker cp_stream_walker;
 
 typedef struct {
@@ -50,6 +69,12 @@ float *cp_stream_walker_lse(cp_stream_walker *walker);
 /* Bytes on the device. */
 int64_t cp_stream_walker_bytes(const cp_stream_walker *walker);
 
+/* Put the rank's program on its queues, and return; link carries its messages,
+ * and must live until finish. Every rank walks the same plan. A failure leaves
+ * work on the queues; finish waits for it. */
+cp_status cp_stream_walk(cp_stream_walker *walker, const cp_link *link,
+                         void *cache_keys, void *cache_values);
+
 /* Put all ranks' programs on their queues, and return: N ranks on one device,
  * or on several that can copy from each other. walkers[r] is rank r's, all of
  * one plan; caches as for cp_walk, on the device. carry may be NULL: copies. A
@@ -59,8 +84,9 @@ cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
                            void *const *cache_values);
 
 /* Wait until a rank's walk is over, at most so many seconds (0: for ever).
- * CP_BROKEN if something on the device went wrong, if the time is up, or if
- * ranks disagreed about a batch. */
+ * CP_BROKEN if something on the device or a link went wrong, if the time is up,
+ * or if ranks disagreed about a batch; a link is then aborted, so that nothing
+ * waits on the device for ever. */
 cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
 
 /* What the rank sent in its last walk. */
