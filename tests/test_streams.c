@@ -233,6 +233,7 @@ START_TEST(whatever_fails_leaves_the_conversation_as_it_was) {
         const cp_status status = call(&t, one, CP_DECODE);
         faults[_i](0);
         ck_assert_msg(status != CP_OK || t.problem[0] == '\0', "%s", t.problem);
+        close_talk(&t);
         stand_in_end();
         if (status == CP_OK)
             return;

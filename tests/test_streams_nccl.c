@@ -138,6 +138,7 @@ START_TEST(survivors_of_a_silent_rank_end) {
         ck_assert(r == 2 || seats[r].status == CP_BROKEN);
     ck_assert(_i % 2 != 0 || somebody_says(&t, "waited 0.5 s for operation"));
     ck_assert_int_eq(t.cache->length[0], 20);
+    close_talk(&t);
     stand_in_end();
 }
 END_TEST
@@ -167,6 +168,7 @@ START_TEST(a_lost_message_is_named) {
     stand_in_break_message(STAND_IN_DROP, 0, 1, 1);
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
     ck_assert(somebody_says(&t, "hop 1: 512 bytes"));
+    close_talk(&t);
     stand_in_end();
 }
 END_TEST
