@@ -101,6 +101,8 @@ static cp_status decide(const cp_session *session, bool decode, making *call) {
 
 static cp_status prepare(const cp_session *session, bool decode, making *call) {
     const cp_shape *shape = &session->model->facts.shape;
+    const cp_plan_options wanted = {
+        session->model->backend->machine->element_bytes, 1};
     cp_status status = decide(session, decode, call);
     if (status == CP_OK)
         status = decode ? cp_cache_decode(session->cache, call->lengths,
@@ -108,8 +110,8 @@ static cp_status prepare(const cp_session *session, bool decode, making *call) {
                         : cp_cache_prefill(session->cache, call->lengths,
                                            &call->layout);
     if (status == CP_OK)
-        status = cp_plan_build(call->report.variant, call->layout, shape, NULL,
-                               &call->plan);
+        status = cp_plan_build(call->report.variant, call->layout, shape,
+                               &wanted, &call->plan);
     if (status == CP_OK)
         status = cp_allocate(&call->figures, 4 * session->options.ranks,
                              sizeof(int64_t), "figures of a call");
