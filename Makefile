@@ -44,7 +44,8 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 
 # All that is built lies under B; sanitize and warnings build elsewhere.
 B        ?= build
-OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c))
+OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c)) $(B)/built-in.o
+BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model) figures/data/paper.csv
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
 HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_% tests/harness/on-device.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
 MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
@@ -97,6 +98,11 @@ $(NAMED): $(B)/identity
 # Each of these two files changes only when what it records does.
 $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
+# Descriptions and the paper's numbers, as text in the library.
+$(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
+	@tests/harness/built-in $(BUILT_IN) >$@
+$(B)/built-in.o: $(B)/built-in.c $(B)/flags
+	$(Q)$(CC) $(flags) -c -o $@ $<
 -include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
