@@ -1,0 +1,448 @@
+/* Tangled from book/15-simulate.nw; edit the chapter. */
+/* What a call will take on a described machine: the plan's walker with virtual
+ * clocks. */
+#define _GNU_SOURCE
+#include "simulate.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "cache.h"
+#include "order.h"
+
+typedef struct {
+    cp_event_kind kind;
+    int rank, peer; /* a collective: -1 */
+    int own, other; /* which exchange of all, of a rank and its peer */
+    const cp_op *op;
+    double seconds; /* of the operation */
+} event;
+
+typedef struct {
+    double compute, send, receive; /* when each queue is free */
+    double exposed, attending, exchanging, busy;
+} clock;
+
+typedef struct {
+    const cp_pace *pace;
+    const cp_plan *plan;
+    event *events;
+    int64_t count, room;
+    double *posted, *done; /* [exchanges] */
+    int *first;            /* [ranks] number of a rank's first exchange */
+    clock *clocks;         /* [ranks] */
+    uint64_t seed;
+    cp_forecast *forecast;
+    FILE *trace;
+    int64_t layer, traced;
+} simulation;
+
+typedef struct {
+    double before, after, reduce, head;
+} stretches;
+
+static void note_longest(cp_forecast *forecast, const cp_op *op,
+                         double seconds) {
+    if (op->kind == CP_OP_ATTEND)
+        forecast->attend = fmax(forecast->attend, seconds);
+    if (op->kind == CP_OP_EXCHANGE)
+        forecast->exchange = fmax(forecast->exchange, seconds);
+    if (op->kind == CP_OP_ALL_TO_ALL)
+        forecast->all_to_all = fmax(forecast->all_to_all, seconds);
+}
+
+static int number_of(const simulation *s, int rank, const cp_op *op) {
+    return s->first[rank] + (int)(op - s->plan->programs[rank].ops);
+}
+
+static cp_status record(void *context, const cp_event *seen) {
+    simulation *s = context;
+    if (s->count == s->room) {
+        /* Make room for more events. */
+        const int64_t room = s->room == 0 ? 1024 : 2 * s->room;
+        event *events = realloc(s->events, (size_t)room * sizeof(event));
+        if (events == NULL)
+            return cp_fail(CP_MEMORY, "no memory for %lld events",
+                           (long long)room);
+        s->events = events;
+        s->room = room;
+    }
+    event *e = &s->events[s->count++];
+    *e = (event){seen->kind,
+                 seen->rank,
+                 seen->peer,
+                 0,
+                 0,
+                 seen->op,
+                 cp_pace_of(s->pace, s->plan, seen->op)};
+    if (seen->rank >= 0)
+        e->own = number_of(s, seen->rank, seen->op);
+    if (seen->kind == CP_EVENT_TRANSFER)
+        e->other = number_of(s, seen->peer, seen->peer_op);
+    note_longest(s->forecast, seen->op, e->seconds);
+    return CP_OK;
+}
+
+static double uniform(uint64_t *seed) {
+    uint64_t z = *seed += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return ((double)((z ^ (z >> 31)) >> 11) + 0.5) * 0x1p-53;
+}
+
+static double jittered(simulation *s, double seconds) {
+    const double sigma = s->pace->hardware->jitter;
+    if (sigma <= 0)
+        return seconds;
+    const double radius = sqrt(-2 * log(uniform(&s->seed)));
+    const double angle = 2 * M_PI * uniform(&s->seed);
+    return fmax(0, seconds + sigma * radius * cos(angle));
+}
+
+enum { MOST_BARS = 200000 };
+
+static void print_bar(simulation *s, int lane, const char *name, int hop,
+                      int64_t bytes, const double at[2]) {
+    if (s->trace == NULL || s->traced++ >= MOST_BARS)
+        return;
+    fprintf(s->trace,
+            ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
+            "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%lld,\"hop\":%d,"
+            "\"bytes\":%lld}}",
+            name, lane, 1e6 * at[0], 1e6 * at[1], (long long)s->layer, hop,
+            (long long)bytes);
+}
+
+static void named_bar(simulation *s, int rank, const char *name, double start,
+                      double seconds) {
+    const double at[2] = {start, seconds};
+    if (seconds > 0)
+        print_bar(s, 2 * rank, name, 0, 0, at);
+}
+static void bar(simulation *s, int rank, bool message, const cp_op *op,
+                double start, double seconds) {
+    const double at[2] = {start, seconds};
+    const int64_t bytes = message ? s->plan->slots[op->in.slot].bytes : 0;
+    print_bar(s, 2 * rank + message, cp_op_name(op->kind), op->hop, bytes, at);
+}
+
+static void trace_begin(simulation *s) {
+    if (s->trace == NULL)
+        return;
+    fprintf(s->trace, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    for (int lane = 0; lane < 2 * s->pace->ranks; lane++)
+        fprintf(s->trace,
+                "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":%d,"
+                "\"args\":{\"name\":\"rank %d%s\"}}",
+                lane == 0 ? "" : ",\n", lane, lane / 2,
+                lane % 2 == 0 ? "" : ", messages");
+}
+
+static double step_of(const simulation *s) {
+    return s->pace->decode || s->pace->ranks == 1 ? 0 : s->pace->hardware->step;
+}
+
+static void local(simulation *s, const event *e) {
+    clock *clock = &s->clocks[e->rank];
+    double seconds = e->seconds;
+    if (e->op->kind == CP_OP_ATTEND) {
+        seconds = jittered(s, seconds);
+        clock->attending += seconds;
+    }
+    if (e->op->kind == CP_OP_APPEND)
+        clock->compute += step_of(s);
+    bar(s, e->rank, false, e->op, clock->compute, seconds);
+    clock->compute += seconds;
+    clock->busy += seconds;
+}
+
+static void transfer(simulation *s, const event *e) {
+    clock *from = &s->clocks[e->rank], *to = &s->clocks[e->peer];
+    const double start = fmax(fmax(s->posted[e->own], s->posted[e->other]),
+                              fmax(from->send, to->receive));
+    const double seconds = jittered(s, e->seconds);
+    const double end = start + seconds;
+    from->send = to->receive = end;
+    s->done[e->own] = fmax(s->done[e->own], end);
+    s->done[e->other] = fmax(s->done[e->other], end);
+    to->exchanging += seconds;
+    bar(s, e->peer, true, e->op, start, seconds);
+}
+
+static void await(simulation *s, const event *e) {
+    const cp_hardware *hardware = s->pace->hardware;
+    const double overlap =
+        s->pace->decode ? hardware->decode_overlap : hardware->overlap;
+    clock *clock = &s->clocks[e->rank];
+    const double end =
+        fmax(clock->compute + (1 - overlap) * e->seconds, s->done[e->own]);
+    clock->exposed += end - clock->compute;
+    clock->compute = end + step_of(s);
+}
+
+static void together(simulation *s, const event *e) {
+    double start = 0;
+    for (int k = 0; k < s->pace->ranks; k++)
+        start = fmax(start, s->clocks[k].compute);
+    for (int k = 0; k < s->pace->ranks; k++) {
+        bar(s, k, true, e->op, start, e->seconds);
+        s->clocks[k].exposed += start + e->seconds - s->clocks[k].compute;
+        s->clocks[k].compute = start + e->seconds;
+    }
+}
+
+static void replay(simulation *s) {
+    for (int64_t n = 0; n < s->count; n++) {
+        const event *e = &s->events[n];
+        if (e->kind == CP_EVENT_LOCAL)
+            local(s, e);
+        else if (e->kind == CP_EVENT_START)
+            s->posted[e->own] = s->done[e->own] = s->clocks[e->rank].compute;
+        else if (e->kind == CP_EVENT_TRANSFER)
+            transfer(s, e);
+        else if (e->kind == CP_EVENT_WAIT)
+            await(s, e);
+        else
+            together(s, e);
+    }
+}
+static void stretch(simulation *s, const char *what, double seconds) {
+    for (int k = 0; k < s->pace->ranks; k++) {
+        clock *clock = &s->clocks[k];
+        named_bar(s, k, what, clock->compute, seconds);
+        clock->compute += seconds;
+        clock->busy += seconds;
+    }
+}
+
+static void layer(simulation *s, const stretches *around) {
+    stretch(s, "project", around->before);
+    const double start = s->clocks[0].compute;
+    replay(s);
+    s->forecast->ring += s->clocks[0].compute - start;
+    stretch(s, "feed", around->after);
+    stretch(s, "all-reduce", around->reduce);
+    s->layer++;
+}
+
+static bool repeats(const simulation *s, const double *before, double *moved) {
+    const double first = s->clocks[0].compute - before[0];
+    bool same = s->pace->hardware->jitter <= 0 && s->trace == NULL;
+    for (int k = 0; k < s->pace->ranks && same; k++) {
+        const double here = s->clocks[k].compute - before[k];
+        same = fabs(here - first) <= 1e-12 * s->clocks[k].compute;
+    }
+    *moved = first;
+    return same;
+}
+static void multiply(simulation *s, double layers, double moved) {
+    const double all = (double)s->layer + layers;
+    const double factor = all / (double)s->layer;
+    for (int k = 0; k < s->pace->ranks; k++) {
+        clock *clock = &s->clocks[k];
+        clock->compute += layers * moved;
+        clock->exposed *= factor;
+        clock->attending *= factor;
+        clock->exchanging *= factor;
+        clock->busy *= factor;
+    }
+    s->forecast->ring *= factor;
+}
+
+static void walk(simulation *s, const stretches *around, double *before) {
+    const int64_t layers = s->pace->model->layers;
+    double moved = 0;
+    while (s->layer < layers) {
+        for (int k = 0; k < s->pace->ranks; k++)
+            before[k] = s->clocks[k].compute;
+        layer(s, around);
+        if (s->layer > 1 && repeats(s, before, &moved)) {
+            multiply(s, (double)(layers - s->layer), moved);
+            break;
+        }
+    }
+    stretch(s, "head", around->head);
+}
+
+static void memory(const cp_pace *pace, const cp_plan *plan,
+                   cp_forecast *forecast) {
+    const cp_layout *layout = plan->layout;
+    const double layers = (double)pace->model->layers;
+    const double row = 2 * (double)pace->shape.kv_heads *
+                       (double)pace->shape.head_dim *
+                       (double)plan->element_bytes;
+    int64_t most = 0;
+    for (int k = 0; k < layout->ranks; k++)
+        most = cp_max(most, layout->cache[k].tokens);
+    forecast->weights =
+        layers * cp_pace_layer_weights(pace) + cp_pace_table_weights(pace);
+    forecast->cache = (double)most * row * layers;
+    for (int n = 0; n < plan->slot_count; n++)
+        forecast->buffers += (double)plan->slots[n].bytes;
+    /* Add the activations of the linear layers. */
+    const double rows = (double)layout->queries[0].rows;
+    const double numbers =
+        2 * (double)pace->model->width +
+        2 * (double)pace->model->inner / (double)pace->tensor;
+    forecast->buffers += rows * numbers * (double)plan->element_bytes;
+}
+
+static void work(const cp_pace *pace, const cp_plan *plan,
+                 cp_forecast *forecast) {
+    const cp_layout *layout = plan->layout;
+    const cp_model_facts *model = pace->model;
+    double pairs = 0;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        const double fresh = (double)layout->fresh[i];
+        pairs += fresh * ((double)layout->past[i] + (fresh + 1) / 2);
+    }
+    forecast->flops =
+        2 * (double)model->parameters * (double)layout->new_tokens +
+        4 * (double)(model->query_heads * model->head_dim) * pairs *
+            (double)model->layers;
+    forecast->gpus = pace->ranks * pace->tensor;
+    forecast->flops_per_second =
+        forecast->flops / forecast->seconds / (double)forecast->gpus;
+}
+
+static void sum_up(const simulation *s, const stretches *around) {
+    cp_forecast *forecast = s->forecast;
+    const double layers = (double)s->pace->model->layers;
+    const double all = layers * s->pace->ranks;
+    for (int k = 0; k < s->pace->ranks; k++) {
+        const clock *clock = &s->clocks[k];
+        forecast->seconds = fmax(forecast->seconds, clock->compute);
+        forecast->exposed += clock->exposed / all;
+        forecast->attending += clock->attending / all;
+        forecast->exchanging += clock->exchanging / all;
+        forecast->busy += clock->busy / s->pace->ranks;
+    }
+    forecast->ring /= layers;
+    forecast->linear = around->before + around->after;
+    forecast->reducing = around->reduce;
+    forecast->events = s->count;
+    forecast->busy /= forecast->seconds;
+}
+
+static cp_status run(simulation *s, const stretches *around) {
+    const int ranks = s->pace->ranks;
+    double *before = NULL;
+    int exchanges = 0;
+    cp_status status = cp_allocate(&s->clocks, ranks, sizeof(clock), "clocks");
+    if (status == CP_OK)
+        status = cp_allocate(&s->first, ranks, sizeof(int), "clocks");
+    if (status == CP_OK)
+        status = cp_allocate(&before, ranks, sizeof(double), "clocks");
+    for (int k = 0; k < ranks && status == CP_OK; k++) {
+        s->first[k] = exchanges;
+        exchanges += (int)s->plan->programs[k].count;
+    }
+    if (status == CP_OK)
+        status = cp_allocate(&s->posted, exchanges, sizeof(double), "clocks");
+    if (status == CP_OK)
+        status = cp_allocate(&s->done, exchanges, sizeof(double), "clocks");
+    if (status == CP_OK)
+        status = cp_plan_order(s->plan, record, s);
+    if (status == CP_OK) {
+        trace_begin(s);
+        walk(s, around, before);
+        sum_up(s, around);
+    }
+    free(before);
+    return status;
+}
+static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
+                               const cp_plan *plan, cp_forecast *forecast) {
+    const int64_t rows = plan->layout->queries[0].rows;
+    const stretches around = {cp_pace_before(pace, rows),
+                              cp_pace_after(pace, rows),
+                              cp_pace_reduce(pace, rows), cp_pace_head(pace)};
+    simulation s = {.pace = pace,
+                    .plan = plan,
+                    .seed = scenario->seed,
+                    .forecast = forecast,
+                    .trace = scenario->trace};
+    const cp_status status = run(&s, &around);
+    if (scenario->trace != NULL)
+        fprintf(scenario->trace, "\n]}\n");
+    free(s.events);
+    free(s.posted);
+    free(s.done);
+    free(s.first);
+    free(s.clocks);
+    if (status != CP_OK)
+        return status;
+    if (scenario->kept)
+        forecast->seconds += pace->hardware->call;
+    memory(pace, plan, forecast);
+    work(pace, plan, forecast);
+    return CP_OK;
+}
+
+enum { MOST_TOKENS = INT32_MAX };
+
+static cp_status tokens_check(const cp_scenario *scenario) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < scenario->sequences; i++) {
+        const int64_t fresh = scenario->new_tokens[i];
+        const int64_t past = scenario->cached_tokens[i];
+        if (fresh < 0 || past < 0 || !cp_add(sum, fresh, &sum) ||
+            !cp_add(sum, past, &sum) || sum > MOST_TOKENS)
+            return cp_fail(CP_CAPACITY,
+                           "--new, --cached: with the %lld and %lld tokens of "
+                           "sequence %lld there are more than the %d that can "
+                           "be planned",
+                           (long long)fresh, (long long)past, (long long)i,
+                           MOST_TOKENS);
+    }
+    return CP_OK;
+}
+static cp_status lay_out(const cp_scenario *scenario, cp_cache **cache,
+                         cp_layout **layout) {
+    cp_layout *past = NULL;
+    int64_t cached = 0;
+    for (int64_t i = 0; i < scenario->sequences; i++)
+        cached += scenario->cached_tokens[i];
+    cp_status status = cp_cache_new(scenario->ranks, scenario->sequences,
+                                    INT64_MAX / 4, cache);
+    if (status == CP_OK && cached > 0)
+        status = cp_cache_prefill(*cache, scenario->cached_tokens, &past);
+    if (status == CP_OK && cached > 0)
+        status = cp_cache_commit(*cache, past);
+    cp_layout_free(past);
+    if (status != CP_OK)
+        return status;
+    return scenario->variant == CP_DECODE
+               ? cp_cache_decode(*cache, scenario->new_tokens, layout)
+               : cp_cache_prefill(*cache, scenario->new_tokens, layout);
+}
+
+cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
+    *forecast = (cp_forecast){.variant = scenario->variant};
+    cp_pace pace = {.hardware = scenario->hardware,
+                    .model = scenario->model,
+                    .ranks = scenario->ranks,
+                    .tensor = scenario->tensor,
+                    .partial_bytes = scenario->partial_bytes,
+                    .decode = scenario->variant == CP_DECODE};
+    if (pace.partial_bytes == 0)
+        pace.partial_bytes = CP_PARTIAL_BYTES;
+    cp_cache *cache = NULL;
+    cp_layout *layout = NULL;
+    cp_plan *plan = NULL;
+    const cp_plan_options options = {scenario->model->cache_bytes, 1};
+    cp_status status = tokens_check(scenario);
+    if (status == CP_OK)
+        status = cp_pace_new(&pace);
+    if (status == CP_OK)
+        status = lay_out(scenario, &cache, &layout);
+    if (status == CP_OK)
+        status = cp_plan_build(scenario->variant, layout, &pace.shape, &options,
+                               &plan);
+    if (status == CP_OK)
+        status = simulate_plan(scenario, &pace, plan, forecast);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_cache_free(cache);
+    return status;
+}
