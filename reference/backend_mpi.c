@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "attend_job.h"
 #include "bench_rows.h"
@@ -13,10 +12,6 @@
 #include "processes.h"
 #include "model.h"
 #include "together.h"
-
-#ifndef CP_COMMIT
-#define CP_COMMIT "unknown"
-#endif
 
 static cp_comm *world;
 static cp_mpi_options options = {.patience = 60};
@@ -46,6 +41,16 @@ static cp_status share(void *data, int64_t bytes) {
     return cp_mpi_run(world, share_rank, &it);
 }
 
+static cp_status collect_rank(cp_comm *comm, void *context) {
+    const sharing *it = context;
+    return cp_collect(comm, it->data, it->bytes);
+}
+
+static cp_status collect(void *items, int64_t bytes) {
+    sharing it = {items, bytes};
+    return cp_mpi_run(world, collect_rank, &it);
+}
+
 static void set_patience(double seconds) {
     cp_mpi_set_patience(world, seconds);
 }
@@ -67,15 +72,15 @@ static int leave(int status) {
     return worst < 0 ? 1 : worst;
 }
 
-static cp_status compare_words(cp_comm *comm, void *context) {
+static cp_status compare_words(uint64_t words) {
     uint64_t *all;
     cp_status status =
-        cp_allocate(&all, comm->ranks, sizeof(*all), "command lines");
+        cp_allocate(&all, world->ranks, sizeof(*all), "command lines");
     if (status != CP_OK)
         return status;
-    all[comm->rank] = *(const uint64_t *)context;
-    status = cp_collect(comm, all, sizeof(*all));
-    for (int r = 1; r < comm->ranks && status == CP_OK; r++)
+    all[world->rank] = words;
+    status = collect(all, sizeof(*all));
+    for (int r = 1; r < world->ranks && status == CP_OK; r++)
         if (all[r] != all[0])
             status = cp_fail(CP_INVALID,
                              "the ranks disagree: rank %d was started with "
@@ -85,26 +90,22 @@ static cp_status compare_words(cp_comm *comm, void *context) {
     return status;
 }
 
-static uint64_t words_of(int count, char *const *arguments) {
-    uint64_t sum = cp_fingerprint(CP_COMMIT, sizeof(CP_COMMIT), 1);
-    for (int i = 1; i < count; i++)
-        sum = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
-                             sum);
-    return sum;
-}
-
 static cp_status join(int count, char *const *arguments) {
-    uint64_t words = words_of(count, arguments);
     cp_status status = cp_mpi_open(&options, &world);
     if (status != CP_OK)
         return status;
     processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
                            cp_mpi_local(world)};
-    crew = (cp_crew){world->rank, world->ranks, share, set_patience, leave};
+    crew = (cp_crew){.rank = world->rank,
+                     .ranks = world->ranks,
+                     .share = share,
+                     .collect = collect,
+                     .patience = set_patience,
+                     .leave = leave};
     cp_crew_join(&crew);
     if (world->rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
-    return cp_mpi_run(world, compare_words, &words);
+    return compare_words(cp_fingerprint_words(count, arguments));
 }
 
 static const cp_place *place_of(int ranks) {

@@ -4,17 +4,13 @@
 #ifndef CP_TOGETHER_H
 #define CP_TOGETHER_H
 
-#include "plan.h"
+#include "agree.h"
+#include "comm.h"
 
 enum { CP_TOGETHER_MOST = 1024 }; /* ranks; more are refused */
 
-/* Compare with all other ranks what is about to be done: the plan, and a
- * fingerprint of what it is about (0: nothing). CP_BROKEN on all ranks, with
- * what two of them want, if any differ. */
+/* As cp_agree_by, over a communicator of as many ranks as the plan's. */
 cp_status cp_agree(cp_comm *comm, const cp_plan *plan, uint64_t about);
-
-/* A fingerprint of some bytes, going on from another. */
-uint64_t cp_fingerprint(const void *data, int64_t bytes, uint64_t before);
 
 /* data of rank 0 becomes that of all: bytes, the same everywhere. */
 cp_status cp_share(cp_comm *comm, void *data, int64_t bytes);

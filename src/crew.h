@@ -10,6 +10,8 @@ typedef struct {
     int rank, ranks;
     /* Rank 0's data become everybody's: bytes, the same on all. */
     cp_status (*share)(void *data, int64_t bytes);
+    /* items [ranks] of bytes each: the own one becomes known to all. */
+    cp_status (*collect)(void *items, int64_t bytes);
     void (*patience)(double seconds); /* of every wait from now on */
     /* End together: this exit status becomes one for all, with the message
      * of whoever failed. Never to be followed by anything but exit. */
