@@ -12,29 +12,28 @@
 #include "src/order.h"
 
 typedef struct {
-    int64_t count, first; /* items, and where they begin among all */
+    int64_t first; /* where it begins, among the pieces of all lists */
+    int64_t count; /* pieces that it has in this call */
+    int64_t room;  /* pieces that it can have */
 } list;
 
-typedef struct {
-    list *queries, *keys; /* [ranks] */
-    list home;            /* the rank's own cache */
-    list fresh, appended; /* new tokens, and where they go in the cache */
-    list *expected;       /* [ranks] of labelled rows; or NULL */
-    cp_pieces all;
-    int64_t lists; /* how many: each has a count on the device */
-} manifest;
+/* Lists 0 to N - 1 are the queries of each rank, the next N are their keys, and
+ * the next N what they expect in each row; then come the rank's own. */
+enum { OF_ALL = 3, HOME = 0, FRESH = 1, APPENDED = 2, OF_ITS_OWN = 3 };
 
 struct cp_stream_walker {
     const cp_plan *plan;
     int rank;
     cp_queues queues;
     cp_stream_options options;
-    manifest manifest;
+    list *lists; /* [list_count] */
+    int64_t list_count, items_room;
+    bool packs; /* a block of keys, from the cache */
     /* Its memory. */
     char *memory; /* on the device: all of it */
     int64_t bytes;
     int64_t *slots;        /* [slot_count] offsets; -1 = not used */
-    int64_t counts, items; /* of the manifest */
+    int64_t counts, items; /* of the manifest, and behind them the labels */
     int64_t tiles, wrong;  /* of labels; [ranks] int32_t */
     int64_t unfinished, split_capacity; /* splits that there is room for */
     char *staging; /* on the host: the manifest, then labels, then wrong */
@@ -44,7 +43,7 @@ struct cp_stream_walker {
     int64_t first;         /* communication of the program */
     cudaEvent_t *over;     /* [count] of a computation or a communication */
     cudaEvent_t *ready;    /* [count] of a communication that may begin */
-    cudaEvent_t begun, finished;
+    cudaEvent_t begun, finished, silent;
     bool *in_one; /* this attend does the merge that follows */
     cp_traffic sent;
     char *cache_keys, *cache_values; /* during a walk */
@@ -52,81 +51,170 @@ struct cp_stream_walker {
     cp_message_half *halves;         /* [2 * ranks] */
 };
 
-static cp_status add_item(manifest *m, cp_piece item) {
-    if (m->all.count == m->all.room) {
-        const int64_t room = 2 * m->all.room + 64;
-        cp_piece *items;
-        const cp_status status =
-            cp_allocate(&items, room, sizeof(*items), "a manifest");
-        if (status != CP_OK)
-            return status;
-        if (m->all.count > 0)
-            memcpy(items, m->all.items, (size_t)m->all.count * sizeof(*items));
-        free(m->all.items);
-        m->all.items = items;
-        m->all.room = room;
-    }
-    m->all.items[m->all.count++] = item;
-    return CP_OK;
+static const cp_pieces *source_of(const cp_stream_walker *w,
+                                  const cp_layout *layout, int64_t n) {
+    const int64_t ranks = layout->ranks;
+    if (n < ranks)
+        return w->plan->labelled ? NULL : &layout->queries[n].pieces;
+    if (n < 2 * ranks)
+        return w->packs ? &layout->keys[n - ranks].pieces : NULL;
+    if (n == OF_ALL * ranks + HOME)
+        return &layout->cache[w->rank].pieces;
+    if (n == OF_ALL * ranks + FRESH)
+        return &layout->queries[w->rank].pieces;
+    if (n == OF_ALL * ranks + APPENDED)
+        return &layout->appended[w->rank].pieces;
+    return NULL;
 }
 
-static cp_status add_list(manifest *m, const cp_pieces *pieces, int64_t longest,
-                          list *out) {
-    cp_pieces tiles = {0};
-    cp_status status = cp_pieces_cut(pieces, longest, &tiles);
-    *out = (list){tiles.count, m->all.count};
-    for (int64_t n = 0; n < tiles.count && status == CP_OK; n++)
-        status = add_item(m, tiles.items[n]);
-    cp_pieces_free(&tiles);
-    return status;
+static int64_t query_rows(const cp_stream_walker *w) {
+    return w->plan->slots[w->plan->queries].rows;
 }
 
-static cp_status add_expected(manifest *m, const cp_block *block, list *out) {
-    *out = (list){block->rows, m->all.count};
-    cp_status status = CP_OK;
-    for (int64_t row = 0; row < block->rows && status == CP_OK; row++)
-        status = add_item(m, (cp_piece){{-1, -1, 0, 1}, row});
-    for (int64_t n = 0; n < block->pieces.count && status == CP_OK; n++) {
-        const cp_piece piece = block->pieces.items[n];
+static void write_expected(const cp_pieces *pieces, int64_t rows,
+                           cp_piece *to) {
+    for (int64_t row = 0; row < rows; row++)
+        to[row] = (cp_piece){{-1, -1, 0, 1}, row};
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_piece piece = pieces->items[n];
         for (int64_t i = 0; i < piece.span.count; i++)
-            m->all.items[out->first + piece.row + i] =
+            to[piece.row + i] =
                 (cp_piece){{piece.span.sequence,
                             piece.span.start + i * piece.span.step, 1, 1},
                            piece.row + i};
     }
+}
+
+static int64_t longest_of(const cp_stream_walker *w, int64_t n) {
+    return n < w->plan->layout->ranks ? cp_device_query_tile(&w->plan->shape)
+                                      : CP_DEVICE_KEY_TILE;
+}
+
+static void write_tiles(const cp_pieces *pieces, int64_t longest,
+                        cp_piece *to) {
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_span span = pieces->items[p].span;
+        for (int64_t i = 0; i < span.count; i += longest) {
+            *to = pieces->items[p];
+            to->span.start += i * span.step;
+            to->span.count = cp_min(longest, span.count - i);
+            to->row += i;
+            to++;
+        }
+    }
+}
+
+static bool is_expected(const cp_stream_walker *w, int64_t n) {
+    const int64_t ranks = w->plan->layout->ranks;
+    return w->plan->labelled && n >= 2 * ranks && n < OF_ALL * ranks;
+}
+
+static int64_t count_pieces(const cp_stream_walker *w, const cp_layout *layout,
+                            int64_t n) {
+    const cp_pieces *source = source_of(w, layout, n);
+    int64_t count = is_expected(w, n) ? query_rows(w) : 0;
+    for (int64_t p = 0; source != NULL && p < source->count; p++)
+        count += cp_ceil_divide(source->items[p].span.count, longest_of(w, n));
+    return count;
+}
+
+static cp_status place_lists(cp_stream_walker *w) {
+    const cp_layout *layout = w->plan->layout;
+    const int64_t growth = w->options.growth;
+    int64_t bytes;
+    w->list_count = OF_ALL * layout->ranks + OF_ITS_OWN;
+    cp_status status =
+        cp_allocate(&w->lists, w->list_count, sizeof(list), "a manifest");
+    if (status == CP_OK && growth < 0)
+        status = cp_fail(CP_INVALID, "lists that grow by %lld tiles",
+                         (long long)growth);
+    for (int64_t n = 0; n < w->list_count && status == CP_OK; n++) {
+        const int64_t count = count_pieces(w, layout, n);
+        const bool grows = source_of(w, layout, n) != NULL;
+        w->lists[n] = (list){w->items_room, count, count};
+        if (!cp_add(count, grows ? growth : 0, &w->lists[n].room) ||
+            !cp_add(w->items_room, w->lists[n].room, &w->items_room) ||
+            !cp_multiply(w->items_room, 2 * (int64_t)sizeof(cp_piece), &bytes))
+            status = cp_fail(CP_MEMORY, "lists need more than 2^63 bytes");
+    }
     return status;
 }
 
-static cp_status write_manifest(cp_stream_walker *w) {
-    const cp_layout *layout = w->plan->layout;
-    const int64_t tile = cp_device_query_tile(&w->plan->shape);
-    const int64_t ranks = layout->ranks;
-    manifest *m = &w->manifest;
-    cp_status status =
-        cp_allocate(&m->queries, 3 * ranks, sizeof(list), "a manifest");
-    if (status != CP_OK)
-        return status;
-    m->keys = m->queries + ranks;
-    m->expected = m->keys + ranks;
-    for (int64_t r = 0; r < ranks && status == CP_OK; r++) {
-        status = add_list(m, &layout->queries[r].pieces, tile, &m->queries[r]);
-        if (status == CP_OK)
-            status = add_list(m, &layout->keys[r].pieces, CP_DEVICE_KEY_TILE,
-                              &m->keys[r]);
-        if (status == CP_OK && w->plan->labelled)
-            status = add_expected(m, &layout->queries[r], &m->expected[r]);
+static void write_labels(const cp_stream_walker *w, cp_piece *items) {
+    const list mine = w->lists[2 * w->plan->layout->ranks + w->rank];
+    char *labels = (char *)(items + w->items_room);
+    for (int64_t row = 0; row < mine.count; row++) {
+        const cp_span span = items[mine.first + row].span;
+        const int64_t label[2] = {span.sequence, span.start};
+        memcpy(labels + row * CP_LABEL_BYTES, label, sizeof(label));
     }
-    /* Add the rank's own lists. */
-    const int rank = w->rank;
+}
+
+static void write_manifest(cp_stream_walker *w, const cp_layout *layout) {
+    int64_t *counts = (int64_t *)(void *)w->staging;
+    cp_piece *items = (cp_piece *)(void *)(counts + w->list_count);
+    for (int64_t n = 0; n < w->list_count; n++) {
+        list *mine = &w->lists[n];
+        const cp_pieces *source = source_of(w, layout, n);
+        counts[n] = mine->count = count_pieces(w, layout, n);
+        if (source != NULL)
+            write_tiles(source, longest_of(w, n), items + mine->first);
+        if (is_expected(w, n))
+            write_expected(&layout->queries[n - 2 * layout->ranks].pieces,
+                           mine->count, items + mine->first);
+    }
+    if (w->plan->labelled)
+        write_labels(w, items);
+}
+
+static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
+    if (a->variant != b->variant || a->layout->ranks != b->layout->ranks ||
+        a->element_bytes != b->element_bytes ||
+        a->slot_count != b->slot_count || a->spare != b->spare ||
+        memcmp(&a->shape, &b->shape, sizeof(a->shape)) != 0)
+        return false;
+    const cp_program *mine = &a->programs[rank], *other = &b->programs[rank];
+    return mine->count == other->count &&
+           memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
+               0;
+}
+
+static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
+    static const char *const names[] = {"queries", "keys", "rows"};
+    static const char *const own[] = {"its cache", "its new tokens",
+                                      "where they go"};
+    const int64_t ranks = w->plan->layout->ranks;
+    for (int slot = 0; slot < plan->slot_count; slot++)
+        if (plan->slots[slot].rows > w->plan->slots[slot].rows)
+            return cp_fail(CP_CAPACITY,
+                           "rank %d has %lld rows in slot %d; the next call "
+                           "needs %lld",
+                           w->rank, (long long)w->plan->slots[slot].rows, slot,
+                           (long long)plan->slots[slot].rows);
+    for (int64_t n = 0; n < w->list_count; n++) {
+        const int64_t count = count_pieces(w, plan->layout, n);
+        if (count > w->lists[n].room)
+            return cp_fail(CP_CAPACITY,
+                           "rank %d has room for %lld tiles of %s; the next "
+                           "call needs %lld",
+                           w->rank, (long long)w->lists[n].room,
+                           n < OF_ALL * ranks ? names[n / ranks]
+                                              : own[n - OF_ALL * ranks],
+                           (long long)count);
+    }
+    return CP_OK;
+}
+
+cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
+    if (!same_kind(w->plan, plan, w->rank))
+        return cp_fail(CP_INVALID,
+                       "rank %d walks %s of %d ranks; the next call is "
+                       "something else",
+                       w->rank, cp_variant_name(w->plan->variant),
+                       w->plan->layout->ranks);
+    const cp_status status = find_room(w, plan);
     if (status == CP_OK)
-        status = add_list(m, &layout->cache[rank].pieces, CP_DEVICE_KEY_TILE,
-                          &m->home);
-    if (status == CP_OK)
-        status = add_list(m, &layout->queries[rank].pieces, CP_DEVICE_KEY_TILE,
-                          &m->fresh);
-    if (status == CP_OK)
-        status = add_list(m, &layout->appended[rank].pieces, CP_DEVICE_KEY_TILE,
-                          &m->appended);
+        write_manifest(w, plan->layout);
     return status;
 }
 
@@ -177,8 +265,7 @@ static int splits_of(const cp_stream_walker *w, int64_t query_tiles,
 
 static cp_status reserve_splits(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
-    const int64_t rows = plan->slots[plan->queries].rows;
-    const int64_t blocks = cp_max(1, rows) * plan->shape.kv_heads;
+    const int64_t blocks = cp_max(1, query_rows(w)) * plan->shape.kv_heads;
     const int64_t group = plan->shape.query_heads / plan->shape.kv_heads;
     const int64_t wanted = w->options.blocks * cp_max(1, 32 / group) / blocks;
     int64_t bytes;
@@ -191,29 +278,25 @@ static cp_status reserve_splits(cp_stream_walker *w) {
     return reserve(w, bytes, &w->unfinished);
 }
 
-enum { COUNTS = 6 }; /* lists per rank, at most: 3, and 3 in all */
-
 static int64_t staged_bytes(const cp_stream_walker *w) {
-    const cp_plan *plan = w->plan;
-    const int64_t labels = plan->slots[plan->queries].rows * CP_LABEL_BYTES;
-    return COUNTS * plan->layout->ranks * (int64_t)sizeof(int64_t) +
-           w->manifest.all.count * (int64_t)sizeof(cp_piece) +
-           (plan->labelled ? labels : 0);
+    return w->list_count * (int64_t)sizeof(int64_t) +
+           w->items_room * (int64_t)sizeof(cp_piece) +
+           (w->plan->labelled ? query_rows(w) * CP_LABEL_BYTES : 0);
 }
 
 static cp_status reserve_all(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
-    const int64_t rows = plan->slots[plan->queries].rows;
+    const int64_t rows = query_rows(w);
     const int64_t ranks = plan->layout->ranks;
     const int inputs[] = {plan->queries, plan->fresh, plan->result};
-    cp_status status = write_manifest(w);
+    cp_status status = place_lists(w);
     for (int i = 0; i < 3 && status == CP_OK; i++)
         status = reserve_slot(w, inputs[i]);
     if (status == CP_OK)
         status = reserve_slots(w);
     if (status == CP_OK)
         status = reserve(w, staged_bytes(w), &w->counts);
-    w->items = w->counts + COUNTS * ranks * (int64_t)sizeof(int64_t);
+    w->items = w->counts + w->list_count * (int64_t)sizeof(int64_t);
     if (status == CP_OK)
         status = reserve(w, ranks * 4, &w->wrong);
     if (status == CP_OK && plan->labelled)
@@ -293,33 +376,9 @@ static cp_status make_events(cp_stream_walker *w) {
         cp_plan_find_merges(w->plan, w->rank, w->in_one);
     if (status == CP_OK)
         status = make_event(&w->begun);
-    return status == CP_OK ? make_event(&w->finished) : status;
-}
-
-static void write_labels(const cp_stream_walker *w, char *labels) {
-    const list mine = w->manifest.expected[w->rank];
-    for (int64_t row = 0; row < mine.count; row++) {
-        const cp_span span = w->manifest.all.items[mine.first + row].span;
-        const int64_t label[2] = {span.sequence, span.start};
-        memcpy(labels + row * CP_LABEL_BYTES, label, sizeof(label));
-    }
-}
-
-static void stage(cp_stream_walker *w) {
-    const manifest *m = &w->manifest;
-    const int64_t ranks = w->plan->layout->ranks;
-    int64_t *counts = (int64_t *)(void *)w->staging;
-    char *items = w->staging + COUNTS * ranks * (int64_t)sizeof(int64_t);
-    for (int64_t r = 0; r < 3 * ranks; r++)
-        counts[r] = m->queries[r].count;
-    counts[3 * ranks] = m->home.count;
-    counts[3 * ranks + 1] = m->fresh.count;
-    counts[3 * ranks + 2] = m->appended.count;
-    const size_t bytes = (size_t)m->all.count * sizeof(cp_piece);
-    if (bytes > 0)
-        memcpy(items, m->all.items, bytes);
-    if (w->plan->labelled)
-        write_labels(w, items + bytes);
+    if (status == CP_OK)
+        status = make_event(&w->finished);
+    return status == CP_OK ? make_event(&w->silent) : status;
 }
 
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
@@ -351,6 +410,8 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                         "asking for multiprocessors");
         w->options.blocks = 2 * count;
     }
+    for (int64_t n = 0; n < plan->programs[rank].count; n++)
+        w->packs = w->packs || plan->programs[rank].ops[n].kind == CP_OP_PACK;
     if (status == CP_OK)
         status = cp_allocate(&w->slots, plan->slot_count, 8, "slots");
     for (int slot = 0; status == CP_OK && slot < plan->slot_count; slot++)
@@ -365,7 +426,7 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
         cp_stream_walker_free(w);
         return status;
     }
-    stage(w);
+    write_manifest(w, plan->layout);
     *out = w;
     return CP_OK;
 }
@@ -381,12 +442,13 @@ void cp_stream_walker_free(cp_stream_walker *w) {
         cudaEventDestroy(w->begun);
     if (w->finished != NULL)
         cudaEventDestroy(w->finished);
+    if (w->silent != NULL)
+        cudaEventDestroy(w->silent);
     if (w->memory != NULL)
         cudaFree(w->memory);
     if (w->staging != NULL)
         cudaFreeHost(w->staging);
-    cp_pieces_free(&w->manifest.all);
-    free(w->manifest.queries);
+    free(w->lists);
     free(w->slots);
     free(w->after);
     free(w->over);
@@ -439,29 +501,22 @@ cp_traffic cp_stream_walker_traffic(const cp_stream_walker *w) {
     return w->sent;
 }
 
-static cp_device_tiles tiles_at(const cp_stream_walker *w, list of,
-                                int64_t counter) {
+static cp_device_tiles tiles_at(const cp_stream_walker *w, int64_t n) {
     const char *counts = w->memory + w->counts, *items = w->memory + w->items;
     return (cp_device_tiles){
-        (const cp_piece *)(const void *)items + of.first,
-        (const int64_t *)(const void *)counts + counter,
-        of.count,
+        (const cp_piece *)(const void *)items + w->lists[n].first,
+        (const int64_t *)(const void *)counts + n,
+        w->lists[n].room,
     };
 }
 
 static cp_status copy(cp_stream_walker *w, const cp_op *op) {
-    const manifest *m = &w->manifest;
-    const int64_t ranks = w->plan->layout->ranks;
+    const int64_t ranks = w->plan->layout->ranks, own = OF_ALL * ranks;
     const bool append = op->kind == CP_OP_APPEND;
-    const cp_device_tiles home = tiles_at(w, m->home, 3 * ranks);
-    const cp_device_tiles fresh = tiles_at(w, m->fresh, 3 * ranks + 1);
-    const cp_device_tiles appended = tiles_at(w, m->appended, 3 * ranks + 2);
-    const cp_device_tiles block =
-        tiles_at(w, m->keys[w->rank], ranks + w->rank);
     const int slot = append ? w->plan->fresh : op->out.slot;
     const cp_device_copying call = {
-        .from = append ? fresh : home,
-        .to = append ? appended : block,
+        .from = tiles_at(w, own + (append ? FRESH : HOME)),
+        .to = tiles_at(w, append ? own + APPENDED : ranks + w->rank),
         .row_bytes = w->plan->shape.kv_heads * w->plan->shape.head_dim *
                      w->plan->element_bytes,
         .keys = append ? slot_at(w, slot) : w->cache_keys,
@@ -475,17 +530,15 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
 
 static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const cp_plan *plan = w->plan;
-    const manifest *m = &w->manifest;
     const int64_t ranks = plan->layout->ranks;
     const bool home = op->keys.slot == plan->cache;
     const int slot = merged >= 0 ? merged : op->out.slot;
-    const list keys = home ? m->home : m->keys[op->keys.origin];
     cp_device_attention call = {
         .shape = plan->shape,
         .element = w->options.element,
-        .queries_of = tiles_at(w, m->queries[op->in.origin], op->in.origin),
+        .queries_of = tiles_at(w, op->in.origin),
         .keys_of =
-            tiles_at(w, keys, home ? 3 * ranks : ranks + op->keys.origin),
+            tiles_at(w, home ? OF_ALL * ranks + HOME : ranks + op->keys.origin),
         .queries = slot_at(w, op->in.slot),
         .keys = home ? w->cache_keys : slot_at(w, op->keys.slot),
         .values = home ? w->cache_values : slot_values(w, op->keys.slot),
@@ -497,11 +550,9 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     };
     /* Make tiles of labels. */
     if (plan->labelled) {
-        const list expected = m->expected[op->in.origin];
-        const cp_device_tiles rows =
-            tiles_at(w, expected, 2 * ranks + op->in.origin);
+        const cp_device_tiles rows = tiles_at(w, 2 * ranks + op->in.origin);
         const cp_device_labels labels = {
-            .rows = expected.count,
+            .rows = rows.room,
             .labels = slot_at(w, op->in.slot) + plan->slots[op->in.slot].bytes -
                       plan->slots[op->in.slot].rows * CP_LABEL_BYTES,
             .expected = rows.items,
@@ -516,7 +567,7 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         if (status != CP_OK)
             return status;
     }
-    call.splits = splits_of(w, call.queries_of.room, keys.count);
+    call.splits = splits_of(w, call.queries_of.room, call.keys_of.room);
     /* Make the partial empty on the device. */
     if (!call.merge) {
         const cp_status status = cp_cuda(
@@ -587,7 +638,7 @@ static cp_status label_queries(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const cp_slot *slot = &plan->slots[plan->queries];
     const int64_t bytes = slot->rows * CP_LABEL_BYTES;
-    const int64_t items = w->manifest.all.count * (int64_t)sizeof(cp_piece);
+    const int64_t items = w->items_room * (int64_t)sizeof(cp_piece);
     return cp_cuda(
         cudaMemcpyAsync(slot_at(w, plan->queries) + slot->bytes - bytes,
                         w->memory + w->items + items, (size_t)bytes,
@@ -628,13 +679,9 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
 static cp_status end(cp_stream_walker *w) {
     const int64_t ranks = w->plan->layout->ranks;
     char *to = w->staging + w->staged - 4 * ranks;
-    cp_status status =
-        cp_cuda(cudaMemcpyAsync(to, w->memory + w->wrong, 4 * (size_t)ranks,
-                                cudaMemcpyDeviceToHost, w->queues.compute),
-                "asking whether labels agreed");
-    if (status == CP_OK)
-        status = record(w->finished, w->queues.compute);
-    return status;
+    return cp_cuda(cudaMemcpyAsync(to, w->memory + w->wrong, 4 * (size_t)ranks,
+                                   cudaMemcpyDeviceToHost, w->queues.compute),
+                   "asking whether labels agreed");
 }
 
 typedef struct {
@@ -820,6 +867,16 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
     return status == CP_OK ? end(w) : status;
 }
 
+cp_status cp_stream_walker_launched(cp_stream_walker *w, cudaStream_t stream) {
+    if (stream == w->queues.compute)
+        return CP_OK;
+    cp_status status = record(w->finished, stream);
+    if (status == CP_OK)
+        status = wait_for(w->queues.compute, w->finished);
+    return status == CP_OK ? wait_for(w->queues.communication, w->finished)
+                           : status;
+}
+
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -852,13 +909,19 @@ static cp_status give_up(const cp_stream_walker *w, double patience) {
                    patience);
 }
 
+static cudaError_t are_through(const cp_stream_walker *w) {
+    const cudaError_t error = cudaEventQuery(w->finished);
+    return error == cudaSuccess ? cudaEventQuery(w->silent) : error;
+}
+
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
     const double began = seconds();
-    cp_status status = CP_OK;
-    cudaError_t error;
+    cudaError_t error = cudaEventRecord(w->finished, w->queues.compute);
+    if (error == cudaSuccess)
+        error = cudaEventRecord(w->silent, w->queues.communication);
+    cp_status status = cp_cuda(error, "rank %d", w->rank);
     int64_t asked = 0;
-    while ((error = cudaEventQuery(w->finished)) == cudaErrorNotReady &&
-           status == CP_OK) {
+    while (status == CP_OK && (error = are_through(w)) == cudaErrorNotReady) {
         if (w->link != NULL)
             status = w->link->check(w->link->context);
         if (status == CP_OK && patience > 0 && seconds() - began > patience)

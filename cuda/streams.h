@@ -41,8 +41,9 @@ typedef struct cp_stream_walker cp_stream_walker;
 typedef struct {
     cp_element element; /* of queries, keys, values; plan->element_bytes each */
     int blocks; /* that should be at work in a decode; 0: 2 per multiprocessor */
-    bool poison;   /* tests: slots are NaN until something is written */
-    bool separate; /* attend, then merge, though one kernel could do both */
+    bool poison;    /* tests: slots are NaN until something is written */
+    bool separate;  /* attend, then merge, though one kernel could do both */
+    int64_t growth; /* tiles by which each list of a call may grow (renew) */
 } cp_stream_options;
 
 /* Reserve a rank's slots on the current device, all at once. The plan must
@@ -54,6 +55,20 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
 
 /* Waits for nothing: finish first. */
 void cp_stream_walker_free(cp_stream_walker *walker);
+
+/* Walk another call from now on: same variant, shapes and program, and no slot
+ * of its plan larger than those that the walker was made with, whose sizes
+ * stay. The plan is read and not kept. Nothing is allocated and nothing is
+ * enqueued; the next walk, or the next launch of a graph in which one was
+ * captured, takes the new lists along. Finish first. Fails with CP_INVALID for
+ * another kind of call, and with CP_CAPACITY if a slot or a list outgrows its
+ * room; the walker is then as it was. */
+cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
+
+/* A graph with walks in it was launched on some stream: what comes on the
+ * walker's queues, and finish, waits for it. */
+cp_status cp_stream_walker_launched(cp_stream_walker *walker,
+                                    cudaStream_t stream);
 
 /* Where the new tokens must lie, on the device, when the compute queue gets to
  * the walk: shapes as for cp_walker_queries (walk.h). */
@@ -83,10 +98,11 @@ cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
                            const cp_carry *carry, void *const *cache_keys,
                            void *const *cache_values);
 
-/* Wait until a rank's walk is over, at most so many seconds (0: for ever).
- * CP_BROKEN if something on the device or a link went wrong, if the time is up,
- * or if ranks disagreed about a batch; a link is then aborted, so that nothing
- * waits on the device for ever. */
+/* Wait until all that is on a rank's queues by now is over, its walk and what
+ * was put behind that, at most so many seconds (0: for ever). CP_BROKEN if
+ * something on the device or a link went wrong, if the time is up, or if ranks
+ * disagreed about a batch; a link is then aborted, so that nothing waits on
+ * the device for ever. */
 cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
 
 /* What the rank sent in its last walk. */

@@ -44,7 +44,7 @@ typedef struct talk talk;
 struct talk {
     cp_shape shape;
     int ranks, spare, blocks;
-    int64_t sequences, room;
+    int64_t sequences, room, growth;
     cp_element element;
     bool separate;
     const cp_carry *carry;
@@ -145,8 +145,11 @@ static inline cp_status plan_call(talk *t, const int64_t *fresh,
 }
 
 static inline cp_status make_walkers(talk *t) {
-    const cp_stream_options options = {
-        t->element, t->blocks < 1 ? 4 : t->blocks, true, t->separate};
+    const cp_stream_options options = {.element = t->element,
+                                       .blocks = t->blocks < 1 ? 4 : t->blocks,
+                                       .poison = true,
+                                       .separate = t->separate,
+                                       .growth = t->growth};
     cp_status status = CP_OK;
     for (int r = 0; r < t->ranks && status == CP_OK; r++)
         status = cp_stream_walker_new(t->plan, r, t->queues[r], &options,
@@ -185,9 +188,12 @@ static inline void ask_oracle(const talk *t, int rank, double *output,
     cp_pieces_free(&all);
 }
 
+static inline int64_t answer_rows(const talk *t) {
+    return t->plan->slots[t->plan->result].rows * t->shape.query_heads;
+}
+
 static inline void compare(talk *t, int layer, int rank) {
-    const int64_t heads = t->shape.query_heads, dim = t->shape.head_dim;
-    const int64_t rows = t->layout->queries[rank].rows * heads;
+    const int64_t rows = answer_rows(t), dim = t->shape.head_dim;
     const float *output = t->answers[layer][rank], *lse = output + rows * dim;
     double *truth, *truth_lse, difference = 0.0, norm = 0.0, worst = 0.0;
     cp_allocate(&truth, rows * dim, 8, "output");
@@ -221,8 +227,7 @@ static inline void compare(talk *t, int layer, int rank) {
 }
 
 static inline cp_status take(talk *t, int layer, int rank) {
-    const int64_t rows = t->layout->queries[rank].rows * t->shape.query_heads;
-    const size_t bytes = (size_t)(rows * (t->shape.head_dim + 1)) * 4;
+    const size_t bytes = (size_t)(answer_rows(t) * (t->shape.head_dim + 1)) * 4;
     float **answer = &t->answers[layer][rank];
     cp_status status =
         cp_cuda(cudaMallocHost((void **)answer, bytes), "an answer");

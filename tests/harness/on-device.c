@@ -46,3 +46,7 @@ void stand_in_fail_copy(int64_t n) {
 void stand_in_ignore_wait(int64_t k) {
     (void)k;
 }
+
+void stand_in_freeze_uploads(bool frozen) {
+    (void)frozen;
+}

@@ -386,6 +386,12 @@ void stand_in_ignore_wait(int64_t k) {
     set_fault(&machine.ignore_wait, k);
 }
 
+void stand_in_freeze_uploads(bool frozen) {
+    pthread_mutex_lock(&lock);
+    machine.freeze_uploads = frozen;
+    pthread_mutex_unlock(&lock);
+}
+
 /* Devices, versions, errors. */
 
 static const struct {

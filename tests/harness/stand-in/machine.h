@@ -172,6 +172,7 @@ typedef struct {
     int64_t problems;
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
+    bool freeze_uploads;
 } machine_state;
 extern machine_state machine;
 

@@ -86,6 +86,11 @@ void stand_in_fail_launch(int64_t n);     /* kernels and graphs */
 void stand_in_fail_copy(int64_t n);       /* cudaMemcpy*, cudaMemset* */
 void stand_in_ignore_wait(int64_t k);     /* the k-th cudaStreamWaitEvent */
 
+/* Graphs replay copies from the host with the bytes that lay there when they
+ * were captured: captured from now on, until it is taken back. A length that
+ * travels so is stale at the second launch, as one that is an argument is. */
+void stand_in_freeze_uploads(bool frozen);
+
 /* What happens to a message between two ranks: it never arrives, arrives again
  * in place of the next one, arrives without its last element, or with one bit
  * turned. The n-th message from rank `from` to rank `to` (-1: any), from 1. */
@@ -119,6 +124,7 @@ typedef struct {
     int64_t messages, bytes_sent;     /* messages delivered by NCCL */
     int64_t collectives;              /* all-gathers and all-reduces */
     int64_t records, waits;           /* events recorded; edges that waited */
+    int64_t timed_events;             /* events made that keep the time */
     int64_t host_waits;               /* synchronise calls of the host */
     int64_t hidden_waits;             /* copies that made the host wait
                                          * because its memory was not pinned */

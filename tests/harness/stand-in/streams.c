@@ -39,6 +39,10 @@ operation *operation_copy(const operation *from) {
         what->arguments = take(1, from->argument_bytes);
         memcpy(what->arguments, from->arguments, from->argument_bytes);
     }
+    if (from->staged != NULL) {
+        what->staged = take(from->height, from->width);
+        memcpy(what->staged, from->staged, from->height * from->width);
+    }
     if (from->parts != NULL) {
         what->parts = take((size_t)from->part_count, sizeof *what->parts);
         memcpy(what->parts, from->parts,
@@ -791,18 +795,23 @@ static cudaError_t check_copy(const operation *what, enum cudaMemcpyKind kind) {
     return error;
 }
 
+static void stage_source(operation *what) {
+    what->staged = take(what->height, what->width);
+    for (size_t row = 0; row < what->height; row++)
+        memcpy(what->staged + row * what->width,
+               what->from + row * what->from_pitch, what->width);
+}
+
 /* What cudaMemcpyAsync does with host memory that is not pinned: it takes the
- * bytes before it returns, or returns when they have come. */
+ * bytes before it returns, or returns when they have come. In a graph it takes
+ * them when it runs, unless somebody wants to see what else would happen. */
 static cudaError_t enqueue_copy(stream *on, operation *what) {
     const bool from_host = !is_device(what->from) && !is_pinned(what->from);
     const bool to_host = !is_device(what->to) && !is_pinned(what->to);
     const bool capturing = on->capture != NULL;
-    if (from_host && !capturing) {
-        what->staged = take(what->height, what->width);
-        for (size_t row = 0; row < what->height; row++)
-            memcpy(what->staged + row * what->width,
-                   what->from + row * what->from_pitch, what->width);
-    }
+    if (capturing ? machine.freeze_uploads && !is_device(what->from)
+                  : from_host)
+        stage_source(what);
     if ((from_host || to_host) && !capturing)
         machine.counted.hidden_waits++;
     const cudaError_t error = enqueue(on, what);
@@ -895,6 +904,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags) {
         event *e = take(1, sizeof *e);
         e->number = ++machine.numbers;
         e->flags = flags;
+        machine.counted.timed_events += (flags & cudaEventDisableTiming) == 0;
         e->next = machine.events;
         machine.events = e;
         *out = e;
