@@ -44,5 +44,10 @@ const cp_backend *const cp_backends[] = {
 #ifdef CP_HAVE_MPI
     &cp_backend_mpi,
 #endif
+#ifdef CP_HAVE_CUDA
+    &cp_backend_cuda,
+    &cp_backend_cuda_fp32,
+    &cp_backend_cuda_fp8,
+#endif
     NULL,
 };

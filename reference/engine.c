@@ -179,8 +179,8 @@ cp_status cp_engine_new(const cp_place *place, const cp_model *model,
     engine->options = *options;
     engine->cores = options->cores > 0 ? options->cores : omp_get_num_procs();
     status = cp_store_new_of(options->ranks, place->only, facts->layers,
-                             options->sequences, options->capacity,
-                             &facts->shape, &engine->store);
+                             options->sequences, options->room, &facts->shape,
+                             &engine->store);
     if (status == CP_OK && options->trace)
         status = cp_trace_new(options->ranks, &engine->trace);
     /* Hand over the engine, or nothing. */

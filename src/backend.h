@@ -61,8 +61,8 @@ struct cp_model {
     cp_model_facts facts;
 };
 
-/* Its functions may rely on checked arguments, and on options whose capacity
- * and ranks are filled in. run leaves cache rows beyond those committed, and
+/* Its functions may rely on checked arguments, and on options whose capacity,
+ * room and ranks are filled in. run leaves cache rows beyond those committed, and
  * nothing else, changed when it fails; logits reads the last run that did
  * not. */
 struct cp_backend {
@@ -70,6 +70,8 @@ struct cp_backend {
     const char *kernels;       /* for --version */
     const char *communicator;  /* for --version */
     const cp_machine *machine; /* what Algorithm 1 is to assume */
+    bool reserves; /* a cache's rows cost memory before they are written */
+    void (*patience)(double seconds); /* for its ranks to wait; or NULL */
     /* Become one of several processes with this command line (crew.h), and
      * see that they agree on it; NULL: there is but one. */
     cp_status (*join)(int count, char *const *arguments);
@@ -90,6 +92,10 @@ struct cp_backend {
 
 /* All that this program was built with; the last is NULL. */
 extern const cp_backend *const cp_backends[];
+
+/* Ranks on GPUs, with weights in bf16, fp32 or FP8, if built with CUDA. */
+extern const cp_backend cp_backend_cuda, cp_backend_cuda_fp32,
+    cp_backend_cuda_fp8;
 
 /* The one of that name; NULL if there is none. */
 const cp_backend *cp_backend_find(const char *name);

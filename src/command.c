@@ -89,19 +89,25 @@ cp_status cp_command_ranks(int64_t *ranks) {
     return CP_OK;
 }
 
-static const char *const places[] = {"threads", "mpi", "cuda"};
+static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
+                                     "cuda-fp8"};
 enum { PLACES = sizeof(places) / sizeof(places[0]) };
 
 cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend) {
     *backend = cp_backend_find(places[place]);
     if (*backend == NULL)
-        return cp_fail(CP_INVALID, "--on %s: not built in", places[place]);
+        return cp_fail(CP_INVALID, "--on %s: not built in%s", places[place],
+                       strncmp(places[place], "cuda", 4) == 0
+                           ? " (make gpu makes build/gpu/longring)"
+                           : "");
     if (!(timeout > 0))
         return cp_fail(CP_INVALID, "--timeout %g: seconds above 0 are due",
                        timeout);
     if (cp_crew_mine()->patience != NULL)
         cp_crew_mine()->patience(timeout);
+    if ((*backend)->patience != NULL)
+        (*backend)->patience(timeout);
     return CP_OK;
 }
 cp_status cp_command_about(cp_status status, const char *path) {

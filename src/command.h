@@ -30,7 +30,7 @@ cp_status cp_output_flush(void);
 enum { CP_COMMAND_RANKS = 1024 }; /* more than this is refused */
 
 #define CP_COMMAND_VARIANTS "auto|pass-kv|pass-q|all-gather|decode"
-#define CP_COMMAND_PLACES "threads|mpi|cuda"
+#define CP_COMMAND_PLACES "threads|mpi|cuda|cuda-fp32|cuda-fp8"
 
 /* Check --ranks. Below 0, it was not given, and is 4, or as many as there are
  * processes if they are what ranks are. */

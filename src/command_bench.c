@@ -250,9 +250,12 @@ static cp_status bench_check(void *context) {
         status = lists_check(run);
     if (status == CP_OK && cp_crew_mine()->share != NULL)
         status = crew_check(run);
-    return status == CP_OK
-               ? cp_command_backend(run->on, run->timeout, &run->backend)
-               : status;
+    if (status == CP_OK)
+        status = cp_command_backend(run->on, run->timeout, &run->backend);
+    if (status == CP_OK && run->backend->bench == NULL)
+        status = cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
+                         run->backend->name);
+    return status;
 }
 
 static void head_print(const bench_run *run) {

@@ -25,6 +25,7 @@ typedef struct {
     int ranks;
     int64_t sequences;
     int64_t capacity;   /* positions per sequence; 0: the model's */
+    int64_t room;       /* cache rows of one on a rank; the session's to say */
     cp_variant variant; /* of prefills; decode has its own */
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
