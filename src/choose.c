@@ -1,9 +1,11 @@
-/* Tangled from book/12-model.nw; edit the chapter. */
-/* Algorithm 1, exactly, and in words. */
+/* Tangled from book/10-choose.nw; edit the chapter. */
+/* Algorithm 1 for a session, and in its words. */
 #include "choose.h"
 
 #include <math.h>
 #include <stdio.h>
+
+#include "rules.h"
 
 const cp_machine cp_machine_threads = {
     .name = "threads",
@@ -20,108 +22,71 @@ const cp_machine cp_machine_processes = {
     .element_bytes = 4,
     .shares_cores = true,
 };
-__extension__ typedef unsigned __int128 wide;
 
-static bool times(wide *product, int64_t factor) {
-    return factor >= 0 &&
-           !__builtin_mul_overflow(*product, (wide)factor, product);
+static cp_setting setting_of(const cp_machine *machine, const cp_shape *shape,
+                             int ranks) {
+    const cp_rational bandwidth = cp_rational_of(machine->bytes_per_second, 1);
+    const cp_rational none = cp_rational_of(0, 1);
+    return (cp_setting){
+        .shape = *shape,
+        .ranks = ranks,
+        .element_bytes = machine->element_bytes,
+        .output_bytes = CP_PARTIAL_BYTES,
+        .speeds = {cp_rational_of(machine->flops, 1), bandwidth, none,
+                   bandwidth, none},
+        .shares_cores = machine->shares_cores,
+    };
 }
-
-typedef struct {
-    int64_t fresh, keys; /* sums of T_i, and of T_i + P_i */
-    wide pairs;          /* sum of T_i (T_i + P_i) */
-} batch_sums;
-
-static bool add_sequence(batch_sums *sums, int64_t fresh, int64_t cached) {
-    int64_t keys;
-    if (fresh < 0 || cached < 0 || !cp_add(fresh, cached, &keys) ||
-        !cp_add(sums->fresh, fresh, &sums->fresh) ||
-        !cp_add(sums->keys, keys, &sums->keys))
-        return false;
-    sums->pairs += (wide)fresh * (wide)keys;
-    return true;
+static void fill_in(cp_choice *choice, const cp_setting *setting,
+                    const cp_load *load) {
+    choice->new_tokens =
+        cp_rational_value(cp_rational_divide(load->pairs, load->keys));
+    choice->threshold = setting->shares_cores
+                            ? INFINITY
+                            : cp_rational_value(cp_new_tokens_least(setting));
+    choice->miss_rate =
+        cp_rational_value(cp_rational_divide(load->fresh, load->keys));
+    choice->miss_least = cp_rational_value(cp_miss_rate_least(&setting->shape));
 }
-
-static bool transfer_hidden(const cp_machine *machine, const cp_shape *shape,
-                            int ranks, const batch_sums *sums, bool *fits) {
-    wide attention = sums->pairs, transfer = (wide)sums->keys;
-    *fits = times(&attention, 2 * shape->query_heads) &&
-            times(&attention, machine->bytes_per_second) &&
-            times(&transfer, ranks) && times(&transfer, machine->flops) &&
-            times(&transfer, shape->kv_heads) &&
-            times(&transfer, machine->element_bytes);
-    return attention >= transfer;
-}
-
-static bool keys_smaller(const cp_shape *shape, const batch_sums *sums) {
-    return (wide)sums->fresh * (wide)shape->query_heads >=
-           2 * (wide)sums->keys * (wide)shape->kv_heads;
-}
-
-static void append(cp_choice *choice, int length, const char *text) {
-    const size_t room = sizeof(choice->rule);
-    if (length >= 0 && (size_t)length < room)
-        snprintf(choice->rule + length, room - (size_t)length, "%s", text);
-}
-
-static void explain(cp_choice *choice, const cp_machine *machine, bool hidden,
-                    const batch_sums *sums) {
-    const size_t room = sizeof(choice->rule);
-    int length;
-    if (machine->shares_cores)
-        length = snprintf(choice->rule, room, "no transfer hides between %s",
-                          machine->name);
-    else
-        length = snprintf(
-            choice->rule, room, "T = %.6g new tokens %s threshold %.6g (eq. 2)",
-            choice->new_tokens, hidden ? ">=" : "<", choice->threshold);
-    if (hidden) {
-        append(choice, length, ": attention hides the transfer");
-        return;
-    }
-    /* Add the miss rate and what it says. */
+static void explain(cp_choice *choice, const cp_machine *machine,
+                    const cp_load *load, bool hidden) {
     const bool smaller = choice->variant == CP_PASS_KV;
-    char text[120];
-    snprintf(text, sizeof(text),
-             ", miss rate %lld/%lld = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
-             (long long)sums->fresh, (long long)sums->keys,
+    char first[100], second[100];
+    if (machine->shares_cores)
+        snprintf(first, sizeof(first), "no transfer hides between %s",
+                 machine->name);
+    else
+        snprintf(first, sizeof(first),
+                 "T = %.6g new tokens %s threshold %.6g (eq. 2)",
+                 choice->new_tokens, hidden ? ">=" : "<", choice->threshold);
+    /* Say what the miss rate says. */
+    snprintf(second, sizeof(second),
+             ", miss rate %.0f/%.0f = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
+             cp_rational_value(load->fresh), cp_rational_value(load->keys),
              100.0 * choice->miss_rate, smaller ? ">=" : "<",
              100.0 * choice->miss_least,
              smaller ? "keys and values" : "queries");
-    append(choice, length, text);
+    snprintf(choice->rule, sizeof(choice->rule), "%s%s", first,
+             hidden ? ": attention hides the transfer" : second);
 }
-
 cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     int64_t sequences, const int64_t *new_tokens,
                     const int64_t *cached_tokens, cp_choice *choice) {
-    batch_sums sums = {0, 0, 0};
-    bool fits = true;
-    for (int64_t s = 0; s < sequences && fits; s++)
-        if (new_tokens[s] != 0)
-            fits = add_sequence(&sums, new_tokens[s], cached_tokens[s]);
-    bool hidden = fits && transfer_hidden(machine, shape, ranks, &sums, &fits);
-    hidden = hidden && !machine->shares_cores;
-    if (!fits || sums.fresh < 1)
-        return cp_fail(CP_INVALID, "cannot choose a variant for %lld tokens",
-                       (long long)sums.fresh);
-    *choice = (cp_choice){.variant = CP_PASS_KV};
-    /* Fill in the choice. */
-    choice->new_tokens = (double)sums.pairs / (double)sums.keys;
-    choice->threshold =
-        (double)ranks * (double)machine->flops * (double)shape->kv_heads *
-        (double)machine->element_bytes /
-        (2.0 * (double)shape->query_heads * (double)machine->bytes_per_second);
-    if (machine->shares_cores)
-        choice->threshold = INFINITY;
-    choice->miss_rate = (double)sums.fresh / (double)sums.keys;
-    choice->miss_least =
-        2.0 * (double)shape->kv_heads / (double)shape->query_heads;
-    if (ranks == 1) {
-        append(choice, 0, "one rank: nothing to send");
-        return CP_OK;
-    }
-    if (!hidden && !keys_smaller(shape, &sums))
-        choice->variant = CP_PASS_Q;
-    explain(choice, machine, hidden, &sums);
+    const cp_rule algorithm_1 = {
+        "Algorithm 1", CP_RULE_HIDDEN, false, {0, 0, 0}};
+    const cp_setting setting = setting_of(machine, shape, ranks);
+    cp_load load;
+    cp_verdict verdict;
+    cp_status status = cp_load_of(sequences, new_tokens, cached_tokens, &load);
+    if (status == CP_OK)
+        status = cp_rule_ask(&algorithm_1, &setting, &load, &verdict);
+    if (status != CP_OK)
+        return status;
+    *choice = (cp_choice){.variant = verdict.variant};
+    fill_in(choice, &setting, &load);
+    if (ranks == 1)
+        snprintf(choice->rule, sizeof(choice->rule), "%s", verdict.because);
+    else
+        explain(choice, machine, &load, verdict.hidden);
     return CP_OK;
 }

@@ -1,6 +1,6 @@
-/* Tangled from book/12-model.nw; edit the chapter. */
-/* Which ring: pass-KV or pass-Q, by the paper's Algorithm 1. Knows two speeds
- * of a machine and the shape of a call; measures nothing. */
+/* Tangled from book/10-choose.nw; edit the chapter. */
+/* Which ring a session takes: pass-KV or pass-Q, by the paper's Algorithm 1.
+ * Knows two speeds of a machine and the shape of a call; measures nothing. */
 #ifndef CP_CHOOSE_H
 #define CP_CHOOSE_H
 

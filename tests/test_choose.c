@@ -1,4 +1,4 @@
-/* Tangled from book/12-model.nw; edit the chapter. */
+/* Tangled from book/10-choose.nw; edit the chapter. */
 /* Algorithm 1: the paper's table, its thresholds, ties, batches. */
 #include "choose.h"
 #include "tests/harness/suite.h"
@@ -114,12 +114,14 @@ END_TEST
 
 START_TEST(test_refusals) {
     const int64_t none = 0, less = -1, most = INT64_MAX;
+    const int64_t many[3] = {most, most, most};
     cp_choice c;
     const cp_shape *s = &llama3_405b;
     ck_assert_int_ne(cp_choose(&peak, s, 4, 1, &none, &most, &c), CP_OK);
     ck_assert_int_ne(cp_choose(&peak, s, 4, 1, &less, &most, &c), CP_OK);
-    ck_assert_int_ne(cp_choose(&peak, s, 4, 1, &most, &most, &c), CP_OK);
-    ck_assert_int_ne(cp_choose(&peak, s, 4, 1, &most, &none, &c), CP_OK);
+    ck_assert_int_ne(cp_choose(&peak, s, 4, 3, many, many, &c), CP_OK);
+    ck_assert_int_eq(cp_choose(&peak, s, 4, 1, &most, &none, &c), CP_OK);
+    ck_assert_int_eq(c.variant, CP_PASS_KV);
 }
 END_TEST
 
