@@ -136,6 +136,12 @@ bench: all ## measure this machine into figures/data/bench*.csv (PYTHON=...: wit
 	@$(write_bench)-torch.csv $(PROGRAM) bench --csv --peer torch --only full,causal,decode --python $(PYTHON)
 	@$(write_bench)-model.csv $(PROGRAM) bench --csv --model $(MODEL)
 	@$(write_bench)-llama.csv $(PROGRAM) bench --csv --model $(MODEL) --ranks 1 --peer llama --python $(PYTHON)
+fit: all ## fit the constants of the paper's cluster, and write predictions into figures/data
+	@$(PROGRAM) simulate --fit >$(B)/gtt.machine && cp $(B)/gtt.machine figures/data/machines/gtt.machine
+	+@$(again) -s all predictions
+predictions: all
+	@PATH=$(B):$$PATH tests/harness/write-data figures/data/predictions.csv longring simulate --table all --csv
+	@for n in 6 7 8 9 10; do PATH=$(B):$$PATH tests/harness/write-data figures/data/figure-$$n.csv longring simulate --figure $$n --csv || exit 1; done
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
 	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
@@ -178,4 +184,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check check-gpu gpu suites measures bench sanitize warnings objects format tangle drift book model demo install clean help force
+.PHONY: all check check-gpu gpu suites measures bench fit predictions sanitize warnings objects format tangle drift book model demo install clean help force

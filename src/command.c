@@ -245,7 +245,8 @@ static const cp_command commands[] = {
     {"plan", "who holds what, every hop, bytes and balance", cp_command_plan},
     {"bench", "how fast attention and the ring are on this machine",
      cp_command_bench},
-    {"simulate", NULL, not_built},
+    {"simulate", "what a call would take on a described machine",
+     cp_command_simulate},
     {"choose", NULL, not_built},
     {"calibrate", NULL, not_built},
 };
@@ -259,7 +260,7 @@ static int overview(void) {
                    commands[i].about);
     puts("\nlongring COMMAND --help says more; longring --version, what is "
          "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
-         "or 1M.\nNot built yet: simulate, choose, calibrate.");
+         "or 1M.\nNot built yet: choose, calibrate.");
     return finished(CP_OK);
 }
 static int version(void) {

@@ -82,6 +82,7 @@ int cp_command_bench(int count, char *const *arguments);
 int cp_command_chat(int count, char *const *arguments);
 int cp_command_logits(int count, char *const *arguments);
 int cp_command_plan(int count, char *const *arguments);
+int cp_command_simulate(int count, char *const *arguments);
 int cp_command_tokenize(int count, char *const *arguments);
 
 #endif

@@ -8,7 +8,7 @@
 
 typedef struct {
     cp_hardware *hardware;
-    const cp_model_facts *model;
+    const cp_model_sizes *model;
     const cp_paper *paper;
     cp_description description;
     int count;                       /* of constants */
@@ -170,7 +170,7 @@ static cp_status descend(const fit *fit, cp_fit_report *report) {
     return status;
 }
 
-cp_status cp_fit(cp_hardware *hardware, const cp_model_facts *model,
+cp_status cp_fit(cp_hardware *hardware, const cp_model_sizes *model,
                  const cp_paper *paper, cp_fit_report *report) {
     fit fit = {.hardware = hardware, .model = model, .paper = paper};
     fit.description = cp_hardware_description(hardware);

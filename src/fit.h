@@ -19,7 +19,7 @@ typedef struct {
  * relative errors of the paper's fitted rows is least. Starts from crude
  * values, not from those that the description gives. Fails with CP_INVALID if
  * there are more than 16 such constants or fewer rows than constants. */
-cp_status cp_fit(cp_hardware *hardware, const cp_model_facts *model,
+cp_status cp_fit(cp_hardware *hardware, const cp_model_sizes *model,
                  const cp_paper *paper, cp_fit_report *report);
 
 /* Write the text of a description again with the fitted values of hardware;

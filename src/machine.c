@@ -62,7 +62,7 @@ static const cp_field fields[CP_HARDWARE_FIELDS] = {
     {"call", CP_FIELD_TIME, AT(call), "us", 1e-6, false,
      "of a call over a kept cache, once"},
     {"jitter", CP_FIELD_TIME, AT(jitter), "us", 1e-6, false,
-     "standard deviation of an attention or an exchange"},
+     "standard deviation of an attention or an exchange of a prefill"},
     /* Fields of decode. */
     {"decode_weight_fraction", CP_FIELD_FRACTION, AT(decode_weight_fraction),
      "of-peak", 1, false,

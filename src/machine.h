@@ -42,7 +42,8 @@ typedef struct {
     double launch; /* seconds to issue an operation that computes */
     double step;   /* at the start of a ring, and after each hop */
     double call;   /* of a call over a kept cache, once (Table 4 alone) */
-    double jitter; /* standard deviation of an attention or an exchange */
+    double jitter; /* standard deviation of an attention or an exchange of a
+                      prefill */
     /* Decode constants. */
     /* Decode: one token of each sequence, from a captured graph. */
     double decode_weight_fraction; /* of the memory rate, reading weights; 1 */

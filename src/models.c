@@ -2,7 +2,7 @@
 /* Model descriptions: the fields, and what follows from them. */
 #include "models.h"
 
-#define AT(field) offsetof(cp_model_facts, field)
+#define AT(field) offsetof(cp_model_sizes, field)
 static const cp_field fields[CP_MODEL_FIELDS] = {
     {"layers", CP_FIELD_COUNT, AT(layers), "layers", 1, true, "blocks"},
     {"width", CP_FIELD_COUNT, AT(width), "numbers", 1, true,
@@ -33,35 +33,35 @@ static const cp_field fields[CP_MODEL_FIELDS] = {
 };
 #undef AT
 
-cp_shape cp_model_facts_shape(const cp_model_facts *facts) {
+cp_shape cp_model_sizes_shape(const cp_model_sizes *facts) {
     return (cp_shape){facts->query_heads, facts->kv_heads, facts->head_dim};
 }
 
-double cp_model_attention_bytes(const cp_model_facts *facts) {
+double cp_model_attention_bytes(const cp_model_sizes *facts) {
     const double width = (double)facts->width, dim = (double)facts->head_dim;
     const double heads =
         2 * (double)facts->query_heads + 2 * (double)facts->kv_heads;
     return width * heads * dim * facts->attention_bits / 8;
 }
 
-double cp_model_inner_bytes(const cp_model_facts *facts) {
+double cp_model_inner_bytes(const cp_model_sizes *facts) {
     return 3 * (double)facts->width * (double)facts->inner * facts->inner_bits /
            8;
 }
 
-double cp_model_head_bytes(const cp_model_facts *facts) {
+double cp_model_head_bytes(const cp_model_sizes *facts) {
     return (double)facts->width * (double)facts->vocabulary * facts->head_bits /
            8;
 }
 
-double cp_model_key_bytes(const cp_model_facts *facts) {
+double cp_model_key_bytes(const cp_model_sizes *facts) {
     return 2 * (double)facts->kv_heads * (double)facts->head_dim *
            (double)facts->cache_bytes;
 }
 
-static cp_status checked(cp_status status, const cp_model_facts *facts,
+static cp_status checked(cp_status status, const cp_model_sizes *facts,
                          const char *label) {
-    const cp_shape shape = cp_model_facts_shape(facts);
+    const cp_shape shape = cp_model_sizes_shape(facts);
     if (status != CP_OK || cp_shape_check(&shape) == CP_OK)
         return status;
     char why[200];
@@ -69,17 +69,17 @@ static cp_status checked(cp_status status, const cp_model_facts *facts,
     return cp_fail(CP_INVALID, "%s: query_heads, kv_heads: %s", label, why);
 }
 
-cp_status cp_model_facts_parse(const char *label, const char *text,
-                               cp_model_facts *facts) {
-    *facts = (cp_model_facts){.name = ""};
+cp_status cp_model_sizes_parse(const char *label, const char *text,
+                               cp_model_sizes *facts) {
+    *facts = (cp_model_sizes){.name = ""};
     const cp_description description = {
         "model", fields, CP_MODEL_FIELDS, facts, facts->origins, facts->name};
     return checked(cp_description_parse(&description, label, text), facts,
                    label);
 }
 
-cp_status cp_model_facts_read(const char *name, cp_model_facts *facts) {
-    *facts = (cp_model_facts){.name = ""};
+cp_status cp_model_sizes_read(const char *name, cp_model_sizes *facts) {
+    *facts = (cp_model_sizes){.name = ""};
     const cp_description description = {
         "model", fields, CP_MODEL_FIELDS, facts, facts->origins, facts->name};
     return checked(cp_description_read(&description, name), facts, name);

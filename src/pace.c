@@ -5,7 +5,7 @@
 #include <math.h>
 
 cp_status cp_pace_new(cp_pace *pace) {
-    const cp_model_facts *model = pace->model;
+    const cp_model_sizes *model = pace->model;
     const cp_hardware *hardware = pace->hardware;
     const int64_t n = pace->tensor, kv = model->kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
@@ -179,7 +179,7 @@ double cp_pace_head(const cp_pace *pace) {
 }
 double cp_pace_after(const cp_pace *pace, int64_t rows) {
     const cp_hardware *hardware = pace->hardware;
-    const cp_model_facts *model = pace->model;
+    const cp_model_sizes *model = pace->model;
     const double layers =
         linear(pace, output_numbers(pace), model->attention_bits, rows) +
         linear(pace, inner_numbers(pace), model->inner_bits, rows);

@@ -10,7 +10,7 @@
 /* How fast the ranks of a call go. */
 typedef struct {
     const cp_hardware *hardware;
-    const cp_model_facts *model;
+    const cp_model_sizes *model;
     int ranks;
     int64_t tensor;        /* GPUs of a rank: n */
     int64_t partial_bytes; /* of a number of a partial that travels */

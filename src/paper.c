@@ -92,7 +92,7 @@ static double picked(const cp_paper_row *row, const cp_forecast *forecast) {
 }
 
 cp_status cp_paper_predict(const cp_paper_row *row, const cp_hardware *hardware,
-                           const cp_model_facts *model, double *value) {
+                           const cp_model_sizes *model, double *value) {
     int64_t fresh[MOST_BATCH], cached[MOST_BATCH];
     for (int64_t i = 0; i < row->batch; i++) {
         fresh[i] = row->new_tokens;

@@ -36,7 +36,7 @@ void cp_paper_free(cp_paper *paper);
 
 /* What a machine is predicted to show for that row, in the row's unit. */
 cp_status cp_paper_predict(const cp_paper_row *row, const cp_hardware *hardware,
-                           const cp_model_facts *model, double *value);
+                           const cp_model_sizes *model, double *value);
 
 const char *cp_row_role_name(cp_row_role role);
 

@@ -32,6 +32,7 @@ typedef struct {
     int *first;            /* [ranks] number of a rank's first exchange */
     clock *clocks;         /* [ranks] */
     uint64_t seed;
+    double sigma; /* of the jitter; a captured decode step has none */
     cp_forecast *forecast;
     FILE *trace;
     int64_t layer, traced;
@@ -83,20 +84,19 @@ static cp_status record(void *context, const cp_event *seen) {
     return CP_OK;
 }
 
-static double uniform(uint64_t *seed) {
+static double deviate(uint64_t *seed) {
     uint64_t z = *seed += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return ((double)((z ^ (z >> 31)) >> 11) + 0.5) * 0x1p-53;
+    z ^= z >> 31;
+    const uint64_t sum =
+        (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+    return ((double)sum * 0x1p-16 - 2) * 1.7320508;
 }
 
 static double jittered(simulation *s, double seconds) {
-    const double sigma = s->pace->hardware->jitter;
-    if (sigma <= 0)
-        return seconds;
-    const double radius = sqrt(-2 * log(uniform(&s->seed)));
-    const double angle = 2 * M_PI * uniform(&s->seed);
-    return fmax(0, seconds + sigma * radius * cos(angle));
+    return s->sigma <= 0 ? seconds
+                         : fmax(0, seconds + s->sigma * deviate(&s->seed));
 }
 
 enum { MOST_BARS = 200000 };
@@ -225,9 +225,11 @@ static void layer(simulation *s, const stretches *around) {
     s->layer++;
 }
 
+enum { MOST_REPLAYED = 12000000 }; /* events, with jitter */
+
 static bool repeats(const simulation *s, const double *before, double *moved) {
     const double first = s->clocks[0].compute - before[0];
-    bool same = s->pace->hardware->jitter <= 0 && s->trace == NULL;
+    bool same = s->sigma <= 0 && s->trace == NULL;
     for (int k = 0; k < s->pace->ranks && same; k++) {
         const double here = s->clocks[k].compute - before[k];
         same = fabs(here - first) <= 1e-12 * s->clocks[k].compute;
@@ -251,15 +253,25 @@ static void multiply(simulation *s, double layers, double moved) {
 
 static void walk(simulation *s, const stretches *around, double *before) {
     const int64_t layers = s->pace->model->layers;
-    double moved = 0;
+    const int64_t enough = cp_max(8, MOST_REPLAYED / cp_max(s->count, 1));
+    double moved = 0, first = 0;
     while (s->layer < layers) {
         for (int k = 0; k < s->pace->ranks; k++)
             before[k] = s->clocks[k].compute;
         layer(s, around);
-        if (s->layer > 1 && repeats(s, before, &moved)) {
-            multiply(s, (double)(layers - s->layer), moved);
-            break;
+        if (s->layer == 1)
+            first = s->clocks[0].compute;
+        bool stop = s->layer > 1 && repeats(s, before, &moved);
+        /* Stop after enough layers with jitter. */
+        if (!stop && s->layer >= enough && s->trace == NULL &&
+            s->layer < layers) {
+            moved = (s->clocks[0].compute - first) / (double)(s->layer - 1);
+            stop = true;
         }
+        if (stop && s->layer < layers)
+            multiply(s, (double)(layers - s->layer), moved);
+        if (stop)
+            break;
     }
     stretch(s, "head", around->head);
 }
@@ -290,7 +302,7 @@ static void memory(const cp_pace *pace, const cp_plan *plan,
 static void work(const cp_pace *pace, const cp_plan *plan,
                  cp_forecast *forecast) {
     const cp_layout *layout = plan->layout;
-    const cp_model_facts *model = pace->model;
+    const cp_model_sizes *model = pace->model;
     double pairs = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
         const double fresh = (double)layout->fresh[i];
@@ -357,11 +369,13 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
     const stretches around = {cp_pace_before(pace, rows),
                               cp_pace_after(pace, rows),
                               cp_pace_reduce(pace, rows), cp_pace_head(pace)};
-    simulation s = {.pace = pace,
-                    .plan = plan,
-                    .seed = scenario->seed,
-                    .forecast = forecast,
-                    .trace = scenario->trace};
+    simulation s = {
+        .pace = pace,
+        .plan = plan,
+        .seed = scenario->seed,
+        .sigma = pace->decode || pace->ranks == 1 ? 0 : pace->hardware->jitter,
+        .forecast = forecast,
+        .trace = scenario->trace};
     const cp_status status = run(&s, &around);
     if (scenario->trace != NULL)
         fprintf(scenario->trace, "\n]}\n");

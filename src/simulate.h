@@ -8,7 +8,7 @@
 
 typedef struct {
     const cp_hardware *hardware;
-    const cp_model_facts *model;
+    const cp_model_sizes *model;
     int ranks;
     int64_t tensor; /* GPUs of a rank */
     int64_t sequences;
