@@ -198,3 +198,42 @@ void cp_layout_free(cp_layout *layout) {
     free(layout->fresh);
     free(layout);
 }
+
+static cp_status copy_blocks(const cp_block *from, int ranks, cp_block *to) {
+    cp_status status = CP_OK;
+    for (int rank = 0; rank < ranks && status == CP_OK; rank++) {
+        to[rank].tokens = from[rank].tokens;
+        to[rank].rows = from[rank].rows;
+        status = cp_pieces_copy(&to[rank].pieces, &from[rank].pieces);
+    }
+    return status;
+}
+
+cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
+    const int ranks = layout->ranks;
+    cp_layout *copy = NULL;
+    *out = NULL;
+    cp_status status = allocate_blocks(ranks, layout->sequences, &copy);
+    if (status == CP_OK)
+        status = copy_blocks(layout->queries, ranks, copy->queries);
+    if (status == CP_OK)
+        status = copy_blocks(layout->keys, ranks, copy->keys);
+    if (status == CP_OK)
+        status = copy_blocks(layout->cache, ranks, copy->cache);
+    if (status == CP_OK)
+        status = copy_blocks(layout->appended, ranks, copy->appended);
+    if (status != CP_OK) {
+        cp_layout_free(copy);
+        return status;
+    }
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        copy->past[i] = layout->past[i];
+        copy->fresh[i] = layout->fresh[i];
+    }
+    copy->sequences = layout->sequences;
+    copy->new_tokens = layout->new_tokens;
+    copy->cached_tokens = layout->cached_tokens;
+    copy->decode = layout->decode;
+    *out = copy;
+    return CP_OK;
+}

@@ -46,6 +46,9 @@ typedef struct {
  * before any work), or for want of memory. The call is not kept. */
 cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 
+/* Make an equal layout, which lives by itself. Fails with CP_MEMORY. */
+cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out);
+
 void cp_layout_free(cp_layout *layout);
 
 /* What rank k of the call holds of sequence i; NULL if nothing is cached. */

@@ -63,7 +63,10 @@ static cp_layout *lay_out(int ranks, cp_placement placement, int64_t sequences,
     if (cp_layout_new(&call, &layout) != CP_OK)
         ck_abort_msg("%s", cp_message());
     cp_layout_free(past);
-    return layout;
+    if (cp_layout_copy(layout, &past) != CP_OK)
+        ck_abort_msg("%s", cp_message());
+    cp_layout_free(layout);
+    return past;
 }
 
 static void check_padding(const cp_layout *layout, cp_placement placement,
