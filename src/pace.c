@@ -22,6 +22,8 @@ cp_status cp_pace_new(cp_pace *pace) {
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
     pace->speed =
         hardware->cores > 0 ? (double)hardware->cores / (double)pace->ranks : 1;
+    pace->memory_rate =
+        hardware->memory_rate / (hardware->cores > 0 ? pace->ranks : 1);
     return CP_OK;
 }
 
@@ -48,7 +50,7 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                          (double)pace->shape.head_dim *
                          (double)plan->element_bytes;
     return hardware->decode_attend +
-           bytes / (hardware->decode_key_fraction * hardware->memory_rate);
+           bytes / (hardware->decode_key_fraction * pace->memory_rate);
 }
 static double attend(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
@@ -72,7 +74,8 @@ static double message(const cp_curve *curve, double latency, double rate,
 static double exchange(const cp_pace *pace, double bytes) {
     const cp_hardware *hardware = pace->hardware;
     return message(&hardware->exchange_at, hardware->link_latency,
-                   hardware->link_rate, bytes);
+                   hardware->link_rate, bytes) /
+           fmin(1, pace->speed);
 }
 
 static double partial_size(const cp_pace *pace, const cp_plan *plan) {
@@ -97,7 +100,7 @@ static double collective(const cp_pace *pace, const cp_plan *plan,
 static double moving(const cp_pace *pace, double bytes) {
     const cp_hardware *hardware = pace->hardware;
     return hardware->launch +
-           bytes / (hardware->memory_fraction * hardware->memory_rate);
+           bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
 static double merge(const cp_pace *pace, const cp_plan *plan) {
@@ -164,7 +167,7 @@ static double linear(const cp_pace *pace, double numbers, double bits,
     const double arithmetic = 2 * (double)rows * numbers / (rate * pace->speed);
     const double fraction = pace->decode ? hardware->decode_weight_fraction : 1;
     return fmax(arithmetic,
-                numbers * bits / 8 / (fraction * hardware->memory_rate));
+                numbers * bits / 8 / (fraction * pace->memory_rate));
 }
 double cp_pace_before(const cp_pace *pace, int64_t rows) {
     return linear(pace, project_numbers(pace), pace->model->attention_bits,
@@ -189,7 +192,7 @@ double cp_pace_after(const cp_pace *pace, int64_t rows) {
         (double)rows *
         (hardware->width_bytes * (double)model->width +
          hardware->inner_bytes * (double)model->inner / (double)pace->tensor);
-    return layers + bytes / (hardware->memory_fraction * hardware->memory_rate);
+    return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
 double cp_pace_reduce(const cp_pace *pace, int64_t rows) {

@@ -15,8 +15,9 @@ typedef struct {
     int64_t tensor;        /* GPUs of a rank: n */
     int64_t partial_bytes; /* of a number of a partial that travels */
     bool decode;
-    cp_shape shape; /* of one GPU */
-    double speed;   /* of a rank, where rates are of a core; else 1 */
+    cp_shape shape;     /* of one GPU */
+    double speed;       /* of a rank, where rates are of a core; else 1 */
+    double memory_rate; /* that a rank has for itself */
 } cp_pace;
 
 /* Check that heads and machine can be divided so, and fill in the rest.

@@ -1,0 +1,252 @@
+/* Tangled from book/15-machines.nw; edit the chapter. */
+/* Descriptions of machines and models: read, written, refused. */
+#define _GNU_SOURCE
+#include "harness/suite.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "machine.h"
+#include "models.h"
+
+static char *written(const cp_hardware *hardware) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    ck_assert_ptr_nonnull(out);
+    cp_hardware_write(hardware, out);
+    fclose(out);
+    return text;
+}
+
+START_TEST(built_in_descriptions_survive_writing) {
+    int machines = 0, models = 0;
+    for (int n = 0; cp_built_ins[n].name != NULL; n++) {
+        const char *name = cp_built_ins[n].name;
+        const char *text = cp_built_ins[n].text;
+        cp_hardware one, two;
+        cp_model_sizes sizes;
+        if (strstr(name, ".model") != NULL) {
+            models++;
+            ck_assert_msg(cp_model_sizes_parse(name, text, &sizes) == CP_OK,
+                          "%s", cp_message());
+        } else if (strstr(name, ".machine") != NULL) {
+            machines++;
+            /* Read, write and read again. */
+            ck_assert_msg(cp_hardware_parse(name, text, &one) == CP_OK, "%s",
+                          cp_message());
+            char *first = written(&one);
+            ck_assert_msg(cp_hardware_parse("written", first, &two) == CP_OK,
+                          "%s", cp_message());
+            char *second = written(&two);
+            ck_assert_str_eq(first, second);
+            ck_assert_double_eq(one.link_rate, two.link_rate);
+            ck_assert_double_eq(one.decode_padding, two.decode_padding);
+            ck_assert_int_eq(one.attention_at.count, two.attention_at.count);
+            free(first);
+            free(second);
+        }
+    }
+    ck_assert_int_ge(machines, 4);
+    ck_assert_int_eq(models, 4);
+}
+END_TEST
+
+static const char good[] = "machine m\n"
+                           "memory 1 GB measured\n"
+                           "memory_rate 2 GB/s measured with care\n"
+                           "peak 3 TFLOP/s specification\n"
+                           "linear_fraction 0.5 of-peak assumed\n"
+                           "attention_rate 1 TFLOP/s fitted\n"
+                           "link_rate 4 GB/s measured\n"
+                           "link_latency 5 us measured\n";
+
+static const struct {
+    const char *line, *because;
+} bad[] = {
+    {"step -1 us measured", "m:9: step: -1: it must be 0 or more"},
+    {"node_rate -3 GB/s measured", "node_rate: -3: it must be above 0"},
+    {"node_rate 0 GB/s measured", "node_rate: 0: it must be above 0"},
+    {"node_rate nan GB/s measured", "node_rate: nan: it must be above 0"},
+    {"node_rate inf GB/s measured", "node_rate: inf: it must be above 0"},
+    {"node_rate 4GB/s measured", "node_rate: 4GB/s: not a number"},
+    {"node_rate", "node_rate: no value: not a number"},
+    {"step nan us measured", "step: nan: it must be 0 or more"},
+    {"step inf us measured", "step: inf: it must be 0 or more"},
+    {"memory_fraction 1.5 of-peak measured", "memory_fraction: 1.5"},
+    {"overlap 1.5 share measured", "overlap: 1.5: it must be from 0 to 1"},
+    {"gpus_per_node 0 GPUs measured", "gpus_per_node: 0: not a count"},
+    {"gpus_per_node -8 GPUs measured", "gpus_per_node: -8: not a count"},
+    {"gpus_per_node 2.5 GPUs measured", "gpus_per_node: 2.5: not a count"},
+    {"cores 10000000000000000000 cores measured", "cores: 1000"},
+    {"node_rate 4 GiB/s measured", "its unit is GB/s, not \"GiB/s\""},
+    {"node_rate 4", "node_rate: its unit is GB/s, not \"\""},
+    {"node_rate 4 GB/s", "node_rate: its source is \"\""},
+    {"node_rate 4 GB/s guessed", "node_rate: its source is \"guessed\""},
+    {"memory 2 GB measured", "memory: given twice"},
+    {"link_speed 2 GB/s measured", "no such field; did you mean link_peak?"},
+    {"zzz 2 GB/s measured", "m:9: zzz: no such field"},
+    {"like nothing", "like: it names no built-in description"},
+    {"linear_at 8 1 TFLOP/s measured\nlinear_at 8 2 TFLOP/s measured",
+     "m:10: linear_at: its sizes must ascend"},
+    {"linear_at 0 1 TFLOP/s measured", "linear_at: 0: it must be above 0"},
+    {"linear_at 8 TFLOP/s measured", "linear_at: TFLOP/s: not a number"},
+};
+START_TEST(bad_lines_are_refused_by_name) {
+    char text[2000];
+    cp_hardware hardware;
+    snprintf(text, sizeof(text), "%s%s\n", good, bad[_i].line);
+    ck_assert_int_eq(cp_hardware_parse("m", good, &hardware), CP_OK);
+    ck_assert_int_eq(cp_hardware_parse("m", text, &hardware), CP_INVALID);
+    ck_assert_msg(strstr(cp_message(), bad[_i].because) != NULL,
+                  "'%s' does not say '%s'", cp_message(), bad[_i].because);
+    ck_assert_ptr_null(strchr(cp_message(), '\n'));
+}
+END_TEST
+
+START_TEST(missing_fields_are_named) {
+    char text[2000] = "", wanted[80];
+    cp_hardware hardware;
+    const char *at = good;
+    for (int line = 0; *at != '\0'; line++) {
+        const size_t length = strcspn(at, "\n") + 1;
+        if (line == _i)
+            snprintf(wanted, sizeof(wanted),
+                     line == 0 ? "it must begin: machine NAME" : "m: no %.*s (",
+                     (int)strcspn(at, " "), at);
+        else
+            strncat(text, at, length);
+        at += length;
+    }
+    ck_assert_int_eq(cp_hardware_parse("m", text, &hardware), CP_INVALID);
+    ck_assert_msg(strstr(cp_message(), wanted) != NULL, "'%s', not '%s'",
+                  cp_message(), wanted);
+}
+END_TEST
+
+START_TEST(damage_is_read_or_refused) {
+    const char *whole = cp_built_in_text("gtt.machine");
+    const size_t length = strlen(whole);
+    char *text = malloc(length + 1);
+    uint64_t seed = 5;
+    cp_hardware hardware;
+    for (size_t n = 0; n < length; n++) {
+        memcpy(text, whole, length + 1);
+        text[n] = '\0';
+        const cp_status cut = cp_hardware_parse("cut", text, &hardware);
+        ck_assert(cut == CP_OK || cut == CP_INVALID);
+        memcpy(text, whole, length + 1);
+        text[n] = (char)(harness_random(&seed) % 255 + 1);
+        const cp_status changed = cp_hardware_parse("x", text, &hardware);
+        ck_assert(changed == CP_OK || changed == CP_INVALID);
+        ck_assert(changed == CP_OK || strchr(cp_message(), '\n') == NULL);
+    }
+    free(text);
+}
+END_TEST
+
+START_TEST(what_is_left_out_follows) {
+    cp_hardware h, gtt, gti;
+    ck_assert_int_eq(cp_hardware_parse("m", good, &h), CP_OK);
+    ck_assert_double_eq(h.link_rate, 4e9);
+    ck_assert_double_eq_tol(h.link_latency, 5e-6, 1e-18);
+    ck_assert_double_eq(h.peak_8bit, h.peak);
+    ck_assert_double_eq(h.attention_alone, 1e12);
+    ck_assert_double_eq(h.all_to_all_latency, h.link_latency);
+    ck_assert_double_eq(h.decode_overlap, 1);
+    ck_assert_int_eq(h.gpus_per_node, 1);
+    ck_assert_str_eq(h.origins[3].note, "with care");
+    ck_assert_int_eq(h.origins[3].source, CP_SOURCE_MEASURED);
+    ck_assert_int_eq(cp_hardware_read("gtt", &gtt), CP_OK);
+    ck_assert_int_eq(cp_hardware_read("gti", &gti), CP_OK);
+    ck_assert_str_eq(gti.name, "gti");
+    ck_assert_double_eq(gti.link_rate, 3e9);
+    ck_assert_double_eq(gti.attention_rate, gtt.attention_rate);
+    ck_assert_double_eq(gti.step, gtt.step);
+}
+END_TEST
+
+START_TEST(curves_meet_their_points) {
+    const cp_curve curve = {3, {10, 1000, 2000}, {2, 8, 4}};
+    ck_assert_double_eq(cp_curve_at(&curve, 1), 2);
+    ck_assert_double_eq(cp_curve_at(&curve, 10), 2);
+    ck_assert_double_eq_tol(cp_curve_at(&curve, 100), 4, 1e-12);
+    ck_assert_double_eq_tol(cp_curve_at(&curve, 1000), 8, 1e-12);
+    ck_assert_double_eq_tol(cp_curve_at(&curve, 2000), 4, 1e-12);
+    ck_assert_double_eq(cp_curve_at(&curve, 1e18), 4);
+}
+END_TEST
+
+static cp_status read_bytes(const char *bytes, size_t length) {
+    char path[] = "/tmp/longring-machine-XXXXXX";
+    const int file = mkstemp(path);
+    cp_hardware hardware;
+    ck_assert_int_ge(file, 0);
+    ck_assert_int_eq((int64_t)write(file, bytes, length), (int64_t)length);
+    close(file);
+    const cp_status status = cp_hardware_read(path, &hardware);
+    unlink(path);
+    return status;
+}
+
+START_TEST(files_are_read) {
+    static char big[70000];
+    cp_hardware hardware;
+    cp_model_sizes sizes;
+    memset(big, '#', sizeof(big));
+    ck_assert_int_eq(read_bytes(good, strlen(good)), CP_OK);
+    ck_assert_int_eq(read_bytes(good, sizeof(good)), CP_FILE);
+    ck_assert_int_eq(read_bytes(big, sizeof(big)), CP_FILE);
+    ck_assert_int_eq(cp_hardware_read("no such", &hardware), CP_FILE);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "none of gti gtt h200 laptop"));
+    ck_assert_int_eq(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "llama3-405b"));
+}
+END_TEST
+
+START_TEST(models_weigh_what_they_should) {
+    const char *names[] = {"llama3-405b", "llama3-70b", "llama3-8b",
+                           "smollm2-135m"};
+    cp_model_sizes m;
+    for (int n = 0; n < 4; n++) {
+        ck_assert_int_eq(cp_model_sizes_read(names[n], &m), CP_OK);
+        const double numbers =
+            (double)m.layers *
+                (cp_model_attention_bytes(&m) * 8 / m.attention_bits +
+                 cp_model_inner_bytes(&m) * 8 / m.inner_bits) +
+            (double)m.tables * cp_model_head_bytes(&m) * 8 / m.head_bits;
+        ck_assert_double_eq_tol(numbers / (double)m.parameters, 1, 0.0025);
+    }
+    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &m), CP_OK);
+    const double layer =
+        cp_model_attention_bytes(&m) + cp_model_inner_bytes(&m);
+    ck_assert_double_eq_tol((126 * layer + cp_model_head_bytes(&m)) / 8e9, 59.7,
+                            0.05);
+    ck_assert_double_eq(126 * cp_model_key_bytes(&m) / 8, 64512);
+    ck_assert_int_eq(cp_model_sizes_parse("bad",
+                                          "model bad\nlike llama3-8b\n"
+                                          "kv_heads 5 heads assumed\n",
+                                          &m),
+                     CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "bad: query_heads, kv_heads"));
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("machine");
+    TCase *tests = harness_case("machine");
+    tcase_add_test(tests, built_in_descriptions_survive_writing);
+    tcase_add_loop_test(tests, bad_lines_are_refused_by_name, 0,
+                        (int)(sizeof(bad) / sizeof(bad[0])));
+    tcase_add_loop_test(tests, missing_fields_are_named, 0, 8);
+    tcase_add_test(tests, damage_is_read_or_refused);
+    tcase_add_test(tests, what_is_left_out_follows);
+    tcase_add_test(tests, curves_meet_their_points);
+    tcase_add_test(tests, files_are_read);
+    tcase_add_test(tests, models_weigh_what_they_should);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
