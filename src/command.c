@@ -247,7 +247,8 @@ static const cp_command commands[] = {
      cp_command_bench},
     {"simulate", "what a call would take on a described machine",
      cp_command_simulate},
-    {"choose", NULL, not_built},
+    {"choose", "which ring, by which rule, and what it costs to be wrong",
+     cp_command_choose},
     {"calibrate", NULL, not_built},
 };
 
@@ -260,7 +261,7 @@ static int overview(void) {
                    commands[i].about);
     puts("\nlongring COMMAND --help says more; longring --version, what is "
          "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
-         "or 1M.\nNot built yet: choose, calibrate.");
+         "or 1M.\nNot built yet: calibrate.");
     return finished(CP_OK);
 }
 static int version(void) {

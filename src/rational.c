@@ -114,14 +114,15 @@ double cp_rational_value(cp_rational a) {
 cp_rational_words cp_rational_text(cp_rational a) {
     cp_rational_words words;
     const size_t room = sizeof(words.text);
-    if (magnitude(a.over) > 999999 || a.under > 999999)
-        snprintf(words.text, room, "%.6g", cp_rational_value(a));
-    else if (a.under == 1)
+    const bool small = magnitude(a.over) <= 999999 && a.under <= 999999;
+    if (a.under == 0)
+        snprintf(words.text, room, "none");
+    else if (small && a.under == 1)
         snprintf(words.text, room, "%d", (int)a.over);
-    else if (a.under != 0)
+    else if (small && magnitude(a.over) < a.under)
         snprintf(words.text, room, "%d/%d", (int)a.over, (int)a.under);
     else
-        snprintf(words.text, room, "none");
+        snprintf(words.text, room, "%.6g", cp_rational_value(a));
     return words;
 }
 

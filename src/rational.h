@@ -33,8 +33,8 @@ int cp_rational_compare(cp_rational a, cp_rational b);
 /* The nearest double, for reading; NAN if it is none. */
 double cp_rational_value(cp_rational a);
 
-/* "4000", "1/40"; with more than six digits on a side "4827.59", rounded. Use
- * it within one expression. */
+/* "4000", "1/40", and where neither is short "4827.59", rounded. Use it within
+ * one expression. */
 typedef struct {
     char text[32];
 } cp_rational_words;

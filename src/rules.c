@@ -259,9 +259,9 @@ static cp_status ask_empirical(const cp_rule *rule, const cp_load *load,
 const cp_rule cp_rules[CP_RULES] = {
     {"equation 1", CP_RULE_SIZE, false, {0, 0, 0}},
     {"Algorithm 1", CP_RULE_HIDDEN, false, {0, 0, 0}},
-    {"Algorithm 1, causal", CP_RULE_HIDDEN, true, {0, 0, 0}},
+    {"Algorithm 1 causal", CP_RULE_HIDDEN, true, {0, 0, 0}},
     {"Algorithm 5", CP_RULE_EXPOSED, false, {0, 0, 0}},
-    {"Algorithm 5, causal", CP_RULE_EXPOSED, true, {0, 0, 0}},
+    {"Algorithm 5 causal", CP_RULE_EXPOSED, true, {0, 0, 0}},
     {"seconds", CP_RULE_SECONDS, true, {0, 0, 0}},
     {"Appendix D", CP_RULE_EMPIRICAL, false, {-1.059, 1.145, 12.112}},
 };

@@ -93,7 +93,7 @@ END_TEST
 START_TEST(bad_use_is_status_2) {
     refused(2, "did you mean attend?", "$L atend");
     refused(2, "simulate needs --new", "$L simulate");
-    refused(2, "not built yet", "$L choose");
+    refused(2, "choose needs --new", "$L choose");
     refused(2, "not built yet", "$L calibrate");
     refused(2, "did you mean --ranks?", "$L plan --rank 4 --new 5");
     refused(2, "between 1 and", "$L plan --ranks 0 --new 5");
