@@ -52,13 +52,14 @@ MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*.c cuda/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in -iquote cuda
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams)
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams layers)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*.c cuda/*.cu))
+for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote cuda -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
 LIBRARY   = $(B)/liblongring.a
@@ -87,7 +88,7 @@ $(B)/stand-in/%.c.o: %.c $(B)/flags
 $(B)/stand-in/%.cu.o: %.cu $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
 	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) -MD -MP -c -o $@ $<
-$(B)/real-cuda.o: tests/harness/stand-in/interface.c $(B)/flags
+$(B)/real-%.o: tests/harness/stand-in/%.c $(B)/flags
 	$(Q)$(CC) $(flags) -isystem $(REAL_CUDA) -c -o $@ $<
 $(B)/measure_%: $(B)/tests/harness/measure_%.o $(HARNESS) $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
@@ -125,10 +126,10 @@ $(B)/gpu/%.c.o: %.c $(B)/flags
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
 $(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(libraries)
+	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(libraries)
+	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 measures: $(MEASURES) ## build build/measure_*, the programs that write figures/data
 bench: all ## measure this machine into figures/data/bench*.csv (PYTHON=...: with torch, llama_cpp)
 	@$(write_bench).csv $(PROGRAM) bench --csv
@@ -149,7 +150,7 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-cuda.o)
+objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o $(B)/real-cublas_interface.o)
 format: ## check the layout of the tangled C with clang-format
 	@$(call install,$(FOR_CI))
 	@clang-format --dry-run -Werror $(wildcard src/*.[ch] reference/*.[ch] cuda/*.[ch] cuda/*.cu tests/*.[ch] tests/harness/stand-in/*.[ch] exercises/*/*.[ch])

@@ -1,6 +1,7 @@
 /* What the stand-in offers its suites, where they run on a real GPU instead
  * (make check-gpu): nothing pretends, no fault can be planted, and nothing is
  * counted. Linked in place of tests/harness/stand-in. */
+#include "stand-in/cublas.h"
 #include "stand-in/stand_in.h"
 
 #include <cuda_runtime_api.h>
@@ -49,4 +50,8 @@ void stand_in_ignore_wait(int64_t k) {
 
 void stand_in_freeze_uploads(bool frozen) {
     (void)frozen;
+}
+
+void stand_in_pretend_f8(bool has) {
+    (void)has;
 }
