@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cache.h"
 #include "order.h"
@@ -20,7 +21,7 @@ typedef struct {
 
 typedef struct {
     double compute, send, receive; /* when each queue is free */
-    double exposed, attending, exchanging, busy;
+    double exposed, attending, exchanging, busy, ring;
 } clock;
 
 typedef struct {
@@ -28,9 +29,11 @@ typedef struct {
     const cp_plan *plan;
     event *events;
     int64_t count, room;
-    double *posted, *done; /* [exchanges] */
-    int *first;            /* [ranks] number of a rank's first exchange */
-    clock *clocks;         /* [ranks] */
+    double *posted, *done;       /* [exchanges] */
+    int *first;                  /* [ranks] number of a rank's first exchange */
+    clock *clocks;               /* [ranks] */
+    clock *before, *first_layer; /* [ranks] the same, one layer ago, and after
+                                    the first */
     uint64_t seed;
     double sigma; /* of the jitter; a captured decode step has none */
     cp_forecast *forecast;
@@ -48,7 +51,7 @@ static void note_longest(cp_forecast *forecast, const cp_op *op,
         forecast->attend = fmax(forecast->attend, seconds);
     if (op->kind == CP_OP_EXCHANGE)
         forecast->exchange = fmax(forecast->exchange, seconds);
-    if (op->kind == CP_OP_ALL_TO_ALL)
+    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
         forecast->all_to_all = fmax(forecast->all_to_all, seconds);
 }
 
@@ -217,62 +220,62 @@ static void stretch(simulation *s, const char *what, double seconds) {
 
 static void layer(simulation *s, const stretches *around) {
     stretch(s, "project", around->before);
-    const double start = s->clocks[0].compute;
+    for (int k = 0; k < s->pace->ranks; k++)
+        s->clocks[k].ring -= s->clocks[k].compute;
     replay(s);
-    s->forecast->ring += s->clocks[0].compute - start;
+    for (int k = 0; k < s->pace->ranks; k++)
+        s->clocks[k].ring += s->clocks[k].compute;
     stretch(s, "feed", around->after);
     stretch(s, "all-reduce", around->reduce);
     s->layer++;
 }
 
-enum { MOST_REPLAYED = 12000000 }; /* events, with jitter */
-
-static bool repeats(const simulation *s, const double *before, double *moved) {
-    const double first = s->clocks[0].compute - before[0];
-    bool same = s->sigma <= 0 && s->trace == NULL;
+static bool repeats(const simulation *s) {
+    const double moved = s->clocks[0].compute - s->before[0].compute;
+    bool same = s->layer > 1 && s->sigma <= 0 && s->trace == NULL;
     for (int k = 0; k < s->pace->ranks && same; k++) {
-        const double here = s->clocks[k].compute - before[k];
-        same = fabs(here - first) <= 1e-12 * s->clocks[k].compute;
+        const clock *now = &s->clocks[k];
+        const double here = now->compute - s->before[k].compute;
+        same = fabs(here - moved) <= 1e-12 * now->compute;
     }
-    *moved = first;
     return same;
 }
-static void multiply(simulation *s, double layers, double moved) {
-    const double all = (double)s->layer + layers;
-    const double factor = all / (double)s->layer;
+/* Let the clocks go on for some layers as they did in the count layers since
+ * they stood at from. */
+static void go_on(simulation *s, double layers, const clock *from,
+                  double count) {
+    const double times = layers / count;
     for (int k = 0; k < s->pace->ranks; k++) {
-        clock *clock = &s->clocks[k];
-        clock->compute += layers * moved;
-        clock->exposed *= factor;
-        clock->attending *= factor;
-        clock->exchanging *= factor;
-        clock->busy *= factor;
+        clock *now = &s->clocks[k];
+        now->compute += times * (now->compute - from[k].compute);
+        now->exposed += times * (now->exposed - from[k].exposed);
+        now->attending += times * (now->attending - from[k].attending);
+        now->exchanging += times * (now->exchanging - from[k].exchanging);
+        now->busy += times * (now->busy - from[k].busy);
+        now->ring += times * (now->ring - from[k].ring);
     }
-    s->forecast->ring *= factor;
 }
+enum { MOST_REPLAYED = 12000000 };
 
-static void walk(simulation *s, const stretches *around, double *before) {
+static void walk(simulation *s, const stretches *around) {
+    const size_t bytes = (size_t)s->pace->ranks * sizeof(clock);
     const int64_t layers = s->pace->model->layers;
-    const int64_t enough = cp_max(8, MOST_REPLAYED / cp_max(s->count, 1));
-    double moved = 0, first = 0;
-    while (s->layer < layers) {
-        for (int k = 0; k < s->pace->ranks; k++)
-            before[k] = s->clocks[k].compute;
+    const int64_t enough = s->trace != NULL
+                               ? layers
+                               : cp_max(8, MOST_REPLAYED / cp_max(s->count, 1));
+    bool same = false;
+    while (s->layer < cp_min(layers, enough) && !same) {
+        memcpy(s->before, s->clocks, bytes);
         layer(s, around);
         if (s->layer == 1)
-            first = s->clocks[0].compute;
-        bool stop = s->layer > 1 && repeats(s, before, &moved);
-        /* Stop after enough layers with jitter. */
-        if (!stop && s->layer >= enough && s->trace == NULL &&
-            s->layer < layers) {
-            moved = (s->clocks[0].compute - first) / (double)(s->layer - 1);
-            stop = true;
-        }
-        if (stop && s->layer < layers)
-            multiply(s, (double)(layers - s->layer), moved);
-        if (stop)
-            break;
+            memcpy(s->first_layer, s->clocks, bytes);
+        same = repeats(s);
     }
+    const double left = (double)(layers - s->layer);
+    if (left > 0 && same)
+        go_on(s, left, s->before, 1);
+    else if (left > 0)
+        go_on(s, left, s->first_layer, (double)(s->layer - 1));
     stretch(s, "head", around->head);
 }
 
@@ -324,12 +327,12 @@ static void sum_up(const simulation *s, const stretches *around) {
     for (int k = 0; k < s->pace->ranks; k++) {
         const clock *clock = &s->clocks[k];
         forecast->seconds = fmax(forecast->seconds, clock->compute);
+        forecast->ring += clock->ring / all;
         forecast->exposed += clock->exposed / all;
         forecast->attending += clock->attending / all;
         forecast->exchanging += clock->exchanging / all;
         forecast->busy += clock->busy / s->pace->ranks;
     }
-    forecast->ring /= layers;
     forecast->linear = around->before + around->after;
     forecast->reducing = around->reduce;
     forecast->events = s->count;
@@ -338,13 +341,11 @@ static void sum_up(const simulation *s, const stretches *around) {
 
 static cp_status run(simulation *s, const stretches *around) {
     const int ranks = s->pace->ranks;
-    double *before = NULL;
     int exchanges = 0;
-    cp_status status = cp_allocate(&s->clocks, ranks, sizeof(clock), "clocks");
+    cp_status status =
+        cp_allocate(&s->clocks, 3 * (int64_t)ranks, sizeof(clock), "clocks");
     if (status == CP_OK)
         status = cp_allocate(&s->first, ranks, sizeof(int), "clocks");
-    if (status == CP_OK)
-        status = cp_allocate(&before, ranks, sizeof(double), "clocks");
     for (int k = 0; k < ranks && status == CP_OK; k++) {
         s->first[k] = exchanges;
         exchanges += (int)s->plan->programs[k].count;
@@ -357,10 +358,11 @@ static cp_status run(simulation *s, const stretches *around) {
         status = cp_plan_order(s->plan, record, s);
     if (status == CP_OK) {
         trace_begin(s);
-        walk(s, around, before);
+        s->before = s->clocks + ranks;
+        s->first_layer = s->before + ranks;
+        walk(s, around);
         sum_up(s, around);
     }
-    free(before);
     return status;
 }
 static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,

@@ -24,7 +24,7 @@ typedef struct {
     cp_variant variant;
     double seconds; /* TTFT; of a decode step, TTIT */
     double ring;    /* of one layer's attention, in the mean */
-    double attend, exchange, all_to_all; /* the longest of each */
+    double attend, exchange, all_to_all; /* the longest; or the all-gather */
     /* Of one rank and layer, in the mean over both: */
     double attending, exchanging, exposed, reducing, linear;
     double busy;                    /* share of the time that computes */

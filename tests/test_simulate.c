@@ -1,0 +1,384 @@
+/* Tangled from book/15-simulate.nw; edit the chapter. */
+/* The simulator against hand-made cases, bounds, and the model's invariants. */
+#define _GNU_SOURCE
+#include "harness/suite.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "simulate.h"
+
+static const char toy_machine[] = "machine toy\n"
+                                  "memory 1 GB assumed\n"
+                                  "memory_rate 1e12 GB/s assumed\n"
+                                  "peak 1e12 TFLOP/s assumed\n"
+                                  "linear_fraction 1 of-peak assumed\n"
+                                  "attention_rate 4e-12 TFLOP/s assumed\n"
+                                  "link_rate 32e-9 GB/s assumed\n"
+                                  "link_latency 2e6 us assumed\n";
+
+static const char toy_model[] =
+    "model toy\nlayers 3 layers assumed\nwidth 1 numbers assumed\n"
+    "inner 1 numbers assumed\nquery_heads 1 heads assumed\n"
+    "kv_heads 1 heads assumed\nhead_dim 1 numbers assumed\n"
+    "vocabulary 1 tokens assumed\npositions 9 tokens assumed\n"
+    "parameters 1 numbers assumed\ntables 1 tables assumed\n"
+    "attention_bits 32 bits assumed\ninner_bits 32 bits assumed\n"
+    "head_bits 32 bits assumed\ncache_bytes 4 B assumed\n";
+static cp_forecast toy(const char *lines, cp_variant variant, int ranks,
+                       int64_t fresh, int64_t past) {
+    cp_hardware hardware;
+    cp_model_sizes model;
+    cp_forecast forecast;
+    char text[2000];
+    snprintf(text, sizeof(text), "%s%s", toy_machine, lines);
+    ck_assert_msg(cp_hardware_parse("toy", text, &hardware) == CP_OK, "%s",
+                  cp_message());
+    ck_assert_msg(cp_model_sizes_parse("toy", toy_model, &model) == CP_OK, "%s",
+                  cp_message());
+    const cp_scenario scenario = {.hardware = &hardware,
+                                  .model = &model,
+                                  .ranks = ranks,
+                                  .tensor = 1,
+                                  .sequences = 1,
+                                  .new_tokens = &fresh,
+                                  .cached_tokens = &past,
+                                  .variant = variant};
+    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
+                  cp_message());
+    return forecast;
+}
+
+static void expect(const char *lines, cp_variant variant, double ring,
+                   double exposed) {
+    const cp_forecast f = toy(lines, variant, 2, 8, 0);
+    ck_assert_msg(fabs(f.ring - ring) < 1e-6, "%s: ring %g, not %g", lines,
+                  f.ring, ring);
+    ck_assert_msg(fabs(f.exposed - exposed) < 1e-6, "%s: exposed %g, not %g",
+                  lines, f.exposed, exposed);
+    ck_assert_double_eq_tol(f.seconds, 3 * ring, 1e-5);
+}
+
+START_TEST(hops_are_as_by_hand) {
+    expect("", CP_PASS_KV, 18, 0);
+    expect("overlap 0 share assumed\n", CP_PASS_KV, 21, 3);
+    expect("overlap 0.5 share assumed\n", CP_PASS_KV, 19.5, 1.5);
+    expect("step 1e6 us assumed\n", CP_PASS_KV, 20, 0);
+    expect("exchange_at 1 15e6 us assumed\nexchange_at 64 15e6 us assumed\n",
+           CP_PASS_KV, 23, 5);
+    expect("exchange_at 1 15e6 us assumed\nexchange_at 64 15e6 us assumed\n"
+           "step 1e6 us assumed\n",
+           CP_PASS_KV, 25, 5);
+    expect("cores 1 cores assumed\n", CP_PASS_KV, 36, 0);
+    expect("cores 4 cores assumed\n", CP_PASS_KV, 9, 0);
+    expect("attention_at 1 8e-12 TFLOP/s assumed\n", CP_PASS_KV, 9, 0);
+    expect("launch 1e6 us assumed\n", CP_PASS_KV, 23, 0);
+}
+END_TEST
+START_TEST(other_variants_are_as_by_hand) {
+    expect("", CP_PASS_Q, 21, 3);
+    expect("all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6);
+    expect("all_to_all_rate 64e-9 GB/s assumed\n", CP_PASS_Q, 20.5, 2.5);
+    expect("", CP_ALL_GATHER, 21, 3);
+    /* A decode step by hand. */
+    cp_forecast f = toy("decode_attend 1e6 us assumed\n", CP_DECODE, 2, 1, 7);
+    ck_assert_double_eq_tol(f.exchange, 2.625, 1e-9);
+    ck_assert_double_eq_tol(f.all_to_all, 2.25, 1e-9);
+    ck_assert_double_eq_tol(f.attend, 1, 1e-9);
+    ck_assert_double_eq_tol(f.ring, 2.625 + 1 + 2.25, 1e-9);
+    f = toy("decode_attend 1e6 us assumed\ndecode_overlap 0 share assumed\n",
+            CP_DECODE, 2, 1, 7);
+    ck_assert_double_eq_tol(f.ring, 1 + 2.625 + 1 + 2.25, 1e-9);
+}
+END_TEST
+
+static double uniform(uint64_t *seed, double low, double high) {
+    return low + (high - low) * (0.5 + 0.5 * (double)harness_uniform(seed));
+}
+
+static cp_hardware random_machine(uint64_t *seed) {
+    cp_hardware h;
+    ck_assert_int_eq(cp_hardware_parse("toy", toy_machine, &h), CP_OK);
+    h.memory_rate = pow(10, uniform(seed, 10, 13));
+    h.peak = h.peak_8bit = pow(10, uniform(seed, 11, 15));
+    h.attention_rate = h.attention_alone = pow(10, uniform(seed, 11, 15));
+    h.link_rate = pow(10, uniform(seed, 8, 11));
+    h.link_latency = pow(10, uniform(seed, -6, -3));
+    h.all_to_all_rate = pow(10, uniform(seed, 8, 11));
+    h.step = uniform(seed, 0, 1e-3);
+    h.overlap = uniform(seed, 0, 1);
+    return h;
+}
+
+typedef struct {
+    cp_hardware hardware;
+    cp_model_sizes model;
+    int64_t fresh[3], past[3];
+    cp_scenario scenario;
+} chance;
+
+static void chance_new(chance *c, uint64_t *seed) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                          CP_DECODE};
+    c->hardware = random_machine(seed);
+    ck_assert_int_eq(cp_model_sizes_read("smollm2-135m", &c->model), CP_OK);
+    c->model.layers = 5;
+    const cp_variant variant = variants[harness_random(seed) % 4];
+    for (int i = 0; i < 3; i++) {
+        c->past[i] = (int64_t)(harness_random(seed) % 3000);
+        c->fresh[i] = variant == CP_DECODE
+                          ? i == 0
+                          : (int64_t)(harness_random(seed) % 300);
+    }
+    c->fresh[0] += variant != CP_DECODE;
+    c->scenario = (cp_scenario){.hardware = &c->hardware,
+                                .model = &c->model,
+                                .ranks = 1 + (int)(harness_random(seed) % 9),
+                                .tensor = 1,
+                                .sequences = 3,
+                                .new_tokens = c->fresh,
+                                .cached_tokens = c->past,
+                                .variant = variant};
+}
+
+START_TEST(predictions_lie_between_the_bounds) {
+    uint64_t seed = 11;
+    for (int n = 0; n < 400; n++) {
+        chance c;
+        cp_forecast f;
+        chance_new(&c, &seed);
+        ck_assert_msg(cp_simulate(&c.scenario, &f) == CP_OK, "%s",
+                      cp_message());
+        const double layers = (double)c.model.layers;
+        const double around = layers * (f.linear + f.reducing);
+        ck_assert_double_ge(f.seconds * (1 + 1e-9),
+                            around + layers * f.attending);
+        ck_assert_double_ge(f.seconds * (1 + 1e-9), layers * f.exchanging);
+        /* Hold the prediction against the sum of everything. */
+        const double ranks = c.scenario.ranks;
+        const double shared = (ranks - 1) * f.exchange;
+        const double most = ranks * f.attend + 2 * shared + f.all_to_all +
+                            ranks * c.hardware.step;
+        ck_assert_double_le(f.seconds,
+                            around + layers * (ranks * most + 0.01) + 0.01);
+        ck_assert(f.busy > 0 && f.busy <= 1 + 1e-9);
+        ck_assert(f.exposed >= -1e-12);
+    }
+}
+END_TEST
+
+START_TEST(walked_and_multiplied_layers_agree) {
+    uint64_t seed = 12;
+    for (int n = 0; n < 100; n++) {
+        chance c;
+        cp_forecast quick, walked;
+        char *text = NULL;
+        size_t bytes = 0;
+        chance_new(&c, &seed);
+        c.model.layers = 9;
+        ck_assert_int_eq(cp_simulate(&c.scenario, &quick), CP_OK);
+        c.scenario.trace = open_memstream(&text, &bytes);
+        ck_assert_int_eq(cp_simulate(&c.scenario, &walked), CP_OK);
+        fclose(c.scenario.trace);
+        ck_assert_double_eq_tol(quick.seconds / walked.seconds, 1, 1e-9);
+        ck_assert_double_eq_tol(quick.ring / walked.ring, 1, 1e-6);
+        /* Look at the trace. */
+        double last = 0, start, length;
+        int depth = 0;
+        for (const char *at = text; *at != '\0'; at++)
+            depth += (*at == '{') - (*at == '}');
+        ck_assert_int_eq(depth, 0);
+        for (const char *at = text; (at = strstr(at, "\"ts\":")) != NULL; at++)
+            if (sscanf(at, "\"ts\":%lf,\"dur\":%lf", &start, &length) == 2)
+                last = fmax(last, start + length);
+        ck_assert_double_eq_tol(last / 1e6 / walked.seconds, 1, 1e-3);
+        free(text);
+    }
+}
+END_TEST
+
+static double seconds_of(const cp_scenario *scenario) {
+    cp_forecast forecast;
+    ck_assert_msg(cp_simulate(scenario, &forecast) == CP_OK, "%s",
+                  cp_message());
+    return forecast.seconds * (1 + 1e-12);
+}
+
+START_TEST(worse_is_not_better) {
+    uint64_t seed = 13;
+    for (int n = 0; n < 150; n++) {
+        chance c;
+        chance_new(&c, &seed);
+        const double before = seconds_of(&c.scenario);
+        double *const rates[] = {
+            &c.hardware.link_rate, &c.hardware.all_to_all_rate,
+            &c.hardware.attention_rate, &c.hardware.memory_rate,
+            &c.hardware.peak_8bit};
+        for (int i = 0; i < 5; i++) {
+            const double kept = *rates[i];
+            *rates[i] = kept / 3;
+            ck_assert_double_ge(seconds_of(&c.scenario), before * (1 - 1e-9));
+            *rates[i] = kept;
+        }
+        c.hardware.link_latency *= 2;
+        ck_assert_double_ge(seconds_of(&c.scenario), before * (1 - 1e-9));
+        c.past[0] += 2 * c.scenario.ranks;
+        c.fresh[0] +=
+            c.scenario.variant == CP_DECODE ? 0 : 2 * c.scenario.ranks;
+        ck_assert_double_ge(seconds_of(&c.scenario), before * (1 - 1e-9));
+    }
+}
+END_TEST
+
+static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
+                       int64_t past, cp_variant variant) {
+    cp_hardware hardware;
+    cp_model_sizes model;
+    cp_forecast forecast;
+    ck_assert_int_eq(cp_hardware_read(machine, &hardware), CP_OK);
+    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &model), CP_OK);
+    hardware.jitter = 0;
+    const cp_scenario scenario = {.hardware = &hardware,
+                                  .model = &model,
+                                  .ranks = ranks,
+                                  .tensor = 8,
+                                  .sequences = 1,
+                                  .new_tokens = &fresh,
+                                  .cached_tokens = &past,
+                                  .variant = variant,
+                                  .partial_bytes = 2};
+    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
+                  cp_message());
+    return forecast;
+}
+
+START_TEST(invariants_13_22_25_of_a_million_tokens) {
+    const cp_forecast f = gtt("gtt", 16, 1000000, 0, CP_PASS_KV);
+    ck_assert_double_eq_tol(f.flops, 4.9388e18, 1e14);
+    ck_assert_double_eq_tol(f.flops / 77 / 128, 501.1e12, 0.05e12);
+    ck_assert_double_eq_tol(f.cache, 62500 * 64512.0, 1);
+    ck_assert_int_eq(f.gpus, 128);
+    ck_assert_double_eq_tol(f.flops_per_second * f.seconds * 128, f.flops, 1e8);
+    /* A hop of attention is longer than its exchange: all is hidden. */
+    ck_assert(f.exchange < f.attend);
+    ck_assert_double_eq_tol(f.exposed, 0, 1e-9);
+}
+END_TEST
+START_TEST(invariants_26_27_29_of_the_cluster) {
+    const cp_forecast tp8 = gtt("gtt", 1, 1, 128000, CP_DECODE);
+    for (int ranks = 2; ranks <= 4; ranks *= 2) {
+        const cp_forecast cp = gtt("gtt", ranks, 1, 128000, CP_DECODE);
+        ck_assert_double_eq_tol(cp.seconds - tp8.seconds,
+                                126 * (cp.ring - tp8.ring), 1e-9);
+        const double fast = gtt("gtt", ranks, 128000, 0, CP_PASS_KV).seconds;
+        const double slow = gtt("gti", ranks, 128000, 0, CP_PASS_KV).seconds;
+        ck_assert_double_le(slow / fast, 1.02);
+        ck_assert_double_ge(slow / fast, 1);
+    }
+    for (int ranks = 8; ranks <= 16; ranks *= 2) {
+        const double half = gtt("gtt", ranks, 512000, 0, CP_PASS_KV).seconds;
+        const double whole = gtt("gtt", ranks, 1024000, 0, CP_PASS_KV).seconds;
+        ck_assert(whole / half > 2 && whole / half < 4);
+    }
+}
+END_TEST
+
+START_TEST(jitter_repeats_and_costs) {
+    chance c;
+    uint64_t seed = 14;
+    chance_new(&c, &seed);
+    ck_assert_int_eq(cp_hardware_read("gtt", &c.hardware), CP_OK);
+    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &c.model), CP_OK);
+    c.scenario.ranks = 8;
+    c.scenario.tensor = 8;
+    c.scenario.variant = CP_PASS_KV;
+    c.fresh[0] = 32000;
+    c.hardware.jitter = 200e-6;
+    const double one = seconds_of(&c.scenario), again = seconds_of(&c.scenario);
+    c.scenario.seed = 1;
+    const double other = seconds_of(&c.scenario);
+    c.hardware.jitter = 0;
+    const double none = seconds_of(&c.scenario);
+    ck_assert_double_eq(one, again);
+    ck_assert_double_ne(one, other);
+    ck_assert_double_eq_tol(one / other, 1, 0.01);
+    ck_assert_double_gt(one, none);
+    ck_assert_double_gt(other, none);
+}
+END_TEST
+
+START_TEST(a_large_ring_is_quick) {
+    chance c;
+    uint64_t seed = 15;
+    chance_new(&c, &seed);
+    ck_assert_int_eq(cp_hardware_read("gtt", &c.hardware), CP_OK);
+    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &c.model), CP_OK);
+    c.scenario.ranks = 128;
+    c.scenario.tensor = 8;
+    c.scenario.variant = CP_PASS_KV;
+    c.fresh[0] = 1000000;
+    const clock_t start = clock();
+    seconds_of(&c.scenario);
+    ck_assert_double_lt((double)(clock() - start) / CLOCKS_PER_SEC, 2);
+}
+END_TEST
+
+static void refused(const cp_scenario *scenario, const char *because) {
+    cp_forecast forecast;
+    ck_assert_int_ne(cp_simulate(scenario, &forecast), CP_OK);
+    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
+                  cp_message(), because);
+}
+START_TEST(what_cannot_be_is_refused) {
+    chance c;
+    uint64_t seed = 16;
+    chance_new(&c, &seed);
+    c.scenario.variant = CP_PASS_KV;
+    c.fresh[0] = 1000000000000000000;
+    refused(&c.scenario, "--new, --cached: with the 1000000000000000000");
+    c.fresh[0] = INT64_MAX;
+    c.past[0] = INT64_MAX;
+    refused(&c.scenario, "--new, --cached: with the 9223372036854775807");
+    c.fresh[0] = c.past[0] = 2;
+    c.past[1] = INT32_MAX;
+    refused(&c.scenario, "2147483647 tokens of sequence 1");
+    c.past[1] = -1;
+    refused(&c.scenario, "and -1 tokens of sequence 1");
+    c.past[1] = 0;
+    c.scenario.tensor = 2;
+    refused(&c.scenario, "--tensor 2: cannot share 9 query heads");
+    c.scenario.tensor = 0;
+    refused(&c.scenario, "--tensor 0: cannot share");
+    c.scenario.tensor = 3;
+    refused(&c.scenario, "no node_rate, which --tensor 3 needs");
+    c.scenario.tensor = 1;
+    c.fresh[0] = c.fresh[1] = c.fresh[2] = 0;
+    refused(&c.scenario, "new");
+    c.scenario.variant = CP_DECODE;
+    c.fresh[0] = 2;
+    refused(&c.scenario, "2");
+    c.scenario.variant = CP_AUTO;
+    refused(&c.scenario, "variant");
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("simulate");
+    TCase *tests = harness_case("simulate");
+    tcase_add_test(tests, hops_are_as_by_hand);
+    tcase_add_test(tests, other_variants_are_as_by_hand);
+    tcase_add_test(tests, predictions_lie_between_the_bounds);
+    tcase_add_test(tests, walked_and_multiplied_layers_agree);
+    tcase_add_test(tests, worse_is_not_better);
+    tcase_add_test(tests, invariants_13_22_25_of_a_million_tokens);
+    tcase_add_test(tests, invariants_26_27_29_of_the_cluster);
+    tcase_add_test(tests, jitter_repeats_and_costs);
+    tcase_add_test(tests, a_large_ring_is_quick);
+    tcase_add_test(tests, what_cannot_be_is_refused);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
