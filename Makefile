@@ -47,17 +47,17 @@ B        ?= build
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c)) $(B)/built-in.o
 BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model) figures/data/paper.csv
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
-HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_% tests/harness/on-device.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
+HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_% tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
 MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*.c cuda/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers% gpu%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in -iquote cuda
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams layers)
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams layers gpu_model)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*.c cuda/*.cu))
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote cuda -iquote tests
@@ -81,6 +81,11 @@ $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
 $(ON_STAND_IN): $(STAND_IN)
+# A whole program on the stand-in, with GPUs in its table of backends.
+$(B)/stand-in/longring: $(B)/stand-in/reference/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
+$(B)/stand-in/reference/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
@@ -110,13 +115,13 @@ check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
 	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
 	+@$(again) suites
-suites: all $(SUITES)
+suites: all $(B)/stand-in/longring $(SUITES)
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
-check-gpu: all ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
+check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
 	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
 	+@$(again) gpu
-	@tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU)
-gpu: $(ON_GPU) $(B)/gpu/which-gpu
+	@LONGRING=$(B)/longring LONGRING_GPU=$(B)/gpu/longring tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU) $(B)/tests/test_gpu_commands
+gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/longring ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
 	$(Q)$(NVCC) -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
@@ -124,9 +129,13 @@ $(B)/gpu/%.cu.o: %.cu
 $(B)/gpu/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
-$(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(LIBRARY)
+$(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
+$(B)/gpu/longring: $(B)/gpu/reference/backends.c.o $(B)/reference/main.o $(GPU) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+$(B)/gpu/reference/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)

@@ -1,0 +1,29 @@
+/* Tangled from book/13-model.nw; edit the chapter. */
+/* A session's ranks on GPUs: a cache, queues, and how a call is enqueued. */
+#ifndef CP_DEVICE_ENGINE_H
+#define CP_DEVICE_ENGINE_H
+
+#include "device_model.h"
+#include "streams.h"
+
+/* Where the ranks of an engine run. */
+typedef struct {
+    int only;            /* the one rank of this process; or CP_NOBODY: all
+                            ranks are here and share one GPU */
+    const cp_link *link; /* to the others, or NULL */
+    double patience;     /* seconds to wait for them; 0: for ever */
+    bool graphs;         /* decode from a captured graph */
+} cp_device_place;
+
+/* The functions of an engine that backend.h asks for. place must outlive it. */
+cp_status cp_device_engine_new(const cp_device_place *place,
+                               const cp_model *model,
+                               const cp_session_options *options,
+                               cp_engine **out);
+void cp_device_engine_free(cp_engine *engine);
+cp_status cp_device_engine_run(cp_engine *engine, const cp_forward *call);
+cp_status cp_device_engine_logits(const cp_engine *engine, int64_t first,
+                                  int64_t count, float *out);
+cp_status cp_device_engine_trace(const cp_engine *engine, const char *path);
+
+#endif

@@ -1,0 +1,195 @@
+/* Tangled from book/13-model.nw; edit the chapter. */
+/* The program with GPUs in it, on the stand-in or on a real one. */
+#define _GNU_SOURCE
+#include "harness/suite.h"
+#include "harness/tiny_gguf.h"
+#include "src/npy.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char directory[64];
+static const char *variables; /* of the stand-in */
+
+static int shell(const char *format, ...) {
+    char line[2048], whole[4096];
+    const char *with = getenv("LONGRING_GPU"), *without = getenv("LONGRING");
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    if (without == NULL)
+        without = "build/longring";
+    snprintf(whole, sizeof(whole),
+             "D=%s; L=%s; G=%s; [ -n \"$G\" ] || G=${L%%/*}/stand-in/longring; "
+             "export %s; { %s; } >$D/out 2>$D/err",
+             directory, without, with != NULL ? with : "",
+             variables != NULL ? variables : "D", line);
+    const int status = system(whole);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static const char *said(const char *name) {
+    static char text[20000], path[128];
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
+    FILE *file = fopen(path, "rb");
+    ck_assert_ptr_nonnull(file);
+    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+static void runs(const char *line) {
+    const int status = shell("%s", line);
+    ck_assert_msg(status == 0, "%s: status %d: %s", line, status, said("err"));
+}
+
+static void make_directory(void) {
+    snprintf(directory, sizeof(directory), "/tmp/longring-gpu-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    variables = NULL;
+}
+
+static void remove_directory(void) {
+    ck_assert_int_eq(shell("rm -r $D/*"), 0);
+    rmdir(directory);
+}
+
+static void write_tensor(const char *name, int64_t rows, int64_t heads) {
+    char path[128];
+    const int64_t size[] = {rows, heads, 16};
+    float numbers[200 * 4 * 16];
+    uint64_t state = (uint64_t)name[0];
+    for (int64_t i = 0; i < rows * heads * 16; i++)
+        numbers[i] = harness_uniform(&state);
+    snprintf(path, sizeof(path), "%s/%s.npy", directory, name);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, size, numbers),
+                     CP_OK);
+}
+
+static double differ(const char *one, const char *other) {
+    cp_npy files[2];
+    const char *names[] = {one, other};
+    char path[128];
+    double worst = 0.0;
+    for (int n = 0; n < 2; n++) {
+        snprintf(path, sizeof(path), "%s/%s.npy", directory, names[n]);
+        ck_assert_int_eq(cp_npy_read(path, &files[n]), CP_OK);
+    }
+    ck_assert_int_eq(files[0].count, files[1].count);
+    for (int64_t i = 0; i < files[0].count; i++) {
+        const double apart = fabs((double)((float *)files[0].data)[i] -
+                                  (double)((float *)files[1].data)[i]);
+        worst = apart <= worst ? worst : isnan(apart) ? INFINITY : apart;
+    }
+    cp_npy_free(&files[0]);
+    cp_npy_free(&files[1]);
+    return worst;
+}
+
+START_TEST(attention_alone_is_the_same) {
+    static const char *const calls[] = {
+        "--history 40+d12+9 --variant pass-kv --ranks 3",
+        "--history 40+d12+9 --variant pass-q --ranks 4",
+        "--history 61 --variant all-gather --ranks 5",
+        "--cached 61 --ranks 2",
+    };
+    char line[1024];
+    make_directory();
+    write_tensor("q", 30, 4);
+    write_tensor("k", 91, 2);
+    write_tensor("v", 91, 2);
+    for (int n = 0; n < 4; n++) {
+        snprintf(line, sizeof(line),
+                 "for on in threads cuda cuda-fp32; do $G attend --q $D/q.npy "
+                 "--k $D/k.npy --v $D/v.npy %s --on $on --out $D/$on.npy --lse "
+                 "$D/$on-lse.npy || exit; done",
+                 calls[n]);
+        runs(line);
+        ck_assert(differ("threads", "cuda-fp32") < 2e-6);
+        ck_assert(differ("threads-lse", "cuda-fp32-lse") < 2e-6);
+        const double rounded = differ("threads", "cuda");
+        ck_assert_msg(rounded > 1e-5 && rounded < 2e-2, "%g", rounded);
+    }
+    remove_directory();
+}
+END_TEST
+
+static void write_ids(void) {
+    char path[128];
+    int32_t ids[34];
+    const int64_t size[] = {34};
+    for (int n = 0; n < 34; n++)
+        ids[n] = 20 + 7 * n % 40;
+    snprintf(path, sizeof(path), "%s/ids.npy", directory);
+    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT32, 1, size, ids), CP_OK);
+}
+
+START_TEST(a_model_writes_the_same_tokens) {
+    char path[128], seed[40];
+    make_directory();
+    snprintf(path, sizeof(path), "%s/m.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    snprintf(seed, sizeof(seed), "STAND_IN_SEED=%d", _i + 5);
+    variables = seed;
+    write_ids();
+    runs("run() { $G logits --model $D/m.gguf --tokens $D/ids.npy --generate "
+         "12 --on $1 --ranks $2 --history 20+d5+9 | tail -n 1; }; "
+         "run threads 1 >$D/wanted; [ $(wc -w <$D/wanted) -ge 12 ] || exit; "
+         "for n in 1 2 3 5; do run cuda-fp32 $n >$D/got; "
+         "cmp $D/wanted $D/got || exit; done");
+    remove_directory();
+}
+END_TEST
+
+static void refused(int status, const char *because, const char *line) {
+    ck_assert_int_eq(shell("%s", line), status);
+    const char *errors = said("err");
+    const char *end = strchr(errors, '\n');
+    ck_assert_msg(end != NULL && end[1] == '\0' &&
+                      strstr(errors, because) != NULL,
+                  "%s: %s", line, errors);
+}
+
+START_TEST(a_machine_without_a_gpu_is_told_so) {
+    char path[128];
+    make_directory();
+    snprintf(path, sizeof(path), "%s/m.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    static const char *const chat =
+        "$G chat --model $D/m.gguf --on cuda --ask x --most 2";
+    if (getenv("LONGRING_GPU") == NULL) {
+        variables = "STAND_IN_DRIVER=0";
+        refused(1, "no GPU: this machine has no driver for one", chat);
+        variables = "STAND_IN_DRIVER=11040";
+        refused(1, "driver for CUDA 11.4", chat);
+        variables = "STAND_IN_BYTES=100000";
+        refused(1, "the model's weights: ", chat);
+        variables = NULL;
+    }
+    refused(2, "--on cuda: not built in (make gpu",
+            "$L chat --model x --on cuda");
+    refused(2, "nothing is measured there yet", "$G bench --on cuda");
+    write_tensor("q", 30, 2);
+    refused(1, "partials are shown on threads",
+            "$G attend --q $D/q.npy --k $D/q.npy --v $D/q.npy --on cuda "
+            "--partials $D/p --out $D/o --lse $D/l");
+    remove_directory();
+}
+END_TEST
+
+static Suite *gpu_commands_suite(void) {
+    Suite *suite = suite_create("commands with GPUs");
+    TCase *tests = harness_case("commands with GPUs");
+    suite_add_tcase(suite, tests);
+    tcase_add_test(tests, attention_alone_is_the_same);
+    tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0, 3);
+    tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
+    return suite;
+}
+
+SUITE_MAIN(gpu_commands_suite)

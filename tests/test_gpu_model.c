@@ -1,0 +1,340 @@
+/* Tangled from book/13-model.nw; edit the chapter. */
+/* A model on GPUs, pretended or real, against the same model on threads. */
+#include "src/backend.h"
+#include "harness/stand-in/stand_in.h"
+#include "harness/suite.h"
+#include "harness/tiny_gguf.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "cuda/device_engine.h"
+
+#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
+
+enum { SEQUENCES = 3, MOST = 4096 };
+
+typedef struct {
+    bool decode;
+    int64_t lengths[SEQUENCES];
+} turn;
+
+typedef struct {
+    tiny_bytes bytes;
+    cp_gguf *file;
+    int64_t words;
+} fixture;
+
+static fixture make_file(const tiny_gguf_options *options) {
+    fixture f = {.words = tiny_gguf_vocabulary_size(options)};
+    ck_assert_int_eq(tiny_gguf_build(options, &f.bytes), 0);
+    must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
+    return f;
+}
+
+static void free_file(fixture *f) {
+    cp_gguf_close(f->file);
+    free(f->bytes.bytes);
+}
+
+static cp_status say(cp_session *session, const turn *call, uint64_t seed,
+                     int64_t words, int64_t *count) {
+    int32_t tokens[MOST];
+    int64_t asked[SEQUENCES], batch = 0;
+    uint64_t state = seed;
+    *count = 0;
+    for (int s = 0; s < SEQUENCES; s++) {
+        if (call->lengths[s] > 0)
+            asked[batch++] = s;
+        *count += call->lengths[s];
+    }
+    for (int64_t t = 0; t < *count; t++)
+        tokens[t] = (int32_t)(harness_random(&state) % (uint64_t)words);
+    return call->decode
+               ? cp_session_decode(session, batch, asked, tokens, NULL)
+               : cp_session_prefill(session, call->lengths, tokens, NULL);
+}
+
+static float *hold(const cp_model *model, int ranks, cp_variant variant,
+                   const turn *turns, int count, int64_t words, int64_t *rows) {
+    const cp_session_options options = {.ranks = ranks,
+                                        .sequences = SEQUENCES,
+                                        .variant = variant,
+                                        .capacity = 400,
+                                        .cores = 1};
+    cp_session *session;
+    float *logits = calloc((size_t)(MOST * words), sizeof(float));
+    must(cp_session_open(model, &options, &session));
+    *rows = 0;
+    for (int n = 0; n < count; n++) {
+        int64_t said;
+        must(say(session, &turns[n], (uint64_t)n + 1, words, &said));
+        must(cp_session_logits(session, 0, said, logits + *rows * words));
+        *rows += said;
+    }
+    cp_session_close(session);
+    return logits;
+}
+
+static double distance(const float *expected, const float *got, int64_t count) {
+    double largest = 0.0, worst = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        largest = fmax(largest, fabs((double)expected[i]));
+        const double apart = fabs((double)expected[i] - (double)got[i]);
+        worst = apart <= worst ? worst : isnan(apart) ? INFINITY : apart;
+    }
+    return worst / largest;
+}
+
+static double compare(fixture *f, const cp_backend *backend, int ranks,
+                      cp_variant variant, const turn *turns, int count) {
+    cp_model *threads, *device;
+    int64_t rows, others;
+    must(cp_model_open(cp_backend_find("threads"), f->file, &threads));
+    must(cp_model_open(backend, f->file, &device));
+    float *expected = hold(threads, 1, CP_AUTO, turns, count, f->words, &rows);
+    float *got = hold(device, ranks, variant, turns, count, f->words, &others);
+    ck_assert_int_eq(rows, others);
+    const double apart = distance(expected, got, rows * f->words);
+    cp_model_close(threads);
+    cp_model_close(device);
+    free(expected);
+    free(got);
+    return apart;
+}
+
+static const turn talk[] = {
+    {false, {23, 1, 0}}, {true, {1, 1, 0}},  {true, {1, 1, 0}},
+    {false, {0, 9, 37}}, {true, {1, 1, 1}},  {true, {1, 0, 1}},
+    {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {1, 0, 0}},
+    {true, {1, 1, 1}},   {false, {2, 2, 2}}, {true, {0, 0, 1}},
+};
+enum { TALK = sizeof(talk) / sizeof(talk[0]) };
+
+static const struct {
+    int ranks;
+    cp_variant variant;
+} places[] = {
+    {1, CP_AUTO},   {2, CP_PASS_KV},    {2, CP_PASS_Q}, {3, CP_AUTO},
+    {3, CP_PASS_Q}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}, {8, CP_PASS_KV},
+};
+enum { PLACES = sizeof(places) / sizeof(places[0]) };
+
+START_TEST(a_model_on_gpus_says_what_it_says_on_threads) {
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)_i + 1;
+    stand_in_begin(&options);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7,
+                                               .query = TINY_Q8_0,
+                                               .down = TINY_Q4_1,
+                                               .output = _i % 2,
+                                               .rope_freqs = _i % 3 == 0});
+    const double apart = compare(&f, &cp_backend_cuda_fp32, places[_i].ranks,
+                                 places[_i].variant, talk, TALK);
+    ck_assert_msg(apart < 2e-5, "%g", apart);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(fewer_bits_say_nearly_the_same) {
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7});
+    const double bf16 =
+        compare(&f, &cp_backend_cuda, 3, CP_PASS_KV, talk, TALK);
+    const double fp8 =
+        compare(&f, &cp_backend_cuda_fp8, 3, CP_PASS_KV, talk, TALK);
+    ck_assert_msg(bf16 > 1e-4 && bf16 < 0.02, "bf16: %g", bf16);
+    ck_assert_msg(fp8 > bf16 && fp8 < 0.1, "FP8: %g", fp8);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+static cp_device_place eagerly = {.only = CP_NOBODY};
+
+static cp_status eager_engine(const cp_model *model,
+                              const cp_session_options *options,
+                              cp_engine **out) {
+    return cp_device_engine_new(&eagerly, model, options, out);
+}
+
+enum { STEPS = 40 };
+
+static void make_long_talk(turn *turns) {
+    turns[0] = (turn){false, {30, 7, 2}};
+    for (int n = 1; n <= STEPS; n++)
+        turns[n] = (turn){true, {1, 1, n > 9}};
+}
+
+START_TEST(graphs_change_nothing) {
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 5, .blocks = 1});
+    cp_backend without = cp_backend_cuda_fp32;
+    turn turns[STEPS + 1];
+    cp_model *models[2];
+    float *logits[2];
+    int64_t rows;
+    without.engine_new = eager_engine;
+    make_long_talk(turns);
+    must(cp_model_open(&without, f.file, &models[0]));
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &models[1]));
+    for (int m = 0; m < 2; m++)
+        logits[m] = hold(models[m], 1 + 3 * _i, CP_AUTO, turns, STEPS + 1,
+                         f.words, &rows);
+    if (stand_in_pretends())
+        ck_assert_int_ge(stand_in_count().graph_launches, STEPS - 4);
+    ck_assert_int_eq(
+        memcmp(logits[0], logits[1], (size_t)(rows * f.words) * sizeof(float)),
+        0);
+    for (int m = 0; m < 2; m++) {
+        cp_model_close(models[m]);
+        free(logits[m]);
+    }
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(a_stale_length_is_found) {
+    if (!stand_in_pretends())
+        return;
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 5, .blocks = 1});
+    turn turns[STEPS + 1];
+    make_long_talk(turns);
+    stand_in_freeze_uploads(true);
+    const double apart =
+        compare(&f, &cp_backend_cuda_fp32, 4, CP_AUTO, turns, STEPS + 1);
+    ck_assert_msg(apart > 1e-3, "nothing was found: %g", apart);
+    free_file(&f);
+    stand_in_end();
+}
+END_TEST
+
+typedef struct {
+    cp_session *session;
+    float *before, *after; /* [words]: undisturbed */
+    int64_t words;
+} disturbed;
+
+static const turn first = {false, {20, 3, 0}}, second = {false, {4, 0, 2}},
+                  third = {true, {1, 1, 1}};
+
+static void ask(disturbed *d, const turn *call, uint64_t seed, float *out) {
+    int64_t said;
+    must(say(d->session, call, seed, d->words, &said));
+    must(cp_session_logits(d->session, said - 1, 1, out));
+}
+
+static void disturb(disturbed *d, const turn *call, uint64_t seed,
+                    void (*fault)(int64_t), int64_t n, const float *expected) {
+    float *got = calloc((size_t)d->words, sizeof(float));
+    int64_t said;
+    fault(n);
+    const cp_status status = say(d->session, call, seed, d->words, &said);
+    fault(0);
+    if (status == CP_OK)
+        must(cp_session_logits(d->session, said - 1, 1, got));
+    else
+        ask(d, call, seed, got);
+    ck_assert_msg(distance(expected, got, d->words) < 1e-6,
+                  "failure %lld left something", (long long)n);
+    free(got);
+}
+
+START_TEST(whatever_fails_the_conversation_goes_on) {
+    void (*const faults[])(int64_t) = {
+        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+    if (!stand_in_pretends())
+        return;
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 9, .blocks = 1});
+    const cp_session_options options = {
+        .ranks = 2, .sequences = SEQUENCES, .variant = CP_PASS_Q};
+    cp_model *model;
+    disturbed d = {.words = f.words};
+    d.before = calloc((size_t)f.words, sizeof(float));
+    d.after = calloc((size_t)f.words, sizeof(float));
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
+    for (int64_t n = 0; n < 120; n += 1 + n / 4) {
+        must(cp_session_open(model, &options, &d.session));
+        float *mine = calloc((size_t)f.words, sizeof(float));
+        ask(&d, &first, 1, mine);
+        if (n == 0) {
+            ask(&d, &second, 2, d.before);
+            ask(&d, &third, 3, d.after);
+        } else {
+            disturb(&d, &second, 2, faults[_i], n, d.before);
+            disturb(&d, &third, 3, faults[_i], n, d.after);
+        }
+        free(mine);
+        cp_session_close(d.session);
+    }
+    cp_model_close(model);
+    free(d.before);
+    free(d.after);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(what_is_wanting_is_named) {
+    stand_in_options options = STAND_IN_DEFAULTS;
+    fixture f = make_file(&(tiny_gguf_options){.seed = 9});
+    cp_model *model;
+    if (!stand_in_pretends())
+        return;
+    ck_assert_int_eq(cp_model_open(&cp_backend_cuda, f.file, &model),
+                     CP_BROKEN);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "no GPU"));
+    options.bytes = 100000;
+    stand_in_begin(&options);
+    ck_assert_int_eq(cp_model_open(&cp_backend_cuda, f.file, &model),
+                     CP_MEMORY);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "of 100000 left"));
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    free_file(&f);
+}
+END_TEST
+
+START_TEST(a_wish_to_stop_is_heard) {
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 9, .blocks = 5});
+    volatile sig_atomic_t stop = 0;
+    const cp_session_options options = {
+        .ranks = 2, .sequences = SEQUENCES, .stop = &stop};
+    cp_model *model;
+    cp_session *session;
+    int64_t said;
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
+    must(cp_session_open(model, &options, &session));
+    stop = 1;
+    ck_assert_int_eq(say(session, &first, 1, f.words, &said), CP_INTERRUPTED);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "of 5 layers"));
+    ck_assert_int_eq(cp_session_length(session, 0), 0);
+    stop = 0;
+    must(say(session, &first, 1, f.words, &said));
+    cp_session_close(session);
+    cp_model_close(model);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+static Suite *gpu_model_suite(void) {
+    Suite *suite = suite_create("model on GPUs");
+    TCase *tests = harness_case("model on GPUs");
+    suite_add_tcase(suite, tests);
+    tcase_add_loop_test(tests, a_model_on_gpus_says_what_it_says_on_threads, 0,
+                        PLACES);
+    tcase_add_test(tests, fewer_bits_say_nearly_the_same);
+    tcase_add_loop_test(tests, graphs_change_nothing, 0, 2);
+    tcase_add_test(tests, a_stale_length_is_found);
+    tcase_add_loop_test(tests, whatever_fails_the_conversation_goes_on, 0, 3);
+    tcase_add_test(tests, what_is_wanting_is_named);
+    tcase_add_test(tests, a_wish_to_stop_is_heard);
+    return suite;
+}
+
+SUITE_MAIN(gpu_model_suite)
