@@ -416,11 +416,14 @@ static cp_status tokens_check(const cp_scenario *scenario) {
 static cp_status lay_out(const cp_scenario *scenario, cp_cache **cache,
                          cp_layout **layout) {
     cp_layout *past = NULL;
-    int64_t cached = 0;
-    for (int64_t i = 0; i < scenario->sequences; i++)
+    int64_t cached = 0, fresh = 0;
+    for (int64_t i = 0; i < scenario->sequences; i++) {
         cached += scenario->cached_tokens[i];
-    cp_status status = cp_cache_new(scenario->ranks, scenario->sequences,
-                                    INT64_MAX / 4, cache);
+        fresh += scenario->new_tokens[i];
+    }
+    cp_status status =
+        cp_cache_new(scenario->ranks, scenario->sequences,
+                     cached + fresh + 2 * scenario->ranks, cache);
     if (status == CP_OK && cached > 0)
         status = cp_cache_prefill(*cache, scenario->cached_tokens, &past);
     if (status == CP_OK && cached > 0)
