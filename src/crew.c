@@ -6,6 +6,8 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 static const cp_crew alone = {.rank = 0, .ranks = 1};
 static const cp_crew *mine = &alone;
@@ -82,5 +84,32 @@ cp_status cp_crew_share(cp_status status, void *head, int64_t head_bytes,
         *bytes = what.bytes;
         status = share_data(&what, data);
     }
+    return status;
+}
+
+enum { HOST = 256 };
+
+static void count_host(const char *names, int *local, int *locals) {
+    const char *own = names + mine->rank * HOST;
+    *local = *locals = 0;
+    for (int r = 0; r < mine->ranks; r++)
+        if (strcmp(names + r * HOST, own) == 0) {
+            *local += r < mine->rank;
+            *locals += 1;
+        }
+}
+
+cp_status cp_crew_local(int *local, int *locals) {
+    char *names;
+    cp_status status = cp_allocate(&names, mine->ranks, HOST, "names of hosts");
+    if (status != CP_OK)
+        return status;
+    if (gethostname(names + mine->rank * HOST, HOST - 1) != 0)
+        names[mine->rank * HOST] = '\0';
+    if (mine->ranks > 1)
+        status = mine->collect(names, HOST);
+    if (status == CP_OK)
+        count_host(names, local, locals);
+    free(names);
     return status;
 }
