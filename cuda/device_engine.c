@@ -9,7 +9,9 @@
 #include <time.h>
 
 #include "device.h"
+#include "graph.h"
 #include "model_kernels.h"
+#include "src/agree.h"
 
 enum { MOST_ROWS = 2048 };
 
@@ -32,7 +34,7 @@ typedef struct {
 
 /* Where the hidden state of a token is. */
 typedef struct {
-    int32_t seat;
+    int rank;
     int64_t row;
 } owner;
 
@@ -43,7 +45,7 @@ typedef struct {
     desk *desks;                /* [count] */
     cp_stream_walker **walkers; /* [count] */
     bool warm;                  /* has run once */
-    cudaGraphExec_t graph;      /* of a decode step; or NULL */
+    cp_graph *graph;            /* of a decode step; or NULL */
 } workplace;
 
 struct cp_engine {
@@ -58,7 +60,8 @@ struct cp_engine {
     owner *owners; /* [tokens] of the last call that went well */
     int64_t tokens;
     char *scores; /* room for a few rows of logits, and their input */
-    cudaEvent_t paced[2], fork, joined;
+    cudaEvent_t paced[2];
+    cp_queues *queues;     /* [count] of the seats */
     void **keys, **values; /* [count] of the current layer */
 };
 
@@ -129,9 +132,8 @@ static void write_row(const cp_engine *engine, desk *d, int64_t row,
     }
 }
 
-static void write_rows(const cp_engine *engine, const cp_forward *call, int at,
-                       desk *d, owner *owners) {
-    const int rank = engine->seats[at].rank;
+static void write_rows(const cp_engine *engine, const cp_forward *call,
+                       int rank, desk *d) {
     const cp_pieces *pieces = &call->layout->queries[rank].pieces;
     int64_t row = 0;
     for (int64_t n = 0; n < pieces->count; n++) {
@@ -140,13 +142,23 @@ static void write_rows(const cp_engine *engine, const cp_forward *call, int at,
             const int64_t position = span.start + t * span.step;
             const int64_t token = call->first_row[span.sequence] + position -
                                   call->first_position[span.sequence];
-            owners[token] = (owner){at, row};
             write_row(engine, d, row++, call->tokens[token],
                       pieces->items[n].row + t, position);
         }
     }
     for (; row < d->rows; row++)
         write_row(engine, d, row, -1, -1, 0);
+}
+
+static void list_owners(const cp_forward *call, int rank, owner *owners) {
+    const cp_pieces *pieces = &call->layout->queries[rank].pieces;
+    int64_t row = 0;
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_span span = pieces->items[n].span;
+        for (int64_t t = 0; t < span.count; t++)
+            owners[call->first_row[span.sequence] + span.start + t * span.step -
+                   call->first_position[span.sequence]] = (owner){rank, row++};
+    }
 }
 
 typedef struct {
@@ -401,8 +413,7 @@ static void free_workplace(workplace *work) {
         if (work->desks != NULL)
             free_desk(&work->desks[s]);
     }
-    if (work->graph != NULL)
-        cudaGraphExecDestroy(work->graph);
+    cp_graph_free(work->graph);
     cp_plan_free(work->plan);
     cp_layout_free(work->layout);
     free(work->desks);
@@ -493,71 +504,29 @@ static cp_status finish(cp_engine *engine, const workplace *work) {
     return status;
 }
 
-static cp_status fork(cp_engine *engine, cudaStream_t origin) {
-    cp_status status =
-        cp_cuda(cudaEventRecord(engine->fork, origin), "recording an event");
-    for (int s = 1; s < engine->count && status == CP_OK; s++)
-        status = cp_cuda(cudaStreamWaitEvent(engine->seats[s].queues.compute,
-                                             engine->fork, 0),
-                         "joining two queues");
-    return status;
-}
+typedef struct {
+    cp_engine *engine;
+    const workplace *work;
+} step;
 
-static cp_status join(cp_engine *engine, cudaStream_t origin) {
-    cp_status status = CP_OK;
-    for (int s = 1; s < engine->count && status == CP_OK; s++) {
-        status = cp_cuda(
-            cudaEventRecord(engine->joined, engine->seats[s].queues.compute),
-            "recording an event");
+static cp_status enqueue_step(void *context) {
+    const step *it = context;
+    cp_status status = embed_all(it->engine, it->work);
+    for (int64_t n = 0; n < it->engine->model->base.facts.layers; n++)
         if (status == CP_OK)
-            status = cp_cuda(cudaStreamWaitEvent(origin, engine->joined, 0),
-                             "joining two queues");
-    }
-    return status;
-}
-
-static cp_status enqueue_step(cp_engine *engine, const workplace *work) {
-    cudaStream_t origin = engine->seats[0].queues.compute;
-    cp_status status = fork(engine, origin);
-    if (status == CP_OK)
-        status = embed_all(engine, work);
-    for (int64_t n = 0; n < engine->model->base.facts.layers; n++)
-        if (status == CP_OK)
-            status = enqueue_layer(engine, work, n);
-    return status == CP_OK ? join(engine, origin) : status;
-}
-
-static cp_status capture(cp_engine *engine, workplace *work) {
-    cudaStream_t origin = engine->seats[0].queues.compute;
-    cudaGraph_t graph = NULL;
-    cp_status status = cp_cuda(
-        cudaStreamBeginCapture(origin, cudaStreamCaptureModeThreadLocal),
-        "capturing a step");
-    if (status != CP_OK)
-        return status;
-    status = enqueue_step(engine, work);
-    const cudaError_t ended = cudaStreamEndCapture(origin, &graph);
-    if (status == CP_OK)
-        status = cp_cuda(ended, "capturing a step");
-    if (status == CP_OK)
-        status = cp_cuda(cudaGraphInstantiate(&work->graph, graph, 0),
-                         "making a graph");
-    if (graph != NULL)
-        cudaGraphDestroy(graph);
+            status = enqueue_layer(it->engine, it->work, n);
     return status;
 }
 
 static cp_status run_step(cp_engine *engine, workplace *work) {
-    cudaStream_t origin = engine->seats[0].queues.compute;
+    step it = {engine, work};
     cp_status status = CP_OK;
     if (!work->warm || !engine->place->graphs)
-        return enqueue_step(engine, work);
+        return enqueue_step(&it);
     if (work->graph == NULL)
-        status = capture(engine, work);
-    if (status == CP_OK)
-        status =
-            cp_cuda(cudaGraphLaunch(work->graph, origin), "launching a step");
-    return status;
+        status = cp_graph_capture(engine->queues, engine->count, enqueue_step,
+                                  &it, &work->graph);
+    return status == CP_OK ? cp_graph_launch(work->graph) : status;
 }
 
 enum { GROWTH = 64 }; /* tiles of keys by which lists may grow */
@@ -573,14 +542,48 @@ static cp_status renew(cp_engine *engine, const cp_forward *call) {
     return make_workplace(engine, call, GROWTH, work);
 }
 
+static cp_status by_crew(void *context, void *items, int64_t bytes) {
+    const cp_crew *crew = context;
+    return crew->collect(items, bytes);
+}
+
+static cp_status agree(const cp_engine *engine, const cp_forward *call) {
+    const cp_crew *crew = engine->place->crew;
+    if (crew == NULL)
+        return CP_OK;
+    const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
+    return cp_agree_by(by_crew, (void *)(uintptr_t)crew, crew->rank,
+                       crew->ranks, call->plan,
+                       cp_fingerprint(call->tokens, bytes, 1));
+}
+
+static cp_status all_ready(const cp_engine *engine, cp_status mine) {
+    const cp_crew *crew = engine->place->crew;
+    int32_t *all;
+    if (crew == NULL)
+        return mine;
+    char why[512];
+    snprintf(why, sizeof(why), "%s", cp_message());
+    cp_status status =
+        cp_allocate(&all, crew->ranks, sizeof(*all), "whether all are ready");
+    if (status != CP_OK)
+        return status;
+    all[crew->rank] = (int32_t)mine;
+    status = crew->collect(all, sizeof(*all));
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+        if (all[r] != CP_OK && mine == CP_OK)
+            status = cp_fail(CP_ABORTED, "rank %d could not begin", r);
+    free(all);
+    return mine == CP_OK ? status : cp_fail(mine, "%s", why);
+}
+
 static cp_status run_on(cp_engine *engine, const cp_forward *call,
-                        workplace *work, owner *owners) {
-    const bool decode = work == &engine->decode;
-    cp_status status = make_room(engine, work);
-    for (int s = 0; s < work->count && status == CP_OK; s++)
-        write_rows(engine, call, s, &work->desks[s], owners);
-    if (status == CP_OK)
-        status = decode ? run_step(engine, work) : enqueue_paced(engine, work);
+                        workplace *work) {
+    cp_status status = CP_OK;
+    for (int s = 0; s < work->count; s++)
+        write_rows(engine, call, engine->seats[s].rank, &work->desks[s]);
+    status = work == &engine->decode ? run_step(engine, work)
+                                     : enqueue_paced(engine, work);
     if (status == CP_OK)
         status = finish(engine, work);
     if (status != CP_OK) {
@@ -599,18 +602,34 @@ static cp_status run_on(cp_engine *engine, const cp_forward *call,
     return CP_OK;
 }
 
+static cp_status prepare(cp_engine *engine, const cp_forward *call,
+                         workplace *work, owner **owners) {
+    cp_status status = agree(engine, call);
+    if (status != CP_OK)
+        return status;
+    status =
+        cp_allocate(owners, call->count, sizeof(owner), "owners of tokens");
+    for (int r = 0; r < engine->options.ranks && status == CP_OK; r++)
+        list_owners(call, r, *owners);
+    if (status == CP_OK)
+        status = work == &engine->decode
+                     ? renew(engine, call)
+                     : make_workplace(engine, call, 0, work);
+    if (status == CP_OK)
+        status = make_room(engine, work);
+    return all_ready(engine, status);
+}
+
 cp_status cp_device_engine_run(cp_engine *engine, const cp_forward *call) {
     const bool decode = call->plan->variant == CP_DECODE;
     workplace prefill = {0};
     workplace *work = decode ? &engine->decode : &prefill;
-    owner *owners;
-    cp_status status =
-        cp_allocate(&owners, call->count, sizeof(owner), "owners of tokens");
+    owner *owners = NULL;
+    cp_status status = prepare(engine, call, work, &owners);
     if (status == CP_OK)
-        status = decode ? renew(engine, call)
-                        : make_workplace(engine, call, 0, work);
-    if (status == CP_OK)
-        status = run_on(engine, call, work, owners);
+        status = run_on(engine, call, work);
+    if (status == CP_OK && engine->place->crew != NULL)
+        status = engine->place->crew->collect(call->bytes, sizeof(int64_t));
     if (status == CP_OK) {
         free(engine->owners);
         engine->owners = owners;
@@ -626,32 +645,77 @@ cp_status cp_device_engine_run(cp_engine *engine, const cp_forward *call) {
 
 enum { SCORED = 32 }; /* rows at a time */
 
-static cp_status score(const cp_engine *engine, int64_t first, int64_t rows,
-                       float *out) {
-    const cp_model_facts *f = &engine->model->base.facts;
-    const int64_t bytes = f->width * cp_element_bytes(engine->model->element);
-    const seat *here = &engine->seats[0];
-    cudaStream_t stream = here->queues.compute;
-    float *scores = (float *)(void *)(engine->scores + SCORED * bytes);
+static int64_t row_bytes(const cp_engine *engine) {
+    return engine->model->base.facts.width *
+           cp_element_bytes(engine->model->element);
+}
+
+static cp_status bring_row(const cp_engine *engine, int seat, int64_t row,
+                           void *to) {
+    const int64_t bytes = row_bytes(engine);
+    return cp_cuda(
+        cudaMemcpyAsync(to, engine->seats[seat].kept[engine->now] + row * bytes,
+                        (size_t)bytes, cudaMemcpyDefault,
+                        engine->queues[0].compute),
+        "bringing a row");
+}
+
+static cp_status bring_rows(const cp_engine *engine, int64_t first,
+                            int64_t rows) {
+    const int64_t bytes = row_bytes(engine);
     cp_status status = CP_OK;
     for (int64_t n = 0; n < rows && status == CP_OK; n++) {
         const owner from = engine->owners[first + n];
-        const char *row =
-            engine->seats[from.seat].kept[engine->now] + from.row * bytes;
-        status = cp_cuda(cudaMemcpyAsync(engine->scores + n * bytes, row,
-                                         (size_t)bytes,
-                                         cudaMemcpyDeviceToDevice, stream),
-                         "bringing a row");
+        status =
+            bring_row(engine, from.rank, from.row, engine->scores + n * bytes);
+    }
+    return status;
+}
+
+static cp_status collect_rows(const cp_engine *engine, int64_t first,
+                              int64_t rows) {
+    const cp_crew *crew = engine->place->crew;
+    const int64_t bytes = row_bytes(engine);
+    cudaStream_t stream = engine->queues[0].compute;
+    char *all;
+    cp_status status =
+        cp_allocate(&all, crew->ranks, rows * bytes, "hidden states");
+    if (status != CP_OK)
+        return status;
+    for (int64_t n = 0; n < rows && status == CP_OK; n++) {
+        const owner from = engine->owners[first + n];
+        if (from.rank == crew->rank)
+            status = bring_row(engine, 0, from.row,
+                               all + (crew->rank * rows + n) * bytes);
     }
     if (status == CP_OK)
-        status =
-            cp_device_multiply(here->multiplier, &engine->model->output, rows,
-                               engine->scores, NULL, false, scores, stream);
+        status = cp_cuda(cudaStreamSynchronize(stream), "bringing rows");
     if (status == CP_OK)
-        status = cp_cuda(cudaMemcpyAsync(out, scores,
-                                         (size_t)(rows * f->vocabulary * 4),
-                                         cudaMemcpyDeviceToHost, stream),
-                         "bringing scores");
+        status = crew->collect(all, rows * bytes);
+    for (int64_t n = 0; n < rows && status == CP_OK; n++) {
+        const char *row =
+            all + (engine->owners[first + n].rank * rows + n) * bytes;
+        status = cp_cuda(cudaMemcpy(engine->scores + n * bytes, row,
+                                    (size_t)bytes, cudaMemcpyHostToDevice),
+                         "bringing a row");
+    }
+    free(all);
+    return status;
+}
+
+static cp_status score(const cp_engine *engine, int64_t rows, float *out) {
+    const int64_t words = engine->model->base.facts.vocabulary;
+    cudaStream_t stream = engine->queues[0].compute;
+    float *scores =
+        (float *)(void *)(engine->scores + SCORED * row_bytes(engine));
+    cp_status status =
+        cp_device_multiply(engine->seats[0].multiplier, &engine->model->output,
+                           rows, engine->scores, NULL, false, scores, stream);
+    if (status == CP_OK)
+        status =
+            cp_cuda(cudaMemcpyAsync(out, scores, (size_t)(rows * words * 4),
+                                    cudaMemcpyDeviceToHost, stream),
+                    "bringing scores");
     return status == CP_OK
                ? cp_cuda(cudaStreamSynchronize(stream), "scoring tokens")
                : status;
@@ -660,10 +724,17 @@ static cp_status score(const cp_engine *engine, int64_t first, int64_t rows,
 cp_status cp_device_engine_logits(const cp_engine *engine, int64_t first,
                                   int64_t count, float *out) {
     const int64_t words = engine->model->base.facts.vocabulary;
+    const cp_crew *crew = engine->place->crew;
     cp_status status = CP_OK;
-    for (int64_t n = 0; n < count && status == CP_OK; n += SCORED)
-        status = score(engine, first + n, cp_min(SCORED, count - n),
-                       out + n * words);
+    for (int64_t n = 0; n < count && status == CP_OK; n += SCORED) {
+        const int64_t rows = cp_min(SCORED, count - n);
+        status = crew == NULL ? bring_rows(engine, first + n, rows)
+                              : collect_rows(engine, first + n, rows);
+        if (status == CP_OK && (crew == NULL || crew->rank == 0))
+            status = score(engine, rows, out + n * words);
+    }
+    if (status == CP_OK && crew != NULL)
+        status = crew->share(out, count * words * (int64_t)sizeof(float));
     return status;
 }
 
@@ -686,25 +757,22 @@ static cp_status make_one_seat(cp_engine *engine, int s) {
     const int only = engine->place->only;
     here->rank = only == CP_NOBODY ? s : only;
     cp_status status = cp_queues_new(&here->queues);
+    engine->queues[s] = here->queues;
     if (status == CP_OK)
         status = cp_multiplier_new(&here->multiplier);
     return status == CP_OK ? make_cache(engine, here) : status;
 }
 
 static cp_status make_events(cp_engine *engine) {
-    cudaEvent_t *events[] = {&engine->paced[0], &engine->paced[1],
-                             &engine->fork, &engine->joined};
     cp_status status = CP_OK;
-    for (int n = 0; n < 4 && status == CP_OK; n++)
-        status =
-            cp_cuda(cudaEventCreateWithFlags(events[n], cudaEventDisableTiming),
-                    "making an event");
+    for (int n = 0; n < 2 && status == CP_OK; n++)
+        status = cp_cuda(
+            cudaEventCreateWithFlags(&engine->paced[n], cudaEventDisableTiming),
+            "making an event");
     return status;
 }
 
 void cp_device_engine_free(cp_engine *engine) {
-    cudaEvent_t events[] = {engine->paced[0], engine->paced[1], engine->fork,
-                            engine->joined};
     free_workplace(&engine->decode);
     for (int s = 0; engine->seats != NULL && s < engine->count; s++) {
         seat *here = &engine->seats[s];
@@ -714,11 +782,12 @@ void cp_device_engine_free(cp_engine *engine) {
         cudaFree(here->kept[1]);
         cp_queues_free(&here->queues);
     }
-    for (int n = 0; n < 4; n++)
-        if (events[n] != NULL)
-            cudaEventDestroy(events[n]);
+    for (int n = 0; n < 2; n++)
+        if (engine->paced[n] != NULL)
+            cudaEventDestroy(engine->paced[n]);
     cudaFree(engine->scores);
     free(engine->seats);
+    free(engine->queues);
     free(engine->owners);
     free(engine->keys);
     free(engine);
@@ -729,6 +798,9 @@ static cp_status fill_engine(cp_engine *engine) {
     const int64_t row = f->width * cp_element_bytes(engine->model->element);
     cp_status status =
         cp_allocate(&engine->seats, engine->count, sizeof(seat), "ranks");
+    if (status == CP_OK)
+        status = cp_allocate(&engine->queues, engine->count, sizeof(cp_queues),
+                             "ranks");
     if (status == CP_OK)
         status = cp_allocate(&engine->keys, 2 * (int64_t)engine->count,
                              sizeof(void *), "ranks");

@@ -3,6 +3,8 @@
 #ifndef CP_DEVICE_ENGINE_H
 #define CP_DEVICE_ENGINE_H
 
+#include "src/crew.h"
+
 #include "device_model.h"
 #include "streams.h"
 
@@ -11,6 +13,7 @@ typedef struct {
     int only;            /* the one rank of this process; or CP_NOBODY: all
                             ranks are here and share one GPU */
     const cp_link *link; /* to the others, or NULL */
+    const cp_crew *crew; /* of processes, whose rank is only; or NULL */
     double patience;     /* seconds to wait for them; 0: for ever */
     bool graphs;         /* decode from a captured graph */
 } cp_device_place;
