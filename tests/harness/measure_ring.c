@@ -1,9 +1,12 @@
 /* Times whole attention calls over ranks in threads: each variant against one
  * rank with all cores, alternating, and the bytes that one rank sends.
- * Usage: measure_ring [repeats]; prints figures/data/ring-cpu.csv's rows. */
+ * Usage: measure_ring [repeats] prints figures/data/ring-cpu.csv's rows;
+ * measure_ring choices [repeats] those of choose-cpu.csv, in which pass-KV and
+ * pass-Q alternate over a grid of calls, with the heads of SmolLM2-135M. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,14 +79,14 @@ typedef struct {
     int ranks;
 } bench;
 
-static void open_bench(bench *it, cp_variant variant, int ranks, int64_t fresh,
-                       int64_t past) {
-    const cp_shape shape = {8, 2, 64};
+static void open_bench(bench *it, cp_variant variant, cp_shape shape, int ranks,
+                       int64_t fresh, int64_t past) {
     *it = (bench){.ranks = ranks};
     need(cp_cache_new(ranks, 1, fresh + past + 16, &it->cache));
     need(cp_store_new(ranks, 1, 1, fresh + past + 16, &shape, &it->store));
     for (int rank = 0; rank < ranks; rank++) {
-        const int64_t count = (fresh + past + 16) * 2 * 64;
+        const int64_t count =
+            (fresh + past + 16) * shape.kv_heads * shape.head_dim;
         fill(cp_store_keys(it->store, rank, 0), count, 7);
         fill(cp_store_values(it->store, rank, 0), count, 8);
     }
@@ -125,8 +128,8 @@ static double median(double *values, int count) {
     return values[count / 2];
 }
 
-int main(int argc, char **argv) {
-    const int repeats = argc > 1 ? atoi(argv[1]) : 5;
+static void variants(int repeats) {
+    const cp_shape shape = {8, 2, 64};
     const struct {
         cp_variant variant;
         int ranks;
@@ -142,13 +145,14 @@ int main(int argc, char **argv) {
     for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++) {
         bench ring, one;
         cp_plan_report report;
-        open_bench(&ring, rows[n].variant, rows[n].ranks, rows[n].fresh,
+        open_bench(&ring, rows[n].variant, shape, rows[n].ranks, rows[n].fresh,
                    rows[n].past);
-        open_bench(&one, rows[n].variant, 1, rows[n].fresh, rows[n].past);
+        open_bench(&one, rows[n].variant, shape, 1, rows[n].fresh,
+                   rows[n].past);
         need(cp_plan_check(ring.plan, &report));
         double times[64], ratios[64];
         run(&ring);
-        for (int i = 0; i < repeats && i < 64; i++) {
+        for (int i = 0; i < repeats; i++) {
             times[i] = run(&ring);
             ratios[i] = run(&one) / times[i];
         }
@@ -161,5 +165,53 @@ int main(int argc, char **argv) {
         close_bench(&ring);
         close_bench(&one);
     }
+}
+
+static double least(const double *values, int count) {
+    double smallest = values[0];
+    for (int i = 1; i < count; i++)
+        smallest = values[i] < smallest ? values[i] : smallest;
+    return smallest;
+}
+
+static void choice(int ranks, int64_t fresh, int64_t past, int repeats) {
+    const cp_shape shape = {9, 3, 64}; /* SmolLM2 */
+    bench kv, q;
+    double times[2][64] = {{0}};
+    open_bench(&kv, CP_PASS_KV, shape, ranks, fresh, past);
+    open_bench(&q, CP_PASS_Q, shape, ranks, fresh, past);
+    run(&kv);
+    run(&q);
+    for (int i = 0; i < repeats; i++) {
+        times[0][i] = run(&kv);
+        times[1][i] = run(&q);
+    }
+    printf("%d,%lld,%lld,%.4f,%.4f\n", ranks, (long long)fresh,
+           (long long)past, 1e3 * least(times[0], repeats),
+           1e3 * least(times[1], repeats));
+    fflush(stdout);
+    close_bench(&kv);
+    close_bench(&q);
+}
+
+/* Both variants over new tokens and past; the fastest of each. */
+static void choices(int repeats) {
+    const int64_t past[7] = {0, 128, 512, 2048, 4096, 8192, 16384};
+    const int64_t fresh[6] = {2, 8, 24, 64, 160, 400};
+    printf("ranks,new,cached,pass_kv,pass_q\n");
+    for (int ranks = 2; ranks <= 4; ranks += 2)
+        for (int n = 0; n < 7 * 6; n++)
+            choice(ranks, fresh[n % 6], past[n / 6], repeats);
+}
+
+int main(int argc, char **argv) {
+    const bool grid = argc > 1 && strcmp(argv[1], "choices") == 0;
+    const int repeats = argc > 1 + grid ? atoi(argv[1 + grid]) : 5;
+    if (repeats < 1 || repeats > 64)
+        return fprintf(stderr, "usage: measure_ring [choices] [1..64]\n"), 2;
+    if (grid)
+        choices(repeats);
+    else
+        variants(repeats);
     return 0;
 }
