@@ -52,7 +52,7 @@ MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*.c cuda/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers% gpu%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in -iquote cuda
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))

@@ -44,6 +44,7 @@ typedef struct talk talk;
 struct talk {
     cp_shape shape;
     int ranks, spare, blocks;
+    int layers; /* of a call; 0: LAYERS, which is the most */
     int64_t sequences, room, growth;
     cp_element element;
     bool separate;
@@ -68,11 +69,12 @@ struct talk {
 static inline void open_talk(talk *t) {
     const int64_t bytes = t->sequences * t->room * t->shape.kv_heads *
                           t->shape.head_dim * cp_element_bytes(t->element);
+    t->layers = t->layers == 0 ? LAYERS : t->layers;
     ck_assert_int_eq(cp_cache_new(t->ranks, t->sequences, t->room, &t->cache),
                      CP_OK);
     for (int r = 0; r < t->ranks; r++) {
         ck_assert_int_eq(cp_queues_new(&t->queues[r]), CP_OK);
-        for (int layer = 0; layer < LAYERS; layer++) {
+        for (int layer = 0; layer < t->layers; layer++) {
             cudaMalloc(&t->keys[layer][r], (size_t)bytes);
             cudaMalloc(&t->values[layer][r], (size_t)bytes);
         }
@@ -81,13 +83,22 @@ static inline void open_talk(talk *t) {
 
 static inline void close_talk(talk *t) {
     for (int r = 0; r < t->ranks; r++) {
-        for (int layer = 0; layer < LAYERS; layer++) {
+        for (int layer = 0; layer < t->layers; layer++) {
             cudaFree(t->keys[layer][r]);
             cudaFree(t->values[layer][r]);
         }
         cp_queues_free(&t->queues[r]);
     }
     cp_cache_free(t->cache);
+}
+
+static inline void encode_all(cp_element element, const float *numbers,
+                              int64_t count, char *bytes) {
+    const int64_t size = cp_element_bytes(element);
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = encode_any(element, numbers[i]);
+        memcpy(bytes + i * size, &bits, (size_t)size);
+    }
 }
 
 static inline cp_status give(talk *t, int rank, void *to, int64_t width,
@@ -103,10 +114,8 @@ static inline cp_status give(talk *t, int rank, void *to, int64_t width,
     for (int64_t i = 0; i < count; i++)
         numbers[i] = NAN;
     fill(numbers, &block->pieces, width, what);
-    for (int64_t i = 0; i < count && bytes != NULL; i++) {
-        const uint32_t bits = encode_any(t->element, numbers[i]);
-        memcpy(bytes + i * size, &bits, (size_t)size);
-    }
+    if (bytes != NULL)
+        encode_all(t->element, numbers, count, bytes);
     free(numbers);
     if (bytes == NULL)
         return CP_MEMORY;
@@ -256,7 +265,7 @@ static inline cp_status walk_layer(talk *t, int layer) {
 
 static inline cp_status walk_together(talk *t) {
     cp_status status = CP_OK;
-    for (int layer = 0; layer < LAYERS && status == CP_OK; layer++)
+    for (int layer = 0; layer < t->layers && status == CP_OK; layer++)
         status = walk_layer(t, layer);
     for (int r = 0; r < t->ranks && status == CP_OK; r++)
         status = cp_stream_walker_finish(t->walkers[r], 10.0);
@@ -290,7 +299,7 @@ static inline cp_status call(talk *t, const int64_t *fresh,
         status = make_walkers(t);
     if (status == CP_OK)
         status = (t->walk != NULL ? t->walk : walk_together)(t);
-    for (int r = 0; r < LAYERS * t->ranks && status == CP_OK; r++)
+    for (int r = 0; r < t->layers * t->ranks && status == CP_OK; r++)
         compare(t, r / t->ranks, r % t->ranks);
     if (status != CP_OK)
         snprintf(t->problem, sizeof(t->problem), "%s", cp_message());

@@ -35,6 +35,7 @@ START_TEST(conversations_equal_dense_attention) {
     t.separate = drawn / 512 % 4 == 0;
     t.sequences = 1 + (int64_t)(drawn / 2048 % 3);
     t.room = 60;
+    t.layers = _i % 3 == 0 ? LAYERS : 1;
     open_talk(&t);
     for (int turn = 0; turn < 4; turn++) {
         const bool decode = turn % 2 == 1;
@@ -126,10 +127,12 @@ static int64_t talk_without(int64_t k, int variant, int lateness, talk *t) {
     *t = (talk){.shape = {2, 1, 4}, .ranks = 3, .sequences = 1, .room = 40};
     open_talk(t);
     const int64_t fresh = 12, one = 1;
-    call(t, &fresh, CP_PASS_KV);
+    const bool decode = variants[variant] == CP_DECODE;
+    if (decode)
+        call(t, &fresh, CP_PASS_KV);
     const int64_t before = stand_in_count().waits;
     stand_in_ignore_wait(k);
-    call(t, variants[variant] == CP_DECODE ? &one : &fresh, variants[variant]);
+    call(t, decode ? &one : &fresh, variants[variant]);
     const int64_t waits = stand_in_count().waits - before;
     close_talk(t);
     return waits;
@@ -191,6 +194,7 @@ START_TEST(faults_of_a_plan_are_found_on_every_seed) {
         options.open = true;
         stand_in_begin(&options);
         talk t = {.shape = {2, 1, 4}, .ranks = 3, .sequences = 1, .room = 40};
+        t.layers = 1;
         t.spoil = spoils[_i / 2];
         const int64_t fresh = 12; /* all ranks see something of all */
         open_talk(&t);

@@ -335,6 +335,7 @@ void launch_begin(operation *launch) {
     executable *x = launch->what;
     launch->turn = x->launched++;
     launch->nodes = take((size_t)x->count, sizeof *launch->nodes);
+    launch->met = take((size_t)x->count, sizeof *launch->met);
     for (int i = 0; i < x->count; i++) {
         launch->nodes[i] = operation_copy(x->nodes[i].what);
         if (launch->nodes[i]->kind == MESSAGES)
@@ -346,18 +347,21 @@ void launch_free(operation *launch) {
     for (int i = 0; launch->nodes != NULL && i < launch->what->count; i++)
         operation_free(launch->nodes[i]);
     free(launch->nodes);
+    free(launch->met);
     launch->nodes = NULL;
+    launch->met = NULL;
 }
 
-/* Two launches of one graph never overlap. */
+/* Two launches of one graph never overlap. What is done stays done, so a node
+ * asks only from the first need on that was not. */
 bool node_ready(const operation *launch, int number) {
     const node *n = &launch->what->nodes[number];
     if (launch->turn != launch->what->finished || launch->nodes[number]->done)
         return false;
-    for (int i = 0; i < n->need_count; i++)
-        if (!launch->nodes[n->needs[i]]->done)
-            return false;
-    return true;
+    int *met = &launch->met[number];
+    while (*met < n->need_count && launch->nodes[n->needs[*met]]->done)
+        ++*met;
+    return *met == n->need_count;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {

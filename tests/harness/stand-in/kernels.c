@@ -243,7 +243,7 @@ void stand_in_shared(const char *name, void *start, size_t bytes,
 
 static bool same_place(const fiber *a, const fiber *b) {
     return a->state == b->state && a->line == b->line && a->mask == b->mask &&
-           strcmp(a->file, b->file) == 0;
+           (a->file == b->file || strcmp(a->file, b->file) == 0);
 }
 
 /* Why a block cannot go on: who stands where. */

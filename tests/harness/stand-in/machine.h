@@ -91,6 +91,7 @@ typedef struct operation {
 
     executable *what; /* graph: one launch of it */
     struct operation **nodes;
+    int *met; /* of each node: so many of its needs are done */
 } operation;
 
 struct CUstream_st {

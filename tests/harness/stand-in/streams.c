@@ -8,7 +8,10 @@
 
 #include "machine.h"
 
-enum { POISON = 0xFF };
+enum {
+    POISON = 0xFF,
+    MOST_STEPS = 256 /* while the host asks once */
+};
 
 /* Marks and operations. */
 
@@ -723,10 +726,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     return leave(error);
 }
 
-/* Time passes while somebody asks: one step for each question. */
+/* Time passes while somebody asks: a few steps for each question. */
 static cudaError_t ask(const waiting *what) {
     settle();
-    if (!met(what) && machine.failed == cudaSuccess && step()) {
+    for (uint64_t steps = 1 + draw(MOST_STEPS);
+         steps > 0 && !met(what) && machine.failed == cudaSuccess && step();
+         steps--) {
         changed();
         settle();
     }
