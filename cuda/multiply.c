@@ -203,11 +203,11 @@ static cp_status check_sizes(const cp_device_matrix *w, int64_t rows) {
                        "cannot multiply %lld rows of %lld numbers by %lld "
                        "rows: each count must be below 2^31",
                        (long long)rows, (long long)w->in, (long long)w->out);
-    if (w->numbers == CP_NUMBERS_F8 && (w->in % 16 != 0 || w->out % 4 != 0))
-        return cp_fail(CP_INVALID,
-                       "an FP8 matrix of %lld x %lld: its width must be a "
-                       "multiple of 16 and its height of 4",
-                       (long long)w->out, (long long)w->in);
+    if (w->numbers == CP_NUMBERS_F8 && (w->in % 16 != 0 || w->out % 16 != 0))
+        return cp_fail(
+            CP_INVALID,
+            "an FP8 matrix of %lld x %lld: both must be multiples of 16",
+            (long long)w->out, (long long)w->in);
     return CP_OK;
 }
 

@@ -36,10 +36,10 @@ cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers);
  *   x_scales  [rows], of F8; NULL otherwise
  *   y         [rows][w->out]; not read unless add
  * Put on a stream; waits and allocates nothing. After one call with the same
- * sizes the same call can be captured in a graph. F8 takes widths that are
- * multiples of 16 and heights that are multiples of 4, from addresses that are
- * multiples of 16. Fails with CP_INVALID, or with CP_BROKEN as the library
- * does; nothing has been put on the stream then. */
+ * sizes the same call can be captured in a graph. F8 takes widths and heights
+ * that are multiples of 16, at addresses that are multiples of 16. Fails with
+ * CP_INVALID, or with CP_BROKEN as the library does; nothing has been put on
+ * the stream then. */
 cp_status cp_device_multiply(cp_multiplier *multiplier,
                              const cp_device_matrix *w, int64_t rows,
                              const void *x, const float *x_scales, bool add,

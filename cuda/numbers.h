@@ -38,7 +38,7 @@ static inline __device__ uint32_t cp_half_bits(float x) {
     const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
     if (bits > 0x7f800000u)
         return sign | 0x7e00u;
-    if (bits >= 0x477ff000u) /* 65520 and more are nearest to infinity */
+    if (bits >= 0x47800000u) /* 65536; from 65520 on a carry leads here too */
         return sign | 0x7c00u;
     if (bits < 0x38800000u)
         return sign |

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <cublasLt.h>
+
 #include "harness/blocks.h"
 #include "harness/stand-in/cublas.h"
 #include "harness/stand-in/stand_in.h"
@@ -832,8 +834,8 @@ static const struct {
     int64_t in, out, rows;
 } products[] = {
     {1, 1, 1},   {3, 5, 7},    {33, 17, 2},    {64, 48, 1},
-    {100, 3, 9}, {16, 4, 1},   {48, 100, 5},   {160, 36, 33},
-    {64, 64, 0}, {576, 60, 3}, {1040, 24, 17},
+    {100, 3, 9}, {16, 16, 1},  {48, 112, 5},   {160, 48, 33},
+    {64, 64, 0}, {576, 64, 3}, {1040, 32, 17},
 };
 enum { PRODUCTS = sizeof(products) / sizeof(products[0]) };
 
@@ -851,7 +853,7 @@ START_TEST(products_are_those_of_the_definition) {
     const int64_t rows = products[_i % PRODUCTS].rows;
     const cp_numbers kind = (cp_numbers)(_i / PRODUCTS);
     cp_multiplier *multiplier = NULL;
-    if (kind == CP_NUMBERS_F8 && (in % 16 != 0 || out % 4 != 0))
+    if (kind == CP_NUMBERS_F8 && (in % 16 != 0 || out % 16 != 0))
         return;
     begin(_i);
     ck_assert_int_eq(cp_multiplier_new(&multiplier), CP_OK);
@@ -896,19 +898,17 @@ START_TEST(operands_may_begin_anywhere) {
     begin(_i);
     ck_assert_int_eq(cp_multiplier_new(&multiplier), CP_OK);
     problem p = make_problem(24, 10, 4, CP_NUMBERS_BF16, 4);
-    p.y = fresh((4 * 10 + 1) * 4);
-    ck_assert_int_eq(product(multiplier, &p, false, NULL), CP_OK);
-    const problem whole = p;
     p.w.values = (const char *)p.w.values + 3 * 24 * 2 * _i;
     p.w.out = p.out = 10 - 3 * _i;
     p.x = (const char *)p.x + 24 * 2;
     p.rows = 3;
     memmove(p.w_values, p.w_values + 3 * 24 * _i, (size_t)(p.out * 24) * 4);
     memmove(p.x_values, p.x_values + 24, 3 * 24 * 4);
-    p.y = (float *)fresh((4 * 10 + 2) * 4) + 1;
-    ck_assert_int_eq(product(multiplier, &p, false, NULL), CP_OK);
-    check_product(&p, 0);
-    ck_assert_ptr_ne(whole.y, p.y);
+    for (int further = 0; further < 2; further++) {
+        p.y = (float *)fresh((3 * 10 + 2) * 4) + further;
+        ck_assert_int_eq(product(multiplier, &p, false, NULL), CP_OK);
+        check_product(&p, 0);
+    }
     cp_multiplier_free(multiplier);
     discard(&p);
     end();
@@ -925,7 +925,7 @@ START_TEST(a_product_can_be_captured) {
     ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                      cudaSuccess);
     ck_assert_int_eq(cp_multiplier_new(&multiplier), CP_OK);
-    problem p = make_problem(32, 20, 3, can(multiplier, kind) ? kind : 0, 9);
+    problem p = make_problem(32, 48, 3, can(multiplier, kind) ? kind : 0, 9);
     p.y = fresh((p.rows * p.out + 1) * 4);
     ck_assert_int_eq(product(multiplier, &p, false, stream), CP_OK);
     ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
@@ -1032,18 +1032,18 @@ START_TEST(bad_products_are_refused) {
     cp_multiplier *multiplier = NULL;
     begin(1);
     ck_assert_int_eq(cp_multiplier_new(&multiplier), CP_OK);
-    problem p = make_problem(32, 20, 3, CP_NUMBERS_F8, 1), q = p;
-    p.y = fresh(240);
+    problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1), q = p;
+    p.y = fresh(3 * 48 * 4);
     refused(multiplier, &q, "without its operands");
     q = p;
     q.w.scales = NULL;
     refused(multiplier, &q, "without its operands");
     q = p;
     q.w.in = 33;
-    refused(multiplier, &q, "an FP8 matrix of 20 x 33: its width must be a ");
+    refused(multiplier, &q, "an FP8 matrix of 48 x 33: both must be multip");
     q.w.in = 32;
-    q.w.out = 18;
-    refused(multiplier, &q, "an FP8 matrix of 18 x 32");
+    q.w.out = 24;
+    refused(multiplier, &q, "an FP8 matrix of 24 x 32");
     /* Other products that are refused. */
     q = p;
     q.x = (const char *)q.x + 4;
@@ -1053,7 +1053,7 @@ START_TEST(bad_products_are_refused) {
     q = p;
     q.rows = INT64_C(1) << 31;
     refused(multiplier, &q,
-            "cannot multiply 2147483648 rows of 32 numbers by 20");
+            "cannot multiply 2147483648 rows of 32 numbers by 48");
     q = p;
     q.w.in = 0;
     refused(multiplier, &q, "cannot multiply");
@@ -1100,8 +1100,125 @@ START_TEST(failures_of_the_device_are_told) {
 }
 END_TEST
 
+typedef struct {
+    cublasLtMatmulDescOpaque_t how;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulPreferenceOpaque_t wish;
+    char *a_at, *b_at, *d_at, *workspace;
+    uint64_t bytes; /* of the workspace */
+} library_call;
+
+enum { K = 32, M = 20, N = 3, ROOM = 1024 };
+
+static library_call sound_call(void) {
+    const int32_t transposed = CUBLAS_OP_T;
+    library_call c = {.bytes = ROOM};
+    c.a_at = fresh(M * K * 2);
+    c.b_at = fresh(N * K * 2);
+    c.d_at = fresh(N * M * 4);
+    c.workspace = fresh(ROOM);
+    cublasLtMatmulDescInit(&c.how, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(&c.how, CUBLASLT_MATMUL_DESC_TRANSA,
+                                   &transposed, 4);
+    cublasLtMatrixLayoutInit(&c.a, CUDA_R_16BF, K, M, K);
+    cublasLtMatrixLayoutInit(&c.b, CUDA_R_16BF, K, N, K);
+    cublasLtMatrixLayoutInit(&c.d, CUDA_R_32F, M, N, M);
+    cublasLtMatmulPreferenceInit(&c.wish);
+    cublasLtMatmulPreferenceSetAttribute(
+        &c.wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &c.bytes, 8);
+    return c;
+}
+
+static const struct {
+    cublasStatus_t status;
+    const char *says;
+} faults[] = {
+    {CUBLAS_STATUS_SUCCESS, ""},
+    {CUBLAS_STATUS_INVALID_VALUE, "A of 32 rows and 20 columns, 31 apart"},
+    {CUBLAS_STATUS_INVALID_VALUE, "by 31 x 3, is not 20 x 3"},
+    {CUBLAS_STATUS_NOT_SUPPORTED, "types 14, 0, 0 and 0"},
+    {CUBLAS_STATUS_NOT_SUPPORTED, "types 14, 14, 14 and 14"},
+    {CUBLAS_STATUS_INVALID_VALUE, "scales for numbers that have none"},
+    {CUBLAS_STATUS_NOT_SUPPORTED, "B at multiples of 1 bytes"},
+    {CUBLAS_STATUS_INVALID_VALUE, "A is not at a multiple of 256 bytes"},
+    {CUBLAS_STATUS_INVALID_VALUE, "B is not on the device"},
+    {CUBLAS_STATUS_INVALID_VALUE, "A of 1280 bytes from byte 256"},
+    {CUBLAS_STATUS_INVALID_VALUE, "A and D overlap"},
+    {CUBLAS_STATUS_INVALID_VALUE, "an algorithm that was found for another"},
+    {CUBLAS_STATUS_INVALID_VALUE, "a workspace of 100 bytes"},
+    {CUBLAS_STATUS_INVALID_VALUE, "a workspace of 1024 bytes"},
+};
+enum { FAULTS = sizeof(faults) / sizeof(faults[0]), AFTER = 7 };
+
+static void spoil_description(library_call *c, int fault) {
+    const uint32_t one = 1;
+    const void *scales = c->workspace;
+    if (fault == 1)
+        cublasLtMatrixLayoutInit(&c->a, CUDA_R_16BF, K, M, K - 1);
+    if (fault == 2)
+        cublasLtMatrixLayoutInit(&c->b, CUDA_R_16BF, K - 1, N, K);
+    if (fault == 3)
+        cublasLtMatrixLayoutInit(&c->b, CUDA_R_32F, K, N, K);
+    if (fault == 4)
+        cublasLtMatrixLayoutInit(&c->d, CUDA_R_16BF, M, N, M);
+    if (fault == 5)
+        cublasLtMatmulDescSetAttribute(&c->how,
+                                       CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                                       &scales, sizeof(scales));
+    if (fault == 6)
+        cublasLtMatmulPreferenceSetAttribute(
+            &c->wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &one, 4);
+}
+
+static void spoil_operands(library_call *c, int fault) {
+    static char host[N * K * 2 + 256];
+    if (fault == 7)
+        c->a_at += 2;
+    if (fault == 8)
+        c->b_at = host + (256 - (uintptr_t)host % 256) % 256;
+    if (fault == 9)
+        c->a_at += 256;
+    if (fault == 10)
+        c->d_at = c->a_at + 256;
+    if (fault == 11) {
+        cublasLtMatrixLayoutInit(&c->b, CUDA_R_16BF, K, N - 1, K);
+        cublasLtMatrixLayoutInit(&c->d, CUDA_R_32F, M, N - 1, M);
+    }
+    if (fault == 12)
+        c->bytes = 100;
+    if (fault == 13)
+        c->workspace += 8;
+}
+
+START_TEST(what_the_library_refuses) {
+    cublasLtHandle_t library;
+    cublasLtMatmulHeuristicResult_t found;
+    const float one = 1.0f, zero = 0.0f;
+    int count;
+    if (!stand_in_pretends())
+        return;
+    begin(_i);
+    ck_assert_int_eq(cublasLtCreate(&library), CUBLAS_STATUS_SUCCESS);
+    library_call c = sound_call();
+    spoil_description(&c, _i);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        library, &c.how, &c.a, &c.b, &c.d, &c.d, &c.wish, 1, &found, &count);
+    ck_assert_int_eq(status == CUBLAS_STATUS_SUCCESS, _i == 0 || _i >= AFTER);
+    spoil_operands(&c, _i);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmul(library, &c.how, &one, c.a_at, &c.a, c.b_at,
+                                &c.b, &zero, c.d_at, &c.d, c.d_at, &c.d,
+                                &found.algo, c.workspace, c.bytes, NULL);
+    ck_assert_int_eq(status, faults[_i].status);
+    ck_assert_msg(strstr(stand_in_report(), faults[_i].says) != NULL, "%s",
+                  stand_in_report());
+    ck_assert_int_eq(cublasLtDestroy(library), CUBLAS_STATUS_SUCCESS);
+    end();
+}
+END_TEST
+
 START_TEST(rows_of_8_bits_are_multiplied) {
-    enum { IN = 1024, OUT = 12, ROWS = 5 };
+    enum { IN = 1024, OUT = 16, ROWS = 5 };
     cp_multiplier *multiplier = NULL;
     uint64_t state = 99;
     begin(1);
@@ -1172,6 +1289,7 @@ static Suite *layers_suite(void) {
     tcase_add_test(tests, a_missing_event_shows);
     tcase_add_test(tests, bad_products_are_refused);
     tcase_add_test(tests, failures_of_the_device_are_told);
+    tcase_add_loop_test(tests, what_the_library_refuses, 0, FAULTS);
     tcase_add_test(tests, rows_of_8_bits_are_multiplied);
     suite_add_tcase(suite, tests);
     return suite;

@@ -242,6 +242,9 @@ static cublasStatus_t check_f8(const how *h, const layout *l) {
         if (h->scales[i] == NULL || (uintptr_t)h->scales[i] % 16 != 0)
             return REFUSE(INVALID_VALUE, "FP8 with the scales of %s at %p",
                           names[i], (const void *)h->scales[i]);
+    if (l[0].columns % 16 != 0)
+        return REFUSE(NOT_SUPPORTED, "FP8 with %lld columns of A",
+                      (long long)l[0].columns);
     for (int i = 0; i < 4; i++)
         if (l[i].stride * bytes_of(l[i].type) % 16 != 0)
             return REFUSE(NOT_SUPPORTED,
