@@ -149,9 +149,13 @@ bench: all ## measure this machine into figures/data/bench*.csv (PYTHON=...: wit
 fit: all ## fit the constants of the paper's cluster, and write predictions into figures/data
 	@$(PROGRAM) simulate --fit >$(B)/gtt.machine && cp $(B)/gtt.machine figures/data/machines/gtt.machine
 	+@$(again) -s all predictions
-predictions: all
-	@PATH=$(B):$$PATH tests/harness/write-data figures/data/predictions.csv longring simulate --table all --csv
-	@for n in 6 7 8 9 10; do PATH=$(B):$$PATH tests/harness/write-data figures/data/figure-$$n.csv longring simulate --figure $$n --csv || exit 1; done
+predictions: all $(B)/measure_fit
+	@export PATH=$(B):$$PATH; data=figures/data; write=tests/harness/write-data; \
+	  for n in 6 7 8 9 10; do $$write $$data/figure-$$n.csv longring simulate --figure $$n --csv || exit 1; done; \
+	  for n in choices without seeds; do $$write $$data/fit-$$n.csv measure_fit $$n || exit 1; done; \
+	  $$write $$data/predictions.csv longring simulate --table all --csv && \
+	  $$write $$data/prediction-errors.csv longring simulate --table summary --csv && \
+	  $$write $$data/what-if.csv tests/harness/what-if
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
 	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \

@@ -28,8 +28,8 @@ typedef struct {
 } simulate_run;
 
 enum { TABLE_NONE, TABLE_ALL };
-static const char *const table_names[] = {NULL, NULL, "4", "5",
-                                          "6",  "7",  "8", "text"};
+static const char *const table_names[] = {NULL, NULL, "4",    "5",      "6",
+                                          "7",  "8",  "text", "summary"};
 
 static cp_status constant_set(cp_hardware *hardware, const char *text) {
     const cp_description description = cp_hardware_description(hardware);
@@ -331,7 +331,7 @@ int cp_command_simulate(int count, char *const *arguments) {
         {"seed", CP_COUNT, &run.seed, "S", "of the jitter (default 0)"},
         {"trace", CP_WORD, &run.trace, "OUT.json",
          "write what runs when, for Perfetto"},
-        {"table", CP_ONE_OF, &run.table, "none|all|4|5|6|7|8|text",
+        {"table", CP_ONE_OF, &run.table, "none|all|4|5|6|7|8|text|summary",
          "the paper's numbers beside ours, with the errors"},
         {"figure", CP_ONE_OF, &run.figure, "none|6|7|8|9|10",
          "a figure of the paper with its points and ours"},

@@ -11,8 +11,9 @@ typedef struct {
     const cp_hardware *hardware;
     const cp_model_sizes *model;
     cp_paper paper;
-    double band; /* relative */
-    bool pairs;  /* ratios have no band of times */
+    double band;        /* relative */
+    const char *series; /* of the last point */
+    int line;           /* how many series there were */
 } drawing;
 
 typedef struct {
@@ -21,23 +22,24 @@ typedef struct {
     const char *part;
 } point;
 
-static void point_print(const drawing *drawing, const point *point) {
+static void point_print(drawing *drawing, const point *point) {
     const double low = point->ours / (1 + drawing->band);
     const double high = point->ours * (1 + drawing->band);
     const double error = 100 * (point->ours / point->paper - 1);
-    char paper[32] = "", text[32] = "";
+    char paper[32] = "nan", text[32] = "nan";
     if (!isnan(point->paper)) {
         snprintf(paper, sizeof(paper), "%.6g", point->paper);
         snprintf(text, sizeof(text), "%.2f", error);
     }
+    drawing->line += drawing->series != point->series;
+    drawing->series = point->series;
     if (drawing->csv)
-        fprintf(drawing->out, "%s,%.10g,%s,%.6g,%s,%.6g,%.6g,%s\n",
+        fprintf(drawing->out, "%s,%.10g,%s,%.6g,%s,%.6g,%.6g,%s,%d\n",
                 point->series, point->x, paper, point->ours, text, low, high,
-                point->part);
+                point->part, drawing->line);
     else
-        fprintf(drawing->out, "%-10s %10.10g %10s %10.5g %8s%s  %s\n",
-                point->series, point->x, paper, point->ours, text,
-                text[0] != '\0' ? " %" : "  ", point->part);
+        fprintf(drawing->out, "%-10s %10.10g %10s %10.5g %8s %%  %s\n",
+                point->series, point->x, paper, point->ours, text, point->part);
 }
 
 static cp_status time_of(const drawing *drawing, const cp_hardware *hardware,
@@ -77,7 +79,7 @@ static const char *part(const cp_paper_row *row) {
                                         : "predicted";
 }
 
-static cp_status time_print(const drawing *drawing, const char *series,
+static cp_status time_print(drawing *drawing, const char *series,
                             const cp_hardware *hardware,
                             const cp_paper_row *call) {
     double seconds;
@@ -91,7 +93,7 @@ static cp_status time_print(const drawing *drawing, const char *series,
     return status;
 }
 
-static cp_status figure_6(const drawing *drawing) {
+static cp_status figure_6(drawing *drawing) {
     static const char *const names[2][4] = {{"gtt1", "gtt2", "gtt4", "gtt8"},
                                             {"gti1", "gti2", "gti4", ""}};
     const int64_t tokens[] = {2000,  4000,  8000,  16000, 32000,
@@ -109,8 +111,8 @@ static cp_status figure_6(const drawing *drawing) {
     return status;
 }
 
-static cp_status ratio_print(const drawing *drawing, const char *series,
-                             int nodes, const cp_paper_row *call) {
+static cp_status ratio_print(drawing *drawing, const char *series, int nodes,
+                             const cp_paper_row *call) {
     const cp_paper_row one = full_prefill(1, 8, 128000);
     const cp_paper_row *paper_one = paper_time(drawing, &one);
     const cp_paper_row *paper = paper_time(drawing, call);
@@ -126,7 +128,7 @@ static cp_status ratio_print(const drawing *drawing, const char *series,
     return CP_OK;
 }
 
-static cp_status figure_7(const drawing *drawing) {
+static cp_status figure_7(drawing *drawing) {
     cp_status status = CP_OK;
     for (int nodes = 1; nodes <= 8 && status == CP_OK; nodes *= 2) {
         const cp_paper_row call = full_prefill(nodes, 8, 128000);
@@ -139,7 +141,7 @@ static cp_status figure_7(const drawing *drawing) {
     return status;
 }
 
-static cp_status figure_8(const drawing *drawing) {
+static cp_status figure_8(drawing *drawing) {
     const int64_t tokens[] = {128000, 256000, 512000, 1000000};
     cp_status status = CP_OK;
     for (int ranks = 8; ranks <= 16; ranks *= 2)
@@ -176,7 +178,7 @@ static cp_status ratio_of(const drawing *drawing, int64_t fresh, int64_t past,
     return status;
 }
 
-static cp_status figure_9(const drawing *drawing) {
+static cp_status figure_9(drawing *drawing) {
     cp_status status = CP_OK;
     for (int n = 0; n + 1 < drawing->paper.count && status == CP_OK; n++) {
         const cp_paper_row *row = &drawing->paper.rows[n];
@@ -211,7 +213,7 @@ static cp_status tie_find(const drawing *drawing, int64_t fresh, double *rate) {
     return status;
 }
 
-static cp_status figure_10(const drawing *drawing) {
+static cp_status figure_10(drawing *drawing) {
     cp_status status = CP_OK;
     for (int64_t fresh = 1; fresh <= 8192 && status == CP_OK; fresh *= 2) {
         double rate;
@@ -227,8 +229,8 @@ static cp_status figure_10(const drawing *drawing) {
 cp_status cp_figure_print(FILE *out, int figure, bool csv,
                           const cp_hardware *hardware,
                           const cp_model_sizes *model) {
-    cp_status (*const figures[])(const drawing *) = {
-        figure_6, figure_7, figure_8, figure_9, figure_10};
+    cp_status (*const figures[])(drawing *) = {figure_6, figure_7, figure_8,
+                                               figure_9, figure_10};
     drawing drawing = {
         .out = out, .csv = csv, .hardware = hardware, .model = model};
     cp_errors errors;
@@ -239,7 +241,7 @@ cp_status cp_figure_print(FILE *out, int figure, bool csv,
         return status;
     drawing.band = errors.ninth / 100;
     fprintf(out,
-            csv ? "series,x,paper,ours,error,low,high,role\n"
+            csv ? "series,x,paper,ours,error,low,high,role,line\n"
                 : "series              x      paper       ours    error\n");
     status = figures[figure - 6](&drawing);
     cp_paper_free(&drawing.paper);

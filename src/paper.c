@@ -107,7 +107,8 @@ cp_status cp_paper_predict(const cp_paper_row *row, const cp_hardware *hardware,
                                   .cached_tokens = cached,
                                   .variant = row->variant,
                                   .partial_bytes = 2,
-                                  .kept = row->kept};
+                                  .kept = row->kept,
+                                  .seed = row->seed};
     cp_forecast forecast;
     const cp_status status = cp_simulate(&scenario, &forecast);
     *value = status == CP_OK ? picked(row, &forecast) : NAN;

@@ -21,7 +21,8 @@ typedef struct {
     int ranks;
     int64_t tensor, new_tokens, cached_tokens, batch;
     cp_variant variant;
-    bool kept; /* of Table 4's runs */
+    bool kept;     /* of Table 4's runs */
+    uint64_t seed; /* of the jitter: 0 */
 } cp_paper_row;
 
 typedef struct {

@@ -37,14 +37,25 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Which of the predictions count: of prefill, of decode or of both; of one
+ * table or of all (NULL). */
+typedef struct {
+    const char *name;
+    cp_row_role role;
+    bool prefill, decode;
+    const char *table;
+} selection;
+
 static cp_errors errors_of(const prediction *predictions, int count,
-                           cp_row_role role, int decode) {
+                           const selection *these) {
     double values[MOST_NUMBERS], sum = 0;
     int n = 0;
     for (int i = 0; i < count && n < MOST_NUMBERS; i++) {
         const cp_paper_row *row = predictions[i].row;
-        if (row->role == role &&
-            (decode < 0 || decode == (row->variant == CP_DECODE)))
+        const bool decode = row->variant == CP_DECODE;
+        if (row->role == these->role &&
+            (decode ? these->decode : these->prefill) &&
+            (these->table == NULL || strcmp(these->table, row->table) == 0))
             sum += values[n++] = fabs(predictions[i].error);
     }
     if (n == 0)
@@ -53,10 +64,13 @@ static cp_errors errors_of(const prediction *predictions, int count,
     return (cp_errors){n, (values[n / 2] + values[(n - 1) / 2]) / 2, sum / n,
                        values[(9 * n - 1) / 10], values[n - 1]};
 }
-static void errors_print(FILE *out, const char *what, cp_errors errors) {
+static void errors_print(FILE *out, bool csv, const char *what,
+                         cp_errors errors) {
     if (errors.count > 0)
         fprintf(out,
-                "%-32s %3d numbers: median %.1f, mean %.1f, largest %.1f %%\n",
+                csv ? "%s,%d,%.2f,%.2f,%.2f,nan\n"
+                    : "%-28s %3d numbers: median %.1f, mean %.1f, largest "
+                      "%.1f %%\n",
                 what, errors.count, errors.median, errors.mean, errors.most);
 }
 
@@ -72,13 +86,16 @@ cp_status cp_tables_errors(const cp_hardware *hardware,
         return status;
     status = predict_all(&paper, NULL, hardware, model, &predictions, &count);
     if (status == CP_OK)
-        *errors = errors_of(predictions, count, CP_ROW_HELD, decode);
+        *errors =
+            errors_of(predictions, count,
+                      &(selection){"", CP_ROW_HELD, !decode, decode, NULL});
     free(predictions);
     cp_paper_free(&paper);
     return status;
 }
 
-static void winners_print(FILE *out, const prediction *predictions, int count) {
+static void winners_print(FILE *out, bool csv, const prediction *predictions,
+                          int count) {
     int rows = 0, right = 0, clear = 0, clear_right = 0;
     for (int n = 0; n + 1 < count; n++) {
         const prediction *kv = &predictions[n], *q = &predictions[n + 1];
@@ -91,7 +108,11 @@ static void winners_print(FILE *out, const prediction *predictions, int count) {
         clear += fabs(margin) > 0.02;
         clear_right += same && fabs(margin) > 0.02;
     }
-    if (rows > 0)
+    if (rows > 0 && csv)
+        fprintf(out,
+                "winners,%d,nan,nan,nan,%d\nclear-winners,%d,nan,nan,nan,%d\n",
+                rows, right, clear, clear_right);
+    else if (rows > 0)
         fprintf(out,
                 "Table 4's faster variant is ours in %d of %d rows, in %d of "
                 "the %d with a margin over 2 %%\n",
@@ -116,37 +137,47 @@ static void line_print(FILE *out, const prediction *made, bool csv) {
                 row->value, made->value, row->unit, made->error,
                 part_of(row->role));
 }
-static void summary_print(FILE *out, const prediction *predictions, int count) {
-    fprintf(out, "\n");
-    errors_print(out, "fitted",
-                 errors_of(predictions, count, CP_ROW_FITTED, -1));
-    errors_print(out, "predicted, prefill",
-                 errors_of(predictions, count, CP_ROW_HELD, 0));
-    errors_print(out, "predicted, decode",
-                 errors_of(predictions, count, CP_ROW_HELD, 1));
-    errors_print(out, "contradicted by the paper",
-                 errors_of(predictions, count, CP_ROW_CONTRADICTED, -1));
-    winners_print(out, predictions, count);
+static void summary_print(FILE *out, bool csv, const prediction *predictions,
+                          int count) {
+    static const selection sets[] = {
+        {"fitted", CP_ROW_FITTED, true, true, NULL},
+        {"predicted-prefill", CP_ROW_HELD, true, false, NULL},
+        {"predicted-table-4", CP_ROW_HELD, true, false, "4"},
+        {"predicted-decode", CP_ROW_HELD, false, true, NULL},
+        {"contradicted-by-the-paper", CP_ROW_CONTRADICTED, true, true, NULL},
+    };
+    fprintf(out, csv ? "set,count,median,mean,largest,right\n" : "\n");
+    for (int n = 0; n < 5; n++)
+        errors_print(out, csv, sets[n].name,
+                     errors_of(predictions, count, &sets[n]));
+    winners_print(out, csv, predictions, count);
 }
 
+static void body_print(FILE *out, bool csv, const char *machine,
+                       const prediction *predictions, int count) {
+    if (csv)
+        fprintf(out, "id,table,quantity,unit,role,paper,ours,error\n");
+    else
+        fprintf(out, "%-20s %9s %9s\n", "", "paper", machine);
+    for (int n = 0; n < count; n++)
+        line_print(out, &predictions[n], csv);
+}
 cp_status cp_tables_print(FILE *out, const char *table, bool csv,
                           const cp_hardware *hardware,
                           const cp_model_sizes *model) {
+    const bool summary = table != NULL && strcmp(table, "summary") == 0;
     cp_paper paper;
     prediction *predictions = NULL;
     int count = 0;
     cp_status status = cp_paper_new(NULL, &paper);
     if (status != CP_OK)
         return status;
-    status = predict_all(&paper, table, hardware, model, &predictions, &count);
-    if (status == CP_OK && csv)
-        fprintf(out, "id,table,quantity,unit,role,paper,ours,error\n");
-    else if (status == CP_OK)
-        fprintf(out, "%-20s %9s %9s\n", "", "paper", hardware->name);
-    for (int n = 0; n < count && status == CP_OK; n++)
-        line_print(out, &predictions[n], csv);
-    if (status == CP_OK && !csv)
-        summary_print(out, predictions, count);
+    status = predict_all(&paper, summary ? NULL : table, hardware, model,
+                         &predictions, &count);
+    if (status == CP_OK && !summary)
+        body_print(out, csv, hardware->name, predictions, count);
+    if (status == CP_OK && (summary || !csv))
+        summary_print(out, csv, predictions, count);
     free(predictions);
     cp_paper_free(&paper);
     return status;

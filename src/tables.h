@@ -7,7 +7,7 @@
 
 /* Which of the paper's numbers: table is "4" to "8", "text", or NULL for all.
  * Prints a line for each, and below it what the errors of those come to that
- * were not fitted. Fails as cp_simulate does, or with CP_INVALID. */
+ * were not fitted; "summary": this alone, of all. Fails as cp_simulate does. */
 cp_status cp_tables_print(FILE *out, const char *table, bool csv,
                           const cp_hardware *hardware,
                           const cp_model_sizes *model);

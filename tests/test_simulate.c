@@ -72,6 +72,8 @@ START_TEST(hops_are_as_by_hand) {
            "step 1e6 us assumed\n",
            CP_PASS_KV, 25, 5);
     expect("cores 1 cores assumed\n", CP_PASS_KV, 36, 0);
+    expect("cores 1 cores assumed\noverlap 0 share assumed\n", CP_PASS_KV, 42,
+           6);
     expect("cores 4 cores assumed\n", CP_PASS_KV, 9, 0);
     expect("attention_at 1 8e-12 TFLOP/s assumed\n", CP_PASS_KV, 9, 0);
     expect("launch 1e6 us assumed\n", CP_PASS_KV, 23, 0);
@@ -184,6 +186,10 @@ START_TEST(walked_and_multiplied_layers_agree) {
         fclose(c.scenario.trace);
         ck_assert_double_eq_tol(quick.seconds / walked.seconds, 1, 1e-9);
         ck_assert_double_eq_tol(quick.ring / walked.ring, 1, 1e-6);
+        ck_assert_double_eq_tol(quick.busy / walked.busy, 1, 1e-6);
+        ck_assert_double_eq_tol(quick.attending, walked.attending, 1e-12);
+        ck_assert_double_eq_tol(quick.exchanging, walked.exchanging, 1e-12);
+        ck_assert_double_eq_tol(quick.exposed, walked.exposed, 1e-9);
         /* Look at the trace. */
         double last = 0, start, length;
         int depth = 0;
