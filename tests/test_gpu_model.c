@@ -1,14 +1,17 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
 /* A model on GPUs, pretended or real, against the same model on threads. */
+#define _POSIX_C_SOURCE 200809L /* barriers */
 #include "src/backend.h"
 #include "harness/stand-in/stand_in.h"
 #include "harness/suite.h"
 #include "harness/tiny_gguf.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "cuda/device_engine.h"
+#include "cuda/nccl_link.h"
 
 #define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
 
@@ -279,6 +282,174 @@ START_TEST(whatever_fails_the_conversation_goes_on) {
 }
 END_TEST
 
+enum { CROWD = 4 };
+
+typedef struct {
+    cp_crew crew;
+    const cp_model *model;
+    ncclUniqueId id;
+    int64_t words;
+    bool odd;      /* is told something else in the second call */
+    float *logits; /* of all calls */
+    int64_t rows;
+    cp_status status;
+    char message[300];
+} process;
+
+static pthread_barrier_t meeting;
+static void *boards[CROWD];
+static _Thread_local process *myself;
+static _Thread_local cp_device_place my_place;
+
+static cp_status share(void *data, int64_t bytes) {
+    const int rank = myself->crew.rank;
+    boards[rank] = data;
+    pthread_barrier_wait(&meeting);
+    if (rank != 0)
+        memcpy(data, boards[0], (size_t)bytes);
+    pthread_barrier_wait(&meeting);
+    return CP_OK;
+}
+
+static cp_status collect(void *items, int64_t bytes) {
+    const int rank = myself->crew.rank;
+    boards[rank] = items;
+    pthread_barrier_wait(&meeting);
+    for (int r = 0; r < myself->crew.ranks; r++)
+        if (r != rank)
+            memcpy((char *)items + r * bytes, (char *)boards[r] + r * bytes,
+                   (size_t)bytes);
+    pthread_barrier_wait(&meeting);
+    return CP_OK;
+}
+
+static cp_status my_engine(const cp_model *model,
+                           const cp_session_options *options, cp_engine **out) {
+    return cp_device_engine_new(&my_place, model, options, out);
+}
+
+static cp_status talk_as(process *mine, cp_session *session) {
+    cp_status status = CP_OK;
+    for (int n = 0; n < TALK && status == CP_OK; n++) {
+        int64_t count;
+        const uint64_t seed = (uint64_t)n + (mine->odd && n == 1 ? 99 : 1);
+        status = say(session, &talk[n], seed, mine->words, &count);
+        if (status == CP_OK)
+            status = cp_session_logits(session, 0, count,
+                                       mine->logits + mine->rows * mine->words);
+        mine->rows += count;
+    }
+    return status;
+}
+
+static cp_status live(process *mine) {
+    const cp_session_options options = {.ranks = mine->crew.ranks,
+                                        .sequences = SEQUENCES,
+                                        .variant = CP_PASS_Q,
+                                        .capacity = 400};
+    cp_nccl *nccl;
+    cp_session *session;
+    cp_status status =
+        cp_nccl_new(&mine->id, mine->crew.rank, mine->crew.ranks, 10.0, &nccl);
+    if (status != CP_OK)
+        return status;
+    my_place = (cp_device_place){mine->crew.rank, cp_nccl_link(nccl),
+                                 &mine->crew, 10.0, true};
+    status = cp_session_open(mine->model, &options, &session);
+    if (status == CP_OK) {
+        status = talk_as(mine, session);
+        cp_session_close(session);
+    }
+    cp_nccl_free(nccl);
+    return status;
+}
+
+static void *run_process(void *argument) {
+    myself = argument;
+    myself->status = live(myself);
+    snprintf(myself->message, sizeof(myself->message), "%s", cp_message());
+    return NULL;
+}
+
+static void run_processes(process *all, int ranks, const cp_model *model,
+                          int64_t words) {
+    pthread_t threads[CROWD];
+    ncclUniqueId id;
+    ck_assert_int_eq(ncclGetUniqueId(&id), ncclSuccess);
+    pthread_barrier_init(&meeting, NULL, (unsigned)ranks);
+    stand_in_leave(ranks);
+    for (int r = 0; r < ranks; r++) {
+        all[r].crew = (cp_crew){
+            .rank = r, .ranks = ranks, .share = share, .collect = collect};
+        all[r].model = model;
+        all[r].id = id;
+        all[r].words = words;
+        all[r].logits = calloc((size_t)(MOST * words), sizeof(float));
+        pthread_create(&threads[r], NULL, run_process, &all[r]);
+    }
+    for (int r = 0; r < ranks; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&meeting);
+}
+
+START_TEST(ranks_apart_say_the_same) {
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)_i;
+    if (!stand_in_pretends())
+        return;
+    stand_in_begin(&options);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7});
+    cp_backend apart = cp_backend_cuda_fp32;
+    cp_model *threads, *device;
+    process all[CROWD] = {0};
+    int64_t rows;
+    apart.engine_new = my_engine;
+    must(cp_model_open(cp_backend_find("threads"), f.file, &threads));
+    must(cp_model_open(&apart, f.file, &device));
+    float *expected = hold(threads, 1, CP_AUTO, talk, TALK, f.words, &rows);
+    run_processes(all, _i, device, f.words);
+    for (int r = 0; r < _i; r++) {
+        ck_assert_msg(all[r].status == CP_OK, "rank %d: %s", r, all[r].message);
+        const double off = distance(expected, all[r].logits, rows * f.words);
+        ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
+        ck_assert_int_eq(memcmp(all[r].logits, all[0].logits,
+                                (size_t)(rows * f.words) * sizeof(float)),
+                         0);
+    }
+    for (int r = 0; r < _i; r++)
+        free(all[r].logits);
+    free(expected);
+    cp_model_close(threads);
+    cp_model_close(device);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(ranks_that_disagree_hear_of_it) {
+    if (!stand_in_pretends())
+        return;
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7});
+    cp_backend apart = cp_backend_cuda_fp32;
+    cp_model *device;
+    process all[CROWD] = {0};
+    apart.engine_new = my_engine;
+    must(cp_model_open(&apart, f.file, &device));
+    all[2].odd = true;
+    run_processes(all, 3, device, f.words);
+    for (int r = 0; r < 3; r++) {
+        ck_assert_int_eq(all[r].status, CP_BROKEN);
+        ck_assert_msg(strstr(all[r].message, "disagree") != NULL, "%s",
+                      all[r].message);
+        free(all[r].logits);
+    }
+    cp_model_close(device);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
 START_TEST(what_is_wanting_is_named) {
     stand_in_options options = STAND_IN_DEFAULTS;
     fixture f = make_file(&(tiny_gguf_options){.seed = 9});
@@ -332,6 +503,8 @@ static Suite *gpu_model_suite(void) {
     tcase_add_loop_test(tests, graphs_change_nothing, 0, 2);
     tcase_add_test(tests, a_stale_length_is_found);
     tcase_add_loop_test(tests, whatever_fails_the_conversation_goes_on, 0, 3);
+    tcase_add_loop_test(tests, ranks_apart_say_the_same, 2, CROWD + 1);
+    tcase_add_test(tests, ranks_that_disagree_hear_of_it);
     tcase_add_test(tests, what_is_wanting_is_named);
     tcase_add_test(tests, a_wish_to_stop_is_heard);
     return suite;
