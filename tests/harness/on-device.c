@@ -55,3 +55,7 @@ void stand_in_freeze_uploads(bool frozen) {
 void stand_in_pretend_f8(bool has) {
     (void)has;
 }
+
+void stand_in_leave(int threads) {
+    (void)threads;
+}
