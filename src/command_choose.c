@@ -7,8 +7,7 @@
 #include <string.h>
 
 #include "learn.h"
-#include "machine.h"
-#include "models.h"
+#include "simulate.h"
 
 typedef struct {
     int64_t ranks, tensor;
@@ -121,8 +120,54 @@ static cp_status rules_fill(choose_run *run) {
     }
     return status;
 }
+/* Seconds of a call by pass-KV and by pass-Q. */
+typedef struct {
+    double pass_kv, pass_q;
+} simulated;
 
-enum { MOST_RANKS = 1000000 };
+static cp_status simulate(const choose_run *run, int ranks, int64_t sequences,
+                          const int64_t *fresh, const int64_t *cached,
+                          simulated *seconds) {
+    cp_scenario scenario = {.hardware = &run->hardware,
+                            .model = &run->sizes,
+                            .ranks = ranks,
+                            .tensor = run->tensor,
+                            .sequences = sequences,
+                            .new_tokens = fresh,
+                            .cached_tokens = cached,
+                            .variant = CP_PASS_KV,
+                            .partial_bytes = run->setting.output_bytes};
+    cp_forecast forecast;
+    cp_status status = cp_simulate(&scenario, &forecast);
+    seconds->pass_kv = forecast.seconds;
+    scenario.variant = CP_PASS_Q;
+    if (status == CP_OK)
+        status = cp_simulate(&scenario, &forecast);
+    seconds->pass_q = forecast.seconds;
+    return status;
+}
+
+static cp_variant faster(const simulated *seconds) {
+    return seconds->pass_kv <= seconds->pass_q ? CP_PASS_KV : CP_PASS_Q;
+}
+static cp_status simulation_score(const choose_run *run, cp_score *score,
+                                  bool *wrong) {
+    cp_scoring scoring = {{0, 0, 0}, 0, 0};
+    cp_status status = CP_OK;
+    for (int64_t i = 0; i < run->trials.count && status == CP_OK; i++) {
+        const cp_trial *const trial = &run->trials.items[i];
+        const int64_t ranks = trial->ranks > 0 ? trial->ranks : run->ranks;
+        simulated seconds;
+        status = simulate(run, (int)cp_min(ranks, INT32_MAX), 1, &trial->fresh,
+                          &trial->cached, &seconds);
+        const bool right = status == CP_OK &&
+                           cp_scoring_add(&scoring, trial, faster(&seconds));
+        if (wrong != NULL)
+            wrong[i] = !right;
+    }
+    *score = scoring.score;
+    return status;
+}
 
 static cp_status counts_check(const char *name, const cp_counts *counts) {
     for (int64_t s = 0; s < counts->count; s++)
@@ -148,10 +193,9 @@ static cp_status choose_check(void *context) {
                        run->learn ? "learn" : "only");
     if (run->csv && run->measured == NULL && run->new_tokens.count != 1)
         return cp_fail(CP_INVALID, "--csv is for one sequence, or --measured");
-    if (run->ranks < 1 || run->ranks > MOST_RANKS)
-        return cp_fail(CP_INVALID, "--ranks %lld: between 1 and %d",
-                       (long long)run->ranks, MOST_RANKS);
-    cp_status status = counts_check("new", &run->new_tokens);
+    cp_status status = cp_command_ranks(&run->ranks);
+    if (status == CP_OK)
+        status = counts_check("new", &run->new_tokens);
     if (status == CP_OK)
         status = counts_check("cached", &run->cached);
     if (status == CP_OK && run->new_tokens.count > 0)
@@ -231,6 +275,24 @@ static cp_status verdicts_print(FILE *out, const choose_run *run) {
     }
     return CP_OK;
 }
+static cp_status simulation_print(FILE *out, const choose_run *run) {
+    simulated seconds;
+    const cp_counts *const new = &run->new_tokens;
+    int64_t *none = NULL;
+    cp_status status =
+        cp_allocate(&none, new->count, sizeof(int64_t), "cached tokens");
+    if (status == CP_OK)
+        status = simulate(run, (int)run->ranks, new->count, new->items,
+                          run->cached.count > 0 ? run->cached.items : none,
+                          &seconds);
+    free(none);
+    if (status == CP_OK)
+        fprintf(out, "  %-19s %-7s%s   pass-kv %.4g s, pass-q %.4g s\n",
+                "simulation", cp_variant_name(faster(&seconds)),
+                run->load.sequences == 1 ? "              " : "",
+                seconds.pass_kv, seconds.pass_q);
+    return status;
+}
 static cp_status call_print(FILE *out, const choose_run *run) {
     const cp_load *const load = &run->load;
     const cp_rational rate = cp_rational_divide(load->fresh, load->keys);
@@ -242,7 +304,8 @@ static cp_status call_print(FILE *out, const choose_run *run) {
     fprintf(out, ": miss rate %.4g%%\n", 100 * cp_rational_value(rate));
     head_print(out, run);
     thresholds_print(out, run);
-    return verdicts_print(out, run);
+    const cp_status status = verdicts_print(out, run);
+    return status == CP_OK ? simulation_print(out, run) : status;
 }
 static void wrong_print(FILE *out, const choose_run *run, const bool *wrong) {
     enum { SHOWN = 4 };
@@ -273,6 +336,13 @@ static cp_status scores_print(FILE *out, const choose_run *run) {
         if (status != CP_OK)
             break;
         score_print(out, run->rules[r].name, &score);
+        wrong_print(out, run, wrong);
+        fprintf(out, "\n");
+    }
+    if (status == CP_OK)
+        status = simulation_score(run, &score, wrong);
+    if (status == CP_OK) {
+        score_print(out, "simulation", &score);
         wrong_print(out, run, wrong);
         fprintf(out, "\n");
     }
@@ -312,27 +382,35 @@ static cp_status measured_print(FILE *out, const choose_run *run) {
         status = learned_print(out, run);
     return status;
 }
-static cp_status scores_csv(FILE *out, const choose_run *run) {
-    cp_score score;
-    fprintf(out, "rule,right,of,regret_percent,alpha,beta,gamma\n");
-    for (int r = 0; r < run->count; r++) {
-        const cp_rule *const rule = &run->rules[r];
-        const cp_status status =
-            cp_trials_score(&run->trials, rule, &run->setting, &score, NULL);
-        if (status != CP_OK)
-            return status;
-        fprintf(out, "%s,%lld,%lld,%.5f,%.6g,%.6g,%.6g\n", rule->name,
-                (long long)score.right, (long long)score.of, 100 * score.regret,
-                rule->fit.alpha, rule->fit.beta, rule->fit.gamma);
-    }
-    if (!run->learn)
-        return CP_OK;
-    const cp_status status = cp_learn_score(&run->trials, &score);
-    fprintf(out, "learned left out,%lld,%lld,%.5f,0,0,0\n",
-            (long long)score.right, (long long)score.of, 100 * score.regret);
-    return status;
+static void score_csv(FILE *out, const char *name, const cp_score *score,
+                      const cp_empirical *fit) {
+    fprintf(out, "%s,%lld,%lld,%.5f,%.6g,%.6g,%.6g\n", name,
+            (long long)score->right, (long long)score->of, 100 * score->regret,
+            fit->alpha, fit->beta, fit->gamma);
 }
 
+static cp_status scores_csv(FILE *out, const choose_run *run) {
+    const cp_empirical none = {0, 0, 0};
+    cp_score score;
+    cp_status status = CP_OK;
+    fprintf(out, "rule,right,of,regret_percent,alpha,beta,gamma\n");
+    for (int r = 0; r < run->count && status == CP_OK; r++) {
+        const cp_rule *const rule = &run->rules[r];
+        status =
+            cp_trials_score(&run->trials, rule, &run->setting, &score, NULL);
+        if (status == CP_OK)
+            score_csv(out, rule->name, &score, &rule->fit);
+    }
+    if (status == CP_OK)
+        status = simulation_score(run, &score, NULL);
+    if (status == CP_OK)
+        score_csv(out, "simulation", &score, &none);
+    if (status == CP_OK && run->learn)
+        status = cp_learn_score(&run->trials, &score);
+    if (status == CP_OK && run->learn)
+        score_csv(out, "learned left out", &score, &none);
+    return status;
+}
 static cp_status verdicts_csv(FILE *out, const choose_run *run) {
     const int64_t context = (int64_t)run->load.keys.over;
     fprintf(out, "rule,variant,tie,turns_at,context\n");
