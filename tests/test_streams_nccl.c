@@ -173,6 +173,229 @@ START_TEST(a_lost_message_is_named) {
 }
 END_TEST
 
+static pthread_barrier_t table;
+static void *on_the_table;
+static _Thread_local int at_the_table;
+
+static cp_status share_at_table(void *data, int64_t bytes) {
+    if (at_the_table == 0)
+        on_the_table = data;
+    pthread_barrier_wait(&table);
+    if (at_the_table != 0)
+        memcpy(data, on_the_table, (size_t)bytes);
+    pthread_barrier_wait(&table);
+    return CP_OK;
+}
+
+enum { MOST_HEADS = 3 };
+
+static talk talks[MOST_HEADS];
+
+typedef struct {
+    int rank, rings, hosts;
+    double patience;
+    cp_status status;
+    char message[300];
+} member;
+
+static cp_status walk_and_add(talk *t, int host, cp_nccl *tp, cp_nccl *cp,
+                              double patience_of_it) {
+    cp_stream_walker *w = t->walkers[host];
+    const int64_t rows = t->layout->queries[host].rows;
+    const int64_t numbers = rows * t->shape.query_heads * t->shape.head_dim;
+    cp_status status = CP_OK;
+    for (int layer = 0; layer < LAYERS && status == CP_OK; layer++) {
+        status = give_all(t, host);
+        if (status == CP_OK)
+            status = cp_stream_walk(w, cp_nccl_link(cp), t->keys[layer][host],
+                                    t->values[layer][host]);
+        if (status == CP_OK)
+            status = cp_nccl_sum(tp, cp_stream_walker_output(w), numbers,
+                                 t->queues[host].compute);
+        if (status == CP_OK)
+            status = take(t, layer, host);
+    }
+    if (status == CP_OK)
+        status = cp_stream_walker_finish(w, patience_of_it);
+    return status == CP_OK
+               ? cp_cuda(cudaStreamSynchronize(t->queues[host].compute),
+                         "taking the answers")
+               : status;
+}
+
+static cp_status play_member(const member *m) {
+    cp_nccl *world, *tp = NULL, *cp = NULL;
+    const cp_crew crew = {
+        .rank = m->rank, .ranks = m->rings * m->hosts, .share = share_at_table};
+    at_the_table = m->rank;
+    cp_status status = cp_nccl_join(&crew, m->patience, &world);
+    if (status == CP_OK)
+        status = cp_nccl_split(world, m->rings, &tp, &cp);
+    if (status == CP_OK &&
+        (cp_nccl_rank(tp) != m->rank % m->rings ||
+         cp_nccl_ranks(tp) != m->rings || cp_nccl_ranks(cp) != m->hosts ||
+         cp_nccl_rank(cp) != m->rank / m->rings))
+        status = cp_fail(CP_BROKEN, "rank %d is in other groups", m->rank);
+    if (status == CP_OK)
+        status = walk_and_add(&talks[m->rank % m->rings], m->rank / m->rings,
+                              tp, cp, m->patience);
+    cp_nccl_free(tp);
+    cp_nccl_free(cp);
+    cp_nccl_free(world);
+    return status;
+}
+
+static void *play_it(void *argument) {
+    member *m = argument;
+    m->status = play_member(m);
+    snprintf(m->message, sizeof(m->message), "%s",
+             m->status == CP_OK ? "" : cp_message());
+    return NULL;
+}
+
+static member members[MOST_HEADS * MOST_RANKS];
+
+static void sit_down(int rings, int hosts, double patience_of_all) {
+    pthread_t threads[MOST_HEADS * MOST_RANKS];
+    const int all = rings * hosts;
+    pthread_barrier_init(&table, NULL, (unsigned)all);
+    stand_in_leave(all);
+    for (int r = 0; r < all; r++) {
+        members[r] = (member){.rank = r,
+                              .rings = rings,
+                              .hosts = hosts,
+                              .patience = patience_of_all};
+        pthread_create(&threads[r], NULL, play_it, &members[r]);
+    }
+    for (int r = 0; r < all; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&table);
+}
+
+static void plan_all(int rings, int64_t fresh, cp_variant variant) {
+    for (int ring = 0; ring < rings; ring++) {
+        talks[ring].problem[0] = '\0';
+        ck_assert_int_eq(plan_call(&talks[ring], &fresh, variant), CP_OK);
+        ck_assert_int_eq(make_walkers(&talks[ring]), CP_OK);
+    }
+}
+
+static void divide_answers(const talk *t, int by) {
+    for (int n = 0; n < LAYERS * t->ranks; n++) {
+        const int64_t rows = t->layout->queries[n % t->ranks].rows;
+        const int64_t count = rows * t->shape.query_heads * t->shape.head_dim;
+        for (int64_t i = 0; i < count; i++)
+            t->answers[n / t->ranks][n % t->ranks][i] /= (float)by;
+    }
+}
+
+static void finish_all(int rings, int turn) {
+    for (int ring = 0; ring < rings; ring++) {
+        talk *t = &talks[ring];
+        divide_answers(t, rings);
+        for (int n = 0; n < LAYERS * t->ranks; n++)
+            compare(t, n / t->ranks, n % t->ranks);
+        ck_assert_msg(t->problem[0] == '\0', "turn %d, ring %d: %s; %s", turn,
+                      ring, t->problem, stand_in_error());
+        cp_cache_commit(t->cache, t->layout);
+        forget_call(t);
+    }
+}
+
+static void open_grid(int rings, int hosts) {
+    for (int ring = 0; ring < rings; ring++) {
+        talks[ring] = (talk){
+            .shape = {4, 1, 12}, .ranks = hosts, .sequences = 1, .room = 60};
+        open_talk(&talks[ring]);
+    }
+}
+
+START_TEST(sums_and_rings_do_not_meet) {
+    static const cp_variant turns[] = {CP_PASS_KV, CP_DECODE, CP_PASS_Q};
+    static const int64_t fresh[] = {17, 1, 9};
+    const int rings = 1 + _i % MOST_HEADS, hosts = 1 + _i / MOST_HEADS % 4;
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)_i;
+    options.open = true;
+    stand_in_begin(&options);
+    open_grid(rings, hosts);
+    for (int turn = 0; turn < 3; turn++) {
+        plan_all(rings, fresh[turn], turns[turn]);
+        sit_down(rings, hosts, 20);
+        for (int r = 0; r < rings * hosts; r++)
+            ck_assert_msg(members[r].status == CP_OK, "turn %d, rank %d: %s",
+                          turn, r, members[r].message);
+        finish_all(rings, turn);
+    }
+    for (int ring = 0; ring < rings; ring++)
+        close_talk(&talks[ring]);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(silence_spreads_through_groups_and_ends) {
+    stand_in_begin(NULL);
+    open_grid(2, 3);
+    plan_all(2, 20, CP_PASS_KV);
+    stand_in_dead_rank(1, _i);
+    sit_down(2, 3, 0.6);
+    for (int r = 0; r < 6; r++)
+        ck_assert_msg(members[r].status == CP_BROKEN, "rank %d: %d, %s", r,
+                      members[r].status, members[r].message);
+    for (int ring = 0; ring < 2; ring++) {
+        forget_call(&talks[ring]);
+        close_talk(&talks[ring]);
+    }
+    stand_in_end();
+}
+END_TEST
+
+START_TEST(groups_that_do_not_divide_are_refused) {
+    stand_in_begin(NULL);
+    cp_nccl *world, *tp, *cp;
+    const cp_crew alone = {.ranks = 1};
+    ck_assert_int_eq(cp_nccl_join(&alone, 1, &world), CP_OK);
+    ck_assert_int_eq(cp_nccl_split(world, 2, &tp, &cp), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "1 ranks cannot form groups of 2");
+    ck_assert(tp == NULL && cp == NULL);
+    ck_assert_int_eq(cp_nccl_split(world, 0, &tp, &cp), CP_INVALID);
+    cp_nccl_free(world);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(ranks_of_one_process_send_to_themselves) {
+    static const cp_variant turns[] = {CP_PASS_KV, CP_DECODE, CP_PASS_Q,
+                                       CP_DECODE, CP_ALL_GATHER};
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)_i;
+    options.open = true;
+    stand_in_begin(&options);
+    const cp_crew alone = {.ranks = 1};
+    cp_nccl *nccl;
+    ck_assert_int_eq(cp_nccl_join(&alone, 5, &nccl), CP_OK);
+    talk t = {.shape = {4, 2, 12},
+              .ranks = 1 + _i % 8,
+              .spare = 1 + _i % 3,
+              .sequences = 2,
+              .room = 60,
+              .carry = cp_nccl_carry(nccl)};
+    open_talk(&t);
+    for (int turn = 0; turn < 5; turn++) {
+        const int64_t fresh[] = {turn % 2 ? 1 : 3 + 5 * turn, turn % 2};
+        const int64_t before = stand_in_count().messages;
+        call(&t, fresh, turns[turn]);
+        ck_assert_msg(t.problem[0] == '\0', "turn %d: %s; %s", turn, t.problem,
+                      stand_in_error());
+        ck_assert_int_eq(stand_in_count().messages > before,
+                         t.ranks > 1 && stand_in_pretends());
+    }
+    close_talk(&t);
+    cp_nccl_free(nccl);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
 static Suite *nccl_suite(void) {
     Suite *suite = suite_create("streams over NCCL");
     TCase *tests = harness_case("NCCL");
@@ -181,6 +404,10 @@ static Suite *nccl_suite(void) {
     tcase_add_loop_test(tests, survivors_of_a_silent_rank_end, 0, 8);
     tcase_add_test(tests, a_peer_that_never_connects_is_not_waited_for);
     tcase_add_test(tests, a_lost_message_is_named);
+    tcase_add_loop_test(tests, sums_and_rings_do_not_meet, 0, 12);
+    tcase_add_loop_test(tests, silence_spreads_through_groups_and_ends, 0, 3);
+    tcase_add_test(tests, groups_that_do_not_divide_are_refused);
+    tcase_add_loop_test(tests, ranks_of_one_process_send_to_themselves, 0, 8);
     suite_add_tcase(suite, tests);
     return suite;
 }
