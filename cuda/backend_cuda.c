@@ -19,21 +19,22 @@ static const cp_machine one_gpu_fp32 = {
 };
 
 static cp_device_place here = {.only = CP_NOBODY, .graphs = true};
+static cp_device_share mine = {0, 1};
 
 static void wait_at_most(double seconds) {
     here.patience = seconds;
 }
 
 static cp_status open_bf16(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_BF16, model);
+    return cp_device_model_open(file, CP_NUMBERS_BF16, mine, model);
 }
 
 static cp_status open_fp32(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F32, model);
+    return cp_device_model_open(file, CP_NUMBERS_F32, mine, model);
 }
 
 static cp_status open_fp8(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F8, model);
+    return cp_device_model_open(file, CP_NUMBERS_F8, mine, model);
 }
 
 static cp_status attend_bf16(cp_attend_job *job) {

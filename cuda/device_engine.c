@@ -242,6 +242,17 @@ static cp_status before(const bench *b, int64_t first, int64_t rows) {
                : status;
 }
 
+static cp_status add_product(const bench *b, const cp_device_matrix *matrix,
+                             int64_t rows, float *x) {
+    cp_nccl *group = b->engine->place->tensor;
+    const int64_t width = b->engine->model->base.facts.width;
+    const bool first = b->engine->model->share.part == 0;
+    const cp_status status = multiply(b, matrix, rows, first, x);
+    if (status != CP_OK || group == NULL)
+        return status;
+    return cp_nccl_sum(group, x, rows * width, b->seat->queues.compute);
+}
+
 static cp_status gather(const bench *b, int64_t first, int64_t rows) {
     const cp_device_model *model = b->engine->model;
     const cp_shape *shape = &model->base.facts.shape;
@@ -268,7 +279,7 @@ static cp_status after(const bench *b, int64_t first, int64_t rows) {
         coarse ? CP_F32 : model->element, at(b, b->desk->input)};
     cp_status status = gather(b, first, rows);
     if (status == CP_OK)
-        status = multiply(b, &layer->attention_output, rows, true, x);
+        status = add_product(b, &layer->attention_output, rows, x);
     if (status == CP_OK)
         status = norm(b, first, rows, layer->forward_norm);
     if (status == CP_OK)
@@ -278,7 +289,7 @@ static cp_status after(const bench *b, int64_t first, int64_t rows) {
         status =
             done(b, cp_device_gate(&gate, b->seat->queues.compute), "a gate");
     if (status == CP_OK)
-        status = multiply(b, &layer->down, rows, true, x);
+        status = add_product(b, &layer->down, rows, x);
     return status;
 }
 
@@ -602,6 +613,25 @@ static cp_status run_on(cp_engine *engine, const cp_forward *call,
     return CP_OK;
 }
 
+static cp_status collect_bytes(const cp_engine *engine,
+                               const cp_forward *call) {
+    const cp_crew *crew = engine->place->crew;
+    const int parts = engine->model->share.parts;
+    int64_t *all;
+    cp_status status =
+        cp_allocate(&all, crew->ranks, sizeof(int64_t), "bytes sent");
+    if (status != CP_OK)
+        return status;
+    all[crew->rank] = call->bytes[engine->place->only];
+    status = crew->collect(all, sizeof(int64_t));
+    for (int r = 0; r < engine->options.ranks; r++)
+        call->bytes[r] = 0;
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+        call->bytes[r / parts] += all[r];
+    free(all);
+    return status;
+}
+
 static cp_status prepare(cp_engine *engine, const cp_forward *call,
                          workplace *work, owner **owners) {
     cp_status status = agree(engine, call);
@@ -629,7 +659,7 @@ cp_status cp_device_engine_run(cp_engine *engine, const cp_forward *call) {
     if (status == CP_OK)
         status = run_on(engine, call, work);
     if (status == CP_OK && engine->place->crew != NULL)
-        status = engine->place->crew->collect(call->bytes, sizeof(int64_t));
+        status = collect_bytes(engine, call);
     if (status == CP_OK) {
         free(engine->owners);
         engine->owners = owners;
@@ -676,6 +706,7 @@ static cp_status collect_rows(const cp_engine *engine, int64_t first,
                               int64_t rows) {
     const cp_crew *crew = engine->place->crew;
     const int64_t bytes = row_bytes(engine);
+    const int parts = engine->model->share.parts;
     cudaStream_t stream = engine->queues[0].compute;
     char *all;
     cp_status status =
@@ -684,7 +715,7 @@ static cp_status collect_rows(const cp_engine *engine, int64_t first,
         return status;
     for (int64_t n = 0; n < rows && status == CP_OK; n++) {
         const owner from = engine->owners[first + n];
-        if (from.rank == crew->rank)
+        if (from.rank * parts == crew->rank)
             status = bring_row(engine, 0, from.row,
                                all + (crew->rank * rows + n) * bytes);
     }
@@ -694,7 +725,7 @@ static cp_status collect_rows(const cp_engine *engine, int64_t first,
         status = crew->collect(all, rows * bytes);
     for (int64_t n = 0; n < rows && status == CP_OK; n++) {
         const char *row =
-            all + (engine->owners[first + n].rank * rows + n) * bytes;
+            all + (engine->owners[first + n].rank * parts * rows + n) * bytes;
         status = cp_cuda(cudaMemcpy(engine->scores + n * bytes, row,
                                     (size_t)bytes, cudaMemcpyHostToDevice),
                          "bringing a row");

@@ -6,14 +6,17 @@
 #include "src/crew.h"
 
 #include "device_model.h"
-#include "streams.h"
+#include "nccl_link.h"
 
 /* Where the ranks of an engine run. */
 typedef struct {
     int only;            /* the one rank of this process; or CP_NOBODY: all
                             ranks are here and share one GPU */
     const cp_link *link; /* to the others, or NULL */
-    const cp_crew *crew; /* of processes, whose rank is only; or NULL */
+    const cp_crew *crew; /* of all processes, or NULL; rank r is of those of
+                            number r * parts and on, parts being the GPUs that
+                            share its heads */
+    cp_nccl *tensor;     /* among those; or NULL */
     double patience;     /* seconds to wait for them; 0: for ever */
     bool graphs;         /* decode from a captured graph */
 } cp_device_place;

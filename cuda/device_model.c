@@ -28,8 +28,9 @@ cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
 
 typedef struct {
     const cp_gguf *file;
-    const cp_model_facts *facts;
+    const cp_model_facts *facts; /* of the whole */
     cp_numbers numbers;
+    cp_device_share share;
     cudaStream_t stream;
     char *memory;                    /* on the device; NULL while counting */
     int64_t used;                    /* bytes so far, a multiple of 256 */
@@ -57,75 +58,106 @@ static void *claim(loader *load, int64_t count, int64_t size) {
     return place;
 }
 
-static void expand(loader *load, const cp_gguf_tensor *tensor,
-                   cp_element element, void *to) {
-    const int64_t count = tensor->extent[0] * tensor->extent[1];
-    load->most_bytes = cp_max(load->most_bytes, tensor->bytes);
-    if (load->memory == NULL)
+typedef enum { ALL, ROWS, COLUMNS } cut;
+
+typedef struct {
+    const cp_gguf_tensor *tensor;
+    int64_t first_row, rows, first_byte, row_bytes, in;
+} piece;
+
+static piece take_piece(loader *load, const cp_gguf_tensor *tensor, cut how) {
+    const int64_t part = load->share.part, parts = load->share.parts;
+    int64_t values = 1, bytes = 0;
+    piece all = {tensor, 0, tensor->extent[1], 0, 0, tensor->extent[0]};
+    cp_gguf_type_block(tensor->type, &values, &bytes);
+    if (how == ROWS) {
+        all.rows /= parts;
+        all.first_row = part * all.rows;
+    } else if (how == COLUMNS) {
+        all.in /= parts;
+        all.first_byte = part * (all.in / values) * bytes;
+    }
+    all.row_bytes = all.in / values * bytes;
+    if (load->status == CP_OK && all.in % values != 0)
+        load->status = cp_fail(
+            CP_INVALID, "%s: %d parts of its rows are no whole blocks of %lld",
+            tensor->name, load->share.parts, (long long)values);
+    return all;
+}
+
+static void expand(loader *load, const piece *from, cp_element element,
+                   void *to) {
+    const cp_gguf_tensor *tensor = from->tensor;
+    const int64_t pitch = tensor->bytes / tensor->extent[1];
+    const char *begin =
+        (const char *)tensor->data + from->first_row * pitch + from->first_byte;
+    load->most_bytes = cp_max(load->most_bytes, from->rows * from->row_bytes);
+    if (load->memory == NULL || load->status != CP_OK)
         return;
-    load->status = cp_cuda(
-        cudaMemcpyAsync(load->blocks, tensor->data, (size_t)tensor->bytes,
-                        cudaMemcpyHostToDevice, load->stream),
-        "sending %lld bytes of %s", (long long)tensor->bytes, tensor->name);
+    load->status =
+        cp_cuda(cudaMemcpy2DAsync(load->blocks, (size_t)from->row_bytes, begin,
+                                  (size_t)pitch, (size_t)from->row_bytes,
+                                  (size_t)from->rows, cudaMemcpyHostToDevice,
+                                  load->stream),
+                "sending %lld rows of %s", (long long)from->rows, tensor->name);
     if (load->status == CP_OK)
-        load->status =
-            cp_cuda(cp_device_expand(tensor->type, load->blocks, count, element,
-                                     to, load->stream),
-                    "expanding %s", tensor->name);
+        load->status = cp_cuda(cp_device_expand(tensor->type, load->blocks,
+                                                from->rows * from->in, element,
+                                                to, load->stream),
+                               "expanding %s", tensor->name);
 }
 
 static void take_vector(loader *load, cp_weight weight, const float **where) {
     const cp_gguf_tensor *tensor = find(load, weight);
     if (tensor == NULL)
         return;
-    void *place = claim(load, tensor->extent[0], sizeof(float));
-    if (load->status == CP_OK)
-        expand(load, tensor, CP_F32, place);
+    const piece all = take_piece(load, tensor, ALL);
+    void *place = claim(load, all.in, sizeof(float));
+    expand(load, &all, CP_F32, place);
     *where = place;
 }
 
-static void fill(loader *load, const cp_gguf_tensor *tensor,
+static void fill(loader *load, const piece *from,
                  const cp_device_matrix *matrix, int64_t first) {
     const int64_t size = cp_number_bytes(matrix->numbers);
     char *to = NULL;
     if (load->memory != NULL)
         to = (char *)(uintptr_t)matrix->values + first * matrix->in * size;
     if (matrix->numbers != CP_NUMBERS_F8) {
-        expand(load, tensor, size == 4 ? CP_F32 : CP_BF16, to);
+        expand(load, from, size == 4 ? CP_F32 : CP_BF16, to);
         return;
     }
-    load->most_values =
-        cp_max(load->most_values, tensor->extent[0] * tensor->extent[1]);
-    expand(load, tensor, CP_F32, load->values);
+    load->most_values = cp_max(load->most_values, from->rows * from->in);
+    expand(load, from, CP_F32, load->values);
     if (load->memory == NULL || load->status != CP_OK)
         return;
-    const cp_device_quantising call = {tensor->extent[1], tensor->extent[0],
-                                       (const float *)(void *)load->values, to,
-                                       (float *)(uintptr_t)matrix->scales +
-                                           first};
+    const cp_device_quantising call = {
+        from->rows, from->in, (const float *)(void *)load->values, to,
+        (float *)(uintptr_t)matrix->scales + first};
     load->status = cp_cuda(cp_device_quantise(&call, load->stream),
-                           "rounding %s to FP8", tensor->name);
+                           "rounding %s to FP8", from->tensor->name);
 }
 
-static void take_matrix(loader *load, cp_numbers numbers, int parts,
+static void take_matrix(loader *load, cp_numbers numbers, cut how, int count,
                         const cp_weight *weights, cp_device_matrix *where) {
-    const cp_gguf_tensor *tensors[3];
+    piece pieces[3];
     cp_device_matrix matrix = {.numbers = numbers};
-    for (int p = 0; p < parts; p++) {
-        tensors[p] = find(load, weights[p]);
-        if (tensors[p] == NULL)
+    for (int p = 0; p < count; p++) {
+        const cp_gguf_tensor *tensor = find(load, weights[p]);
+        if (tensor == NULL)
             return;
-        matrix.in = tensors[p]->extent[0];
-        matrix.out += tensors[p]->extent[1];
+        pieces[p] = take_piece(load, tensor, how);
+        matrix.in = pieces[p].in;
+        matrix.out += pieces[p].rows;
     }
     matrix.values =
         claim(load, matrix.out, matrix.in * cp_number_bytes(numbers));
     if (numbers == CP_NUMBERS_F8)
         matrix.scales = claim(load, matrix.out, sizeof(float));
     int64_t first = 0;
-    for (int p = 0; p < parts && load->status == CP_OK; p++) {
-        fill(load, tensors[p], &matrix, first);
-        first += tensors[p]->extent[1];
+    for (int p = 0; p < count && load->status == CP_OK; p++) {
+        fill(load, &pieces[p], &matrix, first);
+        first += pieces[p].rows;
     }
     *where = matrix;
 }
@@ -139,11 +171,11 @@ static void take_block(loader *load, int64_t block, cp_device_layer *layer) {
     const cp_numbers numbers = load->numbers;
     load->block = block;
     take_vector(load, CP_WEIGHT_ATTENTION_NORM, &layer->attention_norm);
-    take_matrix(load, numbers, 3, projected, &layer->projected);
-    take_matrix(load, numbers, 1, &output, &layer->attention_output);
+    take_matrix(load, numbers, ROWS, 3, projected, &layer->projected);
+    take_matrix(load, numbers, COLUMNS, 1, &output, &layer->attention_output);
     take_vector(load, CP_WEIGHT_FORWARD_NORM, &layer->forward_norm);
-    take_matrix(load, numbers, 2, widened, &layer->widened);
-    take_matrix(load, numbers, 1, &down, &layer->down);
+    take_matrix(load, numbers, ROWS, 2, widened, &layer->widened);
+    take_matrix(load, numbers, COLUMNS, 1, &down, &layer->down);
 }
 
 static void take_all(loader *load, cp_device_model *model) {
@@ -152,11 +184,11 @@ static void take_all(loader *load, cp_device_model *model) {
     const cp_numbers numbers =
         model->element == CP_F32 ? CP_NUMBERS_F32 : CP_NUMBERS_BF16;
     cp_device_matrix embedding = {.in = 0};
-    take_matrix(load, numbers, 1, &words, &embedding);
+    take_matrix(load, numbers, ALL, 1, &words, &embedding);
     take_vector(load, CP_WEIGHT_OUTPUT_NORM, &model->output_norm);
     model->embedding = embedding.values;
     model->output = embedding;
-    take_matrix(load, numbers, 1, &output, &model->output);
+    take_matrix(load, numbers, ALL, 1, &output, &model->output);
     for (int64_t n = 0; n < load->facts->layers; n++)
         take_block(load, n, &model->layers[n]);
 }
@@ -176,9 +208,12 @@ static cp_status reserve_weights(loader *load, cp_device_model *model) {
     return status;
 }
 
-static cp_status load_weights(const cp_gguf *file, cp_device_model *model) {
-    loader load = {
-        .file = file, .facts = &model->base.facts, .numbers = model->numbers};
+static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
+                              cp_device_model *model) {
+    loader load = {.file = file,
+                   .facts = whole,
+                   .numbers = model->numbers,
+                   .share = model->share};
     take_all(&load, model);
     if (load.status == CP_OK)
         load.status = cp_cuda(
@@ -199,10 +234,26 @@ static cp_status load_weights(const cp_gguf *file, cp_device_model *model) {
     return load.status;
 }
 
+static cp_status share_facts(int64_t parts, cp_model_facts *f) {
+    if (f->shape.kv_heads % parts != 0 || f->feed_forward % parts != 0)
+        return cp_fail(CP_INVALID,
+                       "%lld key and value heads and %lld inner features "
+                       "cannot be shared by %lld GPUs",
+                       (long long)f->shape.kv_heads, (long long)f->feed_forward,
+                       (long long)parts);
+    f->shape.query_heads /= parts;
+    f->shape.kv_heads /= parts;
+    f->feed_forward /= parts;
+    return CP_OK;
+}
+
 static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
-    cp_model_facts *facts = &model->base.facts;
+    cp_model_facts *facts = &model->base.facts, whole;
     int devices;
-    cp_status status = cp_facts_read(file, facts);
+    cp_status status = cp_facts_read(file, &whole);
+    *facts = whole;
+    if (status == CP_OK)
+        status = share_facts(model->share.parts, facts);
     if (status == CP_OK)
         status = cp_device_count(&devices);
     if (status == CP_OK)
@@ -213,16 +264,17 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
                              sizeof(double), "rotary frequencies");
     if (status == CP_OK)
         status = cp_facts_frequencies(file, facts, model->frequencies);
-    return status == CP_OK ? load_weights(file, model) : status;
+    return status == CP_OK ? load_weights(file, &whole, model) : status;
 }
 
 cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
-                               cp_model **out) {
+                               cp_device_share share, cp_model **out) {
     *out = NULL;
     cp_device_model *model;
     cp_status status = cp_allocate(&model, 1, sizeof(*model), "a model");
     if (status != CP_OK)
         return status;
+    model->share = share;
     model->numbers = numbers;
     model->element = numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
     status = fill_model(file, model);

@@ -8,6 +8,11 @@
 #include "kernels.h"
 #include "multiply.h"
 
+/* Which share of a model's heads, of so many equal ones. */
+typedef struct {
+    int part, parts; /* 0 of 1: all of it */
+} cp_device_share;
+
 /* The weights of one block. */
 typedef struct {
     const float *attention_norm, *forward_norm; /* [width] */
@@ -20,6 +25,7 @@ typedef struct {
 /* A Llama-family decoder with its weights on the current device. */
 typedef struct {
     cp_model base;
+    cp_device_share share;
     cp_numbers numbers;      /* of the blocks' matrices */
     cp_element element;      /* of queries, keys, values, and all other rows */
     char *memory;            /* on the device: holds all but the next two */
@@ -30,11 +36,12 @@ typedef struct {
     cp_device_matrix output; /* [vocabulary][width]; may be the embedding */
 } cp_device_model;
 
-/* Expand a file's weights on the current device. Fails as cp_model_open does
- * (session.h), with CP_BROKEN if there is no GPU, and with CP_MEMORY, naming
- * the bytes, if its memory is too small. */
+/* Expand a file's weights on the current device; facts are of the share. Fails
+ * as cp_model_open does (session.h), with CP_BROKEN if there is no GPU, with
+ * CP_MEMORY, naming the bytes, if its memory is too small, and with CP_INVALID
+ * if the model cannot be shared out so. */
 cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
-                               cp_model **model);
+                               cp_device_share share, cp_model **model);
 void cp_device_model_close(cp_model *model);
 
 /* Bytes of a number. */

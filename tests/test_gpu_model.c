@@ -285,7 +285,8 @@ END_TEST
 enum { CROWD = 4 };
 
 typedef struct {
-    cp_crew crew;
+    cp_crew crew; /* of all processes */
+    int parts;    /* that share a rank's heads */
     const cp_model *model;
     ncclUniqueId id;
     int64_t words;
@@ -343,24 +344,34 @@ static cp_status talk_as(process *mine, cp_session *session) {
 }
 
 static cp_status live(process *mine) {
-    const cp_session_options options = {.ranks = mine->crew.ranks,
+    const cp_session_options options = {.ranks = mine->crew.ranks / mine->parts,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
                                         .capacity = 400};
-    cp_nccl *nccl;
+    cp_nccl *world, *heads = NULL, *ring = NULL;
     cp_session *session;
     cp_status status =
-        cp_nccl_new(&mine->id, mine->crew.rank, mine->crew.ranks, 10.0, &nccl);
+        cp_nccl_new(&mine->id, mine->crew.rank, mine->crew.ranks, 10.0, &world);
     if (status != CP_OK)
         return status;
-    my_place = (cp_device_place){mine->crew.rank, cp_nccl_link(nccl),
-                                 &mine->crew, 10.0, true};
-    status = cp_session_open(mine->model, &options, &session);
+    if (mine->parts > 1)
+        status = cp_nccl_split(world, mine->parts, &heads, &ring);
+    my_place =
+        (cp_device_place){.only = mine->crew.rank / mine->parts,
+                          .link = cp_nccl_link(ring != NULL ? ring : world),
+                          .crew = &mine->crew,
+                          .tensor = heads,
+                          .patience = 10.0,
+                          .graphs = true};
+    if (status == CP_OK)
+        status = cp_session_open(mine->model, &options, &session);
     if (status == CP_OK) {
         status = talk_as(mine, session);
         cp_session_close(session);
     }
-    cp_nccl_free(nccl);
+    cp_nccl_free(heads);
+    cp_nccl_free(ring);
+    cp_nccl_free(world);
     return status;
 }
 
@@ -371,44 +382,70 @@ static void *run_process(void *argument) {
     return NULL;
 }
 
-static void run_processes(process *all, int ranks, const cp_model *model,
-                          int64_t words) {
+static void run_processes(process *all, int count, int parts,
+                          cp_model *const *models, int64_t words) {
     pthread_t threads[CROWD];
     ncclUniqueId id;
     ck_assert_int_eq(ncclGetUniqueId(&id), ncclSuccess);
-    pthread_barrier_init(&meeting, NULL, (unsigned)ranks);
-    stand_in_leave(ranks);
-    for (int r = 0; r < ranks; r++) {
+    pthread_barrier_init(&meeting, NULL, (unsigned)count);
+    stand_in_leave(count);
+    for (int r = 0; r < count; r++) {
         all[r].crew = (cp_crew){
-            .rank = r, .ranks = ranks, .share = share, .collect = collect};
-        all[r].model = model;
+            .rank = r, .ranks = count, .share = share, .collect = collect};
+        all[r].parts = parts;
+        all[r].model = models[r % parts];
         all[r].id = id;
         all[r].words = words;
         all[r].logits = calloc((size_t)(MOST * words), sizeof(float));
         pthread_create(&threads[r], NULL, run_process, &all[r]);
     }
-    for (int r = 0; r < ranks; r++)
+    for (int r = 0; r < count; r++)
         pthread_join(threads[r], NULL);
     pthread_barrier_destroy(&meeting);
 }
 
+static cp_status open_half(const cp_gguf *file, cp_model **model) {
+    return cp_device_model_open(file, CP_NUMBERS_F32, (cp_device_share){0, 2},
+                                model);
+}
+
+static cp_status open_other_half(const cp_gguf *file, cp_model **model) {
+    return cp_device_model_open(file, CP_NUMBERS_F32, (cp_device_share){1, 2},
+                                model);
+}
+
+static const struct {
+    int processes, parts;
+} crowds[] = {{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}};
+enum { CROWDS = sizeof(crowds) / sizeof(crowds[0]) };
+
+static void open_apart(const fixture *f, int parts, cp_model **models) {
+    static cp_backend apart[2];
+    for (int p = 0; p < parts; p++) {
+        apart[p] = cp_backend_cuda_fp32;
+        apart[p].engine_new = my_engine;
+        if (parts == 2)
+            apart[p].model_open = p == 0 ? open_half : open_other_half;
+        must(cp_model_open(&apart[p], f->file, &models[p]));
+    }
+}
+
 START_TEST(ranks_apart_say_the_same) {
+    const int count = crowds[_i].processes, parts = crowds[_i].parts;
     stand_in_options options = STAND_IN_DEFAULTS;
     options.seed = (uint64_t)_i;
     if (!stand_in_pretends())
         return;
     stand_in_begin(&options);
-    fixture f = make_file(&(tiny_gguf_options){.seed = 7});
-    cp_backend apart = cp_backend_cuda_fp32;
-    cp_model *threads, *device;
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0});
+    cp_model *threads, *devices[2];
     process all[CROWD] = {0};
     int64_t rows;
-    apart.engine_new = my_engine;
     must(cp_model_open(cp_backend_find("threads"), f.file, &threads));
-    must(cp_model_open(&apart, f.file, &device));
+    open_apart(&f, parts, devices);
     float *expected = hold(threads, 1, CP_AUTO, talk, TALK, f.words, &rows);
-    run_processes(all, _i, device, f.words);
-    for (int r = 0; r < _i; r++) {
+    run_processes(all, count, parts, devices, f.words);
+    for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].status == CP_OK, "rank %d: %s", r, all[r].message);
         const double off = distance(expected, all[r].logits, rows * f.words);
         ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
@@ -416,11 +453,29 @@ START_TEST(ranks_apart_say_the_same) {
                                 (size_t)(rows * f.words) * sizeof(float)),
                          0);
     }
-    for (int r = 0; r < _i; r++)
+    for (int r = 0; r < count; r++)
         free(all[r].logits);
     free(expected);
     cp_model_close(threads);
-    cp_model_close(device);
+    for (int p = 0; p < parts; p++)
+        cp_model_close(devices[p]);
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
+START_TEST(a_model_that_cannot_be_shared_is_refused) {
+    stand_in_begin(NULL);
+    cp_model *model;
+    const cp_device_share third = {0, 3}, half = {1, 2};
+    fixture f = make_file(&(tiny_gguf_options){.down = TINY_Q4_1});
+    ck_assert_int_eq(
+        cp_device_model_open(f.file, CP_NUMBERS_F32, third, &model),
+        CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "2 key and value heads and 96"));
+    ck_assert_int_eq(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &model),
+                     CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "no whole blocks of 32"));
     free_file(&f);
     ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
 }
@@ -431,13 +486,11 @@ START_TEST(ranks_that_disagree_hear_of_it) {
         return;
     stand_in_begin(NULL);
     fixture f = make_file(&(tiny_gguf_options){.seed = 7});
-    cp_backend apart = cp_backend_cuda_fp32;
     cp_model *device;
     process all[CROWD] = {0};
-    apart.engine_new = my_engine;
-    must(cp_model_open(&apart, f.file, &device));
+    open_apart(&f, 1, &device);
     all[2].odd = true;
-    run_processes(all, 3, device, f.words);
+    run_processes(all, 3, 1, &device, f.words);
     for (int r = 0; r < 3; r++) {
         ck_assert_int_eq(all[r].status, CP_BROKEN);
         ck_assert_msg(strstr(all[r].message, "disagree") != NULL, "%s",
@@ -503,7 +556,8 @@ static Suite *gpu_model_suite(void) {
     tcase_add_loop_test(tests, graphs_change_nothing, 0, 2);
     tcase_add_test(tests, a_stale_length_is_found);
     tcase_add_loop_test(tests, whatever_fails_the_conversation_goes_on, 0, 3);
-    tcase_add_loop_test(tests, ranks_apart_say_the_same, 2, CROWD + 1);
+    tcase_add_loop_test(tests, ranks_apart_say_the_same, 0, CROWDS);
+    tcase_add_test(tests, a_model_that_cannot_be_shared_is_refused);
     tcase_add_test(tests, ranks_that_disagree_hear_of_it);
     tcase_add_test(tests, what_is_wanting_is_named);
     tcase_add_test(tests, a_wish_to_stop_is_heard);
