@@ -657,6 +657,50 @@ START_TEST(all_leave_with_one_status) {
 }
 END_TEST
 
+static char *own_path; /* the same from / on */
+
+static int play_on_a_host(const char *path) {
+    cp_meet_options options = {.file = path, .patience = 8};
+    cp_crew crew;
+    int local = -1, locals = -1;
+    cp_status status = cp_launch_read(&options.launch);
+    if (status == CP_OK)
+        status = cp_meet(&options, &crew);
+    if (status != CP_OK) {
+        fprintf(stderr, "%s\n", cp_message());
+        return 1;
+    }
+    cp_crew_join(&crew);
+    status = share_and_collect(&crew, 100003);
+    if (status == CP_OK)
+        status = cp_crew_local(&local, &locals);
+    if (status == CP_OK)
+        status = require(local == options.launch.local && locals == 2 &&
+                             crew.ranks == 4,
+                         "local rank", local);
+    if (status != CP_OK)
+        fprintf(stderr, "rank %d: %s\n", crew.rank, cp_message());
+    return crew.leave(status != CP_OK);
+}
+
+START_TEST(two_hosts_meet_by_a_file) {
+    char command[600], text[2000];
+    snprintf(command, sizeof(command),
+             "timeout 18 tests/harness/two-hosts - 2 %s --rank %s 2>&1",
+             own_path, old_file());
+    FILE *out = popen(command, "r");
+    ck_assert_ptr_nonnull(out);
+    const size_t length = fread(text, 1, sizeof(text) - 1, out);
+    text[length] = '\0';
+    const int status = pclose(out);
+    remove(file);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        printf("start: two hosts skipped, %s", text);
+    else
+        ck_assert_msg(status == 0, "status %d: %s", status, text);
+}
+END_TEST
+
 typedef struct {
     const char *environment; /* "NAME=value NAME=value" */
     cp_launch expected;
@@ -695,6 +739,9 @@ static const launch_case launches[] = {
     {"SLURM_PROCID=3 SLURM_NTASKS=5 SLURM_LOCALID=0 SLURM_NTASKS_PER_NODE=4 "
      "SLURM_LAUNCH_NODE_IPADDR=10.0.0.1 PMI_RANK=3 PMI_SIZE=5",
      {"Slurm", 3, 5, 0, 4, "10.0.0.1", 29500, 0},
+     NULL},
+    {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=8",
+     {"Slurm", 1, 2, 1, 2, "127.0.0.1", 29500, 0},
      NULL},
     {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=nonsense "
      "SLURM_JOB_NODELIST=rack[1-2]n[5,7],y",
@@ -796,9 +843,15 @@ static Suite *start_suite(void) {
     tcase_add_loop_test(meet, ranks_that_do_different_things_are_told, 0, 3);
     tcase_add_test(meet, signals_interrupt_nothing);
     tcase_add_loop_test(meet, all_leave_with_one_status, 0, 2);
+    tcase_add_test(meet, two_hosts_meet_by_a_file);
     suite_add_tcase(suite, launch);
     suite_add_tcase(suite, meet);
     return suite;
 }
 
-SUITE_MAIN(start_suite)
+int main(int count, char **words) {
+    own_path = realpath(words[0], NULL);
+    if (count == 3 && strcmp(words[1], "--rank") == 0)
+        return play_on_a_host(words[2]);
+    return harness_main(start_suite());
+}
