@@ -473,6 +473,13 @@ static float *slot_lse(const cp_stream_walker *w, int slot) {
            w->plan->slots[slot].rows * shape->query_heads * shape->head_dim;
 }
 
+static int64_t bytes_of(const cp_plan *plan, const cp_op *op) {
+    const int64_t bytes = plan->slots[op->in.slot].bytes;
+    if (op->kind == CP_OP_EXCHANGE)
+        return op->to != CP_NOBODY ? bytes : 0;
+    return bytes * (plan->layout->ranks - 1);
+}
+
 void *cp_stream_walker_queries(cp_stream_walker *w) {
     return slot_at(w, w->plan->queries);
 }
@@ -598,17 +605,40 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op) {
                    "rank %d, a merge", w->rank);
 }
 
+static void mark_begin(const cp_stream_walker *w, const cp_op *op, cp_queue on,
+                       int64_t bytes) {
+    const cp_device_stretch what = {
+        .rank = w->rank,
+        .queue = on,
+        .stream =
+            on == CP_COMPUTING ? w->queues.compute : w->queues.communication,
+        .name = cp_op_name(op->kind),
+        .hop = op->hop,
+        .bytes = bytes,
+    };
+    cp_device_trace_begin_stretch(w->options.trace, &what);
+}
+
+static void mark_end(const cp_stream_walker *w, cp_queue on) {
+    cp_device_trace_end(w->options.trace, w->rank,
+                        on == CP_COMPUTING ? w->queues.compute
+                                           : w->queues.communication);
+}
+
 static cp_status compute(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->plan->programs[w->rank].ops[n];
+    const bool done = n > 0 && w->in_one[n - 1];
     cp_status status = CP_OK;
-    if (n > 0 && w->in_one[n - 1])
-        status = CP_OK; /* done with the attention before it */
-    else if (op->kind == CP_OP_ATTEND)
+    if (!done)
+        mark_begin(w, op, CP_COMPUTING, 0);
+    if (!done && op->kind == CP_OP_ATTEND)
         status = attend(w, op, w->in_one[n] ? op[1].out.slot : -1);
-    else if (op->kind == CP_OP_MERGE)
+    else if (!done && op->kind == CP_OP_MERGE)
         status = merge(w, op);
-    else
+    else if (!done)
         status = copy(w, op);
+    if (!done)
+        mark_end(w, CP_COMPUTING);
     if (status == CP_OK && w->over[n] != NULL)
         status = cp_cuda(cudaEventRecord(w->over[n], w->queues.compute),
                          "rank %d, recording an event", w->rank);
@@ -621,6 +651,14 @@ static cp_status wait_for(cudaStream_t stream, cudaEvent_t event) {
 
 static cp_status record(cudaEvent_t event, cudaStream_t stream) {
     return cp_cuda(cudaEventRecord(event, stream), "recording an event");
+}
+
+static cp_status await(const cp_stream_walker *w, const cp_op *op,
+                       cudaEvent_t event) {
+    mark_begin(w, op, CP_COMPUTING, 0);
+    const cp_status status = wait_for(w->queues.compute, event);
+    mark_end(w, CP_COMPUTING);
+    return status;
 }
 
 static cp_status begin(cp_stream_walker *w, int64_t n) {
@@ -707,10 +745,13 @@ static cp_status transfer(const loopback *all, const cp_event *event) {
     cp_stream_walker *to = all->walkers[event->peer];
     const int64_t sent = number_of(from, event->op);
     const int64_t received = number_of(to, event->peer_op);
+    const int slot = event->op->in.slot;
     cp_status status = wait_for(to->queues.communication, from->ready[sent]);
+    mark_begin(to, event->peer_op, CP_COMMUNICATING,
+               from->plan->slots[slot].bytes);
     if (status == CP_OK)
-        status = carry_message(all, from, event->op->in.slot, to,
-                               event->peer_op->out.slot);
+        status = carry_message(all, from, slot, to, event->peer_op->out.slot);
+    mark_end(to, CP_COMMUNICATING);
     if (status == CP_OK)
         status = record(to->over[received], to->queues.communication);
     if (status == CP_OK)
@@ -718,29 +759,38 @@ static cp_status transfer(const loopback *all, const cp_event *event) {
     if (status == CP_OK)
         status = record(from->over[sent], from->queues.communication);
     from->sent.hops++;
-    from->sent.ring_bytes += from->plan->slots[event->op->in.slot].bytes;
+    from->sent.ring_bytes += from->plan->slots[slot].bytes;
     return status;
+}
+
+static cp_status gather_from(const loopback *all, const cp_event *event, int r,
+                             int rank) {
+    cp_stream_walker *from = all->walkers[r];
+    const bool gather = event->all[r]->kind == CP_OP_ALL_GATHER;
+    const int slot = event->all[r]->in.slot + (gather ? 0 : rank);
+    *(gather ? &from->sent.all_gather_bytes : &from->sent.all_to_all_bytes) +=
+        from->plan->slots[slot].bytes;
+    return carry_message(all, from, slot, all->walkers[rank],
+                         event->all[rank]->out.slot + r);
 }
 
 static cp_status gather_for(const loopback *all, const cp_event *event,
                             int rank) {
     cp_stream_walker *to = all->walkers[rank];
     const cp_op *op = event->all[rank];
-    const bool gather = op->kind == CP_OP_ALL_GATHER;
+    const int ranks = to->plan->layout->ranks;
     cp_status status = CP_OK;
-    for (int r = 0; r < to->plan->layout->ranks && status == CP_OK; r++) {
-        cp_stream_walker *from = all->walkers[r];
-        const int slot = event->all[r]->in.slot + (gather ? 0 : rank);
-        if (r == rank)
-            continue;
-        status = wait_for(to->queues.communication,
-                          from->ready[number_of(from, event->all[r])]);
-        if (status == CP_OK)
-            status = carry_message(all, from, slot, to, op->out.slot + r);
-        *(gather ? &from->sent.all_gather_bytes
-                 : &from->sent.all_to_all_bytes) +=
-            from->plan->slots[slot].bytes;
+    for (int r = 0; r < ranks && status == CP_OK; r++) {
+        const cp_stream_walker *from = all->walkers[r];
+        if (r != rank)
+            status = wait_for(to->queues.communication,
+                              from->ready[number_of(from, event->all[r])]);
     }
+    mark_begin(to, op, CP_COMMUNICATING, bytes_of(to->plan, op));
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        if (r != rank)
+            status = gather_from(all, event, r, rank);
+    mark_end(to, CP_COMMUNICATING);
     if (status == CP_OK)
         status = record(to->over[number_of(to, op)], to->queues.communication);
     return status;
@@ -762,6 +812,13 @@ static cp_status collect(const loopback *all, const cp_event *event) {
     return status;
 }
 
+static const cp_op *find_wait(const cp_stream_walker *w, int64_t exchange) {
+    int64_t n = exchange;
+    while (w->ends[n] != exchange)
+        n++;
+    return &w->plan->programs[w->rank].ops[n];
+}
+
 static cp_status visit(void *context, const cp_event *event) {
     const loopback *all = context;
     if (event->kind == CP_EVENT_COLLECTIVE)
@@ -775,8 +832,8 @@ static cp_status visit(void *context, const cp_event *event) {
         return begin(w, n);
     case CP_EVENT_TRANSFER:
         return transfer(all, event);
-    default: /* a wait */
-        return wait_for(w->queues.compute, w->over[n]);
+    default: /* a wait, and op is the exchange that it waits for */
+        return await(w, find_wait(w, n), w->over[n]);
     }
 }
 
@@ -841,9 +898,11 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->plan->programs[w->rank].ops[n];
     const int count = list_halves(w, op);
     cp_status status = begin(w, n);
+    mark_begin(w, op, CP_COMMUNICATING, bytes_of(w->plan, op));
     if (status == CP_OK && count > 0)
         status = w->link->trade(w->link->context, w->halves, count,
                                 w->queues.communication);
+    mark_end(w, CP_COMMUNICATING);
     if (status == CP_OK)
         status = record(w->over[n], w->queues.communication);
     if (status == CP_OK && op->kind != CP_OP_EXCHANGE)
@@ -861,7 +920,7 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
         if (talks(&program->ops[n]))
             status = communicate(w, n);
         else if (program->ops[n].kind == CP_OP_WAIT)
-            status = wait_for(w->queues.compute, w->over[w->ends[n]]);
+            status = await(w, &program->ops[n], w->over[w->ends[n]]);
         else
             status = compute(w, n);
     return status == CP_OK ? end(w) : status;
@@ -935,6 +994,7 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
         w->link->abort(w->link->context);
     if (status != CP_OK)
         return status;
+    cp_device_trace_collect(w->options.trace, w->rank);
     /* See whether labels agreed. */
     const int64_t ranks = w->plan->layout->ranks;
     for (int64_t r = 0; r < ranks && w->plan->labelled; r++) {

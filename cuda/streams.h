@@ -8,6 +8,7 @@
 #include "src/plan.h"
 
 #include "device.h"
+#include "device_trace.h"
 #include "kernels.h"
 
 /* Enqueue the copying of bytes from one buffer to another, on a stream. */
@@ -44,6 +45,7 @@ typedef struct {
     bool poison;    /* tests: slots are NaN until something is written */
     bool separate;  /* attend, then merge, though one kernel could do both */
     int64_t growth; /* tiles by which each list of a call may grow (renew) */
+    cp_device_trace *trace; /* what ran when is noted there; or NULL */
 } cp_stream_options;
 
 /* Reserve a rank's slots on the current device, all at once. The plan must

@@ -49,6 +49,7 @@ struct talk {
     cp_element element;
     bool separate;
     const cp_carry *carry;
+    cp_device_trace *trace;       /* or NULL */
     bool (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
     cp_status (*walk)(talk *t);   /* all layers; NULL: walk_together */
     /* Between calls. */
@@ -158,7 +159,8 @@ static inline cp_status make_walkers(talk *t) {
                                        .blocks = t->blocks < 1 ? 4 : t->blocks,
                                        .poison = true,
                                        .separate = t->separate,
-                                       .growth = t->growth};
+                                       .growth = t->growth,
+                                       .trace = t->trace};
     cp_status status = CP_OK;
     for (int r = 0; r < t->ranks && status == CP_OK; r++)
         status = cp_stream_walker_new(t->plan, r, t->queues[r], &options,
@@ -253,6 +255,8 @@ static inline cp_status take(talk *t, int layer, int rank) {
 
 static inline cp_status walk_layer(talk *t, int layer) {
     cp_status status = CP_OK;
+    for (int r = 0; r < t->ranks; r++)
+        cp_device_trace_layer(t->trace, r, layer);
     for (int r = 0; r < t->ranks && status == CP_OK; r++)
         status = give_all(t, r);
     if (status == CP_OK)

@@ -1,0 +1,239 @@
+/* Tangled from book/13-graphs.nw; edit the chapter. */
+/* Traces by events that keep the time: complete, in order, and free for those
+ * who want none. */
+#define _POSIX_C_SOURCE 200809L /* mkstemp */
+#include "talk.h"
+
+#include <unistd.h>
+
+#include "graph.h"
+#include "src/merges.h"
+
+typedef struct {
+    char name[32];
+    int lane;
+    double start, length;
+    int64_t layer, bytes;
+    int hop;
+} line;
+
+enum { MOST_LINES = 4000 };
+static line lines[MOST_LINES];
+static int line_count;
+static long long left_out;
+
+static void read_lines(const char *path) {
+    FILE *file = fopen(path, "r");
+    char text[400];
+    line_count = 0;
+    left_out = 0;
+    while (fgets(text, sizeof(text), file) != NULL) {
+        line *l = &lines[line_count];
+        long long layer, bytes, lost;
+        int rank;
+        const char *where = strstr(text, "\"rank ");
+        if (sscanf(text,
+                   "{\"name\":\"%31[^\"]\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
+                   "\"ts\":%lf,\"dur\":%lf,\"args\":{\"layer\":%lld,\"hop\":%d,"
+                   "\"bytes\":%lld",
+                   l->name, &l->lane, &l->start, &l->length, &layer, &l->hop,
+                   &bytes) == 7) {
+            l->layer = layer;
+            l->bytes = bytes;
+            line_count++;
+        } else if (where != NULL &&
+                   sscanf(where, "\"rank %d %*[a-z] (%lld", &rank, &lost) == 2)
+            left_out += lost;
+        ck_assert_int_lt(line_count, MOST_LINES);
+    }
+    fclose(file);
+}
+
+static int count(const char *name, int lane) {
+    int found = 0;
+    for (int n = 0; n < line_count; n++)
+        found += lines[n].lane == lane && strcmp(lines[n].name, name) == 0;
+    return found;
+}
+
+static char path[] = "/tmp/trace-XXXXXX";
+
+static void look_for_all(const talk *t) {
+    static const char *const names[] = {"append",     "pack",      "attend",
+                                        "merge",      "exchange",  "wait",
+                                        "all-to-all", "all-gather"};
+    for (int r = 0; r < t->ranks; r++) {
+        const cp_program *program = &t->plan->programs[r];
+        bool in_one[200] = {false};
+        int expected[8] = {0};
+        if (!t->separate)
+            cp_plan_find_merges(t->plan, r, in_one);
+        for (int64_t n = 0; n < program->count; n++)
+            if (n == 0 || !in_one[n - 1])
+                expected[program->ops[n].kind]++;
+        for (int kind = 0; kind < 8; kind++) {
+            const bool talks = kind == CP_OP_EXCHANGE || kind > CP_OP_WAIT;
+            ck_assert_str_eq(names[kind], cp_op_name((cp_op_kind)kind));
+            ck_assert_int_eq(count(names[kind], 2 * r + talks),
+                             t->layers * expected[kind]);
+            ck_assert_int_eq(count(names[kind], 2 * r + !talks), 0);
+        }
+    }
+}
+
+static const line *find_line(const char *name, int lane, int64_t layer,
+                             int hop) {
+    for (int n = 0; n < line_count; n++)
+        if (lines[n].lane == lane && lines[n].layer == layer &&
+            lines[n].hop == hop && strcmp(lines[n].name, name) == 0)
+            return &lines[n];
+    return NULL;
+}
+
+static bool lies_under(const line *hop) {
+    for (int n = 0; n < line_count; n++)
+        if (lines[n].lane == hop->lane - 1 &&
+            strcmp(lines[n].name, "attend") == 0 &&
+            lines[n].start < hop->start + hop->length &&
+            hop->start < lines[n].start + lines[n].length)
+            return true;
+    return false;
+}
+
+static int count_hidden(const talk *t) {
+    int hidden = 0;
+    for (int r = 0; r < t->ranks; r++)
+        for (int n = 0; n < t->layers * t->ranks; n++) {
+            const int layer = n / t->ranks, hop = n % t->ranks;
+            const line *sent = find_line("exchange", 2 * r + 1, layer, hop);
+            const line *waited = find_line("wait", 2 * r, layer, hop);
+            if (sent == NULL)
+                continue;
+            ck_assert_ptr_nonnull(waited);
+            ck_assert_double_ge(waited->start + waited->length + 1e-2,
+                                sent->start + sent->length);
+            hidden += lies_under(sent);
+        }
+    return hidden;
+}
+
+static cp_status walk_and_look(talk *t) {
+    const cp_status status = walk_together(t);
+    ck_assert_int_eq(cp_device_trace_write(t->trace, path), CP_OK);
+    read_lines(path);
+    look_for_all(t);
+    if (t->plan->variant == CP_PASS_KV && t->ranks > 1)
+        ck_assert_int_ge(count_hidden(t), t->ranks * t->layers);
+    return status;
+}
+
+static talk open_traced(int seed, bool traced) {
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)seed;
+    options.open = true;
+    stand_in_begin(&options);
+    talk t = {.shape = {4, 2, 8},
+              .ranks = 1 + seed % 5,
+              .sequences = 2,
+              .room = 90,
+              .spare = 1 + seed % 2,
+              .separate = seed % 3 == 0};
+    open_talk(&t);
+    strcpy(path, "/tmp/trace-XXXXXX");
+    close(mkstemp(path));
+    if (traced)
+        ck_assert_int_eq(cp_device_trace_new(t.ranks, &t.trace), CP_OK);
+    return t;
+}
+
+static void close_traced(talk *t) {
+    cp_device_trace_free(t->trace);
+    unlink(path);
+    close_talk(t);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+
+START_TEST(a_trace_names_every_operation_on_its_queue) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                          CP_DECODE};
+    const int64_t fresh[] = {17, 6}, one[] = {1, 1};
+    talk t = open_traced(_i, true);
+    const cp_variant variant = variants[_i / 5];
+    if (variant == CP_DECODE)
+        call(&t, fresh, CP_PASS_KV);
+    cp_device_trace_free(t.trace);
+    ck_assert_int_eq(cp_device_trace_new(t.ranks, &t.trace), CP_OK);
+    t.walk = walk_and_look;
+    call(&t, variant == CP_DECODE ? one : fresh, variant);
+    ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
+    ck_assert_int_eq(left_out, 0);
+    close_traced(&t);
+}
+END_TEST
+
+START_TEST(without_a_trace_no_event_keeps_the_time) {
+    const int64_t fresh[] = {17, 6};
+    talk t = open_traced(_i, _i % 2 == 1);
+    call(&t, fresh, CP_PASS_KV);
+    call(&t, fresh, CP_PASS_Q);
+    const int64_t timed = stand_in_count().timed_events;
+    ck_assert_int_eq(timed > 0, _i % 2 == 1);
+    call(&t, fresh, CP_PASS_KV);
+    call(&t, fresh, CP_PASS_Q);
+    ck_assert_int_le(stand_in_count().timed_events, 2 * timed);
+    ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
+    close_traced(&t);
+}
+END_TEST
+
+static cp_status enqueue_layer(void *context) {
+    talk *t = context;
+    return cp_loopback_walk(t->walkers, NULL, t->keys[0], t->values[0]);
+}
+
+static cp_status walk_in_a_graph(talk *t) {
+    cp_graph *graph = NULL;
+    cp_status status = walk_layer(t, 0);
+    if (status == CP_OK)
+        status =
+            cp_graph_capture(t->queues, t->ranks, enqueue_layer, t, &graph);
+    for (int r = 0; r < t->ranks && status == CP_OK; r++)
+        status = give_all(t, r);
+    if (status == CP_OK)
+        status = cp_graph_launch(graph);
+    for (int r = 0; r < t->ranks && status == CP_OK; r++)
+        status = take(t, 0, r);
+    for (int r = 0; r < t->ranks && status == CP_OK; r++)
+        status = cp_stream_walker_finish(t->walkers[r], 10.0);
+    cp_graph_free(graph);
+    return status;
+}
+
+START_TEST(what_is_captured_is_left_out) {
+    const int64_t fresh[] = {17, 6};
+    talk t = open_traced(2 + _i, true);
+    t.layers = 1;
+    t.walk = walk_in_a_graph;
+    call(&t, fresh, CP_PASS_KV);
+    ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
+    ck_assert_int_eq(cp_device_trace_write(t.trace, path), CP_OK);
+    read_lines(path);
+    ck_assert_int_gt(line_count, 0);
+    ck_assert_int_eq(left_out, line_count);
+    t.layers = LAYERS;
+    close_traced(&t);
+}
+END_TEST
+
+static Suite *traces_suite(void) {
+    Suite *suite = suite_create("traces");
+    TCase *tests = harness_case("traces");
+    tcase_add_loop_test(tests, a_trace_names_every_operation_on_its_queue, 0,
+                        20);
+    tcase_add_loop_test(tests, without_a_trace_no_event_keeps_the_time, 0, 4);
+    tcase_add_loop_test(tests, what_is_captured_is_left_out, 0, 3);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(traces_suite)
