@@ -59,14 +59,21 @@ double cp_model_key_bytes(const cp_model_sizes *facts) {
            (double)facts->cache_bytes;
 }
 
-static cp_status checked(cp_status status, const cp_model_sizes *facts,
+static cp_status checked(cp_status status, const cp_model_sizes *sizes,
                          const char *label) {
-    const cp_shape shape = cp_model_sizes_shape(facts);
-    if (status != CP_OK || cp_shape_check(&shape) == CP_OK)
+    const cp_shape shape = cp_model_sizes_shape(sizes);
+    char why[200] = "";
+    if (status != CP_OK)
         return status;
-    char why[200];
-    snprintf(why, sizeof(why), "%s", cp_message());
-    return cp_fail(CP_INVALID, "%s: query_heads, kv_heads: %s", label, why);
+    if (sizes->layers > 100000)
+        snprintf(why, sizeof(why), "layers: more than 100000");
+    else if (sizes->cache_bytes > 8)
+        snprintf(why, sizeof(why), "cache_bytes: more than 8");
+    else if (sizes->tables > 2)
+        snprintf(why, sizeof(why), "tables: more than 2");
+    else if (cp_shape_check(&shape) != CP_OK)
+        snprintf(why, sizeof(why), "query_heads, kv_heads: %s", cp_message());
+    return why[0] == '\0' ? CP_OK : cp_fail(CP_INVALID, "%s: %s", label, why);
 }
 
 cp_status cp_model_sizes_parse(const char *label, const char *text,

@@ -69,7 +69,9 @@ static cp_status sweep_batch(FILE *out, const cp_scenario *scenario) {
     for (int64_t batch = 1; batch <= 64 && status == CP_OK; batch *= 2) {
         for (int64_t i = 0; i < batch; i++) {
             fresh[i] = 1;
-            cached[i] = scenario->new_tokens[0] + scenario->cached_tokens[0];
+            cached[i] = INT64_MAX;
+            cp_add(scenario->new_tokens[0], scenario->cached_tokens[0],
+                   &cached[i]);
         }
         each.sequences = batch;
         status = lines(out, (double)batch, &each);

@@ -151,6 +151,9 @@ static void summary_print(FILE *out, bool csv, const prediction *predictions,
         errors_print(out, csv, sets[n].name,
                      errors_of(predictions, count, &sets[n]));
     winners_print(out, csv, predictions, count);
+    const cp_errors table = errors_of(predictions, count, &sets[2]);
+    if (!csv && table.count > 0 && table.median < 1.5)
+        fprintf(out, "Table 4's median is below its own noise: over-fitted\n");
 }
 
 static void body_print(FILE *out, bool csv, const char *machine,

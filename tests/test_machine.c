@@ -230,6 +230,16 @@ START_TEST(models_weigh_what_they_should) {
                                           &m),
                      CP_INVALID);
     ck_assert_ptr_nonnull(strstr(cp_message(), "bad: query_heads, kv_heads"));
+    /* Absurd models. */
+    static const char *const absurd[] = {
+        "layers 1000000 layers", "tables 3 tables", "cache_bytes 9 B",
+        "head_dim 4000000000000000000 numbers"};
+    for (int n = 0; n < 4; n++) {
+        char text[200];
+        snprintf(text, sizeof(text), "model m\nlike llama3-8b\n%s assumed\n",
+                 absurd[n]);
+        ck_assert_int_eq(cp_model_sizes_parse("m", text, &m), CP_INVALID);
+    }
 }
 END_TEST
 

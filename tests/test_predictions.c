@@ -52,6 +52,24 @@ START_TEST(held_out_errors_are_below_the_bars) {
     }
 }
 END_TEST
+/* Time of pass-Q over time of pass-KV, 128,000 tokens in all. */
+static double ratio_at(int64_t fresh) {
+    double times[2];
+    for (int n = 0; n < 2; n++) {
+        const cp_paper_row row = {.quantity = "ttft",
+                                  .ranks = 4,
+                                  .tensor = 8,
+                                  .new_tokens = fresh,
+                                  .cached_tokens = 128000 - fresh,
+                                  .batch = 1,
+                                  .variant = n == 0 ? CP_PASS_KV : CP_PASS_Q,
+                                  .kept = true};
+        ck_assert_int_eq(cp_paper_predict(&row, &gtt, &model, &times[n]),
+                         CP_OK);
+    }
+    return times[1] / times[0];
+}
+
 START_TEST(winners_of_table_4_are_right) {
     int clear = 0, rows = 0;
     for (int n = 0; n + 1 < paper.count; n++) {
@@ -70,6 +88,9 @@ START_TEST(winners_of_table_4_are_right) {
     }
     ck_assert_int_eq(rows, 14);
     ck_assert_int_eq(clear, 12);
+    /* The tie lies between the paper's bounds. */
+    ck_assert_double_lt(ratio_at(3200), 1);
+    ck_assert_double_gt(ratio_at(6577), 1);
 }
 END_TEST
 
@@ -213,12 +234,18 @@ START_TEST(calls_are_predicted) {
     says("$L --new 128K --set link_rate=1 --set jitter=0", "TTFT");
     says("$L --new 5000 --trace /dev/stdout 2>/dev/null | head -c 99",
          "\"traceEvents\"");
+    says("$L --new 5 --set attention_rate=1e15 --set link_rate=1e15", "TTFT");
+    says("$L --new 5 --set attention_rate=1e-15 --set link_rate=1e-15", "TTFT");
     says("$L --help", "--sweep");
 }
 END_TEST
 START_TEST(bad_calls_are_refused) {
     refuses(2, "$L", "simulate needs --new");
     refuses(1, "$L --new 1000000000000000000", "--new, --cached: with the 1");
+    refuses(1,
+            "$L --sweep batch --new 9000000000000000000 --cached "
+            "9000000000000000000",
+            "--new, --cached: with the 1");
     refuses(2, "$L --new 5 --machine nowhere", "machine nowhere: no file");
     refuses(2, "$L --new 5 --model gpt", "model gpt: no file");
     refuses(2, "$L --new 5 --set link_rate=-1", "link_rate: -1: it must be");
