@@ -109,7 +109,7 @@ $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 	$(Q)$(CC) $(flags) -c -o $@ $<
--include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d) $(STAND_IN:.o=.d)
+-include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d $(B)/stand-in/reference/*.d $(B)/stand-in/tests/harness/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
@@ -152,7 +152,7 @@ fit: all ## fit the constants of the paper's cluster, and write predictions into
 predictions: all $(B)/measure_fit
 	@export PATH=$(B):$$PATH; data=figures/data; write=tests/harness/write-data; \
 	  for n in 6 7 8 9 10; do $$write $$data/figure-$$n.csv longring simulate --figure $$n --csv || exit 1; done; \
-	  for n in choices without seeds; do $$write $$data/fit-$$n.csv measure_fit $$n || exit 1; done; \
+	  for n in choices without decode seeds; do $$write $$data/fit-$$n.csv measure_fit $$n || exit 1; done; \
 	  $$write $$data/predictions.csv longring simulate --table all --csv && \
 	  $$write $$data/prediction-errors.csv longring simulate --table summary --csv && \
 	  $$write $$data/what-if.csv tests/harness/what-if

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "device.h"
-#include "device_model.h"
+#include "src/agree.h"
 #include "src/attend_call.h"
 #include "streams.h"
 
@@ -94,28 +94,38 @@ static cp_status put_new(const cp_attend_call *call, int rank,
     return status;
 }
 
-static cp_status take_results(const cp_attend_call *call, int rank,
-                              const part *mine) {
-    const cp_shape *shape = &call->job->shape;
-    const int64_t heads =
-        call->plan->slots[call->plan->queries].rows * shape->query_heads;
-    const int64_t floats = heads * shape->head_dim;
-    float *output;
-    cp_status status =
-        cp_allocate(&output, floats + heads, sizeof(float), "results");
-    if (status == CP_OK)
-        status =
-            cp_cuda(cudaMemcpy(output, cp_stream_walker_output(mine->walker),
-                               (size_t)floats * 4, cudaMemcpyDeviceToHost),
-                    "bringing output");
-    if (status == CP_OK)
-        status = cp_cuda(cudaMemcpy(output + floats,
+static cp_status bring_results(const part *mine, int64_t heads, int64_t dim,
+                               float *block) {
+    const cp_status status =
+        cp_cuda(cudaMemcpy(block, cp_stream_walker_output(mine->walker),
+                           (size_t)(heads * dim) * 4, cudaMemcpyDeviceToHost),
+                "bringing output");
+    return status == CP_OK
+               ? cp_cuda(cudaMemcpy(block + heads * dim,
                                     cp_stream_walker_lse(mine->walker),
                                     (size_t)heads * 4, cudaMemcpyDeviceToHost),
-                         "bringing LSE");
-    if (status == CP_OK)
-        cp_attend_take(call, rank, output, output + floats);
-    free(output);
+                         "bringing LSE")
+               : status;
+}
+
+static cp_status take_results(const cp_device_place *place,
+                              const cp_attend_call *call, const part *parts) {
+    const int ranks = call->job->ranks;
+    const int64_t heads = call->plan->slots[call->plan->queries].rows *
+                          call->job->shape.query_heads;
+    const int64_t dim = call->job->shape.head_dim, block = heads * (dim + 1);
+    float *all;
+    cp_status status = cp_allocate(&all, ranks, 4 * block, "results");
+    if (status != CP_OK)
+        return status;
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        if (parts[r].walker != NULL)
+            status = bring_results(&parts[r], heads, dim, all + r * block);
+    if (status == CP_OK && place->crew != NULL)
+        status = place->crew->collect(all, 4 * block);
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        cp_attend_take(call, r, all + r * block, all + r * block + heads * dim);
+    free(all);
     return status;
 }
 
@@ -131,7 +141,7 @@ static cp_status place_rank(const cp_attend_call *call, int rank,
     return status == CP_OK ? put_new(call, rank, element, mine) : status;
 }
 
-static cp_status walk_parts(const cp_attend_call *call, part *parts) {
+static cp_status walk_here(const cp_attend_call *call, part *parts) {
     const int ranks = call->job->ranks;
     cp_stream_walker **walkers;
     cp_status status =
@@ -145,12 +155,41 @@ static cp_status walk_parts(const cp_attend_call *call, part *parts) {
         values[r] = parts[r].values;
     }
     status = cp_loopback_walk(walkers, NULL, keys, values);
-    for (int r = 0; r < ranks && status == CP_OK; r++)
-        status = cp_stream_walker_finish(walkers[r], 0);
-    if (status != CP_OK)
-        for (int r = 0; r < ranks; r++)
-            cudaStreamSynchronize(parts[r].queues.compute);
     free(walkers);
+    return status;
+}
+
+static cp_status walk_parts(const cp_device_place *place,
+                            const cp_attend_call *call, part *parts) {
+    const int ranks = call->job->ranks;
+    const bool apart = place->link != NULL;
+    part *mine = &parts[apart ? place->only : 0];
+    cp_status status = apart ? cp_stream_walk(mine->walker, place->link,
+                                              mine->keys, mine->values)
+                             : walk_here(call, parts);
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        if (parts[r].walker != NULL)
+            status = cp_stream_walker_finish(parts[r].walker,
+                                             apart ? place->patience : 0.0);
+    if (status != CP_OK && apart)
+        place->link->abort(place->link->context);
+    for (int r = 0; r < ranks && status != CP_OK; r++)
+        if (parts[r].walker != NULL)
+            cudaStreamSynchronize(parts[r].queues.compute);
+    return status;
+}
+
+static cp_status place_all(const cp_device_place *place,
+                           const cp_attend_call *call, cp_element element,
+                           part *parts) {
+    const cp_crew *crew = place->crew;
+    cp_status status = CP_OK;
+    for (int r = 0; r < call->job->ranks && status == CP_OK; r++)
+        if (crew == NULL || r == place->only)
+            status = place_rank(call, r, element, &parts[r]);
+    status = cp_device_all_ready(crew, status);
+    if (status == CP_OK && crew != NULL)
+        status = cp_crew_agree(call->plan, 0);
     return status;
 }
 
@@ -161,7 +200,8 @@ static void free_part(part *mine) {
     cp_queues_free(&mine->queues);
 }
 
-cp_status cp_device_attend_run(const cp_machine *machine, cp_element element,
+cp_status cp_device_attend_run(const cp_device_place *place,
+                               const cp_machine *machine, cp_element element,
                                cp_attend_job *job) {
     cp_attend_call call;
     part *parts = NULL;
@@ -173,12 +213,12 @@ cp_status cp_device_attend_run(const cp_machine *machine, cp_element element,
         status = cp_device_count(&devices);
     if (status == CP_OK)
         status = cp_allocate(&parts, job->ranks, sizeof(part), "ranks");
-    for (int r = 0; r < job->ranks && status == CP_OK; r++)
-        status = place_rank(&call, r, element, &parts[r]);
     if (status == CP_OK)
-        status = walk_parts(&call, parts);
-    for (int r = 0; r < job->ranks && status == CP_OK; r++)
-        status = take_results(&call, r, &parts[r]);
+        status = place_all(place, &call, element, parts);
+    if (status == CP_OK)
+        status = walk_parts(place, &call, parts);
+    if (status == CP_OK)
+        status = take_results(place, &call, parts);
     for (int r = 0; parts != NULL && r < job->ranks; r++)
         free_part(&parts[r]);
     free(parts);

@@ -3,13 +3,13 @@
 #ifndef CP_DEVICE_ATTEND_H
 #define CP_DEVICE_ATTEND_H
 
-#include "src/backend.h"
+#include "device_engine.h"
 
-#include "kernels.h"
-
-/* As cp_attend_run (reference/attend_job.h), all ranks on the current device,
- * inputs rounded to element. Fails besides with CP_BROKEN without a GPU. */
-cp_status cp_device_attend_run(const cp_machine *machine, cp_element element,
+/* As cp_attend_run (reference/attend_job.h), for the ranks that a place has on
+ * the current device, inputs rounded to element. Fails besides with CP_BROKEN
+ * without a GPU. */
+cp_status cp_device_attend_run(const cp_device_place *place,
+                               const cp_machine *machine, cp_element element,
                                cp_attend_job *job);
 
 #endif

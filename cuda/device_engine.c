@@ -568,8 +568,7 @@ static cp_status agree(const cp_engine *engine, const cp_forward *call) {
                        cp_fingerprint(call->tokens, bytes, 1));
 }
 
-static cp_status all_ready(const cp_engine *engine, cp_status mine) {
-    const cp_crew *crew = engine->place->crew;
+cp_status cp_device_all_ready(const cp_crew *crew, cp_status mine) {
     int32_t *all;
     if (crew == NULL)
         return mine;
@@ -647,7 +646,7 @@ static cp_status prepare(cp_engine *engine, const cp_forward *call,
                      : make_workplace(engine, call, 0, work);
     if (status == CP_OK)
         status = make_room(engine, work);
-    return all_ready(engine, status);
+    return cp_device_all_ready(engine->place->crew, status);
 }
 
 cp_status cp_device_engine_run(cp_engine *engine, const cp_forward *call) {

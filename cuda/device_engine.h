@@ -21,6 +21,10 @@ typedef struct {
     bool graphs;         /* decode from a captured graph */
 } cp_device_place;
 
+/* How it went with one process of a crew (NULL: the only one), and a failure
+ * of any is one of all. */
+cp_status cp_device_all_ready(const cp_crew *crew, cp_status mine);
+
 /* The functions of an engine that backend.h asks for. place must outlive it. */
 cp_status cp_device_engine_new(const cp_device_place *place,
                                const cp_model *model,

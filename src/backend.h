@@ -72,6 +72,7 @@ struct cp_backend {
     const cp_machine *machine; /* what Algorithm 1 is to assume */
     bool reserves; /* a cache's rows cost memory before they are written */
     void (*patience)(double seconds); /* for its ranks to wait; or NULL */
+    cp_status (*divide)(int parts);   /* a rank is so many processes; or NULL */
     /* Become one of several processes with this command line (crew.h), and
      * see that they agree on it; NULL: there is but one. */
     cp_status (*join)(int count, char *const *arguments);

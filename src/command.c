@@ -73,20 +73,42 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
     return result;
 }
 
-cp_status cp_command_ranks(int64_t *ranks) {
+cp_status cp_command_ranks_of(int64_t *ranks, int64_t tensor) {
     const cp_crew *crew = cp_crew_mine();
     const bool joined = crew->share != NULL;
+    if (tensor < 1 || tensor > CP_COMMAND_RANKS)
+        return cp_fail(CP_INVALID, "--tensor %lld: between 1 and %d GPUs",
+                       (long long)tensor, CP_COMMAND_RANKS);
     if (*ranks < 0)
-        *ranks = joined ? crew->ranks : 4;
+        *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
     if (*ranks < 1 || *ranks > CP_COMMAND_RANKS)
         return cp_fail(CP_INVALID,
                        "--ranks %lld: between 1 and %d ranks can be had",
                        (long long)*ranks, CP_COMMAND_RANKS);
-    if (joined && *ranks != crew->ranks)
+    if (joined && tensor == 1 && *ranks != crew->ranks)
         return cp_fail(CP_INVALID,
                        "--ranks %lld: the launcher has started %d processes",
                        (long long)*ranks, crew->ranks);
+    if (joined && *ranks * tensor != crew->ranks)
+        return cp_fail(CP_INVALID,
+                       "--ranks %lld --tensor %lld: the launcher has started "
+                       "%d processes",
+                       (long long)*ranks, (long long)tensor, crew->ranks);
     return CP_OK;
+}
+
+cp_status cp_command_ranks(int64_t *ranks) {
+    return cp_command_ranks_of(ranks, 1);
+}
+
+cp_status cp_command_divide(const cp_backend *backend, int64_t tensor) {
+    if (tensor == 1)
+        return CP_OK;
+    if (backend->divide == NULL)
+        return cp_fail(CP_INVALID,
+                       "--tensor %lld: only ranks on GPUs share their heads",
+                       (long long)tensor);
+    return backend->divide((int)tensor);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",

@@ -36,10 +36,16 @@ enum { CP_COMMAND_RANKS = 1024 }; /* more than this is refused */
  * processes if they are what ranks are. */
 cp_status cp_command_ranks(int64_t *ranks);
 
+/* The same where a rank is so many processes, which share its heads. */
+cp_status cp_command_ranks_of(int64_t *ranks, int64_t tensor);
+
 /* The backend of that place of CP_COMMAND_PLACES, whose ranks shall wait for
  * each other no longer than timeout, in seconds. */
 cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend);
+
+/* Tell a backend that a rank is so many processes. */
+cp_status cp_command_divide(const cp_backend *backend, int64_t tensor);
 
 enum { CP_COMMAND_TIMEOUT = 60 }; /* unless --timeout says otherwise */
 

@@ -44,7 +44,7 @@ typedef struct {
     /* What the user asked for. */
     const char *model, *file, *trace, *batch, *system;
     cp_words asks;
-    int64_t ranks, most, capacity, seed;
+    int64_t ranks, tensor, most, capacity, seed;
     int variant, on;
     bool compare;
     double temperature, timeout;
@@ -680,14 +680,20 @@ static cp_status chat_check(void *context) {
     if (chat->most < 1)
         return cp_fail(CP_INVALID, "--most %lld: at least 1 token",
                        (long long)chat->most);
-    cp_status status = cp_command_ranks(&chat->ranks);
+    cp_status status = cp_command_ranks_of(&chat->ranks, chat->tensor);
+    if (status == CP_OK && chat->compare && chat->tensor > 1)
+        status = cp_fail(CP_INVALID,
+                         "--compare: one rank of %lld GPUs is "
+                         "nothing to compare with",
+                         (long long)chat->tensor);
     if (status == CP_OK)
         status = cp_sampler_start(chat->temperature, (uint64_t)chat->seed,
                                   &chat->sampler);
     chat->first_sampler = chat->sampler;
-    return status == CP_OK
-               ? cp_command_backend(chat->on, chat->timeout, &chat->backend)
-               : status;
+    if (status == CP_OK)
+        status = cp_command_backend(chat->on, chat->timeout, &chat->backend);
+    return status == CP_OK ? cp_command_divide(chat->backend, chat->tensor)
+                           : status;
 }
 
 static cp_status document_open(chat_run *chat) {
@@ -880,6 +886,7 @@ static cp_status chat_work(void *context) {
 
 int cp_command_chat(int count, char *const *arguments) {
     chat_run chat = {.ranks = -1,
+                     .tensor = 1,
                      .most = 128,
                      .sequences = 1,
                      .seed = 1,
@@ -888,6 +895,8 @@ int cp_command_chat(int count, char *const *arguments) {
         /* Options of chat. */
         {"model", CP_WORD, &chat.model, "FILE.gguf", "the model"},
         {"ranks", CP_COUNT, &chat.ranks, "N", "how many ranks (default 4)"},
+        {"tensor", CP_COUNT, &chat.tensor, "n",
+         "processes, each with a GPU, that share a rank's heads (default 1)"},
         {"file", CP_WORD, &chat.file, "TEXT",
          "a document to put before the first question"},
         {"ask", CP_WORDS, &chat.asks, "QUESTION",

@@ -12,7 +12,7 @@
 
 typedef struct {
     const char *model, *tokens, *history, *positions, *out;
-    int64_t ranks, generate;
+    int64_t ranks, tensor, generate;
     int variant, on;
     double timeout;
     /* What they come to. */
@@ -48,14 +48,15 @@ static cp_status logits_check(void *context) {
     if (run->history != NULL && strchr(run->history, ',') != NULL)
         return cp_fail(CP_INVALID, "--history %s: one sequence is needed",
                        run->history);
-    cp_status status = cp_command_ranks(&run->ranks);
+    cp_status status = cp_command_ranks_of(&run->ranks, run->tensor);
     if (status == CP_OK && run->history != NULL)
         status = cp_history_parse(run->history, &run->turns, &run->turn_count);
     if (status == CP_OK && !positions_named(run->positions))
         status = cp_counts_parse("positions", run->positions, &run->wanted);
-    return status == CP_OK
-               ? cp_command_backend(run->on, run->timeout, &run->backend)
-               : status;
+    if (status == CP_OK)
+        status = cp_command_backend(run->on, run->timeout, &run->backend);
+    return status == CP_OK ? cp_command_divide(run->backend, run->tensor)
+                           : status;
 }
 
 static cp_status positions_check(const logits_run *run) {
@@ -271,14 +272,18 @@ static cp_status logits_work(void *context) {
 }
 
 int cp_command_logits(int count, char *const *arguments) {
-    logits_run run = {
-        .ranks = -1, .positions = "last", .timeout = CP_COMMAND_TIMEOUT};
+    logits_run run = {.ranks = -1,
+                      .tensor = 1,
+                      .positions = "last",
+                      .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
         /* Options of logits. */
         {"model", CP_WORD, &run.model, "FILE.gguf", "the model"},
         {"tokens", CP_WORD, &run.tokens, "IDS.npy",
          "token ids [T], int32 or int64"},
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
+        {"tensor", CP_COUNT, &run.tensor, "n",
+         "processes, each with a GPU, that share a rank's heads (default 1)"},
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
