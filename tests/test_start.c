@@ -491,14 +491,17 @@ static void knock(int port, int way) {
     static const char *const words[] = {
         "", "GET / HTTP/1.1\r\n\r\n", "longring",
         "longrinG, and nonsense longer than any greeting would be"};
+    static const char zeros[64];
     char why[128];
     for (int i = 0; i < 60; i++) {
         int n = 0;
         const int line = cp_wire_call("127.0.0.1", port, &n, 1, why);
         if (line < 0)
             rest(0.005);
-        else
+        else if (way < 4)
             cp_wire_put(line, words[way], (int64_t)strlen(words[way]), 1);
+        else
+            cp_wire_put(line, zeros, sizeof(zeros), 1);
         if (i % 3 == 0 && line >= 0)
             close(line);
     }
@@ -507,7 +510,7 @@ static void knock(int port, int way) {
 static void come_behind_strangers(int who, cp_meet_options *own) {
     if (who != 1)
         return;
-    for (int way = 0; way < 4; way++)
+    for (int way = 0; way < 5; way++)
         knock(own->launch.port, way);
 }
 
