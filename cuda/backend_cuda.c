@@ -96,11 +96,6 @@ static cp_status join(int count, char *const *arguments) {
 }
 
 static cp_status divide(int parts) {
-    if (apart.crew == NULL)
-        return cp_fail(CP_INVALID,
-                       "--tensor %d: a launcher must start the processes, one "
-                       "for each GPU",
-                       parts);
     const cp_status status = cp_nccl_split(world, parts, &heads, &ring);
     if (status != CP_OK)
         return status;

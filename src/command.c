@@ -79,6 +79,11 @@ cp_status cp_command_ranks_of(int64_t *ranks, int64_t tensor) {
     if (tensor < 1 || tensor > CP_COMMAND_RANKS)
         return cp_fail(CP_INVALID, "--tensor %lld: between 1 and %d GPUs",
                        (long long)tensor, CP_COMMAND_RANKS);
+    if (tensor > 1 && !joined)
+        return cp_fail(CP_INVALID,
+                       "--tensor %lld: a launcher must start the processes, "
+                       "one for each GPU",
+                       (long long)tensor);
     if (*ranks < 0)
         *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
     if (*ranks < 1 || *ranks > CP_COMMAND_RANKS)

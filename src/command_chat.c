@@ -690,10 +690,9 @@ static cp_status chat_check(void *context) {
         status = cp_sampler_start(chat->temperature, (uint64_t)chat->seed,
                                   &chat->sampler);
     chat->first_sampler = chat->sampler;
-    if (status == CP_OK)
-        status = cp_command_backend(chat->on, chat->timeout, &chat->backend);
-    return status == CP_OK ? cp_command_divide(chat->backend, chat->tensor)
-                           : status;
+    return status == CP_OK
+               ? cp_command_backend(chat->on, chat->timeout, &chat->backend)
+               : status;
 }
 
 static cp_status document_open(chat_run *chat) {
@@ -761,6 +760,8 @@ static cp_status chat_open(chat_run *chat) {
         status = cp_gguf_open(chat->model, &chat->gguf);
     if (status == CP_OK)
         status = cp_command_about(words_open(chat), chat->model);
+    if (status == CP_OK)
+        status = cp_command_divide(chat->backend, chat->tensor);
     if (status == CP_OK)
         status = cp_command_about(
             cp_model_open(chat->backend, chat->gguf, &chat->weights),

@@ -53,10 +53,9 @@ static cp_status logits_check(void *context) {
         status = cp_history_parse(run->history, &run->turns, &run->turn_count);
     if (status == CP_OK && !positions_named(run->positions))
         status = cp_counts_parse("positions", run->positions, &run->wanted);
-    if (status == CP_OK)
-        status = cp_command_backend(run->on, run->timeout, &run->backend);
-    return status == CP_OK ? cp_command_divide(run->backend, run->tensor)
-                           : status;
+    return status == CP_OK
+               ? cp_command_backend(run->on, run->timeout, &run->backend)
+               : status;
 }
 
 static cp_status positions_check(const logits_run *run) {
@@ -157,6 +156,8 @@ static cp_status logits_load(logits_run *run) {
         status = ids_load(run);
     if (status == CP_OK)
         status = cp_gguf_open(run->model, &run->file);
+    if (status == CP_OK)
+        status = cp_command_divide(run->backend, run->tensor);
     if (status == CP_OK)
         status = cp_command_about(
             cp_model_open(run->backend, run->file, &run->weights), run->model);

@@ -171,6 +171,9 @@ START_TEST(a_machine_without_a_gpu_is_told_so) {
         refused(1, "the model's weights: ", chat);
         variables = NULL;
     }
+    refused(2, "--tensor 2: a launcher must start the processes",
+            "$G chat --model $D/m.gguf --on cuda --tensor 2");
+    
     refused(2, "--on cuda: not built in (make gpu",
             "$L chat --model x --on cuda");
     refused(2, "nothing is measured there yet", "$G bench --on cuda");
@@ -182,6 +185,27 @@ START_TEST(a_machine_without_a_gpu_is_told_so) {
 }
 END_TEST
 
+START_TEST(launched_processes_end_together) {
+    static const char *const both =
+        "export LONGRING_MEETING=$D/door WORLD_SIZE=2 LOCAL_WORLD_SIZE=2; "
+        "RANK=1 LOCAL_RANK=1 $G chat --model $D/m.gguf --on cuda --ask x "
+        "2>$D/other & RANK=0 LOCAL_RANK=0 $G chat --model $D/m.gguf --on cuda "
+        "--ask x; one=$?; wait $!; [ $? = 1 ] || exit 7; [ ! -s $D/other ] || "
+        "exit 8; exit $one";
+    char path[128];
+    if (getenv("LONGRING_GPU") != NULL)
+        return;
+    make_directory();
+    snprintf(path, sizeof(path), "%s/m.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    variables = "STAND_IN_DRIVER=0";
+    refused(1, "no GPU: this machine has no driver for one", both);
+    variables = NULL;
+    refused(1, "2 processes on a host of 1 GPUs", both);
+    remove_directory();
+}
+END_TEST
+
 static Suite *gpu_commands_suite(void) {
     Suite *suite = suite_create("commands with GPUs");
     TCase *tests = harness_case("commands with GPUs");
@@ -189,6 +213,7 @@ static Suite *gpu_commands_suite(void) {
     tcase_add_test(tests, attention_alone_is_the_same);
     tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0, 3);
     tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
+    tcase_add_test(tests, launched_processes_end_together);
     return suite;
 }
 
