@@ -114,18 +114,31 @@ static void note_goodbye(int r, int status, const char *text) {
                  text);
 }
 
+static const char *name_of(uint32_t kind) {
+    return kind == CP_STAR_SHARE     ? "a share"
+           : kind == CP_STAR_COLLECT ? "a collection"
+                                     : "a word";
+}
+
+static cp_status disagree(int r, const cp_star_frame *frame,
+                          const cp_star_frame *expected) {
+    return fail_all(CP_BROKEN,
+                    "the ranks disagree: in operation %lld rank %d expects %s "
+                    "of %lld bytes, rank %d has %s of %lld (its operation "
+                    "%lld)",
+                    (long long)expected->number, us.rank,
+                    name_of(expected->kind), (long long)expected->bytes, r,
+                    name_of(frame->kind), (long long)frame->bytes,
+                    (long long)frame->number);
+}
+
 static cp_status hear_news(int r, const cp_star_frame *frame,
                            const cp_star_frame *expected) {
     char text[TEXT];
     const bool talks =
         frame->kind == CP_STAR_FAILURE || frame->kind == CP_STAR_GOODBYE;
     if (!talks)
-        return fail_all(CP_BROKEN,
-                        "the ranks disagree: rank %d expects %lld bytes in "
-                        "operation %lld, rank %d has %lld in operation %lld",
-                        us.rank, (long long)expected->bytes,
-                        (long long)expected->number, r, (long long)frame->bytes,
-                        (long long)frame->number);
+        return disagree(r, frame, expected);
     const cp_wire wire = cp_star_take_text(us.lines[r], frame, text, GRACE);
     if (wire != CP_WIRE_FINE)
         return lose(r, wire, "to say why it failed");
