@@ -173,6 +173,58 @@ START_TEST(a_lost_message_is_named) {
 }
 END_TEST
 
+static talk mistaken;
+static int64_t mistaken_fresh;
+
+static cp_status walk_with_one_mistaken(talk *t) {
+    mistaken = *t;
+    cp_status status = plan_call(&mistaken, &mistaken_fresh, t->plan->variant);
+    const cp_stream_options options = {.element = t->element, .blocks = 4};
+    cp_stream_walker_free(t->walkers[1]);
+    t->walkers[1] = NULL;
+    if (status == CP_OK)
+        status = cp_stream_walker_new(mistaken.plan, 1, t->queues[1], &options,
+                                      &t->walkers[1]);
+    ck_assert_int_eq(status, CP_OK);
+    status = walk_apart(t);
+    cudaDeviceSynchronize();
+    cp_stream_walker_free(t->walkers[1]);
+    t->walkers[1] = NULL;
+    cp_plan_report_free(&mistaken.report);
+    cp_plan_free(mistaken.plan);
+    cp_layout_free(mistaken.layout);
+    return status;
+}
+
+START_TEST(a_rank_with_another_plan_is_named) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)_i;
+    stand_in_begin(&options);
+    talk t = {.shape = {2, 1, 8},
+              .ranks = 2 + _i % 3,
+              .sequences = 1,
+              .room = 90,
+              .walk = walk_with_one_mistaken};
+    const int64_t fresh = 20;
+    mistaken_fresh = 28;
+    patience = patience_of_others = 5.0;
+    open_talk(&t);
+    const double began = now();
+    ck_assert_int_eq(call(&t, &fresh, variants[_i / 3 % 3]), CP_BROKEN);
+    ck_assert_double_le(now() - began, 4.0);
+    for (int r = 0; r < t.ranks; r++)
+        ck_assert_int_eq(seats[r].status, CP_BROKEN);
+    const char *report = stand_in_report();
+    ck_assert_msg(strstr(report, "rank 1 sends") != NULL ||
+                      strstr(report, "to rank 1, which receives") != NULL,
+                  "%s", report);
+    ck_assert_int_eq(t.cache->length[0], 0);
+    close_talk(&t);
+    stand_in_end();
+}
+END_TEST
+
 static pthread_barrier_t table;
 static void *on_the_table;
 static _Thread_local int at_the_table;
@@ -404,6 +456,7 @@ static Suite *nccl_suite(void) {
     tcase_add_loop_test(tests, survivors_of_a_silent_rank_end, 0, 8);
     tcase_add_test(tests, a_peer_that_never_connects_is_not_waited_for);
     tcase_add_test(tests, a_lost_message_is_named);
+    tcase_add_loop_test(tests, a_rank_with_another_plan_is_named, 0, 9);
     tcase_add_loop_test(tests, sums_and_rings_do_not_meet, 0, 12);
     tcase_add_loop_test(tests, silence_spreads_through_groups_and_ends, 0, 3);
     tcase_add_test(tests, groups_that_do_not_divide_are_refused);
