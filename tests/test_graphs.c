@@ -17,7 +17,8 @@ typedef struct {
     cp_nccl *nccl[MOST_RANKS];
     char *inputs[MOST_RANKS][3]; /* on the host: queries, keys, values */
     int64_t input_bytes[3];
-    bool stale; /* plant the fault */
+    bool outside; /* what goes in and comes out is not in the graph */
+    bool stale;   /* plant the fault */
     int captures;
 } batch;
 
@@ -124,20 +125,34 @@ static cp_status take_answer(const batch *b, int r, int layer) {
         "taking an answer");
 }
 
+static cp_status give_all_inputs(const batch *b) {
+    cp_status status = CP_OK;
+    for (int r = 0; r < b->t.ranks && status == CP_OK; r++)
+        status = give_inputs(b, r);
+    return status;
+}
+
+static cp_status take_all_answers(const batch *b, int layer) {
+    cp_status status = CP_OK;
+    for (int r = 0; r < b->t.ranks && status == CP_OK; r++)
+        status = take_answer(b, r, layer);
+    return status;
+}
+
 static cp_status enqueue_step(void *context) {
     batch *b = context;
     talk *t = &b->t;
     cp_status status = CP_OK;
     for (int layer = 0; layer < t->layers; layer++) {
-        for (int r = 0; r < t->ranks && status == CP_OK; r++)
-            status = give_inputs(b, r);
+        if (status == CP_OK && !b->outside)
+            status = give_all_inputs(b);
         stand_in_freeze_uploads(b->stale);
         if (status == CP_OK)
             status = cp_loopback_walk(t->walkers, NULL, t->keys[layer],
                                       t->values[layer]);
         stand_in_freeze_uploads(false);
-        for (int r = 0; r < t->ranks && status == CP_OK; r++)
-            status = take_answer(b, r, layer);
+        if (status == CP_OK && !b->outside)
+            status = take_all_answers(b, layer);
     }
     return status;
 }
@@ -172,9 +187,13 @@ static cp_status run_once(batch *b, bool launch) {
         status =
             cp_graph_capture(t->queues, t->ranks, enqueue_step, b, &b->graph);
     }
+    if (status == CP_OK && b->outside)
+        status = give_all_inputs(b);
     if (status == CP_OK)
         status = launch ? cp_graph_launch(b->graph) : enqueue_step(b);
-    for (int r = 0; r < t->ranks && status == CP_OK; r++)
+    if (status == CP_OK && b->outside)
+        status = take_all_answers(b, 0);
+    for (int r = t->ranks - 1; r >= 0 && status == CP_OK; r--)
         status = cp_stream_walker_finish(t->walkers[r], 10.0);
     return status;
 }
@@ -266,6 +285,7 @@ static void open_batch(batch *b, uint64_t seed, int64_t growth) {
                        .element = (cp_element)(seed % 3),
                        .growth = growth}};
     open_talk(&b->t);
+    b->outside = seed % 2 == 1 && b->t.layers == 1;
     remember(&b->t, 31 * b->t.ranks);
     fill_caches(&b->t);
     make_room(b, everybody);
