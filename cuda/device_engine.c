@@ -56,8 +56,9 @@ struct cp_engine {
     seat *seats;
     int64_t cache_bytes; /* of one layer's keys, of a rank */
     workplace decode;
-    int now;       /* which of the two kept buffers is valid */
-    owner *owners; /* [tokens] of the last call that went well */
+    cp_device_trace *trace; /* or NULL */
+    int now;                /* which of the two kept buffers is valid */
+    owner *owners;          /* [tokens] of the last call that went well */
     int64_t tokens;
     char *scores; /* room for a few rows of logits, and their input */
     cudaEvent_t paced[2];
@@ -304,12 +305,17 @@ static cp_status each_block(const bench *b, block_work work) {
 }
 
 static cp_status each_seat(cp_engine *engine, const workplace *work,
-                           int64_t layer, block_work what) {
+                           int64_t layer, block_work what, const char *name) {
     cp_status status = CP_OK;
     for (int s = 0; s < work->count && status == CP_OK; s++) {
-        const bench b = {engine, &engine->seats[s], &work->desks[s],
-                         work->walkers[s], layer};
+        seat *here = &engine->seats[s];
+        const bench b = {engine, here, &work->desks[s], work->walkers[s],
+                         layer};
+        cp_device_trace_layer(engine->trace, here->rank, layer);
+        cp_device_trace_begin(engine->trace, here->rank, name,
+                              here->queues.compute);
         status = each_block(&b, what);
+        cp_device_trace_end(engine->trace, here->rank, here->queues.compute);
     }
     return status;
 }
@@ -328,10 +334,12 @@ static cp_status walk(cp_engine *engine, const workplace *work, int64_t layer) {
 
 static cp_status enqueue_layer(cp_engine *engine, const workplace *work,
                                int64_t layer) {
-    cp_status status = each_seat(engine, work, layer, before);
+    cp_status status = each_seat(engine, work, layer, before, "project");
     if (status == CP_OK)
         status = walk(engine, work, layer);
-    return status == CP_OK ? each_seat(engine, work, layer, after) : status;
+    return status == CP_OK
+               ? each_seat(engine, work, layer, after, "feed forward")
+               : status;
 }
 
 static cp_status embed(const bench *b) {
@@ -437,7 +445,8 @@ static cp_status make_seat(const cp_engine *engine, const cp_forward *call,
     const int rank = engine->seats[s].rank;
     const cp_block *mine = &call->layout->queries[rank];
     const cp_stream_options options = {.element = engine->model->element,
-                                       .growth = growth};
+                                       .growth = growth,
+                                       .trace = engine->trace};
     const cp_status status = make_desk(
         engine->model, growth > 0 ? mine->rows : mine->tokens, &work->desks[s]);
     return status == CP_OK
@@ -512,6 +521,8 @@ static cp_status finish(cp_engine *engine, const workplace *work) {
         status = cp_stream_walker_finish(work->walkers[s], patience);
     for (int s = 0; s < work->count && status == CP_OK; s++)
         status = keep_seat(engine, work, s);
+    for (int s = 0; s < work->count && status == CP_OK; s++)
+        cp_device_trace_collect(engine->trace, engine->seats[s].rank);
     return status;
 }
 
@@ -532,7 +543,7 @@ static cp_status enqueue_step(void *context) {
 static cp_status run_step(cp_engine *engine, workplace *work) {
     step it = {engine, work};
     cp_status status = CP_OK;
-    if (!work->warm || !engine->place->graphs)
+    if (!work->warm || !engine->place->graphs || engine->trace != NULL)
         return enqueue_step(&it);
     if (work->graph == NULL)
         status = cp_graph_capture(engine->queues, engine->count, enqueue_step,
@@ -790,6 +801,8 @@ static cp_status make_one_seat(cp_engine *engine, int s) {
     engine->queues[s] = here->queues;
     if (status == CP_OK)
         status = cp_multiplier_new(&here->multiplier);
+    if (status == CP_OK)
+        status = cp_multiplier_check(here->multiplier, engine->model->numbers);
     return status == CP_OK ? make_cache(engine, here) : status;
 }
 
@@ -804,6 +817,7 @@ static cp_status make_events(cp_engine *engine) {
 
 void cp_device_engine_free(cp_engine *engine) {
     free_workplace(&engine->decode);
+    cp_device_trace_free(engine->trace);
     for (int s = 0; engine->seats != NULL && s < engine->count; s++) {
         seat *here = &engine->seats[s];
         cp_multiplier_free(here->multiplier);
@@ -841,6 +855,8 @@ static cp_status fill_engine(cp_engine *engine) {
         status = make_one_seat(engine, s);
     if (status == CP_OK)
         status = make_events(engine);
+    if (status == CP_OK && engine->options.trace)
+        status = cp_device_trace_new(engine->options.ranks, &engine->trace);
     return status == CP_OK
                ? cp_device_reserve(SCORED * (row + 4 * f->vocabulary),
                                    "the output layer", &engine->scores)
@@ -868,6 +884,5 @@ cp_status cp_device_engine_new(const cp_device_place *place,
 }
 
 cp_status cp_device_engine_trace(const cp_engine *engine, const char *path) {
-    (void)engine;
-    return cp_fail(CP_INVALID, "%s: GPUs leave no trace yet", path);
+    return cp_device_trace_write(engine->trace, path);
 }

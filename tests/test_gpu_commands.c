@@ -155,6 +155,19 @@ static void refused(int status, const char *because, const char *line) {
                   "%s: %s", line, errors);
 }
 
+START_TEST(a_trace_has_two_lanes_a_rank) {
+    char path[128];
+    make_directory();
+    snprintf(path, sizeof(path), "%s/m.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    runs("$G chat --model $D/m.gguf --on cuda --ranks 3 --ask 'Ring' --most 3 "
+         "--trace $D/t.json; grep -q 'feed forward' $D/t.json && "
+         "grep -q '\"attend\"' $D/t.json && "
+         "[ $(grep -c thread_name $D/t.json) = 6 ]");
+    remove_directory();
+}
+END_TEST
+
 START_TEST(a_machine_without_a_gpu_is_told_so) {
     char path[128];
     make_directory();
@@ -173,7 +186,6 @@ START_TEST(a_machine_without_a_gpu_is_told_so) {
     }
     refused(2, "--tensor 2: a launcher must start the processes",
             "$G chat --model $D/m.gguf --on cuda --tensor 2");
-    
     refused(2, "--on cuda: not built in (make gpu",
             "$L chat --model x --on cuda");
     refused(2, "nothing is measured there yet", "$G bench --on cuda");
@@ -212,6 +224,7 @@ static Suite *gpu_commands_suite(void) {
     suite_add_tcase(suite, tests);
     tcase_add_test(tests, attention_alone_is_the_same);
     tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0, 3);
+    tcase_add_test(tests, a_trace_has_two_lanes_a_rank);
     tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
     tcase_add_test(tests, launched_processes_end_together);
     return suite;
