@@ -77,6 +77,9 @@ START_TEST(hops_are_as_by_hand) {
     expect("cores 4 cores assumed\n", CP_PASS_KV, 9, 0);
     expect("attention_at 1 8e-12 TFLOP/s assumed\n", CP_PASS_KV, 9, 0);
     expect("launch 1e6 us assumed\n", CP_PASS_KV, 23, 0);
+    expect("memory_fraction 3.2e-20 of-peak assumed\n", CP_PASS_KV, 25, 0);
+    expect("memory_fraction 3.2e-20 of-peak assumed\ncores 2 cores assumed\n",
+           CP_PASS_KV, 32, 0);
 }
 END_TEST
 START_TEST(other_variants_are_as_by_hand) {
