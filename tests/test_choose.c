@@ -327,6 +327,8 @@ START_TEST(nothing_to_learn) {
     ck_assert_int_eq(cp_learn_score(&trials, &score), CP_INVALID);
     items[1].pass_q = 3; /* a step down, for full prefills only */
     trials.count = 2;
+    ck_assert_int_eq(cp_learn_score(&trials, &score), CP_OK);
+    ck_assert(score.of == 2 && score.right == 0); /* each by the other alone */
     ck_assert_int_eq(cp_learn(&trials, &fit, &apart), CP_OK);
     ck_assert(isfinite(fit.alpha) && fit.alpha > 0 && fit.beta == 0);
 }

@@ -73,6 +73,8 @@ START_TEST(what_does_not_fit_is_none) {
     ck_assert(!cp_rational_fits(none));
     ck_assert(!cp_rational_fits(cp_rational_multiply(largest, less)));
     ck_assert(!cp_rational_fits(cp_rational_multiply(half, power(2, 1))));
+    ck_assert(!cp_rational_fits(cp_rational_scale(half, -2, 1)));
+    ck_assert(!cp_rational_fits(cp_rational_add(none, none)));
     ck_assert(!cp_rational_fits(cp_rational_scale(none, 0, 1)));
     ck_assert(!cp_rational_fits(cp_rational_subtract(one, none)));
     ck_assert(!cp_rational_fits(cp_rational_divide(one, none)));
@@ -96,9 +98,10 @@ START_TEST(numbers_are_read_exactly) {
                 {"1E+2", 100, 1},
                 {"1/0.5", 2, 1},
                 {"-0", 0, 1}};
-    const char *bad[] = {"",    "-",     "1e",  "e9",  ".",      "1 ",
-                         "1/",  "1//2",  "1/0", "0x1", "1e1000", "1e39",
-                         "nan", "1.2.3", "--1", "inf", "1e-39"};
+    const char *bad[] = {"",       "-",     "1e",          "e9",    ".",
+                         "1 ",     "1/",    "1//2",        "1/0",   "0x1",
+                         "1e1000", "1e39",  "nan",         "1.2.3", "--1",
+                         "inf",    "1e-39", "1e4294967296"};
     cp_rational number;
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
         ck_assert_msg(cp_rational_parse("n", good[i].text, &number) == CP_OK,
@@ -444,6 +447,31 @@ START_TEST(table_5_decides_by_seconds) { /* invariant 28 */
     }
 }
 END_TEST
+START_TEST(nothing_hides_where_cores_are_shared) {
+    cp_setting setting = peak(4);
+    const int64_t fresh = 10000, cached = 1000000;
+    cp_load load;
+    ck_assert_int_eq(cp_load_of(1, &fresh, &cached, &load), CP_OK);
+    for (int shared = 0; shared < 2; shared++)
+        for (int r = 1; r < 6; r++) {
+            cp_verdict verdict;
+            setting.shares_cores = shared;
+            ck_assert_int_eq(
+                cp_rule_ask(&cp_rules[r], &setting, &load, &verdict), CP_OK);
+            ck_assert_msg(verdict.variant == (shared ? CP_PASS_Q : CP_PASS_KV),
+                          "%s: %s", cp_rules[r].name, verdict.because);
+        }
+}
+END_TEST
+
+START_TEST(a_rule_that_turns_the_wrong_way_has_no_threshold) {
+    const cp_rule wrong = {"learned", CP_RULE_EMPIRICAL, false, {-3, 1, 20.28}};
+    const cp_setting setting = peak(4);
+    int64_t least;
+    ck_assert_int_eq(cp_rule_least(&wrong, &setting, 1000, &least), CP_OK);
+    ck_assert_int_eq(least, 1001);
+}
+END_TEST
 START_TEST(appendix_d_turns_where_it_says) {
     const cp_setting setting = peak(4);
     const cp_empirical *fit = &cp_rules[6].fit;
@@ -565,6 +593,8 @@ static Suite *rules_suite(void) {
     tcase_add_test(tests, what_holds_of_all_rules);
     tcase_add_loop_test(tests, bisection_finds_what_a_walk_finds, 0, 4);
     tcase_add_test(tests, table_5_decides_by_seconds);
+    tcase_add_test(tests, nothing_hides_where_cores_are_shared);
+    tcase_add_test(tests, a_rule_that_turns_the_wrong_way_has_no_threshold);
     tcase_add_test(tests, appendix_d_turns_where_it_says);
     tcase_add_test(tests, bad_settings_name_the_field);
     tcase_add_test(tests, scores_against_table_4);
