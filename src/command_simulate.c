@@ -9,7 +9,6 @@
 #include "command.h"
 #include "figures.h"
 #include "fit.h"
-#include "save.h"
 #include "sweeps.h"
 
 typedef struct {
@@ -222,21 +221,19 @@ static cp_status step_after(const simulate_run *run, double *seconds) {
 }
 
 static cp_status call_simulate(simulate_run *run, FILE *out) {
-    char *text = NULL;
-    size_t bytes = 0;
+    static const char *const names[] = {"computing", "communicating"};
+    cp_history *trace = NULL;
     cp_forecast forecast;
     double step = 0;
+    cp_status status = CP_OK;
     if (run->trace != NULL)
-        run->scenario.trace = open_memstream(&text, &bytes);
-    if (run->trace != NULL && run->scenario.trace == NULL)
-        return cp_fail(CP_MEMORY, "%s: no memory for a trace", run->trace);
-    cp_status status = cp_simulate(&run->scenario, &forecast);
-    if (run->trace != NULL && fclose(run->scenario.trace) != 0 &&
-        status == CP_OK)
-        status = cp_fail(CP_MEMORY, "%s: no memory for a trace", run->trace);
-    if (status == CP_OK && run->trace != NULL)
-        status = cp_save(run->trace, 1, &(cp_bytes){text, (int64_t)bytes});
-    free(text);
+        status = cp_history_new((int)run->ranks, 2, names, &trace);
+    run->scenario.trace = trace;
+    if (status == CP_OK)
+        status = cp_simulate(&run->scenario, &forecast);
+    if (status == CP_OK && trace != NULL)
+        status = cp_history_write(trace, 0, run->trace);
+    cp_history_free(trace);
     run->scenario.trace = NULL;
     if (status == CP_OK && run->scenario.variant != CP_DECODE)
         status = step_after(run, &step);

@@ -37,8 +37,8 @@ typedef struct {
     uint64_t seed;
     double sigma; /* of the jitter; a captured decode step has none */
     cp_forecast *forecast;
-    FILE *trace;
-    int64_t layer, traced;
+    cp_history *trace;
+    int64_t layer;
 } simulation;
 
 typedef struct {
@@ -102,43 +102,26 @@ static double jittered(simulation *s, double seconds) {
                          : fmax(0, seconds + s->sigma * deviate(&s->seed));
 }
 
-enum { MOST_BARS = 200000 };
-
-static void print_bar(simulation *s, int lane, const char *name, int hop,
-                      int64_t bytes, const double at[2]) {
-    if (s->trace == NULL || s->traced++ >= MOST_BARS)
-        return;
-    fprintf(s->trace,
-            ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
-            "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%lld,\"hop\":%d,"
-            "\"bytes\":%lld}}",
-            name, lane, 1e6 * at[0], 1e6 * at[1], (long long)s->layer, hop,
-            (long long)bytes);
-}
-
 static void named_bar(simulation *s, int rank, const char *name, double start,
                       double seconds) {
-    const double at[2] = {start, seconds};
-    if (seconds > 0)
-        print_bar(s, 2 * rank, name, 0, 0, at);
-}
-static void bar(simulation *s, int rank, bool message, const cp_op *op,
-                double start, double seconds) {
-    const double at[2] = {start, seconds};
-    const int64_t bytes = message ? s->plan->slots[op->in.slot].bytes : 0;
-    print_bar(s, 2 * rank + message, cp_op_name(op->kind), op->hop, bytes, at);
+    if (s->trace != NULL && seconds > 0)
+        cp_history_note(s->trace, rank, 0,
+                        (cp_stretch){.name = name,
+                                     .start = start,
+                                     .end = start + seconds,
+                                     .layer = s->layer});
 }
 
-static void trace_begin(simulation *s) {
+static void bar(simulation *s, int rank, bool message, const cp_op *op,
+                double start, double seconds) {
     if (s->trace == NULL)
         return;
-    fprintf(s->trace, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    for (int lane = 0; lane < 2 * s->pace->ranks; lane++)
-        fprintf(s->trace,
-                "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":%d,"
-                "\"args\":{\"name\":\"rank %d%s\"}}",
-                lane == 0 ? "" : ",\n", lane, lane / 2,
-                lane % 2 == 0 ? "" : ", messages");
+    int64_t bytes = message ? s->plan->slots[op->in.slot].bytes : 0;
+    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
+        bytes *= s->pace->ranks - 1;
+    cp_history_note(s->trace, rank, message,
+                    (cp_stretch){cp_op_name(op->kind), start, start + seconds,
+                                 s->layer, bytes, op->hop});
 }
 
 static double step_of(const simulation *s) {
@@ -357,7 +340,6 @@ static cp_status run(simulation *s, const stretches *around) {
     if (status == CP_OK)
         status = cp_plan_order(s->plan, record, s);
     if (status == CP_OK) {
-        trace_begin(s);
         s->before = s->clocks + ranks;
         s->first_layer = s->before + ranks;
         walk(s, around);
@@ -379,8 +361,6 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
         .forecast = forecast,
         .trace = scenario->trace};
     const cp_status status = run(&s, &around);
-    if (scenario->trace != NULL)
-        fprintf(scenario->trace, "\n]}\n");
     free(s.events);
     free(s.posted);
     free(s.done);

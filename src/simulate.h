@@ -4,6 +4,7 @@
 #ifndef CP_SIMULATE_H
 #define CP_SIMULATE_H
 
+#include "history.h"
 #include "pace.h"
 
 typedef struct {
@@ -17,7 +18,7 @@ typedef struct {
     int64_t partial_bytes; /* of a travelling partial's numbers; 0: 4 */
     bool kept;             /* charge what a call over a kept cache costs */
     uint64_t seed;         /* of the jitter */
-    FILE *trace;           /* Chrome trace JSON, or NULL */
+    cp_history *trace;     /* of so many ranks and two queues, or NULL */
 } cp_scenario;
 
 typedef struct {
