@@ -267,12 +267,12 @@ static cp_status walk_and_add(talk *t, int host, cp_nccl *tp, cp_nccl *cp,
         if (status == CP_OK)
             status = take(t, layer, host);
     }
-    if (status == CP_OK)
-        status = cp_stream_walker_finish(w, patience_of_it);
-    return status == CP_OK
-               ? cp_cuda(cudaStreamSynchronize(t->queues[host].compute),
-                         "taking the answers")
-               : status;
+    const cp_status ended = cp_stream_walker_finish(w, patience_of_it);
+    status = status == CP_OK ? ended : status;
+    const cudaError_t quiet = cudaStreamSynchronize(t->queues[host].compute);
+    if (quiet != cudaSuccess)
+        return cp_fail(CP_INVALID, "the queue of host %d did not end", host);
+    return status;
 }
 
 static cp_status play_member(const member *m) {
@@ -385,12 +385,15 @@ START_TEST(sums_and_rings_do_not_meet) {
 }
 END_TEST
 
-START_TEST(silence_spreads_through_groups_and_ends) {
+START_TEST(failures_spread_through_groups_and_end) {
+    const bool silent = _i % 2 == 0;
     stand_in_begin(NULL);
     open_grid(2, 3);
     plan_all(2, 20, CP_PASS_KV);
-    stand_in_dead_rank(1, _i);
-    sit_down(2, 3, 0.6);
+    (silent ? stand_in_dead_rank : stand_in_failing_rank)(1, _i / 2);
+    const double began = now();
+    sit_down(2, 3, silent ? 0.6 : 8);
+    ck_assert_double_le(now() - began, 5);
     for (int r = 0; r < 6; r++)
         ck_assert_msg(members[r].status == CP_BROKEN, "rank %d: %d, %s", r,
                       members[r].status, members[r].message);
@@ -458,7 +461,7 @@ static Suite *nccl_suite(void) {
     tcase_add_test(tests, a_lost_message_is_named);
     tcase_add_loop_test(tests, a_rank_with_another_plan_is_named, 0, 9);
     tcase_add_loop_test(tests, sums_and_rings_do_not_meet, 0, 12);
-    tcase_add_loop_test(tests, silence_spreads_through_groups_and_ends, 0, 3);
+    tcase_add_loop_test(tests, failures_spread_through_groups_and_end, 0, 8);
     tcase_add_test(tests, groups_that_do_not_divide_are_refused);
     tcase_add_loop_test(tests, ranks_of_one_process_send_to_themselves, 0, 8);
     suite_add_tcase(suite, tests);

@@ -79,8 +79,9 @@ static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp) {
     }
     if (status == CP_OK && deadly)
         die_if_it_is_time(rank);
-    if (status == CP_OK)
-        status = cp_stream_walker_finish(w, patience);
+    const cp_status ended =
+        w != NULL ? cp_stream_walker_finish(w, patience) : CP_OK;
+    status = status == CP_OK ? ended : status;
     return status == CP_OK
                ? cp_cuda(cudaStreamSynchronize(t->queues[rank].compute),
                          "taking the answers")
