@@ -183,6 +183,14 @@ int cp_nccl_ranks(const cp_nccl *nccl) {
     return nccl->ranks;
 }
 
+void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
+    cp_nccl *each = nccl;
+    do {
+        each->patience = seconds;
+        each = each->kin;
+    } while (each != nccl);
+}
+
 typedef struct {
     int64_t status;
     char message[256];

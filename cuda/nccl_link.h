@@ -22,6 +22,9 @@ void cp_nccl_free(cp_nccl *nccl);
 int cp_nccl_rank(const cp_nccl *nccl);
 int cp_nccl_ranks(const cp_nccl *nccl);
 
+/* From now on, calls last at most so long; those of its groups too. */
+void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
+
 /* For cp_stream_walk. Belongs to nccl. */
 const cp_link *cp_nccl_link(const cp_nccl *nccl);
 

@@ -280,9 +280,11 @@ static cp_status play_member(const member *m) {
     const cp_crew crew = {
         .rank = m->rank, .ranks = m->rings * m->hosts, .share = share_at_table};
     at_the_table = m->rank;
-    cp_status status = cp_nccl_join(&crew, m->patience, &world);
+    cp_status status = cp_nccl_join(&crew, 20, &world);
     if (status == CP_OK)
         status = cp_nccl_split(world, m->rings, &tp, &cp);
+    if (status == CP_OK)
+        cp_nccl_set_patience(world, m->patience);
     if (status == CP_OK &&
         (cp_nccl_rank(tp) != m->rank % m->rings ||
          cp_nccl_ranks(tp) != m->rings || cp_nccl_ranks(cp) != m->hosts ||
