@@ -37,6 +37,7 @@ static cp_setting setting_of(const cp_machine *machine, const cp_shape *shape,
         .shares_cores = machine->shares_cores,
     };
 }
+
 static void fill_in(cp_choice *choice, const cp_setting *setting,
                     const cp_load *load) {
     choice->new_tokens =
@@ -48,6 +49,7 @@ static void fill_in(cp_choice *choice, const cp_setting *setting,
         cp_rational_value(cp_rational_divide(load->fresh, load->keys));
     choice->miss_least = cp_rational_value(cp_miss_rate_least(&setting->shape));
 }
+
 static void explain(cp_choice *choice, const cp_machine *machine,
                     const cp_load *load, bool hidden) {
     const bool smaller = choice->variant == CP_PASS_KV;
@@ -69,6 +71,7 @@ static void explain(cp_choice *choice, const cp_machine *machine,
     snprintf(choice->rule, sizeof(choice->rule), "%s%s", first,
              hidden ? ": attention hides the transfer" : second);
 }
+
 cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     int64_t sequences, const int64_t *new_tokens,
                     const int64_t *cached_tokens, cp_choice *choice) {

@@ -61,6 +61,7 @@ static cp_status speeds_read(choose_run *run) {
                                    &speeds->bandwidth);
     return status;
 }
+
 static cp_status shape_divide(choose_run *run) {
     cp_shape *const shape = &run->setting.shape;
     *shape = cp_model_sizes_shape(&run->sizes);
@@ -93,6 +94,7 @@ static cp_status setting_read(choose_run *run) {
     run->setting.shares_cores = run->hardware.overlap <= 0;
     return status == CP_OK ? cp_setting_check(&run->setting) : status;
 }
+
 static cp_status trials_read(choose_run *run) {
     char *text = NULL;
     int64_t bytes;
@@ -109,6 +111,7 @@ static cp_status trials_read(choose_run *run) {
     free(text);
     return status;
 }
+
 static cp_status rules_fill(choose_run *run) {
     cp_status status = CP_OK;
     memcpy(run->rules, cp_rules, sizeof(cp_rules));
@@ -120,6 +123,7 @@ static cp_status rules_fill(choose_run *run) {
     }
     return status;
 }
+
 /* Seconds of a call by pass-KV and by pass-Q. */
 typedef struct {
     double pass_kv, pass_q;
@@ -150,6 +154,7 @@ static cp_status simulate(const choose_run *run, int ranks, int64_t sequences,
 static cp_variant faster(const simulated *seconds) {
     return seconds->pass_kv <= seconds->pass_q ? CP_PASS_KV : CP_PASS_Q;
 }
+
 static cp_status simulation_score(const choose_run *run, cp_score *score,
                                   bool *wrong) {
     cp_scoring scoring = {{0, 0, 0}, 0, 0};
@@ -179,6 +184,7 @@ static cp_status counts_check(const char *name, const cp_counts *counts) {
                            INT32_MAX);
     return CP_OK;
 }
+
 static cp_status choose_check(void *context) {
     choose_run *run = context;
     if (run->new_tokens.count == 0 && run->measured == NULL)
@@ -224,6 +230,7 @@ static void head_print(FILE *out, const choose_run *run) {
             (long long)setting->element_bytes,
             setting->shares_cores ? "; no transfer hides" : "");
 }
+
 static void thresholds_print(FILE *out, const choose_run *run) {
     const cp_setting *const setting = &run->setting;
     fprintf(out,
@@ -250,6 +257,7 @@ static cp_status turn_print(FILE *out, const choose_run *run,
         fprintf(out, " %13s", least > context ? "never" : cp_group(least).text);
     return status;
 }
+
 static cp_status verdicts_print(FILE *out, const choose_run *run) {
     const bool single = run->load.sequences == 1;
     fprintf(out, "\n  rule                says    %s   because\n",
@@ -275,6 +283,7 @@ static cp_status verdicts_print(FILE *out, const choose_run *run) {
     }
     return CP_OK;
 }
+
 static cp_status simulation_print(FILE *out, const choose_run *run) {
     simulated seconds;
     const cp_counts *const new = &run->new_tokens;
@@ -293,6 +302,7 @@ static cp_status simulation_print(FILE *out, const choose_run *run) {
                 seconds.pass_kv, seconds.pass_q);
     return status;
 }
+
 static cp_status call_print(FILE *out, const choose_run *run) {
     const cp_load *const load = &run->load;
     const cp_rational rate = cp_rational_divide(load->fresh, load->keys);
@@ -307,6 +317,7 @@ static cp_status call_print(FILE *out, const choose_run *run) {
     const cp_status status = verdicts_print(out, run);
     return status == CP_OK ? simulation_print(out, run) : status;
 }
+
 static void wrong_print(FILE *out, const choose_run *run, const bool *wrong) {
     enum { SHOWN = 4 };
     int64_t shown = 0, more = 0;
@@ -349,6 +360,7 @@ static cp_status scores_print(FILE *out, const choose_run *run) {
     free(wrong);
     return status;
 }
+
 static cp_status learned_print(FILE *out, const choose_run *run) {
     const cp_empirical *const fit = &run->rules[CP_RULES].fit;
     const cp_empirical *const printed = &cp_rules[CP_RULES - 1].fit;
@@ -374,6 +386,7 @@ static cp_status learned_print(FILE *out, const choose_run *run) {
             (long long)run->trials.count, low, high);
     return CP_OK;
 }
+
 static cp_status measured_print(FILE *out, const choose_run *run) {
     fprintf(out, "%s: %s calls with times of both variants\n\n", run->measured,
             cp_group(run->trials.count).text);
@@ -382,6 +395,7 @@ static cp_status measured_print(FILE *out, const choose_run *run) {
         status = learned_print(out, run);
     return status;
 }
+
 static void score_csv(FILE *out, const char *name, const cp_score *score,
                       const cp_empirical *fit) {
     fprintf(out, "%s,%lld,%lld,%.5f,%.6g,%.6g,%.6g\n", name,
@@ -411,6 +425,7 @@ static cp_status scores_csv(FILE *out, const choose_run *run) {
         score_csv(out, "learned left out", &score, &none);
     return status;
 }
+
 static cp_status verdicts_csv(FILE *out, const choose_run *run) {
     const int64_t context = (int64_t)run->load.keys.over;
     fprintf(out, "rule,variant,tie,turns_at,context\n");
@@ -461,6 +476,7 @@ static cp_status choose_deliver(const choose_run *run) {
     free(text);
     return status;
 }
+
 static cp_status choose_work(void *context) {
     choose_run *run = context;
     cp_status status = CP_OK;

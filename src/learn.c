@@ -23,6 +23,7 @@ static void coordinates(const cp_trial *trial, double x[FEATURES]) {
     x[1] = log(fresh / (fresh + (double)trial->cached));
     x[2] = 1;
 }
+
 static void standardise(problem *problem) {
     const double count = (double)problem->count;
     for (int f = 0; f + 1 < FEATURES; f++) {
@@ -42,6 +43,7 @@ static void standardise(problem *problem) {
     for (int64_t i = 0; i < problem->count; i++)
         problem->between += problem->x[i][0] * problem->x[i][1] / count;
 }
+
 /* Whether both variants won at least once. */
 static bool weigh(problem *problem, const cp_trials *trials) {
     double sum = 0;
@@ -210,6 +212,7 @@ static double critical_gamma(const cp_trial *trial, const cp_empirical *fit) {
     coordinates(trial, x);
     return -(fit->alpha * x[0] + fit->beta * x[1]);
 }
+
 int64_t cp_learn_gamma(const cp_trials *trials, const cp_empirical *fit,
                        double *low, double *high) {
     critical *values = NULL;

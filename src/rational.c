@@ -23,6 +23,7 @@ static cp_wide common_divisor(cp_wide a, cp_wide b) {
     }
     return a;
 }
+
 static const cp_rational none = {0, 0};
 static const cp_wide LARGEST = (cp_wide)(~(unsigned_wide)0 / 2);
 
@@ -141,6 +142,7 @@ static void read_digits(decimal *decimal, bool behind) {
         decimal->behind += behind;
     }
 }
+
 static cp_rational power_of_ten(int power) {
     cp_rational result = cp_rational_of(1, 1);
     for (; power > 0 && cp_rational_fits(result); power--)
@@ -164,6 +166,7 @@ static bool read_exponent(decimal *decimal, int *power) {
     decimal->at = end;
     return true;
 }
+
 static bool read_decimal(const char **text, cp_rational *out) {
     int power;
     const bool negative = **text == '-';
@@ -181,6 +184,7 @@ static bool read_decimal(const char **text, cp_rational *out) {
         out->over = -out->over;
     return true;
 }
+
 cp_status cp_rational_parse(const char *name, const char *text,
                             cp_rational *out) {
     const char *at = text;

@@ -30,6 +30,7 @@ bool cp_rational_fits(cp_rational a);
 /* Below, equal, above: -1, 0, 1. Exact, and cannot overflow. Neither may be
  * none. */
 int cp_rational_compare(cp_rational a, cp_rational b);
+
 /* The nearest double, for reading; NAN if it is none. */
 double cp_rational_value(cp_rational a);
 

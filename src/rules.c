@@ -23,6 +23,7 @@ static void add_sequence(cp_load *load, int64_t fresh, int64_t cached) {
     load->causal = cp_rational_add(
         load->causal, cp_rational_add(own, cp_rational_multiply(new, past)));
 }
+
 cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
                      const int64_t *cached, cp_load *load) {
     *load = (cp_load){0, zero, zero, zero, zero};
@@ -219,6 +220,7 @@ static cp_rational all_to_all_seconds(const cp_setting *setting,
         setting->speeds.all_to_all_latency,
         cp_rational_divide(bytes, setting->speeds.all_to_all_bandwidth));
 }
+
 static cp_status ask_seconds(const cp_rule *rule, const cp_setting *setting,
                              const cp_load *load, cp_verdict *verdict) {
     const cp_rational work = cp_rational_divide(
@@ -289,6 +291,7 @@ static cp_status ask(const cp_rule *rule, const cp_setting *setting,
                ? ask_size(setting, load, verdict)
                : ask_exposed(rule, setting, load, verdict);
 }
+
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
                       const cp_load *load, cp_verdict *verdict) {
     cp_verdict answer = {.variant = CP_PASS_KV};

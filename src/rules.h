@@ -98,6 +98,7 @@ cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
 /* All rules of the paper, and the one that counts seconds. */
 enum { CP_RULES = 7 };
 extern const cp_rule cp_rules[CP_RULES];
+
 /* The least number of new tokens, of context in all, from which on one
  * sequence passes keys and values; context + 1 if it never does. Fails as
  * cp_rule_ask. */

@@ -125,6 +125,7 @@ static cp_status read_time(const reader *reader, int column, double *time) {
         return refuse(reader, "'%.40s' is not a time", cell);
     return CP_OK;
 }
+
 static cp_status read_row(reader *reader, int count) {
     const bool wide = reader->place[PASS_KV] >= 0 && reader->place[PASS_Q] >= 0;
     row row = {.line = reader->line};
@@ -226,6 +227,7 @@ static cp_status keep_pairs(const reader *reader, cp_trials *trials) {
     return cp_fail(CP_INVALID, "%s: no call has both pass-kv and pass-q",
                    reader->label);
 }
+
 cp_status cp_trials_parse(const char *label, const char *text, const char *only,
                           cp_trials *trials) {
     reader reader = {.label = label, .only = only};
@@ -252,6 +254,7 @@ cp_status cp_trials_parse(const char *label, const char *text, const char *only,
         cp_trials_free(trials);
     return status;
 }
+
 void cp_trials_free(cp_trials *trials) {
     free(trials->items);
     *trials = (cp_trials){NULL, 0};

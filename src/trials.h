@@ -28,6 +28,7 @@ typedef struct {
 cp_status cp_trials_parse(const char *label, const char *text, const char *only,
                           cp_trials *trials);
 void cp_trials_free(cp_trials *trials);
+
 typedef struct {
     int64_t right, of; /* calls for which the faster variant was chosen */
     double regret;     /* total time as chosen over the least, less 1 */

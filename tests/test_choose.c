@@ -168,6 +168,7 @@ START_TEST(both_forms_of_a_file_are_read) {
     cp_trials_free(&b);
 }
 END_TEST
+
 START_TEST(bad_files_are_refused_by_line) {
     static const struct {
         const char *text, *because;
@@ -207,6 +208,7 @@ START_TEST(bad_files_are_refused_by_line) {
     }
 }
 END_TEST
+
 START_TEST(regret_is_of_the_total) {
     cp_trial items[3] = {
         {0, 1000, 0, 4, 6}, {0, 10, 9990, 4, 3}, {0, 5, 5, 4, 4}};
@@ -264,6 +266,7 @@ static int64_t agreement(const cp_empirical *a, const cp_empirical *b) {
     }
     return same;
 }
+
 START_TEST(a_line_is_learned) {
     static cp_trial items[400];
     const cp_empirical lines[3] = {
@@ -283,6 +286,7 @@ START_TEST(a_line_is_learned) {
     }
 }
 END_TEST
+
 START_TEST(table_4_teaches_a_threshold) {
     cp_trials trials;
     cp_score score;
@@ -308,6 +312,7 @@ START_TEST(table_4_teaches_a_threshold) {
     cp_trials_free(&trials);
 }
 END_TEST
+
 START_TEST(nothing_to_learn) {
     cp_trial items[3] = {{4, 10, 0, 1, 2}, {4, 100, 0, 1, 3}, {4, 99, 9, 1, 1}};
     cp_trials trials = {items, 3};
@@ -375,6 +380,7 @@ START_TEST(the_command_prints_scores) {
     prints("--new 5 --ranks 1", "one rank: nothing to send");
 }
 END_TEST
+
 START_TEST(the_command_refuses_in_one_line) {
     static const struct {
         const char *arguments, *because;

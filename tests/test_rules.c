@@ -20,6 +20,7 @@ static cp_rational power(int64_t base, int exponent) {
         result = cp_rational_scale(result, base, 1);
     return result;
 }
+
 static int64_t ceiling(cp_rational a) {
     return (int64_t)((a.over + a.under - 1) / a.under);
 }
@@ -51,6 +52,7 @@ START_TEST(small_fractions_are_exact) {
                 }
 }
 END_TEST
+
 START_TEST(what_does_not_fit_is_none) {
     const cp_rational one = cp_rational_of(1, 1);
     const cp_rational half = power(2, 126);
@@ -83,6 +85,7 @@ START_TEST(what_does_not_fit_is_none) {
     ck_assert_str_eq(cp_rational_text(none).text, "none");
 }
 END_TEST
+
 START_TEST(numbers_are_read_exactly) {
     const struct {
         const char *text;
@@ -218,6 +221,7 @@ START_TEST(table_3_is_what_plans_do) {
     }
 }
 END_TEST
+
 START_TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
     const cp_setting setting = peak(4);
     const int64_t fresh = 128000, single = 1, none = 0;
@@ -260,6 +264,7 @@ START_TEST(thresholds_of_three_machines) {
     ck_assert(equals(cp_miss_rate_least(&node.shape), 1, 8));
 }
 END_TEST
+
 START_TEST(equations_are_the_inequalities_they_came_from) {
     uint64_t random = 10;
     int ties = 0;
@@ -315,6 +320,7 @@ START_TEST(equations_are_the_inequalities_they_came_from) {
     ck_assert_int_gt(ties, 1000);
 }
 END_TEST
+
 START_TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
     const cp_setting setting = peak(4);
     for (int64_t fresh = 3199; fresh <= 3201; fresh++) {
@@ -332,6 +338,7 @@ START_TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
     }
 }
 END_TEST
+
 START_TEST(the_causal_half_doubles_the_first_prompt) {
     const cp_setting setting = peak(4);
     const struct {
@@ -387,6 +394,7 @@ START_TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
         }
 }
 END_TEST
+
 START_TEST(bisection_finds_what_a_walk_finds) {
     cp_setting setting = paper(2 + _i, "800e12", "5000e9");
     setting.speeds.latency = number("1e-9");
@@ -412,6 +420,7 @@ START_TEST(bisection_finds_what_a_walk_finds) {
         }
 }
 END_TEST
+
 START_TEST(table_5_decides_by_seconds) { /* invariant 28 */
     const struct {
         int64_t fresh;
@@ -447,6 +456,7 @@ START_TEST(table_5_decides_by_seconds) { /* invariant 28 */
     }
 }
 END_TEST
+
 START_TEST(nothing_hides_where_cores_are_shared) {
     cp_setting setting = peak(4);
     const int64_t fresh = 10000, cached = 1000000;
@@ -472,6 +482,7 @@ START_TEST(a_rule_that_turns_the_wrong_way_has_no_threshold) {
     ck_assert_int_eq(least, 1001);
 }
 END_TEST
+
 START_TEST(appendix_d_turns_where_it_says) {
     const cp_setting setting = peak(4);
     const cp_empirical *fit = &cp_rules[6].fit;
@@ -497,6 +508,7 @@ START_TEST(appendix_d_turns_where_it_says) {
     ck_assert_str_eq(cp_message(), "Appendix D is about one sequence, not 2");
 }
 END_TEST
+
 START_TEST(bad_settings_name_the_field) {
     const int64_t fresh = 5, negative = -1, most = INT64_MAX;
     const int64_t many[3] = {most, most, most};
@@ -544,6 +556,7 @@ START_TEST(bad_settings_name_the_field) {
     ck_assert_int_eq(cp_load_of(0, NULL, NULL, &load), CP_INVALID);
 }
 END_TEST
+
 START_TEST(scores_against_table_4) {
     const int64_t fresh[14] = {1280,  3200,   4160,   6400,  12800,
                                25600, 38400,  51200,  64000, 76800,
