@@ -22,43 +22,6 @@ typedef struct {
     int captures;
 } batch;
 
-static void remember(talk *t, int64_t steps) {
-    const int64_t one[4] = {1, steps % 2};
-    for (int64_t n = 0; n < steps; n++) {
-        cp_layout *layout;
-        ck_assert_int_eq(cp_cache_decode(t->cache, one, &layout), CP_OK);
-        ck_assert_int_eq(cp_cache_commit(t->cache, layout), CP_OK);
-        cp_layout_free(layout);
-    }
-}
-
-static void put(const talk *t, int rank, void *to, int what) {
-    const int64_t width = t->shape.kv_heads * t->shape.head_dim;
-    const int64_t count = t->sequences * t->room * width;
-    const int64_t size = cp_element_bytes(t->element);
-    float *numbers;
-    char *bytes;
-    cp_allocate(&numbers, count, 4, "numbers");
-    cp_allocate(&bytes, count, size, "numbers");
-    for (int64_t i = 0; i < count; i++)
-        numbers[i] = NAN;
-    for (int64_t s = 0; s < t->sequences; s++)
-        fill(numbers, cp_cache_held(t->cache, rank, s), width, what);
-    encode_all(t->element, numbers, count, bytes);
-    ck_assert_int_eq(
-        cudaMemcpy(to, bytes, (size_t)(count * size), cudaMemcpyDefault), 0);
-    free(numbers);
-    free(bytes);
-}
-
-static void fill_caches(const talk *t) {
-    for (int r = 0; r < t->ranks; r++)
-        for (int layer = 0; layer < t->layers; layer++) {
-            put(t, r, t->keys[layer][r], KEY);
-            put(t, r, t->values[layer][r], VALUE);
-        }
-}
-
 static void pin(talk *t, int rank, void *place, int64_t bytes) {
     void *memory = NULL;
     ck_assert_int_eq(cudaMallocHost(&memory, (size_t)bytes), 0);
@@ -287,7 +250,6 @@ static void open_batch(batch *b, uint64_t seed, int64_t growth) {
     open_talk(&b->t);
     b->outside = seed % 2 == 1 && b->t.layers == 1;
     remember(&b->t, 31 * b->t.ranks);
-    fill_caches(&b->t);
     make_room(b, everybody);
 }
 

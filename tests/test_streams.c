@@ -129,7 +129,7 @@ static int64_t talk_without(int64_t k, int variant, int lateness, talk *t) {
     const int64_t fresh = 12, one = 1;
     const bool decode = variants[variant] == CP_DECODE;
     if (decode)
-        call(t, &fresh, CP_PASS_KV);
+        remember(t, fresh);
     const int64_t before = stand_in_count().waits;
     stand_in_ignore_wait(k);
     call(t, decode ? &one : &fresh, variants[variant]);
