@@ -224,6 +224,57 @@ START_TEST(a_call_that_does_not_fit_fails_before_it_begins) {
 }
 END_TEST
 
+static int64_t bytes_of_slot(const talk *t, const cp_slot *slot) {
+    const cp_shape *shape = &t->shape;
+    const int64_t size = cp_element_bytes(t->element);
+    if (slot->kind == CP_SLOT_PARTIAL)
+        return slot->rows * shape->query_heads * (shape->head_dim + 1) * 4;
+    return slot->rows * shape->head_dim * size *
+           (slot->kind == CP_SLOT_QUERIES ? shape->query_heads
+                                          : 2 * shape->kv_heads);
+}
+
+static int64_t bytes_of_slots(const talk *t, int rank) {
+    const cp_program *program = &t->plan->programs[rank];
+    bool touched[100] = {false};
+    int lists[2][MOST_RANKS + 2];
+    cp_op_slots slots = {0, 0, lists[0], lists[1]};
+    int64_t sum = 0;
+    ck_assert_int_lt(t->plan->slot_count, 100);
+    for (int64_t n = 0; n < program->count; n++) {
+        cp_op_slots_list(t->plan, rank, &program->ops[n], &slots);
+        for (int i = 0; i < slots.read_count; i++)
+            touched[slots.read[i]] = true;
+        for (int i = 0; i < slots.write_count; i++)
+            touched[slots.write[i]] = true;
+    }
+    touched[t->plan->cache] = false;
+    for (int slot = 0; slot < t->plan->slot_count; slot++)
+        sum += touched[slot] ? bytes_of_slot(t, &t->plan->slots[slot]) : 0;
+    return sum;
+}
+
+START_TEST(sizes_beyond_32_bits_are_added_up) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
+    const int64_t fresh = INT64_C(1) << 21;
+    stand_in_begin(NULL);
+    talk t = {.shape = {16, 1, 128}, .ranks = 1 + _i / 3, .sequences = 1};
+    long long asked = 0;
+    t.element = _i % 2 == 0 ? CP_F32 : CP_BF16;
+    ck_assert_int_eq(cp_cache_new(t.ranks, 1, fresh, &t.cache), CP_OK);
+    ck_assert_int_eq(plan_call(&t, &fresh, variants[_i % 3]), CP_OK);
+    ck_assert_int_eq(make_walkers(&t), CP_MEMORY);
+    ck_assert_int_eq(sscanf(cp_message(), "rank 0 needs %lld", &asked), 1);
+    const int64_t slots = bytes_of_slots(&t, 0);
+    ck_assert_int_gt(slots, INT64_C(1) << 32);
+    ck_assert_int_ge(asked, slots);
+    ck_assert_int_lt(asked, slots + fresh * 40);
+    forget_call(&t);
+    cp_cache_free(t.cache);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
 START_TEST(whatever_fails_leaves_the_conversation_as_it_was) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
@@ -299,6 +350,7 @@ static void plant_faults(TCase *tests) {
     tcase_add_loop_test(tests, edges_that_are_taken_out_are_missed, 0, 4);
     tcase_add_loop_test(tests, faults_of_a_plan_are_found_on_every_seed, 0, 4);
     tcase_add_test(tests, a_call_that_does_not_fit_fails_before_it_begins);
+    tcase_add_loop_test(tests, sizes_beyond_32_bits_are_added_up, 0, 12);
     tcase_add_loop_test(tests, whatever_fails_leaves_the_conversation_as_it_was,
                         0, 3);
     tcase_add_loop_test(tests, machines_without_a_gpu_say_why, 0, 3);
