@@ -591,6 +591,34 @@ START_TEST(a_captured_length_goes_stale) {
     end();
 }
 END_TEST
+START_TEST(an_upload_in_a_graph_is_fresh_unless_frozen) {
+    const bool frozen = _i % 2 == 1;
+    cudaGraph_t graph;
+    cudaGraphExec_t run;
+    begin(_i, STAND_IN_BY_SEED);
+    cudaStream_t stream = new_stream();
+    float *x = device(1), *from = pinned(1), *to = pinned(1);
+    *from = 3.0f;
+    stand_in_freeze_uploads(frozen);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    OK(cudaMemcpyAsync(x, from, 4, cudaMemcpyHostToDevice, stream));
+    OK(cudaMemcpyAsync(to, x, 4, cudaMemcpyDeviceToHost, stream));
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphInstantiate(&run, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    for (; *from < 6.0f; *from += 1.0f) {
+        OK(cudaGraphLaunch(run, stream));
+        OK(cudaStreamSynchronize(stream));
+        ck_assert_float_eq(*to, frozen ? 3.0f : *from);
+    }
+    OK(cudaGraphExecDestroy(run));
+    OK(cudaStreamDestroy(stream));
+    OK(cudaFree(x));
+    OK(cudaFreeHost(from));
+    OK(cudaFreeHost(to));
+    end();
+}
+END_TEST
 static cudaGraphExec_t capture_ring(member *ring, cudaStream_t origin,
                                     cudaEvent_t all) {
     cudaGraph_t graph;
@@ -1113,6 +1141,8 @@ static Suite *stand_in_suite(void) {
     tcase_add_loop_test(tests, a_communicator_is_one_queue, 0, 20);
     tcase_add_loop_test(tests, threads_wait_for_each_other, 0, 20);
     tcase_add_loop_test(tests, a_captured_length_goes_stale, 0, 20);
+    tcase_add_loop_test(tests, an_upload_in_a_graph_is_fresh_unless_frozen, 0,
+                        20);
     tcase_add_loop_test(tests, a_graph_keeps_its_edges, 0, 100);
     tcase_add_loop_test(tests, a_graph_never_meets_itself, 0, 20);
     tcase_add_loop_test(tests, a_capture_is_spoiled, 0, 4);
