@@ -432,7 +432,7 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
     cp_nccl *nccl;
     ck_assert_int_eq(cp_nccl_join(&alone, 5, &nccl), CP_OK);
     talk t = {.shape = {4, 2, 12},
-              .ranks = 1 + _i % 8,
+              .ranks = 2 + 2 * _i,
               .spare = 1 + _i % 3,
               .sequences = 2,
               .room = 60,
@@ -444,8 +444,7 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
         call(&t, fresh, turns[turn]);
         ck_assert_msg(t.problem[0] == '\0', "turn %d: %s; %s", turn, t.problem,
                       stand_in_error());
-        ck_assert_int_eq(stand_in_count().messages > before,
-                         t.ranks > 1 && stand_in_pretends());
+        ck_assert(stand_in_count().messages > before);
     }
     close_talk(&t);
     cp_nccl_free(nccl);
@@ -465,7 +464,7 @@ static Suite *nccl_suite(void) {
     tcase_add_loop_test(tests, sums_and_rings_do_not_meet, 0, 12);
     tcase_add_loop_test(tests, failures_spread_through_groups_and_end, 0, 8);
     tcase_add_test(tests, groups_that_do_not_divide_are_refused);
-    tcase_add_loop_test(tests, ranks_of_one_process_send_to_themselves, 0, 8);
+    tcase_add_loop_test(tests, ranks_of_one_process_send_to_themselves, 0, 4);
     suite_add_tcase(suite, tests);
     return suite;
 }
