@@ -13,7 +13,7 @@
 #include "model_kernels.h"
 #include "src/agree.h"
 
-enum { MOST_ROWS = 2048 };
+enum { MOST_ROWS = 2048 }; /* of a block, unless the place says otherwise */
 
 typedef struct {
     int64_t rows, block; /* in all, and of a block */
@@ -73,7 +73,7 @@ static bool take(desk *d, int64_t rows, int64_t bytes, int64_t *at) {
            cp_add(d->bytes, -d->bytes & 255, &d->bytes);
 }
 
-static bool measure(desk *d, const cp_device_model *model) {
+static bool measure(desk *d, const cp_device_model *model, int64_t most) {
     const cp_model_facts *f = &model->base.facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
     const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
@@ -82,7 +82,7 @@ static bool measure(desk *d, const cp_device_model *model) {
     const bool coarse = model->numbers == CP_NUMBERS_F8;
     const int64_t size = coarse ? 4 : cp_element_bytes(model->element);
     int64_t tokens;
-    d->block = cp_min(MOST_ROWS, d->rows);
+    d->block = cp_min(most > 0 ? most : MOST_ROWS, d->rows);
     if (!take(d, d->rows, 4, &tokens) || !take(d, d->rows, 8, &d->places) ||
         !take(d, d->rows, 2 * f->rotary, &d->cosines) ||
         !take(d, d->rows, 2 * f->rotary, &d->sines))
@@ -102,10 +102,9 @@ static void free_desk(desk *d) {
     *d = (desk){0};
 }
 
-static cp_status make_desk(const cp_device_model *model, int64_t rows,
-                           desk *d) {
+static cp_status make_desk(const cp_engine *engine, int64_t rows, desk *d) {
     *d = (desk){.rows = rows};
-    if (!measure(d, model))
+    if (!measure(d, engine->model, engine->place->rows))
         return cp_fail(CP_MEMORY, "a desk for %lld rows overflows",
                        (long long)rows);
     void *staging = NULL;
@@ -448,7 +447,7 @@ static cp_status make_seat(const cp_engine *engine, const cp_forward *call,
                                        .growth = growth,
                                        .trace = engine->trace};
     const cp_status status = make_desk(
-        engine->model, growth > 0 ? mine->rows : mine->tokens, &work->desks[s]);
+        engine, growth > 0 ? mine->rows : mine->tokens, &work->desks[s]);
     return status == CP_OK
                ? cp_stream_walker_new(work->plan, rank, engine->seats[s].queues,
                                       &options, &work->walkers[s])

@@ -19,6 +19,7 @@ typedef struct {
     cp_nccl *tensor;     /* among those; or NULL */
     double patience;     /* seconds to wait for them; 0: for ever */
     bool graphs;         /* decode from a captured graph */
+    int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
 } cp_device_place;
 
 /* How it went with one process of a crew (NULL: the only one), and a failure

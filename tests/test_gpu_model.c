@@ -154,7 +154,7 @@ START_TEST(fewer_bits_say_nearly_the_same) {
 }
 END_TEST
 
-static cp_device_place eagerly = {.only = CP_NOBODY};
+static cp_device_place eagerly = {.only = CP_NOBODY, .rows = 7};
 
 static cp_status eager_engine(const cp_model *model,
                               const cp_session_options *options,
