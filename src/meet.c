@@ -243,7 +243,8 @@ static void list_addresses(FILE *out, bool only_here) {
         if ((family == AF_INET || family == AF_INET6) &&
             (one->ifa_flags & IFF_LOOPBACK) == 0 &&
             getnameinfo(at, size, number, sizeof(number), NULL, 0,
-                        NI_NUMERICHOST) == 0)
+                        NI_NUMERICHOST) == 0 &&
+            strchr(number, '%') == NULL)
             fprintf(out, "%s\n", number);
     }
     if (all != NULL)

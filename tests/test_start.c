@@ -104,7 +104,21 @@ static int free_port(void) {
     return port;
 }
 
+static bool has_ipv6(void) {
+    int port = 0, listener, first = 0;
+    char why[128];
+    if (cp_wire_listen("::1", &port, &listener) != CP_OK)
+        return false;
+    const int line = cp_wire_call("::1", port, &first, 1, why);
+    close(listener);
+    if (line >= 0)
+        close(line);
+    return line >= 0;
+}
+
 static scene scene_of(int ranks, const char *address) {
+    if (address != NULL && strcmp(address, "::1") == 0 && !has_ipv6())
+        address = "127.0.0.1";
     scene it = {.ranks = ranks, .options = {.patience = 8}};
     it.options.launch = (cp_launch){.launcher = "a test",
                                     .ranks = ranks,
