@@ -36,6 +36,8 @@ static int leave(int status) {
 
 static void wait_at_most(double seconds) {
     apart.patience = seconds;
+    if (world != NULL)
+        cp_nccl_set_patience(world, seconds);
 }
 
 static cp_status take_device(void) {
