@@ -34,6 +34,15 @@ double cp_curve_at(const cp_curve *curve, double size) {
     return y[0] * pow(y[1] / y[0], log(size / x[0]) / log(x[1] / x[0]));
 }
 
+double cp_surface_at(const cp_surface *surface, double row, double column) {
+    cp_curve across = {.count = surface->count};
+    for (int r = 0; r < surface->count; r++) {
+        across.size[r] = surface->row[r];
+        across.value[r] = cp_curve_at(&surface->along[r], column);
+    }
+    return cp_curve_at(&across, row);
+}
+
 enum { WORD_BYTES = 64 };
 
 /* Copy the next word of *text, and step over it; "" at the end of the line. */
@@ -115,16 +124,51 @@ static cp_status point(const reading *reading, const cp_field *field,
     return CP_OK;
 }
 
+static cp_status surface_point(const reading *reading, const cp_field *field,
+                               const char **text, cp_surface *surface) {
+    char word[WORD_BYTES];
+    double row;
+    take(text, word);
+    const cp_status status =
+        number(reading, field, word, CP_FIELD_POSITIVE, &row);
+    const double last =
+        surface->count > 0 ? surface->row[surface->count - 1] : 0;
+    if (status != CP_OK)
+        return status;
+    if (row < last)
+        return refuse(reading, field->name, "its rows must ascend");
+    if (row > last && surface->count == CP_SURFACE_ROWS)
+        return refuse(reading, field->name, "more than 12 rows");
+    if (row > last) {
+        surface->row[surface->count] = row;
+        surface->along[surface->count++].count = 0;
+    }
+    return point(reading, field, text, &surface->along[surface->count - 1]);
+}
+
+static bool has_sizes(const cp_field *field) {
+    return field->kind == CP_FIELD_CURVE || field->kind == CP_FIELD_SURFACE;
+}
+
+static cp_status sized_value(const reading *reading, int n, const char **text,
+                             void *place) {
+    const cp_field *field = &reading->description->fields[n];
+    const bool surface = field->kind == CP_FIELD_SURFACE;
+    int *count =
+        surface ? &((cp_surface *)place)->count : &((cp_curve *)place)->count;
+    if (!reading->given[n])
+        *count = 0;
+    return surface ? surface_point(reading, field, text, place)
+                   : point(reading, field, text, place);
+}
+
 static cp_status value(const reading *reading, int n, const char **text) {
     const cp_field *field = &reading->description->fields[n];
     char *place = (char *)reading->description->values + field->offset;
     char word[WORD_BYTES];
     double real;
-    if (field->kind == CP_FIELD_CURVE) {
-        if (!reading->given[n])
-            ((cp_curve *)(void *)place)->count = 0;
-        return point(reading, field, text, (void *)place);
-    }
+    if (has_sizes(field))
+        return sized_value(reading, n, text, place);
     take(text, word);
     if (field->kind == CP_FIELD_COUNT)
         return count(reading, field, word, (void *)place);
@@ -183,8 +227,7 @@ static cp_status line(const reading *reading, const char *text) {
     const int n = cp_description_field(reading->description, word);
     if (n < 0)
         return unknown(reading, word);
-    const bool curve = reading->description->fields[n].kind == CP_FIELD_CURVE;
-    if (reading->given[n] && !curve)
+    if (reading->given[n] && !has_sizes(&reading->description->fields[n]))
         return refuse(reading, word, "given twice");
     cp_status status = value(reading, n, &text);
     if (status == CP_OK)
@@ -322,18 +365,36 @@ static void write_line(const cp_field *field, const cp_origin *origin,
             origin->note);
 }
 
+/* before: what stands before each point, the row of a surface. */
+static void write_curve(const cp_field *field, const cp_origin *origin,
+                        const char *before, const cp_curve *curve, FILE *out) {
+    char text[120];
+    for (int p = 0; p < curve->count; p++) {
+        snprintf(text, sizeof(text), "%s%.15g %.15g", before, curve->size[p],
+                 curve->value[p] / field->scale);
+        write_line(field, origin, text, out);
+    }
+}
+
+static void write_surface(const cp_field *field, const cp_origin *origin,
+                          const cp_surface *surface, FILE *out) {
+    char before[40];
+    for (int r = 0; r < surface->count; r++) {
+        snprintf(before, sizeof(before), "%.15g ", surface->row[r]);
+        write_curve(field, origin, before, &surface->along[r], out);
+    }
+}
 static void write_field(const cp_description *description, int n, FILE *out) {
     const cp_field *field = &description->fields[n];
     const char *place = (const char *)description->values + field->offset;
     const cp_origin *origin = &description->origins[n];
-    const cp_curve *curve = (const void *)place;
     char text[80];
     if (field->kind == CP_FIELD_CURVE) {
-        for (int p = 0; p < curve->count; p++) {
-            snprintf(text, sizeof(text), "%.15g %.15g", curve->size[p],
-                     curve->value[p] / field->scale);
-            write_line(field, origin, text, out);
-        }
+        write_curve(field, origin, "", (const void *)place, out);
+        return;
+    }
+    if (field->kind == CP_FIELD_SURFACE) {
+        write_surface(field, origin, (const void *)place, out);
         return;
     }
     if (field->kind == CP_FIELD_COUNT)

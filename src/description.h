@@ -16,6 +16,7 @@ typedef enum {
     CP_FIELD_FRACTION, /* double above 0 and at most 1 */
     CP_FIELD_SHARE,    /* double from 0 to 1 */
     CP_FIELD_CURVE,    /* cp_curve; its lines say: field size value unit */
+    CP_FIELD_SURFACE,  /* cp_surface; field row column value unit */
 } cp_field_kind;
 
 typedef struct {
@@ -34,6 +35,14 @@ typedef struct {
     int count; /* 0: there is no curve */
     double size[CP_CURVE_POINTS], value[CP_CURVE_POINTS]; /* sizes ascend */
 } cp_curve;
+
+enum { CP_SURFACE_ROWS = 12 };
+
+typedef struct {
+    int count;                   /* 0: there is no surface */
+    double row[CP_SURFACE_ROWS]; /* ascending */
+    cp_curve along[CP_SURFACE_ROWS];
+} cp_surface;
 
 typedef enum {
     CP_SOURCE_NONE,
@@ -92,5 +101,8 @@ const char *cp_source_name(cp_source source);
 
 /* The value of a curve at a size; the curve has at least one point. */
 double cp_curve_at(const cp_curve *curve, double size);
+
+/* The value of a surface; it has at least one row. */
+double cp_surface_at(const cp_surface *surface, double row, double column);
 
 #endif

@@ -146,7 +146,7 @@ static cp_status constants_find(fit *fit) {
         if (fit->hardware->origins[n].source != CP_SOURCE_FITTED)
             continue;
         if (fit->count == CP_FIT_CONSTANTS || field->kind == CP_FIELD_CURVE ||
-            field->kind == CP_FIELD_COUNT)
+            field->kind == CP_FIELD_SURFACE || field->kind == CP_FIELD_COUNT)
             return cp_fail(CP_INVALID, "%s: %s: cannot be fitted",
                            fit->hardware->name, field->name);
         fit->place[fit->count++] =

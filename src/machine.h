@@ -6,7 +6,7 @@
 
 #include "description.h"
 
-enum { CP_HARDWARE_FIELDS = 35 };
+enum { CP_HARDWARE_FIELDS = 36 };
 
 /* A machine, per GPU. What a line of its description leaves out is as
  * the field's comment says. */
@@ -24,9 +24,10 @@ typedef struct {
     double width_bytes, inner_bytes; /* moved by the elementwise kernels of a
                                         layer, per token and number; 0 */
     /* Attention: FLOP/s over the pairs that are not masked. */
-    double attention_rate;  /* in a ring */
-    double attention_alone; /* of one rank: attention_rate */
-    cp_curve attention_at;  /* by queries of a block; then it is the rate */
+    double attention_rate;   /* in a ring */
+    double attention_alone;  /* of one rank: attention_rate */
+    cp_curve attention_at;   /* by queries of a block; then it is the rate */
+    cp_surface attention_by; /* by queries and keys; then it is the rate */
     /* Links. */
     /* Links in a node, for tensor parallelism; 0: there are none. */
     double node_rate, node_latency;

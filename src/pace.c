@@ -33,7 +33,10 @@ static double attend_prefill(const cp_pace *pace, double pairs, int64_t rows) {
                          (double)pace->shape.head_dim * pairs;
     double rate =
         pace->ranks == 1 ? hardware->attention_alone : hardware->attention_rate;
-    if (hardware->attention_at.count > 0)
+    if (hardware->attention_by.count > 0)
+        rate = cp_surface_at(&hardware->attention_by, (double)rows,
+                             pairs / (double)cp_max(rows, 1));
+    else if (hardware->attention_at.count > 0)
         rate = cp_curve_at(&hardware->attention_at, (double)rows);
     return hardware->launch + flops / (rate * pace->speed);
 }
@@ -94,7 +97,8 @@ static double collective(const cp_pace *pace, const cp_plan *plan,
     const double latency = pace->decode ? hardware->decode_all_to_all
                                         : hardware->all_to_all_latency;
     return message(&hardware->all_to_all_at, latency, hardware->all_to_all_rate,
-                   others * partial_size(pace, plan));
+                   others * partial_size(pace, plan)) /
+           fmin(1, pace->speed);
 }
 
 static double moving(const cp_pace *pace, double bytes) {

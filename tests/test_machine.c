@@ -92,6 +92,13 @@ static const struct {
      "m:10: linear_at: its sizes must ascend"},
     {"linear_at 0 1 TFLOP/s measured", "linear_at: 0: it must be above 0"},
     {"linear_at 8 TFLOP/s measured", "linear_at: TFLOP/s: not a number"},
+    {"attention_by 8 9 TFLOP/s measured", "attention_by: TFLOP/s: not a"},
+    {"attention_by -8 9 1 TFLOP/s measured", "attention_by: -8: it must be"},
+    {"attention_by 8 9 1 TFLOP/s measured\nattention_by 7 9 1 TFLOP/s measured",
+     "m:10: attention_by: its rows must ascend"},
+    {"attention_by 8 9 1 TFLOP/s measured\nattention_by 8 9 1 TFLOP/s measured",
+     "m:10: attention_by: its sizes must ascend"},
+    {"attention_by 8 9 1 GFLOP/s measured", "attention_by: its unit is"},
 };
 START_TEST(bad_lines_are_refused_by_name) {
     char text[2000];
@@ -178,6 +185,37 @@ START_TEST(curves_meet_their_points) {
 }
 END_TEST
 
+START_TEST(surfaces_meet_their_points) {
+    const char *const lines = "attention_by 1 10 1 TFLOP/s measured a\n"
+                              "attention_by 1 1000 4 TFLOP/s measured a\n"
+                              "attention_by 100 10 16 TFLOP/s measured a\n";
+    char text[2000];
+    cp_hardware one, two;
+    snprintf(text, sizeof(text), "%s%s", good, lines);
+    ck_assert_int_eq(cp_hardware_parse("m", text, &one), CP_OK);
+    const cp_surface *rates = &one.attention_by;
+    ck_assert_double_eq_tol(cp_surface_at(rates, 1, 10), 1e12, 1);
+    ck_assert_double_eq_tol(cp_surface_at(rates, 0.1, 100), 2e12, 1);
+    ck_assert_double_eq_tol(cp_surface_at(rates, 1, 1e9), 4e12, 1);
+    ck_assert_double_eq_tol(cp_surface_at(rates, 10, 1000), 8e12, 1);
+    ck_assert_double_eq_tol(cp_surface_at(rates, 1e9, 10), 16e12, 1);
+    char *wrote = written(&one);
+    ck_assert_int_eq(cp_hardware_parse("w", wrote, &two), CP_OK);
+    free(wrote);
+    ck_assert_int_eq(
+        memcmp(&one.attention_by, &two.attention_by, sizeof(one.attention_by)),
+        0);
+    /* Refuse a surface of 13 rows. */
+    size_t used = (size_t)snprintf(text, sizeof(text), "%s", good);
+    for (int row = 1; row <= 13; row++)
+        used += (size_t)snprintf(text + used, sizeof(text) - used,
+                                 "attention_by %d 1 1 TFLOP/s measured\n", row);
+    ck_assert_int_eq(cp_hardware_parse("m", text, &two), CP_INVALID);
+    ck_assert_ptr_nonnull(
+        strstr(cp_message(), "attention_by: more than 12 rows"));
+}
+END_TEST
+
 static cp_status read_bytes(const char *bytes, size_t length) {
     char path[] = "/tmp/longring-machine-XXXXXX";
     const int file = mkstemp(path);
@@ -253,6 +291,7 @@ static Suite *suite(void) {
     tcase_add_test(tests, damage_is_read_or_refused);
     tcase_add_test(tests, what_is_left_out_follows);
     tcase_add_test(tests, curves_meet_their_points);
+    tcase_add_test(tests, surfaces_meet_their_points);
     tcase_add_test(tests, files_are_read);
     tcase_add_test(tests, models_weigh_what_they_should);
     suite_add_tcase(suite, tests);
