@@ -7,6 +7,7 @@
 
 #include "attend_job.h"
 #include "bench_rows.h"
+#include "calibrate_run.h"
 #include "crew.h"
 #include "engine.h"
 #include "processes.h"
@@ -126,6 +127,10 @@ static cp_status bench(const cp_bench *bench) {
     return cp_bench_run(&processes, bench);
 }
 
+static cp_status calibrate(const cp_calibration *calibration) {
+    return cp_calibrate_run(&processes, calibration);
+}
+
 const cp_backend cp_backend_mpi = {
     .name = "mpi",
     .kernels = "fp32, OpenMP and BLIS",
@@ -134,6 +139,7 @@ const cp_backend cp_backend_mpi = {
     .join = join,
     .attend = attend,
     .bench = bench,
+    .calibrate = calibrate,
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,

@@ -5,6 +5,7 @@
 #include "attend_job.h"
 #include "backend_mpi.h"
 #include "bench_rows.h"
+#include "calibrate_run.h"
 #include "choose.h"
 #include "engine.h"
 #include "model.h"
@@ -23,6 +24,10 @@ static cp_status bench(const cp_bench *bench) {
     return cp_bench_run(&cp_place_threads, bench);
 }
 
+static cp_status calibrate(const cp_calibration *calibration) {
+    return cp_calibrate_run(&cp_place_threads, calibration);
+}
+
 static const cp_backend threads = {
     .name = "threads",
     .kernels = "fp32, OpenMP and BLIS",
@@ -30,6 +35,7 @@ static const cp_backend threads = {
     .machine = &cp_machine_threads,
     .attend = attend,
     .bench = bench,
+    .calibrate = calibrate,
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,

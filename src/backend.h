@@ -4,6 +4,7 @@
 #define CP_BACKEND_H
 
 #include "bench.h"
+#include "calibrate.h"
 #include "choose.h"
 #include "layout.h"
 #include "session.h"
@@ -78,6 +79,8 @@ struct cp_backend {
     cp_status (*join)(int count, char *const *arguments);
     cp_status (*attend)(cp_attend_job *job);
     cp_status (*bench)(const cp_bench *bench);
+    /* Measure the machine, and describe it; NULL: not yet. */
+    cp_status (*calibrate)(const cp_calibration *calibration);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);
     void (*model_close)(cp_model *model);
     /* Functions of an engine. */

@@ -258,12 +258,6 @@ int64_t cp_history_tokens(const cp_turn *turns, int64_t count) {
     return tokens;
 }
 
-static int not_built(int count, char *const *arguments) {
-    (void)count;
-    fprintf(stderr, "longring: %s is not built yet\n", arguments[-1]);
-    return 2;
-}
-
 static const cp_command commands[] = {
     {"chat", "converse about a long document with a model", cp_command_chat},
     {"attend", "exact attention of .npy tensors", cp_command_attend},
@@ -276,19 +270,18 @@ static const cp_command commands[] = {
      cp_command_simulate},
     {"choose", "which ring, by which rule, and what it costs to be wrong",
      cp_command_choose},
-    {"calibrate", NULL, not_built},
+    {"calibrate", "measure this machine, and describe it for the others",
+     cp_command_calibrate},
 };
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 static int overview(void) {
     puts("longring: attention whose context is cut over N ranks, exactly\n");
     for (int i = 0; i < COMMANDS; i++)
-        if (commands[i].about != NULL)
-            printf("  longring %-10s %s\n", commands[i].name,
-                   commands[i].about);
+        printf("  longring %-10s %s\n", commands[i].name, commands[i].about);
     puts("\nlongring COMMAND --help says more; longring --version, what is "
          "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
-         "or 1M.\nNot built yet: calibrate.");
+         "or 1M.");
     return finished(CP_OK);
 }
 static int version(void) {

@@ -85,6 +85,7 @@ int cp_command_line(int count, char *const *arguments);
 
 int cp_command_attend(int count, char *const *arguments);
 int cp_command_bench(int count, char *const *arguments);
+int cp_command_calibrate(int count, char *const *arguments);
 int cp_command_chat(int count, char *const *arguments);
 int cp_command_choose(int count, char *const *arguments);
 int cp_command_logits(int count, char *const *arguments);

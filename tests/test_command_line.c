@@ -94,7 +94,7 @@ START_TEST(bad_use_is_status_2) {
     refused(2, "did you mean attend?", "$L atend");
     refused(2, "simulate needs --new", "$L simulate");
     refused(2, "choose needs --new", "$L choose");
-    refused(2, "not built yet", "$L calibrate");
+    refused(2, "did you mean calibrate?", "$L calibrat");
     refused(2, "did you mean --ranks?", "$L plan --rank 4 --new 5");
     refused(2, "between 1 and", "$L plan --ranks 0 --new 5");
     refused(2, "between 1 and", "$L chat --model m --ranks 100000");

@@ -1,0 +1,320 @@
+/* Tangled from book/15-calibrate.nw; edit the chapter. */
+/* From times of single things to a machine description. */
+#define _GNU_SOURCE
+#include "calibrate_run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "measure.h"
+#include "subjects.h"
+
+typedef struct {
+    const cp_calibration *wanted;
+    cp_stage stage;
+    cp_subject *subjects; /* [count] */
+    cp_entrant *entrants;
+    int count, room;
+    bool shared;  /* the ranks share the cores of one machine */
+    double speed; /* of a rank, in cores; 1 if they do not */
+    char how[CP_NOTE_BYTES];
+} work;
+
+static cp_subject *add(work *it, const cp_subject *subject) {
+    cp_subject *kept = &it->subjects[it->count];
+    *kept = *subject;
+    kept->stage = &it->stage;
+    cp_subject_count(kept);
+    it->entrants[it->count++] =
+        (cp_entrant){.run = cp_subject_run, .context = kept, .work = 1};
+    return kept;
+}
+enum { PEAK, EMPTY, COPY, OVERLAP, FIRST_SIZED };
+
+static int64_t middle(const cp_counts *sizes) {
+    return sizes->items[sizes->count / 2];
+}
+
+static int64_t largest(const cp_counts *sizes) {
+    return sizes->items[sizes->count - 1];
+}
+
+static void list_alone(work *it) {
+    const cp_calibration *wanted = it->wanted;
+    add(it, &(cp_subject){0});
+    add(it, &(cp_subject){.once = cp_once_attend, .rows = 1, .keys = 1});
+    add(it,
+        &(cp_subject){.once = cp_once_copy, .bytes = largest(&wanted->bytes)});
+    add(it, &(cp_subject){.once = cp_once_overlap,
+                          .rows = middle(&wanted->rows),
+                          .keys = middle(&wanted->keys),
+                          .bytes = largest(&wanted->bytes)});
+}
+static void list_sized(work *it) {
+    const cp_calibration *wanted = it->wanted;
+    cp_subject one = {.once = cp_once_attend};
+    for (int64_t r = 0; r < wanted->rows.count; r++) {
+        one.rows = wanted->rows.items[r];
+        for (int64_t k = 0; k < wanted->keys.count; k++) {
+            one.keys = wanted->keys.items[k];
+            add(it, &one);
+        }
+    }
+    one = (cp_subject){.once = cp_once_linear};
+    for (int64_t r = 0; r < wanted->rows.count; r++) {
+        one.rows = wanted->rows.items[r];
+        add(it, &one);
+    }
+    one = (cp_subject){.once = cp_once_exchange};
+    for (int kind = 0; kind < (it->stage.ranks > 1 ? 2 : 1); kind++) {
+        for (int64_t b = 0; b < wanted->bytes.count; b++) {
+            one.bytes = wanted->bytes.items[b];
+            add(it, &one);
+        }
+        one.once = cp_once_all_to_all;
+    }
+}
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof(double), by_value);
+    return (values[(count - 1) / 2] + values[count / 2]) / 2;
+}
+
+static double seconds_of(const work *it, int subject) {
+    double values[CP_BENCH_ROUNDS];
+    for (int n = 0; n < it->wanted->rounds; n++)
+        values[n] = 1 / it->entrants[subject].rates[n];
+    return median(values, it->wanted->rounds);
+}
+
+/* No clock here is good for more than four digits. */
+static double rounded(double value) {
+    char text[40];
+    snprintf(text, sizeof(text), "%.3e", value);
+    return strtod(text, NULL);
+}
+
+static void note(const work *it, const char *field) {
+    cp_calibration_note(it->wanted, field, it->how);
+}
+
+/* What a message would take if each rank had a core. */
+static double message_seconds(const work *it, int subject) {
+    return seconds_of(it, subject) * fmin(1, it->speed);
+}
+
+static void constant(const work *it, const char *field, double *place,
+                     double value) {
+    *place = rounded(value);
+    note(it, field);
+}
+
+static int take_attention(const work *it, int next) {
+    const cp_calibration *wanted = it->wanted;
+    cp_hardware *h = wanted->hardware;
+    const double width =
+        (double)(wanted->shape.query_heads * wanted->shape.head_dim);
+    double rate = 0;
+    constant(it, "launch", &h->launch, seconds_of(it, EMPTY));
+    h->attention_by.count = (int)wanted->rows.count;
+    for (int r = 0; r < h->attention_by.count; r++) {
+        cp_curve *along = &h->attention_by.along[r];
+        h->attention_by.row[r] = (double)wanted->rows.items[r];
+        along->count = (int)wanted->keys.count;
+        for (int k = 0; k < along->count; k++) {
+            /* The rate of a block. */
+            const double seconds = seconds_of(it, next++);
+            const double pairs =
+                (double)(wanted->rows.items[r] * wanted->keys.items[k]);
+            along->size[k] = (double)wanted->keys.items[k];
+            rate = 4 * width * pairs / fmax(seconds - h->launch, seconds / 10) /
+                   it->speed;
+            along->value[k] = rounded(rate);
+        }
+    }
+    note(it, "attention_by");
+    constant(it, "attention_rate", &h->attention_rate, rate);
+    return next;
+}
+
+static void take_decode(const work *it) {
+    const cp_calibration *wanted = it->wanted;
+    cp_hardware *h = wanted->hardware;
+    const int last = (int)wanted->keys.count - 1;
+    const double wide =
+        2.0 * sizeof(float) *
+        (double)(wanted->shape.kv_heads * wanted->shape.head_dim);
+    if (wanted->rows.items[0] != 1 || last < 1)
+        return;
+    const double shortest = wide * (double)wanted->keys.items[0];
+    const double longest = wide * (double)wanted->keys.items[last];
+    const double first = seconds_of(it, FIRST_SIZED);
+    const double more = seconds_of(it, FIRST_SIZED + last) - first;
+    const double own = h->memory_rate / (it->shared ? wanted->ranks : 1);
+    if (more <= 0)
+        return;
+    const double rate = (longest - shortest) / more;
+    constant(it, "decode_key_fraction", &h->decode_key_fraction,
+             fmin(1, rate / own));
+    constant(it, "decode_attend", &h->decode_attend,
+             fmax(0, first - shortest / rate));
+}
+
+static int take_linear(const work *it, int next) {
+    const cp_calibration *wanted = it->wanted;
+    cp_hardware *h = wanted->hardware;
+    const double width =
+        (double)(wanted->shape.query_heads * wanted->shape.head_dim);
+    h->linear_at.count = (int)wanted->rows.count;
+    for (int r = 0; r < h->linear_at.count; r++) {
+        const double rows = (double)wanted->rows.items[r];
+        h->linear_at.size[r] = rows;
+        h->linear_at.value[r] = rounded(8 * width * width * rows /
+                                        seconds_of(it, next++) / it->speed);
+    }
+    note(it, "linear_at");
+    constant(it, "peak", &h->peak, 1e9 / seconds_of(it, PEAK) / it->speed);
+    constant(it, "linear_fraction", &h->linear_fraction,
+             fmin(1, h->linear_at.value[h->linear_at.count - 1] / h->peak));
+    return next;
+}
+
+typedef struct {
+    const char *curve, *rate, *latency;
+    cp_curve *at;
+    double *bytes_per_second, *seconds;
+} link_fields;
+
+static int take_messages(const work *it, int next, link_fields link) {
+    const cp_counts *bytes = &it->wanted->bytes;
+    link.at->count = (int)bytes->count;
+    for (int b = 0; b < link.at->count; b++) {
+        link.at->size[b] = (double)bytes->items[b];
+        link.at->value[b] = rounded(message_seconds(it, next++));
+    }
+    const double first = link.at->value[0];
+    const double last = link.at->value[link.at->count - 1];
+    note(it, link.curve);
+    constant(it, link.latency, link.seconds, first);
+    constant(it, link.rate, link.bytes_per_second,
+             (double)largest(bytes) / fmax(last - first, last / 10));
+    return next;
+}
+static void take_links(const work *it, int next) {
+    cp_hardware *h = it->wanted->hardware;
+    next = take_messages(it, next,
+                         (link_fields){"exchange_at", "link_rate",
+                                       "link_latency", &h->exchange_at,
+                                       &h->link_rate, &h->link_latency});
+    if (it->wanted->ranks > 1)
+        take_messages(it, next,
+                      (link_fields){"all_to_all_at", "all_to_all_rate",
+                                    "all_to_all_latency", &h->all_to_all_at,
+                                    &h->all_to_all_rate,
+                                    &h->all_to_all_latency});
+}
+
+static int subject_like(const work *it, cp_subject like) {
+    int n = FIRST_SIZED;
+    while (it->subjects[n].once != like.once ||
+           it->subjects[n].rows != like.rows ||
+           it->subjects[n].keys != like.keys ||
+           it->subjects[n].bytes != like.bytes)
+        n++;
+    return n;
+}
+
+static void take_overlap(const work *it) {
+    const cp_subject *both = &it->subjects[OVERLAP];
+    double shares[CP_BENCH_ROUNDS];
+    const int attend = subject_like(it, (cp_subject){.once = cp_once_attend,
+                                                     .rows = both->rows,
+                                                     .keys = both->keys});
+    const int message = subject_like(
+        it, (cp_subject){.once = cp_once_exchange, .bytes = both->bytes});
+    for (int n = 0; n < it->wanted->rounds; n++) {
+        const double a = 1 / it->entrants[attend].rates[n];
+        const double x = 1 / it->entrants[message].rates[n];
+        const double sum = 1 / it->entrants[OVERLAP].rates[n];
+        shares[n] = (a + x - sum) / fmin(a, x);
+    }
+    const double share = median(shares, it->wanted->rounds);
+    constant(it, "overlap", &it->wanted->hardware->overlap,
+             shares[0] <= 0 ? 0 : fmin(1, share));
+}
+
+static void take_memory(const work *it) {
+    cp_hardware *h = it->wanted->hardware;
+    const double moved = 2 * (double)largest(&it->wanted->bytes);
+    constant(it, "memory", &h->memory,
+             (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
+    constant(it, "memory_rate", &h->memory_rate,
+             moved / seconds_of(it, COPY) *
+                 (it->shared ? it->wanted->ranks : 1));
+    if (it->shared) {
+        h->cores = it->wanted->cores;
+        note(it, "cores");
+    }
+}
+
+static cp_status work_new(work *it, const cp_place *place) {
+    const cp_calibration *wanted = it->wanted;
+    const int threads = cp_place_share(place, wanted->cores, wanted->ranks);
+    it->stage = (cp_stage){.place = place,
+                           .shape = wanted->shape,
+                           .ranks = wanted->ranks,
+                           .threads = threads};
+    it->shared = place->local == 0 || place->local == wanted->ranks;
+    it->speed = it->shared ? fmin(threads,
+                                  (double)wanted->cores / (double)wanted->ranks)
+                           : 1;
+    it->room =
+        FIRST_SIZED + (int)(wanted->rows.count * wanted->keys.count +
+                            wanted->rows.count + 2 * wanted->bytes.count);
+    cp_status status =
+        cp_stage_set(&it->stage, largest(&wanted->rows), largest(&wanted->keys),
+                     largest(&wanted->bytes));
+    if (status == CP_OK)
+        status = cp_allocate(&it->subjects, it->room, sizeof(cp_subject),
+                             "what is measured");
+    if (status == CP_OK)
+        status = cp_allocate(&it->entrants, it->room, sizeof(cp_entrant),
+                             "what is measured");
+    return status;
+}
+static void describe(work *it) {
+    const bool rounds = it->wanted->rounds > 1;
+    snprintf(it->how, sizeof(it->how), "%s%d round%s, %d rank%s at once",
+             rounds ? "median of " : "", it->wanted->rounds, rounds ? "s" : "",
+             it->wanted->ranks, it->wanted->ranks > 1 ? "s" : "");
+    take_memory(it);
+    take_decode(it);
+    take_links(it, take_linear(it, take_attention(it, FIRST_SIZED)));
+    if (it->wanted->ranks > 1)
+        take_overlap(it);
+}
+
+cp_status cp_calibrate_run(const cp_place *place,
+                           const cp_calibration *wanted) {
+    work it = {.wanted = wanted};
+    const cp_bench bench = {.rounds = wanted->rounds};
+    cp_status status = work_new(&it, place);
+    if (status == CP_OK) {
+        list_alone(&it);
+        list_sized(&it);
+        status = cp_measure_rounds(&bench, it.count, it.entrants);
+    }
+    if (status == CP_OK)
+        describe(&it);
+    free(it.subjects);
+    free(it.entrants);
+    cp_stage_free(&it.stage);
+    return status;
+}

@@ -1,0 +1,283 @@
+/* Tangled from book/15-calibrate.nw; edit the chapter. */
+/* Calibration: machines that are made up come out as they are; the command;
+ * refusals. */
+#define _GNU_SOURCE
+#include "harness/suite.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "calibrate_run.h"
+#include "subjects.h"
+
+static struct {
+    double speed; /* in cores, of a rank */
+    double share; /* of a message that hides */
+    int64_t runs, of_a_round;
+} truth;
+
+enum { WIDTH = 4 * 16 };
+
+static double attend_truth(const cp_subject *it) {
+    const double rows = (double)it->rows, keys = (double)it->keys;
+    const double rate = 1e9 * pow(rows, 0.25) * pow(keys, 0.125) * truth.speed;
+    return 2e-6 + (rows * keys == 1 ? 0 : 4 * WIDTH * rows * keys / rate);
+}
+
+static double message_truth(const cp_subject *it) {
+    return (10e-6 + (double)it->bytes / 2e9) / fmin(1, truth.speed);
+}
+static double seconds_truth(const cp_subject *it) {
+    if (it->once == NULL)
+        return 1e9 / (8e9 * truth.speed);
+    if (it->once == cp_once_attend)
+        return attend_truth(it);
+    if (it->once == cp_once_linear)
+        return 8.0 * WIDTH * WIDTH * (double)it->rows / (4e9 * truth.speed);
+    if (it->once == cp_once_copy)
+        return 2 * (double)it->bytes / 3e9;
+    if (it->once == cp_once_exchange)
+        return message_truth(it);
+    if (it->once == cp_once_all_to_all)
+        return 3 * message_truth(it);
+    return attend_truth(it) + message_truth(it) -
+           truth.share * fmin(attend_truth(it), message_truth(it));
+}
+
+static cp_status run_nothing(int ranks, cp_rank_main function, void *context) {
+    cp_subject *it = context;
+    (void)ranks;
+    (void)function;
+    it->seconds = seconds_truth(it);
+    if (truth.runs++ / truth.of_a_round == 2)
+        it->seconds *= 5;
+    return CP_OK;
+}
+
+static int64_t rows[] = {1, 16, 64}, keys[] = {32, 128, 512},
+               bytes[] = {64, 4096, 65536};
+
+static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
+    const cp_place place = {run_nothing, NULL, CP_NOBODY, local};
+    const cp_calibration wanted = {.shape = {4, 2, 16},
+                                   .ranks = ranks,
+                                   .cores = cores,
+                                   .rounds = 3,
+                                   .rows = {rows, 3},
+                                   .keys = {keys, 3},
+                                   .bytes = {bytes, 3},
+                                   .hardware = hardware};
+    truth.runs = 0;
+    truth.of_a_round = 4 + 9 + 3 + (ranks > 1 ? 6 : 3);
+    *hardware = (cp_hardware){.name = "made-up"};
+    ck_assert_int_eq(cp_calibration_check(&wanted), CP_OK);
+    ck_assert_msg(cp_calibrate_run(&place, &wanted) == CP_OK, "%s",
+                  cp_message());
+    ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
+}
+
+static void near(double value, double wanted) {
+    ck_assert_msg(fabs(value / wanted - 1) < 1e-3, "%g, not %g", value, wanted);
+}
+
+static const struct {
+    int ranks, cores, local;
+    double speed;
+} setups[] = {{4, 2, 0, 0.5}, {2, 2, 0, 1}, {1, 2, 0, 2}, {3, 2, 1, 1}};
+
+START_TEST(made_up_machines_come_out) {
+    cp_hardware h;
+    const int ranks = setups[_i].ranks;
+    const bool shared = setups[_i].local == 0;
+    truth.speed = setups[_i].speed;
+    truth.share = 0.75;
+    calibrated(ranks, setups[_i].cores, setups[_i].local, &h);
+    ck_assert_int_eq(h.cores, shared ? 2 : 0);
+    near(h.launch, 2e-6);
+    near(h.peak, 8e9);
+    near(h.linear_fraction, 0.5);
+    near(h.memory_rate, shared ? 3e9 * ranks : 3e9);
+    near(h.attention_rate, 1e9 * pow(64, 0.25) * pow(512, 0.125));
+    near(cp_surface_at(&h.attention_by, 16, 128),
+         1e9 * pow(16, 0.25) * pow(128, 0.125));
+    near(cp_surface_at(&h.attention_by, 32, 64),
+         1e9 * pow(32, 0.25) * pow(64, 0.125));
+    near(cp_curve_at(&h.linear_at, 16), 4e9);
+    near(cp_curve_at(&h.exchange_at, 4096), 10e-6 + 4096 / 2e9);
+    near(h.link_rate, 65536 / (65472 / 2e9));
+    near(h.link_latency, 10e-6 + 64 / 2e9);
+    if (ranks > 1)
+        near(cp_curve_at(&h.all_to_all_at, 65536), 3 * (10e-6 + 65536 / 2e9));
+    if (ranks > 1)
+        near(h.overlap, 0.75);
+    /* Decode steps take what they took. */
+    const double own = h.memory_rate / (shared ? ranks : 1);
+    for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
+        const cp_subject step = {
+            .once = cp_once_attend, .rows = 1, .keys = keys[k]};
+        near(h.decode_attend +
+                 (double)keys[k] * 256 / (h.decode_key_fraction * own),
+             attend_truth(&step));
+    }
+    /* What was measured says so. */
+    const cp_description description = cp_hardware_description(&h);
+    int measured = 0;
+    for (int n = 0; n < description.count; n++) {
+        const cp_origin *origin = &description.origins[n];
+        measured += origin->source == CP_SOURCE_MEASURED;
+        ck_assert(origin->source == CP_SOURCE_NONE ||
+                  strstr(origin->note, "median of 3 rounds") != NULL);
+    }
+    ck_assert_int_eq(measured, 13 + shared + (ranks > 1 ? 4 : 0));
+}
+END_TEST
+START_TEST(what_does_not_hide_is_said_not_to) {
+    cp_hardware h;
+    truth.speed = 1;
+    truth.share = 0;
+    calibrated(2, 2, 0, &h);
+    ck_assert_double_eq(h.overlap, 0);
+    truth.share = -0.5;
+    calibrated(2, 2, 0, &h);
+    ck_assert_double_eq(h.overlap, 0);
+    truth.share = 1;
+    calibrated(2, 2, 0, &h);
+    near(h.overlap, 1);
+}
+END_TEST
+
+static void refused_sizes(cp_calibration wanted, const char *because) {
+    ck_assert_int_eq(cp_calibration_check(&wanted), CP_INVALID);
+    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
+                  cp_message(), because);
+}
+
+START_TEST(sizes_are_refused) {
+    int64_t many[25], down[2] = {8, 8}, huge[1] = {INT64_MAX}, none[1] = {0};
+    for (int n = 0; n < 25; n++)
+        many[n] = n + 8;
+    const cp_calibration good = {.shape = {4, 2, 16},
+                                 .rows = {rows, 3},
+                                 .keys = {keys, 3},
+                                 .bytes = {bytes, 3}};
+    cp_calibration bad = good;
+    ck_assert_int_eq(cp_calibration_check(&good), CP_OK);
+    bad.rows = (cp_counts){many, 13};
+    refused_sizes(bad, "--rows: 13 sizes, where 1 to 12 fit");
+    bad.rows = (cp_counts){huge, 1};
+    refused_sizes(bad, "--rows 9223372036854775807: between 1 and 65536");
+    bad.rows = (cp_counts){none, 1};
+    refused_sizes(bad, "--rows 0: between");
+    bad.rows = good.rows;
+    bad.keys = (cp_counts){down, 2};
+    refused_sizes(bad, "--keys: 8 after 8; sizes ascend");
+    bad.keys = (cp_counts){many, 25};
+    refused_sizes(bad, "--keys: 25 sizes");
+    bad.keys = good.keys;
+    bad.bytes = (cp_counts){none, 1};
+    refused_sizes(bad, "--bytes 0: between 8 and");
+    bad.bytes = good.bytes;
+    bad.shape.kv_heads = 3;
+    refused_sizes(bad, "3");
+    bad.shape = (cp_shape){1 << 20, 1, 16};
+    refused_sizes(bad, "--heads: 1048576 query heads");
+}
+END_TEST
+
+static char output[100000];
+
+static int said(const char *line) {
+    char whole[900];
+    const char *program = getenv("LONGRING");
+    snprintf(whole, sizeof(whole),
+             "L='%s'; S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
+             "--heads 2,1,16'; { %s; } 2>&1",
+             program != NULL ? program : "build/longring", line);
+    FILE *pipe = popen(whole, "r");
+    ck_assert_ptr_nonnull(pipe);
+    output[fread(output, 1, sizeof(output) - 1, pipe)] = '\0';
+    const int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void says(const char *line, const char *wanted) {
+    const int status = said(line);
+    ck_assert_msg(status == 0 && strstr(output, wanted) != NULL,
+                  "%s: status %d, '%.300s', not '%s'", line, status, output,
+                  wanted);
+}
+
+static void refuses(int status, const char *line, const char *because) {
+    const int is = said(line);
+    const char *end = strchr(output, '\n');
+    ck_assert_msg(is == status && strstr(output, because) != NULL,
+                  "%s: status %d, '%.300s'", line, is, output);
+    ck_assert_msg(end != NULL && end[1] == '\0', "%s: not one line", line);
+}
+START_TEST(descriptions_are_written_and_read) {
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        char line[300];
+        snprintf(line, sizeof(line),
+                 "F=$(mktemp) && $L calibrate $S --ranks %d --name it --out $F "
+                 "&& cat $F && $L simulate --machine $F --model smollm2-135m "
+                 "--tensor 1 --new 64 && $L choose --machine $F --model "
+                 "smollm2-135m --new 64; s=$?; rm -f $F; exit $s",
+                 ranks);
+        says(line, "machine it\n");
+        ck_assert_ptr_nonnull(strstr(output, "# date: 2"));
+        ck_assert_ptr_nonnull(strstr(output, "on threads, heads 2,1,16"));
+        ck_assert_ptr_nonnull(strstr(output, "attention_by           8 64 "));
+        ck_assert_ptr_nonnull(strstr(output, "on it, smollm2-135m"));
+    }
+    says("$L calibrate $S", "machine here\n");
+}
+END_TEST
+START_TEST(bad_use_is_refused) {
+    refuses(2, "$L calibrate --rows 8,4", "--rows: 4 after 8");
+    refuses(2, "$L calibrate --rows x", "rows");
+    refuses(2, "$L calibrate --rounds 0", "--rounds 0: between 1 and 99");
+    refuses(2, "$L calibrate --cores 0", "--cores 0: between");
+    refuses(2, "$L calibrate --ranks 0", "--ranks 0: between");
+    refuses(2, "$L calibrate --heads 4,2", "--heads: 2 counts");
+    refuses(2, "$L calibrate --heads 4,3,8", "3");
+    refuses(2, "$L calibrate --name 'a b'", "--name \"a b\": one word");
+    refuses(2, "$L calibrate --name ''", "--name \"\": one word");
+    refuses(2, "$L calibrate --on cuda-fp8", "--on cuda-fp8: n");
+    refuses(2, "$L calibrate --timeout 0", "--timeout 0");
+    refuses(1, "$L calibrate $S --out /no/where", "/no/where");
+    refuses(1,
+            "F=$(mktemp) && echo kept >$F && (ulimit -f 1; trap '' XFSZ; "
+            "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $F); s=$?; "
+            "grep -q kept $F || s=7; rm -f $F; exit $s",
+            "longring: ");
+}
+END_TEST
+START_TEST(processes_are_calibrated) {
+    if (said("command -v mpirun && $L --version | grep '^on mpi: kernels'") !=
+        0)
+        return;
+    says("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
+         "timeout 20 mpirun --oversubscribe -n 3 $L calibrate --on mpi $S",
+         "3 ranks on mpi, heads 2,1,16");
+    const char *first = strstr(output, "machine here");
+    ck_assert_ptr_nonnull(first);
+    ck_assert_ptr_null(strstr(first + 1, "machine here"));
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("calibrate");
+    TCase *tests = harness_case("calibrate");
+    tcase_add_loop_test(tests, made_up_machines_come_out, 0, 4);
+    tcase_add_test(tests, what_does_not_hide_is_said_not_to);
+    tcase_add_test(tests, sizes_are_refused);
+    tcase_add_test(tests, descriptions_are_written_and_read);
+    tcase_add_test(tests, bad_use_is_refused);
+    tcase_add_test(tests, processes_are_calibrated);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
