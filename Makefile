@@ -196,6 +196,6 @@ install: all ## install binary, library, headers and longring.pc under DESTDIR a
 clean: ## remove everything built
 	rm -rf build
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 force:
 .PHONY: all check check-gpu gpu suites measures bench fit predictions sanitize warnings objects format tangle drift book model demo install clean help force
