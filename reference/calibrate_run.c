@@ -6,30 +6,43 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-#include "measure.h"
+#include "bench.h"
 #include "subjects.h"
 
+/* What was measured of one subject. */
 typedef struct {
+    cp_subject subject;
+    double seconds[CP_BENCH_ROUNDS];
+} measured;
+
+struct cp_calibrating {
     const cp_calibration *wanted;
     cp_stage stage;
-    cp_subject *subjects; /* [count] */
-    cp_entrant *entrants;
+    measured *subjects; /* [count] */
     int count, room;
     bool shared;  /* the ranks share the cores of one machine */
     double speed; /* of a rank, in cores; 1 if they do not */
     char how[CP_NOTE_BYTES];
-} work;
+};
 
-static cp_subject *add(work *it, const cp_subject *subject) {
-    cp_subject *kept = &it->subjects[it->count];
+enum { MOST_PAIRS = 4 << 20 };
+
+static int64_t keys_of(const cp_calibration *wanted, int64_t rows) {
+    int64_t count = 1;
+    while (count < wanted->keys.count &&
+           rows * wanted->keys.items[count] <= MOST_PAIRS)
+        count++;
+    return count;
+}
+
+static void add(cp_calibrating *it, const cp_subject *subject) {
+    cp_subject *kept = &it->subjects[it->count++].subject;
     *kept = *subject;
     kept->stage = &it->stage;
     cp_subject_count(kept);
-    it->entrants[it->count++] =
-        (cp_entrant){.run = cp_subject_run, .context = kept, .work = 1};
-    return kept;
 }
 enum { PEAK, EMPTY, COPY, OVERLAP, FIRST_SIZED };
 
@@ -41,7 +54,7 @@ static int64_t largest(const cp_counts *sizes) {
     return sizes->items[sizes->count - 1];
 }
 
-static void list_alone(work *it) {
+static void list_alone(cp_calibrating *it) {
     const cp_calibration *wanted = it->wanted;
     add(it, &(cp_subject){0});
     add(it, &(cp_subject){.once = cp_once_attend, .rows = 1, .keys = 1});
@@ -49,15 +62,15 @@ static void list_alone(work *it) {
         &(cp_subject){.once = cp_once_copy, .bytes = largest(&wanted->bytes)});
     add(it, &(cp_subject){.once = cp_once_overlap,
                           .rows = middle(&wanted->rows),
-                          .keys = middle(&wanted->keys),
+                          .keys = wanted->keys.items[0],
                           .bytes = largest(&wanted->bytes)});
 }
-static void list_sized(work *it) {
+static void list_sized(cp_calibrating *it) {
     const cp_calibration *wanted = it->wanted;
     cp_subject one = {.once = cp_once_attend};
     for (int64_t r = 0; r < wanted->rows.count; r++) {
         one.rows = wanted->rows.items[r];
-        for (int64_t k = 0; k < wanted->keys.count; k++) {
+        for (int64_t k = 0; k < keys_of(wanted, one.rows); k++) {
             one.keys = wanted->keys.items[k];
             add(it, &one);
         }
@@ -87,10 +100,10 @@ static double median(double *values, int count) {
     return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
-static double seconds_of(const work *it, int subject) {
+static double seconds_of(const cp_calibrating *it, int subject) {
     double values[CP_BENCH_ROUNDS];
-    for (int n = 0; n < it->wanted->rounds; n++)
-        values[n] = 1 / it->entrants[subject].rates[n];
+    const size_t bytes = (size_t)it->wanted->rounds * sizeof(double);
+    memcpy(values, it->subjects[subject].seconds, bytes);
     return median(values, it->wanted->rounds);
 }
 
@@ -101,22 +114,22 @@ static double rounded(double value) {
     return strtod(text, NULL);
 }
 
-static void note(const work *it, const char *field) {
+static void note(const cp_calibrating *it, const char *field) {
     cp_calibration_note(it->wanted, field, it->how);
 }
 
 /* What a message would take if each rank had a core. */
-static double message_seconds(const work *it, int subject) {
+static double message_seconds(const cp_calibrating *it, int subject) {
     return seconds_of(it, subject) * fmin(1, it->speed);
 }
 
-static void constant(const work *it, const char *field, double *place,
+static void constant(const cp_calibrating *it, const char *field, double *place,
                      double value) {
     *place = rounded(value);
     note(it, field);
 }
 
-static int take_attention(const work *it, int next) {
+static int take_attention(const cp_calibrating *it, int next) {
     const cp_calibration *wanted = it->wanted;
     cp_hardware *h = wanted->hardware;
     const double width =
@@ -127,7 +140,7 @@ static int take_attention(const work *it, int next) {
     for (int r = 0; r < h->attention_by.count; r++) {
         cp_curve *along = &h->attention_by.along[r];
         h->attention_by.row[r] = (double)wanted->rows.items[r];
-        along->count = (int)wanted->keys.count;
+        along->count = (int)keys_of(wanted, wanted->rows.items[r]);
         for (int k = 0; k < along->count; k++) {
             /* The rate of a block. */
             const double seconds = seconds_of(it, next++);
@@ -144,10 +157,10 @@ static int take_attention(const work *it, int next) {
     return next;
 }
 
-static void take_decode(const work *it) {
+static void take_decode(const cp_calibrating *it) {
     const cp_calibration *wanted = it->wanted;
     cp_hardware *h = wanted->hardware;
-    const int last = (int)wanted->keys.count - 1;
+    const int last = (int)keys_of(wanted, wanted->rows.items[0]) - 1;
     const double wide =
         2.0 * sizeof(float) *
         (double)(wanted->shape.kv_heads * wanted->shape.head_dim);
@@ -167,7 +180,7 @@ static void take_decode(const work *it) {
              fmax(0, first - shortest / rate));
 }
 
-static int take_linear(const work *it, int next) {
+static int take_linear(const cp_calibrating *it, int next) {
     const cp_calibration *wanted = it->wanted;
     cp_hardware *h = wanted->hardware;
     const double width =
@@ -192,7 +205,7 @@ typedef struct {
     double *bytes_per_second, *seconds;
 } link_fields;
 
-static int take_messages(const work *it, int next, link_fields link) {
+static int take_messages(const cp_calibrating *it, int next, link_fields link) {
     const cp_counts *bytes = &it->wanted->bytes;
     link.at->count = (int)bytes->count;
     for (int b = 0; b < link.at->count; b++) {
@@ -207,7 +220,7 @@ static int take_messages(const work *it, int next, link_fields link) {
              (double)largest(bytes) / fmax(last - first, last / 10));
     return next;
 }
-static void take_links(const work *it, int next) {
+static void take_links(const cp_calibrating *it, int next) {
     cp_hardware *h = it->wanted->hardware;
     next = take_messages(it, next,
                          (link_fields){"exchange_at", "link_rate",
@@ -221,36 +234,34 @@ static void take_links(const work *it, int next) {
                                     &h->all_to_all_latency});
 }
 
-static int subject_like(const work *it, cp_subject like) {
+static const double *seconds_like(const cp_calibrating *it, cp_subject like) {
     int n = FIRST_SIZED;
-    while (it->subjects[n].once != like.once ||
-           it->subjects[n].rows != like.rows ||
-           it->subjects[n].keys != like.keys ||
-           it->subjects[n].bytes != like.bytes)
-        n++;
-    return n;
+    const cp_subject *at = &it->subjects[n].subject;
+    while (at->once != like.once || at->rows != like.rows ||
+           at->keys != like.keys || at->bytes != like.bytes)
+        at = &it->subjects[++n].subject;
+    return it->subjects[n].seconds;
 }
 
-static void take_overlap(const work *it) {
-    const cp_subject *both = &it->subjects[OVERLAP];
+static void take_overlap(const cp_calibrating *it) {
+    const cp_subject *both = &it->subjects[OVERLAP].subject;
+    const double *sums = it->subjects[OVERLAP].seconds;
     double shares[CP_BENCH_ROUNDS];
-    const int attend = subject_like(it, (cp_subject){.once = cp_once_attend,
-                                                     .rows = both->rows,
-                                                     .keys = both->keys});
-    const int message = subject_like(
+    const double *attend = seconds_like(it, (cp_subject){.once = cp_once_attend,
+                                                         .rows = both->rows,
+                                                         .keys = both->keys});
+    const double *message = seconds_like(
         it, (cp_subject){.once = cp_once_exchange, .bytes = both->bytes});
     for (int n = 0; n < it->wanted->rounds; n++) {
-        const double a = 1 / it->entrants[attend].rates[n];
-        const double x = 1 / it->entrants[message].rates[n];
-        const double sum = 1 / it->entrants[OVERLAP].rates[n];
-        shares[n] = (a + x - sum) / fmin(a, x);
+        const double a = attend[n], x = message[n];
+        shares[n] = (a + x - sums[n]) / fmin(a, x);
     }
     const double share = median(shares, it->wanted->rounds);
     constant(it, "overlap", &it->wanted->hardware->overlap,
              shares[0] <= 0 ? 0 : fmin(1, share));
 }
 
-static void take_memory(const work *it) {
+static void take_memory(const cp_calibrating *it) {
     cp_hardware *h = it->wanted->hardware;
     const double moved = 2 * (double)largest(&it->wanted->bytes);
     constant(it, "memory", &h->memory,
@@ -264,7 +275,7 @@ static void take_memory(const work *it) {
     }
 }
 
-static cp_status work_new(work *it, const cp_place *place) {
+static cp_status work_new(cp_calibrating *it, const cp_place *place) {
     const cp_calibration *wanted = it->wanted;
     const int threads = cp_place_share(place, wanted->cores, wanted->ranks);
     it->stage = (cp_stage){.place = place,
@@ -282,14 +293,48 @@ static cp_status work_new(work *it, const cp_place *place) {
         cp_stage_set(&it->stage, largest(&wanted->rows), largest(&wanted->keys),
                      largest(&wanted->bytes));
     if (status == CP_OK)
-        status = cp_allocate(&it->subjects, it->room, sizeof(cp_subject),
-                             "what is measured");
-    if (status == CP_OK)
-        status = cp_allocate(&it->entrants, it->room, sizeof(cp_entrant),
+        status = cp_allocate(&it->subjects, it->room, sizeof(measured),
                              "what is measured");
     return status;
 }
-static void describe(work *it) {
+cp_status cp_calibrating_new(const cp_place *place,
+                             const cp_calibration *wanted,
+                             cp_calibrating **out) {
+    *out = NULL;
+    cp_calibrating *it;
+    cp_status status = cp_allocate(&it, 1, sizeof(*it), "a calibration");
+    if (status != CP_OK)
+        return status;
+    it->wanted = wanted;
+    status = work_new(it, place);
+    if (status != CP_OK) {
+        cp_calibrating_free(it);
+        return status;
+    }
+    list_alone(it);
+    list_sized(it);
+    *out = it;
+    return CP_OK;
+}
+
+void cp_calibrating_free(cp_calibrating *it) {
+    if (it == NULL)
+        return;
+    free(it->subjects);
+    cp_stage_free(&it->stage);
+    free(it);
+}
+cp_status cp_calibrating_round(cp_calibrating *it, int round) {
+    cp_status status = CP_OK;
+    for (int n = 0; n < it->count && status == CP_OK; n++) {
+        double seconds;
+        status = cp_subject_run(&it->subjects[n].subject, &seconds);
+        it->subjects[n].seconds[round] = fmax(seconds, 1e-9);
+    }
+    return status;
+}
+
+void cp_calibrating_describe(cp_calibrating *it) {
     const bool rounds = it->wanted->rounds > 1;
     snprintf(it->how, sizeof(it->how), "%s%d round%s, %d rank%s at once",
              rounds ? "median of " : "", it->wanted->rounds, rounds ? "s" : "",
@@ -300,21 +345,16 @@ static void describe(work *it) {
     if (it->wanted->ranks > 1)
         take_overlap(it);
 }
-
 cp_status cp_calibrate_run(const cp_place *place,
                            const cp_calibration *wanted) {
-    work it = {.wanted = wanted};
-    const cp_bench bench = {.rounds = wanted->rounds};
-    cp_status status = work_new(&it, place);
-    if (status == CP_OK) {
-        list_alone(&it);
-        list_sized(&it);
-        status = cp_measure_rounds(&bench, it.count, it.entrants);
-    }
+    cp_calibrating *it;
+    cp_status status = cp_calibrating_new(place, wanted, &it);
     if (status == CP_OK)
-        describe(&it);
-    free(it.subjects);
-    free(it.entrants);
-    cp_stage_free(&it.stage);
+        status = cp_calibrating_round(it, 0);
+    for (int round = 0; round < wanted->rounds && status == CP_OK; round++)
+        status = cp_calibrating_round(it, round);
+    if (status == CP_OK)
+        cp_calibrating_describe(it);
+    cp_calibrating_free(it);
     return status;
 }

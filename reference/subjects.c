@@ -190,7 +190,7 @@ void cp_subject_count(cp_subject *it) {
         seconds += 2 * WIDER * width * width * rows / 4e10;
     else
         seconds += 4 * width * rows * (double)it->keys / 3e10;
-    it->times = (int64_t)fmin(fmax(0.006 / seconds, 2), 400);
+    it->times = (int64_t)fmin(fmax(0.006 / seconds, 1), 400);
 }
 static cp_status rank_work(cp_comm *comm, cp_subject *it) {
     float *memory = it->stage->memory[comm->rank];
@@ -218,8 +218,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     return status;
 }
 
-cp_status cp_subject_run(void *subject, double *seconds) {
-    cp_subject *it = subject;
+cp_status cp_subject_run(cp_subject *it, double *seconds) {
     it->seconds = 1;
     const cp_status status =
         it->stage->place->run(it->stage->ranks, rank_main, it);

@@ -57,7 +57,7 @@ cp_status cp_once_overlap(cp_comm *comm, const cp_subject *subject,
 /* Say how often a run does its thing, for some milliseconds. */
 void cp_subject_count(cp_subject *subject);
 
-/* Run the subject on all ranks, as an entrant of a measurement does. */
-cp_status cp_subject_run(void *subject, double *seconds);
+/* Run the subject on all ranks; the seconds of one time. */
+cp_status cp_subject_run(cp_subject *subject, double *seconds);
 
 #endif

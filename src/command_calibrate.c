@@ -33,9 +33,10 @@ static cp_status sizes_take(calibrate_run *run) {
     cp_calibration *wanted = &run->wanted;
     cp_status status = CP_OK;
     if (wanted->rows.count == 0)
-        status = cp_counts_parse("rows", "1,16,64,256,1024", &wanted->rows);
+        status = cp_counts_parse("rows", "1,4,8,16,64,256,1024", &wanted->rows);
     if (status == CP_OK && wanted->keys.count == 0)
-        status = cp_counts_parse("keys", "64,256,1024,4096", &wanted->keys);
+        status =
+            cp_counts_parse("keys", "64,256,1024,4096,16Ki", &wanted->keys);
     if (status == CP_OK && wanted->bytes.count == 0)
         status =
             cp_counts_parse("bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes);
@@ -157,9 +158,9 @@ int cp_command_calibrate(int count, char *const *arguments) {
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
          "query heads, key and value heads, head dimension (default 9,3,64)"},
         {"rows", CP_COUNTS, &run.wanted.rows, "R,R,...",
-         "queries of a block (default 1,16,64,256,1024)"},
+         "queries of a block (default 1,4,8,16,64,256,1024)"},
         {"keys", CP_COUNTS, &run.wanted.keys, "K,K,...",
-         "keys of a block (default 64,256,1024,4096)"},
+         "keys of a block (default 64,256,1024,4096,16Ki)"},
         {"bytes", CP_COUNTS, &run.wanted.bytes, "B,B,...",
          "sizes of messages (default 64,16Ki,128Ki,1Mi,8Mi)"},
         {"cores", CP_COUNT, &run.cores, "N",

@@ -34,7 +34,8 @@ static const cp_field fields[CP_HARDWARE_FIELDS] = {
     {"attention_at", CP_FIELD_CURVE, AT(attention_at), "TFLOP/s", 1e12, false,
      "attention, by queries of a block"},
     {"attention_by", CP_FIELD_SURFACE, AT(attention_by), "TFLOP/s", 1e12, false,
-     "attention, by queries of a block and the keys that each sees"},
+     "attention, by queries that follow each other and the keys that each "
+     "sees"},
     /* Fields of links. */
     {"node_rate", CP_FIELD_POSITIVE, AT(node_rate), "GB/s", 1e9, false,
      "all-reduce in a node, one way"},

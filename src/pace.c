@@ -33,12 +33,25 @@ static double attend_prefill(const cp_pace *pace, double pairs, int64_t rows) {
                          (double)pace->shape.head_dim * pairs;
     double rate =
         pace->ranks == 1 ? hardware->attention_alone : hardware->attention_rate;
-    if (hardware->attention_by.count > 0)
-        rate = cp_surface_at(&hardware->attention_by, (double)rows,
-                             pairs / (double)cp_max(rows, 1));
-    else if (hardware->attention_at.count > 0)
+    if (hardware->attention_at.count > 0)
         rate = cp_curve_at(&hardware->attention_at, (double)rows);
     return hardware->launch + flops / (rate * pace->speed);
+}
+static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
+                            const cp_block *keys) {
+    const cp_hardware *hardware = pace->hardware;
+    const double flops =
+        4.0 * (double)(pace->shape.query_heads * pace->shape.head_dim);
+    double seconds = hardware->launch;
+    for (int64_t p = 0; p < queries->count; p++) {
+        const double rows = (double)queries->items[p].span.count;
+        const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
+        const double pairs = (double)cp_block_pairs(&piece, keys);
+        const double rate =
+            cp_surface_at(&hardware->attention_by, rows, pairs / rows);
+        seconds += flops * pairs / (rate * pace->speed);
+    }
+    return seconds;
 }
 static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                             const cp_op *op, double pairs) {
@@ -59,8 +72,10 @@ static double attend(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
     const cp_layout *layout = plan->layout;
     const cp_block *queries = &layout->queries[op->in.origin];
-    const double pairs =
-        (double)cp_block_pairs(queries, &layout->keys[op->keys.origin]);
+    const cp_block *keys = &layout->keys[op->keys.origin];
+    if (!pace->decode && pace->hardware->attention_by.count > 0)
+        return attend_pieces(pace, &queries->pieces, keys);
+    const double pairs = (double)cp_block_pairs(queries, keys);
     return pace->decode ? attend_decode(pace, plan, op, pairs)
                         : attend_prefill(pace, pairs, queries->rows);
 }
