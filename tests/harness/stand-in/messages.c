@@ -40,7 +40,9 @@ struct ncclComm {
     bool blocking, ready, gone;
     bool busy; /* something is on its way, and the caller has to ask */
     ncclResult_t error;
-    int polls; /* to be asked before it says it is done */
+    int polls;                /* to be asked before it says it is done */
+    struct ncclComm *born;    /* by a split, and not handed over yet... */
+    struct ncclComm **cradle; /* ...to this place */
     int64_t issued, finished, splits;
     struct deferred *deferred;
 };
@@ -883,12 +885,26 @@ static ncclResult_t split(communicator *from, int color, int key,
     communicator *shell = NULL;
     if (color != NCCL_SPLIT_NOCOLOR)
         shell = new_shell(key, 1, says ? config : &as_before);
-    *out = shell;
+    *out = from->blocking ? shell : NULL;
     const ncclResult_t result =
         arrive(find_gathering(id, from->size), color, key, from->rank, shell);
     if (result != ncclSuccess || shell == NULL)
         return result;
-    return after_arrival(shell);
+    if (from->blocking)
+        return after_arrival(shell);
+    /* The new one is there when the old one has been asked often enough. */
+    from->born = shell;
+    from->cradle = out;
+    from->busy = true;
+    from->polls = draw_polls();
+    group_later = group_later || group_depth > 0;
+    return group_depth > 0 ? ncclSuccess : ncclInProgress;
+}
+
+static void hand_over(communicator *from) {
+    if (from->born != NULL)
+        *from->cradle = from->born;
+    from->born = NULL;
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
@@ -923,6 +939,11 @@ static void drop_deferred(communicator *c) {
 static void end_communicator(communicator *c) {
     drop_deferred(c);
     depart(c);
+    if (c->born != NULL) { /* nobody else knows of it */
+        depart(c->born);
+        c->born->gone = true;
+        c->born = NULL;
+    }
     c->gone = true;
     each_operation_of(c, abandon);
     settle();
@@ -1004,7 +1025,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     *asyncError = ncclInProgress;
     if (comm->error != ncclSuccess) {
         *asyncError = comm->error;
-    } else if (comm->in != NULL && comm->polls-- <= 0) {
+    } else if (comm->in != NULL && comm->polls-- <= 0 &&
+               (comm->born == NULL || comm->born->in != NULL)) {
+        hand_over(comm);
         comm->polls = 0;
         comm->busy = false;
         comm->ready = true;
