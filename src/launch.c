@@ -102,11 +102,10 @@ static cp_status read_slurm_locals(cp_launch *out) {
     int node = 0, most = 0;
     cp_status status = read_number("SLURM_NODEID", 0, MOST_RANKS, &node);
     if (status == CP_OK && has(tasks_per_node()))
-        out->locals = entry_of(getenv(tasks_per_node()), node);
-    if (status == CP_OK && out->locals == 0)
+        most = entry_of(getenv(tasks_per_node()), node);
+    if (status == CP_OK && most == 0)
         status = read_number("SLURM_NTASKS_PER_NODE", 1, MOST_RANKS, &most);
-    if (out->locals == 0)
-        out->locals = (int)cp_min(most, out->ranks);
+    out->locals = (int)cp_min(most, out->ranks);
     return status;
 }
 

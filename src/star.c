@@ -171,8 +171,9 @@ static int look(double seconds) {
     for (int r = 0; r < us.ranks; r++)
         us.polled[r] = (struct pollfd){.fd = us.left[r] ? -1 : us.lines[r],
                                        .events = POLLIN};
-    const int milliseconds = (int)fmin(fmax(seconds, 0) * 1e3 + 1, 1e6);
-    return poll(us.polled, (nfds_t)us.ranks, seconds < 0 ? -1 : milliseconds);
+    const int milliseconds = (int)fmin(ceil(fmax(seconds, 0) * 1e3), 1e6);
+    return poll(us.polled, (nfds_t)us.ranks,
+                isinf(seconds) ? -1 : milliseconds);
 }
 
 static cp_status send_to_all(const cp_star_frame *frame, const void *data) {
@@ -225,7 +226,7 @@ static cp_status gather(char *items, int64_t bytes) {
             status = late(first_missing(here), "to collect");
             break;
         }
-        if (look(us.patience > 0 ? end - cp_wire_clock() : -1) <= 0)
+        if (look(end - cp_wire_clock()) <= 0)
             continue;
         /* Take the items that have come. */
         for (int r = 1; r < us.ranks && status == CP_OK; r++)
@@ -309,7 +310,7 @@ static int part_as_centre(int status, const char *own) {
         fail_all(CP_ABORTED, "rank 0: %s", own);
     const double end = parting();
     while (first_to_wait_for(false) > 0 && cp_wire_clock() < end) {
-        const int ready = look(isinf(end) ? -1 : end - cp_wire_clock());
+        const int ready = look(end - cp_wire_clock());
         for (int r = 1; r < us.ranks && ready > 0; r++)
             if (us.polled[r].revents != 0)
                 hear_goodbye(r);

@@ -231,6 +231,15 @@ static void all_are_well(const scene *it) {
     ck_assert_str_eq(it->said, "");
 }
 
+static cp_status share_often(const cp_crew *crew, int64_t what) {
+    int64_t word = 0;
+    cp_status status = CP_OK;
+    (void)what;
+    for (int i = 0; i < 500 && status == CP_OK; i++)
+        status = crew->share(&word, sizeof(word));
+    return status;
+}
+
 static char file[64];
 
 static const char *old_file(void) {
@@ -253,6 +262,15 @@ START_TEST(ranks_meet_and_talk) {
     all_are_well(&it);
     ck_assert(it.ranks == 1 || access(file, F_OK) != 0);
     remove(file);
+}
+END_TEST
+
+START_TEST(sharing_rests_nowhere) {
+    scene it = scene_of(2, "127.0.0.1");
+    it.play = share_often;
+    play(&it);
+    all_are_well(&it);
+    ck_assert_double_le(it.reports[0].seconds, 0.45);
 }
 END_TEST
 
@@ -628,7 +646,7 @@ static cp_status differ(const cp_crew *crew, int64_t way) {
 START_TEST(ranks_that_do_different_things_are_told) {
     static const char *const words[] = {
         "in operation 1 rank 0 expects a collection of 80 bytes, rank 1 has a ",
-        "the ranks disagree: in operation 1 rank ", "no such thing",
+        "the ranks disagree: in operation ", "no such thing",
         "rank 0 expects a share of 80 bytes, rank 1 has a collection of 80 ",
         "no such thing"};
     scene it = scene_of(3, "127.0.0.1");
@@ -775,6 +793,9 @@ static const launch_case launches[] = {
     {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=8",
      {"Slurm", 1, 2, 1, 2, "127.0.0.1", 29500, 0},
      NULL},
+    {"SLURM_PROCID=2 SLURM_NTASKS=3 SLURM_LOCALID=2 SLURM_TASKS_PER_NODE=8(x2)",
+     {"Slurm", 2, 3, 2, 3, "127.0.0.1", 29500, 0},
+     NULL},
     {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=nonsense "
      "SLURM_JOB_NODELIST=rack[1-2]n[5,7],y",
      {"Slurm", 1, 2, -1, 0, "rack1n5", 29500, 0},
@@ -868,6 +889,7 @@ static Suite *start_suite(void) {
     tcase_add_loop_test(launch, launchers_are_understood, 0, LAUNCHES);
     tcase_add_test(launch, jobs_have_numbers);
     tcase_add_loop_test(meet, ranks_meet_and_talk, 0, 20);
+    tcase_add_test(meet, sharing_rests_nowhere);
     tcase_add_test(meet, patience_is_bounded_and_says_for_whom);
     tcase_add_test(meet, strangers_are_not_listened_to);
     tcase_add_test(meet, what_cannot_be_fails_at_once);
