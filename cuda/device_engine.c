@@ -370,6 +370,10 @@ static cp_status embed_all(cp_engine *engine, const workplace *work) {
     return status;
 }
 
+static bool wants_to_stop(const cp_engine *engine) {
+    return engine->options.stop != NULL && *engine->options.stop != 0;
+}
+
 static cp_status wait_for(cp_engine *engine, cudaEvent_t event) {
     const struct timespec pause = {0, 20000};
     const cp_link *link = engine->place->link;
@@ -391,7 +395,7 @@ static cp_status pace(cp_engine *engine, int64_t layer) {
     cp_status status = CP_OK;
     if (layer >= 2)
         status = wait_for(engine, event);
-    if (status == CP_OK && options->stop != NULL && *options->stop != 0)
+    if (status == CP_OK && engine->place->crew == NULL && wants_to_stop(engine))
         return cp_fail(CP_INTERRUPTED, "stopped after %lld of %lld layers",
                        (long long)cp_max(0, layer - 1), (long long)layers);
     if (status == CP_OK && layer >= 2 && options->progress != NULL)
@@ -591,10 +595,13 @@ cp_status cp_device_all_ready(const cp_crew *crew, cp_status mine) {
     all[crew->rank] = (int32_t)mine;
     status = crew->collect(all, sizeof(*all));
     for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+        if (all[r] == CP_INTERRUPTED)
+            status = cp_fail(CP_INTERRUPTED, "stopped before a call");
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
         if (all[r] != CP_OK && mine == CP_OK)
             status = cp_fail(CP_ABORTED, "rank %d could not begin", r);
     free(all);
-    return mine == CP_OK ? status : cp_fail(mine, "%s", why);
+    return mine == CP_OK || status != CP_OK ? status : cp_fail(mine, "%s", why);
 }
 
 static cp_status run_on(cp_engine *engine, const cp_forward *call,
@@ -656,6 +663,8 @@ static cp_status prepare(cp_engine *engine, const cp_forward *call,
                      : make_workplace(engine, call, 0, work);
     if (status == CP_OK)
         status = make_room(engine, work);
+    if (status == CP_OK && engine->place->crew != NULL && wants_to_stop(engine))
+        status = CP_INTERRUPTED;
     return cp_device_all_ready(engine->place->crew, status);
 }
 

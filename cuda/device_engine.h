@@ -23,7 +23,7 @@ typedef struct {
 } cp_device_place;
 
 /* How it went with one process of a crew (NULL: the only one), and a failure
- * of any is one of all. */
+ * of any is one of all; one's wish to stop is everybody's. */
 cp_status cp_device_all_ready(const cp_crew *crew, cp_status mine);
 
 /* The functions of an engine that backend.h asks for. place must outlive it. */

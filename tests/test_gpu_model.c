@@ -290,8 +290,10 @@ typedef struct {
     const cp_model *model;
     ncclUniqueId id;
     int64_t words;
-    bool odd;      /* is told something else in the second call */
-    bool shaken;   /* some rank finds no memory in the fourth, at first */
+    bool odd;    /* is told something else in the second call */
+    bool shaken; /* before the fourth goes well, one rank wishes to stop, and
+                      then one finds no memory */
+    volatile sig_atomic_t stop;
     float *logits; /* of all calls */
     int64_t rows;
     cp_status status;
@@ -330,9 +332,13 @@ static cp_status my_engine(const cp_model *model,
     return cp_device_engine_new(&my_place, model, options, out);
 }
 
-static bool fails_everywhere(cp_session *session, const process *mine,
+static bool fails_everywhere(cp_session *session, process *mine,
                              uint64_t seed) {
     int64_t count;
+    mine->stop = mine->crew.rank == 1;
+    if (say(session, &talk[3], seed, mine->words, &count) != CP_INTERRUPTED)
+        return false;
+    mine->stop = 0;
     if (mine->crew.rank == 0)
         stand_in_fail_allocation(1);
     pthread_barrier_wait(&meeting);
@@ -364,7 +370,8 @@ static cp_status live(process *mine) {
     const cp_session_options options = {.ranks = mine->crew.ranks / mine->parts,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
-                                        .capacity = 400};
+                                        .capacity = 400,
+                                        .stop = &mine->stop};
     cp_nccl *world, *heads = NULL, *ring = NULL;
     cp_session *session;
     cp_status status =
