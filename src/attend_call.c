@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "choose.h"
+#include "foresee.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
     int64_t tokens = 0;
@@ -154,8 +154,12 @@ static cp_status decide_by_rule(const cp_machine *machine, cp_attend_job *job,
                                 const cp_cache *cache) {
     cp_choice choice;
     const cp_status status =
-        cp_choose(machine, &job->shape, job->ranks, job->sequences,
-                  job->new_tokens, cache->length, &choice);
+        job->described != NULL
+            ? cp_foresee(job->described, &job->shape, machine->element_bytes,
+                         job->ranks, job->sequences, job->new_tokens,
+                         cache->length, &choice)
+            : cp_choose(machine, &job->shape, job->ranks, job->sequences,
+                        job->new_tokens, cache->length, &choice);
     if (status == CP_OK) {
         job->chosen = choice.variant;
         snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);

@@ -38,8 +38,9 @@ typedef struct {
     float *output, *lse;         /* as queries; [new tokens][N_H] */
     cp_partial_observer partial; /* or NULL */
     void *partial_context;
-    cp_variant chosen; /* out */
-    char rule[200];    /* out */
+    const cp_hardware *described; /* by which CP_AUTO decides; or NULL */
+    cp_variant chosen;            /* out */
+    char rule[200];               /* out */
 } cp_attend_job;
 
 typedef struct cp_engine cp_engine;

@@ -137,6 +137,20 @@ cp_status cp_command_backend(int place, double timeout,
         (*backend)->patience(timeout);
     return CP_OK;
 }
+cp_status cp_command_machine(const char *name, int variant,
+                             cp_hardware *hardware) {
+    cp_status status = CP_OK;
+    if (name == NULL)
+        return CP_OK;
+    if (variant != CP_AUTO)
+        return cp_fail(CP_INVALID,
+                       "--machine has no meaning with --variant "
+                       "%s; auto asks it",
+                       cp_variant_name((cp_variant)variant));
+    if (cp_crew_leads())
+        status = cp_hardware_read(name, hardware);
+    return cp_crew_share(status, hardware, sizeof(*hardware), NULL, NULL);
+}
 cp_status cp_command_about(cp_status status, const char *path) {
     if (status == CP_OK || status == CP_MEMORY ||
         strstr(cp_message(), path) != NULL)

@@ -44,6 +44,11 @@ cp_status cp_command_ranks_of(int64_t *ranks, int64_t tensor);
 cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend);
 
+/* The description of --machine, the same for all processes; name may be NULL:
+ * none is asked for. Refuses it beside a variant that is not CP_AUTO. */
+cp_status cp_command_machine(const char *name, int variant,
+                             cp_hardware *hardware);
+
 /* Tell a backend that a rank is so many processes. */
 cp_status cp_command_divide(const cp_backend *backend, int64_t tensor);
 

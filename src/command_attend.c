@@ -18,13 +18,14 @@
 #include "save.h"
 
 typedef struct {
-    const char *q, *k, *v, *out, *lse, *partials, *history;
+    const char *q, *k, *v, *out, *lse, *partials, *history, *machine;
     int64_t ranks;
     cp_counts lengths, cached;
     int variant, on;
     double timeout;
     /* What they come to. */
     const cp_backend *backend;
+    cp_hardware described;
     cp_npy queries, keys, values;
     int64_t sequences;
     int64_t *new_tokens, *turns;
@@ -101,6 +102,9 @@ static cp_status attend_check(void *context) {
     if (status == CP_OK && run->partials != NULL && cp_crew_mine()->ranks > 1)
         status = cp_fail(CP_INVALID, "--partials: the ranks of one process "
                                      "alone can write them");
+    if (status == CP_OK)
+        status =
+            cp_command_machine(run->machine, run->variant, &run->described);
     return status != CP_OK
                ? status
                : cp_command_backend(run->on, run->timeout, &run->backend);
@@ -326,6 +330,7 @@ static cp_status attend_fill(attend_run *run) {
     job->turns = run->turns;
     job->history = (const cp_turn *const *)run->turn_lists;
     job->variant = (cp_variant)run->variant;
+    job->described = run->machine != NULL ? &run->described : NULL;
     job->queries = run->queries.data;
     job->keys = run->keys.data;
     job->values = run->values.data;
@@ -527,6 +532,8 @@ int cp_command_attend(int count, char *const *arguments) {
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1)"},
+        {"machine", CP_WORD, &run.machine, "NAME|FILE",
+         "let auto take the ring that is faster on this machine, as simulated"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"timeout", CP_NUMBER, &run.timeout, "SECONDS",

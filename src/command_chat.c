@@ -42,13 +42,14 @@ typedef struct {
 } figures;
 typedef struct {
     /* What the user asked for. */
-    const char *model, *file, *trace, *batch, *system;
+    const char *model, *file, *trace, *batch, *system, *machine;
     cp_words asks;
     int64_t ranks, tensor, most, capacity, seed;
     int variant, on;
     bool compare;
     double temperature, timeout;
     /* What it comes to. */
+    cp_hardware described; /* of --machine */
     const cp_backend *backend;
     cp_gguf *gguf;
     cp_model *weights;
@@ -690,6 +691,9 @@ static cp_status chat_check(void *context) {
         status = cp_sampler_start(chat->temperature, (uint64_t)chat->seed,
                                   &chat->sampler);
     chat->first_sampler = chat->sampler;
+    if (status == CP_OK)
+        status =
+            cp_command_machine(chat->machine, chat->variant, &chat->described);
     return status == CP_OK
                ? cp_command_backend(chat->on, chat->timeout, &chat->backend)
                : status;
@@ -735,6 +739,7 @@ static cp_status session_open(chat_run *chat, int ranks, cp_session **session) {
         .sequences = chat->sequences,
         .capacity = chat->capacity,
         .variant = ranks > 1 ? (cp_variant)chat->variant : CP_AUTO,
+        .machine = chat->machine != NULL ? &chat->described : NULL,
         .trace = chat->trace != NULL && ranks == chat->ranks,
         .stop = &stop,
         .progress = progress_show,
@@ -797,7 +802,7 @@ static cp_status compare(chat_run *chat) {
     if (status == CP_OK)
         status =
             cp_tape_compare(&chat->tape, chat->session, chat->facts->vocabulary,
-                            chat->first_sampler, &difference);
+                            chat->first_sampler, NULL, &difference);
     progress_end(chat);
     if (status != CP_OK)
         return status;
@@ -818,6 +823,60 @@ static cp_status compare(chat_run *chat) {
                    "rank",
                    (long long)difference.disagreed,
                    (long long)difference.tokens);
+}
+static cp_status replay(chat_run *chat, cp_variant variant, double *seconds) {
+    cp_tape_difference difference = {0};
+    cp_session_close(chat->session);
+    chat->session = NULL;
+    cp_status status = session_open(chat, (int)chat->ranks, &chat->session);
+    if (status == CP_OK)
+        status = cp_session_choose(chat->session, variant);
+    chat->doing = "the same by one ring";
+    if (status == CP_OK)
+        status =
+            cp_tape_compare(&chat->tape, chat->session, chat->facts->vocabulary,
+                            chat->first_sampler, seconds, &difference);
+    progress_end(chat);
+    if (status == CP_OK && difference.disagreed > 0)
+        status =
+            cp_fail(CP_BROKEN, "%lld of %lld tokens are not those of %s",
+                    (long long)difference.disagreed,
+                    (long long)difference.tokens, cp_variant_name(variant));
+    return status;
+}
+static void regret_show(const cp_tape *tape, const double *kv,
+                        const double *q) {
+    double chosen = 0, best = 0;
+    int64_t turn = 0;
+    puts("\nThe questions by both rings, every token as before:");
+    for (int64_t i = 0; i < tape->count; i++) {
+        const bool took_q = tape->calls[i]->variant == CP_PASS_Q;
+        if (tape->calls[i]->decode)
+            continue;
+        chosen += took_q ? q[i] : kv[i];
+        best += kv[i] < q[i] ? kv[i] : q[i];
+        printf("  %4lld   pass-kv %9.3f s   pass-q %9.3f s   %s was chosen\n",
+               (long long)++turn, kv[i], q[i],
+               cp_variant_name(tape->calls[i]->variant));
+    }
+    printf("Regret %.1f %%: the rings that were chosen take %.3f s, the faster "
+           "ones\n%.3f s.\n",
+           best > 0 ? 100 * (chosen / best - 1) : 0.0, chosen, best);
+}
+
+static cp_status regret(chat_run *chat) {
+    double *seconds;
+    const int64_t count = chat->tape.count;
+    cp_status status =
+        cp_allocate(&seconds, 2 * count, sizeof(double), "times");
+    if (status == CP_OK)
+        status = replay(chat, CP_PASS_KV, seconds);
+    if (status == CP_OK)
+        status = replay(chat, CP_PASS_Q, seconds + count);
+    if (status == CP_OK)
+        regret_show(&chat->tape, seconds, seconds + count);
+    free(seconds);
+    return status;
 }
 
 static const char *base_name(const char *path) {
@@ -851,6 +910,9 @@ static cp_status tail_show(chat_run *chat) {
     }
     if (status == CP_OK && chat->compare)
         status = compare(chat);
+    if (status == CP_OK && chat->compare && chat->variant == CP_AUTO &&
+        chat->ranks > 1)
+        status = regret(chat);
     if (status == CP_OK && getrusage(RUSAGE_SELF, &usage) == 0)
         printf("\nPeak memory %s MB.\n", cp_group(usage.ru_maxrss / 1000).text);
     return status;
@@ -908,13 +970,15 @@ int cp_command_chat(int count, char *const *arguments) {
          "the system message (default: the model's own)"},
         {"variant", CP_ONE_OF, &chat.variant, CP_COMMAND_VARIANTS,
          "which ring reads the questions (default auto: by Algorithm 1)"},
+        {"machine", CP_WORD, &chat.machine, "NAME|FILE",
+         "let auto take the ring that is faster on this machine, as simulated"},
         {"on", CP_ONE_OF, &chat.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"timeout", CP_NUMBER, &chat.timeout, "SECONDS",
          "how long a process waits for another (default 60)"},
         {"compare", CP_FLAG, &chat.compare, NULL,
          "afterwards do the same on one rank, and say whether every token "
-         "agrees"},
+         "agrees; with variant auto, also by both rings, for the regret"},
         {"trace", CP_WORD, &chat.trace, "OUT.json",
          "write what ran when, for ui.perfetto.dev"},
         {"temperature", CP_NUMBER, &chat.temperature, "X",

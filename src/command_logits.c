@@ -11,12 +11,13 @@
 #include "save.h"
 
 typedef struct {
-    const char *model, *tokens, *history, *positions, *out;
+    const char *model, *tokens, *history, *positions, *out, *machine;
     int64_t ranks, tensor, generate;
     int variant, on;
     double timeout;
     /* What they come to. */
     const cp_backend *backend;
+    cp_hardware described;
     cp_npy ids;
     int32_t *words; /* [length + generate] */
     int64_t length;
@@ -53,6 +54,9 @@ static cp_status logits_check(void *context) {
         status = cp_history_parse(run->history, &run->turns, &run->turn_count);
     if (status == CP_OK && !positions_named(run->positions))
         status = cp_counts_parse("positions", run->positions, &run->wanted);
+    if (status == CP_OK)
+        status =
+            cp_command_machine(run->machine, run->variant, &run->described);
     return status == CP_OK
                ? cp_command_backend(run->on, run->timeout, &run->backend)
                : status;
@@ -139,7 +143,8 @@ static cp_status logits_open(logits_run *run) {
         .ranks = (int)run->ranks,
         .sequences = 1,
         .capacity = cp_min(run->length + run->generate, run->facts->positions),
-        .variant = (cp_variant)run->variant};
+        .variant = (cp_variant)run->variant,
+        .machine = run->machine != NULL ? &run->described : NULL};
     const int64_t vocabulary = run->facts->vocabulary;
     cp_status status = cp_session_open(run->weights, &options, &run->session);
     if (status == CP_OK)
@@ -287,6 +292,8 @@ int cp_command_logits(int count, char *const *arguments) {
          "processes, each with a GPU, that share a rank's heads (default 1)"},
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1)"},
+        {"machine", CP_WORD, &run.machine, "NAME|FILE",
+         "let auto take the ring that is faster on this machine, as simulated"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"timeout", CP_NUMBER, &run.timeout, "SECONDS",

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "choose.h"
 #include "command.h"
 #include "figures.h"
 #include "fit.h"
+#include "foresee.h"
 #include "sweeps.h"
 
 typedef struct {
@@ -76,19 +76,10 @@ static cp_status simulate_check(void *context) {
     return cp_command_ranks(&run->ranks);
 }
 
-/* A rate as Algorithm 1 takes it: a whole number, at least 1. */
-static int64_t whole(double rate) {
-    return (int64_t)fmin(fmax(rate, 1), 1e18);
-}
-
 static cp_status variant_choose(simulate_run *run) {
     const cp_hardware *hardware = &run->hardware;
     const cp_shape shape = cp_model_sizes_shape(&run->facts);
-    const cp_machine machine = {.name = hardware->name,
-                                .flops = whole(hardware->attention_rate),
-                                .bytes_per_second = whole(hardware->link_rate),
-                                .element_bytes = run->facts.cache_bytes,
-                                .shares_cores = hardware->overlap <= 0};
+    const cp_machine machine = cp_machine_of(hardware, run->facts.cache_bytes);
     if (run->variant != CP_AUTO)
         return CP_OK;
     const cp_status status =

@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include "gguf.h"
+#include "machine.h"
 #include "plan.h"
 
 typedef struct cp_backend cp_backend;
@@ -27,8 +28,10 @@ typedef struct {
     int64_t capacity;   /* positions per sequence; 0: the model's */
     int64_t room;       /* cache rows of one on a rank; the session's to say */
     cp_variant variant; /* of prefills; decode has its own */
-    int cores;          /* of this machine; 0: all */
-    bool trace;         /* remember when each operation ran */
+    const cp_hardware
+        *machine; /* by which CP_AUTO decides; NULL: Algorithm 1 */
+    int cores;    /* of this machine; 0: all */
+    bool trace;   /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
     /* Called by one rank after each layer: done of total layers. */
     void (*progress)(void *context, int64_t done, int64_t total);

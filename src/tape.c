@@ -42,11 +42,17 @@ void cp_tape_call_free(cp_tape_call *call) {
 }
 cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
                            int64_t vocabulary, cp_turn_report *report) {
+    cp_turn_report own;
+    cp_turn_report *said = report != NULL ? report : &own;
     cp_status status =
         call->decode
             ? cp_session_decode(session, call->count, call->which, call->token,
-                                report)
-            : cp_session_prefill(session, call->which, call->token, report);
+                                said)
+            : cp_session_prefill(session, call->which, call->token, said);
+    if (status == CP_OK) {
+        call->variant = said->variant;
+        call->seconds = said->seconds;
+    }
     for (int64_t i = 0; i < call->rows && status == CP_OK; i++)
         status = cp_session_logits(session, call->row[i], 1,
                                    call->logits + i * vocabulary);
@@ -99,7 +105,7 @@ static void call_compare(const cp_tape_call *call, const float *logits,
 }
 cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
                           int64_t vocabulary, cp_sampler sampler,
-                          cp_tape_difference *difference) {
+                          double *seconds, cp_tape_difference *difference) {
     *difference = (cp_tape_difference){.first = -1};
     cp_status status = CP_OK;
     for (int64_t i = 0; i < tape->count && status == CP_OK; i++) {
@@ -111,6 +117,8 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
         if (status == CP_OK)
             call_compare(tape->calls[i], again.logits, vocabulary, &sampler,
                          difference);
+        if (seconds != NULL)
+            seconds[i] = again.seconds;
         free(again.logits);
     }
     return status;

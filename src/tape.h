@@ -13,11 +13,13 @@ typedef struct {
     int64_t count;  /* sequences: all, or those that decode */
     int64_t *which; /* [count] prefill: lengths; decode: sequences */
     int64_t tokens;
-    int32_t *token; /* [tokens] */
-    int64_t rows;   /* <= count: tokens whose logits were read */
-    int64_t *row;   /* [rows] which of the tokens */
-    float *logits;  /* [rows][vocabulary] */
-    int32_t *drawn; /* [rows] the tokens drawn from them */
+    int32_t *token;     /* [tokens] */
+    int64_t rows;       /* <= count: tokens whose logits were read */
+    int64_t *row;       /* [rows] which of the tokens */
+    float *logits;      /* [rows][vocabulary] */
+    int32_t *drawn;     /* [rows] the tokens drawn from them */
+    cp_variant variant; /* of the ring that it took */
+    double seconds;
 } cp_tape_call;
 typedef struct {
     cp_tape_call **calls; /* owned */
@@ -38,7 +40,8 @@ cp_status cp_tape_call_new(bool decode, int64_t count, int64_t tokens,
                            int64_t vocabulary, cp_tape_call **call);
 void cp_tape_call_free(cp_tape_call *call);
 
-/* Make the call, and read its rows of logits. Fails as the session does. */
+/* Make the call, and read its rows of logits; variant and seconds are the
+ * call's own. Fails as the session does. */
 cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
                            int64_t vocabulary, cp_turn_report *report);
 
@@ -47,9 +50,10 @@ cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call);
 void cp_tape_free(cp_tape *tape);
 
 /* Make all calls again, of another session, draw again by a sampler that
- * starts as the first did, and compare. */
+ * starts as the first did, and compare. seconds: [tape->count] that each took
+ * now, or NULL. */
 cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
                           int64_t vocabulary, cp_sampler sampler,
-                          cp_tape_difference *difference);
+                          double *seconds, cp_tape_difference *difference);
 
 #endif

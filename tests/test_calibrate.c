@@ -3,6 +3,7 @@
  * refusals. */
 #define _GNU_SOURCE
 #include "harness/suite.h"
+#include "harness/tiny_gguf.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "calibrate_run.h"
+#include "foresee.h"
 #include "subjects.h"
 
 static struct {
@@ -254,6 +256,79 @@ START_TEST(bad_use_is_refused) {
             "longring: ");
 }
 END_TEST
+
+static const char ring[] = "machine toy\nmemory 1 GB assumed\n"
+                           "memory_rate 1000 GB/s assumed\n"
+                           "peak 1 TFLOP/s assumed\n"
+                           "linear_fraction 1 of-peak assumed\n"
+                           "attention_rate 1 TFLOP/s assumed\n"
+                           "overlap 0 share assumed\n";
+
+static cp_choice foreseen(const char *links, int ranks, int64_t fresh,
+                          int64_t past) {
+    const cp_shape shape = {8, 2, 64};
+    char text[1000];
+    cp_hardware hardware;
+    cp_choice choice;
+    snprintf(text, sizeof(text), "%s%s", ring, links);
+    ck_assert_msg(cp_hardware_parse("toy", text, &hardware) == CP_OK, "%s",
+                  cp_message());
+    ck_assert_msg(cp_foresee(&hardware, &shape, 4, ranks, 1, &fresh, &past,
+                             &choice) == CP_OK,
+                  "%s", cp_message());
+    return choice;
+}
+START_TEST(auto_takes_what_is_faster) {
+    const char *const slow = "link_rate 0.01 GB/s assumed\n"
+                             "link_latency 1 us assumed\n";
+    const char *const slow_home = "link_rate 10 GB/s assumed\n"
+                                  "link_latency 1 us assumed\n"
+                                  "all_to_all_latency 90000 us assumed\n";
+    const char *const quick = "link_rate 100000 GB/s assumed\n"
+                              "link_latency 0 us assumed\n"
+                              "jitter 1000000 us assumed\n";
+    cp_choice choice = foreseen(slow, 4, 8, 4000);
+    ck_assert_int_eq(choice.variant, CP_PASS_Q);
+    ck_assert_ptr_nonnull(strstr(choice.rule, "simulated on toy"));
+    choice = foreseen(slow_home, 4, 8, 4000);
+    ck_assert_int_eq(choice.variant, CP_PASS_KV);
+    ck_assert_ptr_nonnull(strstr(choice.rule, "simulated on toy"));
+    choice = foreseen(quick, 4, 400, 4000);
+    ck_assert_int_eq(choice.variant, CP_PASS_Q);
+    ck_assert_ptr_nonnull(strstr(choice.rule, "between toy, miss rate"));
+    ck_assert_int_eq(foreseen(slow_home, 1, 8, 4000).variant, CP_PASS_KV);
+}
+END_TEST
+START_TEST(commands_choose_by_a_description) {
+    char line[900], directory[] = "/tmp/longring-calibrate-XXXXXX";
+    const tiny_gguf_options tiny = {.seed = 5};
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    snprintf(line, sizeof(line), "%s/m.gguf", directory);
+    ck_assert_int_eq(tiny_gguf_write(line, &tiny), 0);
+    snprintf(line, sizeof(line),
+             "D=%s; $L chat --model $D/m.gguf --ranks 3 --machine laptop "
+             "--compare --most 3 --ask 'what is this?' --ask why",
+             directory);
+    says(line, "The questions by both rings, every token as before:");
+    ck_assert_ptr_nonnull(strstr(output, "\nRegret "));
+    ck_assert_ptr_nonnull(strstr(output, "     2   pass-kv "));
+    ck_assert_ptr_null(strstr(output, "     3   pass-kv "));
+    snprintf(line, sizeof(line),
+             "D=%s; $L chat --model $D/m.gguf --ranks 3 --variant pass-q "
+             "--compare --most 3 --ask 'what is this?'; rm -r $D",
+             directory);
+    says(line, "The same on one rank");
+    ck_assert_ptr_null(strstr(output, "Regret"));
+    refuses(2, "$L chat --model m --ask x --machine nowhere",
+            "machine nowhere: no file");
+    refuses(2, "$L chat --model m --ask x --machine gtt --variant pass-kv",
+            "--machine has no meaning with --variant pass-kv");
+    refuses(2, "$L attend --q a --k a --v a --machine /dev/null",
+            "/dev/null: no memory (GB");
+    refuses(2, "$L logits --model m --tokens a --machine nowhere", "nowhere");
+}
+END_TEST
+
 START_TEST(processes_are_calibrated) {
     if (said("command -v mpirun && $L --version | grep '^on mpi: kernels'") !=
         0)
@@ -275,6 +350,8 @@ static Suite *suite(void) {
     tcase_add_test(tests, sizes_are_refused);
     tcase_add_test(tests, descriptions_are_written_and_read);
     tcase_add_test(tests, bad_use_is_refused);
+    tcase_add_test(tests, auto_takes_what_is_faster);
+    tcase_add_test(tests, commands_choose_by_a_description);
     tcase_add_test(tests, processes_are_calibrated);
     suite_add_tcase(suite, tests);
     return suite;

@@ -55,7 +55,7 @@ static cp_tape_difference played(void) {
     cp_session *session = session_new(1);
     ck_assert_int_eq(cp_sampler_start(0, 1, &greedy), CP_OK);
     ck_assert_int_eq(
-        cp_tape_compare(&tape, session, vocabulary, greedy, &difference),
+        cp_tape_compare(&tape, session, vocabulary, greedy, NULL, &difference),
         CP_OK);
     cp_session_close(session);
     return difference;
