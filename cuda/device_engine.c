@@ -374,15 +374,31 @@ static bool wants_to_stop(const cp_engine *engine) {
     return engine->options.stop != NULL && *engine->options.stop != 0;
 }
 
-static cp_status wait_for(cp_engine *engine, cudaEvent_t event) {
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static cp_status check_peers(const cp_device_place *place, int64_t layer,
+                             double waited) {
+    if (place->link == NULL)
+        return CP_OK;
+    if (place->patience > 0 && waited > place->patience)
+        return cp_fail(CP_BROKEN, "rank %d waited %g s for layer %lld",
+                       place->only, place->patience, (long long)layer);
+    return place->link->check(place->link->context);
+}
+
+static cp_status wait_for(const cp_engine *engine, int64_t layer) {
     const struct timespec pause = {0, 20000};
-    const cp_link *link = engine->place->link;
+    const double began = seconds();
+    cudaEvent_t event = engine->paced[layer % 2];
     cudaError_t error;
     cp_status status = CP_OK;
     while ((error = cudaEventQuery(event)) == cudaErrorNotReady &&
            status == CP_OK) {
-        if (link != NULL)
-            status = link->check(link->context);
+        status = check_peers(engine->place, layer, seconds() - began);
         nanosleep(&pause, NULL);
     }
     return status == CP_OK ? cp_cuda(error, "waiting for a layer") : status;
@@ -391,10 +407,9 @@ static cp_status wait_for(cp_engine *engine, cudaEvent_t event) {
 static cp_status pace(cp_engine *engine, int64_t layer) {
     const cp_session_options *options = &engine->options;
     const int64_t layers = engine->model->base.facts.layers;
-    cudaEvent_t event = engine->paced[layer % 2];
     cp_status status = CP_OK;
     if (layer >= 2)
-        status = wait_for(engine, event);
+        status = wait_for(engine, layer - 2);
     if (status == CP_OK && engine->place->crew == NULL && wants_to_stop(engine))
         return cp_fail(CP_INTERRUPTED, "stopped after %lld of %lld layers",
                        (long long)cp_max(0, layer - 1), (long long)layers);

@@ -294,7 +294,8 @@ typedef struct {
     bool shaken; /* before the fourth goes well, one rank wishes to stop, and
                       then one finds no memory */
     volatile sig_atomic_t stop;
-    float *logits; /* of all calls */
+    double patience; /* 0: 10 seconds */
+    float *logits;   /* of all calls */
     int64_t rows;
     cp_status status;
     char message[300];
@@ -385,7 +386,7 @@ static cp_status live(process *mine) {
                           .link = cp_nccl_link(ring != NULL ? ring : world),
                           .crew = &mine->crew,
                           .tensor = heads,
-                          .patience = 10.0,
+                          .patience = mine->patience > 0 ? mine->patience : 10,
                           .graphs = true};
     if (status == CP_OK)
         status = cp_session_open(mine->model, &options, &session);
@@ -529,6 +530,31 @@ START_TEST(ranks_that_disagree_hear_of_it) {
 }
 END_TEST
 
+START_TEST(a_silent_rank_ends_a_prefill) {
+    bool said = false;
+    if (!stand_in_pretends())
+        return;
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7, .blocks = 5});
+    cp_model *device;
+    process all[CROWD] = {0};
+    open_apart(&f, 1, &device);
+    for (int r = 0; r < 3; r++)
+        all[r].patience = 0.6;
+    stand_in_dead_rank(1, 1 + 4 * _i);
+    run_processes(all, 3, 1, &device, f.words);
+    for (int r = 0; r < 3; r++) {
+        ck_assert_int_eq(all[r].status, CP_BROKEN);
+        said = said || strstr(all[r].message, "waited 0.6 s for ") != NULL;
+        free(all[r].logits);
+    }
+    ck_assert(said);
+    cp_model_close(device);
+    free_file(&f);
+    stand_in_end();
+}
+END_TEST
+
 START_TEST(what_is_wanting_is_named) {
     stand_in_options options = STAND_IN_DEFAULTS;
     fixture f = make_file(&(tiny_gguf_options){.seed = 9});
@@ -585,6 +611,7 @@ static Suite *gpu_model_suite(void) {
     tcase_add_loop_test(tests, ranks_apart_say_the_same, 0, CROWDS);
     tcase_add_test(tests, a_model_that_cannot_be_shared_is_refused);
     tcase_add_test(tests, ranks_that_disagree_hear_of_it);
+    tcase_add_loop_test(tests, a_silent_rank_ends_a_prefill, 0, 3);
     tcase_add_test(tests, what_is_wanting_is_named);
     tcase_add_test(tests, a_wish_to_stop_is_heard);
     return suite;
