@@ -29,10 +29,11 @@ typedef struct {
 } cp_device_tiles;
 
 /* What cp_attend computes (attend.h), on a device: all pointers are the
- * device's. Shapes and meanings are those of cp_attention; output and lse have
- * so many rows. Scores, sums and partials are fp32. With more than one split,
- * unfinished has room for so many partials: outputs [splits][rows][N_H][D_H],
- * then LSEs. */
+ * device's. Shapes and meanings are those of cp_attention. Scores, sums and
+ * partials are fp32.
+ *   output, lse   [rows][N_H][D_H], [rows][N_H]
+ *   unfinished    with more than one split: outputs [splits][rows][N_H][D_H],
+ *                 then LSEs [splits][rows][N_H]; overwritten */
 typedef struct {
     cp_shape shape;
     cp_element element; /* of queries, keys and values */
@@ -50,7 +51,9 @@ int64_t cp_device_query_tile(const cp_shape *shape);
 enum { CP_DEVICE_KEY_TILE = 32 };
 
 /* Merge addends into a partial, in their order (eq. 4). rows counts tokens
- * times heads; addend s begins rows * dim and rows floats further on. */
+ * times heads.
+ *   add_output, add_lse   [addends][rows][dim], [addends][rows]
+ *   output, lse           [rows][dim], [rows] */
 typedef struct {
     int64_t rows, dim;
     int addends;
@@ -59,7 +62,9 @@ typedef struct {
 } cp_device_merging;
 
 /* Copy the rows of some tokens from one tensor to another, twice: keys and
- * values. from and to are the same tokens, cut alike. */
+ * values. from and to are the same tokens, cut alike. row_bytes is even, and
+ * all four tensors begin at a multiple of the largest of 8, 4 and 2 that
+ * divides it. */
 typedef struct {
     cp_device_tiles from, to;
     int64_t row_bytes;
@@ -67,8 +72,9 @@ typedef struct {
     void *to_keys, *to_values;
 } cp_device_copying;
 
-/* Make tiles of labels [rows][2]: sequence, position; -1 = nobody. *wrong
- * becomes 1 + the number of a row where expected says otherwise. */
+/* Make tiles [rows] of labels [rows][2], 64 bits each: sequence, position; -1 =
+ * nobody. *wrong becomes 1 + the number of a row where expected [rows] says
+ * otherwise, and stays as it is where all agree. */
 typedef struct {
     int64_t rows;
     const void *labels; /* aligned to 2 bytes */
@@ -77,7 +83,8 @@ typedef struct {
     int32_t *wrong;
 } cp_device_labels;
 
-/* Put one on a stream. A kernel over nothing is not launched. */
+/* Put one on a stream. A kernel over nothing is not launched. More blocks than
+ * a grid can have (2^31 - 1) are cudaErrorInvalidConfiguration. */
 cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
 cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);

@@ -2,8 +2,8 @@
 /* The three words of CUDA C++ that C has not. A kernel takes one structure,
  * which it calls a. Where kernels are emulated, another header comes first
  * and says what the words mean there. */
-#ifndef CP_LAUNCH_H
-#define CP_LAUNCH_H
+#ifndef CP_KERNEL_LAUNCH_H
+#define CP_KERNEL_LAUNCH_H
 
 #ifdef __CUDACC__
 #include <cuda_runtime_api.h>

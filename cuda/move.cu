@@ -95,6 +95,8 @@ cudaError_t cp_device_copy(const cp_device_copying *call, cudaStream_t stream) {
     const dim3 grid = {(unsigned)call->from.room, 2, 1};
     if (call->from.room == 0)
         return cudaSuccess;
+    if (call->from.room > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
     return CP_LAUNCH(copy_rows, grid, 128, stream, *call);
 }
 

@@ -16,7 +16,8 @@ typedef struct cp_nccl cp_nccl;
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out);
 
-/* Waits for nothing: walks must be finished, or have failed. */
+/* Leave, within the patience, or give up. Walks must be finished, or have
+ * failed. */
 void cp_nccl_free(cp_nccl *nccl);
 
 int cp_nccl_rank(const cp_nccl *nccl);

@@ -18,10 +18,7 @@ typedef struct {
     void *context;
 } cp_carry;
 
-/* How a rank that is a process of its own sends and receives. trade enqueues
- * some messages on a stream, as one group that is complete when all are; check
- * says whether the connection is sound; abort ends what waits on the device.
- * Between two ranks the k-th message sent meets the k-th received. */
+/* One side of a message. The buffer is the device's, and the caller's. */
 typedef struct {
     int peer;
     bool receive; /* into buffer; otherwise from it */
@@ -29,6 +26,11 @@ typedef struct {
     int64_t bytes;
 } cp_message_half;
 
+/* How a rank that is a process of its own sends and receives. trade enqueues
+ * some messages on a stream, as one group that is complete when all are; check
+ * says whether the connection is sound; abort ends what waits on the device.
+ * Between two ranks the k-th message sent meets the k-th received. Failures are
+ * CP_BROKEN. */
 typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream);
