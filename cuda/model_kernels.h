@@ -67,7 +67,9 @@ typedef struct {
 
 /* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
  * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
- * NaN. */
+ * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, x
+ * begins at a multiple of 16 bytes and y at one of 4, or the call is
+ * cudaErrorInvalidValue. */
 typedef struct {
     int64_t rows, width;
     const float *x;

@@ -1,6 +1,6 @@
 /* Tangled from book/13-start.nw; edit the chapter. */
 /* A crew whose processes have lines to rank 0: what goes over them. How they
- * came to be is meet.h's business. */
+ * came to be is meet.h's. */
 #ifndef CP_STAR_H
 #define CP_STAR_H
 
