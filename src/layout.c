@@ -104,11 +104,19 @@ static cp_status lay_out(const cp_call *call, int64_t sequence,
 }
 
 int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < queries->pieces.count; i++)
-        for (int64_t j = 0; j < keys->pieces.count; j++)
-            pairs += cp_span_pairs(queries->pieces.items[i].span,
-                                   keys->pieces.items[j].span);
+    const cp_pieces *asked = &queries->pieces, *held = &keys->pieces;
+    int64_t pairs = 0, first = 0;
+    for (int64_t i = 0; i < asked->count; i++) {
+        const cp_span span = asked->items[i].span;
+        while (first < held->count &&
+               held->items[first].span.sequence < span.sequence)
+            first++;
+        for (int64_t j = first; j < held->count; j++) {
+            if (held->items[j].span.sequence > span.sequence)
+                break;
+            pairs += cp_span_pairs(span, held->items[j].span);
+        }
+    }
     return pairs;
 }
 

@@ -21,7 +21,7 @@ typedef struct {
 
 /* Some tokens of a rank, as the rows of a tensor. */
 typedef struct {
-    cp_pieces pieces; /* which token lies in which row */
+    cp_pieces pieces; /* which token lies in which row; by sequence */
     int64_t tokens;   /* rows that hold a token */
     int64_t rows;     /* all rows; the others are padding */
 } cp_block;

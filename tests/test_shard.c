@@ -19,6 +19,12 @@ static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
     }
 }
 
+static void in_order(const cp_pieces *pieces) {
+    for (int64_t n = 1; n < pieces->count; n++)
+        ck_assert_int_ge(pieces->items[n].span.sequence,
+                         pieces->items[n - 1].span.sequence);
+}
+
 static void check_round_trip(const cp_layout *layout, const int64_t *cached,
                              const int64_t *fresh) {
     enum { MOST = 128 };
@@ -29,6 +35,8 @@ static void check_round_trip(const cp_layout *layout, const int64_t *cached,
             mark(&layout->queries[rank].pieces, i, queries, length);
             mark(&layout->keys[rank].pieces, i, keys, length);
             mark(&layout->cache[rank].pieces, i, lie, length);
+            in_order(&layout->queries[rank].pieces);
+            in_order(&layout->keys[rank].pieces);
         }
         for (int64_t t = 0; t < length && fresh[i] > 0; t++)
             if (queries[t] != (t >= cached[i]) || keys[t] != 1 || lie[t] != 1)
