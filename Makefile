@@ -152,7 +152,7 @@ fit: all ## fit the constants of the paper's cluster, and write predictions into
 predictions: all $(B)/measure_fit
 	@export PATH=$(B):$$PATH; data=figures/data; write=tests/harness/write-data; \
 	  for n in 6 7 8 9 10; do $$write $$data/figure-$$n.csv longring simulate --figure $$n --csv || exit 1; done; \
-	  for n in choices without decode seeds; do $$write $$data/fit-$$n.csv measure_fit $$n || exit 1; done; \
+	  for n in choices without decode seeds constants noise; do $$write $$data/fit-$$n.csv measure_fit $$n || exit 1; done; \
 	  $$write $$data/predictions.csv longring simulate --table all --csv && \
 	  $$write $$data/prediction-errors.csv longring simulate --table summary --csv && \
 	  $$write $$data/what-if.csv tests/harness/what-if

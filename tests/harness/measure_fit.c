@@ -1,9 +1,13 @@
 /* How much the predictions of chapter 15 depend on what was chosen.
- * Usage: measure_fit choices|without|seeds|decode; prints figures/data/fit-*.csv.
- *   choices  other rows of Table 4 in the fit: one each from three ranges of T
- *   without  one constant left out, or another value assumed; the rest fitted
- *   decode   more of Table 8 in the fit, and decode errors
- *   seeds    the committed constants under other seeds of the jitter */
+ * Usage: measure_fit choices|without|seeds|decode|constants|noise; prints
+ * figures/data/fit-*.csv.
+ *   choices    other rows of Table 4 in the fit: one each from three ranges of T
+ *   without    one constant left out, or another value assumed; the rest fitted
+ *   decode     more of Table 8 in the fit, or decode told otherwise; its errors
+ *   seeds      the committed constants under other seeds of the jitter
+ *   constants  the fitted constants, and two held ones, freed one at a time
+ *   noise      how far Table 4's rows are off a smooth curve through each column
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,8 +69,8 @@ static errors held_out(const cp_hardware *hardware) {
 }
 
 static void print(const errors *e) {
-    printf("%.2f,%.2f,%.2f,%.2f,%.2f,%d\n", e->median, e->mean, e->most, e->cp16,
-           e->million, e->winners);
+    printf("%.2f,%.2f,%.2f,%.2f,%.2f,%d\n", e->median, e->mean, e->most,
+           e->cp16, e->million, e->winners);
 }
 
 static const char columns[] = "median,mean,largest,cp16_128k,cp16_1m,winners\n";
@@ -86,11 +90,45 @@ static void choose_rows(int64_t a, int64_t b, int64_t c) {
     }
 }
 
+/* The least, the median, the 95th in a hundred and the most of each column,
+ * and how many of the choices keep each within its bar. */
+static void choices_sum(errors *all, int count) {
+    static const char *const names[] = {"least", "median", "95th", "most"};
+    const int places[] = {0, count / 2, count * 95 / 100, count - 1};
+    double columns_of[6][128];
+    int within[6] = {0};
+    for (int n = 0; n < count; n++) {
+        const errors *e = &all[n];
+        const double row[] = {e->median, e->mean,    e->most,
+                              e->cp16,   e->million, e->winners};
+        for (int c = 0; c < 6; c++)
+            columns_of[c][n] = row[c];
+        within[0] += e->median <= 2.5;
+        within[1] += e->mean <= 3.5;
+        within[2] += e->most <= 11.5;
+        within[3] += fabs(e->cp16) <= 2.5;
+        within[4] += fabs(e->million) <= 2.5;
+        within[5] += e->winners >= 13;
+    }
+    for (int c = 0; c < 6; c++)
+        qsort(columns_of[c], (size_t)count, sizeof(double), by_value);
+    for (int n = 0; n < 4; n++) {
+        printf("%s,0,0,", names[n]);
+        for (int c = 0; c < 5; c++)
+            printf("%.2f,", columns_of[c][places[n]]);
+        printf("%.0f\n", columns_of[5][places[n]]);
+    }
+    printf("within-the-bar,0,0,%d,%d,%d,%d,%d,%d\n", within[0], within[1],
+           within[2], within[3], within[4], within[5]);
+    printf("choices,0,0,%d,%d,%d,%d,%d,%d\n", count, count, count, count, count,
+           count);
+}
+
 static void choices(void) {
     static const int64_t tokens[] = {1280,  3200,   4160,   6400,  12800,
                                      25600, 38400,  51200,  64000, 76800,
                                      89600, 102400, 115200, 128000};
-    double medians[128];
+    errors all[128];
     int count = 0;
     printf("low,middle,high,%s", columns);
     for (int a = 0; a < 4; a++)
@@ -99,21 +137,16 @@ static void choices(void) {
                 cp_hardware hardware = gtt;
                 choose_rows(tokens[a], tokens[b], tokens[c]);
                 fit(&hardware);
-                const errors e = held_out(&hardware);
-                medians[count++] = e.median;
+                all[count] = held_out(&hardware);
                 printf("%lld,%lld,%lld,", (long long)tokens[a],
                        (long long)tokens[b], (long long)tokens[c]);
-                print(&e);
+                print(&all[count++]);
             }
-    qsort(medians, (size_t)count, sizeof(double), by_value);
-    printf("least,0,0,%.2f,0,0,0,0,0\nmedian,0,0,%.2f,0,0,0,0,0\n"
-           "95th,0,0,%.2f,0,0,0,0,0\nmost,0,0,%.2f,0,0,0,0,0\n",
-           medians[0], medians[count / 2], medians[count * 95 / 100],
-           medians[count - 1]);
+    choices_sum(all, count);
 }
 
 /* A line of the description replaced; then all that is fitted is fitted. */
-static void without(const char *name, const char *line) {
+static cp_hardware changed(const char *name, const char *line) {
     char text[400];
     cp_hardware hardware = gtt;
     const cp_description description = cp_hardware_description(&hardware);
@@ -121,6 +154,11 @@ static void without(const char *name, const char *line) {
     if (line[0] != '\0')
         need(cp_description_parse(&description, name, text));
     fit(&hardware);
+    return hardware;
+}
+
+static void without(const char *name, const char *line) {
+    const cp_hardware hardware = changed(name, line);
     const errors e = held_out(&hardware);
     printf("%s,", name);
     print(&e);
@@ -137,13 +175,14 @@ static void withouts(void) {
     without("nvlink-450", "node_rate 450 GB/s assumed");
     without("all-to-all-26", "all_to_all_rate 26 GB/s assumed");
     without("alone-500", "attention_alone 500 TFLOP/s assumed");
+    without("memory-fraction-1", "memory_fraction 1 of-peak assumed");
+    without("memory-fraction-0.7", "memory_fraction 0.7 of-peak assumed");
 }
 
-static void decode(const char *name) {
-    cp_hardware hardware = gtt;
+static void decode(const char *name, const char *line) {
+    const cp_hardware hardware = changed(name, line);
     double values[256], sum = 0;
     int fitted = 0, n = 0;
-    fit(&hardware);
     for (int i = 0; i < paper.count; i++) {
         const cp_paper_row *row = &paper.rows[i];
         double value;
@@ -157,15 +196,106 @@ static void decode(const char *name) {
            (values[n / 2] + values[(n - 1) / 2]) / 2, sum / n, values[n - 1]);
 }
 
-/* Table 8's first half, in the fit too. */
+/* Arithmetic that hides transfers, padding that is not computed, and Table 8's
+ * first half in the fit too. */
 static void decodes(void) {
     printf("what,fitted,held,median,mean,largest\n");
-    decode("as-committed");
+    decode("as-committed", "");
+    decode("overlap-1", "decode_overlap 1 share assumed");
+    decode("padding-0", "decode_padding 0 share assumed");
     for (int i = 0; i < paper.count; i++)
         if (strncmp(paper.rows[i].id, "t8/b1/", 6) == 0 &&
             paper.rows[i].role == CP_ROW_HELD)
             paper.rows[i].role = CP_ROW_FITTED;
-    decode("all-of-batch-1");
+    decode("all-of-batch-1", "");
+}
+
+static void constant_print(const char *name, const cp_hardware *hardware) {
+    cp_hardware copy = *hardware;
+    const cp_description description = cp_hardware_description(&copy);
+    const cp_field *field =
+        &description.fields[cp_description_field(&description, name)];
+    const double *value = (const void *)((const char *)&copy + field->offset);
+    printf("%s,%.6g,%s\n", name, *value / field->scale, field->unit);
+}
+
+static void constants(void) {
+    cp_hardware copy = gtt;
+    const cp_description description = cp_hardware_description(&copy);
+    printf("constant,value,unit\n");
+    for (int n = 0; n < description.count; n++)
+        if (gtt.origins[n].source == CP_SOURCE_FITTED)
+            constant_print(description.fields[n].name, &gtt);
+    copy = changed("freed", "all_to_all_rate 50 GB/s fitted");
+    constant_print("all_to_all_rate", &copy);
+    copy = changed("freed", "decode_key_fraction 0.85 of-peak fitted");
+    constant_print("decode_key_fraction", &copy);
+}
+
+enum { TABLE_4 = 14 };
+
+/* The sum of a column's T to the power p over its time to the power q. */
+static double moment(const double *t, const double *y, int p, int q) {
+    double sum = 0;
+    for (int n = 0; n < TABLE_4; n++)
+        sum += pow(t[n], p) / pow(y[n], q);
+    return sum;
+}
+
+/* The relative least squares curve a + b T + c T^2. */
+static void smooth(const double *t, const double *y, double *curve) {
+    double m[3][3], right[3];
+    for (int i = 0; i < 3; i++) {
+        right[i] = moment(t, y, i, 1);
+        for (int j = 0; j < 3; j++)
+            m[i][j] = moment(t, y, i + j, 2);
+    }
+    for (int p = 0; p < 3; p++)
+        for (int r = p + 1; r < 3; r++) {
+            const double factor = m[r][p] / m[p][p];
+            for (int c = p; c < 3; c++)
+                m[r][c] -= factor * m[p][c];
+            right[r] -= factor * right[p];
+        }
+    for (int p = 2; p >= 0; p--) {
+        curve[p] = right[p];
+        for (int c = p + 1; c < 3; c++)
+            curve[p] -= m[p][c] * curve[c];
+        curve[p] /= m[p][p];
+    }
+}
+
+/* Errors in percent of the curve at each row; sizes [TABLE_4] sorted. */
+static void off_curve(const double *t, const double *y, double *off,
+                      double *sizes) {
+    double curve[3];
+    smooth(t, y, curve);
+    for (int n = 0; n < TABLE_4; n++) {
+        off[n] =
+            100 * (y[n] / (curve[0] + t[n] * (curve[1] + t[n] * curve[2])) - 1);
+        sizes[n] = fabs(off[n]);
+    }
+    qsort(sizes, TABLE_4, sizeof(double), by_value);
+}
+
+static void noise(void) {
+    double t[TABLE_4], kv[TABLE_4], q[TABLE_4], off[2][TABLE_4],
+        sizes[2][TABLE_4];
+    int n = 0;
+    for (int i = 0; i + 1 < paper.count && n < TABLE_4; i++)
+        if (strcmp(paper.rows[i].table, "4") == 0 &&
+            paper.rows[i].variant == CP_PASS_KV) {
+            t[n] = (double)paper.rows[i].new_tokens / 128000;
+            kv[n] = paper.rows[i].value;
+            q[n++] = paper.rows[i + 1].value;
+        }
+    off_curve(t, kv, off[0], sizes[0]);
+    off_curve(t, q, off[1], sizes[1]);
+    printf("tokens,pass_kv,pass_q\n");
+    for (n = 0; n < TABLE_4; n++)
+        printf("%.0f,%.2f,%.2f\n", 128000 * t[n], off[0][n], off[1][n]);
+    printf("median,%.2f,%.2f\n", (sizes[0][6] + sizes[0][7]) / 2,
+           (sizes[1][6] + sizes[1][7]) / 2);
 }
 
 static void seeds(void) {
@@ -194,6 +324,10 @@ int main(int count, char **arguments) {
         decodes();
     else if (strcmp(mode, "seeds") == 0)
         seeds();
+    else if (strcmp(mode, "constants") == 0)
+        constants();
+    else if (strcmp(mode, "noise") == 0)
+        noise();
     else
         return 2;
     return 0;
