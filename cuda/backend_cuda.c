@@ -26,8 +26,9 @@ static cp_crew crew; /* with a leave that leaves NCCL first */
 static int (*leave_the_crew)(int status);
 
 static int leave(int status) {
-    if (status != 0 && apart.link != NULL)
-        apart.link->abort(apart.link->context);
+    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
+    if (status != 0 && link != NULL)
+        link->abort(link->context); /* and with world all groups */
     cp_nccl_free(heads);
     cp_nccl_free(ring);
     cp_nccl_free(world);

@@ -1,5 +1,5 @@
 /* Tangled from book/13-graphs.nw; edit the chapter. */
-/* What ran when on the two queues of each rank, by events that keep the time. */
+/* What ran when on the two queues of each rank, by events that keep time. */
 #ifndef CP_DEVICE_TRACE_H
 #define CP_DEVICE_TRACE_H
 

@@ -43,8 +43,8 @@ typedef struct cp_stream_walker cp_stream_walker;
 
 typedef struct {
     cp_element element; /* of queries, keys, values; plan->element_bytes each */
-    int blocks; /* that should be at work in a decode; 0: 2 per multiprocessor */
-    bool poison;    /* tests: slots are NaN until something is written */
+    int blocks;  /* that should be at work in a decode; 0: 2 a multiprocessor */
+    bool poison; /* tests: slots are NaN until something is written */
     bool separate;  /* attend, then merge, though one kernel could do both */
     int64_t growth; /* tiles by which each list of a call may grow (renew) */
     cp_device_trace *trace; /* what ran when is noted there; or NULL */
@@ -88,9 +88,10 @@ float *cp_stream_walker_lse(cp_stream_walker *walker);
 /* Bytes on the device. */
 int64_t cp_stream_walker_bytes(const cp_stream_walker *walker);
 
-/* Put the rank's program on its queues, and return; link carries its messages,
- * and must live until finish. Every rank walks the same plan. A failure leaves
- * work on the queues; finish waits for it. */
+/* Put the rank's program on its queues, and return; link carries its messages.
+ * The caches of one layer are as for cp_walk, on the device; they and link must
+ * live until finish. Every rank walks the same plan. A failure leaves work on
+ * the queues; finish waits for it. */
 cp_status cp_stream_walk(cp_stream_walker *walker, const cp_link *link,
                          void *cache_keys, void *cache_values);
 

@@ -453,7 +453,7 @@ static cp_status await_all(const cp_meet_options *options, int line) {
     if (wire == CP_WIRE_LATE)
         return cp_fail(CP_BROKEN,
                        "rank 0 has not said within %g s that all have come",
-                       options->patience);
+                       patience);
     return cp_fail(CP_BROKEN, "rank 0 has gone before all had come");
 }
 

@@ -90,7 +90,7 @@ static cp_status fail_all(cp_status status, const char *format, ...) {
 static cp_status late(int r, const char *what) {
     return fail_all(CP_BROKEN,
                     "rank %d waited for rank %d %s, in vain for %g s", us.rank,
-                    r, what, us.patience);
+                    r, what, mine());
 }
 
 static void hang_up(int *line) {
