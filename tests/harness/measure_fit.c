@@ -90,33 +90,39 @@ static void choose_rows(int64_t a, int64_t b, int64_t c) {
     }
 }
 
-/* The least, the median, the 95th in a hundred and the most of each column,
- * and how many of the choices keep each within its bar. */
-static void choices_sum(errors *all, int count) {
+/* The least, the median, the 95th in a hundred and the most of each column. */
+static void spread(const errors *all, int count, const char *zeros) {
     static const char *const names[] = {"least", "median", "95th", "most"};
     const int places[] = {0, count / 2, count * 95 / 100, count - 1};
-    double columns_of[6][128];
-    int within[6] = {0};
+    double sorted[6][128];
     for (int n = 0; n < count; n++) {
         const errors *e = &all[n];
         const double row[] = {e->median, e->mean,    e->most,
                               e->cp16,   e->million, e->winners};
         for (int c = 0; c < 6; c++)
-            columns_of[c][n] = row[c];
+            sorted[c][n] = row[c];
+    }
+    for (int c = 0; c < 6; c++)
+        qsort(sorted[c], (size_t)count, sizeof(double), by_value);
+    for (int n = 0; n < 4; n++) {
+        printf("%s,%s", names[n], zeros);
+        for (int c = 0; c < 5; c++)
+            printf("%.2f,", sorted[c][places[n]]);
+        printf("%.0f\n", sorted[5][places[n]]);
+    }
+}
+
+/* How many of the choices keep each column within its bar. */
+static void within_print(const errors *all, int count) {
+    int within[6] = {0};
+    for (int n = 0; n < count; n++) {
+        const errors *e = &all[n];
         within[0] += e->median <= 2.5;
         within[1] += e->mean <= 3.5;
         within[2] += e->most <= 11.5;
         within[3] += fabs(e->cp16) <= 2.5;
         within[4] += fabs(e->million) <= 2.5;
         within[5] += e->winners >= 13;
-    }
-    for (int c = 0; c < 6; c++)
-        qsort(columns_of[c], (size_t)count, sizeof(double), by_value);
-    for (int n = 0; n < 4; n++) {
-        printf("%s,0,0,", names[n]);
-        for (int c = 0; c < 5; c++)
-            printf("%.2f,", columns_of[c][places[n]]);
-        printf("%.0f\n", columns_of[5][places[n]]);
     }
     printf("within-the-bar,0,0,%d,%d,%d,%d,%d,%d\n", within[0], within[1],
            within[2], within[3], within[4], within[5]);
@@ -142,7 +148,8 @@ static void choices(void) {
                        (long long)tokens[b], (long long)tokens[c]);
                 print(&all[count++]);
             }
-    choices_sum(all, count);
+    spread(all, count, "0,0,");
+    within_print(all, count);
 }
 
 /* A line of the description replaced; then all that is fitted is fitted. */
@@ -299,16 +306,17 @@ static void noise(void) {
 }
 
 static void seeds(void) {
+    errors all[16];
     printf("seed,%s", columns);
     for (int seed = 0; seed < 16; seed++) {
         cp_hardware hardware = gtt;
-        errors e;
         for (int i = 0; i < paper.count; i++)
             paper.rows[i].seed = (uint64_t)seed * 1000;
-        e = held_out(&hardware);
+        all[seed] = held_out(&hardware);
         printf("%d,", seed);
-        print(&e);
+        print(&all[seed]);
     }
+    spread(all, 16, "");
 }
 
 int main(int count, char **arguments) {
