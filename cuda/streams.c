@@ -926,16 +926,6 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
     return status == CP_OK ? end(w) : status;
 }
 
-cp_status cp_stream_walker_launched(cp_stream_walker *w, cudaStream_t stream) {
-    if (stream == w->queues.compute)
-        return CP_OK;
-    cp_status status = record(w->finished, stream);
-    if (status == CP_OK)
-        status = wait_for(w->queues.compute, w->finished);
-    return status == CP_OK ? wait_for(w->queues.communication, w->finished)
-                           : status;
-}
-
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -1,7 +1,7 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
 /* Walk a plan on a GPU: work is put on queues, in an order that events
  * enforce, and the host goes on. For kernels see kernels.h; for ranks that
- * are processes see nccl.h. */
+ * are processes see nccl_link.h. */
 #ifndef CP_STREAMS_H
 #define CP_STREAMS_H
 
@@ -68,11 +68,6 @@ void cp_stream_walker_free(cp_stream_walker *walker);
  * another kind of call, and with CP_CAPACITY if a slot or a list outgrows its
  * room; the walker is then as it was. */
 cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
-
-/* A graph with walks in it was launched on some stream: what comes on the
- * walker's queues, and finish, waits for it. */
-cp_status cp_stream_walker_launched(cp_stream_walker *walker,
-                                    cudaStream_t stream);
 
 /* Where the new tokens must lie, on the device, when the compute queue gets to
  * the walk: shapes as for cp_walker_queries (walk.h). */
