@@ -55,12 +55,13 @@ static void explain(cp_choice *choice, const cp_machine *machine,
     const bool smaller = choice->variant == CP_PASS_KV;
     char first[100], second[100];
     if (machine->shares_cores)
-        snprintf(first, sizeof(first), "no transfer hides between %s",
+        snprintf(first, sizeof(first), "no transfer hides on %s",
                  machine->name);
     else
         snprintf(first, sizeof(first),
-                 "T = %.6g new tokens %s threshold %.6g (eq. 2)",
-                 choice->new_tokens, hidden ? ">=" : "<", choice->threshold);
+                 "T = %.6g new token%s %s threshold %.6g (eq. 2)",
+                 choice->new_tokens, choice->new_tokens == 1.0 ? "" : "s",
+                 hidden ? ">=" : "<", choice->threshold);
     /* Say what the miss rate says. */
     snprintf(second, sizeof(second),
              ", miss rate %.0f/%.0f = %.3g%% %s %.3g%% (eq. 1): %s are smaller",

@@ -185,6 +185,19 @@ static cp_status counts_check(const char *name, const cp_counts *counts) {
     return CP_OK;
 }
 
+static cp_status context_check(const choose_run *run) {
+    int64_t sum = 0;
+    for (int64_t s = 0; s < run->new_tokens.count; s++)
+        sum += run->new_tokens.items[s] +
+               (run->cached.count > 0 ? run->cached.items[s] : 0);
+    if (sum > INT32_MAX)
+        return cp_fail(CP_INVALID,
+                       "--new, --cached: %lld tokens in all are more than the "
+                       "%d that can be planned",
+                       (long long)sum, INT32_MAX);
+    return CP_OK;
+}
+
 static cp_status choose_check(void *context) {
     choose_run *run = context;
     if (run->new_tokens.count == 0 && run->measured == NULL)
@@ -204,6 +217,8 @@ static cp_status choose_check(void *context) {
         status = counts_check("new", &run->new_tokens);
     if (status == CP_OK)
         status = counts_check("cached", &run->cached);
+    if (status == CP_OK)
+        status = context_check(run);
     if (status == CP_OK && run->new_tokens.count > 0)
         status = cp_load_of(run->new_tokens.count, run->new_tokens.items,
                             run->cached.count > 0 ? run->cached.items : NULL,
@@ -214,21 +229,26 @@ static cp_status choose_check(void *context) {
 static void head_print(FILE *out, const choose_run *run) {
     const cp_setting *const setting = &run->setting;
     const cp_shape *const shape = &setting->shape;
-    fprintf(out, "%s on %s, %s ranks", run->sizes.name, run->hardware.name,
-            cp_group(run->ranks).text);
+    char speeds[160];
+    fprintf(out, "%s on %s, %s rank%s", run->sizes.name, run->hardware.name,
+            cp_group(run->ranks).text, cp_plural(run->ranks));
     if (run->tensor > 1)
         fprintf(out, " of %lld GPUs", (long long)run->tensor);
-    fprintf(out, ": %lld query heads and %lld key and value head%s of %lld%s\n",
-            (long long)shape->query_heads, (long long)shape->kv_heads,
-            cp_plural(shape->kv_heads), (long long)shape->head_dim,
-            run->tensor > 1 ? " each" : "");
     fprintf(out,
-            "attention at %.6g TFLOP/s, exchanges at %.6g GB/s, %lld bytes "
-            "a number%s\n",
-            1e-12 * cp_rational_value(setting->speeds.flops),
-            1e-9 * cp_rational_value(setting->speeds.bandwidth),
-            (long long)setting->element_bytes,
-            setting->shares_cores ? "; no transfer hides" : "");
+            "\n%lld query head%s and %lld key and value head%s of %lld%s\n",
+            (long long)shape->query_heads, cp_plural(shape->query_heads),
+            (long long)shape->kv_heads, cp_plural(shape->kv_heads),
+            (long long)shape->head_dim, run->tensor > 1 ? " each" : "");
+    /* Write the speeds. */
+    snprintf(speeds, sizeof(speeds),
+             "attention at %.6g TFLOP/s, exchanges at %.6g GB/s, %lld byte%s a "
+             "number%s",
+             1e-12 * cp_rational_value(setting->speeds.flops),
+             1e-9 * cp_rational_value(setting->speeds.bandwidth),
+             (long long)setting->element_bytes,
+             cp_plural(setting->element_bytes),
+             setting->shares_cores ? "; no transfer hides" : "");
+    cp_write_wrapped(out, 0, 0, speeds);
 }
 
 static void thresholds_print(FILE *out, const choose_run *run) {
@@ -286,6 +306,8 @@ static cp_status verdicts_print(FILE *out, const choose_run *run) {
 
 static cp_status simulation_print(FILE *out, const choose_run *run) {
     simulated seconds;
+    char text[80];
+    const int column = run->load.sequences == 1 ? 46 : 32;
     const cp_counts *const new = &run->new_tokens;
     int64_t *none = NULL;
     cp_status status =
@@ -295,19 +317,22 @@ static cp_status simulation_print(FILE *out, const choose_run *run) {
                           run->cached.count > 0 ? run->cached.items : none,
                           &seconds);
     free(none);
-    if (status == CP_OK)
-        fprintf(out, "  %-19s %-7s%s   pass-kv %.4g s, pass-q %.4g s\n",
-                "simulation", cp_variant_name(faster(&seconds)),
-                run->load.sequences == 1 ? "              " : "",
-                seconds.pass_kv, seconds.pass_q);
-    return status;
+    if (status != CP_OK)
+        return status;
+    fprintf(out, "  %-19s %-7s%*s", "simulation",
+            cp_variant_name(faster(&seconds)), column - 29, "");
+    snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s",
+             seconds.pass_kv, seconds.pass_q);
+    cp_write_wrapped(out, column, column, text);
+    return CP_OK;
 }
 
 static cp_status call_print(FILE *out, const choose_run *run) {
     const cp_load *const load = &run->load;
     const cp_rational rate = cp_rational_divide(load->fresh, load->keys);
     const cp_rational past = cp_rational_subtract(load->keys, load->fresh);
-    fprintf(out, "%s new tokens", cp_group((int64_t)load->fresh.over).text);
+    fprintf(out, "%s new token%s", cp_group((int64_t)load->fresh.over).text,
+            cp_plural((int64_t)load->fresh.over));
     fprintf(out, " over %s cached", cp_group((int64_t)past.over).text);
     if (load->sequences > 1)
         fprintf(out, ", %lld sequences", (long long)load->sequences);
@@ -319,16 +344,20 @@ static cp_status call_print(FILE *out, const choose_run *run) {
 }
 
 static void wrong_print(FILE *out, const choose_run *run, const bool *wrong) {
-    enum { SHOWN = 4 };
-    int64_t shown = 0, more = 0;
+    enum { SHOWN = 4, COLUMN = 50 };
+    char text[160] = ""; /* four counts of 13 characters, and one of 19 */
+    int length = 0;
+    int64_t count = 0;
     for (int64_t i = 0; i < run->trials.count; i++)
-        if (wrong[i] && shown < SHOWN)
-            fprintf(out, "%s%s", shown++ > 0 ? " " : "   wrong at T = ",
-                    cp_group(run->trials.items[i].fresh).text);
-        else
-            more += wrong[i];
-    if (more > 0)
-        fprintf(out, " and %lld more", (long long)more);
+        if (wrong[i] && count++ < SHOWN)
+            length += snprintf(text + length, sizeof(text) - (size_t)length,
+                               "%s%s", count > 1 ? " " : "",
+                               cp_group(run->trials.items[i].fresh).text);
+    if (count > SHOWN)
+        snprintf(text + length, sizeof(text) - (size_t)length, " and %lld more",
+                 (long long)(count - SHOWN));
+    fputs(count > 0 ? "   " : "", out);
+    cp_write_wrapped(out, COLUMN, COLUMN, text);
 }
 
 static void score_print(FILE *out, const char *name, const cp_score *score) {
@@ -340,7 +369,8 @@ static cp_status scores_print(FILE *out, const choose_run *run) {
     bool *wrong = NULL;
     cp_score score;
     cp_status status = cp_allocate(&wrong, run->trials.count, 1, "scores");
-    fprintf(out, "  rule                    right         regret\n");
+    fprintf(out,
+            "  rule                    right         regret    wrong at T\n");
     for (int r = 0; r < run->count && status == CP_OK; r++) {
         status = cp_trials_score(&run->trials, &run->rules[r], &run->setting,
                                  &score, wrong);
@@ -348,14 +378,12 @@ static cp_status scores_print(FILE *out, const choose_run *run) {
             break;
         score_print(out, run->rules[r].name, &score);
         wrong_print(out, run, wrong);
-        fprintf(out, "\n");
     }
     if (status == CP_OK)
         status = simulation_score(run, &score, wrong);
     if (status == CP_OK) {
         score_print(out, "simulation", &score);
         wrong_print(out, run, wrong);
-        fprintf(out, "\n");
     }
     free(wrong);
     return status;
@@ -371,7 +399,7 @@ static cp_status learned_print(FILE *out, const choose_run *run) {
         return status;
     score_print(out, "learned, left out", &score);
     fprintf(out,
-            "   each call by a fit of the others\n\n"
+            "   each by a fit of the others\n\n"
             "learned: h = %.4g ln T %+.4g ln(T / (T + P)) %+.4g\n",
             fit->alpha, fit->beta, fit->gamma);
     if (!run->apart)
@@ -523,7 +551,7 @@ int cp_command_choose(int count, char *const *arguments) {
         {"csv", CP_FLAG, &run.csv, NULL, "a row for each rule, for programs"},
         {0}};
     const cp_usage usage = {
-        "choose", "--new T,T,... [options]",
+        "choose", "--new T,T,... | --measured FILE [options]",
         /* What choose is about. */
         "Which ring, pass-kv or pass-q, by each rule that the paper has and "
         "some that it has not; where each rule turns; and, given measured "

@@ -118,7 +118,7 @@ cp_rational cp_miss_rate_least(const cp_shape *shape) {
                              shape->query_heads);
 }
 
-/* N e C / BW: what eqs. 2, 3 and 5 have in common. */
+/* N C / BW: what eqs. 2, 3 and 5 have in common. */
 static cp_rational balance(const cp_setting *setting) {
     const cp_rational ratio =
         cp_rational_divide(setting->speeds.flops, setting->speeds.bandwidth);
@@ -250,7 +250,7 @@ static cp_status ask_empirical(const cp_rule *rule, const cp_load *load,
     const long double h = (long double)fit->alpha * logl(fresh) +
                           (long double)fit->beta * logl(fresh / keys) +
                           (long double)fit->gamma;
-    if (!isfinite(h) || fabsl(h) < 1e-15L)
+    if (!isfinite(h) || fabsl(h) < 1e-13L)
         return cp_fail(CP_INVALID, "%s: h = %.3Lg, too near 0 to tell",
                        rule->name, h);
     verdict->variant = h > 0 ? CP_PASS_KV : CP_PASS_Q;

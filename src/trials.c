@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "options.h"
+#include "command.h"
 
 enum {
     NEW,
@@ -96,8 +96,9 @@ static cp_status read_names(reader *reader, int count) {
     /* See that the columns suffice. */
     const int *const place = reader->place;
     if (place[NEW] < 0 || place[CACHED] < 0)
-        return refuse(reader, "no column %s",
-                      place[NEW] < 0 ? "new" : "cached");
+        return refuse(
+            reader, "no column %s%s", place[NEW] < 0 ? "new" : "cached",
+            *reader->cells[0] == '"' ? " (names have no quotes)" : "");
     if ((place[PASS_KV] < 0 || place[PASS_Q] < 0) &&
         (place[VARIANT] < 0 || place[TIME] < 0))
         return refuse(reader, "neither pass_kv and pass_q, nor variant and "
@@ -106,7 +107,7 @@ static cp_status read_names(reader *reader, int count) {
 }
 
 static cp_status read_count(const reader *reader, int column, int64_t least,
-                            int64_t *count) {
+                            int64_t most, int64_t *count) {
     if (reader->place[column] < 0)
         return CP_OK;
     const char *const cell = reader->cells[reader->place[column]];
@@ -114,6 +115,9 @@ static cp_status read_count(const reader *reader, int column, int64_t least,
         *count < least)
         return refuse(reader, "'%.40s' is not a count of at least %lld", cell,
                       (long long)least);
+    if (*count > most)
+        return refuse(reader, "'%.40s' is more than %lld", cell,
+                      (long long)most);
     return CP_OK;
 }
 
@@ -142,11 +146,12 @@ static cp_status read_row(reader *reader, int count) {
         return CP_OK;
     /* Read the numbers of the row. */
     cp_trial *const trial = &row.trial;
-    cp_status status = read_count(reader, NEW, 1, &trial->fresh);
+    cp_status status = read_count(reader, NEW, 1, INT32_MAX, &trial->fresh);
     if (status == CP_OK)
-        status = read_count(reader, CACHED, 0, &trial->cached);
+        status = read_count(reader, CACHED, 0, INT32_MAX - trial->fresh,
+                            &trial->cached);
     if (status == CP_OK)
-        status = read_count(reader, RANKS, 1, &trial->ranks);
+        status = read_count(reader, RANKS, 1, CP_COMMAND_RANKS, &trial->ranks);
     if (status == CP_OK && (wide || variant == CP_PASS_KV))
         status = read_time(reader, wide ? PASS_KV : TIME, &trial->pass_kv);
     if (status == CP_OK && (wide || variant == CP_PASS_Q))
@@ -204,10 +209,11 @@ static cp_status pair(reader *reader) {
         if ((here->trial.pass_kv > 0 && last->trial.pass_kv > 0) ||
             (here->trial.pass_q > 0 && last->trial.pass_q > 0))
             return refuse(reader,
-                          "%s of %lld new tokens over %lld is in line %lld "
+                          "%s of %lld new token%s over %lld is in line %lld "
                           "already",
                           here->trial.pass_q > 0 ? "pass-q" : "pass-kv",
                           (long long)here->trial.fresh,
+                          cp_plural(here->trial.fresh),
                           (long long)here->trial.cached,
                           (long long)cp_min(here->line, last->line));
         last->trial.pass_kv += here->trial.pass_kv;
@@ -233,6 +239,7 @@ cp_status cp_trials_parse(const char *label, const char *text, const char *only,
     reader reader = {.label = label, .only = only};
     char *copy = NULL;
     int64_t lines = 1;
+    const int skipped = strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     for (const char *c = text; *c != '\0'; c++)
         lines += *c == '\n';
     *trials = (cp_trials){NULL, 0};
@@ -242,7 +249,7 @@ cp_status cp_trials_parse(const char *label, const char *text, const char *only,
     if (status == CP_OK)
         status = cp_allocate(&trials->items, lines, sizeof(cp_trial), label);
     if (status == CP_OK)
-        status = read_lines(&reader, strcpy(copy, text));
+        status = read_lines(&reader, strcpy(copy, text + skipped));
     if (status == CP_OK && reader.place[PASS_KV] < 0)
         status = pair(&reader);
     if (status == CP_OK)

@@ -23,8 +23,9 @@ typedef struct {
  * pass_kv and pass_q, or variant and milliseconds, seconds or value. Other
  * columns are ignored. only, if not NULL: take only rows whose first cell
  * begins so. Fails with CP_INVALID, label and line number: a ragged line, what
- * is no count or no time, a measurement that occurs twice, a file of which no
- * call has both variants. */
+ * is no count or no time, more tokens or ranks than a command takes, in the
+ * long form a measurement that occurs twice, a file of which no call has both
+ * variants. */
 cp_status cp_trials_parse(const char *label, const char *text, const char *only,
                           cp_trials *trials);
 void cp_trials_free(cp_trials *trials);

@@ -56,7 +56,7 @@ START_TEST(test_nothing_hides_between_threads) {
     const cp_choice q = ask(&cp_machine_threads, &llama3_405b, 4, 4000, 90000);
     ck_assert_int_eq(kv.variant, CP_PASS_KV);
     ck_assert_int_eq(q.variant, CP_PASS_Q);
-    ck_assert_str_eq(q.rule, "no transfer hides between threads, miss rate "
+    ck_assert_str_eq(q.rule, "no transfer hides on threads, miss rate "
                              "4000/94000 = 4.26% < 12.5% (eq. 1): queries are "
                              "smaller");
 }
@@ -169,6 +169,18 @@ START_TEST(both_forms_of_a_file_are_read) {
 }
 END_TEST
 
+START_TEST(a_mark_and_a_call_that_comes_again) {
+    cp_trials trials;
+    const char *const text = "\xef\xbb\xbfnew,cached,pass_kv,pass_q\n"
+                             "5,6,1,2\n5,6,2,1\n";
+    ck_assert_msg(cp_trials_parse("f", text, NULL, &trials) == CP_OK, "%s",
+                  cp_message());
+    ck_assert_int_eq(trials.count, 2);
+    ck_assert(trials.items[0].pass_q == 2 && trials.items[1].pass_q == 1);
+    cp_trials_free(&trials);
+}
+END_TEST
+
 START_TEST(bad_files_are_refused_by_line) {
     static const struct {
         const char *text, *because;
@@ -185,6 +197,13 @@ START_TEST(bad_files_are_refused_by_line) {
         {"new,cached,pass_kv,pass_q\n1,2,3,4,5\n", "f:2: 5 cells"},
         {"new,cached,pass_kv,pass_q\n0,2,3,4\n", "f:2: '0' is not a count"},
         {"new,cached,pass_kv,pass_q\n1,-2,3,4\n", "f:2: '-2' is not a count"},
+        {"new,cached,pass_kv,pass_q\n3G,0,3,4\n", "f:2: '3G' is more than"},
+        {"new,cached,pass_kv,pass_q\n1,2147483647,3,4\n",
+         "f:2: '2147483647' is more than 2147483646"},
+        {"new,cached,pass_kv,pass_q,ranks\n1,2,3,4,1025\n",
+         "f:2: '1025' is more than 1024"},
+        {"\"new\",\"cached\",\"pass_kv\",\"pass_q\"\n",
+         "f:1: no column new (names have no quotes)"},
         {"new,cached,pass_kv,pass_q\n1,2,0,4\n", "f:2: '0' is not a time"},
         {"new,cached,pass_kv,pass_q\n1,2,3,-4\n", "f:2: '-4' is not a time"},
         {"new,cached,pass_kv,pass_q\n1,2,nan,4\n", "f:2: 'nan' is not a time"},
@@ -193,7 +212,7 @@ START_TEST(bad_files_are_refused_by_line) {
         {"new,cached,pass_kv,pass_q\n1,2,3 s,4\n", "f:2: '3 s' is not a time"},
         {"new,cached,pass_kv,pass_q,ranks\n1,2,3,4,0\n", "f:2: '0' is not"},
         {"new,cached,variant,value\n1,2,pass-q,4\n1,2,pass-q,5\n",
-         "f:3: pass-q of 1 new tokens over 2 is in line 2 already"},
+         "f:3: pass-q of 1 new token over 2 is in line 2 already"},
         {"new,cached,variant,value\n1,2,pass-q,4\n1,3,pass-kv,5\n",
          "no call has both"},
         {"new,cached,variant,value,seconds\n", "f:1: a second column"},
@@ -370,7 +389,8 @@ START_TEST(the_command_prints_scores) {
     prints(reached, "\nAlgorithm 5,12,14,0.02925,");
     prints("--measured table-4 --csv --speeds reached", "Algorithm 1,13,14");
     prints("--measured table-4 --learn", "from gamma 12.652 to 12.711\n");
-    prints("--measured table-4", "wrong at T = 4,160 6,400\n");
+    prints("--measured table-4", " 0.0293%   4,160 6,400\n");
+    prints("--new 1 --cached 9 --ranks 1", "1 new token over 9 cached");
     prints("--new 3200 --cached 124800",
            "Algorithm 5         pass-kv         3,200   T 3200 < 4000 (eq. 2), "
            "miss rate");
@@ -390,6 +410,8 @@ START_TEST(the_command_refuses_in_one_line) {
         {"--new 0", "no new tokens", 2},
         {"--new 1000000000000000000", "--new: 1000000000000000000 tokens", 2},
         {"--new 1 --cached 3G", "--cached: 3000000000", 2},
+        {"--new 1 --cached 2147483647", "2147483648 tokens in all", 2},
+        {"--new 2G,1 --cached 1,1G", "3000000002 tokens in all", 2},
         {"--new 1,2 --cached 3", "--cached is of 1", 2},
         {"--new 1 --learn", "--learn needs", 2},
         {"--new 1 --only x", "--only needs", 2},
@@ -427,6 +449,7 @@ static Suite *choose_suite(void) {
     tcase_add_test(tests, test_batch);
     tcase_add_test(tests, test_refusals);
     tcase_add_test(tests, both_forms_of_a_file_are_read);
+    tcase_add_test(tests, a_mark_and_a_call_that_comes_again);
     tcase_add_test(tests, bad_files_are_refused_by_line);
     tcase_add_test(tests, regret_is_of_the_total);
     tcase_add_test(tests, a_line_is_learned);

@@ -506,6 +506,10 @@ START_TEST(appendix_d_turns_where_it_says) {
     ck_assert_int_eq(cp_rule_ask(&cp_rules[6], &setting, &load, &verdict),
                      CP_INVALID);
     ck_assert_str_eq(cp_message(), "Appendix D is about one sequence, not 2");
+    const cp_rule near = {"near", CP_RULE_EMPIRICAL, false, {0, 1, 5e-14}};
+    ck_assert_int_eq(cp_load_of(1, two, NULL, &load), CP_OK); /* ln 1 = 0 */
+    ck_assert_int_eq(cp_rule_ask(&near, &setting, &load, &verdict), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "near: h = 5e-14, too near 0 to tell");
 }
 END_TEST
 
