@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "rules.h"
+
 typedef struct {
     FILE *out;
     bool csv;
@@ -27,10 +29,10 @@ static void point_print(drawing *drawing, const point *point) {
     const double high = point->ours * (1 + drawing->band);
     const double error = 100 * (point->ours / point->paper - 1);
     char paper[32] = "nan", text[32] = "nan";
-    if (!isnan(point->paper)) {
+    if (!isnan(point->paper))
         snprintf(paper, sizeof(paper), "%.6g", point->paper);
+    if (!isnan(point->paper) && strcmp(point->part, "formula") != 0)
         snprintf(text, sizeof(text), "%.2f", error);
-    }
     drawing->line += drawing->series != point->series;
     drawing->series = point->series;
     if (drawing->csv)
@@ -213,15 +215,24 @@ static cp_status tie_find(const drawing *drawing, int64_t fresh, double *rate) {
     return status;
 }
 
+static const cp_empirical *line_of_appendix_d(void) {
+    int n = 0;
+    while (cp_rules[n].kind != CP_RULE_EMPIRICAL)
+        n++;
+    return &cp_rules[n].fit;
+}
+
 static cp_status figure_10(drawing *drawing) {
+    const cp_empirical *fit = line_of_appendix_d();
     cp_status status = CP_OK;
     for (int64_t fresh = 1; fresh <= 8192 && status == CP_OK; fresh *= 2) {
         double rate;
-        const double line = exp((1.059 * log((double)fresh) - 12.112) / 1.145);
+        const double line =
+            exp(-(fit->alpha * log((double)fresh) + fit->gamma) / fit->beta);
         status = tie_find(drawing, fresh, &rate);
         if (status == CP_OK && !isnan(rate))
-            point_print(drawing, &(point){"tie", (double)fresh, line, rate,
-                                          "predicted"});
+            point_print(drawing,
+                        &(point){"tie", (double)fresh, line, rate, "formula"});
     }
     return status;
 }

@@ -83,6 +83,19 @@ START_TEST(hops_are_as_by_hand) {
            CP_PASS_KV, 32, 0);
 }
 END_TEST
+START_TEST(pieces_are_as_by_hand) {
+    cp_forecast f = toy("attention_by 2 1 4e-12 TFLOP/s assumed\n"
+                        "attention_by 4 1 8e-12 TFLOP/s assumed\n",
+                        CP_PASS_KV, 2, 8, 0);
+    ck_assert_double_eq_tol(f.seconds, 3 * 18, 1e-5);
+    ck_assert_double_eq_tol(f.attending, (18 + 9) / 2.0, 1e-6);
+    f = toy("attention_by 2 4 4e-12 TFLOP/s assumed\n"
+            "attention_by 2 8 8e-12 TFLOP/s assumed\nlaunch 1e6 us assumed\n",
+            CP_PASS_KV, 1, 8, 0);
+    const double rate = 4 * pow(2, log2(4.5 / 4));
+    ck_assert_double_eq_tol(f.attend, 1 + 4 * 36 / rate, 1e-6);
+}
+END_TEST
 START_TEST(other_variants_are_as_by_hand) {
     expect("", CP_PASS_Q, 21, 3);
     expect("all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6);
@@ -391,6 +404,7 @@ static Suite *suite(void) {
     Suite *suite = suite_create("simulate");
     TCase *tests = harness_case("simulate");
     tcase_add_test(tests, hops_are_as_by_hand);
+    tcase_add_test(tests, pieces_are_as_by_hand);
     tcase_add_test(tests, other_variants_are_as_by_hand);
     tcase_add_test(tests, predictions_lie_between_the_bounds);
     tcase_add_test(tests, walked_and_multiplied_layers_agree);
