@@ -10,7 +10,7 @@
 #include "simulate.h"
 
 typedef struct {
-    int64_t ranks, tensor;
+    int64_t ranks, tensor; /* tensor -1: as the machine has GPUs in a node */
     cp_counts new_tokens, cached;
     const char *machine, *model, *flops, *bandwidth, *measured, *only;
     int speeds;
@@ -65,10 +65,10 @@ static cp_status speeds_read(choose_run *run) {
 static cp_status shape_divide(choose_run *run) {
     cp_shape *const shape = &run->setting.shape;
     *shape = cp_model_sizes_shape(&run->sizes);
-    if (run->tensor == 0)
+    if (run->tensor < 0)
         run->tensor = run->hardware.gpus_per_node;
     const int64_t gpus = run->tensor;
-    if (shape->query_heads % gpus != 0 ||
+    if (gpus < 1 || shape->query_heads % gpus != 0 ||
         (shape->kv_heads % gpus != 0 && gpus % shape->kv_heads != 0))
         return cp_fail(CP_INVALID,
                        "--tensor %lld: %lld query heads and %lld key and "
@@ -210,8 +210,11 @@ static cp_status choose_check(void *context) {
     if (run->measured == NULL && (run->learn || run->only != NULL))
         return cp_fail(CP_INVALID, "--%s needs --measured, a file of times",
                        run->learn ? "learn" : "only");
-    if (run->csv && run->measured == NULL && run->new_tokens.count != 1)
-        return cp_fail(CP_INVALID, "--csv is for one sequence, or --measured");
+    if (run->csv && (run->measured == NULL) != (run->new_tokens.count == 1))
+        return cp_fail(CP_INVALID,
+                       "--csv is for one sequence of --new, or for --measured");
+    if (run->only != NULL && strcmp(run->measured, "table-4") == 0)
+        return cp_fail(CP_INVALID, "--only is for a file, not for table-4");
     cp_status status = cp_command_ranks(&run->ranks);
     if (status == CP_OK)
         status = counts_check("new", &run->new_tokens);
@@ -519,7 +522,8 @@ static cp_status choose_work(void *context) {
 }
 
 int cp_command_choose(int count, char *const *arguments) {
-    choose_run run = {.ranks = 4, .machine = "gtt", .model = "llama3-405b"};
+    choose_run run = {
+        .ranks = 4, .tensor = -1, .machine = "gtt", .model = "llama3-405b"};
     const cp_option options[] = {
         /* Options of choose. */
         {"new", CP_COUNTS, &run.new_tokens, "T,T,...",

@@ -401,6 +401,27 @@ START_TEST(the_command_prints_scores) {
 }
 END_TEST
 
+START_TEST(lines_fit_eighty_columns) {
+    static const char *const calls[] = {
+        "--new 3200 --cached 124800",
+        "--new 2M --cached 2000M --speeds reached --flops 12345678901.5",
+        "--new 1 --cached 3M --machine laptop",
+        "--new 16,1M --cached 1K,1M --machine laptop --model smollm2-135m",
+        "--measured table-4 --learn --machine h200",
+        "--help"};
+    for (size_t n = 0; n < sizeof(calls) / sizeof(calls[0]); n++) {
+        ck_assert_msg(run(calls[n]) == 0, "%s: %s", calls[n], output);
+        for (const char *line = output; *line != '\0';) {
+            const int length = (int)strcspn(line, "\n");
+            ck_assert_msg(length <= 80, "%s: %.*s", calls[n], length, line);
+            ck_assert_msg(length == 0 || line[length - 1] != ' ', "%s: '%.*s'",
+                          calls[n], length, line);
+            line += length + (line[length] == '\n');
+        }
+    }
+}
+END_TEST
+
 START_TEST(the_command_refuses_in_one_line) {
     static const struct {
         const char *arguments, *because;
@@ -417,6 +438,9 @@ START_TEST(the_command_refuses_in_one_line) {
         {"--new 1 --only x", "--only needs", 2},
         {"--new 1 --ranks 0", "--ranks 0", 2},
         {"--new 1,2 --csv", "--csv is for one", 2},
+        {"--new 1 --measured table-4 --csv", "--csv is for one", 2},
+        {"--new 1 --tensor 0", "--tensor 0", 2},
+        {"--measured table-4 --only t4", "not for table-4", 2},
         {"--new 1 --flops 8x", "--flops 8x: not a number", 2},
         {"--new 1 --bandwidth -3", "bandwidth is -3", 2},
         {"--new 1 --flops 0", "flops is 0", 2},
@@ -456,6 +480,7 @@ static Suite *choose_suite(void) {
     tcase_add_test(tests, table_4_teaches_a_threshold);
     tcase_add_test(tests, nothing_to_learn);
     tcase_add_test(tests, the_command_prints_scores);
+    tcase_add_test(tests, lines_fit_eighty_columns);
     tcase_add_test(tests, the_command_refuses_in_one_line);
     suite_add_tcase(suite, tests);
     return suite;
