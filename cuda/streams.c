@@ -381,6 +381,13 @@ static cp_status make_events(cp_stream_walker *w) {
     return status == CP_OK ? make_event(&w->silent) : status;
 }
 
+static cp_status forget_wrong(cp_stream_walker *w) {
+    return cp_cuda(cudaMemsetAsync(w->memory + w->wrong, 0,
+                                   4 * (size_t)w->plan->layout->ranks,
+                                   w->queues.compute),
+                   "clearing a word");
+}
+
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out) {
@@ -422,6 +429,8 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
         status = ask_for_memory(w);
     if (status == CP_OK)
         status = make_events(w);
+    if (status == CP_OK)
+        status = forget_wrong(w);
     if (status != CP_OK) {
         cp_stream_walker_free(w);
         return status;
@@ -696,11 +705,6 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
                                 (size_t)staged_bytes(w), cudaMemcpyHostToDevice,
                                 stream),
                 "sending the manifest");
-    if (status == CP_OK)
-        status =
-            cp_cuda(cudaMemsetAsync(w->memory + w->wrong, 0,
-                                    4 * (size_t)plan->layout->ranks, stream),
-                    "clearing a word");
     if (status == CP_OK && plan->labelled)
         status = label_queries(w);
     /* Poison the slots that are not inputs. */
@@ -990,11 +994,15 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
     for (int64_t r = 0; r < ranks && w->plan->labelled; r++) {
         int32_t row;
         memcpy(&row, w->staging + w->staged - 4 * (ranks - r), sizeof(row));
-        if (row != 0)
-            return cp_fail(CP_BROKEN,
-                           "rank %lld's batch is not what rank %d expects in "
-                           "row %d",
-                           (long long)r, w->rank, (int)row - 1);
+        if (row == 0)
+            continue;
+        status = forget_wrong(w);
+        return status != CP_OK
+                   ? status
+                   : cp_fail(CP_BROKEN,
+                             "rank %lld's batch is not what rank %d expects in "
+                             "row %d",
+                             (long long)r, w->rank, (int)row - 1);
     }
     return CP_OK;
 }
