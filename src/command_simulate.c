@@ -37,28 +37,89 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     const int length = equals == NULL ? 0 : (int)(equals - text);
     snprintf(field, sizeof(field), "%.*s", length < 63 ? length : 63, text);
     const int n = cp_description_field(&description, field);
-    if (n < 0)
+    if (n < 0 || equals[1] == '\0')
         return cp_fail(CP_INVALID,
                        "--set %.80s: FIELD=VALUE is due, with a "
                        "field of a machine description",
                        text);
     snprintf(line, sizeof(line), "machine %s\n%s %.80s %s assumed --set\n",
              hardware->name, field, equals + 1, description.fields[n].unit);
-    return cp_description_parse(&description, "--set", line);
+    const cp_status status = cp_description_parse(&description, "--set", line);
+    const char *label = "--set:2:";
+    if (status == CP_OK || strncmp(cp_message(), label, strlen(label)) != 0)
+        return status;
+    return cp_fail(status, "--set%s", cp_message() + strlen(label));
 }
 
+static cp_status one_thing(const simulate_run *run, bool call) {
+    const int things = (run->table != TABLE_NONE) + (run->figure > 0) +
+                       (run->sweep > 0) + run->fit;
+    const cp_sweep sweep = (cp_sweep)(run->sweep - 1);
+    const bool one = run->fresh.count <= 1 && run->batch == 1;
+    if (things > 1)
+        return cp_fail(CP_INVALID,
+                       "one of --table, --figure, --sweep and --fit");
+    if (!call && run->fresh.count > 0)
+        return cp_fail(CP_INVALID, "--new is of a call or a sweep, not of "
+                                   "--table, --figure or --fit");
+    if (things > 0 && run->trace != NULL)
+        return cp_fail(CP_INVALID, "--trace is of one call");
+    if (!one && (sweep == CP_SWEEP_BATCH || sweep == CP_SWEEP_TOKENS))
+        return cp_fail(CP_INVALID,
+                       "--sweep tokens and --sweep batch are of one sequence");
+    if (run->fit && run->set.count > 0)
+        return cp_fail(CP_INVALID, "--fit writes the built-in description; "
+                                   "it takes no --set");
+    return CP_OK;
+}
+static cp_status tokens_possible(const simulate_run *run) {
+    int64_t fresh = 0, all = 0, whole;
+    for (int64_t i = 0; i < run->fresh.count; i++) {
+        const int64_t new = run->fresh.items[i];
+        const int64_t past = run->cached.count > 0 ? run->cached.items[i] : 0;
+        fresh = cp_max(fresh, new);
+        if (!cp_add(all, new, &all) || !cp_add(all, past, &all) ||
+            !cp_multiply(all, run->batch, &whole) || whole > INT32_MAX)
+            return cp_fail(CP_INVALID,
+                           "--new, --cached: with the %lld and %lld tokens of "
+                           "sequence %lld there are more than the %d that can "
+                           "be planned",
+                           (long long)new, (long long)past, (long long)i,
+                           INT32_MAX);
+    }
+    return fresh > 0 ? CP_OK : cp_fail(CP_INVALID, "--new: no new tokens");
+}
+
+static cp_status possible(const simulate_run *run, bool call) {
+    cp_pace pace = {.hardware = &run->hardware,
+                    .model = &run->facts,
+                    .ranks = (int)run->ranks,
+                    .tensor = call ? run->tensor : 8};
+    const cp_status status = cp_pace_new(&pace);
+    int fitted = 0;
+    for (int n = 0; n < CP_HARDWARE_FIELDS; n++)
+        fitted += run->hardware.origins[n].source == CP_SOURCE_FITTED;
+    if (status == CP_OK && run->fit && fitted == 0)
+        return cp_fail(CP_INVALID, "--fit: %s has 0 fitted constants",
+                       run->machine);
+    return status == CP_OK && call ? tokens_possible(run) : status;
+}
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
     const bool call = run->table == 0 && run->figure == 0 && !run->fit;
-    cp_status status = cp_hardware_read(run->machine, &run->hardware);
+    cp_status status = one_thing(run, call);
+    if (status == CP_OK)
+        status = cp_hardware_read(run->machine, &run->hardware);
     if (status == CP_OK)
         status = cp_model_sizes_read(run->model, &run->facts);
     for (int64_t n = 0; n < run->set.count && status == CP_OK; n++)
         status = constant_set(&run->hardware, run->set.items[n]);
     if (status != CP_OK)
         return status;
-    if (run->tensor == 0)
+    if (run->tensor < 0)
         run->tensor = run->hardware.gpus_per_node;
+    if (run->partials < 0)
+        run->partials = run->facts.cache_bytes > 2 ? 4 : 2;
     /* Check the counts of a call. */
     if (call && run->fresh.count == 0)
         return cp_fail(CP_INVALID, "simulate needs --new, the new tokens, or "
@@ -73,12 +134,15 @@ static cp_status simulate_check(void *context) {
     if (run->batch < 1 || run->batch > 4096)
         return cp_fail(CP_INVALID, "--batch %lld: 1 to 4096 are possible",
                        (long long)run->batch);
-    return cp_command_ranks(&run->ranks);
+    status = cp_command_ranks(&run->ranks);
+    return status == CP_OK ? possible(run, call) : status;
 }
 
 static cp_status variant_choose(simulate_run *run) {
     const cp_hardware *hardware = &run->hardware;
-    const cp_shape shape = cp_model_sizes_shape(&run->facts);
+    cp_shape shape = cp_model_sizes_shape(&run->facts);
+    shape.query_heads = cp_max(shape.query_heads / run->tensor, 1);
+    shape.kv_heads = cp_max(shape.kv_heads / run->tensor, 1);
     const cp_machine machine = cp_machine_of(hardware, run->facts.cache_bytes);
     if (run->variant != CP_AUTO)
         return CP_OK;
@@ -127,18 +191,18 @@ static void head_print(FILE *out, const simulate_run *run) {
             (long long)run->scenario.sequences,
             cp_plural(run->scenario.sequences));
     if (run->choice.rule[0] != '\0') {
-        fprintf(out, "rule: ");
-        cp_write_wrapped(out, 6, 6, run->choice.rule);
+        fprintf(out, "rule with the speeds reached: ");
+        cp_write_wrapped(out, 30, 6, run->choice.rule);
     }
 }
 
 static void layer_print(FILE *out, const cp_forecast *f) {
     fprintf(out,
             "\na layer            microseconds\n"
-            "  linear layers    %12.1f\n  all-reduces      %12.1f\n"
-            "  ring             %12.1f\n    attention      %12.1f\n"
-            "    exchanges      %12.1f  (%.1f each)\n"
-            "    exposed        %12.1f\n",
+            "  linear layers    %12.6g\n  all-reduces      %12.6g\n"
+            "  ring             %12.6g\n    attention      %12.6g\n"
+            "    exchanges      %12.6g  (%.6g each)\n"
+            "    exposed        %12.6g\n",
             1e6 * f->linear, 1e6 * f->reducing, 1e6 * f->ring,
             1e6 * f->attending, 1e6 * f->exchanging, 1e6 * f->exchange,
             1e6 * f->exposed);
@@ -222,6 +286,9 @@ static cp_status call_simulate(simulate_run *run, FILE *out) {
     run->scenario.trace = trace;
     if (status == CP_OK)
         status = cp_simulate(&run->scenario, &forecast);
+    if (status == CP_OK && !isfinite(forecast.seconds))
+        status = cp_fail(CP_INVALID, "machine %s is too slow for a time",
+                         run->hardware.name);
     if (status == CP_OK && trace != NULL)
         status = cp_history_write(trace, 0, run->trace);
     cp_history_free(trace);
@@ -298,7 +365,8 @@ int cp_command_simulate(int count, char *const *arguments) {
                         .model = "llama3-405b",
                         .ranks = 4,
                         .batch = 1,
-                        .partials = 4};
+                        .tensor = -1,
+                        .partials = -1};
     const cp_option options[] = {
         /* Options of simulate. */
         {"machine", CP_WORD, &run.machine, "NAME|FILE",
@@ -317,12 +385,14 @@ int cp_command_simulate(int count, char *const *arguments) {
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1); decode: a step"},
         {"partials", CP_COUNT, &run.partials, "4|2",
-         "bytes of a number of the partials that travel (default 4)"},
+         "bytes of a number of the partials that travel (default: as of the "
+         "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
          "change a constant of the machine; may be repeated"},
-        {"seed", CP_COUNT, &run.seed, "S", "of the jitter (default 0)"},
+        {"seed", CP_COUNT, &run.seed, "S",
+         "of the jitter of a call or a sweep (default 0)"},
         {"trace", CP_WORD, &run.trace, "OUT.json",
-         "write what runs when, for Perfetto"},
+         "write what runs when in one call, for Perfetto"},
         {"table", CP_ONE_OF, &run.table, "none|all|4|5|6|7|8|text|summary",
          "the paper's numbers beside ours, with the errors"},
         {"figure", CP_ONE_OF, &run.figure, "none|6|7|8|9|10",

@@ -13,6 +13,7 @@ typedef struct {
     const cp_hardware *hardware;
     const cp_model_sizes *model;
     cp_paper paper;
+    bool fitted;        /* else nothing is a prediction */
     double band;        /* relative */
     const char *series; /* of the last point */
     int line;           /* how many series there were */
@@ -75,10 +76,10 @@ static cp_paper_row full_prefill(int ranks, int64_t tensor, int64_t tokens) {
                           .batch = 1,
                           .variant = CP_PASS_KV};
 }
-static const char *part(const cp_paper_row *row) {
-    return row == NULL                  ? "predicted"
-           : row->role == CP_ROW_FITTED ? "fitted"
-                                        : "predicted";
+static const char *part(const drawing *drawing, const cp_paper_row *row) {
+    return !drawing->fitted                            ? "not fitted"
+           : row != NULL && row->role == CP_ROW_FITTED ? "fitted"
+                                                       : "predicted";
 }
 
 static cp_status time_print(drawing *drawing, const char *series,
@@ -91,7 +92,7 @@ static cp_status time_print(drawing *drawing, const char *series,
     if (status == CP_OK)
         point_print(drawing, &(point){series, (double)call->new_tokens,
                                       row == NULL ? NAN : row->value / 1e3,
-                                      seconds, part(row)});
+                                      seconds, part(drawing, row)});
     return status;
 }
 
@@ -102,7 +103,7 @@ static cp_status figure_6(drawing *drawing) {
                               48000, 64000, 96000, 128000};
     cp_hardware slow;
     cp_status status = cp_hardware_read("gti", &slow);
-    for (int network = 0; network < 2; network++)
+    for (int network = 0; network < 1 + drawing->fitted; network++)
         for (int n = 0; n < 4 - network; n++)
             for (int i = 0; i < 9 && status == CP_OK; i++) {
                 const cp_paper_row call = full_prefill(1 << n, 8, tokens[i]);
@@ -125,8 +126,8 @@ static cp_status ratio_print(drawing *drawing, const char *series, int nodes,
     if (status != CP_OK)
         return status;
     const double ratio = paper == NULL ? NAN : paper_one->value / paper->value;
-    point_print(drawing,
-                &(point){series, nodes, ratio, alone / seconds, part(paper)});
+    point_print(drawing, &(point){series, nodes, ratio, alone / seconds,
+                                  part(drawing, paper)});
     return CP_OK;
 }
 
@@ -189,9 +190,9 @@ static cp_status figure_9(drawing *drawing) {
             continue;
         status = ratio_of(drawing, row->new_tokens, row->cached_tokens, &ratio);
         if (status == CP_OK)
-            point_print(drawing,
-                        &(point){"ratio", (double)row->new_tokens,
-                                 row[1].value / row->value, ratio, part(row)});
+            point_print(drawing, &(point){"ratio", (double)row->new_tokens,
+                                          row[1].value / row->value, ratio,
+                                          part(drawing, row)});
     }
     return status;
 }
@@ -244,6 +245,7 @@ cp_status cp_figure_print(FILE *out, int figure, bool csv,
                                                figure_9, figure_10};
     drawing drawing = {
         .out = out, .csv = csv, .hardware = hardware, .model = model};
+    drawing.fitted = cp_tables_fitted(hardware, model);
     cp_errors errors;
     cp_status status = cp_tables_errors(hardware, model, false, &errors);
     if (status == CP_OK)

@@ -167,6 +167,9 @@ static cp_status descend(const fit *fit, cp_fit_report *report) {
     report->after = report->before;
     for (; status == CP_OK && moved && report->rounds < 200; report->rounds++)
         status = round_of(fit, &damping, &report->after, &moved);
+    if (status == CP_OK && moved)
+        return cp_fail(CP_INVALID, "%s: no rest after %d rounds of the fit",
+                       fit->hardware->name, report->rounds);
     return status;
 }
 

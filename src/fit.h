@@ -18,7 +18,8 @@ typedef struct {
 /* Move the fitted constants of a machine so that the sum of the squared
  * relative errors of the paper's fitted rows is least. Starts from crude
  * values, not from those that the description gives. Fails with CP_INVALID if
- * there are more than 16 such constants or fewer rows than constants. */
+ * there are more than 16 such constants or fewer rows than constants, or if
+ * 200 rounds find no rest. */
 cp_status cp_fit(cp_hardware *hardware, const cp_model_sizes *model,
                  const cp_paper *paper, cp_fit_report *report);
 

@@ -16,7 +16,7 @@ cp_status cp_pace_new(cp_pace *pace) {
                        (long long)kv, model->name);
     if (n > 1 && hardware->node_rate <= 0)
         return cp_fail(CP_INVALID,
-                       "machine %s: no node_rate, which --tensor %lld needs",
+                       "machine %s: no node_rate, which %lld GPUs a rank need",
                        hardware->name, (long long)n);
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};

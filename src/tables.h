@@ -23,4 +23,8 @@ cp_status cp_tables_errors(const cp_hardware *hardware,
                            const cp_model_sizes *model, bool decode,
                            cp_errors *errors);
 
+/* Whether these are what was fitted to the paper: the built-in gtt in every
+ * field, and the paper's model. */
+bool cp_tables_fitted(const cp_hardware *hardware, const cp_model_sizes *model);
+
 #endif

@@ -241,8 +241,8 @@ START_TEST(calls_are_predicted) {
 END_TEST
 START_TEST(bad_calls_are_refused) {
     refuses(2, "$L", "simulate needs --new");
-    refuses(1, "$L --new 1000000000000000000", "--new, --cached: with the 1");
-    refuses(1,
+    refuses(2, "$L --new 1000000000000000000", "--new, --cached: with the 1");
+    refuses(2,
             "$L --sweep batch --new 9000000000000000000 --cached "
             "9000000000000000000",
             "--new, --cached: with the 1");
@@ -250,17 +250,29 @@ START_TEST(bad_calls_are_refused) {
     refuses(2, "$L --new 5 --model gpt", "model gpt: no file");
     refuses(2, "$L --new 5 --set link_rate=-1", "link_rate: -1: it must be");
     refuses(2, "$L --new 5 --set link_rate", "--set link_rate: FIELD=VALUE");
+    refuses(2, "$L --new 5 --set link_rate=", "--set link_rate=: FIELD");
     refuses(2, "$L --new 5 --set speed=4", "--set speed=4: FIELD=VALUE");
     refuses(2, "$L --new 5,6 --cached 1", "--cached is of 1 sequences");
     refuses(2, "$L --new 5 --partials 3", "--partials 3: 2 or 4");
     refuses(2, "$L --new 5 --batch 0", "--batch 0");
     refuses(2, "$L --new 5 --ranks 0", "--ranks 0");
-    refuses(1, "$L --new 5 --tensor 3", "--tensor 3: cannot share");
-    refuses(1, "$L --new 0", "no new tokens");
+    refuses(2, "$L --new 5 --tensor 0", "--tensor 0: cannot share");
+    refuses(2, "$L --new 5 --tensor 3", "--tensor 3: cannot share");
+    refuses(2, "$L --new 0", "no new tokens");
+    refuses(2, "$L --table 4 --machine laptop", "laptop: no node_rate");
     refuses(2, "$L --table 9", "--table 9: choose one of");
     refuses(2, "$L --new 5 --machine /dev/null", "/dev/null: no memory (GB");
-    refuses(1, "$L --fit --machine h200", "h200: 0 fitted constants");
+    refuses(2, "$L --fit --machine h200", "h200 has 0 fitted constants");
+    refuses(2, "$L --fit --set link_rate=5", "it takes no --set");
+    refuses(2, "$L --table 4 --figure 6", "one of --table");
+    refuses(2, "$L --fit --sweep ranks --new 5", "one of --table");
+    refuses(2, "$L --table 4 --new 5", "--new is of a call");
+    refuses(2, "$L --sweep ranks --new 5 --trace x", "--trace is of one call");
+    refuses(2, "$L --sweep batch --new 5,6", "are of one sequence");
+    refuses(2, "$L --sweep tokens --new 5 --batch 2", "are of one sequence");
+    refuses(2, "$L --new 5 --set step=x", "--set step: x: not a number");
     refuses(1, "$L --new 5 --trace /no/where", "/no/where");
+    refuses(1, "$L --new 5 --set link_rate=1e-320", "too slow for a time");
 }
 END_TEST
 static int lines_of_csv(const char *line) {
@@ -280,9 +292,15 @@ static int lines_of_csv(const char *line) {
 
 START_TEST(tables_figures_and_sweeps_are_printed) {
     says("$L --table all", "predicted-prefill             27 numbers");
-    ck_assert_int_eq(lines_of_csv("$L --table summary --csv"), 8);
-    says("$L --table 4", "12 of the 12 with a margin over 2 %");
-    says("$L --table 6", "the paper contradicts itself");
+    ck_assert_int_eq(lines_of_csv("$L --table summary --csv"), 10);
+    says("$L --table 4", "in 13 of 14 rows, 10 of 11 held out;\n");
+    says("$L --table 4", "over 2 %, in 12 of 12, 9 of 9 held out\n");
+    says("$L --table 6", "disputed, predicted");
+    says("$L --table 4 --machine h200", "not fitted");
+    says("$L --figure 8 --machine h200", "not fitted");
+    ck_assert_ptr_null(strstr(output, "predicted"));
+    says("$L --table summary --set step=100", "other-prefill");
+    ck_assert_ptr_null(strstr(output, "predicted"));
     ck_assert_int_eq(lines_of_csv("$L --table all --csv"), 89);
     ck_assert_int_eq(lines_of_csv("$L --table 7 --csv"), 11);
     ck_assert_int_eq(lines_of_csv("$L --figure 6 --csv"), 64);

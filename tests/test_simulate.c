@@ -388,7 +388,7 @@ START_TEST(what_cannot_be_is_refused) {
     c.scenario.tensor = 0;
     refused(&c.scenario, "--tensor 0: cannot share");
     c.scenario.tensor = 3;
-    refused(&c.scenario, "no node_rate, which --tensor 3 needs");
+    refused(&c.scenario, "no node_rate, which 3 GPUs a rank need");
     c.scenario.tensor = 1;
     c.fresh[0] = c.fresh[1] = c.fresh[2] = 0;
     refused(&c.scenario, "new");
