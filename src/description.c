@@ -58,6 +58,7 @@ typedef struct {
     const char *label;
     int line;
     bool *given; /* [count] by this file, not by the one it is like */
+    bool named, liked;
 } reading;
 
 static cp_status refuse(const reading *reading, const char *name,
@@ -236,13 +237,16 @@ static cp_status line(const reading *reading, const char *text) {
     return status;
 }
 
-static cp_status head(const reading *reading, const char *text, bool *done) {
+static cp_status head(reading *reading, const char *text, bool *done) {
     const cp_description *description = reading->description;
     char word[WORD_BYTES], name[WORD_BYTES], file[2 * WORD_BYTES];
     take(&text, word);
     take(&text, name);
     *done = true;
     if (strcmp(word, description->what) == 0 && name[0] != '\0') {
+        if (reading->named)
+            return refuse(reading, word, "given twice");
+        reading->named = true;
         snprintf(description->name, CP_NAME_BYTES, "%.47s", name);
         return CP_OK;
     }
@@ -253,6 +257,12 @@ static cp_status head(const reading *reading, const char *text, bool *done) {
     /* Take over what it is like. */
     char own[CP_NAME_BYTES];
     snprintf(own, sizeof(own), "%.47s", description->name);
+    if (reading->liked)
+        return refuse(reading, "like", "given twice");
+    reading->liked = true;
+    for (int n = 0; n < description->count; n++)
+        if (reading->given[n])
+            return refuse(reading, "like", "it must stand before all fields");
     const char *other = cp_built_in_text(file);
     if (other == NULL)
         return refuse(reading, "like", "it names no built-in description");
@@ -263,7 +273,6 @@ static cp_status head(const reading *reading, const char *text, bool *done) {
 
 static cp_status lines(reading *reading, const char *text) {
     cp_status status = CP_OK;
-    bool named = false;
     for (; *text != '\0' && status == CP_OK; text += *text == '\n') {
         reading->line++;
         text += strspn(text, " \t\r");
@@ -272,8 +281,7 @@ static cp_status lines(reading *reading, const char *text) {
             status = head(reading, text, &done);
         else if (*text != '#')
             continue;
-        named = named || reading->description->name[0] != '\0';
-        if (status == CP_OK && !done && !named)
+        if (status == CP_OK && !done && !reading->named)
             status = cp_fail(CP_INVALID, "%s:%d: it must begin: %s NAME",
                              reading->label, reading->line,
                              reading->description->what);
@@ -286,7 +294,7 @@ static cp_status lines(reading *reading, const char *text) {
 cp_status cp_description_parse(const cp_description *description,
                                const char *label, const char *text) {
     bool given[64] = {false};
-    reading reading = {description, label, 0, given};
+    reading reading = {description, label, 0, given, false, false};
     description->name[0] = '\0';
     cp_status status = lines(&reading, text);
     for (int n = 0; n < description->count && status == CP_OK; n++) {

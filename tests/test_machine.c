@@ -87,7 +87,8 @@ static const struct {
     {"memory 2 GB measured", "memory: given twice"},
     {"link_speed 2 GB/s measured", "no such field; did you mean link_peak?"},
     {"zzz 2 GB/s measured", "m:9: zzz: no such field"},
-    {"like nothing", "like: it names no built-in description"},
+    {"like gtt", "m:9: like: it must stand before all fields"},
+    {"machine other", "m:9: machine: given twice"},
     {"linear_at 8 1 TFLOP/s measured\nlinear_at 8 2 TFLOP/s measured",
      "m:10: linear_at: its sizes must ascend"},
     {"linear_at 0 1 TFLOP/s measured", "linear_at: 0: it must be above 0"},
@@ -155,6 +156,16 @@ END_TEST
 
 START_TEST(what_is_left_out_follows) {
     cp_hardware h, gtt, gti;
+    static const char *const heads[][2] = {
+        {"machine m\nlike nothing\n", "like: it names no built-in"},
+        {"machine m\nlike gtt\nlike gti\n", "m:3: like: given twice"},
+        {"like gtt\nmachine m\nlink_rate\n", "m:3: link_rate: no value"},
+        {"like gtt\nlink_rate 1 GB/s assumed\n", "must begin: machine NAME"}};
+    for (int n = 0; n < 4; n++) {
+        ck_assert_int_eq(cp_hardware_parse("m", heads[n][0], &h), CP_INVALID);
+        ck_assert_msg(strstr(cp_message(), heads[n][1]) != NULL, "%s",
+                      cp_message());
+    }
     ck_assert_int_eq(cp_hardware_parse("m", good, &h), CP_OK);
     ck_assert_double_eq(h.link_rate, 4e9);
     ck_assert_double_eq_tol(h.link_latency, 5e-6, 1e-18);

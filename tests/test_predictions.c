@@ -245,7 +245,7 @@ START_TEST(bad_calls_are_refused) {
     refuses(2,
             "$L --sweep batch --new 9000000000000000000 --cached "
             "9000000000000000000",
-            "--new, --cached: with the 1");
+            "--new, --cached: with the 9");
     refuses(2, "$L --new 5 --machine nowhere", "machine nowhere: no file");
     refuses(2, "$L --new 5 --model gpt", "model gpt: no file");
     refuses(2, "$L --new 5 --set link_rate=-1", "link_rate: -1: it must be");
