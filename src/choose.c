@@ -55,7 +55,7 @@ static void explain(cp_choice *choice, const cp_machine *machine,
     const bool smaller = choice->variant == CP_PASS_KV;
     char first[100], second[100];
     if (machine->shares_cores)
-        snprintf(first, sizeof(first), "no transfer hides on %s",
+        snprintf(first, sizeof(first), "no transfer hides between %s",
                  machine->name);
     else
         snprintf(first, sizeof(first),

@@ -56,7 +56,7 @@ START_TEST(test_nothing_hides_between_threads) {
     const cp_choice q = ask(&cp_machine_threads, &llama3_405b, 4, 4000, 90000);
     ck_assert_int_eq(kv.variant, CP_PASS_KV);
     ck_assert_int_eq(q.variant, CP_PASS_Q);
-    ck_assert_str_eq(q.rule, "no transfer hides on threads, miss rate "
+    ck_assert_str_eq(q.rule, "no transfer hides between threads, miss rate "
                              "4000/94000 = 4.26% < 12.5% (eq. 1): queries are "
                              "smaller");
 }
