@@ -28,7 +28,7 @@ struct cp_calibrating {
     char how[CP_NOTE_BYTES];
 };
 
-enum { MOST_PAIRS = 4 << 20 };
+enum { MOST_PAIRS = 1 << 20 };
 
 static int64_t keys_of(const cp_calibration *wanted, int64_t rows) {
     int64_t count = 1;
@@ -283,6 +283,8 @@ static cp_status work_new(cp_calibrating *it, const cp_place *place) {
                            .ranks = wanted->ranks,
                            .threads = threads};
     it->shared = place->local == 0 || place->local == wanted->ranks;
+    it->stage.cores =
+        it->shared ? fmin(wanted->ranks, wanted->cores) : wanted->ranks;
     it->speed = it->shared ? fmin(threads,
                                   (double)wanted->cores / (double)wanted->ranks)
                            : 1;

@@ -14,7 +14,8 @@ enum { CP_CALIBRATE_RANKS = 1024 }; /* at most */
 typedef struct {
     const cp_place *place;
     cp_shape shape;
-    int ranks, threads;               /* of each rank */
+    int ranks, threads; /* of each rank */
+    double cores;       /* that all ranks can keep busy with a thread each */
     int64_t inputs, outputs, buffers; /* floats of a rank's memory */
     float **memory;                   /* [ranks]; NULL: of another process */
     cp_matrix matrix;                 /* of the linear layer */

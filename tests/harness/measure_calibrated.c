@@ -1,8 +1,9 @@
-/* The simulator against rings of this machine. For each number of ranks,
- * rounds of calibration and rounds of the rings alternate. What was measured
- * while other processes took more than a twentieth of the cores is measured
- * again, as long as there is time. Medians are compared.
- * Usage: measure_calibrated [rounds [seconds]]; prints
+/* The simulator against rings of this machine. For each number of ranks, a
+ * round of calibration and a round of the rings alternate. A ring is run again,
+ * some times, where this process had less than 19 twentieths of the cores.
+ * Medians are compared. On a machine with other users, run it at the highest
+ * priority: echo -20 >/proc/self/autogroup; nice -n -20 measure_calibrated 9
+ * Usage: measure_calibrated [rounds [tries]]; prints
  * figures/data/calibrated.csv. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -22,6 +23,8 @@
 
 enum { MOST_ROUNDS = 64, CALLS = 18 };
 
+static int alone_count, run_count;
+
 static const cp_shape shape = {9, 3, 64}; /* of SmolLM2-135M */
 
 typedef struct {
@@ -32,7 +35,7 @@ typedef struct {
     cp_store *store;
     cp_layout *layout;
     cp_plan *plan;
-    double start, seconds;
+    double start, seconds, had; /* had: processor time of this process */
     double measured[MOST_ROUNDS], simulated;
 } call;
 
@@ -47,6 +50,13 @@ static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static double own_seconds(void) {
+    struct rusage own;
+    getrusage(RUSAGE_SELF, &own);
+    return (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) +
+           1e-6 * (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
 }
 
 static void fill(float *tensor, int64_t count, uint64_t seed) {
@@ -74,15 +84,19 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     /* The second walk counts: a model walks the same slots in every layer. */
     for (int n = 0; n < 2 && status == CP_OK; n++) {
         status = cp_comm_barrier(comm);
-        if (rank == 0)
+        if (rank == 0) {
             it->start = now();
+            it->had = -own_seconds();
+        }
         if (status == CP_OK)
             status = cp_walk(walker, comm, cp_store_keys(it->store, rank, 0),
                              cp_store_values(it->store, rank, 0));
         if (status == CP_OK)
             status = cp_comm_barrier(comm);
-        if (rank == 0)
+        if (rank == 0) {
             it->seconds = now() - it->start;
+            it->had += own_seconds();
+        }
     }
     cp_walker_free(walker);
     return status;
@@ -106,10 +120,19 @@ static void call_open(call *it) {
     need(cp_plan_build(it->variant, it->layout, &shape, NULL, &it->plan));
 }
 
-static void measure(call *it, int round) {
+/* The fastest of the tries, which end when nobody else had a core. */
+static void measure(call *it, int round, int tries) {
     const cp_threads_options options = {it->ranks, 0, 0};
-    need(cp_threads_run(&options, rank_main, it));
-    it->measured[round] = it->seconds;
+    const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    bool alone = false;
+    it->measured[round] = INFINITY;
+    for (int n = 0; n < tries && !alone; n++) {
+        need(cp_threads_run(&options, rank_main, it));
+        alone = it->had >= 0.95 * cores * it->seconds;
+        it->measured[round] = fmin(it->measured[round], it->seconds);
+    }
+    alone_count += alone;
+    run_count++;
 }
 
 static const char model_text[] =
@@ -142,7 +165,6 @@ typedef struct {
     cp_hardware hardware;
     cp_calibration wanted;
     cp_calibrating *work;
-    int calibrated, measured; /* rounds */
 } ring;
 
 static void ring_open(ring *it, int ranks, int rounds) {
@@ -168,27 +190,6 @@ static void ring_open(ring *it, int ranks, int rounds) {
     need(cp_calibrating_round(it->work, 0));
 }
 
-/* Seconds of processors that others had since the last time. */
-static double taken_by_others(void) {
-    static double last;
-    double ticks[8] = {0}, busy;
-    struct rusage own;
-    FILE *in = fopen("/proc/stat", "r");
-    if (in == NULL || fscanf(in, "cpu %lf %lf %lf %lf %lf %lf %lf %lf",
-                             &ticks[0], &ticks[1], &ticks[2], &ticks[3],
-                             &ticks[4], &ticks[5], &ticks[6], &ticks[7]) != 8)
-        return 0;
-    fclose(in);
-    getrusage(RUSAGE_SELF, &own);
-    busy = (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7]) /
-               (double)sysconf(_SC_CLK_TCK) -
-           (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) -
-           1e-6 * (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
-    const double others = busy - last;
-    last = busy;
-    return others;
-}
-
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -201,33 +202,11 @@ static double median(const double *values, int count) {
     return (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
 }
 
-static bool quiet(double start) {
-    const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
-    return taken_by_others() < 0.05 * cores * (now() - start);
-}
-
-/* One round of everything over these ranks. */
-static void go_round(ring *it, call *calls, bool late, int most) {
-    double start = now();
-    taken_by_others();
-    if (it->calibrated < most) {
-        need(cp_calibrating_round(it->work, it->calibrated));
-        it->calibrated += quiet(start) || late;
-    }
-    start = now();
-    taken_by_others();
-    if (it->measured == most)
-        return;
-    for (int n = 0; n < CALLS; n++)
-        if (calls[n].ranks == it->ranks)
-            measure(&calls[n], it->measured);
-    it->measured += quiet(start) || late;
-}
-
 static double report(call *it, int rounds) {
     const double measured = median(it->measured, rounds);
     const double error = 100 * (it->simulated / measured - 1);
-    printf("%s,%d,%lld,%lld,%.3f,%.3f,%.1f\n", cp_variant_name(it->variant),
+    printf("%s/%d/%lld,%d,%lld,%lld,%.3f,%.3f,%.1f\n",
+           cp_variant_name(it->variant), it->ranks, (long long)it->fresh,
            it->ranks, (long long)it->fresh, (long long)it->past, 1e3 * measured,
            1e3 * it->simulated, error);
     return fabs(error);
@@ -235,41 +214,46 @@ static double report(call *it, int rounds) {
 
 int main(int argc, char **argv) {
     const int rounds = argc > 1 ? atoi(argv[1]) : 5;
-    const double patience = argc > 2 ? atof(argv[2]) : 100;
+    const int tries = argc > 2 ? atoi(argv[2]) : 8;
     static const int64_t sizes[3][2] = {{2048, 0}, {256, 8192}, {64, 16384}};
     static call calls[CALLS];
     static ring rings[3];
     double errors[CALLS];
-    int most = 0;
     if (rounds < 1 || rounds > MOST_ROUNDS)
-        return fprintf(stderr, "usage: measure_calibrated [1..64 [S]]\n"), 2;
+        return fprintf(stderr, "usage: measure_calibrated [1..64 [tries]]\n"),
+               2;
     for (int n = 0; n < CALLS; n++) {
         calls[n] = (call){.variant = n % 2 == 0 ? CP_PASS_KV : CP_PASS_Q,
                           .ranks = 1 << n / 6,
                           .fresh = sizes[n / 2 % 3][0],
                           .past = sizes[n / 2 % 3][1]};
         call_open(&calls[n]);
-        measure(&calls[n], 0);
+        measure(&calls[n], 0, 1);
     }
     for (int r = 0; r < 3; r++)
         ring_open(&rings[r], 1 << r, rounds);
-    const double start = now();
-    for (bool done = false; !done; most++) {
-        done = true;
+    alone_count = run_count = 0;
+    for (int round = 0; round < rounds; round++)
         for (int r = 0; r < 3; r++) {
-            go_round(&rings[r], calls, now() - start > patience, rounds);
-            done = done && rings[r].calibrated == rounds &&
-                   rings[r].measured == rounds;
+            need(cp_calibrating_round(rings[r].work, round));
+            for (int n = 0; n < CALLS; n++)
+                if (calls[n].ranks == rings[r].ranks)
+                    measure(&calls[n], round, tries);
         }
-    }
     for (int r = 0; r < 3; r++)
         cp_calibrating_describe(rings[r].work);
-    fprintf(stderr, "%d rounds were needed for %d that count\n", most, rounds);
-    printf("variant,ranks,new,cached,measured_ms,simulated_ms,error\n");
+    fprintf(stderr, "%d of %d rings undisturbed\n", alone_count, run_count);
+    printf("call,ranks,new,cached,measured_ms,simulated_ms,error\n");
     for (int n = 0; n < CALLS; n++) {
         simulate(&calls[n], &rings[n / 6].hardware);
         errors[n] = report(&calls[n], rounds);
     }
     printf("median,0,0,0,0,0,%.1f\n", median(errors, CALLS));
+    double most_error = 0;
+    for (int n = 0; n < CALLS; n++)
+        most_error = fmax(most_error, errors[n]);
+    printf("largest,0,0,0,0,0,%.1f\n", most_error);
+    printf("count,0,0,0,0,0,%d\n", CALLS);
+    printf("rounds,0,0,0,0,0,%d\n", rounds);
     return 0;
 }

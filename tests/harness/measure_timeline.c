@@ -1,12 +1,15 @@
 /* One ring on this machine, measured and simulated: when each operation of
  * each rank runs. Two ranks in threads pass keys and values, as in chapter 6.
+ * The machine is calibrated in the same run. Kind 0 is an attention.
  * Usage: measure_timeline [repeats]; prints figures/data/timeline.csv. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "../../reference/calibrate_run.h"
 #include "../../reference/store.h"
 #include "../../reference/threads.h"
 #include "../../reference/walk.h"
@@ -120,11 +123,12 @@ static void measure(int repeats) {
     for (int rank = 0; rank < RANKS; rank++)
         for (int n = 0; n < best.lines[rank].count; n++) {
             const stretch *s = &best.lines[rank].stretches[n];
-            printf("measured,%d,%d,%s,%.3f,%.3f,%d\n", rank, n,
+            printf("measured,%d,%d,%s,%.3f,%.3f,%d,%d\n", rank, n,
                    cp_op_name(s->kind), 1e3 * (s->start - best.start),
-                   1e3 * (s->end - best.start), 1 + 2 * rank);
+                   1e3 * (s->end - best.start), 1 + 2 * rank,
+                   s->kind != CP_OP_ATTEND);
         }
-    printf("measured,all,0,all,0,%.3f,0\n", 1e3 * last_end(&best));
+    printf("measured,all,0,all,0,%.3f,0,1\n", 1e3 * last_end(&best));
     cp_plan_free(plan);
     cp_layout_free(layout);
     cp_store_free(job.store);
@@ -137,6 +141,21 @@ static const char model_text[] =
     "query_heads 8 heads assumed\nkv_heads 2 heads assumed\n"
     "vocabulary 1 tokens assumed\n";
 
+static void calibrate(cp_hardware *hardware) {
+    static int64_t rows[] = {1, 64, 256, 1024}, keys[] = {256, 1024, 2048},
+                   bytes[] = {64, 16384, 262144, 1048576, 4194304};
+    const cp_calibration wanted = {.shape = {8, 2, 64},
+                                   .ranks = RANKS,
+                                   .cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
+                                   .rounds = 9,
+                                   .rows = {rows, 4},
+                                   .keys = {keys, 3},
+                                   .bytes = {bytes, 5},
+                                   .hardware = hardware};
+    need(cp_hardware_read("laptop", hardware));
+    need(cp_calibrate_run(&cp_place_threads, &wanted));
+}
+
 static void simulate(void) {
     static const char *const names[] = {"compute", "messages"};
     const int64_t tokens = TOKENS, none = 0;
@@ -148,7 +167,7 @@ static void simulate(void) {
     double start, length;
     int lane, n = 0;
     FILE *in;
-    need(cp_hardware_read("laptop", &laptop));
+    calibrate(&laptop);
     need(cp_model_sizes_parse("ring", model_text, &model));
     need(cp_history_new(RANKS, 2, names, &history));
     const cp_scenario scenario = {.hardware = &laptop,
@@ -169,9 +188,10 @@ static void simulate(void) {
                    "{\"name\":\"%39[^\"]\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
                    "\"ts\":%lf,\"dur\":%lf",
                    name, &lane, &start, &length) == 4)
-            printf("simulated,%d,%d,%s,%.3f,%.3f,%d\n", lane / 2, n++, name,
-                   start / 1e3, (start + length) / 1e3, 2 + lane / 2 * 2);
-    printf("simulated,all,0,all,0,%.3f,0\n", 1e3 * forecast.seconds);
+            printf("simulated,%d,%d,%s,%.3f,%.3f,%d,%d\n", lane / 2, n++, name,
+                   start / 1e3, (start + length) / 1e3, 2 + lane / 2 * 2,
+                   strcmp(name, cp_op_name(CP_OP_ATTEND)) != 0);
+    printf("simulated,all,0,all,0,%.3f,0,1\n", 1e3 * forecast.seconds);
     fclose(in);
     remove(path);
     cp_history_free(history);
@@ -179,7 +199,7 @@ static void simulate(void) {
 
 int main(int count, char **arguments) {
     const int repeats = count > 1 ? atoi(arguments[1]) : 20;
-    printf("what,rank,number,operation,start,end,lane\n");
+    printf("what,rank,number,operation,start,end,lane,kind\n");
     measure(repeats > 0 ? repeats : 1);
     simulate();
     return 0;
