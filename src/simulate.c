@@ -128,6 +128,11 @@ static double step_of(const simulation *s) {
     return s->pace->decode || s->pace->ranks == 1 ? 0 : s->pace->hardware->step;
 }
 
+static void step(simulation *s, int rank) {
+    named_bar(s, rank, "step", s->clocks[rank].compute, step_of(s));
+    s->clocks[rank].compute += step_of(s);
+}
+
 static void local(simulation *s, const event *e) {
     clock *clock = &s->clocks[e->rank];
     double seconds = e->seconds;
@@ -136,7 +141,7 @@ static void local(simulation *s, const event *e) {
         clock->attending += seconds;
     }
     if (e->op->kind == CP_OP_APPEND)
-        clock->compute += step_of(s);
+        step(s, e->rank);
     bar(s, e->rank, false, e->op, clock->compute, seconds);
     clock->compute += seconds;
     clock->busy += seconds;
@@ -163,7 +168,8 @@ static void await(simulation *s, const event *e) {
     const double end =
         fmax(clock->compute + (1 - overlap) * e->seconds, s->done[e->own]);
     clock->exposed += end - clock->compute;
-    clock->compute = end + step_of(s);
+    clock->compute = end;
+    step(s, e->rank);
 }
 
 static void together(simulation *s, const event *e) {

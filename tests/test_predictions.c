@@ -222,7 +222,10 @@ static void refuses(int status, const char *line, const char *because) {
 }
 START_TEST(calls_are_predicted) {
     says("$L --ranks 16 --new 1M --partials 2", "pass-kv on gtt");
-    says("$L --ranks 16 --new 1M --partials 2", "TTFT           77.8");
+    says("$L --ranks 16 --new 1M", "TTFT           77.8");
+    says("$L --ranks 16 --new 1M --partials 4", "TTFT           78.");
+    says("$L --new 5K --cached 1M --tensor 16", "threshold 9405.11");
+    says("$L --new 5K --cached 1M --tensor 16", "with the speeds reached");
     says("$L --ranks 1 --new 1M", "DOES NOT FIT");
     says("$L --new 3200 --cached 124800", "pass-q on gtt");
     says("$L --machine gti --new 128K --csv", "pass-kv,");
@@ -234,6 +237,8 @@ START_TEST(calls_are_predicted) {
     says("$L --new 128K --set link_rate=1 --set jitter=0", "TTFT");
     says("$L --new 5000 --trace /dev/stdout 2>/dev/null | head -c 99",
          "\"traceEvents\"");
+    says("$L --new 5000 --trace /dev/stdout 2>/dev/null | grep -c step",
+         "2017\n");
     says("$L --new 5 --set attention_rate=1e15 --set link_rate=1e15", "TTFT");
     says("$L --new 5 --set attention_rate=1e-15 --set link_rate=1e-15", "TTFT");
     says("$L --help", "--sweep");
