@@ -242,7 +242,6 @@ int main(int argc, char **argv) {
         }
     for (int r = 0; r < 3; r++)
         cp_calibrating_describe(rings[r].work);
-    fprintf(stderr, "%d of %d rings undisturbed\n", alone_count, run_count);
     printf("call,ranks,new,cached,measured_ms,simulated_ms,error\n");
     for (int n = 0; n < CALLS; n++) {
         simulate(&calls[n], &rings[n / 6].hardware);
@@ -255,5 +254,6 @@ int main(int argc, char **argv) {
     printf("largest,0,0,0,0,0,%.1f\n", most_error);
     printf("count,0,0,0,0,0,%d\n", CALLS);
     printf("rounds,0,0,0,0,0,%d\n", rounds);
+    printf("undisturbed,0,0,0,0,0,%.0f\n", 100.0 * alone_count / run_count);
     return 0;
 }
