@@ -186,8 +186,8 @@ static void head_print(FILE *out, const simulate_run *run) {
             cp_variant_name(run->scenario.variant), run->hardware.name,
             run->facts.name, (long long)run->ranks, cp_plural(run->ranks),
             (long long)run->tensor, cp_plural(run->tensor));
-    fprintf(out, "%s new tokens, %s cached, %lld sequence%s\n",
-            cp_group(fresh).text, cp_group(past).text,
+    fprintf(out, "%s new token%s, %s cached, %lld sequence%s\n",
+            cp_group(fresh).text, cp_plural(fresh), cp_group(past).text,
             (long long)run->scenario.sequences,
             cp_plural(run->scenario.sequences));
     if (run->choice.rule[0] != '\0') {

@@ -241,6 +241,7 @@ START_TEST(calls_are_predicted) {
          "2017\n");
     says("$L --new 5 --set attention_rate=1e15 --set link_rate=1e15", "TTFT");
     says("$L --new 5 --set attention_rate=1e-15 --set link_rate=1e-15", "TTFT");
+    says("$L --new 1 --cached 5", "1 new token, 5 cached");
     says("$L --help", "--sweep");
 }
 END_TEST
