@@ -456,7 +456,8 @@ START_TEST(processes_are_calibrated) {
         return;
     says("export ASAN_OPTIONS=detect_leaks=0; " /* MPI has some */
          "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
-         "timeout 20 mpirun --oversubscribe -n 3 $L calibrate --on mpi $S",
+         "export OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1; "
+         "timeout 90 mpirun -n 3 $L calibrate --on mpi $S",
          "3 ranks on mpi, heads 2,1,16");
     const char *first = strstr(output, "machine here");
     ck_assert_ptr_nonnull(first);
