@@ -1,16 +1,17 @@
 /* The simulator against rings of this machine. For each number of ranks, a
- * round of calibration and a round of the rings alternate. A ring is run again,
- * some times, where this process had less than 19 twentieths of the cores.
- * Medians are compared. On a machine with other users, run it at the highest
- * priority: echo -20 >/proc/self/autogroup; nice -n -20 measure_calibrated 9
- * Usage: measure_calibrated [rounds [tries]]; prints
+ * round of calibration and a round of the rings alternate; in a round each ring
+ * runs some times. Medians of all runs are compared: none is left out, because
+ * a rank that waits for a message looks like one that lost its core, and the
+ * fastest of several would be a ring that nobody has on average. On a machine
+ * with other users, run it at the highest priority:
+ * echo -20 >/proc/self/autogroup; nice -n -20 measure_calibrated 9
+ * Usage: measure_calibrated [rounds [times]]; prints
  * figures/data/calibrated.csv. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,9 +22,7 @@
 #include "../../src/simulate.h"
 #include "suite.h"
 
-enum { MOST_ROUNDS = 64, CALLS = 18 };
-
-static int alone_count, run_count;
+enum { MOST_ROUNDS = 64, MOST_TIMES = 16, CALLS = 18 };
 
 static const cp_shape shape = {9, 3, 64}; /* of SmolLM2-135M */
 
@@ -35,8 +34,9 @@ typedef struct {
     cp_store *store;
     cp_layout *layout;
     cp_plan *plan;
-    double start, seconds, had; /* had: processor time of this process */
-    double measured[MOST_ROUNDS], simulated;
+    double start, seconds; /* of the last run */
+    double measured[MOST_ROUNDS * MOST_TIMES], simulated;
+    int count; /* measured */
 } call;
 
 static void need(cp_status status) {
@@ -50,13 +50,6 @@ static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static double own_seconds(void) {
-    struct rusage own;
-    getrusage(RUSAGE_SELF, &own);
-    return (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) +
-           1e-6 * (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
 }
 
 static void fill(float *tensor, int64_t count, uint64_t seed) {
@@ -84,19 +77,15 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     /* The second walk counts: a model walks the same slots in every layer. */
     for (int n = 0; n < 2 && status == CP_OK; n++) {
         status = cp_comm_barrier(comm);
-        if (rank == 0) {
+        if (rank == 0)
             it->start = now();
-            it->had = -own_seconds();
-        }
         if (status == CP_OK)
             status = cp_walk(walker, comm, cp_store_keys(it->store, rank, 0),
                              cp_store_values(it->store, rank, 0));
         if (status == CP_OK)
             status = cp_comm_barrier(comm);
-        if (rank == 0) {
+        if (rank == 0)
             it->seconds = now() - it->start;
-            it->had += own_seconds();
-        }
     }
     cp_walker_free(walker);
     return status;
@@ -120,19 +109,12 @@ static void call_open(call *it) {
     need(cp_plan_build(it->variant, it->layout, &shape, NULL, &it->plan));
 }
 
-/* The fastest of the tries, which end when nobody else had a core. */
-static void measure(call *it, int round, int tries) {
+static void measure(call *it, int times) {
     const cp_threads_options options = {it->ranks, 0, 0};
-    const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
-    bool alone = false;
-    it->measured[round] = INFINITY;
-    for (int n = 0; n < tries && !alone; n++) {
+    for (int n = 0; n < times; n++) {
         need(cp_threads_run(&options, rank_main, it));
-        alone = it->had >= 0.95 * cores * it->seconds;
-        it->measured[round] = fmin(it->measured[round], it->seconds);
+        it->measured[it->count++] = it->seconds;
     }
-    alone_count += alone;
-    run_count++;
 }
 
 static const char model_text[] =
@@ -196,14 +178,14 @@ static int by_value(const void *a, const void *b) {
 }
 
 static double median(const double *values, int count) {
-    double sorted[MOST_ROUNDS];
+    double sorted[MOST_ROUNDS * MOST_TIMES];
     memcpy(sorted, values, (size_t)count * sizeof(double));
     qsort(sorted, (size_t)count, sizeof(double), by_value);
     return (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
 }
 
-static double report(call *it, int rounds) {
-    const double measured = median(it->measured, rounds);
+static double report(call *it) {
+    const double measured = median(it->measured, it->count);
     const double error = 100 * (it->simulated / measured - 1);
     printf("%s/%d/%lld,%d,%lld,%lld,%.3f,%.3f,%.1f\n",
            cp_variant_name(it->variant), it->ranks, (long long)it->fresh,
@@ -214,13 +196,14 @@ static double report(call *it, int rounds) {
 
 int main(int argc, char **argv) {
     const int rounds = argc > 1 ? atoi(argv[1]) : 5;
-    const int tries = argc > 2 ? atoi(argv[2]) : 8;
+    const int times = argc > 2 ? atoi(argv[2]) : 3;
     static const int64_t sizes[3][2] = {{2048, 0}, {256, 8192}, {64, 16384}};
     static call calls[CALLS];
     static ring rings[3];
     double errors[CALLS];
-    if (rounds < 1 || rounds > MOST_ROUNDS)
-        return fprintf(stderr, "usage: measure_calibrated [1..64 [tries]]\n"),
+    if (rounds < 1 || rounds > MOST_ROUNDS || times < 1 || times > MOST_TIMES)
+        return fprintf(stderr, "usage: measure_calibrated [1..%d [1..%d]]\n",
+                       MOST_ROUNDS, MOST_TIMES),
                2;
     for (int n = 0; n < CALLS; n++) {
         calls[n] = (call){.variant = n % 2 == 0 ? CP_PASS_KV : CP_PASS_Q,
@@ -228,24 +211,24 @@ int main(int argc, char **argv) {
                           .fresh = sizes[n / 2 % 3][0],
                           .past = sizes[n / 2 % 3][1]};
         call_open(&calls[n]);
-        measure(&calls[n], 0, 1);
+        measure(&calls[n], 1); /* warms up */
+        calls[n].count = 0;
     }
     for (int r = 0; r < 3; r++)
         ring_open(&rings[r], 1 << r, rounds);
-    alone_count = run_count = 0;
     for (int round = 0; round < rounds; round++)
         for (int r = 0; r < 3; r++) {
             need(cp_calibrating_round(rings[r].work, round));
             for (int n = 0; n < CALLS; n++)
                 if (calls[n].ranks == rings[r].ranks)
-                    measure(&calls[n], round, tries);
+                    measure(&calls[n], times);
         }
     for (int r = 0; r < 3; r++)
         cp_calibrating_describe(rings[r].work);
     printf("call,ranks,new,cached,measured_ms,simulated_ms,error\n");
     for (int n = 0; n < CALLS; n++) {
         simulate(&calls[n], &rings[n / 6].hardware);
-        errors[n] = report(&calls[n], rounds);
+        errors[n] = report(&calls[n]);
     }
     printf("median,0,0,0,0,0,%.1f\n", median(errors, CALLS));
     double most_error = 0;
@@ -254,6 +237,6 @@ int main(int argc, char **argv) {
     printf("largest,0,0,0,0,0,%.1f\n", most_error);
     printf("count,0,0,0,0,0,%d\n", CALLS);
     printf("rounds,0,0,0,0,0,%d\n", rounds);
-    printf("undisturbed,0,0,0,0,0,%.0f\n", 100.0 * alone_count / run_count);
+    printf("times,0,0,0,0,0,%d\n", times);
     return 0;
 }
