@@ -7,7 +7,7 @@
 
 #include "attend_job.h"
 #include "bench_rows.h"
-#include "calibrate_run.h"
+#include "subjects.h"
 #include "crew.h"
 #include "engine.h"
 #include "processes.h"

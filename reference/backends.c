@@ -5,7 +5,7 @@
 #include "attend_job.h"
 #include "backend_mpi.h"
 #include "bench_rows.h"
-#include "calibrate_run.h"
+#include "subjects.h"
 #include "choose.h"
 #include "engine.h"
 #include "model.h"

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 
 #include "cache.h"
-#include "calibrate_run.h"
+#include "calibrate.h"
 #include "foresee.h"
 #include "host.h"
 #include "measure.h"
@@ -38,29 +38,28 @@ static double message_truth(const cp_subject *it) {
     return (10e-6 + (double)it->bytes / 2e9) / fmin(1, truth.speed);
 }
 static double seconds_truth(const cp_subject *it) {
-    if (it->once == NULL)
+    if (it->kind == CP_TIME_PEAK)
         return 1e9 / (8e9 * truth.speed);
-    if (it->once == cp_once_attend)
+    if (it->kind == CP_TIME_ATTEND)
         return attend_truth(it);
-    if (it->once == cp_once_linear)
+    if (it->kind == CP_TIME_LINEAR)
         return 8.0 * WIDTH * WIDTH * (double)it->rows / (4e9 * truth.speed);
-    if (it->once == cp_once_copy)
+    if (it->kind == CP_TIME_COPY)
         return 2 * (double)it->bytes / 3e9;
-    if (it->once == cp_once_exchange)
+    if (it->kind == CP_TIME_EXCHANGE)
         return message_truth(it);
-    if (it->once == cp_once_all_to_all)
+    if (it->kind == CP_TIME_ALL_TO_ALL)
         return 3 * message_truth(it);
     return attend_truth(it) + message_truth(it) -
            truth.share * fmin(attend_truth(it), message_truth(it));
 }
 
-static cp_status run_nothing(int ranks, cp_rank_main function, void *context) {
-    cp_subject *it = context;
-    (void)ranks;
-    (void)function;
-    it->seconds = seconds_truth(it);
+static cp_status time_nothing(void *context, const cp_subject *it,
+                              double *seconds) {
+    (void)context;
+    *seconds = seconds_truth(it);
     if (truth.runs++ / truth.of_a_round == 2)
-        it->seconds *= 5;
+        *seconds *= 5;
     return CP_OK;
 }
 
@@ -68,7 +67,8 @@ static int64_t rows[] = {1, 16, 64}, keys[] = {32, 128, 512},
                bytes[] = {64, 4096, 65536};
 
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
-    const cp_place place = {run_nothing, NULL, CP_NOBODY, local};
+    const cp_place place = {NULL, NULL, CP_NOBODY, local};
+    cp_stage *stage;
     const cp_calibration wanted = {.shape = {4, 2, 16},
                                    .ranks = ranks,
                                    .cores = cores,
@@ -81,8 +81,11 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     truth.of_a_round = 4 + 9 + 3 + (ranks > 1 ? 6 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
     ck_assert_int_eq(cp_calibration_check(&wanted), CP_OK);
-    ck_assert_msg(cp_calibrate_run(&place, &wanted) == CP_OK, "%s",
-                  cp_message());
+    ck_assert_int_eq(cp_stage_new(&place, &wanted, &stage), CP_OK);
+    cp_laboratory made_up = *cp_stage_laboratory(stage);
+    made_up.time = time_nothing;
+    ck_assert_msg(cp_calibrate(&made_up, &wanted) == CP_OK, "%s", cp_message());
+    cp_stage_free(stage);
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
 }
 
@@ -123,8 +126,7 @@ START_TEST(made_up_machines_come_out) {
     /* Decode steps take what they took. */
     const double own = h.memory_rate / (shared ? ranks : 1);
     for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
-        const cp_subject step = {
-            .once = cp_once_attend, .rows = 1, .keys = keys[k]};
+        const cp_subject step = {CP_TIME_ATTEND, 1, keys[k], 0};
         near(h.decode_attend +
                  (double)keys[k] * 256 / (h.decode_key_fraction * own),
              attend_truth(&step));

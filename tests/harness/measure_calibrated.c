@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../reference/calibrate_run.h"
+#include "../../reference/subjects.h"
 #include "../../reference/store.h"
 #include "../../reference/threads.h"
 #include "../../reference/walk.h"
@@ -146,6 +146,7 @@ typedef struct {
     int ranks;
     cp_hardware hardware;
     cp_calibration wanted;
+    cp_stage *stage;
     cp_calibrating *work;
 } ring;
 
@@ -168,7 +169,9 @@ static void ring_open(ring *it, int ranks, int rounds) {
                          .bytes = {bytes, sizeof(bytes) / sizeof(bytes[0])},
                          .hardware = &it->hardware};
     need(cp_hardware_parse("blank", blank, &it->hardware));
-    need(cp_calibrating_new(&cp_place_threads, &it->wanted, &it->work));
+    need(cp_stage_new(&cp_place_threads, &it->wanted, &it->stage));
+    need(cp_calibrating_new(cp_stage_laboratory(it->stage), &it->wanted,
+                            &it->work));
     need(cp_calibrating_round(it->work, 0));
 }
 

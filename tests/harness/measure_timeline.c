@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../reference/calibrate_run.h"
+#include "../../reference/subjects.h"
 #include "../../reference/store.h"
 #include "../../reference/threads.h"
 #include "../../reference/walk.h"
