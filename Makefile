@@ -57,7 +57,7 @@ stand_in  = -isystem tests/harness/stand-in -iquote cuda
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams streams_processes graphs traces layers gpu_model)
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams streams_processes graphs traces layers gpu_model gpu_calibrate)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*.c cuda/*.cu))
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote cuda -iquote tests

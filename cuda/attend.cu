@@ -251,6 +251,30 @@ int64_t cp_device_query_tile(const cp_shape *shape) {
     return group > ROWS ? 1 : ROWS / group;
 }
 
+enum { MOST_SPLITS = 64, LEAST_TILES = 4 };
+
+int64_t cp_device_most_splits(const cp_shape *shape, int blocks, int64_t rows) {
+    const int64_t needed = cp_max(1, rows) * shape->kv_heads;
+    const int64_t wanted = blocks * cp_device_query_tile(shape) / needed;
+    return cp_max(1, cp_min(MOST_SPLITS, wanted));
+}
+
+int cp_device_splits(const cp_shape *shape, int blocks, int64_t query_tiles,
+                     int64_t key_tiles, int64_t most) {
+    const int64_t wanted = blocks / cp_max(1, query_tiles * shape->kv_heads);
+    const int64_t room = cp_min(most, key_tiles / LEAST_TILES);
+    return (int)cp_max(1, cp_min(wanted, room));
+}
+cudaError_t cp_device_blocks(int *blocks) {
+    int device = 0, count = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount,
+                                       device);
+    *blocks = 2 * count;
+    return error;
+}
+
 cudaError_t cp_device_attend(const cp_device_attention *call,
                              cudaStream_t stream) {
     const int64_t group = call->shape.query_heads / call->shape.kv_heads;

@@ -9,6 +9,7 @@
 #include "device.h"
 #include "device_attend.h"
 #include "device_engine.h"
+#include "device_laboratory.h"
 #include "src/agree.h"
 #include "src/launch.h"
 #include "src/meet.h"
@@ -142,6 +143,19 @@ static cp_status attend_fp32(cp_attend_job *job) {
                                 job);
 }
 
+static cp_status calibrate_bf16(const cp_calibration *wanted) {
+    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_BF16,
+                               wanted);
+}
+
+static cp_status calibrate_fp32(const cp_calibration *wanted) {
+    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F32, wanted);
+}
+
+static cp_status calibrate_fp8(const cp_calibration *wanted) {
+    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F8, wanted);
+}
+
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **out) {
@@ -160,6 +174,7 @@ const cp_backend cp_backend_cuda = {
     .kernels = "bf16, plain CUDA and cuBLASLt",
     .machine = &one_gpu,
     .attend = attend_bf16,
+    .calibrate = calibrate_bf16,
     .model_open = open_bf16,
     ON_GPUS,
 };
@@ -169,6 +184,7 @@ const cp_backend cp_backend_cuda_fp32 = {
     .kernels = "fp32, plain CUDA and cuBLASLt",
     .machine = &one_gpu_fp32,
     .attend = attend_fp32,
+    .calibrate = calibrate_fp32,
     .model_open = open_fp32,
     ON_GPUS,
 };
@@ -178,6 +194,7 @@ const cp_backend cp_backend_cuda_fp8 = {
     .kernels = "bf16 and FP8 weights, plain CUDA and cuBLASLt",
     .machine = &one_gpu,
     .attend = attend_bf16,
+    .calibrate = calibrate_fp8,
     .model_open = open_fp8,
     ON_GPUS,
 };

@@ -50,6 +50,16 @@ typedef struct {
 int64_t cp_device_query_tile(const cp_shape *shape);
 enum { CP_DEVICE_KEY_TILE = 32 };
 
+/* Blocks that keep the current device busy: two a multiprocessor. */
+cudaError_t cp_device_blocks(int *blocks);
+
+/* How many splits there may be where a rank has so many rows, at least 1: that
+ * many unfinished partials need room. And how many there should be with so many
+ * tiles, of most that there is room for. */
+int64_t cp_device_most_splits(const cp_shape *shape, int blocks, int64_t rows);
+int cp_device_splits(const cp_shape *shape, int blocks, int64_t query_tiles,
+                     int64_t key_tiles, int64_t most);
+
 /* Merge addends into a partial, in their order (eq. 4). rows counts tokens
  * times heads.
  *   add_output, add_lse   [addends][rows][dim], [addends][rows]

@@ -1,0 +1,232 @@
+/* Tangled from book/15-calibrate.nw; edit the chapter. */
+/* Calibration of ranks on GPUs, on the stand-in or on a real one. */
+#define _GNU_SOURCE
+#include "harness/suite.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "cuda/device_laboratory.h"
+#include "stand_in.h"
+
+static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
+
+static cp_calibration asked(int ranks, cp_hardware *hardware) {
+    *hardware = (cp_hardware){.name = "pretended"};
+    return (cp_calibration){.shape = {4, 2, 16},
+                            .ranks = ranks,
+                            .cores = 2,
+                            .rounds = 1,
+                            .rows = {rows, 2},
+                            .keys = {keys, 2},
+                            .bytes = {bytes, 2},
+                            .hardware = hardware};
+}
+
+static void near(double value, double wanted) {
+    ck_assert_msg(fabs(value / wanted - 1) < 1e-3, "%g, not %g", value, wanted);
+}
+
+static void nothing_is_left(void) {
+    const int64_t wrong = stand_in_end();
+    ck_assert_msg(wrong == 0, "%s", stand_in_report());
+}
+
+static const struct {
+    int ranks;
+    cp_numbers numbers;
+} setups[] = {{1, CP_NUMBERS_BF16}, {2, CP_NUMBERS_BF16}, {2, CP_NUMBERS_F32},
+              {2, CP_NUMBERS_F8},   {3, CP_NUMBERS_BF16}, {4, CP_NUMBERS_BF16}};
+
+START_TEST(the_pretended_machine_comes_out) {
+    const cp_device_place here = {.only = CP_NOBODY};
+    const int ranks = setups[_i].ranks;
+    cp_hardware h;
+    const cp_calibration wanted = asked(ranks, &h);
+    stand_in_begin(NULL);
+    const cp_status status =
+        cp_device_calibrate(&here, setups[_i].numbers, &wanted);
+    ck_assert_msg(status == CP_OK, "%s", cp_message());
+    if (stand_in_pretends()) {
+        /* What the pretended clock says. */
+        const double each = ranks > 1 ? ceil(4096.0 / (ranks - 1)) : 0;
+        near(h.memory, 1 << 30);
+        near(h.memory_rate, 2 * 4096 / (2e-6 + 4096e-12) * ranks);
+        near(cp_curve_at(&h.exchange_at, 64) * ranks, 2e-6 + 64e-12);
+        near(cp_curve_at(&h.exchange_at, 4096) * ranks, 2e-6 + 4096e-12);
+        if (ranks > 1)
+            near(cp_curve_at(&h.all_to_all_at, 4096) * ranks,
+                 (ranks - 1) * (2e-6 + each * 1e-12));
+        if (ranks > 1)
+            ck_assert_double_eq(h.overlap, 1);
+        /* Kernels of two rounds: three products, six attentions, of which the two
+         * over many keys are split, emptied twice and merged. */
+        ck_assert_int_eq(stand_in_count().launches,
+                         2 * 16 * ranks * (3 + 4 + 2 * 4));
+    }
+    ck_assert_int_eq(h.cores, 1);
+    ck_assert_int_eq(h.attention_by.count, 2);
+    ck_assert_int_eq(h.linear_at.count, 2);
+    ck_assert_double_gt(h.attention_rate, 0);
+    ck_assert_double_gt(h.peak, 0);
+    ck_assert_double_gt(h.launch, 0);
+    nothing_is_left();
+}
+END_TEST
+
+enum { CROWD = 4 };
+
+typedef struct {
+    cp_crew crew;
+    ncclUniqueId id;
+    double patience;
+    cp_hardware hardware;
+    cp_status status;
+    char message[300];
+} process;
+
+static pthread_barrier_t meeting;
+static void *boards[CROWD];
+static _Thread_local process *myself;
+
+static cp_status collect(void *items, int64_t size) {
+    const int rank = myself->crew.rank;
+    boards[rank] = items;
+    pthread_barrier_wait(&meeting);
+    for (int r = 0; r < myself->crew.ranks; r++)
+        if (r != rank)
+            memcpy((char *)items + r * size, (char *)boards[r] + r * size,
+                   (size_t)size);
+    pthread_barrier_wait(&meeting);
+    return CP_OK;
+}
+static void *run_process(void *argument) {
+    cp_nccl *world;
+    process *mine = myself = argument;
+    const cp_calibration wanted = asked(mine->crew.ranks, &mine->hardware);
+    mine->status =
+        cp_nccl_new(&mine->id, mine->crew.rank, mine->crew.ranks, 10, &world);
+    if (mine->status != CP_OK)
+        return NULL;
+    const cp_device_place apart = {.only = mine->crew.rank,
+                                   .link = cp_nccl_link(world),
+                                   .crew = &mine->crew,
+                                   .patience = mine->patience};
+    mine->status = cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
+    snprintf(mine->message, sizeof(mine->message), "%s", cp_message());
+    cp_nccl_free(world);
+    return NULL;
+}
+
+static void run_processes(process *all, int count, double patience) {
+    pthread_t threads[CROWD];
+    ncclUniqueId id;
+    ck_assert_int_eq(ncclGetUniqueId(&id), ncclSuccess);
+    pthread_barrier_init(&meeting, NULL, (unsigned)count);
+    stand_in_leave(count);
+    for (int r = 0; r < count; r++) {
+        all[r] =
+            (process){.crew = {.rank = r, .ranks = count, .collect = collect},
+                      .id = id,
+                      .patience = patience};
+        pthread_create(&threads[r], NULL, run_process, &all[r]);
+    }
+    for (int r = 0; r < count; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&meeting);
+}
+
+START_TEST(processes_come_to_one_description) {
+    process all[CROWD];
+    const int count = 2 + _i;
+    stand_in_begin(&(stand_in_options){.seed = 7,
+                                       .devices = 1,
+                                       .driver = 13000,
+                                       .bytes = 1 << 28,
+                                       .patience = 20});
+    run_processes(all, count, 10);
+    for (int r = 0; r < count; r++) {
+        ck_assert_msg(all[r].status == CP_OK, "%s", all[r].message);
+        ck_assert_int_eq(all[r].hardware.cores, 0);
+        ck_assert_int_eq(
+            memcmp(&all[r].hardware, &all[0].hardware, sizeof(cp_hardware)), 0);
+    }
+    const stand_in_statistics seen = stand_in_count();
+    const int64_t once = 2 + 1 + 2 * (count - 1);
+    ck_assert_int_eq(seen.messages, 2 * count * once * 16);
+    nothing_is_left();
+}
+END_TEST
+
+START_TEST(what_fails_fails_cleanly) {
+    static void (*const break_it[])(int64_t) = {
+        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+    const cp_device_place here = {.only = CP_NOBODY};
+    cp_hardware h;
+    const cp_calibration wanted = asked(2, &h);
+    cp_status status = CP_BROKEN;
+    int64_t n = 1;
+    for (; status != CP_OK && n < 100000; n *= 3) {
+        stand_in_begin(NULL);
+        break_it[_i](n);
+        status = cp_device_calibrate(&here, CP_NUMBERS_BF16, &wanted);
+        ck_assert_msg(status == CP_OK || *cp_message() != '\0', "no message");
+        break_it[_i](0);
+        nothing_is_left();
+    }
+    ck_assert_int_eq(status, CP_OK);
+    ck_assert_int_gt(n, 2);
+}
+END_TEST
+static void refused(int64_t room, cp_shape shape, cp_numbers numbers,
+                    cp_status because, const char *words) {
+    const cp_device_place here = {.only = CP_NOBODY};
+    cp_hardware h;
+    cp_calibration wanted = asked(2, &h);
+    wanted.shape = shape;
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.bytes = room;
+    stand_in_begin(&options);
+    ck_assert_int_eq(cp_device_calibrate(&here, numbers, &wanted), because);
+    ck_assert_msg(strstr(cp_message(), words) != NULL, "'%s', not '%s'",
+                  cp_message(), words);
+    nothing_is_left();
+}
+
+START_TEST(what_cannot_be_is_refused) {
+    refused(1 << 16, (cp_shape){4, 2, 16}, CP_NUMBERS_BF16, CP_MEMORY,
+            "4194304 bytes");
+    refused(9 << 20, (cp_shape){64, 2, 64}, CP_NUMBERS_F32, CP_MEMORY,
+            "what is measured");
+    refused(1 << 28, (cp_shape){1, 1, 8}, CP_NUMBERS_F8, CP_INVALID, "16");
+}
+END_TEST
+START_TEST(a_dead_process_costs_patience) {
+    process all[CROWD];
+    stand_in_begin(NULL);
+    stand_in_dead_rank(1, 40);
+    run_processes(all, 3, 0.3);
+    for (int r = 0; r < 3; r++) {
+        ck_assert_int_ne(all[r].status, CP_OK);
+        ck_assert_str_ne(all[r].message, "");
+    }
+    stand_in_end();
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("calibration of GPUs");
+    TCase *tests = harness_case("calibration of GPUs");
+    tcase_add_loop_test(tests, the_pretended_machine_comes_out, 0, 6);
+    if (stand_in_pretends()) {
+        tcase_add_loop_test(tests, processes_come_to_one_description, 0, 2);
+        tcase_add_loop_test(tests, what_fails_fails_cleanly, 0, 3);
+        tcase_add_test(tests, what_cannot_be_is_refused);
+        tcase_add_test(tests, a_dead_process_costs_patience);
+    }
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
