@@ -331,7 +331,8 @@ enum {
 };
 
 static cp_task work_of(const simulation *s, double seconds) {
-    return (cp_task){.kind = CP_TASK_WORK, .seconds = seconds * s->pace->speed};
+    return (cp_task){.kind = CP_TASK_WORK,
+                     .seconds = seconds * fmin(1, s->pace->speed)};
 }
 
 static cp_task named(const simulation *s, turn *turn, const char *name,
@@ -403,22 +404,22 @@ static cp_task local_part(simulation *s, turn *turn, const cp_op *op,
     turn->counts |= ATTENDING;
     return work_of(s, jittered(s, seconds));
 }
-static cp_task around_part(simulation *s, turn *turn) {
+static cp_task around_part(const simulation *s, turn *turn) {
     const stretches *around = &s->around;
+    const unsigned counts = LINEAR | BUSY;
+    if (turn->at < 0 && turn->layer == s->turns->layers)
+        return named(s, turn, "head", BUSY, around->head);
     if (turn->at < 0)
-        return named(s, turn, "project", LINEAR | BUSY, around->before);
+        return named(s, turn, "project", counts, around->before);
     if (turn->part == 0)
-        return named(s, turn, "feed", LINEAR | BUSY, around->after);
-    if (turn->part == 1)
-        return named(s, turn, "all-reduce", REDUCING | BUSY, around->reduce);
-    const bool last = turn->layer == s->turns->layers - 1;
-    return named(s, turn, "head", BUSY, last ? around->head : 0);
+        return named(s, turn, "feed", counts, around->after);
+    return named(s, turn, "all-reduce", REDUCING | BUSY, around->reduce);
 }
 static int parts_of(const cp_program *program, const turn *turn) {
     if (turn->at < 0)
         return 1;
     if (turn->at == program->count)
-        return 3;
+        return 2;
     switch (program->ops[turn->at].kind) {
     case CP_OP_WAIT:
         return 4;
@@ -463,7 +464,7 @@ static bool next_part(void *context, int rank, cp_task *task) {
         turn->at = turn->oldest = -1;
         turn->layer++;
     }
-    if (turn->layer == s->turns->layers)
+    if (turn->layer == s->turns->layers && turn->at >= 0)
         return false;
     turn->op = NULL;
     turn->name = NULL;
@@ -519,7 +520,8 @@ static cp_status take_turns(simulation *s) {
     const cp_share share = {
         .ranks = s->pace->ranks,
         .gates = 2 * (int64_t)s->operations,
-        .cores = (double)s->pace->hardware->cores,
+        .cores = (double)(s->pace->speed < 1 ? s->pace->hardware->cores
+                                             : s->pace->ranks),
         .next = next_part,
         .done = part_done,
         .context = s,
@@ -652,7 +654,7 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
         .plan = plan,
         .around = {cp_pace_before(pace, rows), cp_pace_after(pace, rows),
                    cp_pace_reduce(pace, rows), cp_pace_head(pace)},
-        .turns = pace->speed < 1 ? &turns : NULL,
+        .turns = pace->speed < 1 || scenario->by_turns ? &turns : NULL,
         .seed = scenario->seed,
         .sigma = pace->decode || pace->ranks == 1 ? 0 : pace->hardware->jitter,
         .forecast = forecast,

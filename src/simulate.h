@@ -19,6 +19,7 @@ typedef struct {
     bool kept;             /* charge what a call over a kept cache costs */
     uint64_t seed;         /* of the jitter */
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
+    bool by_turns;         /* replay as if cores were shared, to compare */
 } cp_scenario;
 
 typedef struct {
