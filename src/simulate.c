@@ -334,7 +334,6 @@ static cp_task work_of(const simulation *s, double seconds) {
     return (cp_task){.kind = CP_TASK_WORK,
                      .seconds = seconds * fmin(1, s->pace->speed)};
 }
-
 static cp_task named(const simulation *s, turn *turn, const char *name,
                      unsigned counts, double seconds) {
     turn->name = name;
@@ -391,7 +390,6 @@ static cp_task collective_part(simulation *s, turn *turn, const cp_op *op,
     turn->message = true;
     return work_of(s, s->turns->seconds[number]);
 }
-
 static cp_task local_part(simulation *s, turn *turn, const cp_op *op,
                           int number) {
     const double seconds = s->turns->seconds[number];
@@ -435,9 +433,9 @@ static int parts_of(const cp_program *program, const turn *turn) {
 }
 static cp_task part_of(simulation *s, int rank, turn *turn) {
     const cp_program *program = &s->plan->programs[rank];
-    const cp_op *op = &program->ops[turn->at];
     if (turn->at < 0 || turn->at == program->count)
         return around_part(s, turn);
+    const cp_op *op = &program->ops[turn->at];
     if (op->kind == CP_OP_WAIT) {
         if (turn->part == 0)
             while (program->ops[++turn->oldest].kind != CP_OP_EXCHANGE)

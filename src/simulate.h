@@ -26,7 +26,8 @@ typedef struct {
     cp_variant variant;
     double seconds; /* TTFT; of a decode step, TTIT */
     double ring;    /* of one layer's attention, in the mean */
-    double attend, exchange, all_to_all; /* the longest; or the all-gather */
+    double attend, exchange, all_to_all; /* the longest; or the all-gather;
+                                            while all ranks work */
     /* Of one rank and layer, in the mean over both: */
     double attending, exchanging, exposed, reducing, linear;
     double busy;                    /* share of the time that computes */

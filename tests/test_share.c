@@ -98,7 +98,7 @@ START_TEST(shares_are_as_by_formula) {
 }
 END_TEST
 
-START_TEST(who_waits_gives_his_core_away) {
+START_TEST(who_waits_gives_its_core_away) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++) {
         add(&story, rank, CP_TASK_WORK, rank == 0 ? 1 : 3, 0);
@@ -191,7 +191,7 @@ static Suite *suite(void) {
     TCase *tests = harness_case("share");
     tcase_add_test(tests, shares_are_as_by_hand);
     tcase_add_test(tests, shares_are_as_by_formula);
-    tcase_add_test(tests, who_waits_gives_his_core_away);
+    tcase_add_test(tests, who_waits_gives_its_core_away);
     tcase_add_test(tests, what_hides_needs_no_core);
     tcase_add_test(tests, a_gate_opens_in_the_middle);
     tcase_add_test(tests, a_gate_opens_anew);

@@ -615,6 +615,7 @@ START_TEST(what_cannot_be_is_refused) {
     chance c;
     uint64_t seed = 16;
     chance_new(&c, &seed);
+    c.hardware.cores = _i;
     c.scenario.variant = CP_PASS_KV;
     c.fresh[0] = 1000000000000000000;
     refused(&c.scenario, "--new, --cached: with the 1000000000000000000");
@@ -666,7 +667,7 @@ static Suite *suite(void) {
     tcase_add_test(tests, invariants_26_27_29_of_the_cluster);
     tcase_add_loop_test(tests, jitter_repeats_and_costs, 0, 2);
     tcase_add_test(tests, a_large_ring_is_quick);
-    tcase_add_test(tests, what_cannot_be_is_refused);
+    tcase_add_loop_test(tests, what_cannot_be_is_refused, 0, 2);
     suite_add_tcase(suite, tests);
     return suite;
 }
