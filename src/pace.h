@@ -16,7 +16,8 @@ typedef struct {
     int64_t partial_bytes; /* of a number of a partial that travels */
     bool decode;
     cp_shape shape;     /* of one GPU */
-    double speed;       /* of a rank, where rates are of a core; else 1 */
+    double speed;       /* of a rank while all work, where rates are of a
+                           core; else 1 */
     double memory_rate; /* that a rank has for itself */
 } cp_pace;
 
@@ -25,8 +26,9 @@ typedef struct {
  * the field. */
 cp_status cp_pace_new(cp_pace *pace);
 
-/* Seconds that an operation of a rank takes, alone: of its compute queue, or,
- * of an exchange, from its start until the bytes have arrived. */
+/* Seconds that an operation of a rank takes: of its compute queue, or, of an
+ * exchange, from its start until the bytes have arrived. Where ranks share
+ * cores, this is while all of them are at work. */
 double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op);
 
 /* Seconds around the attention of a layer, for rows of each rank: before it

@@ -10,11 +10,18 @@
 
 #include "cache.h"
 #include "order.h"
+#include "share.h"
+
+typedef struct {
+    double before, after, reduce, head;
+} stretches;
+
+typedef struct turns turns;
 
 typedef struct {
     cp_event_kind kind;
     int rank, peer; /* a collective: -1 */
-    int own, other; /* which exchange of all, of a rank and its peer */
+    int own, other; /* which operation of all, of a rank and its peer */
     const cp_op *op;
     double seconds; /* of the operation */
 } event;
@@ -22,28 +29,28 @@ typedef struct {
 typedef struct {
     double compute, send, receive; /* when each queue is free */
     double exposed, attending, exchanging, busy, ring;
+    double linear, reducing; /* where cores are shared */
 } clock;
 
 typedef struct {
     const cp_pace *pace;
     const cp_plan *plan;
+    stretches around;
     event *events;
     int64_t count, room;
-    double *posted, *done;       /* [exchanges] */
-    int *first;                  /* [ranks] number of a rank's first exchange */
+    int operations;              /* of all ranks */
+    double *posted, *done;       /* [operations] of exchanges */
+    int *first;                  /* [ranks] number of a rank's first */
     clock *clocks;               /* [ranks] */
     clock *before, *first_layer; /* [ranks] the same, one layer ago, and after
                                     the first */
+    turns *turns;                /* where ranks share cores; else NULL */
     uint64_t seed;
     double sigma; /* of the jitter; a captured decode step has none */
     cp_forecast *forecast;
     cp_history *trace;
     int64_t layer;
 } simulation;
-
-typedef struct {
-    double before, after, reduce, head;
-} stretches;
 
 static void note_longest(cp_forecast *forecast, const cp_op *op,
                          double seconds) {
@@ -207,7 +214,8 @@ static void stretch(simulation *s, const char *what, double seconds) {
     }
 }
 
-static void layer(simulation *s, const stretches *around) {
+static void layer(simulation *s) {
+    const stretches *around = &s->around;
     stretch(s, "project", around->before);
     for (int k = 0; k < s->pace->ranks; k++)
         s->clocks[k].ring -= s->clocks[k].compute;
@@ -229,43 +237,300 @@ static bool repeats(const simulation *s) {
     }
     return same;
 }
-/* Let the clocks go on for some layers as they did in the count layers since
- * they stood at from. */
+/* Let the clocks go on for some layers as they did in the count layers in which
+ * they went from one state to another. */
 static void go_on(simulation *s, double layers, const clock *from,
-                  double count) {
+                  const clock *to, double count) {
     const double times = layers / count;
     for (int k = 0; k < s->pace->ranks; k++) {
         clock *now = &s->clocks[k];
-        now->compute += times * (now->compute - from[k].compute);
-        now->exposed += times * (now->exposed - from[k].exposed);
-        now->attending += times * (now->attending - from[k].attending);
-        now->exchanging += times * (now->exchanging - from[k].exchanging);
-        now->busy += times * (now->busy - from[k].busy);
-        now->ring += times * (now->ring - from[k].ring);
+        now->compute += times * (to[k].compute - from[k].compute);
+        now->exposed += times * (to[k].exposed - from[k].exposed);
+        now->attending += times * (to[k].attending - from[k].attending);
+        now->exchanging += times * (to[k].exchanging - from[k].exchanging);
+        now->busy += times * (to[k].busy - from[k].busy);
+        now->ring += times * (to[k].ring - from[k].ring);
+        now->linear += times * (to[k].linear - from[k].linear);
+        now->reducing += times * (to[k].reducing - from[k].reducing);
     }
 }
 enum { MOST_REPLAYED = 12000000 };
 
-static void walk(simulation *s, const stretches *around) {
-    const size_t bytes = (size_t)s->pace->ranks * sizeof(clock);
+static int64_t enough(const simulation *s) {
     const int64_t layers = s->pace->model->layers;
-    const int64_t enough = s->trace != NULL
-                               ? layers
-                               : cp_max(8, MOST_REPLAYED / cp_max(s->count, 1));
+    const int64_t most = cp_max(8, MOST_REPLAYED / cp_max(s->count, 1));
+    return s->trace != NULL ? layers : cp_min(layers, most);
+}
+
+static void walk(simulation *s) {
+    const size_t bytes = (size_t)s->pace->ranks * sizeof(clock);
+    const int64_t most = enough(s);
     bool same = false;
-    while (s->layer < cp_min(layers, enough) && !same) {
+    while (s->layer < most && !same) {
         memcpy(s->before, s->clocks, bytes);
-        layer(s, around);
+        layer(s);
         if (s->layer == 1)
             memcpy(s->first_layer, s->clocks, bytes);
         same = repeats(s);
     }
-    const double left = (double)(layers - s->layer);
+    const double left = (double)(s->pace->model->layers - s->layer);
     if (left > 0 && same)
-        go_on(s, left, s->before, 1);
+        go_on(s, left, s->before, s->clocks, 1);
     else if (left > 0)
-        go_on(s, left, s->first_layer, (double)(s->layer - 1));
-    stretch(s, "head", around->head);
+        go_on(s, left, s->first_layer, s->clocks, (double)(s->layer - 1));
+    stretch(s, "head", s->around.head);
+}
+
+/* Where a rank is, and what its present task counts as. */
+typedef struct {
+    int64_t layer, at; /* at: an operation; -1 before them */
+    int64_t oldest;    /* exchange that was not waited for */
+    int part;          /* of the operation */
+    unsigned counts;
+    const char *name; /* of its bar, or: */
+    const cp_op *op;  /* what its bar shows */
+    bool message;
+    int receiver; /* of a message that is posted */
+} turn;
+
+struct turns {
+    int64_t layers;  /* that are walked */
+    turn *each;      /* [ranks] */
+    double *seconds; /* [operations] while all ranks work */
+    int *partner;    /* [operations] whose gate an exchange waits at for what it
+                        receives; of a collective, rank 0's */
+};
+static cp_status record_turns(void *context, const cp_event *seen) {
+    simulation *s = context;
+    turns *turns = s->turns;
+    s->count++;
+    if (seen->kind == CP_EVENT_TRANSFER) {
+        turns->partner[number_of(s, seen->peer, seen->peer_op)] =
+            number_of(s, seen->rank, seen->op);
+        return CP_OK;
+    }
+    const double seconds = cp_pace_of(s->pace, s->plan, seen->op);
+    note_longest(s->forecast, seen->op, seconds);
+    if (seen->kind != CP_EVENT_COLLECTIVE)
+        turns->seconds[number_of(s, seen->rank, seen->op)] = seconds;
+    for (int k = 0; k < s->pace->ranks && seen->all != NULL; k++) {
+        turns->seconds[number_of(s, k, seen->all[k])] = seconds;
+        turns->partner[number_of(s, k, seen->all[k])] =
+            number_of(s, 0, seen->all[0]);
+    }
+    return CP_OK;
+}
+enum {
+    BUSY = 1,
+    ATTENDING = 2,
+    EXPOSED = 4,
+    EXCHANGING = 8,
+    RING = 16,
+    LINEAR = 32,
+    REDUCING = 64,
+};
+
+static cp_task work_of(const simulation *s, double seconds) {
+    return (cp_task){.kind = CP_TASK_WORK,
+                     .seconds = seconds * fmin(1, s->pace->speed)};
+}
+static cp_task named(const simulation *s, turn *turn, const char *name,
+                     unsigned counts, double seconds) {
+    turn->name = name;
+    turn->counts = counts;
+    return work_of(s, seconds);
+}
+
+static cp_task at_gate(const turn *turn, cp_task_kind kind, int number,
+                       int parties, double seconds) {
+    return (cp_task){kind, seconds, 2 * (int64_t)number + turn->layer % 2,
+                     parties};
+}
+static double hidden_share(const simulation *s) {
+    const cp_hardware *hardware = s->pace->hardware;
+    return s->pace->decode ? hardware->decode_overlap : hardware->overlap;
+}
+
+/* First what is sent, then what is received. A half that an exchange does not
+ * have is a task of nothing. */
+static cp_task post_part(simulation *s, int rank, turn *turn, const cp_op *op,
+                         int number) {
+    const bool sends = turn->part == 0;
+    if ((sends ? op->to : op->from) == CP_NOBODY)
+        return work_of(s, 0);
+    turn->op = op;
+    turn->receiver = sends ? op->to : rank;
+    return at_gate(turn, CP_TASK_POST,
+                   sends ? number : s->turns->partner[number], 2,
+                   jittered(s, hidden_share(s) * s->turns->seconds[number]));
+}
+static cp_task wait_part(simulation *s, turn *turn, const cp_op *op,
+                         int number) {
+    turn->counts = RING | EXPOSED;
+    if (turn->part == 0 && op->to != CP_NOBODY)
+        return at_gate(turn, CP_TASK_AWAIT, number, 2, 0);
+    if (turn->part == 1 && op->from != CP_NOBODY)
+        return at_gate(turn, CP_TASK_AWAIT, s->turns->partner[number], 2, 0);
+    if (turn->part < 2)
+        return work_of(s, 0);
+    if (turn->part == 3)
+        return named(s, turn, "step", RING, step_of(s));
+    turn->op = op;
+    turn->message = true;
+    turn->counts |= EXCHANGING;
+    return work_of(s, (1 - hidden_share(s)) * s->turns->seconds[number]);
+}
+static cp_task collective_part(simulation *s, turn *turn, const cp_op *op,
+                               int number) {
+    turn->counts = RING | EXPOSED;
+    if (turn->part < 2)
+        return at_gate(turn, turn->part == 0 ? CP_TASK_POST : CP_TASK_AWAIT,
+                       s->turns->partner[number], s->pace->ranks, 0);
+    turn->op = op;
+    turn->message = true;
+    return work_of(s, s->turns->seconds[number]);
+}
+static cp_task local_part(simulation *s, turn *turn, const cp_op *op,
+                          int number) {
+    const double seconds = s->turns->seconds[number];
+    if (op->kind == CP_OP_APPEND && turn->part == 0)
+        return named(s, turn, "step", RING, step_of(s));
+    turn->op = op;
+    turn->counts = RING | BUSY;
+    if (op->kind != CP_OP_ATTEND)
+        return work_of(s, seconds);
+    turn->counts |= ATTENDING;
+    return work_of(s, jittered(s, seconds));
+}
+static cp_task around_part(const simulation *s, turn *turn) {
+    const stretches *around = &s->around;
+    const unsigned counts = LINEAR | BUSY;
+    if (turn->at < 0 && turn->layer == s->turns->layers)
+        return named(s, turn, "head", BUSY, around->head);
+    if (turn->at < 0)
+        return named(s, turn, "project", counts, around->before);
+    if (turn->part == 0)
+        return named(s, turn, "feed", counts, around->after);
+    return named(s, turn, "all-reduce", REDUCING | BUSY, around->reduce);
+}
+static int parts_of(const cp_program *program, const turn *turn) {
+    if (turn->at < 0)
+        return 1;
+    if (turn->at == program->count)
+        return 2;
+    switch (program->ops[turn->at].kind) {
+    case CP_OP_WAIT:
+        return 4;
+    case CP_OP_ALL_TO_ALL:
+    case CP_OP_ALL_GATHER:
+        return 3;
+    case CP_OP_APPEND:
+    case CP_OP_EXCHANGE:
+        return 2;
+    default:
+        return 1;
+    }
+}
+static cp_task part_of(simulation *s, int rank, turn *turn) {
+    const cp_program *program = &s->plan->programs[rank];
+    if (turn->at < 0 || turn->at == program->count)
+        return around_part(s, turn);
+    const cp_op *op = &program->ops[turn->at];
+    if (op->kind == CP_OP_WAIT) {
+        if (turn->part == 0)
+            while (program->ops[++turn->oldest].kind != CP_OP_EXCHANGE)
+                continue;
+        op = &program->ops[turn->oldest];
+        return wait_part(s, turn, op, number_of(s, rank, op));
+    }
+    const int number = number_of(s, rank, op);
+    if (op->kind == CP_OP_EXCHANGE)
+        return post_part(s, rank, turn, op, number);
+    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
+        return collective_part(s, turn, op, number);
+    return local_part(s, turn, op, number);
+}
+static bool next_part(void *context, int rank, cp_task *task) {
+    simulation *s = context;
+    turn *turn = &s->turns->each[rank];
+    const cp_program *program = &s->plan->programs[rank];
+    if (turn->part == parts_of(program, turn)) {
+        turn->part = 0;
+        turn->at++;
+    }
+    if (turn->at > program->count) {
+        turn->at = turn->oldest = -1;
+        turn->layer++;
+    }
+    if (turn->layer == s->turns->layers && turn->at >= 0)
+        return false;
+    turn->op = NULL;
+    turn->name = NULL;
+    turn->counts = 0;
+    turn->message = false;
+    *task = part_of(s, rank, turn);
+    turn->part++;
+    return true;
+}
+static void add_up(clock *clock, unsigned counts, double seconds) {
+    clock->busy += counts & BUSY ? seconds : 0;
+    clock->attending += counts & ATTENDING ? seconds : 0;
+    clock->exposed += counts & EXPOSED ? seconds : 0;
+    clock->exchanging += counts & EXCHANGING ? seconds : 0;
+    clock->ring += counts & RING ? seconds : 0;
+    clock->linear += counts & LINEAR ? seconds : 0;
+    clock->reducing += counts & REDUCING ? seconds : 0;
+}
+
+/* The part of a message that needs no core. */
+static void pass_by(simulation *s, const turn *turn, double start,
+                    double seconds) {
+    if (seconds <= 0)
+        return;
+    add_up(&s->clocks[turn->receiver], EXCHANGING, seconds);
+    bar(s, turn->receiver, true, turn->op, start, seconds);
+}
+static void part_done(void *context, int rank, const cp_task *task,
+                      double start, double end) {
+    simulation *s = context;
+    const turn *turn = &s->turns->each[rank];
+    clock *clock = &s->clocks[rank];
+    s->layer = turn->layer;
+    if (task->kind == CP_TASK_POST) {
+        pass_by(s, turn, start, end - start);
+        return;
+    }
+    add_up(clock, turn->counts, end - start);
+    clock->compute = end;
+    if (turn->name != NULL)
+        named_bar(s, rank, turn->name, start, end - start);
+    if (turn->op != NULL && (end > start || !turn->message))
+        bar(s, rank, turn->message, turn->op, start, end - start);
+    if (turn->counts & REDUCING) {
+        /* Keep how the clocks stand after a layer. */
+        s->before[rank] = *clock;
+        if (turn->layer == 0)
+            s->first_layer[rank] = *clock;
+    }
+}
+static cp_status take_turns(simulation *s) {
+    const int64_t walked = s->turns->layers = enough(s);
+    const cp_share share = {
+        .ranks = s->pace->ranks,
+        .gates = 2 * (int64_t)s->operations,
+        .cores = (double)(s->pace->speed < 1 ? s->pace->hardware->cores
+                                             : s->pace->ranks),
+        .next = next_part,
+        .done = part_done,
+        .context = s,
+    };
+    for (int k = 0; k < s->pace->ranks; k++)
+        s->turns->each[k] = (turn){.at = -1, .oldest = -1};
+    const cp_status status = cp_share_run(&share);
+    const double left = (double)(s->pace->model->layers - walked);
+    if (status == CP_OK && left > 0)
+        go_on(s, left, s->first_layer, s->before, (double)(walked - 1));
+    return status;
 }
 
 static void memory(const cp_pace *pace, const cp_plan *plan,
@@ -309,7 +574,8 @@ static void work(const cp_pace *pace, const cp_plan *plan,
         forecast->flops / forecast->seconds / (double)forecast->gpus;
 }
 
-static void sum_up(const simulation *s, const stretches *around) {
+static void sum_up(const simulation *s) {
+    const stretches *around = &s->around;
     cp_forecast *forecast = s->forecast;
     const double layers = (double)s->pace->model->layers;
     const double all = layers * s->pace->ranks;
@@ -321,52 +587,80 @@ static void sum_up(const simulation *s, const stretches *around) {
         forecast->attending += clock->attending / all;
         forecast->exchanging += clock->exchanging / all;
         forecast->busy += clock->busy / s->pace->ranks;
+        forecast->linear += clock->linear / all;
+        forecast->reducing += clock->reducing / all;
     }
-    forecast->linear = around->before + around->after;
-    forecast->reducing = around->reduce;
+    if (s->turns == NULL) {
+        forecast->linear = around->before + around->after;
+        forecast->reducing = around->reduce;
+    }
     forecast->events = s->count;
     forecast->busy /= forecast->seconds;
 }
 
-static cp_status run(simulation *s, const stretches *around) {
+static cp_status run_alone(simulation *s) {
+    cp_status status =
+        cp_allocate(&s->posted, s->operations, sizeof(double), "clocks");
+    if (status == CP_OK)
+        status = cp_allocate(&s->done, s->operations, sizeof(double), "clocks");
+    if (status == CP_OK)
+        status = cp_plan_order(s->plan, record, s);
+    if (status == CP_OK)
+        walk(s);
+    return status;
+}
+
+static cp_status run_turns(simulation *s) {
+    turns *turns = s->turns;
+    cp_status status =
+        cp_allocate(&turns->each, s->pace->ranks, sizeof(turn), "turns");
+    if (status == CP_OK)
+        status = cp_allocate(&turns->seconds, s->operations, sizeof(double),
+                             "turns");
+    if (status == CP_OK)
+        status =
+            cp_allocate(&turns->partner, s->operations, sizeof(int), "turns");
+    if (status == CP_OK)
+        status = cp_plan_order(s->plan, record_turns, s);
+    return status == CP_OK ? take_turns(s) : status;
+}
+static cp_status run(simulation *s) {
     const int ranks = s->pace->ranks;
-    int exchanges = 0;
     cp_status status =
         cp_allocate(&s->clocks, 3 * (int64_t)ranks, sizeof(clock), "clocks");
     if (status == CP_OK)
         status = cp_allocate(&s->first, ranks, sizeof(int), "clocks");
     for (int k = 0; k < ranks && status == CP_OK; k++) {
-        s->first[k] = exchanges;
-        exchanges += (int)s->plan->programs[k].count;
+        s->first[k] = s->operations;
+        s->operations += (int)s->plan->programs[k].count;
     }
+    if (status != CP_OK)
+        return status;
+    s->before = s->clocks + ranks;
+    s->first_layer = s->before + ranks;
+    status = s->turns != NULL ? run_turns(s) : run_alone(s);
     if (status == CP_OK)
-        status = cp_allocate(&s->posted, exchanges, sizeof(double), "clocks");
-    if (status == CP_OK)
-        status = cp_allocate(&s->done, exchanges, sizeof(double), "clocks");
-    if (status == CP_OK)
-        status = cp_plan_order(s->plan, record, s);
-    if (status == CP_OK) {
-        s->before = s->clocks + ranks;
-        s->first_layer = s->before + ranks;
-        walk(s, around);
-        sum_up(s, around);
-    }
+        sum_up(s);
     return status;
 }
 static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
                                const cp_plan *plan, cp_forecast *forecast) {
     const int64_t rows = plan->layout->queries[0].rows;
-    const stretches around = {cp_pace_before(pace, rows),
-                              cp_pace_after(pace, rows),
-                              cp_pace_reduce(pace, rows), cp_pace_head(pace)};
+    turns turns = {0};
     simulation s = {
         .pace = pace,
         .plan = plan,
+        .around = {cp_pace_before(pace, rows), cp_pace_after(pace, rows),
+                   cp_pace_reduce(pace, rows), cp_pace_head(pace)},
+        .turns = pace->speed < 1 || scenario->by_turns ? &turns : NULL,
         .seed = scenario->seed,
         .sigma = pace->decode || pace->ranks == 1 ? 0 : pace->hardware->jitter,
         .forecast = forecast,
         .trace = scenario->trace};
-    const cp_status status = run(&s, &around);
+    const cp_status status = run(&s);
+    free(turns.each);
+    free(turns.seconds);
+    free(turns.partner);
     free(s.events);
     free(s.posted);
     free(s.done);

@@ -19,13 +19,15 @@ typedef struct {
     bool kept;             /* charge what a call over a kept cache costs */
     uint64_t seed;         /* of the jitter */
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
+    bool by_turns;         /* replay as if cores were shared, to compare */
 } cp_scenario;
 
 typedef struct {
     cp_variant variant;
     double seconds; /* TTFT; of a decode step, TTIT */
     double ring;    /* of one layer's attention, in the mean */
-    double attend, exchange, all_to_all; /* the longest; or the all-gather */
+    double attend, exchange, all_to_all; /* the longest; or the all-gather;
+                                            while all ranks work */
     /* Of one rank and layer, in the mean over both: */
     double attending, exchanging, exposed, reducing, linear;
     double busy;                    /* share of the time that computes */

@@ -1,0 +1,204 @@
+/* Tangled from book/15-share.nw; edit the chapter. */
+/* Ranks that share cores, against closed forms. */
+#include "harness/suite.h"
+
+#include <math.h>
+
+#include "share.h"
+
+enum { MOST_RANKS = 8, MOST_TASKS = 16 };
+
+typedef struct {
+    cp_task tasks[MOST_RANKS][MOST_TASKS];
+    int counts[MOST_RANKS], at[MOST_RANKS];
+    double ended[MOST_RANKS];
+} story;
+
+static bool next(void *context, int rank, cp_task *task) {
+    story *story = context;
+    if (story->at[rank] == story->counts[rank])
+        return false;
+    *task = story->tasks[rank][story->at[rank]++];
+    return true;
+}
+
+static void done(void *context, int rank, const cp_task *task, double start,
+                 double end) {
+    story *story = context;
+    ck_assert(start <= end && start >= story->ended[rank]);
+    if (task->kind != CP_TASK_POST)
+        story->ended[rank] = end;
+}
+static void add(story *story, int rank, cp_task_kind kind, double seconds,
+                int gate) {
+    story->tasks[rank][story->counts[rank]++] =
+        (cp_task){.kind = kind, .seconds = seconds, .gate = gate, .parties = 2};
+}
+
+static cp_status tell(story *story, int ranks, double cores) {
+    const cp_share share = {ranks, 8, cores, next, done, story};
+    return cp_share_run(&share);
+}
+
+/* Ranks with so much work each end when they should. */
+static void works(int ranks, double cores, const double *seconds,
+                  const double *ends) {
+    story story = {0};
+    for (int rank = 0; rank < ranks; rank++)
+        add(&story, rank, CP_TASK_WORK, seconds[rank], 0);
+    ck_assert_int_eq(tell(&story, ranks, cores), CP_OK);
+    for (int rank = 0; rank < ranks; rank++)
+        ck_assert_double_eq_tol(story.ended[rank], ends[rank], 1e-12);
+}
+
+START_TEST(shares_are_as_by_hand) {
+    works(2, 1, (double[]){1, 3}, (double[]){2, 4});
+    works(2, 1, (double[]){5, 5}, (double[]){10, 10});
+    works(4, 2, (double[]){3, 1, 4, 2}, (double[]){4.5, 2, 5.5, 3.5});
+    works(4, 2, (double[]){1, 1, 1, 3}, (double[]){2, 2, 2, 4});
+    works(3, 2, (double[]){0, 2, 4}, (double[]){0, 2, 4});
+    works(4, 4, (double[]){3, 1, 4, 2}, (double[]){3, 1, 4, 2});
+    works(2, 7, (double[]){3, 1}, (double[]){3, 1});
+    works(0, 1, NULL, NULL);
+}
+END_TEST
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void random_work(story *story, int ranks, uint64_t *seed,
+                        double *whole) {
+    for (int rank = 0; rank < ranks; rank++)
+        for (int n = 0; n < 3; n++) {
+            const double seconds = (double)(harness_random(seed) % 1000);
+            add(story, rank, CP_TASK_WORK, seconds, 0);
+            whole[rank] += seconds;
+        }
+}
+
+START_TEST(shares_are_as_by_formula) {
+    uint64_t seed = 21;
+    for (int n = 0; n < 1000; n++) {
+        story story = {0};
+        const int ranks = 1 + (int)(harness_random(&seed) % MOST_RANKS);
+        const int cores = 1 + (int)(harness_random(&seed) % MOST_RANKS);
+        double whole[MOST_RANKS] = {0}, time = 0, given = 0;
+        random_work(&story, ranks, &seed, whole);
+        ck_assert_int_eq(tell(&story, ranks, cores), CP_OK);
+        qsort(whole, (size_t)ranks, sizeof(double), by_size);
+        qsort(story.ended, (size_t)ranks, sizeof(double), by_size);
+        for (int k = 0; k < ranks; k++) {
+            time += (whole[k] - given) * fmax(1, (double)(ranks - k) / cores);
+            given = whole[k];
+            ck_assert_double_eq_tol(story.ended[k], time, 1e-9);
+        }
+    }
+}
+END_TEST
+
+START_TEST(who_waits_gives_its_core_away) {
+    story story = {0};
+    for (int rank = 0; rank < 2; rank++) {
+        add(&story, rank, CP_TASK_WORK, rank == 0 ? 1 : 3, 0);
+        add(&story, rank, CP_TASK_POST, 0, 5);
+        add(&story, rank, CP_TASK_AWAIT, 0, 5);
+        add(&story, rank, CP_TASK_WORK, 1, 0);
+    }
+    ck_assert_int_eq(tell(&story, 2, 1), CP_OK);
+    ck_assert_double_eq(story.ended[0], 6);
+    ck_assert_double_eq(story.ended[1], 6);
+}
+END_TEST
+
+START_TEST(what_hides_needs_no_core) {
+    story story = {0};
+    for (int rank = 0; rank < 2; rank++) {
+        add(&story, rank, CP_TASK_POST, 5, 0);
+        add(&story, rank, CP_TASK_WORK, rank == 0 ? 0 : 3, 0);
+        if (rank == 0)
+            add(&story, rank, CP_TASK_AWAIT, 0, 0);
+    }
+    ck_assert_int_eq(tell(&story, 2, 1), CP_OK);
+    ck_assert_double_eq(story.ended[0], 5);
+    ck_assert_double_eq(story.ended[1], 3);
+}
+END_TEST
+START_TEST(a_gate_opens_in_the_middle) {
+    story story = {0};
+    add(&story, 0, CP_TASK_POST, 5, 0);
+    add(&story, 0, CP_TASK_AWAIT, 5, 0);
+    add(&story, 0, CP_TASK_WORK, 1, 0);
+    add(&story, 1, CP_TASK_POST, 5, 0);
+    add(&story, 1, CP_TASK_WORK, 9, 0);
+    ck_assert_int_eq(tell(&story, 2, 1), CP_OK);
+    ck_assert_double_eq(story.ended[0], 7);
+    ck_assert_double_eq(story.ended[1], 10);
+}
+END_TEST
+START_TEST(a_gate_opens_anew) {
+    story story = {0};
+    for (int rank = 0; rank < 2; rank++)
+        for (int n = 0; n < 4; n++) {
+            add(&story, rank, CP_TASK_WORK, rank == n % 2 ? 1 : 3, 0);
+            add(&story, rank, CP_TASK_POST, 0, n % 2);
+            add(&story, rank, CP_TASK_AWAIT, 0, n % 2);
+        }
+    ck_assert_int_eq(tell(&story, 2, 2), CP_OK);
+    ck_assert_double_eq(story.ended[0], 12);
+    ck_assert_double_eq(story.ended[1], 12);
+}
+END_TEST
+
+START_TEST(who_waits_for_ever_is_named) {
+    story story = {0};
+    add(&story, 1, CP_TASK_WORK, 1, 0);
+    add(&story, 1, CP_TASK_POST, 0, 3);
+    add(&story, 1, CP_TASK_AWAIT, 0, 3);
+    ck_assert_int_eq(tell(&story, 2, 1), CP_BROKEN);
+    ck_assert_str_eq(cp_message(), "rank 1 waits at gate 3, which never opens");
+}
+END_TEST
+
+static double with_message(double seconds) {
+    story story = {0};
+    double last = 0;
+    add(&story, 0, CP_TASK_POST, seconds, 0);
+    add(&story, 0, CP_TASK_WORK, 2, 0);
+    add(&story, 1, CP_TASK_WORK, 2, 0);
+    add(&story, 1, CP_TASK_POST, 0, 1);
+    add(&story, 2, CP_TASK_POST, 0, 1);
+    add(&story, 2, CP_TASK_AWAIT, 0, 1);
+    add(&story, 2, CP_TASK_WORK, 2, 0);
+    add(&story, 3, CP_TASK_POST, seconds, 0);
+    add(&story, 3, CP_TASK_AWAIT, 0, 0);
+    add(&story, 3, CP_TASK_WORK, 2, 0);
+    ck_assert_int_eq(tell(&story, 4, 2), CP_OK);
+    for (int rank = 0; rank < 4; rank++)
+        last = fmax(last, story.ended[rank]);
+    return last;
+}
+
+START_TEST(a_later_message_may_help) {
+    ck_assert_double_eq_tol(with_message(0), 5, 1e-12);
+    ck_assert_double_eq_tol(with_message(2), 4, 1e-12);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("share");
+    TCase *tests = harness_case("share");
+    tcase_add_test(tests, shares_are_as_by_hand);
+    tcase_add_test(tests, shares_are_as_by_formula);
+    tcase_add_test(tests, who_waits_gives_its_core_away);
+    tcase_add_test(tests, what_hides_needs_no_core);
+    tcase_add_test(tests, a_gate_opens_in_the_middle);
+    tcase_add_test(tests, a_gate_opens_anew);
+    tcase_add_test(tests, who_waits_for_ever_is_named);
+    tcase_add_test(tests, a_later_message_may_help);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(suite)
