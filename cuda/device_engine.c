@@ -44,12 +44,6 @@ static bool wants_to_stop(const cp_engine *engine) {
     return engine->options.stop != NULL && *engine->options.stop != 0;
 }
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static cp_status check_peers(const cp_device_place *place, int64_t layer,
                              double waited) {
     if (place->link == NULL)
@@ -62,13 +56,13 @@ static cp_status check_peers(const cp_device_place *place, int64_t layer,
 
 static cp_status wait_for(const cp_engine *engine, int64_t layer) {
     const struct timespec pause = {0, 20000};
-    const double began = seconds();
+    const double began = cp_clock();
     cudaEvent_t event = engine->paced[layer % 2];
     cudaError_t error;
     cp_status status = CP_OK;
     while ((error = cudaEventQuery(event)) == cudaErrorNotReady &&
            status == CP_OK) {
-        status = check_peers(engine->place, layer, seconds() - began);
+        status = check_peers(engine->place, layer, cp_clock() - began);
         nanosleep(&pause, NULL);
     }
     return status == CP_OK ? cp_cuda(error, "waiting for a layer") : status;

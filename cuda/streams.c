@@ -1,6 +1,6 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
 /* A plan's program on two queues, and all ranks' programs on one device. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock, nanosleep */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "streams.h"
 
 #include <stdlib.h>
@@ -930,12 +930,6 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
     return status == CP_OK ? end(w) : status;
 }
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void rest(void) {
     const struct timespec pause = {0, 20000};
     nanosleep(&pause, NULL);
@@ -968,7 +962,7 @@ static cudaError_t are_through(const cp_stream_walker *w) {
 }
 
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
-    const double began = seconds();
+    const double began = cp_clock();
     cudaError_t error = cudaEventRecord(w->finished, w->queues.compute);
     if (error == cudaSuccess)
         error = cudaEventRecord(w->silent, w->queues.communication);
@@ -977,7 +971,7 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
     while (status == CP_OK && (error = are_through(w)) == cudaErrorNotReady) {
         if (w->link != NULL)
             status = w->link->check(w->link->context);
-        if (status == CP_OK && patience > 0 && seconds() - began > patience)
+        if (status == CP_OK && patience > 0 && cp_clock() - began > patience)
             status = give_up(w, patience);
         if (++asked % 64 == 0)
             rest();
