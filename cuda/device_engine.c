@@ -193,8 +193,9 @@ static void list_owners(const cp_forward *call, int rank, owner *owners) {
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_span span = pieces->items[n].span;
         for (int64_t t = 0; t < span.count; t++)
-            owners[call->first_row[span.sequence] + span.start + t * span.step -
-                   call->first_position[span.sequence]] = (owner){rank, row++};
+            owners[cp_forward_token(call, span.sequence,
+                                    span.start + t * span.step)] =
+                (owner){rank, row++};
     }
 }
 

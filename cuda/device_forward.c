@@ -103,8 +103,8 @@ static void write_rows(const cp_device_model *model, const cp_forward *call,
         const cp_span span = pieces->items[n].span;
         for (int64_t t = 0; t < span.count; t++) {
             const int64_t position = span.start + t * span.step;
-            const int64_t token = call->first_row[span.sequence] + position -
-                                  call->first_position[span.sequence];
+            const int64_t token =
+                cp_forward_token(call, span.sequence, position);
             write_row(model, a, row++, call->tokens[token],
                       pieces->items[n].row + t, position);
         }
