@@ -86,27 +86,17 @@ static cp_status reserve(cp_stream_walker *w, int64_t bytes, int64_t *at) {
     return CP_OK;
 }
 
-static cp_status reserve_slot(cp_stream_walker *w, int slot) {
-    if (w->slots[slot] >= 0 || slot == w->plan->cache)
-        return CP_OK;
-    return reserve(w, w->plan->slots[slot].bytes, &w->slots[slot]);
-}
-
 static cp_status reserve_slots(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
-    const cp_program *program = &plan->programs[w->rank];
-    const int room = plan->layout->ranks + 2;
-    int *lists;
-    cp_status status = cp_allocate(&lists, 2 * room, sizeof(int), "slots");
-    cp_op_slots slots = {.read = lists, .write = lists + room};
-    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
-        cp_op_slots_list(plan, w->rank, &program->ops[n], &slots);
-        for (int i = 0; i < slots.read_count && status == CP_OK; i++)
-            status = reserve_slot(w, slots.read[i]);
-        for (int i = 0; i < slots.write_count && status == CP_OK; i++)
-            status = reserve_slot(w, slots.write[i]);
-    }
-    free(lists);
+    bool *needed;
+    cp_status status =
+        cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
+    if (status == CP_OK)
+        status = cp_plan_slots_needed(plan, w->rank, needed);
+    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
+        if (needed[slot])
+            status = reserve(w, plan->slots[slot].bytes, &w->slots[slot]);
+    free(needed);
     return status;
 }
 
@@ -144,11 +134,8 @@ static cp_status reserve_all(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t rows = query_rows(w);
     const int64_t ranks = plan->layout->ranks;
-    const int inputs[] = {plan->queries, plan->fresh, plan->result};
     cp_status status =
         cp_manifest_new(plan, w->rank, w->options.growth, &w->manifest);
-    for (int i = 0; i < 3 && status == CP_OK; i++)
-        status = reserve_slot(w, inputs[i]);
     if (status == CP_OK)
         status = reserve_slots(w);
     if (status == CP_OK)

@@ -562,6 +562,10 @@ START_TEST(test_loader) {
     refuse(loader.status, CP_MEMORY, "the weights' bytes overflow");
     ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
     ck_assert_int_eq(loader.status, CP_MEMORY);
+    loader.status = CP_OK;
+    facts.width++;
+    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
+    refuse(loader.status, CP_INVALID, "blk.1.ffn_down.weight is");
     cp_gguf_close(file);
     free(bytes.bytes);
 }
