@@ -1,5 +1,6 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* A session's ranks on GPUs: a cache, queues, and how a call is enqueued. */
+/* A session's ranks on GPUs: what they keep, and how a call is run and ends.
+ * For what is enqueued see device_forward.h. */
 #ifndef CP_DEVICE_ENGINE_H
 #define CP_DEVICE_ENGINE_H
 
@@ -26,7 +27,17 @@ typedef struct {
  * of any is one of all; one's wish to stop is everybody's. */
 cp_status cp_device_all_ready(const cp_crew *crew, cp_status mine);
 
-/* The functions of an engine that backend.h asks for. place must outlive it. */
+/* The functions of an engine that backend.h asks for.
+ *   place   must outlive the engine, as must the model
+ *   out     *out is for cp_device_engine_free
+ *   logits  out[count][vocabulary], fp32, on the host
+ * Each rank has a cache of options->sequences * options->room rows a layer, of
+ * the model's element, and it is reserved at once. new fails with CP_MEMORY,
+ * naming the bytes, with CP_INVALID if the device cannot multiply the model's
+ * numbers, and as CUDA does. run fails with CP_INTERRUPTED if it is to stop,
+ * with CP_MEMORY, with CP_ABORTED if another process could not begin, and with
+ * CP_BROKEN if the device, a link or a process failed, or processes disagree;
+ * no work is left on the queues then. */
 cp_status cp_device_engine_new(const cp_device_place *place,
                                const cp_model *model,
                                const cp_session_options *options,

@@ -1,23 +1,15 @@
 /* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* What a calibration times on GPUs: one thing at a time, on all ranks at
  * once. */
-#define _POSIX_C_SOURCE 200809L
 #include "device_laboratory.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "device.h"
 #include "kernels.h"
-
-static double cp_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 typedef struct {
     cp_queues queues;
@@ -410,7 +402,7 @@ static cp_status await(const laboratory *it, const desk *mine, double began) {
         if (link != NULL)
             status = link->check(link->context);
         if (status == CP_OK && link != NULL && patience > 0 &&
-            cp_seconds() - began > patience)
+            cp_clock() - began > patience)
             status = cp_fail(CP_BROKEN,
                              "a subject of a calibration did not "
                              "finish within %g s",
@@ -420,7 +412,7 @@ static cp_status await(const laboratory *it, const desk *mine, double began) {
 }
 
 static cp_status await_all(const laboratory *it, double *seconds) {
-    const double began = cp_seconds();
+    const double began = cp_clock();
     const desk *first = NULL;
     cp_status status = CP_OK;
     float milliseconds = 0;

@@ -6,7 +6,7 @@
 
 #include "device.h"
 #include "model_kernels.h"
-#include "src/facts.h"
+#include "src/loader.h"
 #include "weights.h"
 
 cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
@@ -27,36 +27,13 @@ cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
 }
 
 typedef struct {
-    const cp_gguf *file;
-    const cp_model_facts *facts; /* of the whole */
+    cp_loader base; /* with the facts of the whole; memory on the device */
     cp_numbers numbers;
     cp_device_share share;
     cudaStream_t stream;
-    char *memory;                    /* on the device; NULL while counting */
-    int64_t used;                    /* bytes so far, a multiple of 256 */
     int64_t most_bytes, most_values; /* of one tensor */
     char *blocks, *values;           /* that much room on the device */
-    int64_t block;
-    cp_status status; /* the first failure */
 } loader;
-
-static const cp_gguf_tensor *find(loader *load, cp_weight weight) {
-    const cp_gguf_tensor *tensor = NULL;
-    if (load->status == CP_OK)
-        load->status = cp_facts_tensor(load->file, load->facts, weight,
-                                       load->block, &tensor);
-    return tensor;
-}
-
-static void *claim(loader *load, int64_t count, int64_t size) {
-    char *place = load->memory != NULL ? load->memory + load->used : NULL;
-    int64_t bytes = 0;
-    if (!cp_multiply(count, size, &bytes) ||
-        !cp_add(load->used, bytes, &load->used) ||
-        !cp_add(load->used, -load->used & 255, &load->used))
-        load->status = cp_fail(CP_MEMORY, "the weights' bytes overflow");
-    return place;
-}
 
 typedef enum { ALL, ROWS, COLUMNS } cut;
 
@@ -78,8 +55,8 @@ static piece take_piece(loader *load, const cp_gguf_tensor *tensor, cut how) {
         all.first_byte = part * (all.in / values) * bytes;
     }
     all.row_bytes = all.in / values * bytes;
-    if (load->status == CP_OK && all.in % values != 0)
-        load->status = cp_fail(
+    if (load->base.status == CP_OK && all.in % values != 0)
+        load->base.status = cp_fail(
             CP_INVALID, "%s: %d parts of its rows are no whole blocks of %lld",
             tensor->name, load->share.parts, (long long)values);
     return all;
@@ -92,27 +69,27 @@ static void expand(loader *load, const piece *from, cp_element element,
     const char *begin =
         (const char *)tensor->data + from->first_row * pitch + from->first_byte;
     load->most_bytes = cp_max(load->most_bytes, from->rows * from->row_bytes);
-    if (load->memory == NULL || load->status != CP_OK)
+    if (load->base.memory == NULL || load->base.status != CP_OK)
         return;
-    load->status =
+    load->base.status =
         cp_cuda(cudaMemcpy2DAsync(load->blocks, (size_t)from->row_bytes, begin,
                                   (size_t)pitch, (size_t)from->row_bytes,
                                   (size_t)from->rows, cudaMemcpyHostToDevice,
                                   load->stream),
                 "sending %lld rows of %s", (long long)from->rows, tensor->name);
-    if (load->status == CP_OK)
-        load->status = cp_cuda(cp_device_expand(tensor->type, load->blocks,
-                                                from->rows * from->in, element,
-                                                to, load->stream),
-                               "expanding %s", tensor->name);
+    if (load->base.status == CP_OK)
+        load->base.status = cp_cuda(cp_device_expand(tensor->type, load->blocks,
+                                                     from->rows * from->in,
+                                                     element, to, load->stream),
+                                    "expanding %s", tensor->name);
 }
 
 static void take_vector(loader *load, cp_weight weight, const float **where) {
-    const cp_gguf_tensor *tensor = find(load, weight);
+    const cp_gguf_tensor *tensor = cp_loader_find(&load->base, weight);
     if (tensor == NULL)
         return;
     const piece all = take_piece(load, tensor, ALL);
-    void *place = claim(load, all.in, sizeof(float));
+    void *place = cp_loader_claim(&load->base, all.in, sizeof(float));
     expand(load, &all, CP_F32, place);
     *where = place;
 }
@@ -121,7 +98,7 @@ static void fill(loader *load, const piece *from,
                  const cp_device_matrix *matrix, int64_t first) {
     const int64_t size = cp_number_bytes(matrix->numbers);
     char *to = NULL;
-    if (load->memory != NULL)
+    if (load->base.memory != NULL)
         to = (char *)(uintptr_t)matrix->values + first * matrix->in * size;
     if (matrix->numbers != CP_NUMBERS_F8) {
         expand(load, from, size == 4 ? CP_F32 : CP_BF16, to);
@@ -129,13 +106,13 @@ static void fill(loader *load, const piece *from,
     }
     load->most_values = cp_max(load->most_values, from->rows * from->in);
     expand(load, from, CP_F32, load->values);
-    if (load->memory == NULL || load->status != CP_OK)
+    if (load->base.memory == NULL || load->base.status != CP_OK)
         return;
     const cp_device_quantising call = {
         from->rows, from->in, (const float *)(void *)load->values, to,
         (float *)(uintptr_t)matrix->scales + first};
-    load->status = cp_cuda(cp_device_quantise(&call, load->stream),
-                           "rounding %s to FP8", from->tensor->name);
+    load->base.status = cp_cuda(cp_device_quantise(&call, load->stream),
+                                "rounding %s to FP8", from->tensor->name);
 }
 
 static void take_matrix(loader *load, cp_numbers numbers, cut how, int count,
@@ -143,19 +120,19 @@ static void take_matrix(loader *load, cp_numbers numbers, cut how, int count,
     piece pieces[3];
     cp_device_matrix matrix = {.numbers = numbers};
     for (int p = 0; p < count; p++) {
-        const cp_gguf_tensor *tensor = find(load, weights[p]);
+        const cp_gguf_tensor *tensor = cp_loader_find(&load->base, weights[p]);
         if (tensor == NULL)
             return;
         pieces[p] = take_piece(load, tensor, how);
         matrix.in = pieces[p].in;
         matrix.out += pieces[p].rows;
     }
-    matrix.values =
-        claim(load, matrix.out, matrix.in * cp_number_bytes(numbers));
+    matrix.values = cp_loader_claim(&load->base, matrix.out,
+                                    matrix.in * cp_number_bytes(numbers));
     if (numbers == CP_NUMBERS_F8)
-        matrix.scales = claim(load, matrix.out, sizeof(float));
+        matrix.scales = cp_loader_claim(&load->base, matrix.out, sizeof(float));
     int64_t first = 0;
-    for (int p = 0; p < count && load->status == CP_OK; p++) {
+    for (int p = 0; p < count && load->base.status == CP_OK; p++) {
         fill(load, &pieces[p], &matrix, first);
         first += pieces[p].rows;
     }
@@ -169,7 +146,7 @@ static void take_block(loader *load, int64_t block, cp_device_layer *layer) {
     static const cp_weight output = CP_WEIGHT_ATTENTION_OUTPUT;
     static const cp_weight down = CP_WEIGHT_DOWN;
     const cp_numbers numbers = load->numbers;
-    load->block = block;
+    load->base.block = block;
     take_vector(load, CP_WEIGHT_ATTENTION_NORM, &layer->attention_norm);
     take_matrix(load, numbers, ROWS, 3, projected, &layer->projected);
     take_matrix(load, numbers, COLUMNS, 1, &output, &layer->attention_output);
@@ -189,49 +166,48 @@ static void take_all(loader *load, cp_device_model *model) {
     model->embedding = embedding.values;
     model->output = embedding;
     take_matrix(load, numbers, ALL, 1, &output, &model->output);
-    for (int64_t n = 0; n < load->facts->layers; n++)
+    for (int64_t n = 0; n < load->base.facts->layers; n++)
         take_block(load, n, &model->layers[n]);
 }
 
 static cp_status reserve_weights(loader *load, cp_device_model *model) {
-    model->base.facts.weight_bytes = load->used;
-    cp_status status =
-        cp_device_reserve(load->used, "the model's weights", &model->memory);
+    model->base.facts.weight_bytes = load->base.used;
+    cp_status status = cp_device_reserve(load->base.used, "the model's weights",
+                                         &model->memory);
     if (status == CP_OK)
         status = cp_device_reserve(load->most_bytes, "a tensor's blocks",
                                    &load->blocks);
     if (status == CP_OK)
         status = cp_device_reserve(4 * load->most_values, "a tensor's values",
                                    &load->values);
-    load->memory = model->memory;
-    load->used = 0;
+    load->base.memory = model->memory;
+    load->base.used = 0;
     return status;
 }
 
 static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
                               cp_device_model *model) {
-    loader load = {.file = file,
-                   .facts = whole,
+    loader load = {.base = {.file = file, .facts = whole, .align = 256},
                    .numbers = model->numbers,
                    .share = model->share};
     take_all(&load, model);
-    if (load.status == CP_OK)
-        load.status = cp_cuda(
+    if (load.base.status == CP_OK)
+        load.base.status = cp_cuda(
             cudaStreamCreateWithFlags(&load.stream, cudaStreamNonBlocking),
             "making a stream");
-    if (load.status == CP_OK)
-        load.status = reserve_weights(&load, model);
-    if (load.status == CP_OK)
+    if (load.base.status == CP_OK)
+        load.base.status = reserve_weights(&load, model);
+    if (load.base.status == CP_OK)
         take_all(&load, model);
     if (load.stream != NULL) {
         const cp_status ended =
             cp_cuda(cudaStreamSynchronize(load.stream), "loading a model");
-        load.status = load.status == CP_OK ? ended : load.status;
+        load.base.status = load.base.status == CP_OK ? ended : load.base.status;
         cudaStreamDestroy(load.stream);
     }
     cudaFree(load.blocks);
     cudaFree(load.values);
-    return load.status;
+    return load.base.status;
 }
 
 static cp_status share_facts(int64_t parts, cp_model_facts *f) {
@@ -260,10 +236,7 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
         status = cp_allocate(&model->layers, facts->layers,
                              sizeof(cp_device_layer), "a table of layers");
     if (status == CP_OK)
-        status = cp_allocate(&model->frequencies, facts->rotary / 2,
-                             sizeof(double), "rotary frequencies");
-    if (status == CP_OK)
-        status = cp_facts_frequencies(file, facts, model->frequencies);
+        status = cp_facts_frequencies(file, facts, &model->frequencies);
     return status == CP_OK ? load_weights(file, &whole, model) : status;
 }
 

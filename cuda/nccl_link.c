@@ -1,6 +1,6 @@
 /* Tangled from book/13-nccl.nw; edit the chapter. */
 /* Messages between GPUs, by NCCL, with patience. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock, nanosleep */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "nccl_link.h"
 
 #include <stdio.h>
@@ -17,17 +17,11 @@ struct cp_nccl {
     bool aborted;
 };
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
     const struct timespec pause = {0, 50000};
-    const double began = seconds();
+    const double began = cp_clock();
     while (result == ncclInProgress) {
-        if (nccl->patience > 0 && seconds() - began > nccl->patience)
+        if (nccl->patience > 0 && cp_clock() - began > nccl->patience)
             return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
                            nccl->rank, nccl->ranks, nccl->patience, what);
         const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &result);

@@ -1,40 +1,29 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
 /* A plan's program on two queues, and all ranks' programs on one device. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock, nanosleep */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "streams.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "manifest.h"
 #include "src/joints.h"
 #include "src/merges.h"
 #include "src/order.h"
-
-typedef struct {
-    int64_t first; /* where it begins, among the pieces of all lists */
-    int64_t count; /* pieces that it has in this call */
-    int64_t room;  /* pieces that it can have */
-} list;
-
-/* Lists 0 to N - 1 are the queries of each rank, the next N are their keys, and
- * the next N what they expect in each row; then come the rank's own. */
-enum { OF_ALL = 3, HOME = 0, FRESH = 1, APPENDED = 2, OF_ITS_OWN = 3 };
 
 struct cp_stream_walker {
     const cp_plan *plan;
     int rank;
     cp_queues queues;
     cp_stream_options options;
-    list *lists; /* [list_count] */
-    int64_t list_count, items_room;
-    bool packs; /* a block of keys, from the cache */
+    cp_manifest *manifest;
     /* Its memory. */
     char *memory; /* on the device: all of it */
     int64_t bytes;
-    int64_t *slots;        /* [slot_count] offsets; -1 = not used */
-    int64_t counts, items; /* of the manifest, and behind them the labels */
-    int64_t tiles, wrong;  /* of labels; [ranks] int32_t */
+    int64_t *slots;       /* [slot_count] offsets; -1 = not used */
+    int64_t lists;        /* the manifest */
+    int64_t tiles, wrong; /* of labels; [ranks] int32_t */
     int64_t unfinished, split_capacity; /* splits that there is room for */
     char *staging; /* on the host: the manifest, then labels, then wrong */
     int64_t staged;
@@ -51,122 +40,6 @@ struct cp_stream_walker {
     cp_message_half *halves;         /* [2 * ranks] */
 };
 
-static const cp_pieces *source_of(const cp_stream_walker *w,
-                                  const cp_layout *layout, int64_t n) {
-    const int64_t ranks = layout->ranks;
-    if (n < ranks)
-        return w->plan->labelled ? NULL : &layout->queries[n].pieces;
-    if (n < 2 * ranks)
-        return w->packs ? &layout->keys[n - ranks].pieces : NULL;
-    if (n == OF_ALL * ranks + HOME)
-        return &layout->cache[w->rank].pieces;
-    if (n == OF_ALL * ranks + FRESH)
-        return &layout->queries[w->rank].pieces;
-    if (n == OF_ALL * ranks + APPENDED)
-        return &layout->appended[w->rank].pieces;
-    return NULL;
-}
-
-static int64_t query_rows(const cp_stream_walker *w) {
-    return w->plan->slots[w->plan->queries].rows;
-}
-
-static void write_expected(const cp_pieces *pieces, int64_t rows,
-                           cp_piece *to) {
-    for (int64_t row = 0; row < rows; row++)
-        to[row] = (cp_piece){{-1, -1, 0, 1}, row};
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_piece piece = pieces->items[n];
-        for (int64_t i = 0; i < piece.span.count; i++)
-            to[piece.row + i] =
-                (cp_piece){{piece.span.sequence,
-                            piece.span.start + i * piece.span.step, 1, 1},
-                           piece.row + i};
-    }
-}
-
-static int64_t longest_of(const cp_stream_walker *w, int64_t n) {
-    return n < w->plan->layout->ranks ? cp_device_query_tile(&w->plan->shape)
-                                      : CP_DEVICE_KEY_TILE;
-}
-
-static void write_tiles(const cp_pieces *pieces, int64_t longest,
-                        cp_piece *to) {
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_span span = pieces->items[p].span;
-        for (int64_t i = 0; i < span.count; i += longest) {
-            *to = pieces->items[p];
-            to->span.start += i * span.step;
-            to->span.count = cp_min(longest, span.count - i);
-            to->row += i;
-            to++;
-        }
-    }
-}
-
-static bool is_expected(const cp_stream_walker *w, int64_t n) {
-    const int64_t ranks = w->plan->layout->ranks;
-    return w->plan->labelled && n >= 2 * ranks && n < OF_ALL * ranks;
-}
-
-static int64_t count_pieces(const cp_stream_walker *w, const cp_layout *layout,
-                            int64_t n) {
-    const cp_pieces *source = source_of(w, layout, n);
-    int64_t count = is_expected(w, n) ? query_rows(w) : 0;
-    for (int64_t p = 0; source != NULL && p < source->count; p++)
-        count += cp_ceil_divide(source->items[p].span.count, longest_of(w, n));
-    return count;
-}
-
-static cp_status place_lists(cp_stream_walker *w) {
-    const cp_layout *layout = w->plan->layout;
-    const int64_t growth = w->options.growth;
-    int64_t bytes;
-    w->list_count = OF_ALL * layout->ranks + OF_ITS_OWN;
-    cp_status status =
-        cp_allocate(&w->lists, w->list_count, sizeof(list), "a manifest");
-    if (status == CP_OK && growth < 0)
-        status = cp_fail(CP_INVALID, "lists that grow by %lld tiles",
-                         (long long)growth);
-    for (int64_t n = 0; n < w->list_count && status == CP_OK; n++) {
-        const int64_t count = count_pieces(w, layout, n);
-        const bool grows = source_of(w, layout, n) != NULL;
-        w->lists[n] = (list){w->items_room, count, count};
-        if (!cp_add(count, grows ? growth : 0, &w->lists[n].room) ||
-            !cp_add(w->items_room, w->lists[n].room, &w->items_room) ||
-            !cp_multiply(w->items_room, 2 * (int64_t)sizeof(cp_piece), &bytes))
-            status = cp_fail(CP_MEMORY, "lists need more than 2^63 bytes");
-    }
-    return status;
-}
-
-static void write_labels(const cp_stream_walker *w, cp_piece *items) {
-    const list mine = w->lists[2 * w->plan->layout->ranks + w->rank];
-    char *labels = (char *)(items + w->items_room);
-    for (int64_t row = 0; row < mine.count; row++) {
-        const cp_span span = items[mine.first + row].span;
-        const int64_t label[2] = {span.sequence, span.start};
-        memcpy(labels + row * CP_LABEL_BYTES, label, sizeof(label));
-    }
-}
-
-static void write_manifest(cp_stream_walker *w, const cp_layout *layout) {
-    int64_t *counts = (int64_t *)(void *)w->staging;
-    cp_piece *items = (cp_piece *)(void *)(counts + w->list_count);
-    for (int64_t n = 0; n < w->list_count; n++) {
-        list *mine = &w->lists[n];
-        const cp_pieces *source = source_of(w, layout, n);
-        counts[n] = mine->count = count_pieces(w, layout, n);
-        if (source != NULL)
-            write_tiles(source, longest_of(w, n), items + mine->first);
-        if (is_expected(w, n))
-            write_expected(&layout->queries[n - 2 * layout->ranks].pieces,
-                           mine->count, items + mine->first);
-    }
-    if (w->plan->labelled)
-        write_labels(w, items);
-}
-
 static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
     if (a->variant != b->variant || a->layout->ranks != b->layout->ranks ||
         a->element_bytes != b->element_bytes ||
@@ -180,10 +53,6 @@ static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
 }
 
 static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
-    static const char *const names[] = {"queries", "keys", "rows"};
-    static const char *const own[] = {"its cache", "its new tokens",
-                                      "where they go"};
-    const int64_t ranks = w->plan->layout->ranks;
     for (int slot = 0; slot < plan->slot_count; slot++)
         if (plan->slots[slot].rows > w->plan->slots[slot].rows)
             return cp_fail(CP_CAPACITY,
@@ -191,18 +60,7 @@ static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
                            "needs %lld",
                            w->rank, (long long)w->plan->slots[slot].rows, slot,
                            (long long)plan->slots[slot].rows);
-    for (int64_t n = 0; n < w->list_count; n++) {
-        const int64_t count = count_pieces(w, plan->layout, n);
-        if (count > w->lists[n].room)
-            return cp_fail(CP_CAPACITY,
-                           "rank %d has room for %lld tiles of %s; the next "
-                           "call needs %lld",
-                           w->rank, (long long)w->lists[n].room,
-                           n < OF_ALL * ranks ? names[n / ranks]
-                                              : own[n - OF_ALL * ranks],
-                           (long long)count);
-    }
-    return CP_OK;
+    return cp_manifest_has_room(w->manifest, plan->layout);
 }
 
 cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
@@ -214,7 +72,7 @@ cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
                        w->plan->layout->ranks);
     const cp_status status = find_room(w, plan);
     if (status == CP_OK)
-        write_manifest(w, plan->layout);
+        cp_manifest_write(w->manifest, plan->layout, w->staging);
     return status;
 }
 
@@ -228,27 +86,17 @@ static cp_status reserve(cp_stream_walker *w, int64_t bytes, int64_t *at) {
     return CP_OK;
 }
 
-static cp_status reserve_slot(cp_stream_walker *w, int slot) {
-    if (w->slots[slot] >= 0 || slot == w->plan->cache)
-        return CP_OK;
-    return reserve(w, w->plan->slots[slot].bytes, &w->slots[slot]);
-}
-
 static cp_status reserve_slots(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
-    const cp_program *program = &plan->programs[w->rank];
-    const int room = plan->layout->ranks + 2;
-    int *lists;
-    cp_status status = cp_allocate(&lists, 2 * room, sizeof(int), "slots");
-    cp_op_slots slots = {.read = lists, .write = lists + room};
-    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
-        cp_op_slots_list(plan, w->rank, &program->ops[n], &slots);
-        for (int i = 0; i < slots.read_count && status == CP_OK; i++)
-            status = reserve_slot(w, slots.read[i]);
-        for (int i = 0; i < slots.write_count && status == CP_OK; i++)
-            status = reserve_slot(w, slots.write[i]);
-    }
-    free(lists);
+    bool *needed;
+    cp_status status =
+        cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
+    if (status == CP_OK)
+        status = cp_plan_slots_needed(plan, w->rank, needed);
+    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
+        if (needed[slot])
+            status = reserve(w, plan->slots[slot].bytes, &w->slots[slot]);
+    free(needed);
     return status;
 }
 
@@ -261,6 +109,10 @@ static int splits_of(const cp_stream_walker *w, int64_t query_tiles,
     const int64_t wanted = w->options.blocks / cp_max(1, blocks);
     const int64_t most = cp_min(w->split_capacity, key_tiles / LEAST_TILES);
     return (int)cp_max(1, cp_min(wanted, most));
+}
+
+static int64_t query_rows(const cp_stream_walker *w) {
+    return w->plan->slots[w->plan->queries].rows;
 }
 
 static cp_status reserve_splits(cp_stream_walker *w) {
@@ -278,25 +130,16 @@ static cp_status reserve_splits(cp_stream_walker *w) {
     return reserve(w, bytes, &w->unfinished);
 }
 
-static int64_t staged_bytes(const cp_stream_walker *w) {
-    return w->list_count * (int64_t)sizeof(int64_t) +
-           w->items_room * (int64_t)sizeof(cp_piece) +
-           (w->plan->labelled ? query_rows(w) * CP_LABEL_BYTES : 0);
-}
-
 static cp_status reserve_all(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t rows = query_rows(w);
     const int64_t ranks = plan->layout->ranks;
-    const int inputs[] = {plan->queries, plan->fresh, plan->result};
-    cp_status status = place_lists(w);
-    for (int i = 0; i < 3 && status == CP_OK; i++)
-        status = reserve_slot(w, inputs[i]);
+    cp_status status =
+        cp_manifest_new(plan, w->rank, w->options.growth, &w->manifest);
     if (status == CP_OK)
         status = reserve_slots(w);
     if (status == CP_OK)
-        status = reserve(w, staged_bytes(w), &w->counts);
-    w->items = w->counts + w->list_count * (int64_t)sizeof(int64_t);
+        status = reserve(w, cp_manifest_bytes(w->manifest), &w->lists);
     if (status == CP_OK)
         status = reserve(w, ranks * 4, &w->wrong);
     if (status == CP_OK && plan->labelled)
@@ -320,7 +163,7 @@ static cp_status ask_for_memory(cp_stream_walker *w) {
             cp_cuda(cudaMalloc(&memory, (size_t)w->bytes),
                     "%lld bytes for rank %d", (long long)w->bytes, w->rank);
     w->memory = memory;
-    w->staged = staged_bytes(w) + 4 * w->plan->layout->ranks;
+    w->staged = cp_manifest_bytes(w->manifest) + 4 * w->plan->layout->ranks;
     if (status == CP_OK)
         status = cp_cuda(cudaMallocHost(&staging, (size_t)w->staged),
                          "%lld bytes on the host", (long long)w->staged);
@@ -417,8 +260,6 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                         "asking for multiprocessors");
         w->options.blocks = 2 * count;
     }
-    for (int64_t n = 0; n < plan->programs[rank].count; n++)
-        w->packs = w->packs || plan->programs[rank].ops[n].kind == CP_OP_PACK;
     if (status == CP_OK)
         status = cp_allocate(&w->slots, plan->slot_count, 8, "slots");
     for (int slot = 0; status == CP_OK && slot < plan->slot_count; slot++)
@@ -435,7 +276,7 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
         cp_stream_walker_free(w);
         return status;
     }
-    write_manifest(w, plan->layout);
+    cp_manifest_write(w->manifest, plan->layout, w->staging);
     *out = w;
     return CP_OK;
 }
@@ -457,7 +298,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
         cudaFree(w->memory);
     if (w->staging != NULL)
         cudaFreeHost(w->staging);
-    free(w->lists);
+    cp_manifest_free(w->manifest);
     free(w->slots);
     free(w->after);
     free(w->over);
@@ -517,22 +358,17 @@ cp_traffic cp_stream_walker_traffic(const cp_stream_walker *w) {
     return w->sent;
 }
 
-static cp_device_tiles tiles_at(const cp_stream_walker *w, int64_t n) {
-    const char *counts = w->memory + w->counts, *items = w->memory + w->items;
-    return (cp_device_tiles){
-        (const cp_piece *)(const void *)items + w->lists[n].first,
-        (const int64_t *)(const void *)counts + n,
-        w->lists[n].room,
-    };
+static cp_device_tiles tiles_at(const cp_stream_walker *w, cp_list kind,
+                                int rank) {
+    return cp_manifest_tiles(w->manifest, w->memory + w->lists, kind, rank);
 }
 
 static cp_status copy(cp_stream_walker *w, const cp_op *op) {
-    const int64_t ranks = w->plan->layout->ranks, own = OF_ALL * ranks;
     const bool append = op->kind == CP_OP_APPEND;
     const int slot = append ? w->plan->fresh : op->out.slot;
     const cp_device_copying call = {
-        .from = tiles_at(w, own + (append ? FRESH : HOME)),
-        .to = tiles_at(w, append ? own + APPENDED : ranks + w->rank),
+        .from = tiles_at(w, append ? CP_LIST_NEW : CP_LIST_CACHED, w->rank),
+        .to = tiles_at(w, append ? CP_LIST_APPENDED : CP_LIST_KEYS, w->rank),
         .row_bytes = w->plan->shape.kv_heads * w->plan->shape.head_dim *
                      w->plan->element_bytes,
         .keys = append ? slot_at(w, slot) : w->cache_keys,
@@ -546,15 +382,14 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
 
 static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const cp_plan *plan = w->plan;
-    const int64_t ranks = plan->layout->ranks;
     const bool home = op->keys.slot == plan->cache;
     const int slot = merged >= 0 ? merged : op->out.slot;
     cp_device_attention call = {
         .shape = plan->shape,
         .element = w->options.element,
-        .queries_of = tiles_at(w, op->in.origin),
+        .queries_of = tiles_at(w, CP_LIST_QUERIES, op->in.origin),
         .keys_of =
-            tiles_at(w, home ? OF_ALL * ranks + HOME : ranks + op->keys.origin),
+            tiles_at(w, home ? CP_LIST_CACHED : CP_LIST_KEYS, op->keys.origin),
         .queries = slot_at(w, op->in.slot),
         .keys = home ? w->cache_keys : slot_at(w, op->keys.slot),
         .values = home ? w->cache_values : slot_values(w, op->keys.slot),
@@ -566,7 +401,8 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     };
     /* Make tiles of labels. */
     if (plan->labelled) {
-        const cp_device_tiles rows = tiles_at(w, 2 * ranks + op->in.origin);
+        const cp_device_tiles rows =
+            tiles_at(w, CP_LIST_EXPECTED, op->in.origin);
         const cp_device_labels labels = {
             .rows = rows.room,
             .labels = slot_at(w, op->in.slot) + plan->slots[op->in.slot].bytes -
@@ -685,10 +521,10 @@ static cp_status label_queries(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const cp_slot *slot = &plan->slots[plan->queries];
     const int64_t bytes = slot->rows * CP_LABEL_BYTES;
-    const int64_t items = w->items_room * (int64_t)sizeof(cp_piece);
+    const int64_t labels = w->lists + cp_manifest_labels(w->manifest);
     return cp_cuda(
         cudaMemcpyAsync(slot_at(w, plan->queries) + slot->bytes - bytes,
-                        w->memory + w->items + items, (size_t)bytes,
+                        w->memory + labels, (size_t)bytes,
                         cudaMemcpyDeviceToDevice, w->queues.compute),
         "labelling the queries");
 }
@@ -701,9 +537,9 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     w->link = NULL;
     w->sent = (cp_traffic){0};
     cp_status status =
-        cp_cuda(cudaMemcpyAsync(w->memory + w->counts, w->staging,
-                                (size_t)staged_bytes(w), cudaMemcpyHostToDevice,
-                                stream),
+        cp_cuda(cudaMemcpyAsync(w->memory + w->lists, w->staging,
+                                (size_t)cp_manifest_bytes(w->manifest),
+                                cudaMemcpyHostToDevice, stream),
                 "sending the manifest");
     if (status == CP_OK && plan->labelled)
         status = label_queries(w);
@@ -930,12 +766,6 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
     return status == CP_OK ? end(w) : status;
 }
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void rest(void) {
     const struct timespec pause = {0, 20000};
     nanosleep(&pause, NULL);
@@ -968,7 +798,7 @@ static cudaError_t are_through(const cp_stream_walker *w) {
 }
 
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
-    const double began = seconds();
+    const double began = cp_clock();
     cudaError_t error = cudaEventRecord(w->finished, w->queues.compute);
     if (error == cudaSuccess)
         error = cudaEventRecord(w->silent, w->queues.communication);
@@ -977,7 +807,7 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
     while (status == CP_OK && (error = are_through(w)) == cudaErrorNotReady) {
         if (w->link != NULL)
             status = w->link->check(w->link->context);
-        if (status == CP_OK && patience > 0 && seconds() - began > patience)
+        if (status == CP_OK && patience > 0 && cp_clock() - began > patience)
             status = give_up(w, patience);
         if (++asked % 64 == 0)
             rest();

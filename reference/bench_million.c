@@ -89,7 +89,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     fill_pieces(mine, cp_walker_new_keys(walker), narrow, KEYS, 1);
     fill_pieces(mine, cp_walker_new_values(walker), narrow, VALUES, 1);
     cp_status status = cp_comm_barrier(comm);
-    const double start = cp_measure_now(), busy = thread_seconds();
+    const double start = cp_clock(), busy = thread_seconds();
     if (status == CP_OK)
         status = cp_walk(walker, comm, cp_store_keys(it->store, comm->rank, 0),
                          cp_store_values(it->store, comm->rank, 0));
@@ -97,7 +97,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     if (status == CP_OK)
         status = cp_comm_barrier(comm);
     if (comm->rank == 0)
-        it->wall = cp_measure_now() - start;
+        it->wall = cp_clock() - start;
     return status;
 }
 
@@ -145,39 +145,15 @@ static cp_status walk_all(conversation *it) {
     return status;
 }
 
-/* Add the bytes of the slots that an operation names, each slot once. */
-static void op_count(const cp_plan *plan, const cp_op_slots *named, bool *seen,
-                     int64_t *bytes) {
-    for (int n = 0; n < named->read_count + named->write_count; n++) {
-        const int slot = n < named->read_count
-                             ? named->read[n]
-                             : named->write[n - named->read_count];
-        if (!seen[slot])
-            *bytes += plan->slots[slot].bytes;
-        seen[slot] = true;
-    }
-}
-
 static cp_status slots_count(const cp_plan *plan, int rank, int64_t *bytes) {
-    const cp_program *program = &plan->programs[rank];
-    const int room = plan->layout->ranks + 2;
-    bool *seen = NULL;
-    int *numbers = NULL;
+    bool *needed;
     cp_status status =
-        cp_allocate(&seen, plan->slot_count, sizeof(bool), "slots");
+        cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
     if (status == CP_OK)
-        status = cp_allocate(&numbers, 2 * room, sizeof(int), "slots");
-    int always[3] = {plan->fresh, plan->queries, plan->result};
-    cp_op_slots named = {3, 0, always, NULL};
-    if (status == CP_OK)
-        op_count(plan, &named, seen, bytes);
-    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
-        named = (cp_op_slots){0, 0, numbers, numbers + room};
-        cp_op_slots_list(plan, rank, &program->ops[n], &named);
-        op_count(plan, &named, seen, bytes);
-    }
-    free(seen);
-    free(numbers);
+        status = cp_plan_slots_needed(plan, rank, needed);
+    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
+        *bytes += needed[slot] ? plan->slots[slot].bytes : 0;
+    free(needed);
     return status;
 }
 

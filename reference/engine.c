@@ -29,8 +29,8 @@ static cp_status list_owners(const cp_forward *call, int ranks, int **out) {
         for (int64_t n = 0; n < pieces->count; n++) {
             const cp_span span = pieces->items[n].span;
             for (int64_t t = 0; t < span.count; t++)
-                (*out)[call->first_row[span.sequence] + span.start +
-                       t * span.step - call->first_position[span.sequence]] = r;
+                (*out)[cp_forward_token(call, span.sequence,
+                                        span.start + t * span.step)] = r;
         }
     }
     return status;

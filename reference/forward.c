@@ -131,8 +131,7 @@ static void list_places(const cp_forward *call, int rank, place *places) {
             places[count++] = (place){
                 .row = pieces->items[n].row + t,
                 .position = position,
-                .token = call->first_row[span.sequence] + position -
-                         call->first_position[span.sequence],
+                .token = cp_forward_token(call, span.sequence, position),
             };
         }
     }

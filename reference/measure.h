@@ -15,9 +15,6 @@ typedef struct {
     double rates[CP_BENCH_ROUNDS]; /* work per second, round by round */
 } cp_entrant;
 
-/* Seconds on a clock that only goes forward. */
-double cp_measure_now(void);
-
 /* Run each entrant once, unmeasured, unless it is warm; then bench->rounds
  * times all of them in turn. Fails as an entrant does. */
 cp_status cp_measure_rounds(const cp_bench *bench, int count,

@@ -5,46 +5,22 @@
 #include <stdlib.h>
 
 #include "dequantise.h"
-#include "facts.h"
+#include "loader.h"
 
-typedef struct {
-    const cp_gguf *file;
-    const cp_model_facts *facts;
-    int64_t block;
-    char *memory;     /* NULL while counting */
-    int64_t used;     /* bytes so far, a multiple of 64 */
-    cp_status status; /* the first failure */
-} loader;
-
-static const cp_gguf_tensor *find(loader *load, cp_weight weight) {
-    const cp_gguf_tensor *tensor = NULL;
-    if (load->status == CP_OK)
-        load->status = cp_facts_tensor(load->file, load->facts, weight,
-                                       load->block, &tensor);
-    return load->status == CP_OK ? tensor : NULL;
-}
-
-static void *claim(loader *load, int64_t bytes) {
-    char *place = load->memory != NULL ? load->memory + load->used : NULL;
-    if (!cp_add(load->used, bytes, &load->used) ||
-        !cp_add(load->used, -load->used & 63, &load->used))
-        load->status = cp_fail(CP_MEMORY, "the weights' bytes overflow");
-    return place;
-}
-
-static void take_vector(loader *load, cp_weight weight, const float **where) {
-    const cp_gguf_tensor *tensor = find(load, weight);
+static void take_vector(cp_loader *load, cp_weight weight,
+                        const float **where) {
+    const cp_gguf_tensor *tensor = cp_loader_find(load, weight);
     if (tensor == NULL)
         return;
     const int64_t count = tensor->extent[0];
-    float *values = claim(load, count * (int64_t)sizeof(float));
+    float *values = cp_loader_claim(load, count, sizeof(float));
     if (values != NULL)
         load->status = cp_dequantise(tensor->type, tensor->data, count, values);
     *where = values;
 }
 
-static void take_matrix(loader *load, cp_weight weight, cp_matrix *where) {
-    const cp_gguf_tensor *tensor = find(load, weight);
+static void take_matrix(cp_loader *load, cp_weight weight, cp_matrix *where) {
+    const cp_gguf_tensor *tensor = cp_loader_find(load, weight);
     int64_t bytes;
     if (tensor == NULL)
         return;
@@ -52,12 +28,13 @@ static void take_matrix(loader *load, cp_weight weight, cp_matrix *where) {
     load->status = cp_matrix_bytes(tensor->type, in, out, &bytes);
     if (load->status != CP_OK)
         return;
-    void *memory = claim(load, bytes);
+    void *memory = cp_loader_claim(load, bytes, 1);
     if (memory != NULL)
         cp_matrix_fill(tensor->type, in, out, tensor->data, memory, where);
 }
 
-static void take_block(loader *load, int64_t block, cp_layer_weights *layer) {
+static void take_block(cp_loader *load, int64_t block,
+                       cp_layer_weights *layer) {
     load->block = block;
     take_vector(load, CP_WEIGHT_ATTENTION_NORM, &layer->attention_norm);
     take_matrix(load, CP_WEIGHT_QUERY, &layer->query);
@@ -70,7 +47,7 @@ static void take_block(loader *load, int64_t block, cp_layer_weights *layer) {
     take_matrix(load, CP_WEIGHT_DOWN, &layer->down);
 }
 
-static void take_all(loader *load, cp_llama *model) {
+static void take_all(cp_loader *load, cp_llama *model) {
     take_matrix(load, CP_WEIGHT_EMBEDDING, &model->embedding);
     take_vector(load, CP_WEIGHT_OUTPUT_NORM, &model->output_norm);
     model->output = model->embedding;
@@ -80,7 +57,9 @@ static void take_all(loader *load, cp_llama *model) {
 }
 
 static cp_status load_weights(const cp_gguf *file, cp_llama *model) {
-    loader load = {.file = file, .facts = &model->base.facts};
+    cp_loader load = {.file = file,
+                      .facts = &model->base.facts,
+                      .align = 64}; /* a cache line */
     take_all(&load, model);
     if (load.status == CP_OK)
         load.status =
@@ -99,10 +78,7 @@ static cp_status fill_model(const cp_gguf *file, cp_llama *model) {
         status = cp_allocate(&model->layers, facts->layers,
                              sizeof(cp_layer_weights), "a table of layers");
     if (status == CP_OK)
-        status = cp_allocate(&model->frequencies, facts->rotary / 2,
-                             sizeof(double), "rotary frequencies");
-    if (status == CP_OK)
-        status = cp_facts_frequencies(file, facts, model->frequencies);
+        status = cp_facts_frequencies(file, facts, &model->frequencies);
     if (status == CP_OK)
         status = load_weights(file, model);
     return status;

@@ -1,7 +1,7 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
 /* Ranks as processes: notes that agree on each message, then its freight.
  * Built with CP_HAVE_MPI, or as an empty shell without. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock, nanosleep */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "processes.h"
 
@@ -293,12 +293,6 @@ static void poll(struct member *me) {
         sweep_letters(me);
 }
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static bool moving(const struct member *me) {
     for (const struct exchange *e = me->oldest; e != NULL; e = e->newer)
         if (e->send.state == MOVING || e->receive.state == MOVING)
@@ -319,13 +313,14 @@ static void rest(const struct member *me, int *polls) {
 }
 
 static double deadline(const struct member *me) {
-    return me->options.patience > 0 ? now() + me->options.patience : INFINITY;
+    return me->options.patience > 0 ? cp_clock() + me->options.patience
+                                    : INFINITY;
 }
 
 enum { GRACE = 5 }; /* seconds */
 
 static double parting(const struct member *me) {
-    return fmin(deadline(me), me->failed ? now() + GRACE : INFINITY);
+    return fmin(deadline(me), me->failed ? cp_clock() + GRACE : INFINITY);
 }
 
 static void add_text(char *text, size_t room, const char *format, ...) {
@@ -385,13 +380,13 @@ static bool in_hand(const struct member *me, const struct half *half) {
 }
 
 static void settle(struct member *me) {
-    const double end = fmin(deadline(me), now() + GRACE);
+    const double end = fmin(deadline(me), cp_clock() + GRACE);
     int polls = 0;
     for (struct exchange *e = me->oldest; e != NULL && !me->silent;
          e = e->newer)
         cancel(&e->receive);
     for (struct exchange *e = me->oldest; e != NULL; e = me->oldest) {
-        while (!me->silent && now() < end &&
+        while (!me->silent && cp_clock() < end &&
                (in_hand(me, &e->send) || in_hand(me, &e->receive))) {
             poll(me);
             rest(me, &polls);
@@ -522,7 +517,7 @@ static cp_status complete(struct member *me, struct exchange *exchange) {
             return give_up_leaver(me, receive->peer);
         if (forsaken(me, send))
             return give_up_leaver(me, send->peer);
-        if (now() > end)
+        if (cp_clock() > end)
             return give_up_patience(me);
         rest(me, &polls);
     }
@@ -597,7 +592,7 @@ static cp_status mpi_barrier(cp_comm *comm) {
             return join_failure(me);
         if (first_absent(me, true) != CP_NOBODY)
             return give_up_leaver(me, first_absent(me, true));
-        if (now() > end)
+        if (cp_clock() > end)
             return give_up_patience(me);
         rest(me, &polls);
     }
@@ -637,7 +632,7 @@ static void leave(struct member *me, cp_status status) {
     say_to_all(me, (struct note){.kind = LEFT,
                                  .number = me->runs,
                                  .status = (int32_t)status});
-    for (poll(me); !all_left(me) && !me->silent && now() < end; poll(me))
+    for (poll(me); !all_left(me) && !me->silent && cp_clock() < end; poll(me))
         rest(me, &polls);
     /* Complain about those who have not left. */
     for (int r = 0; r < me->comm.ranks && !me->failed; r++)
@@ -674,7 +669,7 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
 }
 
 static cp_status duplicate(double patience, MPI_Comm *out) {
-    const double end = patience > 0 ? now() + patience : INFINITY;
+    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
     const struct timespec nap = {0, 20000};
     MPI_Request request;
     int done = 0;
@@ -684,7 +679,7 @@ static cp_status duplicate(double patience, MPI_Comm *out) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done)
             return CP_OK;
-        if (now() > end)
+        if (cp_clock() > end)
             return cp_fail(CP_BROKEN,
                            "not all processes have started within %g s",
                            patience);
@@ -762,7 +757,7 @@ int cp_mpi_close(cp_comm *comm, int status) {
              status == 0 ? "" : cp_message());
     settle(me);
     say_to_all(me, note);
-    for (poll(me); !me->silent && now() < end; poll(me)) {
+    for (poll(me); !me->silent && cp_clock() < end; poll(me)) {
         if (me->given_up || (all_gone(me) && me->letters == NULL))
             break;
         rest(me, &polls);

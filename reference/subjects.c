@@ -259,15 +259,15 @@ static cp_status rank_once(cp_comm *comm, const run *it, double *seconds,
     float *memory = it->stage->memory[comm->rank];
     sight seen[CP_CALIBRATE_RANKS];
     cp_status status = cp_comm_barrier(comm);
-    const double start = cp_measure_now(), own = own_seconds();
+    const double start = cp_clock(), own = own_seconds();
     for (int64_t n = 0; n < it->times && status == CP_OK; n++)
         status = all[it->subject->kind](it, comm, memory, n % 2 == 1);
     const double had = own_seconds() - own;
     if (status == CP_OK)
         status = cp_comm_barrier(comm);
     if (status == CP_OK)
-        status = look_around(
-            comm, (sight){had, fmax(cp_measure_now() - start, 1e-9)}, seen);
+        status = look_around(comm, (sight){had, fmax(cp_clock() - start, 1e-9)},
+                             seen);
     double whole = 0, sum = 0;
     for (int r = 0; r < comm->ranks && status == CP_OK; r++) {
         whole = fmax(whole, seen[r].whole);

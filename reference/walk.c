@@ -1,13 +1,11 @@
 /* Tangled from book/05-walk.nw; edit the chapter. */
 /* Run one rank of a plan with fp32 tensors in memory. */
-#define _POSIX_C_SOURCE 200809L
 #include "walk.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "fast.h"
 #include "merges.h"
@@ -26,39 +24,18 @@ struct cp_walker {
     cp_pieces labelled;   /* decode: what the labels of a block say */
 };
 
-static cp_status need(cp_walker *walker, int slot) {
-    const cp_slot *wanted = &walker->plan->slots[slot];
-    if (wanted->kind == CP_SLOT_CACHE || walker->slots[slot] != NULL)
-        return CP_OK;
-    return cp_allocate_lines(&walker->slots[slot], wanted->bytes, 1, "a slot");
-}
-
-static cp_status need_op(cp_walker *walker, const cp_op *op, int ranks) {
-    int *numbers;
-    cp_status status =
-        cp_allocate(&numbers, 2 * (ranks + 2), sizeof(int), "a list of slots");
-    if (status != CP_OK)
-        return status;
-    cp_op_slots used = {0, 0, numbers, numbers + ranks + 2};
-    cp_op_slots_list(walker->plan, walker->rank, op, &used);
-    for (int n = 0; n < used.read_count && status == CP_OK; n++)
-        status = need(walker, used.read[n]);
-    for (int n = 0; n < used.write_count && status == CP_OK; n++)
-        status = need(walker, used.write[n]);
-    free(numbers);
-    return status;
-}
-
-static cp_status need_all(cp_walker *walker) {
+static cp_status allocate_slots(cp_walker *walker) {
     const cp_plan *plan = walker->plan;
-    const cp_program *program = &plan->programs[walker->rank];
-    const int ranks = plan->layout->ranks;
-    const int always[3] = {plan->fresh, plan->queries, plan->result};
-    cp_status status = CP_OK;
-    for (int n = 0; n < 3 && status == CP_OK; n++)
-        status = need(walker, always[n]);
-    for (int64_t n = 0; n < program->count && status == CP_OK; n++)
-        status = need_op(walker, &program->ops[n], ranks);
+    bool *needed;
+    cp_status status =
+        cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
+    if (status == CP_OK)
+        status = cp_plan_slots_needed(plan, walker->rank, needed);
+    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
+        if (needed[slot])
+            status = cp_allocate_lines(&walker->slots[slot],
+                                       plan->slots[slot].bytes, 1, "a slot");
+    free(needed);
     return status;
 }
 
@@ -282,10 +259,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
 }
 
 static double now(const cp_walker *walker) {
-    struct timespec time = {0, 0};
-    if (walker->options.observe != NULL)
-        clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+    return walker->options.observe != NULL ? cp_clock() : 0.0;
 }
 
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
@@ -347,7 +321,7 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         status =
             cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers");
     if (status == CP_OK)
-        status = need_all(walker);
+        status = allocate_slots(walker);
     if (status == CP_OK)
         status = cp_allocate(&walker->in_one, plan->programs[rank].count,
                              sizeof(bool), "a list of merges");

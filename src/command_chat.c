@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "crew.h"
@@ -116,12 +115,6 @@ static void progress_end(chat_run *chat) {
         fputs("\r\033[K", stderr);
     chat->progressing = false;
     chat->doing = NULL;
-}
-
-static double seconds(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
 static cp_status words_open(chat_run *chat) {
@@ -429,7 +422,7 @@ static bool anyone_speaks(const chat_run *chat) {
 }
 
 static cp_status turn_answer(chat_run *chat) {
-    const double start = seconds();
+    const double start = cp_clock();
     cp_status status = CP_OK;
     while (status == CP_OK && anyone_speaks(chat)) {
         status = cp_output_flush();
@@ -441,7 +434,7 @@ static cp_status turn_answer(chat_run *chat) {
             status = CP_OK;
         }
     }
-    chat->figures.decode_seconds = seconds() - start;
+    chat->figures.decode_seconds = cp_clock() - start;
     if (chat->live)
         cp_screen_end(&chat->screen);
     return status;
@@ -454,12 +447,12 @@ static cp_status turn_take(chat_run *chat, const int64_t *lengths,
     cp_status status = room_check(chat, lengths);
     if (status != CP_OK)
         return status;
-    const double start = seconds();
+    const double start = cp_clock();
     figures_clear(&chat->figures);
     chat->stopping = false;
     status = turn_read(chat, lengths, tokens);
     progress_end(chat);
-    chat->figures.first_seconds = seconds() - start;
+    chat->figures.first_seconds = cp_clock() - start;
     return status == CP_OK ? turn_answer(chat) : status;
 }
 

@@ -196,13 +196,9 @@ cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
                 extent(facts, weights[weight].out), out);
 }
 
-cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
-                               double *frequencies) {
+static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
+                                   double *frequencies) {
     static const char *const name = "rope_freqs.weight";
-    const int64_t pairs = facts->rotary / 2;
-    for (int64_t i = 0; i < pairs; i++)
-        frequencies[i] =
-            pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
     const cp_gguf_tensor *factors;
     if (cp_gguf_find(file, name) == NULL)
         return CP_OK;
@@ -219,4 +215,15 @@ cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
                 cp_fail(CP_INVALID, "%s has a factor %g", name, (double)factor);
     }
     return status;
+}
+
+cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
+                               double **out) {
+    const int64_t pairs = facts->rotary / 2;
+    cp_status status =
+        cp_allocate(out, pairs, sizeof(double), "rotary frequencies");
+    for (int64_t i = 0; i < pairs && status == CP_OK; i++)
+        (*out)[i] =
+            pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
+    return status == CP_OK ? divide_by_factors(file, pairs, *out) : status;
 }

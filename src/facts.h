@@ -32,9 +32,10 @@ cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
                           cp_weight weight, int64_t block,
                           const cp_gguf_tensor **out);
 
-/* The angle by which each pair turns per position: [rotary / 2] radians. Fails
- * with CP_INVALID if the file's own factors make no sense. */
+/* The angle by which each pair turns per position: [rotary / 2] radians, for
+ * free(), even where this fails: with CP_INVALID if the file's own factors make
+ * no sense, or with CP_MEMORY. */
 cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
-                               double *frequencies);
+                               double **out);
 
 #endif

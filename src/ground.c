@@ -1,11 +1,13 @@
 /* Tangled from book/90-ground.nw; edit the chapter. */
-/* How a function fails, sizes that do not overflow, and memory. */
+/* How a function fails, sizes that do not overflow, memory, and a clock. */
+#define _POSIX_C_SOURCE 200809L /* monotonic clock */
 #include "ground.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static _Thread_local char message[512];
 
@@ -72,4 +74,10 @@ cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
                        (long long)bytes);
     memcpy(out, &memory, sizeof(memory));
     return CP_OK;
+}
+
+double cp_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }

@@ -1,6 +1,6 @@
 /* Tangled from book/90-ground.nw; edit the chapter. */
 /* What everything stands on: how a function fails, sizes that do not overflow,
- * and memory. Not a place for anything that knows what attention is. */
+ * memory, and a clock. Not a place for anything that knows what attention is. */
 #ifndef CP_GROUND_H
 #define CP_GROUND_H
 
@@ -57,5 +57,9 @@ cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
  * cleared. */
 cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
                             const char *what);
+
+/* Seconds, from a clock that nobody sets and that never goes back. Where it
+ * began says nothing. */
+double cp_clock(void);
 
 #endif

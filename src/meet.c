@@ -135,7 +135,7 @@ static void let_in(door *at) {
         if (one->socket < 0 || (place->socket >= 0 && one->end < place->end))
             place = one;
     send_away(place);
-    *place = (guest){.socket = socket, .end = cp_wire_clock() + GUEST_SECONDS};
+    *place = (guest){.socket = socket, .end = cp_clock() + GUEST_SECONDS};
 }
 
 static void look(door *at, double seconds) {
@@ -157,7 +157,7 @@ static cp_status watch(door *at, double seconds) {
     for (int i = 0; i < GUESTS && status == CP_OK; i++)
         if (at->polled[1 + i].revents != 0)
             status = hear_guest(at, &at->guests[i]);
-        else if (at->guests[i].end < cp_wire_clock())
+        else if (at->guests[i].end < cp_clock())
             send_away(&at->guests[i]);
     for (int r = 1; r < at->options->launch.ranks && status == CP_OK; r++)
         if (at->polled[1 + GUESTS + r].revents != 0)
@@ -215,10 +215,10 @@ static cp_status welcome_all(door *at) {
 
 static cp_status gather(door *at) {
     const double patience = at->options->patience;
-    const double end = patience > 0 ? cp_wire_clock() + patience : INFINITY;
+    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
     cp_status status = CP_OK;
     while (at->missing > 0 && status == CP_OK) {
-        const double left = end - cp_wire_clock();
+        const double left = end - cp_clock();
         status = left > 0 ? watch(at, left) : list_missing(at);
     }
     for (int i = 0; i < GUESTS; i++)
@@ -388,7 +388,7 @@ static bool is_heard(caller *by, uint64_t token, double seconds) {
 
 static bool call(caller *by, const place *where, const char *address) {
     for (int n = 0; n >= 0 && by->status == CP_OK; n += n >= 0) {
-        const double left = fmin(by->end - cp_wire_clock(), GUEST_SECONDS);
+        const double left = fmin(by->end - cp_clock(), GUEST_SECONDS);
         if (left <= 0)
             return false;
         by->line = cp_wire_call(address, where->port, &n, left, by->why);
@@ -415,12 +415,12 @@ static cp_status reach(const cp_meet_options *options, int *line) {
     const cp_launch *launch = &options->launch;
     const double patience = options->patience;
     caller by = {.options = options, .why = "nobody was there"};
-    by.end = patience > 0 ? cp_wire_clock() + patience : INFINITY;
+    by.end = patience > 0 ? cp_clock() + patience : INFINITY;
     for (int64_t round = 1; !call_all(&by); round++) {
         const struct timespec nap = {0, 50000000L * cp_min(round, 10)};
         if (by.status != CP_OK)
             return cp_fail(by.status, "%s", by.why);
-        if (cp_wire_clock() < by.end)
+        if (cp_clock() < by.end)
             nanosleep(&nap, NULL);
         else if (options->file != NULL)
             return cp_fail(CP_BROKEN,

@@ -112,18 +112,12 @@ static cp_status peer_silent(cp_peer *it) {
                    it->name, it->patience, words[0] != '\0' ? ": " : "", words);
 }
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static cp_status answer_read(cp_peer *it) {
-    const double end = now() + it->patience;
+    const double end = cp_clock() + it->patience;
     int length = 0;
     while (length < LONGEST_ANSWER) {
         struct pollfd wait = {.fd = it->from, .events = POLLIN};
-        const double left = fmax(0, end - now());
+        const double left = fmax(0, end - cp_clock());
         const int ready = poll(&wait, 1, (int)fmin(1e9, 1e3 * left + 1));
         if (ready == 0)
             return peer_silent(it);

@@ -247,6 +247,29 @@ void cp_op_slots_list(const cp_plan *plan, int rank, const cp_op *op,
     }
 }
 
+cp_status cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
+    const cp_program *program = &plan->programs[rank];
+    const int room = plan->layout->ranks + 2;
+    int *lists;
+    const cp_status status =
+        cp_allocate(&lists, 2 * (int64_t)room, sizeof(int), "a list of slots");
+    if (status != CP_OK)
+        return status;
+    memset(needed, 0, (size_t)plan->slot_count * sizeof(*needed));
+    needed[plan->fresh] = needed[plan->queries] = needed[plan->result] = true;
+    cp_op_slots named = {0, 0, lists, lists + room};
+    for (int64_t n = 0; n < program->count; n++) {
+        cp_op_slots_list(plan, rank, &program->ops[n], &named);
+        for (int i = 0; i < named.read_count; i++)
+            needed[named.read[i]] = true;
+        for (int i = 0; i < named.write_count; i++)
+            needed[named.write[i]] = true;
+    }
+    needed[plan->cache] = false;
+    free(lists);
+    return CP_OK;
+}
+
 static const char *const variant_names[] = {"auto", "pass-kv", "pass-q",
                                             "all-gather", "decode"};
 

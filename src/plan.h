@@ -94,6 +94,11 @@ typedef struct {
 void cp_op_slots_list(const cp_plan *plan, int rank, const cp_op *op,
                       cp_op_slots *slots);
 
+/* Which slots a rank must have: needed[slot_count], set for its new tokens, its
+ * queries, its result and all that its program names, but never for the cache.
+ * Fails with CP_MEMORY. */
+cp_status cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed);
+
 /* What a builder may choose. */
 typedef struct {
     int64_t element_bytes; /* of one number of Q, K, V: 4 here, 2 for bf16 */

@@ -1,12 +1,10 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* Conversations over ranks: check, choose, lay out, plan, run, commit. */
-#define _POSIX_C_SOURCE 200809L
 #include "session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "backend.h"
 #include "cache.h"
@@ -33,12 +31,6 @@ typedef struct {
     cp_turn_report report;
     cp_forward forward;
 } making;
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 static void swap(int64_t **a, int64_t **b) {
     int64_t *const kept = *a;
@@ -138,10 +130,10 @@ static cp_status run_call(cp_session *session, making *call, int64_t count,
                                  .first_row = call->first_row,
                                  .first_position = session->cache->length,
                                  .bytes = call->figures + 2 * ranks};
-    const double start = now();
+    const double start = cp_clock();
     const cp_status status =
         session->model->backend->run(session->engine, &call->forward);
-    call->report.seconds = now() - start;
+    call->report.seconds = cp_clock() - start;
     return status;
 }
 

@@ -217,16 +217,15 @@ static int first_lost(void) {
 
 static cp_status gather(char *items, int64_t bytes) {
     const cp_star_frame item = {CP_STAR_COLLECT, 0, us.number, bytes};
-    const double end =
-        us.patience > 0 ? cp_wire_clock() + us.patience : INFINITY;
+    const double end = us.patience > 0 ? cp_clock() + us.patience : INFINITY;
     bool *here;
     cp_status status = cp_allocate(&here, us.ranks, sizeof(*here), "ranks");
     for (int missing = us.ranks - 1; missing > 0 && status == CP_OK;) {
-        if (cp_wire_clock() > end) {
+        if (cp_clock() > end) {
             status = late(first_missing(here), "to collect");
             break;
         }
-        if (look(end - cp_wire_clock()) <= 0)
+        if (look(end - cp_clock()) <= 0)
             continue;
         /* Take the items that have come. */
         for (int r = 1; r < us.ranks && status == CP_OK; r++)
@@ -281,7 +280,7 @@ static double parting(void) {
     double seconds = us.patience > 0 ? us.patience : INFINITY;
     if (us.failed)
         seconds = fmin(seconds, PARTING);
-    return cp_wire_clock() + seconds + (us.rank != 0 ? GRACE : 0);
+    return cp_clock() + seconds + (us.rank != 0 ? GRACE : 0);
 }
 
 static void hear_goodbye(int r) {
@@ -309,8 +308,8 @@ static int part_as_centre(int status, const char *own) {
     if (status != 0)
         fail_all(CP_ABORTED, "rank 0: %s", own);
     const double end = parting();
-    while (first_to_wait_for(false) > 0 && cp_wire_clock() < end) {
-        const int ready = look(end - cp_wire_clock());
+    while (first_to_wait_for(false) > 0 && cp_clock() < end) {
+        const int ready = look(end - cp_clock());
         for (int r = 1; r < us.ranks && ready > 0; r++)
             if (us.polled[r].revents != 0)
                 hear_goodbye(r);
@@ -346,7 +345,7 @@ static int part_from_centre(int status, const char *own) {
                                     status == 0 ? "" : own, GRACE);
     const double end = parting();
     while (wire == CP_WIRE_FINE && frame.kind != CP_STAR_FAREWELL) {
-        const double left = isinf(end) ? 0 : fmax(end - cp_wire_clock(), 1e-3);
+        const double left = isinf(end) ? 0 : fmax(end - cp_clock(), 1e-3);
         wire = cp_wire_take(us.lines[0], &frame, sizeof(frame), left);
         if (wire == CP_WIRE_FINE)
             wire = skip(us.lines[0], frame.bytes);

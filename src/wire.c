@@ -14,20 +14,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
-double cp_wire_clock(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static bool wait_for(int socket, short what, double patience) {
-    const double end = cp_wire_clock() + patience;
+    const double end = cp_clock() + patience;
     struct pollfd one = {.fd = socket, .events = what};
     for (;;) {
-        const double left = end - cp_wire_clock();
+        const double left = end - cp_clock();
         const int milliseconds = patience > 0 ? (int)fmin(left * 1e3, 1e6) : -1;
         if (patience > 0 && left <= 0)
             return false;

@@ -15,9 +15,6 @@ cp_wire cp_wire_put(int socket, const void *data, int64_t bytes,
                     double patience);
 cp_wire cp_wire_take(int socket, void *data, int64_t bytes, double patience);
 
-/* Seconds, from a clock that never jumps. */
-double cp_wire_clock(void);
-
 /* Listen at a port (0: any that is free) of this host: at all its addresses,
  * or only for this host itself if address says "localhost", "127.", or "::1".
  * *port becomes the real one. CP_FILE if that cannot be. */

@@ -311,6 +311,14 @@ static inline cp_status walk_together(talk *t) {
     return status == CP_OK ? cp_cuda(error, "a call") : status;
 }
 
+static inline void forget_plan(talk *t) {
+    cp_plan_report_free(&t->report);
+    cp_plan_free(t->plan);
+    cp_layout_free(t->layout);
+    t->plan = NULL;
+    t->layout = NULL;
+}
+
 static inline void forget_call(talk *t) {
     cudaDeviceSynchronize();
     for (int r = 0; r < t->ranks; r++) {
@@ -320,11 +328,7 @@ static inline void forget_call(talk *t) {
     for (int r = 0; r < t->ranks; r++)
         while (t->pins[r] > 0)
             cudaFreeHost(t->pinned[r][--t->pins[r]]);
-    cp_plan_report_free(&t->report);
-    cp_plan_free(t->plan);
-    cp_layout_free(t->layout);
-    t->plan = NULL;
-    t->layout = NULL;
+    forget_plan(t);
 }
 
 static inline cp_status call(talk *t, const int64_t *fresh,

@@ -140,6 +140,44 @@ START_TEST(a_model_on_gpus_says_what_it_says_on_threads) {
 }
 END_TEST
 
+enum { SENDERS = 3 };
+
+static void note_sent(const fixture *f, const cp_backend *backend,
+                      cp_variant variant, int64_t *bytes) {
+    static const int64_t lengths[SEQUENCES] = {23, 9, 1};
+    static const int64_t all[SEQUENCES] = {0, 1, 2};
+    static const int32_t tokens[33] = {0};
+    const cp_session_options options = {
+        .ranks = SENDERS, .sequences = SEQUENCES, .variant = variant};
+    cp_turn_report report;
+    cp_model *model;
+    cp_session *session;
+    must(cp_model_open(backend, f->file, &model));
+    must(cp_session_open(model, &options, &session));
+    must(cp_session_prefill(session, lengths, tokens, &report));
+    memcpy(bytes, report.bytes, SENDERS * sizeof(bytes[0]));
+    must(cp_session_decode(session, SEQUENCES, all, tokens, &report));
+    memcpy(bytes + SENDERS, report.bytes, SENDERS * sizeof(bytes[0]));
+    cp_session_close(session);
+    cp_model_close(model);
+}
+
+START_TEST(ranks_on_gpus_send_what_threads_send) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
+    stand_in_begin(NULL);
+    fixture f = make_file(&(tiny_gguf_options){.seed = 7});
+    int64_t expected[2 * SENDERS], got[2 * SENDERS];
+    note_sent(&f, cp_backend_find("threads"), variants[_i], expected);
+    note_sent(&f, &cp_backend_cuda_fp32, variants[_i], got);
+    for (int n = 0; n < 2 * SENDERS; n++) {
+        ck_assert_int_gt(got[n], 0);
+        ck_assert_int_eq(got[n], expected[n]);
+    }
+    free_file(&f);
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+END_TEST
+
 START_TEST(fewer_bits_say_nearly_the_same) {
     stand_in_begin(NULL);
     fixture f = make_file(&(tiny_gguf_options){.seed = 7});
@@ -604,6 +642,7 @@ static Suite *gpu_model_suite(void) {
     suite_add_tcase(suite, tests);
     tcase_add_loop_test(tests, a_model_on_gpus_says_what_it_says_on_threads, 0,
                         PLACES);
+    tcase_add_loop_test(tests, ranks_on_gpus_send_what_threads_send, 0, 3);
     tcase_add_test(tests, fewer_bits_say_nearly_the_same);
     tcase_add_loop_test(tests, graphs_change_nothing, 0, 2);
     tcase_add_test(tests, a_stale_length_is_found);

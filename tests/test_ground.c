@@ -1,5 +1,7 @@
 /* Tangled from book/90-ground.nw; edit the chapter. */
-/* Failures, sizes and memory: the promises of src/ground.h, at their edges. */
+/* Failures, sizes, memory and time: the promises of src/ground.h, at their
+ * edges. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "harness/suite.h"
 
 #include "../src/ground.h"
@@ -7,6 +9,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <time.h>
 
 START_TEST(messages_are_cut_at_511_bytes) {
     char text[600];
@@ -143,6 +146,20 @@ START_TEST(tensors_begin_on_a_line) {
 }
 END_TEST
 
+START_TEST(the_clock_runs_through_a_pause) {
+    const struct timespec pause = {0, 20000000};
+    double last = cp_clock();
+    for (int n = 0; n < 1000; n++) {
+        const double now = cp_clock();
+        ck_assert(now >= last);
+        last = now;
+    }
+    nanosleep(&pause, NULL);
+    const double passed = cp_clock() - last;
+    ck_assert_msg(passed >= 0.02 && passed < 2.0, "%g s", passed);
+}
+END_TEST
+
 static Suite *ground_suite(void) {
     Suite *suite = suite_create("ground");
     TCase *messages = harness_case("messages");
@@ -161,6 +178,9 @@ static Suite *ground_suite(void) {
     tcase_add_test(memory, memory_is_zeroed_even_when_used_before);
     tcase_add_test(memory, tensors_begin_on_a_line);
     suite_add_tcase(suite, memory);
+    TCase *clock = harness_case("the clock");
+    tcase_add_test(clock, the_clock_runs_through_a_pause);
+    suite_add_tcase(suite, clock);
     return suite;
 }
 

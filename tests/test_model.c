@@ -5,6 +5,7 @@
 #include "backend.h"
 #include "check.h"
 #include "choose.h"
+#include "loader.h"
 #include "sample.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/naive_llama.h"
@@ -532,6 +533,44 @@ START_TEST(test_forgeries) {
 }
 END_TEST
 
+START_TEST(test_loader) {
+    const int64_t align = _i == 0 ? 64 : 256;
+    char memory[1024];
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    cp_model_facts facts;
+    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    must(cp_facts_read(file, &facts));
+    cp_loader loader = {.file = file, .facts = &facts, .align = align};
+    for (int pass = 0; pass < 2; pass++) {
+        loader.used = 0;
+        loader.memory = pass > 0 ? memory : NULL;
+        char *first = cp_loader_claim(&loader, 1, 5);
+        char *none = cp_loader_claim(&loader, 0, 4);
+        char *last = cp_loader_claim(&loader, align / 2, 2);
+        ck_assert(first == loader.memory);
+        ck_assert(none == (pass > 0 ? memory + align : NULL));
+        ck_assert(last == none);
+        ck_assert_int_eq(loader.used, 2 * align);
+    }
+    loader.block = facts.layers - 1;
+    ck_assert_ptr_nonnull(cp_loader_find(&loader, CP_WEIGHT_DOWN));
+    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_OUTPUT));
+    must(loader.status);
+    cp_loader_claim(&loader, INT64_MAX / 4, 4);
+    refuse(loader.status, CP_MEMORY, "the weights' bytes overflow");
+    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
+    ck_assert_int_eq(loader.status, CP_MEMORY);
+    loader.status = CP_OK;
+    facts.width++;
+    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
+    refuse(loader.status, CP_INVALID, "blk.1.ffn_down.weight is");
+    cp_gguf_close(file);
+    free(bytes.bytes);
+}
+END_TEST
+
 static double nats(const float *logits, int64_t words, int32_t next) {
     const double largest = (double)logits[cp_sample_greedy(logits, words)];
     double sum = 0.0;
@@ -637,6 +676,7 @@ static Suite *model_suite(void) {
     tcase_add_loop_test(tests, test_report, 0, 3);
     tcase_add_loop_test(tests, test_trace, 0, 3);
     tcase_add_loop_test(tests, test_forgeries, 0, 9);
+    tcase_add_loop_test(tests, test_loader, 0, 2);
     tcase_add_test(tests, test_draws);
     tcase_add_test(tests, test_greedy);
     suite_add_tcase(suite, tests);

@@ -21,12 +21,6 @@
 #include <sys/wait.h>
 #include <time.h>
 
-static double seconds(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static int faults; /* of this rank, in all scenes */
 
 static void demand(bool holds, const cp_comm *comm, const char *scene,
@@ -63,9 +57,9 @@ static cp_status meet_in_time(cp_comm *comm, void *context) {
     for (int r = 0; r < comm->ranks; r++)
         receive[r] = &entered[r];
     nap(15 * ((comm->rank + 1) % comm->ranks));
-    entered[comm->rank] = mine = seconds();
+    entered[comm->rank] = mine = cp_clock();
     TRY(cp_comm_barrier(comm));
-    const double left = seconds();
+    const double left = cp_clock();
     TRY(cp_comm_all_gather(comm, &mine, receive, sizeof(mine)));
     for (int r = 0; r < comm->ranks; r++)
         REQUIRE(entered[r] <= left, "rank %d came %g s late to the barrier", r,

@@ -4,6 +4,7 @@
 #include "talk.h"
 
 #include "joints.h"
+#include "manifest.h"
 
 static void draw_lengths(const talk *t, uint64_t *state, bool decode,
                          int64_t *fresh) {
@@ -108,11 +109,111 @@ START_TEST(joints_are_what_their_definition_says) {
         ck_assert_int_eq(plan_call(&t, fresh, variants[_i / 3]), CP_OK);
         for (int r = 0; r < ranks; r++)
             check_joints(t.plan, r);
-        cp_plan_report_free(&t.report);
-        cp_plan_free(t.plan);
-        cp_layout_free(t.layout);
+        forget_plan(&t);
         cp_cache_free(t.cache);
     }
+}
+END_TEST
+
+static void check_list(const cp_device_tiles *tiles, const cp_pieces *pieces,
+                       int64_t longest) {
+    int64_t tile = 0, done = 0; /* of the tile */
+    ck_assert_int_le(*tiles->count, tiles->room);
+    for (int64_t p = 0; p < pieces->count; p++)
+        for (int64_t i = 0; i < pieces->items[p].span.count; i++) {
+            const cp_piece from = pieces->items[p];
+            ck_assert_int_lt(tile, *tiles->count);
+            const cp_piece at = tiles->items[tile];
+            ck_assert_int_le(at.span.count, longest);
+            ck_assert_int_eq(at.span.sequence, from.span.sequence);
+            ck_assert_int_eq(at.span.start + done * at.span.step,
+                             from.span.start + i * from.span.step);
+            ck_assert_int_eq(at.row + done, from.row + i);
+            done = (done + 1) % at.span.count;
+            tile += done == 0;
+        }
+    ck_assert_int_eq(tile, *tiles->count);
+}
+
+static void check_manifest(const talk *t, int rank) {
+    const int64_t queries = cp_device_query_tile(&t->shape);
+    const bool packs = t->plan->variant == CP_PASS_KV && t->ranks > 1;
+    const cp_pieces none = {0};
+    cp_manifest *m;
+    ck_assert_int_eq(cp_manifest_new(t->plan, rank, 3, &m), CP_OK);
+    void *block = calloc((size_t)cp_manifest_bytes(m), 1);
+    cp_manifest_write(m, t->layout, block);
+    for (int n = 0; n < 3 * t->ranks + 3; n++) {
+        const cp_list kind = n < 3 * t->ranks ? (cp_list)(n / t->ranks)
+                                              : (cp_list)(n - 3 * t->ranks + 3);
+        const int whose = n < 3 * t->ranks ? n % t->ranks : rank;
+        const cp_pieces *pieces[] = {&t->layout->queries[whose].pieces,
+                                     packs ? &t->layout->keys[whose].pieces
+                                           : &none,
+                                     &none,
+                                     &t->layout->cache[whose].pieces,
+                                     &t->layout->queries[whose].pieces,
+                                     &t->layout->appended[whose].pieces};
+        const cp_device_tiles tiles = cp_manifest_tiles(m, block, kind, whose);
+        check_list(&tiles, pieces[kind],
+                   kind == CP_LIST_QUERIES ? queries : CP_DEVICE_KEY_TILE);
+    }
+    free(block);
+    cp_manifest_free(m);
+}
+
+START_TEST(a_manifest_has_every_token_of_a_layout) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q};
+    const int64_t calls[][2] = {{70, 131}, {0, 9}, {300, 1}};
+    talk t = {.shape = {4, 2, 8}, .ranks = 1 + _i / 2, .sequences = 2};
+    ck_assert_int_eq(cp_cache_new(t.ranks, 2, 600, &t.cache), CP_OK);
+    for (int n = 0; n < 3; n++) {
+        ck_assert_int_eq(plan_call(&t, calls[n], variants[_i % 2]), CP_OK);
+        for (int r = 0; r < t.ranks; r++)
+            check_manifest(&t, r);
+        ck_assert_int_eq(cp_cache_commit(t.cache, t.layout), CP_OK);
+        forget_plan(&t);
+    }
+    cp_cache_free(t.cache);
+}
+END_TEST
+
+START_TEST(lists_grow_as_far_as_they_may) {
+    talk t = {.shape = {4, 2, 8}, .ranks = 1, .sequences = 1};
+    const int64_t prompt = 64, one = 1;
+    cp_manifest *m = NULL;
+    cp_plan *first = NULL;
+    cp_layout *layout = NULL;
+    char expected[128];
+    ck_assert_int_eq(cp_cache_new(1, 1, 600, &t.cache), CP_OK);
+    ck_assert_int_eq(plan_call(&t, &prompt, CP_PASS_KV), CP_OK);
+    ck_assert_int_eq(cp_cache_commit(t.cache, t.layout), CP_OK);
+    forget_plan(&t);
+    ck_assert_int_eq(plan_call(&t, &one, CP_DECODE), CP_OK);
+    first = t.plan;
+    layout = t.layout;
+    cp_plan_report_free(&t.report);
+    ck_assert_int_eq(cp_manifest_new(first, 0, -1, &m), CP_INVALID);
+    ck_assert_ptr_null(m);
+    ck_assert_int_eq(cp_manifest_new(first, 0, _i, &m), CP_OK);
+    int64_t steps = 0;
+    cp_cache_commit(t.cache, layout);
+    for (cp_status status = CP_OK; status == CP_OK && steps < 100; steps++) {
+        ck_assert_int_eq(plan_call(&t, &one, CP_DECODE), CP_OK);
+        status = cp_manifest_has_room(m, t.layout);
+        cp_cache_commit(t.cache, t.layout);
+        forget_plan(&t);
+    }
+    ck_assert_int_eq(steps, 32 * (_i + 1));
+    snprintf(expected, sizeof(expected),
+             "rank 0 has room for %d tiles of its cache; the next call needs "
+             "%d",
+             3 + _i, 4 + _i);
+    ck_assert_str_eq(cp_message(), expected);
+    cp_manifest_free(m);
+    cp_plan_free(first);
+    cp_layout_free(layout);
+    cp_cache_free(t.cache);
 }
 END_TEST
 
@@ -363,6 +464,8 @@ static Suite *streams_suite(void) {
     Suite *suite = suite_create("streams");
     TCase *tests = harness_case("streams");
     tcase_add_loop_test(tests, joints_are_what_their_definition_says, 0, 12);
+    tcase_add_loop_test(tests, a_manifest_has_every_token_of_a_layout, 0, 10);
+    tcase_add_loop_test(tests, lists_grow_as_far_as_they_may, 0, 2);
     tcase_add_loop_test(tests, conversations_equal_dense_attention, 0, 200);
     tcase_add_loop_test(tests, ranks_that_disagree_about_a_batch_are_told, 0,
                         2);

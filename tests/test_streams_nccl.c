@@ -1,10 +1,9 @@
 /* Tangled from book/13-nccl.nw; edit the chapter. */
 /* Ranks over NCCL, as threads of one process on what stands in for it. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock */
+#define _POSIX_C_SOURCE 200809L /* barriers */
 #include "talk.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #include "nccl_link.h"
 
@@ -100,12 +99,6 @@ START_TEST(conversations_over_nccl_equal_dense_attention) {
 }
 END_TEST
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static bool somebody_says(const talk *t, const char *words) {
     for (int r = 0; r < t->ranks; r++)
         if (strstr(seats[r].message, words) != NULL)
@@ -130,10 +123,10 @@ START_TEST(survivors_of_a_silent_rank_end) {
         stand_in_dead_rank(2, _i / 2);
     else
         stand_in_failing_rank(2, _i / 2);
-    const double began = now();
+    const double began = cp_clock();
     ck_assert_int_eq(call(&t, &more, _i % 4 < 2 ? CP_PASS_KV : CP_PASS_Q),
                      CP_BROKEN);
-    ck_assert_double_le(now() - began, 4.0);
+    ck_assert_double_le(cp_clock() - began, 4.0);
     for (int r = 0; r < t.ranks; r++)
         ck_assert(r == 2 || seats[r].status == CP_BROKEN);
     ck_assert(_i % 2 != 0 || somebody_says(&t, "waited 0.5 s for operation"));
@@ -210,9 +203,9 @@ START_TEST(a_rank_with_another_plan_is_named) {
     mistaken_fresh = 28;
     patience = patience_of_others = 5.0;
     open_talk(&t);
-    const double began = now();
+    const double began = cp_clock();
     ck_assert_int_eq(call(&t, &fresh, variants[_i / 3 % 3]), CP_BROKEN);
-    ck_assert_double_le(now() - began, 4.0);
+    ck_assert_double_le(cp_clock() - began, 4.0);
     for (int r = 0; r < t.ranks; r++)
         ck_assert_int_eq(seats[r].status, CP_BROKEN);
     const char *report = stand_in_report();
@@ -393,9 +386,9 @@ START_TEST(failures_spread_through_groups_and_end) {
     open_grid(2, 3);
     plan_all(2, 20, CP_PASS_KV);
     (silent ? stand_in_dead_rank : stand_in_failing_rank)(1, _i / 2);
-    const double began = now();
+    const double began = cp_clock();
     sit_down(2, 3, silent ? 0.6 : 8);
-    ck_assert_double_le(now() - began, 5);
+    ck_assert_double_le(cp_clock() - began, 5);
     for (int r = 0; r < 6; r++)
         ck_assert_msg(members[r].status == CP_BROKEN, "rank %d: %d, %s", r,
                       members[r].status, members[r].message);

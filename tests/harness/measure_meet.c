@@ -30,11 +30,11 @@ static void play(cp_meet_options options, int rank, times *out) {
         fprintf(stderr, "measure_meet: %s\n", cp_message());
         _exit(1);
     }
-    out->met = cp_wire_clock();
+    out->met = cp_clock();
     for (int i = 0; i < COLLECTIONS; i++)
         if (crew.collect(items, BYTES) != CP_OK)
             _exit(1);
-    out->collected = (cp_wire_clock() - out->met) / COLLECTIONS;
+    out->collected = (cp_clock() - out->met) / COLLECTIONS;
     _exit(crew.leave(0));
 }
 
@@ -49,7 +49,7 @@ static times meet(int ranks, times *shared) {
     if (cp_wire_listen("127.0.0.1", &options.launch.port, &listener) != CP_OK)
         exit(1);
     close(listener);
-    const double began = cp_wire_clock();
+    const double began = cp_clock();
     for (int r = 0; r < ranks; r++)
         if (fork() == 0)
             play(options, r, &shared[r]);
