@@ -100,28 +100,15 @@ static cp_status reserve_slots(cp_stream_walker *w) {
     return status;
 }
 
-enum { MOST_SPLITS = 64, LEAST_TILES = 4 };
-
-static int splits_of(const cp_stream_walker *w, int64_t query_tiles,
-                     int64_t key_tiles) {
-    const cp_shape *shape = &w->plan->shape;
-    const int64_t blocks = query_tiles * shape->kv_heads;
-    const int64_t wanted = w->options.blocks / cp_max(1, blocks);
-    const int64_t most = cp_min(w->split_capacity, key_tiles / LEAST_TILES);
-    return (int)cp_max(1, cp_min(wanted, most));
-}
-
 static int64_t query_rows(const cp_stream_walker *w) {
     return w->plan->slots[w->plan->queries].rows;
 }
 
 static cp_status reserve_splits(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
-    const int64_t blocks = cp_max(1, query_rows(w)) * plan->shape.kv_heads;
-    const int64_t group = plan->shape.query_heads / plan->shape.kv_heads;
-    const int64_t wanted = w->options.blocks * cp_max(1, 32 / group) / blocks;
     int64_t bytes;
-    w->split_capacity = cp_max(1, cp_min(MOST_SPLITS, wanted));
+    w->split_capacity =
+        cp_device_most_splits(&plan->shape, w->options.blocks, query_rows(w));
     if (w->split_capacity == 1)
         return CP_OK;
     if (!cp_multiply(plan->slots[plan->result].bytes, w->split_capacity,
@@ -250,16 +237,9 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
             cp_fail(CP_INVALID, "a plan of %lld-byte numbers, a walker of %lld",
                     (long long)plan->element_bytes,
                     (long long)cp_element_bytes(w->options.element));
-    if (status == CP_OK && w->options.blocks < 1) {
-        int device = 0, count = 0;
-        status = cp_cuda(cudaGetDevice(&device), "asking for the device");
-        if (status == CP_OK)
-            status =
-                cp_cuda(cudaDeviceGetAttribute(
-                            &count, cudaDevAttrMultiProcessorCount, device),
-                        "asking for multiprocessors");
-        w->options.blocks = 2 * count;
-    }
+    if (status == CP_OK && w->options.blocks < 1)
+        status =
+            cp_cuda(cp_device_blocks(&w->options.blocks), "asking for blocks");
     if (status == CP_OK)
         status = cp_allocate(&w->slots, plan->slot_count, 8, "slots");
     for (int slot = 0; status == CP_OK && slot < plan->slot_count; slot++)
@@ -419,7 +399,9 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         if (status != CP_OK)
             return status;
     }
-    call.splits = splits_of(w, call.queries_of.room, call.keys_of.room);
+    call.splits =
+        cp_device_splits(&plan->shape, w->options.blocks, call.queries_of.room,
+                         call.keys_of.room, w->split_capacity);
     /* Make the partial empty on the device. */
     if (!call.merge) {
         const cp_status status = cp_cuda(
