@@ -1,6 +1,7 @@
 /* Tangled from book/90-ground.nw; edit the chapter. */
 /* What everything stands on: how a function fails, sizes that do not overflow,
- * memory, and a clock. Not a place for anything that knows what attention is. */
+ * memory, and a clock. Not a place for anything that knows what attention
+ * is. */
 #ifndef CP_GROUND_H
 #define CP_GROUND_H
 
