@@ -18,7 +18,7 @@ static void draw_lengths(const talk *t, uint64_t *state, bool decode,
     fresh[0] += sum == 0;
 }
 
-START_TEST(conversations_equal_dense_attention) {
+START_TENS(conversations_equal_dense_attention) {
     static const cp_shape shapes[] = {
         {2, 1, 8}, {2, 2, 16}, {6, 2, 33}, {4, 1, 5}};
     static const cp_variant turns[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
@@ -49,7 +49,7 @@ START_TEST(conversations_equal_dense_attention) {
     close_talk(&t);
     ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
 }
-END_TEST
+END_TENS
 
 static bool names(const int *slots, int count, int slot) {
     for (int i = 0; i < count; i++)
@@ -150,13 +150,14 @@ static bool is_missed(int64_t k, int variant) {
 
 START_TEST(edges_that_are_taken_out_are_missed) {
     talk t;
-    int64_t missed = 0;
+    int64_t missed = 0, tried = 0;
+    const int64_t apart = HARNESS_SANITIZED ? 4 : 1;
     const int64_t waits = talk_without(0, _i, 0, &t);
     ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
     ck_assert_int_eq(stand_in_end(), 0);
-    for (int64_t k = 1; k <= waits; k++)
+    for (int64_t k = 1; k <= waits; k += apart, tried++)
         missed += is_missed(k, _i);
-    ck_assert_int_ge(4 * missed, waits);
+    ck_assert_int_ge(4 * missed, tried);
 }
 END_TEST
 
@@ -363,7 +364,8 @@ static Suite *streams_suite(void) {
     Suite *suite = suite_create("streams");
     TCase *tests = harness_case("streams");
     tcase_add_loop_test(tests, joints_are_what_their_definition_says, 0, 12);
-    tcase_add_loop_test(tests, conversations_equal_dense_attention, 0, 200);
+    tcase_add_loop_test(tests, conversations_equal_dense_attention, 0,
+                        harness_seeds(20));
     tcase_add_loop_test(tests, ranks_that_disagree_about_a_batch_are_told, 0,
                         2);
     if (stand_in_pretends())
