@@ -401,6 +401,7 @@ static int launch(const char *format, ...) {
     snprintf(whole, sizeof(whole),
              "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
              "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+             "OMPI_MCA_odls_base_sigkill_timeout=0 "
              "ASAN_OPTIONS=detect_leaks=0; { %s; } 2>&1 </dev/null",
              line);
     FILE *out = popen(whole, "r");
