@@ -95,7 +95,7 @@ $(B)/stand-in/%.cu.o: %.cu $(B)/flags
 	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) -MD -MP -c -o $@ $<
 $(B)/real-%.o: tests/harness/stand-in/%.c $(B)/flags
 	$(Q)$(CC) $(flags) -isystem $(REAL_CUDA) -c -o $@ $<
-$(B)/measure_%: $(B)/tests/harness/measure_%.o $(HARNESS) $(LIBRARY)
+$(B)/measure_%: $(B)/tests/harness/measure_%.o $(filter-out %/suite.o %/shell.o,$(HARNESS)) $(LIBRARY)
 	$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/%.o: %.c $(B)/flags
 	@echo "  cc   $<"; mkdir -p $(@D)

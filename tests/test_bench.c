@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "reference/bench_truth.h"
 #include "reference/measure.h"
+#include "tests/harness/shell.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"
 
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 static char order[100];
 
@@ -105,56 +105,13 @@ START_TEST(the_judge_sees_errors_and_nan) {
 }
 END_TEST
 
-static char directory[64], output[1 << 16], errors[1 << 12];
-
-static void make_directory(void) {
-    snprintf(directory, sizeof(directory), "/tmp/longring-bench-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-}
-
-static void remove_directory(void) {
-    char command[128];
-    snprintf(command, sizeof(command), "rm -r %s", directory);
-    ck_assert_int_eq(system(command), 0);
-}
-
-static void slurp(const char *name, char *text, size_t size) {
-    char path[128];
-    snprintf(path, sizeof(path), "%s/%s", directory, name);
-    FILE *file = fopen(path, "rb");
-    ck_assert_ptr_nonnull(file);
-    text[fread(text, 1, size - 1, file)] = '\0';
-    fclose(file);
-}
-
-static int shell(const char *line) {
-    char whole[2400];
-    const char *program = getenv("LONGRING");
-    snprintf(whole, sizeof(whole),
-             "unset PYTHON; B='%s bench' D=%s; { %s; } >%s/out 2>%s/err",
-             program != NULL ? program : "build/longring", directory, line,
-             directory, directory);
-    const int status = system(whole);
-    slurp("out", output, sizeof(output));
-    slurp("err", errors, sizeof(errors));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static void refused(int status, const char *because, const char *line) {
-    ck_assert_msg(shell(line) == status && output[0] == '\0',
-                  "%s: not status %d: '%s' '%s'", line, status, output, errors);
-    const char *end = strchr(errors, '\n');
-    ck_assert_msg(strncmp(errors, "longring: ", 10) == 0 && end != NULL &&
-                      end[1] == '\0',
-                  "%s: '%s' is not one line", line, errors);
-    ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", line,
-                  errors, because);
+static void open_bench(void) {
+    make_directory();
+    before_every_line("unset PYTHON; B=\"$L bench\";");
 }
 
 static void all_fine(const char *line) {
-    const int status = shell(line);
-    ck_assert_msg(status == 0 && errors[0] == '\0', "%s: status %d, '%s'", line,
-                  status, errors);
+    accepted(line, "");
 }
 
 enum { COLUMNS = 13 };
@@ -319,7 +276,7 @@ static void impatient(const char *seconds, const char *because,
     script(text);
     snprintf(line, sizeof(line), ASK "--peer torch --patience %s >$D/rows",
              seconds);
-    ck_assert_msg(shell(line) == 1, "%s: '%s'", text, errors);
+    ck_assert_msg(shell("%s", line) == 1, "%s: '%s'", text, errors);
     const char *end = strchr(errors, '\n');
     ck_assert_msg(end != NULL && end[1] == '\0', "%s: '%s'", text, errors);
     ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", text,
@@ -374,7 +331,7 @@ START_TEST(a_good_peer_is_a_quotient) {
            "echo seconds 0.5; done");
     all_fine(ASK "--peer torch --csv --threads 2");
     positive("causal/8", 8, 11);
-    slurp("asked", output, sizeof(output));
+    ck_assert_int_eq(shell("cat $D/asked"), 0);
     ck_assert_str_eq(output, "2 8 8 8 2 128 1\n2 8 8 8 2 128 1\n"
                              "2 8 8 8 2 128 1\n");
     all_fine(ASK "--peer torch");
@@ -385,7 +342,7 @@ END_TEST
 static Suite *suite(void) {
     Suite *suite = suite_create("bench");
     TCase *tests = harness_case("bench");
-    tcase_add_checked_fixture(tests, make_directory, remove_directory);
+    tcase_add_checked_fixture(tests, open_bench, remove_directory);
     tcase_add_test(tests, rounds_alternate_and_quotients_are_of_rounds);
     tcase_add_test(tests, an_even_number_of_rounds_has_a_middle);
     tcase_add_test(tests, the_judge_sees_errors_and_nan);

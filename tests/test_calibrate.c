@@ -2,13 +2,13 @@
 /* Calibration: machines that are made up come out as they are; the command;
  * refusals. */
 #define _GNU_SOURCE
+#include "harness/shell.h"
 #include "harness/suite.h"
 #include "harness/tiny_gguf.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "cache.h"
 #include "calibrate.h"
@@ -196,35 +196,9 @@ START_TEST(sizes_are_refused) {
 }
 END_TEST
 
-static char output[100000];
-
-static int said(const char *line) {
-    char whole[900];
-    const char *program = getenv("LONGRING");
-    snprintf(whole, sizeof(whole),
-             "L='%s'; S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
-             "--heads 2,1,16'; { %s; } 2>&1",
-             program != NULL ? program : "build/longring", line);
-    FILE *pipe = popen(whole, "r");
-    ck_assert_ptr_nonnull(pipe);
-    output[fread(output, 1, sizeof(output) - 1, pipe)] = '\0';
-    const int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static void says(const char *line, const char *wanted) {
-    const int status = said(line);
-    ck_assert_msg(status == 0 && strstr(output, wanted) != NULL,
-                  "%s: status %d, '%.300s', not '%s'", line, status, output,
-                  wanted);
-}
-
-static void refuses(int status, const char *line, const char *because) {
-    const int is = said(line);
-    const char *end = strchr(output, '\n');
-    ck_assert_msg(is == status && strstr(output, because) != NULL,
-                  "%s: status %d, '%.300s'", line, is, output);
-    ck_assert_msg(end != NULL && end[1] == '\0', "%s: not one line", line);
+static void make_small(void) {
+    before_every_line("S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
+                      "--heads 2,1,16';");
 }
 START_TEST(descriptions_are_written_and_read) {
     for (int ranks = 1; ranks <= 3; ranks += 2) {
@@ -235,33 +209,32 @@ START_TEST(descriptions_are_written_and_read) {
                  "--tensor 1 --new 64 && $L choose --machine $F --model "
                  "smollm2-135m --new 64; s=$?; rm -f $F; exit $s",
                  ranks);
-        says(line, "machine it\n");
+        accepted(line, "machine it\n");
         ck_assert_ptr_nonnull(strstr(output, "# date: 2"));
         ck_assert_ptr_nonnull(strstr(output, "on threads, heads 2,1,16"));
         ck_assert_ptr_nonnull(strstr(output, "attention_by           8 64 "));
         ck_assert_ptr_nonnull(strstr(output, "on it, smollm2-135m"));
     }
-    says("$L calibrate $S", "machine here\n");
+    accepted("$L calibrate $S", "machine here\n");
 }
 END_TEST
 START_TEST(bad_use_is_refused) {
-    refuses(2, "$L calibrate --rows 8,4", "--rows: 4 after 8");
-    refuses(2, "$L calibrate --rows x", "rows");
-    refuses(2, "$L calibrate --rounds 0", "--rounds 0: between 1 and 99");
-    refuses(2, "$L calibrate --cores 0", "--cores 0: between");
-    refuses(2, "$L calibrate --ranks 0", "--ranks 0: between");
-    refuses(2, "$L calibrate --heads 4,2", "--heads: 2 counts");
-    refuses(2, "$L calibrate --heads 4,3,8", "3");
-    refuses(2, "$L calibrate --name 'a b'", "--name \"a b\": one word");
-    refuses(2, "$L calibrate --name ''", "--name \"\": one word");
-    refuses(2, "$L calibrate --on cuda-fp8", "--on cuda-fp8: n");
-    refuses(2, "$L calibrate --timeout 0", "--timeout 0");
-    refuses(1, "$L calibrate $S --out /no/where", "/no/where");
-    refuses(1,
+    refused(2, "--rows: 4 after 8", "$L calibrate --rows 8,4");
+    refused(2, "rows", "$L calibrate --rows x");
+    refused(2, "--rounds 0: between 1 and 99", "$L calibrate --rounds 0");
+    refused(2, "--cores 0: between", "$L calibrate --cores 0");
+    refused(2, "--ranks 0: between", "$L calibrate --ranks 0");
+    refused(2, "--heads: 2 counts", "$L calibrate --heads 4,2");
+    refused(2, "3", "$L calibrate --heads 4,3,8");
+    refused(2, "--name \"a b\": one word", "$L calibrate --name 'a b'");
+    refused(2, "--name \"\": one word", "$L calibrate --name ''");
+    refused(2, "--on cuda-fp8: n", "$L calibrate --on cuda-fp8");
+    refused(2, "--timeout 0", "$L calibrate --timeout 0");
+    refused(1, "/no/where", "$L calibrate $S --out /no/where");
+    refused(1, "longring: ",
             "F=$(mktemp) && echo kept >$F && (ulimit -f 1; trap '' XFSZ; "
             "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $F); s=$?; "
-            "grep -q kept $F || s=7; rm -f $F; exit $s",
-            "longring: ");
+            "grep -q kept $F || s=7; rm -f $F; exit $s");
 }
 END_TEST
 
@@ -432,7 +405,7 @@ START_TEST(commands_choose_by_a_description) {
              "D=%s; $L chat --model $D/m.gguf --ranks 3 --machine laptop "
              "--compare --most 3 --ask 'what is this?' --ask why",
              directory);
-    says(line, "The questions by both rings, every token as before:");
+    accepted(line, "The questions by both rings, every token as before:");
     ck_assert_ptr_nonnull(strstr(output, "\nRegret "));
     ck_assert_ptr_nonnull(strstr(output, "     2   pass-kv "));
     ck_assert_ptr_null(strstr(output, "     3   pass-kv "));
@@ -440,27 +413,28 @@ START_TEST(commands_choose_by_a_description) {
              "D=%s; $L chat --model $D/m.gguf --ranks 3 --variant pass-q "
              "--compare --most 3 --ask 'what is this?'; rm -r $D",
              directory);
-    says(line, "The same on one rank");
+    accepted(line, "The same on one rank");
     ck_assert_ptr_null(strstr(output, "Regret"));
-    refuses(2, "$L chat --model m --ask x --machine nowhere",
-            "machine nowhere: no file");
-    refuses(2, "$L chat --model m --ask x --machine gtt --variant pass-kv",
-            "--machine has no meaning with --variant pass-kv");
-    refuses(2, "$L attend --q a --k a --v a --machine /dev/null",
-            "/dev/null: no memory (GB");
-    refuses(2, "$L logits --model m --tokens a --machine nowhere", "nowhere");
+    refused(2, "machine nowhere: no file",
+            "$L chat --model m --ask x --machine nowhere");
+    refused(2, "--machine has no meaning with --variant pass-kv",
+            "$L chat --model m --ask x --machine gtt --variant pass-kv");
+    refused(2, "/dev/null: no memory (GB",
+            "$L attend --q a --k a --v a --machine /dev/null");
+    refused(2, "nowhere", "$L logits --model m --tokens a --machine nowhere");
 }
 END_TEST
 
 START_TEST(processes_are_calibrated) {
-    if (said("command -v mpirun && $L --version | grep '^on mpi: kernels'") !=
+    if (shell("command -v mpirun && $L --version | grep '^on mpi: kernels'") !=
         0)
         return;
-    says("export ASAN_OPTIONS=detect_leaks=0; " /* MPI has some */
-         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
-         "export OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1; "
-         "timeout 90 mpirun -n 3 $L calibrate --on mpi $S",
-         "3 ranks on mpi, heads 2,1,16");
+    accepted(
+        "exec 2>&1; export ASAN_OPTIONS=detect_leaks=0; " /* MPI's */
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
+        "export OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1; "
+        "timeout 90 mpirun -n 3 $L calibrate --on mpi $S",
+        "3 ranks on mpi, heads 2,1,16");
     const char *first = strstr(output, "machine here");
     ck_assert_ptr_nonnull(first);
     ck_assert_ptr_null(strstr(first + 1, "machine here"));
@@ -470,6 +444,7 @@ END_TEST
 static Suite *suite(void) {
     Suite *suite = suite_create("calibrate");
     TCase *tests = harness_case("calibrate");
+    tcase_add_checked_fixture(tests, make_small, NULL);
     tcase_add_loop_test(tests, made_up_machines_come_out, 0, 4);
     tcase_add_test(tests, what_does_not_hide_is_said_not_to);
     tcase_add_test(tests, sizes_are_refused);

@@ -6,10 +6,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "description.h"
 #include "learn.h"
+#include "tests/harness/shell.h"
 #include "tests/harness/suite.h"
 
 static const struct {
@@ -358,24 +358,14 @@ START_TEST(nothing_to_learn) {
 }
 END_TEST
 
-static char output[1 << 16];
-
-/* The exit status; what it said on both streams is in output. */
-static int run(const char *arguments) {
-    const char *program = getenv("LONGRING");
-    char line[512];
-    snprintf(line, sizeof(line), "%s choose %s 2>&1",
-             program != NULL ? program : "build/longring", arguments);
-    FILE *pipe = popen(line, "r");
-    ck_assert_ptr_nonnull(pipe);
-    output[fread(output, 1, sizeof(output) - 1, pipe)] = '\0';
-    return WEXITSTATUS(pclose(pipe));
+static const char *choose(const char *arguments) {
+    static char line[512];
+    snprintf(line, sizeof(line), "$L choose %s", arguments);
+    return line;
 }
 
 static void prints(const char *arguments, const char *wanted) {
-    ck_assert_msg(run(arguments) == 0, "%s: %s", arguments, output);
-    ck_assert_msg(strstr(output, wanted) != NULL, "%s: no '%s' in '%s'",
-                  arguments, wanted, output);
+    accepted(choose(arguments), wanted);
 }
 
 START_TEST(the_command_prints_scores) {
@@ -410,7 +400,7 @@ START_TEST(lines_fit_eighty_columns) {
         "--measured table-4 --learn --machine h200",
         "--help"};
     for (size_t n = 0; n < sizeof(calls) / sizeof(calls[0]); n++) {
-        ck_assert_msg(run(calls[n]) == 0, "%s: %s", calls[n], output);
+        prints(calls[n], "");
         for (const char *line = output; *line != '\0';) {
             const int length = (int)strcspn(line, "\n");
             ck_assert_msg(length <= 80, "%s: %.*s", calls[n], length, line);
@@ -450,15 +440,8 @@ START_TEST(the_command_refuses_in_one_line) {
         {"--measured /nonexistent", "/nonexistent", 1},
         {"--new 2 --measured table-4 --speeds fast", "peak|reached", 2},
     };
-    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++) {
-        const int status = run(bad[n].arguments);
-        const char *const end = strchr(output, '\n');
-        ck_assert_msg(status == bad[n].status, "%s: status %d: %s",
-                      bad[n].arguments, status, output);
-        ck_assert_msg(end != NULL && end[1] == '\0', "%s", output);
-        ck_assert_msg(strstr(output, bad[n].because) != NULL, "%s: %s",
-                      bad[n].arguments, output);
-    }
+    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++)
+        refused(bad[n].status, bad[n].because, choose(bad[n].arguments));
 }
 END_TEST
 

@@ -1,62 +1,32 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
 /* The program with GPUs in it, on the stand-in or on a real one. */
 #define _GNU_SOURCE
+#include "harness/shell.h"
 #include "harness/suite.h"
 #include "harness/tiny_gguf.h"
 #include "src/npy.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-static char directory[64];
-static const char *variables; /* of the stand-in */
-
-static int shell(const char *format, ...) {
-    char line[2048], whole[4096];
-    const char *with = getenv("LONGRING_GPU"), *without = getenv("LONGRING");
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof(line), format, arguments);
-    va_end(arguments);
-    if (without == NULL)
-        without = "build/longring";
-    snprintf(whole, sizeof(whole),
-             "D=%s; L=%s; G=%s; [ -n \"$G\" ] || G=${L%%/*}/stand-in/longring; "
-             "export %s; { %s; } >$D/out 2>$D/err",
-             directory, without, with != NULL ? with : "",
-             variables != NULL ? variables : "D", line);
-    const int status = system(whole);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+static void with(const char *variable) {
+    static char line[200];
+    snprintf(line, sizeof(line),
+             "G=${LONGRING_GPU:-${L%%/*}/stand-in/longring}; export %s;",
+             variable);
+    before_every_line(line);
 }
 
-static const char *said(const char *name) {
-    static char text[20000], path[128];
-    snprintf(path, sizeof(path), "%s/%s", directory, name);
-    FILE *file = fopen(path, "rb");
-    ck_assert_ptr_nonnull(file);
-    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
-    fclose(file);
-    return text;
+static void set_up(void) {
+    make_directory();
+    with("D");
+    ck_assert_int_eq(tiny_gguf_write(in("m.gguf"), NULL), 0);
 }
 
 static void runs(const char *line) {
     const int status = shell("%s", line);
-    ck_assert_msg(status == 0, "%s: status %d: %s", line, status, said("err"));
-}
-
-static void make_directory(void) {
-    snprintf(directory, sizeof(directory), "/tmp/longring-gpu-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-    variables = NULL;
-}
-
-static void remove_directory(void) {
-    ck_assert_int_eq(shell("rm -r $D/*"), 0);
-    rmdir(directory);
+    ck_assert_msg(status == 0, "%s: status %d: %s", line, status, errors);
 }
 
 static void write_tensor(const char *name, int64_t rows, int64_t heads) {
@@ -99,7 +69,6 @@ START_TEST(attention_alone_is_the_same) {
         "--cached 61 --ranks 2",
     };
     char line[1024];
-    make_directory();
     write_tensor("q", 30, 4);
     write_tensor("k", 91, 2);
     write_tensor("v", 91, 2);
@@ -115,7 +84,6 @@ START_TEST(attention_alone_is_the_same) {
         const double rounded = differ("threads", "cuda");
         ck_assert_msg(rounded > 1e-5 && rounded < 2e-2, "%g", rounded);
     }
-    remove_directory();
 }
 END_TEST
 
@@ -130,59 +98,37 @@ static void write_ids(void) {
 }
 
 START_TEST(a_model_writes_the_same_tokens) {
-    char path[128], seed[40];
-    make_directory();
-    snprintf(path, sizeof(path), "%s/m.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    char seed[40];
     snprintf(seed, sizeof(seed), "STAND_IN_SEED=%d", _i + 5);
-    variables = seed;
+    with(seed);
     write_ids();
     runs("run() { $G logits --model $D/m.gguf --tokens $D/ids.npy --generate "
          "12 --on $1 --ranks $2 --history 20+d5+9 | tail -n 1; }; "
          "run threads 1 >$D/wanted; [ $(wc -w <$D/wanted) -ge 12 ] || exit; "
          "for n in 1 2 3 5; do run cuda-fp32 $n >$D/got; "
          "cmp $D/wanted $D/got || exit; done");
-    remove_directory();
 }
 END_TEST
 
-static void refused(int status, const char *because, const char *line) {
-    ck_assert_int_eq(shell("%s", line), status);
-    const char *errors = said("err");
-    const char *end = strchr(errors, '\n');
-    ck_assert_msg(end != NULL && end[1] == '\0' &&
-                      strstr(errors, because) != NULL,
-                  "%s: %s", line, errors);
-}
-
 START_TEST(a_trace_has_two_lanes_a_rank) {
-    char path[128];
-    make_directory();
-    snprintf(path, sizeof(path), "%s/m.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
     runs("$G chat --model $D/m.gguf --on cuda --ranks 3 --ask 'Ring' --most 3 "
          "--trace $D/t.json; grep -q 'feed forward' $D/t.json && "
          "grep -q '\"attend\"' $D/t.json && "
          "[ $(grep -c thread_name $D/t.json) = 6 ]");
-    remove_directory();
 }
 END_TEST
 
 START_TEST(a_machine_without_a_gpu_is_told_so) {
-    char path[128];
-    make_directory();
-    snprintf(path, sizeof(path), "%s/m.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
     static const char *const chat =
         "$G chat --model $D/m.gguf --on cuda --ask x --most 2";
     if (getenv("LONGRING_GPU") == NULL) {
-        variables = "STAND_IN_DRIVER=0";
+        with("STAND_IN_DRIVER=0");
         refused(1, "no GPU: this machine has no driver for one", chat);
-        variables = "STAND_IN_DRIVER=11040";
+        with("STAND_IN_DRIVER=11040");
         refused(1, "driver for CUDA 11.4", chat);
-        variables = "STAND_IN_BYTES=100000";
+        with("STAND_IN_BYTES=100000");
         refused(1, "the model's weights: ", chat);
-        variables = NULL;
+        with("D");
     }
     refused(2, "--tensor 2: a launcher must start the processes",
             "$G chat --model $D/m.gguf --on cuda --tensor 2");
@@ -193,7 +139,6 @@ START_TEST(a_machine_without_a_gpu_is_told_so) {
     refused(1, "partials are shown on threads",
             "$G attend --q $D/q.npy --k $D/q.npy --v $D/q.npy --on cuda "
             "--partials $D/p --out $D/o --lse $D/l");
-    remove_directory();
 }
 END_TEST
 
@@ -204,17 +149,12 @@ START_TEST(launched_processes_end_together) {
         "2>$D/other & RANK=0 LOCAL_RANK=0 $G chat --model $D/m.gguf --on cuda "
         "--ask x; one=$?; wait $!; [ $? = 1 ] || exit 7; [ ! -s $D/other ] || "
         "exit 8; exit $one";
-    char path[128];
     if (getenv("LONGRING_GPU") != NULL)
         return;
-    make_directory();
-    snprintf(path, sizeof(path), "%s/m.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
-    variables = "STAND_IN_DRIVER=0";
+    with("STAND_IN_DRIVER=0");
     refused(1, "no GPU: this machine has no driver for one", both);
-    variables = NULL;
+    with("D");
     refused(1, "2 processes on a host of 1 GPUs", both);
-    remove_directory();
 }
 END_TEST
 
@@ -222,8 +162,10 @@ static Suite *gpu_commands_suite(void) {
     Suite *suite = suite_create("commands with GPUs");
     TCase *tests = harness_case("commands with GPUs");
     suite_add_tcase(suite, tests);
+    tcase_add_checked_fixture(tests, set_up, remove_directory);
     tcase_add_test(tests, attention_alone_is_the_same);
-    tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0, 3);
+    tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0,
+                        harness_seeds(3));
     tcase_add_test(tests, a_trace_has_two_lanes_a_rank);
     tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
     tcase_add_test(tests, launched_processes_end_together);

@@ -2,12 +2,12 @@
 /* The simulator against the paper: held-out errors, winners, the fit, and what
  * the command prints. */
 #define _GNU_SOURCE
+#include "harness/shell.h"
 #include "harness/suite.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "fit.h"
 #include "tables.h"
@@ -192,98 +192,75 @@ START_TEST(bad_numbers_are_refused) {
 }
 END_TEST
 
-static char output[200000];
-
-static int said(const char *line) {
-    char whole[600];
-    const char *program = getenv("LONGRING");
-    snprintf(whole, sizeof(whole), "L='%s simulate'; %s 2>&1",
-             program != NULL ? program : "build/longring", line);
-    FILE *pipe = popen(whole, "r");
-    ck_assert_ptr_nonnull(pipe);
-    output[fread(output, 1, sizeof(output) - 1, pipe)] = '\0';
-    const int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static void says(const char *line, const char *wanted) {
-    const int status = said(line);
-    ck_assert_msg(status == 0 && strstr(output, wanted) != NULL,
-                  "%s: status %d, '%.300s', not '%s'", line, status, output,
-                  wanted);
-}
-
-static void refuses(int status, const char *line, const char *because) {
-    const int is = said(line);
-    const char *end = strchr(output, '\n');
-    ck_assert_msg(is == status && strstr(output, because) != NULL,
-                  "%s: '%.300s'", line, output);
-    ck_assert_msg(end != NULL && end[1] == '\0', "%s: not one line", line);
+static void set_up_shell(void) {
+    before_every_line("S=\"$L simulate\";");
 }
 START_TEST(calls_are_predicted) {
-    says("$L --ranks 16 --new 1M --partials 2", "pass-kv on gtt");
-    says("$L --ranks 16 --new 1M", "TTFT           77.8");
-    says("$L --ranks 16 --new 1M --partials 4", "TTFT           78.");
-    says("$L --new 5K --cached 1M --tensor 16", "threshold 9405.11");
-    says("$L --new 5K --cached 1M --tensor 16", "with the speeds reached");
-    says("$L --ranks 1 --new 1M", "DOES NOT FIT");
-    says("$L --new 3200 --cached 124800", "pass-q on gtt");
-    says("$L --machine gti --new 128K --csv", "pass-kv,");
-    says("$L --machine laptop --model smollm2-135m --tensor 1 --new 4096",
-         "pass-");
-    says("$L --machine h200 --model llama3-70b --tensor 1 --new 128K",
-         "1 GPU\n");
-    says("$L --new 1 --cached 128K --variant decode --batch 4", "4 sequences");
-    says("$L --new 128K --set link_rate=1 --set jitter=0", "TTFT");
-    says("$L --new 5000 --trace /dev/stdout 2>/dev/null | head -c 99",
-         "\"traceEvents\"");
-    says("$L --new 5000 --trace /dev/stdout 2>/dev/null | grep -c step",
-         "2017\n");
-    says("$L --new 5 --set attention_rate=1e15 --set link_rate=1e15", "TTFT");
-    says("$L --new 5 --set attention_rate=1e-15 --set link_rate=1e-15", "TTFT");
-    says("$L --new 1 --cached 5", "1 new token, 5 cached");
-    says("$L --help", "--sweep");
+    accepted("$S --ranks 16 --new 1M --partials 2", "pass-kv on gtt");
+    accepted("$S --ranks 16 --new 1M", "TTFT           77.8");
+    accepted("$S --ranks 16 --new 1M --partials 4", "TTFT           78.");
+    accepted("$S --new 5K --cached 1M --tensor 16", "threshold 9405.11");
+    accepted("$S --new 5K --cached 1M --tensor 16", "with the speeds reached");
+    accepted("$S --ranks 1 --new 1M", "DOES NOT FIT");
+    accepted("$S --new 3200 --cached 124800", "pass-q on gtt");
+    accepted("$S --machine gti --new 128K --csv", "pass-kv,");
+    accepted("$S --machine laptop --model smollm2-135m --tensor 1 --new 4096",
+             "pass-");
+    accepted("$S --machine h200 --model llama3-70b --tensor 1 --new 128K",
+             "1 GPU\n");
+    accepted("$S --new 1 --cached 128K --variant decode --batch 4",
+             "4 sequences");
+    accepted("$S --new 128K --set link_rate=1 --set jitter=0", "TTFT");
+    accepted("$S --new 5000 --trace /dev/stdout 2>/dev/null | head -c 99",
+             "\"traceEvents\"");
+    accepted("$S --new 5000 --trace /dev/stdout 2>/dev/null | grep -c step",
+             "2017\n");
+    accepted("$S --new 5 --set attention_rate=1e15 --set link_rate=1e15",
+             "TTFT");
+    accepted("$S --new 5 --set attention_rate=1e-15 --set link_rate=1e-15",
+             "TTFT");
+    accepted("$S --new 1 --cached 5", "1 new token, 5 cached");
+    accepted("$S --help", "--sweep");
 }
 END_TEST
 START_TEST(bad_calls_are_refused) {
-    refuses(2, "$L", "simulate needs --new");
-    refuses(2, "$L --new 1000000000000000000", "--new, --cached: with the 1");
-    refuses(2,
-            "$L --sweep batch --new 9000000000000000000 --cached "
-            "9000000000000000000",
-            "--new, --cached: with the 9");
-    refuses(2, "$L --new 5 --machine nowhere", "machine nowhere: no file");
-    refuses(2, "$L --new 5 --model gpt", "model gpt: no file");
-    refuses(2, "$L --new 5 --set link_rate=-1", "link_rate: -1: it must be");
-    refuses(2, "$L --new 5 --set link_rate", "--set link_rate: FIELD=VALUE");
-    refuses(2, "$L --new 5 --set link_rate=", "--set link_rate=: FIELD");
-    refuses(2, "$L --new 5 --set speed=4", "--set speed=4: FIELD=VALUE");
-    refuses(2, "$L --new 5,6 --cached 1", "--cached is of 1 sequences");
-    refuses(2, "$L --new 5 --partials 3", "--partials 3: 2 or 4");
-    refuses(2, "$L --new 5 --batch 0", "--batch 0");
-    refuses(2, "$L --new 5 --ranks 0", "--ranks 0");
-    refuses(2, "$L --new 5 --tensor 0", "--tensor 0: cannot share");
-    refuses(2, "$L --new 5 --tensor 3", "--tensor 3: cannot share");
-    refuses(2, "$L --new 0", "no new tokens");
-    refuses(2, "$L --table 4 --machine laptop", "laptop: no node_rate");
-    refuses(2, "$L --table 9", "--table 9: choose one of");
-    refuses(2, "$L --new 5 --machine /dev/null", "/dev/null: no memory (GB");
-    refuses(2, "$L --fit --machine h200", "h200 has 0 fitted constants");
-    refuses(2, "$L --fit --set link_rate=5", "it takes no --set");
-    refuses(2, "$L --table 4 --figure 6", "one of --table");
-    refuses(2, "$L --fit --sweep ranks --new 5", "one of --table");
-    refuses(2, "$L --table 4 --new 5", "--new is of a call");
-    refuses(2, "$L --sweep ranks --new 5 --trace x", "--trace is of one call");
-    refuses(2, "$L --sweep batch --new 5,6", "are of one sequence");
-    refuses(2, "$L --sweep tokens --new 5 --batch 2", "are of one sequence");
-    refuses(2, "$L --new 5 --set step=x", "--set step: x: not a number");
-    refuses(1, "$L --new 5 --trace /no/where", "/no/where");
-    refuses(1, "$L --new 5 --set link_rate=1e-320", "too slow for a time");
+    refused(2, "simulate needs --new", "$S");
+    refused(2, "--new, --cached: with the 1", "$S --new 1000000000000000000");
+    refused(2, "--new, --cached: with the 9",
+            "$S --sweep batch --new 9000000000000000000 --cached "
+            "9000000000000000000");
+    refused(2, "machine nowhere: no file", "$S --new 5 --machine nowhere");
+    refused(2, "model gpt: no file", "$S --new 5 --model gpt");
+    refused(2, "link_rate: -1: it must be", "$S --new 5 --set link_rate=-1");
+    refused(2, "--set link_rate: FIELD=VALUE", "$S --new 5 --set link_rate");
+    refused(2, "--set link_rate=: FIELD", "$S --new 5 --set link_rate=");
+    refused(2, "--set speed=4: FIELD=VALUE", "$S --new 5 --set speed=4");
+    refused(2, "--cached is of 1 sequences", "$S --new 5,6 --cached 1");
+    refused(2, "--partials 3: 2 or 4", "$S --new 5 --partials 3");
+    refused(2, "--batch 0", "$S --new 5 --batch 0");
+    refused(2, "--ranks 0", "$S --new 5 --ranks 0");
+    refused(2, "--tensor 0: cannot share", "$S --new 5 --tensor 0");
+    refused(2, "--tensor 3: cannot share", "$S --new 5 --tensor 3");
+    refused(2, "no new tokens", "$S --new 0");
+    refused(2, "laptop: no node_rate", "$S --table 4 --machine laptop");
+    refused(2, "--table 9: choose one of", "$S --table 9");
+    refused(2, "/dev/null: no memory (GB", "$S --new 5 --machine /dev/null");
+    refused(2, "h200 has 0 fitted constants", "$S --fit --machine h200");
+    refused(2, "it takes no --set", "$S --fit --set link_rate=5");
+    refused(2, "one of --table", "$S --table 4 --figure 6");
+    refused(2, "one of --table", "$S --fit --sweep ranks --new 5");
+    refused(2, "--new is of a call", "$S --table 4 --new 5");
+    refused(2, "--trace is of one call", "$S --sweep ranks --new 5 --trace x");
+    refused(2, "are of one sequence", "$S --sweep batch --new 5,6");
+    refused(2, "are of one sequence", "$S --sweep tokens --new 5 --batch 2");
+    refused(2, "--set step: x: not a number", "$S --new 5 --set step=x");
+    refused(1, "/no/where", "$S --new 5 --trace /no/where");
+    refused(1, "too slow for a time", "$S --new 5 --set link_rate=1e-320");
 }
 END_TEST
 static int lines_of_csv(const char *line) {
     int lines = 0, fields = 0;
-    ck_assert_msg(said(line) == 0, "%s: '%.300s'", line, output);
+    accepted(line, "");
     for (const char *at = output; *at != '\0'; at += strcspn(at, "\n") + 1) {
         int commas = 0;
         for (const char *c = at; *c != '\n'; c++)
@@ -297,28 +274,28 @@ static int lines_of_csv(const char *line) {
 }
 
 START_TEST(tables_figures_and_sweeps_are_printed) {
-    says("$L --table all", "predicted-prefill             27 numbers");
-    ck_assert_int_eq(lines_of_csv("$L --table summary --csv"), 10);
-    says("$L --table 4", "in 13 of 14 rows, 10 of 11 held out;\n");
-    says("$L --table 4", "over 2 %, in 12 of 12, 9 of 9 held out\n");
-    says("$L --table 6", "disputed, predicted");
-    says("$L --table 4 --machine h200", "not fitted");
-    says("$L --figure 8 --machine h200", "not fitted");
+    accepted("$S --table all", "predicted-prefill             27 numbers");
+    ck_assert_int_eq(lines_of_csv("$S --table summary --csv"), 10);
+    accepted("$S --table 4", "in 13 of 14 rows, 10 of 11 held out;\n");
+    accepted("$S --table 4", "over 2 %, in 12 of 12, 9 of 9 held out\n");
+    accepted("$S --table 6", "disputed, predicted");
+    accepted("$S --table 4 --machine h200", "not fitted");
+    accepted("$S --figure 8 --machine h200", "not fitted");
     ck_assert_ptr_null(strstr(output, "predicted"));
-    says("$L --table summary --set step=100", "other-prefill");
+    accepted("$S --table summary --set step=100", "other-prefill");
     ck_assert_ptr_null(strstr(output, "predicted"));
-    ck_assert_int_eq(lines_of_csv("$L --table all --csv"), 89);
-    ck_assert_int_eq(lines_of_csv("$L --table 7 --csv"), 11);
-    ck_assert_int_eq(lines_of_csv("$L --figure 6 --csv"), 64);
-    ck_assert_int_eq(lines_of_csv("$L --figure 7 --csv"), 9);
-    ck_assert_int_eq(lines_of_csv("$L --figure 8 --csv"), 9);
-    ck_assert_int_eq(lines_of_csv("$L --figure 9 --csv"), 15);
-    ck_assert_int_ge(lines_of_csv("$L --figure 10 --csv"), 10);
-    ck_assert_int_eq(lines_of_csv("$L --sweep network --new 128K"), 19);
-    ck_assert_int_eq(lines_of_csv("$L --sweep batch --new 128K"), 8);
-    ck_assert_int_eq(lines_of_csv("$L --sweep heads --new 128K"), 17);
-    ck_assert_int_eq(lines_of_csv("$L --sweep tokens --new 1 --ranks 2"), 19);
-    says("$L --figure 8", "predicted");
+    ck_assert_int_eq(lines_of_csv("$S --table all --csv"), 89);
+    ck_assert_int_eq(lines_of_csv("$S --table 7 --csv"), 11);
+    ck_assert_int_eq(lines_of_csv("$S --figure 6 --csv"), 64);
+    ck_assert_int_eq(lines_of_csv("$S --figure 7 --csv"), 9);
+    ck_assert_int_eq(lines_of_csv("$S --figure 8 --csv"), 9);
+    ck_assert_int_eq(lines_of_csv("$S --figure 9 --csv"), 15);
+    ck_assert_int_ge(lines_of_csv("$S --figure 10 --csv"), 10);
+    ck_assert_int_eq(lines_of_csv("$S --sweep network --new 128K"), 19);
+    ck_assert_int_eq(lines_of_csv("$S --sweep batch --new 128K"), 8);
+    ck_assert_int_eq(lines_of_csv("$S --sweep heads --new 128K"), 17);
+    ck_assert_int_eq(lines_of_csv("$S --sweep tokens --new 1 --ranks 2"), 19);
+    accepted("$S --figure 8", "predicted");
 }
 END_TEST
 
@@ -326,6 +303,7 @@ static Suite *suite(void) {
     Suite *suite = suite_create("predictions");
     TCase *tests = harness_case("predictions");
     tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_checked_fixture(tests, set_up_shell, NULL);
     tcase_add_test(tests, held_out_errors_are_below_the_bars);
     tcase_add_test(tests, winners_of_table_4_are_right);
     tcase_add_test(tests, roles_are_as_many_as_they_should_be);

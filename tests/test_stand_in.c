@@ -194,7 +194,7 @@ static void ring_close(member *ring, int ranks) {
         member_close(&ring[rank]);
 }
 
-START_TEST(a_right_program_passes_on_every_seed) {
+START_TENS(a_right_program_passes_on_every_seed) {
     const int ranks = 1 + _i % 5;
     member ring[MOST];
     begin(_i, STAND_IN_BY_SEED);
@@ -209,7 +209,7 @@ START_TEST(a_right_program_passes_on_every_seed) {
     ring_close(ring, ranks);
     end();
 }
-END_TEST
+END_TENS
 typedef struct {
     int rank, ranks;
     ncclUniqueId id;
@@ -235,7 +235,7 @@ static void *run_thread(void *given) {
     member_close(&m);
     return NULL;
 }
-START_TEST(ranks_may_be_threads) {
+START_TENS(ranks_may_be_threads) {
     const int ranks = 2 + _i % 4;
     pthread_t threads[MOST];
     thread_rank given[MOST];
@@ -253,7 +253,7 @@ START_TEST(ranks_may_be_threads) {
     }
     end();
 }
-END_TEST
+END_TENS
 static char order[64];
 
 static void note_order(void *letter) {
@@ -290,7 +290,7 @@ START_TEST(a_seed_is_an_order) {
     ck_assert_int_gt(changes, 40);
 }
 END_TEST
-START_TEST(the_null_stream_orders_itself) {
+START_TENS(the_null_stream_orders_itself) {
     float host[WIDTH];
     cudaStream_t stream;
     begin(_i, STAND_IN_BY_SEED);
@@ -305,9 +305,9 @@ START_TEST(the_null_stream_orders_itself) {
     OK(cudaFree(x));
     end();
 }
-END_TEST
+END_TENS
 
-START_TEST(a_copy_overtakes_a_kernel) {
+START_TENS(a_copy_overtakes_a_kernel) {
     begin(_i, STAND_IN_LATE);
     cudaStream_t compute = new_stream(), copies = new_stream();
     cudaEvent_t filled = new_event();
@@ -333,8 +333,8 @@ START_TEST(a_copy_overtakes_a_kernel) {
     SAYS("race: the source of a copy of 400 bytes was written while it was "
          "under way");
 }
-END_TEST
-START_TEST(two_write_one_buffer) {
+END_TENS
+START_TENS(two_write_one_buffer) {
     begin(_i, STAND_IN_LATE);
     cudaStream_t compute = new_stream(), copies = new_stream();
     cudaEvent_t filled = new_event();
@@ -354,7 +354,7 @@ START_TEST(two_write_one_buffer) {
     SAYS("race: the destination of a copy of 400 bytes was written while it "
          "was under way");
 }
-END_TEST
+END_TENS
 enum { RANKS = 3, WAITS = RANKS * (1 + (RANKS - 1) + (RANKS - 2)) };
 
 /* Whether the ring without its k-th wait gives itself away. */
@@ -388,7 +388,7 @@ START_TEST(every_wait_is_missed) {
     ck_assert(!found_without(WAITS + 1, 1, STAND_IN_BY_SEED));
 }
 END_TEST
-START_TEST(a_communicator_is_not_asked) {
+START_TENS(a_communicator_is_not_asked) {
     ncclUniqueId id;
     ncclComm_t comm;
     ncclResult_t state = ncclInProgress;
@@ -426,9 +426,9 @@ START_TEST(a_communicator_is_not_asked) {
     OK(cudaFreeHost(host));
     end();
 }
-END_TEST
+END_TENS
 
-START_TEST(a_buffer_is_written_while_it_is_sent) {
+START_TENS(a_buffer_is_written_while_it_is_sent) {
     member ring[2];
     begin(_i, STAND_IN_LATE);
     ring_open(ring, 2);
@@ -441,8 +441,8 @@ START_TEST(a_buffer_is_written_while_it_is_sent) {
     SAYS("race: the source of a send of 400 bytes by rank 0 was written while "
          "it was under way");
 }
-END_TEST
-START_TEST(a_wrong_count_is_named) {
+END_TENS
+START_TENS(a_wrong_count_is_named) {
     member ring[2];
     ncclResult_t state;
     begin(_i, STAND_IN_BY_SEED);
@@ -465,8 +465,8 @@ START_TEST(a_wrong_count_is_named) {
     ring_close(ring, 2);
     end();
 }
-END_TEST
-START_TEST(a_deadlock_says_who_waits) {
+END_TENS
+START_TENS(a_deadlock_says_who_waits) {
     member ring[2];
     begin(_i, STAND_IN_BY_SEED);
     ring_open(ring, 2);
@@ -487,8 +487,8 @@ START_TEST(a_deadlock_says_who_waits) {
     ring_close(ring, 2);
     end();
 }
-END_TEST
-START_TEST(a_communicator_is_one_queue) {
+END_TENS
+START_TENS(a_communicator_is_one_queue) {
     member ring[2];
     begin(_i, STAND_IN_BY_SEED);
     ring_open(ring, 2);
@@ -506,14 +506,14 @@ START_TEST(a_communicator_is_one_queue) {
     ring_close(ring, 2);
     end();
 }
-END_TEST
+END_TENS
 static void *wait_in_vain(void *given) {
     member *m = given;
     ncclRecv(m->block[0], WIDTH, ncclFloat32, 1 - m->rank, m->comm, m->network);
     return (void *)(intptr_t)cudaStreamSynchronize(m->network);
 }
 
-START_TEST(threads_wait_for_each_other) {
+START_TENS(threads_wait_for_each_other) {
     member ring[2];
     pthread_t threads[2];
     void *result;
@@ -531,7 +531,7 @@ START_TEST(threads_wait_for_each_other) {
     ring_close(ring, 2);
     end();
 }
-END_TEST
+END_TENS
 
 typedef struct {
     float *out;
@@ -564,7 +564,7 @@ static cudaGraphExec_t capture_sum(count_step arguments, float *host,
     OK(cudaGraphDestroy(graph));
     return run;
 }
-START_TEST(a_captured_length_goes_stale) {
+START_TENS(a_captured_length_goes_stale) {
     const bool stale = _i % 2 == 0;
     begin(_i, STAND_IN_BY_SEED);
     cudaStream_t stream = new_stream();
@@ -590,8 +590,8 @@ START_TEST(a_captured_length_goes_stale) {
     OK(cudaFreeHost(host));
     end();
 }
-END_TEST
-START_TEST(an_upload_in_a_graph_is_fresh_unless_frozen) {
+END_TENS
+START_TENS(an_upload_in_a_graph_is_fresh_unless_frozen) {
     const bool frozen = _i % 2 == 1;
     cudaGraph_t graph;
     cudaGraphExec_t run;
@@ -618,7 +618,7 @@ START_TEST(an_upload_in_a_graph_is_fresh_unless_frozen) {
     OK(cudaFreeHost(to));
     end();
 }
-END_TEST
+END_TENS
 static cudaGraphExec_t capture_ring(member *ring, cudaStream_t origin,
                                     cudaEvent_t all) {
     cudaGraph_t graph;
@@ -637,7 +637,7 @@ static cudaGraphExec_t capture_ring(member *ring, cudaStream_t origin,
     OK(cudaGraphDestroy(graph));
     return run;
 }
-START_TEST(a_graph_keeps_its_edges) {
+START_TENS(a_graph_keeps_its_edges) {
     const bool lost = _i % 2 == 1;
     member ring[MOST];
     begin(_i, lost ? STAND_IN_LATE : STAND_IN_BY_SEED);
@@ -658,8 +658,8 @@ START_TEST(a_graph_keeps_its_edges) {
     OK(cudaEventDestroy(all));
     ck_assert_int_eq(stand_in_end() > 0, lost);
 }
-END_TEST
-START_TEST(a_graph_never_meets_itself) {
+END_TENS
+START_TENS(a_graph_never_meets_itself) {
     cudaGraph_t graph;
     cudaGraphExec_t run;
     begin(_i, STAND_IN_BY_SEED);
@@ -680,7 +680,7 @@ START_TEST(a_graph_never_meets_itself) {
     OK(cudaStreamDestroy(two));
     end();
 }
-END_TEST
+END_TENS
 START_TEST(a_capture_is_spoiled) {
     cudaGraph_t graph;
     begin(_i, STAND_IN_BY_SEED);
@@ -773,7 +773,7 @@ START_TEST(a_barrier_is_missing) {
 }
 END_TEST
 
-START_TEST(a_barrier_is_not_reached) {
+START_TENS(a_barrier_is_not_reached) {
     float host[THREADS];
     begin(_i, STAND_IN_BY_SEED);
     ck_assert_int_eq(turn_row(_i % 2 == 0 ? HALF_BARRIER : HALF_WARP, host),
@@ -784,7 +784,7 @@ START_TEST(a_barrier_is_not_reached) {
     SAYS("has ended");
     end();
 }
-END_TEST
+END_TENS
 typedef struct {
     float *sums;
     unsigned *votes;
@@ -805,7 +805,7 @@ CP_KERNEL(warp_sums, warp_test) {
     atomicAdd(&a.votes[64], 1u);
 }
 
-START_TEST(warps_shuffle_and_vote) {
+START_TENS(warps_shuffle_and_vote) {
     float sums[3 * 64];
     unsigned votes[65];
     begin(_i, STAND_IN_BY_SEED);
@@ -832,7 +832,7 @@ START_TEST(warps_shuffle_and_vote) {
     OK(cudaFree(test.votes));
     end();
 }
-END_TEST
+END_TENS
 
 static void touch_badly(int kind) {
     float *x = device(64);
@@ -1027,7 +1027,7 @@ START_TEST(a_rank_is_slow_dead_or_failing) {
     end();
 }
 END_TEST
-START_TEST(an_abort_is_heard) {
+START_TENS(an_abort_is_heard) {
     member ring[2];
     ncclResult_t state;
     begin(_i, STAND_IN_BY_SEED);
@@ -1048,9 +1048,9 @@ START_TEST(an_abort_is_heard) {
     ring_close(ring, 2);
     end();
 }
-END_TEST
+END_TENS
 
-START_TEST(collectives_are_right) {
+START_TENS(collectives_are_right) {
     const int ranks = 1 + _i % 4;
     member ring[MOST];
     float all[WIDTH];
@@ -1080,8 +1080,8 @@ START_TEST(collectives_are_right) {
     ring_close(ring, ranks);
     end();
 }
-END_TEST
-START_TEST(communicators_split) {
+END_TENS
+START_TENS(communicators_split) {
     ncclUniqueId id;
     ncclComm_t world[6], row[6], column[6];
     begin(_i, STAND_IN_BY_SEED);
@@ -1110,7 +1110,7 @@ START_TEST(communicators_split) {
     }
     end();
 }
-END_TEST
+END_TENS
 START_TEST(a_peer_never_connects) {
     ncclUniqueId id;
     ncclComm_t comm = NULL;
@@ -1127,28 +1127,28 @@ static Suite *stand_in_suite(void) {
     Suite *suite = suite_create("stand-in");
     TCase *tests = harness_case("stand-in");
     /* The cases of the stand-in. */
-    tcase_add_loop_test(tests, a_right_program_passes_on_every_seed, 0, 200);
-    tcase_add_loop_test(tests, ranks_may_be_threads, 0, 50);
+    tcase_add_loop_test(tests, a_right_program_passes_on_every_seed, 0, 20);
+    tcase_add_loop_test(tests, ranks_may_be_threads, 0, 5);
     tcase_add_test(tests, a_seed_is_an_order);
-    tcase_add_loop_test(tests, the_null_stream_orders_itself, 0, 20);
-    tcase_add_loop_test(tests, a_copy_overtakes_a_kernel, 0, 100);
-    tcase_add_loop_test(tests, two_write_one_buffer, 0, 50);
+    tcase_add_loop_test(tests, the_null_stream_orders_itself, 0, 2);
+    tcase_add_loop_test(tests, a_copy_overtakes_a_kernel, 0, 10);
+    tcase_add_loop_test(tests, two_write_one_buffer, 0, 5);
     tcase_add_loop_test(tests, every_wait_is_missed, 0, WAITS);
-    tcase_add_loop_test(tests, a_communicator_is_not_asked, 0, 20);
-    tcase_add_loop_test(tests, a_buffer_is_written_while_it_is_sent, 0, 50);
-    tcase_add_loop_test(tests, a_wrong_count_is_named, 0, 20);
-    tcase_add_loop_test(tests, a_deadlock_says_who_waits, 0, 20);
-    tcase_add_loop_test(tests, a_communicator_is_one_queue, 0, 20);
-    tcase_add_loop_test(tests, threads_wait_for_each_other, 0, 20);
-    tcase_add_loop_test(tests, a_captured_length_goes_stale, 0, 20);
+    tcase_add_loop_test(tests, a_communicator_is_not_asked, 0, 2);
+    tcase_add_loop_test(tests, a_buffer_is_written_while_it_is_sent, 0, 5);
+    tcase_add_loop_test(tests, a_wrong_count_is_named, 0, 2);
+    tcase_add_loop_test(tests, a_deadlock_says_who_waits, 0, 2);
+    tcase_add_loop_test(tests, a_communicator_is_one_queue, 0, 2);
+    tcase_add_loop_test(tests, threads_wait_for_each_other, 0, 2);
+    tcase_add_loop_test(tests, a_captured_length_goes_stale, 0, 2);
     tcase_add_loop_test(tests, an_upload_in_a_graph_is_fresh_unless_frozen, 0,
-                        20);
-    tcase_add_loop_test(tests, a_graph_keeps_its_edges, 0, 100);
-    tcase_add_loop_test(tests, a_graph_never_meets_itself, 0, 20);
+                        2);
+    tcase_add_loop_test(tests, a_graph_keeps_its_edges, 0, 10);
+    tcase_add_loop_test(tests, a_graph_never_meets_itself, 0, 2);
     tcase_add_loop_test(tests, a_capture_is_spoiled, 0, 4);
     tcase_add_test(tests, a_barrier_is_missing);
-    tcase_add_loop_test(tests, a_barrier_is_not_reached, 0, 20);
-    tcase_add_loop_test(tests, warps_shuffle_and_vote, 0, 20);
+    tcase_add_loop_test(tests, a_barrier_is_not_reached, 0, 2);
+    tcase_add_loop_test(tests, warps_shuffle_and_vote, 0, 2);
     tcase_add_loop_test(tests, a_bad_access_names_the_allocation, 0, 3);
     tcase_add_test(tests, a_range_is_checked);
     tcase_add_test(tests, leaks_are_reported);
@@ -1156,9 +1156,9 @@ static Suite *stand_in_suite(void) {
     tcase_add_loop_test(tests, there_may_be_no_driver, 0, 3);
     tcase_add_loop_test(tests, a_message_is_broken, 0, 4);
     tcase_add_loop_test(tests, a_rank_is_slow_dead_or_failing, 0, 3);
-    tcase_add_loop_test(tests, an_abort_is_heard, 0, 20);
-    tcase_add_loop_test(tests, collectives_are_right, 0, 40);
-    tcase_add_loop_test(tests, communicators_split, 0, 10);
+    tcase_add_loop_test(tests, an_abort_is_heard, 0, 2);
+    tcase_add_loop_test(tests, collectives_are_right, 0, 4);
+    tcase_add_loop_test(tests, communicators_split, 0, 1);
     tcase_add_test(tests, a_peer_never_connects);
     suite_add_tcase(suite, tests);
     return suite;

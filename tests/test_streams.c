@@ -19,7 +19,7 @@ static void draw_lengths(const talk *t, uint64_t *state, bool decode,
     fresh[0] += sum == 0;
 }
 
-START_TEST(conversations_equal_dense_attention) {
+START_TENS(conversations_equal_dense_attention) {
     static const cp_shape shapes[] = {
         {2, 1, 8}, {2, 2, 16}, {6, 2, 33}, {4, 1, 5}};
     static const cp_variant turns[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
@@ -50,7 +50,7 @@ START_TEST(conversations_equal_dense_attention) {
     close_talk(&t);
     ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
 }
-END_TEST
+END_TENS
 
 static bool names(const int *slots, int count, int slot) {
     for (int i = 0; i < count; i++)
@@ -466,7 +466,8 @@ static Suite *streams_suite(void) {
     tcase_add_loop_test(tests, joints_are_what_their_definition_says, 0, 12);
     tcase_add_loop_test(tests, a_manifest_has_every_token_of_a_layout, 0, 10);
     tcase_add_loop_test(tests, lists_grow_as_far_as_they_may, 0, 2);
-    tcase_add_loop_test(tests, conversations_equal_dense_attention, 0, 200);
+    tcase_add_loop_test(tests, conversations_equal_dense_attention, 0,
+                        harness_seeds(20));
     tcase_add_loop_test(tests, ranks_that_disagree_about_a_batch_are_told, 0,
                         2);
     if (stand_in_pretends())

@@ -449,7 +449,7 @@ static Suite *nccl_suite(void) {
     Suite *suite = suite_create("streams over NCCL");
     TCase *tests = harness_case("NCCL");
     tcase_add_loop_test(tests, conversations_over_nccl_equal_dense_attention, 0,
-                        40);
+                        harness_seeds(40));
     tcase_add_loop_test(tests, survivors_of_a_silent_rank_end, 0, 8);
     tcase_add_test(tests, a_peer_that_never_connects_is_not_waited_for);
     tcase_add_test(tests, a_lost_message_is_named);

@@ -1,5 +1,6 @@
 /* What every Check suite of this project shares: a case with a time limit, a
- * main function, and a small random number generator. Not a test itself. */
+ * main function, tests that take their seeds by tens, and a small random number
+ * generator. Not a test itself. */
 #ifndef HARNESS_SUITE_H
 #define HARNESS_SUITE_H
 
@@ -7,12 +8,52 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define HARNESS_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HARNESS_SANITIZED 1
+#endif
+#endif
+#ifndef HARNESS_SANITIZED
+#define HARNESS_SANITIZED 0
+#endif
+
 /* A test case whose tests may each take 20 seconds, and not for ever. */
 static inline TCase *harness_case(const char *name) {
     TCase *tests = tcase_create(name);
     tcase_set_timeout(tests, 20);
     return tests;
 }
+
+/* How many of so many seeds to run: all, and a quarter of them under the address
+ * sanitizer. It asks what each line touches, and later seeds bring other orders
+ * of the same lines; the plain suites run them all. */
+static inline int harness_seeds(int all) {
+    return HARNESS_SANITIZED ? (all + 3) / 4 : all;
+}
+
+/* START_TENS(name) { ... _i ... } END_TENS is START_TEST for an instance that
+ * takes less time than the fork that Check makes for it: ten of them run in one
+ * process. Add it with tcase_add_loop_test(tests, name, 0, instances / 10). One
+ * that fails or crashes ends its ten, and harness_main names it by its _i. */
+#define START_TENS(name)                                                       \
+    static void name##_one(int _i);                                            \
+    START_TEST(name) {                                                         \
+        int *now = harness_note(#name, 10 * _i);                               \
+        for (; *now < 10 * _i + 10; ++*now)                                    \
+            name##_one(*now);                                                  \
+        *now = HARNESS_DONE;                                                   \
+    }                                                                          \
+    END_TEST                                                                   \
+    static void name##_one(int _i)
+#define END_TENS
+
+enum { HARNESS_DONE = -1 };
+
+/* Where the running test writes which instance it has come to; the name must
+ * live as long as the program. */
+int *harness_note(const char *name, int first);
 
 /* xorshift64*: the same numbers on every machine. The state must not be 0. */
 static inline uint64_t harness_random(uint64_t *state) {
@@ -27,13 +68,8 @@ static inline float harness_uniform(uint64_t *state) {
     return (float)(int32_t)(harness_random(state) >> 32) * 0x1p-31f;
 }
 
-static inline int harness_main(Suite *suite) {
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-}
+/* Run the suite, and say where tests by tens stopped; the status to exit with. */
+int harness_main(Suite *suite);
 
 #define SUITE_MAIN(suite)                                                      \
     int main(void) {                                                           \

@@ -3,8 +3,10 @@
  * lanes in them take turns in an order that the seed decides. Only one block
  * of one kernel runs at a time, under the machine's lock.
  *
- * A fiber is entered once by makecontext; after that _setjmp and _longjmp
- * switch, because they make no system call. */
+ * A fiber is entered once by makecontext; after that setjmp and longjmp
+ * switch, because they make no system call. Within a warp each lane goes
+ * straight on to the next; the scheduler is asked when all have had their
+ * turn. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* its longjmp refuses to go to another stack */
 #include <setjmp.h>
@@ -27,17 +29,29 @@
 #ifdef UNDER_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
-/* The library's longjmp asks the kernel a question there, each time. */
+#define UNCHECKED __attribute__((noinline, no_sanitize_address))
+#else
+#define UNCHECKED __attribute__((noinline))
+#endif
+
+/* The compiler's own pair takes a few instructions. The library's longjmp takes
+ * many, and under the address sanitizer asks the kernel a question each time;
+ * clang has no other on some machines. */
+#if defined(UNDER_ASAN) || defined(__x86_64__)
 typedef void *place[5];
 #define save_place(here) __builtin_setjmp(here)
-#define go_to(there) __builtin_longjmp(there, 1)
-#define UNCHECKED __attribute__((noinline, no_sanitize_address))
+#define leave_for(there) __builtin_longjmp(there, 1)
 #else
 typedef jmp_buf place;
 #define save_place(here) _setjmp(here)
-#define go_to(there) _longjmp(there, 1)
-#define UNCHECKED
+#define leave_for(there) _longjmp(there, 1)
 #endif
+
+/* A function of its own: gcc takes it that only a call can come back to a place
+ * that was saved. */
+UNCHECKED static void go_to(place there) {
+    leave_for(there);
+}
 
 enum {
     LANES = 32,
@@ -55,15 +69,19 @@ typedef enum { RUNNING, AT_BLOCK, AT_WARP, ENDED } fiber_state;
 typedef struct {
     place resume_at;
     char *stack; /* NULL: never entered */
-    fiber_state state;
     const char *file;
     int line;
     uint32_t mask; /* of the warp operation it waits in */
 } fiber;
 
 static fiber fibers[MOST_THREADS];
+static fiber_state states[MOST_THREADS]; /* apart: these are searched */
 static place scheduler_place;
 static int current;
+
+/* The warp whose turn it is: so many lanes are left, the next of them first. */
+static struct { int first, lanes, left, lane, stride; } turn;
+static int to_enter; /* the thread that the scheduler is asked to resume */
 
 /* The values that the lanes of a warp operation bring, the lanes they ask for,
  * and what each gets when all have come. */
@@ -90,6 +108,8 @@ static const void *scheduler_stack;
 static size_t scheduler_stack_bytes;
 #endif
 
+static bool from_scheduler;
+
 static void before_fiber(int number) {
 #ifdef UNDER_ASAN
     __sanitizer_start_switch_fiber(&fake_of_scheduler, fibers[number].stack,
@@ -97,6 +117,18 @@ static void before_fiber(int number) {
 #else
     (void)number;
 #endif
+    from_scheduler = true;
+}
+
+static void between_fibers(int number, int next) {
+#ifdef UNDER_ASAN
+    __sanitizer_start_switch_fiber(&fake_of_fiber[number], fibers[next].stack,
+                                   STACK);
+#else
+    (void)number;
+    (void)next;
+#endif
+    from_scheduler = false;
 }
 
 static void back_in_scheduler(void) {
@@ -117,21 +149,54 @@ static void before_scheduler(int number) {
 static void back_in_fiber(int number, bool first) {
 #ifdef UNDER_ASAN
     __sanitizer_finish_switch_fiber(first ? NULL : fake_of_fiber[number],
-                                    &scheduler_stack, &scheduler_stack_bytes);
+                                    from_scheduler ? &scheduler_stack : NULL,
+                                    from_scheduler ? &scheduler_stack_bytes
+                                                   : NULL);
 #else
     (void)number;
     (void)first;
 #endif
 }
 
-/* From a fiber to the scheduler, and some day back. */
+/* The next thread of the warp that can run; -1: all have had their turn. */
+static int next_thread(void) {
+    while (turn.left > 0) {
+        const int lane = turn.lane;
+        turn.lane = (lane + turn.stride) & (LANES - 1);
+        turn.left--;
+        if (lane < turn.lanes && states[turn.first + lane] == RUNNING)
+            return turn.first + lane;
+    }
+    return -1;
+}
+
+static void now_runs(int number) {
+    current = number;
+    threadIdx = (dim3){(unsigned)number, 0, 0};
+}
+
+/* A compiler sees no way from one fiber's code to another's, and would keep what
+ * it knows of the variables above. */
+static void others_have_run(void) {
+    __asm__ volatile("" ::: "memory");
+}
+
+/* From a fiber to the next, or to the scheduler, and some day back. */
 UNCHECKED static void pause_fiber(void) {
     const int number = current;
     if (save_place(fibers[number].resume_at) == 0) {
+        const int next = next_thread();
+        if (next >= 0 && fibers[next].stack != NULL) {
+            between_fibers(number, next);
+            now_runs(next);
+            go_to(fibers[next].resume_at);
+        }
+        to_enter = next;
         before_scheduler(number);
         go_to(scheduler_place);
     }
-    back_in_fiber(number, false);
+    others_have_run();
+    back_in_fiber(current, false);
 }
 
 /* A fiber runs one thread after another for as long as the process lives. */
@@ -139,7 +204,7 @@ static void fiber_main(void) {
     back_in_fiber(current, true);
     for (;;) {
         job.thread(job.arguments);
-        fibers[current].state = ENDED;
+        states[current] = ENDED;
         pause_fiber();
     }
 }
@@ -155,12 +220,13 @@ static char *new_stack(void) {
     return stack + STACK_GUARD;
 }
 
-/* Let a thread go on until its next barrier or its end. */
+/* Let a thread and those after it go on until their next barriers or ends, or
+ * until one comes that was never entered. */
 UNCHECKED static void resume(int number) {
     fiber *f = &fibers[number];
-    current = number;
-    threadIdx = (dim3){(unsigned)number, 0, 0};
+    now_runs(number);
     if (save_place(scheduler_place) != 0) {
+        others_have_run();
         back_in_scheduler();
         return;
     }
@@ -182,7 +248,7 @@ UNCHECKED static void resume(int number) {
 /* A fiber that waits for what never comes is given up, with its stack. */
 static void give_up(int threads) {
     for (int i = 0; i < threads; i++)
-        if (fibers[i].state != ENDED && fibers[i].stack != NULL) {
+        if (states[i] != ENDED && fibers[i].stack != NULL) {
 #ifdef UNDER_ASAN
             __asan_unpoison_memory_region(fibers[i].stack, STACK);
 #endif
@@ -195,7 +261,7 @@ static void give_up(int threads) {
 
 static void wait_here(fiber_state state, const char *file, int line) {
     fiber *f = &fibers[current];
-    f->state = state;
+    states[current] = state;
     f->file = file;
     f->line = line;
     pause_fiber();
@@ -241,8 +307,10 @@ void stand_in_shared(const char *name, void *start, size_t bytes,
 
 /* The scheduler of one block. */
 
-static bool same_place(const fiber *a, const fiber *b) {
-    return a->state == b->state && a->line == b->line && a->mask == b->mask &&
+static bool same_place(int one, int other) {
+    const fiber *a = &fibers[one], *b = &fibers[other];
+    return states[one] == states[other] && a->line == b->line &&
+           a->mask == b->mask &&
            (a->file == b->file || strcmp(a->file, b->file) == 0);
 }
 
@@ -250,17 +318,15 @@ static bool same_place(const fiber *a, const fiber *b) {
 static bool stuck(int threads, const char *why) {
     int first = -1, other = -1;
     for (int i = 0; i < threads && first < 0; i++)
-        if (fibers[i].state == AT_BLOCK || fibers[i].state == AT_WARP)
+        if (states[i] == AT_BLOCK || states[i] == AT_WARP)
             first = i;
-    const int start = first >= 0 && fibers[first].state == AT_WARP
-                          ? first / LANES * LANES
-                          : 0;
+    const int start =
+        first >= 0 && states[first] == AT_WARP ? first / LANES * LANES : 0;
     for (int i = start; i < threads && first >= 0 && other < 0; i++)
-        if (fibers[i].state != RUNNING &&
-            !same_place(&fibers[i], &fibers[first]))
+        if (states[i] != RUNNING && !same_place(i, first))
             other = i;
     char where[160] = "";
-    if (other >= 0 && fibers[other].state == ENDED)
+    if (other >= 0 && states[other] == ENDED)
         snprintf(where, sizeof where, ", thread %d has ended", other);
     else if (other >= 0)
         snprintf(where, sizeof where, ", thread %d waits at line %d", other,
@@ -276,11 +342,11 @@ static bool stuck(int threads, const char *why) {
 
 /* Whether all lanes of this one's mask (those that exist) are where it is. */
 static bool mask_complete(int first, int lanes, int lane) {
-    const fiber *f = &fibers[first + lane];
-    if (f->state != AT_WARP || (f->mask >> lane & 1) == 0)
+    const uint32_t mask = fibers[first + lane].mask;
+    if (states[first + lane] != AT_WARP || (mask >> lane & 1) == 0)
         return false;
     for (int i = 0; i < lanes; i++)
-        if ((f->mask >> i & 1) != 0 && !same_place(f, &fibers[first + i]))
+        if ((mask >> i & 1) != 0 && !same_place(first + lane, first + i))
             return false;
     return true;
 }
@@ -301,7 +367,7 @@ static void release_mask(int first, int lanes, uint32_t mask) {
     }
     for (int i = 0; i < lanes; i++)
         if ((mask >> i & 1) != 0)
-            fibers[first + i].state = RUNNING;
+            states[first + i] = RUNNING;
 }
 
 /* Release what is complete. False: lanes wait, and none of them can go on. */
@@ -312,7 +378,7 @@ static bool release_warp(int first, int lanes) {
             release_mask(first, lanes, fibers[first + lane].mask);
             released = true;
         }
-        waits = waits || fibers[first + lane].state == AT_WARP;
+        waits = waits || states[first + lane] == AT_WARP;
     }
     return released || !waits;
 }
@@ -321,17 +387,19 @@ static bool release_warp(int first, int lanes) {
 static bool run_warp(int first, int lanes) {
     const uint64_t random = draw(UINT32_MAX);
     const int start = (int)(random & 31), stride = (int)(random >> 5 & 31) | 1;
-    for (int i = 0; i < LANES; i++) {
-        const int lane = (start + i * stride) & 31;
-        if (lane < lanes && fibers[first + lane].state == RUNNING)
-            resume(first + lane);
-    }
+    turn.first = first;
+    turn.lanes = lanes;
+    turn.left = LANES;
+    turn.lane = start;
+    turn.stride = stride;
+    for (to_enter = next_thread(); to_enter >= 0;)
+        resume(to_enter);
     return release_warp(first, lanes);
 }
 
 static bool can_run(int first, int lanes) {
     for (int lane = 0; lane < lanes; lane++)
-        if (fibers[first + lane].state == RUNNING)
+        if (states[first + lane] == RUNNING)
             return true;
     return false;
 }
@@ -368,9 +436,9 @@ static bool run_to_barrier(int threads, bool far) {
 static int standing(int threads) {
     int ended = 0, waiting_there = 0;
     for (int i = 0; i < threads; i++) {
-        if (fibers[i].state == ENDED)
+        if (states[i] == ENDED)
             ended++;
-        if (fibers[i].state == AT_BLOCK && same_place(&fibers[i], &fibers[0]))
+        if (states[i] == AT_BLOCK && same_place(i, 0))
             waiting_there++;
     }
     return ended == threads ? 0 : waiting_there == threads ? 1 : -1;
@@ -381,7 +449,7 @@ static bool run_block(int threads) {
     shared_bytes = 0;
     block_votes = 0;
     for (int i = 0; i < threads; i++) {
-        fibers[i].state = RUNNING;
+        states[i] = RUNNING;
         fibers[i].mask = 0;
         fibers[i].line = 0;
         fibers[i].file = "";
@@ -398,7 +466,7 @@ static bool run_block(int threads) {
         block_result = block_votes;
         block_votes = 0;
         for (int i = 0; i < threads; i++)
-            fibers[i].state = RUNNING;
+            states[i] = RUNNING;
     }
 }
 

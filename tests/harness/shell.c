@@ -1,0 +1,95 @@
+/* Lines of shell: a child, two files without names, and what they hold at the
+ * end. */
+#define _GNU_SOURCE
+#include "shell.h"
+
+#include <check.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+char output[1 << 20], errors[1 << 16];
+char directory[64];
+static const char *beginning = "";
+
+void make_directory(void) {
+    snprintf(directory, sizeof(directory), "/tmp/longring-test-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+}
+
+void remove_directory(void) {
+    beginning = "";
+    ck_assert_int_eq(shell("rm -r $D"), 0);
+    directory[0] = '\0';
+}
+
+const char *in(const char *name) {
+    static char paths[4][128];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(paths[turn], sizeof(paths[0]), "%s/%s", directory, name);
+    return paths[turn];
+}
+
+void before_every_line(const char *line) {
+    beginning = line;
+}
+
+static void read_back(FILE *file, char *text, size_t size) {
+    rewind(file);
+    text[fread(text, 1, size - 1, file)] = '\0';
+    fclose(file);
+}
+
+int shell(const char *format, ...) {
+    static char line[4096], whole[5000];
+    const char *program = getenv("LONGRING");
+    FILE *out = tmpfile(), *err = tmpfile();
+    ck_assert(out != NULL && err != NULL);
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    ck_assert_int_lt(length, (int)sizeof(line));
+    const int all = snprintf(whole, sizeof(whole), "L='%s'; D='%s'; %s\n%s\n",
+                             program != NULL ? program : "build/longring",
+                             directory, beginning, line);
+    ck_assert_int_lt(all, (int)sizeof(whole));
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(fileno(out), STDOUT_FILENO);
+        dup2(fileno(err), STDERR_FILENO);
+        execl("/bin/sh", "sh", "-c", whole, (char *)NULL);
+        _exit(127);
+    }
+    int status = -1;
+    ck_assert(child > 0 && waitpid(child, &status, 0) == child);
+    read_back(out, output, sizeof(output));
+    read_back(err, errors, sizeof(errors));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void accepted(const char *line, const char *wanted) {
+    const int status = shell("%s", line);
+    ck_assert_msg(status == 0, "%s: status %d, '%.300s'", line, status, errors);
+    ck_assert_msg(errors[0] == '\0', "%s: '%.300s'", line, errors);
+    ck_assert_msg(strstr(output, wanted) != NULL, "%s: '%.3000s', not '%s'",
+                  line, output, wanted);
+}
+
+void refused(int status, const char *because, const char *line) {
+    const int got = shell("%s", line);
+    const bool merged = strstr(beginning, "2>&1") != NULL;
+    const char *said = merged ? output : errors, *end = strchr(said, '\n');
+    ck_assert_msg(got == status && (merged || output[0] == '\0'),
+                  "%s: status %d, not %d: '%.300s' '%.300s'", line, got, status,
+                  output, errors);
+    ck_assert_msg(strncmp(said, "longring: ", 10) == 0 && end != NULL &&
+                      end[1] == '\0',
+                  "%s: '%.300s' is not one line", line, said);
+    ck_assert_msg(strstr(said, because) != NULL, "%s: '%.300s', not '%s'", line,
+                  said, because);
+}
