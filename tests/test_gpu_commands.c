@@ -117,7 +117,22 @@ START_TEST(a_trace_has_two_lanes_a_rank) {
          "[ $(grep -c thread_name $D/t.json) = 6 ]");
 }
 END_TEST
-
+START_TEST(gpus_are_calibrated) {
+    static const char *const on[] = {"cuda", "cuda-fp32", "cuda-fp8"};
+    char line[600];
+    if (_i == 2 && getenv("LONGRING_GPU") != NULL)
+        return;
+    snprintf(line, sizeof(line),
+             "$G calibrate --on %s --ranks 2 --rounds 1 --rows 1,8 --keys "
+             "16,64 --bytes 64,4096 --heads 4,2,16 --name it --out $D/it && "
+             "grep -q '2 ranks on %s, heads 4,2,16' $D/it && $G simulate "
+             "--machine $D/it --model smollm2-135m --tensor 1 --new 64 && $G "
+             "chat --model $D/m.gguf --on cuda --ranks 2 --machine $D/it "
+             "--most 2 --ask Ring",
+             on[_i], on[_i]);
+    runs(line);
+}
+END_TEST
 START_TEST(a_machine_without_a_gpu_is_told_so) {
     static const char *const chat =
         "$G chat --model $D/m.gguf --on cuda --ask x --most 2";
@@ -167,6 +182,7 @@ static Suite *gpu_commands_suite(void) {
     tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0,
                         harness_seeds(3));
     tcase_add_test(tests, a_trace_has_two_lanes_a_rank);
+    tcase_add_loop_test(tests, gpus_are_calibrated, 0, 3);
     tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
     tcase_add_test(tests, launched_processes_end_together);
     return suite;
