@@ -486,6 +486,7 @@ static cp_status time_subject(void *context, const cp_subject *subject,
         status = await_all(it, seconds);
     if (status != CP_OK && link != NULL)
         link->abort(link->context);
+    status = cp_device_all_ready(it->place->crew, status);
     if (status == CP_OK)
         status = longest(it->place->crew, seconds);
     *seconds /= (double)times;

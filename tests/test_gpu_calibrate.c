@@ -14,7 +14,7 @@ static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
 static cp_calibration asked(int ranks, cp_hardware *hardware) {
     *hardware = (cp_hardware){.name = "pretended"};
-    return (cp_calibration){.shape = {4, 2, 16},
+    return (cp_calibration){.shape = {2, 1, 16},
                             .ranks = ranks,
                             .cores = 2,
                             .rounds = 1,
@@ -36,8 +36,8 @@ static void nothing_is_left(void) {
 static const struct {
     int ranks;
     cp_numbers numbers;
-} setups[] = {{1, CP_NUMBERS_BF16}, {2, CP_NUMBERS_BF16}, {2, CP_NUMBERS_F32},
-              {2, CP_NUMBERS_F8},   {3, CP_NUMBERS_BF16}, {4, CP_NUMBERS_BF16}};
+} setups[] = {{1, CP_NUMBERS_BF16}, {2, CP_NUMBERS_F32},  {2, CP_NUMBERS_F8},
+              {3, CP_NUMBERS_BF16}, {2, CP_NUMBERS_BF16}, {4, CP_NUMBERS_BF16}};
 
 START_TEST(the_pretended_machine_comes_out) {
     const cp_device_place here = {.only = CP_NOBODY};
@@ -223,7 +223,8 @@ END_TEST
 static Suite *suite(void) {
     Suite *suite = suite_create("calibration of GPUs");
     TCase *tests = harness_case("calibration of GPUs");
-    tcase_add_loop_test(tests, the_pretended_machine_comes_out, 0, 6);
+    tcase_add_loop_test(tests, the_pretended_machine_comes_out, 0,
+                        HARNESS_SANITIZED ? 4 : 6);
     if (stand_in_pretends()) {
         tcase_add_loop_test(tests, processes_come_to_one_description, 0, 2);
         tcase_add_loop_test(tests, what_fails_fails_cleanly, 0, 3);
