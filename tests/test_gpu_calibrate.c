@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "cuda/device_laboratory.h"
-#include "stand_in.h"
+#include "harness/stand-in/stand_in.h"
 
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
