@@ -125,16 +125,16 @@ static void measure(int repeats) {
         runs[n] = run;
     }
     qsort(runs, (size_t)repeats, sizeof(runs[0]), by_end);
-    const job best = runs[repeats / 2];
+    const job middle = runs[repeats / 2];
     for (int rank = 0; rank < RANKS; rank++)
-        for (int n = 0; n < best.lines[rank].count; n++) {
-            const stretch *s = &best.lines[rank].stretches[n];
+        for (int n = 0; n < middle.lines[rank].count; n++) {
+            const stretch *s = &middle.lines[rank].stretches[n];
             printf("measured,%d,%d,%s,%.3f,%.3f,%d,%d\n", rank, n,
-                   cp_op_name(s->kind), 1e3 * (s->start - best.start),
-                   1e3 * (s->end - best.start), 1 + 2 * rank,
+                   cp_op_name(s->kind), 1e3 * (s->start - middle.start),
+                   1e3 * (s->end - middle.start), 1 + 2 * rank,
                    s->kind != CP_OP_ATTEND);
         }
-    printf("measured,all,0,all,0,%.3f,0,1\n", 1e3 * last_end(&best));
+    printf("measured,all,0,all,0,%.3f,0,1\n", 1e3 * last_end(&middle));
     cp_plan_free(plan);
     cp_layout_free(layout);
     cp_store_free(run.store);
