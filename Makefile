@@ -21,7 +21,7 @@ DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file book/demo.txt -
 # -iquote and not -I: <check.h> is the test library's, "check.h" is ours.
 # Vectors are passed among static functions only, so their ABI is nobody's matter.
 flags     = -std=c11 -fopenmp -Wall -Wextra -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
-            -iquote src -iquote reference -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp)) $(mpi)
+            -iquote src -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp)) $(mpi)
 # MPI, if there is one: ompi-c or mpich, as pkg-config calls them. MPI= builds without.
 MPI      ?= $(firstword $(foreach m,ompi-c mpich,$(shell pkg-config --exists $(m) 2>/dev/null && echo $(m))))
 libraries := -lblis -lpcre2-8 -lpthread -lm $(if $(MPI),$(shell pkg-config --libs $(MPI)))
@@ -44,37 +44,37 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 
 # All that is built lies under B; sanitize and warnings build elsewhere.
 B        ?= build
-OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c reference/*.c)) $(B)/built-in.o
+OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*/*.c reference/*/*.c)) $(B)/built-in.o
 BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model) figures/data/paper.csv
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
 HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_% tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
 MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
-STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*.c cuda/*.cu tests/harness/stand-in/*.c))
+STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
 ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers% gpu% graphs% traces%),$(SUITES))
-stand_in  = -isystem tests/harness/stand-in -iquote cuda
+stand_in  = -isystem tests/harness/stand-in
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams streams_processes graphs traces layers gpu_model gpu_calibrate)
-GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*.c cuda/*.cu))
+GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu))
 for_gpu  := -lcublasLt -lnccl
-real_cuda = -isystem $(CUDA_HOME)/include -iquote cuda -iquote tests
+real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
 LIBRARY   = $(B)/liblongring.a
-PROGRAM   = $(if $(wildcard reference/main.c),$(B)/longring)
-NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*.c reference/*.c))
+PROGRAM   = $(B)/longring
+NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*/*.c reference/*/*.c))
 PYTHON   ?= python3
 write_bench = tests/harness/write-bench figures/data/bench
 Q         = $(if $(V),,@)# make V=1 shows whole commands
 again     = $(MAKE) --no-print-directory
 
 all: $(LIBRARY) $(PROGRAM) ## build build/longring and build/liblongring.a (the default)
-$(LIBRARY): $(filter-out $(B)/reference/main.o,$(OBJECTS))
+$(LIBRARY): $(filter-out $(B)/src/app/main.o,$(OBJECTS))
 	@echo "  ar   $@"; rm -f $@
 	$(Q)ar rcs $@ $^
-$(B)/longring: $(B)/reference/main.o $(LIBRARY)
+$(B)/longring: $(B)/src/app/main.o $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
@@ -82,10 +82,10 @@ $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
 $(ON_STAND_IN): $(STAND_IN)
 # A whole program on the stand-in, with GPUs in its table of backends.
-$(B)/stand-in/longring: $(B)/stand-in/reference/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
+$(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
-$(B)/stand-in/reference/backends.c.o: private flags += -DCP_HAVE_CUDA
+$(B)/stand-in/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
@@ -109,7 +109,7 @@ $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 	$(Q)$(CC) $(flags) -c -o $@ $<
--include $(wildcard $(B)/src/*.d $(B)/reference/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d $(B)/stand-in/reference/*.d $(B)/stand-in/tests/harness/*.d) $(STAND_IN:.o=.d)
+-include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
@@ -125,17 +125,17 @@ gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/longring ## build build/gpu/longring,
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
 	$(Q)$(NVCC) -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
-	  -I. -Icuda -MD -MF $(@:.o=.d) -c -o $@ $<
+	  -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $<
 $(B)/gpu/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
 $(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
-$(B)/gpu/longring: $(B)/gpu/reference/backends.c.o $(B)/reference/main.o $(GPU) $(LIBRARY)
+$(B)/gpu/longring: $(B)/gpu/src/app/backends.c.o $(B)/src/app/main.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
-$(B)/gpu/reference/backends.c.o: private flags += -DCP_HAVE_CUDA
+$(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
@@ -164,17 +164,16 @@ warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
 objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o $(B)/real-cublas_interface.o)
-format: ## check the layout of the tangled C with clang-format
+format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*.[ch] reference/*.[ch] cuda/*.[ch] cuda/*.cu tests/*.[ch] tests/harness/stand-in/*.[ch] exercises/*/*.[ch])
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/stand-in/*.[ch] exercises/*/*.[ch])
 
 ONLY ?= $(sort $(wildcard book/[0-9]*.nw))
-tangle: ## write src, reference, tests and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
+tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
 	@book/tangle . $(ONLY)
 drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
 	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(ONLY)
-	@for tree in src reference cuda tests exercises; do if [ -e $$tree ] || [ -e build/tangled/$$tree ]; then mkdir -p build/tangled/$$tree; \
-	  diff -ru -x harness -x wrong $$tree build/tangled/$$tree || { echo "drift: edit the chapter, then make tangle"; exit 1; }; fi; done
+	@book/drift build/tangled
 book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: a quick draft of one chapter)
 	@$(call install,$(FOR_BOOK))
 	@book/weave $(if $(filter command,$(origin ONLY)),$(ONLY))
@@ -189,9 +188,9 @@ demo: ## install, build, fetch the model, and hold a conversation over four rank
 install: all ## install binary, library, headers and longring.pc under DESTDIR and PREFIX
 	install -Dm755 $(PROGRAM) -t $(DESTDIR)$(PREFIX)/bin
 	install -Dm644 $(LIBRARY) -t $(DESTDIR)$(PREFIX)/lib
-	install -Dm644 $(wildcard src/*.h reference/*.h) -t $(DESTDIR)$(PREFIX)/include/longring
+	for h in $(wildcard src/*/*.h reference/*/*.h); do install -Dm644 $$h $(DESTDIR)$(PREFIX)/include/longring/$${h#src/}; done
 	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	printf '%s\n' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include' \
+	printf '%s\n' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include/longring' \
 	  'Libs: -L$(PREFIX)/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
 clean: ## remove everything built
 	rm -rf build

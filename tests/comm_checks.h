@@ -1,10 +1,9 @@
-/* Tangled from book/04-ranks.nw; edit the chapter. */
 /* What ranks do to find out whether their communicator keeps its promise.
  * Each returns CP_OK, or says what is wrong. For tests of communicators. */
 #ifndef TESTS_COMM_CHECKS_H
 #define TESTS_COMM_CHECKS_H
 
-#include "src/comm.h"
+#include "ring/comm.h"
 
 #include <string.h>
 #include <stdlib.h>

@@ -1,4 +1,3 @@
-/* Tangled from book/13-kernels.nw; edit the chapter. */
 /* Numbers that all formats of a device hold exactly. For suites only. */
 #ifndef TESTS_FORMATS_H
 #define TESTS_FORMATS_H
@@ -8,7 +7,7 @@
 #include <string.h>
 
 #include "harness/suite.h"
-#include "kernels.h"
+#include "cuda/kernels/kernels.h"
 
 static inline float draw(uint64_t *state) {
     return (float)((int)(harness_random(state) >> 40) % 129 - 64) / 32.0f;

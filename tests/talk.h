@@ -1,4 +1,3 @@
-/* Tangled from book/13-streams.nw; edit the chapter. */
 /* Conversations over ranks on what stands in for a GPU, compared with dense
  * attention. For suites only. */
 #ifndef TESTS_TALK_H
@@ -10,12 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cache.h"
+#include "ring/cache.h"
 #include "formats.h"
 #include "harness/stand-in/stand_in.h"
-#include "oracle.h"
-#include "src/check.h"
-#include "streams.h"
+#include "reference/attend/oracle.h"
+#include "ring/check.h"
+#include "cuda/ring/streams.h"
 
 enum { LAYERS = 2, MOST_RANKS = 8, QUERY = 1, KEY, VALUE };
 

@@ -1,8 +1,7 @@
-/* Tangled from book/12-model.nw; edit the chapter. */
 /* Attention over ranks with a past, against the oracle. */
-#include "attend_job.h"
-#include "oracle.h"
-#include "partial.h"
+#include "reference/model/attend_job.h"
+#include "reference/attend/oracle.h"
+#include "reference/attend/partial.h"
 #include "tests/harness/suite.h"
 
 #include <math.h>

@@ -1,9 +1,8 @@
-/* Tangled from book/01-attention.nw; edit the chapter. */
 /* The fp32 kernel against the fp64 oracle, and the oracle against values
  * worked out by hand. */
-#include "attend.h"
+#include "reference/attend/attend.h"
 #include "harness/suite.h"
-#include "oracle.h"
+#include "reference/attend/oracle.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,8 +1,7 @@
-/* Tangled from book/94-bench.nw; edit the chapter. */
 /* The bench: rounds, rows, refusals, and peers that misbehave. */
 #define _GNU_SOURCE
-#include "reference/bench_truth.h"
-#include "reference/measure.h"
+#include "app/bench_truth.h"
+#include "app/measure.h"
 #include "tests/harness/shell.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"

@@ -1,4 +1,3 @@
-/* Tangled from book/08-conversations.nw; edit the chapter. */
 /* The persistent cache: conversations, their books, and failed calls. */
 #include "harness/suite.h"
 

@@ -1,4 +1,3 @@
-/* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* Calibration: machines that are made up come out as they are; the command;
  * refusals. */
 #define _GNU_SOURCE
@@ -10,15 +9,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cache.h"
-#include "calibrate.h"
-#include "foresee.h"
-#include "host.h"
-#include "measure.h"
-#include "simulate.h"
-#include "store.h"
-#include "subjects.h"
-#include "walk.h"
+#include "ring/cache.h"
+#include "predict/calibrate.h"
+#include "predict/foresee.h"
+#include "ground/host.h"
+#include "app/measure.h"
+#include "predict/simulate.h"
+#include "reference/ring/store.h"
+#include "app/subjects.h"
+#include "reference/ring/walk.h"
 
 static struct {
     double speed; /* in cores, of a rank */

@@ -1,9 +1,8 @@
-/* Tangled from book/93-chat.nw; edit the chapter. */
 /* Tape and screen: what chat is made of. */
 #define _GNU_SOURCE
-#include "src/backend.h"
-#include "src/screen.h"
-#include "src/tape.h"
+#include "model/backend.h"
+#include "app/screen.h"
+#include "app/tape.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"
 

@@ -1,14 +1,13 @@
-/* Tangled from book/10-choose.nw; edit the chapter. */
 /* What a session is told, files of times, learned rules, and the command. */
 #define _GNU_SOURCE
-#include "choose.h"
+#include "ring/choose.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "description.h"
-#include "learn.h"
+#include "predict/description.h"
+#include "predict/learn.h"
 #include "tests/harness/shell.h"
 #include "tests/harness/suite.h"
 

@@ -1,8 +1,7 @@
-/* Tangled from book/93-chat.nw; edit the chapter. */
 /* The program longring, run as a stranger would run it. */
 #define _GNU_SOURCE
-#include "reference/oracle.h"
-#include "src/npy.h"
+#include "reference/attend/oracle.h"
+#include "app/npy.h"
 #include "tests/harness/shell.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"

@@ -1,4 +1,3 @@
-/* Tangled from book/09-decode.nw; edit the chapter. */
 /* Batched ring decode: owners, answers, bytes. */
 #include "harness/suite.h"
 

@@ -1,8 +1,7 @@
-/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
 /* The fast kernel: all that the first one was asked, and what only this one
  * could get wrong. */
 #define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
-#include "fast.h"
+#include "reference/attend/fast.h"
 
 #define ANOTHER_KERNEL cp_attend_fast
 #include "test_attention.c"
@@ -11,9 +10,9 @@
 
 #include <blis.h>
 
-#include "exp2.h"
-#include "micro.h"
-#include "partial.h"
+#include "reference/attend/exp2.h"
+#include "reference/attend/micro.h"
+#include "reference/attend/partial.h"
 
 static const int numbers[] = {
     -1, /* BLIS's own choice */

@@ -1,8 +1,7 @@
-/* Tangled from book/12-weights.nw; edit the chapter. */
 /* The weight file: sound ones read, bad ones refused, values exact. */
 #define _GNU_SOURCE
-#include "reference/dequantise.h"
-#include "src/gguf.h"
+#include "reference/model/dequantise.h"
+#include "model/gguf.h"
 #include "tests/harness/blocks.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"

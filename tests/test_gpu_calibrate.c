@@ -1,4 +1,3 @@
-/* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* Calibration of ranks on GPUs, on the stand-in or on a real one. */
 #define _GNU_SOURCE
 #include "harness/suite.h"
@@ -7,7 +6,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "cuda/device_laboratory.h"
+#include "cuda/model/device_laboratory.h"
 #include "harness/stand-in/stand_in.h"
 
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};

@@ -1,10 +1,9 @@
-/* Tangled from book/13-model.nw; edit the chapter. */
 /* The program with GPUs in it, on the stand-in or on a real one. */
 #define _GNU_SOURCE
 #include "harness/shell.h"
 #include "harness/suite.h"
 #include "harness/tiny_gguf.h"
-#include "src/npy.h"
+#include "app/npy.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
-/* Tangled from book/13-model.nw; edit the chapter. */
 /* A model on GPUs, pretended or real, against the same model on threads. */
 #define _POSIX_C_SOURCE 200809L /* barriers */
-#include "src/backend.h"
+#include "model/backend.h"
 #include "harness/stand-in/stand_in.h"
 #include "harness/suite.h"
 #include "harness/tiny_gguf.h"
@@ -10,8 +9,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "cuda/device_engine.h"
-#include "cuda/nccl_link.h"
+#include "cuda/model/device_engine.h"
+#include "cuda/ring/nccl_link.h"
 
 #define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
 

@@ -1,4 +1,3 @@
-/* Tangled from book/13-graphs.nw; edit the chapter. */
 /* Decode steps in CUDA graphs: the same bits as enqueued ones, dense
  * attention's answers, and stale lists found. */
 #define _POSIX_C_SOURCE 200809L /* threads */
@@ -6,8 +5,8 @@
 
 #include <pthread.h>
 
-#include "graph.h"
-#include "nccl_link.h"
+#include "cuda/ring/graph.h"
+#include "cuda/ring/nccl_link.h"
 
 typedef struct {
     talk t; /* its plan is what walkers were made for, not the step's */

@@ -1,10 +1,9 @@
-/* Tangled from book/90-ground.nw; edit the chapter. */
-/* Failures, sizes, memory and time: the promises of src/ground.h, at their
+/* Failures, sizes, memory and time: the promises of src/ground/ground.h, at their
  * edges. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "harness/suite.h"
 
-#include "../src/ground.h"
+#include "ground/ground.h"
 
 #include <pthread.h>
 #include <stdbool.h>

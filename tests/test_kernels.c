@@ -1,4 +1,3 @@
-/* Tangled from book/13-kernels.nw; edit the chapter. */
 /* The plain kernels, on what stands in for a GPU. */
 #include "harness/suite.h"
 
@@ -7,7 +6,7 @@
 
 #include "harness/stand-in/stand_in.h"
 #include "formats.h"
-#include "oracle.h"
+#include "reference/attend/oracle.h"
 
 static void *upload(const void *from, int64_t bytes) {
     void *to = NULL;

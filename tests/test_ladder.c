@@ -1,8 +1,7 @@
-/* Tangled from book/11-ladder.nw; edit the chapter. */
 /* Every rung of the ladder against the fp64 oracle, on the same problems. */
-#include "reference/ladder.h"
+#include "reference/attend/ladder.h"
 #include "harness/suite.h"
-#include "reference/oracle.h"
+#include "reference/attend/oracle.h"
 
 #include <string.h>
 

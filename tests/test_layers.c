@@ -1,4 +1,3 @@
-/* Tangled from book/13-layers.nw; edit the chapter. */
 /* The layers of a model on a device: roundings, small layers, blocks, and
  * products; on what stands in for a GPU and its library, or on them. */
 #include "harness/suite.h"
@@ -12,12 +11,12 @@
 #include "harness/blocks.h"
 #include "harness/stand-in/cublas.h"
 #include "harness/stand-in/stand_in.h"
-#include "dequantise.h"
+#include "reference/model/dequantise.h"
 #include "formats.h"
-#include "layers.h"
-#include "model_kernels.h"
-#include "multiply.h"
-#include "weights.h"
+#include "reference/model/layers.h"
+#include "cuda/kernels/model_kernels.h"
+#include "cuda/kernels/multiply.h"
+#include "cuda/kernels/weights.h"
 
 /* A format's bits of fraction, its bias, and the largest code it rounds to. */
 typedef struct {

@@ -1,4 +1,3 @@
-/* Tangled from book/15-machines.nw; edit the chapter. */
 /* Descriptions of machines and models: read, written, refused. */
 #define _GNU_SOURCE
 #include "harness/suite.h"
@@ -7,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "machine.h"
-#include "models.h"
+#include "predict/machine.h"
+#include "predict/models.h"
 
 static char *written(const cp_hardware *hardware) {
     char *text = NULL;

@@ -1,7 +1,6 @@
-/* Tangled from book/11-blocks.nw; edit the chapter. */
 /* Weights in tiles: every value exact, every product as good as a sum. */
-#include "dequantise.h"
-#include "linear.h"
+#include "reference/model/dequantise.h"
+#include "reference/model/linear.h"
 #include "tests/harness/suite.h"
 
 #include <math.h>

@@ -1,12 +1,11 @@
-/* Tangled from book/12-model.nw; edit the chapter. */
 /* The whole model: against float64, against one rank, against the reference
  * values of a real file; and what happens when a call fails. */
 #define _GNU_SOURCE
-#include "backend.h"
-#include "check.h"
-#include "choose.h"
-#include "loader.h"
-#include "sample.h"
+#include "model/backend.h"
+#include "ring/check.h"
+#include "ring/choose.h"
+#include "model/loader.h"
+#include "model/sample.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/naive_llama.h"
 #include "tests/harness/suite.h"

@@ -1,16 +1,15 @@
-/* Tangled from book/13-mpi.nw; edit the chapter. */
 /* Ranks as processes, started by mpirun. This program is also what it
  * starts: with --rank SCENE it plays one rank. */
 #define _DEFAULT_SOURCE
 
-#include "processes.h"
+#include "reference/ring/processes.h"
 
 #include "comm_checks.h"
 #include "harness/suite.h"
 #include "harness/tiny_gguf.h"
-#include "src/backend.h"
-#include "src/crew.h"
-#include "src/npy.h"
+#include "model/backend.h"
+#include "ring/crew.h"
+#include "app/npy.h"
 
 #include <math.h>
 #include <signal.h>

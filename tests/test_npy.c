@@ -1,8 +1,7 @@
-/* Tangled from book/91-command-line.nw; edit the chapter. */
 /* NumPy's files, read with suspicion and written whole. */
 #define _GNU_SOURCE
-#include "src/npy.h"
-#include "src/save.h"
+#include "app/npy.h"
+#include "ground/save.h"
 #include "tests/harness/suite.h"
 
 #include <fcntl.h>

@@ -1,7 +1,6 @@
-/* Tangled from book/91-command-line.nw; edit the chapter. */
 /* The parser of command lines. */
 #define _GNU_SOURCE
-#include "src/options.h"
+#include "ground/options.h"
 #include "tests/harness/suite.h"
 
 #include <stdio.h>

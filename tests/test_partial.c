@@ -1,9 +1,8 @@
-/* Tangled from book/02-partials.nw; edit the chapter. */
 /* The laws of merging, and merged pieces against the whole. */
-#include "attend.h"
+#include "reference/attend/attend.h"
 #include "harness/suite.h"
-#include "oracle.h"
-#include "partial.h"
+#include "reference/attend/oracle.h"
+#include "reference/attend/partial.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,3 @@
-/* Tangled from book/06-pass-kv.nw; edit the chapter. */
 /* Ring pass-KV and its baseline: right, and as heavy as the formulas say. */
 #include "harness/suite.h"
 

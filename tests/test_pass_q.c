@@ -1,4 +1,3 @@
-/* Tangled from book/07-pass-q.nw; edit the chapter. */
 /* Ring pass-Q: right, and as heavy as the formulas say. */
 #include "harness/suite.h"
 

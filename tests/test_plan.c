@@ -1,4 +1,3 @@
-/* Tangled from book/05-proof.nw; edit the chapter. */
 /* Plans: right ones pass, each kind of damage is found and named. */
 #define _POSIX_C_SOURCE 200809L
 #include "harness/suite.h"
@@ -6,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../src/cache.h"
-#include "../src/check.h"
-#include "../src/draw.h"
-#include "../src/explore.h"
+#include "ring/cache.h"
+#include "ring/check.h"
+#include "ring/draw.h"
+#include "ring/explore.h"
 
 /* The layout of one call over an empty cache. */
 static cp_layout *fresh_layout(int ranks, int64_t tokens) {

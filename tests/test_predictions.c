@@ -1,4 +1,3 @@
-/* Tangled from book/15-command.nw; edit the chapter. */
 /* The simulator against the paper: held-out errors, winners, the fit, and what
  * the command prints. */
 #define _GNU_SOURCE
@@ -9,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "fit.h"
-#include "tables.h"
+#include "predict/fit.h"
+#include "predict/tables.h"
 
 static cp_hardware gtt;
 static cp_model_sizes model;

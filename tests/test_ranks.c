@@ -1,9 +1,8 @@
-/* Tangled from book/04-ranks.nw; edit the chapter. */
 /* Ranks and their messages: what arrives, what is counted, and how
  * every wait ends when somebody fails. */
 #define _DEFAULT_SOURCE
 
-#include "threads.h"
+#include "reference/ring/threads.h"
 
 #include "comm_checks.h"
 #include "harness/suite.h"

@@ -1,12 +1,11 @@
-/* Tangled from book/10-choose.nw; edit the chapter. */
 /* Fractions, and the rules that choose a ring: counts, ties, scores. */
-#include "rules.h"
+#include "ring/rules.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "cache.h"
-#include "check.h"
+#include "ring/cache.h"
+#include "ring/check.h"
 #include "tests/harness/suite.h"
 
 static bool equals(cp_rational a, int64_t over, int64_t under) {

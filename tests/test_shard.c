@@ -1,10 +1,9 @@
-/* Tangled from book/03-sharding.nw; edit the chapter. */
 /* Sharding: nothing lost, nothing twice, equal blocks, fair shares. */
 #include "harness/suite.h"
 
 #include <string.h>
 
-#include "../src/layout.h"
+#include "ring/layout.h"
 
 static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
                  int64_t length) {

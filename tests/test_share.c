@@ -1,10 +1,9 @@
-/* Tangled from book/15-share.nw; edit the chapter. */
 /* Ranks that share cores, against closed forms. */
 #include "harness/suite.h"
 
 #include <math.h>
 
-#include "share.h"
+#include "predict/share.h"
 
 enum { MOST_RANKS = 8, MOST_TASKS = 16 };
 

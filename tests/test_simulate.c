@@ -1,4 +1,3 @@
-/* Tangled from book/15-simulate.nw; edit the chapter. */
 /* The simulator against hand-made cases, bounds, and the model's invariants. */
 #define _GNU_SOURCE
 #include "harness/suite.h"
@@ -9,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "simulate.h"
+#include "predict/simulate.h"
 
 static const char toy_machine[] = "machine toy\n"
                                   "memory 1 GB assumed\n"

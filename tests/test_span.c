@@ -1,7 +1,6 @@
-/* Tangled from book/01-attention.nw; edit the chapter. */
 /* Spans against brute force, and against sums that are known. */
 #include "harness/suite.h"
-#include "span.h"
+#include "ring/span.h"
 
 #include <string.h>
 

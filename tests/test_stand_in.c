@@ -1,4 +1,3 @@
-/* Tangled from book/13-stand-in.nw; edit the chapter. */
 /* The stand-in for CUDA and NCCL finds what it is there to find: waits that
  * are missing, buffers that are reused too early, sizes that differ,
  * deadlocks, stale captures, and accesses out of bounds. */

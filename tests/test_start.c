@@ -1,4 +1,3 @@
-/* Tangled from book/13-start.nw; edit the chapter. */
 /* Processes that find each other, and the environment that they find. Each
  * scene forks its ranks; they meet over this machine's sockets. */
 #define _DEFAULT_SOURCE
@@ -14,10 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "src/agree.h"
-#include "src/cache.h"
-#include "src/meet.h"
-#include "src/wire.h"
+#include "ring/agree.h"
+#include "ring/cache.h"
+#include "ring/meet.h"
+#include "ring/wire.h"
 
 typedef struct {
     cp_status status;

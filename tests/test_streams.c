@@ -1,10 +1,9 @@
-/* Tangled from book/13-streams.nw; edit the chapter. */
 /* Plans on streams: conversations against dense attention, on what stands in
  * for a GPU, and the same with an edge taken out. */
 #include "talk.h"
 
-#include "joints.h"
-#include "manifest.h"
+#include "ring/joints.h"
+#include "cuda/ring/manifest.h"
 
 static void draw_lengths(const talk *t, uint64_t *state, bool decode,
                          int64_t *fresh) {

@@ -1,11 +1,10 @@
-/* Tangled from book/13-nccl.nw; edit the chapter. */
 /* Ranks over NCCL, as threads of one process on what stands in for it. */
 #define _POSIX_C_SOURCE 200809L /* barriers */
 #include "talk.h"
 
 #include <pthread.h>
 
-#include "nccl_link.h"
+#include "cuda/ring/nccl_link.h"
 
 typedef struct {
     talk *talk;

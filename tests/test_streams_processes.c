@@ -1,4 +1,3 @@
-/* Tangled from book/13-start.nw; edit the chapter. */
 /* Ranks of NCCL as processes, started as a launcher would. On a GPU, several
  * of them share it; on what stands in for one, there can be only one, and the
  * others see that they end. This program is also what it starts: with --rank
@@ -10,10 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "nccl_link.h"
-#include "src/agree.h"
-#include "src/meet.h"
-#include "src/wire.h"
+#include "cuda/ring/nccl_link.h"
+#include "ring/agree.h"
+#include "ring/meet.h"
+#include "ring/wire.h"
 
 static int said_by_all; /* a file for stderr */
 

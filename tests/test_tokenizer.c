@@ -1,7 +1,6 @@
-/* Tangled from book/12-words.nw; edit the chapter. */
 /* Text to ids and back, and the form of a conversation. */
-#include "src/template.h"
-#include "src/tokenizer.h"
+#include "model/template.h"
+#include "model/tokenizer.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"

@@ -1,4 +1,3 @@
-/* Tangled from book/13-graphs.nw; edit the chapter. */
 /* Traces by events that keep the time: complete, in order, and free for those
  * who want none. */
 #define _POSIX_C_SOURCE 200809L /* mkstemp */
@@ -6,8 +5,8 @@
 
 #include <unistd.h>
 
-#include "graph.h"
-#include "src/merges.h"
+#include "cuda/ring/graph.h"
+#include "ring/merges.h"
 
 typedef struct {
     char name[32];

@@ -1,10 +1,9 @@
-/* Tangled from book/05-walk.nw; edit the chapter. */
 /* Walking plans: who met whom, read from the rows that really arrived. */
 #include "harness/suite.h"
 
 #include <string.h>
 
-#include "../reference/threads.h"
+#include "reference/ring/threads.h"
 #include "harness/rig.h"
 
 START_TEST(every_causal_pair_meets_once) {

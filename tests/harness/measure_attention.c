@@ -9,7 +9,7 @@
  * machine disturb the fractions little. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "attend.h"
+#include "reference/attend/attend.h"
 #include "suite.h"
 
 #include <math.h>

@@ -15,11 +15,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../reference/subjects.h"
-#include "../../reference/store.h"
-#include "../../reference/threads.h"
-#include "../../reference/walk.h"
-#include "../../src/simulate.h"
+#include "app/subjects.h"
+#include "reference/ring/store.h"
+#include "reference/ring/threads.h"
+#include "reference/ring/walk.h"
+#include "predict/simulate.h"
 #include "suite.h"
 
 enum { MOST_ROUNDS = 64, MOST_TIMES = 16, CALLS = 18 };

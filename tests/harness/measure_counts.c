@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../src/cache.h"
-#include "../../src/check.h"
-#include "../../src/explore.h"
+#include "ring/cache.h"
+#include "ring/check.h"
+#include "ring/explore.h"
 #include "suite.h"
 
 static void need(cp_status status) {

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../src/fit.h"
+#include "predict/fit.h"
 
 static cp_hardware gtt;
 static cp_model_sizes model;

@@ -14,10 +14,10 @@
 
 #include <blis.h>
 
-#include "ladder.h"
-#include "measure.h"
-#include "micro.h"
-#include "oracle.h"
+#include "reference/attend/ladder.h"
+#include "app/measure.h"
+#include "reference/attend/micro.h"
+#include "reference/attend/oracle.h"
 
 enum { ALL = CP_RUNGS + CP_SIDE_STEPS, LENGTHS = 3, THREADS = 2 };
 static const int64_t lengths[LENGTHS] = {512, 2048, 4096};

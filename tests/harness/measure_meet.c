@@ -5,8 +5,8 @@
  *   build/measure_meet [REPEATS] */
 #define _DEFAULT_SOURCE
 
-#include "meet.h"
-#include "wire.h"
+#include "ring/meet.h"
+#include "ring/wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>

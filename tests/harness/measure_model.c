@@ -13,12 +13,12 @@
  * Each figure is the best of several: other programs only ever add time. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "attend.h"
-#include "backend.h"
-#include "dequantise.h"
-#include "linear.h"
-#include "sample.h"
-#include "threads.h"
+#include "reference/attend/attend.h"
+#include "model/backend.h"
+#include "reference/model/dequantise.h"
+#include "reference/model/linear.h"
+#include "model/sample.h"
+#include "reference/ring/threads.h"
 
 #include <math.h>
 #include <stdio.h>

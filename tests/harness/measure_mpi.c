@@ -7,9 +7,9 @@
  * Run by tests/harness/measure-hosts, which makes the links. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "processes.h"
-#include "store.h"
-#include "walk.h"
+#include "reference/ring/processes.h"
+#include "reference/ring/store.h"
+#include "reference/ring/walk.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,9 +8,9 @@
  * the norm of the output. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "attend.h"
-#include "oracle.h"
-#include "partial.h"
+#include "reference/attend/attend.h"
+#include "reference/attend/oracle.h"
+#include "reference/attend/partial.h"
 #include "suite.h"
 
 #include <math.h>

@@ -7,7 +7,7 @@
  * ranks 0 is a plain memcpy, ranks 1 a rank that exchanges with itself. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "threads.h"
+#include "reference/ring/threads.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,8 +78,7 @@ static cp_status measure_memcpy(struct measurement *measurement) {
     const cp_status status = make_buffers(measurement->bytes, buffers);
     const double start = now();
     for (int64_t i = 0; status == CP_OK && i < measurement->rounds; i++) {
-        memcpy(buffers[i % 2], buffers[1 - i % 2],
-               (size_t)measurement->bytes);
+        memcpy(buffers[i % 2], buffers[1 - i % 2], (size_t)measurement->bytes);
         __asm__ volatile("" : : "r"(buffers) : "memory");
     }
     measurement->seconds = now() - start;
@@ -100,8 +99,7 @@ static double best(int ranks, int64_t bytes, int repeats) {
                        : cp_threads_run(&options, measure_rank, &measurement);
         if (status != CP_OK)
             return -1;
-        const double seconds =
-            measurement.seconds / (double)measurement.rounds;
+        const double seconds = measurement.seconds / (double)measurement.rounds;
         if (least < 0 || seconds < least)
             least = seconds;
     }

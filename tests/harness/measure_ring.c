@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../reference/store.h"
-#include "../../reference/threads.h"
-#include "../../reference/walk.h"
-#include "../../src/check.h"
+#include "reference/ring/store.h"
+#include "reference/ring/threads.h"
+#include "reference/ring/walk.h"
+#include "ring/check.h"
 #include "suite.h"
 
 typedef struct {
@@ -186,9 +186,8 @@ static void choice(int ranks, int64_t fresh, int64_t past, int repeats) {
         times[0][i] = run(&kv);
         times[1][i] = run(&q);
     }
-    printf("%d,%lld,%lld,%.4f,%.4f\n", ranks, (long long)fresh,
-           (long long)past, 1e3 * least(times[0], repeats),
-           1e3 * least(times[1], repeats));
+    printf("%d,%lld,%lld,%.4f,%.4f\n", ranks, (long long)fresh, (long long)past,
+           1e3 * least(times[0], repeats), 1e3 * least(times[1], repeats));
     fflush(stdout);
     close_bench(&kv);
     close_bench(&q);

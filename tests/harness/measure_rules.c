@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../src/command.h"
-#include "../../src/learn.h"
-#include "../../src/machine.h"
-#include "../../src/trials.h"
+#include "app/command.h"
+#include "predict/learn.h"
+#include "predict/machine.h"
+#include "predict/trials.h"
 
 static void need(cp_status status) {
     if (status != CP_OK) {

@@ -10,11 +10,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../reference/subjects.h"
-#include "../../reference/store.h"
-#include "../../reference/threads.h"
-#include "../../reference/walk.h"
-#include "../../src/simulate.h"
+#include "app/subjects.h"
+#include "reference/ring/store.h"
+#include "reference/ring/threads.h"
+#include "reference/ring/walk.h"
+#include "predict/simulate.h"
 #include "suite.h"
 
 enum { RANKS = 2, TOKENS = 4096, MOST_OPS = 32, MOST_RUNS = 99 };

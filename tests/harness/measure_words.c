@@ -4,7 +4,7 @@
  *   measure_words MODEL.gguf */
 #define _POSIX_C_SOURCE 200809L
 
-#include "src/tokenizer.h"
+#include "model/tokenizer.h"
 #include "tests/harness/suite.h"
 
 #include <stdio.h>

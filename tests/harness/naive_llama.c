@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dequantise.h"
+#include "reference/model/dequantise.h"
 
 typedef struct {
     const cp_gguf *file;

@@ -3,7 +3,7 @@
 #ifndef HARNESS_NAIVE_LLAMA_H
 #define HARNESS_NAIVE_LLAMA_H
 
-#include "gguf.h"
+#include "model/gguf.h"
 
 /* The logits [count][vocabulary] after each token of one sequence. Returns 0,
  * or -1 after a line on stderr. */

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "src/command.h"
+#include "app/command.h"
 #include "stand-in/stand_in.h"
 
 static void from_environment(const char *name, int64_t *value) {
@@ -30,7 +30,7 @@ int main(int count, char **arguments) {
     fflush(stdout);
     const int64_t wrong = stand_in_end();
     if (wrong != 0)
-        fprintf(stderr, "stand-in: %" PRId64 " things were wrong:\n%s\n",
-                wrong, stand_in_report());
+        fprintf(stderr, "stand-in: %" PRId64 " things were wrong:\n%s\n", wrong,
+                stand_in_report());
     return wrong != 0 ? 3 : status;
 }

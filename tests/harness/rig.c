@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../reference/fast.h"
-#include "../../reference/oracle.h"
-#include "../../reference/threads.h"
+#include "reference/attend/fast.h"
+#include "reference/attend/oracle.h"
+#include "reference/ring/threads.h"
 
 enum { QUERY = 1, KEY = 2, VALUE = 3 };
 

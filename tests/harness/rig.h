@@ -4,9 +4,9 @@
 #ifndef HARNESS_RIG_H
 #define HARNESS_RIG_H
 
-#include "../../reference/store.h"
-#include "../../reference/walk.h"
-#include "../../src/check.h"
+#include "reference/ring/store.h"
+#include "reference/ring/walk.h"
+#include "ring/check.h"
 
 typedef struct {
     /* Set these, then call rig_open. */

@@ -1,5 +1,5 @@
 /* Print the name of the first GPU, or say on stderr why there is none. */
-#include "device.h"
+#include "cuda/kernels/device.h"
 
 #include <stdio.h>
 

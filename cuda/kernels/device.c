@@ -1,0 +1,62 @@
+/* Tangled from book/13-streams.nw; edit the chapter. */
+/* Errors and queues of a GPU. */
+#include "cuda/kernels/device.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+cp_status cp_cuda(cudaError_t error, const char *what, ...) {
+    if (error == cudaSuccess)
+        return CP_OK;
+    char text[300];
+    va_list arguments;
+    va_start(arguments, what);
+    vsnprintf(text, sizeof(text), what, arguments);
+    va_end(arguments);
+    return cp_fail(error == cudaErrorMemoryAllocation ? CP_MEMORY : CP_BROKEN,
+                   "%s: %s", text, cudaGetErrorString(error));
+}
+
+cp_status cp_device_count(int *count) {
+    *count = 0;
+    const cudaError_t error = cudaGetDeviceCount(count);
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (error == cudaSuccess && *count > 0)
+        return CP_OK;
+    if (driver == 0)
+        return cp_fail(CP_BROKEN, "no GPU: this machine has no driver for one");
+    return cp_fail(
+        CP_BROKEN,
+        "no GPU: %s (driver for CUDA %d.%d, built for "
+        "%d.%d)",
+        error == cudaSuccess ? "no device" : cudaGetErrorString(error),
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
+cp_status cp_queues_new(cp_queues *queues) {
+    int least = 0, greatest = 0;
+    *queues = (cp_queues){NULL, NULL};
+    cp_status status =
+        cp_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                "asking for stream priorities");
+    if (status == CP_OK)
+        status = cp_cuda(cudaStreamCreateWithPriority(
+                             &queues->compute, cudaStreamNonBlocking, least),
+                         "making a stream to compute on");
+    if (status == CP_OK)
+        status = cp_cuda(cudaStreamCreateWithPriority(&queues->communication,
+                                                      cudaStreamNonBlocking,
+                                                      greatest),
+                         "making a stream to communicate on");
+    return status;
+}
+
+void cp_queues_free(cp_queues *queues) {
+    if (queues->compute != NULL)
+        cudaStreamDestroy(queues->compute);
+    if (queues->communication != NULL)
+        cudaStreamDestroy(queues->communication);
+    *queues = (cp_queues){NULL, NULL};
+}

@@ -1,0 +1,29 @@
+/* Tangled from book/13-streams.nw; edit the chapter. */
+/* A GPU as this program sees it: its errors in one line, and its two queues.
+ * No kernels and no tensors. */
+#ifndef CP_DEVICE_H
+#define CP_DEVICE_H
+
+#include <cuda_runtime_api.h>
+
+#include "ground/ground.h"
+
+/* CP_OK for cudaSuccess; otherwise CP_MEMORY where memory was wanting and
+ * CP_BROKEN elsewhere, with the message "what (printf-style): CUDA's words". */
+cp_status cp_cuda(cudaError_t error, const char *what, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* How many devices there are; fails with CP_BROKEN, naming the driver's and
+ * the runtime's versions, if there are none that could be used. */
+cp_status cp_device_count(int *count);
+
+/* The queues of one rank. Communication has the device's highest priority. */
+typedef struct {
+    cudaStream_t compute, communication;
+} cp_queues;
+
+/* On the current device. Fails as cp_cuda does; free even then. */
+cp_status cp_queues_new(cp_queues *queues);
+void cp_queues_free(cp_queues *queues);
+
+#endif

@@ -1,0 +1,112 @@
+/* Tangled from book/13-kernels.nw; edit the chapter. */
+/* Kernels that every GPU can run, and how to put them on a stream. Nothing
+ * here waits, allocates, or looks at what a kernel computed. */
+#ifndef CP_KERNELS_H
+#define CP_KERNELS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include <cuda_runtime_api.h>
+
+#include "ring/span.h"
+
+/* How a number of a tensor is stored. */
+typedef enum { CP_F32, CP_F16, CP_BF16 } cp_element;
+
+/* Bytes of one. */
+static inline int64_t cp_element_bytes(cp_element element) {
+    return element == CP_F32 ? 4 : 2;
+}
+
+/* Pieces of a few tokens each, on the device, and how many; room says how
+ * many there can be, which is what a grid is made for. */
+typedef struct {
+    const cp_piece *items;
+    const int64_t *count;
+    int64_t room;
+} cp_device_tiles;
+
+/* What cp_attend computes (attend.h), on a device: all pointers are the
+ * device's. Shapes and meanings are those of cp_attention. Scores, sums and
+ * partials are fp32.
+ *   output, lse   [rows][N_H][D_H], [rows][N_H]
+ *   unfinished    with more than one split: outputs [splits][rows][N_H][D_H],
+ *                 then LSEs [splits][rows][N_H]; overwritten */
+typedef struct {
+    cp_shape shape;
+    cp_element element; /* of queries, keys and values */
+    cp_device_tiles queries_of, keys_of;
+    const void *queries, *keys, *values;
+    bool merge; /* into what output and lse hold */
+    int splits;
+    float *unfinished;
+    int64_t rows;
+    float *output, *lse;
+} cp_device_attention;
+
+/* Tokens of a query tile, at most; keys of a key tile, at most. */
+int64_t cp_device_query_tile(const cp_shape *shape);
+enum { CP_DEVICE_KEY_TILE = 32 };
+
+/* Blocks that keep the current device busy: two a multiprocessor. */
+cudaError_t cp_device_blocks(int *blocks);
+
+/* How many splits there may be where a rank has so many rows, at least 1: that
+ * many unfinished partials need room. And how many there should be with so many
+ * tiles, of most that there is room for. */
+int64_t cp_device_most_splits(const cp_shape *shape, int blocks, int64_t rows);
+int cp_device_splits(const cp_shape *shape, int blocks, int64_t query_tiles,
+                     int64_t key_tiles, int64_t most);
+
+/* Merge addends into a partial, in their order (eq. 4). rows counts tokens
+ * times heads.
+ *   add_output, add_lse   [addends][rows][dim], [addends][rows]
+ *   output, lse           [rows][dim], [rows] */
+typedef struct {
+    int64_t rows, dim;
+    int addends;
+    const float *add_output, *add_lse;
+    float *output, *lse;
+} cp_device_merging;
+
+/* Copy the rows of some tokens from one tensor to another, twice: keys and
+ * values. from and to are the same tokens, cut alike. row_bytes is even, and
+ * all four tensors begin at a multiple of the largest of 8, 4 and 2 that
+ * divides it. */
+typedef struct {
+    cp_device_tiles from, to;
+    int64_t row_bytes;
+    const void *keys, *values;
+    void *to_keys, *to_values;
+} cp_device_copying;
+
+/* Make tiles [rows] of labels [rows][2], 64 bits each: sequence, position; -1 =
+ * nobody. *wrong becomes 1 + the number of a row where expected [rows] says
+ * otherwise, and stays as it is where all agree. */
+typedef struct {
+    int64_t rows;
+    const void *labels; /* aligned to 2 bytes */
+    const cp_piece *expected;
+    cp_piece *tiles;
+    int32_t *wrong;
+} cp_device_labels;
+
+/* Put one on a stream. A kernel over nothing is not launched. More blocks than
+ * a grid can have (2^31 - 1) are cudaErrorInvalidConfiguration. */
+cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
+cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
+cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
+cudaError_t cp_device_read_labels(const cp_device_labels *, cudaStream_t);
+
+/* Make a partial empty: LSE -inf and, unless output is NULL, zeros. rows
+ * counts tokens times heads. */
+cudaError_t cp_device_clear(float *output, float *lse, int64_t rows,
+                            int64_t dim, cudaStream_t);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

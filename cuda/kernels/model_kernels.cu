@@ -1,0 +1,215 @@
+/* Tangled from book/13-layers.nw; edit the chapter. */
+/* The small layers of a transformer, and rows of eight bits. All are bound by
+ * memory; none is a matrix product (multiply.h) or attention (kernels.h). */
+#include "cuda/kernels/launch.h"
+
+#include <math.h>
+#include <stdint.h>
+
+#include "cuda/kernels/model_kernels.h"
+#include "cuda/kernels/numbers.h"
+
+enum { THREADS = 256, WARPS = THREADS / 32, PART = 4 * THREADS };
+
+/* A block for each row and each part of it; no blocks for nothing. */
+static cudaError_t grid_of(int64_t rows, int64_t width, int64_t parts,
+                           dim3 *grid) {
+    const bool nothing = rows == 0 || width == 0;
+    if (rows < 0 || width < 0)
+        return cudaErrorInvalidValue;
+    if (rows > INT32_MAX || parts > 65535)
+        return cudaErrorInvalidConfiguration;
+    grid->x = nothing ? 0 : (unsigned)rows;
+    grid->y = (unsigned)parts;
+    grid->z = 1;
+    return cudaSuccess;
+}
+
+CP_KERNEL(embed_rows, cp_device_embedding) {
+    const int64_t row = blockIdx.x, token = a.tokens[row];
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        a.x[row * a.width + i] =
+            token < 0 ? 0.0f : cp_get(a.table, a.element, token * a.width + i);
+}
+
+cudaError_t cp_device_embed(const cp_device_embedding *call,
+                            cudaStream_t stream) {
+    dim3 grid;
+    const cudaError_t error = grid_of(call->count, call->width, 1, &grid);
+    if (error != cudaSuccess || grid.x == 0)
+        return error;
+    return CP_LAUNCH(embed_rows, grid, THREADS, stream, *call);
+}
+
+static __device__ float sum_of_block(float x, float *of_warps) {
+    for (int turn = 16; turn > 0; turn /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, turn);
+    if (threadIdx.x % 32 == 0)
+        of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int warp = 0; warp < WARPS; warp++)
+        sum += of_warps[warp];
+    return sum;
+}
+
+CP_KERNEL(norm_rows, cp_device_norming) {
+    CP_SHARED(float, of_warps, [WARPS]);
+    const float *x = a.x + (int64_t)blockIdx.x * a.width;
+    float squares = 0.0f;
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        squares = fmaf(x[i], x[i], squares);
+    const float mean = sum_of_block(squares, of_warps) / (float)a.width;
+    const float scale = 1.0f / sqrtf(mean + a.epsilon);
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        cp_put(a.y, a.element, blockIdx.x * a.width + i,
+               x[i] * scale * a.weight[i]);
+}
+
+cudaError_t cp_device_norm(const cp_device_norming *call, cudaStream_t stream) {
+    dim3 grid;
+    const cudaError_t error = grid_of(call->rows, call->width, 1, &grid);
+    if (error != cudaSuccess || grid.x == 0)
+        return error;
+    return CP_LAUNCH(norm_rows, grid, THREADS, stream, *call);
+}
+
+CP_KERNEL(rotate_rows, cp_device_rotating) {
+    const int64_t row = blockIdx.x, place = a.places[row];
+    const int dim = (int)a.shape.head_dim, half = (dim + 1) / 2;
+    const int query_heads = (int)a.shape.query_heads;
+    const int kv_heads = (int)a.shape.kv_heads;
+    const int heads = query_heads + 2 * kv_heads;
+    if (place < 0)
+        return;
+    for (int n = (int)threadIdx.x; n < heads * half; n += THREADS) {
+        const int head = n / half, i = n % half;
+        const bool whole = 2 * i + 1 < dim;
+        const int64_t from = (row * heads + head) * dim + 2 * i;
+        float even = a.projected[from];
+        float odd = whole ? a.projected[from + 1] : 0.0f;
+        /* Turn the pair, unless it is a value. */
+        if (i < a.pairs && head < query_heads + kv_heads) {
+            const float cosine = a.cosines[row * a.pairs + i];
+            const float sine = a.sines[row * a.pairs + i];
+            const float turned = even * cosine - odd * sine;
+            odd = even * sine + odd * cosine;
+            even = turned;
+        }
+        /* Put the pair where attention looks for it. */
+        const bool query = head < query_heads;
+        const int first = query ? 0
+                          : head < query_heads + kv_heads
+                              ? query_heads
+                              : query_heads + kv_heads;
+        void *tensor = query                  ? a.queries
+                       : first == query_heads ? a.keys
+                                              : a.values;
+        const int64_t heads_there = query ? query_heads : kv_heads;
+        const int64_t to = (place * heads_there + head - first) * dim + 2 * i;
+        cp_put(tensor, a.element, to, even);
+        if (whole)
+            cp_put(tensor, a.element, to + 1, odd);
+    }
+}
+
+cudaError_t cp_device_rotate(const cp_device_rotating *call,
+                             cudaStream_t stream) {
+    const cp_shape *shape = &call->shape;
+    int64_t numbers;
+    dim3 grid;
+    if (call->pairs < 0 || 2 * call->pairs > shape->head_dim ||
+        !cp_multiply(shape->query_heads + 2 * shape->kv_heads, shape->head_dim,
+                     &numbers) ||
+        numbers > INT32_MAX)
+        return cudaErrorInvalidValue;
+    const cudaError_t error = grid_of(call->rows, numbers, 1, &grid);
+    if (error != cudaSuccess || grid.x == 0)
+        return error;
+    return CP_LAUNCH(rotate_rows, grid, THREADS, stream, *call);
+}
+
+CP_KERNEL(gather_rows, cp_device_gathering) {
+    const int64_t row = blockIdx.x, place = a.places[row];
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        cp_put(a.to, a.element, row * a.width + i,
+               place < 0 ? 0.0f : a.from[place * a.width + i]);
+}
+
+cudaError_t cp_device_gather(const cp_device_gathering *call,
+                             cudaStream_t stream) {
+    dim3 grid;
+    const cudaError_t error = grid_of(call->rows, call->width, 1, &grid);
+    if (error != cudaSuccess || grid.x == 0)
+        return error;
+    return CP_LAUNCH(gather_rows, grid, THREADS, stream, *call);
+}
+
+CP_KERNEL(gate_rows, cp_device_gating) {
+    const int64_t row = blockIdx.x, first = (int64_t)blockIdx.y * PART;
+    const int64_t end = first + PART < a.inner ? first + PART : a.inner;
+    const float *gates = a.both + 2 * row * a.inner;
+    const float *ups = gates + a.inner;
+    for (int64_t i = first + threadIdx.x; i < end; i += THREADS) {
+        const float gate = gates[i];
+        cp_put(a.y, a.element, row * a.inner + i,
+               gate / (1.0f + expf(-gate)) * ups[i]);
+    }
+}
+
+cudaError_t cp_device_gate(const cp_device_gating *call, cudaStream_t stream) {
+    dim3 grid;
+    const cudaError_t error = grid_of(call->rows, call->inner,
+                                      cp_ceil_divide(call->inner, PART), &grid);
+    if (error != cudaSuccess || grid.x == 0)
+        return error;
+    return CP_LAUNCH(gate_rows, grid, THREADS, stream, *call);
+}
+
+static __device__ float largest_of_block(float x, float *of_warps) {
+    for (int turn = 16; turn > 0; turn /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, turn));
+    if (threadIdx.x % 32 == 0)
+        of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int warp = 0; warp < WARPS; warp++)
+        x = fmaxf(x, of_warps[warp]);
+    return x;
+}
+
+CP_KERNEL(quantise_rows, cp_device_quantising) {
+    CP_SHARED(float, of_warps, [WARPS]);
+    const int64_t row = blockIdx.x, first = row * a.width;
+    float largest = 0.0f;
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        largest = fmaxf(largest, fabsf(a.x[first + i]));
+    largest = largest_of_block(largest, of_warps);
+    const float scale =
+        largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
+    if (threadIdx.x == 0)
+        a.scales[row] = scale;
+    if (a.width % 4 == 0)
+        /* Write four codes at a time. */
+        for (int64_t i = threadIdx.x; i < a.width / 4; i += THREADS) {
+            const float4 x = ((const float4 *)(a.x + first))[i];
+            ((uint32_t *)a.y)[first / 4 + i] =
+                cp_f8_bits(x.x / scale) | cp_f8_bits(x.y / scale) << 8 |
+                cp_f8_bits(x.z / scale) << 16 | cp_f8_bits(x.w / scale) << 24;
+        }
+    else
+        for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+            ((uint8_t *)a.y)[first + i] =
+                (uint8_t)cp_f8_bits(a.x[first + i] / scale);
+}
+
+cudaError_t cp_device_quantise(const cp_device_quantising *call,
+                               cudaStream_t stream) {
+    dim3 grid;
+    const cudaError_t error = grid_of(call->rows, call->width, 1, &grid);
+    if (error != cudaSuccess || grid.x == 0)
+        return error;
+    if (call->width % 4 == 0 &&
+        ((uintptr_t)call->x % 16 != 0 || (uintptr_t)call->y % 4 != 0))
+        return cudaErrorInvalidValue;
+    return CP_LAUNCH(quantise_rows, grid, THREADS, stream, *call);
+}

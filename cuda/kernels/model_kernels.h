@@ -1,0 +1,93 @@
+/* Tangled from book/13-layers.nw; edit the chapter. */
+/* The small layers of a transformer as kernels: rows are tokens, and no row
+ * looks at another. All pointers are the device's. Nothing here waits,
+ * allocates, or looks at what a kernel computed. */
+#ifndef CP_MODEL_KERNELS_H
+#define CP_MODEL_KERNELS_H
+
+#include "cuda/kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* x[t] = table[tokens[t]]; a token of -1 gets zeros. */
+typedef struct {
+    int64_t count, width;
+    const int32_t *tokens;
+    const void *table;
+    cp_element element; /* of the table */
+    float *x;
+} cp_device_embedding;
+
+/* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
+ * square is right to 1e-6. */
+typedef struct {
+    int64_t rows, width;
+    const float *x, *weight;
+    float epsilon;
+    cp_element element; /* of y */
+    void *y;
+} cp_device_norming;
+
+/* Turn the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
+ * keys by the row's angles, round, and put all three where places says.
+ *   cosines, sines  [rows][pairs]
+ *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values
+ *   queries, keys, values   [place][heads][D_H]
+ * A row at place -1 is neither read nor written. */
+typedef struct {
+    int64_t rows;
+    cp_shape shape;
+    int64_t pairs;
+    const float *cosines, *sines;
+    const int64_t *places;
+    const float *projected;
+    cp_element element; /* of queries, keys and values */
+    void *queries, *keys, *values;
+} cp_device_rotating;
+
+/* to[t] = from[places[t]], zeros for -1; to [rows][width]. */
+typedef struct {
+    int64_t rows, width;
+    const int64_t *places;
+    const float *from;
+    cp_element element; /* of to */
+    void *to;
+} cp_device_gathering;
+
+/* y[t] = silu(gate) * up, where a row of both is its gate, then its up:
+ * [rows][2 * inner]. */
+typedef struct {
+    int64_t rows, inner;
+    const float *both;
+    cp_element element; /* of y */
+    void *y;
+} cp_device_gating;
+
+/* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
+ * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
+ * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, x
+ * begins at a multiple of 16 bytes and y at one of 4, or the call is
+ * cudaErrorInvalidValue. */
+typedef struct {
+    int64_t rows, width;
+    const float *x;
+    void *y;
+    float *scales;
+} cp_device_quantising;
+
+/* Put one on a stream. Fails only if the launch is impossible: more rows than
+ * a grid has blocks (2^31 - 1), more pairs than a head has. */
+cudaError_t cp_device_embed(const cp_device_embedding *, cudaStream_t);
+cudaError_t cp_device_norm(const cp_device_norming *, cudaStream_t);
+cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
+cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);
+cudaError_t cp_device_gate(const cp_device_gating *, cudaStream_t);
+cudaError_t cp_device_quantise(const cp_device_quantising *, cudaStream_t);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,135 @@
+/* Tangled from book/13-kernels.nw; edit the chapter. */
+/* Kernels that move partials, keys and values about: bound by memory all. */
+#include "cuda/kernels/launch.h"
+
+#include <math.h>
+#include <stdint.h>
+
+#include "cuda/kernels/kernels.h"
+
+CP_KERNEL(merge_rows, cp_device_merging) {
+    const int64_t at = blockIdx.x;
+    float lse = a.lse[at];
+    __syncthreads();
+    for (int s = 0; s < a.addends; s++) {
+        const int64_t from = s * a.rows + at;
+        const float add = a.add_lse[from];
+        if (add == -INFINITY)
+            continue;
+        const float larger = fmaxf(lse, add);
+        const float mine = lse == -INFINITY ? 0.0f : expf(lse - larger);
+        const float theirs = expf(add - larger), sum = mine + theirs;
+        for (int64_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
+            float *to = &a.output[at * a.dim + d];
+            const float value = a.add_output[from * a.dim + d] * (theirs / sum);
+            *to = mine == 0.0f ? value : fmaf(*to, mine / sum, value);
+        }
+        lse = mine == 0.0f ? add : larger + logf(sum);
+    }
+    /* Write the merged LSE, and zeros if nobody had anything. */
+    if (threadIdx.x == 0)
+        a.lse[at] = lse;
+    for (int64_t d = threadIdx.x; d < a.dim && lse == -INFINITY;
+         d += blockDim.x)
+        a.output[at * a.dim + d] = 0.0f;
+}
+
+cudaError_t cp_device_merge(const cp_device_merging *call,
+                            cudaStream_t stream) {
+    const dim3 grid = {(unsigned)call->rows, 1, 1};
+    if (call->rows == 0)
+        return cudaSuccess;
+    if (call->rows > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
+    return CP_LAUNCH(merge_rows, grid, 128, stream, *call);
+}
+
+typedef struct {
+    float *output, *lse;
+    int64_t rows, dim;
+} clearing;
+
+CP_KERNEL(clear_rows, clearing) {
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    const int64_t begin = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (int64_t i = begin; i < a.rows; i += step)
+        a.lse[i] = -INFINITY;
+    for (int64_t i = begin; a.output != NULL && i < a.rows * a.dim; i += step)
+        a.output[i] = 0.0f;
+}
+
+cudaError_t cp_device_clear(float *output, float *lse, int64_t rows,
+                            int64_t dim, cudaStream_t stream) {
+    const clearing call = {output, lse, rows, dim};
+    const int64_t wanted = (output != NULL ? rows * dim : rows) / 128 + 1;
+    const dim3 grid = {(unsigned)(wanted < 1024 ? wanted : 1024), 1, 1};
+    if (rows == 0)
+        return cudaSuccess;
+    return CP_LAUNCH(clear_rows, grid, 128, stream, call);
+}
+
+#define COPY_WORDS(word)                                                       \
+    for (int64_t i = threadIdx.x; i < bytes / (int64_t)sizeof(word);           \
+         i += blockDim.x)                                                      \
+    ((word *)to)[i] = ((const word *)from)[i]
+
+CP_KERNEL(copy_rows, cp_device_copying) {
+    if ((int64_t)blockIdx.x >= *a.from.count)
+        return;
+    const cp_piece source = a.from.items[blockIdx.x];
+    const int64_t bytes = source.span.count * a.row_bytes;
+    const int64_t begin = source.row * a.row_bytes;
+    const int64_t end = a.to.items[blockIdx.x].row * a.row_bytes;
+    const char *from =
+        (const char *)(blockIdx.y == 0 ? a.keys : a.values) + begin;
+    char *to = (char *)(blockIdx.y == 0 ? a.to_keys : a.to_values) + end;
+    if (a.row_bytes % 8 == 0)
+        COPY_WORDS(uint64_t);
+    else if (a.row_bytes % 4 == 0)
+        COPY_WORDS(uint32_t);
+    else
+        COPY_WORDS(uint16_t);
+}
+
+cudaError_t cp_device_copy(const cp_device_copying *call, cudaStream_t stream) {
+    const dim3 grid = {(unsigned)call->from.room, 2, 1};
+    if (call->from.room == 0)
+        return cudaSuccess;
+    if (call->from.room > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
+    return CP_LAUNCH(copy_rows, grid, 128, stream, *call);
+}
+
+static __device__ int64_t label(const uint16_t *from) {
+    uint64_t bits = 0;
+    for (int i = 3; i >= 0; i--)
+        bits = bits << 16 | from[i];
+    return (int64_t)bits;
+}
+
+CP_KERNEL(labels_to_tiles, cp_device_labels) {
+    for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
+        const uint16_t *from = (const uint16_t *)a.labels + row * 8;
+        cp_piece tile = a.expected[row];
+        const int64_t sequence = label(from), start = label(from + 4);
+        const bool there = sequence >= 0;
+        if (there != (tile.span.count > 0) ||
+            (there &&
+             (sequence != tile.span.sequence || start != tile.span.start)))
+            *a.wrong = (int32_t)row + 1;
+        tile.span.sequence = sequence;
+        tile.span.start = start;
+        tile.span.count = there;
+        tile.span.step = 1;
+        tile.row = row;
+        a.tiles[row] = tile;
+    }
+}
+
+cudaError_t cp_device_read_labels(const cp_device_labels *call,
+                                  cudaStream_t stream) {
+    const dim3 grid = {1, 1, 1};
+    if (call->rows == 0)
+        return cudaSuccess;
+    return CP_LAUNCH(labels_to_tiles, grid, 128, stream, *call);
+}

@@ -1,0 +1,78 @@
+/* Tangled from book/13-model.nw; edit the chapter. */
+/* A forward pass of a model on queues: every layer of it is enqueued, and only
+ * its end is waited for. Nothing of sessions: for these see device_engine.h. */
+#ifndef CP_DEVICE_FORWARD_H
+#define CP_DEVICE_FORWARD_H
+
+#include "cuda/model/device_model.h"
+#include "cuda/ring/device_trace.h"
+#include "cuda/ring/nccl_link.h"
+
+/* A rank that this process runs. Its memory is the device's. */
+typedef struct {
+    int rank;
+    cp_queues queues;
+    cp_multiplier *multiplier;
+    char *cache; /* [layers][keys, values][sequences * room][N_KV][D_H] */
+} cp_device_rank;
+
+/* All of them, and what their forward passes have in common. */
+typedef struct {
+    const cp_device_model *model;
+    const cp_link *link;    /* to the ranks elsewhere; NULL: all are here */
+    cp_nccl *tensor;        /* the GPUs that share a rank's heads; or NULL */
+    cp_device_trace *trace; /* or NULL */
+    int64_t block;          /* rows that a layer takes at once; 0: 2048 */
+    int64_t cache_bytes;    /* of one layer's keys, of a rank */
+    int count;
+    cp_device_rank *ranks; /* [count] */
+} cp_device_ranks;
+
+/* A forward pass of a call's tokens through all layers, on these ranks. */
+typedef struct cp_device_forward cp_device_forward;
+
+/* Make room for a call's forward pass: activations and walkers on the current
+ * device, for a plan like the call's.
+ *   mine    borrowed; must outlive the pass
+ *   call    read and not kept
+ *   growth  0, or tiles by which the walkers' lists may grow (renew); rows are
+ *           then those to which the layout pads, and otherwise the tokens
+ * Nothing is enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does
+ * and as CUDA does; *out is NULL then. Free it when its queues are idle. */
+cp_status cp_device_forward_new(const cp_device_ranks *mine,
+                                const cp_forward *call, int64_t growth,
+                                cp_device_forward **out);
+void cp_device_forward_free(cp_device_forward *pass);
+
+/* Serve another call from now on, as cp_stream_walker_renew does. A pass for
+ * which this failed can only be freed. */
+cp_status cp_device_forward_renew(cp_device_forward *pass,
+                                  const cp_forward *call);
+
+/* Rows of the rank mine->ranks[r]: those of its final hidden states. */
+int64_t cp_device_forward_rows(const cp_device_forward *pass, int r);
+
+/* Write down a call's tokens and their positions, on the host. What was
+ * written last must have been sent by now. */
+void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call);
+
+/* Enqueue the sending of what was written and the looking up of words, and
+ * then the layers, which append to the caches: on the compute queues of all
+ * ranks here, one after the other. Nothing waits, and from the second time on
+ * both can be captured in a graph. They fail as CUDA, cuBLASLt and the link do,
+ * naming rank and layer, and leave work on the queues. */
+cp_status cp_device_forward_begin(cp_device_forward *pass);
+cp_status cp_device_forward_layer(cp_device_forward *pass, int64_t layer);
+
+/* Wait for all of it, at most so many seconds (0: for ever), and take the last
+ * norm: the final hidden states are in hidden[r] on the device, [rows][width]
+ * of the model's element. Fails as cp_stream_walker_finish does; hidden is then
+ * undefined, and work may be left on the queues. */
+cp_status cp_device_forward_finish(cp_device_forward *pass, double patience,
+                                   void *const *hidden);
+
+/* What the ranks here sent in their last pass, if its layers were alike:
+ * bytes[rank] for each of them. */
+void cp_device_forward_bytes(const cp_device_forward *pass, int64_t *bytes);
+
+#endif

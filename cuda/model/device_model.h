@@ -1,0 +1,61 @@
+/* Tangled from book/13-model.nw; edit the chapter. */
+/* A Llama-family decoder with its weights on a GPU, from a GGUF file. */
+#ifndef CP_DEVICE_MODEL_H
+#define CP_DEVICE_MODEL_H
+
+#include "model/backend.h"
+
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/multiply.h"
+
+/* Which share of a model's heads, of so many equal ones. */
+typedef struct {
+    int part, parts; /* 0 of 1: all of it */
+} cp_device_share;
+
+/* The weights of one block. */
+typedef struct {
+    const float *attention_norm, *forward_norm; /* [width] */
+    cp_device_matrix projected;        /* queries, keys, values: [.][width] */
+    cp_device_matrix attention_output; /* [width][N_H D_H] */
+    cp_device_matrix widened;          /* gate, up: [2 inner][width] */
+    cp_device_matrix down;             /* [width][inner] */
+} cp_device_layer;
+
+/* A Llama-family decoder with its weights on the current device. */
+typedef struct {
+    cp_model base;
+    cp_device_share share;
+    cp_numbers numbers;      /* of the blocks' matrices */
+    cp_element element;      /* of queries, keys, values, and all other rows */
+    char *memory;            /* on the device: holds all but the next two */
+    double *frequencies;     /* [rotary / 2] radians per position */
+    cp_device_layer *layers; /* [facts.layers] */
+    const void *embedding;   /* [vocabulary][width], of element */
+    const float *output_norm;
+    cp_device_matrix output; /* [vocabulary][width]; may be the embedding */
+} cp_device_model;
+
+/* Expand a file's weights on the current device; facts are of the share. Fails
+ * as cp_model_open does (session.h), with CP_BROKEN if there is no GPU, with
+ * CP_MEMORY, naming the bytes, if its memory is too small, and with CP_INVALID
+ * if the model cannot be shared out so. */
+cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
+                               cp_device_share share, cp_model **model);
+void cp_device_model_close(cp_model *model);
+
+/* Bytes of a number. */
+static inline int64_t cp_number_bytes(cp_numbers numbers) {
+    return numbers == CP_NUMBERS_F32 ? 4 : numbers == CP_NUMBERS_BF16 ? 2 : 1;
+}
+
+/* A model that cp_device_model_open made. */
+static inline const cp_device_model *cp_device_model_of(const cp_model *model) {
+    return (const cp_device_model *)model;
+}
+
+/* Memory on the current device, for cudaFree. Fails with CP_MEMORY, naming
+ * what and the numbers. */
+cp_status cp_device_reserve(int64_t bytes, const char *what, char **out);
+
+#endif

@@ -1,0 +1,51 @@
+/* Tangled from book/13-graphs.nw; edit the chapter. */
+/* What ran when on the two queues of each rank, by events that keep time. */
+#ifndef CP_DEVICE_TRACE_H
+#define CP_DEVICE_TRACE_H
+
+#include <cuda_runtime_api.h>
+
+#include "ground/ground.h"
+
+typedef struct cp_device_trace cp_device_trace;
+
+/* An empty trace of so many ranks on the current device; its clock starts now.
+ * Fails with CP_MEMORY, or as CUDA does. */
+cp_status cp_device_trace_new(int ranks, cp_device_trace **out);
+void cp_device_trace_free(cp_device_trace *trace);
+
+/* All of the following do nothing without a trace. A rank's calls come from
+ * one thread at a time. What cannot be noted is counted and left out; so is
+ * what is captured in a graph, which happens at another time, and often. */
+
+/* What begins from now on on a rank's queues belongs to this layer. */
+void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer);
+
+/* Put a mark on a rank's compute queue before something, and another behind
+ * it. what must live as long as the trace. */
+void cp_device_trace_begin(cp_device_trace *trace, int rank, const char *what,
+                           cudaStream_t stream);
+void cp_device_trace_end(cp_device_trace *trace, int rank, cudaStream_t stream);
+
+typedef enum { CP_COMPUTING, CP_COMMUNICATING } cp_queue;
+
+typedef struct {
+    int rank;
+    cp_queue queue;
+    cudaStream_t stream;
+    const char *name;
+    int hop;
+    int64_t bytes;
+} cp_device_stretch;
+
+void cp_device_trace_begin_stretch(cp_device_trace *trace,
+                                   const cp_device_stretch *what);
+
+/* Take what is over of a rank, so that its marks can be used again. */
+void cp_device_trace_collect(cp_device_trace *trace, int rank);
+
+/* Wait for what has begun, and write all as Chrome trace JSON. Fails as cp_save
+ * does. */
+cp_status cp_device_trace_write(cp_device_trace *trace, const char *path);
+
+#endif

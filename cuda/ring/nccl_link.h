@@ -1,0 +1,52 @@
+/* Tangled from book/13-nccl.nw; edit the chapter. */
+/* Ranks on GPUs that talk by NCCL, one process each. */
+#ifndef CP_NCCL_LINK_H
+#define CP_NCCL_LINK_H
+
+#include <nccl.h>
+
+#include "ring/crew.h"
+#include "cuda/ring/streams.h"
+
+typedef struct cp_nccl cp_nccl;
+
+/* Join rank, of ranks, on the current device; all give the same id, which one
+ * of them got from ncclGetUniqueId. Fails with CP_BROKEN when not all have
+ * come within so many seconds (0: for ever), or as NCCL does. */
+cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
+                      double patience, cp_nccl **out);
+
+/* Leave, within the patience, or give up. Walks must be finished, or have
+ * failed. */
+void cp_nccl_free(cp_nccl *nccl);
+
+int cp_nccl_rank(const cp_nccl *nccl);
+int cp_nccl_ranks(const cp_nccl *nccl);
+
+/* From now on, calls last at most so long; those of its groups too. */
+void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
+
+/* For cp_stream_walk. Belongs to nccl. */
+const cp_link *cp_nccl_link(const cp_nccl *nccl);
+
+/* Join with all processes of a crew, each on its current device. All of them
+ * must call it. Fails as cp_nccl_new does. */
+cp_status cp_nccl_join(const cp_crew *crew, double patience, cp_nccl **out);
+/* Divide the ranks of world: rank = cp * tp_size + tp. *tp becomes the group of
+ * tp_size ranks with the same cp, *cp that of all with the same tp. All ranks
+ * must call it, alike. Free both before world; when one of the three is given
+ * up, all are. Fails with CP_INVALID if tp_size does not divide the ranks, and
+ * as cp_nccl_new does. */
+cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
+                        cp_nccl **cp);
+
+/* numbers [count] become their sum over all ranks, when the stream gets to it;
+ * the order of the additions is NCCL's. Ranks of a ring put it on the compute
+ * queue of their walks, between walks, so that the two never overlap. */
+cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
+                      cudaStream_t stream);
+/* For cp_loopback_walk, of a communicator of one rank: each message is sent to
+ * oneself. Belongs to nccl. */
+const cp_carry *cp_nccl_carry(const cp_nccl *nccl);
+
+#endif

@@ -1,0 +1,112 @@
+/* Tangled from book/13-streams.nw; edit the chapter. */
+/* Walk a plan on a GPU: work is put on queues, in an order that events
+ * enforce, and the host goes on. For kernels see kernels.h; for ranks that
+ * are processes see nccl_link.h. */
+#ifndef CP_STREAMS_H
+#define CP_STREAMS_H
+
+#include "ring/plan.h"
+
+#include "cuda/kernels/device.h"
+#include "cuda/ring/device_trace.h"
+#include "cuda/kernels/kernels.h"
+
+/* Enqueue the copying of bytes from one buffer to another, on a stream. */
+typedef struct {
+    cp_status (*carry)(void *context, void *to, const void *from, int64_t bytes,
+                       cudaStream_t stream);
+    void *context;
+} cp_carry;
+
+/* One side of a message. The buffer is the device's, and the caller's. */
+typedef struct {
+    int peer;
+    bool receive; /* into buffer; otherwise from it */
+    void *buffer;
+    int64_t bytes;
+} cp_message_half;
+
+/* How a rank that is a process of its own sends and receives. trade enqueues
+ * some messages on a stream, as one group that is complete when all are; check
+ * says whether the connection is sound; abort ends what waits on the device.
+ * Between two ranks the k-th message sent meets the k-th received. Failures are
+ * CP_BROKEN. */
+typedef struct {
+    cp_status (*trade)(void *context, const cp_message_half *halves, int count,
+                       cudaStream_t stream);
+    cp_status (*check)(void *context);
+    void (*abort)(void *context);
+    void *context;
+} cp_link;
+
+typedef struct cp_stream_walker cp_stream_walker;
+
+typedef struct {
+    cp_element element; /* of queries, keys, values; plan->element_bytes each */
+    int blocks;  /* that should be at work in a decode; 0: 2 a multiprocessor */
+    bool poison; /* tests: slots are NaN until something is written */
+    bool separate;  /* attend, then merge, though one kernel could do both */
+    int64_t growth; /* tiles by which each list of a call may grow (renew) */
+    cp_device_trace *trace; /* what ran when is noted there; or NULL */
+} cp_stream_options;
+
+/* Reserve a rank's slots on the current device, all at once. The plan must
+ * outlive the walker; queues are borrowed. options may be NULL: fp32. Fails
+ * with CP_MEMORY, naming the bytes, if the device has not so much left, with
+ * CP_INVALID if the plan's numbers have another size, and as CUDA does. */
+cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
+                               const cp_stream_options *options,
+                               cp_stream_walker **out);
+
+/* Waits for nothing: finish first. */
+void cp_stream_walker_free(cp_stream_walker *walker);
+
+/* Walk another call from now on: same variant, shapes and program, and no slot
+ * of its plan larger than those that the walker was made with, whose sizes
+ * stay. The plan is read and not kept. Nothing is allocated and nothing is
+ * enqueued; the next walk, or the next launch of a graph in which one was
+ * captured, takes the new lists along. Finish first. Fails with CP_INVALID for
+ * another kind of call, and with CP_CAPACITY if a slot or a list outgrows its
+ * room; the walker is then as it was. */
+cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
+
+/* Where the new tokens must lie, on the device, when the compute queue gets to
+ * the walk: shapes as for cp_walker_queries (walk.h). */
+void *cp_stream_walker_queries(cp_stream_walker *walker);
+void *cp_stream_walker_new_keys(cp_stream_walker *walker);
+void *cp_stream_walker_new_values(cp_stream_walker *walker);
+
+/* Where the answer will lie, after the walk's work on the compute queue: rows
+ * as for cp_walker_result. */
+float *cp_stream_walker_output(cp_stream_walker *walker);
+float *cp_stream_walker_lse(cp_stream_walker *walker);
+
+/* Bytes on the device. */
+int64_t cp_stream_walker_bytes(const cp_stream_walker *walker);
+
+/* Put the rank's program on its queues, and return; link carries its messages.
+ * The caches of one layer are as for cp_walk, on the device; they and link must
+ * live until finish. Every rank walks the same plan. A failure leaves work on
+ * the queues; finish waits for it. */
+cp_status cp_stream_walk(cp_stream_walker *walker, const cp_link *link,
+                         void *cache_keys, void *cache_values);
+
+/* Put all ranks' programs on their queues, and return: N ranks on one device,
+ * or on several that can copy from each other. walkers[r] is rank r's, all of
+ * one plan; caches as for cp_walk, on the device. carry may be NULL: copies. A
+ * failure leaves work on the queues; finish waits for it. */
+cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
+                           const cp_carry *carry, void *const *cache_keys,
+                           void *const *cache_values);
+
+/* Wait until all that is on a rank's queues by now is over, its walk and what
+ * was put behind that, at most so many seconds (0: for ever). CP_BROKEN if
+ * something on the device or a link went wrong, if the time is up, or if ranks
+ * disagreed about a batch; a link is then aborted, so that nothing waits on
+ * the device for ever. */
+cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
+
+/* What the rank sent in its last walk. */
+cp_traffic cp_stream_walker_traffic(const cp_stream_walker *walker);
+
+#endif

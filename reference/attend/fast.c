@@ -1,0 +1,356 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* The kernel that ranks use: its work cut into tasks, and the tasks shared
+ * among threads. */
+#include "reference/attend/fast.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference/attend/panels.h"
+#include "reference/attend/partial.h"
+#include "reference/attend/rows.h"
+
+enum {
+    FEW_ROWS = 12,     /* a task of so many reads keys where they lie */
+    LEAST_ROWS = 256,  /* of a task of many, if there are so many */
+    USUAL_ROWS = 1024, /* of a task, to count how many tasks there will be */
+    MOST_ROWS = 2048,
+    TASKS = 16,       /* that a call is cut into if it can be */
+    LEAST_TILES = 10, /* of a share of many rows' keys */
+    MOST_TILES = 64,  /* of a share of few rows' keys */
+};
+
+typedef struct {
+    bool few;
+    cp_piece queries;
+    int64_t kv_head;     /* of many rows; few take them all */
+    int64_t first, last; /* tiles of keys: first to last - 1 */
+    int64_t shares;      /* tasks among which the keys of its rows are cut */
+    int64_t share;       /* which of them it is */
+    int64_t slot;        /* where its unfinished rows lie, if more than one */
+    double cost;         /* to put the longest first */
+} task;
+
+typedef struct {
+    const cp_attention *asked;
+    int64_t group;
+    cp_pieces wide, narrow;      /* tiles of keys for many rows and for few */
+    int64_t few;                 /* pieces of few rows */
+    int64_t many;                /* rows that are many, over all key heads */
+    int64_t queries;             /* of a task of many */
+    int64_t most_few, most_many; /* rows of the largest task of each kind */
+    task *tasks;
+    int64_t count;
+    int64_t slots;     /* unfinished rows */
+    float *unfinished; /* [slots][2 + dim]: level, total, sums */
+    int64_t desk;      /* floats of a thread's memory */
+    float *memory;
+} call;
+
+static int64_t shares_of_few(int64_t tiles, int64_t pieces) {
+    const int64_t wanted = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
+    return cp_max(1, cp_max(wanted, cp_ceil_divide(tiles, MOST_TILES)));
+}
+
+static int64_t shares_of_many(int64_t tiles, int64_t rows) {
+    const int64_t blocks = cp_max(1, rows / USUAL_ROWS);
+    return cp_max(1, cp_min(tiles / LEAST_TILES, TASKS / blocks));
+}
+
+static int64_t queries_of_task(const call *c, int64_t rows) {
+    const int64_t panel = cp_micro_get()->panel;
+    const int64_t share = rows / (4 * (int64_t)c->asked->threads);
+    const int64_t wanted = cp_max(LEAST_ROWS, cp_min(MOST_ROWS, share));
+    return cp_max(1, wanted / c->group / panel) * panel;
+}
+
+static bool is_few(const call *c, cp_span queries) {
+    return queries.count * c->group <= FEW_ROWS;
+}
+
+static void count_rows(call *c) {
+    const cp_pieces *pieces = c->asked->query_pieces;
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_span span = pieces->items[p].span;
+        const int64_t rows = span.count * c->group;
+        if (is_few(c, span)) {
+            c->few++;
+            c->most_few = cp_max(c->most_few, rows);
+        } else {
+            c->many += rows * c->asked->shape->kv_heads;
+        }
+    }
+    c->queries = queries_of_task(c, c->many);
+}
+
+/* longest: keys of a tile. */
+static void find_tiles(const call *c, cp_span queries, int64_t longest,
+                       task *model) {
+    const cp_pieces *keys = c->asked->key_pieces;
+    int64_t at = 0;
+    for (int64_t p = 0; p < keys->count; p++) {
+        const cp_span span = keys->items[p].span;
+        const int64_t end = at + cp_ceil_divide(span.count, longest);
+        if (cp_span_relate(queries, span) != CP_APART) {
+            model->first = model->last == 0 ? at : model->first;
+            model->last = end;
+        }
+        at = end;
+    }
+}
+
+static double cost_of(const call *c, cp_span queries) {
+    const cp_pieces *keys = c->asked->key_pieces;
+    double pairs = 0.0;
+    for (int64_t p = 0; p < keys->count; p++)
+        pairs += (double)cp_span_pairs(queries, keys->items[p].span);
+    return pairs;
+}
+
+static void add_tasks(call *c, task model, int64_t rows, bool write) {
+    const int64_t first = model.first, tiles = model.last - first;
+    if (write)
+        model.cost *= cost_of(c, model.queries.span) / (double)model.shares;
+    model.slot = c->slots;
+    for (int64_t s = 0; s < model.shares; s++) {
+        model.share = s;
+        model.first = first + tiles * s / model.shares;
+        model.last = first + tiles * (s + 1) / model.shares;
+        if (write)
+            c->tasks[c->count] = model;
+        c->count++;
+        if (model.shares > 1)
+            model.slot = c->slots += rows;
+    }
+}
+
+static void list_many(call *c, cp_piece piece, bool write) {
+    const int64_t heads = c->asked->shape->kv_heads;
+    task model = {.cost = 1.0};
+    find_tiles(c, piece.span, CP_PANEL_KEYS, &model);
+    model.shares = shares_of_many(model.last - model.first, c->many);
+    for (int64_t i = 0; i < piece.span.count; i += c->queries) {
+        model.queries = piece;
+        model.queries.span.start += i * piece.span.step;
+        model.queries.span.count = cp_min(c->queries, piece.span.count - i);
+        model.queries.row += i;
+        const int64_t rows = model.queries.span.count * c->group;
+        c->most_many = cp_max(c->most_many, rows);
+        for (model.kv_head = 0; model.kv_head < heads; model.kv_head++)
+            add_tasks(c, model, rows, write);
+    }
+}
+
+static void list_few(call *c, cp_piece piece, bool write) {
+    const int64_t heads = c->asked->shape->kv_heads;
+    task model = {.few = true, .queries = piece, .cost = 4.0 * (double)heads};
+    find_tiles(c, piece.span, CP_ROW_KEYS, &model);
+    model.shares = shares_of_few(model.last - model.first, c->few);
+    add_tasks(c, model, piece.span.count * c->group * heads, write);
+}
+
+static void list_tasks(call *c, bool write) {
+    const cp_pieces *pieces = c->asked->query_pieces;
+    c->count = c->slots = 0;
+    for (int64_t p = 0; p < pieces->count; p++)
+        if (is_few(c, pieces->items[p].span))
+            list_few(c, pieces->items[p], write);
+        else
+            list_many(c, pieces->items[p], write);
+}
+
+static int longest_first(const void *a, const void *b) {
+    const task *x = a, *y = b;
+    if (x->cost != y->cost)
+        return x->cost < y->cost ? 1 : -1;
+    if (x->queries.row != y->queries.row)
+        return x->queries.row < y->queries.row ? -1 : 1;
+    if (x->kv_head != y->kv_head)
+        return x->kv_head < y->kv_head ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+static cp_status prepare(call *c) {
+    const cp_attention *asked = c->asked;
+    c->group = asked->shape->query_heads / asked->shape->kv_heads;
+    count_rows(c);
+    cp_status status =
+        cp_pieces_cut(asked->key_pieces, CP_PANEL_KEYS, &c->wide);
+    if (status == CP_OK)
+        status = cp_pieces_cut(asked->key_pieces, CP_ROW_KEYS, &c->narrow);
+    if (status != CP_OK)
+        return status;
+    list_tasks(c, false);
+    status = cp_allocate(&c->tasks, c->count, sizeof(task), "a list of tasks");
+    if (status != CP_OK)
+        return status;
+    list_tasks(c, true);
+    qsort(c->tasks, (size_t)c->count, sizeof(task), longest_first);
+    /* Allocate desks and unfinished rows. */
+    if (c->most_few > 0)
+        c->desk = cp_rows_floats(asked->shape, c->most_few);
+    if (c->most_many > 0)
+        c->desk = cp_max(c->desk, cp_panels_floats(asked->shape, c->most_many));
+    status = cp_allocate_lines(&c->memory, asked->threads * c->desk,
+                               sizeof(float), "the kernel's desks");
+    if (status == CP_OK)
+        status = cp_allocate_lines(&c->unfinished,
+                                   c->slots * (2 + asked->shape->head_dim),
+                                   sizeof(float), "unfinished rows");
+    return status;
+}
+
+static void finish(const call *c, int64_t at, const double *sums, double level,
+                   double total) {
+    const cp_attention *asked = c->asked;
+    const int64_t dim = asked->shape->head_dim;
+    const double share = total == 0.0 ? 0.0 : 1.0 / total;
+    const float lse = (float)(0.6931471805599453 * (level + log2(total)));
+    float row[CP_HEAD_DIM_MAX];
+    for (int64_t d = 0; d < dim; d++)
+        row[d] = (float)(sums[d] * share);
+    if (asked->merge) {
+        cp_partial_merge_row(asked->output + at * dim, &asked->lse[at], row,
+                             lse, dim);
+    } else {
+        memcpy(asked->output + at * dim, row, (size_t)dim * sizeof(float));
+        asked->lse[at] = lse;
+    }
+}
+
+/* The index [row][head] of row r under a key head. */
+static int64_t place(const call *c, cp_piece queries, int64_t kv_head,
+                     int64_t r) {
+    const int64_t row = queries.row + r / c->group;
+    const int64_t head = kv_head * c->group + r % c->group;
+    return row * c->asked->shape->query_heads + head;
+}
+
+static void hand_over(const call *c, const task *t, int64_t kv_head, int64_t r,
+                      const float *sums, float level, float total) {
+    const int64_t dim = c->asked->shape->head_dim;
+    if (t->shares == 1) {
+        double exact[CP_HEAD_DIM_MAX];
+        for (int64_t d = 0; d < dim; d++)
+            exact[d] = sums[d];
+        finish(c, place(c, t->queries, kv_head, r), exact, level, total);
+        return;
+    }
+    /* Put the row aside. */
+    const int64_t rows = t->queries.span.count * c->group;
+    const int64_t slot = t->slot + (t->few ? kv_head * rows : 0) + r;
+    float *to = c->unfinished + slot * (2 + dim);
+    to[0] = level;
+    to[1] = total;
+    memcpy(to + 2, sums, (size_t)dim * sizeof(float));
+}
+
+static void poke(const cp_attention *asked) {
+    if (asked->poke != NULL && omp_get_thread_num() == 0)
+        asked->poke(asked->poke_context);
+}
+
+static void do_many(const call *c, const task *t, float *memory) {
+    const cp_attention *asked = c->asked;
+    const int64_t rows = t->queries.span.count * c->group;
+    const cp_panels desk = cp_panels_lay_out(asked->shape, rows, memory);
+    float sums[CP_HEAD_DIM_MAX], level, total;
+    cp_panels_begin(&desk, t->queries, t->kv_head, asked->queries);
+    for (int64_t n = t->first; n < t->last; n++) {
+        poke(asked);
+        cp_panels_add(&desk, t->queries, c->wide.items[n], t->kv_head,
+                      asked->keys, asked->values);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        cp_panels_row(&desk, r, sums, &level, &total);
+        hand_over(c, t, t->kv_head, r, sums, level, total);
+    }
+}
+
+static void do_few(const call *c, const task *t, float *memory) {
+    const cp_attention *asked = c->asked;
+    const int64_t rows = t->queries.span.count * c->group;
+    const int64_t dim = asked->shape->head_dim;
+    const cp_rows desk = cp_rows_lay_out(asked->shape, rows, memory);
+    cp_rows_begin(&desk, t->queries, asked->queries);
+    for (int64_t n = t->first; n < t->last; n++) {
+        const cp_piece tile = c->narrow.items[n];
+        const bool last = n + 1 == t->last;
+        const cp_piece next = c->narrow.items[last ? n : n + 1];
+        const bool follows = !last && next.row == tile.row + tile.span.count;
+        poke(asked);
+        if (cp_span_relate(t->queries.span, tile.span) != CP_APART)
+            cp_rows_add(&desk, t->queries, tile, follows ? next.span.count : 0,
+                        asked->keys, asked->values);
+    }
+    for (int64_t i = 0; i < asked->shape->kv_heads * rows; i++)
+        hand_over(c, t, i / rows, i % rows, desk.sums + i * dim, desk.level[i],
+                  desk.total[i]);
+}
+
+static void add_shares(const call *c, const task *t, int64_t kv_head,
+                       int64_t r) {
+    const int64_t dim = c->asked->shape->head_dim;
+    const int64_t rows = t->queries.span.count * c->group;
+    const int64_t heads = t->few ? c->asked->shape->kv_heads : 1;
+    const int64_t slot = t->slot + (t->few ? kv_head * rows : 0) + r;
+    const float *share = c->unfinished + slot * (2 + dim);
+    const int64_t step = heads * rows * (2 + dim);
+    double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;
+    for (int64_t s = 0; s < t->shares; s++)
+        level = fmax(level, share[s * step]);
+    /* Add them, weighed. */
+    for (int64_t s = 0; s < t->shares; s++, share += step) {
+        if (share[1] == 0.0f)
+            continue;
+        const double weight = share[0] == level ? 1.0 : exp2(share[0] - level);
+        total += weight * share[1];
+        for (int64_t d = 0; d < dim; d++)
+            sums[d] += weight * share[2 + d];
+    }
+    finish(c, place(c, t->queries, kv_head, r), sums, level, total);
+}
+
+static void add_all_shares(const call *c, const task *t) {
+    const int64_t rows = t->queries.span.count * c->group;
+    const int64_t heads = t->few ? c->asked->shape->kv_heads : 1;
+#pragma omp for nowait
+    for (int64_t i = 0; i < heads * rows; i++)
+        add_shares(c, t, t->few ? i / rows : t->kv_head, i % rows);
+}
+
+static void do_all(const call *c) {
+#pragma omp parallel num_threads(c->asked->threads)
+    {
+        float *memory = c->memory + omp_get_thread_num() * c->desk;
+#pragma omp for schedule(dynamic)
+        for (int64_t n = 0; n < c->count; n++)
+            (c->tasks[n].few ? do_few : do_many)(c, &c->tasks[n], memory);
+        for (int64_t n = 0; n < c->count; n++)
+            if (c->tasks[n].shares > 1 && c->tasks[n].share == 0)
+                add_all_shares(c, &c->tasks[n]);
+    }
+}
+
+cp_status cp_attend_fast(const cp_attention *asked) {
+    call c = {.asked = asked};
+    cp_status status = cp_shape_check(asked->shape);
+    if (status == CP_OK && asked->threads < 1)
+        status =
+            cp_fail(CP_INVALID, "%d threads cannot attend", asked->threads);
+    if (status == CP_OK && cp_micro_get()->panel > CP_PANEL_WIDEST)
+        return cp_attend(asked);
+    if (status == CP_OK)
+        status = prepare(&c);
+    if (status == CP_OK)
+        do_all(&c);
+    /* Free what the call allocated. */
+    free(c.memory);
+    free(c.unfinished);
+    free(c.tasks);
+    cp_pieces_free(&c.wide);
+    cp_pieces_free(&c.narrow);
+    return status;
+}

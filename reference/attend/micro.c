@@ -1,0 +1,90 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* BLIS's micro-kernel, found and called. */
+#define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
+#include "reference/attend/micro.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include <blis.h>
+
+#ifdef BLIS_NUM_LEVEL3_UKRS /* 0.9, and nothing later */
+typedef sgemm_ukr_ft micro_kernel;
+typedef cntx_t *context_pointer;
+typedef float *operand;
+typedef void (*micro_kernel_of_0_9)(dim_t, dim_t, dim_t, float *, float *,
+                                    float *, float *, float *, inc_t, inc_t,
+                                    auxinfo_t *, cntx_t *);
+_Static_assert(_Generic((sgemm_ukr_ft)0, micro_kernel_of_0_9 : 1, default : 0),
+               "this BLIS is older than 0.9");
+
+static void_fp find_kernel(context_pointer context) {
+    return bli_cntx_get_l3_nat_ukr_dt(BLIS_FLOAT, BLIS_GEMM_UKR, context);
+}
+
+static bool prefers_rows(context_pointer context) {
+    return bli_cntx_l3_nat_ukr_prefers_rows_dt(BLIS_FLOAT, BLIS_GEMM_UKR,
+                                               context);
+}
+#else
+typedef gemm_ukr_ft micro_kernel;
+typedef const cntx_t *context_pointer;
+typedef const void *operand;
+
+static void_fp find_kernel(context_pointer context) {
+    return bli_cntx_get_ukr_dt(BLIS_FLOAT, BLIS_GEMM_UKR, context);
+}
+
+static bool prefers_rows(context_pointer context) {
+    return bli_cntx_get_ukr_prefs_dt(BLIS_FLOAT, BLIS_GEMM_UKR_ROW_PREF,
+                                     context);
+}
+#endif
+
+static cp_micro found;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void ask(void) {
+    context_pointer context = bli_gks_query_cntx();
+    const cp_micro rows = {
+        .slice = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, BLIS_MR, context),
+        .panel = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, BLIS_NR, context),
+        .slice_stride = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, BLIS_MR, context),
+        .panel_stride = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, BLIS_NR, context),
+        .rows = true,
+        .context = context,
+    };
+    found = rows;
+    /* Take the kernel's address. */
+    const void_fp address = find_kernel(context);
+    memcpy(&found.kernel, &address, sizeof(address));
+    /* Swap the sides for a kernel that prefers columns. */
+    if (!prefers_rows(context)) {
+        found.slice = rows.panel, found.panel = rows.slice;
+        found.slice_stride = rows.panel_stride;
+        found.panel_stride = rows.slice_stride;
+        found.rows = false;
+    }
+}
+
+const cp_micro *cp_micro_get(void) {
+    pthread_once(&once, ask);
+    return &found;
+}
+
+void cp_micro_multiply(const cp_micro *micro, int64_t rows, int64_t columns,
+                       int64_t depth, const float *slice, const float *panel,
+                       bool add, float *c, int64_t stride) {
+    const micro_kernel kernel = (micro_kernel)micro->kernel;
+    context_pointer context = (context_pointer)(uintptr_t)micro->context;
+    operand left = (operand)(uintptr_t)(micro->rows ? slice : panel);
+    operand right = (operand)(uintptr_t)(micro->rows ? panel : slice);
+    float one = 1.0f, keep = add ? 1.0f : 0.0f;
+    auxinfo_t nothing = {0};
+    if (micro->rows)
+        kernel(rows, columns, depth, &one, left, right, &keep, c, stride, 1,
+               &nothing, context);
+    else
+        kernel(columns, rows, depth, &one, left, right, &keep, c, 1, stride,
+               &nothing, context);
+}

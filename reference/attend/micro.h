@@ -1,0 +1,33 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* The innermost loop of BLIS's matrix product, on operands that the caller
+ * has packed. Not a matrix product: one tile of one. */
+#ifndef CP_MICRO_H
+#define CP_MICRO_H
+
+#include "ground/ground.h"
+
+/* One call multiplies a slice by a panel: slice rows by panel columns. */
+typedef struct {
+    int64_t slice, panel; /* 6 and 16 with AVX2, 12 and 32 with AVX-512 */
+    int64_t slice_stride, panel_stride; /* floats per step of depth */
+    bool rows; /* a panel is BLIS's right operand, not its left one */
+    void (*kernel)(void);
+    const void *context;
+} cp_micro;
+
+/* What BLIS has for this processor; the same at every call. Any thread may
+ * ask. */
+const cp_micro *cp_micro_get(void);
+
+/* c[i * stride + j] = or, with add, += the sum over k < depth of
+ *   slice[k * slice_stride + i] * panel[k * panel_stride + j]
+ * for i < rows <= micro->slice and j < columns <= micro->panel. Nothing else
+ * of c is touched; without add it is not read. All of both operands is read,
+ * what lies beyond rows and columns too, and up to one more step behind the
+ * panel's last; these may be any numbers. A panel must be aligned to what one
+ * of its steps takes, up to 64 bytes. */
+void cp_micro_multiply(const cp_micro *micro, int64_t rows, int64_t columns,
+                       int64_t depth, const float *slice, const float *panel,
+                       bool add, float *c, int64_t stride);
+
+#endif

@@ -1,0 +1,115 @@
+/* Tangled from book/01-attention.nw; edit the chapter. */
+/* Attention in fp64, from its definition. */
+#include "reference/attend/oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct {
+    int64_t sequence, position, row;
+} token;
+
+static cp_status expand(const cp_pieces *pieces, token **tokens) {
+    const cp_status status = cp_allocate(tokens, cp_pieces_tokens(pieces),
+                                         sizeof(token), "the oracle's tokens");
+    if (status != CP_OK)
+        return status;
+    token *next = *tokens;
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_span span = pieces->items[p].span;
+        for (int64_t i = 0; i < span.count; i++)
+            *next++ = (token){span.sequence, span.start + i * span.step,
+                              pieces->items[p].row + i};
+    }
+    return CP_OK;
+}
+
+typedef struct {
+    const cp_shape *shape;
+    const token *keys;
+    int64_t count;
+    const float *key_rows, *value_rows;
+    double *scores;
+} key_table;
+
+static bool visible(token query, token key) {
+    return key.sequence == query.sequence && key.position <= query.position;
+}
+
+static double attend_one(const key_table *table, token query, int64_t kv_head,
+                         const float *q, double *out) {
+    const int64_t dim = table->shape->head_dim;
+    const int64_t width = table->shape->kv_heads * dim;
+    /* First pass: every visible score, and the largest. */
+    double largest = -INFINITY;
+    for (int64_t j = 0; j < table->count; j++) {
+        if (!visible(query, table->keys[j]))
+            continue;
+        const float *k =
+            table->key_rows + table->keys[j].row * width + kv_head * dim;
+        double dot = 0.0;
+        for (int64_t d = 0; d < dim; d++)
+            dot += (double)q[d] * (double)k[d];
+        table->scores[j] = dot / sqrt((double)dim);
+        largest = fmax(largest, table->scores[j]);
+    }
+    /* Second pass: sum the weights and the weighted values. */
+    double sum = 0.0;
+    for (int64_t d = 0; d < dim; d++)
+        out[d] = 0.0;
+    for (int64_t j = 0; j < table->count; j++) {
+        if (!visible(query, table->keys[j]))
+            continue;
+        const float *v =
+            table->value_rows + table->keys[j].row * width + kv_head * dim;
+        const double weight = exp(table->scores[j] - largest);
+        sum += weight;
+        for (int64_t d = 0; d < dim; d++)
+            out[d] += weight * (double)v[d];
+    }
+    if (sum == 0.0)
+        return -INFINITY;
+    for (int64_t d = 0; d < dim; d++)
+        out[d] /= sum;
+    return largest + log(sum);
+}
+
+static void attend_all(const key_table *table, const token *tokens,
+                       int64_t count, const float *queries, double *output,
+                       double *lse) {
+    const int64_t heads = table->shape->query_heads;
+    const int64_t group = heads / table->shape->kv_heads;
+    const int64_t dim = table->shape->head_dim;
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t at = tokens[i].row * heads + h;
+            lse[at] = attend_one(table, tokens[i], h / group,
+                                 queries + at * dim, output + at * dim);
+        }
+}
+
+cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
+                    const float *queries, const cp_pieces *key_pieces,
+                    const float *keys, const float *values, double *output,
+                    double *lse) {
+    token *query_tokens = NULL, *key_tokens = NULL;
+    double *scores = NULL;
+    const int64_t count = cp_pieces_tokens(key_pieces);
+    cp_status status = cp_shape_check(shape);
+    if (status == CP_OK)
+        status = expand(query_pieces, &query_tokens);
+    if (status == CP_OK)
+        status = expand(key_pieces, &key_tokens);
+    if (status == CP_OK)
+        status =
+            cp_allocate(&scores, count, sizeof(*scores), "the oracle's scores");
+    const key_table table = {shape, key_tokens, count, keys, values, scores};
+    if (status == CP_OK)
+        attend_all(&table, query_tokens, cp_pieces_tokens(query_pieces),
+                   queries, output, lse);
+    /* Free what the oracle allocated. */
+    free(query_tokens);
+    free(key_tokens);
+    free(scores);
+    return status;
+}

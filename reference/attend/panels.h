@@ -1,0 +1,51 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* Attention of many rows: panels of queries against packed tiles of keys and
+ * values, by BLIS's micro-kernel. One thread's share of a call, not a call. */
+#ifndef CP_PANELS_H
+#define CP_PANELS_H
+
+#include "reference/attend/attend.h"
+#include "reference/attend/micro.h"
+
+/* What one thread has on its desk; everything begins on a cache line. */
+typedef struct {
+    const cp_shape *shape;
+    const cp_micro *micro;
+    int64_t group;  /* query heads that share a key head */
+    int64_t slices; /* of the head dimension */
+    int64_t most;   /* keys of a tile: whole slices */
+    float *keys;    /* [slice of keys][dim][slice_stride] */
+    float *values;  /* [slices][most][slice_stride] */
+    float *queries; /* [panel of rows][dim][panel_stride], scaled */
+    float *sums;    /* [panel of rows][slices * slice][panel_stride] */
+    float *level;   /* [panel of rows][panel_stride], base 2 */
+    float *total;   /* [panel of rows][panel_stride] */
+    float *scores;  /* [most][panel_stride] */
+    int64_t *reach; /* [panel_stride] keys of the tile that each row sees */
+} cp_panels;
+
+enum {
+    CP_PANEL_KEYS = 192,  /* of a tile */
+    CP_PANEL_WIDEST = 64, /* rows of a panel; x86's widest has 32 */
+};
+
+/* Floats of a desk for so many rows, and the desk in that much memory, which
+ * must begin on a cache line. */
+int64_t cp_panels_floats(const cp_shape *shape, int64_t rows);
+cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows, float *memory);
+
+/* Take up queries of one key head; tensor as in cp_attention. */
+void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
+                     const float *tensor);
+
+/* Let them see a tile of at most CP_PANEL_KEYS keys. */
+void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
+                   int64_t kv_head, const float *key_rows,
+                   const float *value_rows);
+
+/* What row r (query r / group, head r % group) has come to: the sum over keys
+ * of 2^(score - level) * value and of 2^(score - level), scores in base 2. */
+void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
+                   float *total);
+
+#endif

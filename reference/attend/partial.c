@@ -1,0 +1,50 @@
+/* Tangled from book/02-partials.nw; edit the chapter. */
+/* Half an answer, and the merge of two halves. */
+#include "reference/attend/partial.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+void cp_partial_clear(cp_partial *partial) {
+    const int64_t count = partial->rows * partial->heads;
+    for (int64_t i = 0; i < count; i++)
+        partial->lse[i] = -INFINITY;
+    for (int64_t i = 0; i < count * partial->dim; i++)
+        partial->output[i] = 0.0f;
+}
+
+void cp_partial_merge_row(float *output, float *lse, const float *add,
+                          float add_lse, int64_t dim) {
+    /* Return early when the added side is empty. */
+    if (add_lse == -INFINITY) {
+        if (*lse == -INFINITY)
+            memset(output, 0, (size_t)dim * sizeof(float));
+        return;
+    }
+    /* Take the added side as it is when ours is empty. */
+    if (*lse == -INFINITY) {
+        memcpy(output, add, (size_t)dim * sizeof(float));
+        *lse = add_lse;
+        return;
+    }
+    const double larger = *lse > add_lse ? *lse : add_lse;
+    const double mine = exp(*lse - larger), theirs = exp(add_lse - larger);
+    const double sum = mine + theirs;
+    /* Move the output to the centre of mass. */
+    const double keep = mine / sum, take = theirs / sum;
+    for (int64_t d = 0; d < dim; d++) {
+        const double ours = keep * (double)output[d];
+        const double other = take * (double)add[d];
+        output[d] = (float)(ours + other);
+    }
+    *lse = (float)(larger + log(sum));
+}
+
+void cp_partial_merge(cp_partial *out, const cp_partial *add) {
+    assert(out->rows == add->rows && out->heads == add->heads &&
+           out->dim == add->dim);
+    for (int64_t i = 0; i < out->rows * out->heads; i++)
+        cp_partial_merge_row(out->output + i * out->dim, &out->lse[i],
+                             add->output + i * add->dim, add->lse[i], out->dim);
+}

@@ -1,0 +1,252 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* Attention of a few rows. */
+#include "reference/attend/rows.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "reference/attend/exp2.h"
+
+enum {
+    LANES = 8,    /* of a vector */
+    STRIP = 16,   /* scores that are weighed together */
+    TOGETHER = 4, /* rows that share one load of a key */
+    EIGHT = 8,    /* values that share one load of a row's sum */
+};
+
+static int64_t lines(int64_t floats) {
+    return cp_ceil_divide(floats, 16) * 16;
+}
+
+int64_t cp_rows_floats(const cp_shape *shape, int64_t rows) {
+    const int64_t all = shape->kv_heads * rows;
+    return 2 * lines(all * shape->head_dim) + all * CP_ROW_KEYS +
+           2 * lines(all) + lines(2 * rows);
+}
+
+cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows, float *memory) {
+    const int64_t all = shape->kv_heads * rows;
+    cp_rows desk = {.shape = shape, .rows = rows, .queries = memory};
+    desk.group = shape->query_heads / shape->kv_heads;
+    desk.sums = desk.queries + lines(all * shape->head_dim);
+    desk.scores = desk.sums + lines(all * shape->head_dim);
+    desk.level = desk.scores + all * CP_ROW_KEYS;
+    desk.total = desk.level + lines(all);
+    desk.reach = (int64_t *)(void *)(desk.total + lines(all));
+    return desk;
+}
+
+void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor) {
+    const int64_t dim = desk->shape->head_dim, group = desk->group;
+    const int64_t heads = desk->shape->query_heads;
+    const int64_t all = desk->shape->kv_heads * desk->rows;
+    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
+    for (int64_t q = 0; q < queries.span.count; q++)
+        for (int64_t h = 0; h < heads; h++) {
+            const float *from = tensor + ((queries.row + q) * heads + h) * dim;
+            const int64_t row = h / group * desk->rows + q * group + h % group;
+            for (int64_t d = 0; d < dim; d++)
+                desk->queries[row * dim + d] = from[d] * scale;
+        }
+    memset(desk->sums, 0, (size_t)(all * dim) * sizeof(float));
+    for (int64_t i = 0; i < all; i++) {
+        desk->level[i] = -INFINITY;
+        desk->total[i] = 0.0f;
+    }
+}
+
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+static inline lanes load(const float *from) {
+    lanes v;
+    memcpy(&v, from, sizeof(v));
+    return v;
+}
+
+static inline lanes multiply_add(lanes a, lanes b, lanes c) {
+    lanes sum;
+    for (int l = 0; l < LANES; l++)
+        sum[l] = cp_fused(a[l], b[l], c[l]);
+    return sum;
+}
+
+/* Lanes of a, b, c, d, halfway added up: four sums of the lower halves and
+ * four of the upper. */
+static inline lanes fold(lanes a, lanes b, lanes c, lanes d) {
+    const lanes ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
+                     __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    const lanes cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
+                     __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+    return __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
+           __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+}
+
+/* b may be a, where there is no second key; its scores go to to[second]. */
+static inline __attribute__((always_inline)) void
+score(int rows, int64_t dim, const float *q, const float *a, const float *b,
+      float *to, int64_t second) {
+    lanes one[TOGETHER] = {{0}}, two[TOGETHER] = {{0}};
+    const int64_t full = dim - dim % LANES;
+    for (int64_t d = 0; d < full; d += LANES) {
+        const lanes x = load(a + d), y = load(b + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            one[r] = multiply_add(load(q + r * dim + d), x, one[r]);
+            two[r] = multiply_add(load(q + r * dim + d), y, two[r]);
+        }
+    }
+    /* Add up the lanes, and what is left of the dimension. */
+    const lanes x = fold(one[0], one[1], one[2], one[3]);
+    const lanes y = fold(two[0], two[1], two[2], two[3]);
+    const lanes sums =
+        __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
+        __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
+    for (int r = 0; r < rows; r++) {
+        float first = sums[r], other = sums[TOGETHER + r];
+        for (int64_t d = full; d < dim; d++) {
+            first = cp_fused(q[r * dim + d], a[d], first);
+            other = cp_fused(q[r * dim + d], b[d], other);
+        }
+        to[r * CP_ROW_KEYS] = first;
+        to[r * CP_ROW_KEYS + second] = other;
+    }
+}
+
+static void score_few(int64_t rows, int64_t dim, const float *q, const float *a,
+                      const float *b, float *scores, int64_t second) {
+    for (; rows >= TOGETHER; rows -= TOGETHER) {
+        score(TOGETHER, dim, q, a, b, scores, second);
+        q += TOGETHER * dim;
+        scores += TOGETHER * CP_ROW_KEYS;
+    }
+    if (rows == 3)
+        score(3, dim, q, a, b, scores, second);
+    else if (rows == 2)
+        score(2, dim, q, a, b, scores, second);
+    else if (rows == 1)
+        score(1, dim, q, a, b, scores, second);
+}
+
+static void fetch(const float *from, int64_t floats) {
+    for (int64_t i = 0; i < floats; i += 16)
+        __builtin_prefetch(from + i, 0, 2);
+}
+
+static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
+                       const float *values) {
+    const int64_t dim = desk->shape->head_dim, heads = desk->shape->kv_heads;
+    for (int64_t j = 0; j < count; j += 2) {
+        const int64_t second = j + 1 < count;
+        const int64_t part = (1 + second) * dim;
+        for (int64_t h = 0; h < heads; h++) {
+            fetch(values + j * heads * dim + h * part, part);
+            const float *key = keys + (j * heads + h) * dim;
+            score_few(desk->rows, dim, desk->queries + h * desk->rows * dim,
+                      key, key + second * heads * dim,
+                      desk->scores + h * desk->rows * CP_ROW_KEYS + j, second);
+        }
+    }
+}
+
+static float largest_of(const float *scores, int64_t width, float before) {
+    float lane[STRIP], largest = before;
+    for (int l = 0; l < STRIP; l++)
+        lane[l] = before;
+    for (int64_t j = 0; j < width; j += STRIP)
+#pragma omp simd
+        for (int l = 0; l < STRIP; l++)
+            lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
+    for (int l = 0; l < STRIP; l++)
+        largest = lane[l] > largest ? lane[l] : largest;
+    return largest;
+}
+
+static float weigh_scores(float *scores, int64_t width, float level) {
+    float lane[STRIP] = {0.0f}, sum = 0.0f;
+    for (int64_t j = 0; j < width; j += STRIP)
+#pragma omp simd
+        for (int l = 0; l < STRIP; l++) {
+            scores[j + l] = cp_exp2(scores[j + l] - level);
+            lane[l] += scores[j + l];
+        }
+    for (int l = 0; l < STRIP; l++)
+        sum += lane[l];
+    return sum;
+}
+
+static void weigh_row(const cp_rows *desk, int64_t row, int64_t width) {
+    const int64_t dim = desk->shape->head_dim;
+    float *scores = desk->scores + row * CP_ROW_KEYS;
+    for (int64_t j = desk->reach[row % desk->rows]; j < width; j++)
+        scores[j] = -INFINITY;
+    const float before = desk->level[row];
+    const float largest = largest_of(scores, width, before);
+    const float level = largest == -INFINITY ? 0.0f : largest;
+    const float keep = cp_exp2(before - level);
+    desk->level[row] = largest;
+    desk->total[row] =
+        desk->total[row] * keep + weigh_scores(scores, width, level);
+    if (keep != 1.0f)
+        for (int64_t d = 0; d < dim; d++)
+            desk->sums[row * dim + d] *= keep;
+}
+
+static inline __attribute__((always_inline)) void
+add_keys(int keys, int64_t dim, int64_t width, const float *weights,
+         const float *values, float *restrict sums) {
+#pragma omp simd
+    for (int64_t d = 0; d < dim; d++) {
+        float sum = sums[d];
+#pragma GCC unroll 8
+        for (int k = 0; k < keys; k++)
+            sum = cp_fused(weights[k], values[k * width + d], sum);
+        sums[d] = sum;
+    }
+}
+
+static void add_values(const cp_rows *desk, int64_t h, int64_t j,
+                       const float *values, const float *soon, int64_t part) {
+    const int64_t dim = desk->shape->head_dim;
+    const int64_t width = desk->shape->kv_heads * dim;
+    for (int64_t r = 0; r < desk->rows; r++) {
+        fetch(soon + r * part, part);
+        const int64_t row = h * desk->rows + r, left = desk->reach[r] - j;
+        const float *weights = desk->scores + row * CP_ROW_KEYS + j;
+        float *sums = desk->sums + row * dim;
+        if (left >= EIGHT)
+            add_keys(EIGHT, dim, width, weights, values, sums);
+        else
+            for (int64_t k = 0; k < left; k++)
+                add_keys(1, dim, width, weights + k, values + k * width, sums);
+    }
+}
+
+void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
+                 int64_t following, const float *key_rows,
+                 const float *value_rows) {
+    const int64_t heads = desk->shape->kv_heads, dim = desk->shape->head_dim;
+    const int64_t width = heads * dim;
+    int64_t most = 0;
+    /* Find how far each row sees. */
+    for (int64_t r = 0; r < desk->rows; r++) {
+        const cp_span span = queries.span;
+        const int64_t position = span.start + r / desk->group * span.step;
+        desk->reach[r] = cp_span_before(keys.span, position + 1);
+        most = cp_max(most, desk->reach[r]);
+    }
+    const float *key = key_rows + keys.row * width;
+    const float *value = value_rows + keys.row * width;
+    score_keys(desk, most, key, value);
+    for (int64_t row = 0; row < heads * desk->rows; row++)
+        weigh_row(desk, row, cp_ceil_divide(most, STRIP) * STRIP);
+    for (int64_t j = 0; j < most; j += EIGHT) {
+        /* Find the keys to ask for meanwhile. */
+        const int64_t next = cp_max(0, cp_min(EIGHT, following - j));
+        const int64_t part = next * dim / desk->rows;
+        const float *soon =
+            next > 0 ? key + (keys.span.count + j) * width : key;
+        for (int64_t h = 0; h < heads; h++)
+            add_values(desk, h, j, value + j * width + h * dim,
+                       soon + h * desk->rows * part, part);
+    }
+}

@@ -1,0 +1,36 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* Attention of a few rows, as in decoding: keys and values are read where they
+ * lie, once for all rows. One thread's share of a call, not a call. */
+#ifndef CP_ROWS_H
+#define CP_ROWS_H
+
+#include "reference/attend/attend.h"
+
+typedef struct {
+    const cp_shape *shape;
+    int64_t group, rows; /* rows of one key head */
+    float *queries;      /* [kv_heads][rows][dim], scaled */
+    float *sums;         /* [kv_heads][rows][dim] */
+    float *scores;       /* [kv_heads][rows][CP_ROW_KEYS] */
+    float *level;        /* [kv_heads][rows], base 2 */
+    float *total;        /* [kv_heads][rows] */
+    int64_t *reach;      /* [rows] keys of the tile that each row sees */
+} cp_rows;
+
+enum { CP_ROW_KEYS = 64 }; /* of a tile */
+
+/* Floats of a desk for so many rows, queries times heads of a group, and the
+ * desk in that much memory, which must begin on a cache line. */
+int64_t cp_rows_floats(const cp_shape *shape, int64_t rows);
+cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows, float *memory);
+
+/* Take up queries, of all heads; tensor as in cp_attention. */
+void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor);
+
+/* Let them see a tile of at most CP_ROW_KEYS keys. The keys of so many rows of
+ * the tensor that follow the tile's will be wanted next. */
+void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
+                 int64_t following, const float *key_rows,
+                 const float *value_rows);
+
+#endif

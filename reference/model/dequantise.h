@@ -1,0 +1,19 @@
+/* Tangled from book/12-weights.nw; edit the chapter. */
+/* Turning the blocks of a GGUF tensor into floats. Not a quantiser. */
+#ifndef CP_DEQUANTISE_H
+#define CP_DEQUANTISE_H
+
+#include "model/gguf.h"
+
+/* Compute count values of a CP_GGUF_ type from its blocks.
+ *   blocks   the packed bytes, at any address
+ *   count    values; a multiple of the type's block
+ *   out      [count]
+ * Fails with CP_INVALID, and out untouched, for another type or count. */
+cp_status cp_dequantise(int type, const void *blocks, int64_t count,
+                        float *out);
+
+/* The number that two bytes say in half precision, little-endian. */
+float cp_half_value(const unsigned char *bytes);
+
+#endif

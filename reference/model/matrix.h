@@ -1,0 +1,45 @@
+/* Tangled from book/11-blocks.nw; edit the chapter. */
+/* Weights in tiles: the bits of the file's blocks, sixteen outputs side by
+ * side, and what they stand for. Multiplying many rows is linear.h's. */
+#ifndef CP_MATRIX_H
+#define CP_MATRIX_H
+
+#include "ground/ground.h"
+
+/* A tile holds CP_LANES outputs of CP_DEPTH inputs. */
+enum { CP_LANES = 16, CP_DEPTH = 32 };
+
+typedef struct cp_tile_kind cp_tile_kind;
+
+/* A matrix [out][in] as ceil(out / CP_LANES) groups, each of
+ * ceil(in / CP_DEPTH) tiles; what a tile has in excess is 0. */
+typedef struct {
+    int64_t in, out;
+    const cp_tile_kind *kind;
+    const char *tiles; /* the model's */
+} cp_matrix;
+
+/* Bytes that the tiles of a matrix of a CP_GGUF_ type take, a multiple of 64.
+ * Fails with CP_INVALID for another type, for rows that are no whole blocks,
+ * and if the product overflows. */
+cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size);
+
+/* Lay out a matrix for which cp_matrix_bytes succeeded.
+ *   blocks   the file's tensor, [out] rows of whole blocks
+ *   memory   that many bytes, best aligned to 64; *matrix points into it
+ * All cores help. Cannot fail. */
+void cp_matrix_fill(int type, int64_t in, int64_t out, const void *blocks,
+                    void *memory, cp_matrix *matrix);
+
+/* One tile's values, those of cp_dequantise: values [CP_DEPTH][CP_LANES]. */
+void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
+                      float *values);
+
+/* The values of one output: values [in]. */
+void cp_matrix_row(const cp_matrix *matrix, int64_t row, float *values);
+
+/* One group times x [in]: sums [CP_LANES]. */
+void cp_matrix_group(const cp_matrix *matrix, int64_t group, const float *x,
+                     float *sums);
+
+#endif

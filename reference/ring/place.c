@@ -1,0 +1,24 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* The place whose ranks are threads, and how cores are shared. */
+#define _POSIX_C_SOURCE 200809L
+#include "reference/ring/place.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+static cp_status run_threads(int ranks, cp_rank_main function, void *context) {
+    const cp_threads_options threads = {.ranks = ranks};
+    return cp_threads_run(&threads, function, context);
+}
+
+const cp_place cp_place_threads = {run_threads, &cp_machine_threads, CP_NOBODY,
+                                   0};
+
+int cp_place_share(const cp_place *place, int cores, int ranks) {
+    const int mine = omp_get_num_procs();
+    if (place->local == 0)
+        return (int)cp_max(1, (cores > 0 ? cores : mine) / ranks);
+    const int64_t all =
+        cores > 0 ? cores : (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
+    return (int)cp_max(1, cp_min(mine, all / place->local));
+}

@@ -1,0 +1,47 @@
+/* Tangled from book/13-mpi.nw; edit the chapter. */
+/* Ranks as processes: the communicator over MPI, for one machine or many.
+ * Keeps the contract of comm.h, but for one thing: messages move only while
+ * both their ranks are inside of these functions or poke. */
+#ifndef CP_PROCESSES_H
+#define CP_PROCESSES_H
+
+#include "ring/comm.h"
+#include "reference/ring/threads.h"
+
+typedef struct {
+    double patience; /* seconds that a wait may last; 0: for ever */
+    int64_t piece;   /* most bytes in one message of MPI's; 0: 1 GiB */
+    bool unpoked;    /* for measurements: a poke does nothing */
+} cp_mpi_options;
+
+/* Start MPI if need be, and make a communicator of all processes that the
+ * launcher started. All of them must call it, with the same options. Fails
+ * with CP_INVALID, CP_MEMORY, or CP_BROKEN, also if not all have called it
+ * when patience ends, or if MPI is not built in. */
+cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm);
+
+/* Run function(comm, context), which is this process's rank, and return when
+ * all ranks have returned from theirs. All get the same: CP_OK, or the status
+ * and message of a rank that failed ("rank 2: ..."). comm->sent counts
+ * this run alone. After a failure all later runs fail. */
+cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
+
+/* Say goodbye with an exit status, hear everybody's, and free comm. Returns
+ * the largest status of all; if this one was 0 and that one is not, the
+ * message is now that rank's. -1 if somebody did not say goodbye in time. */
+int cp_mpi_close(cp_comm *comm, int status);
+
+/* Leave MPI, after everybody's goodbye; or else have the launcher end all
+ * processes with status 1, and do not return. */
+void cp_mpi_end(bool orderly);
+
+/* From now on, waits last so long. */
+void cp_mpi_set_patience(cp_comm *comm, double seconds);
+
+/* How many of the processes are on this machine. */
+int cp_mpi_local(cp_comm *comm);
+
+/* The library, for --version; NULL: none is built in. */
+const char *cp_mpi_name(void);
+
+#endif

@@ -1,0 +1,29 @@
+/* Tangled from book/08-conversations.nw; edit the chapter. */
+/* The memory behind a cache on one machine: plain tensors in fp32. */
+#ifndef CP_STORE_H
+#define CP_STORE_H
+
+#include "ring/cache.h"
+
+/* The tensors of a cache: for each rank and layer, keys and values, each
+ * [sequences * room][N_KV][D_H]. */
+typedef struct cp_store cp_store;
+
+/* Rows are zero at first, and cost memory only once they are written. Fails
+ * with CP_MEMORY. */
+cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
+                       int64_t room, const cp_shape *shape, cp_store **out);
+
+/* The same where only one rank is in this process; the tensors of the others
+ * are NULL. With only = -1 all are here. */
+cp_status cp_store_new_of(int ranks, int only, int64_t layers,
+                          int64_t sequences, int64_t room,
+                          const cp_shape *shape, cp_store **out);
+
+void cp_store_free(cp_store *store);
+
+/* One rank's keys and values of one layer; they belong to the store. */
+float *cp_store_keys(cp_store *store, int rank, int64_t layer);
+float *cp_store_values(cp_store *store, int rank, int64_t layer);
+
+#endif

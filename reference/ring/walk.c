@@ -1,0 +1,351 @@
+/* Tangled from book/05-walk.nw; edit the chapter. */
+/* Run one rank of a plan with fp32 tensors in memory. */
+#include "reference/ring/walk.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference/attend/fast.h"
+#include "ring/merges.h"
+
+struct cp_walker {
+    const cp_plan *plan;
+    int rank;
+    cp_walk_options options;
+    void **slots; /* [plan->slot_count], NULL = not used by this rank */
+    cp_partial result;
+    bool *in_one;      /* [operations] an attend whose merge comes next */
+    const void **send; /* [ranks] scratch for collectives */
+    void **receive;
+    cp_comm *comm;        /* during a walk */
+    float *keys, *values; /* during a walk: the cache of this layer */
+    cp_pieces labelled;   /* decode: what the labels of a block say */
+};
+
+static cp_status allocate_slots(cp_walker *walker) {
+    const cp_plan *plan = walker->plan;
+    bool *needed;
+    cp_status status =
+        cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
+    if (status == CP_OK)
+        status = cp_plan_slots_needed(plan, walker->rank, needed);
+    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
+        if (needed[slot])
+            status = cp_allocate_lines(&walker->slots[slot],
+                                       plan->slots[slot].bytes, 1, "a slot");
+    free(needed);
+    return status;
+}
+
+static float *slot_values(const cp_walker *walker, int slot) {
+    const cp_plan *plan = walker->plan;
+    return (float *)walker->slots[slot] +
+           plan->slots[slot].rows * plan->shape.kv_heads * plan->shape.head_dim;
+}
+
+cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
+    const cp_shape *shape = &walker->plan->shape;
+    const int64_t rows = walker->plan->slots[slot].rows;
+    float *output = walker->slots[slot];
+    return (cp_partial){
+        .rows = rows,
+        .heads = shape->query_heads,
+        .dim = shape->head_dim,
+        .output = output,
+        .lse = output + rows * shape->query_heads * shape->head_dim,
+    };
+}
+
+float *cp_walker_queries(cp_walker *walker) {
+    return walker->slots[walker->plan->queries];
+}
+
+float *cp_walker_new_keys(cp_walker *walker) {
+    return walker->slots[walker->plan->fresh];
+}
+
+float *cp_walker_new_values(cp_walker *walker) {
+    return slot_values(walker, walker->plan->fresh);
+}
+
+const cp_partial *cp_walker_result(const cp_walker *walker) {
+    return &walker->result;
+}
+
+const cp_plan *cp_walker_plan(const cp_walker *walker) {
+    return walker->plan;
+}
+
+int cp_walker_rank(const cp_walker *walker) {
+    return walker->rank;
+}
+
+static void copy_pieces(const cp_pieces *from, const float *source,
+                        const cp_pieces *to, float *target, int64_t width) {
+    assert(from->count == to->count);
+    for (int64_t n = 0; n < from->count; n++) {
+        assert(from->items[n].span.count == to->items[n].span.count);
+        memcpy(target + to->items[n].row * width,
+               source + from->items[n].row * width,
+               (size_t)(from->items[n].span.count * width) * sizeof(float));
+    }
+}
+
+static void append(cp_walker *walker) {
+    const cp_layout *layout = walker->plan->layout;
+    const cp_shape *shape = &walker->plan->shape;
+    const int64_t width = shape->kv_heads * shape->head_dim;
+    const cp_pieces *from = &layout->queries[walker->rank].pieces;
+    const cp_pieces *to = &layout->appended[walker->rank].pieces;
+    copy_pieces(from, cp_walker_new_keys(walker), to, walker->keys, width);
+    copy_pieces(from, cp_walker_new_values(walker), to, walker->values, width);
+}
+
+static void pack(cp_walker *walker, int slot) {
+    const cp_layout *layout = walker->plan->layout;
+    const cp_shape *shape = &walker->plan->shape;
+    const int64_t width = shape->kv_heads * shape->head_dim;
+    const cp_pieces *from = &layout->cache[walker->rank].pieces;
+    const cp_pieces *to = &layout->keys[walker->rank].pieces;
+    copy_pieces(from, walker->keys, to, walker->slots[slot], width);
+    copy_pieces(from, walker->values, to, slot_values(walker, slot), width);
+}
+
+static char *labels_of(const cp_walker *walker, int slot) {
+    const cp_slot *size = &walker->plan->slots[slot];
+    return (char *)walker->slots[slot] + size->bytes -
+           size->rows * CP_LABEL_BYTES;
+}
+
+static void write_labels(cp_walker *walker) {
+    const cp_pieces *mine = &walker->plan->layout->queries[walker->rank].pieces;
+    char *labels = labels_of(walker, walker->plan->queries);
+    const int64_t rows = walker->plan->slots[walker->plan->queries].rows;
+    const int64_t none[2] = {-1, -1};
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(labels + row * CP_LABEL_BYTES, none, CP_LABEL_BYTES);
+    for (int64_t n = 0; n < mine->count; n++) {
+        const cp_piece piece = mine->items[n];
+        const int64_t label[2] = {piece.span.sequence, piece.span.start};
+        memcpy(labels + piece.row * CP_LABEL_BYTES, label, CP_LABEL_BYTES);
+    }
+}
+
+static cp_status read_labels(cp_walker *walker, cp_use queries) {
+    const char *labels = labels_of(walker, queries.slot);
+    const cp_pieces *expected =
+        &walker->plan->layout->queries[queries.origin].pieces;
+    walker->labelled.count = 0;
+    cp_status status = CP_OK;
+    for (int64_t row = 0;
+         row < walker->plan->slots[queries.slot].rows && status == CP_OK;
+         row++) {
+        int64_t label[2];
+        memcpy(label, labels + row * CP_LABEL_BYTES, sizeof(label));
+        if (label[0] < 0)
+            continue;
+        const cp_span token = {label[0], label[1], 1, 1};
+        status = cp_pieces_append(&walker->labelled, (cp_piece){token, row});
+    }
+    /* Refuse labels that the layout does not know. */
+    for (int64_t n = 0; n < walker->labelled.count && status == CP_OK; n++) {
+        const cp_span got = walker->labelled.items[n].span;
+        const cp_span want = n < expected->count ? expected->items[n].span
+                                                 : (cp_span){-1, -1, 0, 1};
+        if (walker->labelled.count != expected->count ||
+            got.sequence != want.sequence || got.start != want.start)
+            status = cp_fail(CP_BROKEN,
+                             "rank %d decodes sequence %lld at position %lld "
+                             "where rank %d expects sequence %lld at %lld",
+                             queries.origin, (long long)got.sequence,
+                             (long long)got.start, walker->rank,
+                             (long long)want.sequence, (long long)want.start);
+    }
+    return status;
+}
+
+static void poke(void *comm) {
+    cp_comm_poke(comm);
+}
+
+static cp_status attend(cp_walker *walker, const cp_op *op,
+                        const cp_op *merge) {
+    const cp_plan *plan = walker->plan;
+    const cp_layout *layout = plan->layout;
+    const cp_kernel kernel = walker->options.kernel;
+    const bool home = op->keys.slot == plan->cache;
+    const cp_pieces *keys = home ? &layout->cache[walker->rank].pieces
+                                 : &layout->keys[op->keys.origin].pieces;
+    const cp_pieces *queries = &layout->queries[op->in.origin].pieces;
+    /* In decode, believe the labels and not the layout. */
+    if (plan->labelled) {
+        const cp_status status = read_labels(walker, op->in);
+        if (status != CP_OK)
+            return status;
+        queries = &walker->labelled;
+    }
+    const int slot = merge != NULL ? merge->out.slot : op->out.slot;
+    cp_partial partial = cp_walker_partial(walker, slot);
+    /* Make the partial empty. */
+    if (merge == NULL && slot == plan->result)
+        cp_partial_clear(&partial);
+    for (int64_t n = 0; merge == NULL && n < partial.rows * partial.heads; n++)
+        partial.lse[n] = -INFINITY;
+    const cp_attention call = {
+        .shape = &plan->shape,
+        .query_pieces = queries,
+        .queries = walker->slots[op->in.slot],
+        .key_pieces = keys,
+        .keys = home ? walker->keys : walker->slots[op->keys.slot],
+        .values = home ? walker->values : slot_values(walker, op->keys.slot),
+        .threads = walker->options.threads,
+        .merge = merge != NULL,
+        .output = partial.output,
+        .lse = partial.lse,
+        .poke = walker->comm->ops->poke != NULL ? poke : NULL,
+        .poke_context = walker->comm,
+    };
+    return kernel(&call);
+}
+
+static cp_status collect(cp_walker *walker, const cp_op *op) {
+    const cp_plan *plan = walker->plan;
+    const bool gather = op->kind == CP_OP_ALL_GATHER;
+    for (int r = 0; r < plan->layout->ranks; r++) {
+        const bool other = r != walker->rank;
+        walker->send[r] =
+            other && !gather ? walker->slots[op->in.slot + r] : NULL;
+        walker->receive[r] = other ? walker->slots[op->out.slot + r] : NULL;
+    }
+    if (gather)
+        return cp_comm_all_gather(walker->comm, walker->slots[op->in.slot],
+                                  walker->receive,
+                                  plan->slots[op->in.slot].bytes);
+    return cp_comm_all_to_all(walker->comm, walker->send, walker->receive,
+                              plan->slots[plan->result].bytes);
+}
+
+static cp_status perform(cp_walker *walker, const cp_op *op) {
+    const cp_plan *plan = walker->plan;
+    switch (op->kind) {
+    case CP_OP_APPEND:
+        append(walker);
+        return CP_OK;
+    case CP_OP_PACK:
+        pack(walker, op->out.slot);
+        return CP_OK;
+    case CP_OP_ATTEND:
+        return attend(walker, op, NULL);
+    case CP_OP_MERGE: {
+        const cp_partial add = cp_walker_partial(walker, op->in.slot);
+        cp_partial into = cp_walker_partial(walker, op->out.slot);
+        cp_partial_merge(&into, &add);
+        return CP_OK;
+    }
+    case CP_OP_EXCHANGE:
+        return cp_comm_exchange(
+            walker->comm, op->to, walker->slots[op->in.slot],
+            plan->slots[op->in.slot].bytes, op->from,
+            walker->slots[op->out.slot], plan->slots[op->out.slot].bytes);
+    case CP_OP_WAIT:
+        return cp_comm_wait(walker->comm);
+    case CP_OP_ALL_TO_ALL:
+    case CP_OP_ALL_GATHER:
+        return collect(walker, op);
+    }
+    return cp_fail(CP_BROKEN, "operation %d is unknown", (int)op->kind);
+}
+
+static double now(const cp_walker *walker) {
+    return walker->options.observe != NULL ? cp_clock() : 0.0;
+}
+
+cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
+                  float *cache_values) {
+    const cp_plan *plan = walker->plan;
+    const cp_program *program = &plan->programs[walker->rank];
+    walker->comm = comm;
+    walker->keys = cache_keys;
+    walker->values = cache_values;
+    if (plan->labelled)
+        write_labels(walker);
+    /* Poison what no operation has written yet. */
+    for (int slot = 0; walker->options.poison && slot < plan->slot_count;
+         slot++)
+        if (walker->slots[slot] != NULL && slot != plan->queries &&
+            slot != plan->fresh)
+            memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
+    for (int64_t n = 0; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        const double start = now(walker);
+        const cp_status status = walker->in_one[n]
+                                     ? attend(walker, op, &program->ops[++n])
+                                     : perform(walker, op);
+        if (status != CP_OK) {
+            /* Tell the others, and get the buffers back. */
+            cp_comm_abort(comm, cp_message());
+            return status;
+        }
+        if (walker->options.observe != NULL)
+            walker->options.observe(walker->options.context, walker, op, start,
+                                    now(walker));
+    }
+    return CP_OK;
+}
+
+cp_status cp_walker_new(const cp_plan *plan, int rank,
+                        const cp_walk_options *options, cp_walker **out) {
+    *out = NULL;
+    cp_walker *walker = NULL;
+    cp_status status = cp_allocate(&walker, 1, sizeof(*walker), "a walker");
+    if (status != CP_OK)
+        return status;
+    walker->plan = plan;
+    walker->rank = rank;
+    if (options != NULL)
+        walker->options = *options;
+    /* Fill in what the options leave open. */
+    if (walker->options.kernel == NULL)
+        walker->options.kernel = cp_attend_fast;
+    if (walker->options.threads < 1)
+        walker->options.threads = 1;
+    /* Allocate all that the walker owns. */
+    const int ranks = plan->layout->ranks;
+    status =
+        cp_allocate(&walker->slots, plan->slot_count, sizeof(void *), "slots");
+    if (status == CP_OK)
+        status = cp_allocate(&walker->send, ranks, sizeof(void *), "pointers");
+    if (status == CP_OK)
+        status =
+            cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers");
+    if (status == CP_OK)
+        status = allocate_slots(walker);
+    if (status == CP_OK)
+        status = cp_allocate(&walker->in_one, plan->programs[rank].count,
+                             sizeof(bool), "a list of merges");
+    if (status == CP_OK && walker->options.observe == NULL &&
+        !walker->options.separate)
+        cp_plan_find_merges(plan, rank, walker->in_one);
+    if (status != CP_OK) {
+        cp_walker_free(walker);
+        return status;
+    }
+    walker->result = cp_walker_partial(walker, plan->result);
+    *out = walker;
+    return CP_OK;
+}
+
+void cp_walker_free(cp_walker *walker) {
+    if (walker == NULL)
+        return;
+    for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
+        free(walker->slots[n]);
+    free(walker->slots);
+    free(walker->in_one);
+    free(walker->send);
+    free(walker->receive);
+    cp_pieces_free(&walker->labelled);
+    free(walker);
+}

@@ -1,0 +1,55 @@
+/* Tangled from book/05-walk.nw; edit the chapter. */
+/* Run one rank of a plan with fp32 tensors in memory, over any communicator. */
+#ifndef CP_WALK_H
+#define CP_WALK_H
+
+#include "ring/plan.h"
+#include "reference/attend/attend.h"
+#include "reference/attend/partial.h"
+
+typedef struct cp_walker cp_walker;
+
+/* Called after each operation, with the time it took, for traces and tests. */
+typedef void (*cp_walk_observer)(void *context, const cp_walker *walker,
+                                 const cp_op *op, double start, double end);
+
+typedef struct {
+    cp_kernel kernel; /* how to attend; NULL = cp_attend_fast */
+    int threads;      /* OpenMP threads inside this rank; 0 = 1 */
+    cp_walk_observer observe;
+    void *context; /* handed to observe */
+    bool poison;   /* tests: slots start as NaN and go back to it */
+    bool separate; /* attend, then merge, though one call could do both */
+} cp_walk_options;
+
+/* Allocate the slots that a rank's program uses. The plan must outlive the
+ * walker; options may be NULL. Fails with CP_MEMORY. */
+cp_status cp_walker_new(const cp_plan *plan, int rank,
+                        const cp_walk_options *options, cp_walker **out);
+
+void cp_walker_free(cp_walker *walker);
+
+/* Where to write the rank's new tokens before a walk, in the rows that
+ * plan->layout->queries[rank] names: queries [rows][N_H][D_H], keys and values
+ * [rows][N_KV][D_H]. The walker owns them; a walk may overwrite the queries. */
+float *cp_walker_queries(cp_walker *walker);
+float *cp_walker_new_keys(cp_walker *walker);
+float *cp_walker_new_values(cp_walker *walker);
+
+/* Run the rank's program. cache_keys and cache_values are the rank's cache of
+ * one layer, rows as in layout->cache. All ranks must walk the same plan over
+ * the same communicator. On failure the cache rows that the layout calls
+ * appended may hold anything; no others are touched. */
+cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
+                  float *cache_values);
+
+/* After a walk: output and LSE of the rank's queries, in the same rows;
+ * padding rows are 0 and -inf. Lasts until the next walk. */
+const cp_partial *cp_walker_result(const cp_walker *walker);
+
+/* For observers: the plan, the rank, and a slot seen as a partial. */
+const cp_plan *cp_walker_plan(const cp_walker *walker);
+int cp_walker_rank(const cp_walker *walker);
+cp_partial cp_walker_partial(const cp_walker *walker, int slot);
+
+#endif

@@ -1,0 +1,149 @@
+/* Ranks as processes: joining and leaving a crew, and the backend. */
+#include "app/backend_mpi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "reference/model/attend_job.h"
+#include "app/bench_rows.h"
+#include "app/subjects.h"
+#include "ring/crew.h"
+#include "reference/model/engine.h"
+#include "reference/ring/processes.h"
+#include "reference/model/model.h"
+#include "reference/ring/together.h"
+
+static cp_comm *world;
+static cp_mpi_options options = {.patience = 60};
+static cp_crew crew;
+static cp_place processes;
+
+static cp_status run_processes(int ranks, cp_rank_main function,
+                               void *context) {
+    if (ranks != world->ranks)
+        return cp_fail(CP_INVALID, "%d ranks on %d processes", ranks,
+                       world->ranks);
+    return cp_mpi_run(world, function, context);
+}
+
+typedef struct {
+    void *data;
+    int64_t bytes;
+} sharing;
+
+static cp_status share_rank(cp_comm *comm, void *context) {
+    const sharing *it = context;
+    return cp_share(comm, it->data, it->bytes);
+}
+
+static cp_status share(void *data, int64_t bytes) {
+    sharing it = {data, bytes};
+    return cp_mpi_run(world, share_rank, &it);
+}
+
+static cp_status collect_rank(cp_comm *comm, void *context) {
+    const sharing *it = context;
+    return cp_collect(comm, it->data, it->bytes);
+}
+
+static cp_status collect(void *items, int64_t bytes) {
+    sharing it = {items, bytes};
+    return cp_mpi_run(world, collect_rank, &it);
+}
+
+static void set_patience(double seconds) {
+    cp_mpi_set_patience(world, seconds);
+}
+
+static int leave(int status) {
+    char own[512];
+    snprintf(own, sizeof(own), "%s", cp_message());
+    fflush(stdout);
+    if (status != 0)
+        cp_comm_abort(world, own);
+    const int worst = cp_mpi_close(world, status);
+    if (worst > 0 && status == 0 && crew.rank == 0)
+        fprintf(stderr, "longring: %s\n", cp_message());
+    if (worst < 0 && (status != 0 || crew.rank != 0) && crew.rank != 0)
+        fprintf(stderr, "longring: rank %d ends: %s\n", crew.rank,
+                status != 0 ? own : "another has gone without a word");
+    fflush(stderr);
+    cp_mpi_end(worst >= 0);
+    return worst < 0 ? 1 : worst;
+}
+
+static cp_status compare_words(uint64_t words) {
+    uint64_t *all;
+    cp_status status =
+        cp_allocate(&all, world->ranks, sizeof(*all), "command lines");
+    if (status != CP_OK)
+        return status;
+    all[world->rank] = words;
+    status = collect(all, sizeof(*all));
+    for (int r = 1; r < world->ranks && status == CP_OK; r++)
+        if (all[r] != all[0])
+            status = cp_fail(CP_INVALID,
+                             "the ranks disagree: rank %d was started with "
+                             "other words than rank 0, or is another version",
+                             r);
+    free(all);
+    return status;
+}
+
+static cp_status join(int count, char *const *arguments) {
+    cp_status status = cp_mpi_open(&options, &world);
+    if (status != CP_OK)
+        return status;
+    processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
+                           cp_mpi_local(world)};
+    crew = (cp_crew){.rank = world->rank,
+                     .ranks = world->ranks,
+                     .share = share,
+                     .collect = collect,
+                     .patience = set_patience,
+                     .leave = leave};
+    cp_crew_join(&crew);
+    if (world->rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
+        return cp_fail(CP_FILE, "/dev/null: cannot be opened");
+    return compare_words(cp_fingerprint_words(count, arguments));
+}
+
+static const cp_place *place_of(int ranks) {
+    const bool apart = ranks > 1 && ranks == world->ranks;
+    return apart ? &processes : &cp_place_threads;
+}
+
+static cp_status engine_new(const cp_model *model,
+                            const cp_session_options *wanted, cp_engine **out) {
+    return cp_engine_new(place_of(wanted->ranks), model, wanted, out);
+}
+
+static cp_status attend(cp_attend_job *job) {
+    return cp_attend_run(place_of(job->ranks), job);
+}
+
+static cp_status bench(const cp_bench *bench) {
+    return cp_bench_run(&processes, bench);
+}
+
+static cp_status calibrate(const cp_calibration *calibration) {
+    return cp_calibrate_run(&processes, calibration);
+}
+
+const cp_backend cp_backend_mpi = {
+    .name = "mpi",
+    .kernels = "fp32, OpenMP and BLIS",
+    .communicator = "processes, over MPI",
+    .machine = &cp_machine_processes,
+    .join = join,
+    .attend = attend,
+    .bench = bench,
+    .calibrate = calibrate,
+    .model_open = cp_llama_open,
+    .model_close = cp_llama_close,
+    .engine_new = engine_new,
+    .engine_free = cp_engine_free,
+    .run = cp_engine_run,
+    .logits = cp_engine_logits,
+    .trace = cp_engine_trace,
+};

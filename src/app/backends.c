@@ -1,0 +1,58 @@
+/* The table of backends, and the one whose ranks are threads. */
+#include "model/backend.h"
+
+#include "reference/model/attend_job.h"
+#include "app/backend_mpi.h"
+#include "app/bench_rows.h"
+#include "app/subjects.h"
+#include "ring/choose.h"
+#include "reference/model/engine.h"
+#include "reference/model/model.h"
+
+static cp_status engine_new(const cp_model *model,
+                            const cp_session_options *options,
+                            cp_engine **out) {
+    return cp_engine_new(&cp_place_threads, model, options, out);
+}
+
+static cp_status attend(cp_attend_job *job) {
+    return cp_attend_run(&cp_place_threads, job);
+}
+
+static cp_status bench(const cp_bench *bench) {
+    return cp_bench_run(&cp_place_threads, bench);
+}
+
+static cp_status calibrate(const cp_calibration *calibration) {
+    return cp_calibrate_run(&cp_place_threads, calibration);
+}
+
+static const cp_backend threads = {
+    .name = "threads",
+    .kernels = "fp32, OpenMP and BLIS",
+    .communicator = "threads of one process",
+    .machine = &cp_machine_threads,
+    .attend = attend,
+    .bench = bench,
+    .calibrate = calibrate,
+    .model_open = cp_llama_open,
+    .model_close = cp_llama_close,
+    .engine_new = engine_new,
+    .engine_free = cp_engine_free,
+    .run = cp_engine_run,
+    .logits = cp_engine_logits,
+    .trace = cp_engine_trace,
+};
+
+const cp_backend *const cp_backends[] = {
+    &threads,
+#ifdef CP_HAVE_MPI
+    &cp_backend_mpi,
+#endif
+#ifdef CP_HAVE_CUDA
+    &cp_backend_cuda,
+    &cp_backend_cuda_fp32,
+    &cp_backend_cuda_fp8,
+#endif
+    NULL,
+};

@@ -1,0 +1,13 @@
+/* The whole bench, part by part. */
+#include "app/bench_rows.h"
+
+cp_status cp_bench_run(const cp_place *place, const cp_bench *bench) {
+    if (bench->model != NULL)
+        return cp_bench_model(bench);
+    if (bench->parts[CP_BENCH_MILLION])
+        return cp_bench_million(bench);
+    cp_status status = cp_bench_attention(bench);
+    if (status == CP_OK && bench->parts[CP_BENCH_RING])
+        status = cp_bench_ring(place, bench);
+    return status;
+}

@@ -1,0 +1,112 @@
+/* longring tokenize: text to a model's tokens, and back. */
+#define _POSIX_C_SOURCE 200809L
+#include "app/command.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/tokenizer.h"
+
+typedef struct {
+    const char *model;
+    bool special, decode;
+    cp_gguf *file;
+    cp_tokenizer *tokenizer;
+    char *text;
+    int64_t bytes;
+    int32_t *ids;
+    int64_t count;
+} tokenize_run;
+
+static cp_status tokenize_check(void *context) {
+    const tokenize_run *run = context;
+    if (run->model == NULL)
+        return cp_fail(CP_INVALID, "tokenize needs --model FILE.gguf");
+    return CP_OK;
+}
+
+static cp_status text_to_ids(tokenize_run *run) {
+    const cp_status status =
+        cp_tokenizer_encode(run->tokenizer, run->text, run->bytes, run->special,
+                            &run->ids, &run->count);
+    const int64_t lost =
+        cp_tokenizer_lost(run->tokenizer, run->text, run->bytes);
+    if (lost > 0)
+        fprintf(stderr,
+                "longring: %lld byte%s of the text have no token, and are left "
+                "out\n",
+                (long long)lost, cp_plural(lost));
+    for (int64_t i = 0; i < run->count && status == CP_OK; i++)
+        printf(i > 0 ? " %d" : "%d", run->ids[i]);
+    if (status == CP_OK)
+        putchar('\n');
+    return status;
+}
+static cp_status ids_read(tokenize_run *run) {
+    char *rest = run->text;
+    int64_t room = 0;
+    for (char *c = run->text; *c != '\0'; c++)
+        room += strchr(" \t\r\n", *c) != NULL;
+    cp_status status = cp_allocate(&run->ids, room + 1, sizeof(int32_t), "ids");
+    while (status == CP_OK) {
+        char *word = strtok_r(rest, " \t\r\n", &rest), *end;
+        if (word == NULL)
+            break;
+        errno = 0;
+        const long id = strtol(word, &end, 10);
+        if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
+            status = cp_fail(CP_INVALID,
+                             "standard input: word %lld is "
+                             "'%.40s', not an id",
+                             (long long)run->count, word);
+        run->ids[run->count++] = (int32_t)id;
+    }
+    return status;
+}
+static cp_status ids_to_text(tokenize_run *run) {
+    char *text = NULL;
+    int64_t bytes = 0;
+    cp_status status = ids_read(run);
+    if (status == CP_OK)
+        status = cp_tokenizer_decode(run->tokenizer, run->ids, run->count,
+                                     &text, &bytes);
+    if (status == CP_OK)
+        fwrite(text, 1, (size_t)bytes, stdout);
+    free(text);
+    return status;
+}
+static cp_status tokenize_work(void *context) {
+    tokenize_run *run = context;
+    cp_status status = cp_gguf_open(run->model, &run->file);
+    if (status == CP_OK)
+        status = cp_command_about(cp_tokenizer_new(run->file, &run->tokenizer),
+                                  run->model);
+    if (status == CP_OK)
+        status =
+            cp_stream_read(stdin, "standard input", &run->text, &run->bytes);
+    if (status == CP_OK)
+        status = run->decode ? ids_to_text(run) : text_to_ids(run);
+    free(run->text);
+    free(run->ids);
+    cp_tokenizer_free(run->tokenizer);
+    cp_gguf_close(run->file);
+    return status;
+}
+
+int cp_command_tokenize(int count, char *const *arguments) {
+    tokenize_run run = {.model = NULL};
+    const cp_option options[] = {
+        {"model", CP_WORD, &run.model, "FILE.gguf", "whose tokens"},
+        {"special", CP_FLAG, &run.special, NULL,
+         "recognise control tokens such as <|im_start|> in the text"},
+        {"decode", CP_FLAG, &run.decode, NULL,
+         "ids on standard input, bytes on standard output"},
+        {0}};
+    const cp_usage usage = {
+        "tokenize", "--model FILE.gguf [options]",
+        "Text on standard input to token ids on standard output, or back.",
+        options};
+    return cp_command_run(&usage, count, arguments, tokenize_check,
+                          tokenize_work, &run);
+}

@@ -1,0 +1,52 @@
+/* Arrays in NumPy's .npy files: four types of number, C order. Not .npz. */
+#ifndef CP_NPY_H
+#define CP_NPY_H
+
+#include "ground/ground.h"
+
+typedef enum {
+    CP_NPY_FLOAT32,
+    CP_NPY_FLOAT64,
+    CP_NPY_INT32,
+    CP_NPY_INT64,
+} cp_npy_type;
+
+enum { CP_NPY_MOST_DIMS = 8 };
+
+typedef struct {
+    cp_npy_type type;
+    int dims;
+    int64_t shape[CP_NPY_MOST_DIMS];
+    int64_t count; /* elements: the product of shape[0 .. dims) */
+    void *data;    /* row-major; owned */
+} cp_npy;
+
+/* Read the array in the file at path: NumPy's format, versions 1 and 2,
+ * float32, float64, int32 or int64, little-endian, C order. The file must be
+ * exactly as long as its header says. The caller frees with cp_npy_free.
+ * Fails with CP_FILE or CP_INVALID; *array is then empty. */
+cp_status cp_npy_read(const char *path, cp_npy *array);
+void cp_npy_free(cp_npy *array);
+
+/* Turn the numbers into float32 or int64 in place (other memory, same
+ * array). Fails with CP_INVALID, naming path, index and value, if an element
+ * is NaN or infinite, or does not fit; or if floats are found where integers
+ * are wanted, or the reverse. */
+cp_status cp_npy_to_float32(cp_npy *array, const char *path);
+cp_status cp_npy_to_int64(cp_npy *array, const char *path);
+
+/* Write an array, whole or not at all (cp_save). */
+cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
+                       const int64_t *shape, const void *data);
+
+/* Write several arrays (cp_save_all): if one fails, no file has changed. */
+typedef struct {
+    const char *path;
+    cp_npy_type type;
+    int dims;
+    const int64_t *shape; /* [dims] */
+    const void *data;
+} cp_npy_file;
+cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files);
+
+#endif

@@ -1,0 +1,58 @@
+/* What was asked of a session and what came out, to be compared with another
+ * session. Not a way to save a conversation. */
+#ifndef CP_TAPE_H
+#define CP_TAPE_H
+
+#include "model/sample.h"
+#include "model/session.h"
+
+/* One call of a session: what went in, and what was read of its logits. */
+typedef struct {
+    bool decode;
+    int64_t count;  /* sequences: all, or those that decode */
+    int64_t *which; /* [count] prefill: lengths; decode: sequences */
+    int64_t tokens;
+    int32_t *token;     /* [tokens] */
+    int64_t rows;       /* <= count: tokens whose logits were read */
+    int64_t *row;       /* [rows] which of the tokens */
+    float *logits;      /* [rows][vocabulary] */
+    int32_t *drawn;     /* [rows] the tokens drawn from them */
+    cp_variant variant; /* of the ring that it took */
+    double seconds;
+} cp_tape_call;
+typedef struct {
+    cp_tape_call **calls; /* owned */
+    int64_t count, room;
+} cp_tape;
+
+/* What two runs of a tape differ in. */
+typedef struct {
+    int64_t tokens;    /* drawn, in all */
+    int64_t disagreed; /* of those, how many differ */
+    int64_t first;     /* the first that does, from 0; -1: none */
+    double largest;    /* difference of two logits */
+} cp_tape_difference;
+
+/* A call of count sequences with room for tokens, and for a row of
+ * vocabulary logits for each sequence. Fails with CP_MEMORY. */
+cp_status cp_tape_call_new(bool decode, int64_t count, int64_t tokens,
+                           int64_t vocabulary, cp_tape_call **call);
+void cp_tape_call_free(cp_tape_call *call);
+
+/* Make the call, and read its rows of logits; variant and seconds are the
+ * call's own. Fails as the session does. */
+cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
+                           int64_t vocabulary, cp_turn_report *report);
+
+/* Append a call, which the tape then owns. Fails with CP_MEMORY. */
+cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call);
+void cp_tape_free(cp_tape *tape);
+
+/* Make all calls again, of another session, draw again by a sampler that
+ * starts as the first did, and compare. seconds: [tape->count] that each took
+ * now, or NULL. */
+cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
+                          int64_t vocabulary, cp_sampler sampler,
+                          double *seconds, cp_tape_difference *difference);
+
+#endif

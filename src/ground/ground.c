@@ -1,0 +1,82 @@
+/* How a function fails, sizes that do not overflow, memory, and a clock. */
+#define _POSIX_C_SOURCE 200809L /* monotonic clock */
+#include "ground/ground.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static _Thread_local char message[512];
+
+cp_status cp_fail(cp_status status, const char *format, ...) {
+    /* Record the message. */
+    char text[sizeof(message)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    memcpy(message, text, sizeof(message));
+    return status;
+}
+
+const char *cp_message(void) {
+    return message;
+}
+
+bool cp_multiply(int64_t a, int64_t b, int64_t *product) {
+    int64_t result;
+    if (__builtin_mul_overflow(a, b, &result))
+        return false;
+    *product = result;
+    return true;
+}
+
+bool cp_add(int64_t a, int64_t b, int64_t *sum) {
+    int64_t result;
+    if (__builtin_add_overflow(a, b, &result))
+        return false;
+    *sum = result;
+    return true;
+}
+
+cp_status cp_allocate(void *out, int64_t count, int64_t size,
+                      const char *what) {
+    void *memory = NULL;
+    memcpy(out, &memory, sizeof(memory));
+    int64_t bytes;
+    if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes))
+        return cp_fail(CP_MEMORY, "%s: %lld x %lld bytes is no size", what,
+                       (long long)count, (long long)size);
+    /* Ask the system for zeroed memory. */
+    memory = calloc(bytes > 0 ? (size_t)bytes : 1, 1);
+    if (memory == NULL)
+        return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", what,
+                       (long long)bytes);
+    memcpy(out, &memory, sizeof(memory));
+    return CP_OK;
+}
+
+cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
+                            const char *what) {
+    void *memory = NULL;
+    memcpy(out, &memory, sizeof(memory));
+    int64_t bytes;
+    if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
+        bytes > INT64_MAX - 64)
+        return cp_fail(CP_MEMORY, "%s: %lld x %lld bytes is no size", what,
+                       (long long)count, (long long)size);
+    memory = aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64);
+    if (memory == NULL)
+        return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", what,
+                       (long long)bytes);
+    memcpy(out, &memory, sizeof(memory));
+    return CP_OK;
+}
+
+double cp_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}

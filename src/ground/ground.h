@@ -1,0 +1,65 @@
+/* What everything stands on: how a function fails, sizes that do not overflow,
+ * memory, and a clock. Not a place for anything that knows what attention
+ * is. */
+#ifndef CP_GROUND_H
+#define CP_GROUND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum {
+    CP_OK = 0,
+    CP_INVALID,     /* the input is wrong: shapes, values, formats */
+    CP_MEMORY,      /* the system has no memory, or no threads, left */
+    CP_CAPACITY,    /* right, but more than the cache or model can hold */
+    CP_FILE,        /* reading or writing a file failed */
+    CP_ABORTED,     /* another rank failed first */
+    CP_INTERRUPTED, /* the user asked to stop */
+    CP_BROKEN,      /* a plan or a peer broke its contract */
+} cp_status;
+
+/* Record why the calling thread failed, printf-style, and return status, so
+ * that one line does both: return cp_fail(CP_INVALID, "...", ...). A message
+ * is cut at 511 bytes. */
+cp_status cp_fail(cp_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The calling thread's last message; "" if it never failed. */
+const char *cp_message(void);
+
+/* product = a * b, or sum = a + b; false, with the result untouched, if it
+ * does not fit. */
+bool cp_multiply(int64_t a, int64_t b, int64_t *product);
+bool cp_add(int64_t a, int64_t b, int64_t *sum);
+
+/* The smaller, the larger, and a / b rounded up (a >= 0, b >= 1). */
+static inline int64_t cp_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static inline int64_t cp_max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static inline int64_t cp_ceil_divide(int64_t a, int64_t b) {
+    return a / b + (a % b != 0);
+}
+
+/* Allocate count elements of size bytes each, all zero; count may be 0.
+ *   out   where to put the pointer (a pointer to a pointer of any type)
+ *   what  what the memory is for, as a failure shall name it
+ * The caller frees with free(). Fails with CP_MEMORY and a message that names
+ * what and the numbers; the pointer is NULL then. */
+cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
+
+/* The same for tensors: begins on a cache line of 64 bytes, and is not
+ * cleared. */
+cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
+                            const char *what);
+
+/* Seconds, from a clock that nobody sets and that never goes back. Where it
+ * began says nothing. */
+double cp_clock(void);
+
+#endif

@@ -1,0 +1,14 @@
+/* What this machine is, in the words of the data files' first line. */
+#ifndef CP_HOST_H
+#define CP_HOST_H
+
+#include "ground/ground.h"
+
+/* This machine, system and compiler: "2 cores of AMD EPYC (Zen 3), Debian 12,
+ * gcc 12.2.0". text has room for size bytes. */
+void cp_host_describe(char *text, size_t size);
+
+/* How many cores this process may use. */
+int cp_host_cores(void);
+
+#endif

@@ -1,0 +1,75 @@
+/* Reading a command line by a table of options. Not the commands. */
+#ifndef CP_OPTIONS_H
+#define CP_OPTIONS_H
+
+#include <stdio.h>
+
+#include "ground/ground.h"
+
+typedef enum {
+    CP_FLAG,   /* bool: takes no value */
+    CP_WORD,   /* const char *: one value, as it stands */
+    CP_WORDS,  /* cp_words: may be given several times */
+    CP_COUNT,  /* int64_t: 5, 128K, 128Ki, 1M */
+    CP_COUNTS, /* cp_counts: counts with commas between */
+    CP_NUMBER, /* double */
+    CP_ONE_OF, /* int: which of the words of argument, "a|b|c" */
+} cp_option_kind;
+
+typedef struct {
+    const char *name; /* without the dashes; NULL ends the table */
+    cp_option_kind kind;
+    void *value;          /* where the value goes; kept if absent */
+    const char *argument; /* how the help shows the value */
+    const char *help;
+} cp_option;
+typedef struct {
+    int64_t *items;
+    int64_t count;
+} cp_counts;
+
+typedef struct {
+    const char **items;
+    int64_t count;
+} cp_words;
+
+typedef struct {
+    const char *command; /* "attend" */
+    const char *synopsis;
+    const char *about; /* one paragraph of help */
+    const cp_option *options;
+} cp_usage;
+
+/* Read arguments[0 .. count) as usage->options say. A repeated option
+ * counts once, the last time; CP_WORDS collects. *help becomes true, and
+ * nothing more is read, at -h or --help. Fails with CP_INVALID and a message
+ * fit for the user. Whatever the result, the caller ends with
+ * cp_options_free, which frees the lists. */
+cp_status cp_options_parse(const cp_usage *usage, int count,
+                           char *const *arguments, bool *help);
+void cp_options_free(const cp_option *options);
+
+/* Write the page of help, at most 80 columns wide. */
+void cp_options_help(const cp_usage *usage, FILE *out);
+
+/* Write text and a line end, broken at spaces before column 80. The cursor
+ * is at column; later lines are indented. */
+void cp_write_wrapped(FILE *out, int column, int indent, const char *text);
+
+/* Append a word to the list. Fails with CP_MEMORY. */
+cp_status cp_words_append(cp_words *words, const char *text);
+/* The count that text[0 .. length) spells: digits, then nothing or K, M, G
+ * (thousands) or Ki, Mi, Gi (1024s). name says whose value it is in the
+ * message of failure. */
+cp_status cp_count_parse(const char *name, const char *text, int64_t length,
+                         int64_t *count);
+
+/* Counts with commas between them. */
+cp_status cp_counts_parse(const char *name, const char *text,
+                          cp_counts *counts);
+/* The one of count names that text[0 .. length) most likely meant; NULL if
+ * none is near. */
+const char *cp_nearest(const char *text, int64_t length, int64_t count,
+                       const char *const *names);
+
+#endif

@@ -1,0 +1,115 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* What a place to compute must offer, and the table of those built in. */
+#ifndef CP_BACKEND_H
+#define CP_BACKEND_H
+
+#include "app/bench.h"
+#include "predict/calibrate.h"
+#include "ring/choose.h"
+#include "ring/layout.h"
+#include "model/session.h"
+
+/* A stretch of a sequence's past: a prefill of tokens, or as many steps of
+ * decode. */
+typedef struct {
+    bool decode;
+    int64_t tokens;
+} cp_turn;
+
+/* Called once for each attend of each rank, one at a time: the queries of
+ * these pieces against the keys of those gave output and lse, in the rows
+ * that query_pieces name. op counts the attends of the rank. */
+typedef void (*cp_partial_observer)(void *context, int rank, int64_t op,
+                                    int64_t hop, const cp_pieces *query_pieces,
+                                    const cp_pieces *key_pieces,
+                                    const float *output, const float *lse);
+
+typedef struct {
+    cp_shape shape;
+    int ranks;
+    int64_t sequences;
+    const int64_t *new_tokens;     /* [sequences] */
+    const int64_t *turns;          /* [sequences] how many in history[s] */
+    const cp_turn *const *history; /* [sequences] */
+    cp_variant variant;
+    int cores;                   /* 0: all */
+    const float *queries;        /* [new tokens][N_H][D] */
+    const float *keys, *values;  /* [cached, new; cached, new ...][N_KV][D] */
+    float *output, *lse;         /* as queries; [new tokens][N_H] */
+    cp_partial_observer partial; /* or NULL */
+    void *partial_context;
+    const cp_hardware *described; /* by which CP_AUTO decides; or NULL */
+    cp_variant chosen;            /* out */
+    char rule[200];               /* out */
+} cp_attend_job;
+
+typedef struct cp_engine cp_engine;
+
+/* One call, as a backend gets it. Token t of sequence s, counted from the
+ * call's first, stands in tokens[first_row[s] + t] at position
+ * first_position[s] + t. */
+typedef struct {
+    const cp_plan *plan;
+    const cp_layout *layout;
+    int64_t count; /* of tokens */
+    const int32_t *tokens;
+    const int64_t *first_row, *first_position; /* [sequences] */
+    int64_t *bytes; /* [ranks] out: what each rank sent */
+} cp_forward;
+
+/* Where the token at a position of a sequence stands among the call's. */
+static inline int64_t cp_forward_token(const cp_forward *call, int64_t sequence,
+                                       int64_t position) {
+    return call->first_row[sequence] + position -
+           call->first_position[sequence];
+}
+
+/* What every backend's model begins with. */
+struct cp_model {
+    const cp_backend *backend;
+    cp_model_facts facts;
+};
+
+/* Its functions may rely on checked arguments, and on options whose capacity,
+ * room and ranks are filled in. run leaves cache rows beyond those committed, and
+ * nothing else, changed when it fails; logits reads the last run that did
+ * not. */
+struct cp_backend {
+    const char *name;          /* as --on names it: "threads" */
+    const char *kernels;       /* for --version */
+    const char *communicator;  /* for --version */
+    const cp_machine *machine; /* what Algorithm 1 is to assume */
+    bool reserves; /* a cache's rows cost memory before they are written */
+    void (*patience)(double seconds); /* for its ranks to wait; or NULL */
+    cp_status (*divide)(int parts);   /* a rank is so many processes; or NULL */
+    /* Become one of several processes with this command line (crew.h), and
+     * see that they agree on it; NULL: there is but one. */
+    cp_status (*join)(int count, char *const *arguments);
+    cp_status (*attend)(cp_attend_job *job);
+    cp_status (*bench)(const cp_bench *bench);
+    /* Measure the machine, and describe it; NULL: not yet. */
+    cp_status (*calibrate)(const cp_calibration *calibration);
+    cp_status (*model_open)(const cp_gguf *file, cp_model **model);
+    void (*model_close)(cp_model *model);
+    /* Functions of an engine. */
+    cp_status (*engine_new)(const cp_model *model,
+                            const cp_session_options *options,
+                            cp_engine **engine);
+    void (*engine_free)(cp_engine *engine);
+    cp_status (*run)(cp_engine *engine, const cp_forward *call);
+    cp_status (*logits)(const cp_engine *engine, int64_t first, int64_t count,
+                        float *logits);
+    cp_status (*trace)(const cp_engine *engine, const char *path);
+};
+
+/* All that this program was built with; the last is NULL. */
+extern const cp_backend *const cp_backends[];
+
+/* Ranks on GPUs, with weights in bf16, fp32 or FP8, if built with CUDA. */
+extern const cp_backend cp_backend_cuda, cp_backend_cuda_fp32,
+    cp_backend_cuda_fp8;
+
+/* The one of that name; NULL if there is none. */
+const cp_backend *cp_backend_find(const char *name);
+
+#endif

@@ -1,0 +1,229 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* Read a model's numbers; refuse what this code does not build. */
+#include "model/facts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { REQUIRED = -1 };
+
+static cp_status integer(const cp_gguf *file, const char *key,
+                         int64_t otherwise, int64_t *value) {
+    char name[64];
+    snprintf(name, sizeof(name), "llama.%s", key);
+    if (otherwise >= 0 && !cp_gguf_has(file, name)) {
+        *value = otherwise;
+        return CP_OK;
+    }
+    const cp_status status = cp_gguf_integer(file, name, value);
+    if (status == CP_OK && (*value < 1 || *value >= INT32_MAX))
+        return cp_fail(CP_INVALID, "%s = %lld makes no model", name,
+                       (long long)*value);
+    return status;
+}
+
+static cp_status read_head_shape(const cp_gguf *file, cp_model_facts *f) {
+    const int64_t heads = f->shape.query_heads;
+    cp_status status =
+        integer(file, "attention.head_count_kv", heads, &f->shape.kv_heads);
+    if (status == CP_OK)
+        status = integer(file, "attention.key_length", f->width / heads,
+                         &f->shape.head_dim);
+    if (status == CP_OK)
+        status = integer(file, "rope.dimension_count", f->shape.head_dim,
+                         &f->rotary);
+    return status;
+}
+
+static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
+    int64_t heads = 1;
+    const struct {
+        const char *key;
+        int64_t *value, otherwise;
+    } list[] = {
+        /* List the integers of a model. */
+        {"block_count", &f->layers, REQUIRED},
+        {"embedding_length", &f->width, REQUIRED},
+        {"feed_forward_length", &f->feed_forward, REQUIRED},
+        {"context_length", &f->positions, REQUIRED},
+        {"attention.head_count", &heads, REQUIRED},
+    };
+    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++) {
+        const cp_status status =
+            integer(file, list[n].key, list[n].otherwise, list[n].value);
+        if (status != CP_OK)
+            return status;
+    }
+    f->shape.query_heads = heads;
+    return read_head_shape(file, f);
+}
+
+static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
+    static const char *const base = "llama.rope.freq_base";
+    f->rope_base = 10000.0;
+    cp_status status = CP_OK;
+    if (cp_gguf_has(file, base))
+        status = cp_gguf_float(file, base, &f->rope_base);
+    if (status == CP_OK)
+        status = cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
+                               &f->epsilon);
+    if (status == CP_OK &&
+        !(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
+        return cp_fail(CP_INVALID, "rope base %g and epsilon %g make no model",
+                       f->rope_base, f->epsilon);
+    return status;
+}
+
+static cp_status refuse_text(const cp_gguf *file, const char *key,
+                             const char *only) {
+    cp_gguf_string text;
+    const cp_status status = cp_gguf_text(file, key, &text);
+    if (status != CP_OK)
+        return status;
+    if (text.length == (int64_t)strlen(only) &&
+        memcmp(text.bytes, only, (size_t)text.length) == 0)
+        return CP_OK;
+    return cp_fail(CP_INVALID, "%s is \"%.*s\"; only \"%s\" is built", key,
+                   (int)cp_min(text.length, 60), text.bytes, only);
+}
+
+static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
+    static const char *const scaling = "llama.rope.scaling.type";
+    cp_status status = CP_OK;
+    int64_t experts = 0, values = 0;
+    if (cp_gguf_has(file, scaling))
+        status = refuse_text(file, scaling, "none");
+    if (status == CP_OK && cp_gguf_has(file, "llama.expert_count"))
+        status = cp_gguf_integer(file, "llama.expert_count", &experts);
+    if (status == CP_OK)
+        status =
+            integer(file, "attention.value_length", f->shape.head_dim, &values);
+    if (status == CP_OK && (experts > 0 || values != f->shape.head_dim))
+        status =
+            cp_fail(CP_INVALID, "%lld experts, value heads of %lld: not built",
+                    (long long)experts, (long long)values);
+    return status;
+}
+
+static cp_status refuse_biases(const cp_gguf *file) {
+    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
+        const char *name = cp_gguf_tensor_at(file, n)->name;
+        const size_t length = strlen(name);
+        if (length > 5 && strcmp(name + length - 5, ".bias") == 0)
+            return cp_fail(CP_INVALID,
+                           "the file has a tensor %s; biases are "
+                           "not built",
+                           name);
+    }
+    return CP_OK;
+}
+
+cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
+    const cp_gguf_tensor *words = cp_gguf_find(file, "token_embd.weight");
+    *f = (cp_model_facts){.vocabulary = words != NULL ? words->extent[1] : 1};
+    cp_status status = refuse_text(file, "general.architecture", "llama");
+    if (status == CP_OK)
+        status = read_integers(file, f);
+    if (status == CP_OK)
+        status = read_fractions(file, f);
+    if (status == CP_OK)
+        status = refuse_unbuilt(file, f);
+    if (status == CP_OK)
+        status = cp_shape_check(&f->shape);
+    if (status == CP_OK &&
+        (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim))
+        status =
+            cp_fail(CP_INVALID, "%lld of %lld dimensions cannot be rotated",
+                    (long long)f->rotary, (long long)f->shape.head_dim);
+    return status == CP_OK ? refuse_biases(file) : status;
+}
+
+enum { WIDTH, INNER, HEADS, KEY_HEADS, WORDS, ONE }; /* kinds of extent */
+
+static const struct {
+    const char *name;
+    int in, out;
+} weights[] = {
+    {"token_embd", WIDTH, WORDS}, {"output_norm", WIDTH, ONE},
+    {"output", WIDTH, WORDS},     {"attn_norm", WIDTH, ONE},
+    {"attn_q", WIDTH, HEADS},     {"attn_k", WIDTH, KEY_HEADS},
+    {"attn_v", WIDTH, KEY_HEADS}, {"attn_output", HEADS, WIDTH},
+    {"ffn_norm", WIDTH, ONE},     {"ffn_gate", WIDTH, INNER},
+    {"ffn_up", WIDTH, INNER},     {"ffn_down", INNER, WIDTH},
+};
+
+static int64_t extent(const cp_model_facts *f, int kind) {
+    const int64_t extents[] = {
+        [WIDTH] = f->width,
+        [INNER] = f->feed_forward,
+        [HEADS] = f->shape.query_heads * f->shape.head_dim,
+        [KEY_HEADS] = f->shape.kv_heads * f->shape.head_dim,
+        [WORDS] = f->vocabulary,
+        [ONE] = 1,
+    };
+    return extents[kind];
+}
+
+static cp_status find(const cp_gguf *file, const char *name, int64_t in,
+                      int64_t out, const cp_gguf_tensor **found) {
+    const cp_gguf_tensor *tensor = cp_gguf_find(file, name);
+    *found = tensor;
+    if (tensor == NULL)
+        return cp_fail(CP_INVALID, "the file has no tensor %s", name);
+    if (tensor->extent[0] == in && tensor->extent[1] == out &&
+        tensor->dimensions <= 2)
+        return CP_OK;
+    return cp_fail(CP_INVALID,
+                   "%s is %lld x %lld where %lld x %lld was expected", name,
+                   (long long)tensor->extent[0], (long long)tensor->extent[1],
+                   (long long)in, (long long)out);
+}
+
+cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
+                          cp_weight weight, int64_t block,
+                          const cp_gguf_tensor **out) {
+    char name[80];
+    *out = NULL;
+    if (weight >= CP_WEIGHT_ATTENTION_NORM)
+        snprintf(name, sizeof(name), "blk.%lld.%s.weight", (long long)block,
+                 weights[weight].name);
+    else
+        snprintf(name, sizeof(name), "%s.weight", weights[weight].name);
+    if (weight == CP_WEIGHT_OUTPUT && cp_gguf_find(file, name) == NULL)
+        return CP_OK;
+    return find(file, name, extent(facts, weights[weight].in),
+                extent(facts, weights[weight].out), out);
+}
+
+static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
+                                   double *frequencies) {
+    static const char *const name = "rope_freqs.weight";
+    const cp_gguf_tensor *factors;
+    if (cp_gguf_find(file, name) == NULL)
+        return CP_OK;
+    cp_status status = find(file, name, pairs, 1, &factors);
+    if (status == CP_OK && factors->type != CP_GGUF_F32)
+        status = cp_fail(CP_INVALID, "%s is of type %d; only F32 is read", name,
+                         factors->type);
+    for (int64_t i = 0; i < pairs && status == CP_OK; i++) {
+        float factor;
+        memcpy(&factor, (const char *)factors->data + 4 * i, sizeof(factor));
+        frequencies[i] /= (double)factor;
+        if (!(factor > 0.0f))
+            status =
+                cp_fail(CP_INVALID, "%s has a factor %g", name, (double)factor);
+    }
+    return status;
+}
+
+cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
+                               double **out) {
+    const int64_t pairs = facts->rotary / 2;
+    cp_status status =
+        cp_allocate(out, pairs, sizeof(double), "rotary frequencies");
+    for (int64_t i = 0; i < pairs && status == CP_OK; i++)
+        (*out)[i] =
+            pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
+    return status == CP_OK ? divide_by_factors(file, pairs, *out) : status;
+}

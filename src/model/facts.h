@@ -1,0 +1,41 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* What a Llama-family file says of its model: its numbers, and where its
+ * tensors are. Reads no weights. */
+#ifndef CP_FACTS_H
+#define CP_FACTS_H
+
+#include "model/session.h"
+
+/* The tensors of a model: three of the whole, then nine of each block. */
+typedef enum {
+    CP_WEIGHT_EMBEDDING,   /* [vocabulary][width] */
+    CP_WEIGHT_OUTPUT_NORM, /* [width] */
+    CP_WEIGHT_OUTPUT,      /* as the embedding, and may be missing: tied */
+    CP_WEIGHT_ATTENTION_NORM,
+    CP_WEIGHT_QUERY,
+    CP_WEIGHT_KEY,
+    CP_WEIGHT_VALUE,
+    CP_WEIGHT_ATTENTION_OUTPUT,
+    CP_WEIGHT_FORWARD_NORM,
+    CP_WEIGHT_GATE,
+    CP_WEIGHT_UP,
+    CP_WEIGHT_DOWN,
+} cp_weight;
+
+/* The numbers of a model (weight_bytes aside). Fails with CP_INVALID, naming
+ * the key or the tensor, for what nobody here computes. */
+cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *facts);
+
+/* A tensor, whose extents are what the facts ask for; block counts from 0.
+ * *out is NULL for a tied output layer. Fails with CP_INVALID. */
+cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
+                          cp_weight weight, int64_t block,
+                          const cp_gguf_tensor **out);
+
+/* The angle by which each pair turns per position: [rotary / 2] radians, for
+ * free(), even where this fails: with CP_INVALID if the file's own factors make
+ * no sense, or with CP_MEMORY. */
+cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
+                               double **out);
+
+#endif

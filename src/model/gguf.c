@@ -1,0 +1,761 @@
+/* Reading GGUF files that strangers wrote. Believes nothing in them. */
+#define _POSIX_C_SOURCE 200809L
+#include "model/gguf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { VALUE_STRING = 8, VALUE_ARRAY = 9, VALUE_KINDS = 13 };
+
+typedef struct {
+    cp_gguf_string key;
+    int kind; /* of the value, or of an array's elements */
+    bool array;
+    int64_t count; /* of elements; 1 if not an array */
+    const unsigned char *at;
+} entry;
+
+static const struct {
+    const char *name;
+    int width;
+} kinds[VALUE_KINDS] = {
+    {"uint8", 1},  {"int8", 1},    {"uint16", 2},  {"int16", 2},  {"uint32", 4},
+    {"int32", 4},  {"float32", 4}, {"bool", 1},    {"string", 0}, {"array", 0},
+    {"uint64", 8}, {"int64", 8},   {"float64", 8},
+};
+
+static const struct {
+    int type;
+    const char *name;
+    int values, bytes; /* of a block; 0: not read */
+} formats[] = {
+    /* The types that are read. */
+    {CP_GGUF_F32, "F32", 1, 4},
+    {CP_GGUF_F16, "F16", 1, 2},
+    {CP_GGUF_BF16, "BF16", 1, 2},
+    {CP_GGUF_Q4_0, "Q4_0", 32, 18},
+    {CP_GGUF_Q4_1, "Q4_1", 32, 20},
+    {CP_GGUF_Q5_0, "Q5_0", 32, 22},
+    {CP_GGUF_Q5_1, "Q5_1", 32, 24},
+    {CP_GGUF_Q8_0, "Q8_0", 32, 34},
+    {CP_GGUF_Q2_K, "Q2_K", 256, 84},
+    {CP_GGUF_Q3_K, "Q3_K", 256, 110},
+    {CP_GGUF_Q4_K, "Q4_K", 256, 144},
+    {CP_GGUF_Q5_K, "Q5_K", 256, 176},
+    {CP_GGUF_Q6_K, "Q6_K", 256, 210},
+    /* The types that are only known by name. */
+    {4, "Q4_2", 0, 0},
+    {5, "Q4_3", 0, 0},
+    {9, "Q8_1", 0, 0},
+    {15, "Q8_K", 0, 0},
+    {16, "IQ2_XXS", 0, 0},
+    {17, "IQ2_XS", 0, 0},
+    {18, "IQ3_XXS", 0, 0},
+    {19, "IQ1_S", 0, 0},
+    {20, "IQ4_NL", 0, 0},
+    {21, "IQ3_S", 0, 0},
+    {22, "IQ2_S", 0, 0},
+    {23, "IQ4_XS", 0, 0},
+    {24, "I8", 0, 0},
+    {25, "I16", 0, 0},
+    {26, "I32", 0, 0},
+    {27, "I64", 0, 0},
+    {28, "F64", 0, 0},
+    {29, "IQ1_M", 0, 0},
+    {31, "Q4_0_4_4", 0, 0},
+    {32, "Q4_0_4_8", 0, 0},
+    {33, "Q4_0_8_8", 0, 0},
+    {34, "TQ1_0", 0, 0},
+    {35, "TQ2_0", 0, 0},
+    {39, "MXFP4", 0, 0},
+    {40, "NVFP4", 0, 0},
+};
+
+enum { FORMATS = sizeof(formats) / sizeof(formats[0]) };
+
+enum { NAME_ROOM = 65 };
+
+struct cp_gguf {
+    const unsigned char *bytes; /* the file */
+    int64_t length;
+    bool mapped;
+    entry *entries; /* sorted by key */
+    int64_t entry_count;
+    cp_gguf_tensor *tensors; /* sorted by name */
+    int64_t tensor_count;
+    char (*names)[NAME_ROOM];
+};
+
+typedef struct {
+    const unsigned char *bytes;
+    int64_t length, at;
+} reader;
+
+static cp_status take(reader *reader, int64_t count, const char *what,
+                      const unsigned char **bytes) {
+    const int64_t left = reader->length - reader->at;
+    if (count < 0 || count > left)
+        /* Say where the file ends too early. */
+        return cp_fail(CP_INVALID,
+                       "%s at byte %lld needs %lld bytes, but the file "
+                       "ends after %lld more: it is cut short or corrupt",
+                       what, (long long)reader->at, (long long)count,
+                       (long long)left);
+    *bytes = reader->bytes + reader->at;
+    reader->at += count;
+    return CP_OK;
+}
+
+static uint64_t little_endian(const unsigned char *bytes, int width) {
+    uint64_t value = 0;
+    for (int i = width - 1; i >= 0; i--)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+static cp_status read_number(reader *reader, int width, const char *what,
+                             uint64_t *value) {
+    const unsigned char *bytes = NULL;
+    const cp_status status = take(reader, width, what, &bytes);
+    if (status == CP_OK)
+        *value = little_endian(bytes, width);
+    return status;
+}
+
+static cp_status read_count(reader *reader, int64_t least, const char *what,
+                            int64_t *count) {
+    uint64_t value = 0;
+    const cp_status status = read_number(reader, 8, what, &value);
+    if (status != CP_OK)
+        return status;
+    const int64_t left = reader->length - reader->at;
+    if (value > (uint64_t)(left / least))
+        return cp_fail(CP_INVALID,
+                       "%s says %llu, but only %lld bytes are left: "
+                       "it is cut short or corrupt",
+                       what, (unsigned long long)value, (long long)left);
+    *count = (int64_t)value;
+    return CP_OK;
+}
+
+static cp_status read_string(reader *reader, const char *what,
+                             cp_gguf_string *string) {
+    const unsigned char *bytes = NULL;
+    cp_status status = read_count(reader, 1, what, &string->length);
+    if (status == CP_OK)
+        status = take(reader, string->length, what, &bytes);
+    string->bytes = (const char *)bytes;
+    return status;
+}
+
+cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
+    cp_gguf_shown name = {{0}};
+    for (int64_t i = 0; i < string.length && i < 64; i++) {
+        const char byte = string.bytes[i];
+        name.text[i] = byte >= ' ' && byte <= '~' ? byte : '?';
+    }
+    return name;
+}
+
+static cp_gguf_shown show_name(const char *name) {
+    return cp_gguf_show((cp_gguf_string){name, (int64_t)strlen(name)});
+}
+
+static cp_status read_kind(reader *reader, int *kind) {
+    uint64_t number = 0;
+    const cp_status status = read_number(reader, 4, "a type", &number);
+    if (status != CP_OK)
+        return status;
+    if (number >= VALUE_KINDS)
+        return cp_fail(CP_INVALID, "value type %llu, of 0 to %d",
+                       (unsigned long long)number, VALUE_KINDS - 1);
+    *kind = (int)number;
+    return CP_OK;
+}
+
+static cp_status skip_values(reader *reader, entry *entry) {
+    const int width = kinds[entry->kind].width;
+    cp_gguf_string string;
+    cp_status status = CP_OK;
+    entry->at = reader->bytes + reader->at;
+    if (width > 0)
+        return take(reader, entry->count * width, "its value", &entry->at);
+    for (int64_t i = 0; i < entry->count && status == CP_OK; i++)
+        status = read_string(reader, "a string", &string);
+    return status;
+}
+
+static cp_status read_array(reader *reader, entry *entry) {
+    cp_status status = read_kind(reader, &entry->kind);
+    if (status != CP_OK)
+        return status;
+    if (entry->kind == VALUE_ARRAY)
+        return cp_fail(CP_INVALID, "an array of arrays, which no key of "
+                                   "a language model needs");
+    const int width = kinds[entry->kind].width;
+    entry->array = true;
+    return read_count(reader, width > 0 ? width : 8, "an array's length",
+                      &entry->count);
+}
+
+static cp_status read_value(reader *reader, entry *entry) {
+    entry->count = 1;
+    cp_status status = read_kind(reader, &entry->kind);
+    if (status == CP_OK && entry->kind == VALUE_ARRAY)
+        status = read_array(reader, entry);
+    if (status == CP_OK)
+        status = skip_values(reader, entry);
+    return status;
+}
+
+static cp_status read_entry(reader *reader, entry *entry) {
+    cp_status status = read_string(reader, "a key", &entry->key);
+    if (status != CP_OK)
+        return status;
+    status = read_value(reader, entry);
+    if (status != CP_OK)
+        return cp_fail(status, "key '%s': %s", cp_gguf_show(entry->key).text,
+                       cp_message());
+    return CP_OK;
+}
+
+const char *cp_gguf_type_name(int type) {
+    for (int i = 0; i < FORMATS; i++)
+        if (formats[i].type == type)
+            return formats[i].name;
+    return "unknown";
+}
+
+bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
+    for (int i = 0; i < FORMATS; i++)
+        if (formats[i].type == type && formats[i].values > 0) {
+            *values = formats[i].values;
+            *bytes = formats[i].bytes;
+            return true;
+        }
+    return false;
+}
+
+static cp_status read_name(reader *reader, char *name) {
+    cp_gguf_string string;
+    const cp_status status = read_string(reader, "a tensor's name", &string);
+    if (status != CP_OK)
+        return status;
+    if (string.length < 1 || string.length >= NAME_ROOM ||
+        memchr(string.bytes, '\0', (size_t)string.length) != NULL)
+        return cp_fail(CP_INVALID,
+                       "tensor name '%s' of %lld bytes: 1 to 64 and "
+                       "no zero byte are allowed",
+                       cp_gguf_show(string).text, (long long)string.length);
+    memcpy(name, string.bytes, (size_t)string.length);
+    return CP_OK;
+}
+
+static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
+    uint64_t number = 0;
+    cp_status status = read_number(reader, 4, "a rank", &number);
+    if (status == CP_OK && (number < 1 || number > 4))
+        return cp_fail(CP_INVALID, "%llu dimensions, of 1 to 4",
+                       (unsigned long long)number);
+    tensor->dimensions = (int)number;
+    for (int d = 0; d < 4 && status == CP_OK; d++) {
+        number = 1;
+        if (d < tensor->dimensions)
+            status = read_number(reader, 8, "an extent", &number);
+        if (number < 1 || number > INT64_MAX)
+            return cp_fail(CP_INVALID, "extent %d is %llu", d,
+                           (unsigned long long)number);
+        tensor->extent[d] = (int64_t)number;
+    }
+    return status;
+}
+
+static cp_status count_bytes(cp_gguf_tensor *tensor) {
+    int64_t values, bytes, total;
+    if (!cp_gguf_type_block(tensor->type, &values, &bytes))
+        /* Refuse the type by name. */
+        return cp_fail(CP_INVALID,
+                       "has type %s (%d), which this program does not "
+                       "read; it reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, "
+                       "Q5_0, Q5_1 and Q2_K to Q6_K",
+                       cp_gguf_type_name(tensor->type), tensor->type);
+    if (tensor->extent[0] % values != 0)
+        return cp_fail(CP_INVALID,
+                       "rows of %lld values do not fill %s blocks of %lld",
+                       (long long)tensor->extent[0],
+                       cp_gguf_type_name(tensor->type), (long long)values);
+    total = tensor->extent[0] / values;
+    for (int d = 1; d < 4; d++)
+        if (!cp_multiply(total, tensor->extent[d], &total))
+            return cp_fail(CP_INVALID, "its extents overflow");
+    if (!cp_multiply(total, bytes, &tensor->bytes))
+        return cp_fail(CP_INVALID, "its bytes overflow");
+    return CP_OK;
+}
+
+static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
+    uint64_t type = 0, offset = 0;
+    cp_status status = read_extents(reader, tensor);
+    if (status == CP_OK)
+        status = read_number(reader, 4, "a type", &type);
+    tensor->type = type <= INT_MAX ? (int)type : -1;
+    if (status == CP_OK)
+        status = count_bytes(tensor);
+    if (status == CP_OK)
+        status = read_number(reader, 8, "an offset", &offset);
+    if (offset > INT64_MAX)
+        return cp_fail(CP_INVALID, "its offset is %llu",
+                       (unsigned long long)offset);
+    tensor->offset = (int64_t)offset;
+    return status;
+}
+
+static cp_status read_tensor(reader *reader, char *name,
+                             cp_gguf_tensor *tensor) {
+    cp_status status = read_name(reader, name);
+    if (status != CP_OK)
+        return status;
+    tensor->name = name;
+    status = read_shape(reader, tensor);
+    if (status != CP_OK)
+        return cp_fail(status, "tensor '%s': %s", show_name(name).text,
+                       cp_message());
+    return CP_OK;
+}
+
+static int by_key(const void *a, const void *b) {
+    const cp_gguf_string *left = &((const entry *)a)->key;
+    const cp_gguf_string *right = &((const entry *)b)->key;
+    const int order = memcmp(left->bytes, right->bytes,
+                             (size_t)cp_min(left->length, right->length));
+    if (order != 0)
+        return order;
+    return left->length < right->length ? -1 : left->length > right->length;
+}
+
+static cp_status sort_entries(cp_gguf *file) {
+    qsort(file->entries, (size_t)file->entry_count, sizeof(entry), by_key);
+    for (int64_t i = 1; i < file->entry_count; i++) {
+        const entry *two = &file->entries[i];
+        if (by_key(two - 1, two) == 0)
+            return cp_fail(CP_INVALID, "two keys are named '%s'",
+                           cp_gguf_show(two->key).text);
+    }
+    return CP_OK;
+}
+
+static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
+    *alignment = 32;
+    if (!cp_gguf_has(file, "general.alignment"))
+        return CP_OK;
+    const cp_status status =
+        cp_gguf_integer(file, "general.alignment", alignment);
+    if (status != CP_OK)
+        return status;
+    if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
+        return cp_fail(CP_INVALID,
+                       "general.alignment is %lld, which is no power of two",
+                       (long long)*alignment);
+    return CP_OK;
+}
+
+static cp_status place_tensor(const unsigned char *data, int64_t length,
+                              int64_t alignment, cp_gguf_tensor *tensor) {
+    if (tensor->offset % alignment != 0)
+        return cp_fail(CP_INVALID,
+                       "tensor '%s' at offset %lld is not aligned to %lld",
+                       show_name(tensor->name).text, (long long)tensor->offset,
+                       (long long)alignment);
+    if (tensor->bytes > length - tensor->offset)
+        return cp_fail(CP_INVALID,
+                       "tensor '%s' has %lld bytes at offset %lld, but the "
+                       "file holds %lld bytes of data: it is cut short "
+                       "or corrupt",
+                       show_name(tensor->name).text, (long long)tensor->bytes,
+                       (long long)tensor->offset, (long long)length);
+    tensor->data = data + tensor->offset;
+    return CP_OK;
+}
+
+static int by_offset(const void *a, const void *b) {
+    const int64_t left = ((const cp_gguf_tensor *)a)->offset;
+    const int64_t right = ((const cp_gguf_tensor *)b)->offset;
+    return left < right ? -1 : left > right;
+}
+
+static cp_status check_overlap(cp_gguf *file) {
+    qsort(file->tensors, (size_t)file->tensor_count, sizeof(cp_gguf_tensor),
+          by_offset);
+    for (int64_t i = 1; i < file->tensor_count; i++) {
+        const cp_gguf_tensor *one = &file->tensors[i - 1];
+        const cp_gguf_tensor *two = &file->tensors[i];
+        if (two->offset - one->offset < one->bytes)
+            return cp_fail(CP_INVALID, "tensors '%s' and '%s' overlap",
+                           show_name(one->name).text,
+                           show_name(two->name).text);
+    }
+    return CP_OK;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const cp_gguf_tensor *)a)->name,
+                  ((const cp_gguf_tensor *)b)->name);
+}
+
+static cp_status sort_tensors(cp_gguf *file) {
+    qsort(file->tensors, (size_t)file->tensor_count, sizeof(cp_gguf_tensor),
+          by_name);
+    for (int64_t i = 1; i < file->tensor_count; i++)
+        if (by_name(&file->tensors[i - 1], &file->tensors[i]) == 0)
+            return cp_fail(CP_INVALID, "two tensors are named '%s'",
+                           show_name(file->tensors[i].name).text);
+    return CP_OK;
+}
+
+static cp_status read_version(reader *reader) {
+    const unsigned char *magic = NULL;
+    uint64_t version = 0;
+    cp_status status = take(reader, 4, "the magic word", &magic);
+    if (status == CP_OK && memcmp(magic, "GGUF", 4) != 0)
+        return cp_fail(
+            CP_INVALID, "starts with '%s' and not with 'GGUF'",
+            cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
+    if (status == CP_OK)
+        status = read_number(reader, 4, "the version", &version);
+    if (status != CP_OK || version == 2 || version == 3)
+        return status;
+    if (version == 0x02000000 || version == 0x03000000)
+        return cp_fail(CP_INVALID, "is a big-endian file; this program "
+                                   "reads little-endian ones");
+    return cp_fail(CP_INVALID, "has GGUF version %llu, of 2 and 3",
+                   (unsigned long long)version);
+}
+
+enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
+
+static cp_status read_counts(reader *reader, cp_gguf *file) {
+    cp_status status = read_count(reader, LEAST_TENSOR, "the tensor count",
+                                  &file->tensor_count);
+    if (status == CP_OK)
+        status = read_count(reader, LEAST_ENTRY, "the key count",
+                            &file->entry_count);
+    if (status == CP_OK)
+        status = cp_allocate(&file->entries, file->entry_count, sizeof(entry),
+                             "the metadata");
+    if (status == CP_OK)
+        status = cp_allocate(&file->tensors, file->tensor_count,
+                             sizeof(cp_gguf_tensor), "the tensors");
+    if (status == CP_OK)
+        status = cp_allocate(&file->names, file->tensor_count, NAME_ROOM,
+                             "the tensors' names");
+    return status;
+}
+
+static cp_status read_lists(reader *reader, cp_gguf *file) {
+    cp_status status = CP_OK;
+    for (int64_t i = 0; i < file->entry_count && status == CP_OK; i++)
+        status = read_entry(reader, &file->entries[i]);
+    for (int64_t i = 0; i < file->tensor_count && status == CP_OK; i++)
+        status = read_tensor(reader, file->names[i], &file->tensors[i]);
+    if (status == CP_OK)
+        status = sort_entries(file);
+    return status;
+}
+
+static cp_status place_tensors(cp_gguf *file, int64_t end) {
+    int64_t alignment;
+    cp_status status = find_alignment(file, &alignment);
+    if (status != CP_OK || file->tensor_count == 0)
+        return status;
+    const int64_t padding = (alignment - end % alignment) % alignment;
+    if (padding > file->length - end)
+        return cp_fail(CP_INVALID,
+                       "the data should begin %lld bytes after byte %lld, "
+                       "but the file has %lld bytes",
+                       (long long)padding, (long long)end,
+                       (long long)file->length);
+    const int64_t start = end + padding;
+    for (int64_t i = 0; i < file->tensor_count && status == CP_OK; i++)
+        status = place_tensor(file->bytes + start, file->length - start,
+                              alignment, &file->tensors[i]);
+    if (status == CP_OK)
+        status = check_overlap(file);
+    return status == CP_OK ? sort_tensors(file) : status;
+}
+
+static cp_status parse(cp_gguf *file) {
+    reader reader = {file->bytes, file->length, 0};
+    cp_status status = read_version(&reader);
+    if (status == CP_OK)
+        status = read_counts(&reader, file);
+    if (status == CP_OK)
+        status = read_lists(&reader, file);
+    if (status == CP_OK)
+        status = place_tensors(file, reader.at);
+    return status;
+}
+
+cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
+    cp_status status = cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file");
+    if (status != CP_OK)
+        return status;
+    (*out)->bytes = bytes;
+    (*out)->length = length;
+    status = parse(*out);
+    if (status != CP_OK) {
+        cp_gguf_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+void cp_gguf_close(cp_gguf *file) {
+    if (file == NULL)
+        return;
+    if (file->mapped)
+        munmap((void *)(uintptr_t)file->bytes, (size_t)file->length);
+    free(file->entries);
+    free(file->tensors);
+    free(file->names);
+    free(file);
+}
+
+static cp_status map_file(int descriptor, const unsigned char **bytes,
+                          int64_t *length) {
+    struct stat facts;
+    if (fstat(descriptor, &facts) != 0)
+        return cp_fail(CP_FILE, "%s", strerror(errno));
+    if (!S_ISREG(facts.st_mode))
+        return cp_fail(CP_FILE, "is not a regular file");
+    if (facts.st_size == 0)
+        return cp_fail(CP_INVALID, "is empty");
+    void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
+                        descriptor, 0);
+    if (mapped == MAP_FAILED)
+        return cp_fail(CP_FILE, "cannot map %lld bytes: %s",
+                       (long long)facts.st_size, strerror(errno));
+    *bytes = mapped;
+    *length = facts.st_size;
+    return CP_OK;
+}
+
+static cp_status open_mapped(int descriptor, cp_gguf **out) {
+    const unsigned char *bytes = NULL;
+    int64_t length = 0;
+    cp_status status = map_file(descriptor, &bytes, &length);
+    if (status != CP_OK)
+        return status;
+    status = cp_gguf_parse(bytes, length, out);
+    if (status == CP_OK)
+        (*out)->mapped = true;
+    else
+        munmap((void *)(uintptr_t)bytes, (size_t)length);
+    return status;
+}
+
+cp_status cp_gguf_open(const char *path, cp_gguf **out) {
+    *out = NULL;
+    const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0)
+        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    const cp_status status = open_mapped(descriptor, out);
+    close(descriptor);
+    if (status != CP_OK)
+        return cp_fail(status, "%s: %s", path, cp_message());
+    return CP_OK;
+}
+
+static const entry *find_entry(const cp_gguf *file, const char *key) {
+    const entry wanted = {.key = {key, (int64_t)strlen(key)}};
+    if (file->entry_count == 0)
+        return NULL;
+    return bsearch(&wanted, file->entries, (size_t)file->entry_count,
+                   sizeof(entry), by_key);
+}
+
+bool cp_gguf_has(const cp_gguf *file, const char *key) {
+    return find_entry(file, key) != NULL;
+}
+
+static cp_status wrong_type(const entry *entry, const char *wanted) {
+    return cp_fail(CP_INVALID, "key '%s' holds %s%s and not %s",
+                   cp_gguf_show(entry->key).text,
+                   entry->array ? "an array of " : "", kinds[entry->kind].name,
+                   wanted);
+}
+
+static cp_status find_value(const cp_gguf *file, const char *key, bool array,
+                            const char *wanted, const entry **found) {
+    *found = find_entry(file, key);
+    if (*found == NULL)
+        return cp_fail(CP_INVALID, "the file has no key '%s'", key);
+    if ((*found)->array != array)
+        return wrong_type(*found, wanted);
+    return CP_OK;
+}
+
+static bool integer_at(const entry *entry, int64_t index, int64_t *value) {
+    const int kind = entry->kind, width = kinds[kind].width;
+    const bool is_signed = kind == 1 || kind == 3 || kind == 5 || kind == 11;
+    if (!is_signed && kind != 0 && kind != 2 && kind != 4 && kind != 10)
+        return false;
+    uint64_t bits = little_endian(entry->at + index * width, width);
+    const uint64_t top = (uint64_t)1 << (8 * width - 1);
+    if (is_signed && (bits & top) != 0)
+        bits |= ~(top | (top - 1));
+    else if (bits > INT64_MAX)
+        return false;
+    *value = (int64_t)bits;
+    return true;
+}
+
+static bool float_at(const entry *entry, int64_t index, double *value) {
+    const unsigned char *at = entry->at + index * kinds[entry->kind].width;
+    float narrow = 0.0f;
+    if (entry->kind != 6 && entry->kind != 12)
+        return false;
+    if (entry->kind == 12) {
+        memcpy(value, at, sizeof(*value));
+        return true;
+    }
+    memcpy(&narrow, at, sizeof(narrow));
+    *value = narrow;
+    return true;
+}
+
+cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
+                          int64_t *value) {
+    const entry *entry;
+    const char *wanted = "an integer below 2^63";
+    const cp_status status = find_value(file, key, false, wanted, &entry);
+    if (status == CP_OK && !integer_at(entry, 0, value))
+        return wrong_type(entry, wanted);
+    return status;
+}
+
+cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
+    const entry *entry;
+    const cp_status status = find_value(file, key, false, "a float", &entry);
+    if (status == CP_OK && !float_at(entry, 0, value))
+        return wrong_type(entry, "a float");
+    return status;
+}
+
+cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
+    const entry *entry;
+    const cp_status status = find_value(file, key, false, "a bool", &entry);
+    if (status != CP_OK)
+        return status;
+    if (entry->kind != 7 || entry->at[0] > 1)
+        return wrong_type(entry, "a bool of 0 or 1");
+    *value = entry->at[0] == 1;
+    return CP_OK;
+}
+
+static const unsigned char *string_at(const unsigned char *at,
+                                      cp_gguf_string *string) {
+    string->length = (int64_t)little_endian(at, 8);
+    string->bytes = (const char *)at + 8;
+    return at + 8 + string->length;
+}
+
+cp_status cp_gguf_text(const cp_gguf *file, const char *key,
+                       cp_gguf_string *value) {
+    const entry *entry;
+    const cp_status status = find_value(file, key, false, "a string", &entry);
+    if (status == CP_OK && entry->kind != VALUE_STRING)
+        return wrong_type(entry, "a string");
+    if (status == CP_OK)
+        string_at(entry->at, value);
+    return status;
+}
+
+static cp_status find_array(const cp_gguf *file, const char *key,
+                            const char *wanted, int64_t size, void *values,
+                            int64_t *count, const entry **found) {
+    void *none = NULL;
+    memcpy(values, &none, sizeof(none));
+    *count = 0;
+    const cp_status status = find_value(file, key, true, wanted, found);
+    if (status != CP_OK)
+        return status;
+    return cp_allocate(values, (*found)->count, size, key);
+}
+
+cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
+                           int64_t **values, int64_t *count) {
+    const entry *entry;
+    const char *wanted = "an array of integers below 2^63";
+    const cp_status status =
+        find_array(file, key, wanted, sizeof(int64_t), values, count, &entry);
+    if (status != CP_OK)
+        return status;
+    for (int64_t i = 0; i < entry->count; i++)
+        if (!integer_at(entry, i, &(*values)[i])) {
+            free(*values);
+            *values = NULL;
+            return wrong_type(entry, wanted);
+        }
+    *count = entry->count;
+    return CP_OK;
+}
+
+cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
+                         int64_t *count) {
+    const entry *entry;
+    const char *wanted = "an array of floats";
+    const cp_status status =
+        find_array(file, key, wanted, sizeof(double), values, count, &entry);
+    if (status != CP_OK)
+        return status;
+    for (int64_t i = 0; i < entry->count; i++)
+        if (!float_at(entry, i, &(*values)[i])) {
+            free(*values);
+            *values = NULL;
+            return wrong_type(entry, wanted);
+        }
+    *count = entry->count;
+    return CP_OK;
+}
+
+cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
+                        cp_gguf_string **values, int64_t *count) {
+    const entry *entry;
+    const char *wanted = "an array of strings";
+    cp_status status = find_array(file, key, wanted, sizeof(cp_gguf_string),
+                                  values, count, &entry);
+    if (status != CP_OK)
+        return status;
+    if (entry->kind != VALUE_STRING) {
+        free(*values);
+        *values = NULL;
+        return wrong_type(entry, wanted);
+    }
+    const unsigned char *at = entry->at;
+    for (int64_t i = 0; i < entry->count; i++)
+        at = string_at(at, &(*values)[i]);
+    *count = entry->count;
+    return CP_OK;
+}
+
+const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name) {
+    const cp_gguf_tensor wanted = {.name = name};
+    if (file->tensor_count == 0)
+        return NULL;
+    return bsearch(&wanted, file->tensors, (size_t)file->tensor_count,
+                   sizeof(cp_gguf_tensor), by_name);
+}
+
+int64_t cp_gguf_tensor_count(const cp_gguf *file) {
+    return file->tensor_count;
+}
+
+const cp_gguf_tensor *cp_gguf_tensor_at(const cp_gguf *file, int64_t index) {
+    return &file->tensors[index];
+}

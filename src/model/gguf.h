@@ -1,0 +1,97 @@
+/* Reading GGUF files: metadata by key, tensors by name, all checked before
+ * anybody looks. Not a place that computes weights (reference/model/dequantise.h). */
+#ifndef CP_GGUF_H
+#define CP_GGUF_H
+
+#include "ground/ground.h"
+
+typedef struct {
+    const char *name;  /* ends with a zero byte */
+    int type;          /* a CP_GGUF_ number below */
+    int dimensions;    /* 1 to 4 */
+    int64_t extent[4]; /* fastest first; 1 beyond dimensions */
+    const void *data;  /* in the mapped file, perhaps not aligned */
+    int64_t bytes;
+    int64_t offset; /* of data, in the file's data section */
+} cp_gguf_tensor;
+
+enum {
+    CP_GGUF_F32 = 0,
+    CP_GGUF_F16 = 1,
+    CP_GGUF_Q4_0 = 2,
+    CP_GGUF_Q4_1 = 3,
+    CP_GGUF_Q5_0 = 6,
+    CP_GGUF_Q5_1 = 7,
+    CP_GGUF_Q8_0 = 8,
+    CP_GGUF_Q2_K = 10,
+    CP_GGUF_Q3_K = 11,
+    CP_GGUF_Q4_K = 12,
+    CP_GGUF_Q5_K = 13,
+    CP_GGUF_Q6_K = 14,
+    CP_GGUF_BF16 = 30,
+};
+
+typedef struct {
+    const char *bytes; /* in the file; no zero byte at the end */
+    int64_t length;
+} cp_gguf_string;
+
+typedef struct cp_gguf cp_gguf;
+
+/* Map the GGUF file (version 2 or 3, little-endian) at path and check all of
+ * it but the tensors' values. Fails with CP_FILE if the file cannot be read,
+ * CP_INVALID if it is no sound GGUF file, CP_MEMORY; *out is then NULL. Close
+ * with cp_gguf_close. A file that another process cuts short while it is
+ * mapped raises SIGBUS on access: the system gives no other sign. */
+cp_status cp_gguf_open(const char *path, cp_gguf **out);
+
+/* The same for bytes in memory, which must outlive the result. */
+cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out);
+
+/* Release a file; its tensors and strings are gone. NULL is fine. */
+void cp_gguf_close(cp_gguf *file);
+
+/* Is there such a key? */
+bool cp_gguf_has(const cp_gguf *file, const char *key);
+
+/* The value of a key: an integer of any width, a float or double, a bool, a
+ * string. Fail with CP_INVALID, naming the key, if it is missing or holds
+ * another type, or an integer beyond int64; *value is then untouched. */
+cp_status cp_gguf_integer(const cp_gguf *file, const char *key, int64_t *value);
+cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value);
+cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value);
+cp_status cp_gguf_text(const cp_gguf *file, const char *key,
+                       cp_gguf_string *value);
+
+/* The same for arrays. *values is the caller's to free; the strings' bytes
+ * stay in the file. On failure *values is NULL and *count 0. */
+cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
+                           int64_t **values, int64_t *count);
+cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
+                         int64_t *count);
+cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
+                        cp_gguf_string **values, int64_t *count);
+
+/* A tensor by its name; NULL if there is none. */
+const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name);
+
+/* All tensors, sorted by name. */
+int64_t cp_gguf_tensor_count(const cp_gguf *file);
+const cp_gguf_tensor *cp_gguf_tensor_at(const cp_gguf *file, int64_t index);
+
+/* A tensor type's name, "Q4_1"; "unknown" for a number that is none. */
+const char *cp_gguf_type_name(int type);
+
+/* A string made fit for a message: its first 64 bytes, with '?' for all that
+ * a terminal might obey. Use it at once: cp_gguf_show(string).text. */
+typedef struct {
+    char text[65];
+} cp_gguf_shown;
+
+cp_gguf_shown cp_gguf_show(cp_gguf_string string);
+
+/* How many values a block of this type holds and its bytes; false if it is
+ * not one of the CP_GGUF_ types. */
+bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes);
+
+#endif

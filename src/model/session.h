@@ -1,0 +1,107 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* A model and conversations with it over N ranks: what the command line sees.
+ * Nothing here depends on where the ranks run. */
+#ifndef CP_SESSION_H
+#define CP_SESSION_H
+
+#include <signal.h>
+
+#include "model/gguf.h"
+#include "predict/machine.h"
+#include "ring/plan.h"
+
+typedef struct cp_backend cp_backend;
+typedef struct cp_model cp_model;
+typedef struct cp_session cp_session;
+
+typedef struct {
+    int64_t layers, width, feed_forward, vocabulary, positions;
+    cp_shape shape;
+    int64_t rotary; /* how many of a head's dimensions are rotated */
+    double rope_base, epsilon;
+    int64_t weight_bytes; /* as they lie in memory */
+} cp_model_facts;
+
+typedef struct {
+    int ranks;
+    int64_t sequences;
+    int64_t capacity;   /* positions per sequence; 0: the model's */
+    int64_t room;       /* cache rows of one on a rank; the session's to say */
+    cp_variant variant; /* of prefills; decode has its own */
+    const cp_hardware
+        *machine; /* by which CP_AUTO decides; NULL: Algorithm 1 */
+    int cores;    /* of this machine; 0: all */
+    bool trace;   /* remember when each operation ran */
+    const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
+    /* Called by one rank after each layer: done of total layers. */
+    void (*progress)(void *context, int64_t done, int64_t total);
+    void *progress_context;
+} cp_session_options;
+
+typedef struct {
+    cp_variant variant;
+    char rule[200]; /* why, with the numbers */
+    int ranks;
+    int64_t sequences;                 /* that had new tokens */
+    int64_t new_tokens, cached_tokens; /* of those, in all */
+    const int64_t *queries, *keys;     /* [ranks] tokens held */
+    const int64_t *bytes;              /* [ranks] sent, over all layers */
+    const int64_t *pairs;              /* [ranks] scored, per head and layer */
+    int64_t hops;                      /* of each rank, per layer */
+    double balance;                    /* largest of pairs, over their mean */
+    double seconds;
+} cp_turn_report;
+
+/* Load a model's weights. The file may be closed afterwards. Fails with
+ * CP_INVALID for a file that is no such model, naming the tensor or the key,
+ * and with CP_MEMORY. */
+cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
+                        cp_model **model);
+void cp_model_close(cp_model *model);
+const cp_model_facts *cp_model_describe(const cp_model *model);
+
+/* Conversations over options->ranks ranks, all empty. Any number of sessions
+ * may share a model, which must outlive them. Fails with CP_INVALID for
+ * options that make no sense, a capacity beyond the model's positions among
+ * them, and with CP_MEMORY. */
+cp_status cp_session_open(const cp_model *model,
+                          const cp_session_options *options,
+                          cp_session **session);
+void cp_session_close(cp_session *session);
+
+/* Append lengths[s] >= 0 tokens to each sequence s. tokens holds those of
+ * sequence 0, then of 1, and so on. report may be NULL; its arrays belong to
+ * the session and last until its next call. CP_CAPACITY before any work when
+ * a sequence would outgrow the session, CP_INVALID for ids that the model
+ * has not. After any failure, CP_INTERRUPTED included, the session is as it
+ * was before the call. */
+cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
+                             const int32_t *tokens, cp_turn_report *report);
+
+/* Append tokens[i] to sequences[i], for i < batch; no sequence twice. As
+ * prefill otherwise. */
+cp_status cp_session_decode(cp_session *session, int64_t batch,
+                            const int64_t *sequences, const int32_t *tokens,
+                            cp_turn_report *report);
+
+/* The scores of every token of the vocabulary to come next, after tokens
+ * first .. first + count - 1 of the last successful call, in the order in
+ * which that call was given them. logits [count][vocabulary]. */
+cp_status cp_session_logits(const cp_session *session, int64_t first,
+                            int64_t count, float *logits);
+
+/* The variant of later prefills; CP_DECODE is refused. */
+cp_status cp_session_choose(cp_session *session, cp_variant variant);
+
+/* Tokens in a sequence, and how many it may have. */
+int64_t cp_session_length(const cp_session *session, int64_t sequence);
+int64_t cp_session_capacity(const cp_session *session);
+
+/* The plan of the last successful call, to draw or check; NULL before it.
+ * Lasts until the next call. */
+const cp_plan *cp_session_plan(const cp_session *session);
+
+/* Write what ran when, as Chrome trace JSON; needs options->trace. */
+cp_status cp_session_trace(const cp_session *session, const char *path);
+
+#endif

@@ -1,0 +1,66 @@
+/* Text to token ids and back: byte-level BPE with a GGUF file's vocabulary.
+ * Not a place that knows conversations (template.h). */
+#ifndef CP_TOKENIZER_H
+#define CP_TOKENIZER_H
+
+#include "model/gguf.h"
+
+typedef struct cp_tokenizer cp_tokenizer;
+
+/* A tokenizer from a file's metadata; the file must stay open as long. Fails
+ * with CP_INVALID, naming what it found, unless tokenizer.ggml.model is gpt2
+ * and tokenizer.ggml.pre is smollm, gpt-2, llama-bpe, default or missing; and
+ * if vocabulary and merges contradict each other. *out is then NULL. */
+cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out);
+void cp_tokenizer_free(cp_tokenizer *tokenizer);
+
+/* Number of tokens; ids are 0 to one less. */
+int64_t cp_tokenizer_size(const cp_tokenizer *tokenizer);
+
+/* The token that begins every text of this model, or -1. Encoding never adds
+ * it: a conversation has many texts and one beginning. */
+int32_t cp_tokenizer_first(const cp_tokenizer *tokenizer);
+
+/* Does this token end an answer? */
+bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id);
+
+/* The control token of this name, "<|im_end|>"; -1 if there is none. */
+int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name);
+
+/* The ids of any bytes, valid UTF-8 or not. special: control tokens in the
+ * text are recognised; say no for anything that a user or a document wrote.
+ * Bytes without a token of their own are dropped. *ids is the caller's to
+ * free. Fails with CP_MEMORY, CP_CAPACITY (a word beyond 2^30 bytes). */
+cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
+                              int64_t length, bool special, int32_t **ids,
+                              int64_t *count);
+
+/* How many bytes of the text encoding drops. */
+int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,
+                          int64_t length);
+
+/* Where each word of the text ends. *ends is the caller's to free. */
+cp_status cp_tokenizer_words(const cp_tokenizer *tokenizer, const char *text,
+                             int64_t length, int64_t **ends, int64_t *count);
+
+/* The bytes of ids, exactly; no zero byte at the end. *text is the caller's to
+ * free. Fails with CP_INVALID, naming it, for an id out of range. */
+cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
+                              int64_t count, char **text, int64_t *length);
+
+/* For streaming: bytes held back between pieces. Begin with zeros. */
+typedef struct {
+    char held[4];
+    int count;
+} cp_tokenizer_stream;
+
+/* The bytes that this token completes, never half a character; perhaps none.
+ * *text is the caller's to free and has a zero byte after its length bytes. */
+cp_status cp_tokenizer_piece(const cp_tokenizer *tokenizer,
+                             cp_tokenizer_stream *stream, int32_t id,
+                             char **text, int64_t *length);
+
+/* What is still held back, at the end of an answer: 0 to 3 bytes. */
+int64_t cp_tokenizer_flush(cp_tokenizer_stream *stream, char text[4]);
+
+#endif

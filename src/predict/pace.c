@@ -1,0 +1,232 @@
+/* Tangled from book/15-simulate.nw; edit the chapter. */
+/* How long each operation of a plan takes on a described machine. */
+#include "predict/pace.h"
+
+#include <math.h>
+
+cp_status cp_pace_new(cp_pace *pace) {
+    const cp_model_sizes *model = pace->model;
+    const cp_hardware *hardware = pace->hardware;
+    const int64_t n = pace->tensor, kv = model->kv_heads;
+    if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
+        return cp_fail(CP_INVALID,
+                       "--tensor %lld: cannot share %lld query heads and %lld "
+                       "key heads of %s",
+                       (long long)n, (long long)model->query_heads,
+                       (long long)kv, model->name);
+    if (n > 1 && hardware->node_rate <= 0)
+        return cp_fail(CP_INVALID,
+                       "machine %s: no node_rate, which %lld GPUs a rank need",
+                       hardware->name, (long long)n);
+    pace->shape =
+        (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
+    pace->speed =
+        hardware->cores > 0 ? (double)hardware->cores / (double)pace->ranks : 1;
+    pace->memory_rate =
+        hardware->memory_rate / (hardware->cores > 0 ? pace->ranks : 1);
+    return CP_OK;
+}
+
+static double attend_prefill(const cp_pace *pace, double pairs, int64_t rows) {
+    const cp_hardware *hardware = pace->hardware;
+    const double flops = 4.0 * (double)pace->shape.query_heads *
+                         (double)pace->shape.head_dim * pairs;
+    double rate =
+        pace->ranks == 1 ? hardware->attention_alone : hardware->attention_rate;
+    if (hardware->attention_at.count > 0)
+        rate = cp_curve_at(&hardware->attention_at, (double)rows);
+    return hardware->launch + flops / (rate * pace->speed);
+}
+static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
+                            const cp_block *keys) {
+    const cp_hardware *hardware = pace->hardware;
+    const double flops =
+        4.0 * (double)(pace->shape.query_heads * pace->shape.head_dim);
+    double seconds = hardware->launch;
+    for (int64_t p = 0; p < queries->count; p++) {
+        const double rows = (double)queries->items[p].span.count;
+        const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
+        const double pairs = (double)cp_block_pairs(&piece, keys);
+        const double rate =
+            cp_surface_at(&hardware->attention_by, rows, pairs / rows);
+        seconds += flops * pairs / (rate * pace->speed);
+    }
+    return seconds;
+}
+static double attend_decode(const cp_pace *pace, const cp_plan *plan,
+                            const cp_op *op, double pairs) {
+    const cp_hardware *hardware = pace->hardware;
+    const cp_layout *layout = plan->layout;
+    const double rows = (double)layout->queries[op->in.origin].rows;
+    const double keys = (double)layout->cache[op->keys.origin].tokens /
+                        (double)layout->new_tokens;
+    const double padded =
+        pairs + hardware->decode_padding * (rows * keys - pairs);
+    const double bytes = padded * 2 * (double)pace->shape.kv_heads *
+                         (double)pace->shape.head_dim *
+                         (double)plan->element_bytes;
+    return hardware->decode_attend +
+           bytes / (hardware->decode_key_fraction * pace->memory_rate);
+}
+static double attend(const cp_pace *pace, const cp_plan *plan,
+                     const cp_op *op) {
+    const cp_layout *layout = plan->layout;
+    const cp_block *queries = &layout->queries[op->in.origin];
+    const cp_block *keys = &layout->keys[op->keys.origin];
+    if (!pace->decode && pace->hardware->attention_by.count > 0)
+        return attend_pieces(pace, &queries->pieces, keys);
+    const double pairs = (double)cp_block_pairs(queries, keys);
+    return pace->decode ? attend_decode(pace, plan, op, pairs)
+                        : attend_prefill(pace, pairs, queries->rows);
+}
+
+static double message(const cp_curve *curve, double latency, double rate,
+                      double bytes) {
+    if (curve->count == 0)
+        return latency + bytes / rate;
+    const double last = curve->size[curve->count - 1];
+    const double at = cp_curve_at(curve, bytes);
+    return bytes > last ? at * bytes / last : at;
+}
+
+static double exchange(const cp_pace *pace, double bytes) {
+    const cp_hardware *hardware = pace->hardware;
+    return message(&hardware->exchange_at, hardware->link_latency,
+                   hardware->link_rate, bytes) /
+           fmin(1, pace->speed);
+}
+
+static double partial_size(const cp_pace *pace, const cp_plan *plan) {
+    const double heads = (double)plan->slots[plan->result].rows *
+                         (double)pace->shape.query_heads;
+    const double numbers = heads * (double)pace->shape.head_dim;
+    return numbers * (double)pace->partial_bytes + heads * CP_PARTIAL_BYTES;
+}
+
+static double collective(const cp_pace *pace, const cp_plan *plan,
+                         const cp_op *op) {
+    const cp_hardware *hardware = pace->hardware;
+    const double others = pace->ranks - 1;
+    if (op->kind == CP_OP_ALL_GATHER)
+        return others * exchange(pace, (double)plan->slots[op->in.slot].bytes);
+    const double latency = pace->decode ? hardware->decode_all_to_all
+                                        : hardware->all_to_all_latency;
+    return message(&hardware->all_to_all_at, latency, hardware->all_to_all_rate,
+                   others * partial_size(pace, plan)) /
+           fmin(1, pace->speed);
+}
+
+static double moving(const cp_pace *pace, double bytes) {
+    const cp_hardware *hardware = pace->hardware;
+    return hardware->launch +
+           bytes / (hardware->memory_fraction * pace->memory_rate);
+}
+
+static double merge(const cp_pace *pace, const cp_plan *plan) {
+    const double others = pace->ranks > 1 ? pace->ranks - 1 : 1;
+    const double tensors = (others + 2) / others;
+    return moving(pace, tensors * partial_size(pace, plan));
+}
+
+double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op) {
+    switch (op->kind) {
+    case CP_OP_ATTEND:
+        return attend(pace, plan, op);
+    case CP_OP_EXCHANGE:
+        return exchange(pace, (double)plan->slots[op->in.slot].bytes);
+    case CP_OP_ALL_TO_ALL:
+    case CP_OP_ALL_GATHER:
+        return collective(pace, plan, op);
+    case CP_OP_MERGE:
+        return merge(pace, plan);
+    case CP_OP_APPEND:
+        return moving(pace, 2 * (double)plan->slots[plan->fresh].bytes);
+    case CP_OP_PACK:
+        return moving(pace, 2 * (double)plan->slots[op->out.slot].bytes);
+    case CP_OP_WAIT:
+        return 0;
+    }
+    return 0;
+}
+
+static double project_numbers(const cp_pace *pace) {
+    const double heads =
+        (double)(pace->shape.query_heads + 2 * pace->shape.kv_heads);
+    return (double)pace->model->width * heads * (double)pace->shape.head_dim;
+}
+
+static double output_numbers(const cp_pace *pace) {
+    return (double)pace->model->width * (double)pace->shape.query_heads *
+           (double)pace->shape.head_dim;
+}
+
+static double inner_numbers(const cp_pace *pace) {
+    return 3 * (double)pace->model->width * (double)pace->model->inner /
+           (double)pace->tensor;
+}
+double cp_pace_layer_weights(const cp_pace *pace) {
+    const double attention = project_numbers(pace) + output_numbers(pace);
+    return (attention * pace->model->attention_bits +
+            inner_numbers(pace) * pace->model->inner_bits) /
+           8;
+}
+
+double cp_pace_table_weights(const cp_pace *pace) {
+    return (double)pace->model->tables * cp_model_head_bytes(pace->model) /
+           (double)pace->tensor;
+}
+
+static double linear(const cp_pace *pace, double numbers, double bits,
+                     int64_t rows) {
+    const cp_hardware *hardware = pace->hardware;
+    double rate = (bits > 8 ? hardware->peak : hardware->peak_8bit) *
+                  hardware->linear_fraction;
+    if (hardware->linear_at.count > 0)
+        rate = cp_curve_at(&hardware->linear_at, (double)rows);
+    const double arithmetic = 2 * (double)rows * numbers / (rate * pace->speed);
+    const double fraction = pace->decode ? hardware->decode_weight_fraction : 1;
+    return fmax(arithmetic,
+                numbers * bits / 8 / (fraction * pace->memory_rate));
+}
+double cp_pace_before(const cp_pace *pace, int64_t rows) {
+    return linear(pace, project_numbers(pace), pace->model->attention_bits,
+                  rows);
+}
+
+double cp_pace_head(const cp_pace *pace) {
+    return linear(pace,
+                  (double)pace->model->width * (double)pace->model->vocabulary /
+                      (double)pace->tensor,
+                  pace->model->head_bits, 1);
+}
+double cp_pace_after(const cp_pace *pace, int64_t rows) {
+    const cp_hardware *hardware = pace->hardware;
+    const cp_model_sizes *model = pace->model;
+    const double layers =
+        linear(pace, output_numbers(pace), model->attention_bits, rows) +
+        linear(pace, inner_numbers(pace), model->inner_bits, rows);
+    if (pace->decode)
+        return layers + hardware->decode_layer;
+    const double bytes =
+        (double)rows *
+        (hardware->width_bytes * (double)model->width +
+         hardware->inner_bytes * (double)model->inner / (double)pace->tensor);
+    return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
+}
+
+double cp_pace_reduce(const cp_pace *pace, int64_t rows) {
+    const cp_hardware *hardware = pace->hardware;
+    const int64_t n = pace->tensor, lanes = hardware->gpus_per_node;
+    const double hosts = (double)(cp_ceil_divide(n, lanes) - 1);
+    if (n == 1)
+        return 0;
+    if (pace->decode)
+        return 2 * hosts * hardware->link_latency;
+    double rate = hardware->node_rate;
+    if (hosts > 0)
+        rate = fmin(rate, (double)lanes * hardware->link_rate);
+    const double bytes = (double)rows * (double)pace->model->width *
+                         (double)pace->model->cache_bytes;
+    return 2 * (hardware->node_latency + hosts * hardware->link_latency +
+                2 * (double)(n - 1) / (double)n * bytes / rate);
+}

@@ -1,0 +1,47 @@
+/* Tangled from book/15-simulate.nw; edit the chapter. */
+/* How long each operation of a plan takes on a described machine. Not when. */
+#ifndef CP_PACE_H
+#define CP_PACE_H
+
+#include "predict/machine.h"
+#include "predict/models.h"
+#include "ring/plan.h"
+
+/* How fast the ranks of a call go. */
+typedef struct {
+    const cp_hardware *hardware;
+    const cp_model_sizes *model;
+    int ranks;
+    int64_t tensor;        /* GPUs of a rank: n */
+    int64_t partial_bytes; /* of a number of a partial that travels */
+    bool decode;
+    cp_shape shape;     /* of one GPU */
+    double speed;       /* of a rank while all work, where rates are of a
+                           core; else 1 */
+    double memory_rate; /* that a rank has for itself */
+} cp_pace;
+
+/* Check that heads and machine can be divided so, and fill in the rest.
+ * Machine and model are borrowed. Fails with CP_INVALID and a line that names
+ * the field. */
+cp_status cp_pace_new(cp_pace *pace);
+
+/* Seconds that an operation of a rank takes: of its compute queue, or, of an
+ * exchange, from its start until the bytes have arrived. Where ranks share
+ * cores, this is while all of them are at work. */
+double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op);
+
+/* Seconds around the attention of a layer, for rows of each rank: before it
+ * (q, k, v), after it (o, feed-forward), and two all-reduces. */
+double cp_pace_before(const cp_pace *pace, int64_t rows);
+double cp_pace_after(const cp_pace *pace, int64_t rows);
+double cp_pace_reduce(const cp_pace *pace, int64_t rows);
+
+/* Seconds of the head, once a call. */
+double cp_pace_head(const cp_pace *pace);
+
+/* Bytes of the weights of one GPU: a layer's, and embedding and head. */
+double cp_pace_layer_weights(const cp_pace *pace);
+double cp_pace_table_weights(const cp_pace *pace);
+
+#endif

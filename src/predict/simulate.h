@@ -1,0 +1,43 @@
+/* Tangled from book/15-simulate.nw; edit the chapter. */
+/* What a call will take on a described machine: the plan's walker with virtual
+ * clocks. Computes no attention, and measures nothing. */
+#ifndef CP_SIMULATE_H
+#define CP_SIMULATE_H
+
+#include "ring/history.h"
+#include "predict/pace.h"
+
+typedef struct {
+    const cp_hardware *hardware;
+    const cp_model_sizes *model;
+    int ranks;
+    int64_t tensor; /* GPUs of a rank */
+    int64_t sequences;
+    const int64_t *new_tokens, *cached_tokens; /* [sequences] */
+    cp_variant variant;                        /* CP_DECODE: one step */
+    int64_t partial_bytes; /* of a travelling partial's numbers; 0: 4 */
+    bool kept;             /* charge what a call over a kept cache costs */
+    uint64_t seed;         /* of the jitter */
+    cp_history *trace;     /* of so many ranks and two queues, or NULL */
+    bool by_turns;         /* replay as if cores were shared, to compare */
+} cp_scenario;
+
+typedef struct {
+    cp_variant variant;
+    double seconds; /* TTFT; of a decode step, TTIT */
+    double ring;    /* of one layer's attention, in the mean */
+    double attend, exchange, all_to_all; /* the longest; or the all-gather;
+                                            while all ranks work */
+    /* Of one rank and layer, in the mean over both: */
+    double attending, exchanging, exposed, reducing, linear;
+    double busy;                    /* share of the time that computes */
+    double flops, flops_per_second; /* of all; of a GPU */
+    double weights, cache, buffers; /* bytes of a GPU, at most */
+    int64_t gpus, events;
+} cp_forecast;
+
+/* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names
+ * what is wrong: no tokens, too many to plan, heads that cannot be divided. */
+cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast);
+
+#endif

@@ -1,0 +1,42 @@
+/* Tangled from book/08-conversations.nw; edit the chapter. */
+/* Who holds which cached tokens: the persistent KV cache without its tensors.
+ * A call is laid out, run, and only then committed. */
+#ifndef CP_CACHE_H
+#define CP_CACHE_H
+
+#include "ring/layout.h"
+
+/* Who holds which tokens of which sequence, between calls. */
+typedef struct {
+    int ranks;
+    int64_t sequences;
+    int64_t room;    /* cache rows of one sequence on one rank */
+    cp_pieces *held; /* [ranks][sequences], rows of the rank's cache */
+    int64_t *length; /* [sequences] tokens so far, P_i */
+    int64_t step;    /* decode steps so far, t of Algorithm 4 */
+} cp_cache;
+
+/* An empty cache. Fails with CP_INVALID for no ranks, sequences or room. */
+cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
+                       cp_cache **out);
+
+void cp_cache_free(cp_cache *cache);
+
+/* The layout of the next call: new_tokens[i] tokens for each sequence, dealt
+ * out by chunks (prefill) or by turns (decode, 0 or 1 each). The cache is not
+ * touched. Fails as cp_layout_new does, before any work. */
+cp_status cp_cache_prefill(const cp_cache *cache, const int64_t *new_tokens,
+                           cp_layout **out);
+cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
+                          cp_layout **out);
+
+/* Make the new tokens of a call that succeeded part of the cache. Either all
+ * of them or, for want of memory, none. */
+cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
+
+/* What a rank holds of a sequence, and how many tokens that is. */
+const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
+                               int64_t sequence);
+int64_t cp_cache_tokens(const cp_cache *cache, int rank, int64_t sequence);
+
+#endif

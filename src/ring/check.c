@@ -1,0 +1,472 @@
+/* Tangled from book/05-proof.nw; edit the chapter. */
+/* Prove that a plan is right, and count what it costs. */
+#include "ring/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ring/order.h"
+
+typedef struct {
+    cp_span span;
+    int rank;
+} owned;
+
+static int by_sequence_and_start(const void *left, const void *right) {
+    const cp_span *a = &((const owned *)left)->span;
+    const cp_span *b = &((const owned *)right)->span;
+    if (a->sequence != b->sequence)
+        return a->sequence < b->sequence ? -1 : 1;
+    return (a->start > b->start) - (a->start < b->start);
+}
+
+static cp_status collect(const cp_block *blocks, int ranks, owned **list,
+                         int64_t *count) {
+    *count = 0;
+    for (int rank = 0; rank < ranks; rank++)
+        *count += blocks[rank].pieces.count;
+    const cp_status status = cp_allocate(list, *count, sizeof(owned), "spans");
+    int64_t n = 0;
+    for (int rank = 0; rank < ranks && status == CP_OK; rank++)
+        for (int64_t i = 0; i < blocks[rank].pieces.count; i++)
+            (*list)[n++] = (owned){blocks[rank].pieces.items[i].span, rank};
+    if (status == CP_OK)
+        qsort(*list, (size_t)n, sizeof(owned), by_sequence_and_start);
+    return status;
+}
+
+static cp_status refuse_shared(const owned *list, int64_t count,
+                               const char *what) {
+    for (int64_t i = 0; i < count; i++) {
+        const cp_span a = list[i].span;
+        for (int64_t j = i + 1; j < count; j++) {
+            const cp_span b = list[j].span;
+            if (b.sequence != a.sequence || b.start > cp_span_last(a))
+                break;
+            const int64_t shared = cp_span_shared(a, b);
+            if (shared >= 0)
+                return cp_fail(CP_BROKEN,
+                               "%s %lld of sequence %lld is held by rank %d "
+                               "and by rank %d",
+                               what, (long long)shared, (long long)a.sequence,
+                               list[i].rank, list[j].rank);
+        }
+    }
+    return CP_OK;
+}
+
+static cp_status refuse_missing(const cp_layout *layout, const owned *list,
+                                int64_t count, const char *what, bool keys) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        const int64_t first = keys ? 0 : layout->past[i];
+        const int64_t end = layout->past[i] + layout->fresh[i];
+        int64_t tokens = 0;
+        for (; n < count && list[n].span.sequence == i; n++) {
+            /* Refuse a span that leaves its sequence. */
+            if (list[n].span.start < first || cp_span_last(list[n].span) >= end)
+                return cp_fail(
+                    CP_BROKEN,
+                    "rank %d holds %s %lld of sequence %lld, which has %lld to "
+                    "%lld",
+                    list[n].rank, what, (long long)cp_span_last(list[n].span),
+                    (long long)i, (long long)first, (long long)(end - 1));
+            tokens += list[n].span.count;
+        }
+        if (tokens != end - first)
+            return cp_fail(CP_BROKEN,
+                           "of %s positions %lld to %lld of sequence %lld, "
+                           "%lld are held by no rank",
+                           what, (long long)first, (long long)(end - 1),
+                           (long long)i, (long long)(end - first - tokens));
+    }
+    return CP_OK;
+}
+
+static cp_status check_partition(const cp_layout *layout, bool keys) {
+    const char *what = keys ? "key" : "query";
+    owned *list = NULL;
+    int64_t count;
+    cp_status status = collect(keys ? layout->keys : layout->queries,
+                               layout->ranks, &list, &count);
+    if (status == CP_OK)
+        status = refuse_shared(list, count, what);
+    if (status == CP_OK)
+        status = refuse_missing(layout, list, count, what, keys);
+    free(list);
+    return status;
+}
+
+static cp_status check_rows(const cp_block *block, const char *what, int rank) {
+    int64_t next = 0;
+    for (int64_t n = 0; n < block->pieces.count; n++) {
+        const cp_piece piece = block->pieces.items[n];
+        if (piece.row < next)
+            return cp_fail(CP_BROKEN,
+                           "row %lld of the %s block of rank %d is "
+                           "used twice",
+                           (long long)piece.row, what, rank);
+        next = piece.row + piece.span.count;
+    }
+    if (next > block->rows)
+        return cp_fail(CP_BROKEN,
+                       "the %s block of rank %d needs %lld rows and has %lld",
+                       what, rank, (long long)next, (long long)block->rows);
+    return CP_OK;
+}
+
+static cp_status check_layout(const cp_layout *layout) {
+    const int ranks = layout->ranks;
+    cp_status status = check_partition(layout, true);
+    if (status == CP_OK)
+        status = check_partition(layout, false);
+    for (int rank = 0; rank < ranks && status == CP_OK; rank++) {
+        status = check_rows(&layout->keys[rank], "key", rank);
+        if (status == CP_OK)
+            status = check_rows(&layout->queries[rank], "query", rank);
+    }
+    return status;
+}
+
+typedef struct {
+    bool full;      /* has contents */
+    bool sending;   /* lent to an exchange that was not waited for */
+    bool receiving; /* likewise; its contents are unknown */
+    cp_slot_kind kind;
+    int origin;   /* whose tokens */
+    uint8_t *met; /* partials: [ranks] how often the keys of each rank */
+} content;
+
+typedef struct {
+    const cp_plan *plan;
+    content *contents; /* [ranks][slots] */
+    uint8_t *met;      /* the memory behind content.met */
+    int64_t *pairs;    /* [ranks][ranks] of a query and a key block */
+    int64_t *hops;     /* [ranks] exchanges with a send half */
+    int *numbers;      /* scratch for lists of slots */
+    cp_plan_report *report;
+} proof;
+
+static content *content_of(const proof *proof, int rank, int slot) {
+    return &proof->contents[rank * proof->plan->slot_count + slot];
+}
+
+static void copy_content(const proof *proof, content *to, const content *from) {
+    to->full = from->full;
+    to->kind = from->kind;
+    to->origin = from->origin;
+    memcpy(to->met, from->met, (size_t)proof->plan->layout->ranks);
+}
+
+static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
+                            int slot, bool writes) {
+    const content *it = &proof->contents[rank * proof->plan->slot_count + slot];
+    const char *problem = NULL;
+    if (it->receiving)
+        problem = "which a receive is still filling";
+    else if (writes && it->sending)
+        problem = "which a send is still reading";
+    else if (!writes && !it->full)
+        problem = "which holds nothing";
+    if (writes && slot == proof->plan->cache && op->kind != CP_OP_APPEND)
+        problem = "which is the cache";
+    if (problem == NULL)
+        return CP_OK;
+    return cp_fail(CP_BROKEN, "rank %d, hop %d: %s %s slot %d, %s", rank,
+                   op->hop, cp_op_name(op->kind), writes ? "writes" : "reads",
+                   slot, problem);
+}
+
+static cp_status check_slots(const proof *proof, int rank, const cp_op *op) {
+    cp_op_slots used = {0, 0, proof->numbers,
+                        proof->numbers + proof->plan->layout->ranks + 2};
+    cp_op_slots_list(proof->plan, rank, op, &used);
+    cp_status status = CP_OK;
+    for (int n = 0; n < used.read_count && status == CP_OK; n++)
+        status = check_slot(proof, rank, op, used.read[n], false);
+    for (int n = 0; n < used.write_count && status == CP_OK; n++)
+        status = check_slot(proof, rank, op, used.write[n], true);
+    return status;
+}
+
+static cp_status check_use(const proof *proof, int rank, const cp_op *op,
+                           cp_use use, cp_slot_kind kind) {
+    const cp_plan *plan = proof->plan;
+    const content *it = &proof->contents[rank * plan->slot_count + use.slot];
+    const bool cache = kind == CP_SLOT_KEYS && use.slot == plan->cache;
+    if (it->kind != kind && !cache)
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: %s takes slot %d for what "
+                       "it is not",
+                       rank, op->hop, cp_op_name(op->kind), use.slot);
+    if (it->origin != use.origin)
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: %s wants the block of rank %d in slot "
+                       "%d, which holds that of rank %d",
+                       rank, op->hop, cp_op_name(op->kind), use.origin,
+                       use.slot, it->origin);
+    return CP_OK;
+}
+
+static cp_status note_local(proof *proof, const cp_event *event) {
+    const cp_op *op = event->op;
+    const int rank = event->rank, ranks = proof->plan->layout->ranks;
+    content *out = content_of(proof, rank, op->out.slot);
+    cp_status status = CP_OK;
+    switch (op->kind) {
+    case CP_OP_ATTEND:
+        /* Note an attention. */
+        status = check_use(proof, rank, op, op->in, CP_SLOT_QUERIES);
+        if (status == CP_OK)
+            status = check_use(proof, rank, op, op->keys, CP_SLOT_KEYS);
+        memset(out->met, 0, (size_t)ranks);
+        out->met[op->keys.origin] = 1;
+        out->origin = op->in.origin;
+        proof->report->pairs[rank] +=
+            proof->pairs[op->in.origin * ranks + op->keys.origin];
+        break;
+    case CP_OP_MERGE:
+        /* Note a merge. */
+        status = check_use(proof, rank, op, op->in, CP_SLOT_PARTIAL);
+        if (status == CP_OK)
+            status = check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL);
+        const content *add = content_of(proof, rank, op->in.slot);
+        for (int r = 0; r < ranks; r++)
+            out->met[r] = (uint8_t)cp_min(2, out->met[r] + add->met[r]);
+        break;
+    default:
+        out->origin = rank;
+    }
+    out->full = true;
+    out->kind = proof->plan->slots[op->out.slot].kind;
+    return status;
+}
+
+static cp_status deliver(proof *proof, const cp_event *event, int from,
+                         int to) {
+    const cp_op *give = event->all[from], *take = event->all[to];
+    const bool gather = give->kind == CP_OP_ALL_GATHER;
+    const int slot = give->in.slot + (gather ? 0 : to);
+    const cp_use use = {slot, gather ? from : to};
+    const cp_slot_kind kind = gather ? CP_SLOT_KEYS : CP_SLOT_PARTIAL;
+    content *filled = content_of(proof, to, take->out.slot + from);
+    copy_content(proof, filled, content_of(proof, from, slot));
+    return check_use(proof, from, give, use, kind);
+}
+
+static void count_sent(proof *proof, int rank, int copies, int slot) {
+    proof->report->messages[rank] += copies;
+    proof->report->bytes[rank] += copies * proof->plan->slots[slot].bytes;
+}
+
+static cp_status note_start(proof *proof, const cp_event *event) {
+    const cp_op *op = event->op;
+    /* Mark the slot that an exchange fills. */
+    if (op->from != CP_NOBODY) {
+        content *filled = content_of(proof, event->rank, op->out.slot);
+        if (op->to != CP_NOBODY && op->in.slot == op->out.slot)
+            return cp_fail(
+                CP_BROKEN,
+                "rank %d, hop %d: exchange writes slot %d, which its "
+                "own send is still reading",
+                event->rank, op->hop, op->out.slot);
+        filled->receiving = true;
+    }
+    if (op->to == CP_NOBODY)
+        return CP_OK;
+    content_of(proof, event->rank, op->in.slot)->sending = true;
+    count_sent(proof, event->rank, 1, op->in.slot);
+    proof->hops[event->rank]++;
+    return check_use(proof, event->rank, op, op->in,
+                     proof->plan->slots[op->in.slot].kind);
+}
+
+static void note_transfer(proof *proof, const cp_event *event) {
+    copy_content(proof,
+                 content_of(proof, event->peer, event->peer_op->out.slot),
+                 content_of(proof, event->rank, event->op->in.slot));
+}
+
+static cp_status note_wait(proof *proof, const cp_event *event) {
+    const cp_op *op = event->op;
+    if (op->to != CP_NOBODY)
+        content_of(proof, event->rank, op->in.slot)->sending = false;
+    if (op->from == CP_NOBODY)
+        return CP_OK;
+    content_of(proof, event->rank, op->out.slot)->receiving = false;
+    return check_use(proof, event->rank, op, op->out,
+                     proof->plan->slots[op->out.slot].kind);
+}
+
+static cp_status note_collective(proof *proof, const cp_event *event) {
+    const cp_plan *plan = proof->plan;
+    const int ranks = plan->layout->ranks;
+    cp_status status = CP_OK;
+    for (int k = 0; k < ranks && status == CP_OK; k++) {
+        const cp_op *op = event->all[k];
+        status = check_slots(proof, k, op);
+        const bool gather = op->kind == CP_OP_ALL_GATHER;
+        count_sent(proof, k, ranks - 1, gather ? op->in.slot : plan->result);
+    }
+    for (int from = 0; from < ranks && status == CP_OK; from++)
+        for (int to = 0; to < ranks && status == CP_OK; to++)
+            if (to != from)
+                status = deliver(proof, event, from, to);
+    return status;
+}
+
+static cp_status visit(void *context, const cp_event *event) {
+    proof *proof = context;
+    cp_status status = CP_OK;
+    if (event->kind == CP_EVENT_LOCAL || event->kind == CP_EVENT_START)
+        status = check_slots(proof, event->rank, event->op);
+    if (status != CP_OK)
+        return status;
+    switch (event->kind) {
+    case CP_EVENT_LOCAL:
+        return note_local(proof, event);
+    case CP_EVENT_START:
+        return note_start(proof, event);
+    case CP_EVENT_TRANSFER:
+        note_transfer(proof, event);
+        return CP_OK;
+    case CP_EVENT_WAIT:
+        return note_wait(proof, event);
+    case CP_EVENT_COLLECTIVE:
+        return note_collective(proof, event);
+    }
+    return CP_OK;
+}
+
+static cp_status accuse(const cp_layout *layout, int k, int r, int times) {
+    const cp_pieces *queries = &layout->queries[k].pieces;
+    const cp_pieces *keys = &layout->keys[r].pieces;
+    for (int64_t i = 0; i < queries->count; i++)
+        for (int64_t j = 0; j < keys->count; j++) {
+            const cp_span q = queries->items[i].span, s = keys->items[j].span;
+            if (cp_span_pairs(q, s) > 0)
+                return cp_fail(
+                    CP_BROKEN,
+                    "query %lld of sequence %lld (rank %d) %s keys "
+                    "%lld..%lld of rank %d",
+                    (long long)cp_span_last(q), (long long)q.sequence, k,
+                    times == 0 ? "never met" : "met twice the",
+                    (long long)s.start, (long long)cp_span_last(s), r);
+        }
+    return cp_fail(CP_BROKEN, "rank %d met the keys of rank %d %d times", k, r,
+                   times);
+}
+
+static cp_status check_results(const proof *proof) {
+    const cp_layout *layout = proof->plan->layout;
+    for (int k = 0; k < layout->ranks; k++) {
+        const content *it = content_of(proof, k, proof->plan->result);
+        if (!it->full || it->origin != k)
+            return cp_fail(CP_BROKEN, "rank %d ends without its result", k);
+        for (int r = 0; r < layout->ranks; r++) {
+            const bool needed = proof->pairs[k * layout->ranks + r] > 0;
+            if (it->met[r] > 1 || (needed && it->met[r] == 0))
+                return accuse(layout, k, r, it->met[r]);
+        }
+    }
+    return CP_OK;
+}
+
+static void fill_in(proof *proof) {
+    const cp_plan *plan = proof->plan;
+    const cp_layout *layout = plan->layout;
+    const int ranks = layout->ranks;
+    for (int k = 0; k < ranks; k++) {
+        for (int slot = 0; slot < plan->slot_count; slot++)
+            content_of(proof, k, slot)->met =
+                proof->met + (int64_t)(k * plan->slot_count + slot) * ranks;
+        const int full[2] = {plan->fresh, plan->queries};
+        for (int n = 0; n < 2; n++) {
+            content_of(proof, k, full[n])->full = true;
+            content_of(proof, k, full[n])->origin = k;
+            content_of(proof, k, full[n])->kind = plan->slots[full[n]].kind;
+        }
+        for (int r = 0; r < ranks; r++)
+            proof->pairs[k * ranks + r] =
+                cp_block_pairs(&layout->queries[k], &layout->keys[r]);
+    }
+}
+
+static cp_status begin(proof *proof) {
+    const cp_layout *layout = proof->plan->layout;
+    const int64_t ranks = layout->ranks;
+    const int64_t slots = ranks * proof->plan->slot_count;
+    cp_status status =
+        cp_allocate(&proof->contents, slots, sizeof(content), "a proof");
+    if (status == CP_OK)
+        status = cp_allocate(&proof->met, slots * ranks, 1, "a proof");
+    if (status == CP_OK)
+        status = cp_allocate(&proof->pairs, ranks * ranks, 8, "pairs");
+    if (status == CP_OK)
+        status = cp_allocate(&proof->hops, ranks, 8, "hops");
+    if (status == CP_OK)
+        status = cp_allocate(&proof->numbers, 2 * (ranks + 2), sizeof(int),
+                             "a list of slots");
+    if (status == CP_OK)
+        fill_in(proof);
+    return status;
+}
+
+static cp_status make_report(const cp_plan *plan, cp_plan_report *report) {
+    const int64_t ranks = plan->layout->ranks;
+    *report = (cp_plan_report){.ranks = (int)ranks};
+    int64_t **lists[4] = {&report->pairs, &report->flops, &report->bytes,
+                          &report->messages};
+    cp_status status = CP_OK;
+    for (int n = 0; n < 4 && status == CP_OK; n++)
+        status = cp_allocate(lists[n], ranks, 8, "a report");
+    for (int n = 0; n < plan->slot_count; n++)
+        report->slot_bytes += plan->slots[n].bytes;
+    return status;
+}
+
+void cp_plan_report_free(cp_plan_report *report) {
+    free(report->pairs);
+    free(report->flops);
+    free(report->bytes);
+    free(report->messages);
+    *report = (cp_plan_report){0};
+}
+
+static void finish(const proof *proof) {
+    cp_plan_report *report = proof->report;
+    const cp_shape *shape = &proof->plan->shape;
+    double sum = 0, most = 0;
+    for (int k = 0; k < report->ranks; k++) {
+        report->flops[k] =
+            4 * shape->head_dim * shape->query_heads * report->pairs[k];
+        report->hops = cp_max(report->hops, proof->hops[k]);
+        sum += (double)report->pairs[k];
+        most =
+            most > (double)report->pairs[k] ? most : (double)report->pairs[k];
+    }
+    report->balance = sum > 0 ? most * report->ranks / sum : 1;
+}
+
+cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
+    proof proof = {.plan = plan, .report = report};
+    cp_status status = make_report(plan, report);
+    if (status == CP_OK)
+        status = check_layout(plan->layout);
+    if (status == CP_OK)
+        status = begin(&proof);
+    if (status == CP_OK)
+        status = cp_plan_order(plan, visit, &proof);
+    if (status == CP_OK)
+        status = check_results(&proof);
+    if (status == CP_OK)
+        finish(&proof);
+    else
+        cp_plan_report_free(report);
+    free(proof.contents);
+    free(proof.met);
+    free(proof.pairs);
+    free(proof.hops);
+    free(proof.numbers);
+    return status;
+}

@@ -1,0 +1,37 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* What ran when, on the queues of some ranks, as Chrome trace JSON. Knows no
+ * clock and no walker. */
+#ifndef CP_HISTORY_H
+#define CP_HISTORY_H
+
+#include "ground/ground.h"
+
+/* Something that took its time. */
+typedef struct {
+    const char *name;  /* must live as long as the history */
+    double start, end; /* seconds, by whatever clock */
+    int64_t layer, bytes;
+    int hop;
+} cp_stretch;
+
+typedef struct cp_history cp_history;
+
+/* An empty history of some ranks, each with so many queues; names says how
+ * these are called, and may be NULL where there is one. Fails with CP_MEMORY. */
+cp_status cp_history_new(int ranks, int queues, const char *const *names,
+                         cp_history **out);
+void cp_history_free(cp_history *history);
+
+/* Note a stretch on a rank's queue. Queues may be noted by different threads,
+ * each by one. What finds no room is counted and left out. */
+void cp_history_note(cp_history *history, int rank, int queue,
+                     cp_stretch stretch);
+
+/* One more that could not be noted. */
+void cp_history_lose(cp_history *history, int rank, int queue);
+
+/* Write all as Chrome trace JSON, times from origin on. Fails as cp_save. */
+cp_status cp_history_write(const cp_history *history, double origin,
+                           const char *path);
+
+#endif

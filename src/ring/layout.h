@@ -1,0 +1,61 @@
+/* Tangled from book/03-sharding.nw; edit the chapter. */
+/* Who holds which tokens during one attention call, and in which rows. Only
+ * numbers: the tensors themselves are the walkers' business. */
+#ifndef CP_LAYOUT_H
+#define CP_LAYOUT_H
+
+#include "ring/shard.h"
+
+/* One attention call: what is asked, and what lies where before it. */
+typedef struct {
+    int ranks;
+    int64_t sequences;         /* B, all that the cache knows */
+    const int64_t *new_tokens; /* [sequences], T_i; 0 = takes no part */
+    const cp_pieces *held;     /* [ranks][sequences], rows of the cache;
+                                   NULL = nothing is cached */
+    int64_t room;              /* cache rows of one sequence on a rank */
+    cp_placement placement;    /* how new tokens are dealt out... */
+    bool decode;               /* ...unless this is a decode step: T_i <= 1, */
+    int64_t step;              /* owners turn by one each step (Algorithm 4) */
+} cp_call;
+
+/* Some tokens of a rank, as the rows of a tensor. */
+typedef struct {
+    cp_pieces pieces; /* which token lies in which row; by sequence */
+    int64_t tokens;   /* rows that hold a token */
+    int64_t rows;     /* all rows; the others are padding */
+} cp_block;
+
+/* Who holds what during one call, on every rank: [ranks] of each block. */
+typedef struct {
+    int ranks;
+    int64_t sequences;
+    int64_t new_tokens;    /* sum of T_i */
+    int64_t cached_tokens; /* sum of P_i over sequences that take part */
+    int64_t *past, *fresh; /* [sequences] P_i, T_i; 0 if it takes no part */
+    cp_block *queries;     /* the rank's new tokens */
+    cp_block *keys;        /* cached and new, each sequence padded to L^i */
+    cp_block *cache;       /* the same keys where they lie in the cache */
+    cp_block *appended;    /* the new tokens where they go in the cache */
+    bool decode;
+} cp_layout;
+
+/* Work out the layout of a call. Fails, with *out = NULL, if the call makes no
+ * sense (CP_INVALID: no ranks, T_i < 0, T_i > 1 in a decode step, nothing new
+ * at all), if a rank's cache has no room for what it would get (CP_CAPACITY,
+ * before any work), or for want of memory. The call is not kept. */
+cp_status cp_layout_new(const cp_call *call, cp_layout **out);
+
+/* Make an equal layout, which lives by itself. Fails with CP_MEMORY. */
+cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out);
+
+void cp_layout_free(cp_layout *layout);
+
+/* What rank k of the call holds of sequence i; NULL if nothing is cached. */
+const cp_pieces *cp_call_held(const cp_call *call, int rank, int64_t sequence);
+
+/* How many (query, key) pairs of two blocks causality allows, in closed form:
+ * the work of an attention between them, per head. */
+int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys);
+
+#endif

@@ -1,0 +1,72 @@
+/* Tangled from book/07-pass-q.nw; edit the chapter. */
+/* Ring pass-Q (the paper's Algorithms 3 and 4): queries travel, keys and values
+ * stay, and partials come home in one all-to-all. */
+#include "ring/pass_q.h"
+
+/* Slots: spare buffers for queries; partials computed here, one for each other
+ * rank; partials that come home, one from each other rank. */
+typedef struct {
+    int spare, computed, home;
+} query_ring;
+
+static cp_use queries_at(const cp_plan *plan, query_ring ring, int k, int hop) {
+    const int ranks = plan->layout->ranks, turn = hop % (plan->spare + 1);
+    const int origin = (k - hop % ranks + ranks) % ranks;
+    return (cp_use){turn == 0 ? plan->queries : ring.spare + turn - 1, origin};
+}
+
+static void program(cp_plan *plan, int k, query_ring ring) {
+    const int ranks = plan->layout->ranks;
+    const int next = (k + 1) % ranks, previous = (k + ranks - 1) % ranks;
+    int started = 0, arrived = 0;
+    cp_emit_append(plan, k);
+    for (int hop = 0; hop < ranks; hop++) {
+        /* Start every exchange of queries that has a free buffer. */
+        while (started < ranks - 1 && started < hop + plan->spare) {
+            if (started > arrived)
+                cp_emit_wait(plan, k, arrived = started);
+            cp_emit_exchange(plan, k, started + 1,
+                             queries_at(plan, ring, k, started), next,
+                             queries_at(plan, ring, k, started + 1), previous);
+            started++;
+        }
+        /* Let the queries that are here meet the keys that live here. */
+        const cp_use here = queries_at(plan, ring, k, hop);
+        const int partial =
+            here.origin == k ? plan->result : ring.computed + here.origin;
+        cp_emit_attend(plan, k, hop, here, (cp_use){plan->cache, k},
+                       (cp_use){partial, here.origin});
+        /* Wait for the queries of the next hop. */
+        if (hop + 1 < ranks && arrived < hop + 1)
+            cp_emit_wait(plan, k, arrived = hop + 1);
+    }
+    /* Send the partials home and merge them. */
+    if (ranks > 1)
+        cp_emit_all_to_all(plan, k, ring.computed, ring.home);
+    for (int r = 0; r < ranks; r++)
+        if (r != k)
+            cp_emit_merge(plan, k, ranks - 1, (cp_use){ring.home + r, k},
+                          (cp_use){plan->result, k});
+}
+
+cp_status cp_plan_query_ring(cp_variant variant, const cp_layout *layout,
+                             const cp_shape *shape,
+                             const cp_plan_options *options, cp_plan **out) {
+    const int ranks = layout->ranks;
+    cp_plan *plan = cp_plan_begin(variant, layout, shape, options);
+    if (plan == NULL)
+        return CP_MEMORY;
+    const query_ring ring = {
+        .spare = cp_plan_add_slots(plan, CP_SLOT_QUERIES, plan->spare),
+        .computed = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, ranks),
+        .home = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, ranks),
+    };
+    for (int k = 0; k < ranks; k++)
+        program(plan, k, ring);
+    return cp_plan_finish(plan, out);
+}
+
+cp_status cp_plan_pass_q(const cp_layout *layout, const cp_shape *shape,
+                         const cp_plan_options *options, cp_plan **out) {
+    return cp_plan_query_ring(CP_PASS_Q, layout, shape, options, out);
+}

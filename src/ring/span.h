@@ -1,0 +1,86 @@
+/* Tangled from book/01-attention.nw; edit the chapter. */
+/* Which tokens: spans of positions, what they see of each other, and lists
+ * of spans with the rows where they lie. No tensor is touched here. */
+#ifndef CP_SPAN_H
+#define CP_SPAN_H
+
+#include "ground/ground.h"
+
+/* Positions start, start + step, ... of one sequence, count of them.
+ * count >= 1, step >= 1 (1 where count is 1), 0 <= position < 2^31. */
+typedef struct {
+    int64_t sequence, start, count, step;
+} cp_span;
+
+/* What some queries see of some keys: nothing, every key, or a part that
+ * the positions decide. */
+typedef enum { CP_APART, CP_FULL, CP_DIAGONAL } cp_relation;
+
+/* A span, and the row of a tensor where its first token lies; its tokens
+ * lie in consecutive rows. */
+typedef struct {
+    cp_span span;
+    int64_t row;
+} cp_piece;
+
+/* A growing list of pieces; all zero is an empty list. */
+typedef struct {
+    cp_piece *items;
+    int64_t count, room;
+} cp_pieces;
+
+/* The heads of an attention layer: N_H, N_KV and D_H of the paper. Query
+ * head h reads key and value head h / (N_H / N_KV). */
+typedef struct {
+    int64_t query_heads, kv_heads, head_dim;
+} cp_shape;
+
+enum { CP_HEAD_DIM_MAX = 256 };
+
+/* The last position of a span. */
+static inline int64_t cp_span_last(cp_span span) {
+    return span.start + (span.count - 1) * span.step;
+}
+
+/* How many positions of the span are smaller than the given one. A query
+ * at position p sees the first cp_span_before(keys, p + 1) keys. */
+static inline int64_t cp_span_before(cp_span span, int64_t position) {
+    const int64_t past = position - span.start;
+    if (past <= 0)
+        return 0;
+    return cp_min(cp_ceil_divide(past, span.step), span.count);
+}
+
+/* What the queries see of the keys. Exact: CP_DIAGONAL is returned only
+ * where some pair is visible and some pair is not. */
+cp_relation cp_span_relate(cp_span queries, cp_span keys);
+
+/* The number of visible pairs, without a loop over positions. */
+int64_t cp_span_pairs(cp_span queries, cp_span keys);
+
+/* The smallest position that both spans hold, or -1. */
+int64_t cp_span_shared(cp_span a, cp_span b);
+
+/* Append a piece, or grow the last one where the new one continues it in
+ * rows and in positions. Fails with CP_MEMORY, the list untouched. */
+cp_status cp_pieces_append(cp_pieces *pieces, cp_piece piece);
+
+/* The tokens of all pieces together. */
+int64_t cp_pieces_tokens(const cp_pieces *pieces);
+
+/* Make to an equal list; fails with CP_MEMORY, to untouched. */
+cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from);
+
+/* Fill the empty list tiles with the same tokens in the same order, as pieces
+ * of at most longest tokens. Fails with CP_MEMORY; free tiles even then. */
+cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
+                        cp_pieces *tiles);
+
+/* Free the items; the list is then empty and may be used again. */
+void cp_pieces_free(cp_pieces *pieces);
+
+/* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
+ * query_heads, and head_dim is at most CP_HEAD_DIM_MAX. */
+cp_status cp_shape_check(const cp_shape *shape);
+
+#endif
