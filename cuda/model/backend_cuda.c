@@ -10,9 +10,8 @@
 #include "cuda/model/device_attend.h"
 #include "cuda/model/device_engine.h"
 #include "cuda/model/device_laboratory.h"
+#include "cuda/ring/nccl_crew.h"
 #include "ring/agree.h"
-#include "ring/launch.h"
-#include "ring/meet.h"
 
 static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
 static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
@@ -23,17 +22,24 @@ static const cp_device_place *place_of(int ranks) {
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }
 static cp_nccl *world, *heads, *ring;
-static cp_crew crew; /* with a leave that leaves NCCL first */
+static cp_crew crew;
 static int (*leave_the_crew)(int status);
+static bool by_mpi; /* and NCCL is left first; or the crew, which is NCCL's */
 
-static int leave(int status) {
-    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
-    if (status != 0 && link != NULL)
-        link->abort(link->context); /* and with world all groups */
-    cp_nccl_free(heads);
-    cp_nccl_free(ring);
-    cp_nccl_free(world);
-    return leave_the_crew(status);
+static cp_status take_device(const cp_launch *launch) {
+    const int local = launch->local >= 0 ? launch->local : launch->rank;
+    const int locals = (int)cp_max(launch->locals, launch->local + 1);
+    int devices = 0;
+    const cp_status status = cp_device_count(&devices);
+    if (status != CP_OK)
+        return status;
+    if (locals > devices && getenv("NCCL_HOSTID") == NULL)
+        return cp_fail(CP_INVALID,
+                       "%d processes on a host of %d GPUs: one each is "
+                       "wanted (without a launcher, ranks share one)",
+                       locals, devices);
+    return cp_cuda(cudaSetDevice(local % devices), "taking GPU %d",
+                   local % devices);
 }
 
 static void wait_at_most(double seconds) {
@@ -42,61 +48,81 @@ static void wait_at_most(double seconds) {
         cp_nccl_set_patience(world, seconds);
 }
 
-static cp_status take_device(void) {
-    int devices = 0, local = 0, locals = 1;
-    cp_status status = cp_device_count(&devices);
-    if (status == CP_OK)
-        status = cp_crew_local(&local, &locals);
-    if (status == CP_OK && locals > devices && getenv("NCCL_HOSTID") == NULL)
-        status = cp_fail(CP_INVALID,
-                         "%d processes on a host of %d GPUs: one each is "
-                         "wanted (without a launcher, ranks share one)",
-                         locals, devices);
-    return status == CP_OK ? cp_cuda(cudaSetDevice(local % devices),
-                                     "taking GPU %d", local % devices)
-                           : status;
+static void leave_nccl(int status) {
+    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
+    if (status != 0 && link != NULL)
+        link->abort(link->context); /* and with world all groups */
+    cp_nccl_free(heads);
+    cp_nccl_free(ring);
+    cp_nccl_free(world);
 }
 
-static cp_status meet(int count, char *const *arguments) {
-    const cp_backend *mpi = cp_backend_find("mpi");
-    cp_meet_options options = {.patience = apart.patience,
-                               .file = getenv("LONGRING_MEETING"),
-                               .words = cp_fingerprint_words(count, arguments)};
-    cp_status status = cp_launch_read(&options.launch);
-    if (status != CP_OK || options.launch.ranks < 2)
-        return status;
-    const char *launcher = options.launch.launcher;
-    if (mpi != NULL &&
-        (strcmp(launcher, "Open MPI") == 0 || strcmp(launcher, "MPICH") == 0))
-        return mpi->join(count, arguments);
-    status = cp_meet(&options, &crew);
-    if (status != CP_OK)
-        return status;
-    cp_crew_join(&crew);
-    if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
-        return cp_fail(CP_FILE, "/dev/null: cannot be opened");
-    return CP_OK;
+static int leave(int status) {
+    if (by_mpi)
+        leave_nccl(status);
+    status = leave_the_crew(status);
+    if (!by_mpi)
+        leave_nccl(status);
+    return status;
 }
 
-static cp_status join(int count, char *const *arguments) {
-    apart.patience = 60;
-    cp_status status = meet(count, arguments);
-    if (status != CP_OK || cp_crew_mine()->share == NULL)
-        return status;
-    crew = *cp_crew_mine();
+static void adopt(void) {
     leave_the_crew = crew.leave;
     crew.leave = leave;
     cp_crew_join(&crew);
-    status = cp_device_all_ready(&crew, take_device());
+}
+
+static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
+                             int count, char *const *arguments) {
+    ncclUniqueId id;
+    cp_status status = mpi->join(count, arguments);
+    if (status != CP_OK)
+        return status;
+    crew = *cp_crew_mine();
+    adopt();
+    status = cp_device_all_ready(&crew, take_device(launch));
     if (status == CP_OK)
-        status = cp_device_all_ready(
-            &crew, cp_nccl_join(&crew, apart.patience, &world));
+        status = cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
+                               sizeof(id), NULL, NULL);
+    if (status != CP_OK)
+        return status;
+    return cp_device_all_ready(
+        &crew, cp_nccl_new(&id, crew.rank, crew.ranks, apart.patience, &world));
+}
+
+static cp_status join_by_nccl(const cp_launch *launch) {
+    cp_status status = take_device(launch);
+    if (status == CP_OK)
+        status = cp_nccl_meet(launch, apart.patience, &world, &crew);
+    if (status == CP_OK && crew.rank != 0 &&
+        freopen("/dev/null", "w", stdout) == NULL)
+        status = cp_fail(CP_FILE, "/dev/null: cannot be opened");
+    if (status == CP_OK) {
+        adopt();
+        return CP_OK;
+    }
+    char why[512];
+    snprintf(why, sizeof(why), "%s", cp_message());
+    return cp_fail(status, "rank %d: %s", launch->rank, why);
+}
+
+static cp_status join(int count, char *const *arguments) {
+    const cp_backend *mpi = cp_backend_find("mpi");
+    cp_launch launch;
+    apart.patience = 60;
+    cp_status status = cp_launch_read(&launch);
+    if (status != CP_OK || launch.ranks < 2)
+        return status;
+    by_mpi = mpi != NULL && (strcmp(launch.launcher, "Open MPI") == 0 ||
+                             strcmp(launch.launcher, "MPICH") == 0);
+    status = by_mpi ? join_by_mpi(mpi, &launch, count, arguments)
+                    : join_by_nccl(&launch);
     if (status != CP_OK)
         return status;
     apart.only = crew.rank;
     apart.crew = &crew;
     apart.link = cp_nccl_link(world);
-    return CP_OK;
+    return by_mpi ? CP_OK : cp_crew_agree_words(count, arguments);
 }
 
 static cp_status divide(int parts) {

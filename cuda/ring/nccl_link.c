@@ -17,18 +17,25 @@ struct cp_nccl {
     bool aborted;
 };
 
-static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
+static cp_status wait_on(const cp_nccl *nccl, double began, const char *what) {
     const struct timespec pause = {0, 50000};
+    const double waited = cp_clock() - began;
+    if (nccl->patience > 0 && waited > nccl->patience)
+        return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
+                       nccl->rank, nccl->ranks, nccl->patience, what);
+    if (waited > 2e-4)
+        nanosleep(&pause, NULL);
+    return CP_OK;
+}
+
+static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
     const double began = cp_clock();
     while (result == ncclInProgress) {
-        if (nccl->patience > 0 && cp_clock() - began > nccl->patience)
-            return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
-                           nccl->rank, nccl->ranks, nccl->patience, what);
         const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &result);
         if (asked != ncclSuccess)
             result = asked;
-        if (result == ncclInProgress)
-            nanosleep(&pause, NULL);
+        if (result == ncclInProgress && wait_on(nccl, began, what) != CP_OK)
+            return CP_BROKEN;
     }
     if (result == ncclSuccess)
         return CP_OK;
@@ -100,6 +107,23 @@ static void give_up(void *context) {
     } while (nccl != first);
 }
 
+cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
+    const double began = cp_clock();
+    cudaError_t error;
+    cp_status status = CP_OK;
+    while (status == CP_OK &&
+           (error = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+        status = check(nccl);
+        if (status == CP_OK)
+            status = wait_on(nccl, began, what);
+    }
+    if (status == CP_OK)
+        status = cp_cuda(error, "rank %d, %s", nccl->rank, what);
+    if (status != CP_OK)
+        give_up(nccl);
+    return status;
+}
+
 enum { FEW_BLOCKS = 4 };
 
 static ncclConfig_t config_of(int most_blocks) {
@@ -132,6 +156,14 @@ static void forget(cp_nccl *nccl) {
     if (nccl->comm != NULL)
         abort_one(nccl);
     free(nccl);
+}
+
+cp_status cp_nccl_id(ncclUniqueId *id) {
+    const ncclResult_t result = ncclGetUniqueId(id);
+    return result == ncclSuccess
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "no id for ranks to join by: NCCL: %s",
+                         ncclGetErrorString(result));
 }
 
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
@@ -183,33 +215,6 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
         each->patience = seconds;
         each = each->kin;
     } while (each != nccl);
-}
-
-typedef struct {
-    int64_t status;
-    char message[256];
-    ncclUniqueId id;
-} invitation;
-
-static cp_status invite(invitation *it) {
-    const ncclResult_t result = ncclGetUniqueId(&it->id);
-    it->status = result == ncclSuccess ? CP_OK : CP_BROKEN;
-    snprintf(it->message, sizeof(it->message), "rank 0 has no id: NCCL: %s",
-             ncclGetErrorString(result));
-    return CP_OK;
-}
-
-cp_status cp_nccl_join(const cp_crew *crew, double patience, cp_nccl **out) {
-    invitation it = {0};
-    *out = NULL;
-    cp_status status = crew->rank == 0 ? invite(&it) : CP_OK;
-    if (status == CP_OK && crew->ranks > 1)
-        status = crew->share(&it, sizeof(it));
-    if (status == CP_OK && it.status != CP_OK)
-        status = cp_fail((cp_status)it.status, "%s", it.message);
-    if (status != CP_OK)
-        return status;
-    return cp_nccl_new(&it.id, crew->rank, crew->ranks, patience, out);
 }
 
 static cp_status split(cp_nccl *world, int color, int key, int ranks,
@@ -264,6 +269,17 @@ cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
                   ncclAllReduce(numbers, numbers, (size_t)count, ncclFloat32,
                                 ncclSum, nccl->comm, stream),
                   "enqueuing a sum");
+}
+
+cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
+                         cudaStream_t stream) {
+    const char *own = (char *)pieces + nccl->rank * bytes;
+    if (nccl->aborted)
+        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    return settle(
+        nccl,
+        ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream),
+        "enqueuing a gathering");
 }
 
 const cp_carry *cp_nccl_carry(const cp_nccl *nccl) {

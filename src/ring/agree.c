@@ -120,10 +120,25 @@ cp_status cp_crew_agree(const cp_plan *plan, uint64_t about) {
     return cp_agree_by(collect_crew, &crew, crew.rank, crew.ranks, plan, about);
 }
 
-uint64_t cp_fingerprint_words(int count, char *const *arguments) {
-    uint64_t sum = cp_fingerprint(CP_COMMIT, sizeof(CP_COMMIT), 1);
+cp_status cp_crew_agree_words(int count, char *const *arguments) {
+    const cp_crew *crew = cp_crew_mine();
+    uint64_t *all, words = cp_fingerprint(CP_COMMIT, sizeof(CP_COMMIT), 1);
     for (int i = 1; i < count; i++)
-        sum = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
-                             sum);
-    return sum;
+        words = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
+                               words);
+    cp_status status =
+        cp_allocate(&all, crew->ranks, sizeof(*all), "command lines");
+    if (status != CP_OK)
+        return status;
+    all[crew->rank] = words;
+    if (crew->ranks > 1)
+        status = crew->collect(all, sizeof(*all));
+    for (int r = 1; r < crew->ranks && status == CP_OK; r++)
+        if (all[r] != all[0])
+            status = cp_fail(CP_INVALID,
+                             "the ranks disagree: rank %d was started with "
+                             "other words than rank 0, or is another version",
+                             r);
+    free(all);
+    return status;
 }

@@ -1,0 +1,225 @@
+/* Tangled from book/13-start.nw; edit the chapter. */
+/* Share, collect and leave, over NCCL. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include "cuda/ring/nccl_crew.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/kernels/device.h"
+
+typedef enum { SHARE, COLLECT, LEAVE } word;
+
+enum { FEW = 480, PIECE = 4 << 20 }; /* bytes; of a record, and at a time */
+
+typedef struct {
+    int32_t word, status; /* the exit status of who leaves */
+    int64_t number, bytes;
+    char data[FEW + 8]; /* or, of who leaves with a failure, why */
+} record;
+
+static struct {
+    cp_nccl *world;
+    int rank, ranks;
+    cudaStream_t stream;
+    char *host, *device; /* what is under way: so many bytes of each rank */
+    int64_t room;        /* of both */
+    int64_t number;      /* of operations so far */
+    bool over;           /* all later calls fail */
+} us;
+
+static cp_status finish(cp_status status, const char *what) {
+    if (status == CP_OK)
+        status = cp_nccl_finish(us.world, us.stream, what);
+    us.over = us.over || status != CP_OK;
+    return status;
+}
+
+static cp_status copy(void *to, const void *from, int64_t bytes) {
+    return cp_cuda(
+        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, us.stream),
+        "copying %lld bytes of a crew", (long long)bytes);
+}
+
+/* host [ranks] of so many bytes: the own ones become known to all. */
+static cp_status gather(int64_t bytes) {
+    const int64_t own = us.rank * bytes;
+    cp_status status = copy(us.device + own, us.host + own, bytes);
+    if (status == CP_OK)
+        status = cp_nccl_gather(us.world, us.device, bytes, us.stream);
+    if (status == CP_OK)
+        status = copy(us.host, us.device, us.ranks * bytes);
+    return finish(status, "hearing what the others say");
+}
+
+static cp_status end(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));
+
+static cp_status end(const char *format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    us.over = true;
+    return cp_fail(CP_BROKEN, "%s", text);
+}
+
+static cp_status compare(const record *all) {
+    static const char *const names[] = {"a share", "a collection", "an end"};
+    for (int r = 0; r < us.ranks; r++)
+        if (all[r].word == LEAVE && all[us.rank].word != LEAVE)
+            return end("rank %d has left%s%s", r,
+                       all[r].data[0] != '\0' ? ": " : "", all[r].data);
+    for (int r = 1; r < us.ranks; r++)
+        if (all[r].word != all[0].word || all[r].bytes != all[0].bytes)
+            return end("the ranks disagree: in operation %lld rank 0 has %s of "
+                       "%lld bytes, rank %d %s of %lld",
+                       (long long)all[0].number, names[all[0].word],
+                       (long long)all[0].bytes, r, names[all[r].word],
+                       (long long)all[r].bytes);
+    return CP_OK;
+}
+
+/* All records are at us.host then. */
+static cp_status say(word what, int status, const void *data, int64_t bytes) {
+    if (us.over)
+        return cp_fail(CP_BROKEN, "the ranks have parted");
+    record *mine = (record *)(void *)us.host + us.rank;
+    *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
+    if (data != NULL && bytes <= FEW)
+        memcpy(mine->data, data, (size_t)bytes);
+    const cp_status heard = gather(sizeof(*mine));
+    return heard == CP_OK ? compare((const record *)(void *)us.host) : heard;
+}
+
+static cp_status spread(int64_t bytes) {
+    const cp_link *link = cp_nccl_link(us.world);
+    cp_message_half half = {
+        .receive = us.rank != 0, .buffer = us.device, .bytes = bytes};
+    cp_status status = us.rank == 0 ? copy(us.device, us.host, bytes) : CP_OK;
+    for (int r = 1; r < us.ranks && status == CP_OK; r++) {
+        half.peer = us.rank == 0 ? r : 0;
+        if (us.rank == 0 || us.rank == r)
+            status = link->trade(link->context, &half, 1, us.stream);
+    }
+    if (status == CP_OK && us.rank != 0)
+        status = copy(us.host, us.device, bytes);
+    return finish(status, "sharing what rank 0 has");
+}
+
+static cp_status share(void *data, int64_t bytes) {
+    cp_status status = say(SHARE, 0, us.rank == 0 ? data : NULL, bytes);
+    if (status == CP_OK && bytes <= FEW)
+        memcpy(data, ((const record *)(void *)us.host)->data, (size_t)bytes);
+    for (int64_t at = 0; bytes > FEW && at < bytes && status == CP_OK;
+         at += PIECE) {
+        const int64_t piece = cp_min(PIECE, bytes - at);
+        if (us.rank == 0)
+            memcpy(us.host, (char *)data + at, (size_t)piece);
+        status = spread(piece);
+        if (us.rank != 0)
+            memcpy((char *)data + at, us.host, (size_t)piece);
+    }
+    return status;
+}
+
+static void put_down(char *items, int64_t bytes, int64_t at, const char *from,
+                     int64_t stride, int64_t piece) {
+    for (int r = 0; r < us.ranks; r++)
+        memcpy(items + r * bytes + at, from + r * stride, (size_t)piece);
+}
+
+static cp_status collect(void *items, int64_t bytes) {
+    const char *own = (char *)items + us.rank * bytes;
+    const int64_t column = us.room / us.ranks;
+    cp_status status = say(COLLECT, 0, own, bytes);
+    if (status == CP_OK && bytes <= FEW)
+        put_down(items, bytes, 0, ((record *)(void *)us.host)->data,
+                 sizeof(record), bytes);
+    for (int64_t at = 0; bytes > FEW && at < bytes && status == CP_OK;
+         at += column) {
+        const int64_t piece = cp_min(column, bytes - at);
+        memcpy(us.host + us.rank * piece, own + at, (size_t)piece);
+        status = gather(piece);
+        if (status == CP_OK)
+            put_down(items, bytes, at, us.host, piece, piece);
+    }
+    return status;
+}
+
+static void forget(void) {
+    cudaFreeHost(us.host);
+    cudaFree(us.device);
+    cudaStreamDestroy(us.stream);
+}
+
+static int leave(int status) {
+    char own[FEW] = "";
+    int worst = status;
+    if (status != 0)
+        snprintf(own, sizeof(own), "%s", cp_message());
+    fflush(stdout);
+    if (say(LEAVE, status, own, FEW) != CP_OK) {
+        if (us.rank != 0 || status == 0)
+            fprintf(stderr, "longring: rank %d ends: %s\n", us.rank,
+                    status != 0 ? own : cp_message());
+        return status != 0 ? status : 1;
+    }
+    const record *all = (const record *)(void *)us.host;
+    for (int r = 0; r < us.ranks; r++) {
+        if (us.rank == 0 && worst == 0 && all[r].status > 0)
+            fprintf(stderr, "longring: rank %d: %s\n", r, all[r].data);
+        worst = all[r].status > worst ? all[r].status : worst;
+    }
+    forget();
+    return worst;
+}
+
+static cp_status prepare(cp_nccl *world) {
+    us.world = world;
+    us.rank = cp_nccl_rank(world);
+    us.ranks = cp_nccl_ranks(world);
+    us.room = cp_max(PIECE, us.ranks * (int64_t)sizeof(record));
+    cp_status status =
+        cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
+                "a queue for a crew");
+    if (status == CP_OK)
+        status = cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
+                         "%lld bytes on the host", (long long)us.room);
+    return status == CP_OK
+               ? cp_cuda(cudaMalloc((void **)&us.device, (size_t)us.room),
+                         "%lld bytes for a crew", (long long)us.room)
+               : status;
+}
+
+cp_status cp_nccl_meet(const cp_launch *launch, double patience,
+                       cp_nccl **world, cp_crew *crew) {
+    char why[400];
+    ncclUniqueId id;
+    *world = NULL;
+    if (launch->root[0] == '\0')
+        return cp_fail(CP_INVALID,
+                       "%d ranks, and nothing says where rank 0 is: set "
+                       "MASTER_ADDR to its host",
+                       launch->ranks);
+    setenv("NCCL_COMM_ID", launch->root, 1);
+    cp_status status = cp_nccl_id(&id);
+    if (status == CP_OK)
+        status = cp_nccl_new(&id, launch->rank, launch->ranks, patience, world);
+    snprintf(why, sizeof(why), "%s", cp_message());
+    if (status == CP_BROKEN)
+        return cp_fail(status,
+                       "%s; rank 0 is due at %s (MASTER_ADDR, LONGRING_PORT)",
+                       why, launch->root);
+    if (status == CP_OK)
+        status = prepare(*world);
+    *crew = (cp_crew){.rank = launch->rank,
+                      .ranks = launch->ranks,
+                      .share = share,
+                      .collect = collect,
+                      .leave = leave};
+    return status;
+}
