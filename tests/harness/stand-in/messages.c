@@ -1068,7 +1068,9 @@ static void hear(int process) {
 }
 
 void messages_arrive(void) {
-    const int size = peers();
+    static double heard, looked; /* when, last */
+    const int size = now() > heard + 1e-4 ? peers() : 0;
+    const bool look = size > 0 && now() > looked + 1e-2;
     for (int r = 0; r < size; r++) {
         gathering *first = gatherings;
         while (first != NULL && strncmp(first->id, AT, sizeof AT - 1) != 0)
@@ -1076,7 +1078,7 @@ void messages_arrive(void) {
         if (first != NULL && peers_come(r))
             arrive(first, 0, r, r, new_proxy(r, r, size));
         hear(r);
-        if (!peers_lost(r))
+        if (!look || !peers_lost(r))
             continue;
         for (clique *of = cliques; of != NULL; of = of->next)
             for (int i = 0; i < of->size && of->key > 0; i++)
@@ -1084,6 +1086,8 @@ void messages_arrive(void) {
                     lose(of, i);
         changed();
     }
+    heard = size > 0 ? now() : heard;
+    looked = look ? now() : looked;
 }
 
 static void end_communicator(communicator *c) {
