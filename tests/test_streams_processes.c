@@ -48,7 +48,7 @@ static pid_t start_rank(int rank, int ranks, int port, const char *scene) {
 
 static const char *scene;
 static bool deadly;
-static double patience = 60;
+static double patience;
 
 static void die_if_it_is_time(int rank) {
     if (rank == 1)
@@ -184,7 +184,7 @@ static cp_status be_a_crew(const cp_crew *crew, int64_t unused) {
     if (status != CP_OK || pipe(pipes) != 0)
         return status;
     if (crew->rank == 0 && fork() == 0) {
-        usleep(2500000);
+        sleep(6);
         _exit(write(pipes[1], "x", 1) != 1);
     }
     status = cp_crew_await(pipes[0]);
@@ -208,7 +208,7 @@ static cp_status differ(const cp_crew *crew, int64_t way) {
     if (way == 3 && other)
         kill(getpid(), SIGKILL);
     if (way == 4 && other)
-        sleep(3);
+        sleep(8);
     cp_status status = crew->collect(items, way == 2 && other ? 96 : 80);
     if (way == 5 && other)
         exit(0);
@@ -255,14 +255,21 @@ static cp_status run_here(void) {
     return outcome;
 }
 
+/* Little, where somebody is waited for in vain. */
+static double patience_of(const char *name) {
+    static const char *const complete[] = {"alone", "talk", "grid", "leave"};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, complete[i]) == 0)
+            return 60;
+    return strcmp(name, "crew") == 0 ? 5 : 3;
+}
+
 static int play_rank(const char *name) {
     cp_launch launch;
     cp_crew crew;
     int devices = 0;
     scene = name;
-    if (strcmp(name, "alone") != 0 && strcmp(name, "talk") != 0 &&
-        strcmp(name, "grid") != 0)
-        patience = stand_in_pretends() ? 1.5 : 5;
+    patience = patience_of(name);
     stand_in_begin(&(stand_in_options){.seed = 1,
                                        .devices = 1,
                                        .driver = 13000,
@@ -351,9 +358,9 @@ static const struct {
     {3, "sizes", 1, 1, "rank 1 a collection of 96"},
     {4, "death", 1, -SIGKILL, "longring: rank 0"},
     {3, "killed", 1, -SIGKILL, "longring: rank 0"},
-    {3, "sleeps", 1, 1, "longring: rank 0 of 3 waited "},
+    {3, "sleeps", 1, 1, " waited 3 s in vain, hearing what the others say"},
     {3, "exits", 1, 0, "longring: rank 0 ends: rank 0: NCCL: "},
-    {3, "in vain", 1, 1, "waited 1.5 s in vain, joining; rank 0 is due at 127"},
+    {3, "in vain", 1, 1, "waited 3 s in vain, joining; rank 0 is due at 127"},
     {3, "taken", 1, 1, "longring: rank 0, joining: NCCL: unhandled system"},
 };
 enum { PLAYS = sizeof(plays) / sizeof(plays[0]) };

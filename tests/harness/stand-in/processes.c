@@ -25,12 +25,10 @@ static struct {
     peer *all; /* [size]; NULL: this process is alone */
 } us;
 
-static int open_file(int rank, int flags) {
-    char path[300];
+static const char *path_of(int rank) {
+    static char path[300];
     snprintf(path, sizeof path, "/tmp/stand-in-%s-%d", us.root, rank);
-    for (char *c = path + 5; *c != '\0'; c++)
-        *c = *c == '/' ? '-' : *c;
-    return flags < 0 ? unlink(path) : open(path, flags | O_CLOEXEC, 0600);
+    return path;
 }
 
 static bool is_locked(int file) {
@@ -63,7 +61,8 @@ bool peers_join(const char *root, int rank, int size) {
     us.all = take((size_t)size, sizeof *us.all);
     for (int r = 0; r < size; r++)
         us.all[r].file = -1;
-    const int own = open_file(rank, O_CREAT | O_RDWR | O_APPEND);
+    const int own =
+        open(path_of(rank), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
     us.all[rank].file = own;
     return own >= 0 && fcntl(own, F_SETLK, &lock) == 0 &&
            ftruncate(own, 0) == 0;
@@ -72,7 +71,7 @@ bool peers_join(const char *root, int rank, int size) {
 void peers_leave(void) {
     if (us.all == NULL)
         return;
-    open_file(us.rank, -1);
+    unlink(path_of(us.rank));
     for (int r = 0; r < us.size; r++)
         close(us.all[r].file);
     close(us.door);
@@ -99,7 +98,7 @@ bool peers_come(int rank) {
     peer *one = &us.all[rank];
     if (one->file >= 0 || rank == us.rank)
         return false;
-    const int file = open_file(rank, O_RDONLY);
+    const int file = open(path_of(rank), O_RDONLY | O_CLOEXEC);
     if (file < 0 || !is_locked(file)) {
         close(file);
         return false;
@@ -140,5 +139,6 @@ bool peers_lost(int rank) {
         return false;
     }
     one->lost = true;
+    unlink(path_of(rank));
     return true;
 }
