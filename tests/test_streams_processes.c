@@ -171,7 +171,7 @@ static cp_status share_and_collect(const cp_crew *crew, int64_t bytes) {
 /* A crew at work: small and large, a plan that all share and one that one of
  * them does not, and somebody who types more slowly than patience lasts. */
 static cp_status be_a_crew(const cp_crew *crew, int64_t unused) {
-    static const int64_t sizes[] = {1, 0, 7, 480, 481, 100003, 5000000};
+    static const int64_t sizes[] = {1, 0, 7, 488, 489, 100003, 5000000};
     char *words[] = {"rank", "same"};
     char *own[] = {"rank", crew->rank == 1 ? "b" : "a"};
     void *text = crew->rank == 0 ? strdup("hello") : NULL;

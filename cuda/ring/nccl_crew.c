@@ -3,7 +3,6 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "cuda/ring/nccl_crew.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,12 +11,12 @@
 
 typedef enum { SHARE, COLLECT, LEAVE } word;
 
-enum { FEW = 480, PIECE = 4 << 20 }; /* bytes; of a record, and at a time */
+enum { FEW = 488, PIECE = 4 << 20 }; /* bytes; of a record, and at a time */
 
 typedef struct {
     int32_t word, status; /* the exit status of who leaves */
     int64_t number, bytes;
-    char data[FEW + 8]; /* or, of who leaves with a failure, why */
+    char data[FEW]; /* or, of who leaves with a failure, why */
 } record;
 
 static struct {
@@ -54,32 +53,20 @@ static cp_status gather(int64_t bytes) {
     return finish(status, "hearing what the others say");
 }
 
-static cp_status end(const char *format, ...)
-    __attribute__((format(printf, 1, 2)));
-
-static cp_status end(const char *format, ...) {
-    char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof(text), format, arguments);
-    va_end(arguments);
-    us.over = true;
-    return cp_fail(CP_BROKEN, "%s", text);
-}
-
 static cp_status compare(const record *all) {
     static const char *const names[] = {"a share", "a collection", "an end"};
     for (int r = 0; r < us.ranks; r++)
         if (all[r].word == LEAVE && all[us.rank].word != LEAVE)
-            return end("rank %d has left%s%s", r,
-                       all[r].data[0] != '\0' ? ": " : "", all[r].data);
+            return cp_fail(CP_BROKEN, "rank %d has left%s%s", r,
+                           all[r].data[0] != '\0' ? ": " : "", all[r].data);
     for (int r = 1; r < us.ranks; r++)
         if (all[r].word != all[0].word || all[r].bytes != all[0].bytes)
-            return end("the ranks disagree: in operation %lld rank 0 has %s of "
-                       "%lld bytes, rank %d %s of %lld",
-                       (long long)all[0].number, names[all[0].word],
-                       (long long)all[0].bytes, r, names[all[r].word],
-                       (long long)all[r].bytes);
+            return cp_fail(CP_BROKEN,
+                           "the ranks disagree: in operation %lld rank 0 has "
+                           "%s of %lld bytes, rank %d %s of %lld",
+                           (long long)all[0].number, names[all[0].word],
+                           (long long)all[0].bytes, r, names[all[r].word],
+                           (long long)all[r].bytes);
     return CP_OK;
 }
 
@@ -91,8 +78,11 @@ static cp_status say(word what, int status, const void *data, int64_t bytes) {
     *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
     if (data != NULL && bytes <= FEW)
         memcpy(mine->data, data, (size_t)bytes);
-    const cp_status heard = gather(sizeof(*mine));
-    return heard == CP_OK ? compare((const record *)(void *)us.host) : heard;
+    cp_status heard = gather(sizeof(*mine));
+    if (heard == CP_OK)
+        heard = compare((const record *)(void *)us.host);
+    us.over = heard != CP_OK;
+    return heard;
 }
 
 static cp_status spread(int64_t bytes) {
@@ -212,7 +202,8 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience,
     snprintf(why, sizeof(why), "%s", cp_message());
     if (status == CP_BROKEN)
         return cp_fail(status,
-                       "%s; rank 0 is due at %s (MASTER_ADDR, LONGRING_PORT)",
+                       "%s; rank 0 is due at %s, in a subnet of every host "
+                       "(MASTER_ADDR, LONGRING_PORT)",
                        why, launch->root);
     if (status == CP_OK)
         status = prepare(*world);
