@@ -30,9 +30,7 @@ static cp_status take_device(const cp_launch *launch) {
     const int local = launch->local >= 0 ? launch->local : launch->rank;
     const int locals = (int)cp_max(launch->locals, launch->local + 1);
     int devices = 0;
-    const cp_status status = cp_device_count(&devices);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_device_count(&devices));
     if (locals > devices && getenv("NCCL_HOSTID") == NULL)
         return cp_fail(CP_INVALID,
                        "%d processes on a host of %d GPUs: one each is "
@@ -75,50 +73,43 @@ static void adopt(void) {
 static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
                              int count, char *const *arguments) {
     ncclUniqueId id;
-    cp_status status = mpi->join(count, arguments);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(mpi->join(count, arguments));
     crew = *cp_crew_mine();
     adopt();
-    status = cp_device_all_ready(&crew, take_device(launch));
-    if (status == CP_OK)
-        status = cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
-                               sizeof(id), NULL, NULL);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_device_all_ready(&crew, take_device(launch)));
+    CP_TRY(cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
+                         sizeof(id), NULL, NULL));
     return cp_device_all_ready(
         &crew, cp_nccl_new(&id, crew.rank, crew.ranks, apart.patience, &world));
 }
 
-static cp_status join_by_nccl(const cp_launch *launch) {
-    cp_status status = take_device(launch);
-    if (status == CP_OK)
-        status = cp_nccl_meet(launch, apart.patience, &world, &crew);
-    if (status == CP_OK && crew.rank != 0 &&
-        freopen("/dev/null", "w", stdout) == NULL)
-        status = cp_fail(CP_FILE, "/dev/null: cannot be opened");
-    if (status == CP_OK) {
-        adopt();
-        return CP_OK;
-    }
-    char why[512];
+/* Before there is a crew, every process speaks for itself. */
+static cp_status as_rank(int rank, cp_status status) {
+    char why[480];
     snprintf(why, sizeof(why), "%s", cp_message());
-    return cp_fail(status, "rank %d: %s", launch->rank, why);
+    return status == CP_OK ? CP_OK : cp_fail(status, "rank %d: %s", rank, why);
+}
+
+static cp_status join_by_nccl(const cp_launch *launch) {
+    CP_TRY(as_rank(launch->rank, take_device(launch)));
+    CP_TRY(cp_nccl_meet(launch, apart.patience, &world, &crew));
+    adopt();
+    if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
+        return cp_fail(CP_FILE, "/dev/null: cannot be opened");
+    return CP_OK;
 }
 
 static cp_status join(int count, char *const *arguments) {
     const cp_backend *mpi = cp_backend_find("mpi");
     cp_launch launch;
     apart.patience = 60;
-    cp_status status = cp_launch_read(&launch);
-    if (status != CP_OK || launch.ranks < 2)
-        return status;
+    CP_TRY(cp_launch_read(&launch));
+    if (launch.ranks < 2)
+        return CP_OK;
     by_mpi = mpi != NULL && (strcmp(launch.launcher, "Open MPI") == 0 ||
                              strcmp(launch.launcher, "MPICH") == 0);
-    status = by_mpi ? join_by_mpi(mpi, &launch, count, arguments)
-                    : join_by_nccl(&launch);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(by_mpi ? join_by_mpi(mpi, &launch, count, arguments)
+                  : join_by_nccl(&launch));
     apart.only = crew.rank;
     apart.crew = &crew;
     apart.link = cp_nccl_link(world);

@@ -30,8 +30,11 @@ static struct {
 } us;
 
 static cp_status finish(cp_status status, const char *what) {
+    const cp_link *link = cp_nccl_link(us.world);
     if (status == CP_OK)
         status = cp_nccl_finish(us.world, us.stream, what);
+    else
+        link->abort(link->context);
     us.over = us.over || status != CP_OK;
     return status;
 }
@@ -70,17 +73,21 @@ static cp_status compare(const record *all) {
     return CP_OK;
 }
 
+static record *records(void) {
+    return (record *)(void *)us.host;
+}
+
 /* All records are at us.host then. */
 static cp_status say(word what, int status, const void *data, int64_t bytes) {
     if (us.over)
         return cp_fail(CP_BROKEN, "the ranks have parted");
-    record *mine = (record *)(void *)us.host + us.rank;
+    record *mine = records() + us.rank;
     *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
     if (data != NULL && bytes <= FEW)
         memcpy(mine->data, data, (size_t)bytes);
     cp_status heard = gather(sizeof(*mine));
     if (heard == CP_OK)
-        heard = compare((const record *)(void *)us.host);
+        heard = compare(records());
     us.over = heard != CP_OK;
     return heard;
 }
@@ -101,43 +108,43 @@ static cp_status spread(int64_t bytes) {
 }
 
 static cp_status share(void *data, int64_t bytes) {
-    cp_status status = say(SHARE, 0, us.rank == 0 ? data : NULL, bytes);
-    if (status == CP_OK && bytes <= FEW)
-        memcpy(data, ((const record *)(void *)us.host)->data, (size_t)bytes);
-    for (int64_t at = 0; bytes > FEW && at < bytes && status == CP_OK;
-         at += PIECE) {
+    CP_TRY(say(SHARE, 0, us.rank == 0 ? data : NULL, bytes));
+    if (bytes <= FEW) {
+        memcpy(data, records()->data, (size_t)bytes);
+        return CP_OK;
+    }
+    for (int64_t at = 0; at < bytes; at += PIECE) {
         const int64_t piece = cp_min(PIECE, bytes - at);
         if (us.rank == 0)
             memcpy(us.host, (char *)data + at, (size_t)piece);
-        status = spread(piece);
+        CP_TRY(spread(piece));
         if (us.rank != 0)
             memcpy((char *)data + at, us.host, (size_t)piece);
     }
-    return status;
+    return CP_OK;
 }
 
-static void put_down(char *items, int64_t bytes, int64_t at, const char *from,
-                     int64_t stride, int64_t piece) {
+static void put_down(char *to, int64_t bytes, const char *from, int64_t stride,
+                     int64_t piece) {
     for (int r = 0; r < us.ranks; r++)
-        memcpy(items + r * bytes + at, from + r * stride, (size_t)piece);
+        memcpy(to + r * bytes, from + r * stride, (size_t)piece);
 }
 
 static cp_status collect(void *items, int64_t bytes) {
     const char *own = (char *)items + us.rank * bytes;
     const int64_t column = us.room / us.ranks;
-    cp_status status = say(COLLECT, 0, own, bytes);
-    if (status == CP_OK && bytes <= FEW)
-        put_down(items, bytes, 0, ((record *)(void *)us.host)->data,
-                 sizeof(record), bytes);
-    for (int64_t at = 0; bytes > FEW && at < bytes && status == CP_OK;
-         at += column) {
+    CP_TRY(say(COLLECT, 0, own, bytes));
+    if (bytes <= FEW) {
+        put_down(items, bytes, records()->data, sizeof(record), bytes);
+        return CP_OK;
+    }
+    for (int64_t at = 0; at < bytes; at += column) {
         const int64_t piece = cp_min(column, bytes - at);
         memcpy(us.host + us.rank * piece, own + at, (size_t)piece);
-        status = gather(piece);
-        if (status == CP_OK)
-            put_down(items, bytes, at, us.host, piece, piece);
+        CP_TRY(gather(piece));
+        put_down((char *)items + at, bytes, us.host, piece, piece);
     }
-    return status;
+    return CP_OK;
 }
 
 static void forget(void) {
@@ -148,21 +155,18 @@ static void forget(void) {
 
 static int leave(int status) {
     char own[FEW] = "";
-    int worst = status;
     if (status != 0)
         snprintf(own, sizeof(own), "%s", cp_message());
     fflush(stdout);
-    if (say(LEAVE, status, own, FEW) != CP_OK) {
-        if (us.rank != 0 || status == 0)
-            fprintf(stderr, "longring: rank %d ends: %s\n", us.rank,
-                    status != 0 ? own : cp_message());
-        return status != 0 ? status : 1;
-    }
-    const record *all = (const record *)(void *)us.host;
-    for (int r = 0; r < us.ranks; r++) {
-        if (us.rank == 0 && worst == 0 && all[r].status > 0)
-            fprintf(stderr, "longring: rank %d: %s\n", r, all[r].data);
-        worst = all[r].status > worst ? all[r].status : worst;
+    const bool alone = say(LEAVE, status, own, FEW) != CP_OK;
+    if (alone && (us.rank != 0 || status == 0))
+        fprintf(stderr, "longring: rank %d ends: %s\n", us.rank,
+                status != 0 ? own : cp_message());
+    int worst = alone && status == 0 ? 1 : status;
+    for (int r = 0; r < us.ranks && !alone; r++) {
+        if (us.rank == 0 && worst == 0 && records()[r].status > 0)
+            fprintf(stderr, "longring: rank %d: %s\n", r, records()[r].data);
+        worst = (int)cp_max(worst, records()[r].status);
     }
     forget();
     return worst;
@@ -173,16 +177,12 @@ static cp_status prepare(cp_nccl *world) {
     us.rank = cp_nccl_rank(world);
     us.ranks = cp_nccl_ranks(world);
     us.room = cp_max(PIECE, us.ranks * (int64_t)sizeof(record));
-    cp_status status =
-        cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
-                "a queue for a crew");
-    if (status == CP_OK)
-        status = cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
-                         "%lld bytes on the host", (long long)us.room);
-    return status == CP_OK
-               ? cp_cuda(cudaMalloc((void **)&us.device, (size_t)us.room),
-                         "%lld bytes for a crew", (long long)us.room)
-               : status;
+    CP_TRY(cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
+                   "a queue for a crew"));
+    CP_TRY(cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
+                   "%lld bytes on the host", (long long)us.room));
+    return cp_cuda(cudaMalloc((void **)&us.device, (size_t)us.room),
+                   "%lld bytes for a crew", (long long)us.room);
 }
 
 cp_status cp_nccl_meet(const cp_launch *launch, double patience,
@@ -199,18 +199,19 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience,
     cp_status status = cp_nccl_id(&id);
     if (status == CP_OK)
         status = cp_nccl_new(&id, launch->rank, launch->ranks, patience, world);
-    snprintf(why, sizeof(why), "%s", cp_message());
-    if (status == CP_BROKEN)
+    if (status == CP_BROKEN) {
+        snprintf(why, sizeof(why), "%s", cp_message());
         return cp_fail(status,
                        "%s; rank 0 is due at %s, in a subnet of every host "
                        "(MASTER_ADDR, LONGRING_PORT)",
                        why, launch->root);
-    if (status == CP_OK)
-        status = prepare(*world);
+    }
+    CP_TRY(status);
+    CP_TRY(prepare(*world));
     *crew = (cp_crew){.rank = launch->rank,
                       .ranks = launch->ranks,
                       .share = share,
                       .collect = collect,
                       .leave = leave};
-    return status;
+    return CP_OK;
 }

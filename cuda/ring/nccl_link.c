@@ -43,11 +43,16 @@ static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
                    ncclGetErrorString(result));
 }
 
+static cp_status still_here(const cp_nccl *nccl) {
+    return nccl->aborted ? cp_fail(CP_BROKEN, "rank %d has given up its peers",
+                                   nccl->rank)
+                         : CP_OK;
+}
+
 static cp_status trade(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream) {
     cp_nccl *nccl = context;
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     ncclResult_t result = ncclGroupStart();
     for (int i = 0; i < count && result == ncclSuccess; i++) {
         const cp_message_half half = halves[i];
@@ -73,8 +78,7 @@ static cp_status carry(void *context, void *to, const void *from, int64_t bytes,
 
 static cp_status check_one(cp_nccl *nccl) {
     ncclResult_t state = ncclSuccess;
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
     state = asked == ncclSuccess ? state : asked;
     if (state == ncclSuccess || state == ncclInProgress)
@@ -135,10 +139,7 @@ static ncclConfig_t config_of(int most_blocks) {
 }
 
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
-    const cp_status status =
-        cp_allocate(out, 1, sizeof(**out), "a rank of NCCL");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
     **out = (cp_nccl){.link = {trade, check, give_up, *out},
                       .carry = {carry, *out},
                       .kin = *out,
@@ -170,11 +171,9 @@ cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out) {
     *out = NULL;
     cp_nccl *nccl;
-    cp_status status = allocate(rank, ranks, patience, &nccl);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(allocate(rank, ranks, patience, &nccl));
     ncclConfig_t config = config_of(FEW_BLOCKS);
-    status = settle(
+    const cp_status status = settle(
         nccl, ncclCommInitRankConfig(&nccl->comm, ranks, *id, rank, &config),
         "joining");
     if (status == CP_OK)
@@ -221,10 +220,8 @@ static cp_status split(cp_nccl *world, int color, int key, int ranks,
                        int most_blocks, cp_nccl **out) {
     ncclConfig_t config = config_of(most_blocks);
     cp_nccl *nccl;
-    cp_status status = allocate(key, ranks, world->patience, &nccl);
-    if (status != CP_OK)
-        return status;
-    status = settle(
+    CP_TRY(allocate(key, ranks, world->patience, &nccl));
+    cp_status status = settle(
         world, ncclCommSplit(world->comm, color, key, &nccl->comm, &config),
         "forming groups");
     if (status == CP_OK && nccl->comm == NULL)
@@ -248,11 +245,10 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
         return cp_fail(CP_INVALID, "%d ranks cannot form groups of %d",
                        world->ranks, tp_size);
     const int mine = world->rank % tp_size, row = world->rank / tp_size;
-    cp_status status = split(world, row, mine, tp_size, 0, tp);
-    if (status == CP_OK)
-        status =
-            split(world, mine, row, world->ranks / tp_size, FEW_BLOCKS, cp);
-    if (status != CP_OK && *tp != NULL) {
+    CP_TRY(split(world, row, mine, tp_size, 0, tp));
+    const cp_status status =
+        split(world, mine, row, world->ranks / tp_size, FEW_BLOCKS, cp);
+    if (status != CP_OK) {
         forget(*tp);
         *tp = NULL;
     }
@@ -261,8 +257,7 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
 
 cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
                       cudaStream_t stream) {
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     if (nccl->ranks == 1 || count == 0)
         return CP_OK;
     return settle(nccl,
@@ -274,8 +269,7 @@ cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
 cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
                          cudaStream_t stream) {
     const char *own = (char *)pieces + nccl->rank * bytes;
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     return settle(
         nccl,
         ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream),

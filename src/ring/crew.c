@@ -45,13 +45,11 @@ typedef struct {
 } outcome;
 
 static cp_status hear_begin(void) {
-    int64_t word = NOT_YET;
-    cp_status status = CP_OK;
-    while (status == CP_OK && word == NOT_YET) {
+    for (int64_t word = NOT_YET; word == NOT_YET;) {
         word = NOW;
-        status = mine->share(&word, sizeof(word));
+        CP_TRY(mine->share(&word, sizeof(word)));
     }
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_crew_share(cp_status status, void *head, int64_t head_bytes,
@@ -63,19 +61,18 @@ cp_status cp_crew_share(cp_status status, void *head, int64_t head_bytes,
         what.bytes = *bytes;
     if (status != CP_OK)
         snprintf(what.message, sizeof(what.message), "%s", cp_message());
-    status = hear_begin();
-    if (status == CP_OK)
-        status = mine->share(&what, sizeof(what));
-    if (status == CP_OK && what.status != CP_OK)
+    CP_TRY(hear_begin());
+    CP_TRY(mine->share(&what, sizeof(what)));
+    if (what.status != CP_OK)
         return cp_fail((cp_status)what.status, "%s", what.message);
-    if (status == CP_OK && head_bytes > 0)
-        status = mine->share(head, head_bytes);
-    if (status != CP_OK || data == NULL)
-        return status;
+    if (head_bytes > 0)
+        CP_TRY(mine->share(head, head_bytes));
+    if (data == NULL)
+        return CP_OK;
     *bytes = what.bytes;
     if (mine->rank != 0) {
         free(*data);
-        status = cp_allocate(data, *bytes + 1, 1, "what rank 0 has read");
+        CP_TRY(cp_allocate(data, *bytes + 1, 1, "what rank 0 has read"));
     }
-    return status == CP_OK && *bytes > 0 ? mine->share(*data, *bytes) : status;
+    return *bytes > 0 ? mine->share(*data, *bytes) : CP_OK;
 }

@@ -69,15 +69,11 @@ static cp_status read_ranks(const dialect *by, cp_launch *out) {
         return cp_fail(CP_INVALID, "%s is set and %s is not",
                        has(by->rank) ? by->rank : by->ranks,
                        has(by->rank) ? by->ranks : by->rank);
-    cp_status status = read_number(by->ranks, 1, MOST_RANKS, &out->ranks);
-    if (status == CP_OK)
-        status = read_number(by->rank, 0, out->ranks - 1, &out->rank);
-    if (status == CP_OK)
-        status = read_number(by->locals, 1, out->ranks, &out->locals);
+    CP_TRY(read_number(by->ranks, 1, MOST_RANKS, &out->ranks));
+    CP_TRY(read_number(by->rank, 0, out->ranks - 1, &out->rank));
+    CP_TRY(read_number(by->locals, 1, out->ranks, &out->locals));
     const int here = out->locals > 0 ? out->locals : out->ranks;
-    if (status == CP_OK)
-        status = read_number(by->local, 0, here - 1, &out->local);
-    return status;
+    return read_number(by->local, 0, here - 1, &out->local);
 }
 
 static cp_status read_first_node(const char *name, char node[256]) {
@@ -125,12 +121,10 @@ static cp_status read_port(int *port) {
         const uint64_t step = strtoull(getenv("SLURM_STEP_ID"), NULL, 10);
         *port = FIRST_PORT + (int)((31 * job + step) % PORTS);
     }
-    cp_status status = read_number("MASTER_PORT", 1, MOST_PORT, &master);
+    CP_TRY(read_number("MASTER_PORT", 1, MOST_PORT, &master));
     if (master > 0)
         *port = master < MOST_PORT ? master + 1 : master - 1;
-    if (status == CP_OK)
-        status = read_number("LONGRING_PORT", 1, MOST_PORT, port);
-    return status;
+    return read_number("LONGRING_PORT", 1, MOST_PORT, port);
 }
 
 static cp_status read_root(cp_launch *out) {
@@ -140,13 +134,12 @@ static cp_status read_root(cp_launch *out) {
         snprintf(out->root, sizeof(out->root), "%s", getenv("NCCL_COMM_ID"));
         return CP_OK;
     }
-    cp_status status = read_host(out, host);
-    if (status == CP_OK)
-        status = read_port(&port);
-    if (status == CP_OK && host[0] != '\0')
+    CP_TRY(read_host(out, host));
+    CP_TRY(read_port(&port));
+    if (host[0] != '\0')
         snprintf(out->root, sizeof(out->root),
                  strchr(host, ':') != NULL ? "[%s]:%d" : "%s:%d", host, port);
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_launch_read(cp_launch *out) {
@@ -156,10 +149,8 @@ cp_status cp_launch_read(cp_launch *out) {
     if (by == NULL)
         return CP_OK;
     found.launcher = by->launcher;
-    cp_status status = read_ranks(by, &found);
-    if (status == CP_OK)
-        status = read_root(&found);
-    if (status == CP_OK)
-        *out = found;
-    return status;
+    CP_TRY(read_ranks(by, &found));
+    CP_TRY(read_root(&found));
+    *out = found;
+    return CP_OK;
 }
