@@ -99,12 +99,9 @@ static cp_status compare(const wish *all, int ranks) {
 cp_status cp_agree_by(cp_collector collect, void *context, int rank, int ranks,
                       const cp_plan *plan, uint64_t about) {
     wish *all;
-    cp_status status =
-        cp_allocate(&all, ranks, sizeof(*all), "what the ranks want");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&all, ranks, sizeof(*all), "what the ranks want"));
     all[rank] = wish_of(plan, about);
-    status = collect(context, all, sizeof(*all));
+    cp_status status = collect(context, all, sizeof(*all));
     if (status == CP_OK)
         status = compare(all, ranks);
     free(all);
@@ -127,13 +124,10 @@ cp_status cp_crew_agree_words(int count, char *const *arguments) {
     for (int i = 1; i < count; i++)
         words = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
                                words);
-    cp_status status =
-        cp_allocate(&all, crew->ranks, sizeof(*all), "command lines");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "command lines"));
     all[crew->rank] = words;
-    if (crew->ranks > 1)
-        status = crew->collect(all, sizeof(*all));
+    cp_status status =
+        crew->ranks > 1 ? crew->collect(all, sizeof(*all)) : CP_OK;
     for (int r = 1; r < crew->ranks && status == CP_OK; r++)
         if (all[r] != all[0])
             status = cp_fail(CP_INVALID,
