@@ -21,7 +21,7 @@ typedef struct {
 
 static struct {
     char root[200];
-    int rank, size, door;
+    int rank, size, listener;
     peer *all; /* [size]; NULL: this process is alone */
 } us;
 
@@ -41,12 +41,13 @@ static int listen_at(const char *root) {
     const struct sockaddr_in here = {
         .sin_family = AF_INET,
         .sin_port = htons((uint16_t)atoi(strrchr(root, ':') + 1))};
-    const int yes = 1, door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (bind(door, (const struct sockaddr *)&here, sizeof here) == 0 &&
-        listen(door, 8) == 0)
-        return door;
-    close(door);
+    const int yes = 1,
+              listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (bind(listener, (const struct sockaddr *)&here, sizeof here) == 0 &&
+        listen(listener, 8) == 0)
+        return listener;
+    close(listener);
     return -1;
 }
 
@@ -54,9 +55,9 @@ bool peers_join(const char *root, int rank, int size) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     us.rank = rank;
     us.size = size;
-    us.door = -1;
+    us.listener = -1;
     snprintf(us.root, sizeof us.root, "%s", root);
-    if (rank == 0 && (us.door = listen_at(root)) < 0)
+    if (rank == 0 && (us.listener = listen_at(root)) < 0)
         return false;
     us.all = take((size_t)size, sizeof *us.all);
     for (int r = 0; r < size; r++)
@@ -64,8 +65,12 @@ bool peers_join(const char *root, int rank, int size) {
     const int own =
         open(path_of(rank), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
     us.all[rank].file = own;
-    return own >= 0 && fcntl(own, F_SETLK, &lock) == 0 &&
-           ftruncate(own, 0) == 0;
+    if (own >= 0 && fcntl(own, F_SETLK, &lock) == 0 && ftruncate(own, 0) == 0)
+        return true;
+    close(own);
+    free(us.all); /* the file is somebody else's */
+    us.all = NULL;
+    return false;
 }
 
 void peers_leave(void) {
@@ -74,7 +79,7 @@ void peers_leave(void) {
     unlink(path_of(us.rank));
     for (int r = 0; r < us.size; r++)
         close(us.all[r].file);
-    close(us.door);
+    close(us.listener);
     free(us.all);
     us.all = NULL;
 }
