@@ -71,6 +71,26 @@ static inline float harness_uniform(uint64_t *state) {
 /* Run the suite, and say where tests by tens stopped; the status to exit with. */
 int harness_main(Suite *suite);
 
+/* A test, run for each _i from first to end - 1. */
+typedef struct {
+    const TTest *test;
+    int first, end;
+} harness_loop;
+
+/* SUITE(title, {test, first, end}, ...): a main function that runs these tests
+ * as one case of harness_case. */
+#define SUITE(title, ...)                                                      \
+    int main(void) {                                                           \
+        const harness_loop loops[] = {__VA_ARGS__};                            \
+        Suite *suite = suite_create(title);                                    \
+        TCase *tests = harness_case(title);                                    \
+        for (size_t n = 0; n < sizeof(loops) / sizeof(loops[0]); n++)          \
+            tcase_add_loop_test(tests, loops[n].test, loops[n].first,          \
+                                loops[n].end);                                 \
+        suite_add_tcase(suite, tests);                                         \
+        return harness_main(suite);                                            \
+    }
+
 #define SUITE_MAIN(suite)                                                      \
     int main(void) {                                                           \
         return harness_main(suite());                                          \
