@@ -271,20 +271,31 @@ static bool has_left(const struct member *me, int peer) {
                         cp_clock() > it->left_at + MILLISECONDS / 1000.0);
 }
 
-static bool in_hand(struct member *me, cp_exchange *exchange, bool sends) {
-    cp_half *half = sends ? &exchange->send : &exchange->receive;
-    if (half->way == NULL)
-        return false;
-    const struct peer *peer = &me->peers[half->peer];
-    const cp_status ignored = test(me, exchange, half);
-    return half->way != NULL && ignored == CP_OK &&
-           !(sends && (peer->withdrawn || peer->gone));
+static bool in_hand(const struct member *me, cp_half *half) {
+    MPI_Request *requests = half->way;
+    bool any = false;
+    for (int64_t n = 0; requests != NULL && n < pieces_of(me, half); n++) {
+        int done = 0;
+        if (requests[n] != MPI_REQUEST_NULL &&
+            MPI_Test(&requests[n], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS)
+            any = any || !done;
+    }
+    if (any)
+        return true;
+    free(requests);
+    half->way = NULL;
+    return false;
 }
 
-static bool any_in_hand(struct member *me, bool sends) {
+static bool any_in_hand(const struct member *me, bool sends) {
     bool any = false;
-    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
-        any = in_hand(me, e, sends) || any;
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
+        cp_half *half = sends ? &e->send : &e->receive;
+        if (!in_hand(me, half))
+            continue;
+        const struct peer *peer = &me->peers[half->peer];
+        any = any || !sends || !(peer->withdrawn || peer->gone);
+    }
     return any;
 }
 
@@ -407,11 +418,11 @@ static void mpi_poke(cp_comm *comm) {
 static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail, mpi_poke};
 static const cp_comm_ops unpoked_ops = {mpi_post, mpi_complete, mpi_fail, NULL};
 
-static int first_not(const struct member *me, bool gone) {
+static int first_missing(const struct member *me, bool goodbye) {
     for (int r = 0; r < me->comm.ranks; r++) {
         const struct peer *peer = &me->peers[r];
-        if (r != me->comm.rank &&
-            (gone ? !peer->gone : peer->left < me->runs && !peer->gone))
+        if (r != me->comm.rank && !peer->gone &&
+            (goodbye || peer->left < me->runs))
             return r;
     }
     return CP_NOBODY;
@@ -426,14 +437,14 @@ static void leave(struct member *me) {
     say(me, &(struct note){
                 .kind = LEFT, .number = me->runs, .status = (int32_t)status});
     for (poll(me); !me->silent; poll(me)) {
-        const int late = first_not(me, false);
+        const int late = first_missing(me, false);
         if (late == CP_NOBODY ||
             cp_clock() > (failure->happened ? me->end : patience))
             break;
         rest(&polls);
     }
     /* Complain about those who have not left. */
-    const int late = first_not(me, false);
+    const int late = first_missing(me, false);
     if (late != CP_NOBODY && !failure->happened)
         note_failure(me, me->comm.rank,
                      cp_fail(CP_BROKEN,
@@ -525,11 +536,11 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
              status == 0 ? "" : cp_message());
     say(me, &note);
     for (poll(me); !me->silent && cp_clock() < end; poll(me)) {
-        if (first_not(me, true) == CP_NOBODY && me->letters == NULL)
+        if (first_missing(me, true) == CP_NOBODY && me->letters == NULL)
             break;
         rest(&polls);
     }
-    missing = first_not(me, true);
+    missing = first_missing(me, true);
     *speaks = true;
     for (int r = 0; r < comm->ranks; r++) {
         worst = worst > me->peers[r].status ? worst : me->peers[r].status;
