@@ -360,7 +360,7 @@ START_TEST(a_chat_is_shared) {
     const int status = launch(
         "D=%s; L=%s; (echo 'one two'; sleep 3; echo 'three') | timeout 18 "
         "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --most 9 "
-        "--timeout 2.5 --compare",
+        "--timeout 1.5 --compare",
         directory, program());
     ck_assert_msg(status == 0, "status %d\n%s", status, said);
     ck_assert_msg(strstr(said, "every one of") != NULL, "%s", said);
