@@ -110,9 +110,8 @@ static void announce(struct member *me, int silent) {
     me->end = cp_clock() + (silent == CP_NOBODY ? GRACE : GRACE_OF_SILENT);
     if (failure->rank != me->comm.rank)
         return;
-    struct note note = {.kind = FAILED,
-                        .status = (int32_t)failure->status,
-                        .rank = silent};
+    struct note note = {
+        .kind = FAILED, .status = (int32_t)failure->status, .rank = silent};
     snprintf(note.text, sizeof(note.text), "%.479s", failure->message);
     say(me, &note);
 }
