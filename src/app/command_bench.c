@@ -17,9 +17,8 @@ typedef struct {
     const char *only, *model;
     cp_counts heads;
     int64_t threads, rounds, generate; /* below 0: not given */
-    int kernel, on, peer, variant;
-    const char *python;
-    double patience, timeout;
+    int kernel, on, variant;
+    double timeout;
     bool csv;
     /* What they come to. */
     int count; /* of arguments, for the head of the file */
@@ -30,7 +29,6 @@ typedef struct {
     cp_bench bench;
 } bench_run;
 
-enum { PEER_NONE, PEER_TORCH, PEER_LLAMA };
 enum { KERNEL_FAST, KERNEL_FIRST };
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
@@ -120,8 +118,6 @@ static cp_status model_check(const bench_run *run) {
         return useless("kernel first", "with --model");
     if (run->variant != CP_AUTO)
         return useless("variant", "with --model");
-    if (run->peer == PEER_TORCH)
-        return useless("peer torch", "with --model; --peer llama has");
     return CP_OK;
 }
 
@@ -129,8 +125,6 @@ static cp_status crew_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
     if (run->model != NULL)
         return useless("model", "with --on mpi");
-    if (run->peer != PEER_NONE)
-        return useless("peer", "with --on mpi");
     for (int p = 0; p < CP_BENCH_PARTS; p++)
         if (bench->parts[p] && p != CP_BENCH_RING)
             return cp_fail(CP_INVALID,
@@ -153,10 +147,6 @@ static cp_status attention_check(const bench_run *run) {
         return useless("prompt", "without --model");
     if (run->generate >= 0 && !million)
         return useless("generate", "without --model or --only million");
-    if (run->peer == PEER_LLAMA)
-        return useless("peer llama", "without --model");
-    if (run->peer != PEER_NONE && million)
-        return useless("peer", "for the million");
     if (run->variant != CP_AUTO && !million)
         return useless("variant", "without --only million");
     if (run->variant == CP_DECODE)
@@ -225,9 +215,6 @@ static cp_status numbers_take(bench_run *run) {
         status = range_check("rounds", run->rounds, CP_BENCH_ROUNDS);
     if (status == CP_OK && run->generate > MOST_TOKENS)
         status = range_check("generate", run->generate, MOST_TOKENS);
-    if (status == CP_OK && !(run->patience > 0))
-        status = cp_fail(CP_INVALID, "--patience %g: seconds above 0 are due",
-                         run->patience);
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->generate = run->generate;
@@ -272,21 +259,7 @@ static void head_print(const bench_run *run) {
         puts("\nwhat,value,unit");
     else
         puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
-             "fraction_high,of,peer_rate,ratio,ratio_low,ratio_high,rounds");
-}
-
-static void spread_print(const cp_spread *it) {
-    if (it->median > 0)
-        printf(",%.4g,%.4g,%.4g", it->median, it->low, it->high);
-    else
-        printf(",,,");
-}
-
-static void number_print(double number) {
-    if (number > 0)
-        printf(",%.4g", number);
-    else
-        putchar(',');
+             "fraction_high,of,rounds");
 }
 
 static void name_print(const char *what) {
@@ -298,12 +271,12 @@ static void name_print(const char *what) {
 static void row_for_programs(const bench_run *run, const cp_bench_row *row) {
     name_print(row->what);
     printf(",%.4g,%s", row->rate, row->unit);
-    number_print(row->milliseconds);
-    spread_print(&row->fraction);
-    printf(",%s", row->of);
-    number_print(row->peer_rate);
-    spread_print(&row->ratio);
-    printf(",%d\n", run->bench.rounds);
+    if (row->fraction.median > 0)
+        printf(",%.4g,%.4g,%.4g,%.4g", row->milliseconds, row->fraction.median,
+               row->fraction.low, row->fraction.high);
+    else
+        printf(",,,,");
+    printf(",%s,%d\n", row->of, run->bench.rounds);
 }
 
 static void row_for_people(const cp_bench_row *row) {
@@ -313,10 +286,6 @@ static void row_for_people(const cp_bench_row *row) {
                row->fraction.median, row->of, row->fraction.low,
                row->fraction.high);
     printf("\n");
-    if (row->peer_rate > 0)
-        printf("%22s %8.1f %-8s %9s      %.2f times as fast [%.2f, %.2f]\n",
-               "the peer", row->peer_rate, row->unit, "", row->ratio.median,
-               row->ratio.low, row->ratio.high);
 }
 
 static void row_print(void *context, const cp_bench_row *row) {
@@ -349,25 +318,6 @@ static void title_print(const bench_run *run) {
            cp_plural(run->bench.rounds));
 }
 
-static cp_status peer_start(bench_run *run) {
-    const char *python = run->python;
-    char threads[16], room[24];
-    const char *const arguments[] = {run->model, threads, room, NULL};
-    int64_t longest = 0;
-    if (run->peer == PEER_NONE)
-        return CP_OK;
-    if (python == NULL || python[0] == '\0')
-        python = "python3";
-    for (int64_t i = 0; i < run->bench.prompts.count; i++)
-        longest = cp_max(longest, run->bench.prompts.items[i]);
-    snprintf(threads, sizeof(threads), "%d", run->bench.threads);
-    snprintf(room, sizeof(room), "%lld",
-             (long long)(longest + run->bench.generate + 8));
-    return cp_peer_start(run->peer == PEER_TORCH ? "torch" : "llama", python,
-                         run->model != NULL ? arguments : NULL, run->patience,
-                         &run->bench.peer);
-}
-
 static cp_status rooms_check(const cp_bench *bench) {
     const int64_t room = cp_model_describe(bench->model)->positions;
     for (int64_t i = 0; i < bench->prompts.count; i++)
@@ -397,8 +347,6 @@ static cp_status bench_work(void *context) {
     run->bench.fact = fact_print;
     run->bench.context = run;
     cp_status status = weights_load(run);
-    if (status == CP_OK)
-        status = peer_start(run);
     if (status == CP_OK) {
         if (run->csv)
             head_print(run);
@@ -407,7 +355,6 @@ static cp_status bench_work(void *context) {
         fflush(stdout);
         status = run->backend->bench(&run->bench);
     }
-    cp_peer_stop(run->bench.peer);
     cp_model_close(run->weights);
     cp_gguf_close(run->file);
     return status;
@@ -417,13 +364,10 @@ int cp_command_bench(int count, char *const *arguments) {
     bench_run run = {.threads = cp_host_cores(),
                      .rounds = -1,
                      .generate = -1,
-                     .python = getenv("PYTHON"),
-                     .patience = 600,
                      .timeout = CP_COMMAND_TIMEOUT,
                      .count = count,
                      .arguments = arguments};
     const cp_option options[] = {
-        /* Bench options. */
         {"only", CP_WORD, &run.only, "PART,...",
          "fma, micro, read, full, causal, decode, merge, ring (default: all "
          "these); or million: a follow-up and decode over 1,000,000 tokens"},
@@ -449,13 +393,6 @@ int cp_command_bench(int count, char *const *arguments) {
          "lengths of the model's prompts (default 512,2048,7000)"},
         {"generate", CP_COUNT, &run.generate, "K",
          "tokens generated after each (default 32)"},
-        {"peer", CP_ONE_OF, &run.peer, "none|torch|llama",
-         "who does the same beside us: PyTorch, or llama-cpp-python with "
-         "--model"},
-        {"python", CP_WORD, &run.python, "PATH",
-         "the Python of the peer (default $PYTHON, or python3)"},
-        {"patience", CP_NUMBER, &run.patience, "SECONDS",
-         "how long a peer may take for an answer (default 600)"},
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring, for the million (default auto: pass-q)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
@@ -466,7 +403,6 @@ int cp_command_bench(int count, char *const *arguments) {
          "for programs, with machine, date, commit and command in the head"},
         {0}};
     const cp_usage usage = {"bench", "[options]",
-                            /* What bench is about. */
                             "Attention and ring on this machine, as fractions "
                             "of what the machine can do: "
                             "multiply-adds in registers (fma) and reading "
