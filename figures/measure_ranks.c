@@ -89,11 +89,9 @@ static double best(int ranks, int64_t bytes, int repeats) {
     for (int repeat = 0; repeat < repeats; repeat++) {
         struct measurement measurement = {.bytes = bytes};
         measurement.rounds = bytes < 65536 ? 2000 : 8 + (64 << 20) / bytes;
-        need(ranks == 0
-                 ? measure_memcpy(&measurement)
-                 : cp_threads_run(&options, measure_rank, &measurement));
-        least = fmin(least,
-                     measurement.seconds / (double)measurement.rounds);
+        need(ranks == 0 ? measure_memcpy(&measurement)
+                        : cp_threads_run(&options, measure_rank, &measurement));
+        least = fmin(least, measurement.seconds / (double)measurement.rounds);
     }
     return least;
 }
