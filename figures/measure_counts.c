@@ -8,6 +8,7 @@
 #include "ring/check.h"
 #include "ring/explore.h"
 #include "figures/tools.h"
+#include "ring/variants.h"
 
 /* The pairs of each query block with each key block: [ranks][ranks]. */
 static double *pairs(const cp_layout *layout) {
@@ -158,7 +159,7 @@ static void decode_padding(void) {
                                   .sequences = batch,
                                   .new_tokens = ones,
                                   .room = 1,
-                                  .decode = true};
+                                  .placement = CP_ROUND_ROBIN};
             cp_layout *layout;
             need(cp_layout_new(&call, &layout));
             printf(",%.4f",

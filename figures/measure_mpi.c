@@ -7,6 +7,7 @@
  * Run by figures/measure-hosts, which makes the links. */
 #include "reference/ring/processes.h"
 #include "reference/ring/store.h"
+#include "ring/variants.h"
 #include "reference/ring/walk.h"
 
 #include <stdio.h>

@@ -10,6 +10,7 @@
 
 #include "figures/ring.h"
 #include "ring/check.h"
+#include "ring/variants.h"
 
 static void variants(int repeats) {
     static const struct {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/variants.h"
+
 enum { MOST_BATCH = 64 };
 
 static const char *const roles[] = {"fitted", "held", "contradicted", "repeat",

@@ -10,6 +10,7 @@
 
 #include "figures/numbers.h"
 #include "predict/rules.h"
+#include "ring/variants.h"
 
 static paper_numbers paper;
 

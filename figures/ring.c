@@ -2,6 +2,7 @@
 #include "figures/ring.h"
 
 #include "ground/host.h"
+#include "ring/variants.h"
 #include "reference/ring/threads.h"
 
 void ring_open(ring *it) {

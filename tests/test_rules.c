@@ -7,6 +7,7 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "tests/harness/suite.h"
+#include "ring/variants.h"
 
 enum {
     EQUATION_1,

@@ -6,6 +6,7 @@
 #include "app/command.h"
 #include "predict/rules.h"
 #include "predict/simulate.h"
+#include "ring/variants.h"
 
 typedef struct {
     const char *machine, *model, *trace;
