@@ -58,20 +58,15 @@ static cp_status shape_divide(choose_run *run, cp_shape *shape) {
 static cp_status setting_read(choose_run *run) {
     cp_setting *const setting = &run->setting;
     cp_shape shape;
-    cp_status status = cp_hardware_read(run->machine, &run->hardware);
-    if (status == CP_OK)
-        status = cp_model_sizes_read(run->model, &run->sizes);
-    if (status == CP_OK)
-        status = shape_divide(run, &shape);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_hardware_read(run->machine, &run->hardware));
+    CP_TRY(cp_model_sizes_read(run->model, &run->sizes));
+    CP_TRY(shape_divide(run, &shape));
     *setting = cp_setting_of(&run->hardware, &shape, run->sizes.cache_bytes,
                              (int)run->ranks, run->speeds == SPEEDS_PEAK);
-    status = speed_take("flops", run->flops, &setting->machine.flops);
-    if (status == CP_OK)
-        status = speed_take("bandwidth", run->bandwidth,
-                            &setting->machine.bytes_per_second);
-    return status == CP_OK ? cp_setting_check(setting) : status;
+    CP_TRY(speed_take("flops", run->flops, &setting->machine.flops));
+    CP_TRY(speed_take("bandwidth", run->bandwidth,
+                      &setting->machine.bytes_per_second));
+    return cp_setting_check(setting);
 }
 
 static cp_status count_check(const char *name, const cp_counts *counts,
@@ -91,22 +86,20 @@ static cp_status count_check(const char *name, const cp_counts *counts,
 /* Positions have 31 bits, and all of a call are planned together. */
 static cp_status tokens_check(const choose_run *run) {
     int64_t sum = 0;
-    cp_status status = count_check("new", &run->new_tokens, &sum);
-    if (status == CP_OK)
-        status = count_check("cached", &run->cached, &sum);
-    if (status == CP_OK && sum > INT32_MAX)
+    CP_TRY(count_check("new", &run->new_tokens, &sum));
+    CP_TRY(count_check("cached", &run->cached, &sum));
+    if (sum > INT32_MAX)
         return cp_fail(CP_INVALID,
                        "--new, --cached: %lld tokens in all are more than the "
                        "%d that can be planned",
                        (long long)sum, INT32_MAX);
-    return status;
+    return CP_OK;
 }
 
 static cp_status choose_check(void *context) {
     choose_run *run = context;
     cp_counts *const cached = &run->cached;
     const int64_t sequences = run->new_tokens.count;
-    cp_status status = CP_OK;
     if (sequences == 0)
         return cp_fail(CP_INVALID, "choose needs --new, the new tokens");
     if (cached->count > 0 && cached->count != sequences)
@@ -116,33 +109,28 @@ static cp_status choose_check(void *context) {
     if (run->csv && sequences != 1)
         return cp_fail(CP_INVALID, "--csv is for one sequence of --new");
     if (cached->count == 0)
-        status = cp_allocate(&cached->items, sequences, sizeof(int64_t),
-                             "cached tokens");
-    if (status == CP_OK)
-        status = cp_command_ranks(&run->ranks);
-    if (status == CP_OK)
-        status = tokens_check(run);
-    if (status == CP_OK)
-        status = cp_load_of(sequences, run->new_tokens.items, cached->items,
-                            &run->load);
-    return status == CP_OK ? setting_read(run) : status;
+        CP_TRY(cp_allocate(&cached->items, sequences, sizeof(int64_t),
+                           "cached tokens"));
+    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(tokens_check(run));
+    CP_TRY(cp_load_of(sequences, run->new_tokens.items, cached->items,
+                      &run->load));
+    return setting_read(run);
 }
 
 /* The empirical rule knows no batches, and no rule turns along one. */
 static cp_status rules_ask(choose_run *run) {
     const bool single = run->load.sequences == 1;
-    cp_status status = CP_OK;
-    for (int r = 0; r < CP_RULES && status == CP_OK; r++) {
+    for (int r = 0; r < CP_RULES; r++) {
         const cp_rule *const rule = &cp_rules[r];
         if (rule->kind == CP_RULE_EMPIRICAL && !single)
             continue;
-        status =
-            cp_rule_ask(rule, &run->setting, &run->load, &run->verdicts[r]);
-        if (status == CP_OK && single)
-            status = cp_rule_least(rule, &run->setting, (int64_t)run->load.keys,
-                                   &run->turns[r]);
+        CP_TRY(cp_rule_ask(rule, &run->setting, &run->load, &run->verdicts[r]));
+        if (single)
+            CP_TRY(cp_rule_least(rule, &run->setting, (int64_t)run->load.keys,
+                                 &run->turns[r]));
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status call_simulate(choose_run *run) {
@@ -156,13 +144,12 @@ static cp_status call_simulate(choose_run *run) {
                             .variant = CP_PASS_KV,
                             .partial_bytes = run->setting.output_bytes};
     cp_forecast forecast;
-    cp_status status = cp_simulate(&scenario, &forecast);
+    CP_TRY(cp_simulate(&scenario, &forecast));
     run->pass_kv = forecast.seconds;
     scenario.variant = CP_PASS_Q;
-    if (status == CP_OK)
-        status = cp_simulate(&scenario, &forecast);
+    CP_TRY(cp_simulate(&scenario, &forecast));
     run->pass_q = forecast.seconds;
-    return status;
+    return CP_OK;
 }
 
 static void head_print(const choose_run *run) {
@@ -246,15 +233,12 @@ static void csv_print(const choose_run *run) {
 
 static cp_status choose_work(void *context) {
     choose_run *run = context;
-    cp_status status = rules_ask(run);
-    if (status == CP_OK && !run->csv)
-        status = call_simulate(run);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(rules_ask(run));
     if (run->csv) {
         csv_print(run);
         return CP_OK;
     }
+    CP_TRY(call_simulate(run));
     head_print(run);
     thresholds_print(&run->setting);
     verdicts_print(run);

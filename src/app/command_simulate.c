@@ -65,13 +65,10 @@ static cp_status tokens_possible(const simulate_run *run) {
 /* What cannot be simulated is bad use, and known before any work. */
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
-    cp_status status = cp_hardware_read(run->machine, &run->hardware);
-    if (status == CP_OK)
-        status = cp_model_sizes_read(run->model, &run->facts);
-    for (int64_t n = 0; n < run->set.count && status == CP_OK; n++)
-        status = constant_set(&run->hardware, run->set.items[n]);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_hardware_read(run->machine, &run->hardware));
+    CP_TRY(cp_model_sizes_read(run->model, &run->facts));
+    for (int64_t n = 0; n < run->set.count; n++)
+        CP_TRY(constant_set(&run->hardware, run->set.items[n]));
     if (run->tensor < 0)
         run->tensor = run->hardware.gpus_per_node;
     if (run->partials < 0)
@@ -88,14 +85,13 @@ static cp_status simulate_check(void *context) {
     if (run->batch < 1 || run->batch > 4096)
         return cp_fail(CP_INVALID, "--batch %lld: 1 to 4096 are possible",
                        (long long)run->batch);
-    status = cp_command_ranks(&run->ranks);
+    CP_TRY(cp_command_ranks(&run->ranks));
     cp_pace pace = {.hardware = &run->hardware,
                     .model = &run->facts,
                     .ranks = (int)run->ranks,
                     .tensor = run->tensor};
-    if (status == CP_OK)
-        status = cp_pace_new(&pace);
-    return status == CP_OK ? tokens_possible(run) : status;
+    CP_TRY(cp_pace_new(&pace));
+    return tokens_possible(run);
 }
 
 static cp_status variant_choose(simulate_run *run) {
@@ -107,20 +103,17 @@ static cp_status variant_choose(simulate_run *run) {
         cp_machine_of(hardware, run->facts.cache_bytes, false);
     if (run->variant != CP_AUTO)
         return CP_OK;
-    const cp_status status =
-        cp_choose(&machine, &shape, (int)run->ranks, run->scenario.sequences,
-                  run->new_tokens, run->past, &run->choice);
+    CP_TRY(cp_choose(&machine, &shape, (int)run->ranks, run->scenario.sequences,
+                     run->new_tokens, run->past, &run->choice));
     run->scenario.variant = run->choice.variant;
-    return status;
+    return CP_OK;
 }
 
 static cp_status scenario_build(simulate_run *run) {
     const int64_t each = run->fresh.count, count = each * run->batch;
-    cp_status status =
-        cp_allocate(&run->new_tokens, count, sizeof(int64_t), "sequences");
-    if (status == CP_OK)
-        status = cp_allocate(&run->past, count, sizeof(int64_t), "sequences");
-    for (int64_t i = 0; i < count && status == CP_OK; i++) {
+    CP_TRY(cp_allocate(&run->new_tokens, count, sizeof(int64_t), "sequences"));
+    CP_TRY(cp_allocate(&run->past, count, sizeof(int64_t), "sequences"));
+    for (int64_t i = 0; i < count; i++) {
         run->new_tokens[i] = run->fresh.items[i % each];
         run->past[i] = run->cached.count > 0 ? run->cached.items[i % each] : 0;
     }
@@ -134,7 +127,7 @@ static cp_status scenario_build(simulate_run *run) {
                                   .variant = (cp_variant)run->variant,
                                   .partial_bytes = run->partials,
                                   .seed = (uint64_t)run->seed};
-    return status == CP_OK ? variant_choose(run) : status;
+    return variant_choose(run);
 }
 
 static void head_print(const simulate_run *run) {

@@ -22,8 +22,8 @@ cp_status cp_setting_check(const cp_setting *setting) {
         return cp_fail(CP_INVALID,
                        "all-to-all bandwidth is %g: it must be above 0",
                        setting->all_to_all_bandwidth);
-    const cp_status status = cp_machine_check(&setting->machine);
-    return status == CP_OK ? cp_shape_check(&setting->shape) : status;
+    CP_TRY(cp_machine_check(&setting->machine));
+    return cp_shape_check(&setting->shape);
 }
 
 /* A rate as Algorithm 1 takes it: a whole number, at least 1. */
@@ -147,20 +147,16 @@ static void compare(const char *what, const cp_sides *sides, const char *by,
 static cp_status ask_size(const cp_setting *setting, const cp_load *load,
                           cp_verdict *verdict) {
     cp_sides sides;
-    const cp_status status = cp_sides_of_sizes(&setting->shape, load, &sides);
-    if (status == CP_OK)
-        compare("miss rate", &sides, "(eq. 1)", verdict);
-    return status;
+    CP_TRY(cp_sides_of_sizes(&setting->shape, load, &sides));
+    compare("miss rate", &sides, "(eq. 1)", verdict);
+    return CP_OK;
 }
 
 static cp_status ask_hidden(const cp_rule *rule, const cp_setting *setting,
                             const cp_load *load, cp_verdict *verdict) {
     cp_sides sides;
-    const cp_status status =
-        cp_sides_of_hiding(&setting->machine, &setting->shape, setting->ranks,
-                           rule->causal, load, &sides);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
+                              setting->ranks, rule->causal, load, &sides));
     compare("T", &sides, rule->causal ? "(eq. 2, causal)" : "(eq. 2)", verdict);
     verdict->hidden = verdict->variant == CP_PASS_KV;
     return CP_OK;
@@ -174,13 +170,9 @@ static cp_status ask_exposed(const cp_rule *rule, const cp_setting *setting,
                           setting->machine.element_bytes;
     cp_sides sizes, hiding;
     cp_wide less; /* 4 pairs N_H BW */
-    cp_status status = cp_sides_of_sizes(&setting->shape, load, &sizes);
-    if (status == CP_OK)
-        status =
-            cp_sides_of_hiding(&setting->machine, &setting->shape,
-                               setting->ranks, rule->causal, load, &hiding);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_sides_of_sizes(&setting->shape, load, &sizes));
+    CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
+                              setting->ranks, rule->causal, load, &hiding));
     if (__builtin_mul_overflow(sizes.left, speed, &sizes.left) ||
         __builtin_mul_overflow(sizes.right, speed, &sizes.right) ||
         __builtin_mul_overflow(sizes.under, speed, &sizes.under) ||
@@ -269,9 +261,9 @@ static cp_status ask(const cp_rule *rule, const cp_setting *setting,
         return ask_empirical(rule, load, verdict);
     if (rule->kind == CP_RULE_SIZE || setting->machine.shares_cores)
         return ask_size(setting, load, verdict);
-    const cp_status status = ask_hidden(rule, setting, load, verdict);
-    if (status != CP_OK || verdict->hidden)
-        return status;
+    CP_TRY(ask_hidden(rule, setting, load, verdict));
+    if (verdict->hidden)
+        return CP_OK;
     return rule->kind == CP_RULE_HIDDEN
                ? ask_size(setting, load, verdict)
                : ask_exposed(rule, setting, load, verdict);
@@ -280,14 +272,13 @@ static cp_status ask(const cp_rule *rule, const cp_setting *setting,
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
                       const cp_load *load, cp_verdict *verdict) {
     cp_verdict answer = {.variant = CP_PASS_KV};
-    cp_status status = cp_setting_check(setting);
-    if (status == CP_OK && setting->ranks == 1)
+    CP_TRY(cp_setting_check(setting));
+    if (setting->ranks == 1)
         append(&answer, "one rank: nothing to send");
-    else if (status == CP_OK)
-        status = ask(rule, setting, load, &answer);
-    if (status == CP_OK)
-        *verdict = answer;
-    return status;
+    else
+        CP_TRY(ask(rule, setting, load, &answer));
+    *verdict = answer;
+    return CP_OK;
 }
 
 cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
@@ -300,11 +291,8 @@ cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
         const int64_t cached = context - fresh;
         cp_load load;
         cp_verdict verdict;
-        cp_status status = cp_load_of(1, &fresh, &cached, &load);
-        if (status == CP_OK)
-            status = cp_rule_ask(rule, setting, &load, &verdict);
-        if (status != CP_OK)
-            return status;
+        CP_TRY(cp_load_of(1, &fresh, &cached, &load));
+        CP_TRY(cp_rule_ask(rule, setting, &load, &verdict));
         if (verdict.variant == CP_PASS_KV)
             high = fresh;
         else

@@ -125,18 +125,11 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     const int64_t *cached_tokens, cp_choice *choice) {
     cp_load load;
     cp_sides sizes, hiding;
-    cp_status status = cp_load_of(sequences, new_tokens, cached_tokens, &load);
-    if (status == CP_OK)
-        status = cp_machine_check(machine);
-    if (status == CP_OK)
-        status = cp_shape_check(shape);
-    if (status == CP_OK)
-        status = cp_sides_of_sizes(shape, &load, &sizes);
-    if (status == CP_OK)
-        status =
-            cp_sides_of_hiding(machine, shape, ranks, false, &load, &hiding);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, &load));
+    CP_TRY(cp_machine_check(machine));
+    CP_TRY(cp_shape_check(shape));
+    CP_TRY(cp_sides_of_sizes(shape, &load, &sizes));
+    CP_TRY(cp_sides_of_hiding(machine, shape, ranks, false, &load, &hiding));
     const bool hidden = !machine->shares_cores && hiding.left >= hiding.right;
     const bool passes_kv = ranks == 1 || hidden || sizes.left >= sizes.right;
     choice->variant = passes_kv ? CP_PASS_KV : CP_PASS_Q;
