@@ -67,19 +67,18 @@ static cp_status parts_take(bench_run *run) {
                            ? "ring"
                            : "fma,micro,read,full,causal,decode,merge,ring";
     bool *parts = run->bench.parts;
-    cp_status status = CP_OK;
     int count = 0;
-    while (text != NULL && status == CP_OK) {
+    while (text != NULL) {
         const int64_t length = (int64_t)strcspn(text, ",");
-        status = part_take(run, text, length);
+        CP_TRY(part_take(run, text, length));
         text = text[length] == ',' ? text + length + 1 : NULL;
     }
     for (int p = 0; p < CP_BENCH_PARTS; p++)
         count += parts[p];
-    if (status == CP_OK && parts[CP_BENCH_MILLION] && count > 1)
+    if (parts[CP_BENCH_MILLION] && count > 1)
         return cp_fail(CP_INVALID, "--only %s: million stands alone",
                        run->only);
-    return status;
+    return CP_OK;
 }
 
 enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
@@ -160,33 +159,26 @@ static cp_status attention_check(const bench_run *run) {
 
 static cp_status list_check(const char *name, const char *otherwise,
                             int64_t most, cp_counts *list) {
-    cp_status status = CP_OK;
     if (list->count == 0)
-        status = cp_counts_parse(name, otherwise, list);
-    for (int64_t i = 0; i < list->count && status == CP_OK; i++)
-        status = range_check(name, list->items[i], most);
-    return status;
+        CP_TRY(cp_counts_parse(name, otherwise, list));
+    for (int64_t i = 0; i < list->count; i++)
+        CP_TRY(range_check(name, list->items[i], most));
+    return CP_OK;
 }
 
 static cp_status lists_check(bench_run *run) {
     cp_bench *bench = &run->bench;
     const int kind = kind_of(run);
-    cp_status status = list_check("tokens", defaults[kind].tokens, MOST_TOKENS,
-                                  &bench->tokens);
-    if (status == CP_OK)
-        status =
-            list_check("keys", defaults[kind].keys, MOST_TOKENS, &bench->keys);
-    if (status == CP_OK)
-        status = list_check("prompt", defaults[kind].prompts, MOST_TOKENS,
-                            &bench->prompts);
     char size[16];
+    CP_TRY(list_check("tokens", defaults[kind].tokens, MOST_TOKENS,
+                      &bench->tokens));
+    CP_TRY(list_check("keys", defaults[kind].keys, MOST_TOKENS, &bench->keys));
+    CP_TRY(list_check("prompt", defaults[kind].prompts, MOST_TOKENS,
+                      &bench->prompts));
     snprintf(size, sizeof(size), "%d", cp_crew_mine()->ranks);
-    if (status == CP_OK)
-        status = list_check(
-            "ranks",
-            cp_crew_mine()->share != NULL ? size : defaults[kind].ranks,
-            CP_COMMAND_RANKS, &bench->ranks);
-    return status;
+    return list_check(
+        "ranks", cp_crew_mine()->share != NULL ? size : defaults[kind].ranks,
+        CP_COMMAND_RANKS, &bench->ranks);
 }
 
 static cp_status shape_take(bench_run *run) {
@@ -210,38 +202,32 @@ static cp_status numbers_take(bench_run *run) {
         run->rounds = defaults[kind].rounds;
     if (run->generate < 0)
         run->generate = defaults[kind].generate;
-    cp_status status = range_check("threads", run->threads, MOST_THREADS);
-    if (status == CP_OK)
-        status = range_check("rounds", run->rounds, CP_BENCH_ROUNDS);
-    if (status == CP_OK && run->generate > MOST_TOKENS)
-        status = range_check("generate", run->generate, MOST_TOKENS);
+    CP_TRY(range_check("threads", run->threads, MOST_THREADS));
+    CP_TRY(range_check("rounds", run->rounds, CP_BENCH_ROUNDS));
+    if (run->generate > MOST_TOKENS)
+        CP_TRY(range_check("generate", run->generate, MOST_TOKENS));
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->generate = run->generate;
     bench->variant = (cp_variant)run->variant;
     bench->first_kernel = run->kernel == KERNEL_FIRST;
-    return status;
+    return CP_OK;
 }
 
 static cp_status bench_check(void *context) {
     bench_run *run = context;
-    cp_status status = parts_take(run);
-    if (status == CP_OK)
-        status = run->model != NULL ? model_check(run) : attention_check(run);
-    if (status == CP_OK)
-        status = shape_take(run);
-    if (status == CP_OK)
-        status = numbers_take(run);
-    if (status == CP_OK)
-        status = lists_check(run);
-    if (status == CP_OK && cp_crew_mine()->share != NULL)
-        status = crew_check(run);
-    if (status == CP_OK)
-        status = cp_command_backend(run->on, run->timeout, &run->backend);
-    if (status == CP_OK && run->backend->bench == NULL)
-        status = cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
-                         run->backend->name);
-    return status;
+    CP_TRY(parts_take(run));
+    CP_TRY(run->model != NULL ? model_check(run) : attention_check(run));
+    CP_TRY(shape_take(run));
+    CP_TRY(numbers_take(run));
+    CP_TRY(lists_check(run));
+    if (cp_crew_mine()->share != NULL)
+        CP_TRY(crew_check(run));
+    CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
+    if (run->backend->bench == NULL)
+        return cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
+                       run->backend->name);
+    return CP_OK;
 }
 
 static void head_print(const bench_run *run) {
