@@ -45,13 +45,13 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
                            (long long)s, (long long)now, (long long)past);
         if (now == 0)
             continue;
+        if (__builtin_add_overflow(load->pairs, now * (now + past),
+                                   &load->pairs))
+            return cp_fail(CP_INVALID, "too many tokens to count their pairs");
         load->sequences++;
         load->fresh += now;
         load->keys += now + past;
         load->causal += now * past + now * (now + 1) / 2;
-        if (__builtin_add_overflow(load->pairs, now * (now + past),
-                                   &load->pairs))
-            return cp_fail(CP_INVALID, "too many tokens to count their pairs");
     }
     if (load->sequences == 0)
         return cp_fail(CP_INVALID, "no new tokens: nothing to choose");
