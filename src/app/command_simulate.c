@@ -9,7 +9,6 @@
 #include "predict/fit.h"
 #include "predict/foresee.h"
 #include "predict/sweeps.h"
-#include "ring/variants.h"
 
 typedef struct {
     const char *machine, *model, *trace;

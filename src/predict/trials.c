@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "app/command.h"
-#include "ring/variants.h"
 
 enum {
     NEW,

@@ -4,8 +4,8 @@
 #ifndef CP_RULES_H
 #define CP_RULES_H
 
-#include "ring/plan.h"
 #include "ring/rational.h"
+#include "ring/variants.h"
 
 /* What one call amounts to: sums over its sequences that have new tokens. */
 typedef struct {
