@@ -14,7 +14,6 @@
 #include "harness/stand-in/stand_in.h"
 #include "reference/attend/oracle.h"
 #include "ring/check.h"
-#include "ring/link.h"
 #include "ring/variants.h"
 #include "cuda/ring/streams.h"
 

@@ -14,6 +14,7 @@
 #include "ring/check.h"
 #include "ring/crew.h"
 #include "app/npy.h"
+#include "ground/save.h"
 #include "ring/variants.h"
 
 typedef struct {

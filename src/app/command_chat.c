@@ -15,7 +15,6 @@
 #include "app/tape.h"
 #include "model/template.h"
 #include "model/tokenizer.h"
-#include "ring/variants.h"
 
 typedef struct {
     bool speaking; /* next has yet to be fed */
@@ -533,7 +532,8 @@ static cp_status variant_set(chat_run *chat, const char *name) {
     if (status != CP_OK)
         return status;
     chat->variant = (int)variant;
-    printf("The next question goes by %s.\n", cp_variant_name(variant));
+    printf("The next question goes by %s (%s).\n", cp_variant_name(variant),
+           cp_variant_use(variant));
     return CP_OK;
 }
 static cp_status plan_show(const chat_run *chat) {

@@ -10,7 +10,6 @@
 #include "ring/draw.h"
 #include "ring/explore.h"
 #include "ground/save.h"
-#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
@@ -213,56 +212,43 @@ static void ranks_print(FILE *out, const plan_run *run) {
     fprintf(out, "\nbalance %.3f (the largest of pairs over their mean)\n",
             report->balance);
 }
-/* The exchange of a rank at a hop; NULL if it has none. */
-static const cp_op *exchange_of(const cp_plan *plan, int rank, int hop) {
-    const cp_program *program = &plan->programs[rank];
-    for (int64_t i = 0; i < program->count; i++)
-        if (program->ops[i].kind == CP_OP_EXCHANGE &&
-            program->ops[i].hop == hop)
-            return &program->ops[i];
-    return NULL;
-}
-static void hop_print(FILE *out, const cp_plan *plan, int ranks, int hop) {
+static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
     enum { SHOWN = 6 };
-    const cp_op *first = exchange_of(plan, 0, hop);
-    if (first == NULL)
-        return;
-    fprintf(out, "%4d %19s   ", hop,
-            cp_group(plan->slots[first->in.slot].bytes).text);
-    for (int k = 0; k < ranks && k < SHOWN; k++) {
-        const cp_op *op = exchange_of(plan, k, hop);
-        if (op != NULL)
-            fprintf(out, " %d>%d:%d", k, op->to, op->in.origin);
+    const int ranks = plan->layout->ranks;
+    fprintf(out, "%4d %19s   ", op->hop,
+            cp_group(plan->slots[op->in.slot].bytes).text);
+    for (int n = 0, k = 0; n < ranks && n < SHOWN; n++) {
+        fprintf(out, " %d>%d:%d", k, op->to, op->in.origin);
+        k = op->to;
+        op = &plan->programs[k].ops[op->sent_to];
     }
     fprintf(out, ranks > SHOWN ? " ...\n" : "\n");
 }
-static void collectives_print(FILE *out, const cp_plan *plan) {
-    const cp_program *program = &plan->programs[0];
-    for (int64_t i = 0; i < program->count; i++) {
-        const cp_op *op = &program->ops[i];
-        if (op->kind == CP_OP_ALL_TO_ALL)
-            fprintf(out,
-                    "then an all-to-all: each rank sends each other "
-                    "%s bytes of partials\n",
-                    cp_group(plan->slots[op->in.slot].bytes).text);
-        if (op->kind == CP_OP_ALL_GATHER)
-            fprintf(out,
-                    "an all-gather: each rank sends each other %s "
-                    "bytes of keys and values\n",
-                    cp_group(plan->slots[op->in.slot].bytes).text);
-    }
-}
 static void hops_print(FILE *out, const plan_run *run) {
-    const int ranks = (int)run->ranks;
+    const cp_plan *plan = run->plan;
+    const cp_program *program = &plan->programs[0];
     if (run->report.hops > 0)
         fprintf(out, "\n hop        bytes a rank    from>to:whose %s\n",
                 run->choice.variant == CP_PASS_KV ? "keys and values"
                                                   : "queries");
     else
         fprintf(out, "\nno hops\n");
-    for (int hop = 0; hop < ranks; hop++)
-        hop_print(out, run->plan, ranks, hop);
-    collectives_print(out, run->plan);
+    for (int64_t n = 0; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        const int64_t bytes = plan->slots[op->in.slot].bytes;
+        if (op->kind == CP_OP_EXCHANGE)
+            hop_print(out, plan, op);
+        if (op->kind == CP_OP_ALL_TO_ALL)
+            fprintf(out,
+                    "then an all-to-all: each rank sends each other "
+                    "%s bytes of partials\n",
+                    cp_group(bytes).text);
+        if (op->kind == CP_OP_ALL_GATHER)
+            fprintf(out,
+                    "an all-gather: each rank sends each other %s "
+                    "bytes of keys and values\n",
+                    cp_group(bytes).text);
+    }
 }
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
 
