@@ -551,31 +551,21 @@ START_TEST(other_forms_are_refused_and_programs_are_not_words) {
 }
 END_TEST
 
-static Suite *tokenizer_suite(void) {
-    Suite *suite = suite_create("tokenizer");
-    TCase *tests = harness_case("tokenizer");
-    /* Add the word tests. */
-    tcase_add_test(tests, golden_texts_have_the_golden_ids);
-    tcase_add_test(tests, merges_go_by_rank);
-    tcase_add_test(tests, the_heap_joins_what_the_definition_joins);
-    tcase_add_loop_test(tests, words_end_where_each_expression_says, 0,
-                        sizeof(cuts) / sizeof(cuts[0]));
-    tcase_add_loop_test(tests, any_bytes_come_back, 0, 4);
-    tcase_add_test(tests, streamed_pieces_never_split_a_character);
-    tcase_add_test(tests, control_tokens_are_text_unless_asked_for);
-    tcase_add_test(tests, some_tokens_are_always_taken_whole);
-    tcase_add_test(tests, llama_takes_whole_words);
-    tcase_add_loop_test(tests, a_word_of_a_megabyte_is_no_trouble, 0, 2);
-    tcase_add_test(tests, what_the_vocabulary_lacks_is_counted_or_named);
-    tcase_add_loop_test(tests, other_tokenizers_are_refused_by_name, 0, 2);
-    tcase_add_loop_test(tests, quarrelling_vocabularies_are_refused, 0,
-                        sizeof(quarrels) / sizeof(quarrels[0]));
-    tcase_add_test(tests, scratched_vocabularies_do_no_harm);
-    tcase_add_test(tests, turns_have_the_form_of_the_model);
-    tcase_add_test(tests, a_user_cannot_forge_a_turn);
-    tcase_add_test(tests, other_forms_are_refused_and_programs_are_not_words);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(tokenizer_suite)
+SUITE("tokenizer", {golden_texts_have_the_golden_ids, 0, 1},
+      {merges_go_by_rank, 0, 1},
+      {the_heap_joins_what_the_definition_joins, 0, 1},
+      {words_end_where_each_expression_says, 0, sizeof(cuts) / sizeof(cuts[0])},
+      {any_bytes_come_back, 0, 4},
+      {streamed_pieces_never_split_a_character, 0, 1},
+      {control_tokens_are_text_unless_asked_for, 0, 1},
+      {some_tokens_are_always_taken_whole, 0, 1},
+      {llama_takes_whole_words, 0, 1},
+      {a_word_of_a_megabyte_is_no_trouble, 0, 2},
+      {what_the_vocabulary_lacks_is_counted_or_named, 0, 1},
+      {other_tokenizers_are_refused_by_name, 0, 2},
+      {quarrelling_vocabularies_are_refused, 0,
+       sizeof(quarrels) / sizeof(quarrels[0])},
+      {scratched_vocabularies_do_no_harm, 0, 1},
+      {turns_have_the_form_of_the_model, 0, 1},
+      {a_user_cannot_forge_a_turn, 0, 1},
+      {other_forms_are_refused_and_programs_are_not_words, 0, 1})
