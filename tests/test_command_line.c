@@ -451,7 +451,7 @@ START_TEST(bad_logits_are_refused) {
     } bad[] = {
         {"--history 20+d5 --model $D/none", "25 tokens; "},
         {"--positions 70 --model $D/none", "--positions 70: "},
-        {"--generate 444", "512 positions"},
+        {"--generate 444", "ids.npy: 513 positions where the model has 512"},
         {"--tokens $D/none.npy", "No such file"},
         {"--model $D/none.gguf", "No such file"},
         {"--model $D/ids.npy", "ids.npy"},

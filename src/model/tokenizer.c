@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ground/random.h"
+#include "ground/text.h"
+
 enum { LETTERS = 256 + 68 };
 
 static bool is_visible(int byte) {
@@ -90,30 +93,11 @@ struct cp_tokenizer {
     bool *ends;    /* of each token: does it end an answer? */
 };
 
-static int character_length(const unsigned char *at, int64_t left) {
-    const int lead = at[0];
-    const int length = lead < 0x80   ? 1
-                       : lead < 0xC2 ? 0
-                       : lead < 0xE0 ? 2
-                       : lead < 0xF0 ? 3
-                       : lead < 0xF5 ? 4
-                                     : 0;
-    if (length > left)
-        return 0;
-    for (int i = 1; i < length; i++)
-        if ((at[i] & 0xC0) != 0x80)
-            return 0;
-    if ((lead == 0xE0 && at[1] < 0xA0) || (lead == 0xED && at[1] > 0x9F) ||
-        (lead == 0xF0 && at[1] < 0x90) || (lead == 0xF4 && at[1] > 0x8F))
-        return 0;
-    return length;
-}
-
 static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
     const unsigned char *at = (const unsigned char *)text.bytes;
     int64_t count = 0;
     for (int64_t i = 0; i < text.length;) {
-        const int length = character_length(at + i, text.length - i);
+        const int length = cp_character(text.bytes + i, text.length - i);
         int letter = length == 1 ? at[i] : LETTERS;
         if (length == 2)
             letter = (at[i] & 0x1F) << 6 | (at[i + 1] & 0x3F);
@@ -124,17 +108,11 @@ static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
     return count;
 }
 
-static uint64_t hash_text(const char *bytes, int64_t length) {
-    uint64_t hash = 0xCBF29CE484222325;
-    for (int64_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001B3;
-    return hash ^ hash >> 29;
-}
-
 static int32_t *text_place(const cp_tokenizer *tokenizer, const char *bytes,
                            int64_t length) {
-    uint64_t at = hash_text(bytes, length) & tokenizer->mask;
-    for (;; at = (at + 1) & tokenizer->mask) {
+    const uint64_t hash = cp_hash(0, bytes, length);
+    for (uint64_t at = hash ^ hash >> 29;; at++) {
+        at &= tokenizer->mask;
         const int32_t id = tokenizer->table[at];
         if (id < 0)
             return &tokenizer->table[at];
@@ -476,10 +454,11 @@ typedef struct {
 
 static void extend_valid(splitter *splitter) {
     int64_t end = splitter->at;
-    int length = 1;
-    while (end < splitter->length && length > 0) {
-        length = character_length(splitter->text + end, splitter->length - end);
-        end += length;
+    for (int length = 0; end < splitter->length; end += length) {
+        length = cp_character((const char *)splitter->text + end,
+                              splitter->length - end);
+        if (length < 1)
+            break;
     }
     splitter->valid = end;
 }
@@ -842,48 +821,4 @@ cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
     for (int64_t i = 0; i < count && status == CP_OK; i++)
         *length += token_bytes(tokenizer, ids[i], *text + *length);
     return status;
-}
-
-static int64_t unfinished(const char *bytes, int64_t length) {
-    for (int64_t back = 1; back <= 3 && back <= length; back++) {
-        const int lead = (unsigned char)bytes[length - back];
-        if (lead >= 0x80 && lead < 0xC0)
-            continue;
-        const int needed = lead < 0xC2   ? 1
-                           : lead < 0xE0 ? 2
-                           : lead < 0xF0 ? 3
-                           : lead < 0xF5 ? 4
-                                         : 1;
-        return needed > back ? back : 0;
-    }
-    return 0;
-}
-
-cp_status cp_tokenizer_piece(const cp_tokenizer *tokenizer,
-                             cp_tokenizer_stream *stream, int32_t id,
-                             char **text, int64_t *length) {
-    *text = NULL;
-    *length = 0;
-    cp_status status = check_id(tokenizer, id);
-    if (status == CP_OK)
-        status = cp_allocate(text, tokenizer->tokens[id].length + 4, 1,
-                             "a token's text");
-    if (status != CP_OK)
-        return status;
-    memcpy(*text, stream->held, (size_t)stream->count);
-    *length = stream->count;
-    *length += token_bytes(tokenizer, id, *text + *length);
-    stream->count = (int)unfinished(*text, *length);
-    *length -= stream->count;
-    memcpy(stream->held, *text + *length, (size_t)stream->count);
-    (*text)[*length] = '\0';
-    return CP_OK;
-}
-
-int64_t cp_tokenizer_flush(cp_tokenizer_stream *stream, char text[4]) {
-    const int64_t length = stream->count;
-    memset(text, 0, 4);
-    memcpy(text, stream->held, (size_t)length);
-    stream->count = 0;
-    return length;
 }
