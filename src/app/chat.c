@@ -70,9 +70,9 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
     cp_speaker *who = &chat->speakers[sequence];
     if (left < 1)
         return cp_fail(CP_CAPACITY,
-                       "%lld tokens are new and %lld in the cache; with an "
-                       "answer they pass the %lld positions",
-                       (long long)fresh, (long long)held, (long long)capacity);
+                       "%ld tokens are new and %ld in the cache; with an "
+                       "answer they pass the %ld positions",
+                       fresh, held, capacity);
     who->left = cp_min(chat->most, left);
     who->crowded = left < chat->most;
     who->answered = 0;

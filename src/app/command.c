@@ -83,28 +83,28 @@ static cp_status ranks_check(int64_t *ranks, int64_t tensor) {
     const cp_crew *crew = cp_crew_mine();
     const bool joined = crew->share != NULL;
     if (tensor < 1 || tensor > CP_COMMAND_RANKS)
-        return cp_fail(CP_INVALID, "--tensor %lld: between 1 and %d GPUs",
-                       (long long)tensor, CP_COMMAND_RANKS);
+        return cp_fail(CP_INVALID, "--tensor %ld: between 1 and %d GPUs",
+                       tensor, CP_COMMAND_RANKS);
     if (tensor > 1 && !joined)
         return cp_fail(CP_INVALID,
-                       "--tensor %lld: a launcher must start the processes, "
-                       "one for each GPU",
-                       (long long)tensor);
+                       "--tensor %ld: a launcher must start the processes, one "
+                       "for each GPU",
+                       tensor);
     if (*ranks < 0)
         *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
     if (*ranks < 1 || *ranks > CP_COMMAND_RANKS)
         return cp_fail(CP_INVALID,
-                       "--ranks %lld: between 1 and %d ranks can be had",
-                       (long long)*ranks, CP_COMMAND_RANKS);
+                       "--ranks %ld: between 1 and %d ranks can be had", *ranks,
+                       CP_COMMAND_RANKS);
     if (joined && tensor == 1 && *ranks != crew->ranks)
         return cp_fail(CP_INVALID,
-                       "--ranks %lld: the launcher has started %d processes",
-                       (long long)*ranks, crew->ranks);
+                       "--ranks %ld: the launcher has started %d processes",
+                       *ranks, crew->ranks);
     if (joined && *ranks * tensor != crew->ranks)
-        return cp_fail(CP_INVALID,
-                       "--ranks %lld --tensor %lld: the launcher has started "
-                       "%d processes",
-                       (long long)*ranks, (long long)tensor, crew->ranks);
+        return cp_fail(
+            CP_INVALID,
+            "--ranks %ld --tensor %ld: the launcher has started %d processes",
+            *ranks, tensor, crew->ranks);
     return CP_OK;
 }
 
@@ -138,10 +138,10 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     CP_TRY(ranks_check(&ring->ranks, ring->tensor));
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
-            return cp_fail(CP_INVALID,
-                           "--machine has no meaning with --variant %s; auto "
-                           "asks it",
-                           cp_variant_name((cp_variant)ring->variant));
+            return cp_fail(
+                CP_INVALID,
+                "--machine has no meaning with --variant %s; auto asks it",
+                cp_variant_name((cp_variant)ring->variant));
         const cp_status status =
             cp_crew_leads() ? cp_hardware_read(ring->machine, &ring->described)
                             : CP_OK;
@@ -154,9 +154,9 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
 cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
     if (heads->count != 0 && heads->count != 3)
         return cp_fail(CP_INVALID,
-                       "--heads: %lld counts; query heads, kv heads and "
+                       "--heads: %ld counts; query heads, kv heads and "
                        "dimension are needed",
-                       (long long)heads->count);
+                       heads->count);
     if (heads->count == 3)
         *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
     return cp_shape_check(shape);
@@ -177,8 +177,8 @@ static cp_status divide(const cp_backend *backend, int64_t tensor) {
         return CP_OK;
     if (backend->divide == NULL)
         return cp_fail(CP_INVALID,
-                       "--tensor %lld: only ranks on GPUs share their heads",
-                       (long long)tensor);
+                       "--tensor %ld: only ranks on GPUs share their heads",
+                       tensor);
     return backend->divide((int)tensor);
 }
 
@@ -204,10 +204,10 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
     for (int64_t i = 0; i < count * vocabulary; i++)
         if (!isfinite(logits[i]))
             return cp_fail(CP_INVALID,
-                           "position %lld: the logit of token %lld is %g; the "
+                           "position %ld: the logit of token %ld is %g; the "
                            "model's numbers overflow",
-                           (long long)(position + i / vocabulary),
-                           (long long)(i % vocabulary), (double)logits[i]);
+                           (position + i / vocabulary), i % vocabulary,
+                           (double)logits[i]);
     return CP_OK;
 }
 
@@ -275,8 +275,8 @@ cp_status cp_stream_read(FILE *in, const char *name, char **text,
             if (larger == NULL) {
                 free(*text);
                 *text = NULL;
-                return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", name,
-                               (long long)room);
+                return cp_fail(CP_MEMORY, "%s: no memory for %ld bytes", name,
+                               room);
             }
             *text = larger;
         }
@@ -288,8 +288,8 @@ cp_status cp_stream_read(FILE *in, const char *name, char **text,
         return CP_OK;
     free(*text);
     *text = NULL;
-    return cp_fail(CP_FILE, "%s: cannot be read after %lld bytes: %s", name,
-                   (long long)*bytes, strerror(errno));
+    return cp_fail(CP_FILE, "%s: cannot be read after %ld bytes: %s", name,
+                   *bytes, strerror(errno));
 }
 
 static cp_status file_read(const char *path, char **text, int64_t *bytes) {
@@ -358,13 +358,13 @@ cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
         const int64_t length = (int64_t)strcspn(text, "+,");
         if (length == 0)
             return cp_fail(CP_INVALID,
-                           "--history %.*s: turn %lld has no count "
-                           "(500+d20+64 is a history)",
-                           (int)(end - whole), whole, (long long)(i + 1));
+                           "--history %.*s: turn %ld has no count (500+d20+64 "
+                           "is a history)",
+                           (int)(end - whole), whole, i + 1);
         CP_TRY(cp_count_parse("history", text, length, &turn.tokens));
         if (turn.tokens > INT32_MAX)
-            return cp_fail(CP_INVALID, "--history: a turn of %lld tokens",
-                           (long long)turn.tokens);
+            return cp_fail(CP_INVALID, "--history: a turn of %ld tokens",
+                           turn.tokens);
         if (turn.tokens > 0)
             (*turns)[(*count)++] = turn;
         text += length + 1;
@@ -404,8 +404,8 @@ static int overview(void) {
     for (int i = 0; i < COMMANDS; i++)
         printf("  longring %-10s %s\n", commands[i].name, commands[i].about);
     puts("\nlongring COMMAND --help says more; longring --version, what is "
-         "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
-         "or 1M.");
+         "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) or "
+         "1M.");
     return finished(CP_OK);
 }
 

@@ -40,8 +40,8 @@ static cp_status past_read(attend_run *run, int64_t sequence,
     const int64_t cached =
         run->cached.count > 0 ? run->cached.items[sequence] : 0;
     if (cached > INT32_MAX)
-        return cp_fail(CP_INVALID, "--cached %lld: more than %d tokens",
-                       (long long)cached, INT32_MAX);
+        return cp_fail(CP_INVALID, "--cached %ld: more than %d tokens", cached,
+                       INT32_MAX);
     CP_TRY(cp_allocate(past, 1, sizeof(cp_turn), "turns"));
     (*past)[0] = (cp_turn){false, cached};
     *turns = cached > 0;
@@ -77,16 +77,17 @@ static cp_status attend_check(void *context) {
     run->sequences = cp_max(1, run->lengths.count);
     if (run->lengths.count == 0 && pasts > 1)
         return cp_fail(CP_INVALID,
-                       "--%s is of %lld sequences; --lengths says how many "
-                       "new tokens each has",
-                       past, (long long)pasts);
+                       "--%s is of %ld sequences; --lengths says how many new "
+                       "tokens each has",
+                       past, pasts);
     if (pasts > 0 && pasts != run->sequences)
         return cp_fail(CP_INVALID,
-                       "--%s is of %lld sequences, and --lengths of %lld", past,
-                       (long long)pasts, (long long)run->sequences);
+                       "--%s is of %ld sequences, and --lengths of %ld", past,
+                       pasts, run->sequences);
     if (run->partials != NULL && cp_crew_mine()->ranks > 1)
-        return cp_fail(CP_INVALID, "--partials: the ranks of one process "
-                                   "alone can write them");
+        return cp_fail(
+            CP_INVALID,
+            "--partials: the ranks of one process alone can write them");
     CP_TRY(pasts_read(run));
     return cp_command_ring_check(&run->ring);
 }
@@ -94,10 +95,10 @@ static cp_status attend_check(void *context) {
 static cp_status tensor_read(const char *path, cp_npy *tensor) {
     CP_TRY(cp_command_array(path, tensor));
     if (tensor->dims != 3)
-        return cp_fail(CP_INVALID,
-                       "%s: %d dimensions; [tokens][heads][head dimension] "
-                       "is needed",
-                       path, tensor->dims);
+        return cp_fail(
+            CP_INVALID,
+            "%s: %d dimensions; [tokens][heads][head dimension] is needed",
+            path, tensor->dims);
     return cp_npy_to_float32(tensor, path);
 }
 
@@ -106,14 +107,12 @@ static cp_status shapes_check(attend_run *run) {
     const int64_t *v = run->values.shape;
     if (k[0] != v[0] || k[1] != v[1] || k[2] != v[2])
         return cp_fail(CP_INVALID,
-                       "%s is [%lld][%lld][%lld], and %s [%lld][%lld][%lld];"
-                       " keys and values have one shape",
-                       run->k, (long long)k[0], (long long)k[1],
-                       (long long)k[2], run->v, (long long)v[0],
-                       (long long)v[1], (long long)v[2]);
+                       "%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
+                       "and values have one shape",
+                       run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
     if (q[2] != k[2])
-        return cp_fail(CP_INVALID, "%s has heads of %lld, and %s of %lld",
-                       run->q, (long long)q[2], run->k, (long long)k[2]);
+        return cp_fail(CP_INVALID, "%s has heads of %ld, and %s of %ld", run->q,
+                       q[2], run->k, k[2]);
     run->job.shape = (cp_shape){q[1], k[1], q[2]};
     return cp_shape_check(&run->job.shape);
 }
@@ -125,27 +124,27 @@ static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
     for (int64_t s = 0; s < run->sequences; s++) {
         if (run->ring.variant == CP_DECODE && lengths[s] > 1)
             return cp_fail(CP_INVALID,
-                           "--variant decode: sequence %lld has %lld new "
-                           "tokens; a step of decode has 1",
-                           (long long)s, (long long)lengths[s]);
+                           "--variant decode: sequence %ld has %ld new tokens; "
+                           "a step of decode has 1",
+                           s, lengths[s]);
         const int64_t past = cp_history_tokens(run->pasts[s], run->turns[s]);
         if (!cp_add(fresh, lengths[s], &fresh) || !cp_add(all, past, &all) ||
             !cp_add(all, lengths[s], &all))
-            return cp_fail(CP_INVALID, "--lengths or --cached: more tokens "
-                                       "than can be counted");
+            return cp_fail(
+                CP_INVALID,
+                "--lengths or --cached: more tokens than can be counted");
     }
     if (fresh != rows)
         return cp_fail(CP_INVALID,
-                       "%s has %lld rows, and --lengths %lld new tokens",
-                       run->q, (long long)rows, (long long)fresh);
+                       "%s has %ld rows, and --lengths %ld new tokens", run->q,
+                       rows, fresh);
     if (fresh < 1)
         return cp_fail(CP_INVALID, "%s has 0 rows: no new token", run->q);
     if (all != key_rows)
-        return cp_fail(CP_INVALID,
-                       "%s has %lld rows; %lld cached and %lld new tokens "
-                       "make %lld",
-                       run->k, (long long)key_rows, (long long)(all - fresh),
-                       (long long)fresh, (long long)all);
+        return cp_fail(
+            CP_INVALID,
+            "%s has %ld rows; %ld cached and %ld new tokens make %ld", run->k,
+            key_rows, all - fresh, fresh, all);
     return CP_OK;
 }
 
@@ -231,8 +230,8 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
     (void)hop;
     for (int i = 0; i < 4 && writer->status == CP_OK; i++) {
         char path[4096];
-        snprintf(path, sizeof(path), "%s/rank%d-op%lld-%s", writer->directory,
-                 rank, (long long)op, partial_names[i]);
+        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s", writer->directory,
+                 rank, op, partial_names[i]);
         writer->status = i == 0   ? labels_write(path, queries)
                          : i == 1 ? labels_write(path, keys)
                          : i == 2 ? rows_write(path, queries, output, 3, heads,
@@ -291,10 +290,10 @@ static cp_status overflow_check(const attend_run *run) {
             finite = finite && isfinite(output[d]);
         if (!finite)
             return cp_fail(CP_INVALID,
-                           "%s: row %lld, head %lld: its scores overflow "
-                           "fp32 (LSE %g); scale queries or keys down",
-                           run->q, (long long)(i / heads),
-                           (long long)(i % heads), (double)run->job.lse[i]);
+                           "%s: row %ld, head %ld: its scores overflow fp32 "
+                           "(LSE %g); scale queries or keys down",
+                           run->q, i / heads, i % heads,
+                           (double)run->job.lse[i]);
     }
     return CP_OK;
 }
@@ -332,15 +331,13 @@ static void summary_print(const attend_run *run, const cp_layout *layout,
     int64_t most = 0;
     for (int k = 0; k < report->ranks; k++)
         most = cp_max(most, report->bytes[k]);
-    printf("%s over %d rank%s: %lld new token%s, %lld cached, ",
+    printf("%s over %d rank%s: %ld new token%s, %ld cached, ",
            cp_variant_name(run->job.chosen), report->ranks,
-           cp_plural(report->ranks), (long long)layout->new_tokens,
-           cp_plural(layout->new_tokens), (long long)layout->cached_tokens);
-    printf("%lld sequence%s; %lld hop%s, %lld bytes a rank, balance %.3f; "
-           "%s\n",
-           (long long)run->sequences, cp_plural(run->sequences),
-           (long long)report->hops, cp_plural(report->hops), (long long)most,
-           report->balance, run->job.rule);
+           cp_plural(report->ranks), layout->new_tokens,
+           cp_plural(layout->new_tokens), layout->cached_tokens);
+    printf("%ld sequence%s; %ld hop%s, %ld bytes a rank, balance %.3f; %s\n",
+           run->sequences, cp_plural(run->sequences), report->hops,
+           cp_plural(report->hops), most, report->balance, run->job.rule);
 }
 
 /* Lay the call out again, as it was made, and count what it took. */
@@ -400,8 +397,7 @@ int cp_command_attend(int count, char *const *arguments) {
         {0}};
     const cp_usage usage = {
         "attend",
-        "--q Q.npy --k K.npy --v V.npy [--out O.npy] [--lse LSE.npy] "
-        "[options]",
+        "--q Q.npy --k K.npy --v V.npy [--out O.npy] [--lse LSE.npy] [options]",
         "Exact causal attention of new tokens over cached and new ones, cut "
         "over N ranks. float32 or float64 in, float32 out, C order. Sequences "
         "follow one another; in --k and --v each has its cached tokens before "

@@ -45,11 +45,11 @@ static cp_status sizes_take(calibrate_run *run) {
 
 static cp_status counts_check(calibrate_run *run) {
     if (run->rounds < 1 || run->rounds > CP_BENCH_ROUNDS)
-        return cp_fail(CP_INVALID, "--rounds %lld: between 1 and %d",
-                       (long long)run->rounds, CP_BENCH_ROUNDS);
+        return cp_fail(CP_INVALID, "--rounds %ld: between 1 and %d",
+                       run->rounds, CP_BENCH_ROUNDS);
     if (run->cores < 1 || run->cores > 4096)
-        return cp_fail(CP_INVALID, "--cores %lld: between 1 and 4096",
-                       (long long)run->cores);
+        return cp_fail(CP_INVALID, "--cores %ld: between 1 and 4096",
+                       run->cores);
     run->wanted.ranks = (int)run->ranks;
     run->wanted.cores = (int)run->cores;
     run->wanted.rounds = (int)run->rounds;
@@ -61,8 +61,7 @@ static cp_status calibrate_check(void *context) {
     if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
         strcspn(run->name, " \t\r\n") < strlen(run->name))
         return cp_fail(CP_INVALID,
-                       "--name \"%.60s\": one word of less than %d "
-                       "letters",
+                       "--name \"%.60s\": one word of less than %d letters",
                        run->name, CP_NAME_BYTES);
     snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
     CP_TRY(cp_command_ranks(&run->ranks));
@@ -85,11 +84,10 @@ static cp_status description_write(void *context, FILE *out) {
     strftime(date, sizeof(date), "%Y-%m-%d", localtime(&today));
     fprintf(out,
             "# machine: %s\n# date: %s\n# commit: %s\n"
-            "# longring calibrate, %d rank%s on %s, heads %lld,%lld,%lld\n",
+            "# longring calibrate, %d rank%s on %s, heads %ld,%ld,%ld\n",
             machine, date, CP_COMMIT, run->wanted.ranks,
             cp_plural(run->wanted.ranks), run->backend->name,
-            (long long)shape->query_heads, (long long)shape->kv_heads,
-            (long long)shape->head_dim);
+            shape->query_heads, shape->kv_heads, shape->head_dim);
     cp_hardware_write(&run->hardware, out);
     return CP_OK;
 }
@@ -146,8 +144,8 @@ int cp_command_calibrate(int count, char *const *arguments) {
         {0}};
     const cp_usage usage = {
         "calibrate", "[options]",
-        "Measure this machine with all ranks at work: attention by queries "
-        "and keys, linear layers, messages, memory. Writes a description that "
+        "Measure this machine with all ranks at work: attention by queries and "
+        "keys, linear layers, messages, memory. Writes a description that "
         "simulate, choose and chat take as --machine FILE.",
         options};
     return cp_command_run(&usage, count, arguments, calibrate_check,

@@ -53,19 +53,18 @@ static cp_status chat_check(void *context) {
         return cp_fail(CP_INVALID, "--batch and --ask exclude each other");
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
-            return cp_fail(CP_INVALID, "--ask: question %lld is empty",
-                           (long long)(i + 1));
+            return cp_fail(CP_INVALID, "--ask: question %ld is empty", i + 1);
     if (ring->variant == CP_DECODE)
         return cp_fail(CP_INVALID, "--variant decode: a question is read by "
                                    "another; answers are always decoded so");
     if (run->chat.most < 1)
-        return cp_fail(CP_INVALID, "--most %lld: at least 1 token",
-                       (long long)run->chat.most);
+        return cp_fail(CP_INVALID, "--most %ld: at least 1 token",
+                       run->chat.most);
     if (run->compare && ring->tensor > 1)
-        return cp_fail(CP_INVALID,
-                       "--compare: one rank of %lld GPUs is nothing to "
-                       "compare with",
-                       (long long)ring->tensor);
+        return cp_fail(
+            CP_INVALID,
+            "--compare: one rank of %ld GPUs is nothing to compare with",
+            ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
                             &run->first_sampler));
     return cp_command_ring_check(&run->ring);
@@ -77,8 +76,8 @@ static cp_status document_open(chat_run *run) {
         return CP_OK;
     CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
     if (cp_is_blank(chat->document))
-        return cp_fail(CP_INVALID, "%s: %lld bytes, and no text", run->file,
-                       (long long)chat->document_bytes);
+        return cp_fail(CP_INVALID, "%s: %ld bytes, and no text", run->file,
+                       chat->document_bytes);
     return CP_OK;
 }
 
@@ -90,14 +89,14 @@ static cp_status batch_open(chat_run *run) {
     CP_TRY(cp_file_read(run->batch, &run->batch_text, &bytes));
     char *rest = run->batch_text;
     if ((int64_t)strlen(rest) < bytes)
-        return cp_fail(CP_INVALID, "%s: byte %lld is zero; questions are text",
-                       run->batch, (long long)strlen(rest) + 1);
+        return cp_fail(CP_INVALID, "%s: byte %ld is zero; questions are text",
+                       run->batch, strlen(rest) + 1);
     while (rest != NULL && *rest != '\0') {
         char *line = strsep(&rest, "\n");
         line[strcspn(line, "\r")] = '\0';
         if (cp_is_blank(line))
-            return cp_fail(CP_INVALID, "%s: line %lld is empty", run->batch,
-                           (long long)(run->asks.count + 1));
+            return cp_fail(CP_INVALID, "%s: line %ld is empty", run->batch,
+                           (run->asks.count + 1));
         CP_TRY(cp_words_append(&run->asks, line));
     }
     if (run->asks.count == 0)
@@ -189,10 +188,10 @@ static cp_status variant_set(chat_run *run, const char *name) {
     cp_variant variant;
     name += strspn(name, " ");
     if (!cp_variant_parse(name, &variant) || variant == CP_DECODE)
-        return cp_fail(CP_INVALID,
-                       "/variant %s: choose one of auto, pass-kv, pass-q, "
-                       "all-gather",
-                       name);
+        return cp_fail(
+            CP_INVALID,
+            "/variant %s: choose one of auto, pass-kv, pass-q, all-gather",
+            name);
     CP_TRY(cp_session_choose(run->chat.session, variant));
     run->ring.variant = (int)variant;
     printf("The next question goes by %s.\n", cp_variant_name(variant));
@@ -283,13 +282,12 @@ static cp_status line_answer(chat_run *run, const char *line) {
  * conversation if nobody is there to see it. */
 static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
     const size_t length = strlen(line->text);
-    const cp_status status =
-        length < line->length
-            ? cp_fail(CP_INVALID,
-                      "standard input: line %lld: byte %lld is zero; a "
-                      "question is text",
-                      (long long)n, (long long)length + 1)
-            : line_answer(run, line->text);
+    const cp_status status = length < line->length
+                                 ? cp_fail(CP_INVALID,
+                                           "standard input: line %ld: byte %ld "
+                                           "is zero; a question is text",
+                                           n, length + 1)
+                                 : line_answer(run, line->text);
     if (status == CP_OK || ferror(stdout))
         return CP_OK;
     cp_progress_end(&run->chat.progress);
@@ -336,9 +334,8 @@ static cp_status agreement(const cp_tape_difference *difference,
                            const char *with) {
     if (difference->disagreed == 0)
         return CP_OK;
-    return cp_fail(CP_BROKEN, "%lld of %lld tokens are not those of %s",
-                   (long long)difference->disagreed,
-                   (long long)difference->tokens, with);
+    return cp_fail(CP_BROKEN, "%ld of %ld tokens are not those of %s",
+                   difference->disagreed, difference->tokens, with);
 }
 
 static cp_status compare(chat_run *run) {
@@ -347,12 +344,10 @@ static cp_status compare(chat_run *run) {
     CP_TRY(replay(run, "the same on one rank", NULL, &difference));
     printf("\nThe same on one rank: ");
     if (difference.disagreed == 0)
-        printf("every one of %lld tokens agrees;",
-               (long long)difference.tokens);
+        printf("every one of %ld tokens agrees;", difference.tokens);
     else
-        printf("%lld of %lld tokens differ, the first is %lld;",
-               (long long)difference.disagreed, (long long)difference.tokens,
-               (long long)difference.first);
+        printf("%ld of %ld tokens differ, the first is %ld;",
+               difference.disagreed, difference.tokens, difference.first);
     printf("\nlogits differ by at most %.2e.\n", difference.largest);
     return agreement(&difference, "one rank");
 }
@@ -368,8 +363,8 @@ static void regret_show(const cp_tape *tape, const double *kv,
             continue;
         chosen += variant == CP_PASS_Q ? q[i] : kv[i];
         best += kv[i] < q[i] ? kv[i] : q[i];
-        printf("  %4lld   pass-kv %9.3f s   pass-q %9.3f s   %s was chosen\n",
-               (long long)++turn, kv[i], q[i], cp_variant_name(variant));
+        printf("  %4ld   pass-kv %9.3f s   pass-q %9.3f s   %s was chosen\n",
+               ++turn, kv[i], q[i], cp_variant_name(variant));
     }
     printf("Regret %.1f %%: the rings that were chosen take %.3f s, the faster "
            "ones\n%.3f s.\n",
@@ -406,12 +401,11 @@ static const char *base_name(const char *path) {
 static cp_status head_show(const chat_run *run) {
     const cp_chat *chat = &run->chat;
     const cp_model_facts *facts = chat->opened.facts;
-    printf("%s over %lld rank%s on %s: %lld layers, %lld query and\n"
-           "%lld key and value heads of %lld, %s positions\n",
-           base_name(run->model), (long long)run->ring.ranks,
-           cp_plural(run->ring.ranks), run->ring.backend->name,
-           (long long)facts->layers, (long long)facts->shape.query_heads,
-           (long long)facts->shape.kv_heads, (long long)facts->shape.head_dim,
+    printf("%s over %ld rank%s on %s: %ld layers, %ld query and\n"
+           "%ld key and value heads of %ld, %s positions\n",
+           base_name(run->model), run->ring.ranks, cp_plural(run->ring.ranks),
+           run->ring.backend->name, facts->layers, facts->shape.query_heads,
+           facts->shape.kv_heads, facts->shape.head_dim,
            cp_group(cp_session_capacity(chat->session)).text);
     if (chat->document != NULL)
         printf("%s: %s bytes of text\n", run->file,

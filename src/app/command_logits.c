@@ -38,8 +38,7 @@ static cp_status logits_check(void *context) {
         return cp_fail(CP_INVALID, "--variant decode: a prefill cannot; "
                                    "--history d5 decodes 5 tokens");
     if (run->generate > INT32_MAX)
-        return cp_fail(CP_INVALID, "--generate %lld: too many",
-                       (long long)run->generate);
+        return cp_fail(CP_INVALID, "--generate %ld: too many", run->generate);
     if (run->history != NULL && strchr(run->history, ',') != NULL)
         return cp_fail(CP_INVALID, "--history %s: one sequence is needed",
                        run->history);
@@ -55,21 +54,19 @@ static cp_status ids_load(logits_run *run) {
     CP_TRY(cp_npy_to_int64(&run->ids, run->tokens));
     run->length = run->ids.count;
     if (run->ids.dims != 1 || run->length < 1)
-        return cp_fail(CP_INVALID,
-                       "%s: %lld ids in %d dimensions; [T] with T >= 1 is "
-                       "needed",
-                       run->tokens, (long long)run->length, run->ids.dims);
+        return cp_fail(
+            CP_INVALID,
+            "%s: %ld ids in %d dimensions; [T] with T >= 1 is needed",
+            run->tokens, run->length, run->ids.dims);
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
     if (run->history != NULL && walked != run->length)
-        return cp_fail(CP_INVALID, "--history %s: %lld tokens; %s has %lld",
-                       run->history, (long long)walked, run->tokens,
-                       (long long)run->length);
+        return cp_fail(CP_INVALID, "--history %s: %ld tokens; %s has %ld",
+                       run->history, walked, run->tokens, run->length);
     for (int64_t i = 0; i < run->wanted.count; i++)
         if (run->wanted.items[i] >= run->length)
             return cp_fail(CP_INVALID,
-                           "--positions %lld: %s has %lld tokens, from 0",
-                           (long long)run->wanted.items[i], run->tokens,
-                           (long long)run->length);
+                           "--positions %ld: %s has %ld tokens, from 0",
+                           run->wanted.items[i], run->tokens, run->length);
     return CP_OK;
 }
 
@@ -80,9 +77,8 @@ static cp_status words_take(logits_run *run) {
     for (int64_t i = 0; i < run->length; i++) {
         if (ids[i] < 0 || ids[i] >= run->vocabulary)
             return cp_fail(CP_INVALID,
-                           "%s: token %lld is id %lld; the vocabulary has %lld",
-                           run->tokens, (long long)i, (long long)ids[i],
-                           (long long)run->vocabulary);
+                           "%s: token %ld is id %ld; the vocabulary has %ld",
+                           run->tokens, i, ids[i], run->vocabulary);
         run->words[i] = (int32_t)ids[i];
     }
     return CP_OK;
@@ -234,12 +230,12 @@ int cp_command_logits(int count, char *const *arguments) {
         {"generate", CP_COUNT, &run.generate, "K",
          "also print K ids that follow, greedily"},
         {0}};
-    const cp_usage usage = {
-        "logits", "--model FILE.gguf --tokens IDS.npy [options]",
-        "Run a model on given tokens, its context cut over N ranks. Prints the "
-        "mean negative log-likelihood of each next token in nats (\"nll "
-        "3.691632\").",
-        options};
+    const cp_usage usage = {"logits",
+                            "--model FILE.gguf --tokens IDS.npy [options]",
+                            "Run a model on given tokens, its context cut over "
+                            "N ranks. Prints the mean negative log-likelihood "
+                            "of each next token in nats (\"nll 3.691632\").",
+                            options};
     const int result = cp_command_run(&usage, count, arguments, logits_check,
                                       logits_work, &run);
     cp_session_close(run.session);

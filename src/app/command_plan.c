@@ -33,19 +33,19 @@ static cp_status plan_check(void *context) {
         return cp_fail(CP_INVALID, "plan needs --new, the new tokens");
     if (run->cached.count > 0 && run->cached.count != fresh->count)
         return cp_fail(CP_INVALID,
-                       "--cached is of %lld sequences, and --new of %lld",
-                       (long long)run->cached.count, (long long)fresh->count);
+                       "--cached is of %ld sequences, and --new of %ld",
+                       run->cached.count, fresh->count);
     if (run->element_bytes != 2 && run->element_bytes != 4)
-        return cp_fail(CP_INVALID, "--bytes %lld: 2 or 4 bytes a number",
-                       (long long)run->element_bytes);
+        return cp_fail(CP_INVALID, "--bytes %ld: 2 or 4 bytes a number",
+                       run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
     for (int64_t s = 0; s < fresh->count; s++)
         if (run->variant == CP_DECODE && fresh->items[s] > 1)
             return cp_fail(CP_INVALID,
-                           "--variant decode: sequence %lld has %lld new "
-                           "tokens; a step of decode has 1",
-                           (long long)s, (long long)fresh->items[s]);
+                           "--variant decode: sequence %ld has %ld new tokens; "
+                           "a step of decode has 1",
+                           s, fresh->items[s]);
     if (cp_counts_sum(fresh) == 0)
         return cp_fail(CP_INVALID, "--new: 0 new tokens in all");
     return CP_OK;
@@ -65,10 +65,9 @@ static cp_status counts_check(const char *name, const cp_counts *counts) {
     for (int64_t s = 0; s < counts->count; s++)
         if (!cp_add(sum, counts->items[s], &sum) || sum > INT32_MAX)
             return cp_fail(CP_CAPACITY,
-                           "--%s: with the %lld tokens of sequence %lld "
-                           "there are more than the %d that can be planned",
-                           name, (long long)counts->items[s], (long long)s,
-                           INT32_MAX);
+                           "--%s: with the %ld tokens of sequence %ld there "
+                           "are more than the %d that can be planned",
+                           name, counts->items[s], s, INT32_MAX);
     return CP_OK;
 }
 
@@ -114,13 +113,13 @@ static cp_status plan_build(plan_run *run) {
 }
 
 static int span_print(FILE *out, cp_span span, bool numbered) {
-    int width = numbered ? fprintf(out, " #%lld:", (long long)span.sequence)
-                         : fprintf(out, " ");
-    width += fprintf(out, "%lld", (long long)span.start);
+    int width =
+        numbered ? fprintf(out, " #%ld:", span.sequence) : fprintf(out, " ");
+    width += fprintf(out, "%ld", span.start);
     if (span.count > 1)
-        width += fprintf(out, "..%lld", (long long)cp_span_last(span));
+        width += fprintf(out, "..%ld", cp_span_last(span));
     if (span.count > 1 && span.step > 1)
-        width += fprintf(out, "/%lld", (long long)span.step);
+        width += fprintf(out, "/%ld", span.step);
     return width;
 }
 
@@ -128,7 +127,7 @@ static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
     int width = 6;
     for (int64_t i = 0; i < pieces->count; i++) {
         if (width > 50 && i + 1 < pieces->count) {
-            fprintf(out, " and %lld more", (long long)(pieces->count - i));
+            fprintf(out, " and %ld more", pieces->count - i);
             break;
         }
         width += span_print(out, pieces->items[i].span, numbered);
@@ -139,21 +138,19 @@ static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
 static void head_print(FILE *out, const plan_run *run) {
     const cp_layout *layout = run->layout;
     const cp_shape *shape = &run->shape;
-    fprintf(out, "%s over %lld ranks: %s new tokens",
-            cp_variant_name(run->choice.variant), (long long)run->ranks,
+    fprintf(out, "%s over %ld ranks: %s new tokens",
+            cp_variant_name(run->choice.variant), run->ranks,
             cp_group(layout->new_tokens).text);
-    fprintf(out, ", %s cached, %lld sequence%s\n",
-            cp_group(layout->cached_tokens).text,
-            (long long)run->new_tokens.count, cp_plural(run->new_tokens.count));
+    fprintf(out, ", %s cached, %ld sequence%s\n",
+            cp_group(layout->cached_tokens).text, run->new_tokens.count,
+            cp_plural(run->new_tokens.count));
     fprintf(out, "rule: ");
     cp_write_wrapped(out, 6, 6, run->choice.rule);
     fprintf(out,
-            "%lld query heads, %lld key and value heads of %lld%s; "
-            "%lld bytes a number\n",
-            (long long)shape->query_heads, (long long)shape->kv_heads,
-            (long long)shape->head_dim,
-            run->heads.count == 0 ? " (Llama 3 405B)" : "",
-            (long long)run->element_bytes);
+            "%ld query heads, %ld key and value heads of %ld%s; %ld bytes a "
+            "number\n",
+            shape->query_heads, shape->kv_heads, shape->head_dim,
+            run->heads.count == 0 ? " (Llama 3 405B)" : "", run->element_bytes);
 }
 
 static void ranks_print(FILE *out, const plan_run *run) {
@@ -167,8 +164,8 @@ static void ranks_print(FILE *out, const plan_run *run) {
         pieces_print(out, &run->layout->queries[k].pieces,
                      run->new_tokens.count > 1);
     }
-    fprintf(out, "\nrank    queries         keys                pairs"
-                 "          bytes sent\n");
+    fprintf(out, "\nrank    queries         keys                pairs          "
+                 "bytes sent\n");
     for (int k = 0; k < report->ranks; k++)
         fprintf(out, "%4d %10s %12s %20s %19s\n", k,
                 cp_group(run->layout->queries[k].tokens).text,
@@ -210,13 +207,13 @@ static void collectives_print(FILE *out, const cp_plan *plan) {
         const cp_op *op = &program->ops[i];
         if (op->kind == CP_OP_ALL_TO_ALL)
             fprintf(out,
-                    "then an all-to-all: each rank sends each other "
-                    "%s bytes of partials\n",
+                    "then an all-to-all: each rank sends each other %s bytes "
+                    "of partials\n",
                     cp_group(plan->slots[op->in.slot].bytes).text);
         if (op->kind == CP_OP_ALL_GATHER)
             fprintf(out,
-                    "an all-gather: each rank sends each other %s "
-                    "bytes of keys and values\n",
+                    "an all-gather: each rank sends each other %s bytes of "
+                    "keys and values\n",
                     cp_group(plan->slots[op->in.slot].bytes).text);
     }
 }
@@ -242,8 +239,8 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
         pairs += run->report.pairs[k];
     fprintf(out,
             "\nchecked: each of %s causal pairs is scored once,\n"
-            "         every message meets its receive, no slot is touched "
-            "in flight,\n         and the plan ends\n",
+            "         every message meets its receive, no slot is touched in "
+            "flight,\n         and the plan ends\n",
             cp_group(pairs).text);
     if (run->ranks > EXPLORED_RANKS)
         return CP_OK;
@@ -305,9 +302,8 @@ int cp_command_plan(int count, char *const *arguments) {
     const cp_usage usage = {
         "plan", "--new T,T,... [options]",
         "What a call over N ranks would do: who holds what, every hop, the "
-        "bytes "
-        "of each rank and the balance of its work. Nothing is computed, so a "
-        "million tokens over 128 ranks are welcome.",
+        "bytes of each rank and the balance of its work. Nothing is computed, "
+        "so a million tokens over 128 ranks are welcome.",
         options};
     const int result =
         cp_command_run(&usage, count, arguments, plan_check, plan_work, &run);

@@ -31,9 +31,9 @@ static cp_status text_to_ids(tokenize_run *run) {
         cp_tokenizer_lost(run->opened.tokenizer, run->text, run->bytes);
     if (lost > 0)
         fprintf(stderr,
-                "longring: %lld byte%s of the text have no token, and are left "
+                "longring: %ld byte%s of the text have no token, and are left "
                 "out\n",
-                (long long)lost, cp_plural(lost));
+                lost, cp_plural(lost));
     for (int64_t i = 0; i < run->count && status == CP_OK; i++)
         printf(i > 0 ? " %d" : "%d", run->ids[i]);
     if (status == CP_OK)
@@ -54,8 +54,8 @@ static cp_status ids_read(tokenize_run *run) {
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
             return cp_fail(CP_INVALID,
-                           "standard input: word %lld is '%.40s', not an id",
-                           (long long)run->count, word);
+                           "standard input: word %ld is '%.40s', not an id",
+                           run->count, word);
         run->ids[run->count++] = (int32_t)id;
     }
     return CP_OK;

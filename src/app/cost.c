@@ -51,7 +51,7 @@ static void cuts_print(const cp_cost *cost, const char *space) {
             continue;
         printf(";%s", space);
         if (cost->sequences > 1)
-            printf("%lld of them: ", (long long)cost->cuts[cut]);
+            printf("%ld of them: ", cost->cuts[cut]);
         if (cut == CP_CUT_BY_MOST)
             printf("stopped at %s token%s, --most", cp_group(cost->most).text,
                    cp_plural(cost->most));
@@ -71,15 +71,15 @@ void cp_cost_page(const cp_cost *cost) {
            cp_group(report->new_tokens).text,
            cp_group(report->cached_tokens).text,
            cp_variant_name(report->variant));
-    printf("%lld hop%s a layer,\n  load balance %.3f (largest over mean)\n",
-           (long long)report->hops, cp_plural(report->hops), report->balance);
+    printf("%ld hop%s a layer,\n  load balance %.3f (largest over mean)\n",
+           report->hops, cp_plural(report->hops), report->balance);
     printf("  rule: ");
     cp_write_wrapped(stdout, 8, 8, report->rule);
     ranks_print(report);
     if (cost->steps > 0)
-        printf("  then decode: %lld hop%s a layer, at most %s bytes a rank "
-               "and step\n",
-               (long long)cost->decode_hops, cp_plural(cost->decode_hops),
+        printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
+               "step\n",
+               cost->decode_hops, cp_plural(cost->decode_hops),
                cp_group(cost->decode_bytes).text);
     printf("  first token after %.2f s", cost->first_seconds);
     if (cost->steps > 0)

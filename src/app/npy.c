@@ -67,10 +67,10 @@ static cp_status shape_read(const char **at, const char *path, cp_npy *array) {
                            CP_NPY_MOST_DIMS);
         if (!number_take(at, &size) ||
             !cp_multiply(array->count, size, &array->count))
-            return cp_fail(CP_INVALID,
-                           "%s: dimension %d is no size, or more than memory "
-                           "can have",
-                           path, array->dims);
+            return cp_fail(
+                CP_INVALID,
+                "%s: dimension %d is no size, or more than memory can have",
+                path, array->dims);
         array->shape[array->dims++] = size;
         if (!take(at, ",") && **at != ')')
             return cp_fail(CP_INVALID, "%s: its header's shape has no end",
@@ -96,18 +96,17 @@ static cp_status type_read(const char **at, const char *path, cp_npy *array) {
             strcmp(word + 1, number_types[type].spelling) == 0)
             return CP_OK;
     }
-    return cp_fail(CP_INVALID,
-                   "%s: numbers of type %s; float32, float64, int32 or int64 "
-                   "is needed",
-                   path, word);
+    return cp_fail(
+        CP_INVALID,
+        "%s: numbers of type %s; float32, float64, int32 or int64 is needed",
+        path, word);
 }
 
 static cp_status order_read(const char **at, const char *path) {
     if (take(at, "True"))
-        return cp_fail(CP_INVALID,
-                       "%s: in Fortran's order; save "
-                       "numpy.ascontiguousarray of it",
-                       path);
+        return cp_fail(
+            CP_INVALID,
+            "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
     if (take(at, "False"))
         return CP_OK;
     return cp_fail(CP_INVALID,
@@ -150,8 +149,8 @@ static cp_status preamble_read(FILE *file, const char *path,
     *header_bytes = start[8] | start[9] * 256 | start[10] * 65536 |
                     (int64_t)start[11] * 16777216;
     if (*header_bytes > 1000000)
-        return cp_fail(CP_INVALID, "%s: a header of %lld bytes", path,
-                       (long long)*header_bytes);
+        return cp_fail(CP_INVALID, "%s: a header of %ld bytes", path,
+                       *header_bytes);
     return CP_OK;
 }
 
@@ -163,8 +162,8 @@ static cp_status header_load(FILE *file, const char *path, cp_npy *array) {
     const cp_status status =
         fread(text, 1, (size_t)bytes, file) == (size_t)bytes
             ? header_read(text, path, array)
-            : cp_fail(CP_INVALID, "%s: ends within its header of %lld bytes",
-                      path, (long long)bytes);
+            : cp_fail(CP_INVALID, "%s: ends within its header of %ld bytes",
+                      path, bytes);
     free(text);
     return status;
 }
@@ -178,18 +177,17 @@ static cp_status numbers_load(FILE *file, const char *path, cp_npy *array) {
         !S_ISREG(entry.st_mode))
         return cp_fail(CP_FILE, "%s: not a regular file", path);
     if (!cp_multiply(array->count, size, &bytes))
-        return cp_fail(CP_INVALID, "%s: %lld elements are no size", path,
-                       (long long)array->count);
+        return cp_fail(CP_INVALID, "%s: %ld elements are no size", path,
+                       array->count);
     if (entry.st_size - start != bytes)
-        return cp_fail(CP_INVALID,
-                       "%s: its header promises %lld bytes of numbers, and "
-                       "%lld are there",
-                       path, (long long)bytes,
-                       (long long)(entry.st_size - start));
+        return cp_fail(
+            CP_INVALID,
+            "%s: its header promises %ld bytes of numbers, and %ld are there",
+            path, bytes, entry.st_size - start);
     CP_TRY(cp_allocate(&array->data, array->count, size, path));
     if (fread(array->data, 1, (size_t)bytes, file) != (size_t)bytes)
-        return cp_fail(CP_FILE, "%s: reading %lld numbers failed: %s", path,
-                       (long long)array->count, strerror(errno));
+        return cp_fail(CP_FILE, "%s: reading %ld numbers failed: %s", path,
+                       array->count, strerror(errno));
     return CP_OK;
 }
 
@@ -219,9 +217,8 @@ static void index_write(const cp_npy *array, int64_t element, char *text,
     size_t length = (size_t)snprintf(text, size, "[");
     for (int i = 0; i < array->dims; i++) {
         stride /= array->shape[i];
-        length +=
-            (size_t)snprintf(text + length, size - length, "%s%lld",
-                             i > 0 ? ", " : "", (long long)(element / stride));
+        length += (size_t)snprintf(text + length, size - length, "%s%ld",
+                                   i > 0 ? ", " : "", element / stride);
         element %= stride;
     }
     snprintf(text + length, size - length, "]");
@@ -232,8 +229,7 @@ static cp_status refuse_element(const cp_npy *array, const char *path,
     char index[CP_NPY_MOST_DIMS * 22 + 3];
     index_write(array, element, index, sizeof(index));
     return cp_fail(CP_INVALID,
-                   "%s: element %s is %g; finite float32 "
-                   "numbers are needed",
+                   "%s: element %s is %g; finite float32 numbers are needed",
                    path, index, value);
 }
 
@@ -283,13 +279,13 @@ cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
 /* Write the first bytes of the file, up to the numbers; return how many. */
 static int64_t header_write(const cp_npy_file *file, char *text, size_t size) {
     size_t length = 10;
-    length += (size_t)snprintf(text + length, size - length,
-                               "{'descr': '<%s', 'fortran_order': False, "
-                               "'shape': (",
-                               number_types[file->type].spelling);
+    length +=
+        (size_t)snprintf(text + length, size - length,
+                         "{'descr': '<%s', 'fortran_order': False, 'shape': (",
+                         number_types[file->type].spelling);
     for (int i = 0; i < file->dims; i++)
-        length += (size_t)snprintf(text + length, size - length, "%lld, ",
-                                   (long long)file->shape[i]);
+        length += (size_t)snprintf(text + length, size - length, "%ld, ",
+                                   file->shape[i]);
     length += (size_t)snprintf(text + length, size - length, "), }");
     while ((length + 1) % 64 != 0)
         text[length++] = ' ';

@@ -50,8 +50,8 @@ cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
     const size_t bytes = (size_t)(call->tokens + count) * sizeof(int32_t);
     int32_t *token = realloc(call->token, bytes);
     if (token == NULL)
-        return cp_fail(CP_MEMORY, "tape: no memory for %lld tokens",
-                       (long long)(call->tokens + count));
+        return cp_fail(CP_MEMORY, "tape: no memory for %ld tokens",
+                       (call->tokens + count));
     memcpy(token + call->tokens, tokens, (size_t)count * sizeof(int32_t));
     call->token = token;
     call->tokens += count;
@@ -87,8 +87,8 @@ cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call) {
         cp_tape_call **calls =
             realloc(tape->calls, (size_t)room * sizeof(*calls));
         if (calls == NULL)
-            return cp_fail(CP_MEMORY, "no memory for a tape of %lld calls",
-                           (long long)room);
+            return cp_fail(CP_MEMORY, "no memory for a tape of %ld calls",
+                           room);
         tape->calls = calls;
         tape->room = room;
     }

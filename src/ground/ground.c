@@ -49,13 +49,12 @@ static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
     int64_t bytes;
     if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
         bytes > INT64_MAX - 64)
-        return cp_fail(CP_MEMORY, "%s: %lld x %lld bytes is no size", what,
-                       (long long)count, (long long)size);
+        return cp_fail(CP_MEMORY, "%s: %ld x %ld bytes is no size", what, count,
+                       size);
     memory = lines ? aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64)
                    : calloc(bytes > 0 ? (size_t)bytes : 1, 1);
     if (memory == NULL)
-        return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", what,
-                       (long long)bytes);
+        return cp_fail(CP_MEMORY, "%s: no memory for %ld bytes", what, bytes);
     memcpy(out, &memory, sizeof(memory));
     return CP_OK;
 }

@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Formats print an int64_t by %ld, without a cast. */
+_Static_assert(_Generic((int64_t)0, long: 1, default: 0), "int64_t is long");
+
 typedef enum {
     CP_OK = 0,
     CP_INVALID,     /* the input is wrong: shapes, values, formats */

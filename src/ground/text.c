@@ -67,8 +67,7 @@ int64_t cp_counts_sum(const cp_counts *counts) {
 cp_grouped cp_group(int64_t count) {
     cp_grouped grouped = {0};
     char digits[24];
-    const int length =
-        snprintf(digits, sizeof(digits), "%lld", (long long)count);
+    const int length = snprintf(digits, sizeof(digits), "%ld", count);
     char *out = grouped.text;
     for (int i = 0; i < length; i++) {
         if (i > 0 && (length - i) % 3 == 0 && digits[i - 1] != '-')
