@@ -502,8 +502,9 @@ static const struct {
     size_t length;
 } forgeries[] = {
     FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0lamas", "only \"llama\""),
-    FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_up.w"),
-    FORGERY("blk.0.attn_q.weight", "blk.0.attn_qqq.bias", "biases are not"),
+    FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_uq.w"),
+    FORGERY("blk.0.attn_q.weight", "blk.0.attn_qqq.bias", "attn_qqq.bias, and"),
+    FORGERY("blk.1.ffn_up.weight", "blk.2.ffn_up.weight", "blk.2.ffn_up.w"),
     FORGERY("llama.block_count", "llama.blocks_here", "llama.block_count"),
     FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\3", "3"),
     FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\0", "makes no model"),

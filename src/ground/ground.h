@@ -40,15 +40,6 @@ cp_status cp_fail(cp_status status, const char *format, ...)
 /* The calling thread's last message; "" if it never failed. */
 const char *cp_message(void);
 
-/* Leave this function, which returns a cp_status, with that of a call unless
- * it is CP_OK. Only where nothing waits to be freed. */
-#define CP_TRY(call)                                                           \
-    do {                                                                       \
-        const cp_status tried_ = (call);                                       \
-        if (tried_ != CP_OK)                                                   \
-            return tried_;                                                     \
-    } while (0)
-
 /* product = a * b, or sum = a + b; false, with the result untouched, if it
  * does not fit. */
 bool cp_multiply(int64_t a, int64_t b, int64_t *product);

@@ -34,47 +34,50 @@ static const struct {
     int type;
     const char *name;
     int values, bytes; /* of a block; 0: not read */
+    /* Where its floats lie that could be infinite or no number, how many, and
+     * their exponent: the sixteen bits that it is in. */
+    int floats, count, exponent;
 } formats[] = {
     /* The types that are read. */
-    {CP_GGUF_F32, "F32", 1, 4},
-    {CP_GGUF_F16, "F16", 1, 2},
-    {CP_GGUF_BF16, "BF16", 1, 2},
-    {CP_GGUF_Q4_0, "Q4_0", 32, 18},
-    {CP_GGUF_Q4_1, "Q4_1", 32, 20},
-    {CP_GGUF_Q5_0, "Q5_0", 32, 22},
-    {CP_GGUF_Q5_1, "Q5_1", 32, 24},
-    {CP_GGUF_Q8_0, "Q8_0", 32, 34},
-    {CP_GGUF_Q2_K, "Q2_K", 256, 84},
-    {CP_GGUF_Q3_K, "Q3_K", 256, 110},
-    {CP_GGUF_Q4_K, "Q4_K", 256, 144},
-    {CP_GGUF_Q5_K, "Q5_K", 256, 176},
-    {CP_GGUF_Q6_K, "Q6_K", 256, 210},
+    {CP_GGUF_F32, "F32", 1, 4, 2, 1, 0x7F80},
+    {CP_GGUF_F16, "F16", 1, 2, 0, 1, 0x7C00},
+    {CP_GGUF_BF16, "BF16", 1, 2, 0, 1, 0x7F80},
+    {CP_GGUF_Q4_0, "Q4_0", 32, 18, 0, 1, 0x7C00},
+    {CP_GGUF_Q4_1, "Q4_1", 32, 20, 0, 2, 0x7C00},
+    {CP_GGUF_Q5_0, "Q5_0", 32, 22, 0, 1, 0x7C00},
+    {CP_GGUF_Q5_1, "Q5_1", 32, 24, 0, 2, 0x7C00},
+    {CP_GGUF_Q8_0, "Q8_0", 32, 34, 0, 1, 0x7C00},
+    {CP_GGUF_Q2_K, "Q2_K", 256, 84, 80, 2, 0x7C00},
+    {CP_GGUF_Q3_K, "Q3_K", 256, 110, 108, 1, 0x7C00},
+    {CP_GGUF_Q4_K, "Q4_K", 256, 144, 0, 2, 0x7C00},
+    {CP_GGUF_Q5_K, "Q5_K", 256, 176, 0, 2, 0x7C00},
+    {CP_GGUF_Q6_K, "Q6_K", 256, 210, 208, 1, 0x7C00},
     /* The types that are only known by name. */
-    {4, "Q4_2", 0, 0},
-    {5, "Q4_3", 0, 0},
-    {9, "Q8_1", 0, 0},
-    {15, "Q8_K", 0, 0},
-    {16, "IQ2_XXS", 0, 0},
-    {17, "IQ2_XS", 0, 0},
-    {18, "IQ3_XXS", 0, 0},
-    {19, "IQ1_S", 0, 0},
-    {20, "IQ4_NL", 0, 0},
-    {21, "IQ3_S", 0, 0},
-    {22, "IQ2_S", 0, 0},
-    {23, "IQ4_XS", 0, 0},
-    {24, "I8", 0, 0},
-    {25, "I16", 0, 0},
-    {26, "I32", 0, 0},
-    {27, "I64", 0, 0},
-    {28, "F64", 0, 0},
-    {29, "IQ1_M", 0, 0},
-    {31, "Q4_0_4_4", 0, 0},
-    {32, "Q4_0_4_8", 0, 0},
-    {33, "Q4_0_8_8", 0, 0},
-    {34, "TQ1_0", 0, 0},
-    {35, "TQ2_0", 0, 0},
-    {39, "MXFP4", 0, 0},
-    {40, "NVFP4", 0, 0},
+    {.type = 4, .name = "Q4_2"},
+    {.type = 5, .name = "Q4_3"},
+    {.type = 9, .name = "Q8_1"},
+    {.type = 15, .name = "Q8_K"},
+    {.type = 16, .name = "IQ2_XXS"},
+    {.type = 17, .name = "IQ2_XS"},
+    {.type = 18, .name = "IQ3_XXS"},
+    {.type = 19, .name = "IQ1_S"},
+    {.type = 20, .name = "IQ4_NL"},
+    {.type = 21, .name = "IQ3_S"},
+    {.type = 22, .name = "IQ2_S"},
+    {.type = 23, .name = "IQ4_XS"},
+    {.type = 24, .name = "I8"},
+    {.type = 25, .name = "I16"},
+    {.type = 26, .name = "I32"},
+    {.type = 27, .name = "I64"},
+    {.type = 28, .name = "F64"},
+    {.type = 29, .name = "IQ1_M"},
+    {.type = 31, .name = "Q4_0_4_4"},
+    {.type = 32, .name = "Q4_0_4_8"},
+    {.type = 33, .name = "Q4_0_8_8"},
+    {.type = 34, .name = "TQ1_0"},
+    {.type = 35, .name = "TQ2_0"},
+    {.type = 39, .name = "MXFP4"},
+    {.type = 40, .name = "NVFP4"},
 };
 
 enum { FORMATS = sizeof(formats) / sizeof(formats[0]) };
@@ -240,6 +243,33 @@ bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
             return true;
         }
     return false;
+}
+
+/* Is the exponent of none of count floats, so many bytes apart, all ones? */
+static inline bool floats_finite(const char *at, int64_t count, int64_t apart,
+                                 int exponent) {
+    bool finite = true;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, at + i * apart, sizeof(bits));
+        finite &= (bits & exponent) != exponent;
+    }
+    return finite;
+}
+
+bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
+    int f = 0;
+    while (formats[f].type != tensor->type)
+        f++;
+    const int64_t bytes = formats[f].bytes, blocks = tensor->bytes / bytes;
+    const char *floats = (const char *)tensor->data + formats[f].floats;
+    if (bytes == 2) /* a distance that the compiler knows makes vectors */
+        return floats_finite(floats, blocks, 2, formats[f].exponent);
+    bool finite = true;
+    for (int i = 0; i < formats[f].count; i++)
+        finite &=
+            floats_finite(floats + 2 * i, blocks, bytes, formats[f].exponent);
+    return finite;
 }
 
 static cp_status read_name(reader *reader, char *name) {
