@@ -13,6 +13,7 @@
 
 #include "ground/save.h"
 #include "ring/crew.h"
+#include "ring/variants.h"
 
 #ifndef CP_VERSION
 #define CP_VERSION "0"

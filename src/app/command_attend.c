@@ -14,6 +14,7 @@
 #include "model/attend_call.h"
 #include "ring/check.h"
 #include "ring/crew.h"
+#include "ring/variants.h"
 
 typedef struct {
     const char *q, *k, *v, *out, *lse, *partials, *history;

@@ -10,6 +10,7 @@
 
 #include "ring/crew.h"
 #include "ring/draw.h"
+#include "ring/variants.h"
 
 typedef struct {
     const char *model, *file, *trace, *batch;

@@ -8,6 +8,7 @@
 #include "ring/choose.h"
 #include "ring/draw.h"
 #include "ring/explore.h"
+#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
@@ -105,7 +106,8 @@ static cp_status plan_build(plan_run *run) {
     CP_TRY(cache_fill(run));
     CP_TRY(variant_choose(run));
     cp_call call = call_of(run, run->new_tokens.items);
-    call.decode = run->choice.variant == CP_DECODE;
+    if (run->choice.variant == CP_DECODE)
+        call.placement = CP_ROUND_ROBIN;
     CP_TRY(cp_layout_new(&call, &run->layout));
     CP_TRY(cp_plan_build(run->choice.variant, run->layout, &run->shape,
                          &options, &run->plan));
@@ -156,9 +158,7 @@ static void head_print(FILE *out, const plan_run *run) {
 static void ranks_print(FILE *out, const plan_run *run) {
     const cp_plan_report *report = &run->report;
     fprintf(out, "\nrank   new tokens, %s placement\n",
-            run->layout->decode
-                ? "round-robin"
-                : cp_placement_name((cp_placement)run->placement));
+            cp_placement_name(run->layout->placement));
     for (int k = 0; k < report->ranks; k++) {
         fprintf(out, "%4d  ", k);
         pieces_print(out, &run->layout->queries[k].pieces,

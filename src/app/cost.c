@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ground/text.h"
+#include "ring/variants.h"
 
 cp_status cp_cost_prefill(cp_cost *cost, const cp_turn_report *report) {
     const int64_t **arrays[4] = {&cost->prefill.queries, &cost->prefill.keys,
