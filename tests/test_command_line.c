@@ -10,11 +10,8 @@
 
 #include <glob.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 /* A scene as its file tells it: a name, lines of shell, the exit status, and
@@ -456,105 +453,6 @@ START_TEST(logits_do_not_depend_on_the_way) {
 }
 END_TEST
 
-typedef struct {
-    pid_t process;
-    FILE *to, *from;
-} running;
-static running chat_start(const char *most, const char *question) {
-    int to[2], from[2];
-    const char *program = getenv("LONGRING");
-    ck_assert(pipe(to) == 0 && pipe(from) == 0);
-    const pid_t process = fork();
-    if (process == 0) {
-        dup2(to[0], 0);
-        dup2(from[1], 1);
-        close(to[1]);
-        close(from[0]);
-        if (program == NULL)
-            program = "build/longring";
-        execl(program, program, "chat", "--ranks", "2", "--model", in("m.gguf"),
-              "--most", most, question != NULL ? "--ask" : NULL, question,
-              (char *)NULL);
-        _exit(127);
-    }
-    close(to[0]);
-    close(from[1]);
-    return (running){process, fdopen(to[1], "w"), fdopen(from[0], "r")};
-}
-
-/* Read lines until one that contains the words; that line. */
-static const char *wait_for(const running *chat, const char *words) {
-    static char line[4096];
-    do
-        ck_assert_msg(fgets(line, sizeof(line), chat->from) != NULL,
-                      "it ended before '%s'", words);
-    while (strstr(line, words) == NULL);
-    return line;
-}
-
-static int chat_end(running *chat) {
-    int status;
-    fclose(chat->to);
-    fclose(chat->from);
-    ck_assert(waitpid(chat->process, &status, 0) == chat->process);
-    ck_assert(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-static void pause_for(double seconds) {
-    const struct timespec time = {0, (long)(1e9 * seconds)};
-    nanosleep(&time, NULL);
-}
-
-START_TEST(a_second_interrupt_leaves) {
-    running chat = chat_start("5", NULL);
-    int status;
-    wait_for(&chat, "positions");
-    kill(chat.process, SIGINT);
-    pause_for(0.3);
-    ck_assert_int_eq(waitpid(chat.process, &status, WNOHANG), 0);
-    kill(chat.process, SIGINT);
-    ck_assert_int_eq(chat_end(&chat), 130);
-}
-END_TEST
-
-START_TEST(an_interrupt_stops_an_answer) {
-    running chat = chat_start("400", NULL);
-    wait_for(&chat, "positions");
-    fputs("Hello\n", chat.to);
-    fflush(chat.to);
-    ck_assert_int_ne(fgetc(chat.from), EOF); /* the answer has begun */
-    kill(chat.process, SIGINT);
-    ck_assert_ptr_nonnull(strstr(wait_for(&chat, "first token"), "; stopped]"));
-    fputs("More\n/quit\n", chat.to);
-    fflush(chat.to);
-    const char *line = wait_for(&chat, "first token");
-    ck_assert_int_lt(atoi(strstr(line, " over ") + 6), 300);
-    wait_for(&chat, "Peak memory");
-    ck_assert_int_eq(chat_end(&chat), 0);
-}
-END_TEST
-
-START_TEST(an_interrupt_ends_given_questions) {
-    running chat = chat_start("400", "Hello");
-    wait_for(&chat, "positions");
-    kill(chat.process, SIGINT);
-    while (fgetc(chat.from) != EOF) {
-    }
-    ck_assert_int_eq(chat_end(&chat), 130);
-}
-END_TEST
-
-START_TEST(a_lost_reader_ends_the_answer) {
-    running chat = chat_start("400", NULL);
-    wait_for(&chat, "positions");
-    fputs("Hello\n", chat.to);
-    fflush(chat.to);
-    ck_assert_int_ne(fgetc(chat.from), EOF);
-    ck_assert_int_eq(chat_end(&chat), 1);
-}
-END_TEST
-
 static Suite *program_suite(void) {
     Suite *suite = suite_create("command line");
     TCase *tests = harness_case("command line");
@@ -567,10 +465,6 @@ static Suite *program_suite(void) {
     tcase_add_test(tests, partials_are_labelled);
     tcase_add_test(tests, an_overflow_is_named);
     tcase_add_test(tests, logits_do_not_depend_on_the_way);
-    tcase_add_test(tests, a_second_interrupt_leaves);
-    tcase_add_test(tests, an_interrupt_stops_an_answer);
-    tcase_add_test(tests, an_interrupt_ends_given_questions);
-    tcase_add_test(tests, a_lost_reader_ends_the_answer);
     suite_add_tcase(suite, tests);
     return suite;
 }
