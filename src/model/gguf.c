@@ -106,10 +106,9 @@ static cp_status take(reader *reader, int64_t count, const char *what,
     if (count < 0 || count > left)
         /* Say where the file ends too early. */
         return cp_fail(CP_INVALID,
-                       "%s at byte %lld needs %lld bytes, but the file "
-                       "ends after %lld more: it is cut short or corrupt",
-                       what, (long long)reader->at, (long long)count,
-                       (long long)left);
+                       "%s at byte %ld needs %ld bytes, but the file ends "
+                       "after %ld more: it is cut short or corrupt",
+                       what, reader->at, count, left);
     *bytes = reader->bytes + reader->at;
     reader->at += count;
     return CP_OK;
@@ -125,24 +124,21 @@ static uint64_t little_endian(const unsigned char *bytes, int width) {
 static cp_status read_number(reader *reader, int width, const char *what,
                              uint64_t *value) {
     const unsigned char *bytes = NULL;
-    const cp_status status = take(reader, width, what, &bytes);
-    if (status == CP_OK)
-        *value = little_endian(bytes, width);
-    return status;
+    CP_TRY(take(reader, width, what, &bytes));
+    *value = little_endian(bytes, width);
+    return CP_OK;
 }
 
 static cp_status read_count(reader *reader, int64_t least, const char *what,
                             int64_t *count) {
     uint64_t value = 0;
-    const cp_status status = read_number(reader, 8, what, &value);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_number(reader, 8, what, &value));
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
         return cp_fail(CP_INVALID,
-                       "%s says %llu, but only %lld bytes are left: "
-                       "it is cut short or corrupt",
-                       what, (unsigned long long)value, (long long)left);
+                       "%s says %llu, but only %ld bytes are left: it is cut "
+                       "short or corrupt",
+                       what, (unsigned long long)value, left);
     *count = (int64_t)value;
     return CP_OK;
 }
@@ -150,11 +146,10 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
 static cp_status read_string(reader *reader, const char *what,
                              cp_gguf_string *string) {
     const unsigned char *bytes = NULL;
-    cp_status status = read_count(reader, 1, what, &string->length);
-    if (status == CP_OK)
-        status = take(reader, string->length, what, &bytes);
+    CP_TRY(read_count(reader, 1, what, &string->length));
+    CP_TRY(take(reader, string->length, what, &bytes));
     string->bytes = (const char *)bytes;
-    return status;
+    return CP_OK;
 }
 
 cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
@@ -172,9 +167,7 @@ static cp_gguf_shown show_name(const char *name) {
 
 static cp_status read_kind(reader *reader, int *kind) {
     uint64_t number = 0;
-    const cp_status status = read_number(reader, 4, "a type", &number);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_number(reader, 4, "a type", &number));
     if (number >= VALUE_KINDS)
         return cp_fail(CP_INVALID, "value type %llu, of 0 to %d",
                        (unsigned long long)number, VALUE_KINDS - 1);
@@ -185,22 +178,20 @@ static cp_status read_kind(reader *reader, int *kind) {
 static cp_status skip_values(reader *reader, entry *entry) {
     const int width = kinds[entry->kind].width;
     cp_gguf_string string;
-    cp_status status = CP_OK;
     entry->at = reader->bytes + reader->at;
     if (width > 0)
         return take(reader, entry->count * width, "its value", &entry->at);
-    for (int64_t i = 0; i < entry->count && status == CP_OK; i++)
-        status = read_string(reader, "a string", &string);
-    return status;
+    for (int64_t i = 0; i < entry->count; i++)
+        CP_TRY(read_string(reader, "a string", &string));
+    return CP_OK;
 }
 
 static cp_status read_array(reader *reader, entry *entry) {
-    cp_status status = read_kind(reader, &entry->kind);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_kind(reader, &entry->kind));
     if (entry->kind == VALUE_ARRAY)
-        return cp_fail(CP_INVALID, "an array of arrays, which no key of "
-                                   "a language model needs");
+        return cp_fail(
+            CP_INVALID,
+            "an array of arrays, which no key of a language model needs");
     const int width = kinds[entry->kind].width;
     entry->array = true;
     return read_count(reader, width > 0 ? width : 8, "an array's length",
@@ -209,19 +200,15 @@ static cp_status read_array(reader *reader, entry *entry) {
 
 static cp_status read_value(reader *reader, entry *entry) {
     entry->count = 1;
-    cp_status status = read_kind(reader, &entry->kind);
-    if (status == CP_OK && entry->kind == VALUE_ARRAY)
-        status = read_array(reader, entry);
-    if (status == CP_OK)
-        status = skip_values(reader, entry);
-    return status;
+    CP_TRY(read_kind(reader, &entry->kind));
+    if (entry->kind == VALUE_ARRAY)
+        CP_TRY(read_array(reader, entry));
+    return skip_values(reader, entry);
 }
 
 static cp_status read_entry(reader *reader, entry *entry) {
-    cp_status status = read_string(reader, "a key", &entry->key);
-    if (status != CP_OK)
-        return status;
-    status = read_value(reader, entry);
+    CP_TRY(read_string(reader, "a key", &entry->key));
+    const cp_status status = read_value(reader, entry);
     if (status != CP_OK)
         return cp_fail(status, "key '%s': %s", cp_gguf_show(entry->key).text,
                        cp_message());
@@ -274,52 +261,49 @@ bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
 
 static cp_status read_name(reader *reader, char *name) {
     cp_gguf_string string;
-    const cp_status status = read_string(reader, "a tensor's name", &string);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_string(reader, "a tensor's name", &string));
     if (string.length < 1 || string.length >= NAME_ROOM ||
         memchr(string.bytes, '\0', (size_t)string.length) != NULL)
         return cp_fail(CP_INVALID,
-                       "tensor name '%s' of %lld bytes: 1 to 64 and "
-                       "no zero byte are allowed",
-                       cp_gguf_show(string).text, (long long)string.length);
+                       "tensor name '%s' of %ld bytes: 1 to 64 and no zero "
+                       "byte are allowed",
+                       cp_gguf_show(string).text, string.length);
     memcpy(name, string.bytes, (size_t)string.length);
     return CP_OK;
 }
 
 static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t number = 0;
-    cp_status status = read_number(reader, 4, "a rank", &number);
-    if (status == CP_OK && (number < 1 || number > 4))
+    CP_TRY(read_number(reader, 4, "a rank", &number));
+    if (number < 1 || number > 4)
         return cp_fail(CP_INVALID, "%llu dimensions, of 1 to 4",
                        (unsigned long long)number);
     tensor->dimensions = (int)number;
-    for (int d = 0; d < 4 && status == CP_OK; d++) {
+    for (int d = 0; d < 4; d++) {
         number = 1;
         if (d < tensor->dimensions)
-            status = read_number(reader, 8, "an extent", &number);
+            CP_TRY(read_number(reader, 8, "an extent", &number));
         if (number < 1 || number > INT64_MAX)
             return cp_fail(CP_INVALID, "extent %d is %llu", d,
                            (unsigned long long)number);
         tensor->extent[d] = (int64_t)number;
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status count_bytes(cp_gguf_tensor *tensor) {
     int64_t values, bytes, total;
     if (!cp_gguf_type_block(tensor->type, &values, &bytes))
         /* Refuse the type by name. */
-        return cp_fail(CP_INVALID,
-                       "has type %s (%d), which this program does not "
-                       "read; it reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, "
-                       "Q5_0, Q5_1 and Q2_K to Q6_K",
-                       cp_gguf_type_name(tensor->type), tensor->type);
+        return cp_fail(
+            CP_INVALID,
+            "has type %s (%d), which this program does not read; it reads F32, "
+            "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K",
+            cp_gguf_type_name(tensor->type), tensor->type);
     if (tensor->extent[0] % values != 0)
-        return cp_fail(CP_INVALID,
-                       "rows of %lld values do not fill %s blocks of %lld",
-                       (long long)tensor->extent[0],
-                       cp_gguf_type_name(tensor->type), (long long)values);
+        return cp_fail(
+            CP_INVALID, "rows of %ld values do not fill %s blocks of %ld",
+            tensor->extent[0], cp_gguf_type_name(tensor->type), values);
     total = tensor->extent[0] / values;
     for (int d = 1; d < 4; d++)
         if (!cp_multiply(total, tensor->extent[d], &total))
@@ -331,28 +315,23 @@ static cp_status count_bytes(cp_gguf_tensor *tensor) {
 
 static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t type = 0, offset = 0;
-    cp_status status = read_extents(reader, tensor);
-    if (status == CP_OK)
-        status = read_number(reader, 4, "a type", &type);
+    CP_TRY(read_extents(reader, tensor));
+    CP_TRY(read_number(reader, 4, "a type", &type));
     tensor->type = type <= INT_MAX ? (int)type : -1;
-    if (status == CP_OK)
-        status = count_bytes(tensor);
-    if (status == CP_OK)
-        status = read_number(reader, 8, "an offset", &offset);
+    CP_TRY(count_bytes(tensor));
+    CP_TRY(read_number(reader, 8, "an offset", &offset));
     if (offset > INT64_MAX)
         return cp_fail(CP_INVALID, "its offset is %llu",
                        (unsigned long long)offset);
     tensor->offset = (int64_t)offset;
-    return status;
+    return CP_OK;
 }
 
 static cp_status read_tensor(reader *reader, char *name,
                              cp_gguf_tensor *tensor) {
-    cp_status status = read_name(reader, name);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_name(reader, name));
     tensor->name = name;
-    status = read_shape(reader, tensor);
+    const cp_status status = read_shape(reader, tensor);
     if (status != CP_OK)
         return cp_fail(status, "tensor '%s': %s", show_name(name).text,
                        cp_message());
@@ -384,14 +363,11 @@ static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
     *alignment = 32;
     if (!cp_gguf_has(file, "general.alignment"))
         return CP_OK;
-    const cp_status status =
-        cp_gguf_integer(file, "general.alignment", alignment);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_gguf_integer(file, "general.alignment", alignment));
     if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
         return cp_fail(CP_INVALID,
-                       "general.alignment is %lld, which is no power of two",
-                       (long long)*alignment);
+                       "general.alignment is %ld, which is no power of two",
+                       *alignment);
     return CP_OK;
 }
 
@@ -399,16 +375,14 @@ static cp_status place_tensor(const unsigned char *data, int64_t length,
                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
         return cp_fail(CP_INVALID,
-                       "tensor '%s' at offset %lld is not aligned to %lld",
-                       show_name(tensor->name).text, (long long)tensor->offset,
-                       (long long)alignment);
+                       "tensor '%s' at offset %ld is not aligned to %ld",
+                       show_name(tensor->name).text, tensor->offset, alignment);
     if (tensor->bytes > length - tensor->offset)
         return cp_fail(CP_INVALID,
-                       "tensor '%s' has %lld bytes at offset %lld, but the "
-                       "file holds %lld bytes of data: it is cut short "
-                       "or corrupt",
-                       show_name(tensor->name).text, (long long)tensor->bytes,
-                       (long long)tensor->offset, (long long)length);
+                       "tensor '%s' has %ld bytes at offset %ld, but the file "
+                       "holds %ld bytes of data: it is cut short or corrupt",
+                       show_name(tensor->name).text, tensor->bytes,
+                       tensor->offset, length);
     tensor->data = data + tensor->offset;
     return CP_OK;
 }
@@ -451,18 +425,18 @@ static cp_status sort_tensors(cp_gguf *file) {
 static cp_status read_version(reader *reader) {
     const unsigned char *magic = NULL;
     uint64_t version = 0;
-    cp_status status = take(reader, 4, "the magic word", &magic);
-    if (status == CP_OK && memcmp(magic, "GGUF", 4) != 0)
+    CP_TRY(take(reader, 4, "the magic word", &magic));
+    if (memcmp(magic, "GGUF", 4) != 0)
         return cp_fail(
             CP_INVALID, "starts with '%s' and not with 'GGUF'",
             cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
-    if (status == CP_OK)
-        status = read_number(reader, 4, "the version", &version);
-    if (status != CP_OK || version == 2 || version == 3)
-        return status;
+    CP_TRY(read_number(reader, 4, "the version", &version));
+    if (version == 2 || version == 3)
+        return CP_OK;
     if (version == 0x02000000 || version == 0x03000000)
-        return cp_fail(CP_INVALID, "is a big-endian file; this program "
-                                   "reads little-endian ones");
+        return cp_fail(
+            CP_INVALID,
+            "is a big-endian file; this program reads little-endian ones");
     return cp_fail(CP_INVALID, "has GGUF version %llu, of 2 and 3",
                    (unsigned long long)version);
 }
@@ -470,74 +444,58 @@ static cp_status read_version(reader *reader) {
 enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
 
 static cp_status read_counts(reader *reader, cp_gguf *file) {
-    cp_status status = read_count(reader, LEAST_TENSOR, "the tensor count",
-                                  &file->tensor_count);
-    if (status == CP_OK)
-        status = read_count(reader, LEAST_ENTRY, "the key count",
-                            &file->entry_count);
-    if (status == CP_OK)
-        status = cp_allocate(&file->entries, file->entry_count, sizeof(entry),
-                             "the metadata");
-    if (status == CP_OK)
-        status = cp_allocate(&file->tensors, file->tensor_count,
-                             sizeof(cp_gguf_tensor), "the tensors");
-    if (status == CP_OK)
-        status = cp_allocate(&file->names, file->tensor_count, NAME_ROOM,
-                             "the tensors' names");
-    return status;
+    CP_TRY(read_count(reader, LEAST_TENSOR, "the tensor count",
+                      &file->tensor_count));
+    CP_TRY(
+        read_count(reader, LEAST_ENTRY, "the key count", &file->entry_count));
+    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
+                       "the metadata"));
+    CP_TRY(cp_allocate(&file->tensors, file->tensor_count,
+                       sizeof(cp_gguf_tensor), "the tensors"));
+    return cp_allocate(&file->names, file->tensor_count, NAME_ROOM,
+                       "the tensors' names");
 }
 
 static cp_status read_lists(reader *reader, cp_gguf *file) {
-    cp_status status = CP_OK;
-    for (int64_t i = 0; i < file->entry_count && status == CP_OK; i++)
-        status = read_entry(reader, &file->entries[i]);
-    for (int64_t i = 0; i < file->tensor_count && status == CP_OK; i++)
-        status = read_tensor(reader, file->names[i], &file->tensors[i]);
-    if (status == CP_OK)
-        status = sort_entries(file);
-    return status;
+    for (int64_t i = 0; i < file->entry_count; i++)
+        CP_TRY(read_entry(reader, &file->entries[i]));
+    for (int64_t i = 0; i < file->tensor_count; i++)
+        CP_TRY(read_tensor(reader, file->names[i], &file->tensors[i]));
+    return sort_entries(file);
 }
 
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
     int64_t alignment;
-    cp_status status = find_alignment(file, &alignment);
-    if (status != CP_OK || file->tensor_count == 0)
-        return status;
+    CP_TRY(find_alignment(file, &alignment));
+    if (file->tensor_count == 0)
+        return CP_OK;
     const int64_t padding = (alignment - end % alignment) % alignment;
     if (padding > file->length - end)
         return cp_fail(CP_INVALID,
-                       "the data should begin %lld bytes after byte %lld, "
-                       "but the file has %lld bytes",
-                       (long long)padding, (long long)end,
-                       (long long)file->length);
+                       "the data should begin %ld bytes after byte %ld, but "
+                       "the file has %ld bytes",
+                       padding, end, file->length);
     const int64_t start = end + padding;
-    for (int64_t i = 0; i < file->tensor_count && status == CP_OK; i++)
-        status = place_tensor(file->bytes + start, file->length - start,
-                              alignment, &file->tensors[i]);
-    if (status == CP_OK)
-        status = check_overlap(file);
-    return status == CP_OK ? sort_tensors(file) : status;
+    for (int64_t i = 0; i < file->tensor_count; i++)
+        CP_TRY(place_tensor(file->bytes + start, file->length - start,
+                            alignment, &file->tensors[i]));
+    CP_TRY(check_overlap(file));
+    return sort_tensors(file);
 }
 
 static cp_status parse(cp_gguf *file) {
     reader reader = {file->bytes, file->length, 0};
-    cp_status status = read_version(&reader);
-    if (status == CP_OK)
-        status = read_counts(&reader, file);
-    if (status == CP_OK)
-        status = read_lists(&reader, file);
-    if (status == CP_OK)
-        status = place_tensors(file, reader.at);
-    return status;
+    CP_TRY(read_version(&reader));
+    CP_TRY(read_counts(&reader, file));
+    CP_TRY(read_lists(&reader, file));
+    return place_tensors(file, reader.at);
 }
 
 cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
-    cp_status status = cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
     (*out)->bytes = bytes;
     (*out)->length = length;
-    status = parse(*out);
+    const cp_status status = parse(*out);
     if (status != CP_OK) {
         cp_gguf_close(*out);
         *out = NULL;
@@ -568,8 +526,8 @@ static cp_status map_file(int descriptor, const unsigned char **bytes,
     void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
                         descriptor, 0);
     if (mapped == MAP_FAILED)
-        return cp_fail(CP_FILE, "cannot map %lld bytes: %s",
-                       (long long)facts.st_size, strerror(errno));
+        return cp_fail(CP_FILE, "cannot map %ld bytes: %s", facts.st_size,
+                       strerror(errno));
     *bytes = mapped;
     *length = facts.st_size;
     return CP_OK;
@@ -578,10 +536,8 @@ static cp_status map_file(int descriptor, const unsigned char **bytes,
 static cp_status open_mapped(int descriptor, cp_gguf **out) {
     const unsigned char *bytes = NULL;
     int64_t length = 0;
-    cp_status status = map_file(descriptor, &bytes, &length);
-    if (status != CP_OK)
-        return status;
-    status = cp_gguf_parse(bytes, length, out);
+    CP_TRY(map_file(descriptor, &bytes, &length));
+    const cp_status status = cp_gguf_parse(bytes, length, out);
     if (status == CP_OK)
         (*out)->mapped = true;
     else
@@ -663,25 +619,23 @@ cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
                           int64_t *value) {
     const entry *entry;
     const char *wanted = "an integer below 2^63";
-    const cp_status status = find_value(file, key, false, wanted, &entry);
-    if (status == CP_OK && !integer_at(entry, 0, value))
+    CP_TRY(find_value(file, key, false, wanted, &entry));
+    if (!integer_at(entry, 0, value))
         return wrong_type(entry, wanted);
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
     const entry *entry;
-    const cp_status status = find_value(file, key, false, "a float", &entry);
-    if (status == CP_OK && !float_at(entry, 0, value))
+    CP_TRY(find_value(file, key, false, "a float", &entry));
+    if (!float_at(entry, 0, value))
         return wrong_type(entry, "a float");
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
     const entry *entry;
-    const cp_status status = find_value(file, key, false, "a bool", &entry);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(find_value(file, key, false, "a bool", &entry));
     if (entry->kind != 7 || entry->at[0] > 1)
         return wrong_type(entry, "a bool of 0 or 1");
     *value = entry->at[0] == 1;
@@ -698,12 +652,11 @@ static const unsigned char *string_at(const unsigned char *at,
 cp_status cp_gguf_text(const cp_gguf *file, const char *key,
                        cp_gguf_string *value) {
     const entry *entry;
-    const cp_status status = find_value(file, key, false, "a string", &entry);
-    if (status == CP_OK && entry->kind != VALUE_STRING)
+    CP_TRY(find_value(file, key, false, "a string", &entry));
+    if (entry->kind != VALUE_STRING)
         return wrong_type(entry, "a string");
-    if (status == CP_OK)
-        string_at(entry->at, value);
-    return status;
+    string_at(entry->at, value);
+    return CP_OK;
 }
 
 static cp_status find_array(const cp_gguf *file, const char *key,
@@ -712,66 +665,58 @@ static cp_status find_array(const cp_gguf *file, const char *key,
     void *none = NULL;
     memcpy(values, &none, sizeof(none));
     *count = 0;
-    const cp_status status = find_value(file, key, true, wanted, found);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(find_value(file, key, true, wanted, found));
     return cp_allocate(values, (*found)->count, size, key);
+}
+
+/* Refuse an array whose values have been allocated, or count them. */
+static cp_status end_array(const entry *entry, bool good, const char *wanted,
+                           void *values, int64_t *count) {
+    *count = good ? entry->count : 0;
+    if (good)
+        return CP_OK;
+    void *memory;
+    memcpy(&memory, values, sizeof(memory));
+    free(memory);
+    memset(values, 0, sizeof(memory));
+    return wrong_type(entry, wanted);
 }
 
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count) {
+    static const char *const wanted = "an array of integers below 2^63";
     const entry *entry;
-    const char *wanted = "an array of integers below 2^63";
-    const cp_status status =
-        find_array(file, key, wanted, sizeof(int64_t), values, count, &entry);
-    if (status != CP_OK)
-        return status;
-    for (int64_t i = 0; i < entry->count; i++)
-        if (!integer_at(entry, i, &(*values)[i])) {
-            free(*values);
-            *values = NULL;
-            return wrong_type(entry, wanted);
-        }
-    *count = entry->count;
-    return CP_OK;
+    bool good = true;
+    CP_TRY(
+        find_array(file, key, wanted, sizeof(int64_t), values, count, &entry));
+    for (int64_t i = 0; i < entry->count && good; i++)
+        good = integer_at(entry, i, &(*values)[i]);
+    return end_array(entry, good, wanted, values, count);
 }
 
 cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
                          int64_t *count) {
+    static const char *const wanted = "an array of floats";
     const entry *entry;
-    const char *wanted = "an array of floats";
-    const cp_status status =
-        find_array(file, key, wanted, sizeof(double), values, count, &entry);
-    if (status != CP_OK)
-        return status;
-    for (int64_t i = 0; i < entry->count; i++)
-        if (!float_at(entry, i, &(*values)[i])) {
-            free(*values);
-            *values = NULL;
-            return wrong_type(entry, wanted);
-        }
-    *count = entry->count;
-    return CP_OK;
+    bool good = true;
+    CP_TRY(
+        find_array(file, key, wanted, sizeof(double), values, count, &entry));
+    for (int64_t i = 0; i < entry->count && good; i++)
+        good = float_at(entry, i, &(*values)[i]);
+    return end_array(entry, good, wanted, values, count);
 }
 
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count) {
+    static const char *const wanted = "an array of strings";
     const entry *entry;
-    const char *wanted = "an array of strings";
-    cp_status status = find_array(file, key, wanted, sizeof(cp_gguf_string),
-                                  values, count, &entry);
-    if (status != CP_OK)
-        return status;
-    if (entry->kind != VALUE_STRING) {
-        free(*values);
-        *values = NULL;
-        return wrong_type(entry, wanted);
-    }
+    CP_TRY(find_array(file, key, wanted, sizeof(cp_gguf_string), values, count,
+                      &entry));
+    const bool good = entry->kind == VALUE_STRING;
     const unsigned char *at = entry->at;
-    for (int64_t i = 0; i < entry->count; i++)
+    for (int64_t i = 0; i < entry->count && good; i++)
         at = string_at(at, &(*values)[i]);
-    *count = entry->count;
-    return CP_OK;
+    return end_array(entry, good, wanted, values, count);
 }
 
 const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name) {
