@@ -160,7 +160,9 @@ cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
                        heads->count);
     if (heads->count == 3)
         *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
-    return cp_shape_check(shape);
+    const cp_status status = cp_shape_check(shape);
+    return status == CP_OK ? CP_OK
+                           : cp_fail(status, "--heads: %s", cp_message());
 }
 
 cp_status cp_opened_file(cp_opened *model, const char *path) {

@@ -97,7 +97,7 @@ static cp_status calibrate_work(void *context) {
     cp_hardware again;
     char *text;
     int64_t bytes;
-    CP_TRY(cp_save_check(run->out));
+    CP_TRY(cp_command_files(1, &(cp_command_file){"--out", run->out, true}));
     CP_TRY(run->backend->calibrate(&run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text, &bytes));
     cp_status status = cp_hardware_parse("what was measured", text, &again);

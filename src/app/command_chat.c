@@ -418,7 +418,7 @@ static cp_status head_show(const chat_run *run) {
 
 static cp_status tail_show(chat_run *run) {
     struct rusage usage;
-    if (run->trace != NULL) {
+    if (run->trace != NULL && cp_crew_leads()) {
         CP_TRY(cp_session_trace(run->chat.session, run->trace));
         printf("\nTrace: %s (ui.perfetto.dev shows it)\n", run->trace);
     }

@@ -7,6 +7,7 @@
 
 #include "app/npy.h"
 #include "model/sample.h"
+#include "ring/crew.h"
 
 typedef struct {
     const char *model, *tokens, *history, *positions, *out;
@@ -205,7 +206,7 @@ static cp_status logits_work(void *context) {
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};
-    if (run->out != NULL)
+    if (run->out != NULL && cp_crew_leads())
         CP_TRY(cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept));
     if (run->length > 1)
         printf("nll %.6f\n", run->sum / (double)(run->length - 1));

@@ -33,12 +33,11 @@ static const struct {
 static const struct {
     int type;
     const char *name;
-    int values, bytes; /* of a block; 0: not read */
+    int values, bytes; /* of a block */
     /* Where its floats lie that could be infinite or no number, how many, and
      * their exponent: the sixteen bits that it is in. */
     int floats, count, exponent;
 } formats[] = {
-    /* The types that are read. */
     {CP_GGUF_F32, "F32", 1, 4, 2, 1, 0x7F80},
     {CP_GGUF_F16, "F16", 1, 2, 0, 1, 0x7C00},
     {CP_GGUF_BF16, "BF16", 1, 2, 0, 1, 0x7F80},
@@ -52,33 +51,17 @@ static const struct {
     {CP_GGUF_Q4_K, "Q4_K", 256, 144, 0, 2, 0x7C00},
     {CP_GGUF_Q5_K, "Q5_K", 256, 176, 0, 2, 0x7C00},
     {CP_GGUF_Q6_K, "Q6_K", 256, 210, 208, 1, 0x7C00},
-    /* The types that are only known by name. */
-    {.type = 4, .name = "Q4_2"},
-    {.type = 5, .name = "Q4_3"},
-    {.type = 9, .name = "Q8_1"},
-    {.type = 15, .name = "Q8_K"},
-    {.type = 16, .name = "IQ2_XXS"},
-    {.type = 17, .name = "IQ2_XS"},
-    {.type = 18, .name = "IQ3_XXS"},
-    {.type = 19, .name = "IQ1_S"},
-    {.type = 20, .name = "IQ4_NL"},
-    {.type = 21, .name = "IQ3_S"},
-    {.type = 22, .name = "IQ2_S"},
-    {.type = 23, .name = "IQ4_XS"},
-    {.type = 24, .name = "I8"},
-    {.type = 25, .name = "I16"},
-    {.type = 26, .name = "I32"},
-    {.type = 27, .name = "I64"},
-    {.type = 28, .name = "F64"},
-    {.type = 29, .name = "IQ1_M"},
-    {.type = 31, .name = "Q4_0_4_4"},
-    {.type = 32, .name = "Q4_0_4_8"},
-    {.type = 33, .name = "Q4_0_8_8"},
-    {.type = 34, .name = "TQ1_0"},
-    {.type = 35, .name = "TQ2_0"},
-    {.type = 39, .name = "MXFP4"},
-    {.type = 40, .name = "NVFP4"},
 };
+
+/* The types that are only known by name. */
+static const char *const unread[] = {
+    [4] = "Q4_2",      [5] = "Q4_3",    [9] = "Q8_1",      [15] = "Q8_K",
+    [16] = "IQ2_XXS",  [17] = "IQ2_XS", [18] = "IQ3_XXS",  [19] = "IQ1_S",
+    [20] = "IQ4_NL",   [21] = "IQ3_S",  [22] = "IQ2_S",    [23] = "IQ4_XS",
+    [24] = "I8",       [25] = "I16",    [26] = "I32",      [27] = "I64",
+    [28] = "F64",      [29] = "IQ1_M",  [31] = "Q4_0_4_4", [32] = "Q4_0_4_8",
+    [33] = "Q4_0_8_8", [34] = "TQ1_0",  [35] = "TQ2_0",    [39] = "MXFP4",
+    [40] = "NVFP4"};
 
 enum { FORMATS = sizeof(formats) / sizeof(formats[0]) };
 
@@ -219,12 +202,15 @@ const char *cp_gguf_type_name(int type) {
     for (int i = 0; i < FORMATS; i++)
         if (formats[i].type == type)
             return formats[i].name;
+    const int known = sizeof(unread) / sizeof(unread[0]);
+    if (type >= 0 && type < known && unread[type] != NULL)
+        return unread[type];
     return "unknown";
 }
 
 bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
     for (int i = 0; i < FORMATS; i++)
-        if (formats[i].type == type && formats[i].values > 0) {
+        if (formats[i].type == type) {
             *values = formats[i].values;
             *bytes = formats[i].bytes;
             return true;
