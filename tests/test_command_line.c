@@ -18,13 +18,14 @@
  * texts that are on standard output (out), on standard error (err), or not on
  * standard output (not). */
 enum { SCENES = 400, TEXTS = 10 };
+enum { OUT, ERR, NOT };
 
 typedef struct {
     char *name, *script;
     int status;
     int count;
     struct {
-        enum { OUT, ERR, NOT } where;
+        int where; /* OUT, ERR, NOT */
         const char *text;
     } expected[TEXTS];
 } scene;
@@ -34,7 +35,7 @@ static int scene_count;
 
 static void line_read(char *line) {
     static const char *const kinds[] = {"out: ", "err: ", "not: "};
-    scene *now = &scenes[scene_count - 1];
+    scene *now = &scenes[cp_max(0, scene_count - 1)];
     if (line[0] == '\0' || line[0] == '#')
         return;
     if (strncmp(line, "== ", 3) == 0) {
@@ -103,6 +104,8 @@ START_TEST(scene_is_as_told) {
                   "%s: status %d, not %d\n%s-- said '%.2000s'\n-- and '%.500s'",
                   told->name, status, told->status, told->script, output,
                   errors);
+    ck_assert_msg(shell("ls -A $D | grep '[.]tmp$'") != 0, "%s: left %s",
+                  told->name, output);
 }
 END_TEST
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Formats print an int64_t by %ld, without a cast. */
-_Static_assert(_Generic((int64_t)0, long: 1, default: 0), "int64_t is long");
+_Static_assert(sizeof(long) == sizeof(int64_t), "int64_t is long");
 
 typedef enum {
     CP_OK = 0,
