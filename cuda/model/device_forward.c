@@ -7,6 +7,7 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/model_kernels.h"
+#include "ring/variants.h"
 
 enum { MOST_ROWS = 2048 }; /* of a block, unless the ranks say otherwise */
 

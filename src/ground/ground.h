@@ -25,6 +25,15 @@ typedef enum {
 cp_status cp_fail(cp_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Leave a function that returns a cp_status with that of a call that failed.
+ * For functions that have nothing to give back before they leave. */
+#define CP_TRY(call)                                                           \
+    do {                                                                       \
+        const cp_status tried = (call);                                        \
+        if (tried != CP_OK)                                                    \
+            return tried;                                                      \
+    } while (false)
+
 /* The calling thread's last message; "" if it never failed. */
 const char *cp_message(void);
 
