@@ -107,6 +107,7 @@ START_TEST(processes_come_to_one_description) {
     const int count = 2 + _i;
     stand_in_options options = STAND_IN_DEFAULTS;
     options.patience = 20;
+    options.open = true;
     stand_in_begin(&options);
     run_processes(all, count, 10);
     for (int r = 0; r < count; r++) {
@@ -133,7 +134,7 @@ START_TEST(what_fails_fails_cleanly) {
     cp_status status = CP_BROKEN;
     int64_t n = 1;
     for (; status != CP_OK && n < 100000; n *= 3) {
-        stand_in_begin(NULL);
+        begin_open(1);
         break_it[_i](n);
         status = cp_device_calibrate(&here, CP_NUMBERS_BF16, &wanted);
         ck_assert_msg(status == CP_OK || *cp_message() != '\0', "no message");
@@ -169,7 +170,7 @@ START_TEST(what_cannot_be_is_refused) {
 END_TEST
 START_TEST(a_dead_process_costs_patience) {
     process all[CROWD];
-    stand_in_begin(NULL);
+    begin_open(1);
     stand_in_dead_rank(1, 40);
     run_processes(all, 3, 0.3);
     for (int r = 0; r < 3; r++) {

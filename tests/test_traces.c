@@ -121,7 +121,7 @@ static cp_status walk_and_look(talk *t) {
 }
 
 static talk open_traced(int seed, bool traced) {
-    begin(seed);
+    begin_open(seed);
     talk t = {.shape = {4, 2, 8},
               .ranks = 1 + seed % 5,
               .sequences = 2,
