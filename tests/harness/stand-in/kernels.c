@@ -91,12 +91,10 @@ static int to_enter; /* the thread that the scheduler is asked to resume */
 
 /* The values that the lanes of a warp operation bring, the lanes they ask for,
  * and what each gets when all have come. */
-static uint64_t brought[MOST_THREADS], given[MOST_THREADS];
+static float brought[MOST_THREADS], given[MOST_THREADS];
 static int asked[MOST_THREADS];
 static bool votes[MOST_THREADS];
 static uint32_t ballots[MOST_THREADS];
-
-static int block_votes, block_result;
 
 static struct {
     void (*thread)(const void *);
@@ -238,10 +236,8 @@ static void wait_here(fiber_state state, const char *file, int line) {
     f->mask = 0;
 }
 
-int stand_in_block_barrier(int predicate, const char *file, int line) {
-    block_votes += predicate;
+void stand_in_block_barrier(const char *file, int line) {
     wait_here(AT_BLOCK, file, line);
-    return block_result;
 }
 
 uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
@@ -253,11 +249,11 @@ uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
     return ballots[me];
 }
 
-uint64_t stand_in_exchange(uint32_t mask, uint64_t bits, int64_t lane,
-                           const char *file, int line) {
+float stand_in_exchange(uint32_t mask, float number, int lane, const char *file,
+                        int line) {
     const int me = current;
-    brought[me] = bits;
-    asked[me] = (int)(lane & 31);
+    brought[me] = number;
+    asked[me] = lane & (LANES - 1);
     fibers[me].mask = mask;
     wait_here(AT_WARP, file, line);
     return given[me];
@@ -332,7 +328,7 @@ static void release_mask(int first, int lanes, uint32_t mask) {
             continue;
         const int other = asked[first + i];
         const bool there = other < lanes && (mask >> other & 1) != 0;
-        given[first + i] = there ? brought[first + other] : UINT64_MAX;
+        given[first + i] = there ? brought[first + other] : NAN;
         ballots[first + i] = ballot;
     }
     for (int i = 0; i < lanes; i++)
@@ -417,7 +413,6 @@ static int standing(int threads) {
 static bool run_block(int threads) {
     block_serial++;
     shared_bytes = 0;
-    block_votes = 0;
     for (int i = 0; i < threads; i++) {
         states[i] = RUNNING;
         fibers[i].mask = 0;
@@ -433,8 +428,6 @@ static bool run_block(int threads) {
             return stuck(threads, "a barrier that not all threads reach");
         if (where == 0)
             return true;
-        block_result = block_votes;
-        block_votes = 0;
         for (int i = 0; i < threads; i++)
             states[i] = RUNNING;
     }
@@ -476,7 +469,6 @@ bool run_kernel(const operation *kernel) {
     }
     set_running(NULL);
     machine.counted.launches++;
-    machine.counted.blocks += (int64_t)blocks;
     if (fine && shared_too_large) {
         complain(cudaErrorLaunchFailure,
                  "kernel %s shares more than %d bytes in a block", job.name,

@@ -218,7 +218,6 @@ static bool everyone_waits(void) {
 }
 
 static void deadlock(void) {
-    machine.counted.deadlocks++;
     complain(cudaErrorLaunchFailure,
              "deadlock: the host waits and nothing can run: %s",
              note_of_waits());
@@ -272,7 +271,6 @@ static bool wait_until_met(const waiting *what) {
 
 /* Run the machine until it is so. False: it can never be. */
 bool wait_for(waiting *what) {
-    machine.counted.host_waits++;
     enlist(&machine.waits, what);
     const bool result = wait_until_met(what);
     unlist(&machine.waits, what);
@@ -297,7 +295,7 @@ void fail_machine(cudaError_t error) {
 
 /* What tests call. */
 
-void stand_in_seed(uint64_t seed) {
+static void seed_machine(uint64_t seed) {
     machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
     for (int turn = 0; turn < 8; turn++)
         draw(1);
@@ -321,7 +319,7 @@ void stand_in_begin(const stand_in_options *options) {
     machine = (machine_state){.options = options ? *options : defaults};
     machine.begun = true;
     machine.changed = now();
-    stand_in_seed(machine.options.seed);
+    seed_machine(machine.options.seed);
     free(report);
     report = NULL;
     report_length = 0;
@@ -349,15 +347,6 @@ int64_t stand_in_end(void) {
     return problems;
 }
 
-void stand_in_run(void) {
-    enter_quietly();
-    settle();
-    while (machine.begun && machine.failed == cudaSuccess && step())
-        settle();
-    changed();
-    leave_quietly();
-}
-
 void stand_in_leave(int threads) {
     pthread_mutex_lock(&lock);
     machine.coming = threads;
@@ -380,14 +369,6 @@ const char *stand_in_error(void) {
 
 const char *stand_in_report(void) {
     return report != NULL ? report : "";
-}
-
-const char *stand_in_waits(void) {
-    static _Thread_local char text[4096];
-    enter_quietly();
-    snprintf(text, sizeof text, "%s", note_of_waits());
-    leave_quietly();
-    return text;
 }
 
 stand_in_statistics stand_in_count(void) {

@@ -26,6 +26,7 @@ enum { POISON = 0xFF, ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
 
 static allocation *allocations;
 static int tombstones;
+static int64_t made;
 static bool opened;
 static const char *running;
 static char handler_stack[1 << 16];
@@ -158,7 +159,6 @@ static size_t rounded(size_t bytes, size_t to) {
 
 static cudaError_t allocate(void **out, size_t bytes, int device) {
     *out = NULL;
-    machine.counted.allocations++;
     if (countdown(&machine.fail_allocation))
         return complain(cudaErrorMemoryAllocation,
                         "allocation of %zu bytes failed on demand", bytes);
@@ -182,7 +182,7 @@ static cudaError_t allocate(void **out, size_t bytes, int device) {
                       .start = base + GUARD + inner - rounded(bytes, ALIGNMENT),
                       .bytes = bytes,
                       .device = device,
-                      .number = machine.counted.allocations};
+                      .number = ++made};
     enlist(&allocations, a);
     if (device >= 0 && !opened && !machine.options.open)
         mprotect(base + GUARD, inner, PROT_NONE);
@@ -219,8 +219,6 @@ static void bury(allocation *a) {
     open_memory();
     check_edges(a);
     a->freed = true;
-    if (a->device >= 0)
-        machine.counted.bytes_now -= (int64_t)a->bytes;
     /* The pages go back, the addresses stay taken. */
     mmap(a->base, a->mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -256,7 +254,6 @@ static cudaError_t release(void *start, bool device) {
         return complain(cudaErrorInvalidValue,
                         "allocation %lld is freed a second time",
                         (long long)a->number);
-    machine.counted.frees++;
     bury(a);
     clear_graves();
     return cudaSuccess;
@@ -278,6 +275,7 @@ void release_memory(void) {
         free(a);
     }
     tombstones = 0;
+    made = 0;
     opened = false;
 }
 
@@ -300,7 +298,6 @@ bool all_poison(const char *start, size_t bytes) {
 }
 
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
-    stand_in_statistics *counted = &machine.counted;
     TRY(enter());
     const int device = *current_device();
     TRY(devPtr == NULL ? cudaErrorInvalidValue
@@ -312,11 +309,7 @@ cudaError_t cudaMalloc(void **devPtr, size_t size) {
                               "%lld of %lld left",
                               size, device, (long long)left,
                               (long long)machine.options.bytes));
-    TRY(allocate(devPtr, size, device));
-    counted->bytes_now += (int64_t)size;
-    if (counted->bytes_now > counted->bytes_largest)
-        counted->bytes_largest = counted->bytes_now;
-    return leave(cudaSuccess);
+    return leave(allocate(devPtr, size, device));
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t size) {

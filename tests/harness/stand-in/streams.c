@@ -351,8 +351,6 @@ static void complete_copy(operation *what) {
         poison(what);
     }
     set_running(NULL);
-    machine.counted.copies++;
-    machine.counted.bytes_copied += (int64_t)(what->width * what->height);
 }
 
 /* The scheduler. */
@@ -596,7 +594,6 @@ bool step(void) {
     each_ready(collect);
     if (runs.count + completions.count == 0)
         return false;
-    machine.counted.steps++;
     open_memory();
     if (prefers_run()) {
         run(choose_run());
@@ -772,8 +769,6 @@ static cudaError_t enqueue_copy(stream *on, operation *what) {
     if (capturing ? machine.freeze_uploads && !is_device(what->from)
                   : from_host)
         stage_source(what);
-    if ((from_host || to_host) && !capturing)
-        machine.counted.hidden_waits++;
     const cudaError_t error = enqueue(on, what);
     if (error != cudaSuccess || !to_host || capturing)
         return error;
@@ -878,7 +873,6 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
     stream *on;
     TRY(enter_event(given));
     TRY(find_stream(where, &on));
-    machine.counted.records++;
     if (on->capture != NULL)
         return leave(capture_record(on, given));
     given->captured = 0;
