@@ -296,6 +296,7 @@ START_TENS(the_null_stream_orders_itself) {
     must(add(x, x, stream));
     must(cudaMemcpy(host, x, sizeof(host), cudaMemcpyDeviceToHost));
     ck_assert_float_eq(host[3], 16.0f);
+    ck_assert_int_eq(cudaStreamDestroy(NULL), cudaErrorInvalidResourceHandle);
     end();
 }
 END_TENS

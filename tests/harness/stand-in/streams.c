@@ -130,11 +130,14 @@ stream *resolve(cudaStream_t given) {
     return listed(&machine.streams, given) ? given : NULL;
 }
 
+static cudaError_t no_stream(void) {
+    return complain(cudaErrorInvalidResourceHandle,
+                    "a stream that does not exist (any more)");
+}
+
 cudaError_t find_stream(cudaStream_t given, stream **out) {
     *out = resolve(given);
-    return *out != NULL ? cudaSuccess
-                        : complain(cudaErrorInvalidResourceHandle,
-                                   "a stream that does not exist (any more)");
+    return *out != NULL ? cudaSuccess : no_stream();
 }
 
 /* Lock and find the stream. */
@@ -658,7 +661,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t given) {
     cudaError_t error = enter();
     stream *on = machine.begun ? resolve(given) : NULL;
     if (on == NULL || on->number == 0)
-        return leave(error != cudaSuccess ? error : find_stream(given, &on));
+        return leave(error != cudaSuccess ? error : no_stream());
     settle();
     if (on->head != NULL) {
         char head[512];
