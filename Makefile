@@ -160,6 +160,9 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 	@$(call install,$(FOR_BUILD))
 	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
 	  CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+mutants: ## put known faults into a copy of the sources, one by one; suites must see each (ONLY=name, TURN=k/n: some of them)
+	@$(call install,$(FOR_BUILD) python3:bin/python3)
+	@tests/harness/mutants $(B) $(if $(filter command,$(origin ONLY)),$(ONLY))
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
@@ -197,4 +200,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check check-gpu gpu suites measures bench fit predictions sanitize warnings objects format tangle drift book model demo install clean help force
+.PHONY: all check check-gpu gpu suites measures bench fit predictions sanitize mutants warnings objects format tangle drift book model demo install clean help force
