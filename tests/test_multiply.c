@@ -365,8 +365,8 @@ typedef struct {
     bool scales;
     uint32_t b_alignment; /* promised; 0: 256 */
     /* After an algorithm was found. */
-    int a_shift, workspace_shift, workspace_bytes, columns;
-    bool b_on_host, d_in_a;
+    int a_shift, workspace_shift, workspace_bytes;
+    bool b_on_host, d_in_a, fewer_columns;
 } fault;
 
 static const struct {
@@ -388,7 +388,10 @@ static const struct {
     {GOOD, BAD, "B is not on the device", {.b_on_host = true}},
     {GOOD, BAD, "A of 1280 bytes from byte 256", {.a_shift = 256}},
     {GOOD, BAD, "A and D overlap", {.d_in_a = true}},
-    {GOOD, BAD, "an algorithm that was found for another", {.columns = -1}},
+    {GOOD,
+     BAD,
+     "an algorithm that was found for another",
+     {.fewer_columns = true}},
     {GOOD, BAD, "a workspace of 100 bytes", {.workspace_bytes = 100 - ROOM}},
     {GOOD, BAD, "a workspace of 1024 bytes", {.workspace_shift = 8}},
 };
@@ -433,7 +436,7 @@ START_TEST(what_the_library_refuses) {
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         library, &how, &a, &b, &d, &d, &wish, 1, &found, &count);
     ck_assert_int_eq(status, faults[_i].found);
-    if (f.columns != 0) {
+    if (f.fewer_columns) {
         cublasLtMatrixLayoutInit(&b, CUDA_R_16BF, K, 2, K);
         cublasLtMatrixLayoutInit(&d, CUDA_R_32F, M, 2, M);
     }
