@@ -11,6 +11,7 @@
 
 struct cp_engine {
     const cp_place *place;
+    cp_threads *threads; /* the ranks, if they are all here */
     const cp_llama *model;
     cp_session_options options;
     int cores;
@@ -36,6 +37,19 @@ static cp_status list_owners(const cp_forward *call, int ranks, int **out) {
     return status;
 }
 
+static int busy_ranks(const cp_engine *engine, const cp_layout *layout) {
+    int busy = 0;
+    for (int r = 0; r < engine->options.ranks; r++)
+        busy += layout->queries[r].tokens > 0;
+    return engine->place->local > 0 ? engine->options.ranks : busy;
+}
+
+static cp_status run_ranks(const cp_engine *engine, cp_rank_main function,
+                           void *context) {
+    if (engine->threads != NULL)
+        return cp_threads_work(engine->threads, function, context);
+    return engine->place->run(engine->options.ranks, function, context);
+}
 typedef struct {
     cp_forward_job job;
     const cp_place *place;
@@ -73,9 +87,12 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
                                    sizeof(float), "hidden states");
     if (status == CP_OK && engine->place->only != CP_NOBODY)
         status = list_owners(call, ranks, &owners);
-    job->threads = cp_place_share(engine->place, engine->options.cores, ranks);
+    job->attending =
+        cp_place_share(engine->place, engine->options.cores, ranks);
+    job->threads = cp_place_share(engine->place, engine->options.cores,
+                                  busy_ranks(engine, call->layout));
     if (status == CP_OK)
-        status = engine->place->run(ranks, run_rank, &it);
+        status = run_ranks(engine, run_rank, &it);
     /* Keep the new hidden states, or the old. */
     if (status == CP_OK) {
         free(engine->hidden);
@@ -107,8 +124,6 @@ static cp_status score(const cp_engine *engine, int64_t first, int64_t count,
                        1, engine->cores, scratch);
     }
     free(scratch);
-    if (engine->options.ranks > 1)
-        omp_pause_resource_all(omp_pause_soft);
     return status;
 }
 
@@ -156,10 +171,11 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     if (engine->place->only == CP_NOBODY)
         return score(engine, first, count, out);
     scoring it = {engine, first, count, out};
-    return engine->place->run(engine->options.ranks, score_rank, &it);
+    return run_ranks(engine, score_rank, &it);
 }
 
 void cp_engine_free(cp_engine *engine) {
+    cp_threads_end(engine->threads);
     cp_store_free(engine->store);
     cp_trace_free(engine->trace);
     free(engine->hidden);
@@ -183,6 +199,9 @@ cp_status cp_engine_new(const cp_place *place, const cp_model *model,
                              &engine->store);
     if (status == CP_OK && options->trace)
         status = cp_trace_new(options->ranks, &engine->trace);
+    if (status == CP_OK && place->only == CP_NOBODY)
+        status = cp_threads_start(&(cp_threads_options){options->ranks, 0, 0},
+                                  &engine->threads);
     /* Hand over the engine, or nothing. */
     if (status == CP_OK)
         *out = engine;

@@ -283,7 +283,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
     s.count = call->layout->queries[comm->rank].tokens;
     s.tracing = (cp_trace_context){job->trace, comm->rank, 0};
     const cp_walk_options walk = {
-        .threads = job->threads,
+        .threads = job->attending,
         .observe = job->trace != NULL ? cp_trace_observe : NULL,
         .context = &s.tracing,
     };

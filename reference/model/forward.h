@@ -15,7 +15,8 @@ typedef struct {
     const cp_forward *call;
     cp_store *store;
     cp_trace *trace; /* or NULL */
-    int threads;     /* for each rank */
+    int threads;     /* for each rank that has tokens */
+    int attending;   /* for each rank, in the walk */
     float *hidden;   /* out: [call->count][width], in the call's order */
 } cp_forward_job;
 

@@ -143,7 +143,8 @@ int main(int count, char **arguments) {
                        (double)it.bytes * 1e-6, it.hop * 1e3, it.first * 1e3,
                        it.wait * 1e3, it.whole * 1e3);
             fflush(stdout);
-            if (cp_mpi_close(comm, 0) != 0)
+            bool speaks;
+            if (cp_mpi_close(comm, 0, &speaks) != 0)
                 cp_mpi_end(false);
         }
     cp_mpi_end(true);
