@@ -39,15 +39,16 @@ static const char smollm[] = LETTERS_OR_PUNCTUATION
     "\\p{N}|[" WHITE "]+(?![^" WHITE "\\p{N}])|[" WHITE "]+";
 
 static const char llama3[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
-    "?[^" WHITE "\\p{L}\\p{N}]+[\\r\\n]*|[" WHITE "]*[\\r\\n]+|[" WHITE
-    "]+(?![^" WHITE "])|[" WHITE "]+";
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+    "\\p{N}{1,3}| ?[^" WHITE "\\p{L}\\p{N}]+[\\r\\n]*|"
+    "[" WHITE "]*[\\r\\n]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+";
 
 #define POINTS "\\p{P}$+<=>^~|"
 
 static const char otherwise[] =
-    "[" POINTS "]+| ?\\p{L}+|[0-9]{3}|(?:(?![0-9]{3})\\p{N})++| ?[^" WHITE
-    "\\p{L}\\p{N}" POINTS "]+|[" WHITE "]+(?![^" WHITE POINTS "])|[" WHITE "]+";
+    "[" POINTS "]+| ?\\p{L}+|[0-9]{3}|(?:(?![0-9]{3})\\p{N})++|"
+    " ?[^" WHITE "\\p{L}\\p{N}" POINTS "]+|"
+    "[" WHITE "]+(?![^" WHITE POINTS "])|[" WHITE "]+";
 
 static const struct {
     const char *name, *expression;
