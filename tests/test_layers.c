@@ -13,6 +13,7 @@
 #include "harness/stand-in/stand_in.h"
 #include "reference/model/dequantise.h"
 #include "formats.h"
+#include "model/facts.h"
 #include "reference/model/layers.h"
 #include "cuda/kernels/model_kernels.h"
 #include "cuda/kernels/multiply.h"

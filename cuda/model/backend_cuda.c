@@ -87,10 +87,10 @@ static cp_status join(int count, char *const *arguments) {
     leave_the_crew = crew.leave;
     crew.leave = leave;
     cp_crew_join(&crew);
-    status = cp_device_all_ready(&crew, take_device());
+    status = cp_crew_all_ready(&crew, take_device());
     if (status == CP_OK)
-        status = cp_device_all_ready(
-            &crew, cp_nccl_join(&crew, apart.patience, &world));
+        status = cp_crew_all_ready(&crew,
+                                   cp_nccl_join(&crew, apart.patience, &world));
     if (status != CP_OK)
         return status;
     apart.only = crew.rank;
@@ -166,8 +166,8 @@ static cp_status engine_new(const cp_model *model,
     .communicator = "copies on one GPU; NCCL", .reserves = true,               \
     .patience = wait_at_most, .join = join, .divide = divide,                  \
     .model_close = cp_device_model_close, .engine_new = engine_new,            \
-    .engine_free = cp_device_engine_free, .run = cp_device_engine_run,         \
-    .logits = cp_device_engine_logits, .trace = cp_device_engine_trace
+    .engine_free = cp_engine_free, .run = cp_engine_run,                       \
+    .logits = cp_engine_logits, .trace = cp_engine_trace
 
 const cp_backend cp_backend_cuda = {
     .name = "cuda",

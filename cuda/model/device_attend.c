@@ -187,7 +187,7 @@ static cp_status place_all(const cp_device_place *place,
     for (int r = 0; r < call->job->ranks && status == CP_OK; r++)
         if (crew == NULL || r == place->only)
             status = place_rank(call, r, element, &parts[r]);
-    status = cp_device_all_ready(crew, status);
+    status = cp_crew_all_ready(crew, status);
     if (status == CP_OK && crew != NULL)
         status = cp_crew_agree(call->plan, 0);
     return status;

@@ -14,9 +14,10 @@ typedef struct {
     const cp_session_options *options; /* stop, progress */
     const cp_forward *call;
     cp_store *store;
-    cp_trace *trace; /* or NULL */
-    int threads;     /* for each rank */
-    float *hidden;   /* out: [call->count][width], in the call's order */
+    cp_trace *trace;     /* or NULL */
+    int threads;         /* for each rank */
+    int first;           /* of the ranks here */
+    char *const *hidden; /* of them: fp32 [its tokens][width] */
 } cp_forward_job;
 
 /* What rank comm->rank does in a call: all layers over its own tokens. job is

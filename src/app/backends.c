@@ -12,7 +12,7 @@
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **out) {
-    return cp_engine_new(&cp_place_threads, model, options, out);
+    return cp_cores_engine_new(&cp_place_threads, model, options, out);
 }
 
 static cp_status attend(cp_attend_job *job) {
