@@ -14,6 +14,8 @@
 #include "harness/stand-in/stand_in.h"
 #include "reference/attend/oracle.h"
 #include "ring/check.h"
+#include "ring/link.h"
+#include "ring/variants.h"
 #include "cuda/ring/streams.h"
 
 enum { LAYERS = 2, MOST_RANKS = 8, QUERY = 1, KEY, VALUE };
@@ -335,7 +337,7 @@ static inline cp_status call(talk *t, const int64_t *fresh,
     t->problem[0] = '\0';
     cp_status status = plan_call(t, fresh, variant);
     if (status == CP_OK && t->spoil != NULL)
-        ck_assert(t->spoil(t->plan));
+        ck_assert(t->spoil(t->plan) && cp_plan_link(t->plan) == CP_OK);
     if (status == CP_OK)
         status = make_walkers(t);
     if (status == CP_OK)

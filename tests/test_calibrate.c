@@ -17,6 +17,7 @@
 #include "predict/simulate.h"
 #include "reference/ring/store.h"
 #include "app/subjects.h"
+#include "ring/variants.h"
 #include "reference/ring/walk.h"
 
 static struct {

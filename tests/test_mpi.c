@@ -10,6 +10,7 @@
 #include "model/backend.h"
 #include "ring/crew.h"
 #include "app/npy.h"
+#include "ring/variants.h"
 
 #include <math.h>
 #include <signal.h>

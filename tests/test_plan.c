@@ -9,6 +9,8 @@
 #include "ring/check.h"
 #include "ring/draw.h"
 #include "ring/explore.h"
+#include "ring/link.h"
+#include "ring/variants.h"
 
 /* The layout of one call over an empty cache. */
 static cp_layout *fresh_layout(int ranks, int64_t tokens) {
@@ -46,9 +48,12 @@ static void erase(cp_plan *plan, int rank, cp_op *op) {
     program->count--;
 }
 
-static void expect(const cp_plan *plan, const char *text) {
+static void expect(cp_plan *plan, const char *text) {
     cp_plan_report report;
-    ck_assert_int_eq(cp_plan_check(plan, &report), CP_BROKEN);
+    cp_status status = cp_plan_link(plan);
+    if (status == CP_OK)
+        status = cp_plan_check(plan, &report);
+    ck_assert_int_eq(status, CP_BROKEN);
     ck_assert_msg(strstr(cp_message(), text) != NULL,
                   "expected \"%s\", got \"%s\"", text, cp_message());
 }
@@ -88,15 +93,16 @@ START_TEST(damage_to_pass_kv_is_found) {
         break;
     case 6: /* one rank sends the wrong way */
         find(plan, 2, CP_OP_EXCHANGE, 0)->to = 1;
-        expect(plan, "deadlock");
+        expect(plan, "rank 2, hop 1: what is sent to rank 1 meets no receive");
         break;
     case 7: /* one rank leaves out an exchange */
         erase(plan, 0, find(plan, 0, CP_OP_WAIT, 2));
         erase(plan, 0, find(plan, 0, CP_OP_EXCHANGE, 2));
-        expect(plan, "rank");
+        expect(plan, "rank 3, hop 3: what is sent to rank 0 meets no receive");
         break;
     case 8: /* a message of another size */
-        find(plan, 1, CP_OP_EXCHANGE, 0)->in.slot = plan->queries;
+        find(plan, 1, CP_OP_EXCHANGE, 0)->in.slot =
+            find(plan, 1, CP_OP_ATTEND, 0)->in.slot;
         expect(plan, "rank 2, hop 1: exchange takes slot");
         break;
     case 9: /* the last wait is forgotten, though nothing needs its slot */
@@ -143,7 +149,7 @@ START_TEST(damage_to_pass_q_is_found) {
         break;
     case 3: /* one rank skips the all-to-all */
         erase(plan, 2, find(plan, 2, CP_OP_ALL_TO_ALL, 0));
-        expect(plan, "rank 2");
+        expect(plan, "rank 0 is at an all-to-all, rank 2 at an end");
         break;
     case 4: /* one rank gathers where the others exchange */
         find(plan, 2, CP_OP_ALL_TO_ALL, 0)->kind = CP_OP_ALL_GATHER;
@@ -194,7 +200,100 @@ START_TEST(damage_to_a_layout_is_found) {
         layout->keys[0].pieces.items[1].span.count += 1;
         expect(plan, "rank 0 holds key 24 of sequence 0, which has 0 to 23");
         break;
+    case 8: /* a sequence that there is not */
+        layout->keys[0].pieces.items[1].span.sequence = 1;
+        expect(plan, "of key positions 0 to 23 of sequence 0, 4 are held by");
+        break;
+    case 9: /* tokens of one besides all that there are */
+        cp_pieces_append(&layout->queries[2].pieces,
+                         (cp_piece){{1, 0, 1, 1}, 8});
+        expect(plan, "rank 2 holds a query of sequence 1 of 1");
+        break;
     }
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+static cp_layout *third_turn(cp_cache **cache) {
+    const int64_t turns[3][2] = {{17, 5}, {3, 8}, {9, 2}};
+    cp_layout *layout;
+    ck_assert_int_eq(cp_cache_new(2, 2, 30, cache), CP_OK);
+    for (int n = 0; n < 2; n++) {
+        ck_assert_int_eq(cp_cache_prefill(*cache, turns[n], &layout), CP_OK);
+        ck_assert_int_eq(cp_cache_commit(*cache, layout), CP_OK);
+        cp_layout_free(layout);
+    }
+    ck_assert_int_eq(cp_cache_prefill(*cache, turns[2], &layout), CP_OK);
+    return layout;
+}
+
+static const struct {
+    const char *what;
+    bool appended; /* in which of the two lists */
+    int rank, piece;
+    int64_t row, start, count; /* what is added */
+    int64_t pieces;            /* how many are cut off */
+    const char *text;
+} cuts[] = {
+    {"cut to one piece", false, 0, 0, 0, 0, 0, 5,
+     "rank 0: the keys from 15 to 17 of sequence 0 are not the same in its "
+     "cache"},
+    {"one key short", false, 1, 0, 0, 0, -1, 0,
+     "rank 1: the keys from 5 to 14 of sequence 0 are not the same in its"},
+    {"another key", false, 1, 0, 0, 1, 0, 0, "rank 1: the keys from 5 to 14"},
+    {"one row late", false, 0, 0, 1, 0, 0, 0,
+     "rank 0 has key 0 of sequence 0 in row 1 of its cache and not in row 0"},
+    {"one row early", false, 0, 1, -1, 0, 0, 0,
+     "rank 0 has key 15 of sequence 0 in row 4 of its cache and not in row 5"},
+    {"in the rows of another sequence", false, 1, 3, -20, 0, 0, 0,
+     "of sequence 1 in row"},
+    {"over the first row", true, 0, 0, -8, 0, 0, 0,
+     "rank 0 appends token 20 of sequence 0 in row 0, where its cache does "
+     "not have it"},
+    {"one row late", true, 1, 1, 1, 0, 0, 0,
+     "rank 1 appends token 14 of sequence 1 in row 38"},
+    {"a token short", true, 0, 0, 0, 0, -1, 0,
+     "rank 0: the new tokens from 20 to 22 of sequence 0 are not the same "
+     "where they are appended"},
+    {"nothing of a sequence", true, 1, 0, 0, 0, 0, 1,
+     "rank 1: the new tokens from 14 to 14 of sequence 1 are not the same"},
+};
+
+START_TEST(damage_to_the_lists_of_a_cache_is_found) {
+    for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v++) {
+        cp_cache *cache;
+        cp_layout *layout = third_turn(&cache);
+        cp_plan *plan = build(v, layout, 1);
+        cp_plan_report report;
+        ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s",
+                      cp_message());
+        cp_plan_report_free(&report);
+        cp_block *blocks = cuts[_i].appended ? layout->appended : layout->cache;
+        cp_pieces *pieces = &blocks[cuts[_i].rank].pieces;
+        cp_piece *piece = &pieces->items[cuts[_i].piece];
+        ck_assert_int_gt(pieces->count, cuts[_i].pieces);
+        pieces->count -= cuts[_i].pieces;
+        piece->row += cuts[_i].row;
+        piece->span.start += cuts[_i].start;
+        piece->span.count += cuts[_i].count;
+        expect(plan, cuts[_i].text);
+        cp_plan_free(plan);
+        cp_layout_free(layout);
+        cp_cache_free(cache);
+    }
+}
+END_TEST
+START_TEST(a_cache_without_room_is_found) {
+    cp_layout *layout = fresh_layout(2, 24);
+    cp_plan *plan = build(CP_PASS_Q, layout, 1);
+    layout->room = 11;
+    expect(plan, "rank 0 holds 12 tokens of sequence 0; its cache has room "
+                 "for 11");
+    layout->room = 24;
+    layout->keys[1].rows++;
+    expect(plan, "the key block of rank 1 needs 12 rows and has 13; that of "
+                 "rank 0 has 12");
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
@@ -351,7 +450,10 @@ static Suite *suite(void) {
     TCase *tests = harness_case("plans");
     tcase_add_loop_test(tests, damage_to_pass_kv_is_found, 0, 13);
     tcase_add_loop_test(tests, damage_to_pass_q_is_found, 0, 5);
-    tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 8);
+    tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 10);
+    tcase_add_loop_test(tests, damage_to_the_lists_of_a_cache_is_found, 0,
+                        (int)(sizeof(cuts) / sizeof(cuts[0])));
+    tcase_add_test(tests, a_cache_without_room_is_found);
     tcase_add_loop_test(tests, no_interleaving_of_a_small_plan_goes_wrong, 0,
                         12);
     tcase_add_loop_test(tests, blocking_sends_deadlock_in_both_opinions, 0, 3);

@@ -7,6 +7,7 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "tests/harness/suite.h"
+#include "ring/variants.h"
 
 static bool equals(cp_rational a, int64_t over, int64_t under) {
     const cp_rational b = cp_rational_of(over, under);

@@ -195,11 +195,11 @@ START_TEST(nonsense_is_refused_with_its_numbers) {
     fresh[0] = 0;
     expect(&call, CP_INVALID, "no new token");
     fresh[0] = 2;
-    call.decode = true;
+    call.placement = CP_ROUND_ROBIN;
     expect(&call, CP_INVALID, "brings 2 new tokens to a decode step");
     fresh[0] = INT64_MAX;
     fresh[1] = INT64_MAX;
-    call.decode = false;
+    call.placement = CP_ZIGZAG;
     expect(&call, CP_INVALID, "64 bits");
 }
 END_TEST

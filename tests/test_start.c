@@ -16,6 +16,7 @@
 #include "ring/agree.h"
 #include "ring/cache.h"
 #include "ring/meet.h"
+#include "ring/variants.h"
 #include "ring/wire.h"
 
 typedef struct {

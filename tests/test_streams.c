@@ -2,7 +2,6 @@
  * for a GPU, and the same with an edge taken out. */
 #include "talk.h"
 
-#include "ring/joints.h"
 #include "cuda/ring/manifest.h"
 
 static void draw_lengths(const talk *t, uint64_t *state, bool decode,
@@ -51,50 +50,39 @@ START_TENS(conversations_equal_dense_attention) {
 }
 END_TENS
 
-static bool names(const int *slots, int count, int slot) {
-    for (int i = 0; i < count; i++)
-        if (slots[i] == slot)
-            return true;
-    return false;
-}
-
-static bool conflict(const cp_op_slots *a, const cp_op_slots *b) {
-    for (int i = 0; i < a->write_count; i++)
-        if (names(b->read, b->read_count, a->write[i]) ||
-            names(b->write, b->write_count, a->write[i]))
-            return true;
-    for (int i = 0; i < a->read_count; i++)
-        if (names(b->write, b->write_count, a->read[i]))
-            return true;
+static bool conflict(const cp_plan *plan, int rank, const cp_op *a,
+                     const cp_op *b) {
+    cp_touch one, other;
+    for (int i = 0; cp_op_touch(plan, rank, a, i, &one); i++)
+        for (int j = 0; cp_op_touch(plan, rank, b, j, &other); j++)
+            if (one.slot == other.slot && (one.writes || other.writes))
+                return true;
     return false;
 }
 
 static int64_t last_conflict(const cp_plan *plan, int rank, int64_t n) {
-    const cp_op *ops = plan->programs[rank].ops;
-    int lists[4][MOST_RANKS + 2];
-    cp_op_slots mine = {0, 0, lists[0], lists[1]};
-    cp_op_slots other = {0, 0, lists[2], lists[3]};
-    cp_op_slots_list(plan, rank, &ops[n], &mine);
-    while (--n >= 0) {
-        cp_op_slots_list(plan, rank, &ops[n], &other);
-        if (ops[n].kind <= CP_OP_MERGE && conflict(&other, &mine))
+    const cp_op *ops = plan->programs[rank].ops, *op = &ops[n];
+    while (--n >= 0)
+        if (ops[n].kind <= CP_OP_MERGE && conflict(plan, rank, &ops[n], op))
             return n;
-    }
     return -1;
 }
 
 static void check_joints(const cp_plan *plan, int rank) {
-    const int64_t count = plan->programs[rank].count;
-    int64_t after[200], ends[200], waited = -1;
-    ck_assert_int_le(count, 200);
-    ck_assert_int_eq(cp_plan_joints(plan, rank, after, ends), CP_OK);
-    for (int64_t n = 0; n < count; n++) {
-        const cp_op_kind kind = plan->programs[rank].ops[n].kind;
-        const bool talks = kind > CP_OP_MERGE && kind != CP_OP_WAIT;
-        const int64_t last = talks ? last_conflict(plan, rank, n) : -1;
-        ck_assert_int_eq(after[n], last > waited ? last : -1);
+    const cp_program *program = &plan->programs[rank];
+    int64_t waited = -1, ended = -1;
+    for (int64_t n = 0; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        if (op->kind == CP_OP_WAIT) {
+            ck_assert(op->ends > ended && op->ends < n);
+            ck_assert_int_eq(program->ops[op->ends].kind, CP_OP_EXCHANGE);
+            ended = op->ends;
+            continue;
+        }
+        const int64_t last =
+            cp_op_talks(op) ? last_conflict(plan, rank, n) : -1;
+        ck_assert_int_eq(op->after, last > waited ? last : -1);
         waited = last > waited ? last : waited;
-        ck_assert(ends[n] < n && (ends[n] >= 0) == (kind == CP_OP_WAIT));
     }
 }
 
@@ -337,17 +325,13 @@ static int64_t bytes_of_slot(const talk *t, const cp_slot *slot) {
 static int64_t bytes_of_slots(const talk *t, int rank) {
     const cp_program *program = &t->plan->programs[rank];
     bool touched[100] = {false};
-    int lists[2][MOST_RANKS + 2];
-    cp_op_slots slots = {0, 0, lists[0], lists[1]};
     int64_t sum = 0;
+    cp_touch touch;
     ck_assert_int_lt(t->plan->slot_count, 100);
-    for (int64_t n = 0; n < program->count; n++) {
-        cp_op_slots_list(t->plan, rank, &program->ops[n], &slots);
-        for (int i = 0; i < slots.read_count; i++)
-            touched[slots.read[i]] = true;
-        for (int i = 0; i < slots.write_count; i++)
-            touched[slots.write[i]] = true;
-    }
+    for (int64_t n = 0; n < program->count; n++)
+        for (int i = 0; cp_op_touch(t->plan, rank, &program->ops[n], i, &touch);
+             i++)
+            touched[touch.slot] = true;
     touched[t->plan->cache] = false;
     for (int slot = 0; slot < t->plan->slot_count; slot++)
         sum += touched[slot] ? bytes_of_slot(t, &t->plan->slots[slot]) : 0;

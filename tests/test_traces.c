@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "cuda/ring/graph.h"
-#include "ring/merges.h"
 
 typedef struct {
     char name[32];
@@ -63,12 +62,9 @@ static void look_for_all(const talk *t) {
                                         "all-to-all", "all-gather"};
     for (int r = 0; r < t->ranks; r++) {
         const cp_program *program = &t->plan->programs[r];
-        bool in_one[200] = {false};
         int expected[8] = {0};
-        if (!t->separate)
-            cp_plan_find_merges(t->plan, r, in_one);
         for (int64_t n = 0; n < program->count; n++)
-            if (n == 0 || !in_one[n - 1])
+            if (n == 0 || t->separate || !program->ops[n - 1].merged)
                 expected[program->ops[n].kind]++;
         for (int kind = 0; kind < 8; kind++) {
             const bool talks = kind == CP_OP_EXCHANGE || kind > CP_OP_WAIT;

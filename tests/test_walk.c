@@ -100,7 +100,7 @@ START_TEST(a_rank_with_other_ideas_is_refused) {
                               .sequences = 3,
                               .new_tokens = batches[n],
                               .room = 4,
-                              .decode = true};
+                              .placement = CP_ROUND_ROBIN};
         ck_assert_int_eq(cp_layout_new(&call, &layouts[n]), CP_OK);
         ck_assert_int_eq(
             cp_plan_build(CP_DECODE, layouts[n], &shape, NULL, &it.plans[n]),

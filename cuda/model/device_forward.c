@@ -10,6 +10,7 @@
 #include "cuda/kernels/model_kernels.h"
 #include "model/arena.h"
 #include "model/pass.h"
+#include "ring/variants.h"
 
 enum { MOST_ROWS = 2048 }; /* of a block, unless the ranks say otherwise */
 

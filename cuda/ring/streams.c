@@ -8,9 +8,8 @@
 #include <time.h>
 
 #include "cuda/ring/manifest.h"
-#include "ring/joints.h"
-#include "ring/merges.h"
 #include "ring/order.h"
+#include "ring/variants.h"
 
 struct cp_stream_walker {
     const cp_plan *plan;
@@ -28,12 +27,10 @@ struct cp_stream_walker {
     char *staging; /* on the host: the manifest, then labels, then wrong */
     int64_t staged;
     /* Its events. */
-    int64_t *after, *ends; /* the joints */
-    int64_t first;         /* communication of the program */
-    cudaEvent_t *over;     /* [count] of a computation or a communication */
-    cudaEvent_t *ready;    /* [count] of a communication that may begin */
+    int64_t first;      /* communication of the program */
+    cudaEvent_t *over;  /* [count] of a computation or a communication */
+    cudaEvent_t *ready; /* [count] of a communication that may begin */
     cudaEvent_t begun, finished, silent;
-    bool *in_one; /* this attend does the merge that follows */
     cp_traffic sent;
     char *cache_keys, *cache_values; /* during a walk */
     const cp_link *link;             /* of a rank that is a process */
@@ -92,7 +89,7 @@ static cp_status reserve_slots(cp_stream_walker *w) {
     cp_status status =
         cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
     if (status == CP_OK)
-        status = cp_plan_slots_needed(plan, w->rank, needed);
+        cp_plan_slots_needed(plan, w->rank, needed);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
         if (needed[slot])
             status = reserve(w, plan->slots[slot].bytes, &w->slots[slot]);
@@ -158,52 +155,38 @@ static cp_status ask_for_memory(cp_stream_walker *w) {
     return status;
 }
 
-static bool talks(const cp_op *op) {
-    return op->kind == CP_OP_EXCHANGE || op->kind == CP_OP_ALL_TO_ALL ||
-           op->kind == CP_OP_ALL_GATHER;
-}
-
 static cp_status make_event(cudaEvent_t *event) {
     return cp_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
                    "making an event");
 }
 
 static cp_status make_events_of(cp_stream_walker *w, int64_t n) {
-    cp_status status = CP_OK;
-    if (w->after[n] >= 0 && w->over[w->after[n]] == NULL)
-        status = make_event(&w->over[w->after[n]]);
-    if (talks(&w->plan->programs[w->rank].ops[n])) {
-        if (status == CP_OK)
-            status = make_event(&w->over[n]);
-        if (status == CP_OK)
-            status = make_event(&w->ready[n]);
-    }
+    const cp_op *op = &w->plan->programs[w->rank].ops[n];
+    if (!cp_op_talks(op))
+        return CP_OK;
+    cp_status status = make_event(&w->over[n]);
+    if (status == CP_OK)
+        status = make_event(&w->ready[n]);
+    if (status == CP_OK && op->after >= 0 && w->over[op->after] == NULL)
+        status = make_event(&w->over[op->after]);
     return status;
 }
 
 static cp_status make_events(cp_stream_walker *w) {
     const cp_program *program = &w->plan->programs[w->rank];
     const int64_t count = program->count;
-    cp_status status = cp_allocate(&w->after, 2 * count, 8, "joints");
-    if (status == CP_OK)
-        status =
-            cp_allocate(&w->over, 2 * count, sizeof(cudaEvent_t), "events");
-    if (status == CP_OK)
-        status = cp_allocate(&w->in_one, count, sizeof(bool), "merges");
+    cp_status status =
+        cp_allocate(&w->over, 2 * count, sizeof(cudaEvent_t), "events");
     if (status == CP_OK)
         status = cp_allocate(&w->halves, 2 * w->plan->layout->ranks,
                              sizeof(cp_message_half), "messages");
     if (status != CP_OK)
         return status;
-    w->ends = w->after + count;
     w->ready = w->over + count;
-    status = cp_plan_joints(w->plan, w->rank, w->after, w->ends);
-    while (w->first < count && !talks(&program->ops[w->first]))
+    while (w->first < count && !cp_op_talks(&program->ops[w->first]))
         w->first++;
     for (int64_t n = 0; n < count && status == CP_OK; n++)
         status = make_events_of(w, n);
-    if (status == CP_OK && !w->options.separate)
-        cp_plan_find_merges(w->plan, w->rank, w->in_one);
     if (status == CP_OK)
         status = make_event(&w->begun);
     if (status == CP_OK)
@@ -280,9 +263,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
         cudaFreeHost(w->staging);
     cp_manifest_free(w->manifest);
     free(w->slots);
-    free(w->after);
     free(w->over);
-    free(w->in_one);
     free(w->halves);
     free(w);
 }
@@ -454,12 +435,13 @@ static void mark_end(const cp_stream_walker *w, cp_queue on) {
 
 static cp_status compute(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->plan->programs[w->rank].ops[n];
-    const bool done = n > 0 && w->in_one[n - 1];
+    const bool in_one = !w->options.separate;
+    const bool done = in_one && n > 0 && op[-1].merged;
     cp_status status = CP_OK;
     if (!done)
         mark_begin(w, op, CP_COMPUTING, 0);
     if (!done && op->kind == CP_OP_ATTEND)
-        status = attend(w, op, w->in_one[n] ? op[1].out.slot : -1);
+        status = attend(w, op, in_one && op->merged ? op[1].out.slot : -1);
     else if (!done && op->kind == CP_OP_MERGE)
         status = merge(w, op);
     else if (!done)
@@ -480,18 +462,18 @@ static cp_status record(cudaEvent_t event, cudaStream_t stream) {
     return cp_cuda(cudaEventRecord(event, stream), "recording an event");
 }
 
-static cp_status await(const cp_stream_walker *w, const cp_op *op,
-                       cudaEvent_t event) {
+static cp_status await(const cp_stream_walker *w, const cp_op *op) {
     mark_begin(w, op, CP_COMPUTING, 0);
-    const cp_status status = wait_for(w->queues.compute, event);
+    const cp_status status = wait_for(w->queues.compute, w->over[op->ends]);
     mark_end(w, CP_COMPUTING);
     return status;
 }
 
 static cp_status begin(cp_stream_walker *w, int64_t n) {
+    const cp_op *op = &w->plan->programs[w->rank].ops[n];
     cp_status status = CP_OK;
-    if (w->after[n] >= 0)
-        status = wait_for(w->queues.communication, w->over[w->after[n]]);
+    if (op->after >= 0)
+        status = wait_for(w->queues.communication, w->over[op->after]);
     else if (n == w->first)
         status = wait_for(w->queues.communication, w->begun);
     if (status == CP_OK)
@@ -549,10 +531,6 @@ typedef struct {
     const cp_carry *carry;
 } loopback;
 
-static int64_t number_of(const cp_stream_walker *w, const cp_op *op) {
-    return op - w->plan->programs[w->rank].ops;
-}
-
 static cp_status carry_message(const loopback *all, cp_stream_walker *from,
                                int from_slot, cp_stream_walker *to,
                                int to_slot) {
@@ -563,16 +541,15 @@ static cp_status carry_message(const loopback *all, cp_stream_walker *from,
 }
 
 static cp_status transfer(const loopback *all, const cp_event *event) {
-    cp_stream_walker *from = all->walkers[event->rank];
-    cp_stream_walker *to = all->walkers[event->peer];
-    const int64_t sent = number_of(from, event->op);
-    const int64_t received = number_of(to, event->peer_op);
+    const int64_t sent = event->number, received = event->op->sent_to;
     const int slot = event->op->in.slot;
+    cp_stream_walker *from = all->walkers[event->rank];
+    cp_stream_walker *to = all->walkers[event->op->to];
+    const cp_op *op = &to->plan->programs[to->rank].ops[received];
     cp_status status = wait_for(to->queues.communication, from->ready[sent]);
-    mark_begin(to, event->peer_op, CP_COMMUNICATING,
-               from->plan->slots[slot].bytes);
+    mark_begin(to, op, CP_COMMUNICATING, from->plan->slots[slot].bytes);
     if (status == CP_OK)
-        status = carry_message(all, from, slot, to, event->peer_op->out.slot);
+        status = carry_message(all, from, slot, to, op->out.slot);
     mark_end(to, CP_COMMUNICATING);
     if (status == CP_OK)
         status = record(to->over[received], to->queues.communication);
@@ -585,36 +562,37 @@ static cp_status transfer(const loopback *all, const cp_event *event) {
     return status;
 }
 
+static const cp_op *op_of(const cp_stream_walker *w, const cp_event *event) {
+    return &w->plan->programs[w->rank].ops[event->all[w->rank]];
+}
+
 static cp_status gather_from(const loopback *all, const cp_event *event, int r,
                              int rank) {
-    cp_stream_walker *from = all->walkers[r];
-    const bool gather = event->all[r]->kind == CP_OP_ALL_GATHER;
-    const int slot = event->all[r]->in.slot + (gather ? 0 : rank);
+    cp_stream_walker *from = all->walkers[r], *to = all->walkers[rank];
+    const bool gather = event->op->kind == CP_OP_ALL_GATHER;
+    const int slot = op_of(from, event)->in.slot + (gather ? 0 : rank);
     *(gather ? &from->sent.all_gather_bytes : &from->sent.all_to_all_bytes) +=
         from->plan->slots[slot].bytes;
-    return carry_message(all, from, slot, all->walkers[rank],
-                         event->all[rank]->out.slot + r);
+    return carry_message(all, from, slot, to, op_of(to, event)->out.slot + r);
 }
 
 static cp_status gather_for(const loopback *all, const cp_event *event,
                             int rank) {
     cp_stream_walker *to = all->walkers[rank];
-    const cp_op *op = event->all[rank];
+    const cp_op *op = op_of(to, event);
     const int ranks = to->plan->layout->ranks;
     cp_status status = CP_OK;
-    for (int r = 0; r < ranks && status == CP_OK; r++) {
-        const cp_stream_walker *from = all->walkers[r];
+    for (int r = 0; r < ranks && status == CP_OK; r++)
         if (r != rank)
             status = wait_for(to->queues.communication,
-                              from->ready[number_of(from, event->all[r])]);
-    }
+                              all->walkers[r]->ready[event->all[r]]);
     mark_begin(to, op, CP_COMMUNICATING, bytes_of(to->plan, op));
     for (int r = 0; r < ranks && status == CP_OK; r++)
         if (r != rank)
             status = gather_from(all, event, r, rank);
     mark_end(to, CP_COMMUNICATING);
     if (status == CP_OK)
-        status = record(to->over[number_of(to, op)], to->queues.communication);
+        status = record(to->over[event->all[rank]], to->queues.communication);
     return status;
 }
 
@@ -622,23 +600,14 @@ static cp_status collect(const loopback *all, const cp_event *event) {
     const int ranks = all->walkers[0]->plan->layout->ranks;
     cp_status status = CP_OK;
     for (int r = 0; r < ranks && status == CP_OK; r++)
-        status =
-            begin(all->walkers[r], number_of(all->walkers[r], event->all[r]));
+        status = begin(all->walkers[r], event->all[r]);
     for (int r = 0; r < ranks && status == CP_OK; r++)
         status = gather_for(all, event, r);
-    for (int r = 0; r < ranks * ranks && status == CP_OK; r++) {
-        const cp_stream_walker *other = all->walkers[r / ranks];
-        status = wait_for(all->walkers[r % ranks]->queues.compute,
-                          other->over[number_of(other, event->all[r / ranks])]);
-    }
+    for (int r = 0; r < ranks && status == CP_OK; r++)
+        for (int k = 0; k < ranks && status == CP_OK; k++)
+            status = wait_for(all->walkers[k]->queues.compute,
+                              all->walkers[r]->over[event->all[r]]);
     return status;
-}
-
-static const cp_op *find_wait(const cp_stream_walker *w, int64_t exchange) {
-    int64_t n = exchange;
-    while (w->ends[n] != exchange)
-        n++;
-    return &w->plan->programs[w->rank].ops[n];
 }
 
 static cp_status visit(void *context, const cp_event *event) {
@@ -646,16 +615,15 @@ static cp_status visit(void *context, const cp_event *event) {
     if (event->kind == CP_EVENT_COLLECTIVE)
         return collect(all, event);
     cp_stream_walker *w = all->walkers[event->rank];
-    const int64_t n = number_of(w, event->op);
     switch (event->kind) {
     case CP_EVENT_LOCAL:
-        return compute(w, n);
+        return compute(w, event->number);
     case CP_EVENT_START:
-        return begin(w, n);
+        return begin(w, event->number);
     case CP_EVENT_TRANSFER:
         return transfer(all, event);
-    default: /* a wait, and op is the exchange that it waits for */
-        return await(w, find_wait(w, n), w->over[n]);
+    default:
+        return await(w, event->op);
     }
 }
 
@@ -739,10 +707,10 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
     cp_status status = start(w, cache_keys, cache_values);
     w->link = link;
     for (int64_t n = 0; n < program->count && status == CP_OK; n++)
-        if (talks(&program->ops[n]))
+        if (cp_op_talks(&program->ops[n]))
             status = communicate(w, n);
         else if (program->ops[n].kind == CP_OP_WAIT)
-            status = await(w, &program->ops[n], w->over[w->ends[n]]);
+            status = await(w, &program->ops[n]);
         else
             status = compute(w, n);
     return status == CP_OK ? end(w) : status;
@@ -757,7 +725,7 @@ static cp_status give_up(const cp_stream_walker *w, double patience) {
     const cp_program *program = &w->plan->programs[w->rank];
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
-        if (!talks(op) || cudaEventQuery(w->over[n]) != cudaErrorNotReady)
+        if (!cp_op_talks(op) || cudaEventQuery(w->over[n]) != cudaErrorNotReady)
             continue;
         if (op->kind == CP_OP_EXCHANGE)
             return cp_fail(CP_BROKEN,

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "reference/attend/fast.h"
-#include "ring/merges.h"
 
 struct cp_walker {
     const cp_plan *plan;
@@ -16,7 +15,6 @@ struct cp_walker {
     cp_walk_options options;
     void **slots; /* [plan->slot_count], NULL = not used by this rank */
     cp_partial result;
-    bool *in_one;      /* [operations] an attend whose merge comes next */
     const void **send; /* [ranks] scratch for collectives */
     void **receive;
     cp_comm *comm;        /* during a walk */
@@ -30,7 +28,7 @@ static cp_status allocate_slots(cp_walker *walker) {
     cp_status status =
         cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
     if (status == CP_OK)
-        status = cp_plan_slots_needed(plan, walker->rank, needed);
+        cp_plan_slots_needed(plan, walker->rank, needed);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
         if (needed[slot])
             status = cp_allocate_lines(&walker->slots[slot],
@@ -277,10 +275,12 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         if (walker->slots[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh)
             memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
+    const bool in_one =
+        walker->options.observe == NULL && !walker->options.separate;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const double start = now(walker);
-        const cp_status status = walker->in_one[n]
+        const cp_status status = in_one && op->merged
                                      ? attend(walker, op, &program->ops[++n])
                                      : perform(walker, op);
         if (status != CP_OK) {
@@ -322,12 +322,6 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
             cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers");
     if (status == CP_OK)
         status = allocate_slots(walker);
-    if (status == CP_OK)
-        status = cp_allocate(&walker->in_one, plan->programs[rank].count,
-                             sizeof(bool), "a list of merges");
-    if (status == CP_OK && walker->options.observe == NULL &&
-        !walker->options.separate)
-        cp_plan_find_merges(plan, rank, walker->in_one);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
@@ -343,7 +337,6 @@ void cp_walker_free(cp_walker *walker) {
     for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
         free(walker->slots[n]);
     free(walker->slots);
-    free(walker->in_one);
     free(walker->send);
     free(walker->receive);
     cp_pieces_free(&walker->labelled);

@@ -7,6 +7,7 @@
 #include "app/measure.h"
 #include "reference/ring/store.h"
 #include "reference/ring/threads.h"
+#include "ring/variants.h"
 #include "reference/ring/walk.h"
 
 typedef struct {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "ring/crew.h"
+#include "ring/variants.h"
 
 #ifndef CP_VERSION
 #define CP_VERSION "0"

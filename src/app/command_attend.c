@@ -15,6 +15,7 @@
 #include "ring/crew.h"
 #include "app/npy.h"
 #include "ground/save.h"
+#include "ring/variants.h"
 
 typedef struct {
     const char *q, *k, *v, *out, *lse, *partials, *history, *machine;

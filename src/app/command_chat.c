@@ -16,6 +16,7 @@
 #include "app/tape.h"
 #include "model/template.h"
 #include "model/tokenizer.h"
+#include "ring/variants.h"
 
 typedef struct {
     bool speaking; /* next has yet to be fed */

@@ -7,6 +7,7 @@
 
 #include "predict/learn.h"
 #include "predict/simulate.h"
+#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, tensor; /* tensor -1: as the machine has GPUs in a node */

@@ -10,6 +10,7 @@
 #include "ring/draw.h"
 #include "ring/explore.h"
 #include "ground/save.h"
+#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
@@ -141,7 +142,8 @@ static cp_status plan_build(plan_run *run) {
         status = cache_fill(run);
     if (status == CP_OK) {
         cp_call call = call_of(run, run->new_tokens.items);
-        call.decode = run->choice.variant == CP_DECODE;
+        if (run->choice.variant == CP_DECODE)
+            call.placement = CP_ROUND_ROBIN;
         status = cp_layout_new(&call, &run->layout);
     }
     const cp_plan_options options = {run->element_bytes, 1};
@@ -194,9 +196,7 @@ static void head_print(FILE *out, const plan_run *run) {
 static void ranks_print(FILE *out, const plan_run *run) {
     const cp_plan_report *report = &run->report;
     fprintf(out, "\nrank   new tokens, %s placement\n",
-            run->layout->decode
-                ? "round-robin"
-                : cp_placement_name((cp_placement)run->placement));
+            cp_placement_name(run->layout->placement));
     for (int k = 0; k < report->ranks; k++) {
         fprintf(out, "%4d  ", k);
         pieces_print(out, &run->layout->queries[k].pieces,

@@ -9,6 +9,7 @@
 #include "predict/fit.h"
 #include "predict/foresee.h"
 #include "predict/sweeps.h"
+#include "ring/variants.h"
 
 typedef struct {
     const char *machine, *model, *trace;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "predict/foresee.h"
+#include "ring/variants.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
     int64_t tokens = 0;

@@ -10,6 +10,7 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "predict/foresee.h"
+#include "ring/variants.h"
 
 struct cp_session {
     const cp_model *model;

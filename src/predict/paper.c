@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/variants.h"
+
 enum { MOST_BATCH = 64 };
 
 const char *cp_row_role_name(cp_row_role role) {

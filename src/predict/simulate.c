@@ -11,6 +11,7 @@
 #include "ring/cache.h"
 #include "ring/order.h"
 #include "predict/share.h"
+#include "ring/variants.h"
 
 typedef struct {
     double before, after, reduce, head;
@@ -58,16 +59,13 @@ static void note_longest(cp_forecast *forecast, const cp_op *op,
         forecast->attend = fmax(forecast->attend, seconds);
     if (op->kind == CP_OP_EXCHANGE)
         forecast->exchange = fmax(forecast->exchange, seconds);
-    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
+    if (cp_op_is_collective(op))
         forecast->all_to_all = fmax(forecast->all_to_all, seconds);
-}
-
-static int number_of(const simulation *s, int rank, const cp_op *op) {
-    return s->first[rank] + (int)(op - s->plan->programs[rank].ops);
 }
 
 static cp_status record(void *context, const cp_event *seen) {
     simulation *s = context;
+    const cp_op *op = seen->op;
     if (s->count == s->room) {
         /* Make room for more events. */
         const int64_t room = s->room == 0 ? 1024 : 2 * s->room;
@@ -79,18 +77,20 @@ static cp_status record(void *context, const cp_event *seen) {
         s->room = room;
     }
     event *e = &s->events[s->count++];
-    *e = (event){seen->kind,
-                 seen->rank,
-                 seen->peer,
-                 0,
-                 0,
-                 seen->op,
-                 cp_pace_of(s->pace, s->plan, seen->op)};
-    if (seen->rank >= 0)
-        e->own = number_of(s, seen->rank, seen->op);
-    if (seen->kind == CP_EVENT_TRANSFER)
-        e->other = number_of(s, seen->peer, seen->peer_op);
-    note_longest(s->forecast, seen->op, e->seconds);
+    *e = (event){.kind = seen->kind,
+                 .rank = seen->rank,
+                 .own = s->first[seen->rank] + (int)seen->number,
+                 .op = op};
+    if (op->kind == CP_OP_WAIT) {
+        e->op = &s->plan->programs[seen->rank].ops[op->ends];
+        e->own = s->first[seen->rank] + op->ends;
+    }
+    if (seen->kind == CP_EVENT_TRANSFER) {
+        e->peer = op->to;
+        e->other = s->first[op->to] + op->sent_to;
+    }
+    e->seconds = cp_pace_of(s->pace, s->plan, e->op);
+    note_longest(s->forecast, e->op, e->seconds);
     return CP_OK;
 }
 
@@ -124,7 +124,7 @@ static void bar(simulation *s, int rank, bool message, const cp_op *op,
     if (s->trace == NULL)
         return;
     int64_t bytes = message ? s->plan->slots[op->in.slot].bytes : 0;
-    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
+    if (cp_op_is_collective(op))
         bytes *= s->pace->ranks - 1;
     cp_history_note(s->trace, rank, message,
                     (cp_stretch){cp_op_name(op->kind), start, start + seconds,
@@ -284,7 +284,6 @@ static void walk(simulation *s) {
 /* Where a rank is, and what its present task counts as. */
 typedef struct {
     int64_t layer, at; /* at: an operation; -1 before them */
-    int64_t oldest;    /* exchange that was not waited for */
     int part;          /* of the operation */
     unsigned counts;
     const char *name; /* of its bar, or: */
@@ -297,28 +296,24 @@ struct turns {
     int64_t layers;  /* that are walked */
     turn *each;      /* [ranks] */
     double *seconds; /* [operations] while all ranks work */
-    int *partner;    /* [operations] whose gate an exchange waits at for what it
-                        receives; of a collective, rank 0's */
 };
 static cp_status record_turns(void *context, const cp_event *seen) {
     simulation *s = context;
-    turns *turns = s->turns;
     s->count++;
-    if (seen->kind == CP_EVENT_TRANSFER) {
-        turns->partner[number_of(s, seen->peer, seen->peer_op)] =
-            number_of(s, seen->rank, seen->op);
+    if (seen->kind == CP_EVENT_TRANSFER)
         return CP_OK;
-    }
     const double seconds = cp_pace_of(s->pace, s->plan, seen->op);
     note_longest(s->forecast, seen->op, seconds);
-    if (seen->kind != CP_EVENT_COLLECTIVE)
-        turns->seconds[number_of(s, seen->rank, seen->op)] = seconds;
-    for (int k = 0; k < s->pace->ranks && seen->all != NULL; k++) {
-        turns->seconds[number_of(s, k, seen->all[k])] = seconds;
-        turns->partner[number_of(s, k, seen->all[k])] =
-            number_of(s, 0, seen->all[0]);
-    }
+    s->turns->seconds[s->first[seen->rank] + seen->number] = seconds;
+    if (seen->kind == CP_EVENT_COLLECTIVE)
+        for (int k = 0; k < s->pace->ranks; k++)
+            s->turns->seconds[s->first[k] + seen->all[k]] = seconds;
     return CP_OK;
+}
+
+static int gate_of(const simulation *s, const cp_op *op) {
+    return cp_op_is_collective(op) ? s->first[0] + op->sent_to
+                                   : s->first[op->from] + op->got_from;
 }
 enum {
     BUSY = 1,
@@ -360,8 +355,7 @@ static cp_task post_part(simulation *s, int rank, turn *turn, const cp_op *op,
         return work_of(s, 0);
     turn->op = op;
     turn->receiver = sends ? op->to : rank;
-    return at_gate(turn, CP_TASK_POST,
-                   sends ? number : s->turns->partner[number], 2,
+    return at_gate(turn, CP_TASK_POST, sends ? number : gate_of(s, op), 2,
                    jittered(s, hidden_share(s) * s->turns->seconds[number]));
 }
 static cp_task wait_part(simulation *s, turn *turn, const cp_op *op,
@@ -370,7 +364,7 @@ static cp_task wait_part(simulation *s, turn *turn, const cp_op *op,
     if (turn->part == 0 && op->to != CP_NOBODY)
         return at_gate(turn, CP_TASK_AWAIT, number, 2, 0);
     if (turn->part == 1 && op->from != CP_NOBODY)
-        return at_gate(turn, CP_TASK_AWAIT, s->turns->partner[number], 2, 0);
+        return at_gate(turn, CP_TASK_AWAIT, gate_of(s, op), 2, 0);
     if (turn->part < 2)
         return work_of(s, 0);
     if (turn->part == 3)
@@ -385,7 +379,7 @@ static cp_task collective_part(simulation *s, turn *turn, const cp_op *op,
     turn->counts = RING | EXPOSED;
     if (turn->part < 2)
         return at_gate(turn, turn->part == 0 ? CP_TASK_POST : CP_TASK_AWAIT,
-                       s->turns->partner[number], s->pace->ranks, 0);
+                       gate_of(s, op), s->pace->ranks, 0);
     turn->op = op;
     turn->message = true;
     return work_of(s, s->turns->seconds[number]);
@@ -436,17 +430,13 @@ static cp_task part_of(simulation *s, int rank, turn *turn) {
     if (turn->at < 0 || turn->at == program->count)
         return around_part(s, turn);
     const cp_op *op = &program->ops[turn->at];
-    if (op->kind == CP_OP_WAIT) {
-        if (turn->part == 0)
-            while (program->ops[++turn->oldest].kind != CP_OP_EXCHANGE)
-                continue;
-        op = &program->ops[turn->oldest];
-        return wait_part(s, turn, op, number_of(s, rank, op));
-    }
-    const int number = number_of(s, rank, op);
+    const int number = s->first[rank] + (int)turn->at;
+    if (op->kind == CP_OP_WAIT)
+        return wait_part(s, turn, &program->ops[op->ends],
+                         s->first[rank] + op->ends);
     if (op->kind == CP_OP_EXCHANGE)
         return post_part(s, rank, turn, op, number);
-    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
+    if (cp_op_is_collective(op))
         return collective_part(s, turn, op, number);
     return local_part(s, turn, op, number);
 }
@@ -459,7 +449,7 @@ static bool next_part(void *context, int rank, cp_task *task) {
         turn->at++;
     }
     if (turn->at > program->count) {
-        turn->at = turn->oldest = -1;
+        turn->at = -1;
         turn->layer++;
     }
     if (turn->layer == s->turns->layers && turn->at >= 0)
@@ -525,7 +515,7 @@ static cp_status take_turns(simulation *s) {
         .context = s,
     };
     for (int k = 0; k < s->pace->ranks; k++)
-        s->turns->each[k] = (turn){.at = -1, .oldest = -1};
+        s->turns->each[k] = (turn){.at = -1};
     const cp_status status = cp_share_run(&share);
     const double left = (double)(s->pace->model->layers - walked);
     if (status == CP_OK && left > 0)
@@ -618,9 +608,6 @@ static cp_status run_turns(simulation *s) {
         status = cp_allocate(&turns->seconds, s->operations, sizeof(double),
                              "turns");
     if (status == CP_OK)
-        status =
-            cp_allocate(&turns->partner, s->operations, sizeof(int), "turns");
-    if (status == CP_OK)
         status = cp_plan_order(s->plan, record_turns, s);
     return status == CP_OK ? take_turns(s) : status;
 }
@@ -660,7 +647,6 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
     const cp_status status = run(&s);
     free(turns.each);
     free(turns.seconds);
-    free(turns.partner);
     free(s.events);
     free(s.posted);
     free(s.done);

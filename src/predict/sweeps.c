@@ -2,6 +2,8 @@
 /* What-ifs: one thing of a scenario varied, as CSV. */
 #include "predict/sweeps.h"
 
+#include "ring/variants.h"
+
 static cp_status line(FILE *out, double x, const cp_scenario *scenario) {
     cp_forecast f;
     const cp_status status = cp_simulate(scenario, &f);

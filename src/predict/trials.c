@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "app/command.h"
+#include "ring/variants.h"
 
 enum {
     NEW,

@@ -42,30 +42,28 @@ void cp_cache_free(cp_cache *cache) {
     free(cache);
 }
 
-static cp_call next_call(const cp_cache *cache, const int64_t *new_tokens,
-                         bool decode) {
-    return (cp_call){
+static cp_status lay_out(const cp_cache *cache, const int64_t *new_tokens,
+                         cp_placement placement, cp_layout **out) {
+    const cp_call call = {
         .ranks = cache->ranks,
         .sequences = cache->sequences,
         .new_tokens = new_tokens,
         .held = cache->held,
         .room = cache->room,
-        .placement = CP_ZIGZAG,
-        .decode = decode,
+        .placement = placement,
         .step = cache->step,
     };
+    return cp_layout_new(&call, out);
 }
 
 cp_status cp_cache_prefill(const cp_cache *cache, const int64_t *new_tokens,
                            cp_layout **out) {
-    const cp_call call = next_call(cache, new_tokens, false);
-    return cp_layout_new(&call, out);
+    return lay_out(cache, new_tokens, CP_ZIGZAG, out);
 }
 
 cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
                           cp_layout **out) {
-    const cp_call call = next_call(cache, new_tokens, true);
-    return cp_layout_new(&call, out);
+    return lay_out(cache, new_tokens, CP_ROUND_ROBIN, out);
 }
 
 static cp_status add_new(const cp_cache *cache, const cp_layout *layout,
@@ -106,7 +104,7 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
             cache->length[fresh->items[n].span.sequence] +=
                 fresh->items[n].span.count;
     }
-    if (layout->decode)
+    if (layout->placement == CP_ROUND_ROBIN)
         cache->step++;
     return CP_OK;
 }

@@ -80,6 +80,10 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
                            what, (long long)first, (long long)(end - 1),
                            (long long)i, (long long)(end - first - tokens));
     }
+    if (n < count)
+        return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %lld of %lld",
+                       list[n].rank, what, (long long)list[n].span.sequence,
+                       (long long)layout->sequences);
     return CP_OK;
 }
 
@@ -97,7 +101,9 @@ static cp_status check_partition(const cp_layout *layout, bool keys) {
     return status;
 }
 
-static cp_status check_rows(const cp_block *block, const char *what, int rank) {
+static cp_status check_rows(const cp_block *blocks, const char *what,
+                            int rank) {
+    const cp_block *block = &blocks[rank];
     int64_t next = 0;
     for (int64_t n = 0; n < block->pieces.count; n++) {
         const cp_piece piece = block->pieces.items[n];
@@ -108,59 +114,152 @@ static cp_status check_rows(const cp_block *block, const char *what, int rank) {
                            (long long)piece.row, what, rank);
         next = piece.row + piece.span.count;
     }
-    if (next > block->rows)
+    if (next > block->rows || block->rows != blocks[0].rows)
         return cp_fail(CP_BROKEN,
-                       "the %s block of rank %d needs %lld rows and has %lld",
-                       what, rank, (long long)next, (long long)block->rows);
+                       "the %s block of rank %d needs %lld rows and has %lld; "
+                       "that of rank 0 has %lld",
+                       what, rank, (long long)next, (long long)block->rows,
+                       (long long)blocks[0].rows);
+    return CP_OK;
+}
+
+static bool same_span(cp_span a, cp_span b) {
+    return a.sequence == b.sequence && a.start == b.start &&
+           a.count == b.count && a.step == b.step;
+}
+
+static cp_status check_same(const cp_block *blocks, const cp_block *lists,
+                            const char *what, const char *where, int rank) {
+    const cp_pieces *here = &blocks[rank].pieces, *there = &lists[rank].pieces;
+    for (int64_t n = 0; n < cp_max(here->count, there->count); n++) {
+        if (n < here->count && n < there->count &&
+            same_span(here->items[n].span, there->items[n].span))
+            continue;
+        const cp_span lost =
+            n < here->count ? here->items[n].span : there->items[n].span;
+        return cp_fail(CP_BROKEN,
+                       "rank %d: the %s from %lld to %lld of sequence %lld are "
+                       "not the same %s",
+                       rank, what, (long long)lost.start,
+                       (long long)cp_span_last(lost), (long long)lost.sequence,
+                       where);
+    }
+    return CP_OK;
+}
+
+static cp_status check_cache(const cp_layout *layout, int rank) {
+    const cp_pieces *cache = &layout->cache[rank].pieces;
+    int64_t next = 0;
+    for (int64_t n = 0; n < cache->count; n++) {
+        const cp_piece piece = cache->items[n];
+        const int64_t first = piece.span.sequence * layout->room;
+        next = n > 0 ? cp_max(next, first) : first;
+        if (piece.row != next)
+            return cp_fail(CP_BROKEN,
+                           "rank %d has key %lld of sequence %lld in row %lld "
+                           "of its cache and not in row %lld",
+                           rank, (long long)piece.span.start,
+                           (long long)piece.span.sequence, (long long)piece.row,
+                           (long long)next);
+        next += piece.span.count;
+        if (next > first + layout->room)
+            return cp_fail(CP_BROKEN,
+                           "rank %d holds %lld tokens of sequence %lld; its "
+                           "cache has room for %lld",
+                           rank, (long long)(next - first),
+                           (long long)piece.span.sequence,
+                           (long long)layout->room);
+    }
+    return CP_OK;
+}
+
+static bool lies_in(cp_piece piece, cp_piece whole) {
+    const cp_span a = piece.span, b = whole.span;
+    const int64_t ahead = a.start - b.start, rows = piece.row - whole.row;
+    return a.sequence == b.sequence && (a.count == 1 || a.step == b.step) &&
+           rows >= 0 && rows + a.count <= b.count && ahead == rows * b.step;
+}
+
+static cp_status check_appended(const cp_layout *layout, int rank) {
+    const cp_pieces *cache = &layout->cache[rank].pieces;
+    const cp_pieces *added = &layout->appended[rank].pieces;
+    int64_t at = 0;
+    for (int64_t n = 0; n < added->count; n++) {
+        const cp_piece piece = added->items[n];
+        while (at < cache->count && !lies_in(piece, cache->items[at]))
+            at++;
+        if (at == cache->count)
+            return cp_fail(CP_BROKEN,
+                           "rank %d appends token %lld of sequence %lld in row "
+                           "%lld, where its cache does not have it",
+                           rank, (long long)piece.span.start,
+                           (long long)piece.span.sequence,
+                           (long long)piece.row);
+    }
     return CP_OK;
 }
 
 static cp_status check_layout(const cp_layout *layout) {
-    const int ranks = layout->ranks;
     cp_status status = check_partition(layout, true);
     if (status == CP_OK)
         status = check_partition(layout, false);
-    for (int rank = 0; rank < ranks && status == CP_OK; rank++) {
-        status = check_rows(&layout->keys[rank], "key", rank);
+    for (int rank = 0; rank < layout->ranks && status == CP_OK; rank++) {
+        status = check_rows(layout->keys, "key", rank);
         if (status == CP_OK)
-            status = check_rows(&layout->queries[rank], "query", rank);
+            status = check_rows(layout->queries, "query", rank);
+        if (status == CP_OK)
+            status = check_same(layout->keys, layout->cache, "keys",
+                                "in its cache", rank);
+        if (status == CP_OK)
+            status = check_same(layout->queries, layout->appended, "new tokens",
+                                "where they are appended", rank);
+        if (status == CP_OK)
+            status = check_cache(layout, rank);
+        if (status == CP_OK)
+            status = check_appended(layout, rank);
     }
     return status;
 }
 
 typedef struct {
-    bool full;      /* has contents */
-    bool sending;   /* lent to an exchange that was not waited for */
-    bool receiving; /* likewise; its contents are unknown */
-    cp_slot_kind kind;
-    int origin;   /* whose tokens */
-    uint8_t *met; /* partials: [ranks] how often the keys of each rank */
+    int32_t met;    /* a partial: the keys of a rank, or a merge */
+    int16_t origin; /* whose tokens */
+    cp_slot_kind kind : 8;
+    bool full : 1;      /* has contents */
+    bool sending : 1;   /* lent to an exchange that was not waited for */
+    bool receiving : 1; /* likewise; its contents are unknown */
 } content;
+
+typedef struct {
+    int32_t left, right; /* what both of two partials had met */
+} merge;
 
 typedef struct {
     const cp_plan *plan;
     content *contents; /* [ranks][slots] */
-    uint8_t *met;      /* the memory behind content.met */
-    int64_t *pairs;    /* [ranks][ranks] of a query and a key block */
-    int64_t *hops;     /* [ranks] exchanges with a send half */
-    int *numbers;      /* scratch for lists of slots */
+    merge *merges;  /* in the order in which they happen, ranks is the first */
+    int32_t merged; /* how many have */
+    int64_t *pairs; /* [ranks][ranks] of a query and a key block */
+    int64_t *hops;  /* [ranks] exchanges with a send half */
+    uint8_t *times; /* [ranks] scratch: was it met? */
     cp_plan_report *report;
 } proof;
 
 static content *content_of(const proof *proof, int rank, int slot) {
-    return &proof->contents[rank * proof->plan->slot_count + slot];
+    const int64_t slots = proof->plan->slot_count;
+    return &proof->contents[rank * slots + slot];
 }
 
-static void copy_content(const proof *proof, content *to, const content *from) {
+static void copy_content(content *to, const content *from) {
     to->full = from->full;
     to->kind = from->kind;
     to->origin = from->origin;
-    memcpy(to->met, from->met, (size_t)proof->plan->layout->ranks);
+    to->met = from->met;
 }
 
 static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
                             int slot, bool writes) {
-    const content *it = &proof->contents[rank * proof->plan->slot_count + slot];
+    const content *it = content_of(proof, rank, slot);
     const char *problem = NULL;
     if (it->receiving)
         problem = "which a receive is still filling";
@@ -178,21 +277,18 @@ static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
 }
 
 static cp_status check_slots(const proof *proof, int rank, const cp_op *op) {
-    cp_op_slots used = {0, 0, proof->numbers,
-                        proof->numbers + proof->plan->layout->ranks + 2};
-    cp_op_slots_list(proof->plan, rank, op, &used);
     cp_status status = CP_OK;
-    for (int n = 0; n < used.read_count && status == CP_OK; n++)
-        status = check_slot(proof, rank, op, used.read[n], false);
-    for (int n = 0; n < used.write_count && status == CP_OK; n++)
-        status = check_slot(proof, rank, op, used.write[n], true);
+    cp_touch touch;
+    for (int n = 0;
+         status == CP_OK && cp_op_touch(proof->plan, rank, op, n, &touch); n++)
+        status = check_slot(proof, rank, op, touch.slot, touch.writes);
     return status;
 }
 
 static cp_status check_use(const proof *proof, int rank, const cp_op *op,
                            cp_use use, cp_slot_kind kind) {
     const cp_plan *plan = proof->plan;
-    const content *it = &proof->contents[rank * plan->slot_count + use.slot];
+    const content *it = content_of(proof, rank, use.slot);
     const bool cache = kind == CP_SLOT_KEYS && use.slot == plan->cache;
     if (it->kind != kind && !cache)
         return cp_fail(CP_BROKEN,
@@ -219,8 +315,7 @@ static cp_status note_local(proof *proof, const cp_event *event) {
         status = check_use(proof, rank, op, op->in, CP_SLOT_QUERIES);
         if (status == CP_OK)
             status = check_use(proof, rank, op, op->keys, CP_SLOT_KEYS);
-        memset(out->met, 0, (size_t)ranks);
-        out->met[op->keys.origin] = 1;
+        out->met = op->keys.origin;
         out->origin = op->in.origin;
         proof->report->pairs[rank] +=
             proof->pairs[op->in.origin * ranks + op->keys.origin];
@@ -230,12 +325,12 @@ static cp_status note_local(proof *proof, const cp_event *event) {
         status = check_use(proof, rank, op, op->in, CP_SLOT_PARTIAL);
         if (status == CP_OK)
             status = check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL);
-        const content *add = content_of(proof, rank, op->in.slot);
-        for (int r = 0; r < ranks; r++)
-            out->met[r] = (uint8_t)cp_min(2, out->met[r] + add->met[r]);
+        proof->merges[proof->merged] =
+            (merge){out->met, content_of(proof, rank, op->in.slot)->met};
+        out->met = ranks + proof->merged++;
         break;
     default:
-        out->origin = rank;
+        out->origin = (int16_t)rank;
     }
     out->full = true;
     out->kind = proof->plan->slots[op->out.slot].kind;
@@ -244,13 +339,15 @@ static cp_status note_local(proof *proof, const cp_event *event) {
 
 static cp_status deliver(proof *proof, const cp_event *event, int from,
                          int to) {
-    const cp_op *give = event->all[from], *take = event->all[to];
+    const cp_program *programs = proof->plan->programs;
+    const cp_op *give = &programs[from].ops[event->all[from]];
+    const cp_op *take = &programs[to].ops[event->all[to]];
     const bool gather = give->kind == CP_OP_ALL_GATHER;
     const int slot = give->in.slot + (gather ? 0 : to);
-    const cp_use use = {slot, gather ? from : to};
+    const cp_use use = cp_use_of(slot, gather ? from : to);
     const cp_slot_kind kind = gather ? CP_SLOT_KEYS : CP_SLOT_PARTIAL;
-    content *filled = content_of(proof, to, take->out.slot + from);
-    copy_content(proof, filled, content_of(proof, from, slot));
+    copy_content(content_of(proof, to, take->out.slot + from),
+                 content_of(proof, from, slot));
     return check_use(proof, from, give, use, kind);
 }
 
@@ -282,13 +379,15 @@ static cp_status note_start(proof *proof, const cp_event *event) {
 }
 
 static void note_transfer(proof *proof, const cp_event *event) {
-    copy_content(proof,
-                 content_of(proof, event->peer, event->peer_op->out.slot),
-                 content_of(proof, event->rank, event->op->in.slot));
+    const cp_op *send = event->op;
+    const cp_op *receive = &proof->plan->programs[send->to].ops[send->sent_to];
+    copy_content(content_of(proof, send->to, receive->out.slot),
+                 content_of(proof, event->rank, send->in.slot));
 }
 
 static cp_status note_wait(proof *proof, const cp_event *event) {
-    const cp_op *op = event->op;
+    const cp_program *program = &proof->plan->programs[event->rank];
+    const cp_op *op = &program->ops[event->op->ends];
     if (op->to != CP_NOBODY)
         content_of(proof, event->rank, op->in.slot)->sending = false;
     if (op->from == CP_NOBODY)
@@ -301,11 +400,11 @@ static cp_status note_wait(proof *proof, const cp_event *event) {
 static cp_status note_collective(proof *proof, const cp_event *event) {
     const cp_plan *plan = proof->plan;
     const int ranks = plan->layout->ranks;
+    const bool gather = event->op->kind == CP_OP_ALL_GATHER;
     cp_status status = CP_OK;
     for (int k = 0; k < ranks && status == CP_OK; k++) {
-        const cp_op *op = event->all[k];
+        const cp_op *op = &plan->programs[k].ops[event->all[k]];
         status = check_slots(proof, k, op);
-        const bool gather = op->kind == CP_OP_ALL_GATHER;
         count_sent(proof, k, ranks - 1, gather ? op->in.slot : plan->result);
     }
     for (int from = 0; from < ranks && status == CP_OK; from++)
@@ -357,18 +456,30 @@ static cp_status accuse(const cp_layout *layout, int k, int r, int times) {
                    times);
 }
 
-static cp_status check_results(const proof *proof) {
-    const cp_layout *layout = proof->plan->layout;
-    for (int k = 0; k < layout->ranks; k++) {
-        const content *it = content_of(proof, k, proof->plan->result);
-        if (!it->full || it->origin != k)
-            return cp_fail(CP_BROKEN, "rank %d ends without its result", k);
-        for (int r = 0; r < layout->ranks; r++) {
-            const bool needed = proof->pairs[k * layout->ranks + r] > 0;
-            if (it->met[r] > 1 || (needed && it->met[r] == 0))
-                return accuse(layout, k, r, it->met[r]);
-        }
+/* The rank whose keys were met twice, or CP_NOBODY. */
+static int count_met(const proof *proof, int32_t met) {
+    const int32_t ranks = proof->plan->layout->ranks;
+    while (met >= ranks) {
+        const int twice = count_met(proof, proof->merges[met - ranks].right);
+        if (twice != CP_NOBODY)
+            return twice;
+        met = proof->merges[met - ranks].left;
     }
+    return ++proof->times[met] > 1 ? met : CP_NOBODY;
+}
+
+static cp_status check_result(const proof *proof, int rank) {
+    const cp_layout *layout = proof->plan->layout;
+    const content *it = content_of(proof, rank, proof->plan->result);
+    if (!it->full || it->origin != rank || it->kind != CP_SLOT_PARTIAL)
+        return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
+    memset(proof->times, 0, (size_t)layout->ranks);
+    const int twice = count_met(proof, it->met);
+    if (twice != CP_NOBODY)
+        return accuse(layout, rank, twice, 2);
+    for (int r = 0; r < layout->ranks; r++)
+        if (proof->times[r] == 0 && proof->pairs[rank * layout->ranks + r] > 0)
+            return accuse(layout, rank, r, 0);
     return CP_OK;
 }
 
@@ -377,14 +488,12 @@ static void fill_in(proof *proof) {
     const cp_layout *layout = plan->layout;
     const int ranks = layout->ranks;
     for (int k = 0; k < ranks; k++) {
-        for (int slot = 0; slot < plan->slot_count; slot++)
-            content_of(proof, k, slot)->met =
-                proof->met + (int64_t)(k * plan->slot_count + slot) * ranks;
         const int full[2] = {plan->fresh, plan->queries};
         for (int n = 0; n < 2; n++) {
-            content_of(proof, k, full[n])->full = true;
-            content_of(proof, k, full[n])->origin = k;
-            content_of(proof, k, full[n])->kind = plan->slots[full[n]].kind;
+            content *input = content_of(proof, k, full[n]);
+            input->full = true;
+            input->origin = (int16_t)k;
+            input->kind = plan->slots[full[n]].kind;
         }
         for (int r = 0; r < ranks; r++)
             proof->pairs[k * ranks + r] =
@@ -393,20 +502,22 @@ static void fill_in(proof *proof) {
 }
 
 static cp_status begin(proof *proof) {
-    const cp_layout *layout = proof->plan->layout;
-    const int64_t ranks = layout->ranks;
-    const int64_t slots = ranks * proof->plan->slot_count;
-    cp_status status =
-        cp_allocate(&proof->contents, slots, sizeof(content), "a proof");
+    const cp_plan *plan = proof->plan;
+    const int64_t ranks = plan->layout->ranks;
+    int64_t merges = 0;
+    for (int k = 0; k < ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++)
+            merges += plan->programs[k].ops[n].kind == CP_OP_MERGE;
+    cp_status status = cp_allocate(&proof->contents, ranks * plan->slot_count,
+                                   sizeof(content), "a proof");
     if (status == CP_OK)
-        status = cp_allocate(&proof->met, slots * ranks, 1, "a proof");
+        status = cp_allocate(&proof->merges, merges, sizeof(merge), "a proof");
     if (status == CP_OK)
         status = cp_allocate(&proof->pairs, ranks * ranks, 8, "pairs");
     if (status == CP_OK)
         status = cp_allocate(&proof->hops, ranks, 8, "hops");
     if (status == CP_OK)
-        status = cp_allocate(&proof->numbers, 2 * (ranks + 2), sizeof(int),
-                             "a list of slots");
+        status = cp_allocate(&proof->times, ranks, 1, "a proof");
     if (status == CP_OK)
         fill_in(proof);
     return status;
@@ -457,16 +568,16 @@ cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
         status = begin(&proof);
     if (status == CP_OK)
         status = cp_plan_order(plan, visit, &proof);
-    if (status == CP_OK)
-        status = check_results(&proof);
+    for (int k = 0; k < plan->layout->ranks && status == CP_OK; k++)
+        status = check_result(&proof, k);
     if (status == CP_OK)
         finish(&proof);
     else
         cp_plan_report_free(report);
     free(proof.contents);
-    free(proof.met);
+    free(proof.merges);
     free(proof.pairs);
     free(proof.hops);
-    free(proof.numbers);
+    free(proof.times);
     return status;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ring/timeline.h"
+#include "ring/variants.h"
 
 static cp_status finished(FILE *out) {
     if (fflush(out) != 0 || ferror(out))

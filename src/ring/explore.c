@@ -7,15 +7,15 @@
 
 /* Packed into a state without padding, so that states compare as bytes. */
 typedef struct {
-    uint32_t next;     /* operation to issue */
-    uint32_t sent;     /* one bit for each exchange, in order */
-    uint32_t received; /* likewise */
+    uint64_t next;     /* operation to issue */
+    uint64_t received; /* one bit for each operation: its bytes are here */
 } place;
+
+enum { MOST_OPERATIONS = 64 };
 
 typedef struct {
     const cp_plan *plan;
     int ranks;
-    int *numbers;   /* scratch for lists of slots */
     place *visited; /* [used][ranks]: states found, in order */
     int64_t *table; /* hash table of state numbers, -1 = free */
     int64_t room;   /* states that fit; the table has twice as many places */
@@ -76,74 +76,71 @@ static cp_status discover(search *search, const place *state) {
     return CP_OK;
 }
 
-/* The n-th exchange of a rank's program, or NULL if it is not posted yet. */
-static const cp_op *posted(const search *search, const place *state, int rank,
-                           int n) {
+static bool is_received(const place *state, int rank, const cp_op *ops,
+                        int64_t n) {
+    return ops[n].from == CP_NOBODY || (state[rank].received >> n & 1) != 0;
+}
+
+static bool is_sent(const place *state, const cp_op *op) {
+    return op->to == CP_NOBODY ||
+           (state[op->to].received >> op->sent_to & 1) != 0;
+}
+
+static const cp_op *next_op(const search *search, const place *state,
+                            int rank) {
     const cp_program *program = &search->plan->programs[rank];
-    for (uint32_t i = 0; i < state[rank].next; i++)
-        if (program->ops[i].kind == CP_OP_EXCHANGE && n-- == 0)
-            return &program->ops[i];
-    return NULL;
+    const int64_t next = (int64_t)state[rank].next;
+    return next < program->count ? &program->ops[next] : NULL;
 }
 
-static bool is_sent(const place *place, const cp_op *op, int n) {
-    return op->to == CP_NOBODY || (place->sent >> n & 1) != 0;
-}
-
-static bool is_received(const place *place, const cp_op *op, int n) {
-    return op->from == CP_NOBODY || (place->received >> n & 1) != 0;
-}
-
-static cp_status overtaken(int rank, const cp_op *op, int slot, const char *how,
+static cp_status overtaken(int rank, const cp_op *op, cp_touch touch,
                            const char *state) {
     return cp_fail(CP_BROKEN,
                    "in some order rank %d, hop %d: %s %s slot %d while it is "
                    "being %s",
-                   rank, op->hop, cp_op_name(op->kind), how, slot, state);
+                   rank, op->hop, cp_op_name(op->kind),
+                   touch.writes ? "overwrites" : "reads", touch.slot, state);
 }
 
-static cp_status check_flight(const search *search, const place *state,
-                              int rank, const cp_op *op) {
-    cp_op_slots used = {0, 0, search->numbers,
-                        search->numbers + search->ranks + 2};
-    cp_op_slots_list(search->plan, rank, op, &used);
-    const cp_op *other;
-    for (int n = 0; (other = posted(search, state, rank, n)) != NULL; n++) {
-        const bool leaving = !is_sent(&state[rank], other, n);
-        const bool coming = !is_received(&state[rank], other, n);
-        for (int i = 0; i < used.read_count; i++)
-            if (coming && used.read[i] == other->out.slot)
-                return overtaken(rank, op, used.read[i], "reads", "filled");
-        for (int i = 0; i < used.write_count; i++)
-            if ((coming && used.write[i] == other->out.slot) ||
-                (leaving && used.write[i] == other->in.slot))
-                return overtaken(rank, op, used.write[i], "overwrites",
-                                 coming ? "filled" : "sent");
+static cp_status check_touch(const search *search, const place *state, int rank,
+                             const cp_op *op, cp_touch touch) {
+    const cp_op *ops = search->plan->programs[rank].ops;
+    for (int64_t n = 0; n < (int64_t)state[rank].next; n++) {
+        if (ops[n].kind != CP_OP_EXCHANGE)
+            continue;
+        const bool coming = !is_received(state, rank, ops, n);
+        const bool leaving = !is_sent(state, &ops[n]);
+        if (coming && touch.slot == ops[n].out.slot)
+            return overtaken(rank, op, touch, "filled");
+        if (leaving && touch.writes && touch.slot == ops[n].in.slot)
+            return overtaken(rank, op, touch, "sent");
     }
     return CP_OK;
 }
 
+static cp_status check_flight(const search *search, const place *state,
+                              int rank, const cp_op *op) {
+    cp_status status = CP_OK;
+    cp_touch touch;
+    for (int n = 0;
+         status == CP_OK && cp_op_touch(search->plan, rank, op, n, &touch); n++)
+        status = check_touch(search, state, rank, op, touch);
+    return status;
+}
+
 static bool may_issue(const search *search, const place *state, int rank) {
-    const cp_program *program = &search->plan->programs[rank];
-    if (state[rank].next >= program->count)
+    const cp_op *ops = search->plan->programs[rank].ops;
+    const cp_op *op = next_op(search, state, rank);
+    if (op == NULL || cp_op_is_collective(op))
         return false;
-    const cp_op *op = &program->ops[state[rank].next];
-    if (op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER)
-        return false;
-    if (op->kind != CP_OP_WAIT)
-        return true;
-    int waits = 0;
-    for (uint32_t i = 0; i < state[rank].next; i++)
-        waits += program->ops[i].kind == CP_OP_WAIT;
-    const cp_op *oldest = posted(search, state, rank, waits);
-    return oldest != NULL && is_sent(&state[rank], oldest, waits) &&
-           is_received(&state[rank], oldest, waits);
+    return op->kind != CP_OP_WAIT || (is_sent(state, &ops[op->ends]) &&
+                                      is_received(state, rank, ops, op->ends));
 }
 
 static cp_status issue(search *search, place *state, int rank, bool *moved) {
     if (!may_issue(search, state, rank))
         return CP_OK;
-    const cp_op *op = &search->plan->programs[rank].ops[state[rank].next];
+    const cp_op *op = next_op(search, state, rank);
     cp_status status = check_flight(search, state, rank, op);
     state[rank].next++;
     if (status == CP_OK)
@@ -155,21 +152,17 @@ static cp_status issue(search *search, place *state, int rank, bool *moved) {
 
 static cp_status move_bytes(search *search, place *state, int from, int to,
                             bool *moved) {
-    const cp_op *send, *receive;
-    int s = 0, r = 0;
-    while ((send = posted(search, state, from, s)) != NULL &&
-           (send->to != to || is_sent(&state[from], send, s)))
-        s++;
-    while ((receive = posted(search, state, to, r)) != NULL &&
-           (receive->from != from || is_received(&state[to], receive, r)))
-        r++;
-    if (send == NULL || receive == NULL)
+    const cp_op *op = search->plan->programs[from].ops;
+    const cp_op *end = op + state[from].next;
+    while (op < end &&
+           (op->kind != CP_OP_EXCHANGE || op->to != to || is_sent(state, op)))
+        op++;
+    if (op == end || (int64_t)state[to].next <= op->sent_to)
         return CP_OK;
-    state[from].sent |= 1u << s;
-    state[to].received |= 1u << r;
+    const uint64_t received = state[to].received;
+    state[to].received |= (uint64_t)1 << op->sent_to;
     const cp_status status = discover(search, state);
-    state[from].sent &= ~(1u << s);
-    state[to].received &= ~(1u << r);
+    state[to].received = received;
     *moved = true;
     return status;
 }
@@ -177,11 +170,8 @@ static cp_status move_bytes(search *search, place *state, int from, int to,
 static cp_status meet(search *search, place *state, bool *moved) {
     cp_status status = CP_OK;
     for (int k = 0; k < search->ranks; k++) {
-        const cp_program *program = &search->plan->programs[k];
-        if (state[k].next >= program->count)
-            return CP_OK;
-        const cp_op *op = &program->ops[state[k].next];
-        if (op->kind != CP_OP_ALL_TO_ALL && op->kind != CP_OP_ALL_GATHER)
+        const cp_op *op = next_op(search, state, k);
+        if (op == NULL || !cp_op_is_collective(op))
             return CP_OK;
         if (status == CP_OK)
             status = check_flight(search, state, k, op);
@@ -200,7 +190,7 @@ static cp_status explore(search *search, place *state) {
     bool moved = false, end = true;
     cp_status status = CP_OK;
     for (int k = 0; k < search->ranks && status == CP_OK; k++) {
-        end = end && state[k].next == search->plan->programs[k].count;
+        end = end && next_op(search, state, k) == NULL;
         status = issue(search, state, k, &moved);
         for (int r = 0; r < search->ranks && status == CP_OK; r++)
             status = move_bytes(search, state, k, r, &moved);
@@ -209,29 +199,24 @@ static cp_status explore(search *search, place *state) {
         status = meet(search, state, &moved);
     if (status != CP_OK || moved || end)
         return status;
-    for (int k = 0; k < search->ranks; k++)
-        if (state[k].next < search->plan->programs[k].count)
-            return cp_fail(
-                CP_BROKEN,
-                "in some order all ranks are stuck, rank %d at "
-                "operation %u, %s",
-                k, (unsigned)state[k].next,
-                cp_op_name(search->plan->programs[k].ops[state[k].next].kind));
-    return CP_OK;
+    int stuck = 0;
+    while (next_op(search, state, stuck) == NULL)
+        stuck++;
+    return cp_fail(CP_BROKEN,
+                   "in some order all ranks are stuck, rank %d at "
+                   "operation %d, %s",
+                   stuck, (int)state[stuck].next,
+                   cp_op_name(next_op(search, state, stuck)->kind));
 }
 
-static cp_status few_exchanges(const cp_plan *plan) {
-    for (int k = 0; k < plan->layout->ranks; k++) {
-        const cp_program *program = &plan->programs[k];
-        int exchanges = 0;
-        for (int64_t n = 0; n < program->count; n++)
-            exchanges += program->ops[n].kind == CP_OP_EXCHANGE;
-        if (exchanges > 32)
+static cp_status few_operations(const cp_plan *plan) {
+    for (int k = 0; k < plan->layout->ranks; k++)
+        if (plan->programs[k].count > MOST_OPERATIONS)
             return cp_fail(CP_INVALID,
-                           "rank %d has %d exchanges; all orders can be "
-                           "explored for 32 at most",
-                           k, exchanges);
-    }
+                           "rank %d has %lld operations; all orders can be "
+                           "explored for %d at most",
+                           k, (long long)plan->programs[k].count,
+                           MOST_OPERATIONS);
     return CP_OK;
 }
 
@@ -239,10 +224,7 @@ cp_status cp_plan_explore(const cp_plan *plan, int64_t most, int64_t *states) {
     const int ranks = plan->layout->ranks;
     search search = {.plan = plan, .ranks = ranks, .most = most};
     place *state = NULL;
-    cp_status status = few_exchanges(plan);
-    if (status == CP_OK)
-        status = cp_allocate(&search.numbers, 2 * (ranks + 2), sizeof(int),
-                             "a list of slots");
+    cp_status status = few_operations(plan);
     if (status == CP_OK)
         status = cp_allocate(&state, ranks, sizeof(place), "a state");
     if (status == CP_OK)
@@ -259,7 +241,6 @@ cp_status cp_plan_explore(const cp_plan *plan, int64_t most, int64_t *states) {
         *states = search.used;
     free(search.visited);
     free(search.table);
-    free(search.numbers);
     free(state);
     return status;
 }

@@ -7,7 +7,7 @@
 
 /* Visit every interleaving of a plan's operations and transfers. Fails with
  * CP_BROKEN if one of them deadlocks or touches a slot in flight, with
- * CP_INVALID if a rank has more than 32 exchanges, and with CP_CAPACITY if
+ * CP_INVALID if a rank has more than 64 operations, and with CP_CAPACITY if
  * there are more than most states. states may be NULL. */
 cp_status cp_plan_explore(const cp_plan *plan, int64_t most, int64_t *states);
 

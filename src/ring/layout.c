@@ -14,17 +14,6 @@ static int64_t tokens_held(const cp_call *call, int rank, int64_t sequence) {
     const cp_pieces *held = cp_call_held(call, rank, sequence);
     return held == NULL ? 0 : cp_pieces_tokens(held);
 }
-
-static cp_status deal(const cp_call *call, int rank, cp_run run,
-                      const cp_layout *layout, int64_t row, cp_pieces *pieces) {
-    if (!call->decode)
-        return cp_shard(call->placement, call->ranks, rank, run, row, pieces);
-    if ((layout->new_tokens + call->step) % call->ranks != rank)
-        return CP_OK;
-    const cp_span token = {run.sequence, run.first, 1, 1};
-    return cp_pieces_append(pieces, (cp_piece){token, row});
-}
-
 static cp_status add_key(cp_block *keys, cp_block *cache, cp_piece piece,
                          int64_t *row) {
     const int64_t tokens = piece.span.count, at = *row;
@@ -61,15 +50,17 @@ static cp_status lay_out(const cp_call *call, int64_t sequence,
     for (int rank = 0; rank < call->ranks; rank++)
         cached += tokens_held(call, rank, sequence);
     /* Deal out the new tokens of this sequence. */
-    const cp_run run = {sequence, cached, call->new_tokens[sequence]};
+    const cp_run run = {sequence, cached, call->new_tokens[sequence],
+                        layout->new_tokens + call->step};
     for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
         const int64_t held = tokens_held(call, rank, sequence);
         const int64_t row = sequence * call->room + held;
-        status = deal(call, rank, run, layout, layout->queries[rank].rows,
-                      &layout->queries[rank].pieces);
+        status =
+            cp_shard(call->placement, call->ranks, rank, run,
+                     layout->queries[rank].rows, &layout->queries[rank].pieces);
         if (status == CP_OK)
-            status = deal(call, rank, run, layout, row,
-                          &layout->appended[rank].pieces);
+            status = cp_shard(call->placement, call->ranks, rank, run, row,
+                              &layout->appended[rank].pieces);
     }
     /* Find the longest shard, cached and new. */
     int64_t longest = 0;
@@ -91,10 +82,10 @@ static cp_status lay_out(const cp_call *call, int64_t sequence,
     for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
         status = write_keys(call, rank, sequence, layout);
         layout->keys[rank].rows += longest;
-        layout->queries[rank].rows +=
-            call->decode
-                ? 0
-                : cp_shard_rows(call->placement, call->ranks, run.count);
+        layout->queries[rank].rows =
+            cp_max(layout->queries[rank].tokens,
+                   layout->queries[rank].rows +
+                       cp_shard_rows(call->placement, call->ranks, run.count));
     }
     layout->new_tokens += call->new_tokens[sequence];
     layout->cached_tokens += cached;
@@ -120,16 +111,23 @@ int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
     return pairs;
 }
 
+enum { LISTS = 4 };
+
+static cp_block **list_of(cp_layout *layout, int n) {
+    cp_block **const lists[LISTS] = {&layout->queries, &layout->keys,
+                                     &layout->cache, &layout->appended};
+    return lists[n];
+}
+
 static cp_status allocate_blocks(int ranks, int64_t sequences,
                                  cp_layout **out) {
     cp_layout *layout;
     cp_status status = cp_allocate(&layout, 1, sizeof(*layout), "a layout");
     if (status != CP_OK)
         return status;
-    cp_block **lists[4] = {&layout->queries, &layout->keys, &layout->cache,
-                           &layout->appended};
-    for (int n = 0; n < 4 && status == CP_OK; n++)
-        status = cp_allocate(lists[n], ranks, sizeof(cp_block), "blocks");
+    for (int n = 0; n < LISTS && status == CP_OK; n++)
+        status =
+            cp_allocate(list_of(layout, n), ranks, sizeof(cp_block), "blocks");
     if (status == CP_OK)
         status = cp_allocate(&layout->past, sequences, 8, "lengths");
     if (status == CP_OK)
@@ -145,13 +143,14 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     if (call->ranks < 1)
         return cp_fail(CP_INVALID, "%d ranks; at least 1 is needed",
                        call->ranks);
+    const bool decode = call->placement == CP_ROUND_ROBIN;
     int64_t total = 0;
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
-        if (count < 0 || (call->decode && count > 1))
+        if (count < 0 || (decode && count > 1))
             return cp_fail(CP_INVALID, "sequence %lld brings %lld new tokens%s",
                            (long long)i, (long long)count,
-                           call->decode ? " to a decode step" : "");
+                           decode ? " to a decode step" : "");
         if (!cp_add(total, count, &total))
             return cp_fail(CP_INVALID, "the new tokens do not fit in 64 bits");
     }
@@ -167,19 +166,16 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     if (layout == NULL)
         return status;
     layout->sequences = call->sequences;
-    layout->decode = call->decode;
+    layout->placement = call->placement;
+    layout->room = call->room;
     /* Lay out all sequences. */
-    for (int64_t i = 0; i < call->sequences && status == CP_OK; i++) {
-        if (call->new_tokens[i] == 0)
-            continue;
-        status = lay_out(call, i, layout);
-        for (int rank = 0; call->decode && rank < call->ranks; rank++)
-            layout->queries[rank].rows = layout->queries[rank].tokens;
-    }
+    for (int64_t i = 0; i < call->sequences && status == CP_OK; i++)
+        if (call->new_tokens[i] > 0)
+            status = lay_out(call, i, layout);
     int64_t rows = 0;
-    for (int rank = 0; call->decode && rank < call->ranks; rank++)
-        rows = cp_max(rows, layout->queries[rank].tokens);
-    for (int rank = 0; call->decode && rank < call->ranks; rank++)
+    for (int rank = 0; rank < call->ranks; rank++)
+        rows = cp_max(rows, layout->queries[rank].rows);
+    for (int rank = 0; rank < call->ranks; rank++)
         layout->queries[rank].rows = rows;
     if (status != CP_OK) {
         cp_layout_free(layout);
@@ -198,10 +194,8 @@ static void free_blocks(cp_block *blocks, int ranks) {
 void cp_layout_free(cp_layout *layout) {
     if (layout == NULL)
         return;
-    free_blocks(layout->queries, layout->ranks);
-    free_blocks(layout->keys, layout->ranks);
-    free_blocks(layout->cache, layout->ranks);
-    free_blocks(layout->appended, layout->ranks);
+    for (int n = 0; n < LISTS; n++)
+        free_blocks(*list_of(layout, n), layout->ranks);
     free(layout->past);
     free(layout->fresh);
     free(layout);
@@ -218,18 +212,12 @@ static cp_status copy_blocks(const cp_block *from, int ranks, cp_block *to) {
 }
 
 cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
-    const int ranks = layout->ranks;
-    cp_layout *copy = NULL;
+    cp_layout from = *layout, *copy = NULL;
     *out = NULL;
-    cp_status status = allocate_blocks(ranks, layout->sequences, &copy);
-    if (status == CP_OK)
-        status = copy_blocks(layout->queries, ranks, copy->queries);
-    if (status == CP_OK)
-        status = copy_blocks(layout->keys, ranks, copy->keys);
-    if (status == CP_OK)
-        status = copy_blocks(layout->cache, ranks, copy->cache);
-    if (status == CP_OK)
-        status = copy_blocks(layout->appended, ranks, copy->appended);
+    cp_status status = allocate_blocks(layout->ranks, layout->sequences, &copy);
+    for (int n = 0; n < LISTS && status == CP_OK; n++)
+        status =
+            copy_blocks(*list_of(&from, n), layout->ranks, *list_of(copy, n));
     if (status != CP_OK) {
         cp_layout_free(copy);
         return status;
@@ -241,7 +229,8 @@ cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
     copy->sequences = layout->sequences;
     copy->new_tokens = layout->new_tokens;
     copy->cached_tokens = layout->cached_tokens;
-    copy->decode = layout->decode;
+    copy->placement = layout->placement;
+    copy->room = layout->room;
     *out = copy;
     return CP_OK;
 }

@@ -15,8 +15,8 @@ typedef struct {
                                    NULL = nothing is cached */
     int64_t room;              /* cache rows of one sequence on a rank */
     cp_placement placement;    /* how new tokens are dealt out... */
-    bool decode;               /* ...unless this is a decode step: T_i <= 1, */
-    int64_t step;              /* owners turn by one each step (Algorithm 4) */
+    int64_t step;              /* ...round-robin, which needs T_i <= 1, is a
+                                  decode step: owners turn by one each step */
 } cp_call;
 
 /* Some tokens of a rank, as the rows of a tensor. */
@@ -37,7 +37,8 @@ typedef struct {
     cp_block *keys;        /* cached and new, each sequence padded to L^i */
     cp_block *cache;       /* the same keys where they lie in the cache */
     cp_block *appended;    /* the new tokens where they go in the cache */
-    bool decode;
+    cp_placement placement;
+    int64_t room; /* cache rows of one sequence on a rank */
 } cp_layout;
 
 /* Work out the layout of a call. Fails, with *out = NULL, if the call makes no

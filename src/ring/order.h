@@ -8,25 +8,26 @@
 typedef enum {
     CP_EVENT_LOCAL,      /* append, pack, attend, merge: done */
     CP_EVENT_START,      /* an exchange is posted */
-    CP_EVENT_TRANSFER,   /* from rank to peer: the bytes move */
-    CP_EVENT_WAIT,       /* the oldest exchange of rank is complete */
-    CP_EVENT_COLLECTIVE, /* all ranks are at one; rank and peer are -1 */
+    CP_EVENT_TRANSFER,   /* from rank to op->to: the bytes move */
+    CP_EVENT_WAIT,       /* the exchange that op ends is complete */
+    CP_EVENT_COLLECTIVE, /* all ranks are at one */
 } cp_event_kind;
 
 typedef struct {
     cp_event_kind kind;
-    int rank, peer;
-    const cp_op *op;         /* of rank; for a wait, the exchange it ends */
-    const cp_op *peer_op;    /* a transfer: the receiver's exchange */
-    const cp_op *const *all; /* a collective: [ranks] each rank's operation */
+    int rank;           /* whose; a transfer: the sender; a collective: 0 */
+    int64_t number;     /* of its operation in its program */
+    const cp_op *op;    /* that operation */
+    const int64_t *all; /* a collective: [ranks] the number of each rank's */
 } cp_event;
 
 typedef cp_status (*cp_event_visitor)(void *context, const cp_event *event);
 
 /* Visit all events of a plan in an order that could happen, assuming that
  * nobody buffers: a send ends when its receive is posted. Fails with CP_BROKEN
- * and a message that names who waits for whom if no rank can move, if a send
- * never meets a receive, or if their sizes differ; or as the visitor does. */
+ * and a message that names who waits for whom if no rank can move, if nobody
+ * waits for an exchange, or if a send and its receive differ in size; or as the
+ * visitor does. */
 cp_status cp_plan_order(const cp_plan *plan, cp_event_visitor visit,
                         void *context);
 

@@ -1,7 +1,7 @@
 /* Tangled from book/06-pass-kv.nw; edit the chapter. */
 /* Ring pass-KV (the paper's Algorithm 2): keys and values travel, queries and
  * partials stay. */
-#include "ring/plan.h"
+#include "ring/build.h"
 
 /* The ring's buffers: block h (the one that arrives at hop h) lies in slot
  * first + h mod count. */
@@ -11,13 +11,15 @@ typedef struct {
 
 static cp_use block_at(cp_ring ring, int rank, int hop, int ranks) {
     const int origin = ((rank - hop) % ranks + ranks) % ranks;
-    return (cp_use){ring.first + hop % ring.count, origin};
+    return cp_use_of(ring.first + hop % ring.count, origin);
 }
 
 static void program(cp_plan *plan, int k, cp_ring ring, int scratch) {
     const int ranks = plan->layout->ranks;
     const int next = (k + 1) % ranks, previous = (k + ranks - 1) % ranks;
-    const cp_use queries = {plan->queries, k}, result = {plan->result, k};
+    const cp_use queries = cp_use_of(plan->queries, k);
+    const cp_use result = cp_use_of(plan->result, k);
+    const cp_use added = cp_use_of(scratch, k);
     int started = 0, arrived = 0;
     cp_emit_append(plan, k);
     if (ranks > 1)
@@ -35,11 +37,11 @@ static void program(cp_plan *plan, int k, cp_ring ring, int scratch) {
         /* Attend to the block that is here, and merge. */
         const cp_use here = block_at(ring, k, hop, ranks);
         if (hop == 0) {
-            cp_emit_attend(plan, k, hop, queries, (cp_use){plan->cache, k},
+            cp_emit_attend(plan, k, hop, queries, cp_use_of(plan->cache, k),
                            result);
         } else {
-            cp_emit_attend(plan, k, hop, queries, here, (cp_use){scratch, k});
-            cp_emit_merge(plan, k, hop, (cp_use){scratch, k}, result);
+            cp_emit_attend(plan, k, hop, queries, here, added);
+            cp_emit_merge(plan, k, hop, added, result);
         }
         /* Wait for the block of the next hop. */
         if (hop + 1 < ranks && arrived < hop + 1)
@@ -47,15 +49,10 @@ static void program(cp_plan *plan, int k, cp_ring ring, int scratch) {
     }
 }
 
-cp_status cp_plan_pass_kv(const cp_layout *layout, const cp_shape *shape,
-                          const cp_plan_options *options, cp_plan **out) {
-    cp_plan *plan = cp_plan_begin(CP_PASS_KV, layout, shape, options);
-    if (plan == NULL)
-        return CP_MEMORY;
+void cp_plan_pass_kv(cp_plan *plan) {
     const int count = 1 + plan->spare;
     const cp_ring ring = {cp_plan_add_slots(plan, CP_SLOT_KEYS, count), count};
     const int scratch = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
-    for (int k = 0; k < layout->ranks; k++)
+    for (int k = 0; k < plan->layout->ranks; k++)
         program(plan, k, ring, scratch);
-    return cp_plan_finish(plan, out);
 }

@@ -1,7 +1,7 @@
 /* Tangled from book/07-pass-q.nw; edit the chapter. */
 /* Ring pass-Q (the paper's Algorithms 3 and 4): queries travel, keys and values
  * stay, and partials come home in one all-to-all. */
-#include "ring/pass_q.h"
+#include "ring/build.h"
 
 /* Slots: spare buffers for queries; partials computed here, one for each other
  * rank; partials that come home, one from each other rank. */
@@ -12,7 +12,7 @@ typedef struct {
 static cp_use queries_at(const cp_plan *plan, query_ring ring, int k, int hop) {
     const int ranks = plan->layout->ranks, turn = hop % (plan->spare + 1);
     const int origin = (k - hop % ranks + ranks) % ranks;
-    return (cp_use){turn == 0 ? plan->queries : ring.spare + turn - 1, origin};
+    return cp_use_of(turn == 0 ? plan->queries : ring.spare + turn - 1, origin);
 }
 
 static void program(cp_plan *plan, int k, query_ring ring) {
@@ -34,8 +34,8 @@ static void program(cp_plan *plan, int k, query_ring ring) {
         const cp_use here = queries_at(plan, ring, k, hop);
         const int partial =
             here.origin == k ? plan->result : ring.computed + here.origin;
-        cp_emit_attend(plan, k, hop, here, (cp_use){plan->cache, k},
-                       (cp_use){partial, here.origin});
+        cp_emit_attend(plan, k, hop, here, cp_use_of(plan->cache, k),
+                       cp_use_of(partial, here.origin));
         /* Wait for the queries of the next hop. */
         if (hop + 1 < ranks && arrived < hop + 1)
             cp_emit_wait(plan, k, arrived = hop + 1);
@@ -45,17 +45,12 @@ static void program(cp_plan *plan, int k, query_ring ring) {
         cp_emit_all_to_all(plan, k, ring.computed, ring.home);
     for (int r = 0; r < ranks; r++)
         if (r != k)
-            cp_emit_merge(plan, k, ranks - 1, (cp_use){ring.home + r, k},
-                          (cp_use){plan->result, k});
+            cp_emit_merge(plan, k, ranks - 1, cp_use_of(ring.home + r, k),
+                          cp_use_of(plan->result, k));
 }
 
-cp_status cp_plan_query_ring(cp_variant variant, const cp_layout *layout,
-                             const cp_shape *shape,
-                             const cp_plan_options *options, cp_plan **out) {
-    const int ranks = layout->ranks;
-    cp_plan *plan = cp_plan_begin(variant, layout, shape, options);
-    if (plan == NULL)
-        return CP_MEMORY;
+void cp_plan_pass_q(cp_plan *plan) {
+    const int ranks = plan->layout->ranks;
     const query_ring ring = {
         .spare = cp_plan_add_slots(plan, CP_SLOT_QUERIES, plan->spare),
         .computed = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, ranks),
@@ -63,10 +58,4 @@ cp_status cp_plan_query_ring(cp_variant variant, const cp_layout *layout,
     };
     for (int k = 0; k < ranks; k++)
         program(plan, k, ring);
-    return cp_plan_finish(plan, out);
-}
-
-cp_status cp_plan_pass_q(const cp_layout *layout, const cp_shape *shape,
-                         const cp_plan_options *options, cp_plan **out) {
-    return cp_plan_query_ring(CP_PASS_Q, layout, shape, options, out);
 }

@@ -37,8 +37,12 @@ typedef struct {
 
 /* A slot, and the rank from which what lies in it came. */
 typedef struct {
-    int slot, origin;
+    int16_t slot, origin;
 } cp_use;
+
+static inline cp_use cp_use_of(int slot, int origin) {
+    return (cp_use){(int16_t)slot, (int16_t)origin};
+}
 
 typedef enum {
     CP_OP_APPEND,   /* new keys and values (in) go into the cache (out) */
@@ -52,10 +56,19 @@ typedef enum {
 } cp_op_kind;
 
 typedef struct {
-    cp_op_kind kind;
-    int hop;      /* which step of the ring this belongs to, from 0 */
-    int to, from; /* ranks of an exchange; CP_NOBODY = no such half */
+    cp_op_kind kind : 8;
+    bool merged;      /* an attend: the merge behind it happens inside it */
+    int16_t hop;      /* which step of the ring this belongs to, from 0 */
+    int16_t to, from; /* ranks of an exchange; CP_NOBODY = no such half */
     cp_use in, keys, out;
+    /* Linked when the plan is finished: numbers of operations; -1 = none. */
+    int32_t sent_to, got_from; /* an exchange: its partner halves, of ranks to
+                                  and from; a collective: sent_to is rank 0's */
+    union {
+        int32_t ends;  /* a wait: the exchange that it ends */
+        int32_t after; /* a communication: the last computation before it that
+                          touches its slots, unless one before it waits so */
+    };
 } cp_op;
 
 /* The operations of one rank, in the order in which it issues them. */
@@ -79,70 +92,42 @@ typedef struct {
     cp_status status;          /* the first failure while building */
 } cp_plan;
 
-/* "pass-kv" and so on, and back; false if the name is unknown. */
-const char *cp_variant_name(cp_variant variant);
-bool cp_variant_parse(const char *name, cp_variant *variant);
-const char *cp_op_name(cp_op_kind kind);
-
-/* The slots that an operation of a rank reads and writes. A collective names
- * one slot for each other rank. Fixed space: at most 2 + ranks of each. */
-typedef struct {
-    int read_count, write_count;
-    int *read, *write; /* [ranks + 2], the caller's */
-} cp_op_slots;
-
-void cp_op_slots_list(const cp_plan *plan, int rank, const cp_op *op,
-                      cp_op_slots *slots);
-
-/* Which slots a rank must have: needed[slot_count], set for its new tokens, its
- * queries, its result and all that its program names, but never for the cache.
- * Fails with CP_MEMORY. */
-cp_status cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed);
-
-/* What a builder may choose. */
+/* What the caller of a builder may choose. */
 typedef struct {
     int64_t element_bytes; /* of one number of Q, K, V: 4 here, 2 for bf16 */
     int spare;             /* buffers for blocks that arrive, >= 1; each lets
                               the ring run one more hop ahead */
 } cp_plan_options;
 
-/* Build the plan of a variant for a layout, which must outlive it. options may
- * be NULL: 4 bytes, 1 spare slot. CP_AUTO is refused here: choosing needs a
- * machine (cp_choose). Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
-cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
-                        const cp_shape *shape, const cp_plan_options *options,
-                        cp_plan **out);
+/* A slot that an operation reads or writes. */
+typedef struct {
+    int slot;
+    bool writes;
+} cp_touch;
+
+/* The n-th slot that an operation of a rank touches, n from 0, those that it
+ * reads first; false if there are no more. A collective touches one slot for
+ * each other rank. */
+bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
+                 cp_touch *touch);
+
+/* Which slots a rank must have: needed[slot_count], set for its new tokens, its
+ * queries, its result and all that its program names, but never for the
+ * cache. */
+void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed);
 
 void cp_plan_free(cp_plan *plan);
 
-/* The builders behind it, one a chapter. */
-cp_status cp_plan_pass_kv(const cp_layout *, const cp_shape *,
-                          const cp_plan_options *, cp_plan **out);
-cp_status cp_plan_pass_q(const cp_layout *, const cp_shape *,
-                         const cp_plan_options *, cp_plan **out);
-cp_status cp_plan_all_gather(const cp_layout *, const cp_shape *,
-                             const cp_plan_options *, cp_plan **out);
-cp_status cp_plan_decode(const cp_layout *, const cp_shape *,
-                         const cp_plan_options *, cp_plan **out);
+const char *cp_op_name(cp_op_kind kind);
 
-/* For builders. begin makes a plan with the slots that every plan has, or NULL;
- * add_slots returns the first new slot's number. The emit functions append to the
- * program of a rank. finish hands the plan over, or frees it and fails. */
-cp_plan *cp_plan_begin(cp_variant variant, const cp_layout *layout,
-                       const cp_shape *shape, const cp_plan_options *options);
-int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count);
-cp_status cp_plan_finish(cp_plan *plan, cp_plan **out);
+/* Does it need all ranks at once? */
+static inline bool cp_op_is_collective(const cp_op *op) {
+    return op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER;
+}
 
-void cp_emit_append(cp_plan *plan, int rank);
-void cp_emit_pack(cp_plan *plan, int rank, cp_use into);
-void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
-                    cp_use keys, cp_use partial);
-void cp_emit_merge(cp_plan *plan, int rank, int hop, cp_use partial,
-                   cp_use into);
-void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
-                      cp_use receive, int from);
-void cp_emit_wait(cp_plan *plan, int rank, int hop);
-void cp_emit_all_to_all(cp_plan *plan, int rank, int send, int receive);
-void cp_emit_all_gather(cp_plan *plan, int rank, cp_use send, int receive);
+/* Does it belong to the queue for communication? */
+static inline bool cp_op_talks(const cp_op *op) {
+    return op->kind == CP_OP_EXCHANGE || cp_op_is_collective(op);
+}
 
 #endif

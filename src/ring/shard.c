@@ -36,10 +36,13 @@ cp_status cp_shard(cp_placement placement, int ranks, int rank, cp_run run,
         status = append(pieces, run, from, to - from, 1, &row);
         break;
     }
-    case CP_STRIPED: {
+    case CP_STRIPED:
+    case CP_ROUND_ROBIN: {
+        const int64_t turn = placement == CP_STRIPED ? 0 : run.turn % ranks;
+        const int64_t from = (rank + ranks - turn) % ranks;
         const int64_t count =
-            cp_ceil_divide(cp_max(run.count - rank, 0), ranks);
-        status = append(pieces, run, rank, count, ranks, &row);
+            cp_ceil_divide(cp_max(run.count - from, 0), ranks);
+        status = append(pieces, run, from, count, ranks, &row);
         break;
     }
     }
@@ -49,10 +52,11 @@ cp_status cp_shard(cp_placement placement, int ranks, int rank, cp_run run,
 int64_t cp_shard_rows(cp_placement placement, int ranks, int64_t count) {
     if (placement == CP_ZIGZAG)
         return 2 * cp_ceil_divide(count, 2 * (int64_t)ranks);
-    return cp_ceil_divide(count, ranks);
+    return placement == CP_ROUND_ROBIN ? 0 : cp_ceil_divide(count, ranks);
 }
 
 const char *cp_placement_name(cp_placement placement) {
-    static const char *const names[] = {"zigzag", "naive", "striped"};
+    static const char *const names[] = {"zigzag", "naive", "striped",
+                                        "round-robin"};
     return names[placement];
 }

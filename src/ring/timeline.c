@@ -37,10 +37,6 @@ static cp_status add_bar(cp_timeline *timeline, cp_bar bar) {
     return CP_OK;
 }
 
-static int64_t number_of(const drawing *drawing, int rank, const cp_op *op) {
-    return op - drawing->plan->programs[rank].ops;
-}
-
 static double later(double a, double b) {
     return a > b ? a : b;
 }
@@ -69,16 +65,17 @@ static cp_status on_local(drawing *drawing, const cp_event *event) {
 
 static void on_start(drawing *drawing, const cp_event *event) {
     clock *clock = &drawing->clocks[event->rank];
-    const int64_t n = number_of(drawing, event->rank, event->op);
-    clock->posted[n] = clock->done[n] = clock->compute;
+    clock->posted[event->number] = clock->done[event->number] = clock->compute;
 }
 
 static cp_status on_transfer(drawing *drawing, const cp_event *event) {
+    const cp_plan *plan = drawing->plan;
+    const cp_op *send = event->op;
+    const int64_t s = event->number, r = send->sent_to;
+    const cp_op *receive = &plan->programs[send->to].ops[r];
     clock *from = &drawing->clocks[event->rank];
-    clock *to = &drawing->clocks[event->peer];
-    const int64_t s = number_of(drawing, event->rank, event->op);
-    const int64_t r = number_of(drawing, event->peer, event->peer_op);
-    const cp_slot *slot = &drawing->plan->slots[event->op->in.slot];
+    clock *to = &drawing->clocks[send->to];
+    const cp_slot *slot = &plan->slots[send->in.slot];
     const double start = later(later(from->posted[s], to->posted[r]),
                                later(from->send, to->receive));
     const double end = start + drawing->costs->latency +
@@ -86,15 +83,14 @@ static cp_status on_transfer(drawing *drawing, const cp_event *event) {
     from->send = to->receive = end;
     from->done[s] = later(from->done[s], end);
     to->done[r] = later(to->done[r], end);
-    return add_bar(drawing->timeline,
-                   (cp_bar){event->peer, true, event->peer_op,
-                            event->peer_op->out.origin, start, end});
+    return add_bar(
+        drawing->timeline,
+        (cp_bar){send->to, true, receive, receive->out.origin, start, end});
 }
 
 static void on_wait(drawing *drawing, const cp_event *event) {
     clock *clock = &drawing->clocks[event->rank];
-    const int64_t n = number_of(drawing, event->rank, event->op);
-    clock->compute = later(clock->compute, clock->done[n]);
+    clock->compute = later(clock->compute, clock->done[event->op->ends]);
 }
 
 static cp_status on_collective(drawing *drawing, const cp_event *event) {
@@ -110,9 +106,10 @@ static cp_status on_collective(drawing *drawing, const cp_event *event) {
                                                   drawing->costs->byte);
     cp_status status = CP_OK;
     for (int k = 0; k < ranks && status == CP_OK; k++) {
+        const cp_op *op = &plan->programs[k].ops[event->all[k]];
         drawing->clocks[k].compute = end;
-        status = add_bar(drawing->timeline,
-                         (cp_bar){k, true, event->all[k], k, start, end});
+        status =
+            add_bar(drawing->timeline, (cp_bar){k, true, op, k, start, end});
     }
     return status;
 }

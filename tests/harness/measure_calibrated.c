@@ -20,6 +20,7 @@
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
 #include "predict/simulate.h"
+#include "ring/variants.h"
 #include "suite.h"
 
 enum { MOST_ROUNDS = 64, MOST_TIMES = 16, CALLS = 18 };

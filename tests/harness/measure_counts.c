@@ -8,6 +8,7 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "ring/explore.h"
+#include "ring/variants.h"
 #include "suite.h"
 
 static void need(cp_status status) {
@@ -167,7 +168,7 @@ static void decode_padding(void) {
                                   .sequences = batch,
                                   .new_tokens = ones,
                                   .room = 1,
-                                  .decode = true};
+                                  .placement = CP_ROUND_ROBIN};
             cp_layout *layout;
             need(cp_layout_new(&call, &layout));
             printf(",%.4f",

@@ -9,6 +9,7 @@
 
 #include "reference/ring/processes.h"
 #include "reference/ring/store.h"
+#include "ring/variants.h"
 #include "reference/ring/walk.h"
 
 #include <stdio.h>

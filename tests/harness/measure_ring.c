@@ -14,6 +14,7 @@
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
 #include "ring/check.h"
+#include "ring/variants.h"
 #include "suite.h"
 
 typedef struct {

@@ -15,6 +15,7 @@
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
 #include "predict/simulate.h"
+#include "ring/variants.h"
 #include "suite.h"
 
 enum { RANKS = 2, TOKENS = 4096, MOST_OPS = 32, MOST_RUNS = 99 };

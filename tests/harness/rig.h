@@ -7,6 +7,7 @@
 #include "reference/ring/store.h"
 #include "reference/ring/walk.h"
 #include "ring/check.h"
+#include "ring/variants.h"
 
 typedef struct {
     /* Set these, then call rig_open. */

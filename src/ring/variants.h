@@ -1,0 +1,22 @@
+/* Tangled from book/05-plan.nw; edit the chapter. */
+/* The variants of ring attention by name, and a plan for each. */
+#ifndef CP_VARIANTS_H
+#define CP_VARIANTS_H
+
+#include "ring/plan.h"
+
+/* "pass-kv" and so on, and back; false if the name is unknown. */
+const char *cp_variant_name(cp_variant variant);
+bool cp_variant_parse(const char *name, cp_variant *variant);
+
+/* What a variant is for, in a line. */
+const char *cp_variant_use(cp_variant variant);
+
+/* Build the plan of a variant for a layout, which must outlive it. options may
+ * be NULL: 4 bytes, 1 spare slot. CP_AUTO is refused here: choosing needs a
+ * machine (cp_choose). Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
+cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
+                        const cp_shape *shape, const cp_plan_options *options,
+                        cp_plan **out);
+
+#endif
