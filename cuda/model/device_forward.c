@@ -21,7 +21,12 @@ typedef struct {
     float *cosines, *sines; /* [rows][rotary / 2] */
 } known;
 
+/* A rank's activations, and what works on them. */
 typedef struct {
+    const cp_device_ranks *mine;
+    const cp_device_rank *rank;
+    const cp_model_facts *facts;
+    cp_element element;  /* of the input */
     int64_t rows, block; /* in all, and of a block */
     int64_t count;       /* rows that have a token in this call */
     cp_token *tokens;    /* [rows] */
@@ -34,16 +39,16 @@ typedef struct {
     float *wide;         /* [block] its products */
     char *coarse;        /* [block][widest] the input in FP8, */
     float *scales;       /* [block] and what its rows are divided by */
-} activations;
+} part;
 
 struct cp_device_forward {
     cp_pass base;
     const cp_device_ranks *mine;
     cp_layout *layout; /* of the call it was made for */
     cp_plan *plan;
-    activations *activations;   /* [mine->count] */
-    cp_stream_walker **walkers; /* [mine->count] */
-    void **keys, **values;      /* [mine->count] of the current layer */
+    part *parts;                /* [mine->count], as all below */
+    cp_stream_walker **walkers; /* that the parts walk with */
+    void **keys, **values;      /* of the current layer */
 };
 
 static void claim_known(cp_arena *from, int64_t rows, int64_t rotary,
@@ -54,124 +59,108 @@ static void claim_known(cp_arena *from, int64_t rows, int64_t rotary,
     to->sines = cp_arena_claim(from, rows, rotary / 2 * 4);
 }
 
-static void claim(const cp_device_model *model, cp_arena *from,
-                  activations *a) {
-    const cp_model_facts *f = &model->base.facts;
+static void claim(part *a, cp_arena *from) {
+    const cp_model_facts *f = a->facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
     const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
     const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
-    const bool coarse = model->numbers == CP_NUMBERS_F8;
-    const int64_t size = coarse ? 4 : cp_element_bytes(model->element);
+    const int64_t coarse =
+        a->mine->model->numbers == CP_NUMBERS_F8 ? a->block : 0;
     claim_known(from, a->rows, f->rotary, &a->sent);
     a->staged = from->used;
     a->x = cp_arena_claim(from, a->rows, 4 * f->width);
-    a->input = cp_arena_claim(from, a->block, widest * size);
+    a->input =
+        cp_arena_claim(from, a->block, widest * cp_element_bytes(a->element));
     a->wide = cp_arena_claim(from, a->block, 4 * made);
-    a->coarse = cp_arena_claim(from, coarse ? a->block : 0, widest);
-    a->scales = cp_arena_claim(from, coarse ? a->block : 0, 4);
+    a->coarse = cp_arena_claim(from, coarse, widest);
+    a->scales = cp_arena_claim(from, coarse, 4);
 }
 
-static cp_status make_activations(const cp_device_ranks *mine, int64_t rows,
-                                  activations *a) {
+static cp_status make_activations(part *a) {
     enum { ALIGN = 256 };
-    const int64_t most = mine->block > 0 ? mine->block : MOST_ROWS;
     cp_arena room = {.align = ALIGN};
     void *staging = NULL;
-    *a = (activations){.rows = rows, .block = cp_min(most, rows)};
-    claim(mine->model, &room, a);
+    claim(a, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "activations of %lld rows overflow",
-                       (long long)rows);
-    CP_TRY(cp_allocate(&a->tokens, rows, sizeof(cp_token), "tokens"));
+                       (long long)a->rows);
+    CP_TRY(cp_allocate(&a->tokens, a->rows, sizeof(cp_token), "tokens"));
     CP_TRY(cp_device_reserve(room.used, "activations", &a->memory));
     CP_TRY(cp_cuda(cudaMallocHost(&staging, (size_t)cp_max(a->staged, 1)),
                    "%lld bytes on the host", (long long)a->staged));
     a->staging = staging;
     room = (cp_arena){.align = ALIGN, .memory = a->memory};
-    claim(mine->model, &room, a);
+    claim(a, &room);
     room = (cp_arena){.align = ALIGN, .memory = a->staging};
-    claim_known(&room, rows, mine->model->base.facts.rotary, &a->written);
+    claim_known(&room, a->rows, a->facts->rotary, &a->written);
     return CP_OK;
 }
 
-static void free_activations(activations *a) {
+static void free_activations(part *a) {
     cudaFree(a->memory);
     if (a->staging != NULL)
         cudaFreeHost(a->staging);
     free(a->tokens);
 }
 
-static void write_rows(const cp_device_model *model, const cp_forward *call,
-                       int rank, activations *a) {
-    const int64_t pairs = model->base.facts.rotary / 2;
+static void write_rows(const cp_forward *call, part *a) {
+    const int64_t pairs = a->facts->rotary / 2;
     const known *to = &a->written;
-    a->count = call->layout->queries[rank].tokens;
-    cp_forward_list(call, rank, a->tokens);
+    a->count = call->layout->queries[a->rank->rank].tokens;
+    cp_forward_list(call, a->rank->rank, a->tokens);
     for (int64_t t = a->count; t < a->rows; t++)
         a->tokens[t] = (cp_token){.row = -1};
     for (int64_t t = 0; t < a->rows; t++) {
         const cp_token token = a->tokens[t];
         to->words[t] = t < a->count ? call->tokens[token.index] : -1;
         to->places[t] = token.row;
-        cp_angles_at(token.position, pairs, model->frequencies,
+        cp_angles_at(token.position, pairs, a->mine->model->frequencies,
                      to->cosines + t * pairs, to->sines + t * pairs);
     }
 }
 
 void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call) {
     for (int r = 0; r < pass->mine->count; r++)
-        write_rows(pass->mine->model, call, pass->mine->ranks[r].rank,
-                   &pass->activations[r]);
+        write_rows(call, &pass->parts[r]);
 }
 
 /* A block of one rank's rows. */
 typedef struct {
     cp_rows base;
-    const cp_device_ranks *mine;
-    const cp_device_rank *rank;
-    const activations *at;
+    const part *of;
     cp_stream_walker *walker;
     cudaStream_t stream;
-    const cp_model_facts *facts;
-    cp_element element; /* of the input */
     float *x;
     const int64_t *places;
 } task;
 
 static task task_of(cp_device_forward *pass, int r, int64_t layer,
                     int64_t first) {
-    const cp_device_ranks *mine = pass->mine;
-    const cp_device_model *model = mine->model;
-    const activations *a = &pass->activations[r];
-    return (task){
-        .base = {&pass->base, layer, first, cp_min(a->block, a->rows - first),
-                 CP_OK},
-        .mine = mine,
-        .rank = &mine->ranks[r],
-        .at = a,
-        .walker = pass->walkers[r],
-        .stream = mine->ranks[r].queues.compute,
-        .facts = &model->base.facts,
-        .element = model->numbers == CP_NUMBERS_F8 ? CP_F32 : model->element,
-        .x = a->x + first * model->base.facts.width,
-        .places = a->sent.places + first,
-    };
+    const part *of = &pass->parts[r];
+    const int64_t count = cp_min(of->block, of->rows - first);
+    return (task){.base = {&pass->base, layer, first, count, CP_OK},
+                  .of = of,
+                  .walker = pass->walkers[r],
+                  .stream = of->rank->queues.compute,
+                  .x = of->x + first * of->facts->width,
+                  .places = of->sent.places + first};
 }
 
 static void note(task *t, cudaError_t error, const char *what) {
     if (t->base.status == CP_OK)
-        t->base.status = cp_cuda(error, "rank %d, layer %lld, %s",
-                                 t->rank->rank, (long long)t->base.layer, what);
+        t->base.status =
+            cp_cuda(error, "rank %d, layer %lld, %s", t->of->rank->rank,
+                    (long long)t->base.layer, what);
 }
 
 static const cp_device_matrix *tensor_of(const task *t, cp_weight weight) {
-    return &t->mine->model->tensors[cp_weight_index(weight, t->base.layer)];
+    return &t->of->mine->model->tensors[cp_weight_index(weight, t->base.layer)];
 }
 
 static void enqueue_product(task *t, cp_weight weight, bool add, float *y) {
     const cp_device_matrix *matrix = tensor_of(t, weight);
-    const activations *a = t->at;
+    const part *a = t->of;
     const bool coarse = matrix->numbers == CP_NUMBERS_F8;
     const cp_device_quantising call = {t->base.count, matrix->in,
                                        (const float *)(const void *)a->input,
@@ -180,7 +169,7 @@ static void enqueue_product(task *t, cp_weight weight, bool add, float *y) {
         note(t, cp_device_quantise(&call, t->stream), "rounding to FP8");
     if (t->base.status == CP_OK)
         t->base.status =
-            cp_device_multiply(t->rank->multiplier, matrix, t->base.count,
+            cp_device_multiply(t->of->rank->multiplier, matrix, t->base.count,
                                coarse ? a->coarse : a->input,
                                coarse ? a->scales : NULL, add, y, t->stream);
 }
@@ -188,42 +177,42 @@ static void enqueue_product(task *t, cp_weight weight, bool add, float *y) {
 static void multiply(cp_rows *rows, cp_weight first, int count) {
     (void)count; /* they are one matrix */
     task *t = (task *)rows;
-    enqueue_product(t, first, false, t->at->wide);
+    enqueue_product(t, first, false, t->of->wide);
 }
 
 static void add(cp_rows *rows, cp_weight weight) {
     task *t = (task *)rows;
-    cp_nccl *group = t->mine->tensor;
-    enqueue_product(t, weight, t->mine->model->share.part == 0, t->x);
+    cp_nccl *group = t->of->mine->tensor;
+    enqueue_product(t, weight, t->of->mine->model->share.part == 0, t->x);
     if (group != NULL && rows->status == CP_OK)
-        rows->status =
-            cp_nccl_sum(group, t->x, rows->count * t->facts->width, t->stream);
+        rows->status = cp_nccl_sum(
+            group, t->x, rows->count * t->of->facts->width, t->stream);
 }
 
 static void norm(cp_rows *rows, cp_weight weight) {
     task *t = (task *)rows;
     const cp_device_norming call = {rows->count,
-                                    t->facts->width,
+                                    t->of->facts->width,
                                     t->x,
                                     tensor_of(t, weight)->values,
-                                    (float)t->facts->epsilon,
-                                    t->element,
-                                    t->at->input};
+                                    (float)t->of->facts->epsilon,
+                                    t->of->element,
+                                    t->of->input};
     note(t, cp_device_norm(&call, t->stream), "a norm");
 }
 
 static void place(cp_rows *rows) {
     task *t = (task *)rows;
-    const int64_t pairs = t->facts->rotary / 2;
+    const int64_t pairs = t->of->facts->rotary / 2;
     const cp_device_rotating call = {
         .rows = rows->count,
-        .shape = t->facts->shape,
+        .shape = t->of->facts->shape,
         .pairs = pairs,
-        .cosines = t->at->sent.cosines + rows->first * pairs,
-        .sines = t->at->sent.sines + rows->first * pairs,
+        .cosines = t->of->sent.cosines + rows->first * pairs,
+        .sines = t->of->sent.sines + rows->first * pairs,
         .places = t->places,
-        .projected = t->at->wide,
-        .element = t->mine->model->element,
+        .projected = t->of->wide,
+        .element = t->of->mine->model->element,
         .queries = cp_stream_walker_queries(t->walker),
         .keys = cp_stream_walker_new_keys(t->walker),
         .values = cp_stream_walker_new_values(t->walker),
@@ -233,25 +222,25 @@ static void place(cp_rows *rows) {
 
 static void gather(cp_rows *rows) {
     task *t = (task *)rows;
-    const cp_shape *shape = &t->facts->shape;
+    const cp_shape *shape = &t->of->facts->shape;
     const cp_device_gathering call = {
-        rows->count, shape->query_heads * shape->head_dim,
-        t->places,   cp_stream_walker_output(t->walker),
-        t->element,  t->at->input};
+        rows->count,    shape->query_heads * shape->head_dim,
+        t->places,      cp_stream_walker_output(t->walker),
+        t->of->element, t->of->input};
     note(t, cp_device_gather(&call, t->stream),
          "gathering what attention gave");
 }
 
 static void gate(cp_rows *rows) {
     task *t = (task *)rows;
-    const cp_device_gating call = {rows->count, t->facts->feed_forward,
-                                   t->at->wide, t->element, t->at->input};
+    const cp_device_gating call = {rows->count, t->of->facts->feed_forward,
+                                   t->of->wide, t->of->element, t->of->input};
     note(t, cp_device_gate(&call, t->stream), "a gate");
 }
 
 static cp_status each_block(cp_device_forward *pass, int r, int64_t layer,
                             void (*program)(cp_rows *rows)) {
-    const activations *a = &pass->activations[r];
+    const part *a = &pass->parts[r];
     for (int64_t n = 0; n < a->rows; n += a->block) {
         task t = task_of(pass, r, layer, n);
         program(&t.base);
@@ -293,10 +282,10 @@ static cp_status embed(cp_pass *base) {
         &pass->mine->model->tensors[CP_WEIGHT_EMBEDDING];
     for (int r = 0; r < pass->mine->count; r++) {
         task t = task_of(pass, r, 0, 0);
-        const activations *a = t.at;
+        const part *a = t.of;
         const cp_device_embedding call = {
-            a->rows,       t.facts->width,         a->sent.words,
-            table->values, t.mine->model->element, a->x};
+            a->rows,       t.of->facts->width,         a->sent.words,
+            table->values, t.of->mine->model->element, a->x};
         if (a->rows == 0)
             continue;
         note(&t,
@@ -351,16 +340,23 @@ static const cp_pass_ops on_queues = {.norm = norm,
                                       .walk = walk,
                                       .pace = pace};
 
-static cp_status make_rank(cp_device_forward *pass, const cp_forward *call,
+static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                            int64_t growth, int r) {
     const cp_device_ranks *mine = pass->mine;
+    const cp_device_model *model = mine->model;
     const cp_device_rank *rank = &mine->ranks[r];
     const cp_block *queries = &call->layout->queries[rank->rank];
-    const cp_stream_options options = {.element = mine->model->element,
-                                       .growth = growth,
-                                       .trace = mine->trace};
-    CP_TRY(make_activations(mine, growth > 0 ? queries->rows : queries->tokens,
-                            &pass->activations[r]));
+    const int64_t rows = growth > 0 ? queries->rows : queries->tokens;
+    const cp_stream_options options = {
+        .element = model->element, .growth = growth, .trace = mine->trace};
+    pass->parts[r] = (part){
+        .mine = mine,
+        .rank = rank,
+        .facts = &model->base.facts,
+        .element = model->numbers == CP_NUMBERS_F8 ? CP_F32 : model->element,
+        .rows = rows,
+        .block = cp_min(mine->block > 0 ? mine->block : MOST_ROWS, rows)};
+    CP_TRY(make_activations(&pass->parts[r]));
     return cp_stream_walker_new(pass->plan, rank->rank, rank->queues, &options,
                                 &pass->walkers[r]);
 }
@@ -372,14 +368,13 @@ static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call,
     CP_TRY(cp_layout_copy(call->layout, &pass->layout));
     CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
                          &wanted, &pass->plan));
-    CP_TRY(cp_allocate(&pass->activations, count, sizeof(activations),
-                       "activations"));
+    CP_TRY(cp_allocate(&pass->parts, count, sizeof(part), "parts"));
     CP_TRY(cp_allocate(&pass->walkers, count, sizeof(pass->walkers[0]),
                        "walkers"));
     CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
     pass->values = pass->keys + count;
     for (int r = 0; r < count; r++)
-        CP_TRY(make_rank(pass, call, growth, r));
+        CP_TRY(make_part(pass, call, growth, r));
     return CP_OK;
 }
 
@@ -389,12 +384,12 @@ void cp_device_forward_free(cp_device_forward *pass) {
     for (int r = 0; r < pass->mine->count; r++) {
         if (pass->walkers != NULL)
             cp_stream_walker_free(pass->walkers[r]);
-        if (pass->activations != NULL)
-            free_activations(&pass->activations[r]);
+        if (pass->parts != NULL)
+            free_activations(&pass->parts[r]);
     }
     cp_plan_free(pass->plan);
     cp_layout_free(pass->layout);
-    free(pass->activations);
+    free(pass->parts);
     free(pass->walkers);
     free(pass->keys);
     free(pass);
@@ -434,18 +429,19 @@ cp_status cp_device_forward_run(cp_device_forward *pass, bool watched) {
 
 static cp_status last_norm(cp_device_forward *pass, int r, char *hidden) {
     const task t = task_of(pass, r, 0, 0);
-    const cp_device_model *model = t.mine->model;
+    const cp_device_model *model = t.of->mine->model;
     const cp_device_norming call = {
-        t.at->count,
-        t.facts->width,
+        t.of->count,
+        t.of->facts->width,
         t.x,
         tensor_of(&t, CP_WEIGHT_OUTPUT_NORM)->values,
-        (float)t.facts->epsilon,
+        (float)t.of->facts->epsilon,
         model->element,
         hidden};
     CP_TRY(cp_cuda(cp_device_norm(&call, t.stream), "rank %d, the last norm",
-                   t.rank->rank));
-    return cp_cuda(cudaStreamSynchronize(t.stream), "rank %d", t.rank->rank);
+                   t.of->rank->rank));
+    return cp_cuda(cudaStreamSynchronize(t.stream), "rank %d",
+                   t.of->rank->rank);
 }
 
 cp_status cp_device_forward_finish(cp_device_forward *pass, char *const *hidden,
