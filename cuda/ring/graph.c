@@ -22,17 +22,15 @@ static cp_status join(cudaStream_t stream, cudaEvent_t event,
 }
 
 static cp_status fan_out(const cp_graph *graph) {
-    cp_status status = CP_OK;
-    for (int r = 1; r < graph->ranks && status == CP_OK; r++)
-        status = join(graph->streams[r], graph->events[0], graph->streams[0]);
-    return status;
+    for (int r = 1; r < graph->ranks; r++)
+        CP_TRY(join(graph->streams[r], graph->events[0], graph->streams[0]));
+    return CP_OK;
 }
 
 static cp_status fan_in(const cp_graph *graph) {
-    cp_status status = CP_OK;
-    for (int r = 1; r < graph->ranks && status == CP_OK; r++)
-        status = join(graph->streams[0], graph->events[r], graph->streams[r]);
-    return status;
+    for (int r = 1; r < graph->ranks; r++)
+        CP_TRY(join(graph->streams[0], graph->events[r], graph->streams[r]));
+    return CP_OK;
 }
 
 static cp_status capture(cp_graph *graph, cp_status (*enqueue)(void *),

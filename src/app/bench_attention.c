@@ -32,18 +32,11 @@ static cp_status exercise_allocate(exercise *it) {
     const int64_t rows = it->query_span.count, keys = it->key_span.count;
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
-    cp_status status =
-        cp_allocate(&it->queries, rows, wide * 4, "queries of a bench");
-    if (status == CP_OK)
-        status = cp_allocate(&it->output, rows, wide * 4, "a bench's output");
-    if (status == CP_OK)
-        status = cp_allocate(&it->lse, rows, shape->query_heads * 4, "LSE");
-    if (status == CP_OK)
-        status = cp_allocate(&it->keys, keys, narrow * 4, "keys of a bench");
-    if (status == CP_OK)
-        status = cp_allocate(&it->values, keys, narrow * 4, "values");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&it->queries, rows, wide * 4, "queries of a bench"));
+    CP_TRY(cp_allocate(&it->output, rows, wide * 4, "a bench's output"));
+    CP_TRY(cp_allocate(&it->lse, rows, shape->query_heads * 4, "LSE"));
+    CP_TRY(cp_allocate(&it->keys, keys, narrow * 4, "keys of a bench"));
+    CP_TRY(cp_allocate(&it->values, keys, narrow * 4, "values"));
     const int threads = it->bench->threads;
     cp_measure_fill(it->queries, 0, rows * wide, 1, threads);
     cp_measure_fill(it->keys, 0, keys * narrow, 2, threads);
@@ -256,15 +249,11 @@ static cp_status partial_new(const cp_bench *bench, int64_t rows,
     const int64_t heads = bench->shape.query_heads;
     const int64_t dim = bench->shape.head_dim;
     *out = (cp_partial){rows, heads, dim, NULL, NULL};
-    cp_status status =
-        cp_allocate(&out->output, rows, heads * dim * 4, "a partial");
-    if (status == CP_OK)
-        status = cp_allocate(&out->lse, rows, heads * 4, "LSE");
-    if (status == CP_OK) {
-        cp_measure_fill(out->output, 0, rows * heads * dim, 4, bench->threads);
-        cp_measure_fill(out->lse, 0, rows * heads, 5, bench->threads);
-    }
-    return status;
+    CP_TRY(cp_allocate(&out->output, rows, heads * dim * 4, "a partial"));
+    CP_TRY(cp_allocate(&out->lse, rows, heads * 4, "LSE"));
+    cp_measure_fill(out->output, 0, rows * heads * dim, 4, bench->threads);
+    cp_measure_fill(out->lse, 0, rows * heads, 5, bench->threads);
+    return CP_OK;
 }
 
 static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
@@ -294,19 +283,17 @@ static cp_status ceiling_row(const cp_bench *bench, const char *what,
                              const char *unit, cp_entrant *ceiling) {
     cp_bench_row row = {.unit = unit, .of = ""};
     snprintf(row.what, sizeof(row.what), "%s", what);
-    const cp_status status = cp_measure_rounds(bench, 1, ceiling);
-    if (status == CP_OK)
-        cp_measure_report(bench, row, 1e9, ceiling, NULL, NULL);
-    return status;
+    CP_TRY(cp_measure_rounds(bench, 1, ceiling));
+    cp_measure_report(bench, row, 1e9, ceiling, NULL, NULL);
+    return CP_OK;
 }
 
 static cp_status micro_row(const cp_bench *bench, const cp_entrant *inner) {
     const cp_bench_row row = {.what = "micro", .unit = "GFLOP/s", .of = "fma"};
     cp_entrant entrants[2] = {cp_measure_fma(&bench->threads), *inner};
-    const cp_status status = cp_measure_rounds(bench, 2, entrants);
-    if (status == CP_OK)
-        cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0], NULL);
-    return status;
+    CP_TRY(cp_measure_rounds(bench, 2, entrants));
+    cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0], NULL);
+    return CP_OK;
 }
 
 static cp_status reading_rows(const cp_bench *bench) {

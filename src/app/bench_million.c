@@ -275,16 +275,14 @@ static cp_status samples_new(conversation *it, int64_t first, int64_t tokens,
     const cp_shape *shape = &it->bench->shape;
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t count = cp_min(most, tokens);
-    cp_status status = CP_OK;
-    for (int64_t i = 0; i < count && status == CP_OK; i++) {
+    for (int64_t i = 0; i < count; i++) {
         sample *one = &it->samples[it->count++];
         one->position = first + i * (tokens - 1) / cp_max(1, count - 1);
-        status = cp_allocate(&one->output, wide, sizeof(float), "a sample");
-        if (status == CP_OK)
-            status = cp_allocate(&one->lse, shape->query_heads, sizeof(float),
-                                 "a sample");
+        CP_TRY(cp_allocate(&one->output, wide, sizeof(float), "a sample"));
+        CP_TRY(cp_allocate(&one->lse, shape->query_heads, sizeof(float),
+                           "a sample"));
     }
-    return status;
+    return CP_OK;
 }
 
 static int64_t room_of(const conversation *it, int64_t past, int64_t fresh) {
@@ -326,10 +324,7 @@ static void conversation_free(conversation *it) {
 
 static cp_status follow_up(conversation *it, int64_t fresh) {
     const cp_variant asked = it->bench->variant;
-    const cp_status status =
-        call_run(it, asked == CP_AUTO ? CP_PASS_Q : asked, fresh);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(call_run(it, asked == CP_AUTO ? CP_PASS_Q : asked, fresh));
     fact_give(it->bench, it->wall, "seconds", "follow-up");
     busy_report(it, "follow-up");
     return CP_OK;

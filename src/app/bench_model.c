@@ -109,24 +109,21 @@ static cp_status contest_allocate(model_contest *it) {
     const cp_bench *bench = it->bench;
     const cp_model_facts *facts = cp_model_describe(bench->model);
     const int64_t sizes = bench->ranks.count;
-    cp_status status =
-        cp_allocate(&it->ids, it->prompt, sizeof(int32_t), "a prompt");
-    for (int64_t i = 0; i < it->prompt && status == CP_OK; i++)
+    CP_TRY(cp_allocate(&it->ids, it->prompt, sizeof(int32_t), "a prompt"));
+    for (int64_t i = 0; i < it->prompt; i++)
         it->ids[i] = (int32_t)((7919 * i + 1) % facts->vocabulary);
-    if (status == CP_OK)
-        status = cp_allocate(&it->readers, sizes, sizeof(reader), "readers");
-    if (status == CP_OK)
-        status = cp_allocate(&it->entrants, 4 + 2 * sizes, sizeof(cp_entrant),
-                             "entrants");
-    for (int64_t i = 0; i < sizes && status == CP_OK; i++) {
+    CP_TRY(cp_allocate(&it->readers, sizes, sizeof(reader), "readers"));
+    CP_TRY(cp_allocate(&it->entrants, 4 + 2 * sizes, sizeof(cp_entrant),
+                       "entrants"));
+    for (int64_t i = 0; i < sizes; i++) {
         it->readers[i] = (reader){.bench = bench,
                                   .ranks = (int)bench->ranks.items[i],
                                   .prompt = it->prompt,
                                   .ids = it->ids};
-        status = cp_allocate(&it->readers[i].logits, facts->vocabulary,
-                             sizeof(float), "logits");
+        CP_TRY(cp_allocate(&it->readers[i].logits, facts->vocabulary,
+                           sizeof(float), "logits"));
     }
-    return status;
+    return CP_OK;
 }
 
 static void contest_free(model_contest *it) {

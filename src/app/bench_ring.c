@@ -36,24 +36,20 @@ static void ring_free(ring *it) {
 
 static cp_status ring_new(ring *it, cp_variant variant) {
     const cp_shape *shape = &it->bench->shape;
-    cp_status status = cp_cache_new(it->ranks, 1, it->tokens, &it->cache);
-    if (status == CP_OK)
-        status = cp_store_new_of(it->ranks, it->place->only, 1, 1, it->tokens,
-                                 shape, &it->store);
-    if (status == CP_OK)
-        status = cp_cache_prefill(it->cache, &it->tokens, &it->layout);
-    if (status == CP_OK)
-        status = cp_plan_build(variant, it->layout, shape, NULL, &it->plan);
-    if (status == CP_OK)
-        status = cp_allocate(&it->walkers, it->ranks, sizeof(cp_walker *),
-                             "walkers");
+    CP_TRY(cp_cache_new(it->ranks, 1, it->tokens, &it->cache));
+    CP_TRY(cp_store_new_of(it->ranks, it->place->only, 1, 1, it->tokens, shape,
+                           &it->store));
+    CP_TRY(cp_cache_prefill(it->cache, &it->tokens, &it->layout));
+    CP_TRY(cp_plan_build(variant, it->layout, shape, NULL, &it->plan));
+    CP_TRY(
+        cp_allocate(&it->walkers, it->ranks, sizeof(cp_walker *), "walkers"));
     const cp_walk_options options = {
         .kernel = cp_measure_kernel(it->bench),
         .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
-    for (int r = 0; r < it->ranks && status == CP_OK; r++)
+    for (int r = 0; r < it->ranks; r++)
         if (it->place->only == CP_NOBODY || it->place->only == r)
-            status = cp_walker_new(it->plan, r, &options, &it->walkers[r]);
-    return status;
+            CP_TRY(cp_walker_new(it->plan, r, &options, &it->walkers[r]));
+    return CP_OK;
 }
 
 static void rank_fill(const ring *it, int rank) {

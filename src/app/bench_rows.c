@@ -6,8 +6,8 @@ cp_status cp_bench_run(const cp_place *place, const cp_bench *bench) {
         return cp_bench_model(bench);
     if (bench->parts[CP_BENCH_MILLION])
         return cp_bench_million(bench);
-    cp_status status = cp_bench_attention(bench);
-    if (status == CP_OK && bench->parts[CP_BENCH_RING])
-        status = cp_bench_ring(place, bench);
-    return status;
+    CP_TRY(cp_bench_attention(bench));
+    if (bench->parts[CP_BENCH_RING])
+        CP_TRY(cp_bench_ring(place, bench));
+    return CP_OK;
 }

@@ -27,15 +27,13 @@ static void truth_merge(const cp_shape *shape, truth *to, const truth *add) {
 
 static cp_status truth_new(const cp_shape *shape, truth *it) {
     *it = (truth){NULL, NULL};
-    cp_status status =
-        cp_allocate(&it->output, shape->query_heads * shape->head_dim,
-                    sizeof(double), "the truth");
-    if (status == CP_OK)
-        status = cp_allocate(&it->lse, shape->query_heads, sizeof(double),
-                             "the truth");
-    for (int64_t h = 0; h < shape->query_heads && status == CP_OK; h++)
+    CP_TRY(cp_allocate(&it->output, shape->query_heads * shape->head_dim,
+                       sizeof(double), "the truth"));
+    CP_TRY(
+        cp_allocate(&it->lse, shape->query_heads, sizeof(double), "the truth"));
+    for (int64_t h = 0; h < shape->query_heads; h++)
         it->lse[h] = -INFINITY;
-    return status;
+    return CP_OK;
 }
 
 static void truth_free(truth *it) {

@@ -122,18 +122,15 @@ static uint64_t little_endian(const unsigned char *bytes, int width) {
 static cp_status read_number(reader *reader, int width, const char *what,
                              uint64_t *value) {
     const unsigned char *bytes = NULL;
-    const cp_status status = take(reader, width, what, &bytes);
-    if (status == CP_OK)
-        *value = little_endian(bytes, width);
-    return status;
+    CP_TRY(take(reader, width, what, &bytes));
+    *value = little_endian(bytes, width);
+    return CP_OK;
 }
 
 static cp_status read_count(reader *reader, int64_t least, const char *what,
                             int64_t *count) {
     uint64_t value = 0;
-    const cp_status status = read_number(reader, 8, what, &value);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_number(reader, 8, what, &value));
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
         return cp_fail(CP_INVALID,
@@ -169,9 +166,7 @@ static cp_gguf_shown show_name(const char *name) {
 
 static cp_status read_kind(reader *reader, int *kind) {
     uint64_t number = 0;
-    const cp_status status = read_number(reader, 4, "a type", &number);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_number(reader, 4, "a type", &number));
     if (number >= VALUE_KINDS)
         return cp_fail(CP_INVALID, "value type %llu, of 0 to %d",
                        (unsigned long long)number, VALUE_KINDS - 1);
@@ -182,19 +177,16 @@ static cp_status read_kind(reader *reader, int *kind) {
 static cp_status skip_values(reader *reader, entry *entry) {
     const int width = kinds[entry->kind].width;
     cp_gguf_string string;
-    cp_status status = CP_OK;
     entry->at = reader->bytes + reader->at;
     if (width > 0)
         return take(reader, entry->count * width, "its value", &entry->at);
-    for (int64_t i = 0; i < entry->count && status == CP_OK; i++)
-        status = read_string(reader, "a string", &string);
-    return status;
+    for (int64_t i = 0; i < entry->count; i++)
+        CP_TRY(read_string(reader, "a string", &string));
+    return CP_OK;
 }
 
 static cp_status read_array(reader *reader, entry *entry) {
-    cp_status status = read_kind(reader, &entry->kind);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_kind(reader, &entry->kind));
     if (entry->kind == VALUE_ARRAY)
         return cp_fail(CP_INVALID, "an array of arrays, which no key of "
                                    "a language model needs");
@@ -206,12 +198,10 @@ static cp_status read_array(reader *reader, entry *entry) {
 
 static cp_status read_value(reader *reader, entry *entry) {
     entry->count = 1;
-    cp_status status = read_kind(reader, &entry->kind);
-    if (status == CP_OK && entry->kind == VALUE_ARRAY)
-        status = read_array(reader, entry);
-    if (status == CP_OK)
-        status = skip_values(reader, entry);
-    return status;
+    CP_TRY(read_kind(reader, &entry->kind));
+    if (entry->kind == VALUE_ARRAY)
+        CP_TRY(read_array(reader, entry));
+    return skip_values(reader, entry);
 }
 
 static cp_status read_entry(reader *reader, entry *entry) {
@@ -244,9 +234,7 @@ bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
 
 static cp_status read_name(reader *reader, char *name) {
     cp_gguf_string string;
-    const cp_status status = read_string(reader, "a tensor's name", &string);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_string(reader, "a tensor's name", &string));
     if (string.length < 1 || string.length >= NAME_ROOM ||
         memchr(string.bytes, '\0', (size_t)string.length) != NULL)
         return cp_fail(CP_INVALID,
@@ -354,10 +342,7 @@ static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
     *alignment = 32;
     if (!cp_gguf_has(file, "general.alignment"))
         return CP_OK;
-    const cp_status status =
-        cp_gguf_integer(file, "general.alignment", alignment);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_gguf_integer(file, "general.alignment", alignment));
     if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
         return cp_fail(CP_INVALID,
                        "general.alignment is %lld, which is no power of two",
@@ -440,32 +425,24 @@ static cp_status read_version(reader *reader) {
 enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
 
 static cp_status read_counts(reader *reader, cp_gguf *file) {
-    cp_status status = read_count(reader, LEAST_TENSOR, "the tensor count",
-                                  &file->tensor_count);
-    if (status == CP_OK)
-        status = read_count(reader, LEAST_ENTRY, "the key count",
-                            &file->entry_count);
-    if (status == CP_OK)
-        status = cp_allocate(&file->entries, file->entry_count, sizeof(entry),
-                             "the metadata");
-    if (status == CP_OK)
-        status = cp_allocate(&file->tensors, file->tensor_count,
-                             sizeof(cp_gguf_tensor), "the tensors");
-    if (status == CP_OK)
-        status = cp_allocate(&file->names, file->tensor_count, NAME_ROOM,
-                             "the tensors' names");
-    return status;
+    CP_TRY(read_count(reader, LEAST_TENSOR, "the tensor count",
+                      &file->tensor_count));
+    CP_TRY(
+        read_count(reader, LEAST_ENTRY, "the key count", &file->entry_count));
+    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
+                       "the metadata"));
+    CP_TRY(cp_allocate(&file->tensors, file->tensor_count,
+                       sizeof(cp_gguf_tensor), "the tensors"));
+    return cp_allocate(&file->names, file->tensor_count, NAME_ROOM,
+                       "the tensors' names");
 }
 
 static cp_status read_lists(reader *reader, cp_gguf *file) {
-    cp_status status = CP_OK;
-    for (int64_t i = 0; i < file->entry_count && status == CP_OK; i++)
-        status = read_entry(reader, &file->entries[i]);
-    for (int64_t i = 0; i < file->tensor_count && status == CP_OK; i++)
-        status = read_tensor(reader, file->names[i], &file->tensors[i]);
-    if (status == CP_OK)
-        status = sort_entries(file);
-    return status;
+    for (int64_t i = 0; i < file->entry_count; i++)
+        CP_TRY(read_entry(reader, &file->entries[i]));
+    for (int64_t i = 0; i < file->tensor_count; i++)
+        CP_TRY(read_tensor(reader, file->names[i], &file->tensors[i]));
+    return sort_entries(file);
 }
 
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
@@ -491,14 +468,10 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
 
 static cp_status parse(cp_gguf *file) {
     reader reader = {file->bytes, file->length, 0};
-    cp_status status = read_version(&reader);
-    if (status == CP_OK)
-        status = read_counts(&reader, file);
-    if (status == CP_OK)
-        status = read_lists(&reader, file);
-    if (status == CP_OK)
-        status = place_tensors(file, reader.at);
-    return status;
+    CP_TRY(read_version(&reader));
+    CP_TRY(read_counts(&reader, file));
+    CP_TRY(read_lists(&reader, file));
+    return place_tensors(file, reader.at);
 }
 
 cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
@@ -633,25 +606,23 @@ cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
                           int64_t *value) {
     const entry *entry;
     const char *wanted = "an integer below 2^63";
-    const cp_status status = find_value(file, key, false, wanted, &entry);
-    if (status == CP_OK && !integer_at(entry, 0, value))
+    CP_TRY(find_value(file, key, false, wanted, &entry));
+    if (!integer_at(entry, 0, value))
         return wrong_type(entry, wanted);
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
     const entry *entry;
-    const cp_status status = find_value(file, key, false, "a float", &entry);
-    if (status == CP_OK && !float_at(entry, 0, value))
+    CP_TRY(find_value(file, key, false, "a float", &entry));
+    if (!float_at(entry, 0, value))
         return wrong_type(entry, "a float");
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
     const entry *entry;
-    const cp_status status = find_value(file, key, false, "a bool", &entry);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(find_value(file, key, false, "a bool", &entry));
     if (entry->kind != 7 || entry->at[0] > 1)
         return wrong_type(entry, "a bool of 0 or 1");
     *value = entry->at[0] == 1;
@@ -668,12 +639,11 @@ static const unsigned char *string_at(const unsigned char *at,
 cp_status cp_gguf_text(const cp_gguf *file, const char *key,
                        cp_gguf_string *value) {
     const entry *entry;
-    const cp_status status = find_value(file, key, false, "a string", &entry);
-    if (status == CP_OK && entry->kind != VALUE_STRING)
+    CP_TRY(find_value(file, key, false, "a string", &entry));
+    if (entry->kind != VALUE_STRING)
         return wrong_type(entry, "a string");
-    if (status == CP_OK)
-        string_at(entry->at, value);
-    return status;
+    string_at(entry->at, value);
+    return CP_OK;
 }
 
 static cp_status find_array(const cp_gguf *file, const char *key,
@@ -682,9 +652,7 @@ static cp_status find_array(const cp_gguf *file, const char *key,
     void *none = NULL;
     memcpy(values, &none, sizeof(none));
     *count = 0;
-    const cp_status status = find_value(file, key, true, wanted, found);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(find_value(file, key, true, wanted, found));
     return cp_allocate(values, (*found)->count, size, key);
 }
 
@@ -692,10 +660,8 @@ cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count) {
     const entry *entry;
     const char *wanted = "an array of integers below 2^63";
-    const cp_status status =
-        find_array(file, key, wanted, sizeof(int64_t), values, count, &entry);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(
+        find_array(file, key, wanted, sizeof(int64_t), values, count, &entry));
     for (int64_t i = 0; i < entry->count; i++)
         if (!integer_at(entry, i, &(*values)[i])) {
             free(*values);
@@ -710,10 +676,8 @@ cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
                          int64_t *count) {
     const entry *entry;
     const char *wanted = "an array of floats";
-    const cp_status status =
-        find_array(file, key, wanted, sizeof(double), values, count, &entry);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(
+        find_array(file, key, wanted, sizeof(double), values, count, &entry));
     for (int64_t i = 0; i < entry->count; i++)
         if (!float_at(entry, i, &(*values)[i])) {
             free(*values);
@@ -728,10 +692,8 @@ cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count) {
     const entry *entry;
     const char *wanted = "an array of strings";
-    cp_status status = find_array(file, key, wanted, sizeof(cp_gguf_string),
-                                  values, count, &entry);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(find_array(file, key, wanted, sizeof(cp_gguf_string), values, count,
+                      &entry));
     if (entry->kind != VALUE_STRING) {
         free(*values);
         *values = NULL;

@@ -68,9 +68,7 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
                            cp_template *out) {
     cp_gguf_string text = {NULL, 0};
     int form = 0;
-    cp_status status = cp_gguf_text(file, "tokenizer.chat_template", &text);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_gguf_text(file, "tokenizer.chat_template", &text));
     while (form < 2 && search(text, forms[form].mark) < 0)
         form++;
     if (form == 2)
@@ -82,12 +80,9 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     out->system = default_system(text);
     out->first = cp_tokenizer_first(tokenizer);
     /* Look up the control tokens of the form. */
-    status = find_control(tokenizer, forms[form].start, &out->start);
-    if (status == CP_OK)
-        status = find_control(tokenizer, forms[form].end, &out->end);
-    if (status == CP_OK)
-        status = find_control(tokenizer, forms[form].head_end, &out->head_end);
-    return status;
+    CP_TRY(find_control(tokenizer, forms[form].start, &out->start));
+    CP_TRY(find_control(tokenizer, forms[form].end, &out->end));
+    return find_control(tokenizer, forms[form].head_end, &out->head_end);
 }
 
 static bool is_space(char byte) {

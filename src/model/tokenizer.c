@@ -203,18 +203,13 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
 
 static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
     const char *key = "tokenizer.ggml.tokens";
-    cp_status status =
-        cp_gguf_texts(file, key, &tokenizer->tokens, &tokenizer->size);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_gguf_texts(file, key, &tokenizer->tokens, &tokenizer->size));
     if (tokenizer->size < 1 || tokenizer->size > INT32_MAX / 4)
         return cp_fail(CP_INVALID, "a vocabulary of %lld tokens",
                        (long long)tokenizer->size);
     tokenizer->mask = table_mask(tokenizer->size);
-    status = cp_allocate(&tokenizer->table, (int64_t)tokenizer->mask + 1,
-                         sizeof(int32_t), "the table of tokens");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&tokenizer->table, (int64_t)tokenizer->mask + 1,
+                       sizeof(int32_t), "the table of tokens"));
     memset(tokenizer->table, 0xFF,
            (tokenizer->mask + 1) * sizeof(int32_t)); /* -1 everywhere */
     /* Enter each token into the table. */
@@ -265,14 +260,14 @@ static cp_status note_shape(cp_tokenizer *tokenizer, int64_t id) {
 
 static cp_status load_types(const cp_gguf *file, cp_tokenizer *tokenizer) {
     int64_t count;
-    cp_status status = cp_gguf_integers(file, "tokenizer.ggml.token_type",
-                                        &tokenizer->types, &count);
-    if (status == CP_OK && count != tokenizer->size)
+    CP_TRY(cp_gguf_integers(file, "tokenizer.ggml.token_type",
+                            &tokenizer->types, &count));
+    if (count != tokenizer->size)
         return cp_fail(CP_INVALID, "%lld token types for %lld tokens",
                        (long long)count, (long long)tokenizer->size);
-    for (int64_t id = 0; id < tokenizer->size && status == CP_OK; id++)
-        status = note_shape(tokenizer, id);
-    return status;
+    for (int64_t id = 0; id < tokenizer->size; id++)
+        CP_TRY(note_shape(tokenizer, id));
+    return CP_OK;
 }
 
 static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank,
@@ -370,18 +365,16 @@ static cp_status find_ends(const cp_gguf *file, cp_tokenizer *tokenizer) {
     static const char *const names[] = {"<|endoftext|>", "<|im_end|>",
                                         "<|end_of_text|>", "<|eot_id|>",
                                         "<|eom_id|>"};
-    cp_status status = cp_allocate(&tokenizer->ends, tokenizer->size,
-                                   sizeof(bool), "the tokens' roles");
-    if (status == CP_OK)
-        status = note_end(file, "tokenizer.ggml.eos_token_id", tokenizer);
-    if (status == CP_OK)
-        status = note_end(file, "tokenizer.ggml.eot_token_id", tokenizer);
-    for (int i = 0; i < 5 && status == CP_OK; i++) {
+    CP_TRY(cp_allocate(&tokenizer->ends, tokenizer->size, sizeof(bool),
+                       "the tokens' roles"));
+    CP_TRY(note_end(file, "tokenizer.ggml.eos_token_id", tokenizer));
+    CP_TRY(note_end(file, "tokenizer.ggml.eot_token_id", tokenizer));
+    for (int i = 0; i < 5; i++) {
         const int32_t id = cp_tokenizer_find(tokenizer, names[i]);
         if (id >= 0)
             tokenizer->ends[id] = true;
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status find_first(const cp_gguf *file, cp_tokenizer *tokenizer) {
@@ -633,16 +626,15 @@ static int64_t lay_out(const cp_tokenizer *tokenizer, bench *bench,
 static cp_status join_word(const cp_tokenizer *tokenizer, bench *bench,
                            const unsigned char *word, int64_t bytes, ids *out) {
     const int64_t count = lay_out(tokenizer, bench, word, bytes);
-    cp_status status = CP_OK;
     bench->waiting = 0;
     for (int32_t i = 0; i < count; i++)
         offer_pair(tokenizer, bench, i);
     while (bench->waiting > 0)
         join_pair(tokenizer, bench, pop_pair(bench));
-    for (int64_t i = 0; i < count && status == CP_OK; i++)
+    for (int64_t i = 0; i < count; i++)
         if (bench->symbols[i].id >= 0)
-            status = append_id(out, bench->symbols[i].id);
-    return status;
+            CP_TRY(append_id(out, bench->symbols[i].id));
+    return CP_OK;
 }
 
 static cp_status make_room(bench *bench, int64_t bytes) {
@@ -656,14 +648,11 @@ static cp_status make_room(bench *bench, int64_t bytes) {
     free(bench->heap);
     bench->heap = NULL;
     bench->room = 0;
-    cp_status status =
-        cp_allocate(&bench->symbols, room, sizeof(symbol), "a word's symbols");
-    if (status == CP_OK)
-        status =
-            cp_allocate(&bench->heap, 2 * room, sizeof(pair), "a word's pairs");
-    if (status == CP_OK)
-        bench->room = room;
-    return status;
+    CP_TRY(
+        cp_allocate(&bench->symbols, room, sizeof(symbol), "a word's symbols"));
+    CP_TRY(cp_allocate(&bench->heap, 2 * room, sizeof(pair), "a word's pairs"));
+    bench->room = room;
+    return CP_OK;
 }
 
 enum { LONGEST_WHOLE = 512 };
@@ -692,9 +681,7 @@ static cp_status encode_word(const cp_tokenizer *tokenizer, bench *bench,
     const int32_t whole = whole_word(tokenizer, word, bytes);
     if (whole >= 0)
         return append_id(out, whole);
-    const cp_status status = make_room(bench, bytes);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(make_room(bench, bytes));
     return join_word(tokenizer, bench, word, bytes, out);
 }
 
@@ -827,21 +814,18 @@ static cp_status check_id(const cp_tokenizer *tokenizer, int32_t id) {
 cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
                               int64_t count, char **text, int64_t *length) {
     int64_t room = 0;
-    cp_status status = CP_OK;
     *text = NULL;
     *length = 0;
-    for (int64_t i = 0; i < count && status == CP_OK; i++) {
-        status = check_id(tokenizer, ids[i]);
-        if (status == CP_OK &&
-            !cp_add(room, tokenizer->tokens[ids[i]].length, &room))
-            status = cp_fail(CP_CAPACITY, "%lld ids are too much text",
-                             (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        CP_TRY(check_id(tokenizer, ids[i]));
+        if (!cp_add(room, tokenizer->tokens[ids[i]].length, &room))
+            return cp_fail(CP_CAPACITY, "%lld ids are too much text",
+                           (long long)count);
     }
-    if (status == CP_OK)
-        status = cp_allocate(text, room, 1, "decoded text");
-    for (int64_t i = 0; i < count && status == CP_OK; i++)
+    CP_TRY(cp_allocate(text, room, 1, "decoded text"));
+    for (int64_t i = 0; i < count; i++)
         *length += token_bytes(tokenizer, ids[i], *text + *length);
-    return status;
+    return CP_OK;
 }
 
 static int64_t unfinished(const char *bytes, int64_t length) {
@@ -864,12 +848,9 @@ cp_status cp_tokenizer_piece(const cp_tokenizer *tokenizer,
                              char **text, int64_t *length) {
     *text = NULL;
     *length = 0;
-    cp_status status = check_id(tokenizer, id);
-    if (status == CP_OK)
-        status = cp_allocate(text, tokenizer->tokens[id].length + 4, 1,
-                             "a token's text");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(check_id(tokenizer, id));
+    CP_TRY(cp_allocate(text, tokenizer->tokens[id].length + 4, 1,
+                       "a token's text"));
     memcpy(*text, stream->held, (size_t)stream->count);
     *length = stream->count;
     *length += token_bytes(tokenizer, id, *text + *length);

@@ -130,12 +130,9 @@ static cp_status surface_point(const reading *reading, const cp_field *field,
     char word[WORD_BYTES];
     double row;
     take(text, word);
-    const cp_status status =
-        number(reading, field, word, CP_FIELD_POSITIVE, &row);
+    CP_TRY(number(reading, field, word, CP_FIELD_POSITIVE, &row));
     const double last =
         surface->count > 0 ? surface->row[surface->count - 1] : 0;
-    if (status != CP_OK)
-        return status;
     if (row < last)
         return refuse(reading, field->name, "its rows must ascend");
     if (row > last && surface->count == CP_SURFACE_ROWS)
@@ -173,10 +170,9 @@ static cp_status value(const reading *reading, int n, const char **text) {
     take(text, word);
     if (field->kind == CP_FIELD_COUNT)
         return count(reading, field, word, (void *)place);
-    const cp_status status = number(reading, field, word, field->kind, &real);
-    if (status == CP_OK)
-        *(double *)(void *)place = real * field->scale;
-    return status;
+    CP_TRY(number(reading, field, word, field->kind, &real));
+    *(double *)(void *)place = real * field->scale;
+    return CP_OK;
 }
 
 static cp_status origin(const reading *reading, int n, const char *text) {
@@ -296,14 +292,14 @@ cp_status cp_description_parse(const cp_description *description,
     bool given[64] = {false};
     reading reading = {description, label, 0, given, false, false};
     description->name[0] = '\0';
-    cp_status status = lines(&reading, text);
-    for (int n = 0; n < description->count && status == CP_OK; n++) {
+    CP_TRY(lines(&reading, text));
+    for (int n = 0; n < description->count; n++) {
         const cp_field *field = &description->fields[n];
         if (field->required && description->origins[n].source == CP_SOURCE_NONE)
-            status = cp_fail(CP_INVALID, "%s: no %s (%s: %s)", label,
-                             field->name, field->unit, field->about);
+            return cp_fail(CP_INVALID, "%s: no %s (%s: %s)", label, field->name,
+                           field->unit, field->about);
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status unknown_name(const cp_description *description,
@@ -325,10 +321,7 @@ static cp_status unknown_name(const cp_description *description,
 enum { MOST_BYTES = 65536 };
 
 static cp_status text_read(FILE *in, const char *name, char **text) {
-    const cp_status status =
-        cp_allocate(text, MOST_BYTES + 1, 1, "a description");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(text, MOST_BYTES + 1, 1, "a description"));
     const size_t bytes = fread(*text, 1, MOST_BYTES, in);
     if (!ferror(in) && bytes < MOST_BYTES && strlen(*text) == bytes)
         return CP_OK;

@@ -154,17 +154,12 @@ static bool move(sharing *s) {
 
 static cp_status sharing_new(sharing *s) {
     const cp_share *share = s->share;
-    cp_status status =
-        cp_allocate(&s->workers, share->ranks, sizeof(worker), "ranks");
-    if (status == CP_OK)
-        status = cp_allocate(&s->gates, share->gates, sizeof(gate), "gates");
-    if (status == CP_OK)
-        status = cp_allocate(&s->working.entries, share->ranks, sizeof(entry),
-                             "ranks at work");
-    if (status == CP_OK)
-        status = cp_allocate(&s->opening.entries, share->gates, sizeof(entry),
-                             "gates that open");
-    return status;
+    CP_TRY(cp_allocate(&s->workers, share->ranks, sizeof(worker), "ranks"));
+    CP_TRY(cp_allocate(&s->gates, share->gates, sizeof(gate), "gates"));
+    CP_TRY(cp_allocate(&s->working.entries, share->ranks, sizeof(entry),
+                       "ranks at work"));
+    return cp_allocate(&s->opening.entries, share->gates, sizeof(entry),
+                       "gates that open");
 }
 static cp_status left(const sharing *s) {
     for (int rank = 0; rank < s->share->ranks; rank++)
