@@ -90,7 +90,7 @@ static cp_status drain(engine *it, cp_status because) {
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
-                     char *const *hidden) {
+                     const cp_hidden *hidden) {
     engine *it = own(base);
     pass *which = pass_of(it, call);
     cp_device_forward_write(which->forward, call);

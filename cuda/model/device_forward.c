@@ -444,15 +444,15 @@ static cp_status last_norm(cp_device_forward *pass, int r, char *hidden) {
                    t.of->rank->rank);
 }
 
-cp_status cp_device_forward_finish(cp_device_forward *pass, char *const *hidden,
-                                   int64_t *bytes) {
+cp_status cp_device_forward_finish(cp_device_forward *pass,
+                                   const cp_hidden *hidden, int64_t *bytes) {
     const cp_device_ranks *mine = pass->mine;
     const double patience = mine->link != NULL ? mine->patience : 0.0;
     for (int r = 0; r < mine->count; r++)
         CP_TRY(cp_stream_walker_finish(pass->walkers[r], patience));
     for (int r = 0; r < mine->count; r++) {
         const cp_traffic sent = cp_stream_walker_traffic(pass->walkers[r]);
-        CP_TRY(last_norm(pass, r, hidden[r]));
+        CP_TRY(last_norm(pass, r, hidden[r].rows));
         cp_device_trace_collect(mine->trace, mine->ranks[r].rank);
         bytes[mine->ranks[r].rank] =
             mine->model->base.facts.layers *

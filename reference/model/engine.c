@@ -50,7 +50,7 @@ static void release(char *memory) {
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
-                     char *const *hidden) {
+                     const cp_hidden *hidden) {
     const engine *it = own(base);
     const cp_place *place = it->place;
     const int ranks = base->options.ranks;

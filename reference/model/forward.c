@@ -267,7 +267,7 @@ static void write_hidden(const state *s) {
     cp_norm_rows(s->count, s->facts->width, s->x,
                  tensor_of(s, CP_WEIGHT_OUTPUT_NORM, 0)->vector,
                  s->facts->epsilon, job->threads,
-                 (float *)(void *)job->hidden[s->comm->rank - job->first]);
+                 (float *)(void *)job->hidden[s->comm->rank - job->first].rows);
 }
 
 static cp_status run(state *s, const cp_walk_options *options) {

@@ -142,8 +142,4 @@ const cp_backend cp_backend_mpi = {
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,
-    .engine_free = cp_engine_free,
-    .run = cp_engine_run,
-    .logits = cp_engine_logits,
-    .trace = cp_engine_trace,
 };

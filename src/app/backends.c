@@ -38,10 +38,6 @@ static const cp_backend threads = {
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,
-    .engine_free = cp_engine_free,
-    .run = cp_engine_run,
-    .logits = cp_engine_logits,
-    .trace = cp_engine_trace,
 };
 
 const cp_backend *const cp_backends[] = {

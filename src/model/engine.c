@@ -57,18 +57,17 @@ static cp_status list_owners(const cp_engine *engine, const cp_forward *call,
 }
 
 static cp_status make_room(cp_engine *engine, const cp_forward *call) {
-    const int next = 1 - engine->now;
+    cp_hidden *next = engine->kept[1 - engine->now];
     for (int n = 0; n < engine->count; n++) {
         const int rank = engine->place.crew != NULL ? engine->place.only : n;
-        const int64_t rows = call->layout->queries[rank].rows;
-        const int64_t bytes = rows * engine->row_bytes;
-        if (engine->room[next][n] >= bytes)
+        const int64_t bytes =
+            call->layout->queries[rank].rows * engine->row_bytes;
+        if (next[n].room >= bytes)
             continue;
-        engine->on->release(engine->kept[next][n]);
-        engine->room[next][n] = 0;
-        CP_TRY(engine->on->reserve(bytes, "hidden states",
-                                   &engine->kept[next][n]));
-        engine->room[next][n] = bytes;
+        engine->on->release(next[n].rows);
+        next[n] = (cp_hidden){NULL, 0};
+        CP_TRY(engine->on->reserve(bytes, "hidden states", &next[n].rows));
+        next[n].room = bytes;
     }
     return CP_OK;
 }
@@ -127,8 +126,8 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
 }
 
 static cp_status bring(const cp_engine *engine, void *to, cp_owner from) {
-    const char *const *here = (const char *const *)engine->kept[engine->now];
-    const char *rows = here[engine->place.crew != NULL ? 0 : from.rank];
+    const int here = engine->place.crew != NULL ? 0 : from.rank;
+    const char *rows = engine->kept[engine->now][here].rows;
     return engine->on->copy(engine, to, rows + from.row * engine->row_bytes,
                             engine->row_bytes);
 }
@@ -185,10 +184,9 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
 static cp_status fill_engine(cp_engine *engine, const void *place) {
     CP_TRY(engine->on->open(engine, place));
     const int count = engine->place.crew != NULL ? 1 : engine->options.ranks;
-    CP_TRY(cp_allocate(&engine->kept[0], 2 * count, sizeof(char *), "ranks"));
-    CP_TRY(cp_allocate(&engine->room[0], 2 * count, sizeof(int64_t), "ranks"));
+    CP_TRY(
+        cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));
     engine->kept[1] = engine->kept[0] + count;
-    engine->room[1] = engine->room[0] + count;
     engine->count = count;
     return engine->on->reserve(engine->on->scored * engine->row_bytes,
                                "the output layer", &engine->input);
@@ -196,11 +194,10 @@ static cp_status fill_engine(cp_engine *engine, const void *place) {
 
 void cp_engine_free(cp_engine *engine) {
     for (int n = 0; n < 2 * engine->count; n++)
-        engine->on->release(engine->kept[0][n]);
+        engine->on->release(engine->kept[0][n].rows);
     engine->on->release(engine->input);
     engine->on->close(engine);
     free(engine->kept[0]);
-    free(engine->room[0]);
     free(engine->owners);
     free(engine);
 }

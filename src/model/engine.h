@@ -14,6 +14,12 @@ typedef struct {
     int parts;           /* rank r is the crew's r * parts and on */
 } cp_engine_place;
 
+/* Hidden states of a rank, and the bytes that there is room for. */
+typedef struct {
+    char *rows;
+    int64_t room;
+} cp_hidden;
+
 /* What a place offers. Memory is its own kind, a host's or a device's; rows
  * are final hidden states, row_bytes each. */
 typedef struct {
@@ -28,7 +34,7 @@ typedef struct {
     cp_status (*prepare)(cp_engine *engine, const cp_forward *call);
     /* Run it: hidden[n] gets the rows of the n-th rank here. */
     cp_status (*run)(cp_engine *engine, const cp_forward *call,
-                     char *const *hidden);
+                     const cp_hidden *hidden);
     /* A call ended so, prepared or run; or NULL. */
     void (*ended)(cp_engine *engine, const cp_forward *call, cp_status status);
     /* Copy from here to there, perhaps not before settle; NULL: at once. */
@@ -52,22 +58,21 @@ struct cp_engine {
     cp_session_options options;
     cp_engine_place place; /* open's to say, with row_bytes */
     int64_t row_bytes;
-    int count;        /* of ranks here */
-    char **kept[2];   /* [count] hidden states */
-    int64_t *room[2]; /* [count] their bytes */
-    int now;          /* which of the two is valid */
-    cp_owner *owners; /* [tokens] of the last call that went well */
-    char *input;      /* of the output layer: [on->scored] rows */
+    int count;          /* of ranks here */
+    cp_hidden *kept[2]; /* [count] of the ranks here */
+    int now;            /* which of the two is valid */
+    cp_owner *owners;   /* [tokens] of the last call that went well */
+    char *input;        /* of the output layer: [on->scored] rows */
 };
 
 /* How it went with one process of a crew (NULL: the only one), and a failure
  * of any is one of all; one's wish to stop is everybody's. */
 cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine);
 
-/* An engine at a place, which must outlive it, as must the model; and the
- * functions that backend.h asks for. run fails with CP_BROKEN if processes
- * disagree, with CP_ABORTED if another one could not begin, and as the place
- * does. */
+/* An engine at a place, which must outlive it, as must the model. run leaves
+ * cache rows beyond those committed, and nothing else, changed when it fails:
+ * with CP_BROKEN if processes disagree, with CP_ABORTED if another one could
+ * not begin, and as the place does. logits reads the last run that did not. */
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out);
