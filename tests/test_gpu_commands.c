@@ -10,7 +10,7 @@
 #include <string.h>
 
 static void with(const char *variable) {
-    static char line[200];
+    static char line[800];
     snprintf(line, sizeof(line),
              "G=${LONGRING_GPU:-${L%%/*}/stand-in/longring}; export %s;",
              variable);
@@ -156,19 +156,46 @@ START_TEST(a_machine_without_a_gpu_is_told_so) {
 }
 END_TEST
 
-START_TEST(launched_processes_end_together) {
-    static const char *const both =
-        "export LONGRING_MEETING=$D/door WORLD_SIZE=2 LOCAL_WORLD_SIZE=2; "
-        "RANK=1 LOCAL_RANK=1 $G chat --model $D/m.gguf --on cuda --ask x "
-        "2>$D/other & RANK=0 LOCAL_RANK=0 $G chat --model $D/m.gguf --on cuda "
-        "--ask x; one=$?; wait $!; [ $? = 1 ] || exit 7; [ ! -s $D/other ] || "
-        "exit 8; exit $one";
+/* $G as n processes: `ranks N words of $G`; and what all but rank 0 said, in
+ * $D/other. */
+static void launch(const char *more) {
+    char line[600];
+    snprintf(line, sizeof(line),
+             "D; export NCCL_COMM_ID=127.0.0.1:$((20000 + $$ %% 10000)) %s; "
+             "ranks() { export WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1; all=; shift; "
+             "for r in $(seq $((WORLD_SIZE - 1))); do RANK=$r LOCAL_RANK=$r $G "
+             "\"$@\" $LAST 2>>$D/other & all=\"$all $!\"; done; "
+             "RANK=0 LOCAL_RANK=0 $G \"$@\"; one=$?; for p in $all; do wait $p "
+             "|| [ $? = $one ] || exit 7; done; return $one; }",
+             more);
+    with(line);
+}
+
+START_TEST(launched_processes_say_the_same) {
     if (getenv("LONGRING_GPU") != NULL)
         return;
-    with("STAND_IN_DRIVER=0");
-    refused(1, "no GPU: this machine has no driver for one", both);
-    with("D");
-    refused(1, "2 processes on a host of 1 GPUs", both);
+    launch("NCCL_HOSTID=x");
+    write_ids();
+    runs("run='logits --model $D/m.gguf --tokens $D/ids.npy --generate 12 "
+         "--on cuda-fp32 --history 20+d5+9'; "
+         "$G $(eval echo $run) --ranks 2 | tail -n 1 >$D/wanted; "
+         "[ $(wc -w <$D/wanted) -ge 12 ] || exit; "
+         "for t in 1 2; do ranks $((2 * t)) $(eval echo $run) --tensor $t | "
+         "tail -n 1 >$D/got; cmp $D/wanted $D/got || exit; done");
+}
+END_TEST
+
+START_TEST(launched_processes_end_together) {
+    static const char *const chat =
+        "ranks 2 chat --model $D/m.gguf --on cuda --ask x --most 2";
+    if (getenv("LONGRING_GPU") != NULL)
+        return;
+    launch("STAND_IN_DRIVER=0");
+    refused(1, "rank 0: no GPU: this machine has no driver for one", chat);
+    launch("A=b");
+    refused(1, "2 processes on a host of 1 GPUs", chat);
+    launch("NCCL_HOSTID=x LAST=--most");
+    refused(1, "rank 1 was started with other words than rank 0", chat);
 }
 END_TEST
 
@@ -183,6 +210,7 @@ static Suite *gpu_commands_suite(void) {
     tcase_add_test(tests, a_trace_has_two_lanes_a_rank);
     tcase_add_loop_test(tests, gpus_are_calibrated, 0, 3);
     tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
+    tcase_add_test(tests, launched_processes_say_the_same);
     tcase_add_test(tests, launched_processes_end_together);
     return suite;
 }

@@ -1,5 +1,4 @@
 /* Ranks over NCCL, as threads of one process on what stands in for it. */
-#define _POSIX_C_SOURCE 200809L /* barriers */
 #include "talk.h"
 
 #include <pthread.h>
@@ -217,25 +216,12 @@ START_TEST(a_rank_with_another_plan_is_named) {
 }
 END_TEST
 
-static pthread_barrier_t table;
-static void *on_the_table;
-static _Thread_local int at_the_table;
-
-static cp_status share_at_table(void *data, int64_t bytes) {
-    if (at_the_table == 0)
-        on_the_table = data;
-    pthread_barrier_wait(&table);
-    if (at_the_table != 0)
-        memcpy(data, on_the_table, (size_t)bytes);
-    pthread_barrier_wait(&table);
-    return CP_OK;
-}
-
 enum { MOST_HEADS = 3 };
 
 static talk talks[MOST_HEADS];
 
 typedef struct {
+    ncclUniqueId id;
     int rank, rings, hosts;
     double patience;
     cp_status status;
@@ -269,10 +255,8 @@ static cp_status walk_and_add(talk *t, int host, cp_nccl *tp, cp_nccl *cp,
 
 static cp_status play_member(const member *m) {
     cp_nccl *world, *tp = NULL, *cp = NULL;
-    const cp_crew crew = {
-        .rank = m->rank, .ranks = m->rings * m->hosts, .share = share_at_table};
-    at_the_table = m->rank;
-    cp_status status = cp_nccl_join(&crew, 20, &world);
+    cp_status status =
+        cp_nccl_new(&m->id, m->rank, m->rings * m->hosts, 20, &world);
     if (status == CP_OK)
         status = cp_nccl_split(world, m->rings, &tp, &cp);
     if (status == CP_OK)
@@ -304,10 +288,12 @@ static member members[MOST_HEADS * MOST_RANKS];
 static void sit_down(int rings, int hosts, double patience_of_all) {
     pthread_t threads[MOST_HEADS * MOST_RANKS];
     const int all = rings * hosts;
-    pthread_barrier_init(&table, NULL, (unsigned)all);
+    ncclUniqueId id;
+    ck_assert_int_eq(cp_nccl_id(&id), CP_OK);
     stand_in_leave(all);
     for (int r = 0; r < all; r++) {
-        members[r] = (member){.rank = r,
+        members[r] = (member){.id = id,
+                              .rank = r,
                               .rings = rings,
                               .hosts = hosts,
                               .patience = patience_of_all};
@@ -315,7 +301,6 @@ static void sit_down(int rings, int hosts, double patience_of_all) {
     }
     for (int r = 0; r < all; r++)
         pthread_join(threads[r], NULL);
-    pthread_barrier_destroy(&table);
 }
 
 static void plan_all(int rings, int64_t fresh, cp_variant variant) {
@@ -399,11 +384,16 @@ START_TEST(failures_spread_through_groups_and_end) {
 }
 END_TEST
 
+static void open_alone(cp_nccl **nccl) {
+    ncclUniqueId id;
+    ck_assert_int_eq(cp_nccl_id(&id), CP_OK);
+    ck_assert_int_eq(cp_nccl_new(&id, 0, 1, 5, nccl), CP_OK);
+}
+
 START_TEST(groups_that_do_not_divide_are_refused) {
     stand_in_begin(NULL);
     cp_nccl *world, *tp, *cp;
-    const cp_crew alone = {.ranks = 1};
-    ck_assert_int_eq(cp_nccl_join(&alone, 1, &world), CP_OK);
+    open_alone(&world);
     ck_assert_int_eq(cp_nccl_split(world, 2, &tp, &cp), CP_INVALID);
     ck_assert_str_eq(cp_message(), "1 ranks cannot form groups of 2");
     ck_assert(tp == NULL && cp == NULL);
@@ -420,9 +410,8 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
     options.seed = (uint64_t)_i;
     options.open = true;
     stand_in_begin(&options);
-    const cp_crew alone = {.ranks = 1};
     cp_nccl *nccl;
-    ck_assert_int_eq(cp_nccl_join(&alone, 5, &nccl), CP_OK);
+    open_alone(&nccl);
     talk t = {.shape = {4, 2, 12},
               .ranks = 2 + 2 * _i,
               .spare = 1 + _i % 3,

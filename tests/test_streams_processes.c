@@ -1,7 +1,6 @@
-/* Ranks of NCCL as processes, started as a launcher would. On a GPU, several
- * of them share it; on what stands in for one, there can be only one, and the
- * others see that they end. This program is also what it starts: with --rank
- * SCENE it plays one rank. */
+/* Ranks of NCCL as processes, started as a launcher would, that meet, are a
+ * crew, and walk rings; or fail, and end together. On a GPU, all of them share
+ * it. This program is also what it starts: with --rank SCENE it plays one. */
 #define _DEFAULT_SOURCE
 #include "talk.h"
 
@@ -9,10 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cuda/ring/nccl_link.h"
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "cuda/ring/nccl_crew.h"
 #include "ring/agree.h"
-#include "ring/meet.h"
-#include "ring/wire.h"
 
 static int said_by_all; /* a file for stderr */
 
@@ -35,7 +35,7 @@ static pid_t start_rank(int rank, int ranks, int port, const char *scene) {
     for (int i = 0; i < 8; i++)
         putenv((char *)(uintptr_t)nccl_on_one_gpu[i]);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    set_number("MASTER_PORT", port);
+    set_number("LONGRING_PORT", port);
     set_number("RANK", rank);
     set_number("WORLD_SIZE", ranks);
     set_number("LOCAL_RANK", rank);
@@ -48,7 +48,7 @@ static pid_t start_rank(int rank, int ranks, int port, const char *scene) {
 
 static const char *scene;
 static bool deadly;
-static double patience = 60;
+static double patience;
 
 static void die_if_it_is_time(int rank) {
     if (rank == 1)
@@ -124,38 +124,129 @@ static cp_status converse(cp_nccl *tp, cp_nccl *cp) {
     return status;
 }
 
-static cp_status join_and_converse(const cp_crew *crew) {
-    cp_nccl *world = NULL, *tp = NULL, *cp = NULL;
-    const int groups = strcmp(scene, "grid") == 0 ? 2 : 1;
-    int devices = 0;
-    cp_status status = cp_device_count(&devices);
-    if (status == CP_OK)
-        status = cp_cuda(cudaSetDevice(crew->rank % devices), "a device");
-    if (status == CP_OK)
-        status = cp_nccl_join(crew, patience, &world);
-    if (status == CP_OK)
-        status = cp_nccl_split(world, groups, &tp, &cp);
+static cp_status converse_in_groups(cp_nccl *world, int groups) {
+    cp_nccl *tp = NULL, *cp = NULL;
+    cp_status status = cp_nccl_split(world, groups, &tp, &cp);
     if (status == CP_OK)
         status = converse(tp, cp);
     cp_nccl_free(tp);
     cp_nccl_free(cp);
-    cp_nccl_free(world);
     return status;
 }
 
+static cp_status require(bool holds, const char *what, int64_t number) {
+    return holds ? CP_OK
+                 : cp_fail(CP_BROKEN, "%s (%lld)", what, (long long)number);
+}
+
+static void fill_bytes(unsigned char *bytes, int64_t count, int64_t seed) {
+    for (int64_t i = 0; i < count; i++)
+        bytes[i] = (unsigned char)((i * 31 + seed * 17) % 251);
+}
+
+static cp_status share_and_collect(const cp_crew *crew, int64_t bytes) {
+    unsigned char *all = calloc((size_t)crew->ranks, (size_t)bytes + 1);
+    unsigned char *truth = malloc((size_t)bytes + 1);
+    if (crew->rank == 0)
+        fill_bytes(all, bytes, bytes);
+    cp_status status = crew->share(all, bytes);
+    fill_bytes(truth, bytes, bytes);
+    if (status == CP_OK)
+        status =
+            require(memcmp(all, truth, (size_t)bytes) == 0, "shared", bytes);
+    memset(all, 0xFF, (size_t)(bytes * crew->ranks));
+    fill_bytes(all + crew->rank * bytes, bytes, crew->rank);
+    if (status == CP_OK)
+        status = crew->collect(all, bytes);
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++) {
+        fill_bytes(truth, bytes, r);
+        status = require(memcmp(all + r * bytes, truth, (size_t)bytes) == 0,
+                         "collected of rank", r);
+    }
+    free(all);
+    free(truth);
+    return status;
+}
+
+/* A crew at work: small and large, a plan that all share and one that one of
+ * them does not, and somebody who types more slowly than patience lasts. */
+static cp_status be_a_crew(const cp_crew *crew, int64_t unused) {
+    static const int64_t sizes[] = {1, 0, 7, 488, 489, 100003, 5000000};
+    char *words[] = {"rank", "same"};
+    char *own[] = {"rank", crew->rank == 1 ? "b" : "a"};
+    void *text = crew->rank == 0 ? strdup("hello") : NULL;
+    int64_t bytes = 6;
+    int pipes[2];
+    (void)unused;
+    cp_status status = cp_crew_agree_words(2, words);
+    for (int i = 0; i < 7 && status == CP_OK; i++)
+        status = share_and_collect(crew, sizes[i]);
+    if (status != CP_OK || pipe(pipes) != 0)
+        return status;
+    if (crew->rank == 0 && fork() == 0) {
+        sleep(6);
+        _exit(write(pipes[1], "x", 1) != 1);
+    }
+    status = cp_crew_await(pipes[0]);
+    if (status == CP_OK)
+        status = cp_crew_share(CP_OK, NULL, 0, &text, &bytes);
+    if (status == CP_OK)
+        status = require(strcmp(text, "hello") == 0, "not the word", bytes);
+    free(text);
+    return status != CP_OK ? status
+                           : require(cp_crew_agree_words(2, own) == CP_INVALID,
+                                     "the same words", 0);
+}
+
+static cp_status differ(const cp_crew *crew, int64_t way) {
+    char items[100 * 8] = {0};
+    const bool other = crew->rank == 1;
+    if (way == 0 && other)
+        return cp_fail(CP_FILE, "no such thing");
+    if (way == 1 && other)
+        return crew->share(items, 80);
+    if (way == 3 && other)
+        kill(getpid(), SIGKILL);
+    if (way == 4 && other)
+        sleep(8);
+    cp_status status = crew->collect(items, way == 2 && other ? 96 : 80);
+    if (way == 5 && other)
+        exit(0);
+    return status;
+}
+
+static const struct {
+    const char *name;
+    cp_status (*play)(const cp_crew *crew, int64_t way);
+    int64_t way;
+} crew_scenes[] = {
+    {"crew", be_a_crew, 0}, {"fails", differ, 0},  {"shares", differ, 1},
+    {"sizes", differ, 2},   {"killed", differ, 3}, {"sleeps", differ, 4},
+    {"exits", differ, 5},
+};
+enum { CREW_SCENES = sizeof(crew_scenes) / sizeof(crew_scenes[0]) };
+
 static const cp_crew *own_crew;
+static cp_nccl *own_world;
 static cp_status outcome = CP_BROKEN;
 
+static cp_status play_by_name(void) {
+    for (int i = 0; i < CREW_SCENES; i++)
+        if (strcmp(scene, crew_scenes[i].name) == 0)
+            return crew_scenes[i].play(own_crew, crew_scenes[i].way);
+    return converse_in_groups(own_world, strcmp(scene, "grid") == 0 ? 2 : 1);
+}
+
 START_TEST(play_the_scene) {
-    outcome = join_and_converse(own_crew);
+    outcome = play_by_name();
 }
 END_TEST
 
-static cp_status run_here(const cp_crew *crew) {
+/* The bench asserts as it goes, which Check wants to happen inside a test. */
+static cp_status run_here(void) {
     Suite *suite = suite_create("a rank");
     TCase *tests = tcase_create("a rank");
     SRunner *runner = srunner_create(suite);
-    own_crew = crew;
     suite_add_tcase(suite, tests);
     tcase_add_test(tests, play_the_scene);
     srunner_set_fork_status(runner, CK_NOFORK);
@@ -164,33 +255,47 @@ static cp_status run_here(const cp_crew *crew) {
     return outcome;
 }
 
+/* Little, where somebody is waited for in vain. */
+static double patience_of(const char *name) {
+    static const char *const complete[] = {"alone", "talk", "grid", "leave"};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, complete[i]) == 0)
+            return 60;
+    return strcmp(name, "crew") == 0 ? 5 : 3;
+}
+
 static int play_rank(const char *name) {
-    char *words[] = {"rank", (char *)(uintptr_t)name};
-    cp_meet_options options = {.words = cp_fingerprint_words(2, words)};
+    cp_launch launch;
     cp_crew crew;
+    int devices = 0;
     scene = name;
-    if (strcmp(name, "alone") != 0 && strcmp(name, "talk") != 0 &&
-        strcmp(name, "grid") != 0)
-        patience = stand_in_pretends() ? 1 : 5;
-    options.patience = patience;
+    patience = patience_of(name);
     stand_in_begin(&(stand_in_options){.seed = 1,
                                        .devices = 1,
                                        .driver = 13000,
                                        .bytes = 1 << 30,
                                        .open = true,
-                                       .patience = 5});
-    cp_status status = cp_launch_read(&options.launch);
+                                       .patience = 20});
+    cp_status status = cp_device_count(&devices);
     if (status == CP_OK)
-        status = cp_meet(&options, &crew);
+        status = cp_launch_read(&launch);
+    if (status == CP_OK)
+        status = cp_cuda(cudaSetDevice(launch.rank % devices), "a device");
+    if (status == CP_OK)
+        status = cp_nccl_meet(&launch, patience, &own_world, &crew);
     if (status != CP_OK) {
         fprintf(stderr, "longring: %s\n", cp_message());
         return 1;
     }
     cp_crew_join(&crew);
-    status = run_here(&crew);
+    own_crew = &crew;
+    status = run_here();
     if (status != CP_OK && crew.rank == 0)
         fprintf(stderr, "longring: %s\n", cp_message());
-    return crew.leave != NULL ? crew.leave(status != CP_OK) : status != CP_OK;
+    const int fault = strcmp(name, "leave") == 0 && crew.rank == 1 ? 2 : 0;
+    const int left = crew.leave(status != CP_OK ? 1 : fault);
+    cp_nccl_free(own_world);
+    return left;
 }
 
 enum { MOST_PROCESSES = 8 };
@@ -198,17 +303,32 @@ enum { MOST_PROCESSES = 8 };
 static char said[1 << 13];
 static int ends[MOST_PROCESSES]; /* exit statuses; -9: killed */
 
+/* A socket that holds a free port of this host. */
+static int hold_port(int *port) {
+    struct sockaddr_in here = {.sin_family = AF_INET};
+    socklen_t size = sizeof(here);
+    const int held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(held, (struct sockaddr *)&here, size), 0);
+    ck_assert_int_eq(listen(held, 1), 0);
+    getsockname(held, (struct sockaddr *)&here, &size);
+    *port = ntohs(here.sin_port);
+    return held;
+}
+
 static void play_processes(int ranks, const char *name) {
+    const bool taken = strcmp(name, "taken") == 0;
+    const int come = strcmp(name, "in vain") == 0 ? ranks - 1 : ranks;
     char path[] = "/tmp/longring-nccl-XXXXXX";
     pid_t players[MOST_PROCESSES];
-    int port = 0, listener;
-    ck_assert_int_eq(cp_wire_listen("127.0.0.1", &port, &listener), CP_OK);
-    close(listener);
+    int port;
+    const int held = hold_port(&port);
+    if (!taken)
+        close(held);
     said_by_all = mkstemp(path);
     unlink(path);
-    for (int r = 0; r < ranks; r++)
+    for (int r = 0; r < come; r++)
         players[r] = start_rank(r, ranks, port, name);
-    for (int r = 0; r < ranks; r++) {
+    for (int r = 0; r < come; r++) {
         int status = 0;
         waitpid(players[r], &status, 0);
         ends[r] = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
@@ -216,36 +336,54 @@ static void play_processes(int ranks, const char *name) {
     const ssize_t length = pread(said_by_all, said, sizeof(said) - 1, 0);
     said[length > 0 ? length : 0] = '\0';
     close(said_by_all);
+    if (taken)
+        close(held);
 }
 
-static void all_end_with(int ranks, int status, int except) {
-    for (int r = 0; r < ranks; r++)
-        ck_assert_msg(r == except || ends[r] == status,
-                      "rank %d of %d ends with %d: %s", r, ranks, ends[r],
-                      said);
-}
+static const struct {
+    int ranks;
+    const char *scene;
+    int end, other;   /* exit status of all, but of rank 1 */
+    const char *says; /* among what all say; NULL: nothing is said */
+} plays[] = {
+    {1, "alone", 0, 0, NULL},
+    {2, "talk", 0, 0, NULL},
+    {4, "talk", 0, 0, NULL},
+    {4, "grid", 0, 0, NULL},
+    {3, "crew", 0, 0, NULL},
+    {3, "leave", 2, 2, "longring: rank 1: "},
+    {3, "fails", 1, 1, "longring: rank 1 has left: no such thing"},
+    {3, "shares", 1, 1,
+     "in operation 0 rank 0 has a collection of 80 bytes, rank 1 a share of"},
+    {3, "sizes", 1, 1, "rank 1 a collection of 96"},
+    {4, "death", 1, -SIGKILL, "longring: rank 0"},
+    {3, "killed", 1, -SIGKILL, "longring: rank 0"},
+    {3, "sleeps", 1, 1, " waited 3 s in vain, hearing what the others say"},
+    {3, "exits", 1, 0, "longring: rank 0 ends: rank 0: NCCL: "},
+    {3, "in vain", 1, 1, "waited 3 s in vain, joining; rank 0 is due at 127"},
+    {3, "taken", 1, 1, "longring: rank 0, joining: NCCL: unhandled system"},
+};
+enum { PLAYS = sizeof(plays) / sizeof(plays[0]) };
 
-START_TEST(ranks_on_one_gpu_equal_dense_attention) {
-    static const int ranks[] = {1, 2, 4, 4};
-    static const char *const scenes[] = {"alone", "talk", "talk", "grid"};
-    play_processes(ranks[_i], scenes[_i]);
-    all_end_with(ranks[_i], 0, -1);
+START_TEST(processes_meet_and_end_together) {
+    const int ranks = plays[_i].ranks;
+    const char *says = plays[_i].says;
+    play_processes(ranks, plays[_i].scene);
+    for (int r = 0; r < ranks - (strcmp(plays[_i].scene, "in vain") == 0); r++)
+        ck_assert_msg(ends[r] == (r == 1 ? plays[_i].other : plays[_i].end),
+                      "%s: rank %d of %d ends with %d: %s", plays[_i].scene, r,
+                      ranks, ends[r], said);
+    ck_assert_msg(says == NULL ? said[0] == '\0' : strstr(said, says) != NULL,
+                  "%s: %s", plays[_i].scene, said);
 }
 END_TEST
 
-START_TEST(survivors_of_a_killed_rank_of_nccl_end) {
-    play_processes(4, "death");
-    all_end_with(4, 1, 1);
-    ck_assert_int_eq(ends[1], -SIGKILL);
-}
-END_TEST
-
-START_TEST(ranks_that_cannot_join_end_together) {
-    play_processes(3, "in vain");
-    all_end_with(3, 1, -1);
-    ck_assert_msg(strstr(said, "longring: rank 0 of 3 waited 1 s in vain, "
-                               "joining") != NULL,
-                  "%s", said);
+START_TEST(rank_0_must_be_somewhere) {
+    const cp_launch launch = {.launcher = "PMI", .ranks = 2};
+    cp_nccl *world;
+    cp_crew crew;
+    ck_assert_int_eq(cp_nccl_meet(&launch, 1, &world, &crew), CP_INVALID);
+    ck_assert_ptr_nonnull(strstr(cp_message(), "set MASTER_ADDR"));
 }
 END_TEST
 
@@ -253,14 +391,10 @@ static Suite *processes_suite(void) {
     Suite *suite = suite_create("streams of processes");
     TCase *tests = harness_case("NCCL");
     suite_add_tcase(suite, tests);
-    tcase_add_loop_test(tests, ranks_on_one_gpu_equal_dense_attention, 0,
-                        stand_in_pretends() ? 1 : 4);
-    if (stand_in_pretends()) {
-        tcase_add_test(tests, ranks_that_cannot_join_end_together);
-        return suite;
-    }
-    tcase_set_timeout(tests, 120);
-    tcase_add_test(tests, survivors_of_a_killed_rank_of_nccl_end);
+    tcase_add_loop_test(tests, processes_meet_and_end_together, 0, PLAYS);
+    tcase_add_test(tests, rank_0_must_be_somewhere);
+    if (!stand_in_pretends())
+        tcase_set_timeout(tests, 120);
     return suite;
 }
 

@@ -10,9 +10,8 @@
 #include "cuda/model/device_attend.h"
 #include "cuda/model/device_engine.h"
 #include "cuda/model/device_laboratory.h"
+#include "cuda/ring/nccl_crew.h"
 #include "ring/agree.h"
-#include "ring/launch.h"
-#include "ring/meet.h"
 
 static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
 static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
@@ -23,17 +22,22 @@ static const cp_device_place *place_of(int ranks) {
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }
 static cp_nccl *world, *heads, *ring;
-static cp_crew crew; /* with a leave that leaves NCCL first */
+static cp_crew crew;
 static int (*leave_the_crew)(int status);
+static bool by_mpi; /* and NCCL is left first; or the crew, which is NCCL's */
 
-static int leave(int status) {
-    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
-    if (status != 0 && link != NULL)
-        link->abort(link->context); /* and with world all groups */
-    cp_nccl_free(heads);
-    cp_nccl_free(ring);
-    cp_nccl_free(world);
-    return leave_the_crew(status);
+static cp_status take_device(const cp_launch *launch) {
+    const int local = launch->local >= 0 ? launch->local : launch->rank;
+    const int locals = (int)cp_max(launch->locals, launch->local + 1);
+    int devices = 0;
+    CP_TRY(cp_device_count(&devices));
+    if (locals > devices && getenv("NCCL_HOSTID") == NULL)
+        return cp_fail(CP_INVALID,
+                       "%d processes on a host of %d GPUs: one each is "
+                       "wanted (without a launcher, ranks share one)",
+                       locals, devices);
+    return cp_cuda(cudaSetDevice(local % devices), "taking GPU %d",
+                   local % devices);
 }
 
 static void wait_at_most(double seconds) {
@@ -42,61 +46,74 @@ static void wait_at_most(double seconds) {
         cp_nccl_set_patience(world, seconds);
 }
 
-static cp_status take_device(void) {
-    int devices = 0, local = 0, locals = 1;
-    cp_status status = cp_device_count(&devices);
-    if (status == CP_OK)
-        status = cp_crew_local(&local, &locals);
-    if (status == CP_OK && locals > devices && getenv("NCCL_HOSTID") == NULL)
-        status = cp_fail(CP_INVALID,
-                         "%d processes on a host of %d GPUs: one each is "
-                         "wanted (without a launcher, ranks share one)",
-                         locals, devices);
-    return status == CP_OK ? cp_cuda(cudaSetDevice(local % devices),
-                                     "taking GPU %d", local % devices)
-                           : status;
+static void leave_nccl(int status) {
+    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
+    if (status != 0 && link != NULL)
+        link->abort(link->context); /* and with world all groups */
+    cp_nccl_free(heads);
+    cp_nccl_free(ring);
+    cp_nccl_free(world);
 }
 
-static cp_status meet(int count, char *const *arguments) {
-    const cp_backend *mpi = cp_backend_find("mpi");
-    cp_meet_options options = {.patience = apart.patience,
-                               .file = getenv("LONGRING_MEETING"),
-                               .words = cp_fingerprint_words(count, arguments)};
-    cp_status status = cp_launch_read(&options.launch);
-    if (status != CP_OK || options.launch.ranks < 2)
-        return status;
-    const char *launcher = options.launch.launcher;
-    if (mpi != NULL &&
-        (strcmp(launcher, "Open MPI") == 0 || strcmp(launcher, "MPICH") == 0))
-        return mpi->join(count, arguments);
-    status = cp_meet(&options, &crew);
-    if (status != CP_OK)
-        return status;
+static int leave(int status) {
+    if (by_mpi)
+        leave_nccl(status);
+    status = leave_the_crew(status);
+    if (!by_mpi)
+        leave_nccl(status);
+    return status;
+}
+
+static void adopt(void) {
+    leave_the_crew = crew.leave;
+    crew.leave = leave;
     cp_crew_join(&crew);
+}
+
+static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
+                             int count, char *const *arguments) {
+    ncclUniqueId id;
+    CP_TRY(mpi->join(count, arguments));
+    crew = *cp_crew_mine();
+    adopt();
+    CP_TRY(cp_crew_all_ready(&crew, take_device(launch)));
+    CP_TRY(cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
+                         sizeof(id), NULL, NULL));
+    return cp_crew_all_ready(
+        &crew, cp_nccl_new(&id, crew.rank, crew.ranks, apart.patience, &world));
+}
+
+/* Before there is a crew, every process speaks for itself. */
+static cp_status as_rank(int rank, cp_status status) {
+    char why[480];
+    snprintf(why, sizeof(why), "%s", cp_message());
+    return status == CP_OK ? CP_OK : cp_fail(status, "rank %d: %s", rank, why);
+}
+
+static cp_status join_by_nccl(const cp_launch *launch) {
+    CP_TRY(as_rank(launch->rank, take_device(launch)));
+    CP_TRY(cp_nccl_meet(launch, apart.patience, &world, &crew));
+    adopt();
     if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
     return CP_OK;
 }
 
 static cp_status join(int count, char *const *arguments) {
+    const cp_backend *mpi = cp_backend_find("mpi");
+    cp_launch launch;
     apart.patience = 60;
-    cp_status status = meet(count, arguments);
-    if (status != CP_OK || cp_crew_mine()->share == NULL)
-        return status;
-    crew = *cp_crew_mine();
-    leave_the_crew = crew.leave;
-    crew.leave = leave;
-    cp_crew_join(&crew);
-    status = cp_crew_all_ready(&crew, take_device());
-    if (status == CP_OK)
-        status = cp_crew_all_ready(&crew,
-                                   cp_nccl_join(&crew, apart.patience, &world));
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_launch_read(&launch));
+    if (launch.ranks < 2)
+        return CP_OK;
+    by_mpi = mpi != NULL && (strcmp(launch.launcher, "Open MPI") == 0 ||
+                             strcmp(launch.launcher, "MPICH") == 0);
+    CP_TRY(by_mpi ? join_by_mpi(mpi, &launch, count, arguments)
+                  : join_by_nccl(&launch));
     apart.only = crew.rank;
     apart.crew = &crew;
     apart.link = cp_nccl_link(world);
-    return CP_OK;
+    return by_mpi ? CP_OK : cp_crew_agree_words(count, arguments);
 }
 
 static cp_status divide(int parts) {

@@ -89,12 +89,24 @@ static int64_t count_pieces(const cp_manifest *m, const cp_layout *layout,
     return count;
 }
 
+static int64_t most_pieces(const cp_manifest *m, const cp_layout *layout,
+                           const list *it) {
+    const bool own = it->kind >= CP_LIST_CACHED;
+    list each = *it;
+    int64_t most = 0;
+    for (int r = 0; r < (own ? layout->ranks : 1); r++) {
+        each.rank = own ? r : it->rank;
+        most = cp_max(most, count_pieces(m, layout, &each));
+    }
+    return most;
+}
+
 static cp_status place_list(cp_manifest *m, cp_list kind, int rank,
                             int64_t growth) {
     list *it = &m->lists[m->count++];
     int64_t bytes;
     *it = (list){kind, rank, m->room, 0};
-    it->room = count_pieces(m, m->plan->layout, it);
+    it->room = most_pieces(m, m->plan->layout, it);
     if (source_of(m, m->plan->layout, it) == NULL)
         growth = 0;
     if (cp_add(it->room, growth, &it->room) &&
@@ -171,7 +183,7 @@ cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
                                         "its new tokens", "where they go"};
     for (int64_t n = 0; n < m->count; n++) {
         const list *it = &m->lists[n];
-        const int64_t count = count_pieces(m, layout, it);
+        const int64_t count = most_pieces(m, layout, it);
         if (count > it->room)
             return cp_fail(CP_CAPACITY,
                            "rank %d has room for %lld tiles of %s; the next "

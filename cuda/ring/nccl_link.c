@@ -17,18 +17,25 @@ struct cp_nccl {
     bool aborted;
 };
 
-static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
+static cp_status wait_on(const cp_nccl *nccl, double began, const char *what) {
     const struct timespec pause = {0, 50000};
+    const double waited = cp_clock() - began;
+    if (nccl->patience > 0 && waited > nccl->patience)
+        return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
+                       nccl->rank, nccl->ranks, nccl->patience, what);
+    if (waited > 2e-4)
+        nanosleep(&pause, NULL);
+    return CP_OK;
+}
+
+static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
     const double began = cp_clock();
     while (result == ncclInProgress) {
-        if (nccl->patience > 0 && cp_clock() - began > nccl->patience)
-            return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
-                           nccl->rank, nccl->ranks, nccl->patience, what);
         const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &result);
         if (asked != ncclSuccess)
             result = asked;
-        if (result == ncclInProgress)
-            nanosleep(&pause, NULL);
+        if (result == ncclInProgress && wait_on(nccl, began, what) != CP_OK)
+            return CP_BROKEN;
     }
     if (result == ncclSuccess)
         return CP_OK;
@@ -36,11 +43,16 @@ static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
                    ncclGetErrorString(result));
 }
 
+static cp_status still_here(const cp_nccl *nccl) {
+    return nccl->aborted ? cp_fail(CP_BROKEN, "rank %d has given up its peers",
+                                   nccl->rank)
+                         : CP_OK;
+}
+
 static cp_status trade(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream) {
     cp_nccl *nccl = context;
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     ncclResult_t result = ncclGroupStart();
     for (int i = 0; i < count && result == ncclSuccess; i++) {
         const cp_message_half half = halves[i];
@@ -66,8 +78,7 @@ static cp_status carry(void *context, void *to, const void *from, int64_t bytes,
 
 static cp_status check_one(cp_nccl *nccl) {
     ncclResult_t state = ncclSuccess;
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
     state = asked == ncclSuccess ? state : asked;
     if (state == ncclSuccess || state == ncclInProgress)
@@ -100,6 +111,23 @@ static void give_up(void *context) {
     } while (nccl != first);
 }
 
+cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
+    const double began = cp_clock();
+    cudaError_t error;
+    cp_status status = CP_OK;
+    while (status == CP_OK &&
+           (error = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+        status = check(nccl);
+        if (status == CP_OK)
+            status = wait_on(nccl, began, what);
+    }
+    if (status == CP_OK)
+        status = cp_cuda(error, "rank %d, %s", nccl->rank, what);
+    if (status != CP_OK)
+        give_up(nccl);
+    return status;
+}
+
 enum { FEW_BLOCKS = 4 };
 
 static ncclConfig_t config_of(int most_blocks) {
@@ -111,10 +139,7 @@ static ncclConfig_t config_of(int most_blocks) {
 }
 
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
-    const cp_status status =
-        cp_allocate(out, 1, sizeof(**out), "a rank of NCCL");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
     **out = (cp_nccl){.link = {trade, check, give_up, *out},
                       .carry = {carry, *out},
                       .kin = *out,
@@ -134,15 +159,21 @@ static void forget(cp_nccl *nccl) {
     free(nccl);
 }
 
+cp_status cp_nccl_id(ncclUniqueId *id) {
+    const ncclResult_t result = ncclGetUniqueId(id);
+    return result == ncclSuccess
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "no id for ranks to join by: NCCL: %s",
+                         ncclGetErrorString(result));
+}
+
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out) {
     *out = NULL;
     cp_nccl *nccl;
-    cp_status status = allocate(rank, ranks, patience, &nccl);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(allocate(rank, ranks, patience, &nccl));
     ncclConfig_t config = config_of(FEW_BLOCKS);
-    status = settle(
+    const cp_status status = settle(
         nccl, ncclCommInitRankConfig(&nccl->comm, ranks, *id, rank, &config),
         "joining");
     if (status == CP_OK)
@@ -185,41 +216,12 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
     } while (each != nccl);
 }
 
-typedef struct {
-    int64_t status;
-    char message[256];
-    ncclUniqueId id;
-} invitation;
-
-static cp_status invite(invitation *it) {
-    const ncclResult_t result = ncclGetUniqueId(&it->id);
-    it->status = result == ncclSuccess ? CP_OK : CP_BROKEN;
-    snprintf(it->message, sizeof(it->message), "rank 0 has no id: NCCL: %s",
-             ncclGetErrorString(result));
-    return CP_OK;
-}
-
-cp_status cp_nccl_join(const cp_crew *crew, double patience, cp_nccl **out) {
-    invitation it = {0};
-    *out = NULL;
-    cp_status status = crew->rank == 0 ? invite(&it) : CP_OK;
-    if (status == CP_OK && crew->ranks > 1)
-        status = crew->share(&it, sizeof(it));
-    if (status == CP_OK && it.status != CP_OK)
-        status = cp_fail((cp_status)it.status, "%s", it.message);
-    if (status != CP_OK)
-        return status;
-    return cp_nccl_new(&it.id, crew->rank, crew->ranks, patience, out);
-}
-
 static cp_status split(cp_nccl *world, int color, int key, int ranks,
                        int most_blocks, cp_nccl **out) {
     ncclConfig_t config = config_of(most_blocks);
     cp_nccl *nccl;
-    cp_status status = allocate(key, ranks, world->patience, &nccl);
-    if (status != CP_OK)
-        return status;
-    status = settle(
+    CP_TRY(allocate(key, ranks, world->patience, &nccl));
+    cp_status status = settle(
         world, ncclCommSplit(world->comm, color, key, &nccl->comm, &config),
         "forming groups");
     if (status == CP_OK && nccl->comm == NULL)
@@ -243,11 +245,10 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
         return cp_fail(CP_INVALID, "%d ranks cannot form groups of %d",
                        world->ranks, tp_size);
     const int mine = world->rank % tp_size, row = world->rank / tp_size;
-    cp_status status = split(world, row, mine, tp_size, 0, tp);
-    if (status == CP_OK)
-        status =
-            split(world, mine, row, world->ranks / tp_size, FEW_BLOCKS, cp);
-    if (status != CP_OK && *tp != NULL) {
+    CP_TRY(split(world, row, mine, tp_size, 0, tp));
+    const cp_status status =
+        split(world, mine, row, world->ranks / tp_size, FEW_BLOCKS, cp);
+    if (status != CP_OK) {
         forget(*tp);
         *tp = NULL;
     }
@@ -256,14 +257,23 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
 
 cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
                       cudaStream_t stream) {
-    if (nccl->aborted)
-        return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
+    CP_TRY(still_here(nccl));
     if (nccl->ranks == 1 || count == 0)
         return CP_OK;
     return settle(nccl,
                   ncclAllReduce(numbers, numbers, (size_t)count, ncclFloat32,
                                 ncclSum, nccl->comm, stream),
                   "enqueuing a sum");
+}
+
+cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
+                         cudaStream_t stream) {
+    const char *own = (char *)pieces + nccl->rank * bytes;
+    CP_TRY(still_here(nccl));
+    return settle(
+        nccl,
+        ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream),
+        "enqueuing a gathering");
 }
 
 const cp_carry *cp_nccl_carry(const cp_nccl *nccl) {

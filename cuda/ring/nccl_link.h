@@ -5,14 +5,17 @@
 
 #include <nccl.h>
 
-#include "ring/crew.h"
 #include "cuda/ring/streams.h"
 
 typedef struct cp_nccl cp_nccl;
 
-/* Join rank, of ranks, on the current device; all give the same id, which one
- * of them got from ncclGetUniqueId. Fails with CP_BROKEN when not all have
- * come within so many seconds (0: for ever), or as NCCL does. */
+/* An id for ranks to join by: made by one of them and handed round; or, if
+ * NCCL_COMM_ID says where rank 0 is, by each. CP_BROKEN as NCCL fails. */
+cp_status cp_nccl_id(ncclUniqueId *id);
+
+/* Join rank, of ranks, on the current device; all give the same id. Fails with
+ * CP_BROKEN when not all have come within so many seconds (0: for ever), or as
+ * NCCL does. */
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out);
 
@@ -29,9 +32,10 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
 /* For cp_stream_walk. Belongs to nccl. */
 const cp_link *cp_nccl_link(const cp_nccl *nccl);
 
-/* Join with all processes of a crew, each on its current device. All of them
- * must call it. Fails as cp_nccl_new does. */
-cp_status cp_nccl_join(const cp_crew *crew, double patience, cp_nccl **out);
+/* Wait until the stream is done, within the patience. Or give up, and fail
+ * with CP_BROKEN, saying what was waited for. */
+cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what);
+
 /* Divide the ranks of world: rank = cp * tp_size + tp. *tp becomes the group of
  * tp_size ranks with the same cp, *cp that of all with the same tp. All ranks
  * must call it, alike. Free both before world; when one of the three is given
@@ -39,6 +43,11 @@ cp_status cp_nccl_join(const cp_crew *crew, double patience, cp_nccl **out);
  * as cp_nccl_new does. */
 cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
                         cp_nccl **cp);
+
+/* pieces [ranks] of bytes each, on the device: the own one becomes known to
+ * all, when the stream gets to it. */
+cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
+                         cudaStream_t stream);
 
 /* numbers [count] become their sum over all ranks, when the stream gets to it;
  * the order of the additions is NCCL's. Ranks of a ring put it on the compute

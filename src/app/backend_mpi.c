@@ -7,6 +7,7 @@
 #include "reference/model/attend_job.h"
 #include "app/bench_rows.h"
 #include "app/subjects.h"
+#include "ring/agree.h"
 #include "ring/crew.h"
 #include "reference/model/engine.h"
 #include "reference/ring/processes.h"
@@ -72,24 +73,6 @@ static int leave(int status) {
     return worst < 0 ? 1 : worst;
 }
 
-static cp_status compare_words(uint64_t words) {
-    uint64_t *all;
-    cp_status status =
-        cp_allocate(&all, world->ranks, sizeof(*all), "command lines");
-    if (status != CP_OK)
-        return status;
-    all[world->rank] = words;
-    status = collect(all, sizeof(*all));
-    for (int r = 1; r < world->ranks && status == CP_OK; r++)
-        if (all[r] != all[0])
-            status = cp_fail(CP_INVALID,
-                             "the ranks disagree: rank %d was started with "
-                             "other words than rank 0, or is another version",
-                             r);
-    free(all);
-    return status;
-}
-
 static cp_status join(int count, char *const *arguments) {
     cp_status status = cp_mpi_open(&options, &world);
     if (status != CP_OK)
@@ -105,7 +88,7 @@ static cp_status join(int count, char *const *arguments) {
     cp_crew_join(&crew);
     if (world->rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
-    return compare_words(cp_fingerprint_words(count, arguments));
+    return cp_crew_agree_words(count, arguments);
 }
 
 static const cp_place *place_of(int ranks) {

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ground/save.h"
 #include "ring/crew.h"
 #include "ring/variants.h"
 
@@ -221,6 +222,10 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
         status = file_read(path, text, bytes);
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
+cp_status cp_command_check_file(const char *path) {
+    return cp_crew_leads() ? cp_save_check(path) : CP_OK;
+}
+
 cp_status cp_command_array(const char *path, cp_npy *array) {
     static const int64_t sizes[] = {4, 8, 4, 8}; /* of each cp_npy_type */
     cp_status status = CP_OK;

@@ -75,6 +75,9 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
 cp_status cp_stream_read(FILE *in, const char *name, char **text,
                          int64_t *bytes);
 
+/* cp_save_check by the process that writes files; the others have no say. */
+cp_status cp_command_check_file(const char *path);
+
 /* As cp_npy_read. */
 cp_status cp_command_array(const char *path, cp_npy *array);
 /* The turns of one sequence, as --history spells them: "500+d20+64", up to

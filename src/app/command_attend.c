@@ -14,7 +14,6 @@
 #include "ring/check.h"
 #include "ring/crew.h"
 #include "app/npy.h"
-#include "ground/save.h"
 #include "ring/variants.h"
 
 typedef struct {
@@ -385,7 +384,7 @@ static cp_status attend_write(const attend_run *run) {
     if (run->lse != NULL)
         files[count++] =
             (cp_npy_file){run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse};
-    return cp_npy_write_all(count, files);
+    return cp_crew_leads() ? cp_npy_write_all(count, files) : CP_OK;
 }
 static cp_status attend_answer(attend_run *run) {
     cp_status status = attend_compute(run);
@@ -494,9 +493,9 @@ static cp_status attend_summary(const attend_run *run) {
 
 static cp_status attend_work(void *context) {
     attend_run *run = context;
-    cp_status status = cp_save_check(run->out);
+    cp_status status = cp_command_check_file(run->out);
     if (status == CP_OK)
-        status = cp_save_check(run->lse);
+        status = cp_command_check_file(run->lse);
     if (status == CP_OK)
         status = attend_allocate(run);
     if (status == CP_OK)

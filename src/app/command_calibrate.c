@@ -116,7 +116,7 @@ static cp_status calibrate_work(void *context) {
     calibrate_run *run = context;
     char *text = NULL;
     size_t bytes = 0;
-    cp_status status = cp_save_check(cp_crew_leads() ? run->out : NULL);
+    cp_status status = cp_command_check_file(run->out);
     if (status == CP_OK)
         status = run->backend->calibrate(&run->wanted);
     FILE *out = status == CP_OK ? open_memstream(&text, &bytes) : NULL;

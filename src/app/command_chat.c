@@ -11,7 +11,6 @@
 
 #include "ring/crew.h"
 #include "ring/draw.h"
-#include "ground/save.h"
 #include "app/screen.h"
 #include "app/tape.h"
 #include "model/template.h"
@@ -749,7 +748,7 @@ static cp_status speakers_open(chat_run *chat) {
     return status;
 }
 static cp_status chat_open(chat_run *chat) {
-    cp_status status = cp_save_check(chat->trace);
+    cp_status status = cp_command_check_file(chat->trace);
     if (status == CP_OK)
         status = document_open(chat);
     if (status == CP_OK)
@@ -896,7 +895,7 @@ static cp_status head_show(const chat_run *chat) {
 static cp_status tail_show(chat_run *chat) {
     cp_status status = CP_OK;
     struct rusage usage;
-    if (chat->trace != NULL) {
+    if (chat->trace != NULL && cp_crew_leads()) {
         status = cp_session_trace(chat->session, chat->trace);
         if (status == CP_OK)
             printf("\nTrace: %s (ui.perfetto.dev shows it)\n", chat->trace);

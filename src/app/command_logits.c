@@ -7,7 +7,7 @@
 
 #include "app/npy.h"
 #include "model/sample.h"
-#include "ground/save.h"
+#include "ring/crew.h"
 
 typedef struct {
     const char *model, *tokens, *history, *positions, *out, *machine;
@@ -155,7 +155,7 @@ static cp_status logits_open(logits_run *run) {
     return status;
 }
 static cp_status logits_load(logits_run *run) {
-    cp_status status = cp_save_check(run->out);
+    cp_status status = cp_command_check_file(run->out);
     if (status == CP_OK)
         status = ids_load(run);
     if (status == CP_OK)
@@ -246,7 +246,7 @@ static cp_status generate(logits_run *run) {
 static cp_status logits_deliver(logits_run *run) {
     const int64_t shape[2] = {run->wanted.count, run->facts->vocabulary};
     cp_status status = CP_OK;
-    if (run->out != NULL)
+    if (run->out != NULL && cp_crew_leads())
         status = cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept);
     if (status == CP_OK && run->length > 1)
         printf("nll %.6f\n", run->sum / (double)(run->length - 1));

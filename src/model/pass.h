@@ -17,7 +17,7 @@ typedef struct {
     cp_status status; /* the first failure; operations after it do nothing */
 } cp_rows;
 
-/* What a place can do. The first seven work on rows, none of which looks at
+/* What a place can do. The first six work on rows, none of which looks at
  * another; x is a row's fp32 state between layers. */
 typedef struct {
     /* The input is x / rms(x) * weight. */

@@ -99,12 +99,9 @@ static cp_status compare(const wish *all, int ranks) {
 cp_status cp_agree_by(cp_collector collect, void *context, int rank, int ranks,
                       const cp_plan *plan, uint64_t about) {
     wish *all;
-    cp_status status =
-        cp_allocate(&all, ranks, sizeof(*all), "what the ranks want");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&all, ranks, sizeof(*all), "what the ranks want"));
     all[rank] = wish_of(plan, about);
-    status = collect(context, all, sizeof(*all));
+    cp_status status = collect(context, all, sizeof(*all));
     if (status == CP_OK)
         status = compare(all, ranks);
     free(all);
@@ -121,10 +118,22 @@ cp_status cp_crew_agree(const cp_plan *plan, uint64_t about) {
     return cp_agree_by(collect_crew, &crew, crew.rank, crew.ranks, plan, about);
 }
 
-uint64_t cp_fingerprint_words(int count, char *const *arguments) {
-    uint64_t sum = cp_fingerprint(CP_COMMIT, sizeof(CP_COMMIT), 1);
+cp_status cp_crew_agree_words(int count, char *const *arguments) {
+    const cp_crew *crew = cp_crew_mine();
+    uint64_t *all, words = cp_fingerprint(CP_COMMIT, sizeof(CP_COMMIT), 1);
     for (int i = 1; i < count; i++)
-        sum = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
-                             sum);
-    return sum;
+        words = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
+                               words);
+    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "command lines"));
+    all[crew->rank] = words;
+    cp_status status =
+        crew->ranks > 1 ? crew->collect(all, sizeof(*all)) : CP_OK;
+    for (int r = 1; r < crew->ranks && status == CP_OK; r++)
+        if (all[r] != all[0])
+            status = cp_fail(CP_INVALID,
+                             "the ranks disagree: rank %d was started with "
+                             "other words than rank 0, or is another version",
+                             r);
+    free(all);
+    return status;
 }

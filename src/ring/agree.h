@@ -22,7 +22,9 @@ cp_status cp_crew_agree(const cp_plan *plan, uint64_t about);
 /* A fingerprint of some bytes, going on from another. */
 uint64_t cp_fingerprint(const void *data, int64_t bytes, uint64_t before);
 
-/* Of a command line, its first word aside, and of this program's version. */
-uint64_t cp_fingerprint_words(int count, char *const *arguments);
+/* See that all processes of this command line were given the same words, the
+ * first aside, and are the same version of this program. CP_INVALID on all
+ * ranks if not, naming one that differs. */
+cp_status cp_crew_agree_words(int count, char *const *arguments);
 
 #endif

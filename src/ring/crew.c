@@ -39,29 +39,17 @@ cp_status cp_crew_await(int file) {
     return status;
 }
 
-static cp_status hear_begin(void) {
-    cp_status status = CP_OK;
-    int64_t word = NOW;
-    do
-        status = mine->share(&word, sizeof(word));
-    while (status == CP_OK && word == NOT_YET);
-    return status;
-}
-
 typedef struct {
     int64_t status, bytes;
-    char message[512];
+    char message[400];
 } outcome;
 
-static cp_status share_data(const outcome *what, void **data) {
-    if (mine->rank != 0) {
-        free(*data);
-        const cp_status status =
-            cp_allocate(data, what->bytes + 1, 1, "what rank 0 has read");
-        if (status != CP_OK)
-            return status;
+static cp_status hear_begin(void) {
+    for (int64_t word = NOT_YET; word == NOT_YET;) {
+        word = NOW;
+        CP_TRY(mine->share(&word, sizeof(word)));
     }
-    return what->bytes > 0 ? mine->share(*data, what->bytes) : CP_OK;
+    return CP_OK;
 }
 
 cp_status cp_crew_share(cp_status status, void *head, int64_t head_bytes,
@@ -71,45 +59,20 @@ cp_status cp_crew_share(cp_status status, void *head, int64_t head_bytes,
         return status;
     if (status == CP_OK && bytes != NULL)
         what.bytes = *bytes;
-    snprintf(what.message, sizeof(what.message), "%s",
-             status == CP_OK ? "" : cp_message());
-    status = hear_begin();
-    if (status == CP_OK)
-        status = mine->share(&what, sizeof(what));
-    if (status == CP_OK && what.status != CP_OK)
-        return cp_fail((cp_status)what.status, "%s", what.message);
-    if (status == CP_OK && head_bytes > 0)
-        status = mine->share(head, head_bytes);
-    if (status == CP_OK && data != NULL) {
-        *bytes = what.bytes;
-        status = share_data(&what, data);
-    }
-    return status;
-}
-
-enum { HOST = 256 };
-
-static void count_host(const char *names, int *local, int *locals) {
-    const char *own = names + mine->rank * HOST;
-    *local = *locals = 0;
-    for (int r = 0; r < mine->ranks; r++)
-        if (strcmp(names + r * HOST, own) == 0) {
-            *local += r < mine->rank;
-            *locals += 1;
-        }
-}
-
-cp_status cp_crew_local(int *local, int *locals) {
-    char *names;
-    cp_status status = cp_allocate(&names, mine->ranks, HOST, "names of hosts");
     if (status != CP_OK)
-        return status;
-    if (gethostname(names + mine->rank * HOST, HOST - 1) != 0)
-        names[mine->rank * HOST] = '\0';
-    if (mine->ranks > 1)
-        status = mine->collect(names, HOST);
-    if (status == CP_OK)
-        count_host(names, local, locals);
-    free(names);
-    return status;
+        snprintf(what.message, sizeof(what.message), "%s", cp_message());
+    CP_TRY(hear_begin());
+    CP_TRY(mine->share(&what, sizeof(what)));
+    if (what.status != CP_OK)
+        return cp_fail((cp_status)what.status, "%s", what.message);
+    if (head_bytes > 0)
+        CP_TRY(mine->share(head, head_bytes));
+    if (data == NULL)
+        return CP_OK;
+    *bytes = what.bytes;
+    if (mine->rank != 0) {
+        free(*data);
+        CP_TRY(cp_allocate(data, *bytes + 1, 1, "what rank 0 has read"));
+    }
+    return *bytes > 0 ? mine->share(*data, *bytes) : CP_OK;
 }

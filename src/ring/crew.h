@@ -37,7 +37,4 @@ cp_status cp_crew_share(cp_status status, void *head, int64_t head_bytes,
  * tell the others now and then that it is still there. Others: at once. */
 cp_status cp_crew_await(int file);
 
-/* Which of this host's ranks is this one, and how many has it? All must ask. */
-cp_status cp_crew_local(int *local, int *locals);
-
 #endif

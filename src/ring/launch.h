@@ -10,15 +10,11 @@ typedef struct {
     const char *launcher; /* "torchrun", "Open MPI", ...; NULL: none */
     int rank, ranks;      /* 0 of 1 if there is none */
     int local, locals;    /* among those of this host; -1 and 0: not said */
-    const char *address;  /* of rank 0's host; NULL: not said */
-    int port;             /* 0: not said */
-    uint64_t job; /* the same in all ranks of a run, and hardly in those of
-                   * another; 0: not said */
+    char root[300];       /* "host:port", where rank 0 is; "": not said */
 } cp_launch;
 
 /* Read the environment. A variable that is no number, or that contradicts
- * another, is CP_INVALID, with a message that names it and its value. address
- * is valid until the next call. Not for several threads at once. */
+ * another, is CP_INVALID, with a message that names it and its value. */
 cp_status cp_launch_read(cp_launch *out);
 
 #endif

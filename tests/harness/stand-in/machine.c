@@ -204,6 +204,8 @@ static bool sleep_for_change(void) {
     const bool slow = wake > 0.0;
     if (slow)
         until = wake;
+    if (peers() > 0 && until > now() + 2e-4) /* who cannot wake us */
+        until = now() + 2e-4;
     const double rest = until - now();
     if (rest <= 0.0)
         return slow;
@@ -231,7 +233,8 @@ static bool wait_until_met(const waiting *what) {
         }
         if (blocked_by_failure(what))
             return false;
-        const bool lonely = messages_wake() <= 0.0 && everyone_waits();
+        const bool lonely =
+            messages_wake() <= 0.0 && everyone_waits() && peers() == 0;
         if (!lonely && sleep_for_change())
             continue;
         if (what->ready != NULL)

@@ -246,6 +246,7 @@ bool messages_startable(operation *what);
 void messages_start(operation *what);
 bool messages_done(const operation *what);
 bool meeting_ready(const meeting *at);
+bool sent_here(const part *what);
 void meeting_complete(meeting *at);
 void messages_finished(operation *what);
 void messages_cancel(operation *what);
@@ -256,5 +257,26 @@ bool communicator_ready(const communicator *by);
 bool communicator_failed(const communicator *by);
 void finish_messages(void);
 void fail_communicators(ncclResult_t error);
+void messages_arrive(void);
+
+/* processes.c: what processes tell each other about their communicators. */
+typedef enum { SPLIT, PART, END } news_kind;
+typedef struct {
+    news_kind kind;
+    int64_t clique; /* its key, the same in all processes */
+    int rank;       /* who says it, in that clique */
+    int color, key; /* a split */
+    bool failed;    /* an end with work left */
+    part what;      /* a part; its pointers mean nothing here */
+    size_t bytes;   /* that follow */
+} news;
+bool peers_join(const char *root, int rank, int size);
+void peers_leave(void);
+int peers(void); /* 0: this process is alone */
+void peers_tell(const news *what, const void *bytes);
+bool peers_come(int rank);
+bool peers_hear(int rank, news *what, char **bytes);
+void peers_heard(int rank, const news *what);
+bool peers_lost(int rank);
 
 #endif

@@ -1,5 +1,6 @@
 /* NCCL's part of the stand-in. Ranks are threads of one process, or all of one
- * thread. The k-th send from a to b meets the k-th receive of b from a; a
+ * thread; or processes, and then each has proxies of the others' ranks, whose
+ * sides of a meeting arrive as news. The k-th send from a to b meets the k-th receive of b from a; a
  * collective is a meeting of all ranks. A meeting completes when all its sides
  * have started, which is as late as it can; then sizes are compared and bytes
  * move. Nothing is buffered: a send alone never ends, as NCCL warns. */
@@ -27,6 +28,7 @@ struct meeting {
 struct clique {
     clique *next;
     int64_t number;
+    int64_t key; /* of one with ranks in other processes; 0: all are here */
     int size;
     communicator **members;
     meeting *meetings; /* oldest first */
@@ -38,7 +40,9 @@ struct ncclComm {
     clique *in; /* NULL until all its ranks have come */
     int rank, size, device;
     bool blocking, ready, gone;
-    bool busy; /* something is on its way, and the caller has to ask */
+    bool busy;      /* something is on its way, and the caller has to ask */
+    bool proxy;     /* a rank of another process... */
+    int of_process; /* ...of this one */
     ncclResult_t error;
     int polls;                /* to be asked before it says it is done */
     struct ncclComm *born;    /* by a split, and not handed over yet... */
@@ -58,6 +62,7 @@ typedef struct deferred {
 typedef struct gathering {
     struct gathering *next;
     char id[NCCL_UNIQUE_ID_BYTES];
+    bool apart; /* in several processes */
     int expected, arrived;
     struct {
         int color, key, rank;
@@ -71,7 +76,7 @@ typedef enum { NOT_BROKEN, SLOW, DEAD, FAILING } rank_state;
 static communicator *communicators;
 static clique *cliques;
 static gathering *gatherings;
-static int64_t unique_ids;
+static int64_t unique_ids, keys; /* keys: of cliques in several processes */
 static int polls_wanted;
 static struct {
     rank_state state;
@@ -226,13 +231,22 @@ static void add_meeting(clique *of, meeting *at) {
     *end = at;
 }
 
+/* A side that came from another process is ours. */
+static void free_arrived(part *side) {
+    free((char *)(uintptr_t)side->from);
+    free(side->to);
+    free(side);
+}
+
 static void remove_meeting(meeting *at) {
     meeting **link = &at->of->meetings;
     while (*link != at)
         link = &(*link)->next;
     *link = at->next;
     for (int i = 0; i < at->sides; i++)
-        if (at->side[i] != NULL)
+        if (at->side[i] != NULL && at->side[i]->by->proxy)
+            free_arrived(at->side[i]);
+        else if (at->side[i] != NULL)
             at->side[i]->at = NULL;
     free(at->side);
     free(at);
@@ -294,6 +308,11 @@ bool meeting_ready(const meeting *at) {
         if (!side_ready(at->side[i]))
             return false;
     return true;
+}
+
+/* A receive whose send is of this process, which completes both. */
+bool sent_here(const part *what) {
+    return what->kind == RECEIVE && !what->at->side[0]->by->proxy;
 }
 
 bool messages_done(const operation *what) {
@@ -438,6 +457,15 @@ void messages_start(operation *what) {
     }
     for (int i = 0; i < what->part_count; i++)
         poison(&what->parts[i]);
+    for (int i = 0; i < what->part_count && what->by->in->key > 0; i++) {
+        const part *side = &what->parts[i];
+        const news said = {.kind = PART,
+                           .clique = what->by->in->key,
+                           .rank = what->by->rank,
+                           .what = *side,
+                           .bytes = side->from != NULL ? side->bytes : 0};
+        peers_tell(&said, side->from);
+    }
     set_running(NULL);
 }
 
@@ -701,6 +729,7 @@ static void form(gathering *all, int color) {
     for (int i = 0; i < all->expected; i++)
         size += all->entries[i].color == color;
     clique *of = new_clique(size);
+    of->key = all->apart ? ++keys : 0;
     for (int i = 0; i < all->expected; i++) {
         if (all->entries[i].color != color)
             continue;
@@ -714,14 +743,17 @@ static void form(gathering *all, int color) {
     }
 }
 
+/* In the order of colours, so that all processes count alike. */
 static void form_all(gathering *all) {
-    for (int i = 0; i < all->expected; i++) {
-        const int color = all->entries[i].color;
-        bool first = color != NCCL_SPLIT_NOCOLOR;
-        for (int j = 0; j < i; j++)
-            first = first && all->entries[j].color != color;
-        if (first)
-            form(all, color);
+    for (int least = 0, next = 0; next >= 0; least = next + 1) {
+        next = -1;
+        for (int i = 0; i < all->expected; i++) {
+            const int color = all->entries[i].color;
+            if (color >= least && (next < 0 || color < next))
+                next = color;
+        }
+        if (next >= 0)
+            form(all, next);
     }
 }
 
@@ -803,6 +835,8 @@ static ncclResult_t after_arrival(communicator *shell) {
     return ncclSuccess;
 }
 
+static const char AT[] = "at "; /* ids of NCCL_COMM_ID's ranks begin so */
+
 static ncclResult_t initialise(ncclComm_t *out, int size,
                                const ncclUniqueId *id, int rank,
                                const ncclConfig_t *config) {
@@ -812,6 +846,10 @@ static ncclResult_t initialise(ncclComm_t *out, int size,
     if (all->expected != size)
         return refuse(ncclInvalidUsage, "rank %d says %d ranks, others say %d",
                       rank, size, all->expected);
+    all->apart = size > 1 && strncmp(id->internal, AT, sizeof AT - 1) == 0;
+    if (all->apart && !peers_join(id->internal + sizeof AT - 1, rank, size))
+        return refuse(ncclSystemError, "rank %d: %s is taken", rank,
+                      id->internal + sizeof AT - 1);
     communicator *shell = new_shell(rank, size, config);
     const ncclResult_t result = arrive(all, 0, rank, rank, shell);
     if (result != ncclSuccess) {
@@ -839,10 +877,17 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId,
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
+    const char *root = getenv("NCCL_COMM_ID");
+    if (root != NULL && strrchr(root, ':') == NULL)
+        return ncclInvalidArgument;
     enter_quietly();
     memset(uniqueId, 0, sizeof *uniqueId);
-    snprintf(uniqueId->internal, sizeof uniqueId->internal, "stand-in %lld",
-             (long long)++unique_ids);
+    if (root != NULL)
+        snprintf(uniqueId->internal, sizeof uniqueId->internal, "%s%s", AT,
+                 root);
+    else
+        snprintf(uniqueId->internal, sizeof uniqueId->internal, "stand-in %lld",
+                 (long long)++unique_ids);
     leave_quietly();
     return ncclSuccess;
 }
@@ -873,21 +918,35 @@ static ncclResult_t leave_with(ncclResult_t result) {
     return result;
 }
 
-static ncclResult_t split(communicator *from, int color, int key,
-                          ncclComm_t *out, const ncclConfig_t *config) {
+/* Those who split a communicator for the same time meet. */
+static gathering *find_split(communicator *from) {
     char id[NCCL_UNIQUE_ID_BYTES] = {0};
-    if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
-        return refuse(ncclInvalidArgument, "colour %d", color);
     snprintf(id, sizeof id, "split %lld of %lld", (long long)from->splits++,
              (long long)from->in->number);
+    gathering *all = find_gathering(id, from->size);
+    all->apart = from->in->key > 0;
+    return all;
+}
+
+static ncclResult_t split(communicator *from, int color, int key,
+                          ncclComm_t *out, const ncclConfig_t *config) {
+    if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
+        return refuse(ncclInvalidArgument, "colour %d", color);
     const ncclConfig_t as_before = {.blocking = from->blocking};
     const bool says = config != NULL && config->blocking != INT_MIN;
     communicator *shell = NULL;
     if (color != NCCL_SPLIT_NOCOLOR)
         shell = new_shell(key, 1, says ? config : &as_before);
     *out = from->blocking ? shell : NULL;
+    const news said = {.kind = SPLIT,
+                       .clique = from->in->key,
+                       .rank = from->rank,
+                       .color = color,
+                       .key = key};
+    if (from->in->key > 0)
+        peers_tell(&said, NULL);
     const ncclResult_t result =
-        arrive(find_gathering(id, from->size), color, key, from->rank, shell);
+        arrive(find_split(from), color, key, from->rank, shell);
     if (result != ncclSuccess || shell == NULL)
         return result;
     if (from->blocking)
@@ -936,9 +995,114 @@ static void drop_deferred(communicator *c) {
     }
 }
 
+/* The ranks of other processes. */
+
+static communicator *new_proxy(int process, int rank, int size) {
+    communicator *c = new_shell(rank, size, NULL);
+    c->proxy = c->gone = true; /* nobody here has to destroy it */
+    c->of_process = process;
+    return c;
+}
+
+static void lose(clique *of, int rank) {
+    fail_clique(of, of->members[rank], ncclSuccess, ncclRemoteError);
+    of->members[rank]->error = ncclRemoteError;
+}
+
+static bool is_for_us(const clique *of, const part *what) {
+    const bool message = what->kind == SEND || what->kind == RECEIVE;
+    for (int r = 0; r < of->size; r++)
+        if (!of->members[r]->proxy && (!message || what->peer == r))
+            return true;
+    return false;
+}
+
+static void part_arrives(const clique *of, const news *said, char **bytes) {
+    part *side = take(1, sizeof *side);
+    *side = said->what;
+    side->by = of->members[said->rank];
+    if (side->from != NULL) {
+        side->from = *bytes;
+        *bytes = NULL;
+        side->fingerprint = fingerprint(side->from, side->bytes);
+    }
+    if (side->to != NULL)
+        side->to = take(1, width_of(side) + 1);
+    poison(side);
+    attend(side);
+}
+
+/* False: what it is about is not known here yet. */
+static bool take_news(int process, const news *said, char **bytes) {
+    clique *of = cliques;
+    while (of != NULL && of->key != said->clique)
+        of = of->next;
+    if (of == NULL)
+        return false;
+    communicator *from = of->members[said->rank];
+    if (said->kind == END && said->failed)
+        lose(of, said->rank);
+    if (said->kind == END)
+        from->of_process = -1;
+    if (said->kind == PART && is_for_us(of, &said->what))
+        part_arrives(of, said, bytes);
+    if (said->kind == SPLIT)
+        arrive(find_split(from), said->color, said->key, said->rank,
+               said->color == NCCL_SPLIT_NOCOLOR
+                   ? NULL
+                   : new_proxy(process, said->key, 1));
+    return true;
+}
+
+static void hear(int process) {
+    news said;
+    char *bytes;
+    bool taken = true;
+    while (taken && peers_hear(process, &said, &bytes)) {
+        taken = take_news(process, &said, &bytes);
+        free(bytes);
+        if (taken)
+            peers_heard(process, &said);
+        changed();
+    }
+}
+
+void messages_arrive(void) {
+    static double heard, looked; /* when, last */
+    const int size = now() > heard + 1e-4 ? peers() : 0;
+    const bool look = size > 0 && now() > looked + 1e-2;
+    for (int r = 0; r < size; r++) {
+        gathering *first = gatherings;
+        while (first != NULL && strncmp(first->id, AT, sizeof AT - 1) != 0)
+            first = first->next;
+        if (first != NULL && peers_come(r))
+            arrive(first, 0, r, r, new_proxy(r, r, size));
+        hear(r);
+        if (!look || !peers_lost(r))
+            continue;
+        for (clique *of = cliques; of != NULL; of = of->next)
+            for (int i = 0; i < of->size && of->key > 0; i++)
+                if (of->members[i]->proxy && of->members[i]->of_process == r)
+                    lose(of, i);
+        changed();
+    }
+    heard = size > 0 ? now() : heard;
+    looked = look ? now() : looked;
+}
+
 static void end_communicator(communicator *c) {
+    const bool root = c->in == NULL || c->in->key == 1;
+    if (c->in != NULL && c->in->key > 0) {
+        const news said = {.kind = END,
+                           .clique = c->in->key,
+                           .rank = c->rank,
+                           .failed = c->issued > c->finished};
+        peers_tell(&said, NULL);
+    }
     drop_deferred(c);
     depart(c);
+    if (root)
+        peers_leave();
     if (c->born != NULL) { /* nobody else knows of it */
         depart(c->born);
         c->born->gone = true;
@@ -1022,6 +1186,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     const ncclResult_t result = enter_with(comm, false);
     if (result != ncclSuccess)
         return leave_with(result);
+    messages_arrive();
     *asyncError = ncclInProgress;
     if (comm->error != ncclSuccess) {
         *asyncError = comm->error;
@@ -1381,4 +1546,6 @@ void finish_messages(void) {
     free(message_fault.again);
     memset(&message_fault, 0, sizeof message_fault);
     polls_wanted = 0;
+    keys = 0;
+    peers_leave();
 }

@@ -1,6 +1,6 @@
 /* The part of NCCL that this project calls, for machines without it: names,
  * values and prototypes as NCCL 2.28 has them, and behind them the stand-in
- * (stand_in.h), whose ranks are threads of one process. Not NCCL. */
+ * (stand_in.h), whose ranks are threads, or processes of this host. Not NCCL. */
 #ifndef STAND_IN_NCCL_H
 #define STAND_IN_NCCL_H
 

@@ -485,6 +485,7 @@ static bool pass_all(void) {
 }
 
 void settle(void) {
+    messages_arrive();
     bool again = machine.failed == cudaSuccess;
     while (again) {
         again = pass_all();
@@ -535,7 +536,7 @@ static bool collect(stream *on, operation *what) {
     if (what->kind == MESSAGES && what->started)
         for (int i = 0; i < what->part_count; i++) {
             const part *side = &what->parts[i];
-            if (side->done || side->kind == RECEIVE || !meeting_ready(side->at))
+            if (side->done || !meeting_ready(side->at) || sent_here(side))
                 continue;
             add_choice(false, (choice){.on = on, .what = what, .at = side->at});
         }

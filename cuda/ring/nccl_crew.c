@@ -1,0 +1,217 @@
+/* Tangled from book/13-start.nw; edit the chapter. */
+/* Share, collect and leave, over NCCL. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include "cuda/ring/nccl_crew.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/kernels/device.h"
+
+typedef enum { SHARE, COLLECT, LEAVE } word;
+
+enum { FEW = 488, PIECE = 4 << 20 }; /* bytes; of a record, and at a time */
+
+typedef struct {
+    int32_t word, status; /* the exit status of who leaves */
+    int64_t number, bytes;
+    char data[FEW]; /* or, of who leaves with a failure, why */
+} record;
+
+static struct {
+    cp_nccl *world;
+    int rank, ranks;
+    cudaStream_t stream;
+    char *host, *device; /* what is under way: so many bytes of each rank */
+    int64_t room;        /* of both */
+    int64_t number;      /* of operations so far */
+    bool over;           /* all later calls fail */
+} us;
+
+static cp_status finish(cp_status status, const char *what) {
+    const cp_link *link = cp_nccl_link(us.world);
+    if (status == CP_OK)
+        status = cp_nccl_finish(us.world, us.stream, what);
+    else
+        link->abort(link->context);
+    us.over = us.over || status != CP_OK;
+    return status;
+}
+
+static cp_status copy(void *to, const void *from, int64_t bytes) {
+    return cp_cuda(
+        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, us.stream),
+        "copying %lld bytes of a crew", (long long)bytes);
+}
+
+/* host [ranks] of so many bytes: the own ones become known to all. */
+static cp_status gather(int64_t bytes) {
+    const int64_t own = us.rank * bytes;
+    cp_status status = copy(us.device + own, us.host + own, bytes);
+    if (status == CP_OK)
+        status = cp_nccl_gather(us.world, us.device, bytes, us.stream);
+    if (status == CP_OK)
+        status = copy(us.host, us.device, us.ranks * bytes);
+    return finish(status, "hearing what the others say");
+}
+
+static cp_status compare(const record *all) {
+    static const char *const names[] = {"a share", "a collection", "an end"};
+    for (int r = 0; r < us.ranks; r++)
+        if (all[r].word == LEAVE && all[us.rank].word != LEAVE)
+            return cp_fail(CP_BROKEN, "rank %d has left%s%s", r,
+                           all[r].data[0] != '\0' ? ": " : "", all[r].data);
+    for (int r = 1; r < us.ranks; r++)
+        if (all[r].word != all[0].word || all[r].bytes != all[0].bytes)
+            return cp_fail(CP_BROKEN,
+                           "the ranks disagree: in operation %lld rank 0 has "
+                           "%s of %lld bytes, rank %d %s of %lld",
+                           (long long)all[0].number, names[all[0].word],
+                           (long long)all[0].bytes, r, names[all[r].word],
+                           (long long)all[r].bytes);
+    return CP_OK;
+}
+
+static record *records(void) {
+    return (record *)(void *)us.host;
+}
+
+/* All records are at us.host then. */
+static cp_status say(word what, int status, const void *data, int64_t bytes) {
+    if (us.over)
+        return cp_fail(CP_BROKEN, "the ranks have parted");
+    record *mine = records() + us.rank;
+    *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
+    if (data != NULL && bytes <= FEW)
+        memcpy(mine->data, data, (size_t)bytes);
+    cp_status heard = gather(sizeof(*mine));
+    if (heard == CP_OK)
+        heard = compare(records());
+    us.over = heard != CP_OK;
+    return heard;
+}
+
+static cp_status spread(int64_t bytes) {
+    const cp_link *link = cp_nccl_link(us.world);
+    cp_message_half half = {
+        .receive = us.rank != 0, .buffer = us.device, .bytes = bytes};
+    cp_status status = us.rank == 0 ? copy(us.device, us.host, bytes) : CP_OK;
+    for (int r = 1; r < us.ranks && status == CP_OK; r++) {
+        half.peer = us.rank == 0 ? r : 0;
+        if (us.rank == 0 || us.rank == r)
+            status = link->trade(link->context, &half, 1, us.stream);
+    }
+    if (status == CP_OK && us.rank != 0)
+        status = copy(us.host, us.device, bytes);
+    return finish(status, "sharing what rank 0 has");
+}
+
+static cp_status share(void *data, int64_t bytes) {
+    CP_TRY(say(SHARE, 0, us.rank == 0 ? data : NULL, bytes));
+    if (bytes <= FEW) {
+        memcpy(data, records()->data, (size_t)bytes);
+        return CP_OK;
+    }
+    for (int64_t at = 0; at < bytes; at += PIECE) {
+        const int64_t piece = cp_min(PIECE, bytes - at);
+        if (us.rank == 0)
+            memcpy(us.host, (char *)data + at, (size_t)piece);
+        CP_TRY(spread(piece));
+        if (us.rank != 0)
+            memcpy((char *)data + at, us.host, (size_t)piece);
+    }
+    return CP_OK;
+}
+
+static void put_down(char *to, int64_t bytes, const char *from, int64_t stride,
+                     int64_t piece) {
+    for (int r = 0; r < us.ranks; r++)
+        memcpy(to + r * bytes, from + r * stride, (size_t)piece);
+}
+
+static cp_status collect(void *items, int64_t bytes) {
+    const char *own = (char *)items + us.rank * bytes;
+    const int64_t column = us.room / us.ranks;
+    CP_TRY(say(COLLECT, 0, own, bytes));
+    if (bytes <= FEW) {
+        put_down(items, bytes, records()->data, sizeof(record), bytes);
+        return CP_OK;
+    }
+    for (int64_t at = 0; at < bytes; at += column) {
+        const int64_t piece = cp_min(column, bytes - at);
+        memcpy(us.host + us.rank * piece, own + at, (size_t)piece);
+        CP_TRY(gather(piece));
+        put_down((char *)items + at, bytes, us.host, piece, piece);
+    }
+    return CP_OK;
+}
+
+static void forget(void) {
+    cudaFreeHost(us.host);
+    cudaFree(us.device);
+    cudaStreamDestroy(us.stream);
+}
+
+static int leave(int status) {
+    char own[FEW] = "";
+    if (status != 0)
+        snprintf(own, sizeof(own), "%s", cp_message());
+    fflush(stdout);
+    const bool alone = say(LEAVE, status, own, FEW) != CP_OK;
+    if (alone && (us.rank != 0 || status == 0))
+        fprintf(stderr, "longring: rank %d ends: %s\n", us.rank,
+                status != 0 ? own : cp_message());
+    int worst = alone && status == 0 ? 1 : status;
+    for (int r = 0; r < us.ranks && !alone; r++) {
+        if (us.rank == 0 && worst == 0 && records()[r].status > 0)
+            fprintf(stderr, "longring: rank %d: %s\n", r, records()[r].data);
+        worst = (int)cp_max(worst, records()[r].status);
+    }
+    forget();
+    return worst;
+}
+
+static cp_status prepare(cp_nccl *world) {
+    us.world = world;
+    us.rank = cp_nccl_rank(world);
+    us.ranks = cp_nccl_ranks(world);
+    us.room = cp_max(PIECE, us.ranks * (int64_t)sizeof(record));
+    CP_TRY(cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
+                   "a queue for a crew"));
+    CP_TRY(cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
+                   "%lld bytes on the host", (long long)us.room));
+    return cp_cuda(cudaMalloc((void **)&us.device, (size_t)us.room),
+                   "%lld bytes for a crew", (long long)us.room);
+}
+
+cp_status cp_nccl_meet(const cp_launch *launch, double patience,
+                       cp_nccl **world, cp_crew *crew) {
+    char why[400];
+    ncclUniqueId id;
+    *world = NULL;
+    if (launch->root[0] == '\0')
+        return cp_fail(CP_INVALID,
+                       "%d ranks, and nothing says where rank 0 is: set "
+                       "MASTER_ADDR to its host",
+                       launch->ranks);
+    setenv("NCCL_COMM_ID", launch->root, 1);
+    cp_status status = cp_nccl_id(&id);
+    if (status == CP_OK)
+        status = cp_nccl_new(&id, launch->rank, launch->ranks, patience, world);
+    if (status == CP_BROKEN) {
+        snprintf(why, sizeof(why), "%s", cp_message());
+        return cp_fail(status,
+                       "%s; rank 0 is due at %s, in a subnet of every host "
+                       "(MASTER_ADDR, LONGRING_PORT)",
+                       why, launch->root);
+    }
+    CP_TRY(status);
+    CP_TRY(prepare(*world));
+    *crew = (cp_crew){.rank = launch->rank,
+                      .ranks = launch->ranks,
+                      .share = share,
+                      .collect = collect,
+                      .leave = leave};
+    return CP_OK;
+}

@@ -1,0 +1,149 @@
+/* Ranks of NCCL that are processes: what each tells the others, in files that
+ * only it appends to, and that it keeps locked while it lives. Two processes of
+ * one NCCL_COMM_ID find each other by the files' names. Not a network: hosts
+ * that share no /tmp never meet. */
+#define _DEFAULT_SOURCE
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "machine.h"
+
+typedef struct {
+    int file; /* -1: has not come */
+    bool lost;
+    off_t at; /* read up to here */
+} peer;
+
+static struct {
+    char root[200];
+    int rank, size, listener;
+    peer *all; /* [size]; NULL: this process is alone */
+} us;
+
+static const char *path_of(int rank) {
+    static char path[300];
+    snprintf(path, sizeof path, "/tmp/stand-in-%s-%d", us.root, rank);
+    return path;
+}
+
+static bool is_locked(int file) {
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+    return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* Rank 0 listens, as NCCL's does, and cannot if another does. */
+static int listen_at(const char *root) {
+    const struct sockaddr_in here = {
+        .sin_family = AF_INET,
+        .sin_port = htons((uint16_t)atoi(strrchr(root, ':') + 1))};
+    const int yes = 1,
+              listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (bind(listener, (const struct sockaddr *)&here, sizeof here) == 0 &&
+        listen(listener, 8) == 0)
+        return listener;
+    close(listener);
+    return -1;
+}
+
+bool peers_join(const char *root, int rank, int size) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    us.rank = rank;
+    us.size = size;
+    us.listener = -1;
+    snprintf(us.root, sizeof us.root, "%s", root);
+    if (rank == 0 && (us.listener = listen_at(root)) < 0)
+        return false;
+    us.all = take((size_t)size, sizeof *us.all);
+    for (int r = 0; r < size; r++)
+        us.all[r].file = -1;
+    const int own =
+        open(path_of(rank), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
+    us.all[rank].file = own;
+    if (own >= 0 && fcntl(own, F_SETLK, &lock) == 0 && ftruncate(own, 0) == 0)
+        return true;
+    close(own);
+    free(us.all); /* the file is somebody else's */
+    us.all = NULL;
+    return false;
+}
+
+void peers_leave(void) {
+    if (us.all == NULL)
+        return;
+    unlink(path_of(us.rank));
+    for (int r = 0; r < us.size; r++)
+        close(us.all[r].file);
+    close(us.listener);
+    free(us.all);
+    us.all = NULL;
+}
+
+int peers(void) {
+    return us.all != NULL ? us.size : 0;
+}
+
+void peers_tell(const news *what, const void *bytes) {
+    const int own = us.all != NULL ? us.all[us.rank].file : -1;
+    char *all = take(1, sizeof *what + what->bytes);
+    memcpy(all, what, sizeof *what);
+    if (what->bytes > 0)
+        memcpy(all + sizeof *what, bytes, what->bytes);
+    if (own >= 0 && write(own, all, sizeof *what + what->bytes) < 0)
+        fail_machine(cudaErrorLaunchFailure);
+    free(all);
+}
+
+bool peers_come(int rank) {
+    peer *one = &us.all[rank];
+    if (one->file >= 0 || rank == us.rank)
+        return false;
+    const int file = open(path_of(rank), O_RDONLY | O_CLOEXEC);
+    if (file < 0 || !is_locked(file)) {
+        close(file);
+        return false;
+    }
+    one->file = file;
+    return true;
+}
+
+/* Read the next news of a rank, and its bytes, which are the caller's to free;
+ * read again until peers_heard. */
+bool peers_hear(int rank, news *what, char **bytes) {
+    const peer *one = &us.all[rank];
+    if (one->file < 0 || rank == us.rank ||
+        pread(one->file, what, sizeof *what, one->at) < (ssize_t)sizeof *what)
+        return false;
+    *bytes = take(1, what->bytes + 1);
+    if (pread(one->file, *bytes, what->bytes, one->at + (off_t)sizeof *what) ==
+        (ssize_t)what->bytes)
+        return true;
+    free(*bytes);
+    return false;
+}
+
+void peers_heard(int rank, const news *what) {
+    us.all[rank].at += (off_t)(sizeof *what + what->bytes);
+}
+
+/* Has this process ended? True only once, and not before all its news have
+ * been heard. */
+bool peers_lost(int rank) {
+    news what;
+    char *bytes;
+    peer *one = &us.all[rank];
+    if (one->file < 0 || one->lost || rank == us.rank || is_locked(one->file))
+        return false;
+    if (peers_hear(rank, &what, &bytes)) {
+        free(bytes);
+        return false;
+    }
+    one->lost = true;
+    unlink(path_of(rank));
+    return true;
+}
