@@ -45,10 +45,13 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 # All that is built lies under B; sanitize and warnings build elsewhere.
 B        ?= build
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*/*.c reference/*/*.c)) $(B)/built-in.o
-BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model) figures/data/paper.csv
+BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model)
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
-HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/measure_% tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
-MEASURES  = $(patsubst tests/harness/%.c,$(B)/%,$(wildcard tests/harness/measure_*.c))
+HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
+# The programs that write figures/data, and what they share.
+WRITERS   = $(patsubst %.c,$(B)/%,$(wildcard figures/measure_*.c) figures/paper.c figures/fit.c figures/rules.c figures/ladder/measure_ladder.c)
+SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(wildcard figures/*.c)))
+LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
@@ -66,7 +69,8 @@ LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(B)/longring
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*/*.c reference/*/*.c))
 PYTHON   ?= python3
-write_bench = tests/harness/write-bench figures/data/bench
+data      = figures/data
+write     = figures/write-data $(data)
 Q         = $(if $(V),,@)# make V=1 shows whole commands
 again     = $(MAKE) --no-print-directory
 
@@ -81,6 +85,7 @@ $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
 $(ON_STAND_IN): $(STAND_IN)
+$(B)/tests/test_predictions: $(SHARED)
 # A whole program on the stand-in, with GPUs in its table of backends.
 $(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
 	@echo "  link $@"
@@ -95,8 +100,10 @@ $(B)/stand-in/%.cu.o: %.cu $(B)/flags
 	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) -MD -MP -c -o $@ $<
 $(B)/real-%.o: tests/harness/stand-in/%.c $(B)/flags
 	$(Q)$(CC) $(flags) -isystem $(REAL_CUDA) -c -o $@ $<
-$(B)/measure_%: $(B)/tests/harness/measure_%.o $(filter-out %/suite.o %/shell.o,$(HARNESS)) $(LIBRARY)
-	$(CC) $(flags) -o $@ $^ $(libraries)
+$(WRITERS): $(B)/%: $(B)/%.o $(SHARED) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
+$(B)/figures/ladder/measure_ladder: $(LADDER)
 $(B)/%.o: %.c $(B)/flags
 	@echo "  cc   $<"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
@@ -104,12 +111,12 @@ $(NAMED): $(B)/identity
 # Each of these two files changes only when what it records does.
 $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
-# Descriptions and the paper's numbers, as text in the library.
+# Descriptions, as text in the library.
 $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 	$(Q)$(CC) $(flags) -c -o $@ $<
--include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
+-include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
@@ -139,34 +146,43 @@ $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
-measures: $(MEASURES) ## build build/measure_*, the programs that write figures/data
-bench: all ## measure this machine into figures/data/bench*.csv (PYTHON=...: with torch, llama_cpp)
-	@$(write_bench).csv $(PROGRAM) bench --csv
-	@$(write_bench)-million.csv $(PROGRAM) bench --csv --only million
-	@$(write_bench)-torch.csv $(PROGRAM) bench --csv --peer torch --only full,causal,decode --python $(PYTHON)
-	@$(write_bench)-model.csv $(PROGRAM) bench --csv --model $(MODEL)
-	@$(write_bench)-llama.csv $(PROGRAM) bench --csv --model $(MODEL) --ranks 1 --peer llama --python $(PYTHON)
-fit: all ## fit the constants of the paper's cluster, and write predictions into figures/data
-	@$(PROGRAM) simulate --fit >$(B)/gtt.machine && cp $(B)/gtt.machine figures/data/machines/gtt.machine
-	+@$(again) -s all predictions
-predictions: all $(B)/measure_fit
-	@export PATH=$(B):$$PATH; data=figures/data; write=tests/harness/write-data; \
-	  for n in 6 7 8 9 10; do $$write $$data/figure-$$n.csv longring simulate --figure $$n --csv || exit 1; done; \
-	  for n in choices without decode seeds constants noise; do $$write $$data/fit-$$n.csv measure_fit $$n || exit 1; done; \
-	  $$write $$data/predictions.csv longring simulate --table all --csv && \
-	  $$write $$data/prediction-errors.csv longring simulate --table summary --csv && \
-	  $$write $$data/what-if.csv tests/harness/what-if
+bench: all ## measure this machine into figures/data/bench*.csv
+	@figures/write-bench $(data)/bench.csv $(PROGRAM) bench --csv
+	@figures/write-bench $(data)/bench-million.csv $(PROGRAM) bench --csv --only million
+	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL)
+rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... that has torch, llama_cpp)
+	@figures/write-bench $(data)/bench-torch.csv $(PYTHON) figures/rivals.py torch $(PROGRAM)
+	@figures/write-bench $(data)/bench-llama.csv $(PYTHON) figures/rivals.py llama $(PROGRAM) $(MODEL)
+writers: $(WRITERS)
+measure: all writers $(B)/stand-in/longring ## measure what the book's other figures show (ONLY="ring-cpu ...": those)
+	@MODEL=$(MODEL) figures/measure $(if $(filter command,$(origin ONLY)),$(ONLY))
+paper: writers ## predict the paper's tables and figures, and score its rules, into figures/data
+	@$(write)/predictions.csv $(B)/figures/paper predictions
+	@$(write)/prediction-errors.csv $(B)/figures/paper errors
+	@$(write)/what-if.csv $(B)/figures/paper what-if
+	@for n in 6 7 8 9 10; do $(write)/figure-$$n.csv $(B)/figures/paper figure-$$n || exit 1; done
+	@for n in lines table-4 peak reached; do $(write)/choose-$$n.csv $(B)/figures/rules $$n || exit 1; done
+	@$(write)/choose-cpu-lines.csv $(B)/figures/rules cpu $(data)/choose-cpu.csv
+	@$(write)/choose-cpu-scores.csv $(B)/figures/rules score $(data)/choose-cpu.csv laptop smollm2-135m
+fit: writers ## fit the constants of the paper's cluster, see what they depend on, and predict the paper again
+	@$(B)/figures/fit machine >$(B)/gtt.machine && cp $(B)/gtt.machine $(data)/machines/gtt.machine
+	+@$(again) -s writers
+	@for n in choices without decode seeds constants noise; do $(write)/fit-$$n.csv $(B)/figures/fit $$n || exit 1; done
+	+@$(again) -s paper
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
 	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
 	  CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+mutants: ## put known faults into a copy of the sources, one by one; suites must see each (ONLY=name, TURN=k/n: some of them)
+	@$(call install,$(FOR_BUILD) python3:bin/python3)
+	@tests/harness/mutants $(B) $(if $(filter command,$(origin ONLY)),$(ONLY))
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(MEASURES:$(B)/%=$(B)/tests/harness/%.o) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o $(B)/real-cublas_interface.o)
+objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o $(B)/real-cublas_interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/stand-in/*.[ch] exercises/*/*.[ch])
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/stand-in/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch])
 
 ONLY ?= $(sort $(wildcard book/[0-9]*.nw))
 tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
@@ -197,4 +213,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check check-gpu gpu suites measures bench fit predictions sanitize warnings objects format tangle drift book model demo install clean help force
+.PHONY: all check check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book model demo install mutants clean help force

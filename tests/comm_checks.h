@@ -1,20 +1,16 @@
-/* What ranks do to find out whether their communicator keeps its promise.
- * Each returns CP_OK, or says what is wrong. For tests of communicators. */
+/* What ranks do to find out whether their communicator keeps its promise, and
+ * the table of these scenes: the contract of comm.h, for any communicator. */
 #ifndef TESTS_COMM_CHECKS_H
 #define TESTS_COMM_CHECKS_H
 
 #include "ring/comm.h"
 
-#include <string.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <time.h>
-
-#define TRY(call)                                                              \
-    do {                                                                       \
-        const cp_status tried = (call);                                        \
-        if (tried != CP_OK)                                                    \
-            return tried;                                                      \
-    } while (0)
 
 #define REQUIRE(condition, ...)                                                \
     do {                                                                       \
@@ -28,7 +24,27 @@ static void nap(int milliseconds) {
     nanosleep(&time, NULL);
 }
 
-enum { BLOCK = 100 };
+/* Of this process: what went wrong where a failure of the run was due. */
+static atomic_int comm_faults;
+
+/* A row of the table. Its function gets it as context. */
+typedef struct {
+    const char *name;
+    int least, most; /* ranks */
+    cp_rank_main function;
+    int argument;
+    cp_status status; /* of the run */
+    const char *words;
+    double patience; /* 0: 10 seconds */
+    int times;       /* 0: once; the argument counts them */
+    bool heavy;      /* a few runs are enough */
+} comm_scene;
+
+static int comm_argument(const void *context) {
+    return ((const comm_scene *)context)->argument;
+}
+
+enum { BLOCK = 100, BIG = 1 << 20 };
 
 static cp_status rotate(cp_comm *comm, void *context) {
     (void)context;
@@ -38,10 +54,10 @@ static cp_status rotate(cp_comm *comm, void *context) {
         slots[0][i] = 1000 * rank + i;
     for (int hop = 1; hop < ranks; hop++) {
         int64_t *held = slots[(hop + 1) % 2], *arriving = slots[hop % 2];
-        TRY(cp_comm_exchange(comm, (rank + 1) % ranks, held, sizeof(slots[0]),
-                             (rank + ranks - 1) % ranks, arriving,
-                             sizeof(slots[0])));
-        TRY(cp_comm_wait(comm));
+        CP_TRY(cp_comm_exchange(comm, (rank + 1) % ranks, held,
+                                sizeof(slots[0]), (rank + ranks - 1) % ranks,
+                                arriving, sizeof(slots[0])));
+        CP_TRY(cp_comm_wait(comm));
         /* Check that the block of this hop arrived. */
         const int origin = (rank + ranks - hop) % ranks;
         for (int i = 0; i < BLOCK; i++)
@@ -72,7 +88,7 @@ static cp_status gather_all(cp_comm *comm, void *context) {
         send[r] = rank % 2 == 0 && r == rank ? NULL : blocks[0][r];
         receive[r] = blocks[1][r];
     }
-    TRY(cp_comm_all_to_all(comm, send, receive, sizeof(blocks[0][0])));
+    CP_TRY(cp_comm_all_to_all(comm, send, receive, sizeof(blocks[0][0])));
     /* Check that everybody's block arrived. */
     for (int r = 0; r < ranks; r++)
         for (int i = 0; i < 3; i++) {
@@ -81,8 +97,8 @@ static cp_status gather_all(cp_comm *comm, void *context) {
                     "all-to-all: %lld from rank %d, not %lld",
                     (long long)blocks[1][r][i], r, (long long)due);
         }
-    TRY(cp_comm_all_gather(comm, blocks[0][rank], receive,
-                           sizeof(blocks[0][0])));
+    CP_TRY(cp_comm_all_gather(comm, blocks[0][rank], receive,
+                              sizeof(blocks[0][0])));
     /* Check that everybody's own block arrived. */
     for (int r = 0; r < ranks; r++)
         for (int i = 0; i < 3; i++) {
@@ -109,10 +125,11 @@ static cp_status send_in_order(cp_comm *comm, void *context) {
         numbers[i] = comm->rank == 0 ? i : -1;
         const int to = comm->rank == 0 ? 1 : CP_NOBODY;
         const int from = comm->rank == 0 ? CP_NOBODY : 0;
-        TRY(cp_comm_exchange(comm, to, &numbers[i], 8, from, &numbers[i], 8));
+        CP_TRY(
+            cp_comm_exchange(comm, to, &numbers[i], 8, from, &numbers[i], 8));
     }
     for (int i = 0; i < 100; i++) {
-        TRY(cp_comm_wait(comm));
+        CP_TRY(cp_comm_wait(comm));
         REQUIRE(numbers[i] == i, "message %d holds %lld", i,
                 (long long)numbers[i]);
     }
@@ -127,14 +144,14 @@ static cp_status wait_alone(cp_comm *comm, void *context) {
     void *gathered[2] = {&others[0], &others[1]};
     const int to = comm->rank == 0 ? 1 : CP_NOBODY;
     const int from = comm->rank == 0 ? CP_NOBODY : 0;
-    TRY(cp_comm_exchange(comm, to, &value, 4, from, &value, 4));
+    CP_TRY(cp_comm_exchange(comm, to, &value, 4, from, &value, 4));
     if (comm->rank == 0)
-        TRY(cp_comm_wait(comm));
-    TRY(cp_comm_barrier(comm));
-    TRY(cp_comm_all_gather(comm, &own, gathered, 4));
+        CP_TRY(cp_comm_wait(comm));
+    CP_TRY(cp_comm_barrier(comm));
+    CP_TRY(cp_comm_all_gather(comm, &own, gathered, 4));
     REQUIRE(others[1 - comm->rank] == 1 - comm->rank, "lost in between");
     if (comm->rank == 1)
-        TRY(cp_comm_wait(comm));
+        CP_TRY(cp_comm_wait(comm));
     REQUIRE(value == 42, "%d arrived", (int)value);
     return CP_OK;
 }
@@ -145,7 +162,7 @@ static cp_status exchange_sizes(cp_comm *comm, void *context) {
     const int next = (comm->rank + 1) % comm->ranks;
     const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
     char *out, *in;
-    TRY(cp_allocate(&out, 8 << 20, 2, "a message"));
+    CP_TRY(cp_allocate(&out, 8 << 20, 2, "a message"));
     in = out + (8 << 20);
     memset(out, 'a' + comm->rank, 8 << 20);
     cp_status status = CP_OK;
@@ -166,11 +183,29 @@ static cp_status exchange_sizes(cp_comm *comm, void *context) {
 static cp_status talk_to_oneself(cp_comm *comm, void *context) {
     (void)context;
     int32_t out = 5 + comm->rank, in = 0;
-    TRY(cp_comm_exchange(comm, comm->rank, &out, 4, comm->rank, &in, 4));
-    TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, CP_NOBODY, NULL, 0));
-    TRY(cp_comm_wait(comm));
+    CP_TRY(cp_comm_exchange(comm, comm->rank, &out, 4, comm->rank, &in, 4));
+    CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, CP_NOBODY, NULL, 0));
+    CP_TRY(cp_comm_wait(comm));
     REQUIRE(in == out, "%d came back for %d", (int)in, (int)out);
-    TRY(cp_comm_wait(comm));
+    CP_TRY(cp_comm_wait(comm));
+    return CP_OK;
+}
+
+static cp_status meet_in_time(cp_comm *comm, void *context) {
+    double entered[16], mine;
+    void *receive[16];
+    (void)context;
+    for (int r = 0; r < comm->ranks; r++)
+        receive[r] = &entered[r];
+    nap(15 * ((comm->rank + 1) % comm->ranks));
+    entered[comm->rank] = mine = cp_clock();
+    CP_TRY(cp_comm_barrier(comm));
+    const double left = cp_clock();
+    CP_TRY(cp_comm_all_gather(comm, &mine, receive, sizeof(mine)));
+    for (int r = 0; r < comm->ranks; r++)
+        REQUIRE(entered[r] <= left, "rank %d came %g s late to the barrier", r,
+                entered[r] - left);
+    REQUIRE(comm->sent.barriers == 1, "not one barrier");
     return CP_OK;
 }
 
@@ -197,20 +232,41 @@ static cp_status call_wrongly(cp_comm *comm, int which) {
     }
 }
 
-enum { RECEIVE, SEND, ALL_TO_ALL, ALL_GATHER, BARRIER, WAYS };
+static cp_status meet_after_error(cp_comm *comm, void *context) {
+    if (comm->rank == 0)
+        return cp_comm_barrier(comm);
+    const cp_status status = call_wrongly(comm, comm_argument(context));
+    REQUIRE(cp_comm_barrier(comm) != CP_OK, "went on after an error");
+    return status;
+}
+
+static cp_status leave_unwaited(cp_comm *comm, void *context) {
+    static char in[4];
+    (void)context;
+    if (comm->rank == 1)
+        return cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, in, 4);
+    return CP_OK;
+}
+
+enum { RECEIVE, SEND, ALL_TO_ALL, ALL_GATHER, MEET, WAYS };
 enum { ABORT, RETURN_ERROR, RETURN_EARLY };
 
+/* Wait for rank 1, and longer than any transport buffers. */
 static cp_status wait_for_one(cp_comm *comm, int way) {
-    char out[8] = "", in[4][8];
-    const void *send[4] = {out, out, out, out};
-    void *receive[4] = {in[0], in[1], in[2], in[3]};
-    /* Wait for rank 1 in the given way. */
+    static char out[BIG];
+    char in[16][8];
+    const void *send[16];
+    void *receive[16];
+    for (int r = 0; r < comm->ranks; r++) {
+        send[r] = out;
+        receive[r] = in[r];
+    }
     switch (way) {
     case RECEIVE:
-        TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 1, in, 8));
+        CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 1, in, 8));
         return cp_comm_wait(comm);
     case SEND:
-        TRY(cp_comm_exchange(comm, 1, out, 8, CP_NOBODY, NULL, 0));
+        CP_TRY(cp_comm_exchange(comm, 1, out, BIG, CP_NOBODY, NULL, 0));
         return cp_comm_wait(comm);
     case ALL_TO_ALL:
         return cp_comm_all_to_all(comm, send, receive, 8);
@@ -219,6 +275,141 @@ static cp_status wait_for_one(cp_comm *comm, int way) {
     default:
         return cp_comm_barrier(comm);
     }
+}
+
+/* Rank 1 fails, and the others wait for it and hear of that. */
+static cp_status wait_and_hear(cp_comm *comm, void *context) {
+    const comm_scene *scene = context;
+    const int end = scene->argument / WAYS;
+    if (comm->rank == 1) {
+        nap(5);
+        if (end == ABORT)
+            cp_comm_abort(comm, "enough");
+        return end == RETURN_EARLY ? CP_OK : cp_fail(CP_FILE, "no such file");
+    }
+    const cp_status status = wait_for_one(comm, scene->argument % WAYS);
+    const char *words = end == ABORT          ? "rank 1 failed first: enough"
+                        : end == RETURN_ERROR ? "rank 1 failed first: no such"
+                                              : "rank 1 has left";
+    const bool right =
+        end == RETURN_EARLY ? status != CP_OK : status == CP_ABORTED;
+    if (!right || strstr(cp_message(), words) == NULL) {
+        fprintf(stderr, "%s: rank %d has heard %d, '%s'\n", scene->name,
+                comm->rank, status, status == CP_OK ? "" : cp_message());
+        comm_faults++;
+    }
+    return status;
+}
+
+static cp_status dawdle(cp_comm *comm, void *context) {
+    if (comm->rank == 0)
+        return wait_for_one(comm, comm_argument(context));
+    nap(450);
+    return CP_OK;
+}
+
+/* Rank 0 sends 96 bytes, or 64, where 80 are expected. */
+static cp_status disagree(cp_comm *comm, void *context) {
+    const int which = comm_argument(context);
+    char data[96] = "";
+    const bool sends = comm->rank == 0;
+    if (comm->rank == which % 2)
+        nap(5);
+    CP_TRY(cp_comm_exchange(comm, sends ? 1 : CP_NOBODY, data,
+                            which < 2 ? 96 : 64, sends ? CP_NOBODY : 0, data,
+                            80));
+    CP_TRY(cp_comm_wait(comm));
+    return cp_comm_barrier(comm);
+}
+
+/* Ranks 0 and 1 exchange pages; the last of all ranks aborts meanwhile; and each
+ * rank takes its pages away as soon as it knows. */
+static cp_status snatch(cp_comm *comm, void *context) {
+    const struct timespec delay = {0, comm_argument(context) * 20000L};
+    const int other = 1 - comm->rank;
+    char *pages = mmap(NULL, (size_t)2 * BIG, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(pages != MAP_FAILED, "no pages");
+    memset(pages, comm->rank + 1, BIG);
+    cp_status status = CP_OK;
+    if (other >= 0)
+        status =
+            cp_comm_exchange(comm, other, pages, BIG, other, pages + BIG, BIG);
+    if (comm->rank == comm->ranks - 1) {
+        nanosleep(&delay, NULL);
+        cp_comm_poke(comm);
+        cp_comm_abort(comm, "changed my mind");
+        status = CP_ABORTED;
+    } else if (status == CP_OK) {
+        status = cp_comm_wait(comm);
+        for (int i = 0; i < BIG && status == CP_OK; i++)
+            if (pages[BIG + i] != other + 1)
+                comm_faults++;
+        if (status == CP_OK)
+            status = cp_comm_barrier(comm);
+    }
+    munmap(pages, (size_t)2 * BIG);
+    return status;
+}
+
+#define WRONG_CALL(n, said)                                                    \
+    { "wrong call", 2, 2, meet_after_error, n, CP_INVALID, .words = said }
+#define IN_VAIN(way, said)                                                     \
+    {                                                                          \
+        "in vain", 2, 2, dawdle, way, CP_BROKEN,                               \
+            .words = said, .patience = 0.3, .heavy = true                      \
+    }
+
+static const comm_scene comm_scenes[] = {
+    {"rotate", 1, 16, .function = rotate},
+    {"collectives", 1, 16, .function = gather_all},
+    {"barrier", 1, 16, .function = meet_in_time, .heavy = true},
+    {"in order", 2, 2, .function = send_in_order},
+    {"wait alone", 2, 2, .function = wait_alone},
+    {"all sizes", 1, 3, .function = exchange_sizes, .heavy = true},
+    {"oneself", 1, 3, .function = talk_to_oneself},
+    WRONG_CALL(0, "rank 1: cannot send to rank 2: there are 2 ranks"),
+    WRONG_CALL(1, "rank 1: cannot receive from rank -2: there are 2 ranks"),
+    WRONG_CALL(2, "rank 1: cannot send to rank 0: 8 bytes at "),
+    WRONG_CALL(3, "rank 1: cannot send to rank 0: -8 bytes at "),
+    WRONG_CALL(4, "rank 1: 8 bytes to rank 0 overlap 1 from rank 0"),
+    WRONG_CALL(5, "rank 1: cannot send to 2 ranks: no list of blocks"),
+    WRONG_CALL(6, "rank 1: cannot send as rank 1: 8 bytes at "),
+    {"no exchange", 2, 2, meet_after_error, 7, CP_BROKEN,
+     .words = "rank 1: waits, but has no exchange outstanding"},
+    {"unwaited", 2, 2, leave_unwaited, 0, CP_BROKEN,
+     .words = "rank 1: returned, but never waited for an exchange"},
+    {"aborted", 2, 16, wait_and_hear, ABORT *WAYS, CP_FILE,
+     .words = "rank 1: enough", .times = WAYS},
+    {"failed", 2, 16, wait_and_hear, RETURN_ERROR *WAYS, CP_FILE,
+     .words = "rank 1: no such file", .times = WAYS},
+    {"left", 2, 16, wait_and_hear, RETURN_EARLY *WAYS, CP_BROKEN,
+     .words = "but rank 1 has left", .times = WAYS},
+    IN_VAIN(RECEIVE, "rank 0: waits in an exchange for 8 bytes from rank 1"),
+    IN_VAIN(SEND, "rank 0: waits in an exchange for rank 1 to take 1048576 "),
+    IN_VAIN(ALL_TO_ALL,
+            "rank 0: waits in an all-to-all for 8 bytes from rank "),
+    IN_VAIN(ALL_GATHER,
+            "rank 0: waits in an all-gather for 8 bytes from rank "),
+    IN_VAIN(MEET, "rank 0: waits in a barrier for rank 1, in vain for 0.3 s"),
+    {"disagree", 2, 2, disagree, 0, CP_BROKEN,
+     .words = "to rank 1 in an exchange, which expects 80 bytes", .times = 4},
+    {"snatch", 2, 3, snatch, 0, CP_ABORTED, .words = "changed my mind",
+     .times = 40},
+};
+enum { COMM_SCENES = sizeof(comm_scenes) / sizeof(comm_scenes[0]) };
+
+/* Did a run of the scene end as it should? Prints what it did if not. */
+static bool comm_scene_ended(const comm_scene *scene, int ranks,
+                             cp_status status) {
+    const char *due = scene->words != NULL ? scene->words : "";
+    const bool right = status == scene->status &&
+                       (status == CP_OK || strstr(cp_message(), due) != NULL);
+    if (!right)
+        fprintf(stderr, "%s %d, %d ranks: status %d, '%s'\n", scene->name,
+                scene->argument, ranks, status,
+                status == CP_OK ? "" : cp_message());
+    return right && comm_faults == 0;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* The bench: rounds, rows, refusals, and peers that misbehave. */
+/* The bench: rounds, rows and refusals. */
 #define _GNU_SOURCE
 #include "app/bench_truth.h"
 #include "app/measure.h"
@@ -9,7 +9,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static char order[100];
 
@@ -44,13 +43,11 @@ START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
     memset(order, 0, sizeof(order));
     ck_assert_int_eq(cp_measure_rounds(&bench, 2, entrants), CP_OK);
     ck_assert_str_eq(order, "aababab");
-    cp_measure_report(&bench, row, 2, &entrants[0], &entrants[1], &entrants[1]);
+    cp_measure_report(&bench, row, 2, &entrants[0], &entrants[1]);
     ck_assert_double_eq(reported.rate, 2);
     ck_assert_double_eq(reported.milliseconds, 2000);
     ck_assert_double_eq(reported.fraction.median, 2);
     ck_assert_double_eq(reported.fraction.low, 2);
-    ck_assert_double_eq(reported.peer_rate, 1);
-    ck_assert_double_eq(reported.ratio.high, 2);
 }
 END_TEST
 
@@ -61,11 +58,10 @@ START_TEST(an_even_number_of_rounds_has_a_middle) {
     const cp_bench_row row = {.unit = "things", .of = ""};
     memset(order, 0, sizeof(order));
     ck_assert_int_eq(cp_measure_rounds(&bench, 1, &entrant), CP_OK);
-    cp_measure_report(&bench, row, 1, &entrant, NULL, NULL);
+    cp_measure_report(&bench, row, 1, &entrant, NULL);
     ck_assert_double_eq(reported.rate, 3);
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);
-    ck_assert_double_eq(reported.peer_rate, 0);
 }
 END_TEST
 
@@ -113,7 +109,7 @@ static void all_fine(const char *line) {
     accepted(line, "");
 }
 
-enum { COLUMNS = 13 };
+enum { COLUMNS = 9 };
 
 /* Column, from 0, of the row of that name; fails if there is none, or if it
  * has not as many columns as the head. */
@@ -159,7 +155,7 @@ START_TEST(all_rows_are_numbers) {
     for (int i = 0; i < 8; i++) {
         positive(rows[i], 4, 6);
         positive(rows[i], 1, 1);
-        positive(rows[i], 12, 12);
+        positive(rows[i], 8, 8);
         ck_assert(cell(rows[i], 5) <= cell(rows[i], 4));
         ck_assert(cell(rows[i], 4) <= cell(rows[i], 6));
         if (i < 4)
@@ -177,7 +173,7 @@ START_TEST(parts_can_be_chosen) {
     ck_assert_ptr_nonnull(strstr(output, "1 thread; median of 1 round "));
     ck_assert_ptr_nonnull(strstr(output, " of fma ["));
     all_fine("$B --help");
-    ck_assert_ptr_nonnull(strstr(output, "--peer"));
+    ck_assert_ptr_nonnull(strstr(output, "--kernel"));
 }
 END_TEST
 
@@ -236,16 +232,12 @@ START_TEST(bad_wishes_are_status_2) {
     refused(2, "longring: ", "$B --heads 8,2,1000");
     refused(2, "not built in", "$B --on cuda");
     refused(2, "fast|first", "$B --kernel second");
-    refused(2, "none|torch|llama", "$B --peer jax");
-    refused(2, "--patience", "$B --peer torch --patience 0");
 }
 END_TEST
 
 START_TEST(wishes_without_meaning_are_status_2) {
     refused(2, "without --model", "$B --prompt 5");
     refused(2, "without --model", "$B --generate 5");
-    refused(2, "without --model", "$B --peer llama");
-    refused(2, "for the million", "$B --only million --peer torch");
     refused(2, "without --only million", "$B --variant pass-q");
     refused(2, "a follow-up cannot", "$B --only million --variant decode");
     refused(2, "--only has no meaning", "$B --model m --only fma");
@@ -253,88 +245,6 @@ START_TEST(wishes_without_meaning_are_status_2) {
     refused(2, "--prompt has", "$B --model m --keys 5");
     refused(2, "--heads has", "$B --model m --heads 1,1,1");
     refused(2, "--kernel first has", "$B --model m --kernel first");
-    refused(2, "--peer llama has", "$B --model m --peer torch");
-}
-END_TEST
-
-static void script(const char *text) {
-    char path[128];
-    snprintf(path, sizeof(path), "%s/python", directory);
-    FILE *file = fopen(path, "w");
-    ck_assert_ptr_nonnull(file);
-    fprintf(file, "#!/bin/sh\n%s\n", text);
-    fclose(file);
-    ck_assert_int_eq(chmod(path, 0700), 0);
-}
-
-#define ASK "$B --only causal --tokens 8 --rounds 2 --python $D/python "
-
-static void impatient(const char *seconds, const char *because,
-                      const char *text) {
-    char line[300];
-    script(text);
-    snprintf(line, sizeof(line), ASK "--peer torch --patience %s >$D/rows",
-             seconds);
-    ck_assert_msg(shell("%s", line) == 1, "%s: '%s'", text, errors);
-    const char *end = strchr(errors, '\n');
-    ck_assert_msg(end != NULL && end[1] == '\0', "%s: '%s'", text, errors);
-    ck_assert_msg(strstr(errors, because) != NULL, "%s: '%s', not '%s'", text,
-                  errors, because);
-}
-
-static void rude(const char *because, const char *text) {
-    impatient("15", because, text);
-}
-
-START_TEST(a_missing_peer_is_one_line) {
-    refused(1, "cannot run /no/python: No such file",
-            "$B --peer torch --python /no/python");
-    refused(1, "cannot run /no/python",
-            "PYTHON=/no/python $B --peer torch --only fma");
-    rude("cannot import it: No module named torch",
-         "echo missing No module named torch");
-    rude("ended with status 3: a last word", "echo a last word >&2; exit 3");
-}
-END_TEST
-
-START_TEST(a_rude_peer_is_one_line) {
-    rude("answered \"hello\" where \"ready\" was due", "echo hello; cat");
-    rude("answered \"many\" where seconds were due",
-         "echo ready 1; read a; echo many; cat");
-    rude("answered \"seconds -1\"",
-         "echo ready 1; read a; echo seconds -1; cat");
-    rude("answered \"seconds nan\"",
-         "echo ready 1; read a; echo seconds nan; cat");
-    rude("answered \"seconds 1s\"",
-         "echo ready 1; read a; echo seconds 1s; cat");
-    rude("--peer torch: no room",
-         "echo ready 1; read a; echo failed no room; cat");
-    rude("ended with status 0", "echo ready 1; read a");
-    rude("ended by signal 9", "echo ready 1; read a; kill -9 $$");
-    rude("answered \"aaaaaaaa", "yes a | tr -d '\\n' | head -c 100000");
-}
-END_TEST
-
-START_TEST(a_silent_peer_is_ended) {
-    impatient("0.2", "no answer for 0.2 seconds", "exec sleep 100");
-    impatient(
-        "0.7", "no answer for 0.7 seconds: thinking",
-        "echo $$ >${0%/*}/pid; echo thinking >&2; echo ready 1; exec sleep "
-        "100");
-    ck_assert_int_ne(shell("kill -0 $(cat $D/pid) 2>/dev/null"), 0);
-}
-END_TEST
-
-START_TEST(a_good_peer_is_a_quotient) {
-    script("echo ready 1; while read a; do echo \"$a\" >>${0%/*}/asked; "
-           "echo seconds 0.5; done");
-    all_fine(ASK "--peer torch --csv --threads 2");
-    positive("causal/8", 8, 11);
-    ck_assert_int_eq(shell("cat $D/asked"), 0);
-    ck_assert_str_eq(output, "2 8 8 8 2 128 1\n2 8 8 8 2 128 1\n"
-                             "2 8 8 8 2 128 1\n");
-    all_fine(ASK "--peer torch");
-    ck_assert_ptr_nonnull(strstr(output, "times as fast"));
 }
 END_TEST
 
@@ -351,10 +261,6 @@ static Suite *suite(void) {
     tcase_add_test(tests, a_small_million_is_right);
     tcase_add_test(tests, bad_wishes_are_status_2);
     tcase_add_test(tests, wishes_without_meaning_are_status_2);
-    tcase_add_test(tests, a_missing_peer_is_one_line);
-    tcase_add_test(tests, a_rude_peer_is_one_line);
-    tcase_add_test(tests, a_silent_peer_is_ended);
-    tcase_add_test(tests, a_good_peer_is_a_quotient);
     suite_add_tcase(suite, tests);
     return suite;
 }

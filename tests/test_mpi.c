@@ -17,252 +17,100 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 
 static int faults; /* of this rank, in all scenes */
 
-static void demand(bool holds, const cp_comm *comm, const char *scene,
-                   const char *expected) {
-    if (holds)
-        return;
-    fprintf(stderr, "%s, rank %d: '%s', not '%s'\n", scene, comm->rank,
-            cp_message(), expected);
-    faults++;
-}
-
-static void play(const char *scene, cp_mpi_options options,
-                 cp_rank_main function, void *context, cp_status status,
-                 const char *words) {
+static cp_comm *open_world(double patience, int64_t piece) {
     cp_comm *comm;
-    if (cp_mpi_open(&options, &comm) != CP_OK) {
-        fprintf(stderr, "%s: %s\n", scene, cp_message());
-        exit(1);
+    const cp_mpi_options options = {.patience = patience, .piece = piece};
+    if (cp_mpi_open(&options, &comm) == CP_OK)
+        return comm;
+    fprintf(stderr, "open: %s\n", cp_message());
+    exit(1);
+}
+
+static void play(const comm_scene *scene, int64_t piece) {
+    bool speaks;
+    cp_comm *comm =
+        open_world(scene->patience > 0 ? scene->patience : 10, piece);
+    if (comm->ranks >= scene->least && comm->ranks <= scene->most) {
+        const cp_status status =
+            cp_mpi_run(comm, scene->function, (void *)(uintptr_t)scene);
+        faults += !comm_scene_ended(scene, comm->ranks, status);
     }
-    const cp_status got = cp_mpi_run(comm, function, context);
-    demand(got == status && (status == CP_OK || strstr(cp_message(), words)),
-           comm, scene, words);
-    const int last = cp_mpi_close(comm, 0);
-    if (last != 0) {
-        fprintf(stderr, "%s: the goodbyes end with %d\n", scene, last);
-        exit(1);
+    const int rank = comm->rank, last = cp_mpi_close(comm, 0, &speaks);
+    if (last == 0 && speaks == (rank == 0))
+        return;
+    fprintf(stderr, "%s: the goodbyes end with %d\n", scene->name, last);
+    exit(1);
+}
+
+/* The contract, over processes: every scene, whole and in pieces. */
+static void play_scenes(void) {
+    static const int64_t pieces[] = {0, 100003, 7};
+    for (int n = 0; n < COMM_SCENES; n++) {
+        comm_scene scene = comm_scenes[n];
+        const int last = scene.argument + (scene.times > 0 ? scene.times : 1);
+        const int whole = scene.heavy || scene.times > 0 ? 1 : 3;
+        for (; scene.argument < last; scene.argument++)
+            for (int i = 0; i < whole; i++)
+                play(&scene, scene.times > 8 ? 65536 : pieces[i]);
     }
-}
-
-static cp_status meet_in_time(cp_comm *comm, void *context) {
-    double entered[16], mine;
-    void *receive[16];
-    (void)context;
-    for (int r = 0; r < comm->ranks; r++)
-        receive[r] = &entered[r];
-    nap(15 * ((comm->rank + 1) % comm->ranks));
-    entered[comm->rank] = mine = cp_clock();
-    TRY(cp_comm_barrier(comm));
-    const double left = cp_clock();
-    TRY(cp_comm_all_gather(comm, &mine, receive, sizeof(mine)));
-    for (int r = 0; r < comm->ranks; r++)
-        REQUIRE(entered[r] <= left, "rank %d came %g s late to the barrier", r,
-                entered[r] - left);
-    REQUIRE(comm->sent.barriers == 1, "not one barrier");
-    return CP_OK;
-}
-
-static void play_well(int ranks) {
-    const int64_t pieces[] = {0, 100003, 7};
-    for (int i = 0; i < 3; i++) {
-        const cp_mpi_options options = {.patience = 10, .piece = pieces[i]};
-        play("rotate", options, rotate, NULL, CP_OK, "");
-        play("gather", options, gather_all, NULL, CP_OK, "");
-        play("barrier", options, meet_in_time, NULL, CP_OK, "");
-        play("oneself", options, talk_to_oneself, NULL, CP_OK, "");
-        if (pieces[i] != 7)
-            play("sizes", options, exchange_sizes, NULL, CP_OK, "");
-        if (ranks != 2)
-            continue;
-        play("in order", options, send_in_order, NULL, CP_OK, "");
-        play("wait alone", options, wait_alone, NULL, CP_OK, "");
-    }
-}
-
-static cp_status meet_after_error(cp_comm *comm, void *context) {
-    if (comm->rank != 1)
-        return cp_comm_barrier(comm);
-    const cp_status status = call_wrongly(comm, *(const int *)context);
-    REQUIRE(cp_comm_barrier(comm) != CP_OK, "went on after an error");
-    return status;
-}
-
-static void play_wrong_calls(void) {
-    static const char *const words[] = {
-        "rank 1: cannot send to rank 2: there are 2 ranks",
-        "rank 1: cannot receive from rank -2: there are 2 ranks",
-        "rank 1: cannot send to rank 0: 8 bytes at ",
-        "rank 1: cannot send to rank 0: -8 bytes at ",
-        "rank 1: 8 bytes to rank 0 overlap 1 from rank 0",
-        "rank 1: cannot send to 2 ranks: no list of blocks",
-        "rank 1: cannot send as rank 1: 8 bytes at ",
-        "rank 1: rank 1 waits, but has no exchange outstanding",
-    };
-    for (int i = 0; i < 8; i++)
-        play("wrong call", (cp_mpi_options){.patience = 10}, meet_after_error,
-             &i, i == 7 ? CP_BROKEN : CP_INVALID, words[i]);
-}
-
-struct scene {
-    int way, end;
-};
-
-static cp_status wait_and_hear(cp_comm *comm, void *context) {
-    const struct scene *scene = context;
-    if (comm->rank == 1) {
-        nap(5);
-        if (scene->end == ABORT)
-            cp_comm_abort(comm, "enough");
-        return scene->end == RETURN_EARLY ? CP_OK
-                                          : cp_fail(CP_FILE, "no such file");
-    }
-    const cp_status status = wait_for_one(comm, scene->way);
-    const char *words = scene->end == ABORT ? "rank 1 failed first: enough"
-                        : scene->end == RETURN_ERROR
-                            ? "rank 1 failed first: no such file"
-                            : "rank 1 has left";
-    demand(status == (scene->end == RETURN_EARLY && comm->ranks == 2
-                          ? CP_BROKEN
-                          : CP_ABORTED) ||
-               (scene->end == RETURN_EARLY && status != CP_OK),
-           comm, "a wait", words);
-    demand(strstr(cp_message(), words) != NULL, comm, "a wait", words);
-    return status;
-}
-
-static void play_failures(void) {
-    for (int way = 0; way < WAYS; way++)
-        for (int end = 0; end < 3; end++) {
-            struct scene scene = {way, end};
-            play("failure", (cp_mpi_options){.patience = 10}, wait_and_hear,
-                 &scene, end == RETURN_EARLY ? CP_BROKEN : CP_FILE,
-                 end == ABORT          ? "rank 1: enough"
-                 : end == RETURN_ERROR ? "rank 1: no such file"
-                                       : "but rank 1 has left");
-        }
-}
-
-static cp_status dawdle(cp_comm *comm, void *context) {
-    const int *way = context;
-    if (comm->rank == 0)
-        return wait_for_one(comm, *way);
-    nap(450);
-    return CP_OK;
-}
-
-static void play_impatience(void) {
-    static const char *const words[] = {
-        "rank 0 waits in an exchange for 8 bytes (message 1) from rank 1",
-        "rank 0 waits in an exchange for rank 1 to take 8 bytes (message 1)",
-        "rank 0 waits in an all-to-all for 8 bytes (message 1) from rank 1 "
-        "and for rank 1 to take 8 bytes (message 1)",
-        "rank 0 waits in an all-gather for 8 bytes (message 1) from rank 1 "
-        "and for rank 1 to take 8 bytes (message 1)",
-        "rank 0 waits at barrier 1 for rank 1",
-    };
-    for (int way = 0; way < WAYS; way++)
-        play("patience", (cp_mpi_options){.patience = 0.3}, dawdle, &way,
-             CP_BROKEN, words[way]);
-}
-
-static cp_status disagree(cp_comm *comm, void *context) {
-    const int *slow = context;
-    char data[96];
-    const bool sends = comm->rank == 0;
-    if (comm->rank == *slow)
-        nap(5);
-    cp_comm_exchange(comm, sends ? 1 : CP_NOBODY, data, 96,
-                     sends ? CP_NOBODY : 0, data, 80);
-    const cp_status status = cp_comm_wait(comm);
-    const char *words = sends ? "rank 0 sends to rank 1 in an exchange: 96 "
-                                "bytes (message 1), not the 80 that rank 1 "
-                                "expects"
-                              : "rank 1 receives from rank 0 in an exchange: "
-                                "80 bytes (message 1), not the 96 that rank 0 "
-                                "sends";
-    demand(status == CP_BROKEN && strcmp(cp_message(), words) == 0, comm,
-           "sizes", words);
-    return status;
-}
-
-static cp_status leave_unwaited(cp_comm *comm, void *context) {
-    static char in[4];
-    (void)context;
-    if (comm->rank == 1)
-        return cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, in, 4);
-    return CP_OK;
 }
 
 enum { PAGES = 1 << 20 };
-
-static cp_status snatch(cp_comm *comm, void *context) {
-    const struct timespec delay = {0, *(const int *)context * 50000L};
-    const int other = 1 - comm->rank;
-    char *pages = mmap(NULL, 2 * PAGES, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(pages != MAP_FAILED, "no pages");
-    memset(pages, comm->rank + 1, PAGES);
-    cp_status status = cp_comm_exchange(comm, other, pages, PAGES, other,
-                                        pages + PAGES, PAGES);
-    if (comm->rank == 1) {
-        nanosleep(&delay, NULL);
-        cp_comm_poke(comm);
-        cp_comm_abort(comm, "changed my mind");
-        status = CP_ABORTED;
-    } else if (status == CP_OK) {
-        status = cp_comm_wait(comm);
-        if (status == CP_OK)
-            status = cp_comm_barrier(comm);
-    }
-    munmap(pages, 2 * PAGES);
-    return status;
-}
-
-static void play_wrongly(int ranks) {
-    play_failures();
-    for (int i = 0; ranks == 2 && i < 2; i++)
-        play("sizes", (cp_mpi_options){.patience = 10}, disagree, &i, CP_BROKEN,
-             "96");
-    if (ranks != 2)
-        return;
-    play_wrong_calls();
-    play_impatience();
-    play("unwaited", (cp_mpi_options){.patience = 10}, leave_unwaited, NULL,
-         CP_BROKEN, "rank 1: returned, but never waited for an exchange");
-    for (int i = 0; i < 30; i++)
-        play("snatch", (cp_mpi_options){.patience = 10, .piece = 65536}, snatch,
-             &i, CP_ABORTED, "rank 1: changed my mind");
-}
 
 static cp_status die_in_a_hop(cp_comm *comm, void *context) {
     static char blocks[2][PAGES];
     const int ranks = comm->ranks, rank = comm->rank;
     (void)context;
-    TRY(cp_comm_barrier(comm));
-    TRY(cp_comm_exchange(comm, (rank + 1) % ranks, blocks[0], PAGES,
-                         (rank + ranks - 1) % ranks, blocks[1], PAGES));
+    CP_TRY(cp_comm_barrier(comm));
+    CP_TRY(cp_comm_exchange(comm, (rank + 1) % ranks, blocks[0], PAGES,
+                            (rank + ranks - 1) % ranks, blocks[1], PAGES));
     if (rank == 1)
         raise(SIGKILL);
     return cp_comm_wait(comm);
 }
 
 static int play_death(double patience) {
-    const cp_mpi_options options = {.patience = patience, .piece = 1000};
-    cp_comm *comm;
-    play("barrier", (cp_mpi_options){.patience = 10}, meet_in_time, NULL, CP_OK,
-         "");
-    if (cp_mpi_open(&options, &comm) != CP_OK)
-        return 1;
+    bool speaks;
+    play(&comm_scenes[2], 0);
+    cp_comm *comm = open_world(patience, 1000);
+    const int rank = comm->rank;
     const cp_status status = cp_mpi_run(comm, die_in_a_hop, NULL);
-    fprintf(stderr, "survivor %d: %s\n", comm->rank, cp_message());
-    const int worst = cp_mpi_close(comm, status == CP_OK ? 0 : 1);
+    fprintf(stderr, "survivor %d: %s\n", rank, cp_message());
+    const int worst = cp_mpi_close(comm, status == CP_OK ? 0 : 1, &speaks);
     fprintf(stderr, "survivor %d: ends\n", worst);
+    cp_mpi_end(worst >= 0);
+    return 1;
+}
+
+/* Rank 1 says nothing; rank 2 waits for it, and rank 0 for rank 2. */
+static cp_status wait_in_a_chain(cp_comm *comm, void *context) {
+    char in[8];
+    (void)context;
+    if (comm->rank == 1)
+        nap(15000);
+    CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, comm->rank == 2 ? 1 : 2,
+                            in, 8));
+    return cp_comm_wait(comm);
+}
+
+static int play_silence(void) {
+    bool speaks;
+    cp_comm *comm = open_world(2, 0);
+    const int rank = comm->rank;
+    const double start = cp_clock();
+    const cp_status status = cp_mpi_run(comm, wait_in_a_chain, NULL);
+    const bool named = strstr(cp_message(), "rank 1 is silent") != NULL;
+    const int worst = cp_mpi_close(comm, 1, &speaks);
+    fprintf(stderr, "rank %d%s after %.1f s: %d, %d, %s\n", rank,
+            speaks ? " speaks" : "", cp_clock() - start, status, worst,
+            named && cp_clock() - start < 4.5 ? "as it should" : cp_message());
+    fflush(stderr);
+    nap(1000); /* the other one, too */
     cp_mpi_end(worst >= 0);
     return 1;
 }
@@ -364,20 +212,13 @@ static int backend_scene(const char *scene) {
 }
 
 static int worker(const char *scene) {
-    int size = 1;
-    cp_comm *world;
     if (strcmp(scene, "death") == 0)
         return play_death(1);
-    if (strcmp(scene, "well") != 0 && strcmp(scene, "wrong") != 0)
+    if (strcmp(scene, "silence") == 0)
+        return play_silence();
+    if (strcmp(scene, "scenes") != 0)
         return backend_scene(scene);
-    if (cp_mpi_open(&(cp_mpi_options){.patience = 10}, &world) != CP_OK)
-        return 1;
-    size = world->ranks;
-    cp_mpi_close(world, 0);
-    if (strcmp(scene, "well") == 0)
-        play_well(size);
-    else
-        play_wrongly(size);
+    play_scenes();
     cp_mpi_end(true);
     return faults == 0 ? 0 : 1;
 }
@@ -422,13 +263,19 @@ static bool launcher_is_there(void) {
 
 static const int sizes[] = {1, 2, 3, 4, 8};
 
-START_TEST(messages_arrive) {
-    scene_ends_well(sizes[_i], "well");
+START_TEST(every_scene) {
+    scene_ends_well(sizes[_i], "scenes");
 }
 END_TEST
 
-START_TEST(failures_end_every_wait) {
-    scene_ends_well(_i == 0 ? 2 : 4, "wrong");
+/* Within the timeout and a little, one line, and the right rank is named. */
+START_TEST(a_silent_rank_is_named) {
+    launch("timeout 18 mpirun -n 3 %s --rank silence", self);
+    ck_assert_msg(strstr(said, "rank 0 speaks after") != NULL, "%s", said);
+    ck_assert_msg(strstr(said, "rank 2 after") != NULL, "%s", said);
+    const char *first = strstr(said, "as it should");
+    ck_assert_msg(first != NULL && strstr(first + 1, "as it should") != NULL,
+                  "%s", said);
 }
 END_TEST
 
@@ -513,7 +360,7 @@ START_TEST(a_chat_is_shared) {
     const int status = launch(
         "D=%s; L=%s; (echo 'one two'; sleep 3; echo 'three') | timeout 18 "
         "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --most 9 "
-        "--timeout 2.5 --compare",
+        "--timeout 1.5 --compare",
         directory, program());
     ck_assert_msg(status == 0, "status %d\n%s", status, said);
     ck_assert_msg(strstr(said, "every one of") != NULL, "%s", said);
@@ -611,8 +458,8 @@ static Suite *mpi_suite(void) {
         tcase_add_test(comm, nothing_to_launch);
         return suite;
     }
-    tcase_add_loop_test(comm, messages_arrive, 0, 5);
-    tcase_add_loop_test(comm, failures_end_every_wait, 0, 2);
+    tcase_add_loop_test(comm, every_scene, 0, 5);
+    tcase_add_test(comm, a_silent_rank_is_named);
     tcase_add_test(comm, a_dead_rank_ends_all);
     tcase_add_test(comm, survivors_run_out_of_patience);
     tcase_add_unchecked_fixture(backend, make_model, remove_model);

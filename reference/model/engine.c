@@ -12,6 +12,7 @@
 typedef struct {
     cp_engine base;
     const cp_place *place;
+    cp_threads *threads; /* the ranks, if they are all here */
     int cores;
     cp_store *store;
     cp_trace *trace; /* or NULL */
@@ -33,10 +34,16 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     CP_TRY(cp_store_new_of(options->ranks, place->only, facts->layers,
                            options->sequences, options->room, &facts->shape,
                            &it->store));
-    return options->trace ? cp_trace_new(options->ranks, &it->trace) : CP_OK;
+    if (options->trace)
+        CP_TRY(cp_trace_new(options->ranks, &it->trace));
+    if (place->only != CP_NOBODY)
+        return CP_OK;
+    return cp_threads_start(&(cp_threads_options){options->ranks, 0, 0},
+                            &it->threads);
 }
 
 static void close_engine(cp_engine *base) {
+    cp_threads_end(own(base)->threads);
     cp_store_free(own(base)->store);
     cp_trace_free(own(base)->trace);
 }
@@ -49,20 +56,30 @@ static void release(char *memory) {
     free(memory);
 }
 
+static int busy_ranks(const engine *it, const cp_layout *layout) {
+    int busy = 0;
+    for (int r = 0; r < layout->ranks; r++)
+        busy += layout->queries[r].tokens > 0;
+    return it->place->local > 0 ? layout->ranks : busy;
+}
+
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
     const engine *it = own(base);
     const cp_place *place = it->place;
-    const int ranks = base->options.ranks;
+    const int ranks = base->options.ranks, cores = base->options.cores;
+    const int busy = busy_ranks(it, call->layout);
     cp_forward_job job = {.model = cp_llama_of(base->model),
                           .options = &base->options,
                           .call = call,
                           .store = it->store,
                           .trace = it->trace,
-                          .threads =
-                              cp_place_share(place, base->options.cores, ranks),
+                          .threads = cp_place_share(place, cores, busy),
+                          .attending = cp_place_share(place, cores, ranks),
                           .first = place->crew != NULL ? place->only : 0,
                           .hidden = hidden};
+    if (it->threads != NULL)
+        return cp_threads_work(it->threads, cp_forward_rank, &job);
     return place->run(ranks, cp_forward_rank, &job);
 }
 
@@ -85,8 +102,6 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
     cp_linear_rows(rows, width, (const float *)(const void *)base->input,
                    &product, 1, cores, scratch);
     free(scratch);
-    if (base->options.ranks > 1)
-        omp_pause_resource_all(omp_pause_soft);
     return CP_OK;
 }
 

@@ -1,5 +1,5 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
-/* Ranks as processes: notes that agree on each message, then its freight.
+/* Ranks as processes: MPI's messages, waits that end, and notes about failures.
  * Built with CP_HAVE_MPI, or as an empty shell without. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
@@ -11,116 +11,89 @@
 #include <math.h>
 #include <mpi.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+enum { MESSAGE, BARRIER, NOTE }; /* tags */
+
 enum note_kind {
-    OFFER,   /* message number to you has bytes */
-    WANT,    /* receive number from you expects bytes */
-    BARRIER, /* I have entered barrier number */
-    FAILURE, /* I failed with status; text says why */
-    LEFT,    /* I am done with run number, with status */
-    GOODBYE, /* I shall not speak again; status is my exit's */
+    FAILED,    /* with status; text says why */
+    WITHDRAWN, /* I have failed, and receive nothing any more */
+    LEFT,      /* I am done with run number, with status */
+    GOODBYE,   /* I shall not speak again; status is my exit's */
+    AWAIT,     /* for long: that rank; or CP_NOBODY again */
 };
 
 struct note {
-    int32_t kind, status;
-    int64_t number, bytes;
-    char text[480]; /* of FAILURE and GOODBYE; others are sent without */
+    int32_t kind, status, rank;
+    int64_t number;
+    char text[480];
 };
 
+/* A note under way to all. */
 struct letter {
     struct letter *next;
-    MPI_Request request;
     struct note note;
-};
-
-struct news {
-    struct news *next;
-    int64_t bytes;
+    MPI_Request requests[]; /* [ranks] */
 };
 
 struct peer {
-    int64_t sent, received;      /* halves posted: the last numbers */
-    struct news *offers, *wants; /* not yet met by a half of ours */
-    int64_t barriers, left;      /* entered; the last run it ended */
-    bool gone;                   /* has said goodbye */
-    int status;                  /* with which */
-};
-
-enum half_state { IDLE, POSTED, MOVING, DONE, SPOILED };
-
-struct half {
-    enum half_state state;
-    bool sends;
-    int peer;
-    char *data;
-    int64_t bytes, theirs;
-    int64_t number; /* of messages between the two, this way */
-    int pieces, arrived;
-    MPI_Request *requests; /* [pieces] while MOVING */
-};
-
-struct exchange {
-    struct exchange *newer;
-    const char *call; /* for messages: "an exchange" */
-    struct half send, receive;
+    int64_t left;         /* the last run it ended */
+    double left_at;       /* by our clock */
+    bool withdrawn, gone; /* it receives nothing; it has said goodbye */
+    int status;           /* with which */
+    int awaits;
 };
 
 struct member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
-    MPI_Comm notes, freight;
+    MPI_Comm world;
     struct peer *peers; /* [ranks] */
     struct letter *letters;
-    struct exchange *oldest;  /* outstanding, in order */
-    struct exchange *waiting; /* for messages; NULL: a barrier or the end */
     cp_mpi_options options;
-    int64_t runs, barriers; /* begun; entered */
-    bool silent;            /* MPI may not run any more: see settle */
-    bool given_up;          /* somebody did not leave in time */
-    /* The first failure that this rank knows of. */
-    bool failed;
-    int failed_rank;
-    cp_status status;
-    char message[512];
+    int64_t runs;        /* begun */
+    cp_failure failure;  /* the first that this rank knows of */
+    double end;          /* after a failure: until when to wait for others */
+    bool settled;        /* after a failure */
+    bool silent;         /* MPI may not run any more: see settle */
     char complaint[512]; /* the first that came with a goodbye */
 };
 
-static void say(struct member *me, int to, struct note note) {
-    const bool talks = note.kind == FAILURE || note.kind == GOODBYE;
-    const size_t bytes = talks ? sizeof(note) : offsetof(struct note, text);
-    struct letter *letter;
-    int sent = 0;
-    if (me->silent ||
-        cp_allocate(&letter, 1, sizeof(*letter), "a note") != CP_OK)
-        return;
-    letter->note = note;
-    if (MPI_Isend(&letter->note, (int)bytes, MPI_BYTE, to, 0, me->notes,
-                  &letter->request) == MPI_SUCCESS) {
-        MPI_Test(&letter->request, &sent, MPI_STATUS_IGNORE);
-        letter->next = me->letters;
-        if (!sent)
-            me->letters = letter;
-    }
-    if (sent)
+static cp_status fail_mpi(int code) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    return cp_fail(CP_BROKEN, "%.300s", text);
+}
+
+static void say(struct member *me, const struct note *note) {
+    const int ranks = me->comm.ranks;
+    struct letter *letter =
+        malloc(sizeof(*letter) + (size_t)ranks * sizeof(MPI_Request));
+    if (letter == NULL || me->silent) {
         free(letter);
-}
-
-static void say_to_all(struct member *me, struct note note) {
-    for (int r = 0; r < me->comm.ranks; r++)
+        return;
+    }
+    letter->note = *note;
+    letter->next = me->letters;
+    me->letters = letter;
+    for (int r = 0; r < ranks; r++) {
+        letter->requests[r] = MPI_REQUEST_NULL;
         if (r != me->comm.rank)
-            say(me, r, note);
+            MPI_Isend(&letter->note, sizeof(*note), MPI_BYTE, r, NOTE,
+                      me->world, &letter->requests[r]);
+    }
 }
 
-static void sweep_letters(struct member *me) {
+static void sweep(struct member *me) {
     struct letter **link = &me->letters;
     while (*link != NULL) {
         struct letter *letter = *link;
         int sent = 0;
-        MPI_Test(&letter->request, &sent, MPI_STATUS_IGNORE);
+        MPI_Testall(me->comm.ranks, letter->requests, &sent,
+                    MPI_STATUSES_IGNORE);
         if (sent) {
             *link = letter->next;
             free(letter);
@@ -130,186 +103,141 @@ static void sweep_letters(struct member *me) {
     }
 }
 
-static void record_failure(struct member *me, int rank, cp_status status,
-                           const char *why) {
-    if (me->failed)
+enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
+
+static void announce(struct member *me, int silent) {
+    const cp_failure *failure = &me->failure;
+    me->end = cp_clock() + (silent == CP_NOBODY ? GRACE : GRACE_OF_SILENT);
+    if (failure->rank != me->comm.rank)
         return;
-    const bool reason = why != NULL && why[0] != '\0';
-    me->failed = true;
-    me->failed_rank = rank;
-    me->status = status;
-    snprintf(me->message, sizeof(me->message), "%s",
-             reason ? why : "gave no reason");
-    if (rank != me->comm.rank)
-        return;
-    struct note note = {.kind = FAILURE, .status = (int32_t)status};
-    snprintf(note.text, sizeof(note.text), "%.479s", me->message);
-    say_to_all(me, note);
+    struct note note = {
+        .kind = FAILED, .status = (int32_t)failure->status, .rank = silent};
+    snprintf(note.text, sizeof(note.text), "%.479s", failure->message);
+    say(me, &note);
 }
 
-static void check_mpi(struct member *me, int code, const char *what) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    if (code == MPI_SUCCESS)
-        return;
-    MPI_Error_string(code, text, &length);
-    cp_fail(CP_BROKEN, "%s: %.300s", what, text);
-    record_failure(me, me->comm.rank, CP_BROKEN, cp_message());
+static void note_failure(struct member *me, int rank, cp_status status,
+                         int silent) {
+    if (cp_failure_note(&me->failure, rank, status))
+        announce(me, silent);
 }
 
-static void start(struct member *me, struct half *half) {
-    const int64_t piece = me->options.piece;
-    const int64_t pieces = cp_ceil_divide(half->bytes, piece);
-    half->state = half->bytes == 0 ? DONE : MOVING;
-    if (half->bytes == 0)
-        return;
-    if (pieces > INT_MAX ||
-        cp_allocate(&half->requests, pieces, sizeof(MPI_Request),
-                    "the pieces of a message") != CP_OK) {
-        half->state = IDLE;
-        record_failure(me, me->comm.rank, CP_MEMORY, cp_message());
-        return;
-    }
-    half->pieces = (int)pieces;
-    for (int p = 0; p < half->pieces; p++)
-        half->requests[p] = MPI_REQUEST_NULL;
-    /* Post every piece. */
-    for (int p = 0; p < half->pieces; p++) {
-        char *data = half->data + p * piece;
-        const int bytes = (int)cp_min(piece, half->bytes - p * piece);
-        MPI_Request *request = &half->requests[p];
-        check_mpi(me,
-                  half->sends ? MPI_Isend(data, bytes, MPI_BYTE, half->peer, 0,
-                                          me->freight, request)
-                              : MPI_Irecv(data, bytes, MPI_BYTE, half->peer, 0,
-                                          me->freight, request),
-                  half->sends ? "MPI_Isend" : "MPI_Irecv");
-    }
-}
-
-static void meet(struct member *me, struct half *half, int64_t theirs) {
-    half->theirs = theirs;
-    if (half->bytes != theirs)
-        half->state = SPOILED;
-    else if (!me->failed)
-        start(me, half);
-}
-
-static struct half *find_half(struct member *me, int peer, bool sends) {
-    struct exchange *exchange = me->oldest;
-    for (; exchange != NULL; exchange = exchange->newer) {
-        struct half *half = sends ? &exchange->send : &exchange->receive;
-        if (half->state == POSTED && half->peer == peer)
-            return half;
-    }
-    return NULL;
-}
-
-static void hear_half(struct member *me, int from, bool sends, int64_t bytes) {
-    struct half *half = find_half(me, from, sends);
-    struct peer *peer = &me->peers[from];
-    struct news **end = sends ? &peer->wants : &peer->offers;
-    if (half != NULL) {
-        meet(me, half, bytes);
-        return;
-    }
-    while (*end != NULL)
-        end = &(*end)->next;
-    if (cp_allocate(end, 1, sizeof(**end), "news") == CP_OK)
-        (*end)->bytes = bytes;
-    else
-        record_failure(me, me->comm.rank, CP_MEMORY, cp_message());
-}
-
-static void heed(struct member *me, int from, struct note *note) {
+static void heed(struct member *me, int from, const struct note *note) {
     struct peer *peer = &me->peers[from];
     const cp_status status = (cp_status)note->status;
-    note->text[sizeof(note->text) - 1] = '\0';
     switch ((enum note_kind)note->kind) {
-    case OFFER:
-    case WANT:
-        hear_half(me, from, note->kind == WANT, note->bytes);
+    case FAILED:
+        note_failure(me, from, cp_fail(status, "%s", note->text), note->rank);
         break;
-    case BARRIER:
-        peer->barriers = note->number;
-        break;
-    case FAILURE:
-        record_failure(me, from, status, note->text);
+    case WITHDRAWN:
+        peer->withdrawn = true;
         break;
     case LEFT:
         peer->left = note->number;
-        if (me->failed && me->failed_rank == from && status != CP_OK)
-            me->status = status;
+        peer->left_at = cp_clock();
+        if (me->failure.happened && me->failure.rank == from && status != CP_OK)
+            me->failure.status = status;
         break;
     case GOODBYE:
-        /* Hear a goodbye. */
         peer->gone = true;
         peer->status = note->status;
         if (peer->status != 0 && me->complaint[0] == '\0')
-            snprintf(me->complaint, sizeof(me->complaint), "rank %d: %s", from,
-                     note->text);
+            snprintf(me->complaint, sizeof(me->complaint), "%s", note->text);
+        break;
+    case AWAIT:
+        peer->awaits = note->rank;
         break;
     }
 }
 
-static void hear(struct member *me) {
-    for (int any = 1; any;) {
-        MPI_Status from;
-        struct note note = {0};
-        MPI_Iprobe(MPI_ANY_SOURCE, 0, me->notes, &any, &from);
+static void poll(struct member *me) {
+    struct note note;
+    MPI_Status from;
+    for (int any = !me->silent; any;) {
+        MPI_Iprobe(MPI_ANY_SOURCE, NOTE, me->world, &any, &from);
         if (!any)
-            return;
-        MPI_Recv(&note, (int)sizeof(note), MPI_BYTE, from.MPI_SOURCE, 0,
-                 me->notes, MPI_STATUS_IGNORE);
+            break;
+        MPI_Recv(&note, sizeof(note), MPI_BYTE, from.MPI_SOURCE, NOTE,
+                 me->world, MPI_STATUS_IGNORE);
         heed(me, from.MPI_SOURCE, &note);
     }
+    if (!me->silent)
+        sweep(me);
 }
 
-static void test(struct member *me, struct half *half) {
-    int done = 1;
-    while (half->state == MOVING && done && half->arrived < half->pieces) {
-        check_mpi(
-            me,
-            MPI_Test(&half->requests[half->arrived], &done, MPI_STATUS_IGNORE),
-            half->sends ? "sending" : "receiving");
-        half->arrived += done != 0;
+static int64_t pieces_of(const struct member *me, const cp_half *half) {
+    return cp_max(1, cp_ceil_divide(half->bytes, me->options.piece));
+}
+
+static int piece_bytes(const struct member *me, const cp_half *half,
+                       int64_t n) {
+    const int64_t piece = me->options.piece;
+    return (int)cp_min(piece, half->bytes - n * piece);
+}
+
+static cp_status start(struct member *me, cp_half *half, bool sends, int tag) {
+    if (half->state != CP_HALF_POSTED)
+        return CP_OK;
+    const int64_t pieces = pieces_of(me, half);
+    MPI_Request *requests;
+    CP_TRY(cp_allocate(&requests, pieces, sizeof(*requests),
+                       "the pieces of a message"));
+    half->way = requests;
+    for (int64_t n = 0; n < pieces; n++)
+        requests[n] = MPI_REQUEST_NULL;
+    for (int64_t n = 0; n < pieces; n++) {
+        char *data = (char *)half->data + n * me->options.piece;
+        const int bytes = piece_bytes(me, half, n);
+        const int code = sends ? MPI_Isend(data, bytes, MPI_BYTE, half->peer,
+                                           tag, me->world, &requests[n])
+                               : MPI_Irecv(data, bytes, MPI_BYTE, half->peer,
+                                           tag, me->world, &requests[n]);
+        if (code != MPI_SUCCESS)
+            return fail_mpi(code);
     }
-    if (half->state != MOVING || half->arrived < half->pieces)
-        return;
-    half->state = DONE;
-    free(half->requests);
-    half->requests = NULL;
+    return CP_OK;
 }
 
-static void poll(struct member *me) {
-    if (me->silent)
-        return;
-    hear(me);
-    for (struct exchange *e = me->oldest; e != NULL; e = e->newer) {
-        test(me, &e->send);
-        test(me, &e->receive);
+static cp_status test(struct member *me, const cp_exchange *exchange,
+                      cp_half *half) {
+    MPI_Request *requests = half->way;
+    const bool receives = half == &exchange->receive;
+    for (int64_t n = 0; requests != NULL && n < pieces_of(me, half); n++) {
+        MPI_Status status;
+        int done = 0, class = MPI_SUCCESS, bytes = 0;
+        if (requests[n] == MPI_REQUEST_NULL)
+            continue;
+        const int code = MPI_Test(&requests[n], &done, &status);
+        if (code == MPI_SUCCESS && !done)
+            return CP_OK;
+        MPI_Error_class(code, &class);
+        if (code != MPI_SUCCESS && class != MPI_ERR_TRUNCATE)
+            return fail_mpi(code);
+        if (code == MPI_SUCCESS && receives)
+            MPI_Get_count(&status, MPI_BYTE, &bytes);
+        if (receives && bytes != piece_bytes(me, half, n))
+            return cp_fail(CP_BROKEN,
+                           "rank %d sends %s to rank %d in %s, which expects "
+                           "%lld bytes",
+                           half->peer, code == MPI_SUCCESS ? "less" : "more",
+                           me->comm.rank, exchange->call,
+                           (long long)half->bytes);
     }
-    if (me->letters != NULL)
-        sweep_letters(me);
+    if (requests != NULL)
+        half->state = CP_HALF_DONE;
+    free(requests);
+    half->way = NULL;
+    return CP_OK;
 }
 
-static bool moving(const struct member *me) {
-    for (const struct exchange *e = me->oldest; e != NULL; e = e->newer)
-        if (e->send.state == MOVING || e->receive.state == MOVING)
-            return true;
-    return false;
-}
-
-enum { EAGER_POLLS = 100 };
-
-static void rest(const struct member *me, int *polls) {
+static void rest(int *polls) {
+    enum { EAGER = 100, YIELDING = 1000 };
     const struct timespec nap = {0, 20000};
-    if (++*polls < EAGER_POLLS)
-        return;
-    if (moving(me))
-        sched_yield();
-    else
+    ++*polls;
+    if (*polls > YIELDING)
         nanosleep(&nap, NULL);
+    else if (*polls > EAGER)
+        sched_yield();
 }
 
 static double deadline(const struct member *me) {
@@ -317,374 +245,227 @@ static double deadline(const struct member *me) {
                                     : INFINITY;
 }
 
-enum { GRACE = 5 }; /* seconds */
-
 static double parting(const struct member *me) {
-    return fmin(deadline(me), me->failed ? cp_clock() + GRACE : INFINITY);
+    return me->failure.happened ? fmin(deadline(me), me->end) : deadline(me);
 }
 
-static void add_text(char *text, size_t room, const char *format, ...) {
-    const size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, room - used, format, arguments);
-    va_end(arguments);
-}
-
-static bool unmet(const struct half *half) {
-    return half->state != IDLE && half->state != DONE;
-}
-
-static int first_absent(const struct member *me, bool gone) {
-    for (int r = 0; r < me->comm.ranks; r++) {
-        const struct peer *other = &me->peers[r];
-        const bool left = other->gone || other->left >= me->runs;
-        if (r != me->comm.rank && other->barriers < me->barriers &&
-            (left || !gone))
-            return r;
+static int silent_behind(const struct member *me, int peer) {
+    for (int n = 0; n < me->comm.ranks; n++) {
+        const int next = me->peers[peer].awaits;
+        if (next == CP_NOBODY || next == me->comm.rank)
+            return peer;
+        peer = next;
     }
-    return CP_NOBODY;
+    return peer;
 }
 
-static void describe(const struct member *me, char *text, size_t room) {
-    const struct exchange *exchange = me->waiting;
-    add_text(text, room, "rank %d waits ", me->comm.rank);
-    if (exchange == NULL) {
-        add_text(text, room, "at barrier %lld for rank %d",
-                 (long long)me->barriers, first_absent(me, false));
-        return;
+static int peer_of(const cp_exchange *exchange) {
+    const cp_half *receive = &exchange->receive;
+    return receive->state == CP_HALF_POSTED ? receive->peer
+                                            : exchange->send.peer;
+}
+static bool has_left(const struct member *me, int peer) {
+    enum { MILLISECONDS = 50 };
+    const struct peer *it = &me->peers[peer];
+    return it->gone || (it->left >= me->runs &&
+                        cp_clock() > it->left_at + MILLISECONDS / 1000.0);
+}
+
+static bool in_hand(const struct member *me, cp_half *half) {
+    MPI_Request *requests = half->way;
+    bool any = false;
+    for (int64_t n = 0; requests != NULL && n < pieces_of(me, half); n++) {
+        int done = 0;
+        if (requests[n] != MPI_REQUEST_NULL &&
+            MPI_Test(&requests[n], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS)
+            any = any || !done;
     }
-    const struct half *receive = &exchange->receive;
-    const struct half *send = &exchange->send;
-    add_text(text, room, "in %s", exchange->call);
-    if (unmet(receive))
-        add_text(text, room, " for %lld bytes (message %lld) from rank %d",
-                 (long long)receive->bytes, (long long)receive->number,
-                 receive->peer);
-    if (unmet(send))
-        add_text(text, room, "%s for rank %d to take %lld bytes (message %lld)",
-                 unmet(receive) ? " and" : "", send->peer,
-                 (long long)send->bytes, (long long)send->number);
+    if (any)
+        return true;
+    free(requests);
+    half->way = NULL;
+    return false;
 }
 
-static void cancel(struct half *half) {
-    for (int p = 0; half->state == MOVING && p < half->pieces; p++)
-        if (half->requests[p] != MPI_REQUEST_NULL)
-            MPI_Cancel(&half->requests[p]);
+static bool any_in_hand(const struct member *me, bool sends) {
+    bool any = false;
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
+        cp_half *half = sends ? &e->send : &e->receive;
+        if (!in_hand(me, half))
+            continue;
+        const struct peer *peer = &me->peers[half->peer];
+        any = any || !sends || !(peer->withdrawn || peer->gone);
+    }
+    return any;
 }
 
-static bool in_hand(const struct member *me, const struct half *half) {
-    const struct peer *peer = &me->peers[half->peer];
-    const bool left = peer->gone || peer->left >= me->runs;
-    return half->state == MOVING && !(half->sends && left);
+static void cancel_receives(struct member *me) {
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
+        MPI_Request *requests = e->receive.way;
+        for (int64_t n = 0; requests != NULL && n < pieces_of(me, &e->receive);
+             n++)
+            if (requests[n] != MPI_REQUEST_NULL)
+                MPI_Cancel(&requests[n]);
+    }
+}
+
+static void await_end(struct member *me, bool sends) {
+    int polls = 0;
+    while (!me->silent && any_in_hand(me, sends) && cp_clock() < parting(me)) {
+        poll(me);
+        rest(&polls);
+    }
 }
 
 static void settle(struct member *me) {
-    const double end = fmin(deadline(me), cp_clock() + GRACE);
-    int polls = 0;
-    for (struct exchange *e = me->oldest; e != NULL && !me->silent;
-         e = e->newer)
-        cancel(&e->receive);
-    for (struct exchange *e = me->oldest; e != NULL; e = me->oldest) {
-        while (!me->silent && cp_clock() < end &&
-               (in_hand(me, &e->send) || in_hand(me, &e->receive))) {
-            poll(me);
-            rest(me, &polls);
-        }
-        me->silent = me->silent || e->receive.state == MOVING;
-        me->oldest = e->newer;
-        /* Free an exchange. */
-        if (e->send.state != MOVING)
-            free(e->send.requests);
-        if (e->receive.state != MOVING)
-            free(e->receive.requests);
-        free(e);
-    }
-}
-
-static cp_status give_up(struct member *me, cp_status status) {
-    record_failure(me, me->comm.rank, status, cp_message());
-    settle(me);
-    return status;
+    if (me->settled || !me->failure.happened)
+        return;
+    me->settled = true;
+    cancel_receives(me);
+    await_end(me, false);
+    me->silent = any_in_hand(me, false);
+    say(me, &(struct note){.kind = WITHDRAWN});
+    await_end(me, true);
+    while (me->comm.oldest != NULL)
+        cp_exchange_remove(&me->comm, me->comm.oldest);
 }
 
 static cp_status join_failure(struct member *me) {
     settle(me);
-    if (me->failed_rank == me->comm.rank)
-        return cp_fail(me->status, "%s", me->message);
-    return cp_fail(CP_ABORTED, "rank %d failed first: %s", me->failed_rank,
-                   me->message);
+    return cp_failure_tell(&me->failure, me->comm.rank);
 }
 
-static cp_status give_up_leaver(struct member *me, int peer) {
-    char text[400] = "";
-    describe(me, text, sizeof(text));
-    return give_up(me,
-                   cp_fail(CP_BROKEN, "%s, but rank %d has left", text, peer));
+static cp_status mpi_fail(cp_comm *comm, cp_status status) {
+    struct member *me = (struct member *)comm;
+    note_failure(me, comm->rank, status, CP_NOBODY);
+    return join_failure(me);
 }
 
-static cp_status give_up_patience(struct member *me) {
-    char text[400] = "";
-    describe(me, text, sizeof(text));
-    return give_up(me, cp_fail(CP_BROKEN, "%s, in vain for %g s", text,
-                               me->options.patience));
+static cp_status give_up_patience(struct member *me,
+                                  const cp_exchange *exchange) {
+    const int silent = silent_behind(me, peer_of(exchange));
+    const cp_status status =
+        cp_exchange_fail(exchange, ", in vain for %g s: rank %d is silent",
+                         me->options.patience, silent);
+    note_failure(me, me->comm.rank, status, silent);
+    return join_failure(me);
 }
 
-static cp_status give_up_sizes(struct member *me,
-                               const struct exchange *exchange) {
-    const bool sends = exchange->send.state == SPOILED;
-    const struct half *half = sends ? &exchange->send : &exchange->receive;
-    cp_fail(CP_BROKEN,
-            "rank %d %s rank %d in %s: %lld bytes (message %lld), not the "
-            "%lld that rank %d %s",
-            me->comm.rank, sends ? "sends to" : "receives from", half->peer,
-            exchange->call, (long long)half->bytes, (long long)half->number,
-            (long long)half->theirs, half->peer, sends ? "expects" : "sends");
-    return give_up(me, CP_BROKEN);
-}
-
-static void post_half(struct member *me, struct half *half) {
-    if (half->state != POSTED)
-        return;
-    struct peer *peer = &me->peers[half->peer];
-    struct news **first = half->sends ? &peer->wants : &peer->offers;
-    struct news *news = *first;
-    half->number = half->sends ? ++peer->sent : ++peer->received;
-    say(me, half->peer,
-        (struct note){.kind = half->sends ? OFFER : WANT,
-                      .number = half->number,
-                      .bytes = half->bytes});
-    if (news == NULL)
-        return;
-    *first = news->next;
-    meet(me, half, news->bytes);
-    free(news);
-}
-
-static cp_status post(struct member *me, const char *call, struct half send,
-                      struct half receive, struct exchange **posted) {
-    struct exchange **end = &me->oldest;
-    if (me->failed)
+static cp_status mpi_post(cp_comm *comm, cp_exchange *posted) {
+    struct member *me = (struct member *)comm;
+    const int tag = posted->barrier ? BARRIER : MESSAGE;
+    if (me->failure.happened) {
+        free(posted);
         return join_failure(me);
-    cp_status status =
-        cp_allocate(posted, 1, sizeof(**posted), "a message's record");
-    if (status != CP_OK)
-        return give_up(me, status);
-    while (*end != NULL)
-        end = &(*end)->newer;
-    **posted = (struct exchange){NULL, call, send, receive};
-    *end = *posted;
-    post_half(me, &(*posted)->send);
-    post_half(me, &(*posted)->receive);
-    poll(me);
-    return me->failed ? join_failure(me) : CP_OK;
-}
-
-static struct half half_of(bool sends, int peer, const void *data,
-                           int64_t bytes) {
-    return (struct half){.state = peer == CP_NOBODY ? IDLE : POSTED,
-                         .sends = sends,
-                         .peer = peer == CP_NOBODY ? 0 : peer,
-                         .data = (char *)(uintptr_t)data,
-                         .bytes = bytes};
-}
-
-static cp_status mpi_exchange(cp_comm *comm, int to, const void *send,
-                              int64_t send_bytes, int from, void *receive,
-                              int64_t receive_bytes) {
-    struct exchange *posted;
-    return post((struct member *)comm, "an exchange",
-                half_of(true, to, send, send_bytes),
-                half_of(false, from, receive, receive_bytes), &posted);
-}
-
-static bool forsaken(const struct member *me, const struct half *half) {
-    const struct peer *peer = &me->peers[half->peer];
-    return half->state == POSTED && (peer->gone || peer->left >= me->runs);
-}
-
-static cp_status complete(struct member *me, struct exchange *exchange) {
-    const struct half *send = &exchange->send, *receive = &exchange->receive;
-    const double end = deadline(me);
-    int polls = 0;
-    me->waiting = exchange;
-    for (poll(me); unmet(send) || unmet(receive); poll(me)) {
-        if (send->state == SPOILED || receive->state == SPOILED)
-            return give_up_sizes(me, exchange);
-        if (me->failed)
-            return join_failure(me);
-        if (forsaken(me, receive))
-            return give_up_leaver(me, receive->peer);
-        if (forsaken(me, send))
-            return give_up_leaver(me, send->peer);
-        if (cp_clock() > end)
-            return give_up_patience(me);
-        rest(me, &polls);
     }
-    if (me->failed)
-        return join_failure(me);
-    /* Remove the exchange. */
-    struct exchange **link = &me->oldest;
-    while (*link != exchange)
-        link = &(*link)->newer;
-    *link = exchange->newer;
-    free(exchange);
+    cp_exchange_append(comm, posted);
+    cp_status status = start(me, &posted->receive, false, tag);
+    if (status == CP_OK)
+        status = start(me, &posted->send, true, tag);
+    return status == CP_OK ? CP_OK : mpi_fail(comm, status);
+}
+
+static cp_status test_all(struct member *me, cp_exchange *first,
+                          const cp_exchange *last) {
+    for (;; first = first->newer) {
+        CP_TRY(test(me, first, &first->receive));
+        CP_TRY(test(me, first, &first->send));
+        if (first == last)
+            return CP_OK;
+    }
+}
+
+static void await(struct member *me, int rank) {
+    say(me, &(struct note){.kind = AWAIT, .rank = rank});
+}
+
+static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
+                              cp_exchange *last) {
+    struct member *me = (struct member *)comm;
+    const double end = deadline(me), half = end - me->options.patience / 2;
+    bool told = false;
+    int polls = 0;
+    for (;; rest(&polls)) {
+        poll(me);
+        if (me->failure.happened)
+            return join_failure(me);
+        const cp_status status = test_all(me, first, last);
+        if (status != CP_OK)
+            return mpi_fail(comm, status);
+        const cp_exchange *unmet = cp_exchange_unmet(first, last);
+        if (unmet == NULL)
+            break;
+        const int peer = peer_of(unmet);
+        if (has_left(me, peer))
+            return mpi_fail(
+                comm, cp_exchange_fail(unmet, ", but rank %d has left", peer));
+        if (cp_clock() > end)
+            return give_up_patience(me, unmet);
+        if (!told && cp_clock() > half)
+            await(me, peer);
+        told = told || cp_clock() > half;
+    }
+    if (told)
+        await(me, CP_NOBODY);
+    cp_exchange_remove_all(comm, first, last);
     return CP_OK;
-}
-
-static cp_status mpi_wait(cp_comm *comm) {
-    struct member *me = (struct member *)comm;
-    if (me->failed)
-        return join_failure(me);
-    if (me->oldest != NULL)
-        return complete(me, me->oldest);
-    cp_fail(CP_BROKEN, "rank %d waits, but has no exchange outstanding",
-            comm->rank);
-    return give_up(me, CP_BROKEN);
-}
-
-static cp_status trade(struct member *me, const char *call,
-                       const void *const *sends, const void *same,
-                       void *const *receives, int64_t bytes) {
-    const int ranks = me->comm.ranks, rank = me->comm.rank;
-    struct exchange *first = NULL, *posted;
-    cp_status status = CP_OK;
-    for (int shift = 1; shift < ranks && status == CP_OK; shift++) {
-        const int to = (rank + shift) % ranks;
-        const int from = (rank - shift + ranks) % ranks;
-        status =
-            post(me, call,
-                 half_of(true, to, sends != NULL ? sends[to] : same, bytes),
-                 half_of(false, from, receives[from], bytes), &posted);
-        if (first == NULL && status == CP_OK)
-            first = posted;
-    }
-    while (first != NULL && status == CP_OK) {
-        struct exchange *next = first->newer;
-        status = complete(me, first);
-        first = next;
-    }
-    return status;
-}
-
-static cp_status mpi_all_to_all(cp_comm *comm, const void *const *send,
-                                void *const *receive, int64_t bytes) {
-    return trade((struct member *)comm, "an all-to-all", send, NULL, receive,
-                 bytes);
-}
-
-static cp_status mpi_all_gather(cp_comm *comm, const void *send,
-                                void *const *receive, int64_t bytes) {
-    return trade((struct member *)comm, "an all-gather", NULL, send, receive,
-                 bytes);
-}
-
-static cp_status mpi_barrier(cp_comm *comm) {
-    struct member *me = (struct member *)comm;
-    const double end = deadline(me);
-    int polls = 0;
-    if (me->failed)
-        return join_failure(me);
-    me->waiting = NULL;
-    say_to_all(me, (struct note){.kind = BARRIER, .number = ++me->barriers});
-    for (poll(me); first_absent(me, false) != CP_NOBODY; poll(me)) {
-        if (me->failed)
-            return join_failure(me);
-        if (first_absent(me, true) != CP_NOBODY)
-            return give_up_leaver(me, first_absent(me, true));
-        if (cp_clock() > end)
-            return give_up_patience(me);
-        rest(me, &polls);
-    }
-    return me->failed ? join_failure(me) : CP_OK;
-}
-
-static void mpi_abort(cp_comm *comm, const char *why) {
-    struct member *me = (struct member *)comm;
-    record_failure(me, comm->rank, CP_ABORTED, why);
-    settle(me);
 }
 
 static void mpi_poke(cp_comm *comm) {
     poll((struct member *)comm);
 }
 
-static const cp_comm_ops mpi_ops = {
-    mpi_exchange, mpi_wait,  mpi_all_to_all, mpi_all_gather,
-    mpi_barrier,  mpi_abort, mpi_poke,
-};
+static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail, mpi_poke};
+static const cp_comm_ops unpoked_ops = {mpi_post, mpi_complete, mpi_fail, NULL};
 
-static const cp_comm_ops unpoked_ops = {
-    mpi_exchange, mpi_wait,  mpi_all_to_all, mpi_all_gather,
-    mpi_barrier,  mpi_abort, NULL,
-};
-
-static bool all_left(const struct member *me) {
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (r != me->comm.rank && me->peers[r].left < me->runs)
-            return false;
-    return true;
+static int first_missing(const struct member *me, bool goodbye) {
+    for (int r = 0; r < me->comm.ranks; r++) {
+        const struct peer *peer = &me->peers[r];
+        if (r != me->comm.rank && !peer->gone &&
+            (goodbye || peer->left < me->runs))
+            return r;
+    }
+    return CP_NOBODY;
 }
 
-static void leave(struct member *me, cp_status status) {
-    const double end = parting(me);
+static void leave(struct member *me) {
+    const cp_failure *failure = &me->failure;
+    const bool ours = failure->happened && failure->rank == me->comm.rank;
+    const cp_status status = ours ? failure->status : CP_OK;
+    const double patience = deadline(me);
     int polls = 0;
-    say_to_all(me, (struct note){.kind = LEFT,
-                                 .number = me->runs,
-                                 .status = (int32_t)status});
-    for (poll(me); !all_left(me) && !me->silent && cp_clock() < end; poll(me))
-        rest(me, &polls);
+    say(me, &(struct note){
+                .kind = LEFT, .number = me->runs, .status = (int32_t)status});
+    for (poll(me); !me->silent; poll(me)) {
+        const int late = first_missing(me, false);
+        if (late == CP_NOBODY ||
+            cp_clock() > (failure->happened ? me->end : patience))
+            break;
+        rest(&polls);
+    }
     /* Complain about those who have not left. */
-    for (int r = 0; r < me->comm.ranks && !me->failed; r++)
-        if (r != me->comm.rank && me->peers[r].left < me->runs) {
-            cp_fail(
-                CP_BROKEN,
-                "rank %d waits at the end of call %lld for rank %d, in vain "
-                "for %g s",
-                me->comm.rank, (long long)me->runs, r, me->options.patience);
-            record_failure(me, me->comm.rank, CP_BROKEN, cp_message());
-        }
-    me->given_up = !all_left(me);
+    const int late = first_missing(me, false);
+    if (late != CP_NOBODY && !failure->happened)
+        note_failure(me, me->comm.rank,
+                     cp_fail(CP_BROKEN,
+                             "waits at the end of call %lld, in vain for %g s: "
+                             "rank %d is silent",
+                             (long long)me->runs, me->options.patience, late),
+                     late);
 }
 
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     struct member *me = (struct member *)comm;
-    const bool dead = me->failed;
+    if (me->failure.happened)
+        return cp_failure_report(&me->failure);
     me->runs++;
     comm->sent = (cp_traffic){0};
-    cp_status status = dead ? join_failure(me) : function(comm, context);
-    if (status == CP_OK && me->oldest != NULL && !me->failed)
-        status = cp_fail(CP_BROKEN, "returned, but never waited for %s",
-                         me->oldest->call);
-    if (status != CP_OK)
-        record_failure(me, comm->rank, status, cp_message());
-    if (status != CP_OK && !dead && me->failed_rank == comm->rank)
-        me->status = status; /* an abort gave only the reason */
+    const cp_status status = function(comm, context);
+    if (cp_failure_note_return(&me->failure, comm, status))
+        announce(me, CP_NOBODY);
     settle(me);
-    if (!dead)
-        leave(me, status);
-    if (!me->failed)
-        return CP_OK;
-    return cp_fail(me->status, "rank %d: %s", me->failed_rank, me->message);
-}
-
-static cp_status duplicate(double patience, MPI_Comm *out) {
-    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
-    const struct timespec nap = {0, 20000};
-    MPI_Request request;
-    int done = 0;
-    if (MPI_Comm_idup(MPI_COMM_WORLD, out, &request) != MPI_SUCCESS)
-        return cp_fail(CP_BROKEN, "MPI cannot make a communicator");
-    for (;;) {
-        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        if (done)
-            return CP_OK;
-        if (cp_clock() > end)
-            return cp_fail(CP_BROKEN,
-                           "not all processes have started within %g s",
-                           patience);
-        nanosleep(&nap, NULL);
-    }
+    leave(me);
+    return cp_failure_report(&me->failure);
 }
 
 static cp_status start_mpi(void) {
@@ -699,6 +480,23 @@ static cp_status start_mpi(void) {
     return CP_OK;
 }
 
+static cp_status duplicate(double patience, MPI_Comm *out) {
+    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
+    MPI_Request request;
+    int done = 0, polls = 0;
+    if (MPI_Comm_idup(MPI_COMM_WORLD, out, &request) != MPI_SUCCESS)
+        return cp_fail(CP_BROKEN, "MPI cannot make a communicator");
+    for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
+         MPI_Test(&request, &done, MPI_STATUS_IGNORE)) {
+        if (cp_clock() > end)
+            return cp_fail(CP_BROKEN,
+                           "not all processes have started within %g s",
+                           patience);
+        rest(&polls);
+    }
+    return CP_OK;
+}
+
 cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     struct member *me;
     *out = NULL;
@@ -706,76 +504,57 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
         options->piece > INT_MAX)
         return cp_fail(CP_INVALID, "cannot wait for %g s, or send %lld bytes",
                        options->patience, (long long)options->piece);
-    cp_status status = start_mpi();
-    if (status == CP_OK)
-        status = cp_allocate(&me, 1, sizeof(*me), "a communicator");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(start_mpi());
+    CP_TRY(cp_allocate(&me, 1, sizeof(*me), "a communicator"));
     me->options = *options;
     if (me->options.piece == 0)
         me->options.piece = 1 << 30;
     me->comm.ops = options->unpoked ? &unpoked_ops : &mpi_ops;
     MPI_Comm_rank(MPI_COMM_WORLD, &me->comm.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &me->comm.ranks);
-    status = cp_allocate(&me->peers, me->comm.ranks, sizeof(*me->peers),
-                         "the other ranks");
-    /* Duplicate the world twice. */
+    cp_status status = cp_allocate(&me->peers, me->comm.ranks,
+                                   sizeof(*me->peers), "the other ranks");
+    for (int r = 0; r < me->comm.ranks && status == CP_OK; r++)
+        me->peers[r].awaits = CP_NOBODY;
     if (status == CP_OK)
-        status = duplicate(options->patience, &me->notes);
-    if (status == CP_OK)
-        status = duplicate(options->patience, &me->freight);
+        status = duplicate(options->patience, &me->world);
     if (status == CP_OK) {
         *out = &me->comm;
-    } else {
-        free(me->peers);
-        free(me);
+        return CP_OK;
     }
+    free(me->peers);
+    free(me);
     return status;
 }
 
-static void forget_news(struct news *news) {
-    while (news != NULL) {
-        struct news *next = news->next;
-        free(news);
-        news = next;
-    }
-}
-
-static bool all_gone(const struct member *me) {
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (r != me->comm.rank && !me->peers[r].gone)
-            return false;
-    return true;
-}
-
-int cp_mpi_close(cp_comm *comm, int status) {
+int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     struct member *me = (struct member *)comm;
     struct note note = {.kind = GOODBYE, .status = status};
-    const double end = parting(me);
-    int polls = 0, worst = status;
+    const double end = fmax(parting(me), cp_clock() + FAREWELL);
+    int polls = 0, worst = status, missing;
     snprintf(note.text, sizeof(note.text), "%.479s",
              status == 0 ? "" : cp_message());
-    settle(me);
-    say_to_all(me, note);
+    say(me, &note);
     for (poll(me); !me->silent && cp_clock() < end; poll(me)) {
-        if (me->given_up || (all_gone(me) && me->letters == NULL))
+        if (first_missing(me, true) == CP_NOBODY && me->letters == NULL)
             break;
-        rest(me, &polls);
+        rest(&polls);
     }
-    /* Find the worst, and free what was kept. */
-    const bool well = all_gone(me) && !me->silent;
+    missing = first_missing(me, true);
+    *speaks = true;
     for (int r = 0; r < comm->ranks; r++) {
         worst = worst > me->peers[r].status ? worst : me->peers[r].status;
-        forget_news(me->peers[r].offers);
-        forget_news(me->peers[r].wants);
+        *speaks = *speaks && !(r < comm->rank && me->peers[r].gone);
     }
     if (status == 0 && me->complaint[0] != '\0')
         cp_fail(CP_BROKEN, "%s", me->complaint);
+    else if (status == 0 && missing != CP_NOBODY)
+        cp_fail(CP_BROKEN, "rank %d has gone without a word", missing);
+    const bool well = missing == CP_NOBODY && !me->silent;
     free(me->peers);
     free(me);
     return well ? worst : -1;
 }
-
 void cp_mpi_end(bool orderly) {
     int started = 0, ended = 0;
     MPI_Initialized(&started);
@@ -824,8 +603,9 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     return cp_fail(CP_BROKEN, "MPI is not built in");
 }
 
-int cp_mpi_close(cp_comm *comm, int status) {
+int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     (void)comm;
+    *speaks = true;
     return status;
 }
 

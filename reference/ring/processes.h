@@ -1,12 +1,11 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
 /* Ranks as processes: the communicator over MPI, for one machine or many.
- * Keeps the contract of comm.h, but for one thing: messages move only while
- * both their ranks are inside of these functions or poke. */
+ * Keeps the contract of comm.h, but for one thing: long messages move only
+ * while both their ranks are inside of these functions or poke. */
 #ifndef CP_PROCESSES_H
 #define CP_PROCESSES_H
 
 #include "ring/comm.h"
-#include "reference/ring/threads.h"
 
 typedef struct {
     double patience; /* seconds that a wait may last; 0: for ever */
@@ -27,9 +26,10 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm);
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
 
 /* Say goodbye with an exit status, hear everybody's, and free comm. Returns
- * the largest status of all; if this one was 0 and that one is not, the
- * message is now that rank's. -1 if somebody did not say goodbye in time. */
-int cp_mpi_close(cp_comm *comm, int status);
+ * the largest status of all, or -1 if somebody did not say goodbye in time; if
+ * this one was 0 and that is not, the message is now that rank's, or names who
+ * is missing. Of all that are still there, one is told to speak of it. */
+int cp_mpi_close(cp_comm *comm, int status, bool *speaks);
 
 /* Leave MPI, after everybody's goodbye; or else have the launcher end all
  * processes with status 1, and do not return. */

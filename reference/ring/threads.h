@@ -1,7 +1,6 @@
 /* Tangled from book/04-ranks.nw; edit the chapter. */
 /* Ranks as threads of one process: the communicator for a single
- * machine, and for tests. Not a thread pool: a run starts its
- * threads and ends them. */
+ * machine, and for tests. */
 #ifndef CP_THREADS_H
 #define CP_THREADS_H
 
@@ -16,16 +15,24 @@ typedef struct {
     uint64_t disorder;
 } cp_threads_options;
 
-/* What a rank does. An error that it returns ends all ranks. */
-typedef cp_status (*cp_rank_main)(cp_comm *comm, void *context);
+typedef struct cp_threads cp_threads;
 
-/* Run function(comm, context) once per rank, rank 0 on the caller's
- * thread and each other on one of its own, and return when all have
- * returned. The status and message of
- * the rank that failed first become the caller's ("rank 2: ...").
- * CP_INVALID on bad options; CP_MEMORY if not all threads can be
- * started, and then function is not called at all. Patience ends
- * waits, not computations. */
+/* Start ranks that wait for work. CP_INVALID on bad options; CP_MEMORY if not
+ * all threads can be started, and then none is left. */
+cp_status cp_threads_start(const cp_threads_options *options,
+                           cp_threads **threads);
+
+/* Run function(comm, context) once per rank, rank 0 on the caller's thread and
+ * each other on its own, and return when all have returned. The status and
+ * message of the rank that failed first become the caller's ("rank 2: ...");
+ * the next work begins anew. Patience ends waits, not computations. */
+cp_status cp_threads_work(cp_threads *threads, cp_rank_main function,
+                          void *context);
+
+/* End the threads; NULL has none. */
+void cp_threads_end(cp_threads *threads);
+
+/* Start, work once, and end. */
 cp_status cp_threads_run(const cp_threads_options *options,
                          cp_rank_main function, void *context);
 

@@ -62,12 +62,11 @@ static int leave(int status) {
     fflush(stdout);
     if (status != 0)
         cp_comm_abort(world, own);
-    const int worst = cp_mpi_close(world, status);
-    if (worst > 0 && status == 0 && crew.rank == 0)
-        fprintf(stderr, "longring: %s\n", cp_message());
-    if (worst < 0 && (status != 0 || crew.rank != 0) && crew.rank != 0)
-        fprintf(stderr, "longring: rank %d ends: %s\n", crew.rank,
-                status != 0 ? own : "another has gone without a word");
+    bool speaks;
+    const int worst = cp_mpi_close(world, status, &speaks);
+    /* Rank 0 has said what it failed of. */
+    if (worst != 0 && speaks && (crew.rank != 0 || status == 0))
+        fprintf(stderr, "longring: %s\n", status == 0 ? cp_message() : own);
     fflush(stderr);
     cp_mpi_end(worst >= 0);
     return worst < 0 ? 1 : worst;

@@ -3,7 +3,6 @@
 #define CP_BENCH_H
 
 #include "ground/options.h"
-#include "app/peer.h"
 #include "model/session.h"
 
 /* What can be measured. */
@@ -33,8 +32,6 @@ typedef struct {
     double milliseconds; /* the median, of one run; 0: not a run */
     const char *of;      /* what the fraction is a fraction of, or "" */
     cp_spread fraction;  /* our rate / that one's */
-    double peer_rate;    /* 0: no peer took part */
-    cp_spread ratio;     /* our rate / the peer's */
 } cp_bench_row;
 
 typedef struct {
@@ -55,7 +52,6 @@ typedef struct {
     int threads;      /* of the whole machine, for everything */
     int rounds;
     bool first_kernel;     /* chapter 1's, not the fast one */
-    cp_peer *peer;         /* who else does the same; or NULL */
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
     int64_t generate;      /* tokens after each prompt, or after the million */

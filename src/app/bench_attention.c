@@ -144,54 +144,29 @@ static cp_status micro_new(const cp_bench *bench, micro_loop *it,
     return status;
 }
 
-typedef struct {
-    cp_peer *peer;
-    const exercise *same;
-} stranger;
-
-static cp_status stranger_run(void *context, double *seconds) {
-    const stranger *it = context;
-    const cp_bench *bench = it->same->bench;
-    const cp_shape *shape = &bench->shape;
-    const bool causal =
-        it->same->query_span.count > 1 && it->same->query_span.start == 0;
-    return cp_peer_ask(
-        it->peer, seconds, "%d %lld %lld %lld %lld %lld %d", bench->threads,
-        (long long)it->same->query_span.count,
-        (long long)it->same->key_span.count, (long long)shape->query_heads,
-        (long long)shape->kv_heads, (long long)shape->head_dim, causal);
-}
-
 static void report_inner(const cp_bench *bench, cp_bench_row row,
                          const cp_entrant *ours, const cp_entrant *inner) {
     const size_t end = strlen(row.what);
     snprintf(row.what + end, sizeof(row.what) - end, "/micro");
     row.of = "micro";
-    cp_measure_report(bench, row, 1e9, ours, inner, NULL);
+    cp_measure_report(bench, row, 1e9, ours, inner);
 }
 
 static cp_status contest(exercise *it, cp_bench_row row, double work,
                          const cp_entrant *ceiling, const cp_entrant *inner) {
-    stranger other = {it->bench->peer, it};
-    const cp_entrant peer = {
-        .run = stranger_run, .context = &other, .work = work};
-    cp_entrant entrants[4] = {
+    cp_entrant entrants[3] = {
         *ceiling, {.run = exercise_run, .context = it, .work = work}};
-    int count = 2;
-    if (other.peer != NULL)
-        entrants[count++] = peer;
     if (inner != NULL)
-        entrants[count++] = *inner;
+        entrants[2] = *inner;
     cp_status status = exercise_allocate(it);
     if (status == CP_OK) {
         exercise_prepare(it);
-        status = cp_measure_rounds(it->bench, count, entrants);
+        status = cp_measure_rounds(it->bench, inner != NULL ? 3 : 2, entrants);
     }
     if (status == CP_OK)
-        cp_measure_report(it->bench, row, 1e9, &entrants[1], &entrants[0],
-                          other.peer != NULL ? &entrants[2] : NULL);
+        cp_measure_report(it->bench, row, 1e9, &entrants[1], &entrants[0]);
     if (status == CP_OK && inner != NULL)
-        report_inner(it->bench, row, &entrants[1], &entrants[count - 1]);
+        report_inner(it->bench, row, &entrants[1], &entrants[2]);
     exercise_free(it);
     return status;
 }
@@ -271,7 +246,7 @@ static cp_status merge_row(const cp_bench *bench, const cp_entrant *read,
     if (status == CP_OK)
         status = cp_measure_rounds(bench, 2, entrants);
     if (status == CP_OK)
-        cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0], NULL);
+        cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0]);
     free(it.ours.output);
     free(it.ours.lse);
     free(it.other.output);
@@ -284,7 +259,7 @@ static cp_status ceiling_row(const cp_bench *bench, const char *what,
     cp_bench_row row = {.unit = unit, .of = ""};
     snprintf(row.what, sizeof(row.what), "%s", what);
     CP_TRY(cp_measure_rounds(bench, 1, ceiling));
-    cp_measure_report(bench, row, 1e9, ceiling, NULL, NULL);
+    cp_measure_report(bench, row, 1e9, ceiling, NULL);
     return CP_OK;
 }
 
@@ -292,7 +267,7 @@ static cp_status micro_row(const cp_bench *bench, const cp_entrant *inner) {
     const cp_bench_row row = {.what = "micro", .unit = "GFLOP/s", .of = "fma"};
     cp_entrant entrants[2] = {cp_measure_fma(&bench->threads), *inner};
     CP_TRY(cp_measure_rounds(bench, 2, entrants));
-    cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0], NULL);
+    cp_measure_report(bench, row, 1e9, &entrants[1], &entrants[0]);
     return CP_OK;
 }
 
@@ -336,6 +311,6 @@ static cp_status computing_rows(const cp_bench *bench) {
 }
 
 cp_status cp_bench_attention(const cp_bench *bench) {
-    const cp_status status = computing_rows(bench);
-    return status == CP_OK ? reading_rows(bench) : status;
+    CP_TRY(computing_rows(bench));
+    return reading_rows(bench);
 }

@@ -55,23 +55,6 @@ static cp_status reader_generate(void *context, double *seconds) {
     return status;
 }
 
-typedef struct {
-    const cp_bench *bench;
-    int64_t prompt;
-} stranger;
-
-static cp_status stranger_prefill(void *context, double *seconds) {
-    const stranger *it = context;
-    return cp_peer_ask(it->bench->peer, seconds, "%lld 0",
-                       (long long)it->prompt);
-}
-
-static cp_status stranger_generate(void *context, double *seconds) {
-    const stranger *it = context;
-    return cp_peer_ask(it->bench->peer, seconds, "0 %lld",
-                       (long long)it->bench->generate);
-}
-
 static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
     const cp_shape *shape = &facts->shape;
     const cp_span all = {0, 0, tokens, 1};
@@ -99,9 +82,8 @@ typedef struct {
     const cp_bench *bench;
     int64_t prompt;
     int32_t *ids;
-    stranger other;
     reader *readers;      /* [ranks.count] */
-    cp_entrant *entrants; /* fma, read, two of each reader, two of the peer */
+    cp_entrant *entrants; /* fma, read, two of each reader */
     int count;
 } model_contest;
 
@@ -113,7 +95,7 @@ static cp_status contest_allocate(model_contest *it) {
     for (int64_t i = 0; i < it->prompt; i++)
         it->ids[i] = (int32_t)((7919 * i + 1) % facts->vocabulary);
     CP_TRY(cp_allocate(&it->readers, sizes, sizeof(reader), "readers"));
-    CP_TRY(cp_allocate(&it->entrants, 4 + 2 * sizes, sizeof(cp_entrant),
+    CP_TRY(cp_allocate(&it->entrants, 2 + 2 * sizes, sizeof(cp_entrant),
                        "entrants"));
     for (int64_t i = 0; i < sizes; i++) {
         it->readers[i] = (reader){.bench = bench,
@@ -142,41 +124,27 @@ static void contest_fill(model_contest *it, const cp_entrant *read, bool warm) {
     const cp_model_facts *facts = cp_model_describe(bench->model);
     const double prefill = prefill_operations(facts, it->prompt);
     const double decode = decode_bytes(facts, it->prompt, bench->generate);
-    const int64_t sizes = bench->ranks.count;
-    it->other = (stranger){bench, it->prompt};
     it->entrants[it->count++] = cp_measure_fma(&bench->threads);
     it->entrants[it->count++] = *read;
-    for (int64_t i = 0; i <= sizes; i++) {
-        if (i == sizes && bench->peer == NULL)
-            break;
-        void *who = i < sizes ? (void *)&it->readers[i] : &it->other;
-        it->entrants[it->count++] =
-            (cp_entrant){i < sizes ? reader_prefill : stranger_prefill,
-                         who,
-                         prefill,
-                         warm,
-                         {0}};
-        it->entrants[it->count++] =
-            (cp_entrant){i < sizes ? reader_generate : stranger_generate,
-                         who,
-                         decode,
-                         warm,
-                         {0}};
+    for (int64_t i = 0; i < bench->ranks.count; i++) {
+        cp_entrant one = {.context = &it->readers[i], .warm = warm};
+        one.run = reader_prefill, one.work = prefill;
+        it->entrants[it->count++] = one;
+        one.run = reader_generate, one.work = decode;
+        it->entrants[it->count++] = one;
     }
 }
 
 static void contest_report(const model_contest *it) {
     const cp_bench *bench = it->bench;
-    const cp_entrant *all = it->entrants, *peer = NULL;
-    if (bench->peer != NULL)
-        peer = &all[2 + 2 * bench->ranks.count];
+    const cp_entrant *all = it->entrants;
     for (int64_t i = 0; i < bench->ranks.count; i++) {
         const cp_entrant *ours = &all[2 + 2 * i];
         cp_bench_row row = {.unit = "tokens/s", .of = "fma"};
         snprintf(row.what, sizeof(row.what), "pp%lld/%d", (long long)it->prompt,
                  it->readers[i].ranks);
         cp_measure_report(bench, row, ours->work / (double)it->prompt, ours,
-                          &all[0], peer);
+                          &all[0]);
         if (bench->generate == 0)
             continue;
         row.of = "read";
@@ -184,7 +152,7 @@ static void contest_report(const model_contest *it) {
                  (long long)bench->generate, (long long)it->prompt,
                  it->readers[i].ranks);
         cp_measure_report(bench, row, ours[1].work / (double)bench->generate,
-                          &ours[1], &all[1], peer != NULL ? peer + 1 : NULL);
+                          &ours[1], &all[1]);
     }
 }
 

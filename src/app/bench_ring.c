@@ -98,7 +98,7 @@ static cp_status ring_contest(const cp_bench *bench, ring *rings,
         cp_bench_row row = {.unit = "GFLOP/s", .of = "one rank"};
         snprintf(row.what, sizeof(row.what), "ring/%s/%d/%lld", names[i],
                  rings[i].ranks, (long long)rings[i].tokens);
-        cp_measure_report(bench, row, 1e9, &entrants[i], &entrants[0], NULL);
+        cp_measure_report(bench, row, 1e9, &entrants[i], &entrants[0]);
     }
     return CP_OK;
 }

@@ -17,9 +17,8 @@ typedef struct {
     const char *only, *model;
     cp_counts heads;
     int64_t threads, rounds, generate; /* below 0: not given */
-    int kernel, on, peer, variant;
-    const char *python;
-    double patience, timeout;
+    int kernel, on, variant;
+    double timeout;
     bool csv;
     /* What they come to. */
     int count; /* of arguments, for the head of the file */
@@ -30,7 +29,6 @@ typedef struct {
     cp_bench bench;
 } bench_run;
 
-enum { PEER_NONE, PEER_TORCH, PEER_LLAMA };
 enum { KERNEL_FAST, KERNEL_FIRST };
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
@@ -69,19 +67,18 @@ static cp_status parts_take(bench_run *run) {
                            ? "ring"
                            : "fma,micro,read,full,causal,decode,merge,ring";
     bool *parts = run->bench.parts;
-    cp_status status = CP_OK;
     int count = 0;
-    while (text != NULL && status == CP_OK) {
+    while (text != NULL) {
         const int64_t length = (int64_t)strcspn(text, ",");
-        status = part_take(run, text, length);
+        CP_TRY(part_take(run, text, length));
         text = text[length] == ',' ? text + length + 1 : NULL;
     }
     for (int p = 0; p < CP_BENCH_PARTS; p++)
         count += parts[p];
-    if (status == CP_OK && parts[CP_BENCH_MILLION] && count > 1)
+    if (parts[CP_BENCH_MILLION] && count > 1)
         return cp_fail(CP_INVALID, "--only %s: million stands alone",
                        run->only);
-    return status;
+    return CP_OK;
 }
 
 enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
@@ -120,8 +117,6 @@ static cp_status model_check(const bench_run *run) {
         return useless("kernel first", "with --model");
     if (run->variant != CP_AUTO)
         return useless("variant", "with --model");
-    if (run->peer == PEER_TORCH)
-        return useless("peer torch", "with --model; --peer llama has");
     return CP_OK;
 }
 
@@ -129,8 +124,6 @@ static cp_status crew_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
     if (run->model != NULL)
         return useless("model", "with --on mpi");
-    if (run->peer != PEER_NONE)
-        return useless("peer", "with --on mpi");
     for (int p = 0; p < CP_BENCH_PARTS; p++)
         if (bench->parts[p] && p != CP_BENCH_RING)
             return cp_fail(CP_INVALID,
@@ -153,10 +146,6 @@ static cp_status attention_check(const bench_run *run) {
         return useless("prompt", "without --model");
     if (run->generate >= 0 && !million)
         return useless("generate", "without --model or --only million");
-    if (run->peer == PEER_LLAMA)
-        return useless("peer llama", "without --model");
-    if (run->peer != PEER_NONE && million)
-        return useless("peer", "for the million");
     if (run->variant != CP_AUTO && !million)
         return useless("variant", "without --only million");
     if (run->variant == CP_DECODE)
@@ -170,33 +159,26 @@ static cp_status attention_check(const bench_run *run) {
 
 static cp_status list_check(const char *name, const char *otherwise,
                             int64_t most, cp_counts *list) {
-    cp_status status = CP_OK;
     if (list->count == 0)
-        status = cp_counts_parse(name, otherwise, list);
-    for (int64_t i = 0; i < list->count && status == CP_OK; i++)
-        status = range_check(name, list->items[i], most);
-    return status;
+        CP_TRY(cp_counts_parse(name, otherwise, list));
+    for (int64_t i = 0; i < list->count; i++)
+        CP_TRY(range_check(name, list->items[i], most));
+    return CP_OK;
 }
 
 static cp_status lists_check(bench_run *run) {
     cp_bench *bench = &run->bench;
     const int kind = kind_of(run);
-    cp_status status = list_check("tokens", defaults[kind].tokens, MOST_TOKENS,
-                                  &bench->tokens);
-    if (status == CP_OK)
-        status =
-            list_check("keys", defaults[kind].keys, MOST_TOKENS, &bench->keys);
-    if (status == CP_OK)
-        status = list_check("prompt", defaults[kind].prompts, MOST_TOKENS,
-                            &bench->prompts);
     char size[16];
+    CP_TRY(list_check("tokens", defaults[kind].tokens, MOST_TOKENS,
+                      &bench->tokens));
+    CP_TRY(list_check("keys", defaults[kind].keys, MOST_TOKENS, &bench->keys));
+    CP_TRY(list_check("prompt", defaults[kind].prompts, MOST_TOKENS,
+                      &bench->prompts));
     snprintf(size, sizeof(size), "%d", cp_crew_mine()->ranks);
-    if (status == CP_OK)
-        status = list_check(
-            "ranks",
-            cp_crew_mine()->share != NULL ? size : defaults[kind].ranks,
-            CP_COMMAND_RANKS, &bench->ranks);
-    return status;
+    return list_check(
+        "ranks", cp_crew_mine()->share != NULL ? size : defaults[kind].ranks,
+        CP_COMMAND_RANKS, &bench->ranks);
 }
 
 static cp_status shape_take(bench_run *run) {
@@ -220,41 +202,32 @@ static cp_status numbers_take(bench_run *run) {
         run->rounds = defaults[kind].rounds;
     if (run->generate < 0)
         run->generate = defaults[kind].generate;
-    cp_status status = range_check("threads", run->threads, MOST_THREADS);
-    if (status == CP_OK)
-        status = range_check("rounds", run->rounds, CP_BENCH_ROUNDS);
-    if (status == CP_OK && run->generate > MOST_TOKENS)
-        status = range_check("generate", run->generate, MOST_TOKENS);
-    if (status == CP_OK && !(run->patience > 0))
-        status = cp_fail(CP_INVALID, "--patience %g: seconds above 0 are due",
-                         run->patience);
+    CP_TRY(range_check("threads", run->threads, MOST_THREADS));
+    CP_TRY(range_check("rounds", run->rounds, CP_BENCH_ROUNDS));
+    if (run->generate > MOST_TOKENS)
+        CP_TRY(range_check("generate", run->generate, MOST_TOKENS));
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->generate = run->generate;
     bench->variant = (cp_variant)run->variant;
     bench->first_kernel = run->kernel == KERNEL_FIRST;
-    return status;
+    return CP_OK;
 }
 
 static cp_status bench_check(void *context) {
     bench_run *run = context;
-    cp_status status = parts_take(run);
-    if (status == CP_OK)
-        status = run->model != NULL ? model_check(run) : attention_check(run);
-    if (status == CP_OK)
-        status = shape_take(run);
-    if (status == CP_OK)
-        status = numbers_take(run);
-    if (status == CP_OK)
-        status = lists_check(run);
-    if (status == CP_OK && cp_crew_mine()->share != NULL)
-        status = crew_check(run);
-    if (status == CP_OK)
-        status = cp_command_backend(run->on, run->timeout, &run->backend);
-    if (status == CP_OK && run->backend->bench == NULL)
-        status = cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
-                         run->backend->name);
-    return status;
+    CP_TRY(parts_take(run));
+    CP_TRY(run->model != NULL ? model_check(run) : attention_check(run));
+    CP_TRY(shape_take(run));
+    CP_TRY(numbers_take(run));
+    CP_TRY(lists_check(run));
+    if (cp_crew_mine()->share != NULL)
+        CP_TRY(crew_check(run));
+    CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
+    if (run->backend->bench == NULL)
+        return cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
+                       run->backend->name);
+    return CP_OK;
 }
 
 static void head_print(const bench_run *run) {
@@ -272,21 +245,7 @@ static void head_print(const bench_run *run) {
         puts("\nwhat,value,unit");
     else
         puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
-             "fraction_high,of,peer_rate,ratio,ratio_low,ratio_high,rounds");
-}
-
-static void spread_print(const cp_spread *it) {
-    if (it->median > 0)
-        printf(",%.4g,%.4g,%.4g", it->median, it->low, it->high);
-    else
-        printf(",,,");
-}
-
-static void number_print(double number) {
-    if (number > 0)
-        printf(",%.4g", number);
-    else
-        putchar(',');
+             "fraction_high,of,rounds");
 }
 
 static void name_print(const char *what) {
@@ -298,12 +257,12 @@ static void name_print(const char *what) {
 static void row_for_programs(const bench_run *run, const cp_bench_row *row) {
     name_print(row->what);
     printf(",%.4g,%s", row->rate, row->unit);
-    number_print(row->milliseconds);
-    spread_print(&row->fraction);
-    printf(",%s", row->of);
-    number_print(row->peer_rate);
-    spread_print(&row->ratio);
-    printf(",%d\n", run->bench.rounds);
+    if (row->fraction.median > 0)
+        printf(",%.4g,%.4g,%.4g,%.4g", row->milliseconds, row->fraction.median,
+               row->fraction.low, row->fraction.high);
+    else
+        printf(",,,,");
+    printf(",%s,%d\n", row->of, run->bench.rounds);
 }
 
 static void row_for_people(const cp_bench_row *row) {
@@ -313,10 +272,6 @@ static void row_for_people(const cp_bench_row *row) {
                row->fraction.median, row->of, row->fraction.low,
                row->fraction.high);
     printf("\n");
-    if (row->peer_rate > 0)
-        printf("%22s %8.1f %-8s %9s      %.2f times as fast [%.2f, %.2f]\n",
-               "the peer", row->peer_rate, row->unit, "", row->ratio.median,
-               row->ratio.low, row->ratio.high);
 }
 
 static void row_print(void *context, const cp_bench_row *row) {
@@ -349,25 +304,6 @@ static void title_print(const bench_run *run) {
            cp_plural(run->bench.rounds));
 }
 
-static cp_status peer_start(bench_run *run) {
-    const char *python = run->python;
-    char threads[16], room[24];
-    const char *const arguments[] = {run->model, threads, room, NULL};
-    int64_t longest = 0;
-    if (run->peer == PEER_NONE)
-        return CP_OK;
-    if (python == NULL || python[0] == '\0')
-        python = "python3";
-    for (int64_t i = 0; i < run->bench.prompts.count; i++)
-        longest = cp_max(longest, run->bench.prompts.items[i]);
-    snprintf(threads, sizeof(threads), "%d", run->bench.threads);
-    snprintf(room, sizeof(room), "%lld",
-             (long long)(longest + run->bench.generate + 8));
-    return cp_peer_start(run->peer == PEER_TORCH ? "torch" : "llama", python,
-                         run->model != NULL ? arguments : NULL, run->patience,
-                         &run->bench.peer);
-}
-
 static cp_status rooms_check(const cp_bench *bench) {
     const int64_t room = cp_model_describe(bench->model)->positions;
     for (int64_t i = 0; i < bench->prompts.count; i++)
@@ -397,8 +333,6 @@ static cp_status bench_work(void *context) {
     run->bench.fact = fact_print;
     run->bench.context = run;
     cp_status status = weights_load(run);
-    if (status == CP_OK)
-        status = peer_start(run);
     if (status == CP_OK) {
         if (run->csv)
             head_print(run);
@@ -407,7 +341,6 @@ static cp_status bench_work(void *context) {
         fflush(stdout);
         status = run->backend->bench(&run->bench);
     }
-    cp_peer_stop(run->bench.peer);
     cp_model_close(run->weights);
     cp_gguf_close(run->file);
     return status;
@@ -417,13 +350,10 @@ int cp_command_bench(int count, char *const *arguments) {
     bench_run run = {.threads = cp_host_cores(),
                      .rounds = -1,
                      .generate = -1,
-                     .python = getenv("PYTHON"),
-                     .patience = 600,
                      .timeout = CP_COMMAND_TIMEOUT,
                      .count = count,
                      .arguments = arguments};
     const cp_option options[] = {
-        /* Bench options. */
         {"only", CP_WORD, &run.only, "PART,...",
          "fma, micro, read, full, causal, decode, merge, ring (default: all "
          "these); or million: a follow-up and decode over 1,000,000 tokens"},
@@ -449,13 +379,6 @@ int cp_command_bench(int count, char *const *arguments) {
          "lengths of the model's prompts (default 512,2048,7000)"},
         {"generate", CP_COUNT, &run.generate, "K",
          "tokens generated after each (default 32)"},
-        {"peer", CP_ONE_OF, &run.peer, "none|torch|llama",
-         "who does the same beside us: PyTorch, or llama-cpp-python with "
-         "--model"},
-        {"python", CP_WORD, &run.python, "PATH",
-         "the Python of the peer (default $PYTHON, or python3)"},
-        {"patience", CP_NUMBER, &run.patience, "SECONDS",
-         "how long a peer may take for an answer (default 600)"},
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring, for the million (default auto: pass-q)"},
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
@@ -466,7 +389,6 @@ int cp_command_bench(int count, char *const *arguments) {
          "for programs, with machine, date, commit and command in the head"},
         {0}};
     const cp_usage usage = {"bench", "[options]",
-                            /* What bench is about. */
                             "Attention and ring on this machine, as fractions "
                             "of what the machine can do: "
                             "multiply-adds in registers (fma) and reading "

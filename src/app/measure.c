@@ -1,20 +1,14 @@
 /* How things are timed against each other, and against the machine. */
-#define _POSIX_C_SOURCE 200809L
 #include "app/measure.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
 
 #include "reference/attend/fast.h"
-
-static void rest(void) {
-    nanosleep(&(struct timespec){0, 20000000}, NULL);
-}
 
 cp_status cp_measure_rounds(const cp_bench *bench, int count,
                             cp_entrant *entrants) {
@@ -24,8 +18,6 @@ cp_status cp_measure_rounds(const cp_bench *bench, int count,
             double seconds = 0;
             if (round < 0 && it->warm)
                 continue;
-            if (bench->peer != NULL)
-                rest();
             const cp_status status = it->run(it->context, &seconds);
             if (status != CP_OK)
                 return status;
@@ -57,18 +49,13 @@ static cp_spread quotient(const cp_entrant *a, const cp_entrant *b,
 }
 
 void cp_measure_report(const cp_bench *bench, cp_bench_row row, double unit,
-                       const cp_entrant *ours, const cp_entrant *base,
-                       const cp_entrant *peer) {
+                       const cp_entrant *ours, const cp_entrant *base) {
     const int rounds = bench->rounds;
     const double rate = spread_of(ours->rates, rounds).median;
     row.rate = rate / unit;
     if (base != NULL) {
         row.milliseconds = 1e3 * ours->work / rate;
         row.fraction = quotient(ours, base, rounds);
-    }
-    if (peer != NULL) {
-        row.peer_rate = spread_of(peer->rates, rounds).median / unit;
-        row.ratio = quotient(ours, peer, rounds);
     }
     bench->row(bench->context, &row);
 }

@@ -20,11 +20,9 @@ cp_status cp_measure_rounds(const cp_bench *bench, int count,
                             cp_entrant *entrants);
 
 /* Report a row of which what, unit and of are set: the rates of ours in units
- * of unit a second, and its quotients with base and peer, either of which may
- * be NULL. */
+ * of unit a second, and its quotients with base, which may be NULL. */
 void cp_measure_report(const cp_bench *bench, cp_bench_row row, double unit,
-                       const cp_entrant *ours, const cp_entrant *base,
-                       const cp_entrant *peer);
+                       const cp_entrant *ours, const cp_entrant *base);
 
 /* The ceiling of multiply-adds, as an entrant; *threads must outlive it. */
 cp_entrant cp_measure_fma(const int *threads);

@@ -8,7 +8,6 @@
 
 #include "predict/foresee.h"
 #include "ring/agree.h"
-#include "ring/variants.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
     int64_t tokens = 0;

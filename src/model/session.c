@@ -10,7 +10,6 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "predict/foresee.h"
-#include "ring/variants.h"
 
 struct cp_session {
     const cp_model *model;

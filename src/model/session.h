@@ -8,7 +8,7 @@
 
 #include "model/gguf.h"
 #include "predict/machine.h"
-#include "ring/plan.h"
+#include "ring/variants.h"
 
 typedef struct cp_backend cp_backend;
 typedef struct cp_model cp_model;

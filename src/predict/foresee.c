@@ -5,20 +5,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "predict/rules.h"
 #include "predict/simulate.h"
-
-/* A rate as Algorithm 1 takes it: a whole number, at least 1. */
-static int64_t whole(double rate) {
-    return (int64_t)fmin(fmax(rate, 1), 1e18);
-}
-
-cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes) {
-    return (cp_machine){.name = hardware->name,
-                        .flops = whole(hardware->attention_rate),
-                        .bytes_per_second = whole(hardware->link_rate),
-                        .element_bytes = element_bytes,
-                        .shares_cores = hardware->overlap <= 0};
-}
 
 static cp_model_sizes ring_of(const cp_shape *shape, int64_t element_bytes) {
     return (cp_model_sizes){.name = "ring",
@@ -79,7 +67,7 @@ cp_status cp_foresee(const cp_hardware *hardware, const cp_shape *shape,
         choose_by(hardware->name, forecast, choice);
         return CP_OK;
     }
-    const cp_machine machine = cp_machine_of(hardware, element_bytes);
+    const cp_machine machine = cp_machine_of(hardware, element_bytes, false);
     return cp_choose(&machine, shape, ranks, sequences, new_tokens,
                      cached_tokens, choice);
 }

@@ -14,7 +14,4 @@ cp_status cp_foresee(const cp_hardware *hardware, const cp_shape *shape,
                      const int64_t *new_tokens, const int64_t *cached_tokens,
                      cp_choice *choice);
 
-/* What Algorithm 1 may know of a description. */
-cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes);
-
 #endif

@@ -2,10 +2,7 @@
 /* Algorithm 1 for a session, and in its words. */
 #include "ring/choose.h"
 
-#include <math.h>
 #include <stdio.h>
-
-#include "ring/rules.h"
 
 const cp_machine cp_machine_threads = {
     .name = "threads",
@@ -23,51 +20,101 @@ const cp_machine cp_machine_processes = {
     .shares_cores = true,
 };
 
-static cp_setting setting_of(const cp_machine *machine, const cp_shape *shape,
-                             int ranks) {
-    const cp_rational bandwidth = cp_rational_of(machine->bytes_per_second, 1);
-    const cp_rational none = cp_rational_of(0, 1);
-    return (cp_setting){
-        .shape = *shape,
-        .ranks = ranks,
-        .element_bytes = machine->element_bytes,
-        .output_bytes = CP_PARTIAL_BYTES,
-        .speeds = {cp_rational_of(machine->flops, 1), bandwidth, none,
-                   bandwidth, none},
-        .shares_cores = machine->shares_cores,
-    };
+cp_status cp_machine_check(const cp_machine *machine) {
+    const int64_t bytes = machine->element_bytes;
+    if (machine->flops < 1)
+        return cp_fail(CP_INVALID, "flops is %lld: it must be above 0",
+                       (long long)machine->flops);
+    if (machine->bytes_per_second < 1)
+        return cp_fail(CP_INVALID, "bandwidth is %lld: it must be above 0",
+                       (long long)machine->bytes_per_second);
+    if (bytes < 1 || bytes > 16)
+        return cp_fail(CP_INVALID, "%lld bytes a number: 1 to 16 are possible",
+                       (long long)bytes);
+    return CP_OK;
 }
 
-static void fill_in(cp_choice *choice, const cp_setting *setting,
-                    const cp_load *load) {
-    choice->new_tokens =
-        cp_rational_value(cp_rational_divide(load->pairs, load->keys));
-    choice->threshold = setting->shares_cores
-                            ? INFINITY
-                            : cp_rational_value(cp_new_tokens_least(setting));
-    choice->miss_rate =
-        cp_rational_value(cp_rational_divide(load->fresh, load->keys));
-    choice->miss_least = cp_rational_value(cp_miss_rate_least(&setting->shape));
+cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
+                     const int64_t *cached, cp_load *load) {
+    *load = (cp_load){0};
+    for (int64_t s = 0; s < sequences; s++) {
+        const cp_wide now = fresh[s], past = cached == NULL ? 0 : cached[s];
+        if (now < 0 || past < 0)
+            return cp_fail(CP_INVALID,
+                           "sequence %lld: %lld new tokens over %lld cached",
+                           (long long)s, (long long)now, (long long)past);
+        if (now == 0)
+            continue;
+        if (__builtin_add_overflow(load->pairs, now * (now + past),
+                                   &load->pairs))
+            return cp_fail(CP_INVALID, "too many tokens to count their pairs");
+        load->sequences++;
+        load->fresh += now;
+        load->keys += now + past;
+        load->causal += now * past + now * (now + 1) / 2;
+    }
+    if (load->sequences == 0)
+        return cp_fail(CP_INVALID, "no new tokens: nothing to choose");
+    return CP_OK;
+}
+
+static bool times(cp_wide *product, cp_wide factor) {
+    return !__builtin_mul_overflow(*product, factor, product);
+}
+
+static cp_status too_large(const char *equation) {
+    return cp_fail(CP_INVALID,
+                   "%s: these tokens, heads and speeds do not fit 128 bits",
+                   equation);
+}
+
+cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
+                            cp_sides *sides) {
+    *sides = (cp_sides){load->fresh, load->keys, load->keys};
+    if (times(&sides->left, shape->query_heads) &&
+        times(&sides->right, 2 * (cp_wide)shape->kv_heads) &&
+        times(&sides->under, shape->query_heads))
+        return CP_OK;
+    return too_large("eq. 1");
+}
+
+cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
+                             int ranks, bool causal, const cp_load *load,
+                             cp_sides *sides) {
+    const cp_wide left =
+        2 * (cp_wide)shape->query_heads * machine->bytes_per_second;
+    const cp_wide right =
+        (cp_wide)ranks * shape->kv_heads * machine->element_bytes;
+    *sides =
+        (cp_sides){causal ? load->causal : load->pairs, load->keys, load->keys};
+    if (times(&sides->left, left) && times(&sides->right, right) &&
+        times(&sides->right, machine->flops) && times(&sides->under, left))
+        return CP_OK;
+    return too_large("eq. 2");
+}
+
+static double quotient(cp_wide over, cp_wide under) {
+    return (double)over / (double)under;
 }
 
 static void explain(cp_choice *choice, const cp_machine *machine,
-                    const cp_load *load, bool hidden) {
-    const bool smaller = choice->variant == CP_PASS_KV;
+                    const cp_load *load, const cp_sides *hiding,
+                    const cp_sides *sizes, bool hidden) {
+    const bool smaller = sizes->left >= sizes->right;
+    const double tokens = quotient(hiding->left, hiding->under);
     char first[100], second[100];
+    snprintf(first, sizeof(first),
+             "T = %.6g new token%s %s threshold %.6g (eq. 2)", tokens,
+             tokens == 1.0 ? "" : "s", hidden ? ">=" : "<",
+             quotient(hiding->right, hiding->under));
     if (machine->shares_cores)
         snprintf(first, sizeof(first), "no transfer hides between %s",
                  machine->name);
-    else
-        snprintf(first, sizeof(first),
-                 "T = %.6g new token%s %s threshold %.6g (eq. 2)",
-                 choice->new_tokens, choice->new_tokens == 1.0 ? "" : "s",
-                 hidden ? ">=" : "<", choice->threshold);
-    /* Say what the miss rate says. */
     snprintf(second, sizeof(second),
              ", miss rate %.0f/%.0f = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
-             cp_rational_value(load->fresh), cp_rational_value(load->keys),
-             100.0 * choice->miss_rate, smaller ? ">=" : "<",
-             100.0 * choice->miss_least,
+             (double)load->fresh, (double)load->keys,
+             100.0 * quotient(sizes->left, sizes->under), smaller ? ">=" : "<",
+             100.0 * quotient(sizes->right, sizes->under),
              smaller ? "keys and values" : "queries");
     snprintf(choice->rule, sizeof(choice->rule), "%s%s", first,
              hidden ? ": attention hides the transfer" : second);
@@ -76,21 +123,20 @@ static void explain(cp_choice *choice, const cp_machine *machine,
 cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     int64_t sequences, const int64_t *new_tokens,
                     const int64_t *cached_tokens, cp_choice *choice) {
-    const cp_rule algorithm_1 = {
-        "Algorithm 1", CP_RULE_HIDDEN, false, {0, 0, 0}};
-    const cp_setting setting = setting_of(machine, shape, ranks);
     cp_load load;
-    cp_verdict verdict;
-    cp_status status = cp_load_of(sequences, new_tokens, cached_tokens, &load);
-    if (status == CP_OK)
-        status = cp_rule_ask(&algorithm_1, &setting, &load, &verdict);
-    if (status != CP_OK)
-        return status;
-    *choice = (cp_choice){.variant = verdict.variant};
-    fill_in(choice, &setting, &load);
+    cp_sides sizes, hiding;
+    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, &load));
+    CP_TRY(cp_machine_check(machine));
+    CP_TRY(cp_shape_check(shape));
+    CP_TRY(cp_sides_of_sizes(shape, &load, &sizes));
+    CP_TRY(cp_sides_of_hiding(machine, shape, ranks, false, &load, &hiding));
+    const bool hidden = !machine->shares_cores && hiding.left >= hiding.right;
+    const bool passes_kv = ranks == 1 || hidden || sizes.left >= sizes.right;
+    choice->variant = passes_kv ? CP_PASS_KV : CP_PASS_Q;
     if (ranks == 1)
-        snprintf(choice->rule, sizeof(choice->rule), "%s", verdict.because);
+        snprintf(choice->rule, sizeof(choice->rule),
+                 "one rank: nothing to send");
     else
-        explain(choice, machine, &load, verdict.hidden);
+        explain(choice, machine, &load, &hiding, &sizes, hidden);
     return CP_OK;
 }

@@ -6,7 +6,8 @@
 
 #include "ring/plan.h"
 
-/* What Algorithm 1 knows of a machine, per rank. */
+/* What Algorithm 1 knows of a machine, per rank. Shape and speeds are of the
+ * same thing: a GPU and its share of the heads, or a node and all of them. */
 typedef struct {
     const char *name;
     int64_t flops;            /* C: attention, per second */
@@ -15,18 +16,50 @@ typedef struct {
     bool shares_cores; /* a transfer takes time from arithmetic: none hides */
 } cp_machine;
 
+/* Fails with CP_INVALID and the name of what is out of range. */
+cp_status cp_machine_check(const cp_machine *machine);
+
+/* A signed whole number of 128 bits. */
+__extension__ typedef __int128 cp_wide;
+
+/* What one call amounts to: sums over its sequences that have new tokens. */
+typedef struct {
+    int64_t sequences;
+    cp_wide fresh;  /* T: queries to send */
+    cp_wide keys;   /* T + P: keys and values to send */
+    cp_wide pairs;  /* T (T + P): pairs to score, as the paper counts */
+    cp_wide causal; /* T P + T (T + 1) / 2: as causality leaves them */
+} cp_load;
+
+/* Fails with CP_INVALID if a count is negative, or no sequence has new tokens,
+ * or sums do not fit. cached may be NULL: none. */
+cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
+                     const int64_t *cached, cp_load *load);
+
+/* left / under >= right / under: pass-KV. */
+typedef struct {
+    cp_wide left, right, under;
+} cp_sides;
+
+/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H. */
+cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
+                            cp_sides *sides);
+
+/* Eq. 2: the new tokens, counted by pairs or causally, and those from which on
+ * keys and values hide under attention. Both fail with CP_INVALID if a product
+ * does not fit 128 bits. */
+cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
+                             int ranks, bool causal, const cp_load *load,
+                             cp_sides *sides);
+
 typedef struct {
     cp_variant variant; /* CP_PASS_KV or CP_PASS_Q */
-    double new_tokens;  /* T of eq. 2: the weighted mean, in a batch */
-    double threshold;   /* what eq. 2 compares it with */
-    double miss_rate;   /* T / (T + P) over the batch */
-    double miss_least;  /* 2 N_KV / N_H, what eq. 1 compares it with */
-    char rule[200];     /* which of them decided, with the numbers */
+    char rule[200];     /* why, with the numbers */
 } cp_choice;
 
 /* Algorithm 1 of the paper: pass-KV if eq. 2 or eq. 1 holds, else pass-Q.
- * Ties go to pass-KV and are exact: the doubles above are for reading. Fails
- * with CP_INVALID if no sequence has new tokens, or the products overflow. */
+ * Ties are exact and go to pass-KV. Fails with CP_INVALID if no sequence has
+ * new tokens, or the products overflow. */
 cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     int64_t sequences, const int64_t *new_tokens,
                     const int64_t *cached_tokens, cp_choice *choice);

@@ -1,9 +1,13 @@
 /* Tangled from book/04-ranks.nw; edit the chapter. */
-/* The thin layer that all communicators share: arguments are checked
- * and traffic is counted here, so that no implementation has to. */
+/* What all communicators share: arguments are checked, traffic is counted,
+ * collectives are made of exchanges, and mistakes are put into words here, so
+ * that no implementation has to. */
 #include "ring/comm.h"
 
-#include <stddef.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static cp_status check_half(const cp_comm *comm, const char *verb, int peer,
                             const void *data, int64_t bytes) {
@@ -32,79 +36,234 @@ static cp_status check_blocks(const cp_comm *comm, const char *verb,
         return cp_fail(CP_INVALID, "cannot %s %d ranks: no list of blocks",
                        verb, comm->ranks);
     for (int peer = 0; peer < comm->ranks; peer++)
-        if (peer != comm->rank &&
-            check_half(comm, verb, peer, blocks[peer], bytes) != CP_OK)
-            return CP_INVALID;
+        if (peer != comm->rank)
+            CP_TRY(check_half(comm, verb, peer, blocks[peer], bytes));
     return CP_OK;
 }
 
-static cp_status refuse(cp_comm *comm) {
-    comm->ops->abort(comm, cp_message());
-    return CP_INVALID;
+static cp_half half_of(int peer, const void *data, int64_t bytes) {
+    return (cp_half){.state = peer == CP_NOBODY ? CP_HALF_IDLE : CP_HALF_POSTED,
+                     .peer = peer,
+                     .data = (void *)(uintptr_t)data,
+                     .bytes = bytes};
+}
+
+static cp_status post(cp_comm *comm, const cp_exchange *what,
+                      cp_exchange **posted) {
+    const cp_status status =
+        cp_allocate(posted, 1, sizeof(**posted), "a message's record");
+    if (status != CP_OK)
+        return comm->ops->fail(comm, status);
+    **posted = *what;
+    return comm->ops->post(comm, *posted);
+}
+
+static cp_status trade(cp_comm *comm, cp_exchange what,
+                       const void *const *sends, const void *same,
+                       void *const *receives, int64_t bytes) {
+    const int ranks = comm->ranks, rank = comm->rank;
+    cp_exchange *first = NULL, *posted = NULL;
+    for (int shift = 1; shift < ranks; shift++) {
+        const int to = (rank + shift) % ranks;
+        const int from = (rank - shift + ranks) % ranks;
+        what.send = half_of(to, sends != NULL ? sends[to] : same, bytes);
+        what.receive =
+            half_of(from, receives != NULL ? receives[from] : NULL, bytes);
+        CP_TRY(post(comm, &what, &posted));
+        if (first == NULL)
+            first = posted;
+    }
+    return first == NULL ? CP_OK : comm->ops->complete(comm, first, posted);
 }
 
 cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
                            int64_t send_bytes, int from, void *receive,
                            int64_t receive_bytes) {
-    /* Refuse halves that cannot be. */
-    if (check_half(comm, "send to", to, send, send_bytes) != CP_OK ||
-        check_half(comm, "receive from", from, receive, receive_bytes) != CP_OK)
-        return refuse(comm);
-    if (to != CP_NOBODY && from != CP_NOBODY &&
-        overlap(send, send_bytes, receive, receive_bytes)) {
-        cp_fail(CP_INVALID, "%lld bytes to rank %d overlap %lld from rank %d",
-                (long long)send_bytes, to, (long long)receive_bytes, from);
-        return refuse(comm);
-    }
-    const cp_status status = comm->ops->exchange(comm, to, send, send_bytes,
-                                                 from, receive, receive_bytes);
-    if (status == CP_OK && to != CP_NOBODY) {
+    cp_exchange *posted;
+    cp_status status = check_half(comm, "send to", to, send, send_bytes);
+    if (status == CP_OK)
+        status = check_half(comm, "receive from", from, receive, receive_bytes);
+    if (status == CP_OK && to != CP_NOBODY && from != CP_NOBODY &&
+        overlap(send, send_bytes, receive, receive_bytes))
+        status = cp_fail(
+            CP_INVALID, "%lld bytes to rank %d overlap %lld from rank %d",
+            (long long)send_bytes, to, (long long)receive_bytes, from);
+    if (status != CP_OK)
+        return comm->ops->fail(comm, status);
+    const cp_exchange what = {.call = "an exchange",
+                              .send = half_of(to, send, send_bytes),
+                              .receive = half_of(from, receive, receive_bytes)};
+    CP_TRY(post(comm, &what, &posted));
+    if (to != CP_NOBODY) {
         comm->sent.hops++;
         comm->sent.ring_bytes += send_bytes;
     }
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_comm_wait(cp_comm *comm) {
-    return comm->ops->wait(comm);
+    if (comm->oldest != NULL)
+        return comm->ops->complete(comm, comm->oldest, comm->oldest);
+    cp_fail(CP_BROKEN, "waits, but has no exchange outstanding");
+    return comm->ops->fail(comm, CP_BROKEN);
 }
 
 cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
                              void *const *receive, int64_t bytes) {
     const void *const *into = (const void *const *)receive;
-    if (check_blocks(comm, "send to", send, bytes) != CP_OK ||
-        check_blocks(comm, "receive from", into, bytes) != CP_OK)
-        return refuse(comm);
-    const cp_status status = comm->ops->all_to_all(comm, send, receive, bytes);
+    cp_status status = check_blocks(comm, "send to", send, bytes);
     if (status == CP_OK)
-        comm->sent.all_to_all_bytes += (comm->ranks - 1) * bytes;
-    return status;
+        status = check_blocks(comm, "receive from", into, bytes);
+    if (status != CP_OK)
+        return comm->ops->fail(comm, status);
+    CP_TRY(trade(comm, (cp_exchange){.call = "an all-to-all"}, send, NULL,
+                 receive, bytes));
+    comm->sent.all_to_all_bytes += (comm->ranks - 1) * bytes;
+    return CP_OK;
 }
 
 cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
                              void *const *receive, int64_t bytes) {
     const void *const *into = (const void *const *)receive;
-    if (check_half(comm, "send as", comm->rank, send, bytes) != CP_OK ||
-        check_blocks(comm, "receive from", into, bytes) != CP_OK)
-        return refuse(comm);
-    const cp_status status = comm->ops->all_gather(comm, send, receive, bytes);
+    cp_status status = check_half(comm, "send as", comm->rank, send, bytes);
     if (status == CP_OK)
-        comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
-    return status;
+        status = check_blocks(comm, "receive from", into, bytes);
+    if (status != CP_OK)
+        return comm->ops->fail(comm, status);
+    CP_TRY(trade(comm, (cp_exchange){.call = "an all-gather"}, NULL, send,
+                 receive, bytes));
+    comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
+    return CP_OK;
 }
 
 cp_status cp_comm_barrier(cp_comm *comm) {
-    const cp_status status = comm->ops->barrier(comm);
-    if (status == CP_OK)
-        comm->sent.barriers++;
-    return status;
+    CP_TRY(trade(comm, (cp_exchange){.call = "a barrier", .barrier = true},
+                 NULL, NULL, NULL, 0));
+    comm->sent.barriers++;
+    return CP_OK;
 }
 
 void cp_comm_abort(cp_comm *comm, const char *why) {
-    comm->ops->abort(comm, why);
+    cp_fail(CP_ABORTED, "%s",
+            why != NULL && why[0] != '\0' ? why : "gave no reason");
+    comm->ops->fail(comm, CP_ABORTED);
 }
 
 void cp_comm_poke(cp_comm *comm) {
     if (comm->ops->poke != NULL)
         comm->ops->poke(comm);
+}
+
+void cp_exchange_append(cp_comm *comm, cp_exchange *exchange) {
+    cp_exchange **end = &comm->oldest;
+    while (*end != NULL)
+        end = &(*end)->newer;
+    *end = exchange;
+}
+
+void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange) {
+    cp_exchange **link = &comm->oldest;
+    while (*link != exchange)
+        link = &(*link)->newer;
+    *link = exchange->newer;
+    free(exchange);
+}
+
+void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
+                            const cp_exchange *last) {
+    for (bool more = true; more;) {
+        cp_exchange *next = first->newer;
+        more = first != last;
+        cp_exchange_remove(comm, first);
+        first = next;
+    }
+}
+
+static bool unmet(const cp_half *half) {
+    return half->state != CP_HALF_IDLE && half->state != CP_HALF_DONE;
+}
+
+const cp_exchange *cp_exchange_unmet(const cp_exchange *first,
+                                     const cp_exchange *last) {
+    for (;; first = first->newer) {
+        if (unmet(&first->send) || unmet(&first->receive))
+            return first;
+        if (first == last)
+            return NULL;
+    }
+}
+
+static void add_text(char *text, int64_t room, const char *format, ...) {
+    const size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, (size_t)room - used, format, arguments);
+    va_end(arguments);
+}
+
+void cp_exchange_describe(const cp_exchange *exchange, char *text,
+                          int64_t room) {
+    const cp_half *receive = &exchange->receive, *send = &exchange->send;
+    const bool expects = unmet(receive);
+    add_text(text, room, "waits in %s", exchange->call);
+    if (exchange->barrier)
+        add_text(text, room, " for rank %d",
+                 expects ? receive->peer : send->peer);
+    else if (expects)
+        add_text(text, room, " for %lld bytes from rank %d",
+                 (long long)receive->bytes, receive->peer);
+    if (unmet(send) && !exchange->barrier)
+        add_text(text, room, "%s for rank %d to take %lld bytes",
+                 expects ? " and" : "", send->peer, (long long)send->bytes);
+}
+
+cp_status cp_exchange_fail(const cp_exchange *exchange, const char *format,
+                           ...) {
+    char text[512] = "";
+    cp_exchange_describe(exchange, text, sizeof(text));
+    const size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, sizeof(text) - used, format, arguments);
+    va_end(arguments);
+    return cp_fail(CP_BROKEN, "%s", text);
+}
+
+bool cp_failure_note(cp_failure *failure, int rank, cp_status status) {
+    if (failure->happened)
+        return false;
+    failure->happened = true;
+    failure->rank = rank;
+    failure->status = status;
+    snprintf(failure->message, sizeof(failure->message), "%s", cp_message());
+    return true;
+}
+
+cp_status cp_failure_tell(const cp_failure *failure, int rank) {
+    if (failure->rank == rank)
+        return cp_fail(failure->status, "%s", failure->message);
+    return cp_fail(CP_ABORTED, "rank %d failed first: %s", failure->rank,
+                   failure->message);
+}
+
+cp_status cp_failure_report(const cp_failure *failure) {
+    if (!failure->happened)
+        return CP_OK;
+    if (failure->rank == CP_NOBODY)
+        return cp_fail(failure->status, "%s", failure->message);
+    return cp_fail(failure->status, "rank %d: %s", failure->rank,
+                   failure->message);
+}
+
+bool cp_failure_note_return(cp_failure *failure, const cp_comm *comm,
+                            cp_status status) {
+    if (status == CP_OK && comm->oldest != NULL && !failure->happened)
+        status = cp_fail(CP_BROKEN, "returned, but never waited for %s",
+                         comm->oldest->call);
+    if (status == CP_OK)
+        return false;
+    const bool first = cp_failure_note(failure, comm->rank, status);
+    if (failure->rank == comm->rank)
+        failure->status = status; /* an abort gave only the reason */
+    return first;
 }

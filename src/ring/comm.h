@@ -21,19 +21,53 @@ typedef struct {
     int64_t barriers;
 } cp_traffic;
 
-/* What an implementation provides. Use the functions below
- * instead: they check arguments and count. */
+/* What a rank does. An error that it returns ends all ranks. */
+typedef cp_status (*cp_rank_main)(cp_comm *comm, void *context);
+
+/* The rest of these types is for implementations. A half: one side of a
+ * message, as its rank has posted it. */
+typedef enum {
+    CP_HALF_IDLE, /* not there, or withdrawn */
+    CP_HALF_POSTED,
+    CP_HALF_PAIRED, /* both sides are posted */
+    CP_HALF_MOVING, /* somebody has the buffer in hand */
+    CP_HALF_DONE,
+} cp_half_state;
+
 typedef struct {
-    cp_status (*exchange)(cp_comm *, int to, const void *send,
-                          int64_t send_bytes, int from, void *receive,
-                          int64_t receive_bytes);
-    cp_status (*wait)(cp_comm *);
-    cp_status (*all_to_all)(cp_comm *, const void *const *send,
-                            void *const *receive, int64_t bytes);
-    cp_status (*all_gather)(cp_comm *, const void *send, void *const *receive,
-                            int64_t bytes);
-    cp_status (*barrier)(cp_comm *);
-    void (*abort)(cp_comm *, const char *why);
+    cp_half_state state;
+    int peer;
+    void *data; /* of a send: only to be read */
+    int64_t bytes;
+    void *way; /* how it travels; the implementation's */
+} cp_half;
+
+typedef struct cp_exchange {
+    struct cp_exchange *newer;
+    const char *call; /* for messages: "an exchange" */
+    bool barrier;     /* meets the halves of barriers only */
+    cp_half send, receive;
+} cp_exchange;
+
+/* The first failure that is known. */
+typedef struct {
+    bool happened;
+    int rank; /* CP_NOBODY: the ranks could not start */
+    cp_status status;
+    char message[512];
+} cp_failure;
+
+/* What an implementation provides. Use the functions below instead: they
+ * check arguments, count, and make collectives of exchanges. */
+typedef struct {
+    /* Append the exchange to comm's list and start it. It is the list's from
+     * then on, also if this fails. */
+    cp_status (*post)(cp_comm *, cp_exchange *);
+    /* Return when all from the first to the last are done, and removed. */
+    cp_status (*complete)(cp_comm *, cp_exchange *first, cp_exchange *last);
+    /* This rank fails with cp_message(), unless the communicator has failed
+     * before: take back all that is posted, and return what to tell. */
+    cp_status (*fail)(cp_comm *, cp_status);
     void (*poke)(cp_comm *); /* NULL: messages need no help */
 } cp_comm_ops;
 
@@ -42,6 +76,7 @@ struct cp_comm {
     const cp_comm_ops *ops;
     int rank, ranks;
     cp_traffic sent;
+    cp_exchange *oldest; /* outstanding, in order */
 };
 
 /* A failure ends the communicator. Once any of these functions has
@@ -53,18 +88,18 @@ struct cp_comm {
 /* Start to send to one rank and to receive from another; return at
  * once. Either may be CP_NOBODY (its buffer is ignored) or this
  * rank. The buffers may not overlap, and are lent until the wait:
- * do not write the one, do not touch the other. Nothing is
- * buffered. The k-th message that a sends to b meets the k-th
- * receive that b posts from a; should their sizes differ, both
- * waits fail with CP_BROKEN. */
+ * do not write the one, do not touch the other. Nobody promises to
+ * buffer. The k-th message that a sends to b meets the k-th receive
+ * that b posts from a; should their sizes differ, the receiver, at
+ * the latest, fails with CP_BROKEN. */
 cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
                            int64_t send_bytes, int from, void *receive,
                            int64_t receive_bytes);
 
 /* Complete this rank's oldest outstanding exchange, both halves.
- * It completes once the peers have posted theirs, whatever they do
- * next. CP_BROKEN if there is none, if a peer has left, if patience
- * ran out, or if no rank can move. */
+ * It completes at the latest once the peers have posted theirs,
+ * whatever they do next. CP_BROKEN if there is none, if a peer has
+ * left, if patience ran out, or if no rank can move. */
 cp_status cp_comm_wait(cp_comm *comm);
 
 /* send[r] goes to rank r's receive[this rank]; bytes each, the same
@@ -91,5 +126,34 @@ void cp_comm_abort(cp_comm *comm, const char *why);
  * be called now and then by whoever computes between an exchange
  * and its wait: some communicators hide nothing otherwise. */
 void cp_comm_poke(cp_comm *comm);
+
+/* For implementations: the list of outstanding exchanges. */
+void cp_exchange_append(cp_comm *comm, cp_exchange *exchange);
+void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange); /* and free */
+void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
+                            const cp_exchange *last);
+
+/* The first that is not done, from first to last; or NULL. */
+const cp_exchange *cp_exchange_unmet(const cp_exchange *first,
+                                     const cp_exchange *last);
+
+/* Add to a text what an exchange waits for: "waits in an exchange for 8 bytes
+ * from rank 1". */
+void cp_exchange_describe(const cp_exchange *exchange, char *text,
+                          int64_t room);
+
+/* A message that says so, and goes on as the format; CP_BROKEN. */
+cp_status cp_exchange_fail(const cp_exchange *exchange, const char *format,
+                           ...);
+
+/* For implementations: note a failure with cp_message(), if it is the first;
+ * what rank's calls return after it, and what the run of all ranks does. */
+bool cp_failure_note(cp_failure *failure, int rank, cp_status status);
+cp_status cp_failure_tell(const cp_failure *failure, int rank);
+cp_status cp_failure_report(const cp_failure *failure);
+
+/* The same for what rank's function has returned. */
+bool cp_failure_note_return(cp_failure *failure, const cp_comm *comm,
+                            cp_status status);
 
 #endif

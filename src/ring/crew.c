@@ -27,7 +27,7 @@ bool cp_crew_leads(void) {
 enum { NOT_YET, NOW };
 
 cp_status cp_crew_await(int file) {
-    enum { MILLISECONDS = 2000 };
+    enum { MILLISECONDS = 500 };
     struct pollfd wanted = {.fd = file, .events = POLLIN};
     cp_status status = CP_OK;
     if (mine->ranks == 1 || mine->rank != 0)

@@ -1,0 +1,185 @@
+/* The rungs of the ladder whose scores lie row by row, a row for each query:
+ * by a library's matrix product, and by its micro-kernel. */
+#define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
+#include "figures/ladder/ladder.h"
+
+#include <blis.h>
+
+#include "reference/attend/micro.h"
+
+static const cp_lanes one_by_one = {1, 1};
+
+enum { STRIP = 16 };
+
+static float largest_of(const float *scores, int64_t count, float before) {
+    float lane[STRIP], largest = before;
+    for (int l = 0; l < STRIP; l++)
+        lane[l] = before;
+    for (int64_t j = 0; j < count; j += STRIP)
+#pragma omp simd
+        for (int l = 0; l < STRIP; l++)
+            lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
+    for (int l = 0; l < STRIP; l++)
+        largest = lane[l] > largest ? lane[l] : largest;
+    return largest;
+}
+
+static float weigh_scores(bool vector, float *scores, int64_t count,
+                          float level) {
+    float lane[STRIP] = {0.0f}, sum = 0.0f;
+    if (vector)
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++)
+            scores[j] = cp_exp2(scores[j] - level);
+    else
+        for (int64_t j = 0; j < count; j++)
+            scores[j] = expf(scores[j] - level);
+    for (int64_t j = 0; j < count; j += STRIP)
+#pragma omp simd
+        for (int l = 0; l < STRIP; l++)
+            lane[l] += scores[j + l];
+    for (int l = 0; l < STRIP; l++)
+        sum += lane[l];
+    return sum;
+}
+
+/* The scores of row r become weights, online. */
+static void weigh_row(const cp_desk *desk, int64_t r, int64_t count,
+                      float *scores) {
+    const int64_t whole = cp_ceil_divide(count, STRIP) * STRIP;
+    const bool vector = desk->recipe->vector;
+    for (int64_t j = desk->reach[r]; j < whole; j++)
+        scores[j] = -INFINITY;
+    const float before = desk->level[r];
+    const float largest = largest_of(scores, whole, before);
+    const float level = largest == -INFINITY ? 0.0f : largest;
+    const float keep = cp_power(vector, before - level);
+    desk->level[r] = largest;
+    desk->total[r] =
+        desk->total[r] * keep + weigh_scores(vector, scores, whole, level);
+    /* Rescale the row's sums. */
+    float *sums = desk->sums + cp_lanes_place(one_by_one, desk->dim, r, 0);
+    for (int64_t d = 0; d < desk->dim && keep != 1.0f; d++)
+        sums[d] *= keep;
+}
+
+/* c = a b or, with add, c += a b. A step is what lies between two rows; the
+ * columns of a and of c lie side by side. */
+static void multiply(bool small, int64_t rows, int64_t columns, int64_t depth,
+                     const float *a, int64_t a_step, const float *b,
+                     int64_t b_step, int64_t b_column_step, bool add, float *c,
+                     int64_t c_step) {
+    rntm_t settings = BLIS_RNTM_INITIALIZER;
+    bli_rntm_set_num_threads(1, &settings);
+    if (!small)
+        bli_rntm_disable_l3_sup(&settings);
+    float one = 1.0f, keep = add ? 1.0f : 0.0f;
+    bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, rows, columns, depth,
+                 &one, (float *)(uintptr_t)a, a_step, 1, (float *)(uintptr_t)b,
+                 b_step, b_column_step, &keep, c, c_step, 1, NULL, &settings);
+}
+
+enum { LIBRARY_QUERIES = 256, LIBRARY_KEYS = 512 };
+
+static void library_add(const cp_desk *desk, const cp_keys *block) {
+    const bool small = desk->recipe->small;
+    const int64_t dim = desk->dim, step = cp_lanes_group(one_by_one, dim);
+    float *scores = desk->room;
+    multiply(small, desk->rows, block->count, dim, desk->queries, step,
+             block->keys, 1, block->width, false, scores, LIBRARY_KEYS);
+    for (int64_t r = 0; r < desk->rows; r++)
+        weigh_row(desk, r, block->count, scores + r * LIBRARY_KEYS);
+    multiply(small, desk->rows, dim, block->count, scores, LIBRARY_KEYS,
+             block->values, block->width, 1, true, desk->sums, step);
+}
+
+static cp_status library(const cp_attention *call, bool small, bool vector) {
+    const cp_recipe recipe = {.queries = LIBRARY_QUERIES,
+                              .keys = LIBRARY_KEYS,
+                              .query_lanes = one_by_one,
+                              .sum_lanes = one_by_one,
+                              .vector = vector,
+                              .small = small,
+                              .room = LIBRARY_QUERIES * LIBRARY_KEYS,
+                              .add = library_add};
+    return cp_climb(call, &recipe);
+}
+
+cp_status cp_rung_library(const cp_attention *call) {
+    return library(call, false, false);
+}
+
+cp_status cp_rung_library_small(const cp_attention *call) {
+    return library(call, true, false);
+}
+
+cp_status cp_rung_library_exp2(const cp_attention *call) {
+    return library(call, false, true);
+}
+
+enum { BLOCK_QUERIES = 256, BLOCK_KEYS = 192, WIDE_KEYS = BLOCK_KEYS + 64 };
+
+/* What lies where in a desk's room, in floats; keys lie at 0. */
+typedef struct {
+    cp_lanes slice, panel;
+    int64_t values, scores, weights, end;
+} packed_room;
+
+static packed_room find_room(const cp_micro *micro, int64_t dim) {
+    packed_room room = {.slice = {micro->slice, micro->slice_stride},
+                        .panel = {micro->panel, micro->panel_stride}};
+    room.values = cp_lanes_floats(room.panel, BLOCK_KEYS, dim);
+    room.scores = room.values + cp_lanes_floats(room.panel, dim, BLOCK_KEYS);
+    room.weights = room.scores + room.slice.width * WIDE_KEYS;
+    room.end = room.weights + cp_lanes_floats(room.slice, 1, BLOCK_KEYS);
+    return room;
+}
+
+static void add_to_slice(const cp_micro *micro, const packed_room *room,
+                         const cp_desk *desk, int64_t count, int64_t r) {
+    const int64_t dim = desk->dim, panel = micro->panel;
+    const int64_t rows = cp_min(micro->slice, desk->rows - r);
+    const float *queries =
+        desk->queries + cp_lanes_place(room->slice, dim, r, 0);
+    float *sums = desk->sums + cp_lanes_place(one_by_one, dim, r, 0);
+    float *scores = desk->room + room->scores;
+    float *weights = desk->room + room->weights;
+    /* Score the slice against all panels of keys. */
+    for (int64_t j = 0; j < count; j += panel)
+        cp_micro_multiply(micro, rows, cp_min(panel, count - j), dim, queries,
+                          desk->room + cp_lanes_place(room->panel, dim, j, 0),
+                          false, scores + j, WIDE_KEYS);
+    for (int64_t i = 0; i < rows; i++)
+        weigh_row(desk, r + i, count, scores + i * WIDE_KEYS);
+    cp_lanes_pack(room->slice, rows, count, scores, WIDE_KEYS, 1, 1.0f,
+                  weights);
+    /* Add all panels of values to the slice's sums. */
+    const float *values = desk->room + room->values;
+    for (int64_t d = 0; d < dim; d += panel)
+        cp_micro_multiply(micro, rows, cp_min(panel, dim - d), count, weights,
+                          values + cp_lanes_place(room->panel, count, d, 0),
+                          true, sums + d, cp_lanes_group(one_by_one, dim));
+}
+
+static void packed_add(const cp_desk *desk, const cp_keys *block) {
+    const cp_micro *micro = cp_micro_get();
+    const packed_room room = find_room(micro, desk->dim);
+    cp_lanes_pack(room.panel, block->count, desk->dim, block->keys,
+                  block->width, 1, 1.0f, desk->room);
+    cp_lanes_pack(room.panel, desk->dim, block->count, block->values, 1,
+                  block->width, 1.0f, desk->room + room.values);
+    for (int64_t r = 0; r < desk->rows; r += micro->slice)
+        add_to_slice(micro, &room, desk, block->count, r);
+}
+
+cp_status cp_rung_packed(const cp_attention *call) {
+    const cp_micro *micro = cp_micro_get();
+    const packed_room room = find_room(micro, call->shape->head_dim);
+    const cp_recipe recipe = {.queries = BLOCK_QUERIES,
+                              .keys = BLOCK_KEYS,
+                              .query_lanes = room.slice,
+                              .sum_lanes = one_by_one,
+                              .room = room.end,
+                              .add = packed_add};
+    return cp_climb(call, &recipe);
+}

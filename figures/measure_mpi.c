@@ -1,0 +1,144 @@
+/* Measures whether a hop between processes hides under attention: one call of
+ * pass-KV over all processes that the launcher started, with pokes and
+ * without, beside the same hop with nothing to compute. Rank 0 prints rows:
+ *
+ *   mpirun -n 2 build/figures/measure_mpi LINK REPEATS
+ *
+ * Run by figures/measure-hosts, which makes the links. */
+#include "reference/ring/processes.h"
+#include "reference/ring/store.h"
+#include "ring/variants.h"
+#include "reference/ring/walk.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { HEADS = 8, KV_HEADS = 2, DIM = 128 };
+
+typedef struct {
+    int64_t tokens, bytes;
+    int repeats;
+    /* Of the fastest repeat, in seconds. */
+    double whole, first, wait, hop; /* first: attention, beside which it is */
+    double attending, waiting;      /* of this one */
+} measurement;
+
+/* Ends all processes. */
+static void must(cp_status status) {
+    if (status == CP_OK)
+        return;
+    fprintf(stderr, "measure_mpi: %s\n", cp_message());
+    cp_mpi_end(false);
+}
+
+static void observe(void *context, const cp_walker *walker, const cp_op *op,
+                    double start, double end) {
+    measurement *it = context;
+    (void)walker;
+    if (op->kind == CP_OP_ATTEND && op->hop == 0)
+        it->attending += end - start;
+    if (op->kind == CP_OP_WAIT)
+        it->waiting += end - start;
+}
+
+static void fill(float *tensor, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        tensor[i] = (float)(i % 251) / 251.0f - 0.5f;
+}
+
+/* A hop with nothing beside it. */
+static cp_status hop_alone(cp_comm *comm, measurement *it) {
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
+    char *blocks;
+    cp_status status = cp_allocate(&blocks, 2, it->bytes, "two blocks");
+    for (int i = 0; i < it->repeats && status == CP_OK; i++) {
+        status = cp_comm_barrier(comm);
+        const double start = cp_clock();
+        if (status == CP_OK)
+            status = cp_comm_exchange(comm, next, blocks, it->bytes, previous,
+                                      blocks + it->bytes, it->bytes);
+        if (status == CP_OK)
+            status = cp_comm_wait(comm);
+        if (i == 0 || cp_clock() - start < it->hop)
+            it->hop = cp_clock() - start;
+    }
+    free(blocks);
+    return status;
+}
+
+static cp_status walk_often(cp_comm *comm, measurement *it, cp_walker *walker,
+                            cp_store *store) {
+    cp_status status = CP_OK;
+    for (int i = 0; i < it->repeats && status == CP_OK; i++) {
+        it->attending = it->waiting = 0;
+        status = cp_comm_barrier(comm);
+        const double start = cp_clock();
+        if (status == CP_OK)
+            status = cp_walk(walker, comm, cp_store_keys(store, comm->rank, 0),
+                             cp_store_values(store, comm->rank, 0));
+        if (i == 0 || cp_clock() - start < it->whole) {
+            it->whole = cp_clock() - start;
+            it->first = it->attending;
+            it->wait = it->waiting;
+        }
+    }
+    return status;
+}
+
+static cp_status rank_main(cp_comm *comm, void *context) {
+    measurement *it = context;
+    const cp_shape shape = {HEADS, KV_HEADS, DIM};
+    cp_cache *cache;
+    cp_store *store;
+    cp_layout *layout;
+    cp_plan *plan;
+    cp_walker *walker;
+    must(cp_cache_new(comm->ranks, 1, it->tokens, &cache));
+    must(cp_store_new_of(comm->ranks, comm->rank, 1, 1, it->tokens, &shape,
+                         &store));
+    must(cp_cache_prefill(cache, &it->tokens, &layout));
+    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
+    const cp_walk_options options = {.observe = observe, .context = it};
+    must(cp_walker_new(plan, comm->rank, &options, &walker));
+    const int64_t rows = layout->queries[comm->rank].rows;
+    fill(cp_walker_queries(walker), rows * HEADS * DIM);
+    fill(cp_walker_new_keys(walker), rows * KV_HEADS * DIM);
+    fill(cp_walker_new_values(walker), rows * KV_HEADS * DIM);
+    it->bytes = layout->keys[comm->rank].rows * KV_HEADS * DIM * 8;
+    cp_status status = hop_alone(comm, it);
+    if (status == CP_OK)
+        status = walk_often(comm, it, walker, store);
+    cp_walker_free(walker);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_store_free(store);
+    cp_cache_free(cache);
+    return status;
+}
+
+int main(int count, char **arguments) {
+    static const int64_t tokens[] = {2048, 8192};
+    const char *link = count > 1 ? arguments[1] : "memory";
+    const int repeats = count > 2 ? atoi(arguments[2]) : 3;
+    for (int t = 0; t < 2; t++)
+        for (int poked = 0; poked < 2; poked++) {
+            const cp_mpi_options options = {.patience = 60,
+                                            .unpoked = poked == 0};
+            measurement it = {.tokens = tokens[t], .repeats = repeats};
+            cp_comm *comm;
+            must(cp_mpi_open(&options, &comm));
+            must(cp_mpi_run(comm, rank_main, &it));
+            if (comm->rank == 0)
+                printf("%s,%lld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link,
+                       (long long)it.tokens, poked ? "poked" : "not",
+                       (double)it.bytes * 1e-6, it.hop * 1e3, it.first * 1e3,
+                       it.wait * 1e3, it.whole * 1e3);
+            fflush(stdout);
+            bool speaks;
+            if (cp_mpi_close(comm, 0, &speaks) != 0)
+                cp_mpi_end(false);
+        }
+    cp_mpi_end(true);
+    return 0;
+}

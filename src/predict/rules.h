@@ -1,0 +1,95 @@
+/* Tangled from book/10-choose.nw; edit the chapter. */
+/* The paper's rules for choosing a ring: what they look at, what they say, and
+ * where they turn. Measures nothing. */
+#ifndef CP_RULES_H
+#define CP_RULES_H
+
+#include "predict/machine.h"
+#include "ring/choose.h"
+
+/* A machine, a model's heads and a number of ranks. */
+typedef struct {
+    cp_machine machine;
+    cp_shape shape;
+    int ranks;            /* N */
+    int64_t output_bytes; /* of a number of a partial's output */
+    double latency;       /* of an exchange, seconds */
+    double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
+} cp_setting;
+
+/* Fails with CP_INVALID and the name of what is missing or out of range. */
+cp_status cp_setting_check(const cp_setting *setting);
+
+/* What Algorithm 1 may know of a description, and what all rules may: with the
+ * speeds of the data sheet, or with those that were reached. */
+cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes,
+                         bool peak);
+cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
+                         int64_t element_bytes, int ranks, bool peak);
+
+/* Paper, Table 3: of all ranks together. causal: only what is not masked. */
+double cp_attention_flops(const cp_setting *setting, const cp_load *load,
+                          bool causal);
+double cp_query_bytes(const cp_setting *setting, const cp_load *load);
+double cp_key_bytes(const cp_setting *setting, const cp_load *load);
+
+/* Output and one LSE a head, of all queries over the keys of one rank. */
+double cp_partial_bytes(const cp_setting *setting, const cp_load *load);
+
+/* The new tokens from which on keys and values hide under attention (eq. 2),
+ * and the new and cached tokens from which on queries do (eq. 3). */
+double cp_new_tokens_least(const cp_setting *setting);
+double cp_context_least(const cp_setting *setting);
+
+typedef enum {
+    CP_RULE_SIZE,      /* eq. 1 alone: the smaller message */
+    CP_RULE_HIDDEN,    /* Algorithm 1: eqs. 2 and 1 */
+    CP_RULE_EXPOSED,   /* Algorithm 5: eqs. 2 and 5 */
+    CP_RULE_SECONDS,   /* what both rings leave exposed, latencies included */
+    CP_RULE_EMPIRICAL, /* Appendix D: a line in two logarithms */
+} cp_rule_kind;
+
+/* h = alpha ln T + beta ln(T / (T + P)) + gamma. */
+typedef struct {
+    double alpha, beta, gamma;
+} cp_empirical;
+
+typedef struct {
+    const char *name;
+    cp_rule_kind kind;
+    bool causal;      /* count pairs as causality leaves them */
+    cp_empirical fit; /* of CP_RULE_EMPIRICAL */
+} cp_rule;
+
+typedef struct {
+    cp_variant variant; /* CP_PASS_KV or CP_PASS_Q */
+    bool tie;           /* both sides are equal: pass-KV */
+    bool hidden;        /* eq. 2 was asked, and holds */
+    char because[120];  /* the comparison that decided, with its numbers */
+} cp_verdict;
+
+/* "1/40", or "4827.59" where neither side is short or the fraction is not
+ * below 1. Use it within one expression. */
+typedef struct {
+    char text[32];
+} cp_fraction_words;
+cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
+
+/* What a rule says of a call. One rank sends nothing: pass-KV. Fails with
+ * CP_INVALID if the setting is none (cp_setting_check), if a product does not
+ * fit 128 bits, or if an empirical rule is asked about a batch; the verdict is
+ * then untouched. */
+cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
+                      const cp_load *load, cp_verdict *verdict);
+
+/* All rules of the paper, and the one that counts seconds. */
+enum { CP_RULES = 7 };
+extern const cp_rule cp_rules[CP_RULES];
+
+/* The least number of new tokens, of context in all, from which on one
+ * sequence passes keys and values; context + 1 if it never does. Fails as
+ * cp_rule_ask. */
+cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
+                        int64_t context, int64_t *least);
+
+#endif
