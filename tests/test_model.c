@@ -581,19 +581,20 @@ START_TEST(test_loader) {
     ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_facts_read(file, &facts));
-    cp_loader loader = {.file = file, .facts = &facts, .align = align};
+    cp_loader loader = {
+        .file = file, .facts = &facts, .arena = {.align = align}};
     for (int pass = 0; pass < 2; pass++) {
-        loader.used = 0;
-        loader.memory = pass > 0 ? memory : NULL;
+        loader.arena.used = 0;
+        loader.arena.memory = pass > 0 ? memory : NULL;
         char *first = cp_loader_claim(&loader, 1, 5);
         char *none = cp_loader_claim(&loader, 0, 4);
         char *last = cp_loader_claim(&loader, align / 2, 2);
-        ck_assert(first == loader.memory);
+        ck_assert(first == loader.arena.memory);
         ck_assert(none == (pass > 0 ? memory + align : NULL));
         ck_assert(last == none);
-        ck_assert_int_eq(loader.used, 2 * align);
+        ck_assert_int_eq(loader.arena.used, 2 * align);
     }
-    loader.block = facts.layers - 1;
+    loader.layer = facts.layers - 1;
     ck_assert_ptr_nonnull(cp_loader_find(&loader, CP_WEIGHT_DOWN));
     ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_OUTPUT));
     must(loader.status);

@@ -247,3 +247,11 @@ cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
             pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
     return status == CP_OK ? divide_by_factors(file, pairs, *out) : status;
 }
+void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
+                  float *cosines, float *sines) {
+    for (int64_t i = 0; i < pairs; i++) {
+        const double angle = (double)position * frequencies[i];
+        cosines[i] = (float)cos(angle);
+        sines[i] = (float)sin(angle);
+    }
+}
