@@ -192,7 +192,7 @@ START_TEST(sizes_are_refused) {
     bad.shape.kv_heads = 3;
     refused_sizes(bad, "3");
     bad.shape = (cp_shape){1 << 20, 1, 16};
-    refused_sizes(bad, "--heads: 1048576 query heads");
+    refused_sizes(bad, "1048576 query heads");
 }
 END_TEST
 

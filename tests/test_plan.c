@@ -9,7 +9,6 @@
 #include "ring/check.h"
 #include "ring/draw.h"
 #include "ring/explore.h"
-#include "ring/link.h"
 #include "ring/variants.h"
 
 /* The layout of one call over an empty cache. */
@@ -243,11 +242,13 @@ static const struct {
      "rank 1: the keys from 5 to 14 of sequence 0 are not the same in its"},
     {"another key", false, 1, 0, 0, 1, 0, 0, "rank 1: the keys from 5 to 14"},
     {"one row late", false, 0, 0, 1, 0, 0, 0,
-     "rank 0 has key 0 of sequence 0 in row 1 of its cache and not in row 0"},
+     "rank 0 has 5 keys of sequence 0, from 0 on, in row 1 of its cache: due "
+     "is row 0"},
     {"one row early", false, 0, 1, -1, 0, 0, 0,
-     "rank 0 has key 15 of sequence 0 in row 4 of its cache and not in row 5"},
+     "rank 0 has 3 keys of sequence 0, from 15 on, in row 4 of its cache: due "
+     "is row 5"},
     {"in the rows of another sequence", false, 1, 3, -20, 0, 0, 0,
-     "of sequence 1 in row"},
+     "of sequence 1, from"},
     {"over the first row", true, 0, 0, -8, 0, 0, 0,
      "rank 0 appends token 20 of sequence 0 in row 0, where its cache does "
      "not have it"},
@@ -288,8 +289,8 @@ START_TEST(a_cache_without_room_is_found) {
     cp_layout *layout = fresh_layout(2, 24);
     cp_plan *plan = build(CP_PASS_Q, layout, 1);
     layout->room = 11;
-    expect(plan, "rank 0 holds 12 tokens of sequence 0; its cache has room "
-                 "for 11");
+    expect(plan, "rank 0 has 6 keys of sequence 0, from 18 on, in row 6 of its "
+                 "cache: due is row 6, and room ends before 11");
     layout->room = 24;
     layout->keys[1].rows++;
     expect(plan, "the key block of rank 1 needs 12 rows and has 13; that of "

@@ -259,42 +259,6 @@ START_TEST(any_bytes_come_back) {
 }
 END_TEST
 
-START_TEST(streamed_pieces_never_split_a_character) {
-    const char *text = "\xF0\x9F\x98\x80 \xE6\x97\xA5 caf\xC3\xA9 the end";
-    cp_tokenizer_stream stream = {0};
-    char joined[64] = {0}, rest[4], *piece;
-    int32_t *ids;
-    int64_t count, length, at = 0;
-    open_tiny(&(tiny_gguf_options){0});
-    cp_tokenizer_encode(tokenizer, text, (int64_t)strlen(text), false, &ids,
-                        &count);
-    for (int64_t i = 0; i < count; i++) {
-        cp_tokenizer_piece(tokenizer, &stream, ids[i], &piece, &length);
-        ck_assert_msg(length == 0 || (piece[0] & 0xC0) != 0x80,
-                      "piece %lld begins inside a character", (long long)i);
-        memcpy(joined + at, piece, (size_t)length);
-        at += length;
-        ck_assert(at == 0 || i + 1 == count || (text[at] & 0xC0) != 0x80);
-        free(piece);
-    }
-    ck_assert_str_eq(joined, text);
-    ck_assert_int_eq(cp_tokenizer_flush(&stream, rest), 0);
-    /* Stream half a character and flush it. */
-    const char half[] = "\xE6\x97";
-    free(ids);
-    cp_tokenizer_encode(tokenizer, half, 2, false, &ids, &count);
-    for (int64_t i = 0; i < count; i++) {
-        cp_tokenizer_piece(tokenizer, &stream, ids[i], &piece, &length);
-        ck_assert_int_eq(length, 0);
-        free(piece);
-    }
-    ck_assert_int_eq(cp_tokenizer_flush(&stream, rest), 2);
-    ck_assert_str_eq(rest, half);
-    free(ids);
-    close_tiny();
-}
-END_TEST
-
 START_TEST(control_tokens_are_text_unless_asked_for) {
     int32_t *ids;
     int64_t count;
@@ -561,7 +525,6 @@ static Suite *tokenizer_suite(void) {
     tcase_add_loop_test(tests, words_end_where_each_expression_says, 0,
                         sizeof(cuts) / sizeof(cuts[0]));
     tcase_add_loop_test(tests, any_bytes_come_back, 0, 4);
-    tcase_add_test(tests, streamed_pieces_never_split_a_character);
     tcase_add_test(tests, control_tokens_are_text_unless_asked_for);
     tcase_add_test(tests, some_tokens_are_always_taken_whole);
     tcase_add_test(tests, llama_takes_whole_words);

@@ -187,11 +187,10 @@ static cp_status make_events(cp_stream_walker *w) {
         w->first++;
     for (int64_t n = 0; n < count && status == CP_OK; n++)
         status = make_events_of(w, n);
-    if (status == CP_OK)
-        status = make_event(&w->begun);
-    if (status == CP_OK)
-        status = make_event(&w->finished);
-    return status == CP_OK ? make_event(&w->silent) : status;
+    cudaEvent_t *const ends[] = {&w->begun, &w->finished, &w->silent};
+    for (int i = 0; i < 3 && status == CP_OK; i++)
+        status = make_event(ends[i]);
+    return status;
 }
 
 static cp_status forget_wrong(cp_stream_walker *w) {
@@ -251,12 +250,10 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     for (int64_t n = 0; w->over != NULL && n < 2 * count; n++)
         if (w->over[n] != NULL)
             cudaEventDestroy(w->over[n]);
-    if (w->begun != NULL)
-        cudaEventDestroy(w->begun);
-    if (w->finished != NULL)
-        cudaEventDestroy(w->finished);
-    if (w->silent != NULL)
-        cudaEventDestroy(w->silent);
+    const cudaEvent_t ends[] = {w->begun, w->finished, w->silent};
+    for (int i = 0; i < 3; i++)
+        if (ends[i] != NULL)
+            cudaEventDestroy(ends[i]);
     if (w->memory != NULL)
         cudaFree(w->memory);
     if (w->staging != NULL)

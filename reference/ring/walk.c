@@ -80,8 +80,11 @@ int cp_walker_rank(const cp_walker *walker) {
     return walker->rank;
 }
 
-static void copy_pieces(const cp_pieces *from, const float *source,
-                        const cp_pieces *to, float *target, int64_t width) {
+static void copy_pieces(const cp_walker *walker, const cp_pieces *from,
+                        const float *source, const cp_pieces *to,
+                        float *target) {
+    const cp_shape *shape = &walker->plan->shape;
+    const int64_t width = shape->kv_heads * shape->head_dim;
     assert(from->count == to->count);
     for (int64_t n = 0; n < from->count; n++) {
         assert(from->items[n].span.count == to->items[n].span.count);
@@ -93,22 +96,18 @@ static void copy_pieces(const cp_pieces *from, const float *source,
 
 static void append(cp_walker *walker) {
     const cp_layout *layout = walker->plan->layout;
-    const cp_shape *shape = &walker->plan->shape;
-    const int64_t width = shape->kv_heads * shape->head_dim;
     const cp_pieces *from = &layout->queries[walker->rank].pieces;
     const cp_pieces *to = &layout->appended[walker->rank].pieces;
-    copy_pieces(from, cp_walker_new_keys(walker), to, walker->keys, width);
-    copy_pieces(from, cp_walker_new_values(walker), to, walker->values, width);
+    copy_pieces(walker, from, cp_walker_new_keys(walker), to, walker->keys);
+    copy_pieces(walker, from, cp_walker_new_values(walker), to, walker->values);
 }
 
 static void pack(cp_walker *walker, int slot) {
     const cp_layout *layout = walker->plan->layout;
-    const cp_shape *shape = &walker->plan->shape;
-    const int64_t width = shape->kv_heads * shape->head_dim;
     const cp_pieces *from = &layout->cache[walker->rank].pieces;
     const cp_pieces *to = &layout->keys[walker->rank].pieces;
-    copy_pieces(from, walker->keys, to, walker->slots[slot], width);
-    copy_pieces(from, walker->values, to, slot_values(walker, slot), width);
+    copy_pieces(walker, from, walker->keys, to, walker->slots[slot]);
+    copy_pieces(walker, from, walker->values, to, slot_values(walker, slot));
 }
 
 static char *labels_of(const cp_walker *walker, int slot) {

@@ -6,7 +6,6 @@
 
 #include "predict/rules.h"
 #include "predict/simulate.h"
-#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, tensor; /* tensor -1: as the machine has GPUs in a node */

@@ -151,10 +151,10 @@ static cp_status lay_out(const cp_machine *machine, cp_attend_call *call) {
                          &call->plan);
 }
 
-static cp_status make_call(const cp_machine *machine, cp_attend_call *call) {
-    const cp_attend_job *job = call->job;
+cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
+                             cp_attend_call *call) {
     int64_t *lengths;
-    call->room = 1;
+    *call = (cp_attend_call){.job = job, .room = 1};
     for (int64_t s = 0; s < job->sequences; s++)
         call->room =
             cp_max(call->room, cached_tokens(job, s) + job->new_tokens[s]);
@@ -163,6 +163,12 @@ static cp_status make_call(const cp_machine *machine, cp_attend_call *call) {
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);
     return status == CP_OK ? lay_out(machine, call) : status;
+}
+
+void cp_attend_call_free(cp_attend_call *call) {
+    cp_plan_free(call->plan);
+    cp_layout_free(call->layout);
+    cp_cache_free(call->cache);
 }
 
 typedef struct {
@@ -228,9 +234,9 @@ static cp_status put_all(running *it, const void *place) {
     return put_rows(it);
 }
 
-static cp_status run(running *it, const void *place) {
+static cp_status run(running *it, const void *place, cp_attend_job *job) {
     const cp_crew *crew = it->where.crew;
-    CP_TRY(make_call(it->on->machine, &it->call));
+    CP_TRY(cp_attend_call_new(it->on->machine, job, &it->call));
     CP_TRY(cp_crew_all_ready(crew, put_all(it, place)));
     if (crew != NULL)
         CP_TRY(cp_crew_agree(it->call.plan, 0));
@@ -240,12 +246,10 @@ static cp_status run(running *it, const void *place) {
 
 cp_status cp_attend_job_run(const cp_attend_ops *on, const void *place,
                             cp_engine_place where, cp_attend_job *job) {
-    running it = {.on = on, .where = where, .call = {.job = job}};
-    const cp_status status = run(&it, place);
+    running it = {.on = on, .where = where};
+    const cp_status status = run(&it, place, job);
     if (it.open != NULL)
         on->close(it.open);
-    cp_plan_free(it.call.plan);
-    cp_layout_free(it.call.layout);
-    cp_cache_free(it.call.cache);
+    cp_attend_call_free(&it.call);
     return status;
 }

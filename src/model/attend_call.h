@@ -39,7 +39,14 @@ typedef struct {
     cp_status (*take)(void *open, int rank, float *output, float *lse);
 } cp_attend_ops;
 
-/* Replay the past's bookkeeping, then run the call under test on the ranks of
+/* Replay the past's bookkeeping, choose the variant for a machine, lay out the
+ * call, and build its plan. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY;
+ * free even then. */
+cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
+                             cp_attend_call *call);
+void cp_attend_call_free(cp_attend_call *call);
+
+/* Do the same, then run the call under test on the ranks of
  * a place, which are in these processes; every process has all of the input
  * and gets all of the output. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY,
  * or as the place does; output and lse may then hold anything. */

@@ -1,6 +1,6 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* What a Llama-family file says of its model: its numbers, and where its
- * tensors are. Reads no weights. */
+ * tensors are. */
 #ifndef CP_FACTS_H
 #define CP_FACTS_H
 

@@ -5,7 +5,7 @@
 
 #include "predict/machine.h"
 #include "predict/models.h"
-#include "ring/plan.h"
+#include "ring/variants.h"
 
 /* How fast the ranks of a call go. */
 typedef struct {

@@ -11,7 +11,6 @@
 #include "ring/cache.h"
 #include "ring/order.h"
 #include "predict/share.h"
-#include "ring/variants.h"
 
 typedef struct {
     double before, after, reduce, head;
@@ -21,8 +20,7 @@ typedef struct turns turns;
 
 typedef struct {
     cp_event_kind kind;
-    int rank, peer; /* a collective: -1 */
-    int own, other; /* which operation of all, of a rank and its peer */
+    int rank, own; /* whose; which operation of all */
     const cp_op *op;
     double seconds; /* of the operation */
 } event;
@@ -77,17 +75,11 @@ static cp_status record(void *context, const cp_event *seen) {
         s->room = room;
     }
     event *e = &s->events[s->count++];
-    *e = (event){.kind = seen->kind,
-                 .rank = seen->rank,
-                 .own = s->first[seen->rank] + (int)seen->number,
-                 .op = op};
+    *e = (event){.kind = seen->kind, .rank = seen->rank, .op = op};
+    e->own = s->first[seen->rank] + (int)seen->number;
     if (op->kind == CP_OP_WAIT) {
         e->op = &s->plan->programs[seen->rank].ops[op->ends];
         e->own = s->first[seen->rank] + op->ends;
-    }
-    if (seen->kind == CP_EVENT_TRANSFER) {
-        e->peer = op->to;
-        e->other = s->first[op->to] + op->sent_to;
     }
     e->seconds = cp_pace_of(s->pace, s->plan, e->op);
     note_longest(s->forecast, e->op, e->seconds);
@@ -155,16 +147,17 @@ static void local(simulation *s, const event *e) {
 }
 
 static void transfer(simulation *s, const event *e) {
-    clock *from = &s->clocks[e->rank], *to = &s->clocks[e->peer];
-    const double start = fmax(fmax(s->posted[e->own], s->posted[e->other]),
+    const int own = e->own, other = s->first[e->op->to] + e->op->sent_to;
+    clock *from = &s->clocks[e->rank], *to = &s->clocks[e->op->to];
+    const double start = fmax(fmax(s->posted[own], s->posted[other]),
                               fmax(from->send, to->receive));
     const double seconds = jittered(s, e->seconds);
     const double end = start + seconds;
     from->send = to->receive = end;
-    s->done[e->own] = fmax(s->done[e->own], end);
-    s->done[e->other] = fmax(s->done[e->other], end);
+    s->done[own] = fmax(s->done[own], end);
+    s->done[other] = fmax(s->done[other], end);
     to->exchanging += seconds;
-    bar(s, e->peer, true, e->op, start, seconds);
+    bar(s, e->op->to, true, e->op, start, seconds);
 }
 
 static void await(simulation *s, const event *e) {
@@ -590,11 +583,11 @@ static void sum_up(const simulation *s) {
 
 static cp_status run_alone(simulation *s) {
     cp_status status =
-        cp_allocate(&s->posted, s->operations, sizeof(double), "clocks");
-    if (status == CP_OK)
-        status = cp_allocate(&s->done, s->operations, sizeof(double), "clocks");
-    if (status == CP_OK)
-        status = cp_plan_order(s->plan, record, s);
+        cp_allocate(&s->posted, 2 * s->operations, sizeof(double), "clocks");
+    if (status != CP_OK)
+        return status;
+    s->done = s->posted + s->operations;
+    status = cp_plan_order(s->plan, record, s);
     if (status == CP_OK)
         walk(s);
     return status;
@@ -649,7 +642,6 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
     free(turns.seconds);
     free(s.events);
     free(s.posted);
-    free(s.done);
     free(s.first);
     free(s.clocks);
     if (status != CP_OK)

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "ring/crew.h"
-#include "ring/variants.h"
 
 #ifndef CP_COMMIT
 #define CP_COMMIT "unknown"

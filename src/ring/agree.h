@@ -4,7 +4,7 @@
 #ifndef CP_AGREE_H
 #define CP_AGREE_H
 
-#include "ring/plan.h"
+#include "ring/variants.h"
 
 /* items [ranks] of bytes each: the own one becomes known to all. */
 typedef cp_status (*cp_collector)(void *context, void *items, int64_t bytes);

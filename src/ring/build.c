@@ -4,8 +4,6 @@
 
 #include <stdlib.h>
 
-#include "ring/link.h"
-
 static int64_t slot_rows(const cp_plan *plan, cp_slot_kind kind) {
     if (kind == CP_SLOT_CACHE)
         return 0;
@@ -19,7 +17,7 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind) {
     const int64_t width = shape->head_dim * plan->element_bytes;
     switch (kind) {
     case CP_SLOT_CACHE:
-        return 0;
+        break;
     case CP_SLOT_QUERIES:
         return shape->query_heads * width +
                (plan->labelled ? CP_LABEL_BYTES : 0);
@@ -32,38 +30,33 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind) {
     return 0;
 }
 
-static int add_slot(cp_plan *plan, cp_slot_kind kind) {
-    if (plan->status != CP_OK)
-        return 0;
-    cp_slot *slots =
-        realloc(plan->slots, (size_t)(plan->slot_count + 1) * sizeof(cp_slot));
-    if (slots == NULL) {
-        plan->status = cp_fail(CP_MEMORY, "no memory for a plan's slots");
-        return 0;
-    }
+static cp_status make_room(cp_plan *plan, int64_t count) {
+    cp_slot *slots = realloc(plan->slots, (size_t)count * sizeof(cp_slot));
+    if (slots == NULL)
+        return cp_fail(CP_MEMORY, "no memory for a plan's slots");
     plan->slots = slots;
-    /* Refuse more slots than an operation can name. */
-    if (plan->slot_count > INT16_MAX) {
-        plan->status = cp_fail(CP_INVALID, "a plan of more than %d slots",
-                               plan->slot_count);
-        return 0;
-    }
-    /* Fill in the new slot, or fail if its bytes overflow. */
-    const int64_t rows = slot_rows(plan, kind);
-    int64_t bytes;
-    if (!cp_multiply(rows, row_bytes(plan, kind), &bytes)) {
-        plan->status = cp_fail(CP_INVALID, "a slot of %lld rows overflows",
-                               (long long)rows);
-        return 0;
-    }
-    slots[plan->slot_count] = (cp_slot){kind, rows, bytes};
-    return plan->slot_count++;
+    return CP_OK;
 }
 
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     const int first = plan->slot_count;
-    for (int n = 0; n < count; n++)
-        add_slot(plan, kind);
+    const int64_t rows = slot_rows(plan, kind);
+    const int64_t all = (int64_t)first + count;
+    int64_t bytes;
+    if (plan->status != CP_OK)
+        return 0;
+    if (!cp_multiply(rows, row_bytes(plan, kind), &bytes))
+        plan->status = cp_fail(CP_INVALID, "a slot of %lld rows overflows",
+                               (long long)rows);
+    else if (all > INT16_MAX)
+        plan->status = cp_fail(CP_INVALID, "%lld slots; a plan can name %d",
+                               (long long)all, INT16_MAX);
+    else
+        plan->status = make_room(plan, all);
+    if (plan->status != CP_OK)
+        return 0;
+    while (plan->slot_count < all)
+        plan->slots[plan->slot_count++] = (cp_slot){kind, rows, bytes};
     return first;
 }
 
@@ -156,10 +149,10 @@ cp_plan *cp_plan_begin(cp_variant variant, const cp_layout *layout,
     if (layout->ranks > INT16_MAX)
         plan->status = cp_fail(CP_INVALID, "%d ranks; a plan can name %d",
                                layout->ranks, INT16_MAX);
-    plan->cache = add_slot(plan, CP_SLOT_CACHE);
-    plan->fresh = add_slot(plan, CP_SLOT_NEW);
-    plan->queries = add_slot(plan, CP_SLOT_QUERIES);
-    plan->result = add_slot(plan, CP_SLOT_PARTIAL);
+    plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
+    plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
+    plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
+    plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
     return plan;
 }
 

@@ -98,12 +98,8 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
         cp_pieces_free(&cache->held[n]);
     free(cache->held);
     cache->held = after;
-    for (int rank = 0; rank < cache->ranks; rank++) {
-        const cp_pieces *fresh = &layout->appended[rank].pieces;
-        for (int64_t n = 0; n < fresh->count; n++)
-            cache->length[fresh->items[n].span.sequence] +=
-                fresh->items[n].span.count;
-    }
+    for (int64_t i = 0; i < cache->sequences; i++)
+        cache->length[i] += layout->fresh[i];
     if (layout->placement == CP_ROUND_ROBIN)
         cache->step++;
     return CP_OK;

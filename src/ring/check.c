@@ -123,28 +123,23 @@ static cp_status check_rows(const cp_block *blocks, const char *what,
     return CP_OK;
 }
 
-static bool same_span(cp_span a, cp_span b) {
-    return a.sequence == b.sequence && a.start == b.start &&
-           a.count == b.count && a.step == b.step;
-}
-
 static cp_status check_same(const cp_block *blocks, const cp_block *lists,
                             const char *what, const char *where, int rank) {
     const cp_pieces *here = &blocks[rank].pieces, *there = &lists[rank].pieces;
-    for (int64_t n = 0; n < cp_max(here->count, there->count); n++) {
-        if (n < here->count && n < there->count &&
-            same_span(here->items[n].span, there->items[n].span))
-            continue;
-        const cp_span lost =
-            n < here->count ? here->items[n].span : there->items[n].span;
-        return cp_fail(CP_BROKEN,
-                       "rank %d: the %s from %lld to %lld of sequence %lld are "
-                       "not the same %s",
-                       rank, what, (long long)lost.start,
-                       (long long)cp_span_last(lost), (long long)lost.sequence,
-                       where);
-    }
-    return CP_OK;
+    const int64_t count = cp_min(here->count, there->count);
+    int64_t n = 0;
+    while (n < count && memcmp(&here->items[n].span, &there->items[n].span,
+                               sizeof(cp_span)) == 0)
+        n++;
+    if (n == here->count && n == there->count)
+        return CP_OK;
+    const cp_span lost = (n < here->count ? here : there)->items[n].span;
+    return cp_fail(CP_BROKEN,
+                   "rank %d: the %s from %lld to %lld of sequence %lld are not "
+                   "the same %s",
+                   rank, what, (long long)lost.start,
+                   (long long)cp_span_last(lost), (long long)lost.sequence,
+                   where);
 }
 
 static cp_status check_cache(const cp_layout *layout, int rank) {
@@ -153,22 +148,17 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
     for (int64_t n = 0; n < cache->count; n++) {
         const cp_piece piece = cache->items[n];
         const int64_t first = piece.span.sequence * layout->room;
-        next = n > 0 ? cp_max(next, first) : first;
-        if (piece.row != next)
+        const int64_t row = cp_max(next, first);
+        next = row + piece.span.count;
+        if (piece.row != row || next > first + layout->room)
             return cp_fail(CP_BROKEN,
-                           "rank %d has key %lld of sequence %lld in row %lld "
-                           "of its cache and not in row %lld",
-                           rank, (long long)piece.span.start,
-                           (long long)piece.span.sequence, (long long)piece.row,
-                           (long long)next);
-        next += piece.span.count;
-        if (next > first + layout->room)
-            return cp_fail(CP_BROKEN,
-                           "rank %d holds %lld tokens of sequence %lld; its "
-                           "cache has room for %lld",
-                           rank, (long long)(next - first),
+                           "rank %d has %lld keys of sequence %lld, from %lld "
+                           "on, in row %lld of its cache: due is row %lld, and "
+                           "room ends before %lld",
+                           rank, (long long)piece.span.count,
                            (long long)piece.span.sequence,
-                           (long long)layout->room);
+                           (long long)piece.span.start, (long long)piece.row,
+                           (long long)row, (long long)(first + layout->room));
     }
     return CP_OK;
 }
@@ -504,59 +494,57 @@ static void fill_in(proof *proof) {
 static cp_status begin(proof *proof) {
     const cp_plan *plan = proof->plan;
     const int64_t ranks = plan->layout->ranks;
-    int64_t merges = 0;
+    int64_t merges = 0; /* at most */
     for (int k = 0; k < ranks; k++)
-        for (int64_t n = 0; n < plan->programs[k].count; n++)
-            merges += plan->programs[k].ops[n].kind == CP_OP_MERGE;
+        merges += plan->programs[k].count;
     cp_status status = cp_allocate(&proof->contents, ranks * plan->slot_count,
                                    sizeof(content), "a proof");
     if (status == CP_OK)
         status = cp_allocate(&proof->merges, merges, sizeof(merge), "a proof");
     if (status == CP_OK)
-        status = cp_allocate(&proof->pairs, ranks * ranks, 8, "pairs");
-    if (status == CP_OK)
-        status = cp_allocate(&proof->hops, ranks, 8, "hops");
+        status = cp_allocate(&proof->pairs, ranks * ranks + ranks, 8, "pairs");
     if (status == CP_OK)
         status = cp_allocate(&proof->times, ranks, 1, "a proof");
-    if (status == CP_OK)
-        fill_in(proof);
-    return status;
+    if (status != CP_OK)
+        return status;
+    proof->hops = proof->pairs + ranks * ranks;
+    fill_in(proof);
+    return CP_OK;
 }
 
 static cp_status make_report(const cp_plan *plan, cp_plan_report *report) {
     const int64_t ranks = plan->layout->ranks;
     *report = (cp_plan_report){.ranks = (int)ranks};
-    int64_t **lists[4] = {&report->pairs, &report->flops, &report->bytes,
-                          &report->messages};
-    cp_status status = CP_OK;
-    for (int n = 0; n < 4 && status == CP_OK; n++)
-        status = cp_allocate(lists[n], ranks, 8, "a report");
     for (int n = 0; n < plan->slot_count; n++)
         report->slot_bytes += plan->slots[n].bytes;
-    return status;
+    const cp_status status =
+        cp_allocate(&report->pairs, 4 * ranks, sizeof(int64_t), "a report");
+    if (status != CP_OK)
+        return status;
+    report->flops = report->pairs + ranks;
+    report->bytes = report->flops + ranks;
+    report->messages = report->bytes + ranks;
+    return CP_OK;
 }
 
 void cp_plan_report_free(cp_plan_report *report) {
     free(report->pairs);
-    free(report->flops);
-    free(report->bytes);
-    free(report->messages);
     *report = (cp_plan_report){0};
 }
 
 static void finish(const proof *proof) {
     cp_plan_report *report = proof->report;
     const cp_shape *shape = &proof->plan->shape;
-    double sum = 0, most = 0;
+    double sum = 0;
+    int64_t most = 0;
     for (int k = 0; k < report->ranks; k++) {
         report->flops[k] =
             4 * shape->head_dim * shape->query_heads * report->pairs[k];
         report->hops = cp_max(report->hops, proof->hops[k]);
         sum += (double)report->pairs[k];
-        most =
-            most > (double)report->pairs[k] ? most : (double)report->pairs[k];
+        most = cp_max(most, report->pairs[k]);
     }
-    report->balance = sum > 0 ? most * report->ranks / sum : 1;
+    report->balance = sum > 0 ? (double)most * report->ranks / sum : 1;
 }
 
 cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
@@ -577,7 +565,6 @@ cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
     free(proof.contents);
     free(proof.merges);
     free(proof.pairs);
-    free(proof.hops);
     free(proof.times);
     return status;
 }

@@ -4,7 +4,7 @@
 #ifndef CP_CHOOSE_H
 #define CP_CHOOSE_H
 
-#include "ring/plan.h"
+#include "ring/variants.h"
 
 /* What Algorithm 1 knows of a machine, per rank. Shape and speeds are of the
  * same thing: a GPU and its share of the heads, or a node and all of them. */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ring/timeline.h"
-#include "ring/variants.h"
 
 static cp_status finished(FILE *out) {
     if (fflush(out) != 0 || ferror(out))
@@ -46,9 +45,8 @@ static void draw_rank(const cp_timeline *timeline, int rank, FILE *out) {
 }
 
 cp_status cp_draw_ascii(const cp_plan *plan, FILE *out) {
-    const cp_costs costs = cp_costs_for_drawing(plan);
     cp_timeline timeline;
-    const cp_status status = cp_timeline_new(plan, &costs, &timeline);
+    const cp_status status = cp_timeline_new(plan, &timeline);
     if (status != CP_OK)
         return status;
     for (int rank = 0; rank < plan->layout->ranks; rank++)
@@ -81,10 +79,9 @@ static void svg_bar(const cp_plan *plan, const cp_bar *bar, double scale,
 }
 
 cp_status cp_draw_svg(const cp_plan *plan, FILE *out) {
-    const cp_costs costs = cp_costs_for_drawing(plan);
     const int ranks = plan->layout->ranks;
     cp_timeline timeline;
-    const cp_status status = cp_timeline_new(plan, &costs, &timeline);
+    const cp_status status = cp_timeline_new(plan, &timeline);
     if (status != CP_OK)
         return status;
     fprintf(out,
@@ -105,9 +102,8 @@ cp_status cp_draw_svg(const cp_plan *plan, FILE *out) {
 }
 
 cp_status cp_draw_perfetto(const cp_plan *plan, FILE *out) {
-    const cp_costs costs = cp_costs_for_drawing(plan);
     cp_timeline timeline;
-    const cp_status status = cp_timeline_new(plan, &costs, &timeline);
+    const cp_status status = cp_timeline_new(plan, &timeline);
     if (status != CP_OK)
         return status;
     fprintf(out, "[\n");

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "ring/plan.h"
+#include "ring/variants.h"
 
 /* Draw a plan's timeline: as text in 80 columns, as an SVG picture, or as JSON
  * that Perfetto and chrome://tracing open. Fails as cp_timeline_new does, or

@@ -93,27 +93,23 @@ static const cp_op *next_op(const search *search, const place *state,
     return next < program->count ? &program->ops[next] : NULL;
 }
 
-static cp_status overtaken(int rank, const cp_op *op, cp_touch touch,
-                           const char *state) {
-    return cp_fail(CP_BROKEN,
-                   "in some order rank %d, hop %d: %s %s slot %d while it is "
-                   "being %s",
-                   rank, op->hop, cp_op_name(op->kind),
-                   touch.writes ? "overwrites" : "reads", touch.slot, state);
-}
-
 static cp_status check_touch(const search *search, const place *state, int rank,
                              const cp_op *op, cp_touch touch) {
     const cp_op *ops = search->plan->programs[rank].ops;
     for (int64_t n = 0; n < (int64_t)state[rank].next; n++) {
         if (ops[n].kind != CP_OP_EXCHANGE)
             continue;
-        const bool coming = !is_received(state, rank, ops, n);
-        const bool leaving = !is_sent(state, &ops[n]);
-        if (coming && touch.slot == ops[n].out.slot)
-            return overtaken(rank, op, touch, "filled");
-        if (leaving && touch.writes && touch.slot == ops[n].in.slot)
-            return overtaken(rank, op, touch, "sent");
+        const bool filled =
+            touch.slot == ops[n].out.slot && !is_received(state, rank, ops, n);
+        const bool sent = touch.writes && touch.slot == ops[n].in.slot &&
+                          !is_sent(state, &ops[n]);
+        if (filled || sent)
+            return cp_fail(CP_BROKEN,
+                           "in some order rank %d, hop %d: %s %s slot %d while "
+                           "it is being %s",
+                           rank, op->hop, cp_op_name(op->kind),
+                           touch.writes ? "overwrites" : "reads", touch.slot,
+                           filled ? "filled" : "sent");
     }
     return CP_OK;
 }

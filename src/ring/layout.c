@@ -3,17 +3,18 @@
 #include "ring/layout.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-const cp_pieces *cp_call_held(const cp_call *call, int rank, int64_t sequence) {
-    if (call->held == NULL)
-        return NULL;
-    return &call->held[rank * call->sequences + sequence];
+static cp_pieces pieces_held(const cp_call *call, int rank, int64_t sequence) {
+    return call->held == NULL ? (cp_pieces){0}
+                              : call->held[rank * call->sequences + sequence];
 }
 
 static int64_t tokens_held(const cp_call *call, int rank, int64_t sequence) {
-    const cp_pieces *held = cp_call_held(call, rank, sequence);
-    return held == NULL ? 0 : cp_pieces_tokens(held);
+    const cp_pieces held = pieces_held(call, rank, sequence);
+    return cp_pieces_tokens(&held);
 }
+
 static cp_status add_key(cp_block *keys, cp_block *cache, cp_piece piece,
                          int64_t *row) {
     const int64_t tokens = piece.span.count, at = *row;
@@ -28,70 +29,75 @@ static cp_status add_key(cp_block *keys, cp_block *cache, cp_piece piece,
 static cp_status write_keys(const cp_call *call, int rank, int64_t sequence,
                             cp_layout *layout) {
     cp_block *keys = &layout->keys[rank], *cache = &layout->cache[rank];
-    const cp_pieces *held = cp_call_held(call, rank, sequence);
+    const cp_pieces held = pieces_held(call, rank, sequence);
     const cp_pieces *fresh = &layout->appended[rank].pieces;
     int64_t row = keys->rows;
     cp_status status = CP_OK;
-    /* Copy the cached pieces. */
-    for (int64_t n = 0; held != NULL && n < held->count; n++)
-        if (status == CP_OK)
-            status = add_key(keys, cache, held->items[n], &row);
+    for (int64_t n = 0; n < held.count && status == CP_OK; n++)
+        status = add_key(keys, cache, held.items[n], &row);
     /* Copy the new pieces. */
-    for (int64_t n = 0; n < fresh->count; n++)
-        if (status == CP_OK && fresh->items[n].span.sequence == sequence)
+    for (int64_t n = 0; n < fresh->count && status == CP_OK; n++)
+        if (fresh->items[n].span.sequence == sequence)
             status = add_key(keys, cache, fresh->items[n], &row);
+    return status;
+}
+
+static cp_status deal(const cp_call *call, int rank, cp_run run,
+                      cp_layout *layout, int64_t *longest) {
+    cp_block *queries = &layout->queries[rank];
+    cp_block *appended = &layout->appended[rank];
+    const int64_t held = tokens_held(call, rank, run.sequence);
+    const int64_t row = run.sequence * call->room + held;
+    cp_status status = cp_shard(call->placement, call->ranks, rank, run,
+                                queries->rows, &queries->pieces);
+    if (status == CP_OK)
+        status = cp_shard(call->placement, call->ranks, rank, run, row,
+                          &appended->pieces);
+    const int64_t all = cp_pieces_tokens(&queries->pieces);
+    const int64_t total = held + all - queries->tokens;
+    queries->tokens = appended->tokens = all;
+    *longest = cp_max(*longest, total);
+    if (status == CP_OK && total > call->room)
+        status = cp_fail(CP_CAPACITY,
+                         "sequence %lld would hold %lld tokens on rank %d; "
+                         "its cache has room for %lld",
+                         (long long)run.sequence, (long long)total, rank,
+                         (long long)call->room);
     return status;
 }
 
 static cp_status lay_out(const cp_call *call, int64_t sequence,
                          cp_layout *layout) {
-    cp_status status = CP_OK;
-    int64_t cached = 0;
+    const int64_t fresh = call->new_tokens[sequence];
+    int64_t cached = 0, longest = 0;
     for (int rank = 0; rank < call->ranks; rank++)
         cached += tokens_held(call, rank, sequence);
-    /* Deal out the new tokens of this sequence. */
-    const cp_run run = {sequence, cached, call->new_tokens[sequence],
+    const cp_run run = {sequence, cached, fresh,
                         layout->new_tokens + call->step};
+    cp_status status = CP_OK;
+    for (int rank = 0; rank < call->ranks && status == CP_OK; rank++)
+        status = deal(call, rank, run, layout, &longest);
     for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
-        const int64_t held = tokens_held(call, rank, sequence);
-        const int64_t row = sequence * call->room + held;
-        status =
-            cp_shard(call->placement, call->ranks, rank, run,
-                     layout->queries[rank].rows, &layout->queries[rank].pieces);
-        if (status == CP_OK)
-            status = cp_shard(call->placement, call->ranks, rank, run, row,
-                              &layout->appended[rank].pieces);
-    }
-    /* Find the longest shard, cached and new. */
-    int64_t longest = 0;
-    for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
-        const int64_t held = tokens_held(call, rank, sequence);
-        const int64_t fresh = cp_pieces_tokens(&layout->queries[rank].pieces) -
-                              layout->queries[rank].tokens;
-        longest = cp_max(longest, held + fresh);
-        layout->queries[rank].tokens += fresh;
-        layout->appended[rank].tokens += fresh;
-        if (held + fresh > call->room)
-            status = cp_fail(CP_CAPACITY,
-                             "sequence %lld would hold %lld tokens on rank %d; "
-                             "its cache has room for %lld",
-                             (long long)sequence, (long long)(held + fresh),
-                             rank, (long long)call->room);
-    }
-    /* Write the key blocks of this sequence. */
-    for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
+        /* Write the blocks of this sequence. */
+        cp_block *queries = &layout->queries[rank];
+        const int64_t rows = cp_shard_rows(call->placement, call->ranks, fresh);
         status = write_keys(call, rank, sequence, layout);
         layout->keys[rank].rows += longest;
-        layout->queries[rank].rows =
-            cp_max(layout->queries[rank].tokens,
-                   layout->queries[rank].rows +
-                       cp_shard_rows(call->placement, call->ranks, run.count));
+        queries->rows = cp_max(queries->tokens, queries->rows + rows);
     }
-    layout->new_tokens += call->new_tokens[sequence];
+    layout->new_tokens += fresh;
     layout->cached_tokens += cached;
     layout->past[sequence] = cached;
-    layout->fresh[sequence] = call->new_tokens[sequence];
+    layout->fresh[sequence] = fresh;
     return status;
+}
+
+static void pad_queries(cp_layout *layout) {
+    int64_t rows = 0;
+    for (int rank = 0; rank < layout->ranks; rank++)
+        rows = cp_max(rows, layout->queries[rank].rows);
+    for (int rank = 0; rank < layout->ranks; rank++)
+        layout->queries[rank].rows = rows;
 }
 
 int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
@@ -129,9 +135,9 @@ static cp_status allocate_blocks(int ranks, int64_t sequences,
         status =
             cp_allocate(list_of(layout, n), ranks, sizeof(cp_block), "blocks");
     if (status == CP_OK)
-        status = cp_allocate(&layout->past, sequences, 8, "lengths");
+        status = cp_allocate(&layout->past, 2 * sequences, 8, "lengths");
     if (status == CP_OK)
-        status = cp_allocate(&layout->fresh, sequences, 8, "lengths");
+        layout->fresh = layout->past + sequences;
     layout->ranks = ranks;
     *out = layout;
     return status;
@@ -168,19 +174,14 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     layout->sequences = call->sequences;
     layout->placement = call->placement;
     layout->room = call->room;
-    /* Lay out all sequences. */
     for (int64_t i = 0; i < call->sequences && status == CP_OK; i++)
         if (call->new_tokens[i] > 0)
             status = lay_out(call, i, layout);
-    int64_t rows = 0;
-    for (int rank = 0; rank < call->ranks; rank++)
-        rows = cp_max(rows, layout->queries[rank].rows);
-    for (int rank = 0; rank < call->ranks; rank++)
-        layout->queries[rank].rows = rows;
     if (status != CP_OK) {
         cp_layout_free(layout);
         return status;
     }
+    pad_queries(layout);
     *out = layout;
     return CP_OK;
 }
@@ -197,7 +198,6 @@ void cp_layout_free(cp_layout *layout) {
     for (int n = 0; n < LISTS; n++)
         free_blocks(*list_of(layout, n), layout->ranks);
     free(layout->past);
-    free(layout->fresh);
     free(layout);
 }
 
@@ -222,10 +222,7 @@ cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
         cp_layout_free(copy);
         return status;
     }
-    for (int64_t i = 0; i < layout->sequences; i++) {
-        copy->past[i] = layout->past[i];
-        copy->fresh[i] = layout->fresh[i];
-    }
+    memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
     copy->sequences = layout->sequences;
     copy->new_tokens = layout->new_tokens;
     copy->cached_tokens = layout->cached_tokens;

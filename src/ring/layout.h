@@ -32,7 +32,7 @@ typedef struct {
     int64_t sequences;
     int64_t new_tokens;    /* sum of T_i */
     int64_t cached_tokens; /* sum of P_i over sequences that take part */
-    int64_t *past, *fresh; /* [sequences] P_i, T_i; 0 if it takes no part */
+    int64_t *past, *fresh; /* [sequences] P_i, then T_i; 0 = takes no part */
     cp_block *queries;     /* the rank's new tokens */
     cp_block *keys;        /* cached and new, each sequence padded to L^i */
     cp_block *cache;       /* the same keys where they lie in the cache */
@@ -51,9 +51,6 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out);
 
 void cp_layout_free(cp_layout *layout);
-
-/* What rank k of the call holds of sequence i; NULL if nothing is cached. */
-const cp_pieces *cp_call_held(const cp_call *call, int rank, int64_t sequence);
 
 /* How many (query, key) pairs of two blocks causality allows, in closed form:
  * the work of an attention between them, per head. */

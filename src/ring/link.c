@@ -1,7 +1,7 @@
 /* Tangled from book/05-plan.nw; edit the chapter. */
 /* Link the operations of a plan: waits to exchanges, halves of messages to each
  * other, communications to computations, attends to merges. */
-#include "ring/link.h"
+#include "ring/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +22,15 @@ static cp_status link_waits(const cp_program *program, int rank) {
     return CP_OK;
 }
 
-static bool receives(const cp_op *op, int from) {
-    return op->kind == CP_OP_EXCHANGE && op->from == from;
+static cp_status unmatched(int rank, const cp_op *op, bool sent) {
+    return cp_fail(CP_BROKEN,
+                   "rank %d, hop %d: what is %s rank %d meets no %s there",
+                   rank, op->hop, sent ? "sent to" : "received from",
+                   sent ? op->to : op->from, sent ? "receive" : "send");
+}
+
+static bool receives(const cp_op *op) {
+    return op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY;
 }
 
 static cp_status link_sends(const cp_plan *plan, int rank, int32_t *looked) {
@@ -35,13 +42,11 @@ static cp_status link_sends(const cp_plan *plan, int rank, int32_t *looked) {
             continue;
         const cp_program *other = &plan->programs[op->to];
         int32_t *at = &looked[op->to];
-        while (*at < other->count && !receives(&other->ops[*at], rank))
+        while (*at < other->count &&
+               (!receives(&other->ops[*at]) || other->ops[*at].from != rank))
             ++*at;
         if (*at == other->count)
-            return cp_fail(CP_BROKEN,
-                           "rank %d, hop %d: what is sent to rank %d meets no "
-                           "receive there",
-                           rank, op->hop, op->to);
+            return unmatched(rank, op, true);
         other->ops[*at].got_from = n;
         op->sent_to = (*at)++;
     }
@@ -50,15 +55,9 @@ static cp_status link_sends(const cp_plan *plan, int rank, int32_t *looked) {
 
 static cp_status refuse_unsent(const cp_plan *plan, int rank) {
     const cp_program *program = &plan->programs[rank];
-    for (int64_t n = 0; n < program->count; n++) {
-        const cp_op *op = &program->ops[n];
-        if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY &&
-            op->got_from < 0)
-            return cp_fail(CP_BROKEN,
-                           "rank %d, hop %d: what is received from rank %d "
-                           "meets no send there",
-                           rank, op->hop, op->from);
-    }
+    for (int64_t n = 0; n < program->count; n++)
+        if (receives(&program->ops[n]) && program->ops[n].got_from < 0)
+            return unmatched(rank, &program->ops[n], false);
     return CP_OK;
 }
 
@@ -66,10 +65,6 @@ static int32_t next_collective(const cp_program *program, int32_t n) {
     while (n < program->count && !cp_op_is_collective(&program->ops[n]))
         n++;
     return n;
-}
-
-static const char *place_name(const cp_program *program, int32_t n) {
-    return n < program->count ? cp_op_name(program->ops[n].kind) : "end";
 }
 
 static cp_status link_collectives(const cp_plan *plan, int rank) {
@@ -85,51 +80,35 @@ static cp_status link_collectives(const cp_plan *plan, int rank) {
     if (m == first->count && n == mine->count)
         return CP_OK;
     return cp_fail(CP_BROKEN, "rank 0 is at an %s, rank %d at an %s",
-                   place_name(first, m), rank, place_name(mine, n));
+                   m < first->count ? cp_op_name(first->ops[m].kind) : "end",
+                   rank,
+                   n < mine->count ? cp_op_name(mine->ops[n].kind) : "end");
 }
 
-/* Which computation touched a slot last; -1 = none. */
+/* By which computation a slot was last read or written; -1 = none. */
 typedef struct {
-    int32_t read, written;
+    int32_t touched, written;
 } mark;
-
-static void leave_marks(const cp_plan *plan, int rank, int32_t n, mark *marks) {
-    const cp_op *op = &plan->programs[rank].ops[n];
-    cp_touch touch;
-    for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
-        mark *slot = &marks[touch.slot];
-        *(touch.writes ? &slot->written : &slot->read) = n;
-    }
-}
-
-static int32_t last_mark(const cp_plan *plan, int rank, const cp_op *op,
-                         const mark *marks) {
-    int32_t last = -1;
-    cp_touch touch;
-    for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
-        const mark *slot = &marks[touch.slot];
-        if (slot->written > last)
-            last = slot->written;
-        if (touch.writes && slot->read > last)
-            last = slot->read;
-    }
-    return last;
-}
 
 static void link_queues(const cp_plan *plan, int rank, mark *marks) {
     const cp_program *program = &plan->programs[rank];
     int32_t waited = -1;
+    cp_touch touch;
     for (int slot = 0; slot < plan->slot_count; slot++)
         marks[slot] = (mark){-1, -1};
     for (int32_t n = 0; n < program->count; n++) {
         cp_op *op = &program->ops[n];
-        if (!cp_op_talks(op)) {
-            leave_marks(plan, rank, n, marks);
-            continue;
+        const bool talks = cp_op_talks(op);
+        for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
+            mark *slot = &marks[touch.slot];
+            const int32_t last = touch.writes ? slot->touched : slot->written;
+            if (talks && last > waited)
+                op->after = waited = last;
+            if (!talks)
+                slot->touched = n;
+            if (!talks && touch.writes)
+                slot->written = n;
         }
-        const int32_t last = last_mark(plan, rank, op, marks);
-        if (last > waited)
-            op->after = waited = last;
     }
 }
 
@@ -156,29 +135,31 @@ static void link_merges(const cp_plan *plan, int rank) {
     }
 }
 
-static cp_status link_rank(const cp_plan *plan, int rank, mark *marks) {
-    const cp_program *program = &plan->programs[rank];
+static void unlink_rank(const cp_program *program) {
     for (int64_t n = 0; n < program->count; n++) {
         cp_op *op = &program->ops[n];
         op->sent_to = op->got_from = op->ends = -1;
         op->merged = false;
     }
-    link_queues(plan, rank, marks);
-    link_merges(plan, rank);
-    return link_waits(program, rank);
 }
 
 static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
     const int ranks = plan->layout->ranks;
     cp_status status = CP_OK;
-    for (int k = 0; k < ranks && status == CP_OK; k++)
-        status = link_rank(plan, k, marks);
-    for (int k = 0; k < ranks && status == CP_OK; k++)
-        status = link_sends(plan, k, looked);
+    for (int k = 0; k < ranks; k++) {
+        unlink_rank(&plan->programs[k]);
+        link_queues(plan, k, marks);
+        link_merges(plan, k);
+    }
+    for (int k = 0; k < ranks && status == CP_OK; k++) {
+        status = link_waits(&plan->programs[k], k);
+        if (status == CP_OK)
+            status = link_sends(plan, k, looked);
+        if (status == CP_OK)
+            status = link_collectives(plan, k);
+    }
     for (int k = 0; k < ranks && status == CP_OK; k++)
         status = refuse_unsent(plan, k);
-    for (int k = 0; k < ranks && status == CP_OK; k++)
-        status = link_collectives(plan, k);
     return status;
 }
 

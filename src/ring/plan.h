@@ -130,4 +130,10 @@ static inline bool cp_op_talks(const cp_op *op) {
     return op->kind == CP_OP_EXCHANGE || cp_op_is_collective(op);
 }
 
+/* Fill in the links of all operations: sent_to, got_from, ends, after, merged.
+ * Whoever changes the operations of a finished plan links it again. Fails with
+ * CP_BROKEN if a half of a message, a wait or a collective finds no partner,
+ * naming both sides, or with CP_MEMORY. */
+cp_status cp_plan_link(cp_plan *plan);
+
 #endif

@@ -2,9 +2,17 @@
 /* When each operation of a plan runs, given how long things take. */
 #include "ring/timeline.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "ring/order.h"
+
+/* How long things take, in seconds. */
+typedef struct {
+    double pair;    /* scoring one (query, key) pair, all heads */
+    double byte;    /* sending one byte */
+    double latency; /* of one message */
+} lengths;
 
 typedef struct {
     double compute;       /* when the rank's compute queue is free */
@@ -15,7 +23,7 @@ typedef struct {
 
 typedef struct {
     const cp_plan *plan;
-    const cp_costs *costs;
+    lengths costs;
     clock *clocks;
     cp_timeline *timeline;
 } drawing;
@@ -37,17 +45,13 @@ static cp_status add_bar(cp_timeline *timeline, cp_bar bar) {
     return CP_OK;
 }
 
-static double later(double a, double b) {
-    return a > b ? a : b;
-}
-
 static double local_cost(const drawing *drawing, const cp_op *op) {
     if (op->kind != CP_OP_ATTEND)
         return 0;
     const cp_layout *layout = drawing->plan->layout;
     const int64_t pairs = cp_block_pairs(&layout->queries[op->in.origin],
                                          &layout->keys[op->keys.origin]);
-    return (double)pairs * drawing->costs->pair;
+    return (double)pairs * drawing->costs.pair;
 }
 
 static cp_status on_local(drawing *drawing, const cp_event *event) {
@@ -63,11 +67,6 @@ static cp_status on_local(drawing *drawing, const cp_event *event) {
                                                origin, start, clock->compute});
 }
 
-static void on_start(drawing *drawing, const cp_event *event) {
-    clock *clock = &drawing->clocks[event->rank];
-    clock->posted[event->number] = clock->done[event->number] = clock->compute;
-}
-
 static cp_status on_transfer(drawing *drawing, const cp_event *event) {
     const cp_plan *plan = drawing->plan;
     const cp_op *send = event->op;
@@ -76,21 +75,16 @@ static cp_status on_transfer(drawing *drawing, const cp_event *event) {
     clock *from = &drawing->clocks[event->rank];
     clock *to = &drawing->clocks[send->to];
     const cp_slot *slot = &plan->slots[send->in.slot];
-    const double start = later(later(from->posted[s], to->posted[r]),
-                               later(from->send, to->receive));
-    const double end = start + drawing->costs->latency +
-                       (double)slot->bytes * drawing->costs->byte;
+    const double start = fmax(fmax(from->posted[s], to->posted[r]),
+                              fmax(from->send, to->receive));
+    const double end = start + drawing->costs.latency +
+                       (double)slot->bytes * drawing->costs.byte;
     from->send = to->receive = end;
-    from->done[s] = later(from->done[s], end);
-    to->done[r] = later(to->done[r], end);
+    from->done[s] = fmax(from->done[s], end);
+    to->done[r] = fmax(to->done[r], end);
     return add_bar(
         drawing->timeline,
         (cp_bar){send->to, true, receive, receive->out.origin, start, end});
-}
-
-static void on_wait(drawing *drawing, const cp_event *event) {
-    clock *clock = &drawing->clocks[event->rank];
-    clock->compute = later(clock->compute, clock->done[event->op->ends]);
 }
 
 static cp_status on_collective(drawing *drawing, const cp_event *event) {
@@ -98,12 +92,12 @@ static cp_status on_collective(drawing *drawing, const cp_event *event) {
     const int ranks = plan->layout->ranks;
     double start = 0;
     for (int k = 0; k < ranks; k++)
-        start = later(start, drawing->clocks[k].compute);
+        start = fmax(start, drawing->clocks[k].compute);
     const int slot =
         event->op->kind == CP_OP_ALL_GATHER ? event->op->in.slot : plan->result;
-    const double end = start + (ranks - 1) * (drawing->costs->latency +
+    const double end = start + (ranks - 1) * (drawing->costs.latency +
                                               (double)plan->slots[slot].bytes *
-                                                  drawing->costs->byte);
+                                                  drawing->costs.byte);
     cp_status status = CP_OK;
     for (int k = 0; k < ranks && status == CP_OK; k++) {
         const cp_op *op = &plan->programs[k].ops[event->all[k]];
@@ -116,16 +110,18 @@ static cp_status on_collective(drawing *drawing, const cp_event *event) {
 
 static cp_status on_event(void *context, const cp_event *event) {
     drawing *drawing = context;
+    clock *clock = &drawing->clocks[event->rank];
     switch (event->kind) {
     case CP_EVENT_LOCAL:
         return on_local(drawing, event);
     case CP_EVENT_START:
-        on_start(drawing, event);
+        clock->posted[event->number] = clock->compute;
+        clock->done[event->number] = clock->compute;
         return CP_OK;
     case CP_EVENT_TRANSFER:
         return on_transfer(drawing, event);
     case CP_EVENT_WAIT:
-        on_wait(drawing, event);
+        clock->compute = fmax(clock->compute, clock->done[event->op->ends]);
         return CP_OK;
     case CP_EVENT_COLLECTIVE:
         return on_collective(drawing, event);
@@ -133,25 +129,34 @@ static cp_status on_event(void *context, const cp_event *event) {
     return CP_OK;
 }
 
-cp_status cp_timeline_new(const cp_plan *plan, const cp_costs *costs,
-                          cp_timeline *timeline) {
+static lengths lengths_of(const cp_plan *plan) {
+    const cp_layout *layout = plan->layout;
+    const double total = (double)layout->new_tokens *
+                         (double)(layout->cached_tokens + layout->new_tokens);
+    const double hop = total / layout->ranks / layout->ranks;
+    const cp_shape *shape = &plan->shape;
+    const double block =
+        (double)layout->keys[0].rows * 2 *
+        (double)(shape->kv_heads * shape->head_dim * plan->element_bytes);
+    return (lengths){1 / hop, 0.25 / block, 0.02};
+}
+
+cp_status cp_timeline_new(const cp_plan *plan, cp_timeline *timeline) {
     const int ranks = plan->layout->ranks;
     *timeline = (cp_timeline){0};
-    drawing drawing = {plan, costs, NULL, timeline};
+    drawing drawing = {plan, lengths_of(plan), NULL, timeline};
     cp_status status =
         cp_allocate(&drawing.clocks, ranks, sizeof(clock), "clocks");
     for (int k = 0; k < ranks && status == CP_OK; k++) {
+        clock *clock = &drawing.clocks[k];
         const int64_t count = plan->programs[k].count;
-        status = cp_allocate(&drawing.clocks[k].posted, count, 8, "clocks");
-        if (status == CP_OK)
-            status = cp_allocate(&drawing.clocks[k].done, count, 8, "clocks");
+        status = cp_allocate(&clock->posted, 2 * count, 8, "clocks");
+        clock->done = status == CP_OK ? clock->posted + count : NULL;
     }
     if (status == CP_OK)
         status = cp_plan_order(plan, on_event, &drawing);
-    for (int k = 0; drawing.clocks != NULL && k < ranks; k++) {
+    for (int k = 0; drawing.clocks != NULL && k < ranks; k++)
         free(drawing.clocks[k].posted);
-        free(drawing.clocks[k].done);
-    }
     free(drawing.clocks);
     if (status != CP_OK)
         cp_timeline_free(timeline);
@@ -161,16 +166,4 @@ cp_status cp_timeline_new(const cp_plan *plan, const cp_costs *costs,
 void cp_timeline_free(cp_timeline *timeline) {
     free(timeline->bars);
     *timeline = (cp_timeline){0};
-}
-
-cp_costs cp_costs_for_drawing(const cp_plan *plan) {
-    const cp_layout *layout = plan->layout;
-    const double total = (double)layout->new_tokens *
-                         (double)(layout->cached_tokens + layout->new_tokens);
-    const double hop = total / layout->ranks / layout->ranks;
-    const cp_shape *shape = &plan->shape;
-    const double block =
-        (double)layout->keys[0].rows * 2 *
-        (double)(shape->kv_heads * shape->head_dim * plan->element_bytes);
-    return (cp_costs){1 / hop, 0.25 / block, 0.02};
 }

@@ -11,7 +11,7 @@ static const struct {
     cp_plan_builder *build;
     const char *use;
 } variants[] = {
-    [CP_AUTO] = {"auto", NULL, "whichever of the rings is faster here"},
+    [CP_AUTO] = {"auto", NULL, "whichever ring is thought to be faster"},
     [CP_PASS_KV] = {"pass-kv", cp_plan_pass_kv,
                     "many new tokens: keys and values go round"},
     [CP_PASS_Q] = {"pass-q", cp_plan_pass_q,
