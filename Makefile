@@ -55,12 +55,12 @@ LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% layers% gpu% graphs% traces%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% multiply% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-ON_GPU    = $(addprefix $(B)/gpu/test_,kernels streams streams_processes graphs traces layers gpu_model gpu_calibrate)
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu))
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests

@@ -1,4 +1,4 @@
-/* Numbers that all formats of a device hold exactly. For suites only. */
+/* The formats of a device's numbers, from their definition. For suites only. */
 #ifndef TESTS_FORMATS_H
 #define TESTS_FORMATS_H
 
@@ -9,23 +9,65 @@
 #include "harness/suite.h"
 #include "cuda/kernels/kernels.h"
 
+/* Numbers that all formats hold exactly. */
 static inline float draw(uint64_t *state) {
     return (float)((int)(harness_random(state) >> 40) % 129 - 64) / 32.0f;
 }
 
-/* x must be a number that the format has. */
-static inline uint32_t encode(cp_element element, float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    if (element == CP_F32)
-        return bits;
-    if (element == CP_BF16 || x == 0.0f)
-        return bits >> 16;
-    return (bits >> 16 & 0x8000u) | ((bits >> 13 & 0x3ffffu) - (112u << 10));
+/* A format's bits of fraction, its bias, and the largest code it rounds to. */
+typedef struct {
+    int fraction, bias;
+    uint32_t largest;
+} format;
+
+static const format half = {10, 15, 0x7c00}, bf16 = {7, 127, 0x7f80};
+
+/* The code of the magnitude that is nearest to that of x, ties to even. */
+static inline uint32_t nearest(format f, double x) {
+    int exponent;
+    const double magnitude = fabs(x);
+    if (magnitude == 0.0)
+        return 0;
+    if (isinf(magnitude))
+        return f.largest;
+    frexp(magnitude, &exponent);
+    exponent = exponent - 1 > 1 - f.bias ? exponent - 1 : 1 - f.bias;
+    const double steps = nearbyint(ldexp(magnitude, f.fraction - exponent));
+    const double code = ldexp(exponent + f.bias - 1, f.fraction) + steps;
+    return code < f.largest ? (uint32_t)code : f.largest;
 }
 
-static inline uint32_t encode_any(cp_element element, float x) {
-    return isnan(x) ? 0xFFFFFFFFu : encode(element, x);
+static inline double value_of(format f, uint32_t code) {
+    const int exponent = (int)(code >> f.fraction);
+    const uint32_t fraction = code & ((1u << f.fraction) - 1);
+    if (exponent == 0)
+        return ldexp(fraction, 1 - f.bias - f.fraction);
+    return ldexp((1u << f.fraction) + fraction, exponent - f.bias - f.fraction);
+}
+
+/* What an element's bits say, and the bits that a number should have. */
+static inline double decode(cp_element element, uint32_t bits) {
+    float number;
+    if (element == CP_F32) {
+        memcpy(&number, &bits, 4);
+        return number;
+    }
+    const format f = element == CP_F16 ? half : bf16;
+    const uint32_t code = bits & 0x7fff;
+    const double magnitude = code < f.largest    ? value_of(f, code)
+                             : code == f.largest ? (double)INFINITY
+                                                 : (double)NAN;
+    return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+static inline uint32_t encode(cp_element element, float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (isnan(x))
+        return 0xFFFFFFFFu;
+    if (element == CP_F32)
+        return bits;
+    return (bits >> 16 & 0x8000) | nearest(element == CP_F16 ? half : bf16, x);
 }
 
 #endif

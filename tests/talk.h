@@ -97,7 +97,7 @@ static inline void encode_all(cp_element element, const float *numbers,
                               int64_t count, char *bytes) {
     const int64_t size = cp_element_bytes(element);
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = encode_any(element, numbers[i]);
+        const uint32_t bits = encode(element, numbers[i]);
         memcpy(bytes + i * size, &bits, (size_t)size);
     }
 }

@@ -67,7 +67,7 @@ static int64_t rows[] = {1, 16, 64}, keys[] = {32, 128, 512},
                bytes[] = {64, 4096, 65536};
 
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
-    const cp_place place = {NULL, NULL, CP_NOBODY, local};
+    const cp_place place = {NULL, NULL, CP_NOBODY, local, NULL};
     cp_stage *stage;
     const cp_calibration wanted = {.shape = {4, 2, 16},
                                    .ranks = ranks,
@@ -192,7 +192,7 @@ START_TEST(sizes_are_refused) {
     bad.shape.kv_heads = 3;
     refused_sizes(bad, "3");
     bad.shape = (cp_shape){1 << 20, 1, 16};
-    refused_sizes(bad, "--heads: 1048576 query heads");
+    refused_sizes(bad, "1048576 query heads");
 }
 END_TEST
 

@@ -1,98 +1,111 @@
-/* The program longring, run as a stranger would run it. */
+/* The program longring, run as a stranger would run it: the scenes of
+ * tests/scenes, exact attention and logits, and interrupts. */
 #define _GNU_SOURCE
 #include "reference/attend/oracle.h"
 #include "app/npy.h"
+#include "model/gguf.h"
 #include "tests/harness/shell.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"
 
+#include <glob.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-START_TEST(pages_are_printed) {
-    accepted("$L", "longring attend");
-    accepted("$L --help", "longring attend");
-    accepted("$L --version", "communicator");
-    accepted("$L attend --help", "--history");
-    accepted("$L chat -h", "--compare");
-    accepted("$L plan --help --new x", "--draw");
-    refused(1, "No space left", "$L --help >/dev/full");
-    refused(1, "standard output", "$L plan --new 5 >&-");
-    ck_assert_int_eq(shell("$L --help | true"), 0);
+/* A scene as its file tells it: a name, lines of shell, the exit status, and
+ * texts that are on standard output (out), on standard error (err), or not on
+ * standard output (not). */
+enum { SCENES = 400, TEXTS = 10 };
+enum { OUT, ERR, NOT };
+
+typedef struct {
+    char *name, *script;
+    int status;
+    int count;
+    struct {
+        int where; /* OUT, ERR, NOT */
+        const char *text;
+    } expected[TEXTS];
+} scene;
+
+static scene scenes[SCENES];
+static int scene_count;
+
+static void line_read(char *line) {
+    static const char *const kinds[] = {"out: ", "err: ", "not: "};
+    scene *now = &scenes[cp_max(0, scene_count - 1)];
+    if (line[0] == '\0' || line[0] == '#')
+        return;
+    if (strncmp(line, "== ", 3) == 0) {
+        scenes[scene_count++] = (scene){.name = line + 3};
+    } else if (strncmp(line, "$ ", 2) == 0) {
+        const size_t length = now->script ? strlen(now->script) : 0;
+        now->script = realloc(now->script, length + strlen(line));
+        sprintf(now->script + length, "%s\n", line + 2);
+    } else if (strncmp(line, "status: ", 8) == 0) {
+        now->status = atoi(line + 8);
+    } else {
+        int kind = 0;
+        while (kind < 3 && strncmp(line, kinds[kind], 5) != 0)
+            kind++;
+        now->expected[now->count].where = kind;
+        now->expected[now->count++].text = line + 5;
+    }
+    if (scene_count == SCENES || now->count == TEXTS ||
+        (now->count > 0 && now->expected[now->count - 1].where > NOT)) {
+        fprintf(stderr, "%s: '%s' is no line of a scene\n", now->name, line);
+        exit(1);
+    }
 }
-END_TEST
-START_TEST(bad_use_is_status_2) {
-    refused(2, "did you mean attend?", "$L atend");
-    refused(2, "simulate needs --new", "$L simulate");
-    refused(2, "choose needs --new", "$L choose");
-    refused(2, "did you mean calibrate?", "$L calibrat");
-    refused(2, "did you mean --ranks?", "$L plan --rank 4 --new 5");
-    refused(2, "between 1 and", "$L plan --ranks 0 --new 5");
-    refused(2, "between 1 and", "$L chat --model m --ranks 100000");
-    refused(2, "not a count", "$L plan --ranks -1 --new 5");
-    refused(2, "not a count", "$L plan --new 12x");
-    refused(2, "needs --new", "$L plan");
-    refused(2, "3 sequences", "$L plan --new 5 --cached 1,2,3");
-    refused(2, "2 key heads", "$L plan --new 5 --heads 3,2,8");
-    refused(2, "0 new tokens", "$L plan --new 0,0");
-    refused(2, "sequence 1 has 2", "$L plan --new 1,2 --variant decode");
+
+static void scenes_read(void) {
+    glob_t files;
+    if (glob("tests/scenes/*.txt", 0, NULL, &files) != 0)
+        exit(1);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        FILE *file = fopen(files.gl_pathv[i], "r");
+        char *line = NULL;
+        size_t size = 0;
+        while (getline(&line, &size, file) > 0) {
+            line[strcspn(line, "\n")] = '\0';
+            line_read(strdup(line));
+        }
+        free(line);
+        fclose(file);
+    }
+    globfree(&files);
 }
-END_TEST
-START_TEST(contradictions_are_status_2) {
-    refused(2, "needs --q", "$L attend --q a.npy");
-    refused(2, "exclude",
-            "$L attend --q q --k k --v v --history 5 "
-            "--cached 5");
-    refused(2, "2 sequences",
-            "$L attend --q q --k k --v v --lengths 1,2,3 "
-            "--cached 4,5");
-    refused(2, "not built in", "$L attend --q q --k k --v v --on cuda");
-    refused(2, "between 1 and", "$L chat --model m --ranks 0");
-    refused(2, "seconds above 0", "$L chat --model m --timeout 0");
-    refused(2, "question 2 is empty", "$L chat --model m --ask a --ask ' '");
-    refused(2, "exclude", "$L chat --model m --ask a --batch b");
-    refused(2, "--variant decode", "$L chat --model m --variant decode");
-    refused(2, "temperature", "$L chat --model m --temperature -1");
-    refused(2, "needs --model", "$L tokenize");
-    refused(2, "one sequence",
-            "$L logits --model m --tokens t "
-            "--history 1,2");
-    refused(2, "--history 5+: turn 2",
-            "$L attend --q q --k k --v v --history 5+");
-    refused(2, "--history d: turn 1",
-            "$L attend --q q --k k --v v --lengths 1,1 --history 7,d");
-    refused(2, "--history +5: turn 1",
-            "$L logits --model m --tokens t --history +5");
+
+/* Where nothing is expected on standard error, or on standard output of a
+ * failure, nothing is there; a failure says one line. */
+static bool is_as_told(const scene *told, int status) {
+    bool out = status == 0, err = false, all = status == told->status;
+    for (int i = 0; i < told->count; i++) {
+        const char *text = told->expected[i].text;
+        const bool on_errors = told->expected[i].where == ERR;
+        const bool found = strstr(on_errors ? errors : output, text) != NULL;
+        all = all && found == (told->expected[i].where != NOT);
+        out = out || !on_errors;
+        err = err || on_errors;
+    }
+    const char *end = strchr(errors, '\n');
+    const bool one =
+        strncmp(errors, "longring: ", 10) == 0 && end != NULL && end[1] == '\0';
+    return all && (out || output[0] == '\0') && (err ? one : errors[0] == '\0');
 }
-END_TEST
-START_TEST(plans_are_proved) {
-    accepted("$L plan --new 10 --cached 90 --check", "each of 955 causal");
-    accepted("$L plan --new 128K --variant pass-q --check",
-             "each of 8,192,064,000 causal");
-    accepted("$L plan --new 1M --cached 1M --ranks 128 --check",
-             "each of 1,500,000,500,000 causal");
-    accepted("$L plan --new 1,1,1 --cached 30,20,100 --variant decode "
-             "--ranks 3 --check",
-             "each of 153 causal");
-    ck_assert_ptr_nonnull(strstr(output, "round-robin"));
-    accepted("$L plan --new 64 --placement naive", "balance 1.7");
-    accepted("$L plan --new 64 --draw ascii", "rank 3");
-    accepted("$L plan --new 64 --draw svg --out $D/a.svg; cat $D/a.svg",
-             "<svg");
-    accepted("$L plan --new 64 --draw perfetto", "\"ph\":\"X\"");
-    refused(1, "no/a.svg", "$L plan --new 64 --draw svg --out $D/no/a.svg");
-    refused(1, "File too large",
-            "(ulimit -f 1; $L plan --new 64 --draw svg --out $D/b.svg)");
-    ck_assert_int_ne(access(in("b.svg"), F_OK), 0);
-    refused(1, "--new: with the 9000000000000000000 tokens of sequence 0",
-            "$L plan --new 9000000000000000000 --cached 9000000000000000000");
-    refused(1, "--cached: with the 2000000000 tokens of sequence 1",
-            "$L plan --new 1,1 --cached 1G,2000000000");
+
+START_TEST(scene_is_as_told) {
+    const scene *told = &scenes[_i];
+    before_every_line("QKV=\"--q $D/q.npy --k $D/k.npy --v $D/v.npy\";");
+    const int status = shell("%s", told->script);
+    ck_assert_msg(is_as_told(told, status),
+                  "%s: status %d, not %d\n%s-- said '%.2000s'\n-- and '%.500s'",
+                  told->name, status, told->status, told->script, output,
+                  errors);
+    ck_assert_msg(shell("ls -A $D | grep '[.]tmp$'") != 0, "%s: left %s",
+                  told->name, output);
 }
 END_TEST
 
@@ -115,10 +128,21 @@ static float *random_tensor(const char *name, int64_t rows, int64_t heads,
                      CP_OK);
     return numbers;
 }
+
+static const attend_case prefills = {
+    {40, 1, 23}, {56, 0, 30}, "20+d6+30,0,d4+26"};
+static const attend_case steps = {{1, 1, 1}, {57, 3, 0}, "50+d7,1+d2,0"};
+
 typedef struct {
     int64_t rows;
     double *output, *lse;
 } expectation;
+
+static void expectation_free(expectation wanted) {
+    free(wanted.output);
+    free(wanted.lse);
+}
+
 /* Write q.npy, k.npy and v.npy, and compute what must come out. */
 static expectation expect(const attend_case *the_case) {
     cp_pieces queries = {0}, keys = {0};
@@ -150,6 +174,7 @@ static expectation expect(const attend_case *the_case) {
     cp_pieces_free(&keys);
     return wanted;
 }
+
 static void compare_files(const char *line, const expectation *wanted) {
     cp_npy out, lse;
     double apart = 0, size = 0;
@@ -172,6 +197,7 @@ static void compare_files(const char *line, const expectation *wanted) {
     cp_npy_free(&out);
     cp_npy_free(&lse);
 }
+
 static void attend_everywhere(const attend_case *the_case,
                               const char *variant) {
     const int ranks[] = {1, 2, 3, 4, 7};
@@ -189,8 +215,7 @@ static void attend_everywhere(const attend_case *the_case,
         accepted(line, " sequences; ");
         compare_files(line, &wanted);
     }
-    free(wanted.output);
-    free(wanted.lse);
+    expectation_free(wanted);
 }
 enum { ROWS = 64, POSITIONS = 100 };
 
@@ -209,6 +234,7 @@ static int64_t row_of(const attend_case *asked, const int64_t *label) {
     ck_assert(row >= 0 && row < ROWS);
     return row;
 }
+
 static void partial_add(ledger *book, const cp_npy *files, int64_t i) {
     const int64_t *query = (const int64_t *)files[0].data + 2 * i;
     const int64_t row = row_of(book->asked, query);
@@ -225,6 +251,7 @@ static void partial_add(ledger *book, const cp_npy *files, int64_t i) {
         if (keys[2 * j] == query[0] && keys[2 * j + 1] <= query[1])
             book->met[row][keys[2 * j + 1]]++;
 }
+
 static void partials_read(ledger *book, int rank, int op) {
     static const char *const names[] = {"queries", "keys", "output", "lse"};
     cp_npy files[4];
@@ -241,6 +268,7 @@ static void partials_read(ledger *book, int rank, int op) {
     for (int i = 0; i < 4; i++)
         cp_npy_free(&files[i]);
 }
+
 static void ledger_check(const ledger *book) {
     for (int64_t s = 0, row = 0; s < SEQUENCES; s++)
         for (int64_t t = 0; t < book->asked->new_tokens[s]; t++, row++)
@@ -254,10 +282,6 @@ static void ledger_check(const ledger *book) {
         ck_assert(fabs(merged[i] - book->wanted->output[i]) <= 2e-6);
 }
 
-static const attend_case prefills = {
-    {40, 1, 23}, {56, 0, 30}, "20+d6+30,0,d4+26"};
-static const attend_case steps = {{1, 1, 1}, {57, 3, 0}, "50+d7,1+d2,0"};
-
 START_TEST(attend_is_exact) {
     static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
                                            "auto"};
@@ -270,6 +294,7 @@ START_TEST(attend_decodes) {
     attend_everywhere(&steps, "pass-q");
 }
 END_TEST
+
 START_TEST(partials_are_labelled) {
     const expectation wanted = expect(&prefills);
     ledger *book = calloc(1, sizeof(*book));
@@ -287,31 +312,10 @@ START_TEST(partials_are_labelled) {
             partials_read(book, rank, op);
     ledger_check(book);
     free(book);
-    free(wanted.output);
-    free(wanted.lse);
+    expectation_free(wanted);
 }
 END_TEST
-START_TEST(old_partials_are_removed) {
-    const expectation wanted = expect(&prefills);
-    const char *run = "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy "
-                      "--cached 86 --partials $D/parts --ranks";
-    ck_assert_int_eq(shell("%s 1 && ls $D/parts >$D/list", run), 0);
-    ck_assert_int_eq(shell("%s 4 && touch $D/parts/rank0-op1-lse.npy.old "
-                           "$D/parts/rank-op1-lse.npy",
-                           run),
-                     0);
-    ck_assert_int_eq(
-        shell("%s 1 && ls $D/parts | diff $D/list - | grep '^[<>]'", run), 0);
-    ck_assert_str_eq(strchr(output, '\n') + 1, "> rank-op1-lse.npy\n"
-                                               "> rank0-op1-lse.npy.old\n");
-    refused(1, "No space left",
-            "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --cached 86 "
-            "--partials $D/new --out $D/o.npy --lse /dev/full");
-    ck_assert_int_eq(shell("ls $D/new $D/o.npy | grep npy"), 1);
-    free(wanted.output);
-    free(wanted.lse);
-}
-END_TEST
+
 START_TEST(an_overflow_is_named) {
     const int64_t size[3] = {6, 2, 4};
     float numbers[48];
@@ -331,51 +335,58 @@ START_TEST(an_overflow_is_named) {
     }
 }
 END_TEST
-START_TEST(bad_tensors_are_refused) {
-    const expectation wanted = expect(&prefills);
-    const char *attend = "A='--q $D/q.npy --k $D/k.npy --v $D/v.npy "
-                         "--out $D/o.npy'; eval $L attend $A ";
-    const struct {
-        const char *more, *because;
-    } bad[] = {
-        {"--lengths 64 --cached 5", "150 rows; 5 cached and 64 new"},
-        {"--lengths 64", "150 rows; 0 cached and 64 new"},
-        {"--lengths 63 --cached 87", "64 rows, and --lengths 63"},
-        {"--cached 86 --variant decode", "has 64 new tokens"},
-        {"--cached 86 --v $D/q.npy", "keys and values have one shape"},
-        {"--cached 86 --q $D/none.npy", "No such file"},
-        {"--cached 86 --k $D", "$D: "},
-        {"--cached 86 --k /bin/sh", "not an .npy"},
-        {"--cached 86 --lse $D/none/l.npy", "none/l.npy"},
-    };
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        char line[400];
-        snprintf(line, sizeof(line), "%s %s", attend, bad[i].more);
-        refused(1, strstr(bad[i].because, "$D") ? directory : bad[i].because,
-                line);
-        shell("rm -f $D/o.npy; ls -A $D");
-        ck_assert_str_eq(output, "k.npy\nq.npy\nv.npy\n");
-    }
-    free(wanted.output);
-    free(wanted.lse);
+/* A model with one number put into its last norm. */
+static void write_forged(const char *name, float number) {
+    const tiny_gguf_options tiny = {.seed = 3};
+    tiny_bytes bytes = {0};
+    cp_gguf *file;
+    ck_assert_int_eq(tiny_gguf_build(&tiny, &bytes), 0);
+    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    const cp_gguf_tensor *norm = cp_gguf_find(file, "output_norm.weight");
+    memcpy((char *)(uintptr_t)norm->data + 4 * 7, &number, 4);
+    FILE *out = fopen(in(name), "wb");
+    fwrite(bytes.bytes, 1, (size_t)bytes.length, out);
+    fclose(out);
+    cp_gguf_close(file);
+    free(bytes.bytes);
 }
-END_TEST
 
-static void write_model(void) {
+static void write_ids(const char *name, int64_t count, int32_t last) {
+    int32_t ids[70];
+    uint64_t seed = 5;
+    for (int64_t i = 0; i < 70; i++)
+        ids[i] = (int32_t)(harness_random(&seed) % 256);
+    if (last > 0)
+        ids[count - 1] = last;
+    ck_assert_int_eq(cp_npy_write(in(name), CP_NPY_INT32, 1, &count, ids),
+                     CP_OK);
+}
+
+static char files[sizeof(directory)]; /* a directory of what all scenes find */
+
+static void write_files(void) {
     const tiny_gguf_options tiny = {.seed = 3};
     make_directory();
     ck_assert_int_eq(tiny_gguf_write(in("m.gguf"), &tiny), 0);
+    write_forged("nan.gguf", NAN);
+    write_forged("large.gguf", 3e38f);
+    write_ids("ids.npy", 70, 0);
+    write_ids("far.npy", 70, 99999);
+    write_ids("empty.npy", 0, 0);
+    expectation_free(expect(&prefills));
+    strcpy(files, directory);
 }
 
-static void write_ids(int64_t count, int64_t below) {
-    int32_t *ids = calloc((size_t)count, sizeof(int32_t));
-    uint64_t seed = 5;
-    for (int64_t i = 0; i < count; i++)
-        ids[i] = (int32_t)(harness_random(&seed) % (uint64_t)below);
-    ck_assert_int_eq(cp_npy_write(in("ids.npy"), CP_NPY_INT32, 1, &count, ids),
-                     CP_OK);
-    free(ids);
+static void remove_files(void) {
+    strcpy(directory, files);
+    remove_directory();
 }
+
+static void copy_files(void) {
+    make_directory();
+    ck_assert_int_eq(shell("cp %s/* $D", files), 0);
+}
+
 /* The nll that was printed, and the line of ids after it. */
 static double printed_nll(char *ids, size_t size) {
     double nll = -1;
@@ -383,6 +394,7 @@ static double printed_nll(char *ids, size_t size) {
     snprintf(ids, size, "%s", strchr(output, '\n') + 1);
     return nll;
 }
+
 /* What the nll must be, from the logits of all positions. */
 static double nll_of(const cp_npy *logits) {
     const int64_t count = logits->shape[0], width = logits->shape[1];
@@ -400,6 +412,7 @@ static double nll_of(const cp_npy *logits) {
     cp_npy_free(&ids);
     return sum / (double)(count - 1);
 }
+
 static void rows_agree(const cp_npy *a, int64_t row, const cp_npy *b,
                        int64_t other) {
     const int64_t width = a->shape[1];
@@ -416,7 +429,6 @@ static const char *const ways[] = {
     "--ranks 4 --variant pass-q --history 1+d3+30+d36"};
 START_TEST(logits_do_not_depend_on_the_way) {
     char ids[200], other[200];
-    write_ids(70, 256);
     accepted("$L logits --model $D/m.gguf --tokens $D/ids.npy --ranks 1 "
              "--generate 12 --positions all --out $D/all.npy",
              "nll ");
@@ -443,287 +455,20 @@ START_TEST(logits_do_not_depend_on_the_way) {
     cp_npy_free(&first);
 }
 END_TEST
-START_TEST(bad_logits_are_refused) {
-    const char *start =
-        "$L logits --model $D/m.gguf --tokens $D/ids.npy --out $D/o.npy ";
-    const struct {
-        const char *more, *because;
-    } bad[] = {
-        {"--history 20+d5 --model $D/none", "25 tokens; "},
-        {"--positions 70 --model $D/none", "--positions 70: "},
-        {"--generate 444", "512 positions"},
-        {"--tokens $D/none.npy", "No such file"},
-        {"--model $D/none.gguf", "No such file"},
-        {"--model $D/ids.npy", "ids.npy"},
-        {"--out $D/none/o.npy --model $D/none", "none/o.npy"},
-    };
-    char line[300];
-    write_ids(70, 256);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        snprintf(line, sizeof(line), "%s%s", start, bad[i].more);
-        refused(1, bad[i].because, line);
-        ck_assert_int_ne(access(in("o.npy"), F_OK), 0);
-    }
-    write_ids(70, 100000);
-    snprintf(line, sizeof(line), "%s", start);
-    refused(1, "is id ", line);
-    write_ids(0, 1);
-    refused(1, "0 ids", line);
-}
-END_TEST
-START_TEST(text_goes_to_ids_and_back) {
-    const char *both = "printf 'The ring, 12 \\303\\251\\n\\n  x' | $L "
-                       "tokenize --model $D/m.gguf | tr ' ' '\\n' | $L "
-                       "tokenize --model $D/m.gguf --decode";
-    ck_assert_int_eq(shell("%s", both), 0);
-    ck_assert_str_eq(output, "The ring, 12 \303\251\n\n  x");
-    accepted("printf '' | $L tokenize --model $D/m.gguf", "\n");
-    accepted("printf '<|im_end|>' | $L tokenize --special --model "
-             "$D/m.gguf",
-             "2\n");
-    refused(1, "word 1 is 'x'",
-            "echo 5 x | $L tokenize --decode --model $D/m.gguf");
-    refused(1, "999999",
-            "echo 999999 | $L tokenize --decode --model $D/m.gguf");
-    refused(1, "No space left",
-            "echo 5 | $L tokenize --model $D/m.gguf >/dev/full");
-}
-END_TEST
-START_TEST(conversations_agree_with_one_rank) {
-    static const char *const ways[] = {
-        "--ranks 4 --variant pass-q", "--ranks 3 --variant pass-kv",
-        "--ranks 5 --variant all-gather", "--ranks 1",
-        "--ranks 4 --temperature 1.5 --seed 9"};
-    char line[300];
-    ck_assert_int_eq(shell("echo 'A short text.' >$D/t; printf 'One?\\n"
-                           "Two, and more?\\nThree?\\n' >$D/b"),
-                     0);
-    snprintf(line, sizeof(line),
-             "$L chat --model $D/m.gguf --file $D/t --most 20 --compare "
-             "--ask One --ask Two --ask Three %s",
-             ways[_i]);
-    accepted(line, "tokens agrees;");
-    ck_assert_ptr_nonnull(strstr(output, "> Three\n"));
-    ck_assert_ptr_nonnull(strstr(output, "load balance "));
-    ck_assert_ptr_nonnull(strstr(output, "Peak memory "));
-    snprintf(line, sizeof(line),
-             "$L chat --model $D/m.gguf --batch $D/b --most 9 --compare %s",
-             ways[_i]);
-    accepted(line, "tokens agrees;");
-    ck_assert_ptr_nonnull(strstr(output, "> Two, and more?\n"));
-}
-END_TEST
-START_TEST(a_batch_answers_as_each_alone) {
-    static char batch[sizeof(output)];
-    char *answer;
-    const char *chat = "$L chat --model $D/m.gguf --ranks 3 --most 30 "
-                       "--capacity 70 --system x";
-    const char *const questions[] = {
-        "one two three four five six seven eight nine ten eleven twelve",
-        "Two?", "The ring goes round"};
-    ck_assert_int_eq(shell("printf '%s\\n%s\\n%s\\n' >$D/b", questions[0],
-                           questions[1], questions[2]),
-                     0);
-    ck_assert_int_eq(shell("%s --batch $D/b", chat), 0);
-    memcpy(batch, output, sizeof(batch));
-    for (int i = 0; i < 3; i++) {
-        ck_assert_int_eq(shell("%s --ask '%s'", chat, questions[i]), 0);
-        answer = strstr(output, "\n> ");
-        *strstr(answer, "\n\n  ") = '\0';
-        ck_assert_msg(strstr(batch, answer) != NULL, "%s: not in %s", answer,
-                      batch);
-    }
-}
-END_TEST
-START_TEST(a_pipe_converses) {
-    accepted("printf 'Hello\\n/plan\\n\\n/variant pass-q\\nMore\\n/help\\n"
-             "/quit\\nNever\\n' | $L chat --model $D/m.gguf --ranks 2 "
-             "--most 5 --trace $D/trace.json",
-             "[pass-q: ");
-    ck_assert_ptr_nonnull(strstr(output, "rank 1 "));
-    ck_assert_ptr_nonnull(strstr(output, "/quit"));
-    ck_assert_ptr_null(strstr(output, "Never"));
-    ck_assert_int_eq(access(in("trace.json"), F_OK), 0);
-    ck_assert_ptr_nonnull(strstr(output, "(now pass-q)"));
-    ck_assert_ptr_nonnull(strstr(output, " new over 0 cached, "));
-    ck_assert_ptr_nonnull(strstr(output, "; stopped at 5 tokens, --most]"));
-    ck_assert_int_eq(shell("printf '/nonsense\\nHello\\n' | $L chat "
-                           "--model $D/m.gguf --capacity 70 --system x"),
-                     0);
-    ck_assert_str_eq(errors, "longring: /nonsense: no such command; "
-                             "/help lists them\n");
-    ck_assert_ptr_nonnull(strstr(output, "; the context is full]"));
-}
-END_TEST
-START_TEST(a_failed_question_is_said_once) {
-    ck_assert_int_eq(shell("printf 'a\\000b\\nHello\\n' | $L chat --most 5 "
-                           "--model $D/m.gguf"),
-                     1);
-    ck_assert_str_eq(errors, "longring: standard input: line 1: byte 2 is "
-                             "zero; a question is text\n");
-    ck_assert_ptr_nonnull(strstr(output, " new over 0"));
-    ck_assert_int_eq(shell("printf 'a\\nb\\000c\\n' >$D/b"), 0);
-    refused(1, "byte 4 is zero", "$L chat --model $D/m.gguf --batch $D/b");
-    refused(1, "standard output: cannot write: No space left",
-            "echo a | $L chat --model $D/m.gguf >/dev/full");
-    refused(1, "standard output: cannot write: Bad file",
-            "$L chat --model $D/m.gguf --ask a >&-");
-    refused(1, "none/t.json",
-            "$L chat --model $D/none --ask a --trace $D/none/t.json");
-}
-END_TEST
-START_TEST(bad_conversations_are_refused) {
-    ck_assert_int_eq(
-        shell("yes word | head -2000 >$D/long; : >$D/empty; printf "
-              "'a\\n\\nb\\n' >$D/gap; head -c 3000 $D/m.gguf >$D/cut; "
-              "cp $D/m.gguf $D/bad; printf XXXX | dd of=$D/bad bs=1 "
-              "seek=40 conv=notrunc status=none"),
-        0);
-    refused(1, "No such file", "$L chat --model $D/none --ask a");
-    refused(1, "cut", "$L chat --model $D/cut --ask a");
-    refused(1, "bad", "$L chat --model $D/bad --ask a");
-    refused(1, "0 bytes", "$L chat --model $D/m.gguf --file $D/empty");
-    refused(1, "No such file", "$L chat --model $D/m.gguf --file $D/none");
-    refused(1, "line 2 is empty",
-            "$L chat --model $D/m.gguf --batch "
-            "$D/gap");
-    refused(1, "0 questions", "$L chat --model $D/m.gguf --batch $D/empty");
-    ck_assert_int_eq(shell("$L chat --model $D/m.gguf --file $D/long "
-                           "--ask a"),
-                     1);
-    ck_assert_ptr_nonnull(strstr(errors, "512 positions"));
-    ck_assert_int_eq(shell("ls $D | wc -l"), 0);
-    ck_assert_int_eq(atoi(output), 6);
-}
-END_TEST
 
-typedef struct {
-    pid_t process;
-    FILE *to, *from;
-} running;
-static running chat_start(const char *most, const char *question) {
-    int to[2], from[2];
-    const char *program = getenv("LONGRING");
-    ck_assert(pipe(to) == 0 && pipe(from) == 0);
-    const pid_t process = fork();
-    if (process == 0) {
-        dup2(to[0], 0);
-        dup2(from[1], 1);
-        close(to[1]);
-        close(from[0]);
-        if (program == NULL)
-            program = "build/longring";
-        execl(program, program, "chat", "--ranks", "2", "--model", in("m.gguf"),
-              "--most", most, question != NULL ? "--ask" : NULL, question,
-              (char *)NULL);
-        _exit(127);
-    }
-    close(to[0]);
-    close(from[1]);
-    return (running){process, fdopen(to[1], "w"), fdopen(from[0], "r")};
-}
-/* Read lines until one that contains the words; that line. */
-static const char *wait_for(const running *chat, const char *words) {
-    static char line[4096];
-    do
-        ck_assert_msg(fgets(line, sizeof(line), chat->from) != NULL,
-                      "it ended before '%s'", words);
-    while (strstr(line, words) == NULL);
-    return line;
-}
-static int chat_end(running *chat) {
-    int status;
-    fclose(chat->to);
-    fclose(chat->from);
-    ck_assert(waitpid(chat->process, &status, 0) == chat->process);
-    ck_assert(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-static void pause_for(double seconds) {
-    const struct timespec time = {0, (long)(1e9 * seconds)};
-    nanosleep(&time, NULL);
-}
-
-START_TEST(a_second_interrupt_leaves) {
-    running chat = chat_start("5", NULL);
-    int status;
-    wait_for(&chat, "positions");
-    kill(chat.process, SIGINT);
-    pause_for(0.3);
-    ck_assert_int_eq(waitpid(chat.process, &status, WNOHANG), 0);
-    kill(chat.process, SIGINT);
-    ck_assert_int_eq(chat_end(&chat), 130);
-}
-END_TEST
-START_TEST(an_interrupt_stops_an_answer) {
-    running chat = chat_start("400", NULL);
-    wait_for(&chat, "positions");
-    fputs("Hello\n", chat.to);
-    fflush(chat.to);
-    ck_assert_int_ne(fgetc(chat.from), EOF); /* the answer has begun */
-    kill(chat.process, SIGINT);
-    ck_assert_ptr_nonnull(strstr(wait_for(&chat, "first token"), "; stopped]"));
-    fputs("More\n/quit\n", chat.to);
-    fflush(chat.to);
-    const char *line = wait_for(&chat, "first token");
-    ck_assert_int_lt(atoi(strstr(line, " over ") + 6), 300);
-    wait_for(&chat, "Peak memory");
-    ck_assert_int_eq(chat_end(&chat), 0);
-}
-END_TEST
-START_TEST(an_interrupt_ends_given_questions) {
-    running chat = chat_start("400", "Hello");
-    wait_for(&chat, "positions");
-    kill(chat.process, SIGINT);
-    while (fgetc(chat.from) != EOF) {
-    }
-    ck_assert_int_eq(chat_end(&chat), 130);
-}
-END_TEST
-START_TEST(a_lost_reader_ends_the_answer) {
-    running chat = chat_start("400", NULL);
-    wait_for(&chat, "positions");
-    fputs("Hello\n", chat.to);
-    fflush(chat.to);
-    ck_assert_int_ne(fgetc(chat.from), EOF);
-    ck_assert_int_eq(chat_end(&chat), 1);
-}
-END_TEST
-
-static TCase *model_case(void) {
-    TCase *tests = harness_case("models");
-    tcase_add_checked_fixture(tests, write_model, remove_directory);
-    tcase_add_test(tests, logits_do_not_depend_on_the_way);
-    tcase_add_test(tests, bad_logits_are_refused);
-    tcase_add_test(tests, text_goes_to_ids_and_back);
-    tcase_add_loop_test(tests, conversations_agree_with_one_rank, 0, 5);
-    tcase_add_test(tests, a_batch_answers_as_each_alone);
-    tcase_add_test(tests, a_pipe_converses);
-    tcase_add_test(tests, a_failed_question_is_said_once);
-    tcase_add_test(tests, bad_conversations_are_refused);
-    tcase_add_test(tests, a_second_interrupt_leaves);
-    tcase_add_test(tests, an_interrupt_stops_an_answer);
-    tcase_add_test(tests, an_interrupt_ends_given_questions);
-    tcase_add_test(tests, a_lost_reader_ends_the_answer);
-    return tests;
-}
 static Suite *program_suite(void) {
     Suite *suite = suite_create("command line");
     TCase *tests = harness_case("command line");
-    tcase_add_checked_fixture(tests, make_directory, remove_directory);
-    tcase_add_test(tests, pages_are_printed);
-    tcase_add_test(tests, bad_use_is_status_2);
-    tcase_add_test(tests, contradictions_are_status_2);
-    tcase_add_test(tests, plans_are_proved);
+    scenes_read();
+    tcase_add_unchecked_fixture(tests, write_files, remove_files);
+    tcase_add_checked_fixture(tests, copy_files, remove_directory);
+    tcase_add_loop_test(tests, scene_is_as_told, 0, scene_count);
     tcase_add_loop_test(tests, attend_is_exact, 0, 4);
     tcase_add_test(tests, attend_decodes);
     tcase_add_test(tests, partials_are_labelled);
-    tcase_add_test(tests, old_partials_are_removed);
     tcase_add_test(tests, an_overflow_is_named);
-    tcase_add_test(tests, bad_tensors_are_refused);
+    tcase_add_test(tests, logits_do_not_depend_on_the_way);
     suite_add_tcase(suite, tests);
-    suite_add_tcase(suite, model_case());
     return suite;
 }
 

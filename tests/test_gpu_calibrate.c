@@ -1,13 +1,9 @@
 /* Calibration of ranks on GPUs, on the stand-in or on a real one. */
-#define _GNU_SOURCE
-#include "harness/suite.h"
+#include "crowd.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <string.h>
 
 #include "cuda/model/device_laboratory.h"
-#include "harness/stand-in/stand_in.h"
 
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
@@ -27,11 +23,6 @@ static void near(double value, double wanted) {
     ck_assert_msg(fabs(value / wanted - 1) < 1e-3, "%g, not %g", value, wanted);
 }
 
-static void nothing_is_left(void) {
-    const int64_t wrong = stand_in_end();
-    ck_assert_msg(wrong == 0, "%s", stand_in_report());
-}
-
 static const struct {
     int ranks;
     cp_numbers numbers;
@@ -44,9 +35,7 @@ START_TEST(the_pretended_machine_comes_out) {
     cp_hardware h;
     const cp_calibration wanted = asked(ranks, &h);
     stand_in_begin(NULL);
-    const cp_status status =
-        cp_device_calibrate(&here, setups[_i].numbers, &wanted);
-    ck_assert_msg(status == CP_OK, "%s", cp_message());
+    must(cp_device_calibrate(&here, setups[_i].numbers, &wanted));
     if (stand_in_pretends()) {
         /* What the pretended clock says. */
         const double each = ranks > 1 ? ceil(4096.0 / (ranks - 1)) : 0;
@@ -70,86 +59,59 @@ START_TEST(the_pretended_machine_comes_out) {
     ck_assert_double_gt(h.attention_rate, 0);
     ck_assert_double_gt(h.peak, 0);
     ck_assert_double_gt(h.launch, 0);
-    nothing_is_left();
+    end();
 }
 END_TEST
 
-enum { CROWD = 4 };
 static const double late = 1e-3;
 
 typedef struct {
-    cp_crew crew;
-    ncclUniqueId id;
+    seat seat;
     double patience;
     cp_hardware hardware;
-    cp_status status;
-    char message[300];
 } process;
 
-static pthread_barrier_t meeting;
-static void *boards[CROWD];
-static _Thread_local process *myself;
-
-static cp_status collect(void *items, int64_t size) {
-    const int rank = myself->crew.rank;
-    boards[rank] = items;
-    if (rank == 1 && size == sizeof(double))
-        ((double *)items)[rank] += late;
-    pthread_barrier_wait(&meeting);
-    for (int r = 0; r < myself->crew.ranks; r++)
-        if (r != rank)
-            memcpy((char *)items + r * size, (char *)boards[r] + r * size,
-                   (size_t)size);
-    pthread_barrier_wait(&meeting);
-    return CP_OK;
+/* Rank 1 takes longer than it does. */
+static cp_status collect_late(void *items, int64_t size) {
+    if (myself->crew.rank == 1 && size == sizeof(double))
+        ((double *)items)[1] += late;
+    return collect(items, size);
 }
-static void *run_process(void *argument) {
+
+static cp_status calibrate(seat *seat) {
+    process *mine = (process *)(void *)seat;
+    const cp_calibration wanted = asked(seat->crew.ranks, &mine->hardware);
     cp_nccl *world;
-    process *mine = myself = argument;
-    const cp_calibration wanted = asked(mine->crew.ranks, &mine->hardware);
-    mine->status =
-        cp_nccl_new(&mine->id, mine->crew.rank, mine->crew.ranks, 10, &world);
-    if (mine->status != CP_OK)
-        return NULL;
-    const cp_device_place apart = {.only = mine->crew.rank,
+    cp_status status =
+        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10, &world);
+    if (status != CP_OK)
+        return status;
+    const cp_device_place apart = {.only = seat->crew.rank,
                                    .link = cp_nccl_link(world),
-                                   .crew = &mine->crew,
+                                   .crew = &seat->crew,
                                    .patience = mine->patience};
-    mine->status = cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
-    snprintf(mine->message, sizeof(mine->message), "%s", cp_message());
+    status = cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
     cp_nccl_free(world);
-    return NULL;
+    return status;
 }
 
 static void run_processes(process *all, int count, double patience) {
-    pthread_t threads[CROWD];
-    ncclUniqueId id;
-    ck_assert_int_eq(ncclGetUniqueId(&id), ncclSuccess);
-    pthread_barrier_init(&meeting, NULL, (unsigned)count);
-    stand_in_leave(count);
-    for (int r = 0; r < count; r++) {
-        all[r] =
-            (process){.crew = {.rank = r, .ranks = count, .collect = collect},
-                      .id = id,
-                      .patience = patience};
-        pthread_create(&threads[r], NULL, run_process, &all[r]);
-    }
     for (int r = 0; r < count; r++)
-        pthread_join(threads[r], NULL);
-    pthread_barrier_destroy(&meeting);
+        all[r] =
+            (process){.seat.crew.collect = collect_late, .patience = patience};
+    run_crowd(all, sizeof(*all), count, calibrate);
 }
 
 START_TEST(processes_come_to_one_description) {
     process all[CROWD];
     const int count = 2 + _i;
-    stand_in_begin(&(stand_in_options){.seed = 7,
-                                       .devices = 1,
-                                       .driver = 13000,
-                                       .bytes = 1 << 28,
-                                       .patience = 20});
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.patience = 20;
+    options.open = true;
+    stand_in_begin(&options);
     run_processes(all, count, 10);
     for (int r = 0; r < count; r++) {
-        ck_assert_msg(all[r].status == CP_OK, "%s", all[r].message);
+        ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
         ck_assert_int_eq(all[r].hardware.cores, 0);
         ck_assert_double_gt(all[r].hardware.launch, late / 16);
         ck_assert_double_lt(all[r].hardware.launch, 2 * late / 16);
@@ -159,7 +121,7 @@ START_TEST(processes_come_to_one_description) {
     const stand_in_statistics seen = stand_in_count();
     const int64_t once = 2 + 1 + 2 * (count - 1);
     ck_assert_int_eq(seen.messages, 2 * count * once * 16);
-    nothing_is_left();
+    end();
 }
 END_TEST
 
@@ -172,12 +134,12 @@ START_TEST(what_fails_fails_cleanly) {
     cp_status status = CP_BROKEN;
     int64_t n = 1;
     for (; status != CP_OK && n < 100000; n *= 3) {
-        stand_in_begin(NULL);
+        begin_open(1);
         break_it[_i](n);
         status = cp_device_calibrate(&here, CP_NUMBERS_BF16, &wanted);
         ck_assert_msg(status == CP_OK || *cp_message() != '\0', "no message");
         break_it[_i](0);
-        nothing_is_left();
+        end();
     }
     ck_assert_int_eq(status, CP_OK);
     ck_assert_int_gt(n, 2);
@@ -195,7 +157,7 @@ static void refused(int64_t room, cp_shape shape, cp_numbers numbers,
     ck_assert_int_eq(cp_device_calibrate(&here, numbers, &wanted), because);
     ck_assert_msg(strstr(cp_message(), words) != NULL, "'%s', not '%s'",
                   cp_message(), words);
-    nothing_is_left();
+    end();
 }
 
 START_TEST(what_cannot_be_is_refused) {
@@ -208,12 +170,12 @@ START_TEST(what_cannot_be_is_refused) {
 END_TEST
 START_TEST(a_dead_process_costs_patience) {
     process all[CROWD];
-    stand_in_begin(NULL);
+    begin_open(1);
     stand_in_dead_rank(1, 40);
     run_processes(all, 3, 0.3);
     for (int r = 0; r < 3; r++) {
-        ck_assert_int_ne(all[r].status, CP_OK);
-        ck_assert_str_ne(all[r].message, "");
+        ck_assert_int_ne(all[r].seat.status, CP_OK);
+        ck_assert_str_ne(all[r].seat.message, "");
     }
     stand_in_end();
 }

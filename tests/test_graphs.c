@@ -1,9 +1,7 @@
 /* Decode steps in CUDA graphs: the same bits as enqueued ones, dense
  * attention's answers, and stale lists found. */
-#define _POSIX_C_SOURCE 200809L /* threads */
+#include "crowd.h"
 #include "talk.h"
-
-#include <pthread.h>
 
 #include "cuda/ring/graph.h"
 #include "cuda/ring/nccl_link.h"
@@ -21,12 +19,15 @@ typedef struct {
     int captures;
 } batch;
 
-static void pin(talk *t, int rank, void *place, int64_t bytes) {
+static void *pin(talk *t, int rank, int64_t bytes) {
     void *memory = NULL;
-    ck_assert_int_eq(cudaMallocHost(&memory, (size_t)bytes), 0);
+    must(cudaMallocHost(&memory, (size_t)bytes));
     memset(memory, 0xFF, (size_t)bytes);
-    t->pinned[rank][t->pins[rank]++] = memory;
-    memcpy(place, &memory, sizeof(memory));
+    return t->pinned[rank][t->pins[rank]++] = memory;
+}
+
+static int64_t answer_bytes(const talk *t) {
+    return answer_rows(t) * (t->shape.head_dim + 1) * 4;
 }
 
 static const int64_t everybody[] = {1, 1, 1};
@@ -36,8 +37,8 @@ static void make_room(batch *b, const int64_t *fresh) {
     const int64_t dim = t->shape.head_dim;
     const int64_t heads[3] = {t->shape.query_heads, t->shape.kv_heads,
                               t->shape.kv_heads};
-    ck_assert_int_eq(plan_call(t, fresh, CP_DECODE), CP_OK);
-    ck_assert_int_eq(make_walkers(t), CP_OK);
+    must(plan_call(t, fresh, CP_DECODE));
+    must(make_walkers(t));
     b->largest = t->layout;
     t->layout = NULL;
     for (int n = 0; n < 3; n++)
@@ -45,9 +46,9 @@ static void make_room(batch *b, const int64_t *fresh) {
                             dim * cp_element_bytes(t->element);
     for (int r = 0; r < t->ranks; r++) {
         for (int n = 0; n < 3; n++)
-            pin(t, r, &b->inputs[r][n], b->input_bytes[n]);
+            b->inputs[r][n] = pin(t, r, b->input_bytes[n]);
         for (int layer = 0; layer < t->layers; layer++)
-            pin(t, r, &t->answers[layer][r], answer_rows(t) * (dim + 1) * 4);
+            t->answers[layer][r] = pin(t, r, answer_bytes(t));
     }
 }
 
@@ -79,44 +80,38 @@ static cp_status give_inputs(const batch *b, int r) {
 
 static cp_status take_answer(const batch *b, int r, int layer) {
     const talk *t = &b->t;
-    return cp_cuda(
-        cudaMemcpyAsync(t->answers[layer][r],
-                        cp_stream_walker_output(t->walkers[r]),
-                        (size_t)(answer_rows(t) * (t->shape.head_dim + 1)) * 4,
-                        cudaMemcpyDeviceToHost, t->queues[r].compute),
-        "taking an answer");
+    return cp_cuda(cudaMemcpyAsync(t->answers[layer][r],
+                                   cp_stream_walker_output(t->walkers[r]),
+                                   (size_t)answer_bytes(t),
+                                   cudaMemcpyDeviceToHost,
+                                   t->queues[r].compute),
+                   "taking an answer");
 }
 
-static cp_status give_all_inputs(const batch *b) {
-    cp_status status = CP_OK;
-    for (int r = 0; r < b->t.ranks && status == CP_OK; r++)
-        status = give_inputs(b, r);
-    return status;
+static void give_all_inputs(const batch *b) {
+    for (int r = 0; r < b->t.ranks; r++)
+        must(give_inputs(b, r));
 }
 
-static cp_status take_all_answers(const batch *b, int layer) {
-    cp_status status = CP_OK;
-    for (int r = 0; r < b->t.ranks && status == CP_OK; r++)
-        status = take_answer(b, r, layer);
-    return status;
+static void take_all_answers(const batch *b, int layer) {
+    for (int r = 0; r < b->t.ranks; r++)
+        must(take_answer(b, r, layer));
 }
 
 static cp_status enqueue_step(void *context) {
     batch *b = context;
     talk *t = &b->t;
-    cp_status status = CP_OK;
     for (int layer = 0; layer < t->layers; layer++) {
-        if (status == CP_OK && !b->outside)
-            status = give_all_inputs(b);
+        if (!b->outside)
+            give_all_inputs(b);
         stand_in_freeze_uploads(b->stale);
-        if (status == CP_OK)
-            status = cp_loopback_walk(t->walkers, NULL, t->keys[layer],
-                                      t->values[layer]);
+        must(cp_loopback_walk(t->walkers, NULL, t->keys[layer],
+                              t->values[layer]));
         stand_in_freeze_uploads(false);
-        if (status == CP_OK && !b->outside)
-            status = take_all_answers(b, layer);
+        if (!b->outside)
+            take_all_answers(b, layer);
     }
-    return status;
+    return CP_OK;
 }
 
 static void write_inputs(batch *b) {
@@ -140,21 +135,19 @@ static void write_inputs(batch *b) {
 
 static cp_status run_once(batch *b, bool launch) {
     talk *t = &b->t;
-    const int64_t bytes = answer_rows(t) * (t->shape.head_dim + 1) * 4;
     for (int n = 0; n < t->layers * t->ranks; n++)
-        memset(t->answers[n % t->layers][n / t->layers], 0xFF, (size_t)bytes);
-    cp_status status = CP_OK;
+        memset(t->answers[n % t->layers][n / t->layers], 0xFF,
+               (size_t)answer_bytes(t));
     if (launch && b->graph == NULL) {
         b->captures++;
-        status =
-            cp_graph_capture(t->queues, t->ranks, enqueue_step, b, &b->graph);
+        must(cp_graph_capture(t->queues, t->ranks, enqueue_step, b, &b->graph));
     }
-    if (status == CP_OK && b->outside)
-        status = give_all_inputs(b);
-    if (status == CP_OK)
-        status = launch ? cp_graph_launch(b->graph) : enqueue_step(b);
-    if (status == CP_OK && b->outside)
-        status = take_all_answers(b, 0);
+    if (b->outside)
+        give_all_inputs(b);
+    must(launch ? cp_graph_launch(b->graph) : enqueue_step(b));
+    if (b->outside)
+        take_all_answers(b, 0);
+    cp_status status = CP_OK;
     for (int r = t->ranks - 1; r >= 0 && status == CP_OK; r--)
         status = cp_stream_walker_finish(t->walkers[r], 10.0);
     return status;
@@ -162,29 +155,27 @@ static cp_status run_once(batch *b, bool launch) {
 
 static uint64_t sum_of_answers(const batch *b) {
     const talk *t = &b->t;
-    const int64_t bytes = answer_rows(t) * (t->shape.head_dim + 1) * 4;
     uint64_t sum = 0;
-    for (int n = 0; n < t->layers * t->ranks; n++)
-        for (int64_t i = 0; i < bytes; i++)
-            sum =
-                sum * 1099511628211u +
-                ((const uint8_t *)t->answers[n % t->layers][n / t->layers])[i];
+    for (int n = 0; n < t->layers * t->ranks; n++) {
+        const float *answer = t->answers[n % t->layers][n / t->layers];
+        for (int64_t i = 0; i < answer_bytes(t); i++)
+            sum = sum * 1099511628211u + ((const uint8_t *)answer)[i];
+    }
     return sum;
 }
 
 static cp_status run_twice(batch *b, bool graph_first) {
     talk *t = &b->t;
     const bool first = graph_first && b->graph != NULL;
-    cp_status status = run_once(b, first);
+    CP_TRY(run_once(b, first));
     const uint64_t sum = sum_of_answers(b);
-    for (int n = 0; n < t->layers * t->ranks && status == CP_OK; n++)
+    for (int n = 0; n < t->layers * t->ranks; n++)
         compare(t, n % t->layers, n / t->layers);
-    if (status == CP_OK)
-        status = run_once(b, !first);
-    if (status == CP_OK && t->problem[0] == '\0' && sum_of_answers(b) != sum)
+    CP_TRY(run_once(b, !first));
+    if (t->problem[0] == '\0' && sum_of_answers(b) != sum)
         snprintf(t->problem, sizeof(t->problem),
                  "a graph and what it was captured from differ");
-    return status;
+    return CP_OK;
 }
 
 /* Ranks that are processes do not ask each other: all must say the same. */
@@ -197,28 +188,33 @@ static cp_status renew_all(batch *b, const cp_plan *plan) {
     return status;
 }
 
-static void decode_step(batch *b, const int64_t *fresh, bool graph_first) {
-    talk *t = &b->t;
+/* Lay the step out, and plan it. */
+static cp_plan *plan_step(talk *t, const int64_t *fresh) {
     const cp_plan_options options = {cp_element_bytes(t->element), t->spare};
     cp_plan *plan;
     t->problem[0] = '\0';
-    ck_assert_int_eq(cp_cache_decode(t->cache, fresh, &t->layout), CP_OK);
-    ck_assert_int_eq(
-        cp_plan_build(CP_DECODE, t->layout, &t->shape, &options, &plan), CP_OK);
+    must(cp_cache_decode(t->cache, fresh, &t->layout));
+    must(cp_plan_build(CP_DECODE, t->layout, &t->shape, &options, &plan));
+    return plan;
+}
+
+static void decode_step(batch *b, const int64_t *fresh, bool graph_first) {
+    talk *t = &b->t;
+    cp_plan *plan = plan_step(t, fresh);
     cp_layout *layout = t->layout;
     if (renew_all(b, plan) == CP_CAPACITY) {
         t->layout = NULL;
         leave_room(b);
         make_room(b, everybody);
         t->layout = layout;
-        ck_assert_int_eq(renew_all(b, plan), CP_OK);
+        must(renew_all(b, plan));
     }
     write_inputs(b);
     if (run_twice(b, graph_first) != CP_OK)
         snprintf(t->problem, sizeof(t->problem), "%s", cp_message());
     cp_plan_free(plan);
     if (t->problem[0] == '\0')
-        ck_assert_int_eq(cp_cache_commit(t->cache, layout), CP_OK);
+        must(cp_cache_commit(t->cache, layout));
     cp_layout_free(layout);
     t->layout = NULL;
 }
@@ -258,6 +254,7 @@ static void open_batch(batch *b, uint64_t seed, int64_t growth) {
 static void close_batch(batch *b) {
     leave_room(b);
     close_talk(&b->t);
+    end();
 }
 
 START_TEST(a_graph_decodes_as_an_eager_walk_does) {
@@ -276,7 +273,6 @@ START_TEST(a_graph_decodes_as_an_eager_walk_does) {
     ck_assert_int_le(b.captures, b.t.growth == 40 ? 1 : steps);
     ck_assert_int_ge(b.captures, b.t.growth == 0 ? 2 : 1);
     close_batch(&b);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
 }
 END_TEST
 
@@ -290,7 +286,6 @@ START_TEST(a_stale_list_is_found_at_the_second_step) {
     decode_step(&b, fresh, _i / 6 % 2 == 0);
     ck_assert_msg(b.t.problem[0] != '\0', "nothing was found");
     close_batch(&b);
-    ck_assert_int_eq(stand_in_end(), 0);
 }
 END_TEST
 
@@ -328,123 +323,83 @@ START_TEST(a_walker_refuses_another_kind_of_call) {
     cp_layout_free(b.t.layout);
     b.t.layout = NULL;
     close_batch(&b);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
 }
 END_TEST
 
-typedef enum { JOIN, DECODE, LEAVE } turn;
+/* Each rank a thread, with its own communicator and graph. */
 
-typedef struct {
-    batch *b;
-    int rank;
-    turn turn;
-    ncclUniqueId id;
-    bool differs;
-    cp_status status;
-    char message[300];
-} seat;
+static batch *seated;
+
+static cp_status join(seat *s) {
+    return cp_nccl_new(&s->id, s->crew.rank, s->crew.ranks, 10.0,
+                       &seated->nccl[s->crew.rank]);
+}
+
+static cp_status leave(seat *s) {
+    cp_nccl_free(seated->nccl[s->crew.rank]);
+    return CP_OK;
+}
 
 static cp_status enqueue_alone(void *context) {
     const seat *s = context;
-    const talk *t = &s->b->t;
-    const int r = s->rank;
-    cp_status status = CP_OK;
-    for (int layer = 0; layer < t->layers && status == CP_OK; layer++) {
-        status = give_inputs(s->b, r);
-        if (status == CP_OK)
-            status = cp_stream_walk(t->walkers[r], cp_nccl_link(s->b->nccl[r]),
-                                    t->keys[layer][r], t->values[layer][r]);
-        if (status == CP_OK)
-            status = take_answer(s->b, r, layer);
+    const talk *t = &seated->t;
+    const int r = s->crew.rank;
+    for (int layer = 0; layer < t->layers; layer++) {
+        CP_TRY(give_inputs(seated, r));
+        CP_TRY(cp_stream_walk(t->walkers[r], cp_nccl_link(seated->nccl[r]),
+                              t->keys[layer][r], t->values[layer][r]));
+        CP_TRY(take_answer(seated, r, layer));
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status decode_alone(seat *s) {
-    const talk *t = &s->b->t;
-    const size_t bytes = (size_t)(answer_rows(t) * (t->shape.head_dim + 1)) * 4;
-    float *answer = t->answers[t->layers - 1][s->rank], *eager;
-    cp_graph **graph = &s->b->graphs[s->rank];
-    cp_status status = enqueue_alone(s);
-    if (status == CP_OK)
-        status = cp_stream_walker_finish(t->walkers[s->rank], 10.0);
-    if (status != CP_OK)
-        return status;
-    cp_allocate(&eager, (int64_t)bytes, 1, "an answer");
-    memcpy(eager, answer, bytes);
+    const int r = s->crew.rank;
+    const talk *t = &seated->t;
+    cp_graph **graph = &seated->graphs[r];
+    float *answer = t->answers[t->layers - 1][r];
+    const size_t bytes = (size_t)answer_bytes(t);
+    CP_TRY(enqueue_alone(s));
+    CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
+    void *eager = memcpy(malloc(bytes), answer, bytes);
     memset(answer, 0xFF, bytes);
     if (*graph == NULL)
-        status =
-            cp_graph_capture(&t->queues[s->rank], 1, enqueue_alone, s, graph);
-    if (status == CP_OK)
-        status = cp_graph_launch(*graph);
-    if (status == CP_OK)
-        status = cp_stream_walker_finish(t->walkers[s->rank], 10.0);
-    s->differs = memcmp(eager, answer, bytes) != 0;
+        CP_TRY(cp_graph_capture(&t->queues[r], 1, enqueue_alone, s, graph));
+    CP_TRY(cp_graph_launch(*graph));
+    CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
+    const bool differs = memcmp(eager, answer, bytes) != 0;
     free(eager);
-    return status;
+    return differs ? cp_fail(CP_BROKEN, "a graph says something else") : CP_OK;
 }
 
-static void *sit(void *argument) {
-    seat *s = argument;
-    cp_nccl **nccl = &s->b->nccl[s->rank];
-    if (s->turn == JOIN)
-        s->status = cp_nccl_new(&s->id, s->rank, s->b->t.ranks, 10.0, nccl);
-    if (s->turn == DECODE)
-        s->status = decode_alone(s);
-    if (s->turn == LEAVE)
-        cp_nccl_free(*nccl);
-    snprintf(s->message, sizeof(s->message), "%s", cp_message());
-    return NULL;
-}
-
-static void take_turns(batch *b, turn turn) {
-    static ncclUniqueId id;
-    pthread_t threads[MOST_RANKS];
-    seat seats[MOST_RANKS];
-    if (turn == JOIN)
-        ck_assert_int_eq(ncclGetUniqueId(&id), ncclSuccess);
-    stand_in_leave(b->t.ranks);
-    for (int r = 0; r < b->t.ranks; r++) {
-        seats[r] = (seat){.b = b, .rank = r, .turn = turn, .id = id};
-        pthread_create(&threads[r], NULL, sit, &seats[r]);
-    }
-    for (int r = 0; r < b->t.ranks; r++) {
-        pthread_join(threads[r], NULL);
+static void all_do(batch *b, cp_status (*what)(seat *)) {
+    seat seats[MOST_RANKS] = {0};
+    seated = b;
+    run_crowd(seats, sizeof(seats[0]), b->t.ranks, what);
+    for (int r = 0; r < b->t.ranks; r++)
         ck_assert_msg(seats[r].status == CP_OK, "%s", seats[r].message);
-        ck_assert(!seats[r].differs);
-    }
 }
 
 START_TEST(ranks_over_nccl_capture_their_messages) {
     batch b;
     open_batch(&b, (uint64_t)_i, 20);
-    take_turns(&b, JOIN);
+    all_do(&b, join);
     for (int step = 0; step < 5; step++) {
         const int64_t fresh[3] = {1, step > 1, step % 2};
-        const cp_plan *largest = b.t.plan;
-        ck_assert_int_eq(cp_cache_decode(b.t.cache, fresh, &b.t.layout), CP_OK);
-        /* Renew for the step, and write its inputs. */
-        cp_plan *plan;
-        const cp_plan_options options = {largest->element_bytes,
-                                         largest->spare};
-        ck_assert_int_eq(
-            cp_plan_build(CP_DECODE, b.t.layout, &b.t.shape, &options, &plan),
-            CP_OK);
-        ck_assert_int_eq(renew_all(&b, plan), CP_OK);
+        cp_plan *plan = plan_step(&b.t, fresh);
+        must(renew_all(&b, plan));
         cp_plan_free(plan);
         write_inputs(&b);
-        take_turns(&b, DECODE);
+        all_do(&b, decode_alone);
         for (int n = 0; n < b.t.layers * b.t.ranks; n++)
             compare(&b.t, n % b.t.layers, n / b.t.layers);
         ck_assert_msg(b.t.problem[0] == '\0', "%s", b.t.problem);
-        ck_assert_int_eq(cp_cache_commit(b.t.cache, b.t.layout), CP_OK);
+        must(cp_cache_commit(b.t.cache, b.t.layout));
         cp_layout_free(b.t.layout);
         b.t.layout = NULL;
     }
-    take_turns(&b, LEAVE);
+    all_do(&b, leave);
     close_batch(&b);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
 }
 END_TEST
 
@@ -453,12 +408,12 @@ static Suite *graphs_suite(void) {
     TCase *tests = harness_case("graphs");
     tcase_add_loop_test(tests, a_graph_decodes_as_an_eager_walk_does, 0, 12);
     tcase_add_loop_test(tests, a_walker_refuses_another_kind_of_call, 0, 4);
-    if (stand_in_pretends())
+    if (stand_in_pretends()) {
         tcase_add_loop_test(tests, ranks_over_nccl_capture_their_messages, 0,
                             10);
-    if (stand_in_pretends())
         tcase_add_loop_test(tests, a_stale_list_is_found_at_the_second_step, 0,
                             12);
+    }
     suite_add_tcase(suite, tests);
     return suite;
 }

@@ -1,9 +1,10 @@
-/* Failures, sizes, memory and time: the promises of src/ground/ground.h, at their
+/* Failures, sizes, memory, time and text: the promises of src/ground, at their
  * edges. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "harness/suite.h"
 
-#include "ground/ground.h"
+#include "ground/random.h"
+#include "ground/text.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -159,6 +160,63 @@ START_TEST(the_clock_runs_through_a_pause) {
 }
 END_TEST
 
+static const struct {
+    const char *text;
+    int64_t count; /* -1: refused */
+} counts[] = {
+    {"0", 0},
+    {"128K", 128000},
+    {"128k", 128000},
+    {"128Ki", 131072},
+    {"1M", 1000000},
+    {"1Mi", 1048576},
+    {"3G", 3000000000},
+    {"9223372036854775807", INT64_MAX},
+    {"", -1},
+    {"-1", -1},
+    {"+1", -1},
+    {" 1", -1},
+    {"1.5", -1},
+    {"K", -1},
+    {"1Kb", -1},
+    {"0x10", -1},
+    {"1 ", -1},
+    {"1e3", -1},
+    {"Ki1", -1},
+    {"9223372036854775808", -1},
+    {"9223372036854776K", -1},
+};
+
+START_TEST(counts_have_suffixes) {
+    const char *text = counts[_i].text;
+    int64_t value = -1;
+    cp_count_parse("n", text, (int64_t)strlen(text), &value);
+    ck_assert_msg(value == counts[_i].count, "'%s'", text);
+}
+END_TEST
+
+START_TEST(lists_of_counts_are_summed) {
+    cp_counts list = {0};
+    ck_assert_int_eq(cp_counts_parse("n", "1,2K,3", &list), CP_OK);
+    ck_assert_int_eq(cp_counts_sum(&list), 2004);
+    ck_assert_int_eq(cp_counts_parse("n", "1,,2", &list), CP_INVALID);
+    ck_assert_int_eq(cp_counts_parse("n", "9223372036854775807,1", &list),
+                     CP_OK);
+    ck_assert_int_eq(cp_counts_sum(&list), INT64_MAX);
+    free(list.items);
+}
+END_TEST
+
+/* The published first numbers of splitmix64, and FNV-1a's of "foobar". */
+START_TEST(chance_is_the_same_everywhere) {
+    uint64_t state = 1234567;
+    ck_assert_uint_eq(cp_random(&state), 6457827717110365317u);
+    ck_assert_uint_eq(cp_random(&state), 3203168211198807973u);
+    ck_assert_uint_eq(cp_hash(0, "foobar", 6), 0x85944171F73967E8u);
+    ck_assert_uint_eq(cp_hash(0, "", 0), 0xCBF29CE484222325u);
+}
+END_TEST
+
 static Suite *ground_suite(void) {
     Suite *suite = suite_create("ground");
     TCase *messages = harness_case("messages");
@@ -180,6 +238,12 @@ static Suite *ground_suite(void) {
     TCase *clock = harness_case("the clock");
     tcase_add_test(clock, the_clock_runs_through_a_pause);
     suite_add_tcase(suite, clock);
+    TCase *text = harness_case("text");
+    tcase_add_loop_test(text, counts_have_suffixes, 0,
+                        sizeof(counts) / sizeof(counts[0]));
+    tcase_add_test(text, lists_of_counts_are_summed);
+    tcase_add_test(text, chance_is_the_same_everywhere);
+    suite_add_tcase(suite, text);
     return suite;
 }
 

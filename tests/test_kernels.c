@@ -1,36 +1,63 @@
-/* The plain kernels, on what stands in for a GPU. */
-#include "harness/suite.h"
+/* Every kernel against its definition: attention, the small layers of a model,
+ * blocks of weights, and each rounding that they do; on what stands in for a
+ * GPU, or on one. */
+#include "device.h"
 
 #include <math.h>
-#include <string.h>
 
-#include "harness/stand-in/stand_in.h"
+#include "cuda/kernels/model_kernels.h"
+#include "cuda/kernels/weights.h"
 #include "formats.h"
+#include "harness/blocks.h"
 #include "reference/attend/oracle.h"
+#include "reference/model/dequantise.h"
+#include "model/facts.h"
+#include "reference/model/layers.h"
 
-static void *upload(const void *from, int64_t bytes) {
-    void *to = NULL;
-    ck_assert_int_eq(cudaMalloc(&to, (size_t)bytes + 1), cudaSuccess);
-    if (bytes > 0)
-        ck_assert_int_eq(
-            cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice),
-            cudaSuccess);
-    return to;
+static const format f8 = {3, 7, 0x7e};
+
+static float *numbers(int64_t count, uint64_t *state) {
+    float *x = on_host(count * 4);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = harness_uniform(state) *
+               ldexpf(1.0f, (int)(harness_random(state) >> 60) - 8);
+    return x;
 }
 
-static void *upload_numbers(const float *from, int64_t count,
-                            cp_element element) {
+/* The numbers as a tensor of the device; x is left with what that holds. */
+static void *stored(cp_element element, float *x, int64_t count) {
     const int64_t size = cp_element_bytes(element);
-    char *bytes;
-    cp_allocate(&bytes, count, size, "numbers");
+    char *bytes = on_host(count * size);
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = encode_any(element, from[i]);
+        const uint32_t bits = encode(element, x[i]);
         memcpy(bytes + i * size, &bits, (size_t)size);
+        x[i] = (float)decode(element, bits);
     }
-    void *to = upload(bytes, count * size);
-    free(bytes);
-    return to;
+    return upload(bytes, count * size);
 }
+
+static uint32_t bits_at(const void *tensor, cp_element element, int64_t i) {
+    uint32_t bits = 0;
+    const int64_t size = cp_element_bytes(element);
+    memcpy(&bits, (const char *)tensor + i * size, (size_t)size);
+    return bits;
+}
+
+static bool is_untouched(const void *tensor, cp_element element, int64_t i) {
+    return bits_at(tensor, element, i) ==
+           (element == CP_F32 ? 0xFFFFFFFFu : 0xFFFFu);
+}
+
+static bool near(cp_element element, uint32_t bits, double want, double size) {
+    const double got = decode(element, bits);
+    const double step = element == CP_F32   ? 0.0
+                        : element == CP_F16 ? 0x1p-11
+                                            : 0x1p-8;
+    const double smallest = element == CP_F16 ? 0x1p-25 : 0x1p-100;
+    return fabs(got - want) <= step * fabs(want) + 1e-6 * size + smallest;
+}
+
+/* Attention. */
 
 typedef struct {
     cp_shape shape;
@@ -43,12 +70,10 @@ typedef struct {
     float *output, *lse; /* what lies there before, then the answer */
 } problem;
 
+/* Rows that no piece names hold NaN. */
 static float *numbers_in(const cp_pieces *pieces, int64_t rows, int64_t width,
                          uint64_t *state) {
-    float *tensor;
-    cp_allocate(&tensor, rows * width, 4, "numbers");
-    for (int64_t i = 0; i < rows * width; i++)
-        tensor[i] = NAN;
+    float *tensor = on_host(rows * width * 4);
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         for (int64_t i = 0; i < piece.span.count * width; i++)
@@ -61,141 +86,93 @@ static void prepare(problem *p, uint64_t seed) {
     uint64_t state = seed * 77 + 1;
     const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
     const int64_t width = p->shape.kv_heads * dim;
+    keep(ON_HOST, p->queries_of.items);
+    keep(ON_HOST, p->keys_of.items);
     p->queries = numbers_in(&p->queries_of, p->query_rows, heads * dim, &state);
     p->keys = numbers_in(&p->keys_of, p->key_rows, width, &state);
     p->values = numbers_in(&p->keys_of, p->key_rows, width, &state);
-    cp_allocate(&p->output, p->query_rows * heads * dim, 4, "output");
-    cp_allocate(&p->lse, p->query_rows * heads, 4, "lse");
+    p->output = on_host(p->query_rows * heads * dim * 4);
+    p->lse = on_host(p->query_rows * heads * 4);
     for (int64_t i = 0; i < p->query_rows * heads; i++) {
         const bool empty = harness_random(&state) % 3 == 0;
         p->lse[i] = empty ? -INFINITY : 3.0f * draw(&state);
-        for (int64_t d = 0; d < dim; d++)
-            p->output[i * dim + d] = empty ? NAN : draw(&state);
+        for (int64_t d = 0; d < dim && !empty; d++)
+            p->output[i * dim + d] = draw(&state);
     }
-}
-
-static void discard(problem *p) {
-    cp_pieces_free(&p->queries_of);
-    cp_pieces_free(&p->keys_of);
-    free(p->queries);
-    free(p->keys);
-    free(p->values);
-    free(p->output);
-    free(p->lse);
 }
 
 static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest) {
     cp_pieces tiles = {0};
-    ck_assert_int_eq(cp_pieces_cut(pieces, longest, &tiles), CP_OK);
-    const cp_device_tiles out = {
+    must(cp_pieces_cut(pieces, longest, &tiles));
+    keep(ON_HOST, tiles.items);
+    return (cp_device_tiles){
         upload(tiles.items, tiles.count * (int64_t)sizeof(cp_piece)),
         upload(&tiles.count, 8), tiles.count};
-    cp_pieces_free(&tiles);
-    return out;
 }
 
-static void free_tiles(cp_device_tiles tiles) {
-    cudaFree((void *)(uintptr_t)tiles.items);
-    cudaFree((void *)(uintptr_t)tiles.count);
-}
-
-static void run(problem *p) {
-    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
+static void attend(problem *p) {
+    const int64_t dim = p->shape.head_dim;
     const int64_t width = p->shape.kv_heads * dim;
-    const int64_t rows = p->query_rows * heads;
-    void *q = upload_numbers(p->queries, rows * dim, p->element);
-    void *k = upload_numbers(p->keys, p->key_rows * width, p->element);
-    void *v = upload_numbers(p->values, p->key_rows * width, p->element);
-    float *output = upload(p->output, rows * dim * 4);
-    float *lse = upload(p->lse, rows * 4);
-    float *unfinished = NULL;
-    cudaMalloc((void **)&unfinished,
-               (size_t)(p->splits * rows * (dim + 1)) * 4 + 4);
-    cp_device_attention call = {
-        p->shape,
-        p->element,
-        tiles_of(&p->queries_of, cp_device_query_tile(&p->shape)),
-        tiles_of(&p->keys_of, CP_DEVICE_KEY_TILE),
-        q,
-        k,
-        v,
-        p->merge,
-        p->splits,
-        unfinished,
-        p->query_rows,
-        output,
-        lse};
-    ck_assert_int_eq(cp_device_attend(&call, NULL), cudaSuccess);
-    /* Fetch the answer, and free what is on the device. */
-    ck_assert_msg(cudaMemcpy(p->output, output, (size_t)(rows * dim) * 4,
-                             cudaMemcpyDeviceToHost) == cudaSuccess,
-                  "%s", stand_in_error());
-    cudaMemcpy(p->lse, lse, (size_t)rows * 4, cudaMemcpyDeviceToHost);
-    void *all[] = {q, k, v, output, lse, unfinished};
-    for (int i = 0; i < 6; i++)
-        cudaFree(all[i]);
-    free_tiles(call.queries_of);
-    free_tiles(call.keys_of);
+    const int64_t rows = p->query_rows * p->shape.query_heads;
+    const cp_device_attention call = {
+        .shape = p->shape,
+        .element = p->element,
+        .queries_of = tiles_of(&p->queries_of, cp_device_query_tile(&p->shape)),
+        .keys_of = tiles_of(&p->keys_of, CP_DEVICE_KEY_TILE),
+        .queries = stored(p->element, p->queries, rows * dim),
+        .keys = stored(p->element, p->keys, p->key_rows * width),
+        .values = stored(p->element, p->values, p->key_rows * width),
+        .merge = p->merge,
+        .splits = p->splits,
+        .unfinished = on_device(p->splits * rows * (dim + 1) * 4),
+        .rows = p->query_rows,
+        .output = upload(p->output, rows * dim * 4),
+        .lse = upload(p->lse, rows * 4)};
+    must(cp_device_attend(&call, NULL));
+    p->output = fetch(call.output, rows * dim * 4);
+    p->lse = fetch(call.lse, rows * 4);
 }
 
-static void expect(const problem *p, const float *before, const float *lse,
-                   double *truth, double *truth_lse) {
+/* What the oracle says, merged into what lay there before. */
+static void ask_oracle(const problem *p, double *truth, double *truth_lse) {
     const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
-    ck_assert_int_eq(cp_oracle(&p->shape, &p->queries_of, p->queries,
-                               &p->keys_of, p->keys, p->values, truth,
-                               truth_lse),
-                     CP_OK);
+    must(cp_oracle(&p->shape, &p->queries_of, p->queries, &p->keys_of, p->keys,
+                   p->values, truth, truth_lse));
     for (int64_t i = 0; p->merge && i < p->query_rows * heads; i++) {
-        if (lse[i] == -INFINITY)
+        if (p->lse[i] == -INFINITY)
             continue;
-        const double larger = fmax((double)lse[i], truth_lse[i]);
-        const double old = exp(lse[i] - larger);
+        const double larger = fmax((double)p->lse[i], truth_lse[i]);
+        const double old = exp(p->lse[i] - larger);
         const double add = exp(truth_lse[i] - larger);
-        for (int64_t d = 0; d < dim; d++)
-            truth[i * dim + d] =
-                (old * before[i * dim + d] + add * truth[i * dim + d]) /
-                (old + add);
+        for (int64_t d = i * dim; d < (i + 1) * dim; d++)
+            truth[d] = (old * p->output[d] + add * truth[d]) / (old + add);
         truth_lse[i] = larger + log(old + add);
     }
 }
 
-static void check(problem *p, uint64_t seed) {
+static void check_attention(problem *p, uint64_t seed) {
     prepare(p, seed);
     const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
-    const int64_t rows = p->query_rows * heads;
-    float *before, *lse;
-    double *truth, *truth_lse;
-    cp_allocate(&before, rows * dim, 4, "before");
-    cp_allocate(&lse, rows, 4, "before");
-    cp_allocate(&truth, rows * dim, 8, "truth");
-    cp_allocate(&truth_lse, rows, 8, "truth");
-    memcpy(before, p->output, (size_t)(rows * dim) * 4);
-    memcpy(lse, p->lse, (size_t)rows * 4);
-    expect(p, before, lse, truth, truth_lse);
-    run(p);
+    double *truth = on_host(p->query_rows * heads * dim * 8);
+    double *truth_lse = on_host(p->query_rows * heads * 8);
     double difference = 0.0, norm = 0.0;
+    ask_oracle(p, truth, truth_lse);
+    attend(p);
     for (int64_t n = 0; n < p->queries_of.count; n++) {
         const cp_piece piece = p->queries_of.items[n];
-        for (int64_t i = piece.row * heads;
-             i < (piece.row + piece.span.count) * heads; i++) {
-            /* Compare one row of a kernel. */
+        const int64_t end = (piece.row + piece.span.count) * heads;
+        for (int64_t i = piece.row * heads; i < end; i++) {
             if (truth_lse[i] == (double)-INFINITY)
-                ck_assert(p->lse[i] == -INFINITY);
+                hold(p->lse[i] == -INFINITY);
             else
-                ck_assert_double_le(fabs(p->lse[i] - truth_lse[i]), 5e-6);
-            for (int64_t d = 0; d < dim; d++) {
-                const double want = truth[i * dim + d];
-                difference += pow(p->output[i * dim + d] - want, 2);
-                norm += want * want;
+                hold(fabs(p->lse[i] - truth_lse[i]) <= 5e-6);
+            for (int64_t d = i * dim; d < (i + 1) * dim; d++) {
+                difference += pow(p->output[d] - truth[d], 2);
+                norm += truth[d] * truth[d];
             }
         }
     }
     ck_assert_double_le(sqrt(difference), 1e-6 * sqrt(norm) + 1e-12);
-    free(before);
-    free(lse);
-    free(truth);
-    free(truth_lse);
-    discard(p);
 }
 
 static const cp_shape shapes[] = {
@@ -205,51 +182,51 @@ static const cp_shape shapes[] = {
 enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
 static problem follow_up(int which, int64_t cached, int64_t fresh) {
-    problem p = {.shape = shapes[which], .splits = 1};
-    p.query_rows = fresh + 2;
-    p.key_rows = cached + fresh + 7;
+    const int64_t all = cached + fresh, even = (all + 1) / 2;
+    problem p = {.shape = shapes[which],
+                 .splits = 1,
+                 .query_rows = fresh + 2,
+                 .key_rows = all + 7};
     cp_pieces_append(&p.queries_of, (cp_piece){{3, cached, fresh, 1}, 1});
-    const int64_t even = (cached + fresh + 1) / 2;
     cp_pieces_append(&p.keys_of, (cp_piece){{3, 0, even, 2}, 2});
-    if (cached + fresh > even)
-        cp_pieces_append(
-            &p.keys_of, (cp_piece){{3, 1, cached + fresh - even, 2}, even + 4});
+    if (all > even)
+        cp_pieces_append(&p.keys_of,
+                         (cp_piece){{3, 1, all - even, 2}, even + 4});
     return p;
 }
 
 START_TEST(attention_is_that_of_the_oracle) {
-    stand_in_begin(NULL);
+    begin(1);
     for (int variation = 0; variation < 6; variation++) {
         problem p = follow_up(_i, variation * 17, 1 + variation * 9);
         p.element = (cp_element)(variation % 3);
         p.merge = variation % 2;
         p.splits = variation < 3 ? 1 : variation;
-        check(&p, (uint64_t)(1 + _i * 6 + variation));
+        check_attention(&p, (uint64_t)(1 + _i * 6 + variation));
     }
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    end();
 }
 END_TEST
 
 START_TEST(sequences_do_not_see_each_other) {
-    stand_in_begin(NULL);
-    for (int splits = 1; splits < 4; splits++) {
-        problem p = {.shape = {4, 2, 20}, .splits = splits, .merge = _i % 2};
-        for (int64_t s = 0; s < 6; s++)
+    begin(1);
+    for (int n = 0; n < 6; n++) {
+        problem p = {
+            .shape = {4, 2, 20}, .splits = 1 + n % 3, .merge = n / 3 == 1};
+        for (int64_t s = 0; s < 6; s++, p.query_rows += s + 2)
             cp_pieces_append(&p.queries_of,
-                             (cp_piece){{s, 10 * s, 1 + s, 3}, p.query_rows}),
-                p.query_rows += s + 3;
-        for (int64_t s = 5; s > 0; s -= 2)
+                             (cp_piece){{s, 10 * s, 1 + s, 3}, p.query_rows});
+        for (int64_t s = 5; s > 0; p.key_rows += 5 + 8 * s + 1, s -= 2)
             cp_pieces_append(&p.keys_of,
-                             (cp_piece){{s, 7, 5 + 8 * s, 2}, p.key_rows + 1}),
-                p.key_rows += 5 + 8 * s + 1;
-        check(&p, (uint64_t)(100 + _i * 3 + splits));
+                             (cp_piece){{s, 7, 5 + 8 * s, 2}, p.key_rows + 1});
+        check_attention(&p, (uint64_t)(101 + n));
     }
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    end();
 }
 END_TEST
 
 START_TEST(what_lies_ahead_is_not_seen) {
-    stand_in_begin(NULL);
+    begin(1);
     problem p = follow_up(_i, 21, 12), other = follow_up(_i, 21, 12);
     prepare(&p, 5);
     prepare(&other, 5);
@@ -257,63 +234,535 @@ START_TEST(what_lies_ahead_is_not_seen) {
     const int64_t last = 2 + 32 / 2; /* the row of position 32 */
     for (int64_t i = last * width; i < (last + 1) * width; i++)
         other.keys[i] = other.values[i] = NAN;
-    run(&p);
-    run(&other);
-    const int64_t heads = p.shape.query_heads;
-    const size_t rows = (size_t)((1 + 11) * heads);
-    const size_t first = (size_t)heads, dim = (size_t)p.shape.head_dim;
-    ck_assert_mem_eq(p.lse + first, other.lse + first, (rows - first) * 4);
-    ck_assert_mem_eq(p.output + first * dim, other.output + first * dim,
-                     (rows - first) * dim * 4);
-    ck_assert(isnan(other.lse[rows]));
-    discard(&p);
-    discard(&other);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    attend(&p);
+    attend(&other);
+    const int64_t heads = p.shape.query_heads, dim = p.shape.head_dim;
+    const size_t bytes = (size_t)(11 * heads) * 4; /* of all but the last */
+    ck_assert_mem_eq(p.lse + heads, other.lse + heads, bytes);
+    ck_assert_mem_eq(p.output + heads * dim, other.output + heads * dim,
+                     bytes * (size_t)dim);
+    ck_assert(isnan(other.lse[12 * heads]));
+    end();
 }
 END_TEST
 
-static float half_value(uint32_t half) {
-    const int exponent = (int)(half >> 10 & 31);
-    const double mantissa = half & 1023;
-    const double value = exponent == 0   ? ldexp(mantissa, -24)
-                         : exponent < 31 ? ldexp(1024 + mantissa, exponent - 25)
-                         : mantissa == 0 ? (double)INFINITY
-                                         : (double)NAN;
-    return (float)(half & 0x8000u ? -value : value);
+static uint16_t *every_code(void) {
+    uint16_t *codes = on_host(131072);
+    for (int i = 0; i < 65536; i++)
+        codes[i] = (uint16_t)i;
+    return codes;
 }
 
-START_TEST(every_half_is_read) {
-    stand_in_begin(NULL);
-    static uint16_t codes[65536], zeros[65536];
-    static float got[65536], lse[1024];
+/* Queries that see one value each, which is then their answer. */
+START_TEST(attention_reads_every_half) {
+    begin(1);
     cp_pieces pieces = {0};
     for (int64_t s = 0; s < 1024; s++)
         cp_pieces_append(&pieces, (cp_piece){{s, 5, 1, 1}, s});
-    for (int i = 0; i < 65536; i++)
-        codes[i] = (uint16_t)i;
-    cp_device_attention call = {{1, 1, 64},
-                                CP_F16,
-                                tiles_of(&pieces, 32),
-                                tiles_of(&pieces, 32),
-                                upload(zeros, 131072),
-                                upload(zeros, 131072),
-                                upload(codes, 131072),
-                                false,
-                                1,
-                                NULL,
-                                1024,
-                                upload(got, 262144),
-                                upload(lse, 4096)};
-    ck_assert_int_eq(cp_device_attend(&call, NULL), cudaSuccess);
-    ck_assert_int_eq(
-        cudaMemcpy(got, call.output, 262144, cudaMemcpyDeviceToHost),
-        cudaSuccess);
+    void *zeros = memset(on_host(131072), 0, 131072);
+    const cp_device_attention call = {.shape = {1, 1, 64},
+                                      .element = CP_F16,
+                                      .queries_of = tiles_of(&pieces, 32),
+                                      .keys_of = tiles_of(&pieces, 32),
+                                      .queries = upload(zeros, 131072),
+                                      .keys = upload(zeros, 131072),
+                                      .values = upload(every_code(), 131072),
+                                      .splits = 1,
+                                      .rows = 1024,
+                                      .output = on_device(262144),
+                                      .lse = on_device(4096)};
+    must(cp_device_attend(&call, NULL));
+    const float *got = fetch(call.output, 262144);
     for (uint32_t i = 0; i < 65536; i++) {
-        const float want = half_value(i);
-        ck_assert(isnan(want) ? isnan(got[i]) : got[i] == want);
+        const float want = (float)decode(CP_F16, i);
+        hold(isnan(want) ? isnan(got[i]) : got[i] == want);
     }
     cp_pieces_free(&pieces);
-    stand_in_end(); /* it would complain that nothing was freed */
+    end();
+}
+END_TEST
+
+/* The small layers and the blocks: a function of the table runs one case of one
+ * kernel, and says what must have been written. */
+
+typedef struct {
+    int number;
+    uint64_t state;
+    cp_element element; /* of what is written, unless the kernel says other */
+    int64_t count;
+    void *written;  /* on the device: count numbers, and one that is not */
+    double *wanted; /* what they must be */
+    float *host;    /* what the host's own layer makes, or NULL */
+} row_case;
+
+static const int64_t widths[] = {1,   2,   31,   64,   100,
+                                 257, 576, 1025, 4100, 16384};
+enum { WIDTHS = sizeof(widths) / sizeof(widths[0]) };
+
+/* Room for what the kernel will write. */
+static void *writes(row_case *c, int64_t count) {
+    c->count = count;
+    c->wanted = on_host(count * 8);
+    return c->written = on_device((count + 1) * 4);
+}
+
+static const int64_t places[] = {3, -1, 10, 0, -1, 7, 2};
+enum { PLACED = 7, PLACES = 11 };
+
+static void embed(row_case *c) {
+    static const int32_t tokens[] = {2, -1, 0, 6, 6, -1, 3};
+    const int64_t width = widths[c->number / 3], count = c->number % 8;
+    const cp_element element = c->element;
+    float *table = numbers(7 * width, &c->state);
+    for (int64_t i = 0; i < width; i++)
+        table[5 * width + i] = NAN; /* nobody asks for it */
+    const cp_device_embedding call = {count,
+                                      width,
+                                      upload(tokens, sizeof(tokens)),
+                                      stored(element, table, 7 * width),
+                                      element,
+                                      writes(c, count * width)};
+    c->element = CP_F32;
+    must(cp_device_embed(&call, NULL));
+    for (int64_t i = 0; i < c->count; i++) {
+        const int32_t token = tokens[i / width];
+        c->wanted[i] = token < 0 ? 0.0 : table[token * width + i % width];
+    }
+}
+
+static void embed_every_code(row_case *c) {
+    const int32_t token = 0;
+    const cp_element element = c->number == 0 ? CP_F16 : CP_BF16;
+    const cp_device_embedding call = {1,
+                                      65536,
+                                      upload(&token, 4),
+                                      upload(every_code(), 131072),
+                                      element,
+                                      writes(c, 65536)};
+    c->element = CP_F32;
+    must(cp_device_embed(&call, NULL));
+    for (uint32_t i = 0; i < 65536; i++)
+        c->wanted[i] = decode(element, i);
+}
+
+static void gather(row_case *c) {
+    const int64_t width = widths[c->number / 3];
+    float *from = numbers(PLACES * width, &c->state);
+    for (int64_t i = 0; i < width; i++)
+        from[width + i] = NAN; /* place 1 is nobody's */
+    const cp_device_gathering call = {PLACED,
+                                      width,
+                                      upload(places, sizeof(places)),
+                                      upload(from, PLACES * width * 4),
+                                      c->element,
+                                      writes(c, PLACED * width)};
+    must(cp_device_gather(&call, NULL));
+    for (int64_t i = 0; i < c->count; i++) {
+        const int64_t place = places[i / width];
+        c->wanted[i] = place < 0 ? 0.0 : from[place * width + i % width];
+    }
+}
+
+/* So many codes of a format, what lies half-way between two, and the numbers
+ * next to that, with both signs. */
+static int64_t around(format f, uint32_t codes, float *out) {
+    int64_t count = 0;
+    for (uint32_t code = 0; code < codes; code++) {
+        const double low = value_of(f, code), high = value_of(f, code + 1);
+        const float middle = (float)(0.5 * (low + high));
+        const float all[] = {(float)low, middle, nextafterf(middle, 0.0f),
+                             nextafterf(middle, INFINITY)};
+        for (int i = 0; i < 8; i++)
+            out[count++] = i < 4 ? all[i] : -all[i - 4];
+    }
+    return count;
+}
+
+static void round_everything(row_case *c) {
+    c->element = c->number == 0 ? CP_F16 : CP_BF16;
+    const format f = c->number == 0 ? half : bf16;
+    const int64_t place = 0;
+    float *x = on_host((int64_t)f.largest * 32 + 64);
+    int64_t count = around(f, f.largest, x);
+    x[count++] = INFINITY;
+    x[count++] = -INFINITY;
+    x[count++] = NAN;
+    const cp_device_gathering call = {
+        1,          count,           upload(&place, 8), upload(x, count * 4),
+        c->element, writes(c, count)};
+    must(cp_device_gather(&call, NULL));
+    for (int64_t i = 0; i < count; i++)
+        c->wanted[i] = x[i];
+}
+
+static void norm(row_case *c) {
+    const int64_t width = widths[c->number / 3], rows = 4;
+    float *x = numbers(rows * width, &c->state);
+    float *weight = numbers(width, &c->state);
+    for (int64_t i = 0; i < width; i++) {
+        x[i] = i < 256 ? 1.0f : 0x1p-13f;
+        x[width + i] = ldexpf(x[width + i], -40); /* epsilon decides */
+    }
+    const cp_device_norming call = {rows,
+                                    width,
+                                    upload(x, rows * width * 4),
+                                    upload(weight, width * 4),
+                                    1e-5f,
+                                    c->element,
+                                    writes(c, rows * width)};
+    must(cp_device_norm(&call, NULL));
+    for (int64_t row = 0; row < rows; row++) {
+        const float *mine = x + row * width;
+        double squares = 0.0;
+        for (int64_t i = 0; i < width; i++)
+            squares += (double)mine[i] * mine[i];
+        const double scale =
+            1.0 / sqrt(squares / (double)width + (double)1e-5f);
+        for (int64_t i = 0; i < width; i++)
+            c->wanted[row * width + i] = (double)mine[i] * scale * weight[i];
+    }
+    c->host = on_host(rows * width * 4);
+    cp_norm_rows(rows, width, x, weight, (double)1e-5f, 1, c->host);
+}
+
+static void gate(row_case *c) {
+    const int64_t inner = widths[c->number / 3], rows = 3;
+    float *both = numbers(rows * 2 * inner, &c->state);
+    for (int64_t i = 0; i < inner; i++)
+        both[2 * inner + i] = (float)(i % 41 - 20) * 5.0f;
+    const cp_device_gating call = {rows, inner,
+                                   upload(both, rows * 2 * inner * 4),
+                                   c->element, writes(c, rows * inner)};
+    must(cp_device_gate(&call, NULL));
+    c->host = on_host(rows * inner * 4);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *gates = both + 2 * row * inner, *ups = gates + inner;
+        float *host = memcpy(c->host + row * inner, gates, (size_t)inner * 4);
+        for (int64_t i = 0; i < inner; i++)
+            c->wanted[row * inner + i] =
+                gates[i] / (1.0 + exp(-(double)gates[i])) * ups[i];
+        cp_gate_values(inner, ups, 1, host);
+    }
+}
+
+static const int types[] = {
+    CP_GGUF_F32,  CP_GGUF_F16,  CP_GGUF_BF16, CP_GGUF_Q8_0, CP_GGUF_Q4_0,
+    CP_GGUF_Q4_1, CP_GGUF_Q5_0, CP_GGUF_Q5_1, CP_GGUF_Q2_K, CP_GGUF_Q3_K,
+    CP_GGUF_Q4_K, CP_GGUF_Q5_K, CP_GGUF_Q6_K};
+enum { TYPES = sizeof(types) / sizeof(types[0]) };
+
+static void expand(row_case *c) {
+    const int type = types[c->number / 3];
+    int64_t values, bytes;
+    ck_assert(cp_gguf_type_block(type, &values, &bytes));
+    const int64_t blocks = values == 1 ? 3001 : 7, count = blocks * values;
+    unsigned char *packed = on_host(blocks * bytes + 2);
+    for (int64_t i = 0; i < blocks * bytes + 2; i++)
+        packed[i] = (unsigned char)(harness_random(&c->state) >> 40);
+    const char *there = upload(packed, blocks * bytes + 2);
+    must(cp_device_expand(type, there + 2, count, c->element, writes(c, count),
+                          NULL));
+    float *host = on_host(count * 4);
+    must(cp_dequantise(type, packed + 2, count, host));
+    for (int64_t i = 0; i < count; i++)
+        c->wanted[i] = host[i];
+}
+
+static const struct {
+    const char *name;
+    void (*run)(row_case *);
+    int cases; /* the element is the case's number modulo 3 */
+    bool exact;
+} kernels[] = {
+    {"tokens are embedded", embed, 3 * WIDTHS, true},
+    {"every code of 16 bits is read", embed_every_code, 2, true},
+    {"rows are gathered", gather, 3 * WIDTHS, true},
+    {"every rounding is to nearest even", round_everything, 2, true},
+    {"rows are normed", norm, 3 * WIDTHS, false},
+    {"rows are gated", gate, 3 * WIDTHS, false},
+    {"blocks are unpacked as on the host", expand, 3 * TYPES, true},
+};
+enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
+
+static bool is_right(const row_case *c, const void *got, int64_t i,
+                     bool exact) {
+    const uint32_t bits = bits_at(got, c->element, i);
+    const double want = c->wanted[i], size = fabs(want);
+    if (isnan(want))
+        return isnan(decode(c->element, bits));
+    if (exact)
+        return encode(c->element, (float)want) == bits;
+    return near(c->element, bits, want, size) &&
+           (c->host == NULL ||
+            near(c->element, bits, (double)c->host[i], size));
+}
+
+START_TEST(kernels_do_what_they_are_defined_to) {
+    for (int n = 0; n < kernels[_i].cases; n++) {
+        row_case c = {.number = n,
+                      .state = (uint64_t)n + 1,
+                      .element = (cp_element)(n % 3)};
+        begin(n + 1);
+        kernels[_i].run(&c);
+        const void *got = fetch(c.written, (c.count + 1) * 4);
+        for (int64_t i = 0; i < c.count; i++)
+            if (!is_right(&c, got, i, kernels[_i].exact))
+                ck_abort_msg("%s, case %d: number %lld is %g, not %g",
+                             kernels[_i].name, n, (long long)i,
+                             decode(c.element, bits_at(got, c.element, i)),
+                             c.wanted[i]);
+        ck_assert_msg(is_untouched(got, c.element, c.count),
+                      "%s, case %d: one number too many", kernels[_i].name, n);
+        end();
+    }
+}
+END_TEST
+
+/* Rows of eight bits. */
+
+static cp_device_quantising quantise(int64_t rows, int64_t width,
+                                     const float *x) {
+    const cp_device_quantising call = {rows, width, upload(x, rows * width * 4),
+                                       on_device(rows * width),
+                                       on_device(rows * 4)};
+    must(cp_device_quantise(&call, NULL));
+    return call;
+}
+
+START_TEST(every_rounding_to_8_bits_is_to_nearest_even) {
+    float x[1100];
+    begin(_i + 1);
+    int64_t count = around(f8, 126, x);
+    x[count++] = 448.0f;
+    x[count++] = NAN;
+    while (count % 4 != _i % 4)
+        x[count++] = -0.0f;
+    const float power = ldexpf(1.0f, 3 * (_i / 4) - 110 * (_i / 8));
+    for (int64_t i = 0; i < count; i++)
+        x[i] *= power;
+    const cp_device_quantising call = quantise(1, count, x);
+    const unsigned char *got = fetch(call.y, count + 1);
+    ck_assert_float_eq(*(float *)fetch(call.scales, 4), power);
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t sign = signbit(x[i]) ? 0x80 : 0;
+        hold(isnan(x[i])
+                 ? (got[i] & 0x7f) == 0x7f
+                 : got[i] == (nearest(f8, (double)x[i] / power) | sign));
+    }
+    ck_assert_uint_eq(got[count], 0xFF);
+    end();
+}
+END_TEST
+
+START_TEST(rows_of_8_bits_stand_for_their_numbers) {
+    static const int64_t lengths[] = {1, 3, 16, 64, 255, 257, 1024, 2052};
+    const int64_t rows = 5, width = lengths[_i];
+    uint64_t state = (uint64_t)_i + 7;
+    begin(_i + 1);
+    float *x = numbers(rows * width, &state);
+    for (int64_t i = 0; i < width; i++) {
+        x[width + i] = 0.0f;
+        x[2 * width + i] = ldexpf(x[2 * width + i], -135);
+        x[3 * width + i] = ldexpf(x[3 * width + i], 118);
+    }
+    const cp_device_quantising call = quantise(rows, width, x);
+    const unsigned char *got = fetch(call.y, rows * width);
+    const float *scales = fetch(call.scales, rows * 4);
+    ck_assert_float_eq(scales[1], 1.0f);
+    ck_assert_float_eq(scales[2], 0x1p-126f);
+    for (int64_t row = 0; row < rows; row++) {
+        double most = 0.0;
+        for (int64_t i = row * width; i < (row + 1) * width; i++) {
+            const double value = value_of(f8, got[i] & 0x7f) * scales[row];
+            const double size = fabs((double)x[i]);
+            hold(fabs((got[i] & 0x80 ? -value : value) - x[i]) <=
+                 0x1p-4 * 1.00001 * size + 0x1p-10 * scales[row]);
+            most = fmax(most, size);
+        }
+        if (row != 1 && row != 2)
+            ck_assert_double_le(fabs(scales[row] * 448.0 - most), 1e-7 * most);
+    }
+    end();
+}
+END_TEST
+
+/* Rotary positions. */
+
+static const struct {
+    cp_shape shape;
+    int64_t pairs;
+} turns[] = {
+    {{1, 1, 1}, 0},   {{4, 2, 16}, 8},  {{6, 2, 33}, 16}, {{3, 3, 80}, 32},
+    {{8, 1, 64}, 32}, {{9, 3, 64}, 32}, {{5, 1, 7}, 2},   {{2, 1, 256}, 128},
+};
+enum { TURNS = sizeof(turns) / sizeof(turns[0]) };
+
+/* Heads `first` and so many more lie in their places, and nothing elsewhere. */
+static void check_placed(const void *device, cp_element element, int64_t dim,
+                         int64_t first, int64_t count, int64_t heads,
+                         const double *want) {
+    const int64_t width = count * dim;
+    const void *got = fetch(device, PLACES * width * 4);
+    int64_t row_at[PLACES];
+    for (int64_t place = 0; place < PLACES; place++)
+        row_at[place] = -1;
+    for (int64_t row = 0; row < PLACED; row++)
+        if (places[row] >= 0)
+            row_at[places[row]] = row;
+    for (int64_t i = 0; i < PLACES * width; i++) {
+        const int64_t row = row_at[i / width];
+        hold(row < 0 ? is_untouched(got, element, i)
+                     : near(element, bits_at(got, element, i),
+                            want[(row * heads + first) * dim + i % width], 1));
+    }
+}
+
+START_TEST(rows_are_turned_and_placed) {
+    const cp_element element = (cp_element)(_i / TURNS);
+    const cp_shape shape = turns[_i % TURNS].shape;
+    const int64_t pairs = turns[_i % TURNS].pairs, dim = shape.head_dim;
+    const int64_t q = shape.query_heads, kv = shape.kv_heads;
+    const int64_t heads = q + 2 * kv, count = PLACED * heads * dim;
+    uint64_t state = (uint64_t)_i + 1;
+    double frequencies[128];
+    float cosines[PLACED * 128], sines[PLACED * 128];
+    begin(_i + 1);
+    for (int64_t i = 0; i < pairs; i++)
+        frequencies[i] = pow(1e4, -(double)i / (double)pairs);
+    float *projected = on_host(count * 4);
+    double *want = on_host(count * 8);
+    for (int64_t i = 0; i < count; i++)
+        want[i] = projected[i] =
+            places[i / (heads * dim)] < 0 ? NAN : harness_uniform(&state);
+    for (int64_t t = 0; t < PLACED; t++) {
+        float *cosine = cosines + t * pairs, *sine = sines + t * pairs;
+        cp_angles_at(1000 * t + 17, pairs, frequencies, cosine, sine);
+        for (int64_t i = 0; i < pairs && places[t] < 0; i++)
+            cosine[i] = sine[i] = NAN;
+        for (int64_t n = 0; n < (q + kv) * pairs; n++) {
+            const int64_t i = n % pairs;
+            double *pair = want + (t * heads + n / pairs) * dim + 2 * i;
+            const double even = pair[0], odd = pair[1];
+            pair[0] = even * cosine[i] - odd * sine[i];
+            pair[1] = even * sine[i] + odd * cosine[i];
+        }
+    }
+    const cp_device_rotating call = {PLACED,
+                                     shape,
+                                     pairs,
+                                     upload(cosines, PLACED * pairs * 4),
+                                     upload(sines, PLACED * pairs * 4),
+                                     upload(places, sizeof(places)),
+                                     upload(projected, count * 4),
+                                     element,
+                                     on_device(PLACES * q * dim * 4),
+                                     on_device(PLACES * kv * dim * 4),
+                                     on_device(PLACES * kv * dim * 4)};
+    must(cp_device_rotate(&call, NULL));
+    check_placed(call.queries, element, dim, 0, q, heads, want);
+    check_placed(call.keys, element, dim, q, kv, heads, want);
+    check_placed(call.values, element, dim, q + kv, kv, heads, want);
+    /* The host turns the heads of a token alike, values too. */
+    const cp_angles angles = {pairs, cosines, sines};
+    cp_rotate_rows(PLACED, heads, dim, angles, 1, projected);
+    for (int64_t i = 0; i < count; i++)
+        hold(i / dim % heads >= q + kv || isnan(want[i]) ||
+             fabs(projected[i] - want[i]) <= 1e-6);
+    end();
+}
+END_TEST
+
+/* Far rows, and what cannot be. */
+
+START_TEST(indices_have_64_bits) {
+    enum { FAR = 99999, LONG = 32768, FURTHER = 40000000 };
+    const int32_t token = FAR;
+    const int64_t place = FAR, further = FURTHER;
+    const uintptr_t shift = (uintptr_t)FAR * LONG * 4;
+    uint64_t state = 5;
+    begin(1);
+    const float *x = numbers(LONG, &state);
+    const void *table = (const void *)((uintptr_t)upload(x, LONG * 4) - shift);
+    const cp_device_embedding embedding = {1,     LONG,   upload(&token, 4),
+                                           table, CP_F32, on_device(LONG * 4)};
+    const cp_device_gathering gathering = {1,     LONG,   upload(&place, 8),
+                                           table, CP_F32, on_device(LONG * 4)};
+    must(cp_device_embed(&embedding, NULL));
+    must(cp_device_gather(&gathering, NULL));
+    ck_assert_mem_eq(fetch(embedding.x, LONG * 4), x, LONG * 4);
+    ck_assert_mem_eq(fetch(gathering.to, LONG * 4), x, LONG * 4);
+    /* Three heads are written far behind where their tensors begin. */
+    const char *three = on_device(768);
+    const uintptr_t begins = (uintptr_t)three - (uintptr_t)FURTHER * 64 * 4;
+    const cp_device_rotating rotating = {.rows = 1,
+                                         .shape = {1, 1, 64},
+                                         .places = upload(&further, 8),
+                                         .projected = upload(x, 768),
+                                         .element = CP_F32,
+                                         .queries = (void *)begins,
+                                         .keys = (void *)(begins + 256),
+                                         .values = (void *)(begins + 512)};
+    must(cp_device_rotate(&rotating, NULL));
+    ck_assert_mem_eq(fetch(three, 768), x, 768);
+    end();
+}
+END_TEST
+
+START_TEST(what_cannot_be_launched_is_refused) {
+    const int64_t many = INT64_C(1) << 31;
+    const cp_device_norming norm = {.rows = many, .width = 1};
+    const cp_device_gating gate = {.rows = 1, .inner = many};
+    const cp_device_embedding none = {.count = 0, .width = 5};
+    const cp_device_gathering less = {.rows = -1, .width = 5};
+    const cp_device_rotating pairs = {
+        .rows = 1, .shape = {1, 1, 33}, .pairs = 17};
+    const cp_device_quantising odd = {1, 4, (const float *)(uintptr_t)8, NULL,
+                                      NULL};
+    begin(1);
+    void *out = on_device(4096);
+    const char *in = upload("0123456789abcdef", 16);
+    const struct {
+        cudaError_t got, want;
+    } calls[] = {
+        {cp_device_norm(&norm, NULL), cudaErrorInvalidConfiguration},
+        {cp_device_gate(&gate, NULL), cudaErrorInvalidConfiguration},
+        {cp_device_embed(&none, NULL), cudaSuccess},
+        {cp_device_gather(&less, NULL), cudaErrorInvalidValue},
+        {cp_device_rotate(&pairs, NULL), cudaErrorInvalidValue},
+        {cp_device_quantise(&odd, NULL), cudaErrorInvalidValue},
+        /* Blocks of no type, a part of one, fewer than none, askew. */
+        {cp_device_expand(9, in, 0, CP_F32, out, NULL), cudaErrorInvalidValue},
+        {cp_device_expand(-1, in, 32, CP_F32, out, NULL),
+         cudaErrorInvalidValue},
+        {cp_device_expand(CP_GGUF_Q4_K, in, 255, CP_F32, out, NULL),
+         cudaErrorInvalidValue},
+        {cp_device_expand(CP_GGUF_F32, in, -1, CP_F32, out, NULL),
+         cudaErrorInvalidValue},
+        {cp_device_expand(CP_GGUF_F16, in + 1, 1, CP_F32, out, NULL),
+         cudaErrorInvalidValue},
+        {cp_device_expand(CP_GGUF_Q4_K, in, 0, CP_F32, out, NULL), cudaSuccess},
+    };
+    for (size_t n = 0; n < sizeof(calls) / sizeof(calls[0]); n++)
+        ck_assert_msg(calls[n].got == calls[n].want, "call %zu: %d, not %d", n,
+                      calls[n].got, calls[n].want);
+    end();
+}
+END_TEST
+
+START_TEST(blocks_are_unpacked_as_their_authors_do) {
+    for (int n = 0; n < GOLDEN_BLOCKS; n++) {
+        const golden_block *golden = &golden_blocks[n];
+        unsigned char bytes[256];
+        begin(n + 1);
+        const void *there = upload(bytes, golden_bytes(golden, bytes));
+        void *out = on_device(golden->count * 4);
+        must(cp_device_expand(golden->type, there, golden->count, CP_F32, out,
+                              NULL));
+        ck_assert_msg(golden_sum(fetch(out, golden->count * 4),
+                                 golden->count) == golden->sum,
+                      "type %d", golden->type);
+        end();
+    }
 }
 END_TEST
 
@@ -321,9 +770,17 @@ static Suite *kernels_suite(void) {
     Suite *suite = suite_create("kernels");
     TCase *tests = harness_case("kernels");
     tcase_add_loop_test(tests, attention_is_that_of_the_oracle, 0, SHAPES);
-    tcase_add_loop_test(tests, sequences_do_not_see_each_other, 0, 2);
+    tcase_add_test(tests, sequences_do_not_see_each_other);
     tcase_add_loop_test(tests, what_lies_ahead_is_not_seen, 0, SHAPES);
-    tcase_add_test(tests, every_half_is_read);
+    tcase_add_test(tests, attention_reads_every_half);
+    tcase_add_loop_test(tests, kernels_do_what_they_are_defined_to, 0, KERNELS);
+    tcase_add_loop_test(tests, every_rounding_to_8_bits_is_to_nearest_even, 0,
+                        12);
+    tcase_add_loop_test(tests, rows_of_8_bits_stand_for_their_numbers, 0, 8);
+    tcase_add_loop_test(tests, rows_are_turned_and_placed, 0, 3 * TURNS);
+    tcase_add_test(tests, indices_have_64_bits);
+    tcase_add_test(tests, what_cannot_be_launched_is_refused);
+    tcase_add_test(tests, blocks_are_unpacked_as_their_authors_do);
     suite_add_tcase(suite, tests);
     return suite;
 }

@@ -502,8 +502,9 @@ static const struct {
     size_t length;
 } forgeries[] = {
     FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0lamas", "only \"llama\""),
-    FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_up.w"),
-    FORGERY("blk.0.attn_q.weight", "blk.0.attn_qqq.bias", "biases are not"),
+    FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_uq.w"),
+    FORGERY("blk.0.attn_q.weight", "blk.0.attn_qqq.bias", "attn_qqq.bias, and"),
+    FORGERY("blk.1.ffn_up.weight", "blk.2.ffn_up.weight", "blk.2.ffn_up.w"),
     FORGERY("llama.block_count", "llama.blocks_here", "llama.block_count"),
     FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\3", "3"),
     FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\0", "makes no model"),
@@ -532,6 +533,45 @@ START_TEST(test_forgeries) {
 }
 END_TEST
 
+static const struct {
+    const char *key;
+    float value;
+} scalings[] = {{"llama.rope.scaling.factor", 4},
+                {"llama.rope.scale_linear", 2},
+                {"llama.rope.scaling.attn_factor", 0.5f},
+                {"llama.rope.scaling.factor", 1}};
+
+/* A key with a float, and one of text that fills up to the alignment of the
+ * data, go before all others of a sound file. */
+START_TEST(test_scalings) {
+    tiny_bytes sound = {0}, bytes = {0};
+    const char *key = scalings[_i].key;
+    const float value = scalings[_i].value;
+    char fill[32] = {0};
+    cp_gguf *file;
+    cp_model_facts facts;
+    ck_assert_int_eq(tiny_gguf_build(NULL, &sound), 0);
+    sound.bytes[16] = (unsigned char)(sound.bytes[16] + 2); /* keys */
+    memset(fill, 'x', (size_t)(-(int)(strlen(key) + 37) & 31));
+    tiny_put(&bytes, sound.bytes, 24);
+    tiny_put_string(&bytes, key);
+    tiny_put_u32(&bytes, 6); /* float32 */
+    tiny_put(&bytes, &value, 4);
+    tiny_put_string(&bytes, "x");
+    tiny_put_u32(&bytes, 8); /* string */
+    tiny_put_string(&bytes, fill);
+    tiny_put(&bytes, sound.bytes + 24, sound.length - 24);
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    if (_i == 3)
+        must(cp_facts_read(file, &facts));
+    else
+        refuse(cp_facts_read(file, &facts), CP_INVALID, key);
+    cp_gguf_close(file);
+    free(sound.bytes);
+    free(bytes.bytes);
+}
+END_TEST
+
 START_TEST(test_loader) {
     const int64_t align = _i == 0 ? 64 : 256;
     char memory[1024];
@@ -541,19 +581,20 @@ START_TEST(test_loader) {
     ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_facts_read(file, &facts));
-    cp_loader loader = {.file = file, .facts = &facts, .align = align};
+    cp_loader loader = {
+        .file = file, .facts = &facts, .arena = {.align = align}};
     for (int pass = 0; pass < 2; pass++) {
-        loader.used = 0;
-        loader.memory = pass > 0 ? memory : NULL;
+        loader.arena.used = 0;
+        loader.arena.memory = pass > 0 ? memory : NULL;
         char *first = cp_loader_claim(&loader, 1, 5);
         char *none = cp_loader_claim(&loader, 0, 4);
         char *last = cp_loader_claim(&loader, align / 2, 2);
-        ck_assert(first == loader.memory);
+        ck_assert(first == loader.arena.memory);
         ck_assert(none == (pass > 0 ? memory + align : NULL));
         ck_assert(last == none);
-        ck_assert_int_eq(loader.used, 2 * align);
+        ck_assert_int_eq(loader.arena.used, 2 * align);
     }
-    loader.block = facts.layers - 1;
+    loader.layer = facts.layers - 1;
     ck_assert_ptr_nonnull(cp_loader_find(&loader, CP_WEIGHT_DOWN));
     ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_OUTPUT));
     must(loader.status);
@@ -675,6 +716,7 @@ static Suite *model_suite(void) {
     tcase_add_loop_test(tests, test_report, 0, 3);
     tcase_add_loop_test(tests, test_trace, 0, 3);
     tcase_add_loop_test(tests, test_forgeries, 0, 9);
+    tcase_add_loop_test(tests, test_scalings, 0, 4);
     tcase_add_loop_test(tests, test_loader, 0, 2);
     tcase_add_test(tests, test_draws);
     tcase_add_test(tests, test_greedy);

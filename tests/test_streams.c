@@ -1,5 +1,6 @@
 /* Plans on streams: conversations against dense attention, on what stands in
  * for a GPU, and the same with an edge taken out. */
+#include "device.h"
 #include "talk.h"
 
 #include "cuda/ring/manifest.h"
@@ -17,10 +18,17 @@ static void draw_lengths(const talk *t, uint64_t *state, bool decode,
     fresh[0] += sum == 0;
 }
 
+static void hold_talk(const talk *t) {
+    ck_assert_msg(t->problem[0] == '\0', "%s; %s", t->problem,
+                  stand_in_error());
+}
+
+static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                      CP_DECODE};
+
 START_TENS(conversations_equal_dense_attention) {
     static const cp_shape shapes[] = {
         {2, 1, 8}, {2, 2, 16}, {6, 2, 33}, {4, 1, 5}};
-    static const cp_variant turns[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     uint64_t state = (uint64_t)_i + 1;
     harness_random(&state);
     const uint64_t drawn = harness_random(&state) >> 20;
@@ -41,12 +49,13 @@ START_TENS(conversations_equal_dense_attention) {
         int64_t fresh[3];
         draw_lengths(&t, &state, decode, fresh);
         call(&t, fresh,
-             decode ? CP_DECODE : turns[(drawn / 8192 + (uint64_t)turn) % 3]);
+             decode ? CP_DECODE
+                    : variants[(drawn / 8192 + (uint64_t)turn) % 3]);
         ck_assert_msg(t.problem[0] == '\0', "turn %d: %s; %s", turn, t.problem,
                       stand_in_error());
     }
     close_talk(&t);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    end();
 }
 END_TENS
 
@@ -74,26 +83,24 @@ static void check_joints(const cp_plan *plan, int rank) {
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         if (op->kind == CP_OP_WAIT) {
-            ck_assert(op->ends > ended && op->ends < n);
-            ck_assert_int_eq(program->ops[op->ends].kind, CP_OP_EXCHANGE);
+            hold(op->ends > ended && op->ends < n);
+            hold(program->ops[op->ends].kind == CP_OP_EXCHANGE);
             ended = op->ends;
             continue;
         }
         const int64_t last =
             cp_op_talks(op) ? last_conflict(plan, rank, n) : -1;
-        ck_assert_int_eq(op->after, last > waited ? last : -1);
+        hold(op->after == (last > waited ? last : -1));
         waited = last > waited ? last : waited;
     }
 }
 
 START_TEST(joints_are_what_their_definition_says) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
-                                          CP_DECODE};
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         talk t = {.shape = {2, 1, 4}, .ranks = ranks, .spare = 1 + _i % 3};
         const int64_t fresh[2] = {1, 1};
         cp_cache_new(ranks, 2, 10, &t.cache);
-        ck_assert_int_eq(plan_call(&t, fresh, variants[_i / 3]), CP_OK);
+        must(plan_call(&t, fresh, variants[_i / 3]));
         for (int r = 0; r < ranks; r++)
             check_joints(t.plan, r);
         forget_plan(&t);
@@ -105,21 +112,20 @@ END_TEST
 static void check_list(const cp_device_tiles *tiles, const cp_pieces *pieces,
                        int64_t longest) {
     int64_t tile = 0, done = 0; /* of the tile */
-    ck_assert_int_le(*tiles->count, tiles->room);
+    hold(*tiles->count <= tiles->room);
     for (int64_t p = 0; p < pieces->count; p++)
         for (int64_t i = 0; i < pieces->items[p].span.count; i++) {
-            const cp_piece from = pieces->items[p];
-            ck_assert_int_lt(tile, *tiles->count);
-            const cp_piece at = tiles->items[tile];
-            ck_assert_int_le(at.span.count, longest);
-            ck_assert_int_eq(at.span.sequence, from.span.sequence);
-            ck_assert_int_eq(at.span.start + done * at.span.step,
-                             from.span.start + i * from.span.step);
-            ck_assert_int_eq(at.row + done, from.row + i);
+            hold(tile < *tiles->count);
+            const cp_piece from = pieces->items[p], at = tiles->items[tile];
+            hold(at.span.count <= longest);
+            hold(at.span.sequence == from.span.sequence);
+            hold(at.span.start + done * at.span.step ==
+                 from.span.start + i * from.span.step);
+            hold(at.row + done == from.row + i);
             done = (done + 1) % at.span.count;
             tile += done == 0;
         }
-    ck_assert_int_eq(tile, *tiles->count);
+    hold(tile == *tiles->count);
 }
 
 static void check_manifest(const talk *t, int rank) {
@@ -127,7 +133,7 @@ static void check_manifest(const talk *t, int rank) {
     const bool packs = t->plan->variant == CP_PASS_KV && t->ranks > 1;
     const cp_pieces none = {0};
     cp_manifest *m;
-    ck_assert_int_eq(cp_manifest_new(t->plan, rank, 3, &m), CP_OK);
+    must(cp_manifest_new(t->plan, rank, 3, &m));
     void *block = calloc((size_t)cp_manifest_bytes(m), 1);
     cp_manifest_write(m, t->layout, block);
     for (int n = 0; n < 3 * t->ranks + 3; n++) {
@@ -150,15 +156,14 @@ static void check_manifest(const talk *t, int rank) {
 }
 
 START_TEST(a_manifest_has_every_token_of_a_layout) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q};
     const int64_t calls[][2] = {{70, 131}, {0, 9}, {300, 1}};
     talk t = {.shape = {4, 2, 8}, .ranks = 1 + _i / 2, .sequences = 2};
-    ck_assert_int_eq(cp_cache_new(t.ranks, 2, 600, &t.cache), CP_OK);
+    must(cp_cache_new(t.ranks, 2, 600, &t.cache));
     for (int n = 0; n < 3; n++) {
-        ck_assert_int_eq(plan_call(&t, calls[n], variants[_i % 2]), CP_OK);
+        must(plan_call(&t, calls[n], variants[_i % 2]));
         for (int r = 0; r < t.ranks; r++)
             check_manifest(&t, r);
-        ck_assert_int_eq(cp_cache_commit(t.cache, t.layout), CP_OK);
+        must(cp_cache_commit(t.cache, t.layout));
         forget_plan(&t);
     }
     cp_cache_free(t.cache);
@@ -172,21 +177,21 @@ START_TEST(lists_grow_as_far_as_they_may) {
     cp_plan *first = NULL;
     cp_layout *layout = NULL;
     char expected[128];
-    ck_assert_int_eq(cp_cache_new(1, 1, 600, &t.cache), CP_OK);
-    ck_assert_int_eq(plan_call(&t, &prompt, CP_PASS_KV), CP_OK);
-    ck_assert_int_eq(cp_cache_commit(t.cache, t.layout), CP_OK);
+    must(cp_cache_new(1, 1, 600, &t.cache));
+    must(plan_call(&t, &prompt, CP_PASS_KV));
+    must(cp_cache_commit(t.cache, t.layout));
     forget_plan(&t);
-    ck_assert_int_eq(plan_call(&t, &one, CP_DECODE), CP_OK);
+    must(plan_call(&t, &one, CP_DECODE));
     first = t.plan;
     layout = t.layout;
     cp_plan_report_free(&t.report);
     ck_assert_int_eq(cp_manifest_new(first, 0, -1, &m), CP_INVALID);
     ck_assert_ptr_null(m);
-    ck_assert_int_eq(cp_manifest_new(first, 0, _i, &m), CP_OK);
+    must(cp_manifest_new(first, 0, _i, &m));
     int64_t steps = 0;
     cp_cache_commit(t.cache, layout);
     for (cp_status status = CP_OK; status == CP_OK && steps < 100; steps++) {
-        ck_assert_int_eq(plan_call(&t, &one, CP_DECODE), CP_OK);
+        must(plan_call(&t, &one, CP_DECODE));
         status = cp_manifest_has_room(m, t.layout);
         cp_cache_commit(t.cache, t.layout);
         forget_plan(&t);
@@ -204,46 +209,59 @@ START_TEST(lists_grow_as_far_as_they_may) {
 }
 END_TEST
 
-static int64_t talk_without(int64_t k, int variant, int lateness, talk *t) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
-                                          CP_DECODE};
+/* A short call of three ranks, on some seed and lateness, with a fault. */
+static talk open_short(int seed, int lateness, int layers) {
     stand_in_options options = STAND_IN_DEFAULTS;
-    options.lateness = lateness < 2 ? STAND_IN_LATE + lateness : STAND_IN_MIXED;
-    options.seed = (uint64_t)lateness + 1;
+    options.lateness = lateness;
+    options.seed = (uint64_t)seed;
     options.open = true;
     stand_in_begin(&options);
-    *t = (talk){.shape = {2, 1, 4}, .ranks = 3, .sequences = 1, .room = 40};
-    open_talk(t);
+    talk t = {.shape = {2, 1, 4},
+              .ranks = 3,
+              .sequences = 1,
+              .room = 40,
+              .layers = layers};
+    open_talk(&t);
+    return t;
+}
+
+static bool found_something(talk *t) {
+    close_talk(t);
+    return stand_in_end() > 0 || t->problem[0] != '\0';
+}
+
+/* How many waits such a call has; without the k-th. */
+static int64_t call_without(talk *t, int64_t k, cp_variant variant) {
     const int64_t fresh = 12, one = 1;
-    const bool decode = variants[variant] == CP_DECODE;
+    const bool decode = variant == CP_DECODE;
     if (decode)
         remember(t, fresh);
     const int64_t before = stand_in_count().waits;
     stand_in_ignore_wait(k);
-    call(t, decode ? &one : &fresh, variants[variant]);
-    const int64_t waits = stand_in_count().waits - before;
-    close_talk(t);
-    return waits;
+    call(t, decode ? &one : &fresh, variant);
+    return stand_in_count().waits - before;
 }
 
-static bool is_missed(int64_t k, int variant) {
-    for (int lateness = 0; lateness < 4; lateness++) {
-        talk t;
-        talk_without(k, variant, lateness, &t);
-        if (stand_in_end() > 0 || t.problem[0] != '\0')
-            return true;
+static const int latenesses[] = {STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED,
+                                 STAND_IN_MIXED};
+
+static bool is_missed(int64_t k, cp_variant variant) {
+    bool found = false;
+    for (int n = 0; n < 4 && !found; n++) {
+        talk t = open_short(n + 1, latenesses[n], LAYERS);
+        call_without(&t, k, variant);
+        found = found_something(&t);
     }
-    return false;
+    return found;
 }
 
 START_TEST(edges_that_are_taken_out_are_missed) {
-    talk t;
     int64_t missed = 0;
-    const int64_t waits = talk_without(0, _i, 0, &t);
-    ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
-    ck_assert_int_eq(stand_in_end(), 0);
+    talk t = open_short(1, STAND_IN_LATE, LAYERS);
+    const int64_t waits = call_without(&t, 0, variants[_i]);
+    ck_assert_msg(!found_something(&t), "%s; %s", t.problem, stand_in_report());
     for (int64_t k = 1; k <= waits; k++)
-        missed += is_missed(k, _i);
+        missed += is_missed(k, variants[_i]);
     ck_assert_int_ge(4 * missed, waits);
 }
 END_TEST
@@ -275,21 +293,12 @@ static bool receive_where_it_sends(cp_plan *plan) {
 START_TEST(faults_of_a_plan_are_found_on_every_seed) {
     bool (*const spoils[])(cp_plan *) = {attend_before_the_wait,
                                          receive_where_it_sends};
+    const int64_t fresh = 12; /* all ranks see something of all */
     for (int seed = 0; seed < 50; seed++) {
-        stand_in_options options = STAND_IN_DEFAULTS;
-        options.seed = (uint64_t)seed;
-        options.lateness = _i < 2 ? STAND_IN_LATE : STAND_IN_MIXED;
-        options.open = true;
-        stand_in_begin(&options);
-        talk t = {.shape = {2, 1, 4}, .ranks = 3, .sequences = 1, .room = 40};
-        t.layers = 1;
+        talk t = open_short(seed, latenesses[_i / 2 * 2], 1);
         t.spoil = spoils[_i / 2];
-        const int64_t fresh = 12; /* all ranks see something of all */
-        open_talk(&t);
-        call(&t, &fresh, _i % 2 ? CP_PASS_Q : CP_PASS_KV);
-        close_talk(&t);
-        ck_assert_msg(stand_in_end() > 0 || t.problem[0] != '\0',
-                      "seed %d found nothing", seed);
+        call(&t, &fresh, variants[_i % 2]);
+        ck_assert_msg(found_something(&t), "seed %d found nothing", seed);
     }
 }
 END_TEST
@@ -306,9 +315,9 @@ START_TEST(a_call_that_does_not_fit_fails_before_it_begins) {
     ck_assert_ptr_nonnull(strstr(t.problem, "bytes on its GPU, which has"));
     ck_assert_int_eq(stand_in_count().launches, before.launches);
     call(&t, &few, CP_PASS_Q);
-    ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
+    hold_talk(&t);
     close_talk(&t);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    end();
 }
 END_TEST
 
@@ -339,14 +348,13 @@ static int64_t bytes_of_slots(const talk *t, int rank) {
 }
 
 START_TEST(sizes_beyond_32_bits_are_added_up) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     const int64_t fresh = INT64_C(1) << 21;
-    stand_in_begin(NULL);
+    begin_open(1);
     talk t = {.shape = {16, 1, 128}, .ranks = 1 + _i / 3, .sequences = 1};
     long long asked = 0;
     t.element = _i % 2 == 0 ? CP_F32 : CP_BF16;
-    ck_assert_int_eq(cp_cache_new(t.ranks, 1, fresh, &t.cache), CP_OK);
-    ck_assert_int_eq(plan_call(&t, &fresh, variants[_i % 3]), CP_OK);
+    must(cp_cache_new(t.ranks, 1, fresh, &t.cache));
+    must(plan_call(&t, &fresh, variants[_i % 3]));
     ck_assert_int_eq(make_walkers(&t), CP_MEMORY);
     ck_assert_int_eq(sscanf(cp_message(), "rank 0 needs %lld", &asked), 1);
     const int64_t slots = bytes_of_slots(&t, 0);
@@ -355,7 +363,7 @@ START_TEST(sizes_beyond_32_bits_are_added_up) {
     ck_assert_int_lt(asked, slots + fresh * 40);
     forget_call(&t);
     cp_cache_free(t.cache);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    end();
 }
 END_TEST
 
@@ -363,7 +371,7 @@ START_TEST(whatever_fails_leaves_the_conversation_as_it_was) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     for (int64_t n = 1; n < 400; n += 1 + n / 5) {
-        stand_in_begin(NULL);
+        begin_open(1);
         talk t = {.shape = {4, 2, 8}, .ranks = 3, .sequences = 2, .room = 90};
         open_talk(&t);
         const int64_t fresh[] = {20, 3}, one[] = {1, 1};
@@ -400,7 +408,7 @@ static cp_status carry_and_spoil(void *context, void *to, const void *from,
 }
 
 START_TEST(ranks_that_disagree_about_a_batch_are_told) {
-    stand_in_begin(NULL);
+    begin_open(1);
     talk t = {.shape = {2, 1, 8}, .ranks = 3, .sequences = 3, .room = 50};
     open_talk(&t);
     const int64_t fresh[] = {9, 2, 5}, one[] = {1, 1, 1};
@@ -412,9 +420,9 @@ START_TEST(ranks_that_disagree_about_a_batch_are_told) {
     ck_assert_ptr_nonnull(strstr(t.problem, "batch is not what rank"));
     t.carry = NULL;
     call(&t, one, CP_DECODE);
-    ck_assert_msg(t.problem[0] == '\0', "%s", t.problem);
+    hold_talk(&t);
     close_talk(&t);
-    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+    end();
 }
 END_TEST
 

@@ -247,40 +247,6 @@ START_TEST(any_bytes_come_back) {
 }
 END_TEST
 
-START_TEST(streamed_pieces_never_split_a_character) {
-    const char *text = "\xF0\x9F\x98\x80 \xE6\x97\xA5 caf\xC3\xA9 the end";
-    cp_tokenizer_stream stream = {0};
-    char joined[64] = {0}, rest[4], *piece;
-    int64_t count, length, at = 0;
-    open_tiny(&(tiny_gguf_options){0});
-    int32_t *ids = encode(text, (int64_t)strlen(text), false, &count);
-    for (int64_t i = 0; i < count; i++) {
-        cp_tokenizer_piece(tokenizer, &stream, ids[i], &piece, &length);
-        ck_assert_msg(length == 0 || (piece[0] & 0xC0) != 0x80,
-                      "piece %lld begins inside a character", (long long)i);
-        memcpy(joined + at, piece, (size_t)length);
-        at += length;
-        ck_assert(at == 0 || i + 1 == count || (text[at] & 0xC0) != 0x80);
-        free(piece);
-    }
-    ck_assert_str_eq(joined, text);
-    ck_assert_int_eq(cp_tokenizer_flush(&stream, rest), 0);
-    /* Stream half a character and flush it. */
-    const char half[] = "\xE6\x97";
-    free(ids);
-    ids = encode(half, 2, false, &count);
-    for (int64_t i = 0; i < count; i++) {
-        cp_tokenizer_piece(tokenizer, &stream, ids[i], &piece, &length);
-        ck_assert_int_eq(length, 0);
-        free(piece);
-    }
-    ck_assert_int_eq(cp_tokenizer_flush(&stream, rest), 2);
-    ck_assert_str_eq(rest, half);
-    free(ids);
-    close_tiny();
-}
-END_TEST
-
 START_TEST(control_tokens_are_text_unless_asked_for) {
     int64_t count;
     open_tiny(&(tiny_gguf_options){0});
@@ -551,7 +517,6 @@ SUITE("tokenizer", {golden_texts_have_the_golden_ids, 0, 1},
       {the_heap_joins_what_the_definition_joins, 0, 1},
       {words_end_where_each_expression_says, 0, sizeof(cuts) / sizeof(cuts[0])},
       {any_bytes_come_back, 0, 4},
-      {streamed_pieces_never_split_a_character, 0, 1},
       {control_tokens_are_text_unless_asked_for, 0, 1},
       {a_word_of_a_megabyte_is_no_trouble, 0, 2},
       {what_the_vocabulary_lacks_is_counted_or_named, 0, 1},

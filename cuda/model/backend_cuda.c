@@ -76,10 +76,10 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
     CP_TRY(mpi->join(count, arguments));
     crew = *cp_crew_mine();
     adopt();
-    CP_TRY(cp_device_all_ready(&crew, take_device(launch)));
+    CP_TRY(cp_crew_all_ready(&crew, take_device(launch)));
     CP_TRY(cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
                          sizeof(id), NULL, NULL));
-    return cp_device_all_ready(
+    return cp_crew_all_ready(
         &crew, cp_nccl_new(&id, crew.rank, crew.ranks, apart.patience, &world));
 }
 
@@ -182,9 +182,7 @@ static cp_status engine_new(const cp_model *model,
 #define ON_GPUS                                                                \
     .communicator = "copies on one GPU; NCCL", .reserves = true,               \
     .patience = wait_at_most, .join = join, .divide = divide,                  \
-    .model_close = cp_device_model_close, .engine_new = engine_new,            \
-    .engine_free = cp_device_engine_free, .run = cp_device_engine_run,         \
-    .logits = cp_device_engine_logits, .trace = cp_device_engine_trace
+    .model_close = cp_device_model_close, .engine_new = engine_new
 
 const cp_backend cp_backend_cuda = {
     .name = "cuda",

@@ -5,7 +5,7 @@
 
 #include "cuda/model/device_engine.h"
 
-/* As cp_attend_run (reference/model/attend_job.h), for the ranks that a place has on
+/* As cp_attend_job_run (model/attend_call.h), on the ranks that a place has on
  * the current device, inputs rounded to element. Fails besides with CP_BROKEN
  * without a GPU. */
 cp_status cp_device_attend_run(const cp_device_place *place,

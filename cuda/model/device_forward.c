@@ -1,288 +1,270 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
 /* A model's layers on queues, around the walk of a plan. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "cuda/model/device_forward.h"
 
-#include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/model_kernels.h"
+#include "model/arena.h"
+#include "model/pass.h"
 #include "ring/variants.h"
 
 enum { MOST_ROWS = 2048 }; /* of a block, unless the ranks say otherwise */
 
+/* What the host knows of each row. */
 typedef struct {
+    int32_t *words;         /* [rows]; -1: no token */
+    int64_t *places;        /* [rows] in the walker's slots */
+    float *cosines, *sines; /* [rows][rotary / 2] */
+} known;
+
+/* A rank's activations, and what works on them. */
+typedef struct {
+    const cp_device_ranks *mine;
+    const cp_device_rank *rank;
+    const cp_model_facts *facts;
+    cp_element element;  /* of the input */
     int64_t rows, block; /* in all, and of a block */
-    char *memory;        /* on the device; at the offsets below */
-    char *staging;       /* on the host: what is sent to its beginning */
-    int64_t places, cosines, sines, staged; /* tokens are at 0 */
-    int64_t x, input, wide, coarse, scales, bytes;
-} activations;
+    int64_t count;       /* rows that have a token in this call */
+    cp_token *tokens;    /* [rows] */
+    char *staging;       /* on the host: what is sent, */
+    int64_t staged;      /* and its bytes */
+    known written, sent; /* there, and on the device */
+    char *memory;        /* on the device: holds sent and the following */
+    float *x;            /* [rows][width] */
+    char *input;         /* [block][widest] what the next matrix meets */
+    float *wide;         /* [block] its products */
+    char *coarse;        /* [block][widest] the input in FP8, */
+    float *scales;       /* [block] and what its rows are divided by */
+} part;
 
 struct cp_device_forward {
+    cp_pass base;
     const cp_device_ranks *mine;
     cp_layout *layout; /* of the call it was made for */
     cp_plan *plan;
-    activations *activations;   /* [mine->count] */
-    cp_stream_walker **walkers; /* [mine->count] */
-    void **keys, **values;      /* [mine->count] of the current layer */
+    part *parts;                /* [mine->count], as all below */
+    cp_stream_walker **walkers; /* that the parts walk with */
+    void **keys, **values;      /* of the current layer */
 };
 
-static bool take(activations *a, int64_t rows, int64_t bytes, int64_t *at) {
-    int64_t all;
-    *at = a->bytes;
-    return cp_multiply(rows, bytes, &all) && cp_add(a->bytes, all, &a->bytes) &&
-           cp_add(a->bytes, -a->bytes & 255, &a->bytes);
+static void claim_known(cp_arena *from, int64_t rows, int64_t rotary,
+                        known *to) {
+    to->words = cp_arena_claim(from, rows, sizeof(int32_t));
+    to->places = cp_arena_claim(from, rows, sizeof(int64_t));
+    to->cosines = cp_arena_claim(from, rows, rotary / 2 * 4);
+    to->sines = cp_arena_claim(from, rows, rotary / 2 * 4);
 }
 
-static bool measure(activations *a, const cp_device_model *model,
-                    int64_t most) {
-    const cp_model_facts *f = &model->base.facts;
+static void claim(part *a, cp_arena *from) {
+    const cp_model_facts *f = a->facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
     const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
     const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
-    const bool coarse = model->numbers == CP_NUMBERS_F8;
-    const int64_t size = coarse ? 4 : cp_element_bytes(model->element);
-    int64_t tokens;
-    a->block = cp_min(most > 0 ? most : MOST_ROWS, a->rows);
-    if (!take(a, a->rows, 4, &tokens) || !take(a, a->rows, 8, &a->places) ||
-        !take(a, a->rows, 2 * f->rotary, &a->cosines) ||
-        !take(a, a->rows, 2 * f->rotary, &a->sines))
-        return false;
-    a->staged = a->bytes;
-    return take(a, a->rows, 4 * f->width, &a->x) &&
-           take(a, a->block, widest * size, &a->input) &&
-           take(a, a->block, 4 * made, &a->wide) &&
-           take(a, coarse ? a->block : 0, widest, &a->coarse) &&
-           take(a, coarse ? a->block : 0, 4, &a->scales);
+    const int64_t coarse =
+        a->mine->model->numbers == CP_NUMBERS_F8 ? a->block : 0;
+    claim_known(from, a->rows, f->rotary, &a->sent);
+    a->staged = from->used;
+    a->x = cp_arena_claim(from, a->rows, 4 * f->width);
+    a->input =
+        cp_arena_claim(from, a->block, widest * cp_element_bytes(a->element));
+    a->wide = cp_arena_claim(from, a->block, 4 * made);
+    a->coarse = cp_arena_claim(from, coarse, widest);
+    a->scales = cp_arena_claim(from, coarse, 4);
 }
 
-static void free_activations(activations *a) {
+static cp_status make_activations(part *a) {
+    enum { ALIGN = 256 };
+    cp_arena room = {.align = ALIGN};
+    void *staging = NULL;
+    claim(a, &room);
+    if (room.overflows)
+        return cp_fail(CP_MEMORY, "activations of %lld rows overflow",
+                       (long long)a->rows);
+    CP_TRY(cp_allocate(&a->tokens, a->rows, sizeof(cp_token), "tokens"));
+    CP_TRY(cp_device_reserve(room.used, "activations", &a->memory));
+    CP_TRY(cp_cuda(cudaMallocHost(&staging, (size_t)cp_max(a->staged, 1)),
+                   "%lld bytes on the host", (long long)a->staged));
+    a->staging = staging;
+    room = (cp_arena){.align = ALIGN, .memory = a->memory};
+    claim(a, &room);
+    room = (cp_arena){.align = ALIGN, .memory = a->staging};
+    claim_known(&room, a->rows, a->facts->rotary, &a->written);
+    return CP_OK;
+}
+
+static void free_activations(part *a) {
     cudaFree(a->memory);
     if (a->staging != NULL)
         cudaFreeHost(a->staging);
-    *a = (activations){0};
+    free(a->tokens);
 }
 
-static cp_status make_activations(const cp_device_ranks *mine, int64_t rows,
-                                  activations *a) {
-    *a = (activations){.rows = rows};
-    if (!measure(a, mine->model, mine->block))
-        return cp_fail(CP_MEMORY, "activations of %lld rows overflow",
-                       (long long)rows);
-    void *staging = NULL;
-    cp_status status = cp_device_reserve(a->bytes, "activations", &a->memory);
-    if (status == CP_OK)
-        status = cp_cuda(cudaMallocHost(&staging, (size_t)cp_max(a->staged, 1)),
-                         "%lld bytes on the host", (long long)a->staged);
-    a->staging = staging;
-    if (status != CP_OK)
-        free_activations(a);
-    return status;
-}
-
-static void write_row(const cp_device_model *model, activations *a, int64_t row,
-                      int32_t token, int64_t place, int64_t position) {
-    const int64_t pairs = model->base.facts.rotary / 2;
-    float *cosines = (float *)(void *)(a->staging + a->cosines) + row * pairs;
-    float *sines = (float *)(void *)(a->staging + a->sines) + row * pairs;
-    ((int32_t *)(void *)a->staging)[row] = token;
-    ((int64_t *)(void *)(a->staging + a->places))[row] = place;
-    for (int64_t i = 0; i < pairs; i++) {
-        const double angle = (double)position * model->frequencies[i];
-        cosines[i] = (float)cos(angle);
-        sines[i] = (float)sin(angle);
+static void write_rows(const cp_forward *call, part *a) {
+    const int64_t pairs = a->facts->rotary / 2;
+    const known *to = &a->written;
+    a->count = call->layout->queries[a->rank->rank].tokens;
+    cp_forward_list(call, a->rank->rank, a->tokens);
+    for (int64_t t = a->count; t < a->rows; t++)
+        a->tokens[t] = (cp_token){.row = -1};
+    for (int64_t t = 0; t < a->rows; t++) {
+        const cp_token token = a->tokens[t];
+        to->words[t] = t < a->count ? call->tokens[token.index] : -1;
+        to->places[t] = token.row;
+        cp_angles_at(token.position, pairs, a->mine->model->frequencies,
+                     to->cosines + t * pairs, to->sines + t * pairs);
     }
-}
-
-static void write_rows(const cp_device_model *model, const cp_forward *call,
-                       int rank, activations *a) {
-    const cp_pieces *pieces = &call->layout->queries[rank].pieces;
-    int64_t row = 0;
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_span span = pieces->items[n].span;
-        for (int64_t t = 0; t < span.count; t++) {
-            const int64_t position = span.start + t * span.step;
-            const int64_t token =
-                cp_forward_token(call, span.sequence, position);
-            write_row(model, a, row++, call->tokens[token],
-                      pieces->items[n].row + t, position);
-        }
-    }
-    for (; row < a->rows; row++)
-        write_row(model, a, row, -1, -1, 0);
 }
 
 void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call) {
     for (int r = 0; r < pass->mine->count; r++)
-        write_rows(pass->mine->model, call, pass->mine->ranks[r].rank,
-                   &pass->activations[r]);
+        write_rows(call, &pass->parts[r]);
 }
 
+/* A block of one rank's rows. */
 typedef struct {
-    const cp_device_ranks *mine;
-    const cp_device_rank *rank;
-    const activations *activations;
+    cp_rows base;
+    const part *of;
     cp_stream_walker *walker;
-    int64_t layer;
+    cudaStream_t stream;
+    float *x;
+    const int64_t *places;
 } task;
 
-static task task_of(const cp_device_forward *pass, int r, int64_t layer) {
-    return (task){pass->mine, &pass->mine->ranks[r], &pass->activations[r],
-                  pass->walkers[r], layer};
+static task task_of(cp_device_forward *pass, int r, int64_t layer,
+                    int64_t first) {
+    const part *of = &pass->parts[r];
+    const int64_t count = cp_min(of->block, of->rows - first);
+    return (task){.base = {&pass->base, layer, first, count, CP_OK},
+                  .of = of,
+                  .walker = pass->walkers[r],
+                  .stream = of->rank->queues.compute,
+                  .x = of->x + first * of->facts->width,
+                  .places = of->sent.places + first};
 }
 
-static void *at(const task *t, int64_t offset) {
-    return t->activations->memory + offset;
+static void note(task *t, cudaError_t error, const char *what) {
+    if (t->base.status == CP_OK)
+        t->base.status =
+            cp_cuda(error, "rank %d, layer %lld, %s", t->of->rank->rank,
+                    (long long)t->base.layer, what);
 }
 
-static cp_status done(const task *t, cudaError_t error, const char *what) {
-    return cp_cuda(error, "rank %d, layer %lld, %s", t->rank->rank,
-                   (long long)t->layer, what);
+static const cp_device_matrix *tensor_of(const task *t, cp_weight weight) {
+    return &t->of->mine->model->tensors[cp_weight_index(weight, t->base.layer)];
 }
 
-static cp_status multiply(const task *t, const cp_device_matrix *matrix,
-                          int64_t rows, bool add, float *y) {
-    const void *x = at(t, t->activations->input);
-    const float *scales = NULL;
-    if (matrix->numbers == CP_NUMBERS_F8) {
-        const cp_device_quantising call = {rows, matrix->in, x,
-                                           at(t, t->activations->coarse),
-                                           at(t, t->activations->scales)};
-        const cp_status status =
-            done(t, cp_device_quantise(&call, t->rank->queues.compute),
-                 "rounding to FP8");
-        if (status != CP_OK)
-            return status;
-        x = call.y;
-        scales = call.scales;
-    }
-    return cp_device_multiply(t->rank->multiplier, matrix, rows, x, scales, add,
-                              y, t->rank->queues.compute);
+static void enqueue_product(task *t, cp_weight weight, bool add, float *y) {
+    const cp_device_matrix *matrix = tensor_of(t, weight);
+    const part *a = t->of;
+    const bool coarse = matrix->numbers == CP_NUMBERS_F8;
+    const cp_device_quantising call = {t->base.count, matrix->in,
+                                       (const float *)(const void *)a->input,
+                                       a->coarse, a->scales};
+    if (coarse)
+        note(t, cp_device_quantise(&call, t->stream), "rounding to FP8");
+    if (t->base.status == CP_OK)
+        t->base.status =
+            cp_device_multiply(t->of->rank->multiplier, matrix, t->base.count,
+                               coarse ? a->coarse : a->input,
+                               coarse ? a->scales : NULL, add, y, t->stream);
 }
 
-static cp_status norm(const task *t, int64_t first, int64_t rows,
-                      const float *weight) {
-    const cp_device_model *model = t->mine->model;
-    const cp_model_facts *f = &model->base.facts;
-    const bool coarse = model->numbers == CP_NUMBERS_F8;
-    const cp_device_norming call = {rows,
-                                    f->width,
-                                    (const float *)at(t, t->activations->x) +
-                                        first * f->width,
-                                    weight,
-                                    (float)f->epsilon,
-                                    coarse ? CP_F32 : model->element,
-                                    at(t, t->activations->input)};
-    return done(t, cp_device_norm(&call, t->rank->queues.compute), "a norm");
+static void multiply(cp_rows *rows, cp_weight first, int count) {
+    (void)count; /* they are one matrix */
+    task *t = (task *)rows;
+    enqueue_product(t, first, false, t->of->wide);
 }
 
-static cp_status before(const task *t, int64_t first, int64_t rows) {
-    const cp_device_model *model = t->mine->model;
-    const activations *a = t->activations;
-    const cp_model_facts *f = &model->base.facts;
-    const cp_device_layer *layer = &model->layers[t->layer];
-    const int64_t pairs = f->rotary / 2;
-    cp_status status = norm(t, first, rows, layer->attention_norm);
-    if (status == CP_OK)
-        status = multiply(t, &layer->projected, rows, false, at(t, a->wide));
+static void add(cp_rows *rows, cp_weight weight) {
+    task *t = (task *)rows;
+    cp_nccl *group = t->of->mine->tensor;
+    enqueue_product(t, weight, t->of->mine->model->share.part == 0, t->x);
+    if (group != NULL && rows->status == CP_OK)
+        rows->status = cp_nccl_sum(
+            group, t->x, rows->count * t->of->facts->width, t->stream);
+}
+
+static void norm(cp_rows *rows, cp_weight weight) {
+    task *t = (task *)rows;
+    const cp_device_norming call = {rows->count,
+                                    t->of->facts->width,
+                                    t->x,
+                                    tensor_of(t, weight)->values,
+                                    (float)t->of->facts->epsilon,
+                                    t->of->element,
+                                    t->of->input};
+    note(t, cp_device_norm(&call, t->stream), "a norm");
+}
+
+static void place(cp_rows *rows) {
+    task *t = (task *)rows;
+    const int64_t pairs = t->of->facts->rotary / 2;
     const cp_device_rotating call = {
-        .rows = rows,
-        .shape = f->shape,
+        .rows = rows->count,
+        .shape = t->of->facts->shape,
         .pairs = pairs,
-        .cosines = (const float *)at(t, a->cosines) + first * pairs,
-        .sines = (const float *)at(t, a->sines) + first * pairs,
-        .places = (const int64_t *)at(t, a->places) + first,
-        .projected = at(t, a->wide),
-        .element = model->element,
+        .cosines = t->of->sent.cosines + rows->first * pairs,
+        .sines = t->of->sent.sines + rows->first * pairs,
+        .places = t->places,
+        .projected = t->of->wide,
+        .element = t->of->mine->model->element,
         .queries = cp_stream_walker_queries(t->walker),
         .keys = cp_stream_walker_new_keys(t->walker),
         .values = cp_stream_walker_new_values(t->walker),
     };
-    return status == CP_OK
-               ? done(t, cp_device_rotate(&call, t->rank->queues.compute),
-                      "turning queries and keys")
-               : status;
+    note(t, cp_device_rotate(&call, t->stream), "turning queries and keys");
 }
 
-static cp_status add_product(const task *t, const cp_device_matrix *matrix,
-                             int64_t rows, float *x) {
-    cp_nccl *group = t->mine->tensor;
-    const int64_t width = t->mine->model->base.facts.width;
-    const bool first = t->mine->model->share.part == 0;
-    const cp_status status = multiply(t, matrix, rows, first, x);
-    if (status != CP_OK || group == NULL)
-        return status;
-    return cp_nccl_sum(group, x, rows * width, t->rank->queues.compute);
-}
-
-static cp_status gather(const task *t, int64_t first, int64_t rows) {
-    const cp_device_model *model = t->mine->model;
-    const cp_shape *shape = &model->base.facts.shape;
-    const bool coarse = model->numbers == CP_NUMBERS_F8;
+static void gather(cp_rows *rows) {
+    task *t = (task *)rows;
+    const cp_shape *shape = &t->of->facts->shape;
     const cp_device_gathering call = {
-        rows,
-        shape->query_heads * shape->head_dim,
-        (const int64_t *)at(t, t->activations->places) + first,
-        cp_stream_walker_output(t->walker),
-        coarse ? CP_F32 : model->element,
-        at(t, t->activations->input)};
-    return done(t, cp_device_gather(&call, t->rank->queues.compute),
-                "gathering what attention gave");
+        rows->count,    shape->query_heads * shape->head_dim,
+        t->places,      cp_stream_walker_output(t->walker),
+        t->of->element, t->of->input};
+    note(t, cp_device_gather(&call, t->stream),
+         "gathering what attention gave");
 }
 
-static cp_status after(const task *t, int64_t first, int64_t rows) {
-    const cp_device_model *model = t->mine->model;
-    const activations *a = t->activations;
-    const cp_device_layer *layer = &model->layers[t->layer];
-    const int64_t width = model->base.facts.width;
-    const bool coarse = model->numbers == CP_NUMBERS_F8;
-    float *x = (float *)at(t, a->x) + first * width;
-    const cp_device_gating gate = {
-        rows, model->base.facts.feed_forward, at(t, a->wide),
-        coarse ? CP_F32 : model->element, at(t, a->input)};
-    cp_status status = gather(t, first, rows);
-    if (status == CP_OK)
-        status = add_product(t, &layer->attention_output, rows, x);
-    if (status == CP_OK)
-        status = norm(t, first, rows, layer->forward_norm);
-    if (status == CP_OK)
-        status = multiply(t, &layer->widened, rows, false, at(t, a->wide));
-    if (status == CP_OK)
-        status =
-            done(t, cp_device_gate(&gate, t->rank->queues.compute), "a gate");
-    if (status == CP_OK)
-        status = add_product(t, &layer->down, rows, x);
-    return status;
+static void gate(cp_rows *rows) {
+    task *t = (task *)rows;
+    const cp_device_gating call = {rows->count, t->of->facts->feed_forward,
+                                   t->of->wide, t->of->element, t->of->input};
+    note(t, cp_device_gate(&call, t->stream), "a gate");
 }
 
-typedef cp_status (*block_work)(const task *t, int64_t first, int64_t rows);
-
-static cp_status each_block(const task *t, block_work work) {
-    const activations *a = t->activations;
-    cp_status status = CP_OK;
-    for (int64_t n = 0; n < a->rows && status == CP_OK; n += a->block)
-        status = work(t, n, cp_min(a->block, a->rows - n));
-    return status;
-}
-
-static cp_status each_rank(const cp_device_forward *pass, int64_t layer,
-                           block_work what, const char *name) {
-    cp_device_trace *trace = pass->mine->trace;
-    cp_status status = CP_OK;
-    for (int r = 0; r < pass->mine->count && status == CP_OK; r++) {
-        const task t = task_of(pass, r, layer);
-        const int rank = t.rank->rank;
-        cp_device_trace_layer(trace, rank, layer);
-        cp_device_trace_begin(trace, rank, name, t.rank->queues.compute);
-        status = each_block(&t, what);
-        cp_device_trace_end(trace, rank, t.rank->queues.compute);
+static cp_status each_block(cp_device_forward *pass, int r, int64_t layer,
+                            void (*program)(cp_rows *rows)) {
+    const part *a = &pass->parts[r];
+    for (int64_t n = 0; n < a->rows; n += a->block) {
+        task t = task_of(pass, r, layer, n);
+        program(&t.base);
+        CP_TRY(t.base.status);
     }
-    return status;
+    return CP_OK;
 }
 
-static cp_status walk(const cp_device_forward *pass, int64_t layer) {
+static cp_status each(cp_pass *base, int64_t layer, const char *name,
+                      void (*program)(cp_rows *rows)) {
+    cp_device_forward *pass = (cp_device_forward *)base;
+    cp_device_trace *trace = pass->mine->trace;
+    for (int r = 0; r < pass->mine->count; r++) {
+        const cp_device_rank *rank = &pass->mine->ranks[r];
+        cp_device_trace_layer(trace, rank->rank, layer);
+        cp_device_trace_begin(trace, rank->rank, name, rank->queues.compute);
+        CP_TRY(each_block(pass, r, layer, program));
+        cp_device_trace_end(trace, rank->rank, rank->queues.compute);
+    }
+    return CP_OK;
+}
+
+static cp_status walk(cp_pass *base, int64_t layer) {
+    cp_device_forward *pass = (cp_device_forward *)base;
     const cp_device_ranks *mine = pass->mine;
     for (int r = 0; r < mine->count; r++) {
         pass->keys[r] = mine->ranks[r].cache + 2 * layer * mine->cache_bytes;
@@ -294,80 +276,106 @@ static cp_status walk(const cp_device_forward *pass, int64_t layer) {
     return cp_loopback_walk(pass->walkers, NULL, pass->keys, pass->values);
 }
 
-cp_status cp_device_forward_layer(cp_device_forward *pass, int64_t layer) {
-    cp_status status = each_rank(pass, layer, before, "project");
-    if (status == CP_OK)
-        status = walk(pass, layer);
-    return status == CP_OK ? each_rank(pass, layer, after, "feed forward")
-                           : status;
-}
-
-static cp_status embed(const task *t) {
-    const cp_device_model *model = t->mine->model;
-    const activations *a = t->activations;
-    cudaStream_t stream = t->rank->queues.compute;
-    const cp_device_embedding call = {a->rows,        model->base.facts.width,
-                                      at(t, 0),       model->embedding,
-                                      model->element, at(t, a->x)};
-    if (a->rows == 0)
-        return CP_OK;
-    const cp_status status =
-        done(t,
+static cp_status embed(cp_pass *base) {
+    cp_device_forward *pass = (cp_device_forward *)base;
+    const cp_device_matrix *table =
+        &pass->mine->model->tensors[CP_WEIGHT_EMBEDDING];
+    for (int r = 0; r < pass->mine->count; r++) {
+        task t = task_of(pass, r, 0, 0);
+        const part *a = t.of;
+        const cp_device_embedding call = {
+            a->rows,       t.of->facts->width,         a->sent.words,
+            table->values, t.of->mine->model->element, a->x};
+        if (a->rows == 0)
+            continue;
+        note(&t,
              cudaMemcpyAsync(a->memory, a->staging, (size_t)a->staged,
-                             cudaMemcpyHostToDevice, stream),
+                             cudaMemcpyHostToDevice, t.stream),
              "sending tokens");
-    return status == CP_OK
-               ? done(t, cp_device_embed(&call, stream), "looking up words")
-               : status;
+        note(&t, cp_device_embed(&call, t.stream), "looking up words");
+        CP_TRY(t.base.status);
+    }
+    return CP_OK;
 }
 
-cp_status cp_device_forward_begin(cp_device_forward *pass) {
-    cp_status status = CP_OK;
-    for (int r = 0; r < pass->mine->count && status == CP_OK; r++) {
-        const task t = task_of(pass, r, 0);
-        status = embed(&t);
-    }
-    return status;
+static cp_status check_peers(const cp_device_ranks *mine, int64_t layer,
+                             double waited) {
+    if (mine->link == NULL)
+        return CP_OK;
+    if (mine->patience > 0 && waited > mine->patience)
+        return cp_fail(CP_BROKEN, "rank %d waited %g s for layer %lld",
+                       mine->ranks[0].rank, mine->patience, (long long)layer);
+    return mine->link->check(mine->link->context);
 }
+
+static cp_status wait_for(const cp_device_ranks *mine, int64_t layer) {
+    const struct timespec pause = {0, 20000};
+    const double began = cp_clock();
+    cudaError_t error;
+    while ((error = cudaEventQuery(mine->paced[layer % 2])) ==
+           cudaErrorNotReady) {
+        CP_TRY(check_peers(mine, layer - 1, cp_clock() - began));
+        nanosleep(&pause, NULL);
+    }
+    return cp_cuda(error, "waiting for a layer");
+}
+
+static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
+    const cp_device_ranks *mine = ((cp_device_forward *)base)->mine;
+    CP_TRY(cp_cuda(
+        cudaEventRecord(mine->paced[layer % 2], mine->ranks[0].queues.compute),
+        "recording an event"));
+    *done = cp_max(0, layer - 1);
+    return *done > 0 ? wait_for(mine, *done) : CP_OK;
+}
+
+static const cp_pass_ops on_queues = {.norm = norm,
+                                      .multiply = multiply,
+                                      .place = place,
+                                      .gather = gather,
+                                      .gate = gate,
+                                      .add = add,
+                                      .each = each,
+                                      .embed = embed,
+                                      .walk = walk,
+                                      .pace = pace};
 
 static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                            int64_t growth, int r) {
     const cp_device_ranks *mine = pass->mine;
-    const int rank = mine->ranks[r].rank;
-    const cp_block *queries = &call->layout->queries[rank];
-    const cp_stream_options options = {.element = mine->model->element,
-                                       .growth = growth,
-                                       .trace = mine->trace};
-    const cp_status status =
-        make_activations(mine, growth > 0 ? queries->rows : queries->tokens,
-                         &pass->activations[r]);
-    return status == CP_OK
-               ? cp_stream_walker_new(pass->plan, rank, mine->ranks[r].queues,
-                                      &options, &pass->walkers[r])
-               : status;
+    const cp_device_model *model = mine->model;
+    const cp_device_rank *rank = &mine->ranks[r];
+    const cp_block *queries = &call->layout->queries[rank->rank];
+    const int64_t rows = growth > 0 ? queries->rows : queries->tokens;
+    const cp_stream_options options = {
+        .element = model->element, .growth = growth, .trace = mine->trace};
+    pass->parts[r] = (part){
+        .mine = mine,
+        .rank = rank,
+        .facts = &model->base.facts,
+        .element = model->numbers == CP_NUMBERS_F8 ? CP_F32 : model->element,
+        .rows = rows,
+        .block = cp_min(mine->block > 0 ? mine->block : MOST_ROWS, rows)};
+    CP_TRY(make_activations(&pass->parts[r]));
+    return cp_stream_walker_new(pass->plan, rank->rank, rank->queues, &options,
+                                &pass->walkers[r]);
 }
 
 static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call,
                            int64_t growth) {
     const cp_plan_options wanted = {call->plan->element_bytes, 1};
     const int64_t count = pass->mine->count;
-    cp_status status = cp_layout_copy(call->layout, &pass->layout);
-    if (status == CP_OK)
-        status = cp_plan_build(call->plan->variant, pass->layout,
-                               &call->plan->shape, &wanted, &pass->plan);
-    if (status == CP_OK)
-        status = cp_allocate(&pass->activations, count, sizeof(activations),
-                             "activations");
-    if (status == CP_OK)
-        status = cp_allocate(&pass->walkers, count, sizeof(pass->walkers[0]),
-                             "walkers");
-    if (status == CP_OK)
-        status = cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks");
-    if (status == CP_OK)
-        pass->values = pass->keys + count;
-    for (int r = 0; r < count && status == CP_OK; r++)
-        status = make_part(pass, call, growth, r);
-    return status;
+    CP_TRY(cp_layout_copy(call->layout, &pass->layout));
+    CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
+                         &wanted, &pass->plan));
+    CP_TRY(cp_allocate(&pass->parts, count, sizeof(part), "parts"));
+    CP_TRY(cp_allocate(&pass->walkers, count, sizeof(pass->walkers[0]),
+                       "walkers"));
+    CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
+    pass->values = pass->keys + count;
+    for (int r = 0; r < count; r++)
+        CP_TRY(make_part(pass, call, growth, r));
+    return CP_OK;
 }
 
 void cp_device_forward_free(cp_device_forward *pass) {
@@ -376,12 +384,12 @@ void cp_device_forward_free(cp_device_forward *pass) {
     for (int r = 0; r < pass->mine->count; r++) {
         if (pass->walkers != NULL)
             cp_stream_walker_free(pass->walkers[r]);
-        if (pass->activations != NULL)
-            free_activations(&pass->activations[r]);
+        if (pass->parts != NULL)
+            free_activations(&pass->parts[r]);
     }
     cp_plan_free(pass->plan);
     cp_layout_free(pass->layout);
-    free(pass->activations);
+    free(pass->parts);
     free(pass->walkers);
     free(pass->keys);
     free(pass);
@@ -390,13 +398,17 @@ void cp_device_forward_free(cp_device_forward *pass) {
 cp_status cp_device_forward_new(const cp_device_ranks *mine,
                                 const cp_forward *call, int64_t growth,
                                 cp_device_forward **out) {
+    const cp_session_options *options = mine->options;
     cp_device_forward *pass;
-    cp_status status = cp_allocate(&pass, 1, sizeof(*pass), "a forward pass");
     *out = NULL;
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&pass, 1, sizeof(*pass), "a forward pass"));
     pass->mine = mine;
-    status = fill_pass(pass, call, growth);
+    pass->base = (cp_pass){.on = &on_queues,
+                           .layers = mine->model->base.facts.layers,
+                           .stop = mine->link == NULL ? options->stop : NULL,
+                           .progress = options->progress,
+                           .progress_context = options->progress_context};
+    const cp_status status = fill_pass(pass, call, growth);
     if (status == CP_OK)
         *out = pass;
     else
@@ -406,55 +418,45 @@ cp_status cp_device_forward_new(const cp_device_ranks *mine,
 
 cp_status cp_device_forward_renew(cp_device_forward *pass,
                                   const cp_forward *call) {
-    cp_status status = CP_OK;
-    for (int r = 0; r < pass->mine->count && status == CP_OK; r++)
-        status = cp_stream_walker_renew(pass->walkers[r], call->plan);
-    return status;
+    for (int r = 0; r < pass->mine->count; r++)
+        CP_TRY(cp_stream_walker_renew(pass->walkers[r], call->plan));
+    return CP_OK;
 }
 
-int64_t cp_device_forward_rows(const cp_device_forward *pass, int r) {
-    return pass->activations[r].rows;
+cp_status cp_device_forward_run(cp_device_forward *pass, bool watched) {
+    return cp_pass_run(&pass->base, watched);
 }
 
-static cp_status last_norm(const cp_device_forward *pass, int r, void *hidden) {
-    const cp_device_model *model = pass->mine->model;
-    const cp_device_rank *rank = &pass->mine->ranks[r];
-    const activations *a = &pass->activations[r];
-    const cp_device_norming call = {a->rows,
-                                    model->base.facts.width,
-                                    (const float *)(void *)(a->memory + a->x),
-                                    model->output_norm,
-                                    (float)model->base.facts.epsilon,
-                                    model->element,
-                                    hidden};
-    const cp_status status =
-        cp_cuda(cp_device_norm(&call, rank->queues.compute),
-                "rank %d, the last norm", rank->rank);
-    return status == CP_OK
-               ? cp_cuda(cudaStreamSynchronize(rank->queues.compute), "rank %d",
-                         rank->rank)
-               : status;
+static cp_status last_norm(cp_device_forward *pass, int r, char *hidden) {
+    const task t = task_of(pass, r, 0, 0);
+    const cp_device_model *model = t.of->mine->model;
+    const cp_device_norming call = {
+        t.of->count,
+        t.of->facts->width,
+        t.x,
+        tensor_of(&t, CP_WEIGHT_OUTPUT_NORM)->values,
+        (float)t.of->facts->epsilon,
+        model->element,
+        hidden};
+    CP_TRY(cp_cuda(cp_device_norm(&call, t.stream), "rank %d, the last norm",
+                   t.of->rank->rank));
+    return cp_cuda(cudaStreamSynchronize(t.stream), "rank %d",
+                   t.of->rank->rank);
 }
 
-cp_status cp_device_forward_finish(cp_device_forward *pass, double patience,
-                                   void *const *hidden) {
+cp_status cp_device_forward_finish(cp_device_forward *pass,
+                                   const cp_hidden *hidden, int64_t *bytes) {
     const cp_device_ranks *mine = pass->mine;
-    cp_status status = CP_OK;
-    for (int r = 0; r < mine->count && status == CP_OK; r++)
-        status = cp_stream_walker_finish(pass->walkers[r], patience);
-    for (int r = 0; r < mine->count && status == CP_OK; r++)
-        status = last_norm(pass, r, hidden[r]);
-    for (int r = 0; r < mine->count && status == CP_OK; r++)
-        cp_device_trace_collect(mine->trace, mine->ranks[r].rank);
-    return status;
-}
-
-void cp_device_forward_bytes(const cp_device_forward *pass, int64_t *bytes) {
-    const cp_device_ranks *mine = pass->mine;
+    const double patience = mine->link != NULL ? mine->patience : 0.0;
+    for (int r = 0; r < mine->count; r++)
+        CP_TRY(cp_stream_walker_finish(pass->walkers[r], patience));
     for (int r = 0; r < mine->count; r++) {
         const cp_traffic sent = cp_stream_walker_traffic(pass->walkers[r]);
+        CP_TRY(last_norm(pass, r, hidden[r].rows));
+        cp_device_trace_collect(mine->trace, mine->ranks[r].rank);
         bytes[mine->ranks[r].rank] =
             mine->model->base.facts.layers *
             (sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes);
     }
+    return CP_OK;
 }

@@ -7,6 +7,7 @@
 #include "cuda/model/device_model.h"
 #include "cuda/ring/device_trace.h"
 #include "cuda/ring/nccl_link.h"
+#include "model/engine.h"
 
 /* A rank that this process runs. Its memory is the device's. */
 typedef struct {
@@ -19,11 +20,14 @@ typedef struct {
 /* All of them, and what their forward passes have in common. */
 typedef struct {
     const cp_device_model *model;
+    const cp_session_options *options; /* stop, progress */
     const cp_link *link;    /* to the ranks elsewhere; NULL: all are here */
+    double patience;        /* seconds to wait for them; 0: for ever */
     cp_nccl *tensor;        /* the GPUs that share a rank's heads; or NULL */
     cp_device_trace *trace; /* or NULL */
     int64_t block;          /* rows that a layer takes at once; 0: 2048 */
     int64_t cache_bytes;    /* of one layer's keys, of a rank */
+    cudaEvent_t paced[2];   /* the host's lead is measured by these */
     int count;
     cp_device_rank *ranks; /* [count] */
 } cp_device_ranks;
@@ -49,30 +53,24 @@ void cp_device_forward_free(cp_device_forward *pass);
 cp_status cp_device_forward_renew(cp_device_forward *pass,
                                   const cp_forward *call);
 
-/* Rows of the rank mine->ranks[r]: those of its final hidden states. */
-int64_t cp_device_forward_rows(const cp_device_forward *pass, int r);
-
 /* Write down a call's tokens and their positions, on the host. What was
  * written last must have been sent by now. */
 void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call);
 
-/* Enqueue the sending of what was written and the looking up of words, and
- * then the layers, which append to the caches: on the compute queues of all
- * ranks here, one after the other. Nothing waits, and from the second time on
- * both can be captured in a graph. They fail as CUDA, cuBLASLt and the link do,
- * naming rank and layer, and leave work on the queues. */
-cp_status cp_device_forward_begin(cp_device_forward *pass);
-cp_status cp_device_forward_layer(cp_device_forward *pass, int64_t layer);
+/* Enqueue the sending of what was written, the words and all layers, which
+ * append to the caches: on the compute queues of all ranks here. If it is
+ * watched, two layers ahead at most, and as cp_pass_run; if not, nothing waits,
+ * and from the second time on it can be captured in a graph. Fails as CUDA,
+ * cuBLASLt and the link do, naming rank and layer, and leaves work on the
+ * queues. */
+cp_status cp_device_forward_run(cp_device_forward *pass, bool watched);
 
-/* Wait for all of it, at most so many seconds (0: for ever), and take the last
- * norm: the final hidden states are in hidden[r] on the device, [rows][width]
- * of the model's element. Fails as cp_stream_walker_finish does; hidden is then
- * undefined, and work may be left on the queues. */
-cp_status cp_device_forward_finish(cp_device_forward *pass, double patience,
-                                   void *const *hidden);
-
-/* What the ranks here sent in their last pass, if its layers were alike:
- * bytes[rank] for each of them. */
-void cp_device_forward_bytes(const cp_device_forward *pass, int64_t *bytes);
+/* Wait for all of it, and take the last norm: the final hidden states are in
+ * hidden[r].rows on the device, [tokens][width] of the model's element, of the rank
+ * mine->ranks[r]. bytes[rank] is what it sent. Fails as
+ * cp_stream_walker_finish does; hidden is then undefined, and work may be left
+ * on the queues. */
+cp_status cp_device_forward_finish(cp_device_forward *pass,
+                                   const cp_hidden *hidden, int64_t *bytes);
 
 #endif

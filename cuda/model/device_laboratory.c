@@ -478,7 +478,7 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const cp_link *link = it->place->link;
     const int64_t times = times_of(it, subject);
     cp_status status =
-        cp_device_all_ready(it->place->crew, send_lists(it, subject));
+        cp_crew_all_ready(it->place->crew, send_lists(it, subject));
     if (status != CP_OK)
         return status;
     status = enqueue(it, subject, times);
@@ -486,7 +486,7 @@ static cp_status time_subject(void *context, const cp_subject *subject,
         status = await_all(it, seconds);
     if (status != CP_OK && link != NULL)
         link->abort(link->context);
-    status = cp_device_all_ready(it->place->crew, status);
+    status = cp_crew_all_ready(it->place->crew, status);
     if (status == CP_OK)
         status = longest(it->place->crew, seconds);
     *seconds /= (double)times;
@@ -507,7 +507,7 @@ static cp_status set_all(laboratory *it) {
     for (int r = 0; r < it->wanted->ranks && status == CP_OK; r++)
         if (it->place->only == CP_NOBODY || it->place->only == r)
             status = set(it, &it->desks[r]);
-    return cp_device_all_ready(it->place->crew, status);
+    return cp_crew_all_ready(it->place->crew, status);
 }
 
 static cp_status measure(laboratory *it) {

@@ -4,6 +4,7 @@
 #define CP_DEVICE_MODEL_H
 
 #include "model/backend.h"
+#include "model/facts.h"
 
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/multiply.h"
@@ -13,27 +14,17 @@ typedef struct {
     int part, parts; /* 0 of 1: all of it */
 } cp_device_share;
 
-/* The weights of one block. */
-typedef struct {
-    const float *attention_norm, *forward_norm; /* [width] */
-    cp_device_matrix projected;        /* queries, keys, values: [.][width] */
-    cp_device_matrix attention_output; /* [width][N_H D_H] */
-    cp_device_matrix widened;          /* gate, up: [2 inner][width] */
-    cp_device_matrix down;             /* [width][inner] */
-} cp_device_layer;
-
 /* A Llama-family decoder with its weights on the current device. */
 typedef struct {
     cp_model base;
     cp_device_share share;
-    cp_numbers numbers;      /* of the blocks' matrices */
-    cp_element element;      /* of queries, keys, values, and all other rows */
-    char *memory;            /* on the device: holds all but the next two */
-    double *frequencies;     /* [rotary / 2] radians per position */
-    cp_device_layer *layers; /* [facts.layers] */
-    const void *embedding;   /* [vocabulary][width], of element */
-    const float *output_norm;
-    cp_device_matrix output; /* [vocabulary][width]; may be the embedding */
+    cp_numbers numbers;  /* of the blocks' matrices */
+    cp_element element;  /* of queries, keys, values, and all other rows */
+    char *memory;        /* on the device: holds what the tensors point to */
+    double *frequencies; /* [rotary / 2] radians per position */
+    /* See cp_weight_index. What is multiplied together is one matrix, in the
+     * place of its first; a vector has one row of fp32. */
+    cp_device_matrix *tensors;
 } cp_device_model;
 
 /* Expand a file's weights on the current device; facts are of the share. Fails

@@ -4,6 +4,7 @@
 #ifndef CP_FORWARD_H
 #define CP_FORWARD_H
 
+#include "model/engine.h"
 #include "reference/model/model.h"
 #include "reference/ring/store.h"
 #include "reference/ring/trace.h"
@@ -14,10 +15,11 @@ typedef struct {
     const cp_session_options *options; /* stop, progress */
     const cp_forward *call;
     cp_store *store;
-    cp_trace *trace; /* or NULL */
-    int threads;     /* for each rank that has tokens */
-    int attending;   /* for each rank, in the walk */
-    float *hidden;   /* out: [call->count][width], in the call's order */
+    cp_trace *trace;         /* or NULL */
+    int threads;             /* for each rank that has tokens */
+    int attending;           /* for each rank, in the walk */
+    int first;               /* of the ranks here */
+    const cp_hidden *hidden; /* of them: fp32 [its tokens][width] */
 } cp_forward_job;
 
 /* What rank comm->rank does in a call: all layers over its own tokens. job is

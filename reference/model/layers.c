@@ -44,15 +44,6 @@ void cp_rotate_rows(int64_t rows, int64_t heads, int64_t dim, cp_angles angles,
     }
 }
 
-void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
-                  float *cosines, float *sines) {
-    for (int64_t i = 0; i < pairs; i++) {
-        const double angle = (double)position * frequencies[i];
-        cosines[i] = (float)cos(angle);
-        sines[i] = (float)sin(angle);
-    }
-}
-
 static inline float exponential(float x) {
     const float magic = 12582912.0f;
     const float n = (x * 1.44269504f + magic) - magic;

@@ -22,10 +22,6 @@ typedef struct {
 void cp_rotate_rows(int64_t rows, int64_t heads, int64_t dim, cp_angles angles,
                     int threads, float *x);
 
-/* The cosines and sines of one position for all pairs. */
-void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
-                  float *cosines, float *sines);
-
 /* gate[i] = silu(gate[i]) * up[i]. */
 void cp_gate_values(int64_t count, const float *up, int threads, float *gate);
 

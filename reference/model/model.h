@@ -4,24 +4,21 @@
 #define CP_MODEL_H
 
 #include "model/backend.h"
+#include "model/facts.h"
 #include "reference/model/matrix.h"
 
-/* The weights of one block. */
-typedef struct {
-    const float *attention_norm, *forward_norm;
-    cp_matrix query, key, value, attention_output;
-    cp_matrix gate, up, down;
-} cp_layer_weights;
+/* A tensor of the model: a vector, or a matrix. */
+typedef union {
+    const float *vector;
+    cp_matrix matrix;
+} cp_llama_tensor;
 
 /* A Llama-family decoder. */
 typedef struct {
     cp_model base;
-    char *memory;             /* holds all of the following */
-    cp_matrix embedding;      /* [vocabulary][width] */
-    const float *output_norm; /* [width] */
-    cp_matrix output;         /* [vocabulary][width]; may be the embedding */
+    char *memory;             /* holds what the tensors point to */
     double *frequencies;      /* [rotary / 2] radians per position */
-    cp_layer_weights *layers; /* [facts.layers] */
+    cp_llama_tensor *tensors; /* see cp_weight_index */
 } cp_llama;
 
 /* What a backend calls to open a model (session.h says how it fails). */

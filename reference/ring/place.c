@@ -12,7 +12,7 @@ static cp_status run_threads(int ranks, cp_rank_main function, void *context) {
 }
 
 const cp_place cp_place_threads = {run_threads, &cp_machine_threads, CP_NOBODY,
-                                   0};
+                                   0, NULL};
 
 int cp_place_share(const cp_place *place, int cores, int ranks) {
     const int mine = omp_get_num_procs();

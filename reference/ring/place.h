@@ -4,6 +4,7 @@
 #define CP_PLACE_H
 
 #include "ring/choose.h"
+#include "ring/crew.h"
 #include "reference/ring/threads.h"
 
 /* Where ranks run. */
@@ -13,6 +14,7 @@ typedef struct {
     const cp_machine *machine; /* what Algorithm 1 is to assume */
     int only;  /* the one rank of this process; CP_NOBODY: all are here */
     int local; /* ranks that share this machine's cores; 0: all */
+    const cp_crew *crew; /* of all processes, if there are several */
 } cp_place;
 
 /* Threads of this process. */

@@ -77,7 +77,7 @@ static cp_status join(int count, char *const *arguments) {
     if (status != CP_OK)
         return status;
     processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
-                           cp_mpi_local(world)};
+                           cp_mpi_local(world), &crew};
     crew = (cp_crew){.rank = world->rank,
                      .ranks = world->ranks,
                      .share = share,
@@ -97,7 +97,7 @@ static const cp_place *place_of(int ranks) {
 
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *wanted, cp_engine **out) {
-    return cp_engine_new(place_of(wanted->ranks), model, wanted, out);
+    return cp_cores_engine_new(place_of(wanted->ranks), model, wanted, out);
 }
 
 static cp_status attend(cp_attend_job *job) {
@@ -124,8 +124,4 @@ const cp_backend cp_backend_mpi = {
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,
-    .engine_free = cp_engine_free,
-    .run = cp_engine_run,
-    .logits = cp_engine_logits,
-    .trace = cp_engine_trace,
 };

@@ -12,7 +12,7 @@
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **out) {
-    return cp_engine_new(&cp_place_threads, model, options, out);
+    return cp_cores_engine_new(&cp_place_threads, model, options, out);
 }
 
 static cp_status attend(cp_attend_job *job) {
@@ -38,10 +38,6 @@ static const cp_backend threads = {
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,
-    .engine_free = cp_engine_free,
-    .run = cp_engine_run,
-    .logits = cp_engine_logits,
-    .trace = cp_engine_trace,
 };
 
 const cp_backend *const cp_backends[] = {

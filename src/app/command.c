@@ -4,9 +4,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ground/save.h"
@@ -35,11 +37,6 @@ void cp_complain(const char *message) {
         fprintf(stderr, "longring: %s\n", message);
 }
 
-static int bad_use(void) {
-    cp_complain(cp_message());
-    return 2;
-}
-
 /* The exit status for the result of the work, and the line that says why. */
 static int finished(cp_status status) {
     if (status == CP_OK)
@@ -51,69 +48,68 @@ static int finished(cp_status status) {
     return status == CP_OK ? 0 : 1;
 }
 
-static int help_print(const cp_usage *usage) {
-    cp_options_help(usage, stdout);
-    return finished(CP_OK);
+static int arguments_run(const cp_usage *usage, int count,
+                         char *const *arguments, cp_command_step check,
+                         cp_command_step run, void *context) {
+    bool help;
+    cp_status status = cp_options_parse(usage, count, arguments, &help);
+    if (status == CP_OK && help) {
+        cp_options_help(usage, stdout);
+        return finished(CP_OK);
+    }
+    if (status == CP_OK)
+        status = check(context);
+    if (status == CP_OK)
+        return finished(run(context));
+    cp_complain(cp_message());
+    return 2;
 }
 
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context) {
-    bool help = false;
-    int result;
-    cp_status status = cp_options_parse(usage, count, arguments, &help);
-    if (status == CP_OK && !help)
-        status = check(context);
-    if (status != CP_OK)
-        result = bad_use();
-    else if (help)
-        result = help_print(usage);
-    else
-        result = finished(run(context));
+    const int result =
+        arguments_run(usage, count, arguments, check, run, context);
     cp_options_free(usage->options);
     return result;
 }
 
-cp_status cp_command_ranks_of(int64_t *ranks, int64_t tensor) {
+cp_status cp_command_about(cp_status status, const char *path) {
+    if (status == CP_OK || status == CP_MEMORY)
+        return status;
+    return cp_fail(status, "%s: %s", path, cp_message());
+}
+
+static cp_status ranks_check(int64_t *ranks, int64_t tensor) {
     const cp_crew *crew = cp_crew_mine();
     const bool joined = crew->share != NULL;
     if (tensor < 1 || tensor > CP_COMMAND_RANKS)
-        return cp_fail(CP_INVALID, "--tensor %lld: between 1 and %d GPUs",
-                       (long long)tensor, CP_COMMAND_RANKS);
+        return cp_fail(CP_INVALID, "--tensor %ld: between 1 and %d GPUs",
+                       tensor, CP_COMMAND_RANKS);
     if (tensor > 1 && !joined)
         return cp_fail(CP_INVALID,
-                       "--tensor %lld: a launcher must start the processes, "
-                       "one for each GPU",
-                       (long long)tensor);
+                       "--tensor %ld: a launcher must start the processes, one "
+                       "for each GPU",
+                       tensor);
     if (*ranks < 0)
         *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
     if (*ranks < 1 || *ranks > CP_COMMAND_RANKS)
         return cp_fail(CP_INVALID,
-                       "--ranks %lld: between 1 and %d ranks can be had",
-                       (long long)*ranks, CP_COMMAND_RANKS);
+                       "--ranks %ld: between 1 and %d ranks can be had", *ranks,
+                       CP_COMMAND_RANKS);
     if (joined && tensor == 1 && *ranks != crew->ranks)
         return cp_fail(CP_INVALID,
-                       "--ranks %lld: the launcher has started %d processes",
-                       (long long)*ranks, crew->ranks);
+                       "--ranks %ld: the launcher has started %d processes",
+                       *ranks, crew->ranks);
     if (joined && *ranks * tensor != crew->ranks)
-        return cp_fail(CP_INVALID,
-                       "--ranks %lld --tensor %lld: the launcher has started "
-                       "%d processes",
-                       (long long)*ranks, (long long)tensor, crew->ranks);
+        return cp_fail(
+            CP_INVALID,
+            "--ranks %ld --tensor %ld: the launcher has started %d processes",
+            *ranks, tensor, crew->ranks);
     return CP_OK;
 }
 
 cp_status cp_command_ranks(int64_t *ranks) {
-    return cp_command_ranks_of(ranks, 1);
-}
-
-cp_status cp_command_divide(const cp_backend *backend, int64_t tensor) {
-    if (tensor == 1)
-        return CP_OK;
-    if (backend->divide == NULL)
-        return cp_fail(CP_INVALID,
-                       "--tensor %lld: only ranks on GPUs share their heads",
-                       (long long)tensor);
-    return backend->divide((int)tensor);
+    return ranks_check(ranks, 1);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -137,42 +133,135 @@ cp_status cp_command_backend(int place, double timeout,
         (*backend)->patience(timeout);
     return CP_OK;
 }
-cp_status cp_command_machine(const char *name, int variant,
-                             cp_hardware *hardware) {
-    cp_status status = CP_OK;
-    if (name == NULL)
-        return CP_OK;
-    if (variant != CP_AUTO)
-        return cp_fail(CP_INVALID,
-                       "--machine has no meaning with --variant "
-                       "%s; auto asks it",
-                       cp_variant_name((cp_variant)variant));
-    if (cp_crew_leads())
-        status = cp_hardware_read(name, hardware);
-    return cp_crew_share(status, hardware, sizeof(*hardware), NULL, NULL);
-}
-cp_status cp_command_about(cp_status status, const char *path) {
-    if (status == CP_OK || status == CP_MEMORY ||
-        strstr(cp_message(), path) != NULL)
-        return status;
-    return cp_fail(status, "%s: %s", path, cp_message());
-}
-cp_grouped cp_group(int64_t count) {
-    cp_grouped grouped = {0};
-    char digits[24];
-    const int length =
-        snprintf(digits, sizeof(digits), "%lld", (long long)count);
-    char *out = grouped.text;
-    for (int i = 0; i < length; i++) {
-        if (i > 0 && (length - i) % 3 == 0 && digits[i - 1] != '-')
-            *out++ = ',';
-        *out++ = digits[i];
+
+cp_status cp_command_ring_check(cp_command_ring *ring) {
+    CP_TRY(ranks_check(&ring->ranks, ring->tensor));
+    if (ring->machine != NULL) {
+        if (ring->variant != CP_AUTO)
+            return cp_fail(
+                CP_INVALID,
+                "--machine has no meaning with --variant %s; auto asks it",
+                cp_variant_name((cp_variant)ring->variant));
+        const cp_status status =
+            cp_crew_leads() ? cp_hardware_read(ring->machine, &ring->described)
+                            : CP_OK;
+        CP_TRY(cp_crew_share(status, &ring->described, sizeof(ring->described),
+                             NULL, NULL));
     }
-    return grouped;
+    return cp_command_backend(ring->on, ring->timeout, &ring->backend);
 }
 
-const char *cp_plural(int64_t count) {
-    return count == 1 ? "" : "s";
+cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
+    if (heads->count != 0 && heads->count != 3)
+        return cp_fail(CP_INVALID,
+                       "--heads: %ld counts; query heads, kv heads and "
+                       "dimension are needed",
+                       heads->count);
+    if (heads->count == 3)
+        *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
+    const cp_status status = cp_shape_check(shape);
+    return status == CP_OK ? CP_OK
+                           : cp_fail(status, "--heads: %s", cp_message());
+}
+
+cp_status cp_opened_file(cp_opened *model, const char *path) {
+    model->path = path;
+    return cp_gguf_open(path, &model->file);
+}
+
+cp_status cp_opened_words(cp_opened *model) {
+    return cp_command_about(cp_tokenizer_new(model->file, &model->tokenizer),
+                            model->path);
+}
+
+static cp_status divide(const cp_backend *backend, int64_t tensor) {
+    if (tensor == 1)
+        return CP_OK;
+    if (backend->divide == NULL)
+        return cp_fail(CP_INVALID,
+                       "--tensor %ld: only ranks on GPUs share their heads",
+                       tensor);
+    return backend->divide((int)tensor);
+}
+
+cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
+    CP_TRY(divide(ring->backend, ring->tensor));
+    CP_TRY(cp_command_about(
+        cp_model_open(ring->backend, model->file, &model->weights),
+        model->path));
+    model->facts = cp_model_describe(model->weights);
+    return CP_OK;
+}
+
+void cp_opened_close(cp_opened *model) {
+    cp_model_close(model->weights);
+    cp_tokenizer_free(model->tokenizer);
+    cp_gguf_close(model->file);
+}
+
+cp_status cp_scores_read(const cp_session *session, int64_t first,
+                         int64_t count, int64_t position, int64_t vocabulary,
+                         float *logits) {
+    CP_TRY(cp_session_logits(session, first, count, logits));
+    for (int64_t i = 0; i < count * vocabulary; i++)
+        if (!isfinite(logits[i]))
+            return cp_fail(CP_INVALID,
+                           "position %ld: the logit of token %ld is %g; the "
+                           "model's numbers overflow",
+                           (position + i / vocabulary), i % vocabulary,
+                           (double)logits[i]);
+    return CP_OK;
+}
+
+/* What a path means: a file that is there, or a name in a directory. */
+typedef struct {
+    bool known;
+    dev_t device;
+    ino_t number;
+    const char *name; /* in that directory; NULL: the file itself */
+} identity;
+
+static identity identity_of(const cp_command_file *file) {
+    struct stat entry;
+    char directory[4096];
+    if (stat(file->path, &entry) == 0)
+        return (identity){S_ISREG(entry.st_mode), entry.st_dev, entry.st_ino,
+                          NULL};
+    const char *slash = strrchr(file->path, '/');
+    const char *name = slash != NULL ? slash + 1 : file->path;
+    snprintf(directory, sizeof(directory), "%.*s.", (int)(name - file->path),
+             file->path);
+    if (!file->written || stat(directory, &entry) != 0)
+        return (identity){.known = false};
+    return (identity){true, entry.st_dev, entry.st_ino, name};
+}
+
+static bool is_same(const identity *a, const identity *b) {
+    if (!a->known || !b->known || a->device != b->device ||
+        a->number != b->number || (a->name == NULL) != (b->name == NULL))
+        return false;
+    return a->name == NULL || strcmp(a->name, b->name) == 0;
+}
+
+cp_status cp_command_files(int64_t count, const cp_command_file *files) {
+    if (!cp_crew_leads())
+        return CP_OK;
+    for (int64_t i = 0; i < count; i++) {
+        if (files[i].path == NULL || !files[i].written)
+            continue;
+        CP_TRY(cp_save_check(files[i].path));
+        const identity written = identity_of(&files[i]);
+        for (int64_t k = 0; k < count; k++) {
+            if (k == i || files[k].path == NULL)
+                continue;
+            const identity other = identity_of(&files[k]);
+            if (is_same(&written, &other))
+                return cp_fail(CP_INVALID,
+                               "%s %s would overwrite the file of %s",
+                               files[i].option, files[i].path, files[k].option);
+        }
+    }
+    return CP_OK;
 }
 
 cp_status cp_stream_read(FILE *in, const char *name, char **text,
@@ -183,16 +272,15 @@ cp_status cp_stream_read(FILE *in, const char *name, char **text,
     do {
         if (*bytes + 1 >= room) {
             /* Double the room for what is read. */
-            char *larger;
-            const int64_t next = 2 * room + 65536;
-            const cp_status status = cp_allocate(&larger, next, 1, name);
-            if (status == CP_OK && room > 0)
-                memcpy(larger, *text, (size_t)*bytes);
-            free(*text);
+            room = 2 * room + 65536;
+            char *larger = realloc(*text, (size_t)room);
+            if (larger == NULL) {
+                free(*text);
+                *text = NULL;
+                return cp_fail(CP_MEMORY, "%s: no memory for %ld bytes", name,
+                               room);
+            }
             *text = larger;
-            room = next;
-            if (status != CP_OK)
-                return status;
         }
         *bytes +=
             (int64_t)fread(*text + *bytes, 1, (size_t)(room - *bytes - 1), in);
@@ -202,9 +290,10 @@ cp_status cp_stream_read(FILE *in, const char *name, char **text,
         return CP_OK;
     free(*text);
     *text = NULL;
-    return cp_fail(CP_FILE, "%s: cannot be read after %lld bytes: %s", name,
-                   (long long)*bytes, strerror(errno));
+    return cp_fail(CP_FILE, "%s: cannot be read after %ld bytes: %s", name,
+                   *bytes, strerror(errno));
 }
+
 static cp_status file_read(const char *path, char **text, int64_t *bytes) {
     FILE *in = fopen(path, "rb");
     if (in == NULL)
@@ -215,25 +304,43 @@ static cp_status file_read(const char *path, char **text, int64_t *bytes) {
 }
 
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
-    cp_status status = CP_OK;
     *text = NULL;
-    if (cp_crew_leads())
-        status = file_read(path, text, bytes);
+    const cp_status status =
+        cp_crew_leads() ? file_read(path, text, bytes) : CP_OK;
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
-cp_status cp_command_check_file(const char *path) {
-    return cp_crew_leads() ? cp_save_check(path) : CP_OK;
+
+cp_status cp_page_make(cp_page_writer write, void *context, char **text,
+                       int64_t *bytes) {
+    size_t size = 0;
+    *text = NULL;
+    FILE *out = open_memstream(text, &size);
+    if (out == NULL)
+        return cp_fail(CP_MEMORY, "no memory for a page");
+    cp_status status = write(context, out);
+    if (fclose(out) != 0 && status == CP_OK)
+        status = cp_fail(CP_MEMORY, "no memory for a page");
+    *bytes = (int64_t)size;
+    if (status != CP_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    return status;
+}
+
+cp_status cp_page_keep(const char *path, const char *text, int64_t bytes) {
+    if (!cp_crew_leads())
+        return CP_OK;
+    if (path != NULL)
+        return cp_save(path, 1, &(cp_bytes){text, bytes});
+    fwrite(text, 1, (size_t)bytes, stdout);
+    return CP_OK;
 }
 
 cp_status cp_command_array(const char *path, cp_npy *array) {
-    static const int64_t sizes[] = {4, 8, 4, 8}; /* of each cp_npy_type */
-    cp_status status = CP_OK;
-    int64_t bytes = 0;
     *array = (cp_npy){0};
-    if (cp_crew_leads())
-        status = cp_npy_read(path, array);
-    if (status == CP_OK)
-        bytes = array->count * sizes[array->type];
+    cp_status status = cp_crew_leads() ? cp_npy_read(path, array) : CP_OK;
+    int64_t bytes = cp_npy_bytes(array);
     void *data = array->data;
     status = cp_crew_share(status, array, sizeof(*array), &data, &bytes);
     array->data = data;
@@ -246,27 +353,25 @@ cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
     for (const char *c = text; c < end; c++)
         places += *c == '+';
     *count = 0;
-    cp_status status = cp_allocate(turns, places, sizeof(cp_turn), "history");
-    for (int64_t i = 0; i < places && status == CP_OK; i++) {
-        /* Read one turn of the history. */
+    CP_TRY(cp_allocate(turns, places, sizeof(cp_turn), "history"));
+    for (int64_t i = 0; i < places; i++) {
         cp_turn turn = {.decode = *text == 'd'};
         text += turn.decode;
         const int64_t length = (int64_t)strcspn(text, "+,");
         if (length == 0)
-            status = cp_fail(CP_INVALID,
-                             "--history %.*s: turn %lld has no count "
-                             "(500+d20+64 is a history)",
-                             (int)(end - whole), whole, (long long)(i + 1));
-        else
-            status = cp_count_parse("history", text, length, &turn.tokens);
-        if (status == CP_OK && turn.tokens > INT32_MAX)
-            status = cp_fail(CP_INVALID, "--history: a turn of %lld tokens",
-                             (long long)turn.tokens);
-        if (status == CP_OK && turn.tokens > 0)
+            return cp_fail(CP_INVALID,
+                           "--history %.*s: turn %ld has no count (500+d20+64 "
+                           "is a history)",
+                           (int)(end - whole), whole, i + 1);
+        CP_TRY(cp_count_parse("history", text, length, &turn.tokens));
+        if (turn.tokens > INT32_MAX)
+            return cp_fail(CP_INVALID, "--history: a turn of %ld tokens",
+                           turn.tokens);
+        if (turn.tokens > 0)
             (*turns)[(*count)++] = turn;
         text += length + 1;
     }
-    return status;
+    return CP_OK;
 }
 
 int64_t cp_history_tokens(const cp_turn *turns, int64_t count) {
@@ -276,7 +381,10 @@ int64_t cp_history_tokens(const cp_turn *turns, int64_t count) {
     return tokens;
 }
 
-static const cp_command commands[] = {
+static const struct {
+    const char *name, *about;
+    int (*run)(int count, char *const *arguments);
+} commands[] = {
     {"chat", "converse about a long document with a model", cp_command_chat},
     {"attend", "exact attention of .npy tensors", cp_command_attend},
     {"logits", "a model's scores of given tokens", cp_command_logits},
@@ -298,10 +406,11 @@ static int overview(void) {
     for (int i = 0; i < COMMANDS; i++)
         printf("  longring %-10s %s\n", commands[i].name, commands[i].about);
     puts("\nlongring COMMAND --help says more; longring --version, what is "
-         "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) "
-         "or 1M.");
+         "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) or "
+         "1M.");
     return finished(CP_OK);
 }
+
 static int version(void) {
     printf("longring %s (commit %s)\n", CP_VERSION, CP_COMMIT);
     for (int i = 0; cp_backends[i] != NULL; i++)
@@ -312,20 +421,21 @@ static int version(void) {
             printf("on %s: not built in\n", places[i]);
     return finished(CP_OK);
 }
+
 static int unknown_command(const char *text) {
     const char *names[COMMANDS];
     for (int i = 0; i < COMMANDS; i++)
         names[i] = commands[i].name;
     const char *near = cp_nearest(text, (int64_t)strlen(text), COMMANDS, names);
     if (near != NULL)
-        fprintf(stderr, "longring: unknown command %s; did you mean %s?\n",
-                text, near);
+        cp_fail(CP_INVALID, "unknown command %s; did you mean %s?", text, near);
     else
-        fprintf(stderr,
-                "longring: unknown command %s; longring --help lists them\n",
+        cp_fail(CP_INVALID, "unknown command %s; longring --help lists them",
                 text);
+    cp_complain(cp_message());
     return 2;
 }
+
 static int dispatch(int count, char *const *arguments) {
     const char *name = count > 1 ? arguments[1] : "--help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
@@ -338,15 +448,6 @@ static int dispatch(int count, char *const *arguments) {
             return commands[i].run(count - 2, arguments + 2);
     return unknown_command(name);
 }
-static const cp_backend *backend_of(int count, char *const *arguments) {
-    const char *name = "threads";
-    for (int i = 2; i < count; i++)
-        if (strncmp(arguments[i], "--on=", 5) == 0)
-            name = arguments[i] + 5;
-        else if (strcmp(arguments[i], "--on") == 0 && i + 1 < count)
-            name = arguments[++i];
-    return cp_backend_find(name);
-}
 
 static int dispatch_crew(const cp_backend *backend, int count,
                          char *const *arguments) {
@@ -358,8 +459,10 @@ static int dispatch_crew(const cp_backend *backend, int count,
     return cp_crew_mine()->leave != NULL ? cp_crew_mine()->leave(result)
                                          : result;
 }
+
 int cp_command_line(int count, char *const *arguments) {
-    const cp_backend *backend = backend_of(count, arguments);
+    const char *on = cp_options_peek("on", count, arguments);
+    const cp_backend *backend = cp_backend_find(on != NULL ? on : "threads");
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     for (int file = 0; file <= 2; file++)

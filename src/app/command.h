@@ -3,14 +3,9 @@
 #define CP_COMMAND_H
 
 #include "model/backend.h"
+#include "model/tokenizer.h"
 #include "app/npy.h"
 #include "ground/options.h"
-
-typedef struct {
-    const char *name;  /* "attend" */
-    const char *about; /* one line */
-    int (*run)(int count, char *const *arguments);
-} cp_command;
 
 /* A step of a command; what it works on is its own. */
 typedef cp_status (*cp_command_step)(void *context);
@@ -22,52 +17,109 @@ typedef cp_status (*cp_command_step)(void *context);
  * the options. */
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context);
+
 /* Flush standard output. Fails with CP_FILE if something printed since the
  * start is lost: the message has the reason, or is empty if the reader went
  * away. */
 cp_status cp_output_flush(void);
-enum { CP_COMMAND_RANKS = 1024 }; /* more than this is refused */
+
+/* Print the one line of a failure. */
+void cp_complain(const char *message);
+
+/* Put the name of a file before the message of a failure that lacks it, and
+ * return status. */
+cp_status cp_command_about(cp_status status, const char *path);
+
+enum {
+    CP_COMMAND_RANKS = 1024, /* more than this is refused */
+    CP_COMMAND_TIMEOUT = 60, /* unless --timeout says otherwise */
+};
 
 #define CP_COMMAND_VARIANTS "auto|pass-kv|pass-q|all-gather|decode"
 #define CP_COMMAND_PLACES "threads|mpi|cuda|cuda-fp32|cuda-fp8"
 
+/* What a command that runs a ring asks for, and what that comes to. */
+typedef struct {
+    int64_t ranks, tensor;
+    int variant, on;
+    const char *machine;
+    double timeout;
+    const cp_backend *backend;
+    cp_hardware described; /* of --machine */
+} cp_command_ring;
+
+#define CP_COMMAND_RING                                                        \
+    { .ranks = -1, .tensor = 1, .timeout = CP_COMMAND_TIMEOUT }
+
+/* Its rows in a table of options. */
+#define CP_COMMAND_RING_OPTIONS(ring)                                          \
+    {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
+        {"variant", CP_ONE_OF, &(ring).variant, CP_COMMAND_VARIANTS,           \
+         "which ring (default auto: by Algorithm 1)"},                         \
+        {"machine", CP_WORD, &(ring).machine, "NAME|FILE",                     \
+         "let auto take the ring that is faster on this machine, as "          \
+         "simulated"},                                                         \
+        {"on", CP_ONE_OF, &(ring).on, CP_COMMAND_PLACES,                       \
+         "where the ranks run (default threads)"},                             \
+    {                                                                          \
+        "timeout", CP_NUMBER, &(ring).timeout, "SECONDS",                      \
+            "how long a process waits for another (default 60)"                \
+    }
+#define CP_COMMAND_TENSOR_OPTION(ring)                                         \
+    {                                                                          \
+        "tensor", CP_COUNT, &(ring).tensor, "n",                               \
+            "processes, each with a GPU, that share a rank's heads (default "  \
+            "1)"                                                               \
+    }
+
+/* See that they make sense, and fill in the rest; the description of
+ * --machine becomes the same for all processes. */
+cp_status cp_command_ring_check(cp_command_ring *ring);
+
 /* Check --ranks. Below 0, it was not given, and is 4, or as many as there are
  * processes if they are what ranks are. */
 cp_status cp_command_ranks(int64_t *ranks);
-
-/* The same where a rank is so many processes, which share its heads. */
-cp_status cp_command_ranks_of(int64_t *ranks, int64_t tensor);
 
 /* The backend of that place of CP_COMMAND_PLACES, whose ranks shall wait for
  * each other no longer than timeout, in seconds. */
 cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend);
 
-/* The description of --machine, the same for all processes; name may be NULL:
- * none is asked for. Refuses it beside a variant that is not CP_AUTO. */
-cp_status cp_command_machine(const char *name, int variant,
-                             cp_hardware *hardware);
+/* The heads that three counts say; those in *shape if there are none. */
+cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape);
 
-/* Tell a backend that a rank is so many processes. */
-cp_status cp_command_divide(const cp_backend *backend, int64_t tensor);
-
-enum { CP_COMMAND_TIMEOUT = 60 }; /* unless --timeout says otherwise */
-
-/* Print the one line of a failure. */
-void cp_complain(const char *message);
-
-/* Put the name of a file before the message of a failure, unless the message
- * names it already. Returns status. */
-cp_status cp_command_about(cp_status status, const char *path);
-
-/* A count with commas: "1,048,576". Use it within one expression. */
+/* A model's file, and what is made of it, each when it is asked for; NULL
+ * before. */
 typedef struct {
-    char text[32];
-} cp_grouped;
-cp_grouped cp_group(int64_t count);
+    const char *path;
+    cp_gguf *file;
+    cp_tokenizer *tokenizer;
+    cp_model *weights;
+    const cp_model_facts *facts;
+} cp_opened;
+cp_status cp_opened_file(cp_opened *model, const char *path);
+cp_status cp_opened_words(cp_opened *model);
+cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring);
+void cp_opened_close(cp_opened *model);
 
-/* "1 token", "2 tokens". */
-const char *cp_plural(int64_t count);
+/* The logits of count tokens of a session's last call, from the first-th on;
+ * the first is at that position of its sequence. Fails with CP_INVALID where
+ * one is no number, as cp_session_logits otherwise. */
+cp_status cp_scores_read(const cp_session *session, int64_t first,
+                         int64_t count, int64_t position, int64_t vocabulary,
+                         float *logits);
+
+/* A file that a command names; path may be NULL: it is not asked for. */
+typedef struct {
+    const char *option; /* "--out" */
+    const char *path;
+    bool written;
+} cp_command_file;
+
+/* Before any work: can those that are written be made, and is none of them
+ * another of these, under whatever name? */
+cp_status cp_command_files(int64_t count, const cp_command_file *files);
+
 /* All that the file at path, or the stream called name, has to give, and a
  * zero byte after it. The caller frees *text. Fails with CP_FILE or
  * CP_MEMORY; *text is then NULL. */
@@ -75,11 +127,17 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
 cp_status cp_stream_read(FILE *in, const char *name, char **text,
                          int64_t *bytes);
 
-/* cp_save_check by the process that writes files; the others have no say. */
-cp_status cp_command_check_file(const char *path);
+/* A page of text in memory, as write writes it; *text is the caller's to
+ * free. And such a page in the file at path, or on standard output if path is
+ * NULL. */
+typedef cp_status (*cp_page_writer)(void *context, FILE *out);
+cp_status cp_page_make(cp_page_writer write, void *context, char **text,
+                       int64_t *bytes);
+cp_status cp_page_keep(const char *path, const char *text, int64_t bytes);
 
 /* As cp_npy_read. */
 cp_status cp_command_array(const char *path, cp_npy *array);
+
 /* The turns of one sequence, as --history spells them: "500+d20+64", up to
  * the next comma or the end. An empty history is "0". *turns is allocated;
  * the caller frees it, whatever the result. */
@@ -87,6 +145,7 @@ cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count);
 
 /* The tokens of all turns. */
 int64_t cp_history_tokens(const cp_turn *turns, int64_t count);
+
 /* The program but for main: the exit status for these arguments. */
 int cp_command_line(int count, char *const *arguments);
 

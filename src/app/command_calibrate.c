@@ -28,35 +28,28 @@ typedef struct {
     cp_calibration wanted;
 } calibrate_run;
 
+static cp_status counts_default(const char *name, const char *text,
+                                cp_counts *counts) {
+    return counts->count > 0 ? CP_OK : cp_counts_parse(name, text, counts);
+}
+
 static cp_status sizes_take(calibrate_run *run) {
     cp_calibration *wanted = &run->wanted;
-    cp_status status = CP_OK;
-    if (wanted->rows.count == 0)
-        status = cp_counts_parse("rows", "1,4,8,16,64,256,1024", &wanted->rows);
-    if (status == CP_OK && wanted->keys.count == 0)
-        status =
-            cp_counts_parse("keys", "64,256,1024,4096,16Ki", &wanted->keys);
-    if (status == CP_OK && wanted->bytes.count == 0)
-        status =
-            cp_counts_parse("bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes);
-    if (run->heads.count != 0 && run->heads.count != 3)
-        return cp_fail(CP_INVALID,
-                       "--heads: %lld counts; query heads, kv heads and "
-                       "dimension are needed",
-                       (long long)run->heads.count);
+    CP_TRY(counts_default("rows", "1,4,8,16,64,256,1024", &wanted->rows));
+    CP_TRY(counts_default("keys", "64,256,1024,4096,16Ki", &wanted->keys));
+    CP_TRY(counts_default("bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes));
     wanted->shape = (cp_shape){9, 3, 64};
-    if (run->heads.count == 3)
-        wanted->shape = (cp_shape){run->heads.items[0], run->heads.items[1],
-                                   run->heads.items[2]};
-    return status == CP_OK ? cp_calibration_check(wanted) : status;
+    CP_TRY(cp_command_heads(&run->heads, &wanted->shape));
+    return cp_calibration_check(wanted);
 }
+
 static cp_status counts_check(calibrate_run *run) {
     if (run->rounds < 1 || run->rounds > CP_BENCH_ROUNDS)
-        return cp_fail(CP_INVALID, "--rounds %lld: between 1 and %d",
-                       (long long)run->rounds, CP_BENCH_ROUNDS);
+        return cp_fail(CP_INVALID, "--rounds %ld: between 1 and %d",
+                       run->rounds, CP_BENCH_ROUNDS);
     if (run->cores < 1 || run->cores > 4096)
-        return cp_fail(CP_INVALID, "--cores %lld: between 1 and 4096",
-                       (long long)run->cores);
+        return cp_fail(CP_INVALID, "--cores %ld: between 1 and 4096",
+                       run->cores);
     run->wanted.ranks = (int)run->ranks;
     run->wanted.cores = (int)run->cores;
     run->wanted.rounds = (int)run->rounds;
@@ -68,24 +61,22 @@ static cp_status calibrate_check(void *context) {
     if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
         strcspn(run->name, " \t\r\n") < strlen(run->name))
         return cp_fail(CP_INVALID,
-                       "--name \"%.60s\": one word of less than %d "
-                       "letters",
+                       "--name \"%.60s\": one word of less than %d letters",
                        run->name, CP_NAME_BYTES);
     snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
-    cp_status status = cp_command_ranks(&run->ranks);
-    if (status == CP_OK)
-        status = counts_check(run);
-    if (status == CP_OK)
-        status = sizes_take(run);
-    if (status == CP_OK)
-        status = cp_command_backend(run->on, run->timeout, &run->backend);
-    if (status == CP_OK && run->backend->calibrate == NULL)
-        status = cp_fail(CP_INVALID, "--on %s: nothing is calibrated there yet",
-                         run->backend->name);
-    return status;
+    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(counts_check(run));
+    CP_TRY(sizes_take(run));
+    CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
+    if (run->backend->calibrate == NULL)
+        return cp_fail(CP_INVALID, "--on %s: nothing is calibrated there yet",
+                       run->backend->name);
+    return CP_OK;
 }
 
-static void head_write(const calibrate_run *run, FILE *out) {
+/* Write the description under what it was measured of and by. */
+static cp_status description_write(void *context, FILE *out) {
+    const calibrate_run *run = context;
     char machine[320], date[32];
     const time_t today = time(NULL);
     const cp_shape *shape = &run->wanted.shape;
@@ -93,43 +84,25 @@ static void head_write(const calibrate_run *run, FILE *out) {
     strftime(date, sizeof(date), "%Y-%m-%d", localtime(&today));
     fprintf(out,
             "# machine: %s\n# date: %s\n# commit: %s\n"
-            "# longring calibrate, %d rank%s on %s, heads %lld,%lld,%lld\n",
+            "# longring calibrate, %d rank%s on %s, heads %ld,%ld,%ld\n",
             machine, date, CP_COMMIT, run->wanted.ranks,
             cp_plural(run->wanted.ranks), run->backend->name,
-            (long long)shape->query_heads, (long long)shape->kv_heads,
-            (long long)shape->head_dim);
-}
-static cp_status keep(const calibrate_run *run, const char *text,
-                      size_t bytes) {
-    cp_hardware again;
-    const cp_status status =
-        cp_hardware_parse("what was measured", text, &again);
-    if (status != CP_OK || !cp_crew_leads())
-        return status;
-    if (run->out != NULL)
-        return cp_save(run->out, 1, &(cp_bytes){text, (int64_t)bytes});
-    fwrite(text, 1, bytes, stdout);
+            shape->query_heads, shape->kv_heads, shape->head_dim);
+    cp_hardware_write(&run->hardware, out);
     return CP_OK;
 }
 
 static cp_status calibrate_work(void *context) {
     calibrate_run *run = context;
-    char *text = NULL;
-    size_t bytes = 0;
-    cp_status status = cp_command_check_file(run->out);
+    cp_hardware again;
+    char *text;
+    int64_t bytes;
+    CP_TRY(cp_command_files(1, &(cp_command_file){"--out", run->out, true}));
+    CP_TRY(run->backend->calibrate(&run->wanted));
+    CP_TRY(cp_page_make(description_write, run, &text, &bytes));
+    cp_status status = cp_hardware_parse("what was measured", text, &again);
     if (status == CP_OK)
-        status = run->backend->calibrate(&run->wanted);
-    FILE *out = status == CP_OK ? open_memstream(&text, &bytes) : NULL;
-    if (status == CP_OK && out == NULL)
-        status = cp_fail(CP_MEMORY, "calibrate: no memory for its text");
-    if (status != CP_OK)
-        return status;
-    head_write(run, out);
-    cp_hardware_write(&run->hardware, out);
-    if (fclose(out) != 0)
-        status = cp_fail(CP_MEMORY, "calibrate: no memory for its text");
-    if (status == CP_OK)
-        status = keep(run, text, bytes);
+        status = cp_page_keep(run->out, text, bytes);
     free(text);
     return status;
 }
@@ -171,8 +144,8 @@ int cp_command_calibrate(int count, char *const *arguments) {
         {0}};
     const cp_usage usage = {
         "calibrate", "[options]",
-        "Measure this machine with all ranks at work: attention by queries "
-        "and keys, linear layers, messages, memory. Writes a description that "
+        "Measure this machine with all ranks at work: attention by queries and "
+        "keys, linear layers, messages, memory. Writes a description that "
         "simulate, choose and chat take as --machine FILE.",
         options};
     return cp_command_run(&usage, count, arguments, calibrate_check,

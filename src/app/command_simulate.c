@@ -190,7 +190,7 @@ static void csv_print(const simulate_run *run, const cp_forecast *f,
                       double step) {
     printf("variant,seconds,next_step_seconds,busy,tflops_per_gpu,linear_us,"
            "reduce_us,ring_us,attend_us,exchange_us,exposed_us,weights_gb,"
-           "cache_gb,buffers_gb,memory_gb\n"
+           "cache_gb,buffers_gb,capacity_gb\n"
            "%s,%.9g,%.9g,%.4f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,"
            "%.6g,%.6g\n",
            cp_variant_name(run->scenario.variant), f->seconds, step, f->busy,

@@ -6,13 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/tokenizer.h"
-
 typedef struct {
     const char *model;
     bool special, decode;
-    cp_gguf *file;
-    cp_tokenizer *tokenizer;
+    cp_opened opened;
     char *text;
     int64_t bytes;
     int32_t *ids;
@@ -28,70 +25,59 @@ static cp_status tokenize_check(void *context) {
 
 static cp_status text_to_ids(tokenize_run *run) {
     const cp_status status =
-        cp_tokenizer_encode(run->tokenizer, run->text, run->bytes, run->special,
-                            &run->ids, &run->count);
+        cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
+                            run->special, &run->ids, &run->count);
     const int64_t lost =
-        cp_tokenizer_lost(run->tokenizer, run->text, run->bytes);
+        cp_tokenizer_lost(run->opened.tokenizer, run->text, run->bytes);
     if (lost > 0)
         fprintf(stderr,
-                "longring: %lld byte%s of the text have no token, and are left "
+                "longring: %ld byte%s of the text have no token, and are left "
                 "out\n",
-                (long long)lost, cp_plural(lost));
+                lost, cp_plural(lost));
     for (int64_t i = 0; i < run->count && status == CP_OK; i++)
         printf(i > 0 ? " %d" : "%d", run->ids[i]);
     if (status == CP_OK)
         putchar('\n');
     return status;
 }
+
 static cp_status ids_read(tokenize_run *run) {
-    char *rest = run->text;
-    int64_t room = 0;
+    static const char *const space = " \t\r\n";
+    char *rest = run->text, *end;
+    int64_t room = 1;
     for (char *c = run->text; *c != '\0'; c++)
-        room += strchr(" \t\r\n", *c) != NULL;
-    cp_status status = cp_allocate(&run->ids, room + 1, sizeof(int32_t), "ids");
-    while (status == CP_OK) {
-        char *word = strtok_r(rest, " \t\r\n", &rest), *end;
-        if (word == NULL)
-            break;
+        room += strchr(space, *c) != NULL;
+    CP_TRY(cp_allocate(&run->ids, room, sizeof(int32_t), "ids"));
+    for (char *word = strtok_r(rest, space, &rest); word != NULL;
+         word = strtok_r(rest, space, &rest)) {
         errno = 0;
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
-            status = cp_fail(CP_INVALID,
-                             "standard input: word %lld is "
-                             "'%.40s', not an id",
-                             (long long)run->count, word);
+            return cp_fail(CP_INVALID,
+                           "standard input: word %ld is '%.40s', not an id",
+                           run->count, word);
         run->ids[run->count++] = (int32_t)id;
     }
-    return status;
+    return CP_OK;
 }
+
 static cp_status ids_to_text(tokenize_run *run) {
-    char *text = NULL;
-    int64_t bytes = 0;
-    cp_status status = ids_read(run);
-    if (status == CP_OK)
-        status = cp_tokenizer_decode(run->tokenizer, run->ids, run->count,
-                                     &text, &bytes);
-    if (status == CP_OK)
-        fwrite(text, 1, (size_t)bytes, stdout);
+    char *text;
+    int64_t bytes;
+    CP_TRY(ids_read(run));
+    CP_TRY(cp_tokenizer_decode(run->opened.tokenizer, run->ids, run->count,
+                               &text, &bytes));
+    fwrite(text, 1, (size_t)bytes, stdout);
     free(text);
-    return status;
+    return CP_OK;
 }
+
 static cp_status tokenize_work(void *context) {
     tokenize_run *run = context;
-    cp_status status = cp_gguf_open(run->model, &run->file);
-    if (status == CP_OK)
-        status = cp_command_about(cp_tokenizer_new(run->file, &run->tokenizer),
-                                  run->model);
-    if (status == CP_OK)
-        status =
-            cp_stream_read(stdin, "standard input", &run->text, &run->bytes);
-    if (status == CP_OK)
-        status = run->decode ? ids_to_text(run) : text_to_ids(run);
-    free(run->text);
-    free(run->ids);
-    cp_tokenizer_free(run->tokenizer);
-    cp_gguf_close(run->file);
-    return status;
+    CP_TRY(cp_opened_file(&run->opened, run->model));
+    CP_TRY(cp_opened_words(&run->opened));
+    CP_TRY(cp_stream_read(stdin, "standard input", &run->text, &run->bytes));
+    return run->decode ? ids_to_text(run) : text_to_ids(run);
 }
 
 int cp_command_tokenize(int count, char *const *arguments) {
@@ -107,6 +93,10 @@ int cp_command_tokenize(int count, char *const *arguments) {
         "tokenize", "--model FILE.gguf [options]",
         "Text on standard input to token ids on standard output, or back.",
         options};
-    return cp_command_run(&usage, count, arguments, tokenize_check,
-                          tokenize_work, &run);
+    const int result = cp_command_run(&usage, count, arguments, tokenize_check,
+                                      tokenize_work, &run);
+    free(run.text);
+    free(run.ids);
+    cp_opened_close(&run.opened);
+    return result;
 }

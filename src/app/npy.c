@@ -12,143 +12,126 @@
 
 #include "ground/save.h"
 
-typedef struct {
-    const char *at, *end;
-} cursor;
-
-typedef struct {
+static const struct {
     const char *spelling; /* as in the header, after the byte order */
     int64_t bytes;
-} number_type;
-
-static const number_type number_types[] = {
+} number_types[] = {
     [CP_NPY_FLOAT32] = {"f4", 4},
     [CP_NPY_FLOAT64] = {"f8", 8},
     [CP_NPY_INT32] = {"i4", 4},
     [CP_NPY_INT64] = {"i8", 8},
 };
 
-static bool cursor_take(cursor *text, char wanted) {
-    while (text->at < text->end && *text->at == ' ')
-        text->at++;
-    if (text->at == text->end || *text->at != wanted)
-        return false;
-    text->at++;
-    return true;
+int64_t cp_npy_bytes(const cp_npy *array) {
+    return array->count * number_types[array->type].bytes;
 }
 
-/* Take a word in single quotes of at most size - 1 characters. */
-static bool cursor_word(cursor *text, char *word, size_t size) {
-    size_t length = 0;
-    if (!cursor_take(text, '\''))
+/* Skip spaces, and take what is wanted if it is there. */
+static bool take(const char **at, const char *wanted) {
+    *at += strspn(*at, " ");
+    const size_t length = strlen(wanted);
+    const bool there = strncmp(*at, wanted, length) == 0;
+    *at += there ? length : 0;
+    return there;
+}
+
+/* Take a word in single quotes of at most 15 characters. */
+static bool word_take(const char **at, char word[16]) {
+    if (!take(at, "'"))
         return false;
-    while (text->at < text->end && *text->at != '\'' && length + 1 < size)
-        word[length++] = *text->at++;
-    word[length] = '\0';
-    return cursor_take(text, '\'');
+    const int length = (int)cp_min(15, (int64_t)strcspn(*at, "'"));
+    snprintf(word, 16, "%.*s", length, *at);
+    *at += length;
+    return take(at, "'");
 }
-static bool cursor_number(cursor *text, int64_t *number) {
-    while (text->at < text->end && *text->at == ' ')
-        text->at++;
-    const char *start = text->at;
-    *number = 0;
-    for (; text->at < text->end && *text->at >= '0' && *text->at <= '9';
-         text->at++)
+
+static bool number_take(const char **at, int64_t *number) {
+    take(at, "");
+    const char *start = *at;
+    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
         if (!cp_multiply(*number, 10, number) ||
-            !cp_add(*number, *text->at - '0', number))
+            !cp_add(*number, **at - '0', number))
             return false;
-    return text->at > start;
+    return *at > start;
 }
-static cp_status header_shape(cursor *text, const char *path, cp_npy *array) {
+
+static cp_status shape_read(const char **at, const char *path, cp_npy *array) {
     array->dims = 0;
     array->count = 1;
-    if (!cursor_take(text, '('))
+    if (!take(at, "("))
         return cp_fail(CP_INVALID, "%s: its header's shape is no tuple", path);
-    while (!cursor_take(text, ')')) {
+    while (!take(at, ")")) {
         int64_t size;
         if (array->dims == CP_NPY_MOST_DIMS)
             return cp_fail(CP_INVALID, "%s: more than %d dimensions", path,
                            CP_NPY_MOST_DIMS);
-        if (!cursor_number(text, &size) ||
+        if (!number_take(at, &size) ||
             !cp_multiply(array->count, size, &array->count))
-            return cp_fail(CP_INVALID,
-                           "%s: dimension %d is no size, or "
-                           "more than memory can have",
-                           path, array->dims);
+            return cp_fail(
+                CP_INVALID,
+                "%s: dimension %d is no size, or more than memory can have",
+                path, array->dims);
         array->shape[array->dims++] = size;
-        if (!cursor_take(text, ',') && text->at < text->end && *text->at != ')')
+        if (!take(at, ",") && **at != ')')
             return cp_fail(CP_INVALID, "%s: its header's shape has no end",
                            path);
     }
     return CP_OK;
 }
-static cp_status header_type(cursor *text, const char *path, cp_npy *array) {
+
+static cp_status type_read(const char **at, const char *path, cp_npy *array) {
     char word[16];
-    if (!cursor_word(text, word, sizeof(word)))
+    if (!word_take(at, word))
         return cp_fail(CP_INVALID,
-                       "%s: numbers of a structured or unnamed "
-                       "type; float32, float64, int32 or int64 is needed",
+                       "%s: numbers of a structured or unnamed type; float32, "
+                       "float64, int32 or int64 is needed",
                        path);
     if (word[0] == '>')
         return cp_fail(CP_INVALID,
-                       "%s: big-endian numbers (%s); save them "
-                       "little-endian",
+                       "%s: big-endian numbers (%s); save them little-endian",
                        path, word);
     for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
+        array->type = (cp_npy_type)type;
         if ((word[0] == '<' || word[0] == '=') &&
-            strcmp(word + 1, number_types[type].spelling) == 0) {
-            array->type = (cp_npy_type)type;
+            strcmp(word + 1, number_types[type].spelling) == 0)
             return CP_OK;
-        }
     }
+    return cp_fail(
+        CP_INVALID,
+        "%s: numbers of type %s; float32, float64, int32 or int64 is needed",
+        path, word);
+}
+
+static cp_status order_read(const char **at, const char *path) {
+    if (take(at, "True"))
+        return cp_fail(
+            CP_INVALID,
+            "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
+    if (take(at, "False"))
+        return CP_OK;
     return cp_fail(CP_INVALID,
-                   "%s: numbers of type %s; float32, float64, "
-                   "int32 or int64 is needed",
-                   path, word);
+                   "%s: its header's fortran_order is neither True nor False",
+                   path);
 }
-static cp_status header_order(cursor *text, const char *path) {
-    const int64_t left = text->end - text->at;
-    while (cursor_take(text, ' ')) {
-    }
-    if (left >= 4 && cursor_take(text, 'T'))
-        return cp_fail(CP_INVALID,
-                       "%s: in Fortran's order; save "
-                       "numpy.ascontiguousarray of it",
-                       path);
-    for (const char *c = "False"; *c != '\0'; c++)
-        if (!cursor_take(text, *c))
-            return cp_fail(CP_INVALID,
-                           "%s: its header's fortran_order is "
-                           "neither True nor False",
-                           path);
-    return CP_OK;
-}
-static cp_status header_read(cursor text, const char *path, cp_npy *array) {
-    int seen = 0;
-    bool good = cursor_take(&text, '{');
-    while (good && !cursor_take(&text, '}')) {
+
+static cp_status header_read(const char *at, const char *path, cp_npy *array) {
+    static const char *const keys[] = {"descr", "fortran_order", "shape"};
+    bool seen[3] = {false}, good = take(&at, "{");
+    while (good && !take(&at, "}")) {
         char key[16];
-        good = cursor_word(&text, key, sizeof(key)) && cursor_take(&text, ':');
-        cp_status status = CP_OK;
-        /* Read the value of one entry. */
-        if (good && strcmp(key, "descr") == 0) {
-            status = header_type(&text, path, array);
-            seen += 1;
-        } else if (good && strcmp(key, "fortran_order") == 0) {
-            status = header_order(&text, path);
-            seen += 2;
-        } else if (good && strcmp(key, "shape") == 0) {
-            status = header_shape(&text, path, array);
-            seen += 4;
-        } else {
-            good = false;
-        }
-        if (status != CP_OK)
-            return status;
-        if (!cursor_take(&text, ',') && text.at < text.end)
-            good = good && *text.at == '}';
+        int k = 0;
+        good = word_take(&at, key) && take(&at, ":");
+        while (good && k < 3 && strcmp(key, keys[k]) != 0)
+            k++;
+        if (!good || k == 3 || seen[k])
+            return cp_fail(CP_INVALID, "%s: its header is not NumPy's", path);
+        CP_TRY(k == 0   ? type_read(&at, path, array)
+               : k == 1 ? order_read(&at, path)
+                        : shape_read(&at, path, array));
+        seen[k] = true;
+        good = take(&at, ",") || *at == '}';
     }
-    if (!good || seen != 7)
+    if (!good || !seen[0] || !seen[1] || !seen[2])
         return cp_fail(CP_INVALID, "%s: its header is not NumPy's", path);
     return CP_OK;
 }
@@ -166,57 +149,48 @@ static cp_status preamble_read(FILE *file, const char *path,
     *header_bytes = start[8] | start[9] * 256 | start[10] * 65536 |
                     (int64_t)start[11] * 16777216;
     if (*header_bytes > 1000000)
-        return cp_fail(CP_INVALID, "%s: a header of %lld bytes", path,
-                       (long long)*header_bytes);
+        return cp_fail(CP_INVALID, "%s: a header of %ld bytes", path,
+                       *header_bytes);
     return CP_OK;
 }
+
 static cp_status header_load(FILE *file, const char *path, cp_npy *array) {
     int64_t bytes = 0;
-    cp_status status = preamble_read(file, path, &bytes);
-    char *text = NULL;
-    if (status == CP_OK)
-        status = cp_allocate(&text, bytes, 1, "header of an .npy file");
-    if (status == CP_OK && fread(text, 1, (size_t)bytes, file) != (size_t)bytes)
-        status = cp_fail(CP_INVALID,
-                         "%s: ends within its header of %lld "
-                         "bytes",
-                         path, (long long)bytes);
-    if (status == CP_OK)
-        status = header_read((cursor){text, text + bytes}, path, array);
+    char *text;
+    CP_TRY(preamble_read(file, path, &bytes));
+    CP_TRY(cp_allocate(&text, bytes + 1, 1, "header of an .npy file"));
+    const cp_status status =
+        fread(text, 1, (size_t)bytes, file) == (size_t)bytes
+            ? header_read(text, path, array)
+            : cp_fail(CP_INVALID, "%s: ends within its header of %ld bytes",
+                      path, bytes);
     free(text);
     return status;
 }
-static cp_status length_check(FILE *file, const char *path,
-                              const cp_npy *array) {
+
+static cp_status numbers_load(FILE *file, const char *path, cp_npy *array) {
+    const int64_t size = number_types[array->type].bytes;
     struct stat entry;
+    int64_t bytes;
     const off_t start = ftello(file);
     if (start < 0 || fstat(fileno(file), &entry) != 0 ||
         !S_ISREG(entry.st_mode))
         return cp_fail(CP_FILE, "%s: not a regular file", path);
-    int64_t bytes;
-    if (!cp_multiply(array->count, number_types[array->type].bytes, &bytes))
-        return cp_fail(CP_INVALID, "%s: %lld elements are no size", path,
-                       (long long)array->count);
+    if (!cp_multiply(array->count, size, &bytes))
+        return cp_fail(CP_INVALID, "%s: %ld elements are no size", path,
+                       array->count);
     if (entry.st_size - start != bytes)
-        return cp_fail(CP_INVALID,
-                       "%s: its header promises %lld bytes of "
-                       "numbers, and %lld are there",
-                       path, (long long)bytes,
-                       (long long)(entry.st_size - start));
+        return cp_fail(
+            CP_INVALID,
+            "%s: its header promises %ld bytes of numbers, and %ld are there",
+            path, bytes, entry.st_size - start);
+    CP_TRY(cp_allocate(&array->data, array->count, size, path));
+    if (fread(array->data, 1, (size_t)bytes, file) != (size_t)bytes)
+        return cp_fail(CP_FILE, "%s: reading %ld numbers failed: %s", path,
+                       array->count, strerror(errno));
     return CP_OK;
 }
-static cp_status numbers_read(FILE *file, const char *path, cp_npy *array) {
-    const int64_t size = number_types[array->type].bytes;
-    cp_status status = length_check(file, path, array);
-    if (status == CP_OK)
-        status = cp_allocate(&array->data, array->count, size, path);
-    if (status == CP_OK &&
-        fread(array->data, (size_t)size, (size_t)array->count, file) !=
-            (size_t)array->count)
-        status = cp_fail(CP_FILE, "%s: reading %lld numbers failed: %s", path,
-                         (long long)array->count, strerror(errno));
-    return status;
-}
+
 cp_status cp_npy_read(const char *path, cp_npy *array) {
     *array = (cp_npy){0};
     FILE *file = fopen(path, "rb");
@@ -224,7 +198,7 @@ cp_status cp_npy_read(const char *path, cp_npy *array) {
         return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
     cp_status status = header_load(file, path, array);
     if (status == CP_OK)
-        status = numbers_read(file, path, array);
+        status = numbers_load(file, path, array);
     fclose(file);
     if (status != CP_OK)
         cp_npy_free(array);
@@ -243,68 +217,57 @@ static void index_write(const cp_npy *array, int64_t element, char *text,
     size_t length = (size_t)snprintf(text, size, "[");
     for (int i = 0; i < array->dims; i++) {
         stride /= array->shape[i];
-        length +=
-            (size_t)snprintf(text + length, size - length, "%s%lld",
-                             i > 0 ? ", " : "", (long long)(element / stride));
+        length += (size_t)snprintf(text + length, size - length, "%s%ld",
+                                   i > 0 ? ", " : "", element / stride);
         element %= stride;
     }
     snprintf(text + length, size - length, "]");
 }
+
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
     char index[CP_NPY_MOST_DIMS * 22 + 3];
     index_write(array, element, index, sizeof(index));
     return cp_fail(CP_INVALID,
-                   "%s: element %s is %g; finite float32 "
-                   "numbers are needed",
+                   "%s: element %s is %g; finite float32 numbers are needed",
                    path, index, value);
 }
-static cp_status narrow(cp_npy *array, const char *path) {
-    float *narrowed;
-    const double *wide = array->data;
-    const cp_status status =
-        cp_allocate(&narrowed, array->count, sizeof(float), path);
-    if (status != CP_OK)
-        return status;
-    for (int64_t i = 0; i < array->count; i++) {
-        narrowed[i] = (float)wide[i];
-        if (!isfinite(narrowed[i])) {
-            free(narrowed);
-            return refuse_element(array, path, i, wide[i]);
-        }
-    }
-    free(array->data);
-    array->data = narrowed;
-    array->type = CP_NPY_FLOAT32;
-    return CP_OK;
-}
+
 cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
-    if (array->type == CP_NPY_FLOAT64)
-        return narrow(array, path);
-    if (array->type != CP_NPY_FLOAT32)
-        return cp_fail(CP_INVALID,
-                       "%s: integers; float32 or float64 is "
-                       "needed",
+    if (array->type != CP_NPY_FLOAT32 && array->type != CP_NPY_FLOAT64)
+        return cp_fail(CP_INVALID, "%s: integers; float32 or float64 is needed",
                        path);
-    const float *numbers = array->data;
-    for (int64_t i = 0; i < array->count; i++)
+    const double *wide = array->type == CP_NPY_FLOAT64 ? array->data : NULL;
+    float *numbers = array->data;
+    if (wide != NULL)
+        CP_TRY(cp_allocate(&numbers, array->count, sizeof(float), path));
+    cp_status status = CP_OK;
+    for (int64_t i = 0; i < array->count && status == CP_OK; i++) {
+        if (wide != NULL)
+            numbers[i] = (float)wide[i];
         if (!isfinite(numbers[i]))
-            return refuse_element(array, path, i, (double)numbers[i]);
-    return CP_OK;
+            status = refuse_element(array, path, i,
+                                    wide ? wide[i] : (double)numbers[i]);
+    }
+    if (wide == NULL)
+        return status;
+    free(status == CP_OK ? array->data : numbers);
+    if (status == CP_OK) {
+        array->data = numbers;
+        array->type = CP_NPY_FLOAT32;
+    }
+    return status;
 }
+
 cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
     if (array->type == CP_NPY_INT64)
         return CP_OK;
     if (array->type != CP_NPY_INT32)
         return cp_fail(CP_INVALID, "%s: floats; int32 or int64 is needed",
                        path);
-    /* Widen the numbers to eight bytes. */
     int64_t *wide;
     const int32_t *numbers = array->data;
-    const cp_status status =
-        cp_allocate(&wide, array->count, sizeof(int64_t), path);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&wide, array->count, sizeof(int64_t), path));
     for (int64_t i = 0; i < array->count; i++)
         wide[i] = numbers[i];
     free(array->data);
@@ -314,16 +277,15 @@ cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
 }
 
 /* Write the first bytes of the file, up to the numbers; return how many. */
-static int64_t header_write(cp_npy_type type, int dims, const int64_t *shape,
-                            char *text, size_t size) {
+static int64_t header_write(const cp_npy_file *file, char *text, size_t size) {
     size_t length = 10;
-    length += (size_t)snprintf(text + length, size - length,
-                               "{'descr': '<%s', 'fortran_order': False, "
-                               "'shape': (",
-                               number_types[type].spelling);
-    for (int i = 0; i < dims; i++)
-        length += (size_t)snprintf(text + length, size - length, "%lld, ",
-                                   (long long)shape[i]);
+    length +=
+        (size_t)snprintf(text + length, size - length,
+                         "{'descr': '<%s', 'fortran_order': False, 'shape': (",
+                         number_types[file->type].spelling);
+    for (int i = 0; i < file->dims; i++)
+        length += (size_t)snprintf(text + length, size - length, "%ld, ",
+                                   file->shape[i]);
     length += (size_t)snprintf(text + length, size - length, "), }");
     while ((length + 1) % 64 != 0)
         text[length++] = ' ';
@@ -333,43 +295,31 @@ static int64_t header_write(cp_npy_type type, int dims, const int64_t *shape,
     text[9] = (char)((length - 10) / 256);
     return (int64_t)length;
 }
-/* A file on its way: its header, and header and numbers as parts. */
-typedef struct {
-    char start[512];
-    cp_bytes parts[2];
-} prepared;
 
-static cp_status file_prepare(const cp_npy_file *file, prepared *ready) {
-    assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
-    int64_t bytes = number_types[file->type].bytes;
-    for (int i = 0; i < file->dims; i++)
-        if (!cp_multiply(bytes, file->shape[i], &bytes))
-            return cp_fail(CP_INVALID, "%s: an array of no size", file->path);
-    const int64_t header = header_write(file->type, file->dims, file->shape,
-                                        ready->start, sizeof(ready->start));
-    ready->parts[0] = (cp_bytes){ready->start, header};
-    ready->parts[1] = (cp_bytes){file->data, bytes};
-    return CP_OK;
-}
 cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
-    prepared *ready = NULL;
-    cp_saved *saved = NULL;
-    cp_status status = cp_allocate(&ready, count, sizeof(*ready), "headers");
-    if (status == CP_OK)
-        status = cp_allocate(&saved, count, sizeof(*saved), "headers");
-    for (int64_t i = 0; i < count && status == CP_OK; i++) {
-        status = file_prepare(&files[i], &ready[i]);
-        saved[i] = (cp_saved){files[i].path, 2, ready[i].parts};
+    enum { MOST = 4 };
+    char headers[MOST][512];
+    cp_bytes parts[MOST][2];
+    cp_saved saved[MOST];
+    assert(count <= MOST);
+    for (int64_t i = 0; i < count; i++) {
+        const cp_npy_file *file = &files[i];
+        assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
+        int64_t bytes = number_types[file->type].bytes;
+        for (int d = 0; d < file->dims; d++)
+            if (!cp_multiply(bytes, file->shape[d], &bytes))
+                return cp_fail(CP_INVALID, "%s: an array of no size",
+                               file->path);
+        const int64_t header =
+            header_write(file, headers[i], sizeof(headers[i]));
+        parts[i][0] = (cp_bytes){headers[i], header};
+        parts[i][1] = (cp_bytes){file->data, bytes};
+        saved[i] = (cp_saved){file->path, 2, parts[i]};
     }
-    if (status == CP_OK)
-        status = cp_save_all(count, saved);
-    free(saved);
-    free(ready);
-    return status;
+    return cp_save_all(count, saved);
 }
 
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
                        const int64_t *shape, const void *data) {
-    const cp_npy_file file = {path, type, dims, shape, data};
-    return cp_npy_write_all(1, &file);
+    return cp_npy_write_all(1, &(cp_npy_file){path, type, dims, shape, data});
 }

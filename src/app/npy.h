@@ -28,6 +28,9 @@ typedef struct {
 cp_status cp_npy_read(const char *path, cp_npy *array);
 void cp_npy_free(cp_npy *array);
 
+/* How many bytes its data have. */
+int64_t cp_npy_bytes(const cp_npy *array);
+
 /* Turn the numbers into float32 or int64 in place (other memory, same
  * array). Fails with CP_INVALID, naming path, index and value, if an element
  * is NaN or infinite, or does not fit; or if floats are found where integers
@@ -39,7 +42,7 @@ cp_status cp_npy_to_int64(cp_npy *array, const char *path);
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
                        const int64_t *shape, const void *data);
 
-/* Write several arrays (cp_save_all): if one fails, no file has changed. */
+/* Write up to four arrays (cp_save_all): if one fails, no file has changed. */
 typedef struct {
     const char *path;
     cp_npy_type type;

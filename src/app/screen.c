@@ -3,30 +3,7 @@
 
 #include <string.h>
 
-/* The bytes of the character that begins with this one; 0: none does. */
-static int character_bytes(unsigned char first) {
-    if (first < 0x80)
-        return 1;
-    if (first >= 0xC2 && first < 0xE0)
-        return 2;
-    if (first >= 0xE0 && first < 0xF0)
-        return 3;
-    return first >= 0xF0 && first < 0xF5 ? 4 : 0;
-}
-/* May the byte stand at this place of a character so begun? */
-static bool continues(const char *held, int place, unsigned char byte) {
-    const unsigned char first = (unsigned char)held[0];
-    unsigned char least = 0x80, most = 0xBF;
-    if (place == 1 && first == 0xE0)
-        least = 0xA0; /* shorter forms exist */
-    if (place == 1 && first == 0xED)
-        most = 0x9F; /* surrogates */
-    if (place == 1 && first == 0xF0)
-        least = 0x90;
-    if (place == 1 && first == 0xF4)
-        most = 0x8F;
-    return byte >= least && byte <= most;
-}
+#include "ground/text.h"
 
 static void word_write(cp_screen *screen) {
     if (screen->word_bytes == 0)
@@ -46,13 +23,10 @@ static void word_write(cp_screen *screen) {
 }
 static void character_write(cp_screen *screen, const char *bytes, int count) {
     const char c = count == 1 ? bytes[0] : 'x';
-    /* Without a width, write it at once. */
     if (screen->width == 0) {
         fwrite(bytes, 1, (size_t)count, screen->out);
         screen->column = c == '\n' ? 0 : screen->column + 1;
-        return;
-    }
-    if (c == ' ' || c == '\n') {
+    } else if (c == ' ' || c == '\n') {
         word_write(screen);
         if (screen->space && c == ' ') {
             fputc(' ', screen->out);
@@ -63,60 +37,73 @@ static void character_write(cp_screen *screen, const char *bytes, int count) {
             fputc('\n', screen->out);
             screen->column = 0;
         }
-        return;
-    }
-    if (screen->word_bytes + count > (int)sizeof(screen->word))
-        word_write(screen);
-    memcpy(screen->word + screen->word_bytes, bytes, (size_t)count);
-    screen->word_bytes += count;
-    screen->word_columns++;
-}
-static void replacement_write(cp_screen *screen) {
-    character_write(screen, "\xEF\xBF\xBD", 3);
-}
-
-/* A whole character of one byte: tabs and lines pass, controls do not. */
-static void byte_write(cp_screen *screen, char byte) {
-    const unsigned char c = (unsigned char)byte;
-    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F)
-        replacement_write(screen);
-    else
-        character_write(screen, &byte, 1);
-}
-
-static void byte_take(cp_screen *screen, char byte) {
-    if (screen->held_count > 0 &&
-        !continues(screen->held, screen->held_count, (unsigned char)byte)) {
-        replacement_write(screen);
-        screen->held_count = 0;
-    }
-    const int whole = screen->held_count > 0
-                          ? character_bytes((unsigned char)screen->held[0])
-                          : character_bytes((unsigned char)byte);
-    if (whole == 0) {
-        replacement_write(screen);
-    } else if (whole == 1) {
-        byte_write(screen, byte);
     } else {
-        screen->held[screen->held_count++] = byte;
-        if (screen->held_count == whole) {
-            character_write(screen, screen->held, whole);
-            screen->held_count = 0;
-        }
+        if (screen->word_bytes + count > (int)sizeof(screen->word))
+            word_write(screen);
+        memcpy(screen->word + screen->word_bytes, bytes, (size_t)count);
+        screen->word_bytes += count;
+        screen->word_columns++;
     }
 }
+
+/* Write count bytes that are a character; or none, and neither are control
+ * characters but tabs and line ends. */
+static void bytes_write(cp_screen *screen, int count, bool whole) {
+    const unsigned char c = (unsigned char)screen->held[0];
+    if (!whole || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F)
+        character_write(screen, "\xEF\xBF\xBD", 3);
+    else
+        character_write(screen, screen->held, count);
+    screen->held_count -= count;
+    memmove(screen->held, screen->held + count, (size_t)screen->held_count);
+}
+
+static void held_write(cp_screen *screen) {
+    while (screen->held_count > 0) {
+        const int n = cp_character(screen->held, screen->held_count);
+        if (n == 0)
+            return;
+        bytes_write(screen, n > 0 ? n : -n, n > 0);
+    }
+}
+
 void cp_screen_write(cp_screen *screen, const char *bytes, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        byte_take(screen, bytes[i]);
+    for (int64_t i = 0; i < count; i++) {
+        screen->held[screen->held_count++] = bytes[i];
+        held_write(screen);
+    }
     fflush(screen->out);
 }
 
 void cp_screen_end(cp_screen *screen) {
     if (screen->held_count > 0)
-        replacement_write(screen);
+        bytes_write(screen, screen->held_count, false);
     word_write(screen);
     if (screen->column > 0)
         fputc('\n', screen->out);
     fflush(screen->out);
     *screen = (cp_screen){.out = screen->out, .width = screen->width};
+}
+
+void cp_progress_begin(cp_progress *progress, const char *verb,
+                       const char *object) {
+    if (progress->shown)
+        fprintf(stderr, "\r\033[K%s %s ...", verb, object);
+    progress->begun = progress->shown;
+}
+
+void cp_progress_show(void *context, int64_t done, int64_t total) {
+    cp_progress *progress = context;
+    if (!progress->shown || progress->doing == NULL || total < 1)
+        return;
+    fprintf(stderr, "\r\033[K%s %3d%%", progress->doing,
+            (int)(100 * done / total));
+    progress->begun = true;
+}
+
+void cp_progress_end(cp_progress *progress) {
+    if (progress->begun)
+        fputs("\r\033[K", stderr);
+    progress->begun = false;
+    progress->doing = NULL;
 }

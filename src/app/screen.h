@@ -1,4 +1,5 @@
-/* Text that arrives in pieces of bytes, shown in whole characters and words. */
+/* Text that arrives in pieces of bytes, shown in whole characters and words;
+ * and how far a long work has come. */
 #ifndef CP_SCREEN_H
 #define CP_SCREEN_H
 
@@ -23,5 +24,22 @@ void cp_screen_write(cp_screen *screen, const char *bytes, int64_t count);
 
 /* Write what is held back, and end the line if one is begun. */
 void cp_screen_end(cp_screen *screen);
+
+/* A line on standard error that says how far a work has come. */
+typedef struct {
+    bool shown;        /* there is a terminal to see it */
+    bool begun;        /* the line is there */
+    const char *doing; /* NULL: nothing */
+} cp_progress;
+
+/* Say what is done now, of which nobody knows how far it is. */
+void cp_progress_begin(cp_progress *progress, const char *verb,
+                       const char *object);
+
+/* Of what context, a cp_progress, is doing, this much is done. */
+void cp_progress_show(void *context, int64_t done, int64_t total);
+
+/* Clear the line; nothing is being done. */
+void cp_progress_end(cp_progress *progress);
 
 #endif

@@ -3,77 +3,99 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-cp_status cp_tape_call_new(bool decode, int64_t count, int64_t tokens,
-                           int64_t vocabulary, cp_tape_call **out) {
+#include "app/command.h"
+
+static cp_status logits_new(int64_t count, int64_t vocabulary, float **logits) {
+    return cp_allocate(logits, count, vocabulary * (int64_t)sizeof(float),
+                       "logits");
+}
+
+static cp_status call_fill(cp_tape_call *call, int64_t count) {
+    CP_TRY(cp_allocate(&call->which, count, sizeof(int64_t), "tape"));
+    CP_TRY(cp_allocate(&call->read, count, sizeof(bool), "tape"));
+    CP_TRY(cp_allocate(&call->drawn, count, sizeof(int32_t), "tape"));
+    return logits_new(count, call->vocabulary, &call->logits);
+}
+
+cp_status cp_tape_call_new(bool decode, int64_t count, int64_t vocabulary,
+                           cp_tape_call **out) {
     cp_tape_call *call;
-    cp_status status = cp_allocate(&call, 1, sizeof(*call), "tape");
-    *out = call;
-    if (status != CP_OK)
-        return status;
-    *call = (cp_tape_call){.decode = decode, .count = count, .tokens = tokens};
-    /* Make room for the arrays of the call. */
-    status = cp_allocate(&call->which, count, sizeof(int64_t), "tape");
+    CP_TRY(cp_allocate(out, 1, sizeof(*call), "tape"));
+    call = *out;
+    call->decode = decode;
+    call->vocabulary = vocabulary;
+    const cp_status status = call_fill(call, count);
     if (status == CP_OK)
-        status = cp_allocate(&call->token, tokens, sizeof(int32_t), "tape");
-    if (status == CP_OK)
-        status = cp_allocate(&call->row, count, sizeof(int64_t), "tape");
-    if (status == CP_OK)
-        status = cp_allocate(&call->drawn, count, sizeof(int32_t), "tape");
-    if (status == CP_OK)
-        status = cp_allocate(&call->logits, count,
-                             vocabulary * (int64_t)sizeof(float), "logits");
-    if (status != CP_OK) {
-        cp_tape_call_free(call);
-        *out = NULL;
-    }
+        return CP_OK;
+    cp_tape_call_free(call);
+    *out = NULL;
     return status;
 }
+
 void cp_tape_call_free(cp_tape_call *call) {
     if (call == NULL)
         return;
     free(call->which);
     free(call->token);
-    free(call->row);
+    free(call->read);
     free(call->logits);
     free(call->drawn);
     free(call);
 }
-cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
-                           int64_t vocabulary, cp_turn_report *report) {
-    cp_turn_report own;
-    cp_turn_report *said = report != NULL ? report : &own;
-    cp_status status =
-        call->decode
-            ? cp_session_decode(session, call->count, call->which, call->token,
-                                said)
-            : cp_session_prefill(session, call->which, call->token, said);
-    if (status == CP_OK) {
-        call->variant = said->variant;
-        call->seconds = said->seconds;
-    }
-    for (int64_t i = 0; i < call->rows && status == CP_OK; i++)
-        status = cp_session_logits(session, call->row[i], 1,
-                                   call->logits + i * vocabulary);
-    return status;
+
+cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
+                           const int32_t *tokens, int64_t count) {
+    const size_t bytes = (size_t)(call->tokens + count) * sizeof(int32_t);
+    int32_t *token = realloc(call->token, bytes);
+    if (token == NULL)
+        return cp_fail(CP_MEMORY, "tape: no memory for %ld tokens",
+                       (call->tokens + count));
+    memcpy(token + call->tokens, tokens, (size_t)count * sizeof(int32_t));
+    call->token = token;
+    call->tokens += count;
+    call->which[call->count] = which;
+    call->read[call->count++] = read;
+    return CP_OK;
 }
+
+cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
+                           cp_turn_report *report) {
+    CP_TRY(call->decode
+               ? cp_session_decode(session, call->count, call->which,
+                                   call->token, report)
+               : cp_session_prefill(session, call->which, call->token, report));
+    call->variant = report->variant;
+    call->seconds = report->seconds;
+    int64_t after = 0; /* the tokens of this sequence and of those before */
+    for (int64_t i = 0; i < call->count; i++) {
+        const int64_t sequence = call->decode ? call->which[i] : i;
+        const int64_t position = cp_session_length(session, sequence) - 1;
+        after += call->decode ? 1 : call->which[i];
+        if (call->read[i])
+            CP_TRY(cp_scores_read(session, after - 1, 1, position,
+                                  call->vocabulary,
+                                  call->logits + i * call->vocabulary));
+    }
+    return CP_OK;
+}
+
 cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call) {
     if (tape->count == tape->room) {
-        cp_tape_call **calls;
         const int64_t room = 2 * tape->room + 16;
-        const cp_status status =
-            cp_allocate(&calls, room, sizeof(cp_tape_call *), "tape");
-        if (status != CP_OK)
-            return status;
-        for (int64_t i = 0; i < tape->count; i++)
-            calls[i] = tape->calls[i];
-        free(tape->calls);
+        cp_tape_call **calls =
+            realloc(tape->calls, (size_t)room * sizeof(*calls));
+        if (calls == NULL)
+            return cp_fail(CP_MEMORY, "no memory for a tape of %ld calls",
+                           room);
         tape->calls = calls;
         tape->room = room;
     }
     tape->calls[tape->count++] = call;
     return CP_OK;
 }
+
 void cp_tape_free(cp_tape *tape) {
     for (int64_t i = 0; i < tape->count; i++)
         cp_tape_call_free(tape->calls[i]);
@@ -89,36 +111,39 @@ static void row_compare(const float *a, const float *b, int64_t count,
             difference->largest = apart; /* NaN stays: nothing exceeds it */
     }
 }
+
 static void call_compare(const cp_tape_call *call, const float *logits,
-                         int64_t vocabulary, cp_sampler *sampler,
-                         cp_tape_difference *difference) {
-    for (int64_t i = 0; i < call->rows; i++) {
-        const float *row = logits + i * vocabulary;
-        row_compare(call->logits + i * vocabulary, row, vocabulary, difference);
-        if (cp_sampler_draw(sampler, row, vocabulary) != call->drawn[i]) {
-            if (difference->disagreed++ == 0)
-                difference->first = difference->tokens;
-        }
+                         cp_sampler *sampler, cp_tape_difference *difference) {
+    for (int64_t i = 0; i < call->count; i++) {
+        const float *row = logits + i * call->vocabulary;
+        if (!call->read[i])
+            continue;
+        row_compare(call->logits + i * call->vocabulary, row, call->vocabulary,
+                    difference);
+        const int32_t drawn = cp_sampler_draw(sampler, row, call->vocabulary);
+        if (drawn != call->drawn[i] && difference->disagreed++ == 0)
+            difference->first = difference->tokens;
         difference->tokens++;
     }
 }
+
 cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
-                          int64_t vocabulary, cp_sampler sampler,
-                          double *seconds, cp_tape_difference *difference) {
+                          cp_sampler sampler, double *seconds,
+                          cp_tape_difference *difference) {
     *difference = (cp_tape_difference){.first = -1};
-    cp_status status = CP_OK;
-    for (int64_t i = 0; i < tape->count && status == CP_OK; i++) {
+    for (int64_t i = 0; i < tape->count; i++) {
         cp_tape_call again = *tape->calls[i];
-        status = cp_allocate(&again.logits, again.count,
-                             vocabulary * (int64_t)sizeof(float), "logits");
+        cp_turn_report report;
+        CP_TRY(logits_new(again.count, again.vocabulary, &again.logits));
+        const cp_status status = cp_tape_call_run(&again, session, &report);
         if (status == CP_OK)
-            status = cp_tape_call_run(&again, session, vocabulary, NULL);
-        if (status == CP_OK)
-            call_compare(tape->calls[i], again.logits, vocabulary, &sampler,
-                         difference);
+            call_compare(tape->calls[i], again.logits, &sampler, difference);
+        free(again.logits);
+        CP_TRY(status);
         if (seconds != NULL)
             seconds[i] = again.seconds;
-        free(again.logits);
     }
-    return status;
+    if (isnan(difference->largest))
+        return cp_fail(CP_BROKEN, "a logit is no number: nothing agrees");
+    return CP_OK;
 }

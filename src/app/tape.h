@@ -9,23 +9,25 @@
 /* One call of a session: what went in, and what was read of its logits. */
 typedef struct {
     bool decode;
+    int64_t vocabulary;
     int64_t count;  /* sequences: all, or those that decode */
     int64_t *which; /* [count] prefill: lengths; decode: sequences */
     int64_t tokens;
     int32_t *token;     /* [tokens] */
-    int64_t rows;       /* <= count: tokens whose logits were read */
-    int64_t *row;       /* [rows] which of the tokens */
-    float *logits;      /* [rows][vocabulary] */
-    int32_t *drawn;     /* [rows] the tokens drawn from them */
+    bool *read;         /* [count] were the logits of its last token read? */
+    float *logits;      /* [count][vocabulary] */
+    int32_t *drawn;     /* [count] the tokens drawn from them */
     cp_variant variant; /* of the ring that it took */
     double seconds;
 } cp_tape_call;
+
 typedef struct {
     cp_tape_call **calls; /* owned */
     int64_t count, room;
 } cp_tape;
 
-/* What two runs of a tape differ in. */
+/* What two runs of a tape differ in. A number that is none agrees with
+ * nothing. */
 typedef struct {
     int64_t tokens;    /* drawn, in all */
     int64_t disagreed; /* of those, how many differ */
@@ -33,16 +35,22 @@ typedef struct {
     double largest;    /* difference of two logits */
 } cp_tape_difference;
 
-/* A call of count sequences with room for tokens, and for a row of
- * vocabulary logits for each sequence. Fails with CP_MEMORY. */
-cp_status cp_tape_call_new(bool decode, int64_t count, int64_t tokens,
-                           int64_t vocabulary, cp_tape_call **call);
+/* A call with room for count sequences, and of none yet. Fails with
+ * CP_MEMORY. */
+cp_status cp_tape_call_new(bool decode, int64_t count, int64_t vocabulary,
+                           cp_tape_call **call);
 void cp_tape_call_free(cp_tape_call *call);
 
-/* Make the call, and read its rows of logits; variant and seconds are the
- * call's own. Fails as the session does. */
+/* One more sequence: which is its length, or its number (cp_tape_call), and
+ * these are its new tokens. Fails with CP_MEMORY. */
+cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
+                           const int32_t *tokens, int64_t count);
+
+/* Make the call, and read its logits; variant and seconds are the call's own.
+ * Fails as the session does, and with CP_INVALID where a logit is no
+ * number. */
 cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
-                           int64_t vocabulary, cp_turn_report *report);
+                           cp_turn_report *report);
 
 /* Append a call, which the tape then owns. Fails with CP_MEMORY. */
 cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call);
@@ -52,7 +60,7 @@ void cp_tape_free(cp_tape *tape);
  * starts as the first did, and compare. seconds: [tape->count] that each took
  * now, or NULL. */
 cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
-                          int64_t vocabulary, cp_sampler sampler,
-                          double *seconds, cp_tape_difference *difference);
+                          cp_sampler sampler, double *seconds,
+                          cp_tape_difference *difference);
 
 #endif

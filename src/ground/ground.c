@@ -41,38 +41,32 @@ bool cp_add(int64_t a, int64_t b, int64_t *sum) {
     return true;
 }
 
-cp_status cp_allocate(void *out, int64_t count, int64_t size,
-                      const char *what) {
-    void *memory = NULL;
-    memcpy(out, &memory, sizeof(memory));
-    int64_t bytes;
-    if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes))
-        return cp_fail(CP_MEMORY, "%s: %lld x %lld bytes is no size", what,
-                       (long long)count, (long long)size);
-    /* Ask the system for zeroed memory. */
-    memory = calloc(bytes > 0 ? (size_t)bytes : 1, 1);
-    if (memory == NULL)
-        return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", what,
-                       (long long)bytes);
-    memcpy(out, &memory, sizeof(memory));
-    return CP_OK;
-}
-
-cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
-                            const char *what) {
+/* Memory of count x size bytes, cleared, or aligned to a line and not. */
+static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
+                          const char *what) {
     void *memory = NULL;
     memcpy(out, &memory, sizeof(memory));
     int64_t bytes;
     if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
         bytes > INT64_MAX - 64)
-        return cp_fail(CP_MEMORY, "%s: %lld x %lld bytes is no size", what,
-                       (long long)count, (long long)size);
-    memory = aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64);
+        return cp_fail(CP_MEMORY, "%s: %ld x %ld bytes is no size", what, count,
+                       size);
+    memory = lines ? aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64)
+                   : calloc(bytes > 0 ? (size_t)bytes : 1, 1);
     if (memory == NULL)
-        return cp_fail(CP_MEMORY, "%s: no memory for %lld bytes", what,
-                       (long long)bytes);
+        return cp_fail(CP_MEMORY, "%s: no memory for %ld bytes", what, bytes);
     memcpy(out, &memory, sizeof(memory));
     return CP_OK;
+}
+
+cp_status cp_allocate(void *out, int64_t count, int64_t size,
+                      const char *what) {
+    return allocate(out, count, size, false, what);
+}
+
+cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
+                            const char *what) {
+    return allocate(out, count, size, true, what);
 }
 
 double cp_clock(void) {

@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Formats print an int64_t by %ld, without a cast. */
+_Static_assert(sizeof(long) == sizeof(int64_t), "int64_t is long");
+
 typedef enum {
     CP_OK = 0,
     CP_INVALID,     /* the input is wrong: shapes, values, formats */

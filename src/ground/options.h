@@ -2,9 +2,7 @@
 #ifndef CP_OPTIONS_H
 #define CP_OPTIONS_H
 
-#include <stdio.h>
-
-#include "ground/ground.h"
+#include "ground/text.h"
 
 typedef enum {
     CP_FLAG,   /* bool: takes no value */
@@ -23,10 +21,6 @@ typedef struct {
     const char *argument; /* how the help shows the value */
     const char *help;
 } cp_option;
-typedef struct {
-    int64_t *items;
-    int64_t count;
-} cp_counts;
 
 typedef struct {
     const char **items;
@@ -49,27 +43,15 @@ cp_status cp_options_parse(const cp_usage *usage, int count,
                            char *const *arguments, bool *help);
 void cp_options_free(const cp_option *options);
 
+/* The value that arguments give to the option of that name, whatever else is
+ * among them; NULL: none. */
+const char *cp_options_peek(const char *name, int count,
+                            char *const *arguments);
+
 /* Write the page of help, at most 80 columns wide. */
 void cp_options_help(const cp_usage *usage, FILE *out);
 
-/* Write text and a line end, broken at spaces before column 80. The cursor
- * is at column; later lines are indented. */
-void cp_write_wrapped(FILE *out, int column, int indent, const char *text);
-
 /* Append a word to the list. Fails with CP_MEMORY. */
 cp_status cp_words_append(cp_words *words, const char *text);
-/* The count that text[0 .. length) spells: digits, then nothing or K, M, G
- * (thousands) or Ki, Mi, Gi (1024s). name says whose value it is in the
- * message of failure. */
-cp_status cp_count_parse(const char *name, const char *text, int64_t length,
-                         int64_t *count);
-
-/* Counts with commas between them. */
-cp_status cp_counts_parse(const char *name, const char *text,
-                          cp_counts *counts);
-/* The one of count names that text[0 .. length) most likely meant; NULL if
- * none is near. */
-const char *cp_nearest(const char *text, int64_t length, int64_t count,
-                       const char *const *names);
 
 #endif

@@ -22,8 +22,8 @@ static cp_status refuse(const cp_saved *saved, const char *what) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < saved->count; i++)
         bytes += saved->parts[i].bytes;
-    return cp_fail(CP_FILE, "%s: %s %lld bytes: %s", saved->path, what,
-                   (long long)bytes, why);
+    return cp_fail(CP_FILE, "%s: %s %ld bytes: %s", saved->path, what, bytes,
+                   why);
 }
 static bool write_all(int file, const char *data, int64_t bytes) {
     while (bytes > 0) {

@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Replay a past, lay out a call, and copy rows. */
+/* Replay a past, lay out a call, put rows, walk, and take rows. */
 #include "model/attend_call.h"
 
 #include <stdio.h>
@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "predict/foresee.h"
+#include "ring/agree.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
     int64_t tokens = 0;
@@ -15,17 +16,11 @@ static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
     return tokens;
 }
 
-static int64_t key_row(const cp_attend_job *job, int64_t sequence) {
-    int64_t row = 0;
+static int64_t first_row(const cp_attend_job *job, int64_t sequence,
+                         bool queries) {
+    int64_t row = queries ? -cached_tokens(job, sequence) : 0;
     for (int64_t s = 0; s < sequence; s++)
-        row += cached_tokens(job, s) + job->new_tokens[s];
-    return row;
-}
-
-static int64_t query_row(const cp_attend_job *job, int64_t sequence) {
-    int64_t row = -cached_tokens(job, sequence);
-    for (int64_t s = 0; s < sequence; s++)
-        row += job->new_tokens[s];
+        row += job->new_tokens[s] + (queries ? 0 : cached_tokens(job, s));
     return row;
 }
 
@@ -34,105 +29,78 @@ typedef struct {
     const cp_pieces *pieces;
     bool queries; /* rows of the job's queries, not of its keys */
     bool cached;  /* no new tokens */
+    bool back;    /* from the rank to the job */
 } some_rows;
 
-static void copy_rows(const some_rows *which, bool back, int64_t width,
-                      const float *from, float *to) {
-    const cp_attend_job *job = which->call->job;
-    for (int64_t n = 0; n < which->pieces->count; n++) {
-        const cp_span span = which->pieces->items[n].span;
-        const int64_t base = which->queries ? query_row(job, span.sequence)
-                                            : key_row(job, span.sequence);
-        const int64_t past = which->call->layout->past[span.sequence];
-        for (int64_t t = 0; t < span.count; t++) {
-            const int64_t position = span.start + t * span.step;
-            const int64_t theirs = base + position;
-            const int64_t ours = which->pieces->items[n].row + t;
-            if (!which->cached || position < past)
-                memcpy(to + (back ? theirs : ours) * width,
-                       from + (back ? ours : theirs) * width,
+static void copy_rows(some_rows which, int64_t width, const float *from,
+                      float *to) {
+    for (int64_t n = 0; n < which.pieces->count; n++) {
+        const cp_piece piece = which.pieces->items[n];
+        const int64_t past = which.call->layout->past[piece.span.sequence];
+        const int64_t base =
+            first_row(which.call->job, piece.span.sequence, which.queries);
+        for (int64_t t = 0; t < piece.span.count; t++) {
+            const int64_t position = piece.span.start + t * piece.span.step;
+            const int64_t ours = piece.row + t, theirs = base + position;
+            if (!which.cached || position < past)
+                memcpy(to + (which.back ? theirs : ours) * width,
+                       from + (which.back ? ours : theirs) * width,
                        (size_t)width * sizeof(float));
         }
     }
 }
 
-static int64_t key_width(const cp_attend_job *job) {
-    return job->shape.kv_heads * job->shape.head_dim;
-}
-
-static int64_t query_width(const cp_attend_job *job) {
-    return job->shape.query_heads * job->shape.head_dim;
-}
-
-void cp_attend_put_cached(const cp_attend_call *call, int rank, float *keys,
-                          float *values) {
+static void write_rows(const cp_attend_call *call, int rank,
+                       const cp_attend_rows *rows) {
     const cp_attend_job *job = call->job;
+    const int64_t keys = job->shape.kv_heads * job->shape.head_dim;
+    const int64_t queries = job->shape.query_heads * job->shape.head_dim;
     const some_rows held = {call, &call->layout->cache[rank].pieces, false,
-                            true};
-    copy_rows(&held, false, key_width(job), job->keys, keys);
-    copy_rows(&held, false, key_width(job), job->values, values);
+                            true, false};
+    some_rows fresh = {call, &call->layout->queries[rank].pieces, false, false,
+                       false};
+    copy_rows(held, keys, job->keys, rows->cached_keys);
+    copy_rows(held, keys, job->values, rows->cached_values);
+    copy_rows(fresh, keys, job->keys, rows->keys);
+    copy_rows(fresh, keys, job->values, rows->values);
+    fresh.queries = true;
+    copy_rows(fresh, queries, job->queries, rows->queries);
 }
 
-void cp_attend_put_new(const cp_attend_call *call, int rank, float *queries,
-                       float *keys, float *values) {
+static void read_rows(const cp_attend_call *call, int rank, const float *output,
+                      const float *lse) {
     const cp_attend_job *job = call->job;
-    const cp_pieces *mine = &call->layout->queries[rank].pieces;
-    const some_rows asked = {call, mine, true, false};
-    const some_rows fresh = {call, mine, false, false};
-    copy_rows(&asked, false, query_width(job), job->queries, queries);
-    copy_rows(&fresh, false, key_width(job), job->keys, keys);
-    copy_rows(&fresh, false, key_width(job), job->values, values);
-}
-
-void cp_attend_take(const cp_attend_call *call, int rank, const float *output,
-                    const float *lse) {
-    const cp_attend_job *job = call->job;
+    const int64_t heads = job->shape.query_heads;
     const some_rows asked = {call, &call->layout->queries[rank].pieces, true,
-                             false};
-    copy_rows(&asked, true, query_width(job), output, job->output);
-    copy_rows(&asked, true, job->shape.query_heads, lse, job->lse);
+                             false, true};
+    copy_rows(asked, heads * job->shape.head_dim, output, job->output);
+    copy_rows(asked, heads, lse, job->lse);
 }
 
 static cp_status commit_call(cp_cache *cache, const int64_t *lengths,
                              bool decode) {
     cp_layout *layout;
-    cp_status status = decode ? cp_cache_decode(cache, lengths, &layout)
-                              : cp_cache_prefill(cache, lengths, &layout);
-    if (status != CP_OK)
-        return status;
-    status = cp_cache_commit(cache, layout);
+    CP_TRY(decode ? cp_cache_decode(cache, lengths, &layout)
+                  : cp_cache_prefill(cache, lengths, &layout));
+    const cp_status status = cp_cache_commit(cache, layout);
     cp_layout_free(layout);
     return status;
 }
 
-static const cp_turn *turn_of(const cp_attend_job *job, int64_t sequence,
-                              int64_t turn) {
-    if (turn >= job->turns[sequence])
-        return NULL;
-    return &job->history[sequence][turn];
-}
-
-static bool steps_left(const cp_attend_job *job, int64_t turn, int64_t step,
-                       int64_t *lengths) {
+static bool take_step(const cp_attend_job *job, int64_t turn, int64_t step,
+                      int64_t *lengths) {
     bool any = false;
     for (int64_t s = 0; s < job->sequences; s++) {
-        const cp_turn *stretch = turn_of(job, s, turn);
-        lengths[s] =
-            stretch != NULL && stretch->decode && step < stretch->tokens;
-        any = any || lengths[s] > 0;
-    }
-    return any;
-}
-
-static cp_status replay_prefill(const cp_attend_job *job, int64_t turn,
-                                cp_cache *cache, int64_t *lengths) {
-    bool any = false;
-    for (int64_t s = 0; s < job->sequences; s++) {
-        const cp_turn *stretch = turn_of(job, s, turn);
-        lengths[s] = stretch != NULL && !stretch->decode ? stretch->tokens : 0;
+        cp_turn stretch = {false, 0};
+        if (turn < job->turns[s])
+            stretch = job->history[s][turn];
+        if (stretch.decode)
+            lengths[s] = step > 0 && step <= stretch.tokens;
+        else
+            lengths[s] = step == 0 ? stretch.tokens : 0;
         any = any || lengths[s] != 0;
     }
-    return any ? commit_call(cache, lengths, false) : CP_OK;
+    return any;
 }
 
 static cp_status replay(const cp_attend_job *job, cp_cache *cache,
@@ -140,90 +108,148 @@ static cp_status replay(const cp_attend_job *job, cp_cache *cache,
     int64_t turns = 0;
     for (int64_t s = 0; s < job->sequences; s++)
         turns = cp_max(turns, job->turns[s]);
-    cp_status status = CP_OK;
-    for (int64_t turn = 0; turn < turns && status == CP_OK; turn++) {
-        status = replay_prefill(job, turn, cache, lengths);
-        int64_t step = 0;
-        while (status == CP_OK && steps_left(job, turn, step++, lengths))
-            status = commit_call(cache, lengths, true);
-    }
-    return status;
-}
-
-static cp_status decide_by_rule(const cp_machine *machine, cp_attend_job *job,
-                                const cp_cache *cache) {
-    cp_choice choice;
-    const cp_status status =
-        job->described != NULL
-            ? cp_foresee(job->described, &job->shape, machine->element_bytes,
-                         job->ranks, job->sequences, job->new_tokens,
-                         cache->length, &choice)
-            : cp_choose(machine, &job->shape, job->ranks, job->sequences,
-                        job->new_tokens, cache->length, &choice);
-    if (status == CP_OK) {
-        job->chosen = choice.variant;
-        snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
-    }
-    return status;
-}
-
-static cp_status decide(const cp_machine *machine, cp_attend_job *job,
-                        const cp_cache *cache) {
-    bool ones = true;
-    for (int64_t s = 0; s < job->sequences; s++)
-        ones = ones && job->new_tokens[s] == 1;
-    job->chosen = job->variant;
-    snprintf(job->rule, sizeof(job->rule), "as asked");
-    if (job->variant == CP_AUTO && ones) {
-        job->chosen = CP_DECODE;
-        snprintf(job->rule, sizeof(job->rule), "one new token per sequence");
-    } else if (job->variant == CP_AUTO) {
-        return decide_by_rule(machine, job, cache);
+    for (int64_t turn = 0; turn < turns; turn++) {
+        if (take_step(job, turn, 0, lengths))
+            CP_TRY(commit_call(cache, lengths, false));
+        for (int64_t step = 1; take_step(job, turn, step, lengths); step++)
+            CP_TRY(commit_call(cache, lengths, true));
     }
     return CP_OK;
 }
 
-static int64_t longest_sequence(const cp_attend_job *job) {
-    int64_t longest = 1;
+static cp_status decide(const cp_machine *machine, cp_attend_job *job,
+                        const cp_cache *cache) {
+    cp_choice choice;
+    bool ones = true;
     for (int64_t s = 0; s < job->sequences; s++)
-        longest = cp_max(longest, cached_tokens(job, s) + job->new_tokens[s]);
-    return longest;
+        ones = ones && job->new_tokens[s] == 1;
+    const bool decode = job->variant == CP_AUTO && ones;
+    job->chosen = decode ? CP_DECODE : job->variant;
+    snprintf(job->rule, sizeof(job->rule), "%s",
+             decode ? "one new token per sequence" : "as asked");
+    if (job->chosen != CP_AUTO)
+        return CP_OK;
+    CP_TRY(job->described != NULL
+               ? cp_foresee(job->described, &job->shape, machine->element_bytes,
+                            job->ranks, job->sequences, job->new_tokens,
+                            cache->length, &choice)
+               : cp_choose(machine, &job->shape, job->ranks, job->sequences,
+                           job->new_tokens, cache->length, &choice));
+    job->chosen = choice.variant;
+    snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
+    return CP_OK;
 }
 
 static cp_status lay_out(const cp_machine *machine, cp_attend_call *call) {
     cp_attend_job *job = call->job;
     const cp_plan_options wanted = {machine->element_bytes, 1};
-    cp_status status = decide(machine, job, call->cache);
-    if (status == CP_OK)
-        status =
-            job->chosen == CP_DECODE
-                ? cp_cache_decode(call->cache, job->new_tokens, &call->layout)
-                : cp_cache_prefill(call->cache, job->new_tokens, &call->layout);
-    if (status == CP_OK)
-        status = cp_plan_build(job->chosen, call->layout, &job->shape, &wanted,
-                               &call->plan);
-    return status;
+    CP_TRY(decide(machine, job, call->cache));
+    CP_TRY(job->chosen == CP_DECODE
+               ? cp_cache_decode(call->cache, job->new_tokens, &call->layout)
+               : cp_cache_prefill(call->cache, job->new_tokens, &call->layout));
+    return cp_plan_build(job->chosen, call->layout, &job->shape, &wanted,
+                         &call->plan);
 }
 
 cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
                              cp_attend_call *call) {
     int64_t *lengths;
-    *call = (cp_attend_call){.job = job, .room = longest_sequence(job)};
-    cp_status status =
-        cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths");
-    if (status == CP_OK)
-        status =
-            cp_cache_new(job->ranks, job->sequences, call->room, &call->cache);
-    if (status == CP_OK)
-        status = replay(job, call->cache, lengths);
-    if (status == CP_OK)
-        status = lay_out(machine, call);
+    *call = (cp_attend_call){.job = job, .room = 1};
+    for (int64_t s = 0; s < job->sequences; s++)
+        call->room =
+            cp_max(call->room, cached_tokens(job, s) + job->new_tokens[s]);
+    CP_TRY(cp_cache_new(job->ranks, job->sequences, call->room, &call->cache));
+    CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
+    const cp_status status = replay(job, call->cache, lengths);
     free(lengths);
-    return status;
+    return status == CP_OK ? lay_out(machine, call) : status;
 }
 
 void cp_attend_call_free(cp_attend_call *call) {
     cp_plan_free(call->plan);
     cp_layout_free(call->layout);
     cp_cache_free(call->cache);
+}
+
+typedef struct {
+    const cp_attend_ops *on;
+    cp_engine_place where;
+    cp_attend_call call;
+    void *open;
+} running;
+
+static bool is_here(const running *it, int rank) {
+    return it->where.crew == NULL || it->where.only == rank;
+}
+
+static cp_status put_rows(const running *it) {
+    for (int r = 0; r < it->call.job->ranks; r++) {
+        cp_attend_rows rows;
+        if (!is_here(it, r))
+            continue;
+        CP_TRY(it->on->lend(it->open, r, &rows));
+        write_rows(&it->call, r, &rows);
+        if (it->on->put != NULL)
+            CP_TRY(it->on->put(it->open, r, &rows));
+    }
+    return CP_OK;
+}
+
+static cp_status take_rows(const running *it, int64_t heads, float *all) {
+    const cp_crew *crew = it->where.crew;
+    const int ranks = it->call.job->ranks;
+    const int64_t outputs = heads * it->call.job->shape.head_dim;
+    const int64_t block = outputs + heads;
+    for (int r = 0; r < ranks; r++) {
+        float *mine = all + (crew != NULL ? r * block : 0);
+        if (is_here(it, r))
+            CP_TRY(it->on->take(it->open, r, mine, mine + outputs));
+        if (crew == NULL)
+            read_rows(&it->call, r, mine, mine + outputs);
+    }
+    if (crew == NULL)
+        return CP_OK;
+    CP_TRY(crew->collect(all, block * (int64_t)sizeof(float)));
+    for (int r = 0; r < ranks; r++)
+        read_rows(&it->call, r, all + r * block, all + r * block + outputs);
+    return CP_OK;
+}
+
+static cp_status take_all(const running *it) {
+    const cp_shape *shape = &it->call.job->shape;
+    const int64_t heads =
+        it->call.plan->slots[it->call.plan->queries].rows * shape->query_heads;
+    const int blocks = it->where.crew != NULL ? it->call.job->ranks : 1;
+    float *all;
+    CP_TRY(cp_allocate(&all, blocks,
+                       heads * (shape->head_dim + 1) * (int64_t)sizeof(float),
+                       "results"));
+    const cp_status status = take_rows(it, heads, all);
+    free(all);
+    return status;
+}
+
+static cp_status put_all(running *it, const void *place) {
+    CP_TRY(it->on->open(place, &it->call, &it->open));
+    return put_rows(it);
+}
+
+static cp_status run(running *it, const void *place, cp_attend_job *job) {
+    const cp_crew *crew = it->where.crew;
+    CP_TRY(cp_attend_call_new(it->on->machine, job, &it->call));
+    CP_TRY(cp_crew_all_ready(crew, put_all(it, place)));
+    if (crew != NULL)
+        CP_TRY(cp_crew_agree(it->call.plan, 0));
+    CP_TRY(it->on->walk(it->open));
+    return take_all(it);
+}
+
+cp_status cp_attend_job_run(const cp_attend_ops *on, const void *place,
+                            cp_engine_place where, cp_attend_job *job) {
+    running it = {.on = on, .where = where};
+    const cp_status status = run(&it, place, job);
+    if (it.open != NULL)
+        on->close(it.open);
+    cp_attend_call_free(&it.call);
+    return status;
 }

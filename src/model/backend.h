@@ -71,9 +71,7 @@ struct cp_model {
 };
 
 /* Its functions may rely on checked arguments, and on options whose capacity,
- * room and ranks are filled in. run leaves cache rows beyond those committed, and
- * nothing else, changed when it fails; logits reads the last run that did
- * not. */
+ * room and ranks are filled in. */
 struct cp_backend {
     const char *name;          /* as --on names it: "threads" */
     const char *kernels;       /* for --version */
@@ -91,15 +89,10 @@ struct cp_backend {
     cp_status (*calibrate)(const cp_calibration *calibration);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);
     void (*model_close)(cp_model *model);
-    /* Functions of an engine. */
+    /* What a session keeps there (engine.h). */
     cp_status (*engine_new)(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **engine);
-    void (*engine_free)(cp_engine *engine);
-    cp_status (*run)(cp_engine *engine, const cp_forward *call);
-    cp_status (*logits)(const cp_engine *engine, int64_t first, int64_t count,
-                        float *logits);
-    cp_status (*trace)(const cp_engine *engine, const char *path);
 };
 
 /* All that this program was built with; the last is NULL. */

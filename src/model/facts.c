@@ -25,15 +25,10 @@ static cp_status integer(const cp_gguf *file, const char *key,
 
 static cp_status read_head_shape(const cp_gguf *file, cp_model_facts *f) {
     const int64_t heads = f->shape.query_heads;
-    cp_status status =
-        integer(file, "attention.head_count_kv", heads, &f->shape.kv_heads);
-    if (status == CP_OK)
-        status = integer(file, "attention.key_length", f->width / heads,
-                         &f->shape.head_dim);
-    if (status == CP_OK)
-        status = integer(file, "rope.dimension_count", f->shape.head_dim,
-                         &f->rotary);
-    return status;
+    CP_TRY(integer(file, "attention.head_count_kv", heads, &f->shape.kv_heads));
+    CP_TRY(integer(file, "attention.key_length", f->width / heads,
+                   &f->shape.head_dim));
+    return integer(file, "rope.dimension_count", f->shape.head_dim, &f->rotary);
 }
 
 static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
@@ -49,12 +44,8 @@ static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
         {"context_length", &f->positions, REQUIRED},
         {"attention.head_count", &heads, REQUIRED},
     };
-    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++) {
-        const cp_status status =
-            integer(file, list[n].key, list[n].otherwise, list[n].value);
-        if (status != CP_OK)
-            return status;
-    }
+    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++)
+        CP_TRY(integer(file, list[n].key, list[n].otherwise, list[n].value));
     f->shape.query_heads = heads;
     return read_head_shape(file, f);
 }
@@ -62,17 +53,14 @@ static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
 static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
     static const char *const base = "llama.rope.freq_base";
     f->rope_base = 10000.0;
-    cp_status status = CP_OK;
     if (cp_gguf_has(file, base))
-        status = cp_gguf_float(file, base, &f->rope_base);
-    if (status == CP_OK)
-        status = cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
-                               &f->epsilon);
-    if (status == CP_OK &&
-        !(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
+        CP_TRY(cp_gguf_float(file, base, &f->rope_base));
+    CP_TRY(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
+                         &f->epsilon));
+    if (!(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
         return cp_fail(CP_INVALID, "rope base %g and epsilon %g make no model",
                        f->rope_base, f->epsilon);
-    return status;
+    return CP_OK;
 }
 
 static cp_status refuse_text(const cp_gguf *file, const char *key,
@@ -88,55 +76,40 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
                    (int)cp_min(text.length, 60), text.bytes, only);
 }
 
-static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
-    static const char *const scaling = "llama.rope.scaling.type";
-    cp_status status = CP_OK;
-    int64_t experts = 0, values = 0;
-    if (cp_gguf_has(file, scaling))
-        status = refuse_text(file, scaling, "none");
-    if (status == CP_OK && cp_gguf_has(file, "llama.expert_count"))
-        status = cp_gguf_integer(file, "llama.expert_count", &experts);
-    if (status == CP_OK)
-        status =
-            integer(file, "attention.value_length", f->shape.head_dim, &values);
-    if (status == CP_OK && (experts > 0 || values != f->shape.head_dim))
-        status =
-            cp_fail(CP_INVALID, "%lld experts, value heads of %lld: not built",
-                    (long long)experts, (long long)values);
-    return status;
-}
-
-static cp_status refuse_biases(const cp_gguf *file) {
-    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
-        const char *name = cp_gguf_tensor_at(file, n)->name;
-        const size_t length = strlen(name);
-        if (length > 5 && strcmp(name + length - 5, ".bias") == 0)
-            return cp_fail(CP_INVALID,
-                           "the file has a tensor %s; biases are "
-                           "not built",
-                           name);
+static cp_status refuse_scaling(const cp_gguf *file) {
+    static const char *const type = "llama.rope.scaling.type";
+    static const char *const factors[] = {"llama.rope.scaling.factor",
+                                          "llama.rope.scale_linear",
+                                          "llama.rope.scaling.attn_factor"};
+    if (cp_gguf_has(file, type))
+        CP_TRY(refuse_text(file, type, "none"));
+    for (int n = 0; n < 3; n++) {
+        double factor = 1.0;
+        if (cp_gguf_has(file, factors[n]))
+            CP_TRY(cp_gguf_float(file, factors[n], &factor));
+        if (factor != 1.0)
+            return cp_fail(CP_INVALID, "%s is %g; only 1 is built", factors[n],
+                           factor);
     }
     return CP_OK;
 }
 
-cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
-    const cp_gguf_tensor *words = cp_gguf_find(file, "token_embd.weight");
-    *f = (cp_model_facts){.vocabulary = words != NULL ? words->extent[1] : 1};
-    cp_status status = refuse_text(file, "general.architecture", "llama");
-    if (status == CP_OK)
-        status = read_integers(file, f);
-    if (status == CP_OK)
-        status = read_fractions(file, f);
-    if (status == CP_OK)
-        status = refuse_unbuilt(file, f);
-    if (status == CP_OK)
-        status = cp_shape_check(&f->shape);
-    if (status == CP_OK &&
-        (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim))
-        status =
-            cp_fail(CP_INVALID, "%lld of %lld dimensions cannot be rotated",
-                    (long long)f->rotary, (long long)f->shape.head_dim);
-    return status == CP_OK ? refuse_biases(file) : status;
+static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
+    static const char *const count = "llama.expert_count";
+    int64_t experts = 0, values = 0;
+    CP_TRY(refuse_scaling(file));
+    if (cp_gguf_has(file, count))
+        CP_TRY(cp_gguf_integer(file, count, &experts));
+    if (experts > 0)
+        return cp_fail(CP_INVALID, "%s is %lld: experts are not built", count,
+                       (long long)experts);
+    CP_TRY(integer(file, "attention.value_length", f->shape.head_dim, &values));
+    if (values != f->shape.head_dim)
+        return cp_fail(CP_INVALID,
+                       "value heads of %lld beside key heads of %lld: not "
+                       "built",
+                       (long long)values, (long long)f->shape.head_dim);
+    return CP_OK;
 }
 
 enum { WIDTH, INNER, HEADS, KEY_HEADS, WORDS, ONE }; /* kinds of extent */
@@ -163,6 +136,53 @@ static int64_t extent(const cp_model_facts *f, int kind) {
         [ONE] = 1,
     };
     return extents[kind];
+}
+
+static bool is_used(const char *name, const cp_model_facts *f) {
+    char used[80];
+    long block;
+    int end = 0, first = 0, last = CP_WEIGHT_ATTENTION_NORM;
+    if (sscanf(name, "blk.%ld.%n", &block, &end) == 1 && end > 0) {
+        if (block < 0 || block >= f->layers)
+            return false;
+        first = CP_WEIGHT_ATTENTION_NORM;
+        last = CP_WEIGHT_DOWN + 1;
+    }
+    for (int w = first; w < last; w++) {
+        snprintf(used, sizeof(used), "%s.weight", weights[w].name);
+        if (strcmp(name + end, used) == 0)
+            return true;
+    }
+    return strcmp(name, "rope_freqs.weight") == 0;
+}
+
+static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
+    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
+        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
+        if (!is_used(tensor->name, f))
+            return cp_fail(CP_INVALID,
+                           "the file has a tensor %s, and what it is for is "
+                           "not built",
+                           tensor->name);
+        if (!cp_gguf_finite(tensor))
+            return cp_fail(CP_INVALID, "%s has weights that are no numbers",
+                           tensor->name);
+    }
+    return CP_OK;
+}
+
+cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
+    const cp_gguf_tensor *words = cp_gguf_find(file, "token_embd.weight");
+    *f = (cp_model_facts){.vocabulary = words != NULL ? words->extent[1] : 1};
+    CP_TRY(refuse_text(file, "general.architecture", "llama"));
+    CP_TRY(read_integers(file, f));
+    CP_TRY(read_fractions(file, f));
+    CP_TRY(refuse_unbuilt(file, f));
+    CP_TRY(cp_shape_check(&f->shape));
+    if (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim)
+        return cp_fail(CP_INVALID, "%lld of %lld dimensions cannot be rotated",
+                       (long long)f->rotary, (long long)f->shape.head_dim);
+    return refuse_tensors(file, f);
 }
 
 static cp_status find(const cp_gguf *file, const char *name, int64_t in,
@@ -226,4 +246,12 @@ cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
         (*out)[i] =
             pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
     return status == CP_OK ? divide_by_factors(file, pairs, *out) : status;
+}
+void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
+                  float *cosines, float *sines) {
+    for (int64_t i = 0; i < pairs; i++) {
+        const double angle = (double)position * frequencies[i];
+        cosines[i] = (float)cos(angle);
+        sines[i] = (float)sin(angle);
+    }
 }

@@ -1,6 +1,6 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* What a Llama-family file says of its model: its numbers, and where its
- * tensors are. Reads no weights. */
+ * tensors are. */
 #ifndef CP_FACTS_H
 #define CP_FACTS_H
 
@@ -20,7 +20,25 @@ typedef enum {
     CP_WEIGHT_GATE,
     CP_WEIGHT_UP,
     CP_WEIGHT_DOWN,
+    CP_WEIGHTS, /* how many */
 } cp_weight;
+
+/* Where a tensor stands in a list of all; layer counts from 0. */
+static inline int64_t cp_weight_index(cp_weight weight, int64_t layer) {
+    enum { OF_A_LAYER = CP_WEIGHTS - CP_WEIGHT_ATTENTION_NORM };
+    const bool whole = weight < CP_WEIGHT_ATTENTION_NORM;
+    return (int64_t)weight + (whole ? 0 : OF_A_LAYER * layer);
+}
+
+static inline bool cp_weight_is_vector(cp_weight weight) {
+    return weight == CP_WEIGHT_OUTPUT_NORM ||
+           weight == CP_WEIGHT_ATTENTION_NORM ||
+           weight == CP_WEIGHT_FORWARD_NORM;
+}
+
+/* The cosines and sines of one position for all pairs. */
+void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
+                  float *cosines, float *sines);
 
 /* The numbers of a model (weight_bytes aside). Fails with CP_INVALID, naming
  * the key or the tensor, for what nobody here computes. */

@@ -33,49 +33,35 @@ static const struct {
 static const struct {
     int type;
     const char *name;
-    int values, bytes; /* of a block; 0: not read */
+    int values, bytes; /* of a block */
+    /* Where its floats lie that could be infinite or no number, how many, and
+     * their exponent: the sixteen bits that it is in. */
+    int floats, count, exponent;
 } formats[] = {
-    /* The types that are read. */
-    {CP_GGUF_F32, "F32", 1, 4},
-    {CP_GGUF_F16, "F16", 1, 2},
-    {CP_GGUF_BF16, "BF16", 1, 2},
-    {CP_GGUF_Q4_0, "Q4_0", 32, 18},
-    {CP_GGUF_Q4_1, "Q4_1", 32, 20},
-    {CP_GGUF_Q5_0, "Q5_0", 32, 22},
-    {CP_GGUF_Q5_1, "Q5_1", 32, 24},
-    {CP_GGUF_Q8_0, "Q8_0", 32, 34},
-    {CP_GGUF_Q2_K, "Q2_K", 256, 84},
-    {CP_GGUF_Q3_K, "Q3_K", 256, 110},
-    {CP_GGUF_Q4_K, "Q4_K", 256, 144},
-    {CP_GGUF_Q5_K, "Q5_K", 256, 176},
-    {CP_GGUF_Q6_K, "Q6_K", 256, 210},
-    /* The types that are only known by name. */
-    {4, "Q4_2", 0, 0},
-    {5, "Q4_3", 0, 0},
-    {9, "Q8_1", 0, 0},
-    {15, "Q8_K", 0, 0},
-    {16, "IQ2_XXS", 0, 0},
-    {17, "IQ2_XS", 0, 0},
-    {18, "IQ3_XXS", 0, 0},
-    {19, "IQ1_S", 0, 0},
-    {20, "IQ4_NL", 0, 0},
-    {21, "IQ3_S", 0, 0},
-    {22, "IQ2_S", 0, 0},
-    {23, "IQ4_XS", 0, 0},
-    {24, "I8", 0, 0},
-    {25, "I16", 0, 0},
-    {26, "I32", 0, 0},
-    {27, "I64", 0, 0},
-    {28, "F64", 0, 0},
-    {29, "IQ1_M", 0, 0},
-    {31, "Q4_0_4_4", 0, 0},
-    {32, "Q4_0_4_8", 0, 0},
-    {33, "Q4_0_8_8", 0, 0},
-    {34, "TQ1_0", 0, 0},
-    {35, "TQ2_0", 0, 0},
-    {39, "MXFP4", 0, 0},
-    {40, "NVFP4", 0, 0},
+    {CP_GGUF_F32, "F32", 1, 4, 2, 1, 0x7F80},
+    {CP_GGUF_F16, "F16", 1, 2, 0, 1, 0x7C00},
+    {CP_GGUF_BF16, "BF16", 1, 2, 0, 1, 0x7F80},
+    {CP_GGUF_Q4_0, "Q4_0", 32, 18, 0, 1, 0x7C00},
+    {CP_GGUF_Q4_1, "Q4_1", 32, 20, 0, 2, 0x7C00},
+    {CP_GGUF_Q5_0, "Q5_0", 32, 22, 0, 1, 0x7C00},
+    {CP_GGUF_Q5_1, "Q5_1", 32, 24, 0, 2, 0x7C00},
+    {CP_GGUF_Q8_0, "Q8_0", 32, 34, 0, 1, 0x7C00},
+    {CP_GGUF_Q2_K, "Q2_K", 256, 84, 80, 2, 0x7C00},
+    {CP_GGUF_Q3_K, "Q3_K", 256, 110, 108, 1, 0x7C00},
+    {CP_GGUF_Q4_K, "Q4_K", 256, 144, 0, 2, 0x7C00},
+    {CP_GGUF_Q5_K, "Q5_K", 256, 176, 0, 2, 0x7C00},
+    {CP_GGUF_Q6_K, "Q6_K", 256, 210, 208, 1, 0x7C00},
 };
+
+/* The types that are only known by name. */
+static const char *const unread[] = {
+    [4] = "Q4_2",      [5] = "Q4_3",    [9] = "Q8_1",      [15] = "Q8_K",
+    [16] = "IQ2_XXS",  [17] = "IQ2_XS", [18] = "IQ3_XXS",  [19] = "IQ1_S",
+    [20] = "IQ4_NL",   [21] = "IQ3_S",  [22] = "IQ2_S",    [23] = "IQ4_XS",
+    [24] = "I8",       [25] = "I16",    [26] = "I32",      [27] = "I64",
+    [28] = "F64",      [29] = "IQ1_M",  [31] = "Q4_0_4_4", [32] = "Q4_0_4_8",
+    [33] = "Q4_0_8_8", [34] = "TQ1_0",  [35] = "TQ2_0",    [39] = "MXFP4",
+    [40] = "NVFP4"};
 
 enum { FORMATS = sizeof(formats) / sizeof(formats[0]) };
 
@@ -103,10 +89,9 @@ static cp_status take(reader *reader, int64_t count, const char *what,
     if (count < 0 || count > left)
         /* Say where the file ends too early. */
         return cp_fail(CP_INVALID,
-                       "%s at byte %lld needs %lld bytes, but the file "
-                       "ends after %lld more: it is cut short or corrupt",
-                       what, (long long)reader->at, (long long)count,
-                       (long long)left);
+                       "%s at byte %ld needs %ld bytes, but the file ends "
+                       "after %ld more: it is cut short or corrupt",
+                       what, reader->at, count, left);
     *bytes = reader->bytes + reader->at;
     reader->at += count;
     return CP_OK;
@@ -134,9 +119,9 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
         return cp_fail(CP_INVALID,
-                       "%s says %llu, but only %lld bytes are left: "
-                       "it is cut short or corrupt",
-                       what, (unsigned long long)value, (long long)left);
+                       "%s says %llu, but only %ld bytes are left: it is cut "
+                       "short or corrupt",
+                       what, (unsigned long long)value, left);
     *count = (int64_t)value;
     return CP_OK;
 }
@@ -144,11 +129,10 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
 static cp_status read_string(reader *reader, const char *what,
                              cp_gguf_string *string) {
     const unsigned char *bytes = NULL;
-    cp_status status = read_count(reader, 1, what, &string->length);
-    if (status == CP_OK)
-        status = take(reader, string->length, what, &bytes);
+    CP_TRY(read_count(reader, 1, what, &string->length));
+    CP_TRY(take(reader, string->length, what, &bytes));
     string->bytes = (const char *)bytes;
-    return status;
+    return CP_OK;
 }
 
 cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
@@ -188,8 +172,9 @@ static cp_status skip_values(reader *reader, entry *entry) {
 static cp_status read_array(reader *reader, entry *entry) {
     CP_TRY(read_kind(reader, &entry->kind));
     if (entry->kind == VALUE_ARRAY)
-        return cp_fail(CP_INVALID, "an array of arrays, which no key of "
-                                   "a language model needs");
+        return cp_fail(
+            CP_INVALID,
+            "an array of arrays, which no key of a language model needs");
     const int width = kinds[entry->kind].width;
     entry->array = true;
     return read_count(reader, width > 0 ? width : 8, "an array's length",
@@ -205,10 +190,8 @@ static cp_status read_value(reader *reader, entry *entry) {
 }
 
 static cp_status read_entry(reader *reader, entry *entry) {
-    cp_status status = read_string(reader, "a key", &entry->key);
-    if (status != CP_OK)
-        return status;
-    status = read_value(reader, entry);
+    CP_TRY(read_string(reader, "a key", &entry->key));
+    const cp_status status = read_value(reader, entry);
     if (status != CP_OK)
         return cp_fail(status, "key '%s': %s", cp_gguf_show(entry->key).text,
                        cp_message());
@@ -219,17 +202,47 @@ const char *cp_gguf_type_name(int type) {
     for (int i = 0; i < FORMATS; i++)
         if (formats[i].type == type)
             return formats[i].name;
+    const int known = sizeof(unread) / sizeof(unread[0]);
+    if (type >= 0 && type < known && unread[type] != NULL)
+        return unread[type];
     return "unknown";
 }
 
 bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
     for (int i = 0; i < FORMATS; i++)
-        if (formats[i].type == type && formats[i].values > 0) {
+        if (formats[i].type == type) {
             *values = formats[i].values;
             *bytes = formats[i].bytes;
             return true;
         }
     return false;
+}
+
+/* Is the exponent of none of count floats, so many bytes apart, all ones? */
+static inline bool floats_finite(const char *at, int64_t count, int64_t apart,
+                                 int exponent) {
+    bool finite = true;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, at + i * apart, sizeof(bits));
+        finite &= (bits & exponent) != exponent;
+    }
+    return finite;
+}
+
+bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
+    int f = 0;
+    while (formats[f].type != tensor->type)
+        f++;
+    const int64_t bytes = formats[f].bytes, blocks = tensor->bytes / bytes;
+    const char *floats = (const char *)tensor->data + formats[f].floats;
+    if (bytes == 2) /* a distance that the compiler knows makes vectors */
+        return floats_finite(floats, blocks, 2, formats[f].exponent);
+    bool finite = true;
+    for (int i = 0; i < formats[f].count; i++)
+        finite &=
+            floats_finite(floats + 2 * i, blocks, bytes, formats[f].exponent);
+    return finite;
 }
 
 static cp_status read_name(reader *reader, char *name) {
@@ -238,46 +251,45 @@ static cp_status read_name(reader *reader, char *name) {
     if (string.length < 1 || string.length >= NAME_ROOM ||
         memchr(string.bytes, '\0', (size_t)string.length) != NULL)
         return cp_fail(CP_INVALID,
-                       "tensor name '%s' of %lld bytes: 1 to 64 and "
-                       "no zero byte are allowed",
-                       cp_gguf_show(string).text, (long long)string.length);
+                       "tensor name '%s' of %ld bytes: 1 to 64 and no zero "
+                       "byte are allowed",
+                       cp_gguf_show(string).text, string.length);
     memcpy(name, string.bytes, (size_t)string.length);
     return CP_OK;
 }
 
 static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t number = 0;
-    cp_status status = read_number(reader, 4, "a rank", &number);
-    if (status == CP_OK && (number < 1 || number > 4))
+    CP_TRY(read_number(reader, 4, "a rank", &number));
+    if (number < 1 || number > 4)
         return cp_fail(CP_INVALID, "%llu dimensions, of 1 to 4",
                        (unsigned long long)number);
     tensor->dimensions = (int)number;
-    for (int d = 0; d < 4 && status == CP_OK; d++) {
+    for (int d = 0; d < 4; d++) {
         number = 1;
         if (d < tensor->dimensions)
-            status = read_number(reader, 8, "an extent", &number);
+            CP_TRY(read_number(reader, 8, "an extent", &number));
         if (number < 1 || number > INT64_MAX)
             return cp_fail(CP_INVALID, "extent %d is %llu", d,
                            (unsigned long long)number);
         tensor->extent[d] = (int64_t)number;
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status count_bytes(cp_gguf_tensor *tensor) {
     int64_t values, bytes, total;
     if (!cp_gguf_type_block(tensor->type, &values, &bytes))
         /* Refuse the type by name. */
-        return cp_fail(CP_INVALID,
-                       "has type %s (%d), which this program does not "
-                       "read; it reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, "
-                       "Q5_0, Q5_1 and Q2_K to Q6_K",
-                       cp_gguf_type_name(tensor->type), tensor->type);
+        return cp_fail(
+            CP_INVALID,
+            "has type %s (%d), which this program does not read; it reads F32, "
+            "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K",
+            cp_gguf_type_name(tensor->type), tensor->type);
     if (tensor->extent[0] % values != 0)
-        return cp_fail(CP_INVALID,
-                       "rows of %lld values do not fill %s blocks of %lld",
-                       (long long)tensor->extent[0],
-                       cp_gguf_type_name(tensor->type), (long long)values);
+        return cp_fail(
+            CP_INVALID, "rows of %ld values do not fill %s blocks of %ld",
+            tensor->extent[0], cp_gguf_type_name(tensor->type), values);
     total = tensor->extent[0] / values;
     for (int d = 1; d < 4; d++)
         if (!cp_multiply(total, tensor->extent[d], &total))
@@ -289,28 +301,23 @@ static cp_status count_bytes(cp_gguf_tensor *tensor) {
 
 static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t type = 0, offset = 0;
-    cp_status status = read_extents(reader, tensor);
-    if (status == CP_OK)
-        status = read_number(reader, 4, "a type", &type);
+    CP_TRY(read_extents(reader, tensor));
+    CP_TRY(read_number(reader, 4, "a type", &type));
     tensor->type = type <= INT_MAX ? (int)type : -1;
-    if (status == CP_OK)
-        status = count_bytes(tensor);
-    if (status == CP_OK)
-        status = read_number(reader, 8, "an offset", &offset);
+    CP_TRY(count_bytes(tensor));
+    CP_TRY(read_number(reader, 8, "an offset", &offset));
     if (offset > INT64_MAX)
         return cp_fail(CP_INVALID, "its offset is %llu",
                        (unsigned long long)offset);
     tensor->offset = (int64_t)offset;
-    return status;
+    return CP_OK;
 }
 
 static cp_status read_tensor(reader *reader, char *name,
                              cp_gguf_tensor *tensor) {
-    cp_status status = read_name(reader, name);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(read_name(reader, name));
     tensor->name = name;
-    status = read_shape(reader, tensor);
+    const cp_status status = read_shape(reader, tensor);
     if (status != CP_OK)
         return cp_fail(status, "tensor '%s': %s", show_name(name).text,
                        cp_message());
@@ -345,8 +352,8 @@ static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
     CP_TRY(cp_gguf_integer(file, "general.alignment", alignment));
     if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
         return cp_fail(CP_INVALID,
-                       "general.alignment is %lld, which is no power of two",
-                       (long long)*alignment);
+                       "general.alignment is %ld, which is no power of two",
+                       *alignment);
     return CP_OK;
 }
 
@@ -354,16 +361,14 @@ static cp_status place_tensor(const unsigned char *data, int64_t length,
                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
         return cp_fail(CP_INVALID,
-                       "tensor '%s' at offset %lld is not aligned to %lld",
-                       show_name(tensor->name).text, (long long)tensor->offset,
-                       (long long)alignment);
+                       "tensor '%s' at offset %ld is not aligned to %ld",
+                       show_name(tensor->name).text, tensor->offset, alignment);
     if (tensor->bytes > length - tensor->offset)
         return cp_fail(CP_INVALID,
-                       "tensor '%s' has %lld bytes at offset %lld, but the "
-                       "file holds %lld bytes of data: it is cut short "
-                       "or corrupt",
-                       show_name(tensor->name).text, (long long)tensor->bytes,
-                       (long long)tensor->offset, (long long)length);
+                       "tensor '%s' has %ld bytes at offset %ld, but the file "
+                       "holds %ld bytes of data: it is cut short or corrupt",
+                       show_name(tensor->name).text, tensor->bytes,
+                       tensor->offset, length);
     tensor->data = data + tensor->offset;
     return CP_OK;
 }
@@ -406,18 +411,18 @@ static cp_status sort_tensors(cp_gguf *file) {
 static cp_status read_version(reader *reader) {
     const unsigned char *magic = NULL;
     uint64_t version = 0;
-    cp_status status = take(reader, 4, "the magic word", &magic);
-    if (status == CP_OK && memcmp(magic, "GGUF", 4) != 0)
+    CP_TRY(take(reader, 4, "the magic word", &magic));
+    if (memcmp(magic, "GGUF", 4) != 0)
         return cp_fail(
             CP_INVALID, "starts with '%s' and not with 'GGUF'",
             cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
-    if (status == CP_OK)
-        status = read_number(reader, 4, "the version", &version);
-    if (status != CP_OK || version == 2 || version == 3)
-        return status;
+    CP_TRY(read_number(reader, 4, "the version", &version));
+    if (version == 2 || version == 3)
+        return CP_OK;
     if (version == 0x02000000 || version == 0x03000000)
-        return cp_fail(CP_INVALID, "is a big-endian file; this program "
-                                   "reads little-endian ones");
+        return cp_fail(
+            CP_INVALID,
+            "is a big-endian file; this program reads little-endian ones");
     return cp_fail(CP_INVALID, "has GGUF version %llu, of 2 and 3",
                    (unsigned long long)version);
 }
@@ -447,23 +452,21 @@ static cp_status read_lists(reader *reader, cp_gguf *file) {
 
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
     int64_t alignment;
-    cp_status status = find_alignment(file, &alignment);
-    if (status != CP_OK || file->tensor_count == 0)
-        return status;
+    CP_TRY(find_alignment(file, &alignment));
+    if (file->tensor_count == 0)
+        return CP_OK;
     const int64_t padding = (alignment - end % alignment) % alignment;
     if (padding > file->length - end)
         return cp_fail(CP_INVALID,
-                       "the data should begin %lld bytes after byte %lld, "
-                       "but the file has %lld bytes",
-                       (long long)padding, (long long)end,
-                       (long long)file->length);
+                       "the data should begin %ld bytes after byte %ld, but "
+                       "the file has %ld bytes",
+                       padding, end, file->length);
     const int64_t start = end + padding;
-    for (int64_t i = 0; i < file->tensor_count && status == CP_OK; i++)
-        status = place_tensor(file->bytes + start, file->length - start,
-                              alignment, &file->tensors[i]);
-    if (status == CP_OK)
-        status = check_overlap(file);
-    return status == CP_OK ? sort_tensors(file) : status;
+    for (int64_t i = 0; i < file->tensor_count; i++)
+        CP_TRY(place_tensor(file->bytes + start, file->length - start,
+                            alignment, &file->tensors[i]));
+    CP_TRY(check_overlap(file));
+    return sort_tensors(file);
 }
 
 static cp_status parse(cp_gguf *file) {
@@ -475,12 +478,10 @@ static cp_status parse(cp_gguf *file) {
 }
 
 cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
-    cp_status status = cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
     (*out)->bytes = bytes;
     (*out)->length = length;
-    status = parse(*out);
+    const cp_status status = parse(*out);
     if (status != CP_OK) {
         cp_gguf_close(*out);
         *out = NULL;
@@ -511,8 +512,8 @@ static cp_status map_file(int descriptor, const unsigned char **bytes,
     void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
                         descriptor, 0);
     if (mapped == MAP_FAILED)
-        return cp_fail(CP_FILE, "cannot map %lld bytes: %s",
-                       (long long)facts.st_size, strerror(errno));
+        return cp_fail(CP_FILE, "cannot map %ld bytes: %s", facts.st_size,
+                       strerror(errno));
     *bytes = mapped;
     *length = facts.st_size;
     return CP_OK;
@@ -521,10 +522,8 @@ static cp_status map_file(int descriptor, const unsigned char **bytes,
 static cp_status open_mapped(int descriptor, cp_gguf **out) {
     const unsigned char *bytes = NULL;
     int64_t length = 0;
-    cp_status status = map_file(descriptor, &bytes, &length);
-    if (status != CP_OK)
-        return status;
-    status = cp_gguf_parse(bytes, length, out);
+    CP_TRY(map_file(descriptor, &bytes, &length));
+    const cp_status status = cp_gguf_parse(bytes, length, out);
     if (status == CP_OK)
         (*out)->mapped = true;
     else
@@ -656,54 +655,54 @@ static cp_status find_array(const cp_gguf *file, const char *key,
     return cp_allocate(values, (*found)->count, size, key);
 }
 
+/* Refuse an array whose values have been allocated, or count them. */
+static cp_status end_array(const entry *entry, bool good, const char *wanted,
+                           void *values, int64_t *count) {
+    *count = good ? entry->count : 0;
+    if (good)
+        return CP_OK;
+    void *memory;
+    memcpy(&memory, values, sizeof(memory));
+    free(memory);
+    memset(values, 0, sizeof(memory));
+    return wrong_type(entry, wanted);
+}
+
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count) {
+    static const char *const wanted = "an array of integers below 2^63";
     const entry *entry;
-    const char *wanted = "an array of integers below 2^63";
+    bool good = true;
     CP_TRY(
         find_array(file, key, wanted, sizeof(int64_t), values, count, &entry));
-    for (int64_t i = 0; i < entry->count; i++)
-        if (!integer_at(entry, i, &(*values)[i])) {
-            free(*values);
-            *values = NULL;
-            return wrong_type(entry, wanted);
-        }
-    *count = entry->count;
-    return CP_OK;
+    for (int64_t i = 0; i < entry->count && good; i++)
+        good = integer_at(entry, i, &(*values)[i]);
+    return end_array(entry, good, wanted, values, count);
 }
 
 cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
                          int64_t *count) {
+    static const char *const wanted = "an array of floats";
     const entry *entry;
-    const char *wanted = "an array of floats";
+    bool good = true;
     CP_TRY(
         find_array(file, key, wanted, sizeof(double), values, count, &entry));
-    for (int64_t i = 0; i < entry->count; i++)
-        if (!float_at(entry, i, &(*values)[i])) {
-            free(*values);
-            *values = NULL;
-            return wrong_type(entry, wanted);
-        }
-    *count = entry->count;
-    return CP_OK;
+    for (int64_t i = 0; i < entry->count && good; i++)
+        good = float_at(entry, i, &(*values)[i]);
+    return end_array(entry, good, wanted, values, count);
 }
 
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count) {
+    static const char *const wanted = "an array of strings";
     const entry *entry;
-    const char *wanted = "an array of strings";
     CP_TRY(find_array(file, key, wanted, sizeof(cp_gguf_string), values, count,
                       &entry));
-    if (entry->kind != VALUE_STRING) {
-        free(*values);
-        *values = NULL;
-        return wrong_type(entry, wanted);
-    }
+    const bool good = entry->kind == VALUE_STRING;
     const unsigned char *at = entry->at;
-    for (int64_t i = 0; i < entry->count; i++)
+    for (int64_t i = 0; i < entry->count && good; i++)
         at = string_at(at, &(*values)[i]);
-    *count = entry->count;
-    return CP_OK;
+    return end_array(entry, good, wanted, values, count);
 }
 
 const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name) {

@@ -79,6 +79,9 @@ const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name);
 int64_t cp_gguf_tensor_count(const cp_gguf *file);
 const cp_gguf_tensor *cp_gguf_tensor_at(const cp_gguf *file, int64_t index);
 
+/* Is every weight of it a number? Blocks are judged by their scales. */
+bool cp_gguf_finite(const cp_gguf_tensor *tensor);
+
 /* A tensor type's name, "Q4_1"; "unknown" for a number that is none. */
 const char *cp_gguf_type_name(int type);
 

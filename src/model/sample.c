@@ -3,20 +3,14 @@
 
 #include <math.h>
 
+#include "ground/random.h"
+
 int32_t cp_sample_greedy(const float *logits, int64_t count) {
     int64_t best = 0;
     for (int64_t i = 1; i < count; i++)
         if (logits[i] > logits[best])
             best = i;
     return (int32_t)best;
-}
-
-static double uniform(uint64_t *state) {
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    z ^= z >> 31;
-    return (double)(z >> 11) * 0x1p-53;
 }
 
 static double weight(const cp_sampler *sampler, float logit, float largest) {
@@ -40,7 +34,7 @@ int32_t cp_sampler_draw(cp_sampler *sampler, const float *logits,
     double total = 0.0;
     for (int64_t i = 0; i < count; i++)
         total += weight(sampler, logits[i], logits[best]);
-    double left = uniform(&sampler->state) * total;
+    double left = cp_random_uniform(&sampler->state) * total;
     int64_t chosen = best;
     for (int64_t i = 0; i < count && left >= 0.0; i++) {
         const double share = weight(sampler, logits[i], logits[best]);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/backend.h"
+#include "model/engine.h"
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "predict/foresee.h"
@@ -131,8 +131,7 @@ static cp_status run_call(cp_session *session, making *call, int64_t count,
                                  .first_position = session->cache->length,
                                  .bytes = call->figures + 2 * ranks};
     const double start = cp_clock();
-    const cp_status status =
-        session->model->backend->run(session->engine, &call->forward);
+    const cp_status status = cp_engine_run(session->engine, &call->forward);
     call->report.seconds = cp_clock() - start;
     return status;
 }
@@ -268,8 +267,7 @@ cp_status cp_session_logits(const cp_session *session, int64_t first,
         return cp_fail(CP_INVALID, "logits %lld..%lld of a call of %lld tokens",
                        (long long)first, (long long)(first + count - 1),
                        (long long)session->rows);
-    return session->model->backend->logits(session->engine, first, count,
-                                           logits);
+    return cp_engine_logits(session->engine, first, count, logits);
 }
 
 cp_status cp_session_choose(cp_session *session, cp_variant variant) {
@@ -294,7 +292,7 @@ const cp_plan *cp_session_plan(const cp_session *session) {
 cp_status cp_session_trace(const cp_session *session, const char *path) {
     if (!session->options.trace)
         return cp_fail(CP_INVALID, "this session keeps no trace");
-    return session->model->backend->trace(session->engine, path);
+    return cp_engine_trace(session->engine, path);
 }
 
 static cp_status check_options(const cp_model *model,
@@ -357,7 +355,7 @@ void cp_session_close(cp_session *session) {
     if (session == NULL)
         return;
     if (session->engine != NULL)
-        session->model->backend->engine_free(session->engine);
+        cp_engine_free(session->engine);
     cp_plan_free(session->plan);
     cp_layout_free(session->layout);
     cp_cache_free(session->cache);

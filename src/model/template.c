@@ -58,8 +58,8 @@ static cp_status find_control(const cp_tokenizer *tokenizer, const char *name,
     *id = name != NULL ? cp_tokenizer_find(tokenizer, name) : -1;
     if (name != NULL && *id < 0)
         return cp_fail(CP_INVALID,
-                       "the chat template uses %s, and the vocabulary has "
-                       "no such control token",
+                       "the chat template uses %s, and the vocabulary has no "
+                       "such control token",
                        name);
     return CP_OK;
 }
@@ -72,10 +72,10 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     while (form < 2 && search(text, forms[form].mark) < 0)
         form++;
     if (form == 2)
-        return cp_fail(CP_INVALID,
-                       "the chat template '%s...' is neither ChatML nor "
-                       "Llama 3's",
-                       cp_gguf_show(text).text);
+        return cp_fail(
+            CP_INVALID,
+            "the chat template '%s...' is neither ChatML nor Llama 3's",
+            cp_gguf_show(text).text);
     *out = forms[form].form;
     out->system = default_system(text);
     out->first = cp_tokenizer_first(tokenizer);
@@ -101,8 +101,7 @@ static void put(turn *turn, const int32_t *ids, int64_t count) {
         const int64_t room = 2 * (turn->count + count) + 64;
         int32_t *grown = realloc(turn->ids, (size_t)room * sizeof(*ids));
         if (grown == NULL) {
-            turn->status =
-                cp_fail(CP_MEMORY, "no memory for %lld ids", (long long)room);
+            turn->status = cp_fail(CP_MEMORY, "no memory for %ld ids", room);
             return;
         }
         turn->ids = grown;

@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ground/random.h"
+#include "ground/text.h"
+
 enum { LETTERS = 256 + 68 };
 
 static bool is_visible(int byte) {
@@ -90,30 +93,11 @@ struct cp_tokenizer {
     bool *ends;    /* of each token: does it end an answer? */
 };
 
-static int character_length(const unsigned char *at, int64_t left) {
-    const int lead = at[0];
-    const int length = lead < 0x80   ? 1
-                       : lead < 0xC2 ? 0
-                       : lead < 0xE0 ? 2
-                       : lead < 0xF0 ? 3
-                       : lead < 0xF5 ? 4
-                                     : 0;
-    if (length > left)
-        return 0;
-    for (int i = 1; i < length; i++)
-        if ((at[i] & 0xC0) != 0x80)
-            return 0;
-    if ((lead == 0xE0 && at[1] < 0xA0) || (lead == 0xED && at[1] > 0x9F) ||
-        (lead == 0xF0 && at[1] < 0x90) || (lead == 0xF4 && at[1] > 0x8F))
-        return 0;
-    return length;
-}
-
 static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
     const unsigned char *at = (const unsigned char *)text.bytes;
     int64_t count = 0;
     for (int64_t i = 0; i < text.length;) {
-        const int length = character_length(at + i, text.length - i);
+        const int length = cp_character(text.bytes + i, text.length - i);
         int letter = length == 1 ? at[i] : LETTERS;
         if (length == 2)
             letter = (at[i] & 0x1F) << 6 | (at[i + 1] & 0x3F);
@@ -124,17 +108,11 @@ static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
     return count;
 }
 
-static uint64_t hash_text(const char *bytes, int64_t length) {
-    uint64_t hash = 0xCBF29CE484222325;
-    for (int64_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001B3;
-    return hash ^ hash >> 29;
-}
-
 static int32_t *text_place(const cp_tokenizer *tokenizer, const char *bytes,
                            int64_t length) {
-    uint64_t at = hash_text(bytes, length) & tokenizer->mask;
-    for (;; at = (at + 1) & tokenizer->mask) {
+    const uint64_t hash = cp_hash(0, bytes, length);
+    for (uint64_t at = hash ^ hash >> 29;; at++) {
+        at &= tokenizer->mask;
         const int32_t id = tokenizer->table[at];
         if (id < 0)
             return &tokenizer->table[at];
@@ -171,19 +149,16 @@ static bool is_text(cp_gguf_string string, const char *text) {
 
 static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string name = {"default", 7};
-    cp_status status = CP_OK;
     int found = 0;
     if (cp_gguf_has(file, "tokenizer.ggml.pre"))
-        status = cp_gguf_text(file, "tokenizer.ggml.pre", &name);
+        CP_TRY(cp_gguf_text(file, "tokenizer.ggml.pre", &name));
     while (found < SPLITTERS && !is_text(name, splitters[found].name))
         found++;
-    if (status == CP_OK && found == SPLITTERS)
+    if (found == SPLITTERS)
         return cp_fail(CP_INVALID,
-                       "pre-tokenizer '%s' is none of smollm, gpt-2, "
-                       "llama-bpe and default",
+                       "pre-tokenizer '%s' is none of smollm, gpt-2, llama-bpe "
+                       "and default",
                        cp_gguf_show(name).text);
-    if (status != CP_OK)
-        return status;
     tokenizer->whole_words = splitters[found].whole_words;
     tokenizer->begins = splitters[found].begins;
     /* Compile the expression. */
@@ -205,8 +180,8 @@ static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
     const char *key = "tokenizer.ggml.tokens";
     CP_TRY(cp_gguf_texts(file, key, &tokenizer->tokens, &tokenizer->size));
     if (tokenizer->size < 1 || tokenizer->size > INT32_MAX / 4)
-        return cp_fail(CP_INVALID, "a vocabulary of %lld tokens",
-                       (long long)tokenizer->size);
+        return cp_fail(CP_INVALID, "a vocabulary of %ld tokens",
+                       tokenizer->size);
     tokenizer->mask = table_mask(tokenizer->size);
     CP_TRY(cp_allocate(&tokenizer->table, (int64_t)tokenizer->mask + 1,
                        sizeof(int32_t), "the table of tokens"));
@@ -246,8 +221,8 @@ static cp_status note_shape(cp_tokenizer *tokenizer, int64_t id) {
         return CP_OK;
     if (text->length < 1 || text->length > LONGEST_CONTROL)
         return cp_fail(CP_INVALID,
-                       "control token %lld has %lld bytes, of 1 to %d",
-                       (long long)id, (long long)text->length, LONGEST_CONTROL);
+                       "control token %ld has %ld bytes, of 1 to %d", id,
+                       text->length, LONGEST_CONTROL);
     const unsigned char first = (unsigned char)text->bytes[0];
     tokenizer->control.lengths[text->length] = true;
     tokenizer->control.firsts[first] = true;
@@ -263,8 +238,8 @@ static cp_status load_types(const cp_gguf *file, cp_tokenizer *tokenizer) {
     CP_TRY(cp_gguf_integers(file, "tokenizer.ggml.token_type",
                             &tokenizer->types, &count));
     if (count != tokenizer->size)
-        return cp_fail(CP_INVALID, "%lld token types for %lld tokens",
-                       (long long)count, (long long)tokenizer->size);
+        return cp_fail(CP_INVALID, "%ld token types for %ld tokens", count,
+                       tokenizer->size);
     for (int64_t id = 0; id < tokenizer->size; id++)
         CP_TRY(note_shape(tokenizer, id));
     return CP_OK;
@@ -305,14 +280,12 @@ static cp_status fill_merges(cp_tokenizer *tokenizer,
     char *joined;
     tokenizer->merge_mask = table_mask(count);
     const int64_t places = (int64_t)tokenizer->merge_mask + 1;
-    cp_status status = cp_allocate(&tokenizer->merges, places, sizeof(merge),
-                                   "the table of merges");
-    for (int64_t i = 0; i < places && status == CP_OK; i++)
+    CP_TRY(cp_allocate(&tokenizer->merges, places, sizeof(merge),
+                       "the table of merges"));
+    for (int64_t i = 0; i < places; i++)
         tokenizer->merges[i].joined = -1;
-    if (status == CP_OK)
-        status = cp_allocate(&joined, longest(lines, count), 1, "a merge");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&joined, longest(lines, count), 1, "a merge"));
+    cp_status status = CP_OK;
     for (int64_t i = 0; i < count && status == CP_OK; i++)
         status = add_merge(tokenizer, (int32_t)i, lines[i], joined);
     free(joined);
@@ -322,12 +295,10 @@ static cp_status fill_merges(cp_tokenizer *tokenizer,
 static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string *lines;
     int64_t count;
-    cp_status status =
-        cp_gguf_texts(file, "tokenizer.ggml.merges", &lines, &count);
-    if (status == CP_OK && count > INT32_MAX / 4)
-        status = cp_fail(CP_INVALID, "%lld merges", (long long)count);
-    if (status == CP_OK)
-        status = fill_merges(tokenizer, lines, count);
+    CP_TRY(cp_gguf_texts(file, "tokenizer.ggml.merges", &lines, &count));
+    const cp_status status = count > INT32_MAX / 4
+                                 ? cp_fail(CP_INVALID, "%ld merges", count)
+                                 : fill_merges(tokenizer, lines, count);
     free(lines);
     return status;
 }
@@ -352,13 +323,12 @@ static cp_status note_end(const cp_gguf *file, const char *key,
     int64_t id = 0;
     if (!cp_gguf_has(file, key))
         return CP_OK;
-    const cp_status status = cp_gguf_integer(file, key, &id);
-    if (status == CP_OK && (id < 0 || id >= tokenizer->size))
-        return cp_fail(CP_INVALID, "%s is %lld, of %lld tokens", key,
-                       (long long)id, (long long)tokenizer->size);
-    if (status == CP_OK)
-        tokenizer->ends[id] = true;
-    return status;
+    CP_TRY(cp_gguf_integer(file, key, &id));
+    if (id < 0 || id >= tokenizer->size)
+        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, id,
+                       tokenizer->size);
+    tokenizer->ends[id] = true;
+    return CP_OK;
 }
 
 static cp_status find_ends(const cp_gguf *file, cp_tokenizer *tokenizer) {
@@ -381,47 +351,38 @@ static cp_status find_first(const cp_gguf *file, cp_tokenizer *tokenizer) {
     const char *key = "tokenizer.ggml.bos_token_id";
     bool wanted = tokenizer->begins;
     int64_t id = -1;
-    cp_status status = CP_OK;
     tokenizer->first = -1;
     if (cp_gguf_has(file, "tokenizer.ggml.add_bos_token"))
-        status = cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &wanted);
-    if (status == CP_OK && wanted)
-        status = cp_gguf_integer(file, key, &id);
-    if (status != CP_OK || !wanted)
-        return status;
+        CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &wanted));
+    if (!wanted)
+        return CP_OK;
+    CP_TRY(cp_gguf_integer(file, key, &id));
     if (id < 0 || id >= tokenizer->size)
-        return cp_fail(CP_INVALID, "%s is %lld, of %lld tokens", key,
-                       (long long)id, (long long)tokenizer->size);
+        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, id,
+                       tokenizer->size);
     tokenizer->first = (int32_t)id;
     return CP_OK;
 }
 
 static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string kind = {0};
-    cp_status status = cp_gguf_text(file, "tokenizer.ggml.model", &kind);
-    if (status == CP_OK && !is_text(kind, "gpt2"))
+    CP_TRY(cp_gguf_text(file, "tokenizer.ggml.model", &kind));
+    if (!is_text(kind, "gpt2"))
         return cp_fail(CP_INVALID,
                        "tokenizer '%s' is not byte-level BPE ('gpt2')",
                        cp_gguf_show(kind).text);
-    if (status == CP_OK)
-        status = choose_words(file, tokenizer);
-    if (status == CP_OK)
-        status = load_tokens(file, tokenizer);
-    if (status == CP_OK)
-        status = load_types(file, tokenizer);
-    if (status == CP_OK)
-        status = load_merges(file, tokenizer);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(choose_words(file, tokenizer));
+    CP_TRY(load_tokens(file, tokenizer));
+    CP_TRY(load_types(file, tokenizer));
+    CP_TRY(load_merges(file, tokenizer));
     find_bytes(tokenizer);
-    status = find_ends(file, tokenizer);
-    return status == CP_OK ? find_first(file, tokenizer) : status;
+    CP_TRY(find_ends(file, tokenizer));
+    return find_first(file, tokenizer);
 }
 
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out) {
-    cp_status status = cp_allocate(out, 1, sizeof(cp_tokenizer), "a tokenizer");
-    if (status == CP_OK)
-        status = load(file, *out);
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_tokenizer), "a tokenizer"));
+    const cp_status status = load(file, *out);
     if (status != CP_OK) {
         cp_tokenizer_free(*out);
         *out = NULL;
@@ -469,10 +430,11 @@ typedef struct {
 
 static void extend_valid(splitter *splitter) {
     int64_t end = splitter->at;
-    int length = 1;
-    while (end < splitter->length && length > 0) {
-        length = character_length(splitter->text + end, splitter->length - end);
-        end += length;
+    for (int length = 0; end < splitter->length; end += length) {
+        length = cp_character((const char *)splitter->text + end,
+                              splitter->length - end);
+        if (length < 1)
+            break;
     }
     splitter->valid = end;
 }
@@ -488,8 +450,8 @@ static cp_status next_word(splitter *splitter, int64_t *bytes) {
                     (size_t)splitter->valid, (size_t)splitter->at,
                     PCRE2_NO_UTF_CHECK, splitter->match, splitter->limits);
     if (found < 1)
-        return cp_fail(CP_MEMORY, "PCRE2 finds no word at byte %lld: %d",
-                       (long long)splitter->at, found);
+        return cp_fail(CP_MEMORY, "PCRE2 finds no word at byte %ld: %d",
+                       splitter->at, found);
     const size_t *bounds = pcre2_get_ovector_pointer(splitter->match);
     *bytes = (int64_t)bounds[1] - splitter->at;
     return CP_OK;
@@ -572,8 +534,7 @@ static cp_status append_id(ids *out, int32_t id) {
         const int64_t room = cp_max(256, 2 * out->room);
         int32_t *items = realloc(out->items, (size_t)room * sizeof(id));
         if (items == NULL)
-            return cp_fail(CP_MEMORY, "no memory for %lld ids",
-                           (long long)room);
+            return cp_fail(CP_MEMORY, "no memory for %ld ids", room);
         out->items = items;
         out->room = room;
     }
@@ -641,8 +602,8 @@ static cp_status make_room(bench *bench, int64_t bytes) {
     if (bytes <= bench->room)
         return CP_OK;
     if (bytes > INT32_MAX / 2)
-        return cp_fail(CP_CAPACITY, "a word of %lld bytes, of at most %d",
-                       (long long)bytes, INT32_MAX / 2);
+        return cp_fail(CP_CAPACITY, "a word of %ld bytes, of at most %d", bytes,
+                       INT32_MAX / 2);
     const int64_t room = cp_max(2 * bytes, 1024);
     free(bench->symbols);
     free(bench->heap);
@@ -690,16 +651,14 @@ static cp_status encode_words(const cp_tokenizer *tokenizer, bench *bench,
                               ids *out) {
     splitter splitter = {0};
     int64_t bytes = 0;
-    cp_status status = open_splitter(tokenizer, text, length, &splitter);
-    while (status == CP_OK && splitter.at < length) {
-        status = next_word(&splitter, &bytes);
-        if (status == CP_OK)
-            status =
-                encode_word(tokenizer, bench, text + splitter.at, bytes, out);
+    CP_TRY(open_splitter(tokenizer, text, length, &splitter));
+    while (splitter.at < length) {
+        CP_TRY(next_word(&splitter, &bytes));
+        CP_TRY(encode_word(tokenizer, bench, text + splitter.at, bytes, out));
         splitter.at += bytes;
     }
     close_splitter(&splitter);
-    return status;
+    return CP_OK;
 }
 
 static int32_t token_at(const cp_tokenizer *tokenizer, const char *text,
@@ -723,22 +682,18 @@ static cp_status encode_text(const cp_tokenizer *tokenizer, bench *bench,
                              ids *out) {
     const unsigned char *bytes = (const unsigned char *)text;
     int64_t begin = 0, at = 0, found = 0;
-    cp_status status = CP_OK;
-    while (at < length && status == CP_OK) {
+    while (at < length) {
         const int32_t id =
             token_at(tokenizer, text + at, length - at, special, &found);
         if (id < 0) {
             at++;
             continue;
         }
-        status = encode_words(tokenizer, bench, bytes + begin, at - begin, out);
-        if (status == CP_OK)
-            status = append_id(out, id);
+        CP_TRY(encode_words(tokenizer, bench, bytes + begin, at - begin, out));
+        CP_TRY(append_id(out, id));
         at += found;
         begin = at;
     }
-    if (status != CP_OK)
-        return status;
     return encode_words(tokenizer, bench, bytes + begin, at - begin, out);
 }
 
@@ -749,10 +704,10 @@ cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
     ids found = {0};
     *out = NULL;
     *count = 0;
-    cp_status status = append_id(&found, 0); /* so that there is an array */
+    CP_TRY(append_id(&found, 0)); /* so that there is an array */
     found.count = 0;
-    if (status == CP_OK)
-        status = encode_text(tokenizer, &bench, text, length, special, &found);
+    const cp_status status =
+        encode_text(tokenizer, &bench, text, length, special, &found);
     free(bench.symbols);
     free(bench.heap);
     if (status != CP_OK) {
@@ -777,11 +732,9 @@ cp_status cp_tokenizer_words(const cp_tokenizer *tokenizer, const char *text,
     splitter splitter = {0};
     int64_t bytes = 0;
     *count = 0;
-    cp_status status = cp_allocate(ends, length, sizeof(int64_t), "words");
-    if (status != CP_OK)
-        return status;
-    status = open_splitter(tokenizer, (const unsigned char *)text, length,
-                           &splitter);
+    CP_TRY(cp_allocate(ends, length, sizeof(int64_t), "words"));
+    cp_status status = open_splitter(tokenizer, (const unsigned char *)text,
+                                     length, &splitter);
     while (status == CP_OK && splitter.at < length) {
         status = next_word(&splitter, &bytes);
         splitter.at += bytes;
@@ -807,8 +760,8 @@ static int64_t token_bytes(const cp_tokenizer *tokenizer, int32_t id,
 static cp_status check_id(const cp_tokenizer *tokenizer, int32_t id) {
     if (id >= 0 && id < tokenizer->size)
         return CP_OK;
-    return cp_fail(CP_INVALID, "token %d, of a vocabulary of %lld", id,
-                   (long long)tokenizer->size);
+    return cp_fail(CP_INVALID, "token %d, of a vocabulary of %ld", id,
+                   tokenizer->size);
 }
 
 cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
@@ -819,52 +772,10 @@ cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
     for (int64_t i = 0; i < count; i++) {
         CP_TRY(check_id(tokenizer, ids[i]));
         if (!cp_add(room, tokenizer->tokens[ids[i]].length, &room))
-            return cp_fail(CP_CAPACITY, "%lld ids are too much text",
-                           (long long)count);
+            return cp_fail(CP_CAPACITY, "%ld ids are too much text", count);
     }
     CP_TRY(cp_allocate(text, room, 1, "decoded text"));
     for (int64_t i = 0; i < count; i++)
         *length += token_bytes(tokenizer, ids[i], *text + *length);
     return CP_OK;
-}
-
-static int64_t unfinished(const char *bytes, int64_t length) {
-    for (int64_t back = 1; back <= 3 && back <= length; back++) {
-        const int lead = (unsigned char)bytes[length - back];
-        if (lead >= 0x80 && lead < 0xC0)
-            continue;
-        const int needed = lead < 0xC2   ? 1
-                           : lead < 0xE0 ? 2
-                           : lead < 0xF0 ? 3
-                           : lead < 0xF5 ? 4
-                                         : 1;
-        return needed > back ? back : 0;
-    }
-    return 0;
-}
-
-cp_status cp_tokenizer_piece(const cp_tokenizer *tokenizer,
-                             cp_tokenizer_stream *stream, int32_t id,
-                             char **text, int64_t *length) {
-    *text = NULL;
-    *length = 0;
-    CP_TRY(check_id(tokenizer, id));
-    CP_TRY(cp_allocate(text, tokenizer->tokens[id].length + 4, 1,
-                       "a token's text"));
-    memcpy(*text, stream->held, (size_t)stream->count);
-    *length = stream->count;
-    *length += token_bytes(tokenizer, id, *text + *length);
-    stream->count = (int)unfinished(*text, *length);
-    *length -= stream->count;
-    memcpy(stream->held, *text + *length, (size_t)stream->count);
-    (*text)[*length] = '\0';
-    return CP_OK;
-}
-
-int64_t cp_tokenizer_flush(cp_tokenizer_stream *stream, char text[4]) {
-    const int64_t length = stream->count;
-    memset(text, 0, 4);
-    memcpy(text, stream->held, (size_t)length);
-    stream->count = 0;
-    return length;
 }

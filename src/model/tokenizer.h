@@ -48,19 +48,4 @@ cp_status cp_tokenizer_words(const cp_tokenizer *tokenizer, const char *text,
 cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
                               int64_t count, char **text, int64_t *length);
 
-/* For streaming: bytes held back between pieces. Begin with zeros. */
-typedef struct {
-    char held[4];
-    int count;
-} cp_tokenizer_stream;
-
-/* The bytes that this token completes, never half a character; perhaps none.
- * *text is the caller's to free and has a zero byte after its length bytes. */
-cp_status cp_tokenizer_piece(const cp_tokenizer *tokenizer,
-                             cp_tokenizer_stream *stream, int32_t id,
-                             char **text, int64_t *length);
-
-/* What is still held back, at the end of an answer: 0 to 3 bytes. */
-int64_t cp_tokenizer_flush(cp_tokenizer_stream *stream, char text[4]);
-
 #endif

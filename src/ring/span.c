@@ -18,6 +18,9 @@ cp_status cp_shape_check(const cp_shape *shape) {
         return cp_fail(CP_INVALID,
                        "%lld key heads do not divide %lld query heads",
                        kv_heads, heads);
+    if (heads > CP_HEADS_MAX)
+        return cp_fail(CP_INVALID, "%lld query heads are more than %d", heads,
+                       CP_HEADS_MAX);
     if (dim > CP_HEAD_DIM_MAX)
         return cp_fail(CP_INVALID, "a head of dimension %lld is more than %d",
                        dim, CP_HEAD_DIM_MAX);

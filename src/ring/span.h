@@ -35,7 +35,7 @@ typedef struct {
     int64_t query_heads, kv_heads, head_dim;
 } cp_shape;
 
-enum { CP_HEAD_DIM_MAX = 256 };
+enum { CP_HEADS_MAX = 65536, CP_HEAD_DIM_MAX = 256 };
 
 /* The last position of a span. */
 static inline int64_t cp_span_last(cp_span span) {
@@ -80,7 +80,7 @@ cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
 void cp_pieces_free(cp_pieces *pieces);
 
 /* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
- * query_heads, and head_dim is at most CP_HEAD_DIM_MAX. */
+ * query_heads, and there are at most CP_HEADS_MAX heads of CP_HEAD_DIM_MAX. */
 cp_status cp_shape_check(const cp_shape *shape);
 
 #endif

@@ -11,10 +11,6 @@ bool stand_in_pretends(void) {
     return false;
 }
 
-void stand_in_begin(const stand_in_options *options) {
-    (void)options;
-}
-
 int64_t stand_in_end(void) {
     const cudaError_t error = cudaDeviceSynchronize();
     return error != cudaSuccess;
@@ -32,33 +28,19 @@ stand_in_statistics stand_in_count(void) {
     return (stand_in_statistics){0};
 }
 
-void stand_in_fail_allocation(int64_t n) {
-    (void)n;
-}
-
-void stand_in_fail_launch(int64_t n) {
-    (void)n;
-}
-
-void stand_in_fail_copy(int64_t n) {
-    (void)n;
-}
-
-void stand_in_ignore_wait(int64_t k) {
-    (void)k;
-}
-
-void stand_in_freeze_uploads(bool frozen) {
-    (void)frozen;
-}
-
-void stand_in_pretend_f8(bool has) {
-    (void)has;
-}
-
-void stand_in_leave(int threads) {
-    (void)threads;
-}
+/* C11 wants names for what is not used. */
+#define IGNORES(name, type)                                                    \
+    void name(type it) {                                                       \
+        (void)it;                                                              \
+    }
+IGNORES(stand_in_fail_allocation, int64_t)
+IGNORES(stand_in_fail_launch, int64_t)
+IGNORES(stand_in_fail_copy, int64_t)
+IGNORES(stand_in_ignore_wait, int64_t)
+IGNORES(stand_in_freeze_uploads, bool)
+IGNORES(stand_in_pretend_f8, bool)
+IGNORES(stand_in_leave, int)
+IGNORES(stand_in_begin, const stand_in_options *)
 
 void stand_in_dead_rank(int rank, int64_t n) {
     (void)rank, (void)n;

@@ -109,80 +109,27 @@ static const char *const llama3_controls[] = {
 
 enum { CHATML_CONTROLS = 3, LLAMA3_CONTROLS = 5 };
 
-#define SPACE "\xC4\xA0"   /* a space in GPT-2's alphabet */
-#define NEWLINE "\xC4\x8A" /* a newline in it */
+/* In order of rank; each half is a byte or made by an earlier rule. In GPT-2's
+ * alphabet U+0120 is a space and U+010A a newline; the last two are the bytes of
+ * an e with an acute accent. */
+static const char merges[] =
+    "\u0120 t,\u0120 a,i n,h e,\u0120 \u0120,r e,o n,e r,\u0120t he,a t,"
+    "\u0120 s,\u0120 o,e n,\u0120 c,e s,\u0120 w,n d,i t,o r,i s,a l,"
+    "\u0120 p,in g,\u0120 f,a n,\u0120 b,a r,\u0120a nd,\u0120 in,"
+    "\u0120o f,\u0120t o,\u0120 d,l l,u s,e d,i on,k e,k en,t o,to ken,"
+    "\u0120\u0120 \u0120\u0120,a a,aa aa,aaaa a,us er,s t,st an,is t,a s,"
+    "as s,ass ist,assist an,assistan t,s y,sy st,syst e,syste m,r ing,"
+    "\u0120 ring,\u010a \u010a,' t,h el,l o,e l,el lo,\u00c3 \u00a9,";
 
-/* In order of rank; each half is a byte or made by an earlier line. */
-static const char *const merges[][2] = {
-    {SPACE, "t"},
-    {SPACE, "a"},
-    {"i", "n"},
-    {"h", "e"},
-    {SPACE, SPACE},
-    {"r", "e"},
-    {"o", "n"},
-    {"e", "r"},
-    {SPACE "t", "he"},
-    {"a", "t"},
-    {SPACE, "s"},
-    {SPACE, "o"},
-    {"e", "n"},
-    {SPACE, "c"},
-    {"e", "s"},
-    {SPACE, "w"},
-    {"n", "d"},
-    {"i", "t"},
-    {"o", "r"},
-    {"i", "s"},
-    {"a", "l"},
-    {SPACE, "p"},
-    {"in", "g"},
-    {SPACE, "f"},
-    {"a", "n"},
-    {SPACE, "b"},
-    {"a", "r"},
-    {SPACE "a", "nd"},
-    {SPACE, "in"},
-    {SPACE "o", "f"},
-    {SPACE "t", "o"},
-    {SPACE, "d"},
-    {"l", "l"},
-    {"u", "s"},
-    {"e", "d"},
-    {"i", "on"},
-    {"k", "e"},
-    {"k", "en"},
-    {"t", "o"},
-    {"to", "ken"},
-    {SPACE SPACE, SPACE SPACE},
-    {"a", "a"},
-    {"aa", "aa"},
-    {"aaaa", "a"},
-    {"us", "er"},
-    {"s", "t"},
-    {"st", "an"},
-    {"is", "t"},
-    {"a", "s"},
-    {"as", "s"},
-    {"ass", "ist"},
-    {"assist", "an"},
-    {"assistan", "t"},
-    {"s", "y"},
-    {"sy", "st"},
-    {"syst", "e"},
-    {"syste", "m"},
-    {"r", "ing"},
-    {SPACE, "ring"},
-    {NEWLINE, NEWLINE},
-    {"'", "t"},
-    {"h", "el"},
-    {"l", "o"},
-    {"e", "l"},
-    {"el", "lo"},
-    {"\xC3\x83", "\xC2\xA9"}, /* the two bytes of e with an acute accent */
-};
+enum { MERGES = 66 };
 
-enum { MERGES = sizeof(merges) / sizeof(merges[0]) };
+/* Take the rule that begins at *at, and go to the next: false after the last. */
+static bool next_rule(const char **at, char rule[64]) {
+    const int length = (int)strcspn(*at, ",");
+    snprintf(rule, 64, "%.*s", length, *at);
+    *at += length + ((*at)[length] == ',');
+    return length > 0;
+}
 
 static bool is_left_out(const tiny_gguf_options *options, int byte) {
     return byte != 0 && options->without != NULL &&
@@ -224,24 +171,21 @@ static void put_controls(const tiny_gguf_options *options, tiny_bytes *out) {
                                  : chatml_controls[i]);
 }
 
-static void put_merged(tiny_bytes *out, const char *left, const char *middle,
-                       const char *right) {
-    char text[64];
-    snprintf(text, sizeof(text), "%s%s%s", left, middle, right);
-    tiny_put_string(out, text);
-}
-
 static void put_tokens(const tiny_gguf_options *options, metadata *out) {
     const bool last = options->vocabulary == TINY_LLAMA3;
     const int count = tiny_gguf_vocabulary_size(options);
+    char rule[64];
     key_array(out, "tokenizer.ggml.tokens", KEY_STRING, (uint64_t)count);
     if (!last)
         put_controls(options, &out->bytes);
     for (int byte = 0; byte < 256; byte++)
         if (!is_left_out(options, byte))
             put_byte_token(&out->bytes, byte);
-    for (int i = 0; i < MERGES; i++)
-        put_merged(&out->bytes, merges[i][0], "", merges[i][1]);
+    for (const char *at = merges; next_rule(&at, rule);) {
+        char *space = strchr(rule, ' '); /* the token has none */
+        memmove(space, space + 1, strlen(space));
+        tiny_put_string(&out->bytes, rule);
+    }
     if (options->extra != NULL)
         tiny_put_string(&out->bytes, options->extra);
     if (last)
@@ -258,8 +202,8 @@ static void put_tokens(const tiny_gguf_options *options, metadata *out) {
                                           : 1);
     }
     key_array(out, "tokenizer.ggml.merges", KEY_STRING, MERGES);
-    for (int i = 0; i < MERGES; i++)
-        put_merged(&out->bytes, merges[i][0], " ", merges[i][1]);
+    for (const char *at = merges; next_rule(&at, rule);)
+        tiny_put_string(&out->bytes, rule);
 }
 
 static const char chatml_template[] =

@@ -75,27 +75,30 @@ struct cublasLtContext {
     (complain(cudaErrorInvalidValue, "cuBLASLt: " __VA_ARGS__),                \
      CUBLAS_STATUS_##status)
 
+#define OR_RETURN(this)                                                        \
+    do {                                                                       \
+        const cublasStatus_t result = (this);                                  \
+        if (result != CUBLAS_STATUS_SUCCESS)                                   \
+            return result;                                                     \
+    } while (0)
+
 size_t cublasLtGetVersion(void) {
     return 130000;
 }
 
 const char *cublasLtGetStatusString(cublasStatus_t status) {
-    switch (status) {
-    case CUBLAS_STATUS_SUCCESS:
-        return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED:
-        return "the library was not initialized";
-    case CUBLAS_STATUS_ALLOC_FAILED:
-        return "the resource allocation failed";
-    case CUBLAS_STATUS_INVALID_VALUE:
-        return "an unsupported value or parameter was passed to the function";
-    case CUBLAS_STATUS_EXECUTION_FAILED:
-        return "the function failed to launch on the GPU";
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-        return "the functionality requested is not supported";
-    default:
-        return "an internal operation failed";
-    }
+    static const char *const texts[] = {
+        [CUBLAS_STATUS_SUCCESS] = "success",
+        [CUBLAS_STATUS_NOT_INITIALIZED] = "the library was not initialized",
+        [CUBLAS_STATUS_ALLOC_FAILED] = "the resource allocation failed",
+        [CUBLAS_STATUS_INVALID_VALUE] =
+            "an unsupported value or parameter was passed to the function",
+        [CUBLAS_STATUS_EXECUTION_FAILED] =
+            "the function failed to launch on the GPU",
+        [CUBLAS_STATUS_INTERNAL_ERROR] = "an internal operation failed",
+        [CUBLAS_STATUS_NOT_SUPPORTED] =
+            "the functionality requested is not supported"};
+    return texts[status];
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
@@ -146,22 +149,18 @@ cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
                                cublasLtMatmulDescAttributes_t attr,
                                const void *buf, size_t sizeInBytes) {
     how h;
-    void *to = NULL;
-    size_t size = sizeof(int32_t);
     memcpy(&h, matmulDesc, sizeof h);
     if (h.mark != how_mark || buf == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (attr == CUBLASLT_MATMUL_DESC_TRANSA ||
-        attr == CUBLASLT_MATMUL_DESC_TRANSB)
-        to = &h.transposed[attr - CUBLASLT_MATMUL_DESC_TRANSA];
-    if (attr == CUBLASLT_MATMUL_DESC_A_SCALE_MODE ||
-        attr == CUBLASLT_MATMUL_DESC_B_SCALE_MODE)
-        to = &h.modes[attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE];
-    if (attr == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER ||
-        attr == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER) {
-        to = &h.scales[attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER];
-        size = sizeof h.scales[0];
-    }
+    const int scale = (int)attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
+    const int mode = (int)attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE;
+    const int side = (int)attr - CUBLASLT_MATMUL_DESC_TRANSA;
+    void *to = scale == 0 || scale == 1 ? (void *)&h.scales[scale]
+               : mode == 0 || mode == 1 ? (void *)&h.modes[mode]
+               : side == 0 || side == 1 ? (void *)&h.transposed[side]
+                                        : NULL;
+    const size_t size =
+        scale == 0 || scale == 1 ? sizeof h.scales[0] : sizeof h.modes[0];
     if (to == NULL || size != sizeInBytes)
         return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(to, buf, size);
@@ -262,9 +261,7 @@ static cublasStatus_t check(const how *h, const layout *l) {
                       "the stand-in multiplies A^T B in fp32, and not %d %d "
                       "in %d",
                       h->transposed[0], h->transposed[1], h->compute);
-    const cublasStatus_t status = check_layouts(l);
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return status;
+    OR_RETURN(check_layouts(l));
     if (l[0].type != l[1].type || l[0].type == CUDA_R_16F ||
         l[2].type != CUDA_R_32F || l[3].type != CUDA_R_32F)
         return REFUSE(NOT_SUPPORTED, "types %d, %d, %d and %d", (int)l[0].type,
@@ -293,21 +290,15 @@ static uint64_t kind_of(const how *h, const layout *l,
     return fingerprint((const char *)&k, sizeof k);
 }
 
-static void read_layouts(layout *l, cublasLtMatrixLayout_t a,
-                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                         cublasLtMatrixLayout_t d) {
-    memcpy(&l[0], a, sizeof *l);
-    memcpy(&l[1], b, sizeof *l);
-    memcpy(&l[2], c, sizeof *l);
-    memcpy(&l[3], d, sizeof *l);
+static void read_layouts(layout *l, const cublasLtMatrixLayout_t *from) {
+    for (int i = 0; i < 4; i++)
+        memcpy(&l[i], from[i], sizeof *l);
 }
 
 static cublasStatus_t search(const how *h, const layout *l, const wish *w,
                              cublasLtMatmulHeuristicResult_t *out) {
-    const cublasStatus_t status = check(h, l);
     algorithm best = {0};
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return status;
+    OR_RETURN(check(h, l));
     if (w->mark != wish_mark)
         return REFUSE(INVALID_VALUE, "a preference that was not begun");
     for (int i = 0; i < 4; i++) {
@@ -341,7 +332,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     *returnAlgoCount = 0;
     if (lightHandle == NULL || requestedAlgoCount < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
-    read_layouts(l, Adesc, Bdesc, Cdesc, Ddesc);
+    read_layouts(l, (cublasLtMatrixLayout_t[]){Adesc, Bdesc, Cdesc, Ddesc});
     memcpy(&h, operationDesc, sizeof h);
     memcpy(&w, preference, sizeof w);
     const cudaError_t error = enter();
@@ -426,65 +417,57 @@ static void multiply(const void *arguments) {
     free(b);
 }
 
+static size_t size_of(const layout *l) {
+    return (size_t)(((l->columns - 1) * l->stride + l->rows) *
+                    bytes_of(l->type));
+}
+
 static cublasStatus_t check_operand(int which, const void *at, const layout *l,
                                     uint32_t alignment) {
-    const int64_t last = (l->columns - 1) * l->stride + l->rows;
     if (!is_device(at))
         return REFUSE(INVALID_VALUE, "%s is not on the device", names[which]);
     if ((uintptr_t)at % alignment != 0)
         return REFUSE(INVALID_VALUE, "%s is not at a multiple of %u bytes",
                       names[which], alignment);
-    return check_range(at, (size_t)(last * bytes_of(l->type)), names[which]) ==
-                   cudaSuccess
+    return check_range(at, size_of(l), names[which]) == cudaSuccess
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-static bool apart(const char *a, size_t a_bytes, const char *b,
-                  size_t b_bytes) {
-    return a + a_bytes <= b || b + b_bytes <= a;
-}
-
-static cublasStatus_t check_apart(const void *const *at, const layout *l) {
-    size_t bytes[4];
-    for (int i = 0; i < 4; i++)
-        bytes[i] = (size_t)(((l[i].columns - 1) * l[i].stride + l[i].rows) *
-                            bytes_of(l[i].type));
-    for (int i = 0; i < 2; i++)
-        if (!apart(at[i], bytes[i], at[3], bytes[3]))
+/* Nothing may lie in D, but that C may be D. */
+static cublasStatus_t check_apart(const char *const *at, const layout *l) {
+    for (int i = 0; i < 3; i++)
+        if (at[i] + size_of(&l[i]) > at[3] && at[3] + size_of(&l[3]) > at[i] &&
+            (i < 2 || at[2] != at[3]))
             return REFUSE(INVALID_VALUE, "%s and D overlap", names[i]);
-    if (at[2] != at[3] && !apart(at[2], bytes[2], at[3], bytes[3]))
-        return REFUSE(INVALID_VALUE, "C and D overlap");
     return CUBLAS_STATUS_SUCCESS;
 }
 
 static cublasStatus_t check_call(const how *h, const layout *l,
-                                 const void *const *at, const algorithm *chosen,
+                                 const char *const *at, const algorithm *chosen,
                                  const void *workspace,
                                  size_t workspace_bytes) {
-    cublasStatus_t status = check(h, l);
-    if (status == CUBLAS_STATUS_SUCCESS &&
-        chosen->kind != kind_of(h, l, chosen->alignments))
-        status = REFUSE(INVALID_VALUE,
-                        "an algorithm that was found for another product");
-    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = check_operand(i, at[i], &l[i], chosen->alignments[i]);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = check_apart(at, l);
-    for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++)
+    OR_RETURN(check(h, l));
+    if (chosen->kind != kind_of(h, l, chosen->alignments))
+        return REFUSE(INVALID_VALUE,
+                      "an algorithm that was found for another product");
+    for (int i = 0; i < 4; i++)
+        OR_RETURN(check_operand(i, at[i], &l[i], chosen->alignments[i]));
+    OR_RETURN(check_apart(at, l));
+    for (int i = 0; i < 2; i++)
         if (h->scales[i] != NULL &&
             (!is_device(h->scales[i]) ||
              check_range(h->scales[i], 4 * (size_t)l[i].columns, "scales") !=
                  cudaSuccess))
-            status =
-                REFUSE(INVALID_VALUE, "scales of %s out of bounds", names[i]);
-    if (status == CUBLAS_STATUS_SUCCESS && chosen->workspace > 0 &&
+            return REFUSE(INVALID_VALUE, "scales of %s out of bounds",
+                          names[i]);
+    if (chosen->workspace > 0 &&
         (chosen->workspace > workspace_bytes || !is_device(workspace) ||
          (uintptr_t)workspace % WORKSPACE_ALIGNMENT != 0 ||
          check_range(workspace, workspace_bytes, "workspace") != cudaSuccess))
-        status = REFUSE(INVALID_VALUE, "a workspace of %zu bytes at %p",
-                        workspace_bytes, workspace);
-    return status;
+        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes at %p",
+                      workspace_bytes, workspace);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 /* The first of its kind loads code, which a capture does not survive. */
@@ -507,25 +490,6 @@ static cublasStatus_t load(cublasLtHandle_t handle, uint64_t which,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t enter_call(cublasLtHandle_t handle, const how *h,
-                                 const layout *l, const void *const *at,
-                                 const algorithm *chosen, const void *workspace,
-                                 size_t bytes, cudaStream_t on) {
-    const cudaError_t error = enter();
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (error != cudaSuccess)
-        status = CUBLAS_STATUS_EXECUTION_FAILED;
-    else if (handle->device != *current_device())
-        status = REFUSE(INVALID_VALUE, "a handle of device %d used on %d",
-                        handle->device, *current_device());
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = check_call(h, l, at, chosen, workspace, bytes);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = load(handle, chosen->kind, on);
-    leave(error);
-    return status;
-}
-
 cublasStatus_t
 cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
@@ -533,19 +497,29 @@ cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
                cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo,
                void *workspace, size_t workspaceSizeInBytes, cudaStream_t on) {
-    const void *const at[] = {A, B, C, D};
+    const char *const at[] = {A, B, C, D};
     layout l[4];
     how h;
     algorithm chosen;
     if (lightHandle == NULL || alpha == NULL || beta == NULL || algo == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
-    read_layouts(l, Adesc, Bdesc, Cdesc, Ddesc);
+    read_layouts(l, (cublasLtMatrixLayout_t[]){Adesc, Bdesc, Cdesc, Ddesc});
     memcpy(&h, computeDesc, sizeof h);
     memcpy(&chosen, algo, sizeof chosen);
-    const cublasStatus_t status = enter_call(
-        lightHandle, &h, l, at, &chosen, workspace, workspaceSizeInBytes, on);
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return status;
+    const cudaError_t error = enter();
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (error != cudaSuccess)
+        status = CUBLAS_STATUS_EXECUTION_FAILED;
+    else if (lightHandle->device != *current_device())
+        status = REFUSE(INVALID_VALUE, "a handle of device %d used on %d",
+                        lightHandle->device, *current_device());
+    else
+        status =
+            check_call(&h, l, at, &chosen, workspace, workspaceSizeInBytes);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = load(lightHandle, chosen.kind, on);
+    leave(error);
+    OR_RETURN(status);
     multiplication p = {
         .type = l[0].type,
         .m = l[3].rows,

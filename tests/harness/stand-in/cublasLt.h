@@ -14,20 +14,14 @@ typedef enum {
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
     CUBLAS_STATUS_ALLOC_FAILED = 3,
     CUBLAS_STATUS_INVALID_VALUE = 7,
-    CUBLAS_STATUS_ARCH_MISMATCH = 8,
-    CUBLAS_STATUS_MAPPING_ERROR = 11,
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_INTERNAL_ERROR = 14,
-    CUBLAS_STATUS_NOT_SUPPORTED = 15,
-    CUBLAS_STATUS_LICENSE_ERROR = 16
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
 
 typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 
-typedef enum {
-    CUBLAS_COMPUTE_32F = 68,
-    CUBLAS_COMPUTE_32F_FAST_TF32 = 77
-} cublasComputeType_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 
 typedef enum {
     CUDA_R_32F = 0,
@@ -38,7 +32,6 @@ typedef enum {
 typedef cudaDataType cudaDataType_t;
 
 typedef enum {
-    CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F = 0,
     CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3
 } cublasLtMatmulMatrixScale_t;
 

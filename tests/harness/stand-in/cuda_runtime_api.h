@@ -11,42 +11,38 @@
 #define CUDART_VERSION 13000
 
 /* Names and values that CUDA fixes; the stand-in returns most of them. */
-enum cudaError {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInitializationError = 3,
-    cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidPitchValue = 12,
-    cudaErrorInvalidDevicePointer = 17,
-    cudaErrorInvalidMemcpyDirection = 21,
-    cudaErrorInsufficientDriver = 35,
-    cudaErrorDevicesUnavailable = 46,
-    cudaErrorInvalidDeviceFunction = 98,
-    cudaErrorNoDevice = 100,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorNoKernelImageForDevice = 209,
-    cudaErrorInvalidResourceHandle = 400,
-    cudaErrorNotReady = 600,
-    cudaErrorIllegalAddress = 700,
-    cudaErrorLaunchOutOfResources = 701,
-    cudaErrorLaunchTimeout = 702,
-    cudaErrorAssert = 710,
-    cudaErrorLaunchFailure = 719,
-    cudaErrorNotPermitted = 800,
-    cudaErrorNotSupported = 801,
-    cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorStreamCaptureMerge = 902,
-    cudaErrorStreamCaptureUnmatched = 903,
-    cudaErrorStreamCaptureUnjoined = 904,
-    cudaErrorStreamCaptureIsolation = 905,
-    cudaErrorStreamCaptureImplicit = 906,
-    cudaErrorCapturedEvent = 907,
-    cudaErrorStreamCaptureWrongThread = 908,
-    cudaErrorTimeout = 909,
-    cudaErrorUnknown = 999
-};
+#define CUDA_ERRORS(X)                                                         \
+    X(cudaSuccess, 0, "no error")                                              \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                            \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                           \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")      \
+    X(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                \
+    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction")           \
+    X(cudaErrorInsufficientDriver, 35,                                         \
+      "the driver is missing or older than the runtime")                       \
+    X(cudaErrorNoDevice, 100, "no device")                                     \
+    X(cudaErrorInvalidDevice, 101, "invalid device number")                    \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")          \
+    X(cudaErrorNotReady, 600, "not ready")                                     \
+    X(cudaErrorLaunchOutOfResources, 701, "too many resources for a launch")   \
+    X(cudaErrorLaunchFailure, 719, "launch failure")                           \
+    X(cudaErrorNotPermitted, 800, "not permitted here")                        \
+    X(cudaErrorNotSupported, 801, "not supported")                             \
+    X(cudaErrorStreamCaptureUnsupported, 900, "not permitted in a capture")    \
+    X(cudaErrorStreamCaptureInvalidated, 901, "the capture was invalidated")   \
+    X(cudaErrorStreamCaptureMerge, 902, "two captures would merge")            \
+    X(cudaErrorStreamCaptureUnmatched, 903, "not the stream of the capture")   \
+    X(cudaErrorStreamCaptureUnjoined, 904, "a captured stream was not joined") \
+    X(cudaErrorStreamCaptureIsolation, 905,                                    \
+      "a captured operation depends on one that is not")                       \
+    X(cudaErrorCapturedEvent, 907, "the event belongs to a capture")           \
+    X(cudaErrorStreamCaptureWrongThread, 908,                                  \
+      "the capture is another thread's")                                       \
+    X(cudaErrorUnknown, 999, "unknown error")
+
+#define CUDA_ERROR(name, value, text) name = value,
+enum cudaError { CUDA_ERRORS(CUDA_ERROR) };
+#undef CUDA_ERROR
 typedef enum cudaError cudaError_t;
 
 enum cudaMemcpyKind {
@@ -58,25 +54,10 @@ enum cudaMemcpyKind {
 };
 
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxGridDimX = 5,
-    cudaDevAttrMaxGridDimY = 6,
-    cudaDevAttrMaxGridDimZ = 7,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrWarpSize = 10,
-    cudaDevAttrClockRate = 13,
     cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrConcurrentKernels = 31,
-    cudaDevAttrMemoryClockRate = 36,
-    cudaDevAttrGlobalMemoryBusWidth = 37,
     cudaDevAttrL2CacheSize = 38,
-    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
-    cudaDevAttrAsyncEngineCount = 40,
-    cudaDevAttrUnifiedAddressing = 41,
     cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+    cudaDevAttrComputeCapabilityMinor = 76
 };
 
 enum cudaStreamCaptureMode {
@@ -91,11 +72,9 @@ enum cudaStreamCaptureStatus {
     cudaStreamCaptureStatusInvalidated = 2
 };
 
-#define cudaHostAllocDefault 0x00
 #define cudaStreamDefault 0x00
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
-#define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
 
 typedef struct CUstream_st *cudaStream_t;
@@ -122,7 +101,6 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
                                    int device);
-cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device);
 cudaError_t cudaDeviceSynchronize(void);
 
 /* Memory. */
@@ -130,7 +108,6 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
 cudaError_t cudaMalloc(void **devPtr, size_t size);
 cudaError_t cudaFree(void *devPtr);
 cudaError_t cudaMallocHost(void **ptr, size_t size);
-cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags);
 cudaError_t cudaFreeHost(void *ptr);
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t count,
                        enum cudaMemcpyKind kind);

@@ -9,49 +9,45 @@
 
 #include "machine.h"
 
-/* Sets of node numbers, as short lists. */
-
-static void add_tip(int **tips, int *count, int number) {
-    for (int i = 0; i < *count; i++)
-        if ((*tips)[i] == number)
+static void add_number(node_set *set, int number) {
+    for (int i = 0; i < set->count; i++)
+        if (set->list[i] == number)
             return;
-    int *longer = realloc(*tips, ((size_t)*count + 1) * sizeof *longer);
-    if (longer == NULL)
+    set->list =
+        realloc(set->list, ((size_t)set->count + 1) * sizeof *set->list);
+    if (set->list == NULL)
         abort();
-    *tips = longer;
-    longer[(*count)++] = number;
+    set->list[set->count++] = number;
 }
 
-static void add_tips(int **tips, int *count, const int *from, int from_count) {
-    for (int i = 0; i < from_count; i++)
-        add_tip(tips, count, from[i]);
+static void add_numbers(node_set *set, node_set from) {
+    for (int i = 0; i < from.count; i++)
+        add_number(set, from.list[i]);
+}
+
+static void empty(node_set *set) {
+    free(set->list);
+    *set = (node_set){0};
 }
 
 /* Captures. */
 
 static capture *find_capture(int64_t number) {
-    for (capture *c = machine.captures; c != NULL; c = c->next)
-        if (c->number == number)
-            return c;
-    return NULL;
-}
-
-/* Whether the event's latest record belongs to a capture, open or not. */
-bool captured(const event *what) {
-    return what->capture != NULL;
+    capture *c = machine.captures;
+    while (c != NULL && c->number != number)
+        c = c->next;
+    return c;
 }
 
 static void leave_capture(stream *on) {
     on->capture = NULL;
-    free(on->tips);
-    on->tips = NULL;
-    on->tip_count = 0;
+    empty(&on->tips);
 }
 
 static void free_nodes(node *nodes, int count) {
     for (int i = 0; i < count; i++) {
         operation_free(nodes[i].what);
-        free(nodes[i].needs);
+        free(nodes[i].needs.list);
     }
     free(nodes);
 }
@@ -75,29 +71,24 @@ cudaError_t capture_operation(stream *on, operation *what) {
     if (nodes == NULL)
         abort();
     g->nodes = nodes;
-    nodes[g->count] =
-        (node){.what = what, .needs = on->tips, .need_count = on->tip_count};
-    on->tips = NULL;
-    on->tip_count = 0;
-    add_tip(&on->tips, &on->tip_count, g->count++);
+    nodes[g->count] = (node){what, on->tips};
+    on->tips = (node_set){0};
+    add_number(&on->tips, g->count++);
     return cudaSuccess;
 }
 
 cudaError_t capture_record(stream *on, event *what) {
     if (on->capture->invalid)
         return invalidated();
-    what->capture = on->capture;
-    what->capture_number = on->capture->number;
-    free(what->tips);
-    what->tips = NULL;
-    what->tip_count = 0;
-    add_tips(&what->tips, &what->tip_count, on->tips, on->tip_count);
+    what->captured = on->capture->number;
+    empty(&what->tips);
+    add_numbers(&what->tips, on->tips);
     return cudaSuccess;
 }
 
 /* An ignored edge still makes its stream part of the capture. */
 cudaError_t capture_wait(stream *on, event *what, bool ignored) {
-    if (!captured(what)) {
+    if (what->captured == 0) {
         if (what->latest == NULL)
             return cudaSuccess;
         on->capture->invalid = true;
@@ -106,7 +97,7 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
                         "recorded outside the capture",
                         (long long)what->number);
     }
-    capture *from = find_capture(what->capture_number);
+    capture *from = find_capture(what->captured);
     if (from == NULL)
         return complain(cudaErrorInvalidValue,
                         "event %lld was recorded in a capture that has ended",
@@ -120,7 +111,7 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
     on->capture = from;
     machine.counted.waits += ignored ? 0 : 1;
     if (!ignored)
-        add_tips(&on->tips, &on->tip_count, what->tips, what->tip_count);
+        add_numbers(&on->tips, what->tips);
     return cudaSuccess;
 }
 
@@ -148,40 +139,25 @@ cudaError_t refuse_in_capture(const char *call) {
     return cudaSuccess;
 }
 
-static cudaError_t enter_with_stream(cudaStream_t given, stream **on) {
-    const cudaError_t error = enter();
-    *on = machine.begun ? resolve(given) : NULL;
-    if (error != cudaSuccess)
-        return error;
-    return *on != NULL ? cudaSuccess
-                       : complain(cudaErrorInvalidResourceHandle,
-                                  "a stream that does not exist (any more)");
-}
-
-static cudaError_t begin_capture(stream *on, enum cudaStreamCaptureMode mode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t given,
+                                   enum cudaStreamCaptureMode mode) {
+    stream *on;
+    TRY(enter_stream(given, &on));
     if (on->number == 0)
-        return complain(cudaErrorStreamCaptureUnsupported,
-                        "the null stream cannot capture");
+        return leave(complain(cudaErrorStreamCaptureUnsupported,
+                              "the null stream cannot capture"));
     if (on->capture != NULL)
-        return complain(cudaErrorInvalidValue, "stream %lld captures already",
-                        (long long)on->number);
-    capture *c = take(1, sizeof *c);
+        return leave(complain(cudaErrorInvalidValue,
+                              "stream %lld captures already",
+                              (long long)on->number));
+    capture *c = on->capture = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
     c->origin = on;
     c->mode = mode;
     c->thread = pthread_self();
-    c->next = machine.captures;
-    machine.captures = c;
-    on->capture = c;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t given,
-                                   enum cudaStreamCaptureMode mode) {
-    stream *on;
-    const cudaError_t error = enter_with_stream(given, &on);
-    return leave(error != cudaSuccess ? error : begin_capture(on, mode));
+    enlist(&machine.captures, c);
+    return leave(cudaSuccess);
 }
 
 /* Mark a node and all that it needs. */
@@ -189,145 +165,110 @@ static void reach(const graph *g, bool *reached, int number) {
     if (reached[number])
         return;
     reached[number] = true;
-    for (int i = 0; i < g->nodes[number].need_count; i++)
-        reach(g, reached, g->nodes[number].needs[i]);
+    for (int i = 0; i < g->nodes[number].needs.count; i++)
+        reach(g, reached, g->nodes[number].needs.list[i]);
 }
 
 /* Every stream that joined must have been joined to the origin again. */
 static bool all_joined(const capture *c) {
     bool *reached = take((size_t)c->into->count, sizeof *reached);
     bool result = true;
-    for (int i = 0; i < c->origin->tip_count; i++)
-        reach(c->into, reached, c->origin->tips[i]);
+    for (int i = 0; i < c->origin->tips.count; i++)
+        reach(c->into, reached, c->origin->tips.list[i]);
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        for (int i = 0; s->capture == c && i < s->tip_count; i++)
-            result = result && reached[s->tips[i]];
+        for (int i = 0; s->capture == c && i < s->tips.count; i++)
+            result = result && reached[s->tips.list[i]];
     free(reached);
     return result;
 }
 
-static cudaError_t end_capture(stream *on, cudaGraph_t *out) {
-    capture *c = on->capture;
-    *out = NULL;
-    if (c == NULL || c->origin != on)
-        return complain(cudaErrorStreamCaptureUnmatched,
-                        "stream %lld did not begin the capture",
-                        (long long)on->number);
-    cudaError_t error = c->invalid ? invalidated() : cudaSuccess;
-    if (error == cudaSuccess && c->mode != cudaStreamCaptureModeRelaxed &&
+static cudaError_t check_capture(const capture *c) {
+    if (c->invalid)
+        return invalidated();
+    if (c->mode != cudaStreamCaptureModeRelaxed &&
         pthread_equal(c->thread, pthread_self()) == 0)
         return complain(cudaErrorStreamCaptureWrongThread,
                         "another thread began the capture");
-    if (error == cudaSuccess && !all_joined(c))
-        error = complain(cudaErrorStreamCaptureUnjoined,
-                         "a stream that joined the capture of stream %lld was "
-                         "not joined to it again",
-                         (long long)on->number);
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->capture == c)
-            leave_capture(s);
-    capture **link = &machine.captures;
-    while (*link != c)
-        link = &(*link)->next;
-    *link = c->next;
-    if (error == cudaSuccess) {
-        c->into->next = machine.graphs;
-        machine.graphs = c->into;
-        *out = c->into;
-    } else {
-        free_nodes(c->into->nodes, c->into->count);
-        free(c->into);
-    }
-    free(c);
-    return error;
+    if (!all_joined(c))
+        return complain(cudaErrorStreamCaptureUnjoined,
+                        "a stream that joined the capture of stream %lld was "
+                        "not joined to it again",
+                        (long long)c->origin->number);
+    return cudaSuccess;
+}
+
+static void free_graph(graph *g) {
+    free_nodes(g->nodes, g->count);
+    free(g);
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
     stream *on;
-    const cudaError_t error = enter_with_stream(given, &on);
-    return leave(error != cudaSuccess ? error : end_capture(on, pGraph));
+    TRY(enter_stream(given, &on));
+    capture *c = on->capture;
+    *pGraph = NULL;
+    if (c == NULL || c->origin != on)
+        return leave(complain(cudaErrorStreamCaptureUnmatched,
+                              "stream %lld did not begin the capture",
+                              (long long)on->number));
+    const cudaError_t error = check_capture(c);
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->capture == c)
+            leave_capture(s);
+    if (error == cudaSuccess)
+        enlist(&machine.graphs, *pGraph = c->into);
+    else
+        free_graph(c->into);
+    unlist(&machine.captures, c);
+    free(c);
+    return leave(error);
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t given,
                                   enum cudaStreamCaptureStatus *status) {
     stream *on;
-    const cudaError_t error = enter_with_stream(given, &on);
-    if (error != cudaSuccess)
-        return leave(error);
-    *status = cudaStreamCaptureStatusNone;
-    if (on->capture != NULL)
-        *status = on->capture->invalid ? cudaStreamCaptureStatusInvalidated
-                                       : cudaStreamCaptureStatusActive;
+    TRY(enter_stream(given, &on));
+    *status = on->capture == NULL    ? cudaStreamCaptureStatusNone
+              : on->capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                     : cudaStreamCaptureStatusActive;
     return leave(cudaSuccess);
 }
 
 /* Graphs. */
 
-static bool known_graph(cudaGraph_t given) {
-    for (const graph *g = machine.graphs; g != NULL; g = g->next)
-        if (g == given)
-            return true;
-    return false;
-}
-
-static bool known_executable(cudaGraphExec_t given) {
-    for (const executable *x = machine.executables; x != NULL; x = x->next)
-        if (x == given)
-            return true;
-    return false;
-}
-
-static cudaError_t enter_with(bool (*is_known)(void *), void *given) {
+static cudaError_t enter_with(const void *list, const void *given) {
     const cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (error != cudaSuccess || listed(list, given))
         return error;
-    return is_known(given) ? cudaSuccess
-                           : complain(cudaErrorInvalidValue,
-                                      "a graph that does not exist (any more)");
-}
-
-static bool is_graph(void *given) {
-    return known_graph(given);
-}
-
-static bool is_executable(void *given) {
-    return known_executable(given);
+    return complain(cudaErrorInvalidValue,
+                    "a graph that does not exist (any more)");
 }
 
 /* Node numbers stand in for the opaque handles: only their count is of use. */
 cudaError_t cudaGraphGetNodes(cudaGraph_t given, cudaGraphNode_t *nodes,
                               size_t *numNodes) {
-    const cudaError_t error = enter_with(is_graph, given);
-    if (error != cudaSuccess)
-        return leave(error);
+    TRY(enter_with(&machine.graphs, given));
     if (nodes != NULL)
         return leave(cudaErrorNotSupported);
     *numNodes = (size_t)given->count;
     return leave(cudaSuccess);
 }
 
-static executable *instantiate(const graph *from) {
-    executable *x = take(1, sizeof *x);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
+                                 unsigned long long flags) {
+    (void)flags;
+    *pGraphExec = NULL;
+    TRY(enter_with(&machine.graphs, from));
+    executable *x = *pGraphExec = take(1, sizeof *x);
     x->nodes = take((size_t)from->count, sizeof *x->nodes);
     x->count = from->count;
     x->number = ++machine.numbers;
     for (int i = 0; i < from->count; i++) {
-        const node *n = &from->nodes[i];
-        x->nodes[i].what = operation_copy(n->what);
-        add_tips(&x->nodes[i].needs, &x->nodes[i].need_count, n->needs,
-                 n->need_count);
+        x->nodes[i].what = operation_copy(from->nodes[i].what);
+        add_numbers(&x->nodes[i].needs, from->nodes[i].needs);
     }
-    x->next = machine.executables;
-    machine.executables = x;
-    return x;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
-                                 unsigned long long flags) {
-    (void)flags;
-    const cudaError_t error = enter_with(is_graph, from);
-    *pGraphExec = error == cudaSuccess ? instantiate(from) : NULL;
-    return leave(error);
+    enlist(&machine.executables, x);
+    return leave(cudaSuccess);
 }
 
 /* A launch has its own copy of every operation. */
@@ -359,77 +300,65 @@ bool node_ready(const operation *launch, int number) {
     if (launch->turn != launch->what->finished || launch->nodes[number]->done)
         return false;
     int *met = &launch->met[number];
-    while (*met < n->need_count && launch->nodes[n->needs[*met]]->done)
+    while (*met < n->needs.count && launch->nodes[n->needs.list[*met]]->done)
         ++*met;
-    return *met == n->need_count;
+    return *met == n->needs.count;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
-    cudaError_t error = enter_with(is_executable, given);
-    stream *on = error == cudaSuccess ? resolve(where) : NULL;
-    if (error == cudaSuccess && on == NULL)
-        error = complain(cudaErrorInvalidResourceHandle,
-                         "a graph in a stream that does not exist");
-    if (error == cudaSuccess && countdown(&machine.fail_launch))
-        error = complain(cudaErrorLaunchOutOfResources,
-                         "launch of graph %lld failed on demand",
-                         (long long)given->number);
-    if (error != cudaSuccess)
-        return leave(error);
+    stream *on;
+    TRY(enter_with(&machine.executables, given));
+    TRY(find_stream(where, &on));
+    if (countdown(&machine.fail_launch))
+        return leave(complain(cudaErrorLaunchOutOfResources,
+                              "launch of graph %lld failed on demand",
+                              (long long)given->number));
     operation *launch = operation_new(GRAPH);
     launch->what = given;
     machine.counted.graph_launches++;
     return leave(enqueue(on, launch));
 }
 
-static bool in_use(const executable *x) {
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        for (const operation *o = s->head; o != NULL; o = o->next)
-            if (o->kind == GRAPH && o->what == x)
-                return true;
-    return false;
+/* Whether a stream has a launch left: of this graph, or of any (NULL). */
+static bool has_launch(const stream *s, const executable *of) {
+    const operation *o = s->head;
+    while (o != NULL && (o->kind != GRAPH || (of != NULL && o->what != of)))
+        o = o->next;
+    return o != NULL;
 }
 
 static void remove_executable(executable *x) {
-    executable **link = &machine.executables;
-    while (*link != x)
-        link = &(*link)->next;
-    *link = x->next;
+    unlist(&machine.executables, x);
     free_nodes(x->nodes, x->count);
     free(x);
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
-    cudaError_t error = enter();
-    if (!known_executable(given))
+    const cudaError_t error = enter();
+    if (!listed(&machine.executables, given))
         return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    bool left = false;
     settle();
-    if (in_use(given)) {
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        if (has_launch(s, given)) {
+            forget_work(s);
+            left = true;
+        }
+    if (left)
         accuse("graph %lld was destroyed with a launch of it left",
                (long long)given->number);
-        for (stream *s = machine.streams; s != NULL; s = s->next)
-            for (const operation *o = s->head; o != NULL; o = o->next)
-                if (o->kind == GRAPH && o->what == given) {
-                    forget_work(s);
-                    break;
-                }
-    }
     remove_executable(given);
     return leave(error);
 }
 
 static void remove_graph(graph *g) {
-    graph **link = &machine.graphs;
-    while (*link != g)
-        link = &(*link)->next;
-    *link = g->next;
-    free_nodes(g->nodes, g->count);
-    free(g);
+    unlist(&machine.graphs, g);
+    free_graph(g);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
     const cudaError_t error = enter();
-    if (!known_graph(given))
+    if (!listed(&machine.graphs, given))
         return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
     remove_graph(given);
     return leave(error);
@@ -439,22 +368,19 @@ cudaError_t cudaGraphDestroy(cudaGraph_t given) {
  * dropped here. */
 void finish_graphs(void) {
     for (stream *s = machine.streams; s != NULL; s = s->next) {
-        for (const operation *o = s->head; o != NULL; o = o->next)
-            if (o->kind == GRAPH) {
-                accuse("stream %lld has graph launches that nobody waited for",
-                       (long long)s->number);
-                forget_work(s);
-                break;
-            }
+        if (has_launch(s, NULL)) {
+            accuse("stream %lld has graph launches that nobody waited for",
+                   (long long)s->number);
+            forget_work(s);
+        }
         if (s->capture != NULL)
             leave_capture(s);
     }
     while (machine.captures != NULL) {
         capture *c = machine.captures;
         accuse("a capture was never ended");
-        machine.captures = c->next;
-        free_nodes(c->into->nodes, c->into->count);
-        free(c->into);
+        unlist(&machine.captures, c);
+        free_graph(c->into);
         free(c);
     }
     while (machine.executables != NULL) {

@@ -9,23 +9,15 @@
 IS(cudaSuccess, 0);
 IS(cudaErrorInvalidValue, 1);
 IS(cudaErrorMemoryAllocation, 2);
-IS(cudaErrorInitializationError, 3);
 IS(cudaErrorInvalidConfiguration, 9);
 IS(cudaErrorInvalidPitchValue, 12);
-IS(cudaErrorInvalidDevicePointer, 17);
 IS(cudaErrorInvalidMemcpyDirection, 21);
 IS(cudaErrorInsufficientDriver, 35);
-IS(cudaErrorDevicesUnavailable, 46);
-IS(cudaErrorInvalidDeviceFunction, 98);
 IS(cudaErrorNoDevice, 100);
 IS(cudaErrorInvalidDevice, 101);
-IS(cudaErrorNoKernelImageForDevice, 209);
 IS(cudaErrorInvalidResourceHandle, 400);
 IS(cudaErrorNotReady, 600);
-IS(cudaErrorIllegalAddress, 700);
 IS(cudaErrorLaunchOutOfResources, 701);
-IS(cudaErrorLaunchTimeout, 702);
-IS(cudaErrorAssert, 710);
 IS(cudaErrorLaunchFailure, 719);
 IS(cudaErrorNotPermitted, 800);
 IS(cudaErrorNotSupported, 801);
@@ -35,10 +27,8 @@ IS(cudaErrorStreamCaptureMerge, 902);
 IS(cudaErrorStreamCaptureUnmatched, 903);
 IS(cudaErrorStreamCaptureUnjoined, 904);
 IS(cudaErrorStreamCaptureIsolation, 905);
-IS(cudaErrorStreamCaptureImplicit, 906);
 IS(cudaErrorCapturedEvent, 907);
 IS(cudaErrorStreamCaptureWrongThread, 908);
-IS(cudaErrorTimeout, 909);
 IS(cudaErrorUnknown, 999);
 
 IS(cudaMemcpyHostToHost, 0);
@@ -47,25 +37,10 @@ IS(cudaMemcpyDeviceToHost, 2);
 IS(cudaMemcpyDeviceToDevice, 3);
 IS(cudaMemcpyDefault, 4);
 
-IS(cudaDevAttrMaxThreadsPerBlock, 1);
-IS(cudaDevAttrMaxGridDimX, 5);
-IS(cudaDevAttrMaxGridDimY, 6);
-IS(cudaDevAttrMaxGridDimZ, 7);
-IS(cudaDevAttrMaxSharedMemoryPerBlock, 8);
-IS(cudaDevAttrWarpSize, 10);
-IS(cudaDevAttrClockRate, 13);
 IS(cudaDevAttrMultiProcessorCount, 16);
-IS(cudaDevAttrConcurrentKernels, 31);
-IS(cudaDevAttrMemoryClockRate, 36);
-IS(cudaDevAttrGlobalMemoryBusWidth, 37);
 IS(cudaDevAttrL2CacheSize, 38);
-IS(cudaDevAttrMaxThreadsPerMultiProcessor, 39);
-IS(cudaDevAttrAsyncEngineCount, 40);
-IS(cudaDevAttrUnifiedAddressing, 41);
 IS(cudaDevAttrComputeCapabilityMajor, 75);
 IS(cudaDevAttrComputeCapabilityMinor, 76);
-IS(cudaDevAttrMaxSharedMemoryPerMultiprocessor, 81);
-IS(cudaDevAttrMaxSharedMemoryPerBlockOptin, 97);
 
 IS(cudaStreamCaptureModeGlobal, 0);
 IS(cudaStreamCaptureModeThreadLocal, 1);
@@ -73,11 +48,9 @@ IS(cudaStreamCaptureModeRelaxed, 2);
 IS(cudaStreamCaptureStatusNone, 0);
 IS(cudaStreamCaptureStatusActive, 1);
 IS(cudaStreamCaptureStatusInvalidated, 2);
-IS(cudaHostAllocDefault, 0);
 IS(cudaStreamDefault, 0);
 IS(cudaStreamNonBlocking, 1);
 IS(cudaEventDefault, 0);
-IS(cudaEventBlockingSync, 1);
 IS(cudaEventDisableTiming, 2);
 
 IS(ncclSuccess, 0);
@@ -116,10 +89,8 @@ const struct {
     cudaError_t (*runtime)(int *), (*driver)(int *), (*count)(int *);
     cudaError_t (*set_device)(int), (*get_device)(int *);
     cudaError_t (*attribute)(int *, enum cudaDeviceAttr, int);
-    cudaError_t (*bus)(char *, int, int);
     cudaError_t (*info)(size_t *, size_t *);
     cudaError_t (*malloc)(void **, size_t), (*malloc_host)(void **, size_t);
-    cudaError_t (*host_alloc)(void **, size_t, unsigned int);
     cudaError_t (*free)(void *), (*free_host)(void *);
     cudaError_t (*copy)(void *, const void *, size_t, enum cudaMemcpyKind);
     cudaError_t (*copy_async)(void *, const void *, size_t, enum cudaMemcpyKind,
@@ -163,11 +134,9 @@ const struct {
     cudaSetDevice,
     cudaGetDevice,
     cudaDeviceGetAttribute,
-    cudaDeviceGetPCIBusId,
     cudaMemGetInfo,
     cudaMalloc,
     cudaMallocHost,
-    cudaHostAlloc,
     cudaFree,
     cudaFreeHost,
     cudaMemcpy,

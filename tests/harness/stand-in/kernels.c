@@ -30,8 +30,14 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define UNCHECKED __attribute__((noinline, no_sanitize_address))
+#define LEAVING(save, stack, bytes)                                            \
+    __sanitizer_start_switch_fiber(save, stack, bytes)
+#define ARRIVED(saved, stack, bytes)                                           \
+    __sanitizer_finish_switch_fiber(saved, stack, bytes)
 #else
 #define UNCHECKED __attribute__((noinline))
+#define LEAVING(save, stack, bytes) ((void)(save), (void)(stack), (void)(bytes))
+#define ARRIVED(saved, stack, bytes) LEAVING(saved, stack, bytes)
 #endif
 
 /* The compiler's own pair takes a few instructions. The library's longjmp takes
@@ -85,12 +91,10 @@ static int to_enter; /* the thread that the scheduler is asked to resume */
 
 /* The values that the lanes of a warp operation bring, the lanes they ask for,
  * and what each gets when all have come. */
-static uint64_t brought[MOST_THREADS], given[MOST_THREADS];
+static float brought[MOST_THREADS], given[MOST_THREADS];
 static int asked[MOST_THREADS];
 static bool votes[MOST_THREADS];
 static uint32_t ballots[MOST_THREADS];
-
-static int block_votes, block_result;
 
 static struct {
     void (*thread)(const void *);
@@ -101,61 +105,25 @@ static uint64_t block_serial;
 static size_t shared_bytes;
 static bool shared_too_large;
 
-/* Tell the address sanitizer which stack comes next. */
-#ifdef UNDER_ASAN
+/* What tells the address sanitizer which stack comes next. */
 static void *fake_of_scheduler, *fake_of_fiber[MOST_THREADS];
 static const void *scheduler_stack;
 static size_t scheduler_stack_bytes;
-#endif
-
 static bool from_scheduler;
 
 static void before_fiber(int number) {
-#ifdef UNDER_ASAN
-    __sanitizer_start_switch_fiber(&fake_of_scheduler, fibers[number].stack,
-                                   STACK);
-#else
-    (void)number;
-#endif
+    LEAVING(&fake_of_scheduler, fibers[number].stack, STACK);
     from_scheduler = true;
 }
 
 static void between_fibers(int number, int next) {
-#ifdef UNDER_ASAN
-    __sanitizer_start_switch_fiber(&fake_of_fiber[number], fibers[next].stack,
-                                   STACK);
-#else
-    (void)number;
-    (void)next;
-#endif
+    LEAVING(&fake_of_fiber[number], fibers[next].stack, STACK);
     from_scheduler = false;
 }
 
-static void back_in_scheduler(void) {
-#ifdef UNDER_ASAN
-    __sanitizer_finish_switch_fiber(fake_of_scheduler, NULL, NULL);
-#endif
-}
-
-static void before_scheduler(int number) {
-#ifdef UNDER_ASAN
-    __sanitizer_start_switch_fiber(&fake_of_fiber[number], scheduler_stack,
-                                   scheduler_stack_bytes);
-#else
-    (void)number;
-#endif
-}
-
-static void back_in_fiber(int number, bool first) {
-#ifdef UNDER_ASAN
-    __sanitizer_finish_switch_fiber(first ? NULL : fake_of_fiber[number],
-                                    from_scheduler ? &scheduler_stack : NULL,
-                                    from_scheduler ? &scheduler_stack_bytes
-                                                   : NULL);
-#else
-    (void)number;
-    (void)first;
-#endif
+static void back_in_fiber(void *saved) {
+    ARRIVED(saved, from_scheduler ? &scheduler_stack : NULL,
+            from_scheduler ? &scheduler_stack_bytes : NULL);
 }
 
 /* The next thread of the warp that can run; -1: all have had their turn. */
@@ -192,16 +160,16 @@ UNCHECKED static void pause_fiber(void) {
             go_to(fibers[next].resume_at);
         }
         to_enter = next;
-        before_scheduler(number);
+        LEAVING(&fake_of_fiber[number], scheduler_stack, scheduler_stack_bytes);
         go_to(scheduler_place);
     }
     others_have_run();
-    back_in_fiber(current, false);
+    back_in_fiber(fake_of_fiber[current]);
 }
 
 /* A fiber runs one thread after another for as long as the process lives. */
 static void fiber_main(void) {
-    back_in_fiber(current, true);
+    back_in_fiber(NULL);
     for (;;) {
         job.thread(job.arguments);
         states[current] = ENDED;
@@ -227,7 +195,7 @@ UNCHECKED static void resume(int number) {
     now_runs(number);
     if (save_place(scheduler_place) != 0) {
         others_have_run();
-        back_in_scheduler();
+        ARRIVED(fake_of_scheduler, NULL, NULL);
         return;
     }
     if (f->stack != NULL) {
@@ -268,10 +236,8 @@ static void wait_here(fiber_state state, const char *file, int line) {
     f->mask = 0;
 }
 
-int stand_in_block_barrier(int predicate, const char *file, int line) {
-    block_votes += predicate;
+void stand_in_block_barrier(const char *file, int line) {
     wait_here(AT_BLOCK, file, line);
-    return block_result;
 }
 
 uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
@@ -283,11 +249,11 @@ uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
     return ballots[me];
 }
 
-uint64_t stand_in_exchange(uint32_t mask, uint64_t bits, int64_t lane,
-                           const char *file, int line) {
+float stand_in_exchange(uint32_t mask, float number, int lane, const char *file,
+                        int line) {
     const int me = current;
-    brought[me] = bits;
-    asked[me] = (int)(lane & 31);
+    brought[me] = number;
+    asked[me] = lane & (LANES - 1);
     fibers[me].mask = mask;
     wait_here(AT_WARP, file, line);
     return given[me];
@@ -362,7 +328,7 @@ static void release_mask(int first, int lanes, uint32_t mask) {
             continue;
         const int other = asked[first + i];
         const bool there = other < lanes && (mask >> other & 1) != 0;
-        given[first + i] = there ? brought[first + other] : UINT64_MAX;
+        given[first + i] = there ? brought[first + other] : NAN;
         ballots[first + i] = ballot;
     }
     for (int i = 0; i < lanes; i++)
@@ -447,7 +413,6 @@ static int standing(int threads) {
 static bool run_block(int threads) {
     block_serial++;
     shared_bytes = 0;
-    block_votes = 0;
     for (int i = 0; i < threads; i++) {
         states[i] = RUNNING;
         fibers[i].mask = 0;
@@ -463,8 +428,6 @@ static bool run_block(int threads) {
             return stuck(threads, "a barrier that not all threads reach");
         if (where == 0)
             return true;
-        block_result = block_votes;
-        block_votes = 0;
         for (int i = 0; i < threads; i++)
             states[i] = RUNNING;
     }
@@ -506,7 +469,6 @@ bool run_kernel(const operation *kernel) {
     }
     set_running(NULL);
     machine.counted.launches++;
-    machine.counted.blocks += (int64_t)blocks;
     if (fine && shared_too_large) {
         complain(cudaErrorLaunchFailure,
                  "kernel %s shares more than %d bytes in a block", job.name,
@@ -535,29 +497,22 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             dim3 grid, unsigned block_threads,
                             cudaStream_t given, const void *arguments,
                             size_t bytes) {
-    cudaError_t error = enter();
+    stream *on;
+    TRY(enter_stream(given, &on));
+    if (on->device != *current_device())
+        return leave(
+            complain(cudaErrorInvalidResourceHandle,
+                     "kernel %s in a stream of device %d, called on %d", name,
+                     on->device, *current_device()));
     const operation shape = {.kind = KERNEL,
                              .name = name,
                              .thread = thread,
                              .grid = grid,
-                             .threads = block_threads};
-    stream *on = error == cudaSuccess ? resolve(given) : NULL;
-    if (error == cudaSuccess && on == NULL)
-        error = complain(cudaErrorInvalidResourceHandle,
-                         "kernel %s in a stream that does not exist", name);
-    if (error == cudaSuccess && on->device != *current_device())
-        error = complain(cudaErrorInvalidResourceHandle,
-                         "kernel %s in a stream of device %d, called on %d",
-                         name, on->device, *current_device());
-    if (error == cudaSuccess)
-        error = check_launch(name, &shape);
-    if (error != cudaSuccess)
-        return leave(error);
-    operation *what = operation_copy(&shape);
-    what->arguments = take(1, bytes);
-    what->argument_bytes = bytes;
-    memcpy(what->arguments, arguments, bytes);
-    return leave(enqueue(on, what));
+                             .threads = block_threads,
+                             .arguments = (void *)(uintptr_t)arguments,
+                             .argument_bytes = bytes};
+    TRY(check_launch(name, &shape));
+    return leave(enqueue(on, operation_copy(&shape)));
 }
 
 /* Kernels are launched by name here (kernel.h), not by address. */

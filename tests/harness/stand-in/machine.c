@@ -37,6 +37,35 @@ void *take(size_t count, size_t size) {
     return memory;
 }
 
+void *copy_of(const void *from, size_t bytes) {
+    return from == NULL ? NULL : memcpy(take(1, bytes), from, bytes);
+}
+
+static void *next_of(const void *link) {
+    void *next;
+    memcpy(&next, link, sizeof next);
+    return next;
+}
+
+void enlist(void *list, void *first) {
+    memcpy(first, list, sizeof(void *));
+    memcpy(list, &first, sizeof first);
+}
+
+void unlist(void *list, const void *one) {
+    void *link = list;
+    while (next_of(link) != one)
+        link = next_of(link);
+    memcpy(link, one, sizeof(void *));
+}
+
+bool listed(const void *list, const void *one) {
+    const void *at = next_of(list);
+    while (at != NULL && at != one)
+        at = next_of(at);
+    return at != NULL;
+}
+
 double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -137,26 +166,26 @@ static void add_to_report(const char *line) {
     if (longer == NULL)
         return;
     report = longer;
-    memcpy(report + report_length, line, length);
-    memcpy(report + report_length + length, "\n", 2);
-    report_length += length + 1;
+    report_length += (size_t)sprintf(report + report_length, "%s\n", line);
+}
+
+static void say(const char *format, va_list arguments) {
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    add_to_report(last_error);
 }
 
 cudaError_t complain(cudaError_t error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    va_end(arguments);
-    add_to_report(last_error);
+    say(format, arguments);
     return error;
 }
 
 void accuse(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    va_end(arguments);
-    add_to_report(last_error);
+    say(format, arguments);
     machine.problems++;
 }
 
@@ -189,7 +218,6 @@ static bool everyone_waits(void) {
 }
 
 static void deadlock(void) {
-    machine.counted.deadlocks++;
     complain(cudaErrorLaunchFailure,
              "deadlock: the host waits and nothing can run: %s",
              note_of_waits());
@@ -246,15 +274,18 @@ static bool wait_until_met(const waiting *what) {
 
 /* Run the machine until it is so. False: it can never be. */
 bool wait_for(waiting *what) {
-    machine.counted.host_waits++;
-    what->next = machine.waits;
-    machine.waits = what;
+    enlist(&machine.waits, what);
     const bool result = wait_until_met(what);
-    waiting **link = &machine.waits;
-    while (*link != what)
-        link = &(*link)->next;
-    *link = what->next;
+    unlist(&machine.waits, what);
     return result;
+}
+
+cudaError_t await(waiting what) {
+    return wait_for(&what) ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+cudaError_t await_device(int device) {
+    return await((waiting){.device = device});
 }
 
 void fail_machine(cudaError_t error) {
@@ -267,7 +298,7 @@ void fail_machine(cudaError_t error) {
 
 /* What tests call. */
 
-void stand_in_seed(uint64_t seed) {
+static void seed_machine(uint64_t seed) {
     machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
     for (int turn = 0; turn < 8; turn++)
         draw(1);
@@ -291,7 +322,7 @@ void stand_in_begin(const stand_in_options *options) {
     machine = (machine_state){.options = options ? *options : defaults};
     machine.begun = true;
     machine.changed = now();
-    stand_in_seed(machine.options.seed);
+    seed_machine(machine.options.seed);
     free(report);
     report = NULL;
     report_length = 0;
@@ -319,15 +350,6 @@ int64_t stand_in_end(void) {
     return problems;
 }
 
-void stand_in_run(void) {
-    enter_quietly();
-    settle();
-    while (machine.begun && machine.failed == cudaSuccess && step())
-        settle();
-    changed();
-    leave_quietly();
-}
-
 void stand_in_leave(int threads) {
     pthread_mutex_lock(&lock);
     machine.coming = threads;
@@ -352,14 +374,6 @@ const char *stand_in_report(void) {
     return report != NULL ? report : "";
 }
 
-const char *stand_in_waits(void) {
-    static _Thread_local char text[4096];
-    enter_quietly();
-    snprintf(text, sizeof text, "%s", note_of_waits());
-    leave_quietly();
-    return text;
-}
-
 stand_in_statistics stand_in_count(void) {
     pthread_mutex_lock(&lock);
     const stand_in_statistics counted = machine.counted;
@@ -367,33 +381,18 @@ stand_in_statistics stand_in_count(void) {
     return counted;
 }
 
-static void set_fault(int64_t *fault, int64_t value) {
-    pthread_mutex_lock(&lock);
-    *fault = value;
-    pthread_mutex_unlock(&lock);
-}
-
-void stand_in_fail_allocation(int64_t n) {
-    set_fault(&machine.fail_allocation, n);
-}
-
-void stand_in_fail_launch(int64_t n) {
-    set_fault(&machine.fail_launch, n);
-}
-
-void stand_in_fail_copy(int64_t n) {
-    set_fault(&machine.fail_copy, n);
-}
-
-void stand_in_ignore_wait(int64_t k) {
-    set_fault(&machine.ignore_wait, k);
-}
-
-void stand_in_freeze_uploads(bool frozen) {
-    pthread_mutex_lock(&lock);
-    machine.freeze_uploads = frozen;
-    pthread_mutex_unlock(&lock);
-}
+/* Each of these sets one word of the machine. */
+#define SETS(name, type, word)                                                 \
+    void name(type value) {                                                    \
+        pthread_mutex_lock(&lock);                                             \
+        machine.word = value;                                                  \
+        pthread_mutex_unlock(&lock);                                           \
+    }
+SETS(stand_in_fail_allocation, int64_t, fail_allocation)
+SETS(stand_in_fail_launch, int64_t, fail_launch)
+SETS(stand_in_fail_copy, int64_t, fail_copy)
+SETS(stand_in_ignore_wait, int64_t, ignore_wait)
+SETS(stand_in_freeze_uploads, bool, freeze_uploads)
 
 /* Devices, versions, errors. */
 
@@ -401,51 +400,17 @@ static const struct {
     cudaError_t error;
     const char *name, *text;
 } error_names[] = {
-#define NAMED(error, text)                                                     \
-    { error, #error, text }
-    NAMED(cudaSuccess, "no error"),
-    NAMED(cudaErrorInvalidValue, "invalid argument"),
-    NAMED(cudaErrorMemoryAllocation, "out of memory"),
-    NAMED(cudaErrorInitializationError, "initialization error"),
-    NAMED(cudaErrorInvalidConfiguration, "invalid configuration argument"),
-    NAMED(cudaErrorInvalidPitchValue, "invalid pitch argument"),
-    NAMED(cudaErrorInvalidDevicePointer, "invalid device pointer"),
-    NAMED(cudaErrorInvalidMemcpyDirection, "invalid copy direction"),
-    NAMED(cudaErrorInsufficientDriver,
-          "the driver is missing or older than the runtime"),
-    NAMED(cudaErrorDevicesUnavailable, "all devices are busy"),
-    NAMED(cudaErrorInvalidDeviceFunction, "invalid device function"),
-    NAMED(cudaErrorNoDevice, "no device"),
-    NAMED(cudaErrorInvalidDevice, "invalid device number"),
-    NAMED(cudaErrorNoKernelImageForDevice, "no kernel for this device"),
-    NAMED(cudaErrorInvalidResourceHandle, "invalid resource handle"),
-    NAMED(cudaErrorNotReady, "not ready"),
-    NAMED(cudaErrorIllegalAddress, "illegal address"),
-    NAMED(cudaErrorLaunchOutOfResources, "too many resources for a launch"),
-    NAMED(cudaErrorLaunchTimeout, "launch timed out"),
-    NAMED(cudaErrorAssert, "assertion in a kernel"),
-    NAMED(cudaErrorLaunchFailure, "launch failure"),
-    NAMED(cudaErrorNotPermitted, "not permitted here"),
-    NAMED(cudaErrorNotSupported, "not supported"),
-    NAMED(cudaErrorStreamCaptureUnsupported, "not permitted in a capture"),
-    NAMED(cudaErrorStreamCaptureInvalidated, "the capture was invalidated"),
-    NAMED(cudaErrorStreamCaptureMerge, "two captures would merge"),
-    NAMED(cudaErrorStreamCaptureUnmatched, "not the stream of the capture"),
-    NAMED(cudaErrorStreamCaptureUnjoined, "a captured stream was not joined"),
-    NAMED(cudaErrorStreamCaptureIsolation,
-          "a captured operation depends on one that is not"),
-    NAMED(cudaErrorStreamCaptureImplicit, "would wait for a capture"),
-    NAMED(cudaErrorCapturedEvent, "the event belongs to a capture"),
-    NAMED(cudaErrorStreamCaptureWrongThread, "the capture is another thread's"),
-    NAMED(cudaErrorTimeout, "timed out"),
-    NAMED(cudaErrorUnknown, "unknown error")};
+#define NAMED(name, value, text) {name, #name, text},
+    CUDA_ERRORS(NAMED)
+#undef NAMED
+};
 
 static int find_error(cudaError_t error) {
-    const int count = (int)(sizeof error_names / sizeof error_names[0]);
-    for (int i = 0; i < count; i++)
-        if (error_names[i].error == error)
-            return i;
-    return count - 1;
+    const int last = (int)(sizeof error_names / sizeof error_names[0]) - 1;
+    int i = 0;
+    while (i < last && error_names[i].error != error)
+        i++;
+    return i;
 }
 
 const char *cudaGetErrorName(cudaError_t error) {
@@ -483,15 +448,12 @@ cudaError_t cudaGetDeviceCount(int *count) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-    cudaError_t error = enter();
-    if (error == cudaSuccess) {
-        if (device >= 0 && device < machine.options.devices)
-            device_of_thread = device;
-        else
-            error = complain(cudaErrorInvalidDevice, "device %d of %d", device,
-                             machine.options.devices);
-    }
-    return leave(error);
+    TRY(enter());
+    if (device < 0 || device >= machine.options.devices)
+        return leave(complain(cudaErrorInvalidDevice, "device %d of %d", device,
+                              machine.options.devices));
+    device_of_thread = device;
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaGetDevice(int *device) {
@@ -500,64 +462,32 @@ cudaError_t cudaGetDevice(int *device) {
     return leave(error);
 }
 
-static cudaError_t attribute(int *value, enum cudaDeviceAttr attr) {
-    static const struct {
-        enum cudaDeviceAttr attribute;
-        int value;
-    } table[] = {{cudaDevAttrMaxThreadsPerBlock, 1024},
-                 {cudaDevAttrMaxGridDimX, 2147483647},
-                 {cudaDevAttrMaxGridDimY, 65535},
-                 {cudaDevAttrMaxGridDimZ, 65535},
-                 {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
-                 {cudaDevAttrWarpSize, 32},
-                 {cudaDevAttrClockRate, 1000000},
-                 {cudaDevAttrMultiProcessorCount, 2},
-                 {cudaDevAttrConcurrentKernels, 1},
-                 {cudaDevAttrMemoryClockRate, 1000000},
-                 {cudaDevAttrGlobalMemoryBusWidth, 64},
-                 {cudaDevAttrL2CacheSize, 1 << 20},
-                 {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
-                 {cudaDevAttrAsyncEngineCount, 2},
-                 {cudaDevAttrUnifiedAddressing, 1},
-                 {cudaDevAttrComputeCapabilityMajor, 8},
-                 {cudaDevAttrComputeCapabilityMinor, 0},
-                 {cudaDevAttrMaxSharedMemoryPerMultiprocessor, 102400},
-                 {cudaDevAttrMaxSharedMemoryPerBlockOptin, 101376}};
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        if (table[i].attribute == attr) {
-            *value = table[i].value;
-            return cudaSuccess;
-        }
-    return complain(cudaErrorInvalidValue, "attribute %d", (int)attr);
-}
-
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
                                    int device) {
-    cudaError_t error = enter();
-    if (error == cudaSuccess &&
-        (device < 0 || device >= machine.options.devices))
-        error = cudaErrorInvalidDevice;
-    return leave(error != cudaSuccess ? error : attribute(value, attr));
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device) {
-    cudaError_t error = enter();
-    if (error == cudaSuccess &&
-        (device < 0 || device >= machine.options.devices))
-        error = cudaErrorInvalidDevice;
-    if (error == cudaSuccess)
-        snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", device + 1);
-    return leave(error);
+    TRY(enter());
+    if (device < 0 || device >= machine.options.devices)
+        return leave(cudaErrorInvalidDevice);
+    switch (attr) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = 2;
+        return leave(cudaSuccess);
+    case cudaDevAttrL2CacheSize:
+        *value = 1 << 20;
+        return leave(cudaSuccess);
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = 8;
+        return leave(cudaSuccess);
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = 0;
+        return leave(cudaSuccess);
+    }
+    return leave(complain(cudaErrorInvalidValue, "attribute %d", (int)attr));
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
-    cudaError_t error = enter();
-    if (error == cudaSuccess)
-        error = refuse_in_capture("cudaDeviceSynchronize");
-    waiting all = {.device = device_of_thread};
-    if (error == cudaSuccess && !wait_for(&all))
-        error = cudaErrorLaunchFailure;
-    return leave(error);
+    TRY(enter());
+    TRY(refuse_in_capture("cudaDeviceSynchronize"));
+    return leave(await_device(device_of_thread));
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,

@@ -18,6 +18,11 @@ typedef struct CUgraph_st graph;
 typedef struct CUgraphExec_st executable;
 typedef struct ncclComm communicator;
 
+/* Numbers of a graph's nodes, each once. */
+typedef struct {
+    int *list, count;
+} node_set;
+
 /* A point in a stream that others can wait for. An event names its latest. */
 typedef struct {
     int references;
@@ -102,7 +107,7 @@ struct CUstream_st {
     operation *head, *tail;
     double clock; /* pretended milliseconds */
     struct capture *capture;
-    int *tips, tip_count; /* the nodes that the next captured one needs */
+    node_set tips; /* the nodes that the next captured one needs */
 };
 
 struct CUevent_st {
@@ -110,14 +115,13 @@ struct CUevent_st {
     int64_t number;
     unsigned flags;
     mark *latest;
-    struct capture *capture; /* when recorded in a stream that captures */
-    int64_t capture_number;
-    int *tips, tip_count;
+    int64_t captured; /* the number of the capture that recorded it; or 0 */
+    node_set tips;
 };
 
 typedef struct {
     operation *what;
-    int *needs, need_count;
+    node_set needs;
 } node;
 
 struct CUgraph_st {
@@ -180,6 +184,13 @@ extern machine_state machine;
 /* machine.c: calls, errors, waiting. */
 cudaError_t enter(void); /* lock; an error if no call can succeed */
 cudaError_t leave(cudaError_t result); /* unlock, remember the error */
+/* For the body of a call: leave it if this fails. */
+#define TRY(this)                                                              \
+    do {                                                                       \
+        const cudaError_t failure = (this);                                    \
+        if (failure != cudaSuccess)                                            \
+            return leave(failure);                                             \
+    } while (0)
 void enter_quietly(void);
 void leave_quietly(void);
 int *current_device(void);
@@ -192,9 +203,17 @@ cudaError_t complain(cudaError_t error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void accuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool wait_for(waiting *what);
+cudaError_t await(waiting what); /* the same for a call */
+cudaError_t await_device(int device);
 bool met(const waiting *what);
 void fail_machine(cudaError_t error);
-void *take(size_t count, size_t size); /* zeroed, never NULL */
+void *take(size_t count, size_t size);         /* zeroed, never NULL */
+void *copy_of(const void *from, size_t bytes); /* NULL for NULL */
+/* All that stands in a list begins with a pointer to the next of it; `list` is
+ * where the pointer to the first lies. */
+void enlist(void *list, void *first);
+void unlist(void *list, const void *one);
+bool listed(const void *list, const void *one);
 const char *note_of_waits(void);
 
 /* memory.c: allocations between guard pages. */
@@ -213,6 +232,8 @@ void set_running(const char *what); /* for the message of a bad access */
 
 /* streams.c: operations and the scheduler. */
 stream *resolve(cudaStream_t given);
+cudaError_t find_stream(cudaStream_t given, stream **out);
+cudaError_t enter_stream(cudaStream_t given, stream **out);
 void make_null_streams(void);
 operation *operation_new(operation_kind kind);
 operation *operation_copy(const operation *from);
@@ -232,7 +253,6 @@ cudaError_t capture_record(stream *on, event *what);
 cudaError_t capture_wait(stream *on, event *what, bool ignored);
 cudaError_t refuse_in_capture(const char *call);
 cudaError_t spoil_capture(stream *on, const char *call);
-bool captured(const event *what);
 bool node_ready(const operation *launch, int number);
 void launch_begin(operation *launch);
 void launch_free(operation *launch);

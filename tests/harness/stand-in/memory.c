@@ -26,6 +26,7 @@ enum { POISON = 0xFF, ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
 
 static allocation *allocations;
 static int tombstones;
+static int64_t made;
 static bool opened;
 static const char *running;
 static char handler_stack[1 << 16];
@@ -117,19 +118,16 @@ static void say_where(const char *at, char *text, size_t bytes) {
         return;
     }
     name_allocation(a, name, sizeof name);
-    if (a->freed)
-        snprintf(text, bytes, "byte %lld of %s, freed",
-                 (long long)(at - a->start), name);
-    else if (at < a->start)
+    const char *end = a->start + a->bytes;
+    if (at < a->start && !a->freed)
         snprintf(text, bytes, "%lld bytes before %s",
                  (long long)(a->start - at), name);
-    else if (at >= a->start + a->bytes)
+    else if (at >= end && !a->freed)
         snprintf(text, bytes, "%lld bytes behind the end of %s",
-                 (long long)(at - (a->start + a->bytes)), name);
+                 (long long)(at - end), name);
     else
-        snprintf(text, bytes,
-                 "byte %lld of %s, which only the device may touch",
-                 (long long)(at - a->start), name);
+        snprintf(text, bytes, "byte %lld of %s, %s", (long long)(at - a->start),
+                 name, a->freed ? "freed" : "which only the device may touch");
 }
 
 static void bad_access(int signal_number, siginfo_t *info, void *context) {
@@ -161,7 +159,6 @@ static size_t rounded(size_t bytes, size_t to) {
 
 static cudaError_t allocate(void **out, size_t bytes, int device) {
     *out = NULL;
-    machine.counted.allocations++;
     if (countdown(&machine.fail_allocation))
         return complain(cudaErrorMemoryAllocation,
                         "allocation of %zu bytes failed on demand", bytes);
@@ -180,14 +177,13 @@ static cudaError_t allocate(void **out, size_t bytes, int device) {
     mprotect(base + GUARD, inner, PROT_READ | PROT_WRITE);
     memset(base + GUARD, POISON, inner);
     allocation *a = take(1, sizeof *a);
-    *a = (allocation){.next = allocations,
-                      .base = base,
+    *a = (allocation){.base = base,
                       .mapped = inner + 2 * GUARD,
                       .start = base + GUARD + inner - rounded(bytes, ALIGNMENT),
                       .bytes = bytes,
                       .device = device,
-                      .number = machine.counted.allocations};
-    allocations = a;
+                      .number = ++made};
+    enlist(&allocations, a);
     if (device >= 0 && !opened && !machine.options.open)
         mprotect(base + GUARD, inner, PROT_NONE);
     *out = a->start;
@@ -223,8 +219,6 @@ static void bury(allocation *a) {
     open_memory();
     check_edges(a);
     a->freed = true;
-    if (a->device >= 0)
-        machine.counted.bytes_now -= (int64_t)a->bytes;
     /* The pages go back, the addresses stay taken. */
     mmap(a->base, a->mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -260,7 +254,6 @@ static cudaError_t release(void *start, bool device) {
         return complain(cudaErrorInvalidValue,
                         "allocation %lld is freed a second time",
                         (long long)a->number);
-    machine.counted.frees++;
     bury(a);
     clear_graves();
     return cudaSuccess;
@@ -282,6 +275,7 @@ void release_memory(void) {
         free(a);
     }
     tombstones = 0;
+    made = 0;
     opened = false;
 }
 
@@ -297,99 +291,59 @@ uint64_t fingerprint(const char *start, size_t bytes) {
     return sum;
 }
 
+/* All bytes are the first, and that is poison. */
 bool all_poison(const char *start, size_t bytes) {
-    for (; bytes > 0 && (uintptr_t)start % 8 != 0; bytes--, start++)
-        if ((unsigned char)*start != POISON)
-            return false;
-    for (uint64_t word; bytes >= sizeof word;
-         bytes -= sizeof word, start += sizeof word) {
-        memcpy(&word, start, sizeof word);
-        if (word != UINT64_MAX)
-            return false;
-    }
-    for (; bytes > 0; bytes--, start++)
-        if ((unsigned char)*start != POISON)
-            return false;
-    return true;
-}
-
-static cudaError_t allocate_on_device(void **out, size_t bytes) {
-    const int device = *current_device();
-    if (out == NULL)
-        return cudaErrorInvalidValue;
-    cudaError_t error = refuse_in_capture("cudaMalloc");
-    if (error != cudaSuccess)
-        return error;
-    const int64_t left = machine.options.bytes - used_on(device);
-    if (bytes > (uint64_t)left || rounded(bytes, ALIGNMENT) > (uint64_t)left)
-        return complain(cudaErrorMemoryAllocation,
-                        "allocation of %zu bytes on device %d, which has %lld "
-                        "of %lld left",
-                        bytes, device, (long long)left,
-                        (long long)machine.options.bytes);
-    error = allocate(out, bytes, device);
-    if (error != cudaSuccess)
-        return error;
-    stand_in_statistics *counted = &machine.counted;
-    counted->bytes_now += (int64_t)bytes;
-    if (counted->bytes_now > counted->bytes_largest)
-        counted->bytes_largest = counted->bytes_now;
-    return cudaSuccess;
+    return bytes == 0 || ((unsigned char)*start == POISON &&
+                          memcmp(start, start + 1, bytes - 1) == 0);
 }
 
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
-    const cudaError_t error = enter();
-    return leave(error != cudaSuccess ? error
-                                      : allocate_on_device(devPtr, size));
-}
-
-/* Freeing waits for the device, as CUDA does. */
-cudaError_t cudaFree(void *devPtr) {
-    cudaError_t error = enter();
-    if (error == cudaSuccess)
-        error = refuse_in_capture("cudaFree");
-    if (error == cudaSuccess && devPtr != NULL) {
-        const allocation *a = find_allocation(devPtr);
-        waiting all = {.device = a != NULL ? a->device : *current_device()};
-        if (!wait_for(&all))
-            error = cudaErrorLaunchFailure;
-    }
-    if (machine.begun && error != cudaErrorStreamCaptureUnsupported) {
-        const cudaError_t freed = release(devPtr, true);
-        error = error != cudaSuccess ? error : freed;
-    }
-    return leave(error);
+    TRY(enter());
+    const int device = *current_device();
+    TRY(devPtr == NULL ? cudaErrorInvalidValue
+                       : refuse_in_capture("cudaMalloc"));
+    const int64_t left = machine.options.bytes - used_on(device);
+    if (size > (uint64_t)left || rounded(size, ALIGNMENT) > (uint64_t)left)
+        return leave(complain(cudaErrorMemoryAllocation,
+                              "allocation of %zu bytes on device %d, which has "
+                              "%lld of %lld left",
+                              size, device, (long long)left,
+                              (long long)machine.options.bytes));
+    return leave(allocate(devPtr, size, device));
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t size) {
-    cudaError_t error = enter();
-    if (error == cudaSuccess)
-        error = ptr == NULL ? cudaErrorInvalidValue
-                            : refuse_in_capture("cudaMallocHost");
-    return leave(error != cudaSuccess ? error : allocate(ptr, size, -1));
+    TRY(enter());
+    TRY(ptr == NULL ? cudaErrorInvalidValue
+                    : refuse_in_capture("cudaMallocHost"));
+    return leave(allocate(ptr, size, -1));
 }
 
-cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags) {
-    (void)flags;
-    return cudaMallocHost(pHost, size);
+/* Freeing waits for the device, as CUDA does, and frees even if that failed. */
+static cudaError_t free_after_all(void *memory, bool device,
+                                  cudaError_t error) {
+    const allocation *a = find_allocation(memory);
+    if (error == cudaSuccess && memory != NULL)
+        error =
+            await_device(device && a != NULL ? a->device : *current_device());
+    const cudaError_t freed =
+        machine.begun ? release(memory, device) : cudaSuccess;
+    return error != cudaSuccess ? error : freed;
+}
+
+cudaError_t cudaFree(void *devPtr) {
+    const cudaError_t error = enter();
+    if (error == cudaSuccess)
+        TRY(refuse_in_capture("cudaFree"));
+    return leave(free_after_all(devPtr, true, error));
 }
 
 cudaError_t cudaFreeHost(void *ptr) {
-    cudaError_t error = enter();
-    if (machine.begun) {
-        waiting all = {.device = *current_device()};
-        if (error == cudaSuccess && ptr != NULL && !wait_for(&all))
-            error = cudaErrorLaunchFailure;
-        const cudaError_t freed = release(ptr, false);
-        error = error != cudaSuccess ? error : freed;
-    }
-    return leave(error);
+    return leave(free_after_all(ptr, false, enter()));
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
-    const cudaError_t error = enter();
-    if (error != cudaSuccess)
-        return leave(error);
+    TRY(enter());
     *free_bytes = (size_t)(machine.options.bytes - used_on(*current_device()));
     *total = (size_t)machine.options.bytes;
     return leave(cudaSuccess);

@@ -57,12 +57,6 @@ bool stand_in_pretends(void);
  * stand_in_report() says which. Let no other thread be inside a call. */
 int64_t stand_in_end(void);
 
-/* Go on from another seed: the operations enqueued so far run in its order. */
-void stand_in_seed(uint64_t seed);
-
-/* Run everything that can run. A test's way to say "any time may pass". */
-void stand_in_run(void);
-
 /* Call before starting `threads` threads that make calls, while this one makes
  * none. Then a deadlock is known as soon as all of them wait, without patience;
  * and not before all of them have come. This thread's next call undoes it. */
@@ -75,10 +69,6 @@ const char *stand_in_error(void);
 /* Everything that went wrong since stand_in_begin, one a line; after
  * stand_in_end, with what it found. Valid until the next begin. */
 const char *stand_in_report(void);
-
-/* Who waits for what now: one line for each stream with work left. Valid until
- * the calling thread asks again. */
-const char *stand_in_waits(void);
 
 /* Faults on demand. n counts from 1, from now on; 0 takes the fault back. */
 void stand_in_fail_allocation(int64_t n); /* cudaMalloc, cudaMallocHost */
@@ -117,21 +107,13 @@ void stand_in_progress_polls(int polls);
 
 /* What happened since stand_in_begin. */
 typedef struct {
-    int64_t allocations, frees;       /* device and pinned host memory */
-    int64_t bytes_now, bytes_largest; /* of device memory, all devices */
-    int64_t launches, blocks;         /* kernels run, and their blocks */
-    int64_t copies, bytes_copied;     /* copies completed, host and device */
-    int64_t messages, bytes_sent;     /* messages delivered by NCCL */
-    int64_t collectives;              /* all-gathers and all-reduces */
-    int64_t records, waits;           /* events recorded; edges that waited */
-    int64_t timed_events;             /* events made that keep the time */
-    int64_t host_waits;               /* synchronise calls of the host */
-    int64_t hidden_waits;             /* copies that made the host wait
-                                         * because its memory was not pinned */
-    int64_t graph_launches;
-    int64_t steps; /* of the scheduler */
-    int64_t races; /* sources that changed under way */
-    int64_t deadlocks;
+    int64_t launches;             /* kernels run */
+    int64_t graph_launches;       /* enqueued */
+    int64_t messages, bytes_sent; /* delivered by NCCL */
+    int64_t collectives;          /* all-gathers and all-reduces */
+    int64_t waits;                /* edges that waited for an event */
+    int64_t timed_events;         /* events made that keep the time */
+    int64_t races;                /* sources that changed under way */
 } stand_in_statistics;
 stand_in_statistics stand_in_count(void);
 

@@ -2,6 +2,7 @@
  * settle() does what takes no decision: records and waits at the heads of
  * streams pass, copies and messages start. step() decides one thing: which
  * kernel runs next, or which started copy or message completes. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,22 +36,12 @@ operation *operation_new(operation_kind kind) {
 
 /* A copy that owns what it points to: for graphs, whose operations run often. */
 operation *operation_copy(const operation *from) {
-    operation *what = operation_new(from->kind);
-    *what = *from;
+    operation *what = copy_of(from, sizeof *from);
     what->next = NULL;
-    if (from->arguments != NULL) {
-        what->arguments = take(1, from->argument_bytes);
-        memcpy(what->arguments, from->arguments, from->argument_bytes);
-    }
-    if (from->staged != NULL) {
-        what->staged = take(from->height, from->width);
-        memcpy(what->staged, from->staged, from->height * from->width);
-    }
-    if (from->parts != NULL) {
-        what->parts = take((size_t)from->part_count, sizeof *what->parts);
-        memcpy(what->parts, from->parts,
-               (size_t)from->part_count * sizeof *what->parts);
-    }
+    what->arguments = copy_of(from->arguments, from->argument_bytes);
+    what->staged = copy_of(from->staged, from->height * from->width);
+    what->parts =
+        copy_of(from->parts, (size_t)from->part_count * sizeof *from->parts);
     return what;
 }
 
@@ -64,22 +55,28 @@ void operation_free(operation *what) {
     free(what);
 }
 
+static void describe_graph(const operation *launch, char *text, size_t bytes) {
+    const int used =
+        snprintf(text, bytes, "graph %lld", (long long)launch->what->number);
+    for (int i = 0; launch->nodes != NULL && i < launch->what->count; i++)
+        if (node_ready(launch, i) && used + 9 < (int)bytes) {
+            strcat(text, ", in it ");
+            describe(launch->nodes[i], text + used + 8,
+                     bytes - (size_t)used - 8);
+            return;
+        }
+}
+
 void describe(const operation *what, char *text, size_t bytes) {
     switch (what->kind) {
     case KERNEL:
         snprintf(text, bytes, "kernel %s", what->name);
         break;
     case COPY:
-        snprintf(text, bytes, "copy of %zu bytes", what->width * what->height);
-        break;
     case FILL:
-        snprintf(text, bytes, "fill of %zu bytes", what->width);
-        break;
-    case HOST:
-        snprintf(text, bytes, "host function");
-        break;
-    case RECORD:
-        snprintf(text, bytes, "record of an event");
+        snprintf(text, bytes, "%s of %zu bytes",
+                 what->kind == COPY ? "copy" : "fill",
+                 what->width * what->height);
         break;
     case WAIT:
         if (what->point->on != NULL)
@@ -91,18 +88,12 @@ void describe(const operation *what, char *text, size_t bytes) {
     case MESSAGES:
         messages_describe(what, text, bytes);
         break;
-    case GRAPH: {
-        int used =
-            snprintf(text, bytes, "graph %lld", (long long)what->what->number);
-        for (int i = 0; i < what->what->count && what->nodes != NULL; i++)
-            if (node_ready(what, i) && used >= 0 && (size_t)used + 2 < bytes) {
-                used += snprintf(text + used, bytes - (size_t)used, ", in it ");
-                if ((size_t)used < bytes)
-                    describe(what->nodes[i], text + used, bytes - (size_t)used);
-                return;
-            }
+    case GRAPH:
+        describe_graph(what, text, bytes);
         break;
-    }
+    default:
+        snprintf(text, bytes, "%s",
+                 what->kind == HOST ? "host function" : "record of an event");
     }
 }
 
@@ -125,13 +116,6 @@ const char *note_of_waits(void) {
 
 /* Streams. */
 
-static bool known(const stream *which) {
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s == which)
-            return true;
-    return false;
-}
-
 static stream *null_stream(int device) {
     for (stream *s = machine.streams; s != NULL; s = s->next)
         if (s->number == 0 && s->device == device)
@@ -143,7 +127,24 @@ static stream *null_stream(int device) {
 stream *resolve(cudaStream_t given) {
     if (given == NULL)
         return null_stream(*current_device());
-    return known(given) ? given : NULL;
+    return listed(&machine.streams, given) ? given : NULL;
+}
+
+static cudaError_t no_stream(void) {
+    return complain(cudaErrorInvalidResourceHandle,
+                    "a stream that does not exist (any more)");
+}
+
+cudaError_t find_stream(cudaStream_t given, stream **out) {
+    *out = resolve(given);
+    return *out != NULL ? cudaSuccess : no_stream();
+}
+
+/* Lock and find the stream. */
+cudaError_t enter_stream(cudaStream_t given, stream **out) {
+    *out = NULL;
+    const cudaError_t error = enter();
+    return error != cudaSuccess ? error : find_stream(given, out);
 }
 
 static stream *add_stream(int device, bool blocking, int priority) {
@@ -240,10 +241,7 @@ void forget_work(stream *on) {
 }
 
 static void remove_stream(stream *which) {
-    stream **link = &machine.streams;
-    while (*link != which)
-        link = &(*link)->next;
-    *link = which->next;
+    unlist(&machine.streams, which);
     for (event *e = machine.events; e != NULL; e = e->next)
         if (e->latest != NULL && e->latest->on == which)
             e->latest->on = NULL;
@@ -251,7 +249,14 @@ static void remove_stream(stream *which) {
         for (operation *o = s->head; o != NULL; o = o->next)
             if (o->point != NULL && o->point->on == which)
                 o->point->on = NULL;
-    free(which->tips);
+    free(which->tips.list);
+    free(which);
+}
+
+static void remove_event(event *which) {
+    unlist(&machine.events, which);
+    mark_release(which->latest);
+    free(which->tips.list);
     free(which);
 }
 
@@ -276,32 +281,24 @@ void finish_streams(void) {
         remove_stream(s);
     }
     while (machine.events != NULL) {
-        event *e = machine.events;
-        accuse("event %lld was never destroyed", (long long)e->number);
-        machine.events = e->next;
-        mark_release(e->latest);
-        free(e->tips);
-        free(e);
+        accuse("event %lld was never destroyed",
+               (long long)machine.events->number);
+        remove_event(machine.events);
     }
 }
 
 /* Copies and fills. */
 
-static void each_row(operation *what, bool (*visit)(char *row, size_t bytes),
-                     bool *all) {
-    *all = true;
+static void poison(operation *what) {
     for (size_t row = 0; row < what->height; row++)
-        if (!visit(what->to + row * what->to_pitch, what->width))
-            *all = false;
+        memset(what->to + row * what->to_pitch, POISON, what->width);
 }
 
-static bool poison_row(char *row, size_t bytes) {
-    memset(row, POISON, bytes);
+static bool is_poison(const operation *what) {
+    for (size_t row = 0; row < what->height; row++)
+        if (!all_poison(what->to + row * what->to_pitch, what->width))
+            return false;
     return true;
-}
-
-static bool row_is_poison(char *row, size_t bytes) {
-    return all_poison(row, bytes);
 }
 
 static const char *source(const operation *what) {
@@ -322,42 +319,41 @@ static uint64_t source_fingerprint(const operation *what) {
 
 static void start_copy(operation *what) {
     char name[64];
-    bool all;
     describe(what, name, sizeof name);
     set_running(name);
     what->fingerprint = source_fingerprint(what);
-    each_row(what, poison_row, &all);
+    poison(what);
     set_running(NULL);
     what->started = true;
+}
+
+static void move_bytes(operation *what) {
+    for (size_t row = 0; row < what->height; row++) {
+        char *to = what->to + row * what->to_pitch;
+        if (what->kind == FILL)
+            memset(to, what->value, what->width);
+        else
+            memcpy(to, source(what) + row * source_pitch(what), what->width);
+    }
 }
 
 /* The bytes arrive, unless somebody wrote either side since the start: then the
  * destination keeps its NaN, and the report says who was hurt. */
 static void complete_copy(operation *what) {
     char name[64];
-    bool untouched;
     describe(what, name, sizeof name);
     set_running(name);
-    each_row(what, row_is_poison, &untouched);
+    const bool untouched = is_poison(what);
     const bool same = source_fingerprint(what) == what->fingerprint;
-    if (!untouched || !same) {
+    if (untouched && same) {
+        move_bytes(what);
+    } else {
         machine.counted.races++;
         accuse("race: the %s of a %s was written while it was under way",
                same ? "destination" : "source", name);
-        each_row(what, poison_row, &untouched);
-    } else {
-        for (size_t row = 0; row < what->height; row++) {
-            char *to = what->to + row * what->to_pitch;
-            if (what->kind == FILL)
-                memset(to, what->value, what->width);
-            else
-                memcpy(to, source(what) + row * source_pitch(what),
-                       what->width);
-        }
+        poison(what);
     }
     set_running(NULL);
-    machine.counted.copies++;
-    machine.counted.bytes_copied += (int64_t)(what->width * what->height);
 }
 
 /* The scheduler. */
@@ -382,21 +378,17 @@ static double begins(const stream *on, const operation *what) {
         return on->clock;
     double latest = on->clock;
     const executable *plan = on->head->what;
-    for (int i = 0; i < plan->count; i++)
-        if (on->head->nodes[i] == what)
-            for (int n = 0; n < plan->nodes[i].need_count; n++) {
-                const double end =
-                    on->head->nodes[plan->nodes[i].needs[n]]->ends;
-                latest = end > latest ? end : latest;
-            }
+    int i = 0;
+    while (on->head->nodes[i] != what)
+        i++;
+    for (int n = 0; n < plan->nodes[i].needs.count; n++)
+        latest =
+            fmax(latest, on->head->nodes[plan->nodes[i].needs.list[n]]->ends);
     return latest;
 }
 
 static void finish(stream *on, operation *what) {
-    const double start = begins(on, what);
-    if (what->ends < start)
-        what->ends = start;
-    what->ends += pretended_cost(what);
+    what->ends = fmax(what->ends, begins(on, what)) + pretended_cost(what);
     what->done = true;
     if (what->kind == MESSAGES)
         messages_finished(what);
@@ -416,8 +408,7 @@ static bool pass_head(stream *on) {
         return true;
     }
     if (head->kind == WAIT && head->point->done) {
-        if (head->point->time > on->clock)
-            on->clock = head->point->time;
+        on->clock = fmax(on->clock, head->point->time);
         pop(on);
         return true;
     }
@@ -427,8 +418,7 @@ static bool pass_head(stream *on) {
     for (int i = 0; i < head->what->count; i++) {
         if (!head->nodes[i]->done)
             return false;
-        if (head->nodes[i]->ends > latest)
-            latest = head->nodes[i]->ends;
+        latest = fmax(latest, head->nodes[i]->ends);
     }
     on->clock = latest;
     head->what->finished++;
@@ -500,45 +490,33 @@ typedef struct {
     meeting *at; /* of a message: complete this one */
 } choice;
 
-static struct {
+static struct choices {
     choice *list;
     int count, room;
 } runs, completions;
 
-static void add_choice(bool run, choice one) {
-    if ((run ? runs.count : completions.count) >=
-        (run ? runs.room : completions.room)) {
-        const int room = 2 * (run ? runs.room : completions.room) + 16;
-        choice *list = realloc(run ? runs.list : completions.list,
-                               (size_t)room * sizeof *list);
-        if (list == NULL)
+static void add_choice(struct choices *to, choice one) {
+    if (to->count == to->room) {
+        to->room = 2 * to->room + 16;
+        to->list = realloc(to->list, (size_t)to->room * sizeof *to->list);
+        if (to->list == NULL)
             abort();
-        if (run) {
-            runs.list = list;
-            runs.room = room;
-        } else {
-            completions.list = list;
-            completions.room = room;
-        }
     }
-    if (run)
-        runs.list[runs.count++] = one;
-    else
-        completions.list[completions.count++] = one;
+    to->list[to->count++] = one;
 }
 
 static bool collect(stream *on, operation *what) {
     const choice one = {.on = on, .what = what};
     if (what->kind == KERNEL || what->kind == HOST)
-        add_choice(true, one);
+        add_choice(&runs, one);
     if ((what->kind == COPY || what->kind == FILL) && what->started)
-        add_choice(false, one);
+        add_choice(&completions, one);
     if (what->kind == MESSAGES && what->started)
         for (int i = 0; i < what->part_count; i++) {
             const part *side = &what->parts[i];
             if (side->done || !meeting_ready(side->at) || sent_here(side))
                 continue;
-            add_choice(false, (choice){.on = on, .what = what, .at = side->at});
+            add_choice(&completions, (choice){on, what, side->at});
         }
     return false;
 }
@@ -620,7 +598,6 @@ bool step(void) {
     each_ready(collect);
     if (runs.count + completions.count == 0)
         return false;
-    machine.counted.steps++;
     open_memory();
     if (prefers_run()) {
         run(choose_run());
@@ -665,29 +642,13 @@ bool blocked_by_failure(const waiting *what) {
 
 /* The calls: streams. */
 
-static cudaError_t bad_stream(void) {
-    return complain(cudaErrorInvalidResourceHandle,
-                    "a stream that does not exist (any more)");
-}
-
-/* Lock and find the stream; on success the caller is inside. */
-static cudaError_t enter_stream(cudaStream_t given, stream **out) {
-    const cudaError_t error = enter();
-    *out = machine.begun ? resolve(given) : NULL;
-    if (error != cudaSuccess)
-        return error;
-    return *out != NULL ? cudaSuccess : bad_stream();
-}
-
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
                                          unsigned int flags, int priority) {
-    const cudaError_t error = enter();
-    if (error == cudaSuccess) {
-        *pStream = add_stream(*current_device(),
-                              (flags & cudaStreamNonBlocking) == 0, priority);
-        (*pStream)->number = ++machine.numbers;
-    }
-    return leave(error);
+    TRY(enter());
+    *pStream = add_stream(*current_device(),
+                          (flags & cudaStreamNonBlocking) == 0, priority);
+    (*pStream)->number = ++machine.numbers;
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream,
@@ -696,12 +657,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream,
 }
 
 /* CUDA lets the work of a destroyed stream run to its end; a program that does
- * so by intent is rare enough to be told. */
+ * so by intent is rare enough to be told. It may go when all has failed. */
 cudaError_t cudaStreamDestroy(cudaStream_t given) {
-    stream *on;
-    cudaError_t error = enter_stream(given, &on);
+    cudaError_t error = enter();
+    stream *on = machine.begun ? resolve(given) : NULL;
     if (on == NULL || on->number == 0)
-        return leave(error != cudaSuccess ? error : bad_stream());
+        return leave(error != cudaSuccess ? error : no_stream());
     settle();
     if (on->head != NULL) {
         char head[512];
@@ -718,44 +679,38 @@ cudaError_t cudaStreamDestroy(cudaStream_t given) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     stream *on;
-    cudaError_t error = enter_stream(given, &on);
-    if (error == cudaSuccess && on->capture != NULL)
-        error = spoil_capture(on, "cudaStreamSynchronize");
-    waiting all = {.empty = on, .device = -1};
-    if (error == cudaSuccess && !wait_for(&all))
-        error = cudaErrorLaunchFailure;
-    return leave(error);
+    TRY(enter_stream(given, &on));
+    if (on->capture != NULL)
+        return leave(spoil_capture(on, "cudaStreamSynchronize"));
+    return leave(await((waiting){.empty = on, .device = -1}));
 }
 
 /* Time passes while somebody asks: a few steps for each question. */
-static cudaError_t ask(const waiting *what) {
+static cudaError_t ask(waiting what) {
     settle();
     for (uint64_t steps = 1 + draw(MOST_STEPS);
-         steps > 0 && !met(what) && machine.failed == cudaSuccess && step();
+         steps > 0 && !met(&what) && machine.failed == cudaSuccess && step();
          steps--) {
         changed();
         settle();
     }
     if (machine.failed != cudaSuccess)
         return machine.failed;
-    return met(what) ? cudaSuccess : cudaErrorNotReady;
+    return met(&what) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t given) {
     stream *on;
-    cudaError_t error = enter_stream(given, &on);
-    if (error == cudaSuccess && on->capture != NULL)
-        error = spoil_capture(on, "cudaStreamQuery");
-    const waiting all = {.empty = on, .device = -1};
-    return leave(error != cudaSuccess ? error : ask(&all));
+    TRY(enter_stream(given, &on));
+    if (on->capture != NULL)
+        return leave(spoil_capture(on, "cudaStreamQuery"));
+    return leave(ask((waiting){.empty = on, .device = -1}));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t given, cudaHostFn_t fn,
                                void *userData) {
     stream *on;
-    const cudaError_t error = enter_stream(given, &on);
-    if (error != cudaSuccess)
-        return leave(error);
+    TRY(enter_stream(given, &on));
     operation *what = operation_new(HOST);
     what->function = fn;
     what->data = userData;
@@ -792,13 +747,13 @@ static cudaError_t check_copy(const operation *what, enum cudaMemcpyKind kind) {
         error = check_range(what->to, to_bytes, "copy into");
     if (error == cudaSuccess)
         error = check_range(what->from, from_bytes, "copy from");
-    const bool apart = what->to + to_bytes <= what->from ||
-                       what->from + from_bytes <= what->to;
-    if (error == cudaSuccess && !apart && what->height == 1)
-        error = complain(cudaErrorInvalidValue,
-                         "copy of %zu bytes onto itself, %lld bytes on",
-                         to_bytes, (long long)(what->to - what->from));
-    return error;
+    if (error != cudaSuccess || what->height > 1 ||
+        what->to + to_bytes <= what->from ||
+        what->from + from_bytes <= what->to)
+        return error;
+    return complain(cudaErrorInvalidValue,
+                    "copy of %zu bytes onto itself, %lld bytes on", to_bytes,
+                    (long long)(what->to - what->from));
 }
 
 static void stage_source(operation *what) {
@@ -818,13 +773,10 @@ static cudaError_t enqueue_copy(stream *on, operation *what) {
     if (capturing ? machine.freeze_uploads && !is_device(what->from)
                   : from_host)
         stage_source(what);
-    if ((from_host || to_host) && !capturing)
-        machine.counted.hidden_waits++;
     const cudaError_t error = enqueue(on, what);
-    waiting all = {.empty = on, .device = -1};
-    if (error == cudaSuccess && to_host && !capturing && !wait_for(&all))
-        return cudaErrorLaunchFailure;
-    return error;
+    if (error != cudaSuccess || !to_host || capturing)
+        return error;
+    return await((waiting){.empty = on, .device = -1});
 }
 
 static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
@@ -848,7 +800,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src,
                               size_t spitch, size_t width, size_t height,
                               enum cudaMemcpyKind kind, cudaStream_t given) {
     stream *on;
-    const cudaError_t error = enter_stream(given, &on);
+    TRY(enter_stream(given, &on));
     const operation shape = {.kind = COPY,
                              .to = dst,
                              .from = src,
@@ -856,7 +808,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src,
                              .from_pitch = spitch,
                              .width = width,
                              .height = height};
-    return leave(error != cudaSuccess ? error : copy(on, shape, kind));
+    return leave(copy(on, shape, kind));
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count,
@@ -876,15 +828,14 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t count,
 cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
                             cudaStream_t given) {
     stream *on;
-    const cudaError_t error = enter_stream(given, &on);
+    TRY(enter_stream(given, &on));
     const operation shape = {.kind = FILL,
                              .to = devPtr,
                              .to_pitch = count,
                              .width = count,
                              .height = 1,
                              .value = value};
-    return leave(error != cudaSuccess ? error
-                                      : copy(on, shape, cudaMemcpyDefault));
+    return leave(copy(on, shape, cudaMemcpyDefault));
 }
 
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
@@ -895,27 +846,20 @@ cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
 
 static cudaError_t enter_event(cudaEvent_t given) {
     const cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (error != cudaSuccess || listed(&machine.events, given))
         return error;
-    for (const event *e = machine.events; e != NULL; e = e->next)
-        if (e == given)
-            return cudaSuccess;
     return complain(cudaErrorInvalidResourceHandle,
                     "an event that does not exist (any more)");
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags) {
-    const cudaError_t error = enter();
-    if (error == cudaSuccess) {
-        event *e = take(1, sizeof *e);
-        e->number = ++machine.numbers;
-        e->flags = flags;
-        machine.counted.timed_events += (flags & cudaEventDisableTiming) == 0;
-        e->next = machine.events;
-        machine.events = e;
-        *out = e;
-    }
-    return leave(error);
+    TRY(enter());
+    event *e = *out = take(1, sizeof *e);
+    e->number = ++machine.numbers;
+    e->flags = flags;
+    machine.counted.timed_events += (flags & cudaEventDisableTiming) == 0;
+    enlist(&machine.events, e);
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *out) {
@@ -924,111 +868,82 @@ cudaError_t cudaEventCreate(cudaEvent_t *out) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t given) {
     const cudaError_t error = enter_event(given);
-    event **link = &machine.events;
-    while (machine.begun && *link != NULL && *link != given)
-        link = &(*link)->next;
-    if (!machine.begun || *link == NULL)
-        return leave(error);
-    *link = given->next;
-    mark_release(given->latest);
-    free(given->tips);
-    free(given);
+    if (machine.begun && listed(&machine.events, given))
+        remove_event(given);
     return leave(error);
 }
 
-static cudaError_t record(event *what, stream *on) {
-    machine.counted.records++;
-    if (on->capture != NULL)
-        return capture_record(on, what);
-    what->capture = NULL;
-    mark_release(what->latest);
-    what->latest = mark_new(on);
-    operation *point = operation_new(RECORD);
-    point->point = what->latest;
-    point->point->references++;
-    return enqueue(on, point);
-}
-
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
-    cudaError_t error = enter_event(given);
-    stream *on = error == cudaSuccess ? resolve(where) : NULL;
-    if (error == cudaSuccess && on == NULL)
-        error = bad_stream();
-    return leave(error != cudaSuccess ? error : record(given, on));
-}
-
-static cudaError_t wait_event(stream *on, event *what) {
-    const bool ignored = countdown(&machine.ignore_wait);
-    if (captured(what) || on->capture != NULL)
-        return capture_wait(on, what, ignored);
-    if (ignored || what->latest == NULL || what->latest->done)
-        return cudaSuccess;
-    machine.counted.waits++;
-    operation *wait = operation_new(WAIT);
-    wait->point = what->latest;
-    wait->point->references++;
-    return enqueue(on, wait);
+    stream *on;
+    TRY(enter_event(given));
+    TRY(find_stream(where, &on));
+    if (on->capture != NULL)
+        return leave(capture_record(on, given));
+    given->captured = 0;
+    mark_release(given->latest);
+    given->latest = mark_new(on);
+    operation *point = operation_new(RECORD);
+    point->point = given->latest;
+    point->point->references++;
+    return leave(enqueue(on, point));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
                                 unsigned int flags) {
+    stream *on;
     (void)flags;
-    cudaError_t error = enter_event(what);
-    stream *on = error == cudaSuccess ? resolve(given) : NULL;
-    if (error == cudaSuccess && on == NULL)
-        error = bad_stream();
-    return leave(error != cudaSuccess ? error : wait_event(on, what));
+    TRY(enter_event(what));
+    TRY(find_stream(given, &on));
+    const bool ignored = countdown(&machine.ignore_wait);
+    if (what->captured != 0 || on->capture != NULL)
+        return leave(capture_wait(on, what, ignored));
+    if (ignored || what->latest == NULL || what->latest->done)
+        return leave(cudaSuccess);
+    machine.counted.waits++;
+    operation *wait = operation_new(WAIT);
+    wait->point = what->latest;
+    wait->point->references++;
+    return leave(enqueue(on, wait));
 }
 
-static cudaError_t captured_event(const event *what) {
+/* Time passes for no event of a capture. */
+static cudaError_t enter_timed_event(cudaEvent_t given) {
+    const cudaError_t error = enter_event(given);
+    if (error != cudaSuccess || given->captured == 0)
+        return error;
     return complain(cudaErrorCapturedEvent,
                     "event %lld belongs to a capture, where no time passes",
-                    (long long)what->number);
+                    (long long)given->number);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t given) {
-    cudaError_t error = enter_event(given);
-    if (error != cudaSuccess)
-        return leave(error);
-    if (captured(given))
-        return leave(captured_event(given));
-    const waiting point = {.point = given->latest, .device = -1};
-    return leave(given->latest == NULL ? cudaSuccess : ask(&point));
+    TRY(enter_timed_event(given));
+    if (given->latest == NULL)
+        return leave(cudaSuccess);
+    return leave(ask((waiting){.point = given->latest, .device = -1}));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t given) {
-    cudaError_t error = enter_event(given);
-    if (error != cudaSuccess)
-        return leave(error);
-    if (captured(given))
-        return leave(captured_event(given));
-    if (given->latest == NULL)
-        return leave(cudaSuccess);
+    TRY(enter_timed_event(given));
     mark *point = given->latest;
-    waiting reached = {.point = point, .device = -1};
+    if (point == NULL)
+        return leave(cudaSuccess);
     point->references++;
-    error = wait_for(&reached) ? cudaSuccess : cudaErrorLaunchFailure;
+    const cudaError_t error = await((waiting){.point = point, .device = -1});
     mark_release(point);
     return leave(error);
 }
 
-static cudaError_t elapsed(float *ms, const event *start, const event *end) {
-    if (start->latest == NULL || end->latest == NULL ||
-        ((start->flags | end->flags) & cudaEventDisableTiming) != 0)
-        return complain(cudaErrorInvalidResourceHandle,
-                        "time between events that keep none");
-    if (!start->latest->done || !end->latest->done)
-        return cudaErrorNotReady;
-    *ms = (float)(end->latest->time - start->latest->time);
-    return cudaSuccess;
-}
-
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start,
                                  cudaEvent_t end) {
-    cudaError_t error = enter_event(start);
-    if (error == cudaSuccess) {
-        leave(error);
-        error = enter_event(end);
-    }
-    return leave(error != cudaSuccess ? error : elapsed(ms, start, end));
+    TRY(enter_event(start));
+    const bool there = listed(&machine.events, end);
+    if (!there || start->latest == NULL || end->latest == NULL ||
+        ((start->flags | end->flags) & cudaEventDisableTiming) != 0)
+        return leave(complain(cudaErrorInvalidResourceHandle,
+                              "time between events that keep none"));
+    if (!start->latest->done || !end->latest->done)
+        return leave(cudaErrorNotReady);
+    *ms = (float)(end->latest->time - start->latest->time);
+    return leave(cudaSuccess);
 }

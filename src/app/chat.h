@@ -1,0 +1,65 @@
+/* Conversations with a model, all at the same turn: a question to each, and
+ * its answer. Not the command that asks. */
+#ifndef CP_CHAT_H
+#define CP_CHAT_H
+
+#include <signal.h>
+
+#include "app/command.h"
+#include "app/cost.h"
+#include "app/screen.h"
+#include "app/tape.h"
+#include "model/template.h"
+
+/* One conversation, and the answer that it gives or gave last. */
+typedef struct {
+    bool speaking; /* next has yet to be fed */
+    bool last;     /* next is the end of its turn */
+    bool crowded;  /* the cache has less room than most */
+    int32_t next;
+    int64_t left; /* tokens that the answer may still have */
+    int32_t *answer;
+    int64_t answered; /* tokens that it has */
+} cp_speaker;
+
+typedef struct {
+    /* The caller fills these in. */
+    int64_t sequences;
+    int64_t most;       /* tokens of an answer */
+    const char *system; /* NULL: the model's own */
+    cp_sampler sampler;
+    bool keeps;    /* every call, on the tape */
+    bool live;     /* the answer is shown while it comes */
+    bool forgives; /* an interrupt ends the answer, and no more */
+    volatile sig_atomic_t *stop;
+    cp_screen screen;
+    cp_progress progress;
+    cp_opened opened; /* file, tokenizer and weights */
+    cp_template template;
+    cp_session *session;
+    char *document; /* before the first questions; owned. NULL: none */
+    int64_t document_bytes;
+    /* What a turn leaves behind. */
+    cp_speaker *speakers; /* [sequences] */
+    cp_cost cost;
+    cp_tape tape;
+    char *drawing; /* of its prefill, if forgives */
+    bool stopping; /* the user has had enough of this answer */
+} cp_chat;
+
+/* Ask questions[s] of each sequence s, and let it answer; cost says what it
+ * took. Fails with CP_CAPACITY where there is no room for an answer. After a
+ * failure before the answer, and after CP_INTERRUPTED, the conversations are
+ * as they were. */
+cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
+
+/* Room for the answers. Fails with CP_MEMORY. */
+cp_status cp_chat_open(cp_chat *chat);
+
+/* Show the answer of a sequence. */
+void cp_chat_show(cp_chat *chat, int64_t sequence);
+
+/* Free all that is opened, the session and the document too. */
+void cp_chat_close(cp_chat *chat);
+
+#endif

@@ -1,0 +1,168 @@
+/* Text: counts, pages, near misses, characters. */
+#include "ground/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *suffix;
+    int64_t factor;
+} scales[] = {{"", 1},         {"K", 1000},       {"k", 1000},
+              {"M", 1000000},  {"G", 1000000000}, {"Ki", 1024},
+              {"Mi", 1048576}, {"Gi", 1073741824}};
+
+static int64_t scale_of(const char *suffix, int64_t length) {
+    for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++) {
+        if ((int64_t)strlen(scales[i].suffix) == length &&
+            memcmp(scales[i].suffix, suffix, (size_t)length) == 0)
+            return scales[i].factor;
+    }
+    return 0;
+}
+
+cp_status cp_count_parse(const char *name, const char *text, int64_t length,
+                         int64_t *count) {
+    int64_t value = 0, at = 0;
+    bool fits = true;
+    for (; at < length && text[at] >= '0' && text[at] <= '9'; at++)
+        fits = fits && cp_multiply(value, 10, &value) &&
+               cp_add(value, text[at] - '0', &value);
+    const int64_t scale = scale_of(text + at, length - at);
+    if (at == 0 || scale == 0)
+        return cp_fail(CP_INVALID,
+                       "--%s %.*s: not a count (5, 128K, 128Ki, 1M)", name,
+                       (int)length, text);
+    if (!fits || !cp_multiply(value, scale, &value))
+        return cp_fail(CP_INVALID, "--%s %.*s: larger than 2^63 - 1", name,
+                       (int)length, text);
+    *count = value;
+    return CP_OK;
+}
+
+cp_status cp_counts_parse(const char *name, const char *text,
+                          cp_counts *counts) {
+    int64_t places = 1;
+    for (const char *c = text; *c != '\0'; c++)
+        places += *c == ',';
+    free(counts->items);
+    counts->count = 0;
+    CP_TRY(cp_allocate(&counts->items, places, sizeof(int64_t), name));
+    while (counts->count < places) {
+        const int64_t length = (int64_t)strcspn(text, ",");
+        CP_TRY(cp_count_parse(name, text, length,
+                              &counts->items[counts->count++]));
+        text += length + 1;
+    }
+    return CP_OK;
+}
+
+int64_t cp_counts_sum(const cp_counts *counts) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < counts->count; i++)
+        if (!cp_add(sum, counts->items[i], &sum))
+            return INT64_MAX;
+    return sum;
+}
+
+cp_grouped cp_group(int64_t count) {
+    cp_grouped grouped = {0};
+    char digits[24];
+    const int length = snprintf(digits, sizeof(digits), "%ld", count);
+    char *out = grouped.text;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0 && digits[i - 1] != '-')
+            *out++ = ',';
+        *out++ = digits[i];
+    }
+    return grouped;
+}
+
+const char *cp_plural(int64_t count) {
+    return count == 1 ? "" : "s";
+}
+
+void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
+    while (*text != '\0') {
+        const int length = (int)strcspn(text, " ");
+        if (column + length > 79 && column > indent) {
+            fprintf(out, "\n%*s", indent, "");
+            column = indent;
+        }
+        fprintf(out, "%.*s", length, text);
+        column += length + 1;
+        text += length;
+        if (*text == ' ') {
+            text++;
+            if (column + (int)strcspn(text, " ") <= 79)
+                fputc(' ', out);
+        }
+    }
+    fputc('\n', out);
+}
+
+bool cp_is_blank(const char *text) {
+    return text[strspn(text, " \t\r\n")] == '\0';
+}
+
+enum { LONGEST_NAME = 63 };
+
+static int distance(const char *a, size_t a_length, const char *b) {
+    int row[LONGEST_NAME + 1];
+    const int width = (int)strlen(b);
+    for (int j = 0; j <= width; j++)
+        row[j] = j;
+    for (int i = 1; i <= (int)a_length; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        /* Fill one row of distances. */
+        for (int j = 1; j <= width; j++) {
+            const int change = diagonal + (a[i - 1] != b[j - 1]);
+            const int keep = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = change < keep ? change : keep;
+        }
+    }
+    return row[width];
+}
+
+const char *cp_nearest(const char *text, int64_t length, int64_t count,
+                       const char *const *names) {
+    const char *best = NULL;
+    int least = (int)(cp_min(length, LONGEST_NAME) + 1) / 2 + 1;
+    for (int64_t i = 0; i < count && length <= LONGEST_NAME; i++) {
+        const int steps = strlen(names[i]) <= LONGEST_NAME
+                              ? distance(text, (size_t)length, names[i])
+                              : least;
+        if (steps < least) {
+            least = steps;
+            best = names[i];
+        }
+    }
+    return best;
+}
+
+/* May the byte stand at this place of a character that begins with lead? */
+static bool continues(int lead, int place, int byte) {
+    if (place > 1)
+        return byte >= 0x80 && byte <= 0xBF;
+    /* Shorter forms exist below the least, surrogates and nothing above. */
+    const int least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const int most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    return byte >= least && byte <= most;
+}
+
+int cp_character(const char *bytes, int64_t count) {
+    const int lead = (unsigned char)bytes[0];
+    if (lead < 0x80)
+        return 1;
+    if (lead < 0xC2 || lead > 0xF4)
+        return -1;
+    const int whole = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    for (int i = 1; i < whole; i++) {
+        if (i == count)
+            return 0;
+        if (!continues(lead, i, (unsigned char)bytes[i]))
+            return -i;
+    }
+    return whole;
+}

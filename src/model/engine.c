@@ -1,0 +1,223 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* The life of an engine. */
+#include "model/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model/pass.h"
+#include "ring/agree.h"
+
+static cp_status by_crew(void *context, void *items, int64_t bytes) {
+    const cp_crew *crew = context;
+    return crew->collect(items, bytes);
+}
+
+static cp_status agree(const cp_engine *engine, const cp_forward *call) {
+    const cp_crew *crew = engine->place.crew;
+    if (crew == NULL)
+        return CP_OK;
+    const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
+    return cp_agree_by(by_crew, (void *)(uintptr_t)crew, crew->rank,
+                       crew->ranks, call->plan,
+                       cp_fingerprint(call->tokens, bytes, 1));
+}
+
+cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
+    int32_t *all;
+    if (crew == NULL)
+        return mine;
+    char why[512];
+    snprintf(why, sizeof(why), "%s", cp_message());
+    CP_TRY(
+        cp_allocate(&all, crew->ranks, sizeof(*all), "whether all are ready"));
+    all[crew->rank] = (int32_t)mine;
+    cp_status status = crew->collect(all, sizeof(*all));
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+        if (all[r] == CP_INTERRUPTED)
+            status = cp_fail(CP_INTERRUPTED, "stopped before a call");
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+        if (all[r] != CP_OK && mine == CP_OK)
+            status = cp_fail(CP_ABORTED, "rank %d could not begin", r);
+    free(all);
+    return mine == CP_OK || status != CP_OK ? status : cp_fail(mine, "%s", why);
+}
+
+static cp_status list_owners(const cp_engine *engine, const cp_forward *call,
+                             cp_owner *owners) {
+    cp_token *tokens;
+    CP_TRY(cp_allocate(&tokens, call->count, sizeof(cp_token), "tokens"));
+    for (int r = 0; r < engine->options.ranks; r++) {
+        cp_forward_list(call, r, tokens);
+        for (int64_t n = 0; n < call->layout->queries[r].tokens; n++)
+            owners[tokens[n].index] = (cp_owner){r, n};
+    }
+    free(tokens);
+    return CP_OK;
+}
+
+static cp_status make_room(cp_engine *engine, const cp_forward *call) {
+    cp_hidden *next = engine->kept[1 - engine->now];
+    for (int n = 0; n < engine->count; n++) {
+        const int rank = engine->place.crew != NULL ? engine->place.only : n;
+        const int64_t bytes =
+            call->layout->queries[rank].rows * engine->row_bytes;
+        if (next[n].room >= bytes)
+            continue;
+        engine->on->release(next[n].rows);
+        next[n] = (cp_hidden){NULL, 0};
+        CP_TRY(engine->on->reserve(bytes, "hidden states", &next[n].rows));
+        next[n].room = bytes;
+    }
+    return CP_OK;
+}
+
+static cp_status prepare_here(cp_engine *engine, const cp_forward *call,
+                              cp_owner **owners) {
+    const cp_session_options *options = &engine->options;
+    CP_TRY(cp_allocate(owners, call->count, sizeof(cp_owner), "owners"));
+    CP_TRY(list_owners(engine, call, *owners));
+    if (engine->on->prepare != NULL)
+        CP_TRY(engine->on->prepare(engine, call));
+    CP_TRY(make_room(engine, call));
+    const bool stop = options->stop != NULL && *options->stop != 0;
+    return engine->place.crew != NULL && stop ? CP_INTERRUPTED : CP_OK;
+}
+
+static cp_status collect_bytes(const cp_engine *engine,
+                               const cp_forward *call) {
+    const cp_crew *crew = engine->place.crew;
+    int64_t *all;
+    if (crew == NULL)
+        return CP_OK;
+    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(int64_t), "bytes sent"));
+    all[crew->rank] = call->bytes[engine->place.only];
+    const cp_status status = crew->collect(all, sizeof(int64_t));
+    for (int r = 0; r < engine->options.ranks; r++)
+        call->bytes[r] = 0;
+    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+        call->bytes[r / engine->place.parts] += all[r];
+    free(all);
+    return status;
+}
+
+static cp_status run(cp_engine *engine, const cp_forward *call,
+                     cp_owner **owners) {
+    CP_TRY(agree(engine, call));
+    CP_TRY(cp_crew_all_ready(engine->place.crew,
+                             prepare_here(engine, call, owners)));
+    CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
+    return collect_bytes(engine, call);
+}
+
+cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
+    cp_owner *owners = NULL;
+    const cp_status status = run(engine, call, &owners);
+    if (status == CP_OK) {
+        free(engine->owners);
+        engine->owners = owners;
+        engine->now = 1 - engine->now;
+    } else {
+        free(owners);
+    }
+    if (engine->on->ended != NULL)
+        engine->on->ended(engine, call, status);
+    return status;
+}
+
+static cp_status bring(const cp_engine *engine, void *to, cp_owner from) {
+    const int here = engine->place.crew != NULL ? 0 : from.rank;
+    const char *rows = engine->kept[engine->now][here].rows;
+    return engine->on->copy(engine, to, rows + from.row * engine->row_bytes,
+                            engine->row_bytes);
+}
+
+static cp_status bring_from_all(const cp_engine *engine, int64_t rows,
+                                const cp_owner *owners, char *all) {
+    const cp_engine_place *place = &engine->place;
+    const int64_t bytes = engine->row_bytes;
+    char *mine = all + place->crew->rank * rows * bytes;
+    for (int64_t n = 0; n < rows; n++)
+        if (owners[n].rank * place->parts == place->crew->rank)
+            CP_TRY(bring(engine, mine + n * bytes, owners[n]));
+    if (engine->on->settle != NULL)
+        CP_TRY(engine->on->settle(engine));
+    CP_TRY(place->crew->collect(all, rows * bytes));
+    for (int64_t n = 0; n < rows; n++)
+        CP_TRY(engine->on->copy(
+            engine, engine->input + n * bytes,
+            all + (owners[n].rank * place->parts * rows + n) * bytes, bytes));
+    return engine->on->settle != NULL ? engine->on->settle(engine) : CP_OK;
+}
+
+static cp_status bring_rows(const cp_engine *engine, int64_t rows,
+                            const cp_owner *owners) {
+    const cp_crew *crew = engine->place.crew;
+    char *all;
+    for (int64_t n = 0; n < rows && crew == NULL; n++)
+        CP_TRY(bring(engine, engine->input + n * engine->row_bytes, owners[n]));
+    if (crew == NULL)
+        return CP_OK;
+    CP_TRY(cp_allocate(&all, crew->ranks, rows * engine->row_bytes,
+                       "hidden states"));
+    const cp_status status = bring_from_all(engine, rows, owners, all);
+    free(all);
+    return status;
+}
+
+cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
+                           int64_t count, float *out) {
+    const int64_t words = engine->model->facts.vocabulary;
+    const cp_crew *crew = engine->place.crew;
+    const int64_t most = engine->on->scored;
+    for (int64_t n = 0; n < count; n += most) {
+        const int64_t rows = cp_min(most, count - n);
+        CP_TRY(bring_rows(engine, rows, engine->owners + first + n));
+        if (crew == NULL || crew->rank == 0)
+            CP_TRY(engine->on->score(engine, rows, out + n * words));
+    }
+    if (crew == NULL)
+        return CP_OK;
+    return crew->share(out, count * words * (int64_t)sizeof(float));
+}
+
+static cp_status fill_engine(cp_engine *engine, const void *place) {
+    CP_TRY(engine->on->open(engine, place));
+    const int count = engine->place.crew != NULL ? 1 : engine->options.ranks;
+    CP_TRY(
+        cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));
+    engine->kept[1] = engine->kept[0] + count;
+    engine->count = count;
+    return engine->on->reserve(engine->on->scored * engine->row_bytes,
+                               "the output layer", &engine->input);
+}
+
+void cp_engine_free(cp_engine *engine) {
+    for (int n = 0; n < 2 * engine->count; n++)
+        engine->on->release(engine->kept[0][n].rows);
+    engine->on->release(engine->input);
+    engine->on->close(engine);
+    free(engine->kept[0]);
+    free(engine->owners);
+    free(engine);
+}
+
+cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+                        const cp_model *model,
+                        const cp_session_options *options, cp_engine **out) {
+    cp_engine *engine;
+    CP_TRY(cp_allocate(&engine, 1, on->size, "an engine"));
+    engine->on = on;
+    engine->model = model;
+    engine->options = *options;
+    const cp_status status = fill_engine(engine, place);
+    if (status == CP_OK)
+        *out = engine;
+    else
+        cp_engine_free(engine);
+    return status;
+}
+
+cp_status cp_engine_trace(const cp_engine *engine, const char *path) {
+    return engine->on->trace(engine, path);
+}

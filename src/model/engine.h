@@ -1,0 +1,85 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* What a session's ranks keep, and how a call is run and ends, wherever they
+ * are. What computes is behind a table of functions. */
+#ifndef CP_ENGINE_H
+#define CP_ENGINE_H
+
+#include "model/backend.h"
+#include "ring/crew.h"
+
+/* Which ranks are in this process. */
+typedef struct {
+    const cp_crew *crew; /* of all processes; NULL: all ranks are here */
+    int only;            /* with a crew: the one that is */
+    int parts;           /* rank r is the crew's r * parts and on */
+} cp_engine_place;
+
+/* Hidden states of a rank, and the bytes that there is room for. */
+typedef struct {
+    char *rows;
+    int64_t room;
+} cp_hidden;
+
+/* What a place offers. Memory is its own kind, a host's or a device's; rows
+ * are final hidden states, row_bytes each. */
+typedef struct {
+    int64_t size;   /* of its engines, which begin with a cp_engine */
+    int64_t scored; /* rows whose scores are worked out at once */
+    /* Make what an engine keeps; close takes whatever that left. */
+    cp_status (*open)(cp_engine *engine, const void *place);
+    void (*close)(cp_engine *engine);
+    cp_status (*reserve)(int64_t bytes, const char *what, char **out);
+    void (*release)(char *memory);
+    /* What can fail on one process alone, before a call; or NULL. */
+    cp_status (*prepare)(cp_engine *engine, const cp_forward *call);
+    /* Run it: hidden[n] gets the rows of the n-th rank here. */
+    cp_status (*run)(cp_engine *engine, const cp_forward *call,
+                     const cp_hidden *hidden);
+    /* A call ended so, prepared or run; or NULL. */
+    void (*ended)(cp_engine *engine, const cp_forward *call, cp_status status);
+    /* Copy from here to there, perhaps not before settle; NULL: at once. */
+    cp_status (*copy)(const cp_engine *engine, void *to, const void *from,
+                      int64_t bytes);
+    cp_status (*settle)(const cp_engine *engine);
+    /* out[rows][vocabulary], on the host, from the rows at engine->input. */
+    cp_status (*score)(const cp_engine *engine, int64_t rows, float *out);
+    cp_status (*trace)(const cp_engine *engine, const char *path);
+} cp_engine_ops;
+
+/* Where the hidden state of a token is. */
+typedef struct {
+    int rank;
+    int64_t row;
+} cp_owner;
+
+struct cp_engine {
+    const cp_engine_ops *on;
+    const cp_model *model;
+    cp_session_options options;
+    cp_engine_place place; /* open's to say, with row_bytes */
+    int64_t row_bytes;
+    int count;          /* of ranks here */
+    cp_hidden *kept[2]; /* [count] of the ranks here */
+    int now;            /* which of the two is valid */
+    cp_owner *owners;   /* [tokens] of the last call that went well */
+    char *input;        /* of the output layer: [on->scored] rows */
+};
+
+/* How it went with one process of a crew (NULL: the only one), and a failure
+ * of any is one of all; one's wish to stop is everybody's. */
+cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine);
+
+/* An engine at a place, which must outlive it, as must the model. run leaves
+ * cache rows beyond those committed, and nothing else, changed when it fails:
+ * with CP_BROKEN if processes disagree, with CP_ABORTED if another one could
+ * not begin, and as the place does. logits reads the last run that did not. */
+cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+                        const cp_model *model,
+                        const cp_session_options *options, cp_engine **out);
+void cp_engine_free(cp_engine *engine);
+cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
+cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
+                           int64_t count, float *out);
+cp_status cp_engine_trace(const cp_engine *engine, const char *path);
+
+#endif

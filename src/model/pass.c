@@ -1,0 +1,63 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* The layers of a transformer, over the operations of a place. */
+#include "model/pass.h"
+
+static void project(cp_rows *rows) {
+    const cp_pass_ops *on = rows->pass->on;
+    on->norm(rows, CP_WEIGHT_ATTENTION_NORM);
+    on->multiply(rows, CP_WEIGHT_QUERY, 3); /* and keys, and values */
+    on->place(rows);
+}
+
+static void feed_forward(cp_rows *rows) {
+    const cp_pass_ops *on = rows->pass->on;
+    on->gather(rows);
+    on->add(rows, CP_WEIGHT_ATTENTION_OUTPUT);
+    on->norm(rows, CP_WEIGHT_FORWARD_NORM);
+    on->multiply(rows, CP_WEIGHT_GATE, 2); /* and up */
+    on->gate(rows);
+    on->add(rows, CP_WEIGHT_DOWN);
+}
+
+static cp_status run_layer(cp_pass *pass, int64_t layer) {
+    CP_TRY(pass->on->each(pass, layer, "project", project));
+    CP_TRY(pass->on->walk(pass, layer));
+    return pass->on->each(pass, layer, "feed forward", feed_forward);
+}
+
+static cp_status pace(cp_pass *pass, int64_t layer) {
+    int64_t done = layer;
+    if (pass->on->pace != NULL)
+        CP_TRY(pass->on->pace(pass, layer, &done));
+    if (pass->progress != NULL && done > 0)
+        pass->progress(pass->progress_context, done, pass->layers);
+    if (pass->stop != NULL && *pass->stop != 0 && layer < pass->layers)
+        return cp_fail(CP_INTERRUPTED, "stopped after %lld of %lld layers",
+                       (long long)done, (long long)pass->layers);
+    return CP_OK;
+}
+
+cp_status cp_pass_run(cp_pass *pass, bool watched) {
+    CP_TRY(pass->on->embed(pass));
+    for (int64_t n = 0; n < pass->layers; n++) {
+        if (watched)
+            CP_TRY(pace(pass, n));
+        CP_TRY(run_layer(pass, n));
+    }
+    return watched ? pace(pass, pass->layers) : CP_OK;
+}
+
+void cp_forward_list(const cp_forward *call, int rank, cp_token *tokens) {
+    const cp_pieces *pieces = &call->layout->queries[rank].pieces;
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_span span = pieces->items[n].span;
+        for (int64_t t = 0; t < span.count; t++) {
+            const int64_t position = span.start + t * span.step;
+            *tokens++ = (cp_token){
+                .row = pieces->items[n].row + t,
+                .position = position,
+                .index = cp_forward_token(call, span.sequence, position),
+            };
+        }
+    }
+}

@@ -1,0 +1,86 @@
+/* Processes of a crew, played by threads that share no more than a board each.
+ * For suites only. */
+#ifndef TESTS_CROWD_H
+#define TESTS_CROWD_H
+
+#define _POSIX_C_SOURCE 200809L /* barriers */
+#include "device.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include <nccl.h>
+
+#include "ring/crew.h"
+
+enum { CROWD = 8 };
+
+typedef struct {
+    cp_crew crew;
+    ncclUniqueId id; /* of all */
+    cp_status status;
+    char message[300];
+} seat;
+
+static pthread_barrier_t meeting;
+static void *boards[CROWD];
+static _Thread_local seat *myself;
+
+static inline cp_status share(void *data, int64_t bytes) {
+    const int rank = myself->crew.rank;
+    boards[rank] = data;
+    pthread_barrier_wait(&meeting);
+    if (rank != 0)
+        memcpy(data, boards[0], (size_t)bytes);
+    pthread_barrier_wait(&meeting);
+    return CP_OK;
+}
+
+static inline cp_status collect(void *items, int64_t bytes) {
+    const int rank = myself->crew.rank;
+    boards[rank] = items;
+    pthread_barrier_wait(&meeting);
+    for (int r = 0; r < myself->crew.ranks; r++)
+        if (r != rank)
+            memcpy((char *)items + r * bytes, (char *)boards[r] + r * bytes,
+                   (size_t)bytes);
+    pthread_barrier_wait(&meeting);
+    return CP_OK;
+}
+
+/* What every thread does: a function of the suite's own. */
+static cp_status (*live)(seat *mine);
+
+static inline void *take_seat(void *given) {
+    myself = given;
+    myself->status = live(myself);
+    snprintf(myself->message, sizeof(myself->message), "%s", cp_message());
+    return NULL;
+}
+
+/* Let so many live until all have ended. Each structure of so many bytes begins
+ * with its seat. */
+static inline void run_crowd(void *all, size_t bytes, int count,
+                             cp_status (*lives)(seat *)) {
+    pthread_t threads[CROWD];
+    ncclUniqueId id;
+    live = lives;
+    must(ncclGetUniqueId(&id));
+    pthread_barrier_init(&meeting, NULL, (unsigned)count);
+    stand_in_leave(count);
+    for (int r = 0; r < count; r++) {
+        seat *one = (seat *)(void *)((char *)all + (size_t)r * bytes);
+        one->crew.rank = r;
+        one->crew.ranks = count;
+        one->crew.share = share;
+        if (one->crew.collect == NULL)
+            one->crew.collect = collect;
+        one->id = id;
+        pthread_create(&threads[r], NULL, take_seat, one);
+    }
+    for (int r = 0; r < count; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&meeting);
+}
+
+#endif

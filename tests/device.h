@@ -1,0 +1,139 @@
+/* What every test on a device does: begin a machine, keep what was asked for,
+ * and at the end give it all back and see that nothing was wrong. For suites
+ * only. */
+#ifndef TESTS_DEVICE_H
+#define TESTS_DEVICE_H
+
+#include "harness/suite.h"
+
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+
+#include "ground/ground.h"
+#include "harness/stand-in/stand_in.h"
+
+/* Assertions that cost nothing where they hold; those of Check write a line to
+ * a file each time. First, for a call of CUDA's, of NCCL's or of ours. */
+#define must(call)                                                             \
+    do {                                                                       \
+        if ((call) != 0)                                                       \
+            ck_abort_msg("%s: %s; %s", #call, cp_message(), stand_in_error()); \
+    } while (0)
+#define hold(condition)                                                        \
+    do {                                                                       \
+        if (!(condition))                                                      \
+            ck_abort_msg("not so: %s", #condition);                            \
+    } while (0)
+
+/* Something went wrong, and was said in these words. */
+#define says(text)                                                             \
+    ck_assert_msg(strstr(stand_in_report(), text) != NULL, "no \"%s\" in: %s", \
+                  text, stand_in_report())
+
+typedef enum { ON_HOST, ON_DEVICE, PINNED, STREAM, EVENT } kept_kind;
+
+enum { MOST_KEPT = 256 };
+static struct {
+    kept_kind kind;
+    void *what;
+} kept[MOST_KEPT];
+static int kept_count;
+
+static inline void *keep(kept_kind kind, void *what) {
+    ck_assert_ptr_nonnull(what);
+    ck_assert_int_lt(kept_count, MOST_KEPT);
+    kept[kept_count].kind = kind;
+    return kept[kept_count++].what = what;
+}
+
+/* Memory that begins as NaN, a byte more than was asked for. */
+static inline void *on_host(int64_t bytes) {
+    return memset(keep(ON_HOST, malloc((size_t)bytes + 1)), 0xFF,
+                  (size_t)bytes + 1);
+}
+
+static inline void *on_device(int64_t bytes) {
+    void *memory = NULL;
+    must(cudaMalloc(&memory, (size_t)bytes + 1));
+    must(cudaMemset(memory, 0xFF, (size_t)bytes + 1));
+    return keep(ON_DEVICE, memory);
+}
+
+static inline void *pinned(int64_t bytes) {
+    void *memory = NULL;
+    must(cudaMallocHost(&memory, (size_t)bytes));
+    return keep(PINNED, memory);
+}
+
+static inline void *upload(const void *from, int64_t bytes) {
+    void *to = on_device(bytes);
+    must(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice));
+    return to;
+}
+
+static inline void *fetch(const void *from, int64_t bytes) {
+    void *to = on_host(bytes);
+    must(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost));
+    return to;
+}
+
+static inline cudaStream_t new_stream(void) {
+    cudaStream_t stream;
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return keep(STREAM, stream);
+}
+
+static inline cudaEvent_t new_event(void) {
+    cudaEvent_t event;
+    must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return keep(EVENT, event);
+}
+
+/* Give back what was kept, the latest first. */
+static inline void release(void) {
+    cudaDeviceSynchronize();
+    while (kept_count > 0) {
+        void *what = kept[--kept_count].what;
+        switch (kept[kept_count].kind) {
+        case ON_HOST:
+            free(what);
+            break;
+        case ON_DEVICE:
+            cudaFree(what);
+            break;
+        case PINNED:
+            cudaFreeHost(what);
+            break;
+        case STREAM:
+            cudaStreamDestroy(what);
+            break;
+        case EVENT:
+            cudaEventDestroy(what);
+            break;
+        }
+    }
+}
+
+static inline void begin(int seed) {
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)seed;
+    stand_in_begin(&options);
+}
+
+/* With device memory open to the host, which saves much time: for what has been
+ * run with it closed, too. */
+static inline void begin_open(int seed) {
+    stand_in_options options = STAND_IN_DEFAULTS;
+    options.seed = (uint64_t)seed;
+    options.open = true;
+    stand_in_begin(&options);
+}
+
+/* All is well, to the last allocation. */
+static inline void end(void) {
+    release();
+    ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());
+}
+
+#endif

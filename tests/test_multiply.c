@@ -1,0 +1,476 @@
+/* Products by the library: the definition's numbers, what it remembers and what
+ * it refuses, captures, and faults of the device. */
+#include "device.h"
+
+#include <math.h>
+
+#include <cublasLt.h>
+
+#include "cuda/kernels/model_kernels.h"
+#include "cuda/kernels/multiply.h"
+#include "formats.h"
+#include "harness/stand-in/cublas.h"
+
+typedef struct {
+    int64_t in, out, rows;
+    cp_device_matrix w;
+    float *w_values, *x_values, *before; /* as the oracle sees them */
+    float *w_scales, *x_scales;          /* NULL unless FP8 */
+    const void *x;
+    const float *x_scales_there;
+    float *y;
+} problem;
+
+/* Numbers that the format holds exactly, and where they lie on the device. */
+static float *operand(cp_numbers numbers, int64_t count, uint64_t *state,
+                      const void **there) {
+    static const format f8 = {3, 7, 0x7e};
+    float *values = on_host(count * 4);
+    unsigned char *codes = on_host(count);
+    uint16_t *upper = on_host(count * 2);
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t code = (uint32_t)(harness_random(state) >> 40) & 0xff;
+        const double magnitude = value_of(f8, code % 0x7f);
+        codes[i] = (unsigned char)(code % 0x7f | (code & 0x80));
+        values[i] = (float)(code & 0x80 ? -magnitude : magnitude);
+        if (numbers != CP_NUMBERS_F8)
+            values[i] = draw(state);
+        upper[i] = (uint16_t)encode(CP_BF16, values[i]);
+    }
+    *there = numbers == CP_NUMBERS_F8    ? upload(codes, count)
+             : numbers == CP_NUMBERS_F32 ? upload(values, count * 4)
+                                         : upload(upper, count * 2);
+    return values;
+}
+
+static float *scales_of(cp_numbers kind, int64_t rows, uint64_t *state,
+                        const float **there) {
+    if (kind != CP_NUMBERS_F8)
+        return NULL;
+    float *scales = on_host(rows * 4);
+    for (int64_t i = 0; i < rows; i++)
+        scales[i] = 0.25f + 0.01f * (float)(harness_random(state) >> 58);
+    *there = upload(scales, rows * 4);
+    return scales;
+}
+
+static problem make_problem(int64_t in, int64_t out, int64_t rows,
+                            cp_numbers kind, uint64_t seed) {
+    uint64_t state = seed * 13 + 1;
+    problem p = {.in = in, .out = out, .rows = rows};
+    p.w = (cp_device_matrix){.in = in, .out = out, .numbers = kind};
+    p.w_values = operand(kind, in * out, &state, &p.w.values);
+    p.x_values = operand(kind, in * rows, &state, &p.x);
+    p.w_scales = scales_of(kind, out, &state, &p.w.scales);
+    p.x_scales = scales_of(kind, rows, &state, &p.x_scales_there);
+    p.before = on_host(rows * out * 4);
+    for (int64_t i = 0; i < rows * out; i++)
+        p.before[i] = harness_uniform(&state) * 128.0f;
+    p.y = on_device((rows * out + 1) * 4);
+    return p;
+}
+
+static double expected(const problem *p, int64_t row, int64_t o, double *size) {
+    double sum = 0.0;
+    *size = 0.0;
+    for (int64_t i = 0; i < p->in; i++) {
+        const double product =
+            (double)p->x_values[row * p->in + i] * p->w_values[o * p->in + i];
+        sum += product;
+        *size += fabs(product);
+    }
+    if (p->w_scales == NULL)
+        return sum;
+    const double scale = (double)p->x_scales[row] * p->w_scales[o];
+    *size *= scale;
+    return sum * scale;
+}
+
+/* The product is there, and added so often to what was there before. */
+static void check_product(const problem *p, int added) {
+    const int64_t count = p->rows * p->out;
+    const float *got = fetch(p->y, (count + 1) * 4);
+    const double part =
+        p->w_scales != NULL && !stand_in_pretends() ? 1e-3 : 1e-6;
+    for (int64_t i = 0; i < count; i++) {
+        double size;
+        const double one = expected(p, i / p->out, i % p->out, &size);
+        const double want = added == 0 ? one : p->before[i] + added * one;
+        hold(fabs(got[i] - want) <= part * (size + fabs(want)));
+    }
+    ck_assert(isnan(got[count]));
+}
+
+static void put_before(const problem *p) {
+    must(cudaMemcpy(p->y, p->before, (size_t)(p->rows * p->out) * 4,
+                    cudaMemcpyHostToDevice));
+}
+
+static cp_multiplier *multiplier; /* of the running test */
+
+static void begin_products(int seed) {
+    begin(seed);
+    must(cp_multiplier_new(&multiplier));
+}
+
+static void end_products(void) {
+    cp_multiplier_free(multiplier);
+    end();
+}
+
+static cp_status product(const problem *p, bool add, cudaStream_t stream) {
+    return cp_device_multiply(multiplier, &p->w, p->rows, p->x,
+                              p->x_scales_there, add, p->y, stream);
+}
+
+/* Whether this device multiplies such rows; all do, but for FP8 on a GPU. */
+static bool can(cp_numbers kind) {
+    const cp_status status = cp_multiplier_check(multiplier, kind);
+    ck_assert(status == CP_OK ||
+              (kind == CP_NUMBERS_F8 && !stand_in_pretends()));
+    return status == CP_OK;
+}
+
+START_TEST(products_are_those_of_the_definition) {
+    static const int64_t sizes[][3] = {
+        {1, 1, 1},   {3, 5, 7},    {33, 17, 2},    {64, 48, 1},
+        {100, 3, 9}, {16, 16, 1},  {48, 112, 5},   {160, 48, 33},
+        {64, 64, 0}, {576, 64, 3}, {1040, 32, 17},
+    };
+    const cp_numbers kind = (cp_numbers)_i;
+    for (int n = 0; n < (int)(sizeof(sizes) / sizeof(sizes[0])); n++) {
+        const int64_t in = sizes[n][0], out = sizes[n][1], rows = sizes[n][2];
+        if (kind == CP_NUMBERS_F8 && (in % 16 != 0 || out % 16 != 0))
+            continue;
+        begin_products(n);
+        if (can(kind)) {
+            problem p = make_problem(in, out, rows, kind, (uint64_t)n + 1);
+            must(product(&p, false, NULL));
+            check_product(&p, 0);
+            put_before(&p);
+            must(product(&p, true, NULL));
+            must(product(&p, true, NULL));
+            check_product(&p, 2);
+        }
+        end_products();
+    }
+}
+END_TEST
+
+START_TEST(more_sizes_than_are_remembered) {
+    begin_products(1);
+    problem p = make_problem(20, 12, 300, CP_NUMBERS_BF16, 3);
+    for (int turn = 0; turn < 2; turn++)
+        for (p.rows = 1; p.rows <= 300; p.rows++)
+            hold(product(&p, false, NULL) == CP_OK);
+    p.rows = 300;
+    check_product(&p, 0);
+    end_products();
+}
+END_TEST
+
+START_TEST(operands_may_begin_anywhere) {
+    for (int n = 0; n < 6; n++) {
+        const int64_t skipped = 3 * (n / 2); /* rows of the matrix */
+        begin_products(n);
+        problem p = make_problem(24, 10, 4, CP_NUMBERS_BF16, 4);
+        p.w.values = (const char *)p.w.values + skipped * 24 * 2;
+        p.w.out = p.out = 10 - skipped;
+        p.w_values += skipped * 24;
+        p.x = (const char *)p.x + 24 * 2;
+        p.x_values += 24;
+        p.rows = 3;
+        p.y += n % 2;
+        must(product(&p, false, NULL));
+        check_product(&p, 0);
+        end_products();
+    }
+}
+END_TEST
+
+START_TEST(a_product_can_be_captured) {
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    begin_products(_i);
+    cudaStream_t stream = new_stream();
+    const cp_numbers kind = (cp_numbers)(_i % 3);
+    problem p = make_problem(32, 48, 3, can(kind) ? kind : CP_NUMBERS_F32, 9);
+    must(product(&p, false, stream));
+    must(cudaStreamSynchronize(stream));
+    check_product(&p, 0);
+    put_before(&p);
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    must(product(&p, true, stream));
+    must(cudaStreamEndCapture(stream, &graph));
+    must(cudaGraphInstantiate(&replay, graph, 0));
+    for (int i = 0; i < 3; i++)
+        must(cudaGraphLaunch(replay, stream));
+    must(cudaStreamSynchronize(stream));
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    check_product(&p, 3);
+    end_products();
+}
+END_TEST
+
+START_TEST(a_capture_without_a_call_before_it_is_found) {
+    cudaGraph_t graph;
+    begin_products(1);
+    cudaStream_t stream = new_stream();
+    problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 9);
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    ck_assert_int_eq(product(&p, true, stream), CP_BROKEN);
+    says("the first cublasLtMatmul of its kind on stream");
+    ck_assert_int_eq(cudaStreamEndCapture(stream, &graph),
+                     cudaErrorStreamCaptureInvalidated);
+    end_products();
+}
+END_TEST
+
+/* Whether a product is right whose rows another stream copies to their place
+ * meanwhile. */
+static bool right_across_streams(const problem *p, bool wait) {
+    const int64_t bytes = p->rows * p->in * 4;
+    cudaStream_t maker = new_stream(), user = new_stream();
+    cudaEvent_t made = new_event();
+    void *x = on_device(bytes);
+    problem mine = *p;
+    mine.x = x;
+    must(cudaMemcpyAsync(x, p->x, (size_t)bytes, cudaMemcpyDeviceToDevice,
+                         maker));
+    must(cudaEventRecord(made, maker));
+    if (wait)
+        must(cudaStreamWaitEvent(user, made, 0));
+    must(product(&mine, false, user));
+    must(cudaDeviceSynchronize());
+    return !isnan(*(float *)fetch(p->y, 4));
+}
+
+START_TEST(a_missing_event_shows) {
+    int misses = 0;
+    for (int seed = 0; seed < 20; seed++) {
+        begin_products(seed);
+        problem p = make_problem(8, 8, 2, CP_NUMBERS_F32, 2);
+        ck_assert(right_across_streams(&p, true));
+        check_product(&p, 0);
+        misses += !right_across_streams(&p, false);
+        cp_multiplier_free(multiplier);
+        release();
+        stand_in_end(); /* it may have seen the race */
+    }
+    ck_assert_int_ge(misses, 5);
+}
+END_TEST
+
+static void refused(const problem *p, const char *because) {
+    ck_assert_int_eq(product(p, false, NULL), CP_INVALID);
+    ck_assert_msg(strstr(cp_message(), because) != NULL, "%s", cp_message());
+}
+
+START_TEST(bad_products_are_refused) {
+    begin_products(1);
+    const problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1);
+    problem spoiled[] = {p, p, p, p, p, p, p};
+    spoiled[0].y = NULL;
+    spoiled[1].w.scales = NULL;
+    spoiled[2].w.in = 33;
+    spoiled[3].w.out = 24;
+    spoiled[4].x = (const char *)p.x + 4;
+    spoiled[5].rows = INT64_C(1) << 31;
+    spoiled[6].w.in = 0;
+    static const char *const words[] = {
+        "without its operands",
+        "without its operands",
+        "an FP8 matrix of 48 x 33: both must be multip",
+        "an FP8 matrix of 24 x 32",
+        "at multiples of 4 bytes, which must be multiples of 16",
+        "cannot multiply 2147483648 rows of 32 numbers by 48",
+        "cannot multiply"};
+    for (int n = 0; n < 7; n++)
+        refused(&spoiled[n], words[n]);
+    if (stand_in_pretends()) {
+        stand_in_pretend_f8(false);
+        refused(&p, "compute capability 9.0; device 0 has 8.0");
+        ck_assert_int_eq(cp_multiplier_check(multiplier, CP_NUMBERS_F8),
+                         CP_INVALID);
+        stand_in_pretend_f8(true);
+        must(cp_multiplier_check(multiplier, CP_NUMBERS_F8));
+    }
+    end_products();
+}
+END_TEST
+
+START_TEST(failures_of_the_device_are_told) {
+    begin(1);
+    for (int n = 1; n < 3; n++) {
+        stand_in_fail_allocation(n);
+        ck_assert_int_eq(cp_multiplier_new(&multiplier), CP_MEMORY);
+        ck_assert_ptr_null(multiplier);
+        ck_assert_ptr_nonnull(
+            strstr(cp_message(), n == 1 ? "4194304 bytes to multiply in"
+                                        : "starting cuBLASLt"));
+    }
+    must(cp_multiplier_new(&multiplier));
+    problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 1);
+    stand_in_fail_launch(1);
+    ck_assert_int_eq(product(&p, false, NULL), CP_BROKEN);
+    ck_assert_str_eq(cp_message(),
+                     "multiplying 3 x 32 by 32 x 20 in bf16: the function "
+                     "failed to launch on the GPU");
+    must(product(&p, false, NULL));
+    check_product(&p, 0);
+    cp_multiplier_free(NULL);
+    end_products();
+}
+END_TEST
+
+START_TEST(rows_of_8_bits_are_multiplied) {
+    enum { IN = 1024, OUT = 16, ROWS = 5 };
+    begin_products(1);
+    if (can(CP_NUMBERS_F8)) {
+        problem p = make_problem(IN, OUT, ROWS, CP_NUMBERS_F32, 99);
+        const cp_device_quantising w = {
+            OUT, IN, p.w.values, on_device(IN * OUT), on_device(OUT * 4)};
+        const cp_device_quantising x = {ROWS, IN, p.x, on_device(IN * ROWS),
+                                        on_device(ROWS * 4)};
+        must(cp_device_quantise(&w, NULL));
+        must(cp_device_quantise(&x, NULL));
+        p.w = (cp_device_matrix){IN, OUT, CP_NUMBERS_F8, w.y, w.scales};
+        p.x = x.y;
+        p.x_scales_there = x.scales;
+        must(product(&p, false, NULL));
+        const float *got = fetch(p.y, ROWS * OUT * 4);
+        double off = 0.0, norm = 0.0;
+        for (int i = 0; i < ROWS * OUT; i++) {
+            double size;
+            const double want = expected(&p, i / OUT, i % OUT, &size);
+            off += pow(got[i] - want, 2);
+            norm += want * want;
+        }
+        ck_assert_double_le(sqrt(off / norm), 0.06);
+        ck_assert_double_ge(sqrt(off / norm), 0.01);
+    }
+    end_products();
+}
+END_TEST
+
+/* What the library itself refuses, and cp_device_multiply never asks for. */
+
+enum { K = 32, M = 20, N = 3, ROOM = 1024 };
+
+/* How a call differs from a sound one: all zero is sound. */
+typedef struct {
+    int a_apart, b_rows;   /* more numbers than there should be */
+    bool b_wide, d_narrow; /* fp32 where bf16 should be, and bf16 for fp32 */
+    bool scales;
+    uint32_t b_alignment; /* promised; 0: 256 */
+    /* After an algorithm was found. */
+    int a_shift, workspace_shift, workspace_bytes;
+    bool b_on_host, d_in_a, fewer_columns;
+} fault;
+
+static const struct {
+    cublasStatus_t found, multiplied;
+    const char *says;
+    fault fault;
+} faults[] = {
+#define GOOD CUBLAS_STATUS_SUCCESS
+#define BAD CUBLAS_STATUS_INVALID_VALUE
+#define NONE CUBLAS_STATUS_NOT_SUPPORTED
+    {GOOD, GOOD, "", {0}},
+    {BAD, BAD, "A of 32 rows and 20 columns, 31 apart", {.a_apart = -1}},
+    {BAD, BAD, "by 31 x 3, is not 20 x 3", {.b_rows = -1}},
+    {NONE, NONE, "types 14, 0, 0 and 0", {.b_wide = true}},
+    {NONE, NONE, "types 14, 14, 14 and 14", {.d_narrow = true}},
+    {BAD, BAD, "scales for numbers that have none", {.scales = true}},
+    {NONE, NONE, "B at multiples of 1 bytes", {.b_alignment = 1}},
+    {GOOD, BAD, "A is not at a multiple of 256 bytes", {.a_shift = 2}},
+    {GOOD, BAD, "B is not on the device", {.b_on_host = true}},
+    {GOOD, BAD, "A of 1280 bytes from byte 256", {.a_shift = 256}},
+    {GOOD, BAD, "A and D overlap", {.d_in_a = true}},
+    {GOOD,
+     BAD,
+     "an algorithm that was found for another",
+     {.fewer_columns = true}},
+    {GOOD, BAD, "a workspace of 100 bytes", {.workspace_bytes = 100 - ROOM}},
+    {GOOD, BAD, "a workspace of 1024 bytes", {.workspace_shift = 8}},
+};
+enum { FAULTS = sizeof(faults) / sizeof(faults[0]) };
+
+START_TEST(what_the_library_refuses) {
+    const fault f = faults[_i].fault;
+    const int32_t transposed = CUBLAS_OP_T;
+    const float one = 1.0f, zero = 0.0f;
+    const uint64_t room = ROOM;
+    cublasLtHandle_t library;
+    cublasLtMatmulDescOpaque_t how;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulPreferenceOpaque_t wish;
+    cublasLtMatmulHeuristicResult_t found;
+    int count;
+    begin(_i);
+    char *a_at = on_device(M * K * 2), *b_at = on_device(N * K * 2);
+    char *d_at = on_device(N * M * 4), *workspace = on_device(ROOM);
+    char *host = on_host(N * K * 2 + 256);
+    const void *scales = workspace;
+    must(cublasLtCreate(&library));
+    cublasLtMatmulDescInit(&how, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(&how, CUBLASLT_MATMUL_DESC_TRANSA,
+                                   &transposed, 4);
+    if (f.scales)
+        cublasLtMatmulDescSetAttribute(&how,
+                                       CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                                       &scales, sizeof(scales));
+    cublasLtMatrixLayoutInit(&a, CUDA_R_16BF, K, M, K + f.a_apart);
+    cublasLtMatrixLayoutInit(&b, f.b_wide ? CUDA_R_32F : CUDA_R_16BF,
+                             (uint64_t)(K + f.b_rows), N, K);
+    cublasLtMatrixLayoutInit(&d, f.d_narrow ? CUDA_R_16BF : CUDA_R_32F, M, N,
+                             M);
+    cublasLtMatmulPreferenceInit(&wish);
+    cublasLtMatmulPreferenceSetAttribute(
+        &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, 8);
+    if (f.b_alignment != 0)
+        cublasLtMatmulPreferenceSetAttribute(
+            &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &f.b_alignment,
+            4);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        library, &how, &a, &b, &d, &d, &wish, 1, &found, &count);
+    ck_assert_int_eq(status, faults[_i].found);
+    if (f.fewer_columns) {
+        cublasLtMatrixLayoutInit(&b, CUDA_R_16BF, K, 2, K);
+        cublasLtMatrixLayoutInit(&d, CUDA_R_32F, M, 2, M);
+    }
+    b_at = f.b_on_host ? host + (256 - (uintptr_t)host % 256) % 256 : b_at;
+    d_at = f.d_in_a ? a_at + 256 : d_at;
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmul(library, &how, &one, a_at + f.a_shift, &a, b_at,
+                                &b, &zero, d_at, &d, d_at, &d, &found.algo,
+                                workspace + f.workspace_shift,
+                                (size_t)(ROOM + f.workspace_bytes), NULL);
+    ck_assert_int_eq(status, faults[_i].multiplied);
+    says(faults[_i].says);
+    must(cublasLtDestroy(library));
+    end();
+}
+END_TEST
+
+static Suite *multiply_suite(void) {
+    Suite *suite = suite_create("multiply");
+    TCase *tests = harness_case("multiply");
+    tcase_add_loop_test(tests, products_are_those_of_the_definition, 0, 3);
+    tcase_add_test(tests, more_sizes_than_are_remembered);
+    tcase_add_test(tests, operands_may_begin_anywhere);
+    tcase_add_loop_test(tests, a_product_can_be_captured, 0, 6);
+    tcase_add_test(tests, bad_products_are_refused);
+    tcase_add_test(tests, rows_of_8_bits_are_multiplied);
+    if (stand_in_pretends()) {
+        tcase_add_test(tests, a_capture_without_a_call_before_it_is_found);
+        tcase_add_test(tests, a_missing_event_shows);
+        tcase_add_test(tests, failures_of_the_device_are_told);
+        tcase_add_loop_test(tests, what_the_library_refuses, 0, FAULTS);
+    }
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+SUITE_MAIN(multiply_suite)
