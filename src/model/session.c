@@ -9,7 +9,6 @@
 #include "model/engine.h"
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "predict/foresee.h"
 
 struct cp_session {
     const cp_model *model;
@@ -71,19 +70,6 @@ static cp_status check_lengths(const cp_session *session,
     return CP_OK;
 }
 
-static cp_status foresee_or_choose(const cp_session *session,
-                                   const int64_t *lengths, cp_choice *choice) {
-    const cp_session_options *options = &session->options;
-    const cp_machine *machine = session->model->backend->machine;
-    const cp_shape *shape = &session->model->facts.shape;
-    return options->machine != NULL
-               ? cp_foresee(options->machine, shape, machine->element_bytes,
-                            options->ranks, options->sequences, lengths,
-                            session->cache->length, choice)
-               : cp_choose(machine, shape, options->ranks, options->sequences,
-                           lengths, session->cache->length, choice);
-}
-
 static cp_status decide(const cp_session *session, bool decode, making *call) {
     cp_turn_report *report = &call->report;
     const cp_session_options *options = &session->options;
@@ -93,12 +79,13 @@ static cp_status decide(const cp_session *session, bool decode, making *call) {
     if (report->variant != CP_AUTO)
         return CP_OK;
     cp_choice choice;
-    const cp_status status = foresee_or_choose(session, call->lengths, &choice);
-    if (status == CP_OK) {
-        report->variant = choice.variant;
-        memcpy(report->rule, choice.rule, sizeof(choice.rule));
-    }
-    return status;
+    CP_TRY(cp_choose_by(&options->chooser, session->model->backend->machine,
+                        &session->model->facts.shape, options->ranks,
+                        options->sequences, call->lengths,
+                        session->cache->length, &choice));
+    report->variant = choice.variant;
+    memcpy(report->rule, choice.rule, sizeof(choice.rule));
+    return CP_OK;
 }
 
 static cp_status prepare(const cp_session *session, bool decode, making *call) {

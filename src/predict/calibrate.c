@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/bench.h"
-
 static cp_status sizes_check(const char *name, const cp_counts *sizes,
                              int64_t count, int64_t least, int64_t most) {
     if (sizes->count < 1 || sizes->count > count)
@@ -52,7 +50,7 @@ cp_status cp_calibration_check(const cp_calibration *it) {
 /* What was measured of one subject. */
 typedef struct {
     cp_subject subject;
-    double seconds[CP_BENCH_ROUNDS];
+    double seconds[CP_CALIBRATE_ROUNDS];
 } measured;
 
 struct cp_calibrating {
@@ -121,7 +119,7 @@ static double median(double *values, int count) {
 }
 
 static double seconds_of(const cp_calibrating *it, int subject) {
-    double values[CP_BENCH_ROUNDS];
+    double values[CP_CALIBRATE_ROUNDS];
     const size_t bytes = (size_t)it->wanted->rounds * sizeof(double);
     memcpy(values, it->subjects[subject].seconds, bytes);
     return median(values, it->wanted->rounds);
@@ -278,7 +276,7 @@ static const double *seconds_like(const cp_calibrating *it, cp_subject like) {
 static void take_overlap(const cp_calibrating *it) {
     const cp_subject *both = &it->subjects[OVERLAP].subject;
     const double *sums = it->subjects[OVERLAP].seconds;
-    double shares[CP_BENCH_ROUNDS];
+    double shares[CP_CALIBRATE_ROUNDS];
     const double *attend = seconds_like(
         it, (cp_subject){CP_TIME_ATTEND, both->rows, both->keys, 0});
     const double *message =

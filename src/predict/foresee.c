@@ -40,11 +40,12 @@ static void choose_by(const char *machine, const cp_forecast forecast[2],
              machine, kv, q);
 }
 
-cp_status cp_foresee(const cp_hardware *hardware, const cp_shape *shape,
+cp_status cp_foresee(const void *knows, const cp_shape *shape,
                      int64_t element_bytes, int ranks, int64_t sequences,
                      const int64_t *new_tokens, const int64_t *cached_tokens,
                      cp_choice *choice) {
     static const cp_variant variants[2] = {CP_PASS_KV, CP_PASS_Q};
+    const cp_hardware *hardware = knows;
     cp_hardware steady = *hardware;
     const cp_model_sizes model = ring_of(shape, element_bytes);
     cp_forecast forecast[2] = {{0}};

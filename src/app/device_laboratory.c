@@ -1,7 +1,6 @@
-/* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* What a calibration times on GPUs: one thing at a time, on all ranks at
  * once. */
-#include "cuda/model/device_laboratory.h"
+#include "app/device_laboratory.h"
 
 #include <math.h>
 #include <stdint.h>
