@@ -117,9 +117,7 @@ static cp_status join(int count, char *const *arguments) {
 }
 
 static cp_status divide(int parts) {
-    const cp_status status = cp_nccl_split(world, parts, &heads, &ring);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
     mine = (cp_device_share){crew.rank % parts, parts};
     apart.only = crew.rank / parts;
     apart.link = cp_nccl_link(ring);

@@ -74,9 +74,7 @@ static int leave(int status) {
 }
 
 static cp_status join(int count, char *const *arguments) {
-    cp_status status = cp_mpi_open(&options, &world);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_mpi_open(&options, &world));
     processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
                            cp_mpi_local(world), &crew};
     crew = (cp_crew){.rank = world->rank,

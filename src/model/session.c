@@ -92,19 +92,15 @@ static cp_status prepare(const cp_session *session, bool decode, making *call) {
     const cp_shape *shape = &session->model->facts.shape;
     const cp_plan_options wanted = {
         session->model->backend->machine->element_bytes, 1};
-    cp_status status = decide(session, decode, call);
-    if (status == CP_OK)
-        status = decode ? cp_cache_decode(session->cache, call->lengths,
-                                          &call->layout)
-                        : cp_cache_prefill(session->cache, call->lengths,
-                                           &call->layout);
-    if (status == CP_OK)
-        status = cp_plan_build(call->report.variant, call->layout, shape,
-                               &wanted, &call->plan);
-    if (status == CP_OK)
-        status = cp_allocate(&call->figures, 4 * session->options.ranks,
-                             sizeof(int64_t), "figures of a call");
-    return status;
+    CP_TRY(decide(session, decode, call));
+    CP_TRY(
+        decode
+            ? cp_cache_decode(session->cache, call->lengths, &call->layout)
+            : cp_cache_prefill(session->cache, call->lengths, &call->layout));
+    CP_TRY(cp_plan_build(call->report.variant, call->layout, shape, &wanted,
+                         &call->plan));
+    return cp_allocate(&call->figures, 4 * session->options.ranks,
+                       sizeof(int64_t), "figures of a call");
 }
 
 static cp_status run_call(cp_session *session, making *call, int64_t count,
@@ -168,18 +164,15 @@ static void fill_report(const cp_session *session, const making *call,
 static cp_status make_call(cp_session *session, bool decode, int64_t count,
                            const int32_t *tokens, making *call,
                            cp_turn_report *report) {
-    cp_status status = check_tokens(session, count, tokens);
-    if (status == CP_OK)
-        status = prepare(session, decode, call);
-    if (status == CP_OK && report != NULL)
-        status = cp_plan_check(call->plan, &call->counted);
-    if (status == CP_OK)
-        status = run_call(session, call, count, tokens);
-    if (status == CP_OK)
-        status = adopt(session, call);
-    if (status == CP_OK && report != NULL)
+    CP_TRY(check_tokens(session, count, tokens));
+    CP_TRY(prepare(session, decode, call));
+    if (report != NULL)
+        CP_TRY(cp_plan_check(call->plan, &call->counted));
+    CP_TRY(run_call(session, call, count, tokens));
+    CP_TRY(adopt(session, call));
+    if (report != NULL)
         fill_report(session, call, report);
-    return status;
+    return CP_OK;
 }
 
 static cp_status begin(const cp_session *session, making *call) {
@@ -359,10 +352,9 @@ const cp_backend *cp_backend_find(const char *name) {
 
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model) {
-    const cp_status status = backend->model_open(file, model);
-    if (status == CP_OK)
-        (*model)->backend = backend;
-    return status;
+    CP_TRY(backend->model_open(file, model));
+    (*model)->backend = backend;
+    return CP_OK;
 }
 
 void cp_model_close(cp_model *model) {

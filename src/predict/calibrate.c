@@ -29,22 +29,16 @@ static cp_status sizes_check(const char *name, const cp_counts *sizes,
 enum { MOST_ROWS = 1 << 16, MOST_KEYS = 1 << 20, MOST_HEADS = 1024 };
 
 cp_status cp_calibration_check(const cp_calibration *it) {
-    cp_status status = cp_shape_check(&it->shape);
-    if (status == CP_OK && it->shape.query_heads > MOST_HEADS)
-        status = cp_fail(CP_INVALID,
-                         "--heads: %lld query heads, where %d can be "
-                         "measured",
-                         (long long)it->shape.query_heads, MOST_HEADS);
-    if (status == CP_OK)
-        status =
-            sizes_check("rows", &it->rows, CP_CALIBRATE_ROWS, 1, MOST_ROWS);
-    if (status == CP_OK)
-        status =
-            sizes_check("keys", &it->keys, CP_CALIBRATE_SIZES, 1, MOST_KEYS);
-    if (status == CP_OK)
-        status = sizes_check("bytes", &it->bytes, CP_CALIBRATE_SIZES, 8,
-                             (int64_t)1 << 30);
-    return status;
+    CP_TRY(cp_shape_check(&it->shape));
+    if (it->shape.query_heads > MOST_HEADS)
+        return cp_fail(CP_INVALID,
+                       "--heads: %lld query heads, where %d can be "
+                       "measured",
+                       (long long)it->shape.query_heads, MOST_HEADS);
+    CP_TRY(sizes_check("rows", &it->rows, CP_CALIBRATE_ROWS, 1, MOST_ROWS));
+    CP_TRY(sizes_check("keys", &it->keys, CP_CALIBRATE_SIZES, 1, MOST_KEYS));
+    return sizes_check("bytes", &it->bytes, CP_CALIBRATE_SIZES, 8,
+                       (int64_t)1 << 30);
 }
 
 /* What was measured of one subject. */

@@ -56,14 +56,11 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
                             .sequences = sequences,
                             .new_tokens = new_tokens,
                             .cached_tokens = cached_tokens};
-    cp_status status = CP_OK;
     steady.jitter = 0;
-    for (int n = 0; n < 2 && status == CP_OK; n++) {
+    for (int n = 0; n < 2; n++) {
         scenario.variant = variants[n];
-        status = cp_simulate(&scenario, &forecast[n]);
+        CP_TRY(cp_simulate(&scenario, &forecast[n]));
     }
-    if (status != CP_OK)
-        return status;
     if (decisive(forecast)) {
         choose_by(hardware->name, forecast, choice);
         return CP_OK;
