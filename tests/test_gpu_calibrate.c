@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "cuda/model/device_laboratory.h"
+#include "app/device_laboratory.h"
 
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 

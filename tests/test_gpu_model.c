@@ -6,7 +6,7 @@
 #include "cuda/model/device_engine.h"
 #include "cuda/ring/nccl_link.h"
 #include "harness/tiny_gguf.h"
-#include "model/backend.h"
+#include "model/session.h"
 
 enum { SEQUENCES = 3, MOST = 4096 };
 
