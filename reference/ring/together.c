@@ -1,19 +1,6 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
-/* Agreement over a communicator, and words of one rank to all. */
+/* Words of one rank to all. */
 #include "reference/ring/together.h"
-
-static cp_status collect_by_comm(void *context, void *items, int64_t bytes) {
-    return cp_collect(context, items, bytes);
-}
-
-cp_status cp_agree(cp_comm *comm, const cp_plan *plan, uint64_t about) {
-    CP_TRY(cp_agree_by(collect_by_comm, comm, comm->rank, comm->ranks, plan,
-                       about));
-    if (plan->layout->ranks != comm->ranks)
-        return cp_fail(CP_BROKEN, "a plan for %d ranks on %d",
-                       plan->layout->ranks, comm->ranks);
-    return CP_OK;
-}
 
 cp_status cp_collect(cp_comm *comm, void *items, int64_t bytes) {
     void *places[CP_TOGETHER_MOST];
