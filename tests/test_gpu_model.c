@@ -544,6 +544,26 @@ START_TEST(a_wish_to_stop_is_heard) {
 }
 END_TEST
 
+START_TEST(all_promised_positions_can_be_had) {
+    const turn word = {false, {1, 0, 0}};
+    fixture f = begin_file(&(tiny_gguf_options){.seed = 9}, 2);
+    const cp_session_options options = {
+        .ranks = 4, .sequences = SEQUENCES, .capacity = 160};
+    cp_model *model;
+    cp_session *session;
+    int64_t said;
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
+    must(cp_session_open(model, &options, &session));
+    for (uint64_t n = 0; n < 160; n++)
+        must(say(session, &word, n + 1, f.words, &said));
+    refuses(say(session, &word, 1, f.words, &said), CP_CAPACITY,
+            "would pass its 160 positions");
+    cp_session_close(session);
+    cp_model_close(model);
+    end_file(&f);
+}
+END_TEST
+
 static Suite *gpu_model_suite(void) {
     Suite *suite = suite_create("model on GPUs");
     TCase *tests = harness_case("model on GPUs");
@@ -554,6 +574,7 @@ static Suite *gpu_model_suite(void) {
     tcase_add_loop_test(tests, graphs_change_nothing, 0, 2);
     tcase_add_test(tests, a_model_that_cannot_be_shared_is_refused);
     tcase_add_test(tests, a_wish_to_stop_is_heard);
+    tcase_add_test(tests, all_promised_positions_can_be_had);
     if (stand_in_pretends()) {
         tcase_add_test(tests, a_stale_length_is_found);
         tcase_add_loop_test(tests, whatever_fails_the_conversation_goes_on, 0,
