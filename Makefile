@@ -31,7 +31,7 @@ identity  = -DCP_VERSION='"$(VERSION)"' -DCP_COMMIT='"$(COMMIT)"'
 # Debian's packages, each with a file under /usr that shows it is there.
 FOR_BUILD := gcc:bin/gcc libc6-dev:include/stdlib.h pkg-config:bin/pkg-config check:include/check.h \
              libpcre2-dev:include/pcre2.h libblis-openmp-dev:include/*/blis-openmp/blis.h
-FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:bin/lualatex \
+FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/texlive/texmf-dist/tex/luatex/luaotfload/luaotfload-main.lua \
              texlive-latex-recommended:share/texlive/texmf-dist/tex/latex/memoir/memoir.cls \
              texlive-pictures:share/texlive/texmf-dist/tex/latex/pgfplots/pgfplots.sty \
              fonts-inconsolata:share/fonts/truetype/inconsolata/Inconsolata.otf \

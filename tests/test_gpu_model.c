@@ -544,12 +544,33 @@ START_TEST(a_wish_to_stop_is_heard) {
 }
 END_TEST
 
+START_TEST(all_promised_positions_can_be_had) {
+    const turn word = {false, {1, 0, 0}};
+    fixture f = begin_file(&(tiny_gguf_options){.seed = 9}, 2);
+    const cp_session_options options = {
+        .ranks = 4, .sequences = SEQUENCES, .capacity = 160};
+    cp_model *model;
+    cp_session *session;
+    int64_t said;
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
+    must(cp_session_open(model, &options, &session));
+    for (uint64_t n = 0; n < 160; n++)
+        must(say(session, &word, n + 1, f.words, &said));
+    refuses(say(session, &word, 1, f.words, &said), CP_CAPACITY,
+            "would pass its 160 positions");
+    cp_session_close(session);
+    cp_model_close(model);
+    end_file(&f);
+}
+END_TEST
+
 SUITE("model on GPUs",
       {a_model_on_gpus_says_what_it_says_on_threads, 0, PLACES},
       {ranks_on_gpus_send_what_threads_send, 0, 3},
       {fewer_bits_say_nearly_the_same, 0, 1}, {graphs_change_nothing, 0, 2},
       {a_model_that_cannot_be_shared_is_refused, 0, 1},
       {a_wish_to_stop_is_heard, 0, 1},
+      {all_promised_positions_can_be_had, 0, 1},
       {a_stale_length_is_found, 0, stand_in_pretends()},
       {whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()},
       {ranks_apart_say_the_same, 0, CROWDS *stand_in_pretends()},

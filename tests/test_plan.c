@@ -202,7 +202,7 @@ static const struct {
     {QUERIES, 0, 1, 0, 0, 0, -1, 0, /* the last token */
      "of query positions 0 to 23 of sequence 0, 1 are held"},
     {CACHE, 0, 0, 0, 0, 0, 0, 5, /* cut to one piece */
-     "rank 0: the keys from 15 to 17 of sequence 0 are not the same in its "
+     "rank 0: the keys from 15 to 16 of sequence 0 are not the same in its "
      "cache"},
     {CACHE, 1, 0, 0, 0, 0, -1, 0,
      "rank 1: the keys from 5 to 14 of sequence 0 are not the same in its"},
@@ -211,17 +211,17 @@ static const struct {
      "rank 0 has 5 keys of sequence 0, from 0 on, in row 1 of its cache: due "
      "is row 0"},
     {CACHE, 0, 1, -1, 0, 0, 0, 0,
-     "rank 0 has 3 keys of sequence 0, from 15 on, in row 4 of its cache: due "
+     "rank 0 has 2 keys of sequence 0, from 15 on, in row 4 of its cache: due "
      "is row 5"},
     {CACHE, 1, 3, -20, 0, 0, 0, 0, /* in the rows of another sequence */
      "of sequence 1, from"},
-    {APPENDED, 0, 0, -8, 0, 0, 0, 0, /* over the first row */
-     "rank 0 appends token 20 of sequence 0 in row 0, where its cache does "
+    {APPENDED, 0, 0, -9, 0, 0, 0, 0, /* over the first row */
+     "rank 0 appends token 23 of sequence 0 in row 0, where its cache does "
      "not have it"},
     {APPENDED, 1, 1, 1, 0, 0, 0, 0,
-     "rank 1 appends token 14 of sequence 1 in row 38"},
+     "rank 1 appends token 14 of sequence 1 in row 37"},
     {APPENDED, 0, 0, 0, 0, 0, -1, 0,
-     "rank 0: the new tokens from 20 to 22 of sequence 0 are not the same "
+     "rank 0: the new tokens from 23 to 28 of sequence 0 are not the same "
      "where they are appended"},
     {APPENDED, 1, 0, 0, 0, 0, 0, 1, /* nothing of a sequence */
      "rank 1: the new tokens from 14 to 14 of sequence 1 are not the same"},

@@ -96,17 +96,33 @@ static int64_t chunk_tokens(int64_t tokens, int64_t ranks, int64_t chunk) {
     return cp_min(cp_max(tokens - chunk * size, 0), size);
 }
 
+/* Which part of a prefill of sequence i is rank k's: smaller parts go to those
+ * who hold more, from another rank on for each sequence that takes part. */
+static int64_t part_of(const turn *now, int64_t ranks, int64_t place,
+                       int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
+    const int64_t sign = now->tokens[i] < ranks ? -1 : 1;
+    int64_t before = 0;
+    for (int64_t j = 0; j < ranks; j++) {
+        const int64_t more = sign * (held[j][i] - held[k][i]);
+        const int64_t sooner = (j + ranks * SEQUENCES - place) % ranks -
+                               (k + ranks * SEQUENCES - place) % ranks;
+        before += more > 0 || (more == 0 && sooner < 0);
+    }
+    return before;
+}
+
 /* How many new tokens of sequence i rank k gets: two chunks, or what is its
  * turn in this decode step (Algorithm 4) of those that take part. */
-static int64_t share(const turn *now, int64_t ranks, int64_t step, int64_t k,
-                     int64_t i) {
-    int64_t before = 0;
-    if (now->variant != CP_DECODE)
-        return chunk_tokens(now->tokens[i], ranks, k) +
-               chunk_tokens(now->tokens[i], ranks, 2 * ranks - 1 - k);
+static int64_t share(const turn *now, int64_t ranks, int64_t step,
+                     int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
+    int64_t place = 0;
     for (int64_t b = 0; b < i; b++)
-        before += now->tokens[b];
-    return (before + step) % ranks == k ? now->tokens[i] : 0;
+        place += now->tokens[b] > 0;
+    if (now->variant == CP_DECODE)
+        return (place + step) % ranks == k ? now->tokens[i] : 0;
+    const int64_t part = part_of(now, ranks, place, held, k, i);
+    return chunk_tokens(now->tokens[i], ranks, part) +
+           chunk_tokens(now->tokens[i], ranks, 2 * ranks - 1 - part);
 }
 
 /* What each rank must have sent, when the most that a rank holds of each
@@ -143,16 +159,17 @@ static char where[200]; /* the turn in hand, for failures */
  * it, and then what they hold after it. */
 static void check_turn(const rig *rig, const turn *now, int64_t step,
                        int64_t held[RANKS][SEQUENCES]) {
-    int64_t longest[SEQUENCES] = {0};
+    int64_t longest[SEQUENCES] = {0}, after[RANKS][SEQUENCES] = {{0}};
     for (int k = 0; k < rig->ranks; k++)
         for (int64_t i = 0; i < rig->sequences; i++) {
             const int64_t holds = cp_cache_tokens(rig->cache, k, i);
-            held[k][i] += share(now, rig->ranks, step, k, i);
-            longest[i] = cp_max(longest[i], held[k][i]);
-            ck_assert_msg(holds == held[k][i],
+            after[k][i] = held[k][i] + share(now, rig->ranks, step, held, k, i);
+            longest[i] = cp_max(longest[i], after[k][i]);
+            ck_assert_msg(holds == after[k][i],
                           "%s: rank %d holds %lld tokens of sequence %lld",
                           where, k, (long long)holds, (long long)i);
         }
+    memcpy(held, after, sizeof(after));
     const cp_traffic due = traffic_due(rig, now, longest);
     for (int k = 0; k < rig->ranks; k++) {
         const cp_traffic sent = rig->traffic[k];

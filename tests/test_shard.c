@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "ring/layout.h"
+#include "ring/cache.h"
 
 static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
                  int64_t length) {
@@ -175,6 +175,102 @@ START_TEST(a_straight_cut_is_as_unfair_as_the_formula_says) {
 }
 END_TEST
 
+static void prompt_alone(int ranks, int64_t count) {
+    cp_pieces held[9] = {{0}};
+    const int64_t none = 0, chunk = cp_ceil_divide(count, 2 * ranks);
+    cp_layout *layout = lay_out(ranks, CP_ZIGZAG, 1, &none, &count, held);
+    for (int64_t rank = 0; rank < ranks; rank++)
+        if (rank * chunk < count)
+            ck_assert_int_eq(layout->queries[rank].pieces.items[0].span.start,
+                             rank * chunk);
+    cp_layout_free(layout);
+}
+
+START_TEST(a_first_prompt_gives_part_n_to_rank_n) {
+    for (int64_t count = 1; count <= 6 * _i; count++)
+        prompt_alone(_i, count);
+}
+END_TEST
+
+/* Turns that a sequence takes alone or with others, chosen to be unkind. */
+static int64_t turn_of(int kind, int ranks, int n, uint64_t *random) {
+    const int64_t some = (int64_t)(harness_random(random) % 1000);
+    switch (kind) {
+    case 0:
+        return 1;
+    case 1:
+        return ranks + 1;
+    case 2:
+        return 2 * ranks + 1;
+    case 3:
+        return ranks + (INT64_C(1) << n % 5);
+    case 4:
+        return 1 + some % (5 * ranks);
+    default:
+        return some % 9 == 0 ? some : 1 + some % 3;
+    }
+}
+
+static void take_turn(cp_cache *cache, const int64_t *fresh, bool decode) {
+    cp_layout *layout;
+    const cp_status status = decode ? cp_cache_decode(cache, fresh, &layout)
+                                    : cp_cache_prefill(cache, fresh, &layout);
+    ck_assert_msg(status == CP_OK, "%lld held: %s", (long long)cache->length[0],
+                  cp_message());
+    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+    cp_layout_free(layout);
+}
+
+static void check_spread(const cp_cache *cache, int64_t sequence) {
+    int64_t least = INT64_MAX, most = 0;
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        const int64_t tokens = cp_cache_tokens(cache, rank, sequence);
+        least = cp_min(least, tokens);
+        most = cp_max(most, tokens);
+    }
+    ck_assert_int_le(most - least, 2 * cache->ranks - 1);
+}
+
+START_TEST(all_promised_positions_fit_in_the_room) {
+    enum { POSITIONS = 1500 };
+    const int ranks = 1 + _i % 9, kind = _i / 9;
+    uint64_t random = (uint64_t)_i + 1;
+    cp_cache *cache;
+    ck_assert_int_eq(
+        cp_cache_new(ranks, 2, cp_shard_room(ranks, POSITIONS), &cache), CP_OK);
+    for (int n = 0; cache->length[0] < POSITIONS; n++) {
+        const int64_t left = POSITIONS - cache->length[0];
+        const int64_t fresh = turn_of(kind, ranks, n, &random);
+        const int64_t prompt[2] = {cp_min(fresh, left), 0};
+        take_turn(cache, prompt, false);
+        /* Another sequence has every step but each N-th. */
+        for (int step = 0; step < ranks; step++) {
+            const bool first = step == 0 && cache->length[0] < POSITIONS;
+            const bool second = !first && cache->length[1] < POSITIONS;
+            const int64_t batch[2] = {first, second};
+            if (first || second)
+                take_turn(cache, batch, true);
+        }
+        check_spread(cache, 0);
+        check_spread(cache, 1);
+    }
+    cp_cache_free(cache);
+}
+END_TEST
+
+START_TEST(a_batch_of_short_prompts_is_work_for_all) {
+    enum { BATCH = 16, RANKS = 4 };
+    int64_t fresh[BATCH], none[BATCH] = {0};
+    cp_pieces held[RANKS * BATCH] = {{0}};
+    for (int n = 0; n < BATCH; n++)
+        fresh[n] = _i;
+    cp_layout *layout = lay_out(RANKS, CP_ZIGZAG, BATCH, none, fresh, held);
+    for (int rank = 0; rank < RANKS; rank++)
+        ck_assert_int_eq(layout->queries[rank].tokens, BATCH * _i / RANKS);
+    cp_layout_free(layout);
+}
+END_TEST
+
 static void expect(const cp_call *call, cp_status status, const char *text) {
     cp_layout *layout = NULL;
     ck_assert_int_eq(cp_layout_new(call, &layout), status);
@@ -207,4 +303,7 @@ END_TEST
 SUITE("shard", {every_small_shape_is_a_round_trip, 1, 10},
       {invariants_7_and_8_the_fold_is_fair, 1, 10},
       {a_straight_cut_is_as_unfair_as_the_formula_says, 1, 10},
+      {a_first_prompt_gives_part_n_to_rank_n, 1, 10},
+      {all_promised_positions_fit_in_the_room, 0, 54},
+      {a_batch_of_short_prompts_is_work_for_all, 1, 20},
       {nonsense_is_refused_with_its_numbers, 0, 1})

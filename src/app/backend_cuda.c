@@ -178,9 +178,9 @@ static cp_status engine_new(const cp_model *model,
 }
 
 #define ON_GPUS                                                                \
-    .communicator = "copies on one GPU; NCCL", .reserves = true,               \
-    .patience = wait_at_most, .join = join, .divide = divide,                  \
-    .model_close = cp_device_model_close, .engine_new = engine_new
+    .communicator = "copies on one GPU; NCCL", .patience = wait_at_most,       \
+    .join = join, .divide = divide, .model_close = cp_device_model_close,      \
+    .engine_new = engine_new
 
 const cp_backend cp_backend_cuda = {
     .name = "cuda",

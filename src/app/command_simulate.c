@@ -126,6 +126,8 @@ static cp_status scenario_build(simulate_run *run) {
                                   .cached_tokens = run->past,
                                   .variant = (cp_variant)run->variant,
                                   .partial_bytes = run->partials,
+                                  .kept = run->variant != CP_DECODE &&
+                                          cp_counts_sum(&run->cached) > 0,
                                   .seed = (uint64_t)run->seed};
     return variant_choose(run);
 }
@@ -176,6 +178,9 @@ static void forecast_print(const simulate_run *run, const cp_forecast *f,
     const double peak = run->hardware.peak;
     head_print(run);
     printf("\n%s %17.6g s\n", decode ? "TTIT" : "TTFT", f->seconds);
+    if (run->scenario.kept && run->hardware.call > 0)
+        printf("     %17.6g s  of it once, for a call over a kept cache\n",
+               run->hardware.call);
     if (!decode)
         printf("TTIT %17.6g s  (the step after it)\n", step);
     printf("busy %17.1f %%  of the time, each compute queue\n"
@@ -190,14 +195,15 @@ static void csv_print(const simulate_run *run, const cp_forecast *f,
                       double step) {
     printf("variant,seconds,next_step_seconds,busy,tflops_per_gpu,linear_us,"
            "reduce_us,ring_us,attend_us,exchange_us,exposed_us,weights_gb,"
-           "cache_gb,buffers_gb,capacity_gb\n"
+           "cache_gb,buffers_gb,capacity_gb,kept_us\n"
            "%s,%.9g,%.9g,%.4f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,"
-           "%.6g,%.6g\n",
+           "%.6g,%.6g,%.6g\n",
            cp_variant_name(run->scenario.variant), f->seconds, step, f->busy,
            1e-12 * f->flops_per_second, 1e6 * f->linear, 1e6 * f->reducing,
            1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
            1e6 * f->exposed, 1e-9 * f->weights, 1e-9 * f->cache,
-           1e-9 * f->buffers, 1e-9 * run->hardware.memory);
+           1e-9 * f->buffers, 1e-9 * run->hardware.memory,
+           run->scenario.kept ? 1e6 * run->hardware.call : 0);
 }
 
 static cp_status step_after(const simulate_run *run, double *seconds) {
@@ -216,6 +222,7 @@ static cp_status step_after(const simulate_run *run, double *seconds) {
     next.new_tokens = ones;
     next.cached_tokens = past;
     next.trace = NULL;
+    next.kept = false;
     if (status == CP_OK)
         status = cp_simulate(&next, &forecast);
     *seconds = status == CP_OK ? forecast.seconds : 0;

@@ -91,11 +91,10 @@ struct cp_model {
 /* Its functions may rely on checked arguments, and on options whose capacity,
  * room and ranks are filled in. */
 struct cp_backend {
-    const char *name;          /* as --on names it: "threads" */
-    const char *kernels;       /* for --version */
-    const char *communicator;  /* for --version */
-    const cp_machine *machine; /* what Algorithm 1 is to assume */
-    bool reserves; /* a cache's rows cost memory before they are written */
+    const char *name;                 /* as --on names it: "threads" */
+    const char *kernels;              /* for --version */
+    const char *communicator;         /* for --version */
+    const cp_machine *machine;        /* what Algorithm 1 is to assume */
     void (*patience)(double seconds); /* for its ranks to wait; or NULL */
     cp_status (*divide)(int parts);   /* a rank is so many processes; or NULL */
     /* Become one of several processes with this command line (crew.h), and

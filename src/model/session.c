@@ -292,14 +292,6 @@ static cp_status check_options(const cp_model *model,
     return CP_OK;
 }
 
-static int64_t rows_of_sequence(const cp_model *model,
-                                const cp_session_options *options) {
-    const int64_t share = cp_ceil_divide(options->capacity, options->ranks);
-    if (!model->backend->reserves)
-        return options->capacity;
-    return cp_min(options->capacity, share + share / 8 + 64);
-}
-
 static cp_status fill_session(const cp_model *model,
                               const cp_session_options *options,
                               cp_session *session) {
@@ -307,7 +299,7 @@ static cp_status fill_session(const cp_model *model,
     session->options = *options;
     cp_session_options *own = &session->options;
     cp_status status = check_options(model, own);
-    own->room = status == CP_OK ? rows_of_sequence(model, own) : 0;
+    own->room = status == CP_OK ? cp_shard_room(own->ranks, own->capacity) : 0;
     if (status == CP_OK)
         status = cp_cache_new(own->ranks, own->sequences, own->room,
                               &session->cache);

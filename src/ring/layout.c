@@ -42,19 +42,71 @@ static cp_status write_keys(const cp_call *call, int rank, int64_t sequence,
     return status;
 }
 
-static cp_status deal(const cp_call *call, int rank, cp_run run,
-                      cp_layout *layout, int64_t *longest) {
+/* A rank that is dealt to: the n-th seat gets part n. */
+typedef struct {
+    int64_t held; /* of the sequence, before the call */
+    int rank, place;
+} seat;
+
+static int fewer_first(const void *a, const void *b) {
+    const seat *one = a, *other = b;
+    if (one->held == other->held)
+        return one->place - other->place;
+    return one->held < other->held ? -1 : 1;
+}
+
+static int more_first(const void *a, const void *b) {
+    const seat *one = a, *other = b;
+    return one->held == other->held ? one->place - other->place
+                                    : fewer_first(b, a);
+}
+
+static void pass_over_the_full(int ranks, seat *seats) {
+    int64_t least = INT64_MAX;
+    int turn = 0;
+    for (int n = 0; n < ranks; n++)
+        least = cp_min(least, seats[n].held);
+    while (seats[turn].held - least >= cp_shard_spread(ranks))
+        turn++;
+    const seat owner = seats[turn];
+    seats[turn] = seats[0];
+    seats[0] = owner;
+}
+
+static int64_t first_seat(const cp_call *call, int64_t place) {
+    if (call->placement == CP_ROUND_ROBIN)
+        return (place + call->step) % call->ranks;
+    return call->placement == CP_ZIGZAG ? place % call->ranks : 0;
+}
+
+static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
+                       seat *seats) {
+    const int ranks = call->ranks;
+    const int64_t first = first_seat(call, place);
+    for (int n = 0; n < ranks; n++) {
+        const int rank = (int)((first + n) % ranks);
+        seats[n] = (seat){tokens_held(call, rank, sequence), rank, n};
+    }
+    if (call->placement == CP_ROUND_ROBIN)
+        pass_over_the_full(ranks, seats);
+    if (call->placement == CP_ZIGZAG)
+        qsort(seats, (size_t)ranks, sizeof(*seats),
+              call->new_tokens[sequence] < ranks ? fewer_first : more_first);
+}
+
+static cp_status deal(const cp_call *call, int part, const seat *seat,
+                      cp_run run, cp_layout *layout, int64_t *longest) {
+    const int rank = seat->rank;
     cp_block *queries = &layout->queries[rank];
     cp_block *appended = &layout->appended[rank];
-    const int64_t held = tokens_held(call, rank, run.sequence);
-    const int64_t row = run.sequence * call->room + held;
-    cp_status status = cp_shard(call->placement, call->ranks, rank, run,
+    const int64_t row = run.sequence * call->room + seat->held;
+    cp_status status = cp_shard(call->placement, call->ranks, part, run,
                                 queries->rows, &queries->pieces);
     if (status == CP_OK)
-        status = cp_shard(call->placement, call->ranks, rank, run, row,
+        status = cp_shard(call->placement, call->ranks, part, run, row,
                           &appended->pieces);
     const int64_t all = cp_pieces_tokens(&queries->pieces);
-    const int64_t total = held + all - queries->tokens;
+    const int64_t total = seat->held + all - queries->tokens;
     queries->tokens = appended->tokens = all;
     *longest = cp_max(*longest, total);
     if (status == CP_OK && total > call->room)
@@ -66,17 +118,17 @@ static cp_status deal(const cp_call *call, int rank, cp_run run,
     return status;
 }
 
-static cp_status lay_out(const cp_call *call, int64_t sequence,
-                         cp_layout *layout) {
+static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
+                         seat *seats, cp_layout *layout) {
     const int64_t fresh = call->new_tokens[sequence];
     int64_t cached = 0, longest = 0;
-    for (int rank = 0; rank < call->ranks; rank++)
-        cached += tokens_held(call, rank, sequence);
-    const cp_run run = {sequence, cached, fresh,
-                        layout->new_tokens + call->step};
+    seat_ranks(call, sequence, place, seats);
+    for (int part = 0; part < call->ranks; part++)
+        cached += seats[part].held;
+    const cp_run run = {sequence, cached, fresh};
     cp_status status = CP_OK;
-    for (int rank = 0; rank < call->ranks && status == CP_OK; rank++)
-        status = deal(call, rank, run, layout, &longest);
+    for (int part = 0; part < call->ranks && status == CP_OK; part++)
+        status = deal(call, part, &seats[part], run, layout, &longest);
     for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
         /* Write the blocks of this sequence. */
         cp_block *queries = &layout->queries[rank];
@@ -174,9 +226,13 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     layout->sequences = call->sequences;
     layout->placement = call->placement;
     layout->room = call->room;
-    for (int64_t i = 0; i < call->sequences && status == CP_OK; i++)
+    seat *seats = NULL;
+    if (status == CP_OK)
+        status = cp_allocate(&seats, call->ranks, sizeof(*seats), "seats");
+    for (int64_t i = 0, place = 0; i < call->sequences && status == CP_OK; i++)
         if (call->new_tokens[i] > 0)
-            status = lay_out(call, i, layout);
+            status = lay_out(call, i, place++, seats, layout);
+    free(seats);
     if (status != CP_OK) {
         cp_layout_free(layout);
         return status;

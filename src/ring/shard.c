@@ -1,5 +1,5 @@
 /* Tangled from book/03-sharding.nw; edit the chapter. */
-/* Which tokens of a run a rank gets. */
+/* Which tokens of a run make a part. */
 #include "ring/shard.h"
 
 static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
@@ -22,14 +22,14 @@ static cp_status append_stripe(cp_pieces *pieces, cp_run run, int64_t from,
     return cp_pieces_append(pieces, (cp_piece){span, row});
 }
 
-cp_status cp_shard(cp_placement placement, int ranks, int rank, cp_run run,
+cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
                    int64_t row, cp_pieces *pieces) {
     /* Cut by the rule. */
     switch (placement) {
     case CP_ZIGZAG: {
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
-        const int64_t mine[2] = {rank, 2 * (int64_t)ranks - 1 - rank};
+        const int64_t mine[2] = {part, 2 * (int64_t)ranks - 1 - part};
         const cp_status status =
             append(pieces, run, mine[0] * chunk, chunk, &row);
         return status != CP_OK
@@ -38,14 +38,11 @@ cp_status cp_shard(cp_placement placement, int ranks, int rank, cp_run run,
     }
     case CP_NAIVE: {
         const int64_t size = cp_ceil_divide(run.count, ranks);
-        return append(pieces, run, rank * size, size, &row);
+        return append(pieces, run, part * size, size, &row);
     }
     case CP_STRIPED:
-        return append_stripe(pieces, run, rank, ranks, row);
-    case CP_ROUND_ROBIN: {
-        const int64_t first = (rank + ranks - run.turn % ranks) % ranks;
-        return append_stripe(pieces, run, first, ranks, row);
-    }
+    case CP_ROUND_ROBIN:
+        return append_stripe(pieces, run, part, ranks, row);
     }
     return CP_OK;
 }
@@ -54,6 +51,15 @@ int64_t cp_shard_rows(cp_placement placement, int ranks, int64_t count) {
     if (placement == CP_ZIGZAG)
         return 2 * cp_ceil_divide(count, 2 * (int64_t)ranks);
     return placement == CP_ROUND_ROBIN ? 0 : cp_ceil_divide(count, ranks);
+}
+
+int64_t cp_shard_spread(int ranks) {
+    return 2 * (int64_t)ranks - 1;
+}
+
+int64_t cp_shard_room(int ranks, int64_t tokens) {
+    const int64_t ahead = (ranks - 1) * cp_shard_spread(ranks);
+    return cp_min(tokens, (tokens + ahead) / ranks);
 }
 
 const char *cp_placement_name(cp_placement placement) {
