@@ -11,6 +11,7 @@
 #include "harness/blocks.h"
 #include "reference/attend/oracle.h"
 #include "reference/model/dequantise.h"
+#include "model/facts.h"
 #include "reference/model/layers.h"
 
 static const format f8 = {3, 7, 0x7e};

@@ -234,9 +234,9 @@ static cp_status put_all(running *it, const void *place) {
     return put_rows(it);
 }
 
-static cp_status run(running *it, const void *place) {
+static cp_status run(running *it, const void *place, cp_attend_job *job) {
     const cp_crew *crew = it->where.crew;
-    CP_TRY(cp_attend_call_new(it->on->machine, it->call.job, &it->call));
+    CP_TRY(cp_attend_call_new(it->on->machine, job, &it->call));
     CP_TRY(cp_crew_all_ready(crew, put_all(it, place)));
     if (crew != NULL)
         CP_TRY(cp_crew_agree(it->call.plan, 0));
@@ -246,8 +246,8 @@ static cp_status run(running *it, const void *place) {
 
 cp_status cp_attend_job_run(const cp_attend_ops *on, const void *place,
                             cp_engine_place where, cp_attend_job *job) {
-    running it = {.on = on, .where = where, .call = {.job = job}};
-    const cp_status status = run(&it, place);
+    running it = {.on = on, .where = where};
+    const cp_status status = run(&it, place, job);
     if (it.open != NULL)
         on->close(it.open);
     cp_attend_call_free(&it.call);

@@ -16,13 +16,6 @@ typedef struct {
     int64_t room; /* cache rows of a sequence, on each rank */
 } cp_attend_call;
 
-/* Replay the past's bookkeeping, choose the variant, lay out the call, and
- * build its plan; nothing is computed. Fails with CP_INVALID, CP_CAPACITY or
- * CP_MEMORY; free even then. */
-cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
-                             cp_attend_call *call);
-void cp_attend_call_free(cp_attend_call *call);
-
 /* Where a rank's rows are to be written on the host, in fp32: what it has
  * cached, [sequences * room] rows, and a walker's three inputs. */
 typedef struct {
@@ -46,7 +39,14 @@ typedef struct {
     cp_status (*take)(void *open, int rank, float *output, float *lse);
 } cp_attend_ops;
 
-/* Replay the past's bookkeeping, then run the call under test on the ranks of
+/* Replay the past's bookkeeping, choose the variant for a machine, lay out the
+ * call, and build its plan. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY;
+ * free even then. */
+cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
+                             cp_attend_call *call);
+void cp_attend_call_free(cp_attend_call *call);
+
+/* Do the same, then run the call under test on the ranks of
  * a place, which are in these processes; every process has all of the input
  * and gets all of the output. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY,
  * or as the place does; output and lse may then hold anything. */
