@@ -44,7 +44,9 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 
 # All that is built lies under B; sanitize and warnings build elsewhere.
 B        ?= build
-OBJECTS   = $(patsubst %.c,$(B)/%.o,$(wildcard src/*/*.c reference/*/*.c)) $(B)/built-in.o
+# These two files of src/app see CUDA.
+SEE_CUDA  = src/app/backend_cuda.c src/app/device_laboratory.c
+OBJECTS   = $(patsubst %.c,$(B)/%.o,$(filter-out $(SEE_CUDA),$(wildcard src/*/*.c reference/*/*.c))) $(B)/built-in.o
 BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model)
 SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
 HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
@@ -54,14 +56,14 @@ SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(wildcard fig
 LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
-STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
+STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
 ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% multiply% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 ON_GPU    = $(addprefix $(B)/gpu/test_,kernels multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
-GPU       = $(patsubst %,$(B)/gpu/%.o,$(wildcard cuda/*/*.c cuda/*/*.cu))
+GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu))
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
@@ -123,6 +125,7 @@ check: ## install what is missing, build, and run every test
 	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
 	+@$(again) suites
 suites: all $(B)/stand-in/longring $(SUITES)
+	@tests/harness/arrows
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
 check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
 	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }

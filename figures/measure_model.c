@@ -15,7 +15,7 @@
 
 #include "figures/tools.h"
 #include "reference/attend/attend.h"
-#include "model/backend.h"
+#include "model/session.h"
 #include "reference/model/dequantise.h"
 #include "reference/model/linear.h"
 #include "model/sample.h"

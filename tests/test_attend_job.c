@@ -214,15 +214,6 @@ START_TEST(test_bad_jobs) {
 }
 END_TEST
 
-static Suite *attend_job_suite(void) {
-    Suite *suite = suite_create("attend job");
-    TCase *tests = harness_case("attend job");
-    tcase_add_loop_test(tests, test_prefill_after_a_past, 0, 9);
-    tcase_add_loop_test(tests, test_decode_after_a_past, 0, 9);
-    tcase_add_loop_test(tests, test_partials_are_seen, 0, 2);
-    tcase_add_test(tests, test_bad_jobs);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(attend_job_suite)
+SUITE("attend job", {test_prefill_after_a_past, 0, 9},
+      {test_decode_after_a_past, 0, 9}, {test_partials_are_seen, 0, 2},
+      {test_bad_jobs, 0, 1})

@@ -1,20 +1,29 @@
-/* The fp32 kernel against the fp64 oracle, and the oracle against values
- * worked out by hand. */
-#include "reference/attend/attend.h"
+/* The fp32 kernels against the fp64 oracle, and the oracle against values worked
+ * out by hand. Each test asks both kernels, but for what only the fast one could
+ * get wrong. */
+#define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
+#include "reference/attend/fast.h"
 #include "harness/suite.h"
+#include "reference/attend/exp2.h"
+#include "reference/attend/micro.h"
 #include "reference/attend/oracle.h"
+#include "reference/attend/partial.h"
 
+#include <blis.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
-
-#ifdef ANOTHER_KERNEL /* a chapter that has one includes this file */
-#define KERNEL ANOTHER_KERNEL
-#else
-#define KERNEL cp_attend
-#endif
 
 enum { SPARE_ROWS = 3 };
 static const float untouched = 12345.0f;
+
+static cp_kernel kernel = cp_attend_fast;
+
+/* Of two instances of a test one asks the plain kernel. Which of them it is. */
+static int choose_kernel(int instance) {
+    kernel = instance % 2 == 0 ? cp_attend : cp_attend_fast;
+    return instance / 2;
+}
 
 typedef struct {
     cp_shape shape;
@@ -87,9 +96,15 @@ static cp_attention ask(problem *p, int threads) {
                           .lse = p->lse};
 }
 
+static float *copied(const float *tensor, int64_t count) {
+    float *copy = malloc((size_t)count * sizeof(float));
+    memcpy(copy, tensor, (size_t)count * sizeof(float));
+    return copy;
+}
+
 static void attend(problem *p, int threads) {
     const cp_attention call = ask(p, threads);
-    ck_assert_int_eq(KERNEL(&call), CP_OK);
+    ck_assert_int_eq(kernel(&call), CP_OK);
 }
 
 static void discard(problem *p) {
@@ -168,28 +183,31 @@ START_TEST(the_oracle_knows_an_answer_by_heart) {
 }
 END_TEST
 
-static const int64_t groups[] = {1, 3, 7, 16};
-static const int64_t dims[] = {1, 32, 64, 80, 128, 250, 256};
-
-START_TEST(invariant_1_every_group_and_dimension) {
-    const int64_t group = groups[_i % 4], dim = dims[_i / 4];
-    problem p = prefill((cp_shape){2 * group, 2, dim}, 70, 75, 1.0f);
-    check(&p, 2, 1.0);
+START_TEST(every_group_and_dimension) {
+    static const int64_t groups[] = {1, 3, 7, 16};
+    static const int64_t dims[] = {1, 32, 64, 80, 128, 250, 256};
+    const int64_t group = groups[choose_kernel(_i)];
+    for (int d = 0; d < 7; d++) {
+        problem p = prefill((cp_shape){2 * group, 2, dims[d]}, 70, 75, 1.0f);
+        check(&p, 2, 1.0);
+    }
 }
 END_TEST
 
-static const int64_t lengths[] = {1,  2,  5,   6,   7,   16,
-                                  63, 65, 127, 128, 129, 300};
-static const int64_t cached[] = {0, 1, 128, 200};
-
-START_TEST(invariant_1_every_length) {
-    const cp_shape shape = {6, 2, 32};
-    problem p = prefill(shape, cached[_i % 4], lengths[_i / 4], 1.0f);
-    check(&p, 2, 1.0);
+START_TEST(every_length) {
+    static const int64_t cached[] = {0, 1, 128, 200};
+    static const int64_t lengths[] = {1,  2,  5,   6,   7,   16,
+                                      63, 65, 127, 128, 129, 300};
+    const int64_t past = cached[choose_kernel(_i)];
+    for (int n = 0; n < 12; n++) {
+        problem p = prefill((cp_shape){6, 2, 32}, past, lengths[n], 1.0f);
+        check(&p, 2, 1.0);
+    }
 }
 END_TEST
 
 START_TEST(large_scores_do_not_overflow) {
+    choose_kernel(_i);
     const float thirty = sqrtf(30.0f);
     problem p = prefill((cp_shape){6, 2, 64}, 100, 200, thirty);
     check(&p, 2, 4.0);
@@ -197,12 +215,14 @@ START_TEST(large_scores_do_not_overflow) {
 END_TEST
 
 START_TEST(long_sums_stay_accurate) {
+    choose_kernel(_i);
     problem p = prefill((cp_shape){2, 1, 16}, 20000, 4, 1.0f);
     check(&p, 2, 1.0);
 }
 END_TEST
 
 START_TEST(scores_far_below_weigh_nothing) {
+    choose_kernel(_i);
     problem p = prefill((cp_shape){1, 1, 1}, 299, 1, 1.0f);
     p.queries[2] = 1.0f;
     for (int64_t i = 0; i < 300; i++)
@@ -215,6 +235,7 @@ START_TEST(scores_far_below_weigh_nothing) {
 END_TEST
 
 START_TEST(a_mean_of_ones_is_one) {
+    choose_kernel(_i);
     problem p = prefill((cp_shape){6, 2, 80}, 33, 200, 1.0f);
     for (int64_t i = 0; i < p.key_rows * 2 * 80; i++)
         p.values[i] = isnan(p.values[i]) ? NAN : 1.0f;
@@ -237,6 +258,7 @@ static void deal(cp_pieces *pieces, int64_t sequence, int64_t first,
 }
 
 START_TEST(pieces_may_lie_in_any_order) {
+    choose_kernel(_i);
     problem p = {.shape = {6, 2, 40}};
     int64_t query_row = 1, key_row = 0;
     deal(&p.query_pieces, 2, 60, 90, 3, &query_row);
@@ -252,6 +274,7 @@ START_TEST(pieces_may_lie_in_any_order) {
 END_TEST
 
 START_TEST(seeing_nothing_is_zero_and_minus_infinity) {
+    choose_kernel(_i);
     problem p = {.shape = {4, 2, 64}};
     cp_pieces_append(&p.query_pieces, (cp_piece){{0, 10, 40, 1}, 0});
     cp_pieces_append(&p.query_pieces, (cp_piece){{3, 90, 5, 1}, 40});
@@ -271,24 +294,24 @@ END_TEST
 
 static void poison_and_compare(int64_t at, bool key, bool value) {
     const int64_t width = 2 * 64, out = 6 * 64;
-    problem clean = prefill((cp_shape){6, 2, 64}, 0, 150, 1.0f);
-    problem p = clean;
-    cp_allocate(&p.output, p.query_rows * out, 4, "output");
-    attend(&clean, 1);
+    problem p = prefill((cp_shape){6, 2, 64}, 0, 150, 1.0f);
+    attend(&p, 1);
+    float *clean = copied(p.output, p.query_rows * out);
     for (int64_t i = (at + 1) * width; i < (at + 2) * width; i++) {
         p.keys[i] = key ? NAN : p.keys[i];
         p.values[i] = value ? NAN : p.values[i];
     }
     attend(&p, 1);
-    ck_assert_mem_eq(p.output + 2 * out, clean.output + 2 * out,
+    ck_assert_mem_eq(p.output + 2 * out, clean + 2 * out,
                      (size_t)(at * out) * sizeof(float));
     for (int64_t i = (at + 2) * out; i < 152 * out; i++)
         ck_assert(isnan(p.output[i]));
-    free(p.output);
-    discard(&clean);
+    free(clean);
+    discard(&p);
 }
 
 START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
+    choose_kernel(_i);
     for (int64_t at = 70; at <= 71; at++) {
         poison_and_compare(at, true, false);
         poison_and_compare(at, false, true);
@@ -298,6 +321,7 @@ START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
 END_TEST
 
 START_TEST(a_query_of_nan_spoils_its_own_row) {
+    choose_kernel(_i);
     problem p = prefill((cp_shape){6, 2, 64}, 0, 50, 1.0f);
     p.queries[(2 + 20) * 6 * 64 + 64] = NAN;
     attend(&p, 2);
@@ -309,25 +333,30 @@ START_TEST(a_query_of_nan_spoils_its_own_row) {
 }
 END_TEST
 
-START_TEST(threads_do_not_change_a_bit) {
-    problem p = prefill((cp_shape){6, 2, 64}, 50, 250, 1.0f);
-    float first[252 * 6], *output;
-    cp_allocate(&output, 252 * 6 * 64, 4, "output");
-    for (int threads = 1; threads <= 3; threads++) {
+static void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
+    problem p = prefill(shape, cached, fresh, 1.0f);
+    const int64_t rows = p.query_rows * shape.query_heads;
+    const int64_t count = rows * shape.head_dim;
+    attend(&p, 1);
+    float *output = copied(p.output, count), *lse = copied(p.lse, rows);
+    for (int threads = 2; threads <= 5; threads++) {
         attend(&p, threads);
-        if (threads == 1) {
-            memcpy(first, p.lse, sizeof(first));
-            memcpy(output, p.output, 64 * sizeof(first));
-        }
-        ck_assert_mem_eq(first, p.lse, sizeof(first));
-        ck_assert_mem_eq(output, p.output, 64 * sizeof(first));
+        ck_assert_mem_eq(output, p.output, (size_t)count * 4);
+        ck_assert_mem_eq(lse, p.lse, (size_t)rows * 4);
     }
     free(output);
-    discard(&p);
+    free(lse);
+    check(&p, 3, 1.0);
+}
+
+START_TEST(threads_do_not_change_a_bit) {
+    choose_kernel(_i);
+    same_bits((cp_shape){6, 2, 64}, 50, 250);
 }
 END_TEST
 
 START_TEST(a_refusal_touches_nothing) {
+    choose_kernel(_i);
     problem p = prefill((cp_shape){6, 2, 64}, 0, 5, 1.0f);
     const cp_shape good = p.shape;
     for (int trial = 0; trial < 3; trial++) {
@@ -335,7 +364,7 @@ START_TEST(a_refusal_touches_nothing) {
         p.shape.kv_heads = trial == 0 ? 4 : 2;
         p.shape.head_dim = trial == 1 ? 300 : 64;
         const cp_attention call = ask(&p, trial == 2 ? 0 : 1);
-        ck_assert_int_eq(KERNEL(&call), CP_INVALID);
+        ck_assert_int_eq(kernel(&call), CP_INVALID);
         ck_assert(p.output[2 * 6 * 64] == untouched);
     }
     ck_assert_ptr_nonnull(strstr(cp_message(), "0 threads"));
@@ -343,26 +372,233 @@ START_TEST(a_refusal_touches_nothing) {
 }
 END_TEST
 
-static Suite *attention_suite(void) {
-    Suite *suite = suite_create("attention");
-    TCase *tests = harness_case("attention");
-    tcase_add_test(tests, the_oracle_knows_an_answer_by_heart);
-    tcase_add_loop_test(tests, invariant_1_every_group_and_dimension, 0, 28);
-    tcase_add_loop_test(tests, invariant_1_every_length, 0, 48);
-    tcase_add_test(tests, large_scores_do_not_overflow);
-    tcase_add_test(tests, long_sums_stay_accurate);
-    tcase_add_test(tests, scores_far_below_weigh_nothing);
-    tcase_add_test(tests, a_mean_of_ones_is_one);
-    tcase_add_test(tests, pieces_may_lie_in_any_order);
-    tcase_add_test(tests, seeing_nothing_is_zero_and_minus_infinity);
-    tcase_add_test(tests, nan_reaches_those_who_see_it_and_nobody_else);
-    tcase_add_test(tests, a_query_of_nan_spoils_its_own_row);
-    tcase_add_test(tests, threads_do_not_change_a_bit);
-    tcase_add_test(tests, a_refusal_touches_nothing);
-    suite_add_tcase(suite, tests);
-    return suite;
+/* Attend to two halves of the keys and merge, inside the second call or after. */
+static void halves(problem *p, bool merge) {
+    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
+    const cp_piece queries = p->query_pieces.items[0];
+    cp_piece keys = p->key_pieces.items[0];
+    const cp_pieces part = {&keys, 1, 1};
+    cp_attention call = ask(p, 2);
+    call.key_pieces = &part;
+    keys = (cp_piece){{0, 40, 60, 1}, keys.row + 40};
+    ck_assert_int_eq(kernel(&call), CP_OK);
+    keys = (cp_piece){{0, 100, 100, 1}, keys.row + 60};
+    float *output = copied(p->output, p->query_rows * heads * dim);
+    float *lse = copied(p->lse, p->query_rows * heads);
+    call.merge = merge;
+    ck_assert_int_eq(kernel(&call), CP_OK);
+    if (!merge) {
+        const int64_t first = queries.row * heads;
+        cp_partial all = {queries.span.count, heads, dim,
+                          p->output + first * dim, p->lse + first};
+        const cp_partial add = {queries.span.count, heads, dim,
+                                output + first * dim, lse + first};
+        cp_partial_merge(&all, &add);
+    }
+    free(output);
+    free(lse);
 }
 
-#ifndef ANOTHER_KERNEL
-SUITE_MAIN(attention_suite)
+START_TEST(merging_in_place_gives_the_same_bits) {
+    choose_kernel(_i);
+    for (int64_t fresh = 3; fresh <= 200; fresh += 197) {
+        problem p = prefill((cp_shape){4, 2, 48}, 200 - fresh, fresh, 1.0f);
+        const int64_t rows = p.query_rows * 4;
+        halves(&p, false);
+        float *output = copied(p.output, rows * 48), *lse = copied(p.lse, rows);
+        halves(&p, true);
+        ck_assert_mem_eq(p.output, output, (size_t)(rows * 48) * 4);
+        ck_assert_mem_eq(p.lse, lse, (size_t)rows * 4);
+        free(output);
+        free(lse);
+        discard(&p);
+    }
+}
+END_TEST
+
+static const int numbers[] = {
+    -1, /* BLIS's own choice */
+#ifdef BLIS_CONFIG_SANDYBRIDGE
+    BLIS_ARCH_SANDYBRIDGE,
 #endif
+#ifdef BLIS_CONFIG_PENRYN
+    BLIS_ARCH_PENRYN,
+#endif
+#ifdef BLIS_CONFIG_SKX
+    BLIS_ARCH_SKX,
+#endif
+};
+
+enum { KERNELS = sizeof(numbers) / sizeof(numbers[0]) };
+
+static bool can_run(int number) {
+#ifdef BLIS_CONFIG_SANDYBRIDGE
+    if (number == BLIS_ARCH_SANDYBRIDGE)
+        return __builtin_cpu_supports("avx");
+#endif
+#ifdef BLIS_CONFIG_SKX
+    if (number == BLIS_ARCH_SKX)
+        return __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512bw");
+#endif
+    return number < 0 || __builtin_cpu_supports("sse3");
+}
+
+static bool choose_micro_kernel(int which) {
+    char text[16];
+    snprintf(text, sizeof(text), "%d", numbers[which]);
+    if (numbers[which] >= 0 && can_run(numbers[which]))
+        setenv("BLIS_ARCH_TYPE", text, 1);
+    return can_run(numbers[which]);
+}
+
+enum { DEPTH = 37, FIELD = 70 };
+
+static double wrong_by(const cp_micro *micro, int64_t rows, int64_t columns,
+                       bool add, const float *slice, const float *panel) {
+    static float c[FIELD * FIELD];
+    double worst = 0.0;
+    for (int i = 0; i < FIELD * FIELD; i++)
+        c[i] = add || i / FIELD >= rows || i % FIELD >= columns ? 7.0f : NAN;
+    cp_micro_multiply(micro, rows, columns, DEPTH, slice, panel, add, c, FIELD);
+    for (int64_t i = 0; i < FIELD; i++)
+        for (int64_t j = 0; j < FIELD; j++) {
+            const bool inside = i < rows && j < columns;
+            double sum = inside && !add ? 0.0 : 7.0;
+            for (int64_t k = 0; k < DEPTH && inside; k++)
+                sum += (double)slice[k * micro->slice_stride + i] *
+                       (double)panel[k * micro->panel_stride + j];
+            worst = fmax(worst, fabs(sum - (double)c[i * FIELD + j]));
+        }
+    return worst;
+}
+
+START_TEST(a_tile_is_the_product_and_touches_nothing_else) {
+    if (!choose_micro_kernel(_i))
+        return;
+    const cp_micro *micro = cp_micro_get();
+    float *slice, *panel;
+    cp_allocate_lines(&slice, micro->slice_stride * DEPTH, 4, "a slice");
+    cp_allocate_lines(&panel, micro->panel_stride * DEPTH, 4, "a panel");
+    for (int64_t i = 0; i < micro->slice_stride * DEPTH; i++)
+        slice[i] = harness_uniform(&state);
+    for (int64_t i = 0; i < micro->panel_stride * DEPTH; i++)
+        panel[i] = harness_uniform(&state);
+    for (int64_t rows = 1; rows <= micro->slice; rows++)
+        for (int64_t columns = 1; columns <= micro->panel; columns++)
+            for (int add = 0; add < 2; add++)
+                ck_assert_double_le(
+                    wrong_by(micro, rows, columns, add, slice, panel), 1e-5);
+    free(slice);
+    free(panel);
+}
+END_TEST
+
+static double worst_of(uint32_t first, uint32_t last) {
+    double worst = 0.0;
+    for (uint32_t bits = first; bits <= last; bits += 61) {
+        const float x = cp_from_bits(bits);
+        const double truth = exp2((double)x);
+        const double unit = ldexp(1.0, ilogb(truth) - 23);
+        worst = fmax(worst, fabs((double)cp_exp2(x) - truth) / unit);
+    }
+    return worst;
+}
+
+START_TEST(powers_of_two_are_within_two_units) {
+    const uint32_t tiny = cp_to_bits(1e-9f), minus = 0x80000000u;
+    ck_assert_double_le(worst_of(tiny, cp_to_bits(127.0f)), 2.0);
+    ck_assert_double_le(worst_of(tiny | minus, cp_to_bits(-126.0f)), 2.0);
+    for (int n = -126; n <= 127; n++)
+        ck_assert(cp_exp2((float)n) == ldexpf(1.0f, n));
+    ck_assert(cp_exp2(-0.0f) == 1.0f && cp_exp2(1e-30f) == 1.0f);
+    ck_assert(cp_exp2(-126.001f) == 0.0f && cp_exp2(-3e38f) == 0.0f);
+    ck_assert(cp_exp2(-INFINITY) == 0.0f && isnan(cp_exp2(NAN)));
+}
+END_TEST
+
+START_TEST(every_micro_kernel_is_right) {
+    static const int64_t dims[] = {1, 7, 36, 64, 80, 128, 256};
+    if (!choose_micro_kernel(_i))
+        return;
+    for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++)
+        for (int64_t group = 1; group <= 5; group += 2) {
+            const cp_shape shape = {2 * group, 2, dims[d]};
+            problem full = prefill(shape, 230, 67, 1.0f);
+            check(&full, 2, 1.0);
+        }
+    problem causal = prefill((cp_shape){16, 1, 96}, 0, 500, 1.0f);
+    check(&causal, 2, 1.0);
+}
+END_TEST
+
+START_TEST(shares_add_up_whoever_does_them) {
+    same_bits((cp_shape){8, 2, 128}, 5000, 1);
+    same_bits((cp_shape){9, 3, 40}, 4500, 4);
+    same_bits((cp_shape){3, 3, 33}, 777, 3);
+    same_bits((cp_shape){8, 1, 64}, 6000, 40);
+    same_bits((cp_shape){6, 2, 16}, 100, 1500);
+}
+END_TEST
+
+START_TEST(a_batch_of_decoded_tokens_finds_its_keys) {
+    problem p = {.shape = {8, 2, 72}};
+    for (int64_t s = 0; s < 5; s++)
+        cp_pieces_append(&p.query_pieces,
+                         (cp_piece){{s, 300 * s + 2, 1, 1}, 2 * s});
+    int64_t row = 1;
+    for (int64_t s = 0; s < 5; s++)
+        deal(&p.key_pieces, s, s, 300 * s + 3, 3, &row);
+    prepare(&p, 1.0f);
+    check(&p, 3, 1.0);
+}
+END_TEST
+
+static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
+                              int64_t step) {
+    problem p = {.shape = shape};
+    cp_pieces_append(&p.query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
+    cp_pieces_append(&p.key_pieces,
+                     (cp_piece){{0, 0, cached + fresh * step + 9, 1}, 0});
+    prepare(&p, 1.0f);
+    const int64_t row = shape.query_heads * shape.head_dim;
+    const int64_t width = shape.kv_heads * shape.head_dim;
+    attend(&p, 2);
+    float *clean = copied(p.output, fresh * row);
+    for (int64_t q = fresh - 1; q >= 0; q--) {
+        for (int64_t i = (cached + q * step + 1) * width;
+             i < (cached + (q + 1) * step + 1) * width; i++)
+            p.keys[i] = p.values[i] = NAN;
+        attend(&p, 2);
+        ck_assert_mem_eq(p.output, clean, (size_t)((q + 1) * row) * 4);
+    }
+    free(clean);
+    discard(&p);
+}
+
+START_TEST(what_lies_ahead_is_not_seen) {
+    poison_the_future((cp_shape){8, 2, 64}, 180, 24, 1);
+    poison_the_future((cp_shape){2, 2, 20}, 100, 40, 3);
+    poison_the_future((cp_shape){4, 1, 64}, 60, 3, 1);
+    poison_the_future((cp_shape){3, 1, 19}, 190, 2, 5);
+}
+END_TEST
+
+SUITE("attention", {the_oracle_knows_an_answer_by_heart, 0, 1},
+      {every_group_and_dimension, 0, 8}, {every_length, 0, 8},
+      {large_scores_do_not_overflow, 0, 2}, {long_sums_stay_accurate, 0, 2},
+      {scores_far_below_weigh_nothing, 0, 2}, {a_mean_of_ones_is_one, 0, 2},
+      {pieces_may_lie_in_any_order, 0, 2},
+      {seeing_nothing_is_zero_and_minus_infinity, 0, 2},
+      {nan_reaches_those_who_see_it_and_nobody_else, 0, 2},
+      {a_query_of_nan_spoils_its_own_row, 0, 2},
+      {threads_do_not_change_a_bit, 0, 2}, {a_refusal_touches_nothing, 0, 2},
+      {merging_in_place_gives_the_same_bits, 0, 2},
+      {a_tile_is_the_product_and_touches_nothing_else, 0, KERNELS},
+      {every_micro_kernel_is_right, 0, KERNELS},
+      {powers_of_two_are_within_two_units, 0, 1},
+      {shares_add_up_whoever_does_them, 0, 1},
+      {a_batch_of_decoded_tokens_finds_its_keys, 0, 1},
+      {what_lies_ahead_is_not_seen, 0, 1})

@@ -248,21 +248,10 @@ START_TEST(wishes_without_meaning_are_status_2) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("bench");
-    TCase *tests = harness_case("bench");
-    tcase_add_checked_fixture(tests, open_bench, remove_directory);
-    tcase_add_test(tests, rounds_alternate_and_quotients_are_of_rounds);
-    tcase_add_test(tests, an_even_number_of_rounds_has_a_middle);
-    tcase_add_test(tests, the_judge_sees_errors_and_nan);
-    tcase_add_test(tests, all_rows_are_numbers);
-    tcase_add_test(tests, parts_can_be_chosen);
-    tcase_add_test(tests, a_model_reads_and_generates);
-    tcase_add_test(tests, a_small_million_is_right);
-    tcase_add_test(tests, bad_wishes_are_status_2);
-    tcase_add_test(tests, wishes_without_meaning_are_status_2);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE_WITH("bench", open_bench, remove_directory,
+           {rounds_alternate_and_quotients_are_of_rounds, 0, 1},
+           {an_even_number_of_rounds_has_a_middle, 0, 1},
+           {the_judge_sees_errors_and_nan, 0, 1}, {all_rows_are_numbers, 0, 1},
+           {parts_can_be_chosen, 0, 1}, {a_model_reads_and_generates, 0, 1},
+           {a_small_million_is_right, 0, 1}, {bad_wishes_are_status_2, 0, 1},
+           {wishes_without_meaning_are_status_2, 0, 1})

@@ -441,21 +441,11 @@ START_TEST(processes_are_calibrated) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("calibrate");
-    TCase *tests = harness_case("calibrate");
-    tcase_add_checked_fixture(tests, make_small, NULL);
-    tcase_add_loop_test(tests, made_up_machines_come_out, 0, 4);
-    tcase_add_test(tests, what_does_not_hide_is_said_not_to);
-    tcase_add_test(tests, sizes_are_refused);
-    tcase_add_test(tests, descriptions_are_written_and_read);
-    tcase_add_test(tests, bad_use_is_refused);
-    tcase_add_test(tests, a_ring_takes_about_what_is_simulated);
-    tcase_add_test(tests, auto_takes_what_is_faster);
-    tcase_add_test(tests, commands_choose_by_a_description);
-    tcase_add_test(tests, processes_are_calibrated);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE_WITH("calibrate", make_small, NULL, {made_up_machines_come_out, 0, 4},
+           {what_does_not_hide_is_said_not_to, 0, 1}, {sizes_are_refused, 0, 1},
+           {descriptions_are_written_and_read, 0, 1},
+           {bad_use_is_refused, 0, 1},
+           {a_ring_takes_about_what_is_simulated, 0, 1},
+           {auto_takes_what_is_faster, 0, 1},
+           {commands_choose_by_a_description, 0, 1},
+           {processes_are_calibrated, 0, 1})

@@ -120,13 +120,5 @@ START_TEST(text_is_shown_whole) {
 }
 END_TEST
 
-static Suite *chat_suite(void) {
-    Suite *suite = suite_create("chat");
-    TCase *tests = harness_case("chat");
-    tcase_add_test(tests, a_true_tape_agrees_and_a_false_one_does_not);
-    tcase_add_test(tests, text_is_shown_whole);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(chat_suite)
+SUITE("chat", {a_true_tape_agrees_and_a_false_one_does_not, 0, 1},
+      {text_is_shown_whole, 0, 1})

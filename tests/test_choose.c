@@ -206,21 +206,8 @@ START_TEST(the_command_refuses_in_one_line) {
 }
 END_TEST
 
-static Suite *choose_suite(void) {
-    Suite *suite = suite_create("choose");
-    TCase *tests = harness_case("choose");
-    tcase_add_test(tests, test_table_4);
-    tcase_add_test(tests, test_thresholds);
-    tcase_add_test(tests, test_nothing_hides_between_threads);
-    tcase_add_test(tests, test_ends);
-    tcase_add_test(tests, test_words);
-    tcase_add_test(tests, test_batch);
-    tcase_add_test(tests, test_refusals);
-    tcase_add_test(tests, the_command_prints_verdicts);
-    tcase_add_test(tests, lines_fit_eighty_columns);
-    tcase_add_test(tests, the_command_refuses_in_one_line);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(choose_suite)
+SUITE("choose", {test_table_4, 0, 1}, {test_thresholds, 0, 1},
+      {test_nothing_hides_between_threads, 0, 1}, {test_ends, 0, 1},
+      {test_words, 0, 1}, {test_batch, 0, 1}, {test_refusals, 0, 1},
+      {the_command_prints_verdicts, 0, 1}, {lines_fit_eighty_columns, 0, 1},
+      {the_command_refuses_in_one_line, 0, 1})

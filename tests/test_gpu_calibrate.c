@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "cuda/model/device_laboratory.h"
+#include "app/device_laboratory.h"
 
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
@@ -181,19 +181,9 @@ START_TEST(a_dead_process_costs_patience) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("calibration of GPUs");
-    TCase *tests = harness_case("calibration of GPUs");
-    tcase_add_loop_test(tests, the_pretended_machine_comes_out, 0,
-                        HARNESS_SANITIZED ? 4 : 6);
-    if (stand_in_pretends()) {
-        tcase_add_loop_test(tests, processes_come_to_one_description, 0, 2);
-        tcase_add_loop_test(tests, what_fails_fails_cleanly, 0, 3);
-        tcase_add_test(tests, what_cannot_be_is_refused);
-        tcase_add_test(tests, a_dead_process_costs_patience);
-    }
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE("calibration of GPUs",
+      {the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6},
+      {processes_come_to_one_description, 0, 2 * stand_in_pretends()},
+      {what_fails_fails_cleanly, 0, 3 * stand_in_pretends()},
+      {what_cannot_be_is_refused, 0, stand_in_pretends()},
+      {a_dead_process_costs_patience, 0, stand_in_pretends()})

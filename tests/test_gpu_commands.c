@@ -199,20 +199,10 @@ START_TEST(launched_processes_end_together) {
 }
 END_TEST
 
-static Suite *gpu_commands_suite(void) {
-    Suite *suite = suite_create("commands with GPUs");
-    TCase *tests = harness_case("commands with GPUs");
-    suite_add_tcase(suite, tests);
-    tcase_add_checked_fixture(tests, set_up, remove_directory);
-    tcase_add_test(tests, attention_alone_is_the_same);
-    tcase_add_loop_test(tests, a_model_writes_the_same_tokens, 0,
-                        harness_seeds(3));
-    tcase_add_test(tests, a_trace_has_two_lanes_a_rank);
-    tcase_add_loop_test(tests, gpus_are_calibrated, 0, 3);
-    tcase_add_test(tests, a_machine_without_a_gpu_is_told_so);
-    tcase_add_test(tests, launched_processes_say_the_same);
-    tcase_add_test(tests, launched_processes_end_together);
-    return suite;
-}
-
-SUITE_MAIN(gpu_commands_suite)
+SUITE_WITH("commands with GPUs", set_up, remove_directory,
+           {attention_alone_is_the_same, 0, 1},
+           {a_model_writes_the_same_tokens, 0, harness_seeds(3)},
+           {a_trace_has_two_lanes_a_rank, 0, 1}, {gpus_are_calibrated, 0, 3},
+           {a_machine_without_a_gpu_is_told_so, 0, 1},
+           {launched_processes_say_the_same, 0, 1},
+           {launched_processes_end_together, 0, 1})

@@ -217,34 +217,15 @@ START_TEST(chance_is_the_same_everywhere) {
 }
 END_TEST
 
-static Suite *ground_suite(void) {
-    Suite *suite = suite_create("ground");
-    TCase *messages = harness_case("messages");
-    tcase_add_test(messages, messages_are_cut_at_511_bytes);
-    tcase_add_test(messages, a_message_may_quote_the_one_before);
-    tcase_add_test(messages, each_thread_has_its_own_message);
-    suite_add_tcase(suite, messages);
-    TCase *sizes = harness_case("sizes");
-    tcase_add_loop_test(sizes, sizes_are_right_or_refused_at_the_edges, 0,
-                        sizeof(edges) / sizeof(edges[0]));
-    tcase_add_test(sizes, division_rounds_up_and_never_overflows);
-    suite_add_tcase(suite, sizes);
-    TCase *memory = harness_case("memory");
-    tcase_add_loop_test(memory, impossible_counts_are_refused_by_name, 0,
-                        sizeof(refused) / sizeof(refused[0]));
-    tcase_add_test(memory, memory_is_zeroed_even_when_used_before);
-    tcase_add_test(memory, tensors_begin_on_a_line);
-    suite_add_tcase(suite, memory);
-    TCase *clock = harness_case("the clock");
-    tcase_add_test(clock, the_clock_runs_through_a_pause);
-    suite_add_tcase(suite, clock);
-    TCase *text = harness_case("text");
-    tcase_add_loop_test(text, counts_have_suffixes, 0,
-                        sizeof(counts) / sizeof(counts[0]));
-    tcase_add_test(text, lists_of_counts_are_summed);
-    tcase_add_test(text, chance_is_the_same_everywhere);
-    suite_add_tcase(suite, text);
-    return suite;
-}
-
-SUITE_MAIN(ground_suite)
+SUITE("ground", {messages_are_cut_at_511_bytes, 0, 1},
+      {a_message_may_quote_the_one_before, 0, 1},
+      {each_thread_has_its_own_message, 0, 1},
+      {sizes_are_right_or_refused_at_the_edges, 0,
+       sizeof(edges) / sizeof(edges[0])},
+      {division_rounds_up_and_never_overflows, 0, 1},
+      {impossible_counts_are_refused_by_name, 0,
+       sizeof(refused) / sizeof(refused[0])},
+      {memory_is_zeroed_even_when_used_before, 0, 1},
+      {tensors_begin_on_a_line, 0, 1}, {the_clock_runs_through_a_pause, 0, 1},
+      {counts_have_suffixes, 0, sizeof(counts) / sizeof(counts[0])},
+      {lists_of_counts_are_summed, 0, 1}, {chance_is_the_same_everywhere, 0, 1})

@@ -766,23 +766,13 @@ START_TEST(blocks_are_unpacked_as_their_authors_do) {
 }
 END_TEST
 
-static Suite *kernels_suite(void) {
-    Suite *suite = suite_create("kernels");
-    TCase *tests = harness_case("kernels");
-    tcase_add_loop_test(tests, attention_is_that_of_the_oracle, 0, SHAPES);
-    tcase_add_test(tests, sequences_do_not_see_each_other);
-    tcase_add_loop_test(tests, what_lies_ahead_is_not_seen, 0, SHAPES);
-    tcase_add_test(tests, attention_reads_every_half);
-    tcase_add_loop_test(tests, kernels_do_what_they_are_defined_to, 0, KERNELS);
-    tcase_add_loop_test(tests, every_rounding_to_8_bits_is_to_nearest_even, 0,
-                        12);
-    tcase_add_loop_test(tests, rows_of_8_bits_stand_for_their_numbers, 0, 8);
-    tcase_add_loop_test(tests, rows_are_turned_and_placed, 0, 3 * TURNS);
-    tcase_add_test(tests, indices_have_64_bits);
-    tcase_add_test(tests, what_cannot_be_launched_is_refused);
-    tcase_add_test(tests, blocks_are_unpacked_as_their_authors_do);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(kernels_suite)
+SUITE("kernels", {attention_is_that_of_the_oracle, 0, SHAPES},
+      {sequences_do_not_see_each_other, 0, 1},
+      {what_lies_ahead_is_not_seen, 0, SHAPES},
+      {attention_reads_every_half, 0, 1},
+      {kernels_do_what_they_are_defined_to, 0, KERNELS},
+      {every_rounding_to_8_bits_is_to_nearest_even, 0, 12},
+      {rows_of_8_bits_stand_for_their_numbers, 0, 8},
+      {rows_are_turned_and_placed, 0, 3 * TURNS}, {indices_have_64_bits, 0, 1},
+      {what_cannot_be_launched_is_refused, 0, 1},
+      {blocks_are_unpacked_as_their_authors_do, 0, 1})

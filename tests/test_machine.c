@@ -291,21 +291,9 @@ START_TEST(models_weigh_what_they_should) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("machine");
-    TCase *tests = harness_case("machine");
-    tcase_add_test(tests, built_in_descriptions_survive_writing);
-    tcase_add_loop_test(tests, bad_lines_are_refused_by_name, 0,
-                        (int)(sizeof(bad) / sizeof(bad[0])));
-    tcase_add_loop_test(tests, missing_fields_are_named, 0, 8);
-    tcase_add_test(tests, damage_is_read_or_refused);
-    tcase_add_test(tests, what_is_left_out_follows);
-    tcase_add_test(tests, curves_meet_their_points);
-    tcase_add_test(tests, surfaces_meet_their_points);
-    tcase_add_test(tests, files_are_read);
-    tcase_add_test(tests, models_weigh_what_they_should);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE("machine", {built_in_descriptions_survive_writing, 0, 1},
+      {bad_lines_are_refused_by_name, 0, (int)(sizeof(bad) / sizeof(bad[0]))},
+      {missing_fields_are_named, 0, 8}, {damage_is_read_or_refused, 0, 1},
+      {what_is_left_out_follows, 0, 1}, {curves_meet_their_points, 0, 1},
+      {surfaces_meet_their_points, 0, 1}, {files_are_read, 0, 1},
+      {models_weigh_what_they_should, 0, 1})

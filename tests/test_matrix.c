@@ -197,15 +197,6 @@ START_TEST(test_no_worse_than_a_loop) {
 }
 END_TEST
 
-static Suite *matrix_suite(void) {
-    Suite *suite = suite_create("matrix");
-    TCase *tests = harness_case("matrix");
-    tcase_add_loop_test(tests, test_every_value_is_exact, 0, 13);
-    tcase_add_test(tests, test_what_is_no_matrix);
-    tcase_add_loop_test(tests, test_products, 0, 9);
-    tcase_add_test(tests, test_no_worse_than_a_loop);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(matrix_suite)
+SUITE("matrix", {test_every_value_is_exact, 0, 13},
+      {test_what_is_no_matrix, 0, 1}, {test_products, 0, 9},
+      {test_no_worse_than_a_loop, 0, 1})

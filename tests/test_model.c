@@ -1,7 +1,7 @@
 /* The whole model: against float64, against one rank, against the reference
  * values of a real file; and what happens when a call fails. */
 #define _GNU_SOURCE
-#include "model/backend.h"
+#include "model/session.h"
 #include "ring/check.h"
 #include "ring/choose.h"
 #include "model/loader.h"

@@ -454,23 +454,11 @@ START_TEST(what_the_library_refuses) {
 }
 END_TEST
 
-static Suite *multiply_suite(void) {
-    Suite *suite = suite_create("multiply");
-    TCase *tests = harness_case("multiply");
-    tcase_add_loop_test(tests, products_are_those_of_the_definition, 0, 3);
-    tcase_add_test(tests, more_sizes_than_are_remembered);
-    tcase_add_test(tests, operands_may_begin_anywhere);
-    tcase_add_loop_test(tests, a_product_can_be_captured, 0, 6);
-    tcase_add_test(tests, bad_products_are_refused);
-    tcase_add_test(tests, rows_of_8_bits_are_multiplied);
-    if (stand_in_pretends()) {
-        tcase_add_test(tests, a_capture_without_a_call_before_it_is_found);
-        tcase_add_test(tests, a_missing_event_shows);
-        tcase_add_test(tests, failures_of_the_device_are_told);
-        tcase_add_loop_test(tests, what_the_library_refuses, 0, FAULTS);
-    }
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(multiply_suite)
+SUITE("multiply", {products_are_those_of_the_definition, 0, 3},
+      {more_sizes_than_are_remembered, 0, 1},
+      {operands_may_begin_anywhere, 0, 1}, {a_product_can_be_captured, 0, 6},
+      {bad_products_are_refused, 0, 1}, {rows_of_8_bits_are_multiplied, 0, 1},
+      {a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()},
+      {a_missing_event_shows, 0, stand_in_pretends()},
+      {failures_of_the_device_are_told, 0, stand_in_pretends()},
+      {what_the_library_refuses, 0, FAULTS *stand_in_pretends()})

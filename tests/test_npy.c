@@ -200,21 +200,10 @@ START_TEST(several_files_or_none) {
 }
 END_TEST
 
-static Suite *npy_suite(void) {
-    Suite *suite = suite_create("npy");
-    TCase *tests = harness_case("npy");
-    tcase_add_checked_fixture(tests, make_directory, remove_directory);
-    tcase_add_test(tests, what_is_written_is_read);
-    tcase_add_test(tests, empty_and_scalar_arrays_are_arrays);
-    tcase_add_test(tests, other_writers_headers_are_read);
-    tcase_add_loop_test(tests, hostile_headers_are_refused, 0,
-                        sizeof(hostile) / sizeof(hostile[0]));
-    tcase_add_test(tests, a_file_cut_anywhere_is_refused);
-    tcase_add_test(tests, other_files_are_refused);
-    tcase_add_test(tests, nan_is_named_by_its_index);
-    tcase_add_test(tests, several_files_or_none);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(npy_suite)
+SUITE_WITH(
+    "npy", make_directory, remove_directory, {what_is_written_is_read, 0, 1},
+    {empty_and_scalar_arrays_are_arrays, 0, 1},
+    {other_writers_headers_are_read, 0, 1},
+    {hostile_headers_are_refused, 0, sizeof(hostile) / sizeof(hostile[0])},
+    {a_file_cut_anywhere_is_refused, 0, 1}, {other_files_are_refused, 0, 1},
+    {nan_is_named_by_its_index, 0, 1}, {several_files_or_none, 0, 1})

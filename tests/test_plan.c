@@ -160,60 +160,6 @@ START_TEST(damage_to_pass_q_is_found) {
 }
 END_TEST
 
-START_TEST(damage_to_a_layout_is_found) {
-    cp_layout *layout = fresh_layout(3, 24);
-    cp_plan *plan = build(CP_PASS_KV, layout, 1);
-    cp_piece *key = &layout->keys[1].pieces.items[0];
-    switch (_i) {
-    case 0:
-        key->span.start += 1;
-        expect(plan, "key 8 of sequence 0 is held by rank 1 and by rank 2");
-        break;
-    case 1:
-        key->span.count -= 1;
-        expect(plan,
-               "of key positions 0 to 23 of sequence 0, 1 are held by no");
-        break;
-    case 2:
-        layout->queries[2].pieces.items[0].span.count -= 2;
-        expect(plan, "of query positions 0 to 23 of sequence 0, 2 are held");
-        break;
-    case 3:
-        layout->keys[1].pieces.items[1].row -= 1;
-        expect(plan, "row 3 of the key block of rank 1 is used twice");
-        break;
-    case 4: /* the keys lose their last token */
-        layout->keys[0].pieces.items[1].span.count -= 1;
-        expect(plan, "of key positions 0 to 23 of sequence 0, 1 are held");
-        break;
-    case 5: /* the queries lose their first */
-        layout->queries[0].pieces.items[0].span.start += 1;
-        layout->queries[0].pieces.items[0].span.count -= 1;
-        expect(plan, "of query positions 0 to 23 of sequence 0, 1 are held");
-        break;
-    case 6: /* the queries lose their last */
-        layout->queries[0].pieces.items[1].span.count -= 1;
-        expect(plan, "of query positions 0 to 23 of sequence 0, 1 are held");
-        break;
-    case 7: /* a token that the sequence does not have */
-        layout->keys[0].pieces.items[1].span.count += 1;
-        expect(plan, "rank 0 holds key 24 of sequence 0, which has 0 to 23");
-        break;
-    case 8: /* a sequence that there is not */
-        layout->keys[0].pieces.items[1].span.sequence = 1;
-        expect(plan, "of key positions 0 to 23 of sequence 0, 4 are held by");
-        break;
-    case 9: /* tokens of one besides all that there are */
-        cp_pieces_append(&layout->queries[2].pieces,
-                         (cp_piece){{1, 0, 1, 1}, 8});
-        expect(plan, "rank 2 holds a query of sequence 1 of 1");
-        break;
-    }
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-}
-END_TEST
-
 static cp_layout *third_turn(cp_cache **cache) {
     const int64_t turns[3][2] = {{17, 5}, {3, 8}, {9, 2}};
     cp_layout *layout;
@@ -227,55 +173,78 @@ static cp_layout *third_turn(cp_cache **cache) {
     return layout;
 }
 
+enum { QUERIES, KEYS, CACHE, APPENDED };
+
+/* Damage to one piece of one list: of 24 tokens on 3 ranks, or, in the lists of
+ * the cache, of the third turn. */
 static const struct {
-    const char *what;
-    bool appended; /* in which of the two lists */
-    int rank, piece;
-    int64_t row, start, count; /* what is added */
-    int64_t pieces;            /* how many are cut off */
+    int list, rank, piece;
+    int64_t row, sequence, start, count; /* what is added */
+    int64_t pieces;                      /* how many are cut off */
     const char *text;
 } cuts[] = {
-    {"cut to one piece", false, 0, 0, 0, 0, 0, 5,
+    {KEYS, 1, 0, 0, 0, 1, 0, 0,
+     "key 8 of sequence 0 is held by rank 1 and by rank 2"},
+    {KEYS, 1, 0, 0, 0, 0, -1, 0,
+     "of key positions 0 to 23 of sequence 0, 1 are held by no"},
+    {KEYS, 1, 1, -1, 0, 0, 0, 0,
+     "row 3 of the key block of rank 1 is used twice"},
+    {KEYS, 0, 1, 0, 0, 0, -1, 0, /* the last token */
+     "of key positions 0 to 23 of sequence 0, 1 are held"},
+    {KEYS, 0, 1, 0, 0, 0, 1, 0, /* a token that the sequence does not have */
+     "rank 0 holds key 24 of sequence 0, which has 0 to 23"},
+    {KEYS, 0, 1, 0, 1, 0, 0, 0, /* a sequence that there is not */
+     "of key positions 0 to 23 of sequence 0, 4 are held by"},
+    {QUERIES, 2, 0, 0, 0, 0, -2, 0,
+     "of query positions 0 to 23 of sequence 0, 2 are held"},
+    {QUERIES, 0, 0, 0, 0, 1, -1, 0, /* the first token */
+     "of query positions 0 to 23 of sequence 0, 1 are held"},
+    {QUERIES, 0, 1, 0, 0, 0, -1, 0, /* the last token */
+     "of query positions 0 to 23 of sequence 0, 1 are held"},
+    {CACHE, 0, 0, 0, 0, 0, 0, 5, /* cut to one piece */
      "rank 0: the keys from 15 to 17 of sequence 0 are not the same in its "
      "cache"},
-    {"one key short", false, 1, 0, 0, 0, -1, 0,
+    {CACHE, 1, 0, 0, 0, 0, -1, 0,
      "rank 1: the keys from 5 to 14 of sequence 0 are not the same in its"},
-    {"another key", false, 1, 0, 0, 1, 0, 0, "rank 1: the keys from 5 to 14"},
-    {"one row late", false, 0, 0, 1, 0, 0, 0,
+    {CACHE, 1, 0, 0, 0, 1, 0, 0, "rank 1: the keys from 5 to 14"},
+    {CACHE, 0, 0, 1, 0, 0, 0, 0,
      "rank 0 has 5 keys of sequence 0, from 0 on, in row 1 of its cache: due "
      "is row 0"},
-    {"one row early", false, 0, 1, -1, 0, 0, 0,
+    {CACHE, 0, 1, -1, 0, 0, 0, 0,
      "rank 0 has 3 keys of sequence 0, from 15 on, in row 4 of its cache: due "
      "is row 5"},
-    {"in the rows of another sequence", false, 1, 3, -20, 0, 0, 0,
+    {CACHE, 1, 3, -20, 0, 0, 0, 0, /* in the rows of another sequence */
      "of sequence 1, from"},
-    {"over the first row", true, 0, 0, -8, 0, 0, 0,
+    {APPENDED, 0, 0, -8, 0, 0, 0, 0, /* over the first row */
      "rank 0 appends token 20 of sequence 0 in row 0, where its cache does "
      "not have it"},
-    {"one row late", true, 1, 1, 1, 0, 0, 0,
+    {APPENDED, 1, 1, 1, 0, 0, 0, 0,
      "rank 1 appends token 14 of sequence 1 in row 38"},
-    {"a token short", true, 0, 0, 0, 0, -1, 0,
+    {APPENDED, 0, 0, 0, 0, 0, -1, 0,
      "rank 0: the new tokens from 20 to 22 of sequence 0 are not the same "
      "where they are appended"},
-    {"nothing of a sequence", true, 1, 0, 0, 0, 0, 1,
+    {APPENDED, 1, 0, 0, 0, 0, 0, 1, /* nothing of a sequence */
      "rank 1: the new tokens from 14 to 14 of sequence 1 are not the same"},
 };
 
-START_TEST(damage_to_the_lists_of_a_cache_is_found) {
+START_TEST(damage_to_the_lists_of_a_layout_is_found) {
     for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v++) {
-        cp_cache *cache;
-        cp_layout *layout = third_turn(&cache);
+        cp_cache *cache = NULL;
+        cp_layout *layout =
+            cuts[_i].list <= KEYS ? fresh_layout(3, 24) : third_turn(&cache);
         cp_plan *plan = build(v, layout, 1);
         cp_plan_report report;
         ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s",
                       cp_message());
         cp_plan_report_free(&report);
-        cp_block *blocks = cuts[_i].appended ? layout->appended : layout->cache;
-        cp_pieces *pieces = &blocks[cuts[_i].rank].pieces;
+        cp_block *lists[] = {layout->queries, layout->keys, layout->cache,
+                             layout->appended};
+        cp_pieces *pieces = &lists[cuts[_i].list][cuts[_i].rank].pieces;
         cp_piece *piece = &pieces->items[cuts[_i].piece];
         ck_assert_int_gt(pieces->count, cuts[_i].pieces);
         pieces->count -= cuts[_i].pieces;
         piece->row += cuts[_i].row;
+        piece->span.sequence += cuts[_i].sequence;
         piece->span.start += cuts[_i].start;
         piece->span.count += cuts[_i].count;
         expect(plan, cuts[_i].text);
@@ -285,6 +254,17 @@ START_TEST(damage_to_the_lists_of_a_cache_is_found) {
     }
 }
 END_TEST
+
+START_TEST(a_query_of_no_sequence_is_found) {
+    cp_layout *layout = fresh_layout(3, 24);
+    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+    cp_pieces_append(&layout->queries[2].pieces, (cp_piece){{1, 0, 1, 1}, 8});
+    expect(plan, "rank 2 holds a query of sequence 1 of 1");
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
 START_TEST(a_cache_without_room_is_found) {
     cp_layout *layout = fresh_layout(2, 24);
     cp_plan *plan = build(CP_PASS_Q, layout, 1);
@@ -446,24 +426,14 @@ START_TEST(drawings_have_every_rank) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("plan");
-    TCase *tests = harness_case("plans");
-    tcase_add_loop_test(tests, damage_to_pass_kv_is_found, 0, 13);
-    tcase_add_loop_test(tests, damage_to_pass_q_is_found, 0, 5);
-    tcase_add_loop_test(tests, damage_to_a_layout_is_found, 0, 10);
-    tcase_add_loop_test(tests, damage_to_the_lists_of_a_cache_is_found, 0,
-                        (int)(sizeof(cuts) / sizeof(cuts[0])));
-    tcase_add_test(tests, a_cache_without_room_is_found);
-    tcase_add_loop_test(tests, no_interleaving_of_a_small_plan_goes_wrong, 0,
-                        12);
-    tcase_add_loop_test(tests, blocking_sends_deadlock_in_both_opinions, 0, 3);
-    tcase_add_test(tests, a_missing_wait_is_found_in_both_opinions);
-    tcase_add_test(tests, one_buffer_overwrites_or_deadlocks);
-    tcase_add_loop_test(tests, two_million_tokens_on_128_ranks, 0, 3);
-    tcase_add_loop_test(tests, drawings_have_every_rank, 0, 2);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE("plan", {damage_to_pass_kv_is_found, 0, 13},
+      {damage_to_pass_q_is_found, 0, 5},
+      {a_query_of_no_sequence_is_found, 0, 1},
+      {damage_to_the_lists_of_a_layout_is_found, 0,
+       sizeof(cuts) / sizeof(cuts[0])},
+      {a_cache_without_room_is_found, 0, 1},
+      {no_interleaving_of_a_small_plan_goes_wrong, 0, 12},
+      {blocking_sends_deadlock_in_both_opinions, 0, 3},
+      {a_missing_wait_is_found_in_both_opinions, 0, 1},
+      {one_buffer_overwrites_or_deadlocks, 0, 1},
+      {two_million_tokens_on_128_ranks, 0, 3}, {drawings_have_every_rank, 0, 2})

@@ -302,26 +302,8 @@ START_TEST(too_few_threads_is_an_error) {
 }
 END_TEST
 
-static Suite *ranks_suite(void) {
-    Suite *suite = suite_create("ranks");
-    TCase *right = harness_case("right");
-    TCase *wrong = harness_case("wrong");
-    TCase *failing = harness_case("failing");
-    /* Add the tests. */
-    tcase_add_loop_test(right, scene, 0, COMM_SCENES);
-    tcase_add_test(right, exchanges_return_at_once);
-    tcase_add_loop_test(right, ranks_work_again, 0, 6);
-    tcase_add_loop_test(right, fifty_seeds, 0, 10);
-    tcase_add_test(wrong, missing_wait_reads_nan);
-    tcase_add_test(wrong, early_touch_shows);
-    tcase_add_test(wrong, sending_first_is_a_deadlock);
-    tcase_add_loop_test(failing, first_failure_wins, 0, 10);
-    tcase_add_test(failing, wrong_options_are_refused);
-    tcase_add_test(failing, too_few_threads_is_an_error);
-    suite_add_tcase(suite, right);
-    suite_add_tcase(suite, wrong);
-    suite_add_tcase(suite, failing);
-    return suite;
-}
-
-SUITE_MAIN(ranks_suite)
+SUITE("ranks", {scene, 0, COMM_SCENES}, {exchanges_return_at_once, 0, 1},
+      {ranks_work_again, 0, 6}, {fifty_seeds, 0, 10},
+      {missing_wait_reads_nan, 0, 1}, {early_touch_shows, 0, 1},
+      {sending_first_is_a_deadlock, 0, 1}, {first_failure_wins, 0, 10},
+      {wrong_options_are_refused, 0, 1}, {too_few_threads_is_an_error, 0, 1})

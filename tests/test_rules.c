@@ -441,26 +441,16 @@ START_TEST(scores_against_table_4) {
 }
 END_TEST
 
-static Suite *rules_suite(void) {
-    Suite *suite = suite_create("rules");
-    TCase *tests = harness_case("rules");
-    tcase_add_loop_test(tests, table_3_is_what_plans_do, 1, 9);
-    tcase_add_test(tests, both_factors_of_two);
-    tcase_add_test(tests, thresholds_of_three_machines);
-    tcase_add_test(tests, equations_are_the_inequalities_they_came_from);
-    tcase_add_test(tests, three_thousand_two_hundred_is_a_tie);
-    tcase_add_test(tests, the_causal_half_doubles_the_first_prompt);
-    tcase_add_test(tests, what_holds_of_all_rules);
-    tcase_add_loop_test(tests, bisection_finds_what_a_walk_finds, 0, 4);
-    tcase_add_test(tests, table_5_decides_by_seconds);
-    tcase_add_test(tests, nothing_hides_where_cores_are_shared);
-    tcase_add_test(tests, a_rule_that_turns_the_wrong_way_has_no_threshold);
-    tcase_add_test(tests, appendix_d_turns_where_it_says);
-    tcase_add_test(tests, bad_settings_name_the_field);
-    tcase_add_test(tests, sums_that_do_not_fit_are_refused);
-    tcase_add_test(tests, scores_against_table_4);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(rules_suite)
+SUITE("rules", {table_3_is_what_plans_do, 1, 9}, {both_factors_of_two, 0, 1},
+      {thresholds_of_three_machines, 0, 1},
+      {equations_are_the_inequalities_they_came_from, 0, 1},
+      {three_thousand_two_hundred_is_a_tie, 0, 1},
+      {the_causal_half_doubles_the_first_prompt, 0, 1},
+      {what_holds_of_all_rules, 0, 1},
+      {bisection_finds_what_a_walk_finds, 0, 4},
+      {table_5_decides_by_seconds, 0, 1},
+      {nothing_hides_where_cores_are_shared, 0, 1},
+      {a_rule_that_turns_the_wrong_way_has_no_threshold, 0, 1},
+      {appendix_d_turns_where_it_says, 0, 1},
+      {bad_settings_name_the_field, 0, 1},
+      {sums_that_do_not_fit_are_refused, 0, 1}, {scores_against_table_4, 0, 1})

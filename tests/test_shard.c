@@ -204,16 +204,7 @@ START_TEST(nonsense_is_refused_with_its_numbers) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("shard");
-    TCase *tests = harness_case("sharding");
-    tcase_add_loop_test(tests, every_small_shape_is_a_round_trip, 1, 10);
-    tcase_add_loop_test(tests, invariants_7_and_8_the_fold_is_fair, 1, 10);
-    tcase_add_loop_test(tests, a_straight_cut_is_as_unfair_as_the_formula_says,
-                        1, 10);
-    tcase_add_test(tests, nonsense_is_refused_with_its_numbers);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE("shard", {every_small_shape_is_a_round_trip, 1, 10},
+      {invariants_7_and_8_the_fold_is_fair, 1, 10},
+      {a_straight_cut_is_as_unfair_as_the_formula_says, 1, 10},
+      {nonsense_is_refused_with_its_numbers, 0, 1})

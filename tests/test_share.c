@@ -185,19 +185,7 @@ START_TEST(a_later_message_may_help) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("share");
-    TCase *tests = harness_case("share");
-    tcase_add_test(tests, shares_are_as_by_hand);
-    tcase_add_test(tests, shares_are_as_by_formula);
-    tcase_add_test(tests, who_waits_gives_its_core_away);
-    tcase_add_test(tests, what_hides_needs_no_core);
-    tcase_add_test(tests, a_gate_opens_in_the_middle);
-    tcase_add_test(tests, a_gate_opens_anew);
-    tcase_add_test(tests, who_waits_for_ever_is_named);
-    tcase_add_test(tests, a_later_message_may_help);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE("share", {shares_are_as_by_hand, 0, 1}, {shares_are_as_by_formula, 0, 1},
+      {who_waits_gives_its_core_away, 0, 1}, {what_hides_needs_no_core, 0, 1},
+      {a_gate_opens_in_the_middle, 0, 1}, {a_gate_opens_anew, 0, 1},
+      {who_waits_for_ever_is_named, 0, 1}, {a_later_message_may_help, 0, 1})

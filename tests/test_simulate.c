@@ -644,31 +644,16 @@ START_TEST(what_cannot_be_is_refused) {
 }
 END_TEST
 
-static Suite *suite(void) {
-    Suite *suite = suite_create("simulate");
-    TCase *tests = harness_case("simulate");
-    tcase_add_test(tests, hops_are_as_by_hand);
-    tcase_add_test(tests, pieces_are_as_by_hand);
-    tcase_add_test(tests, other_variants_are_as_by_hand);
-    tcase_add_test(tests, one_core_never_rests);
-    tcase_add_test(tests, attention_on_one_core_is_late_at_random);
-    tcase_add_test(tests, what_shows_on_one_core);
-    tcase_add_test(tests, a_decode_step_on_one_core);
-    tcase_add_test(tests, predictions_lie_between_the_bounds);
-    tcase_add_test(tests, sharing_lies_between_bounds);
-    tcase_add_test(tests, both_replays_agree);
-    tcase_add_test(tests, both_traces_agree);
-    tcase_add_test(tests, long_calls_are_cut_short);
-    tcase_add_test(tests, equal_work_is_shared_evenly);
-    tcase_add_test(tests, walked_and_multiplied_layers_agree);
-    tcase_add_test(tests, worse_is_not_better);
-    tcase_add_test(tests, invariants_13_22_25_of_a_million_tokens);
-    tcase_add_test(tests, invariants_26_27_29_of_the_cluster);
-    tcase_add_loop_test(tests, jitter_repeats_and_costs, 0, 2);
-    tcase_add_test(tests, a_large_ring_is_quick);
-    tcase_add_loop_test(tests, what_cannot_be_is_refused, 0, 2);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)
+SUITE("simulate", {hops_are_as_by_hand, 0, 1}, {pieces_are_as_by_hand, 0, 1},
+      {other_variants_are_as_by_hand, 0, 1}, {one_core_never_rests, 0, 1},
+      {attention_on_one_core_is_late_at_random, 0, 1},
+      {what_shows_on_one_core, 0, 1}, {a_decode_step_on_one_core, 0, 1},
+      {predictions_lie_between_the_bounds, 0, 1},
+      {sharing_lies_between_bounds, 0, 1}, {both_replays_agree, 0, 1},
+      {both_traces_agree, 0, 1}, {long_calls_are_cut_short, 0, 1},
+      {equal_work_is_shared_evenly, 0, 1},
+      {walked_and_multiplied_layers_agree, 0, 1}, {worse_is_not_better, 0, 1},
+      {invariants_13_22_25_of_a_million_tokens, 0, 1},
+      {invariants_26_27_29_of_the_cluster, 0, 1},
+      {jitter_repeats_and_costs, 0, 2}, {a_large_ring_is_quick, 0, 1},
+      {what_cannot_be_is_refused, 0, 2})

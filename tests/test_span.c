@@ -149,18 +149,9 @@ START_TEST(wrong_shapes_are_refused_by_their_numbers) {
 }
 END_TEST
 
-static Suite *span_suite(void) {
-    Suite *suite = suite_create("span");
-    TCase *tests = harness_case("spans");
-    tcase_add_test(tests, spans_agree_with_brute_force);
-    tcase_add_test(tests,
-                   a_million_tokens_dealt_to_seven_groups_keep_their_pairs);
-    tcase_add_test(tests, spans_meet_where_the_remainders_say);
-    tcase_add_test(tests, a_list_holds_the_tokens_that_were_appended);
-    tcase_add_test(tests, what_continues_is_joined);
-    tcase_add_test(tests, wrong_shapes_are_refused_by_their_numbers);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(span_suite)
+SUITE("span", {spans_agree_with_brute_force, 0, 1},
+      {a_million_tokens_dealt_to_seven_groups_keep_their_pairs, 0, 1},
+      {spans_meet_where_the_remainders_say, 0, 1},
+      {a_list_holds_the_tokens_that_were_appended, 0, 1},
+      {what_continues_is_joined, 0, 1},
+      {wrong_shapes_are_refused_by_their_numbers, 0, 1})

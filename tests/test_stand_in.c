@@ -1053,35 +1053,16 @@ START_TEST(a_peer_never_connects) {
 }
 END_TEST
 
-static Suite *stand_in_suite(void) {
-    Suite *suite = suite_create("stand-in");
-    TCase *tests = harness_case("stand-in");
-    tcase_add_loop_test(tests, a_right_program_passes_on_every_seed, 0, 20);
-    tcase_add_loop_test(tests, ranks_may_be_threads, 0, 5);
-    tcase_add_test(tests, a_seed_is_an_order);
-    tcase_add_loop_test(tests, the_null_stream_orders_itself, 0, 2);
-    tcase_add_loop_test(tests, every_wait_is_missed, 0, WAITS);
-    tcase_add_loop_test(tests, mistakes_are_found_on_every_seed, 0, MISTAKES);
-    tcase_add_loop_test(tests, a_communicator_is_not_asked, 0, 2);
-    tcase_add_loop_test(tests, a_captured_length_goes_stale, 0, 2);
-    tcase_add_loop_test(tests, an_upload_in_a_graph_is_fresh_unless_frozen, 0,
-                        2);
-    tcase_add_loop_test(tests, a_graph_keeps_its_edges, 0, 10);
-    tcase_add_loop_test(tests, a_graph_never_meets_itself, 0, 2);
-    tcase_add_loop_test(tests, a_capture_is_spoiled, 0, 4);
-    tcase_add_test(tests, a_barrier_is_missing);
-    tcase_add_loop_test(tests, a_barrier_is_not_reached, 0, 2);
-    tcase_add_loop_test(tests, warps_shuffle_and_vote, 0, 2);
-    tcase_add_loop_test(tests, a_bad_access_names_the_allocation, 0, 3);
-    tcase_add_test(tests, a_range_is_checked);
-    tcase_add_test(tests, leaks_are_reported);
-    tcase_add_test(tests, the_nth_call_fails);
-    tcase_add_loop_test(tests, there_may_be_no_driver, 0, 3);
-    tcase_add_loop_test(tests, collectives_are_right, 0, 4);
-    tcase_add_loop_test(tests, communicators_split, 0, 1);
-    tcase_add_test(tests, a_peer_never_connects);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(stand_in_suite)
+SUITE("stand-in", {a_right_program_passes_on_every_seed, 0, 20},
+      {ranks_may_be_threads, 0, 5}, {a_seed_is_an_order, 0, 1},
+      {the_null_stream_orders_itself, 0, 2}, {every_wait_is_missed, 0, WAITS},
+      {mistakes_are_found_on_every_seed, 0, MISTAKES},
+      {a_communicator_is_not_asked, 0, 2}, {a_captured_length_goes_stale, 0, 2},
+      {an_upload_in_a_graph_is_fresh_unless_frozen, 0, 2},
+      {a_graph_keeps_its_edges, 0, 10}, {a_graph_never_meets_itself, 0, 2},
+      {a_capture_is_spoiled, 0, 4}, {a_barrier_is_missing, 0, 1},
+      {a_barrier_is_not_reached, 0, 2}, {warps_shuffle_and_vote, 0, 2},
+      {a_bad_access_names_the_allocation, 0, 3}, {a_range_is_checked, 0, 1},
+      {leaks_are_reported, 0, 1}, {the_nth_call_fails, 0, 1},
+      {there_may_be_no_driver, 0, 3}, {collectives_are_right, 0, 4},
+      {communicators_split, 0, 1}, {a_peer_never_connects, 0, 1})

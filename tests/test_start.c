@@ -126,12 +126,4 @@ START_TEST(launchers_are_understood) {
 }
 END_TEST
 
-static Suite *start_suite(void) {
-    Suite *suite = suite_create("start");
-    TCase *tests = harness_case("environment");
-    suite_add_tcase(suite, tests);
-    tcase_add_loop_test(tests, launchers_are_understood, 0, LAUNCHES);
-    return suite;
-}
-
-SUITE_MAIN(start_suite)
+SUITE("start", {launchers_are_understood, 0, LAUNCHES})

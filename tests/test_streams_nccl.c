@@ -433,21 +433,13 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
 }
 END_TEST
 
-static Suite *nccl_suite(void) {
-    Suite *suite = suite_create("streams over NCCL");
-    TCase *tests = harness_case("NCCL");
-    tcase_add_loop_test(tests, conversations_over_nccl_equal_dense_attention, 0,
-                        harness_seeds(40));
-    tcase_add_loop_test(tests, survivors_of_a_silent_rank_end, 0, 8);
-    tcase_add_test(tests, a_peer_that_never_connects_is_not_waited_for);
-    tcase_add_test(tests, a_lost_message_is_named);
-    tcase_add_loop_test(tests, a_rank_with_another_plan_is_named, 0, 9);
-    tcase_add_loop_test(tests, sums_and_rings_do_not_meet, 0, 12);
-    tcase_add_loop_test(tests, failures_spread_through_groups_and_end, 0, 8);
-    tcase_add_test(tests, groups_that_do_not_divide_are_refused);
-    tcase_add_loop_test(tests, ranks_of_one_process_send_to_themselves, 0, 4);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(nccl_suite)
+SUITE("streams over NCCL",
+      {conversations_over_nccl_equal_dense_attention, 0, harness_seeds(40)},
+      {survivors_of_a_silent_rank_end, 0, 8},
+      {a_peer_that_never_connects_is_not_waited_for, 0, 1},
+      {a_lost_message_is_named, 0, 1},
+      {a_rank_with_another_plan_is_named, 0, 9},
+      {sums_and_rings_do_not_meet, 0, 12},
+      {failures_spread_through_groups_and_end, 0, 8},
+      {groups_that_do_not_divide_are_refused, 0, 1},
+      {ranks_of_one_process_send_to_themselves, 0, 4})

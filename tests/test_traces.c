@@ -212,17 +212,6 @@ START_TEST(what_is_captured_is_left_out) {
 }
 END_TEST
 
-static Suite *traces_suite(void) {
-    Suite *suite = suite_create("traces");
-    TCase *tests = harness_case("traces");
-    tcase_add_loop_test(tests, a_trace_names_every_operation_on_its_queue, 0,
-                        20);
-    if (stand_in_pretends())
-        tcase_add_loop_test(tests, without_a_trace_no_event_keeps_the_time, 0,
-                            4);
-    tcase_add_loop_test(tests, what_is_captured_is_left_out, 0, 3);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(traces_suite)
+SUITE("traces", {a_trace_names_every_operation_on_its_queue, 0, 20},
+      {without_a_trace_no_event_keeps_the_time, 0, 4 * stand_in_pretends()},
+      {what_is_captured_is_left_out, 0, 3})

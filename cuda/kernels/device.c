@@ -38,19 +38,14 @@ cp_status cp_device_count(int *count) {
 cp_status cp_queues_new(cp_queues *queues) {
     int least = 0, greatest = 0;
     *queues = (cp_queues){NULL, NULL};
-    cp_status status =
-        cp_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
-                "asking for stream priorities");
-    if (status == CP_OK)
-        status = cp_cuda(cudaStreamCreateWithPriority(
-                             &queues->compute, cudaStreamNonBlocking, least),
-                         "making a stream to compute on");
-    if (status == CP_OK)
-        status = cp_cuda(cudaStreamCreateWithPriority(&queues->communication,
-                                                      cudaStreamNonBlocking,
-                                                      greatest),
-                         "making a stream to communicate on");
-    return status;
+    CP_TRY(cp_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                   "asking for stream priorities"));
+    CP_TRY(cp_cuda(cudaStreamCreateWithPriority(&queues->compute,
+                                                cudaStreamNonBlocking, least),
+                   "making a stream to compute on"));
+    return cp_cuda(cudaStreamCreateWithPriority(
+                       &queues->communication, cudaStreamNonBlocking, greatest),
+                   "making a stream to communicate on");
 }
 
 void cp_queues_free(cp_queues *queues) {

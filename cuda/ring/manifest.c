@@ -119,16 +119,15 @@ static cp_status place_list(cp_manifest *m, cp_list kind, int rank,
 static cp_status place_lists(cp_manifest *m, int64_t growth) {
     const int ranks = m->plan->layout->ranks;
     const int64_t count = OF_ALL * (int64_t)ranks + OF_ITS_OWN;
-    cp_status status =
-        cp_allocate(&m->lists, count, sizeof(list), "a manifest");
-    if (status == CP_OK && growth < 0)
-        status = cp_fail(CP_INVALID, "lists that grow by %lld tiles",
-                         (long long)growth);
-    for (int n = 0; n < OF_ALL * ranks && status == CP_OK; n++)
-        status = place_list(m, (cp_list)(n / ranks), n % ranks, growth);
-    for (int n = 0; n < OF_ITS_OWN && status == CP_OK; n++)
-        status = place_list(m, (cp_list)(CP_LIST_CACHED + n), m->rank, growth);
-    return status;
+    CP_TRY(cp_allocate(&m->lists, count, sizeof(list), "a manifest"));
+    if (growth < 0)
+        return cp_fail(CP_INVALID, "lists that grow by %lld tiles",
+                       (long long)growth);
+    for (int n = 0; n < OF_ALL * ranks; n++)
+        CP_TRY(place_list(m, (cp_list)(n / ranks), n % ranks, growth));
+    for (int n = 0; n < OF_ITS_OWN; n++)
+        CP_TRY(place_list(m, (cp_list)(CP_LIST_CACHED + n), m->rank, growth));
+    return CP_OK;
 }
 
 static const list *find(const cp_manifest *m, cp_list kind, int rank) {

@@ -67,10 +67,9 @@ cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
                        "something else",
                        w->rank, cp_variant_name(w->plan->variant),
                        w->plan->layout->ranks);
-    const cp_status status = find_room(w, plan);
-    if (status == CP_OK)
-        cp_manifest_write(w->manifest, plan->layout, w->staging);
-    return status;
+    CP_TRY(find_room(w, plan));
+    cp_manifest_write(w->manifest, plan->layout, w->staging);
+    return CP_OK;
 }
 
 static cp_status reserve(cp_stream_walker *w, int64_t bytes, int64_t *at) {
@@ -164,12 +163,11 @@ static cp_status make_events_of(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->plan->programs[w->rank].ops[n];
     if (!cp_op_talks(op))
         return CP_OK;
-    cp_status status = make_event(&w->over[n]);
-    if (status == CP_OK)
-        status = make_event(&w->ready[n]);
-    if (status == CP_OK && op->after >= 0 && w->over[op->after] == NULL)
-        status = make_event(&w->over[op->after]);
-    return status;
+    CP_TRY(make_event(&w->over[n]));
+    CP_TRY(make_event(&w->ready[n]));
+    if (op->after >= 0 && w->over[op->after] == NULL)
+        CP_TRY(make_event(&w->over[op->after]));
+    return CP_OK;
 }
 
 static cp_status make_events(cp_stream_walker *w) {
@@ -468,14 +466,11 @@ static cp_status await(const cp_stream_walker *w, const cp_op *op) {
 
 static cp_status begin(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->plan->programs[w->rank].ops[n];
-    cp_status status = CP_OK;
     if (op->after >= 0)
-        status = wait_for(w->queues.communication, w->over[op->after]);
+        CP_TRY(wait_for(w->queues.communication, w->over[op->after]));
     else if (n == w->first)
-        status = wait_for(w->queues.communication, w->begun);
-    if (status == CP_OK)
-        status = record(w->ready[n], w->queues.communication);
-    return status;
+        CP_TRY(wait_for(w->queues.communication, w->begun));
+    return record(w->ready[n], w->queues.communication);
 }
 
 static cp_status label_queries(cp_stream_walker *w) {
@@ -595,16 +590,15 @@ static cp_status gather_for(const loopback *all, const cp_event *event,
 
 static cp_status collect(const loopback *all, const cp_event *event) {
     const int ranks = all->walkers[0]->plan->layout->ranks;
-    cp_status status = CP_OK;
-    for (int r = 0; r < ranks && status == CP_OK; r++)
-        status = begin(all->walkers[r], event->all[r]);
-    for (int r = 0; r < ranks && status == CP_OK; r++)
-        status = gather_for(all, event, r);
-    for (int r = 0; r < ranks && status == CP_OK; r++)
-        for (int k = 0; k < ranks && status == CP_OK; k++)
-            status = wait_for(all->walkers[k]->queues.compute,
-                              all->walkers[r]->over[event->all[r]]);
-    return status;
+    for (int r = 0; r < ranks; r++)
+        CP_TRY(begin(all->walkers[r], event->all[r]));
+    for (int r = 0; r < ranks; r++)
+        CP_TRY(gather_for(all, event, r));
+    for (int r = 0; r < ranks; r++)
+        for (int k = 0; k < ranks; k++)
+            CP_TRY(wait_for(all->walkers[k]->queues.compute,
+                            all->walkers[r]->over[event->all[r]]));
+    return CP_OK;
 }
 
 static cp_status visit(void *context, const cp_event *event) {
@@ -638,14 +632,12 @@ cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
     const cp_carry copies = {copy_message, NULL};
     loopback all = {walkers, carry != NULL ? carry : &copies};
     const cp_plan *plan = walkers[0]->plan;
-    cp_status status = CP_OK;
-    for (int r = 0; r < plan->layout->ranks && status == CP_OK; r++)
-        status = start(walkers[r], cache_keys[r], cache_values[r]);
-    if (status == CP_OK)
-        status = cp_plan_order(plan, visit, &all);
-    for (int r = 0; r < plan->layout->ranks && status == CP_OK; r++)
-        status = end(walkers[r]);
-    return status;
+    for (int r = 0; r < plan->layout->ranks; r++)
+        CP_TRY(start(walkers[r], cache_keys[r], cache_values[r]));
+    CP_TRY(cp_plan_order(plan, visit, &all));
+    for (int r = 0; r < plan->layout->ranks; r++)
+        CP_TRY(end(walkers[r]));
+    return CP_OK;
 }
 
 static int list_halves(cp_stream_walker *w, const cp_op *op) {

@@ -267,12 +267,9 @@ static workspace lay_out(const cp_shape *shape, int64_t rows, float *memory) {
 static cp_status prepare(call *c) {
     const cp_attention *asked = c->asked;
     const int64_t group = asked->shape->query_heads / asked->shape->kv_heads;
-    cp_status status = cp_pieces_cut(asked->query_pieces,
-                                     cp_max(1, ROWS / group), &c->query_tiles);
-    if (status == CP_OK)
-        status = cp_pieces_cut(asked->key_pieces, KEYS, &c->key_tiles);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_pieces_cut(asked->query_pieces, cp_max(1, ROWS / group),
+                         &c->query_tiles));
+    CP_TRY(cp_pieces_cut(asked->key_pieces, KEYS, &c->key_tiles));
     for (int64_t t = 0; t < c->query_tiles.count; t++)
         c->rows = cp_max(c->rows, c->query_tiles.items[t].span.count * group);
     c->rows = cp_ceil_divide(c->rows, PANEL) * PANEL;

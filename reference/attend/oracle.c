@@ -10,10 +10,8 @@ typedef struct {
 } token;
 
 static cp_status expand(const cp_pieces *pieces, token **tokens) {
-    const cp_status status = cp_allocate(tokens, cp_pieces_tokens(pieces),
-                                         sizeof(token), "the oracle's tokens");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(tokens, cp_pieces_tokens(pieces), sizeof(token),
+                       "the oracle's tokens"));
     token *next = *tokens;
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_span span = pieces->items[p].span;

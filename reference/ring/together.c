@@ -1,19 +1,6 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
-/* Agreement over a communicator, and words of one rank to all. */
+/* Words of one rank to all. */
 #include "reference/ring/together.h"
-
-static cp_status collect_by_comm(void *context, void *items, int64_t bytes) {
-    return cp_collect(context, items, bytes);
-}
-
-cp_status cp_agree(cp_comm *comm, const cp_plan *plan, uint64_t about) {
-    cp_status status = cp_agree_by(collect_by_comm, comm, comm->rank,
-                                   comm->ranks, plan, about);
-    if (status == CP_OK && plan->layout->ranks != comm->ranks)
-        status = cp_fail(CP_BROKEN, "a plan for %d ranks on %d",
-                         plan->layout->ranks, comm->ranks);
-    return status;
-}
 
 cp_status cp_collect(cp_comm *comm, void *items, int64_t bytes) {
     void *places[CP_TOGETHER_MOST];
@@ -26,13 +13,12 @@ cp_status cp_collect(cp_comm *comm, void *items, int64_t bytes) {
 }
 
 cp_status cp_share(cp_comm *comm, void *data, int64_t bytes) {
-    cp_status status = CP_OK;
     if (comm->rank != 0)
-        status = cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, data, bytes);
-    for (int r = 1; comm->rank == 0 && r < comm->ranks && status == CP_OK; r++)
-        status = cp_comm_exchange(comm, r, data, bytes, CP_NOBODY, NULL, 0);
+        CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, data, bytes));
+    for (int r = 1; comm->rank == 0 && r < comm->ranks; r++)
+        CP_TRY(cp_comm_exchange(comm, r, data, bytes, CP_NOBODY, NULL, 0));
     const int waits = comm->rank == 0 ? comm->ranks - 1 : 1;
-    for (int n = 0; n < waits && status == CP_OK; n++)
-        status = cp_comm_wait(comm);
-    return status;
+    for (int n = 0; n < waits; n++)
+        CP_TRY(cp_comm_wait(comm));
+    return CP_OK;
 }

@@ -4,13 +4,9 @@
 #ifndef CP_TOGETHER_H
 #define CP_TOGETHER_H
 
-#include "ring/agree.h"
 #include "ring/comm.h"
 
 enum { CP_TOGETHER_MOST = 1024 }; /* ranks; more are refused */
-
-/* As cp_agree_by, over a communicator of as many ranks as the plan's. */
-cp_status cp_agree(cp_comm *comm, const cp_plan *plan, uint64_t about);
 
 /* data of rank 0 becomes that of all: bytes, the same everywhere. */
 cp_status cp_share(cp_comm *comm, void *data, int64_t bytes);

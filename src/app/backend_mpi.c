@@ -6,6 +6,7 @@
 
 #include "reference/model/attend_job.h"
 #include "app/bench_rows.h"
+#include "app/meter.h"
 #include "app/subjects.h"
 #include "ring/agree.h"
 #include "ring/crew.h"
@@ -73,9 +74,7 @@ static int leave(int status) {
 }
 
 static cp_status join(int count, char *const *arguments) {
-    cp_status status = cp_mpi_open(&options, &world);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_mpi_open(&options, &world));
     processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
                            cp_mpi_local(world), &crew};
     crew = (cp_crew){.rank = world->rank,
@@ -104,11 +103,11 @@ static cp_status attend(cp_attend_job *job) {
     return cp_attend_run(place_of(job->ranks), job);
 }
 
-static cp_status bench(const cp_bench *bench) {
+cp_status cp_mpi_bench(const cp_bench *bench) {
     return cp_bench_run(&processes, bench);
 }
 
-static cp_status calibrate(const cp_calibration *calibration) {
+cp_status cp_mpi_calibrate(const cp_calibration *calibration) {
     return cp_calibrate_run(&processes, calibration);
 }
 
@@ -119,8 +118,6 @@ const cp_backend cp_backend_mpi = {
     .machine = &cp_machine_processes,
     .join = join,
     .attend = attend,
-    .bench = bench,
-    .calibrate = calibrate,
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,

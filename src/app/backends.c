@@ -1,5 +1,5 @@
 /* The table of backends, and the one whose ranks are threads. */
-#include "model/backend.h"
+#include "app/meter.h"
 
 #include "reference/model/attend_job.h"
 #include "app/backend_mpi.h"
@@ -33,8 +33,6 @@ static const cp_backend threads = {
     .communicator = "threads of one process",
     .machine = &cp_machine_threads,
     .attend = attend,
-    .bench = bench,
-    .calibrate = calibrate,
     .model_open = cp_llama_open,
     .model_close = cp_llama_close,
     .engine_new = engine_new,
@@ -52,3 +50,22 @@ const cp_backend *const cp_backends[] = {
 #endif
     NULL,
 };
+
+static const cp_meter meters[] = {
+    {&threads, bench, calibrate},
+#ifdef CP_HAVE_MPI
+    {&cp_backend_mpi, cp_mpi_bench, cp_mpi_calibrate},
+#endif
+#ifdef CP_HAVE_CUDA
+    {&cp_backend_cuda, NULL, cp_cuda_calibrate},
+    {&cp_backend_cuda_fp32, NULL, cp_cuda_calibrate_fp32},
+    {&cp_backend_cuda_fp8, NULL, cp_cuda_calibrate_fp8},
+#endif
+};
+
+const cp_meter *cp_meter_of(const cp_backend *backend) {
+    const cp_meter *meter = meters;
+    while (meter->backend != backend)
+        meter++;
+    return meter;
+}

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ground/save.h"
+#include "predict/foresee.h"
 #include "ring/crew.h"
 
 #ifndef CP_VERSION
@@ -132,6 +133,12 @@ cp_status cp_command_backend(int place, double timeout,
     if ((*backend)->patience != NULL)
         (*backend)->patience(timeout);
     return CP_OK;
+}
+
+cp_chooser cp_command_chooser(const cp_command_ring *ring) {
+    if (ring->machine == NULL)
+        return (cp_chooser){NULL, NULL};
+    return (cp_chooser){cp_foresee, &ring->described};
 }
 
 cp_status cp_command_ring_check(cp_command_ring *ring) {

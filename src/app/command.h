@@ -2,10 +2,11 @@
 #ifndef CP_COMMAND_H
 #define CP_COMMAND_H
 
-#include "model/backend.h"
+#include "model/session.h"
 #include "model/tokenizer.h"
 #include "app/npy.h"
 #include "ground/options.h"
+#include "predict/machine.h"
 
 /* A step of a command; what it works on is its own. */
 typedef cp_status (*cp_command_step)(void *context);
@@ -47,6 +48,10 @@ typedef struct {
     const cp_backend *backend;
     cp_hardware described; /* of --machine */
 } cp_command_ring;
+
+/* By which CP_AUTO decides: the machine that was described, or Algorithm 1.
+ * Lasts as long as the ring. */
+cp_chooser cp_command_chooser(const cp_command_ring *ring);
 
 #define CP_COMMAND_RING                                                        \
     { .ranks = -1, .tensor = 1, .timeout = CP_COMMAND_TIMEOUT }

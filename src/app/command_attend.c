@@ -164,7 +164,7 @@ static cp_status attend_load(attend_run *run) {
     job->turns = run->turns;
     job->history = (const cp_turn *const *)run->pasts;
     job->variant = (cp_variant)run->ring.variant;
-    job->described = run->ring.machine != NULL ? &run->ring.described : NULL;
+    job->chooser = cp_command_chooser(&run->ring);
     job->queries = run->queries.data;
     job->keys = run->keys.data;
     job->values = run->values.data;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "app/meter.h"
 #include "ring/crew.h"
 #include "ground/host.h"
 
@@ -224,7 +225,7 @@ static cp_status bench_check(void *context) {
     if (cp_crew_mine()->share != NULL)
         CP_TRY(crew_check(run));
     CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
-    if (run->backend->bench == NULL)
+    if (cp_meter_of(run->backend)->bench == NULL)
         return cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
                        run->backend->name);
     return CP_OK;
@@ -339,7 +340,7 @@ static cp_status bench_work(void *context) {
         else
             title_print(run);
         fflush(stdout);
-        status = run->backend->bench(&run->bench);
+        status = cp_meter_of(run->backend)->bench(&run->bench);
     }
     cp_model_close(run->weights);
     cp_gguf_close(run->file);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "predict/calibrate.h"
+#include "app/meter.h"
 #include "ring/crew.h"
 #include "ground/host.h"
 #include "ground/save.h"
@@ -44,9 +45,9 @@ static cp_status sizes_take(calibrate_run *run) {
 }
 
 static cp_status counts_check(calibrate_run *run) {
-    if (run->rounds < 1 || run->rounds > CP_BENCH_ROUNDS)
+    if (run->rounds < 1 || run->rounds > CP_CALIBRATE_ROUNDS)
         return cp_fail(CP_INVALID, "--rounds %ld: between 1 and %d",
-                       run->rounds, CP_BENCH_ROUNDS);
+                       run->rounds, CP_CALIBRATE_ROUNDS);
     if (run->cores < 1 || run->cores > 4096)
         return cp_fail(CP_INVALID, "--cores %ld: between 1 and 4096",
                        run->cores);
@@ -68,7 +69,7 @@ static cp_status calibrate_check(void *context) {
     CP_TRY(counts_check(run));
     CP_TRY(sizes_take(run));
     CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
-    if (run->backend->calibrate == NULL)
+    if (cp_meter_of(run->backend)->calibrate == NULL)
         return cp_fail(CP_INVALID, "--on %s: nothing is calibrated there yet",
                        run->backend->name);
     return CP_OK;
@@ -98,7 +99,7 @@ static cp_status calibrate_work(void *context) {
     char *text;
     int64_t bytes;
     CP_TRY(cp_command_files(1, &(cp_command_file){"--out", run->out, true}));
-    CP_TRY(run->backend->calibrate(&run->wanted));
+    CP_TRY(cp_meter_of(run->backend)->calibrate(&run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text, &bytes));
     cp_status status = cp_hardware_parse("what was measured", text, &again);
     if (status == CP_OK)

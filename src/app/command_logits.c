@@ -111,7 +111,7 @@ static cp_status session_open(logits_run *run) {
         .sequences = 1,
         .capacity = run->length + cp_max(run->generate - 1, 0),
         .variant = (cp_variant)run->ring.variant,
-        .machine = run->ring.machine != NULL ? &run->ring.described : NULL};
+        .chooser = cp_command_chooser(&run->ring)};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),
         run->tokens));

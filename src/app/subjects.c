@@ -58,17 +58,16 @@ static cp_status floats_count(cp_stage *stage, int64_t rows, int64_t keys,
 
 static cp_status memory_new(cp_stage *stage) {
     const int64_t floats = stage->inputs + stage->outputs + stage->buffers;
-    cp_status status = cp_allocate(&stage->memory, stage->ranks,
-                                   sizeof(float *), "ranks to measure");
-    for (int r = 0; r < stage->ranks && status == CP_OK; r++) {
+    CP_TRY(cp_allocate(&stage->memory, stage->ranks, sizeof(float *),
+                       "ranks to measure"));
+    for (int r = 0; r < stage->ranks; r++) {
         if (stage->place->only != CP_NOBODY && stage->place->only != r)
             continue;
-        status = cp_allocate_lines(&stage->memory[r], floats, sizeof(float),
-                                   "what is measured");
-        if (status == CP_OK)
-            cp_measure_fill(stage->memory[r], 0, floats, 1 + (uint64_t)r, 1);
+        CP_TRY(cp_allocate_lines(&stage->memory[r], floats, sizeof(float),
+                                 "what is measured"));
+        cp_measure_fill(stage->memory[r], 0, floats, 1 + (uint64_t)r, 1);
     }
-    return status;
+    return CP_OK;
 }
 static cp_status matrix_new(cp_stage *stage) {
     const int64_t in = width_of(stage), out = WIDER * in;
@@ -103,14 +102,10 @@ static int64_t largest(const cp_counts *sizes) {
 
 static cp_status set(cp_stage *stage, const cp_calibration *wanted) {
     share_cores(stage, wanted->cores);
-    cp_status status =
-        floats_count(stage, largest(&wanted->rows), largest(&wanted->keys),
-                     largest(&wanted->bytes));
-    if (status == CP_OK)
-        status = memory_new(stage);
-    if (status == CP_OK)
-        status = matrix_new(stage);
-    return status;
+    CP_TRY(floats_count(stage, largest(&wanted->rows), largest(&wanted->keys),
+                        largest(&wanted->bytes)));
+    CP_TRY(memory_new(stage));
+    return matrix_new(stage);
 }
 
 typedef struct {
@@ -301,12 +296,11 @@ static cp_status rank_main(cp_comm *comm, void *context) {
         return rank_work(comm, it);
     double seconds;
     const cp_entrant ceiling = cp_measure_fma(&it->stage->threads);
-    cp_status status = cp_comm_barrier(comm);
-    if (status == CP_OK)
-        status = ceiling.run(ceiling.context, &seconds);
-    if (status == CP_OK && comm->rank == 0)
+    CP_TRY(cp_comm_barrier(comm));
+    CP_TRY(ceiling.run(ceiling.context, &seconds));
+    if (comm->rank == 0)
         it->seconds = 1e9 * seconds / ceiling.work;
-    return status;
+    return CP_OK;
 }
 
 static cp_status time_subject(void *context, const cp_subject *subject,

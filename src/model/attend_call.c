@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "predict/foresee.h"
 #include "ring/agree.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
@@ -129,12 +128,9 @@ static cp_status decide(const cp_machine *machine, cp_attend_job *job,
              decode ? "one new token per sequence" : "as asked");
     if (job->chosen != CP_AUTO)
         return CP_OK;
-    CP_TRY(job->described != NULL
-               ? cp_foresee(job->described, &job->shape, machine->element_bytes,
-                            job->ranks, job->sequences, job->new_tokens,
-                            cache->length, &choice)
-               : cp_choose(machine, &job->shape, job->ranks, job->sequences,
-                           job->new_tokens, cache->length, &choice));
+    CP_TRY(cp_choose_by(&job->chooser, machine, &job->shape, job->ranks,
+                        job->sequences, job->new_tokens, cache->length,
+                        &choice));
     job->chosen = choice.variant;
     snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
     return CP_OK;

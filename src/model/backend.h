@@ -3,11 +3,29 @@
 #ifndef CP_BACKEND_H
 #define CP_BACKEND_H
 
-#include "app/bench.h"
-#include "predict/calibrate.h"
+#include <signal.h>
+
+#include "model/facts.h"
 #include "ring/choose.h"
-#include "ring/layout.h"
-#include "model/session.h"
+
+typedef struct cp_backend cp_backend;
+typedef struct cp_model cp_model;
+typedef struct cp_session cp_session;
+
+typedef struct {
+    int ranks;
+    int64_t sequences;
+    int64_t capacity;   /* positions per sequence; 0: the model's */
+    int64_t room;       /* cache rows of one on a rank; the session's to say */
+    cp_variant variant; /* of prefills; decode has its own */
+    cp_chooser chooser; /* who decides for CP_AUTO */
+    int cores;          /* of this machine; 0: all */
+    bool trace;         /* remember when each operation ran */
+    const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
+    /* Called by one rank after each layer: done of total layers. */
+    void (*progress)(void *context, int64_t done, int64_t total);
+    void *progress_context;
+} cp_session_options;
 
 /* A stretch of a sequence's past: a prefill of tokens, or as many steps of
  * decode. */
@@ -38,9 +56,9 @@ typedef struct {
     float *output, *lse;         /* as queries; [new tokens][N_H] */
     cp_partial_observer partial; /* or NULL */
     void *partial_context;
-    const cp_hardware *described; /* by which CP_AUTO decides; or NULL */
-    cp_variant chosen;            /* out */
-    char rule[200];               /* out */
+    cp_chooser chooser; /* who decides for CP_AUTO */
+    cp_variant chosen;  /* out */
+    char rule[200];     /* out */
 } cp_attend_job;
 
 typedef struct cp_engine cp_engine;
@@ -84,9 +102,6 @@ struct cp_backend {
      * see that they agree on it; NULL: there is but one. */
     cp_status (*join)(int count, char *const *arguments);
     cp_status (*attend)(cp_attend_job *job);
-    cp_status (*bench)(const cp_bench *bench);
-    /* Measure the machine, and describe it; NULL: not yet. */
-    cp_status (*calibrate)(const cp_calibration *calibration);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);
     void (*model_close)(cp_model *model);
     /* What a session keeps there (engine.h). */

@@ -66,9 +66,7 @@ static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
 static cp_status refuse_text(const cp_gguf *file, const char *key,
                              const char *only) {
     cp_gguf_string text;
-    const cp_status status = cp_gguf_text(file, key, &text);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_gguf_text(file, key, &text));
     if (text.length == (int64_t)strlen(only) &&
         memcmp(text.bytes, only, (size_t)text.length) == 0)
         return CP_OK;
@@ -222,19 +220,19 @@ static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
     const cp_gguf_tensor *factors;
     if (cp_gguf_find(file, name) == NULL)
         return CP_OK;
-    cp_status status = find(file, name, pairs, 1, &factors);
-    if (status == CP_OK && factors->type != CP_GGUF_F32)
-        status = cp_fail(CP_INVALID, "%s is of type %d; only F32 is read", name,
-                         factors->type);
-    for (int64_t i = 0; i < pairs && status == CP_OK; i++) {
+    CP_TRY(find(file, name, pairs, 1, &factors));
+    if (factors->type != CP_GGUF_F32)
+        return cp_fail(CP_INVALID, "%s is of type %d; only F32 is read", name,
+                       factors->type);
+    for (int64_t i = 0; i < pairs; i++) {
         float factor;
         memcpy(&factor, (const char *)factors->data + 4 * i, sizeof(factor));
         frequencies[i] /= (double)factor;
         if (!(factor > 0.0f))
-            status =
-                cp_fail(CP_INVALID, "%s has a factor %g", name, (double)factor);
+            return cp_fail(CP_INVALID, "%s has a factor %g", name,
+                           (double)factor);
     }
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,

@@ -4,7 +4,8 @@
 #ifndef CP_FACTS_H
 #define CP_FACTS_H
 
-#include "model/session.h"
+#include "model/gguf.h"
+#include "ring/span.h"
 
 /* The tensors of a model: three of the whole, then nine of each block. */
 typedef enum {
@@ -35,6 +36,14 @@ static inline bool cp_weight_is_vector(cp_weight weight) {
            weight == CP_WEIGHT_ATTENTION_NORM ||
            weight == CP_WEIGHT_FORWARD_NORM;
 }
+
+typedef struct {
+    int64_t layers, width, feed_forward, vocabulary, positions;
+    cp_shape shape;
+    int64_t rotary; /* how many of a head's dimensions are rotated */
+    double rope_base, epsilon;
+    int64_t weight_bytes; /* as they lie in memory */
+} cp_model_facts;
 
 /* The cosines and sines of one position for all pairs. */
 void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,

@@ -9,7 +9,6 @@
 #include "model/engine.h"
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "predict/foresee.h"
 
 struct cp_session {
     const cp_model *model;
@@ -71,19 +70,6 @@ static cp_status check_lengths(const cp_session *session,
     return CP_OK;
 }
 
-static cp_status foresee_or_choose(const cp_session *session,
-                                   const int64_t *lengths, cp_choice *choice) {
-    const cp_session_options *options = &session->options;
-    const cp_machine *machine = session->model->backend->machine;
-    const cp_shape *shape = &session->model->facts.shape;
-    return options->machine != NULL
-               ? cp_foresee(options->machine, shape, machine->element_bytes,
-                            options->ranks, options->sequences, lengths,
-                            session->cache->length, choice)
-               : cp_choose(machine, shape, options->ranks, options->sequences,
-                           lengths, session->cache->length, choice);
-}
-
 static cp_status decide(const cp_session *session, bool decode, making *call) {
     cp_turn_report *report = &call->report;
     const cp_session_options *options = &session->options;
@@ -93,31 +79,28 @@ static cp_status decide(const cp_session *session, bool decode, making *call) {
     if (report->variant != CP_AUTO)
         return CP_OK;
     cp_choice choice;
-    const cp_status status = foresee_or_choose(session, call->lengths, &choice);
-    if (status == CP_OK) {
-        report->variant = choice.variant;
-        memcpy(report->rule, choice.rule, sizeof(choice.rule));
-    }
-    return status;
+    CP_TRY(cp_choose_by(&options->chooser, session->model->backend->machine,
+                        &session->model->facts.shape, options->ranks,
+                        options->sequences, call->lengths,
+                        session->cache->length, &choice));
+    report->variant = choice.variant;
+    memcpy(report->rule, choice.rule, sizeof(choice.rule));
+    return CP_OK;
 }
 
 static cp_status prepare(const cp_session *session, bool decode, making *call) {
     const cp_shape *shape = &session->model->facts.shape;
     const cp_plan_options wanted = {
         session->model->backend->machine->element_bytes, 1};
-    cp_status status = decide(session, decode, call);
-    if (status == CP_OK)
-        status = decode ? cp_cache_decode(session->cache, call->lengths,
-                                          &call->layout)
-                        : cp_cache_prefill(session->cache, call->lengths,
-                                           &call->layout);
-    if (status == CP_OK)
-        status = cp_plan_build(call->report.variant, call->layout, shape,
-                               &wanted, &call->plan);
-    if (status == CP_OK)
-        status = cp_allocate(&call->figures, 4 * session->options.ranks,
-                             sizeof(int64_t), "figures of a call");
-    return status;
+    CP_TRY(decide(session, decode, call));
+    CP_TRY(
+        decode
+            ? cp_cache_decode(session->cache, call->lengths, &call->layout)
+            : cp_cache_prefill(session->cache, call->lengths, &call->layout));
+    CP_TRY(cp_plan_build(call->report.variant, call->layout, shape, &wanted,
+                         &call->plan));
+    return cp_allocate(&call->figures, 4 * session->options.ranks,
+                       sizeof(int64_t), "figures of a call");
 }
 
 static cp_status run_call(cp_session *session, making *call, int64_t count,
@@ -181,18 +164,15 @@ static void fill_report(const cp_session *session, const making *call,
 static cp_status make_call(cp_session *session, bool decode, int64_t count,
                            const int32_t *tokens, making *call,
                            cp_turn_report *report) {
-    cp_status status = check_tokens(session, count, tokens);
-    if (status == CP_OK)
-        status = prepare(session, decode, call);
-    if (status == CP_OK && report != NULL)
-        status = cp_plan_check(call->plan, &call->counted);
-    if (status == CP_OK)
-        status = run_call(session, call, count, tokens);
-    if (status == CP_OK)
-        status = adopt(session, call);
-    if (status == CP_OK && report != NULL)
+    CP_TRY(check_tokens(session, count, tokens));
+    CP_TRY(prepare(session, decode, call));
+    if (report != NULL)
+        CP_TRY(cp_plan_check(call->plan, &call->counted));
+    CP_TRY(run_call(session, call, count, tokens));
+    CP_TRY(adopt(session, call));
+    if (report != NULL)
         fill_report(session, call, report);
-    return status;
+    return CP_OK;
 }
 
 static cp_status begin(const cp_session *session, making *call) {
@@ -372,10 +352,9 @@ const cp_backend *cp_backend_find(const char *name) {
 
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model) {
-    const cp_status status = backend->model_open(file, model);
-    if (status == CP_OK)
-        (*model)->backend = backend;
-    return status;
+    CP_TRY(backend->model_open(file, model));
+    (*model)->backend = backend;
+    return CP_OK;
 }
 
 void cp_model_close(cp_model *model) {

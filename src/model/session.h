@@ -4,39 +4,7 @@
 #ifndef CP_SESSION_H
 #define CP_SESSION_H
 
-#include <signal.h>
-
-#include "model/gguf.h"
-#include "predict/machine.h"
-#include "ring/variants.h"
-
-typedef struct cp_backend cp_backend;
-typedef struct cp_model cp_model;
-typedef struct cp_session cp_session;
-
-typedef struct {
-    int64_t layers, width, feed_forward, vocabulary, positions;
-    cp_shape shape;
-    int64_t rotary; /* how many of a head's dimensions are rotated */
-    double rope_base, epsilon;
-    int64_t weight_bytes; /* as they lie in memory */
-} cp_model_facts;
-
-typedef struct {
-    int ranks;
-    int64_t sequences;
-    int64_t capacity;   /* positions per sequence; 0: the model's */
-    int64_t room;       /* cache rows of one on a rank; the session's to say */
-    cp_variant variant; /* of prefills; decode has its own */
-    const cp_hardware
-        *machine; /* by which CP_AUTO decides; NULL: Algorithm 1 */
-    int cores;    /* of this machine; 0: all */
-    bool trace;   /* remember when each operation ran */
-    const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
-    /* Called by one rank after each layer: done of total layers. */
-    void (*progress)(void *context, int64_t done, int64_t total);
-    void *progress_context;
-} cp_session_options;
+#include "model/backend.h"
 
 typedef struct {
     cp_variant variant;

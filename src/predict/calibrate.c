@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/bench.h"
-
 static cp_status sizes_check(const char *name, const cp_counts *sizes,
                              int64_t count, int64_t least, int64_t most) {
     if (sizes->count < 1 || sizes->count > count)
@@ -31,28 +29,22 @@ static cp_status sizes_check(const char *name, const cp_counts *sizes,
 enum { MOST_ROWS = 1 << 16, MOST_KEYS = 1 << 20, MOST_HEADS = 1024 };
 
 cp_status cp_calibration_check(const cp_calibration *it) {
-    cp_status status = cp_shape_check(&it->shape);
-    if (status == CP_OK && it->shape.query_heads > MOST_HEADS)
-        status = cp_fail(CP_INVALID,
-                         "--heads: %lld query heads, where %d can be "
-                         "measured",
-                         (long long)it->shape.query_heads, MOST_HEADS);
-    if (status == CP_OK)
-        status =
-            sizes_check("rows", &it->rows, CP_CALIBRATE_ROWS, 1, MOST_ROWS);
-    if (status == CP_OK)
-        status =
-            sizes_check("keys", &it->keys, CP_CALIBRATE_SIZES, 1, MOST_KEYS);
-    if (status == CP_OK)
-        status = sizes_check("bytes", &it->bytes, CP_CALIBRATE_SIZES, 8,
-                             (int64_t)1 << 30);
-    return status;
+    CP_TRY(cp_shape_check(&it->shape));
+    if (it->shape.query_heads > MOST_HEADS)
+        return cp_fail(CP_INVALID,
+                       "--heads: %lld query heads, where %d can be "
+                       "measured",
+                       (long long)it->shape.query_heads, MOST_HEADS);
+    CP_TRY(sizes_check("rows", &it->rows, CP_CALIBRATE_ROWS, 1, MOST_ROWS));
+    CP_TRY(sizes_check("keys", &it->keys, CP_CALIBRATE_SIZES, 1, MOST_KEYS));
+    return sizes_check("bytes", &it->bytes, CP_CALIBRATE_SIZES, 8,
+                       (int64_t)1 << 30);
 }
 
 /* What was measured of one subject. */
 typedef struct {
     cp_subject subject;
-    double seconds[CP_BENCH_ROUNDS];
+    double seconds[CP_CALIBRATE_ROUNDS];
 } measured;
 
 struct cp_calibrating {
@@ -121,7 +113,7 @@ static double median(double *values, int count) {
 }
 
 static double seconds_of(const cp_calibrating *it, int subject) {
-    double values[CP_BENCH_ROUNDS];
+    double values[CP_CALIBRATE_ROUNDS];
     const size_t bytes = (size_t)it->wanted->rounds * sizeof(double);
     memcpy(values, it->subjects[subject].seconds, bytes);
     return median(values, it->wanted->rounds);
@@ -278,7 +270,7 @@ static const double *seconds_like(const cp_calibrating *it, cp_subject like) {
 static void take_overlap(const cp_calibrating *it) {
     const cp_subject *both = &it->subjects[OVERLAP].subject;
     const double *sums = it->subjects[OVERLAP].seconds;
-    double shares[CP_BENCH_ROUNDS];
+    double shares[CP_CALIBRATE_ROUNDS];
     const double *attend = seconds_like(
         it, (cp_subject){CP_TIME_ATTEND, both->rows, both->keys, 0});
     const double *message =

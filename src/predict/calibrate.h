@@ -40,6 +40,7 @@ enum { /* at most */
        CP_CALIBRATE_ROWS = CP_SURFACE_ROWS,
        CP_CALIBRATE_SIZES = CP_CURVE_POINTS,
        CP_CALIBRATE_RANKS = 1024,
+       CP_CALIBRATE_ROUNDS = 99,
 };
 
 /* What to measure. */
@@ -69,7 +70,7 @@ cp_status cp_calibrating_new(const cp_laboratory *laboratory,
                              cp_calibrating **out);
 
 /* One round over all subjects, as round number so many, 0 to
- * CP_BENCH_ROUNDS - 1: it replaces what that round had measured before. */
+ * CP_CALIBRATE_ROUNDS - 1: it replaces what that round had measured before. */
 cp_status cp_calibrating_round(cp_calibrating *it, int round);
 
 /* Describe the machine by the medians of rounds 0 to wanted->rounds - 1. */

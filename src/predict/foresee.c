@@ -40,11 +40,12 @@ static void choose_by(const char *machine, const cp_forecast forecast[2],
              machine, kv, q);
 }
 
-cp_status cp_foresee(const cp_hardware *hardware, const cp_shape *shape,
+cp_status cp_foresee(const void *knows, const cp_shape *shape,
                      int64_t element_bytes, int ranks, int64_t sequences,
                      const int64_t *new_tokens, const int64_t *cached_tokens,
                      cp_choice *choice) {
     static const cp_variant variants[2] = {CP_PASS_KV, CP_PASS_Q};
+    const cp_hardware *hardware = knows;
     cp_hardware steady = *hardware;
     const cp_model_sizes model = ring_of(shape, element_bytes);
     cp_forecast forecast[2] = {{0}};
@@ -55,14 +56,11 @@ cp_status cp_foresee(const cp_hardware *hardware, const cp_shape *shape,
                             .sequences = sequences,
                             .new_tokens = new_tokens,
                             .cached_tokens = cached_tokens};
-    cp_status status = CP_OK;
     steady.jitter = 0;
-    for (int n = 0; n < 2 && status == CP_OK; n++) {
+    for (int n = 0; n < 2; n++) {
         scenario.variant = variants[n];
-        status = cp_simulate(&scenario, &forecast[n]);
+        CP_TRY(cp_simulate(&scenario, &forecast[n]));
     }
-    if (status != CP_OK)
-        return status;
     if (decisive(forecast)) {
         choose_by(hardware->name, forecast, choice);
         return CP_OK;

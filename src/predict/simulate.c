@@ -509,11 +509,11 @@ static cp_status take_turns(simulation *s) {
     };
     for (int k = 0; k < s->pace->ranks; k++)
         s->turns->each[k] = (turn){.at = -1};
-    const cp_status status = cp_share_run(&share);
+    CP_TRY(cp_share_run(&share));
     const double left = (double)(s->pace->model->layers - walked);
-    if (status == CP_OK && left > 0)
+    if (left > 0)
         go_on(s, left, s->first_layer, s->before, (double)(walked - 1));
-    return status;
+    return CP_OK;
 }
 
 static void memory(const cp_pace *pace, const cp_plan *plan,
@@ -582,15 +582,12 @@ static void sum_up(const simulation *s) {
 }
 
 static cp_status run_alone(simulation *s) {
-    cp_status status =
-        cp_allocate(&s->posted, 2 * s->operations, sizeof(double), "clocks");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(
+        cp_allocate(&s->posted, 2 * s->operations, sizeof(double), "clocks"));
     s->done = s->posted + s->operations;
-    status = cp_plan_order(s->plan, record, s);
-    if (status == CP_OK)
-        walk(s);
-    return status;
+    CP_TRY(cp_plan_order(s->plan, record, s));
+    walk(s);
+    return CP_OK;
 }
 
 static cp_status run_turns(simulation *s) {
@@ -606,22 +603,18 @@ static cp_status run_turns(simulation *s) {
 }
 static cp_status run(simulation *s) {
     const int ranks = s->pace->ranks;
-    cp_status status =
-        cp_allocate(&s->clocks, 3 * (int64_t)ranks, sizeof(clock), "clocks");
-    if (status == CP_OK)
-        status = cp_allocate(&s->first, ranks, sizeof(int), "clocks");
-    for (int k = 0; k < ranks && status == CP_OK; k++) {
+    CP_TRY(
+        cp_allocate(&s->clocks, 3 * (int64_t)ranks, sizeof(clock), "clocks"));
+    CP_TRY(cp_allocate(&s->first, ranks, sizeof(int), "clocks"));
+    for (int k = 0; k < ranks; k++) {
         s->first[k] = s->operations;
         s->operations += (int)s->plan->programs[k].count;
     }
-    if (status != CP_OK)
-        return status;
     s->before = s->clocks + ranks;
     s->first_layer = s->before + ranks;
-    status = s->turns != NULL ? run_turns(s) : run_alone(s);
-    if (status == CP_OK)
-        sum_up(s);
-    return status;
+    CP_TRY(s->turns != NULL ? run_turns(s) : run_alone(s));
+    sum_up(s);
+    return CP_OK;
 }
 static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
                                const cp_plan *plan, cp_forecast *forecast) {

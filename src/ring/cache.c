@@ -69,13 +69,12 @@ cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
 static cp_status add_new(const cp_cache *cache, const cp_layout *layout,
                          int rank, cp_pieces *after) {
     const cp_pieces *fresh = &layout->appended[rank].pieces;
-    cp_status status = CP_OK;
-    for (int64_t n = 0; n < fresh->count && status == CP_OK; n++) {
+    for (int64_t n = 0; n < fresh->count; n++) {
         const cp_piece piece = fresh->items[n];
-        status = cp_pieces_append(
-            &after[rank * cache->sequences + piece.span.sequence], piece);
+        CP_TRY(cp_pieces_append(
+            &after[rank * cache->sequences + piece.span.sequence], piece));
     }
-    return status;
+    return CP_OK;
 }
 
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {

@@ -25,14 +25,13 @@ static cp_status collect(const cp_block *blocks, int ranks, owned **list,
     *count = 0;
     for (int rank = 0; rank < ranks; rank++)
         *count += blocks[rank].pieces.count;
-    const cp_status status = cp_allocate(list, *count, sizeof(owned), "spans");
+    CP_TRY(cp_allocate(list, *count, sizeof(owned), "spans"));
     int64_t n = 0;
-    for (int rank = 0; rank < ranks && status == CP_OK; rank++)
+    for (int rank = 0; rank < ranks; rank++)
         for (int64_t i = 0; i < blocks[rank].pieces.count; i++)
             (*list)[n++] = (owned){blocks[rank].pieces.items[i].span, rank};
-    if (status == CP_OK)
-        qsort(*list, (size_t)n, sizeof(owned), by_sequence_and_start);
-    return status;
+    qsort(*list, (size_t)n, sizeof(owned), by_sequence_and_start);
+    return CP_OK;
 }
 
 static cp_status refuse_shared(const owned *list, int64_t count,
@@ -190,25 +189,19 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
 }
 
 static cp_status check_layout(const cp_layout *layout) {
-    cp_status status = check_partition(layout, true);
-    if (status == CP_OK)
-        status = check_partition(layout, false);
-    for (int rank = 0; rank < layout->ranks && status == CP_OK; rank++) {
-        status = check_rows(layout->keys, "key", rank);
-        if (status == CP_OK)
-            status = check_rows(layout->queries, "query", rank);
-        if (status == CP_OK)
-            status = check_same(layout->keys, layout->cache, "keys",
-                                "in its cache", rank);
-        if (status == CP_OK)
-            status = check_same(layout->queries, layout->appended, "new tokens",
-                                "where they are appended", rank);
-        if (status == CP_OK)
-            status = check_cache(layout, rank);
-        if (status == CP_OK)
-            status = check_appended(layout, rank);
+    CP_TRY(check_partition(layout, true));
+    CP_TRY(check_partition(layout, false));
+    for (int rank = 0; rank < layout->ranks; rank++) {
+        CP_TRY(check_rows(layout->keys, "key", rank));
+        CP_TRY(check_rows(layout->queries, "query", rank));
+        CP_TRY(check_same(layout->keys, layout->cache, "keys", "in its cache",
+                          rank));
+        CP_TRY(check_same(layout->queries, layout->appended, "new tokens",
+                          "where they are appended", rank));
+        CP_TRY(check_cache(layout, rank));
+        CP_TRY(check_appended(layout, rank));
     }
-    return status;
+    return CP_OK;
 }
 
 typedef struct {
@@ -267,12 +260,10 @@ static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
 }
 
 static cp_status check_slots(const proof *proof, int rank, const cp_op *op) {
-    cp_status status = CP_OK;
     cp_touch touch;
-    for (int n = 0;
-         status == CP_OK && cp_op_touch(proof->plan, rank, op, n, &touch); n++)
-        status = check_slot(proof, rank, op, touch.slot, touch.writes);
-    return status;
+    for (int n = 0; cp_op_touch(proof->plan, rank, op, n, &touch); n++)
+        CP_TRY(check_slot(proof, rank, op, touch.slot, touch.writes));
+    return CP_OK;
 }
 
 static cp_status check_use(const proof *proof, int rank, const cp_op *op,
@@ -497,16 +488,11 @@ static cp_status begin(proof *proof) {
     int64_t merges = 0; /* at most */
     for (int k = 0; k < ranks; k++)
         merges += plan->programs[k].count;
-    cp_status status = cp_allocate(&proof->contents, ranks * plan->slot_count,
-                                   sizeof(content), "a proof");
-    if (status == CP_OK)
-        status = cp_allocate(&proof->merges, merges, sizeof(merge), "a proof");
-    if (status == CP_OK)
-        status = cp_allocate(&proof->pairs, ranks * ranks + ranks, 8, "pairs");
-    if (status == CP_OK)
-        status = cp_allocate(&proof->times, ranks, 1, "a proof");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&proof->contents, ranks * plan->slot_count,
+                       sizeof(content), "a proof"));
+    CP_TRY(cp_allocate(&proof->merges, merges, sizeof(merge), "a proof"));
+    CP_TRY(cp_allocate(&proof->pairs, ranks * ranks + ranks, 8, "pairs"));
+    CP_TRY(cp_allocate(&proof->times, ranks, 1, "a proof"));
     proof->hops = proof->pairs + ranks * ranks;
     fill_in(proof);
     return CP_OK;
@@ -517,10 +503,7 @@ static cp_status make_report(const cp_plan *plan, cp_plan_report *report) {
     *report = (cp_plan_report){.ranks = (int)ranks};
     for (int n = 0; n < plan->slot_count; n++)
         report->slot_bytes += plan->slots[n].bytes;
-    const cp_status status =
-        cp_allocate(&report->pairs, 4 * ranks, sizeof(int64_t), "a report");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&report->pairs, 4 * ranks, sizeof(int64_t), "a report"));
     report->flops = report->pairs + ranks;
     report->bytes = report->flops + ranks;
     report->messages = report->bytes + ranks;

@@ -64,6 +64,22 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     int64_t sequences, const int64_t *new_tokens,
                     const int64_t *cached_tokens, cp_choice *choice);
 
+/* Who decides for a call; all zero: Algorithm 1. knows is decide's own, and
+ * must live as long as the chooser is asked. */
+typedef struct {
+    cp_status (*decide)(const void *knows, const cp_shape *shape,
+                        int64_t element_bytes, int ranks, int64_t sequences,
+                        const int64_t *new_tokens, const int64_t *cached_tokens,
+                        cp_choice *choice);
+    const void *knows;
+} cp_chooser;
+
+/* Ask a chooser, or Algorithm 1 about the machine. Fails as they do. */
+cp_status cp_choose_by(const cp_chooser *chooser, const cp_machine *machine,
+                       const cp_shape *shape, int ranks, int64_t sequences,
+                       const int64_t *new_tokens, const int64_t *cached_tokens,
+                       cp_choice *choice);
+
 /* Ranks as threads of one process, on one core each (AMD EPYC, Zen 3). */
 extern const cp_machine cp_machine_threads;
 

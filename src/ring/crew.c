@@ -29,14 +29,13 @@ enum { NOT_YET, NOW };
 cp_status cp_crew_await(int file) {
     enum { MILLISECONDS = 500 };
     struct pollfd wanted = {.fd = file, .events = POLLIN};
-    cp_status status = CP_OK;
     if (mine->ranks == 1 || mine->rank != 0)
         return CP_OK;
-    while (status == CP_OK && poll(&wanted, 1, MILLISECONDS) == 0) {
+    while (poll(&wanted, 1, MILLISECONDS) == 0) {
         int64_t word = NOT_YET;
-        status = mine->share(&word, sizeof(word));
+        CP_TRY(mine->share(&word, sizeof(word)));
     }
-    return status;
+    return CP_OK;
 }
 
 typedef struct {

@@ -46,9 +46,7 @@ static void draw_rank(const cp_timeline *timeline, int rank, FILE *out) {
 
 cp_status cp_draw_ascii(const cp_plan *plan, FILE *out) {
     cp_timeline timeline;
-    const cp_status status = cp_timeline_new(plan, &timeline);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_timeline_new(plan, &timeline));
     for (int rank = 0; rank < plan->layout->ranks; rank++)
         draw_rank(&timeline, rank, out);
     fprintf(out, "%17s%s\n", "",
@@ -81,9 +79,7 @@ static void svg_bar(const cp_plan *plan, const cp_bar *bar, double scale,
 cp_status cp_draw_svg(const cp_plan *plan, FILE *out) {
     const int ranks = plan->layout->ranks;
     cp_timeline timeline;
-    const cp_status status = cp_timeline_new(plan, &timeline);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_timeline_new(plan, &timeline));
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" "
             "height=\"%d\" font-family=\"sans-serif\" font-size=\"10\" "
@@ -103,9 +99,7 @@ cp_status cp_draw_svg(const cp_plan *plan, FILE *out) {
 
 cp_status cp_draw_perfetto(const cp_plan *plan, FILE *out) {
     cp_timeline timeline;
-    const cp_status status = cp_timeline_new(plan, &timeline);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_timeline_new(plan, &timeline));
     fprintf(out, "[\n");
     for (int rank = 0; rank < plan->layout->ranks; rank++)
         fprintf(out,

@@ -66,9 +66,7 @@ static cp_status discover(search *search, const place *state) {
         return cp_fail(CP_CAPACITY, "more than %lld states",
                        (long long)search->most);
     if (search->used == search->room) {
-        const cp_status status = grow(search);
-        if (status != CP_OK)
-            return status;
+        CP_TRY(grow(search));
     }
     *find(search, state) = search->used;
     memcpy(search->visited + search->used++ * search->ranks, state,
@@ -116,12 +114,10 @@ static cp_status check_touch(const search *search, const place *state, int rank,
 
 static cp_status check_flight(const search *search, const place *state,
                               int rank, const cp_op *op) {
-    cp_status status = CP_OK;
     cp_touch touch;
-    for (int n = 0;
-         status == CP_OK && cp_op_touch(search->plan, rank, op, n, &touch); n++)
-        status = check_touch(search, state, rank, op, touch);
-    return status;
+    for (int n = 0; cp_op_touch(search->plan, rank, op, n, &touch); n++)
+        CP_TRY(check_touch(search, state, rank, op, touch));
+    return CP_OK;
 }
 
 static bool may_issue(const search *search, const place *state, int rank) {

@@ -145,22 +145,19 @@ static void unlink_rank(const cp_program *program) {
 
 static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
     const int ranks = plan->layout->ranks;
-    cp_status status = CP_OK;
     for (int k = 0; k < ranks; k++) {
         unlink_rank(&plan->programs[k]);
         link_queues(plan, k, marks);
         link_merges(plan, k);
     }
-    for (int k = 0; k < ranks && status == CP_OK; k++) {
-        status = link_waits(&plan->programs[k], k);
-        if (status == CP_OK)
-            status = link_sends(plan, k, looked);
-        if (status == CP_OK)
-            status = link_collectives(plan, k);
+    for (int k = 0; k < ranks; k++) {
+        CP_TRY(link_waits(&plan->programs[k], k));
+        CP_TRY(link_sends(plan, k, looked));
+        CP_TRY(link_collectives(plan, k));
     }
-    for (int k = 0; k < ranks && status == CP_OK; k++)
-        status = refuse_unsent(plan, k);
-    return status;
+    for (int k = 0; k < ranks; k++)
+        CP_TRY(refuse_unsent(plan, k));
+    return CP_OK;
 }
 
 cp_status cp_plan_link(cp_plan *plan) {

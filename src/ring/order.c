@@ -49,13 +49,12 @@ static cp_status post(run *run, int rank, int64_t number) {
     const cp_op *op = op_of(run, rank, number);
     const bool own = op->from == rank && op->got_from == number;
     run->open[rank]++;
-    cp_status status = tell(run, CP_EVENT_START, rank, number);
-    if (status == CP_OK && op->to != CP_NOBODY && is_sent(run, op))
-        status = transfer(run, rank, number);
-    if (status == CP_OK && op->from != CP_NOBODY && !own &&
-        is_received(run, op))
-        status = transfer(run, op->from, op->got_from);
-    return status;
+    CP_TRY(tell(run, CP_EVENT_START, rank, number));
+    if (op->to != CP_NOBODY && is_sent(run, op))
+        CP_TRY(transfer(run, rank, number));
+    if (op->from != CP_NOBODY && !own && is_received(run, op))
+        CP_TRY(transfer(run, op->from, op->got_from));
+    return CP_OK;
 }
 
 static bool can_go_on(const run *run, int rank) {
@@ -68,20 +67,18 @@ static bool can_go_on(const run *run, int rank) {
 
 static cp_status advance(run *run, int rank) {
     const cp_program *program = &run->plan->programs[rank];
-    cp_status status = CP_OK;
-    while (status == CP_OK && run->next[rank] < program->count &&
-           can_go_on(run, rank)) {
+    while (run->next[rank] < program->count && can_go_on(run, rank)) {
         const int64_t number = run->next[rank]++;
         const cp_op_kind kind = program->ops[number].kind;
         run->open[rank] -= kind == CP_OP_WAIT;
         if (kind == CP_OP_EXCHANGE)
-            status = post(run, rank, number);
+            CP_TRY(post(run, rank, number));
         else
-            status =
-                tell(run, kind == CP_OP_WAIT ? CP_EVENT_WAIT : CP_EVENT_LOCAL,
-                     rank, number);
+            CP_TRY(tell(run,
+                        kind == CP_OP_WAIT ? CP_EVENT_WAIT : CP_EVENT_LOCAL,
+                        rank, number));
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status collective(run *run) {

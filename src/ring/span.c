@@ -115,10 +115,7 @@ static cp_status make_room(cp_pieces *pieces, int64_t room) {
     cp_piece *items;
     if (room <= pieces->room)
         return CP_OK;
-    const cp_status status =
-        cp_allocate(&items, room, sizeof(*items), "a list of pieces");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&items, room, sizeof(*items), "a list of pieces"));
     if (pieces->count > 0)
         memcpy(items, pieces->items, (size_t)pieces->count * sizeof(*items));
     free(pieces->items);
@@ -156,9 +153,7 @@ int64_t cp_pieces_tokens(const cp_pieces *pieces) {
 }
 
 cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from) {
-    const cp_status status = make_room(to, from->count);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(make_room(to, from->count));
     for (int64_t i = 0; i < from->count; i++)
         to->items[i] = from->items[i];
     to->count = from->count;
@@ -174,9 +169,9 @@ cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
                         cp_pieces *tiles) {
     for (int64_t p = 0; p < pieces->count; p++)
         tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
-    const cp_status status = cp_allocate(
-        &tiles->items, tiles->room, sizeof(*tiles->items), "a list of tiles");
-    for (int64_t p = 0; p < pieces->count && status == CP_OK; p++) {
+    CP_TRY(cp_allocate(&tiles->items, tiles->room, sizeof(*tiles->items),
+                       "a list of tiles"));
+    for (int64_t p = 0; p < pieces->count; p++) {
         const cp_span span = pieces->items[p].span;
         for (int64_t i = 0; i < span.count; i += longest) {
             cp_piece tile = pieces->items[p];
@@ -186,5 +181,5 @@ cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
             tiles->items[tiles->count++] = tile;
         }
     }
-    return status;
+    return CP_OK;
 }

@@ -98,14 +98,13 @@ static cp_status on_collective(drawing *drawing, const cp_event *event) {
     const double end = start + (ranks - 1) * (drawing->costs.latency +
                                               (double)plan->slots[slot].bytes *
                                                   drawing->costs.byte);
-    cp_status status = CP_OK;
-    for (int k = 0; k < ranks && status == CP_OK; k++) {
+    for (int k = 0; k < ranks; k++) {
         const cp_op *op = &plan->programs[k].ops[event->all[k]];
         drawing->clocks[k].compute = end;
-        status =
-            add_bar(drawing->timeline, (cp_bar){k, true, op, k, start, end});
+        CP_TRY(
+            add_bar(drawing->timeline, (cp_bar){k, true, op, k, start, end}));
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status on_event(void *context, const cp_event *event) {

@@ -43,9 +43,7 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
                         const cp_shape *shape, const cp_plan_options *options,
                         cp_plan **out) {
     *out = NULL;
-    const cp_status status = cp_shape_check(shape);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_shape_check(shape));
     if (options != NULL && (options->spare < 1 || options->element_bytes < 1))
         return cp_fail(CP_INVALID, "%d spare slots of %lld-byte numbers",
                        options->spare, (long long)options->element_bytes);

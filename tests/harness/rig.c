@@ -14,17 +14,20 @@
 
 enum { QUERY = 1, KEY = 2, VALUE = 3 };
 
-static int fail(rig *rig, const char *format, ...) {
+static bool fail(rig *rig, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(rig->failure, sizeof(rig->failure), format, arguments);
     va_end(arguments);
-    return 0;
+    return false;
 }
 
-/* The numbers of one token depend on who it is and on nothing else. */
+/* The numbers of one token depend on who it is and on nothing else. For the
+ * ledger they say who it is. */
 static float number(const rig *rig, int what, int64_t sequence,
                     int64_t position, int64_t channel) {
+    if (rig->met != NULL)
+        return (float)(channel == 0 ? sequence : position);
     uint64_t h = rig->seed * 0x9E3779B97F4A7C15u + (uint64_t)what;
     h = (h ^ (uint64_t)sequence) * 0xBF58476D1CE4E5B9u;
     h = (h ^ (uint64_t)position ^ h >> 31) * 0x94D049BB133111EBu;
@@ -34,8 +37,15 @@ static float number(const rig *rig, int what, int64_t sequence,
     return scale * ((float)(h >> 40) * 0x1p-23f - 1);
 }
 
+static int64_t width_of(const rig *rig, int what) {
+    const cp_shape *shape = &rig->shape;
+    return (what == QUERY ? shape->query_heads : shape->kv_heads) *
+           shape->head_dim;
+}
+
 static void fill(const rig *rig, int what, const cp_pieces *pieces,
-                 float *tensor, int64_t width) {
+                 float *tensor) {
+    const int64_t width = width_of(rig, what);
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         for (int64_t i = 0; i < piece.span.count; i++)
@@ -46,11 +56,12 @@ static void fill(const rig *rig, int what, const cp_pieces *pieces,
     }
 }
 
-/* Rows that no piece names, up to rows, hold NaN. */
-static void fill_poisoned(const rig *rig, int what, const cp_pieces *pieces,
-                          float *tensor, int64_t width, int64_t rows) {
-    memset(tensor, 0xFF, (size_t)(rows * width) * sizeof(float));
-    fill(rig, what, pieces, tensor, width);
+/* Rows that no piece names hold NaN. */
+static void fill_block(const rig *rig, int what, const cp_block *block,
+                       float *tensor) {
+    const int64_t count = block->rows * width_of(rig, what);
+    memset(tensor, 0xFF, (size_t)count * sizeof(float));
+    fill(rig, what, &block->pieces, tensor);
 }
 
 static int64_t rows_needed(const cp_pieces *pieces) {
@@ -66,31 +77,34 @@ typedef struct {
     float *queries, *keys, *values;
 } answer;
 
-static void answer_free(answer *it) {
-    free(it->output);
-    free(it->lse);
-    free(it->queries);
-    free(it->keys);
-    free(it->values);
+static void answer_free(answer *truth) {
+    free(truth->output);
+    free(truth->lse);
+    free(truth->queries);
+    free(truth->keys);
+    free(truth->values);
 }
 
-static int ask_oracle(const rig *rig, const cp_pieces *queries,
-                      const cp_pieces *keys, answer *it) {
-    const int64_t heads = rig->shape.query_heads, dim = rig->shape.head_dim;
-    const int64_t q_rows = rows_needed(queries), k_rows = rows_needed(keys);
-    const int64_t width = rig->shape.kv_heads * dim;
-    *it = (answer){
-        .output = calloc((size_t)(q_rows * heads * dim + 1), sizeof(double)),
-        .lse = calloc((size_t)(q_rows * heads + 1), sizeof(double)),
-        .queries = calloc((size_t)(q_rows * heads * dim + 1), sizeof(float)),
-        .keys = calloc((size_t)(k_rows * width + 1), sizeof(float)),
-        .values = calloc((size_t)(k_rows * width + 1), sizeof(float)),
+static bool ask_oracle(rig *rig, const cp_pieces *queries,
+                       const cp_pieces *keys, answer *truth) {
+    const int64_t heads = rig->shape.query_heads;
+    const size_t q_rows = (size_t)rows_needed(queries) + 1;
+    const size_t outputs = q_rows * (size_t)width_of(rig, QUERY);
+    const size_t inputs =
+        (size_t)(rows_needed(keys) + 1) * (size_t)width_of(rig, KEY);
+    *truth = (answer){
+        .output = calloc(outputs, sizeof(double)),
+        .lse = calloc(q_rows * (size_t)heads, sizeof(double)),
+        .queries = calloc(outputs, sizeof(float)),
+        .keys = calloc(inputs, sizeof(float)),
+        .values = calloc(inputs, sizeof(float)),
     };
-    fill(rig, QUERY, queries, it->queries, heads * dim);
-    fill(rig, KEY, keys, it->keys, width);
-    fill(rig, VALUE, keys, it->values, width);
-    return cp_oracle(&rig->shape, queries, it->queries, keys, it->keys,
-                     it->values, it->output, it->lse) == CP_OK;
+    fill(rig, QUERY, queries, truth->queries);
+    fill(rig, KEY, keys, truth->keys);
+    fill(rig, VALUE, keys, truth->values);
+    return cp_oracle(&rig->shape, queries, truth->queries, keys, truth->keys,
+                     truth->values, truth->output, truth->lse) == CP_OK ||
+           fail(rig, "oracle: %s", cp_message());
 }
 
 typedef struct {
@@ -98,50 +112,57 @@ typedef struct {
     int wrong; /* an infinity or NaN where none must be, or missing */
 } errors;
 
-/* Compare the rows that pieces name. */
-static void compare(const rig *rig, const cp_pieces *pieces,
-                    const answer *truth, const float *output, const float *lse,
-                    errors *sum) {
-    const int64_t heads = rig->shape.query_heads, dim = rig->shape.head_dim;
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_piece piece = pieces->items[n];
-        for (int64_t row = piece.row; row < piece.row + piece.span.count; row++)
-            for (int64_t h = row * heads; h < (row + 1) * heads; h++) {
-                if (isinf(truth->lse[h]) || isinf(lse[h])) {
-                    sum->wrong +=
-                        isinf(truth->lse[h]) != isinf(lse[h]) || lse[h] > 0;
-                } else {
-                    sum->wrong += isnan(lse[h]);
-                    sum->lse = fmax(sum->lse, fabs(lse[h] - truth->lse[h]));
-                }
-                for (int64_t c = h * dim; c < (h + 1) * dim; c++) {
-                    const double d = output[c] - truth->output[c];
-                    sum->wrong += isnan(d);
-                    sum->difference += d * d;
-                    sum->size += truth->output[c] * truth->output[c];
-                }
-            }
+/* Compare one row of the truth with one row of an answer. */
+static void compare_row(const rig *rig, const answer *truth, int64_t row,
+                        const cp_partial *answer, int64_t there, errors *sum) {
+    const int64_t heads = rig->shape.query_heads, width = width_of(rig, QUERY);
+    for (int64_t h = 0; h < heads; h++) {
+        const double expected = truth->lse[row * heads + h];
+        const double lse = answer->lse[there * heads + h];
+        if (isinf(expected) || isinf(lse)) {
+            sum->wrong += isinf(expected) != isinf(lse) || lse > 0;
+            continue;
+        }
+        sum->wrong += isnan(lse);
+        sum->lse = fmax(sum->lse, fabs(lse - expected));
+    }
+    for (int64_t c = 0; c < width; c++) {
+        const double expected = truth->output[row * width + c];
+        const double d = answer->output[there * width + c] - expected;
+        sum->wrong += isnan(d);
+        sum->difference += d * d;
+        sum->size += expected * expected;
     }
 }
 
-static double relative(const errors *it) {
-    return it->size > 0 ? sqrt(it->difference / it->size)
-                        : sqrt(it->difference);
+/* Compare the rows that pieces name. */
+static void compare_rows(const rig *rig, const answer *truth,
+                         const cp_pieces *pieces, const cp_partial *answer,
+                         errors *sum) {
+    for (int64_t n = 0; n < pieces->count; n++)
+        for (int64_t i = 0; i < pieces->items[n].span.count; i++) {
+            const int64_t row = pieces->items[n].row + i;
+            compare_row(rig, truth, row, answer, row, sum);
+        }
+}
+
+static double relative(const errors *sum) {
+    return sqrt(sum->size > 0 ? sum->difference / sum->size : sum->difference);
 }
 
 /* Scores, and with them their rounding errors, grow with the queries. */
-static double tolerance(const rig *rig) {
-    return rig->scale > 1 ? rig->scale : 1;
+static bool too_far(const rig *rig, const errors *sum) {
+    const double slack = rig->scale > 1 ? rig->scale : 1;
+    return relative(sum) > 1e-6 * slack || sum->lse > 5e-6 * slack;
 }
 
 typedef struct {
     rig *rig;
-    const cp_plan *plan;
+    cp_layout *layout;
+    cp_plan *plan;
     cp_walker **walkers; /* [ranks] */
     pthread_mutex_t lock;
-    char partial_failure[300];
-    int64_t *met; /* the ledger */
-    int64_t longest;
+    bool partial_failed;
 } job;
 
 /* Every partial must equal the truth of just its own queries and keys: two
@@ -152,62 +173,53 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
     if (op->kind != CP_OP_ATTEND)
         return;
     job *job = context;
-    const cp_layout *layout = job->plan->layout;
     const cp_partial partial = cp_walker_partial(walker, op->out.slot);
-    const cp_pieces *queries = &layout->queries[op->in.origin].pieces;
+    const cp_pieces *queries = &job->layout->queries[op->in.origin].pieces;
     answer truth;
     errors sum = {0};
-    ask_oracle(job->rig, queries, &layout->keys[op->keys.origin].pieces,
+    ask_oracle(job->rig, queries, &job->layout->keys[op->keys.origin].pieces,
                &truth);
-    compare(job->rig, queries, &truth, partial.output, partial.lse, &sum);
+    compare_rows(job->rig, &truth, queries, &partial, &sum);
     answer_free(&truth);
-    const double slack = tolerance(job->rig);
-    if (sum.wrong > 0 || relative(&sum) > 1e-6 * slack ||
-        sum.lse > 5e-6 * slack) {
-        pthread_mutex_lock(&job->lock);
-        snprintf(job->partial_failure, sizeof(job->partial_failure),
-                 "rank %d hop %d: partial of queries of %d over keys of %d is "
-                 "off by %.3g (LSE %.3g, %d wrong)",
-                 cp_walker_rank(walker), op->hop, op->in.origin,
-                 op->keys.origin, relative(&sum), sum.lse, sum.wrong);
-        pthread_mutex_unlock(&job->lock);
-    }
+    if (sum.wrong == 0 && !too_far(job->rig, &sum))
+        return;
+    pthread_mutex_lock(&job->lock);
+    job->partial_failed = true;
+    fail(job->rig,
+         "rank %d hop %d: partial of queries of %d over keys of %d is "
+         "off by %.3g (LSE %.3g, %d wrong)",
+         cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
+         relative(&sum), sum.lse, sum.wrong);
+    pthread_mutex_unlock(&job->lock);
 }
 
 static cp_status rank_main(cp_comm *comm, void *context) {
     job *job = context;
-    const rig *rig = job->rig;
+    rig *rig = job->rig;
     const int rank = comm->rank;
-    const cp_layout *layout = job->plan->layout;
-    const cp_block *queries = &layout->queries[rank];
+    const cp_block *mine = &job->layout->queries[rank];
     const cp_walk_options options = {
         .kernel = rig->kernel,
         .threads = 1,
-        .observe = job->met == NULL && !rig->unwatched ? watch : NULL,
+        .observe = rig->met == NULL && !rig->unwatched ? watch : NULL,
         .context = job,
         .poison = true,
     };
-    const cp_status status =
+    cp_status status =
         cp_walker_new(job->plan, rank, &options, &job->walkers[rank]);
     if (status != CP_OK)
         return status;
     cp_walker *walker = job->walkers[rank];
-    const int64_t dim = rig->shape.head_dim;
-    const int64_t width = rig->shape.kv_heads * dim;
-    fill_poisoned(rig, QUERY, &queries->pieces, cp_walker_queries(walker),
-                  rig->shape.query_heads * dim, queries->rows);
-    fill_poisoned(rig, KEY, &queries->pieces, cp_walker_new_keys(walker), width,
-                  queries->rows);
-    fill_poisoned(rig, VALUE, &queries->pieces, cp_walker_new_values(walker),
-                  width, queries->rows);
-    const cp_status walked =
-        cp_walk(walker, comm, cp_store_keys(rig->store, rank, 0),
-                cp_store_values(rig->store, rank, 0));
+    fill_block(rig, QUERY, mine, cp_walker_queries(walker));
+    fill_block(rig, KEY, mine, cp_walker_new_keys(walker));
+    fill_block(rig, VALUE, mine, cp_walker_new_values(walker));
+    status = cp_walk(walker, comm, cp_store_keys(rig->store, rank, 0),
+                     cp_store_values(rig->store, rank, 0));
     rig->traffic[rank] = comm->sent;
-    return walked;
+    return status;
 }
 
-int rig_open(rig *rig) {
+bool rig_open(rig *rig) {
     rig->cache = NULL;
     rig->store = NULL;
     rig->failure[0] = '\0';
@@ -218,14 +230,14 @@ int rig_open(rig *rig) {
         cp_store_new(rig->ranks, 1, rig->sequences, rig->room, &rig->shape,
                      &rig->store) != CP_OK)
         return fail(rig, "%s", cp_message());
-    const int64_t width = rig->shape.kv_heads * rig->shape.head_dim;
     const size_t bytes =
-        (size_t)(rig->sequences * rig->room * width) * sizeof(float);
+        (size_t)(rig->sequences * rig->room * width_of(rig, KEY)) *
+        sizeof(float);
     for (int rank = 0; rank < rig->ranks; rank++) {
         memset(cp_store_keys(rig->store, rank, 0), 0xFF, bytes);
         memset(cp_store_values(rig->store, rank, 0), 0xFF, bytes);
     }
-    return 1;
+    return true;
 }
 
 void rig_close(rig *rig) {
@@ -235,7 +247,55 @@ void rig_close(rig *rig) {
     free(rig->traffic);
 }
 
-/* All keys of the sequences that take part, as one rank would hold them. */
+static cp_status lay_out(const rig *rig, const int64_t *new_tokens,
+                         cp_variant variant, cp_layout **out) {
+    return variant == CP_DECODE ? cp_cache_decode(rig->cache, new_tokens, out)
+                                : cp_cache_prefill(rig->cache, new_tokens, out);
+}
+
+bool rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
+    cp_layout *layout;
+    if (lay_out(rig, new_tokens, variant, &layout) != CP_OK)
+        return fail(rig, "%s", cp_message());
+    for (int rank = 0; rank < rig->ranks; rank++) {
+        const cp_pieces *rows = &layout->appended[rank].pieces;
+        fill(rig, KEY, rows, cp_store_keys(rig->store, rank, 0));
+        fill(rig, VALUE, rows, cp_store_values(rig->store, rank, 0));
+    }
+    const cp_status status = cp_cache_commit(rig->cache, layout);
+    cp_layout_free(layout);
+    return status == CP_OK || fail(rig, "%s", cp_message());
+}
+
+/* Plan a call, check the plan, and run it. */
+static bool begin(job *job, const int64_t *new_tokens, cp_variant variant) {
+    rig *rig = job->rig;
+    const cp_plan_options options = {4, rig->spare == 0 ? 1 : rig->spare};
+    const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
+    job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
+    cp_plan_report_free(&rig->report);
+    rig->status = lay_out(rig, new_tokens, variant, &job->layout);
+    if (rig->status == CP_OK)
+        rig->status = cp_plan_build(variant, job->layout, &rig->shape, &options,
+                                    &job->plan);
+    if (rig->status == CP_OK)
+        rig->status = cp_plan_check(job->plan, &rig->report);
+    if (rig->status == CP_OK)
+        rig->status = cp_threads_run(&threads, rank_main, job);
+    if (rig->status != CP_OK)
+        return fail(rig, "%s", cp_message());
+    return !job->partial_failed;
+}
+
+static void end(job *job) {
+    for (int rank = 0; rank < job->rig->ranks; rank++)
+        cp_walker_free(job->walkers[rank]);
+    free(job->walkers);
+    cp_plan_free(job->plan);
+    cp_layout_free(job->layout);
+}
+
+/* All tokens of the sequences that take part, as one rank would hold them. */
 static void whole(const rig *rig, const int64_t *new_tokens, cp_pieces *queries,
                   cp_pieces *keys) {
     int64_t q_row = 0, k_row = 0;
@@ -251,18 +311,45 @@ static void whole(const rig *rig, const int64_t *new_tokens, cp_pieces *queries,
     }
 }
 
-/* Where a token's row lies in a list of pieces. */
-static int64_t row_of(const cp_pieces *pieces, int64_t sequence,
+/* Where the whole has the row of a token. */
+static int64_t row_of(const cp_pieces *whole, int64_t sequence,
                       int64_t position) {
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_piece piece = pieces->items[n];
-        const int64_t past = position - piece.span.start;
-        if (piece.span.sequence == sequence && past >= 0 &&
-            past % piece.span.step == 0 &&
-            past / piece.span.step < piece.span.count)
-            return piece.row + past / piece.span.step;
+    int64_t n = 0;
+    while (whole->items[n].span.sequence != sequence)
+        n++;
+    return whole->items[n].row + position - whole->items[n].span.start;
+}
+
+static bool is_empty(const cp_partial *partial, int64_t row) {
+    for (int64_t h = row * partial->heads; h < (row + 1) * partial->heads; h++)
+        for (int64_t c = h * partial->dim; c < (h + 1) * partial->dim; c++)
+            if (partial->output[c] != 0.0f || partial->lse[h] != -INFINITY)
+                return false;
+    return true;
+}
+
+/* One rank's rows against the truth of all; the others must be empty. */
+static bool compare_rank(rig *rig, const job *job, int rank,
+                         const cp_pieces *queries, const answer *truth,
+                         errors *sum) {
+    const cp_pieces *mine = &job->layout->queries[rank].pieces;
+    const cp_partial *result = cp_walker_result(job->walkers[rank]);
+    char *used = calloc((size_t)result->rows + 1, 1);
+    for (int64_t n = 0; n < mine->count; n++) {
+        const cp_span span = mine->items[n].span;
+        for (int64_t i = 0; i < span.count; i++) {
+            const int64_t here = mine->items[n].row + i;
+            const int64_t row =
+                row_of(queries, span.sequence, span.start + i * span.step);
+            used[here] = 1;
+            compare_row(rig, truth, row, result, here, sum);
+        }
     }
-    return -1;
+    bool clean = true;
+    for (int64_t row = 0; row < result->rows; row++)
+        clean = clean && (used[row] || is_empty(result, row));
+    free(used);
+    return clean || fail(rig, "rank %d: padding rows are not empty", rank);
 }
 
 /* The error of one rank with the same fp32 kernel, for the second oracle. */
@@ -270,10 +357,10 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
                        const cp_pieces *keys, const answer *truth) {
     const int64_t heads = rig->shape.query_heads, dim = rig->shape.head_dim;
     const int64_t rows = rows_needed(queries);
-    float *output = calloc((size_t)(rows * heads * dim + 1), sizeof(float));
-    float *lse = calloc((size_t)(rows * heads + 1), sizeof(float));
+    const cp_partial result = {
+        rows, heads, dim, calloc((size_t)(rows * heads * dim), sizeof(float)),
+        calloc((size_t)(rows * heads), sizeof(float))};
     errors sum = {0};
-    const cp_kernel kernel = rig->kernel != NULL ? rig->kernel : cp_attend_fast;
     const cp_attention call = {.shape = &rig->shape,
                                .query_pieces = queries,
                                .queries = truth->queries,
@@ -281,56 +368,41 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
                                .keys = truth->keys,
                                .values = truth->values,
                                .threads = 1,
-                               .output = output,
-                               .lse = lse};
-    kernel(&call);
-    compare(rig, queries, truth, output, lse, &sum);
-    free(output);
-    free(lse);
+                               .output = result.output,
+                               .lse = result.lse};
+    (rig->kernel != NULL ? rig->kernel : cp_attend_fast)(&call);
+    compare_rows(rig, truth, queries, &result, &sum);
+    free(result.output);
+    free(result.lse);
     return relative(&sum);
 }
 
-/* The truth of one rank's rows, picked from the truth of all. */
-static int compare_rank(rig *rig, const job *job, int rank,
-                        const cp_pieces *queries, const answer *truth,
-                        errors *sum) {
-    const cp_layout *layout = job->plan->layout;
-    const cp_pieces *mine = &layout->queries[rank].pieces;
-    const cp_partial *result = cp_walker_result(job->walkers[rank]);
-    const int64_t heads = rig->shape.query_heads, dim = rig->shape.head_dim;
-    char *used = calloc((size_t)result->rows + 1, 1);
-    for (int64_t n = 0; n < mine->count; n++) {
-        const cp_span span = mine->items[n].span;
-        for (int64_t i = 0; i < span.count; i++) {
-            const int64_t position = span.start + i * span.step;
-            const int64_t there = row_of(queries, span.sequence, position);
-            const int64_t here = mine->items[n].row + i;
-            const answer one = {truth->output + there * heads * dim,
-                                truth->lse + there * heads, NULL, NULL, NULL};
-            cp_piece single = {{span.sequence, position, 1, 1}, 0};
-            const cp_pieces list = {&single, 1, 1};
-            used[here] = 1;
-            compare(rig, &list, &one, result->output + here * heads * dim,
-                    result->lse + here * heads, sum);
-        }
-    }
-    int clean = 1;
-    for (int64_t row = 0; row < result->rows; row++)
-        for (int64_t h = row * heads; h < (row + 1) * heads && !used[row]; h++)
-            for (int64_t c = h * dim; c < (h + 1) * dim; c++)
-                clean = clean && result->output[c] == 0.0f &&
-                        isinf(result->lse[h]) && result->lse[h] < 0;
-    free(used);
-    return clean || fail(rig, "rank %d: padding rows are not empty", rank);
+static bool judge(rig *rig, const errors *sum) {
+    rig->output_error = relative(sum);
+    if (sum->wrong > 0)
+        return fail(rig,
+                    "%d values are NaN or infinite that must not be, or "
+                    "not -inf that must",
+                    sum->wrong);
+    if (too_far(rig, sum))
+        return fail(rig, "output off by %.3g, LSE by %.3g", rig->output_error,
+                    sum->lse);
+    /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
+     * many, where strict is set, it averages out. */
+    const double factor = rig->strict > 0 ? rig->strict : 1.1;
+    const double rounding = rig->strict > 0 ? 0 : 3e-7;
+    if (rig->output_error > factor * rig->one_rank_error + rounding)
+        return fail(rig, "output off by %.3g, on one rank by %.3g",
+                    rig->output_error, rig->one_rank_error);
+    return true;
 }
 
-static int compare_all(rig *rig, job *job, const int64_t *new_tokens) {
+static bool compare_all(rig *rig, const job *job, const int64_t *new_tokens) {
     cp_pieces queries, keys;
     answer truth;
     errors sum = {0};
     whole(rig, new_tokens, &queries, &keys);
-    int fine = ask_oracle(rig, &queries, &keys, &truth) ||
-               fail(rig, "oracle: %s", cp_message());
+    bool fine = ask_oracle(rig, &queries, &keys, &truth);
     for (int rank = 0; rank < rig->ranks && fine; rank++)
         fine = compare_rank(rig, job, rank, &queries, &truth, &sum);
     if (fine)
@@ -338,217 +410,101 @@ static int compare_all(rig *rig, job *job, const int64_t *new_tokens) {
     answer_free(&truth);
     cp_pieces_free(&queries);
     cp_pieces_free(&keys);
-    rig->output_error = relative(&sum);
-    rig->lse_error = sum.lse;
-    if (fine && sum.wrong > 0)
-        return fail(rig,
-                    "%d values are NaN or infinite that must not be, or "
-                    "not -inf that must",
-                    sum.wrong);
-    const double slack = tolerance(rig);
-    if (fine &&
-        (rig->output_error > 1e-6 * slack || rig->lse_error > 5e-6 * slack))
-        return fail(rig, "output off by %.3g, LSE by %.3g", rig->output_error,
-                    rig->lse_error);
-    /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
-     * many, where strict is set, it averages out. */
-    const double factor = rig->strict > 0 ? rig->strict : 1.1;
-    const double rounding = rig->strict > 0 ? 0 : 3e-7;
-    if (fine && rig->output_error > factor * rig->one_rank_error + rounding)
-        return fail(rig, "output off by %.3g, on one rank by %.3g",
-                    rig->output_error, rig->one_rank_error);
-    return fine;
+    return fine && judge(rig, &sum);
 }
 
-static int compare_traffic(rig *rig) {
+static bool compare_traffic(rig *rig) {
     for (int rank = 0; rank < rig->ranks; rank++) {
         const cp_traffic *sent = &rig->traffic[rank];
         const int64_t bytes =
             sent->ring_bytes + sent->all_to_all_bytes + sent->all_gather_bytes;
-        if (bytes != rig->report.bytes[rank])
-            return fail(rig, "rank %d sent %lld bytes, the plan says %lld",
-                        rank, (long long)bytes,
-                        (long long)rig->report.bytes[rank]);
-        if (sent->hops != rig->report.hops)
-            return fail(rig, "rank %d made %lld hops, the plan says %lld", rank,
-                        (long long)sent->hops, (long long)rig->report.hops);
+        if (bytes != rig->report.bytes[rank] || sent->hops != rig->report.hops)
+            return fail(rig,
+                        "rank %d sent %lld bytes in %lld hops, the plan says "
+                        "%lld in %lld",
+                        rank, (long long)bytes, (long long)sent->hops,
+                        (long long)rig->report.bytes[rank],
+                        (long long)rig->report.hops);
     }
-    return 1;
+    return true;
 }
 
-static int prepare(rig *rig, const int64_t *new_tokens, cp_variant variant,
-                   cp_layout **layout, cp_plan **plan) {
-    const cp_plan_options options = {4, rig->spare == 0 ? 1 : rig->spare};
-    *layout = NULL;
-    *plan = NULL;
-    cp_plan_report_free(&rig->report);
-    cp_status status = variant == CP_DECODE
-                           ? cp_cache_decode(rig->cache, new_tokens, layout)
-                           : cp_cache_prefill(rig->cache, new_tokens, layout);
-    if (status == CP_OK)
-        status = cp_plan_build(variant, *layout, &rig->shape, &options, plan);
-    if (status == CP_OK)
-        status = cp_plan_check(*plan, &rig->report);
-    rig->status = status;
-    return status == CP_OK || fail(rig, "%s", cp_message());
-}
-
-int rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
-    cp_layout *layout = NULL;
-    cp_status status = variant == CP_DECODE
-                           ? cp_cache_decode(rig->cache, new_tokens, &layout)
-                           : cp_cache_prefill(rig->cache, new_tokens, &layout);
-    const int64_t width = rig->shape.kv_heads * rig->shape.head_dim;
-    for (int rank = 0; rank < rig->ranks && status == CP_OK; rank++) {
-        const cp_pieces *rows = &layout->appended[rank].pieces;
-        fill(rig, KEY, rows, cp_store_keys(rig->store, rank, 0), width);
-        fill(rig, VALUE, rows, cp_store_values(rig->store, rank, 0), width);
-    }
-    if (status == CP_OK)
-        status = cp_cache_commit(rig->cache, layout);
-    cp_layout_free(layout);
-    return status == CP_OK || fail(rig, "%s", cp_message());
-}
-
-static int run(rig *rig, job *job, cp_rank_main main) {
-    const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
-    rig->status = cp_threads_run(&threads, main, job);
-    if (rig->status != CP_OK)
-        return fail(rig, "%s", cp_message());
-    if (job->partial_failure[0] != '\0')
-        return fail(rig, "%s", job->partial_failure);
-    return 1;
-}
-
-static void end(rig *rig, job *job, cp_layout *layout, cp_plan *plan) {
-    for (int rank = 0; rank < rig->ranks; rank++)
-        cp_walker_free(job->walkers[rank]);
-    free(job->walkers);
-    pthread_mutex_destroy(&job->lock);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-}
-
-int rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
-    cp_layout *layout;
-    cp_plan *plan;
-    int fine = prepare(rig, new_tokens, variant, &layout, &plan);
-    job job = {.rig = rig, .plan = plan};
-    job.walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
-    pthread_mutex_init(&job.lock, NULL);
-    fine = fine && run(rig, &job, rank_main) &&
-           compare_all(rig, &job, new_tokens) && compare_traffic(rig);
-    if (fine && cp_cache_commit(rig->cache, layout) != CP_OK)
+bool rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
+    job job = {.rig = rig, .lock = PTHREAD_MUTEX_INITIALIZER};
+    bool fine = begin(&job, new_tokens, variant) &&
+                compare_all(rig, &job, new_tokens) && compare_traffic(rig);
+    if (fine && cp_cache_commit(rig->cache, job.layout) != CP_OK)
         fine = fail(rig, "%s", cp_message());
-    end(rig, &job, layout, plan);
+    end(&job);
     return fine;
 }
 
-/* The ledger: keys and queries say in their first two channels who they are,
- * and the kernel writes down who met whom. Row: a query; column: a key. */
-static job *ledger_job;
+/* The ledger: every number of a query or a key says who it is, and the kernel
+ * writes down who met whom. Row: a query; column: a key. */
+static rig *ledger;
 
-static int64_t who(const float *row, int64_t longest) {
-    return (int64_t)row[0] * longest + (int64_t)row[1];
+static int64_t who(const rig *rig, const float *row) {
+    return (int64_t)row[0] * rig->longest + (int64_t)row[1];
 }
 
 static cp_status ledger_kernel(const cp_attention *call) {
-    const cp_shape *shape = call->shape;
-    const cp_pieces *query_pieces = call->query_pieces;
-    const cp_pieces *key_pieces = call->key_pieces;
-    const float *queries = call->queries, *keys = call->keys;
-    job *job = ledger_job;
-    const int64_t longest = job->longest, all = longest * job->rig->sequences;
-    for (int64_t i = 0; i < query_pieces->count; i++)
-        for (int64_t j = 0; j < key_pieces->count; j++) {
-            const cp_piece q = query_pieces->items[i], k = key_pieces->items[j];
+    const int64_t all = ledger->longest * ledger->sequences;
+    const int64_t q_width = width_of(ledger, QUERY);
+    const int64_t k_width = width_of(ledger, KEY);
+    for (int64_t i = 0; i < call->query_pieces->count; i++)
+        for (int64_t j = 0; j < call->key_pieces->count; j++) {
+            const cp_piece q = call->query_pieces->items[i];
+            const cp_piece k = call->key_pieces->items[j];
             for (int64_t a = q.row; a < q.row + q.span.count; a++)
                 for (int64_t b = k.row; b < k.row + k.span.count; b++) {
                     const int64_t query =
-                        who(queries + a * shape->query_heads * shape->head_dim,
-                            longest);
-                    const int64_t key = who(
-                        keys + b * shape->kv_heads * shape->head_dim, longest);
-                    pthread_mutex_lock(&job->lock);
-                    job->met[query * all + key]++;
-                    pthread_mutex_unlock(&job->lock);
+                        who(ledger, call->queries + a * q_width);
+                    const int64_t key = who(ledger, call->keys + b * k_width);
+                    __atomic_add_fetch(&ledger->met[query * all + key], 1,
+                                       __ATOMIC_RELAXED);
                 }
         }
     return CP_OK;
 }
 
-static void sign(const cp_pieces *pieces, float *tensor, int64_t width) {
-    for (int64_t n = 0; n < pieces->count; n++)
-        for (int64_t i = 0; i < pieces->items[n].span.count; i++) {
-            const cp_span span = pieces->items[n].span;
-            float *row = tensor + (pieces->items[n].row + i) * width;
-            row[0] = (float)span.sequence;
-            row[1] = (float)(span.start + i * span.step);
-        }
+static bool check_pair(rig *rig, const int64_t *new_tokens, int64_t query,
+                       int64_t key) {
+    const int64_t longest = rig->longest, all = longest * rig->sequences;
+    const int64_t i = query / longest, position = query % longest;
+    const int64_t cached = rig->cache->length[i];
+    const bool asked = position >= cached && position < cached + new_tokens[i];
+    const bool visible =
+        asked && key / longest == i && key % longest <= position;
+    /* The kernel is given whole blocks; what a query may not see it masks. So
+     * an invisible pair may meet, but never twice. */
+    const int64_t met = rig->met[query * all + key];
+    return (visible ? met == 1 : met <= 1) ||
+           fail(rig,
+                "query %lld of sequence %lld met key %lld of sequence %lld "
+                "%lld times",
+                (long long)position, (long long)i, (long long)(key % longest),
+                (long long)(key / longest), (long long)met);
 }
 
-static cp_status ledger_main(cp_comm *comm, void *context) {
-    job *job = context;
-    const int rank = comm->rank;
-    const cp_layout *layout = job->plan->layout;
-    const cp_walk_options options = {.kernel = ledger_kernel, .poison = true};
-    const cp_status status =
-        cp_walker_new(job->plan, rank, &options, &job->walkers[rank]);
-    if (status != CP_OK)
-        return status;
-    cp_walker *walker = job->walkers[rank];
-    const cp_shape *shape = &job->rig->shape;
-    const int64_t width = shape->kv_heads * shape->head_dim;
-    const cp_pieces *mine = &layout->queries[rank].pieces;
-    sign(mine, cp_walker_queries(walker), shape->query_heads * shape->head_dim);
-    sign(mine, cp_walker_new_keys(walker), width);
-    float *keys = cp_store_keys(job->rig->store, rank, 0);
-    for (int64_t i = 0; i < job->rig->sequences; i++)
-        sign(cp_cache_held(job->rig->cache, rank, i), keys, width);
-    return cp_walk(walker, comm, keys,
-                   cp_store_values(job->rig->store, rank, 0));
-}
-
-static int check_ledger(rig *rig, const job *job, const int64_t *new_tokens) {
-    const int64_t longest = job->longest, all = longest * rig->sequences;
-    for (int64_t query = 0; query < all; query++)
-        for (int64_t key = 0; key < all; key++) {
-            const int64_t i = query / longest, position = query % longest;
-            const int64_t cached = rig->cache->length[i];
-            const int asked =
-                position >= cached && position < cached + new_tokens[i];
-            const int visible =
-                asked && key / longest == i && key % longest <= position;
-            const int64_t met = job->met[query * all + key];
-            /* The kernel is given whole blocks; what a query may not see it
-             * masks. So an invisible pair may meet, but never twice. */
-            if (visible ? met != 1 : met > 1)
-                return fail(rig,
-                            "query %lld of sequence %lld met key %lld of "
-                            "sequence %lld %lld times",
-                            (long long)position, (long long)i,
-                            (long long)(key % longest),
-                            (long long)(key / longest), (long long)met);
-        }
-    return 1;
-}
-
-int rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
-    cp_layout *layout;
-    cp_plan *plan;
-    int fine = prepare(rig, new_tokens, variant, &layout, &plan);
-    job job = {.rig = rig, .plan = plan};
-    job.walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
-    pthread_mutex_init(&job.lock, NULL);
+bool rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
+    job job = {.rig = rig};
     for (int64_t i = 0; i < rig->sequences; i++)
-        job.longest =
-            cp_max(job.longest, rig->cache->length[i] + new_tokens[i]);
-    const int64_t all = job.longest * rig->sequences;
-    job.met = calloc((size_t)(all * all) + 1, sizeof(int64_t));
-    ledger_job = &job;
-    fine = fine && run(rig, &job, ledger_main) &&
-           check_ledger(rig, &job, new_tokens);
-    free(job.met);
-    end(rig, &job, layout, plan);
+        rig->longest =
+            cp_max(rig->longest, rig->cache->length[i] + new_tokens[i]);
+    const int64_t all = rig->longest * rig->sequences;
+    ledger = rig;
+    rig->kernel = ledger_kernel;
+    rig->met = calloc((size_t)(all * all), sizeof(int64_t));
+    for (int rank = 0; rank < rig->ranks; rank++)
+        for (int64_t i = 0; i < rig->sequences; i++)
+            fill(rig, KEY, cp_cache_held(rig->cache, rank, i),
+                 cp_store_keys(rig->store, rank, 0));
+    bool fine = begin(&job, new_tokens, variant);
+    for (int64_t query = 0; query < all; query++)
+        for (int64_t key = 0; key < all && fine; key++)
+            fine = check_pair(rig, new_tokens, query, key);
+    free(rig->met);
+    rig->met = NULL;
+    end(&job);
     return fine;
 }

@@ -28,31 +28,33 @@ typedef struct {
     cp_plan_report report; /* what the checker counted */
     cp_traffic *traffic;   /* [ranks] what was really sent */
     double output_error;   /* ||dO|| / ||O|| against fp64 */
-    double lse_error;      /* largest |dLSE| */
     double one_rank_error; /* ||dO|| / ||O|| of one rank, fp32 */
 
     /* The conversation. */
     cp_cache *cache;
     cp_store *store;
+
+    /* The ledger; NULL but for its call. */
+    int64_t *met, longest;
 } rig;
 
 /* False, with failure set, if anything cannot be had. */
-int rig_open(rig *rig);
+bool rig_open(rig *rig);
 void rig_close(rig *rig);
 
 /* One call: new_tokens[i] for each sequence, by a variant (CP_DECODE makes it
  * a decode step). Checks the plan, runs it, compares the result, each partial
  * and the traffic, then commits. False and a sentence in failure if anything
  * is wrong; the cache is then as before. */
-int rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant);
+bool rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 /* Give the sequences a past without running it: the cache gets the tokens and
  * the store their numbers, as a call of that kind would have left them. */
-int rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant);
+bool rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 /* The same call with the ledger kernel: reads who is who from the tensors'
  * own rows and counts who met whom. Does not commit, and leaves the store's
  * keys overwritten: good for nothing but further ledgers. */
-int rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant);
+bool rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 #endif

@@ -71,6 +71,29 @@ static inline float harness_uniform(uint64_t *state) {
 /* Run the suite, and say where tests by tens stopped; the status to exit with. */
 int harness_main(Suite *suite);
 
+/* A test, run for each _i from first to end - 1. */
+typedef struct {
+    const TTest *test;
+    int first, end;
+} harness_loop;
+
+/* SUITE(title, {test, first, end}, ...): a main function that runs these tests
+ * as one case of harness_case. SUITE_WITH calls set_up before each of them and
+ * tear_down, which may be NULL, after it. */
+#define SUITE(title, ...) SUITE_WITH(title, NULL, NULL, __VA_ARGS__)
+#define SUITE_WITH(title, set_up, tear_down, ...)                              \
+    int main(void) {                                                           \
+        const harness_loop loops[] = {__VA_ARGS__};                            \
+        Suite *suite = suite_create(title);                                    \
+        TCase *tests = harness_case(title);                                    \
+        tcase_add_checked_fixture(tests, set_up, tear_down);                   \
+        for (size_t n = 0; n < sizeof(loops) / sizeof(loops[0]); n++)          \
+            tcase_add_loop_test(tests, loops[n].test, loops[n].first,          \
+                                loops[n].end);                                 \
+        suite_add_tcase(suite, tests);                                         \
+        return harness_main(suite);                                            \
+    }
+
 #define SUITE_MAIN(suite)                                                      \
     int main(void) {                                                           \
         return harness_main(suite());                                          \

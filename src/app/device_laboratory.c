@@ -1,7 +1,6 @@
-/* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* What a calibration times on GPUs: one thing at a time, on all ranks at
  * once. */
-#include "cuda/model/device_laboratory.h"
+#include "app/device_laboratory.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -222,19 +221,17 @@ static cp_status send_list(const laboratory *it, const desk *mine, int which,
 static cp_status send_lists(laboratory *it, const cp_subject *subject) {
     const int64_t tile = cp_device_query_tile(&it->wanted->shape);
     const int64_t rows = subject->rows, keys = subject->keys;
-    cp_status status = CP_OK;
     it->tiles[0] = (int)cp_ceil_divide(rows, tile);
     it->tiles[1] = (int)cp_ceil_divide(keys, CP_DEVICE_KEY_TILE);
-    for (int r = 0; r < it->wanted->ranks && status == CP_OK; r++) {
+    for (int r = 0; r < it->wanted->ranks; r++) {
         const desk *mine = &it->desks[r];
         if (mine->memory == NULL || keys == 0)
             continue;
-        status = send_list(it, mine, 0, (cp_span){0, keys, rows, 1}, tile);
-        if (status == CP_OK)
-            status = send_list(it, mine, 1, (cp_span){0, 0, keys, 1},
-                               CP_DEVICE_KEY_TILE);
+        CP_TRY(send_list(it, mine, 0, (cp_span){0, keys, rows, 1}, tile));
+        CP_TRY(send_list(it, mine, 1, (cp_span){0, 0, keys, 1},
+                         CP_DEVICE_KEY_TILE));
     }
-    return status;
+    return CP_OK;
 }
 
 static cp_status attend(const laboratory *it, const desk *mine,

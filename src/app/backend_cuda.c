@@ -1,4 +1,3 @@
-/* Tangled from book/13-model.nw; edit the chapter. */
 /* The backends whose ranks are on GPUs. */
 #include "model/backend.h"
 
@@ -9,7 +8,8 @@
 #include "cuda/kernels/device.h"
 #include "cuda/model/device_attend.h"
 #include "cuda/model/device_engine.h"
-#include "cuda/model/device_laboratory.h"
+#include "app/device_laboratory.h"
+#include "app/meter.h"
 #include "cuda/ring/nccl_crew.h"
 #include "ring/agree.h"
 
@@ -117,9 +117,7 @@ static cp_status join(int count, char *const *arguments) {
 }
 
 static cp_status divide(int parts) {
-    const cp_status status = cp_nccl_split(world, parts, &heads, &ring);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
     mine = (cp_device_share){crew.rank % parts, parts};
     apart.only = crew.rank / parts;
     apart.link = cp_nccl_link(ring);
@@ -160,16 +158,16 @@ static cp_status attend_fp32(cp_attend_job *job) {
                                 job);
 }
 
-static cp_status calibrate_bf16(const cp_calibration *wanted) {
+cp_status cp_cuda_calibrate(const cp_calibration *wanted) {
     return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_BF16,
                                wanted);
 }
 
-static cp_status calibrate_fp32(const cp_calibration *wanted) {
+cp_status cp_cuda_calibrate_fp32(const cp_calibration *wanted) {
     return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F32, wanted);
 }
 
-static cp_status calibrate_fp8(const cp_calibration *wanted) {
+cp_status cp_cuda_calibrate_fp8(const cp_calibration *wanted) {
     return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F8, wanted);
 }
 
@@ -189,7 +187,6 @@ const cp_backend cp_backend_cuda = {
     .kernels = "bf16, plain CUDA and cuBLASLt",
     .machine = &one_gpu,
     .attend = attend_bf16,
-    .calibrate = calibrate_bf16,
     .model_open = open_bf16,
     ON_GPUS,
 };
@@ -199,7 +196,6 @@ const cp_backend cp_backend_cuda_fp32 = {
     .kernels = "fp32, plain CUDA and cuBLASLt",
     .machine = &one_gpu_fp32,
     .attend = attend_fp32,
-    .calibrate = calibrate_fp32,
     .model_open = open_fp32,
     ON_GPUS,
 };
@@ -209,7 +205,6 @@ const cp_backend cp_backend_cuda_fp8 = {
     .kernels = "bf16 and FP8 weights, plain CUDA and cuBLASLt",
     .machine = &one_gpu,
     .attend = attend_bf16,
-    .calibrate = calibrate_fp8,
     .model_open = open_fp8,
     ON_GPUS,
 };

@@ -1,4 +1,3 @@
-/* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* Calibration of ranks on GPUs. */
 #ifndef CP_DEVICE_LABORATORY_H
 #define CP_DEVICE_LABORATORY_H

@@ -1,0 +1,531 @@
+/* The ring, whole: conversations over ranks in threads, by every variant. The
+ * rig holds each answer, partial and message against what it must be; who holds
+ * what, and every byte, is held against the formulas of the chapters here. */
+#include "harness/suite.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/rig.h"
+#include "reference/ring/threads.h"
+
+#define must(call) ck_assert_msg(call, "%s", rig.failure)
+
+enum { SEQUENCES = 18, RANKS = 16, TURNS = 12 };
+
+/* Each on from to to ranks (10 stands for 16) and for so many rounds, each with
+ * other numbers, slots and orders of the messages. */
+typedef struct {
+    const char *name;
+    int from, to, rounds;
+    int64_t sequences, room;
+    int64_t heads, kv_heads, dim; /* 0: in each round others */
+    float scale;                  /* as in the rig, and so is strict */
+    double strict;
+    const char *turns; /* new tokens of each sequence, on N ranks */
+} conversation;
+
+static const cp_shape shapes[4] = {
+    {3, 3, 32}, {3, 1, 64}, {14, 2, 80}, {16, 1, 128}};
+
+static const conversation conversations[] = {
+    {"pass-KV, ragged", 1, 10, 4, 4, 160, 0, 0, 0, 1, 0,
+     "pass-kv 2N+1 1 0 37  pass-kv 1 5N-1 3 0  all-gather 2N+1 1 0 37"},
+    {"pass-Q, ragged", 1, 10, 4, 4, 160, 0, 0, 0, 1, 0,
+     "pass-q 3N 0 2 19  pass-q 2 2N+3 1 0  pass-q 1 1 0 1"},
+    {"decode, then a prompt over uneven shards", 1, 10, 4, 5, 96, 0, 0, 0, 1, 0,
+     "pass-kv 1 23 0 2N+1 4  decode 1 1 1 0 0  decode 1 1 1 1 0 "
+     "decode 1 0 1 0 0  decode 1 1 1 1 0  decode 1 1 1 0 1 "
+     "decode 1 1 1 1 1  pass-q 1 23 0 2N+1 4"},
+    {"pass-KV sends all that is cached", 1, 10, 1, 1, 99, 8, 2, 16, 1, 0,
+     "pass-kv 41  pass-kv 7  pass-kv 30"},
+    {"pass-Q sends no more for a past", 1, 10, 1, 2, 300, 8, 2, 16, 1, 0,
+     "pass-q 13 5  pass-q 200 40  pass-q 13 5"},
+    {"variants alternate", 1, 8, 1, 2, 200, 6, 3, 24, 1, 0,
+     "pass-kv 40 9  pass-q 3 30  all-gather 17 1  decode 1 1  pass-q 5 22 "
+     "pass-kv 40 9  pass-q 3 30  all-gather 17 1  decode 1 1  pass-q 5 22"},
+    {"messages in disorder", 2, 5, 6, 2, 64, 6, 2, 16, 1, 0,
+     "pass-kv 31 6  pass-q 5 0"},
+    {"large logits", 1, 5, 1, 2, 150, 4, 2, 64, 30, 0,
+     "pass-kv 60 9  pass-q 60 9"},
+    {"as exact as one rank, pass-KV", 2, 4, 1, 1, 1000, 4, 2, 64, 1, 1.1,
+     "pass-kv 700  pass-kv 300"},
+    {"as exact as one rank, pass-KV", 8, 8, 1, 1, 1000, 4, 2, 64, 1, 1.1,
+     "pass-kv 700  pass-kv 300"},
+    {"as exact as one rank, pass-KV", 10, 10, 1, 1, 1000, 4, 2, 64, 1, 1.2,
+     "pass-kv 700  pass-kv 300"},
+    {"as exact as one rank, pass-Q", 2, 4, 1, 1, 1000, 4, 2, 64, 1, 1.1,
+     "pass-q 700  pass-q 300"},
+    {"as exact as one rank, pass-Q", 8, 8, 1, 1, 1000, 4, 2, 64, 1, 1.1,
+     "pass-q 700  pass-q 300"},
+    {"as exact as one rank, pass-Q", 10, 10, 1, 1, 1000, 4, 2, 64, 1, 1.2,
+     "pass-q 700  pass-q 300"},
+};
+
+enum { CONVERSATIONS = sizeof(conversations) / sizeof(conversations[0]) };
+
+typedef struct {
+    cp_variant variant; /* CP_AUTO: no more turns */
+    int64_t tokens[SEQUENCES];
+} turn;
+
+/* "37", "2N" or "5N-1". */
+static int64_t read_count(const char *word, int ranks) {
+    char *end;
+    const int64_t count = strtoll(word, &end, 10);
+    return *end == 'N' ? count * ranks + strtoll(end + 1, NULL, 10) : count;
+}
+
+static void read_turns(const char *text, int ranks, turn *turns) {
+    char word[16];
+    int length, n = -1, i = 0;
+    for (; sscanf(text, "%15s%n", word, &length) == 1; text += length) {
+        cp_variant variant;
+        if (cp_variant_parse(word, &variant)) {
+            turns[++n].variant = variant;
+            i = 0;
+        } else {
+            turns[n].tokens[i++] = read_count(word, ranks);
+        }
+    }
+}
+
+/* What a chunk of the fold has of so many tokens. */
+static int64_t chunk_tokens(int64_t tokens, int64_t ranks, int64_t chunk) {
+    const int64_t size = cp_ceil_divide(tokens, 2 * ranks);
+    return cp_min(cp_max(tokens - chunk * size, 0), size);
+}
+
+/* How many new tokens of sequence i rank k gets: two chunks, or what is its
+ * turn in this decode step (Algorithm 4) of those that take part. */
+static int64_t share(const turn *now, int64_t ranks, int64_t step, int64_t k,
+                     int64_t i) {
+    int64_t before = 0;
+    if (now->variant != CP_DECODE)
+        return chunk_tokens(now->tokens[i], ranks, k) +
+               chunk_tokens(now->tokens[i], ranks, 2 * ranks - 1 - k);
+    for (int64_t b = 0; b < i; b++)
+        before += now->tokens[b];
+    return (before + step) % ranks == k ? now->tokens[i] : 0;
+}
+
+/* What each rank must have sent, when the most that a rank holds of each
+ * sequence is longest. */
+static cp_traffic traffic_due(const rig *rig, const turn *now,
+                              const int64_t *longest) {
+    const int64_t others = rig->ranks - 1, dim = rig->shape.head_dim;
+    const int64_t heads = rig->shape.query_heads;
+    int64_t rows = 0, key_rows = 0, batch = 0;
+    for (int64_t i = 0; i < rig->sequences; i++) {
+        rows += 2 * cp_ceil_divide(now->tokens[i], 2 * rig->ranks);
+        key_rows += now->tokens[i] > 0 ? longest[i] : 0;
+        batch += now->tokens[i];
+    }
+    const int64_t keys = others * key_rows * 2 * rig->shape.kv_heads * dim * 4;
+    if (now->variant == CP_ALL_GATHER)
+        return (cp_traffic){.all_gather_bytes = keys};
+    if (now->variant == CP_PASS_KV)
+        return (cp_traffic){.hops = others, .ring_bytes = keys};
+    int64_t label = 0;
+    if (now->variant == CP_DECODE) {
+        rows = cp_ceil_divide(batch, rig->ranks);
+        label = 16;
+    }
+    return (cp_traffic){.hops = others,
+                        .ring_bytes = others * rows * (heads * dim * 4 + label),
+                        .all_to_all_bytes =
+                            others * rows * heads * (dim + 1) * 4};
+}
+
+static char where[200]; /* the turn in hand, for failures */
+
+/* What the ranks hold and have sent after a turn; held is what they held before
+ * it, and then what they hold after it. */
+static void check_turn(const rig *rig, const turn *now, int64_t step,
+                       int64_t held[RANKS][SEQUENCES]) {
+    int64_t longest[SEQUENCES] = {0};
+    for (int k = 0; k < rig->ranks; k++)
+        for (int64_t i = 0; i < rig->sequences; i++) {
+            const int64_t holds = cp_cache_tokens(rig->cache, k, i);
+            held[k][i] += share(now, rig->ranks, step, k, i);
+            longest[i] = cp_max(longest[i], held[k][i]);
+            ck_assert_msg(holds == held[k][i],
+                          "%s: rank %d holds %lld tokens of sequence %lld",
+                          where, k, (long long)holds, (long long)i);
+        }
+    const cp_traffic due = traffic_due(rig, now, longest);
+    for (int k = 0; k < rig->ranks; k++) {
+        const cp_traffic sent = rig->traffic[k];
+        ck_assert_msg(
+            sent.hops == due.hops && sent.ring_bytes == due.ring_bytes &&
+                sent.all_to_all_bytes == due.all_to_all_bytes &&
+                sent.all_gather_bytes == due.all_gather_bytes,
+            "%s: rank %d made %lld hops and sent %lld, %lld and %lld bytes",
+            where, k, (long long)sent.hops, (long long)sent.ring_bytes,
+            (long long)sent.all_to_all_bytes, (long long)sent.all_gather_bytes);
+    }
+}
+
+/* Every position of every sequence is held once, in rows without holes. */
+static void check_cache(const cp_cache *cache) {
+    for (int64_t i = 0; i < cache->sequences; i++) {
+        int seen[1024] = {0};
+        for (int rank = 0; rank < cache->ranks; rank++) {
+            const cp_pieces *held = cp_cache_held(cache, rank, i);
+            int64_t row = i * cache->room;
+            for (int64_t n = 0; n < held->count; n++) {
+                const cp_piece piece = held->items[n];
+                if (piece.row != row)
+                    ck_abort_msg("%s: rank %d: a hole in its rows", where,
+                                 rank);
+                row += piece.span.count;
+                for (int64_t t = 0; t < piece.span.count; t++)
+                    seen[piece.span.start + t * piece.span.step]++;
+            }
+        }
+        for (int64_t t = 0; t < 1024; t++)
+            if (seen[t] != (t < cache->length[i]))
+                ck_abort_msg("%s: position %lld is held %d times", where,
+                             (long long)t, seen[t]);
+    }
+}
+
+static void hold(const conversation *talk, const turn *turns, int ranks,
+                 int round) {
+    int64_t held[RANKS][SEQUENCES] = {{0}};
+    const cp_shape shape = {talk->heads, talk->kv_heads, talk->dim};
+    rig rig = {.shape = shape.head_dim > 0 ? shape : shapes[round],
+               .ranks = ranks,
+               .sequences = talk->sequences,
+               .room = talk->room,
+               .seed = (uint64_t)(10 * ranks + round),
+               .disorder = (uint64_t)(4 * round + ranks - 1),
+               .spare = 1 + (ranks + round) % 3,
+               .scale = talk->scale,
+               .strict = talk->strict};
+    must(rig_open(&rig));
+    for (int n = 0; n < TURNS && turns[n].variant != CP_AUTO; n++) {
+        const turn now = turns[n];
+        const int64_t step = rig.cache->step;
+        snprintf(where, sizeof(where), "%s: %d ranks, round %d, turn %d, %s",
+                 talk->name, ranks, round, n, cp_variant_name(now.variant));
+        ck_assert_msg(rig_call(&rig, now.tokens, now.variant), "%s: %s", where,
+                      rig.failure);
+        check_turn(&rig, &now, step, held);
+        check_cache(rig.cache);
+    }
+    rig_close(&rig);
+}
+
+START_TEST(conversations_equal_dense_attention) {
+    const conversation *talk = &conversations[_i / 10];
+    const int index = 1 + _i % 10, ranks = index == 10 ? 16 : index;
+    turn turns[TURNS] = {{0}};
+    if (index < talk->from || index > talk->to ||
+        (HARNESS_SANITIZED && talk->strict > 0 && ranks > 4))
+        return;
+    read_turns(talk->turns, ranks, turns);
+    for (int round = 0; round < talk->rounds; round++)
+        hold(talk, turns, ranks, round);
+}
+END_TEST
+
+START_TEST(random_conversations_equal_dense_attention) {
+    uint64_t random = (uint64_t)_i + 1;
+    const int64_t groups[4] = {1, 3, 7, 2};
+    const int ranks = 1 + (int)(harness_random(&random) % 8);
+    const conversation talk = {.name = "random",
+                               .heads = groups[_i % 4] * 2,
+                               .kv_heads = 2,
+                               .dim = 16,
+                               .sequences =
+                                   1 + (int64_t)(harness_random(&random) % 3),
+                               .room = 300};
+    turn turns[TURNS] = {{0}};
+    for (int n = 0; n < TURNS; n++) {
+        const bool decode = harness_random(&random) % 3 == 0;
+        const uint64_t most = decode ? 2 : 1 + harness_random(&random) % 30;
+        int64_t sum = 0;
+        for (int64_t i = 0; i < talk.sequences; i++)
+            sum += turns[n].tokens[i] =
+                (int64_t)(harness_random(&random) % most);
+        turns[n].tokens[0] += sum == 0;
+        turns[n].variant =
+            decode ? CP_DECODE
+                   : CP_PASS_KV + (cp_variant)(harness_random(&random) % 3);
+    }
+    hold(&talk, turns, ranks, _i);
+}
+END_TEST
+
+START_TEST(decoded_batches_of_every_size_are_padded_and_labelled) {
+    for (int64_t batch = 1; batch <= 2 * _i; batch++) {
+        const conversation talk = {.name = "a batch",
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .dim = 8,
+                                   .sequences = batch,
+                                   .room = 8};
+        turn turns[TURNS] = {{.variant = CP_DECODE}};
+        for (int64_t i = 0; i < batch; i++)
+            turns[0].tokens[i] = 1;
+        turns[1] = turns[0];
+        hold(&talk, turns, _i, (int)batch);
+    }
+}
+END_TEST
+
+START_TEST(all_gather_rounds_as_the_ring_does) {
+    const int64_t tokens = 77;
+    double error = 0;
+    for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v += 2) {
+        rig rig = {.shape = {4, 2, 8}, .ranks = _i, .sequences = 1, .room = 99};
+        must(rig_open(&rig));
+        must(rig_call(&rig, &tokens, v));
+        ck_assert(v == CP_PASS_KV || rig.output_error == error);
+        error = rig.output_error;
+        rig_close(&rig);
+    }
+}
+END_TEST
+
+START_TEST(every_causal_pair_meets_once) {
+    const int64_t past[3] = {17, 0, 3}, fresh[3] = {9, 21, 1};
+    const int64_t one[3] = {1, 1, 1};
+    for (cp_variant v = CP_PASS_KV; v <= CP_DECODE; v++) {
+        rig rig = {.shape = {2, 1, 2},
+                   .ranks = _i == 10 ? 16 : _i,
+                   .sequences = 3,
+                   .room = 64,
+                   .spare = 1 + _i % 3,
+                   .disorder = (uint64_t)_i};
+        must(rig_open(&rig));
+        must(rig_assume(&rig, past, CP_PASS_KV));
+        must(rig_assume(&rig, one, CP_DECODE));
+        ck_assert_msg(rig_ledger(&rig, v == CP_DECODE ? one : fresh, v),
+                      "%s on %d ranks: %s", cp_variant_name(v), rig.ranks,
+                      rig.failure);
+        rig_close(&rig);
+    }
+}
+END_TEST
+
+static int merging;
+
+static cp_status counting_kernel(const cp_attention *call) {
+    if (call->merge)
+        __atomic_add_fetch(&merging, 1, __ATOMIC_RELAXED);
+    return cp_attend(call);
+}
+
+START_TEST(a_ring_merges_in_its_kernel) {
+    const int64_t first[2] = {50, 9}, second[2] = {3, 31};
+    rig rig = {.shape = {6, 2, 16},
+               .ranks = _i,
+               .sequences = 2,
+               .room = 128,
+               .seed = 3,
+               .kernel = counting_kernel};
+    for (rig.unwatched = 0; rig.unwatched < 2; rig.unwatched++) {
+        merging = 0;
+        must(rig_open(&rig));
+        must(rig_call(&rig, first, CP_PASS_KV));
+        must(rig_call(&rig, second, CP_PASS_KV));
+        ck_assert_int_eq(merging, rig.unwatched ? 2 * _i * (_i - 1) : 0);
+        must(rig_call(&rig, second, CP_PASS_Q));
+        must(rig_call(&rig, second, CP_ALL_GATHER));
+        rig_close(&rig);
+    }
+}
+END_TEST
+
+static int calls_until_failure;
+
+static cp_status failing_kernel(const cp_attention *call) {
+    if (__atomic_sub_fetch(&calls_until_failure, 1, __ATOMIC_RELAXED) == 0)
+        return cp_fail(CP_MEMORY, "the test says so");
+    return cp_attend(call);
+}
+
+START_TEST(a_failed_call_leaves_the_cache_as_it_was) {
+    const int64_t first[2] = {30, 7}, second[2] = {9, 14};
+    rig rig = {
+        .shape = {2, 1, 8}, .ranks = 3, .sequences = 2, .room = 99, .seed = 4};
+    must(rig_open(&rig));
+    must(rig_call(&rig, first, CP_PASS_KV));
+    rig.kernel = failing_kernel;
+    calls_until_failure = 1 + _i;
+    ck_assert(!rig_call(&rig, second, _i % 2 == 0 ? CP_PASS_KV : CP_PASS_Q));
+    ck_assert_int_eq(rig.status, CP_MEMORY);
+    must(strstr(rig.failure, "the test says so") != NULL);
+    ck_assert_int_eq(rig.cache->length[0], 30);
+    check_cache(rig.cache);
+    rig.kernel = NULL;
+    must(rig_call(&rig, second, CP_PASS_Q));
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(what_does_not_fit_is_refused_before_any_work) {
+    const int64_t first = 40, exact = 24, more = 25;
+    rig rig = {.shape = {2, 1, 8}, .ranks = 4, .sequences = 1, .room = 16};
+    must(rig_open(&rig));
+    must(rig_call(&rig, &first, CP_PASS_KV));
+    ck_assert(!rig_call(&rig, &more, CP_PASS_KV));
+    ck_assert_int_eq(rig.status, CP_CAPACITY);
+    must(strstr(rig.failure, "sequence 0 would hold 18 tokens on rank 2; its "
+                             "cache has room for 16") != NULL);
+    must(rig_call(&rig, &exact, CP_PASS_KV));
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(a_long_conversation_is_a_short_list) {
+    const int64_t turn = 23, one = 1;
+    rig rig = {.shape = {1, 1, 1}, .ranks = 4, .sequences = 1, .room = 4000};
+    must(rig_open(&rig));
+    for (int n = 0; n < 10; n++) {
+        must(rig_assume(&rig, &turn, CP_PASS_KV));
+        for (int step = 0; step < 100; step++)
+            must(rig_assume(&rig, &one, CP_DECODE));
+    }
+    for (int rank = 0; rank < 4; rank++)
+        ck_assert_int_le(cp_cache_held(rig.cache, rank, 0)->count, 40);
+    ck_assert_int_eq(rig.cache->length[0], 1230);
+    rig_close(&rig);
+}
+END_TEST
+
+static int64_t spread(const int64_t *counts, int ranks) {
+    int64_t least = INT64_MAX, most = 0;
+    for (int k = 0; k < ranks; k++) {
+        least = cp_min(least, counts[k]);
+        most = cp_max(most, counts[k]);
+    }
+    return most - least;
+}
+
+START_TEST(owners_of_decoded_tokens_go_round) {
+    const int ranks = _i;
+    int64_t ones[2 * RANKS];
+    for (int i = 0; i < 2 * RANKS; i++)
+        ones[i] = 1;
+    for (int64_t batch = 1; batch <= 2 * ranks + 1; batch++) {
+        rig rig = {
+            .shape = {1, 1, 1}, .ranks = ranks, .sequences = batch, .room = 64};
+        must(rig_open(&rig));
+        for (int step = 1; step <= 2 * ranks; step++) {
+            must(rig_assume(&rig, ones, CP_DECODE));
+            int64_t all[RANKS] = {0}, counts[RANKS];
+            for (int64_t b = 0; b < batch; b++) {
+                for (int k = 0; k < ranks; k++)
+                    all[k] += counts[k] = cp_cache_tokens(rig.cache, k, b);
+                ck_assert_int_le(spread(counts, ranks), 1);
+            }
+            ck_assert_int_le(spread(all, ranks), step % ranks == 0 ? 0 : ranks);
+        }
+        rig_close(&rig);
+    }
+}
+END_TEST
+
+static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
+                          cp_placement placement) {
+    const cp_call call = {.ranks = ranks,
+                          .sequences = sequences,
+                          .new_tokens = tokens,
+                          .room = 99,
+                          .placement = placement};
+    cp_layout *layout;
+    ck_assert_int_eq(cp_layout_new(&call, &layout), CP_OK);
+    return layout;
+}
+
+static const cp_shape smallest = {2, 1, 4};
+
+START_TEST(one_exchange_flies_under_each_attention) {
+    const int64_t tokens = 50;
+    const int ranks = _i;
+    cp_layout *layout = lay_out(ranks, 1, &tokens, CP_ZIGZAG);
+    cp_plan *plan;
+    ck_assert_int_eq(cp_plan_build(CP_PASS_KV, layout, &smallest, NULL, &plan),
+                     CP_OK);
+    for (int k = 0; k < ranks; k++) {
+        int hop = 0, flying = 0;
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            flying += op->kind == CP_OP_EXCHANGE;
+            flying -= op->kind == CP_OP_WAIT;
+            if (op->kind != CP_OP_ATTEND)
+                continue;
+            ck_assert_int_eq(op->keys.origin, (k - hop + ranks) % ranks);
+            ck_assert_int_eq(flying, hop < ranks - 1);
+            hop++;
+        }
+        ck_assert_int_eq(hop, ranks);
+    }
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+START_TEST(decode_refuses_a_prefill) {
+    const int64_t tokens = 5;
+    cp_layout *layout = lay_out(2, 1, &tokens, CP_ZIGZAG);
+    cp_plan *plan;
+    ck_assert_int_eq(cp_plan_build(CP_DECODE, layout, &smallest, NULL, &plan),
+                     CP_INVALID);
+    ck_assert_str_eq(cp_message(), "decode needs a call of one token a "
+                                   "sequence; this one prefills 5 tokens");
+    ck_assert_ptr_null(plan);
+    cp_layout_free(layout);
+}
+END_TEST
+
+static cp_status walk_own_plan(cp_comm *comm, void *context) {
+    cp_plan **plans = context;
+    float keys[64] = {0}, values[64] = {0};
+    cp_walker *walker = NULL;
+    cp_status status =
+        cp_walker_new(plans[comm->rank], comm->rank, NULL, &walker);
+    if (status == CP_OK)
+        status = cp_walk(walker, comm, keys, values);
+    cp_walker_free(walker);
+    return status;
+}
+
+START_TEST(a_rank_with_another_plan_is_refused) {
+    const cp_shape shape = {1, 1, 2};
+    const int64_t batches[2][3] = {{1, 1, 0}, {1, 0, 1}};
+    const cp_threads_options options = {2, 10, 0};
+    cp_layout *layouts[2];
+    cp_plan *plans[2];
+    for (int n = 0; n < 2; n++) {
+        layouts[n] = lay_out(2, 3, batches[n], CP_ROUND_ROBIN);
+        ck_assert_int_eq(
+            cp_plan_build(CP_DECODE, layouts[n], &shape, NULL, &plans[n]),
+            CP_OK);
+    }
+    ck_assert_int_eq(cp_threads_run(&options, walk_own_plan, plans), CP_BROKEN);
+    ck_assert_msg(strstr(cp_message(), "expects sequence") != NULL, "%s",
+                  cp_message());
+    for (int n = 0; n < 2; n++) {
+        cp_plan_free(plans[n]);
+        cp_layout_free(layouts[n]);
+    }
+}
+END_TEST
+
+SUITE("ring", {conversations_equal_dense_attention, 0, 10 * CONVERSATIONS},
+      {random_conversations_equal_dense_attention, 0, 40},
+      {decoded_batches_of_every_size_are_padded_and_labelled, 1, 10},
+      {all_gather_rounds_as_the_ring_does, 1, 8},
+      {every_causal_pair_meets_once, 1, 11},
+      {a_ring_merges_in_its_kernel, 2, 6},
+      {a_failed_call_leaves_the_cache_as_it_was, 0, 8},
+      {what_does_not_fit_is_refused_before_any_work, 0, 1},
+      {a_long_conversation_is_a_short_list, 0, 1},
+      {owners_of_decoded_tokens_go_round, 1, 10},
+      {one_exchange_flies_under_each_attention, 1, 10},
+      {decode_refuses_a_prefill, 0, 1},
+      {a_rank_with_another_plan_is_refused, 0, 1})
