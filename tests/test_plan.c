@@ -71,6 +71,8 @@ START_TEST(damage_to_pass_kv_is_found) {
     case 1: /* a partial is merged twice */
         *find(plan, 1, CP_OP_WAIT, 2) = *find(plan, 1, CP_OP_MERGE, 1);
         expect(plan, "rank 1");
+        ck_assert(!find(plan, 1, CP_OP_ATTEND, 2)->merged);
+        ck_assert(find(plan, 1, CP_OP_ATTEND, 3)->merged);
         break;
     case 2: /* attention to the slot that is still being filled */
         find(plan, 0, CP_OP_ATTEND, 0)->keys =
@@ -122,6 +124,14 @@ START_TEST(damage_to_pass_kv_is_found) {
     case 12: /* one of two buffers is four bytes longer */
         plan->slots[find(plan, 0, CP_OP_EXCHANGE, 0)->out.slot].bytes += 4;
         expect(plan, "bytes to rank 1, which expects");
+        break;
+    case 13: /* one rank keeps its last block to itself */
+        find(plan, 3, CP_OP_EXCHANGE, 2)->to = CP_NOBODY;
+        expect(plan, "rank 0, hop 3: what is received from rank 3 meets no");
+        break;
+    case 14: /* a partial over the cache */
+        find(plan, 2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
+        expect(plan, "rank 2, hop 0: attend writes slot 0, which is the cache");
         break;
     }
     cp_plan_free(plan);
@@ -426,7 +436,7 @@ START_TEST(drawings_have_every_rank) {
 }
 END_TEST
 
-SUITE("plan", {damage_to_pass_kv_is_found, 0, 13},
+SUITE("plan", {damage_to_pass_kv_is_found, 0, 15},
       {damage_to_pass_q_is_found, 0, 5},
       {a_query_of_no_sequence_is_found, 0, 1},
       {damage_to_the_lists_of_a_layout_is_found, 0,
