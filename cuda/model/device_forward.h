@@ -66,8 +66,8 @@ void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call);
 cp_status cp_device_forward_run(cp_device_forward *pass, bool watched);
 
 /* Wait for all of it, and take the last norm: the final hidden states are in
- * hidden[r].rows on the device, [tokens][width] of the model's element, of the rank
- * mine->ranks[r]. bytes[rank] is what it sent. Fails as
+ * hidden[r].rows on the device, [tokens][width] of the model's element, of
+ * the rank mine->ranks[r]. bytes[rank] is what it sent. Fails as
  * cp_stream_walker_finish does; hidden is then undefined, and work may be left
  * on the queues. */
 cp_status cp_device_forward_finish(cp_device_forward *pass,
