@@ -33,13 +33,13 @@ typedef struct {
 static scene scenes[SCENES];
 static int scene_count;
 
-static void line_read(char *line) {
+static void line_read(const char *line) {
     static const char *const kinds[] = {"out: ", "err: ", "not: "};
     scene *now = &scenes[cp_max(0, scene_count - 1)];
     if (line[0] == '\0' || line[0] == '#')
         return;
     if (strncmp(line, "== ", 3) == 0) {
-        scenes[scene_count++] = (scene){.name = line + 3};
+        scenes[scene_count++] = (scene){.name = strdup(line + 3)};
     } else if (strncmp(line, "$ ", 2) == 0) {
         const size_t length = now->script ? strlen(now->script) : 0;
         now->script = realloc(now->script, length + strlen(line));
@@ -51,7 +51,7 @@ static void line_read(char *line) {
         while (kind < 3 && strncmp(line, kinds[kind], 5) != 0)
             kind++;
         now->expected[now->count].where = kind;
-        now->expected[now->count++].text = line + 5;
+        now->expected[now->count++].text = strdup(line + 5);
     }
     if (scene_count == SCENES || now->count == TEXTS ||
         (now->count > 0 && now->expected[now->count - 1].where > NOT)) {
@@ -70,7 +70,7 @@ static void scenes_read(void) {
         size_t size = 0;
         while (getline(&line, &size, file) > 0) {
             line[strcspn(line, "\n")] = '\0';
-            line_read(strdup(line));
+            line_read(line);
         }
         free(line);
         fclose(file);
