@@ -30,11 +30,8 @@ cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
         const int64_t mine[2] = {part, 2 * (int64_t)ranks - 1 - part};
-        const cp_status status =
-            append(pieces, run, mine[0] * chunk, chunk, &row);
-        return status != CP_OK
-                   ? status
-                   : append(pieces, run, mine[1] * chunk, chunk, &row);
+        CP_TRY(append(pieces, run, mine[0] * chunk, chunk, &row));
+        return append(pieces, run, mine[1] * chunk, chunk, &row);
     }
     case CP_NAIVE: {
         const int64_t size = cp_ceil_divide(run.count, ranks);
