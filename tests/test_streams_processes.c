@@ -373,8 +373,11 @@ START_TEST(processes_meet_and_end_together) {
         ck_assert_msg(ends[r] == (r == 1 ? plays[_i].other : plays[_i].end),
                       "%s: rank %d of %d ends with %d: %s", plays[_i].scene, r,
                       ranks, ends[r], said);
-    ck_assert_msg(says == NULL ? said[0] == '\0' : strstr(said, says) != NULL,
-                  "%s: %s", plays[_i].scene, said);
+    /* The address sanitizer has a word of its own about fibers. */
+    const bool silent = said[0] == '\0' ||
+                        (HARNESS_SANITIZED && !strstr(said, "longring"));
+    ck_assert_msg(says == NULL ? silent : strstr(said, says) != NULL, "%s: %s",
+                  plays[_i].scene, said);
 }
 END_TEST
 
