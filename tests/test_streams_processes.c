@@ -374,8 +374,8 @@ START_TEST(processes_meet_and_end_together) {
                       "%s: rank %d of %d ends with %d: %s", plays[_i].scene, r,
                       ranks, ends[r], said);
     /* The address sanitizer has a word of its own about fibers. */
-    const bool silent = said[0] == '\0' ||
-                        (HARNESS_SANITIZED && !strstr(said, "longring"));
+    const bool silent =
+        said[0] == '\0' || (HARNESS_SANITIZED && !strstr(said, "longring"));
     ck_assert_msg(says == NULL ? silent : strstr(said, says) != NULL, "%s: %s",
                   plays[_i].scene, said);
 }
