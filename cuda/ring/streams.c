@@ -306,10 +306,6 @@ float *cp_stream_walker_lse(cp_stream_walker *w) {
     return slot_lse(w, w->plan->result);
 }
 
-int64_t cp_stream_walker_bytes(const cp_stream_walker *w) {
-    return w->bytes;
-}
-
 cp_traffic cp_stream_walker_traffic(const cp_stream_walker *w) {
     return w->sent;
 }

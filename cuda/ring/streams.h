@@ -81,9 +81,6 @@ void *cp_stream_walker_new_values(cp_stream_walker *walker);
 float *cp_stream_walker_output(cp_stream_walker *walker);
 float *cp_stream_walker_lse(cp_stream_walker *walker);
 
-/* Bytes on the device. */
-int64_t cp_stream_walker_bytes(const cp_stream_walker *walker);
-
 /* Put the rank's program on its queues, and return; link carries its messages.
  * The caches of one layer are as for cp_walk, on the device; they and link must
  * live until finish. Every rank walks the same plan. A failure leaves work on
