@@ -13,10 +13,7 @@ static void add_number(node_set *set, int number) {
     for (int i = 0; i < set->count; i++)
         if (set->list[i] == number)
             return;
-    set->list =
-        realloc(set->list, ((size_t)set->count + 1) * sizeof *set->list);
-    if (set->list == NULL)
-        abort();
+    set->list = grown(set->list, set->count, sizeof *set->list);
     set->list[set->count++] = number;
 }
 
@@ -44,12 +41,15 @@ static void leave_capture(stream *on) {
     empty(&on->tips);
 }
 
-static void free_nodes(node *nodes, int count) {
-    for (int i = 0; i < count; i++) {
-        operation_free(nodes[i].what);
-        free(nodes[i].needs.list);
+static void release_graph(graph *g) {
+    if (--g->references > 0)
+        return;
+    for (int i = 0; i < g->count; i++) {
+        operation_free(g->nodes[i].what);
+        free(g->nodes[i].needs.list);
     }
-    free(nodes);
+    free(g->nodes);
+    free(g);
 }
 
 static cudaError_t invalidated(void) {
@@ -67,11 +67,8 @@ cudaError_t capture_operation(stream *on, operation *what) {
                       : invalidated();
     }
     graph *g = into->into;
-    node *nodes = realloc(g->nodes, ((size_t)g->count + 1) * sizeof *nodes);
-    if (nodes == NULL)
-        abort();
-    g->nodes = nodes;
-    nodes[g->count] = (node){what, on->tips};
+    g->nodes = grown(g->nodes, g->count, sizeof *g->nodes);
+    g->nodes[g->count] = (node){what, on->tips};
     on->tips = (node_set){0};
     add_number(&on->tips, g->count++);
     return cudaSuccess;
@@ -123,13 +120,10 @@ cudaError_t spoil_capture(stream *on, const char *call) {
                     (long long)on->number);
 }
 
-/* Calls that may wait for the device are refused while somebody captures who
- * did not say that he knows. */
+/* Calls that may wait for the device are refused to a thread that captures. */
 cudaError_t refuse_in_capture(const char *call) {
     for (capture *c = machine.captures; c != NULL; c = c->next) {
-        const bool mine = pthread_equal(c->thread, pthread_self()) != 0;
-        if (c->mode == cudaStreamCaptureModeRelaxed ||
-            (c->mode == cudaStreamCaptureModeThreadLocal && !mine))
+        if (pthread_equal(c->thread, pthread_self()) == 0)
             continue;
         c->invalid = true;
         return complain(cudaErrorStreamCaptureUnsupported,
@@ -143,6 +137,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
                                    enum cudaStreamCaptureMode mode) {
     stream *on;
     TRY(enter_stream(given, &on));
+    if (mode != cudaStreamCaptureModeThreadLocal)
+        return leave(cudaErrorInvalidValue);
     if (on->number == 0)
         return leave(complain(cudaErrorStreamCaptureUnsupported,
                               "the null stream cannot capture"));
@@ -153,8 +149,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
     capture *c = on->capture = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
+    c->into->references = 1;
     c->origin = on;
-    c->mode = mode;
     c->thread = pthread_self();
     enlist(&machine.captures, c);
     return leave(cudaSuccess);
@@ -185,8 +181,7 @@ static bool all_joined(const capture *c) {
 static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
-    if (c->mode != cudaStreamCaptureModeRelaxed &&
-        pthread_equal(c->thread, pthread_self()) == 0)
+    if (pthread_equal(c->thread, pthread_self()) == 0)
         return complain(cudaErrorStreamCaptureWrongThread,
                         "another thread began the capture");
     if (!all_joined(c))
@@ -195,11 +190,6 @@ static cudaError_t check_capture(const capture *c) {
                         "not joined to it again",
                         (long long)c->origin->number);
     return cudaSuccess;
-}
-
-static void free_graph(graph *g) {
-    free_nodes(g->nodes, g->count);
-    free(g);
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
@@ -218,7 +208,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
     if (error == cudaSuccess)
         enlist(&machine.graphs, *pGraph = c->into);
     else
-        free_graph(c->into);
+        release_graph(c->into);
     unlist(&machine.captures, c);
     free(c);
     return leave(error);
@@ -260,13 +250,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     *pGraphExec = NULL;
     TRY(enter_with(&machine.graphs, from));
     executable *x = *pGraphExec = take(1, sizeof *x);
-    x->nodes = take((size_t)from->count, sizeof *x->nodes);
-    x->count = from->count;
-    x->number = ++machine.numbers;
-    for (int i = 0; i < from->count; i++) {
-        x->nodes[i].what = operation_copy(from->nodes[i].what);
-        add_numbers(&x->nodes[i].needs, from->nodes[i].needs);
-    }
+    *x = (executable){.of = from,
+                      .nodes = from->nodes,
+                      .count = from->count,
+                      .number = ++machine.numbers};
+    from->references++;
     enlist(&machine.executables, x);
     return leave(cudaSuccess);
 }
@@ -319,41 +307,43 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     return leave(enqueue(on, launch));
 }
 
-/* Whether a stream has a launch left: of this graph, or of any (NULL). */
-static bool has_launch(const stream *s, const executable *of) {
-    const operation *o = s->head;
-    while (o != NULL && (o->kind != GRAPH || (of != NULL && o->what != of)))
-        o = o->next;
-    return o != NULL;
+/* Drop what streams have left where a launch of this graph is left; true if one
+ * was. */
+static bool drop_launches(const executable *of) {
+    bool left = false;
+    for (stream *s = machine.streams; s != NULL; s = s->next) {
+        const operation *o = s->head;
+        while (o != NULL && (o->kind != GRAPH || o->what != of))
+            o = o->next;
+        left = left || o != NULL;
+        if (o != NULL)
+            forget_work(s);
+    }
+    return left;
 }
 
 static void remove_executable(executable *x) {
+    if (drop_launches(x))
+        accuse("graph %lld went with a launch of it left",
+               (long long)x->number);
     unlist(&machine.executables, x);
-    free_nodes(x->nodes, x->count);
+    release_graph(x->of);
     free(x);
 }
 
+/* They can be destroyed after the machine has failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     const cudaError_t error = enter();
     if (!listed(&machine.executables, given))
         return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    bool left = false;
     settle();
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (has_launch(s, given)) {
-            forget_work(s);
-            left = true;
-        }
-    if (left)
-        accuse("graph %lld was destroyed with a launch of it left",
-               (long long)given->number);
     remove_executable(given);
     return leave(error);
 }
 
 static void remove_graph(graph *g) {
     unlist(&machine.graphs, g);
-    free_graph(g);
+    release_graph(g);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
@@ -364,23 +354,16 @@ cudaError_t cudaGraphDestroy(cudaGraph_t given) {
     return leave(error);
 }
 
-/* At the end: name what is left. Streams go after this, so their launches are
- * dropped here. */
+/* At the end, before the streams: name what is left. */
 void finish_graphs(void) {
-    for (stream *s = machine.streams; s != NULL; s = s->next) {
-        if (has_launch(s, NULL)) {
-            accuse("stream %lld has graph launches that nobody waited for",
-                   (long long)s->number);
-            forget_work(s);
-        }
+    for (stream *s = machine.streams; s != NULL; s = s->next)
         if (s->capture != NULL)
             leave_capture(s);
-    }
     while (machine.captures != NULL) {
         capture *c = machine.captures;
         accuse("a capture was never ended");
         unlist(&machine.captures, c);
-        free_graph(c->into);
+        release_graph(c->into);
         free(c);
     }
     while (machine.executables != NULL) {

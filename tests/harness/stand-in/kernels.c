@@ -514,12 +514,3 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
     TRY(check_launch(name, &shape));
     return leave(enqueue(on, operation_copy(&shape)));
 }
-
-/* Kernels are launched by name here (kernel.h), not by address. */
-cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block,
-                             void **args, size_t sharedMem, cudaStream_t on) {
-    (void)func, (void)grid, (void)block, (void)args, (void)sharedMem, (void)on;
-    enter();
-    return leave(complain(cudaErrorNotSupported,
-                          "cudaLaunchKernel: kernels go through CP_LAUNCH"));
-}

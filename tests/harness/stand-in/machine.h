@@ -12,6 +12,8 @@
 
 #include "stand_in.h"
 
+enum { POISON = 0xFF }; /* every byte of memory that nobody has written */
+
 typedef struct CUstream_st stream;
 typedef struct CUevent_st event;
 typedef struct CUgraph_st graph;
@@ -27,8 +29,8 @@ typedef struct {
 typedef struct {
     int references;
     bool done;
-    double time; /* pretended milliseconds */
-    stream *on;  /* NULL when that stream is gone */
+    double time;    /* pretended milliseconds */
+    int64_t stream; /* its number */
 } mark;
 
 typedef struct meeting meeting;
@@ -39,9 +41,8 @@ typedef struct {
     part_kind kind;
     const char *from; /* NULL for a receive */
     char *to;         /* NULL for a send */
-    size_t count, bytes;
+    size_t bytes;
     ncclDataType_t type;
-    ncclRedOp_t reduction;
     int peer;
     bool started, done;
     uint64_t fingerprint; /* of `from` when it started */
@@ -54,7 +55,6 @@ typedef enum {
     KERNEL,
     COPY,
     FILL,
-    HOST,
     RECORD,
     WAIT,
     MESSAGES,
@@ -83,16 +83,14 @@ typedef struct operation {
     int value;
     uint64_t fingerprint;
 
-    cudaHostFn_t function; /* host */
-    void *data;
-
     mark *point; /* record, wait */
 
     communicator *by; /* messages */
     part *parts;
     int part_count;
-    int64_t turn;      /* among its communicator's */
-    double not_before; /* on the host's clock; 0: not yet reached */
+    int64_t turn; /* among its communicator's, or its graph's */
+    bool reached; /* by its stream... */
+    bool dead;    /* ...when its rank was, on demand */
 
     executable *what; /* graph: one launch of it */
     struct operation **nodes;
@@ -101,9 +99,8 @@ typedef struct operation {
 
 struct CUstream_st {
     stream *next;
-    int device, priority;
+    int device;
     int64_t number; /* 0 for the null stream of a device */
-    bool blocking;  /* orders itself with the null stream */
     operation *head, *tail;
     double clock; /* pretended milliseconds */
     struct capture *capture;
@@ -126,13 +123,15 @@ typedef struct {
 
 struct CUgraph_st {
     graph *next;
+    int references;
     node *nodes;
     int count;
 };
 
 struct CUgraphExec_st {
     executable *next;
-    node *nodes;
+    graph *of;
+    const node *nodes; /* the graph's */
     int count;
     int64_t launched, finished;
     int64_t number;
@@ -143,23 +142,23 @@ typedef struct capture {
     int64_t number;
     graph *into;
     stream *origin;
-    enum cudaStreamCaptureMode mode;
     pthread_t thread;
     bool invalid;
 } capture;
 
-/* What a host thread waits for. */
-typedef struct waiting {
-    struct waiting *next;
-    const stream *empty; /* this stream; NULL: none in particular */
+/* What a host thread waits for: an empty stream; else a point; else all streams
+ * of a device. */
+typedef struct {
+    const stream *empty;
     const mark *point;
-    int device; /* all streams of this device; -1: none in particular */
-    const communicator *ready;
+    int device;
 } waiting;
 
 typedef struct {
     stand_in_options options;
     bool begun;
+    pthread_t thread;   /* that began... */
+    bool threads;       /* ...and others have called */
     uint64_t random;    /* the scheduler's state */
     int lateness;       /* what the seed made of the option */
     uint64_t priority;  /* of streams, when the seed wants them; 0: none */
@@ -170,10 +169,7 @@ typedef struct {
     executable *executables;
     capture *captures;
     int64_t numbers; /* for names */
-    waiting *waits;
-    int threads, in_wait; /* of the host that called since begin */
-    int coming;           /* threads that are to make their first call */
-    double changed;       /* when something was last enqueued or run */
+    double changed;  /* when something was last enqueued or run */
     int64_t problems;
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
@@ -183,7 +179,7 @@ extern machine_state machine;
 
 /* machine.c: calls, errors, waiting. */
 cudaError_t enter(void); /* lock; an error if no call can succeed */
-cudaError_t leave(cudaError_t result); /* unlock, remember the error */
+cudaError_t leave(cudaError_t result); /* unlock */
 /* For the body of a call: leave it if this fails. */
 #define TRY(this)                                                              \
     do {                                                                       \
@@ -194,7 +190,6 @@ cudaError_t leave(cudaError_t result); /* unlock, remember the error */
 void enter_quietly(void);
 void leave_quietly(void);
 int *current_device(void);
-int64_t thread_number(void);
 uint64_t draw(uint64_t below);
 double now(void);
 void changed(void);
@@ -202,23 +197,21 @@ bool countdown(int64_t *fault);
 cudaError_t complain(cudaError_t error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void accuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-bool wait_for(waiting *what);
-cudaError_t await(waiting what); /* the same for a call */
-cudaError_t await_device(int device);
+cudaError_t await(waiting what);
 bool met(const waiting *what);
 void fail_machine(cudaError_t error);
-void *take(size_t count, size_t size);         /* zeroed, never NULL */
-void *copy_of(const void *from, size_t bytes); /* NULL for NULL */
+void *take(size_t count, size_t size);           /* zeroed, never NULL */
+void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
+void *grown(void *list, int count, size_t size); /* room for one more */
 /* All that stands in a list begins with a pointer to the next of it; `list` is
  * where the pointer to the first lies. */
 void enlist(void *list, void *first);
 void unlist(void *list, const void *one);
 bool listed(const void *list, const void *one);
+void free_list(void *list);
 const char *note_of_waits(void);
 
 /* memory.c: allocations between guard pages. */
-typedef struct allocation allocation;
-const allocation *find_allocation(const void *address);
 cudaError_t check_range(const void *start, size_t bytes, const char *what);
 bool is_device(const void *address);
 bool is_pinned(const void *address);
@@ -261,7 +254,12 @@ void finish_graphs(void);
 /* kernels.c */
 bool run_kernel(const operation *kernel);
 
-/* messages.c */
+cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
+                            dim3 grid, unsigned block_threads,
+                            cudaStream_t stream, const void *arguments,
+                            size_t bytes); /* as kernel.h has it */
+
+/* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);
 void messages_start(operation *what);
 bool messages_done(const operation *what);
@@ -272,31 +270,10 @@ void messages_finished(operation *what);
 void messages_cancel(operation *what);
 void messages_enqueued(operation *what);
 void messages_describe(const operation *what, char *text, size_t bytes);
-double messages_wake(void);
-bool communicator_ready(const communicator *by);
 bool communicator_failed(const communicator *by);
-void finish_messages(void);
 void fail_communicators(ncclResult_t error);
 void messages_arrive(void);
-
-/* processes.c: what processes tell each other about their communicators. */
-typedef enum { SPLIT, PART, END } news_kind;
-typedef struct {
-    news_kind kind;
-    int64_t clique; /* its key, the same in all processes */
-    int rank;       /* who says it, in that clique */
-    int color, key; /* a split */
-    bool failed;    /* an end with work left */
-    part what;      /* a part; its pointers mean nothing here */
-    size_t bytes;   /* that follow */
-} news;
-bool peers_join(const char *root, int rank, int size);
-void peers_leave(void);
+void finish_messages(void);
 int peers(void); /* 0: this process is alone */
-void peers_tell(const news *what, const void *bytes);
-bool peers_come(int rank);
-bool peers_hear(int rank, news *what, char **bytes);
-void peers_heard(int rank, const news *what);
-bool peers_lost(int rank);
 
 #endif

@@ -11,8 +11,8 @@
 
 #include "machine.h"
 
-struct allocation {
-    allocation *next;
+typedef struct allocation {
+    struct allocation *next;
     char *base; /* of the mapping, guards included */
     size_t mapped;
     char *start;
@@ -20,9 +20,9 @@ struct allocation {
     int device; /* -1: pinned host memory */
     int64_t number;
     bool freed;
-};
+} allocation;
 
-enum { POISON = 0xFF, ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
+enum { ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
 
 static allocation *allocations;
 static int tombstones;
@@ -53,22 +53,19 @@ static allocation *around(const void *address) {
     return NULL;
 }
 
-const allocation *find_allocation(const void *address) {
+static bool is_in(const void *address, bool pinned) {
     const allocation *a = around(address);
     const char *at = address;
-    return a != NULL && !a->freed && at >= a->start && at <= a->start + a->bytes
-               ? a
-               : NULL;
+    return a != NULL && !a->freed && at >= a->start &&
+           at <= a->start + a->bytes && (a->device < 0) == pinned;
 }
 
 bool is_device(const void *address) {
-    const allocation *a = find_allocation(address);
-    return a != NULL && a->device >= 0;
+    return is_in(address, false);
 }
 
 bool is_pinned(const void *address) {
-    const allocation *a = find_allocation(address);
-    return a != NULL && a->device < 0;
+    return is_in(address, true);
 }
 
 /* Whether a range that touches an allocation stays in it. Memory that is no
@@ -207,40 +204,34 @@ static void check_edges(const allocation *a) {
     name_allocation(a, name, sizeof name);
     if (!all_poison(first, (size_t)(a->start - first)))
         accuse("something wrote before %s", name);
-    for (size_t byte = 0; byte < behind; byte++)
-        if ((unsigned char)end[byte] != POISON) {
-            accuse("something wrote %zu bytes behind the end of %s", byte,
-                   name);
-            return;
-        }
+    size_t byte = 0;
+    while (byte < behind && (unsigned char)end[byte] == POISON)
+        byte++;
+    if (byte < behind)
+        accuse("something wrote %zu bytes behind the end of %s", byte, name);
 }
 
+static void forget(allocation *a) {
+    unlist(&allocations, a);
+    munmap(a->base, a->mapped);
+    free(a);
+}
+
+/* The pages go back, the addresses stay taken, but those of the oldest when
+ * there are too many to keep. */
 static void bury(allocation *a) {
     open_memory();
     check_edges(a);
     a->freed = true;
-    /* The pages go back, the addresses stay taken. */
     mmap(a->base, a->mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    tombstones++;
-}
-
-/* Forget the oldest graves when there are too many to keep. */
-static void clear_graves(void) {
-    if (tombstones <= TOMBSTONES)
+    if (++tombstones <= TOMBSTONES)
         return;
-    int kept = 0;
-    for (allocation **link = &allocations; *link != NULL;) {
-        allocation *a = *link;
-        if (a->freed && ++kept > TOMBSTONES / 2) {
-            *link = a->next;
-            munmap(a->base, a->mapped);
-            free(a);
-            tombstones--;
-        } else {
-            link = &a->next;
-        }
-    }
+    allocation *oldest = NULL;
+    for (allocation *b = allocations; b != NULL; b = b->next)
+        oldest = b->freed ? b : oldest;
+    forget(oldest);
+    tombstones--;
 }
 
 static cudaError_t release(void *start, bool device) {
@@ -255,7 +246,6 @@ static cudaError_t release(void *start, bool device) {
                         "allocation %lld is freed a second time",
                         (long long)a->number);
     bury(a);
-    clear_graves();
     return cudaSuccess;
 }
 
@@ -270,9 +260,7 @@ void release_memory(void) {
             check_edges(a);
             accuse("%s was never freed", name);
         }
-        allocations = a->next;
-        munmap(a->base, a->mapped);
-        free(a);
+        forget(a);
     }
     tombstones = 0;
     made = 0;
@@ -322,10 +310,11 @@ cudaError_t cudaMallocHost(void **ptr, size_t size) {
 /* Freeing waits for the device, as CUDA does, and frees even if that failed. */
 static cudaError_t free_after_all(void *memory, bool device,
                                   cudaError_t error) {
-    const allocation *a = find_allocation(memory);
+    const allocation *a = around(memory);
+    const int where =
+        a != NULL && a->device >= 0 ? a->device : *current_device();
     if (error == cudaSuccess && memory != NULL)
-        error =
-            await_device(device && a != NULL ? a->device : *current_device());
+        error = await((waiting){.device = where});
     const cudaError_t freed =
         machine.begun ? release(memory, device) : cudaSuccess;
     return error != cudaSuccess ? error : freed;

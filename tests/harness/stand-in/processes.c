@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "machine.h"
+#include "messages.h"
 
 typedef struct {
     int file; /* -1: has not come */

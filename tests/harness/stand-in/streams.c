@@ -9,19 +9,9 @@
 
 #include "machine.h"
 
-enum {
-    POISON = 0xFF,
-    MOST_STEPS = 256 /* while the host asks once */
-};
+enum { MOST_STEPS = 256 }; /* while the host asks once */
 
 /* Marks and operations. */
-
-static mark *mark_new(stream *on) {
-    mark *point = take(1, sizeof *point);
-    point->references = 1;
-    point->on = on;
-    return point;
-}
 
 void mark_release(mark *point) {
     if (point != NULL && --point->references == 0)
@@ -79,11 +69,8 @@ void describe(const operation *what, char *text, size_t bytes) {
                  what->width * what->height);
         break;
     case WAIT:
-        if (what->point->on != NULL)
-            snprintf(text, bytes, "wait for an event of stream %lld",
-                     (long long)what->point->on->number);
-        else
-            snprintf(text, bytes, "wait for an event of a stream that is gone");
+        snprintf(text, bytes, "wait for an event of stream %lld",
+                 (long long)what->point->stream);
         break;
     case MESSAGES:
         messages_describe(what, text, bytes);
@@ -92,8 +79,7 @@ void describe(const operation *what, char *text, size_t bytes) {
         describe_graph(what, text, bytes);
         break;
     default:
-        snprintf(text, bytes, "%s",
-                 what->kind == HOST ? "host function" : "record of an event");
+        snprintf(text, bytes, "record of an event");
     }
 }
 
@@ -116,18 +102,13 @@ const char *note_of_waits(void) {
 
 /* Streams. */
 
-static stream *null_stream(int device) {
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->number == 0 && s->device == device)
-            return s;
-    return NULL;
-}
-
 /* The stream that a handle names; NULL if it names none (any more). */
 stream *resolve(cudaStream_t given) {
-    if (given == NULL)
-        return null_stream(*current_device());
-    return listed(&machine.streams, given) ? given : NULL;
+    stream *s = machine.streams;
+    while (s != NULL && s != given &&
+           (given != NULL || s->number != 0 || s->device != *current_device()))
+        s = s->next;
+    return s;
 }
 
 static cudaError_t no_stream(void) {
@@ -147,21 +128,17 @@ cudaError_t enter_stream(cudaStream_t given, stream **out) {
     return error != cudaSuccess ? error : find_stream(given, out);
 }
 
-static stream *add_stream(int device, bool blocking, int priority) {
+static stream *add_stream(int device, int64_t number) {
     stream *s = take(1, sizeof *s);
     s->device = device;
-    s->blocking = blocking;
-    s->priority = priority;
-    stream **end = &machine.streams;
-    while (*end != NULL)
-        end = &(*end)->next;
-    *end = s;
+    s->number = number;
+    enlist(&machine.streams, s);
     return s;
 }
 
 void make_null_streams(void) {
     for (int device = 0; device < machine.options.devices; device++)
-        add_stream(device, true, 0);
+        add_stream(device, 0);
 }
 
 static void append(stream *on, operation *what) {
@@ -172,36 +149,9 @@ static void append(stream *on, operation *what) {
     on->tail = what;
 }
 
-/* Let `later` wait for all that `earlier` has now. */
-static void order_after(stream *later, stream *earlier) {
-    if (earlier->head == NULL || earlier == later)
-        return;
-    operation *record = operation_new(RECORD);
-    record->point = mark_new(earlier);
-    append(earlier, record);
-    operation *wait = operation_new(WAIT);
-    wait->point = record->point;
-    wait->point->references++;
-    append(later, wait);
-}
-
-/* The null stream waits for the blocking streams of its device, and they for
- * it. */
-static void order_with_null(stream *on) {
-    if (on->number != 0) {
-        if (on->blocking)
-            order_after(on, null_stream(on->device));
-        return;
-    }
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->blocking && s->device == on->device)
-            order_after(on, s);
-}
-
 cudaError_t enqueue(stream *on, operation *what) {
     if (on->capture != NULL)
         return capture_operation(on, what);
-    order_with_null(on);
     append(on, what);
     if (what->kind == MESSAGES)
         messages_enqueued(what);
@@ -240,15 +190,17 @@ void forget_work(stream *on) {
     }
 }
 
+/* Take a stream down, and say so if work is left in it. */
 static void remove_stream(stream *which) {
+    if (which->head != NULL) {
+        char head[512];
+        describe(which->head, head, sizeof head);
+        accuse("stream %lld of device %d ended with work that nobody waited "
+               "for, first: %s",
+               (long long)which->number, which->device, head);
+    }
+    forget_work(which);
     unlist(&machine.streams, which);
-    for (event *e = machine.events; e != NULL; e = e->next)
-        if (e->latest != NULL && e->latest->on == which)
-            e->latest->on = NULL;
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        for (operation *o = s->head; o != NULL; o = o->next)
-            if (o->point != NULL && o->point->on == which)
-                o->point->on = NULL;
     free(which->tips.list);
     free(which);
 }
@@ -263,22 +215,10 @@ static void remove_event(event *which) {
 /* At the end: name the streams and events that are left. */
 void finish_streams(void) {
     while (machine.streams != NULL) {
-        stream *s = machine.streams;
-        int64_t left = 0;
-        char head[512];
-        for (const operation *o = s->head; o != NULL; o = o->next)
-            left++;
-        if (left > 0) {
-            describe(s->head, head, sizeof head);
-            accuse("stream %lld of device %d has %lld operations that nobody "
-                   "waited for, first: %s",
-                   (long long)s->number, s->device, (long long)left, head);
-        }
-        forget_work(s);
-        if (s->number != 0)
+        if (machine.streams->number != 0)
             accuse("stream %lld of device %d was never destroyed",
-                   (long long)s->number, s->device);
-        remove_stream(s);
+                   (long long)machine.streams->number, machine.streams->device);
+        remove_stream(machine.streams);
     }
     while (machine.events != NULL) {
         accuse("event %lld was never destroyed",
@@ -507,7 +447,7 @@ static void add_choice(struct choices *to, choice one) {
 
 static bool collect(stream *on, operation *what) {
     const choice one = {.on = on, .what = what};
-    if (what->kind == KERNEL || what->kind == HOST)
+    if (what->kind == KERNEL)
         add_choice(&runs, one);
     if ((what->kind == COPY || what->kind == FILL) && what->started)
         add_choice(&completions, one);
@@ -555,16 +495,10 @@ static bool prefers_run(void) {
 }
 
 static void run(choice one) {
-    operation *what = one.what;
-    if (what->kind == HOST) {
-        set_running("a host function");
-        what->function(what->data);
-    } else if (!run_kernel(what)) {
+    if (run_kernel(one.what))
+        finish(one.on, one.what);
+    else
         fail_machine(cudaErrorLaunchFailure);
-        return;
-    }
-    set_running(NULL);
-    finish(one.on, what);
 }
 
 /* What is late ends in this order, if the machine is late, and in the other if
@@ -614,12 +548,21 @@ bool step(void) {
 }
 
 /* Whether a stream cannot go on because a communicator has failed. */
+static bool stream_blocked(const stream *on, int depth);
+
+static bool point_blocked(const mark *point, int depth) {
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->number == point->stream && stream_blocked(s, depth))
+            return true;
+    return false;
+}
+
 static bool stream_blocked(const stream *on, int depth) {
-    if (on == NULL || on->head == NULL || depth > 64)
+    if (on->head == NULL || depth > 64)
         return false;
     const operation *head = on->head;
     if (head->kind == WAIT)
-        return stream_blocked(head->point->on, depth + 1);
+        return point_blocked(head->point, depth + 1);
     if (head->kind == MESSAGES)
         return communicator_failed(head->by);
     for (int i = 0; head->kind == GRAPH && i < head->what->count; i++)
@@ -633,7 +576,7 @@ bool blocked_by_failure(const waiting *what) {
     if (what->empty != NULL)
         return stream_blocked(what->empty, 0);
     if (what->point != NULL)
-        return stream_blocked(what->point->on, 0);
+        return point_blocked(what->point, 0);
     for (const stream *s = machine.streams; s != NULL; s = s->next)
         if (s->device == what->device && stream_blocked(s, 0))
             return true;
@@ -645,9 +588,12 @@ bool blocked_by_failure(const waiting *what) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
                                          unsigned int flags, int priority) {
     TRY(enter());
-    *pStream = add_stream(*current_device(),
-                          (flags & cudaStreamNonBlocking) == 0, priority);
-    (*pStream)->number = ++machine.numbers;
+    (void)priority; /* who goes first is up to the seed */
+    if (flags != cudaStreamNonBlocking)
+        return leave(complain(cudaErrorInvalidValue,
+                              "the stand-in's streams do not wait for the null "
+                              "stream"));
+    *pStream = add_stream(*current_device(), ++machine.numbers);
     return leave(cudaSuccess);
 }
 
@@ -664,25 +610,24 @@ cudaError_t cudaStreamDestroy(cudaStream_t given) {
     if (on == NULL || on->number == 0)
         return leave(error != cudaSuccess ? error : no_stream());
     settle();
-    if (on->head != NULL) {
-        char head[512];
-        describe(on->head, head, sizeof head);
-        accuse("stream %lld was destroyed with work left, first: %s",
-               (long long)on->number, head);
-        forget_work(on);
-    }
     if (on->capture != NULL)
         error = spoil_capture(on, "cudaStreamDestroy");
     remove_stream(on);
     return leave(error);
 }
 
+static cudaError_t enter_to_wait(cudaStream_t given, const char *call,
+                                 stream **out) {
+    const cudaError_t error = enter_stream(given, out);
+    return error == cudaSuccess && (*out)->capture != NULL
+               ? spoil_capture(*out, call)
+               : error;
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     stream *on;
-    TRY(enter_stream(given, &on));
-    if (on->capture != NULL)
-        return leave(spoil_capture(on, "cudaStreamSynchronize"));
-    return leave(await((waiting){.empty = on, .device = -1}));
+    TRY(enter_to_wait(given, "cudaStreamSynchronize", &on));
+    return leave(await((waiting){.empty = on}));
 }
 
 /* Time passes while somebody asks: a few steps for each question. */
@@ -701,20 +646,8 @@ static cudaError_t ask(waiting what) {
 
 cudaError_t cudaStreamQuery(cudaStream_t given) {
     stream *on;
-    TRY(enter_stream(given, &on));
-    if (on->capture != NULL)
-        return leave(spoil_capture(on, "cudaStreamQuery"));
-    return leave(ask((waiting){.empty = on, .device = -1}));
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t given, cudaHostFn_t fn,
-                               void *userData) {
-    stream *on;
-    TRY(enter_stream(given, &on));
-    operation *what = operation_new(HOST);
-    what->function = fn;
-    what->data = userData;
-    return leave(enqueue(on, what));
+    TRY(enter_to_wait(given, "cudaStreamQuery", &on));
+    return leave(ask((waiting){.empty = on}));
 }
 
 /* The calls: copies. */
@@ -725,8 +658,6 @@ static cudaError_t check_direction(const void *to, const void *from,
                                         "device to host", "device to device"};
     if (kind == cudaMemcpyDefault)
         return cudaSuccess;
-    if ((unsigned)kind > cudaMemcpyDefault)
-        return cudaErrorInvalidMemcpyDirection;
     const int is = (is_device(from) ? 2 : 0) + (is_device(to) ? 1 : 0);
     if (is != (int)kind)
         return complain(cudaErrorInvalidValue, "a copy called %s goes %s",
@@ -776,7 +707,7 @@ static cudaError_t enqueue_copy(stream *on, operation *what) {
     const cudaError_t error = enqueue(on, what);
     if (error != cudaSuccess || !to_host || capturing)
         return error;
-    return await((waiting){.empty = on, .device = -1});
+    return await((waiting){.empty = on});
 }
 
 static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
@@ -873,6 +804,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t given) {
     return leave(error);
 }
 
+static cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
+    operation *what = operation_new(kind);
+    what->point = point;
+    point->references++;
+    return enqueue(on, what);
+}
+
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
     stream *on;
     TRY(enter_event(given));
@@ -881,11 +819,10 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
         return leave(capture_record(on, given));
     given->captured = 0;
     mark_release(given->latest);
-    given->latest = mark_new(on);
-    operation *point = operation_new(RECORD);
-    point->point = given->latest;
-    point->point->references++;
-    return leave(enqueue(on, point));
+    given->latest = take(1, sizeof(mark));
+    given->latest->references = 1;
+    given->latest->stream = on->number;
+    return leave(enqueue_point(on, RECORD, given->latest));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
@@ -900,10 +837,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
     if (ignored || what->latest == NULL || what->latest->done)
         return leave(cudaSuccess);
     machine.counted.waits++;
-    operation *wait = operation_new(WAIT);
-    wait->point = what->latest;
-    wait->point->references++;
-    return leave(enqueue(on, wait));
+    return leave(enqueue_point(on, WAIT, what->latest));
 }
 
 /* Time passes for no event of a capture. */
@@ -920,7 +854,7 @@ cudaError_t cudaEventQuery(cudaEvent_t given) {
     TRY(enter_timed_event(given));
     if (given->latest == NULL)
         return leave(cudaSuccess);
-    return leave(ask((waiting){.point = given->latest, .device = -1}));
+    return leave(ask((waiting){.point = given->latest}));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t given) {
@@ -929,7 +863,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t given) {
     if (point == NULL)
         return leave(cudaSuccess);
     point->references++;
-    const cudaError_t error = await((waiting){.point = point, .device = -1});
+    const cudaError_t error = await((waiting){.point = point});
     mark_release(point);
     return leave(error);
 }
