@@ -798,7 +798,7 @@ static const struct {
      "lanes that a mask names do not all come: thread|has ended"},
     {"a copy beyond the end", misuse_memory, COPY_BEYOND, 0,
      cudaErrorInvalidValue, 0,
-     "copy into of 36 bytes from byte 8 of allocation 1 of 40 bytes on device"},
+     "copy into of 36 bytes from byte 8 of allocation 1 of 40 bytes"},
     {"a copy the wrong way", misuse_memory, WRONG_WAY, 0, cudaErrorInvalidValue,
      0, "a copy called device to host goes host to device"},
     {"freed twice", misuse_memory, FREE_TWICE, 0, cudaErrorInvalidValue, 0,
@@ -807,7 +807,7 @@ static const struct {
      "something wrote 0 bytes behind the end of allocation 1 of 40 bytes"},
     {"more than there is", misuse_memory, TOO_MUCH, 0,
      cudaErrorMemoryAllocation, 0,
-     "allocation of 1073741824 bytes on device 0, which has 1073741568 of"},
+     "allocation of 1073741824 bytes on a device that has 1073741568 of"},
     {"no memory", fail_on_demand, ALLOCATION, 0, cudaErrorMemoryAllocation, 0,
      "allocation of 8 bytes failed on demand"},
     {"no launch", fail_on_demand, LAUNCH, 0, cudaErrorLaunchOutOfResources, 0,
@@ -865,9 +865,9 @@ static void touch_badly(int kind) {
 START_TEST(a_bad_access_names_the_allocation) {
     static const char *const messages[][2] = {
         {"stand-in: kernel sum_step touched ",
-         "bytes behind the end of allocation 1 of 256 bytes on device 0\n"},
-        {"stand-in: the host touched byte 4 of allocation 1 of 256 bytes on "
-         "device 0, which only the device may touch\n",
+         "bytes behind the end of allocation 1 of 256 bytes\n"},
+        {"stand-in: the host touched byte 4 of allocation 1 of 256 bytes, "
+         "which only the device may touch\n",
          ""},
         {"stand-in: the host touched byte 8 of pinned allocation 2 of 256 "
          "bytes, freed\n",
@@ -893,10 +893,8 @@ END_TEST
 START_TEST(leaks_are_reported) {
     static const char *const said[] = {
         "work that nobody waited for, first: kernel sum_step",
-        "stream 2 of device 0 was never destroyed",
-        "event 5 was never destroyed",
-        "of 400 bytes on device 0 was never freed",
-        "rank 0 never destroyed communicator"};
+        "stream 2 was never destroyed", "event 5 was never destroyed",
+        "of 400 bytes was never freed", "rank 0 never destroyed communicator"};
     member ring[1];
     begin(1);
     ring_open(ring, 1);

@@ -35,7 +35,6 @@ typedef struct {
 struct cublasLtContext {
     uint64_t *loaded; /* the kinds whose code has been loaded */
     int count;
-    int device;
     void *memory; /* so that one that is never destroyed is reported */
 };
 
@@ -70,7 +69,6 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
                    ? CUBLAS_STATUS_ALLOC_FAILED
                    : CUBLAS_STATUS_NOT_INITIALIZED;
     *lightHandle = take(1, sizeof **lightHandle);
-    (*lightHandle)->device = *current_device();
     (*lightHandle)->memory = memory;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -407,9 +405,6 @@ static cublasStatus_t load(cublasLtHandle_t handle, uint64_t which,
 static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
                                  const cublasLtMatmulAlgo_t *chosen,
                                  size_t workspace_bytes, cudaStream_t on) {
-    if (handle->device != *current_device())
-        return REFUSE(INVALID_VALUE, "a handle of device %d used on %d",
-                      handle->device, *current_device());
     OR_RETURN(check(p));
     if (chosen->kind != kind_of(p, chosen->alignments))
         return REFUSE(INVALID_VALUE,

@@ -499,11 +499,6 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             size_t bytes) {
     stream *on;
     TRY(enter_stream(given, &on));
-    if (on->device != *current_device())
-        return leave(
-            complain(cudaErrorInvalidResourceHandle,
-                     "kernel %s in a stream of device %d, called on %d", name,
-                     on->device, *current_device()));
     const operation shape = {.kind = KERNEL,
                              .name = name,
                              .thread = thread,

@@ -19,8 +19,6 @@ static char *report;
 static size_t report_length;
 static char last_error[1024];
 
-static _Thread_local int device_of_thread;
-
 void *take(size_t count, size_t size) {
     void *memory = calloc(count > 0 ? count : 1, size);
     if (memory == NULL) {
@@ -83,10 +81,6 @@ uint64_t draw(uint64_t below) {
     *state ^= *state << 25;
     *state ^= *state >> 27;
     return below == 0 ? 0 : (*state * 0x2545F4914F6CDD1Du >> 16) % below;
-}
-
-int *current_device(void) {
-    return &device_of_thread;
 }
 
 /* Tell the other waiting threads to look again. */
@@ -163,7 +157,7 @@ bool met(const waiting *what) {
     if (what->point != NULL)
         return what->point->done;
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->device == what->device && s->head != NULL)
+        if (s->head != NULL)
             return false;
     return true;
 }
@@ -246,8 +240,7 @@ void stand_in_begin(const stand_in_options *options) {
     report = NULL;
     report_length = 0;
     last_error[0] = '\0';
-    device_of_thread = 0;
-    make_null_streams();
+    make_null_stream();
     watch_memory();
     pthread_mutex_unlock(&lock);
 }
@@ -323,25 +316,17 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return leave(error);
 }
 
-static cudaError_t enter_device(int device) {
-    const cudaError_t error = enter();
-    if (error != cudaSuccess ||
-        (device >= 0 && device < machine.options.devices))
-        return error;
-    return complain(cudaErrorInvalidDevice, "device %d of %d", device,
-                    machine.options.devices);
-}
-
 cudaError_t cudaSetDevice(int device) {
-    TRY(enter_device(device));
-    device_of_thread = device;
+    TRY(enter());
+    if (device != 0)
+        return leave(
+            complain(cudaErrorInvalidDevice, "device %d of 1", device));
     return leave(cudaSuccess);
 }
 
 cudaError_t cudaGetDevice(int *device) {
-    const cudaError_t error = enter();
-    *device = device_of_thread;
-    return leave(error);
+    *device = 0;
+    return leave(enter());
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
@@ -349,15 +334,14 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
     static const int values[] = {[cudaDevAttrMultiProcessorCount] = 2,
                                  [cudaDevAttrComputeCapabilityMajor] = 8,
                                  [cudaDevAttrComputeCapabilityMinor] = 0};
-    TRY(enter_device(device));
     *value = values[attr];
-    return leave(cudaSuccess);
+    return cudaSetDevice(device);
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
     TRY(enter());
     TRY(refuse_in_capture("cudaDeviceSynchronize"));
-    return leave(await((waiting){.device = device_of_thread}));
+    return leave(await((waiting){NULL, NULL}));
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,

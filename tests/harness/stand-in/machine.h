@@ -99,8 +99,7 @@ typedef struct operation {
 
 struct CUstream_st {
     stream *next;
-    int device;
-    int64_t number; /* 0 for the null stream of a device */
+    int64_t number; /* 0 for the null stream */
     operation *head, *tail;
     double clock; /* pretended milliseconds */
     struct capture *capture;
@@ -146,12 +145,11 @@ typedef struct capture {
     bool invalid;
 } capture;
 
-/* What a host thread waits for: an empty stream; else a point; else all streams
- * of a device. */
+/* What a host thread waits for: an empty stream; else a point; else that all
+ * streams are. */
 typedef struct {
     const stream *empty;
     const mark *point;
-    int device;
 } waiting;
 
 typedef struct {
@@ -189,7 +187,6 @@ cudaError_t leave(cudaError_t result); /* unlock */
     } while (0)
 void enter_quietly(void);
 void leave_quietly(void);
-int *current_device(void);
 uint64_t draw(uint64_t below);
 double now(void);
 void changed(void);
@@ -227,7 +224,7 @@ void set_running(const char *what); /* for the message of a bad access */
 stream *resolve(cudaStream_t given);
 cudaError_t find_stream(cudaStream_t given, stream **out);
 cudaError_t enter_stream(cudaStream_t given, stream **out);
-void make_null_streams(void);
+void make_null_stream(void);
 operation *operation_new(operation_kind kind);
 operation *operation_copy(const operation *from);
 void operation_free(operation *what);

@@ -17,7 +17,7 @@ typedef struct allocation {
     size_t mapped;
     char *start;
     size_t bytes;
-    int device; /* -1: pinned host memory */
+    bool pinned; /* memory of the host; or the device's */
     int64_t number;
     bool freed;
 } allocation;
@@ -36,12 +36,9 @@ void set_running(const char *what) {
 }
 
 static void name_allocation(const allocation *which, char *text, size_t bytes) {
-    if (which->device < 0)
-        snprintf(text, bytes, "pinned allocation %lld of %zu bytes",
-                 (long long)which->number, which->bytes);
-    else
-        snprintf(text, bytes, "allocation %lld of %zu bytes on device %d",
-                 (long long)which->number, which->bytes, which->device);
+    snprintf(text, bytes, "%sallocation %lld of %zu bytes",
+             which->pinned ? "pinned " : "", (long long)which->number,
+             which->bytes);
 }
 
 /* The allocation in whose mapping, guards included, the address lies. */
@@ -57,7 +54,7 @@ static bool is_in(const void *address, bool pinned) {
     const allocation *a = around(address);
     const char *at = address;
     return a != NULL && !a->freed && at >= a->start &&
-           at <= a->start + a->bytes && (a->device < 0) == pinned;
+           at <= a->start + a->bytes && a->pinned == pinned;
 }
 
 bool is_device(const void *address) {
@@ -90,7 +87,7 @@ cudaError_t check_range(const void *start, size_t bytes, const char *what) {
 /* The host may not look into device memory; the scheduler opens it to work. */
 static void protect(int rights) {
     for (allocation *a = allocations; a != NULL; a = a->next)
-        if (a->device >= 0 && !a->freed)
+        if (!a->pinned && !a->freed)
             mprotect(a->base + GUARD, a->mapped - 2 * GUARD, rights);
 }
 
@@ -154,16 +151,13 @@ static size_t rounded(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
 }
 
-static cudaError_t allocate(void **out, size_t bytes, int device) {
+static cudaError_t allocate(void **out, size_t bytes, bool pinned) {
     *out = NULL;
     if (countdown(&machine.fail_allocation))
         return complain(cudaErrorMemoryAllocation,
                         "allocation of %zu bytes failed on demand", bytes);
     if (bytes == 0)
         return cudaSuccess;
-    if (bytes > (size_t)1 << 46)
-        return complain(cudaErrorMemoryAllocation, "allocation of %zu bytes",
-                        bytes);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t inner = rounded(rounded(bytes, ALIGNMENT), page);
     char *base = mmap(NULL, inner + 2 * GUARD, PROT_NONE,
@@ -178,21 +172,21 @@ static cudaError_t allocate(void **out, size_t bytes, int device) {
                       .mapped = inner + 2 * GUARD,
                       .start = base + GUARD + inner - rounded(bytes, ALIGNMENT),
                       .bytes = bytes,
-                      .device = device,
+                      .pinned = pinned,
                       .number = ++made};
     enlist(&allocations, a);
-    if (device >= 0 && !opened && !machine.options.open)
+    if (!pinned && !opened && !machine.options.open)
         mprotect(base + GUARD, inner, PROT_NONE);
     *out = a->start;
     return cudaSuccess;
 }
 
-static int64_t used_on(int device) {
-    int64_t used = 0;
+static size_t bytes_left(void) {
+    size_t left = (size_t)machine.options.bytes;
     for (const allocation *a = allocations; a != NULL; a = a->next)
-        if (a->device == device && !a->freed)
-            used += (int64_t)rounded(a->bytes, ALIGNMENT);
-    return used;
+        if (!a->pinned && !a->freed)
+            left -= rounded(a->bytes, ALIGNMENT);
+    return left;
 }
 
 /* What lies around an allocation must still be poison when it goes. */
@@ -234,13 +228,13 @@ static void bury(allocation *a) {
     tombstones--;
 }
 
-static cudaError_t release(void *start, bool device) {
+static cudaError_t release(void *start, bool pinned) {
     if (start == NULL)
         return cudaSuccess;
     allocation *a = around(start);
-    if (a == NULL || a->start != start || (a->device >= 0) != device)
+    if (a == NULL || a->start != start || a->pinned != pinned)
         return complain(cudaErrorInvalidValue, "%p was never allocated as %s",
-                        start, device ? "device memory" : "pinned memory");
+                        start, pinned ? "pinned memory" : "device memory");
     if (a->freed)
         return complain(cudaErrorInvalidValue,
                         "allocation %lld is freed a second time",
@@ -285,55 +279,52 @@ bool all_poison(const char *start, size_t bytes) {
                           memcmp(start, start + 1, bytes - 1) == 0);
 }
 
+static cudaError_t enter_to_allocate(void **out, const char *call) {
+    const cudaError_t error = enter();
+    if (error != cudaSuccess || out == NULL)
+        return error != cudaSuccess ? error : cudaErrorInvalidValue;
+    return refuse_in_capture(call);
+}
+
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
-    TRY(enter());
-    const int device = *current_device();
-    TRY(devPtr == NULL ? cudaErrorInvalidValue
-                       : refuse_in_capture("cudaMalloc"));
-    const int64_t left = machine.options.bytes - used_on(device);
-    if (size > (uint64_t)left || rounded(size, ALIGNMENT) > (uint64_t)left)
+    TRY(enter_to_allocate(devPtr, "cudaMalloc"));
+    const size_t left = bytes_left();
+    if (size > left || rounded(size, ALIGNMENT) > left)
         return leave(complain(cudaErrorMemoryAllocation,
-                              "allocation of %zu bytes on device %d, which has "
-                              "%lld of %lld left",
-                              size, device, (long long)left,
-                              (long long)machine.options.bytes));
-    return leave(allocate(devPtr, size, device));
+                              "allocation of %zu bytes on a device that has "
+                              "%zu of %lld left",
+                              size, left, (long long)machine.options.bytes));
+    return leave(allocate(devPtr, size, false));
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t size) {
-    TRY(enter());
-    TRY(ptr == NULL ? cudaErrorInvalidValue
-                    : refuse_in_capture("cudaMallocHost"));
-    return leave(allocate(ptr, size, -1));
+    TRY(enter_to_allocate(ptr, "cudaMallocHost"));
+    return leave(allocate(ptr, size, true));
 }
 
 /* Freeing waits for the device, as CUDA does, and frees even if that failed. */
-static cudaError_t free_after_all(void *memory, bool device,
-                                  cudaError_t error) {
-    const allocation *a = around(memory);
-    const int where =
-        a != NULL && a->device >= 0 ? a->device : *current_device();
+static cudaError_t free_after_all(void *memory, bool pinned) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess && !pinned)
+        TRY(refuse_in_capture("cudaFree"));
     if (error == cudaSuccess && memory != NULL)
-        error = await((waiting){.device = where});
+        error = await((waiting){NULL, NULL});
     const cudaError_t freed =
-        machine.begun ? release(memory, device) : cudaSuccess;
-    return error != cudaSuccess ? error : freed;
+        machine.begun ? release(memory, pinned) : cudaSuccess;
+    return leave(error != cudaSuccess ? error : freed);
 }
 
 cudaError_t cudaFree(void *devPtr) {
-    const cudaError_t error = enter();
-    if (error == cudaSuccess)
-        TRY(refuse_in_capture("cudaFree"));
-    return leave(free_after_all(devPtr, true, error));
+    return free_after_all(devPtr, false);
 }
 
 cudaError_t cudaFreeHost(void *ptr) {
-    return leave(free_after_all(ptr, false, enter()));
+    return free_after_all(ptr, true);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     TRY(enter());
-    *free_bytes = (size_t)(machine.options.bytes - used_on(*current_device()));
+    *free_bytes = bytes_left();
     *total = (size_t)machine.options.bytes;
     return leave(cudaSuccess);
 }

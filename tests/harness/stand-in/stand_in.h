@@ -26,10 +26,10 @@ enum { STAND_IN_BY_SEED, STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
 typedef struct {
     uint64_t seed;   /* decides every choice; two runs of one seed are alike
                        * while one thread makes all the calls */
-    int devices;     /* 1 or more; 0: none (cudaErrorNoDevice) */
+    int devices;     /* 1; 0: none (cudaErrorNoDevice) */
     int driver;      /* as cudaDriverGetVersion: 13000; 0: no driver; below
                        * 12000: too old (cudaErrorInsufficientDriver) */
-    int64_t bytes;   /* memory of each device */
+    int64_t bytes;   /* memory of the device */
     int lateness;    /* STAND_IN_BY_SEED, _LATE, _EAGER or _MIXED */
     bool open;       /* the host may look at device memory directly */
     double patience; /* seconds in which other threads may still bring what

@@ -93,9 +93,9 @@ const char *note_of_waits(void) {
         if (s->head == NULL || used + sizeof head + 64 > sizeof text)
             continue;
         describe(s->head, head, sizeof head);
-        used += (size_t)snprintf(
-            text + used, sizeof text - used, "%sstream %lld of device %d: %s",
-            used > 0 ? "; " : "", (long long)s->number, s->device, head);
+        used += (size_t)snprintf(text + used, sizeof text - used,
+                                 "%sstream %lld: %s", used > 0 ? "; " : "",
+                                 (long long)s->number, head);
     }
     return text;
 }
@@ -105,8 +105,7 @@ const char *note_of_waits(void) {
 /* The stream that a handle names; NULL if it names none (any more). */
 stream *resolve(cudaStream_t given) {
     stream *s = machine.streams;
-    while (s != NULL && s != given &&
-           (given != NULL || s->number != 0 || s->device != *current_device()))
+    while (s != NULL && s != given && (given != NULL || s->number != 0))
         s = s->next;
     return s;
 }
@@ -128,17 +127,15 @@ cudaError_t enter_stream(cudaStream_t given, stream **out) {
     return error != cudaSuccess ? error : find_stream(given, out);
 }
 
-static stream *add_stream(int device, int64_t number) {
+static stream *add_stream(int64_t number) {
     stream *s = take(1, sizeof *s);
-    s->device = device;
     s->number = number;
     enlist(&machine.streams, s);
     return s;
 }
 
-void make_null_streams(void) {
-    for (int device = 0; device < machine.options.devices; device++)
-        add_stream(device, 0);
+void make_null_stream(void) {
+    add_stream(0);
 }
 
 static void append(stream *on, operation *what) {
@@ -195,9 +192,8 @@ static void remove_stream(stream *which) {
     if (which->head != NULL) {
         char head[512];
         describe(which->head, head, sizeof head);
-        accuse("stream %lld of device %d ended with work that nobody waited "
-               "for, first: %s",
-               (long long)which->number, which->device, head);
+        accuse("stream %lld ended with work that nobody waited for, first: %s",
+               (long long)which->number, head);
     }
     forget_work(which);
     unlist(&machine.streams, which);
@@ -216,8 +212,8 @@ static void remove_event(event *which) {
 void finish_streams(void) {
     while (machine.streams != NULL) {
         if (machine.streams->number != 0)
-            accuse("stream %lld of device %d was never destroyed",
-                   (long long)machine.streams->number, machine.streams->device);
+            accuse("stream %lld was never destroyed",
+                   (long long)machine.streams->number);
         remove_stream(machine.streams);
     }
     while (machine.events != NULL) {
@@ -578,7 +574,7 @@ bool blocked_by_failure(const waiting *what) {
     if (what->point != NULL)
         return point_blocked(what->point, 0);
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->device == what->device && stream_blocked(s, 0))
+        if (stream_blocked(s, 0))
             return true;
     return false;
 }
@@ -593,7 +589,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
         return leave(complain(cudaErrorInvalidValue,
                               "the stand-in's streams do not wait for the null "
                               "stream"));
-    *pStream = add_stream(*current_device(), ++machine.numbers);
+    *pStream = add_stream(++machine.numbers);
     return leave(cudaSuccess);
 }
 
