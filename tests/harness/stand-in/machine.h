@@ -234,7 +234,7 @@ bool step(void);
 void settle(void);
 void finish_streams(void);
 void mark_release(mark *point);
-void describe(const operation *what, char *text, size_t bytes);
+const char *describe(const operation *what); /* until it is asked again */
 bool blocked_by_failure(const waiting *what);
 
 /* graphs.c */

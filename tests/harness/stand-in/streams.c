@@ -45,58 +45,47 @@ void operation_free(operation *what) {
     free(what);
 }
 
-static void describe_graph(const operation *launch, char *text, size_t bytes) {
-    const int used =
-        snprintf(text, bytes, "graph %lld", (long long)launch->what->number);
-    for (int i = 0; launch->nodes != NULL && i < launch->what->count; i++)
-        if (node_ready(launch, i) && used + 9 < (int)bytes) {
-            strcat(text, ", in it ");
-            describe(launch->nodes[i], text + used + 8,
-                     bytes - (size_t)used - 8);
-            return;
-        }
-}
-
-void describe(const operation *what, char *text, size_t bytes) {
-    switch (what->kind) {
-    case KERNEL:
-        snprintf(text, bytes, "kernel %s", what->name);
-        break;
-    case COPY:
-    case FILL:
-        snprintf(text, bytes, "%s of %zu bytes",
+const char *describe(const operation *what) {
+    static char text[640];
+    size_t used = 0;
+    if (what->kind == GRAPH) {
+        used =
+            (size_t)sprintf(text, "graph %lld", (long long)what->what->number);
+        int i = 0;
+        while (i < what->what->count && !node_ready(what, i))
+            i++;
+        if (i == what->what->count)
+            return text;
+        used += (size_t)sprintf(text + used, ", in it ");
+        what = what->nodes[i];
+    }
+    char *rest = text + used;
+    const size_t room = sizeof text - used;
+    if (what->kind == KERNEL)
+        snprintf(rest, room, "kernel %s", what->name);
+    else if (what->kind == COPY || what->kind == FILL)
+        snprintf(rest, room, "%s of %zu bytes",
                  what->kind == COPY ? "copy" : "fill",
                  what->width * what->height);
-        break;
-    case WAIT:
-        snprintf(text, bytes, "wait for an event of stream %lld",
+    else if (what->kind == MESSAGES)
+        messages_describe(what, rest, room);
+    else
+        snprintf(rest, room, "%s an event of stream %lld",
+                 what->kind == WAIT ? "wait for" : "record of",
                  (long long)what->point->stream);
-        break;
-    case MESSAGES:
-        messages_describe(what, text, bytes);
-        break;
-    case GRAPH:
-        describe_graph(what, text, bytes);
-        break;
-    default:
-        snprintf(text, bytes, "record of an event");
-    }
+    return text;
 }
 
 /* One line that says what each stream with work waits for. */
 const char *note_of_waits(void) {
     static char text[4096];
     size_t used = 0;
-    char head[512];
     text[0] = '\0';
-    for (const stream *s = machine.streams; s != NULL; s = s->next) {
-        if (s->head == NULL || used + sizeof head + 64 > sizeof text)
-            continue;
-        describe(s->head, head, sizeof head);
-        used += (size_t)snprintf(text + used, sizeof text - used,
-                                 "%sstream %lld: %s", used > 0 ? "; " : "",
-                                 (long long)s->number, head);
-    }
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->head != NULL && used + 800 < sizeof text)
+            used += (size_t)sprintf(text + used, "%sstream %lld: %s",
+                                    used > 0 ? "; " : "", (long long)s->number,
+                                    describe(s->head));
     return text;
 }
 
@@ -189,12 +178,9 @@ void forget_work(stream *on) {
 
 /* Take a stream down, and say so if work is left in it. */
 static void remove_stream(stream *which) {
-    if (which->head != NULL) {
-        char head[512];
-        describe(which->head, head, sizeof head);
+    if (which->head != NULL)
         accuse("stream %lld ended with work that nobody waited for, first: %s",
-               (long long)which->number, head);
-    }
+               (long long)which->number, describe(which->head));
     forget_work(which);
     unlist(&machine.streams, which);
     free(which->tips.list);
@@ -254,9 +240,7 @@ static uint64_t source_fingerprint(const operation *what) {
 }
 
 static void start_copy(operation *what) {
-    char name[64];
-    describe(what, name, sizeof name);
-    set_running(name);
+    set_running(describe(what));
     what->fingerprint = source_fingerprint(what);
     poison(what);
     set_running(NULL);
@@ -276,9 +260,7 @@ static void move_bytes(operation *what) {
 /* The bytes arrive, unless somebody wrote either side since the start: then the
  * destination keeps its NaN, and the report says who was hurt. */
 static void complete_copy(operation *what) {
-    char name[64];
-    describe(what, name, sizeof name);
-    set_running(name);
+    set_running(describe(what));
     const bool untouched = is_poison(what);
     const bool same = source_fingerprint(what) == what->fingerprint;
     if (untouched && same) {
@@ -286,7 +268,7 @@ static void complete_copy(operation *what) {
     } else {
         machine.counted.races++;
         accuse("race: the %s of a %s was written while it was under way",
-               same ? "destination" : "source", name);
+               same ? "destination" : "source", describe(what));
         poison(what);
     }
     set_running(NULL);
@@ -419,127 +401,70 @@ void settle(void) {
     }
 }
 
-/* What step() chooses from. */
-typedef struct {
+/* What step() does: the offer with the lowest key. */
+static struct {
     stream *on;
     operation *what;
     meeting *at; /* of a message: complete this one */
-} choice;
+    uint64_t key;
+} best;
+static bool kernels_wait; /* this time, on a mixed machine */
 
-static struct choices {
-    choice *list;
-    int count, room;
-} runs, completions;
-
-static void add_choice(struct choices *to, choice one) {
-    if (to->count == to->room) {
-        to->room = 2 * to->room + 16;
-        to->list = realloc(to->list, (size_t)to->room * sizeof *to->list);
-        if (to->list == NULL)
-            abort();
-    }
-    to->list[to->count++] = one;
-}
-
-static bool collect(stream *on, operation *what) {
-    const choice one = {.on = on, .what = what};
-    if (what->kind == KERNEL)
-        add_choice(&runs, one);
-    if ((what->kind == COPY || what->kind == FILL) && what->started)
-        add_choice(&completions, one);
-    if (what->kind == MESSAGES && what->started)
-        for (int i = 0; i < what->part_count; i++) {
-            const part *side = &what->parts[i];
-            if (side->done || !meeting_ready(side->at) || sent_here(side))
-                continue;
-            add_choice(&completions, (choice){on, what, side->at});
-        }
-    return false;
-}
-
-/* One of the kernels. Half the seeds draw each time; with the others, one
- * stream always goes before another, as far as it can. */
-static choice choose_run(void) {
-    if (machine.priority == 0)
-        return runs.list[draw((uint64_t)runs.count)];
-    int best = 0;
-    uint64_t most = 0;
-    for (int i = 0; i < runs.count; i++) {
-        const uint64_t rank =
-            (machine.priority ^ (uint64_t)runs.list[i].on->number) *
-            0x9E3779B97F4A7C15u;
-        const uint64_t value = rank ^ rank >> 29;
-        if (i == 0 || value > most || (value == most && draw(2) == 0)) {
-            best = i;
-            most = value;
-        }
-    }
-    return runs.list[best];
-}
-
-static bool prefers_run(void) {
-    if (runs.count == 0 || completions.count == 0)
-        return runs.count > 0;
-    switch (machine.lateness) {
-    case STAND_IN_LATE:
-        return true;
-    case STAND_IN_EAGER:
-        return false;
-    default:
-        return draw(2) == 0;
-    }
-}
-
-static void run(choice one) {
-    if (run_kernel(one.what))
-        finish(one.on, one.what);
-    else
-        fail_machine(cudaErrorLaunchFailure);
-}
-
-/* What is late ends in this order, if the machine is late, and in the other if
- * it is eager. So messages come when nothing else is left to do, or first. */
-static int patience_of(const choice *one) {
-    return one->at != NULL ? 2 : one->what->kind == COPY ? 1 : 0;
-}
-
-static choice choose_completion(void) {
-    const int sign = machine.lateness == STAND_IN_EAGER ? -1 : 1;
+/* A late machine runs kernels first, then ends fills, then copies, and messages
+ * when nothing else is left to do; an eager one goes the other way. Among
+ * kernels half the seeds draw each time; with the others, one stream always
+ * goes before another, as far as it can. */
+static void offer(stream *on, operation *what, meeting *at, uint64_t late) {
+    uint64_t before = 0;
+    if (what->kind == KERNEL && machine.priority != 0)
+        before =
+            ((machine.priority ^ (uint64_t)on->number) * 0x9E3779B97F4A7C15u) >>
+            34;
+    if (machine.lateness == STAND_IN_EAGER)
+        late = 3 - late;
     if (machine.lateness == STAND_IN_MIXED)
-        return completions.list[draw((uint64_t)completions.count)];
-    int best = 0, equal = 1;
-    for (int i = 1; i < completions.count; i++) {
-        const int more = sign * (patience_of(&completions.list[i]) -
-                                 patience_of(&completions.list[best]));
-        if (more == 0)
-            equal++;
-        if (more < 0)
-            equal = 1;
-        if (more < 0 || (more == 0 && draw((uint64_t)equal) == 0))
-            best = i;
+        late = (late == 0) == kernels_wait;
+    const uint64_t key = late << 60 | before << 30 | draw(1 << 30);
+    if (best.what != NULL && best.key < key)
+        return;
+    best.on = on;
+    best.what = what;
+    best.at = at;
+    best.key = key;
+}
+
+static bool offer_ready(stream *on, operation *what) {
+    if (what->kind == KERNEL)
+        offer(on, what, NULL, 0);
+    if ((what->kind == COPY || what->kind == FILL) && what->started)
+        offer(on, what, NULL, what->kind == COPY ? 2 : 1);
+    for (int i = 0; i < what->part_count && what->started; i++) {
+        const part *side = &what->parts[i];
+        if (!side->done && meeting_ready(side->at) && !sent_here(side))
+            offer(on, what, side->at, 3);
     }
-    return completions.list[best];
+    return false;
 }
 
 /* Decide and do one thing. False: nothing can be done. */
 bool step(void) {
-    runs.count = 0;
-    completions.count = 0;
-    each_ready(collect);
-    if (runs.count + completions.count == 0)
+    kernels_wait = draw(2) == 0;
+    best.what = NULL;
+    each_ready(offer_ready);
+    if (best.what == NULL)
         return false;
     open_memory();
-    if (prefers_run()) {
-        run(choose_run());
+    if (best.at != NULL) {
+        meeting_complete(best.at);
         return true;
     }
-    const choice one = choose_completion();
-    if (one.at != NULL) {
-        meeting_complete(one.at);
-    } else {
-        complete_copy(one.what);
-        finish(one.on, one.what);
+    if (best.what->kind != KERNEL)
+        complete_copy(best.what);
+    else if (!run_kernel(best.what)) {
+        fail_machine(cudaErrorLaunchFailure);
+        return true;
     }
+    finish(best.on, best.what);
     return true;
 }
 
