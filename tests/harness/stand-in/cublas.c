@@ -5,6 +5,7 @@
  * capture, since the library loads code then. A product takes its turn in its
  * stream as one thread of a kernel, and spoils the workspace. */
 #include <cublasLt.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -292,14 +293,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
 
 static float f8_value(unsigned code) {
     const int exponent = (int)(code >> 3 & 15), fraction = (int)(code & 7);
-    float value = (float)(exponent == 0 ? fraction : fraction + 8);
-    for (int i = exponent == 0 ? 1 : exponent; i < 10; i++)
-        value *= 0.5f;
-    for (int i = 10; i < exponent; i++)
-        value *= 2.0f;
-    if ((code & 0x7f) == 0x7f)
-        memset(&value, 0xFF, sizeof value); /* NaN */
-    return (code & 0x80) != 0 ? -value : value;
+    const float size = exponent == 0
+                           ? ldexpf((float)fraction, -9)
+                           : ldexpf((float)fraction + 8, exponent - 10);
+    return (code & 0x7f) == 0x7f ? NAN : (code & 0x80) != 0 ? -size : size;
 }
 
 /* A column of an operand as floats. */

@@ -27,14 +27,11 @@
     X(cudaErrorNotSupported, 801, "not supported")                             \
     X(cudaErrorStreamCaptureUnsupported, 900, "not permitted in a capture")    \
     X(cudaErrorStreamCaptureInvalidated, 901, "the capture was invalidated")   \
-    X(cudaErrorStreamCaptureMerge, 902, "two captures would merge")            \
     X(cudaErrorStreamCaptureUnmatched, 903, "not the stream of the capture")   \
     X(cudaErrorStreamCaptureUnjoined, 904, "a captured stream was not joined") \
     X(cudaErrorStreamCaptureIsolation, 905,                                    \
       "a captured operation depends on one that is not")                       \
     X(cudaErrorCapturedEvent, 907, "the event belongs to a capture")           \
-    X(cudaErrorStreamCaptureWrongThread, 908,                                  \
-      "the capture is another thread's")                                       \
     X(cudaErrorUnknown, 999, "unknown error")
 
 #define CUDA_COPY_KINDS(X)                                                     \

@@ -99,10 +99,6 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
         return complain(cudaErrorInvalidValue,
                         "event %lld was recorded in a capture that has ended",
                         (long long)what->number);
-    if (on->capture != NULL && on->capture != from)
-        return complain(cudaErrorStreamCaptureMerge,
-                        "event %lld belongs to another capture",
-                        (long long)what->number);
     if (from->invalid)
         return invalidated();
     on->capture = from;
@@ -181,9 +177,6 @@ static bool all_joined(const capture *c) {
 static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
-    if (pthread_equal(c->thread, pthread_self()) == 0)
-        return complain(cudaErrorStreamCaptureWrongThread,
-                        "another thread began the capture");
     if (!all_joined(c))
         return complain(cudaErrorStreamCaptureUnjoined,
                         "a stream that joined the capture of stream %lld was "
