@@ -35,10 +35,13 @@ void set_running(const char *what) {
     running = what;
 }
 
-static void name_allocation(const allocation *which, char *text, size_t bytes) {
-    snprintf(text, bytes, "%sallocation %lld of %zu bytes",
+/* Good until it is asked again. */
+static const char *name_of(const allocation *which) {
+    static char text[96];
+    snprintf(text, sizeof text, "%sallocation %lld of %zu bytes",
              which->pinned ? "pinned " : "", (long long)which->number,
              which->bytes);
+    return text;
 }
 
 /* The allocation in whose mapping, guards included, the address lies. */
@@ -69,18 +72,16 @@ bool is_pinned(const void *address) {
  * allocation is the host's, and not checked. */
 cudaError_t check_range(const void *start, size_t bytes, const char *what) {
     const allocation *a = around(start);
-    char name[96];
     if (a == NULL || bytes == 0)
         return cudaSuccess;
-    name_allocation(a, name, sizeof name);
     if (a->freed)
         return complain(cudaErrorInvalidValue, "%s of %zu bytes in %s, freed",
-                        what, bytes, name);
+                        what, bytes, name_of(a));
     const char *at = start;
     if (at < a->start || at + bytes > a->start + a->bytes)
         return complain(cudaErrorInvalidValue,
                         "%s of %zu bytes from byte %lld of %s", what, bytes,
-                        (long long)(at - a->start), name);
+                        (long long)(at - a->start), name_of(a));
     return cudaSuccess;
 }
 
@@ -106,13 +107,11 @@ void close_memory(void) {
 /* Where an address lies, for the message of a bad access. */
 static void say_where(const char *at, char *text, size_t bytes) {
     const allocation *a = around(at);
-    char name[96];
     if (a == NULL) {
         snprintf(text, bytes, "address %p, in no allocation", (const void *)at);
         return;
     }
-    name_allocation(a, name, sizeof name);
-    const char *end = a->start + a->bytes;
+    const char *name = name_of(a), *end = a->start + a->bytes;
     if (at < a->start && !a->freed)
         snprintf(text, bytes, "%lld bytes before %s",
                  (long long)(a->start - at), name);
@@ -191,18 +190,17 @@ static size_t bytes_left(void) {
 
 /* What lies around an allocation must still be poison when it goes. */
 static void check_edges(const allocation *a) {
-    char name[96];
     const char *first = a->base + GUARD;
     const char *end = a->start + a->bytes;
     const size_t behind = (size_t)(a->base + a->mapped - GUARD - end);
-    name_allocation(a, name, sizeof name);
     if (!all_poison(first, (size_t)(a->start - first)))
-        accuse("something wrote before %s", name);
+        accuse("something wrote before %s", name_of(a));
     size_t byte = 0;
     while (byte < behind && (unsigned char)end[byte] == POISON)
         byte++;
     if (byte < behind)
-        accuse("something wrote %zu bytes behind the end of %s", byte, name);
+        accuse("something wrote %zu bytes behind the end of %s", byte,
+               name_of(a));
 }
 
 static void forget(allocation *a) {
@@ -245,16 +243,13 @@ static cudaError_t release(void *start, bool pinned) {
 
 /* At the end: name what was never freed, and unmap everything. */
 void release_memory(void) {
-    char name[96];
+    open_memory();
     while (allocations != NULL) {
-        allocation *a = allocations;
-        name_allocation(a, name, sizeof name);
-        if (!a->freed) {
-            open_memory();
-            check_edges(a);
-            accuse("%s was never freed", name);
+        if (!allocations->freed) {
+            check_edges(allocations);
+            accuse("%s was never freed", name_of(allocations));
         }
-        forget(a);
+        forget(allocations);
     }
     tombstones = 0;
     made = 0;
