@@ -401,13 +401,9 @@ static void drain(const communicator *c) {
 
 static void abandon_all(const communicator *by) {
     for (stream *s = machine.streams; s != NULL; s = s->next)
-        for (operation *o = s->head; o != NULL; o = o->next) {
+        for (operation *o = s->head; o != NULL; o = o->next)
             if (o->kind == MESSAGES && o->by == by)
                 abandon(o);
-            for (int i = 0; o->kind == GRAPH && i < o->what->count; i++)
-                if (o->nodes[i]->kind == MESSAGES && o->nodes[i]->by == by)
-                    abandon(o->nodes[i]);
-        }
 }
 
 static void drop_deferred(communicator *c) {

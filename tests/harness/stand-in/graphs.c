@@ -1,54 +1,23 @@
-/* Capture and replay. Operations on a stream that captures become nodes of a
- * graph and do not run; an event recorded there carries the nodes that came
- * before it, and a stream that waits for it joins the capture. What a node was
- * given by value it keeps for ever: a length that should have been read from
- * memory is found stale at the first replay. */
+/* Capture and replay. Operations on streams that capture do not run; a graph
+ * keeps them, with what was recorded and waited for, and a launch says all of
+ * it again: to the stream it is launched in, and to streams of its own for the
+ * others. A stream joins a capture when it waits for an event of it. What an
+ * operation was given by value it keeps for ever: a length that should have
+ * been read from memory is found stale at the first replay. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "machine.h"
 
-static void add_number(node_set *set, int number) {
-    for (int i = 0; i < set->count; i++)
-        if (set->list[i] == number)
-            return;
-    set->list = grown(set->list, set->count, sizeof *set->list);
-    set->list[set->count++] = number;
-}
-
-static void add_numbers(node_set *set, node_set from) {
-    for (int i = 0; i < from.count; i++)
-        add_number(set, from.list[i]);
-}
-
-static void empty(node_set *set) {
-    free(set->list);
-    *set = (node_set){0};
-}
-
 /* Captures. */
-
-static capture *find_capture(int64_t number) {
-    capture *c = machine.captures;
-    while (c != NULL && c->number != number)
-        c = c->next;
-    return c;
-}
-
-static void leave_capture(stream *on) {
-    on->capture = NULL;
-    empty(&on->tips);
-}
 
 static void release_graph(graph *g) {
     if (--g->references > 0)
         return;
-    for (int i = 0; i < g->count; i++) {
-        operation_free(g->nodes[i].what);
-        free(g->nodes[i].needs.list);
-    }
-    free(g->nodes);
+    for (int i = 0; i < g->count; i++)
+        operation_free(g->steps[i].what);
+    free(g->steps);
     free(g);
 }
 
@@ -57,30 +26,46 @@ static cudaError_t invalidated(void) {
                     "the capture was invalidated before");
 }
 
+static void add_step(const stream *on, operation *what) {
+    graph *g = on->capture->into;
+    g->steps = grown(g->steps, g->count, sizeof *g->steps);
+    g->steps[g->count].what = what;
+    g->steps[g->count++].place = on->place;
+}
+
+static void add_point(const stream *on, operation_kind kind, mark *point) {
+    operation *what = operation_new(kind);
+    what->point = point;
+    point->references++;
+    add_step(on, what);
+}
+
 cudaError_t capture_operation(stream *on, operation *what) {
-    capture *into = on->capture;
-    if (into->invalid || what->kind == GRAPH) {
-        const bool nested = what->kind == GRAPH;
+    if (on->capture->invalid) {
         operation_free(what);
-        return nested ? complain(cudaErrorNotSupported,
-                                 "the stand-in captures no graph in a graph")
-                      : invalidated();
+        return invalidated();
     }
-    graph *g = into->into;
-    g->nodes = grown(g->nodes, g->count, sizeof *g->nodes);
-    g->nodes[g->count] = (node){what, on->tips};
-    on->tips = (node_set){0};
-    add_number(&on->tips, g->count++);
+    add_step(on, what);
+    on->capture->into->nodes++;
+    on->before.of[on->place]++;
     return cudaSuccess;
 }
 
 cudaError_t capture_record(stream *on, event *what) {
     if (on->capture->invalid)
         return invalidated();
+    mark_release(what->latest);
+    what->latest = mark_new(on);
     what->captured = on->capture->number;
-    empty(&what->tips);
-    add_numbers(&what->tips, on->tips);
+    what->before = on->before;
+    add_point(on, RECORD, what->latest);
     return cudaSuccess;
+}
+
+static void join(stream *on, capture *c) {
+    on->capture = c;
+    on->place = c->into->streams++;
+    on->before = (history){{0}};
 }
 
 /* An ignored edge still makes its stream part of the capture. */
@@ -94,17 +79,28 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
                         "recorded outside the capture",
                         (long long)what->number);
     }
-    capture *from = find_capture(what->captured);
-    if (from == NULL)
+    capture *from = machine.captures;
+    while (from != NULL && from->number != what->captured)
+        from = from->next;
+    if (from == NULL || (on->capture != NULL && on->capture != from))
         return complain(cudaErrorInvalidValue,
-                        "event %lld was recorded in a capture that has ended",
+                        "event %lld was recorded in another capture",
                         (long long)what->number);
     if (from->invalid)
         return invalidated();
-    on->capture = from;
-    machine.counted.waits += ignored ? 0 : 1;
-    if (!ignored)
-        add_numbers(&on->tips, what->tips);
+    if (on->capture == NULL && from->into->streams == MOST_CAPTURED)
+        return complain(cudaErrorNotSupported,
+                        "the stand-in captures %d streams together",
+                        MOST_CAPTURED);
+    if (on->capture == NULL)
+        join(on, from);
+    if (ignored)
+        return cudaSuccess;
+    machine.counted.waits++;
+    add_point(on, WAIT, what->latest);
+    for (int i = 0; i < from->into->streams; i++)
+        if (what->before.of[i] > on->before.of[i])
+            on->before.of[i] = what->before.of[i];
     return cudaSuccess;
 }
 
@@ -133,45 +129,29 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
                                    enum cudaStreamCaptureMode mode) {
     stream *on;
     TRY(enter_stream(given, &on));
-    if (mode != cudaStreamCaptureModeThreadLocal)
-        return leave(cudaErrorInvalidValue);
-    if (on->number == 0)
+    if (mode != cudaStreamCaptureModeThreadLocal || on->number == 0 ||
+        on->capture != NULL)
         return leave(complain(cudaErrorStreamCaptureUnsupported,
-                              "the null stream cannot capture"));
-    if (on->capture != NULL)
-        return leave(complain(cudaErrorInvalidValue,
-                              "stream %lld captures already",
+                              "stream %lld cannot capture so, or does already",
                               (long long)on->number));
-    capture *c = on->capture = take(1, sizeof *c);
+    capture *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
     c->into->references = 1;
     c->origin = on;
     c->thread = pthread_self();
+    join(on, c);
     enlist(&machine.captures, c);
     return leave(cudaSuccess);
 }
 
-/* Mark a node and all that it needs. */
-static void reach(const graph *g, bool *reached, int number) {
-    if (reached[number])
-        return;
-    reached[number] = true;
-    for (int i = 0; i < g->nodes[number].needs.count; i++)
-        reach(g, reached, g->nodes[number].needs.list[i]);
-}
-
 /* Every stream that joined must have been joined to the origin again. */
 static bool all_joined(const capture *c) {
-    bool *reached = take((size_t)c->into->count, sizeof *reached);
-    bool result = true;
-    for (int i = 0; i < c->origin->tips.count; i++)
-        reach(c->into, reached, c->origin->tips.list[i]);
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        for (int i = 0; s->capture == c && i < s->tips.count; i++)
-            result = result && reached[s->tips.list[i]];
-    free(reached);
-    return result;
+        if (s->capture == c &&
+            c->origin->before.of[s->place] < s->before.of[s->place])
+            return false;
+    return true;
 }
 
 static cudaError_t check_capture(const capture *c) {
@@ -197,7 +177,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
     const cudaError_t error = check_capture(c);
     for (stream *s = machine.streams; s != NULL; s = s->next)
         if (s->capture == c)
-            leave_capture(s);
+            s->capture = NULL;
     if (error == cudaSuccess)
         enlist(&machine.graphs, *pGraph = c->into);
     else
@@ -233,7 +213,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t given, cudaGraphNode_t *nodes,
     TRY(enter_with(&machine.graphs, given));
     if (nodes != NULL)
         return leave(cudaErrorNotSupported);
-    *numNodes = (size_t)given->count;
+    *numNodes = (size_t)given->nodes;
     return leave(cudaSuccess);
 }
 
@@ -243,49 +223,37 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     *pGraphExec = NULL;
     TRY(enter_with(&machine.graphs, from));
     executable *x = *pGraphExec = take(1, sizeof *x);
-    *x = (executable){.of = from,
-                      .nodes = from->nodes,
-                      .count = from->count,
-                      .number = ++machine.numbers};
+    x->of = from;
+    x->number = ++machine.numbers;
+    for (int place = 1; place < from->streams; place++)
+        x->streams[place] = add_stream(++machine.numbers);
     from->references++;
     enlist(&machine.executables, x);
     return leave(cudaSuccess);
 }
 
-/* A launch has its own copy of every operation. */
-void launch_begin(operation *launch) {
-    executable *x = launch->what;
-    launch->turn = x->launched++;
-    launch->nodes = take((size_t)x->count, sizeof *launch->nodes);
-    launch->met = take((size_t)x->count, sizeof *launch->met);
-    for (int i = 0; i < x->count; i++) {
-        launch->nodes[i] = operation_copy(x->nodes[i].what);
-        if (launch->nodes[i]->kind == MESSAGES)
-            messages_enqueued(launch->nodes[i]);
+/* Say one step of a graph again, with points of this launch's. */
+static void replay(stream *on, const operation *captured) {
+    mark *point = captured->point;
+    if (point == NULL) {
+        enqueue(on, operation_copy(captured));
+        return;
     }
+    if (captured->kind == RECORD) {
+        mark_release(point->now);
+        point->now = mark_new(on);
+    }
+    enqueue_point(on, captured->kind, point->now);
 }
 
-void launch_free(operation *launch) {
-    for (int i = 0; launch->nodes != NULL && i < launch->what->count; i++)
-        operation_free(launch->nodes[i]);
-    free(launch->nodes);
-    free(launch->met);
-    launch->nodes = NULL;
-    launch->met = NULL;
+static void mark_end(executable *x, stream *on) {
+    mark_release(x->end);
+    x->end = mark_new(on);
+    enqueue_point(on, RECORD, x->end);
 }
 
-/* Two launches of one graph never overlap. What is done stays done, so a node
- * asks only from the first need on that was not. */
-bool node_ready(const operation *launch, int number) {
-    const node *n = &launch->what->nodes[number];
-    if (launch->turn != launch->what->finished || launch->nodes[number]->done)
-        return false;
-    int *met = &launch->met[number];
-    while (*met < n->needs.count && launch->nodes[n->needs.list[*met]]->done)
-        ++*met;
-    return *met == n->needs.count;
-}
-
+/* Two launches of one graph never overlap, and none begins before its stream
+ * has come to it. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     stream *on;
     TRY(enter_with(&machine.executables, given));
@@ -294,31 +262,30 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
         return leave(complain(cudaErrorLaunchOutOfResources,
                               "launch of graph %lld failed on demand",
                               (long long)given->number));
-    operation *launch = operation_new(GRAPH);
-    launch->what = given;
+    if (on->capture != NULL)
+        return leave(complain(cudaErrorNotSupported,
+                              "the stand-in captures no graph in a graph"));
     machine.counted.graph_launches++;
-    return leave(enqueue(on, launch));
-}
-
-/* Drop what streams have left where a launch of this graph is left; true if one
- * was. */
-static bool drop_launches(const executable *of) {
-    bool left = false;
-    for (stream *s = machine.streams; s != NULL; s = s->next) {
-        const operation *o = s->head;
-        while (o != NULL && (o->kind != GRAPH || o->what != of))
-            o = o->next;
-        left = left || o != NULL;
-        if (o != NULL)
-            forget_work(s);
-    }
-    return left;
+    if (given->end != NULL)
+        enqueue_point(on, WAIT, given->end);
+    mark_end(given, on); /* of all before */
+    given->streams[0] = on;
+    for (int place = 1; place < given->of->streams; place++)
+        enqueue_point(given->streams[place], WAIT, given->end);
+    for (int i = 0; i < given->of->count; i++)
+        replay(given->streams[given->of->steps[i].place],
+               given->of->steps[i].what);
+    mark_end(given, on);
+    return leave(cudaSuccess);
 }
 
 static void remove_executable(executable *x) {
-    if (drop_launches(x))
+    if (x->end != NULL && !x->end->done)
         accuse("graph %lld went with a launch of it left",
                (long long)x->number);
+    for (int place = 1; place < x->of->streams; place++)
+        remove_stream(x->streams[place]);
+    mark_release(x->end);
     unlist(&machine.executables, x);
     release_graph(x->of);
     free(x);
@@ -350,8 +317,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t given) {
 /* At the end, before the streams: name what is left. */
 void finish_graphs(void) {
     for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->capture != NULL)
-            leave_capture(s);
+        s->capture = NULL;
     while (machine.captures != NULL) {
         capture *c = machine.captures;
         accuse("a capture was never ended");
@@ -366,7 +332,7 @@ void finish_graphs(void) {
     }
     while (machine.graphs != NULL) {
         accuse("a graph of %d nodes was never destroyed",
-               machine.graphs->count);
+               machine.graphs->nodes);
         remove_graph(machine.graphs);
     }
 }

@@ -240,7 +240,7 @@ void stand_in_begin(const stand_in_options *options) {
     report = NULL;
     report_length = 0;
     last_error[0] = '\0';
-    make_null_stream();
+    add_stream(0); /* the null stream */
     watch_memory();
     pthread_mutex_unlock(&lock);
 }

@@ -20,17 +20,13 @@ typedef struct CUgraph_st graph;
 typedef struct CUgraphExec_st executable;
 typedef struct ncclComm communicator;
 
-/* Numbers of a graph's nodes, each once. */
-typedef struct {
-    int *list, count;
-} node_set;
-
 /* A point in a stream that others can wait for. An event names its latest. */
-typedef struct {
+typedef struct mark {
     int references;
     bool done;
-    double time;    /* pretended milliseconds */
-    int64_t stream; /* its number */
+    double time;      /* pretended milliseconds */
+    int64_t stream;   /* its number */
+    struct mark *now; /* of a captured one: the latest launch's */
 } mark;
 
 typedef struct meeting meeting;
@@ -51,15 +47,7 @@ typedef struct {
     meeting *at;
 } part;
 
-typedef enum {
-    KERNEL,
-    COPY,
-    FILL,
-    RECORD,
-    WAIT,
-    MESSAGES,
-    GRAPH
-} operation_kind;
+typedef enum { KERNEL, COPY, FILL, RECORD, WAIT, MESSAGES } operation_kind;
 
 /* Something in a stream or in a graph. Which members mean something depends on
  * the kind. */
@@ -88,14 +76,16 @@ typedef struct operation {
     communicator *by; /* messages */
     part *parts;
     int part_count;
-    int64_t turn; /* among its communicator's, or its graph's */
+    int64_t turn; /* among its communicator's */
     bool reached; /* by its stream... */
     bool dead;    /* ...when its rank was, on demand */
-
-    executable *what; /* graph: one launch of it */
-    struct operation **nodes;
-    int *met; /* of each node: so many of its needs are done */
 } operation;
+
+/* Of each stream of a capture: so many of its nodes come before. */
+enum { MOST_CAPTURED = 64 };
+typedef struct {
+    int of[MOST_CAPTURED];
+} history;
 
 struct CUstream_st {
     stream *next;
@@ -103,7 +93,8 @@ struct CUstream_st {
     operation *head, *tail;
     double clock; /* pretended milliseconds */
     struct capture *capture;
-    node_set tips; /* the nodes that the next captured one needs */
+    int place; /* among the streams of the capture */
+    history before;
 };
 
 struct CUevent_st {
@@ -112,27 +103,26 @@ struct CUevent_st {
     unsigned flags;
     mark *latest;
     int64_t captured; /* the number of the capture that recorded it; or 0 */
-    node_set tips;
+    history before;
 };
 
-typedef struct {
-    operation *what;
-    node_set needs;
-} node;
-
+/* What was said to some streams, in order; records and waits are no nodes. */
 struct CUgraph_st {
     graph *next;
     int references;
-    node *nodes;
-    int count;
+    struct {
+        operation *what;
+        int place;
+    } * steps;
+    int count, nodes, streams;
 };
 
+/* A graph with streams of its own, but for the first: that it is launched in. */
 struct CUgraphExec_st {
     executable *next;
     graph *of;
-    const node *nodes; /* the graph's */
-    int count;
-    int64_t launched, finished;
+    stream *streams[MOST_CAPTURED];
+    mark *end; /* of the latest launch; or NULL */
     int64_t number;
 };
 
@@ -224,7 +214,8 @@ void set_running(const char *what); /* for the message of a bad access */
 stream *resolve(cudaStream_t given);
 cudaError_t find_stream(cudaStream_t given, stream **out);
 cudaError_t enter_stream(cudaStream_t given, stream **out);
-void make_null_stream(void);
+stream *add_stream(int64_t number);
+void remove_stream(stream *which);
 operation *operation_new(operation_kind kind);
 operation *operation_copy(const operation *from);
 void operation_free(operation *what);
@@ -233,7 +224,9 @@ void forget_work(stream *on);
 bool step(void);
 void settle(void);
 void finish_streams(void);
+mark *mark_new(const stream *on);
 void mark_release(mark *point);
+cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point);
 const char *describe(const operation *what); /* until it is asked again */
 bool blocked_by_failure(const waiting *what);
 
@@ -243,9 +236,6 @@ cudaError_t capture_record(stream *on, event *what);
 cudaError_t capture_wait(stream *on, event *what, bool ignored);
 cudaError_t refuse_in_capture(const char *call);
 cudaError_t spoil_capture(stream *on, const char *call);
-bool node_ready(const operation *launch, int number);
-void launch_begin(operation *launch);
-void launch_free(operation *launch);
 void finish_graphs(void);
 
 /* kernels.c */

@@ -13,9 +13,18 @@ enum { MOST_STEPS = 256 }; /* while the host asks once */
 
 /* Marks and operations. */
 
+mark *mark_new(const stream *on) {
+    mark *point = take(1, sizeof *point);
+    point->references = 1;
+    point->stream = on->number;
+    return point;
+}
+
 void mark_release(mark *point) {
-    if (point != NULL && --point->references == 0)
-        free(point);
+    if (point == NULL || --point->references > 0)
+        return;
+    mark_release(point->now);
+    free(point);
 }
 
 operation *operation_new(operation_kind kind) {
@@ -36,8 +45,6 @@ operation *operation_copy(const operation *from) {
 }
 
 void operation_free(operation *what) {
-    if (what->kind == GRAPH)
-        launch_free(what);
     mark_release(what->point);
     free(what->arguments);
     free(what->staged);
@@ -46,31 +53,17 @@ void operation_free(operation *what) {
 }
 
 const char *describe(const operation *what) {
-    static char text[640];
-    size_t used = 0;
-    if (what->kind == GRAPH) {
-        used =
-            (size_t)sprintf(text, "graph %lld", (long long)what->what->number);
-        int i = 0;
-        while (i < what->what->count && !node_ready(what, i))
-            i++;
-        if (i == what->what->count)
-            return text;
-        used += (size_t)sprintf(text + used, ", in it ");
-        what = what->nodes[i];
-    }
-    char *rest = text + used;
-    const size_t room = sizeof text - used;
+    static char text[600];
     if (what->kind == KERNEL)
-        snprintf(rest, room, "kernel %s", what->name);
+        snprintf(text, sizeof text, "kernel %s", what->name);
     else if (what->kind == COPY || what->kind == FILL)
-        snprintf(rest, room, "%s of %zu bytes",
+        snprintf(text, sizeof text, "%s of %zu bytes",
                  what->kind == COPY ? "copy" : "fill",
                  what->width * what->height);
     else if (what->kind == MESSAGES)
-        messages_describe(what, rest, room);
+        messages_describe(what, text, sizeof text);
     else
-        snprintf(rest, room, "%s an event of stream %lld",
+        snprintf(text, sizeof text, "%s an event of stream %lld",
                  what->kind == WAIT ? "wait for" : "record of",
                  (long long)what->point->stream);
     return text;
@@ -116,15 +109,11 @@ cudaError_t enter_stream(cudaStream_t given, stream **out) {
     return error != cudaSuccess ? error : find_stream(given, out);
 }
 
-static stream *add_stream(int64_t number) {
+stream *add_stream(int64_t number) {
     stream *s = take(1, sizeof *s);
     s->number = number;
     enlist(&machine.streams, s);
     return s;
-}
-
-void make_null_stream(void) {
-    add_stream(0);
 }
 
 static void append(stream *on, operation *what) {
@@ -141,8 +130,6 @@ cudaError_t enqueue(stream *on, operation *what) {
     append(on, what);
     if (what->kind == MESSAGES)
         messages_enqueued(what);
-    if (what->kind == GRAPH)
-        launch_begin(what);
     changed();
     /* A host that looks too early at what is coming must see NaN. */
     if (on->head == what && what->kind == COPY && !is_device(what->to))
@@ -166,31 +153,23 @@ void forget_work(stream *on) {
             what->point->done = true;
         if (what->kind == MESSAGES)
             messages_cancel(what);
-        if (what->kind == GRAPH) {
-            what->what->finished++;
-            for (int i = 0; i < what->what->count; i++)
-                if (what->nodes[i]->kind == MESSAGES)
-                    messages_cancel(what->nodes[i]);
-        }
         pop(on);
     }
 }
 
 /* Take a stream down, and say so if work is left in it. */
-static void remove_stream(stream *which) {
+void remove_stream(stream *which) {
     if (which->head != NULL)
         accuse("stream %lld ended with work that nobody waited for, first: %s",
                (long long)which->number, describe(which->head));
     forget_work(which);
     unlist(&machine.streams, which);
-    free(which->tips.list);
     free(which);
 }
 
 static void remove_event(event *which) {
     unlist(&machine.events, which);
     mark_release(which->latest);
-    free(which->tips.list);
     free(which);
 }
 
@@ -291,29 +270,13 @@ static double pretended_cost(const operation *what) {
     }
 }
 
-static double begins(const stream *on, const operation *what) {
-    if (on->head == what)
-        return on->clock;
-    double latest = on->clock;
-    const executable *plan = on->head->what;
-    int i = 0;
-    while (on->head->nodes[i] != what)
-        i++;
-    for (int n = 0; n < plan->nodes[i].needs.count; n++)
-        latest =
-            fmax(latest, on->head->nodes[plan->nodes[i].needs.list[n]]->ends);
-    return latest;
-}
-
-static void finish(stream *on, operation *what) {
-    what->ends = fmax(what->ends, begins(on, what)) + pretended_cost(what);
-    what->done = true;
+static void finish(stream *on) {
+    operation *what = on->head;
     if (what->kind == MESSAGES)
         messages_finished(what);
-    if (on->head == what) {
-        on->clock = what->ends;
-        pop(on);
-    }
+    on->clock = fmax(what->ends, on->clock) + pretended_cost(what);
+    what->done = true;
+    pop(on);
 }
 
 /* Pass what takes no time. True when the head changed. */
@@ -330,43 +293,14 @@ static bool pass_head(stream *on) {
         pop(on);
         return true;
     }
-    if (head->kind != GRAPH || head->turn != head->what->finished)
-        return false;
-    double latest = on->clock;
-    for (int i = 0; i < head->what->count; i++) {
-        if (!head->nodes[i]->done)
-            return false;
-        latest = fmax(latest, head->nodes[i]->ends);
-    }
-    on->clock = latest;
-    head->what->finished++;
-    pop(on);
-    return true;
+    return false;
 }
 
-/* Visit the operations whose predecessors are all done: heads of streams, and
- * nodes of graphs that are heads of streams. True if a visit said true. */
-static bool each_ready(bool (*visit)(stream *on, operation *what)) {
-    bool any = false;
-    for (stream *s = machine.streams, *next; s != NULL; s = next) {
-        next = s->next;
-        if (s->head == NULL)
-            continue;
-        if (s->head->kind != GRAPH) {
-            any = visit(s, s->head) || any;
-            continue;
-        }
-        operation *launch = s->head;
-        for (int i = 0; i < launch->what->count; i++)
-            if (node_ready(launch, i))
-                any = visit(s, launch->nodes[i]) || any;
-    }
-    return any;
-}
-
-static bool start_ready(stream *on, operation *what) {
+/* Start or end what its stream has come to, if that takes no decision. */
+static bool start_head(stream *on) {
+    operation *what = on->head;
     if (what->kind == MESSAGES && messages_done(what)) {
-        finish(on, what);
+        finish(on);
         return true;
     }
     if (what->started)
@@ -379,32 +313,27 @@ static bool start_ready(stream *on, operation *what) {
     if (what->kind != MESSAGES || !messages_startable(what))
         return false;
     open_memory();
-    what->ends = begins(on, what);
+    what->ends = on->clock;
     messages_start(what);
     return true;
-}
-
-static bool pass_all(void) {
-    bool any = false;
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        while (s->head != NULL && pass_head(s))
-            any = true;
-    return any;
 }
 
 void settle(void) {
     messages_arrive();
     bool again = machine.failed == cudaSuccess;
     while (again) {
-        again = pass_all();
-        again = each_ready(start_ready) || again;
+        again = false;
+        for (stream *s = machine.streams; s != NULL; s = s->next)
+            while (s->head != NULL && pass_head(s))
+                again = true;
+        for (stream *s = machine.streams; s != NULL; s = s->next)
+            again = (s->head != NULL && start_head(s)) || again;
     }
 }
 
 /* What step() does: the offer with the lowest key. */
 static struct {
-    stream *on;
-    operation *what;
+    stream *on;  /* its head; NULL: no offer yet */
     meeting *at; /* of a message: complete this one */
     uint64_t key;
 } best;
@@ -414,9 +343,9 @@ static bool kernels_wait; /* this time, on a mixed machine */
  * when nothing else is left to do; an eager one goes the other way. Among
  * kernels half the seeds draw each time; with the others, one stream always
  * goes before another, as far as it can. */
-static void offer(stream *on, operation *what, meeting *at, uint64_t late) {
+static void offer(stream *on, meeting *at, uint64_t late) {
     uint64_t before = 0;
-    if (what->kind == KERNEL && machine.priority != 0)
+    if (on->head->kind == KERNEL && machine.priority != 0)
         before =
             ((machine.priority ^ (uint64_t)on->number) * 0x9E3779B97F4A7C15u) >>
             34;
@@ -425,46 +354,48 @@ static void offer(stream *on, operation *what, meeting *at, uint64_t late) {
     if (machine.lateness == STAND_IN_MIXED)
         late = (late == 0) == kernels_wait;
     const uint64_t key = late << 60 | before << 30 | draw(1 << 30);
-    if (best.what != NULL && best.key < key)
+    if (best.on != NULL && best.key < key)
         return;
     best.on = on;
-    best.what = what;
     best.at = at;
     best.key = key;
 }
 
-static bool offer_ready(stream *on, operation *what) {
+static void offer_head(stream *on) {
+    const operation *what = on->head;
     if (what->kind == KERNEL)
-        offer(on, what, NULL, 0);
+        offer(on, NULL, 0);
     if ((what->kind == COPY || what->kind == FILL) && what->started)
-        offer(on, what, NULL, what->kind == COPY ? 2 : 1);
+        offer(on, NULL, what->kind == COPY ? 2 : 1);
     for (int i = 0; i < what->part_count && what->started; i++) {
         const part *side = &what->parts[i];
         if (!side->done && meeting_ready(side->at) && !sent_here(side))
-            offer(on, what, side->at, 3);
+            offer(on, side->at, 3);
     }
-    return false;
 }
 
 /* Decide and do one thing. False: nothing can be done. */
 bool step(void) {
     kernels_wait = draw(2) == 0;
-    best.what = NULL;
-    each_ready(offer_ready);
-    if (best.what == NULL)
+    best.on = NULL;
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->head != NULL)
+            offer_head(s);
+    if (best.on == NULL)
         return false;
     open_memory();
+    operation *what = best.on->head;
     if (best.at != NULL) {
         meeting_complete(best.at);
         return true;
     }
-    if (best.what->kind != KERNEL)
-        complete_copy(best.what);
-    else if (!run_kernel(best.what)) {
+    if (what->kind == KERNEL && !run_kernel(what)) {
         fail_machine(cudaErrorLaunchFailure);
         return true;
     }
-    finish(best.on, best.what);
+    if (what->kind != KERNEL)
+        complete_copy(what);
+    finish(best.on);
     return true;
 }
 
@@ -484,13 +415,7 @@ static bool stream_blocked(const stream *on, int depth) {
     const operation *head = on->head;
     if (head->kind == WAIT)
         return point_blocked(head->point, depth + 1);
-    if (head->kind == MESSAGES)
-        return communicator_failed(head->by);
-    for (int i = 0; head->kind == GRAPH && i < head->what->count; i++)
-        if (node_ready(head, i) && head->nodes[i]->kind == MESSAGES &&
-            communicator_failed(head->nodes[i]->by))
-            return true;
-    return false;
+    return head->kind == MESSAGES && communicator_failed(head->by);
 }
 
 bool blocked_by_failure(const waiting *what) {
@@ -725,7 +650,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t given) {
     return leave(error);
 }
 
-static cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
+cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
     operation *what = operation_new(kind);
     what->point = point;
     point->references++;
@@ -740,9 +665,7 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
         return leave(capture_record(on, given));
     given->captured = 0;
     mark_release(given->latest);
-    given->latest = take(1, sizeof(mark));
-    given->latest->references = 1;
-    given->latest->stream = on->number;
+    given->latest = mark_new(on);
     return leave(enqueue_point(on, RECORD, given->latest));
 }
 
