@@ -122,10 +122,19 @@ static void copy(cp_threads *hub, cp_half *send, cp_half *receive) {
     tell(receiver);
 }
 
+static void change(ucontext_t *from, const ucontext_t *to) {
+    volatile bool gone = false;
+    getcontext(from);
+    if (!gone) {
+        gone = true;
+        setcontext(to);
+    }
+}
+
 static void rest(struct member *me, const struct timespec *end) {
     me->resting = true;
     me->end = end;
-    swapcontext(&me->place, &me->carrier->home);
+    change(&me->place, &me->carrier->home);
 }
 
 static void withdraw(struct member *me, cp_half *half) {
@@ -393,7 +402,7 @@ static void carry(struct carrier *carrier) {
         for (int r = carrier->index; r < hub->started; r += hub->carrying) {
             carried = &hub->members[r];
             if (!carried->left && !carried->resting) {
-                swapcontext(&carrier->home, &carried->place);
+                change(&carrier->home, &carried->place);
                 all_rest = false;
             }
             all_left = all_left && hub->members[r].left;

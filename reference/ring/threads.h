@@ -28,7 +28,7 @@ cp_status cp_threads_start(const cp_threads_options *options,
  * carriers than ranks are as many as ranks; fewer than 1 is CP_INVALID.
  * The status and message of the rank that failed first become the caller's
  * ("rank 2: ..."); the next work begins anew. Patience ends waits, not
- * computations; where ranks share a thread, after twice the time at most. */
+ * computations, and not while a computation has the thread. */
 cp_status cp_threads_work(cp_threads *threads, int carriers,
                           cp_rank_main function, void *context);
 
