@@ -189,7 +189,7 @@ cudaError_t await(waiting what) {
             changed();
             continue;
         }
-        if (blocked_by_failure(&what))
+        if (blocked_by_failure(what, 0))
             return cudaErrorLaunchFailure;
         if ((machine.threads || peers() > 0) && sleep_for_change())
             continue;

@@ -66,7 +66,7 @@ typedef struct operation {
 
     char *to; /* copy, and fill */
     const char *from;
-    char *staged; /* what lay at `from` when it was enqueued; ours to free */
+    char *staged; /* NULL; or ours, with what lay there: then `from` is it */
     size_t to_pitch, from_pitch, width, height;
     int value;
     uint64_t fingerprint;
@@ -228,7 +228,7 @@ mark *mark_new(const stream *on);
 void mark_release(mark *point);
 cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point);
 const char *describe(const operation *what); /* until it is asked again */
-bool blocked_by_failure(const waiting *what);
+bool blocked_by_failure(waiting what, int depth);
 
 /* graphs.c */
 cudaError_t capture_operation(stream *on, operation *what);

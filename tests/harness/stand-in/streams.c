@@ -39,6 +39,7 @@ operation *operation_copy(const operation *from) {
     what->next = NULL;
     what->arguments = copy_of(from->arguments, from->argument_bytes);
     what->staged = copy_of(from->staged, from->height * from->width);
+    what->from = what->staged != NULL ? what->staged : from->from;
     what->parts =
         copy_of(from->parts, (size_t)from->part_count * sizeof *from->parts);
     return what;
@@ -202,19 +203,11 @@ static bool is_poison(const operation *what) {
     return true;
 }
 
-static const char *source(const operation *what) {
-    return what->staged != NULL ? what->staged : what->from;
-}
-
-static size_t source_pitch(const operation *what) {
-    return what->staged != NULL ? what->width : what->from_pitch;
-}
-
 static uint64_t source_fingerprint(const operation *what) {
     uint64_t sum = 0;
     for (size_t row = 0; what->kind == COPY && row < what->height; row++)
         sum = sum * 31 +
-              fingerprint(source(what) + row * source_pitch(what), what->width);
+              fingerprint(what->from + row * what->from_pitch, what->width);
     return sum;
 }
 
@@ -232,7 +225,7 @@ static void move_bytes(operation *what) {
         if (what->kind == FILL)
             memset(to, what->value, what->width);
         else
-            memcpy(to, source(what) + row * source_pitch(what), what->width);
+            memcpy(to, what->from + row * what->from_pitch, what->width);
     }
 }
 
@@ -279,43 +272,43 @@ static void finish(stream *on) {
     pop(on);
 }
 
-/* Pass what takes no time. True when the head changed. */
+/* Do what its stream has come to, as far as that takes no decision. False:
+ * nothing. */
 static bool pass_head(stream *on) {
     operation *head = on->head;
-    if (head->kind == RECORD) {
+    switch (head->kind) {
+    case RECORD:
         head->point->done = true;
         head->point->time = on->clock;
         pop(on);
         return true;
-    }
-    if (head->kind == WAIT && head->point->done) {
+    case WAIT:
+        if (!head->point->done)
+            return false;
         on->clock = fmax(on->clock, head->point->time);
         pop(on);
         return true;
-    }
-    return false;
-}
-
-/* Start or end what its stream has come to, if that takes no decision. */
-static bool start_head(stream *on) {
-    operation *what = on->head;
-    if (what->kind == MESSAGES && messages_done(what)) {
-        finish(on);
-        return true;
-    }
-    if (what->started)
-        return false;
-    if (what->kind == COPY || what->kind == FILL) {
+    case COPY:
+    case FILL:
+        if (head->started)
+            return false;
         open_memory();
-        start_copy(what);
+        start_copy(head);
         return true;
-    }
-    if (what->kind != MESSAGES || !messages_startable(what))
+    case MESSAGES:
+        if (messages_done(head)) {
+            finish(on);
+            return true;
+        }
+        if (head->started || !messages_startable(head))
+            return false;
+        open_memory();
+        head->ends = on->clock;
+        messages_start(head);
+        return true;
+    default:
         return false;
-    open_memory();
-    what->ends = on->clock;
-    messages_start(what);
-    return true;
+    }
 }
 
 void settle(void) {
@@ -326,8 +319,6 @@ void settle(void) {
         for (stream *s = machine.streams; s != NULL; s = s->next)
             while (s->head != NULL && pass_head(s))
                 again = true;
-        for (stream *s = machine.streams; s != NULL; s = s->next)
-            again = (s->head != NULL && start_head(s)) || again;
     }
 }
 
@@ -399,33 +390,20 @@ bool step(void) {
     return true;
 }
 
-/* Whether a stream cannot go on because a communicator has failed. */
-static bool stream_blocked(const stream *on, int depth);
-
-static bool point_blocked(const mark *point, int depth) {
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->number == point->stream && stream_blocked(s, depth))
+/* Whether this can never be because a communicator has failed. */
+bool blocked_by_failure(waiting what, int depth) {
+    for (const stream *s = machine.streams; s != NULL; s = s->next) {
+        const operation *head = s->head;
+        if (head == NULL || depth > 64 ||
+            (what.empty != NULL && what.empty != s) ||
+            (what.point != NULL && what.point->stream != s->number))
+            continue;
+        if (head->kind == MESSAGES && communicator_failed(head->by))
             return true;
-    return false;
-}
-
-static bool stream_blocked(const stream *on, int depth) {
-    if (on->head == NULL || depth > 64)
-        return false;
-    const operation *head = on->head;
-    if (head->kind == WAIT)
-        return point_blocked(head->point, depth + 1);
-    return head->kind == MESSAGES && communicator_failed(head->by);
-}
-
-bool blocked_by_failure(const waiting *what) {
-    if (what->empty != NULL)
-        return stream_blocked(what->empty, 0);
-    if (what->point != NULL)
-        return point_blocked(what->point, 0);
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (stream_blocked(s, 0))
+        if (head->kind == WAIT &&
+            blocked_by_failure((waiting){.point = head->point}, depth + 1))
             return true;
+    }
     return false;
 }
 
@@ -538,6 +516,8 @@ static void stage_source(operation *what) {
     for (size_t row = 0; row < what->height; row++)
         memcpy(what->staged + row * what->width,
                what->from + row * what->from_pitch, what->width);
+    what->from = what->staged;
+    what->from_pitch = what->width;
 }
 
 /* What cudaMemcpyAsync does with host memory that is not pinned: it takes the
