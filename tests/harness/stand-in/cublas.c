@@ -194,14 +194,15 @@ static cublasStatus_t check_f8(const product *p) {
             return REFUSE(INVALID_VALUE, "FP8 with the scales of %s at %p",
                           names[i], (const void *)p->how.scales[i]);
     }
-    if (l[0].columns % 16 != 0)
-        return REFUSE(NOT_SUPPORTED, "FP8 with %lld columns of A",
-                      (long long)l[0].columns);
     for (int i = 0; i < 4; i++)
-        if (l[i].stride * bytes_of(l[i].type) % 16 != 0)
+        if (l[i].stride * bytes_of(l[i].type) % 16 != 0 ||
+            l[0].columns % 16 != 0)
             return REFUSE(NOT_SUPPORTED,
-                          "FP8 with columns of %s %lld bytes apart", names[i],
-                          (long long)(l[i].stride * bytes_of(l[i].type)));
+                          "FP8 with columns of %s %lld bytes apart, and %lld "
+                          "columns of A",
+                          names[i],
+                          (long long)(l[i].stride * bytes_of(l[i].type)),
+                          (long long)l[0].columns);
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -366,25 +366,17 @@ void meeting_complete(meeting *at) {
 
 static const char *why_not(const operation *of, const part *what) {
     const meeting *at = what->at;
-    if (communicator_failed(what->by))
-        return "its communicator has failed";
     if (of->dead)
         return "the rank is dead on demand";
-    if (at == NULL)
-        return "has not begun";
-    if (at->dropped)
-        return "the message was dropped on demand";
-    if (at->broken)
-        return "the other side gave up";
     if (!what->started)
         return "an earlier operation of its communicator is not done";
+    if (at->dropped)
+        return "the message was dropped on demand";
     for (int i = 0; i < at->sides; i++) {
         if (at->side[i] == NULL)
-            return at->from >= 0 ? "the other side never comes"
-                                 : "not all ranks come";
+            return "the other side never comes";
         if (!at->side[i]->started)
-            return at->from >= 0 ? "the other side has not started"
-                                 : "not all ranks have started";
+            return "the other side has not started";
     }
     return "can go on";
 }
