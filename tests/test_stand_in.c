@@ -632,7 +632,8 @@ static const struct {
     {"what is sent is written", write_what_is_sent, 0, 2, cudaSuccess, 1,
      "race: the source of a send of 400 bytes by rank 0 was written while"},
     {"a wrong count", receive_too_little, 0, 2, cudaErrorLaunchFailure, 0,
-     "rank 0 sends 400 bytes (of type 7) to rank 1, which receives 384 bytes"},
+     "rank 0 sends 400 bytes (a message, of type 7) to rank 1, which receives|"
+     "receives 384 bytes"},
     {"a deadlock", send_first, ONE_STREAM, 2, cudaErrorLaunchFailure, 0,
      "deadlock: the host waits and nothing can run: |"
      "send of 400 bytes to rank 1 by rank 0 of communicator|"

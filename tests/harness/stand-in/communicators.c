@@ -269,24 +269,17 @@ static void lose(clique *of, int rank) {
     of->members[rank]->error = ncclRemoteError;
 }
 
-static bool is_for_us(const clique *of, const part *what) {
-    const bool message = what->kind == SEND || what->kind == RECEIVE;
-    for (int r = 0; r < of->size; r++)
-        if (!of->members[r]->proxy && (!message || what->peer == r))
-            return true;
-    return false;
-}
-
-static void part_arrives(communicator *by, const part *what, char **bytes) {
+static void part_arrives(const clique *of, int rank, const part *what,
+                         char **bytes) {
+    if (of->members[what->peer]->proxy)
+        return;
     part *side = copy_of(what, sizeof *what);
-    side->by = by;
-    if (side->from != NULL) {
-        side->from = *bytes;
+    side->by = of->members[rank];
+    side->at = what->receives ? take(1, what->bytes + 1) : *bytes;
+    if (what->receives)
+        memset(side->at, POISON, what->bytes);
+    else
         *bytes = NULL;
-    }
-    if (side->to != NULL)
-        side->to = take(1, width_of(side) + 1);
-    poison_side(side);
     attend(side);
 }
 
@@ -304,8 +297,7 @@ static bool take_news(int process, const news *said, char **bytes) {
                         new_proxy(process, said->key, 1));
         break;
     case PART:
-        if (is_for_us(of, &said->what))
-            part_arrives(from, &said->what, bytes);
+        part_arrives(of, said->rank, &said->what, bytes);
         break;
     case END:
         from->of_process = -1;
@@ -480,7 +472,7 @@ static bool selves_match(const operation *what) {
     for (int i = 0; i < what->part_count; i++) {
         const part *one = &what->parts[i];
         if (one->peer == what->by->rank)
-            balance += (one->kind == SEND) - (one->kind == RECEIVE);
+            balance += one->receives ? -1 : 1;
     }
     return balance == 0;
 }
@@ -529,19 +521,6 @@ static size_t size_of(ncclDataType_t type) {
     return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 0;
 }
 
-/* NULL is no address, and no fault; neither are no bytes. */
-static ncclResult_t check_address(const void *at, size_t bytes,
-                                  const char *what) {
-    if (at == NULL || bytes == 0)
-        return ncclSuccess;
-    if (!is_device(at) && !is_pinned(at))
-        return REFUSE(ncclInvalidArgument,
-                      "a message of %zu bytes in memory that no device sees",
-                      bytes);
-    return check_range(at, bytes, what) == cudaSuccess ? ncclSuccess
-                                                       : ncclInvalidArgument;
-}
-
 static ncclResult_t check_part(const part *what, size_t count) {
     const size_t size = size_of(what->type);
     if (size == 0 || count > SIZE_MAX / 64 / size)
@@ -550,16 +529,13 @@ static ncclResult_t check_part(const part *what, size_t count) {
     if (what->peer < 0 || what->peer >= what->by->size)
         return REFUSE(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
                       what->by->size);
-    if (what->kind == REDUCE && what->type != ncclFloat32)
-        return REFUSE(ncclInvalidArgument, "the stand-in adds floats only");
-    if (count > 0 && what->from == NULL && what->to == NULL)
-        return REFUSE(ncclInvalidArgument, "a message of %zu bytes nowhere",
+    if (what->bytes > 0 && !is_device(what->at) && !is_pinned(what->at))
+        return REFUSE(ncclInvalidArgument,
+                      "a message of %zu bytes in memory that no device sees",
                       what->bytes);
-    const ncclResult_t result =
-        check_address(what->from, what->bytes, "message from");
-    return result != ncclSuccess
-               ? result
-               : check_address(what->to, width_of(what), "message into");
+    return check_range(what->at, what->bytes, "message") == cudaSuccess
+               ? ncclSuccess
+               : ncclInvalidArgument;
 }
 
 static ncclResult_t add_to_group(part what, cudaStream_t on) {
@@ -584,8 +560,6 @@ static ncclResult_t say(part what, size_t count, ncclComm_t comm,
     ncclResult_t result = enter_with(comm, true);
     what.by = comm;
     what.bytes = count * size_of(what.type);
-    if (result == ncclSuccess && (what.kind == GATHER || what.kind == REDUCE))
-        what.peer = comm->rank;
     if (result == ncclSuccess)
         result = check_part(&what, count);
     if (result == ncclSuccess)
@@ -600,35 +574,64 @@ static ncclResult_t say(part what, size_t count, ncclComm_t comm,
 ncclResult_t ncclSend(const void *sendbuff, size_t count,
                       ncclDataType_t datatype, int peer, ncclComm_t comm,
                       cudaStream_t stream_of_it) {
-    return say(
-        (part){.kind = SEND, .from = sendbuff, .type = datatype, .peer = peer},
-        count, comm, stream_of_it);
+    return say((part){.at = (char *)(uintptr_t)sendbuff,
+                      .type = datatype,
+                      .peer = peer},
+               count, comm, stream_of_it);
 }
 
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
                       int peer, ncclComm_t comm, cudaStream_t stream_of_it) {
     return say(
-        (part){.kind = RECEIVE, .to = recvbuff, .type = datatype, .peer = peer},
+        (part){
+            .receives = true, .at = recvbuff, .type = datatype, .peer = peer},
         count, comm, stream_of_it);
+}
+
+/* All ranks send to all others, in place: one's own part of a gathering, and of
+ * a sum, lies already where it belongs. */
+static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
+                               ncclComm_t comm, cudaStream_t on) {
+    ncclResult_t result = enter_with(comm, true);
+    if (result == ncclSuccess && (own.at != to + (size_t)comm->rank * stride ||
+                                  (own.of == ADDED && own.type != ncclFloat32)))
+        result = REFUSE(ncclInvalidUsage,
+                        "the stand-in gathers, and adds floats, in place");
+    leave_with(result);
+    if (result != ncclSuccess)
+        return result;
+    ncclGroupStart();
+    for (int rank = 0; rank < comm->size; rank++) {
+        part others = own;
+        own.peer = others.peer = rank;
+        others.receives = true;
+        others.at = to + (size_t)rank * stride;
+        if (rank != comm->rank) {
+            say(own, count, comm, on);
+            say(others, count, comm, on);
+        }
+    }
+    return ncclGroupEnd();
 }
 
 ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff,
                            size_t sendcount, ncclDataType_t datatype,
                            ncclComm_t comm, cudaStream_t stream_of_it) {
-    return say(
-        (part){
-            .kind = GATHER, .from = sendbuff, .to = recvbuff, .type = datatype},
-        sendcount, comm, stream_of_it);
+    return say_to_all((part){.of = GATHERED,
+                             .at = (char *)(uintptr_t)sendbuff,
+                             .type = datatype},
+                      recvbuff, sendcount * size_of(datatype), sendcount, comm,
+                      stream_of_it);
 }
 
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream_of_it) {
     (void)op; /* the header knows sums only */
-    return say(
-        (part){
-            .kind = REDUCE, .from = sendbuff, .to = recvbuff, .type = datatype},
-        count, comm, stream_of_it);
+    return say_to_all((part){.of = ADDED,
+                             .at = (char *)(uintptr_t)sendbuff,
+                             .type = datatype},
+                      recvbuff, 0, count, comm, stream_of_it);
 }
 
 /* At the end: name the communicators that are left, and forget everything. */

@@ -31,20 +31,20 @@ typedef struct mark {
 
 typedef struct meeting meeting;
 
-/* One side of a message or of a collective. */
-typedef enum { SEND, RECEIVE, GATHER, REDUCE } part_kind;
+/* One side of a message. A collective is messages to all and from all. */
+typedef enum { ALONE, GATHERED, ADDED } part_of;
 typedef struct {
-    part_kind kind;
-    const char *from; /* NULL for a receive */
-    char *to;         /* NULL for a send */
+    bool receives;
+    part_of of;
+    char *at; /* sums arrive at operation.added */
     size_t bytes;
     ncclDataType_t type;
     int peer;
     bool started, done;
-    uint64_t fingerprint; /* of `from` when it started */
+    uint64_t fingerprint; /* of what is sent, when it started */
     double starts, ends;  /* pretended milliseconds */
     communicator *by;
-    meeting *at;
+    meeting *in;
 } part;
 
 typedef enum { KERNEL, COPY, FILL, RECORD, WAIT, MESSAGES } operation_kind;
@@ -76,6 +76,7 @@ typedef struct operation {
     communicator *by; /* messages */
     part *parts;
     int part_count;
+    char *added;  /* of a sum: [ranks] what the others have, ours */
     int64_t turn; /* among its communicator's */
     bool reached; /* by its stream... */
     bool dead;    /* ...when its rank was, on demand */

@@ -1,8 +1,7 @@
-/* Messages and collectives of NCCL, as meetings. The k-th send from a to b
- * meets the k-th receive of b from a; a collective is a meeting of all ranks. A
- * meeting completes when all its sides have started, which is as late as it
- * can; then sizes are compared and bytes move. Nothing is buffered: a send
- * alone never ends, as NCCL warns. */
+/* Messages of NCCL, as meetings. The k-th send from a to b meets the k-th
+ * receive of b from a. A meeting completes when both sides have started, which
+ * is as late as it can; then sizes are compared and bytes move. Nothing is
+ * buffered: a send alone never ends, as NCCL warns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,9 +20,6 @@ static struct {
     int64_t left;
 } drop;
 
-static const char *const verbs[] = {"send", "receive", "all-gather",
-                                    "all-reduce"};
-
 void fail_clique(clique *of, const communicator *first, ncclResult_t error,
                  ncclResult_t for_others) {
     for (int rank = 0; rank < of->size; rank++) {
@@ -40,62 +36,57 @@ bool communicator_failed(const communicator *by) {
 /* Coming to a meeting, and leaving it. */
 
 /* A side that came from another process is ours. */
-static void free_arrived(part *side) {
-    free((char *)(uintptr_t)side->from);
-    free(side->to);
+static void let_go(part *side) {
+    if (side == NULL)
+        return;
+    side->in = NULL;
+    if (!side->by->proxy)
+        return;
+    free(side->at);
     free(side);
 }
 
-void remove_meeting(meeting *at) {
-    unlist(&at->of->meetings, at);
-    for (int i = 0; i < at->sides; i++)
-        if (at->side[i] != NULL && at->side[i]->by->proxy)
-            free_arrived(at->side[i]);
-        else if (at->side[i] != NULL)
-            at->side[i]->at = NULL;
-    free(at);
+void remove_meeting(meeting *in) {
+    unlist(&in->of->meetings, in);
+    let_go(in->sender);
+    let_go(in->receiver);
+    free(in);
+}
+
+static part **place_of(meeting *in, const part *side) {
+    return side->receives ? &in->receiver : &in->sender;
 }
 
 /* Put a part where it belongs: the oldest meeting that lacks it, or a new one. */
 void attend(part *what) {
     clique *of = what->by->in;
-    const bool message = what->kind == SEND || what->kind == RECEIVE;
-    const int me = what->by->rank;
-    const int from = !message ? -1 : what->kind == SEND ? me : what->peer;
-    const int to = !message ? -1 : what->kind == SEND ? what->peer : me;
-    const int side = message ? what->kind == RECEIVE : me;
-    meeting **at = &of->meetings;
-    while (*at != NULL && ((*at)->from != from || (*at)->to != to ||
-                           (*at)->side[side] != NULL || (*at)->broken))
-        at = &(*at)->next;
-    if (*at == NULL) {
-        const int sides = message ? 2 : of->size;
-        *at = take(1, sizeof **at + (size_t)sides * sizeof(part *));
-        (*at)->of = of;
-        (*at)->from = from;
-        (*at)->to = to;
-        (*at)->sides = sides;
+    const int from = what->receives ? what->peer : what->by->rank;
+    const int to = what->receives ? what->by->rank : what->peer;
+    meeting **in = &of->meetings;
+    while (*in != NULL && ((*in)->from != from || (*in)->to != to ||
+                           *place_of(*in, what) != NULL || (*in)->broken))
+        in = &(*in)->next;
+    if (*in == NULL) {
+        *in = take(1, sizeof **in);
+        (*in)->of = of;
+        (*in)->from = from;
+        (*in)->to = to;
     }
-    (*at)->side[side] = what;
-    what->at = *at;
+    *place_of(*in, what) = what;
+    what->in = *in;
 }
 
 /* Let a side go without its meeting. */
 static void desert(part *side) {
-    meeting *at = side->at;
+    meeting *in = side->in;
     side->done = true;
-    if (at == NULL)
+    side->in = NULL;
+    if (in == NULL)
         return;
-    bool empty = true;
-    for (int i = 0; i < at->sides; i++) {
-        if (at->side[i] == side)
-            at->side[i] = NULL;
-        empty = empty && at->side[i] == NULL;
-    }
-    at->broken = true;
-    side->at = NULL;
-    if (empty)
-        remove_meeting(at);
+    *place_of(in, side) = NULL;
+    in->broken = true;
+    if (in->sender == NULL && in->receiver == NULL)
+        remove_meeting(in);
 }
 
 /* The operation ends here and now, and what it would have received stays NaN. */
@@ -112,33 +103,44 @@ void messages_cancel(operation *what) {
     what->by->finished++;
 }
 
+/* What is to be added up arrives beside the sum. */
+static void make_room_for_sum(operation *what) {
+    const part *first = what->parts;
+    if (first->of != ADDED)
+        return;
+    what->added = take((size_t)what->by->size, first->bytes);
+    for (int i = 0; i < what->part_count; i++)
+        if (what->parts[i].receives)
+            what->parts[i].at =
+                what->added + (size_t)what->parts[i].peer * first->bytes;
+}
+
 void messages_enqueued(operation *what) {
     communicator *by = what->by;
     what->turn = by->issued++;
-    if (!by->gone && by->error == ncclSuccess) {
-        for (int i = 0; i < what->part_count; i++)
-            attend(&what->parts[i]);
+    if (by->gone || by->error != ncclSuccess) {
+        abandon(what);
+        complain(cudaSuccess, "communicator %lld is used after its end",
+                 (long long)by->number);
         return;
     }
-    abandon(what);
-    complain(cudaSuccess, "communicator %lld is used after its end",
-             (long long)by->number);
+    make_room_for_sum(what);
+    for (int i = 0; i < what->part_count; i++)
+        attend(&what->parts[i]);
 }
 
-bool meeting_ready(const meeting *at) {
-    if (at == NULL || at->broken)
-        return false;
-    for (int i = 0; i < at->sides; i++) {
-        const part *side = at->side[i];
-        if (side == NULL || !side->started || communicator_failed(side->by))
-            return false;
-    }
-    return true;
+static bool side_ready(const part *side) {
+    return side != NULL && side->started && !communicator_failed(side->by);
+}
+
+bool meeting_ready(const meeting *in) {
+    return in != NULL && !in->broken && side_ready(in->sender) &&
+           side_ready(in->receiver);
 }
 
 /* A receive whose send is of this process, which completes both. */
 bool sent_here(const part *what) {
-    return what->kind == RECEIVE && !what->at->side[0]->by->proxy;
+    return what->receives && !what->in->sender->by->proxy;
 }
 
 bool messages_done(const operation *what) {
@@ -148,8 +150,35 @@ bool messages_done(const operation *what) {
     return what->by->finished == what->turn;
 }
 
+static float float_at(const char *from, size_t at) {
+    float number;
+    memcpy(&number, from + at * sizeof number, sizeof number);
+    return number;
+}
+
+/* In the order of ranks, in double precision. NCCL's order differs by its
+ * rings and trees: programs may not count on one. */
+static void add_up(const operation *what) {
+    const size_t bytes = what->parts[0].bytes, count = bytes / sizeof(float);
+    char *own = what->parts[0].at;
+    for (size_t i = 0; i < count; i++) {
+        double sum = 0.0;
+        for (int rank = 0; rank < what->by->size; rank++)
+            sum += (double)float_at(rank == what->by->rank
+                                        ? own
+                                        : what->added + (size_t)rank * bytes,
+                                    i);
+        const float narrow = (float)sum;
+        memcpy(own + i * sizeof narrow, &narrow, sizeof narrow);
+    }
+}
+
 void messages_finished(operation *what) {
     what->by->finished++;
+    if (what->added != NULL && !communicator_failed(what->by)) {
+        open_memory();
+        add_up(what);
+    }
     for (int i = 0; i < what->part_count; i++)
         if (what->parts[i].ends > what->ends)
             what->ends = what->parts[i].ends;
@@ -180,63 +209,29 @@ bool messages_startable(operation *what) {
     return !what->dead;
 }
 
-size_t width_of(const part *side) {
-    return side->kind == GATHER ? side->bytes * (size_t)side->by->size
-                                : side->bytes;
-}
-
-/* Where the bytes of a rank are to arrive; NULL: they are there already, since
- * in place an all-gather keeps its own part and a sum everything. */
-static char *place_of(const part *side, int rank) {
-    char *to = side->to == NULL || side->kind != GATHER
-                   ? side->to
-                   : side->to + (size_t)rank * side->bytes;
-    const bool own = side->kind == REDUCE || rank == side->by->rank;
-    return own && to == side->from ? NULL : to;
-}
-
-static int places(const part *side) {
-    return side->kind == GATHER ? side->by->size : 1;
-}
-
-void poison_side(const part *side) {
-    for (int rank = 0; rank < places(side); rank++)
-        if (place_of(side, rank) != NULL)
-            memset(place_of(side, rank), POISON, side->bytes);
-}
-
-static bool still_poison(const part *side) {
-    for (int rank = 0; rank < places(side); rank++)
-        if (place_of(side, rank) != NULL &&
-            !all_poison(place_of(side, rank), side->bytes))
-            return false;
-    return true;
-}
-
-static uint64_t sum_over_source(const part *side) {
-    return side->from != NULL ? fingerprint(side->from, side->bytes) : 0;
-}
-
 /* All sources are remembered before the first destination is spoiled: a rank
  * may send to itself. */
 void messages_start(operation *what) {
     what->started = true;
     set_running("a message of NCCL");
     for (int i = 0; i < what->part_count; i++) {
-        what->parts[i].started = true;
-        what->parts[i].starts = what->ends;
-        what->parts[i].fingerprint = sum_over_source(&what->parts[i]);
+        part *side = &what->parts[i];
+        side->started = true;
+        side->starts = what->ends;
+        if (!side->receives)
+            side->fingerprint = fingerprint(side->at, side->bytes);
     }
     for (int i = 0; i < what->part_count; i++)
-        poison_side(&what->parts[i]);
+        if (what->parts[i].receives)
+            memset(what->parts[i].at, POISON, what->parts[i].bytes);
     for (int i = 0; i < what->part_count && what->by->in->key > 0; i++) {
         const part *side = &what->parts[i];
         const news said = {.kind = PART,
                            .clique = what->by->in->key,
                            .rank = what->by->rank,
                            .what = *side,
-                           .bytes = side->from != NULL ? side->bytes : 0};
-        peers_tell(&said, side->from);
+                           .bytes = side->receives ? 0 : side->bytes};
+        peers_tell(&said, side->at);
     }
     set_running(NULL);
 }
@@ -244,141 +239,76 @@ void messages_start(operation *what) {
 /* Completing. */
 
 /* Nobody may have written what is sent, nor what is received, since the start.
- * Otherwise all that was to be received stays NaN. */
-static bool untouched(const meeting *at) {
-    bool fine = true;
-    for (int i = 0; i < at->sides; i++) {
-        const part *side = at->side[i];
-        const bool same = sum_over_source(side) == side->fingerprint;
-        if (same && still_poison(side))
-            continue;
-        machine.counted.races++;
-        accuse("race: the %s of a %s of %zu bytes by rank %d was written while "
-               "it was under way",
-               same ? "destination" : "source", verbs[side->kind], side->bytes,
-               side->by->rank);
-        fine = false;
-    }
-    for (int i = 0; i < at->sides && !fine; i++)
-        if (at->side[i]->to != NULL)
-            memset(at->side[i]->to, POISON, width_of(at->side[i]));
-    return fine;
-}
-
-static bool alike(const meeting *at, const part *a, const part *b) {
-    return a->bytes == b->bytes && a->type == b->type &&
-           (at->from >= 0 || a->kind == b->kind);
-}
-
-/* All sides must agree with the first. */
-static bool agreed(const meeting *at) {
-    int i = 1;
-    while (i < at->sides && alike(at, at->side[0], at->side[i]))
-        i++;
-    if (i >= at->sides)
+ * Otherwise what was to be received stays NaN. */
+static bool untouched(const part *sent, const part *received) {
+    const bool same = fingerprint(sent->at, sent->bytes) == sent->fingerprint;
+    if (same && all_poison(received->at, received->bytes))
         return true;
-    const part *a = at->side[0], *b = at->side[i];
-    if (at->from >= 0)
-        complain(cudaSuccess,
-                 "rank %d sends %zu bytes (of type %d) to rank %d, which "
-                 "receives %zu bytes (of type %d)",
-                 at->from, a->bytes, (int)a->type, at->to, b->bytes,
-                 (int)b->type);
-    else
-        complain(cudaSuccess,
-                 "rank 0 comes to an %s of %zu bytes, rank %d to an %s of %zu "
-                 "bytes",
-                 verbs[a->kind], a->bytes, i, verbs[b->kind], b->bytes);
-    fail_clique(at->of, NULL, ncclInvalidUsage, ncclInvalidUsage);
+    const part *hurt = same ? received : sent;
+    machine.counted.races++;
+    accuse("race: the %s of %zu bytes by rank %d was written while it was "
+           "under way",
+           same ? "destination of a receive" : "source of a send", hurt->bytes,
+           hurt->by->rank);
+    memset(received->at, POISON, received->bytes);
     return false;
 }
 
-static void gather(const meeting *at) {
-    for (int to = 0; to < at->sides; to++)
-        for (int from = 0; from < at->sides; from++)
-            memmove(at->side[to]->to + (size_t)from * at->side[from]->bytes,
-                    at->side[from]->from, at->side[from]->bytes);
+static bool agreed(const meeting *in) {
+    static const char *const names[] = {"a message", "an all-gather", "a sum"};
+    const part *a = in->sender, *b = in->receiver;
+    if (a->bytes == b->bytes && a->type == b->type && a->of == b->of)
+        return true;
+    complain(cudaSuccess,
+             "rank %d sends %zu bytes (%s, of type %d) to rank %d, which "
+             "receives %zu bytes (%s, of type %d)",
+             in->from, a->bytes, names[a->of], (int)a->type, in->to, b->bytes,
+             names[b->of], (int)b->type);
+    fail_clique(in->of, NULL, ncclInvalidUsage, ncclInvalidUsage);
+    return false;
 }
 
-static float float_at(const void *from, size_t at) {
-    float number;
-    memcpy(&number, (const char *)from + at * sizeof number, sizeof number);
-    return number;
-}
-
-/* In the order of ranks, in double precision. NCCL's order differs by its
- * rings and trees: programs may not count on one. */
-static void reduce(const meeting *at) {
-    const size_t count = at->side[0]->bytes / sizeof(float);
-    for (size_t i = 0; i < count; i++) {
-        double sum = 0.0;
-        for (int rank = 0; rank < at->sides; rank++)
-            sum += (double)float_at(at->side[rank]->from, i);
-        const float narrow = (float)sum;
-        for (int rank = 0; rank < at->sides; rank++)
-            memcpy(at->side[rank]->to + i * sizeof narrow, &narrow,
-                   sizeof narrow);
-    }
-}
-
-static bool is_dropped(const meeting *at) {
-    return drop.left > 0 && drop.from == at->from && drop.to == at->to &&
+static bool is_dropped(const meeting *in) {
+    return drop.left > 0 && drop.from == in->from && drop.to == in->to &&
            --drop.left == 0;
 }
 
-static void move_bytes(const meeting *at) {
-    const part *first = at->side[0];
-    if (first->kind == GATHER)
-        gather(at);
-    else if (first->kind == REDUCE)
-        reduce(at);
-    else if (first->bytes > 0)
-        memcpy(at->side[1]->to, first->from, first->bytes);
-}
-
-void meeting_complete(meeting *at) {
-    if (!agreed(at))
+void meeting_complete(meeting *in) {
+    part *sent = in->sender, *received = in->receiver;
+    if (!agreed(in))
         return;
-    double ends = 0.0;
-    for (int i = 0; i < at->sides; i++)
-        if (at->side[i]->starts > ends)
-            ends = at->side[i]->starts;
-    ends += 5e-3 + 2e-8 * (double)at->side[0]->bytes;
     set_running("a message of NCCL");
-    const bool fine = untouched(at);
-    at->dropped = fine && is_dropped(at);
-    if (fine && !at->dropped)
-        move_bytes(at);
+    if (untouched(sent, received)) {
+        in->dropped = is_dropped(in);
+        if (!in->dropped && sent->bytes > 0)
+            memcpy(received->at, sent->at, sent->bytes);
+        machine.counted.messages += sent->of == ALONE;
+    }
     set_running(NULL);
-    if (at->dropped) {
-        desert(at->side[0]);
+    if (in->dropped) {
+        desert(sent);
         return;
     }
-    machine.counted.messages += fine && at->from >= 0;
-    for (int i = 0; i < at->sides; i++) {
-        at->side[i]->done = true;
-        at->side[i]->ends = ends;
-    }
-    remove_meeting(at);
+    const double starts =
+        sent->starts > received->starts ? sent->starts : received->starts;
+    sent->done = received->done = true;
+    sent->ends = received->ends = starts + 5e-3 + 2e-8 * (double)sent->bytes;
+    remove_meeting(in);
 }
 
 /* For the report of a deadlock. */
 
 static const char *why_not(const operation *of, const part *what) {
-    const meeting *at = what->at;
+    const meeting *in = what->in;
     if (of->dead)
         return "the rank is dead on demand";
     if (!what->started)
         return "an earlier operation of its communicator is not done";
-    if (at->dropped)
+    if (in->dropped)
         return "the message was dropped on demand";
-    for (int i = 0; i < at->sides; i++) {
-        if (at->side[i] == NULL)
-            return "the other side never comes";
-        if (!at->side[i]->started)
-            return "the other side has not started";
-    }
-    return "can go on";
+    return (what->receives ? in->sender : in->receiver) == NULL
+               ? "the other side never comes"
+               : "the other side has not started";
 }
 
 void messages_describe(const operation *what, char *text, size_t bytes) {
@@ -390,14 +320,11 @@ void messages_describe(const operation *what, char *text, size_t bytes) {
         return;
     }
     const part *first = &what->parts[i];
-    char peer[32] = "";
-    if (first->kind == SEND || first->kind == RECEIVE)
-        snprintf(peer, sizeof peer, " %s rank %d",
-                 first->kind == SEND ? "to" : "from", first->peer);
     snprintf(text, bytes,
-             "%s of %zu bytes%s by rank %d of communicator %lld "
+             "%s of %zu bytes %s rank %d by rank %d of communicator %lld "
              "(operation %lld): %s",
-             verbs[first->kind], first->bytes, peer, what->by->rank,
+             first->receives ? "receive" : "send", first->bytes,
+             first->receives ? "from" : "to", first->peer, what->by->rank,
              (long long)what->by->number, (long long)what->turn,
              why_not(what, first));
 }

@@ -16,15 +16,14 @@ typedef struct clique {
     communicator *members[];
 } clique;
 
-/* A message, or a collective of all ranks. */
+/* A message: who comes to it. */
 struct meeting {
     meeting *next;
     clique *of;
-    int from, to; /* of a message; -1: a collective */
-    int sides;    /* of a message: the send, the receive; or one per rank */
-    bool broken;  /* a side was cancelled or lost: it never completes */
+    int from, to;
+    part *sender, *receiver;
+    bool broken; /* a side was cancelled or lost: it never completes */
     bool dropped;
-    part *side[];
 };
 
 /* A rank. Its calls never block: what it is told to do it does when it is asked
@@ -49,8 +48,6 @@ struct ncclComm {
 
 /* messages.c */
 void attend(part *what);
-size_t width_of(const part *side); /* of what it receives, in bytes */
-void poison_side(const part *side);
 void remove_meeting(meeting *at);
 void abandon(operation *what);
 void fail_clique(clique *of, const communicator *first, ncclResult_t error,

@@ -49,6 +49,7 @@ void operation_free(operation *what) {
     mark_release(what->point);
     free(what->arguments);
     free(what->staged);
+    free(what->added);
     free(what->parts);
     free(what);
 }
@@ -360,8 +361,8 @@ static void offer_head(stream *on) {
         offer(on, NULL, what->kind == COPY ? 2 : 1);
     for (int i = 0; i < what->part_count && what->started; i++) {
         const part *side = &what->parts[i];
-        if (!side->done && meeting_ready(side->at) && !sent_here(side))
-            offer(on, side->at, 3);
+        if (!side->done && meeting_ready(side->in) && !sent_here(side))
+            offer(on, side->in, 3);
     }
 }
 
