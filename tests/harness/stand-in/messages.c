@@ -10,9 +10,11 @@
 
 enum { RANK_FAULTS = 64 };
 
+typedef enum { SOUND, DEAD, FAILING } rank_state;
+
 /* Faults on demand. */
 static struct {
-    enum { SOUND, DEAD, FAILING } state;
+    rank_state state;
     int64_t after;
 } rank_faults[RANK_FAULTS];
 static struct {
@@ -339,7 +341,7 @@ void stand_in_drop_message(int from, int to, int64_t n) {
     leave_quietly();
 }
 
-static void break_rank(int rank, int state, int64_t n) {
+static void break_rank(int rank, rank_state state, int64_t n) {
     enter_quietly();
     rank_faults[rank].state = state;
     rank_faults[rank].after = n;
