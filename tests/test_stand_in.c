@@ -498,17 +498,17 @@ static cudaError_t send_first(void) {
     return cudaDeviceSynchronize();
 }
 
-static void *wait_in_vain(void *given) {
-    member *m = given;
-    receive(m, 0, WIDTH, 1 - m->rank, m->network);
-    return (void *)(intptr_t)cudaStreamSynchronize(m->network);
+static void *wait_in_vain(void *stream) {
+    return (void *)(intptr_t)cudaStreamSynchronize(stream);
 }
 
 static cudaError_t receive_from_each_other(void) {
     pthread_t threads[2];
     void *results[2];
     for (int rank = 0; rank < 2; rank++)
-        pthread_create(&threads[rank], NULL, wait_in_vain, &ring[rank]);
+        receive(&ring[rank], 0, WIDTH, 1 - rank, ring[rank].network);
+    for (int rank = 0; rank < 2; rank++)
+        pthread_create(&threads[rank], NULL, wait_in_vain, ring[rank].network);
     for (int rank = 0; rank < 2; rank++)
         pthread_join(threads[rank], &results[rank]);
     ck_assert(results[0] == results[1]);

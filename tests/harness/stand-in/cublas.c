@@ -241,14 +241,6 @@ static uint64_t kind_of(const product *p, const uint32_t *alignments) {
     return fingerprint((const char *)k, sizeof k);
 }
 
-static product describe_product(cublasLtMatmulDesc_t how,
-                                cublasLtMatrixLayout_t a,
-                                cublasLtMatrixLayout_t b,
-                                cublasLtMatrixLayout_t c,
-                                cublasLtMatrixLayout_t d) {
-    return (product){.how = *how, .l = {*a, *b, *c, *d}};
-}
-
 static cublasStatus_t search(const product *p,
                              const cublasLtMatmulPreferenceOpaque_t *wish,
                              cublasLtMatmulHeuristicResult_t *out) {
@@ -279,8 +271,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     *returnAlgoCount = 0;
     if (lightHandle == NULL || requestedAlgoCount < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
-    const product p =
-        describe_product(operationDesc, Adesc, Bdesc, Cdesc, Ddesc);
+    const product p = {.how = *operationDesc,
+                       .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc}};
     const cudaError_t error = enter();
     const cublasStatus_t status =
         error != cudaSuccess ? CUBLAS_STATUS_NOT_INITIALIZED
@@ -426,12 +418,13 @@ cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                void *workspace, size_t workspaceSizeInBytes, cudaStream_t on) {
     if (lightHandle == NULL || alpha == NULL || beta == NULL || algo == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
-    product p = describe_product(computeDesc, Adesc, Bdesc, Cdesc, Ddesc);
-    memcpy(p.at, (const void *[]){A, B, C, D}, sizeof p.at);
-    memcpy(&p.alpha, alpha, sizeof p.alpha);
-    memcpy(&p.beta, beta, sizeof p.beta);
-    p.workspace = workspace;
-    p.workspace_bytes = (size_t)algo->workspace;
+    product p = {.how = *computeDesc,
+                 .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc},
+                 .at = {A, B, C, D},
+                 .alpha = *(const float *)alpha,
+                 .beta = *(const float *)beta,
+                 .workspace = workspace,
+                 .workspace_bytes = (size_t)algo->workspace};
     const cudaError_t error = enter();
     const cublasStatus_t status =
         error != cudaSuccess
