@@ -5,35 +5,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/draw.h"
-
-static cp_status encode(cp_chat *chat, const char *const *questions,
-                        cp_tape_call **call);
-static cp_status run(cp_chat *chat, cp_tape_call *call);
+static cp_status encode(cp_chat *chat, const char *const *questions);
+static cp_status feed(cp_chat *chat);
+static cp_status run(cp_chat *chat);
 static bool anyone_speaks(const cp_chat *chat);
-static cp_status feed(cp_chat *chat, cp_tape_call **call);
 static bool is_forgiven(cp_chat *chat, cp_status status);
 
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
-    cp_tape_call *call;
     cp_cost_clear(&chat->cost);
     chat->stopping = false;
     chat->progress.doing = "reading";
-    cp_status status = encode(chat, questions, &call); /* text -> ids */
+    cp_status status = encode(chat, questions); /* text -> ids */
     double start = cp_clock();
     if (status == CP_OK)
-        status = run(chat, call); /* prefill, sample -> the first token */
+        status = run(chat); /* prefill, sample -> the first token */
     cp_progress_end(&chat->progress);
     chat->cost.first_seconds = cp_clock() - start;
-    if (status != CP_OK)
-        return status;
+    CP_TRY(status);
     start = cp_clock();
     while (status == CP_OK && anyone_speaks(chat)) {
         status = cp_output_flush();
         if (status == CP_OK)
-            status = feed(chat, &call); /* the tokens that were drawn */
+            status = feed(chat); /* the tokens that were drawn */
         if (status == CP_OK)
-            status = run(chat, call); /* decode, sample -> tokens -> text */
+            status = run(chat); /* decode, sample -> tokens -> text */
         if (is_forgiven(chat, status))
             status = CP_OK;
     }
@@ -96,30 +91,33 @@ static cp_status question_encode(cp_chat *chat, const char *question,
 }
 
 /* A prefill that reads the questions. */
-static cp_status encode(cp_chat *chat, const char *const *questions,
-                        cp_tape_call **call) {
-    cp_status status = cp_tape_call_new(false, chat->sequences,
-                                        chat->opened.facts->vocabulary, call);
+static cp_status encode(cp_chat *chat, const char *const *questions) {
+    cp_tape_call *call;
+    CP_TRY(cp_tape_begin(&chat->tape, false, chat->sequences,
+                         chat->opened.facts->vocabulary, &call));
+    cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
-        status = question_encode(chat, questions[s], s, *call);
+        status = question_encode(chat, questions[s], s, call);
     if (status != CP_OK)
-        cp_tape_call_free(*call);
+        cp_tape_drop(&chat->tape);
     return status;
 }
 
 /* A step of decode that feeds the last token of each who speaks; its logits
  * are read where another may follow. */
-static cp_status feed(cp_chat *chat, cp_tape_call **call) {
-    cp_status status = cp_tape_call_new(true, chat->sequences,
-                                        chat->opened.facts->vocabulary, call);
+static cp_status feed(cp_chat *chat) {
+    cp_tape_call *call;
+    CP_TRY(cp_tape_begin(&chat->tape, true, chat->sequences,
+                         chat->opened.facts->vocabulary, &call));
+    cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++) {
         const cp_speaker *who = &chat->speakers[s];
         const bool more = !who->last && who->left > 0 && !chat->stopping;
         if (who->speaking)
-            status = cp_tape_call_add(*call, s, more, &who->next, 1);
+            status = cp_tape_call_add(call, s, more, &who->next, 1);
     }
     if (status != CP_OK)
-        cp_tape_call_free(*call);
+        cp_tape_drop(&chat->tape);
     return status;
 }
 
@@ -165,49 +163,35 @@ static void turn_end(cp_chat *chat, cp_speaker *who) {
     who->last = true;
 }
 
-static cp_status draw_write(void *context, FILE *out) {
-    return cp_draw_ascii(cp_session_plan(context), out);
-}
-
-static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
-                           const cp_turn_report *report) {
-    int64_t bytes;
-    if (call->decode) {
-        cp_cost_step(&chat->cost, report);
-        return CP_OK;
-    }
-    CP_TRY(cp_cost_prefill(&chat->cost, report));
-    free(chat->drawing);
-    chat->drawing = NULL;
-    return !chat->forgives ? CP_OK
-                           : cp_page_make(draw_write, chat->session,
-                                          &chat->drawing, &bytes);
-}
-
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
+    const cp_session *session = chat->session;
     cp_turn_report report;
     CP_TRY(cp_tape_call_run(call, chat->session, &report));
     for (int64_t i = 0; i < call->count; i++) {
         cp_speaker *who = &chat->speakers[call->decode ? call->which[i] : i];
-        if (!call->read[i]) {
+        const float *logits = call->logits + i * call->vocabulary;
+        if (call->drawn[i] == CP_UNREAD) {
             turn_end(chat, who);
             continue;
         }
         call->drawn[i] =
-            cp_sampler_draw(&chat->sampler, call->logits + i * call->vocabulary,
-                            call->vocabulary);
+            cp_sampler_draw(&chat->sampler, logits, call->vocabulary);
         token_take(chat, who, call->drawn[i]);
     }
-    return cost_keep(chat, call, &report);
+    if (!call->decode)
+        return cp_cost_prefill(&chat->cost, &report,
+                               chat->forgives ? cp_session_plan(session)
+                                              : NULL);
+    cp_cost_step(&chat->cost, &report);
+    return CP_OK;
 }
 
-/* Make the call and take its tokens. The tape keeps it, or it is freed. */
-static cp_status run(cp_chat *chat, cp_tape_call *call) {
-    cp_status status = call_make(chat, call);
-    if (status == CP_OK && chat->keeps)
-        status = cp_tape_append(&chat->tape, call);
-    if (status != CP_OK || !chat->keeps)
-        cp_tape_call_free(call);
+/* Make the tape's last call and take its tokens; if that fails, it was none. */
+static cp_status run(cp_chat *chat) {
+    cp_tape *tape = &chat->tape;
+    const cp_status status = call_make(chat, &tape->calls[tape->count - 1]);
+    if (status != CP_OK)
+        cp_tape_drop(tape);
     return status;
 }
 
@@ -243,7 +227,6 @@ void cp_chat_close(cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++)
         free(chat->speakers[s].answer);
     free(chat->speakers);
-    free(chat->drawing);
     free(chat->document);
     cp_cost_clear(&chat->cost);
     cp_tape_free(&chat->tape);

@@ -28,7 +28,6 @@ typedef struct {
     int64_t most;       /* tokens of an answer */
     const char *system; /* NULL: the model's own */
     cp_sampler sampler;
-    bool keeps;    /* every call, on the tape */
     bool live;     /* the answer is shown while it comes */
     bool forgives; /* an interrupt ends the answer, and no more */
     volatile sig_atomic_t *stop;
@@ -43,7 +42,6 @@ typedef struct {
     cp_speaker *speakers; /* [sequences] */
     cp_cost cost;
     cp_tape tape;
-    char *drawing; /* of its prefill, if forgives */
     bool stopping; /* the user has had enough of this answer */
 } cp_chat;
 

@@ -17,79 +17,59 @@
 #include "ring/variants.h"
 
 typedef struct {
-    const char *q, *k, *v, *out, *lse, *partials, *history;
-    cp_counts lengths, cached;
+    const char *q, *k, *v, *out, *lse, *partials, *history, *cached;
+    cp_counts lengths;
     cp_command_ring ring;
     /* What they come to. */
     cp_npy queries, keys, values;
     int64_t sequences, *turns;
-    cp_turn **pasts; /* [sequences][turns] */
+    cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
 } attend_run;
 
-/* The past of a sequence, from --cached or from *text, which moves on. */
-static cp_status past_read(attend_run *run, int64_t sequence,
-                           const char **text) {
-    cp_turn **past = &run->pasts[sequence];
-    int64_t *turns = &run->turns[sequence];
-    if (run->history != NULL) {
-        CP_TRY(cp_history_parse(*text, past, turns));
-        *text += strcspn(*text, ",");
-        *text += **text == ',';
-        return CP_OK;
-    }
-    const int64_t cached =
-        run->cached.count > 0 ? run->cached.items[sequence] : 0;
-    if (cached > INT32_MAX)
-        return cp_fail(CP_INVALID, "--cached %ld: more than %d tokens", cached,
-                       INT32_MAX);
-    CP_TRY(cp_allocate(past, 1, sizeof(cp_turn), "turns"));
-    (*past)[0] = (cp_turn){false, cached};
-    *turns = cached > 0;
-    return CP_OK;
-}
-
-static cp_status pasts_read(attend_run *run) {
-    const int64_t sequences = run->sequences;
-    const char *text = run->history;
-    CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
-    CP_TRY(cp_allocate(&run->pasts, sequences, sizeof(cp_turn *), "turns"));
-    for (int64_t s = 0; s < sequences; s++)
-        CP_TRY(past_read(run, s, &text));
-    return CP_OK;
-}
-
-/* How many sequences have a past; 0: that is not said. */
-static int64_t pasts_count(const attend_run *run) {
-    int64_t count = run->history != NULL ? 1 : run->cached.count;
-    for (const char *c = run->history; c != NULL && *c != '\0'; c++)
-        count += *c == ',';
-    return count;
-}
-
-static cp_status attend_check(void *context) {
-    attend_run *run = context;
-    const char *past = run->history != NULL ? "history" : "cached";
-    if (run->q == NULL || run->k == NULL || run->v == NULL)
-        return cp_fail(CP_INVALID, "attend needs --q, --k and --v");
-    if (run->history != NULL && run->cached.count > 0)
-        return cp_fail(CP_INVALID, "--history and --cached exclude each other");
-    const int64_t pasts = pasts_count(run);
-    run->sequences = cp_max(1, run->lengths.count);
+/* Read the past of each sequence from the value of the option of that name;
+ * text may be NULL: there is none. */
+static cp_status pasts_read(attend_run *run, const char *name,
+                            const char *text) {
+    const int64_t sequences = cp_max(1, run->lengths.count);
+    int64_t pasts = text != NULL;
+    for (const char *c = text; c != NULL && *c != '\0'; c++)
+        pasts += *c == ',';
     if (run->lengths.count == 0 && pasts > 1)
         return cp_fail(CP_INVALID,
                        "--%s is of %ld sequences; --lengths says how many new "
                        "tokens each has",
-                       past, pasts);
-    if (pasts > 0 && pasts != run->sequences)
+                       name, pasts);
+    if (pasts > 0 && pasts != sequences)
         return cp_fail(CP_INVALID,
-                       "--%s is of %ld sequences, and --lengths of %ld", past,
-                       pasts, run->sequences);
+                       "--%s is of %ld sequences, and --lengths of %ld", name,
+                       pasts, sequences);
+    run->sequences = sequences;
+    CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
+    CP_TRY(cp_allocate(&run->pasts, sequences, sizeof(cp_turn *), "turns"));
+    for (int64_t s = 0; s < pasts; s++) {
+        CP_TRY(cp_history_parse(name, text, &run->pasts[s], &run->turns[s]));
+        text += strcspn(text, ",") + 1;
+    }
+    return CP_OK;
+}
+
+static cp_status attend_check(void *context) {
+    attend_run *run = context;
+    if (run->q == NULL || run->k == NULL || run->v == NULL)
+        return cp_fail(CP_INVALID, "attend needs --q, --k and --v");
+    if (run->history != NULL && run->cached != NULL)
+        return cp_fail(CP_INVALID, "--history and --cached exclude each other");
+    if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
+        return cp_fail(CP_INVALID,
+                       "--cached %s: no counts; --history has turns",
+                       run->cached);
     if (run->partials != NULL && cp_crew_mine()->ranks > 1)
         return cp_fail(
             CP_INVALID,
             "--partials: the ranks of one process alone can write them");
-    CP_TRY(pasts_read(run));
+    CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
+                                : pasts_read(run, "cached", run->cached));
     return cp_command_ring_check(&run->ring);
 }
 
@@ -103,7 +83,7 @@ static cp_status tensor_read(const char *path, cp_npy *tensor) {
     return cp_npy_to_float32(tensor, path);
 }
 
-static cp_status shapes_check(attend_run *run) {
+static cp_status shapes_check(const attend_run *run, cp_shape *shape) {
     const int64_t *q = run->queries.shape, *k = run->keys.shape;
     const int64_t *v = run->values.shape;
     if (k[0] != v[0] || k[1] != v[1] || k[2] != v[2])
@@ -114,20 +94,16 @@ static cp_status shapes_check(attend_run *run) {
     if (q[2] != k[2])
         return cp_fail(CP_INVALID, "%s has heads of %ld, and %s of %ld", run->q,
                        q[2], run->k, k[2]);
-    run->job.shape = (cp_shape){q[1], k[1], q[2]};
-    return cp_shape_check(&run->job.shape);
+    *shape = (cp_shape){q[1], k[1], q[2]};
+    return cp_shape_check(shape);
 }
 
 /* Compare the tokens that are said to be there with the tensors' rows. */
 static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
     const int64_t rows = run->queries.shape[0], key_rows = run->keys.shape[0];
     int64_t fresh = 0, all = 0;
+    CP_TRY(cp_command_step_check(run->ring.variant, run->sequences, lengths));
     for (int64_t s = 0; s < run->sequences; s++) {
-        if (run->ring.variant == CP_DECODE && lengths[s] > 1)
-            return cp_fail(CP_INVALID,
-                           "--variant decode: sequence %ld has %ld new tokens; "
-                           "a step of decode has 1",
-                           s, lengths[s]);
         const int64_t past = cp_history_tokens(run->pasts[s], run->turns[s]);
         if (!cp_add(fresh, lengths[s], &fresh) || !cp_add(all, past, &all) ||
             !cp_add(all, lengths[s], &all))
@@ -150,28 +126,28 @@ static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
 }
 
 static cp_status attend_load(attend_run *run) {
-    cp_attend_job *job = &run->job;
+    cp_shape shape;
     CP_TRY(tensor_read(run->q, &run->queries));
     CP_TRY(tensor_read(run->k, &run->keys));
     CP_TRY(tensor_read(run->v, &run->values));
-    CP_TRY(shapes_check(run));
+    CP_TRY(shapes_check(run, &shape));
     const int64_t *lengths =
         run->lengths.count > 0 ? run->lengths.items : run->queries.shape;
     CP_TRY(rows_check(run, lengths));
-    job->ranks = (int)run->ring.ranks;
-    job->sequences = run->sequences;
-    job->new_tokens = lengths;
-    job->turns = run->turns;
-    job->history = (const cp_turn *const *)run->pasts;
-    job->variant = (cp_variant)run->ring.variant;
-    job->chooser = cp_command_chooser(&run->ring);
-    job->queries = run->queries.data;
-    job->keys = run->keys.data;
-    job->values = run->values.data;
-    CP_TRY(
-        cp_allocate(&job->output, run->queries.count, sizeof(float), "output"));
-    return cp_allocate(&job->lse,
-                       run->queries.shape[0] * job->shape.query_heads,
+    run->job = (cp_attend_job){.shape = shape,
+                               .ranks = (int)run->ring.ranks,
+                               .sequences = run->sequences,
+                               .new_tokens = lengths,
+                               .turns = run->turns,
+                               .history = (const cp_turn *const *)run->pasts,
+                               .variant = (cp_variant)run->ring.variant,
+                               .chooser = cp_command_chooser(&run->ring),
+                               .queries = run->queries.data,
+                               .keys = run->keys.data,
+                               .values = run->values.data};
+    CP_TRY(cp_allocate(&run->job.output, run->queries.count, sizeof(float),
+                       "output"));
+    return cp_allocate(&run->job.lse, run->queries.shape[0] * shape.query_heads,
                        sizeof(float), "LSE");
 }
 
@@ -185,16 +161,17 @@ typedef struct {
 static const char *const partial_names[] = {"queries.npy", "keys.npy",
                                             "output.npy", "lse.npy"};
 
-/* Sequence and position of each token that the pieces hold. */
+/* Write sequence and position of each token that the pieces hold. */
 static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     const int64_t tokens = cp_pieces_tokens(pieces);
-    int64_t(*labels)[2], row = 0;
-    CP_TRY(cp_allocate(&labels, tokens, sizeof(*labels), "labels"));
+    int64_t *labels, *next;
+    CP_TRY(cp_allocate(&labels, 2 * tokens, sizeof(int64_t), "labels"));
+    next = labels;
     for (int64_t i = 0; i < pieces->count; i++) {
         const cp_span span = pieces->items[i].span;
-        for (int64_t j = 0; j < span.count; j++, row++) {
-            labels[row][0] = span.sequence;
-            labels[row][1] = span.start + j * span.step;
+        for (int64_t j = 0; j < span.count; j++) {
+            *next++ = span.sequence;
+            *next++ = span.start + j * span.step;
         }
     }
     const cp_status status =
@@ -203,7 +180,7 @@ static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     return status;
 }
 
-/* The rows of heads x dim numbers that pieces name, without the padding. */
+/* Write the rows of heads x dim numbers that pieces name, without padding. */
 static cp_status rows_write(const char *path, const cp_pieces *pieces,
                             const float *rows, int dims, int64_t heads,
                             int64_t dim) {
@@ -213,9 +190,9 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
     next = packed;
     for (int64_t i = 0; i < pieces->count; i++) {
         const cp_piece piece = pieces->items[i];
-        memcpy(next, rows + piece.row * width,
-               (size_t)(piece.span.count * width) * sizeof(float));
-        next += piece.span.count * width;
+        const int64_t count = piece.span.count * width;
+        memcpy(next, rows + piece.row * width, (size_t)count * sizeof(float));
+        next += count;
     }
     const cp_status status = cp_npy_write(
         path, CP_NPY_FLOAT32, dims, (int64_t[]){tokens, heads, dim}, packed);
@@ -228,6 +205,7 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                           const float *output, const float *lse) {
     partials_writer *writer = context;
     const int64_t heads = writer->shape->query_heads;
+    const int64_t dim = writer->shape->head_dim;
     (void)hop;
     for (int i = 0; i < 4 && writer->status == CP_OK; i++) {
         char path[4096];
@@ -235,9 +213,9 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                  rank, op, partial_names[i]);
         writer->status = i == 0   ? labels_write(path, queries)
                          : i == 1 ? labels_write(path, keys)
-                         : i == 2 ? rows_write(path, queries, output, 3, heads,
-                                               writer->shape->head_dim)
-                                  : rows_write(path, queries, lse, 2, heads, 1);
+                         : i == 2
+                             ? rows_write(path, queries, output, 3, heads, dim)
+                             : rows_write(path, queries, lse, 2, heads, 1);
         if (writer->status != CP_OK)
             snprintf(writer->why, sizeof(writer->why), "%s", cp_message());
     }
@@ -360,12 +338,6 @@ static cp_status attend_summary(const attend_run *run) {
 
 static cp_status attend_work(void *context) {
     attend_run *run = context;
-    const cp_command_file files[] = {
-        {"--q", run->q, false},    {"--k", run->k, false},
-        {"--v", run->v, false},    {"--machine", run->ring.machine, false},
-        {"--out", run->out, true}, {"--lse", run->lse, true},
-    };
-    CP_TRY(cp_command_files(6, files));
     CP_TRY(attend_load(run));
     CP_TRY(attend_answer(run));
     return attend_summary(run);
@@ -374,24 +346,24 @@ static cp_status attend_work(void *context) {
 int cp_command_attend(int count, char *const *arguments) {
     attend_run run = {.ring = CP_COMMAND_RING};
     const cp_option options[] = {
-        {"q", CP_WORD, &run.q, "Q.npy",
+        {"q", CP_INPUT, &run.q, "Q.npy",
          "queries [new tokens][heads][dimension]"},
-        {"k", CP_WORD, &run.k, "K.npy",
+        {"k", CP_INPUT, &run.k, "K.npy",
          "keys [cached and new tokens][kv heads][dimension]"},
-        {"v", CP_WORD, &run.v, "V.npy", "values, shaped as the keys"},
+        {"v", CP_INPUT, &run.v, "V.npy", "values, shaped as the keys"},
         {"lengths", CP_COUNTS, &run.lengths, "T,T,...",
          "new tokens of each sequence (default: one sequence, all rows of "
          "--q)"},
-        {"cached", CP_COUNTS, &run.cached, "P,P,...",
+        {"cached", CP_WORD, &run.cached, "P,P,...",
          "cached tokens of each sequence, put there by one prefill (default: "
          "none)"},
         {"history", CP_WORD, &run.history, "H,H,...",
          "how the cached tokens came to be, turn by turn: 500+d20+64,0 is a "
          "prefill of 500, 20 decode steps and a prefill of 64; and nothing"},
         CP_COMMAND_RING_OPTIONS(run.ring),
-        {"out", CP_WORD, &run.out, "O.npy",
+        {"out", CP_OUTPUT, &run.out, "O.npy",
          "the output, shaped as the queries"},
-        {"lse", CP_WORD, &run.lse, "LSE.npy",
+        {"lse", CP_OUTPUT, &run.lse, "LSE.npy",
          "log-sum-exp of the scores [new tokens][heads], natural base"},
         {"partials", CP_WORD, &run.partials, "DIR",
          "also write what each attend of each rank computed, before merging"},

@@ -23,8 +23,7 @@ typedef struct {
     cp_chat chat;
     cp_sampler first_sampler;
     char *batch_text;
-    bool prompts;   /* both ends are a terminal */
-    cp_status lost; /* why no line could be shared among processes */
+    bool prompts; /* both ends are a terminal */
 } chat_run;
 
 static volatile sig_atomic_t stop, interrupts;
@@ -128,12 +127,6 @@ static cp_status session_open(chat_run *run, int64_t ranks,
 static cp_status run_open(chat_run *run) {
     cp_chat *chat = &run->chat;
     cp_opened *opened = &chat->opened;
-    const cp_command_file files[] = {{"--model", run->model, false},
-                                     {"--file", run->file, false},
-                                     {"--batch", run->batch, false},
-                                     {"--machine", run->ring.machine, false},
-                                     {"--trace", run->trace, true}};
-    CP_TRY(cp_command_files(5, files));
     CP_TRY(document_open(run));
     CP_TRY(batch_open(run));
     CP_TRY(cp_opened_file(opened, run->model));
@@ -202,11 +195,12 @@ static cp_status variant_set(chat_run *run, const char *name) {
 
 static cp_status plan_show(const cp_chat *chat) {
     const cp_plan *plan = cp_session_plan(chat->session);
-    if (chat->drawing == NULL || plan == NULL)
+    const cp_cost *cost = &chat->cost;
+    if (cost->drawing == NULL || plan == NULL)
         return cp_fail(CP_INVALID, "/plan: nothing was asked yet");
-    printf("The question, by %s:\n%s",
-           cp_variant_name(chat->cost.prefill.variant), chat->drawing);
-    if (chat->cost.steps == 0)
+    printf("The question, by %s:\n%s", cp_variant_name(cost->prefill.variant),
+           cost->drawing);
+    if (cost->steps == 0)
         return CP_OK;
     puts("The last token of the answer, by decode:");
     return cp_draw_ascii(plan, stdout);
@@ -221,45 +215,46 @@ typedef struct {
 
 /* Read the next line; false at the end of the input. */
 static bool line_get(bool prompts, input_line *line) {
+    ssize_t read;
     for (;;) {
-        if (prompts) {
+        if (prompts)
             fputs("\n> ", stdout);
-            fflush(stdout);
-        }
+        fflush(stdout);
         errno = 0;
-        const ssize_t read = getline(&line->text, &line->size, stdin);
-        if (read >= 0) {
-            line->length = (size_t)read;
-            while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
-                                        line->text[line->length - 1] == '\r'))
-                line->text[--line->length] = '\0';
-            return true;
-        }
-        if (errno != EINTR)
-            return false;
+        read = getline(&line->text, &line->size, stdin);
+        if (read >= 0 || errno != EINTR)
+            break;
         clearerr(stdin);
         if (prompts)
             fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
     }
+    line->length = read < 0 ? 0 : (size_t)read;
+    while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
+                                line->text[line->length - 1] == '\r'))
+        line->text[--line->length] = '\0';
+    return read >= 0;
 }
 
-/* The same, of the process that leads, for all of them. */
-static bool line_read(chat_run *run, input_line *line) {
-    bool more = false;
-    if (cp_crew_mine()->ranks == 1)
-        return line_get(run->prompts, line);
-    run->lost = cp_crew_await(STDIN_FILENO);
-    if (run->lost == CP_OK && cp_crew_leads())
-        more = line_get(run->prompts, line);
-    int64_t bytes = more ? (int64_t)line->length : 0;
+/* The same, of the process that leads, for all of them. Fails if the line
+ * cannot be shared. */
+static cp_status line_read(bool prompts, input_line *line, bool *more) {
+    const bool alone = cp_crew_mine()->ranks == 1;
+    *more = false;
+    if (!alone)
+        CP_TRY(cp_crew_await(STDIN_FILENO));
+    if (cp_crew_leads())
+        *more = line_get(prompts, line);
+    if (alone)
+        return CP_OK;
+    int64_t bytes = *more ? (int64_t)line->length : 0;
     void *data = line->text;
-    if (run->lost == CP_OK)
-        run->lost = cp_crew_share(CP_OK, &more, sizeof(more), &data, &bytes);
+    const cp_status status =
+        cp_crew_share(CP_OK, more, sizeof(*more), &data, &bytes);
     line->text = data;
     line->length = (size_t)bytes;
     if (!cp_crew_leads())
         line->size = line->length + 1;
-    return run->lost == CP_OK && more;
+    return status;
 }
 
 static cp_status line_answer(chat_run *run, const char *line) {
@@ -301,30 +296,33 @@ static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
 
 static cp_status converse(chat_run *run) {
     input_line line = {0};
-    cp_status result = CP_OK;
+    cp_status status, told = CP_OK;
     run->chat.forgives = true;
-    for (int64_t n = 1; cp_output_flush() == CP_OK && line_read(run, &line);
-         n++) {
-        if (strcmp(line.text, "/quit") == 0)
+    for (int64_t n = 1;; n++) {
+        bool more = false;
+        status = cp_output_flush();
+        if (status == CP_OK)
+            status = line_read(run->prompts, &line, &more);
+        if (status != CP_OK || !more || strcmp(line.text, "/quit") == 0)
             break;
         if (line.length == strspn(line.text, " \t"))
             continue;
-        const cp_status status = line_take(run, n, &line);
-        result = status == CP_OK ? result : status;
+        const cp_status answered = line_take(run, n, &line);
+        told = told == CP_OK ? answered : told;
     }
     if (run->prompts && feof(stdin))
         putchar('\n');
     free(line.text);
-    if (run->lost != CP_OK && result == CP_OK)
-        return run->lost;
     CP_TRY(cp_output_flush());
-    return result == CP_OK ? CP_OK : cp_fail(result, "%s", ""); /* was said */
+    return told == CP_OK ? status : cp_fail(told, "%s", "");
 }
 
-/* Make all calls again. */
-static cp_status replay(chat_run *run, const char *doing, double *seconds,
-                        cp_tape_difference *difference) {
-    run->chat.progress.doing = doing;
+/* Make all calls again, over so many ranks by that variant. */
+static cp_status replay(chat_run *run, int64_t ranks, cp_variant variant,
+                        double *seconds, cp_tape_difference *difference) {
+    CP_TRY(session_open(run, ranks, variant));
+    run->chat.progress.doing =
+        ranks == 1 ? "the same on one rank" : "the same by one ring";
     const cp_status status =
         cp_tape_compare(&run->chat.tape, run->chat.session, run->first_sampler,
                         seconds, difference);
@@ -342,8 +340,7 @@ static cp_status agreement(const cp_tape_difference *difference,
 
 static cp_status compare(chat_run *run) {
     cp_tape_difference difference;
-    CP_TRY(session_open(run, 1, CP_AUTO));
-    CP_TRY(replay(run, "the same on one rank", NULL, &difference));
+    CP_TRY(replay(run, 1, CP_AUTO, NULL, &difference));
     printf("\nThe same on one rank: ");
     if (difference.disagreed == 0)
         printf("every one of %ld tokens agrees;", difference.tokens);
@@ -360,8 +357,8 @@ static void regret_show(const cp_tape *tape, const double *kv,
     int64_t turn = 0;
     puts("\nThe questions by both rings, every token as before:");
     for (int64_t i = 0; i < tape->count; i++) {
-        const cp_variant variant = tape->calls[i]->variant;
-        if (tape->calls[i]->decode)
+        const cp_variant variant = tape->calls[i].variant;
+        if (tape->calls[i].decode)
             continue;
         chosen += variant == CP_PASS_Q ? q[i] : kv[i];
         best += kv[i] < q[i] ? kv[i] : q[i];
@@ -373,25 +370,23 @@ static void regret_show(const cp_tape *tape, const double *kv,
            best > 0 ? 100 * (chosen / best - 1) : 0.0, chosen, best);
 }
 
-/* How long each call takes by one ring. */
-static cp_status ring_time(chat_run *run, cp_variant ring, double *seconds) {
-    cp_tape_difference difference;
-    CP_TRY(session_open(run, run->ring.ranks, ring));
-    CP_TRY(replay(run, "the same by one ring", seconds, &difference));
-    return agreement(&difference, cp_variant_name(ring));
-}
-
+/* What it costs not to have taken the faster ring. */
 static cp_status regret(chat_run *run) {
-    double *kv, *q;
+    static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q};
     const int64_t count = run->chat.tape.count;
-    CP_TRY(cp_allocate(&kv, 2 * count, sizeof(double), "times"));
-    q = kv + count;
-    cp_status status = ring_time(run, CP_PASS_KV, kv);
+    cp_tape_difference difference;
+    double *seconds;
+    CP_TRY(cp_allocate(&seconds, 2 * count, sizeof(double), "times"));
+    cp_status status = CP_OK;
+    for (int i = 0; i < 2 && status == CP_OK; i++) {
+        status = replay(run, run->ring.ranks, rings[i], seconds + i * count,
+                        &difference);
+        if (status == CP_OK)
+            status = agreement(&difference, cp_variant_name(rings[i]));
+    }
     if (status == CP_OK)
-        status = ring_time(run, CP_PASS_Q, q);
-    if (status == CP_OK)
-        regret_show(&run->chat.tape, kv, q);
-    free(kv);
+        regret_show(&run->chat.tape, seconds, seconds + count);
+    free(seconds);
     return status;
 }
 
@@ -442,7 +437,7 @@ static cp_status chat_work(void *context) {
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
     chat->sampler = run->first_sampler;
-    chat->keeps = run->compare;
+    chat->tape.keeps = run->compare;
     if (cp_crew_mine()->ranks == 1)
         interrupts_catch();
     else
@@ -464,21 +459,21 @@ int cp_command_chat(int count, char *const *arguments) {
         .ring = CP_COMMAND_RING,
         .chat = {.sequences = 1, .most = 128, .live = true, .stop = &stop}};
     const cp_option options[] = {
-        {"model", CP_WORD, &run.model, "FILE.gguf", "the model"},
+        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
-        {"file", CP_WORD, &run.file, "TEXT",
+        {"file", CP_INPUT, &run.file, "TEXT",
          "a document to put before the first question"},
         {"ask", CP_WORDS, &run.asks, "QUESTION",
          "ask this; several times for several turns"},
-        {"batch", CP_WORD, &run.batch, "FILE",
+        {"batch", CP_INPUT, &run.batch, "FILE",
          "a question to a line, each its own conversation, decoded together"},
         {"system", CP_WORD, &run.chat.system, "TEXT",
          "the system message (default: the model's own)"},
         {"compare", CP_FLAG, &run.compare, NULL,
          "afterwards do the same on one rank, and say whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},
-        {"trace", CP_WORD, &run.trace, "OUT.json",
+        {"trace", CP_OUTPUT, &run.trace, "OUT.json",
          "write what ran when, for ui.perfetto.dev"},
         {"temperature", CP_NUMBER, &run.temperature, "X",
          "draw tokens by chance; 0 takes the most likely (default 0)"},

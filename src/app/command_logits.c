@@ -44,7 +44,8 @@ static cp_status logits_check(void *context) {
         return cp_fail(CP_INVALID, "--history %s: one sequence is needed",
                        run->history);
     if (run->history != NULL)
-        CP_TRY(cp_history_parse(run->history, &run->turns, &run->turn_count));
+        CP_TRY(cp_history_parse("history", run->history, &run->turns,
+                                &run->turn_count));
     if (!positions_named(run->positions))
         CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
     return cp_command_ring_check(&run->ring);
@@ -122,11 +123,6 @@ static cp_status session_open(logits_run *run) {
 }
 
 static cp_status logits_load(logits_run *run) {
-    const cp_command_file files[] = {{"--model", run->model, false},
-                                     {"--tokens", run->tokens, false},
-                                     {"--machine", run->ring.machine, false},
-                                     {"--out", run->out, true}};
-    CP_TRY(cp_command_files(4, files));
     CP_TRY(ids_load(run));
     CP_TRY(cp_opened_file(&run->opened, run->model));
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
@@ -216,8 +212,8 @@ static cp_status logits_work(void *context) {
 int cp_command_logits(int count, char *const *arguments) {
     logits_run run = {.positions = "last", .ring = CP_COMMAND_RING};
     const cp_option options[] = {
-        {"model", CP_WORD, &run.model, "FILE.gguf", "the model"},
-        {"tokens", CP_WORD, &run.tokens, "IDS.npy",
+        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
+        {"tokens", CP_INPUT, &run.tokens, "IDS.npy",
          "token ids [T], int32 or int64"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
@@ -226,7 +222,7 @@ int cp_command_logits(int count, char *const *arguments) {
          "steps, a prefill of 64 (default: one prefill)"},
         {"positions", CP_WORD, &run.positions, "last|all|I,J,...",
          "whose logits --out gets (default last)"},
-        {"out", CP_WORD, &run.out, "LOGITS.npy",
+        {"out", CP_OUTPUT, &run.out, "LOGITS.npy",
          "float32 logits [positions][vocabulary]"},
         {"generate", CP_COUNT, &run.generate, "K",
          "also print K ids that follow, greedily"},

@@ -2,23 +2,37 @@
 #include "app/cost.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#include "ground/text.h"
+#include "app/command.h"
+#include "ring/draw.h"
 #include "ring/variants.h"
 
-cp_status cp_cost_prefill(cp_cost *cost, const cp_turn_report *report) {
-    const int64_t **arrays[4] = {&cost->prefill.queries, &cost->prefill.keys,
-                                 &cost->prefill.bytes, &cost->prefill.pairs};
-    const int64_t ranks = report->ranks;
-    CP_TRY(cp_allocate(&cost->arrays, 4 * ranks, sizeof(int64_t), "figures"));
-    cost->prefill = *report;
-    for (int i = 0; i < 4; i++) {
-        int64_t *own = cost->arrays + i * ranks;
-        memcpy(own, *arrays[i], (size_t)ranks * sizeof(int64_t));
-        *arrays[i] = own;
-    }
+static cp_status ranks_write(void *context, FILE *out) {
+    const cp_turn_report *report = context;
+    double all = 0;
+    for (int k = 0; k < report->ranks; k++)
+        all += (double)report->pairs[k];
+    fputs("  rank   new tokens         keys      bytes sent     work\n", out);
+    for (int k = 0; k < report->ranks; k++)
+        fprintf(out, "  %4d %12s %12s %15s %7.1f%%\n", k,
+                cp_group(report->queries[k]).text,
+                cp_group(report->keys[k]).text, cp_group(report->bytes[k]).text,
+                all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
     return CP_OK;
+}
+
+static cp_status drawing_write(void *context, FILE *out) {
+    return cp_draw_ascii(context, out);
+}
+
+cp_status cp_cost_prefill(cp_cost *cost, cp_turn_report *report,
+                          const cp_plan *plan) {
+    int64_t bytes;
+    cost->prefill = *report;
+    CP_TRY(cp_page_make(ranks_write, report, &cost->ranks, &bytes));
+    return plan == NULL ? CP_OK
+                        : cp_page_make(drawing_write, (void *)(uintptr_t)plan,
+                                       &cost->drawing, &bytes);
 }
 
 void cp_cost_step(cp_cost *cost, const cp_turn_report *report) {
@@ -30,20 +44,9 @@ void cp_cost_step(cp_cost *cost, const cp_turn_report *report) {
 }
 
 void cp_cost_clear(cp_cost *cost) {
-    free(cost->arrays);
+    free(cost->ranks);
+    free(cost->drawing);
     *cost = (cp_cost){.sequences = cost->sequences, .most = cost->most};
-}
-
-static void ranks_print(const cp_turn_report *report) {
-    double all = 0;
-    for (int k = 0; k < report->ranks; k++)
-        all += (double)report->pairs[k];
-    puts("  rank   new tokens         keys      bytes sent     work");
-    for (int k = 0; k < report->ranks; k++)
-        printf("  %4d %12s %12s %15s %7.1f%%\n", k,
-               cp_group(report->queries[k]).text,
-               cp_group(report->keys[k]).text, cp_group(report->bytes[k]).text,
-               all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
 }
 
 static void cuts_print(const cp_cost *cost, const char *space) {
@@ -76,7 +79,7 @@ void cp_cost_page(const cp_cost *cost) {
            report->hops, cp_plural(report->hops), report->balance);
     printf("  rule: ");
     cp_write_wrapped(stdout, 8, 8, report->rule);
-    ranks_print(report);
+    fputs(cost->ranks, stdout);
     if (cost->steps > 0)
         printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
                "step\n",

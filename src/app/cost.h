@@ -8,8 +8,9 @@
 enum { CP_CUT_BY_MOST, CP_CUT_BY_ROOM, CP_CUT_BY_USER, CP_CUTS };
 
 typedef struct {
-    cp_turn_report prefill; /* its arrays are those below */
-    int64_t *arrays;        /* [4][ranks]: queries, keys, bytes, pairs */
+    cp_turn_report prefill; /* without its arrays */
+    char *ranks;            /* a page: what each rank did in it; owned */
+    char *drawing;          /* its plan, as a page; owned. NULL: none */
     double first_seconds;   /* until the first token */
     double decode_seconds;  /* of all decode steps */
     int64_t steps;          /* of decode */
@@ -21,9 +22,11 @@ typedef struct {
     int64_t cuts[CP_CUTS]; /* answers that were cut short, by why */
 } cp_cost;
 
-/* Keep what the session says of a prefill, whose arrays last no longer than
- * its next call; count a step of decode. Fails with CP_MEMORY. */
-cp_status cp_cost_prefill(cp_cost *cost, const cp_turn_report *report);
+/* Keep what the session says of a prefill, which lasts no longer than its next
+ * call, and draw the plan if there is one; count a step of decode. Fails with
+ * CP_MEMORY. */
+cp_status cp_cost_prefill(cp_cost *cost, cp_turn_report *report,
+                          const cp_plan *plan);
 void cp_cost_step(cp_cost *cost, const cp_turn_report *report);
 void cp_cost_clear(cp_cost *cost);
 

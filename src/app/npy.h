@@ -31,10 +31,10 @@ void cp_npy_free(cp_npy *array);
 /* How many bytes its data have. */
 int64_t cp_npy_bytes(const cp_npy *array);
 
-/* Turn the numbers into float32 or int64 in place (other memory, same
- * array). Fails with CP_INVALID, naming path, index and value, if an element
- * is NaN or infinite, or does not fit; or if floats are found where integers
- * are wanted, or the reverse. */
+/* Turn the numbers into float32 or int64 in place. Fails with CP_INVALID,
+ * naming path, index and value, if an element is NaN or infinite, or does not
+ * fit; or if floats are found where integers are wanted, or the reverse. What
+ * the array then holds is of no use. */
 cp_status cp_npy_to_float32(cp_npy *array, const char *path);
 cp_status cp_npy_to_int64(cp_npy *array, const char *path);
 

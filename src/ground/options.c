@@ -45,6 +45,8 @@ static cp_status value_store(const cp_option *option, const char *text) {
         *(bool *)option->value = true;
         return CP_OK;
     case CP_WORD:
+    case CP_INPUT:
+    case CP_OUTPUT:
         *(const char **)option->value = text;
         return CP_OK;
     case CP_WORDS:
@@ -110,47 +112,48 @@ static cp_status option_read(const cp_usage *usage, int count,
 cp_status cp_options_parse(const cp_usage *usage, int count,
                            char *const *arguments, bool *help) {
     *help = false;
-    for (int at = 0; at < count && !*help; at++) {
+    for (int at = 0; at < count; at++) {
         const char *text = arguments[at];
         *help = strcmp(text, "-h") == 0 || strcmp(text, "--help") == 0;
-        if (!*help && (strncmp(text, "--", 2) != 0 || text[2] == '\0'))
+        if (*help)
+            return CP_OK;
+        if (strncmp(text, "--", 2) != 0 || text[2] == '\0')
             return cp_fail(CP_INVALID,
                            "%s: what is '%s'? options begin with --, and "
                            "longring %s --help lists them",
                            usage->command, text, usage->command);
-        if (!*help)
-            CP_TRY(option_read(usage, count, arguments, &at));
+        CP_TRY(option_read(usage, count, arguments, &at));
     }
     return CP_OK;
 }
 
+cp_status cp_option_range(const char *name, int64_t value, int64_t least,
+                          int64_t most) {
+    if (value >= least && value <= most)
+        return CP_OK;
+    return cp_fail(CP_INVALID, "--%s %ld: between %ld and %ld are possible",
+                   name, value, least, most);
+}
+
 const char *cp_options_peek(const char *name, int count,
                             char *const *arguments) {
-    const char *value = NULL;
-    for (int i = 0; i < count; i++) {
+    for (int i = count - 1; i >= 0; i--) {
         if (strncmp(arguments[i], "--", 2) != 0 ||
             !is_named(arguments[i] + 2, name))
             continue;
         const char *equals = strchr(arguments[i], '=');
-        if (equals != NULL)
-            value = equals + 1;
-        else if (i + 1 < count)
-            value = arguments[++i];
+        if (equals != NULL || i + 1 < count)
+            return equals != NULL ? equals + 1 : arguments[i + 1];
     }
-    return value;
+    return NULL;
 }
 
 void cp_options_free(const cp_option *options) {
     for (; options->name != NULL; options++) {
-        if (options->kind == CP_COUNTS) {
-            cp_counts *counts = options->value;
-            free(counts->items);
-            *counts = (cp_counts){0};
-        } else if (options->kind == CP_WORDS) {
-            cp_words *words = options->value;
-            free(words->items);
-            *words = (cp_words){0};
-        }
+        if (options->kind == CP_COUNTS)
+            free(((cp_counts *)options->value)->items);
+        if (options->kind == CP_WORDS)
+            free(((cp_words *)options->value)->items);
     }
 }
 
