@@ -28,11 +28,12 @@ static void call_add(cp_session *session, bool decode, int64_t tokens) {
     int32_t ids[40];
     for (int i = 0; i < 40; i++)
         ids[i] = 20 + i;
+    tape.vocabulary = vocabulary;
     tape.keeps = true;
-    ck_assert_int_eq(cp_tape_begin(&tape, decode, 1, vocabulary, &call), CP_OK);
+    ck_assert_int_eq(cp_tape_begin(&tape, decode, 1, &call), CP_OK);
     ck_assert_int_eq(
         cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens), CP_OK);
-    ck_assert_int_eq(cp_tape_call_run(call, session, &report), CP_OK);
+    ck_assert_int_eq(cp_tape_run(&tape, call, session, &report), CP_OK);
     call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
 }
 

@@ -32,10 +32,9 @@ static cp_status take_device(const cp_launch *launch) {
     int devices = 0;
     CP_TRY(cp_device_count(&devices));
     if (locals > devices && getenv("NCCL_HOSTID") == NULL)
-        return cp_fail(CP_INVALID,
-                       "%d processes on a host of %d GPUs: one each is "
-                       "wanted (without a launcher, ranks share one)",
-                       locals, devices);
+        return cp_refuse("%d processes on a host of %d GPUs: one each is "
+                         "wanted (without a launcher, ranks share one)",
+                         locals, devices);
     return cp_cuda(cudaSetDevice(local % devices), "taking GPU %d",
                    local % devices);
 }

@@ -23,8 +23,7 @@ static cp_place processes;
 static cp_status run_processes(int ranks, cp_rank_main function,
                                void *context) {
     if (ranks != world->ranks)
-        return cp_fail(CP_INVALID, "%d ranks on %d processes", ranks,
-                       world->ranks);
+        return cp_refuse("%d ranks on %d processes", ranks, world->ranks);
     return cp_mpi_run(world, function, context);
 }
 

@@ -69,7 +69,6 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
                        "answer they pass the %ld positions",
                        fresh, held, capacity);
     who->left = cp_min(chat->most, left);
-    who->crowded = left < chat->most;
     who->answered = 0;
     return CP_OK;
 }
@@ -93,22 +92,18 @@ static cp_status question_encode(cp_chat *chat, const char *question,
 /* A prefill that reads the questions. */
 static cp_status encode(cp_chat *chat, const char *const *questions) {
     cp_tape_call *call;
-    CP_TRY(cp_tape_begin(&chat->tape, false, chat->sequences,
-                         chat->opened.facts->vocabulary, &call));
+    CP_TRY(cp_tape_begin(&chat->tape, false, chat->sequences, &call));
     cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
         status = question_encode(chat, questions[s], s, call);
-    if (status != CP_OK)
-        cp_tape_drop(&chat->tape);
-    return status;
+    return cp_tape_settle(&chat->tape, status);
 }
 
 /* A step of decode that feeds the last token of each who speaks; its logits
  * are read where another may follow. */
 static cp_status feed(cp_chat *chat) {
     cp_tape_call *call;
-    CP_TRY(cp_tape_begin(&chat->tape, true, chat->sequences,
-                         chat->opened.facts->vocabulary, &call));
+    CP_TRY(cp_tape_begin(&chat->tape, true, chat->sequences, &call));
     cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++) {
         const cp_speaker *who = &chat->speakers[s];
@@ -116,9 +111,7 @@ static cp_status feed(cp_chat *chat) {
         if (who->speaking)
             status = cp_tape_call_add(call, s, more, &who->next, 1);
     }
-    if (status != CP_OK)
-        cp_tape_drop(&chat->tape);
-    return status;
+    return cp_tape_settle(&chat->tape, status);
 }
 
 static void token_show(cp_chat *chat, int32_t token) {
@@ -155,44 +148,41 @@ static void token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
 /* Nothing was drawn: the turn is over, once its end has been fed too. */
 static void turn_end(cp_chat *chat, cp_speaker *who) {
     if (!who->last)
-        chat->cost.cuts[who->left > 0  ? CP_CUT_BY_USER
-                        : who->crowded ? CP_CUT_BY_ROOM
-                                       : CP_CUT_BY_MOST]++;
+        chat->cost.cuts[who->left > 0                ? CP_CUT_BY_USER
+                        : who->answered < chat->most ? CP_CUT_BY_ROOM
+                                                     : CP_CUT_BY_MOST]++;
     who->speaking = !who->last;
     who->next = chat->template.end;
     who->last = true;
 }
 
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
-    const cp_session *session = chat->session;
+    const int64_t vocabulary = chat->tape.vocabulary;
     cp_turn_report report;
-    CP_TRY(cp_tape_call_run(call, chat->session, &report));
+    CP_TRY(cp_tape_run(&chat->tape, call, chat->session, &report));
     for (int64_t i = 0; i < call->count; i++) {
         cp_speaker *who = &chat->speakers[call->decode ? call->which[i] : i];
-        const float *logits = call->logits + i * call->vocabulary;
         if (call->drawn[i] == CP_UNREAD) {
             turn_end(chat, who);
             continue;
         }
-        call->drawn[i] =
-            cp_sampler_draw(&chat->sampler, logits, call->vocabulary);
+        call->drawn[i] = cp_sampler_draw(
+            &chat->sampler, call->logits + i * vocabulary, vocabulary);
         token_take(chat, who, call->drawn[i]);
     }
-    if (!call->decode)
-        return cp_cost_prefill(&chat->cost, &report,
-                               chat->forgives ? cp_session_plan(session)
-                                              : NULL);
-    cp_cost_step(&chat->cost, &report);
-    return CP_OK;
+    if (call->decode) {
+        cp_cost_step(&chat->cost, &report);
+        return CP_OK;
+    }
+    return cp_cost_prefill(&chat->cost, &report,
+                           chat->forgives ? cp_session_plan(chat->session)
+                                          : NULL);
 }
 
-/* Make the tape's last call and take its tokens; if that fails, it was none. */
+/* Make the tape's last call and take its tokens. */
 static cp_status run(cp_chat *chat) {
     cp_tape *tape = &chat->tape;
-    const cp_status status = call_make(chat, &tape->calls[tape->count - 1]);
-    if (status != CP_OK)
-        cp_tape_drop(tape);
-    return status;
+    return cp_tape_settle(tape, call_make(chat, &tape->calls[tape->count - 1]));
 }
 
 static bool anyone_speaks(const cp_chat *chat) {
@@ -214,6 +204,7 @@ static bool is_forgiven(cp_chat *chat, cp_status status) {
 
 cp_status cp_chat_open(cp_chat *chat) {
     const int64_t most = cp_min(chat->most, chat->opened.facts->positions);
+    chat->tape.vocabulary = chat->opened.facts->vocabulary;
     chat->cost = (cp_cost){.sequences = chat->sequences, .most = chat->most};
     CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
                        "answers"));

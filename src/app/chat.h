@@ -15,7 +15,6 @@
 typedef struct {
     bool speaking; /* next has yet to be fed */
     bool last;     /* next is the end of its turn */
-    bool crowded;  /* the cache has less room than most */
     int32_t next;
     int64_t left; /* tokens that the answer may still have */
     int32_t *answer;

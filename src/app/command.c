@@ -97,9 +97,8 @@ static cp_status files_check(const cp_option *options) {
         for (const cp_option *file = options; file->name != NULL; file++)
             if (file != out && identity_find(file, &other) &&
                 is_same(&written, &other))
-                return cp_fail(CP_INVALID,
-                               "--%s %s would overwrite the file of --%s",
-                               out->name, *path, file->name);
+                return cp_refuse("--%s %s would overwrite the file of --%s",
+                                 out->name, *path, file->name);
     }
     return CP_OK;
 }
@@ -133,21 +132,18 @@ static cp_status ranks_check(int64_t *ranks, int64_t tensor) {
     const bool joined = crew->share != NULL;
     CP_TRY(cp_option_range("tensor", tensor, 1, CP_COMMAND_RANKS));
     if (tensor > 1 && !joined)
-        return cp_fail(CP_INVALID,
-                       "--tensor %ld: a launcher must start the processes, one "
-                       "for each GPU",
-                       tensor);
+        return cp_refuse("--tensor %ld: a launcher must start the processes, "
+                         "one for each GPU",
+                         tensor);
     if (*ranks < 0)
         *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
     CP_TRY(cp_option_range("ranks", *ranks, 1, CP_COMMAND_RANKS));
     if (!joined || *ranks * tensor == crew->ranks)
         return CP_OK;
     if (tensor == 1)
-        return cp_fail(CP_INVALID,
-                       "--ranks %ld: the launcher has started %d processes",
-                       *ranks, crew->ranks);
-    return cp_fail(
-        CP_INVALID,
+        return cp_refuse("--ranks %ld: the launcher has started %d processes",
+                         *ranks, crew->ranks);
+    return cp_refuse(
         "--ranks %ld --tensor %ld: the launcher has started %d processes",
         *ranks, tensor, crew->ranks);
 }
@@ -164,13 +160,12 @@ cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend) {
     *backend = cp_backend_find(places[place]);
     if (*backend == NULL)
-        return cp_fail(CP_INVALID, "--on %s: not built in%s", places[place],
-                       strncmp(places[place], "cuda", 4) == 0
-                           ? " (make gpu makes build/gpu/longring)"
-                           : "");
+        return cp_refuse("--on %s: not built in%s", places[place],
+                         strncmp(places[place], "cuda", 4) == 0
+                             ? " (make gpu makes build/gpu/longring)"
+                             : "");
     if (!(timeout > 0))
-        return cp_fail(CP_INVALID, "--timeout %g: seconds above 0 are due",
-                       timeout);
+        return cp_refuse("--timeout %g: seconds above 0 are due", timeout);
     if (cp_crew_mine()->patience != NULL)
         cp_crew_mine()->patience(timeout);
     if ((*backend)->patience != NULL)
@@ -188,8 +183,7 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     CP_TRY(ranks_check(&ring->ranks, ring->tensor));
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "--machine has no meaning with --variant %s; auto asks it",
                 cp_variant_name((cp_variant)ring->variant));
         const cp_status status =
@@ -203,10 +197,9 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
 
 cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
     if (heads->count != 0 && heads->count != 3)
-        return cp_fail(CP_INVALID,
-                       "--heads: %ld counts; query heads, kv heads and "
-                       "dimension are needed",
-                       heads->count);
+        return cp_refuse("--heads: %ld counts; query heads, kv heads and "
+                         "dimension are needed",
+                         heads->count);
     if (heads->count == 3)
         *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
     const cp_status status = cp_shape_check(shape);
@@ -219,11 +212,10 @@ cp_status cp_command_tokens_check(const char *command,
     const int64_t sequences = tokens->fresh.count;
     cp_counts *cached = &tokens->cached;
     if (sequences == 0)
-        return cp_fail(CP_INVALID, "%s needs --new, the new tokens", command);
+        return cp_refuse("%s needs --new, the new tokens", command);
     if (cached->count > 0 && cached->count != sequences)
-        return cp_fail(CP_INVALID,
-                       "--cached is of %ld sequences, and --new of %ld",
-                       cached->count, sequences);
+        return cp_refuse("--cached is of %ld sequences, and --new of %ld",
+                         cached->count, sequences);
     if (cached->count > 0)
         return CP_OK;
     cached->count = sequences;
@@ -234,10 +226,9 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t most, int64_t *sum) {
     for (int64_t s = 0; s < counts->count; s++)
         if (!cp_add(*sum, counts->items[s], sum) || *sum > most)
-            return cp_fail(CP_INVALID,
-                           "--%s: with the %ld tokens of sequence %ld there "
-                           "are more than the %ld that can be planned",
-                           name, counts->items[s], s, most);
+            return cp_refuse("--%s: with the %ld tokens of sequence %ld there "
+                             "are more than the %ld that can be planned",
+                             name, counts->items[s], s, most);
     return CP_OK;
 }
 
@@ -245,10 +236,9 @@ cp_status cp_command_step_check(int variant, int64_t sequences,
                                 const int64_t *new_tokens) {
     for (int64_t s = 0; s < sequences && variant == CP_DECODE; s++)
         if (new_tokens[s] > 1)
-            return cp_fail(CP_INVALID,
-                           "--variant decode: sequence %ld has %ld new tokens; "
-                           "a step of decode has 1",
-                           s, new_tokens[s]);
+            return cp_refuse("--variant decode: sequence %ld has %ld new "
+                             "tokens; a step of decode has 1",
+                             s, new_tokens[s]);
     return CP_OK;
 }
 
@@ -265,9 +255,8 @@ cp_status cp_opened_words(cp_opened *model) {
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
     const cp_backend *backend = ring->backend;
     if (ring->tensor > 1 && backend->divide == NULL)
-        return cp_fail(CP_INVALID,
-                       "--tensor %ld: only ranks on GPUs share their heads",
-                       ring->tensor);
+        return cp_refuse("--tensor %ld: only ranks on GPUs share their heads",
+                         ring->tensor);
     if (ring->tensor > 1)
         CP_TRY(backend->divide((int)ring->tensor));
     CP_TRY(cp_command_about(
@@ -288,11 +277,10 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
     CP_TRY(cp_session_logits(session, first, count, logits));
     for (int64_t i = 0; i < count * vocabulary; i++)
         if (!isfinite(logits[i]))
-            return cp_fail(CP_INVALID,
-                           "position %ld: the logit of token %ld is %g; the "
-                           "model's numbers overflow",
-                           (position + i / vocabulary), i % vocabulary,
-                           (double)logits[i]);
+            return cp_refuse("position %ld: the logit of token %ld is %g; the "
+                             "model's numbers overflow",
+                             (position + i / vocabulary), i % vocabulary,
+                             (double)logits[i]);
     return CP_OK;
 }
 
@@ -384,14 +372,12 @@ cp_status cp_history_parse(const char *name, const char *text, cp_turn **turns,
         text += turn.decode;
         const int64_t length = (int64_t)strcspn(text, "+,");
         if (length == 0)
-            return cp_fail(CP_INVALID,
-                           "--%s %.*s: turn %d has no count (500+d20+64 is a "
-                           "history)",
-                           name, (int)(end - whole), whole, place);
+            return cp_refuse(
+                "--%s %.*s: turn %d has no count (500+d20+64 is a history)",
+                name, (int)(end - whole), whole, place);
         CP_TRY(cp_count_parse(name, text, length, &turn.tokens));
         if (turn.tokens > INT32_MAX)
-            return cp_fail(CP_INVALID, "--%s: a turn of %ld tokens", name,
-                           turn.tokens);
+            return cp_refuse("--%s: a turn of %ld tokens", name, turn.tokens);
         if (turn.tokens > 0)
             (*turns)[(*count)++] = turn;
         text += length + 1;
@@ -453,10 +439,9 @@ static int unknown_command(const char *text) {
         names[i] = commands[i].name;
     const char *near = cp_nearest(text, (int64_t)strlen(text), COMMANDS, names);
     if (near != NULL)
-        cp_fail(CP_INVALID, "unknown command %s; did you mean %s?", text, near);
+        cp_refuse("unknown command %s; did you mean %s?", text, near);
     else
-        cp_fail(CP_INVALID, "unknown command %s; longring --help lists them",
-                text);
+        cp_refuse("unknown command %s; longring --help lists them", text);
     cp_complain(cp_message());
     return 2;
 }

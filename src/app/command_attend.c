@@ -36,14 +36,12 @@ static cp_status pasts_read(attend_run *run, const char *name,
     for (const char *c = text; c != NULL && *c != '\0'; c++)
         pasts += *c == ',';
     if (run->lengths.count == 0 && pasts > 1)
-        return cp_fail(CP_INVALID,
-                       "--%s is of %ld sequences; --lengths says how many new "
-                       "tokens each has",
-                       name, pasts);
+        return cp_refuse("--%s is of %ld sequences; --lengths says how many "
+                         "new tokens each has",
+                         name, pasts);
     if (pasts > 0 && pasts != sequences)
-        return cp_fail(CP_INVALID,
-                       "--%s is of %ld sequences, and --lengths of %ld", name,
-                       pasts, sequences);
+        return cp_refuse("--%s is of %ld sequences, and --lengths of %ld", name,
+                         pasts, sequences);
     run->sequences = sequences;
     CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
     CP_TRY(cp_allocate(&run->pasts, sequences, sizeof(cp_turn *), "turns"));
@@ -57,16 +55,14 @@ static cp_status pasts_read(attend_run *run, const char *name,
 static cp_status attend_check(void *context) {
     attend_run *run = context;
     if (run->q == NULL || run->k == NULL || run->v == NULL)
-        return cp_fail(CP_INVALID, "attend needs --q, --k and --v");
+        return cp_refuse("attend needs --q, --k and --v");
     if (run->history != NULL && run->cached != NULL)
-        return cp_fail(CP_INVALID, "--history and --cached exclude each other");
+        return cp_refuse("--history and --cached exclude each other");
     if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
-        return cp_fail(CP_INVALID,
-                       "--cached %s: no counts; --history has turns",
-                       run->cached);
+        return cp_refuse("--cached %s: no counts; --history has turns",
+                         run->cached);
     if (run->partials != NULL && cp_crew_mine()->ranks > 1)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "--partials: the ranks of one process alone can write them");
     CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
                                 : pasts_read(run, "cached", run->cached));
@@ -76,8 +72,7 @@ static cp_status attend_check(void *context) {
 static cp_status tensor_read(const char *path, cp_npy *tensor) {
     CP_TRY(cp_command_array(path, tensor));
     if (tensor->dims != 3)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: %d dimensions; [tokens][heads][head dimension] is needed",
             path, tensor->dims);
     return cp_npy_to_float32(tensor, path);
@@ -87,13 +82,12 @@ static cp_status shapes_check(const attend_run *run, cp_shape *shape) {
     const int64_t *q = run->queries.shape, *k = run->keys.shape;
     const int64_t *v = run->values.shape;
     if (k[0] != v[0] || k[1] != v[1] || k[2] != v[2])
-        return cp_fail(CP_INVALID,
-                       "%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
-                       "and values have one shape",
-                       run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
+        return cp_refuse("%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
+                         "and values have one shape",
+                         run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
     if (q[2] != k[2])
-        return cp_fail(CP_INVALID, "%s has heads of %ld, and %s of %ld", run->q,
-                       q[2], run->k, k[2]);
+        return cp_refuse("%s has heads of %ld, and %s of %ld", run->q, q[2],
+                         run->k, k[2]);
     *shape = (cp_shape){q[1], k[1], q[2]};
     return cp_shape_check(shape);
 }
@@ -107,19 +101,16 @@ static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
         const int64_t past = cp_history_tokens(run->pasts[s], run->turns[s]);
         if (!cp_add(fresh, lengths[s], &fresh) || !cp_add(all, past, &all) ||
             !cp_add(all, lengths[s], &all))
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "--lengths or --cached: more tokens than can be counted");
     }
     if (fresh != rows)
-        return cp_fail(CP_INVALID,
-                       "%s has %ld rows, and --lengths %ld new tokens", run->q,
-                       rows, fresh);
+        return cp_refuse("%s has %ld rows, and --lengths %ld new tokens",
+                         run->q, rows, fresh);
     if (fresh < 1)
-        return cp_fail(CP_INVALID, "%s has 0 rows: no new token", run->q);
+        return cp_refuse("%s has 0 rows: no new token", run->q);
     if (all != key_rows)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s has %ld rows; %ld cached and %ld new tokens make %ld", run->k,
             key_rows, all - fresh, fresh, all);
     return CP_OK;
@@ -268,11 +259,10 @@ static cp_status overflow_check(const attend_run *run) {
         for (int64_t d = 0; d < dim; d++)
             finite = finite && isfinite(output[d]);
         if (!finite)
-            return cp_fail(CP_INVALID,
-                           "%s: row %ld, head %ld: its scores overflow fp32 "
-                           "(LSE %g); scale queries or keys down",
-                           run->q, i / heads, i % heads,
-                           (double)run->job.lse[i]);
+            return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
+                             "(LSE %g); scale queries or keys down",
+                             run->q, i / heads, i % heads,
+                             (double)run->job.lse[i]);
     }
     return CP_OK;
 }

@@ -48,21 +48,19 @@ static cp_status chat_check(void *context) {
     chat_run *run = context;
     const cp_command_ring *ring = &run->ring;
     if (run->model == NULL)
-        return cp_fail(CP_INVALID, "chat needs --model FILE.gguf");
+        return cp_refuse("chat needs --model FILE.gguf");
     if (run->batch != NULL && run->asks.count > 0)
-        return cp_fail(CP_INVALID, "--batch and --ask exclude each other");
+        return cp_refuse("--batch and --ask exclude each other");
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
-            return cp_fail(CP_INVALID, "--ask: question %ld is empty", i + 1);
+            return cp_refuse("--ask: question %ld is empty", i + 1);
     if (ring->variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "--variant decode: a question is read by "
-                                   "another; answers are always decoded so");
+        return cp_refuse("--variant decode: a question is read by another; "
+                         "answers are always decoded so");
     if (run->chat.most < 1)
-        return cp_fail(CP_INVALID, "--most %ld: at least 1 token",
-                       run->chat.most);
+        return cp_refuse("--most %ld: at least 1 token", run->chat.most);
     if (run->compare && ring->tensor > 1)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "--compare: one rank of %ld GPUs is nothing to compare with",
             ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
@@ -76,8 +74,8 @@ static cp_status document_open(chat_run *run) {
         return CP_OK;
     CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
     if (cp_is_blank(chat->document))
-        return cp_fail(CP_INVALID, "%s: %ld bytes, and no text", run->file,
-                       chat->document_bytes);
+        return cp_refuse("%s: %ld bytes, and no text", run->file,
+                         chat->document_bytes);
     return CP_OK;
 }
 
@@ -89,18 +87,18 @@ static cp_status batch_open(chat_run *run) {
     CP_TRY(cp_file_read(run->batch, &run->batch_text, &bytes));
     char *rest = run->batch_text;
     if ((int64_t)strlen(rest) < bytes)
-        return cp_fail(CP_INVALID, "%s: byte %ld is zero; questions are text",
-                       run->batch, strlen(rest) + 1);
+        return cp_refuse("%s: byte %ld is zero; questions are text", run->batch,
+                         strlen(rest) + 1);
     while (rest != NULL && *rest != '\0') {
         char *line = strsep(&rest, "\n");
         line[strcspn(line, "\r")] = '\0';
         if (cp_is_blank(line))
-            return cp_fail(CP_INVALID, "%s: line %ld is empty", run->batch,
-                           (run->asks.count + 1));
+            return cp_refuse("%s: line %ld is empty", run->batch,
+                             (run->asks.count + 1));
         CP_TRY(cp_words_append(&run->asks, line));
     }
     if (run->asks.count == 0)
-        return cp_fail(CP_INVALID, "%s: 0 questions", run->batch);
+        return cp_refuse("%s: 0 questions", run->batch);
     run->chat.sequences = run->asks.count;
     return CP_OK;
 }
@@ -182,8 +180,7 @@ static cp_status variant_set(chat_run *run, const char *name) {
     cp_variant variant;
     name += strspn(name, " ");
     if (!cp_variant_parse(name, &variant) || variant == CP_DECODE)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "/variant %s: choose one of auto, pass-kv, pass-q, all-gather",
             name);
     CP_TRY(cp_session_choose(run->chat.session, variant));
@@ -197,7 +194,7 @@ static cp_status plan_show(const cp_chat *chat) {
     const cp_plan *plan = cp_session_plan(chat->session);
     const cp_cost *cost = &chat->cost;
     if (cost->drawing == NULL || plan == NULL)
-        return cp_fail(CP_INVALID, "/plan: nothing was asked yet");
+        return cp_refuse("/plan: nothing was asked yet");
     printf("The question, by %s:\n%s", cp_variant_name(cost->prefill.variant),
            cost->drawing);
     if (cost->steps == 0)
@@ -267,8 +264,7 @@ static cp_status line_answer(chat_run *run, const char *line) {
     if (strncmp(line, "/variant", 8) == 0)
         return variant_set(run, line + 8);
     if (line[0] == '/')
-        return cp_fail(CP_INVALID, "%s: no such command; /help lists them",
-                       line);
+        return cp_refuse("%s: no such command; /help lists them", line);
     stop = interrupts = 0;
     CP_TRY(cp_chat_ask(&run->chat, &line));
     cp_cost_line(&run->chat.cost, isatty(STDOUT_FILENO));
@@ -280,10 +276,9 @@ static cp_status line_answer(chat_run *run, const char *line) {
 static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
     const size_t length = strlen(line->text);
     const cp_status status = length < line->length
-                                 ? cp_fail(CP_INVALID,
-                                           "standard input: line %ld: byte %ld "
-                                           "is zero; a question is text",
-                                           n, length + 1)
+                                 ? cp_refuse("standard input: line %ld: byte "
+                                             "%ld is zero; a question is text",
+                                             n, length + 1)
                                  : line_answer(run, line->text);
     if (status == CP_OK || ferror(stdout))
         return CP_OK;

@@ -35,8 +35,7 @@ static cp_status speed_take(const char *name, double number, int64_t *speed) {
     if (isnan(number))
         return CP_OK;
     if (number < 1 || number > 1e18)
-        return cp_fail(CP_INVALID, "%s is %g: it must be from 1 to 1e18", name,
-                       number);
+        return cp_refuse("%s is %g: it must be from 1 to 1e18", name, number);
     *speed = (int64_t)number;
     return CP_OK;
 }
@@ -48,10 +47,9 @@ static cp_status shape_divide(choose_run *run, cp_shape *shape) {
     const int64_t gpus = run->tensor;
     if (gpus < 1 || shape->query_heads % gpus != 0 ||
         (shape->kv_heads % gpus != 0 && gpus % shape->kv_heads != 0))
-        return cp_fail(CP_INVALID,
-                       "--tensor %ld: %ld query heads and %ld key and value "
-                       "heads cannot be dealt out so",
-                       gpus, shape->query_heads, shape->kv_heads);
+        return cp_refuse("--tensor %ld: %ld query heads and %ld key and value "
+                         "heads cannot be dealt out so",
+                         gpus, shape->query_heads, shape->kv_heads);
     shape->query_heads /= gpus;
     shape->kv_heads = cp_max(shape->kv_heads / gpus, 1);
     return CP_OK;
@@ -76,7 +74,7 @@ static cp_status choose_check(void *context) {
     int64_t sum = 0; /* all of a call are planned together */
     CP_TRY(cp_command_tokens_check("choose", &run->tokens));
     if (run->csv && fresh->count != 1)
-        return cp_fail(CP_INVALID, "--csv is for one sequence of --new");
+        return cp_refuse("--csv is for one sequence of --new");
     CP_TRY(cp_command_ranks(&run->ranks));
     CP_TRY(cp_command_tokens_sum("new", fresh, INT32_MAX, &sum));
     CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &sum));

@@ -34,15 +34,14 @@ static bool positions_named(const char *text) {
 static cp_status logits_check(void *context) {
     logits_run *run = context;
     if (run->model == NULL || run->tokens == NULL)
-        return cp_fail(CP_INVALID, "logits needs --model and --tokens");
+        return cp_refuse("logits needs --model and --tokens");
     if (run->ring.variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "--variant decode: a prefill cannot; "
-                                   "--history d5 decodes 5 tokens");
+        return cp_refuse("--variant decode: a prefill cannot; --history d5 "
+                         "decodes 5 tokens");
     if (run->generate > INT32_MAX)
-        return cp_fail(CP_INVALID, "--generate %ld: too many", run->generate);
+        return cp_refuse("--generate %ld: too many", run->generate);
     if (run->history != NULL && strchr(run->history, ',') != NULL)
-        return cp_fail(CP_INVALID, "--history %s: one sequence is needed",
-                       run->history);
+        return cp_refuse("--history %s: one sequence is needed", run->history);
     if (run->history != NULL)
         CP_TRY(cp_history_parse("history", run->history, &run->turns,
                                 &run->turn_count));
@@ -56,19 +55,17 @@ static cp_status ids_load(logits_run *run) {
     CP_TRY(cp_npy_to_int64(&run->ids, run->tokens));
     run->length = run->ids.count;
     if (run->ids.dims != 1 || run->length < 1)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: %ld ids in %d dimensions; [T] with T >= 1 is needed",
             run->tokens, run->length, run->ids.dims);
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
     if (run->history != NULL && walked != run->length)
-        return cp_fail(CP_INVALID, "--history %s: %ld tokens; %s has %ld",
-                       run->history, walked, run->tokens, run->length);
+        return cp_refuse("--history %s: %ld tokens; %s has %ld", run->history,
+                         walked, run->tokens, run->length);
     for (int64_t i = 0; i < run->wanted.count; i++)
         if (run->wanted.items[i] >= run->length)
-            return cp_fail(CP_INVALID,
-                           "--positions %ld: %s has %ld tokens, from 0",
-                           run->wanted.items[i], run->tokens, run->length);
+            return cp_refuse("--positions %ld: %s has %ld tokens, from 0",
+                             run->wanted.items[i], run->tokens, run->length);
     return CP_OK;
 }
 
@@ -78,9 +75,8 @@ static cp_status words_take(logits_run *run) {
     CP_TRY(cp_allocate(&run->words, run->length, sizeof(int32_t), "tokens"));
     for (int64_t i = 0; i < run->length; i++) {
         if (ids[i] < 0 || ids[i] >= run->vocabulary)
-            return cp_fail(CP_INVALID,
-                           "%s: token %ld is id %ld; the vocabulary has %ld",
-                           run->tokens, i, ids[i], run->vocabulary);
+            return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
+                             run->tokens, i, ids[i], run->vocabulary);
         run->words[i] = (int32_t)ids[i];
     }
     return CP_OK;

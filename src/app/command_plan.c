@@ -31,13 +31,13 @@ static cp_status plan_check(void *context) {
     const cp_counts *fresh = &run->tokens.fresh;
     CP_TRY(cp_command_tokens_check("plan", &run->tokens));
     if (run->element_bytes != 2 && run->element_bytes != 4)
-        return cp_fail(CP_INVALID, "--bytes %ld: 2 or 4 bytes a number",
-                       run->element_bytes);
+        return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
+                         run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
     CP_TRY(cp_command_step_check(run->variant, fresh->count, fresh->items));
     if (cp_counts_sum(fresh) == 0)
-        return cp_fail(CP_INVALID, "--new: 0 new tokens in all");
+        return cp_refuse("--new: 0 new tokens in all");
     return CP_OK;
 }
 

@@ -32,10 +32,9 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     snprintf(field, sizeof(field), "%.*s", length < 63 ? length : 63, text);
     const int n = cp_description_field(&description, field);
     if (n < 0 || equals[1] == '\0')
-        return cp_fail(CP_INVALID,
-                       "--set %.80s: FIELD=VALUE is due, with a "
-                       "field of a machine description",
-                       text);
+        return cp_refuse("--set %.80s: FIELD=VALUE is due, with a field of a "
+                         "machine description",
+                         text);
     snprintf(line, sizeof(line), "machine %s\n%s %.80s %s assumed --set\n",
              hardware->name, field, equals + 1, description.fields[n].unit);
     const cp_status status = cp_description_parse(&description, "--set", line);
@@ -53,9 +52,7 @@ static cp_status tokens_check(simulate_run *run) {
     const int64_t most = INT32_MAX / run->batch;
     CP_TRY(cp_command_tokens_sum("new", fresh, most, &sum));
     CP_TRY(cp_command_tokens_sum("cached", cached, most, &sum));
-    return cp_counts_sum(fresh) > 0
-               ? CP_OK
-               : cp_fail(CP_INVALID, "--new: no new tokens");
+    return cp_counts_sum(fresh) > 0 ? CP_OK : cp_refuse("--new: no new tokens");
 }
 
 /* What cannot be simulated is bad use, and known before any work. */
@@ -70,8 +67,8 @@ static cp_status simulate_check(void *context) {
     if (run->partials < 0)
         run->partials = run->facts.cache_bytes > 2 ? 4 : 2;
     if (run->partials != 2 && run->partials != 4)
-        return cp_fail(CP_INVALID, "--partials %ld: 2 or 4 bytes a number",
-                       run->partials);
+        return cp_refuse("--partials %ld: 2 or 4 bytes a number",
+                         run->partials);
     CP_TRY(tokens_check(run));
     CP_TRY(cp_command_ranks(&run->ranks));
     cp_pace pace = {.hardware = &run->hardware,
@@ -202,8 +199,8 @@ static cp_status call_simulate(simulate_run *run) {
     if (status == CP_OK)
         status = cp_simulate(&run->scenario, &run->forecast);
     if (status == CP_OK && !isfinite(run->forecast.seconds))
-        status = cp_fail(CP_INVALID, "machine %s is too slow for a time",
-                         run->hardware.name);
+        status =
+            cp_refuse("machine %s is too slow for a time", run->hardware.name);
     if (status == CP_OK && trace != NULL)
         status = cp_history_write(trace, 0, run->trace);
     cp_history_free(trace);

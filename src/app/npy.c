@@ -29,61 +29,55 @@ int64_t cp_npy_bytes(const cp_npy *array) {
 static cp_status type_read(const char *at, const char *path, cp_npy *array) {
     const int length = (int)cp_min(15, (int64_t)strcspn(at + 1, "'"));
     if (*at != '\'')
-        return cp_fail(CP_INVALID,
-                       "%s: numbers of a structured or unnamed type; float32, "
-                       "float64, int32 or int64 is needed",
-                       path);
+        return cp_refuse("%s: numbers of a structured or unnamed type; "
+                         "float32, float64, int32 or int64 is needed",
+                         path);
     at++;
     if (*at == '>')
-        return cp_fail(CP_INVALID,
-                       "%s: big-endian numbers (%.*s); save them little-endian",
-                       path, length, at);
+        return cp_refuse(
+            "%s: big-endian numbers (%.*s); save them little-endian", path,
+            length, at);
     for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
         array->type = (cp_npy_type)type;
         if ((*at == '<' || *at == '=') && length == 3 &&
             strncmp(at + 1, number_types[type].spelling, 2) == 0)
             return CP_OK;
     }
-    return cp_fail(
-        CP_INVALID,
+    return cp_refuse(
         "%s: numbers of type %.*s; float32, float64, int32 or int64 is needed",
         path, length, at);
 }
 
 static cp_status order_check(const char *at, const char *path) {
     if (strncmp(at, "True", 4) == 0)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
     if (strncmp(at, "False", 5) == 0)
         return CP_OK;
-    return cp_fail(CP_INVALID,
-                   "%s: its header's fortran_order is neither True nor False",
-                   path);
+    return cp_refuse("%s: its header's fortran_order is neither True nor False",
+                     path);
 }
 
 static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
     array->dims = 0;
     array->count = 1;
     if (*at++ != '(')
-        return cp_fail(CP_INVALID, "%s: its header's shape is no tuple", path);
+        return cp_refuse("%s: its header's shape is no tuple", path);
     while (*at != ')') {
         char *end;
         if (array->dims == CP_NPY_MOST_DIMS)
-            return cp_fail(CP_INVALID, "%s: more than %d dimensions", path,
-                           CP_NPY_MOST_DIMS);
+            return cp_refuse("%s: more than %d dimensions", path,
+                             CP_NPY_MOST_DIMS);
         errno = 0;
         const int64_t size = strtol(at, &end, 10);
         if (end == at || errno != 0 || size < 0 ||
             !cp_multiply(array->count, size, &array->count))
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "%s: dimension %d is no size, or more than memory can have",
                 path, array->dims);
         array->shape[array->dims++] = size;
         if (*end != ',' && *end != ')')
-            return cp_fail(CP_INVALID, "%s: its header's shape has no end",
-                           path);
+            return cp_refuse("%s: its header's shape has no end", path);
         at = *end == ',' ? end + 1 : end;
     }
     return CP_OK;
@@ -107,7 +101,7 @@ static cp_status header_read(char *text, const char *path, cp_npy *array) {
     const char *shape = value_find(text, "'shape':");
     if (text[0] != '{' || end[-1] != '}' || type == NULL || order == NULL ||
         shape == NULL)
-        return cp_fail(CP_INVALID, "%s: its header is not NumPy's", path);
+        return cp_refuse("%s: its header is not NumPy's", path);
     CP_TRY(type_read(type, path, array));
     CP_TRY(order_check(order, path));
     return shape_read(shape, path, array);
@@ -117,22 +111,21 @@ static cp_status header_load(FILE *file, const char *path, cp_npy *array) {
     unsigned char start[12] = {0};
     char *text;
     if (fread(start, 1, 10, file) != 10 || memcmp(start, "\x93NUMPY", 6) != 0)
-        return cp_fail(CP_INVALID, "%s: not an .npy file", path);
+        return cp_refuse("%s: not an .npy file", path);
     if (start[6] != 1 && start[6] != 2)
-        return cp_fail(CP_INVALID, "%s: .npy of version %d; 1 or 2 is needed",
-                       path, start[6]);
+        return cp_refuse("%s: .npy of version %d; 1 or 2 is needed", path,
+                         start[6]);
     if (start[6] == 2 && fread(start + 10, 1, 2, file) != 2)
-        return cp_fail(CP_INVALID, "%s: ends after 10 bytes", path);
+        return cp_refuse("%s: ends after 10 bytes", path);
     const int64_t bytes = start[8] | start[9] * 256 | start[10] * 65536 |
                           (int64_t)start[11] * 16777216;
     if (bytes > 1000000)
-        return cp_fail(CP_INVALID, "%s: a header of %ld bytes", path, bytes);
+        return cp_refuse("%s: a header of %ld bytes", path, bytes);
     CP_TRY(cp_allocate(&text, bytes + 1, 1, "header of an .npy file"));
     const cp_status status =
         fread(text, 1, (size_t)bytes, file) == (size_t)bytes
             ? header_read(text, path, array)
-            : cp_fail(CP_INVALID, "%s: ends within its header of %ld bytes",
-                      path, bytes);
+            : cp_refuse("%s: ends within its header of %ld bytes", path, bytes);
     free(text);
     return status;
 }
@@ -146,11 +139,9 @@ static cp_status numbers_load(FILE *file, const char *path, cp_npy *array) {
         !S_ISREG(entry.st_mode))
         return cp_fail(CP_FILE, "%s: not a regular file", path);
     if (!cp_multiply(array->count, size, &bytes))
-        return cp_fail(CP_INVALID, "%s: %ld elements are no size", path,
-                       array->count);
+        return cp_refuse("%s: %ld elements are no size", path, array->count);
     if (entry.st_size - start != bytes)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: its header promises %ld bytes of numbers, and %ld are there",
             path, bytes, entry.st_size - start);
     CP_TRY(cp_allocate(&array->data, array->count, size, path));
@@ -197,15 +188,13 @@ static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
     char index[CP_NPY_MOST_DIMS * 22 + 3];
     index_write(array, element, index, sizeof(index));
-    return cp_fail(CP_INVALID,
-                   "%s: element %s is %g; finite float32 numbers are needed",
-                   path, index, value);
+    return cp_refuse("%s: element %s is %g; finite float32 numbers are needed",
+                     path, index, value);
 }
 
 cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
     if (array->type != CP_NPY_FLOAT32 && array->type != CP_NPY_FLOAT64)
-        return cp_fail(CP_INVALID, "%s: integers; float32 or float64 is needed",
-                       path);
+        return cp_refuse("%s: integers; float32 or float64 is needed", path);
     const bool wide = array->type == CP_NPY_FLOAT64;
     const double *doubles = array->data;
     float *numbers = array->data;
@@ -224,8 +213,7 @@ cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
     if (array->type == CP_NPY_INT64)
         return CP_OK;
     if (array->type != CP_NPY_INT32)
-        return cp_fail(CP_INVALID, "%s: floats; int32 or int64 is needed",
-                       path);
+        return cp_refuse("%s: floats; int32 or int64 is needed", path);
     int64_t *wide;
     const int32_t *numbers = array->data;
     CP_TRY(cp_allocate(&wide, array->count, sizeof(int64_t), path));
@@ -269,8 +257,7 @@ cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
         int64_t bytes = number_types[file->type].bytes;
         for (int d = 0; d < file->dims; d++)
             if (!cp_multiply(bytes, file->shape[d], &bytes))
-                return cp_fail(CP_INVALID, "%s: an array of no size",
-                               file->path);
+                return cp_refuse("%s: an array of no size", file->path);
         const int64_t header =
             header_write(file, headers[i], sizeof(headers[i]));
         parts[i][0] = (cp_bytes){headers[i], header};

@@ -28,6 +28,10 @@ typedef enum {
 cp_status cp_fail(cp_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* The same of wrong input: CP_INVALID. */
+cp_status cp_refuse(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));
+
 /* Leave a function that returns a cp_status with that of a call that failed.
  * For functions that have nothing to give back before they leave. */
 #define CP_TRY(call)                                                           \

@@ -20,7 +20,7 @@ static cp_status number_parse(const cp_option *option, const char *text) {
     char *end;
     const double value = strtod(text, &end);
     if (end == text || *end != '\0' || !isfinite(value))
-        return cp_fail(CP_INVALID, "--%s %s: not a number", option->name, text);
+        return cp_refuse("--%s %s: not a number", option->name, text);
     *(double *)option->value = value;
     return CP_OK;
 }
@@ -35,8 +35,8 @@ static cp_status choice_parse(const cp_option *option, const char *text) {
         }
         word = word[length] == '|' ? word + length + 1 : NULL;
     }
-    return cp_fail(CP_INVALID, "--%s %s: choose one of %s", option->name, text,
-                   option->argument);
+    return cp_refuse("--%s %s: choose one of %s", option->name, text,
+                     option->argument);
 }
 
 static cp_status value_store(const cp_option *option, const char *text) {
@@ -74,12 +74,10 @@ static cp_status refuse_unknown(const cp_usage *usage, const char *text,
         names[count] = usage->options[count].name;
     const char *near = cp_nearest(text, length, count, names);
     if (near != NULL)
-        return cp_fail(CP_INVALID,
-                       "%s: unknown option --%.*s; did you mean --%s?",
-                       usage->command, (int)length, text, near);
-    return cp_fail(CP_INVALID,
-                   "%s: unknown option --%.*s; longring %s --help lists them",
-                   usage->command, (int)length, text, usage->command);
+        return cp_refuse("%s: unknown option --%.*s; did you mean --%s?",
+                         usage->command, (int)length, text, near);
+    return cp_refuse("%s: unknown option --%.*s; longring %s --help lists them",
+                     usage->command, (int)length, text, usage->command);
 }
 
 /* Is text the name, up to its end or an equals sign? */
@@ -98,14 +96,13 @@ static cp_status option_read(const cp_usage *usage, int count,
     if (option->name == NULL)
         return refuse_unknown(usage, text, (int64_t)strcspn(text, "="));
     if (option->kind == CP_FLAG)
-        return value == NULL
-                   ? value_store(option, NULL)
-                   : cp_fail(CP_INVALID, "--%s takes no value", option->name);
+        return value == NULL ? value_store(option, NULL)
+                             : cp_refuse("--%s takes no value", option->name);
     if (value != NULL)
         return value_store(option, value + 1);
     if (*at + 1 >= count)
-        return cp_fail(CP_INVALID, "--%s needs a value: %s", option->name,
-                       option->argument);
+        return cp_refuse("--%s needs a value: %s", option->name,
+                         option->argument);
     return value_store(option, arguments[++*at]);
 }
 
@@ -118,10 +115,9 @@ cp_status cp_options_parse(const cp_usage *usage, int count,
         if (*help)
             return CP_OK;
         if (strncmp(text, "--", 2) != 0 || text[2] == '\0')
-            return cp_fail(CP_INVALID,
-                           "%s: what is '%s'? options begin with --, and "
-                           "longring %s --help lists them",
-                           usage->command, text, usage->command);
+            return cp_refuse("%s: what is '%s'? options begin with --, and "
+                             "longring %s --help lists them",
+                             usage->command, text, usage->command);
         CP_TRY(option_read(usage, count, arguments, &at));
     }
     return CP_OK;
@@ -131,8 +127,8 @@ cp_status cp_option_range(const char *name, int64_t value, int64_t least,
                           int64_t most) {
     if (value >= least && value <= most)
         return CP_OK;
-    return cp_fail(CP_INVALID, "--%s %ld: between %ld and %ld are possible",
-                   name, value, least, most);
+    return cp_refuse("--%s %ld: between %ld and %ld are possible", name, value,
+                     least, most);
 }
 
 const char *cp_options_peek(const char *name, int count,
