@@ -10,11 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "app/npy.h"
 #include "model/attend_call.h"
 #include "ring/check.h"
 #include "ring/crew.h"
-#include "ring/variants.h"
 
 typedef struct {
     const char *q, *k, *v, *out, *lse, *partials, *history, *cached;
@@ -78,7 +76,8 @@ static cp_status tensor_read(const char *path, cp_npy *tensor) {
     return cp_npy_to_float32(tensor, path);
 }
 
-static cp_status shapes_check(const attend_run *run, cp_shape *shape) {
+/* Find out the heads, of which all three tensors must be. */
+static cp_status shape_take(const attend_run *run, cp_shape *shape) {
     const int64_t *q = run->queries.shape, *k = run->keys.shape;
     const int64_t *v = run->values.shape;
     if (k[0] != v[0] || k[1] != v[1] || k[2] != v[2])
@@ -121,7 +120,7 @@ static cp_status attend_load(attend_run *run) {
     CP_TRY(tensor_read(run->q, &run->queries));
     CP_TRY(tensor_read(run->k, &run->keys));
     CP_TRY(tensor_read(run->v, &run->values));
-    CP_TRY(shapes_check(run, &shape));
+    CP_TRY(shape_take(run, &shape));
     const int64_t *lengths =
         run->lengths.count > 0 ? run->lengths.items : run->queries.shape;
     CP_TRY(rows_check(run, lengths));
@@ -215,10 +214,10 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
 static bool is_partial(const char *name) {
     int end = 0;
     sscanf(name, "rank%*[0-9]-op%*[0-9]-%n", &end);
-    bool known = false;
     for (int i = 0; i < 4 && end > 0; i++)
-        known = known || strcmp(name + end, partial_names[i]) == 0;
-    return known;
+        if (strcmp(name + end, partial_names[i]) == 0)
+            return true;
+    return false;
 }
 
 static cp_status partials_clear(const char *directory) {
@@ -269,15 +268,10 @@ static cp_status overflow_check(const attend_run *run) {
 
 static cp_status attend_write(const attend_run *run) {
     const int64_t *shape = run->queries.shape;
-    cp_npy_file files[2];
-    int64_t count = 0;
-    if (run->out != NULL)
-        files[count++] =
-            (cp_npy_file){run->out, CP_NPY_FLOAT32, 3, shape, run->job.output};
-    if (run->lse != NULL)
-        files[count++] =
-            (cp_npy_file){run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse};
-    return cp_crew_leads() ? cp_npy_write_all(count, files) : CP_OK;
+    const cp_npy_file files[] = {
+        {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
+        {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
+    return cp_crew_leads() ? cp_npy_write_all(2, files) : CP_OK;
 }
 
 static cp_status attend_answer(attend_run *run) {
@@ -294,33 +288,27 @@ static cp_status attend_answer(attend_run *run) {
     return cp_fail(status, "%s", why);
 }
 
-/* Print the line of figures of the call that was made. */
-static void summary_print(const attend_run *run, const cp_layout *layout,
-                          const cp_plan_report *report) {
-    int64_t most = 0;
-    for (int k = 0; k < report->ranks; k++)
-        most = cp_max(most, report->bytes[k]);
-    printf("%s over %d rank%s: %ld new token%s, %ld cached, ",
-           cp_variant_name(run->job.chosen), report->ranks,
-           cp_plural(report->ranks), layout->new_tokens,
-           cp_plural(layout->new_tokens), layout->cached_tokens);
-    printf("%ld sequence%s; %ld hop%s, %ld bytes a rank, balance %.3f; %s\n",
-           run->sequences, cp_plural(run->sequences), report->hops,
-           cp_plural(report->hops), most, report->balance, run->job.rule);
-}
-
-/* Lay the call out again, as it was made, and count what it took. */
+/* Lay the call out again, as it was made, and print what it took in a line. */
 static cp_status attend_summary(const attend_run *run) {
     cp_attend_job job = run->job;
     cp_attend_call call;
     cp_plan_report report = {0};
+    int64_t most = 0;
     job.variant = job.chosen;
     cp_status status =
         cp_attend_call_new(run->ring.backend->machine, &job, &call);
     if (status == CP_OK)
         status = cp_plan_check(call.plan, &report);
+    for (int k = 0; k < report.ranks; k++)
+        most = cp_max(most, report.bytes[k]);
     if (status == CP_OK)
-        summary_print(run, call.layout, &report);
+        printf("%s over %d rank%s: %ld new token%s, %ld cached, %ld "
+               "sequence%s; %ld hop%s, %ld bytes a rank, balance %.3f; %s\n",
+               cp_variant_name(job.chosen), report.ranks,
+               cp_plural(report.ranks), call.layout->new_tokens,
+               cp_plural(call.layout->new_tokens), call.layout->cached_tokens,
+               run->sequences, cp_plural(run->sequences), report.hops,
+               cp_plural(report.hops), most, report.balance, run->job.rule);
     cp_plan_report_free(&report);
     cp_attend_call_free(&call);
     return status;

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/npy.h"
 #include "model/sample.h"
 #include "ring/crew.h"
 
@@ -25,6 +24,7 @@ typedef struct {
     cp_session *session;
     float *rows, *kept; /* a few rows of logits; the wanted ones */
     double sum;         /* of negative log-likelihoods */
+    int32_t next;       /* the likeliest after the last */
 } logits_run;
 
 static bool positions_named(const char *text) {
@@ -38,8 +38,7 @@ static cp_status logits_check(void *context) {
     if (run->ring.variant == CP_DECODE)
         return cp_refuse("--variant decode: a prefill cannot; --history d5 "
                          "decodes 5 tokens");
-    if (run->generate > INT32_MAX)
-        return cp_refuse("--generate %ld: too many", run->generate);
+    CP_TRY(cp_option_range("generate", run->generate, 0, INT32_MAX));
     if (run->history != NULL && strchr(run->history, ',') != NULL)
         return cp_refuse("--history %s: one sequence is needed", run->history);
     if (run->history != NULL)
@@ -50,10 +49,12 @@ static cp_status logits_check(void *context) {
     return cp_command_ring_check(&run->ring);
 }
 
+/* Read the ids, and see that the options are about so many. */
 static cp_status ids_load(logits_run *run) {
     CP_TRY(cp_command_array(run->tokens, &run->ids));
-    CP_TRY(cp_npy_to_int64(&run->ids, run->tokens));
     run->length = run->ids.count;
+    if (run->ids.type != CP_NPY_INT32 && run->ids.type != CP_NPY_INT64)
+        return cp_refuse("%s: floats; int32 or int64 is needed", run->tokens);
     if (run->ids.dims != 1 || run->length < 1)
         return cp_refuse(
             "%s: %ld ids in %d dimensions; [T] with T >= 1 is needed",
@@ -71,13 +72,13 @@ static cp_status ids_load(logits_run *run) {
 
 /* See that the model knows the ids. */
 static cp_status words_take(logits_run *run) {
-    const int64_t *ids = run->ids.data;
     CP_TRY(cp_allocate(&run->words, run->length, sizeof(int32_t), "tokens"));
     for (int64_t i = 0; i < run->length; i++) {
-        if (ids[i] < 0 || ids[i] >= run->vocabulary)
+        const int64_t id = cp_npy_integer(&run->ids, i);
+        if (id < 0 || id >= run->vocabulary)
             return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
-                             run->tokens, i, ids[i], run->vocabulary);
-        run->words[i] = (int32_t)ids[i];
+                             run->tokens, i, id, run->vocabulary);
+        run->words[i] = (int32_t)id;
     }
     return CP_OK;
 }
@@ -141,6 +142,8 @@ static void row_take(logits_run *run, int64_t position, const float *row) {
     const int64_t vocabulary = run->vocabulary;
     if (position + 1 < run->length)
         run->sum += surprise(row, vocabulary, run->words[position + 1]);
+    else
+        run->next = cp_sample_greedy(row, vocabulary);
     for (int64_t i = 0; run->kept != NULL && i < run->wanted.count; i++)
         if (run->wanted.items[i] == position)
             memcpy(run->kept + i * vocabulary, row,
@@ -160,6 +163,10 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     return CP_OK;
 }
 
+static cp_status step_decode(logits_run *run, int32_t id) {
+    return cp_session_decode(run->session, 1, &(int64_t){0}, &id, NULL);
+}
+
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
     if (!turn.decode) {
@@ -167,25 +174,21 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
         return rows_take(run, first, turn.tokens);
     }
     for (int64_t i = 0; i < turn.tokens; i++) {
-        CP_TRY(
-            cp_session_decode(run->session, 1, &(int64_t){0}, words + i, NULL));
+        CP_TRY(step_decode(run, words[i]));
         CP_TRY(rows_take(run, first + i, 1));
     }
     return CP_OK;
 }
 
+/* Print the ids that follow; the first of them is known. */
 static cp_status generate(logits_run *run) {
-    const cp_turn last = run->turns[run->turn_count - 1];
-    int64_t row = last.decode ? 0 : last.tokens - 1;
-    for (int64_t i = 0; i < run->generate; i++) {
-        CP_TRY(cp_scores_read(run->session, row, 1, run->length - 1 + i,
+    printf("%d", run->next);
+    for (int64_t i = 1; i < run->generate; i++) {
+        CP_TRY(step_decode(run, run->next));
+        CP_TRY(cp_scores_read(run->session, 0, 1, run->length - 1 + i,
                               run->vocabulary, run->rows));
-        const int32_t id = cp_sample_greedy(run->rows, run->vocabulary);
-        printf(i > 0 ? " %d" : "%d", id);
-        if (i + 1 < run->generate)
-            CP_TRY(
-                cp_session_decode(run->session, 1, &(int64_t){0}, &id, NULL));
-        row = 0;
+        run->next = cp_sample_greedy(run->rows, run->vocabulary);
+        printf(" %d", run->next);
     }
     putchar('\n');
     return CP_OK;

@@ -209,20 +209,10 @@ cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
     return CP_OK;
 }
 
-cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
-    if (array->type == CP_NPY_INT64)
-        return CP_OK;
-    if (array->type != CP_NPY_INT32)
-        return cp_refuse("%s: floats; int32 or int64 is needed", path);
-    int64_t *wide;
-    const int32_t *numbers = array->data;
-    CP_TRY(cp_allocate(&wide, array->count, sizeof(int64_t), path));
-    for (int64_t i = 0; i < array->count; i++)
-        wide[i] = numbers[i];
-    free(array->data);
-    array->data = wide;
-    array->type = CP_NPY_INT64;
-    return CP_OK;
+int64_t cp_npy_integer(const cp_npy *array, int64_t element) {
+    return array->type == CP_NPY_INT32
+               ? ((const int32_t *)array->data)[element]
+               : ((const int64_t *)array->data)[element];
 }
 
 /* Write the first bytes of the file, up to the numbers; return how many. */
@@ -250,21 +240,24 @@ cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
     char headers[MOST][512];
     cp_bytes parts[MOST][2];
     cp_saved saved[MOST];
+    int64_t named = 0;
     assert(count <= MOST);
-    for (int64_t i = 0; i < count; i++) {
-        const cp_npy_file *file = &files[i];
-        assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
+    for (const cp_npy_file *file = files; file < files + count; file++) {
         int64_t bytes = number_types[file->type].bytes;
+        assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
+        if (file->path == NULL)
+            continue;
         for (int d = 0; d < file->dims; d++)
             if (!cp_multiply(bytes, file->shape[d], &bytes))
                 return cp_refuse("%s: an array of no size", file->path);
-        const int64_t header =
-            header_write(file, headers[i], sizeof(headers[i]));
-        parts[i][0] = (cp_bytes){headers[i], header};
-        parts[i][1] = (cp_bytes){file->data, bytes};
-        saved[i] = (cp_saved){file->path, 2, parts[i]};
+        char *header = headers[named];
+        parts[named][0] = (cp_bytes){
+            header, header_write(file, header, sizeof(headers[named]))};
+        parts[named][1] = (cp_bytes){file->data, bytes};
+        saved[named] = (cp_saved){file->path, 2, parts[named]};
+        named++;
     }
-    return cp_save_all(count, saved);
+    return cp_save_all(named, saved);
 }
 
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
