@@ -5,7 +5,6 @@
 #include "app/backend_mpi.h"
 #include "app/bench_rows.h"
 #include "app/subjects.h"
-#include "ring/choose.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"
 

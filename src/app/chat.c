@@ -107,8 +107,9 @@ static cp_status feed(cp_chat *chat) {
     cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++) {
         const cp_speaker *who = &chat->speakers[s];
-        const bool more = !who->last && who->left > 0 && !chat->stopping;
-        if (who->speaking)
+        const bool more =
+            who->next != chat->template.end && who->left > 0 && !chat->stopping;
+        if (who->next != CP_SILENT)
             status = cp_tape_call_add(call, s, more, &who->next, 1);
     }
     return cp_tape_settle(&chat->tape, status);
@@ -133,12 +134,11 @@ void cp_chat_show(cp_chat *chat, int64_t sequence) {
 }
 
 static void token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
-    who->speaking = true;
-    who->last = cp_tokenizer_ends(chat->opened.tokenizer, token);
-    who->next = who->last ? chat->template.end : token;
-    if (who->last)
+    if (cp_tokenizer_ends(chat->opened.tokenizer, token)) {
+        who->next = chat->template.end;
         return;
-    who->answer[who->answered++] = token;
+    }
+    who->next = who->answer[who->answered++] = token;
     who->left--;
     chat->cost.tokens++;
     if (chat->live)
@@ -147,13 +147,12 @@ static void token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
 
 /* Nothing was drawn: the turn is over, once its end has been fed too. */
 static void turn_end(cp_chat *chat, cp_speaker *who) {
-    if (!who->last)
+    const bool ended = who->next == chat->template.end;
+    if (!ended)
         chat->cost.cuts[who->left > 0                ? CP_CUT_BY_USER
                         : who->answered < chat->most ? CP_CUT_BY_ROOM
                                                      : CP_CUT_BY_MOST]++;
-    who->speaking = !who->last;
-    who->next = chat->template.end;
-    who->last = true;
+    who->next = ended ? CP_SILENT : chat->template.end;
 }
 
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
@@ -187,7 +186,7 @@ static cp_status run(cp_chat *chat) {
 
 static bool anyone_speaks(const cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences; s++)
-        if (chat->speakers[s].speaking)
+        if (chat->speakers[s].next != CP_SILENT)
             return true;
     return false;
 }

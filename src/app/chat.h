@@ -13,13 +13,13 @@
 
 /* One conversation, and the answer that it gives or gave last. */
 typedef struct {
-    bool speaking; /* next has yet to be fed */
-    bool last;     /* next is the end of its turn */
-    int32_t next;
+    int32_t next; /* the token to be fed; CP_SILENT: its turn is over */
     int64_t left; /* tokens that the answer may still have */
     int32_t *answer;
     int64_t answered; /* tokens that it has */
 } cp_speaker;
+
+enum { CP_SILENT = -1 };
 
 typedef struct {
     /* The caller fills these in. */

@@ -78,11 +78,6 @@ static bool identity_find(const cp_option *option, identity *found) {
     return true;
 }
 
-static bool is_same(const identity *a, const identity *b) {
-    return a->device == b->device && a->number == b->number &&
-           strcmp(a->name, b->name) == 0;
-}
-
 /* Before any work: can all files that are written be made, and is none of
  * them another file that the options name, under whatever name? */
 static cp_status files_check(const cp_option *options) {
@@ -96,7 +91,9 @@ static cp_status files_check(const cp_option *options) {
             continue;
         for (const cp_option *file = options; file->name != NULL; file++)
             if (file != out && identity_find(file, &other) &&
-                is_same(&written, &other))
+                written.device == other.device &&
+                written.number == other.number &&
+                strcmp(written.name, other.name) == 0)
                 return cp_refuse("--%s %s would overwrite the file of --%s",
                                  out->name, *path, file->name);
     }
@@ -127,7 +124,7 @@ cp_status cp_command_about(cp_status status, const char *path) {
     return cp_fail(status, "%s: %s", path, cp_message());
 }
 
-static cp_status ranks_check(int64_t *ranks, int64_t tensor) {
+cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
     const cp_crew *crew = cp_crew_mine();
     const bool joined = crew->share != NULL;
     CP_TRY(cp_option_range("tensor", tensor, 1, CP_COMMAND_RANKS));
@@ -146,10 +143,6 @@ static cp_status ranks_check(int64_t *ranks, int64_t tensor) {
     return cp_refuse(
         "--ranks %ld --tensor %ld: the launcher has started %d processes",
         *ranks, tensor, crew->ranks);
-}
-
-cp_status cp_command_ranks(int64_t *ranks) {
-    return ranks_check(ranks, 1);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -180,12 +173,12 @@ cp_chooser cp_command_chooser(const cp_command_ring *ring) {
 }
 
 cp_status cp_command_ring_check(cp_command_ring *ring) {
-    CP_TRY(ranks_check(&ring->ranks, ring->tensor));
+    CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
             return cp_refuse(
                 "--machine has no meaning with --variant %s; auto asks it",
-                cp_variant_name((cp_variant)ring->variant));
+                cp_variant_name(ring->variant));
         const cp_status status =
             cp_crew_leads() ? cp_hardware_read(ring->machine, &ring->described)
                             : CP_OK;
@@ -232,7 +225,7 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
     return CP_OK;
 }
 
-cp_status cp_command_step_check(int variant, int64_t sequences,
+cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
                                 const int64_t *new_tokens) {
     for (int64_t s = 0; s < sequences && variant == CP_DECODE; s++)
         if (new_tokens[s] > 1)
@@ -433,41 +426,26 @@ static int version(void) {
     return finished(CP_OK);
 }
 
-static int unknown_command(const char *text) {
-    const char *names[COMMANDS];
-    for (int i = 0; i < COMMANDS; i++)
-        names[i] = commands[i].name;
-    const char *near = cp_nearest(text, (int64_t)strlen(text), COMMANDS, names);
-    if (near != NULL)
-        cp_refuse("unknown command %s; did you mean %s?", text, near);
-    else
-        cp_refuse("unknown command %s; longring --help lists them", text);
-    cp_complain(cp_message());
-    return 2;
-}
-
 static int dispatch(int count, char *const *arguments) {
     const char *name = count > 1 ? arguments[1] : "--help";
+    const char *names[COMMANDS];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
         strcmp(name, "help") == 0)
         return overview();
     if (strcmp(name, "--version") == 0)
         return version();
-    for (int i = 0; i < COMMANDS; i++)
-        if (strcmp(name, commands[i].name) == 0)
+    for (int i = 0; i < COMMANDS; i++) {
+        names[i] = commands[i].name;
+        if (strcmp(name, names[i]) == 0)
             return commands[i].run(count - 2, arguments + 2);
-    return unknown_command(name);
-}
-
-static int dispatch_crew(const cp_backend *backend, int count,
-                         char *const *arguments) {
-    int result = 1;
-    if (backend->join(count, arguments) == CP_OK)
-        result = dispatch(count, arguments);
+    }
+    const char *near = cp_nearest(name, (int64_t)strlen(name), COMMANDS, names);
+    if (near != NULL)
+        cp_refuse("unknown command %s; did you mean %s?", name, near);
     else
-        cp_complain(cp_message());
-    return cp_crew_mine()->leave != NULL ? cp_crew_mine()->leave(result)
-                                         : result;
+        cp_refuse("unknown command %s; longring --help lists them", name);
+    cp_complain(cp_message());
+    return 2;
 }
 
 int cp_command_line(int count, char *const *arguments) {
@@ -478,7 +456,13 @@ int cp_command_line(int count, char *const *arguments) {
     for (int file = 0; file <= 2; file++)
         if (fcntl(file, F_GETFD) < 0)
             open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
-    if (backend != NULL && backend->join != NULL)
-        return dispatch_crew(backend, count, arguments);
-    return dispatch(count, arguments);
+    if (backend == NULL || backend->join == NULL)
+        return dispatch(count, arguments);
+    int result = 1;
+    if (backend->join(count, arguments) == CP_OK)
+        result = dispatch(count, arguments);
+    else
+        cp_complain(cp_message());
+    const cp_crew *crew = cp_crew_mine();
+    return crew->leave != NULL ? crew->leave(result) : result;
 }

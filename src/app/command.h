@@ -43,7 +43,8 @@ enum {
 /* What a command that runs a ring asks for, and what that comes to. */
 typedef struct {
     int64_t ranks, tensor;
-    int variant, on;
+    cp_variant variant;
+    int on;
     const char *machine;
     double timeout;
     const cp_backend *backend;
@@ -82,9 +83,9 @@ cp_chooser cp_command_chooser(const cp_command_ring *ring);
  * --machine becomes the same for all processes. */
 cp_status cp_command_ring_check(cp_command_ring *ring);
 
-/* Check --ranks. Below 0, it was not given, and is 4, or as many as there are
- * processes if they are what ranks are. */
-cp_status cp_command_ranks(int64_t *ranks);
+/* Check --ranks, of so many processes each. Below 0, it was not given, and is
+ * 4, or as many as there are processes if they are what ranks are. */
+cp_status cp_command_ranks(int64_t *ranks, int64_t tensor);
 
 /* The backend of that place of CP_COMMAND_PLACES, whose ranks shall wait for
  * each other no longer than timeout, in seconds. */
@@ -118,7 +119,7 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t most, int64_t *sum);
 
 /* If the variant is CP_DECODE, see that no sequence has two new tokens. */
-cp_status cp_command_step_check(int variant, int64_t sequences,
+cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
                                 const int64_t *new_tokens);
 
 /* A model's file, and what is made of it, each when it is asked for; NULL

@@ -130,7 +130,7 @@ static cp_status attend_load(attend_run *run) {
                                .new_tokens = lengths,
                                .turns = run->turns,
                                .history = (const cp_turn *const *)run->pasts,
-                               .variant = (cp_variant)run->ring.variant,
+                               .variant = run->ring.variant,
                                .chooser = cp_command_chooser(&run->ring),
                                .queries = run->queries.data,
                                .keys = run->keys.data,

@@ -65,7 +65,7 @@ static cp_status calibrate_check(void *context) {
                        "--name \"%.60s\": one word of less than %d letters",
                        run->name, CP_NAME_BYTES);
     snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
-    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(counts_check(run));
     CP_TRY(sizes_take(run));
     CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));

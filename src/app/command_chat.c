@@ -10,7 +10,6 @@
 
 #include "ring/crew.h"
 #include "ring/draw.h"
-#include "ring/variants.h"
 
 typedef struct {
     const char *model, *file, *trace, *batch;
@@ -134,7 +133,7 @@ static cp_status run_open(chat_run *run) {
         run->model));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
-    return session_open(run, run->ring.ranks, (cp_variant)run->ring.variant);
+    return session_open(run, run->ring.ranks, run->ring.variant);
 }
 
 static void question_show(const char *question) {
@@ -173,7 +172,7 @@ static void help_show(const chat_run *run) {
            "                    (now %s)\n"
            "  /quit             leave (or end of input)\n"
            "Ctrl-C stops an answer; a second one leaves.\n",
-           cp_variant_name((cp_variant)run->ring.variant));
+           cp_variant_name(run->ring.variant));
 }
 
 static cp_status variant_set(chat_run *run, const char *name) {
@@ -184,7 +183,7 @@ static cp_status variant_set(chat_run *run, const char *name) {
             "/variant %s: choose one of auto, pass-kv, pass-q, all-gather",
             name);
     CP_TRY(cp_session_choose(run->chat.session, variant));
-    run->ring.variant = (int)variant;
+    run->ring.variant = variant;
     printf("The next question goes by %s (%s).\n", cp_variant_name(variant),
            cp_variant_use(variant));
     return CP_OK;

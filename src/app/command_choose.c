@@ -2,7 +2,6 @@
 #include "app/command.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "predict/rules.h"
 #include "predict/simulate.h"
@@ -75,7 +74,7 @@ static cp_status choose_check(void *context) {
     CP_TRY(cp_command_tokens_check("choose", &run->tokens));
     if (run->csv && fresh->count != 1)
         return cp_refuse("--csv is for one sequence of --new");
-    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_command_tokens_sum("new", fresh, INT32_MAX, &sum));
     CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &sum));
     CP_TRY(cp_load_of(fresh->count, fresh->items, cached->items, &run->load));

@@ -108,7 +108,7 @@ static cp_status session_open(logits_run *run) {
         .ranks = (int)run->ring.ranks,
         .sequences = 1,
         .capacity = run->length + cp_max(run->generate - 1, 0),
-        .variant = (cp_variant)run->ring.variant,
+        .variant = run->ring.variant,
         .chooser = cp_command_chooser(&run->ring)};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),

@@ -5,16 +5,16 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/choose.h"
 #include "ring/draw.h"
 #include "ring/explore.h"
-#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
     cp_command_tokens tokens;
     cp_counts heads;
-    int variant, placement, draw;
+    cp_variant variant;
+    cp_placement placement;
+    int draw; /* 0: nothing */
     bool check;
     const char *out;
     /* What they come to. */
@@ -33,7 +33,7 @@ static cp_status plan_check(void *context) {
     if (run->element_bytes != 2 && run->element_bytes != 4)
         return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
                          run->element_bytes);
-    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
     CP_TRY(cp_command_step_check(run->variant, fresh->count, fresh->items));
     if (cp_counts_sum(fresh) == 0)
@@ -64,54 +64,46 @@ static cp_status cache_fill(plan_run *run) {
     if (cached_sum == 0)
         return CP_OK;
     cp_layout *past;
-    CP_TRY(layout_new(run, cached, (cp_placement)run->placement, &past));
+    CP_TRY(layout_new(run, cached, run->placement, &past));
     const cp_status status = cp_cache_commit(run->cache, past);
     cp_layout_free(past);
     return status;
 }
 
-static cp_status variant_choose(plan_run *run) {
-    cp_choice *choice = &run->choice;
-    const cp_counts *fresh = &run->tokens.fresh;
-    if (run->variant == CP_AUTO)
-        return cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
-                         fresh->count, fresh->items, run->cache->length,
-                         choice);
-    *choice = (cp_choice){(cp_variant)run->variant, "asked for by --variant"};
-    return CP_OK;
-}
-
 static cp_status plan_build(plan_run *run) {
     const cp_plan_options options = {run->element_bytes, 1};
+    const cp_counts *fresh = &run->tokens.fresh;
+    cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
-    CP_TRY(variant_choose(run));
-    const cp_variant variant = run->choice.variant;
-    CP_TRY(layout_new(run, &run->tokens.fresh,
-                      variant == CP_DECODE ? CP_ROUND_ROBIN
-                                           : (cp_placement)run->placement,
+    *choice = (cp_choice){run->variant, "asked for by --variant"};
+    if (run->variant == CP_AUTO)
+        CP_TRY(cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
+                         fresh->count, fresh->items, run->cache->length,
+                         choice));
+    CP_TRY(layout_new(run, fresh,
+                      choice->variant == CP_DECODE ? CP_ROUND_ROBIN
+                                                   : run->placement,
                       &run->layout));
-    CP_TRY(
-        cp_plan_build(variant, run->layout, &run->shape, &options, &run->plan));
+    CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,
+                         &run->plan));
     return cp_plan_check(run->plan, &run->report);
 }
 
-static int span_print(FILE *out, cp_span span, bool numbered) {
-    int width = fprintf(out, " ");
-    if (numbered)
-        width += fprintf(out, "#%ld:", span.sequence);
-    width += fprintf(out, "%ld", span.start);
-    if (span.count > 1)
-        width += fprintf(out, "..%ld", cp_span_last(span));
-    if (span.count > 1 && span.step > 1)
-        width += fprintf(out, "/%ld", span.step);
-    return width;
-}
-
+/* Print the spans as far as they fit a line. */
 static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
     int width = 6;
     int64_t i = 0;
-    for (; i < pieces->count && (width <= 50 || i + 1 == pieces->count); i++)
-        width += span_print(out, pieces->items[i].span, numbered);
+    for (; i < pieces->count && (width <= 50 || i + 1 == pieces->count); i++) {
+        const cp_span span = pieces->items[i].span;
+        width += fprintf(out, " ");
+        if (numbered)
+            width += fprintf(out, "#%ld:", span.sequence);
+        width += fprintf(out, "%ld", span.start);
+        if (span.count > 1)
+            width += fprintf(out, "..%ld", cp_span_last(span));
+        if (span.count > 1 && span.step > 1)
+            width += fprintf(out, "/%ld", span.step);
+    }
     if (i < pieces->count)
         fprintf(out, " and %ld more", pieces->count - i);
     fprintf(out, pieces->count > 0 ? "\n" : " nothing\n");
@@ -210,19 +202,16 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
     return status == CP_CAPACITY ? CP_OK : status;
 }
 
-static cp_status words_write(const plan_run *run, FILE *out) {
-    head_print(out, run);
-    ranks_print(out, run);
-    hops_print(out, run);
-    return run->check ? proof_print(out, run) : CP_OK;
-}
-
 static cp_status plan_write(void *context, FILE *out) {
     static cp_status (*const draw[])(const cp_plan *, FILE *) = {
         NULL, cp_draw_ascii, cp_draw_svg, cp_draw_perfetto};
     const plan_run *run = context;
-    return run->draw == 0 ? words_write(run, out)
-                          : draw[run->draw](run->plan, out);
+    if (run->draw != 0)
+        return draw[run->draw](run->plan, out);
+    head_print(out, run);
+    ranks_print(out, run);
+    hops_print(out, run);
+    return run->check ? proof_print(out, run) : CP_OK;
 }
 
 static cp_status plan_work(void *context) {

@@ -6,14 +6,13 @@
 #include "app/command.h"
 #include "predict/rules.h"
 #include "predict/simulate.h"
-#include "ring/variants.h"
 
 typedef struct {
     const char *machine, *model, *trace;
     cp_words set;
     cp_command_tokens tokens;
     int64_t ranks, tensor, batch, partials, seed;
-    int variant;
+    cp_variant variant;
     bool csv;
     /* What they come to. */
     cp_hardware hardware;
@@ -70,7 +69,7 @@ static cp_status simulate_check(void *context) {
         return cp_refuse("--partials %ld: 2 or 4 bytes a number",
                          run->partials);
     CP_TRY(tokens_check(run));
-    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     cp_pace pace = {.hardware = &run->hardware,
                     .model = &run->facts,
                     .ranks = (int)run->ranks,
@@ -104,7 +103,7 @@ static cp_status scenario_build(simulate_run *run) {
                                   .sequences = fresh->count,
                                   .new_tokens = fresh->items,
                                   .cached_tokens = cached->items,
-                                  .variant = (cp_variant)run->variant,
+                                  .variant = run->variant,
                                   .partial_bytes = run->partials,
                                   .kept = run->variant != CP_DECODE &&
                                           cp_counts_sum(cached) > 0,
@@ -135,7 +134,9 @@ static void head_print(const simulate_run *run) {
     }
 }
 
-static void layer_print(const cp_forecast *f) {
+/* What a layer spends its time on, and a GPU its memory. */
+static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
+    const double all = f->weights + f->cache + f->buffers;
     printf("\na layer            microseconds\n"
            "  linear layers    %12.6g\n  all-reduces      %12.6g\n"
            "  ring             %12.6g\n    attention      %12.6g\n"
@@ -144,10 +145,6 @@ static void layer_print(const cp_forecast *f) {
            1e6 * f->linear, 1e6 * f->reducing, 1e6 * f->ring,
            1e6 * f->attending, 1e6 * f->exchanging, 1e6 * f->exchange,
            1e6 * f->exposed);
-}
-
-static void memory_print(const cp_hardware *hardware, const cp_forecast *f) {
-    const double all = f->weights + f->cache + f->buffers;
     printf("\na GPU at most            GB\n  weights        %10.3f\n"
            "  cache          %10.3f\n  buffers        %10.3f\n"
            "  in all         %10.3f  of %.4g%s\n",
@@ -170,8 +167,7 @@ static void forecast_print(const simulate_run *run) {
            "rate %17.4g TFLOP/s per GPU, %.1f %% of the 16-bit peak\n",
            100 * f->busy, 1e-12 * f->flops_per_second,
            100 * f->flops_per_second / run->hardware.peak);
-    layer_print(f);
-    memory_print(&run->hardware, f);
+    shares_print(&run->hardware, f);
 }
 
 static void csv_print(const simulate_run *run) {

@@ -5,7 +5,6 @@
 
 #include "app/command.h"
 #include "ring/draw.h"
-#include "ring/variants.h"
 
 static cp_status ranks_write(void *context, FILE *out) {
     const cp_turn_report *report = context;
