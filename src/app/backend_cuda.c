@@ -84,9 +84,8 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
 
 /* Before there is a crew, every process speaks for itself. */
 static cp_status as_rank(int rank, cp_status status) {
-    char why[480];
-    snprintf(why, sizeof(why), "%s", cp_message());
-    return status == CP_OK ? CP_OK : cp_fail(status, "rank %d: %s", rank, why);
+    return status == CP_OK ? CP_OK
+                           : cp_fail(status, "rank %d: %s", rank, cp_message());
 }
 
 static cp_status join_by_nccl(const cp_launch *launch) {

@@ -2,7 +2,6 @@
 #include "app/meter.h"
 
 #include "reference/model/attend_job.h"
-#include "app/backend_mpi.h"
 #include "app/bench_rows.h"
 #include "app/subjects.h"
 #include "reference/model/engine.h"
