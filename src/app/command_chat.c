@@ -136,30 +136,24 @@ static cp_status run_open(chat_run *run) {
     return session_open(run, run->ring.ranks, run->ring.variant);
 }
 
-static void question_show(const char *question) {
-    printf("\n> ");
-    cp_write_wrapped(stdout, 2, 2, question);
-    putchar('\n');
-}
-
+/* Ask one question after the other, or each in its own conversation. */
 static cp_status asks_answer(chat_run *run) {
+    cp_chat *chat = &run->chat;
+    chat->live = run->batch == NULL;
+    if (!chat->live)
+        CP_TRY(cp_chat_ask(chat, run->asks.items));
     for (int64_t i = 0; i < run->asks.count; i++) {
-        question_show(run->asks.items[i]);
+        printf("\n> ");
+        cp_write_wrapped(stdout, 2, 2, run->asks.items[i]);
+        putchar('\n');
         CP_TRY(cp_output_flush());
-        CP_TRY(cp_chat_ask(&run->chat, &run->asks.items[i]));
-        cp_cost_page(&run->chat.cost);
+        if (!chat->live)
+            cp_chat_show(chat, i);
+        else
+            CP_TRY(cp_chat_ask(chat, &run->asks.items[i]));
+        if (chat->live || i + 1 == run->asks.count)
+            cp_cost_page(&chat->cost);
     }
-    return CP_OK;
-}
-
-static cp_status batch_answer(chat_run *run) {
-    run->chat.live = false;
-    CP_TRY(cp_chat_ask(&run->chat, run->asks.items));
-    for (int64_t s = 0; s < run->chat.sequences; s++) {
-        question_show(run->asks.items[s]);
-        cp_chat_show(&run->chat, s);
-    }
-    cp_cost_page(&run->chat.cost);
     return CP_OK;
 }
 
@@ -205,16 +199,15 @@ static cp_status plan_show(const cp_chat *chat) {
 /* A line of input, without its end. */
 typedef struct {
     char *text;
-    size_t size; /* of the memory */
-    size_t length;
+    size_t size; /* of the memory, where it is read */
+    int64_t length;
 } input_line;
 
 /* Read the next line; false at the end of the input. */
 static bool line_get(bool prompts, input_line *line) {
     ssize_t read;
     for (;;) {
-        if (prompts)
-            fputs("\n> ", stdout);
+        fputs(prompts ? "\n> " : "", stdout);
         fflush(stdout);
         errno = 0;
         read = getline(&line->text, &line->size, stdin);
@@ -224,7 +217,7 @@ static bool line_get(bool prompts, input_line *line) {
         if (prompts)
             fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
     }
-    line->length = read < 0 ? 0 : (size_t)read;
+    line->length = cp_max(read, 0);
     while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
@@ -234,23 +227,12 @@ static bool line_get(bool prompts, input_line *line) {
 /* The same, of the process that leads, for all of them. Fails if the line
  * cannot be shared. */
 static cp_status line_read(bool prompts, input_line *line, bool *more) {
-    const bool alone = cp_crew_mine()->ranks == 1;
     *more = false;
-    if (!alone)
-        CP_TRY(cp_crew_await(STDIN_FILENO));
+    CP_TRY(cp_crew_await(STDIN_FILENO));
     if (cp_crew_leads())
         *more = line_get(prompts, line);
-    if (alone)
-        return CP_OK;
-    int64_t bytes = *more ? (int64_t)line->length : 0;
-    void *data = line->text;
-    const cp_status status =
-        cp_crew_share(CP_OK, more, sizeof(*more), &data, &bytes);
-    line->text = data;
-    line->length = (size_t)bytes;
-    if (!cp_crew_leads())
-        line->size = line->length + 1;
-    return status;
+    return cp_crew_share(CP_OK, more, sizeof(*more), (void **)&line->text,
+                         &line->length);
 }
 
 static cp_status line_answer(chat_run *run, const char *line) {
@@ -273,12 +255,14 @@ static cp_status line_answer(chat_run *run, const char *line) {
 /* Answer line n, or say why not; that is remembered as the status of the
  * conversation if nobody is there to see it. */
 static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
-    const size_t length = strlen(line->text);
-    const cp_status status = length < line->length
-                                 ? cp_refuse("standard input: line %ld: byte "
-                                             "%ld is zero; a question is text",
-                                             n, length + 1)
-                                 : line_answer(run, line->text);
+    const int64_t length = (int64_t)strlen(line->text);
+    cp_status status;
+    if (length < line->length)
+        status = cp_refuse("standard input: line %ld: byte %ld is zero; a "
+                           "question is text",
+                           n, length + 1);
+    else
+        status = line_answer(run, line->text);
     if (status == CP_OK || ferror(stdout))
         return CP_OK;
     cp_progress_end(&run->chat.progress);
@@ -299,7 +283,7 @@ static cp_status converse(chat_run *run) {
             status = line_read(run->prompts, &line, &more);
         if (status != CP_OK || !more || strcmp(line.text, "/quit") == 0)
             break;
-        if (line.length == strspn(line.text, " \t"))
+        if (line.length == (int64_t)strspn(line.text, " \t"))
             continue;
         const cp_status answered = line_take(run, n, &line);
         told = told == CP_OK ? answered : told;
@@ -441,9 +425,7 @@ static cp_status chat_work(void *context) {
     cp_progress_end(&chat->progress);
     CP_TRY(status);
     CP_TRY(head_show(run));
-    CP_TRY(run->batch != NULL ? batch_answer(run)
-           : given            ? asks_answer(run)
-                              : converse(run));
+    CP_TRY(given ? asks_answer(run) : converse(run));
     return tail_show(run);
 }
 
