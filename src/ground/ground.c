@@ -10,26 +10,14 @@
 
 static _Thread_local char message[512];
 
-static void message_write(const char *format, va_list arguments) {
-    char text[sizeof(message)]; /* the arguments may quote the message */
-    vsnprintf(text, sizeof(text), format, arguments);
-    memcpy(message, text, sizeof(message));
-}
-
 cp_status cp_fail(cp_status status, const char *format, ...) {
+    char text[sizeof(message)]; /* the arguments may quote the message */
     va_list arguments;
     va_start(arguments, format);
-    message_write(format, arguments);
+    vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
+    memcpy(message, text, sizeof(message));
     return status;
-}
-
-cp_status cp_refuse(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    message_write(format, arguments);
-    va_end(arguments);
-    return CP_INVALID;
 }
 
 const char *cp_message(void) {

@@ -6,13 +6,12 @@
 #include <string.h>
 
 cp_status cp_words_append(cp_words *words, const char *text) {
-    const char **items;
-    CP_TRY(cp_allocate(&items, words->count + 1, sizeof(*items), "words"));
-    for (int64_t i = 0; i < words->count; i++)
-        items[i] = words->items[i];
-    items[words->count++] = text;
-    free(words->items);
+    const size_t bytes = (size_t)(words->count + 1) * sizeof(char *);
+    const char **items = realloc(words->items, bytes);
+    if (items == NULL)
+        return cp_fail(CP_MEMORY, "words: no memory for %zu bytes", bytes);
     words->items = items;
+    items[words->count++] = text;
     return CP_OK;
 }
 
@@ -26,14 +25,15 @@ static cp_status number_parse(const cp_option *option, const char *text) {
 }
 
 static cp_status choice_parse(const cp_option *option, const char *text) {
+    const size_t length = strlen(text);
     const char *word = option->argument;
     for (int place = 0; word != NULL; place++) {
-        const size_t length = strcspn(word, "|");
-        if (strlen(text) == length && memcmp(word, text, length) == 0) {
+        if (strcspn(word, "|") == length && memcmp(word, text, length) == 0) {
             *(int *)option->value = place;
             return CP_OK;
         }
-        word = word[length] == '|' ? word + length + 1 : NULL;
+        const char *bar = strchr(word, '|');
+        word = bar != NULL ? bar + 1 : NULL;
     }
     return cp_refuse("--%s %s: choose one of %s", option->name, text,
                      option->argument);
