@@ -166,12 +166,6 @@ cp_status cp_command_backend(int place, double timeout,
     return CP_OK;
 }
 
-cp_chooser cp_command_chooser(const cp_command_ring *ring) {
-    if (ring->machine == NULL)
-        return (cp_chooser){NULL, NULL};
-    return (cp_chooser){cp_foresee, &ring->described};
-}
-
 cp_status cp_command_ring_check(cp_command_ring *ring) {
     CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
     if (ring->machine != NULL) {
@@ -184,6 +178,7 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
                             : CP_OK;
         CP_TRY(cp_crew_share(status, &ring->described, sizeof(ring->described),
                              NULL, NULL));
+        ring->chooser = (cp_chooser){cp_foresee, &ring->described};
     }
     return cp_command_backend(ring->on, ring->timeout, &ring->backend);
 }
@@ -219,8 +214,8 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t most, int64_t *sum) {
     for (int64_t s = 0; s < counts->count; s++)
         if (!cp_add(*sum, counts->items[s], sum) || *sum > most)
-            return cp_refuse("--%s: with the %ld tokens of sequence %ld there "
-                             "are more than the %ld that can be planned",
+            return cp_refuse("--%s: with the %ld tokens of sequence %ld the call "
+                             "has more than the %ld that can be planned",
                              name, counts->items[s], s, most);
     return CP_OK;
 }
@@ -320,19 +315,16 @@ cp_status cp_stream_read(FILE *in, const char *name, char **text,
     return cp_page_make(source_copy, &(source){in, name}, text, bytes);
 }
 
-static cp_status file_read(const char *path, char **text, int64_t *bytes) {
-    FILE *in = fopen(path, "rb");
-    if (in == NULL)
-        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
-    const cp_status status = cp_stream_read(in, path, text, bytes);
-    fclose(in);
-    return status;
-}
-
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
+    cp_status status = CP_OK;
     *text = NULL;
-    const cp_status status =
-        cp_crew_leads() ? file_read(path, text, bytes) : CP_OK;
+    if (cp_crew_leads()) {
+        FILE *in = fopen(path, "rb");
+        status = in != NULL ? cp_stream_read(in, path, text, bytes)
+                            : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+        if (in != NULL)
+            fclose(in);
+    }
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
 

@@ -49,11 +49,8 @@ typedef struct {
     double timeout;
     const cp_backend *backend;
     cp_hardware described; /* of --machine */
+    cp_chooser chooser;    /* by it, or all zero: Algorithm 1 */
 } cp_command_ring;
-
-/* By which CP_AUTO decides: the machine that was described, or Algorithm 1.
- * Lasts as long as the ring. */
-cp_chooser cp_command_chooser(const cp_command_ring *ring);
 
 #define CP_COMMAND_RING                                                        \
     { .ranks = -1, .tensor = 1, .timeout = CP_COMMAND_TIMEOUT }
@@ -80,7 +77,8 @@ cp_chooser cp_command_chooser(const cp_command_ring *ring);
     }
 
 /* See that they make sense, and fill in the rest; the description of
- * --machine becomes the same for all processes. */
+ * --machine becomes the same for all processes. The ring must stay where it
+ * is, for its chooser. */
 cp_status cp_command_ring_check(cp_command_ring *ring);
 
 /* Check --ranks, of so many processes each. Below 0, it was not given, and is

@@ -131,7 +131,7 @@ static cp_status attend_load(attend_run *run) {
                                .turns = run->turns,
                                .history = (const cp_turn *const *)run->pasts,
                                .variant = run->ring.variant,
-                               .chooser = cp_command_chooser(&run->ring),
+                               .chooser = run->ring.chooser,
                                .queries = run->queries.data,
                                .keys = run->keys.data,
                                .values = run->values.data};
@@ -266,20 +266,17 @@ static cp_status overflow_check(const attend_run *run) {
     return CP_OK;
 }
 
-static cp_status attend_write(const attend_run *run) {
-    const int64_t *shape = run->queries.shape;
-    const cp_npy_file files[] = {
-        {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
-        {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
-    return cp_crew_leads() ? cp_npy_write_all(2, files) : CP_OK;
-}
-
+/* Compute, look at what came out, and write it; or leave nothing behind. */
 static cp_status attend_answer(attend_run *run) {
+    const int64_t *shape = run->queries.shape;
     cp_status status = attend_compute(run);
     if (status == CP_OK)
         status = overflow_check(run);
-    if (status == CP_OK)
-        status = attend_write(run);
+    const cp_npy_file files[] = {
+        {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
+        {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
+    if (status == CP_OK && cp_crew_leads())
+        status = cp_npy_write_all(2, files);
     if (status == CP_OK || run->job.partial == NULL)
         return status;
     char why[512];

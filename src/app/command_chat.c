@@ -37,12 +37,6 @@ static void on_interrupt(int signal) {
     }
 }
 
-static void interrupts_catch(void) {
-    struct sigaction action = {.sa_handler = on_interrupt};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-}
-
 static cp_status chat_check(void *context) {
     chat_run *run = context;
     const cp_command_ring *ring = &run->ring;
@@ -67,22 +61,9 @@ static cp_status chat_check(void *context) {
     return cp_command_ring_check(&run->ring);
 }
 
-static cp_status document_open(chat_run *run) {
-    cp_chat *chat = &run->chat;
-    if (run->file == NULL)
-        return CP_OK;
-    CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
-    if (cp_is_blank(chat->document))
-        return cp_refuse("%s: %ld bytes, and no text", run->file,
-                         chat->document_bytes);
-    return CP_OK;
-}
-
 /* The questions of --batch become those of --ask: one for each sequence. */
 static cp_status batch_open(chat_run *run) {
     int64_t bytes;
-    if (run->batch == NULL)
-        return CP_OK;
     CP_TRY(cp_file_read(run->batch, &run->batch_text, &bytes));
     char *rest = run->batch_text;
     if ((int64_t)strlen(rest) < bytes)
@@ -111,7 +92,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .sequences = chat->sequences,
         .capacity = run->capacity,
         .variant = ranks > 1 ? variant : CP_AUTO,
-        .chooser = cp_command_chooser(&run->ring),
+        .chooser = run->ring.chooser,
         .trace = run->trace != NULL && ranks == run->ring.ranks,
         .stop = &stop,
         .progress = cp_progress_show,
@@ -124,8 +105,14 @@ static cp_status session_open(chat_run *run, int64_t ranks,
 static cp_status run_open(chat_run *run) {
     cp_chat *chat = &run->chat;
     cp_opened *opened = &chat->opened;
-    CP_TRY(document_open(run));
-    CP_TRY(batch_open(run));
+    if (run->file != NULL) {
+        CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
+        if (cp_is_blank(chat->document))
+            return cp_refuse("%s: %ld bytes, and no text", run->file,
+                             chat->document_bytes);
+    }
+    if (run->batch != NULL)
+        CP_TRY(batch_open(run));
     CP_TRY(cp_opened_file(opened, run->model));
     CP_TRY(cp_opened_words(opened));
     CP_TRY(cp_command_about(
@@ -417,7 +404,8 @@ static cp_status chat_work(void *context) {
     chat->sampler = run->first_sampler;
     chat->tape.keeps = run->compare;
     if (cp_crew_mine()->ranks == 1)
-        interrupts_catch();
+        sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
+                  NULL);
     else
         setvbuf(stdin, NULL, _IONBF, 0);
     cp_progress_begin(&chat->progress, "reading", base_name(run->model));

@@ -109,24 +109,14 @@ static cp_status session_open(logits_run *run) {
         .sequences = 1,
         .capacity = run->length + cp_max(run->generate - 1, 0),
         .variant = run->ring.variant,
-        .chooser = cp_command_chooser(&run->ring)};
+        .chooser = run->ring.chooser};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),
         run->tokens));
     CP_TRY(cp_allocate(&run->rows, ROWS_AT_ONCE, row, "logits"));
-    if (run->out == NULL)
-        return CP_OK;
-    return cp_allocate(&run->kept, run->wanted.count, row, "logits");
-}
-
-static cp_status logits_load(logits_run *run) {
-    CP_TRY(ids_load(run));
-    CP_TRY(cp_opened_file(&run->opened, run->model));
-    CP_TRY(cp_opened_weights(&run->opened, &run->ring));
-    run->vocabulary = run->opened.facts->vocabulary;
-    CP_TRY(words_take(run));
-    CP_TRY(defaults_fill(run));
-    return session_open(run);
+    return run->out == NULL
+               ? CP_OK
+               : cp_allocate(&run->kept, run->wanted.count, row, "logits");
 }
 
 static double surprise(const float *logits, int64_t count, int32_t id) {
@@ -197,7 +187,13 @@ static cp_status generate(logits_run *run) {
 static cp_status logits_work(void *context) {
     logits_run *run = context;
     int64_t first = 0;
-    CP_TRY(logits_load(run));
+    CP_TRY(ids_load(run));
+    CP_TRY(cp_opened_file(&run->opened, run->model));
+    CP_TRY(cp_opened_weights(&run->opened, &run->ring));
+    run->vocabulary = run->opened.facts->vocabulary;
+    CP_TRY(words_take(run));
+    CP_TRY(defaults_fill(run));
+    CP_TRY(session_open(run));
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};

@@ -43,20 +43,11 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     return cp_fail(status, "--set%s", cp_message() + strlen(label));
 }
 
-static cp_status tokens_check(simulate_run *run) {
-    const cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
-    int64_t sum = 0;
-    CP_TRY(cp_command_tokens_check("simulate", &run->tokens));
-    CP_TRY(cp_option_range("batch", run->batch, 1, 4096));
-    const int64_t most = INT32_MAX / run->batch;
-    CP_TRY(cp_command_tokens_sum("new", fresh, most, &sum));
-    CP_TRY(cp_command_tokens_sum("cached", cached, most, &sum));
-    return cp_counts_sum(fresh) > 0 ? CP_OK : cp_refuse("--new: no new tokens");
-}
-
 /* What cannot be simulated is bad use, and known before any work. */
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
+    const cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
+    int64_t sum = 0;
     CP_TRY(cp_hardware_read(run->machine, &run->hardware));
     CP_TRY(cp_model_sizes_read(run->model, &run->facts));
     for (int64_t n = 0; n < run->set.count; n++)
@@ -68,7 +59,13 @@ static cp_status simulate_check(void *context) {
     if (run->partials != 2 && run->partials != 4)
         return cp_refuse("--partials %ld: 2 or 4 bytes a number",
                          run->partials);
-    CP_TRY(tokens_check(run));
+    CP_TRY(cp_command_tokens_check("simulate", &run->tokens));
+    CP_TRY(cp_option_range("batch", run->batch, 1, 4096));
+    const int64_t most = INT32_MAX / run->batch;
+    CP_TRY(cp_command_tokens_sum("new", fresh, most, &sum));
+    CP_TRY(cp_command_tokens_sum("cached", cached, most, &sum));
+    if (cp_counts_sum(fresh) == 0)
+        return cp_refuse("--new: no new tokens");
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     cp_pace pace = {.hardware = &run->hardware,
                     .model = &run->facts,

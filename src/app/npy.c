@@ -48,16 +48,6 @@ static cp_status type_read(const char *at, const char *path, cp_npy *array) {
         path, length, at);
 }
 
-static cp_status order_check(const char *at, const char *path) {
-    if (strncmp(at, "True", 4) == 0)
-        return cp_refuse(
-            "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
-    if (strncmp(at, "False", 5) == 0)
-        return CP_OK;
-    return cp_refuse("%s: its header's fortran_order is neither True nor False",
-                     path);
-}
-
 static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
     array->dims = 0;
     array->count = 1;
@@ -102,8 +92,13 @@ static cp_status header_read(char *text, const char *path, cp_npy *array) {
     if (text[0] != '{' || end[-1] != '}' || type == NULL || order == NULL ||
         shape == NULL)
         return cp_refuse("%s: its header is not NumPy's", path);
+    if (strncmp(order, "True", 4) == 0)
+        return cp_refuse(
+            "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
+    if (strncmp(order, "False", 5) != 0)
+        return cp_refuse(
+            "%s: its header's fortran_order is neither True nor False", path);
     CP_TRY(type_read(type, path, array));
-    CP_TRY(order_check(order, path));
     return shape_read(shape, path, array);
 }
 
@@ -170,25 +165,20 @@ void cp_npy_free(cp_npy *array) {
     *array = (cp_npy){0};
 }
 
-/* "[3, 0, 17]": where the element of that number lies. */
-static void index_write(const cp_npy *array, int64_t element, char *text,
-                        size_t size) {
-    int64_t stride = array->count;
-    size_t length = (size_t)snprintf(text, size, "[");
-    for (int i = 0; i < array->dims; i++) {
-        stride /= array->shape[i];
-        length += (size_t)snprintf(text + length, size - length, "%s%ld",
-                                   i > 0 ? ", " : "", element / stride);
-        element %= stride;
-    }
-    snprintf(text + length, size - length, "]");
-}
-
+/* Name an element by where it lies: "[3, 0, 17]". */
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
-    char index[CP_NPY_MOST_DIMS * 22 + 3];
-    index_write(array, element, index, sizeof(index));
-    return cp_refuse("%s: element %s is %g; finite float32 numbers are needed",
+    char index[CP_NPY_MOST_DIMS * 22] = "";
+    size_t length = 0;
+    int64_t stride = array->count;
+    for (int i = 0; i < array->dims; i++) {
+        stride /= array->shape[i];
+        length += (size_t)snprintf(index + length, sizeof(index) - length,
+                                   i > 0 ? ", %ld" : "%ld", element / stride);
+        element %= stride;
+    }
+    return cp_refuse("%s: element [%s] is %g; finite float32 numbers are "
+                     "needed",
                      path, index, value);
 }
 
