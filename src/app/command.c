@@ -214,9 +214,10 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t most, int64_t *sum) {
     for (int64_t s = 0; s < counts->count; s++)
         if (!cp_add(*sum, counts->items[s], sum) || *sum > most)
-            return cp_refuse("--%s: with the %ld tokens of sequence %ld the call "
-                             "has more than the %ld that can be planned",
-                             name, counts->items[s], s, most);
+            return cp_refuse(
+                "--%s: with the %ld tokens of sequence %ld the call "
+                "has more than the %ld that can be planned",
+                name, counts->items[s], s, most);
     return CP_OK;
 }
 
