@@ -1,10 +1,14 @@
 /* A turn of conversations: the questions' text to ids, the ids through the
- * ring, the answers' tokens from the logits, and their text. */
+ * ring, the answers' tokens from the logits, and their text; and what it
+ * took. */
 #include "app/chat.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/draw.h"
+
+static void cost_clear(cp_cost *cost);
 static cp_status encode(cp_chat *chat, const char *const *questions);
 static cp_status feed(cp_chat *chat);
 static cp_status run(cp_chat *chat);
@@ -12,7 +16,7 @@ static bool anyone_speaks(const cp_chat *chat);
 static bool is_forgiven(cp_chat *chat, cp_status status);
 
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
-    cp_cost_clear(&chat->cost);
+    cost_clear(&chat->cost);
     chat->stopping = false;
     chat->progress.doing = "reading";
     cp_status status = encode(chat, questions); /* text -> ids */
@@ -155,6 +159,50 @@ static void turn_end(cp_chat *chat, cp_speaker *who) {
     who->next = ended ? CP_SILENT : chat->template.end;
 }
 
+static cp_status ranks_write(void *context, FILE *out) {
+    const cp_turn_report *report = context;
+    double all = 0;
+    for (int k = 0; k < report->ranks; k++)
+        all += (double)report->pairs[k];
+    fputs("  rank   new tokens         keys      bytes sent     work\n", out);
+    for (int k = 0; k < report->ranks; k++)
+        fprintf(out, "  %4d %12s %12s %15s %7.1f%%\n", k,
+                cp_group(report->queries[k]).text,
+                cp_group(report->keys[k]).text, cp_group(report->bytes[k]).text,
+                all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
+    return CP_OK;
+}
+
+static cp_status drawing_write(void *context, FILE *out) {
+    return cp_draw_ascii(cp_session_plan(context), out);
+}
+
+/* Keep what lasts no longer than the session's next call. */
+static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
+                           cp_turn_report *report) {
+    cp_cost *cost = &chat->cost;
+    int64_t bytes;
+    if (!call->decode) {
+        cost->prefill = *report;
+        CP_TRY(cp_page_make(ranks_write, report, &cost->ranks, &bytes));
+        return !chat->forgives ? CP_OK
+                               : cp_page_make(drawing_write, chat->session,
+                                              &cost->drawing, &bytes);
+    }
+    cost->steps++;
+    cost->decode_hops = report->hops;
+    cost->decode_bytes = 0;
+    for (int k = 0; k < report->ranks; k++)
+        cost->decode_bytes = cp_max(cost->decode_bytes, report->bytes[k]);
+    return CP_OK;
+}
+
+static void cost_clear(cp_cost *cost) {
+    free(cost->ranks);
+    free(cost->drawing);
+    *cost = (cp_cost){0};
+}
+
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     const int64_t vocabulary = chat->tape.vocabulary;
     cp_turn_report report;
@@ -169,13 +217,7 @@ static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
             &chat->sampler, call->logits + i * vocabulary, vocabulary);
         token_take(chat, who, call->drawn[i]);
     }
-    if (call->decode) {
-        cp_cost_step(&chat->cost, &report);
-        return CP_OK;
-    }
-    return cp_cost_prefill(&chat->cost, &report,
-                           chat->forgives ? cp_session_plan(chat->session)
-                                          : NULL);
+    return cost_keep(chat, call, &report);
 }
 
 /* Make the tape's last call and take its tokens. */
@@ -204,22 +246,83 @@ static bool is_forgiven(cp_chat *chat, cp_status status) {
 cp_status cp_chat_open(cp_chat *chat) {
     const int64_t most = cp_min(chat->most, chat->opened.facts->positions);
     chat->tape.vocabulary = chat->opened.facts->vocabulary;
-    chat->cost = (cp_cost){.sequences = chat->sequences, .most = chat->most};
     CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
                        "answers"));
+    CP_TRY(cp_allocate(&chat->answers, chat->sequences,
+                       most * (int64_t)sizeof(int32_t), "answers"));
     for (int64_t s = 0; s < chat->sequences; s++)
-        CP_TRY(cp_allocate(&chat->speakers[s].answer, most, sizeof(int32_t),
-                           "answers"));
+        chat->speakers[s].answer = chat->answers + s * most;
     return CP_OK;
 }
 
 void cp_chat_close(cp_chat *chat) {
-    for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++)
-        free(chat->speakers[s].answer);
     free(chat->speakers);
+    free(chat->answers);
     free(chat->document);
-    cp_cost_clear(&chat->cost);
+    cost_clear(&chat->cost);
     cp_tape_free(&chat->tape);
     cp_session_close(chat->session);
     cp_opened_close(&chat->opened);
+}
+
+static void cuts_print(const cp_chat *chat, const char *space) {
+    const cp_cost *cost = &chat->cost;
+    for (int cut = 0; cut < CP_CUTS; cut++) {
+        if (cost->cuts[cut] == 0)
+            continue;
+        printf(";%s", space);
+        if (chat->sequences > 1)
+            printf("%ld of them: ", cost->cuts[cut]);
+        if (cut == CP_CUT_BY_MOST)
+            printf("stopped at %s token%s, --most", cp_group(chat->most).text,
+                   cp_plural(chat->most));
+        else
+            fputs(cut == CP_CUT_BY_ROOM ? "the context is full" : "stopped",
+                  stdout);
+    }
+}
+
+static double step_milliseconds(const cp_cost *cost) {
+    return 1000 * cost->decode_seconds / (double)cost->steps;
+}
+
+void cp_chat_cost_page(const cp_chat *chat) {
+    const cp_cost *cost = &chat->cost;
+    const cp_turn_report *report = &cost->prefill;
+    printf("\n  %s tokens read over %s in the cache, by %s: ",
+           cp_group(report->new_tokens).text,
+           cp_group(report->cached_tokens).text,
+           cp_variant_name(report->variant));
+    printf("%ld hop%s a layer,\n  load balance %.3f (largest over mean)\n",
+           report->hops, cp_plural(report->hops), report->balance);
+    printf("  rule: ");
+    cp_write_wrapped(stdout, 8, 8, report->rule);
+    fputs(cost->ranks, stdout);
+    if (cost->steps > 0)
+        printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
+               "step\n",
+               cost->decode_hops, cp_plural(cost->decode_hops),
+               cp_group(cost->decode_bytes).text);
+    printf("  first token after %.2f s", cost->first_seconds);
+    if (cost->steps > 0)
+        printf(", then %.0f ms each", step_milliseconds(cost));
+    printf("; %s %s token%s",
+           chat->sequences > 1 ? "the answers have" : "the answer has",
+           cp_group(cost->tokens).text, cp_plural(cost->tokens));
+    cuts_print(chat, "\n  ");
+    putchar('\n');
+}
+
+void cp_chat_cost_line(const cp_chat *chat, bool terminal) {
+    const cp_cost *cost = &chat->cost;
+    const cp_turn_report *report = &cost->prefill;
+    printf("%s[%s: %s new over %s cached, balance %.2f; first token %.2f s",
+           terminal ? "\033[2m" : "", cp_variant_name(report->variant),
+           cp_group(report->new_tokens).text,
+           cp_group(report->cached_tokens).text, report->balance,
+           cost->first_seconds);
+    if (cost->steps > 0)
+        printf(", then %.0f ms", step_milliseconds(cost));
+    cuts_print(chat, " ");
+    printf("]%s\n", terminal ? "\033[0m" : "");
 }

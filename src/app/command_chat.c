@@ -139,7 +139,7 @@ static cp_status asks_answer(chat_run *run) {
         else
             CP_TRY(cp_chat_ask(chat, &run->asks.items[i]));
         if (chat->live || i + 1 == run->asks.count)
-            cp_cost_page(&chat->cost);
+            cp_chat_cost_page(chat);
     }
     return CP_OK;
 }
@@ -235,7 +235,7 @@ static cp_status line_answer(chat_run *run, const char *line) {
         return cp_refuse("%s: no such command; /help lists them", line);
     stop = interrupts = 0;
     CP_TRY(cp_chat_ask(&run->chat, &line));
-    cp_cost_line(&run->chat.cost, isatty(STDOUT_FILENO));
+    cp_chat_cost_line(&run->chat, isatty(STDOUT_FILENO));
     return CP_OK;
 }
 
