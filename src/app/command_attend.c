@@ -57,8 +57,9 @@ static cp_status attend_check(void *context) {
     if (run->history != NULL && run->cached != NULL)
         return cp_refuse("--history and --cached exclude each other");
     if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
-        return cp_refuse("--cached %s: no counts; --history has turns",
-                         run->cached);
+        return cp_refuse(
+            "--cached %s: not a count (5, 128K); --history has turns",
+            run->cached);
     if (run->partials != NULL && cp_crew_mine()->ranks > 1)
         return cp_refuse(
             "--partials: the ranks of one process alone can write them");

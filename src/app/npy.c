@@ -195,6 +195,10 @@ cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
             return refuse_element(array, path, i, value);
         numbers[i] = number; /* never beyond what was read */
     }
+    const size_t bytes = (size_t)array->count * sizeof(float);
+    void *shorter = wide && bytes > 0 ? realloc(array->data, bytes) : NULL;
+    if (shorter != NULL)
+        array->data = shorter;
     array->type = CP_NPY_FLOAT32;
     return CP_OK;
 }
