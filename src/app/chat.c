@@ -289,13 +289,12 @@ static double step_milliseconds(const cp_cost *cost) {
 void cp_chat_cost_page(const cp_chat *chat) {
     const cp_cost *cost = &chat->cost;
     const cp_turn_report *report = &cost->prefill;
-    printf("\n  %s tokens read over %s in the cache, by %s: ",
+    printf("\n  %s tokens read over %s in the cache, by %s: %ld hop%s a "
+           "layer,\n  load balance %.3f (largest over mean)\n  rule: ",
            cp_group(report->new_tokens).text,
            cp_group(report->cached_tokens).text,
-           cp_variant_name(report->variant));
-    printf("%ld hop%s a layer,\n  load balance %.3f (largest over mean)\n",
-           report->hops, cp_plural(report->hops), report->balance);
-    printf("  rule: ");
+           cp_variant_name(report->variant), report->hops,
+           cp_plural(report->hops), report->balance);
     cp_write_wrapped(stdout, 8, 8, report->rule);
     fputs(cost->ranks, stdout);
     if (cost->steps > 0)

@@ -112,13 +112,13 @@ static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
 static void head_print(FILE *out, const plan_run *run) {
     const cp_layout *layout = run->layout;
     const cp_shape *shape = &run->shape;
-    fprintf(out, "%s over %ld ranks: %s new tokens",
+    fprintf(out,
+            "%s over %ld ranks: %s new tokens, %s cached, %ld sequence%s\n"
+            "rule: ",
             cp_variant_name(run->choice.variant), run->ranks,
-            cp_group(layout->new_tokens).text);
-    fprintf(out, ", %s cached, %ld sequence%s\n",
+            cp_group(layout->new_tokens).text,
             cp_group(layout->cached_tokens).text, run->tokens.fresh.count,
             cp_plural(run->tokens.fresh.count));
-    fprintf(out, "rule: ");
     cp_write_wrapped(out, 6, 6, run->choice.rule);
     fprintf(out,
             "%ld query heads, %ld key and value heads of %ld%s; %ld bytes a "
@@ -147,6 +147,7 @@ static void ranks_print(FILE *out, const plan_run *run) {
     fprintf(out, "\nbalance %.3f (the largest of pairs over their mean)\n",
             report->balance);
 }
+
 static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
     enum { SHOWN = 6 };
     const int ranks = plan->layout->ranks;

@@ -11,14 +11,12 @@ typedef struct {
     const char *machine, *model, *trace;
     cp_words set;
     cp_command_tokens tokens;
-    int64_t ranks, tensor, batch, partials, seed;
-    cp_variant variant;
+    int64_t ranks, batch;
     bool csv;
-    /* What they come to. */
+    cp_scenario scenario; /* which the options fill in, and what they come to */
     cp_hardware hardware;
     cp_model_sizes facts;
     cp_choice choice;
-    cp_scenario scenario;
     cp_forecast forecast;
     double step; /* seconds of a step of decode after the call */
 } simulate_run;
@@ -46,19 +44,20 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
 /* What cannot be simulated is bad use, and known before any work. */
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
+    cp_scenario *scenario = &run->scenario;
     const cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
     int64_t sum = 0;
     CP_TRY(cp_hardware_read(run->machine, &run->hardware));
     CP_TRY(cp_model_sizes_read(run->model, &run->facts));
     for (int64_t n = 0; n < run->set.count; n++)
         CP_TRY(constant_set(&run->hardware, run->set.items[n]));
-    if (run->tensor < 0)
-        run->tensor = run->hardware.gpus_per_node;
-    if (run->partials < 0)
-        run->partials = run->facts.cache_bytes > 2 ? 4 : 2;
-    if (run->partials != 2 && run->partials != 4)
+    if (scenario->tensor < 0)
+        scenario->tensor = run->hardware.gpus_per_node;
+    if (scenario->partial_bytes < 0)
+        scenario->partial_bytes = run->facts.cache_bytes > 2 ? 4 : 2;
+    if (scenario->partial_bytes != 2 && scenario->partial_bytes != 4)
         return cp_refuse("--partials %ld: 2 or 4 bytes a number",
-                         run->partials);
+                         scenario->partial_bytes);
     CP_TRY(cp_command_tokens_check("simulate", &run->tokens));
     CP_TRY(cp_option_range("batch", run->batch, 1, 4096));
     const int64_t most = INT32_MAX / run->batch;
@@ -70,7 +69,7 @@ static cp_status simulate_check(void *context) {
     cp_pace pace = {.hardware = &run->hardware,
                     .model = &run->facts,
                     .ranks = (int)run->ranks,
-                    .tensor = run->tensor};
+                    .tensor = scenario->tensor};
     return cp_pace_new(&pace);
 }
 
@@ -86,45 +85,43 @@ static cp_status counts_repeat(cp_counts *counts, int64_t times) {
     return CP_OK;
 }
 
-static cp_status scenario_build(simulate_run *run) {
+static cp_status scenario_fill(simulate_run *run) {
+    cp_scenario *scenario = &run->scenario;
     cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
     cp_shape shape = cp_model_sizes_shape(&run->facts);
     const cp_machine machine =
         cp_machine_of(&run->hardware, run->facts.cache_bytes, false);
     CP_TRY(counts_repeat(fresh, run->batch));
     CP_TRY(counts_repeat(cached, run->batch));
-    run->scenario = (cp_scenario){.hardware = &run->hardware,
-                                  .model = &run->facts,
-                                  .ranks = (int)run->ranks,
-                                  .tensor = run->tensor,
-                                  .sequences = fresh->count,
-                                  .new_tokens = fresh->items,
-                                  .cached_tokens = cached->items,
-                                  .variant = run->variant,
-                                  .partial_bytes = run->partials,
-                                  .kept = run->variant != CP_DECODE &&
-                                          cp_counts_sum(cached) > 0,
-                                  .seed = (uint64_t)run->seed};
-    if (run->variant != CP_AUTO)
+    scenario->hardware = &run->hardware;
+    scenario->model = &run->facts;
+    scenario->ranks = (int)run->ranks;
+    scenario->sequences = fresh->count;
+    scenario->new_tokens = fresh->items;
+    scenario->cached_tokens = cached->items;
+    scenario->kept =
+        scenario->variant != CP_DECODE && cp_counts_sum(cached) > 0;
+    if (scenario->variant != CP_AUTO)
         return CP_OK;
-    shape.query_heads = cp_max(shape.query_heads / run->tensor, 1);
-    shape.kv_heads = cp_max(shape.kv_heads / run->tensor, 1);
-    CP_TRY(cp_choose(&machine, &shape, (int)run->ranks, fresh->count,
+    shape.query_heads = cp_max(shape.query_heads / scenario->tensor, 1);
+    shape.kv_heads = cp_max(shape.kv_heads / scenario->tensor, 1);
+    CP_TRY(cp_choose(&machine, &shape, scenario->ranks, fresh->count,
                      fresh->items, cached->items, &run->choice));
-    run->scenario.variant = run->choice.variant;
+    scenario->variant = run->choice.variant;
     return CP_OK;
 }
 
 static void head_print(const simulate_run *run) {
     const cp_command_tokens *tokens = &run->tokens;
     const int64_t fresh = cp_counts_sum(&tokens->fresh);
-    printf("%s on %s, %s: %ld rank%s of %ld GPU%s\n",
+    printf("%s on %s, %s: %ld rank%s of %ld GPU%s\n"
+           "%s new token%s, %s cached, %ld sequence%s\n",
            cp_variant_name(run->scenario.variant), run->hardware.name,
-           run->facts.name, run->ranks, cp_plural(run->ranks), run->tensor,
-           cp_plural(run->tensor));
-    printf("%s new token%s, %s cached, %ld sequence%s\n", cp_group(fresh).text,
-           cp_plural(fresh), cp_group(cp_counts_sum(&tokens->cached)).text,
-           tokens->fresh.count, cp_plural(tokens->fresh.count));
+           run->facts.name, run->ranks, cp_plural(run->ranks),
+           run->scenario.tensor, cp_plural(run->scenario.tensor),
+           cp_group(fresh).text, cp_plural(fresh),
+           cp_group(cp_counts_sum(&tokens->cached)).text, tokens->fresh.count,
+           cp_plural(tokens->fresh.count));
     if (run->choice.rule[0] != '\0') {
         printf("rule with the speeds reached: ");
         cp_write_wrapped(stdout, 30, 6, run->choice.rule);
@@ -225,7 +222,7 @@ static cp_status step_simulate(simulate_run *run) {
 
 static cp_status simulate_work(void *context) {
     simulate_run *run = context;
-    CP_TRY(scenario_build(run));
+    CP_TRY(scenario_fill(run));
     CP_TRY(call_simulate(run));
     if (run->scenario.variant != CP_DECODE)
         CP_TRY(step_simulate(run));
@@ -238,8 +235,7 @@ int cp_command_simulate(int count, char *const *arguments) {
                         .model = "llama3-405b",
                         .ranks = 4,
                         .batch = 1,
-                        .tensor = -1,
-                        .partials = -1};
+                        .scenario = {.tensor = -1, .partial_bytes = -1}};
     const cp_option options[] = {
         {"machine", CP_INPUT, &run.machine, "NAME|FILE",
          "gtt (default), gti, h200, laptop, or a description"},
@@ -247,18 +243,19 @@ int cp_command_simulate(int count, char *const *arguments) {
          "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, or a "
          "description"},
         {"ranks", CP_COUNT, &run.ranks, "N", "ranks of the ring (default 4)"},
-        {"tensor", CP_COUNT, &run.tensor, "n",
+        {"tensor", CP_COUNT, &run.scenario.tensor, "n",
          "GPUs that share the heads of a rank (default: those of a node)"},
         CP_COMMAND_TOKENS_OPTIONS(run.tokens),
         {"batch", CP_COUNT, &run.batch, "B", "take these sequences B times"},
-        {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
+        {"variant", CP_ONE_OF, &run.scenario.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1); decode: a step"},
-        {"partials", CP_COUNT, &run.partials, "4|2",
+        {"partials", CP_COUNT, &run.scenario.partial_bytes, "4|2",
          "bytes of a number of the partials that travel (default: as of the "
          "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
          "change a constant of the machine; may be repeated"},
-        {"seed", CP_COUNT, &run.seed, "S", "of the jitter (default 0)"},
+        {"seed", CP_COUNT, &run.scenario.seed, "S",
+         "of the jitter (default 0)"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",
          "write what runs when in one call, for Perfetto"},
         {"csv", CP_FLAG, &run.csv, NULL, "for programs"},
