@@ -112,7 +112,8 @@ typedef struct {
 cp_status cp_command_tokens_check(const char *command,
                                   cp_command_tokens *tokens);
 
-/* Add the counts of the option of that name to *sum, up to most. */
+/* Add the counts of the option of that name to *sum. Fails with CP_INVALID if
+ * that exceeds most. */
 cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t most, int64_t *sum);
 
