@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/draw.h"
+#include "predict/draw.h"
 
 static cp_status encode(cp_chat *chat, const char *const *questions,
                         cp_tape_call **call);

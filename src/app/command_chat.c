@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "ring/crew.h"
-#include "ring/draw.h"
+#include "predict/draw.h"
 #include "ring/variants.h"
 
 typedef struct {

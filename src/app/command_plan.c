@@ -6,7 +6,7 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "ring/choose.h"
-#include "ring/draw.h"
+#include "predict/draw.h"
 #include "ring/explore.h"
 #include "ring/variants.h"
 

@@ -1,6 +1,6 @@
 /* Tangled from book/15-simulate.nw; edit the chapter. */
-/* What a call will take on a described machine: the plan's walker with virtual
- * clocks. Computes no attention, and measures nothing. */
+/* What a call will take on a described machine, by virtual clocks. Computes no
+ * attention, and measures nothing. */
 #ifndef CP_SIMULATE_H
 #define CP_SIMULATE_H
 
@@ -19,7 +19,6 @@ typedef struct {
     bool kept;             /* charge what a call over a kept cache costs */
     uint64_t seed;         /* of the jitter */
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
-    bool by_turns;         /* replay as if cores were shared, to compare */
 } cp_scenario;
 
 typedef struct {
@@ -33,7 +32,7 @@ typedef struct {
     double busy;                    /* share of the time that computes */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
-    int64_t gpus, events;
+    int64_t gpus;
 } cp_forecast;
 
 /* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names

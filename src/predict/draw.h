@@ -8,7 +8,7 @@
 #include "ring/variants.h"
 
 /* Draw a plan's timeline: as text in 80 columns, as an SVG picture, or as JSON
- * that Perfetto and chrome://tracing open. Fails as cp_timeline_new does, or
+ * that Perfetto and chrome://tracing open. Fails as cp_timeline_run does, or
  * with CP_FILE if the stream does not take what is written. */
 cp_status cp_draw_ascii(const cp_plan *plan, FILE *out);
 cp_status cp_draw_svg(const cp_plan *plan, FILE *out);
