@@ -35,14 +35,14 @@ typedef struct {
 typedef struct {
     const cp_timeline *line;
     int ranks, gates, draws;
-    cost **costs;       /* [ranks][operations] */
-    int64_t operations; /* of all ranks */
-    turn *turns;        /* [ranks] */
-    double *starts;     /* [ranks] */
-    cp_hours *hours;    /* [ranks] */
-    int64_t until;      /* this layer is not begun */
-    bool head;          /* then comes the head */
-    double speed;       /* of a rank while all work, at most 1 */
+    cost **costs;    /* [ranks][operations] */
+    int64_t events;  /* of a layer */
+    turn *turns;     /* [ranks] */
+    double *starts;  /* [ranks] */
+    cp_hours *hours; /* [ranks] */
+    int64_t until;   /* this layer is not begun */
+    bool head;       /* then comes the head */
+    double speed;    /* of a rank while all work, at most 1 */
 } clocks;
 
 static cost *cost_of(const clocks *s, int rank, const cp_op *op) {
@@ -269,13 +269,13 @@ static void go_on(cp_hours *hours, double times, const cp_hours *from,
         hours->spent[kind] += times * (to->spent[kind] - from->spent[kind]);
 }
 
-enum { MOST_WALKED = 10000000 }; /* operations */
+enum { MOST_WALKED = 12000000 }; /* events */
 
 static cp_status walk(clocks *s) {
     const cp_timeline *line = s->line;
     const bool shared = s->speed < 1, traced = line->bar != NULL;
     const bool by_layer = !shared && !traced && line->jitter <= 0;
-    const int64_t many = cp_max(8, MOST_WALKED / cp_max(s->operations, 1));
+    const int64_t many = cp_max(8, MOST_WALKED / cp_max(s->events, 1));
     const int64_t most = traced ? line->layers : cp_min(line->layers, many);
     bool same = false;
     while (s->until < most && !same) {
@@ -310,11 +310,13 @@ static cp_status prepare(clocks *s) {
     for (int k = 0; k < s->ranks; k++) {
         CP_TRY(cp_allocate(&s->costs[k], programs[k].count, sizeof(cost),
                            "clocks"));
-        s->operations += programs[k].count;
         for (int64_t n = 0; n < programs[k].count; n++) {
             const cp_op *op = &programs[k].ops[n];
             s->costs[k][n].seconds = line->seconds(line->context, op);
             s->costs[k][n].gate = cp_op_talks(op) ? s->gates++ : 0;
+            s->events += op->kind == CP_OP_EXCHANGE ? 2
+                         : cp_op_is_collective(op)  ? k == 0
+                                                    : 1;
         }
     }
     return line->jitter > 0 ? cp_plan_order(line->plan, number_draws, s)
