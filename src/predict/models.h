@@ -6,17 +6,37 @@
 #include "predict/description.h"
 #include "ring/span.h"
 
-enum { CP_MODEL_FIELDS = 14 };
+/* The fields of a model, as those of a machine are listed. Bits of a number are
+ * with the scales of its block. */
+#define CP_MODEL(FIELD)                                                        \
+    FIELD(int64_t, layers, COUNT, "layers", NULL, "blocks")                    \
+    FIELD(int64_t, width, COUNT, "numbers", NULL, "of a token between layers") \
+    FIELD(int64_t, inner, COUNT, "numbers", NULL,                              \
+          "of a token in the feed-forward part")                               \
+    FIELD(int64_t, query_heads, COUNT, "heads", NULL, "heads of queries")      \
+    FIELD(int64_t, kv_heads, COUNT, "heads", NULL, "heads of keys and values") \
+    FIELD(int64_t, head_dim, COUNT, "numbers", NULL, "of a head")              \
+    FIELD(int64_t, vocabulary, COUNT, "tokens", NULL, "different tokens")      \
+    FIELD(int64_t, positions, COUNT, "tokens", NULL,                           \
+          "that it was trained for")                                           \
+    FIELD(int64_t, parameters, COUNT, "numbers", NULL,                         \
+          "weights, as its makers count")                                      \
+    FIELD(int64_t, tables, COUNT, "tables", NULL,                              \
+          "1: embedding and head are one")                                     \
+    FIELD(double, attention_bits, POSITIVE, "bits", NULL,                      \
+          "of a weight of q, k, v, o")                                         \
+    FIELD(double, inner_bits, POSITIVE, "bits", NULL,                          \
+          "of a weight of the feed-forward part")                              \
+    FIELD(double, head_bits, POSITIVE, "bits", NULL,                           \
+          "of a weight of embedding and head")                                 \
+    FIELD(int64_t, cache_bytes, COUNT, "B", NULL,                              \
+          "of a number of queries, keys and values")
+
+enum { CP_MODEL_FIELDS = 0 CP_MODEL(CP_FIELD_ONE) };
 
 typedef struct {
     char name[CP_NAME_BYTES];
-    int64_t layers, width, inner; /* inner: of the feed-forward part */
-    int64_t query_heads, kv_heads, head_dim;
-    int64_t vocabulary, positions, parameters;
-    int64_t tables; /* 1: embedding and head are one; 2: two */
-    /* Bits of a number, scales of a block included. */
-    double attention_bits, inner_bits, head_bits; /* weights */
-    int64_t cache_bytes; /* of a number of Q, K and V: e */
+    CP_MODEL(CP_FIELD_MEMBER)
     cp_origin origins[CP_MODEL_FIELDS];
 } cp_model_sizes;
 
@@ -29,14 +49,5 @@ cp_status cp_model_sizes_parse(const char *label, const char *text,
 
 /* The attention shape of all heads. */
 cp_shape cp_model_sizes_shape(const cp_model_sizes *facts);
-
-/* Bytes of the weights of one layer's attention part (q, k, v and o) and of
- * its feed-forward part, and of the head; all GPUs together. */
-double cp_model_attention_bytes(const cp_model_sizes *facts);
-double cp_model_inner_bytes(const cp_model_sizes *facts);
-double cp_model_head_bytes(const cp_model_sizes *facts);
-
-/* Bytes of keys and values of one token in one layer, all heads. */
-double cp_model_key_bytes(const cp_model_sizes *facts);
 
 #endif

@@ -171,9 +171,14 @@ double cp_pace_layer_weights(const cp_pace *pace) {
            8;
 }
 
-double cp_pace_table_weights(const cp_pace *pace) {
-    return (double)pace->model->tables * cp_model_head_bytes(pace->model) /
+static double table_numbers(const cp_pace *pace) {
+    return (double)pace->model->width * (double)pace->model->vocabulary /
            (double)pace->tensor;
+}
+
+double cp_pace_table_weights(const cp_pace *pace) {
+    return (double)pace->model->tables * table_numbers(pace) *
+           pace->model->head_bits / 8;
 }
 
 static double linear(const cp_pace *pace, double numbers, double bits,
@@ -194,10 +199,7 @@ double cp_pace_before(const cp_pace *pace, int64_t rows) {
 }
 
 double cp_pace_head(const cp_pace *pace) {
-    return linear(pace,
-                  (double)pace->model->width * (double)pace->model->vocabulary /
-                      (double)pace->tensor,
-                  pace->model->head_bits, 1);
+    return linear(pace, table_numbers(pace), pace->model->head_bits, 1);
 }
 double cp_pace_after(const cp_pace *pace, int64_t rows) {
     const cp_hardware *hardware = pace->hardware;
