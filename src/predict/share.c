@@ -10,38 +10,25 @@ typedef struct {
     int64_t what;
 } entry;
 
+/* Entries by key, the least one last. */
 typedef struct {
     entry *entries;
     int64_t count;
-} heap;
+} queue;
 
-static double first(const heap *heap) {
-    return heap->count > 0 ? heap->entries[0].key : INFINITY;
+static double first(const queue *queue) {
+    return queue->count > 0 ? queue->entries[queue->count - 1].key : INFINITY;
 }
 
-static void push(heap *heap, double key, int64_t what) {
-    int64_t at = heap->count++;
-    for (; at > 0 && heap->entries[(at - 1) / 2].key > key; at = (at - 1) / 2)
-        heap->entries[at] = heap->entries[(at - 1) / 2];
-    heap->entries[at] = (entry){key, what};
+static void push(queue *queue, double key, int64_t what) {
+    int64_t at = queue->count++;
+    for (; at > 0 && queue->entries[at - 1].key < key; at--)
+        queue->entries[at] = queue->entries[at - 1];
+    queue->entries[at] = (entry){key, what};
 }
 
-static int64_t pop(heap *heap) {
-    const int64_t what = heap->entries[0].what;
-    const entry last = heap->entries[--heap->count];
-    int64_t at = 0;
-    for (;;) {
-        int64_t child = 2 * at + 1;
-        if (child + 1 < heap->count &&
-            heap->entries[child + 1].key < heap->entries[child].key)
-            child++;
-        if (child >= heap->count || heap->entries[child].key >= last.key)
-            break;
-        heap->entries[at] = heap->entries[child];
-        at = child;
-    }
-    heap->entries[at] = last;
-    return what;
+static int64_t pop(queue *queue) {
+    return queue->entries[--queue->count].what;
 }
 
 typedef struct worker {
@@ -64,8 +51,8 @@ typedef struct {
     worker *workers; /* [ranks] */
     gate *gates;
     worker *ready;
-    heap working, opening; /* ranks by end, gates by opens */
-    double now, given;     /* the time; work of each who has always worked */
+    queue working, opening; /* ranks by end, gates by opens */
+    double now, given;      /* the time; work of each who has always worked */
 } sharing;
 
 static double opening(const gate *gate) {
@@ -188,11 +175,8 @@ static cp_status sharing_new(sharing *s) {
     const cp_share *share = s->share;
     CP_TRY(cp_allocate(&s->workers, share->ranks, sizeof(worker), "ranks"));
     CP_TRY(cp_allocate(&s->gates, share->gates, sizeof(gate), "gates"));
-    for (int rank = share->ranks - 1; rank >= 0; rank--) {
-        if (share->starts != NULL)
-            s->workers[rank].now = share->starts[rank];
+    for (int rank = share->ranks - 1; rank >= 0; rank--)
         make_ready(s, &s->workers[rank]);
-    }
     if (!s->shared)
         return CP_OK;
     CP_TRY(cp_allocate(&s->working.entries, share->ranks, sizeof(entry),

@@ -26,9 +26,7 @@ typedef struct {
 typedef struct {
     int ranks;
     int64_t gates;
-    double cores;         /* as many as ranks: each has its own */
-    const double *starts; /* [ranks] when each begins, if each has a core; NULL:
-                             at 0 */
+    double cores; /* as many as ranks: each has its own */
     /* The next task of a rank, which stays until it has ended; NULL: none. */
     const cp_task *(*next)(void *context, int rank);
     /* That task has ended. */
@@ -39,7 +37,7 @@ typedef struct {
     void *context;
 } cp_share;
 
-/* Let all ranks do their tasks. Who works gets an equal part of the cores, and
+/* Let all ranks do their tasks, from time 0. Who works gets an equal part of the cores, and
  * at most one. A rank may await only what it has posted; a gate may be posted
  * again once all of its parties are done with it. Fails with CP_BROKEN if ranks
  * are left waiting, and CP_MEMORY. */

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "predict/share.h"
 #include "ring/order.h"
@@ -38,10 +39,8 @@ typedef struct {
     cost **costs;    /* [ranks][operations] */
     int64_t events;  /* of a layer */
     turn *turns;     /* [ranks] */
-    double *starts;  /* [ranks] */
     cp_hours *hours; /* [ranks] */
-    int64_t until;   /* this layer is not begun */
-    bool head;       /* then comes the head */
+    int64_t layers;  /* that are walked */
     double speed;    /* of a rank while all work, at most 1 */
 } clocks;
 
@@ -163,8 +162,8 @@ static bool refill(const clocks *s, int rank) {
         turn->next = 0;
         turn->layer++;
     }
-    if (turn->layer == s->until) {
-        if (!s->head || turn->headed)
+    if (turn->layer == s->layers) {
+        if (turn->headed)
             return false;
         turn->headed = true;
         add_work(s, rank, "head", NULL, line->head, SPENT(BUSY));
@@ -231,21 +230,19 @@ static void opens(void *context, int rank, int n, double start, double end) {
     show(s, &(cp_bar){rank, part->name, op, turn->layer, start, end});
 }
 
-static cp_status run_until(clocks *s, int64_t layer, bool head) {
-    s->until = layer;
-    s->head = head;
-    for (int k = 0; k < s->ranks; k++)
-        s->starts[k] = s->hours[k].now;
+static cp_status walk(clocks *s, int64_t layers) {
     const cp_share share = {
         .ranks = s->ranks,
         .gates = 2 * (int64_t)s->gates,
         .cores = s->speed < 1 ? s->line->cores : s->ranks,
-        .starts = s->starts,
         .next = next,
         .done = done,
         .opens = opens,
         .context = s,
     };
+    s->layers = layers;
+    memset(s->turns, 0, (size_t)s->ranks * sizeof(turn));
+    memset(s->hours, 0, (size_t)s->ranks * sizeof(cp_hours));
     return cp_share_run(&share);
 }
 
@@ -271,27 +268,26 @@ static void go_on(cp_hours *hours, double times, const cp_hours *from,
 
 enum { MOST_WALKED = 12000000 }; /* events */
 
-static cp_status walk(clocks *s) {
+static cp_status walk_enough(clocks *s) {
     const cp_timeline *line = s->line;
-    const bool shared = s->speed < 1, traced = line->bar != NULL;
-    const bool by_layer = !shared && !traced && line->jitter <= 0;
+    const bool traced = line->bar != NULL;
+    const bool steady = s->speed >= 1 && line->jitter <= 0 && !traced;
     const int64_t many = cp_max(8, MOST_WALKED / cp_max(s->events, 1));
     const int64_t most = traced ? line->layers : cp_min(line->layers, many);
-    bool same = false;
-    while (s->until < most && !same) {
-        CP_TRY(run_until(s, by_layer ? s->until + 1 : most, shared));
-        same = by_layer && s->until > 1 && repeats(s);
-    }
-    const double left = (double)(line->layers - s->until);
+    CP_TRY(walk(s, steady ? cp_min(most, 2) : most));
+    const bool same = steady && repeats(s);
+    if (s->layers < most && !same)
+        CP_TRY(walk(s, most));
+    const double left = (double)(line->layers - s->layers);
     for (int k = 0; k < s->ranks && left > 0; k++) {
         const turn *turn = &s->turns[k];
         if (same)
             go_on(&s->hours[k], left, &turn->previous, &turn->last);
         else
-            go_on(&s->hours[k], left / (double)(s->until - 1), &turn->first,
+            go_on(&s->hours[k], left / (double)(s->layers - 1), &turn->first,
                   &turn->last);
     }
-    return shared ? CP_OK : run_until(s, s->until, true);
+    return CP_OK;
 }
 
 static cp_status number_draws(void *context, const cp_event *event) {
@@ -305,19 +301,20 @@ static cp_status prepare(clocks *s) {
     const cp_timeline *line = s->line;
     const cp_program *programs = line->plan->programs;
     CP_TRY(cp_allocate(&s->turns, s->ranks, sizeof(turn), "clocks"));
-    CP_TRY(cp_allocate(&s->starts, s->ranks, sizeof(double), "clocks"));
     CP_TRY(cp_allocate(&s->costs, s->ranks, sizeof(cost *), "clocks"));
     for (int k = 0; k < s->ranks; k++) {
         CP_TRY(cp_allocate(&s->costs[k], programs[k].count, sizeof(cost),
                            "clocks"));
+        int gate = k;
         for (int64_t n = 0; n < programs[k].count; n++) {
             const cp_op *op = &programs[k].ops[n];
-            s->costs[k][n].seconds = line->seconds(line->context, op);
-            s->costs[k][n].gate = cp_op_talks(op) ? s->gates++ : 0;
+            s->costs[k][n] = (cost){line->seconds(line->context, op), gate, 0};
             s->events += op->kind == CP_OP_EXCHANGE ? 2
                          : cp_op_is_collective(op)  ? k == 0
                                                     : 1;
+            gate += cp_op_talks(op) ? s->ranks : 0;
         }
+        s->gates = (int)cp_max(s->gates, gate);
     }
     return line->jitter > 0 ? cp_plan_order(line->plan, number_draws, s)
                             : CP_OK;
@@ -329,11 +326,10 @@ cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours) {
     clocks s = {timeline, ranks, .hours = hours, .speed = fmin(1, speed)};
     cp_status status = prepare(&s);
     if (status == CP_OK)
-        status = walk(&s);
+        status = walk_enough(&s);
     for (int k = 0; k < ranks && s.costs != NULL; k++)
         free(s.costs[k]);
     free(s.costs);
     free(s.turns);
-    free(s.starts);
     return status;
 }

@@ -50,8 +50,7 @@ typedef struct {
     double cores;  /* that all ranks share; 0: each has its own */
 } cp_timeline;
 
-/* Let the clocks of all ranks run.
- *   hours  [ranks], all zero
+/* Let the clocks of all ranks run: hours[ranks] says where they are then.
  * Without bars not all layers are walked where they repeat, or are very many.
  * Fails with CP_BROKEN if ranks are left waiting, and CP_MEMORY. */
 cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours);
