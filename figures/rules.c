@@ -142,7 +142,7 @@ static score simulation_score(const cp_hardware *hardware,
                                 .new_tokens = &trial->fresh,
                                 .cached_tokens = &trial->cached,
                                 .variant = CP_PASS_KV,
-                                .partial_bytes = setting->output_bytes};
+                                .partial_bytes = setting->machine.element_bytes};
         cp_forecast pass_kv, pass_q;
         need(cp_simulate(&scenario, &pass_kv));
         scenario.variant = CP_PASS_Q;

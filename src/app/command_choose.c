@@ -63,9 +63,8 @@ static cp_status setting_read(choose_run *run) {
     *setting = cp_setting_of(&run->hardware, &shape, run->sizes.cache_bytes,
                              (int)run->ranks, run->speeds == SPEEDS_PEAK);
     CP_TRY(speed_take("flops", run->flops, &setting->machine.flops));
-    CP_TRY(speed_take("bandwidth", run->bandwidth,
-                      &setting->machine.bytes_per_second));
-    return cp_setting_check(setting);
+    return speed_take("bandwidth", run->bandwidth,
+                      &setting->machine.bytes_per_second);
 }
 
 static cp_status count_check(const char *name, const cp_counts *counts,
@@ -141,7 +140,7 @@ static cp_status call_simulate(choose_run *run) {
                             .new_tokens = run->new_tokens.items,
                             .cached_tokens = run->cached.items,
                             .variant = CP_PASS_KV,
-                            .partial_bytes = run->setting.output_bytes};
+                            .partial_bytes = run->sizes.cache_bytes};
     cp_forecast forecast;
     CP_TRY(cp_simulate(&scenario, &forecast));
     run->pass_kv = forecast.seconds;

@@ -10,14 +10,13 @@ cp_status cp_pace_new(cp_pace *pace) {
     const int64_t n = pace->tensor, kv = model->kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
         return cp_fail(CP_INVALID,
-                       "--tensor %lld: cannot share %lld query heads and %lld "
+                       "--tensor %ld: cannot share %ld query heads and %ld "
                        "key heads of %s",
-                       (long long)n, (long long)model->query_heads,
-                       (long long)kv, model->name);
+                       n, model->query_heads, kv, model->name);
     if (n > 1 && hardware->node_rate <= 0)
         return cp_fail(CP_INVALID,
-                       "machine %s: no node_rate, which %lld GPUs a rank need",
-                       hardware->name, (long long)n);
+                       "machine %s: no node_rate, which %ld GPUs a rank need",
+                       hardware->name, n);
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
     pace->speed =
@@ -37,6 +36,7 @@ static double attend_prefill(const cp_pace *pace, double pairs, int64_t rows) {
         rate = cp_curve_at(&hardware->attention_at, (double)rows);
     return hardware->launch + flops / (rate * pace->speed);
 }
+
 static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
                             const cp_block *keys) {
     const cp_hardware *hardware = pace->hardware;
@@ -53,6 +53,7 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
     }
     return seconds;
 }
+
 static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                             const cp_op *op, double pairs) {
     const cp_hardware *hardware = pace->hardware;
@@ -68,6 +69,7 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
     return hardware->decode_attend +
            bytes / (hardware->decode_key_fraction * pace->memory_rate);
 }
+
 static double attend(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
     const cp_layout *layout = plan->layout;
@@ -164,6 +166,7 @@ static double inner_numbers(const cp_pace *pace) {
     return 3 * (double)pace->model->width * (double)pace->model->inner /
            (double)pace->tensor;
 }
+
 double cp_pace_layer_weights(const cp_pace *pace) {
     const double attention = project_numbers(pace) + output_numbers(pace);
     return (attention * pace->model->attention_bits +
@@ -193,15 +196,8 @@ static double linear(const cp_pace *pace, double numbers, double bits,
     return fmax(arithmetic,
                 numbers * bits / 8 / (fraction * pace->memory_rate));
 }
-double cp_pace_before(const cp_pace *pace, int64_t rows) {
-    return linear(pace, project_numbers(pace), pace->model->attention_bits,
-                  rows);
-}
 
-double cp_pace_head(const cp_pace *pace) {
-    return linear(pace, table_numbers(pace), pace->model->head_bits, 1);
-}
-double cp_pace_after(const cp_pace *pace, int64_t rows) {
+static double after(const cp_pace *pace, int64_t rows) {
     const cp_hardware *hardware = pace->hardware;
     const cp_model_sizes *model = pace->model;
     const double layers =
@@ -216,7 +212,7 @@ double cp_pace_after(const cp_pace *pace, int64_t rows) {
     return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
-double cp_pace_reduce(const cp_pace *pace, int64_t rows) {
+static double reduce(const cp_pace *pace, int64_t rows) {
     const cp_hardware *hardware = pace->hardware;
     const int64_t n = pace->tensor, lanes = hardware->gpus_per_node;
     const double hosts = (double)(cp_ceil_divide(n, lanes) - 1);
@@ -231,4 +227,15 @@ double cp_pace_reduce(const cp_pace *pace, int64_t rows) {
                          (double)pace->model->cache_bytes;
     return 2 * (hardware->node_latency + hosts * hardware->link_latency +
                 2 * (double)(n - 1) / (double)n * bytes / rate);
+}
+
+cp_around cp_pace_around(const cp_pace *pace, int64_t rows) {
+    const cp_model_sizes *model = pace->model;
+    return (cp_around){
+        .before =
+            linear(pace, project_numbers(pace), model->attention_bits, rows),
+        .after = after(pace, rows),
+        .reduce = reduce(pace, rows),
+        .head = linear(pace, table_numbers(pace), model->head_bits, 1),
+    };
 }

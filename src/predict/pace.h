@@ -5,6 +5,7 @@
 
 #include "predict/machine.h"
 #include "predict/models.h"
+#include "predict/timeline.h"
 #include "ring/variants.h"
 
 /* How fast the ranks of a call go. */
@@ -31,14 +32,8 @@ cp_status cp_pace_new(cp_pace *pace);
  * cores, this is while all of them are at work. */
 double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op);
 
-/* Seconds around the attention of a layer, for rows of each rank: before it
- * (q, k, v), after it (o, feed-forward), and two all-reduces. */
-double cp_pace_before(const cp_pace *pace, int64_t rows);
-double cp_pace_after(const cp_pace *pace, int64_t rows);
-double cp_pace_reduce(const cp_pace *pace, int64_t rows);
-
-/* Seconds of the head, once a call. */
-double cp_pace_head(const cp_pace *pace);
+/* The seconds around the plan, for rows of each rank. */
+cp_around cp_pace_around(const cp_pace *pace, int64_t rows);
 
 /* Bytes of the weights of one GPU: a layer's, and embedding and head. */
 double cp_pace_layer_weights(const cp_pace *pace);

@@ -11,14 +11,10 @@
 typedef struct {
     cp_machine machine;
     cp_shape shape;
-    int ranks;            /* N */
-    int64_t output_bytes; /* of a number of a partial's output */
-    double latency;       /* of an exchange, seconds */
+    int ranks;      /* N */
+    double latency; /* of an exchange, seconds */
     double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
 } cp_setting;
-
-/* Fails with CP_INVALID and the name of what is missing or out of range. */
-cp_status cp_setting_check(const cp_setting *setting);
 
 /* What Algorithm 1 may know of a description, and what all rules may: with the
  * speeds of the data sheet, or with those that were reached. */
@@ -76,7 +72,7 @@ typedef struct {
 cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
 
 /* What a rule says of a call. One rank sends nothing: pass-KV. Fails with
- * CP_INVALID if the setting is none (cp_setting_check), if a product does not
+ * CP_INVALID if ranks, machine or shape are out of range, if a product does not
  * fit 128 bits, or if an empirical rule is asked about a batch; the verdict is
  * then untouched. */
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,

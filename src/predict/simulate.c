@@ -105,7 +105,6 @@ static void count_work(const cp_pace *pace, const cp_layout *layout,
 static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
                                const cp_plan *plan, cp_forecast *forecast) {
     const cp_hardware *hardware = pace->hardware;
-    const int64_t rows = plan->layout->queries[0].rows;
     const bool rings = !pace->decode && pace->ranks > 1;
     simulation s = {pace, plan, scenario->trace, forecast};
     const cp_timeline timeline = {
@@ -114,10 +113,7 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
         .bar = scenario->trace != NULL ? note : NULL,
         .context = &s,
         .layers = pace->model->layers,
-        .before = cp_pace_before(pace, rows),
-        .after = cp_pace_after(pace, rows),
-        .reduce = cp_pace_reduce(pace, rows),
-        .head = cp_pace_head(pace),
+        .around = cp_pace_around(pace, plan->layout->queries[0].rows),
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
         .jitter = rings ? hardware->jitter : 0,

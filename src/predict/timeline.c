@@ -166,17 +166,17 @@ static bool refill(const clocks *s, int rank) {
         if (turn->headed)
             return false;
         turn->headed = true;
-        add_work(s, rank, "head", NULL, line->head, SPENT(BUSY));
+        add_work(s, rank, "head", NULL, line->around.head, SPENT(BUSY));
         return true;
     }
     const int64_t next = turn->next++;
     if (next == 0)
-        add_work(s, rank, "project", NULL, line->before, linear);
+        add_work(s, rank, "project", NULL, line->around.before, linear);
     else if (next <= program->count)
         add_operation(s, rank, &program->ops[next - 1]);
     else {
-        add_work(s, rank, "feed", NULL, line->after, linear);
-        add_work(s, rank, "all-reduce", NULL, line->reduce,
+        add_work(s, rank, "feed", NULL, line->around.after, linear);
+        add_work(s, rank, "all-reduce", NULL, line->around.reduce,
                  SPENT(REDUCING) | SPENT(BUSY));
     }
     return true;

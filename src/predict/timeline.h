@@ -32,6 +32,12 @@ typedef struct {
     double spent[CP_SPENT_KINDS];
 } cp_hours;
 
+/* Seconds around the attention of a layer: before it (q, k, v), after it (o,
+ * feed-forward), and of all-reduces; and of the head, once. */
+typedef struct {
+    double before, after, reduce, head;
+} cp_around;
+
 typedef struct {
     const cp_plan *plan;
     /* How long an operation takes while all ranks work: on its compute queue,
@@ -41,10 +47,9 @@ typedef struct {
     void (*bar)(void *context, const cp_bar *bar);
     void *context;
     int64_t layers;
-    double before, after, reduce; /* seconds around the plan, in each layer */
-    double head;                  /* once, at the end */
-    double step;                  /* before the ring, and after each wait */
-    double hidden;                /* share of an exchange that needs no core */
+    cp_around around;
+    double step;   /* before the ring, and after each wait */
+    double hidden; /* share of an exchange that needs no core */
     double jitter; /* standard deviation of an attention or an exchange */
     uint64_t seed; /* of the jitter */
     double cores;  /* that all ranks share; 0: each has its own */

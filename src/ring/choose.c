@@ -23,14 +23,14 @@ const cp_machine cp_machine_processes = {
 cp_status cp_machine_check(const cp_machine *machine) {
     const int64_t bytes = machine->element_bytes;
     if (machine->flops < 1)
-        return cp_fail(CP_INVALID, "flops is %lld: it must be above 0",
-                       (long long)machine->flops);
+        return cp_fail(CP_INVALID, "flops is %ld: it must be above 0",
+                       machine->flops);
     if (machine->bytes_per_second < 1)
-        return cp_fail(CP_INVALID, "bandwidth is %lld: it must be above 0",
-                       (long long)machine->bytes_per_second);
+        return cp_fail(CP_INVALID, "bandwidth is %ld: it must be above 0",
+                       machine->bytes_per_second);
     if (bytes < 1 || bytes > 16)
-        return cp_fail(CP_INVALID, "%lld bytes a number: 1 to 16 are possible",
-                       (long long)bytes);
+        return cp_fail(CP_INVALID, "%ld bytes a number: 1 to 16 are possible",
+                       bytes);
     return CP_OK;
 }
 
@@ -41,8 +41,8 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
         const cp_wide now = fresh[s], past = cached == NULL ? 0 : cached[s];
         if (now < 0 || past < 0)
             return cp_fail(CP_INVALID,
-                           "sequence %lld: %lld new tokens over %lld cached",
-                           (long long)s, (long long)now, (long long)past);
+                           "sequence %ld: %ld new tokens over %ld cached", s,
+                           (long)now, (long)past);
         if (now == 0)
             continue;
         if (__builtin_add_overflow(load->pairs, now * (now + past),
