@@ -166,7 +166,7 @@ static void turn_end(cp_chat *chat, cp_speaker *who) {
 }
 
 static cp_status draw_write(void *context, FILE *out) {
-    return cp_draw_ascii(cp_session_plan(context), out);
+    return cp_draw(cp_session_plan(context), CP_DRAW_ASCII, out);
 }
 
 static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,

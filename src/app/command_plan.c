@@ -25,8 +25,6 @@ typedef struct {
     cp_plan_report report;
 } plan_run;
 
-enum { DRAW_NOTHING, DRAW_ASCII, DRAW_SVG, DRAW_PERFETTO };
-
 static cp_status plan_check(void *context) {
     plan_run *run = context;
     const cp_counts *fresh = &run->new_tokens;
@@ -235,12 +233,8 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
 
 static cp_status plan_write(void *context, FILE *out) {
     const plan_run *run = context;
-    if (run->draw == DRAW_ASCII)
-        return cp_draw_ascii(run->plan, out);
-    if (run->draw == DRAW_SVG)
-        return cp_draw_svg(run->plan, out);
-    if (run->draw == DRAW_PERFETTO)
-        return cp_draw_perfetto(run->plan, out);
+    if (run->draw != CP_DRAW_NOTHING)
+        return cp_draw(run->plan, (cp_drawing)run->draw, out);
     head_print(out, run);
     ranks_print(out, run);
     hops_print(out, run);

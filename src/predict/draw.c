@@ -83,18 +83,6 @@ static cp_status set_bars(drawing *d) {
     return status;
 }
 
-static cp_status draw(const cp_plan *plan,
-                      cp_status (*print)(const drawing *, FILE *), FILE *out) {
-    drawing d = {.plan = plan};
-    cp_status status = set_bars(&d);
-    if (status == CP_OK)
-        status = print(&d, out);
-    free(d.bars);
-    if (status == CP_OK && (fflush(out) != 0 || ferror(out)))
-        return cp_fail(CP_FILE, "the drawing could not be written");
-    return status;
-}
-
 enum { COLUMNS = 62 };
 
 static char mark(int origin) {
@@ -194,14 +182,18 @@ static cp_status print_perfetto(const drawing *d, FILE *out) {
     return status;
 }
 
-cp_status cp_draw_ascii(const cp_plan *plan, FILE *out) {
-    return draw(plan, print_ascii, out);
-}
-
-cp_status cp_draw_svg(const cp_plan *plan, FILE *out) {
-    return draw(plan, print_svg, out);
-}
-
-cp_status cp_draw_perfetto(const cp_plan *plan, FILE *out) {
-    return draw(plan, print_perfetto, out);
+cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
+    static cp_status (*const prints[])(const drawing *, FILE *) = {
+        [CP_DRAW_ASCII] = print_ascii,
+        [CP_DRAW_SVG] = print_svg,
+        [CP_DRAW_PERFETTO] = print_perfetto,
+    };
+    drawing d = {.plan = plan};
+    cp_status status = set_bars(&d);
+    if (status == CP_OK)
+        status = prints[kind](&d, out);
+    free(d.bars);
+    if (status == CP_OK && (fflush(out) != 0 || ferror(out)))
+        return cp_fail(CP_FILE, "the drawing could not be written");
+    return status;
 }

@@ -7,11 +7,15 @@
 
 #include "ring/variants.h"
 
-/* Draw a plan's timeline: as text in 80 columns, as an SVG picture, or as JSON
- * that Perfetto and chrome://tracing open. Fails as cp_timeline_run does, or
- * with CP_FILE if the stream does not take what is written. */
-cp_status cp_draw_ascii(const cp_plan *plan, FILE *out);
-cp_status cp_draw_svg(const cp_plan *plan, FILE *out);
-cp_status cp_draw_perfetto(const cp_plan *plan, FILE *out);
+typedef enum {
+    CP_DRAW_NOTHING,
+    CP_DRAW_ASCII,    /* text in 80 columns */
+    CP_DRAW_SVG,      /* a picture */
+    CP_DRAW_PERFETTO, /* JSON that Perfetto and chrome://tracing open */
+} cp_drawing;
+
+/* Draw a plan's timeline. Fails as cp_timeline_run does, or with CP_FILE if the
+ * stream does not take what is written. */
+cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out);
 
 #endif

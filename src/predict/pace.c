@@ -19,37 +19,39 @@ cp_status cp_pace_new(cp_pace *pace) {
                        hardware->name, n);
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
-    pace->speed =
-        hardware->cores > 0 ? (double)hardware->cores / (double)pace->ranks : 1;
-    pace->memory_rate =
-        hardware->memory_rate / (hardware->cores > 0 ? pace->ranks : 1);
+    pace->queries = (double)(pace->shape.query_heads * model->head_dim);
+    pace->keys = (double)(pace->shape.kv_heads * model->head_dim);
+    pace->inner = (double)model->inner / (double)n;
+    const double sharing = hardware->cores > 0 ? pace->ranks : 1;
+    pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
+    pace->memory_rate = hardware->memory_rate / sharing;
     return CP_OK;
 }
 
-static double attend_prefill(const cp_pace *pace, double pairs, int64_t rows) {
+static double scoring(const cp_pace *pace, double pairs, double rate) {
+    return 4 * pace->queries * pairs / (rate * pace->speed);
+}
+
+static double attend_block(const cp_pace *pace, const cp_block *queries,
+                           const cp_block *keys) {
     const cp_hardware *hardware = pace->hardware;
-    const double flops = 4.0 * (double)pace->shape.query_heads *
-                         (double)pace->shape.head_dim * pairs;
     double rate =
         pace->ranks == 1 ? hardware->attention_alone : hardware->attention_rate;
     if (hardware->attention_at.count > 0)
-        rate = cp_curve_at(&hardware->attention_at, (double)rows);
-    return hardware->launch + flops / (rate * pace->speed);
+        rate = cp_curve_at(&hardware->attention_at, (double)queries->rows);
+    return scoring(pace, (double)cp_block_pairs(queries, keys), rate);
 }
 
 static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
                             const cp_block *keys) {
-    const cp_hardware *hardware = pace->hardware;
-    const double flops =
-        4.0 * (double)(pace->shape.query_heads * pace->shape.head_dim);
-    double seconds = hardware->launch;
+    double seconds = 0;
     for (int64_t p = 0; p < queries->count; p++) {
         const double rows = (double)queries->items[p].span.count;
         const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
         const double pairs = (double)cp_block_pairs(&piece, keys);
-        const double rate =
-            cp_surface_at(&hardware->attention_by, rows, pairs / rows);
-        seconds += flops * pairs / (rate * pace->speed);
+        seconds += scoring(
+            pace, pairs,
+            cp_surface_at(&pace->hardware->attention_by, rows, pairs / rows));
     }
     return seconds;
 }
@@ -63,23 +65,22 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                         (double)layout->new_tokens;
     const double padded =
         pairs + hardware->decode_padding * (rows * keys - pairs);
-    const double bytes = padded * 2 * (double)pace->shape.kv_heads *
-                         (double)pace->shape.head_dim *
-                         (double)plan->element_bytes;
+    const double bytes = padded * 2 * pace->keys * (double)plan->element_bytes;
     return hardware->decode_attend +
            bytes / (hardware->decode_key_fraction * pace->memory_rate);
 }
 
 static double attend(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
-    const cp_layout *layout = plan->layout;
-    const cp_block *queries = &layout->queries[op->in.origin];
-    const cp_block *keys = &layout->keys[op->keys.origin];
-    if (!pace->decode && pace->hardware->attention_by.count > 0)
-        return attend_pieces(pace, &queries->pieces, keys);
-    const double pairs = (double)cp_block_pairs(queries, keys);
-    return pace->decode ? attend_decode(pace, plan, op, pairs)
-                        : attend_prefill(pace, pairs, queries->rows);
+    const cp_hardware *hardware = pace->hardware;
+    const cp_block *queries = &plan->layout->queries[op->in.origin];
+    const cp_block *keys = &plan->layout->keys[op->keys.origin];
+    if (pace->decode)
+        return attend_decode(pace, plan, op,
+                             (double)cp_block_pairs(queries, keys));
+    return hardware->launch + (hardware->attention_by.count > 0
+                                   ? attend_pieces(pace, &queries->pieces, keys)
+                                   : attend_block(pace, queries, keys));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,
@@ -99,10 +100,9 @@ static double exchange(const cp_pace *pace, double bytes) {
 }
 
 static double partial_size(const cp_pace *pace, const cp_plan *plan) {
-    const double heads = (double)plan->slots[plan->result].rows *
-                         (double)pace->shape.query_heads;
-    const double numbers = heads * (double)pace->shape.head_dim;
-    return numbers * (double)pace->partial_bytes + heads * CP_PARTIAL_BYTES;
+    return (double)plan->slots[plan->result].rows *
+           (pace->queries * (double)pace->partial_bytes +
+            (double)pace->shape.query_heads * CP_PARTIAL_BYTES);
 }
 
 static double collective(const cp_pace *pace, const cp_plan *plan,
@@ -152,26 +152,15 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op) {
 }
 
 static double project_numbers(const cp_pace *pace) {
-    const double heads =
-        (double)(pace->shape.query_heads + 2 * pace->shape.kv_heads);
-    return (double)pace->model->width * heads * (double)pace->shape.head_dim;
+    return (double)pace->model->width * (pace->queries + 2 * pace->keys);
 }
 
 static double output_numbers(const cp_pace *pace) {
-    return (double)pace->model->width * (double)pace->shape.query_heads *
-           (double)pace->shape.head_dim;
+    return (double)pace->model->width * pace->queries;
 }
 
 static double inner_numbers(const cp_pace *pace) {
-    return 3 * (double)pace->model->width * (double)pace->model->inner /
-           (double)pace->tensor;
-}
-
-double cp_pace_layer_weights(const cp_pace *pace) {
-    const double attention = project_numbers(pace) + output_numbers(pace);
-    return (attention * pace->model->attention_bits +
-            inner_numbers(pace) * pace->model->inner_bits) /
-           8;
+    return 3 * (double)pace->model->width * pace->inner;
 }
 
 static double table_numbers(const cp_pace *pace) {
@@ -179,9 +168,17 @@ static double table_numbers(const cp_pace *pace) {
            (double)pace->tensor;
 }
 
+double cp_pace_layer_weights(const cp_pace *pace) {
+    const cp_model_sizes *model = pace->model;
+    const double attention = project_numbers(pace) + output_numbers(pace);
+    return (attention * model->attention_bits +
+            inner_numbers(pace) * model->inner_bits) /
+           8;
+}
+
 double cp_pace_table_weights(const cp_pace *pace) {
-    return (double)pace->model->tables * table_numbers(pace) *
-           pace->model->head_bits / 8;
+    const cp_model_sizes *model = pace->model;
+    return (double)model->tables * table_numbers(pace) * model->head_bits / 8;
 }
 
 static double linear(const cp_pace *pace, double numbers, double bits,
@@ -206,9 +203,8 @@ static double after(const cp_pace *pace, int64_t rows) {
     if (pace->decode)
         return layers + hardware->decode_layer;
     const double bytes =
-        (double)rows *
-        (hardware->width_bytes * (double)model->width +
-         hardware->inner_bytes * (double)model->inner / (double)pace->tensor);
+        (double)rows * (hardware->width_bytes * (double)model->width +
+                        hardware->inner_bytes * pace->inner);
     return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 

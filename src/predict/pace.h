@@ -16,7 +16,8 @@ typedef struct {
     int64_t tensor;        /* GPUs of a rank: n */
     int64_t partial_bytes; /* of a number of a partial that travels */
     bool decode;
-    cp_shape shape;     /* of one GPU */
+    cp_shape shape;              /* of one GPU */
+    double queries, keys, inner; /* its numbers of a token */
     double speed;       /* of a rank while all work, where rates are of a
                            core; else 1 */
     double memory_rate; /* that a rank has for itself */

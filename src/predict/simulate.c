@@ -4,8 +4,10 @@
 #include "predict/simulate.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "predict/rules.h"
 #include "predict/timeline.h"
 #include "ring/cache.h"
 
@@ -66,23 +68,18 @@ static void count_bytes(const cp_pace *pace, const cp_plan *plan,
                         cp_forecast *forecast) {
     const cp_layout *layout = plan->layout;
     const double layers = (double)pace->model->layers;
-    const double row = 2 * (double)pace->shape.kv_heads *
-                       (double)pace->shape.head_dim *
-                       (double)plan->element_bytes;
+    const double bytes = (double)plan->element_bytes;
     int64_t most = 0;
     for (int k = 0; k < layout->ranks; k++)
         most = cp_max(most, layout->cache[k].tokens);
     forecast->weights =
         layers * cp_pace_layer_weights(pace) + cp_pace_table_weights(pace);
-    forecast->cache = (double)most * row * layers;
+    forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
-    const double rows = (double)layout->queries[0].rows;
-    const double numbers =
-        2 * (double)pace->model->width +
-        2 * (double)pace->model->inner / (double)pace->tensor;
-    forecast->buffers += rows * numbers * (double)plan->element_bytes;
+    forecast->buffers += (double)layout->queries[0].rows * 2 *
+                         ((double)pace->model->width + pace->inner) * bytes;
 }
 
 static void count_work(const cp_pace *pace, const cp_layout *layout,
@@ -198,4 +195,41 @@ cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
     cp_layout_free(layout);
     cp_cache_free(cache);
     return status;
+}
+
+cp_status cp_foresee(const void *knows, const cp_shape *shape,
+                     int64_t element_bytes, int ranks, int64_t sequences,
+                     const int64_t *new_tokens, const int64_t *cached_tokens,
+                     cp_choice *choice) {
+    cp_hardware steady = *(const cp_hardware *)knows;
+    const cp_model_sizes ring = {.name = "ring",
+                                 .layers = 1,
+                                 .query_heads = shape->query_heads,
+                                 .kv_heads = shape->kv_heads,
+                                 .head_dim = shape->head_dim,
+                                 .cache_bytes = element_bytes};
+    cp_scenario scenario = {.hardware = &steady,
+                            .model = &ring,
+                            .ranks = ranks,
+                            .tensor = 1,
+                            .sequences = sequences,
+                            .new_tokens = new_tokens,
+                            .cached_tokens = cached_tokens,
+                            .variant = CP_PASS_KV};
+    cp_forecast kv, q;
+    steady.jitter = 0;
+    CP_TRY(cp_simulate(&scenario, &kv));
+    scenario.variant = CP_PASS_Q;
+    CP_TRY(cp_simulate(&scenario, &q));
+    if (fmax(kv.seconds, q.seconds) < 1.1 * fmin(kv.seconds, q.seconds)) {
+        const cp_machine machine = cp_machine_of(&steady, element_bytes, false);
+        return cp_choose(&machine, shape, ranks, sequences, new_tokens,
+                         cached_tokens, choice);
+    }
+    choice->variant = q.seconds < kv.seconds ? CP_PASS_Q : CP_PASS_KV;
+    snprintf(choice->rule, sizeof(choice->rule),
+             "simulated on %s, attention of a layer: pass-kv %.4g ms, "
+             "pass-q %.4g ms",
+             steady.name, 1e3 * kv.seconds, 1e3 * q.seconds);
+    return CP_OK;
 }

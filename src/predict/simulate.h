@@ -4,6 +4,7 @@
 #ifndef CP_SIMULATE_H
 #define CP_SIMULATE_H
 
+#include "ring/choose.h"
 #include "ring/history.h"
 #include "predict/pace.h"
 
@@ -38,5 +39,13 @@ typedef struct {
 /* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names
  * what is wrong: no tokens, too many to plan, heads that cannot be divided. */
 cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast);
+
+/* The faster of pass-KV and pass-Q for the attention of a layer, by simulated
+ * time, if they differ by a tenth or more; else by Algorithm 1. Decides for a
+ * cp_chooser that knows a cp_hardware. Fails as cp_simulate and cp_choose do. */
+cp_status cp_foresee(const void *knows, const cp_shape *shape,
+                     int64_t element_bytes, int ranks, int64_t sequences,
+                     const int64_t *new_tokens, const int64_t *cached_tokens,
+                     cp_choice *choice);
 
 #endif
