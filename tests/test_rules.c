@@ -111,12 +111,14 @@ START_TEST(table_3_is_what_plans_do) {
         const counted q = count_plan(CP_PASS_Q, &setting, fresh, cached);
         const int64_t row =
             4 * setting.shape.query_heads * setting.shape.head_dim;
-        const double flops = cp_attention_flops(&setting, &load, true);
+        const double flops = cp_volumes_of(&setting, &load, true).flops;
         ck_assert(flops == (double)(kv.pairs * row));
         ck_assert(flops == (double)(q.pairs * row));
-        ck_assert(cp_key_bytes(&setting, &load) * hops == (double)kv.ring);
-        ck_assert(cp_query_bytes(&setting, &load) * hops == (double)q.ring);
-        ck_assert(cp_partial_bytes(&setting, &load) * hops ==
+        ck_assert(cp_volumes_of(&setting, &load, true).keys * hops ==
+                  (double)kv.ring);
+        ck_assert(cp_volumes_of(&setting, &load, true).queries * hops ==
+                  (double)q.ring);
+        ck_assert(cp_volumes_of(&setting, &load, true).partials * hops ==
                   (double)q.all_to_all);
         ck_assert_int_eq(kv.all_to_all, 0);
     }
@@ -126,8 +128,8 @@ END_TEST
 START_TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
     const cp_setting setting = peak(4);
     const cp_load full = load_of(128000, 0), token = load_of(1, 128000);
-    ck_assert(8 * cp_key_bytes(&setting, &full) ==
-              cp_query_bytes(&setting, &full));
+    ck_assert(8 * cp_volumes_of(&setting, &full, true).keys ==
+              cp_volumes_of(&setting, &full, true).queries);
     ck_assert(full.pairs == 128000LL * 128000);
     ck_assert(full.causal == 128000LL * 128001 / 2);
     ck_assert(token.pairs == 128001 && token.causal == 128001);
@@ -185,10 +187,11 @@ START_TEST(equations_are_the_inequalities_they_came_from) {
                 setting.ranks * shape->kv_heads * machine->element_bytes;
         }
         const double bandwidth = (double)machine->bytes_per_second;
-        const double keys = cp_key_bytes(&setting, &load) / ranks / bandwidth;
+        const double keys =
+            cp_volumes_of(&setting, &load, true).keys / ranks / bandwidth;
         const double queries =
-            cp_query_bytes(&setting, &load) / ranks / bandwidth;
-        const double attention = cp_attention_flops(&setting, &load, false) /
+            cp_volumes_of(&setting, &load, true).queries / ranks / bandwidth;
+        const double attention = cp_volumes_of(&setting, &load, false).flops /
                                  ranks / ranks / (double)machine->flops;
         const int hides = order(attention, keys);
         ck_assert_int_eq(order((double)fresh, cp_new_tokens_least(&setting)),
@@ -295,10 +298,11 @@ START_TEST(table_5_decides_by_seconds) { /* invariant 28 */
         const cp_load load = load_of(rows[n].fresh, cached);
         cp_setting setting = peak(4);
         setting.machine.flops =
-            (int64_t)(cp_attention_flops(&setting, &load, true) / 16 /
+            (int64_t)(cp_volumes_of(&setting, &load, true).flops / 16 /
                       rows[n].attention);
         setting.machine.bytes_per_second =
-            (int64_t)(cp_key_bytes(&setting, &load) / 4 / rows[n].exchange);
+            (int64_t)(cp_volumes_of(&setting, &load, true).keys / 4 /
+                      rows[n].exchange);
         setting.latency = 0;
         setting.all_to_all_bandwidth = 1e30;
         setting.all_to_all_latency = rows[n].all_to_all;

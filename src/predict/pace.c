@@ -168,17 +168,13 @@ static double table_numbers(const cp_pace *pace) {
            (double)pace->tensor;
 }
 
-double cp_pace_layer_weights(const cp_pace *pace) {
+double cp_pace_weights(const cp_pace *pace) {
     const cp_model_sizes *model = pace->model;
-    const double attention = project_numbers(pace) + output_numbers(pace);
-    return (attention * model->attention_bits +
-            inner_numbers(pace) * model->inner_bits) /
-           8;
-}
-
-double cp_pace_table_weights(const cp_pace *pace) {
-    const cp_model_sizes *model = pace->model;
-    return (double)model->tables * table_numbers(pace) * model->head_bits / 8;
+    const double layer =
+        (project_numbers(pace) + output_numbers(pace)) * model->attention_bits +
+        inner_numbers(pace) * model->inner_bits;
+    const double tables = (double)model->tables * table_numbers(pace);
+    return ((double)model->layers * layer + tables * model->head_bits) / 8;
 }
 
 static double linear(const cp_pace *pace, double numbers, double bits,

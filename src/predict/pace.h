@@ -36,8 +36,7 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op);
 /* The seconds around the plan, for rows of each rank. */
 cp_around cp_pace_around(const cp_pace *pace, int64_t rows);
 
-/* Bytes of the weights of one GPU: a layer's, and embedding and head. */
-double cp_pace_layer_weights(const cp_pace *pace);
-double cp_pace_table_weights(const cp_pace *pace);
+/* Bytes of the weights of one GPU: all layers, embedding and head. */
+double cp_pace_weights(const cp_pace *pace);
 
 #endif

@@ -36,36 +36,20 @@ cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
     };
 }
 
-static double row_bytes(int64_t heads, int64_t dim, int64_t bytes) {
-    return (double)heads * (double)dim * (double)bytes;
-}
-
-double cp_attention_flops(const cp_setting *setting, const cp_load *load,
-                          bool causal) {
+cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
+                         bool causal) {
     const cp_shape *shape = &setting->shape;
-    return (double)(causal ? load->causal : load->pairs) *
-           row_bytes(shape->query_heads, shape->head_dim, 4);
-}
-
-double cp_query_bytes(const cp_setting *setting, const cp_load *load) {
-    const cp_shape *shape = &setting->shape;
-    return (double)load->fresh * row_bytes(shape->query_heads, shape->head_dim,
-                                           setting->machine.element_bytes);
-}
-
-double cp_key_bytes(const cp_setting *setting, const cp_load *load) {
-    const cp_shape *shape = &setting->shape;
-    return 2 * (double)load->keys *
-           row_bytes(shape->kv_heads, shape->head_dim,
-                     setting->machine.element_bytes);
-}
-
-double cp_partial_bytes(const cp_setting *setting, const cp_load *load) {
-    const cp_shape *shape = &setting->shape;
-    return (double)load->fresh *
-           (row_bytes(shape->query_heads, shape->head_dim,
-                      setting->machine.element_bytes) +
-            row_bytes(shape->query_heads, 1, CP_PARTIAL_BYTES));
+    const double bytes = (double)setting->machine.element_bytes;
+    const double heads = (double)shape->query_heads;
+    const double queries = heads * (double)shape->head_dim;
+    const double keys = (double)shape->kv_heads * (double)shape->head_dim;
+    return (cp_volumes){
+        .flops = 4 * queries * (double)(causal ? load->causal : load->pairs),
+        .queries = (double)load->fresh * queries * bytes,
+        .keys = 2 * (double)load->keys * keys * bytes,
+        .partials =
+            (double)load->fresh * (queries * bytes + heads * CP_PARTIAL_BYTES),
+    };
 }
 
 /* N C e / BW: what both have in common. */
@@ -168,26 +152,19 @@ static double exposed_seconds(const cp_setting *setting, double bytes,
            fmax(0, setting->latency + travel - attention);
 }
 
-static double all_to_all_seconds(const cp_setting *setting,
-                                 const cp_load *load) {
-    const double ranks = setting->ranks;
-    return setting->all_to_all_latency + cp_partial_bytes(setting, load) *
-                                             (ranks - 1) / ranks /
-                                             setting->all_to_all_bandwidth;
-}
-
 static cp_status ask_seconds(const cp_rule *rule, const cp_setting *setting,
                              const cp_load *load, cp_verdict *verdict) {
+    const cp_volumes volumes = cp_volumes_of(setting, load, rule->causal);
     const double ranks = setting->ranks;
     const double hop = /* 1/N of 1/N: a block with a block */
-        cp_attention_flops(setting, load, rule->causal) /
-        (double)setting->machine.flops / ranks / ranks;
+        volumes.flops / (double)setting->machine.flops / ranks / ranks;
     const double attention = setting->machine.shares_cores ? 0 : hop;
+    const double all_to_all =
+        setting->all_to_all_latency +
+        volumes.partials * (ranks - 1) / ranks / setting->all_to_all_bandwidth;
     const double pass_q =
-        exposed_seconds(setting, cp_query_bytes(setting, load), attention) +
-        all_to_all_seconds(setting, load);
-    const double pass_kv =
-        exposed_seconds(setting, cp_key_bytes(setting, load), attention);
+        exposed_seconds(setting, volumes.queries, attention) + all_to_all;
+    const double pass_kv = exposed_seconds(setting, volumes.keys, attention);
     verdict->variant = pass_q >= pass_kv ? CP_PASS_KV : CP_PASS_Q;
     verdict->tie = pass_q == pass_kv;
     append(verdict, "pass-q exposes %.6g %c %.6g us of pass-kv", 1e6 * pass_q,

@@ -23,14 +23,14 @@ cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes,
 cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
                          int64_t element_bytes, int ranks, bool peak);
 
-/* Paper, Table 3: of all ranks together. causal: only what is not masked. */
-double cp_attention_flops(const cp_setting *setting, const cp_load *load,
-                          bool causal);
-double cp_query_bytes(const cp_setting *setting, const cp_load *load);
-double cp_key_bytes(const cp_setting *setting, const cp_load *load);
-
-/* Output and one LSE a head, of all queries over the keys of one rank. */
-double cp_partial_bytes(const cp_setting *setting, const cp_load *load);
+/* Paper, Table 3: FLOPs, and bytes of all that could travel, of all ranks
+ * together. partials: output and one LSE a head, of all queries over the keys
+ * of one rank. causal: only the pairs that are not masked. */
+typedef struct {
+    double flops, queries, keys, partials;
+} cp_volumes;
+cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
+                         bool causal);
 
 /* The new tokens from which on keys and values hide under attention (eq. 2),
  * and the new and cached tokens from which on queries do (eq. 3). */

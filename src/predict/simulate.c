@@ -72,8 +72,7 @@ static void count_bytes(const cp_pace *pace, const cp_plan *plan,
     int64_t most = 0;
     for (int k = 0; k < layout->ranks; k++)
         most = cp_max(most, layout->cache[k].tokens);
-    forecast->weights =
-        layers * cp_pace_layer_weights(pace) + cp_pace_table_weights(pace);
+    forecast->weights = cp_pace_weights(pace);
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;

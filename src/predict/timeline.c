@@ -279,13 +279,11 @@ static cp_status walk_enough(clocks *s) {
     if (s->layers < most && !same)
         CP_TRY(walk(s, most));
     const double left = (double)(line->layers - s->layers);
+    const double times = same ? left : left / (double)(s->layers - 1);
     for (int k = 0; k < s->ranks && left > 0; k++) {
         const turn *turn = &s->turns[k];
-        if (same)
-            go_on(&s->hours[k], left, &turn->previous, &turn->last);
-        else
-            go_on(&s->hours[k], left / (double)(s->layers - 1), &turn->first,
-                  &turn->last);
+        go_on(&s->hours[k], times, same ? &turn->previous : &turn->first,
+              &turn->last);
     }
     return CP_OK;
 }
