@@ -4,7 +4,6 @@
 #define CP_PACE_H
 
 #include "predict/machine.h"
-#include "predict/models.h"
 #include "predict/timeline.h"
 #include "ring/variants.h"
 

@@ -47,16 +47,6 @@ void cp_history_lose(cp_history *history, int rank, int queue) {
     find_lane(history, rank, queue)->lost++;
 }
 
-static void print_stretch(FILE *file, int number, double origin,
-                          const cp_stretch *s) {
-    fprintf(file,
-            ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
-            "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%ld,\"hop\":%d,"
-            "\"bytes\":%ld}}",
-            s->name, number, 1e6 * (s->start - origin),
-            1e6 * (s->end - s->start), s->layer, s->hop, s->bytes);
-}
-
 static void print_lane(FILE *file, const cp_history *history, int number,
                        double origin) {
     const lane *mine = &history->lanes[number];
@@ -67,8 +57,15 @@ static void print_lane(FILE *file, const cp_history *history, int number,
             "\"args\":{\"name\":\"rank %d%s%s (%ld operations left out)\"}}",
             number == 0 ? "" : ",\n", number, number / history->queues,
             name[0] == '\0' ? "" : " ", name, mine->lost);
-    for (int64_t n = 0; n < mine->count; n++)
-        print_stretch(file, number, origin, &mine->stretches[n]);
+    for (int64_t n = 0; n < mine->count; n++) {
+        const cp_stretch *s = &mine->stretches[n];
+        fprintf(file,
+                ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
+                "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%ld,\"hop\":%d,"
+                "\"bytes\":%ld}}",
+                s->name, number, 1e6 * (s->start - origin),
+                1e6 * (s->end - s->start), s->layer, s->hop, s->bytes);
+    }
 }
 
 void cp_history_print(const cp_history *history, double origin, FILE *out) {
