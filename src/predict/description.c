@@ -62,8 +62,9 @@ enum { WORD_BYTES = 64, MOST_FIELDS = 64 };
 typedef struct {
     const cp_description *description;
     const char *label;
-    const char *text; /* what is left of the line */
     int line;
+    char name[WORD_BYTES];   /* the line's first word */
+    const char *text;        /* what is left of it */
     bool given[MOST_FIELDS]; /* by this text, not by the one it is like */
     bool named, liked;
 } reading;
@@ -77,14 +78,15 @@ static void take(reading *r, char word[WORD_BYTES]) {
     r->text += length;
 }
 
-__attribute__((format(printf, 3, 4))) static cp_status
-refuse(const reading *r, const char *name, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static cp_status
+refuse(const reading *r, const char *format, ...) {
     char why[200];
     va_list values;
     va_start(values, format);
     vsnprintf(why, sizeof(why), format, values);
     va_end(values);
-    return cp_fail(CP_INVALID, "%s:%d: %s: %s", r->label, r->line, name, why);
+    return cp_fail(CP_INVALID, "%s:%d: %s: %s", r->label, r->line, r->name,
+                   why);
 }
 
 static const struct {
@@ -98,38 +100,36 @@ static const struct {
     [CP_FIELD_SHARE] = {true, 1, "it must be from 0 to 1"},
 };
 
-static cp_status number(reading *r, const cp_field *field, cp_field_kind kind,
-                        double *value) {
+static cp_status number(reading *r, cp_field_kind kind, double *value) {
     char word[WORD_BYTES], *end;
     take(r, word);
     *value = strtod(word, &end);
     if (end == word || *end != '\0')
-        return refuse(r, field->name, "%s: not a number",
+        return refuse(r, "%s: not a number",
                       word[0] == '\0' ? "no value" : word);
     if (!(*value > 0 || (ranges[kind].zero && *value == 0)) ||
         *value > ranges[kind].most)
-        return refuse(r, field->name, "%s: %s", word, ranges[kind].due);
+        return refuse(r, "%s: %s", word, ranges[kind].due);
     return CP_OK;
 }
 
-static cp_status count(reading *r, const cp_field *field, int64_t *value) {
+static cp_status count(reading *r, int64_t *value) {
     char word[WORD_BYTES];
     take(r, word);
-    if (cp_count_parse(field->name, word, (int64_t)strlen(word), value) ==
-            CP_OK &&
+    if (cp_count_parse(r->name, word, (int64_t)strlen(word), value) == CP_OK &&
         *value >= 1)
         return CP_OK;
-    return refuse(r, field->name, "%s: not a count of 1 or more", word);
+    return refuse(r, "%s: not a count of 1 or more", word);
 }
 
 static cp_status point(reading *r, const cp_field *field, cp_curve *curve) {
     double size, value;
-    CP_TRY(number(r, field, CP_FIELD_POSITIVE, &size));
-    CP_TRY(number(r, field, CP_FIELD_POSITIVE, &value));
+    CP_TRY(number(r, CP_FIELD_POSITIVE, &size));
+    CP_TRY(number(r, CP_FIELD_POSITIVE, &value));
     if (curve->count == CP_CURVE_POINTS)
-        return refuse(r, field->name, "more than %d points", CP_CURVE_POINTS);
+        return refuse(r, "more than %d points", CP_CURVE_POINTS);
     if (curve->count > 0 && size <= curve->size[curve->count - 1])
-        return refuse(r, field->name, "its sizes must ascend");
+        return refuse(r, "its sizes must ascend");
     curve->size[curve->count] = size;
     curve->value[curve->count++] = value * cp_unit_scale(field->unit);
     return CP_OK;
@@ -140,12 +140,12 @@ static cp_status surface_point(reading *r, const cp_field *field,
     const double last =
         surface->count > 0 ? surface->row[surface->count - 1] : 0;
     double row;
-    CP_TRY(number(r, field, CP_FIELD_POSITIVE, &row));
+    CP_TRY(number(r, CP_FIELD_POSITIVE, &row));
     if (row < last)
-        return refuse(r, field->name, "its rows must ascend");
+        return refuse(r, "its rows must ascend");
     if (row > last) {
         if (surface->count == CP_SURFACE_ROWS)
-            return refuse(r, field->name, "more than %d rows", CP_SURFACE_ROWS);
+            return refuse(r, "more than %d rows", CP_SURFACE_ROWS);
         surface->row[surface->count] = row;
         surface->along[surface->count++].count = 0;
     }
@@ -157,13 +157,13 @@ static cp_status value(reading *r, int n) {
     void *place = place_of(r->description, n);
     switch (field->kind) {
     case CP_FIELD_COUNT:
-        return count(r, field, place);
+        return count(r, place);
     case CP_FIELD_CURVE:
         return point(r, field, place);
     case CP_FIELD_SURFACE:
         return surface_point(r, field, place);
     default:
-        CP_TRY(number(r, field, field->kind, place));
+        CP_TRY(number(r, field->kind, place));
         *(double *)place *= cp_unit_scale(field->unit);
         return CP_OK;
     }
@@ -175,14 +175,13 @@ static cp_status origin(reading *r, int n) {
     char word[WORD_BYTES];
     take(r, word);
     if (strcmp(word, field->unit) != 0)
-        return refuse(r, field->name, "its unit is %s, not \"%s\"", field->unit,
-                      word);
+        return refuse(r, "its unit is %s, not \"%s\"", field->unit, word);
     take(r, word);
     cp_source source = CP_SOURCE_MEASURED;
     while (source > CP_SOURCE_NONE && strcmp(word, sources[source]) != 0)
         source--;
     if (source == CP_SOURCE_NONE)
-        return refuse(r, field->name,
+        return refuse(r,
                       "its source is \"%s\"; specification, assumed, fitted or "
                       "measured is due",
                       word);
@@ -195,26 +194,26 @@ static cp_status origin(reading *r, int n) {
     return CP_OK;
 }
 
-static cp_status unknown(const reading *r, const char *name) {
+static cp_status unknown(const reading *r) {
     const cp_description *description = r->description;
     const char *names[MOST_FIELDS];
     for (int n = 0; n < description->count; n++)
         names[n] = description->fields[n].name;
-    const char *near =
-        cp_nearest(name, (int64_t)strlen(name), description->count, names);
-    return near == NULL
-               ? refuse(r, name, "no such field")
-               : refuse(r, name, "no such field; did you mean %s?", near);
+    const char *near = cp_nearest(r->name, (int64_t)strlen(r->name),
+                                  description->count, names);
+    if (near == NULL)
+        return refuse(r, "no such field");
+    return refuse(r, "no such field; did you mean %s?", near);
 }
 
-static cp_status field(reading *r, const char *name) {
-    const int n = cp_description_field(r->description, name);
+static cp_status field(reading *r) {
+    const int n = cp_description_field(r->description, r->name);
     if (n < 0)
-        return unknown(r, name);
+        return unknown(r);
     const cp_field_kind kind = r->description->fields[n].kind;
     const bool sized = kind == CP_FIELD_CURVE || kind == CP_FIELD_SURFACE;
     if (r->given[n] && !sized)
-        return refuse(r, name, "given twice");
+        return refuse(r, "given twice");
     /* What it is like may have one; both begin with their count. */
     if (!r->given[n] && sized)
         *(int *)place_of(r->description, n) = 0;
@@ -230,15 +229,15 @@ static cp_status like(reading *r, const char *name) {
     const cp_description *description = r->description;
     char file[2 * WORD_BYTES], own[CP_NAME_BYTES];
     if (r->liked)
-        return refuse(r, "like", "given twice");
+        return refuse(r, "given twice");
     r->liked = true;
     for (int n = 0; n < description->count; n++)
         if (r->given[n])
-            return refuse(r, "like", "it must stand before all fields");
+            return refuse(r, "it must stand before all fields");
     snprintf(file, sizeof(file), "%s.%s", name, description->what);
     const char *text = cp_built_in_text(file);
     if (text == NULL)
-        return refuse(r, "like", "it names no built-in description");
+        return refuse(r, "it names no built-in description");
     reading other = {.description = description, .label = file};
     memcpy(own, description->name, sizeof(own));
     CP_TRY(lines(&other, text));
@@ -248,15 +247,15 @@ static cp_status like(reading *r, const char *name) {
 
 static cp_status line(reading *r) {
     const cp_description *description = r->description;
-    char word[WORD_BYTES], name[WORD_BYTES];
-    take(r, word);
+    char name[WORD_BYTES];
+    take(r, r->name);
     const char *rest = r->text;
     take(r, name);
-    if (strcmp(word, "like") == 0)
+    if (strcmp(r->name, "like") == 0)
         return like(r, name);
-    if (strcmp(word, description->what) == 0 && name[0] != '\0') {
+    if (strcmp(r->name, description->what) == 0 && name[0] != '\0') {
         if (r->named)
-            return refuse(r, word, "given twice");
+            return refuse(r, "given twice");
         r->named = true;
         snprintf(description->name, CP_NAME_BYTES, "%.47s", name);
         return CP_OK;
@@ -265,7 +264,7 @@ static cp_status line(reading *r) {
         return cp_fail(CP_INVALID, "%s:%d: it must begin: %s NAME", r->label,
                        r->line, description->what);
     r->text = rest;
-    return field(r, word);
+    return field(r);
 }
 
 static cp_status lines(reading *r, const char *text) {
