@@ -85,8 +85,7 @@ refuse(const reading *r, const char *format, ...) {
     va_start(values, format);
     vsnprintf(why, sizeof(why), format, values);
     va_end(values);
-    return cp_fail(CP_INVALID, "%s:%d: %s: %s", r->label, r->line, r->name,
-                   why);
+    return cp_refuse("%s:%d: %s: %s", r->label, r->line, r->name, why);
 }
 
 static const struct {
@@ -261,8 +260,8 @@ static cp_status line(reading *r) {
         return CP_OK;
     }
     if (!r->named)
-        return cp_fail(CP_INVALID, "%s:%d: it must begin: %s NAME", r->label,
-                       r->line, description->what);
+        return cp_refuse("%s:%d: it must begin: %s NAME", r->label, r->line,
+                         description->what);
     r->text = rest;
     return field(r);
 }
@@ -292,8 +291,8 @@ static cp_status fill_in(const cp_description *description, int n,
     if (description->origins[n].source != CP_SOURCE_NONE)
         return CP_OK;
     if (field->otherwise == NULL)
-        return cp_fail(CP_INVALID, "%s: no %s (%s: %s)", label, field->name,
-                       field->unit, field->about);
+        return cp_refuse("%s: no %s (%s: %s)", label, field->name, field->unit,
+                         field->about);
     const int other = cp_description_field(description, field->otherwise);
     if (other >= 0)
         memcpy(place_of(description, n), place_of(description, other),

@@ -46,14 +46,13 @@ static cp_description model_description(cp_model_sizes *sizes) {
 static cp_status model_check(const cp_model_sizes *sizes, const char *label) {
     const cp_shape shape = cp_model_sizes_shape(sizes);
     if (sizes->layers > 100000)
-        return cp_fail(CP_INVALID, "%s: layers: more than 100000", label);
+        return cp_refuse("%s: layers: more than 100000", label);
     if (sizes->cache_bytes > 8)
-        return cp_fail(CP_INVALID, "%s: cache_bytes: more than 8", label);
+        return cp_refuse("%s: cache_bytes: more than 8", label);
     if (sizes->tables > 2)
-        return cp_fail(CP_INVALID, "%s: tables: more than 2", label);
+        return cp_refuse("%s: tables: more than 2", label);
     if (cp_shape_check(&shape) != CP_OK)
-        return cp_fail(CP_INVALID, "%s: query_heads, kv_heads: %s", label,
-                       cp_message());
+        return cp_refuse("%s: query_heads, kv_heads: %s", label, cp_message());
     return CP_OK;
 }
 

@@ -9,14 +9,12 @@ cp_status cp_pace_new(cp_pace *pace) {
     const cp_hardware *hardware = pace->hardware;
     const int64_t n = pace->tensor, kv = model->kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
-        return cp_fail(CP_INVALID,
-                       "--tensor %ld: cannot share %ld query heads and %ld "
-                       "key heads of %s",
-                       n, model->query_heads, kv, model->name);
+        return cp_refuse("--tensor %ld: cannot share %ld query heads and %ld "
+                         "key heads of %s",
+                         n, model->query_heads, kv, model->name);
     if (n > 1 && hardware->node_rate <= 0)
-        return cp_fail(CP_INVALID,
-                       "machine %s: no node_rate, which %ld GPUs a rank need",
-                       hardware->name, n);
+        return cp_refuse("machine %s: no node_rate, which %ld GPUs a rank need",
+                         hardware->name, n);
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
     pace->queries = (double)(pace->shape.query_heads * model->head_dim);

@@ -111,8 +111,8 @@ static cp_status sides_of_exposed(const cp_rule *rule,
         __builtin_mul_overflow(sides->right, speed, &sides->right) ||
         __builtin_mul_overflow(sides->under, speed, &sides->under) ||
         __builtin_mul_overflow(hiding.left, 2, &less))
-        return cp_fail(CP_INVALID, "eq. 5: these tokens, heads and speeds do "
-                                   "not fit 128 bits");
+        return cp_refuse("eq. 5: these tokens, heads and speeds do "
+                         "not fit 128 bits");
     sides->right -= less;
     return CP_OK;
 }
@@ -176,16 +176,15 @@ static cp_status ask_empirical(const cp_rule *rule, const cp_load *load,
                                cp_verdict *verdict) {
     const cp_empirical *fit = &rule->fit;
     if (load->sequences != 1)
-        return cp_fail(CP_INVALID, "%s is about one sequence, not %ld",
-                       rule->name, load->sequences);
+        return cp_refuse("%s is about one sequence, not %ld", rule->name,
+                         load->sequences);
     const long double fresh = (long double)load->fresh;
     const long double keys = (long double)load->keys;
     const long double h = (long double)fit->alpha * logl(fresh) +
                           (long double)fit->beta * logl(fresh / keys) +
                           (long double)fit->gamma;
     if (!isfinite(h) || fabsl(h) < 1e-13L)
-        return cp_fail(CP_INVALID, "%s: h = %.3Lg, too near 0 to tell",
-                       rule->name, h);
+        return cp_refuse("%s: h = %.3Lg, too near 0 to tell", rule->name, h);
     verdict->variant = h > 0 ? CP_PASS_KV : CP_PASS_Q;
     append(verdict, "h = %.3Lg %s 0", h, h > 0 ? ">" : "<");
     return CP_OK;
@@ -221,7 +220,7 @@ cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
                       const cp_load *load, cp_verdict *verdict) {
     cp_verdict answer = {.variant = CP_PASS_KV};
     if (setting->ranks < 1)
-        return cp_fail(CP_INVALID, "%d ranks: at least 1", setting->ranks);
+        return cp_refuse("%d ranks: at least 1", setting->ranks);
     CP_TRY(cp_machine_check(&setting->machine));
     CP_TRY(cp_shape_check(&setting->shape));
     if (setting->ranks == 1)
