@@ -201,9 +201,8 @@ static void done(void *context, int rank, double start, double end) {
     const part *part = &turn->parts[turn->at - 1];
     cp_hours *hours = &s->hours[rank];
     hours->now = end;
-    for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
-        if (part->spent & 1u << kind)
-            hours->spent[kind] += end - start;
+    for (unsigned left = part->spent; left != 0; left &= left - 1)
+        hours->spent[__builtin_ctz(left)] += end - start;
     if (part->task.kind == CP_TASK_WORK)
         show(s, &(cp_bar){rank, part->name, part->op, turn->layer, start, end});
     if (part->spent & SPENT(REDUCING)) {
