@@ -195,10 +195,15 @@ static cp_status run(sharing *s) {
     while (move(s));
     for (int rank = 0; rank < s->share->ranks; rank++) {
         const cp_task *task = s->workers[rank].task;
-        if (task != NULL)
-            return cp_fail(CP_BROKEN,
-                           "rank %d waits at gate %ld, which never opens", rank,
-                           task->gates[s->gates[task->gates[0]].shut ? 0 : 1]);
+        if (task == NULL)
+            continue;
+        if (task->kind == CP_TASK_WORK)
+            return cp_fail(CP_BROKEN, "rank %d has work without end", rank);
+        const int64_t *gates = task->gates;
+        const bool first = gates[0] != CP_NO_GATE && s->gates[gates[0]].shut;
+        return cp_fail(CP_BROKEN,
+                       "rank %d waits at gate %ld, which never opens", rank,
+                       gates[first ? 0 : 1]);
     }
     return CP_OK;
 }
