@@ -8,7 +8,7 @@
 #include "ring/variants.h"
 
 typedef enum {
-    CP_DRAW_NOTHING,
+    CP_DRAW_NOTHING,  /* of which cp_draw knows nothing */
     CP_DRAW_ASCII,    /* text in 80 columns */
     CP_DRAW_SVG,      /* a picture */
     CP_DRAW_PERFETTO, /* JSON that Perfetto and chrome://tracing open */

@@ -37,10 +37,10 @@ typedef struct {
     void *context;
 } cp_share;
 
-/* Let all ranks do their tasks, from time 0. Who works gets an equal part of the cores, and
- * at most one. A rank may await only what it has posted; a gate may be posted
- * again once all of its parties are done with it. Fails with CP_BROKEN if ranks
- * are left waiting, and CP_MEMORY. */
+/* Let all ranks do their tasks, from time 0. Who works gets an equal part of
+ * the cores, and at most one. A rank may await only what it has posted; a gate
+ * may be posted again once all of its parties are done with it. Fails with
+ * CP_BROKEN if ranks are left waiting, and CP_MEMORY. */
 cp_status cp_share_run(const cp_share *share);
 
 #endif

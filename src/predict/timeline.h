@@ -17,7 +17,7 @@ typedef struct {
 
 /* What the time of a rank goes to, some of it to several. */
 enum {
-    CP_SPENT_BUSY, /* with a core: all below but what is exposed */
+    CP_SPENT_BUSY, /* it computes */
     CP_SPENT_ATTENDING,
     CP_SPENT_EXPOSED,    /* it waits for messages, or copies them */
     CP_SPENT_EXCHANGING, /* while exchanges arrive, whatever it does */
