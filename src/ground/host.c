@@ -3,11 +3,15 @@
 #include "ground/host.h"
 
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
+#include <time.h>
 #include <unistd.h>
+
+#ifndef CP_COMMIT
+#define CP_COMMIT "unknown"
+#endif
 
 typedef struct {
     char name[128];
@@ -96,4 +100,13 @@ void cp_host_describe(char *text, size_t size) {
 #endif
     snprintf(text, size, "%d cores of %s, %s%s%s, %s", cp_host_cores(), name,
              system, version[0] != '\0' ? " " : "", version, compiler);
+}
+
+void cp_host_sign(FILE *out) {
+    char machine[320], date[32];
+    const time_t today = time(NULL);
+    cp_host_describe(machine, sizeof(machine));
+    strftime(date, sizeof(date), "%Y-%m-%d", localtime(&today));
+    fprintf(out, "# machine: %s\n# date: %s\n# commit: %s\n", machine, date,
+            CP_COMMIT);
 }
