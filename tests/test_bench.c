@@ -65,26 +65,19 @@ START_TEST(an_even_number_of_rounds_has_a_middle) {
 END_TEST
 
 static cp_bench_errors judge(float value, float lse) {
-    const cp_shape shape = {1, 1, 2};
-    const int64_t tokens = 9;
-    cp_cache *cache;
-    cp_store *store;
-    cp_layout *layout;
+    const cp_bench bench = {.shape = {1, 1, 2}, .threads = 1};
+    cp_bench_ranks it = {
+        .bench = &bench, .place = &cp_place_threads, .ranks = 2, .room = 9};
     cp_bench_errors errors;
-    ck_assert_int_eq(cp_cache_new(2, 1, tokens, &cache), CP_OK);
-    ck_assert_int_eq(cp_store_new(2, 1, 1, tokens, &shape, &store), CP_OK);
-    ck_assert_int_eq(cp_cache_prefill(cache, &tokens, &layout), CP_OK);
-    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
-    for (int rank = 0; rank < 2; rank++)
-        for (int i = 0; i < 2 * tokens; i++)
-            cp_store_values(store, rank, 0)[i] = 1;
-    ck_assert_int_eq(cp_bench_judge(cache, store, &shape, tokens - 1,
-                                    (float[]){0, 0}, (float[]){value, 1}, &lse,
-                                    &errors),
+    ck_assert_int_eq(cp_bench_ranks_open(&it), CP_OK);
+    ck_assert_int_eq(cp_bench_past(&it, 9), CP_OK);
+    for (int i = 0; i < 2 * 2 * 9; i++) {
+        it.keys[i] = 0;
+        it.values[i] = 1;
+    }
+    ck_assert_int_eq(cp_bench_judge(&it, 8, (float[]){value, 1, lse}, &errors),
                      CP_OK);
-    cp_layout_free(layout);
-    cp_store_free(store);
-    cp_cache_free(cache);
+    cp_bench_ranks_close(&it);
     return errors;
 }
 

@@ -235,10 +235,12 @@ static const cp_shape heads = {4, 2, 32};
 /* Of the last of three walks. */
 static double measured_seconds(int64_t tokens, cp_variant variant) {
     const cp_bench bench = {.shape = heads, .threads = 2};
-    cp_bench_ranks it = {
-        .bench = &bench, .place = &cp_place_threads, .ranks = 2};
+    cp_bench_ranks it = {.bench = &bench,
+                         .place = &cp_place_threads,
+                         .ranks = 2,
+                         .room = tokens};
     double seconds;
-    ck_assert_int_eq(cp_bench_ranks_open(&it, tokens), CP_OK);
+    ck_assert_int_eq(cp_bench_ranks_open(&it), CP_OK);
     ck_assert_int_eq(cp_bench_call_begin(&it, variant, tokens), CP_OK);
     for (int n = 0; n < 3; n++)
         ck_assert_msg(cp_bench_call_walk(&it, &seconds) == CP_OK, "%s",

@@ -7,81 +7,17 @@
 
 #include "app/bench_ring.h"
 #include "app/measure.h"
-#include "reference/attend/oracle.h"
 
 enum { ROWS_SAMPLED = 8, STEPS_SAMPLED = 4, SAMPLES = 12 };
 
 typedef struct {
     cp_bench_ranks all;
     int64_t past, fresh;        /* tokens */
-    int64_t room;               /* cache rows of a rank */
     int64_t slot_bytes;         /* of all ranks' slots in the larger call */
     int64_t followed, count;    /* samples of the follow-up, and all */
     int64_t positions[SAMPLES]; /* of the samples */
     float *output[SAMPLES];     /* [N_H][D_H] of the ranks, then the LSE */
 } conversation;
-
-/* What is compared with the oracle, in double: output, then LSE. */
-static void merge(const cp_shape *shape, double *to, const double *add) {
-    const int64_t heads = shape->query_heads, dim = shape->head_dim;
-    double *lse = to + heads * dim;
-    const double *add_lse = add + heads * dim;
-    for (int64_t h = 0; h < heads; h++) {
-        const double most = fmax(lse[h], add_lse[h]);
-        if (most == -INFINITY)
-            continue;
-        const double ours = exp(lse[h] - most);
-        const double theirs = exp(add_lse[h] - most);
-        for (int64_t c = h * dim; c < (h + 1) * dim; c++)
-            to[c] = (ours * to[c] + theirs * add[c]) / (ours + theirs);
-        lse[h] = most + log(ours + theirs);
-    }
-}
-
-static double distance(double a, double b) {
-    const double d = fabs(a - b);
-    return isnan(d) ? INFINITY : d;
-}
-
-static cp_bench_errors errors_of(const cp_shape *shape, const double *truth,
-                                 const float *output, const float *lse) {
-    const int64_t wide = shape->query_heads * shape->head_dim;
-    double difference = 0, size = 0, largest = 0;
-    for (int64_t h = 0; h < shape->query_heads; h++)
-        largest = fmax(largest, distance((double)lse[h], truth[wide + h]));
-    for (int64_t c = 0; c < wide; c++) {
-        const double d = distance((double)output[c], truth[c]);
-        difference += d * d;
-        size += truth[c] * truth[c];
-    }
-    return (cp_bench_errors){sqrt(difference / size), largest};
-}
-
-cp_status cp_bench_judge(const cp_cache *cache, cp_store *store,
-                         const cp_shape *shape, int64_t position,
-                         const float *query, const float *output,
-                         const float *lse, cp_bench_errors *errors) {
-    const int64_t wide = shape->query_heads * shape->head_dim;
-    const int64_t both = wide + shape->query_heads;
-    cp_piece piece = {{0, position, 1, 1}, 0};
-    const cp_pieces asked = {&piece, 1, 1};
-    double *truth;
-    cp_status status = CP_OK;
-    CP_TRY(cp_allocate(&truth, 2 * both, sizeof(double), "the truth"));
-    double *part = truth + both;
-    for (int64_t h = wide; h < both; h++)
-        truth[h] = -INFINITY;
-    for (int r = 0; r < cache->ranks && status == CP_OK; r++) {
-        status = cp_oracle(shape, &asked, query, cp_cache_held(cache, r, 0),
-                           cp_store_keys(store, r, 0),
-                           cp_store_values(store, r, 0), part, part + wide);
-        if (status == CP_OK)
-            merge(shape, truth, part);
-    }
-    *errors = errors_of(shape, truth, output, lse);
-    free(truth);
-    return status;
-}
 
 __attribute__((format(printf, 4, 5))) static void
 fact_give(const cp_bench *bench, double value, const char *unit,
@@ -94,22 +30,6 @@ fact_give(const cp_bench *bench, double value, const char *unit,
     bench->row(bench->context, &fact);
 }
 
-static cp_status sample_judge(conversation *it, int64_t n,
-                              cp_bench_errors *errors) {
-    const cp_shape *shape = &it->all.bench->shape;
-    const int64_t wide = shape->query_heads * shape->head_dim;
-    cp_piece piece = {{0, it->positions[n], 1, 1}, 0};
-    const cp_pieces asked = {&piece, 1, 1};
-    float *query;
-    CP_TRY(cp_allocate(&query, wide, sizeof(float), "a query"));
-    cp_bench_fill(&asked, CP_BENCH_QUERIES, wide, 1, query);
-    const cp_status status =
-        cp_bench_judge(it->all.cache, it->all.store, shape, it->positions[n],
-                       query, it->output[n], it->output[n] + wide, errors);
-    free(query);
-    return status;
-}
-
 static cp_status samples_judge(conversation *it, const char *what,
                                int64_t first, int64_t end) {
     const cp_bench *bench = it->all.bench;
@@ -120,7 +40,8 @@ static cp_status samples_judge(conversation *it, const char *what,
               : output, lse, wrong)
     for (int64_t n = first; n < end; n++) {
         cp_bench_errors found = {0, 0};
-        const int status = (int)sample_judge(it, n, &found);
+        const int status = (int)cp_bench_judge(&it->all, it->positions[n],
+                                               it->output[n], &found);
         wrong = status > wrong ? status : wrong;
         output = found.output > output ? found.output : output;
         lse = found.lse > lse ? found.lse : lse;
@@ -233,7 +154,7 @@ static void memory_report(const conversation *it, double before) {
         8.0 * (double)(bench->shape.kv_heads * bench->shape.head_dim);
     const double data = row * (double)it->all.cache->length[0];
     const double planned =
-        row * (double)(it->all.ranks * it->room) + (double)it->slot_bytes;
+        row * (double)(it->all.ranks * it->all.room) + (double)it->slot_bytes;
     const double peak = memory_of("VmHWM");
     fact_give(bench, data / 1e6, "MB", "keys and values");
     fact_give(bench, planned / 1e6, "MB", "cache and slots");
@@ -257,31 +178,14 @@ static cp_status samples_new(conversation *it, int64_t first, int64_t tokens,
     return CP_OK;
 }
 
-/* The past, as if it had been read. */
-static cp_status past_fill(conversation *it) {
-    const cp_bench *bench = it->all.bench;
-    const int64_t width = bench->shape.kv_heads * bench->shape.head_dim;
-    CP_TRY(cp_cache_prefill(it->all.cache, &it->past, &it->all.layout));
-    for (int r = 0; r < it->all.ranks; r++) {
-        const cp_pieces *rows = &it->all.layout->appended[r].pieces;
-        cp_bench_fill(rows, CP_BENCH_KEYS, width, bench->threads,
-                      cp_store_keys(it->all.store, r, 0));
-        cp_bench_fill(rows, CP_BENCH_VALUES, width, bench->threads,
-                      cp_store_values(it->all.store, r, 0));
-    }
-    CP_TRY(cp_cache_commit(it->all.cache, it->all.layout));
-    cp_bench_call_end(&it->all);
-    return CP_OK;
-}
-
 static cp_status converse(conversation *it) {
     const int64_t generate = it->all.bench->generate;
     const double before = memory_of("VmRSS");
     CP_TRY(samples_new(it, it->past, it->fresh, ROWS_SAMPLED));
     it->followed = it->count;
     CP_TRY(samples_new(it, it->past + it->fresh, generate, STEPS_SAMPLED));
-    CP_TRY(cp_bench_ranks_open(&it->all, it->room));
-    CP_TRY(past_fill(it));
+    CP_TRY(cp_bench_ranks_open(&it->all));
+    CP_TRY(cp_bench_past(&it->all, it->past));
     CP_TRY(follow_up(it));
     CP_TRY(decode_steps(it));
     memory_report(it, before);
@@ -293,13 +197,14 @@ static cp_status converse(conversation *it) {
 cp_status cp_bench_million(const cp_bench *bench) {
     const int64_t past = bench->keys.items[0], fresh = bench->tokens.items[0];
     const int64_t ranks = bench->ranks.items[0];
-    conversation it = {
-        .all = {.bench = bench, .place = bench->place, .ranks = (int)ranks},
-        .past = past,
-        .fresh = fresh,
-        .room = 2 * cp_ceil_divide(past, 2 * ranks) +
-                2 * cp_ceil_divide(fresh, 2 * ranks) +
-                cp_ceil_divide(bench->generate, ranks)};
+    conversation it = {.all = {.bench = bench,
+                               .place = bench->place,
+                               .ranks = (int)ranks,
+                               .room = 2 * cp_ceil_divide(past, 2 * ranks) +
+                                       2 * cp_ceil_divide(fresh, 2 * ranks) +
+                                       cp_ceil_divide(bench->generate, ranks)},
+                       .past = past,
+                       .fresh = fresh};
     const cp_status status = converse(&it);
     for (int64_t n = 0; n < it.count; n++)
         free(it.output[n]);

@@ -2,23 +2,37 @@
  * all cores. */
 #include "app/bench_ring.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "app/measure.h"
+#include "reference/attend/oracle.h"
 #include "ring/variants.h"
 
-cp_status cp_bench_ranks_open(cp_bench_ranks *it, int64_t room) {
-    CP_TRY(cp_cache_new(it->ranks, 1, room, &it->cache));
-    CP_TRY(cp_store_new_of(it->ranks, it->place->only, 1, 1, room,
-                           &it->bench->shape, &it->store));
+/* Where a rank's rows begin in the tensors. */
+static int64_t place_of(const cp_bench_ranks *it, int rank) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t row = shape->kv_heads * shape->head_dim;
+    return it->place->only == CP_NOBODY ? rank * it->room * row : 0;
+}
+
+cp_status cp_bench_ranks_open(cp_bench_ranks *it) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t row = shape->kv_heads * shape->head_dim * 4;
+    const int64_t rows =
+        (it->place->only == CP_NOBODY ? it->ranks : 1) * it->room;
+    CP_TRY(cp_cache_new(it->ranks, 1, it->room, &it->cache));
+    CP_TRY(cp_allocate_lines(&it->keys, rows, row, "keys of a bench"));
+    CP_TRY(cp_allocate_lines(&it->values, rows, row, "values of a bench"));
     return cp_allocate(&it->busy, it->ranks, sizeof(double), "times");
 }
 
 void cp_bench_ranks_close(cp_bench_ranks *it) {
     cp_bench_call_end(it);
     free(it->busy);
-    cp_store_free(it->store);
+    free(it->keys);
+    free(it->values);
     cp_cache_free(it->cache);
 }
 
@@ -67,34 +81,103 @@ void cp_bench_fill(const cp_pieces *pieces, cp_seed seed, int64_t width,
     }
 }
 
-static cp_status rank_walk(cp_comm *comm, void *context) {
+static cp_status rank_prepare(cp_comm *comm, void *context) {
     cp_bench_ranks *it = context;
-    const int rank = comm->rank;
     const cp_shape *shape = &it->bench->shape;
+    const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
-    const cp_pieces *mine = &it->layout->queries[rank].pieces;
-    cp_walker *walker = it->walkers[rank];
-    cp_bench_fill(mine, CP_BENCH_QUERIES, shape->query_heads * shape->head_dim,
-                  1, cp_walker_queries(walker));
+    const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
+    cp_walker *walker = it->walkers[comm->rank];
+    cp_bench_fill(mine, CP_BENCH_QUERIES, wide, 1, cp_walker_queries(walker));
     cp_bench_fill(mine, CP_BENCH_KEYS, narrow, 1, cp_walker_new_keys(walker));
     cp_bench_fill(mine, CP_BENCH_VALUES, narrow, 1,
                   cp_walker_new_values(walker));
-    CP_TRY(cp_comm_barrier(comm));
-    const double start = cp_clock(), busy = cp_measure_busy();
-    CP_TRY(cp_walk(walker, comm, cp_store_keys(it->store, rank, 0),
-                   cp_store_values(it->store, rank, 0)));
-    it->busy[rank] += cp_measure_busy() - busy;
-    CP_TRY(cp_comm_barrier(comm));
-    if (rank == 0 || it->place->only == rank)
-        it->seconds = cp_clock() - start;
     return CP_OK;
+}
+
+static cp_status rank_walk(cp_comm *comm, void *context) {
+    cp_bench_ranks *it = context;
+    const int64_t place = place_of(it, comm->rank);
+    return cp_walk(it->walkers[comm->rank], comm, it->keys + place,
+                   it->values + place);
 }
 
 cp_status cp_bench_call_walk(void *context, double *seconds) {
     cp_bench_ranks *it = context;
-    CP_TRY(it->place->run(it->ranks, rank_walk, it));
-    *seconds = it->seconds;
+    const cp_common_work walk = {rank_prepare, rank_walk, it};
+    return cp_measure_ranks(it->place, it->ranks, &walk, seconds, it->busy);
+}
+
+cp_status cp_bench_past(cp_bench_ranks *it, int64_t tokens) {
+    const cp_bench *bench = it->bench;
+    const int64_t width = bench->shape.kv_heads * bench->shape.head_dim;
+    CP_TRY(cp_cache_prefill(it->cache, &tokens, &it->layout));
+    for (int r = 0; r < it->ranks; r++) {
+        const cp_pieces *rows = &it->layout->appended[r].pieces;
+        cp_bench_fill(rows, CP_BENCH_KEYS, width, bench->threads,
+                      it->keys + place_of(it, r));
+        cp_bench_fill(rows, CP_BENCH_VALUES, width, bench->threads,
+                      it->values + place_of(it, r));
+    }
+    CP_TRY(cp_cache_commit(it->cache, it->layout));
+    cp_bench_call_end(it);
     return CP_OK;
+}
+
+static double distance(double a, double b) {
+    const double d = fabs(a - b);
+    return isnan(d) ? INFINITY : d;
+}
+
+static cp_bench_errors errors_of(const cp_shape *shape, const double *truth,
+                                 const float *result) {
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    double difference = 0, size = 0, largest = 0;
+    for (int64_t c = 0; c < wide; c++) {
+        const double d = distance((double)result[c], truth[c]);
+        difference += d * d;
+        size += truth[c] * truth[c];
+    }
+    for (int64_t h = wide; h < wide + shape->query_heads; h++)
+        largest = fmax(largest, distance((double)result[h], truth[h]));
+    return (cp_bench_errors){sqrt(difference / size), largest};
+}
+
+/* The rows of all ranks, which lie one after the other. */
+static cp_status held_by_all(const cp_bench_ranks *it, cp_pieces *all) {
+    for (int r = 0; r < it->ranks; r++) {
+        const cp_pieces *held = cp_cache_held(it->cache, r, 0);
+        for (int64_t n = 0; n < held->count; n++) {
+            cp_piece piece = held->items[n];
+            piece.row += r * it->room;
+            CP_TRY(cp_pieces_append(all, piece));
+        }
+    }
+    return CP_OK;
+}
+
+cp_status cp_bench_judge(const cp_bench_ranks *it, int64_t position,
+                         const float *result, cp_bench_errors *errors) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    cp_piece piece = {{0, position, 1, 1}, 0};
+    const cp_pieces asked = {&piece, 1, 1};
+    cp_pieces all = {0};
+    double *truth;
+    float *query;
+    CP_TRY(cp_allocate(&truth, wide + shape->query_heads + wide, sizeof(double),
+                       "the truth"));
+    query = (float *)(truth + wide + shape->query_heads);
+    cp_bench_fill(&asked, CP_BENCH_QUERIES, wide, 1, query);
+    cp_status status = held_by_all(it, &all);
+    if (status == CP_OK)
+        status = cp_oracle(shape, &asked, query, &all, it->keys, it->values,
+                           truth, truth + wide);
+    if (status == CP_OK)
+        *errors = errors_of(shape, truth, result);
+    cp_pieces_free(&all);
+    free(truth);
+    return status;
 }
 
 /* One rank of one process, seen from another one. */
@@ -111,7 +194,8 @@ static cp_status ring_new(const cp_bench *bench, int n, int ranks,
     const cp_span all = {0, 0, tokens, 1};
     *it = (cp_bench_ranks){.bench = bench,
                            .place = alone ? &cp_place_threads : bench->place,
-                           .ranks = alone ? 1 : ranks};
+                           .ranks = alone ? 1 : ranks,
+                           .room = tokens};
     *out = (cp_entrant){
         .what = "one rank",
         .unit = "GFLOP/s",
@@ -124,7 +208,7 @@ static cp_status ring_new(const cp_bench *bench, int n, int ranks,
     if (!alone)
         snprintf(out->what, sizeof(out->what), "ring/%s/%d/%ld",
                  cp_variant_name(variants[n]), ranks, tokens);
-    CP_TRY(cp_bench_ranks_open(it, tokens));
+    CP_TRY(cp_bench_ranks_open(it));
     return cp_bench_call_begin(it, variants[n], tokens);
 }
 

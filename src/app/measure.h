@@ -49,7 +49,18 @@ void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
 cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
                              float **tensors);
 
-/* Seconds that the calling thread has had of a core. */
-double cp_measure_busy(void);
+/* What ranks at a place do together: all prepare, which may be NULL, then all
+ * work, between two barriers. */
+typedef struct {
+    cp_rank_main prepare, work;
+    void *context;
+} cp_common_work;
+
+/* Do it. *seconds is how long the rank took that began first, and busy [ranks]
+ * grows by what the thread of each had of a core meanwhile; all processes are
+ * told the same. At most 1024 ranks. Fails as they do. */
+cp_status cp_measure_ranks(const cp_place *place, int ranks,
+                           const cp_common_work *common, double *seconds,
+                           double *busy);
 
 #endif

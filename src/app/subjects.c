@@ -32,7 +32,7 @@ typedef struct {
     const stage *stage;
     const cp_subject *subject;
     int64_t times;
-    double seconds; /* of one time */
+    double *peak; /* seconds of 1e9 operations, where that is the subject */
 } run;
 
 /* What each rank does, once; odd says that it did it an odd number of times
@@ -120,80 +120,34 @@ static cp_status all_to_all(const run *it, cp_comm *comm, bool odd) {
     return cp_comm_all_to_all(comm, send, receive, each);
 }
 
-static cp_status rank_peak(const run *it, double *seconds) {
+/* Each rank has a ceiling of its own, at the same time. */
+static cp_status peak(const run *it, cp_comm *comm, bool odd) {
     const cp_entrant ceiling = cp_measure_fma(&it->stage->threads);
-    CP_TRY(ceiling.run(ceiling.context, seconds));
-    *seconds *= 1e9 / ceiling.work;
-    return CP_OK;
-}
-
-/* What a rank saw of a run, in seconds: of a core; from its start to the end.
- * All are told what all saw, and the run took as long as it took the rank that
- * started first. Alone is a run in which nobody else had a core. */
-typedef struct {
-    double busy, whole;
-} sight;
-
-static cp_status conclude(cp_comm *comm, const run *it, sight own,
-                          double *seconds, bool *alone) {
-    sight seen[CP_CALIBRATE_RANKS];
-    void *receive[CP_CALIBRATE_RANKS];
-    sight all = {0, 0};
-    for (int r = 0; r < comm->ranks; r++)
-        receive[r] = &seen[r];
-    CP_TRY(cp_comm_all_gather(comm, &own, receive, sizeof(own)));
-    seen[comm->rank] = own;
-    for (int r = 0; r < comm->ranks; r++) {
-        all.whole = fmax(all.whole, seen[r].whole);
-        all.busy += seen[r].busy;
-    }
-    *seconds = all.whole / (double)it->times;
-    *alone = all.busy >= 0.95 * it->stage->cores * all.whole;
-    return CP_OK;
-}
-
-static cp_status rank_once(cp_comm *comm, const run *it, once function,
-                           double *seconds, bool *alone) {
-    CP_TRY(cp_comm_barrier(comm));
-    const double start = cp_clock(), busy = cp_measure_busy();
-    for (int64_t n = 0; n < it->times; n++)
-        CP_TRY(function(it, comm, n % 2 == 1));
-    const double had = cp_measure_busy() - busy;
-    CP_TRY(cp_comm_barrier(comm));
-    const sight own = {had, fmax(cp_clock() - start, 1e-9)};
-    return conclude(comm, it, own, seconds, alone);
-}
-
-/* Disturbed runs are done again. A rank that waits for a message looks
- * disturbed, and the fastest of three would be a message that nobody has on
- * average: whatever sends runs once. */
-static cp_status rank_main(cp_comm *comm, void *context) {
-    static const struct {
-        once function;
-        int tries;
-    } all[] = {
-        [CP_TIME_ATTEND] = {attend, 3},
-        [CP_TIME_LINEAR] = {multiply, 3},
-        [CP_TIME_COPY] = {copy, 3},
-        [CP_TIME_EXCHANGE] = {exchange, 1},
-        [CP_TIME_ALL_TO_ALL] = {all_to_all, 1},
-        [CP_TIME_OVERLAP] = {overlap, 1},
-    };
-    run *it = context;
-    const cp_subject_kind kind = it->subject->kind;
-    double best = INFINITY, seconds;
-    bool alone = false;
-    if (kind == CP_TIME_PEAK) {
-        CP_TRY(cp_comm_barrier(comm));
-        CP_TRY(rank_peak(it, &best));
-    }
-    for (int n = 0; kind != CP_TIME_PEAK && n < all[kind].tries && !alone;
-         n++) {
-        CP_TRY(rank_once(comm, it, all[kind].function, &seconds, &alone));
-        best = fmin(best, seconds);
-    }
+    double seconds;
+    (void)odd;
+    CP_TRY(ceiling.run(ceiling.context, &seconds));
     if (comm->rank == 0)
-        it->seconds = best;
+        *it->peak = 1e9 * seconds / ceiling.work;
+    return CP_OK;
+}
+
+/* How each kind is done. A run in which somebody else had a core is done again.
+ * A rank that waits for a message looks as if somebody had, and the fastest of
+ * three would be a message that nobody has on average: these run once. */
+static const struct {
+    once function;
+    int tries;
+} all[] = {
+    [CP_TIME_PEAK] = {peak, 1},         [CP_TIME_ATTEND] = {attend, 3},
+    [CP_TIME_LINEAR] = {multiply, 3},   [CP_TIME_COPY] = {copy, 3},
+    [CP_TIME_EXCHANGE] = {exchange, 1}, [CP_TIME_ALL_TO_ALL] = {all_to_all, 1},
+    [CP_TIME_OVERLAP] = {overlap, 1},
+};
+
+static cp_status rank_main(cp_comm *comm, void *context) {
+    const run *it = context;
+    for (int64_t n = 0; n < it->times; n++)
+        CP_TRY(all[it->subject->kind].function(it, comm, n % 2 == 1));
     return CP_OK;
 }
 
@@ -203,6 +157,8 @@ static int64_t times_of(const cp_calibration *wanted, const cp_subject *it) {
     const double width = (double)cp_calibration_width(wanted);
     const double rows = (double)it->rows;
     double seconds = (double)it->bytes / 5e9 + 2e-6;
+    if (it->kind == CP_TIME_PEAK)
+        return 1;
     if (it->kind == CP_TIME_LINEAR)
         seconds += 2 * CP_CALIBRATE_WIDER * width * width * rows / 4e10;
     else
@@ -210,12 +166,29 @@ static int64_t times_of(const cp_calibration *wanted, const cp_subject *it) {
     return (int64_t)fmin(fmax(0.003 / seconds, 1), 400);
 }
 
+/* Did the ranks have nearly all of the cores that they can keep busy? */
+static bool were_alone(const stage *it, const double *busy, double seconds) {
+    double sum = 0;
+    for (int r = 0; r < it->wanted->ranks; r++)
+        sum += busy[r];
+    return sum >= 0.95 * it->cores * seconds;
+}
+
 static cp_status time_subject(void *context, const cp_subject *subject,
                               double *seconds) {
     const stage *it = context;
-    run now = {it, subject, times_of(it->wanted, subject), 1};
-    CP_TRY(it->place->run((int)it->wanted->ranks, rank_main, &now));
-    *seconds = now.seconds;
+    double peak = 1, best = INFINITY;
+    run now = {it, subject, times_of(it->wanted, subject), &peak};
+    const cp_common_work common = {NULL, rank_main, &now};
+    bool alone = false;
+    for (int n = 0; n < all[subject->kind].tries && !alone; n++) {
+        double busy[CP_CALIBRATE_RANKS] = {0}, whole;
+        CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common,
+                                &whole, busy));
+        alone = were_alone(it, busy, whole);
+        best = fmin(best, whole / (double)now.times);
+    }
+    *seconds = subject->kind == CP_TIME_PEAK ? peak : best;
     return CP_OK;
 }
 
