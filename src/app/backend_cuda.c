@@ -17,7 +17,7 @@ static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
 static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
 static cp_device_share mine = {0, 1};
 
-static const cp_device_place *place_of(int ranks) {
+static const cp_device_place *place_of(int64_t ranks) {
     const bool all = apart.crew != NULL && ranks > 1;
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }
@@ -158,6 +158,19 @@ static cp_status attend_fp32(cp_attend_job *job) {
                                 job);
 }
 
+cp_status cp_cuda_calibrate(const cp_calibration *wanted) {
+    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_BF16,
+                               wanted);
+}
+
+cp_status cp_cuda_calibrate_fp32(const cp_calibration *wanted) {
+    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F32, wanted);
+}
+
+cp_status cp_cuda_calibrate_fp8(const cp_calibration *wanted) {
+    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F8, wanted);
+}
+
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **out) {
@@ -195,12 +208,3 @@ const cp_backend cp_backend_cuda_fp8 = {
     .model_open = open_fp8,
     ON_GPUS,
 };
-
-cp_status cp_cuda_calibrate(const cp_backend *backend,
-                            const cp_calibration *wanted) {
-    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
-                               : backend == &cp_backend_cuda_fp8
-                                   ? CP_NUMBERS_F8
-                                   : CP_NUMBERS_BF16;
-    return cp_device_calibrate(place_of((int)wanted->ranks), numbers, wanted);
-}

@@ -52,10 +52,13 @@ const cp_place *cp_meter_cores(const cp_backend *backend) {
 
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted) {
-    const cp_place *cores = cp_meter_cores(backend);
 #ifdef CP_HAVE_CUDA
-    if (cores == NULL)
-        return cp_cuda_calibrate(backend, wanted);
+    if (backend == &cp_backend_cuda)
+        return cp_cuda_calibrate(wanted);
+    if (backend == &cp_backend_cuda_fp32)
+        return cp_cuda_calibrate_fp32(wanted);
+    if (backend == &cp_backend_cuda_fp8)
+        return cp_cuda_calibrate_fp8(wanted);
 #endif
-    return cp_calibrate_run(cores, wanted);
+    return cp_calibrate_run(cp_meter_cores(backend), wanted);
 }

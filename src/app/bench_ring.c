@@ -163,13 +163,14 @@ cp_status cp_bench_judge(const cp_bench_ranks *it, int64_t position,
     cp_piece piece = {{0, position, 1, 1}, 0};
     const cp_pieces asked = {&piece, 1, 1};
     cp_pieces all = {0};
-    double *truth;
+    double *truth = NULL;
     float *query;
-    CP_TRY(cp_allocate(&truth, wide + shape->query_heads + wide, sizeof(double),
-                       "the truth"));
-    query = (float *)(truth + wide + shape->query_heads);
+    CP_TRY(cp_allocate(&query, wide, sizeof(float), "a query"));
     cp_bench_fill(&asked, CP_BENCH_QUERIES, wide, 1, query);
     cp_status status = held_by_all(it, &all);
+    if (status == CP_OK)
+        status = cp_allocate(&truth, wide + shape->query_heads, sizeof(double),
+                             "the truth");
     if (status == CP_OK)
         status = cp_oracle(shape, &asked, query, &all, it->keys, it->values,
                            truth, truth + wide);
@@ -177,6 +178,7 @@ cp_status cp_bench_judge(const cp_bench_ranks *it, int64_t position,
         *errors = errors_of(shape, truth, result);
     cp_pieces_free(&all);
     free(truth);
+    free(query);
     return status;
 }
 

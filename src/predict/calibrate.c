@@ -76,7 +76,7 @@ static cp_subject overlap_of(const cp_calibration *wanted) {
 static void list_subjects(calibration *it) {
     const cp_calibration *wanted = it->wanted;
     const cp_counts *rows = &wanted->rows, *bytes = &wanted->bytes;
-    add(it, (cp_subject){CP_TIME_PEAK, 0, 0, 0});
+    add(it, (cp_subject){CP_TIME_PEAK, cp_largest(rows), 0, 0});
     add(it, (cp_subject){CP_TIME_COPY, 0, 0, cp_largest(bytes)});
     add(it, (cp_subject){CP_TIME_ATTEND, 1, 1, 0});
     for (int r = 0; r < rows->count; r++)
@@ -205,7 +205,9 @@ static void take_linear(const calibration *it) {
     }
     const double peak = constant(
         it, "peak",
-        1e9 / seconds_of(it, (cp_subject){CP_TIME_PEAK, 0, 0, 0}) / speed);
+        1e9 /
+            seconds_of(it, (cp_subject){CP_TIME_PEAK, cp_largest(rows), 0, 0}) /
+            speed);
     constant(it, "linear_fraction", fmin(1, at->value[at->count - 1] / peak));
 }
 

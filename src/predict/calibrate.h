@@ -10,7 +10,8 @@
 
 /* What can be timed. All ranks do it at the same time. */
 typedef enum {
-    CP_TIME_PEAK,       /* 1e9 floating-point operations, as fast as they go */
+    CP_TIME_PEAK,       /* 1e9 floating-point operations, as fast as they go;
+                           on GPUs through a linear layer of rows */
     CP_TIME_ATTEND,     /* rows queries, all of which see keys keys */
     CP_TIME_LINEAR,     /* rows through a linear layer */
     CP_TIME_COPY,       /* bytes, within a rank's memory */
