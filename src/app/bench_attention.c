@@ -70,20 +70,98 @@ static cp_status micro_new(const cp_bench *bench, micro_loop *it,
     return cp_measure_tensors(bench->threads, 1, &desks, &it->memory);
 }
 
-/* What rows are held against; one without a run is not wanted. */
+/* What a row is about, at one size. */
 typedef struct {
-    cp_entrant none, fma, micro, read;
-} ceilings;
+    const cp_bench *bench;
+    float *tensors[5];
+    cp_piece query, key;
+    cp_pieces queries, keys;
+    cp_attention call;
+} exercise;
 
-/* A row of ours as a share of a ceiling, in its unit, and one of inner. */
+static cp_status attention_run(void *context, double *seconds) {
+    const exercise *it = context;
+    (void)seconds;
+    return it->bench->kernel(&it->call);
+}
+
+/* Full, causal, or one token of decode. */
+static cp_status attention_open(exercise *it, cp_bench_part part, int64_t size,
+                                cp_entrant *out) {
+    const cp_shape *shape = &it->bench->shape;
+    const bool decode = part == CP_BENCH_DECODE;
+    const cp_span seen = {0, 0, size, 1};
+    const cp_span asked = {0,
+                           part == CP_BENCH_FULL ? size
+                           : decode              ? size - 1
+                                                 : 0,
+                           decode ? 1 : size, 1};
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    const int64_t narrow = shape->kv_heads * shape->head_dim;
+    const int64_t sizes[] = {asked.count * wide, size * narrow, size * narrow,
+                             asked.count * wide,
+                             asked.count * shape->query_heads};
+    CP_TRY(cp_measure_tensors(it->bench->threads, 5, sizes, it->tensors));
+    it->query = (cp_piece){asked, 0};
+    it->key = (cp_piece){seen, 0};
+    it->queries = (cp_pieces){&it->query, 1, 1};
+    it->keys = (cp_pieces){&it->key, 1, 1};
+    it->call = (cp_attention){.shape = shape,
+                              .query_pieces = &it->queries,
+                              .queries = it->tensors[0],
+                              .key_pieces = &it->keys,
+                              .keys = it->tensors[1],
+                              .values = it->tensors[2],
+                              .threads = it->bench->threads,
+                              .output = it->tensors[3],
+                              .lse = it->tensors[4]};
+    out->run = attention_run;
+    out->work = decode
+                    ? 8.0 * (double)(narrow * size)
+                    : 4.0 * (double)wide * (double)cp_span_pairs(asked, seen);
+    return CP_OK;
+}
+
+static cp_status merge_run(void *context, double *seconds) {
+    const exercise *it = context;
+    const int64_t dim = it->bench->shape.head_dim, threads = it->bench->threads;
+    const int64_t all = it->query.span.count;
+    float *const *tensors = it->tensors;
+    (void)seconds;
+#pragma omp parallel for num_threads(it->bench->threads) schedule(static, 1)
+    for (int64_t t = 0; t < threads; t++) {
+        const int64_t first = all * t / threads;
+        const int64_t rows = all * (t + 1) / threads - first;
+        cp_partial to = {rows, 1, dim, tensors[0] + first * dim,
+                         tensors[1] + first};
+        const cp_partial add = {rows, 1, dim, tensors[2] + first * dim,
+                                tensors[3] + first};
+        cp_partial_merge(&to, &add);
+    }
+    return CP_OK;
+}
+
+/* Heads are rows here. */
+static cp_status merge_open(exercise *it, cp_bench_part part, int64_t size,
+                            cp_entrant *out) {
+    const int64_t dim = it->bench->shape.head_dim;
+    const int64_t rows = size * it->bench->shape.query_heads;
+    const int64_t sizes[] = {rows * dim, rows, rows * dim, rows};
+    (void)part;
+    it->query.span.count = rows;
+    out->run = merge_run;
+    out->work = 8.0 * (double)(rows * (dim + 1));
+    return cp_measure_tensors(it->bench->threads, 4, sizes, it->tensors);
+}
+
+/* A row of ours as a share of a ceiling, in its unit, and one of inner, if that
+ * runs. The ceiling itself stands alone. */
 static cp_status contest(const cp_bench *bench, const cp_entrant *ours,
                          const cp_entrant *ceiling, const cp_entrant *inner) {
+    const bool alone = ours->run == ceiling->run, both = inner->run != NULL;
     cp_entrant all[3] = {*ours, *ceiling, *inner};
-    const bool alone = ceiling->run == NULL, both = inner->run != NULL;
-    if (!alone) {
-        all[0].unit = ceiling->unit;
-        all[0].scale = ceiling->scale;
-    }
+    all[0].unit = ceiling->unit;
+    all[0].scale = ceiling->scale;
     CP_TRY(cp_measure_rounds(bench->rounds, alone ? 1 : both ? 3 : 2, all));
     cp_measure_report(bench, &all[0], alone ? NULL : &all[1]);
     if (!both)
@@ -94,178 +172,68 @@ static cp_status contest(const cp_bench *bench, const cp_entrant *ours,
     return CP_OK;
 }
 
-static cp_status fma_row(const cp_bench *bench, const ceilings *all,
-                         int64_t size) {
-    (void)size;
-    return contest(bench, &all->fma, &all->none, &all->none);
-}
-
-static cp_status micro_row(const cp_bench *bench, const ceilings *all,
-                           int64_t size) {
-    (void)size;
-    return contest(bench, &all->micro, &all->fma, &all->none);
-}
-
-static cp_status read_row(const cp_bench *bench, const ceilings *all,
-                          int64_t size) {
-    (void)size;
-    return contest(bench, &all->read, &all->none, &all->none);
-}
-
-typedef struct {
-    cp_kernel kernel;
-    cp_attention call;
-} attending;
-
-static cp_status attention_run(void *context, double *seconds) {
-    const attending *it = context;
-    (void)seconds;
-    return it->kernel(&it->call);
-}
-
-/* The row of an attention, of which all but its run is said. */
-static cp_status attention_row(const cp_bench *bench, cp_entrant ours,
-                               cp_span asked, cp_span seen,
-                               const cp_entrant *ceiling,
-                               const cp_entrant *inner) {
-    const cp_shape *shape = &bench->shape;
-    const int64_t wide = asked.count * shape->query_heads * shape->head_dim;
-    const int64_t narrow = seen.count * shape->kv_heads * shape->head_dim;
-    const int64_t sizes[] = {wide, narrow, narrow, wide,
-                             asked.count * shape->query_heads};
-    float *tensors[5];
-    cp_piece query = {asked, 0}, key = {seen, 0};
-    const cp_pieces queries = {&query, 1, 1}, keys = {&key, 1, 1};
-    CP_TRY(cp_measure_tensors(bench->threads, 5, sizes, tensors));
-    attending it = {bench->kernel,
-                    {.shape = shape,
-                     .query_pieces = &queries,
-                     .queries = tensors[0],
-                     .key_pieces = &keys,
-                     .keys = tensors[1],
-                     .values = tensors[2],
-                     .threads = bench->threads,
-                     .output = tensors[3],
-                     .lse = tensors[4]}};
-    ours.run = attention_run;
-    ours.context = &it;
-    const cp_status status = contest(bench, &ours, ceiling, inner);
-    free(tensors[0]);
-    return status;
-}
-
-static cp_status prompt_row(const cp_bench *bench, const ceilings *all,
-                            const char *name, int64_t past, int64_t tokens) {
-    const cp_span asked = {0, past, tokens, 1}, seen = {0, 0, tokens, 1};
-    const double width =
-        (double)(bench->shape.query_heads * bench->shape.head_dim);
-    cp_entrant ours = {.work = 4 * width * (double)cp_span_pairs(asked, seen)};
-    snprintf(ours.what, sizeof(ours.what), "%s/%ld", name, tokens);
-    return attention_row(bench, ours, asked, seen, &all->fma, &all->micro);
-}
-
-static cp_status full_row(const cp_bench *bench, const ceilings *all,
-                          int64_t tokens) {
-    return prompt_row(bench, all, "full", tokens, tokens);
-}
-
-static cp_status causal_row(const cp_bench *bench, const ceilings *all,
-                            int64_t tokens) {
-    return prompt_row(bench, all, "causal", 0, tokens);
-}
-
-static cp_status decode_row(const cp_bench *bench, const ceilings *all,
-                            int64_t keys) {
-    const cp_span asked = {0, keys - 1, 1, 1}, seen = {0, 0, keys, 1};
-    const double width =
-        (double)(bench->shape.kv_heads * bench->shape.head_dim);
-    cp_entrant ours = {.work = 8 * width * (double)keys};
-    snprintf(ours.what, sizeof(ours.what), "decode/%ld", keys);
-    return attention_row(bench, ours, asked, seen, &all->read, &all->none);
-}
-
-typedef struct {
-    int threads;
-    cp_partial to, add;
-} merging;
-
-static cp_partial rows_of(const cp_partial *all, int64_t first, int64_t rows) {
-    return (cp_partial){rows, all->heads, all->dim,
-                        all->output + first * all->heads * all->dim,
-                        all->lse + first * all->heads};
-}
-
-static cp_status merge_run(void *context, double *seconds) {
-    const merging *it = context;
-    (void)seconds;
-#pragma omp parallel for num_threads(it->threads) schedule(static, 1)
-    for (int t = 0; t < it->threads; t++) {
-        const int64_t first = it->to.rows * t / it->threads;
-        const int64_t rows = it->to.rows * (t + 1) / it->threads - first;
-        cp_partial to = rows_of(&it->to, first, rows);
-        const cp_partial add = rows_of(&it->add, first, rows);
-        cp_partial_merge(&to, &add);
-    }
-    return CP_OK;
-}
-
-static cp_status merge_row(const cp_bench *bench, const ceilings *all,
-                           int64_t tokens) {
-    const int64_t heads = bench->shape.query_heads;
-    const int64_t dim = bench->shape.head_dim, rows = tokens * heads;
-    const int64_t sizes[] = {rows * dim, rows, rows * dim, rows};
-    float *tensors[4];
-    CP_TRY(cp_measure_tensors(bench->threads, 4, sizes, tensors));
-    merging it = {bench->threads,
-                  {tokens, heads, dim, tensors[0], tensors[1]},
-                  {tokens, heads, dim, tensors[2], tensors[3]}};
-    cp_entrant ours = {.work = 8.0 * (double)(rows * (dim + 1)),
-                       .run = merge_run,
-                       .context = &it};
-    snprintf(ours.what, sizeof(ours.what), "merge/%ld", tokens);
-    const cp_status status = contest(bench, &ours, &all->read, &all->none);
-    free(tensors[0]);
-    return status;
-}
-
-static cp_status rows(const cp_bench *bench, const ceilings *all) {
+/* All sizes of all rows that are wanted; ceilings [CP_BENCH_PARTS]. */
+static cp_status rows(const cp_bench *bench, const cp_entrant *ceilings) {
     int64_t one = 1;
     const cp_counts once = {&one, 1};
+    const cp_entrant none = {.run = NULL}, *micro = &ceilings[CP_BENCH_MICRO];
     const struct {
-        cp_bench_part part;
+        cp_bench_part part, of;
         const cp_counts *sizes;
-        cp_status (*row)(const cp_bench *bench, const ceilings *all,
-                         int64_t size);
+        const char *name; /* NULL: a ceiling's */
+        cp_status (*open)(exercise *it, cp_bench_part part, int64_t size,
+                          cp_entrant *out);
+        const cp_entrant *inner;
     } table[] = {
-        {CP_BENCH_FMA, &once, fma_row},
-        {CP_BENCH_MICRO, &once, micro_row},
-        {CP_BENCH_FULL, &bench->tokens, full_row},
-        {CP_BENCH_CAUSAL, &bench->tokens, causal_row},
-        {CP_BENCH_READ, &once, read_row},
-        {CP_BENCH_DECODE, &bench->keys, decode_row},
-        {CP_BENCH_MERGE, &bench->tokens, merge_row},
+        {CP_BENCH_FMA, CP_BENCH_FMA, &once, NULL, NULL, &none},
+        {CP_BENCH_MICRO, CP_BENCH_FMA, &once, NULL, NULL, &none},
+        {CP_BENCH_FULL, CP_BENCH_FMA, &bench->tokens, "full", attention_open,
+         micro},
+        {CP_BENCH_CAUSAL, CP_BENCH_FMA, &bench->tokens, "causal",
+         attention_open, micro},
+        {CP_BENCH_READ, CP_BENCH_READ, &once, NULL, NULL, &none},
+        {CP_BENCH_DECODE, CP_BENCH_READ, &bench->keys, "decode", attention_open,
+         &none},
+        {CP_BENCH_MERGE, CP_BENCH_READ, &bench->tokens, "merge", merge_open,
+         &none},
     };
+    cp_status status = CP_OK;
     for (size_t p = 0; p < sizeof(table) / sizeof(table[0]); p++)
-        for (int64_t i = 0; i < table[p].sizes->count; i++)
-            if (bench->parts[table[p].part])
-                CP_TRY(table[p].row(bench, all, table[p].sizes->items[i]));
-    return CP_OK;
+        for (int64_t i = 0; i < table[p].sizes->count; i++) {
+            const int64_t size = table[p].sizes->items[i];
+            exercise it = {.bench = bench};
+            cp_entrant ours = ceilings[table[p].part];
+            if (!bench->parts[table[p].part] || status != CP_OK)
+                continue;
+            if (table[p].open != NULL) {
+                ours.context = &it;
+                snprintf(ours.what, sizeof(ours.what), "%s/%ld", table[p].name,
+                         size);
+                status = table[p].open(&it, table[p].part, size, &ours);
+            }
+            if (status == CP_OK)
+                status = contest(bench, &ours, &ceilings[table[p].of],
+                                 table[p].inner);
+            free(it.tensors[0]);
+        }
+    return status;
 }
 
 cp_status cp_bench_attention(const cp_bench *bench) {
     const bool *parts = bench->parts;
     const bool reads =
         parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE];
-    ceilings all = {.fma = cp_measure_fma(&bench->threads)};
+    cp_entrant ceilings[CP_BENCH_PARTS] = {[CP_BENCH_FMA] =
+                                               cp_measure_fma(&bench->threads)};
     micro_loop loop = {.memory = NULL};
     cp_reading memory = {.threads = bench->threads};
     cp_status status = CP_OK;
     if (parts[CP_BENCH_MICRO])
-        status = micro_new(bench, &loop, &all.micro);
+        status = micro_new(bench, &loop, &ceilings[CP_BENCH_MICRO]);
     if (status == CP_OK && reads)
-        status = cp_measure_read(&memory, &all.read);
+        status = cp_measure_read(&memory, &ceilings[CP_BENCH_READ]);
     if (status == CP_OK)
-        status = rows(bench, &all);
+        status = rows(bench, ceilings);
     free(loop.memory);
     free(memory.numbers);
     return status;

@@ -216,37 +216,29 @@ static void head_print(const bench_run *run) {
                "fraction_high,of,rounds");
 }
 
-static void row_for_programs(const bench_run *run, const cp_bench_row *row) {
-    for (const char *c = row->what; *c != '\0'; c++)
-        if (*c != ' ')
-            putchar(*c);
-    printf(",%.4g,%s", row->value, row->unit);
-    if (row->fraction.median > 0)
-        printf(",%.4g,%.4g,%.4g,%.4g", row->milliseconds, row->fraction.median,
-               row->fraction.low, row->fraction.high);
-    else
-        printf(",,,,");
-    printf(",%s,%d\n", row->of, run->bench.rounds);
-}
-
-static void row_for_people(const cp_bench_row *row) {
-    printf("%-22s %8.1f %-8s", row->what, row->value, row->unit);
-    if (row->fraction.median > 0)
-        printf(" %9.2f ms   %.3f of %s [%.3f, %.3f]", row->milliseconds,
-               row->fraction.median, row->of, row->fraction.low,
-               row->fraction.high);
-    printf("\n");
-}
-
 static void row_print(void *context, const cp_bench_row *row) {
     const bench_run *run = context;
+    const cp_spread *part = &row->fraction;
+    char word[sizeof(row->what)] = ""; /* what, without spaces */
+    for (const char *c = row->what; *c != '\0'; c++)
+        if (*c != ' ')
+            word[strlen(word)] = *c;
     if (row->of == NULL)
         printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", row->what,
                row->value, row->unit);
+    else if (run->csv && part->median > 0)
+        printf("%s,%.4g,%s,%.4g,%.4g,%.4g,%.4g,%s,%d\n", word, row->value,
+               row->unit, row->milliseconds, part->median, part->low,
+               part->high, row->of, run->bench.rounds);
     else if (run->csv)
-        row_for_programs(run, row);
+        printf("%s,%.4g,%s,,,,,%s,%d\n", word, row->value, row->unit, row->of,
+               run->bench.rounds);
+    else if (part->median > 0)
+        printf("%-22s %8.1f %-8s %9.2f ms   %.3f of %s [%.3f, %.3f]\n",
+               row->what, row->value, row->unit, row->milliseconds,
+               part->median, row->of, part->low, part->high);
     else
-        row_for_people(row);
+        printf("%-22s %8.1f %-8s\n", row->what, row->value, row->unit);
     fflush(stdout);
 }
 
