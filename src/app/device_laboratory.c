@@ -285,6 +285,16 @@ static cp_status overlap(const laboratory *it, int rank,
     return join(queues->compute, queues->communication, mine->sent);
 }
 
+/* Note when the queue comes by on which a subject begins and ends. */
+static cp_status mark(const desk *mine, const cp_subject *subject,
+                      cudaEvent_t event) {
+    const bool talks = subject->kind == CP_TIME_EXCHANGE ||
+                       subject->kind == CP_TIME_ALL_TO_ALL;
+    return cp_cuda(cudaEventRecord(event, talks ? mine->queues.communication
+                                                : mine->queues.compute),
+                   "the ends of a subject");
+}
+
 /* Put a subject on the queues of all ranks here, in turns, so that none is
  * through before the last has begun. */
 static cp_status enqueue(const laboratory *it, const cp_subject *subject,
@@ -296,23 +306,13 @@ static cp_status enqueue(const laboratory *it, const cp_subject *subject,
         [CP_TIME_EXCHANGE] = exchange, [CP_TIME_ALL_TO_ALL] = all_to_all,
         [CP_TIME_OVERLAP] = overlap,
     };
-    for (int r = it->first; r < it->end; r++) {
-        const desk *mine = &it->desks[r];
-        const cp_queues *queues = &mine->queues;
-        CP_TRY(cp_cuda(cudaEventRecord(mine->begun, queues->compute),
-                       "beginning a subject"));
-        CP_TRY(join(queues->communication, queues->compute, mine->sent));
-    }
+    for (int r = it->first; r < it->end; r++)
+        CP_TRY(mark(&it->desks[r], subject, it->desks[r].begun));
     for (int64_t n = 0; n < times; n++)
         for (int r = it->first; r < it->end; r++)
             CP_TRY(once[subject->kind](it, r, subject));
-    for (int r = it->first; r < it->end; r++) {
-        const desk *mine = &it->desks[r];
-        const cp_queues *queues = &mine->queues;
-        CP_TRY(join(queues->compute, queues->communication, mine->sent));
-        CP_TRY(cp_cuda(cudaEventRecord(mine->over, queues->compute),
-                       "ending a subject"));
-    }
+    for (int r = it->first; r < it->end; r++)
+        CP_TRY(mark(&it->desks[r], subject, it->desks[r].over));
     return CP_OK;
 }
 
