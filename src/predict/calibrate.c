@@ -54,54 +54,21 @@ typedef struct {
     int count;
 } calibration;
 
-enum { MOST_PAIRS = 1 << 20 };
-
-static int keys_of(const cp_calibration *wanted, int64_t rows) {
-    int count = 1;
-    while (count < wanted->keys.count &&
-           rows * wanted->keys.items[count] <= MOST_PAIRS)
-        count++;
-    return count;
-}
-
-static void add(calibration *it, cp_subject subject) {
-    it->subjects[it->count++].subject = subject;
-}
-
-static cp_subject overlap_of(const cp_calibration *wanted) {
-    return (cp_subject){CP_TIME_OVERLAP,
-                        wanted->rows.items[wanted->rows.count / 2],
-                        wanted->keys.items[0], cp_largest(&wanted->bytes)};
-}
-static void list_subjects(calibration *it) {
-    const cp_calibration *wanted = it->wanted;
-    const cp_counts *rows = &wanted->rows, *bytes = &wanted->bytes;
-    add(it, (cp_subject){CP_TIME_PEAK, cp_largest(rows), 0, 0});
-    add(it, (cp_subject){CP_TIME_COPY, 0, 0, cp_largest(bytes)});
-    add(it, (cp_subject){CP_TIME_ATTEND, 1, 1, 0});
-    for (int r = 0; r < rows->count; r++)
-        for (int k = 0; k < keys_of(wanted, rows->items[r]); k++)
-            add(it, (cp_subject){CP_TIME_ATTEND, rows->items[r],
-                                 wanted->keys.items[k], 0});
-    for (int r = 0; r < rows->count; r++)
-        add(it, (cp_subject){CP_TIME_LINEAR, rows->items[r], 0, 0});
-    for (int b = 0; b < bytes->count; b++)
-        add(it, (cp_subject){CP_TIME_EXCHANGE, 0, 0, bytes->items[b]});
-    for (int b = 0; b < bytes->count && wanted->ranks > 1; b++)
-        add(it, (cp_subject){CP_TIME_ALL_TO_ALL, 0, 0, bytes->items[b]});
-    add(it, overlap_of(wanted));
-}
-
-static const double *rounds_of(const calibration *it, cp_subject like) {
-    const measured *at = it->subjects;
-    while (at->subject.kind != like.kind || at->subject.rows != like.rows ||
-           at->subject.keys != like.keys || at->subject.bytes != like.bytes)
-        at++;
-    return at->seconds;
+/* Its rounds; one that was never asked for is to be measured from now on. */
+static double *rounds_of(calibration *it, cp_subject like) {
+    int n = 0;
+    while (n < it->count && (it->subjects[n].subject.kind != like.kind ||
+                             it->subjects[n].subject.rows != like.rows ||
+                             it->subjects[n].subject.keys != like.keys ||
+                             it->subjects[n].subject.bytes != like.bytes))
+        n++;
+    if (n == it->count)
+        it->subjects[it->count++].subject = like;
+    return it->subjects[n].seconds;
 }
 
 /* The median. */
-static double seconds_of(const calibration *it, cp_subject like) {
+static double seconds_of(calibration *it, cp_subject like) {
     double seconds[CP_CALIBRATE_ROUNDS];
     memcpy(seconds, rounds_of(it, like), sizeof(seconds));
     return cp_median(seconds, it->wanted->rounds);
@@ -133,7 +100,17 @@ static double constant(const calibration *it, const char *name, double value) {
     return *place;
 }
 
-static double rate_of(const calibration *it, int64_t rows, int64_t keys,
+enum { MOST_PAIRS = 1 << 20 };
+
+static int keys_of(const cp_calibration *wanted, int64_t rows) {
+    int count = 1;
+    while (count < wanted->keys.count &&
+           rows * wanted->keys.items[count] <= MOST_PAIRS)
+        count++;
+    return count;
+}
+
+static double rate_of(calibration *it, int64_t rows, int64_t keys,
                       double launch) {
     const double seconds =
         seconds_of(it, (cp_subject){CP_TIME_ATTEND, rows, keys, 0});
@@ -141,7 +118,7 @@ static double rate_of(const calibration *it, int64_t rows, int64_t keys,
            fmax(seconds - launch, seconds / 10) / it->laboratory->speed;
 }
 
-static void take_attention(const calibration *it) {
+static void take_attention(calibration *it) {
     const cp_counts *rows = &it->wanted->rows, *keys = &it->wanted->keys;
     const double launch = constant(
         it, "launch", seconds_of(it, (cp_subject){CP_TIME_ATTEND, 1, 1, 0}));
@@ -161,7 +138,7 @@ static void take_attention(const calibration *it) {
     constant(it, "attention_rate", rate);
 }
 
-static void take_memory(const calibration *it) {
+static void take_memory(calibration *it) {
     const cp_laboratory *laboratory = it->laboratory;
     const cp_calibration *wanted = it->wanted;
     const int64_t *keys = wanted->keys.items, fewest = wanted->rows.items[0];
@@ -191,7 +168,7 @@ static void take_memory(const calibration *it) {
              fmax(0, first - wide * (double)keys[0] / rate));
 }
 
-static void take_linear(const calibration *it) {
+static void take_linear(calibration *it) {
     const cp_counts *rows = &it->wanted->rows;
     const double speed = it->laboratory->speed;
     cp_curve *at = field(it, "linear_at");
@@ -211,7 +188,7 @@ static void take_linear(const calibration *it) {
     constant(it, "linear_fraction", fmin(1, at->value[at->count - 1] / peak));
 }
 
-static void take_messages(const calibration *it, cp_subject_kind kind,
+static void take_messages(calibration *it, cp_subject_kind kind,
                           const char *curve, const char *latency,
                           const char *rate) {
     const cp_counts *bytes = &it->wanted->bytes;
@@ -229,18 +206,22 @@ static void take_messages(const calibration *it, cp_subject_kind kind,
              (double)cp_largest(bytes) / fmax(last - at->value[0], last / 10));
 }
 
-static void take_overlap(const calibration *it) {
-    const cp_subject both = overlap_of(it->wanted);
-    const double *sums = rounds_of(it, both);
+static void take_overlap(calibration *it) {
+    const cp_calibration *wanted = it->wanted;
+    const int64_t rows = wanted->rows.items[wanted->rows.count / 2];
+    const int64_t keys = wanted->keys.items[0];
+    const int64_t bytes = cp_largest(&wanted->bytes);
+    const double *both =
+        rounds_of(it, (cp_subject){CP_TIME_OVERLAP, rows, keys, bytes});
     const double *attend =
-        rounds_of(it, (cp_subject){CP_TIME_ATTEND, both.rows, both.keys, 0});
+        rounds_of(it, (cp_subject){CP_TIME_ATTEND, rows, keys, 0});
     const double *message =
-        rounds_of(it, (cp_subject){CP_TIME_EXCHANGE, 0, 0, both.bytes});
+        rounds_of(it, (cp_subject){CP_TIME_EXCHANGE, 0, 0, bytes});
     double shares[CP_CALIBRATE_ROUNDS];
-    for (int n = 0; n < it->wanted->rounds; n++)
+    for (int n = 0; n < wanted->rounds; n++)
         shares[n] =
-            (attend[n] + message[n] - sums[n]) / fmin(attend[n], message[n]);
-    const double share = cp_median(shares, it->wanted->rounds);
+            (attend[n] + message[n] - both[n]) / fmin(attend[n], message[n]);
+    const double share = cp_median(shares, wanted->rounds);
     constant(it, "overlap", shares[0] <= 0 ? 0 : fmin(1, share));
 }
 
@@ -255,7 +236,8 @@ static cp_status measure_round(calibration *it, int64_t round) {
     return CP_OK;
 }
 
-static void describe(const calibration *it) {
+/* An all-to-all needs somebody to send to. */
+static void describe(calibration *it) {
     take_memory(it);
     take_attention(it);
     take_linear(it);
@@ -272,11 +254,15 @@ cp_status cp_calibrate(const cp_laboratory *laboratory,
                        const cp_calibration *wanted) {
     const int64_t rows = wanted->rows.count, keys = wanted->keys.count;
     const int64_t most = 4 + rows * keys + rows + 2 * wanted->bytes.count;
-    calibration it = {laboratory, wanted, (double)cp_calibration_width(wanted),
+    cp_hardware draft = *wanted->hardware;
+    cp_calibration asking = *wanted;
+    calibration it = {laboratory, &asking, (double)cp_calibration_width(wanted),
                       NULL, 0};
+    asking.hardware = &draft;
     CP_TRY(
         cp_allocate(&it.subjects, most, sizeof(measured), "what is measured"));
-    list_subjects(&it);
+    describe(&it);
+    it.wanted = wanted;
     cp_status status = measure_round(&it, 0);
     for (int64_t round = 0; round < wanted->rounds && status == CP_OK;
          round++) {
