@@ -42,11 +42,13 @@ typedef struct {
     desk *desks;       /* [ranks] */
 } laboratory;
 
-/* Tiles that the lists have at most. */
-static int64_t most_tiles(const cp_calibration *wanted) {
-    return cp_ceil_divide(cp_largest(&wanted->rows),
-                          cp_device_query_tile(&wanted->shape)) +
-           cp_ceil_divide(cp_largest(&wanted->keys), CP_DEVICE_KEY_TILE);
+/* Bytes of the longest lists. */
+static int64_t list_bytes(const cp_calibration *wanted) {
+    const int64_t tile = cp_device_query_tile(&wanted->shape);
+    const int64_t most =
+        cp_ceil_divide(cp_largest(&wanted->rows), tile) +
+        cp_ceil_divide(cp_largest(&wanted->keys), CP_DEVICE_KEY_TILE);
+    return (int64_t)sizeof(tile_lists) + most * (int64_t)sizeof(cp_piece);
 }
 
 /* Rows of unfinished partials: what splits leave behind. */
@@ -80,8 +82,7 @@ static void claim(const laboratory *it, desk *mine) {
     mine->scales = cp_arena_claim(memory, cp_max(rows, wider), sizeof(float));
     mine->from = cp_arena_claim(memory, message, 1);
     mine->to = cp_arena_claim(memory, message, 1);
-    mine->lists = cp_arena_claim(memory, 1, sizeof(tile_lists));
-    cp_arena_claim(memory, most_tiles(wanted), sizeof(cp_piece));
+    mine->lists = cp_arena_claim(memory, 1, list_bytes(wanted));
     mine->output = cp_arena_claim(memory, rows, it->width * 4);
     mine->lse = cp_arena_claim(memory, rows, shape->query_heads * 4);
     mine->unfinished = cp_arena_claim(
@@ -409,10 +410,7 @@ static cp_status measure(laboratory *it) {
     const bool shared = it->place->only == CP_NOBODY;
     size_t left = 0, total = 0;
     CP_TRY(cp_allocate(&it->desks, ranks, sizeof(desk), "ranks"));
-    CP_TRY(cp_allocate(&it->lists, 1,
-                       (int64_t)sizeof(tile_lists) +
-                           most_tiles(it->wanted) * (int64_t)sizeof(cp_piece),
-                       "tiles"));
+    CP_TRY(cp_allocate(&it->lists, 1, list_bytes(it->wanted), "tiles"));
     CP_TRY(cp_crew_all_ready(it->place->crew, set_all(it)));
     CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
     /* Ranks on one GPU share its one core. */
