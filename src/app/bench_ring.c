@@ -66,18 +66,19 @@ void cp_bench_call_end(cp_bench_ranks *it) {
     it->layout = NULL;
 }
 
-void cp_bench_fill(const cp_pieces *pieces, cp_seed seed, int64_t width,
-                   int threads, float *tensor) {
+typedef enum { QUERIES = 1, KEYS, VALUES } seed;
+
+/* Write what the tokens of some pieces have in a tensor, width numbers a row. */
+static void fill(const cp_pieces *pieces, seed seed, int64_t width, int threads,
+                 float *tensor) {
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_span span = pieces->items[n].span;
         float *rows = tensor + pieces->items[n].row * width;
-        if (span.step == 1)
-            cp_measure_fill(rows, span.start * width, span.count * width, seed,
-                            threads);
-        for (int64_t i = 0; i < span.count && span.step > 1; i++)
+        const int64_t run = span.step == 1 ? span.count : 1;
+        for (int64_t i = 0; i < span.count; i += run)
             cp_measure_fill(rows + i * width,
-                            (span.start + i * span.step) * width, width, seed,
-                            1);
+                            (span.start + i * span.step) * width, run * width,
+                            seed, run > 1 ? threads : 1);
     }
 }
 
@@ -88,10 +89,9 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
     const int64_t narrow = shape->kv_heads * shape->head_dim;
     const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
     cp_walker *walker = it->walkers[comm->rank];
-    cp_bench_fill(mine, CP_BENCH_QUERIES, wide, 1, cp_walker_queries(walker));
-    cp_bench_fill(mine, CP_BENCH_KEYS, narrow, 1, cp_walker_new_keys(walker));
-    cp_bench_fill(mine, CP_BENCH_VALUES, narrow, 1,
-                  cp_walker_new_values(walker));
+    fill(mine, QUERIES, wide, 1, cp_walker_queries(walker));
+    fill(mine, KEYS, narrow, 1, cp_walker_new_keys(walker));
+    fill(mine, VALUES, narrow, 1, cp_walker_new_values(walker));
     return CP_OK;
 }
 
@@ -114,10 +114,8 @@ cp_status cp_bench_past(cp_bench_ranks *it, int64_t tokens) {
     CP_TRY(cp_cache_prefill(it->cache, &tokens, &it->layout));
     for (int r = 0; r < it->ranks; r++) {
         const cp_pieces *rows = &it->layout->appended[r].pieces;
-        cp_bench_fill(rows, CP_BENCH_KEYS, width, bench->threads,
-                      it->keys + place_of(it, r));
-        cp_bench_fill(rows, CP_BENCH_VALUES, width, bench->threads,
-                      it->values + place_of(it, r));
+        fill(rows, KEYS, width, bench->threads, it->keys + place_of(it, r));
+        fill(rows, VALUES, width, bench->threads, it->values + place_of(it, r));
     }
     CP_TRY(cp_cache_commit(it->cache, it->layout));
     cp_bench_call_end(it);
@@ -166,7 +164,7 @@ cp_status cp_bench_judge(const cp_bench_ranks *it, int64_t position,
     double *truth = NULL;
     float *query;
     CP_TRY(cp_allocate(&query, wide, sizeof(float), "a query"));
-    cp_bench_fill(&asked, CP_BENCH_QUERIES, wide, 1, query);
+    fill(&asked, QUERIES, wide, 1, query);
     cp_status status = held_by_all(it, &all);
     if (status == CP_OK)
         status = cp_allocate(&truth, wide + shape->query_heads, sizeof(double),

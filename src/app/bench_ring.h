@@ -39,11 +39,6 @@ void cp_bench_call_end(cp_bench_ranks *it);
  * cp_bench_ranks. Fails as ranks do. */
 cp_status cp_bench_call_walk(void *context, double *seconds);
 
-/* Write what the tokens of some pieces have in a tensor, width numbers a row. */
-typedef enum { CP_BENCH_QUERIES = 1, CP_BENCH_KEYS, CP_BENCH_VALUES } cp_seed;
-void cp_bench_fill(const cp_pieces *pieces, cp_seed seed, int64_t width,
-                   int threads, float *tensor);
-
 /* How far a token's attention is from what it must be. NaN is infinitely far. */
 typedef struct {
     double output; /* ||dO|| / ||O|| of all heads together */
