@@ -20,6 +20,7 @@ typedef enum {
     CP_BENCH_MILLION, /* a follow-up and decode over a million tokens */
     CP_BENCH_PARTS,
 } cp_bench_part;
+extern const char *const cp_bench_names[CP_BENCH_PARTS];
 
 /* Of the rounds of one run. All zero: there is none. */
 typedef struct {

@@ -154,69 +154,73 @@ static cp_status merge_open(exercise *it, cp_bench_part part, int64_t size,
     return cp_measure_tensors(it->bench->threads, 4, sizes, it->tensors);
 }
 
-/* A row of ours as a share of a ceiling, in its unit, and one of inner, if that
- * runs. The ceiling itself stands alone. */
-static cp_status contest(const cp_bench *bench, const cp_entrant *ours,
-                         const cp_entrant *ceiling, const cp_entrant *inner) {
-    const bool alone = ours->run == ceiling->run, both = inner->run != NULL;
-    cp_entrant all[3] = {*ours, *ceiling, *inner};
-    all[0].unit = ceiling->unit;
-    all[0].scale = ceiling->scale;
-    CP_TRY(cp_measure_rounds(bench->rounds, alone ? 1 : both ? 3 : 2, all));
-    cp_measure_report(bench, &all[0], alone ? NULL : &all[1]);
-    if (!both)
+const char *const cp_bench_names[CP_BENCH_PARTS] = {
+    "fma",    "micro", "read", "full",   "causal",
+    "decode", "merge", "ring", "million"};
+
+/* A kind of rows, in the order in which they are measured: a share of what, for
+ * each of which sizes, and how one is prepared. Ceilings are. */
+typedef struct {
+    cp_bench_part part, of;
+    enum { ONCE, TOKENS, KEYS } sizes;
+    cp_status (*open)(exercise *it, cp_bench_part part, int64_t size,
+                      cp_entrant *out);
+} row_kind;
+
+static const row_kind kinds[] = {
+    {CP_BENCH_FMA, CP_BENCH_FMA, ONCE, NULL},
+    {CP_BENCH_MICRO, CP_BENCH_FMA, ONCE, NULL},
+    {CP_BENCH_FULL, CP_BENCH_FMA, TOKENS, attention_open},
+    {CP_BENCH_CAUSAL, CP_BENCH_FMA, TOKENS, attention_open},
+    {CP_BENCH_READ, CP_BENCH_READ, ONCE, NULL},
+    {CP_BENCH_DECODE, CP_BENCH_READ, KEYS, attention_open},
+    {CP_BENCH_MERGE, CP_BENCH_READ, TOKENS, merge_open},
+};
+
+/* Our rate in the ceiling's unit, as a share of it, and of the inner loop's
+ * where there is one. */
+static cp_status contest(const cp_bench *bench, int count, cp_entrant all[3]) {
+    cp_entrant *ours = &all[0];
+    const size_t end = strlen(ours->what);
+    ours->unit = all[1].unit;
+    ours->scale = all[1].scale;
+    CP_TRY(cp_measure_rounds(bench->rounds, count, all));
+    cp_measure_report(bench, ours, count > 1 ? &all[1] : NULL);
+    if (count < 3)
         return CP_OK;
-    const size_t end = strlen(all[0].what);
-    snprintf(all[0].what + end, sizeof(all[0].what) - end, "/%s", inner->what);
-    cp_measure_report(bench, &all[0], &all[2]);
+    snprintf(ours->what + end, sizeof(ours->what) - end, "/micro");
+    cp_measure_report(bench, ours, &all[2]);
     return CP_OK;
 }
 
-/* All sizes of all rows that are wanted; ceilings [CP_BENCH_PARTS]. */
+/* One row; ceilings [CP_BENCH_PARTS]. */
+static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
+                     const row_kind *kind, int64_t size) {
+    const bool computes = kind->open != NULL && kind->of == CP_BENCH_FMA;
+    cp_entrant all[3] = {ceilings[kind->part], ceilings[kind->of],
+                         ceilings[CP_BENCH_MICRO]};
+    exercise it = {.bench = bench};
+    if (kind->open == NULL)
+        return contest(bench, kind->part == kind->of ? 1 : 2, all);
+    all[0].context = &it;
+    snprintf(all[0].what, sizeof(all[0].what), "%s/%ld",
+             cp_bench_names[kind->part], size);
+    CP_TRY(kind->open(&it, kind->part, size, &all[0]));
+    const cp_status status =
+        contest(bench, computes && all[2].run != NULL ? 3 : 2, all);
+    free(it.tensors[0]);
+    return status;
+}
+
 static cp_status rows(const cp_bench *bench, const cp_entrant *ceilings) {
     int64_t one = 1;
-    const cp_counts once = {&one, 1};
-    const cp_entrant none = {.run = NULL}, *micro = &ceilings[CP_BENCH_MICRO];
-    const struct {
-        cp_bench_part part, of;
-        const cp_counts *sizes;
-        const char *name; /* NULL: a ceiling's */
-        cp_status (*open)(exercise *it, cp_bench_part part, int64_t size,
-                          cp_entrant *out);
-        const cp_entrant *inner;
-    } table[] = {
-        {CP_BENCH_FMA, CP_BENCH_FMA, &once, NULL, NULL, &none},
-        {CP_BENCH_MICRO, CP_BENCH_FMA, &once, NULL, NULL, &none},
-        {CP_BENCH_FULL, CP_BENCH_FMA, &bench->tokens, "full", attention_open,
-         micro},
-        {CP_BENCH_CAUSAL, CP_BENCH_FMA, &bench->tokens, "causal",
-         attention_open, micro},
-        {CP_BENCH_READ, CP_BENCH_READ, &once, NULL, NULL, &none},
-        {CP_BENCH_DECODE, CP_BENCH_READ, &bench->keys, "decode", attention_open,
-         &none},
-        {CP_BENCH_MERGE, CP_BENCH_READ, &bench->tokens, "merge", merge_open,
-         &none},
-    };
-    cp_status status = CP_OK;
-    for (size_t p = 0; p < sizeof(table) / sizeof(table[0]); p++)
-        for (int64_t i = 0; i < table[p].sizes->count; i++) {
-            const int64_t size = table[p].sizes->items[i];
-            exercise it = {.bench = bench};
-            cp_entrant ours = ceilings[table[p].part];
-            if (!bench->parts[table[p].part] || status != CP_OK)
-                continue;
-            if (table[p].open != NULL) {
-                ours.context = &it;
-                snprintf(ours.what, sizeof(ours.what), "%s/%ld", table[p].name,
-                         size);
-                status = table[p].open(&it, table[p].part, size, &ours);
-            }
-            if (status == CP_OK)
-                status = contest(bench, &ours, &ceilings[table[p].of],
-                                 table[p].inner);
-            free(it.tensors[0]);
-        }
-    return status;
+    const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        const cp_counts *mine = &sizes[kinds[k].sizes];
+        for (int64_t i = 0; i < mine->count && bench->parts[kinds[k].part]; i++)
+            CP_TRY(row(bench, ceilings, &kinds[k], mine->items[i]));
+    }
+    return CP_OK;
 }
 
 cp_status cp_bench_attention(const cp_bench *bench) {

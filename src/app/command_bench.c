@@ -25,18 +25,14 @@ typedef struct {
 
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
-static const char *const part_names[CP_BENCH_PARTS] = {
-    "fma",    "micro", "read", "full",   "causal",
-    "decode", "merge", "ring", "million"};
-
 static cp_status part_take(bench_run *run, const char *text, int64_t length) {
     for (int p = 0; p < CP_BENCH_PARTS; p++)
-        if ((int64_t)strlen(part_names[p]) == length &&
-            memcmp(part_names[p], text, (size_t)length) == 0) {
+        if ((int64_t)strlen(cp_bench_names[p]) == length &&
+            memcmp(cp_bench_names[p], text, (size_t)length) == 0) {
             run->bench.parts[p] = true;
             return CP_OK;
         }
-    const char *near = cp_nearest(text, length, CP_BENCH_PARTS, part_names);
+    const char *near = cp_nearest(text, length, CP_BENCH_PARTS, cp_bench_names);
     return cp_fail(CP_INVALID, "--only %.*s: no such part; %s%s%s", (int)length,
                    text,
                    near != NULL ? "did you mean "
@@ -123,7 +119,7 @@ static cp_status crew_check(const bench_run *run) {
         if (bench->parts[p] && p != CP_BENCH_RING)
             return cp_fail(CP_INVALID,
                            "--only %s: on mpi the ring alone is measured",
-                           part_names[p]);
+                           cp_bench_names[p]);
     for (int64_t i = 0; i < bench->ranks.count; i++)
         if (bench->ranks.items[i] != processes)
             return cp_fail(CP_INVALID,
