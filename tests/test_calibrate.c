@@ -61,8 +61,13 @@ static cp_status time_nothing(void *context, const cp_subject *it,
 static int64_t rows[] = {1, 16, 64}, keys[] = {32, 128, 512},
                bytes[] = {64, 4096, 65536};
 
+static void count_round(void *context) {
+    ++*(int *)context;
+}
+
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     const cp_place place = {NULL, NULL, CP_NOBODY, local, NULL};
+    int rounds = 0;
     const cp_calibration wanted = {.shape = {4, 2, 16},
                                    .ranks = ranks,
                                    .cores = cores,
@@ -70,7 +75,9 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
                                    .rows = {rows, 3},
                                    .keys = {keys, 3},
                                    .bytes = {bytes, 3},
-                                   .hardware = hardware};
+                                   .hardware = hardware,
+                                   .between = count_round,
+                                   .context = &rounds};
     truth.runs = 0;
     truth.of_a_round = 3 + 9 + 3 + (ranks > 1 ? 3 + 3 + 1 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
@@ -79,6 +86,7 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     made_up.time = time_nothing;
     ck_assert_msg(cp_calibrate(&made_up, &wanted) == CP_OK, "%s", cp_message());
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
+    ck_assert_int_eq(rounds, 3);
 }
 
 static void near(double value, double wanted) {
