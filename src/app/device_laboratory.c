@@ -224,48 +224,41 @@ static cp_status copy(const laboratory *it, int rank,
                    "copying %ld bytes", subject->bytes);
 }
 
-/* Messages of each bytes, halves in pairs: to one rank from the n-th part of a
- * buffer, and from one into the n-th part. What is sent n-th arrives n-th from
- * the end; ranks on one GPU copy it there. */
-static cp_status trade(const laboratory *it, int rank,
-                       const cp_message_half *halves, int count, int64_t each) {
+/* Messages of each bytes: the n-th goes to the n-th rank ahead and comes from
+ * the n-th behind, from part n of a buffer into part n. */
+static cp_status trade(const laboratory *it, int rank, int count,
+                       int64_t each) {
+    const int ranks = (int)it->wanted->ranks;
     const cp_link *link = it->place->link;
-    const cudaStream_t queue = it->desks[rank].queues.communication;
-    if (link != NULL)
-        return link->trade(link->context, halves, count, queue);
-    for (int n = 0; n < count; n += 2) {
-        char *to = it->desks[halves[n].peer].to + (count - 2 - n) / 2 * each;
-        CP_TRY(cp_cuda(cudaMemcpyAsync(to, halves[n].buffer, (size_t)each,
-                                       cudaMemcpyDeviceToDevice, queue),
-                       "copying %ld bytes to rank %d", each, halves[n].peer));
+    const desk *mine = &it->desks[rank];
+    const cudaStream_t queue = mine->queues.communication;
+    cp_message_half halves[2 * CP_CALIBRATE_RANKS];
+    for (int n = 0; n < count; n++) {
+        const int to = (rank + 1 + n) % ranks;
+        const int from = (rank + ranks - 1 - n) % ranks;
+        char *out = mine->from + n * each;
+        halves[2 * n] = (cp_message_half){to, false, out, each};
+        halves[2 * n + 1] =
+            (cp_message_half){from, true, mine->to + n * each, each};
+        if (link == NULL) /* and all desks are here */
+            CP_TRY(cp_cuda(cudaMemcpyAsync(it->desks[to].to + n * each, out,
+                                           (size_t)each,
+                                           cudaMemcpyDeviceToDevice, queue),
+                           "copying %ld bytes to rank %d", each, to));
     }
-    return CP_OK;
+    return link == NULL ? CP_OK
+                        : link->trade(link->context, halves, 2 * count, queue);
 }
 
 static cp_status exchange(const laboratory *it, int rank,
                           const cp_subject *subject) {
-    const int ranks = (int)it->wanted->ranks;
-    const desk *mine = &it->desks[rank];
-    const cp_message_half halves[] = {
-        {(rank + 1) % ranks, false, mine->from, subject->bytes},
-        {(rank + ranks - 1) % ranks, true, mine->to, subject->bytes}};
-    return trade(it, rank, halves, 2, subject->bytes);
+    return trade(it, rank, 1, subject->bytes);
 }
 
 static cp_status all_to_all(const laboratory *it, int rank,
                             const cp_subject *subject) {
-    const int ranks = (int)it->wanted->ranks, others = ranks - 1;
-    const int64_t each = cp_ceil_divide(subject->bytes, others);
-    const desk *mine = &it->desks[rank];
-    cp_message_half halves[2 * CP_CALIBRATE_RANKS];
-    for (int n = 0; n < others; n++) {
-        const int peer = (rank + 1 + n) % ranks;
-        halves[2 * n] =
-            (cp_message_half){peer, false, mine->from + n * each, each};
-        halves[2 * n + 1] =
-            (cp_message_half){peer, true, mine->to + n * each, each};
-    }
-    return trade(it, rank, halves, 2 * others, each);
+    const int others = (int)it->wanted->ranks - 1;
+    return trade(it, rank, others, cp_ceil_divide(subject->bytes, others));
 }
 
 /* What follows on the one queue waits for what is on the other by now. */
