@@ -7,6 +7,7 @@
 
 #include "app/bench_ring.h"
 #include "app/measure.h"
+#include "ground/host.h"
 
 enum { ROWS_SAMPLED = 8, STEPS_SAMPLED = 4, SAMPLES = 12 };
 
@@ -137,15 +138,9 @@ static cp_status decode_steps(conversation *it) {
 
 /* In bytes; key is VmHWM, the most there ever was, or VmRSS, what there is. */
 static double memory_of(const char *key) {
-    char line[256];
-    double kilobytes = 0;
-    FILE *file = fopen("/proc/self/status", "r");
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL)
-        if (strncmp(line, key, strlen(key)) == 0)
-            kilobytes = strtod(line + strlen(key) + 1, NULL);
-    if (file != NULL)
-        fclose(file);
-    return 1024 * kilobytes;
+    char kilobytes[128] = "";
+    cp_host_fact("/proc/self/status", key, kilobytes);
+    return 1024 * strtod(kilobytes, NULL);
 }
 
 static void memory_report(const conversation *it, double before) {

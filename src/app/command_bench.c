@@ -33,12 +33,11 @@ static cp_status part_take(bench_run *run, const char *text, int64_t length) {
             return CP_OK;
         }
     const char *near = cp_nearest(text, length, CP_BENCH_PARTS, cp_bench_names);
-    return cp_fail(CP_INVALID, "--only %.*s: no such part; %s%s%s", (int)length,
-                   text,
-                   near != NULL ? "did you mean "
-                                : "there are fma, micro, read, full, causal, "
-                                  "decode, merge, ring and million",
-                   near != NULL ? near : "", near != NULL ? "?" : "");
+    return cp_refuse("--only %.*s: no such part; %s%s%s", (int)length, text,
+                     near != NULL ? "did you mean "
+                                  : "there are fma, micro, read, full, causal, "
+                                    "decode, merge, ring and million",
+                     near != NULL ? near : "", near != NULL ? "?" : "");
 }
 
 static cp_status parts_take(bench_run *run) {
@@ -53,8 +52,7 @@ static cp_status parts_take(bench_run *run) {
     }
     for (int p = 0; p < CP_BENCH_MILLION; p++)
         if (run->bench.parts[CP_BENCH_MILLION] && run->bench.parts[p])
-            return cp_fail(CP_INVALID, "--only %s: million stands alone",
-                           run->only);
+            return cp_refuse("--only %s: million stands alone", run->only);
     return CP_OK;
 }
 
@@ -99,14 +97,14 @@ static cp_status meaning_check(const bench_run *run) {
     };
     for (size_t n = 0; n < sizeof(useless) / sizeof(useless[0]); n++)
         if (useless[n].given)
-            return cp_fail(CP_INVALID, "--%s has no meaning %s",
-                           useless[n].option, useless[n].beside);
+            return cp_refuse("--%s has no meaning %s", useless[n].option,
+                             useless[n].beside);
     if (variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "--variant decode: a follow-up cannot");
+        return cp_refuse("--variant decode: a follow-up cannot");
     if (kind == OF_MILLION && (bench->tokens.count > 1 ||
                                bench->keys.count > 1 || bench->ranks.count > 1))
-        return cp_fail(CP_INVALID, "--tokens, --keys and --ranks: the million "
-                                   "takes one count of each");
+        return cp_refuse("--tokens, --keys and --ranks: the million "
+                         "takes one count of each");
     return CP_OK;
 }
 
@@ -114,25 +112,17 @@ static cp_status crew_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
     const int processes = cp_crew_mine()->ranks;
     if (run->model != NULL)
-        return cp_fail(CP_INVALID, "--model has no meaning with --on mpi");
+        return cp_refuse("--model has no meaning with --on mpi");
     for (int p = 0; p < CP_BENCH_PARTS; p++)
         if (bench->parts[p] && p != CP_BENCH_RING)
-            return cp_fail(CP_INVALID,
-                           "--only %s: on mpi the ring alone is measured",
-                           cp_bench_names[p]);
+            return cp_refuse("--only %s: on mpi the ring alone is measured",
+                             cp_bench_names[p]);
     for (int64_t i = 0; i < bench->ranks.count; i++)
         if (bench->ranks.items[i] != processes)
-            return cp_fail(CP_INVALID,
-                           "--ranks %ld: the launcher has started %d processes",
-                           bench->ranks.items[i], processes);
+            return cp_refuse(
+                "--ranks %ld: the launcher has started %d processes",
+                bench->ranks.items[i], processes);
     return CP_OK;
-}
-
-static cp_status range_check(const char *name, int64_t value, int64_t most) {
-    if (value >= 1 && value <= most)
-        return CP_OK;
-    return cp_fail(CP_INVALID, "--%s %ld: between 1 and %ld can be measured",
-                   name, value, most);
 }
 
 static cp_status lists_check(bench_run *run) {
@@ -157,7 +147,8 @@ static cp_status lists_check(bench_run *run) {
         if (list->count == 0)
             CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise, list));
         for (int64_t i = 0; i < list->count; i++)
-            CP_TRY(range_check(lists[n].name, list->items[i], lists[n].most));
+            CP_TRY(cp_option_range(lists[n].name, list->items[i], 1,
+                                   lists[n].most));
     }
     return CP_OK;
 }
@@ -169,10 +160,10 @@ static cp_status numbers_take(bench_run *run) {
         run->rounds = defaults[kind].rounds;
     if (run->generate < 0)
         run->generate = defaults[kind].generate;
-    CP_TRY(range_check("threads", run->threads, MOST_THREADS));
-    CP_TRY(range_check("rounds", run->rounds, CP_BENCH_ROUNDS));
+    CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
+    CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
     if (run->generate > 0)
-        CP_TRY(range_check("generate", run->generate, MOST_TOKENS));
+        CP_TRY(cp_option_range("generate", run->generate, 1, MOST_TOKENS));
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->generate = run->generate;
@@ -194,8 +185,8 @@ static cp_status bench_check(void *context) {
     CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
     run->bench.place = cp_meter_cores(ring->backend);
     if (run->bench.place == NULL)
-        return cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
-                       ring->backend->name);
+        return cp_refuse("--on %s: nothing is measured there yet",
+                         ring->backend->name);
     return CP_OK;
 }
 

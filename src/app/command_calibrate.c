@@ -41,26 +41,18 @@ static cp_status sizes_take(calibrate_run *run) {
     return cp_calibration_check(wanted);
 }
 
-static cp_status range_check(const char *name, int64_t value, int64_t most) {
-    if (value >= 1 && value <= most)
-        return CP_OK;
-    return cp_fail(CP_INVALID, "--%s %ld: between 1 and %ld", name, value,
-                   most);
-}
-
 static cp_status calibrate_check(void *context) {
     calibrate_run *run = context;
     cp_calibration *wanted = &run->wanted;
     if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
         strcspn(run->name, " \t\r\n") < strlen(run->name))
-        return cp_fail(CP_INVALID,
-                       "--name \"%.60s\": one word of less than %d letters",
-                       run->name, CP_NAME_BYTES);
+        return cp_refuse("--name \"%.60s\": one word of less than %d letters",
+                         run->name, CP_NAME_BYTES);
     snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
     wanted->hardware = &run->hardware;
-    CP_TRY(cp_command_ranks(&wanted->ranks));
-    CP_TRY(range_check("rounds", wanted->rounds, CP_CALIBRATE_ROUNDS));
-    CP_TRY(range_check("cores", wanted->cores, 4096));
+    CP_TRY(cp_command_ranks(&wanted->ranks, 1));
+    CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
+    CP_TRY(cp_option_range("cores", wanted->cores, 1, 4096));
     CP_TRY(sizes_take(run));
     return cp_command_backend(run->on, run->timeout, &run->backend);
 }
@@ -83,7 +75,6 @@ static cp_status calibrate_work(void *context) {
     cp_hardware again;
     char *text;
     int64_t bytes;
-    CP_TRY(cp_command_files(1, &(cp_command_file){"--out", run->out, true}));
     CP_TRY(cp_meter_calibrate(run->backend, &run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text, &bytes));
     cp_status status = cp_hardware_parse("what was measured", text, &again);
@@ -107,7 +98,7 @@ int cp_command_calibrate(int count, char *const *arguments) {
          "where the ranks run (default threads)"},
         {"ranks", CP_COUNT, &run.wanted.ranks, "N",
          "how many ranks work at once (default 4)"},
-        {"out", CP_WORD, &run.out, "FILE",
+        {"out", CP_OUTPUT, &run.out, "FILE",
          "where the description goes (default: standard output)"},
         {"name", CP_WORD, &run.name, "WORD", "of the machine (default here)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",

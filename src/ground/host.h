@@ -13,6 +13,10 @@ void cp_host_describe(char *text, size_t size);
 /* The first lines of a data file: machine, date, and this program's commit. */
 void cp_host_sign(FILE *out);
 
+/* What follows key in the first line of the file at path that begins with it,
+ * without what only separates or quotes. Left as it is if there is none. */
+void cp_host_fact(const char *path, const char *key, char text[128]);
+
 /* How many cores this process may use. */
 int cp_host_cores(void);
 

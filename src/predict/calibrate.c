@@ -14,17 +14,13 @@ enum { MOST_HEADS = 1024 };
 static cp_status sizes_check(const char *name, const cp_counts *sizes,
                              int64_t count, int64_t least, int64_t most) {
     if (sizes->count < 1 || sizes->count > count)
-        return cp_fail(CP_INVALID, "--%s: %ld sizes, where 1 to %ld fit", name,
-                       sizes->count, count);
+        return cp_refuse("--%s: %ld sizes, where 1 to %ld fit", name,
+                         sizes->count, count);
     for (int64_t n = 0; n < sizes->count; n++) {
-        const int64_t size = sizes->items[n];
-        if (size < least || size > most)
-            return cp_fail(CP_INVALID,
-                           "--%s %ld: between %ld and %ld can be measured",
-                           name, size, least, most);
-        if (n > 0 && size <= sizes->items[n - 1])
-            return cp_fail(CP_INVALID, "--%s: %ld after %ld; sizes ascend",
-                           name, size, sizes->items[n - 1]);
+        CP_TRY(cp_option_range(name, sizes->items[n], least, most));
+        if (n > 0 && sizes->items[n] <= sizes->items[n - 1])
+            return cp_refuse("--%s: %ld after %ld; sizes ascend", name,
+                             sizes->items[n], sizes->items[n - 1]);
     }
     return CP_OK;
 }
@@ -32,9 +28,8 @@ static cp_status sizes_check(const char *name, const cp_counts *sizes,
 cp_status cp_calibration_check(const cp_calibration *it) {
     CP_TRY(cp_shape_check(&it->shape));
     if (it->shape.query_heads > MOST_HEADS)
-        return cp_fail(CP_INVALID,
-                       "--heads: %ld query heads, where %d can be measured",
-                       it->shape.query_heads, MOST_HEADS);
+        return cp_refuse("--heads: %ld query heads, where %d can be measured",
+                         it->shape.query_heads, MOST_HEADS);
     CP_TRY(sizes_check("rows", &it->rows, CP_SURFACE_ROWS, 1, MOST_ROWS));
     CP_TRY(sizes_check("keys", &it->keys, CP_CURVE_POINTS, 1, MOST_KEYS));
     return sizes_check("bytes", &it->bytes, CP_CURVE_POINTS, 8, MOST_BYTES);
