@@ -309,7 +309,7 @@ int cp_command_bench(int count, char *const *arguments) {
          "which attention kernel: the fast one, or chapter 1's (default fast)"},
         {"rounds", CP_COUNT, &run.rounds, "N",
          "how often each is measured, in turn (default 5; with --model 3)"},
-        {"model", CP_WORD, &run.model, "FILE.gguf",
+        {"model", CP_INPUT, &run.model, "FILE.gguf",
          "measure a model instead: prompts (pp) and generation (tg)"},
         {"prompt", CP_COUNTS, &run.bench.prompts, "T,T,...",
          "lengths of the model's prompts (default 512,2048,7000)"},
