@@ -12,7 +12,6 @@
 #include "app/bench_ring.h"
 #include "app/subjects.h"
 #include "ground/host.h"
-#include "predict/foresee.h"
 #include "predict/simulate.h"
 
 static struct {
