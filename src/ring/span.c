@@ -165,21 +165,22 @@ void cp_pieces_free(cp_pieces *pieces) {
     *pieces = (cp_pieces){0};
 }
 
+cp_piece cp_piece_part(cp_piece piece, int64_t first, int64_t longest) {
+    piece.span.start += first * piece.span.step;
+    piece.span.count = cp_min(longest, piece.span.count - first);
+    piece.row += first;
+    return piece;
+}
+
 cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
                         cp_pieces *tiles) {
     for (int64_t p = 0; p < pieces->count; p++)
         tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
     CP_TRY(cp_allocate(&tiles->items, tiles->room, sizeof(*tiles->items),
                        "a list of tiles"));
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_span span = pieces->items[p].span;
-        for (int64_t i = 0; i < span.count; i += longest) {
-            cp_piece tile = pieces->items[p];
-            tile.span.start += i * span.step;
-            tile.span.count = cp_min(longest, span.count - i);
-            tile.row += i;
-            tiles->items[tiles->count++] = tile;
-        }
-    }
+    for (int64_t p = 0; p < pieces->count; p++)
+        for (int64_t i = 0; i < pieces->items[p].span.count; i += longest)
+            tiles->items[tiles->count++] =
+                cp_piece_part(pieces->items[p], i, longest);
     return CP_OK;
 }
