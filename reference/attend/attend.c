@@ -172,7 +172,7 @@ static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
 void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
                    double level, double total) {
     const int64_t dim = call->shape->head_dim;
-    const double share = total == 0.0 ? 0.0 : 1.0 / total;
+    const double share = 1.0 / total;
     const float lse = (float)(0.6931471805599453 * (level + log2(total)));
     float row[CP_HEAD_DIM_MAX];
     for (int64_t d = 0; d < dim; d++)

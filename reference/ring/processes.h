@@ -9,7 +9,7 @@
 
 typedef struct {
     double patience; /* seconds that a wait may last; 0: for ever */
-    int64_t piece;   /* most bytes in one message of MPI's; 0: 1 GiB */
+    int64_t piece;   /* most bytes that MPI counts singly; 0: 1 GiB */
     bool unpoked;    /* for measurements: a poke does nothing */
 } cp_mpi_options;
 
