@@ -154,11 +154,10 @@ static cp_status read_labels(cp_walker *walker, cp_use queries) {
         if (walker->labelled.count != expected->count ||
             got.sequence != want.sequence || got.start != want.start)
             status = cp_fail(CP_BROKEN,
-                             "rank %d decodes sequence %lld at position %lld "
-                             "where rank %d expects sequence %lld at %lld",
-                             queries.origin, (long long)got.sequence,
-                             (long long)got.start, walker->rank,
-                             (long long)want.sequence, (long long)want.start);
+                             "rank %d decodes sequence %ld at position %ld "
+                             "where rank %d expects sequence %ld at %ld",
+                             queries.origin, got.sequence, got.start,
+                             walker->rank, want.sequence, want.start);
     }
     return status;
 }

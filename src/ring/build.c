@@ -46,11 +46,11 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     if (plan->status != CP_OK)
         return 0;
     if (!cp_multiply(rows, row_bytes(plan, kind), &bytes))
-        plan->status = cp_fail(CP_INVALID, "a slot of %lld rows overflows",
-                               (long long)rows);
+        plan->status =
+            cp_fail(CP_INVALID, "a slot of %ld rows overflows", rows);
     else if (all > INT16_MAX)
-        plan->status = cp_fail(CP_INVALID, "%lld slots; a plan can name %d",
-                               (long long)all, INT16_MAX);
+        plan->status = cp_fail(CP_INVALID, "%ld slots; a plan can name %d", all,
+                               INT16_MAX);
     else
         plan->status = make_room(plan, all);
     if (plan->status != CP_OK)
@@ -69,8 +69,8 @@ static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
         const int64_t room = program->room == 0 ? 16 : 2 * program->room;
         cp_op *ops = realloc(program->ops, (size_t)room * sizeof(cp_op));
         if (ops == NULL) {
-            plan->status = cp_fail(CP_MEMORY, "no memory for %lld operations",
-                                   (long long)room);
+            plan->status =
+                cp_fail(CP_MEMORY, "no memory for %ld operations", room);
             return;
         }
         program->ops = ops;

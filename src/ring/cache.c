@@ -9,8 +9,8 @@ cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
     *out = NULL;
     if (ranks < 1 || sequences < 1 || room < 1)
         return cp_fail(CP_INVALID,
-                       "a cache of %d ranks, %lld sequences, %lld rows", ranks,
-                       (long long)sequences, (long long)room);
+                       "a cache of %d ranks, %ld sequences, %ld rows", ranks,
+                       sequences, room);
     int64_t lists = 0;
     cp_cache *cache = NULL;
     cp_status status = cp_allocate(&cache, 1, sizeof(*cache), "a cache");

@@ -44,11 +44,10 @@ static cp_status refuse_shared(const owned *list, int64_t count,
                 break;
             const int64_t shared = cp_span_shared(a, b);
             if (shared >= 0)
-                return cp_fail(CP_BROKEN,
-                               "%s %lld of sequence %lld is held by rank %d "
-                               "and by rank %d",
-                               what, (long long)shared, (long long)a.sequence,
-                               list[i].rank, list[j].rank);
+                return cp_fail(
+                    CP_BROKEN,
+                    "%s %ld of sequence %ld is held by rank %d and by rank %d",
+                    what, shared, a.sequence, list[i].rank, list[j].rank);
         }
     }
     return CP_OK;
@@ -64,25 +63,23 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
         for (; n < count && list[n].span.sequence == i; n++) {
             /* Refuse a span that leaves its sequence. */
             if (list[n].span.start < first || cp_span_last(list[n].span) >= end)
-                return cp_fail(
-                    CP_BROKEN,
-                    "rank %d holds %s %lld of sequence %lld, which has %lld to "
-                    "%lld",
-                    list[n].rank, what, (long long)cp_span_last(list[n].span),
-                    (long long)i, (long long)first, (long long)(end - 1));
+                return cp_fail(CP_BROKEN,
+                               "rank %d holds %s %ld of sequence %ld, which "
+                               "has %ld to %ld",
+                               list[n].rank, what, cp_span_last(list[n].span),
+                               i, first, (end - 1));
             tokens += list[n].span.count;
         }
         if (tokens != end - first)
             return cp_fail(CP_BROKEN,
-                           "of %s positions %lld to %lld of sequence %lld, "
-                           "%lld are held by no rank",
-                           what, (long long)first, (long long)(end - 1),
-                           (long long)i, (long long)(end - first - tokens));
+                           "of %s positions %ld to %ld of sequence %ld, %ld "
+                           "are held by no rank",
+                           what, first, (end - 1), i, (end - first - tokens));
     }
     if (n < count)
-        return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %lld of %lld",
-                       list[n].rank, what, (long long)list[n].span.sequence,
-                       (long long)layout->sequences);
+        return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %ld of %ld",
+                       list[n].rank, what, list[n].span.sequence,
+                       layout->sequences);
     return CP_OK;
 }
 
@@ -108,17 +105,15 @@ static cp_status check_rows(const cp_block *blocks, const char *what,
         const cp_piece piece = block->pieces.items[n];
         if (piece.row < next)
             return cp_fail(CP_BROKEN,
-                           "row %lld of the %s block of rank %d is "
-                           "used twice",
-                           (long long)piece.row, what, rank);
+                           "row %ld of the %s block of rank %d is used twice",
+                           piece.row, what, rank);
         next = piece.row + piece.span.count;
     }
     if (next > block->rows || block->rows != blocks[0].rows)
         return cp_fail(CP_BROKEN,
-                       "the %s block of rank %d needs %lld rows and has %lld; "
-                       "that of rank 0 has %lld",
-                       what, rank, (long long)next, (long long)block->rows,
-                       (long long)blocks[0].rows);
+                       "the %s block of rank %d needs %ld rows and has %ld; "
+                       "that of rank 0 has %ld",
+                       what, rank, next, block->rows, blocks[0].rows);
     return CP_OK;
 }
 
@@ -133,12 +128,10 @@ static cp_status check_same(const cp_block *blocks, const cp_block *lists,
     if (n == here->count && n == there->count)
         return CP_OK;
     const cp_span lost = (n < here->count ? here : there)->items[n].span;
-    return cp_fail(CP_BROKEN,
-                   "rank %d: the %s from %lld to %lld of sequence %lld are not "
-                   "the same %s",
-                   rank, what, (long long)lost.start,
-                   (long long)cp_span_last(lost), (long long)lost.sequence,
-                   where);
+    return cp_fail(
+        CP_BROKEN,
+        "rank %d: the %s from %ld to %ld of sequence %ld are not the same %s",
+        rank, what, lost.start, cp_span_last(lost), lost.sequence, where);
 }
 
 static cp_status check_cache(const cp_layout *layout, int rank) {
@@ -150,14 +143,12 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
         const int64_t row = cp_max(next, first);
         next = row + piece.span.count;
         if (piece.row != row || next > first + layout->room)
-            return cp_fail(CP_BROKEN,
-                           "rank %d has %lld keys of sequence %lld, from %lld "
-                           "on, in row %lld of its cache: due is row %lld, and "
-                           "room ends before %lld",
-                           rank, (long long)piece.span.count,
-                           (long long)piece.span.sequence,
-                           (long long)piece.span.start, (long long)piece.row,
-                           (long long)row, (long long)(first + layout->room));
+            return cp_fail(
+                CP_BROKEN,
+                "rank %d has %ld keys of sequence %ld, from %ld on, in row %ld "
+                "of its cache: due is row %ld, and room ends before %ld",
+                rank, piece.span.count, piece.span.sequence, piece.span.start,
+                piece.row, row, (first + layout->room));
     }
     return CP_OK;
 }
@@ -179,11 +170,10 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
             at++;
         if (at == cache->count)
             return cp_fail(CP_BROKEN,
-                           "rank %d appends token %lld of sequence %lld in row "
-                           "%lld, where its cache does not have it",
-                           rank, (long long)piece.span.start,
-                           (long long)piece.span.sequence,
-                           (long long)piece.row);
+                           "rank %d appends token %ld of sequence %ld in row "
+                           "%ld, where its cache does not have it",
+                           rank, piece.span.start, piece.span.sequence,
+                           piece.row);
     }
     return CP_OK;
 }
@@ -425,13 +415,12 @@ static cp_status accuse(const cp_layout *layout, int k, int r, int times) {
         for (int64_t j = 0; j < keys->count; j++) {
             const cp_span q = queries->items[i].span, s = keys->items[j].span;
             if (cp_span_pairs(q, s) > 0)
-                return cp_fail(
-                    CP_BROKEN,
-                    "query %lld of sequence %lld (rank %d) %s keys "
-                    "%lld..%lld of rank %d",
-                    (long long)cp_span_last(q), (long long)q.sequence, k,
-                    times == 0 ? "never met" : "met twice the",
-                    (long long)s.start, (long long)cp_span_last(s), r);
+                return cp_fail(CP_BROKEN,
+                               "query %ld of sequence %ld (rank %d) %s keys "
+                               "%ld..%ld of rank %d",
+                               cp_span_last(q), q.sequence, k,
+                               times == 0 ? "never met" : "met twice the",
+                               s.start, cp_span_last(s), r);
         }
     return cp_fail(CP_BROKEN, "rank %d met the keys of rank %d %d times", k, r,
                    times);

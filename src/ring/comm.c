@@ -17,8 +17,8 @@ static cp_status check_half(const cp_comm *comm, const char *verb, int peer,
         return cp_fail(CP_INVALID, "cannot %s rank %d: there are %d ranks",
                        verb, peer, comm->ranks);
     if (bytes < 0 || (bytes > 0 && data == NULL))
-        return cp_fail(CP_INVALID, "cannot %s rank %d: %lld bytes at %p", verb,
-                       peer, (long long)bytes, data);
+        return cp_fail(CP_INVALID, "cannot %s rank %d: %ld bytes at %p", verb,
+                       peer, bytes, data);
     return CP_OK;
 }
 
@@ -85,9 +85,9 @@ cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
         status = check_half(comm, "receive from", from, receive, receive_bytes);
     if (status == CP_OK && to != CP_NOBODY && from != CP_NOBODY &&
         overlap(send, send_bytes, receive, receive_bytes))
-        status = cp_fail(
-            CP_INVALID, "%lld bytes to rank %d overlap %lld from rank %d",
-            (long long)send_bytes, to, (long long)receive_bytes, from);
+        status =
+            cp_fail(CP_INVALID, "%ld bytes to rank %d overlap %ld from rank %d",
+                    send_bytes, to, receive_bytes, from);
     if (status != CP_OK)
         return comm->ops->fail(comm, status);
     const cp_exchange what = {.call = "an exchange",
@@ -210,11 +210,11 @@ void cp_exchange_describe(const cp_exchange *exchange, char *text,
         add_text(text, room, " for rank %d",
                  expects ? receive->peer : send->peer);
     else if (expects)
-        add_text(text, room, " for %lld bytes from rank %d",
-                 (long long)receive->bytes, receive->peer);
+        add_text(text, room, " for %ld bytes from rank %d", receive->bytes,
+                 receive->peer);
     if (unmet(send) && !exchange->barrier)
-        add_text(text, room, "%s for rank %d to take %lld bytes",
-                 expects ? " and" : "", send->peer, (long long)send->bytes);
+        add_text(text, room, "%s for rank %d to take %ld bytes",
+                 expects ? " and" : "", send->peer, send->bytes);
 }
 
 cp_status cp_exchange_fail(const cp_exchange *exchange, const char *format,

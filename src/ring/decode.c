@@ -8,6 +8,6 @@ void cp_plan_decode(cp_plan *plan) {
     else
         plan->status = cp_fail(CP_INVALID,
                                "decode needs a call of one token a sequence; "
-                               "this one prefills %lld tokens",
-                               (long long)plan->layout->new_tokens);
+                               "this one prefills %ld tokens",
+                               plan->layout->new_tokens);
 }

@@ -50,8 +50,7 @@ static cp_status grow(search *search) {
     search->visited = visited != NULL ? visited : search->visited;
     search->table = table != NULL ? table : search->table;
     if (visited == NULL || table == NULL)
-        return cp_fail(CP_MEMORY, "no memory for %lld states",
-                       (long long)search->room);
+        return cp_fail(CP_MEMORY, "no memory for %ld states", search->room);
     for (int64_t n = 0; n < 2 * search->room; n++)
         table[n] = -1;
     for (int64_t n = 0; n < search->used; n++)
@@ -63,8 +62,7 @@ static cp_status discover(search *search, const place *state) {
     if (*find(search, state) >= 0)
         return CP_OK;
     if (search->used == search->most)
-        return cp_fail(CP_CAPACITY, "more than %lld states",
-                       (long long)search->most);
+        return cp_fail(CP_CAPACITY, "more than %ld states", search->most);
     if (search->used == search->room) {
         CP_TRY(grow(search));
     }
@@ -205,10 +203,9 @@ static cp_status few_operations(const cp_plan *plan) {
     for (int k = 0; k < plan->layout->ranks; k++)
         if (plan->programs[k].count > MOST_OPERATIONS)
             return cp_fail(CP_INVALID,
-                           "rank %d has %lld operations; all orders can be "
+                           "rank %d has %ld operations; all orders can be "
                            "explored for %d at most",
-                           k, (long long)plan->programs[k].count,
-                           MOST_OPERATIONS);
+                           k, plan->programs[k].count, MOST_OPERATIONS);
     return CP_OK;
 }
 

@@ -111,10 +111,9 @@ static cp_status deal(const cp_call *call, int part, const seat *seat,
     *longest = cp_max(*longest, total);
     if (status == CP_OK && total > call->room)
         status = cp_fail(CP_CAPACITY,
-                         "sequence %lld would hold %lld tokens on rank %d; "
-                         "its cache has room for %lld",
-                         (long long)run.sequence, (long long)total, rank,
-                         (long long)call->room);
+                         "sequence %ld would hold %ld tokens on rank %d; its "
+                         "cache has room for %ld",
+                         run.sequence, total, rank, call->room);
     return status;
 }
 
@@ -206,19 +205,18 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
         if (count < 0 || (decode && count > 1))
-            return cp_fail(CP_INVALID, "sequence %lld brings %lld new tokens%s",
-                           (long long)i, (long long)count,
-                           decode ? " to a decode step" : "");
+            return cp_fail(CP_INVALID, "sequence %ld brings %ld new tokens%s",
+                           i, count, decode ? " to a decode step" : "");
         if (!cp_add(total, count, &total))
             return cp_fail(CP_INVALID, "the new tokens do not fit in 64 bits");
     }
     int64_t cache_rows;
     if (total == 0)
-        return cp_fail(CP_INVALID, "%lld sequences bring no new token",
-                       (long long)call->sequences);
+        return cp_fail(CP_INVALID, "%ld sequences bring no new token",
+                       call->sequences);
     if (!cp_multiply(call->sequences, call->room, &cache_rows))
-        return cp_fail(CP_INVALID, "%lld sequences of %lld rows overflow",
-                       (long long)call->sequences, (long long)call->room);
+        return cp_fail(CP_INVALID, "%ld sequences of %ld rows overflow",
+                       call->sequences, call->room);
     cp_layout *layout = NULL;
     cp_status status = allocate_blocks(call->ranks, call->sequences, &layout);
     if (layout == NULL)

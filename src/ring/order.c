@@ -39,9 +39,8 @@ static cp_status transfer(run *run, int from, int64_t number) {
     const int64_t room = run->plan->slots[receive->out.slot].bytes;
     if (sent != room)
         return cp_fail(CP_BROKEN,
-                       "rank %d sends %lld bytes to rank %d, which expects "
-                       "%lld",
-                       from, (long long)sent, send->to, (long long)room);
+                       "rank %d sends %ld bytes to rank %d, which expects %ld",
+                       from, sent, send->to, room);
     return tell(run, CP_EVENT_TRANSFER, from, number);
 }
 

@@ -45,8 +45,8 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
     *out = NULL;
     CP_TRY(cp_shape_check(shape));
     if (options != NULL && (options->spare < 1 || options->element_bytes < 1))
-        return cp_fail(CP_INVALID, "%d spare slots of %lld-byte numbers",
-                       options->spare, (long long)options->element_bytes);
+        return cp_fail(CP_INVALID, "%d spare slots of %ld-byte numbers",
+                       options->spare, options->element_bytes);
     if (variants[variant].build == NULL)
         return cp_fail(CP_INVALID,
                        "a plan needs a variant that has been chosen");
