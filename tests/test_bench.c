@@ -73,7 +73,8 @@ static cp_truth_errors judge(float value, float lse) {
     cp_layout *layout;
     cp_truth_errors errors;
     ck_assert_int_eq(cp_cache_new(2, 1, tokens, &cache), CP_OK);
-    ck_assert_int_eq(cp_store_new(2, 1, 1, tokens, &shape, &store), CP_OK);
+    ck_assert_int_eq(cp_store_new(2, CP_NOBODY, 1, 1, tokens, &shape, &store),
+                     CP_OK);
     ck_assert_int_eq(cp_cache_prefill(cache, &tokens, &layout), CP_OK);
     ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
     for (int rank = 0; rank < 2; rank++)

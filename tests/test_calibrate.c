@@ -277,8 +277,8 @@ static cp_status rank_main(cp_comm *comm, void *context) {
 static double measured_seconds(int64_t tokens, cp_variant variant) {
     threads_ring it;
     ck_assert_int_eq(cp_cache_new(2, 1, tokens + 4, &it.cache), CP_OK);
-    ck_assert_int_eq(cp_store_new(2, 1, 1, tokens + 4, &heads, &it.store),
-                     CP_OK);
+    ck_assert_int_eq(
+        cp_store_new(2, CP_NOBODY, 1, 1, tokens + 4, &heads, &it.store), CP_OK);
     ck_assert_int_eq(cp_cache_prefill(it.cache, &tokens, &it.layout), CP_OK);
     ck_assert_int_eq(cp_plan_build(variant, it.layout, &heads, NULL, &it.plan),
                      CP_OK);

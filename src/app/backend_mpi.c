@@ -13,7 +13,6 @@
 #include "reference/model/engine.h"
 #include "reference/ring/processes.h"
 #include "reference/model/model.h"
-#include "reference/ring/together.h"
 
 static cp_comm *world;
 static cp_mpi_options options = {.patience = 60};
@@ -35,7 +34,7 @@ typedef struct {
 
 static cp_status share_rank(cp_comm *comm, void *context) {
     const sharing *it = context;
-    return cp_share(comm, it->data, it->bytes);
+    return cp_comm_share(comm, it->data, it->bytes);
 }
 
 static cp_status share(void *data, int64_t bytes) {
@@ -45,7 +44,7 @@ static cp_status share(void *data, int64_t bytes) {
 
 static cp_status collect_rank(cp_comm *comm, void *context) {
     const sharing *it = context;
-    return cp_collect(comm, it->data, it->bytes);
+    return cp_comm_collect(comm, it->data, it->bytes);
 }
 
 static cp_status collect(void *items, int64_t bytes) {

@@ -301,8 +301,8 @@ static cp_status conversation_new(conversation *it, int64_t past,
     if (status == CP_OK)
         status = cp_cache_new(it->ranks, 1, room, &it->cache);
     if (status == CP_OK)
-        status =
-            cp_store_new(it->ranks, 1, 1, room, &it->bench->shape, &it->store);
+        status = cp_store_new(it->ranks, CP_NOBODY, 1, 1, room,
+                              &it->bench->shape, &it->store);
     if (status == CP_OK)
         status = samples_new(it, past, fresh, ROWS_SAMPLED);
     if (status == CP_OK)

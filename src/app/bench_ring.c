@@ -37,8 +37,8 @@ static void ring_free(ring *it) {
 static cp_status ring_new(ring *it, cp_variant variant) {
     const cp_shape *shape = &it->bench->shape;
     CP_TRY(cp_cache_new(it->ranks, 1, it->tokens, &it->cache));
-    CP_TRY(cp_store_new_of(it->ranks, it->place->only, 1, 1, it->tokens, shape,
-                           &it->store));
+    CP_TRY(cp_store_new(it->ranks, it->place->only, 1, 1, it->tokens, shape,
+                        &it->store));
     CP_TRY(cp_cache_prefill(it->cache, &it->tokens, &it->layout));
     CP_TRY(cp_plan_build(variant, it->layout, shape, NULL, &it->plan));
     CP_TRY(

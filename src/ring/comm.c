@@ -108,31 +108,55 @@ cp_status cp_comm_wait(cp_comm *comm) {
     return comm->ops->fail(comm, CP_BROKEN);
 }
 
-cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
-                             void *const *receive, int64_t bytes) {
-    const void *const *into = (const void *const *)receive;
-    cp_status status = check_blocks(comm, "send to", send, bytes);
+static cp_status collective(cp_comm *comm, const char *call, cp_status sends_ok,
+                            const void *const *sends, const void *same,
+                            void *const *receives, int64_t bytes) {
+    cp_status status = sends_ok;
     if (status == CP_OK)
-        status = check_blocks(comm, "receive from", into, bytes);
+        status = check_blocks(comm, "receive from",
+                              (const void *const *)receives, bytes);
     if (status != CP_OK)
         return comm->ops->fail(comm, status);
-    CP_TRY(trade(comm, (cp_exchange){.call = "an all-to-all"}, send, NULL,
-                 receive, bytes));
+    return trade(comm, (cp_exchange){.call = call}, sends, same, receives,
+                 bytes);
+}
+
+cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
+                             void *const *receive, int64_t bytes) {
+    CP_TRY(collective(comm, "an all-to-all",
+                      check_blocks(comm, "send to", send, bytes), send, NULL,
+                      receive, bytes));
     comm->sent.all_to_all_bytes += (comm->ranks - 1) * bytes;
     return CP_OK;
 }
 
 cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
                              void *const *receive, int64_t bytes) {
-    const void *const *into = (const void *const *)receive;
-    cp_status status = check_half(comm, "send as", comm->rank, send, bytes);
-    if (status == CP_OK)
-        status = check_blocks(comm, "receive from", into, bytes);
-    if (status != CP_OK)
-        return comm->ops->fail(comm, status);
-    CP_TRY(trade(comm, (cp_exchange){.call = "an all-gather"}, NULL, send,
-                 receive, bytes));
+    CP_TRY(collective(comm, "an all-gather",
+                      check_half(comm, "send as", comm->rank, send, bytes),
+                      NULL, send, receive, bytes));
     comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
+    return CP_OK;
+}
+
+cp_status cp_comm_collect(cp_comm *comm, void *items, int64_t bytes) {
+    void **places;
+    CP_TRY(cp_allocate(&places, comm->ranks, sizeof(*places), "pointers"));
+    for (int r = 0; r < comm->ranks; r++)
+        places[r] = (char *)items + r * bytes;
+    const cp_status status =
+        cp_comm_all_gather(comm, places[comm->rank], places, bytes);
+    free(places);
+    return status;
+}
+
+cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes) {
+    if (comm->rank != 0)
+        CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, data, bytes));
+    for (int r = 1; comm->rank == 0 && r < comm->ranks; r++)
+        CP_TRY(cp_comm_exchange(comm, r, data, bytes, CP_NOBODY, NULL, 0));
+    while (comm->oldest != NULL)
+        CP_TRY(cp_comm_wait(comm));
     return CP_OK;
 }
 
