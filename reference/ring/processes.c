@@ -1,11 +1,9 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
-/* Ranks as processes: MPI's messages, waits that end, and words about failures.
- * Built with CP_HAVE_MPI, or as an empty shell without. */
+/* Ranks as processes: MPI's messages, waits that end, and words about
+ * failures. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "reference/ring/processes.h"
-
-#ifdef CP_HAVE_MPI
 
 #include <limits.h>
 #include <math.h>
@@ -519,51 +517,3 @@ int cp_mpi_local(cp_comm *comm) {
     MPI_Comm_free(&here);
     return size;
 }
-
-const char *cp_mpi_name(void) {
-#ifdef OPEN_MPI
-    return "Open MPI";
-#elif defined(MPICH_NAME)
-    return "MPICH";
-#else
-    return "MPI";
-#endif
-}
-
-#else
-
-cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm) {
-    (void)options;
-    *comm = NULL;
-    return cp_fail(CP_BROKEN, "MPI is not built in");
-}
-
-cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
-    (void)comm, (void)function, (void)context;
-    return cp_fail(CP_BROKEN, "MPI is not built in");
-}
-
-int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
-    (void)comm;
-    *speaks = true;
-    return status;
-}
-
-void cp_mpi_end(bool orderly) {
-    (void)orderly;
-}
-
-void cp_mpi_set_patience(cp_comm *comm, double seconds) {
-    (void)comm, (void)seconds;
-}
-
-int cp_mpi_local(cp_comm *comm) {
-    (void)comm;
-    return 1;
-}
-
-const char *cp_mpi_name(void) {
-    return NULL;
-}
-
-#endif

@@ -19,12 +19,8 @@ void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
                       double start, double end) {
     const cp_trace_context *mine = context;
     const cp_plan *plan = cp_walker_plan(walker);
-    const bool sends = op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
-    const bool collects =
-        op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER;
-    int64_t bytes = sends || collects ? plan->slots[op->in.slot].bytes : 0;
-    if (collects)
-        bytes *= plan->layout->ranks - 1;
+    const int64_t bytes =
+        cp_op_messages(plan, op) * plan->slots[op->in.slot].bytes;
     note(mine, (cp_stretch){cp_op_name(op->kind), start, end, mine->layer,
                             bytes, op->hop});
 }
@@ -41,13 +37,11 @@ void cp_trace_layers(const cp_trace_context *context, const char *what,
 }
 
 cp_status cp_trace_new(int ranks, cp_trace **out) {
-    *out = NULL;
     cp_trace *trace;
-    cp_status status = cp_allocate(&trace, 1, sizeof(*trace), "a trace");
-    if (status != CP_OK)
-        return status;
+    *out = NULL;
+    CP_TRY(cp_allocate(&trace, 1, sizeof(*trace), "a trace"));
     trace->origin = cp_trace_now(trace);
-    status = cp_history_new(ranks, 1, NULL, &trace->history);
+    const cp_status status = cp_history_new(ranks, 1, NULL, &trace->history);
     if (status == CP_OK)
         *out = trace;
     else

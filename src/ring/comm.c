@@ -9,25 +9,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-static cp_status check_half(const cp_comm *comm, const char *verb, int peer,
-                            const void *data, int64_t bytes) {
+static cp_half half_of(int peer, const void *data, int64_t bytes) {
+    return (cp_half){.state = peer == CP_NOBODY ? CP_HALF_IDLE : CP_HALF_POSTED,
+                     .peer = peer,
+                     .data = (void *)(uintptr_t)data,
+                     .bytes = bytes};
+}
+
+static cp_status check_half(const cp_comm *comm, const char *verb,
+                            const cp_half *half) {
+    const int peer = half->peer;
     if (peer == CP_NOBODY)
         return CP_OK;
     if (peer < 0 || peer >= comm->ranks)
         return cp_fail(CP_INVALID, "cannot %s rank %d: there are %d ranks",
                        verb, peer, comm->ranks);
-    if (bytes < 0 || (bytes > 0 && data == NULL))
+    if (half->bytes < 0 || (half->bytes > 0 && half->data == NULL))
         return cp_fail(CP_INVALID, "cannot %s rank %d: %ld bytes at %p", verb,
-                       peer, bytes, data);
+                       peer, half->bytes, half->data);
     return CP_OK;
 }
 
-static bool overlap(const void *a, int64_t a_bytes, const void *b,
-                    int64_t b_bytes) {
-    const uintptr_t a_start = (uintptr_t)a, b_start = (uintptr_t)b;
-    return a_bytes > 0 && b_bytes > 0 &&
-           a_start < b_start + (uintptr_t)b_bytes &&
-           b_start < a_start + (uintptr_t)a_bytes;
+static bool overlap(const cp_half *a, const cp_half *b) {
+    const uintptr_t a_start = (uintptr_t)a->data, b_start = (uintptr_t)b->data;
+    return a->bytes > 0 && b->bytes > 0 &&
+           a_start < b_start + (uintptr_t)b->bytes &&
+           b_start < a_start + (uintptr_t)a->bytes;
+}
+
+static cp_status check_exchange(const cp_comm *comm,
+                                const cp_exchange *exchange) {
+    const cp_half *send = &exchange->send, *receive = &exchange->receive;
+    CP_TRY(check_half(comm, "send to", send));
+    CP_TRY(check_half(comm, "receive from", receive));
+    if (send->peer != CP_NOBODY && receive->peer != CP_NOBODY &&
+        overlap(send, receive))
+        return cp_fail(CP_INVALID,
+                       "%ld bytes to rank %d overlap %ld from rank %d",
+                       send->bytes, send->peer, receive->bytes, receive->peer);
+    return CP_OK;
 }
 
 static cp_status check_blocks(const cp_comm *comm, const char *verb,
@@ -35,17 +55,12 @@ static cp_status check_blocks(const cp_comm *comm, const char *verb,
     if (comm->ranks > 1 && blocks == NULL)
         return cp_fail(CP_INVALID, "cannot %s %d ranks: no list of blocks",
                        verb, comm->ranks);
-    for (int peer = 0; peer < comm->ranks; peer++)
+    for (int peer = 0; peer < comm->ranks; peer++) {
+        const cp_half half = half_of(peer, blocks[peer], bytes);
         if (peer != comm->rank)
-            CP_TRY(check_half(comm, verb, peer, blocks[peer], bytes));
+            CP_TRY(check_half(comm, verb, &half));
+    }
     return CP_OK;
-}
-
-static cp_half half_of(int peer, const void *data, int64_t bytes) {
-    return (cp_half){.state = peer == CP_NOBODY ? CP_HALF_IDLE : CP_HALF_POSTED,
-                     .peer = peer,
-                     .data = (void *)(uintptr_t)data,
-                     .bytes = bytes};
 }
 
 static cp_status post(cp_comm *comm, const cp_exchange *what,
@@ -79,20 +94,13 @@ static cp_status trade(cp_comm *comm, cp_exchange what,
 cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
                            int64_t send_bytes, int from, void *receive,
                            int64_t receive_bytes) {
-    cp_exchange *posted;
-    cp_status status = check_half(comm, "send to", to, send, send_bytes);
-    if (status == CP_OK)
-        status = check_half(comm, "receive from", from, receive, receive_bytes);
-    if (status == CP_OK && to != CP_NOBODY && from != CP_NOBODY &&
-        overlap(send, send_bytes, receive, receive_bytes))
-        status =
-            cp_fail(CP_INVALID, "%ld bytes to rank %d overlap %ld from rank %d",
-                    send_bytes, to, receive_bytes, from);
-    if (status != CP_OK)
-        return comm->ops->fail(comm, status);
     const cp_exchange what = {.call = "an exchange",
                               .send = half_of(to, send, send_bytes),
                               .receive = half_of(from, receive, receive_bytes)};
+    const cp_status status = check_exchange(comm, &what);
+    cp_exchange *posted;
+    if (status != CP_OK)
+        return comm->ops->fail(comm, status);
     CP_TRY(post(comm, &what, &posted));
     if (to != CP_NOBODY) {
         comm->sent.hops++;
@@ -132,8 +140,8 @@ cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
 
 cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
                              void *const *receive, int64_t bytes) {
-    CP_TRY(collective(comm, "an all-gather",
-                      check_half(comm, "send as", comm->rank, send, bytes),
+    const cp_half own = half_of(comm->rank, send, bytes);
+    CP_TRY(collective(comm, "an all-gather", check_half(comm, "send as", &own),
                       NULL, send, receive, bytes));
     comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
     return CP_OK;

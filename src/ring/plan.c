@@ -45,8 +45,7 @@ bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
         list[count++] = (cp_touch){op->out.slot, false};
     if (!exchange || op->from != CP_NOBODY)
         list[count++] = (cp_touch){op->out.slot, true};
-    if (n < count)
-        *touch = list[n];
+    *touch = list[n < count ? n : 0];
     return n < count;
 }
 void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
