@@ -96,12 +96,24 @@ static cp_status check_partition(const cp_layout *layout,
     free(list);
     return status;
 }
-static cp_status check_rows(const cp_block *blocks, const char *what,
-                            int rank) {
+static cp_status check_block(const cp_layout *layout, int rank, bool keys) {
+    const cp_block *blocks = keys ? layout->keys : layout->queries;
+    const cp_block *lists = keys ? layout->cache : layout->appended;
     const cp_block *block = &blocks[rank];
+    const cp_pieces *here = &block->pieces, *there = &lists[rank].pieces;
+    const int64_t count = cp_max(here->count, there->count);
+    const char *what = keys ? "key" : "query";
     int64_t next = 0;
-    for (int64_t n = 0; n < block->pieces.count; n++) {
-        const cp_piece piece = block->pieces.items[n];
+    for (int64_t n = 0; n < count; n++) {
+        const cp_piece piece = (n < here->count ? here : there)->items[n];
+        if (n >= here->count || n >= there->count ||
+            memcmp(&piece.span, &there->items[n].span, sizeof(cp_span)) != 0)
+            return cp_fail(CP_BROKEN,
+                           "rank %d: the %s from %ld to %ld of sequence %ld "
+                           "are not the same %s",
+                           rank, keys ? "keys" : "new tokens", piece.span.start,
+                           cp_span_last(piece.span), piece.span.sequence,
+                           keys ? "in its cache" : "where they are appended");
         if (piece.row < next)
             return cp_fail(CP_BROKEN,
                            "row %ld of the %s block of rank %d is used twice",
@@ -114,23 +126,6 @@ static cp_status check_rows(const cp_block *blocks, const char *what,
                        "that of rank 0 has %ld",
                        what, rank, next, block->rows, blocks[0].rows);
     return CP_OK;
-}
-
-static cp_status check_same(const cp_block *blocks, const cp_block *lists,
-                            const char *what, const char *where, int rank) {
-    const cp_pieces *here = &blocks[rank].pieces, *there = &lists[rank].pieces;
-    const int64_t count = cp_min(here->count, there->count);
-    int64_t n = 0;
-    while (n < count && memcmp(&here->items[n].span, &there->items[n].span,
-                               sizeof(cp_span)) == 0)
-        n++;
-    if (n == here->count && n == there->count)
-        return CP_OK;
-    const cp_span lost = (n < here->count ? here : there)->items[n].span;
-    return cp_fail(
-        CP_BROKEN,
-        "rank %d: the %s from %ld to %ld of sequence %ld are not the same %s",
-        rank, what, lost.start, cp_span_last(lost), lost.sequence, where);
 }
 
 static cp_status check_cache(const cp_layout *layout, int rank) {
@@ -181,12 +176,8 @@ static cp_status check_layout(const cp_layout *layout) {
     CP_TRY(check_partition(layout, layout->keys, "key", true));
     CP_TRY(check_partition(layout, layout->queries, "query", false));
     for (int rank = 0; rank < layout->ranks; rank++) {
-        CP_TRY(check_rows(layout->keys, "key", rank));
-        CP_TRY(check_rows(layout->queries, "query", rank));
-        CP_TRY(check_same(layout->keys, layout->cache, "keys", "in its cache",
-                          rank));
-        CP_TRY(check_same(layout->queries, layout->appended, "new tokens",
-                          "where they are appended", rank));
+        CP_TRY(check_block(layout, rank, true));
+        CP_TRY(check_block(layout, rank, false));
         CP_TRY(check_cache(layout, rank));
         CP_TRY(check_appended(layout, rank));
     }
