@@ -99,34 +99,35 @@ static void hear(struct member *me) {
     }
 }
 
+/* The type of a message's elements; returns how many there are. */
 static int type_of(int64_t bytes, int64_t piece, MPI_Datatype *type) {
     const int counts[] = {(int)(bytes / piece), (int)(bytes % piece)};
     const MPI_Aint starts[] = {0, (MPI_Aint)(bytes - bytes % piece)};
     MPI_Datatype parts[] = {MPI_BYTE, MPI_BYTE};
+    *type = MPI_BYTE;
+    if (bytes <= piece)
+        return (int)bytes;
     MPI_Type_contiguous((int)piece, MPI_BYTE, &parts[0]);
     MPI_Type_create_struct(2, counts, starts, parts, type);
+    MPI_Type_commit(type);
     MPI_Type_free(&parts[0]);
-    return MPI_Type_commit(type);
+    return 1;
 }
 
 static cp_status start(struct member *me, cp_half *half, bool sends, int tag) {
-    const bool whole = half->bytes <= me->options.piece;
-    const int count = whole ? (int)half->bytes : 1;
-    MPI_Datatype type = MPI_BYTE;
+    MPI_Datatype type;
     MPI_Request *request;
     if (half->state != CP_HALF_POSTED)
         return CP_OK;
     CP_TRY(cp_allocate(&request, 1, sizeof(*request), "a message's request"));
     *request = MPI_REQUEST_NULL;
     half->way = request;
-    int code =
-        whole ? MPI_SUCCESS : type_of(half->bytes, me->options.piece, &type);
-    if (code == MPI_SUCCESS)
-        code = sends ? MPI_Isend(half->data, count, type, half->peer, tag,
-                                 me->world, request)
-                     : MPI_Irecv(half->data, count, type, half->peer, tag,
-                                 me->world, request);
-    if (!whole)
+    const int count = type_of(half->bytes, me->options.piece, &type);
+    const int code = sends ? MPI_Isend(half->data, count, type, half->peer, tag,
+                                       me->world, request)
+                           : MPI_Irecv(half->data, count, type, half->peer, tag,
+                                       me->world, request);
+    if (type != MPI_BYTE)
         MPI_Type_free(&type);
     return code == MPI_SUCCESS ? CP_OK : fail_mpi(code);
 }

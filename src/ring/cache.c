@@ -101,7 +101,3 @@ const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
                                int64_t sequence) {
     return list_of(cache, rank, sequence);
 }
-
-int64_t cp_cache_tokens(const cp_cache *cache, int rank, int64_t sequence) {
-    return cp_pieces_tokens(list_of(cache, rank, sequence));
-}

@@ -193,22 +193,21 @@ void cp_exchange_append(cp_comm *comm, cp_exchange *exchange) {
     *end = exchange;
 }
 
-void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange) {
-    cp_exchange **link = &comm->oldest;
-    while (*link != exchange)
-        link = &(*link)->newer;
-    *link = exchange->newer;
-    free(exchange);
-}
-
 void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
                             const cp_exchange *last) {
+    cp_exchange **link = &comm->oldest;
+    while (*link != first)
+        link = &(*link)->newer;
     for (bool more = true; more;) {
-        cp_exchange *next = first->newer;
-        more = first != last;
-        cp_exchange_remove(comm, first);
-        first = next;
+        cp_exchange *done = *link;
+        more = done != last;
+        *link = done->newer;
+        free(done);
     }
+}
+
+void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange) {
+    cp_exchange_remove_all(comm, exchange, exchange);
 }
 
 static bool unmet(const cp_half *half) {
