@@ -6,6 +6,8 @@
 #include <omp.h>
 #include <stdlib.h>
 
+#include "reference/attend/partial.h"
+
 enum {
     PANEL = 6, /* rows that share one load of keys or values */
     STRIP = CP_STRIP,
@@ -49,6 +51,13 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
 #pragma omp simd
         for (int j = 0; j < STRIP; j++)
             c[i * c_stride + j] += sum[i][j];
+}
+
+int64_t cp_row_index(const cp_shape *shape, cp_piece queries, int64_t kv_head,
+                     int64_t r) {
+    const int64_t group = shape->query_heads / shape->kv_heads;
+    const int64_t row = queries.row + r / group;
+    return row * shape->query_heads + kv_head * group + r % group;
 }
 
 static void gather_queries(const tiles *w, cp_piece tile, int64_t kv_head,
@@ -105,6 +114,23 @@ static void score(const tiles *w, int64_t row, int64_t reach) {
                  w->scores + j, KEYS);
 }
 
+void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
+                   int64_t first, int64_t rows, cp_reach *reach) {
+    const int64_t group = shape->query_heads / shape->kv_heads;
+    const bool diagonal = cp_span_relate(queries, keys) == CP_DIAGONAL;
+    reach->least = keys.count;
+    reach->most = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t q = cp_min((first + i) / group, queries.count - 1);
+        const int64_t position = queries.start + q * queries.step;
+        const int64_t sees =
+            diagonal ? cp_span_before(keys, position + 1) : keys.count;
+        reach->of[i] = sees;
+        reach->least = cp_min(reach->least, sees);
+        reach->most = cp_max(reach->most, sees);
+    }
+}
+
 /* Adds the values of keys first to last - 1 to one row. */
 static void add_values(const tiles *w, int64_t row, const float *weights,
                        int64_t first, int64_t last) {
@@ -138,6 +164,20 @@ static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
                  w->output + row * w->wide + d, w->wide);
     for (int i = 0; i < PANEL; i++)
         add_values(w, row + i, w->scores + i * KEYS, seen.least, reach[i]);
+}
+
+void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
+                   double level, double total) {
+    const int64_t dim = call->shape->head_dim;
+    const double share = 1.0 / total;
+    const float lse = (float)(0.6931471805599453 * (level + log2(total)));
+    float row[CP_HEAD_DIM_MAX];
+    for (int64_t d = 0; d < dim; d++)
+        row[d] = (float)(sums[d] * share);
+    if (!call->merge)
+        call->lse[at] = -INFINITY;
+    cp_partial_merge_row(call->output + at * dim, &call->lse[at], row, lse,
+                         dim);
 }
 
 static void attend_tile(const call *c, tiles *w, cp_piece tile,
@@ -177,6 +217,13 @@ static tiles lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space) {
         .largest = cp_workspace_take(space, rows),
         .total = cp_workspace_take(space, rows),
     };
+}
+
+cp_status cp_attention_check(const cp_attention *call) {
+    CP_TRY(cp_shape_check(call->shape));
+    if (call->threads < 1)
+        return cp_fail(CP_INVALID, "%d threads cannot attend", call->threads);
+    return CP_OK;
 }
 
 static cp_status prepare(call *c) {

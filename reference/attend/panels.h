@@ -4,7 +4,7 @@
 #ifndef CP_PANELS_H
 #define CP_PANELS_H
 
-#include "reference/attend/kernel.h"
+#include "reference/attend/attend.h"
 #include "reference/attend/micro.h"
 
 /* What one thread has on its desk; everything begins on a cache line. */

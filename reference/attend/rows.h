@@ -4,7 +4,7 @@
 #ifndef CP_ROWS_H
 #define CP_ROWS_H
 
-#include "reference/attend/kernel.h"
+#include "reference/attend/attend.h"
 
 typedef struct {
     const cp_shape *shape;

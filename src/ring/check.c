@@ -20,20 +20,6 @@ static int by_sequence_and_start(const void *left, const void *right) {
     return (a->start > b->start) - (a->start < b->start);
 }
 
-static cp_status collect(const cp_block *blocks, int ranks, owned **list,
-                         int64_t *count) {
-    int64_t n = 0;
-    *count = 0;
-    for (int rank = 0; rank < ranks; rank++)
-        *count += blocks[rank].pieces.count;
-    CP_TRY(cp_allocate(list, *count, sizeof(owned), "spans"));
-    for (int rank = 0; rank < ranks; rank++)
-        for (int64_t i = 0; i < blocks[rank].pieces.count; i++)
-            (*list)[n++] = (owned){blocks[rank].pieces.items[i].span, rank};
-    qsort(*list, (size_t)n, sizeof(owned), by_sequence_and_start);
-    return CP_OK;
-}
-
 static cp_status refuse_shared(const owned *list, int64_t count,
                                const char *what) {
     for (int64_t i = 0; i < count; i++) {
@@ -83,14 +69,19 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
     return CP_OK;
 }
 
-static cp_status check_partition(const cp_layout *layout,
-                                 const cp_block *blocks, const char *what,
-                                 bool keys) {
-    owned *list = NULL;
-    int64_t count;
-    cp_status status = collect(blocks, layout->ranks, &list, &count);
-    if (status == CP_OK)
-        status = refuse_shared(list, count, what);
+static cp_status check_partition(const cp_layout *layout, bool keys) {
+    const cp_block *blocks = keys ? layout->keys : layout->queries;
+    const char *what = keys ? "key" : "query";
+    int64_t count = 0, n = 0;
+    owned *list;
+    for (int rank = 0; rank < layout->ranks; rank++)
+        count += blocks[rank].pieces.count;
+    CP_TRY(cp_allocate(&list, count, sizeof(owned), "spans"));
+    for (int rank = 0; rank < layout->ranks; rank++)
+        for (int64_t i = 0; i < blocks[rank].pieces.count; i++)
+            list[n++] = (owned){blocks[rank].pieces.items[i].span, rank};
+    qsort(list, (size_t)count, sizeof(owned), by_sequence_and_start);
+    cp_status status = refuse_shared(list, count, what);
     if (status == CP_OK)
         status = refuse_missing(layout, list, count, what, keys);
     free(list);
@@ -173,8 +164,8 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
 }
 
 static cp_status check_layout(const cp_layout *layout) {
-    CP_TRY(check_partition(layout, layout->keys, "key", true));
-    CP_TRY(check_partition(layout, layout->queries, "query", false));
+    CP_TRY(check_partition(layout, true));
+    CP_TRY(check_partition(layout, false));
     for (int rank = 0; rank < layout->ranks; rank++) {
         CP_TRY(check_block(layout, rank, true));
         CP_TRY(check_block(layout, rank, false));
