@@ -30,6 +30,7 @@ typedef struct {
     int64_t share;       /* which of them it is */
     int64_t slot;        /* where its unfinished rows lie, if more than one */
     double cost;         /* to put the longest first */
+    int64_t number;      /* in the order of the list */
 } task;
 
 typedef struct {
@@ -114,6 +115,7 @@ static void add_tasks(call *c, task model) {
     model.slot = c->slots;
     for (int64_t s = 0; s < model.shares; s++) {
         model.share = s;
+        model.number = c->count;
         model.first = first + tiles * s / model.shares;
         model.last = first + tiles * (s + 1) / model.shares;
         if (c->tasks != NULL)
@@ -161,11 +163,7 @@ static int longest_first(const void *a, const void *b) {
     const task *x = a, *y = b;
     if (x->cost != y->cost)
         return x->cost < y->cost ? 1 : -1;
-    if (x->queries.row != y->queries.row)
-        return x->queries.row < y->queries.row ? -1 : 1;
-    if (x->kv_head != y->kv_head)
-        return x->kv_head < y->kv_head ? -1 : 1;
-    return x->first < y->first ? -1 : x->first > y->first;
+    return x->number < y->number ? -1 : 1;
 }
 
 static cp_status prepare(call *c) {

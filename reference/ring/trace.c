@@ -25,22 +25,18 @@ void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
                             bytes, op->hop});
 }
 
-double cp_trace_now(const cp_trace *trace) {
-    return trace != NULL ? cp_clock() : 0.0;
-}
-
 void cp_trace_layers(const cp_trace_context *context, const char *what,
                      double start) {
     if (context->trace != NULL)
-        note(context, (cp_stretch){what, start, cp_trace_now(context->trace),
-                                   context->layer, 0, 0});
+        note(context, (cp_stretch){what, start, cp_clock(), context->layer, 0,
+                                   0});
 }
 
 cp_status cp_trace_new(int ranks, cp_trace **out) {
     cp_trace *trace;
     *out = NULL;
     CP_TRY(cp_allocate(&trace, 1, sizeof(*trace), "a trace"));
-    trace->origin = cp_trace_now(trace);
+    trace->origin = cp_clock();
     const cp_status status = cp_history_new(ranks, 1, NULL, &trace->history);
     if (status == CP_OK)
         *out = trace;

@@ -53,7 +53,7 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
                                "rank %d holds %s %ld of sequence %ld, which "
                                "has %ld to %ld",
                                list[n].rank, what, cp_span_last(list[n].span),
-                               i, first, (end - 1));
+                               i, first, end - 1);
             tokens += list[n].span.count;
         }
         if (tokens != end - first)
@@ -87,6 +87,7 @@ static cp_status check_partition(const cp_layout *layout, bool keys) {
     free(list);
     return status;
 }
+
 static cp_status check_block(const cp_layout *layout, int rank, bool keys) {
     const cp_block *blocks = keys ? layout->keys : layout->queries;
     const cp_block *lists = keys ? layout->cache : layout->appended;
@@ -133,7 +134,7 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
                 "rank %d has %ld keys of sequence %ld, from %ld on, in row %ld "
                 "of its cache: due is row %ld, and room ends before %ld",
                 rank, piece.span.count, piece.span.sequence, piece.span.start,
-                piece.row, row, (first + layout->room));
+                piece.row, row, first + layout->room);
     }
     return CP_OK;
 }

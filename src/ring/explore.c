@@ -79,35 +79,28 @@ static const cp_op *next_op(const search *search, const place *state,
     return next < program->count ? &program->ops[next] : NULL;
 }
 
-static cp_status check_touch(const search *search, const place *state, int rank,
-                             const cp_op *op, cp_touch touch) {
-    const cp_op *ops = search->plan->programs[rank].ops;
-    for (int64_t n = 0; n < (int64_t)state[rank].next; n++) {
-        if (ops[n].kind != CP_OP_EXCHANGE)
-            continue;
-        const bool filled =
-            touch.slot == ops[n].out.slot && !is_received(state, rank, ops, n);
-        const bool sent = touch.writes && touch.slot == ops[n].in.slot &&
-                          !is_sent(state, &ops[n]);
-        if (filled || sent)
-            return cp_fail(CP_BROKEN,
-                           "in some order rank %d, hop %d: %s %s slot %d while "
-                           "it is being %s",
-                           rank, op->hop, cp_op_name(op->kind),
-                           touch.writes ? "overwrites" : "reads", touch.slot,
-                           filled ? "filled" : "sent");
-    }
-    return CP_OK;
-}
-
 static cp_status check_flight(const search *search, const place *state,
                               int rank, const cp_op *op) {
+    const cp_op *ops = search->plan->programs[rank].ops;
     cp_touch touch;
-    for (int n = 0; cp_op_touch(search->plan, rank, op, n, &touch); n++)
-        CP_TRY(check_touch(search, state, rank, op, touch));
+    for (int i = 0; cp_op_touch(search->plan, rank, op, i, &touch); i++)
+        for (int64_t n = 0; n < (int64_t)state[rank].next; n++) {
+            const bool flies = ops[n].kind == CP_OP_EXCHANGE;
+            const bool filled = flies && touch.slot == ops[n].out.slot &&
+                                !is_received(state, rank, ops, n);
+            const bool sent = flies && touch.writes &&
+                              touch.slot == ops[n].in.slot &&
+                              !is_sent(state, &ops[n]);
+            if (filled || sent)
+                return cp_fail(CP_BROKEN,
+                               "in some order rank %d, hop %d: %s %s slot %d "
+                               "while it is being %s",
+                               rank, op->hop, cp_op_name(op->kind),
+                               touch.writes ? "overwrites" : "reads",
+                               touch.slot, filled ? "filled" : "sent");
+        }
     return CP_OK;
 }
-
 static bool may_issue(const search *search, const place *state, int rank) {
     const cp_op *ops = search->plan->programs[rank].ops;
     const cp_op *op = next_op(search, state, rank);
