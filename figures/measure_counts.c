@@ -6,7 +6,6 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/explore.h"
 #include "figures/tools.h"
 #include "ring/variants.h"
 

@@ -28,8 +28,8 @@ void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
 void cp_trace_layers(const cp_trace_context *context, const char *what,
                      double start) {
     if (context->trace != NULL)
-        note(context, (cp_stretch){what, start, cp_clock(), context->layer, 0,
-                                   0});
+        note(context,
+             (cp_stretch){what, start, cp_clock(), context->layer, 0, 0});
 }
 
 cp_status cp_trace_new(int ranks, cp_trace **out) {

@@ -7,7 +7,6 @@
 #include "ring/check.h"
 #include "ring/choose.h"
 #include "ring/draw.h"
-#include "ring/explore.h"
 #include "ring/variants.h"
 
 typedef struct {

@@ -1,11 +1,10 @@
 /* Tangled from book/05-proof.nw; edit the chapter. */
 /* Visit every interleaving of a small plan. */
-#include "ring/explore.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 #include "ground/random.h"
+#include "ring/check.h"
 
 /* Packed into a state without padding, so that states compare as bytes. */
 typedef struct {
