@@ -89,12 +89,13 @@ static void copy_rows(const cp_walker *walker, const cp_block *from,
     const int64_t width = shape->kv_heads * shape->head_dim;
     assert(from->pieces.count == to->pieces.count);
     for (int64_t n = 0; n < from->pieces.count; n++) {
-        const cp_piece old = from->pieces.items[n], new = to->pieces.items[n];
-        const size_t bytes = (size_t)(old.span.count * width) * sizeof(float);
-        assert(old.span.count == new.span.count);
-        memcpy(target.keys + new.row *width, source.keys + old.row * width,
+        const cp_piece piece = from->pieces.items[n];
+        const int64_t row = to->pieces.items[n].row;
+        const size_t bytes = (size_t)(piece.span.count * width) * sizeof(float);
+        assert(piece.span.count == to->pieces.items[n].span.count);
+        memcpy(target.keys + row * width, source.keys + piece.row * width,
                bytes);
-        memcpy(target.values + new.row *width, source.values + old.row * width,
+        memcpy(target.values + row * width, source.values + piece.row * width,
                bytes);
     }
 }
