@@ -31,7 +31,7 @@ typedef struct {
     const cp_attention *asked;
     int64_t group; /* query heads that share a key head */
     cp_pieces query_tiles, key_tiles;
-    int64_t rows;   /* of the largest tile, whole panels */
+    int64_t rows;   /* of a tile, whole panels */
     int64_t floats; /* of a thread's memory */
     float *memory;
 } call;
@@ -228,16 +228,13 @@ cp_status cp_attention_check(const cp_attention *call) {
 
 static cp_status prepare(call *c) {
     const cp_attention *asked = c->asked;
+    const int64_t group = asked->shape->query_heads / asked->shape->kv_heads;
+    const int64_t queries = cp_max(1, ROWS / group);
     cp_workspace counted = {0};
-    CP_TRY(cp_attention_check(asked));
-    c->group = asked->shape->query_heads / asked->shape->kv_heads;
-    CP_TRY(cp_pieces_cut(asked->query_pieces, cp_max(1, ROWS / c->group),
-                         &c->query_tiles));
+    CP_TRY(cp_pieces_cut(asked->query_pieces, queries, &c->query_tiles));
     CP_TRY(cp_pieces_cut(asked->key_pieces, KEYS, &c->key_tiles));
-    for (int64_t t = 0; t < c->query_tiles.count; t++)
-        c->rows =
-            cp_max(c->rows, c->query_tiles.items[t].span.count * c->group);
-    c->rows = cp_ceil_divide(c->rows, PANEL) * PANEL;
+    c->group = group;
+    c->rows = cp_ceil_divide(queries * group, PANEL) * PANEL;
     lay_out(asked->shape, c->rows, &counted);
     c->floats = counted.used;
     return cp_allocate_lines(&c->memory, asked->threads * c->floats,
@@ -260,6 +257,7 @@ static void attend_tiles(const call *c) {
 
 cp_status cp_attend(const cp_attention *asked) {
     call c = {.asked = asked};
+    CP_TRY(cp_attention_check(asked));
     const cp_status status = prepare(&c);
     if (status == CP_OK)
         attend_tiles(&c);

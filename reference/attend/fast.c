@@ -36,12 +36,12 @@ typedef struct {
 typedef struct {
     const cp_attention *asked;
     int64_t group;
-    cp_pieces wide, narrow;      /* tiles of keys for many rows and for few */
-    int64_t few;                 /* pieces of few rows */
-    int64_t many;                /* rows that are many, over all key heads */
-    int64_t queries;             /* of a task of many */
-    int64_t most_few, most_many; /* rows of the largest task of each kind */
-    task *tasks;                 /* NULL while they are counted */
+    cp_pieces wide, narrow; /* tiles of keys for many rows and for few */
+    int64_t few;            /* pieces of few rows */
+    int64_t many;           /* rows that are many, over all key heads */
+    int64_t queries;        /* of a task of many */
+    int64_t most;           /* rows of the largest task of many */
+    task *tasks;            /* NULL while they are counted */
     int64_t count;
     int64_t slots;     /* unfinished rows */
     float *unfinished; /* [slots][2 + dim]: level, total, sums */
@@ -75,12 +75,10 @@ static void count_rows(call *c) {
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_span span = pieces->items[p].span;
         const int64_t rows = span.count * c->group;
-        if (is_few(c, span)) {
+        if (is_few(c, span))
             c->few++;
-            c->most_few = cp_max(c->most_few, rows);
-        } else {
+        else
             c->many += rows * c->asked->shape->kv_heads;
-        }
     }
     c->queries = queries_of_task(c, c->many);
 }
@@ -133,7 +131,7 @@ static void list_many(call *c, cp_piece piece) {
     for (int64_t i = 0; i < piece.span.count; i += c->queries) {
         model.queries = cp_piece_part(piece, i, c->queries);
         model.rows = model.queries.span.count * c->group;
-        c->most_many = cp_max(c->most_many, model.rows);
+        c->most = cp_max(c->most, model.rows);
         for (model.kv_head = 0; model.kv_head < c->asked->shape->kv_heads;
              model.kv_head++)
             add_tasks(c, model);
@@ -178,10 +176,10 @@ static cp_status prepare(call *c) {
     qsort(c->tasks, (size_t)c->count, sizeof(task), longest_first);
     /* Allocate desks and unfinished rows. */
     cp_workspace few = {0}, many = {0};
-    if (c->most_few > 0)
-        cp_rows_lay_out(asked->shape, c->most_few, &few);
-    if (c->most_many > 0)
-        cp_panels_lay_out(asked->shape, c->most_many, &many);
+    if (c->few > 0)
+        cp_rows_lay_out(asked->shape, CP_FEW_ROWS, &few);
+    if (c->most > 0)
+        cp_panels_lay_out(asked->shape, c->most, &many);
     c->floats = cp_max(few.used, many.used);
     CP_TRY(cp_allocate_lines(&c->memory, asked->threads * c->floats,
                              sizeof(float), "the kernel's desks"));
