@@ -222,7 +222,7 @@ static tiles lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space) {
 cp_status cp_attention_check(const cp_attention *call) {
     CP_TRY(cp_shape_check(call->shape));
     if (call->threads < 1)
-        return cp_fail(CP_INVALID, "%d threads cannot attend", call->threads);
+        return cp_refuse("%d threads cannot attend", call->threads);
     return CP_OK;
 }
 

@@ -441,8 +441,8 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     *out = NULL;
     if (!(options->patience >= 0) || options->piece < 0 ||
         options->piece > INT_MAX)
-        return cp_fail(CP_INVALID, "cannot wait for %g s, or send %ld bytes",
-                       options->patience, options->piece);
+        return cp_refuse("cannot wait for %g s, or send %ld bytes",
+                         options->patience, options->piece);
     CP_TRY(start_mpi());
     CP_TRY(cp_allocate(&me, 1, sizeof(*me), "a communicator"));
     me->options = *options;

@@ -107,10 +107,9 @@ cp_status cp_crew_agree_words(int count, char *const *arguments) {
     cp_status status = crew->collect(all, sizeof(*all));
     for (int r = 1; r < crew->ranks && status == CP_OK; r++)
         if (all[r] != all[0])
-            status = cp_fail(CP_INVALID,
-                             "the ranks disagree: rank %d was started with "
-                             "other words than rank 0, or is another version",
-                             r);
+            status = cp_refuse("the ranks disagree: rank %d was started with "
+                               "other words than rank 0, or is another version",
+                               r);
     free(all);
     return status;
 }

@@ -44,11 +44,10 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
         return 0;
     measure(plan, kind, &rows, &bytes);
     if (!cp_multiply(rows, bytes, &bytes))
-        plan->status =
-            cp_fail(CP_INVALID, "a slot of %ld rows overflows", rows);
+        plan->status = cp_refuse("a slot of %ld rows overflows", rows);
     else if (all > INT16_MAX)
-        plan->status = cp_fail(CP_INVALID, "%ld slots; a plan can name %d", all,
-                               INT16_MAX);
+        plan->status =
+            cp_refuse("%ld slots; a plan can name %d", all, INT16_MAX);
     else
         plan->status = make_room(plan, all);
     if (plan->status != CP_OK)

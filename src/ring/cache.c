@@ -14,9 +14,8 @@ cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
     int64_t lists;
     *out = NULL;
     if (ranks < 1 || sequences < 1 || room < 1)
-        return cp_fail(CP_INVALID,
-                       "a cache of %d ranks, %ld sequences, %ld rows", ranks,
-                       sequences, room);
+        return cp_refuse("a cache of %d ranks, %ld sequences, %ld rows", ranks,
+                         sequences, room);
     if (!cp_multiply(ranks, sequences, &lists))
         lists = -1;
     CP_TRY(cp_allocate(&cache, 1, sizeof(*cache), "a cache"));

@@ -22,11 +22,11 @@ static cp_status check_half(const cp_comm *comm, const char *verb,
     if (peer == CP_NOBODY)
         return CP_OK;
     if (peer < 0 || peer >= comm->ranks)
-        return cp_fail(CP_INVALID, "cannot %s rank %d: there are %d ranks",
-                       verb, peer, comm->ranks);
+        return cp_refuse("cannot %s rank %d: there are %d ranks", verb, peer,
+                         comm->ranks);
     if (half->bytes < 0 || (half->bytes > 0 && half->data == NULL))
-        return cp_fail(CP_INVALID, "cannot %s rank %d: %ld bytes at %p", verb,
-                       peer, half->bytes, half->data);
+        return cp_refuse("cannot %s rank %d: %ld bytes at %p", verb, peer,
+                         half->bytes, half->data);
     return CP_OK;
 }
 
@@ -44,17 +44,17 @@ static cp_status check_exchange(const cp_comm *comm,
     CP_TRY(check_half(comm, "receive from", receive));
     if (send->peer != CP_NOBODY && receive->peer != CP_NOBODY &&
         overlap(send, receive))
-        return cp_fail(CP_INVALID,
-                       "%ld bytes to rank %d overlap %ld from rank %d",
-                       send->bytes, send->peer, receive->bytes, receive->peer);
+        return cp_refuse("%ld bytes to rank %d overlap %ld from rank %d",
+                         send->bytes, send->peer, receive->bytes,
+                         receive->peer);
     return CP_OK;
 }
 
 static cp_status check_blocks(const cp_comm *comm, const char *verb,
                               const void *const *blocks, int64_t bytes) {
     if (comm->ranks > 1 && blocks == NULL)
-        return cp_fail(CP_INVALID, "cannot %s %d ranks: no list of blocks",
-                       verb, comm->ranks);
+        return cp_refuse("cannot %s %d ranks: no list of blocks", verb,
+                         comm->ranks);
     for (int peer = 0; peer < comm->ranks; peer++) {
         const cp_half half = half_of(peer, blocks[peer], bytes);
         if (peer != comm->rank)

@@ -170,10 +170,9 @@ static cp_status explore(search *search, place *state) {
 static cp_status few_operations(const cp_plan *plan) {
     for (int k = 0; k < plan->layout->ranks; k++)
         if (plan->programs[k].count > MOST_OPERATIONS)
-            return cp_fail(CP_INVALID,
-                           "rank %d has %ld operations; all orders can be "
-                           "explored for %d at most",
-                           k, plan->programs[k].count, MOST_OPERATIONS);
+            return cp_refuse("rank %d has %ld operations; all orders can be "
+                             "explored for %d at most",
+                             k, plan->programs[k].count, MOST_OPERATIONS);
     return CP_OK;
 }
 

@@ -147,22 +147,20 @@ static cp_status check_call(const cp_call *call) {
     const bool decode = call->placement == CP_ROUND_ROBIN;
     int64_t total = 0, cache_rows;
     if (call->ranks < 1)
-        return cp_fail(CP_INVALID, "%d ranks; at least 1 is needed",
-                       call->ranks);
+        return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
         if (count < 0 || (decode && count > 1))
-            return cp_fail(CP_INVALID, "sequence %ld brings %ld new tokens%s",
-                           i, count, decode ? " to a decode step" : "");
+            return cp_refuse("sequence %ld brings %ld new tokens%s", i, count,
+                             decode ? " to a decode step" : "");
         if (!cp_add(total, count, &total))
-            return cp_fail(CP_INVALID, "the new tokens do not fit in 64 bits");
+            return cp_refuse("the new tokens do not fit in 64 bits");
     }
     if (total == 0)
-        return cp_fail(CP_INVALID, "%ld sequences bring no new token",
-                       call->sequences);
+        return cp_refuse("%ld sequences bring no new token", call->sequences);
     if (!cp_multiply(call->sequences, call->room, &cache_rows))
-        return cp_fail(CP_INVALID, "%ld sequences of %ld rows overflow",
-                       call->sequences, call->room);
+        return cp_refuse("%ld sequences of %ld rows overflow", call->sequences,
+                         call->room);
     return CP_OK;
 }
 enum { LISTS = 4 };

@@ -10,20 +10,18 @@ cp_status cp_shape_check(const cp_shape *shape) {
     const int64_t heads = shape->query_heads, kv_heads = shape->kv_heads;
     const int64_t dim = shape->head_dim;
     if (heads < 1 || kv_heads < 1 || dim < 1)
-        return cp_fail(CP_INVALID,
-                       "%ld query heads and %ld key heads of dimension "
-                       "%ld: each must be at least 1",
-                       heads, kv_heads, dim);
+        return cp_refuse("%ld query heads and %ld key heads of dimension %ld: "
+                         "each must be at least 1",
+                         heads, kv_heads, dim);
     if (heads % kv_heads != 0)
-        return cp_fail(CP_INVALID,
-                       "%ld key heads do not divide %ld query heads", kv_heads,
-                       heads);
+        return cp_refuse("%ld key heads do not divide %ld query heads",
+                         kv_heads, heads);
     if (heads > CP_HEADS_MAX)
-        return cp_fail(CP_INVALID, "%ld query heads are more than %d", heads,
-                       CP_HEADS_MAX);
+        return cp_refuse("%ld query heads are more than %d", heads,
+                         CP_HEADS_MAX);
     if (dim > CP_HEAD_DIM_MAX)
-        return cp_fail(CP_INVALID, "a head of dimension %ld is more than %d",
-                       dim, CP_HEAD_DIM_MAX);
+        return cp_refuse("a head of dimension %ld is more than %d", dim,
+                         CP_HEAD_DIM_MAX);
     return CP_OK;
 }
 

@@ -45,8 +45,8 @@ static void begin(cp_plan *plan) {
     plan->status =
         cp_allocate(&plan->programs, ranks, sizeof(cp_program), "programs");
     if (ranks > INT16_MAX)
-        plan->status = cp_fail(CP_INVALID, "%d ranks; a plan can name %d",
-                               ranks, INT16_MAX);
+        plan->status =
+            cp_refuse("%d ranks; a plan can name %d", ranks, INT16_MAX);
     plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
     plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
     plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
@@ -62,11 +62,10 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
     *out = NULL;
     CP_TRY(cp_shape_check(shape));
     if (wanted->spare < 1 || wanted->element_bytes < 1)
-        return cp_fail(CP_INVALID, "%d spare slots of %ld-byte numbers",
-                       wanted->spare, wanted->element_bytes);
+        return cp_refuse("%d spare slots of %ld-byte numbers", wanted->spare,
+                         wanted->element_bytes);
     if (variants[variant].build == NULL)
-        return cp_fail(CP_INVALID,
-                       "a plan needs a variant that has been chosen");
+        return cp_refuse("a plan needs a variant that has been chosen");
     CP_TRY(cp_allocate(&plan, 1, sizeof(*plan), "a plan"));
     *plan = (cp_plan){.variant = variant,
                       .shape = *shape,
