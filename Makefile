@@ -46,13 +46,16 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 B        ?= build
 # These two files of src/app see CUDA.
 SEE_CUDA  = src/app/backend_cuda.c src/app/device_laboratory.c
-OBJECTS   = $(patsubst %.c,$(B)/%.o,$(filter-out $(SEE_CUDA),$(wildcard src/*/*.c reference/*/*.c))) $(B)/built-in.o
+# These need MPI, and are left out where there is none.
+SEE_MPI   = src/app/backend_mpi.c reference/ring/processes.c tests/test_mpi.c figures/measure_mpi.c
+sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))
+OBJECTS   = $(patsubst %.c,$(B)/%.o,$(filter-out $(SEE_CUDA),$(call sources,src/*/*.c reference/*/*.c))) $(B)/built-in.o
 BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model)
-SUITES    = $(patsubst %.c,$(B)/%,$(wildcard tests/test_*.c))
+SUITES    = $(patsubst %.c,$(B)/%,$(call sources,tests/test_*.c))
 HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
 # The programs that write figures/data, and what they share.
-WRITERS   = $(patsubst %.c,$(B)/%,$(wildcard figures/measure_*.c) figures/paper.c figures/fit.c figures/rules.c figures/ladder/measure_ladder.c)
-SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(wildcard figures/*.c)))
+WRITERS   = $(patsubst %.c,$(B)/%,$(call sources,figures/measure_*.c) figures/paper.c figures/fit.c figures/rules.c figures/ladder/measure_ladder.c)
+SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(call sources,figures/*.c)))
 LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.

@@ -6,7 +6,6 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/explore.h"
 #include "figures/tools.h"
 #include "ring/variants.h"
 
@@ -119,7 +118,7 @@ static void step(cp_cache *cache, int64_t tokens, int decode) {
 static double unevenness(const cp_cache *cache) {
     int64_t most = 0;
     for (int rank = 0; rank < cache->ranks; rank++)
-        most = cp_max(most, cp_cache_tokens(cache, rank, 0));
+        most = cp_max(most, cp_pieces_tokens(cp_cache_held(cache, rank, 0)));
     return (double)most * cache->ranks / (double)cache->length[0];
 }
 

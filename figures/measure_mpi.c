@@ -95,8 +95,8 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     cp_plan *plan;
     cp_walker *walker;
     must(cp_cache_new(comm->ranks, 1, it->tokens, &cache));
-    must(cp_store_new_of(comm->ranks, comm->rank, 1, 1, it->tokens, &shape,
-                         &store));
+    must(cp_store_new(comm->ranks, comm->rank, 1, 1, it->tokens, &shape,
+                      &store));
     must(cp_cache_prefill(cache, &it->tokens, &layout));
     must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
     const cp_walk_options options = {.observe = observe, .context = it};

@@ -13,6 +13,7 @@
 #include "ring/variants.h"
 
 #include <math.h>
+#include <mpi.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -257,8 +258,7 @@ static void scene_ends_well(int ranks, const char *scene) {
 }
 
 static bool launcher_is_there(void) {
-    return cp_mpi_name() != NULL &&
-           system("command -v mpirun >/dev/null 2>&1") == 0;
+    return system("command -v mpirun >/dev/null 2>&1") == 0;
 }
 
 static const int sizes[] = {1, 2, 3, 4, 8};
@@ -288,7 +288,11 @@ START_TEST(a_dead_rank_ends_all) {
 END_TEST
 
 static bool leaves_survivors(void) {
-    return strcmp(cp_mpi_name(), "Open MPI") == 0;
+#ifdef OPEN_MPI
+    return true;
+#else
+    return false;
+#endif
 }
 
 START_TEST(survivors_run_out_of_patience) {
@@ -299,7 +303,7 @@ START_TEST(survivors_run_out_of_patience) {
                               self);
     ck_assert_msg(status != 124, "%s", said);
     ck_assert_msg(strstr(said, "it ended with 1\n") != NULL, "%s", said);
-    ck_assert_msg(strstr(said, "from rank 1") != NULL, "%s", said);
+    ck_assert_msg(strstr(said, "rank 1 is silent") != NULL, "%s", said);
     ck_assert_msg(strstr(said, "in vain for 1 s") != NULL, "%s", said);
 }
 END_TEST
@@ -438,13 +442,7 @@ START_TEST(two_hosts_have_the_bits_of_threads) {
 END_TEST
 
 START_TEST(nothing_to_launch) {
-    cp_comm *comm;
-    puts("mpi: skipped, no MPI here");
-    if (cp_mpi_name() != NULL)
-        return;
-    ck_assert_int_eq(cp_mpi_open(&(cp_mpi_options){.patience = 1}, &comm),
-                     CP_BROKEN);
-    ck_assert_ptr_null(comm);
+    puts("mpi: skipped, no mpirun here");
 }
 END_TEST
 

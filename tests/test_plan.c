@@ -8,7 +8,6 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "predict/draw.h"
-#include "ring/explore.h"
 #include "ring/variants.h"
 
 /* The layout of one call over an empty cache. */

@@ -162,7 +162,8 @@ static void check_turn(const rig *rig, const turn *now, int64_t step,
     int64_t longest[SEQUENCES] = {0}, after[RANKS][SEQUENCES] = {{0}};
     for (int k = 0; k < rig->ranks; k++)
         for (int64_t i = 0; i < rig->sequences; i++) {
-            const int64_t holds = cp_cache_tokens(rig->cache, k, i);
+            const int64_t holds =
+                cp_pieces_tokens(cp_cache_held(rig->cache, k, i));
             after[k][i] = held[k][i] + share(now, rig->ranks, step, held, k, i);
             longest[i] = cp_max(longest[i], after[k][i]);
             ck_assert_msg(holds == after[k][i],
@@ -436,7 +437,8 @@ START_TEST(owners_of_decoded_tokens_go_round) {
             int64_t all[RANKS] = {0}, counts[RANKS];
             for (int64_t b = 0; b < batch; b++) {
                 for (int k = 0; k < ranks; k++)
-                    all[k] += counts[k] = cp_cache_tokens(rig.cache, k, b);
+                    all[k] += counts[k] =
+                        cp_pieces_tokens(cp_cache_held(rig.cache, k, b));
                 ck_assert_int_le(spread(counts, ranks), 1);
             }
             ck_assert_int_le(spread(all, ranks), step % ranks == 0 ? 0 : ranks);

@@ -224,7 +224,8 @@ static void take_turn(cp_cache *cache, const int64_t *fresh, bool decode) {
 static void check_spread(const cp_cache *cache, int64_t sequence) {
     int64_t least = INT64_MAX, most = 0;
     for (int rank = 0; rank < cache->ranks; rank++) {
-        const int64_t tokens = cp_cache_tokens(cache, rank, sequence);
+        const int64_t tokens =
+            cp_pieces_tokens(cp_cache_held(cache, rank, sequence));
         least = cp_min(least, tokens);
         most = cp_max(most, tokens);
     }

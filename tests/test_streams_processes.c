@@ -58,7 +58,7 @@ static void die_if_it_is_time(int rank) {
 static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp) {
     const int rank = cp_nccl_rank(cp);
     const cp_stream_options options = {.blocks = 4, .poison = true};
-    cp_status status = cp_crew_agree(t->plan, 0);
+    cp_status status = cp_crew_agree(cp_crew_mine(), t->plan, 0);
     if (status == CP_OK)
         status = cp_stream_walker_new(t->plan, rank, t->queues[rank], &options,
                                       &t->walkers[rank]);

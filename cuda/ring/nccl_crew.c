@@ -191,10 +191,9 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience,
     ncclUniqueId id;
     *world = NULL;
     if (launch->root[0] == '\0')
-        return cp_fail(CP_INVALID,
-                       "%d ranks, and nothing says where rank 0 is: set "
-                       "MASTER_ADDR to its host",
-                       launch->ranks);
+        return cp_refuse("%d ranks, and nothing says where rank 0 is: set "
+                         "MASTER_ADDR to its host",
+                         launch->ranks);
     setenv("NCCL_COMM_ID", launch->root, 1);
     cp_status status = cp_nccl_id(&id);
     if (status == CP_OK)

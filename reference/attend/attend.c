@@ -3,40 +3,37 @@
  * compiler turns into vector instructions. */
 #include "reference/attend/attend.h"
 
-#include "reference/attend/exp2.h"
-#include "reference/attend/partial.h"
-
-#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "reference/attend/partial.h"
 
 enum {
-    PANEL = 6,  /* rows that share one load of keys or values */
-    STRIP = 16, /* columns kept in registers beside them */
+    PANEL = 6, /* rows that share one load of keys or values */
+    STRIP = CP_STRIP,
     KEYS = 128, /* keys of a tile */
     ROWS = 192, /* rows of a tile: queries times heads of a group */
 };
 
 typedef struct {
     const cp_shape *shape;
-    int64_t group;        /* query heads that share a key head */
-    int64_t wide;         /* head_dim rounded up to whole strips */
-    float *keys;          /* [KEYS / STRIP][dim][STRIP] */
-    float *values;        /* [wide / STRIP][KEYS][STRIP] */
-    float *queries;       /* [rows][dim], scaled */
-    float *output;        /* [rows][wide], not yet divided by total */
-    float *scores;        /* [PANEL][KEYS], then weights */
-    float *largest;       /* [rows], base 2 */
-    float *total;         /* [rows], sum of weights against largest */
-    int64_t reach[PANEL]; /* keys of the tile that each row sees */
-} workspace;
+    int64_t wide;   /* head_dim rounded up to whole strips */
+    float *keys;    /* [KEYS / STRIP][dim][STRIP] */
+    float *values;  /* [wide / STRIP][KEYS][STRIP] */
+    float *queries; /* [rows][dim], scaled */
+    float *output;  /* [rows][wide], not yet divided by total */
+    float *scores;  /* [PANEL][KEYS], then weights */
+    float *largest; /* [rows], base 2 */
+    float *total;   /* [rows], sum of weights against largest */
+} tiles;
 
 typedef struct {
     const cp_attention *asked;
+    int64_t group; /* query heads that share a key head */
     cp_pieces query_tiles, key_tiles;
-    int64_t rows;  /* of the largest tile, whole panels */
-    float *memory; /* every thread's workspace */
+    int64_t rows;   /* of a tile, whole panels */
+    int64_t floats; /* of a thread's memory */
+    float *memory;
 } call;
 
 /* c[PANEL][STRIP] += a[PANEL][depth] b[depth][STRIP] */
@@ -56,23 +53,22 @@ static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
             c[i * c_stride + j] += sum[i][j];
 }
 
-/* The index [row][head] of row r of a tile in the caller's tensors. */
-static int64_t place(const workspace *w, cp_piece tile, int64_t kv_head,
+int64_t cp_row_index(const cp_shape *shape, cp_piece queries, int64_t kv_head,
                      int64_t r) {
-    const int64_t row = tile.row + r / w->group;
-    const int64_t head = kv_head * w->group + r % w->group;
-    return row * w->shape->query_heads + head;
+    const int64_t group = shape->query_heads / shape->kv_heads;
+    const int64_t row = queries.row + r / group;
+    return row * shape->query_heads + kv_head * group + r % group;
 }
 
-static void gather_queries(const workspace *w, cp_piece tile, int64_t kv_head,
-                           const float *queries) {
-    const int64_t dim = w->shape->head_dim, rows = tile.span.count * w->group;
+static void gather_queries(const tiles *w, cp_piece tile, int64_t kv_head,
+                           int64_t rows, const float *queries) {
+    const int64_t dim = w->shape->head_dim;
     const int64_t padded = cp_ceil_divide(rows, PANEL) * PANEL;
-    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
+    const float scale = cp_query_scale(w->shape);
     for (int64_t r = 0; r < rows; r++) {
-        const float *from = queries + place(w, tile, kv_head, r) * dim;
+        const int64_t at = cp_row_index(w->shape, tile, kv_head, r) * dim;
         for (int64_t d = 0; d < dim; d++)
-            w->queries[r * dim + d] = from[d] * scale;
+            w->queries[r * dim + d] = queries[at + d] * scale;
     }
     /* Fill the last panel with queries of zeros, and begin with nothing seen. */
     for (int64_t i = rows * dim; i < padded * dim; i++)
@@ -85,7 +81,7 @@ static void gather_queries(const workspace *w, cp_piece tile, int64_t kv_head,
     }
 }
 
-static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
+static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
                  const float *keys, const float *values) {
     const int64_t dim = w->shape->head_dim, count = tile.span.count;
     const int64_t width = w->shape->kv_heads * dim;
@@ -105,12 +101,12 @@ static void pack(const workspace *w, cp_piece tile, int64_t kv_head,
         float *to = w->values + j * STRIP;
         for (int64_t d = 0; d < whole; d += STRIP)
             memcpy(to + d * KEYS, from + d, STRIP * sizeof(float));
-        for (int64_t d = whole; d < dim; d++)
-            to[whole * KEYS + d - whole] = from[d];
+        for (int64_t d = whole; d < w->wide; d++)
+            to[whole * KEYS + d - whole] = d < dim ? from[d] : 0.0f;
     }
 }
 
-static void score(const workspace *w, int64_t row, int64_t reach) {
+static void score(const tiles *w, int64_t row, int64_t reach) {
     const int64_t dim = w->shape->head_dim;
     memset(w->scores, 0, PANEL * KEYS * sizeof(float));
     for (int64_t j = 0; j < reach; j += STRIP)
@@ -118,49 +114,25 @@ static void score(const workspace *w, int64_t row, int64_t reach) {
                  w->scores + j, KEYS);
 }
 
-static float largest_of(const float *scores, int64_t width, float before) {
-    float lane[STRIP], largest = before;
-    for (int l = 0; l < STRIP; l++)
-        lane[l] = before;
-    for (int64_t j = 0; j < width; j += STRIP)
-#pragma omp simd
-        for (int l = 0; l < STRIP; l++)
-            lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
-    for (int l = 0; l < STRIP; l++)
-        largest = lane[l] > largest ? lane[l] : largest;
-    return largest;
-}
-
-/* scores become weights against the level; returns their sum. */
-static float weigh_scores(float *scores, int64_t width, float level) {
-    float lane[STRIP] = {0.0f}, sum = 0.0f;
-#pragma omp simd
-    for (int64_t j = 0; j < width; j++)
-        scores[j] = cp_exp2(scores[j] - level);
-    for (int64_t j = 0; j < width; j += STRIP)
-#pragma omp simd
-        for (int l = 0; l < STRIP; l++)
-            lane[l] += scores[j + l];
-    for (int l = 0; l < STRIP; l++)
-        sum += lane[l];
-    return sum;
-}
-
-static void weigh(const workspace *w, int64_t row, float *scores,
-                  int64_t width) {
-    const float before = w->largest[row];
-    const float largest = largest_of(scores, width, before);
-    const float level = largest == -INFINITY ? 0.0f : largest;
-    const float keep = cp_exp2(before - level);
-    w->largest[row] = largest;
-    w->total[row] = w->total[row] * keep + weigh_scores(scores, width, level);
-    if (keep != 1.0f)
-        for (int64_t d = 0; d < w->wide; d++)
-            w->output[row * w->wide + d] *= keep;
+void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
+                   int64_t first, int64_t rows, cp_reach *reach) {
+    const int64_t group = shape->query_heads / shape->kv_heads;
+    const bool diagonal = cp_span_relate(queries, keys) == CP_DIAGONAL;
+    reach->least = keys.count;
+    reach->most = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t q = cp_min((first + i) / group, queries.count - 1);
+        const int64_t position = queries.start + q * queries.step;
+        const int64_t sees =
+            diagonal ? cp_span_before(keys, position + 1) : keys.count;
+        reach->of[i] = sees;
+        reach->least = cp_min(reach->least, sees);
+        reach->most = cp_max(reach->most, sees);
+    }
 }
 
 /* Adds the values of keys first to last - 1 to one row. */
-static void add_values(const workspace *w, int64_t row, const float *weights,
+static void add_values(const tiles *w, int64_t row, const float *weights,
                        int64_t first, int64_t last) {
     float *output = w->output + row * w->wide;
     for (int64_t d = 0; d < w->wide; d += STRIP)
@@ -171,123 +143,111 @@ static void add_values(const workspace *w, int64_t row, const float *weights,
         }
 }
 
-static void attend_panel(workspace *w, cp_span queries, cp_span keys,
-                         bool diagonal, int64_t row) {
-    /* Find how many keys each row of the panel sees. */
-    int64_t least = keys.count, most = 0;
-    for (int i = 0; i < PANEL; i++) {
-        const int64_t q = cp_min((row + i) / w->group, queries.count - 1);
-        const int64_t position = queries.start + q * queries.step;
-        w->reach[i] =
-            diagonal ? cp_span_before(keys, position + 1) : keys.count;
-        least = cp_min(least, w->reach[i]);
-        most = cp_max(most, w->reach[i]);
-    }
-    const int64_t width = cp_ceil_divide(most, STRIP) * STRIP;
-    score(w, row, most);
-    for (int i = 0; i < PANEL && most > 0; i++) {
-        float *scores = w->scores + i * KEYS;
-        for (int64_t j = w->reach[i]; j < width; j++)
-            scores[j] = -INFINITY;
-        weigh(w, row + i, scores, width);
+static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
+    int64_t reach[PANEL];
+    cp_reach seen = {.of = reach};
+    cp_reach_find(w->shape, queries, keys, row, PANEL, &seen);
+    const int64_t width = cp_ceil_divide(seen.most, STRIP) * STRIP;
+    score(w, row, seen.most);
+    for (int i = 0; i < PANEL && seen.most > 0; i++) {
+        /* Weigh a row of the panel. */
+        const float keep =
+            cp_row_weigh(w->scores + i * KEYS, reach[i], width,
+                         &w->largest[row + i], &w->total[row + i]);
+        float *output = w->output + (row + i) * w->wide;
+        for (int64_t d = 0; keep != 1.0f && d < w->wide; d++)
+            output[d] *= keep;
     }
     /* Add the values that all rows see, then each row's own. */
     for (int64_t d = 0; d < w->wide; d += STRIP)
-        multiply(least, w->scores, KEYS, w->values + d * KEYS,
+        multiply(seen.least, w->scores, KEYS, w->values + d * KEYS,
                  w->output + row * w->wide + d, w->wide);
     for (int i = 0; i < PANEL; i++)
-        add_values(w, row + i, w->scores + i * KEYS, least, w->reach[i]);
+        add_values(w, row + i, w->scores + i * KEYS, seen.least, reach[i]);
 }
 
-static void finish(const workspace *w, cp_piece tile, int64_t kv_head,
-                   const cp_attention *asked) {
-    const int64_t dim = w->shape->head_dim;
-    for (int64_t r = 0; r < tile.span.count * w->group; r++) {
-        const int64_t at = place(w, tile, kv_head, r);
-        float *row = w->output + r * w->wide;
-        const float total = w->total[r];
-        const float share = total == 0.0f ? 0.0f : 1.0f / total;
-        for (int64_t d = 0; d < dim; d++)
-            row[d] *= share;
-        const float lse =
-            (float)(0.6931471805599453 * ((double)w->largest[r] + log2(total)));
-        /* Hand over the row. */
-        if (asked->merge) {
-            cp_partial_merge_row(asked->output + at * dim, &asked->lse[at], row,
-                                 lse, dim);
-        } else {
-            memcpy(asked->output + at * dim, row, (size_t)dim * sizeof(float));
-            asked->lse[at] = lse;
-        }
-    }
+void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
+                   double level, double total) {
+    const int64_t dim = call->shape->head_dim;
+    const double share = 1.0 / total;
+    const float lse = (float)(0.6931471805599453 * (level + log2(total)));
+    float row[CP_HEAD_DIM_MAX];
+    for (int64_t d = 0; d < dim; d++)
+        row[d] = (float)(sums[d] * share);
+    if (!call->merge)
+        call->lse[at] = -INFINITY;
+    cp_partial_merge_row(call->output + at * dim, &call->lse[at], row, lse,
+                         dim);
 }
 
-static void attend_tile(const call *c, workspace *w, cp_piece tile,
+static void attend_tile(const call *c, tiles *w, cp_piece tile,
                         int64_t kv_head) {
-    const int64_t rows = tile.span.count * w->group;
-    gather_queries(w, tile, kv_head, c->asked->queries);
+    const cp_attention *asked = c->asked;
+    const int64_t rows = tile.span.count * c->group;
+    gather_queries(w, tile, kv_head, rows, asked->queries);
     for (int64_t t = 0; t < c->key_tiles.count; t++) {
         const cp_piece keys = c->key_tiles.items[t];
-        const cp_relation relation = cp_span_relate(tile.span, keys.span);
-        if (relation == CP_APART)
+        if (cp_span_relate(tile.span, keys.span) == CP_APART)
             continue;
-        pack(w, keys, kv_head, c->asked->keys, c->asked->values);
+        pack(w, keys, kv_head, asked->keys, asked->values);
         for (int64_t row = 0; row < rows; row += PANEL)
-            attend_panel(w, tile.span, keys.span, relation == CP_DIAGONAL, row);
+            attend_panel(w, tile.span, keys.span, row);
     }
-    finish(w, tile, kv_head, c->asked);
+    /* Finish the rows of a tile. */
+    for (int64_t r = 0; r < rows; r++) {
+        double sums[CP_HEAD_DIM_MAX];
+        for (int64_t d = 0; d < w->shape->head_dim; d++)
+            sums[d] = w->output[r * w->wide + d];
+        cp_row_finish(asked, cp_row_index(w->shape, tile, kv_head, r), sums,
+                      w->largest[r], w->total[r]);
+    }
 }
 
-/* Floats rounded up to whole cache lines of 64 bytes. */
-static int64_t lines(int64_t floats) {
-    return cp_ceil_divide(floats, 16) * 16;
-}
-
-static int64_t workspace_floats(int64_t dim, int64_t rows) {
-    const int64_t wide = cp_ceil_divide(dim, STRIP) * STRIP;
-    return lines(KEYS * dim) + KEYS * wide + lines(rows * dim) + rows * wide +
-           PANEL * KEYS + 2 * lines(rows);
-}
-
-static workspace lay_out(const cp_shape *shape, int64_t rows, float *memory) {
+static tiles lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space) {
     const int64_t dim = shape->head_dim;
-    workspace w = {.shape = shape,
-                   .group = shape->query_heads / shape->kv_heads,
-                   .wide = cp_ceil_divide(dim, STRIP) * STRIP};
-    w.keys = memory;
-    w.values = w.keys + lines(KEYS * dim);
-    w.queries = w.values + KEYS * w.wide;
-    w.output = w.queries + lines(rows * dim);
-    w.scores = w.output + rows * w.wide;
-    w.largest = w.scores + PANEL * KEYS;
-    w.total = w.largest + lines(rows);
-    return w;
+    const int64_t wide = cp_ceil_divide(dim, STRIP) * STRIP;
+    return (tiles){
+        .shape = shape,
+        .wide = wide,
+        .keys = cp_workspace_take(space, KEYS * dim),
+        .values = cp_workspace_take(space, KEYS * wide),
+        .queries = cp_workspace_take(space, rows * dim),
+        .output = cp_workspace_take(space, rows * wide),
+        .scores = cp_workspace_take(space, PANEL * KEYS),
+        .largest = cp_workspace_take(space, rows),
+        .total = cp_workspace_take(space, rows),
+    };
+}
+
+cp_status cp_attention_check(const cp_attention *call) {
+    CP_TRY(cp_shape_check(call->shape));
+    if (call->threads < 1)
+        return cp_refuse("%d threads cannot attend", call->threads);
+    return CP_OK;
 }
 
 static cp_status prepare(call *c) {
     const cp_attention *asked = c->asked;
     const int64_t group = asked->shape->query_heads / asked->shape->kv_heads;
-    CP_TRY(cp_pieces_cut(asked->query_pieces, cp_max(1, ROWS / group),
-                         &c->query_tiles));
+    const int64_t queries = cp_max(1, ROWS / group);
+    cp_workspace counted = {0};
+    CP_TRY(cp_pieces_cut(asked->query_pieces, queries, &c->query_tiles));
     CP_TRY(cp_pieces_cut(asked->key_pieces, KEYS, &c->key_tiles));
-    for (int64_t t = 0; t < c->query_tiles.count; t++)
-        c->rows = cp_max(c->rows, c->query_tiles.items[t].span.count * group);
-    c->rows = cp_ceil_divide(c->rows, PANEL) * PANEL;
-    const int64_t size = workspace_floats(asked->shape->head_dim, c->rows);
-    return cp_allocate(&c->memory, asked->threads * size + 16, sizeof(float),
-                       "the kernel's tiles");
+    c->group = group;
+    c->rows = cp_ceil_divide(queries * group, PANEL) * PANEL;
+    lay_out(asked->shape, c->rows, &counted);
+    c->floats = counted.used;
+    return cp_allocate_lines(&c->memory, asked->threads * c->floats,
+                             sizeof(float), "the kernel's tiles");
 }
 
 static void attend_tiles(const call *c) {
-    const cp_shape *shape = c->asked->shape;
-    const int64_t heads = shape->kv_heads;
+    const int64_t heads = c->asked->shape->kv_heads;
     const int64_t tasks = c->query_tiles.count * heads;
-    const int64_t size = workspace_floats(shape->head_dim, c->rows);
-    float *memory = c->memory + (64 - (uintptr_t)c->memory % 64) / 4 % 16;
 #pragma omp parallel num_threads(c->asked->threads)
     {
-        workspace w =
-            lay_out(shape, c->rows, memory + omp_get_thread_num() * size);
+        cp_workspace space = {c->memory + omp_get_thread_num() * c->floats, 0};
+        tiles w = lay_out(c->asked->shape, c->rows, &space);
 #pragma omp for schedule(dynamic)
         for (int64_t task = tasks - 1; task >= 0; task--)
             attend_tile(c, &w, c->query_tiles.items[task / heads],
@@ -297,12 +257,8 @@ static void attend_tiles(const call *c) {
 
 cp_status cp_attend(const cp_attention *asked) {
     call c = {.asked = asked};
-    cp_status status = cp_shape_check(asked->shape);
-    if (status == CP_OK && asked->threads < 1)
-        status =
-            cp_fail(CP_INVALID, "%d threads cannot attend", asked->threads);
-    if (status == CP_OK)
-        status = prepare(&c);
+    CP_TRY(cp_attention_check(asked));
+    const cp_status status = prepare(&c);
     if (status == CP_OK)
         attend_tiles(&c);
     /* Free what the call allocated. */

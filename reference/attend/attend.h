@@ -1,9 +1,11 @@
 /* Tangled from book/01-attention.nw; edit the chapter. */
-/* Attention in fp32 on the CPU's cores. Not the fastest kernel there is:
- * the one that can be read in one sitting. */
+/* Attention in fp32 on the CPU's cores: what a kernel is, the first of them,
+ * and what it shares with the others. Not the fastest kernel there is: the one
+ * that can be read in one sitting. */
 #ifndef CP_ATTEND_H
 #define CP_ATTEND_H
 
+#include "reference/attend/exp2.h"
 #include "ring/span.h"
 
 /* What to attend to, and where the answer goes. Owns nothing. */
@@ -39,5 +41,87 @@ typedef cp_status (*cp_kernel)(const cp_attention *call);
 
 /* The first kernel: blocks of keys, online softmax, plain loops. */
 cp_status cp_attend(const cp_attention *call);
+
+/* The rest is for kernels. Row r of a tile of queries is query r / G with head
+ * r % G of a group of G. */
+enum { CP_STRIP = 16 }; /* floats of a cache line, computed side by side */
+
+/* The memory of one thread, handed out from its front in whole cache lines;
+ * where there is none, only counted. */
+typedef struct {
+    float *memory;
+    int64_t used; /* floats */
+} cp_workspace;
+
+static inline float *cp_workspace_take(cp_workspace *space, int64_t floats) {
+    const int64_t at = space->used;
+    space->used += cp_ceil_divide(floats, CP_STRIP) * CP_STRIP;
+    return space->memory == NULL ? NULL : space->memory + at;
+}
+
+/* Fails unless the call has a right shape and at least one thread. */
+cp_status cp_attention_check(const cp_attention *call);
+
+/* What queries are scaled by: scores then have base 2. */
+static inline float cp_query_scale(const cp_shape *shape) {
+    return (float)(1.4426950408889634 / sqrt((double)shape->head_dim));
+}
+
+/* The index [row][head] of row r of queries in the caller's tensors. */
+int64_t cp_row_index(const cp_shape *shape, cp_piece queries, int64_t kv_head,
+                     int64_t r);
+
+/* How many keys of a tile rows see: each, and the least and the most. */
+typedef struct {
+    int64_t *of, least, most;
+} cp_reach;
+
+/* Find that of so many rows, the first of them row first of the queries. The
+ * caller has set reach->of [rows]. The spans are not apart. */
+void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
+                   int64_t first, int64_t rows, cp_reach *reach);
+
+static inline float cp_row_largest(const float *scores, int64_t width,
+                                   float before) {
+    float lane[CP_STRIP], largest = before;
+    for (int l = 0; l < CP_STRIP; l++)
+        lane[l] = before;
+    for (int64_t j = 0; j < width; j += CP_STRIP)
+#pragma omp simd
+        for (int l = 0; l < CP_STRIP; l++)
+            lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
+    for (int l = 0; l < CP_STRIP; l++)
+        largest = lane[l] > largest ? lane[l] : largest;
+    return largest;
+}
+
+/* Let a row see the first reach of its scores [width], whole strips: they
+ * become weights against its level, which first rises to the largest of them,
+ * and total grows by their sum. Returns what the row's sums are worth now. */
+static inline float cp_row_weigh(float *scores, int64_t reach, int64_t width,
+                                 float *level, float *total) {
+    float lane[CP_STRIP] = {0.0f}, sum = 0.0f;
+    for (int64_t j = reach; j < width; j++)
+        scores[j] = -INFINITY;
+    const float before = *level;
+    *level = cp_row_largest(scores, width, before);
+    const float base = *level == -INFINITY ? 0.0f : *level;
+    const float keep = cp_exp2(before - base);
+    for (int64_t j = 0; j < width; j += CP_STRIP)
+#pragma omp simd
+        for (int l = 0; l < CP_STRIP; l++) {
+            scores[j + l] = cp_exp2(scores[j + l] - base);
+            lane[l] += scores[j + l];
+        }
+    for (int l = 0; l < CP_STRIP; l++)
+        sum += lane[l];
+    *total = *total * keep + sum;
+    return keep;
+}
+
+/* Write out the row with this index: the sums of its weighted values, divided
+ * by the total of its weights, which are against a level in base 2. */
+void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
+                   double level, double total);
 
 #endif

@@ -9,11 +9,9 @@
 #include <string.h>
 
 #include "reference/attend/panels.h"
-#include "reference/attend/partial.h"
 #include "reference/attend/rows.h"
 
 enum {
-    FEW_ROWS = 12,     /* a task of so many reads keys where they lie */
     LEAST_ROWS = 256,  /* of a task of many, if there are so many */
     USUAL_ROWS = 1024, /* of a task, to count how many tasks there will be */
     MOST_ROWS = 2048,
@@ -25,27 +23,29 @@ enum {
 typedef struct {
     bool few;
     cp_piece queries;
-    int64_t kv_head;     /* of many rows; few take them all */
+    int64_t kv_head;     /* of many rows; few take them all, from 0 */
+    int64_t rows;        /* of all its key heads */
     int64_t first, last; /* tiles of keys: first to last - 1 */
     int64_t shares;      /* tasks among which the keys of its rows are cut */
     int64_t share;       /* which of them it is */
     int64_t slot;        /* where its unfinished rows lie, if more than one */
     double cost;         /* to put the longest first */
+    int64_t number;      /* in the order of the list */
 } task;
 
 typedef struct {
     const cp_attention *asked;
     int64_t group;
-    cp_pieces wide, narrow;      /* tiles of keys for many rows and for few */
-    int64_t few;                 /* pieces of few rows */
-    int64_t many;                /* rows that are many, over all key heads */
-    int64_t queries;             /* of a task of many */
-    int64_t most_few, most_many; /* rows of the largest task of each kind */
-    task *tasks;
+    cp_pieces wide, narrow; /* tiles of keys for many rows and for few */
+    int64_t few;            /* pieces of few rows */
+    int64_t many;           /* rows that are many, over all key heads */
+    int64_t queries;        /* of a task of many */
+    int64_t most;           /* rows of the largest task of many */
+    task *tasks;            /* NULL while they are counted */
     int64_t count;
     int64_t slots;     /* unfinished rows */
     float *unfinished; /* [slots][2 + dim]: level, total, sums */
-    int64_t desk;      /* floats of a thread's memory */
+    int64_t floats;    /* of a thread's memory */
     float *memory;
 } call;
 
@@ -67,7 +67,7 @@ static int64_t queries_of_task(const call *c, int64_t rows) {
 }
 
 static bool is_few(const call *c, cp_span queries) {
-    return queries.count * c->group <= FEW_ROWS;
+    return queries.count * c->group <= CP_FEW_ROWS;
 }
 
 static void count_rows(call *c) {
@@ -75,17 +75,14 @@ static void count_rows(call *c) {
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_span span = pieces->items[p].span;
         const int64_t rows = span.count * c->group;
-        if (is_few(c, span)) {
+        if (is_few(c, span))
             c->few++;
-            c->most_few = cp_max(c->most_few, rows);
-        } else {
+        else
             c->many += rows * c->asked->shape->kv_heads;
-        }
     }
     c->queries = queries_of_task(c, c->many);
 }
 
-/* longest: keys of a tile. */
 static void find_tiles(const call *c, cp_span queries, int64_t longest,
                        task *model) {
     const cp_pieces *keys = c->asked->key_pieces;
@@ -109,142 +106,115 @@ static double cost_of(const call *c, cp_span queries) {
     return pairs;
 }
 
-static void add_tasks(call *c, task model, int64_t rows, bool write) {
+static void add_tasks(call *c, task model) {
     const int64_t first = model.first, tiles = model.last - first;
-    if (write)
+    if (c->tasks != NULL)
         model.cost *= cost_of(c, model.queries.span) / (double)model.shares;
     model.slot = c->slots;
     for (int64_t s = 0; s < model.shares; s++) {
         model.share = s;
+        model.number = c->count;
         model.first = first + tiles * s / model.shares;
         model.last = first + tiles * (s + 1) / model.shares;
-        if (write)
+        if (c->tasks != NULL)
             c->tasks[c->count] = model;
         c->count++;
         if (model.shares > 1)
-            model.slot = c->slots += rows;
+            model.slot = c->slots += model.rows;
     }
 }
 
-static void list_many(call *c, cp_piece piece, bool write) {
-    const int64_t heads = c->asked->shape->kv_heads;
+static void list_many(call *c, cp_piece piece) {
     task model = {.cost = 1.0};
     find_tiles(c, piece.span, CP_PANEL_KEYS, &model);
     model.shares = shares_of_many(model.last - model.first, c->many);
     for (int64_t i = 0; i < piece.span.count; i += c->queries) {
-        model.queries = piece;
-        model.queries.span.start += i * piece.span.step;
-        model.queries.span.count = cp_min(c->queries, piece.span.count - i);
-        model.queries.row += i;
-        const int64_t rows = model.queries.span.count * c->group;
-        c->most_many = cp_max(c->most_many, rows);
-        for (model.kv_head = 0; model.kv_head < heads; model.kv_head++)
-            add_tasks(c, model, rows, write);
+        model.queries = cp_piece_part(piece, i, c->queries);
+        model.rows = model.queries.span.count * c->group;
+        c->most = cp_max(c->most, model.rows);
+        for (model.kv_head = 0; model.kv_head < c->asked->shape->kv_heads;
+             model.kv_head++)
+            add_tasks(c, model);
     }
 }
 
-static void list_few(call *c, cp_piece piece, bool write) {
+static void list_few(call *c, cp_piece piece) {
     const int64_t heads = c->asked->shape->kv_heads;
     task model = {.few = true, .queries = piece, .cost = 4.0 * (double)heads};
+    model.rows = piece.span.count * c->group * heads;
     find_tiles(c, piece.span, CP_ROW_KEYS, &model);
     model.shares = shares_of_few(model.last - model.first, c->few);
-    add_tasks(c, model, piece.span.count * c->group * heads, write);
+    add_tasks(c, model);
 }
 
-static void list_tasks(call *c, bool write) {
+static void list_tasks(call *c) {
     const cp_pieces *pieces = c->asked->query_pieces;
     c->count = c->slots = 0;
     for (int64_t p = 0; p < pieces->count; p++)
         if (is_few(c, pieces->items[p].span))
-            list_few(c, pieces->items[p], write);
+            list_few(c, pieces->items[p]);
         else
-            list_many(c, pieces->items[p], write);
+            list_many(c, pieces->items[p]);
 }
 
 static int longest_first(const void *a, const void *b) {
     const task *x = a, *y = b;
     if (x->cost != y->cost)
         return x->cost < y->cost ? 1 : -1;
-    if (x->queries.row != y->queries.row)
-        return x->queries.row < y->queries.row ? -1 : 1;
-    if (x->kv_head != y->kv_head)
-        return x->kv_head < y->kv_head ? -1 : 1;
-    return x->first < y->first ? -1 : x->first > y->first;
+    return x->number < y->number ? -1 : 1;
 }
 
 static cp_status prepare(call *c) {
     const cp_attention *asked = c->asked;
     c->group = asked->shape->query_heads / asked->shape->kv_heads;
     count_rows(c);
-    cp_status status =
-        cp_pieces_cut(asked->key_pieces, CP_PANEL_KEYS, &c->wide);
-    if (status == CP_OK)
-        status = cp_pieces_cut(asked->key_pieces, CP_ROW_KEYS, &c->narrow);
-    if (status != CP_OK)
-        return status;
-    list_tasks(c, false);
-    status = cp_allocate(&c->tasks, c->count, sizeof(task), "a list of tasks");
-    if (status != CP_OK)
-        return status;
-    list_tasks(c, true);
+    CP_TRY(cp_pieces_cut(asked->key_pieces, CP_PANEL_KEYS, &c->wide));
+    CP_TRY(cp_pieces_cut(asked->key_pieces, CP_ROW_KEYS, &c->narrow));
+    list_tasks(c);
+    CP_TRY(cp_allocate(&c->tasks, c->count, sizeof(task), "a list of tasks"));
+    list_tasks(c);
     qsort(c->tasks, (size_t)c->count, sizeof(task), longest_first);
     /* Allocate desks and unfinished rows. */
-    if (c->most_few > 0)
-        c->desk = cp_rows_floats(asked->shape, c->most_few);
-    if (c->most_many > 0)
-        c->desk = cp_max(c->desk, cp_panels_floats(asked->shape, c->most_many));
-    status = cp_allocate_lines(&c->memory, asked->threads * c->desk,
-                               sizeof(float), "the kernel's desks");
-    if (status == CP_OK)
-        status = cp_allocate_lines(&c->unfinished,
-                                   c->slots * (2 + asked->shape->head_dim),
-                                   sizeof(float), "unfinished rows");
-    return status;
+    cp_workspace few = {0}, many = {0};
+    if (c->few > 0)
+        cp_rows_lay_out(asked->shape, CP_FEW_ROWS, &few);
+    if (c->most > 0)
+        cp_panels_lay_out(asked->shape, c->most, &many);
+    c->floats = cp_max(few.used, many.used);
+    CP_TRY(cp_allocate_lines(&c->memory, asked->threads * c->floats,
+                             sizeof(float), "the kernel's desks"));
+    return cp_allocate_lines(&c->unfinished,
+                             c->slots * (2 + asked->shape->head_dim),
+                             sizeof(float), "unfinished rows");
 }
 
-static void finish(const call *c, int64_t at, const double *sums, double level,
-                   double total) {
-    const cp_attention *asked = c->asked;
-    const int64_t dim = asked->shape->head_dim;
-    const double share = total == 0.0 ? 0.0 : 1.0 / total;
-    const float lse = (float)(0.6931471805599453 * (level + log2(total)));
-    float row[CP_HEAD_DIM_MAX];
-    for (int64_t d = 0; d < dim; d++)
-        row[d] = (float)(sums[d] * share);
-    if (asked->merge) {
-        cp_partial_merge_row(asked->output + at * dim, &asked->lse[at], row,
-                             lse, dim);
-    } else {
-        memcpy(asked->output + at * dim, row, (size_t)dim * sizeof(float));
-        asked->lse[at] = lse;
-    }
+static void finish(const call *c, const task *t, int64_t r, const double *sums,
+                   double level, double total) {
+    const int64_t rows = t->queries.span.count * c->group;
+    cp_row_finish(c->asked,
+                  cp_row_index(c->asked->shape, t->queries,
+                               t->kv_head + r / rows, r % rows),
+                  sums, level, total);
 }
 
-/* The index [row][head] of row r under a key head. */
-static int64_t place(const call *c, cp_piece queries, int64_t kv_head,
-                     int64_t r) {
-    const int64_t row = queries.row + r / c->group;
-    const int64_t head = kv_head * c->group + r % c->group;
-    return row * c->asked->shape->query_heads + head;
+static float *put_aside(const call *c, const task *t, int64_t r) {
+    return c->unfinished + (t->slot + r) * (2 + c->asked->shape->head_dim);
 }
 
-static void hand_over(const call *c, const task *t, int64_t kv_head, int64_t r,
+static void hand_over(const call *c, const task *t, int64_t r,
                       const float *sums, float level, float total) {
     const int64_t dim = c->asked->shape->head_dim;
-    if (t->shares == 1) {
-        double exact[CP_HEAD_DIM_MAX];
-        for (int64_t d = 0; d < dim; d++)
-            exact[d] = sums[d];
-        finish(c, place(c, t->queries, kv_head, r), exact, level, total);
+    double exact[CP_HEAD_DIM_MAX];
+    if (t->shares > 1) {
+        float *to = put_aside(c, t, r);
+        to[0] = level;
+        to[1] = total;
+        memcpy(to + 2, sums, (size_t)dim * sizeof(float));
         return;
     }
-    /* Put the row aside. */
-    const int64_t rows = t->queries.span.count * c->group;
-    const int64_t slot = t->slot + (t->few ? kv_head * rows : 0) + r;
-    float *to = c->unfinished + slot * (2 + dim);
-    to[0] = level;
-    to[1] = total;
-    memcpy(to + 2, sums, (size_t)dim * sizeof(float));
+    for (int64_t d = 0; d < dim; d++)
+        exact[d] = sums[d];
+    finish(c, t, r, exact, level, total);
 }
 
 static void poke(const cp_attention *asked) {
@@ -252,28 +222,27 @@ static void poke(const cp_attention *asked) {
         asked->poke(asked->poke_context);
 }
 
-static void do_many(const call *c, const task *t, float *memory) {
+static void do_many(const call *c, const task *t, cp_workspace *space) {
     const cp_attention *asked = c->asked;
-    const int64_t rows = t->queries.span.count * c->group;
-    const cp_panels desk = cp_panels_lay_out(asked->shape, rows, memory);
+    const cp_panels desk = cp_panels_lay_out(asked->shape, t->rows, space);
     float sums[CP_HEAD_DIM_MAX], level, total;
-    cp_panels_begin(&desk, t->queries, t->kv_head, asked->queries);
+    cp_panels_begin(&desk, t->queries, t->kv_head, t->rows, asked->queries);
     for (int64_t n = t->first; n < t->last; n++) {
         poke(asked);
-        cp_panels_add(&desk, t->queries, c->wide.items[n], t->kv_head,
+        cp_panels_add(&desk, t->queries, c->wide.items[n], t->kv_head, t->rows,
                       asked->keys, asked->values);
     }
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < t->rows; r++) {
         cp_panels_row(&desk, r, sums, &level, &total);
-        hand_over(c, t, t->kv_head, r, sums, level, total);
+        hand_over(c, t, r, sums, level, total);
     }
 }
 
-static void do_few(const call *c, const task *t, float *memory) {
+static void do_few(const call *c, const task *t, cp_workspace *space) {
     const cp_attention *asked = c->asked;
-    const int64_t rows = t->queries.span.count * c->group;
     const int64_t dim = asked->shape->head_dim;
-    const cp_rows desk = cp_rows_lay_out(asked->shape, rows, memory);
+    const cp_rows desk =
+        cp_rows_lay_out(asked->shape, t->rows / asked->shape->kv_heads, space);
     cp_rows_begin(&desk, t->queries, asked->queries);
     for (int64_t n = t->first; n < t->last; n++) {
         const cp_piece tile = c->narrow.items[n];
@@ -285,19 +254,14 @@ static void do_few(const call *c, const task *t, float *memory) {
             cp_rows_add(&desk, t->queries, tile, follows ? next.span.count : 0,
                         asked->keys, asked->values);
     }
-    for (int64_t i = 0; i < asked->shape->kv_heads * rows; i++)
-        hand_over(c, t, i / rows, i % rows, desk.sums + i * dim, desk.level[i],
-                  desk.total[i]);
+    for (int64_t r = 0; r < t->rows; r++)
+        hand_over(c, t, r, desk.sums + r * dim, desk.level[r], desk.total[r]);
 }
 
-static void add_shares(const call *c, const task *t, int64_t kv_head,
-                       int64_t r) {
+static void add_shares(const call *c, const task *t, int64_t r) {
     const int64_t dim = c->asked->shape->head_dim;
-    const int64_t rows = t->queries.span.count * c->group;
-    const int64_t heads = t->few ? c->asked->shape->kv_heads : 1;
-    const int64_t slot = t->slot + (t->few ? kv_head * rows : 0) + r;
-    const float *share = c->unfinished + slot * (2 + dim);
-    const int64_t step = heads * rows * (2 + dim);
+    const int64_t step = t->rows * (2 + dim);
+    const float *share = put_aside(c, t, r);
     double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;
     for (int64_t s = 0; s < t->shares; s++)
         level = fmax(level, share[s * step]);
@@ -310,40 +274,35 @@ static void add_shares(const call *c, const task *t, int64_t kv_head,
         for (int64_t d = 0; d < dim; d++)
             sums[d] += weight * share[2 + d];
     }
-    finish(c, place(c, t->queries, kv_head, r), sums, level, total);
-}
-
-static void add_all_shares(const call *c, const task *t) {
-    const int64_t rows = t->queries.span.count * c->group;
-    const int64_t heads = t->few ? c->asked->shape->kv_heads : 1;
-#pragma omp for nowait
-    for (int64_t i = 0; i < heads * rows; i++)
-        add_shares(c, t, t->few ? i / rows : t->kv_head, i % rows);
+    finish(c, t, r, sums, level, total);
 }
 
 static void do_all(const call *c) {
 #pragma omp parallel num_threads(c->asked->threads)
     {
-        float *memory = c->memory + omp_get_thread_num() * c->desk;
+        float *memory = c->memory + omp_get_thread_num() * c->floats;
 #pragma omp for schedule(dynamic)
-        for (int64_t n = 0; n < c->count; n++)
-            (c->tasks[n].few ? do_few : do_many)(c, &c->tasks[n], memory);
-        for (int64_t n = 0; n < c->count; n++)
-            if (c->tasks[n].shares > 1 && c->tasks[n].share == 0)
-                add_all_shares(c, &c->tasks[n]);
+        for (int64_t n = 0; n < c->count; n++) {
+            cp_workspace space = {memory, 0};
+            (c->tasks[n].few ? do_few : do_many)(c, &c->tasks[n], &space);
+        }
+        for (int64_t n = 0; n < c->count; n++) {
+            const task *t = &c->tasks[n];
+            if (t->shares == 1 || t->share > 0)
+                continue;
+#pragma omp for nowait
+            for (int64_t r = 0; r < t->rows; r++)
+                add_shares(c, t, r);
+        }
     }
 }
 
 cp_status cp_attend_fast(const cp_attention *asked) {
     call c = {.asked = asked};
-    cp_status status = cp_shape_check(asked->shape);
-    if (status == CP_OK && asked->threads < 1)
-        status =
-            cp_fail(CP_INVALID, "%d threads cannot attend", asked->threads);
-    if (status == CP_OK && cp_micro_get()->panel > CP_PANEL_WIDEST)
+    CP_TRY(cp_attention_check(asked));
+    if (cp_micro_get()->panel > CP_PANEL_WIDEST)
         return cp_attend(asked);
-    if (status == CP_OK)
-        status = prepare(&c);
+    const cp_status status = prepare(&c);
     if (status == CP_OK)
         do_all(&c);
     /* Free what the call allocated. */

@@ -9,16 +9,18 @@ typedef struct {
     int64_t sequence, position, row;
 } token;
 
+static token token_of(const cp_piece *piece, int64_t i) {
+    const cp_span span = piece->span;
+    return (token){span.sequence, span.start + i * span.step, piece->row + i};
+}
+
 static cp_status expand(const cp_pieces *pieces, token **tokens) {
     CP_TRY(cp_allocate(tokens, cp_pieces_tokens(pieces), sizeof(token),
                        "the oracle's tokens"));
     token *next = *tokens;
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_span span = pieces->items[p].span;
-        for (int64_t i = 0; i < span.count; i++)
-            *next++ = (token){span.sequence, span.start + i * span.step,
-                              pieces->items[p].row + i};
-    }
+    for (int64_t p = 0; p < pieces->count; p++)
+        for (int64_t i = 0; i < pieces->items[p].span.count; i++)
+            *next++ = token_of(&pieces->items[p], i);
     return CP_OK;
 }
 
@@ -72,42 +74,36 @@ static double attend_one(const key_table *table, token query, int64_t kv_head,
     return largest + log(sum);
 }
 
-static void attend_all(const key_table *table, const token *tokens,
-                       int64_t count, const float *queries, double *output,
-                       double *lse) {
+static void attend_all(const key_table *table, const cp_pieces *queries,
+                       const float *rows, double *output, double *lse) {
     const int64_t heads = table->shape->query_heads;
     const int64_t group = heads / table->shape->kv_heads;
     const int64_t dim = table->shape->head_dim;
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t h = 0; h < heads; h++) {
-            const int64_t at = tokens[i].row * heads + h;
-            lse[at] = attend_one(table, tokens[i], h / group,
-                                 queries + at * dim, output + at * dim);
-        }
+    for (int64_t p = 0; p < queries->count; p++)
+        for (int64_t i = 0; i < queries->items[p].span.count; i++)
+            for (int64_t h = 0; h < heads; h++) {
+                const token query = token_of(&queries->items[p], i);
+                const int64_t at = query.row * heads + h;
+                lse[at] = attend_one(table, query, h / group, rows + at * dim,
+                                     output + at * dim);
+            }
 }
 
 cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
                     const float *queries, const cp_pieces *key_pieces,
                     const float *keys, const float *values, double *output,
                     double *lse) {
-    token *query_tokens = NULL, *key_tokens = NULL;
-    double *scores = NULL;
     const int64_t count = cp_pieces_tokens(key_pieces);
-    cp_status status = cp_shape_check(shape);
+    token *tokens;
+    double *scores = NULL;
+    CP_TRY(cp_shape_check(shape));
+    CP_TRY(expand(key_pieces, &tokens));
+    const cp_status status =
+        cp_allocate(&scores, count, sizeof(*scores), "the oracle's scores");
+    const key_table table = {shape, tokens, count, keys, values, scores};
     if (status == CP_OK)
-        status = expand(query_pieces, &query_tokens);
-    if (status == CP_OK)
-        status = expand(key_pieces, &key_tokens);
-    if (status == CP_OK)
-        status =
-            cp_allocate(&scores, count, sizeof(*scores), "the oracle's scores");
-    const key_table table = {shape, key_tokens, count, keys, values, scores};
-    if (status == CP_OK)
-        attend_all(&table, query_tokens, cp_pieces_tokens(query_pieces),
-                   queries, output, lse);
-    /* Free what the oracle allocated. */
-    free(query_tokens);
-    free(key_tokens);
+        attend_all(&table, query_pieces, queries, output, lse);
+    free(tokens);
     free(scores);
     return status;
 }

@@ -5,10 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "reference/attend/exp2.h"
-
 enum {
-    STRIP = 16, /* rows whose softmax is computed together */
+    STRIP = CP_STRIP, /* rows whose softmax is computed together */
     WIDEST = CP_PANEL_WIDEST,
 };
 
@@ -16,77 +14,41 @@ static int64_t whole(int64_t count, int64_t unit) {
     return cp_ceil_divide(count, unit) * unit;
 }
 
-static cp_panels plan_desk(const cp_shape *shape) {
+cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
+                            cp_workspace *space) {
     const cp_micro *micro = cp_micro_get();
+    const int64_t dim = shape->head_dim;
+    const int64_t slices = cp_ceil_divide(dim, micro->slice);
+    const int64_t most = whole(CP_PANEL_KEYS, micro->slice);
+    const int64_t keys = most / micro->slice * micro->slice_stride;
+    const int64_t lines =
+        cp_ceil_divide(rows, micro->panel) * micro->panel_stride;
     return (cp_panels){
         .shape = shape,
         .micro = micro,
-        .group = shape->query_heads / shape->kv_heads,
-        .slices = cp_ceil_divide(shape->head_dim, micro->slice),
-        .most = whole(CP_PANEL_KEYS, micro->slice),
+        .slices = slices,
+        .most = most,
+        .keys = cp_workspace_take(space, keys * dim),
+        .values = cp_workspace_take(space, slices * most * micro->slice_stride),
+        .queries = cp_workspace_take(space, lines * dim),
+        .sums = cp_workspace_take(space, lines * slices * micro->slice),
+        .level = cp_workspace_take(space, lines),
+        .total = cp_workspace_take(space, lines),
+        .scores = cp_workspace_take(space, most * micro->panel_stride),
     };
-}
-
-enum { ARRAYS = 8 };
-
-static void sizes_of(const cp_panels *desk, int64_t rows,
-                     int64_t sizes[ARRAYS]) {
-    const cp_micro *micro = desk->micro;
-    const int64_t dim = desk->shape->head_dim, stride = micro->panel_stride;
-    const int64_t lines = cp_ceil_divide(rows, micro->panel) * stride;
-    const int64_t all[ARRAYS] = {
-        desk->most / micro->slice * dim * micro->slice_stride,
-        desk->slices * desk->most * micro->slice_stride,
-        lines * dim,
-        lines * desk->slices * micro->slice,
-        lines,
-        lines,
-        desk->most * stride,
-        2 * stride, /* int64_t */
-    };
-    for (int n = 0; n < ARRAYS; n++)
-        sizes[n] = whole(all[n], 16);
-}
-
-int64_t cp_panels_floats(const cp_shape *shape, int64_t rows) {
-    const cp_panels desk = plan_desk(shape);
-    int64_t sizes[ARRAYS], sum = 0;
-    sizes_of(&desk, rows, sizes);
-    for (int n = 0; n < ARRAYS; n++)
-        sum += sizes[n];
-    return sum;
-}
-
-cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
-                            float *memory) {
-    cp_panels desk = plan_desk(shape);
-    float **arrays[] = {&desk.keys,  &desk.values, &desk.queries, &desk.sums,
-                        &desk.level, &desk.total,  &desk.scores};
-    int64_t sizes[ARRAYS];
-    sizes_of(&desk, rows, sizes);
-    for (int n = 0; n < ARRAYS - 1; n++) {
-        *arrays[n] = memory;
-        memory += sizes[n];
-    }
-    desk.reach = (int64_t *)(void *)memory;
-    return desk;
 }
 
 void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
-                     const float *tensor) {
-    const cp_shape *shape = desk->shape;
-    const int64_t dim = shape->head_dim, group = desk->group;
-    const int64_t panel = desk->micro->panel;
+                     int64_t rows, const float *tensor) {
+    const int64_t dim = desk->shape->head_dim, panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
-    const int64_t rows = queries.span.count * group;
     const int64_t panels = cp_ceil_divide(rows, panel);
-    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
+    const float scale = cp_query_scale(desk->shape);
     for (int64_t r = 0; r < panels * panel; r++) {
-        const int64_t head = (queries.row + r / group) * shape->query_heads +
-                             kv_head * group + r % group;
+        const int64_t at = cp_row_index(desk->shape, queries, kv_head, r) * dim;
         float *to = desk->queries + r / panel * dim * stride + r % panel;
         for (int64_t d = 0; d < dim; d++)
-            to[d * stride] = r < rows ? tensor[head * dim + d] * scale : 0.0f;
+            to[d * stride] = r < rows ? tensor[at + d] * scale : 0.0f;
     }
     /* Nothing has been seen. */
     const int64_t lines = desk->slices * desk->micro->slice;
@@ -220,37 +182,23 @@ static bool weigh(const cp_panels *desk, int64_t count, float *level,
     return moved;
 }
 
-static void find_reach(const cp_panels *desk, cp_span queries, cp_span keys,
-                       int64_t first, int64_t *least, int64_t *most) {
-    *least = keys.count;
-    *most = 0;
-    for (int64_t i = 0; i < desk->micro->panel; i++) {
-        const int64_t q = cp_min((first + i) / desk->group, queries.count - 1);
-        const int64_t sees =
-            cp_span_before(keys, queries.start + q * queries.step + 1);
-        desk->reach[i] = sees;
-        *least = cp_min(*least, sees);
-        *most = cp_max(*most, sees);
-    }
-}
-
-static void mask(const cp_panels *desk, int64_t least, int64_t most) {
-    for (int64_t j = least; j < most; j++)
+static void mask(const cp_panels *desk, const cp_reach *reach) {
+    for (int64_t j = reach->least; j < reach->most; j++)
         for (int64_t i = 0; i < desk->micro->panel; i++)
-            if (j >= desk->reach[i])
+            if (j >= reach->of[i])
                 desk->scores[j * desk->micro->panel_stride + i] = -INFINITY;
 }
 
-static void add_seen(const cp_panels *desk, int64_t least, int64_t most,
+static void add_seen(const cp_panels *desk, const cp_reach *reach,
                      const float *values, float *sums) {
     const int64_t dim = desk->shape->head_dim, panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
-    for (int64_t j = least; j < most; j++) {
+    for (int64_t j = reach->least; j < reach->most; j++) {
         const float *weights = desk->scores + j * stride;
         const float *value = values + j * desk->shape->kv_heads * dim;
         uint32_t seen[WIDEST];
         for (int64_t i = 0; i < panel; i++)
-            seen[i] = j < desk->reach[i] ? UINT32_MAX : 0;
+            seen[i] = j < reach->of[i] ? UINT32_MAX : 0;
         for (int64_t d = 0; d < dim; d++)
 #pragma omp simd
             for (int64_t i = 0; i < panel; i++)
@@ -268,49 +216,47 @@ static void scale_sums(const cp_panels *desk, const float *keep, float *sums) {
             sums[d * stride + i] *= keep[i];
 }
 
-static void attend_panel(const cp_panels *desk, int64_t number, int64_t least,
-                         int64_t most, const float *values) {
+static void attend_panel(const cp_panels *desk, int64_t number,
+                         const cp_reach *reach, const float *values) {
     const cp_micro *micro = desk->micro;
     const int64_t dim = desk->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
     const float *queries = desk->queries + number * dim * stride;
     float *sums = desk->sums + number * desk->slices * slice * stride;
     float keep[WIDEST];
-    for (int64_t j = 0; j < most; j += slice)
+    for (int64_t j = 0; j < reach->most; j += slice)
         cp_micro_multiply(micro, slice, micro->panel, dim,
                           desk->keys + j / slice * dim * micro->slice_stride,
                           queries, false, desk->scores + j * stride, stride);
-    mask(desk, least, most);
-    if (weigh(desk, most, desk->level + number * stride,
+    mask(desk, reach);
+    if (weigh(desk, reach->most, desk->level + number * stride,
               desk->total + number * stride, keep))
         scale_sums(desk, keep, sums);
     /* Add the values that all rows see. */
-    for (int64_t s = 0; s < desk->slices && least > 0; s++)
-        cp_micro_multiply(micro, slice, micro->panel, least,
+    for (int64_t s = 0; s < desk->slices && reach->least > 0; s++)
+        cp_micro_multiply(micro, slice, micro->panel, reach->least,
                           desk->values + s * desk->most * micro->slice_stride,
                           desk->scores, true, sums + s * slice * stride,
                           stride);
-    add_seen(desk, least, most, values, sums);
+    add_seen(desk, reach, values, sums);
 }
 
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
-                   int64_t kv_head, const float *key_rows,
+                   int64_t kv_head, int64_t rows, const float *key_rows,
                    const float *value_rows) {
-    const cp_relation relation = cp_span_relate(queries.span, keys.span);
-    if (relation == CP_APART)
+    const cp_shape *shape = desk->shape;
+    const int64_t at = (keys.row * shape->kv_heads + kv_head) * shape->head_dim;
+    const int64_t panel = desk->micro->panel;
+    int64_t each[WIDEST];
+    cp_reach reach = {.of = each};
+    if (cp_span_relate(queries.span, keys.span) == CP_APART)
         return;
-    const int64_t dim = desk->shape->head_dim;
-    const int64_t at = (keys.row * desk->shape->kv_heads + kv_head) * dim;
     pack_keys(desk, keys.span.count, key_rows + at);
     pack_values(desk, keys.span.count, value_rows + at);
-    for (int64_t r = 0; r < queries.span.count * desk->group;
-         r += desk->micro->panel) {
-        int64_t least = keys.span.count, most = keys.span.count;
-        if (relation == CP_DIAGONAL)
-            find_reach(desk, queries.span, keys.span, r, &least, &most);
-        if (most > 0)
-            attend_panel(desk, r / desk->micro->panel, least, most,
-                         value_rows + at);
+    for (int64_t r = 0; r < rows; r += panel) {
+        cp_reach_find(shape, queries.span, keys.span, r, panel, &reach);
+        if (reach.most > 0)
+            attend_panel(desk, r / panel, &reach, value_rows + at);
     }
 }
 

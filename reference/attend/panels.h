@@ -11,7 +11,6 @@
 typedef struct {
     const cp_shape *shape;
     const cp_micro *micro;
-    int64_t group;  /* query heads that share a key head */
     int64_t slices; /* of the head dimension */
     int64_t most;   /* keys of a tile: whole slices */
     float *keys;    /* [slice of keys][dim][slice_stride] */
@@ -21,7 +20,6 @@ typedef struct {
     float *level;   /* [panel of rows][panel_stride], base 2 */
     float *total;   /* [panel of rows][panel_stride] */
     float *scores;  /* [most][panel_stride] */
-    int64_t *reach; /* [panel_stride] keys of the tile that each row sees */
 } cp_panels;
 
 enum {
@@ -29,22 +27,22 @@ enum {
     CP_PANEL_WIDEST = 64, /* rows of a panel; x86's widest has 32 */
 };
 
-/* Floats of a desk for so many rows, and the desk in that much memory, which
- * must begin on a cache line. */
-int64_t cp_panels_floats(const cp_shape *shape, int64_t rows);
-cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows, float *memory);
+/* A desk for so many rows, in memory of the workspace. */
+cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
+                            cp_workspace *space);
 
-/* Take up queries of one key head; tensor as in cp_attention. */
+/* Take up the rows of queries under one key head; tensor as in
+ * cp_attention. */
 void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
-                     const float *tensor);
+                     int64_t rows, const float *tensor);
 
 /* Let them see a tile of at most CP_PANEL_KEYS keys. */
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
-                   int64_t kv_head, const float *key_rows,
+                   int64_t kv_head, int64_t rows, const float *key_rows,
                    const float *value_rows);
 
-/* What row r (query r / group, head r % group) has come to: the sum over keys
- * of 2^(score - level) * value and of 2^(score - level), scores in base 2. */
+/* What row r has come to: the sum over keys of 2^(score - level) * value and
+ * of 2^(score - level), scores in base 2. */
 void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
                    float *total);
 

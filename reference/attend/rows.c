@@ -5,54 +5,39 @@
 #include <math.h>
 #include <string.h>
 
-#include "reference/attend/exp2.h"
-
 enum {
     LANES = 8,    /* of a vector */
-    STRIP = 16,   /* scores that are weighed together */
     TOGETHER = 4, /* rows that share one load of a key */
     EIGHT = 8,    /* values that share one load of a row's sum */
 };
 
-static int64_t lines(int64_t floats) {
-    return cp_ceil_divide(floats, 16) * 16;
-}
-
-int64_t cp_rows_floats(const cp_shape *shape, int64_t rows) {
+cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
+                        cp_workspace *space) {
     const int64_t all = shape->kv_heads * rows;
-    return 2 * lines(all * shape->head_dim) + all * CP_ROW_KEYS +
-           2 * lines(all) + lines(2 * rows);
-}
-
-cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows, float *memory) {
-    const int64_t all = shape->kv_heads * rows;
-    cp_rows desk = {.shape = shape, .rows = rows, .queries = memory};
-    desk.group = shape->query_heads / shape->kv_heads;
-    desk.sums = desk.queries + lines(all * shape->head_dim);
-    desk.scores = desk.sums + lines(all * shape->head_dim);
-    desk.level = desk.scores + all * CP_ROW_KEYS;
-    desk.total = desk.level + lines(all);
-    desk.reach = (int64_t *)(void *)(desk.total + lines(all));
-    return desk;
+    return (cp_rows){
+        .shape = shape,
+        .rows = rows,
+        .queries = cp_workspace_take(space, all * shape->head_dim),
+        .sums = cp_workspace_take(space, all * shape->head_dim),
+        .scores = cp_workspace_take(space, all * CP_ROW_KEYS),
+        .level = cp_workspace_take(space, all),
+        .total = cp_workspace_take(space, all),
+    };
 }
 
 void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor) {
-    const int64_t dim = desk->shape->head_dim, group = desk->group;
-    const int64_t heads = desk->shape->query_heads;
+    const int64_t dim = desk->shape->head_dim;
     const int64_t all = desk->shape->kv_heads * desk->rows;
-    const float scale = (float)(1.4426950408889634 / sqrt((double)dim));
-    for (int64_t q = 0; q < queries.span.count; q++)
-        for (int64_t h = 0; h < heads; h++) {
-            const float *from = tensor + ((queries.row + q) * heads + h) * dim;
-            const int64_t row = h / group * desk->rows + q * group + h % group;
-            for (int64_t d = 0; d < dim; d++)
-                desk->queries[row * dim + d] = from[d] * scale;
-        }
-    memset(desk->sums, 0, (size_t)(all * dim) * sizeof(float));
+    const float scale = cp_query_scale(desk->shape);
     for (int64_t i = 0; i < all; i++) {
+        const int64_t head = i / desk->rows, r = i % desk->rows;
+        const int64_t at = cp_row_index(desk->shape, queries, head, r) * dim;
+        for (int64_t d = 0; d < dim; d++)
+            desk->queries[i * dim + d] = tensor[at + d] * scale;
         desk->level[i] = -INFINITY;
         desk->total[i] = 0.0f;
     }
+    memset(desk->sums, 0, (size_t)(all * dim) * sizeof(float));
 }
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
@@ -148,47 +133,14 @@ static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
     }
 }
 
-static float largest_of(const float *scores, int64_t width, float before) {
-    float lane[STRIP], largest = before;
-    for (int l = 0; l < STRIP; l++)
-        lane[l] = before;
-    for (int64_t j = 0; j < width; j += STRIP)
-#pragma omp simd
-        for (int l = 0; l < STRIP; l++)
-            lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
-    for (int l = 0; l < STRIP; l++)
-        largest = lane[l] > largest ? lane[l] : largest;
-    return largest;
-}
-
-static float weigh_scores(float *scores, int64_t width, float level) {
-    float lane[STRIP] = {0.0f}, sum = 0.0f;
-    for (int64_t j = 0; j < width; j += STRIP)
-#pragma omp simd
-        for (int l = 0; l < STRIP; l++) {
-            scores[j + l] = cp_exp2(scores[j + l] - level);
-            lane[l] += scores[j + l];
-        }
-    for (int l = 0; l < STRIP; l++)
-        sum += lane[l];
-    return sum;
-}
-
-static void weigh_row(const cp_rows *desk, int64_t row, int64_t width) {
+static void weigh_row(const cp_rows *desk, int64_t row, int64_t reach,
+                      int64_t most) {
     const int64_t dim = desk->shape->head_dim;
-    float *scores = desk->scores + row * CP_ROW_KEYS;
-    for (int64_t j = desk->reach[row % desk->rows]; j < width; j++)
-        scores[j] = -INFINITY;
-    const float before = desk->level[row];
-    const float largest = largest_of(scores, width, before);
-    const float level = largest == -INFINITY ? 0.0f : largest;
-    const float keep = cp_exp2(before - level);
-    desk->level[row] = largest;
-    desk->total[row] =
-        desk->total[row] * keep + weigh_scores(scores, width, level);
-    if (keep != 1.0f)
-        for (int64_t d = 0; d < dim; d++)
-            desk->sums[row * dim + d] *= keep;
+    const float keep = cp_row_weigh(desk->scores + row * CP_ROW_KEYS, reach,
+                                    cp_ceil_divide(most, CP_STRIP) * CP_STRIP,
+                                    &desk->level[row], &desk->total[row]);
+    for (int64_t d = 0; keep != 1.0f && d < dim; d++)
+        desk->sums[row * dim + d] *= keep;
 }
 
 static inline __attribute__((always_inline)) void
@@ -204,13 +156,14 @@ add_keys(int keys, int64_t dim, int64_t width, const float *weights,
     }
 }
 
-static void add_values(const cp_rows *desk, int64_t h, int64_t j,
-                       const float *values, const float *soon, int64_t part) {
+static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
+                       int64_t j, const float *values, const float *soon,
+                       int64_t part) {
     const int64_t dim = desk->shape->head_dim;
     const int64_t width = desk->shape->kv_heads * dim;
     for (int64_t r = 0; r < desk->rows; r++) {
         fetch(soon + r * part, part);
-        const int64_t row = h * desk->rows + r, left = desk->reach[r] - j;
+        const int64_t row = h * desk->rows + r, left = reach[r] - j;
         const float *weights = desk->scores + row * CP_ROW_KEYS + j;
         float *sums = desk->sums + row * dim;
         if (left >= EIGHT)
@@ -226,27 +179,22 @@ void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
                  const float *value_rows) {
     const int64_t heads = desk->shape->kv_heads, dim = desk->shape->head_dim;
     const int64_t width = heads * dim;
-    int64_t most = 0;
-    /* Find how far each row sees. */
-    for (int64_t r = 0; r < desk->rows; r++) {
-        const cp_span span = queries.span;
-        const int64_t position = span.start + r / desk->group * span.step;
-        desk->reach[r] = cp_span_before(keys.span, position + 1);
-        most = cp_max(most, desk->reach[r]);
-    }
+    int64_t each[CP_FEW_ROWS];
+    cp_reach reach = {.of = each};
+    cp_reach_find(desk->shape, queries.span, keys.span, 0, desk->rows, &reach);
     const float *key = key_rows + keys.row * width;
     const float *value = value_rows + keys.row * width;
-    score_keys(desk, most, key, value);
+    score_keys(desk, reach.most, key, value);
     for (int64_t row = 0; row < heads * desk->rows; row++)
-        weigh_row(desk, row, cp_ceil_divide(most, STRIP) * STRIP);
-    for (int64_t j = 0; j < most; j += EIGHT) {
+        weigh_row(desk, row, each[row % desk->rows], reach.most);
+    for (int64_t j = 0; j < reach.most; j += EIGHT) {
         /* Find the keys to ask for meanwhile. */
         const int64_t next = cp_max(0, cp_min(EIGHT, following - j));
         const int64_t part = next * dim / desk->rows;
         const float *soon =
             next > 0 ? key + (keys.span.count + j) * width : key;
         for (int64_t h = 0; h < heads; h++)
-            add_values(desk, h, j, value + j * width + h * dim,
+            add_values(desk, each, h, j, value + j * width + h * dim,
                        soon + h * desk->rows * part, part);
     }
 }

@@ -8,27 +8,28 @@
 
 typedef struct {
     const cp_shape *shape;
-    int64_t group, rows; /* rows of one key head */
-    float *queries;      /* [kv_heads][rows][dim], scaled */
-    float *sums;         /* [kv_heads][rows][dim] */
-    float *scores;       /* [kv_heads][rows][CP_ROW_KEYS] */
-    float *level;        /* [kv_heads][rows], base 2 */
-    float *total;        /* [kv_heads][rows] */
-    int64_t *reach;      /* [rows] keys of the tile that each row sees */
+    int64_t rows;   /* of one key head */
+    float *queries; /* [kv_heads][rows][dim], scaled */
+    float *sums;    /* [kv_heads][rows][dim] */
+    float *scores;  /* [kv_heads][rows][CP_ROW_KEYS] */
+    float *level;   /* [kv_heads][rows], base 2 */
+    float *total;   /* [kv_heads][rows] */
 } cp_rows;
 
-enum { CP_ROW_KEYS = 64 }; /* of a tile */
-
-/* Floats of a desk for so many rows, queries times heads of a group, and the
- * desk in that much memory, which must begin on a cache line. */
-int64_t cp_rows_floats(const cp_shape *shape, int64_t rows);
-cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows, float *memory);
+enum {
+    CP_FEW_ROWS = 12, /* under a key head; more are many */
+    CP_ROW_KEYS = 64, /* of a tile */
+};
+/* A desk for so many rows, at most CP_FEW_ROWS, under each key head, in memory
+ * of the workspace. */
+cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
+                        cp_workspace *space);
 
 /* Take up queries, of all heads; tensor as in cp_attention. */
 void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor);
 
-/* Let them see a tile of at most CP_ROW_KEYS keys. The keys of so many rows of
- * the tensor that follow the tile's will be wanted next. */
+/* Let them see a tile of at most CP_ROW_KEYS keys, not apart. The keys of so
+ * many rows of the tensor that follow the tile's will be wanted next. */
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
                  int64_t following, const float *key_rows,
                  const float *value_rows);

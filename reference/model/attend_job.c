@@ -67,8 +67,8 @@ static cp_status open_call(const void *place, const cp_attend_call *call,
     it->place = place;
     it->call = call;
     *out = it;
-    CP_TRY(cp_store_new_of(job->ranks, it->place->only, 1, job->sequences,
-                           call->room, &job->shape, &it->store));
+    CP_TRY(cp_store_new(job->ranks, it->place->only, 1, job->sequences,
+                        call->room, &job->shape, &it->store));
     CP_TRY(cp_allocate(&it->seats, job->ranks, sizeof(seat), "ranks"));
     for (int r = 0; r < job->ranks; r++)
         if (it->place->only == CP_NOBODY || it->place->only == r)

@@ -31,9 +31,9 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     it->cores = options->cores > 0 ? options->cores : omp_get_num_procs();
     base->place = (cp_engine_place){place->crew, place->only, 1};
     base->row_bytes = facts->width * (int64_t)sizeof(float);
-    CP_TRY(cp_store_new_of(options->ranks, place->only, facts->layers,
-                           options->sequences, options->room, &facts->shape,
-                           &it->store));
+    CP_TRY(cp_store_new(options->ranks, place->only, facts->layers,
+                        options->sequences, options->room, &facts->shape,
+                        &it->store));
     if (options->trace)
         CP_TRY(cp_trace_new(options->ranks, &it->trace));
     if (place->only != CP_NOBODY)

@@ -214,7 +214,7 @@ static cp_status each(cp_pass *pass, int64_t layer, const char *name,
                       void (*program)(cp_rows *rows)) {
     state *s = (state *)pass;
     const int64_t blocks = cp_ceil_divide(s->count, s->block);
-    const double start = cp_trace_now(s->job->trace);
+    const double start = cp_clock();
     s->tracing.layer = layer;
     if (s->helpers == 1) {
         for (int64_t n = 0; n < blocks; n++)

@@ -1,11 +1,9 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
-/* Ranks as processes: MPI's messages, waits that end, and notes about failures.
- * Built with CP_HAVE_MPI, or as an empty shell without. */
+/* Ranks as processes: MPI's messages, waits that end, and words about
+ * failures. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "reference/ring/processes.h"
-
-#ifdef CP_HAVE_MPI
 
 #include <limits.h>
 #include <math.h>
@@ -16,49 +14,32 @@
 #include <string.h>
 #include <time.h>
 
-enum { MESSAGE, BARRIER, NOTE }; /* tags */
+enum { MESSAGE, BARRIER, WORD }; /* tags */
 
-enum note_kind {
-    FAILED,    /* with status; text says why */
-    WITHDRAWN, /* I have failed, and receive nothing any more */
-    LEFT,      /* I am done with run number, with status */
-    GOODBYE,   /* I shall not speak again; status is my exit's */
-    AWAIT,     /* for long: that rank; or CP_NOBODY again */
-};
-
-struct note {
-    int32_t kind, status, rank;
-    int64_t number;
+/* What a rank says of itself. */
+struct word {
+    int64_t left;      /* the last run that it has ended */
+    int32_t status;    /* of its failure, if it is the first; text says why */
+    int32_t silent;    /* the rank for which its patience ended; or CP_NOBODY */
+    int32_t awaits;    /* for long: that rank; or CP_NOBODY */
+    int32_t goodbye;   /* its exit status, after which it says no more; or -1 */
+    int32_t withdrawn; /* it has failed, and receives nothing any more */
     char text[480];
-};
-
-/* A note under way to all. */
-struct letter {
-    struct letter *next;
-    struct note note;
-    MPI_Request requests[]; /* [ranks] */
-};
-
-struct peer {
-    int64_t left;         /* the last run it ended */
-    double left_at;       /* by our clock */
-    bool withdrawn, gone; /* it receives nothing; it has said goodbye */
-    int status;           /* with which */
-    int awaits;
+    double heard; /* when, by the clock of who has heard it */
 };
 
 struct member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     MPI_Comm world;
-    struct peer *peers; /* [ranks] */
-    struct letter *letters;
     cp_mpi_options options;
-    int64_t runs;        /* begun */
-    cp_failure failure;  /* the first that this rank knows of */
-    double end;          /* after a failure: until when to wait for others */
-    bool settled;        /* after a failure */
-    bool silent;         /* MPI may not run any more: see settle */
-    char complaint[512]; /* the first that came with a goodbye */
+    struct word *words; /* [ranks] the last of each, and our own */
+    struct word *own;   /* that one */
+    void *outbox;       /* words that MPI has not sent yet */
+    int64_t runs;       /* begun */
+    cp_failure failure; /* the first that this rank knows of */
+    double end;         /* after a failure: until when to wait for others */
+    bool settled;       /* after a failure */
+    bool silent;        /* MPI may not run any more: see settle */
 };
 
 static cp_status fail_mpi(int code) {
@@ -68,39 +49,10 @@ static cp_status fail_mpi(int code) {
     return cp_fail(CP_BROKEN, "%.300s", text);
 }
 
-static void say(struct member *me, const struct note *note) {
-    const int ranks = me->comm.ranks;
-    struct letter *letter =
-        malloc(sizeof(*letter) + (size_t)ranks * sizeof(MPI_Request));
-    if (letter == NULL || me->silent) {
-        free(letter);
-        return;
-    }
-    letter->note = *note;
-    letter->next = me->letters;
-    me->letters = letter;
-    for (int r = 0; r < ranks; r++) {
-        letter->requests[r] = MPI_REQUEST_NULL;
+static void say(const struct member *me) {
+    for (int r = 0; r < me->comm.ranks && !me->silent; r++)
         if (r != me->comm.rank)
-            MPI_Isend(&letter->note, sizeof(*note), MPI_BYTE, r, NOTE,
-                      me->world, &letter->requests[r]);
-    }
-}
-
-static void sweep(struct member *me) {
-    struct letter **link = &me->letters;
-    while (*link != NULL) {
-        struct letter *letter = *link;
-        int sent = 0;
-        MPI_Testall(me->comm.ranks, letter->requests, &sent,
-                    MPI_STATUSES_IGNORE);
-        if (sent) {
-            *link = letter->next;
-            free(letter);
-        } else {
-            link = &letter->next;
-        }
-    }
+            MPI_Bsend(me->own, sizeof(*me->own), MPI_BYTE, r, WORD, me->world);
 }
 
 enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
@@ -110,10 +62,10 @@ static void announce(struct member *me, int silent) {
     me->end = cp_clock() + (silent == CP_NOBODY ? GRACE : GRACE_OF_SILENT);
     if (failure->rank != me->comm.rank)
         return;
-    struct note note = {
-        .kind = FAILED, .status = (int32_t)failure->status, .rank = silent};
-    snprintf(note.text, sizeof(note.text), "%.479s", failure->message);
-    say(me, &note);
+    me->own->status = (int32_t)failure->status;
+    me->own->silent = silent;
+    snprintf(me->own->text, sizeof(me->own->text), "%.479s", failure->message);
+    say(me);
 }
 
 static void note_failure(struct member *me, int rank, cp_status status,
@@ -122,111 +74,93 @@ static void note_failure(struct member *me, int rank, cp_status status,
         announce(me, silent);
 }
 
-static void heed(struct member *me, int from, const struct note *note) {
-    struct peer *peer = &me->peers[from];
-    const cp_status status = (cp_status)note->status;
-    switch ((enum note_kind)note->kind) {
-    case FAILED:
-        note_failure(me, from, cp_fail(status, "%s", note->text), note->rank);
-        break;
-    case WITHDRAWN:
-        peer->withdrawn = true;
-        break;
-    case LEFT:
-        peer->left = note->number;
-        peer->left_at = cp_clock();
-        if (me->failure.happened && me->failure.rank == from && status != CP_OK)
-            me->failure.status = status;
-        break;
-    case GOODBYE:
-        peer->gone = true;
-        peer->status = note->status;
-        if (peer->status != 0 && me->complaint[0] == '\0')
-            snprintf(me->complaint, sizeof(me->complaint), "%s", note->text);
-        break;
-    case AWAIT:
-        peer->awaits = note->rank;
-        break;
-    }
+static void heed(struct member *me, int from) {
+    const struct word *word = &me->words[from];
+    const cp_status status = (cp_status)word->status;
+    if (status == CP_OK)
+        return;
+    if (!me->failure.happened)
+        note_failure(me, from, cp_fail(status, "%s", word->text), word->silent);
+    if (me->failure.rank == from)
+        me->failure.status = status;
 }
 
-static void poll(struct member *me) {
-    struct note note;
+static void hear(struct member *me) {
     MPI_Status from;
     for (int any = !me->silent; any;) {
-        MPI_Iprobe(MPI_ANY_SOURCE, NOTE, me->world, &any, &from);
+        MPI_Iprobe(MPI_ANY_SOURCE, WORD, me->world, &any, &from);
         if (!any)
-            break;
-        MPI_Recv(&note, sizeof(note), MPI_BYTE, from.MPI_SOURCE, NOTE,
+            return;
+        struct word *word = &me->words[from.MPI_SOURCE];
+        MPI_Recv(word, sizeof(*word), MPI_BYTE, from.MPI_SOURCE, WORD,
                  me->world, MPI_STATUS_IGNORE);
-        heed(me, from.MPI_SOURCE, &note);
+        word->heard = cp_clock();
+        heed(me, from.MPI_SOURCE);
     }
-    if (!me->silent)
-        sweep(me);
 }
 
-static int64_t pieces_of(const struct member *me, const cp_half *half) {
-    return cp_max(1, cp_ceil_divide(half->bytes, me->options.piece));
-}
-
-static int piece_bytes(const struct member *me, const cp_half *half,
-                       int64_t n) {
-    const int64_t piece = me->options.piece;
-    return (int)cp_min(piece, half->bytes - n * piece);
+/* The type of a message's elements; returns how many there are. */
+static int type_of(int64_t bytes, int64_t piece, MPI_Datatype *type) {
+    const int counts[] = {(int)(bytes / piece), (int)(bytes % piece)};
+    const MPI_Aint starts[] = {0, (MPI_Aint)(bytes - bytes % piece)};
+    MPI_Datatype parts[] = {MPI_BYTE, MPI_BYTE};
+    *type = MPI_BYTE;
+    if (bytes <= piece)
+        return (int)bytes;
+    MPI_Type_contiguous((int)piece, MPI_BYTE, &parts[0]);
+    MPI_Type_create_struct(2, counts, starts, parts, type);
+    MPI_Type_commit(type);
+    MPI_Type_free(&parts[0]);
+    return 1;
 }
 
 static cp_status start(struct member *me, cp_half *half, bool sends, int tag) {
+    MPI_Datatype type;
+    MPI_Request *request;
     if (half->state != CP_HALF_POSTED)
         return CP_OK;
-    const int64_t pieces = pieces_of(me, half);
-    MPI_Request *requests;
-    CP_TRY(cp_allocate(&requests, pieces, sizeof(*requests),
-                       "the pieces of a message"));
-    half->way = requests;
-    for (int64_t n = 0; n < pieces; n++)
-        requests[n] = MPI_REQUEST_NULL;
-    for (int64_t n = 0; n < pieces; n++) {
-        char *data = (char *)half->data + n * me->options.piece;
-        const int bytes = piece_bytes(me, half, n);
-        const int code = sends ? MPI_Isend(data, bytes, MPI_BYTE, half->peer,
-                                           tag, me->world, &requests[n])
-                               : MPI_Irecv(data, bytes, MPI_BYTE, half->peer,
-                                           tag, me->world, &requests[n]);
-        if (code != MPI_SUCCESS)
-            return fail_mpi(code);
-    }
-    return CP_OK;
+    CP_TRY(cp_allocate(&request, 1, sizeof(*request), "a message's request"));
+    *request = MPI_REQUEST_NULL;
+    half->way = request;
+    const int count = type_of(half->bytes, me->options.piece, &type);
+    const int code = sends ? MPI_Isend(half->data, count, type, half->peer, tag,
+                                       me->world, request)
+                           : MPI_Irecv(half->data, count, type, half->peer, tag,
+                                       me->world, request);
+    if (type != MPI_BYTE)
+        MPI_Type_free(&type);
+    return code == MPI_SUCCESS ? CP_OK : fail_mpi(code);
 }
 
-static cp_status test(struct member *me, const cp_exchange *exchange,
-                      cp_half *half) {
-    MPI_Request *requests = half->way;
-    const bool receives = half == &exchange->receive;
-    for (int64_t n = 0; requests != NULL && n < pieces_of(me, half); n++) {
-        MPI_Status status;
-        int done = 0, class = MPI_SUCCESS, bytes = 0;
-        if (requests[n] == MPI_REQUEST_NULL)
-            continue;
-        const int code = MPI_Test(&requests[n], &done, &status);
-        if (code == MPI_SUCCESS && !done)
-            return CP_OK;
-        MPI_Error_class(code, &class);
-        if (code != MPI_SUCCESS && class != MPI_ERR_TRUNCATE)
-            return fail_mpi(code);
-        if (code == MPI_SUCCESS && receives)
-            MPI_Get_count(&status, MPI_BYTE, &bytes);
-        if (receives && bytes != piece_bytes(me, half, n))
-            return cp_fail(CP_BROKEN,
-                           "rank %d sends %s to rank %d in %s, which expects "
-                           "%lld bytes",
-                           half->peer, code == MPI_SUCCESS ? "less" : "more",
-                           me->comm.rank, exchange->call,
-                           (long long)half->bytes);
-    }
-    if (requests != NULL)
-        half->state = CP_HALF_DONE;
-    free(requests);
+static void release(cp_half *half) {
+    free(half->way);
     half->way = NULL;
+}
+
+static cp_status test(const struct member *me, const cp_exchange *exchange,
+                      cp_half *half) {
+    const bool receives = half == &exchange->receive;
+    MPI_Status status;
+    MPI_Count bytes = 0;
+    int done = 0, class = MPI_SUCCESS;
+    if (half->way == NULL)
+        return CP_OK;
+    const int code = MPI_Test(half->way, &done, &status);
+    if (code == MPI_SUCCESS && !done)
+        return CP_OK;
+    MPI_Error_class(code, &class);
+    if (code != MPI_SUCCESS && class != MPI_ERR_TRUNCATE)
+        return fail_mpi(code);
+    if (code == MPI_SUCCESS && receives)
+        MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
+    if (receives && bytes != half->bytes)
+        return cp_fail(CP_BROKEN,
+                       "rank %d sends %s to rank %d in %s, which expects %ld "
+                       "bytes",
+                       half->peer, code == MPI_SUCCESS ? "less" : "more",
+                       me->comm.rank, exchange->call, half->bytes);
+    half->state = CP_HALF_DONE;
+    release(half);
     return CP_OK;
 }
 
@@ -240,18 +174,32 @@ static void rest(int *polls) {
         sched_yield();
 }
 
-static double deadline(const struct member *me) {
-    return me->options.patience > 0 ? cp_clock() + me->options.patience
-                                    : INFINITY;
+static double deadline(double patience) {
+    return patience > 0 ? cp_clock() + patience : INFINITY;
 }
 
-static double parting(const struct member *me) {
-    return me->failure.happened ? fmin(deadline(me), me->end) : deadline(me);
+static bool wait_until(struct member *me, bool (*so)(const struct member *),
+                       double end) {
+    for (int polls = 0; !me->silent; rest(&polls)) {
+        hear(me);
+        if (so(me))
+            return true;
+        if (cp_clock() > (me->failure.happened ? me->end : end))
+            return false;
+    }
+    return false;
+}
+
+static void await(struct member *me, int rank) {
+    if (me->own->awaits == rank)
+        return;
+    me->own->awaits = rank;
+    say(me);
 }
 
 static int silent_behind(const struct member *me, int peer) {
     for (int n = 0; n < me->comm.ranks; n++) {
-        const int next = me->peers[peer].awaits;
+        const int next = me->words[peer].awaits;
         if (next == CP_NOBODY || next == me->comm.rank)
             return peer;
         peer = next;
@@ -259,73 +207,56 @@ static int silent_behind(const struct member *me, int peer) {
     return peer;
 }
 
-static int peer_of(const cp_exchange *exchange) {
-    const cp_half *receive = &exchange->receive;
-    return receive->state == CP_HALF_POSTED ? receive->peer
-                                            : exchange->send.peer;
-}
 static bool has_left(const struct member *me, int peer) {
     enum { MILLISECONDS = 50 };
-    const struct peer *it = &me->peers[peer];
-    return it->gone || (it->left >= me->runs &&
-                        cp_clock() > it->left_at + MILLISECONDS / 1000.0);
+    const struct word *word = &me->words[peer];
+    return word->goodbye >= 0 ||
+           (word->left >= me->runs &&
+            cp_clock() > word->heard + MILLISECONDS / 1000.0);
 }
 
-static bool in_hand(const struct member *me, cp_half *half) {
-    MPI_Request *requests = half->way;
-    bool any = false;
-    for (int64_t n = 0; requests != NULL && n < pieces_of(me, half); n++) {
-        int done = 0;
-        if (requests[n] != MPI_REQUEST_NULL &&
-            MPI_Test(&requests[n], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS)
-            any = any || !done;
-    }
-    if (any)
+static bool in_hand(cp_half *half) {
+    MPI_Request *request = half->way;
+    int done = 0;
+    if (request == NULL)
+        return false;
+    if (*request != MPI_REQUEST_NULL &&
+        MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done)
         return true;
-    free(requests);
-    half->way = NULL;
+    release(half);
     return false;
 }
 
-static bool any_in_hand(const struct member *me, bool sends) {
-    bool any = false;
-    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
-        cp_half *half = sends ? &e->send : &e->receive;
-        if (!in_hand(me, half))
-            continue;
-        const struct peer *peer = &me->peers[half->peer];
-        any = any || !sends || !(peer->withdrawn || peer->gone);
-    }
-    return any;
+static bool receives_are_back(const struct member *me) {
+    bool back = true;
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
+        back = !in_hand(&e->receive) && back;
+    return back;
 }
 
-static void cancel_receives(struct member *me) {
-    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
-        MPI_Request *requests = e->receive.way;
-        for (int64_t n = 0; requests != NULL && n < pieces_of(me, &e->receive);
-             n++)
-            if (requests[n] != MPI_REQUEST_NULL)
-                MPI_Cancel(&requests[n]);
-    }
-}
-
-static void await_end(struct member *me, bool sends) {
-    int polls = 0;
-    while (!me->silent && any_in_hand(me, sends) && cp_clock() < parting(me)) {
-        poll(me);
-        rest(&polls);
-    }
+static bool sends_are_back(const struct member *me) {
+    bool back = true;
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
+        if (in_hand(&e->send)) {
+            const struct word *word = &me->words[e->send.peer];
+            back = back && (word->withdrawn || word->goodbye >= 0);
+        }
+    return back;
 }
 
 static void settle(struct member *me) {
     if (me->settled || !me->failure.happened)
         return;
     me->settled = true;
-    cancel_receives(me);
-    await_end(me, false);
-    me->silent = any_in_hand(me, false);
-    say(me, &(struct note){.kind = WITHDRAWN});
-    await_end(me, true);
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
+        MPI_Request *request = e->receive.way;
+        if (request != NULL && *request != MPI_REQUEST_NULL)
+            MPI_Cancel(request);
+    }
+    me->silent = !wait_until(me, receives_are_back, me->end);
+    me->own->withdrawn = true;
+    say(me);
+    wait_until(me, sends_are_back, me->end);
     while (me->comm.oldest != NULL)
         cp_exchange_remove(&me->comm, me->comm.oldest);
 }
@@ -338,16 +269,6 @@ static cp_status join_failure(struct member *me) {
 static cp_status mpi_fail(cp_comm *comm, cp_status status) {
     struct member *me = (struct member *)comm;
     note_failure(me, comm->rank, status, CP_NOBODY);
-    return join_failure(me);
-}
-
-static cp_status give_up_patience(struct member *me,
-                                  const cp_exchange *exchange) {
-    const int silent = silent_behind(me, peer_of(exchange));
-    const cp_status status =
-        cp_exchange_fail(exchange, ", in vain for %g s: rank %d is silent",
-                         me->options.patience, silent);
-    note_failure(me, me->comm.rank, status, silent);
     return join_failure(me);
 }
 
@@ -374,19 +295,23 @@ static cp_status test_all(struct member *me, cp_exchange *first,
             return CP_OK;
     }
 }
-
-static void await(struct member *me, int rank) {
-    say(me, &(struct note){.kind = AWAIT, .rank = rank});
+static cp_status give_up_patience(struct member *me,
+                                  const cp_exchange *exchange, int peer) {
+    const int silent = silent_behind(me, peer);
+    note_failure(me, me->comm.rank,
+                 cp_exchange_fail(exchange,
+                                  ", in vain for %g s: rank %d is silent",
+                                  me->options.patience, silent),
+                 silent);
+    return join_failure(me);
 }
 
 static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
                               cp_exchange *last) {
     struct member *me = (struct member *)comm;
-    const double end = deadline(me), half = end - me->options.patience / 2;
-    bool told = false;
-    int polls = 0;
-    for (;; rest(&polls)) {
-        poll(me);
+    const double patience = me->options.patience, end = deadline(patience);
+    for (int polls = 0;; rest(&polls)) {
+        hear(me);
         if (me->failure.happened)
             return join_failure(me);
         const cp_status status = test_all(me, first, last);
@@ -395,63 +320,56 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
         const cp_exchange *unmet = cp_exchange_unmet(first, last);
         if (unmet == NULL)
             break;
-        const int peer = peer_of(unmet);
+        const bool receives = unmet->receive.state == CP_HALF_POSTED;
+        const int peer = receives ? unmet->receive.peer : unmet->send.peer;
         if (has_left(me, peer))
             return mpi_fail(
                 comm, cp_exchange_fail(unmet, ", but rank %d has left", peer));
         if (cp_clock() > end)
-            return give_up_patience(me, unmet);
-        if (!told && cp_clock() > half)
+            return give_up_patience(me, unmet, peer);
+        if (cp_clock() > end - patience / 2)
             await(me, peer);
-        told = told || cp_clock() > half;
     }
-    if (told)
-        await(me, CP_NOBODY);
+    await(me, CP_NOBODY);
     cp_exchange_remove_all(comm, first, last);
     return CP_OK;
 }
 
 static void mpi_poke(cp_comm *comm) {
-    poll((struct member *)comm);
+    hear((struct member *)comm);
 }
 
 static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail, mpi_poke};
 static const cp_comm_ops unpoked_ops = {mpi_post, mpi_complete, mpi_fail, NULL};
 
 static int first_missing(const struct member *me, bool goodbye) {
-    for (int r = 0; r < me->comm.ranks; r++) {
-        const struct peer *peer = &me->peers[r];
-        if (r != me->comm.rank && !peer->gone &&
-            (goodbye || peer->left < me->runs))
+    for (int r = 0; r < me->comm.ranks; r++)
+        if (me->words[r].goodbye < 0 &&
+            (goodbye || me->words[r].left < me->runs))
             return r;
-    }
     return CP_NOBODY;
+}
+
+static bool all_have_left(const struct member *me) {
+    return first_missing(me, false) == CP_NOBODY;
 }
 
 static void leave(struct member *me) {
     const cp_failure *failure = &me->failure;
-    const bool ours = failure->happened && failure->rank == me->comm.rank;
-    const cp_status status = ours ? failure->status : CP_OK;
-    const double patience = deadline(me);
-    int polls = 0;
-    say(me, &(struct note){
-                .kind = LEFT, .number = me->runs, .status = (int32_t)status});
-    for (poll(me); !me->silent; poll(me)) {
-        const int late = first_missing(me, false);
-        if (late == CP_NOBODY ||
-            cp_clock() > (failure->happened ? me->end : patience))
-            break;
-        rest(&polls);
-    }
-    /* Complain about those who have not left. */
+    if (failure->happened && failure->rank == me->comm.rank)
+        me->own->status = (int32_t)failure->status;
+    me->own->left = me->runs;
+    say(me);
+    if (wait_until(me, all_have_left, deadline(me->options.patience)) ||
+        failure->happened)
+        return;
     const int late = first_missing(me, false);
-    if (late != CP_NOBODY && !failure->happened)
-        note_failure(me, me->comm.rank,
-                     cp_fail(CP_BROKEN,
-                             "waits at the end of call %lld, in vain for %g s: "
-                             "rank %d is silent",
-                             (long long)me->runs, me->options.patience, late),
-                     late);
+    note_failure(me, me->comm.rank,
+                 cp_fail(CP_BROKEN,
+                         "waits at the end of call %ld, in vain for %g s: rank "
+                         "%d is silent",
+                         me->runs, me->options.patience, late),
+                 late);
 }
 
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
@@ -481,20 +399,41 @@ static cp_status start_mpi(void) {
 }
 
 static cp_status duplicate(double patience, MPI_Comm *out) {
-    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
+    const double end = deadline(patience);
     MPI_Request request;
     int done = 0, polls = 0;
     if (MPI_Comm_idup(MPI_COMM_WORLD, out, &request) != MPI_SUCCESS)
         return cp_fail(CP_BROKEN, "MPI cannot make a communicator");
-    for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
-         MPI_Test(&request, &done, MPI_STATUS_IGNORE)) {
-        if (cp_clock() > end)
+    for (; !done; rest(&polls)) {
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (!done && cp_clock() > end)
             return cp_fail(CP_BROKEN,
                            "not all processes have started within %g s",
                            patience);
-        rest(&polls);
     }
     return CP_OK;
+}
+
+enum { OUTBOX = 16 }; /* words to each rank */
+
+static cp_status begin(struct member *me) {
+    const int ranks = me->comm.ranks;
+    const int64_t outbox =
+        ranks * OUTBOX * (int64_t)(sizeof(struct word) + MPI_BSEND_OVERHEAD);
+    CP_TRY(cp_allocate(&me->words, ranks, sizeof(*me->words), "the ranks"));
+    CP_TRY(cp_allocate(&me->outbox, outbox, 1, "words to the ranks"));
+    me->own = &me->words[me->comm.rank];
+    for (int r = 0; r < ranks; r++)
+        me->words[r].awaits = me->words[r].goodbye = CP_NOBODY;
+    CP_TRY(duplicate(me->options.patience, &me->world));
+    MPI_Buffer_attach(me->outbox, (int)outbox);
+    return CP_OK;
+}
+
+static void forget(struct member *me) {
+    free(me->words);
+    free(me->outbox);
+    free(me);
 }
 
 cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
@@ -502,8 +441,8 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     *out = NULL;
     if (!(options->patience >= 0) || options->piece < 0 ||
         options->piece > INT_MAX)
-        return cp_fail(CP_INVALID, "cannot wait for %g s, or send %lld bytes",
-                       options->patience, (long long)options->piece);
+        return cp_refuse("cannot wait for %g s, or send %ld bytes",
+                         options->patience, options->piece);
     CP_TRY(start_mpi());
     CP_TRY(cp_allocate(&me, 1, sizeof(*me), "a communicator"));
     me->options = *options;
@@ -512,48 +451,48 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     me->comm.ops = options->unpoked ? &unpoked_ops : &mpi_ops;
     MPI_Comm_rank(MPI_COMM_WORLD, &me->comm.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &me->comm.ranks);
-    cp_status status = cp_allocate(&me->peers, me->comm.ranks,
-                                   sizeof(*me->peers), "the other ranks");
-    for (int r = 0; r < me->comm.ranks && status == CP_OK; r++)
-        me->peers[r].awaits = CP_NOBODY;
+    const cp_status status = begin(me);
     if (status == CP_OK)
-        status = duplicate(options->patience, &me->world);
-    if (status == CP_OK) {
         *out = &me->comm;
-        return CP_OK;
-    }
-    free(me->peers);
-    free(me);
+    else
+        forget(me);
     return status;
+}
+
+static bool all_are_gone(const struct member *me) {
+    return first_missing(me, true) == CP_NOBODY;
 }
 
 int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     struct member *me = (struct member *)comm;
-    struct note note = {.kind = GOODBYE, .status = status};
-    const double end = fmax(parting(me), cp_clock() + FAREWELL);
-    int polls = 0, worst = status, missing;
-    snprintf(note.text, sizeof(note.text), "%.479s",
+    const double end = cp_clock() + FAREWELL;
+    const char *complaint = "";
+    int worst = status, room;
+    me->end = fmax(me->end, end);
+    me->own->goodbye = status;
+    snprintf(me->own->text, sizeof(me->own->text), "%.479s",
              status == 0 ? "" : cp_message());
-    say(me, &note);
-    for (poll(me); !me->silent && cp_clock() < end; poll(me)) {
-        if (first_missing(me, true) == CP_NOBODY && me->letters == NULL)
-            break;
-        rest(&polls);
-    }
-    missing = first_missing(me, true);
+    say(me);
+    const bool well =
+        wait_until(me, all_are_gone, fmax(deadline(me->options.patience), end));
     *speaks = true;
     for (int r = 0; r < comm->ranks; r++) {
-        worst = worst > me->peers[r].status ? worst : me->peers[r].status;
-        *speaks = *speaks && !(r < comm->rank && me->peers[r].gone);
+        const struct word *word = &me->words[r];
+        worst = (int)cp_max(worst, word->goodbye);
+        *speaks = *speaks && !(r < comm->rank && word->goodbye >= 0);
+        if (word->goodbye > 0 && complaint[0] == '\0')
+            complaint = word->text;
     }
-    if (status == 0 && me->complaint[0] != '\0')
-        cp_fail(CP_BROKEN, "%s", me->complaint);
-    else if (status == 0 && missing != CP_NOBODY)
-        cp_fail(CP_BROKEN, "rank %d has gone without a word", missing);
-    const bool well = missing == CP_NOBODY && !me->silent;
-    free(me->peers);
-    free(me);
-    return well ? worst : -1;
+    if (status == 0 && complaint[0] != '\0')
+        cp_fail(CP_BROKEN, "%s", complaint);
+    else if (status == 0 && !all_are_gone(me))
+        cp_fail(CP_BROKEN, "rank %d has gone without a word",
+                first_missing(me, true));
+    if (!well)
+        return -1;
+    MPI_Buffer_detach(&me->outbox, &room);
+    forget(me);
+    return worst;
 }
 void cp_mpi_end(bool orderly) {
     int started = 0, ended = 0;
@@ -579,51 +518,3 @@ int cp_mpi_local(cp_comm *comm) {
     MPI_Comm_free(&here);
     return size;
 }
-
-const char *cp_mpi_name(void) {
-#ifdef OPEN_MPI
-    return "Open MPI";
-#elif defined(MPICH_NAME)
-    return "MPICH";
-#else
-    return "MPI";
-#endif
-}
-
-#else
-
-cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm) {
-    (void)options;
-    *comm = NULL;
-    return cp_fail(CP_BROKEN, "MPI is not built in");
-}
-
-cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
-    (void)comm, (void)function, (void)context;
-    return cp_fail(CP_BROKEN, "MPI is not built in");
-}
-
-int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
-    (void)comm;
-    *speaks = true;
-    return status;
-}
-
-void cp_mpi_end(bool orderly) {
-    (void)orderly;
-}
-
-void cp_mpi_set_patience(cp_comm *comm, double seconds) {
-    (void)comm, (void)seconds;
-}
-
-int cp_mpi_local(cp_comm *comm) {
-    (void)comm;
-    return 1;
-}
-
-const char *cp_mpi_name(void) {
-    return NULL;
-}
-
-#endif

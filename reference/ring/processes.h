@@ -9,14 +9,14 @@
 
 typedef struct {
     double patience; /* seconds that a wait may last; 0: for ever */
-    int64_t piece;   /* most bytes in one message of MPI's; 0: 1 GiB */
+    int64_t piece;   /* most bytes that MPI counts singly; 0: 1 GiB */
     bool unpoked;    /* for measurements: a poke does nothing */
 } cp_mpi_options;
 
 /* Start MPI if need be, and make a communicator of all processes that the
  * launcher started. All of them must call it, with the same options. Fails
  * with CP_INVALID, CP_MEMORY, or CP_BROKEN, also if not all have called it
- * when patience ends, or if MPI is not built in. */
+ * when patience ends. */
 cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm);
 
 /* Run function(comm, context), which is this process's rank, and return when
@@ -40,8 +40,5 @@ void cp_mpi_set_patience(cp_comm *comm, double seconds);
 
 /* How many of the processes are on this machine. */
 int cp_mpi_local(cp_comm *comm);
-
-/* The library, for --version; NULL: none is built in. */
-const char *cp_mpi_name(void);
 
 #endif

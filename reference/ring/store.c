@@ -5,46 +5,34 @@
 #include <stdlib.h>
 
 struct cp_store {
-    int64_t layers, row_count, width;
+    int64_t layers;
     int64_t count;  /* tensors: ranks x layers x (keys, values) */
     float **tensor; /* [rank][layer][keys, values] */
 };
 
-cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
+cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out) {
-    return cp_store_new_of(ranks, -1, layers, sequences, room, shape, out);
-}
-
-cp_status cp_store_new_of(int ranks, int only, int64_t layers,
-                          int64_t sequences, int64_t room,
-                          const cp_shape *shape, cp_store **out) {
+    cp_store *store;
+    int64_t elements = shape->kv_heads * shape->head_dim;
     *out = NULL;
-    cp_store *store = NULL;
-    cp_status status = cp_allocate(&store, 1, sizeof(*store), "a store");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&store, 1, sizeof(*store), "a store"));
     store->layers = layers;
-    store->width = shape->kv_heads * shape->head_dim;
-    /* Allocate the tensors of a store. */
-    int64_t elements = 0;
-    if (!cp_multiply(sequences, room, &store->row_count) ||
-        !cp_multiply(store->row_count, store->width, &elements) ||
+    if (!cp_multiply(elements, sequences, &elements) ||
+        !cp_multiply(elements, room, &elements) ||
         !cp_multiply(2 * (int64_t)ranks, layers, &store->count))
-        elements = -1;
-    status =
+        elements = store->count = -1;
+    cp_status status =
         cp_allocate(&store->tensor, store->count, sizeof(float *), "a store");
     for (int64_t n = 0; n < store->count && status == CP_OK; n++)
-        if (only < 0 || n / (2 * layers) == only)
+        if (only == CP_NOBODY || n / (2 * layers) == only)
             status = cp_allocate_lines(&store->tensor[n], elements,
                                        sizeof(float), "the cache of a layer");
-    if (status != CP_OK) {
+    if (status == CP_OK)
+        *out = store;
+    else
         cp_store_free(store);
-        return status;
-    }
-    *out = store;
-    return CP_OK;
+    return status;
 }
-
 void cp_store_free(cp_store *store) {
     if (store == NULL)
         return;

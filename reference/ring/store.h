@@ -4,21 +4,17 @@
 #define CP_STORE_H
 
 #include "ring/cache.h"
+#include "ring/comm.h"
 
 /* The tensors of a cache: for each rank and layer, keys and values, each
  * [sequences * room][N_KV][D_H]. */
 typedef struct cp_store cp_store;
 
-/* Rows are zero at first, and cost memory only once they are written. Fails
- * with CP_MEMORY. */
-cp_status cp_store_new(int ranks, int64_t layers, int64_t sequences,
+/* Rows cost memory only once they are written. only: the one rank that is in
+ * this process, where the tensors of the others are NULL; CP_NOBODY: all are
+ * here. Fails with CP_MEMORY. */
+cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out);
-
-/* The same where only one rank is in this process; the tensors of the others
- * are NULL. With only = -1 all are here. */
-cp_status cp_store_new_of(int ranks, int only, int64_t layers,
-                          int64_t sequences, int64_t room,
-                          const cp_shape *shape, cp_store **out);
 
 void cp_store_free(cp_store *store);
 

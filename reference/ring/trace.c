@@ -19,35 +19,25 @@ void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
                       double start, double end) {
     const cp_trace_context *mine = context;
     const cp_plan *plan = cp_walker_plan(walker);
-    const bool sends = op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
-    const bool collects =
-        op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER;
-    int64_t bytes = sends || collects ? plan->slots[op->in.slot].bytes : 0;
-    if (collects)
-        bytes *= plan->layout->ranks - 1;
+    const int64_t bytes =
+        cp_op_messages(plan, op) * plan->slots[op->in.slot].bytes;
     note(mine, (cp_stretch){cp_op_name(op->kind), start, end, mine->layer,
                             bytes, op->hop});
-}
-
-double cp_trace_now(const cp_trace *trace) {
-    return trace != NULL ? cp_clock() : 0.0;
 }
 
 void cp_trace_layers(const cp_trace_context *context, const char *what,
                      double start) {
     if (context->trace != NULL)
-        note(context, (cp_stretch){what, start, cp_trace_now(context->trace),
-                                   context->layer, 0, 0});
+        note(context,
+             (cp_stretch){what, start, cp_clock(), context->layer, 0, 0});
 }
 
 cp_status cp_trace_new(int ranks, cp_trace **out) {
-    *out = NULL;
     cp_trace *trace;
-    cp_status status = cp_allocate(&trace, 1, sizeof(*trace), "a trace");
-    if (status != CP_OK)
-        return status;
-    trace->origin = cp_trace_now(trace);
-    status = cp_history_new(ranks, 1, NULL, &trace->history);
+    *out = NULL;
+    CP_TRY(cp_allocate(&trace, 1, sizeof(*trace), "a trace"));
+    trace->origin = cp_clock();
+    const cp_status status = cp_history_new(ranks, 1, NULL, &trace->history);
     if (status == CP_OK)
         *out = trace;
     else

@@ -26,7 +26,6 @@ void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
  * now. Nothing happens without a trace. */
 void cp_trace_layers(const cp_trace_context *context, const char *what,
                      double start);
-double cp_trace_now(const cp_trace *trace);
 
 /* Write all as Chrome trace JSON. Fails as cp_save does. */
 cp_status cp_trace_write(const cp_trace *trace, const char *path);

@@ -9,6 +9,10 @@
 
 #include "reference/attend/fast.h"
 
+typedef struct {
+    float *keys, *values; /* [rows][N_KV][D_H] */
+} tensors;
+
 struct cp_walker {
     const cp_plan *plan;
     int rank;
@@ -17,18 +21,16 @@ struct cp_walker {
     cp_partial result;
     const void **send; /* [ranks] scratch for collectives */
     void **receive;
-    cp_comm *comm;        /* during a walk */
-    float *keys, *values; /* during a walk: the cache of this layer */
-    cp_pieces labelled;   /* decode: what the labels of a block say */
+    cp_comm *comm; /* during a walk */
+    tensors cache; /* during a walk: of this layer */
 };
 
 static cp_status allocate_slots(cp_walker *walker) {
     const cp_plan *plan = walker->plan;
+    cp_status status = CP_OK;
     bool *needed;
-    cp_status status =
-        cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots");
-    if (status == CP_OK)
-        cp_plan_slots_needed(plan, walker->rank, needed);
+    CP_TRY(cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots"));
+    cp_plan_slots_needed(plan, walker->rank, needed);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
         if (needed[slot])
             status = cp_allocate_lines(&walker->slots[slot],
@@ -37,10 +39,11 @@ static cp_status allocate_slots(cp_walker *walker) {
     return status;
 }
 
-static float *slot_values(const cp_walker *walker, int slot) {
-    const cp_plan *plan = walker->plan;
-    return (float *)walker->slots[slot] +
-           plan->slots[slot].rows * plan->shape.kv_heads * plan->shape.head_dim;
+static tensors slot_tensors(const cp_walker *walker, int slot) {
+    const cp_shape *shape = &walker->plan->shape;
+    const int64_t rows = walker->plan->slots[slot].rows;
+    float *keys = walker->slots[slot];
+    return (tensors){keys, keys + rows * shape->kv_heads * shape->head_dim};
 }
 
 cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
@@ -65,7 +68,7 @@ float *cp_walker_new_keys(cp_walker *walker) {
 }
 
 float *cp_walker_new_values(cp_walker *walker) {
-    return slot_values(walker, walker->plan->fresh);
+    return slot_tensors(walker, walker->plan->fresh).values;
 }
 
 const cp_partial *cp_walker_result(const cp_walker *walker) {
@@ -80,49 +83,33 @@ int cp_walker_rank(const cp_walker *walker) {
     return walker->rank;
 }
 
-static void copy_pieces(const cp_walker *walker, const cp_pieces *from,
-                        const float *source, const cp_pieces *to,
-                        float *target) {
+static void copy_rows(const cp_walker *walker, const cp_block *from,
+                      tensors source, const cp_block *to, tensors target) {
     const cp_shape *shape = &walker->plan->shape;
     const int64_t width = shape->kv_heads * shape->head_dim;
-    assert(from->count == to->count);
-    for (int64_t n = 0; n < from->count; n++) {
-        assert(from->items[n].span.count == to->items[n].span.count);
-        memcpy(target + to->items[n].row * width,
-               source + from->items[n].row * width,
-               (size_t)(from->items[n].span.count * width) * sizeof(float));
+    assert(from->pieces.count == to->pieces.count);
+    for (int64_t n = 0; n < from->pieces.count; n++) {
+        const cp_piece piece = from->pieces.items[n];
+        const int64_t row = to->pieces.items[n].row;
+        const size_t bytes = (size_t)(piece.span.count * width) * sizeof(float);
+        assert(piece.span.count == to->pieces.items[n].span.count);
+        memcpy(target.keys + row * width, source.keys + piece.row * width,
+               bytes);
+        memcpy(target.values + row * width, source.values + piece.row * width,
+               bytes);
     }
 }
-
-static void append(cp_walker *walker) {
-    const cp_layout *layout = walker->plan->layout;
-    const cp_pieces *from = &layout->queries[walker->rank].pieces;
-    const cp_pieces *to = &layout->appended[walker->rank].pieces;
-    copy_pieces(walker, from, cp_walker_new_keys(walker), to, walker->keys);
-    copy_pieces(walker, from, cp_walker_new_values(walker), to, walker->values);
-}
-
-static void pack(cp_walker *walker, int slot) {
-    const cp_layout *layout = walker->plan->layout;
-    const cp_pieces *from = &layout->cache[walker->rank].pieces;
-    const cp_pieces *to = &layout->keys[walker->rank].pieces;
-    copy_pieces(walker, from, walker->keys, to, walker->slots[slot]);
-    copy_pieces(walker, from, walker->values, to, slot_values(walker, slot));
-}
-
 static char *labels_of(const cp_walker *walker, int slot) {
     const cp_slot *size = &walker->plan->slots[slot];
     return (char *)walker->slots[slot] + size->bytes -
            size->rows * CP_LABEL_BYTES;
 }
 
-static void write_labels(cp_walker *walker) {
+static void write_labels(const cp_walker *walker) {
     const cp_pieces *mine = &walker->plan->layout->queries[walker->rank].pieces;
+    const cp_slot *size = &walker->plan->slots[walker->plan->queries];
     char *labels = labels_of(walker, walker->plan->queries);
-    const int64_t rows = walker->plan->slots[walker->plan->queries].rows;
-    const int64_t none[2] = {-1, -1};
-    for (int64_t row = 0; row < rows; row++)
-        memcpy(labels + row * CP_LABEL_BYTES, none, CP_LABEL_BYTES);
+    memset(labels, 0xFF, (size_t)(size->rows * CP_LABEL_BYTES));
     for (int64_t n = 0; n < mine->count; n++) {
         const cp_piece piece = mine->items[n];
         const int64_t label[2] = {piece.span.sequence, piece.span.start};
@@ -130,37 +117,25 @@ static void write_labels(cp_walker *walker) {
     }
 }
 
-static cp_status read_labels(cp_walker *walker, cp_use queries) {
-    const char *labels = labels_of(walker, queries.slot);
-    const cp_pieces *expected =
+static cp_status check_labels(const cp_walker *walker, cp_use queries) {
+    const cp_pieces *due =
         &walker->plan->layout->queries[queries.origin].pieces;
-    walker->labelled.count = 0;
-    cp_status status = CP_OK;
-    for (int64_t row = 0;
-         row < walker->plan->slots[queries.slot].rows && status == CP_OK;
-         row++) {
-        int64_t label[2];
-        memcpy(label, labels + row * CP_LABEL_BYTES, sizeof(label));
-        if (label[0] < 0)
-            continue;
-        const cp_span token = {label[0], label[1], 1, 1};
-        status = cp_pieces_append(&walker->labelled, (cp_piece){token, row});
+    const char *labels = labels_of(walker, queries.slot);
+    int64_t next = 0;
+    for (int64_t row = 0; row < walker->plan->slots[queries.slot].rows; row++) {
+        const bool token = next < due->count && due->items[next].row == row;
+        const cp_span want =
+            token ? due->items[next++].span : (cp_span){-1, -1, 0, 1};
+        int64_t got[2];
+        memcpy(got, labels + row * CP_LABEL_BYTES, sizeof(got));
+        if (got[0] != want.sequence || got[1] != want.start)
+            return cp_fail(CP_BROKEN,
+                           "rank %d decodes sequence %ld at position %ld where "
+                           "rank %d expects sequence %ld at %ld",
+                           queries.origin, got[0], got[1], walker->rank,
+                           want.sequence, want.start);
     }
-    /* Refuse labels that the layout does not know. */
-    for (int64_t n = 0; n < walker->labelled.count && status == CP_OK; n++) {
-        const cp_span got = walker->labelled.items[n].span;
-        const cp_span want = n < expected->count ? expected->items[n].span
-                                                 : (cp_span){-1, -1, 0, 1};
-        if (walker->labelled.count != expected->count ||
-            got.sequence != want.sequence || got.start != want.start)
-            status = cp_fail(CP_BROKEN,
-                             "rank %d decodes sequence %lld at position %lld "
-                             "where rank %d expects sequence %lld at %lld",
-                             queries.origin, (long long)got.sequence,
-                             (long long)got.start, walker->rank,
-                             (long long)want.sequence, (long long)want.start);
-    }
-    return status;
+    return CP_OK;
 }
 
 static void poke(void *comm) {
@@ -171,18 +146,13 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
                         const cp_op *merge) {
     const cp_plan *plan = walker->plan;
     const cp_layout *layout = plan->layout;
-    const cp_kernel kernel = walker->options.kernel;
     const bool home = op->keys.slot == plan->cache;
-    const cp_pieces *keys = home ? &layout->cache[walker->rank].pieces
-                                 : &layout->keys[op->keys.origin].pieces;
-    const cp_pieces *queries = &layout->queries[op->in.origin].pieces;
-    /* In decode, believe the labels and not the layout. */
-    if (plan->labelled) {
-        const cp_status status = read_labels(walker, op->in);
-        if (status != CP_OK)
-            return status;
-        queries = &walker->labelled;
-    }
+    const cp_block *keys =
+        home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
+    const tensors from =
+        home ? walker->cache : slot_tensors(walker, op->keys.slot);
+    if (plan->labelled)
+        CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
     cp_partial partial = cp_walker_partial(walker, slot);
     /* Make the partial empty. */
@@ -192,11 +162,11 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         partial.lse[n] = -INFINITY;
     const cp_attention call = {
         .shape = &plan->shape,
-        .query_pieces = queries,
+        .query_pieces = &layout->queries[op->in.origin].pieces,
         .queries = walker->slots[op->in.slot],
-        .key_pieces = keys,
-        .keys = home ? walker->keys : walker->slots[op->keys.slot],
-        .values = home ? walker->values : slot_values(walker, op->keys.slot),
+        .key_pieces = &keys->pieces,
+        .keys = from.keys,
+        .values = from.values,
         .threads = walker->options.threads,
         .merge = merge != NULL,
         .output = partial.output,
@@ -204,7 +174,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .poke = walker->comm->ops->poke != NULL ? poke : NULL,
         .poke_context = walker->comm,
     };
-    return kernel(&call);
+    return walker->options.kernel(&call);
 }
 
 static cp_status collect(cp_walker *walker, const cp_op *op) {
@@ -226,12 +196,17 @@ static cp_status collect(cp_walker *walker, const cp_op *op) {
 
 static cp_status perform(cp_walker *walker, const cp_op *op) {
     const cp_plan *plan = walker->plan;
+    const cp_layout *layout = plan->layout;
+    const int rank = walker->rank;
     switch (op->kind) {
     case CP_OP_APPEND:
-        append(walker);
+        copy_rows(walker, &layout->queries[rank],
+                  slot_tensors(walker, op->in.slot), &layout->appended[rank],
+                  walker->cache);
         return CP_OK;
     case CP_OP_PACK:
-        pack(walker, op->out.slot);
+        copy_rows(walker, &layout->cache[rank], walker->cache,
+                  &layout->keys[rank], slot_tensors(walker, op->out.slot));
         return CP_OK;
     case CP_OP_ATTEND:
         return attend(walker, op, NULL);
@@ -264,8 +239,7 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     const cp_plan *plan = walker->plan;
     const cp_program *program = &plan->programs[walker->rank];
     walker->comm = comm;
-    walker->keys = cache_keys;
-    walker->values = cache_values;
+    walker->cache = (tensors){cache_keys, cache_values};
     if (plan->labelled)
         write_labels(walker);
     /* Poison what no operation has written yet. */
@@ -283,7 +257,6 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                                      ? attend(walker, op, &program->ops[++n])
                                      : perform(walker, op);
         if (status != CP_OK) {
-            /* Tell the others, and get the buffers back. */
             cp_comm_abort(comm, cp_message());
             return status;
         }
@@ -294,13 +267,20 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     return CP_OK;
 }
 
+static cp_status allocate(cp_walker *walker) {
+    const int ranks = walker->plan->layout->ranks;
+    CP_TRY(cp_allocate(&walker->slots, walker->plan->slot_count, sizeof(void *),
+                       "slots"));
+    CP_TRY(cp_allocate(&walker->send, ranks, sizeof(void *), "pointers"));
+    CP_TRY(cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers"));
+    return allocate_slots(walker);
+}
+
 cp_status cp_walker_new(const cp_plan *plan, int rank,
                         const cp_walk_options *options, cp_walker **out) {
+    cp_walker *walker;
     *out = NULL;
-    cp_walker *walker = NULL;
-    cp_status status = cp_allocate(&walker, 1, sizeof(*walker), "a walker");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&walker, 1, sizeof(*walker), "a walker"));
     walker->plan = plan;
     walker->rank = rank;
     if (options != NULL)
@@ -310,17 +290,7 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.kernel = cp_attend_fast;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
-    /* Allocate all that the walker owns. */
-    const int ranks = plan->layout->ranks;
-    status =
-        cp_allocate(&walker->slots, plan->slot_count, sizeof(void *), "slots");
-    if (status == CP_OK)
-        status = cp_allocate(&walker->send, ranks, sizeof(void *), "pointers");
-    if (status == CP_OK)
-        status =
-            cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers");
-    if (status == CP_OK)
-        status = allocate_slots(walker);
+    const cp_status status = allocate(walker);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
@@ -338,6 +308,5 @@ void cp_walker_free(cp_walker *walker) {
     free(walker->slots);
     free(walker->send);
     free(walker->receive);
-    cp_pieces_free(&walker->labelled);
     free(walker);
 }

@@ -11,7 +11,6 @@
 #include "reference/model/engine.h"
 #include "reference/ring/processes.h"
 #include "reference/model/model.h"
-#include "reference/ring/together.h"
 
 static cp_comm *world;
 static cp_mpi_options options = {.patience = 60};
@@ -34,7 +33,8 @@ typedef struct {
 
 static cp_status share_rank(cp_comm *comm, void *context) {
     const sharing *it = context;
-    return (it->collects ? cp_collect : cp_share)(comm, it->data, it->bytes);
+    return (it->collects ? cp_comm_collect : cp_comm_share)(comm, it->data,
+                                                            it->bytes);
 }
 
 static cp_status share(void *data, int64_t bytes) {

@@ -6,7 +6,6 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "predict/draw.h"
-#include "ring/explore.h"
 
 typedef struct {
     int64_t ranks, element_bytes;

@@ -235,7 +235,7 @@ static cp_status run(running *it, const void *place, cp_attend_job *job) {
     CP_TRY(cp_attend_call_new(it->on->machine, job, &it->call));
     CP_TRY(cp_crew_all_ready(crew, put_all(it, place)));
     if (crew != NULL)
-        CP_TRY(cp_crew_agree(it->call.plan, 0));
+        CP_TRY(cp_crew_agree(crew, it->call.plan, 0));
     CP_TRY(it->on->walk(it->open));
     return take_all(it);
 }

@@ -5,22 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ground/random.h"
 #include "model/pass.h"
 #include "ring/agree.h"
-
-static cp_status by_crew(void *context, void *items, int64_t bytes) {
-    const cp_crew *crew = context;
-    return crew->collect(items, bytes);
-}
 
 static cp_status agree(const cp_engine *engine, const cp_forward *call) {
     const cp_crew *crew = engine->place.crew;
     if (crew == NULL)
         return CP_OK;
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
-    return cp_agree_by(by_crew, (void *)(uintptr_t)crew, crew->rank,
-                       crew->ranks, call->plan,
-                       cp_fingerprint(call->tokens, bytes, 1));
+    return cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes));
 }
 
 cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {

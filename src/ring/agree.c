@@ -6,22 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/crew.h"
+#include "ground/random.h"
+#include "ring/variants.h"
 
 #ifndef CP_COMMIT
 #define CP_COMMIT "unknown"
 #endif
 
-uint64_t cp_fingerprint(const void *data, int64_t bytes, uint64_t before) {
-    const unsigned char *byte = data;
-    uint64_t sum = before ^ 0xCBF29CE484222325ULL;
-    for (int64_t i = 0; i < bytes; i++)
-        sum = (sum ^ byte[i]) * 0x100000001B3ULL;
-    return sum;
-}
-
 static uint64_t add(uint64_t sum, int64_t number) {
-    return cp_fingerprint(&number, sizeof(number), sum);
+    return cp_hash(sum, &number, sizeof(number));
 }
 
 static uint64_t add_pieces(uint64_t sum, const cp_pieces *pieces) {
@@ -44,6 +37,8 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
         const cp_program *program = &plan->programs[r];
         sum = add_pieces(sum, &layout->queries[r].pieces);
         sum = add_pieces(sum, &layout->keys[r].pieces);
+        sum = add_pieces(sum, &layout->cache[r].pieces);
+        sum = add_pieces(sum, &layout->appended[r].pieces);
         for (int64_t n = 0; n < program->count; n++) {
             const cp_op *op = &program->ops[n];
             sum = add(add(add(sum, op->kind), op->to), op->from);
@@ -64,75 +59,57 @@ static wish wish_of(const cp_plan *plan, uint64_t about) {
                   plan_fingerprint(plan),   about};
 }
 
-static bool same(const wish *a, const wish *b) {
-    return a->fresh == b->fresh && a->cached == b->cached &&
-           a->ranks == b->ranks && a->variant == b->variant &&
-           a->plan == b->plan && a->about == b->about;
-}
-
 static void write_wish(char *text, size_t room, const wish *it) {
-    snprintf(text, room,
-             "%lld new tokens over %lld by %s on %lld ranks (plan %08llx, "
-             "tokens %08llx)",
-             (long long)it->fresh, (long long)it->cached,
-             cp_variant_name((cp_variant)it->variant), (long long)it->ranks,
-             (unsigned long long)it->plan & 0xFFFFFFFF,
-             (unsigned long long)it->about & 0xFFFFFFFF);
+    snprintf(
+        text, room,
+        "%ld new tokens over %ld by %s on %ld ranks (plan %08lx, tokens %08lx)",
+        it->fresh, it->cached, cp_variant_name((cp_variant)it->variant),
+        it->ranks, it->plan & 0xFFFFFFFF, it->about & 0xFFFFFFFF);
 }
 
 static cp_status compare(const wish *all, int ranks) {
     for (int r = 1; r < ranks; r++) {
         char theirs[160], ours[160];
-        if (same(&all[r], &all[0]))
+        if (memcmp(&all[r], &all[0], sizeof(wish)) == 0)
             continue;
         write_wish(ours, sizeof(ours), &all[0]);
         write_wish(theirs, sizeof(theirs), &all[r]);
         return cp_fail(CP_BROKEN,
-                       "the ranks disagree: rank 0 has %s; rank "
-                       "%d has %s",
+                       "the ranks disagree: rank 0 has %s; rank %d has %s",
                        ours, r, theirs);
     }
     return CP_OK;
 }
 
-cp_status cp_agree_by(cp_collector collect, void *context, int rank, int ranks,
-                      const cp_plan *plan, uint64_t about) {
+cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
+                        uint64_t about) {
     wish *all;
-    CP_TRY(cp_allocate(&all, ranks, sizeof(*all), "what the ranks want"));
-    all[rank] = wish_of(plan, about);
-    cp_status status = collect(context, all, sizeof(*all));
+    if (crew->ranks == 1)
+        return CP_OK;
+    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "what the ranks want"));
+    all[crew->rank] = wish_of(plan, about);
+    cp_status status = crew->collect(all, sizeof(*all));
     if (status == CP_OK)
-        status = compare(all, ranks);
+        status = compare(all, crew->ranks);
     free(all);
     return status;
 }
 
-static cp_status collect_crew(void *context, void *items, int64_t bytes) {
-    const cp_crew *crew = context;
-    return crew->ranks > 1 ? crew->collect(items, bytes) : CP_OK;
-}
-
-cp_status cp_crew_agree(const cp_plan *plan, uint64_t about) {
-    cp_crew crew = *cp_crew_mine();
-    return cp_agree_by(collect_crew, &crew, crew.rank, crew.ranks, plan, about);
-}
-
 cp_status cp_crew_agree_words(int count, char *const *arguments) {
     const cp_crew *crew = cp_crew_mine();
-    uint64_t *all, words = cp_fingerprint(CP_COMMIT, sizeof(CP_COMMIT), 1);
+    uint64_t *all, words = cp_hash(1, CP_COMMIT, sizeof(CP_COMMIT));
     for (int i = 1; i < count; i++)
-        words = cp_fingerprint(arguments[i], (int64_t)strlen(arguments[i]) + 1,
-                               words);
+        words = cp_hash(words, arguments[i], (int64_t)strlen(arguments[i]) + 1);
+    if (crew->ranks == 1)
+        return CP_OK;
     CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "command lines"));
     all[crew->rank] = words;
-    cp_status status =
-        crew->ranks > 1 ? crew->collect(all, sizeof(*all)) : CP_OK;
+    cp_status status = crew->collect(all, sizeof(*all));
     for (int r = 1; r < crew->ranks && status == CP_OK; r++)
         if (all[r] != all[0])
-            status = cp_fail(CP_INVALID,
-                             "the ranks disagree: rank %d was started with "
-                             "other words than rank 0, or is another version",
-                             r);
+            status = cp_refuse("the ranks disagree: rank %d was started with "
+                               "other words than rank 0, or is another version",
+                               r);
     free(all);
     return status;
 }

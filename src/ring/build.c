@@ -4,32 +4,30 @@
 
 #include <stdlib.h>
 
-static int64_t slot_rows(const cp_plan *plan, cp_slot_kind kind) {
-    if (kind == CP_SLOT_CACHE)
-        return 0;
-    if (kind == CP_SLOT_KEYS)
-        return plan->layout->keys[0].rows;
-    return plan->layout->queries[0].rows;
-}
-
-static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind) {
+static void measure(const cp_plan *plan, cp_slot_kind kind, int64_t *rows,
+                    int64_t *row_bytes) {
+    const cp_layout *layout = plan->layout;
     const cp_shape *shape = &plan->shape;
     const int64_t width = shape->head_dim * plan->element_bytes;
+    *rows = (kind == CP_SLOT_KEYS ? layout->keys : layout->queries)->rows;
+    *row_bytes = 0;
     switch (kind) {
     case CP_SLOT_CACHE:
+        *rows = 0;
         break;
     case CP_SLOT_QUERIES:
-        return shape->query_heads * width +
-               (plan->labelled ? CP_LABEL_BYTES : 0);
+        *row_bytes =
+            shape->query_heads * width + (plan->labelled ? CP_LABEL_BYTES : 0);
+        break;
     case CP_SLOT_NEW:
     case CP_SLOT_KEYS:
-        return 2 * shape->kv_heads * width;
+        *row_bytes = 2 * shape->kv_heads * width;
+        break;
     case CP_SLOT_PARTIAL:
-        return shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES;
+        *row_bytes =
+            shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES;
     }
-    return 0;
 }
-
 static cp_status make_room(cp_plan *plan, int64_t count) {
     cp_slot *slots = realloc(plan->slots, (size_t)count * sizeof(cp_slot));
     if (slots == NULL)
@@ -40,17 +38,16 @@ static cp_status make_room(cp_plan *plan, int64_t count) {
 
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     const int first = plan->slot_count;
-    const int64_t rows = slot_rows(plan, kind);
     const int64_t all = (int64_t)first + count;
-    int64_t bytes;
+    int64_t rows, bytes;
     if (plan->status != CP_OK)
         return 0;
-    if (!cp_multiply(rows, row_bytes(plan, kind), &bytes))
-        plan->status = cp_fail(CP_INVALID, "a slot of %lld rows overflows",
-                               (long long)rows);
+    measure(plan, kind, &rows, &bytes);
+    if (!cp_multiply(rows, bytes, &bytes))
+        plan->status = cp_refuse("a slot of %ld rows overflows", rows);
     else if (all > INT16_MAX)
-        plan->status = cp_fail(CP_INVALID, "%lld slots; a plan can name %d",
-                               (long long)all, INT16_MAX);
+        plan->status =
+            cp_refuse("%ld slots; a plan can name %d", all, INT16_MAX);
     else
         plan->status = make_room(plan, all);
     if (plan->status != CP_OK)
@@ -69,8 +66,8 @@ static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
         const int64_t room = program->room == 0 ? 16 : 2 * program->room;
         cp_op *ops = realloc(program->ops, (size_t)room * sizeof(cp_op));
         if (ops == NULL) {
-            plan->status = cp_fail(CP_MEMORY, "no memory for %lld operations",
-                                   (long long)room);
+            plan->status =
+                cp_fail(CP_MEMORY, "no memory for %ld operations", room);
             return;
         }
         program->ops = ops;
@@ -131,37 +128,4 @@ void cp_emit_all_gather(cp_plan *plan, int rank, cp_use send, int receive) {
          (cp_op){.kind = CP_OP_ALL_GATHER,
                  .in = send,
                  .out = cp_use_of(receive, rank)});
-}
-
-cp_plan *cp_plan_begin(cp_variant variant, const cp_layout *layout,
-                       const cp_shape *shape, const cp_plan_options *options) {
-    cp_plan *plan;
-    if (cp_allocate(&plan, 1, sizeof(*plan), "a plan") != CP_OK)
-        return NULL;
-    plan->variant = variant;
-    plan->shape = *shape;
-    plan->element_bytes = options == NULL ? 4 : options->element_bytes;
-    plan->spare = options == NULL ? 1 : options->spare;
-    plan->layout = layout;
-    plan->labelled = variant == CP_DECODE;
-    plan->status = cp_allocate(&plan->programs, layout->ranks,
-                               sizeof(cp_program), "programs");
-    if (layout->ranks > INT16_MAX)
-        plan->status = cp_fail(CP_INVALID, "%d ranks; a plan can name %d",
-                               layout->ranks, INT16_MAX);
-    plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
-    plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
-    plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
-    plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
-    return plan;
-}
-
-cp_status cp_plan_finish(cp_plan *plan, cp_plan **out) {
-    cp_status status = plan->status;
-    if (status == CP_OK)
-        status = cp_plan_link(plan);
-    *out = status == CP_OK ? plan : NULL;
-    if (status != CP_OK)
-        cp_plan_free(plan);
-    return status;
 }

@@ -12,12 +12,6 @@ typedef void cp_plan_builder(cp_plan *plan);
 cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
     cp_plan_decode;
 
-/* begin makes a plan with the slots that every plan has, or NULL. finish links
- * it and hands it over, or frees it and fails. */
-cp_plan *cp_plan_begin(cp_variant variant, const cp_layout *layout,
-                       const cp_shape *shape, const cp_plan_options *options);
-cp_status cp_plan_finish(cp_plan *plan, cp_plan **out);
-
 /* Add slots of a kind; returns the first one's number. */
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count);
 

@@ -4,33 +4,32 @@
 
 #include <stdlib.h>
 
-cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
-                       cp_cache **out) {
-    *out = NULL;
-    if (ranks < 1 || sequences < 1 || room < 1)
-        return cp_fail(CP_INVALID,
-                       "a cache of %d ranks, %lld sequences, %lld rows", ranks,
-                       (long long)sequences, (long long)room);
-    int64_t lists = 0;
-    cp_cache *cache = NULL;
-    cp_status status = cp_allocate(&cache, 1, sizeof(*cache), "a cache");
-    if (status != CP_OK)
-        return status;
-    *cache = (cp_cache){.ranks = ranks, .sequences = sequences, .room = room};
-    /* Allocate the lists of a cache. */
-    if (!cp_multiply(ranks, sequences, &lists))
-        lists = -1;
-    status = cp_allocate(&cache->held, lists, sizeof(cp_pieces), "a cache");
-    if (status == CP_OK)
-        status = cp_allocate(&cache->length, sequences, 8, "lengths");
-    if (status != CP_OK) {
-        cp_cache_free(cache);
-        return status;
-    }
-    *out = cache;
-    return CP_OK;
+static cp_pieces *list_of(const cp_cache *cache, int rank, int64_t sequence) {
+    return &cache->held[rank * cache->sequences + sequence];
 }
 
+cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
+                       cp_cache **out) {
+    cp_cache *cache;
+    int64_t lists;
+    *out = NULL;
+    if (ranks < 1 || sequences < 1 || room < 1)
+        return cp_refuse("a cache of %d ranks, %ld sequences, %ld rows", ranks,
+                         sequences, room);
+    if (!cp_multiply(ranks, sequences, &lists))
+        lists = -1;
+    CP_TRY(cp_allocate(&cache, 1, sizeof(*cache), "a cache"));
+    *cache = (cp_cache){.ranks = ranks, .sequences = sequences, .room = room};
+    cp_status status =
+        cp_allocate(&cache->held, lists, sizeof(cp_pieces), "a cache");
+    if (status == CP_OK)
+        status = cp_allocate(&cache->length, sequences, 8, "lengths");
+    if (status == CP_OK)
+        *out = cache;
+    else
+        cp_cache_free(cache);
+    return status;
+}
 void cp_cache_free(cp_cache *cache) {
     if (cache == NULL)
         return;
@@ -66,37 +65,30 @@ cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
     return lay_out(cache, new_tokens, CP_ROUND_ROBIN, out);
 }
 
-static cp_status add_new(const cp_cache *cache, const cp_layout *layout,
-                         int rank, cp_pieces *after) {
-    const cp_pieces *fresh = &layout->appended[rank].pieces;
+static cp_status make_room(const cp_cache *cache, int rank,
+                           const cp_pieces *fresh) {
+    int64_t more = 0; /* pieces of one sequence */
     for (int64_t n = 0; n < fresh->count; n++) {
-        const cp_piece piece = fresh->items[n];
-        CP_TRY(cp_pieces_append(
-            &after[rank * cache->sequences + piece.span.sequence], piece));
+        const int64_t sequence = fresh->items[n].span.sequence;
+        const bool same =
+            n > 0 && fresh->items[n - 1].span.sequence == sequence;
+        cp_pieces *held = list_of(cache, rank, sequence);
+        more = same ? more + 1 : 1;
+        CP_TRY(cp_pieces_reserve(held, held->count + more));
     }
     return CP_OK;
 }
 
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
-    const int64_t lists = cache->ranks * cache->sequences;
-    cp_pieces *after = NULL;
-    cp_status status = cp_allocate(&after, lists, sizeof(*after), "a commit");
-    for (int64_t n = 0; n < lists && status == CP_OK; n++)
-        status = cp_pieces_copy(&after[n], &cache->held[n]);
-    for (int rank = 0; rank < cache->ranks && status == CP_OK; rank++)
-        status = add_new(cache, layout, rank, after);
-    /* Free the copies if any step failed. */
-    if (status != CP_OK) {
-        for (int64_t n = 0; after != NULL && n < lists; n++)
-            cp_pieces_free(&after[n]);
-        free(after);
-        return status;
+    for (int rank = 0; rank < cache->ranks; rank++)
+        CP_TRY(make_room(cache, rank, &layout->appended[rank].pieces));
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        const cp_pieces *fresh = &layout->appended[rank].pieces;
+        for (int64_t n = 0; n < fresh->count; n++)
+            CP_TRY(cp_pieces_append(
+                list_of(cache, rank, fresh->items[n].span.sequence),
+                fresh->items[n]));
     }
-    /* Put the new lists in place of the old. */
-    for (int64_t n = 0; n < lists; n++)
-        cp_pieces_free(&cache->held[n]);
-    free(cache->held);
-    cache->held = after;
     for (int64_t i = 0; i < cache->sequences; i++)
         cache->length[i] += layout->fresh[i];
     if (layout->placement == CP_ROUND_ROBIN)
@@ -106,9 +98,5 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
 
 const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
                                int64_t sequence) {
-    return &cache->held[rank * cache->sequences + sequence];
-}
-
-int64_t cp_cache_tokens(const cp_cache *cache, int rank, int64_t sequence) {
-    return cp_pieces_tokens(cp_cache_held(cache, rank, sequence));
+    return list_of(cache, rank, sequence);
 }

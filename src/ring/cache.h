@@ -34,9 +34,8 @@ cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
  * of them or, for want of memory, none. */
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
 
-/* What a rank holds of a sequence, and how many tokens that is. */
+/* What a rank holds of a sequence. */
 const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
                                int64_t sequence);
-int64_t cp_cache_tokens(const cp_cache *cache, int rank, int64_t sequence);
 
 #endif

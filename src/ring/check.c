@@ -20,20 +20,6 @@ static int by_sequence_and_start(const void *left, const void *right) {
     return (a->start > b->start) - (a->start < b->start);
 }
 
-static cp_status collect(const cp_block *blocks, int ranks, owned **list,
-                         int64_t *count) {
-    *count = 0;
-    for (int rank = 0; rank < ranks; rank++)
-        *count += blocks[rank].pieces.count;
-    CP_TRY(cp_allocate(list, *count, sizeof(owned), "spans"));
-    int64_t n = 0;
-    for (int rank = 0; rank < ranks; rank++)
-        for (int64_t i = 0; i < blocks[rank].pieces.count; i++)
-            (*list)[n++] = (owned){blocks[rank].pieces.items[i].span, rank};
-    qsort(*list, (size_t)n, sizeof(owned), by_sequence_and_start);
-    return CP_OK;
-}
-
 static cp_status refuse_shared(const owned *list, int64_t count,
                                const char *what) {
     for (int64_t i = 0; i < count; i++) {
@@ -44,11 +30,10 @@ static cp_status refuse_shared(const owned *list, int64_t count,
                 break;
             const int64_t shared = cp_span_shared(a, b);
             if (shared >= 0)
-                return cp_fail(CP_BROKEN,
-                               "%s %lld of sequence %lld is held by rank %d "
-                               "and by rank %d",
-                               what, (long long)shared, (long long)a.sequence,
-                               list[i].rank, list[j].rank);
+                return cp_fail(
+                    CP_BROKEN,
+                    "%s %ld of sequence %ld is held by rank %d and by rank %d",
+                    what, shared, a.sequence, list[i].rank, list[j].rank);
         }
     }
     return CP_OK;
@@ -64,81 +49,75 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
         for (; n < count && list[n].span.sequence == i; n++) {
             /* Refuse a span that leaves its sequence. */
             if (list[n].span.start < first || cp_span_last(list[n].span) >= end)
-                return cp_fail(
-                    CP_BROKEN,
-                    "rank %d holds %s %lld of sequence %lld, which has %lld to "
-                    "%lld",
-                    list[n].rank, what, (long long)cp_span_last(list[n].span),
-                    (long long)i, (long long)first, (long long)(end - 1));
+                return cp_fail(CP_BROKEN,
+                               "rank %d holds %s %ld of sequence %ld, which "
+                               "has %ld to %ld",
+                               list[n].rank, what, cp_span_last(list[n].span),
+                               i, first, end - 1);
             tokens += list[n].span.count;
         }
         if (tokens != end - first)
             return cp_fail(CP_BROKEN,
-                           "of %s positions %lld to %lld of sequence %lld, "
-                           "%lld are held by no rank",
-                           what, (long long)first, (long long)(end - 1),
-                           (long long)i, (long long)(end - first - tokens));
+                           "of %s positions %ld to %ld of sequence %ld, %ld "
+                           "are held by no rank",
+                           what, first, end - 1, i, end - first - tokens);
     }
     if (n < count)
-        return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %lld of %lld",
-                       list[n].rank, what, (long long)list[n].span.sequence,
-                       (long long)layout->sequences);
+        return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %ld of %ld",
+                       list[n].rank, what, list[n].span.sequence,
+                       layout->sequences);
     return CP_OK;
 }
 
 static cp_status check_partition(const cp_layout *layout, bool keys) {
+    const cp_block *blocks = keys ? layout->keys : layout->queries;
     const char *what = keys ? "key" : "query";
-    owned *list = NULL;
-    int64_t count;
-    cp_status status = collect(keys ? layout->keys : layout->queries,
-                               layout->ranks, &list, &count);
-    if (status == CP_OK)
-        status = refuse_shared(list, count, what);
+    int64_t count = 0, n = 0;
+    owned *list;
+    for (int rank = 0; rank < layout->ranks; rank++)
+        count += blocks[rank].pieces.count;
+    CP_TRY(cp_allocate(&list, count, sizeof(owned), "spans"));
+    for (int rank = 0; rank < layout->ranks; rank++)
+        for (int64_t i = 0; i < blocks[rank].pieces.count; i++)
+            list[n++] = (owned){blocks[rank].pieces.items[i].span, rank};
+    qsort(list, (size_t)count, sizeof(owned), by_sequence_and_start);
+    cp_status status = refuse_shared(list, count, what);
     if (status == CP_OK)
         status = refuse_missing(layout, list, count, what, keys);
     free(list);
     return status;
 }
 
-static cp_status check_rows(const cp_block *blocks, const char *what,
-                            int rank) {
+static cp_status check_block(const cp_layout *layout, int rank, bool keys) {
+    const cp_block *blocks = keys ? layout->keys : layout->queries;
+    const cp_block *lists = keys ? layout->cache : layout->appended;
     const cp_block *block = &blocks[rank];
+    const cp_pieces *here = &block->pieces, *there = &lists[rank].pieces;
+    const int64_t count = cp_max(here->count, there->count);
+    const char *what = keys ? "key" : "query";
     int64_t next = 0;
-    for (int64_t n = 0; n < block->pieces.count; n++) {
-        const cp_piece piece = block->pieces.items[n];
+    for (int64_t n = 0; n < count; n++) {
+        const cp_piece piece = (n < here->count ? here : there)->items[n];
+        if (n >= here->count || n >= there->count ||
+            memcmp(&piece.span, &there->items[n].span, sizeof(cp_span)) != 0)
+            return cp_fail(CP_BROKEN,
+                           "rank %d: the %s from %ld to %ld of sequence %ld "
+                           "are not the same %s",
+                           rank, keys ? "keys" : "new tokens", piece.span.start,
+                           cp_span_last(piece.span), piece.span.sequence,
+                           keys ? "in its cache" : "where they are appended");
         if (piece.row < next)
             return cp_fail(CP_BROKEN,
-                           "row %lld of the %s block of rank %d is "
-                           "used twice",
-                           (long long)piece.row, what, rank);
+                           "row %ld of the %s block of rank %d is used twice",
+                           piece.row, what, rank);
         next = piece.row + piece.span.count;
     }
     if (next > block->rows || block->rows != blocks[0].rows)
         return cp_fail(CP_BROKEN,
-                       "the %s block of rank %d needs %lld rows and has %lld; "
-                       "that of rank 0 has %lld",
-                       what, rank, (long long)next, (long long)block->rows,
-                       (long long)blocks[0].rows);
+                       "the %s block of rank %d needs %ld rows and has %ld; "
+                       "that of rank 0 has %ld",
+                       what, rank, next, block->rows, blocks[0].rows);
     return CP_OK;
-}
-
-static cp_status check_same(const cp_block *blocks, const cp_block *lists,
-                            const char *what, const char *where, int rank) {
-    const cp_pieces *here = &blocks[rank].pieces, *there = &lists[rank].pieces;
-    const int64_t count = cp_min(here->count, there->count);
-    int64_t n = 0;
-    while (n < count && memcmp(&here->items[n].span, &there->items[n].span,
-                               sizeof(cp_span)) == 0)
-        n++;
-    if (n == here->count && n == there->count)
-        return CP_OK;
-    const cp_span lost = (n < here->count ? here : there)->items[n].span;
-    return cp_fail(CP_BROKEN,
-                   "rank %d: the %s from %lld to %lld of sequence %lld are not "
-                   "the same %s",
-                   rank, what, (long long)lost.start,
-                   (long long)cp_span_last(lost), (long long)lost.sequence,
-                   where);
 }
 
 static cp_status check_cache(const cp_layout *layout, int rank) {
@@ -150,14 +129,12 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
         const int64_t row = cp_max(next, first);
         next = row + piece.span.count;
         if (piece.row != row || next > first + layout->room)
-            return cp_fail(CP_BROKEN,
-                           "rank %d has %lld keys of sequence %lld, from %lld "
-                           "on, in row %lld of its cache: due is row %lld, and "
-                           "room ends before %lld",
-                           rank, (long long)piece.span.count,
-                           (long long)piece.span.sequence,
-                           (long long)piece.span.start, (long long)piece.row,
-                           (long long)row, (long long)(first + layout->room));
+            return cp_fail(
+                CP_BROKEN,
+                "rank %d has %ld keys of sequence %ld, from %ld on, in row %ld "
+                "of its cache: due is row %ld, and room ends before %ld",
+                rank, piece.span.count, piece.span.sequence, piece.span.start,
+                piece.row, row, first + layout->room);
     }
     return CP_OK;
 }
@@ -179,11 +156,10 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
             at++;
         if (at == cache->count)
             return cp_fail(CP_BROKEN,
-                           "rank %d appends token %lld of sequence %lld in row "
-                           "%lld, where its cache does not have it",
-                           rank, (long long)piece.span.start,
-                           (long long)piece.span.sequence,
-                           (long long)piece.row);
+                           "rank %d appends token %ld of sequence %ld in row "
+                           "%ld, where its cache does not have it",
+                           rank, piece.span.start, piece.span.sequence,
+                           piece.row);
     }
     return CP_OK;
 }
@@ -192,12 +168,8 @@ static cp_status check_layout(const cp_layout *layout) {
     CP_TRY(check_partition(layout, true));
     CP_TRY(check_partition(layout, false));
     for (int rank = 0; rank < layout->ranks; rank++) {
-        CP_TRY(check_rows(layout->keys, "key", rank));
-        CP_TRY(check_rows(layout->queries, "query", rank));
-        CP_TRY(check_same(layout->keys, layout->cache, "keys", "in its cache",
-                          rank));
-        CP_TRY(check_same(layout->queries, layout->appended, "new tokens",
-                          "where they are appended", rank));
+        CP_TRY(check_block(layout, rank, true));
+        CP_TRY(check_block(layout, rank, false));
         CP_TRY(check_cache(layout, rank));
         CP_TRY(check_appended(layout, rank));
     }
@@ -208,10 +180,14 @@ typedef struct {
     int32_t met;    /* a partial: the keys of a rank, or a merge */
     int16_t origin; /* whose tokens */
     cp_slot_kind kind : 8;
-    bool full : 1;      /* has contents */
-    bool sending : 1;   /* lent to an exchange that was not waited for */
-    bool receiving : 1; /* likewise; its contents are unknown */
+    bool full; /* has contents */
 } content;
+
+typedef struct {
+    content holds;
+    bool sending;   /* lent to an exchange that was not waited for */
+    bool receiving; /* likewise; its contents are unknown */
+} place;
 
 typedef struct {
     int32_t left, right; /* what both of two partials had met */
@@ -219,36 +195,26 @@ typedef struct {
 
 typedef struct {
     const cp_plan *plan;
-    content *contents; /* [ranks][slots] */
+    place *places;  /* [ranks][slots] */
     merge *merges;  /* in the order in which they happen, ranks is the first */
     int32_t merged; /* how many have */
     int64_t *pairs; /* [ranks][ranks] of a query and a key block */
-    int64_t *hops;  /* [ranks] exchanges with a send half */
     uint8_t *times; /* [ranks] scratch: was it met? */
     cp_plan_report *report;
 } proof;
 
-static content *content_of(const proof *proof, int rank, int slot) {
-    const int64_t slots = proof->plan->slot_count;
-    return &proof->contents[rank * slots + slot];
+static place *place_of(const proof *proof, int rank, int slot) {
+    return &proof->places[rank * (int64_t)proof->plan->slot_count + slot];
 }
-
-static void copy_content(content *to, const content *from) {
-    to->full = from->full;
-    to->kind = from->kind;
-    to->origin = from->origin;
-    to->met = from->met;
-}
-
 static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
                             int slot, bool writes) {
-    const content *it = content_of(proof, rank, slot);
+    const place *it = place_of(proof, rank, slot);
     const char *problem = NULL;
     if (it->receiving)
         problem = "which a receive is still filling";
     else if (writes && it->sending)
         problem = "which a send is still reading";
-    else if (!writes && !it->full)
+    else if (!writes && !it->holds.full)
         problem = "which holds nothing";
     if (writes && slot == proof->plan->cache && op->kind != CP_OP_APPEND)
         problem = "which is the cache";
@@ -268,9 +234,8 @@ static cp_status check_slots(const proof *proof, int rank, const cp_op *op) {
 
 static cp_status check_use(const proof *proof, int rank, const cp_op *op,
                            cp_use use, cp_slot_kind kind) {
-    const cp_plan *plan = proof->plan;
-    const content *it = content_of(proof, rank, use.slot);
-    const bool cache = kind == CP_SLOT_KEYS && use.slot == plan->cache;
+    const content *it = &place_of(proof, rank, use.slot)->holds;
+    const bool cache = kind == CP_SLOT_KEYS && use.slot == proof->plan->cache;
     if (it->kind != kind && !cache)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s takes slot %d for what "
@@ -288,34 +253,25 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
 static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     const int rank = event->rank, ranks = proof->plan->layout->ranks;
-    content *out = content_of(proof, rank, op->out.slot);
-    cp_status status = CP_OK;
-    switch (op->kind) {
-    case CP_OP_ATTEND:
-        /* Note an attention. */
-        status = check_use(proof, rank, op, op->in, CP_SLOT_QUERIES);
-        if (status == CP_OK)
-            status = check_use(proof, rank, op, op->keys, CP_SLOT_KEYS);
+    content *out = &place_of(proof, rank, op->out.slot)->holds;
+    CP_TRY(check_slots(proof, rank, op));
+    if (op->kind == CP_OP_ATTEND) {
+        CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_QUERIES));
+        CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
         out->met = op->keys.origin;
         out->origin = op->in.origin;
-        proof->report->pairs[rank] +=
-            proof->pairs[op->in.origin * ranks + op->keys.origin];
-        break;
-    case CP_OP_MERGE:
-        /* Note a merge. */
-        status = check_use(proof, rank, op, op->in, CP_SLOT_PARTIAL);
-        if (status == CP_OK)
-            status = check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL);
+    } else if (op->kind == CP_OP_MERGE) {
+        CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_PARTIAL));
+        CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL));
         proof->merges[proof->merged] =
-            (merge){out->met, content_of(proof, rank, op->in.slot)->met};
+            (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
         out->met = ranks + proof->merged++;
-        break;
-    default:
+    } else {
         out->origin = (int16_t)rank;
     }
     out->full = true;
     out->kind = proof->plan->slots[op->out.slot].kind;
-    return status;
+    return CP_OK;
 }
 
 static cp_status deliver(proof *proof, const cp_event *event, int from,
@@ -325,36 +281,27 @@ static cp_status deliver(proof *proof, const cp_event *event, int from,
     const cp_op *take = &programs[to].ops[event->all[to]];
     const bool gather = give->kind == CP_OP_ALL_GATHER;
     const int slot = give->in.slot + (gather ? 0 : to);
-    const cp_use use = cp_use_of(slot, gather ? from : to);
-    const cp_slot_kind kind = gather ? CP_SLOT_KEYS : CP_SLOT_PARTIAL;
-    copy_content(content_of(proof, to, take->out.slot + from),
-                 content_of(proof, from, slot));
-    return check_use(proof, from, give, use, kind);
-}
-
-static void count_sent(proof *proof, int rank, int copies, int slot) {
-    proof->report->messages[rank] += copies;
-    proof->report->bytes[rank] += copies * proof->plan->slots[slot].bytes;
+    place_of(proof, to, take->out.slot + from)->holds =
+        place_of(proof, from, slot)->holds;
+    return check_use(proof, from, give, cp_use_of(slot, gather ? from : to),
+                     gather ? CP_SLOT_KEYS : CP_SLOT_PARTIAL);
 }
 
 static cp_status note_start(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
+    CP_TRY(check_slots(proof, event->rank, op));
     /* Mark the slot that an exchange fills. */
     if (op->from != CP_NOBODY) {
-        content *filled = content_of(proof, event->rank, op->out.slot);
         if (op->to != CP_NOBODY && op->in.slot == op->out.slot)
-            return cp_fail(
-                CP_BROKEN,
-                "rank %d, hop %d: exchange writes slot %d, which its "
-                "own send is still reading",
-                event->rank, op->hop, op->out.slot);
-        filled->receiving = true;
+            return cp_fail(CP_BROKEN,
+                           "rank %d, hop %d: exchange writes slot %d, which "
+                           "its own send is still reading",
+                           event->rank, op->hop, op->out.slot);
+        place_of(proof, event->rank, op->out.slot)->receiving = true;
     }
     if (op->to == CP_NOBODY)
         return CP_OK;
-    content_of(proof, event->rank, op->in.slot)->sending = true;
-    count_sent(proof, event->rank, 1, op->in.slot);
-    proof->hops[event->rank]++;
+    place_of(proof, event->rank, op->in.slot)->sending = true;
     return check_use(proof, event->rank, op, op->in,
                      proof->plan->slots[op->in.slot].kind);
 }
@@ -362,46 +309,37 @@ static cp_status note_start(proof *proof, const cp_event *event) {
 static void note_transfer(proof *proof, const cp_event *event) {
     const cp_op *send = event->op;
     const cp_op *receive = &proof->plan->programs[send->to].ops[send->sent_to];
-    copy_content(content_of(proof, send->to, receive->out.slot),
-                 content_of(proof, event->rank, send->in.slot));
+    place_of(proof, send->to, receive->out.slot)->holds =
+        place_of(proof, event->rank, send->in.slot)->holds;
 }
 
 static cp_status note_wait(proof *proof, const cp_event *event) {
     const cp_program *program = &proof->plan->programs[event->rank];
     const cp_op *op = &program->ops[event->op->ends];
     if (op->to != CP_NOBODY)
-        content_of(proof, event->rank, op->in.slot)->sending = false;
+        place_of(proof, event->rank, op->in.slot)->sending = false;
     if (op->from == CP_NOBODY)
         return CP_OK;
-    content_of(proof, event->rank, op->out.slot)->receiving = false;
+    place_of(proof, event->rank, op->out.slot)->receiving = false;
     return check_use(proof, event->rank, op, op->out,
                      proof->plan->slots[op->out.slot].kind);
 }
 
 static cp_status note_collective(proof *proof, const cp_event *event) {
-    const cp_plan *plan = proof->plan;
-    const int ranks = plan->layout->ranks;
-    const bool gather = event->op->kind == CP_OP_ALL_GATHER;
-    cp_status status = CP_OK;
-    for (int k = 0; k < ranks && status == CP_OK; k++) {
-        const cp_op *op = &plan->programs[k].ops[event->all[k]];
-        status = check_slots(proof, k, op);
-        count_sent(proof, k, ranks - 1, gather ? op->in.slot : plan->result);
+    const int ranks = proof->plan->layout->ranks;
+    for (int k = 0; k < ranks; k++) {
+        const cp_op *op = &proof->plan->programs[k].ops[event->all[k]];
+        CP_TRY(check_slots(proof, k, op));
     }
-    for (int from = 0; from < ranks && status == CP_OK; from++)
-        for (int to = 0; to < ranks && status == CP_OK; to++)
+    for (int from = 0; from < ranks; from++)
+        for (int to = 0; to < ranks; to++)
             if (to != from)
-                status = deliver(proof, event, from, to);
-    return status;
+                CP_TRY(deliver(proof, event, from, to));
+    return CP_OK;
 }
 
 static cp_status visit(void *context, const cp_event *event) {
     proof *proof = context;
-    cp_status status = CP_OK;
-    if (event->kind == CP_EVENT_LOCAL || event->kind == CP_EVENT_START)
-        status = check_slots(proof, event->rank, event->op);
-    if (status != CP_OK)
-        return status;
     switch (event->kind) {
     case CP_EVENT_LOCAL:
         return note_local(proof, event);
@@ -425,13 +363,12 @@ static cp_status accuse(const cp_layout *layout, int k, int r, int times) {
         for (int64_t j = 0; j < keys->count; j++) {
             const cp_span q = queries->items[i].span, s = keys->items[j].span;
             if (cp_span_pairs(q, s) > 0)
-                return cp_fail(
-                    CP_BROKEN,
-                    "query %lld of sequence %lld (rank %d) %s keys "
-                    "%lld..%lld of rank %d",
-                    (long long)cp_span_last(q), (long long)q.sequence, k,
-                    times == 0 ? "never met" : "met twice the",
-                    (long long)s.start, (long long)cp_span_last(s), r);
+                return cp_fail(CP_BROKEN,
+                               "query %ld of sequence %ld (rank %d) %s keys "
+                               "%ld..%ld of rank %d",
+                               cp_span_last(q), q.sequence, k,
+                               times == 0 ? "never met" : "met twice the",
+                               s.start, cp_span_last(s), r);
         }
     return cp_fail(CP_BROKEN, "rank %d met the keys of rank %d %d times", k, r,
                    times);
@@ -451,7 +388,7 @@ static int count_met(const proof *proof, int32_t met) {
 
 static cp_status check_result(const proof *proof, int rank) {
     const cp_layout *layout = proof->plan->layout;
-    const content *it = content_of(proof, rank, proof->plan->result);
+    const content *it = &place_of(proof, rank, proof->plan->result)->holds;
     if (!it->full || it->origin != rank || it->kind != CP_SLOT_PARTIAL)
         return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
     memset(proof->times, 0, (size_t)layout->ranks);
@@ -464,49 +401,75 @@ static cp_status check_result(const proof *proof, int rank) {
     return CP_OK;
 }
 
-static void fill_in(proof *proof) {
-    const cp_plan *plan = proof->plan;
-    const cp_layout *layout = plan->layout;
-    const int ranks = layout->ranks;
-    for (int k = 0; k < ranks; k++) {
-        const int full[2] = {plan->fresh, plan->queries};
-        for (int n = 0; n < 2; n++) {
-            content *input = content_of(proof, k, full[n]);
-            input->full = true;
-            input->origin = (int16_t)k;
-            input->kind = plan->slots[full[n]].kind;
-        }
-        for (int r = 0; r < ranks; r++)
-            proof->pairs[k * ranks + r] =
-                cp_block_pairs(&layout->queries[k], &layout->keys[r]);
-    }
+static void fill_in(const proof *proof, int rank, int slot) {
+    place_of(proof, rank, slot)->holds =
+        (content){.full = true,
+                  .origin = (int16_t)rank,
+                  .kind = proof->plan->slots[slot].kind};
 }
 
 static cp_status begin(proof *proof) {
     const cp_plan *plan = proof->plan;
-    const int64_t ranks = plan->layout->ranks;
+    const cp_layout *layout = plan->layout;
+    const int64_t ranks = layout->ranks;
     int64_t merges = 0; /* at most */
     for (int k = 0; k < ranks; k++)
         merges += plan->programs[k].count;
-    CP_TRY(cp_allocate(&proof->contents, ranks * plan->slot_count,
-                       sizeof(content), "a proof"));
+    CP_TRY(cp_allocate(&proof->places, ranks * plan->slot_count, sizeof(place),
+                       "a proof"));
     CP_TRY(cp_allocate(&proof->merges, merges, sizeof(merge), "a proof"));
-    CP_TRY(cp_allocate(&proof->pairs, ranks * ranks + ranks, 8, "pairs"));
+    CP_TRY(cp_allocate(&proof->pairs, ranks * ranks, 8, "pairs"));
     CP_TRY(cp_allocate(&proof->times, ranks, 1, "a proof"));
-    proof->hops = proof->pairs + ranks * ranks;
-    fill_in(proof);
+    for (int k = 0; k < ranks; k++) {
+        fill_in(proof, k, plan->fresh);
+        fill_in(proof, k, plan->queries);
+        for (int r = 0; r < ranks; r++)
+            proof->pairs[k * ranks + r] =
+                cp_block_pairs(&layout->queries[k], &layout->keys[r]);
+    }
     return CP_OK;
 }
 
-static cp_status make_report(const cp_plan *plan, cp_plan_report *report) {
-    const int64_t ranks = plan->layout->ranks;
-    *report = (cp_plan_report){.ranks = (int)ranks};
-    for (int n = 0; n < plan->slot_count; n++)
-        report->slot_bytes += plan->slots[n].bytes;
-    CP_TRY(cp_allocate(&report->pairs, 4 * ranks, sizeof(int64_t), "a report"));
+static void count_rank(const proof *proof, int k) {
+    const cp_plan *plan = proof->plan;
+    const cp_shape *shape = &plan->shape;
+    const cp_program *program = &plan->programs[k];
+    cp_plan_report *report = proof->report;
+    int64_t hops = 0;
+    for (int64_t n = 0; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        const int64_t messages = cp_op_messages(plan, op);
+        report->messages[k] += messages;
+        report->bytes[k] += messages * plan->slots[op->in.slot].bytes;
+        hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
+        if (op->kind == CP_OP_ATTEND)
+            report->pairs[k] +=
+                proof->pairs[op->in.origin * report->ranks + op->keys.origin];
+    }
+    report->flops[k] =
+        4 * shape->head_dim * shape->query_heads * report->pairs[k];
+    report->hops = cp_max(report->hops, hops);
+}
+
+static cp_status make_report(const proof *proof) {
+    const cp_plan *plan = proof->plan;
+    const int ranks = plan->layout->ranks;
+    cp_plan_report *report = proof->report;
+    double sum = 0;
+    int64_t most = 0;
+    CP_TRY(cp_allocate(&report->pairs, 4 * (int64_t)ranks, 8, "a report"));
+    report->ranks = ranks;
     report->flops = report->pairs + ranks;
     report->bytes = report->flops + ranks;
     report->messages = report->bytes + ranks;
+    for (int n = 0; n < plan->slot_count; n++)
+        report->slot_bytes += plan->slots[n].bytes;
+    for (int k = 0; k < ranks; k++) {
+        count_rank(proof, k);
+        sum += (double)report->pairs[k];
+        most = cp_max(most, report->pairs[k]);
+    }
+    report->balance = sum > 0 ? (double)most * ranks / sum : 1;
     return CP_OK;
 }
 
@@ -515,37 +478,20 @@ void cp_plan_report_free(cp_plan_report *report) {
     *report = (cp_plan_report){0};
 }
 
-static void finish(const proof *proof) {
-    cp_plan_report *report = proof->report;
-    const cp_shape *shape = &proof->plan->shape;
-    double sum = 0;
-    int64_t most = 0;
-    for (int k = 0; k < report->ranks; k++) {
-        report->flops[k] =
-            4 * shape->head_dim * shape->query_heads * report->pairs[k];
-        report->hops = cp_max(report->hops, proof->hops[k]);
-        sum += (double)report->pairs[k];
-        most = cp_max(most, report->pairs[k]);
-    }
-    report->balance = sum > 0 ? (double)most * report->ranks / sum : 1;
+static cp_status prove(proof *proof) {
+    CP_TRY(check_layout(proof->plan->layout));
+    CP_TRY(begin(proof));
+    CP_TRY(cp_plan_order(proof->plan, visit, proof));
+    for (int k = 0; k < proof->plan->layout->ranks; k++)
+        CP_TRY(check_result(proof, k));
+    return make_report(proof);
 }
 
 cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
     proof proof = {.plan = plan, .report = report};
-    cp_status status = make_report(plan, report);
-    if (status == CP_OK)
-        status = check_layout(plan->layout);
-    if (status == CP_OK)
-        status = begin(&proof);
-    if (status == CP_OK)
-        status = cp_plan_order(plan, visit, &proof);
-    for (int k = 0; k < plan->layout->ranks && status == CP_OK; k++)
-        status = check_result(&proof, k);
-    if (status == CP_OK)
-        finish(&proof);
-    else
-        cp_plan_report_free(report);
-    free(proof.contents);
+    *report = (cp_plan_report){0};
+    const cp_status status = prove(&proof);
+    free(proof.places);
     free(proof.merges);
     free(proof.pairs);
     free(proof.times);

@@ -1,6 +1,7 @@
 /* Tangled from book/05-proof.nw; edit the chapter. */
 /* Prove that a plan is right, by its spans and slots alone, and count what it
- * costs. Computes no attention and takes no time to speak of. */
+ * costs. Computes no attention and takes no time to speak of; all orders of a
+ * small plan take some. */
 #ifndef CP_CHECK_H
 #define CP_CHECK_H
 
@@ -27,5 +28,11 @@ typedef struct {
 cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report);
 
 void cp_plan_report_free(cp_plan_report *report);
+
+/* Visit every interleaving of a plan's operations and transfers. Fails with
+ * CP_BROKEN if one of them deadlocks or touches a slot in flight, with
+ * CP_INVALID if a rank has more than 64 operations, and with CP_CAPACITY if
+ * there are more than most states. states may be NULL. */
+cp_status cp_plan_explore(const cp_plan *plan, int64_t most, int64_t *states);
 
 #endif

@@ -9,43 +9,58 @@
 #include <stdlib.h>
 #include <string.h>
 
-static cp_status check_half(const cp_comm *comm, const char *verb, int peer,
-                            const void *data, int64_t bytes) {
-    if (peer == CP_NOBODY)
-        return CP_OK;
-    if (peer < 0 || peer >= comm->ranks)
-        return cp_fail(CP_INVALID, "cannot %s rank %d: there are %d ranks",
-                       verb, peer, comm->ranks);
-    if (bytes < 0 || (bytes > 0 && data == NULL))
-        return cp_fail(CP_INVALID, "cannot %s rank %d: %lld bytes at %p", verb,
-                       peer, (long long)bytes, data);
-    return CP_OK;
-}
-
-static bool overlap(const void *a, int64_t a_bytes, const void *b,
-                    int64_t b_bytes) {
-    const uintptr_t a_start = (uintptr_t)a, b_start = (uintptr_t)b;
-    return a_bytes > 0 && b_bytes > 0 &&
-           a_start < b_start + (uintptr_t)b_bytes &&
-           b_start < a_start + (uintptr_t)a_bytes;
-}
-
-static cp_status check_blocks(const cp_comm *comm, const char *verb,
-                              const void *const *blocks, int64_t bytes) {
-    if (comm->ranks > 1 && blocks == NULL)
-        return cp_fail(CP_INVALID, "cannot %s %d ranks: no list of blocks",
-                       verb, comm->ranks);
-    for (int peer = 0; peer < comm->ranks; peer++)
-        if (peer != comm->rank)
-            CP_TRY(check_half(comm, verb, peer, blocks[peer], bytes));
-    return CP_OK;
-}
-
 static cp_half half_of(int peer, const void *data, int64_t bytes) {
     return (cp_half){.state = peer == CP_NOBODY ? CP_HALF_IDLE : CP_HALF_POSTED,
                      .peer = peer,
                      .data = (void *)(uintptr_t)data,
                      .bytes = bytes};
+}
+
+static cp_status check_half(const cp_comm *comm, const char *verb,
+                            const cp_half *half) {
+    const int peer = half->peer;
+    if (peer == CP_NOBODY)
+        return CP_OK;
+    if (peer < 0 || peer >= comm->ranks)
+        return cp_refuse("cannot %s rank %d: there are %d ranks", verb, peer,
+                         comm->ranks);
+    if (half->bytes < 0 || (half->bytes > 0 && half->data == NULL))
+        return cp_refuse("cannot %s rank %d: %ld bytes at %p", verb, peer,
+                         half->bytes, half->data);
+    return CP_OK;
+}
+
+static bool overlap(const cp_half *a, const cp_half *b) {
+    const uintptr_t a_start = (uintptr_t)a->data, b_start = (uintptr_t)b->data;
+    return a->bytes > 0 && b->bytes > 0 &&
+           a_start < b_start + (uintptr_t)b->bytes &&
+           b_start < a_start + (uintptr_t)a->bytes;
+}
+
+static cp_status check_exchange(const cp_comm *comm,
+                                const cp_exchange *exchange) {
+    const cp_half *send = &exchange->send, *receive = &exchange->receive;
+    CP_TRY(check_half(comm, "send to", send));
+    CP_TRY(check_half(comm, "receive from", receive));
+    if (send->peer != CP_NOBODY && receive->peer != CP_NOBODY &&
+        overlap(send, receive))
+        return cp_refuse("%ld bytes to rank %d overlap %ld from rank %d",
+                         send->bytes, send->peer, receive->bytes,
+                         receive->peer);
+    return CP_OK;
+}
+
+static cp_status check_blocks(const cp_comm *comm, const char *verb,
+                              const void *const *blocks, int64_t bytes) {
+    if (comm->ranks > 1 && blocks == NULL)
+        return cp_refuse("cannot %s %d ranks: no list of blocks", verb,
+                         comm->ranks);
+    for (int peer = 0; peer < comm->ranks; peer++) {
+        const cp_half half = half_of(peer, blocks[peer], bytes);
+        if (peer != comm->rank)
+            CP_TRY(check_half(comm, verb, &half));
+    }
+    return CP_OK;
 }
 
 static cp_status post(cp_comm *comm, const cp_exchange *what,
@@ -79,20 +94,13 @@ static cp_status trade(cp_comm *comm, cp_exchange what,
 cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
                            int64_t send_bytes, int from, void *receive,
                            int64_t receive_bytes) {
-    cp_exchange *posted;
-    cp_status status = check_half(comm, "send to", to, send, send_bytes);
-    if (status == CP_OK)
-        status = check_half(comm, "receive from", from, receive, receive_bytes);
-    if (status == CP_OK && to != CP_NOBODY && from != CP_NOBODY &&
-        overlap(send, send_bytes, receive, receive_bytes))
-        status = cp_fail(
-            CP_INVALID, "%lld bytes to rank %d overlap %lld from rank %d",
-            (long long)send_bytes, to, (long long)receive_bytes, from);
-    if (status != CP_OK)
-        return comm->ops->fail(comm, status);
     const cp_exchange what = {.call = "an exchange",
                               .send = half_of(to, send, send_bytes),
                               .receive = half_of(from, receive, receive_bytes)};
+    const cp_status status = check_exchange(comm, &what);
+    cp_exchange *posted;
+    if (status != CP_OK)
+        return comm->ops->fail(comm, status);
     CP_TRY(post(comm, &what, &posted));
     if (to != CP_NOBODY) {
         comm->sent.hops++;
@@ -108,31 +116,55 @@ cp_status cp_comm_wait(cp_comm *comm) {
     return comm->ops->fail(comm, CP_BROKEN);
 }
 
-cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
-                             void *const *receive, int64_t bytes) {
-    const void *const *into = (const void *const *)receive;
-    cp_status status = check_blocks(comm, "send to", send, bytes);
+static cp_status collective(cp_comm *comm, const char *call, cp_status sends_ok,
+                            const void *const *sends, const void *same,
+                            void *const *receives, int64_t bytes) {
+    cp_status status = sends_ok;
     if (status == CP_OK)
-        status = check_blocks(comm, "receive from", into, bytes);
+        status = check_blocks(comm, "receive from",
+                              (const void *const *)receives, bytes);
     if (status != CP_OK)
         return comm->ops->fail(comm, status);
-    CP_TRY(trade(comm, (cp_exchange){.call = "an all-to-all"}, send, NULL,
-                 receive, bytes));
+    return trade(comm, (cp_exchange){.call = call}, sends, same, receives,
+                 bytes);
+}
+
+cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
+                             void *const *receive, int64_t bytes) {
+    CP_TRY(collective(comm, "an all-to-all",
+                      check_blocks(comm, "send to", send, bytes), send, NULL,
+                      receive, bytes));
     comm->sent.all_to_all_bytes += (comm->ranks - 1) * bytes;
     return CP_OK;
 }
 
 cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
                              void *const *receive, int64_t bytes) {
-    const void *const *into = (const void *const *)receive;
-    cp_status status = check_half(comm, "send as", comm->rank, send, bytes);
-    if (status == CP_OK)
-        status = check_blocks(comm, "receive from", into, bytes);
-    if (status != CP_OK)
-        return comm->ops->fail(comm, status);
-    CP_TRY(trade(comm, (cp_exchange){.call = "an all-gather"}, NULL, send,
-                 receive, bytes));
+    const cp_half own = half_of(comm->rank, send, bytes);
+    CP_TRY(collective(comm, "an all-gather", check_half(comm, "send as", &own),
+                      NULL, send, receive, bytes));
     comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
+    return CP_OK;
+}
+
+cp_status cp_comm_collect(cp_comm *comm, void *items, int64_t bytes) {
+    void **places;
+    CP_TRY(cp_allocate(&places, comm->ranks, sizeof(*places), "pointers"));
+    for (int r = 0; r < comm->ranks; r++)
+        places[r] = (char *)items + r * bytes;
+    const cp_status status =
+        cp_comm_all_gather(comm, places[comm->rank], places, bytes);
+    free(places);
+    return status;
+}
+
+cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes) {
+    if (comm->rank != 0)
+        CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, data, bytes));
+    for (int r = 1; comm->rank == 0 && r < comm->ranks; r++)
+        CP_TRY(cp_comm_exchange(comm, r, data, bytes, CP_NOBODY, NULL, 0));
+    while (comm->oldest != NULL)
+        CP_TRY(cp_comm_wait(comm));
     return CP_OK;
 }
 
@@ -161,22 +193,21 @@ void cp_exchange_append(cp_comm *comm, cp_exchange *exchange) {
     *end = exchange;
 }
 
-void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange) {
-    cp_exchange **link = &comm->oldest;
-    while (*link != exchange)
-        link = &(*link)->newer;
-    *link = exchange->newer;
-    free(exchange);
-}
-
 void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
                             const cp_exchange *last) {
+    cp_exchange **link = &comm->oldest;
+    while (*link != first)
+        link = &(*link)->newer;
     for (bool more = true; more;) {
-        cp_exchange *next = first->newer;
-        more = first != last;
-        cp_exchange_remove(comm, first);
-        first = next;
+        cp_exchange *done = *link;
+        more = done != last;
+        *link = done->newer;
+        free(done);
     }
+}
+
+void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange) {
+    cp_exchange_remove_all(comm, exchange, exchange);
 }
 
 static bool unmet(const cp_half *half) {
@@ -210,11 +241,11 @@ void cp_exchange_describe(const cp_exchange *exchange, char *text,
         add_text(text, room, " for rank %d",
                  expects ? receive->peer : send->peer);
     else if (expects)
-        add_text(text, room, " for %lld bytes from rank %d",
-                 (long long)receive->bytes, receive->peer);
+        add_text(text, room, " for %ld bytes from rank %d", receive->bytes,
+                 receive->peer);
     if (unmet(send) && !exchange->barrier)
-        add_text(text, room, "%s for rank %d to take %lld bytes",
-                 expects ? " and" : "", send->peer, (long long)send->bytes);
+        add_text(text, room, "%s for rank %d to take %ld bytes",
+                 expects ? " and" : "", send->peer, send->bytes);
 }
 
 cp_status cp_exchange_fail(const cp_exchange *exchange, const char *format,

@@ -117,6 +117,12 @@ cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
 /* Return when all ranks have called it. */
 cp_status cp_comm_barrier(cp_comm *comm);
 
+/* data of rank 0 becomes that of all: bytes, the same everywhere. */
+cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes);
+
+/* items [ranks] of bytes each: the own one becomes known to all. */
+cp_status cp_comm_collect(cp_comm *comm, void *items, int64_t bytes);
+
 /* Say that this rank cannot go on. Call it before freeing a buffer
  * that an outstanding exchange names; on return all buffers are
  * this rank's own again. */

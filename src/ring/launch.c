@@ -55,9 +55,8 @@ static cp_status read_number(const char *name, int least, int most, int *out) {
     const long number = strtol(text, &end, 10);
     if (!isdigit((unsigned char)text[0]) || *end != '\0' || number < least ||
         number > most)
-        return cp_fail(CP_INVALID,
-                       "%s is '%.60s': a number from %d to %d is due", name,
-                       text, least, most);
+        return cp_refuse("%s is '%.60s': a number from %d to %d is due", name,
+                         text, least, most);
     *out = (int)number;
     return CP_OK;
 }
@@ -66,9 +65,9 @@ enum { MOST_RANKS = 65535, MOST_PORT = 65535 };
 
 static cp_status read_ranks(const dialect *by, cp_launch *out) {
     if (!has(by->rank) || !has(by->ranks))
-        return cp_fail(CP_INVALID, "%s is set and %s is not",
-                       has(by->rank) ? by->rank : by->ranks,
-                       has(by->rank) ? by->ranks : by->rank);
+        return cp_refuse("%s is set and %s is not",
+                         has(by->rank) ? by->rank : by->ranks,
+                         has(by->rank) ? by->ranks : by->rank);
     CP_TRY(read_number(by->ranks, 1, MOST_RANKS, &out->ranks));
     CP_TRY(read_number(by->rank, 0, out->ranks - 1, &out->rank));
     CP_TRY(read_number(by->locals, 1, out->ranks, &out->locals));
@@ -84,8 +83,7 @@ static cp_status read_first_node(const char *name, char node[256]) {
         const char *text = folded ? from + 1 : from;
         const size_t bytes = folded ? strspn(text, "0123456789") : 1;
         if (folded && (from = strchr(from, ']')) == NULL)
-            return cp_fail(CP_INVALID, "%s is '%.60s': a ] is missing", name,
-                           list);
+            return cp_refuse("%s is '%.60s': a ] is missing", name, list);
         if (length + bytes > 255)
             break;
         memcpy(node + length, text, bytes);
@@ -93,8 +91,7 @@ static cp_status read_first_node(const char *name, char node[256]) {
     }
     node[length] = '\0';
     return length > 0 ? CP_OK
-                      : cp_fail(CP_INVALID, "%s is '%.60s': no first node",
-                                name, list);
+                      : cp_refuse("%s is '%.60s': no first node", name, list);
 }
 
 static cp_status read_host(const cp_launch *launch, char host[256]) {
@@ -102,7 +99,7 @@ static cp_status read_host(const cp_launch *launch, char host[256]) {
                                                   : "SLURM_JOB_NODELIST";
     const char *given = getenv("MASTER_ADDR");
     if (given != NULL && (given[0] == '\0' || strlen(given) > 255))
-        return cp_fail(CP_INVALID, "MASTER_ADDR is '%.60s': no host", given);
+        return cp_refuse("MASTER_ADDR is '%.60s': no host", given);
     if (given == NULL && is_slurm(launch->launcher) && has(list))
         return read_first_node(list, host);
     if (given == NULL && launch->locals == launch->ranks)

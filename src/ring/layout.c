@@ -5,60 +5,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-static cp_pieces pieces_held(const cp_call *call, int rank, int64_t sequence) {
-    return call->held == NULL ? (cp_pieces){0}
-                              : call->held[rank * call->sequences + sequence];
+static const cp_pieces *pieces_held(const cp_call *call, int rank,
+                                    int64_t sequence) {
+    static const cp_pieces nothing = {0};
+    return call->held == NULL ? &nothing
+                              : &call->held[rank * call->sequences + sequence];
 }
 
-static int64_t tokens_held(const cp_call *call, int rank, int64_t sequence) {
-    const cp_pieces held = pieces_held(call, rank, sequence);
-    return cp_pieces_tokens(&held);
-}
-
-static cp_status add_key(cp_block *keys, cp_block *cache, cp_piece piece,
-                         int64_t *row) {
-    const int64_t tokens = piece.span.count, at = *row;
-    *row += tokens;
-    keys->tokens += tokens;
-    cache->tokens += tokens;
-    const cp_status status =
-        cp_pieces_append(&keys->pieces, (cp_piece){piece.span, at});
-    return status == CP_OK ? cp_pieces_append(&cache->pieces, piece) : status;
-}
-
-static cp_status write_keys(const cp_call *call, int rank, int64_t sequence,
-                            cp_layout *layout) {
+static cp_status add_key(cp_layout *layout, int rank, cp_piece piece,
+                         int64_t *total) {
     cp_block *keys = &layout->keys[rank], *cache = &layout->cache[rank];
-    const cp_pieces held = pieces_held(call, rank, sequence);
-    const cp_pieces *fresh = &layout->appended[rank].pieces;
-    int64_t row = keys->rows;
-    cp_status status = CP_OK;
-    for (int64_t n = 0; n < held.count && status == CP_OK; n++)
-        status = add_key(keys, cache, held.items[n], &row);
-    /* Copy the new pieces. */
-    for (int64_t n = 0; n < fresh->count && status == CP_OK; n++)
-        if (fresh->items[n].span.sequence == sequence)
-            status = add_key(keys, cache, fresh->items[n], &row);
-    return status;
+    const int64_t row = keys->rows + *total;
+    *total += piece.span.count;
+    keys->tokens = cache->tokens += piece.span.count;
+    CP_TRY(cp_pieces_append(&keys->pieces, (cp_piece){piece.span, row}));
+    return cp_pieces_append(&cache->pieces, piece);
 }
-
 /* A rank that is dealt to: the n-th seat gets part n. */
 typedef struct {
-    int64_t held; /* of the sequence, before the call */
+    int64_t held;  /* of the sequence, before the call */
+    int64_t order; /* the less the sooner, and then by place */
     int rank, place;
 } seat;
 
-static int fewer_first(const void *a, const void *b) {
+static int by_order(const void *a, const void *b) {
     const seat *one = a, *other = b;
-    if (one->held == other->held)
+    if (one->order == other->order)
         return one->place - other->place;
-    return one->held < other->held ? -1 : 1;
-}
-
-static int more_first(const void *a, const void *b) {
-    const seat *one = a, *other = b;
-    return one->held == other->held ? one->place - other->place
-                                    : fewer_first(b, a);
+    return one->order < other->order ? -1 : 1;
 }
 
 static void pass_over_the_full(int ranks, seat *seats) {
@@ -82,68 +56,68 @@ static int64_t first_seat(const cp_call *call, int64_t place) {
 static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
                        seat *seats) {
     const int ranks = call->ranks;
+    const bool fewer_first = call->new_tokens[sequence] < ranks;
     const int64_t first = first_seat(call, place);
     for (int n = 0; n < ranks; n++) {
         const int rank = (int)((first + n) % ranks);
-        seats[n] = (seat){tokens_held(call, rank, sequence), rank, n};
+        const int64_t held =
+            cp_pieces_tokens(pieces_held(call, rank, sequence));
+        seats[n] = (seat){held, fewer_first ? held : -held, rank, n};
     }
     if (call->placement == CP_ROUND_ROBIN)
         pass_over_the_full(ranks, seats);
     if (call->placement == CP_ZIGZAG)
-        qsort(seats, (size_t)ranks, sizeof(*seats),
-              call->new_tokens[sequence] < ranks ? fewer_first : more_first);
+        qsort(seats, (size_t)ranks, sizeof(*seats), by_order);
 }
-
 static cp_status deal(const cp_call *call, int part, const seat *seat,
                       cp_run run, cp_layout *layout, int64_t *longest) {
     const int rank = seat->rank;
+    const cp_pieces *held = pieces_held(call, rank, run.sequence);
     cp_block *queries = &layout->queries[rank];
     cp_block *appended = &layout->appended[rank];
+    const int64_t before = appended->pieces.count;
     const int64_t row = run.sequence * call->room + seat->held;
-    cp_status status = cp_shard(call->placement, call->ranks, part, run,
-                                queries->rows, &queries->pieces);
-    if (status == CP_OK)
-        status = cp_shard(call->placement, call->ranks, part, run, row,
-                          &appended->pieces);
-    const int64_t all = cp_pieces_tokens(&queries->pieces);
-    const int64_t total = seat->held + all - queries->tokens;
-    queries->tokens = appended->tokens = all;
+    int64_t total = 0;
+    CP_TRY(cp_shard(call->placement, call->ranks, part, run, queries->rows,
+                    &queries->pieces));
+    CP_TRY(cp_shard(call->placement, call->ranks, part, run, row,
+                    &appended->pieces));
+    for (int64_t n = 0; n < held->count; n++)
+        CP_TRY(add_key(layout, rank, held->items[n], &total));
+    for (int64_t n = before; n < appended->pieces.count; n++)
+        CP_TRY(add_key(layout, rank, appended->pieces.items[n], &total));
+    queries->tokens = appended->tokens += total - seat->held;
     *longest = cp_max(*longest, total);
-    if (status == CP_OK && total > call->room)
-        status = cp_fail(CP_CAPACITY,
-                         "sequence %lld would hold %lld tokens on rank %d; "
-                         "its cache has room for %lld",
-                         (long long)run.sequence, (long long)total, rank,
-                         (long long)call->room);
-    return status;
+    if (total > call->room)
+        return cp_fail(CP_CAPACITY,
+                       "sequence %ld would hold %ld tokens on rank %d; its "
+                       "cache has room for %ld",
+                       run.sequence, total, rank, call->room);
+    return CP_OK;
 }
-
 static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
                          seat *seats, cp_layout *layout) {
+    const int ranks = call->ranks;
     const int64_t fresh = call->new_tokens[sequence];
+    const int64_t rows = cp_shard_rows(call->placement, ranks, fresh);
     int64_t cached = 0, longest = 0;
     seat_ranks(call, sequence, place, seats);
-    for (int part = 0; part < call->ranks; part++)
+    for (int part = 0; part < ranks; part++)
         cached += seats[part].held;
     const cp_run run = {sequence, cached, fresh};
-    cp_status status = CP_OK;
-    for (int part = 0; part < call->ranks && status == CP_OK; part++)
-        status = deal(call, part, &seats[part], run, layout, &longest);
-    for (int rank = 0; rank < call->ranks && status == CP_OK; rank++) {
-        /* Write the blocks of this sequence. */
+    for (int part = 0; part < ranks; part++)
+        CP_TRY(deal(call, part, &seats[part], run, layout, &longest));
+    for (int rank = 0; rank < ranks; rank++) {
         cp_block *queries = &layout->queries[rank];
-        const int64_t rows = cp_shard_rows(call->placement, call->ranks, fresh);
-        status = write_keys(call, rank, sequence, layout);
-        layout->keys[rank].rows += longest;
         queries->rows = cp_max(queries->tokens, queries->rows + rows);
+        layout->keys[rank].rows += longest;
     }
     layout->new_tokens += fresh;
     layout->cached_tokens += cached;
     layout->past[sequence] = cached;
     layout->fresh[sequence] = fresh;
-    return status;
+    return CP_OK;
 }
-
 static void pad_queries(cp_layout *layout) {
     int64_t rows = 0;
     for (int rank = 0; rank < layout->ranks; rank++)
@@ -169,121 +143,100 @@ int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
     return pairs;
 }
 
-enum { LISTS = 4 };
-
-static cp_block **list_of(cp_layout *layout, int n) {
-    cp_block **const lists[LISTS] = {&layout->queries, &layout->keys,
-                                     &layout->cache, &layout->appended};
-    return lists[n];
-}
-
-static cp_status allocate_blocks(int ranks, int64_t sequences,
-                                 cp_layout **out) {
-    cp_layout *layout;
-    cp_status status = cp_allocate(&layout, 1, sizeof(*layout), "a layout");
-    if (status != CP_OK)
-        return status;
-    for (int n = 0; n < LISTS && status == CP_OK; n++)
-        status =
-            cp_allocate(list_of(layout, n), ranks, sizeof(cp_block), "blocks");
-    if (status == CP_OK)
-        status = cp_allocate(&layout->past, 2 * sequences, 8, "lengths");
-    if (status == CP_OK)
-        layout->fresh = layout->past + sequences;
-    layout->ranks = ranks;
-    *out = layout;
-    return status;
-}
-
-cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
-    *out = NULL;
-    /* Refuse a call that makes no sense. */
-    if (call->ranks < 1)
-        return cp_fail(CP_INVALID, "%d ranks; at least 1 is needed",
-                       call->ranks);
+static cp_status check_call(const cp_call *call) {
     const bool decode = call->placement == CP_ROUND_ROBIN;
-    int64_t total = 0;
+    int64_t total = 0, cache_rows;
+    if (call->ranks < 1)
+        return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
         if (count < 0 || (decode && count > 1))
-            return cp_fail(CP_INVALID, "sequence %lld brings %lld new tokens%s",
-                           (long long)i, (long long)count,
-                           decode ? " to a decode step" : "");
+            return cp_refuse("sequence %ld brings %ld new tokens%s", i, count,
+                             decode ? " to a decode step" : "");
         if (!cp_add(total, count, &total))
-            return cp_fail(CP_INVALID, "the new tokens do not fit in 64 bits");
+            return cp_refuse("the new tokens do not fit in 64 bits");
     }
-    int64_t cache_rows;
     if (total == 0)
-        return cp_fail(CP_INVALID, "%lld sequences bring no new token",
-                       (long long)call->sequences);
+        return cp_refuse("%ld sequences bring no new token", call->sequences);
     if (!cp_multiply(call->sequences, call->room, &cache_rows))
-        return cp_fail(CP_INVALID, "%lld sequences of %lld rows overflow",
-                       (long long)call->sequences, (long long)call->room);
-    cp_layout *layout = NULL;
-    cp_status status = allocate_blocks(call->ranks, call->sequences, &layout);
-    if (layout == NULL)
-        return status;
-    layout->sequences = call->sequences;
-    layout->placement = call->placement;
-    layout->room = call->room;
-    seat *seats = NULL;
-    if (status == CP_OK)
-        status = cp_allocate(&seats, call->ranks, sizeof(*seats), "seats");
+        return cp_refuse("%ld sequences of %ld rows overflow", call->sequences,
+                         call->room);
+    return CP_OK;
+}
+enum { LISTS = 4 };
+
+/* A layout like another, but with empty lists. */
+static cp_status allocate(const cp_layout *like, cp_layout **out) {
+    const int64_t ranks = like->ranks;
+    cp_layout *layout;
+    CP_TRY(cp_allocate(&layout, 1, sizeof(*layout), "a layout"));
+    *layout = *like;
+    layout->past = NULL;
+    *out = layout;
+    CP_TRY(cp_allocate(&layout->queries, LISTS * ranks, sizeof(cp_block),
+                       "blocks"));
+    layout->keys = layout->queries + ranks;
+    layout->cache = layout->keys + ranks;
+    layout->appended = layout->cache + ranks;
+    CP_TRY(cp_allocate(&layout->past, 2 * like->sequences, 8, "lengths"));
+    layout->fresh = layout->past + like->sequences;
+    return CP_OK;
+}
+
+static cp_status fill(const cp_call *call, cp_layout *layout) {
+    seat *seats;
+    cp_status status = CP_OK;
+    CP_TRY(cp_allocate(&seats, call->ranks, sizeof(*seats), "seats"));
     for (int64_t i = 0, place = 0; i < call->sequences && status == CP_OK; i++)
         if (call->new_tokens[i] > 0)
             status = lay_out(call, i, place++, seats, layout);
     free(seats);
-    if (status != CP_OK) {
-        cp_layout_free(layout);
-        return status;
-    }
     pad_queries(layout);
-    *out = layout;
-    return CP_OK;
+    return status;
 }
 
-static void free_blocks(cp_block *blocks, int ranks) {
-    for (int rank = 0; blocks != NULL && rank < ranks; rank++)
-        cp_pieces_free(&blocks[rank].pieces);
-    free(blocks);
+static cp_status hand_out(cp_status status, cp_layout *layout,
+                          cp_layout **out) {
+    *out = status == CP_OK ? layout : NULL;
+    if (status != CP_OK)
+        cp_layout_free(layout);
+    return status;
+}
+
+cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
+    const cp_layout empty = {.ranks = call->ranks,
+                             .sequences = call->sequences,
+                             .placement = call->placement,
+                             .room = call->room};
+    cp_layout *layout = NULL;
+    cp_status status = check_call(call);
+    if (status == CP_OK)
+        status = allocate(&empty, &layout);
+    if (status == CP_OK)
+        status = fill(call, layout);
+    return hand_out(status, layout, out);
 }
 
 void cp_layout_free(cp_layout *layout) {
     if (layout == NULL)
         return;
-    for (int n = 0; n < LISTS; n++)
-        free_blocks(*list_of(layout, n), layout->ranks);
+    for (int n = 0; layout->queries != NULL && n < LISTS * layout->ranks; n++)
+        cp_pieces_free(&layout->queries[n].pieces);
+    free(layout->queries);
     free(layout->past);
     free(layout);
 }
 
-static cp_status copy_blocks(const cp_block *from, int ranks, cp_block *to) {
-    cp_status status = CP_OK;
-    for (int rank = 0; rank < ranks && status == CP_OK; rank++) {
-        to[rank].tokens = from[rank].tokens;
-        to[rank].rows = from[rank].rows;
-        status = cp_pieces_copy(&to[rank].pieces, &from[rank].pieces);
-    }
-    return status;
-}
-
 cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
-    cp_layout from = *layout, *copy = NULL;
-    *out = NULL;
-    cp_status status = allocate_blocks(layout->ranks, layout->sequences, &copy);
-    for (int n = 0; n < LISTS && status == CP_OK; n++)
-        status =
-            copy_blocks(*list_of(&from, n), layout->ranks, *list_of(copy, n));
-    if (status != CP_OK) {
-        cp_layout_free(copy);
-        return status;
+    cp_layout *copy = NULL;
+    cp_status status = allocate(layout, &copy);
+    for (int n = 0; status == CP_OK && n < LISTS * layout->ranks; n++) {
+        copy->queries[n].tokens = layout->queries[n].tokens;
+        copy->queries[n].rows = layout->queries[n].rows;
+        status = cp_pieces_copy(&copy->queries[n].pieces,
+                                &layout->queries[n].pieces);
     }
-    memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
-    copy->sequences = layout->sequences;
-    copy->new_tokens = layout->new_tokens;
-    copy->cached_tokens = layout->cached_tokens;
-    copy->placement = layout->placement;
-    copy->room = layout->room;
-    *out = copy;
-    return CP_OK;
+    if (status == CP_OK)
+        memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
+    return hand_out(status, copy, out);
 }

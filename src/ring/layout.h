@@ -33,7 +33,7 @@ typedef struct {
     int64_t new_tokens;    /* sum of T_i */
     int64_t cached_tokens; /* sum of P_i over sequences that take part */
     int64_t *past, *fresh; /* [sequences] P_i, then T_i; 0 = takes no part */
-    cp_block *queries;     /* the rank's new tokens */
+    cp_block *queries;     /* the rank's new tokens; behind it, in order: */
     cp_block *keys;        /* cached and new, each sequence padded to L^i */
     cp_block *cache;       /* the same keys where they lie in the cache */
     cp_block *appended;    /* the new tokens where they go in the cache */

@@ -99,6 +99,8 @@ static void link_queues(const cp_plan *plan, int rank, mark *marks) {
     for (int32_t n = 0; n < program->count; n++) {
         cp_op *op = &program->ops[n];
         const bool talks = cp_op_talks(op);
+        op->sent_to = op->got_from = op->after = -1;
+        op->merged = false;
         for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
             mark *slot = &marks[touch.slot];
             const int32_t last = touch.writes ? slot->touched : slot->written;
@@ -135,18 +137,9 @@ static void link_merges(const cp_plan *plan, int rank) {
     }
 }
 
-static void unlink_rank(const cp_program *program) {
-    for (int64_t n = 0; n < program->count; n++) {
-        cp_op *op = &program->ops[n];
-        op->sent_to = op->got_from = op->ends = -1;
-        op->merged = false;
-    }
-}
-
 static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
     const int ranks = plan->layout->ranks;
     for (int k = 0; k < ranks; k++) {
-        unlink_rank(&plan->programs[k]);
         link_queues(plan, k, marks);
         link_merges(plan, k);
     }
@@ -161,13 +154,11 @@ static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
 }
 
 cp_status cp_plan_link(cp_plan *plan) {
-    mark *marks = NULL;
+    mark *marks;
     int32_t *looked = NULL;
+    CP_TRY(cp_allocate(&marks, plan->slot_count, sizeof(mark), "links"));
     cp_status status =
-        cp_allocate(&marks, plan->slot_count, sizeof(mark), "links");
-    if (status == CP_OK)
-        status =
-            cp_allocate(&looked, plan->layout->ranks, sizeof(int32_t), "links");
+        cp_allocate(&looked, plan->layout->ranks, sizeof(int32_t), "links");
     if (status == CP_OK)
         status = link_all(plan, marks, looked);
     free(marks);

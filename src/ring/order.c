@@ -39,9 +39,8 @@ static cp_status transfer(run *run, int from, int64_t number) {
     const int64_t room = run->plan->slots[receive->out.slot].bytes;
     if (sent != room)
         return cp_fail(CP_BROKEN,
-                       "rank %d sends %lld bytes to rank %d, which expects "
-                       "%lld",
-                       from, (long long)sent, send->to, (long long)room);
+                       "rank %d sends %ld bytes to rank %d, which expects %ld",
+                       from, sent, send->to, room);
     return tell(run, CP_EVENT_TRANSFER, from, number);
 }
 
@@ -103,47 +102,36 @@ static cp_status ended(const run *run, int rank) {
                        rank);
     const cp_op *op = op_of(run, rank, run->next[rank]);
     if (op->kind != CP_OP_WAIT)
-        return cp_fail(CP_BROKEN,
-                       "deadlock: rank %d waits at an %s for ranks "
-                       "that never come",
-                       rank, cp_op_name(op->kind));
+        return cp_fail(
+            CP_BROKEN,
+            "deadlock: rank %d waits at an %s for ranks that never come", rank,
+            cp_op_name(op->kind));
     const cp_op *exchange = op_of(run, rank, op->ends);
-    if (!is_sent(run, exchange))
-        return cp_fail(CP_BROKEN,
-                       "deadlock: rank %d waits for its send to rank %d, "
-                       "which posts no receive",
-                       rank, exchange->to);
-    return cp_fail(CP_BROKEN,
-                   "deadlock: rank %d waits to receive from rank %d, which "
-                   "posts no send",
-                   rank, exchange->from);
+    const bool sent = is_sent(run, exchange);
+    return cp_fail(
+        CP_BROKEN, "deadlock: rank %d waits %s rank %d, which posts no %s",
+        rank, sent ? "to receive from" : "for its send to",
+        sent ? exchange->from : exchange->to, sent ? "send" : "receive");
 }
-
 static cp_status run_all(run *run) {
     const int ranks = run->plan->layout->ranks;
-    cp_status status = CP_OK;
     do {
         run->moved = false;
-        for (int rank = 0; rank < ranks && status == CP_OK; rank++)
-            status = advance(run, rank);
-        if (status == CP_OK)
-            status = collective(run);
-    } while (run->moved && status == CP_OK);
-    for (int rank = 0; rank < ranks && status == CP_OK; rank++)
-        status = ended(run, rank);
-    return status;
+        for (int rank = 0; rank < ranks; rank++)
+            CP_TRY(advance(run, rank));
+        CP_TRY(collective(run));
+    } while (run->moved);
+    for (int rank = 0; rank < ranks; rank++)
+        CP_TRY(ended(run, rank));
+    return CP_OK;
 }
-
 cp_status cp_plan_order(const cp_plan *plan, cp_event_visitor visit,
                         void *context) {
     const int ranks = plan->layout->ranks;
     run run = {.plan = plan, .visit = visit, .context = context};
-    cp_status status =
-        cp_allocate(&run.next, 2 * (int64_t)ranks, sizeof(int64_t), "a run");
-    if (status != CP_OK)
-        return status;
+    CP_TRY(cp_allocate(&run.next, 2 * (int64_t)ranks, 8, "a run"));
     run.open = run.next + ranks;
-    status = run_all(&run);
+    const cp_status status = run_all(&run);
     free(run.next);
     return status;
 }

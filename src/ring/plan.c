@@ -28,29 +28,26 @@ static bool collective_touch(const cp_plan *plan, int rank, const cp_op *op,
     return n < reads + others;
 }
 
-static bool touched(int slot, bool writes, cp_touch *touch) {
-    *touch = (cp_touch){slot, writes};
-    return true;
-}
-
 bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
                  cp_touch *touch) {
     const bool exchange = op->kind == CP_OP_EXCHANGE;
+    cp_touch list[3] = {{0, false}};
+    int count = 0;
     if (op->kind == CP_OP_WAIT)
         return false;
     if (cp_op_is_collective(op))
         return collective_touch(plan, rank, op, n, touch);
-    if ((!exchange || op->to != CP_NOBODY) && n-- == 0)
-        return touched(op->in.slot, false, touch);
-    if (op->kind == CP_OP_ATTEND && n-- == 0)
-        return touched(op->keys.slot, false, touch);
-    if (op->kind == CP_OP_MERGE && n-- == 0)
-        return touched(op->out.slot, false, touch);
-    if ((!exchange || op->from != CP_NOBODY) && n-- == 0)
-        return touched(op->out.slot, true, touch);
-    return false;
+    if (!exchange || op->to != CP_NOBODY)
+        list[count++] = (cp_touch){op->in.slot, false};
+    if (op->kind == CP_OP_ATTEND)
+        list[count++] = (cp_touch){op->keys.slot, false};
+    if (op->kind == CP_OP_MERGE)
+        list[count++] = (cp_touch){op->out.slot, false};
+    if (!exchange || op->from != CP_NOBODY)
+        list[count++] = (cp_touch){op->out.slot, true};
+    *touch = list[n < count ? n : 0];
+    return n < count;
 }
-
 void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
     const cp_program *program = &plan->programs[rank];
     cp_touch touch;

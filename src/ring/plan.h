@@ -130,6 +130,13 @@ static inline bool cp_op_talks(const cp_op *op) {
     return op->kind == CP_OP_EXCHANGE || cp_op_is_collective(op);
 }
 
+/* How many messages it sends; each is as long as its slot in. */
+static inline int cp_op_messages(const cp_plan *plan, const cp_op *op) {
+    if (cp_op_is_collective(op))
+        return plan->layout->ranks - 1;
+    return op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
+}
+
 /* Fill in the links of all operations: sent_to, got_from, ends, after, merged.
  * Whoever changes the operations of a finished plan links it again. Fails with
  * CP_BROKEN if a half of a message, a wait or a collective finds no partner,

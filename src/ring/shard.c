@@ -3,25 +3,16 @@
 #include "ring/shard.h"
 
 static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
-                        int64_t most, int64_t *row) {
-    const int64_t count = cp_min(most, run.count - from), at = *row;
-    if (count <= 0)
-        return CP_OK;
-    *row += count;
-    const cp_span span = {run.sequence, run.first + from, count, 1};
-    return cp_pieces_append(pieces, (cp_piece){span, at});
-}
-
-static cp_status append_stripe(cp_pieces *pieces, cp_run run, int64_t from,
-                               int64_t step, int64_t row) {
+                        int64_t most, int64_t step, int64_t *row) {
     if (from >= run.count)
         return CP_OK;
-    const int64_t count = cp_ceil_divide(run.count - from, step);
+    const int64_t left = cp_ceil_divide(run.count - from, step);
+    const int64_t count = cp_min(most, left), at = *row;
     const cp_span span = {run.sequence, run.first + from, count,
                           count == 1 ? 1 : step};
-    return cp_pieces_append(pieces, (cp_piece){span, row});
+    *row += count;
+    return cp_pieces_append(pieces, (cp_piece){span, at});
 }
-
 cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
                    int64_t row, cp_pieces *pieces) {
     /* Cut by the rule. */
@@ -30,16 +21,16 @@ cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
         const int64_t mine[2] = {part, 2 * (int64_t)ranks - 1 - part};
-        CP_TRY(append(pieces, run, mine[0] * chunk, chunk, &row));
-        return append(pieces, run, mine[1] * chunk, chunk, &row);
+        CP_TRY(append(pieces, run, mine[0] * chunk, chunk, 1, &row));
+        return append(pieces, run, mine[1] * chunk, chunk, 1, &row);
     }
     case CP_NAIVE: {
         const int64_t size = cp_ceil_divide(run.count, ranks);
-        return append(pieces, run, part * size, size, &row);
+        return append(pieces, run, part * size, size, 1, &row);
     }
     case CP_STRIPED:
     case CP_ROUND_ROBIN:
-        return append_stripe(pieces, run, part, ranks, row);
+        return append(pieces, run, part, run.count, ranks, &row);
     }
     return CP_OK;
 }

@@ -7,23 +7,21 @@
 #include <string.h>
 
 cp_status cp_shape_check(const cp_shape *shape) {
-    const long long heads = shape->query_heads, kv_heads = shape->kv_heads;
-    const long long dim = shape->head_dim;
+    const int64_t heads = shape->query_heads, kv_heads = shape->kv_heads;
+    const int64_t dim = shape->head_dim;
     if (heads < 1 || kv_heads < 1 || dim < 1)
-        return cp_fail(CP_INVALID,
-                       "%lld query heads and %lld key heads of dimension "
-                       "%lld: each must be at least 1",
-                       heads, kv_heads, dim);
+        return cp_refuse("%ld query heads and %ld key heads of dimension %ld: "
+                         "each must be at least 1",
+                         heads, kv_heads, dim);
     if (heads % kv_heads != 0)
-        return cp_fail(CP_INVALID,
-                       "%lld key heads do not divide %lld query heads",
-                       kv_heads, heads);
+        return cp_refuse("%ld key heads do not divide %ld query heads",
+                         kv_heads, heads);
     if (heads > CP_HEADS_MAX)
-        return cp_fail(CP_INVALID, "%lld query heads are more than %d", heads,
-                       CP_HEADS_MAX);
+        return cp_refuse("%ld query heads are more than %d", heads,
+                         CP_HEADS_MAX);
     if (dim > CP_HEAD_DIM_MAX)
-        return cp_fail(CP_INVALID, "a head of dimension %lld is more than %d",
-                       dim, CP_HEAD_DIM_MAX);
+        return cp_refuse("a head of dimension %ld is more than %d", dim,
+                         CP_HEAD_DIM_MAX);
     return CP_OK;
 }
 
@@ -111,10 +109,11 @@ static int64_t joining_step(cp_piece a, cp_piece b) {
     return gap;
 }
 
-static cp_status make_room(cp_pieces *pieces, int64_t room) {
+cp_status cp_pieces_reserve(cp_pieces *pieces, int64_t room) {
     cp_piece *items;
     if (room <= pieces->room)
         return CP_OK;
+    room = cp_max(room, cp_max(4, 2 * pieces->room));
     CP_TRY(cp_allocate(&items, room, sizeof(*items), "a list of pieces"));
     if (pieces->count > 0)
         memcpy(items, pieces->items, (size_t)pieces->count * sizeof(*items));
@@ -136,11 +135,7 @@ cp_status cp_pieces_append(cp_pieces *pieces, cp_piece piece) {
             return CP_OK;
         }
     }
-    if (pieces->count == pieces->room) {
-        const cp_status status = make_room(pieces, cp_max(4, 2 * pieces->room));
-        if (status != CP_OK)
-            return status;
-    }
+    CP_TRY(cp_pieces_reserve(pieces, pieces->count + 1));
     pieces->items[pieces->count++] = piece;
     return CP_OK;
 }
@@ -153,7 +148,7 @@ int64_t cp_pieces_tokens(const cp_pieces *pieces) {
 }
 
 cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from) {
-    CP_TRY(make_room(to, from->count));
+    CP_TRY(cp_pieces_reserve(to, from->count));
     for (int64_t i = 0; i < from->count; i++)
         to->items[i] = from->items[i];
     to->count = from->count;
@@ -165,21 +160,22 @@ void cp_pieces_free(cp_pieces *pieces) {
     *pieces = (cp_pieces){0};
 }
 
+cp_piece cp_piece_part(cp_piece piece, int64_t first, int64_t longest) {
+    piece.span.start += first * piece.span.step;
+    piece.span.count = cp_min(longest, piece.span.count - first);
+    piece.row += first;
+    return piece;
+}
+
 cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
                         cp_pieces *tiles) {
     for (int64_t p = 0; p < pieces->count; p++)
         tiles->room += cp_ceil_divide(pieces->items[p].span.count, longest);
     CP_TRY(cp_allocate(&tiles->items, tiles->room, sizeof(*tiles->items),
                        "a list of tiles"));
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_span span = pieces->items[p].span;
-        for (int64_t i = 0; i < span.count; i += longest) {
-            cp_piece tile = pieces->items[p];
-            tile.span.start += i * span.step;
-            tile.span.count = cp_min(longest, span.count - i);
-            tile.row += i;
-            tiles->items[tiles->count++] = tile;
-        }
-    }
+    for (int64_t p = 0; p < pieces->count; p++)
+        for (int64_t i = 0; i < pieces->items[p].span.count; i += longest)
+            tiles->items[tiles->count++] =
+                cp_piece_part(pieces->items[p], i, longest);
     return CP_OK;
 }

@@ -68,8 +68,15 @@ cp_status cp_pieces_append(cp_pieces *pieces, cp_piece piece);
 /* The tokens of all pieces together. */
 int64_t cp_pieces_tokens(const cp_pieces *pieces);
 
+/* Make room for so many pieces, so that to append up to that cannot fail. Fails
+ * with CP_MEMORY, the list untouched. */
+cp_status cp_pieces_reserve(cp_pieces *pieces, int64_t room);
+
 /* Make to an equal list; fails with CP_MEMORY, to untouched. */
 cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from);
+
+/* The tokens of a piece from its first-th on, at most longest of them. */
+cp_piece cp_piece_part(cp_piece piece, int64_t first, int64_t longest);
 
 /* Fill the empty list tiles with the same tokens in the same order, as pieces
  * of at most longest tokens. Fails with CP_MEMORY; free tiles even then. */

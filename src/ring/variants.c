@@ -39,20 +39,46 @@ bool cp_variant_parse(const char *name, cp_variant *variant) {
     return false;
 }
 
+static void begin(cp_plan *plan) {
+    const int ranks = plan->layout->ranks;
+    plan->labelled = plan->variant == CP_DECODE;
+    plan->status =
+        cp_allocate(&plan->programs, ranks, sizeof(cp_program), "programs");
+    if (ranks > INT16_MAX)
+        plan->status =
+            cp_refuse("%d ranks; a plan can name %d", ranks, INT16_MAX);
+    plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
+    plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
+    plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
+    plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
+}
+
 cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
                         const cp_shape *shape, const cp_plan_options *options,
                         cp_plan **out) {
+    static const cp_plan_options usual = {.element_bytes = 4, .spare = 1};
+    const cp_plan_options *wanted = options != NULL ? options : &usual;
+    cp_plan *plan;
     *out = NULL;
     CP_TRY(cp_shape_check(shape));
-    if (options != NULL && (options->spare < 1 || options->element_bytes < 1))
-        return cp_fail(CP_INVALID, "%d spare slots of %lld-byte numbers",
-                       options->spare, (long long)options->element_bytes);
+    if (wanted->spare < 1 || wanted->element_bytes < 1)
+        return cp_refuse("%d spare slots of %ld-byte numbers", wanted->spare,
+                         wanted->element_bytes);
     if (variants[variant].build == NULL)
-        return cp_fail(CP_INVALID,
-                       "a plan needs a variant that has been chosen");
-    cp_plan *plan = cp_plan_begin(variant, layout, shape, options);
-    if (plan == NULL)
-        return CP_MEMORY;
+        return cp_refuse("a plan needs a variant that has been chosen");
+    CP_TRY(cp_allocate(&plan, 1, sizeof(*plan), "a plan"));
+    *plan = (cp_plan){.variant = variant,
+                      .shape = *shape,
+                      .layout = layout,
+                      .element_bytes = wanted->element_bytes,
+                      .spare = wanted->spare};
+    begin(plan);
     variants[variant].build(plan);
-    return cp_plan_finish(plan, out);
+    const cp_status status =
+        plan->status == CP_OK ? cp_plan_link(plan) : plan->status;
+    if (status == CP_OK)
+        *out = plan;
+    else
+        cp_plan_free(plan);
+    return status;
 }

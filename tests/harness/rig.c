@@ -225,8 +225,8 @@ bool rig_open(rig *rig) {
     rig->traffic = calloc((size_t)rig->ranks + 1, sizeof(cp_traffic));
     if (cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache) !=
             CP_OK ||
-        cp_store_new(rig->ranks, 1, rig->sequences, rig->room, &rig->shape,
-                     &rig->store) != CP_OK)
+        cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
+                     &rig->shape, &rig->store) != CP_OK)
         return fail(rig, "%s", cp_message());
     const size_t bytes =
         (size_t)(rig->sequences * rig->room * width_of(rig, KEY)) *
