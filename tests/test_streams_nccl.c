@@ -240,7 +240,7 @@ static cp_status walk_and_add(talk *t, int host, cp_nccl *tp, cp_nccl *cp,
             status = cp_stream_walk(w, cp_nccl_link(cp), t->keys[layer][host],
                                     t->values[layer][host]);
         if (status == CP_OK)
-            status = cp_nccl_sum(tp, cp_stream_walker_output(w), numbers,
+            status = cp_nccl_sum(tp, cp_stream_walker_rows(w).output, numbers,
                                  t->queues[host].compute);
         if (status == CP_OK)
             status = take(t, layer, host);
@@ -417,7 +417,7 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
               .spare = 1 + _i % 3,
               .sequences = 2,
               .room = 60,
-              .carry = cp_nccl_carry(nccl)};
+              .link = cp_nccl_link(nccl)};
     open_talk(&t);
     for (int turn = 0; turn < 5; turn++) {
         const int64_t fresh[] = {turn % 2 ? 1 : 3 + 5 * turn, turn % 2};

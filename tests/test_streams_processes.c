@@ -71,7 +71,7 @@ static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp) {
             status = cp_stream_walk(w, cp_nccl_link(cp), t->keys[layer][rank],
                                     t->values[layer][rank]);
         if (status == CP_OK)
-            status = cp_nccl_sum(tp, cp_stream_walker_output(w), numbers,
+            status = cp_nccl_sum(tp, cp_stream_walker_rows(w).output, numbers,
                                  t->queues[rank].compute);
         if (status == CP_OK)
             status = take(t, layer, rank);

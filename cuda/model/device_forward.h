@@ -5,14 +5,26 @@
 #define CP_DEVICE_FORWARD_H
 
 #include "cuda/model/device_model.h"
-#include "cuda/ring/device_trace.h"
 #include "cuda/ring/nccl_link.h"
 #include "model/engine.h"
+
+/* Where the ranks of an engine run. */
+typedef struct {
+    int only;            /* the one rank of this process; or CP_NOBODY: all
+                            ranks are here and share one GPU */
+    const cp_link *link; /* to the others, or NULL */
+    const cp_crew *crew; /* of all processes, or NULL; rank r is of those of
+                            number r * parts and on, parts being the GPUs that
+                            share its heads */
+    cp_nccl *tensor;     /* among those; or NULL */
+    double patience;     /* seconds to wait for them; 0: for ever */
+    bool graphs;         /* decode from a captured graph */
+    int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
+} cp_device_place;
 
 /* A rank that this process runs. Its memory is the device's. */
 typedef struct {
     int rank;
-    cp_queues queues;
     cp_multiplier *multiplier;
     char *cache; /* [layers][keys, values][sequences * room][N_KV][D_H] */
 } cp_device_rank;
@@ -20,15 +32,13 @@ typedef struct {
 /* All of them, and what their forward passes have in common. */
 typedef struct {
     const cp_device_model *model;
+    const cp_device_place *place;
     const cp_session_options *options; /* stop, progress */
-    const cp_link *link;    /* to the ranks elsewhere; NULL: all are here */
-    double patience;        /* seconds to wait for them; 0: for ever */
-    cp_nccl *tensor;        /* the GPUs that share a rank's heads; or NULL */
-    cp_device_trace *trace; /* or NULL */
-    int64_t block;          /* rows that a layer takes at once; 0: 2048 */
-    int64_t cache_bytes;    /* of one layer's keys, of a rank */
-    cudaEvent_t paced[2];   /* the host's lead is measured by these */
+    cp_device_trace *trace;            /* or NULL */
+    int64_t cache_bytes;               /* of one layer's keys, of a rank */
+    cudaEvent_t paced[2]; /* the host's lead is measured by these */
     int count;
+    cp_queues *queues;     /* [count] */
     cp_device_rank *ranks; /* [count] */
 } cp_device_ranks;
 

@@ -29,7 +29,8 @@ int cp_nccl_ranks(const cp_nccl *nccl);
 /* From now on, calls last at most so long; those of its groups too. */
 void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
 
-/* For cp_stream_walk. Belongs to nccl. */
+/* For cp_stream_walk; and of a communicator of one rank, for cp_loopback_walk.
+ * Belongs to nccl. */
 const cp_link *cp_nccl_link(const cp_nccl *nccl);
 
 /* Wait until the stream is done, within the patience. Or give up, and fail
@@ -54,8 +55,4 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
  * queue of their walks, between walks, so that the two never overlap. */
 cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
                       cudaStream_t stream);
-/* For cp_loopback_walk, of a communicator of one rank: each message is sent to
- * oneself. Belongs to nccl. */
-const cp_carry *cp_nccl_carry(const cp_nccl *nccl);
-
 #endif
