@@ -6,7 +6,6 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/model_kernels.h"
-#include "cuda/kernels/weights.h"
 #include "model/loader.h"
 
 typedef struct {
