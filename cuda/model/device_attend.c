@@ -1,6 +1,6 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
 /* Attention without a model, ranks sharing a GPU. */
-#include "cuda/model/device_attend.h"
+#include "cuda/model/device_engine.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -4,89 +4,50 @@
 
 #include <stdlib.h>
 
-#include "cuda/ring/graph.h"
-
-/* A forward pass, and what is known of its last run. */
-typedef struct {
-    cp_device_forward *forward; /* or NULL */
-    bool warm;                  /* has run once */
-    cp_graph *graph;            /* of a decode step; or NULL */
-} pass;
-
 typedef struct {
     cp_engine base;
     cp_device_ranks mine;
-    pass decode, prefill;
-    char *scores; /* of a few rows, fp32 */
+    cp_device_forward *decode, *prefill; /* or NULL */
+    char *scores;                        /* of a few rows, fp32 */
 } engine;
 
 static engine *own(const cp_engine *base) {
     return (engine *)(uintptr_t)base;
 }
 
-static pass *pass_of(engine *it, const cp_forward *call) {
+static cp_device_forward **pass_of(engine *it, const cp_forward *call) {
     return call->plan->variant == CP_DECODE ? &it->decode : &it->prefill;
 }
 
-static cp_status enqueue_step(void *context) {
-    return cp_device_forward_run(((engine *)context)->decode.forward, false);
-}
-
-static cp_status run_step(engine *it) {
-    const cp_device_ranks *mine = &it->mine;
-    pass *step = &it->decode;
-    if (!step->warm || !mine->place->graphs || mine->trace != NULL)
-        return enqueue_step(it);
-    if (step->graph == NULL)
-        CP_TRY(cp_graph_capture(mine->queues, mine->count, enqueue_step, it,
-                                &step->graph));
-    return cp_graph_launch(step->graph);
-}
-
-enum { GROWTH = 64 }; /* tiles of keys by which lists may grow */
-
-static void free_pass(pass *which) {
-    cp_device_forward_free(which->forward);
-    cp_graph_free(which->graph);
-    *which = (pass){0};
+static void forget(cp_device_forward **pass) {
+    cp_device_forward_free(*pass);
+    *pass = NULL;
 }
 
 static cp_status prepare(cp_engine *base, const cp_forward *call) {
     engine *it = own(base);
-    pass *which = pass_of(it, call);
-    const bool decode = which == &it->decode;
+    cp_device_forward **pass = pass_of(it, call);
     cp_status status = CP_CAPACITY;
-    if (which->forward != NULL)
-        status = cp_device_forward_renew(which->forward, call);
+    if (*pass != NULL)
+        status = cp_device_forward_renew(*pass, call);
     if (status != CP_CAPACITY && status != CP_INVALID)
         return status;
-    free_pass(which);
-    return cp_device_forward_new(&it->mine, call, decode ? GROWTH : 0,
-                                 &which->forward);
+    forget(pass);
+    return cp_device_forward_new(&it->mine, call, pass);
 }
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
-    engine *it = own(base);
-    pass *which = pass_of(it, call);
-    if (status != CP_OK || which == &it->prefill)
-        free_pass(which);
-}
-
-static cp_status run_pass(engine *it, pass *which, const cp_forward *call,
-                          const cp_hidden *hidden) {
-    cp_device_forward_write(which->forward, call);
-    CP_TRY(which == &it->decode ? run_step(it)
-                                : cp_device_forward_run(which->forward, true));
-    return cp_device_forward_finish(which->forward, hidden, call->bytes);
+    cp_device_forward **pass = pass_of(own(base), call);
+    if (status != CP_OK || call->plan->variant != CP_DECODE)
+        forget(pass);
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
     engine *it = own(base);
     const cp_device_ranks *mine = &it->mine;
-    pass *which = pass_of(it, call);
-    const cp_status status = run_pass(it, which, call, hidden);
-    which->warm = status == CP_OK;
+    const cp_status status =
+        cp_device_forward_run(*pass_of(it, call), call, hidden);
     if (status != CP_OK)
         cp_queues_drain(mine->queues, mine->count, mine->place->link);
     return status;
@@ -173,7 +134,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
 static void close_engine(cp_engine *base) {
     engine *it = own(base);
     cp_device_ranks *mine = &it->mine;
-    free_pass(&it->decode);
+    forget(&it->decode);
     cp_device_trace_free(mine->trace);
     for (int r = 0; r < mine->count; r++) {
         cp_multiplier_free(mine->ranks[r].multiplier);

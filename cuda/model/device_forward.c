@@ -5,18 +5,12 @@
 #include <stdlib.h>
 
 #include "cuda/kernels/model_kernels.h"
+#include "cuda/ring/graph.h"
 #include "model/arena.h"
 #include "model/pass.h"
 #include "ring/variants.h"
 
 enum { MOST_ROWS = 2048 }; /* of a block, unless the place says otherwise */
-
-/* What the host knows of each row. */
-typedef struct {
-    int32_t *words;         /* [rows]; -1: no token */
-    int64_t *places;        /* [rows] in the walker's slots */
-    float *cosines, *sines; /* [rows][rotary / 2] */
-} known;
 
 /* A rank's activations, what works on them, and a block of its rows. */
 typedef struct {
@@ -24,21 +18,23 @@ typedef struct {
     const cp_device_ranks *mine;
     const cp_device_rank *rank;
     const cp_model_facts *facts;
-    cudaStream_t stream;  /* the rank's compute queue */
-    cp_stream_rows slots; /* of its walker */
-    cp_element element;   /* of the input */
-    int64_t rows, block;  /* in all, and of a block at most */
-    int64_t count;        /* rows that have a token in this call */
-    cp_token *tokens;     /* [rows] */
-    char *staging;        /* on the host: what is sent, */
-    int64_t staged;       /* and its bytes */
-    known written, sent;  /* there, and on the device */
-    char *memory;         /* on the device: holds sent and the following */
-    float *x;             /* [rows][width] */
-    char *input;          /* [block][widest] what the next matrix meets */
-    float *wide;          /* [block] its products */
-    char *coarse;         /* [block][widest] the input in FP8, */
-    float *scales;        /* [block] and what its rows are divided by */
+    cudaStream_t stream;    /* the rank's compute queue */
+    cp_stream_rows slots;   /* of its walker */
+    cp_element element;     /* of the input */
+    int64_t rows, block;    /* in all, and of a block at most */
+    int64_t count;          /* rows that have a token in this call */
+    cp_token *tokens;       /* [rows] */
+    char *staging;          /* on the host: what is sent, */
+    int64_t staged;         /* and its bytes */
+    char *memory;           /* on the device: all that follows */
+    int32_t *words;         /* [rows] sent; -1: no token */
+    int64_t *places;        /* [rows] sent: in the walker's slots */
+    float *cosines, *sines; /* [rows][rotary / 2] sent */
+    float *x;               /* [rows][width] */
+    char *input;            /* [block][widest] what the next matrix meets */
+    float *wide;            /* [block] its products */
+    char *coarse;           /* [block][widest] the input in FP8, */
+    float *scales;          /* [block] and what its rows are divided by */
 } part;
 
 struct cp_device_forward {
@@ -46,18 +42,12 @@ struct cp_device_forward {
     const cp_device_ranks *mine;
     cp_layout *layout; /* of the call it was made for */
     cp_plan *plan;
+    bool decodes, warm;         /* one step after another; has run once */
+    cp_graph *graph;            /* of a step; or NULL */
     part *parts;                /* [mine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
 };
-
-static void claim_known(cp_arena *from, int64_t rows, int64_t rotary,
-                        known *to) {
-    to->words = cp_arena_claim(from, rows, sizeof(int32_t));
-    to->places = cp_arena_claim(from, rows, sizeof(int64_t));
-    to->cosines = cp_arena_claim(from, rows, rotary / 2 * 4);
-    to->sines = cp_arena_claim(from, rows, rotary / 2 * 4);
-}
 
 static void claim(part *a, cp_arena *from) {
     const cp_model_facts *f = a->facts;
@@ -67,7 +57,10 @@ static void claim(part *a, cp_arena *from) {
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
     const int64_t coarse =
         a->mine->model->numbers == CP_NUMBERS_F8 ? a->block : 0;
-    claim_known(from, a->rows, f->rotary, &a->sent);
+    a->words = cp_arena_claim(from, a->rows, sizeof(int32_t));
+    a->places = cp_arena_claim(from, a->rows, sizeof(int64_t));
+    a->cosines = cp_arena_claim(from, a->rows, f->rotary / 2 * 4);
+    a->sines = cp_arena_claim(from, a->rows, f->rotary / 2 * 4);
     a->staged = from->used;
     a->x = cp_arena_claim(from, a->rows, 4 * f->width);
     a->input =
@@ -78,8 +71,7 @@ static void claim(part *a, cp_arena *from) {
 }
 
 static cp_status make_activations(part *a) {
-    enum { ALIGN = 256 };
-    cp_arena room = {.align = ALIGN};
+    cp_arena room = {.align = 256};
     claim(a, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "activations of %ld rows overflow", a->rows);
@@ -88,10 +80,8 @@ static cp_status make_activations(part *a) {
     CP_TRY(cp_cuda(
         cudaMallocHost((void **)&a->staging, (size_t)cp_max(a->staged, 1)),
         "%ld bytes on the host", a->staged));
-    room = (cp_arena){.align = ALIGN, .memory = a->memory};
+    room = (cp_arena){.align = 256, .memory = a->memory};
     claim(a, &room);
-    room = (cp_arena){.align = ALIGN, .memory = a->staging};
-    claim_known(&room, a->rows, a->facts->rotary, &a->written);
     return CP_OK;
 }
 
@@ -102,25 +92,26 @@ static void free_activations(part *a) {
     free(a->tokens);
 }
 
+static void *on_host(const part *a, void *sent) {
+    return a->staging + ((char *)sent - a->memory);
+}
+
 static void write_rows(const cp_forward *call, part *a) {
     const int64_t pairs = a->facts->rotary / 2;
-    const known *to = &a->written;
+    int32_t *words = on_host(a, a->words);
+    int64_t *places = on_host(a, a->places);
+    float *cosines = on_host(a, a->cosines), *sines = on_host(a, a->sines);
     a->count = call->layout->queries[a->rank->rank].tokens;
     cp_forward_list(call, a->rank->rank, a->tokens);
     for (int64_t t = a->count; t < a->rows; t++)
         a->tokens[t] = (cp_token){.row = -1};
     for (int64_t t = 0; t < a->rows; t++) {
         const cp_token token = a->tokens[t];
-        to->words[t] = t < a->count ? call->tokens[token.index] : -1;
-        to->places[t] = token.row;
+        words[t] = t < a->count ? call->tokens[token.index] : -1;
+        places[t] = token.row;
         cp_angles_at(token.position, pairs, a->mine->model->frequencies,
-                     to->cosines + t * pairs, to->sines + t * pairs);
+                     cosines + t * pairs, sines + t * pairs);
     }
-}
-
-void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call) {
-    for (int r = 0; r < pass->mine->count; r++)
-        write_rows(call, &pass->parts[r]);
 }
 
 static part *block_at(cp_device_forward *pass, int r, int64_t layer,
@@ -201,9 +192,9 @@ static void place(cp_rows *rows) {
         .rows = rows->count,
         .shape = a->facts->shape,
         .pairs = pairs,
-        .cosines = a->sent.cosines + rows->first * pairs,
-        .sines = a->sent.sines + rows->first * pairs,
-        .places = a->sent.places + rows->first,
+        .cosines = a->cosines + rows->first * pairs,
+        .sines = a->sines + rows->first * pairs,
+        .places = a->places + rows->first,
         .projected = a->wide,
         .element = a->mine->model->element,
         .queries = a->slots.queries,
@@ -219,7 +210,7 @@ static void gather(cp_rows *rows) {
     const cp_device_gathering call = {
         .rows = rows->count,
         .width = shape->query_heads * shape->head_dim,
-        .places = a->sent.places + rows->first,
+        .places = a->places + rows->first,
         .from = a->slots.output,
         .element = a->element,
         .to = a->input,
@@ -276,7 +267,7 @@ static cp_status embed(cp_pass *base) {
         const cp_device_embedding call = {
             .count = a->rows,
             .width = a->facts->width,
-            .tokens = a->sent.words,
+            .tokens = a->words,
             .table = tensor_of(a, CP_WEIGHT_EMBEDDING)->values,
             .element = a->mine->model->element,
             .x = a->x,
@@ -326,16 +317,19 @@ static const cp_pass_ops on_queues = {.norm = norm,
                                       .walk = walk,
                                       .pace = pace};
 
+enum { GROWTH = 64 }; /* tiles of keys by which lists of decode may grow */
+
 static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
-                           int64_t growth, int r) {
+                           int r) {
     const cp_device_ranks *mine = pass->mine;
     const cp_device_model *model = mine->model;
     const cp_device_rank *rank = &mine->ranks[r];
     const cp_block *queries = &call->layout->queries[rank->rank];
-    const int64_t rows = growth > 0 ? queries->rows : queries->tokens;
+    const int64_t rows = pass->decodes ? queries->rows : queries->tokens;
     const int64_t most = mine->place->rows > 0 ? mine->place->rows : MOST_ROWS;
-    const cp_stream_options options = {
-        .element = model->element, .growth = growth, .trace = mine->trace};
+    const cp_stream_options options = {.element = model->element,
+                                       .growth = pass->decodes ? GROWTH : 0,
+                                       .trace = mine->trace};
     part *a = &pass->parts[r];
     *a = (part){.mine = mine,
                 .rank = rank,
@@ -352,8 +346,7 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
     return CP_OK;
 }
 
-static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call,
-                           int64_t growth) {
+static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
     const cp_plan_options wanted = {call->plan->element_bytes, 1};
     const int64_t count = pass->mine->count;
     CP_TRY(cp_layout_copy(call->layout, &pass->layout));
@@ -364,13 +357,14 @@ static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call,
     CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
     pass->values = pass->keys + count;
     for (int r = 0; r < count; r++)
-        CP_TRY(make_part(pass, call, growth, r));
+        CP_TRY(make_part(pass, call, r));
     return CP_OK;
 }
 
 void cp_device_forward_free(cp_device_forward *pass) {
     if (pass == NULL)
         return;
+    cp_graph_free(pass->graph);
     for (int r = 0; r < pass->mine->count; r++) {
         if (pass->walkers != NULL)
             cp_stream_walker_free(pass->walkers[r]);
@@ -386,7 +380,7 @@ void cp_device_forward_free(cp_device_forward *pass) {
 }
 
 cp_status cp_device_forward_new(const cp_device_ranks *mine,
-                                const cp_forward *call, int64_t growth,
+                                const cp_forward *call,
                                 cp_device_forward **out) {
     const cp_session_options *options = mine->options;
     const bool alone = mine->place->link == NULL;
@@ -394,12 +388,13 @@ cp_status cp_device_forward_new(const cp_device_ranks *mine,
     *out = NULL;
     CP_TRY(cp_allocate(&pass, 1, sizeof(*pass), "a forward pass"));
     pass->mine = mine;
+    pass->decodes = call->plan->variant == CP_DECODE;
     pass->base = (cp_pass){.on = &on_queues,
                            .layers = mine->model->base.facts.layers,
                            .stop = alone ? options->stop : NULL,
                            .progress = options->progress,
                            .progress_context = options->progress_context};
-    const cp_status status = fill_pass(pass, call, growth);
+    const cp_status status = fill_pass(pass, call);
     if (status == CP_OK)
         *out = pass;
     else
@@ -414,28 +409,50 @@ cp_status cp_device_forward_renew(cp_device_forward *pass,
     return CP_OK;
 }
 
-cp_status cp_device_forward_run(cp_device_forward *pass, bool watched) {
-    return cp_pass_run(&pass->base, watched);
+static cp_status enqueue_step(void *pass) {
+    return cp_pass_run(pass, false);
 }
 
-cp_status cp_device_forward_finish(cp_device_forward *pass,
-                                   const cp_hidden *hidden, int64_t *bytes) {
+static cp_status enqueue(cp_device_forward *pass) {
     const cp_device_ranks *mine = pass->mine;
-    const cp_model_facts *facts = &mine->model->base.facts;
+    if (!pass->decodes)
+        return cp_pass_run(&pass->base, true);
+    if (!pass->warm || !mine->place->graphs || mine->trace != NULL)
+        return enqueue_step(pass);
+    if (pass->graph == NULL)
+        CP_TRY(cp_graph_capture(mine->queues, mine->count, enqueue_step, pass,
+                                &pass->graph));
+    return cp_graph_launch(pass->graph);
+}
+
+static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
+                        int64_t *bytes) {
+    const cp_device_ranks *mine = pass->mine;
+    const int64_t layers = pass->base.layers;
     const double patience = patience_of(mine->place);
     for (int r = 0; r < mine->count; r++)
         CP_TRY(cp_stream_walker_finish(pass->walkers[r], patience));
     for (int r = 0; r < mine->count; r++) {
         const cp_traffic sent = cp_stream_walker_traffic(pass->walkers[r]);
         const int rank = mine->ranks[r].rank;
-        part *a = block_at(pass, r, facts->layers, 0);
+        part *a = block_at(pass, r, layers, 0);
         enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, mine->model->element,
                      hidden[r].rows);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
         cp_device_trace_collect(mine->trace, rank);
-        bytes[rank] = facts->layers * (sent.ring_bytes + sent.all_to_all_bytes +
-                                       sent.all_gather_bytes);
+        bytes[rank] = layers * (sent.ring_bytes + sent.all_to_all_bytes +
+                                sent.all_gather_bytes);
     }
+    return CP_OK;
+}
+
+cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
+                                const cp_hidden *hidden) {
+    for (int r = 0; r < pass->mine->count; r++)
+        write_rows(call, &pass->parts[r]);
+    CP_TRY(enqueue(pass));
+    CP_TRY(finish(pass, hidden, call->bytes));
+    pass->warm = true;
     return CP_OK;
 }

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cuda/kernels/device.h"
-#include "cuda/model/device_attend.h"
 #include "cuda/model/device_engine.h"
 #include "app/device_laboratory.h"
 #include "app/meter.h"
