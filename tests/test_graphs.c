@@ -346,7 +346,7 @@ static cp_status enqueue_alone(void *context) {
     const int r = s->crew.rank;
     for (int layer = 0; layer < t->layers; layer++) {
         CP_TRY(give_inputs(seated, r));
-        CP_TRY(cp_stream_walk(t->walkers[r], cp_nccl_link(seated->nccl[r]),
+        CP_TRY(cp_stream_walk(t->walkers[r], &seated->nccl[r]->link,
                               t->keys[layer][r], t->values[layer][r]));
         CP_TRY(take_answer(seated, r, layer));
     }

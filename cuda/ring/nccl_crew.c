@@ -30,7 +30,7 @@ static struct {
 } us;
 
 static cp_status finish(cp_status status, const char *what) {
-    const cp_link *link = cp_nccl_link(us.world);
+    const cp_link *link = &us.world->link;
     if (status == CP_OK)
         status = cp_nccl_finish(us.world, us.stream, what);
     else
@@ -93,7 +93,7 @@ static cp_status say(word what, int status, const void *data, int64_t bytes) {
 }
 
 static cp_status enqueue_spread(int64_t bytes) {
-    const cp_link *link = cp_nccl_link(us.world);
+    const cp_link *link = &us.world->link;
     cp_message_half half = {
         .receive = us.rank != 0, .buffer = us.device, .bytes = bytes};
     if (us.rank != 0) {
@@ -165,8 +165,8 @@ static int leave(int status) {
 
 static cp_status prepare(cp_nccl *world) {
     us.world = world;
-    us.rank = cp_nccl_rank(world);
-    us.ranks = cp_nccl_ranks(world);
+    us.rank = world->rank;
+    us.ranks = world->ranks;
     us.room = cp_max(PIECE, us.ranks * (int64_t)sizeof(record));
     CP_TRY(cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
                    "a queue for a crew"));

@@ -7,15 +7,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-struct cp_nccl {
-    cp_link link;
-    cp_nccl *kin; /* the next of this process's; itself if alone */
-    ncclComm_t comm;
-    int rank, ranks;
-    double patience;
-    bool aborted;
-};
-
 static cp_status in_vain(const cp_nccl *nccl, const char *what) {
     return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
                    nccl->rank, nccl->ranks, nccl->patience, what);
@@ -181,18 +172,6 @@ void cp_nccl_free(cp_nccl *nccl) {
         give_up(nccl);
     }
     forget(nccl);
-}
-
-const cp_link *cp_nccl_link(const cp_nccl *nccl) {
-    return &nccl->link;
-}
-
-int cp_nccl_rank(const cp_nccl *nccl) {
-    return nccl->rank;
-}
-
-int cp_nccl_ranks(const cp_nccl *nccl) {
-    return nccl->ranks;
 }
 
 void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {

@@ -47,7 +47,7 @@ static void wait_at_most(double seconds) {
 }
 
 static void leave_nccl(int status) {
-    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
+    const cp_link *link = world != NULL ? &world->link : NULL;
     if (status != 0 && link != NULL)
         link->abort(link->context); /* and with world all groups */
     cp_nccl_free(heads);
@@ -112,7 +112,7 @@ static cp_status join(int count, char *const *arguments) {
                   : join_by_nccl(&launch));
     apart.only = crew.rank;
     apart.crew = &crew;
-    apart.link = cp_nccl_link(world);
+    apart.link = &world->link;
     return by_mpi ? CP_OK : cp_crew_agree_words(count, arguments);
 }
 
@@ -120,7 +120,7 @@ static cp_status divide(int parts) {
     CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
     mine = (cp_device_share){crew.rank % parts, parts};
     apart.only = crew.rank / parts;
-    apart.link = cp_nccl_link(ring);
+    apart.link = &ring->link;
     apart.tensor = heads;
     return CP_OK;
 }
