@@ -56,23 +56,14 @@ static cp_status take_workspace(cp_multiplier *mine) {
                    "taking %zu bytes to multiply in", mine->workspace_bytes);
 }
 
-static cp_status fill_multiplier(cp_multiplier *mine) {
-    CP_TRY(take_workspace(mine));
-    const cublasStatus_t result = cublasLtCreate(&mine->library);
+cp_status cp_multiplier_new(cp_multiplier **out) {
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a multiplier"));
+    CP_TRY(take_workspace(*out));
+    const cublasStatus_t result = cublasLtCreate(&(*out)->library);
     if (result == CUBLAS_STATUS_SUCCESS)
         return CP_OK;
     return cp_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? CP_MEMORY : CP_BROKEN,
                    "starting cuBLASLt: %s", cublasLtGetStatusString(result));
-}
-
-cp_status cp_multiplier_new(cp_multiplier **out) {
-    CP_TRY(cp_allocate(out, 1, sizeof(cp_multiplier), "a multiplier"));
-    const cp_status status = fill_multiplier(*out);
-    if (status == CP_OK)
-        return CP_OK;
-    cp_multiplier_free(*out);
-    *out = NULL;
-    return status;
 }
 
 void cp_multiplier_free(cp_multiplier *multiplier) {

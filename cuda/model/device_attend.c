@@ -24,9 +24,7 @@ static cp_status send(float *from, int64_t count, cp_element element, void *to,
         const uint16_t rounded = round_to_bf16(from[i]);
         memcpy((char *)from + 2 * i, &rounded, 2);
     }
-    return cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes,
-                                   cudaMemcpyHostToDevice, stream),
-                   "sending %ld bytes", bytes);
+    return cp_bytes_copy(to, from, bytes, stream, "a rank's rows");
 }
 
 typedef struct {
@@ -146,12 +144,8 @@ static cp_status take(void *open, int rank, float *output, float *lse) {
     const cp_stream_rows from = cp_stream_walker_rows(it->walkers[r]);
     const int64_t heads = it->asked / it->call->job->shape.head_dim;
     cudaStream_t stream = it->queues[r].compute;
-    CP_TRY(cp_cuda(cudaMemcpyAsync(output, from.output, (size_t)it->asked * 4,
-                                   cudaMemcpyDeviceToHost, stream),
-                   "bringing output"));
-    CP_TRY(cp_cuda(cudaMemcpyAsync(lse, from.lse, (size_t)heads * 4,
-                                   cudaMemcpyDeviceToHost, stream),
-                   "bringing LSE"));
+    CP_TRY(cp_bytes_copy(output, from.output, it->asked * 4, stream, "output"));
+    CP_TRY(cp_bytes_copy(lse, from.lse, heads * 4, stream, "LSE"));
     return cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE");
 }
 

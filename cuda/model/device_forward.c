@@ -384,22 +384,15 @@ cp_status cp_device_forward_new(const cp_device_ranks *mine,
                                 cp_device_forward **out) {
     const cp_session_options *options = mine->options;
     const bool alone = mine->place->link == NULL;
-    cp_device_forward *pass;
-    *out = NULL;
-    CP_TRY(cp_allocate(&pass, 1, sizeof(*pass), "a forward pass"));
-    pass->mine = mine;
-    pass->decodes = call->plan->variant == CP_DECODE;
-    pass->base = (cp_pass){.on = &on_queues,
-                           .layers = mine->model->base.facts.layers,
-                           .stop = alone ? options->stop : NULL,
-                           .progress = options->progress,
-                           .progress_context = options->progress_context};
-    const cp_status status = fill_pass(pass, call);
-    if (status == CP_OK)
-        *out = pass;
-    else
-        cp_device_forward_free(pass);
-    return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a forward pass"));
+    (*out)->mine = mine;
+    (*out)->decodes = call->plan->variant == CP_DECODE;
+    (*out)->base = (cp_pass){.on = &on_queues,
+                             .layers = mine->model->base.facts.layers,
+                             .stop = alone ? options->stop : NULL,
+                             .progress = options->progress,
+                             .progress_context = options->progress_context};
+    return fill_pass(*out, call);
 }
 
 cp_status cp_device_forward_renew(cp_device_forward *pass,

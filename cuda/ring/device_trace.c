@@ -158,27 +158,15 @@ static cp_status start_clock(cp_device_trace *trace, int rank) {
     return cp_cuda(error, "starting the clock of rank %d", rank);
 }
 
-static cp_status fill_trace(cp_device_trace *trace) {
-    static const char *const names[] = {"computing", "communicating"};
-    CP_TRY(cp_history_new(trace->ranks, 2, names, &trace->history));
-    CP_TRY(
-        cp_allocate(&trace->tracers, trace->ranks, sizeof(tracer), "a trace"));
-    for (int rank = 0; rank < trace->ranks; rank++)
-        CP_TRY(start_clock(trace, rank));
-    return CP_OK;
-}
-
 cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
-    cp_device_trace *trace;
-    *out = NULL;
-    CP_TRY(cp_allocate(&trace, 1, sizeof(*trace), "a trace"));
-    trace->ranks = ranks;
-    const cp_status status = fill_trace(trace);
-    if (status == CP_OK)
-        *out = trace;
-    else
-        cp_device_trace_free(trace);
-    return status;
+    static const char *const names[] = {"computing", "communicating"};
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a trace"));
+    (*out)->ranks = ranks;
+    CP_TRY(cp_history_new(ranks, 2, names, &(*out)->history));
+    CP_TRY(cp_allocate(&(*out)->tracers, ranks, sizeof(tracer), "a trace"));
+    for (int rank = 0; rank < ranks; rank++)
+        CP_TRY(start_clock(*out, rank));
+    return CP_OK;
 }
 
 static void free_event(cudaEvent_t event) {

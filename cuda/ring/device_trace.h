@@ -10,7 +10,7 @@
 typedef struct cp_device_trace cp_device_trace;
 
 /* An empty trace of so many ranks on the current device; its clock starts now.
- * Fails with CP_MEMORY, or as CUDA does. */
+ * Fails with CP_MEMORY, or as CUDA does; free even then. */
 cp_status cp_device_trace_new(int ranks, cp_device_trace **out);
 void cp_device_trace_free(cp_device_trace *trace);
 
