@@ -5,12 +5,13 @@
 
 #include <cublasLt.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/kernels/device.h"
 
 enum { REMEMBERED = 128 };
 
-/* What an algorithm is good for. */
+/* What an algorithm is good for; without gaps, to be compared as bytes. */
 typedef struct {
     int64_t in, out, rows;
     cp_numbers numbers;
@@ -159,16 +160,11 @@ static cp_status not_supported(sizes of) {
                    device, major, minor);
 }
 
-static bool same(sizes a, sizes b) {
-    return a.in == b.in && a.out == b.out && a.rows == b.rows &&
-           a.numbers == b.numbers && a.alignment == b.alignment;
-}
-
 static cp_status find(cp_multiplier *mine, product *p, sizes of,
                       const cublasLtMatmulAlgo_t **out) {
     const int64_t known = cp_min(mine->searches, REMEMBERED);
     for (int64_t i = 0; i < known; i++)
-        if (same(mine->found[i].of, of)) {
+        if (memcmp(&mine->found[i].of, &of, sizeof(of)) == 0) {
             *out = &mine->found[i].algorithm;
             return CP_OK;
         }

@@ -87,8 +87,7 @@ static cp_status make_activations(part *a) {
 
 static void free_activations(part *a) {
     cudaFree(a->memory);
-    if (a->staging != NULL)
-        cudaFreeHost(a->staging);
+    cudaFreeHost(a->staging);
     free(a->tokens);
 }
 

@@ -335,15 +335,26 @@ static void mark_end(const cp_stream_walker *w, int64_t mark) {
     cp_device_trace_end(w->options.trace, w->rank, mark);
 }
 
+static cp_status do_operation(cp_stream_walker *w, const cp_op *op,
+                              bool in_one) {
+    switch (op->kind) {
+    case CP_OP_WAIT:
+        return cp_event_wait(w->queues.compute, w->over[op->ends]);
+    case CP_OP_ATTEND:
+        return attend(w, op, in_one && op->merged ? op[1].out.slot : -1);
+    case CP_OP_MERGE:
+        return merge(w, op);
+    default:
+        return copy(w, op);
+    }
+}
+
 static cp_status compute(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     const bool in_one = !w->options.separate;
     if (!in_one || n == 0 || !op[-1].merged) {
         const int64_t mark = mark_begin(w, op, CP_COMPUTING, 0);
-        if (op->kind == CP_OP_ATTEND)
-            CP_TRY(attend(w, op, in_one && op->merged ? op[1].out.slot : -1));
-        else
-            CP_TRY(op->kind == CP_OP_MERGE ? merge(w, op) : copy(w, op));
+        CP_TRY(do_operation(w, op, in_one));
         mark_end(w, mark);
     }
     return w->over[n] != NULL ? cp_event_record(w->over[n], w->queues.compute)
@@ -359,13 +370,6 @@ static void count_sent(cp_stream_walker *w, const cp_op *op) {
         w->sent.all_to_all_bytes += bytes;
     else
         w->sent.all_gather_bytes += bytes;
-}
-
-static cp_status await(const cp_stream_walker *w, const cp_op *op) {
-    const int64_t mark = mark_begin(w, op, CP_COMPUTING, 0);
-    CP_TRY(cp_event_wait(w->queues.compute, w->over[op->ends]));
-    mark_end(w, mark);
-    return CP_OK;
 }
 
 static cp_status begin(cp_stream_walker *w, int64_t n) {
@@ -490,18 +494,16 @@ static cp_status collect(const loopback *all, const cp_event *event) {
 
 static cp_status visit(void *context, const cp_event *event) {
     const loopback *all = context;
-    if (event->kind == CP_EVENT_COLLECTIVE)
-        return collect(all, event);
     cp_stream_walker *w = all->walkers[event->rank];
     switch (event->kind) {
-    case CP_EVENT_LOCAL:
-        return compute(w, event->number);
+    case CP_EVENT_COLLECTIVE:
+        return collect(all, event);
     case CP_EVENT_START:
         return begin(w, event->number);
     case CP_EVENT_TRANSFER:
         return transfer(all, event);
     default:
-        return await(w, event->op);
+        return compute(w, event->number);
     }
 }
 
@@ -556,12 +558,9 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
                          void *cache_keys, void *cache_values) {
     CP_TRY(start(w, cache_keys, cache_values));
     w->link = link;
-    for (int64_t n = 0; n < w->program->count; n++) {
-        const cp_op *op = &w->program->ops[n];
-        CP_TRY(cp_op_talks(op)          ? communicate(w, n)
-               : op->kind == CP_OP_WAIT ? await(w, op)
-                                        : compute(w, n));
-    }
+    for (int64_t n = 0; n < w->program->count; n++)
+        CP_TRY(cp_op_talks(&w->program->ops[n]) ? communicate(w, n)
+                                                : compute(w, n));
     return end(w);
 }
 
