@@ -15,16 +15,17 @@ static int64_t blocks_of(int64_t rows, int64_t width) {
     return width > 0 ? rows : width;
 }
 
-CP_KERNEL(embed_rows, cp_device_embedding) {
-    const int64_t row = blockIdx.x, token = a.tokens[row];
+CP_KERNEL(gather_rows, cp_device_gathering) {
+    const int64_t row = blockIdx.x, place = a.places[row];
     for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        a.x[row * a.width + i] =
-            token < 0 ? 0.0f : cp_get(a.table, a.element, token * a.width + i);
+        cp_put(a.to, a.element, row * a.width + i,
+               place < 0 ? 0.0f
+                         : cp_get(a.from, a.stored, place * a.width + i));
 }
 
-cudaError_t cp_device_embed(const cp_device_embedding *call,
-                            cudaStream_t stream) {
-    return CP_LAUNCH_GRID(embed_rows, blocks_of(call->count, call->width), 1, 1,
+cudaError_t cp_device_gather(const cp_device_gathering *call,
+                             cudaStream_t stream) {
+    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
                           THREADS, stream, *call);
 }
 
@@ -111,19 +112,6 @@ cudaError_t cp_device_rotate(const cp_device_rotating *call,
         !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
     return CP_LAUNCH_GRID(rotate_rows, blocks_of(call->rows, numbers), 1, 1,
-                          THREADS, stream, *call);
-}
-
-CP_KERNEL(gather_rows, cp_device_gathering) {
-    const int64_t row = blockIdx.x, place = a.places[row];
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        cp_put(a.to, a.element, row * a.width + i,
-               place < 0 ? 0.0f : a.from[place * a.width + i]);
-}
-
-cudaError_t cp_device_gather(const cp_device_gathering *call,
-                             cudaStream_t stream) {
-    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
                           THREADS, stream, *call);
 }
 
