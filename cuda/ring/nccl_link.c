@@ -57,23 +57,18 @@ static cp_status trade(void *context, const cp_message_half *halves, int count,
                   "enqueuing messages");
 }
 
-static cp_status check_one(const cp_nccl *nccl) {
-    ncclResult_t state = ncclSuccess;
-    CP_TRY(still_here(nccl));
-    const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
-    state = asked == ncclSuccess ? state : asked;
-    if (state == ncclSuccess || state == ncclInProgress)
-        return CP_OK;
-    return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
-                   ncclGetErrorString(state));
-}
-
 static cp_status check(void *context) {
-    const cp_nccl *first = context, *nccl = first;
+    const cp_nccl *nccl = context;
     do {
-        CP_TRY(check_one(nccl));
+        ncclResult_t state = ncclSuccess;
+        CP_TRY(still_here(nccl));
+        const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
+        state = asked == ncclSuccess ? state : asked;
+        if (state != ncclSuccess && state != ncclInProgress)
+            return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
+                           ncclGetErrorString(state));
         nccl = nccl->kin;
-    } while (nccl != first);
+    } while (nccl != context);
     return CP_OK;
 }
 

@@ -47,9 +47,8 @@ static void wait_at_most(double seconds) {
 }
 
 static void leave_nccl(int status) {
-    const cp_link *link = world != NULL ? &world->link : NULL;
-    if (status != 0 && link != NULL)
-        link->abort(link->context); /* and with world all groups */
+    if (status != 0 && world != NULL)
+        world->link.abort(world); /* and with world all groups */
     cp_nccl_free(heads);
     cp_nccl_free(ring);
     cp_nccl_free(world);
