@@ -433,7 +433,6 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                      hidden[r].rows);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
-        cp_device_trace_collect(mine->trace, rank);
         bytes[rank] = layers * (sent.ring_bytes + sent.all_to_all_bytes +
                                 sent.all_gather_bytes);
     }

@@ -84,10 +84,20 @@ static bool times_of(const tracer *mine, const marks *both, double *start,
     return true;
 }
 
-static void count_from(tracer *mine, marks *both, double end) {
+static void collect(cp_device_trace *trace, int rank, marks *both) {
+    tracer *mine = &trace->tracers[rank];
     const cudaEvent_t before = mine->base;
+    cp_stretch stretch = {.name = both->what.name,
+                          .layer = both->layer,
+                          .bytes = both->what.bytes,
+                          .hop = both->what.hop};
+    if (!times_of(mine, both, &stretch.start, &stretch.end)) {
+        cp_history_lose(trace->history, rank, (int)both->what.queue);
+        return;
+    }
+    cp_history_note(trace->history, rank, (int)both->what.queue, stretch);
     mine->base = both->end;
-    mine->time = end;
+    mine->time = stretch.end;
     both->end = before;
 }
 
@@ -95,24 +105,9 @@ void cp_device_trace_collect(cp_device_trace *trace, int rank) {
     if (trace == NULL)
         return;
     tracer *mine = &trace->tracers[rank];
-    int64_t left = 0;
-    for (int64_t n = 0; n < mine->count; n++) {
-        marks both = mine->open[n];
-        cp_stretch stretch = {.name = both.what.name,
-                              .layer = both.layer,
-                              .bytes = both.what.bytes,
-                              .hop = both.what.hop};
-        if (times_of(mine, &both, &stretch.start, &stretch.end)) {
-            cp_history_note(trace->history, rank, (int)both.what.queue,
-                            stretch);
-            count_from(mine, &both, stretch.end);
-            mine->open[n] = both;
-        } else {
-            mine->open[n] = mine->open[left];
-            mine->open[left++] = both;
-        }
-    }
-    mine->count = left;
+    for (int64_t n = 0; n < mine->count; n++)
+        collect(trace, rank, &mine->open[n]);
+    mine->count = 0;
 }
 
 cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {

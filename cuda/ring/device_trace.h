@@ -38,7 +38,8 @@ int64_t cp_device_trace_begin(cp_device_trace *trace,
                               const cp_device_stretch *what);
 void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark);
 
-/* Take what is over of a rank, so that its marks can be used again. */
+/* Take what is over of a rank, whose queues are through, so that its marks can
+ * be used again. */
 void cp_device_trace_collect(cp_device_trace *trace, int rank);
 
 /* Wait for what has begun, and write all as Chrome trace JSON. Fails as cp_save

@@ -317,16 +317,15 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op) {
                    "rank %d, a merge", w->rank);
 }
 
-static int64_t mark_begin(const cp_stream_walker *w, const cp_op *op,
-                          cp_queue on, int64_t bytes) {
+static int64_t mark_begin(const cp_stream_walker *w, const cp_op *op) {
+    const bool talks = cp_op_talks(op);
     const cp_device_stretch what = {
         .rank = w->rank,
-        .queue = on,
-        .stream =
-            on == CP_COMPUTING ? w->queues.compute : w->queues.communication,
+        .queue = talks ? CP_COMMUNICATING : CP_COMPUTING,
+        .stream = talks ? w->queues.communication : w->queues.compute,
         .name = cp_op_name(op->kind),
         .hop = op->hop,
-        .bytes = bytes,
+        .bytes = talks ? bytes_of(w->plan, op) : 0,
     };
     return cp_device_trace_begin(w->options.trace, &what);
 }
@@ -353,7 +352,7 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     const bool in_one = !w->options.separate;
     if (!in_one || n == 0 || !op[-1].merged) {
-        const int64_t mark = mark_begin(w, op, CP_COMPUTING, 0);
+        const int64_t mark = mark_begin(w, op);
         CP_TRY(do_operation(w, op, in_one));
         mark_end(w, mark);
     }
@@ -454,9 +453,7 @@ static cp_status receive(const loopback *all, const cp_event *event, int rank,
         if (r != rank)
             CP_TRY(cp_event_wait(stream,
                                  all->walkers[r]->ready[number_of(event, r)]));
-    const int64_t mark = mark_begin(to, op, CP_COMMUNICATING,
-                                    to->plan->slots[op->out.slot].bytes *
-                                        cp_max(1, last - first));
+    const int64_t mark = mark_begin(to, op);
     for (int r = first; r <= last; r++) {
         const cp_stream_walker *from = all->walkers[r];
         const cp_op *sent = &from->program->ops[number_of(event, r)];
@@ -542,8 +539,7 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     const int count = list_halves(w, op);
     CP_TRY(begin(w, n));
-    const int64_t mark =
-        mark_begin(w, op, CP_COMMUNICATING, bytes_of(w->plan, op));
+    const int64_t mark = mark_begin(w, op);
     if (count > 0)
         CP_TRY(w->link->trade(w->link->context, w->halves, count,
                               w->queues.communication));
