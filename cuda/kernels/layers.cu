@@ -87,14 +87,10 @@ CP_KERNEL(rotate_rows, cp_device_rotating) {
             even = turned;
         }
         /* Put the pair where attention looks for it. */
-        const bool query = head < query_heads;
-        const int first = query ? 0
-                          : head < query_heads + kv_heads
-                              ? query_heads
-                              : query_heads + kv_heads;
-        void *tensor = query                  ? a.queries
-                       : first == query_heads ? a.keys
-                                              : a.values;
+        const bool query = head < query_heads,
+                   value = head >= query_heads + kv_heads;
+        const int first = query ? 0 : query_heads + (value ? kv_heads : 0);
+        void *tensor = query ? a.queries : value ? a.values : a.keys;
         const int64_t heads_there = query ? query_heads : kv_heads;
         const int64_t to = (place * heads_there + head - first) * dim + 2 * i;
         cp_put(tensor, a.element, to, even);

@@ -21,11 +21,11 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_manifest *manifest;
     /* Its memory. */
-    char *memory;      /* on the device: all that the next six lines say */
-    void **slots;      /* [slot_count]; NULL = not used */
-    char *lists;       /* the manifest */
-    int32_t *wrong;    /* [ranks] of labels, */
-    cp_piece *tiles;   /* and what is made of them */
+    char *memory;    /* on the device: slots, lists, and so on to unfinished */
+    void **slots;    /* [slot_count]; NULL = not used */
+    char *lists;     /* the manifest */
+    int32_t *wrong;  /* [ranks] of labels, */
+    cp_piece *tiles; /* and what is made of them */
     float *unfinished; /* [splits] partials, */
     int64_t splits;    /* if there is room for more than one */
     bool *needed;      /* [slot_count] by this rank */

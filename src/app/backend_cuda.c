@@ -48,7 +48,7 @@ static void wait_at_most(double seconds) {
 
 static void leave_nccl(int status) {
     if (status != 0 && world != NULL)
-        world->link.abort(world); /* and with world all groups */
+        world->link.abort(world->link.context); /* and with world all groups */
     cp_nccl_free(heads);
     cp_nccl_free(ring);
     cp_nccl_free(world);
