@@ -29,12 +29,8 @@ static cp_status send(float *from, int64_t count, cp_element element, void *to,
 
 typedef struct {
     const cp_device_place *place;
-    cp_element element;
-} where; /* and as what numbers */
-
-typedef struct {
-    where at;
     const cp_attend_call *call;
+    cp_element element;           /* of queries, keys and values */
     int first, count;             /* ranks that are here */
     int64_t cached, asked, fresh; /* numbers of a rank's cache, queries, keys */
     float *lent;                  /* [2 cached + asked + 2 fresh] */
@@ -44,8 +40,8 @@ typedef struct {
 } running;
 
 static cp_status make_rank(running *it, int r) {
-    const cp_stream_options options = {.element = it->at.element};
-    const int64_t bytes = it->cached * cp_element_bytes(it->at.element);
+    const cp_stream_options options = {.element = it->element};
+    const int64_t bytes = it->cached * cp_element_bytes(it->element);
     char *memory;
     CP_TRY(cp_queues_new(&it->queues[r]));
     CP_TRY(cp_stream_walker_new(it->call->plan, it->first + r, it->queues[r],
@@ -78,11 +74,12 @@ static cp_status open_call(const void *place, const cp_attend_call *call,
     int devices;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_allocate(&it, 1, sizeof(*it), "an attention call"));
-    it->at = *(const where *)place;
+    it->place = place;
     it->call = call;
-    const bool all = it->at.place->crew == NULL;
+    it->element = call->plan->element_bytes == 4 ? CP_F32 : CP_BF16;
+    const bool all = it->place->crew == NULL;
     const int count = all ? call->job->ranks : 1;
-    it->first = all ? 0 : it->at.place->only;
+    it->first = all ? 0 : it->place->only;
     *out = it;
     CP_TRY(count_numbers(it));
     CP_TRY(cp_allocate(&it->lent, 2 * it->cached + it->asked + 2 * it->fresh,
@@ -128,7 +125,7 @@ static cp_status put(void *open, int rank, const cp_attend_rows *rows) {
     const running *it = open;
     const int r = rank - it->first;
     const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
-    const cp_element element = it->at.element;
+    const cp_element element = it->element;
     cudaStream_t stream = it->queues[r].compute;
     CP_TRY(send(rows->cached_keys, it->cached, element, it->keys[r], stream));
     CP_TRY(
@@ -150,8 +147,8 @@ static cp_status take(void *open, int rank, float *output, float *lse) {
 }
 
 static cp_status enqueue_and_wait(const running *it) {
-    const cp_link *link = it->at.place->link;
-    const double patience = link != NULL ? it->at.place->patience : 0.0;
+    const cp_link *link = it->place->link;
+    const double patience = link != NULL ? it->place->patience : 0.0;
     CP_TRY(
         link != NULL
             ? cp_stream_walk(it->walkers[0], link, it->keys[0], it->values[0])
@@ -165,18 +162,16 @@ static cp_status walk(void *open) {
     const running *it = open;
     const cp_status status = enqueue_and_wait(it);
     if (status != CP_OK)
-        cp_queues_drain(it->queues, it->count, it->at.place->link);
+        cp_queues_drain(it->queues, it->count, it->place->link);
     return status;
 }
 
 cp_status cp_device_attend_run(const cp_device_place *place,
-                               const cp_machine *machine, cp_element element,
-                               cp_attend_job *job) {
+                               const cp_machine *machine, cp_attend_job *job) {
     const cp_attend_ops on_queues = {machine, open_call, close_call, lend,
                                      put,     walk,      take};
-    const where at = {place, element};
     if (job->partial != NULL)
         return cp_fail(CP_INVALID, "partials are shown on threads only");
     return cp_attend_job_run(
-        &on_queues, &at, (cp_engine_place){place->crew, place->only, 1}, job);
+        &on_queues, place, (cp_engine_place){place->crew, place->only, 1}, job);
 }

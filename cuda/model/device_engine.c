@@ -1,5 +1,5 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* What an engine on GPUs keeps: the host enqueues, and looks only at the end. */
+/* What an engine on GPUs keeps: the host enqueues, and looks at the end. */
 #include "cuda/model/device_engine.h"
 
 #include <stdlib.h>
