@@ -1,24 +1,12 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* The small layers of a transformer as kernels: rows are tokens, and no row
- * looks at another. All pointers are the device's. Nothing here waits,
- * allocates, or looks at what a kernel computed. */
+ * looks at another; and the unpacking of weights. All pointers are the
+ * device's. Nothing here waits, allocates, or looks at what a kernel
+ * computed. */
 #ifndef CP_MODEL_KERNELS_H
 #define CP_MODEL_KERNELS_H
 
 #include "cuda/kernels/kernels.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-/* x[t] = table[tokens[t]]; a token of -1 gets zeros. */
-typedef struct {
-    int64_t count, width;
-    const int32_t *tokens;
-    const void *table;
-    cp_element element; /* of the table */
-    float *x;
-} cp_device_embedding;
 
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
  * square is right to 1e-6. */
@@ -51,8 +39,8 @@ typedef struct {
 typedef struct {
     int64_t rows, width;
     const int64_t *places;
-    const float *from;
-    cp_element element; /* of to */
+    const void *from;
+    cp_element stored, element; /* of from, and of to */
     void *to;
 } cp_device_gathering;
 
@@ -79,15 +67,20 @@ typedef struct {
 
 /* Put one on a stream. Fails only if the launch is impossible: more rows than
  * a grid has blocks (2^31 - 1), more pairs than a head has. */
-cudaError_t cp_device_embed(const cp_device_embedding *, cudaStream_t);
 cudaError_t cp_device_norm(const cp_device_norming *, cudaStream_t);
 cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);
 cudaError_t cp_device_gate(const cp_device_gating *, cudaStream_t);
 cudaError_t cp_device_quantise(const cp_device_quantising *, cudaStream_t);
 
-#ifdef __cplusplus
-}
-#endif
+/* out[i] = the i-th of count values that blocks of a CP_GGUF_ type stand for:
+ * exactly what cp_dequantise computes (dequantise.h), then rounded to element.
+ *   blocks   on the device, aligned to 2 bytes
+ *   out      [count], on the device
+ * Fails with cudaErrorInvalidValue for another type, or a count that fills no
+ * whole blocks. */
+cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
+                             cp_element element, void *out,
+                             cudaStream_t stream);
 
 #endif

@@ -6,15 +6,6 @@
 #include <stdint.h>
 
 #include "cuda/kernels/numbers.h"
-#include "cuda/kernels/weights.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-#include "model/gguf.h"
-#ifdef __cplusplus
-}
-#endif
 
 enum { THREADS = 256 };
 
@@ -72,16 +63,14 @@ static __device__ float q5_1(const unsigned char *block, int i) {
            half_at(block + 2);
 }
 
-static __device__ int two_bits(const unsigned char *bytes, int i) {
-    return bytes[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
-}
-
-static __device__ int four_bits(const unsigned char *bytes, int i) {
-    return bytes[i / 64 * 32 + i % 32] >> 4 * (i / 32 % 2) & 15;
+/* So many bits, a divisor of 8. */
+static __device__ int in_lanes(const unsigned char *bytes, int i, int bits) {
+    const int lanes = 8 / bits, byte = i / (32 * lanes) * 32 + i % 32;
+    return bytes[byte] >> bits * (i / 32 % lanes) & ((1 << bits) - 1);
 }
 
 static __device__ float q2_k(const unsigned char *block, int i) {
-    const int group = block[i / 16], quant = two_bits(block + 16, i);
+    const int group = block[i / 16], quant = in_lanes(block + 16, i, 2);
     return half_at(block + 80) * (float)((group & 15) * quant) -
            half_at(block + 82) * (float)(group >> 4);
 }
@@ -94,40 +83,40 @@ static __device__ int six_bits(const unsigned char *scales, int group) {
 
 static __device__ float q3_k(const unsigned char *block, int i) {
     const int high = block[i % 32] >> i / 32 & 1;
-    const int quant = two_bits(block + 32, i) | high << 2;
+    const int quant = in_lanes(block + 32, i, 2) | high << 2;
     const int group = six_bits(block + 96, i / 16) - 32;
     return half_at(block + 108) * (float)(group * (quant - 4));
 }
 
-static __device__ int scale_of(const unsigned char *bytes, int group) {
-    return group < 4 ? bytes[group] & 63
-                     : (bytes[group + 4] & 15) | bytes[group - 4] >> 6 << 4;
-}
-
-static __device__ int minimum_of(const unsigned char *bytes, int group) {
-    return group < 4 ? bytes[group + 4] & 63
-                     : bytes[group + 4] >> 4 | bytes[group] >> 6 << 4;
+/* A group's scale, or with 1 its minimum. */
+static __device__ int scale_of(const unsigned char *bytes, int group,
+                               int minimum) {
+    const unsigned char *six = bytes + group + 4 * minimum;
+    return group < 4
+               ? *six & 63
+               : (bytes[group + 4] >> 4 * minimum & 15) | six[-4] >> 6 << 4;
 }
 
 static __device__ float in_group(const unsigned char *block, int i, int quant) {
-    const int scale = scale_of(block + 4, i / 32);
+    const int scale = scale_of(block + 4, i / 32, 0);
+    const int minimum = scale_of(block + 4, i / 32, 1);
     return half_at(block) * (float)(scale * quant) -
-           half_at(block + 2) * (float)minimum_of(block + 4, i / 32);
+           half_at(block + 2) * (float)minimum;
 }
 
 static __device__ float q4_k(const unsigned char *block, int i) {
-    return in_group(block, i, four_bits(block + 16, i));
+    return in_group(block, i, in_lanes(block + 16, i, 4));
 }
 
 static __device__ float q5_k(const unsigned char *block, int i) {
     const int high = block[16 + i % 32] >> i / 32 & 1;
-    return in_group(block, i, four_bits(block + 48, i) | high << 4);
+    return in_group(block, i, in_lanes(block + 48, i, 4) | high << 4);
 }
 
 static __device__ float q6_k(const unsigned char *block, int i) {
     const int pair = block[64 * (i / 128) + i % 64];
     const int low = pair >> 4 * (i / 64 % 2) & 15;
-    const int quant = low | two_bits(block + 128, i) << 4;
+    const int quant = low | in_lanes(block + 128, i, 2) << 4;
     const int group = (int8_t)block[192 + i / 16];
     return half_at(block + 208) * (float)(group * (quant - 32));
 }
@@ -139,7 +128,7 @@ typedef struct {
     void *out;
 } expansion;
 
-#define KERNEL_OF(type, values, bytes)                                         \
+#define KERNEL_OF(TYPE, type, values, bytes)                                   \
     CP_KERNEL(expand_##type, expansion) {                                      \
         const int64_t step = (int64_t)gridDim.x * THREADS;                     \
         for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;          \
@@ -149,56 +138,33 @@ typedef struct {
                 type(a.blocks + i / (values) * (bytes), (int)(i % (values)))); \
     }
 
-KERNEL_OF(f32, 1, 4)
-KERNEL_OF(f16, 1, 2)
-KERNEL_OF(bf16, 1, 2)
-KERNEL_OF(q8_0, 32, 34)
-KERNEL_OF(q4_0, 32, 18)
-KERNEL_OF(q4_1, 32, 20)
-KERNEL_OF(q5_0, 32, 22)
-KERNEL_OF(q5_1, 32, 24)
-KERNEL_OF(q2_k, 256, 84)
-KERNEL_OF(q3_k, 256, 110)
-KERNEL_OF(q4_k, 256, 144)
-KERNEL_OF(q5_k, 256, 176)
-KERNEL_OF(q6_k, 256, 210)
+#define TYPES(each)                                                            \
+    each(F32, f32, 1, 4) each(F16, f16, 1, 2) each(BF16, bf16, 1, 2)           \
+        each(Q8_0, q8_0, 32, 34) each(Q4_0, q4_0, 32, 18)                      \
+            each(Q4_1, q4_1, 32, 20) each(Q5_0, q5_0, 32, 22)                  \
+                each(Q5_1, q5_1, 32, 24) each(Q2_K, q2_k, 256, 84)             \
+                    each(Q3_K, q3_k, 256, 110) each(Q4_K, q4_k, 256, 144)      \
+                        each(Q5_K, q5_k, 256, 176) each(Q6_K, q6_k, 256, 210)
 
-#define LAUNCH_OF(TYPE, type)                                                  \
+TYPES(KERNEL_OF)
+
+#define LAUNCH_OF(TYPE, type, values, bytes)                                   \
     case CP_GGUF_##TYPE:                                                       \
-        return CP_LAUNCH(expand_##type, grid, THREADS, stream, call)
+        return CP_LAUNCH_GRID(expand_##type, blocks, 1, 1, THREADS, stream,    \
+                              call);
 
-static cudaError_t launch_type(int gguf_type, dim3 grid, cudaStream_t stream,
-                               expansion call) {
+cudaError_t cp_device_expand(int gguf_type, const void *from, int64_t count,
+                             cp_element element, void *out,
+                             cudaStream_t stream) {
+    const expansion call = {(const unsigned char *)from, count, element, out};
+    const int64_t blocks = cp_min(cp_ceil_divide(count, 4 * THREADS), 65535);
+    int64_t values, bytes;
+    if (!cp_gguf_type_block(gguf_type, &values, &bytes) || count < 0 ||
+        count % values != 0 || (uintptr_t)from % 2 != 0)
+        return cudaErrorInvalidValue;
     switch (gguf_type) {
-        LAUNCH_OF(F32, f32);
-        LAUNCH_OF(F16, f16);
-        LAUNCH_OF(BF16, bf16);
-        LAUNCH_OF(Q8_0, q8_0);
-        LAUNCH_OF(Q4_0, q4_0);
-        LAUNCH_OF(Q4_1, q4_1);
-        LAUNCH_OF(Q5_0, q5_0);
-        LAUNCH_OF(Q5_1, q5_1);
-        LAUNCH_OF(Q2_K, q2_k);
-        LAUNCH_OF(Q3_K, q3_k);
-        LAUNCH_OF(Q4_K, q4_k);
-        LAUNCH_OF(Q5_K, q5_k);
-        LAUNCH_OF(Q6_K, q6_k);
+        TYPES(LAUNCH_OF)
     default:
         return cudaErrorInvalidValue;
     }
-}
-
-cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
-                             cp_element element, void *out,
-                             cudaStream_t stream) {
-    int64_t values, bytes;
-    if (!cp_gguf_type_block(gguf_type, &values, &bytes) || count < 0 ||
-        count % values != 0 || (uintptr_t)blocks % 2 != 0)
-        return cudaErrorInvalidValue;
-    if (count == 0)
-        return cudaSuccess;
-    const int64_t wanted = cp_ceil_divide(count, 4 * THREADS);
-    const dim3 grid = {(unsigned)cp_min(wanted, 65535), 1, 1};
-    const expansion call = {(const unsigned char *)blocks, count, element, out};
-    return launch_type(gguf_type, grid, stream, call);
 }
