@@ -6,7 +6,7 @@
 #include "ground/ground.h"
 
 typedef struct {
-    const char *name;  /* ends with a zero byte */
+    char name[65];     /* ends with a zero byte; first, to be sorted by */
     int type;          /* a CP_GGUF_ number below */
     int dimensions;    /* 1 to 4 */
     int64_t extent[4]; /* fastest first; 1 beyond dimensions */
@@ -67,8 +67,6 @@ cp_status cp_gguf_text(const cp_gguf *file, const char *key,
  * stay in the file. On failure *values is NULL and *count 0. */
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count);
-cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
-                         int64_t *count);
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count);
 
