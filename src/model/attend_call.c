@@ -2,7 +2,6 @@
 /* Replay a past, lay out a call, put rows, walk, and take rows. */
 #include "model/attend_call.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,35 +115,19 @@ static cp_status replay(const cp_attend_job *job, cp_cache *cache,
     return CP_OK;
 }
 
-static cp_status decide(const cp_machine *machine, cp_attend_job *job,
-                        const cp_cache *cache) {
-    cp_choice choice;
+static cp_status plan_call(const cp_machine *machine, cp_attend_call *call) {
+    cp_attend_job *job = call->job;
+    cp_choice choice = {job->variant, "as asked"};
     bool ones = true;
     for (int64_t s = 0; s < job->sequences; s++)
         ones = ones && job->new_tokens[s] == 1;
-    const bool decode = job->variant == CP_AUTO && ones;
-    job->chosen = decode ? CP_DECODE : job->variant;
-    snprintf(job->rule, sizeof(job->rule), "%s",
-             decode ? "one new token per sequence" : "as asked");
-    if (job->chosen != CP_AUTO)
-        return CP_OK;
-    CP_TRY(cp_choose_by(&job->chooser, machine, &job->shape, job->ranks,
-                        job->sequences, job->new_tokens, cache->length,
-                        &choice));
+    if (job->variant == CP_AUTO && ones)
+        choice = (cp_choice){CP_DECODE, "one new token per sequence"};
+    CP_TRY(cp_call_plan(call->cache, job->new_tokens, machine, &job->shape,
+                        &job->chooser, &choice, &call->layout, &call->plan));
     job->chosen = choice.variant;
-    snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
+    memcpy(job->rule, choice.rule, sizeof(job->rule));
     return CP_OK;
-}
-
-static cp_status lay_out(const cp_machine *machine, cp_attend_call *call) {
-    cp_attend_job *job = call->job;
-    const cp_plan_options wanted = {machine->element_bytes, 1};
-    CP_TRY(decide(machine, job, call->cache));
-    CP_TRY(job->chosen == CP_DECODE
-               ? cp_cache_decode(call->cache, job->new_tokens, &call->layout)
-               : cp_cache_prefill(call->cache, job->new_tokens, &call->layout));
-    return cp_plan_build(job->chosen, call->layout, &job->shape, &wanted,
-                         &call->plan);
 }
 
 cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
@@ -158,7 +141,7 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);
-    return status == CP_OK ? lay_out(machine, call) : status;
+    return status == CP_OK ? plan_call(machine, call) : status;
 }
 
 void cp_attend_call_free(cp_attend_call *call) {

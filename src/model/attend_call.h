@@ -5,7 +5,6 @@
 #define CP_ATTEND_CALL_H
 
 #include "model/engine.h"
-#include "ring/cache.h"
 
 /* The attention that a job asks for, laid out after its past. */
 typedef struct {

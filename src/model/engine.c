@@ -8,6 +8,21 @@
 #include "model/pass.h"
 #include "ring/agree.h"
 
+cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
+                       const cp_machine *machine, const cp_shape *shape,
+                       const cp_chooser *chooser, cp_choice *choice,
+                       cp_layout **layout, cp_plan **plan) {
+    const cp_plan_options wanted = {machine->element_bytes, 1};
+    if (choice->variant == CP_AUTO)
+        CP_TRY(cp_choose_by(chooser, machine, shape, cache->ranks,
+                            cache->sequences, new_tokens, cache->length,
+                            choice));
+    CP_TRY(choice->variant == CP_DECODE
+               ? cp_cache_decode(cache, new_tokens, layout)
+               : cp_cache_prefill(cache, new_tokens, layout));
+    return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
+}
+
 static cp_status by_crew(void *context, void *items, int64_t bytes) {
     const cp_crew *crew = context;
     return crew->collect(items, bytes);

@@ -16,38 +16,25 @@ static cp_status integer(const cp_gguf *file, const char *key,
         *value = otherwise;
         return CP_OK;
     }
-    const cp_status status = cp_gguf_integer(file, name, value);
-    if (status == CP_OK && (*value < 1 || *value >= INT32_MAX))
-        return cp_fail(CP_INVALID, "%s = %lld makes no model", name,
-                       (long long)*value);
-    return status;
-}
-
-static cp_status read_head_shape(const cp_gguf *file, cp_model_facts *f) {
-    const int64_t heads = f->shape.query_heads;
-    CP_TRY(integer(file, "attention.head_count_kv", heads, &f->shape.kv_heads));
-    CP_TRY(integer(file, "attention.key_length", f->width / heads,
-                   &f->shape.head_dim));
-    return integer(file, "rope.dimension_count", f->shape.head_dim, &f->rotary);
+    CP_TRY(cp_gguf_integer(file, name, value));
+    if (*value < 1 || *value >= INT32_MAX)
+        return cp_fail(CP_INVALID, "%s = %ld makes no model", name, *value);
+    return CP_OK;
 }
 
 static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
-    int64_t heads = 1;
-    const struct {
-        const char *key;
-        int64_t *value, otherwise;
-    } list[] = {
-        /* List the integers of a model. */
-        {"block_count", &f->layers, REQUIRED},
-        {"embedding_length", &f->width, REQUIRED},
-        {"feed_forward_length", &f->feed_forward, REQUIRED},
-        {"context_length", &f->positions, REQUIRED},
-        {"attention.head_count", &heads, REQUIRED},
-    };
-    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++)
-        CP_TRY(integer(file, list[n].key, list[n].otherwise, list[n].value));
-    f->shape.query_heads = heads;
-    return read_head_shape(file, f);
+    cp_shape *shape = &f->shape;
+    CP_TRY(integer(file, "block_count", REQUIRED, &f->layers));
+    CP_TRY(integer(file, "embedding_length", REQUIRED, &f->width));
+    CP_TRY(integer(file, "feed_forward_length", REQUIRED, &f->feed_forward));
+    CP_TRY(integer(file, "context_length", REQUIRED, &f->positions));
+    CP_TRY(
+        integer(file, "attention.head_count", REQUIRED, &shape->query_heads));
+    CP_TRY(integer(file, "attention.head_count_kv", shape->query_heads,
+                   &shape->kv_heads));
+    CP_TRY(integer(file, "attention.key_length", f->width / shape->query_heads,
+                   &shape->head_dim));
+    return integer(file, "rope.dimension_count", shape->head_dim, &f->rotary);
 }
 
 static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
@@ -99,14 +86,13 @@ static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
     if (cp_gguf_has(file, count))
         CP_TRY(cp_gguf_integer(file, count, &experts));
     if (experts > 0)
-        return cp_fail(CP_INVALID, "%s is %lld: experts are not built", count,
-                       (long long)experts);
+        return cp_fail(CP_INVALID, "%s is %ld: experts are not built", count,
+                       experts);
     CP_TRY(integer(file, "attention.value_length", f->shape.head_dim, &values));
     if (values != f->shape.head_dim)
         return cp_fail(CP_INVALID,
-                       "value heads of %lld beside key heads of %lld: not "
-                       "built",
-                       (long long)values, (long long)f->shape.head_dim);
+                       "value heads of %ld beside key heads of %ld: not built",
+                       values, f->shape.head_dim);
     return CP_OK;
 }
 
@@ -124,6 +110,13 @@ static const struct {
     {"ffn_up", WIDTH, INNER},     {"ffn_down", INNER, WIDTH},
 };
 
+static void write_name(cp_weight weight, int64_t block, char name[80]) {
+    char prefix[32] = "";
+    if (weight >= CP_WEIGHT_ATTENTION_NORM)
+        snprintf(prefix, sizeof(prefix), "blk.%ld.", block);
+    snprintf(name, 80, "%s%s.weight", prefix, weights[weight].name);
+}
+
 static int64_t extent(const cp_model_facts *f, int kind) {
     const int64_t extents[] = {
         [WIDTH] = f->width,
@@ -138,17 +131,11 @@ static int64_t extent(const cp_model_facts *f, int kind) {
 
 static bool is_used(const char *name, const cp_model_facts *f) {
     char used[80];
-    long block;
-    int end = 0, first = 0, last = CP_WEIGHT_ATTENTION_NORM;
-    if (sscanf(name, "blk.%ld.%n", &block, &end) == 1 && end > 0) {
-        if (block < 0 || block >= f->layers)
-            return false;
-        first = CP_WEIGHT_ATTENTION_NORM;
-        last = CP_WEIGHT_DOWN + 1;
-    }
-    for (int w = first; w < last; w++) {
-        snprintf(used, sizeof(used), "%s.weight", weights[w].name);
-        if (strcmp(name + end, used) == 0)
+    long block = 0;
+    sscanf(name, "blk.%ld.", &block);
+    for (int w = 0; w < CP_WEIGHTS && block >= 0 && block < f->layers; w++) {
+        write_name((cp_weight)w, block, used);
+        if (strcmp(name, used) == 0)
             return true;
     }
     return strcmp(name, "rope_freqs.weight") == 0;
@@ -178,8 +165,8 @@ cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(refuse_unbuilt(file, f));
     CP_TRY(cp_shape_check(&f->shape));
     if (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim)
-        return cp_fail(CP_INVALID, "%lld of %lld dimensions cannot be rotated",
-                       (long long)f->rotary, (long long)f->shape.head_dim);
+        return cp_fail(CP_INVALID, "%ld of %ld dimensions cannot be rotated",
+                       f->rotary, f->shape.head_dim);
     return refuse_tensors(file, f);
 }
 
@@ -192,10 +179,8 @@ static cp_status find(const cp_gguf *file, const char *name, int64_t in,
     if (tensor->extent[0] == in && tensor->extent[1] == out &&
         tensor->dimensions <= 2)
         return CP_OK;
-    return cp_fail(CP_INVALID,
-                   "%s is %lld x %lld where %lld x %lld was expected", name,
-                   (long long)tensor->extent[0], (long long)tensor->extent[1],
-                   (long long)in, (long long)out);
+    return cp_fail(CP_INVALID, "%s is %ld x %ld where %ld x %ld was expected",
+                   name, tensor->extent[0], tensor->extent[1], in, out);
 }
 
 cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
@@ -203,11 +188,7 @@ cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
                           const cp_gguf_tensor **out) {
     char name[80];
     *out = NULL;
-    if (weight >= CP_WEIGHT_ATTENTION_NORM)
-        snprintf(name, sizeof(name), "blk.%lld.%s.weight", (long long)block,
-                 weights[weight].name);
-    else
-        snprintf(name, sizeof(name), "%s.weight", weights[weight].name);
+    write_name(weight, block, name);
     if (weight == CP_WEIGHT_OUTPUT && cp_gguf_find(file, name) == NULL)
         return CP_OK;
     return find(file, name, extent(facts, weights[weight].in),
@@ -238,12 +219,11 @@ static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
 cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
                                double **out) {
     const int64_t pairs = facts->rotary / 2;
-    cp_status status =
-        cp_allocate(out, pairs, sizeof(double), "rotary frequencies");
-    for (int64_t i = 0; i < pairs && status == CP_OK; i++)
+    CP_TRY(cp_allocate(out, pairs, sizeof(double), "rotary frequencies"));
+    for (int64_t i = 0; i < pairs; i++)
         (*out)[i] =
             pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
-    return status == CP_OK ? divide_by_factors(file, pairs, *out) : status;
+    return divide_by_factors(file, pairs, *out);
 }
 void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
                   float *cosines, float *sines) {
