@@ -6,6 +6,24 @@
 
 #include "model/engine.h"
 #include "reference/ring/place.h"
+#include "reference/ring/store.h"
+#include "reference/ring/trace.h"
+
+/* Ranks that compute on cores, and the call that they are at. */
+typedef struct {
+    cp_engine base;
+    const cp_place *place;
+    cp_threads *threads; /* the ranks, if they are all here */
+    cp_store *store;
+    cp_trace *trace; /* or NULL */
+    const cp_forward *call;
+    const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
+} cp_cores_engine;
+
+/* What rank comm->rank does in a call: all layers over its own tokens. Between
+ * layers it looks at the stop flag and then fails with CP_INTERRUPTED. engine
+ * is a cp_cores_engine. A cp_rank_main. */
+cp_status cp_forward_rank(cp_comm *comm, void *engine);
 
 /* A place must outlive the engine, and has a crew if ranks are apart. */
 cp_status cp_cores_engine_new(const cp_place *place, const cp_model *model,
