@@ -5,9 +5,10 @@
 
 #include "cuda/model/device_engine.h"
 
-/* As cp_attend_job_run (model/attend_call.h), on the ranks that a place has on
- * the current device, inputs rounded to element. Fails besides with CP_BROKEN
- * without a GPU. */
+/* Lay a job out after its past and run it on the ranks that a place has on the
+ * current device, inputs rounded to element; every process has all of the input
+ * and gets all of the output. Fails as cp_attend_call_new and the ranks do, and
+ * with CP_BROKEN without a GPU; output and lse may then hold anything. */
 cp_status cp_device_attend_run(const cp_device_place *place,
                                const cp_machine *machine, cp_element element,
                                cp_attend_job *job);
