@@ -54,8 +54,7 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
                              const char *only) {
     cp_gguf_string text;
     CP_TRY(cp_gguf_text(file, key, &text));
-    if (text.length == (int64_t)strlen(only) &&
-        memcmp(text.bytes, only, (size_t)text.length) == 0)
+    if (cp_gguf_is(text, only))
         return CP_OK;
     return cp_fail(CP_INVALID, "%s is \"%.*s\"; only \"%s\" is built", key,
                    (int)cp_min(text.length, 60), text.bytes, only);

@@ -38,10 +38,18 @@ typedef struct {
     const unsigned char *at;
 } entry;
 
-/* The types of tensors, by their numbers. Those without a block are known only
- * by name. */
+/* The types of tensors, by their numbers. */
+static const char *const type_names[] = {
+    "F32",   "F16",   "Q4_0",    "Q4_1",     "Q4_2",     "Q4_3",     "Q5_0",
+    "Q5_1",  "Q8_0",  "Q8_1",    "Q2_K",     "Q3_K",     "Q4_K",     "Q5_K",
+    "Q6_K",  "Q8_K",  "IQ2_XXS", "IQ2_XS",   "IQ3_XXS",  "IQ1_S",    "IQ4_NL",
+    "IQ3_S", "IQ2_S", "IQ4_XS",  "I8",       "I16",      "I32",      "I64",
+    "F64",   "IQ1_M", "BF16",    "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0",
+    "TQ2_0", NULL,    NULL,      NULL,       "MXFP4",    "NVFP4",
+};
+
+/* Those that can be read. */
 typedef struct {
-    const char *name;
     int values, bytes; /* of a block */
     /* Where its floats lie that could be infinite or no number, how many, and
      * their exponent: the sixteen bits that it is in. */
@@ -49,52 +57,20 @@ typedef struct {
 } format;
 
 static const format formats[] = {
-    [CP_GGUF_F32] = {"F32", 1, 4, 2, 1, 0x7F80},
-    [CP_GGUF_F16] = {"F16", 1, 2, 0, 1, 0x7C00},
-    [CP_GGUF_BF16] = {"BF16", 1, 2, 0, 1, 0x7F80},
-    [CP_GGUF_Q4_0] = {"Q4_0", 32, 18, 0, 1, 0x7C00},
-    [CP_GGUF_Q4_1] = {"Q4_1", 32, 20, 0, 2, 0x7C00},
-    [CP_GGUF_Q5_0] = {"Q5_0", 32, 22, 0, 1, 0x7C00},
-    [CP_GGUF_Q5_1] = {"Q5_1", 32, 24, 0, 2, 0x7C00},
-    [CP_GGUF_Q8_0] = {"Q8_0", 32, 34, 0, 1, 0x7C00},
-    [CP_GGUF_Q2_K] = {"Q2_K", 256, 84, 80, 2, 0x7C00},
-    [CP_GGUF_Q3_K] = {"Q3_K", 256, 110, 108, 1, 0x7C00},
-    [CP_GGUF_Q4_K] = {"Q4_K", 256, 144, 0, 2, 0x7C00},
-    [CP_GGUF_Q5_K] = {"Q5_K", 256, 176, 0, 2, 0x7C00},
-    [CP_GGUF_Q6_K] = {"Q6_K", 256, 210, 208, 1, 0x7C00},
-    [4] = {.name = "Q4_2"},
-    [5] = {.name = "Q4_3"},
-    [9] = {.name = "Q8_1"},
-    [15] = {.name = "Q8_K"},
-    [16] = {.name = "IQ2_XXS"},
-    [17] = {.name = "IQ2_XS"},
-    [18] = {.name = "IQ3_XXS"},
-    [19] = {.name = "IQ1_S"},
-    [20] = {.name = "IQ4_NL"},
-    [21] = {.name = "IQ3_S"},
-    [22] = {.name = "IQ2_S"},
-    [23] = {.name = "IQ4_XS"},
-    [24] = {.name = "I8"},
-    [25] = {.name = "I16"},
-    [26] = {.name = "I32"},
-    [27] = {.name = "I64"},
-    [28] = {.name = "F64"},
-    [29] = {.name = "IQ1_M"},
-    [31] = {.name = "Q4_0_4_4"},
-    [32] = {.name = "Q4_0_4_8"},
-    [33] = {.name = "Q4_0_8_8"},
-    [34] = {.name = "TQ1_0"},
-    [35] = {.name = "TQ2_0"},
-    [39] = {.name = "MXFP4"},
-    [40] = {.name = "NVFP4"},
+    [CP_GGUF_F32] = {1, 4, 2, 1, 0x7F80},
+    [CP_GGUF_F16] = {1, 2, 0, 1, 0x7C00},
+    [CP_GGUF_BF16] = {1, 2, 0, 1, 0x7F80},
+    [CP_GGUF_Q4_0] = {32, 18, 0, 1, 0x7C00},
+    [CP_GGUF_Q4_1] = {32, 20, 0, 2, 0x7C00},
+    [CP_GGUF_Q5_0] = {32, 22, 0, 1, 0x7C00},
+    [CP_GGUF_Q5_1] = {32, 24, 0, 2, 0x7C00},
+    [CP_GGUF_Q8_0] = {32, 34, 0, 1, 0x7C00},
+    [CP_GGUF_Q2_K] = {256, 84, 80, 2, 0x7C00},
+    [CP_GGUF_Q3_K] = {256, 110, 108, 1, 0x7C00},
+    [CP_GGUF_Q4_K] = {256, 144, 0, 2, 0x7C00},
+    [CP_GGUF_Q5_K] = {256, 176, 0, 2, 0x7C00},
+    [CP_GGUF_Q6_K] = {256, 210, 208, 1, 0x7C00},
 };
-
-static const format *format_of(int type) {
-    static const format unknown = {.name = "unknown"};
-    const int count = sizeof(formats) / sizeof(formats[0]);
-    const bool known = type >= 0 && type < count && formats[type].name != NULL;
-    return known ? &formats[type] : &unknown;
-}
 
 struct cp_gguf {
     const unsigned char *bytes; /* the file */
@@ -172,8 +148,21 @@ cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
     return name;
 }
 
+static cp_gguf_string string_of(const char *text) {
+    return (cp_gguf_string){text, (int64_t)strlen(text)};
+}
+
 static cp_gguf_shown show_name(const char *name) {
-    return cp_gguf_show((cp_gguf_string){name, (int64_t)strlen(name)});
+    return cp_gguf_show(string_of(name));
+}
+
+bool cp_gguf_same(cp_gguf_string a, cp_gguf_string b) {
+    return a.length == b.length &&
+           memcmp(a.bytes, b.bytes, (size_t)a.length) == 0;
+}
+
+bool cp_gguf_is(cp_gguf_string string, const char *text) {
+    return cp_gguf_same(string, string_of(text));
 }
 
 static cp_status read_kind(reader *reader, int *kind) {
@@ -219,15 +208,17 @@ static cp_status read_entry(reader *reader, entry *entry) {
 }
 
 const char *cp_gguf_type_name(int type) {
-    return format_of(type)->name;
+    const int count = sizeof(type_names) / sizeof(type_names[0]);
+    const bool known = type >= 0 && type < count && type_names[type] != NULL;
+    return known ? type_names[type] : "unknown";
 }
 
 bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
-    const format *format = format_of(type);
-    if (format->values == 0)
+    const int count = sizeof(formats) / sizeof(formats[0]);
+    if (type < 0 || type >= count || formats[type].values == 0)
         return false;
-    *values = format->values;
-    *bytes = format->bytes;
+    *values = formats[type].values;
+    *bytes = formats[type].bytes;
     return true;
 }
 
@@ -244,7 +235,7 @@ static inline bool floats_finite(const char *at, int64_t count, int64_t apart,
 }
 
 bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
-    const format *format = format_of(tensor->type);
+    const format *format = &formats[tensor->type];
     const int64_t bytes = format->bytes, blocks = tensor->bytes / bytes;
     const char *floats = (const char *)tensor->data + format->floats;
     if (bytes == 2) /* a distance that the compiler knows makes vectors */
@@ -436,27 +427,6 @@ static cp_status read_version(reader *reader) {
                    (unsigned long long)version);
 }
 
-enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
-
-static cp_status read_counts(reader *reader, cp_gguf *file) {
-    CP_TRY(read_count(reader, LEAST_TENSOR, "the tensor count",
-                      &file->tensor_count));
-    CP_TRY(
-        read_count(reader, LEAST_ENTRY, "the key count", &file->entry_count));
-    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
-                       "the metadata"));
-    return cp_allocate(&file->tensors, file->tensor_count,
-                       sizeof(cp_gguf_tensor), "the tensors");
-}
-
-static cp_status read_lists(reader *reader, cp_gguf *file) {
-    for (int64_t i = 0; i < file->entry_count; i++)
-        CP_TRY(read_entry(reader, &file->entries[i]));
-    for (int64_t i = 0; i < file->tensor_count; i++)
-        CP_TRY(read_tensor(reader, &file->tensors[i]));
-    return sort_entries(file);
-}
-
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
     int64_t alignment;
     CP_TRY(find_alignment(file, &alignment));
@@ -476,11 +446,24 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
     return sort_tensors(file);
 }
 
+enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
+
 static cp_status parse(cp_gguf *file) {
     reader reader = {file->bytes, file->length, 0};
     CP_TRY(read_version(&reader));
-    CP_TRY(read_counts(&reader, file));
-    CP_TRY(read_lists(&reader, file));
+    CP_TRY(read_count(&reader, LEAST_TENSOR, "the tensor count",
+                      &file->tensor_count));
+    CP_TRY(
+        read_count(&reader, LEAST_ENTRY, "the key count", &file->entry_count));
+    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
+                       "the metadata"));
+    CP_TRY(cp_allocate(&file->tensors, file->tensor_count,
+                       sizeof(cp_gguf_tensor), "the tensors"));
+    for (int64_t i = 0; i < file->entry_count; i++)
+        CP_TRY(read_entry(&reader, &file->entries[i]));
+    for (int64_t i = 0; i < file->tensor_count; i++)
+        CP_TRY(read_tensor(&reader, &file->tensors[i]));
+    CP_TRY(sort_entries(file));
     return place_tensors(file, reader.at);
 }
 
@@ -546,7 +529,7 @@ void cp_gguf_close(cp_gguf *file) {
 }
 
 static const entry *find_entry(const cp_gguf *file, const char *key) {
-    const entry wanted = {.key = {key, (int64_t)strlen(key)}};
+    const entry wanted = {.key = string_of(key)};
     if (file->entry_count == 0)
         return NULL;
     return bsearch(&wanted, file->entries, (size_t)file->entry_count,

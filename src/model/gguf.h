@@ -91,6 +91,10 @@ typedef struct {
 
 cp_gguf_shown cp_gguf_show(cp_gguf_string string);
 
+/* Are the bytes the same? */
+bool cp_gguf_same(cp_gguf_string a, cp_gguf_string b);
+bool cp_gguf_is(cp_gguf_string string, const char *text);
+
 /* How many values a block of this type holds and its bytes; false if it is
  * not one of the CP_GGUF_ types. */
 bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes);

@@ -75,7 +75,7 @@ typedef struct {
     bool control; /* only where the caller allows it */
 } whole;
 
-enum { LONGEST_WHOLE = 256 };
+enum { LONGEST_WHOLE = 256, ENDS = 7 };
 
 /* Indices by the hash of something; -1: an empty place. */
 typedef struct {
@@ -97,9 +97,9 @@ struct cp_tokenizer {
     int64_t whole_count;
     bool starts[2][256]; /* may a whole one begin so? [1]: a control token */
     const splitter *splitter;
-    pcre2_code *words; /* its expression */
-    int32_t first;     /* the token before every text, or -1 */
-    bool *ends;        /* [size] does it end an answer? */
+    pcre2_code *words;  /* its expression */
+    int32_t first;      /* the token before every text, or -1 */
+    int32_t ends[ENDS]; /* the tokens that end an answer; -1: none */
 };
 
 static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
@@ -128,11 +128,6 @@ static cp_status make_table(int64_t count, const char *what, table *table) {
     return CP_OK;
 }
 
-static bool same(cp_gguf_string a, cp_gguf_string b) {
-    return a.length == b.length &&
-           memcmp(a.bytes, b.bytes, (size_t)a.length) == 0;
-}
-
 /* Where the id of a token is, or would be. */
 static int32_t *id_place(const cp_tokenizer *tokenizer, const char *bytes,
                          int64_t length) {
@@ -140,7 +135,7 @@ static int32_t *id_place(const cp_tokenizer *tokenizer, const char *bytes,
     const uint64_t hash = cp_hash(0, bytes, length);
     for (uint64_t at = hash ^ hash >> 29;; at++) {
         int32_t *place = &tokenizer->ids.places[at & tokenizer->ids.mask];
-        if (*place < 0 || same(tokenizer->tokens[*place], text))
+        if (*place < 0 || cp_gguf_same(tokenizer->tokens[*place], text))
             return place;
     }
 }
@@ -159,10 +154,6 @@ static int32_t *rank_place(const cp_tokenizer *tokenizer, int32_t left,
     }
 }
 
-static bool is_text(cp_gguf_string string, const char *text) {
-    return same(string, (cp_gguf_string){text, (int64_t)strlen(text)});
-}
-
 static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string name = {"default", 7};
     int problem;
@@ -170,7 +161,7 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
     if (cp_gguf_has(file, "tokenizer.ggml.pre"))
         CP_TRY(cp_gguf_text(file, "tokenizer.ggml.pre", &name));
     for (int n = 0; n < 4; n++)
-        if (is_text(name, splitters[n].name))
+        if (cp_gguf_is(name, splitters[n].name))
             tokenizer->splitter = &splitters[n];
     if (tokenizer->splitter == NULL)
         return cp_fail(CP_INVALID,
@@ -203,13 +194,19 @@ static bool is_control(int64_t type, cp_gguf_string text) {
     return type != TYPE_USER || bracketed;
 }
 
-static cp_status refuse_twins(const cp_tokenizer *tokenizer, int32_t one,
-                              int32_t two) {
-    return cp_fail(CP_INVALID, "tokens %d and %d are both '%s'", one, two,
-                   cp_gguf_show(tokenizer->tokens[two]).text);
+/* Enter a token by its bytes. A whole one yields to one that is not. */
+static cp_status enter(cp_tokenizer *tokenizer, int32_t id) {
+    const cp_gguf_string text = tokenizer->tokens[id];
+    int32_t *place = id_place(tokenizer, text.bytes, text.length);
+    if (*place < 0)
+        *place = id;
+    else if (is_whole(tokenizer, *place) == is_whole(tokenizer, id))
+        return cp_fail(CP_INVALID, "tokens %d and %d are both '%s'", *place, id,
+                       cp_gguf_show(text).text);
+    return CP_OK;
 }
 
-/* Enter the tokens that are written in the alphabet, by their bytes. */
+/* Enter the tokens that are written in the alphabet. */
 static cp_status enter_spelled(cp_tokenizer *tokenizer) {
     char *bytes = tokenizer->spelled;
     for (int32_t id = 0; id < tokenizer->size; id++) {
@@ -219,10 +216,7 @@ static cp_status enter_spelled(cp_tokenizer *tokenizer) {
         token->length = spell(tokenizer->byte_of, *token, bytes);
         token->bytes = bytes;
         bytes += token->length;
-        int32_t *place = id_place(tokenizer, token->bytes, token->length);
-        if (*place >= 0)
-            return refuse_twins(tokenizer, *place, id);
-        *place = id;
+        CP_TRY(enter(tokenizer, id));
     }
     return CP_OK;
 }
@@ -233,7 +227,7 @@ static int by_length(const void *a, const void *b) {
     return left > right ? -1 : left < right;
 }
 
-/* List the others; one may be in the table if no spelled one is the same. */
+/* Enter the others, and list them. */
 static cp_status list_wholes(cp_tokenizer *tokenizer) {
     for (int32_t id = 0; id < tokenizer->size; id++) {
         const cp_gguf_string text = tokenizer->tokens[id];
@@ -243,11 +237,7 @@ static cp_status list_wholes(cp_tokenizer *tokenizer) {
             return cp_fail(CP_INVALID,
                            "control token %d has %ld bytes, of 1 to %d", id,
                            text.length, LONGEST_WHOLE);
-        int32_t *place = id_place(tokenizer, text.bytes, text.length);
-        if (*place >= 0 && is_whole(tokenizer, *place))
-            return refuse_twins(tokenizer, *place, id);
-        if (*place < 0)
-            *place = id;
+        CP_TRY(enter(tokenizer, id));
         const bool control = is_control(tokenizer->types[id], text);
         tokenizer->wholes[tokenizer->whole_count++] =
             (whole){text, id, control};
@@ -344,52 +334,43 @@ static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
 
 /* The token that a key names. */
 static cp_status read_id(const cp_gguf *file, const char *key,
-                         const cp_tokenizer *tokenizer, int64_t *id) {
-    CP_TRY(cp_gguf_integer(file, key, id));
-    if (*id < 0 || *id >= tokenizer->size)
-        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, *id,
+                         const cp_tokenizer *tokenizer, int32_t *id) {
+    int64_t value;
+    CP_TRY(cp_gguf_integer(file, key, &value));
+    if (value < 0 || value >= tokenizer->size)
+        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, value,
                        tokenizer->size);
+    *id = (int32_t)value;
     return CP_OK;
 }
 
-static cp_status find_ends(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    static const char *const keys[] = {"tokenizer.ggml.eos_token_id",
+static const char *const end_keys[] = {"tokenizer.ggml.eos_token_id",
                                        "tokenizer.ggml.eot_token_id"};
-    static const char *const names[] = {"<|endoftext|>", "<|im_end|>",
+
+static const char *const end_names[] = {"<|endoftext|>", "<|im_end|>",
                                         "<|end_of_text|>", "<|eot_id|>",
                                         "<|eom_id|>"};
-    CP_TRY(cp_allocate(&tokenizer->ends, tokenizer->size, sizeof(bool),
-                       "the tokens' roles"));
-    for (int i = 0; i < 2; i++) {
-        int64_t id;
-        if (!cp_gguf_has(file, keys[i]))
-            continue;
-        CP_TRY(read_id(file, keys[i], tokenizer, &id));
-        tokenizer->ends[id] = true;
-    }
-    for (int i = 0; i < 5; i++) {
-        const int32_t id = cp_tokenizer_find(tokenizer, names[i]);
-        if (id >= 0)
-            tokenizer->ends[id] = true;
-    }
-    return CP_OK;
-}
 
-static cp_status find_first(const cp_gguf *file, cp_tokenizer *tokenizer) {
+static cp_status find_roles(const cp_gguf *file, cp_tokenizer *tokenizer) {
     bool wanted = tokenizer->splitter->begins;
-    int64_t id = -1;
+    tokenizer->first = -1;
+    for (int n = 0; n < ENDS; n++)
+        tokenizer->ends[n] =
+            n < 2 ? -1 : cp_tokenizer_find(tokenizer, end_names[n - 2]);
+    for (int n = 0; n < 2; n++)
+        if (cp_gguf_has(file, end_keys[n]))
+            CP_TRY(read_id(file, end_keys[n], tokenizer, &tokenizer->ends[n]));
     if (cp_gguf_has(file, "tokenizer.ggml.add_bos_token"))
         CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &wanted));
-    if (wanted)
-        CP_TRY(read_id(file, "tokenizer.ggml.bos_token_id", tokenizer, &id));
-    tokenizer->first = (int32_t)id;
-    return CP_OK;
+    return wanted ? read_id(file, "tokenizer.ggml.bos_token_id", tokenizer,
+                            &tokenizer->first)
+                  : CP_OK;
 }
 
 static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string kind = {0};
     CP_TRY(cp_gguf_text(file, "tokenizer.ggml.model", &kind));
-    if (!is_text(kind, "gpt2"))
+    if (!cp_gguf_is(kind, "gpt2"))
         return cp_fail(CP_INVALID,
                        "tokenizer '%s' is not byte-level BPE ('gpt2')",
                        cp_gguf_show(kind).text);
@@ -397,8 +378,7 @@ static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
     build_alphabet(tokenizer->byte_of);
     CP_TRY(load_tokens(file, tokenizer));
     CP_TRY(load_merges(file, tokenizer));
-    CP_TRY(find_ends(file, tokenizer));
-    return find_first(file, tokenizer);
+    return find_roles(file, tokenizer);
 }
 
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out) {
@@ -422,7 +402,6 @@ void cp_tokenizer_free(cp_tokenizer *tokenizer) {
     free(tokenizer->merges);
     free(tokenizer->ranks.places);
     free(tokenizer->wholes);
-    free(tokenizer->ends);
     free(tokenizer);
 }
 
@@ -431,13 +410,16 @@ int32_t cp_tokenizer_first(const cp_tokenizer *tokenizer) {
 }
 
 bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id) {
-    return id >= 0 && id < tokenizer->size && tokenizer->ends[id];
+    bool ends = false;
+    for (int n = 0; n < ENDS && id >= 0; n++)
+        ends = ends || tokenizer->ends[n] == id;
+    return ends;
 }
 
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name) {
     for (int64_t n = 0; n < tokenizer->whole_count; n++)
         if (tokenizer->wholes[n].control &&
-            is_text(tokenizer->wholes[n].text, name))
+            cp_gguf_is(tokenizer->wholes[n].text, name))
             return tokenizer->wholes[n].id;
     return -1;
 }
