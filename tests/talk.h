@@ -48,7 +48,7 @@ struct talk {
     int64_t sequences, room, growth;
     cp_element element;
     bool separate;
-    const cp_carry *carry;
+    const cp_link *link;          /* each message goes by it; or NULL */
     cp_device_trace *trace;       /* or NULL */
     bool (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
     cp_status (*walk)(talk *t);   /* all layers; NULL: walk_together */
@@ -133,11 +133,11 @@ static inline cp_status give_all(talk *t, int rank) {
     const int64_t heads = t->shape.query_heads, dim = t->shape.head_dim;
     const int64_t width = t->shape.kv_heads * dim;
     cp_status status =
-        give(t, rank, cp_stream_walker_queries(w), heads * dim, QUERY);
+        give(t, rank, cp_stream_walker_rows(w).queries, heads * dim, QUERY);
     if (status == CP_OK)
-        status = give(t, rank, cp_stream_walker_new_keys(w), width, KEY);
+        status = give(t, rank, cp_stream_walker_rows(w).keys, width, KEY);
     if (status == CP_OK)
-        status = give(t, rank, cp_stream_walker_new_values(w), width, VALUE);
+        status = give(t, rank, cp_stream_walker_rows(w).values, width, VALUE);
     return status;
 }
 
@@ -281,7 +281,8 @@ static inline cp_status take(talk *t, int layer, int rank) {
     return status != CP_OK
                ? status
                : cp_cuda(cudaMemcpyAsync(
-                             *answer, cp_stream_walker_output(t->walkers[rank]),
+                             *answer,
+                             cp_stream_walker_rows(t->walkers[rank]).output,
                              bytes, cudaMemcpyDeviceToHost,
                              t->queues[rank].compute),
                          "taking an answer");
@@ -294,7 +295,7 @@ static inline cp_status walk_layer(talk *t, int layer) {
     for (int r = 0; r < t->ranks && status == CP_OK; r++)
         status = give_all(t, r);
     if (status == CP_OK)
-        status = cp_loopback_walk(t->walkers, t->carry, t->keys[layer],
+        status = cp_loopback_walk(t->walkers, t->link, t->keys[layer],
                                   t->values[layer]);
     for (int r = 0; r < t->ranks && status == CP_OK; r++)
         status = take(t, layer, r);

@@ -87,7 +87,7 @@ static cp_status calibrate(seat *seat) {
     if (status != CP_OK)
         return status;
     const cp_device_place apart = {.only = seat->crew.rank,
-                                   .link = cp_nccl_link(world),
+                                   .link = &world->link,
                                    .crew = &seat->crew,
                                    .patience = mine->patience};
     status = cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);

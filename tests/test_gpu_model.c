@@ -366,13 +366,12 @@ static cp_status live_with(process *mine, cp_nccl *world) {
     cp_status status = CP_OK;
     if (mine->parts > 1)
         status = cp_nccl_split(world, mine->parts, &heads, &ring);
-    my_place =
-        (cp_device_place){.only = crew->rank / mine->parts,
-                          .link = cp_nccl_link(ring != NULL ? ring : world),
-                          .crew = crew,
-                          .tensor = heads,
-                          .patience = mine->patience,
-                          .graphs = true};
+    my_place = (cp_device_place){.only = crew->rank / mine->parts,
+                                 .link = &(ring != NULL ? ring : world)->link,
+                                 .crew = crew,
+                                 .tensor = heads,
+                                 .patience = mine->patience,
+                                 .graphs = true};
     if (status == CP_OK)
         status = cp_session_open(mine->model, &options, &session);
     if (status == CP_OK) {

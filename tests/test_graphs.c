@@ -66,9 +66,9 @@ static void leave_room(batch *b) {
 
 static cp_status give_inputs(const batch *b, int r) {
     cp_stream_walker *w = b->t.walkers[r];
-    void *const to[] = {cp_stream_walker_queries(w),
-                        cp_stream_walker_new_keys(w),
-                        cp_stream_walker_new_values(w)};
+    void *const to[] = {cp_stream_walker_rows(w).queries,
+                        cp_stream_walker_rows(w).keys,
+                        cp_stream_walker_rows(w).values};
     cp_status status = CP_OK;
     for (int n = 0; n < 3 && status == CP_OK; n++)
         status = cp_cuda(
@@ -81,7 +81,7 @@ static cp_status give_inputs(const batch *b, int r) {
 static cp_status take_answer(const batch *b, int r, int layer) {
     const talk *t = &b->t;
     return cp_cuda(cudaMemcpyAsync(t->answers[layer][r],
-                                   cp_stream_walker_output(t->walkers[r]),
+                                   cp_stream_walker_rows(t->walkers[r]).output,
                                    (size_t)answer_bytes(t),
                                    cudaMemcpyDeviceToHost,
                                    t->queues[r].compute),
@@ -346,7 +346,7 @@ static cp_status enqueue_alone(void *context) {
     const int r = s->crew.rank;
     for (int layer = 0; layer < t->layers; layer++) {
         CP_TRY(give_inputs(seated, r));
-        CP_TRY(cp_stream_walk(t->walkers[r], cp_nccl_link(seated->nccl[r]),
+        CP_TRY(cp_stream_walk(t->walkers[r], &seated->nccl[r]->link,
                               t->keys[layer][r], t->values[layer][r]));
         CP_TRY(take_answer(seated, r, layer));
     }

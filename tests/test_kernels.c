@@ -6,7 +6,6 @@
 #include <math.h>
 
 #include "cuda/kernels/model_kernels.h"
-#include "cuda/kernels/weights.h"
 #include "formats.h"
 #include "harness/blocks.h"
 #include "reference/attend/oracle.h"

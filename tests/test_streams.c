@@ -152,7 +152,7 @@ static void check_manifest(const talk *t, int rank) {
                    kind == CP_LIST_QUERIES ? queries : CP_DEVICE_KEY_TILE);
     }
     free(block);
-    cp_manifest_free(m);
+    free(m);
 }
 
 START_TEST(a_manifest_has_every_token_of_a_layout) {
@@ -202,7 +202,7 @@ START_TEST(lists_grow_as_far_as_they_may) {
              "%d",
              3 + _i, 4 + _i);
     ck_assert_str_eq(cp_message(), expected);
-    cp_manifest_free(m);
+    free(m);
     cp_plan_free(first);
     cp_layout_free(layout);
     cp_cache_free(t.cache);
@@ -312,7 +312,7 @@ START_TEST(a_call_that_does_not_fit_fails_before_it_begins) {
     const int64_t fresh = 1500, few = 5;
     const stand_in_statistics before = stand_in_count();
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_Q), CP_MEMORY);
-    ck_assert_ptr_nonnull(strstr(t.problem, "bytes on its GPU, which has"));
+    ck_assert_ptr_nonnull(strstr(t.problem, "bytes on a GPU that has"));
     ck_assert_int_eq(stand_in_count().launches, before.launches);
     call(&t, &few, CP_PASS_Q);
     hold_talk(&t);
@@ -356,7 +356,7 @@ START_TEST(sizes_beyond_32_bits_are_added_up) {
     must(cp_cache_new(t.ranks, 1, fresh, &t.cache));
     must(plan_call(&t, &fresh, variants[_i % 3]));
     ck_assert_int_eq(make_walkers(&t), CP_MEMORY);
-    ck_assert_int_eq(sscanf(cp_message(), "rank 0 needs %lld", &asked), 1);
+    ck_assert_int_eq(sscanf(cp_message(), "rank 0's slots: %lld", &asked), 1);
     const int64_t slots = bytes_of_slots(&t, 0);
     ck_assert_int_gt(slots, INT64_C(1) << 32);
     ck_assert_int_ge(asked, slots);
@@ -391,19 +391,22 @@ END_TEST
 
 static int64_t still_to_spoil;
 
-static cp_status carry_and_spoil(void *context, void *to, const void *from,
-                                 int64_t bytes, cudaStream_t stream) {
+static cp_status trade_and_spoil(void *context, const cp_message_half *halves,
+                                 int count, cudaStream_t stream) {
     const talk *t = context;
+    const cp_slot *slot = &t->plan->slots[t->plan->queries];
+    const int64_t bytes = halves[0].bytes;
+    char *to = halves[1].buffer;
+    ck_assert_int_eq(count, 2);
     cp_status status =
-        cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes,
+        cp_cuda(cudaMemcpyAsync(to, halves[0].buffer, (size_t)bytes,
                                 cudaMemcpyDeviceToDevice, stream),
                 "carrying");
-    const cp_slot *slot = &t->plan->slots[t->plan->queries];
     if (bytes == slot->bytes && status == CP_OK && still_to_spoil-- > 0)
-        status = cp_cuda(cudaMemsetAsync((char *)to + bytes -
-                                             slot->rows * CP_LABEL_BYTES + 8,
-                                         7, 8, stream),
-                         "spoiling");
+        status = cp_cuda(
+            cudaMemsetAsync(to + bytes - slot->rows * CP_LABEL_BYTES + 8, 7, 8,
+                            stream),
+            "spoiling");
     return status;
 }
 
@@ -413,12 +416,12 @@ START_TEST(ranks_that_disagree_about_a_batch_are_told) {
     open_talk(&t);
     const int64_t fresh[] = {9, 2, 5}, one[] = {1, 1, 1};
     call(&t, fresh, CP_PASS_Q);
-    const cp_carry spoil = {carry_and_spoil, &t};
-    t.carry = &spoil;
+    const cp_link spoil = {.trade = trade_and_spoil, .context = &t};
+    t.link = &spoil;
     still_to_spoil = _i == 0 ? 1000 : 1;
     ck_assert_int_eq(call(&t, one, CP_DECODE), CP_BROKEN);
     ck_assert_ptr_nonnull(strstr(t.problem, "batch is not what rank"));
-    t.carry = NULL;
+    t.link = NULL;
     call(&t, one, CP_DECODE);
     hold_talk(&t);
     close_talk(&t);

@@ -25,9 +25,8 @@ static cp_status walk_seat(seat *s) {
     for (int layer = 0; layer < LAYERS && status == CP_OK; layer++) {
         status = give_all(t, s->rank);
         if (status == CP_OK)
-            status =
-                cp_stream_walk(w, cp_nccl_link(nccl), t->keys[layer][s->rank],
-                               t->values[layer][s->rank]);
+            status = cp_stream_walk(w, &nccl->link, t->keys[layer][s->rank],
+                                    t->values[layer][s->rank]);
         if (status == CP_OK)
             status = take(t, layer, s->rank);
     }
@@ -237,10 +236,10 @@ static cp_status walk_and_add(talk *t, int host, cp_nccl *tp, cp_nccl *cp,
     for (int layer = 0; layer < LAYERS && status == CP_OK; layer++) {
         status = give_all(t, host);
         if (status == CP_OK)
-            status = cp_stream_walk(w, cp_nccl_link(cp), t->keys[layer][host],
+            status = cp_stream_walk(w, &cp->link, t->keys[layer][host],
                                     t->values[layer][host]);
         if (status == CP_OK)
-            status = cp_nccl_sum(tp, cp_stream_walker_output(w), numbers,
+            status = cp_nccl_sum(tp, cp_stream_walker_rows(w).output, numbers,
                                  t->queues[host].compute);
         if (status == CP_OK)
             status = take(t, layer, host);
@@ -262,9 +261,8 @@ static cp_status play_member(const member *m) {
     if (status == CP_OK)
         cp_nccl_set_patience(world, m->patience);
     if (status == CP_OK &&
-        (cp_nccl_rank(tp) != m->rank % m->rings ||
-         cp_nccl_ranks(tp) != m->rings || cp_nccl_ranks(cp) != m->hosts ||
-         cp_nccl_rank(cp) != m->rank / m->rings))
+        (tp->rank != m->rank % m->rings || tp->ranks != m->rings ||
+         cp->ranks != m->hosts || cp->rank != m->rank / m->rings))
         status = cp_fail(CP_BROKEN, "rank %d is in other groups", m->rank);
     if (status == CP_OK)
         status = walk_and_add(&talks[m->rank % m->rings], m->rank / m->rings,
@@ -417,7 +415,7 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
               .spare = 1 + _i % 3,
               .sequences = 2,
               .room = 60,
-              .carry = cp_nccl_carry(nccl)};
+              .link = &nccl->link};
     open_talk(&t);
     for (int turn = 0; turn < 5; turn++) {
         const int64_t fresh[] = {turn % 2 ? 1 : 3 + 5 * turn, turn % 2};

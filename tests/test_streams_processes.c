@@ -56,7 +56,7 @@ static void die_if_it_is_time(int rank) {
 }
 
 static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp) {
-    const int rank = cp_nccl_rank(cp);
+    const int rank = cp->rank;
     const cp_stream_options options = {.blocks = 4, .poison = true};
     cp_status status = cp_crew_agree(t->plan, 0);
     if (status == CP_OK)
@@ -68,10 +68,10 @@ static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp) {
     for (int layer = 0; layer < LAYERS && status == CP_OK; layer++) {
         status = give_all(t, rank);
         if (status == CP_OK)
-            status = cp_stream_walk(w, cp_nccl_link(cp), t->keys[layer][rank],
+            status = cp_stream_walk(w, &cp->link, t->keys[layer][rank],
                                     t->values[layer][rank]);
         if (status == CP_OK)
-            status = cp_nccl_sum(tp, cp_stream_walker_output(w), numbers,
+            status = cp_nccl_sum(tp, cp_stream_walker_rows(w).output, numbers,
                                  t->queues[rank].compute);
         if (status == CP_OK)
             status = take(t, layer, rank);
@@ -102,10 +102,8 @@ static cp_status compare_own(talk *t, int groups, int rank) {
 static cp_status converse(cp_nccl *tp, cp_nccl *cp) {
     static const cp_variant turns[] = {CP_PASS_KV, CP_DECODE, CP_PASS_Q,
                                        CP_DECODE, CP_ALL_GATHER};
-    talk t = {.shape = {4, 2, 32},
-              .ranks = cp_nccl_ranks(cp),
-              .sequences = 1,
-              .room = 400};
+    talk t = {
+        .shape = {4, 2, 32}, .ranks = cp->ranks, .sequences = 1, .room = 400};
     cp_status status = CP_OK;
     open_talk(&t);
     for (int turn = 0; turn < 5 && status == CP_OK; turn++) {
@@ -115,7 +113,7 @@ static cp_status converse(cp_nccl *tp, cp_nccl *cp) {
         if (status == CP_OK)
             status = own_part(&t, tp, cp);
         if (status == CP_OK)
-            status = compare_own(&t, cp_nccl_ranks(tp), cp_nccl_rank(cp));
+            status = compare_own(&t, tp->ranks, cp->rank);
         if (status == CP_OK)
             cp_cache_commit(t.cache, t.layout);
         forget_call(&t);

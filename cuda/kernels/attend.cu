@@ -4,9 +4,8 @@
 
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
 
-#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/numbers.h"
 
 enum {
     ROWS = 32,
@@ -17,26 +16,6 @@ enum {
     ACROSS = 4, /* by so many keys or dimensions, 8 apart */
     CHUNKS = CP_HEAD_DIM_MAX / DEPTH,
 };
-
-static __device__ float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
-static __device__ float number(const void *tensor, cp_element element,
-                               int64_t index) {
-    if (element == CP_F32)
-        return ((const float *)tensor)[index];
-    const uint32_t half = ((const uint16_t *)tensor)[index];
-    if (element == CP_BF16)
-        return from_bits(half << 16);
-    const uint32_t sign = (half & 0x8000u) << 16;
-    const uint32_t rest = (half & 0x7fffu) << 13;
-    if ((half & 0x7c00u) == 0x7c00u)
-        return from_bits(sign | rest | 0x7f800000u);
-    return copysignf(from_bits(rest) * 0x1p112f, from_bits(sign));
-}
 
 typedef struct {
     cp_piece tile;
@@ -132,11 +111,11 @@ CP_KERNEL(attend, cp_device_attention) {
                     (keys.row + r) * a.shape.kv_heads + blockIdx.y;
                 const bool inside = d + k < dim;
                 left[r][k] = inside && r < mine.count
-                                 ? number(a.queries, a.element,
+                                 ? cp_get(a.queries, a.element,
                                           place(&a, &mine, r) * dim + d + k)
                                  : 0.0f;
                 right[r][k] = inside && r < most
-                                  ? number(a.keys, a.element, key * dim + d + k)
+                                  ? cp_get(a.keys, a.element, key * dim + d + k)
                                   : 0.0f;
             }
             __syncthreads();
@@ -189,7 +168,7 @@ CP_KERNEL(attend, cp_device_attention) {
                     (keys.row + key) * a.shape.kv_heads + blockIdx.y;
                 right[key][i % DEPTH] =
                     key < most && d < dim
-                        ? number(a.values, a.element, at * dim + d)
+                        ? cp_get(a.values, a.element, at * dim + d)
                         : 0.0f;
             }
             __syncthreads();
@@ -275,19 +254,19 @@ cudaError_t cp_device_blocks(int *blocks) {
     return error;
 }
 
+static cudaError_t attend_in_grid(const cp_device_attention *call,
+                                  cudaStream_t stream) {
+    const int64_t group = call->shape.query_heads / call->shape.kv_heads;
+    const int64_t chunks = cp_ceil_divide(group, ROWS);
+    return CP_LAUNCH_GRID(attend, call->queries_of.room * chunks,
+                          call->shape.kv_heads, call->splits, THREADS, stream,
+                          *call);
+}
+
 cudaError_t cp_device_attend(const cp_device_attention *call,
                              cudaStream_t stream) {
-    const int64_t group = call->shape.query_heads / call->shape.kv_heads;
-    const int64_t chunks = group > ROWS ? (group + ROWS - 1) / ROWS : 1;
-    const int64_t blocks = call->queries_of.room * chunks;
-    const dim3 grid = {(unsigned)blocks, (unsigned)call->shape.kv_heads,
-                       (unsigned)call->splits};
-    if (blocks == 0)
-        return cudaSuccess;
-    if (blocks > INT32_MAX)
-        return cudaErrorInvalidConfiguration;
-    if (call->splits == 1)
-        return CP_LAUNCH(attend, grid, THREADS, stream, *call);
+    if (call->splits == 1 || call->queries_of.room == 0)
+        return attend_in_grid(call, stream);
     /* Attend in splits, and merge them. */
     const int64_t rows = call->rows * call->shape.query_heads;
     const int64_t dim = call->shape.head_dim;
@@ -297,7 +276,7 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
     if (error == cudaSuccess && !call->merge)
         error = cp_device_clear(call->output, call->lse, rows, dim, stream);
     if (error == cudaSuccess)
-        error = CP_LAUNCH(attend, grid, THREADS, stream, *call);
+        error = attend_in_grid(call, stream);
     const cp_device_merging merging = {
         rows, dim,          call->splits, call->unfinished,
         lse,  call->output, call->lse};

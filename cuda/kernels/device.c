@@ -1,5 +1,5 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
-/* Errors and queues of a GPU. */
+/* Errors, memory, queues and events of a GPU. */
 #include "cuda/kernels/device.h"
 
 #include <stdarg.h>
@@ -28,11 +28,24 @@ cp_status cp_device_count(int *count) {
     if (driver == 0)
         return cp_fail(CP_BROKEN, "no GPU: this machine has no driver for one");
     return cp_fail(
-        CP_BROKEN,
-        "no GPU: %s (driver for CUDA %d.%d, built for "
-        "%d.%d)",
+        CP_BROKEN, "no GPU: %s (driver for CUDA %d.%d, built for %d.%d)",
         error == cudaSuccess ? "no device" : cudaGetErrorString(error),
         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
+cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
+    size_t left = 0, total = 0;
+    void *memory = NULL;
+    *out = NULL;
+    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for free memory"));
+    if ((uint64_t)bytes > left)
+        return cp_fail(CP_MEMORY,
+                       "%s: %ld bytes on a GPU that has %zu of %zu left", what,
+                       bytes, left, total);
+    CP_TRY(cp_cuda(cudaMalloc(&memory, (size_t)cp_max(bytes, 1)),
+                   "%s: %ld bytes", what, bytes));
+    *out = memory;
+    return CP_OK;
 }
 
 cp_status cp_queues_new(cp_queues *queues) {
@@ -54,4 +67,17 @@ void cp_queues_free(cp_queues *queues) {
     if (queues->communication != NULL)
         cudaStreamDestroy(queues->communication);
     *queues = (cp_queues){NULL, NULL};
+}
+
+cp_status cp_event_new(cudaEvent_t *event) {
+    return cp_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+                   "making an event");
+}
+
+cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream) {
+    return cp_cuda(cudaEventRecord(event, stream), "recording an event");
+}
+
+cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event) {
+    return cp_cuda(cudaStreamWaitEvent(stream, event, 0), "joining two queues");
 }

@@ -1,6 +1,6 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
-/* A GPU as this program sees it: its errors in one line, and its two queues.
- * No kernels and no tensors. */
+/* A GPU as this program sees it: its errors in one line, its memory, its two
+ * queues, and what joins them. No kernels and no tensors. */
 #ifndef CP_DEVICE_H
 #define CP_DEVICE_H
 
@@ -17,6 +17,10 @@ cp_status cp_cuda(cudaError_t error, const char *what, ...)
  * the runtime's versions, if there are none that could be used. */
 cp_status cp_device_count(int *count);
 
+/* Memory on the current device, for cudaFree. Fails with CP_MEMORY, naming
+ * what and the numbers. */
+cp_status cp_device_reserve(int64_t bytes, const char *what, char **out);
+
 /* The queues of one rank. Communication has the device's highest priority. */
 typedef struct {
     cudaStream_t compute, communication;
@@ -25,5 +29,11 @@ typedef struct {
 /* On the current device. Fails as cp_cuda does; free even then. */
 cp_status cp_queues_new(cp_queues *queues);
 void cp_queues_free(cp_queues *queues);
+
+/* An event without a time; it comes when the stream gets to where it was
+ * recorded last, and until then whatever waits for it stays where it is. */
+cp_status cp_event_new(cudaEvent_t *event);
+cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream);
+cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
 
 #endif

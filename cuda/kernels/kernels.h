@@ -4,10 +4,6 @@
 #ifndef CP_KERNELS_H
 #define CP_KERNELS_H
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #include <cuda_runtime_api.h>
 
 #include "ring/span.h"
@@ -104,9 +100,5 @@ cudaError_t cp_device_read_labels(const cp_device_labels *, cudaStream_t);
  * counts tokens times heads. */
 cudaError_t cp_device_clear(float *output, float *lse, int64_t rows,
                             int64_t dim, cudaStream_t);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

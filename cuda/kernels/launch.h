@@ -1,7 +1,8 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
-/* The three words of CUDA C++ that C has not. A kernel takes one structure,
- * which it calls a. Where kernels are emulated, another header comes first
- * and says what the words mean there. */
+/* For kernel files: the three words of CUDA C++ that C has not, and what the
+ * kernels are asked. A kernel takes one structure, which it calls a. Where
+ * kernels are emulated, another header comes first and says what the words
+ * mean there. */
 #ifndef CP_KERNEL_LAUNCH_H
 #define CP_KERNEL_LAUNCH_H
 
@@ -26,5 +27,33 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 #ifndef CP_UNROLL
 #define CP_UNROLL
 #endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "cuda/kernels/model_kernels.h"
+#include "model/gguf.h"
+#ifdef __cplusplus
+}
+#endif
+
+static inline cudaError_t grid_error(int64_t x, int64_t y, int64_t z) {
+    if (x < 0 || y < 0 || z < 0)
+        return cudaErrorInvalidValue;
+    return x > INT32_MAX || y > 65535 || z > 65535
+               ? cudaErrorInvalidConfiguration
+               : cudaSuccess;
+}
+
+static inline dim3 grid_of(int64_t x, int64_t y, int64_t z) {
+    const dim3 grid = {(unsigned)x, (unsigned)y, (unsigned)z};
+    return grid;
+}
+
+/* A block of threads for each of x by y by z; or why there cannot be. */
+#define CP_LAUNCH_GRID(kernel, x, y, z, threads, stream, arguments)            \
+    (grid_error(x, y, z) != cudaSuccess || (x) * (y) * (z) == 0                \
+         ? grid_error(x, y, z)                                                 \
+         : CP_LAUNCH(kernel, grid_of(x, y, z), threads, stream, arguments))
 
 #endif

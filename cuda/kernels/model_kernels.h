@@ -1,15 +1,12 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* The small layers of a transformer as kernels: rows are tokens, and no row
- * looks at another. All pointers are the device's. Nothing here waits,
- * allocates, or looks at what a kernel computed. */
+ * looks at another; and the unpacking of weights. All pointers are the
+ * device's. Nothing here waits, allocates, or looks at what a kernel
+ * computed. */
 #ifndef CP_MODEL_KERNELS_H
 #define CP_MODEL_KERNELS_H
 
 #include "cuda/kernels/kernels.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* x[t] = table[tokens[t]]; a token of -1 gets zeros. */
 typedef struct {
@@ -86,8 +83,14 @@ cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);
 cudaError_t cp_device_gate(const cp_device_gating *, cudaStream_t);
 cudaError_t cp_device_quantise(const cp_device_quantising *, cudaStream_t);
 
-#ifdef __cplusplus
-}
-#endif
+/* out[i] = the i-th of count values that blocks of a CP_GGUF_ type stand for:
+ * exactly what cp_dequantise computes (dequantise.h), then rounded to element.
+ *   blocks   on the device, aligned to 2 bytes
+ *   out      [count], on the device
+ * Fails with cudaErrorInvalidValue for another type, or a count that fills no
+ * whole blocks. */
+cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
+                             cp_element element, void *out,
+                             cudaStream_t stream);
 
 #endif

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "cuda/kernels/kernels.h"
-
 CP_KERNEL(merge_rows, cp_device_merging) {
     const int64_t at = blockIdx.x;
     float lse = a.lse[at];
@@ -36,12 +34,7 @@ CP_KERNEL(merge_rows, cp_device_merging) {
 
 cudaError_t cp_device_merge(const cp_device_merging *call,
                             cudaStream_t stream) {
-    const dim3 grid = {(unsigned)call->rows, 1, 1};
-    if (call->rows == 0)
-        return cudaSuccess;
-    if (call->rows > INT32_MAX)
-        return cudaErrorInvalidConfiguration;
-    return CP_LAUNCH(merge_rows, grid, 128, stream, *call);
+    return CP_LAUNCH_GRID(merge_rows, call->rows, 1, 1, 128, stream, *call);
 }
 
 typedef struct {
@@ -61,11 +54,10 @@ CP_KERNEL(clear_rows, clearing) {
 cudaError_t cp_device_clear(float *output, float *lse, int64_t rows,
                             int64_t dim, cudaStream_t stream) {
     const clearing call = {output, lse, rows, dim};
-    const int64_t wanted = (output != NULL ? rows * dim : rows) / 128 + 1;
-    const dim3 grid = {(unsigned)(wanted < 1024 ? wanted : 1024), 1, 1};
-    if (rows == 0)
-        return cudaSuccess;
-    return CP_LAUNCH(clear_rows, grid, 128, stream, call);
+    const int64_t wanted =
+        cp_ceil_divide(output != NULL ? rows * dim : rows, 128);
+    return CP_LAUNCH_GRID(clear_rows, cp_min(wanted, 1024), 1, 1, 128, stream,
+                          call);
 }
 
 #define COPY_WORDS(word)                                                       \
@@ -92,12 +84,7 @@ CP_KERNEL(copy_rows, cp_device_copying) {
 }
 
 cudaError_t cp_device_copy(const cp_device_copying *call, cudaStream_t stream) {
-    const dim3 grid = {(unsigned)call->from.room, 2, 1};
-    if (call->from.room == 0)
-        return cudaSuccess;
-    if (call->from.room > INT32_MAX)
-        return cudaErrorInvalidConfiguration;
-    return CP_LAUNCH(copy_rows, grid, 128, stream, *call);
+    return CP_LAUNCH_GRID(copy_rows, call->from.room, 2, 1, 128, stream, *call);
 }
 
 static __device__ int64_t label(const uint16_t *from) {
@@ -128,8 +115,6 @@ CP_KERNEL(labels_to_tiles, cp_device_labels) {
 
 cudaError_t cp_device_read_labels(const cp_device_labels *call,
                                   cudaStream_t stream) {
-    const dim3 grid = {1, 1, 1};
-    if (call->rows == 0)
-        return cudaSuccess;
-    return CP_LAUNCH(labels_to_tiles, grid, 128, stream, *call);
+    return CP_LAUNCH_GRID(labels_to_tiles, cp_min(call->rows, 1), 1, 1, 128,
+                          stream, *call);
 }

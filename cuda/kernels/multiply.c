@@ -31,30 +31,33 @@ struct cp_multiplier {
 static cp_status library_failed(cublasStatus_t result, const char *what,
                                 sizes of) {
     static const char *const names[] = {"fp32", "bf16", "FP8"};
-    const cp_status status =
-        result == CUBLAS_STATUS_ALLOC_FAILED ? CP_MEMORY : CP_BROKEN;
-    return cp_fail(status, "%s %lld x %lld by %lld x %lld in %s: %s", what,
-                   (long long)of.rows, (long long)of.in, (long long)of.in,
-                   (long long)of.out, names[of.numbers],
+    return cp_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? CP_MEMORY : CP_BROKEN,
+                   "%s %ld x %ld by %ld x %ld in %s: %s", what, of.rows, of.in,
+                   of.in, of.out, names[of.numbers],
                    cublasLtGetStatusString(result));
 }
 
+/* Leave a function that returns what the library says, if it says no. */
+#define LT_TRY(call)                                                           \
+    do {                                                                       \
+        const cublasStatus_t tried = (call);                                   \
+        if (tried != CUBLAS_STATUS_SUCCESS)                                    \
+            return tried;                                                      \
+    } while (false)
+
 static cp_status take_workspace(cp_multiplier *mine) {
     int device = 0, major = 0;
-    cp_status status = cp_cuda(cudaGetDevice(&device), "asking for the device");
-    if (status == CP_OK)
-        status = cp_cuda(cudaDeviceGetAttribute(
-                             &major, cudaDevAttrComputeCapabilityMajor, device),
-                         "asking what device %d can do", device);
+    CP_TRY(cp_cuda(cudaGetDevice(&device), "asking for the device"));
+    CP_TRY(cp_cuda(cudaDeviceGetAttribute(
+                       &major, cudaDevAttrComputeCapabilityMajor, device),
+                   "asking what device %d can do", device));
     mine->workspace_bytes = (size_t)(major >= 9 ? 32 : 4) << 20;
-    if (status == CP_OK)
-        status =
-            cp_cuda(cudaMalloc(&mine->workspace, mine->workspace_bytes),
-                    "taking %zu bytes to multiply in", mine->workspace_bytes);
-    return status;
+    return cp_cuda(cudaMalloc(&mine->workspace, mine->workspace_bytes),
+                   "taking %zu bytes to multiply in", mine->workspace_bytes);
 }
 
-static cp_status open_library(cp_multiplier *mine) {
+static cp_status fill_multiplier(cp_multiplier *mine) {
+    CP_TRY(take_workspace(mine));
     const cublasStatus_t result = cublasLtCreate(&mine->library);
     if (result == CUBLAS_STATUS_SUCCESS)
         return CP_OK;
@@ -63,16 +66,12 @@ static cp_status open_library(cp_multiplier *mine) {
 }
 
 cp_status cp_multiplier_new(cp_multiplier **out) {
-    cp_status status =
-        cp_allocate(out, 1, (int64_t)sizeof(cp_multiplier), "a multiplier");
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_multiplier), "a multiplier"));
+    const cp_status status = fill_multiplier(*out);
     if (status == CP_OK)
-        status = take_workspace(*out);
-    if (status == CP_OK)
-        status = open_library(*out);
-    if (status != CP_OK) {
-        cp_multiplier_free(*out);
-        *out = NULL;
-    }
+        return CP_OK;
+    cp_multiplier_free(*out);
+    *out = NULL;
     return status;
 }
 
@@ -90,41 +89,46 @@ typedef struct {
     cublasLtMatrixLayoutOpaque_t w, x, y;
 } product;
 
-static bool set(product *p, cublasLtMatmulDescAttributes_t what,
-                const void *value, size_t bytes) {
-    return cublasLtMatmulDescSetAttribute(&p->how, what, value, bytes) ==
-           CUBLAS_STATUS_SUCCESS;
-}
-
-static bool lay_out(cublasLtMatrixLayoutOpaque_t *layout, cudaDataType type,
-                    int64_t rows, int64_t width) {
+static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *layout,
+                              cudaDataType type, int64_t rows, int64_t width) {
     return cublasLtMatrixLayoutInit(layout, type, (uint64_t)width,
-                                    (uint64_t)rows,
-                                    width) == CUBLAS_STATUS_SUCCESS;
+                                    (uint64_t)rows, width);
 }
 
-static bool describe(product *p, sizes of, const float *w_scales,
-                     const float *x_scales) {
+static cublasStatus_t describe(product *p, sizes of, const float *w_scales,
+                               const float *x_scales) {
     static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF,
                                          CUDA_R_8F_E4M3};
     const cudaDataType type = types[of.numbers];
     const int32_t transposed = CUBLAS_OP_T;
     const int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    bool fine = cublasLtMatmulDescInit(&p->how, CUBLAS_COMPUTE_32F,
-                                       CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-                set(p, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, 4) &&
-                lay_out(&p->w, type, of.out, of.in) &&
-                lay_out(&p->x, type, of.rows, of.in) &&
-                lay_out(&p->y, CUDA_R_32F, of.rows, of.out);
-    if (of.numbers == CP_NUMBERS_F8)
-        /* Give both sides their scales. */
-        fine = fine && set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &by_row, 4) &&
-               set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &by_row, 4) &&
-               set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w_scales,
-                   sizeof(w_scales)) &&
-               set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x_scales,
-                   sizeof(x_scales));
-    return fine;
+    const struct {
+        cublasLtMatmulDescAttributes_t what;
+        const void *value;
+        size_t bytes;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, &transposed, 4},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &by_row, 4},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &by_row, 4},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w_scales, sizeof(w_scales)},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x_scales, sizeof(x_scales)},
+    };
+    LT_TRY(cublasLtMatmulDescInit(&p->how, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    for (int i = 0; i < (of.numbers == CP_NUMBERS_F8 ? 5 : 1); i++)
+        LT_TRY(cublasLtMatmulDescSetAttribute(&p->how, attributes[i].what,
+                                              attributes[i].value,
+                                              attributes[i].bytes));
+    LT_TRY(lay_out(&p->w, type, of.out, of.in));
+    LT_TRY(lay_out(&p->x, type, of.rows, of.in));
+    return lay_out(&p->y, CUDA_R_32F, of.rows, of.out);
+}
+
+static cp_status describe_all(product *p, sizes of, const float *w_scales,
+                              const float *x_scales) {
+    return describe(p, of, w_scales, x_scales) == CUBLAS_STATUS_SUCCESS
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
+                         cublasLtGetVersion());
 }
 
 static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
@@ -138,22 +142,17 @@ static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
     cublasLtMatmulHeuristicResult_t best;
     const uint64_t bytes = mine->workspace_bytes;
     int count = 0;
-    cublasStatus_t result = cublasLtMatmulPreferenceInit(&wish);
-    if (result == CUBLAS_STATUS_SUCCESS)
-        result = cublasLtMatmulPreferenceSetAttribute(
-            &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, 8);
-    for (int i = 0; i < 4 && result == CUBLAS_STATUS_SUCCESS; i++)
-        result = cublasLtMatmulPreferenceSetAttribute(&wish, operands[i],
-                                                      &of.alignment, 4);
-    if (result == CUBLAS_STATUS_SUCCESS)
-        result = cublasLtMatmulAlgoGetHeuristic(mine->library, &p->how, &p->w,
-                                                &p->x, &p->y, &p->y, &wish, 1,
-                                                &best, &count);
-    if (result == CUBLAS_STATUS_SUCCESS && count == 0)
-        result = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (result == CUBLAS_STATUS_SUCCESS)
-        *out = best.algo;
-    return result;
+    LT_TRY(cublasLtMatmulPreferenceInit(&wish));
+    LT_TRY(cublasLtMatmulPreferenceSetAttribute(
+        &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, 8));
+    for (int i = 0; i < 4; i++)
+        LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, operands[i],
+                                                    &of.alignment, 4));
+    LT_TRY(cublasLtMatmulAlgoGetHeuristic(mine->library, &p->how, &p->w, &p->x,
+                                          &p->y, &p->y, &wish, 1, &best,
+                                          &count));
+    *out = best.algo;
+    return count > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 static cp_status not_supported(sizes of) {
@@ -200,14 +199,14 @@ static cp_status check_sizes(const cp_device_matrix *w, int64_t rows) {
     if (rows < 0 || w->in < 1 || w->out < 1 || rows > INT32_MAX ||
         w->in > INT32_MAX || w->out > INT32_MAX)
         return cp_fail(CP_INVALID,
-                       "cannot multiply %lld rows of %lld numbers by %lld "
-                       "rows: each count must be below 2^31",
-                       (long long)rows, (long long)w->in, (long long)w->out);
+                       "cannot multiply %ld rows of %ld numbers by %ld rows: "
+                       "each count must be below 2^31",
+                       rows, w->in, w->out);
     if (w->numbers == CP_NUMBERS_F8 && (w->in % 16 != 0 || w->out % 16 != 0))
         return cp_fail(
             CP_INVALID,
-            "an FP8 matrix of %lld x %lld: both must be multiples of 16",
-            (long long)w->out, (long long)w->in);
+            "an FP8 matrix of %ld x %ld: both must be multiples of 16", w->out,
+            w->in);
     return CP_OK;
 }
 
@@ -249,17 +248,12 @@ cp_status cp_device_multiply(cp_multiplier *multiplier,
     const float one = 1.0f, kept = add ? 1.0f : 0.0f;
     const cublasLtMatmulAlgo_t *algorithm = NULL;
     product p;
-    cp_status status = check_sizes(w, rows);
-    if (status != CP_OK || rows == 0)
-        return status;
-    status = check_operands(of, w, x, x_scales, y);
-    if (status == CP_OK && !describe(&p, of, w->scales, x_scales))
-        status = cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
-                         cublasLtGetVersion());
-    if (status == CP_OK)
-        status = find(multiplier, &p, of, &algorithm);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(check_sizes(w, rows));
+    if (rows == 0)
+        return CP_OK;
+    CP_TRY(check_operands(of, w, x, x_scales, y));
+    CP_TRY(describe_all(&p, of, w->scales, x_scales));
+    CP_TRY(find(multiplier, &p, of, &algorithm));
     /* Put the product on the stream. */
     const cublasStatus_t result = cublasLtMatmul(
         multiplier->library, &p.how, &one, w->values, &p.w, x, &p.x, &kept, y,
@@ -276,8 +270,6 @@ cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers) {
     const float *scales = f8 ? multiplier->workspace : NULL;
     const cublasLtMatmulAlgo_t *algorithm;
     product p;
-    if (!describe(&p, of, scales, scales))
-        return cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
-                       cublasLtGetVersion());
+    CP_TRY(describe_all(&p, of, scales, scales));
     return find(multiplier, &p, of, &algorithm);
 }

@@ -6,15 +6,6 @@
 #include <stdint.h>
 
 #include "cuda/kernels/numbers.h"
-#include "cuda/kernels/weights.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-#include "model/gguf.h"
-#ifdef __cplusplus
-}
-#endif
 
 enum { THREADS = 256 };
 
@@ -139,7 +130,7 @@ typedef struct {
     void *out;
 } expansion;
 
-#define KERNEL_OF(type, values, bytes)                                         \
+#define KERNEL_OF(TYPE, type, values, bytes)                                   \
     CP_KERNEL(expand_##type, expansion) {                                      \
         const int64_t step = (int64_t)gridDim.x * THREADS;                     \
         for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;          \
@@ -149,56 +140,33 @@ typedef struct {
                 type(a.blocks + i / (values) * (bytes), (int)(i % (values)))); \
     }
 
-KERNEL_OF(f32, 1, 4)
-KERNEL_OF(f16, 1, 2)
-KERNEL_OF(bf16, 1, 2)
-KERNEL_OF(q8_0, 32, 34)
-KERNEL_OF(q4_0, 32, 18)
-KERNEL_OF(q4_1, 32, 20)
-KERNEL_OF(q5_0, 32, 22)
-KERNEL_OF(q5_1, 32, 24)
-KERNEL_OF(q2_k, 256, 84)
-KERNEL_OF(q3_k, 256, 110)
-KERNEL_OF(q4_k, 256, 144)
-KERNEL_OF(q5_k, 256, 176)
-KERNEL_OF(q6_k, 256, 210)
+#define TYPES(each)                                                            \
+    each(F32, f32, 1, 4) each(F16, f16, 1, 2) each(BF16, bf16, 1, 2)           \
+        each(Q8_0, q8_0, 32, 34) each(Q4_0, q4_0, 32, 18)                      \
+            each(Q4_1, q4_1, 32, 20) each(Q5_0, q5_0, 32, 22)                  \
+                each(Q5_1, q5_1, 32, 24) each(Q2_K, q2_k, 256, 84)             \
+                    each(Q3_K, q3_k, 256, 110) each(Q4_K, q4_k, 256, 144)      \
+                        each(Q5_K, q5_k, 256, 176) each(Q6_K, q6_k, 256, 210)
 
-#define LAUNCH_OF(TYPE, type)                                                  \
+TYPES(KERNEL_OF)
+
+#define LAUNCH_OF(TYPE, type, values, bytes)                                   \
     case CP_GGUF_##TYPE:                                                       \
-        return CP_LAUNCH(expand_##type, grid, THREADS, stream, call)
+        return CP_LAUNCH_GRID(expand_##type, blocks, 1, 1, THREADS, stream,    \
+                              call);
 
-static cudaError_t launch_type(int gguf_type, dim3 grid, cudaStream_t stream,
-                               expansion call) {
+cudaError_t cp_device_expand(int gguf_type, const void *from, int64_t count,
+                             cp_element element, void *out,
+                             cudaStream_t stream) {
+    const expansion call = {(const unsigned char *)from, count, element, out};
+    const int64_t blocks = cp_min(cp_ceil_divide(count, 4 * THREADS), 65535);
+    int64_t values, bytes;
+    if (!cp_gguf_type_block(gguf_type, &values, &bytes) || count < 0 ||
+        count % values != 0 || (uintptr_t)from % 2 != 0)
+        return cudaErrorInvalidValue;
     switch (gguf_type) {
-        LAUNCH_OF(F32, f32);
-        LAUNCH_OF(F16, f16);
-        LAUNCH_OF(BF16, bf16);
-        LAUNCH_OF(Q8_0, q8_0);
-        LAUNCH_OF(Q4_0, q4_0);
-        LAUNCH_OF(Q4_1, q4_1);
-        LAUNCH_OF(Q5_0, q5_0);
-        LAUNCH_OF(Q5_1, q5_1);
-        LAUNCH_OF(Q2_K, q2_k);
-        LAUNCH_OF(Q3_K, q3_k);
-        LAUNCH_OF(Q4_K, q4_k);
-        LAUNCH_OF(Q5_K, q5_k);
-        LAUNCH_OF(Q6_K, q6_k);
+        TYPES(LAUNCH_OF)
     default:
         return cudaErrorInvalidValue;
     }
-}
-
-cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
-                             cp_element element, void *out,
-                             cudaStream_t stream) {
-    int64_t values, bytes;
-    if (!cp_gguf_type_block(gguf_type, &values, &bytes) || count < 0 ||
-        count % values != 0 || (uintptr_t)blocks % 2 != 0)
-        return cudaErrorInvalidValue;
-    if (count == 0)
-        return cudaSuccess;
-    const int64_t wanted = cp_ceil_divide(count, 4 * THREADS);
-    const dim3 grid = {(unsigned)cp_min(wanted, 65535), 1, 1};
-    const expansion call = {(const unsigned char *)blocks, count, element, out};
-    return launch_type(gguf_type, grid, stream, call);
 }

@@ -1,13 +1,11 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
 /* Attention without a model, ranks sharing a GPU. */
-#include "cuda/model/device_attend.h"
+#include "cuda/model/device_engine.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/kernels/device.h"
-#include "cuda/ring/streams.h"
 #include "model/attend_call.h"
 #include "ring/agree.h"
 
@@ -19,71 +17,76 @@ static uint16_t round_to_bf16(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* The numbers are rounded where they are. */
-static cp_status send(float *from, int64_t count, cp_element element,
-                      void *to) {
+/* The numbers are rounded where they are, which is free again afterwards. */
+static cp_status send(float *from, int64_t count, cp_element element, void *to,
+                      cudaStream_t stream) {
     const int64_t bytes = count * cp_element_bytes(element);
     for (int64_t i = 0; i < count && element == CP_BF16; i++) {
         const uint16_t rounded = round_to_bf16(from[i]);
         memcpy((char *)from + 2 * i, &rounded, 2);
     }
-    return cp_cuda(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice),
-                   "sending %lld bytes", (long long)bytes);
+    return cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes,
+                                   cudaMemcpyHostToDevice, stream),
+                   "sending %ld bytes", bytes);
 }
 
 typedef struct {
     const cp_device_place *place;
     cp_element element; /* as what numbers are sent */
     cp_attend_call call;
+    int first, count;             /* ranks that are here */
     int64_t cached, asked, fresh; /* numbers of a rank's cache, queries, keys */
     float *lent;                  /* [2 cached + 2 asked + 2 fresh] */
-    cp_queues *queues;            /* [ranks], as all below */
-    cp_stream_walker **walkers;   /* NULL: not here */
-    void **keys, **values;        /* caches */
+    cp_queues *queues;            /* [count], as all below */
+    cp_stream_walker **walkers;
+    void **keys, **values; /* caches */
 } running;
 
-static cp_status seat_rank(running *it, int rank) {
+static cp_status make_rank(running *it, int r) {
     const cp_stream_options options = {.element = it->element};
     const int64_t bytes = it->cached * cp_element_bytes(it->element);
     char *memory;
-    CP_TRY(cp_queues_new(&it->queues[rank]));
-    CP_TRY(cp_stream_walker_new(it->call.plan, rank, it->queues[rank], &options,
-                                &it->walkers[rank]));
+    CP_TRY(cp_queues_new(&it->queues[r]));
+    CP_TRY(cp_stream_walker_new(it->call.plan, it->first + r, it->queues[r],
+                                &options, &it->walkers[r]));
     CP_TRY(cp_device_reserve(2 * bytes, "a rank's cache", &memory));
-    it->keys[rank] = memory;
-    it->values[rank] = memory + bytes;
+    it->keys[r] = memory;
+    it->values[r] = memory + bytes;
     return CP_OK;
 }
 
-static cp_status put_rows(const running *it, int rank) {
-    cp_stream_walker *walker = it->walkers[rank];
+static cp_status put_rows(const running *it, int r) {
+    const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
     float *queries = it->lent + 2 * it->cached;
     float *keys = queries + it->asked;
     const cp_attend_rows rows = {it->lent, it->lent + it->cached, queries, keys,
                                  keys + it->fresh};
     const cp_element element = it->element;
+    cudaStream_t stream = it->queues[r].compute;
     memset(it->lent, 0xff, (size_t)it->cached * 8);
     memset(queries, 0, (size_t)(it->asked + 2 * it->fresh) * 4);
-    cp_attend_write(&it->call, rank, &rows);
-    CP_TRY(send(rows.cached_keys, it->cached, element, it->keys[rank]));
-    CP_TRY(send(rows.cached_values, it->cached, element, it->values[rank]));
-    CP_TRY(send(queries, it->asked, element, cp_stream_walker_queries(walker)));
-    CP_TRY(send(keys, it->fresh, element, cp_stream_walker_new_keys(walker)));
-    return send(rows.values, it->fresh, element,
-                cp_stream_walker_new_values(walker));
+    cp_attend_write(&it->call, it->first + r, &rows);
+    CP_TRY(send(rows.cached_keys, it->cached, element, it->keys[r], stream));
+    CP_TRY(
+        send(rows.cached_values, it->cached, element, it->values[r], stream));
+    CP_TRY(send(queries, it->asked, element, to.queries, stream));
+    CP_TRY(send(keys, it->fresh, element, to.keys, stream));
+    return send(rows.values, it->fresh, element, to.values, stream);
 }
 
-static cp_status take_rows(const running *it, int rank) {
-    cp_stream_walker *walker = it->walkers[rank];
+static cp_status take_rows(const running *it, int r) {
+    const cp_stream_rows from = cp_stream_walker_rows(it->walkers[r]);
     const int64_t heads = it->asked / it->call.job->shape.head_dim;
+    cudaStream_t stream = it->queues[r].compute;
     float *lse = it->lent + it->asked;
-    CP_TRY(cp_cuda(cudaMemcpy(it->lent, cp_stream_walker_output(walker),
-                              (size_t)it->asked * 4, cudaMemcpyDeviceToHost),
+    CP_TRY(cp_cuda(cudaMemcpyAsync(it->lent, from.output, (size_t)it->asked * 4,
+                                   cudaMemcpyDeviceToHost, stream),
                    "bringing output"));
-    CP_TRY(cp_cuda(cudaMemcpy(lse, cp_stream_walker_lse(walker),
-                              (size_t)heads * 4, cudaMemcpyDeviceToHost),
+    CP_TRY(cp_cuda(cudaMemcpyAsync(lse, from.lse, (size_t)heads * 4,
+                                   cudaMemcpyDeviceToHost, stream),
                    "bringing LSE"));
-    cp_attend_read(&it->call, rank, it->lent, lse);
+    CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE"));
+    cp_attend_read(&it->call, it->first + r, it->lent, lse);
     return CP_OK;
 }
 
@@ -104,27 +107,28 @@ static cp_status count_numbers(running *it) {
 }
 
 static cp_status open_call(running *it) {
-    const int ranks = it->call.job->ranks;
+    const bool all = it->place->crew == NULL;
+    const int count = all ? it->call.job->ranks : 1;
     int devices;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(count_numbers(it));
     CP_TRY(cp_allocate(&it->lent, 2 * (it->cached + it->asked + it->fresh),
                        sizeof(float), "a rank's rows"));
-    CP_TRY(cp_allocate(&it->queues, ranks, sizeof(cp_queues), "ranks"));
-    CP_TRY(cp_allocate(&it->walkers, ranks, sizeof(void *), "ranks"));
-    CP_TRY(cp_allocate(&it->keys, 2 * (int64_t)ranks, sizeof(void *), "ranks"));
-    it->values = it->keys + ranks;
-    for (int r = 0; r < ranks; r++) {
-        if (it->place->crew != NULL && r != it->place->only)
-            continue;
-        CP_TRY(seat_rank(it, r));
+    CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
+    CP_TRY(cp_allocate(&it->walkers, count, sizeof(void *), "ranks"));
+    CP_TRY(cp_allocate(&it->keys, 2 * (int64_t)count, sizeof(void *), "ranks"));
+    it->values = it->keys + count;
+    it->first = all ? 0 : it->place->only;
+    it->count = count;
+    for (int r = 0; r < count; r++) {
+        CP_TRY(make_rank(it, r));
         CP_TRY(put_rows(it, r));
     }
     return CP_OK;
 }
 
 static void close_call(running *it) {
-    for (int r = 0; it->keys != NULL && r < it->call.job->ranks; r++) {
+    for (int r = 0; r < it->count; r++) {
         cp_stream_walker_free(it->walkers[r]);
         cudaFree(it->keys[r]);
         cp_queues_free(&it->queues[r]);
@@ -137,27 +141,21 @@ static void close_call(running *it) {
 }
 
 static cp_status enqueue_and_wait(const running *it) {
-    const cp_device_place *place = it->place;
-    const int only = place->only;
-    CP_TRY(place->link != NULL
-               ? cp_stream_walk(it->walkers[only], place->link, it->keys[only],
-                                it->values[only])
-               : cp_loopback_walk(it->walkers, NULL, it->keys, it->values));
-    for (int r = 0; r < it->call.job->ranks; r++)
-        if (it->walkers[r] != NULL)
-            CP_TRY(cp_stream_walker_finish(
-                it->walkers[r], place->link != NULL ? place->patience : 0.0));
+    const cp_link *link = it->place->link;
+    const double patience = link != NULL ? it->place->patience : 0.0;
+    CP_TRY(
+        link != NULL
+            ? cp_stream_walk(it->walkers[0], link, it->keys[0], it->values[0])
+            : cp_loopback_walk(it->walkers, NULL, it->keys, it->values));
+    for (int r = 0; r < it->count; r++)
+        CP_TRY(cp_stream_walker_finish(it->walkers[r], patience));
     return CP_OK;
 }
 
 static cp_status walk(const running *it) {
-    const cp_link *link = it->place->link;
     const cp_status status = enqueue_and_wait(it);
-    if (status != CP_OK && link != NULL)
-        link->abort(link->context);
-    for (int r = 0; r < it->call.job->ranks && status != CP_OK; r++)
-        if (it->walkers[r] != NULL)
-            cudaStreamSynchronize(it->queues[r].compute);
+    if (status != CP_OK)
+        cp_queues_drain(it->queues, it->count, it->place->link);
     return status;
 }
 
@@ -169,9 +167,8 @@ static cp_status run(running *it, const cp_machine *machine,
     if (crew != NULL)
         CP_TRY(cp_crew_agree(it->call.plan, 0));
     CP_TRY(walk(it));
-    for (int r = 0; r < job->ranks; r++)
-        if (it->walkers[r] != NULL)
-            CP_TRY(take_rows(it, r));
+    for (int r = 0; r < it->count; r++)
+        CP_TRY(take_rows(it, r));
     return cp_attend_share(&it->call, crew);
 }
 

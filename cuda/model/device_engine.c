@@ -2,105 +2,55 @@
 /* What an engine on GPUs keeps: the host enqueues, and looks only at the end. */
 #include "cuda/model/device_engine.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-
-#include "cuda/kernels/device.h"
-#include "cuda/model/device_forward.h"
-#include "cuda/ring/graph.h"
-
-/* A forward pass, and what is known of its last run. */
-typedef struct {
-    cp_device_forward *forward; /* or NULL */
-    bool warm;                  /* has run once */
-    cp_graph *graph;            /* of a decode step; or NULL */
-} pass;
 
 typedef struct {
     cp_engine base;
-    const cp_device_place *place;
     cp_device_ranks mine;
-    cp_queues *queues; /* [mine.count] of the ranks here */
-    pass decode, prefill;
-    char *scores; /* of a few rows, fp32 */
+    cp_device_forward *decode, *prefill; /* or NULL */
+    char *scores;                        /* of a few rows, fp32 */
 } engine;
 
 static engine *own(const cp_engine *base) {
     return (engine *)(uintptr_t)base;
 }
 
-static pass *pass_of(engine *it, const cp_forward *call) {
+static cp_device_forward **pass_of(engine *it, const cp_forward *call) {
     return call->plan->variant == CP_DECODE ? &it->decode : &it->prefill;
 }
 
-static cp_status enqueue_step(void *context) {
-    return cp_device_forward_run(((engine *)context)->decode.forward, false);
-}
-
-static cp_status run_step(engine *it) {
-    pass *step = &it->decode;
-    if (!step->warm || !it->place->graphs || it->mine.trace != NULL)
-        return enqueue_step(it);
-    if (step->graph == NULL)
-        CP_TRY(cp_graph_capture(it->queues, it->mine.count, enqueue_step, it,
-                                &step->graph));
-    return cp_graph_launch(step->graph);
-}
-
-enum { GROWTH = 64 }; /* tiles of keys by which lists may grow */
-
-static void free_pass(pass *which) {
-    cp_device_forward_free(which->forward);
-    cp_graph_free(which->graph);
-    *which = (pass){0};
+static void forget(cp_device_forward **pass) {
+    cp_device_forward_free(*pass);
+    *pass = NULL;
 }
 
 static cp_status prepare(cp_engine *base, const cp_forward *call) {
     engine *it = own(base);
-    pass *which = pass_of(it, call);
-    const bool decode = which == &it->decode;
+    cp_device_forward **pass = pass_of(it, call);
     cp_status status = CP_CAPACITY;
-    if (which->forward != NULL)
-        status = cp_device_forward_renew(which->forward, call);
+    if (*pass != NULL)
+        status = cp_device_forward_renew(*pass, call);
     if (status != CP_CAPACITY && status != CP_INVALID)
         return status;
-    free_pass(which);
-    return cp_device_forward_new(&it->mine, call, decode ? GROWTH : 0,
-                                 &which->forward);
+    forget(pass);
+    return cp_device_forward_new(&it->mine, call, pass);
 }
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
-    engine *it = own(base);
-    pass *which = pass_of(it, call);
-    if (status != CP_OK || which == &it->prefill)
-        free_pass(which);
-}
-
-static cp_status drain(engine *it, cp_status because) {
-    const cp_link *link = it->place->link;
-    char why[512];
-    snprintf(why, sizeof(why), "%s", cp_message());
-    if (link != NULL)
-        link->abort(link->context);
-    for (int s = 0; s < it->mine.count; s++) {
-        cudaStreamSynchronize(it->queues[s].communication);
-        cudaStreamSynchronize(it->queues[s].compute);
-    }
-    return cp_fail(because, "%s", why);
+    cp_device_forward **pass = pass_of(own(base), call);
+    if (status != CP_OK || call->plan->variant != CP_DECODE)
+        forget(pass);
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
     engine *it = own(base);
-    pass *which = pass_of(it, call);
-    cp_device_forward_write(which->forward, call);
-    cp_status status = which == &it->decode
-                           ? run_step(it)
-                           : cp_device_forward_run(which->forward, true);
-    if (status == CP_OK)
-        status = cp_device_forward_finish(which->forward, hidden, call->bytes);
-    which->warm = status == CP_OK;
-    return status == CP_OK ? CP_OK : drain(it, status);
+    const cp_device_ranks *mine = &it->mine;
+    const cp_status status =
+        cp_device_forward_run(*pass_of(it, call), call, hidden);
+    if (status != CP_OK)
+        cp_queues_drain(mine->queues, mine->count, mine->place->link);
+    return status;
 }
 
 enum { SCORED = 32 }; /* rows at a time */
@@ -108,27 +58,24 @@ enum { SCORED = 32 }; /* rows at a time */
 static cp_status copy(const cp_engine *base, void *to, const void *from,
                       int64_t bytes) {
     return cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault,
-                                   own(base)->queues[0].compute),
-                   "bringing a row");
+                                   own(base)->mine.queues[0].compute),
+                   "bringing rows");
 }
 
 static cp_status settle(const cp_engine *base) {
-    return cp_cuda(cudaStreamSynchronize(own(base)->queues[0].compute),
+    return cp_cuda(cudaStreamSynchronize(own(base)->mine.queues[0].compute),
                    "bringing rows");
 }
 
 static cp_status score(const cp_engine *base, int64_t rows, float *out) {
-    const engine *it = own(base);
-    const cp_device_matrix *matrix = &it->mine.model->tensors[CP_WEIGHT_OUTPUT];
-    cudaStream_t stream = it->queues[0].compute;
-    CP_TRY(cp_device_multiply(it->mine.ranks[0].multiplier, matrix, rows,
-                              base->input, NULL, false,
-                              (float *)(void *)it->scores, stream));
-    CP_TRY(cp_cuda(cudaMemcpyAsync(out, it->scores,
-                                   (size_t)(rows * matrix->out * 4),
-                                   cudaMemcpyDeviceToHost, stream),
-                   "bringing scores"));
-    return cp_cuda(cudaStreamSynchronize(stream), "scoring tokens");
+    const cp_device_ranks *mine = &own(base)->mine;
+    const cp_device_matrix *matrix = &mine->model->tensors[CP_WEIGHT_OUTPUT];
+    float *scores = (float *)(void *)own(base)->scores;
+    CP_TRY(cp_device_multiply(mine->ranks[0].multiplier, matrix, rows,
+                              base->input, NULL, false, scores,
+                              mine->queues[0].compute));
+    CP_TRY(copy(base, out, scores, rows * matrix->out * 4));
+    return settle(base);
 }
 
 static cp_status trace(const cp_engine *base, const char *path) {
@@ -144,17 +91,16 @@ static cp_status make_cache(engine *it, cp_device_rank *rank) {
     if (!cp_multiply(options->sequences, options->room, &rows) ||
         !cp_multiply(rows, row, &it->mine.cache_bytes) ||
         !cp_multiply(it->mine.cache_bytes, 2 * f->layers, &bytes))
-        return cp_fail(CP_MEMORY, "%lld sequences of %lld tokens overflow",
-                       (long long)options->sequences, (long long)options->room);
+        return cp_fail(CP_MEMORY, "%ld sequences of %ld tokens overflow",
+                       options->sequences, options->room);
     return cp_device_reserve(bytes, "a rank's cache", &rank->cache);
 }
 
-static cp_status make_rank(engine *it, int s) {
-    cp_device_rank *rank = &it->mine.ranks[s];
-    const int only = it->place->only;
-    rank->rank = only == CP_NOBODY ? s : only;
-    CP_TRY(cp_queues_new(&it->queues[s]));
-    rank->queues = it->queues[s];
+static cp_status make_rank(engine *it, int r) {
+    cp_device_rank *rank = &it->mine.ranks[r];
+    const int only = it->mine.place->only;
+    rank->rank = only == CP_NOBODY ? r : only;
+    CP_TRY(cp_queues_new(&it->mine.queues[r]));
     CP_TRY(cp_multiplier_new(&rank->multiplier));
     CP_TRY(cp_multiplier_check(rank->multiplier, it->mine.model->numbers));
     return make_cache(it, rank);
@@ -162,51 +108,45 @@ static cp_status make_rank(engine *it, int s) {
 
 static cp_status open_engine(cp_engine *base, const void *context) {
     const cp_device_place *place = context;
-    const cp_device_model *model = cp_device_model_of(base->model);
+    const cp_device_model *model = (const cp_device_model *)base->model;
     const cp_model_facts *f = &model->base.facts;
     const int64_t count = place->only == CP_NOBODY ? base->options.ranks : 1;
     engine *it = own(base);
-    it->place = place;
-    it->mine = (cp_device_ranks){.model = model,
-                                 .options = &base->options,
-                                 .link = place->link,
-                                 .patience = place->patience,
-                                 .tensor = place->tensor,
-                                 .block = place->rows};
+    cp_device_ranks *mine = &it->mine;
+    *mine = (cp_device_ranks){
+        .model = model, .place = place, .options = &base->options};
     base->place =
         (cp_engine_place){place->crew, place->only, model->share.parts};
     base->row_bytes = f->width * cp_element_bytes(model->element);
-    CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
-    CP_TRY(
-        cp_allocate(&it->mine.ranks, count, sizeof(cp_device_rank), "ranks"));
-    it->mine.count = (int)count;
-    for (int s = 0; s < it->mine.count; s++)
-        CP_TRY(make_rank(it, s));
+    CP_TRY(cp_allocate(&mine->queues, count, sizeof(cp_queues), "ranks"));
+    CP_TRY(cp_allocate(&mine->ranks, count, sizeof(cp_device_rank), "ranks"));
+    mine->count = (int)count;
+    for (int r = 0; r < mine->count; r++)
+        CP_TRY(make_rank(it, r));
     for (int n = 0; n < 2; n++)
-        CP_TRY(cp_cuda(cudaEventCreateWithFlags(&it->mine.paced[n],
-                                                cudaEventDisableTiming),
-                       "making an event"));
+        CP_TRY(cp_event_new(&mine->paced[n]));
     if (base->options.trace)
-        CP_TRY(cp_device_trace_new(base->options.ranks, &it->mine.trace));
+        CP_TRY(cp_device_trace_new(base->options.ranks, &mine->trace));
     return cp_device_reserve(SCORED * 4 * f->vocabulary, "the output layer",
                              &it->scores);
 }
 
 static void close_engine(cp_engine *base) {
     engine *it = own(base);
-    free_pass(&it->decode);
-    cp_device_trace_free(it->mine.trace);
-    for (int s = 0; s < it->mine.count; s++) {
-        cp_multiplier_free(it->mine.ranks[s].multiplier);
-        cudaFree(it->mine.ranks[s].cache);
-        cp_queues_free(&it->queues[s]);
+    cp_device_ranks *mine = &it->mine;
+    forget(&it->decode);
+    cp_device_trace_free(mine->trace);
+    for (int r = 0; r < mine->count; r++) {
+        cp_multiplier_free(mine->ranks[r].multiplier);
+        cudaFree(mine->ranks[r].cache);
+        cp_queues_free(&mine->queues[r]);
     }
     for (int n = 0; n < 2; n++)
-        if (it->mine.paced[n] != NULL)
-            cudaEventDestroy(it->mine.paced[n]);
+        if (mine->paced[n] != NULL)
+            cudaEventDestroy(mine->paced[n]);
     cudaFree(it->scores);
-    free(it->mine.ranks);
-    free(it->queues);
+    free(mine->ranks);
+    free(mine->queues);
 }
 
 static void release(char *memory) {

@@ -4,23 +4,7 @@
 #ifndef CP_DEVICE_ENGINE_H
 #define CP_DEVICE_ENGINE_H
 
-#include "cuda/model/device_model.h"
-#include "cuda/ring/nccl_link.h"
-#include "model/engine.h"
-
-/* Where the ranks of an engine run. */
-typedef struct {
-    int only;            /* the one rank of this process; or CP_NOBODY: all
-                            ranks are here and share one GPU */
-    const cp_link *link; /* to the others, or NULL */
-    const cp_crew *crew; /* of all processes, or NULL; rank r is of those of
-                            number r * parts and on, parts being the GPUs that
-                            share its heads */
-    cp_nccl *tensor;     /* among those; or NULL */
-    double patience;     /* seconds to wait for them; 0: for ever */
-    bool graphs;         /* decode from a captured graph */
-    int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
-} cp_device_place;
+#include "cuda/model/device_forward.h"
 
 /* As cp_engine_new, on the current device. Each rank has a cache of
  * options->sequences * options->room rows a layer, of the model's element, and
@@ -33,5 +17,12 @@ cp_status cp_device_engine_new(const cp_device_place *place,
                                const cp_model *model,
                                const cp_session_options *options,
                                cp_engine **out);
+
+/* What `longring attend` asks for, as cp_attend_run on cores (reference/model)
+ * but on the ranks that a place has on the current device, inputs rounded to
+ * element. Fails besides with CP_BROKEN without a GPU. */
+cp_status cp_device_attend_run(const cp_device_place *place,
+                               const cp_machine *machine, cp_element element,
+                               cp_attend_job *job);
 
 #endif

@@ -5,14 +5,26 @@
 #define CP_DEVICE_FORWARD_H
 
 #include "cuda/model/device_model.h"
-#include "cuda/ring/device_trace.h"
 #include "cuda/ring/nccl_link.h"
 #include "model/engine.h"
+
+/* Where the ranks of an engine run. */
+typedef struct {
+    int only;            /* the one rank of this process; or CP_NOBODY: all
+                            ranks are here and share one GPU */
+    const cp_link *link; /* to the others, or NULL */
+    const cp_crew *crew; /* of all processes, or NULL; rank r is of those of
+                            number r * parts and on, parts being the GPUs that
+                            share its heads */
+    cp_nccl *tensor;     /* among those; or NULL */
+    double patience;     /* seconds to wait for them; 0: for ever */
+    bool graphs;         /* decode from a captured graph */
+    int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
+} cp_device_place;
 
 /* A rank that this process runs. Its memory is the device's. */
 typedef struct {
     int rank;
-    cp_queues queues;
     cp_multiplier *multiplier;
     char *cache; /* [layers][keys, values][sequences * room][N_KV][D_H] */
 } cp_device_rank;
@@ -20,15 +32,13 @@ typedef struct {
 /* All of them, and what their forward passes have in common. */
 typedef struct {
     const cp_device_model *model;
+    const cp_device_place *place;
     const cp_session_options *options; /* stop, progress */
-    const cp_link *link;    /* to the ranks elsewhere; NULL: all are here */
-    double patience;        /* seconds to wait for them; 0: for ever */
-    cp_nccl *tensor;        /* the GPUs that share a rank's heads; or NULL */
-    cp_device_trace *trace; /* or NULL */
-    int64_t block;          /* rows that a layer takes at once; 0: 2048 */
-    int64_t cache_bytes;    /* of one layer's keys, of a rank */
-    cudaEvent_t paced[2];   /* the host's lead is measured by these */
+    cp_device_trace *trace;            /* or NULL */
+    int64_t cache_bytes;               /* of one layer's keys, of a rank */
+    cudaEvent_t paced[2]; /* the host's lead is measured by these */
     int count;
+    cp_queues *queues;     /* [count] */
     cp_device_rank *ranks; /* [count] */
 } cp_device_ranks;
 
@@ -36,15 +46,14 @@ typedef struct {
 typedef struct cp_device_forward cp_device_forward;
 
 /* Make room for a call's forward pass: activations and walkers on the current
- * device, for a plan like the call's.
+ * device, for a plan like the call's. A pass of decode has room for the next
+ * steps too, and a row for each that the layout pads its tokens to.
  *   mine    borrowed; must outlive the pass
  *   call    read and not kept
- *   growth  0, or tiles by which the walkers' lists may grow (renew); rows are
- *           then those to which the layout pads, and otherwise the tokens
  * Nothing is enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does
  * and as CUDA does; *out is NULL then. Free it when its queues are idle. */
 cp_status cp_device_forward_new(const cp_device_ranks *mine,
-                                const cp_forward *call, int64_t growth,
+                                const cp_forward *call,
                                 cp_device_forward **out);
 void cp_device_forward_free(cp_device_forward *pass);
 
@@ -53,24 +62,16 @@ void cp_device_forward_free(cp_device_forward *pass);
 cp_status cp_device_forward_renew(cp_device_forward *pass,
                                   const cp_forward *call);
 
-/* Write down a call's tokens and their positions, on the host. What was
- * written last must have been sent by now. */
-void cp_device_forward_write(cp_device_forward *pass, const cp_forward *call);
-
-/* Enqueue the sending of what was written, the words and all layers, which
- * append to the caches: on the compute queues of all ranks here. If it is
- * watched, two layers ahead at most, and as cp_pass_run; if not, nothing waits,
- * and from the second time on it can be captured in a graph. Fails as CUDA,
- * cuBLASLt and the link do, naming rank and layer, and leaves work on the
- * queues. */
-cp_status cp_device_forward_run(cp_device_forward *pass, bool watched);
-
-/* Wait for all of it, and take the last norm: the final hidden states are in
- * hidden[r].rows on the device, [tokens][width] of the model's element, of
- * the rank mine->ranks[r]. bytes[rank] is what it sent. Fails as
- * cp_stream_walker_finish does; hidden is then undefined, and work may be left
- * on the queues. */
-cp_status cp_device_forward_finish(cp_device_forward *pass,
-                                   const cp_hidden *hidden, int64_t *bytes);
+/* Send the call's tokens and their positions, run all layers, which append to
+ * the caches, wait for all of it, and take the last norm: the final hidden
+ * states are in hidden[r].rows on the device, [tokens][width] of the model's
+ * element, of the rank mine->ranks[r]. call->bytes[rank] is what it sent. A
+ * prefill is watched as in cp_pass_run, and enqueued two layers ahead at most;
+ * decode is a graph's launch, if the place likes graphs, from the third time
+ * on. Fails as CUDA, cuBLASLt and the link do, naming rank and layer, and as
+ * cp_stream_walker_finish; hidden is then undefined, and work may be left on
+ * the queues. A pass for which this failed can only be freed. */
+cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
+                                const cp_hidden *hidden);
 
 #endif

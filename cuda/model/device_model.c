@@ -6,23 +6,7 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/model_kernels.h"
-#include "cuda/kernels/weights.h"
 #include "model/loader.h"
-
-cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
-    size_t left = 0, total = 0;
-    void *memory = NULL;
-    *out = NULL;
-    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for free memory"));
-    if ((uint64_t)bytes > left)
-        return cp_fail(
-            CP_MEMORY, "%s: %lld bytes on a GPU that has %lld of %lld left",
-            what, (long long)bytes, (long long)left, (long long)total);
-    CP_TRY(cp_cuda(cudaMalloc(&memory, (size_t)cp_max(bytes, 1)),
-                   "%s: %lld bytes", what, (long long)bytes));
-    *out = memory;
-    return CP_OK;
-}
 
 typedef struct {
     cp_loader base; /* with the facts of the whole; memory on the device */
@@ -58,8 +42,8 @@ static piece take_piece(loader *load, cp_weight weight,
     all.row_bytes = all.in / values * bytes;
     if (load->base.status == CP_OK && all.in % values != 0)
         load->base.status = cp_fail(
-            CP_INVALID, "%s: %d parts of its rows are no whole blocks of %lld",
-            tensor->name, (int)parts, (long long)values);
+            CP_INVALID, "%s: %ld parts of its rows are no whole blocks of %ld",
+            tensor->name, parts, values);
     return all;
 }
 
@@ -67,18 +51,17 @@ static void expand(loader *load, const piece *from, cp_element element,
                    void *to) {
     const cp_gguf_tensor *tensor = from->tensor;
     const int64_t pitch = tensor->bytes / tensor->extent[1];
+    const size_t row = (size_t)from->row_bytes;
     const char *begin =
         (const char *)tensor->data + from->first_row * pitch + from->first_byte;
     load->most_bytes = cp_max(load->most_bytes, from->rows * from->row_bytes);
-    if (!fills(load))
-        return;
-    load->base.status =
-        cp_cuda(cudaMemcpy2DAsync(load->blocks, (size_t)from->row_bytes, begin,
-                                  (size_t)pitch, (size_t)from->row_bytes,
-                                  (size_t)from->rows, cudaMemcpyHostToDevice,
-                                  load->stream),
-                "sending %lld rows of %s", (long long)from->rows, tensor->name);
-    if (load->base.status == CP_OK)
+    if (fills(load))
+        load->base.status =
+            cp_cuda(cudaMemcpy2DAsync(load->blocks, row, begin, (size_t)pitch,
+                                      row, (size_t)from->rows,
+                                      cudaMemcpyHostToDevice, load->stream),
+                    "sending %ld rows of %s", from->rows, tensor->name);
+    if (fills(load))
         load->base.status = cp_cuda(cp_device_expand(tensor->type, load->blocks,
                                                      from->rows * from->in,
                                                      element, to, load->stream),
@@ -181,10 +164,9 @@ static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
 static cp_status share_facts(int64_t parts, cp_model_facts *f) {
     if (f->shape.kv_heads % parts != 0 || f->feed_forward % parts != 0)
         return cp_fail(CP_INVALID,
-                       "%lld key and value heads and %lld inner features "
-                       "cannot be shared by %lld GPUs",
-                       (long long)f->shape.kv_heads, (long long)f->feed_forward,
-                       (long long)parts);
+                       "%ld key and value heads and %ld inner features "
+                       "cannot be shared by %ld GPUs",
+                       f->shape.kv_heads, f->feed_forward, parts);
     f->shape.query_heads /= parts;
     f->shape.kv_heads /= parts;
     f->feed_forward /= parts;

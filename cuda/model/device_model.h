@@ -40,13 +40,4 @@ static inline int64_t cp_number_bytes(cp_numbers numbers) {
     return numbers == CP_NUMBERS_F32 ? 4 : numbers == CP_NUMBERS_BF16 ? 2 : 1;
 }
 
-/* A model that cp_device_model_open made. */
-static inline const cp_device_model *cp_device_model_of(const cp_model *model) {
-    return (const cp_device_model *)model;
-}
-
-/* Memory on the current device, for cudaFree. Fails with CP_MEMORY, naming
- * what and the numbers. */
-cp_status cp_device_reserve(int64_t bytes, const char *what, char **out);
-
 #endif

@@ -3,6 +3,7 @@
 #include "cuda/ring/device_trace.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/kernels/device.h"
 #include "ring/history.h"
@@ -18,10 +19,9 @@ typedef struct {
 
 typedef struct {
     int64_t layer;
-    marks *open; /* in the order in which they began */
+    marks *open; /* [room] in the order in which they began, count of them;
+                    the others have events that may be used again, or none */
     int64_t count, room;
-    cudaEvent_t *spare; /* [2 * room + 1] events that may be used again */
-    int64_t spares;
     cudaEvent_t base; /* the time of this one is known */
     double time;
 } tracer;
@@ -32,33 +32,23 @@ struct cp_device_trace {
     tracer *tracers; /* [ranks] */
 };
 
-static cudaEvent_t find_event(tracer *mine) {
-    cudaEvent_t event = NULL;
-    if (mine->spares > 0)
-        return mine->spare[--mine->spares];
-    return cudaEventCreate(&event) == cudaSuccess ? event : NULL;
-}
-
-static void put_back(tracer *mine, cudaEvent_t event) {
-    if (event != NULL)
-        mine->spare[mine->spares++] = event;
+static bool have_event(cudaEvent_t *event) {
+    if (*event == NULL && cudaEventCreate(event) != cudaSuccess)
+        *event = NULL;
+    return *event != NULL;
 }
 
 static bool make_space(tracer *mine) {
+    const int64_t room = cp_max(256, 2 * mine->room);
     if (mine->count < mine->room)
         return true;
     if (mine->room >= MOST_MARKS)
         return false;
-    const int64_t room = cp_max(256, 2 * mine->room);
     marks *open = realloc(mine->open, (size_t)room * sizeof(*open));
     if (open == NULL)
         return false;
+    memset(open + mine->room, 0, (size_t)(room - mine->room) * sizeof(*open));
     mine->open = open;
-    cudaEvent_t *spare =
-        realloc(mine->spare, (size_t)(2 * room + 1) * sizeof(*spare));
-    if (spare == NULL)
-        return false;
-    mine->spare = spare;
     mine->room = room;
     return true;
 }
@@ -69,44 +59,29 @@ static bool is_captured(cudaStream_t stream) {
            status != cudaStreamCaptureStatusNone;
 }
 
-void cp_device_trace_begin_stretch(cp_device_trace *trace,
-                                   const cp_device_stretch *what) {
+int64_t cp_device_trace_begin(cp_device_trace *trace,
+                              const cp_device_stretch *what) {
     if (trace == NULL)
-        return;
+        return -1;
     tracer *mine = &trace->tracers[what->rank];
-    marks both = {.what = *what, .layer = mine->layer};
     const bool space = !is_captured(what->stream) && make_space(mine);
-    both.start = space ? find_event(mine) : NULL;
-    both.end = space ? find_event(mine) : NULL;
-    if (both.start != NULL && both.end != NULL &&
-        cudaEventRecord(both.start, what->stream) == cudaSuccess) {
-        mine->open[mine->count++] = both;
-        return;
+    marks *both = mine->open + mine->count;
+    if (space && have_event(&both->start) && have_event(&both->end) &&
+        cudaEventRecord(both->start, what->stream) == cudaSuccess) {
+        both->what = *what;
+        both->layer = mine->layer;
+        both->ended = false;
+        return mine->count++;
     }
-    put_back(mine, both.start);
-    put_back(mine, both.end);
     cp_history_lose(trace->history, what->rank, (int)what->queue);
+    return -1;
 }
 
-void cp_device_trace_begin(cp_device_trace *trace, int rank, const char *what,
-                           cudaStream_t stream) {
-    const cp_device_stretch stretch = {
-        .rank = rank, .stream = stream, .name = what};
-    cp_device_trace_begin_stretch(trace, &stretch);
-}
-
-void cp_device_trace_end(cp_device_trace *trace, int rank,
-                         cudaStream_t stream) {
-    if (trace == NULL || is_captured(stream))
+void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark) {
+    if (trace == NULL || mark < 0)
         return;
-    tracer *mine = &trace->tracers[rank];
-    for (int64_t n = mine->count - 1; n >= 0; n--) {
-        marks *both = &mine->open[n];
-        if (both->what.stream != stream || both->ended)
-            continue;
-        both->ended = cudaEventRecord(both->end, stream) == cudaSuccess;
-        return;
-    }
+    marks *both = &trace->tracers[rank].open[mark];
+    both->ended = cudaEventRecord(both->end, both->what.stream) == cudaSuccess;
 }
 
 void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer) {
@@ -126,27 +101,35 @@ static bool times_of(const tracer *mine, const marks *both, double *start,
     return true;
 }
 
+static void count_from(tracer *mine, marks *both, double end) {
+    const cudaEvent_t before = mine->base;
+    mine->base = both->end;
+    mine->time = end;
+    both->end = before;
+}
+
 void cp_device_trace_collect(cp_device_trace *trace, int rank) {
-    tracer *mine = trace != NULL ? &trace->tracers[rank] : NULL;
+    if (trace == NULL)
+        return;
+    tracer *mine = &trace->tracers[rank];
     int64_t left = 0;
-    for (int64_t n = 0; mine != NULL && n < mine->count; n++) {
-        const marks both = mine->open[n];
-        double start, end;
-        if (!times_of(mine, &both, &start, &end)) {
+    for (int64_t n = 0; n < mine->count; n++) {
+        marks both = mine->open[n];
+        cp_stretch stretch = {.name = both.what.name,
+                              .layer = both.layer,
+                              .bytes = both.what.bytes,
+                              .hop = both.what.hop};
+        if (times_of(mine, &both, &stretch.start, &stretch.end)) {
+            cp_history_note(trace->history, rank, (int)both.what.queue,
+                            stretch);
+            count_from(mine, &both, stretch.end);
+            mine->open[n] = both;
+        } else {
+            mine->open[n] = mine->open[left];
             mine->open[left++] = both;
-            continue;
         }
-        const cp_stretch stretch = {
-            both.what.name, start,           end,
-            both.layer,     both.what.bytes, both.what.hop};
-        cp_history_note(trace->history, rank, (int)both.what.queue, stretch);
-        put_back(mine, both.start);
-        put_back(mine, mine->base);
-        mine->base = both.end;
-        mine->time = end;
     }
-    if (mine != NULL)
-        mine->count = left;
+    mine->count = left;
 }
 
 cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
@@ -163,9 +146,7 @@ cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
 static cp_status start_clock(cp_device_trace *trace, int rank) {
     tracer *mine = &trace->tracers[rank];
     float after = 0.0f;
-    make_space(mine);
-    cudaError_t error = mine->room > 0 ? cudaEventCreate(&mine->base)
-                                       : cudaErrorMemoryAllocation;
+    cudaError_t error = cudaEventCreate(&mine->base);
     if (error == cudaSuccess)
         error = cudaEventRecord(mine->base, NULL);
     if (error == cudaSuccess)
@@ -177,19 +158,22 @@ static cp_status start_clock(cp_device_trace *trace, int rank) {
     return cp_cuda(error, "starting the clock of rank %d", rank);
 }
 
-cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
+static cp_status fill_trace(cp_device_trace *trace) {
     static const char *const names[] = {"computing", "communicating"};
-    *out = NULL;
+    CP_TRY(cp_history_new(trace->ranks, 2, names, &trace->history));
+    CP_TRY(
+        cp_allocate(&trace->tracers, trace->ranks, sizeof(tracer), "a trace"));
+    for (int rank = 0; rank < trace->ranks; rank++)
+        CP_TRY(start_clock(trace, rank));
+    return CP_OK;
+}
+
+cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
     cp_device_trace *trace;
-    cp_status status = cp_allocate(&trace, 1, sizeof(*trace), "a trace");
-    if (status != CP_OK)
-        return status;
+    *out = NULL;
+    CP_TRY(cp_allocate(&trace, 1, sizeof(*trace), "a trace"));
     trace->ranks = ranks;
-    status = cp_history_new(ranks, 2, names, &trace->history);
-    if (status == CP_OK)
-        status = cp_allocate(&trace->tracers, ranks, sizeof(tracer), "a trace");
-    for (int rank = 0; rank < ranks && status == CP_OK; rank++)
-        status = start_clock(trace, rank);
+    const cp_status status = fill_trace(trace);
     if (status == CP_OK)
         *out = trace;
     else
@@ -197,24 +181,23 @@ cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
     return status;
 }
 
-static void free_tracer(tracer *mine) {
-    for (int64_t n = 0; n < mine->count; n++) {
-        cudaEventDestroy(mine->open[n].start);
-        cudaEventDestroy(mine->open[n].end);
-    }
-    for (int64_t n = 0; n < mine->spares; n++)
-        cudaEventDestroy(mine->spare[n]);
-    if (mine->base != NULL)
-        cudaEventDestroy(mine->base);
-    free(mine->open);
-    free(mine->spare);
+static void free_event(cudaEvent_t event) {
+    if (event != NULL)
+        cudaEventDestroy(event);
 }
 
 void cp_device_trace_free(cp_device_trace *trace) {
     if (trace == NULL)
         return;
-    for (int rank = 0; trace->tracers != NULL && rank < trace->ranks; rank++)
-        free_tracer(&trace->tracers[rank]);
+    for (int rank = 0; trace->tracers != NULL && rank < trace->ranks; rank++) {
+        tracer *mine = &trace->tracers[rank];
+        for (int64_t n = 0; n < mine->room; n++) {
+            free_event(mine->open[n].start);
+            free_event(mine->open[n].end);
+        }
+        free_event(mine->base);
+        free(mine->open);
+    }
     cp_history_free(trace->history);
     free(trace->tracers);
     free(trace);

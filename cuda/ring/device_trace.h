@@ -21,25 +21,22 @@ void cp_device_trace_free(cp_device_trace *trace);
 /* What begins from now on on a rank's queues belongs to this layer. */
 void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer);
 
-/* Put a mark on a rank's compute queue before something, and another behind
- * it. what must live as long as the trace. */
-void cp_device_trace_begin(cp_device_trace *trace, int rank, const char *what,
-                           cudaStream_t stream);
-void cp_device_trace_end(cp_device_trace *trace, int rank, cudaStream_t stream);
-
 typedef enum { CP_COMPUTING, CP_COMMUNICATING } cp_queue;
 
 typedef struct {
     int rank;
     cp_queue queue;
     cudaStream_t stream;
-    const char *name;
+    const char *name; /* must live as long as the trace */
     int hop;
     int64_t bytes;
 } cp_device_stretch;
 
-void cp_device_trace_begin_stretch(cp_device_trace *trace,
-                                   const cp_device_stretch *what);
+/* Put a mark on a stream before something, and another behind it: end takes
+ * what begin returned, before the rank is collected. */
+int64_t cp_device_trace_begin(cp_device_trace *trace,
+                              const cp_device_stretch *what);
+void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark);
 
 /* Take what is over of a rank, so that its marks can be used again. */
 void cp_device_trace_collect(cp_device_trace *trace, int rank);

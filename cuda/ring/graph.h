@@ -10,8 +10,8 @@ typedef struct cp_graph cp_graph;
 
 /* Capture what enqueue puts on the compute queues of some ranks of the current
  * device, and on queues that wait for those. It has been called before, so
- * that whatever is made at a first time is made. Nothing runs. The queues must
- * outlive the graph. Fails as enqueue does, or as CUDA. */
+ * that whatever is made at a first time is made. Nothing runs. queues [ranks]
+ * must outlive the graph. Fails as enqueue does, or as CUDA. */
 cp_status cp_graph_capture(const cp_queues *queues, int ranks,
                            cp_status (*enqueue)(void *context), void *context,
                            cp_graph **out);
@@ -19,9 +19,6 @@ cp_status cp_graph_capture(const cp_queues *queues, int ranks,
 /* Run it all once more: behind what is on these compute queues by now, and
  * before what will be. */
 cp_status cp_graph_launch(cp_graph *graph);
-
-/* How many operations were captured. */
-int64_t cp_graph_nodes(const cp_graph *graph);
 
 /* Waits for nothing: no launch may be under way. */
 void cp_graph_free(cp_graph *graph);

@@ -19,14 +19,14 @@ typedef enum {
     CP_LIST_CACHED,   /* what lies in its own cache, */
     CP_LIST_NEW,      /* its own new tokens, */
     CP_LIST_APPENDED, /* and the rows of its cache that these go to */
+    CP_LISTS
 } cp_list;
 
 /* Give each list of a rank its place, with growth pieces more than the plan's
- * layout needs. The plan must outlive the manifest. Fails with CP_INVALID if
- * growth is negative, and with CP_MEMORY. */
+ * layout needs. The plan must outlive the manifest, which is for free(). Fails
+ * with CP_INVALID if growth is negative, and with CP_MEMORY. */
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out);
-void cp_manifest_free(cp_manifest *manifest);
 
 /* How many bytes travel, and how far behind the first of them the labels of the
  * rank's queries begin: [rows of the queries' slot][CP_LABEL_BYTES], if the
@@ -47,7 +47,7 @@ void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
 /* A list as a kernel wants it, where the block lies at `at`. Its room is told,
  * and not what it holds in this call, which is for the kernel to read. rank is
  * whose list, for the first three kinds; the others are the rank's own. */
-cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, const void *at,
+cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, void *at,
                                   cp_list kind, int rank);
 
 #endif

@@ -30,7 +30,7 @@ static struct {
 } us;
 
 static cp_status finish(cp_status status, const char *what) {
-    const cp_link *link = cp_nccl_link(us.world);
+    const cp_link *link = &us.world->link;
     if (status == CP_OK)
         status = cp_nccl_finish(us.world, us.stream, what);
     else
@@ -42,22 +42,28 @@ static cp_status finish(cp_status status, const char *what) {
 static cp_status copy(void *to, const void *from, int64_t bytes) {
     return cp_cuda(
         cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, us.stream),
-        "copying %lld bytes of a crew", (long long)bytes);
+        "copying %ld bytes of a crew", bytes);
+}
+
+static cp_status enqueue_gather(int64_t bytes) {
+    const int64_t own = us.rank * bytes;
+    CP_TRY(copy(us.device + own, us.host + own, bytes));
+    CP_TRY(cp_nccl_gather(us.world, us.device, bytes, us.stream));
+    return copy(us.host, us.device, us.ranks * bytes);
 }
 
 /* host [ranks] of so many bytes: the own ones become known to all. */
 static cp_status gather(int64_t bytes) {
-    const int64_t own = us.rank * bytes;
-    cp_status status = copy(us.device + own, us.host + own, bytes);
-    if (status == CP_OK)
-        status = cp_nccl_gather(us.world, us.device, bytes, us.stream);
-    if (status == CP_OK)
-        status = copy(us.host, us.device, us.ranks * bytes);
-    return finish(status, "hearing what the others say");
+    return finish(enqueue_gather(bytes), "hearing what the others say");
 }
 
-static cp_status compare(const record *all) {
+static const record *records(void) {
+    return (record *)(void *)us.host;
+}
+
+static cp_status compare(void) {
     static const char *const names[] = {"a share", "a collection", "an end"};
+    const record *all = records();
     for (int r = 0; r < us.ranks; r++)
         if (all[r].word == LEAVE && all[us.rank].word != LEAVE)
             return cp_fail(CP_BROKEN, "rank %d has left%s%s", r,
@@ -65,59 +71,50 @@ static cp_status compare(const record *all) {
     for (int r = 1; r < us.ranks; r++)
         if (all[r].word != all[0].word || all[r].bytes != all[0].bytes)
             return cp_fail(CP_BROKEN,
-                           "the ranks disagree: in operation %lld rank 0 has "
-                           "%s of %lld bytes, rank %d %s of %lld",
-                           (long long)all[0].number, names[all[0].word],
-                           (long long)all[0].bytes, r, names[all[r].word],
-                           (long long)all[r].bytes);
+                           "the ranks disagree: in operation %ld rank 0 has "
+                           "%s of %ld bytes, rank %d %s of %ld",
+                           all[0].number, names[all[0].word], all[0].bytes, r,
+                           names[all[r].word], all[r].bytes);
     return CP_OK;
-}
-
-static record *records(void) {
-    return (record *)(void *)us.host;
 }
 
 /* All records are at us.host then. */
 static cp_status say(word what, int status, const void *data, int64_t bytes) {
+    record *mine = (record *)(void *)us.host + us.rank;
     if (us.over)
         return cp_fail(CP_BROKEN, "the ranks have parted");
-    record *mine = records() + us.rank;
     *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
     if (data != NULL && bytes <= FEW)
         memcpy(mine->data, data, (size_t)bytes);
-    cp_status heard = gather(sizeof(*mine));
-    if (heard == CP_OK)
-        heard = compare(records());
+    CP_TRY(gather(sizeof(*mine)));
+    const cp_status heard = compare();
     us.over = heard != CP_OK;
     return heard;
 }
 
-static cp_status spread(int64_t bytes) {
-    const cp_link *link = cp_nccl_link(us.world);
+static cp_status enqueue_spread(int64_t bytes) {
+    const cp_link *link = &us.world->link;
     cp_message_half half = {
         .receive = us.rank != 0, .buffer = us.device, .bytes = bytes};
-    cp_status status = us.rank == 0 ? copy(us.device, us.host, bytes) : CP_OK;
-    for (int r = 1; r < us.ranks && status == CP_OK; r++) {
-        half.peer = us.rank == 0 ? r : 0;
-        if (us.rank == 0 || us.rank == r)
-            status = link->trade(link->context, &half, 1, us.stream);
+    if (us.rank != 0) {
+        CP_TRY(link->trade(link->context, &half, 1, us.stream));
+        return copy(us.host, us.device, bytes);
     }
-    if (status == CP_OK && us.rank != 0)
-        status = copy(us.host, us.device, bytes);
-    return finish(status, "sharing what rank 0 has");
+    CP_TRY(copy(us.device, us.host, bytes));
+    for (half.peer = 1; half.peer < us.ranks; half.peer++)
+        CP_TRY(link->trade(link->context, &half, 1, us.stream));
+    return CP_OK;
 }
 
 static cp_status share(void *data, int64_t bytes) {
     CP_TRY(say(SHARE, 0, us.rank == 0 ? data : NULL, bytes));
-    if (bytes <= FEW) {
+    if (bytes <= FEW)
         memcpy(data, records()->data, (size_t)bytes);
-        return CP_OK;
-    }
-    for (int64_t at = 0; at < bytes; at += PIECE) {
+    for (int64_t at = 0; at < bytes && bytes > FEW; at += PIECE) {
         const int64_t piece = cp_min(PIECE, bytes - at);
         if (us.rank == 0)
             memcpy(us.host, (char *)data + at, (size_t)piece);
-        CP_TRY(spread(piece));
+        CP_TRY(finish(enqueue_spread(piece), "sharing what rank 0 has"));
         if (us.rank != 0)
             memcpy((char *)data + at, us.host, (size_t)piece);
     }
@@ -134,23 +131,15 @@ static cp_status collect(void *items, int64_t bytes) {
     const char *own = (char *)items + us.rank * bytes;
     const int64_t column = us.room / us.ranks;
     CP_TRY(say(COLLECT, 0, own, bytes));
-    if (bytes <= FEW) {
+    if (bytes <= FEW)
         put_down(items, bytes, records()->data, sizeof(record), bytes);
-        return CP_OK;
-    }
-    for (int64_t at = 0; at < bytes; at += column) {
+    for (int64_t at = 0; at < bytes && bytes > FEW; at += column) {
         const int64_t piece = cp_min(column, bytes - at);
         memcpy(us.host + us.rank * piece, own + at, (size_t)piece);
         CP_TRY(gather(piece));
         put_down((char *)items + at, bytes, us.host, piece, piece);
     }
     return CP_OK;
-}
-
-static void forget(void) {
-    cudaFreeHost(us.host);
-    cudaFree(us.device);
-    cudaStreamDestroy(us.stream);
 }
 
 static int leave(int status) {
@@ -168,27 +157,34 @@ static int leave(int status) {
             fprintf(stderr, "longring: rank %d: %s\n", r, records()[r].data);
         worst = (int)cp_max(worst, records()[r].status);
     }
-    forget();
+    cudaFreeHost(us.host);
+    cudaFree(us.device);
+    cudaStreamDestroy(us.stream);
     return worst;
 }
 
 static cp_status prepare(cp_nccl *world) {
     us.world = world;
-    us.rank = cp_nccl_rank(world);
-    us.ranks = cp_nccl_ranks(world);
+    us.rank = world->rank;
+    us.ranks = world->ranks;
     us.room = cp_max(PIECE, us.ranks * (int64_t)sizeof(record));
     CP_TRY(cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
                    "a queue for a crew"));
     CP_TRY(cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
-                   "%lld bytes on the host", (long long)us.room));
-    return cp_cuda(cudaMalloc((void **)&us.device, (size_t)us.room),
-                   "%lld bytes for a crew", (long long)us.room);
+                   "%ld bytes on the host", us.room));
+    return cp_device_reserve(us.room, "a crew's bytes", &us.device);
+}
+
+static cp_status join(const cp_launch *launch, double patience,
+                      cp_nccl **world) {
+    ncclUniqueId id;
+    CP_TRY(cp_nccl_id(&id));
+    return cp_nccl_new(&id, launch->rank, launch->ranks, patience, world);
 }
 
 cp_status cp_nccl_meet(const cp_launch *launch, double patience,
                        cp_nccl **world, cp_crew *crew) {
     char why[400];
-    ncclUniqueId id;
     *world = NULL;
     if (launch->root[0] == '\0')
         return cp_fail(CP_INVALID,
@@ -196,9 +192,7 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience,
                        "MASTER_ADDR to its host",
                        launch->ranks);
     setenv("NCCL_COMM_ID", launch->root, 1);
-    cp_status status = cp_nccl_id(&id);
-    if (status == CP_OK)
-        status = cp_nccl_new(&id, launch->rank, launch->ranks, patience, world);
+    const cp_status status = join(launch, patience, world);
     if (status == CP_BROKEN) {
         snprintf(why, sizeof(why), "%s", cp_message());
         return cp_fail(status,

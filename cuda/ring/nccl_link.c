@@ -7,35 +7,24 @@
 #include <stdlib.h>
 #include <time.h>
 
-struct cp_nccl {
-    cp_link link;
-    cp_carry carry;
-    cp_nccl *kin; /* the next of this process's; itself if alone */
-    ncclComm_t comm;
-    int rank, ranks;
-    double patience;
-    bool aborted;
-};
-
-static cp_status wait_on(const cp_nccl *nccl, double began, const char *what) {
-    const struct timespec pause = {0, 50000};
-    const double waited = cp_clock() - began;
-    if (nccl->patience > 0 && waited > nccl->patience)
-        return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
-                       nccl->rank, nccl->ranks, nccl->patience, what);
-    if (waited > 2e-4)
-        nanosleep(&pause, NULL);
-    return CP_OK;
+static cp_status in_vain(const cp_nccl *nccl, const char *what) {
+    return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
+                   nccl->rank, nccl->ranks, nccl->patience, what);
 }
 
 static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
+    const struct timespec pause = {0, 50000};
     const double began = cp_clock();
     while (result == ncclInProgress) {
+        const double waited = cp_clock() - began;
         const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &result);
-        if (asked != ncclSuccess)
-            result = asked;
-        if (result == ncclInProgress && wait_on(nccl, began, what) != CP_OK)
-            return CP_BROKEN;
+        result = asked == ncclSuccess ? result : asked;
+        if (result != ncclInProgress)
+            break;
+        if (nccl->patience > 0 && waited > nccl->patience)
+            return in_vain(nccl, what);
+        if (waited > 2e-4)
+            nanosleep(&pause, NULL);
     }
     if (result == ncclSuccess)
         return CP_OK;
@@ -68,15 +57,7 @@ static cp_status trade(void *context, const cp_message_half *halves, int count,
                   "enqueuing messages");
 }
 
-static cp_status carry(void *context, void *to, const void *from, int64_t bytes,
-                       cudaStream_t stream) {
-    cp_message_half halves[2] = {
-        {.peer = 0, .buffer = (void *)(uintptr_t)from, .bytes = bytes},
-        {.peer = 0, .receive = true, .buffer = to, .bytes = bytes}};
-    return trade(context, halves, 2, stream);
-}
-
-static cp_status check_one(cp_nccl *nccl) {
+static cp_status check_one(const cp_nccl *nccl) {
     ncclResult_t state = ncclSuccess;
     CP_TRY(still_here(nccl));
     const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
@@ -88,13 +69,12 @@ static cp_status check_one(cp_nccl *nccl) {
 }
 
 static cp_status check(void *context) {
-    cp_nccl *first = context, *nccl = first;
-    cp_status status = CP_OK;
+    const cp_nccl *first = context, *nccl = first;
     do {
-        status = check_one(nccl);
+        CP_TRY(check_one(nccl));
         nccl = nccl->kin;
-    } while (nccl != first && status == CP_OK);
-    return status;
+    } while (nccl != first);
+    return CP_OK;
 }
 
 static void abort_one(cp_nccl *nccl) {
@@ -111,18 +91,16 @@ static void give_up(void *context) {
     } while (nccl != first);
 }
 
+static cudaError_t ask_stream(const void *stream) {
+    return cudaStreamQuery(*(const cudaStream_t *)stream);
+}
+
 cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
-    const double began = cp_clock();
-    cudaError_t error;
-    cp_status status = CP_OK;
-    while (status == CP_OK &&
-           (error = cudaStreamQuery(stream)) == cudaErrorNotReady) {
-        status = check(nccl);
-        if (status == CP_OK)
-            status = wait_on(nccl, began, what);
-    }
-    if (status == CP_OK)
-        status = cp_cuda(error, "rank %d, %s", nccl->rank, what);
+    bool late;
+    cp_status status =
+        cp_await(ask_stream, &stream, &nccl->link, nccl->patience, &late);
+    if (late)
+        status = in_vain(nccl, what);
     if (status != CP_OK)
         give_up(nccl);
     return status;
@@ -141,7 +119,6 @@ static ncclConfig_t config_of(int most_blocks) {
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
     **out = (cp_nccl){.link = {trade, check, give_up, *out},
-                      .carry = {carry, *out},
                       .kin = *out,
                       .rank = rank,
                       .ranks = ranks,
@@ -150,6 +127,8 @@ static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
 }
 
 static void forget(cp_nccl *nccl) {
+    if (nccl == NULL)
+        return;
     cp_nccl *before = nccl;
     while (before->kin != nccl)
         before = before->kin;
@@ -169,17 +148,16 @@ cp_status cp_nccl_id(ncclUniqueId *id) {
 
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out) {
-    *out = NULL;
-    cp_nccl *nccl;
-    CP_TRY(allocate(rank, ranks, patience, &nccl));
     ncclConfig_t config = config_of(FEW_BLOCKS);
+    *out = NULL;
+    CP_TRY(allocate(rank, ranks, patience, out));
     const cp_status status = settle(
-        nccl, ncclCommInitRankConfig(&nccl->comm, ranks, *id, rank, &config),
+        *out, ncclCommInitRankConfig(&(*out)->comm, ranks, *id, rank, &config),
         "joining");
     if (status == CP_OK)
-        *out = nccl;
-    else
-        forget(nccl);
+        return CP_OK;
+    forget(*out);
+    *out = NULL;
     return status;
 }
 
@@ -196,18 +174,6 @@ void cp_nccl_free(cp_nccl *nccl) {
     forget(nccl);
 }
 
-const cp_link *cp_nccl_link(const cp_nccl *nccl) {
-    return &nccl->link;
-}
-
-int cp_nccl_rank(const cp_nccl *nccl) {
-    return nccl->rank;
-}
-
-int cp_nccl_ranks(const cp_nccl *nccl) {
-    return nccl->ranks;
-}
-
 void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
     cp_nccl *each = nccl;
     do {
@@ -219,23 +185,15 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
 static cp_status split(cp_nccl *world, int color, int key, int ranks,
                        int most_blocks, cp_nccl **out) {
     ncclConfig_t config = config_of(most_blocks);
-    cp_nccl *nccl;
-    CP_TRY(allocate(key, ranks, world->patience, &nccl));
-    cp_status status = settle(
-        world, ncclCommSplit(world->comm, color, key, &nccl->comm, &config),
-        "forming groups");
-    if (status == CP_OK && nccl->comm == NULL)
-        status = cp_fail(CP_BROKEN, "rank %d got no group", world->rank);
-    if (status == CP_OK)
-        status = settle(nccl, ncclInProgress, "joining a group");
-    if (status == CP_OK) {
-        nccl->kin = world->kin;
-        world->kin = nccl;
-        *out = nccl;
-    } else {
-        forget(nccl);
-    }
-    return status;
+    CP_TRY(allocate(key, ranks, world->patience, out));
+    CP_TRY(settle(
+        world, ncclCommSplit(world->comm, color, key, &(*out)->comm, &config),
+        "forming groups"));
+    if ((*out)->comm == NULL)
+        return cp_fail(CP_BROKEN, "rank %d got no group", world->rank);
+    (*out)->kin = world->kin;
+    world->kin = *out;
+    return settle(*out, ncclInProgress, "joining a group");
 }
 
 cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
@@ -245,13 +203,15 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
         return cp_fail(CP_INVALID, "%d ranks cannot form groups of %d",
                        world->ranks, tp_size);
     const int mine = world->rank % tp_size, row = world->rank / tp_size;
-    CP_TRY(split(world, row, mine, tp_size, 0, tp));
-    const cp_status status =
-        split(world, mine, row, world->ranks / tp_size, FEW_BLOCKS, cp);
-    if (status != CP_OK) {
-        forget(*tp);
-        *tp = NULL;
-    }
+    const int rows = world->ranks / tp_size;
+    cp_status status = split(world, row, mine, tp_size, 0, tp);
+    if (status == CP_OK)
+        status = split(world, mine, row, rows, FEW_BLOCKS, cp);
+    if (status == CP_OK)
+        return CP_OK;
+    forget(*tp);
+    forget(*cp);
+    *tp = *cp = NULL;
     return status;
 }
 
@@ -274,8 +234,4 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
         nccl,
         ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream),
         "enqueuing a gathering");
-}
-
-const cp_carry *cp_nccl_carry(const cp_nccl *nccl) {
-    return &nccl->carry;
 }

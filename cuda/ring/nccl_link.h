@@ -7,7 +7,16 @@
 
 #include "cuda/ring/streams.h"
 
+/* A rank of a communicator. */
 typedef struct cp_nccl cp_nccl;
+struct cp_nccl {
+    cp_link link; /* for cp_stream_walk; alone, for cp_loopback_walk */
+    int rank, ranks;
+    double patience; /* seconds that a call lasts at most; 0: for ever */
+    ncclComm_t comm;
+    cp_nccl *kin; /* the next of this process's; itself if alone */
+    bool aborted; /* given up: nothing more is said to its peers */
+};
 
 /* An id for ranks to join by: made by one of them and handed round; or, if
  * NCCL_COMM_ID says where rank 0 is, by each. CP_BROKEN as NCCL fails. */
@@ -23,14 +32,8 @@ cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
  * failed. */
 void cp_nccl_free(cp_nccl *nccl);
 
-int cp_nccl_rank(const cp_nccl *nccl);
-int cp_nccl_ranks(const cp_nccl *nccl);
-
 /* From now on, calls last at most so long; those of its groups too. */
 void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
-
-/* For cp_stream_walk. Belongs to nccl. */
-const cp_link *cp_nccl_link(const cp_nccl *nccl);
 
 /* Wait until the stream is done, within the patience. Or give up, and fail
  * with CP_BROKEN, saying what was waited for. */
@@ -54,8 +57,4 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
  * queue of their walks, between walks, so that the two never overlap. */
 cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
                       cudaStream_t stream);
-/* For cp_loopback_walk, of a communicator of one rank: each message is sent to
- * oneself. Belongs to nccl. */
-const cp_carry *cp_nccl_carry(const cp_nccl *nccl);
-
 #endif

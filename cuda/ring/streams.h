@@ -11,13 +11,6 @@
 #include "cuda/ring/device_trace.h"
 #include "cuda/kernels/kernels.h"
 
-/* Enqueue the copying of bytes from one buffer to another, on a stream. */
-typedef struct {
-    cp_status (*carry)(void *context, void *to, const void *from, int64_t bytes,
-                       cudaStream_t stream);
-    void *context;
-} cp_carry;
-
 /* One side of a message. The buffer is the device's, and the caller's. */
 typedef struct {
     int peer;
@@ -38,6 +31,12 @@ typedef struct {
     void (*abort)(void *context);
     void *context;
 } cp_link;
+
+/* Ask the device about something until it has come, and a link (or NULL)
+ * whether it is sound: at most so many seconds (0: for ever), and then *late.
+ * Fails as the link does, or as what was asked about. */
+cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
+                   const cp_link *link, double patience, bool *late);
 
 typedef struct cp_stream_walker cp_stream_walker;
 
@@ -71,15 +70,13 @@ void cp_stream_walker_free(cp_stream_walker *walker);
 cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
 
 /* Where the new tokens must lie, on the device, when the compute queue gets to
- * the walk: shapes as for cp_walker_queries (walk.h). */
-void *cp_stream_walker_queries(cp_stream_walker *walker);
-void *cp_stream_walker_new_keys(cp_stream_walker *walker);
-void *cp_stream_walker_new_values(cp_stream_walker *walker);
-
-/* Where the answer will lie, after the walk's work on the compute queue: rows
- * as for cp_walker_result. */
-float *cp_stream_walker_output(cp_stream_walker *walker);
-float *cp_stream_walker_lse(cp_stream_walker *walker);
+ * the walk, and where the answer will lie behind it: shapes as for
+ * cp_walker_queries and cp_walker_result (walk.h). */
+typedef struct {
+    void *queries, *keys, *values;
+    float *output, *lse;
+} cp_stream_rows;
+cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
 
 /* Put the rank's program on its queues, and return; link carries its messages.
  * The caches of one layer are as for cp_walk, on the device; they and link must
@@ -90,10 +87,11 @@ cp_status cp_stream_walk(cp_stream_walker *walker, const cp_link *link,
 
 /* Put all ranks' programs on their queues, and return: N ranks on one device,
  * or on several that can copy from each other. walkers[r] is rank r's, all of
- * one plan; caches as for cp_walk, on the device. carry may be NULL: copies. A
- * failure leaves work on the queues; finish waits for it. */
+ * one plan; caches as for cp_walk, on the device. Each message is one that
+ * link's only rank sends to itself; NULL: a copy. A failure leaves work on the
+ * queues; finish waits for it. */
 cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
-                           const cp_carry *carry, void *const *cache_keys,
+                           const cp_link *link, void *const *cache_keys,
                            void *const *cache_values);
 
 /* Wait until all that is on a rank's queues by now is over, its walk and what
@@ -102,6 +100,10 @@ cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
  * disagreed about a batch; a link is then aborted, so that nothing waits on
  * the device for ever. */
 cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
+
+/* After a failure: end what waits for the link (or NULL) on the device, and
+ * wait until all that is on some ranks' queues is over. */
+void cp_queues_drain(const cp_queues *queues, int count, const cp_link *link);
 
 /* What the rank sent in its last walk. */
 cp_traffic cp_stream_walker_traffic(const cp_stream_walker *walker);

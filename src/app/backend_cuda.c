@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cuda/kernels/device.h"
-#include "cuda/model/device_attend.h"
 #include "cuda/model/device_engine.h"
 #include "app/device_laboratory.h"
 #include "app/meter.h"
@@ -21,6 +20,7 @@ static const cp_device_place *place_of(int ranks) {
     const bool all = apart.crew != NULL && ranks > 1;
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }
+
 static cp_nccl *world, *heads, *ring;
 static cp_crew crew;
 static int (*leave_the_crew)(int status);
@@ -47,7 +47,7 @@ static void wait_at_most(double seconds) {
 }
 
 static void leave_nccl(int status) {
-    const cp_link *link = world != NULL ? cp_nccl_link(world) : NULL;
+    const cp_link *link = world != NULL ? &world->link : NULL;
     if (status != 0 && link != NULL)
         link->abort(link->context); /* and with world all groups */
     cp_nccl_free(heads);
@@ -112,7 +112,7 @@ static cp_status join(int count, char *const *arguments) {
                   : join_by_nccl(&launch));
     apart.only = crew.rank;
     apart.crew = &crew;
-    apart.link = cp_nccl_link(world);
+    apart.link = &world->link;
     return by_mpi ? CP_OK : cp_crew_agree_words(count, arguments);
 }
 
@@ -120,55 +120,9 @@ static cp_status divide(int parts) {
     CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
     mine = (cp_device_share){crew.rank % parts, parts};
     apart.only = crew.rank / parts;
-    apart.link = cp_nccl_link(ring);
+    apart.link = &ring->link;
     apart.tensor = heads;
     return CP_OK;
-}
-static const cp_machine one_gpu = {
-    .name = "ranks on one GPU",
-    .flops = 20 * INT64_C(1000000000000),
-    .bytes_per_second = 1500 * INT64_C(1000000000),
-    .element_bytes = 2,
-};
-static const cp_machine one_gpu_fp32 = {
-    .name = "ranks on one GPU",
-    .flops = 20 * INT64_C(1000000000000),
-    .bytes_per_second = 1500 * INT64_C(1000000000),
-    .element_bytes = 4,
-};
-
-static cp_status open_bf16(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_BF16, mine, model);
-}
-
-static cp_status open_fp32(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F32, mine, model);
-}
-
-static cp_status open_fp8(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F8, mine, model);
-}
-
-static cp_status attend_bf16(cp_attend_job *job) {
-    return cp_device_attend_run(place_of(job->ranks), &one_gpu, CP_BF16, job);
-}
-
-static cp_status attend_fp32(cp_attend_job *job) {
-    return cp_device_attend_run(place_of(job->ranks), &one_gpu_fp32, CP_F32,
-                                job);
-}
-
-cp_status cp_cuda_calibrate(const cp_calibration *wanted) {
-    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_BF16,
-                               wanted);
-}
-
-cp_status cp_cuda_calibrate_fp32(const cp_calibration *wanted) {
-    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F32, wanted);
-}
-
-cp_status cp_cuda_calibrate_fp8(const cp_calibration *wanted) {
-    return cp_device_calibrate(place_of(wanted->ranks), CP_NUMBERS_F8, wanted);
 }
 
 static cp_status engine_new(const cp_model *model,
@@ -177,34 +131,39 @@ static cp_status engine_new(const cp_model *model,
     return cp_device_engine_new(place_of(options->ranks), model, options, out);
 }
 
-#define ON_GPUS                                                                \
-    .communicator = "copies on one GPU; NCCL", .patience = wait_at_most,       \
-    .join = join, .divide = divide, .model_close = cp_device_model_close,      \
-    .engine_new = engine_new
+/* A backend by how it stores its blocks' matrices, and its keys and values. */
+#define BACKEND(suffix, shown, words, numbers, element, bytes)                 \
+    static const cp_machine machine##suffix = {                                \
+        .name = "ranks on one GPU",                                            \
+        .flops = 20 * INT64_C(1000000000000),                                  \
+        .bytes_per_second = 1500 * INT64_C(1000000000),                        \
+        .element_bytes = bytes,                                                \
+    };                                                                         \
+    static cp_status attend##suffix(cp_attend_job *job) {                      \
+        return cp_device_attend_run(place_of(job->ranks), &machine##suffix,    \
+                                    element, job);                             \
+    }                                                                          \
+    static cp_status model_open##suffix(const cp_gguf *file,                   \
+                                        cp_model **model) {                    \
+        return cp_device_model_open(file, numbers, mine, model);               \
+    }                                                                          \
+    cp_status cp_cuda_calibrate##suffix(const cp_calibration *wanted) {        \
+        return cp_device_calibrate(place_of(wanted->ranks), numbers, wanted);  \
+    }                                                                          \
+    const cp_backend cp_backend_cuda##suffix = {                               \
+        .name = shown,                                                         \
+        .kernels = words ", plain CUDA and cuBLASLt",                          \
+        .communicator = "copies on one GPU; NCCL",                             \
+        .machine = &machine##suffix,                                           \
+        .patience = wait_at_most,                                              \
+        .join = join,                                                          \
+        .divide = divide,                                                      \
+        .attend = attend##suffix,                                              \
+        .model_open = model_open##suffix,                                      \
+        .model_close = cp_device_model_close,                                  \
+        .engine_new = engine_new,                                              \
+    };
 
-const cp_backend cp_backend_cuda = {
-    .name = "cuda",
-    .kernels = "bf16, plain CUDA and cuBLASLt",
-    .machine = &one_gpu,
-    .attend = attend_bf16,
-    .model_open = open_bf16,
-    ON_GPUS,
-};
-
-const cp_backend cp_backend_cuda_fp32 = {
-    .name = "cuda-fp32",
-    .kernels = "fp32, plain CUDA and cuBLASLt",
-    .machine = &one_gpu_fp32,
-    .attend = attend_fp32,
-    .model_open = open_fp32,
-    ON_GPUS,
-};
-
-const cp_backend cp_backend_cuda_fp8 = {
-    .name = "cuda-fp8",
-    .kernels = "bf16 and FP8 weights, plain CUDA and cuBLASLt",
-    .machine = &one_gpu,
-    .attend = attend_bf16,
-    .model_open = open_fp8,
-    ON_GPUS,
-};
+BACKEND(, "cuda", "bf16", CP_NUMBERS_BF16, CP_BF16, 2)
+BACKEND(_fp32, "cuda-fp32", "fp32", CP_NUMBERS_F32, CP_F32, 4)
+BACKEND(_fp8, "cuda-fp8", "bf16 and FP8 weights", CP_NUMBERS_F8, CP_BF16, 2)

@@ -4,12 +4,13 @@
 #ifndef CP_GROUND_H
 #define CP_GROUND_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* Formats print an int64_t by %ld, without a cast. */
-_Static_assert(sizeof(long) == sizeof(int64_t), "int64_t is long");
+static_assert(sizeof(long) == sizeof(int64_t), "int64_t is long");
 
 typedef enum {
     CP_OK = 0,

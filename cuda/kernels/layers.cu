@@ -6,23 +6,13 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "cuda/kernels/model_kernels.h"
 #include "cuda/kernels/numbers.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, PART = 4 * THREADS };
 
-/* A block for each row and each part of it; no blocks for nothing. */
-static cudaError_t grid_of(int64_t rows, int64_t width, int64_t parts,
-                           dim3 *grid) {
-    const bool nothing = rows == 0 || width == 0;
-    if (rows < 0 || width < 0)
-        return cudaErrorInvalidValue;
-    if (rows > INT32_MAX || parts > 65535)
-        return cudaErrorInvalidConfiguration;
-    grid->x = nothing ? 0 : (unsigned)rows;
-    grid->y = (unsigned)parts;
-    grid->z = 1;
-    return cudaSuccess;
+/* Blocks for so many rows: none where they are empty. */
+static int64_t blocks_of(int64_t rows, int64_t width) {
+    return width > 0 ? rows : width;
 }
 
 CP_KERNEL(embed_rows, cp_device_embedding) {
@@ -34,23 +24,25 @@ CP_KERNEL(embed_rows, cp_device_embedding) {
 
 cudaError_t cp_device_embed(const cp_device_embedding *call,
                             cudaStream_t stream) {
-    dim3 grid;
-    const cudaError_t error = grid_of(call->count, call->width, 1, &grid);
-    if (error != cudaSuccess || grid.x == 0)
-        return error;
-    return CP_LAUNCH(embed_rows, grid, THREADS, stream, *call);
+    return CP_LAUNCH_GRID(embed_rows, blocks_of(call->count, call->width), 1, 1,
+                          THREADS, stream, *call);
 }
 
-static __device__ float sum_of_block(float x, float *of_warps) {
+static __device__ float join(float a, float b, bool largest) {
+    return largest ? fmaxf(a, b) : a + b;
+}
+
+/* The sum over a block's threads, or the largest. */
+static __device__ float join_block(float x, bool largest, float *of_warps) {
     for (int turn = 16; turn > 0; turn /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, turn);
+        x = join(x, __shfl_xor_sync(0xffffffffu, x, turn), largest);
     if (threadIdx.x % 32 == 0)
         of_warps[threadIdx.x / 32] = x;
     __syncthreads();
-    float sum = 0.0f;
-    for (int warp = 0; warp < WARPS; warp++)
-        sum += of_warps[warp];
-    return sum;
+    x = of_warps[0];
+    for (int warp = 1; warp < WARPS; warp++)
+        x = join(x, of_warps[warp], largest);
+    return x;
 }
 
 CP_KERNEL(norm_rows, cp_device_norming) {
@@ -59,7 +51,7 @@ CP_KERNEL(norm_rows, cp_device_norming) {
     float squares = 0.0f;
     for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
         squares = fmaf(x[i], x[i], squares);
-    const float mean = sum_of_block(squares, of_warps) / (float)a.width;
+    const float mean = join_block(squares, false, of_warps) / (float)a.width;
     const float scale = 1.0f / sqrtf(mean + a.epsilon);
     for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
         cp_put(a.y, a.element, blockIdx.x * a.width + i,
@@ -67,11 +59,8 @@ CP_KERNEL(norm_rows, cp_device_norming) {
 }
 
 cudaError_t cp_device_norm(const cp_device_norming *call, cudaStream_t stream) {
-    dim3 grid;
-    const cudaError_t error = grid_of(call->rows, call->width, 1, &grid);
-    if (error != cudaSuccess || grid.x == 0)
-        return error;
-    return CP_LAUNCH(norm_rows, grid, THREADS, stream, *call);
+    return CP_LAUNCH_GRID(norm_rows, blocks_of(call->rows, call->width), 1, 1,
+                          THREADS, stream, *call);
 }
 
 CP_KERNEL(rotate_rows, cp_device_rotating) {
@@ -116,17 +105,13 @@ CP_KERNEL(rotate_rows, cp_device_rotating) {
 cudaError_t cp_device_rotate(const cp_device_rotating *call,
                              cudaStream_t stream) {
     const cp_shape *shape = &call->shape;
+    const int64_t heads = shape->query_heads + 2 * shape->kv_heads;
     int64_t numbers;
-    dim3 grid;
     if (call->pairs < 0 || 2 * call->pairs > shape->head_dim ||
-        !cp_multiply(shape->query_heads + 2 * shape->kv_heads, shape->head_dim,
-                     &numbers) ||
-        numbers > INT32_MAX)
+        !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
-    const cudaError_t error = grid_of(call->rows, numbers, 1, &grid);
-    if (error != cudaSuccess || grid.x == 0)
-        return error;
-    return CP_LAUNCH(rotate_rows, grid, THREADS, stream, *call);
+    return CP_LAUNCH_GRID(rotate_rows, blocks_of(call->rows, numbers), 1, 1,
+                          THREADS, stream, *call);
 }
 
 CP_KERNEL(gather_rows, cp_device_gathering) {
@@ -138,11 +123,8 @@ CP_KERNEL(gather_rows, cp_device_gathering) {
 
 cudaError_t cp_device_gather(const cp_device_gathering *call,
                              cudaStream_t stream) {
-    dim3 grid;
-    const cudaError_t error = grid_of(call->rows, call->width, 1, &grid);
-    if (error != cudaSuccess || grid.x == 0)
-        return error;
-    return CP_LAUNCH(gather_rows, grid, THREADS, stream, *call);
+    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
+                          THREADS, stream, *call);
 }
 
 CP_KERNEL(gate_rows, cp_device_gating) {
@@ -158,23 +140,9 @@ CP_KERNEL(gate_rows, cp_device_gating) {
 }
 
 cudaError_t cp_device_gate(const cp_device_gating *call, cudaStream_t stream) {
-    dim3 grid;
-    const cudaError_t error = grid_of(call->rows, call->inner,
-                                      cp_ceil_divide(call->inner, PART), &grid);
-    if (error != cudaSuccess || grid.x == 0)
-        return error;
-    return CP_LAUNCH(gate_rows, grid, THREADS, stream, *call);
-}
-
-static __device__ float largest_of_block(float x, float *of_warps) {
-    for (int turn = 16; turn > 0; turn /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, turn));
-    if (threadIdx.x % 32 == 0)
-        of_warps[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int warp = 0; warp < WARPS; warp++)
-        x = fmaxf(x, of_warps[warp]);
-    return x;
+    return CP_LAUNCH_GRID(gate_rows, blocks_of(call->rows, call->inner),
+                          cp_ceil_divide(call->inner, PART), 1, THREADS, stream,
+                          *call);
 }
 
 CP_KERNEL(quantise_rows, cp_device_quantising) {
@@ -183,7 +151,7 @@ CP_KERNEL(quantise_rows, cp_device_quantising) {
     float largest = 0.0f;
     for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
         largest = fmaxf(largest, fabsf(a.x[first + i]));
-    largest = largest_of_block(largest, of_warps);
+    largest = join_block(largest, true, of_warps);
     const float scale =
         largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
     if (threadIdx.x == 0)
@@ -204,12 +172,9 @@ CP_KERNEL(quantise_rows, cp_device_quantising) {
 
 cudaError_t cp_device_quantise(const cp_device_quantising *call,
                                cudaStream_t stream) {
-    dim3 grid;
-    const cudaError_t error = grid_of(call->rows, call->width, 1, &grid);
-    if (error != cudaSuccess || grid.x == 0)
-        return error;
-    if (call->width % 4 == 0 &&
+    const int64_t blocks = blocks_of(call->rows, call->width);
+    if (blocks != 0 && call->width % 4 == 0 &&
         ((uintptr_t)call->x % 16 != 0 || (uintptr_t)call->y % 4 != 0))
         return cudaErrorInvalidValue;
-    return CP_LAUNCH(quantise_rows, grid, THREADS, stream, *call);
+    return CP_LAUNCH_GRID(quantise_rows, blocks, 1, 1, THREADS, stream, *call);
 }
