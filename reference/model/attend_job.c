@@ -1,7 +1,7 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* Attention on cores: walkers, and the cache of one layer. */
 #define _POSIX_C_SOURCE 200809L
-#include "reference/model/attend_job.h"
+#include "reference/model/engine.h"
 
 #include <pthread.h>
 

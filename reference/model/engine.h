@@ -1,6 +1,6 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Engines whose ranks compute on cores: threads of this process, or one of
- * them in each of several. */
+/* Ranks that compute on cores, for a session or for attention alone: threads
+ * of this process, or one of them in each of several. */
 #ifndef CP_CORES_ENGINE_H
 #define CP_CORES_ENGINE_H
 
@@ -29,5 +29,11 @@ cp_status cp_forward_rank(cp_comm *comm, void *engine);
 cp_status cp_cores_engine_new(const cp_place *place, const cp_model *model,
                               const cp_session_options *options,
                               cp_engine **out);
+
+/* Lay a job out after its past and run it on the ranks of a place; every
+ * process has all of the input and gets all of the output. Fails as
+ * cp_attend_call_new and the ranks do; output and lse may then hold
+ * anything. */
+cp_status cp_attend_run(const cp_place *place, cp_attend_job *job);
 
 #endif

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "reference/model/attend_job.h"
 #include "app/bench_rows.h"
 #include "app/meter.h"
 #include "app/subjects.h"

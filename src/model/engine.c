@@ -23,21 +23,6 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
     return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 
-static cp_status by_crew(void *context, void *items, int64_t bytes) {
-    const cp_crew *crew = context;
-    return crew->collect(items, bytes);
-}
-
-static cp_status agree(const cp_engine *engine, const cp_forward *call) {
-    const cp_crew *crew = engine->place.crew;
-    if (crew == NULL)
-        return CP_OK;
-    const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
-    return cp_agree_by(by_crew, (void *)(uintptr_t)crew, crew->rank,
-                       crew->ranks, call->plan,
-                       cp_fingerprint(call->tokens, bytes, 1));
-}
-
 cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
     int32_t *all;
     if (crew == NULL)
@@ -118,9 +103,12 @@ static cp_status collect_bytes(const cp_engine *engine,
 
 static cp_status run(cp_engine *engine, const cp_forward *call,
                      cp_owner **owners) {
-    CP_TRY(agree(engine, call));
-    CP_TRY(cp_crew_all_ready(engine->place.crew,
-                             prepare_here(engine, call, owners)));
+    const cp_crew *crew = engine->place.crew;
+    const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
+    if (crew != NULL)
+        CP_TRY(
+            cp_crew_agree(call->plan, cp_fingerprint(call->tokens, bytes, 1)));
+    CP_TRY(cp_crew_all_ready(crew, prepare_here(engine, call, owners)));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
 }

@@ -100,13 +100,14 @@ enum { WIDTH, INNER, HEADS, KEY_HEADS, WORDS, ONE }; /* kinds of extent */
 static const struct {
     const char *name;
     int in, out;
+    int together; /* from the first of them: products of one input */
 } weights[] = {
-    {"token_embd", WIDTH, WORDS}, {"output_norm", WIDTH, ONE},
-    {"output", WIDTH, WORDS},     {"attn_norm", WIDTH, ONE},
-    {"attn_q", WIDTH, HEADS},     {"attn_k", WIDTH, KEY_HEADS},
-    {"attn_v", WIDTH, KEY_HEADS}, {"attn_output", HEADS, WIDTH},
-    {"ffn_norm", WIDTH, ONE},     {"ffn_gate", WIDTH, INNER},
-    {"ffn_up", WIDTH, INNER},     {"ffn_down", INNER, WIDTH},
+    {"token_embd", WIDTH, WORDS, 1}, {"output_norm", WIDTH, ONE, 1},
+    {"output", WIDTH, WORDS, 1},     {"attn_norm", WIDTH, ONE, 1},
+    {"attn_q", WIDTH, HEADS, 3},     {"attn_k", WIDTH, KEY_HEADS, 0},
+    {"attn_v", WIDTH, KEY_HEADS, 0}, {"attn_output", HEADS, WIDTH, 1},
+    {"ffn_norm", WIDTH, ONE, 1},     {"ffn_gate", WIDTH, INNER, 2},
+    {"ffn_up", WIDTH, INNER, 0},     {"ffn_down", INNER, WIDTH, 1},
 };
 
 static void write_name(cp_weight weight, int64_t block, char name[80]) {
@@ -182,9 +183,9 @@ static cp_status find(const cp_gguf *file, const char *name, int64_t in,
                    name, tensor->extent[0], tensor->extent[1], in, out);
 }
 
-cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
-                          cp_weight weight, int64_t block,
-                          const cp_gguf_tensor **out) {
+static cp_status find_weight(const cp_gguf *file, const cp_model_facts *facts,
+                             cp_weight weight, int64_t block,
+                             const cp_gguf_tensor **out) {
     char name[80];
     *out = NULL;
     write_name(weight, block, name);
@@ -192,6 +193,22 @@ cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
         return CP_OK;
     return find(file, name, extent(facts, weights[weight].in),
                 extent(facts, weights[weight].out), out);
+}
+
+cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
+                           cp_tensor_taker take, void *context) {
+    const cp_gguf_tensor *tensors[3];
+    for (int64_t layer = 0; layer < facts->layers; layer++) {
+        int w = layer == 0 ? CP_WEIGHT_EMBEDDING : CP_WEIGHT_ATTENTION_NORM;
+        for (; w < CP_WEIGHTS; w += weights[w].together) {
+            for (int n = 0; n < weights[w].together; n++)
+                CP_TRY(find_weight(file, facts, (cp_weight)(w + n), layer,
+                                   &tensors[n]));
+            CP_TRY(take(context, (cp_weight)w, layer, weights[w].together,
+                        tensors));
+        }
+    }
+    return CP_OK;
 }
 
 static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
