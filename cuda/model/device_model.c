@@ -40,7 +40,7 @@ static cp_status take_piece(const loader *load, cp_weight weight,
     if (all.in % values != 0)
         return cp_fail(CP_INVALID,
                        "%s: %ld parts of its rows are no whole blocks of %ld",
-                       tensor->name, parts, values);
+                       cp_gguf_show(tensor->name).text, parts, values);
     return CP_OK;
 }
 
@@ -57,11 +57,12 @@ static cp_status expand(loader *load, const piece *from, cp_element element,
     CP_TRY(cp_cuda(cudaMemcpy2DAsync(load->blocks, row, begin, (size_t)pitch,
                                      row, (size_t)from->rows,
                                      cudaMemcpyHostToDevice, load->stream),
-                   "sending %ld rows of %s", from->rows, tensor->name));
+                   "sending %ld rows of %s", from->rows,
+                   cp_gguf_show(tensor->name).text));
     return cp_cuda(cp_device_expand(tensor->type, load->blocks,
                                     from->rows * from->in, element, to,
                                     load->stream),
-                   "expanding %s", tensor->name);
+                   "expanding %s", cp_gguf_show(tensor->name).text);
 }
 
 static cp_status fill(loader *load, const piece *from,
@@ -80,7 +81,7 @@ static cp_status fill(loader *load, const piece *from,
         from->rows, from->in, (const float *)(void *)load->values, to,
         (float *)(uintptr_t)matrix->scales + first};
     return cp_cuda(cp_device_quantise(&call, load->stream),
-                   "rounding %s to FP8", from->tensor->name);
+                   "rounding %s to FP8", cp_gguf_show(from->tensor->name).text);
 }
 
 static cp_numbers numbers_of(const cp_device_model *model, cp_weight weight) {

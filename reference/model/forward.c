@@ -50,6 +50,11 @@ static state *state_of(const cp_rows *rows) {
     return (state *)rows->pass;
 }
 
+static const cp_llama_tensor *tensor_of(const state *s, cp_weight weight,
+                                        int64_t layer) {
+    return &s->model->tensors[cp_weight_index(weight, layer)];
+}
+
 static void plan_blocks(state *s) {
     const int64_t slice = cp_micro_get()->slice;
     const bool many = s->count >= (int64_t)LEAST_ROWS * s->threads;
@@ -61,19 +66,17 @@ static void plan_blocks(state *s) {
 }
 
 static void claim_desk(const state *s, cp_arena *from, int n) {
-    const cp_model_facts *f = s->facts;
-    const int64_t heads = f->shape.query_heads * f->shape.head_dim;
-    const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
-    const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
-    const int64_t widths[CP_WEIGHTS] = {
-        [CP_WEIGHT_QUERY] = heads,        [CP_WEIGHT_KEY] = keys,
-        [CP_WEIGHT_VALUE] = keys,         [CP_WEIGHT_GATE] = f->feed_forward,
-        [CP_WEIGHT_UP] = f->feed_forward,
-    };
+    static const cp_weight kept[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
+                                     CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
+                                     CP_WEIGHT_UP};
     desk made = {.threads = s->helpers > 1 ? 1 : s->threads};
-    made.normed = cp_arena_claim(from, s->block, 4 * f->width);
-    for (int w = 0; w < CP_WEIGHTS; w++)
-        made.made[w] = cp_arena_claim(from, s->block, 4 * widths[w]);
+    int64_t widest = s->facts->width;
+    made.normed = cp_arena_claim(from, s->block, 4 * widest);
+    for (int n = 0; n < 5; n++) {
+        const int64_t width = tensor_of(s, kept[n], 0)->matrix.out;
+        made.made[kept[n]] = cp_arena_claim(from, s->block, 4 * width);
+        widest = cp_max(widest, width);
+    }
     made.scratch = cp_arena_claim(
         from, cp_linear_scratch(s->block, widest, made.threads), 4);
     if (from->memory != NULL)
@@ -102,11 +105,6 @@ static cp_status make_room(state *s) {
     room = (cp_arena){.align = 64, .memory = s->memory};
     claim_all(s, &room);
     return CP_OK;
-}
-
-static const cp_llama_tensor *tensor_of(const state *s, cp_weight weight,
-                                        int64_t layer) {
-    return &s->model->tensors[cp_weight_index(weight, layer)];
 }
 
 static cp_status embed(cp_pass *pass) {

@@ -129,16 +129,16 @@ static int64_t extent(const cp_model_facts *f, int kind) {
     return extents[kind];
 }
 
-static bool is_used(const char *name, const cp_model_facts *f) {
+static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
     char used[80];
     long block = 0;
-    sscanf(name, "blk.%ld.", &block);
+    sscanf(cp_gguf_show(name).text, "blk.%ld.", &block);
     for (int w = 0; w < CP_WEIGHTS && block >= 0 && block < f->layers; w++) {
         write_name((cp_weight)w, block, used);
-        if (strcmp(name, used) == 0)
+        if (cp_gguf_is(name, used))
             return true;
     }
-    return strcmp(name, "rope_freqs.weight") == 0;
+    return cp_gguf_is(name, "rope_freqs.weight");
 }
 
 static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
@@ -148,10 +148,10 @@ static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
             return cp_fail(CP_INVALID,
                            "the file has a tensor %s, and what it is for is "
                            "not built",
-                           tensor->name);
+                           cp_gguf_show(tensor->name).text);
         if (!cp_gguf_finite(tensor))
             return cp_fail(CP_INVALID, "%s has weights that are no numbers",
-                           tensor->name);
+                           cp_gguf_show(tensor->name).text);
     }
     return CP_OK;
 }

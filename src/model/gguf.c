@@ -152,10 +152,6 @@ static cp_gguf_string string_of(const char *text) {
     return (cp_gguf_string){text, (int64_t)strlen(text)};
 }
 
-static cp_gguf_shown show_name(const char *name) {
-    return cp_gguf_show(string_of(name));
-}
-
 bool cp_gguf_same(cp_gguf_string a, cp_gguf_string b) {
     return a.length == b.length &&
            memcmp(a.bytes, b.bytes, (size_t)a.length) == 0;
@@ -247,16 +243,14 @@ bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
     return finite;
 }
 
-static cp_status read_name(reader *reader, cp_gguf_tensor *tensor) {
-    cp_gguf_string string;
-    CP_TRY(read_string(reader, "a tensor's name", &string));
-    if (string.length < 1 || string.length >= (int64_t)sizeof(tensor->name) ||
-        memchr(string.bytes, '\0', (size_t)string.length) != NULL)
+static cp_status read_name(reader *reader, cp_gguf_string *name) {
+    CP_TRY(read_string(reader, "a tensor's name", name));
+    if (name->length < 1 || name->length > 64 ||
+        memchr(name->bytes, '\0', (size_t)name->length) != NULL)
         return cp_fail(CP_INVALID,
                        "tensor name '%s' of %ld bytes: 1 to 64 and no zero "
                        "byte are allowed",
-                       cp_gguf_show(string).text, string.length);
-    memcpy(tensor->name, string.bytes, (size_t)string.length);
+                       cp_gguf_show(*name).text, name->length);
     return CP_OK;
 }
 
@@ -316,17 +310,17 @@ static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
 }
 
 static cp_status read_tensor(reader *reader, cp_gguf_tensor *tensor) {
-    CP_TRY(read_name(reader, tensor));
+    CP_TRY(read_name(reader, &tensor->name));
     const cp_status status = read_shape(reader, tensor);
     if (status != CP_OK)
-        return cp_fail(status, "tensor '%s': %s", show_name(tensor->name).text,
-                       cp_message());
+        return cp_fail(status, "tensor '%s': %s",
+                       cp_gguf_show(tensor->name).text, cp_message());
     return CP_OK;
 }
 
-static int by_key(const void *a, const void *b) {
-    const cp_gguf_string *left = &((const entry *)a)->key;
-    const cp_gguf_string *right = &((const entry *)b)->key;
+/* Keys and tensors begin with their names. */
+static int by_name(const void *a, const void *b) {
+    const cp_gguf_string *left = a, *right = b;
     const int order = memcmp(left->bytes, right->bytes,
                              (size_t)cp_min(left->length, right->length));
     if (order != 0)
@@ -334,15 +328,24 @@ static int by_key(const void *a, const void *b) {
     return left->length < right->length ? -1 : left->length > right->length;
 }
 
-static cp_status sort_entries(cp_gguf *file) {
-    qsort(file->entries, (size_t)file->entry_count, sizeof(entry), by_key);
-    for (int64_t i = 1; i < file->entry_count; i++) {
-        const entry *two = &file->entries[i];
-        if (by_key(two - 1, two) == 0)
-            return cp_fail(CP_INVALID, "two keys are named '%s'",
-                           cp_gguf_show(two->key).text);
+static cp_status sort(void *items, int64_t count, size_t size,
+                      const char *what) {
+    qsort(items, (size_t)count, size, by_name);
+    for (int64_t i = 1; i < count; i++) {
+        const void *one = (const char *)items + (size_t)(i - 1) * size;
+        const cp_gguf_string *two = (const void *)((const char *)one + size);
+        if (by_name(one, two) == 0)
+            return cp_fail(CP_INVALID, "two %s are named '%s'", what,
+                           cp_gguf_show(*two).text);
     }
     return CP_OK;
+}
+
+static void *find(void *items, int64_t count, size_t size, const char *name) {
+    const cp_gguf_string wanted = string_of(name);
+    if (count == 0)
+        return NULL;
+    return bsearch(&wanted, items, (size_t)count, size, by_name);
 }
 
 static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
@@ -360,14 +363,14 @@ static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
 static cp_status place_tensor(const unsigned char *data, int64_t length,
                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
-        return cp_fail(CP_INVALID,
-                       "tensor '%s' at offset %ld is not aligned to %ld",
-                       show_name(tensor->name).text, tensor->offset, alignment);
+        return cp_fail(
+            CP_INVALID, "tensor '%s' at offset %ld is not aligned to %ld",
+            cp_gguf_show(tensor->name).text, tensor->offset, alignment);
     if (tensor->bytes > length - tensor->offset)
         return cp_fail(CP_INVALID,
                        "tensor '%s' has %ld bytes at offset %ld, but the file "
                        "holds %ld bytes of data: it is cut short or corrupt",
-                       show_name(tensor->name).text, tensor->bytes,
+                       cp_gguf_show(tensor->name).text, tensor->bytes,
                        tensor->offset, length);
     tensor->data = data + tensor->offset;
     return CP_OK;
@@ -387,24 +390,9 @@ static cp_status check_overlap(cp_gguf *file) {
         const cp_gguf_tensor *two = &file->tensors[i];
         if (two->offset - one->offset < one->bytes)
             return cp_fail(CP_INVALID, "tensors '%s' and '%s' overlap",
-                           show_name(one->name).text,
-                           show_name(two->name).text);
+                           cp_gguf_show(one->name).text,
+                           cp_gguf_show(two->name).text);
     }
-    return CP_OK;
-}
-
-/* A tensor begins with its name. */
-static int by_name(const void *a, const void *b) {
-    return strcmp(a, b);
-}
-
-static cp_status sort_tensors(cp_gguf *file) {
-    qsort(file->tensors, (size_t)file->tensor_count, sizeof(cp_gguf_tensor),
-          by_name);
-    for (int64_t i = 1; i < file->tensor_count; i++)
-        if (by_name(&file->tensors[i - 1], &file->tensors[i]) == 0)
-            return cp_fail(CP_INVALID, "two tensors are named '%s'",
-                           show_name(file->tensors[i].name).text);
     return CP_OK;
 }
 
@@ -443,7 +431,8 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
         CP_TRY(place_tensor(file->bytes + start, file->length - start,
                             alignment, &file->tensors[i]));
     CP_TRY(check_overlap(file));
-    return sort_tensors(file);
+    return sort(file->tensors, file->tensor_count, sizeof(cp_gguf_tensor),
+                "tensors");
 }
 
 enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
@@ -463,7 +452,7 @@ static cp_status parse(cp_gguf *file) {
         CP_TRY(read_entry(&reader, &file->entries[i]));
     for (int64_t i = 0; i < file->tensor_count; i++)
         CP_TRY(read_tensor(&reader, &file->tensors[i]));
-    CP_TRY(sort_entries(file));
+    CP_TRY(sort(file->entries, file->entry_count, sizeof(entry), "keys"));
     return place_tensors(file, reader.at);
 }
 
@@ -529,11 +518,7 @@ void cp_gguf_close(cp_gguf *file) {
 }
 
 static const entry *find_entry(const cp_gguf *file, const char *key) {
-    const entry wanted = {.key = string_of(key)};
-    if (file->entry_count == 0)
-        return NULL;
-    return bsearch(&wanted, file->entries, (size_t)file->entry_count,
-                   sizeof(entry), by_key);
+    return find(file->entries, file->entry_count, sizeof(entry), key);
 }
 
 bool cp_gguf_has(const cp_gguf *file, const char *key) {
@@ -656,10 +641,8 @@ cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
 }
 
 const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name) {
-    if (file->tensor_count == 0)
-        return NULL;
-    return bsearch(name, file->tensors, (size_t)file->tensor_count,
-                   sizeof(cp_gguf_tensor), by_name);
+    return find(file->tensors, file->tensor_count, sizeof(cp_gguf_tensor),
+                name);
 }
 
 int64_t cp_gguf_tensor_count(const cp_gguf *file) {

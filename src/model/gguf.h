@@ -6,7 +6,12 @@
 #include "ground/ground.h"
 
 typedef struct {
-    char name[65];     /* ends with a zero byte; first, to be sorted by */
+    const char *bytes; /* in the file; no zero byte at the end */
+    int64_t length;
+} cp_gguf_string;
+
+typedef struct {
+    cp_gguf_string name;
     int type;          /* a CP_GGUF_ number below */
     int dimensions;    /* 1 to 4 */
     int64_t extent[4]; /* fastest first; 1 beyond dimensions */
@@ -30,11 +35,6 @@ enum {
     CP_GGUF_Q6_K = 14,
     CP_GGUF_BF16 = 30,
 };
-
-typedef struct {
-    const char *bytes; /* in the file; no zero byte at the end */
-    int64_t length;
-} cp_gguf_string;
 
 typedef struct cp_gguf cp_gguf;
 
