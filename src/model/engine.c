@@ -23,6 +23,11 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
     return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 
+static cp_status by_crew(void *context, void *items, int64_t bytes) {
+    const cp_crew *crew = context;
+    return crew->collect(items, bytes);
+}
+
 cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
     int32_t *all;
     if (crew == NULL)
@@ -106,8 +111,9 @@ static cp_status run(cp_engine *engine, const cp_forward *call,
     const cp_crew *crew = engine->place.crew;
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
     if (crew != NULL)
-        CP_TRY(
-            cp_crew_agree(call->plan, cp_fingerprint(call->tokens, bytes, 1)));
+        CP_TRY(cp_agree_by(by_crew, (void *)(uintptr_t)crew, crew->rank,
+                           crew->ranks, call->plan,
+                           cp_fingerprint(call->tokens, bytes, 1)));
     CP_TRY(cp_crew_all_ready(crew, prepare_here(engine, call, owners)));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
