@@ -28,12 +28,13 @@ static void call_add(cp_session *session, bool decode, int64_t tokens) {
     int32_t ids[40];
     for (int i = 0; i < 40; i++)
         ids[i] = 20 + i;
-    ck_assert_int_eq(cp_tape_call_new(decode, 1, vocabulary, &call), CP_OK);
+    tape.vocabulary = vocabulary;
+    tape.keeps = true;
+    ck_assert_int_eq(cp_tape_begin(&tape, decode, 1, &call), CP_OK);
     ck_assert_int_eq(
         cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens), CP_OK);
-    ck_assert_int_eq(cp_tape_call_run(call, session, &report), CP_OK);
+    ck_assert_int_eq(cp_tape_run(&tape, call, session, &report), CP_OK);
     call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
-    ck_assert_int_eq(cp_tape_append(&tape, call), CP_OK);
 }
 
 static void make_tape(void) {
@@ -67,12 +68,12 @@ START_TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     ck_assert_int_eq(difference.tokens, 21);
     ck_assert(difference.disagreed == 0 && difference.first == -1);
     ck_assert(difference.largest > 0 && difference.largest < 1e-4);
-    tape.calls[5]->drawn[0] ^= 1;
-    tape.calls[7]->logits[vocabulary - 1] += 0.5f;
+    tape.calls[5].drawn[0] ^= 1;
+    tape.calls[7].logits[vocabulary - 1] += 0.5f;
     difference = played(CP_OK);
     ck_assert(difference.disagreed == 1 && difference.first == 5);
     ck_assert(fabs(difference.largest - 0.5) < 1e-4);
-    tape.calls[9]->logits[0] = NAN;
+    tape.calls[9].logits[0] = NAN;
     ck_assert(isnan(played(CP_BROKEN).largest));
     cp_tape_free(&tape);
     cp_model_close(model);

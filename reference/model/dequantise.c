@@ -177,12 +177,12 @@ cp_status cp_dequantise(int type, const void *blocks, int64_t count,
                         float *out) {
     int64_t values, bytes;
     if (!cp_gguf_type_block(type, &values, &bytes))
-        return cp_fail(CP_INVALID, "cannot compute values of type %s (%d)",
-                       cp_gguf_type_name(type), type);
+        return cp_refuse("cannot compute values of type %s (%d)",
+                         cp_gguf_type_name(type), type);
     /* Check that the count fills whole blocks. */
     if (count < 0 || count % values != 0)
-        return cp_fail(CP_INVALID, "%ld values do not fill %s blocks of %ld",
-                       count, cp_gguf_type_name(type), values);
+        return cp_refuse("%ld values do not fill %s blocks of %ld", count,
+                         cp_gguf_type_name(type), values);
     const unsigned char *block = blocks;
     for (int64_t i = 0; i < count; i += values, block += bytes)
         unpackers[type](block, out + i);

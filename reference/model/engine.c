@@ -46,13 +46,22 @@ static void release(char *memory) {
     free(memory);
 }
 
+static int busy_ranks(const cp_place *place, const cp_layout *layout) {
+    int busy = 0;
+    for (int r = 0; r < layout->ranks; r++)
+        busy += layout->queries[r].tokens > 0;
+    return place->local > 0 ? layout->ranks : busy;
+}
+
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
     cp_cores_engine *it = own(base);
+    const int busy = busy_ranks(it->place, call->layout);
     it->call = call;
     it->hidden = hidden;
+    it->helpers = cp_place_share(it->place, base->options.cores, busy);
     if (it->threads != NULL)
-        return cp_threads_work(it->threads, cp_forward_rank, it);
+        return cp_threads_work(it->threads, busy, cp_forward_rank, it);
     return it->place->run(base->options.ranks, cp_forward_rank, it);
 }
 

@@ -18,6 +18,7 @@ typedef struct {
     cp_trace *trace; /* or NULL */
     const cp_forward *call;
     const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
+    int helpers;             /* OpenMP threads of each rank with tokens */
 } cp_cores_engine;
 
 /* What rank comm->rank does in a call: all layers over its own tokens. Between

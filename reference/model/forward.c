@@ -265,17 +265,9 @@ static cp_status run(state *s, const cp_walk_options *options) {
     write_hidden(s);
     return CP_OK;
 }
-static int busy_ranks(const cp_place *place, const cp_layout *layout) {
-    int busy = 0;
-    for (int r = 0; r < layout->ranks; r++)
-        busy += layout->queries[r].tokens > 0;
-    return place->local > 0 ? layout->ranks : busy;
-}
-
 cp_status cp_forward_rank(cp_comm *comm, void *context) {
     const cp_cores_engine *engine = context;
     const cp_session_options *options = &engine->base.options;
-    const cp_layout *layout = engine->call->layout;
     const cp_model_facts *facts = &engine->base.model->facts;
     state s = {.base = {.on = &on_cores,
                         .layers = facts->layers,
@@ -286,12 +278,11 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
                .model = cp_llama_of(engine->base.model),
                .facts = facts,
                .comm = comm,
-               .threads = cp_place_share(engine->place, options->cores,
-                                         busy_ranks(engine->place, layout)),
-               .count = layout->queries[comm->rank].tokens,
+               .threads = engine->helpers,
+               .count = engine->call->layout->queries[comm->rank].tokens,
                .tracing = {engine->trace, comm->rank, 0}};
     const cp_walk_options walking = {
-        .threads = cp_place_share(engine->place, options->cores, layout->ranks),
+        .threads = engine->helpers,
         .observe = engine->trace != NULL ? cp_trace_observe : NULL,
         .context = &s.tracing};
     const cp_status status = run(&s, &walking);

@@ -213,11 +213,11 @@ cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size) {
     if (!cp_gguf_type_block(type, &values, &bytes))
         return cp_dequantise(type, NULL, 0, NULL); /* says that */
     if (in < 1 || out < 1 || in % values != 0)
-        return cp_fail(CP_INVALID, "%s cannot hold %ld x %ld values",
-                       cp_gguf_type_name(type), in, out);
+        return cp_refuse("%s cannot hold %ld x %ld values",
+                         cp_gguf_type_name(type), in, out);
     if (!cp_multiply(groups_of(out), tiles_of(in), &tiles) ||
         !cp_multiply(tiles, kind_of(type)->bytes, size))
-        return cp_fail(CP_INVALID, "%ld x %ld weights overflow", in, out);
+        return cp_refuse("%ld x %ld weights overflow", in, out);
     return CP_OK;
 }
 

@@ -1,10 +1,8 @@
 /* The table of backends, and the one whose ranks are threads. */
 #include "app/meter.h"
 
-#include "app/backend_mpi.h"
 #include "app/bench_rows.h"
 #include "app/subjects.h"
-#include "ring/choose.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"
 

@@ -18,7 +18,7 @@ typedef struct {
 static cp_status tokenize_check(void *context) {
     const tokenize_run *run = context;
     if (run->model == NULL)
-        return cp_fail(CP_INVALID, "tokenize needs --model FILE.gguf");
+        return cp_refuse("tokenize needs --model FILE.gguf");
     return CP_OK;
 }
 
@@ -47,9 +47,8 @@ static cp_status ids_read(tokenize_run *run) {
         errno = 0;
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
-            return cp_fail(CP_INVALID,
-                           "standard input: word %ld is '%.40s', not an id",
-                           run->ids.count, word);
+            return cp_refuse("standard input: word %ld is '%.40s', not an id",
+                             run->ids.count, word);
         CP_TRY(cp_ids_append(&run->ids, (int32_t)id));
     }
     return CP_OK;

@@ -18,7 +18,7 @@ static cp_status integer(const cp_gguf *file, const char *key,
     }
     CP_TRY(cp_gguf_integer(file, name, value));
     if (*value < 1 || *value >= INT32_MAX)
-        return cp_fail(CP_INVALID, "%s = %ld makes no model", name, *value);
+        return cp_refuse("%s = %ld makes no model", name, *value);
     return CP_OK;
 }
 
@@ -45,8 +45,8 @@ static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
                          &f->epsilon));
     if (!(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
-        return cp_fail(CP_INVALID, "rope base %g and epsilon %g make no model",
-                       f->rope_base, f->epsilon);
+        return cp_refuse("rope base %g and epsilon %g make no model",
+                         f->rope_base, f->epsilon);
     return CP_OK;
 }
 
@@ -56,8 +56,8 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
     CP_TRY(cp_gguf_text(file, key, &text));
     if (cp_gguf_is(text, only))
         return CP_OK;
-    return cp_fail(CP_INVALID, "%s is \"%.*s\"; only \"%s\" is built", key,
-                   (int)cp_min(text.length, 60), text.bytes, only);
+    return cp_refuse("%s is \"%.*s\"; only \"%s\" is built", key,
+                     (int)cp_min(text.length, 60), text.bytes, only);
 }
 
 static cp_status refuse_scaling(const cp_gguf *file) {
@@ -72,8 +72,7 @@ static cp_status refuse_scaling(const cp_gguf *file) {
         if (cp_gguf_has(file, factors[n]))
             CP_TRY(cp_gguf_float(file, factors[n], &factor));
         if (factor != 1.0)
-            return cp_fail(CP_INVALID, "%s is %g; only 1 is built", factors[n],
-                           factor);
+            return cp_refuse("%s is %g; only 1 is built", factors[n], factor);
     }
     return CP_OK;
 }
@@ -85,13 +84,12 @@ static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
     if (cp_gguf_has(file, count))
         CP_TRY(cp_gguf_integer(file, count, &experts));
     if (experts > 0)
-        return cp_fail(CP_INVALID, "%s is %ld: experts are not built", count,
-                       experts);
+        return cp_refuse("%s is %ld: experts are not built", count, experts);
     CP_TRY(integer(file, "attention.value_length", f->shape.head_dim, &values));
     if (values != f->shape.head_dim)
-        return cp_fail(CP_INVALID,
-                       "value heads of %ld beside key heads of %ld: not built",
-                       values, f->shape.head_dim);
+        return cp_refuse(
+            "value heads of %ld beside key heads of %ld: not built", values,
+            f->shape.head_dim);
     return CP_OK;
 }
 
@@ -145,13 +143,12 @@ static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
     for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
         const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
         if (!is_used(tensor->name, f))
-            return cp_fail(CP_INVALID,
-                           "the file has a tensor %s, and what it is for is "
-                           "not built",
-                           cp_gguf_show(tensor->name).text);
+            return cp_refuse("the file has a tensor %s, and what it is for is "
+                             "not built",
+                             cp_gguf_show(tensor->name).text);
         if (!cp_gguf_finite(tensor))
-            return cp_fail(CP_INVALID, "%s has weights that are no numbers",
-                           cp_gguf_show(tensor->name).text);
+            return cp_refuse("%s has weights that are no numbers",
+                             cp_gguf_show(tensor->name).text);
     }
     return CP_OK;
 }
@@ -165,8 +162,8 @@ cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(refuse_unbuilt(file, f));
     CP_TRY(cp_shape_check(&f->shape));
     if (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim)
-        return cp_fail(CP_INVALID, "%ld of %ld dimensions cannot be rotated",
-                       f->rotary, f->shape.head_dim);
+        return cp_refuse("%ld of %ld dimensions cannot be rotated", f->rotary,
+                         f->shape.head_dim);
     return refuse_tensors(file, f);
 }
 
@@ -175,12 +172,12 @@ static cp_status find(const cp_gguf *file, const char *name, int64_t in,
     const cp_gguf_tensor *tensor = cp_gguf_find(file, name);
     *found = tensor;
     if (tensor == NULL)
-        return cp_fail(CP_INVALID, "the file has no tensor %s", name);
+        return cp_refuse("the file has no tensor %s", name);
     if (tensor->extent[0] == in && tensor->extent[1] == out &&
         tensor->dimensions <= 2)
         return CP_OK;
-    return cp_fail(CP_INVALID, "%s is %ld x %ld where %ld x %ld was expected",
-                   name, tensor->extent[0], tensor->extent[1], in, out);
+    return cp_refuse("%s is %ld x %ld where %ld x %ld was expected", name,
+                     tensor->extent[0], tensor->extent[1], in, out);
 }
 
 static cp_status find_weight(const cp_gguf *file, const cp_model_facts *facts,
@@ -219,15 +216,14 @@ static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
         return CP_OK;
     CP_TRY(find(file, name, pairs, 1, &factors));
     if (factors->type != CP_GGUF_F32)
-        return cp_fail(CP_INVALID, "%s is of type %d; only F32 is read", name,
-                       factors->type);
+        return cp_refuse("%s is of type %d; only F32 is read", name,
+                         factors->type);
     for (int64_t i = 0; i < pairs; i++) {
         float factor;
         memcpy(&factor, (const char *)factors->data + 4 * i, sizeof(factor));
         frequencies[i] /= (double)factor;
         if (!(factor > 0.0f))
-            return cp_fail(CP_INVALID, "%s has a factor %g", name,
-                           (double)factor);
+            return cp_refuse("%s has a factor %g", name, (double)factor);
     }
     return CP_OK;
 }

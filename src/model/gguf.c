@@ -92,10 +92,9 @@ static cp_status take(reader *reader, int64_t count, const char *what,
     const int64_t left = reader->length - reader->at;
     if (count < 0 || count > left)
         /* Say where the file ends too early. */
-        return cp_fail(CP_INVALID,
-                       "%s at byte %ld needs %ld bytes, but the file ends "
-                       "after %ld more: it is cut short or corrupt",
-                       what, reader->at, count, left);
+        return cp_refuse("%s at byte %ld needs %ld bytes, but the file ends "
+                         "after %ld more: it is cut short or corrupt",
+                         what, reader->at, count, left);
     *bytes = reader->bytes + reader->at;
     reader->at += count;
     return CP_OK;
@@ -122,10 +121,9 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
     CP_TRY(read_number(reader, 8, what, &value));
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
-        return cp_fail(CP_INVALID,
-                       "%s says %llu, but only %ld bytes are left: it is cut "
-                       "short or corrupt",
-                       what, (unsigned long long)value, left);
+        return cp_refuse("%s says %llu, but only %ld bytes are left: it is cut "
+                         "short or corrupt",
+                         what, (unsigned long long)value, left);
     *count = (int64_t)value;
     return CP_OK;
 }
@@ -165,8 +163,8 @@ static cp_status read_kind(reader *reader, int *kind) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a type", &number));
     if (number >= VALUE_KINDS)
-        return cp_fail(CP_INVALID, "value type %llu, of 0 to %d",
-                       (unsigned long long)number, VALUE_KINDS - 1);
+        return cp_refuse("value type %llu, of 0 to %d",
+                         (unsigned long long)number, VALUE_KINDS - 1);
     *kind = (int)number;
     return CP_OK;
 }
@@ -179,8 +177,7 @@ static cp_status read_value(reader *reader, entry *entry) {
     if (entry->array) {
         CP_TRY(read_kind(reader, &entry->kind));
         if (entry->kind == VALUE_ARRAY)
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "an array of arrays, which no key of a language model needs");
         CP_TRY(read_count(reader, kinds[entry->kind].least, "an array's length",
                           &entry->count));
@@ -247,10 +244,9 @@ static cp_status read_name(reader *reader, cp_gguf_string *name) {
     CP_TRY(read_string(reader, "a tensor's name", name));
     if (name->length < 1 || name->length > 64 ||
         memchr(name->bytes, '\0', (size_t)name->length) != NULL)
-        return cp_fail(CP_INVALID,
-                       "tensor name '%s' of %ld bytes: 1 to 64 and no zero "
-                       "byte are allowed",
-                       cp_gguf_show(*name).text, name->length);
+        return cp_refuse("tensor name '%s' of %ld bytes: 1 to 64 and no zero "
+                         "byte are allowed",
+                         cp_gguf_show(*name).text, name->length);
     return CP_OK;
 }
 
@@ -258,16 +254,16 @@ static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a rank", &number));
     if (number < 1 || number > 4)
-        return cp_fail(CP_INVALID, "%llu dimensions, of 1 to 4",
-                       (unsigned long long)number);
+        return cp_refuse("%llu dimensions, of 1 to 4",
+                         (unsigned long long)number);
     tensor->dimensions = (int)number;
     for (int d = 0; d < 4; d++) {
         number = 1;
         if (d < tensor->dimensions)
             CP_TRY(read_number(reader, 8, "an extent", &number));
         if (number < 1 || number > INT64_MAX)
-            return cp_fail(CP_INVALID, "extent %d is %llu", d,
-                           (unsigned long long)number);
+            return cp_refuse("extent %d is %llu", d,
+                             (unsigned long long)number);
         tensor->extent[d] = (int64_t)number;
     }
     return CP_OK;
@@ -277,21 +273,20 @@ static cp_status count_bytes(cp_gguf_tensor *tensor) {
     int64_t values, bytes, total;
     if (!cp_gguf_type_block(tensor->type, &values, &bytes))
         /* Refuse the type by name. */
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "has type %s (%d), which this program does not read; it reads F32, "
             "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K",
             cp_gguf_type_name(tensor->type), tensor->type);
     if (tensor->extent[0] % values != 0)
-        return cp_fail(
-            CP_INVALID, "rows of %ld values do not fill %s blocks of %ld",
-            tensor->extent[0], cp_gguf_type_name(tensor->type), values);
+        return cp_refuse("rows of %ld values do not fill %s blocks of %ld",
+                         tensor->extent[0], cp_gguf_type_name(tensor->type),
+                         values);
     total = tensor->extent[0] / values;
     for (int d = 1; d < 4; d++)
         if (!cp_multiply(total, tensor->extent[d], &total))
-            return cp_fail(CP_INVALID, "its extents overflow");
+            return cp_refuse("its extents overflow");
     if (!cp_multiply(total, bytes, &tensor->bytes))
-        return cp_fail(CP_INVALID, "its bytes overflow");
+        return cp_refuse("its bytes overflow");
     return CP_OK;
 }
 
@@ -303,8 +298,7 @@ static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
     CP_TRY(count_bytes(tensor));
     CP_TRY(read_number(reader, 8, "an offset", &offset));
     if (offset > INT64_MAX)
-        return cp_fail(CP_INVALID, "its offset is %llu",
-                       (unsigned long long)offset);
+        return cp_refuse("its offset is %llu", (unsigned long long)offset);
     tensor->offset = (int64_t)offset;
     return CP_OK;
 }
@@ -335,8 +329,8 @@ static cp_status sort(void *items, int64_t count, size_t size,
         const void *one = (const char *)items + (size_t)(i - 1) * size;
         const cp_gguf_string *two = (const void *)((const char *)one + size);
         if (by_name(one, two) == 0)
-            return cp_fail(CP_INVALID, "two %s are named '%s'", what,
-                           cp_gguf_show(*two).text);
+            return cp_refuse("two %s are named '%s'", what,
+                             cp_gguf_show(*two).text);
     }
     return CP_OK;
 }
@@ -354,24 +348,23 @@ static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
         return CP_OK;
     CP_TRY(cp_gguf_integer(file, "general.alignment", alignment));
     if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
-        return cp_fail(CP_INVALID,
-                       "general.alignment is %ld, which is no power of two",
-                       *alignment);
+        return cp_refuse("general.alignment is %ld, which is no power of two",
+                         *alignment);
     return CP_OK;
 }
 
 static cp_status place_tensor(const unsigned char *data, int64_t length,
                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
-        return cp_fail(
-            CP_INVALID, "tensor '%s' at offset %ld is not aligned to %ld",
-            cp_gguf_show(tensor->name).text, tensor->offset, alignment);
+        return cp_refuse("tensor '%s' at offset %ld is not aligned to %ld",
+                         cp_gguf_show(tensor->name).text, tensor->offset,
+                         alignment);
     if (tensor->bytes > length - tensor->offset)
-        return cp_fail(CP_INVALID,
-                       "tensor '%s' has %ld bytes at offset %ld, but the file "
-                       "holds %ld bytes of data: it is cut short or corrupt",
-                       cp_gguf_show(tensor->name).text, tensor->bytes,
-                       tensor->offset, length);
+        return cp_refuse(
+            "tensor '%s' has %ld bytes at offset %ld, but the file "
+            "holds %ld bytes of data: it is cut short or corrupt",
+            cp_gguf_show(tensor->name).text, tensor->bytes, tensor->offset,
+            length);
     tensor->data = data + tensor->offset;
     return CP_OK;
 }
@@ -389,9 +382,9 @@ static cp_status check_overlap(cp_gguf *file) {
         const cp_gguf_tensor *one = &file->tensors[i - 1];
         const cp_gguf_tensor *two = &file->tensors[i];
         if (two->offset - one->offset < one->bytes)
-            return cp_fail(CP_INVALID, "tensors '%s' and '%s' overlap",
-                           cp_gguf_show(one->name).text,
-                           cp_gguf_show(two->name).text);
+            return cp_refuse("tensors '%s' and '%s' overlap",
+                             cp_gguf_show(one->name).text,
+                             cp_gguf_show(two->name).text);
     }
     return CP_OK;
 }
@@ -401,18 +394,17 @@ static cp_status read_version(reader *reader) {
     uint64_t version = 0;
     CP_TRY(take(reader, 4, "the magic word", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
-        return cp_fail(
-            CP_INVALID, "starts with '%s' and not with 'GGUF'",
+        return cp_refuse(
+            "starts with '%s' and not with 'GGUF'",
             cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
     CP_TRY(read_number(reader, 4, "the version", &version));
     if (version == 2 || version == 3)
         return CP_OK;
     if (version == 0x02000000 || version == 0x03000000)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "is a big-endian file; this program reads little-endian ones");
-    return cp_fail(CP_INVALID, "has GGUF version %llu, of 2 and 3",
-                   (unsigned long long)version);
+    return cp_refuse("has GGUF version %llu, of 2 and 3",
+                     (unsigned long long)version);
 }
 
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
@@ -422,10 +414,9 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
         return CP_OK;
     const int64_t padding = (alignment - end % alignment) % alignment;
     if (padding > file->length - end)
-        return cp_fail(CP_INVALID,
-                       "the data should begin %ld bytes after byte %ld, but "
-                       "the file has %ld bytes",
-                       padding, end, file->length);
+        return cp_refuse("the data should begin %ld bytes after byte %ld, but "
+                         "the file has %ld bytes",
+                         padding, end, file->length);
     const int64_t start = end + padding;
     for (int64_t i = 0; i < file->tensor_count; i++)
         CP_TRY(place_tensor(file->bytes + start, file->length - start,
@@ -463,7 +454,7 @@ static cp_status map_file(int descriptor, cp_gguf *file) {
     if (!S_ISREG(facts.st_mode))
         return cp_fail(CP_FILE, "is not a regular file");
     if (facts.st_size == 0)
-        return cp_fail(CP_INVALID, "is empty");
+        return cp_refuse("is empty");
     void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
                         descriptor, 0);
     if (mapped == MAP_FAILED)
@@ -533,17 +524,17 @@ static cp_status wrong_type(const entry *entry, bool array, family wanted) {
         [BOOL] = {"a bool of 0 or 1"},
         [STRING] = {"a string", "an array of strings"},
     };
-    return cp_fail(CP_INVALID, "key '%s' holds %s%s and not %s",
-                   cp_gguf_show(entry->key).text,
-                   entry->array ? "an array of " : "", kinds[entry->kind].name,
-                   names[wanted][array]);
+    return cp_refuse("key '%s' holds %s%s and not %s",
+                     cp_gguf_show(entry->key).text,
+                     entry->array ? "an array of " : "",
+                     kinds[entry->kind].name, names[wanted][array]);
 }
 
 static cp_status find_value(const cp_gguf *file, const char *key, bool array,
                             family wanted, const entry **found) {
     *found = find_entry(file, key);
     if (*found == NULL)
-        return cp_fail(CP_INVALID, "the file has no key '%s'", key);
+        return cp_refuse("the file has no key '%s'", key);
     if ((*found)->array != array || kinds[(*found)->kind].family != wanted)
         return wrong_type(*found, array, wanted);
     return CP_OK;

@@ -46,7 +46,7 @@ static cp_status enter(const cp_session *session, int64_t s, int64_t length,
     const int64_t most = session->options.capacity;
     const int64_t held = session->cache->length[s];
     if (length < 0)
-        return cp_fail(CP_INVALID, "sequence %ld: %ld new tokens", s, length);
+        return cp_refuse("sequence %ld: %ld new tokens", s, length);
     if (length > most - held)
         return cp_fail(CP_CAPACITY,
                        "sequence %ld has %ld tokens, and %ld more would pass "
@@ -69,9 +69,9 @@ static cp_status enter_all(const cp_session *session, const request *asked,
     for (int64_t i = 0; i < asked->batch; i++) {
         const int64_t s = asked->sequences[i];
         if (s < 0 || s >= sequences)
-            return cp_fail(CP_INVALID, "sequence %ld of %ld", s, sequences);
+            return cp_refuse("sequence %ld of %ld", s, sequences);
         if (call->lengths[s] != 0)
-            return cp_fail(CP_INVALID, "sequence %ld is twice in a batch", s);
+            return cp_refuse("sequence %ld is twice in a batch", s);
         CP_TRY(enter(session, s, 1, call));
     }
     return CP_OK;
@@ -81,11 +81,11 @@ static cp_status check_tokens(const cp_session *session, int64_t count,
                               const int32_t *tokens) {
     const int64_t words = session->model->facts.vocabulary;
     if (count < 1)
-        return cp_fail(CP_INVALID, "a call without tokens");
+        return cp_refuse("a call without tokens");
     for (int64_t t = 0; t < count; t++)
         if (tokens[t] < 0 || tokens[t] >= words)
-            return cp_fail(CP_INVALID, "token %ld is id %d; the model has %ld",
-                           t, tokens[t], words);
+            return cp_refuse("token %ld is id %d; the model has %ld", t,
+                             tokens[t], words);
     return CP_OK;
 }
 
@@ -201,14 +201,14 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
 cp_status cp_session_logits(const cp_session *session, int64_t first,
                             int64_t count, float *logits) {
     if (first < 0 || count < 1 || first > session->last.rows - count)
-        return cp_fail(CP_INVALID, "logits %ld..%ld of a call of %ld tokens",
-                       first, first + count - 1, session->last.rows);
+        return cp_refuse("logits %ld..%ld of a call of %ld tokens", first,
+                         first + count - 1, session->last.rows);
     return cp_engine_logits(session->engine, first, count, logits);
 }
 
 static cp_status check_variant(cp_variant variant) {
     if (variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "decode is not a variant of a prefill");
+        return cp_refuse("decode is not a variant of a prefill");
     return CP_OK;
 }
 
@@ -232,7 +232,7 @@ const cp_plan *cp_session_plan(const cp_session *session) {
 
 cp_status cp_session_trace(const cp_session *session, const char *path) {
     if (!session->options.trace)
-        return cp_fail(CP_INVALID, "this session keeps no trace");
+        return cp_refuse("this session keeps no trace");
     return cp_engine_trace(session->engine, path);
 }
 
@@ -242,11 +242,11 @@ static cp_status fill_session(const cp_model *model, cp_session *session) {
     if (own->capacity == 0)
         own->capacity = positions;
     if (own->capacity < 1 || own->capacity > positions)
-        return cp_fail(CP_INVALID, "%ld positions where the model has %ld",
-                       own->capacity, positions);
+        return cp_refuse("%ld positions where the model has %ld", own->capacity,
+                         positions);
     if (own->ranks < 1 || own->sequences < 1 || own->cores < 0)
-        return cp_fail(CP_INVALID, "%d ranks, %ld sequences, %d cores",
-                       own->ranks, own->sequences, own->cores);
+        return cp_refuse("%d ranks, %ld sequences, %d cores", own->ranks,
+                         own->sequences, own->cores);
     CP_TRY(check_variant(own->variant));
     own->room = cp_shard_room(own->ranks, own->capacity);
     CP_TRY(

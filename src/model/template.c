@@ -54,10 +54,9 @@ static cp_status find_control(const cp_tokenizer *tokenizer, const char *name,
                               int32_t *id) {
     *id = name != NULL ? cp_tokenizer_find(tokenizer, name) : -1;
     if (name != NULL && *id < 0)
-        return cp_fail(CP_INVALID,
-                       "the chat template uses %s, and the vocabulary has no "
-                       "such control token",
-                       name);
+        return cp_refuse("the chat template uses %s, and the vocabulary has no "
+                         "such control token",
+                         name);
     return CP_OK;
 }
 
@@ -69,8 +68,7 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     while (form < 2 && search(text, forms[form].start) < 0)
         form++;
     if (form == 2)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "the chat template '%s...' is neither ChatML nor Llama 3's",
             cp_gguf_show(text).text);
     *out = forms[form].form;

@@ -164,10 +164,10 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
         if (cp_gguf_is(name, splitters[n].name))
             tokenizer->splitter = &splitters[n];
     if (tokenizer->splitter == NULL)
-        return cp_fail(CP_INVALID,
-                       "pre-tokenizer '%s' is none of smollm, gpt-2, llama-bpe "
-                       "and default",
-                       cp_gguf_show(name).text);
+        return cp_refuse(
+            "pre-tokenizer '%s' is none of smollm, gpt-2, llama-bpe "
+            "and default",
+            cp_gguf_show(name).text);
     tokenizer->words =
         pcre2_compile((const unsigned char *)tokenizer->splitter->expression,
                       PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED,
@@ -201,8 +201,8 @@ static cp_status enter(cp_tokenizer *tokenizer, int32_t id) {
     if (*place < 0)
         *place = id;
     else if (is_whole(tokenizer, *place) == is_whole(tokenizer, id))
-        return cp_fail(CP_INVALID, "tokens %d and %d are both '%s'", *place, id,
-                       cp_gguf_show(text).text);
+        return cp_refuse("tokens %d and %d are both '%s'", *place, id,
+                         cp_gguf_show(text).text);
     return CP_OK;
 }
 
@@ -234,9 +234,8 @@ static cp_status list_wholes(cp_tokenizer *tokenizer) {
         if (!is_whole(tokenizer, id))
             continue;
         if (text.length < 1 || text.length > LONGEST_WHOLE)
-            return cp_fail(CP_INVALID,
-                           "control token %d has %ld bytes, of 1 to %d", id,
-                           text.length, LONGEST_WHOLE);
+            return cp_refuse("control token %d has %ld bytes, of 1 to %d", id,
+                             text.length, LONGEST_WHOLE);
         CP_TRY(enter(tokenizer, id));
         const bool control = is_control(tokenizer->types[id], text);
         tokenizer->wholes[tokenizer->whole_count++] =
@@ -256,11 +255,10 @@ static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
     CP_TRY(cp_gguf_integers(file, "tokenizer.ggml.token_type",
                             &tokenizer->types, &count));
     if (tokenizer->size < 1 || tokenizer->size > INT32_MAX / 4)
-        return cp_fail(CP_INVALID, "a vocabulary of %ld tokens",
-                       tokenizer->size);
+        return cp_refuse("a vocabulary of %ld tokens", tokenizer->size);
     if (count != tokenizer->size)
-        return cp_fail(CP_INVALID, "%ld token types for %ld tokens", count,
-                       tokenizer->size);
+        return cp_refuse("%ld token types for %ld tokens", count,
+                         tokenizer->size);
     for (int64_t id = 0; id < count; id++) {
         bytes += tokenizer->tokens[id].length; /* of one file, and no more */
         wholes += is_whole(tokenizer, id);
@@ -294,9 +292,8 @@ static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank,
         made.joined = *id_place(tokenizer, joined, left + right);
     }
     if (made.left < 0 || made.right < 0 || made.joined < 0)
-        return cp_fail(CP_INVALID,
-                       "merge %d, '%s', is not of two tokens to a third", rank,
-                       cp_gguf_show(line).text);
+        return cp_refuse("merge %d, '%s', is not of two tokens to a third",
+                         rank, cp_gguf_show(line).text);
     tokenizer->merges[rank] = made;
     int32_t *place = rank_place(tokenizer, made.left, made.right);
     if (*place < 0)
@@ -309,7 +306,7 @@ static cp_status fill_merges(cp_tokenizer *tokenizer,
     char *joined;
     int64_t longest = 0;
     if (count > INT32_MAX / 4)
-        return cp_fail(CP_INVALID, "%ld merges", count);
+        return cp_refuse("%ld merges", count);
     for (int64_t i = 0; i < count; i++)
         longest = cp_max(longest, lines[i].length);
     CP_TRY(cp_allocate(&tokenizer->merges, cp_max(count, 1), sizeof(merge),
@@ -338,8 +335,8 @@ static cp_status read_id(const cp_gguf *file, const char *key,
     int64_t value;
     CP_TRY(cp_gguf_integer(file, key, &value));
     if (value < 0 || value >= tokenizer->size)
-        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, value,
-                       tokenizer->size);
+        return cp_refuse("%s is %ld, of %ld tokens", key, value,
+                         tokenizer->size);
     *id = (int32_t)value;
     return CP_OK;
 }
@@ -371,9 +368,8 @@ static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string kind = {0};
     CP_TRY(cp_gguf_text(file, "tokenizer.ggml.model", &kind));
     if (!cp_gguf_is(kind, "gpt2"))
-        return cp_fail(CP_INVALID,
-                       "tokenizer '%s' is not byte-level BPE ('gpt2')",
-                       cp_gguf_show(kind).text);
+        return cp_refuse("tokenizer '%s' is not byte-level BPE ('gpt2')",
+                         cp_gguf_show(kind).text);
     CP_TRY(choose_words(file, tokenizer));
     build_alphabet(tokenizer->byte_of);
     CP_TRY(load_tokens(file, tokenizer));
@@ -662,8 +658,8 @@ cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
     *length = 0;
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= tokenizer->size)
-            return cp_fail(CP_INVALID, "token %d, of a vocabulary of %ld",
-                           ids[i], tokenizer->size);
+            return cp_refuse("token %d, of a vocabulary of %ld", ids[i],
+                             tokenizer->size);
         if (!cp_add(room, tokenizer->tokens[ids[i]].length, &room))
             return cp_fail(CP_CAPACITY, "%ld ids are too much text", count);
     }
