@@ -309,37 +309,35 @@ static const int64_t places[] = {3, -1, 10, 0, -1, 7, 2};
 enum { PLACED = 7, PLACES = 11 };
 
 static void embed(row_case *c) {
-    static const int32_t tokens[] = {2, -1, 0, 6, 6, -1, 3};
+    static const int64_t tokens[] = {2, -1, 0, 6, 6, -1, 3};
     const int64_t width = widths[c->number / 3], count = c->number % 8;
     const cp_element element = c->element;
     float *table = numbers(7 * width, &c->state);
     for (int64_t i = 0; i < width; i++)
         table[5 * width + i] = NAN; /* nobody asks for it */
-    const cp_device_embedding call = {count,
+    const cp_device_gathering call = {count,
                                       width,
                                       upload(tokens, sizeof(tokens)),
                                       stored(element, table, 7 * width),
                                       element,
+                                      CP_F32,
                                       writes(c, count * width)};
     c->element = CP_F32;
-    must(cp_device_embed(&call, NULL));
+    must(cp_device_gather(&call, NULL));
     for (int64_t i = 0; i < c->count; i++) {
-        const int32_t token = tokens[i / width];
+        const int64_t token = tokens[i / width];
         c->wanted[i] = token < 0 ? 0.0 : table[token * width + i % width];
     }
 }
 
 static void embed_every_code(row_case *c) {
-    const int32_t token = 0;
+    const int64_t token = 0;
     const cp_element element = c->number == 0 ? CP_F16 : CP_BF16;
-    const cp_device_embedding call = {1,
-                                      65536,
-                                      upload(&token, 4),
-                                      upload(every_code(), 131072),
-                                      element,
-                                      writes(c, 65536)};
+    const cp_device_gathering call = {
+        1,       65536,  upload(&token, 8), upload(every_code(), 131072),
+        element, CP_F32, writes(c, 65536)};
     c->element = CP_F32;
-    must(cp_device_embed(&call, NULL));
+    must(cp_device_gather(&call, NULL));
     for (uint32_t i = 0; i < 65536; i++)
         c->wanted[i] = decode(element, i);
 }
@@ -353,6 +351,7 @@ static void gather(row_case *c) {
                                       width,
                                       upload(places, sizeof(places)),
                                       upload(from, PLACES * width * 4),
+                                      CP_F32,
                                       c->element,
                                       writes(c, PLACED * width)};
     must(cp_device_gather(&call, NULL));
@@ -387,8 +386,8 @@ static void round_everything(row_case *c) {
     x[count++] = -INFINITY;
     x[count++] = NAN;
     const cp_device_gathering call = {
-        1,          count,           upload(&place, 8), upload(x, count * 4),
-        c->element, writes(c, count)};
+        1,      count,      upload(&place, 8), upload(x, count * 4),
+        CP_F32, c->element, writes(c, count)};
     must(cp_device_gather(&call, NULL));
     for (int64_t i = 0; i < count; i++)
         c->wanted[i] = x[i];
@@ -675,20 +674,15 @@ END_TEST
 
 START_TEST(indices_have_64_bits) {
     enum { FAR = 99999, LONG = 32768, FURTHER = 40000000 };
-    const int32_t token = FAR;
     const int64_t place = FAR, further = FURTHER;
     const uintptr_t shift = (uintptr_t)FAR * LONG * 4;
     uint64_t state = 5;
     begin(1);
     const float *x = numbers(LONG, &state);
     const void *table = (const void *)((uintptr_t)upload(x, LONG * 4) - shift);
-    const cp_device_embedding embedding = {1,     LONG,   upload(&token, 4),
-                                           table, CP_F32, on_device(LONG * 4)};
-    const cp_device_gathering gathering = {1,     LONG,   upload(&place, 8),
-                                           table, CP_F32, on_device(LONG * 4)};
-    must(cp_device_embed(&embedding, NULL));
+    const cp_device_gathering gathering = {
+        1, LONG, upload(&place, 8), table, CP_F32, CP_F32, on_device(LONG * 4)};
     must(cp_device_gather(&gathering, NULL));
-    ck_assert_mem_eq(fetch(embedding.x, LONG * 4), x, LONG * 4);
     ck_assert_mem_eq(fetch(gathering.to, LONG * 4), x, LONG * 4);
     /* Three heads are written far behind where their tensors begin. */
     const char *three = on_device(768);
@@ -711,7 +705,7 @@ START_TEST(what_cannot_be_launched_is_refused) {
     const int64_t many = INT64_C(1) << 31;
     const cp_device_norming norm = {.rows = many, .width = 1};
     const cp_device_gating gate = {.rows = 1, .inner = many};
-    const cp_device_embedding none = {.count = 0, .width = 5};
+    const cp_device_gathering none = {.rows = 0, .width = 5};
     const cp_device_gathering less = {.rows = -1, .width = 5};
     const cp_device_rotating pairs = {
         .rows = 1, .shape = {1, 1, 33}, .pairs = 17};
@@ -725,7 +719,7 @@ START_TEST(what_cannot_be_launched_is_refused) {
     } calls[] = {
         {cp_device_norm(&norm, NULL), cudaErrorInvalidConfiguration},
         {cp_device_gate(&gate, NULL), cudaErrorInvalidConfiguration},
-        {cp_device_embed(&none, NULL), cudaSuccess},
+        {cp_device_gather(&none, NULL), cudaSuccess},
         {cp_device_gather(&less, NULL), cudaErrorInvalidValue},
         {cp_device_rotate(&pairs, NULL), cudaErrorInvalidValue},
         {cp_device_quantise(&odd, NULL), cudaErrorInvalidValue},

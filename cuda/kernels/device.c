@@ -48,6 +48,13 @@ cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
     return CP_OK;
 }
 
+cp_status cp_bytes_copy(void *to, const void *from, int64_t bytes,
+                        cudaStream_t stream, const char *what) {
+    return cp_cuda(
+        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, stream),
+        "copying %s, %ld bytes", what, bytes);
+}
+
 cp_status cp_queues_new(cp_queues *queues) {
     int least = 0, greatest = 0;
     *queues = (cp_queues){NULL, NULL};

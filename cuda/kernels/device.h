@@ -21,6 +21,11 @@ cp_status cp_device_count(int *count);
  * what and the numbers. */
 cp_status cp_device_reserve(int64_t bytes, const char *what, char **out);
 
+/* Enqueue a copy between the device and it or the host. From memory that is not
+ * pinned, it has been read on return; to such memory, wait for the stream. */
+cp_status cp_bytes_copy(void *to, const void *from, int64_t bytes,
+                        cudaStream_t stream, const char *what);
+
 /* The queues of one rank. Communication has the device's highest priority. */
 typedef struct {
     cudaStream_t compute, communication;

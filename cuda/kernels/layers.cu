@@ -15,16 +15,17 @@ static int64_t blocks_of(int64_t rows, int64_t width) {
     return width > 0 ? rows : width;
 }
 
-CP_KERNEL(embed_rows, cp_device_embedding) {
-    const int64_t row = blockIdx.x, token = a.tokens[row];
+CP_KERNEL(gather_rows, cp_device_gathering) {
+    const int64_t row = blockIdx.x, place = a.places[row];
     for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        a.x[row * a.width + i] =
-            token < 0 ? 0.0f : cp_get(a.table, a.element, token * a.width + i);
+        cp_put(a.to, a.element, row * a.width + i,
+               place < 0 ? 0.0f
+                         : cp_get(a.from, a.stored, place * a.width + i));
 }
 
-cudaError_t cp_device_embed(const cp_device_embedding *call,
-                            cudaStream_t stream) {
-    return CP_LAUNCH_GRID(embed_rows, blocks_of(call->count, call->width), 1, 1,
+cudaError_t cp_device_gather(const cp_device_gathering *call,
+                             cudaStream_t stream) {
+    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
                           THREADS, stream, *call);
 }
 
@@ -86,14 +87,10 @@ CP_KERNEL(rotate_rows, cp_device_rotating) {
             even = turned;
         }
         /* Put the pair where attention looks for it. */
-        const bool query = head < query_heads;
-        const int first = query ? 0
-                          : head < query_heads + kv_heads
-                              ? query_heads
-                              : query_heads + kv_heads;
-        void *tensor = query                  ? a.queries
-                       : first == query_heads ? a.keys
-                                              : a.values;
+        const bool query = head < query_heads,
+                   value = head >= query_heads + kv_heads;
+        const int first = query ? 0 : query_heads + (value ? kv_heads : 0);
+        void *tensor = query ? a.queries : value ? a.values : a.keys;
         const int64_t heads_there = query ? query_heads : kv_heads;
         const int64_t to = (place * heads_there + head - first) * dim + 2 * i;
         cp_put(tensor, a.element, to, even);
@@ -111,19 +108,6 @@ cudaError_t cp_device_rotate(const cp_device_rotating *call,
         !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
     return CP_LAUNCH_GRID(rotate_rows, blocks_of(call->rows, numbers), 1, 1,
-                          THREADS, stream, *call);
-}
-
-CP_KERNEL(gather_rows, cp_device_gathering) {
-    const int64_t row = blockIdx.x, place = a.places[row];
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        cp_put(a.to, a.element, row * a.width + i,
-               place < 0 ? 0.0f : a.from[place * a.width + i]);
-}
-
-cudaError_t cp_device_gather(const cp_device_gathering *call,
-                             cudaStream_t stream) {
-    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
                           THREADS, stream, *call);
 }
 

@@ -8,15 +8,6 @@
 
 #include "cuda/kernels/kernels.h"
 
-/* x[t] = table[tokens[t]]; a token of -1 gets zeros. */
-typedef struct {
-    int64_t count, width;
-    const int32_t *tokens;
-    const void *table;
-    cp_element element; /* of the table */
-    float *x;
-} cp_device_embedding;
-
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
  * square is right to 1e-6. */
 typedef struct {
@@ -48,8 +39,8 @@ typedef struct {
 typedef struct {
     int64_t rows, width;
     const int64_t *places;
-    const float *from;
-    cp_element element; /* of to */
+    const void *from;
+    cp_element stored, element; /* of from, and of to */
     void *to;
 } cp_device_gathering;
 
@@ -76,7 +67,6 @@ typedef struct {
 
 /* Put one on a stream. Fails only if the launch is impossible: more rows than
  * a grid has blocks (2^31 - 1), more pairs than a head has. */
-cudaError_t cp_device_embed(const cp_device_embedding *, cudaStream_t);
 cudaError_t cp_device_norm(const cp_device_norming *, cudaStream_t);
 cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);

@@ -5,12 +5,13 @@
 
 #include <cublasLt.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/kernels/device.h"
 
 enum { REMEMBERED = 128 };
 
-/* What an algorithm is good for. */
+/* What an algorithm is good for; without gaps, to be compared as bytes. */
 typedef struct {
     int64_t in, out, rows;
     cp_numbers numbers;
@@ -56,23 +57,14 @@ static cp_status take_workspace(cp_multiplier *mine) {
                    "taking %zu bytes to multiply in", mine->workspace_bytes);
 }
 
-static cp_status fill_multiplier(cp_multiplier *mine) {
-    CP_TRY(take_workspace(mine));
-    const cublasStatus_t result = cublasLtCreate(&mine->library);
+cp_status cp_multiplier_new(cp_multiplier **out) {
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a multiplier"));
+    CP_TRY(take_workspace(*out));
+    const cublasStatus_t result = cublasLtCreate(&(*out)->library);
     if (result == CUBLAS_STATUS_SUCCESS)
         return CP_OK;
     return cp_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? CP_MEMORY : CP_BROKEN,
                    "starting cuBLASLt: %s", cublasLtGetStatusString(result));
-}
-
-cp_status cp_multiplier_new(cp_multiplier **out) {
-    CP_TRY(cp_allocate(out, 1, sizeof(cp_multiplier), "a multiplier"));
-    const cp_status status = fill_multiplier(*out);
-    if (status == CP_OK)
-        return CP_OK;
-    cp_multiplier_free(*out);
-    *out = NULL;
-    return status;
 }
 
 void cp_multiplier_free(cp_multiplier *multiplier) {
@@ -168,16 +160,11 @@ static cp_status not_supported(sizes of) {
                    device, major, minor);
 }
 
-static bool same(sizes a, sizes b) {
-    return a.in == b.in && a.out == b.out && a.rows == b.rows &&
-           a.numbers == b.numbers && a.alignment == b.alignment;
-}
-
 static cp_status find(cp_multiplier *mine, product *p, sizes of,
                       const cublasLtMatmulAlgo_t **out) {
     const int64_t known = cp_min(mine->searches, REMEMBERED);
     for (int64_t i = 0; i < known; i++)
-        if (same(mine->found[i].of, of)) {
+        if (memcmp(&mine->found[i].of, &of, sizeof(of)) == 0) {
             *out = &mine->found[i].algorithm;
             return CP_OK;
         }

@@ -22,7 +22,7 @@ typedef struct {
 
 /* The library, its workspace, and the algorithms found so far, for the current
  * device. Whatever is put on streams with one multiplier must run in order:
- * one for each rank. Fails with CP_MEMORY or CP_BROKEN. */
+ * one for each rank. Fails with CP_MEMORY or CP_BROKEN; free even then. */
 typedef struct cp_multiplier cp_multiplier;
 cp_status cp_multiplier_new(cp_multiplier **out);
 void cp_multiplier_free(cp_multiplier *multiplier);

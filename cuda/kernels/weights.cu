@@ -63,16 +63,14 @@ static __device__ float q5_1(const unsigned char *block, int i) {
            half_at(block + 2);
 }
 
-static __device__ int two_bits(const unsigned char *bytes, int i) {
-    return bytes[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
-}
-
-static __device__ int four_bits(const unsigned char *bytes, int i) {
-    return bytes[i / 64 * 32 + i % 32] >> 4 * (i / 32 % 2) & 15;
+/* So many bits, a divisor of 8. */
+static __device__ int in_lanes(const unsigned char *bytes, int i, int bits) {
+    const int lanes = 8 / bits, byte = i / (32 * lanes) * 32 + i % 32;
+    return bytes[byte] >> bits * (i / 32 % lanes) & ((1 << bits) - 1);
 }
 
 static __device__ float q2_k(const unsigned char *block, int i) {
-    const int group = block[i / 16], quant = two_bits(block + 16, i);
+    const int group = block[i / 16], quant = in_lanes(block + 16, i, 2);
     return half_at(block + 80) * (float)((group & 15) * quant) -
            half_at(block + 82) * (float)(group >> 4);
 }
@@ -85,40 +83,40 @@ static __device__ int six_bits(const unsigned char *scales, int group) {
 
 static __device__ float q3_k(const unsigned char *block, int i) {
     const int high = block[i % 32] >> i / 32 & 1;
-    const int quant = two_bits(block + 32, i) | high << 2;
+    const int quant = in_lanes(block + 32, i, 2) | high << 2;
     const int group = six_bits(block + 96, i / 16) - 32;
     return half_at(block + 108) * (float)(group * (quant - 4));
 }
 
-static __device__ int scale_of(const unsigned char *bytes, int group) {
-    return group < 4 ? bytes[group] & 63
-                     : (bytes[group + 4] & 15) | bytes[group - 4] >> 6 << 4;
-}
-
-static __device__ int minimum_of(const unsigned char *bytes, int group) {
-    return group < 4 ? bytes[group + 4] & 63
-                     : bytes[group + 4] >> 4 | bytes[group] >> 6 << 4;
+/* A group's scale, or with 1 its minimum. */
+static __device__ int scale_of(const unsigned char *bytes, int group,
+                               int minimum) {
+    const unsigned char *six = bytes + group + 4 * minimum;
+    return group < 4
+               ? *six & 63
+               : (bytes[group + 4] >> 4 * minimum & 15) | six[-4] >> 6 << 4;
 }
 
 static __device__ float in_group(const unsigned char *block, int i, int quant) {
-    const int scale = scale_of(block + 4, i / 32);
+    const int scale = scale_of(block + 4, i / 32, 0);
+    const int minimum = scale_of(block + 4, i / 32, 1);
     return half_at(block) * (float)(scale * quant) -
-           half_at(block + 2) * (float)minimum_of(block + 4, i / 32);
+           half_at(block + 2) * (float)minimum;
 }
 
 static __device__ float q4_k(const unsigned char *block, int i) {
-    return in_group(block, i, four_bits(block + 16, i));
+    return in_group(block, i, in_lanes(block + 16, i, 4));
 }
 
 static __device__ float q5_k(const unsigned char *block, int i) {
     const int high = block[16 + i % 32] >> i / 32 & 1;
-    return in_group(block, i, four_bits(block + 48, i) | high << 4);
+    return in_group(block, i, in_lanes(block + 48, i, 4) | high << 4);
 }
 
 static __device__ float q6_k(const unsigned char *block, int i) {
     const int pair = block[64 * (i / 128) + i % 64];
     const int low = pair >> 4 * (i / 64 % 2) & 15;
-    const int quant = low | two_bits(block + 128, i) << 4;
+    const int quant = low | in_lanes(block + 128, i, 2) << 4;
     const int group = (int8_t)block[192 + i / 16];
     return half_at(block + 208) * (float)(group * (quant - 32));
 }

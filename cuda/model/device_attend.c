@@ -25,9 +25,7 @@ static cp_status send(float *from, int64_t count, cp_element element, void *to,
         const uint16_t rounded = round_to_bf16(from[i]);
         memcpy((char *)from + 2 * i, &rounded, 2);
     }
-    return cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes,
-                                   cudaMemcpyHostToDevice, stream),
-                   "sending %ld bytes", bytes);
+    return cp_bytes_copy(to, from, bytes, stream, "a rank's rows");
 }
 
 typedef struct {
@@ -79,12 +77,9 @@ static cp_status take_rows(const running *it, int r) {
     const int64_t heads = it->asked / it->call.job->shape.head_dim;
     cudaStream_t stream = it->queues[r].compute;
     float *lse = it->lent + it->asked;
-    CP_TRY(cp_cuda(cudaMemcpyAsync(it->lent, from.output, (size_t)it->asked * 4,
-                                   cudaMemcpyDeviceToHost, stream),
-                   "bringing output"));
-    CP_TRY(cp_cuda(cudaMemcpyAsync(lse, from.lse, (size_t)heads * 4,
-                                   cudaMemcpyDeviceToHost, stream),
-                   "bringing LSE"));
+    CP_TRY(
+        cp_bytes_copy(it->lent, from.output, it->asked * 4, stream, "output"));
+    CP_TRY(cp_bytes_copy(lse, from.lse, heads * 4, stream, "LSE"));
     CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE"));
     cp_attend_read(&it->call, it->first + r, it->lent, lse);
     return CP_OK;
@@ -111,6 +106,7 @@ static cp_status open_call(running *it) {
     const int count = all ? it->call.job->ranks : 1;
     int devices;
     CP_TRY(cp_device_count(&devices));
+    it->element = it->call.plan->element_bytes == 4 ? CP_F32 : CP_BF16;
     CP_TRY(count_numbers(it));
     CP_TRY(cp_allocate(&it->lent, 2 * (it->cached + it->asked + it->fresh),
                        sizeof(float), "a rank's rows"));
@@ -173,11 +169,10 @@ static cp_status run(running *it, const cp_machine *machine,
 }
 
 cp_status cp_device_attend_run(const cp_device_place *place,
-                               const cp_machine *machine, cp_element element,
-                               cp_attend_job *job) {
-    running it = {.place = place, .element = element};
+                               const cp_machine *machine, cp_attend_job *job) {
+    running it = {.place = place};
     if (job->partial != NULL)
-        return cp_fail(CP_INVALID, "partials are shown on threads only");
+        return cp_refuse("partials are shown on threads only");
     const cp_status status = run(&it, machine, job);
     close_call(&it);
     return status;

@@ -1,5 +1,5 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* What an engine on GPUs keeps: the host enqueues, and looks only at the end. */
+/* What an engine on GPUs keeps: the host enqueues, and looks at the end. */
 #include "cuda/model/device_engine.h"
 
 #include <stdlib.h>
@@ -57,9 +57,8 @@ enum { SCORED = 32 }; /* rows at a time */
 
 static cp_status copy(const cp_engine *base, void *to, const void *from,
                       int64_t bytes) {
-    return cp_cuda(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault,
-                                   own(base)->mine.queues[0].compute),
-                   "bringing rows");
+    return cp_bytes_copy(to, from, bytes, own(base)->mine.queues[0].compute,
+                         "rows");
 }
 
 static cp_status settle(const cp_engine *base) {

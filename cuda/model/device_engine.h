@@ -20,9 +20,9 @@ cp_status cp_device_engine_new(const cp_device_place *place,
 
 /* What `longring attend` asks for, as cp_attend_run on cores (reference/model)
  * but on the ranks that a place has on the current device, inputs rounded to
- * element. Fails besides with CP_BROKEN without a GPU. */
+ * what the machine has, fp32 or bf16. Fails besides with CP_BROKEN without a
+ * GPU. */
 cp_status cp_device_attend_run(const cp_device_place *place,
-                               const cp_machine *machine, cp_element element,
-                               cp_attend_job *job);
+                               const cp_machine *machine, cp_attend_job *job);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct {
     char *staging;          /* on the host: what is sent, */
     int64_t staged;         /* and its bytes */
     char *memory;           /* on the device: all that follows */
-    int32_t *words;         /* [rows] sent; -1: no token */
+    int64_t *words;         /* [rows] sent; -1: no token */
     int64_t *places;        /* [rows] sent: in the walker's slots */
     float *cosines, *sines; /* [rows][rotary / 2] sent */
     float *x;               /* [rows][width] */
@@ -57,7 +57,7 @@ static void claim(part *a, cp_arena *from) {
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
     const int64_t coarse =
         a->mine->model->numbers == CP_NUMBERS_F8 ? a->block : 0;
-    a->words = cp_arena_claim(from, a->rows, sizeof(int32_t));
+    a->words = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->places = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->cosines = cp_arena_claim(from, a->rows, f->rotary / 2 * 4);
     a->sines = cp_arena_claim(from, a->rows, f->rotary / 2 * 4);
@@ -87,8 +87,7 @@ static cp_status make_activations(part *a) {
 
 static void free_activations(part *a) {
     cudaFree(a->memory);
-    if (a->staging != NULL)
-        cudaFreeHost(a->staging);
+    cudaFreeHost(a->staging);
     free(a->tokens);
 }
 
@@ -98,8 +97,7 @@ static void *on_host(const part *a, void *sent) {
 
 static void write_rows(const cp_forward *call, part *a) {
     const int64_t pairs = a->facts->rotary / 2;
-    int32_t *words = on_host(a, a->words);
-    int64_t *places = on_host(a, a->places);
+    int64_t *words = on_host(a, a->words), *places = on_host(a, a->places);
     float *cosines = on_host(a, a->cosines), *sines = on_host(a, a->sines);
     a->count = call->layout->queries[a->rank->rank].tokens;
     cp_forward_list(call, a->rank->rank, a->tokens);
@@ -212,6 +210,7 @@ static void gather(cp_rows *rows) {
         .width = shape->query_heads * shape->head_dim,
         .places = a->places + rows->first,
         .from = a->slots.output,
+        .stored = CP_F32,
         .element = a->element,
         .to = a->input,
     };
@@ -264,13 +263,14 @@ static cp_status embed(cp_pass *base) {
     cp_device_forward *pass = (cp_device_forward *)base;
     for (int r = 0; r < pass->mine->count; r++) {
         part *a = block_at(pass, r, 0, 0);
-        const cp_device_embedding call = {
-            .count = a->rows,
+        const cp_device_gathering call = {
+            .rows = a->rows,
             .width = a->facts->width,
-            .tokens = a->words,
-            .table = tensor_of(a, CP_WEIGHT_EMBEDDING)->values,
-            .element = a->mine->model->element,
-            .x = a->x,
+            .places = a->words,
+            .from = tensor_of(a, CP_WEIGHT_EMBEDDING)->values,
+            .stored = a->mine->model->element,
+            .element = CP_F32,
+            .to = a->x,
         };
         if (a->rows == 0)
             continue;
@@ -278,7 +278,7 @@ static cp_status embed(cp_pass *base) {
              cudaMemcpyAsync(a->memory, a->staging, (size_t)a->staged,
                              cudaMemcpyHostToDevice, a->stream),
              "sending tokens");
-        note(a, cp_device_embed(&call, a->stream), "looking up words");
+        note(a, cp_device_gather(&call, a->stream), "looking up words");
         CP_TRY(a->base.status);
     }
     return CP_OK;
@@ -384,22 +384,15 @@ cp_status cp_device_forward_new(const cp_device_ranks *mine,
                                 cp_device_forward **out) {
     const cp_session_options *options = mine->options;
     const bool alone = mine->place->link == NULL;
-    cp_device_forward *pass;
-    *out = NULL;
-    CP_TRY(cp_allocate(&pass, 1, sizeof(*pass), "a forward pass"));
-    pass->mine = mine;
-    pass->decodes = call->plan->variant == CP_DECODE;
-    pass->base = (cp_pass){.on = &on_queues,
-                           .layers = mine->model->base.facts.layers,
-                           .stop = alone ? options->stop : NULL,
-                           .progress = options->progress,
-                           .progress_context = options->progress_context};
-    const cp_status status = fill_pass(pass, call);
-    if (status == CP_OK)
-        *out = pass;
-    else
-        cp_device_forward_free(pass);
-    return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a forward pass"));
+    (*out)->mine = mine;
+    (*out)->decodes = call->plan->variant == CP_DECODE;
+    (*out)->base = (cp_pass){.on = &on_queues,
+                             .layers = mine->model->base.facts.layers,
+                             .stop = alone ? options->stop : NULL,
+                             .progress = options->progress,
+                             .progress_context = options->progress_context};
+    return fill_pass(*out, call);
 }
 
 cp_status cp_device_forward_renew(cp_device_forward *pass,
@@ -440,7 +433,6 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                      hidden[r].rows);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
-        cp_device_trace_collect(mine->trace, rank);
         bytes[rank] = layers * (sent.ring_bytes + sent.all_to_all_bytes +
                                 sent.all_gather_bytes);
     }

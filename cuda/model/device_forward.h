@@ -51,7 +51,7 @@ typedef struct cp_device_forward cp_device_forward;
  *   mine    borrowed; must outlive the pass
  *   call    read and not kept
  * Nothing is enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does
- * and as CUDA does; *out is NULL then. Free it when its queues are idle. */
+ * and as CUDA does; free even then, when the queues are idle. */
 cp_status cp_device_forward_new(const cp_device_ranks *mine,
                                 const cp_forward *call,
                                 cp_device_forward **out);

@@ -3,7 +3,6 @@
 #include "cuda/ring/device_trace.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "cuda/kernels/device.h"
 #include "ring/history.h"
@@ -13,15 +12,14 @@ enum { MOST_MARKS = 20000 }; /* pairs that have not been collected */
 typedef struct {
     cp_device_stretch what;
     int64_t layer;
-    cudaEvent_t start, end;
+    cudaEvent_t start, end; /* used again; NULL before the first time */
     bool ended;
 } marks;
 
 typedef struct {
     int64_t layer;
-    marks *open; /* [room] in the order in which they began, count of them;
-                    the others have events that may be used again, or none */
-    int64_t count, room;
+    marks *open;      /* [MOST_MARKS] in the order in which they began, */
+    int64_t count;    /* of them */
     cudaEvent_t base; /* the time of this one is known */
     double time;
 } tracer;
@@ -38,21 +36,6 @@ static bool have_event(cudaEvent_t *event) {
     return *event != NULL;
 }
 
-static bool make_space(tracer *mine) {
-    const int64_t room = cp_max(256, 2 * mine->room);
-    if (mine->count < mine->room)
-        return true;
-    if (mine->room >= MOST_MARKS)
-        return false;
-    marks *open = realloc(mine->open, (size_t)room * sizeof(*open));
-    if (open == NULL)
-        return false;
-    memset(open + mine->room, 0, (size_t)(room - mine->room) * sizeof(*open));
-    mine->open = open;
-    mine->room = room;
-    return true;
-}
-
 static bool is_captured(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
@@ -64,9 +47,9 @@ int64_t cp_device_trace_begin(cp_device_trace *trace,
     if (trace == NULL)
         return -1;
     tracer *mine = &trace->tracers[what->rank];
-    const bool space = !is_captured(what->stream) && make_space(mine);
-    marks *both = mine->open + mine->count;
-    if (space && have_event(&both->start) && have_event(&both->end) &&
+    marks *both = &mine->open[mine->count];
+    if (!is_captured(what->stream) && mine->count < MOST_MARKS &&
+        have_event(&both->start) && have_event(&both->end) &&
         cudaEventRecord(both->start, what->stream) == cudaSuccess) {
         both->what = *what;
         both->layer = mine->layer;
@@ -101,10 +84,20 @@ static bool times_of(const tracer *mine, const marks *both, double *start,
     return true;
 }
 
-static void count_from(tracer *mine, marks *both, double end) {
+static void collect(cp_device_trace *trace, int rank, marks *both) {
+    tracer *mine = &trace->tracers[rank];
     const cudaEvent_t before = mine->base;
+    cp_stretch stretch = {.name = both->what.name,
+                          .layer = both->layer,
+                          .bytes = both->what.bytes,
+                          .hop = both->what.hop};
+    if (!times_of(mine, both, &stretch.start, &stretch.end)) {
+        cp_history_lose(trace->history, rank, (int)both->what.queue);
+        return;
+    }
+    cp_history_note(trace->history, rank, (int)both->what.queue, stretch);
     mine->base = both->end;
-    mine->time = end;
+    mine->time = stretch.end;
     both->end = before;
 }
 
@@ -112,24 +105,9 @@ void cp_device_trace_collect(cp_device_trace *trace, int rank) {
     if (trace == NULL)
         return;
     tracer *mine = &trace->tracers[rank];
-    int64_t left = 0;
-    for (int64_t n = 0; n < mine->count; n++) {
-        marks both = mine->open[n];
-        cp_stretch stretch = {.name = both.what.name,
-                              .layer = both.layer,
-                              .bytes = both.what.bytes,
-                              .hop = both.what.hop};
-        if (times_of(mine, &both, &stretch.start, &stretch.end)) {
-            cp_history_note(trace->history, rank, (int)both.what.queue,
-                            stretch);
-            count_from(mine, &both, stretch.end);
-            mine->open[n] = both;
-        } else {
-            mine->open[n] = mine->open[left];
-            mine->open[left++] = both;
-        }
-    }
-    mine->count = left;
+    for (int64_t n = 0; n < mine->count; n++)
+        collect(trace, rank, &mine->open[n]);
+    mine->count = 0;
 }
 
 cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
@@ -146,6 +124,7 @@ cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
 static cp_status start_clock(cp_device_trace *trace, int rank) {
     tracer *mine = &trace->tracers[rank];
     float after = 0.0f;
+    CP_TRY(cp_allocate(&mine->open, MOST_MARKS, sizeof(marks), "a trace"));
     cudaError_t error = cudaEventCreate(&mine->base);
     if (error == cudaSuccess)
         error = cudaEventRecord(mine->base, NULL);
@@ -158,27 +137,15 @@ static cp_status start_clock(cp_device_trace *trace, int rank) {
     return cp_cuda(error, "starting the clock of rank %d", rank);
 }
 
-static cp_status fill_trace(cp_device_trace *trace) {
-    static const char *const names[] = {"computing", "communicating"};
-    CP_TRY(cp_history_new(trace->ranks, 2, names, &trace->history));
-    CP_TRY(
-        cp_allocate(&trace->tracers, trace->ranks, sizeof(tracer), "a trace"));
-    for (int rank = 0; rank < trace->ranks; rank++)
-        CP_TRY(start_clock(trace, rank));
-    return CP_OK;
-}
-
 cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
-    cp_device_trace *trace;
-    *out = NULL;
-    CP_TRY(cp_allocate(&trace, 1, sizeof(*trace), "a trace"));
-    trace->ranks = ranks;
-    const cp_status status = fill_trace(trace);
-    if (status == CP_OK)
-        *out = trace;
-    else
-        cp_device_trace_free(trace);
-    return status;
+    static const char *const names[] = {"computing", "communicating"};
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a trace"));
+    (*out)->ranks = ranks;
+    CP_TRY(cp_history_new(ranks, 2, names, &(*out)->history));
+    CP_TRY(cp_allocate(&(*out)->tracers, ranks, sizeof(tracer), "a trace"));
+    for (int rank = 0; rank < ranks; rank++)
+        CP_TRY(start_clock(*out, rank));
+    return CP_OK;
 }
 
 static void free_event(cudaEvent_t event) {
@@ -191,7 +158,7 @@ void cp_device_trace_free(cp_device_trace *trace) {
         return;
     for (int rank = 0; trace->tracers != NULL && rank < trace->ranks; rank++) {
         tracer *mine = &trace->tracers[rank];
-        for (int64_t n = 0; n < mine->room; n++) {
+        for (int n = 0; mine->open != NULL && n < MOST_MARKS; n++) {
             free_event(mine->open[n].start);
             free_event(mine->open[n].end);
         }

@@ -10,7 +10,7 @@
 typedef struct cp_device_trace cp_device_trace;
 
 /* An empty trace of so many ranks on the current device; its clock starts now.
- * Fails with CP_MEMORY, or as CUDA does. */
+ * Fails with CP_MEMORY, or as CUDA does; free even then. */
 cp_status cp_device_trace_new(int ranks, cp_device_trace **out);
 void cp_device_trace_free(cp_device_trace *trace);
 
@@ -38,7 +38,8 @@ int64_t cp_device_trace_begin(cp_device_trace *trace,
                               const cp_device_stretch *what);
 void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark);
 
-/* Take what is over of a rank, so that its marks can be used again. */
+/* Take what is over of a rank, whose queues are through, so that its marks can
+ * be used again. */
 void cp_device_trace_collect(cp_device_trace *trace, int rank);
 
 /* Wait for what has begun, and write all as Chrome trace JSON. Fails as cp_save

@@ -57,29 +57,15 @@ static cp_status capture(cp_graph *graph, cp_status (*enqueue)(void *),
     return status;
 }
 
-static cp_status fill_graph(cp_graph *graph, cp_status (*enqueue)(void *),
-                            void *context) {
-    CP_TRY(cp_allocate(&graph->events, graph->ranks, sizeof(cudaEvent_t),
-                       "events"));
-    for (int r = 0; r < graph->ranks; r++)
-        CP_TRY(cp_event_new(&graph->events[r]));
-    return capture(graph, enqueue, context);
-}
-
 cp_status cp_graph_capture(const cp_queues *queues, int ranks,
                            cp_status (*enqueue)(void *context), void *context,
                            cp_graph **out) {
-    cp_graph *graph;
-    *out = NULL;
-    CP_TRY(cp_allocate(&graph, 1, sizeof(*graph), "a graph"));
-    graph->queues = queues;
-    graph->ranks = ranks;
-    const cp_status status = fill_graph(graph, enqueue, context);
-    if (status == CP_OK)
-        *out = graph;
-    else
-        cp_graph_free(graph);
-    return status;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a graph"));
+    **out = (cp_graph){.queues = queues, .ranks = ranks};
+    CP_TRY(cp_allocate(&(*out)->events, ranks, sizeof(cudaEvent_t), "events"));
+    for (int r = 0; r < ranks; r++)
+        CP_TRY(cp_event_new(&(*out)->events[r]));
+    return capture(*out, enqueue, context);
 }
 
 cp_status cp_graph_launch(cp_graph *graph) {

@@ -11,7 +11,7 @@ typedef struct cp_graph cp_graph;
 /* Capture what enqueue puts on the compute queues of some ranks of the current
  * device, and on queues that wait for those. It has been called before, so
  * that whatever is made at a first time is made. Nothing runs. queues [ranks]
- * must outlive the graph. Fails as enqueue does, or as CUDA. */
+ * must outlive the graph. Fails as enqueue does, or as CUDA; free even then. */
 cp_status cp_graph_capture(const cp_queues *queues, int ranks,
                            cp_status (*enqueue)(void *context), void *context,
                            cp_graph **out);

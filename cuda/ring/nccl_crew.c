@@ -40,9 +40,7 @@ static cp_status finish(cp_status status, const char *what) {
 }
 
 static cp_status copy(void *to, const void *from, int64_t bytes) {
-    return cp_cuda(
-        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, us.stream),
-        "copying %ld bytes of a crew", bytes);
+    return cp_bytes_copy(to, from, bytes, us.stream, "what a crew says");
 }
 
 static cp_status enqueue_gather(int64_t bytes) {

@@ -1,11 +1,18 @@
 /* Tangled from book/13-nccl.nw; edit the chapter. */
 /* Messages between GPUs, by NCCL, with patience. */
-#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "cuda/ring/nccl_link.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+
+static ncclResult_t state_of(const cp_nccl *nccl) {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
+    return asked == ncclSuccess ? state : asked;
+}
+
+static cudaError_t ask_call(const void *nccl) {
+    return state_of(nccl) == ncclInProgress ? cudaErrorNotReady : cudaSuccess;
+}
 
 static cp_status in_vain(const cp_nccl *nccl, const char *what) {
     return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
@@ -13,23 +20,17 @@ static cp_status in_vain(const cp_nccl *nccl, const char *what) {
 }
 
 static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
-    const struct timespec pause = {0, 50000};
-    const double began = cp_clock();
-    while (result == ncclInProgress) {
-        const double waited = cp_clock() - began;
-        const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &result);
-        result = asked == ncclSuccess ? result : asked;
-        if (result != ncclInProgress)
-            break;
-        if (nccl->patience > 0 && waited > nccl->patience)
-            return in_vain(nccl, what);
-        if (waited > 2e-4)
-            nanosleep(&pause, NULL);
+    bool late = false;
+    if (result == ncclInProgress) {
+        CP_TRY(cp_await(ask_call, nccl, NULL, nccl->patience, &late));
+        result = state_of(nccl);
     }
-    if (result == ncclSuccess)
-        return CP_OK;
-    return cp_fail(CP_BROKEN, "rank %d, %s: NCCL: %s", nccl->rank, what,
-                   ncclGetErrorString(result));
+    if (late)
+        return in_vain(nccl, what);
+    return result == ncclSuccess
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "rank %d, %s: NCCL: %s", nccl->rank, what,
+                         ncclGetErrorString(result));
 }
 
 static cp_status still_here(const cp_nccl *nccl) {
@@ -57,23 +58,16 @@ static cp_status trade(void *context, const cp_message_half *halves, int count,
                   "enqueuing messages");
 }
 
-static cp_status check_one(const cp_nccl *nccl) {
-    ncclResult_t state = ncclSuccess;
-    CP_TRY(still_here(nccl));
-    const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
-    state = asked == ncclSuccess ? state : asked;
-    if (state == ncclSuccess || state == ncclInProgress)
-        return CP_OK;
-    return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
-                   ncclGetErrorString(state));
-}
-
 static cp_status check(void *context) {
-    const cp_nccl *first = context, *nccl = first;
+    const cp_nccl *nccl = context;
     do {
-        CP_TRY(check_one(nccl));
+        CP_TRY(still_here(nccl));
+        const ncclResult_t state = state_of(nccl);
+        if (state != ncclSuccess && state != ncclInProgress)
+            return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
+                           ncclGetErrorString(state));
         nccl = nccl->kin;
-    } while (nccl != first);
+    } while (nccl != context);
     return CP_OK;
 }
 

@@ -21,11 +21,11 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_manifest *manifest;
     /* Its memory. */
-    char *memory;      /* on the device: all that the next six lines say */
-    void **slots;      /* [slot_count]; NULL = not used */
-    char *lists;       /* the manifest */
-    int32_t *wrong;    /* [ranks] of labels, */
-    cp_piece *tiles;   /* and what is made of them */
+    char *memory;    /* on the device: slots, lists, and so on to unfinished */
+    void **slots;    /* [slot_count]; NULL = not used */
+    char *lists;     /* the manifest */
+    int32_t *wrong;  /* [ranks] of labels, */
+    cp_piece *tiles; /* and what is made of them */
     float *unfinished; /* [splits] partials, */
     int64_t splits;    /* if there is room for more than one */
     bool *needed;      /* [slot_count] by this rank */
@@ -164,21 +164,14 @@ static cp_status fill_walker(cp_stream_walker *w) {
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out) {
-    cp_stream_walker *w;
-    *out = NULL;
-    CP_TRY(cp_allocate(&w, 1, sizeof(*w), "a walker"));
-    w->plan = plan;
-    w->program = &plan->programs[rank];
-    w->rank = rank;
-    w->queues = queues;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a walker"));
+    **out = (cp_stream_walker){.plan = plan,
+                               .program = &plan->programs[rank],
+                               .rank = rank,
+                               .queues = queues};
     if (options != NULL)
-        w->options = *options;
-    const cp_status status = fill_walker(w);
-    if (status == CP_OK)
-        *out = w;
-    else
-        cp_stream_walker_free(w);
-    return status;
+        (*out)->options = *options;
+    return fill_walker(*out);
 }
 
 void cp_stream_walker_free(cp_stream_walker *w) {
@@ -324,16 +317,15 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op) {
                    "rank %d, a merge", w->rank);
 }
 
-static int64_t mark_begin(const cp_stream_walker *w, const cp_op *op,
-                          cp_queue on, int64_t bytes) {
+static int64_t mark_begin(const cp_stream_walker *w, const cp_op *op) {
+    const bool talks = cp_op_talks(op);
     const cp_device_stretch what = {
         .rank = w->rank,
-        .queue = on,
-        .stream =
-            on == CP_COMPUTING ? w->queues.compute : w->queues.communication,
+        .queue = talks ? CP_COMMUNICATING : CP_COMPUTING,
+        .stream = talks ? w->queues.communication : w->queues.compute,
         .name = cp_op_name(op->kind),
         .hop = op->hop,
-        .bytes = bytes,
+        .bytes = talks ? bytes_of(w->plan, op) : 0,
     };
     return cp_device_trace_begin(w->options.trace, &what);
 }
@@ -342,15 +334,26 @@ static void mark_end(const cp_stream_walker *w, int64_t mark) {
     cp_device_trace_end(w->options.trace, w->rank, mark);
 }
 
+static cp_status do_operation(cp_stream_walker *w, const cp_op *op,
+                              bool in_one) {
+    switch (op->kind) {
+    case CP_OP_WAIT:
+        return cp_event_wait(w->queues.compute, w->over[op->ends]);
+    case CP_OP_ATTEND:
+        return attend(w, op, in_one && op->merged ? op[1].out.slot : -1);
+    case CP_OP_MERGE:
+        return merge(w, op);
+    default:
+        return copy(w, op);
+    }
+}
+
 static cp_status compute(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     const bool in_one = !w->options.separate;
     if (!in_one || n == 0 || !op[-1].merged) {
-        const int64_t mark = mark_begin(w, op, CP_COMPUTING, 0);
-        if (op->kind == CP_OP_ATTEND)
-            CP_TRY(attend(w, op, in_one && op->merged ? op[1].out.slot : -1));
-        else
-            CP_TRY(op->kind == CP_OP_MERGE ? merge(w, op) : copy(w, op));
+        const int64_t mark = mark_begin(w, op);
+        CP_TRY(do_operation(w, op, in_one));
         mark_end(w, mark);
     }
     return w->over[n] != NULL ? cp_event_record(w->over[n], w->queues.compute)
@@ -368,13 +371,6 @@ static void count_sent(cp_stream_walker *w, const cp_op *op) {
         w->sent.all_gather_bytes += bytes;
 }
 
-static cp_status await(const cp_stream_walker *w, const cp_op *op) {
-    const int64_t mark = mark_begin(w, op, CP_COMPUTING, 0);
-    CP_TRY(cp_event_wait(w->queues.compute, w->over[op->ends]));
-    mark_end(w, mark);
-    return CP_OK;
-}
-
 static cp_status begin(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     cudaStream_t stream = w->queues.communication;
@@ -390,11 +386,9 @@ static cp_status label_queries(cp_stream_walker *w) {
     const cp_slot *slot = &w->plan->slots[w->plan->queries];
     const int64_t bytes = slot->rows * CP_LABEL_BYTES;
     char *end = (char *)w->slots[w->plan->queries] + slot->bytes;
-    return cp_cuda(cudaMemcpyAsync(end - bytes,
-                                   w->lists + cp_manifest_labels(w->manifest),
-                                   (size_t)bytes, cudaMemcpyDeviceToDevice,
-                                   w->queues.compute),
-                   "labelling the queries");
+    return cp_bytes_copy(end - bytes,
+                         w->lists + cp_manifest_labels(w->manifest), bytes,
+                         w->queues.compute, "labels of queries");
 }
 
 static cp_status start(cp_stream_walker *w, void *keys, void *values) {
@@ -404,10 +398,8 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     w->cache_values = values;
     w->link = NULL;
     w->sent = (cp_traffic){0};
-    CP_TRY(cp_cuda(cudaMemcpyAsync(w->lists, w->staging,
-                                   (size_t)cp_manifest_bytes(w->manifest),
-                                   cudaMemcpyHostToDevice, stream),
-                   "sending the manifest"));
+    CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
+                         stream, "the manifest"));
     if (plan->labelled)
         CP_TRY(label_queries(w));
     /* Poison the slots that are not inputs. */
@@ -422,16 +414,19 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
 }
 
 static cp_status end(cp_stream_walker *w) {
-    return cp_cuda(cudaMemcpyAsync(w->told, w->wrong,
-                                   4 * (size_t)w->plan->layout->ranks,
-                                   cudaMemcpyDeviceToHost, w->queues.compute),
-                   "asking whether labels agreed");
+    return cp_bytes_copy(w->told, w->wrong, 4 * w->plan->layout->ranks,
+                         w->queues.compute, "whether labels agreed");
 }
 
 typedef struct {
     cp_stream_walker *const *walkers;
     const cp_link *link; /* NULL: copies */
 } loopback;
+
+static int64_t number_of(const cp_event *event, int rank) {
+    return event->kind == CP_EVENT_COLLECTIVE ? event->all[rank]
+                                              : event->number;
+}
 
 static cp_status carry(const loopback *all, const cp_stream_walker *from,
                        int from_slot, const cp_stream_walker *to, int to_slot) {
@@ -440,56 +435,45 @@ static cp_status carry(const loopback *all, const cp_stream_walker *from,
     cudaStream_t stream = to->queues.communication;
     const cp_message_half halves[2] = {{0, false, source, bytes},
                                        {0, true, target, bytes}};
-    if (all->link != NULL)
-        return all->link->trade(all->link->context, halves, 2, stream);
-    return cp_cuda(cudaMemcpyAsync(target, source, (size_t)bytes,
-                                   cudaMemcpyDeviceToDevice, stream),
-                   "copying %ld bytes", bytes);
+    return all->link != NULL
+               ? all->link->trade(all->link->context, halves, 2, stream)
+               : cp_bytes_copy(target, source, bytes, stream, "a message");
+}
+
+static cp_status receive(const loopback *all, const cp_event *event, int rank,
+                         int64_t n) {
+    const cp_stream_walker *to = all->walkers[rank];
+    const cp_op *op = &to->program->ops[n];
+    const bool exchange = op->kind == CP_OP_EXCHANGE;
+    const int ranks = to->plan->layout->ranks;
+    const int first = exchange ? op->from : 0;
+    const int last = exchange ? op->from : ranks - 1;
+    cudaStream_t stream = to->queues.communication;
+    for (int r = first; r <= last; r++)
+        if (r != rank)
+            CP_TRY(cp_event_wait(stream,
+                                 all->walkers[r]->ready[number_of(event, r)]));
+    const int64_t mark = mark_begin(to, op);
+    for (int r = first; r <= last; r++) {
+        const cp_stream_walker *from = all->walkers[r];
+        const cp_op *sent = &from->program->ops[number_of(event, r)];
+        const int own = op->kind == CP_OP_ALL_TO_ALL ? rank : 0;
+        if (r != rank)
+            CP_TRY(carry(all, from, sent->in.slot + own, to,
+                         op->out.slot + (exchange ? 0 : r)));
+    }
+    mark_end(to, mark);
+    return cp_event_record(to->over[n], stream);
 }
 
 static cp_status transfer(const loopback *all, const cp_event *event) {
-    const int64_t sent = event->number, received = event->op->sent_to;
-    const int slot = event->op->in.slot;
+    const int64_t received = event->op->sent_to;
+    const int to = event->op->to;
     const cp_stream_walker *from = all->walkers[event->rank];
-    const cp_stream_walker *to = all->walkers[event->op->to];
-    const cp_op *op = &to->program->ops[received];
-    cudaStream_t out = from->queues.communication;
-    cudaStream_t in = to->queues.communication;
-    CP_TRY(cp_event_wait(in, from->ready[sent]));
-    const int64_t mark =
-        mark_begin(to, op, CP_COMMUNICATING, from->plan->slots[slot].bytes);
-    CP_TRY(carry(all, from, slot, to, op->out.slot));
-    mark_end(to, mark);
-    CP_TRY(cp_event_record(to->over[received], in));
-    CP_TRY(cp_event_wait(out, to->over[received]));
-    return cp_event_record(from->over[sent], out);
-}
-
-static const cp_op *op_of(const cp_stream_walker *w, const cp_event *event) {
-    return &w->program->ops[event->all[w->rank]];
-}
-
-static cp_status gather_for(const loopback *all, const cp_event *event,
-                            int rank) {
-    const cp_stream_walker *to = all->walkers[rank];
-    const bool gather = event->op->kind == CP_OP_ALL_GATHER;
-    const cp_op *op = op_of(to, event);
-    const int ranks = to->plan->layout->ranks;
-    cudaStream_t stream = to->queues.communication;
-    for (int r = 0; r < ranks; r++)
-        if (r != rank)
-            CP_TRY(
-                cp_event_wait(stream, all->walkers[r]->ready[event->all[r]]));
-    const int64_t mark =
-        mark_begin(to, op, CP_COMMUNICATING, bytes_of(to->plan, op));
-    for (int r = 0; r < ranks; r++) {
-        const cp_stream_walker *from = all->walkers[r];
-        const int slot = op_of(from, event)->in.slot + (gather ? 0 : rank);
-        if (r != rank)
-            CP_TRY(carry(all, from, slot, to, op->out.slot + r));
-    }
-    mark_end(to, mark);
-    return cp_event_record(to->over[event->all[rank]], stream);
+    cudaStream_t stream = from->queues.communication;
+    CP_TRY(receive(all, event, to, received));
+    CP_TRY(cp_event_wait(stream, all->walkers[to]->over[received]));
+    return cp_event_record(from->over[event->number], stream);
 }
 
 static cp_status collect(const loopback *all, const cp_event *event) {
@@ -497,7 +481,7 @@ static cp_status collect(const loopback *all, const cp_event *event) {
     for (int r = 0; r < ranks; r++)
         CP_TRY(begin(all->walkers[r], event->all[r]));
     for (int r = 0; r < ranks; r++)
-        CP_TRY(gather_for(all, event, r));
+        CP_TRY(receive(all, event, r, event->all[r]));
     for (int r = 0; r < ranks; r++)
         for (int k = 0; k < ranks; k++)
             CP_TRY(cp_event_wait(all->walkers[k]->queues.compute,
@@ -507,18 +491,16 @@ static cp_status collect(const loopback *all, const cp_event *event) {
 
 static cp_status visit(void *context, const cp_event *event) {
     const loopback *all = context;
-    if (event->kind == CP_EVENT_COLLECTIVE)
-        return collect(all, event);
     cp_stream_walker *w = all->walkers[event->rank];
     switch (event->kind) {
-    case CP_EVENT_LOCAL:
-        return compute(w, event->number);
+    case CP_EVENT_COLLECTIVE:
+        return collect(all, event);
     case CP_EVENT_START:
         return begin(w, event->number);
     case CP_EVENT_TRANSFER:
         return transfer(all, event);
     default:
-        return await(w, event->op);
+        return compute(w, event->number);
     }
 }
 
@@ -557,8 +539,7 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     const int count = list_halves(w, op);
     CP_TRY(begin(w, n));
-    const int64_t mark =
-        mark_begin(w, op, CP_COMMUNICATING, bytes_of(w->plan, op));
+    const int64_t mark = mark_begin(w, op);
     if (count > 0)
         CP_TRY(w->link->trade(w->link->context, w->halves, count,
                               w->queues.communication));
@@ -573,12 +554,9 @@ cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
                          void *cache_keys, void *cache_values) {
     CP_TRY(start(w, cache_keys, cache_values));
     w->link = link;
-    for (int64_t n = 0; n < w->program->count; n++) {
-        const cp_op *op = &w->program->ops[n];
-        CP_TRY(cp_op_talks(op)          ? communicate(w, n)
-               : op->kind == CP_OP_WAIT ? await(w, op)
-                                        : compute(w, n));
-    }
+    for (int64_t n = 0; n < w->program->count; n++)
+        CP_TRY(cp_op_talks(&w->program->ops[n]) ? communicate(w, n)
+                                                : compute(w, n));
     return end(w);
 }
 

@@ -46,9 +46,8 @@ static void wait_at_most(double seconds) {
 }
 
 static void leave_nccl(int status) {
-    const cp_link *link = world != NULL ? &world->link : NULL;
-    if (status != 0 && link != NULL)
-        link->abort(link->context); /* and with world all groups */
+    if (status != 0 && world != NULL)
+        world->link.abort(world->link.context); /* and with world all groups */
     cp_nccl_free(heads);
     cp_nccl_free(ring);
     cp_nccl_free(world);
@@ -129,8 +128,9 @@ static cp_status engine_new(const cp_model *model,
     return cp_device_engine_new(place_of(options->ranks), model, options, out);
 }
 
-/* A backend by how it stores its blocks' matrices, and its keys and values. */
-#define BACKEND(suffix, shown, words, numbers, element, bytes)                 \
+/* A backend by how it stores its blocks' matrices, and by the bytes of its keys
+ * and values. */
+#define BACKEND(suffix, shown, words, numbers, bytes)                          \
     static const cp_machine machine##suffix = {                                \
         .name = "ranks on one GPU",                                            \
         .flops = 20 * INT64_C(1000000000000),                                  \
@@ -139,7 +139,7 @@ static cp_status engine_new(const cp_model *model,
     };                                                                         \
     static cp_status attend##suffix(cp_attend_job *job) {                      \
         return cp_device_attend_run(place_of(job->ranks), &machine##suffix,    \
-                                    element, job);                             \
+                                    job);                                      \
     }                                                                          \
     static cp_status model_open##suffix(const cp_gguf *file,                   \
                                         cp_model **model) {                    \
@@ -162,6 +162,6 @@ static cp_status engine_new(const cp_model *model,
         .engine_new = engine_new,                                              \
     };
 
-BACKEND(, "cuda", "bf16", CP_NUMBERS_BF16, CP_BF16, 2)
-BACKEND(_fp32, "cuda-fp32", "fp32", CP_NUMBERS_F32, CP_F32, 4)
-BACKEND(_fp8, "cuda-fp8", "bf16 and FP8 weights", CP_NUMBERS_F8, CP_BF16, 2)
+BACKEND(, "cuda", "bf16", CP_NUMBERS_BF16, 2)
+BACKEND(_fp32, "cuda-fp32", "fp32", CP_NUMBERS_F32, 4)
+BACKEND(_fp8, "cuda-fp8", "bf16 and FP8 weights", CP_NUMBERS_F8, 2)

@@ -32,8 +32,8 @@ static cp_status pace(cp_pass *pass, int64_t layer) {
     if (pass->progress != NULL && done > 0)
         pass->progress(pass->progress_context, done, pass->layers);
     if (pass->stop != NULL && *pass->stop != 0 && layer < pass->layers)
-        return cp_fail(CP_INTERRUPTED, "stopped after %lld of %lld layers",
-                       (long long)done, (long long)pass->layers);
+        return cp_fail(CP_INTERRUPTED, "stopped after %ld of %ld layers", done,
+                       pass->layers);
     return CP_OK;
 }
 
