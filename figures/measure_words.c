@@ -34,14 +34,13 @@ static void text_fill(char *text, int64_t word) {
 static double measure(const cp_tokenizer *tokenizer, const char *text) {
     double best = 1e9;
     for (int i = 0; i < REPEATS; i++) {
-        int32_t *ids;
-        int64_t count;
+        cp_ids ids = {0};
         const double start = now();
-        if (cp_tokenizer_encode(tokenizer, text, BYTES, false, &ids, &count))
+        if (cp_tokenizer_encode(tokenizer, text, BYTES, false, &ids))
             return -1;
         const double seconds = now() - start;
         best = seconds < best ? seconds : best;
-        free(ids);
+        free(ids.items);
     }
     return best;
 }

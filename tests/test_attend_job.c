@@ -1,5 +1,5 @@
 /* Attention over ranks with a past, against the oracle. */
-#include "reference/model/attend_job.h"
+#include "reference/model/engine.h"
 #include "reference/attend/oracle.h"
 #include "reference/attend/partial.h"
 #include "tests/harness/suite.h"

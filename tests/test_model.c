@@ -4,7 +4,7 @@
 #include "model/session.h"
 #include "ring/check.h"
 #include "ring/choose.h"
-#include "model/loader.h"
+#include "model/arena.h"
 #include "model/sample.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/naive_llama.h"
@@ -572,40 +572,54 @@ START_TEST(test_scalings) {
 }
 END_TEST
 
-START_TEST(test_loader) {
+typedef struct {
+    int64_t taken[4], tied; /* groups by how many tensors they have */
+    int64_t left;           /* groups until taking fails */
+} taking;
+
+static cp_status take(void *context, cp_weight first, int64_t layer, int count,
+                      const cp_gguf_tensor *const *tensors) {
+    taking *it = context;
+    ck_assert_int_eq(layer > 0 && first < CP_WEIGHT_ATTENTION_NORM, 0);
+    it->tied += tensors[0] == NULL;
+    it->taken[count]++;
+    return it->left-- > 0 ? CP_OK : cp_fail(CP_MEMORY, "no more");
+}
+
+START_TEST(test_loading) {
     const int64_t align = _i == 0 ? 64 : 256;
     char memory[1024];
     tiny_bytes bytes = {0};
     cp_gguf *file;
     cp_model_facts facts;
+    for (int pass = 0; pass < 2; pass++) {
+        cp_arena arena = {.align = align, .memory = pass > 0 ? memory : NULL};
+        char *first = cp_arena_claim(&arena, 1, 5);
+        char *none = cp_arena_claim(&arena, 0, 4);
+        char *last = cp_arena_claim(&arena, align / 2, 2);
+        ck_assert(first == arena.memory);
+        ck_assert(none == (pass > 0 ? memory + align : NULL));
+        ck_assert(last == none);
+        ck_assert_int_eq(arena.used, 2 * align);
+        ck_assert_ptr_null(cp_arena_claim(&arena, INT64_MAX / 4, 4));
+        ck_assert(arena.overflows);
+    }
     ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_facts_read(file, &facts));
-    cp_loader loader = {
-        .file = file, .facts = &facts, .arena = {.align = align}};
-    for (int pass = 0; pass < 2; pass++) {
-        loader.arena.used = 0;
-        loader.arena.memory = pass > 0 ? memory : NULL;
-        char *first = cp_loader_claim(&loader, 1, 5);
-        char *none = cp_loader_claim(&loader, 0, 4);
-        char *last = cp_loader_claim(&loader, align / 2, 2);
-        ck_assert(first == loader.arena.memory);
-        ck_assert(none == (pass > 0 ? memory + align : NULL));
-        ck_assert(last == none);
-        ck_assert_int_eq(loader.arena.used, 2 * align);
-    }
-    loader.layer = facts.layers - 1;
-    ck_assert_ptr_nonnull(cp_loader_find(&loader, CP_WEIGHT_DOWN));
-    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_OUTPUT));
-    must(loader.status);
-    cp_loader_claim(&loader, INT64_MAX / 4, 4);
-    refuse(loader.status, CP_MEMORY, "the weights' bytes overflow");
-    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
-    ck_assert_int_eq(loader.status, CP_MEMORY);
-    loader.status = CP_OK;
-    facts.width++;
-    ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
-    refuse(loader.status, CP_INVALID, "blk.1.ffn_down.weight is");
+    taking it = {.left = 100};
+    must(cp_facts_tensors(file, &facts, take, &it));
+    ck_assert_int_eq(it.tied, 1);
+    ck_assert_int_eq(it.taken[1], 3 + 4 * facts.layers);
+    ck_assert_int_eq(it.taken[2], facts.layers);
+    ck_assert_int_eq(it.taken[3], facts.layers);
+    it = (taking){.left = 4};
+    refuse(cp_facts_tensors(file, &facts, take, &it), CP_MEMORY, "no more");
+    ck_assert_int_eq(it.taken[1] + it.taken[3], 5);
+    it.left = 100;
+    facts.feed_forward++;
+    refuse(cp_facts_tensors(file, &facts, take, &it), CP_INVALID,
+           "blk.0.ffn_gate.weight is");
     cp_gguf_close(file);
     free(bytes.bytes);
 }
@@ -717,7 +731,7 @@ static Suite *model_suite(void) {
     tcase_add_loop_test(tests, test_trace, 0, 3);
     tcase_add_loop_test(tests, test_forgeries, 0, 9);
     tcase_add_loop_test(tests, test_scalings, 0, 4);
-    tcase_add_loop_test(tests, test_loader, 0, 2);
+    tcase_add_loop_test(tests, test_loading, 0, 2);
     tcase_add_test(tests, test_draws);
     tcase_add_test(tests, test_greedy);
     suite_add_tcase(suite, tests);

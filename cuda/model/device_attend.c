@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/attend_call.h"
+#include "ring/agree.h"
 
 static uint16_t round_to_bf16(float x) {
     uint32_t bits;
@@ -29,11 +30,11 @@ static cp_status send(float *from, int64_t count, cp_element element, void *to,
 
 typedef struct {
     const cp_device_place *place;
-    const cp_attend_call *call;
-    cp_element element;           /* of queries, keys and values */
+    cp_element element; /* as what numbers are sent */
+    cp_attend_call call;
     int first, count;             /* ranks that are here */
     int64_t cached, asked, fresh; /* numbers of a rank's cache, queries, keys */
-    float *lent;                  /* [2 cached + asked + 2 fresh] */
+    float *lent;                  /* [2 cached + 2 asked + 2 fresh] */
     cp_queues *queues;            /* [count], as all below */
     cp_stream_walker **walkers;
     void **keys, **values; /* caches */
@@ -44,7 +45,7 @@ static cp_status make_rank(running *it, int r) {
     const int64_t bytes = it->cached * cp_element_bytes(it->element);
     char *memory;
     CP_TRY(cp_queues_new(&it->queues[r]));
-    CP_TRY(cp_stream_walker_new(it->call->plan, it->first + r, it->queues[r],
+    CP_TRY(cp_stream_walker_new(it->call.plan, it->first + r, it->queues[r],
                                 &options, &it->walkers[r]));
     CP_TRY(cp_device_reserve(2 * bytes, "a rank's cache", &memory));
     it->keys[r] = memory;
@@ -52,50 +53,77 @@ static cp_status make_rank(running *it, int r) {
     return CP_OK;
 }
 
+static cp_status put_rows(const running *it, int r) {
+    const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
+    float *queries = it->lent + 2 * it->cached;
+    float *keys = queries + it->asked;
+    const cp_attend_rows rows = {it->lent, it->lent + it->cached, queries, keys,
+                                 keys + it->fresh};
+    const cp_element element = it->element;
+    cudaStream_t stream = it->queues[r].compute;
+    memset(it->lent, 0xff, (size_t)it->cached * 8);
+    memset(queries, 0, (size_t)(it->asked + 2 * it->fresh) * 4);
+    cp_attend_write(&it->call, it->first + r, &rows);
+    CP_TRY(send(rows.cached_keys, it->cached, element, it->keys[r], stream));
+    CP_TRY(
+        send(rows.cached_values, it->cached, element, it->values[r], stream));
+    CP_TRY(send(queries, it->asked, element, to.queries, stream));
+    CP_TRY(send(keys, it->fresh, element, to.keys, stream));
+    return send(rows.values, it->fresh, element, to.values, stream);
+}
+
+static cp_status take_rows(const running *it, int r) {
+    const cp_stream_rows from = cp_stream_walker_rows(it->walkers[r]);
+    const int64_t heads = it->asked / it->call.job->shape.head_dim;
+    cudaStream_t stream = it->queues[r].compute;
+    float *lse = it->lent + it->asked;
+    CP_TRY(
+        cp_bytes_copy(it->lent, from.output, it->asked * 4, stream, "output"));
+    CP_TRY(cp_bytes_copy(lse, from.lse, heads * 4, stream, "LSE"));
+    CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE"));
+    cp_attend_read(&it->call, it->first + r, it->lent, lse);
+    return CP_OK;
+}
+
 static cp_status count_numbers(running *it) {
-    const cp_attend_job *job = it->call->job;
-    const cp_plan *plan = it->call->plan;
+    const cp_attend_job *job = it->call.job;
+    const cp_plan *plan = it->call.plan;
     const int64_t keys = job->shape.kv_heads * job->shape.head_dim;
     const int64_t rows = plan->slots[plan->queries].rows;
     int64_t cached;
-    if (!cp_multiply(job->sequences, it->call->room, &cached) ||
+    if (!cp_multiply(job->sequences, it->call.room, &cached) ||
         !cp_multiply(cached, 8 * keys, &it->cached))
         return cp_fail(CP_MEMORY, "a cache of %ld rows overflows",
-                       it->call->room);
+                       it->call.room);
     it->cached /= 8;
     it->asked = rows * job->shape.query_heads * job->shape.head_dim;
     it->fresh = rows * keys;
     return CP_OK;
 }
 
-static cp_status open_call(const void *place, const cp_attend_call *call,
-                           void **out) {
-    running *it;
+static cp_status open_call(running *it) {
+    const bool all = it->place->crew == NULL;
+    const int count = all ? it->call.job->ranks : 1;
     int devices;
     CP_TRY(cp_device_count(&devices));
-    CP_TRY(cp_allocate(&it, 1, sizeof(*it), "an attention call"));
-    it->place = place;
-    it->call = call;
-    it->element = call->plan->element_bytes == 4 ? CP_F32 : CP_BF16;
-    const bool all = it->place->crew == NULL;
-    const int count = all ? call->job->ranks : 1;
-    it->first = all ? 0 : it->place->only;
-    *out = it;
+    it->element = it->call.plan->element_bytes == 4 ? CP_F32 : CP_BF16;
     CP_TRY(count_numbers(it));
-    CP_TRY(cp_allocate(&it->lent, 2 * it->cached + it->asked + 2 * it->fresh,
+    CP_TRY(cp_allocate(&it->lent, 2 * (it->cached + it->asked + it->fresh),
                        sizeof(float), "a rank's rows"));
     CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
     CP_TRY(cp_allocate(&it->walkers, count, sizeof(void *), "ranks"));
     CP_TRY(cp_allocate(&it->keys, 2 * (int64_t)count, sizeof(void *), "ranks"));
     it->values = it->keys + count;
+    it->first = all ? 0 : it->place->only;
     it->count = count;
-    for (int r = 0; r < count; r++)
+    for (int r = 0; r < count; r++) {
         CP_TRY(make_rank(it, r));
+        CP_TRY(put_rows(it, r));
+    }
     return CP_OK;
 }
 
-static void close_call(void *open) {
-    running *it = open;
+static void close_call(running *it) {
     for (int r = 0; r < it->count; r++) {
         cp_stream_walker_free(it->walkers[r]);
         cudaFree(it->keys[r]);
@@ -105,45 +133,7 @@ static void close_call(void *open) {
     free(it->walkers);
     free(it->keys);
     free(it->lent);
-    free(it);
-}
-
-static cp_status lend(void *open, int rank, cp_attend_rows *rows) {
-    (void)rank;
-    const running *it = open;
-    rows->cached_keys = it->lent;
-    rows->cached_values = rows->cached_keys + it->cached;
-    rows->queries = rows->cached_values + it->cached;
-    rows->keys = rows->queries + it->asked;
-    rows->values = rows->keys + it->fresh;
-    memset(it->lent, 0xff, (size_t)it->cached * 8);
-    memset(rows->queries, 0, (size_t)(it->asked + 2 * it->fresh) * 4);
-    return CP_OK;
-}
-
-static cp_status put(void *open, int rank, const cp_attend_rows *rows) {
-    const running *it = open;
-    const int r = rank - it->first;
-    const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
-    const cp_element element = it->element;
-    cudaStream_t stream = it->queues[r].compute;
-    CP_TRY(send(rows->cached_keys, it->cached, element, it->keys[r], stream));
-    CP_TRY(
-        send(rows->cached_values, it->cached, element, it->values[r], stream));
-    CP_TRY(send(rows->queries, it->asked, element, to.queries, stream));
-    CP_TRY(send(rows->keys, it->fresh, element, to.keys, stream));
-    return send(rows->values, it->fresh, element, to.values, stream);
-}
-
-static cp_status take(void *open, int rank, float *output, float *lse) {
-    const running *it = open;
-    const int r = rank - it->first;
-    const cp_stream_rows from = cp_stream_walker_rows(it->walkers[r]);
-    const int64_t heads = it->asked / it->call->job->shape.head_dim;
-    cudaStream_t stream = it->queues[r].compute;
-    CP_TRY(cp_bytes_copy(output, from.output, it->asked * 4, stream, "output"));
-    CP_TRY(cp_bytes_copy(lse, from.lse, heads * 4, stream, "LSE"));
-    return cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE");
+    cp_attend_call_free(&it->call);
 }
 
 static cp_status enqueue_and_wait(const running *it) {
@@ -158,20 +148,32 @@ static cp_status enqueue_and_wait(const running *it) {
     return CP_OK;
 }
 
-static cp_status walk(void *open) {
-    const running *it = open;
+static cp_status walk(const running *it) {
     const cp_status status = enqueue_and_wait(it);
     if (status != CP_OK)
         cp_queues_drain(it->queues, it->count, it->place->link);
     return status;
 }
 
+static cp_status run(running *it, const cp_machine *machine,
+                     cp_attend_job *job) {
+    const cp_crew *crew = it->place->crew;
+    CP_TRY(cp_attend_call_new(machine, job, &it->call));
+    CP_TRY(cp_crew_all_ready(crew, open_call(it)));
+    if (crew != NULL)
+        CP_TRY(cp_crew_agree(crew, it->call.plan, 0));
+    CP_TRY(walk(it));
+    for (int r = 0; r < it->count; r++)
+        CP_TRY(take_rows(it, r));
+    return cp_attend_share(&it->call, crew);
+}
+
 cp_status cp_device_attend_run(const cp_device_place *place,
                                const cp_machine *machine, cp_attend_job *job) {
-    const cp_attend_ops on_queues = {machine, open_call, close_call, lend,
-                                     put,     walk,      take};
+    running it = {.place = place};
     if (job->partial != NULL)
-        return cp_fail(CP_INVALID, "partials are shown on threads only");
-    return cp_attend_job_run(
-        &on_queues, place, (cp_engine_place){place->crew, place->only, 1}, job);
+        return cp_refuse("partials are shown on threads only");
+    const cp_status status = run(&it, machine, job);
+    close_call(&it);
+    return status;
 }

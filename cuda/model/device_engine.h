@@ -18,9 +18,10 @@ cp_status cp_device_engine_new(const cp_device_place *place,
                                const cp_session_options *options,
                                cp_engine **out);
 
-/* What `longring attend` asks for: as cp_attend_job_run (model/attend_call.h),
- * on the ranks that a place has on the current device, inputs rounded to what
- * the machine has, fp32 or bf16. Fails besides with CP_BROKEN without a GPU. */
+/* What `longring attend` asks for, as cp_attend_run on cores (reference/model)
+ * but on the ranks that a place has on the current device, inputs rounded to
+ * what the machine has, fp32 or bf16. Fails besides with CP_BROKEN without a
+ * GPU. */
 cp_status cp_device_attend_run(const cp_device_place *place,
                                const cp_machine *machine, cp_attend_job *job);
 

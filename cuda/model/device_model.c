@@ -6,27 +6,23 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/model_kernels.h"
-#include "model/loader.h"
+#include "model/arena.h"
 
 typedef struct {
-    cp_loader base; /* with the facts of the whole; memory on the device */
-    cp_device_model *model;
+    const cp_device_model *model;
+    cp_arena arena; /* on the device */
     cudaStream_t stream;
     int64_t most_bytes, most_values; /* of one tensor */
     char *blocks, *values;           /* that much room on the device */
 } loader;
-
-static bool fills(const loader *load) {
-    return load->base.arena.memory != NULL && load->base.status == CP_OK;
-}
 
 typedef struct {
     const cp_gguf_tensor *tensor;
     int64_t first_row, rows, first_byte, row_bytes, in;
 } piece;
 
-static piece take_piece(loader *load, cp_weight weight,
-                        const cp_gguf_tensor *tensor) {
+static cp_status take_piece(const loader *load, cp_weight weight,
+                            const cp_gguf_tensor *tensor, piece *out) {
     const int64_t part = load->model->share.part;
     const int64_t parts = load->model->share.parts;
     int64_t values = 1, bytes = 0;
@@ -40,53 +36,52 @@ static piece take_piece(loader *load, cp_weight weight,
         all.first_row = part * all.rows;
     }
     all.row_bytes = all.in / values * bytes;
-    if (load->base.status == CP_OK && all.in % values != 0)
-        load->base.status = cp_fail(
-            CP_INVALID, "%s: %ld parts of its rows are no whole blocks of %ld",
-            tensor->name, parts, values);
-    return all;
+    *out = all;
+    if (all.in % values != 0)
+        return cp_fail(CP_INVALID,
+                       "%s: %ld parts of its rows are no whole blocks of %ld",
+                       cp_gguf_show(tensor->name).text, parts, values);
+    return CP_OK;
 }
 
-static void expand(loader *load, const piece *from, cp_element element,
-                   void *to) {
+static cp_status expand(loader *load, const piece *from, cp_element element,
+                        void *to) {
     const cp_gguf_tensor *tensor = from->tensor;
     const int64_t pitch = tensor->bytes / tensor->extent[1];
     const size_t row = (size_t)from->row_bytes;
     const char *begin =
         (const char *)tensor->data + from->first_row * pitch + from->first_byte;
     load->most_bytes = cp_max(load->most_bytes, from->rows * from->row_bytes);
-    if (fills(load))
-        load->base.status =
-            cp_cuda(cudaMemcpy2DAsync(load->blocks, row, begin, (size_t)pitch,
-                                      row, (size_t)from->rows,
-                                      cudaMemcpyHostToDevice, load->stream),
-                    "sending %ld rows of %s", from->rows, tensor->name);
-    if (fills(load))
-        load->base.status = cp_cuda(cp_device_expand(tensor->type, load->blocks,
-                                                     from->rows * from->in,
-                                                     element, to, load->stream),
-                                    "expanding %s", tensor->name);
+    if (load->arena.memory == NULL)
+        return CP_OK;
+    CP_TRY(cp_cuda(cudaMemcpy2DAsync(load->blocks, row, begin, (size_t)pitch,
+                                     row, (size_t)from->rows,
+                                     cudaMemcpyHostToDevice, load->stream),
+                   "sending %ld rows of %s", from->rows,
+                   cp_gguf_show(tensor->name).text));
+    return cp_cuda(cp_device_expand(tensor->type, load->blocks,
+                                    from->rows * from->in, element, to,
+                                    load->stream),
+                   "expanding %s", cp_gguf_show(tensor->name).text);
 }
 
-static void fill(loader *load, const piece *from,
-                 const cp_device_matrix *matrix, int64_t first) {
+static cp_status fill(loader *load, const piece *from,
+                      const cp_device_matrix *matrix, int64_t first) {
     const int64_t size = cp_number_bytes(matrix->numbers);
     char *to = NULL;
-    if (load->base.arena.memory != NULL)
+    if (load->arena.memory != NULL)
         to = (char *)(uintptr_t)matrix->values + first * matrix->in * size;
-    if (matrix->numbers != CP_NUMBERS_F8) {
-        expand(load, from, size == 4 ? CP_F32 : CP_BF16, to);
-        return;
-    }
+    if (matrix->numbers != CP_NUMBERS_F8)
+        return expand(load, from, size == 4 ? CP_F32 : CP_BF16, to);
     load->most_values = cp_max(load->most_values, from->rows * from->in);
-    expand(load, from, CP_F32, load->values);
-    if (!fills(load))
-        return;
+    CP_TRY(expand(load, from, CP_F32, load->values));
+    if (to == NULL)
+        return CP_OK;
     const cp_device_quantising call = {
         from->rows, from->in, (const float *)(void *)load->values, to,
         (float *)(uintptr_t)matrix->scales + first};
-    load->base.status = cp_cuda(cp_device_quantise(&call, load->stream),
-                                "rounding %s to FP8", from->tensor->name);
+    return cp_cuda(cp_device_quantise(&call, load->stream),
+                   "rounding %s to FP8", cp_gguf_show(from->tensor->name).text);
 }
 
 static cp_numbers numbers_of(const cp_device_model *model, cp_weight weight) {
@@ -95,61 +90,61 @@ static cp_numbers numbers_of(const cp_device_model *model, cp_weight weight) {
     return weight <= CP_WEIGHT_OUTPUT ? CP_NUMBERS_BF16 : model->numbers;
 }
 
-static void take(cp_loader *base, cp_weight weight, int count) {
-    loader *load = (loader *)base;
+static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
+                      const cp_gguf_tensor *const *tensors) {
+    loader *load = context;
     const cp_device_model *model = load->model;
-    cp_device_matrix *where =
-        &model->tensors[cp_weight_index(weight, base->layer)];
+    cp_device_matrix *where = &model->tensors[cp_weight_index(weight, layer)];
     cp_device_matrix matrix = {.numbers = numbers_of(model, weight)};
     piece pieces[3];
-    if (weight == CP_WEIGHT_OUTPUT) /* tied, unless there is such a tensor */
+    if (tensors[0] == NULL) {
         *where = model->tensors[CP_WEIGHT_EMBEDDING];
+        return CP_OK;
+    }
     for (int p = 0; p < count; p++) {
         const cp_weight next = (cp_weight)((int)weight + p);
-        const cp_gguf_tensor *tensor = cp_loader_find(base, next);
-        if (tensor == NULL)
-            return;
-        pieces[p] = take_piece(load, next, tensor);
+        CP_TRY(take_piece(load, next, tensors[p], &pieces[p]));
         matrix.in = pieces[p].in;
         matrix.out += pieces[p].rows;
     }
-    matrix.values = cp_loader_claim(
-        base, matrix.out, matrix.in * cp_number_bytes(matrix.numbers));
+    matrix.values = cp_arena_claim(&load->arena, matrix.out,
+                                   matrix.in * cp_number_bytes(matrix.numbers));
     if (matrix.numbers == CP_NUMBERS_F8)
-        matrix.scales = cp_loader_claim(base, matrix.out, sizeof(float));
+        matrix.scales = cp_arena_claim(&load->arena, matrix.out, sizeof(float));
+    *where = matrix;
     int64_t first = 0;
-    for (int p = 0; p < count && base->status == CP_OK; p++) {
-        fill(load, &pieces[p], &matrix, first);
+    for (int p = 0; p < count; p++) {
+        CP_TRY(fill(load, &pieces[p], &matrix, first));
         first += pieces[p].rows;
     }
-    *where = matrix;
+    return CP_OK;
 }
 
-static cp_status reserve(cp_loader *base) {
-    loader *load = (loader *)base;
-    cp_device_model *model = load->model;
-    model->base.facts.weight_bytes = base->arena.used;
-    CP_TRY(cp_device_reserve(base->arena.used, "the model's weights",
+enum { ALIGNED = 256 }; /* bytes */
+
+static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
+                          cp_device_model *model, loader *load) {
+    CP_TRY(cp_facts_tensors(file, whole, take, load));
+    if (load->arena.overflows)
+        return cp_fail(CP_MEMORY, "the weights' bytes overflow");
+    model->base.facts.weight_bytes = load->arena.used;
+    CP_TRY(cp_device_reserve(load->arena.used, "the model's weights",
                              &model->memory));
     CP_TRY(cp_device_reserve(load->most_bytes, "a tensor's blocks",
                              &load->blocks));
     CP_TRY(cp_device_reserve(4 * load->most_values, "a tensor's values",
                              &load->values));
-    base->arena.memory = model->memory;
-    return cp_cuda(
-        cudaStreamCreateWithFlags(&load->stream, cudaStreamNonBlocking),
-        "making a stream");
+    CP_TRY(
+        cp_cuda(cudaStreamCreateWithFlags(&load->stream, cudaStreamNonBlocking),
+                "making a stream"));
+    load->arena = (cp_arena){.align = ALIGNED, .memory = model->memory};
+    return cp_facts_tensors(file, whole, take, load);
 }
 
 static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
                               cp_device_model *model) {
-    loader load = {.base = {.file = file,
-                            .facts = whole,
-                            .take = take,
-                            .reserve = reserve,
-                            .arena = {.align = 256}},
-                   .model = model};
-    cp_status status = cp_loader_run(&load.base);
+    loader load = {.model = model, .arena = {.align = ALIGNED}};
+    cp_status status = load_all(file, whole, model, &load);
     if (load.stream != NULL) {
         const cp_status ended =
             cp_cuda(cudaStreamSynchronize(load.stream), "loading a model");

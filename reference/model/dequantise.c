@@ -43,42 +43,36 @@ static void q8_0(const unsigned char *block, float *out) {
         out[i] = scale * (float)(int8_t)block[2 + i];
 }
 
+static int bits_of(const unsigned char *fifth, const unsigned char *four,
+                   int i) {
+    const int low = i < 16 ? four[i] & 15 : four[i - 16] >> 4;
+    return fifth == NULL ? low : low | (fifth[i / 8] >> i % 8 & 1) << 4;
+}
+
 static void q4_0(const unsigned char *block, float *out) {
     const float scale = cp_half_value(block);
-    for (int i = 0; i < 16; i++) {
-        const int pair = block[2 + i];
-        out[i] = scale * (float)((pair & 15) - 8);
-        out[i + 16] = scale * (float)((pair >> 4) - 8);
-    }
+    for (int i = 0; i < 32; i++)
+        out[i] = scale * (float)(bits_of(NULL, block + 2, i) - 8);
 }
 
 static void q4_1(const unsigned char *block, float *out) {
     const float scale = cp_half_value(block),
                 minimum = cp_half_value(block + 2);
-    for (int i = 0; i < 16; i++) {
-        const int pair = block[4 + i];
-        out[i] = scale * (float)(pair & 15) + minimum;
-        out[i + 16] = scale * (float)(pair >> 4) + minimum;
-    }
-}
-
-static int five_bits(const unsigned char *high, const unsigned char *low,
-                     int i) {
-    const int four = i < 16 ? low[i] & 15 : low[i - 16] >> 4;
-    return four | (high[i / 8] >> i % 8 & 1) << 4;
+    for (int i = 0; i < 32; i++)
+        out[i] = scale * (float)bits_of(NULL, block + 4, i) + minimum;
 }
 
 static void q5_0(const unsigned char *block, float *out) {
     const float scale = cp_half_value(block);
     for (int i = 0; i < 32; i++)
-        out[i] = scale * (float)(five_bits(block + 2, block + 6, i) - 16);
+        out[i] = scale * (float)(bits_of(block + 2, block + 6, i) - 16);
 }
 
 static void q5_1(const unsigned char *block, float *out) {
     const float scale = cp_half_value(block),
                 minimum = cp_half_value(block + 2);
     for (int i = 0; i < 32; i++)
-        out[i] = scale * (float)five_bits(block + 4, block + 8, i) + minimum;
+        out[i] = scale * (float)bits_of(block + 4, block + 8, i) + minimum;
 }
 
 typedef struct {
@@ -136,27 +130,27 @@ static int four_bits(const unsigned char *bytes, int i) {
     return bytes[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
 }
 
-static void q4_k(const unsigned char *block, float *out) {
+/* fifth: the upper bits, or NULL. */
+static void unpack_groups(const unsigned char *block,
+                          const unsigned char *fifth, const unsigned char *four,
+                          float *out) {
     const float scale = cp_half_value(block),
                 minimum = cp_half_value(block + 2);
     for (int i = 0; i < 256; i++) {
         const group group = group_of(block + 4, i / 32);
-        const int quant = four_bits(block + 16, i);
+        const int high = fifth != NULL ? fifth[i % 32] >> i / 32 & 1 : 0;
+        const int quant = four_bits(four, i) | high << 4;
         out[i] = scale * (float)(group.scale * quant) -
                  minimum * (float)group.minimum;
     }
 }
 
+static void q4_k(const unsigned char *block, float *out) {
+    unpack_groups(block, NULL, block + 16, out);
+}
+
 static void q5_k(const unsigned char *block, float *out) {
-    const float scale = cp_half_value(block),
-                minimum = cp_half_value(block + 2);
-    for (int i = 0; i < 256; i++) {
-        const group group = group_of(block + 4, i / 32);
-        const int high = block[16 + i % 32] >> i / 32 & 1;
-        const int quant = four_bits(block + 48, i) | high << 4;
-        out[i] = scale * (float)(group.scale * quant) -
-                 minimum * (float)group.minimum;
-    }
+    unpack_groups(block, block + 16, block + 48, out);
 }
 
 static void q6_k(const unsigned char *block, float *out) {
@@ -171,35 +165,26 @@ static void q6_k(const unsigned char *block, float *out) {
     }
 }
 
-static const struct {
-    int type;
-    void (*unpack)(const unsigned char *block, float *out);
-} unpackers[] = {
-    {CP_GGUF_F32, f32},   {CP_GGUF_F16, f16},   {CP_GGUF_BF16, bf16},
-    {CP_GGUF_Q8_0, q8_0}, {CP_GGUF_Q4_0, q4_0}, {CP_GGUF_Q4_1, q4_1},
-    {CP_GGUF_Q5_0, q5_0}, {CP_GGUF_Q5_1, q5_1}, {CP_GGUF_Q2_K, q2_k},
-    {CP_GGUF_Q3_K, q3_k}, {CP_GGUF_Q4_K, q4_k}, {CP_GGUF_Q5_K, q5_k},
-    {CP_GGUF_Q6_K, q6_k},
+static void (*const unpackers[])(const unsigned char *block, float *out) = {
+    [CP_GGUF_F32] = f32,   [CP_GGUF_F16] = f16,   [CP_GGUF_BF16] = bf16,
+    [CP_GGUF_Q8_0] = q8_0, [CP_GGUF_Q4_0] = q4_0, [CP_GGUF_Q4_1] = q4_1,
+    [CP_GGUF_Q5_0] = q5_0, [CP_GGUF_Q5_1] = q5_1, [CP_GGUF_Q2_K] = q2_k,
+    [CP_GGUF_Q3_K] = q3_k, [CP_GGUF_Q4_K] = q4_k, [CP_GGUF_Q5_K] = q5_k,
+    [CP_GGUF_Q6_K] = q6_k,
 };
-
-enum { UNPACKERS = sizeof(unpackers) / sizeof(unpackers[0]) };
 
 cp_status cp_dequantise(int type, const void *blocks, int64_t count,
                         float *out) {
     int64_t values, bytes;
-    int u = 0;
-    while (u < UNPACKERS && unpackers[u].type != type)
-        u++;
-    if (u == UNPACKERS || !cp_gguf_type_block(type, &values, &bytes))
-        return cp_fail(CP_INVALID, "cannot compute values of type %s (%d)",
-                       cp_gguf_type_name(type), type);
+    if (!cp_gguf_type_block(type, &values, &bytes))
+        return cp_refuse("cannot compute values of type %s (%d)",
+                         cp_gguf_type_name(type), type);
     /* Check that the count fills whole blocks. */
     if (count < 0 || count % values != 0)
-        return cp_fail(CP_INVALID, "%lld values do not fill %s blocks of %lld",
-                       (long long)count, cp_gguf_type_name(type),
-                       (long long)values);
+        return cp_refuse("%ld values do not fill %s blocks of %ld", count,
+                         cp_gguf_type_name(type), values);
     const unsigned char *block = blocks;
     for (int64_t i = 0; i < count; i += values, block += bytes)
-        unpackers[u].unpack(block, out + i);
+        unpackers[type](block, out + i);
     return CP_OK;
 }

@@ -6,29 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reference/model/forward.h"
 #include "reference/model/linear.h"
+#include "reference/model/model.h"
 
-typedef struct {
-    cp_engine base;
-    const cp_place *place;
-    cp_threads *threads; /* the ranks, if they are all here */
-    int cores;
-    cp_store *store;
-    cp_trace *trace; /* or NULL */
-} engine;
-
-static engine *own(const cp_engine *base) {
-    return (engine *)(uintptr_t)base;
+static cp_cores_engine *own(const cp_engine *base) {
+    return (cp_cores_engine *)(uintptr_t)base;
 }
 
 static cp_status open_engine(cp_engine *base, const void *context) {
     const cp_place *place = context;
     const cp_session_options *options = &base->options;
     const cp_model_facts *facts = &base->model->facts;
-    engine *it = own(base);
+    cp_cores_engine *it = own(base);
     it->place = place;
-    it->cores = options->cores > 0 ? options->cores : omp_get_num_procs();
     base->place = (cp_engine_place){place->crew, place->only, 1};
     base->row_bytes = facts->width * (int64_t)sizeof(float);
     CP_TRY(cp_store_new(options->ranks, place->only, facts->layers,
@@ -56,30 +46,23 @@ static void release(char *memory) {
     free(memory);
 }
 
-static int busy_ranks(const engine *it, const cp_layout *layout) {
+static int busy_ranks(const cp_place *place, const cp_layout *layout) {
     int busy = 0;
     for (int r = 0; r < layout->ranks; r++)
         busy += layout->queries[r].tokens > 0;
-    return it->place->local > 0 ? layout->ranks : busy;
+    return place->local > 0 ? layout->ranks : busy;
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
-    const engine *it = own(base);
-    const cp_place *place = it->place;
-    const int busy = busy_ranks(it, call->layout);
-    const int threads = cp_place_share(place, base->options.cores, busy);
-    cp_forward_job job = {.model = cp_llama_of(base->model),
-                          .options = &base->options,
-                          .call = call,
-                          .store = it->store,
-                          .trace = it->trace,
-                          .threads = threads,
-                          .first = place->crew != NULL ? place->only : 0,
-                          .hidden = hidden};
+    cp_cores_engine *it = own(base);
+    const int busy = busy_ranks(it->place, call->layout);
+    it->call = call;
+    it->hidden = hidden;
+    it->helpers = cp_place_share(it->place, base->options.cores, busy);
     if (it->threads != NULL)
-        return cp_threads_work(it->threads, busy, cp_forward_rank, &job);
-    return place->run(base->options.ranks, cp_forward_rank, &job);
+        return cp_threads_work(it->threads, busy, cp_forward_rank, it);
+    return it->place->run(base->options.ranks, cp_forward_rank, it);
 }
 
 static cp_status copy(const cp_engine *base, void *to, const void *from,
@@ -94,7 +77,8 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
     const cp_llama *model = cp_llama_of(base->model);
     const cp_product product = {&model->tensors[CP_WEIGHT_OUTPUT].matrix, false,
                                 out};
-    const int cores = own(base)->cores;
+    const int wanted = base->options.cores;
+    const int cores = wanted > 0 ? wanted : omp_get_num_procs();
     float *scratch;
     CP_TRY(cp_allocate(&scratch, cp_linear_scratch(rows, width, cores),
                        sizeof(float), "the output layer"));
@@ -108,7 +92,7 @@ static cp_status trace(const cp_engine *base, const char *path) {
     return cp_trace_write(own(base)->trace, path);
 }
 
-static const cp_engine_ops on_cores = {.size = sizeof(engine),
+static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .scored = 256,
                                        .open = open_engine,
                                        .close = close_engine,

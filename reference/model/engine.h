@@ -1,15 +1,40 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Engines whose ranks compute on cores: threads of this process, or one of
- * them in each of several. */
+/* Ranks that compute on cores, for a session or for attention alone: threads
+ * of this process, or one of them in each of several. */
 #ifndef CP_CORES_ENGINE_H
 #define CP_CORES_ENGINE_H
 
 #include "model/engine.h"
 #include "reference/ring/place.h"
+#include "reference/ring/store.h"
+#include "reference/ring/trace.h"
+
+/* Ranks that compute on cores, and the call that they are at. */
+typedef struct {
+    cp_engine base;
+    const cp_place *place;
+    cp_threads *threads; /* the ranks, if they are all here */
+    cp_store *store;
+    cp_trace *trace; /* or NULL */
+    const cp_forward *call;
+    const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
+    int helpers;             /* OpenMP threads of each rank with tokens */
+} cp_cores_engine;
+
+/* What rank comm->rank does in a call: all layers over its own tokens. Between
+ * layers it looks at the stop flag and then fails with CP_INTERRUPTED. engine
+ * is a cp_cores_engine. A cp_rank_main. */
+cp_status cp_forward_rank(cp_comm *comm, void *engine);
 
 /* A place must outlive the engine, and has a crew if ranks are apart. */
 cp_status cp_cores_engine_new(const cp_place *place, const cp_model *model,
                               const cp_session_options *options,
                               cp_engine **out);
+
+/* Lay a job out after its past and run it on the ranks of a place; every
+ * process has all of the input and gets all of the output. Fails as
+ * cp_attend_call_new and the ranks do; output and lse may then hold
+ * anything. */
+cp_status cp_attend_run(const cp_place *place, cp_attend_job *job);
 
 #endif

@@ -1,6 +1,7 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* One rank's forward pass. */
-#include "reference/model/forward.h"
+/* One rank's forward pass over its own tokens: every layer of the model, with
+ * attention handed to the walker of a plan. */
+#include "reference/model/engine.h"
 
 #include <omp.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include "reference/attend/micro.h"
 #include "reference/model/layers.h"
 #include "reference/model/linear.h"
+#include "reference/model/model.h"
 #include "reference/ring/walk.h"
 
 /* A block of rows, and where one thread works on it. */
@@ -27,10 +29,12 @@ enum { MOST_ROWS = 256, LEAST_ROWS = 128 };
 
 typedef struct {
     cp_pass base;
-    const cp_forward_job *job;
+    const cp_cores_engine *engine;
+    const cp_llama *model;
     const cp_model_facts *facts;
     cp_comm *comm;
     cp_walker *walker;
+    int threads; /* between walks */
     int64_t count;
     char *memory;           /* holds all of the following */
     cp_token *tokens;       /* [count] */
@@ -46,10 +50,15 @@ static state *state_of(const cp_rows *rows) {
     return (state *)rows->pass;
 }
 
+static const cp_llama_tensor *tensor_of(const state *s, cp_weight weight,
+                                        int64_t layer) {
+    return &s->model->tensors[cp_weight_index(weight, layer)];
+}
+
 static void plan_blocks(state *s) {
     const int64_t slice = cp_micro_get()->slice;
-    const int threads = s->job->threads;
-    s->helpers = s->count >= (int64_t)LEAST_ROWS * threads ? threads : 1;
+    const bool many = s->count >= (int64_t)LEAST_ROWS * s->threads;
+    s->helpers = many ? s->threads : 1;
     const int64_t each = cp_max(1, cp_ceil_divide(s->count, s->helpers));
     s->block = cp_ceil_divide(each, cp_ceil_divide(each, MOST_ROWS));
     if (s->block > slice)
@@ -57,19 +66,17 @@ static void plan_blocks(state *s) {
 }
 
 static void claim_desk(const state *s, cp_arena *from, int n) {
-    const cp_model_facts *f = s->facts;
-    const int64_t heads = f->shape.query_heads * f->shape.head_dim;
-    const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
-    const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
-    const int64_t widths[CP_WEIGHTS] = {
-        [CP_WEIGHT_QUERY] = heads,        [CP_WEIGHT_KEY] = keys,
-        [CP_WEIGHT_VALUE] = keys,         [CP_WEIGHT_GATE] = f->feed_forward,
-        [CP_WEIGHT_UP] = f->feed_forward,
-    };
-    desk made = {.threads = s->helpers > 1 ? 1 : s->job->threads};
-    made.normed = cp_arena_claim(from, s->block, 4 * f->width);
-    for (int w = 0; w < CP_WEIGHTS; w++)
-        made.made[w] = cp_arena_claim(from, s->block, 4 * widths[w]);
+    static const cp_weight kept[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
+                                     CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
+                                     CP_WEIGHT_UP};
+    desk made = {.threads = s->helpers > 1 ? 1 : s->threads};
+    int64_t widest = s->facts->width;
+    made.normed = cp_arena_claim(from, s->block, 4 * widest);
+    for (int n = 0; n < 5; n++) {
+        const int64_t width = tensor_of(s, kept[n], 0)->matrix.out;
+        made.made[kept[n]] = cp_arena_claim(from, s->block, 4 * width);
+        widest = cp_max(widest, width);
+    }
     made.scratch = cp_arena_claim(
         from, cp_linear_scratch(s->block, widest, made.threads), 4);
     if (from->memory != NULL)
@@ -93,28 +100,21 @@ static cp_status make_room(state *s) {
     plan_blocks(s);
     claim_all(s, &room);
     if (room.overflows)
-        return cp_fail(CP_MEMORY, "activations of %lld rows overflow",
-                       (long long)s->count);
+        return cp_fail(CP_MEMORY, "activations of %ld rows overflow", s->count);
     CP_TRY(cp_allocate_lines(&s->memory, room.used, 1, "activations"));
     room = (cp_arena){.align = 64, .memory = s->memory};
     claim_all(s, &room);
     return CP_OK;
 }
 
-static const cp_llama_tensor *tensor_of(const state *s, cp_weight weight,
-                                        int64_t layer) {
-    return &s->job->model->tensors[cp_weight_index(weight, layer)];
-}
-
 static cp_status embed(cp_pass *pass) {
     const state *s = (state *)pass;
-    const cp_llama *model = s->job->model;
     const int64_t width = s->facts->width, pairs = s->facts->rotary / 2;
     for (int64_t t = 0; t < s->count; t++) {
-        const int64_t word = s->job->call->tokens[s->tokens[t].index];
+        const int64_t word = s->engine->call->tokens[s->tokens[t].index];
         cp_matrix_row(&tensor_of(s, CP_WEIGHT_EMBEDDING, 0)->matrix, word,
                       s->x + t * width);
-        cp_angles_at(s->tokens[t].position, pairs, model->frequencies,
+        cp_angles_at(s->tokens[t].position, pairs, s->model->frequencies,
                      s->cosines + t * pairs, s->sines + t * pairs);
     }
     return CP_OK;
@@ -230,7 +230,7 @@ static cp_status each(cp_pass *pass, int64_t layer, const char *name,
 
 static cp_status walk(cp_pass *pass, int64_t layer) {
     state *s = (state *)pass;
-    cp_store *store = s->job->store;
+    cp_store *store = s->engine->store;
     const int rank = s->comm->rank;
     return cp_walk(s->walker, s->comm, cp_store_keys(store, rank, layer),
                    cp_store_values(store, rank, layer));
@@ -246,32 +246,17 @@ static const cp_pass_ops on_cores = {.norm = norm,
                                      .embed = embed,
                                      .walk = walk};
 
-static state state_of_rank(const cp_forward_job *job, cp_comm *comm) {
-    const cp_session_options *options = job->options;
-    const cp_model_facts *facts = &job->model->base.facts;
-    return (state){
-        .base = {.on = &on_cores,
-                 .layers = facts->layers,
-                 .stop = options->stop,
-                 .progress = comm->rank == 0 ? options->progress : NULL,
-                 .progress_context = options->progress_context},
-        .job = job,
-        .facts = facts,
-        .comm = comm,
-        .count = job->call->layout->queries[comm->rank].tokens,
-        .tracing = {job->trace, comm->rank, 0}};
-}
-
 static void write_hidden(const state *s) {
-    const cp_forward_job *job = s->job;
+    const cp_engine_place *place = &s->engine->base.place;
+    const int here = place->crew != NULL ? 0 : s->comm->rank;
     cp_norm_rows(s->count, s->facts->width, s->x,
                  tensor_of(s, CP_WEIGHT_OUTPUT_NORM, 0)->vector,
-                 s->facts->epsilon, job->threads,
-                 (float *)(void *)job->hidden[s->comm->rank - job->first].rows);
+                 s->facts->epsilon, s->threads,
+                 (float *)(void *)s->engine->hidden[here].rows);
 }
 
 static cp_status run(state *s, const cp_walk_options *options) {
-    const cp_forward *call = s->job->call;
+    const cp_forward *call = s->engine->call;
     const int rank = s->comm->rank;
     CP_TRY(cp_walker_new(call->plan, rank, options, &s->walker));
     CP_TRY(make_room(s));
@@ -280,18 +265,29 @@ static cp_status run(state *s, const cp_walk_options *options) {
     write_hidden(s);
     return CP_OK;
 }
-
 cp_status cp_forward_rank(cp_comm *comm, void *context) {
-    const cp_forward_job *job = context;
-    state s = state_of_rank(job, comm);
-    const cp_walk_options options = {
-        .threads = job->threads,
-        .observe = job->trace != NULL ? cp_trace_observe : NULL,
-        .context = &s.tracing,
-    };
-    const cp_status status = run(&s, &options);
+    const cp_cores_engine *engine = context;
+    const cp_session_options *options = &engine->base.options;
+    const cp_model_facts *facts = &engine->base.model->facts;
+    state s = {.base = {.on = &on_cores,
+                        .layers = facts->layers,
+                        .stop = options->stop,
+                        .progress = comm->rank == 0 ? options->progress : NULL,
+                        .progress_context = options->progress_context},
+               .engine = engine,
+               .model = cp_llama_of(engine->base.model),
+               .facts = facts,
+               .comm = comm,
+               .threads = engine->helpers,
+               .count = engine->call->layout->queries[comm->rank].tokens,
+               .tracing = {engine->trace, comm->rank, 0}};
+    const cp_walk_options walking = {
+        .threads = engine->helpers,
+        .observe = engine->trace != NULL ? cp_trace_observe : NULL,
+        .context = &s.tracing};
+    const cp_status status = run(&s, &walking);
     const cp_traffic sent = comm->sent;
-    job->call->bytes[comm->rank] =
+    engine->call->bytes[comm->rank] =
         sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
     cp_walker_free(s.walker);
     free(s.memory);

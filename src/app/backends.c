@@ -1,7 +1,6 @@
 /* The table of backends, and the one whose ranks are threads. */
 #include "app/meter.h"
 
-#include "reference/model/attend_job.h"
 #include "app/subjects.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"

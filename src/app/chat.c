@@ -81,15 +81,16 @@ static cp_status question_encode(cp_chat *chat, const char *question,
                                  int64_t sequence, cp_tape_call *call) {
     const bool first = cp_session_length(chat->session, sequence) == 0;
     const char *text;
-    int64_t bytes, count;
-    int32_t *ids;
+    int64_t bytes;
+    cp_ids ids = {0};
     CP_TRY(text_join(chat, question, first, &text, &bytes));
-    CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
-                            text, bytes, chat->system, &ids, &count));
-    cp_status status = answer_begin(chat, sequence, count);
+    cp_status status = cp_template_turn(&chat->template, chat->opened.tokenizer,
+                                        first, text, bytes, chat->system, &ids);
     if (status == CP_OK)
-        status = cp_tape_call_add(call, count, true, ids, count);
-    free(ids);
+        status = answer_begin(chat, sequence, ids.count);
+    if (status == CP_OK)
+        status = cp_tape_call_add(call, ids.count, true, ids.items, ids.count);
+    free(ids.items);
     return status;
 }
 

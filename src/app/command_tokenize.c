@@ -12,8 +12,7 @@ typedef struct {
     cp_opened opened;
     char *text;
     int64_t bytes;
-    int32_t *ids;
-    int64_t count;
+    cp_ids ids;
 } tokenize_run;
 
 static cp_status tokenize_check(void *context) {
@@ -24,9 +23,8 @@ static cp_status tokenize_check(void *context) {
 }
 
 static cp_status text_to_ids(tokenize_run *run) {
-    const cp_status status =
-        cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
-                            run->special, &run->ids, &run->count);
+    const cp_status status = cp_tokenizer_encode(
+        run->opened.tokenizer, run->text, run->bytes, run->special, &run->ids);
     const int64_t lost =
         cp_tokenizer_lost(run->opened.tokenizer, run->text, run->bytes);
     if (lost > 0)
@@ -34,8 +32,8 @@ static cp_status text_to_ids(tokenize_run *run) {
                 "longring: %ld byte%s of the text have no token, and are left "
                 "out\n",
                 lost, cp_plural(lost));
-    for (int64_t i = 0; i < run->count && status == CP_OK; i++)
-        printf(i > 0 ? " %d" : "%d", run->ids[i]);
+    for (int64_t i = 0; i < run->ids.count && status == CP_OK; i++)
+        printf(i > 0 ? " %d" : "%d", run->ids.items[i]);
     if (status == CP_OK)
         putchar('\n');
     return status;
@@ -44,18 +42,14 @@ static cp_status text_to_ids(tokenize_run *run) {
 static cp_status ids_read(tokenize_run *run) {
     static const char *const space = " \t\r\n";
     char *rest = run->text, *end;
-    int64_t room = 1;
-    for (char *c = run->text; *c != '\0'; c++)
-        room += strchr(space, *c) != NULL;
-    CP_TRY(cp_allocate(&run->ids, room, sizeof(int32_t), "ids"));
     for (char *word = strtok_r(rest, space, &rest); word != NULL;
          word = strtok_r(rest, space, &rest)) {
         errno = 0;
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
             return cp_refuse("standard input: word %ld is '%.40s', not an id",
-                             run->count, word);
-        run->ids[run->count++] = (int32_t)id;
+                             run->ids.count, word);
+        CP_TRY(cp_ids_append(&run->ids, (int32_t)id));
     }
     return CP_OK;
 }
@@ -64,8 +58,8 @@ static cp_status ids_to_text(tokenize_run *run) {
     char *text;
     int64_t bytes;
     CP_TRY(ids_read(run));
-    CP_TRY(cp_tokenizer_decode(run->opened.tokenizer, run->ids, run->count,
-                               &text, &bytes));
+    CP_TRY(cp_tokenizer_decode(run->opened.tokenizer, run->ids.items,
+                               run->ids.count, &text, &bytes));
     fwrite(text, 1, (size_t)bytes, stdout);
     free(text);
     return CP_OK;
@@ -95,7 +89,7 @@ int cp_command_tokenize(int count, char *const *arguments) {
     const int result = cp_command_run(&usage, count, arguments, tokenize_check,
                                       tokenize_work, &run);
     free(run.text);
-    free(run.ids);
+    free(run.ids.items);
     cp_opened_close(&run.opened);
     return result;
 }

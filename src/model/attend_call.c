@@ -1,12 +1,9 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Replay a past, lay out a call, put rows, walk, and take rows. */
+/* Replay a past, lay out a call, write rows and read them. */
 #include "model/attend_call.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "ring/agree.h"
 
 static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
     int64_t tokens = 0;
@@ -23,57 +20,73 @@ static int64_t first_row(const cp_attend_job *job, int64_t sequence,
     return row;
 }
 
-typedef struct {
-    const cp_attend_call *call;
-    const cp_pieces *pieces;
-    bool queries; /* rows of the job's queries, not of its keys */
-    bool cached;  /* no new tokens */
-    bool back;    /* from the rank to the job */
-} some_rows;
+typedef enum { CACHED_KEYS, NEW_KEYS, QUERIES } which_rows;
 
-static void copy_rows(some_rows which, int64_t width, const float *from,
-                      float *to) {
-    for (int64_t n = 0; n < which.pieces->count; n++) {
-        const cp_piece piece = which.pieces->items[n];
-        const int64_t past = which.call->layout->past[piece.span.sequence];
+/* Between the arrays of a rank and those of the job; back: to the job. */
+static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
+                      bool back, int64_t width, const float *from, float *to) {
+    const cp_pieces *pieces = which == CACHED_KEYS
+                                  ? &call->layout->cache[rank].pieces
+                                  : &call->layout->queries[rank].pieces;
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_piece piece = pieces->items[n];
+        const int64_t past = call->layout->past[piece.span.sequence];
         const int64_t base =
-            first_row(which.call->job, piece.span.sequence, which.queries);
+            first_row(call->job, piece.span.sequence, which == QUERIES);
         for (int64_t t = 0; t < piece.span.count; t++) {
             const int64_t position = piece.span.start + t * piece.span.step;
             const int64_t ours = piece.row + t, theirs = base + position;
-            if (!which.cached || position < past)
-                memcpy(to + (which.back ? theirs : ours) * width,
-                       from + (which.back ? ours : theirs) * width,
+            if (which != CACHED_KEYS || position < past)
+                memcpy(to + (back ? theirs : ours) * width,
+                       from + (back ? ours : theirs) * width,
                        (size_t)width * sizeof(float));
         }
     }
 }
 
-static void write_rows(const cp_attend_call *call, int rank,
-                       const cp_attend_rows *rows) {
+void cp_attend_write(const cp_attend_call *call, int rank,
+                     const cp_attend_rows *rows) {
     const cp_attend_job *job = call->job;
     const int64_t keys = job->shape.kv_heads * job->shape.head_dim;
     const int64_t queries = job->shape.query_heads * job->shape.head_dim;
-    const some_rows held = {call, &call->layout->cache[rank].pieces, false,
-                            true, false};
-    some_rows fresh = {call, &call->layout->queries[rank].pieces, false, false,
-                       false};
-    copy_rows(held, keys, job->keys, rows->cached_keys);
-    copy_rows(held, keys, job->values, rows->cached_values);
-    copy_rows(fresh, keys, job->keys, rows->keys);
-    copy_rows(fresh, keys, job->values, rows->values);
-    fresh.queries = true;
-    copy_rows(fresh, queries, job->queries, rows->queries);
+    copy_rows(call, rank, CACHED_KEYS, false, keys, job->keys,
+              rows->cached_keys);
+    copy_rows(call, rank, CACHED_KEYS, false, keys, job->values,
+              rows->cached_values);
+    copy_rows(call, rank, NEW_KEYS, false, keys, job->keys, rows->keys);
+    copy_rows(call, rank, NEW_KEYS, false, keys, job->values, rows->values);
+    copy_rows(call, rank, QUERIES, false, queries, job->queries, rows->queries);
 }
 
-static void read_rows(const cp_attend_call *call, int rank, const float *output,
-                      const float *lse) {
+void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
+                    const float *lse) {
     const cp_attend_job *job = call->job;
     const int64_t heads = job->shape.query_heads;
-    const some_rows asked = {call, &call->layout->queries[rank].pieces, true,
-                             false, true};
-    copy_rows(asked, heads * job->shape.head_dim, output, job->output);
-    copy_rows(asked, heads, lse, job->lse);
+    copy_rows(call, rank, QUERIES, true, heads * job->shape.head_dim, output,
+              job->output);
+    copy_rows(call, rank, QUERIES, true, heads, lse, job->lse);
+}
+
+cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
+    const cp_attend_job *job = call->job;
+    const int64_t heads = job->shape.query_heads, dim = job->shape.head_dim;
+    const int64_t rows = call->plan->slots[call->plan->queries].rows;
+    const int64_t block = rows * heads * (dim + 1);
+    const int64_t bytes = block * (int64_t)sizeof(float);
+    float *all;
+    if (crew == NULL)
+        return CP_OK;
+    CP_TRY(cp_allocate(&all, job->ranks, bytes, "results"));
+    float *mine = all + crew->rank * block;
+    copy_rows(call, crew->rank, QUERIES, false, heads * dim, job->output, mine);
+    copy_rows(call, crew->rank, QUERIES, false, heads, job->lse,
+              mine + rows * heads * dim);
+    const cp_status status = crew->collect(all, bytes);
+    for (int r = 0; r < job->ranks && status == CP_OK; r++)
+        cp_attend_read(call, r, all + r * block,
+                       all + r * block + rows * heads * dim);
+    free(all);
+    return status;
 }
 
 static cp_status commit_call(cp_cache *cache, const int64_t *lengths,
@@ -116,35 +129,19 @@ static cp_status replay(const cp_attend_job *job, cp_cache *cache,
     return CP_OK;
 }
 
-static cp_status decide(const cp_machine *machine, cp_attend_job *job,
-                        const cp_cache *cache) {
-    cp_choice choice;
+static cp_status plan_call(const cp_machine *machine, cp_attend_call *call) {
+    cp_attend_job *job = call->job;
+    cp_choice choice = {job->variant, "as asked"};
     bool ones = true;
     for (int64_t s = 0; s < job->sequences; s++)
         ones = ones && job->new_tokens[s] == 1;
-    const bool decode = job->variant == CP_AUTO && ones;
-    job->chosen = decode ? CP_DECODE : job->variant;
-    snprintf(job->rule, sizeof(job->rule), "%s",
-             decode ? "one new token per sequence" : "as asked");
-    if (job->chosen != CP_AUTO)
-        return CP_OK;
-    CP_TRY(cp_choose_by(&job->chooser, machine, &job->shape, job->ranks,
-                        job->sequences, job->new_tokens, cache->length,
-                        &choice));
+    if (job->variant == CP_AUTO && ones)
+        choice = (cp_choice){CP_DECODE, "one new token per sequence"};
+    CP_TRY(cp_call_plan(call->cache, job->new_tokens, machine, &job->shape,
+                        &job->chooser, &choice, &call->layout, &call->plan));
     job->chosen = choice.variant;
-    snprintf(job->rule, sizeof(job->rule), "%s", choice.rule);
+    memcpy(job->rule, choice.rule, sizeof(job->rule));
     return CP_OK;
-}
-
-static cp_status lay_out(const cp_machine *machine, cp_attend_call *call) {
-    cp_attend_job *job = call->job;
-    const cp_plan_options wanted = {machine->element_bytes, 1};
-    CP_TRY(decide(machine, job, call->cache));
-    CP_TRY(job->chosen == CP_DECODE
-               ? cp_cache_decode(call->cache, job->new_tokens, &call->layout)
-               : cp_cache_prefill(call->cache, job->new_tokens, &call->layout));
-    return cp_plan_build(job->chosen, call->layout, &job->shape, &wanted,
-                         &call->plan);
 }
 
 cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
@@ -158,94 +155,11 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);
-    return status == CP_OK ? lay_out(machine, call) : status;
+    return status == CP_OK ? plan_call(machine, call) : status;
 }
 
 void cp_attend_call_free(cp_attend_call *call) {
     cp_plan_free(call->plan);
     cp_layout_free(call->layout);
     cp_cache_free(call->cache);
-}
-
-typedef struct {
-    const cp_attend_ops *on;
-    cp_engine_place where;
-    cp_attend_call call;
-    void *open;
-} running;
-
-static bool is_here(const running *it, int rank) {
-    return it->where.crew == NULL || it->where.only == rank;
-}
-
-static cp_status put_rows(const running *it) {
-    for (int r = 0; r < it->call.job->ranks; r++) {
-        cp_attend_rows rows;
-        if (!is_here(it, r))
-            continue;
-        CP_TRY(it->on->lend(it->open, r, &rows));
-        write_rows(&it->call, r, &rows);
-        if (it->on->put != NULL)
-            CP_TRY(it->on->put(it->open, r, &rows));
-    }
-    return CP_OK;
-}
-
-static cp_status take_rows(const running *it, int64_t heads, float *all) {
-    const cp_crew *crew = it->where.crew;
-    const int ranks = it->call.job->ranks;
-    const int64_t outputs = heads * it->call.job->shape.head_dim;
-    const int64_t block = outputs + heads;
-    for (int r = 0; r < ranks; r++) {
-        float *mine = all + (crew != NULL ? r * block : 0);
-        if (is_here(it, r))
-            CP_TRY(it->on->take(it->open, r, mine, mine + outputs));
-        if (crew == NULL)
-            read_rows(&it->call, r, mine, mine + outputs);
-    }
-    if (crew == NULL)
-        return CP_OK;
-    CP_TRY(crew->collect(all, block * (int64_t)sizeof(float)));
-    for (int r = 0; r < ranks; r++)
-        read_rows(&it->call, r, all + r * block, all + r * block + outputs);
-    return CP_OK;
-}
-
-static cp_status take_all(const running *it) {
-    const cp_shape *shape = &it->call.job->shape;
-    const int64_t heads =
-        it->call.plan->slots[it->call.plan->queries].rows * shape->query_heads;
-    const int blocks = it->where.crew != NULL ? it->call.job->ranks : 1;
-    float *all;
-    CP_TRY(cp_allocate(&all, blocks,
-                       heads * (shape->head_dim + 1) * (int64_t)sizeof(float),
-                       "results"));
-    const cp_status status = take_rows(it, heads, all);
-    free(all);
-    return status;
-}
-
-static cp_status put_all(running *it, const void *place) {
-    CP_TRY(it->on->open(place, &it->call, &it->open));
-    return put_rows(it);
-}
-
-static cp_status run(running *it, const void *place, cp_attend_job *job) {
-    const cp_crew *crew = it->where.crew;
-    CP_TRY(cp_attend_call_new(it->on->machine, job, &it->call));
-    CP_TRY(cp_crew_all_ready(crew, put_all(it, place)));
-    if (crew != NULL)
-        CP_TRY(cp_crew_agree(crew, it->call.plan, 0));
-    CP_TRY(it->on->walk(it->open));
-    return take_all(it);
-}
-
-cp_status cp_attend_job_run(const cp_attend_ops *on, const void *place,
-                            cp_engine_place where, cp_attend_job *job) {
-    running it = {.on = on, .where = where};
-    const cp_status status = run(&it, place, job);
-    if (it.open != NULL)
-        on->close(it.open);
-    cp_attend_call_free(&it.call);
-    return status;
 }

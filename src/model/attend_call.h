@@ -1,11 +1,10 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* The attention call that `longring attend` asks for, wherever it runs: rows
- * are put where a layout says, a plan is walked, and rows are taken back. */
+/* The attention call that `longring attend` asks for, wherever it runs: its
+ * past, its plan, and where its rows go. */
 #ifndef CP_ATTEND_CALL_H
 #define CP_ATTEND_CALL_H
 
 #include "model/engine.h"
-#include "ring/cache.h"
 
 /* The attention that a job asks for, laid out after its past. */
 typedef struct {
@@ -23,22 +22,6 @@ typedef struct {
     float *queries, *keys, *values;
 } cp_attend_rows;
 
-/* What a place offers for one call. */
-typedef struct {
-    const cp_machine *machine;
-    /* Make what the ranks here need; *out is for close, even of a failure. */
-    cp_status (*open)(const void *place, const cp_attend_call *call,
-                      void **out);
-    void (*close)(void *open);
-    /* Where a rank's rows go; and they are there. put may be NULL. */
-    cp_status (*lend)(void *open, int rank, cp_attend_rows *rows);
-    cp_status (*put)(void *open, int rank, const cp_attend_rows *rows);
-    /* All ranks walk the plan. */
-    cp_status (*walk)(void *open);
-    /* A rank's results, in the rows of a walker. */
-    cp_status (*take)(void *open, int rank, float *output, float *lse);
-} cp_attend_ops;
-
 /* Replay the past's bookkeeping, choose the variant for a machine, lay out the
  * call, and build its plan. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY;
  * free even then. */
@@ -46,11 +29,16 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
                              cp_attend_call *call);
 void cp_attend_call_free(cp_attend_call *call);
 
-/* Do the same, then run the call under test on the ranks of
- * a place, which are in these processes; every process has all of the input
- * and gets all of the output. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY,
- * or as the place does; output and lse may then hold anything. */
-cp_status cp_attend_job_run(const cp_attend_ops *on, const void *place,
-                            cp_engine_place where, cp_attend_job *job);
+/* Write a rank's rows from the job's arrays, and its results, in the rows of a
+ * walker, to them. Ranks may do so at the same time. */
+void cp_attend_write(const cp_attend_call *call, int rank,
+                     const cp_attend_rows *rows);
+void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
+                    const float *lse);
+
+/* All processes of a crew (NULL: there is but one), each of which has read the
+ * results of the rank of its number, get those of all. Fails with CP_MEMORY, or
+ * as the crew does. */
+cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew);
 
 #endif

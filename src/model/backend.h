@@ -75,13 +75,6 @@ typedef struct {
     int64_t *bytes; /* [ranks] out: what each rank sent */
 } cp_forward;
 
-/* Where the token at a position of a sequence stands among the call's. */
-static inline int64_t cp_forward_token(const cp_forward *call, int64_t sequence,
-                                       int64_t position) {
-    return call->first_row[sequence] + position -
-           call->first_position[sequence];
-}
-
 /* What every backend's model begins with. */
 struct cp_model {
     const cp_backend *backend;

@@ -9,12 +9,19 @@
 #include "model/pass.h"
 #include "ring/agree.h"
 
-static cp_status agree(const cp_engine *engine, const cp_forward *call) {
-    const cp_crew *crew = engine->place.crew;
-    if (crew == NULL)
-        return CP_OK;
-    const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
-    return cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes));
+cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
+                       const cp_machine *machine, const cp_shape *shape,
+                       const cp_chooser *chooser, cp_choice *choice,
+                       cp_layout **layout, cp_plan **plan) {
+    const cp_plan_options wanted = {machine->element_bytes, 1};
+    if (choice->variant == CP_AUTO)
+        CP_TRY(cp_choose_by(chooser, machine, shape, cache->ranks,
+                            cache->sequences, new_tokens, cache->length,
+                            choice));
+    CP_TRY(choice->variant == CP_DECODE
+               ? cp_cache_decode(cache, new_tokens, layout)
+               : cp_cache_prefill(cache, new_tokens, layout));
+    return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 
 cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
@@ -97,9 +104,12 @@ static cp_status collect_bytes(const cp_engine *engine,
 
 static cp_status run(cp_engine *engine, const cp_forward *call,
                      cp_owner **owners) {
-    CP_TRY(agree(engine, call));
-    CP_TRY(cp_crew_all_ready(engine->place.crew,
-                             prepare_here(engine, call, owners)));
+    const cp_crew *crew = engine->place.crew;
+    const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
+    if (crew != NULL)
+        CP_TRY(
+            cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes)));
+    CP_TRY(cp_crew_all_ready(crew, prepare_here(engine, call, owners)));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
 }

@@ -5,6 +5,7 @@
 #define CP_ENGINE_H
 
 #include "model/backend.h"
+#include "ring/cache.h"
 #include "ring/crew.h"
 
 /* Which ranks are in this process. */
@@ -64,6 +65,15 @@ struct cp_engine {
     cp_owner *owners;   /* [tokens] of the last call that went well */
     char *input;        /* of the output layer: [on->scored] rows */
 };
+
+/* Lay new tokens out after a cache's, and build the plan. choice->variant is
+ * what was asked for, and becomes what was chosen: CP_AUTO is left to the
+ * chooser. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY; what is then at
+ * layout and plan, NULL before, is the caller's all the same. */
+cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
+                       const cp_machine *machine, const cp_shape *shape,
+                       const cp_chooser *chooser, cp_choice *choice,
+                       cp_layout **layout, cp_plan **plan);
 
 /* How it went with one process of a crew (NULL: the only one), and a failure
  * of any is one of all; one's wish to stop is everybody's. */

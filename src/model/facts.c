@@ -16,38 +16,25 @@ static cp_status integer(const cp_gguf *file, const char *key,
         *value = otherwise;
         return CP_OK;
     }
-    const cp_status status = cp_gguf_integer(file, name, value);
-    if (status == CP_OK && (*value < 1 || *value >= INT32_MAX))
-        return cp_fail(CP_INVALID, "%s = %lld makes no model", name,
-                       (long long)*value);
-    return status;
-}
-
-static cp_status read_head_shape(const cp_gguf *file, cp_model_facts *f) {
-    const int64_t heads = f->shape.query_heads;
-    CP_TRY(integer(file, "attention.head_count_kv", heads, &f->shape.kv_heads));
-    CP_TRY(integer(file, "attention.key_length", f->width / heads,
-                   &f->shape.head_dim));
-    return integer(file, "rope.dimension_count", f->shape.head_dim, &f->rotary);
+    CP_TRY(cp_gguf_integer(file, name, value));
+    if (*value < 1 || *value >= INT32_MAX)
+        return cp_refuse("%s = %ld makes no model", name, *value);
+    return CP_OK;
 }
 
 static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
-    int64_t heads = 1;
-    const struct {
-        const char *key;
-        int64_t *value, otherwise;
-    } list[] = {
-        /* List the integers of a model. */
-        {"block_count", &f->layers, REQUIRED},
-        {"embedding_length", &f->width, REQUIRED},
-        {"feed_forward_length", &f->feed_forward, REQUIRED},
-        {"context_length", &f->positions, REQUIRED},
-        {"attention.head_count", &heads, REQUIRED},
-    };
-    for (size_t n = 0; n < sizeof(list) / sizeof(list[0]); n++)
-        CP_TRY(integer(file, list[n].key, list[n].otherwise, list[n].value));
-    f->shape.query_heads = heads;
-    return read_head_shape(file, f);
+    cp_shape *shape = &f->shape;
+    CP_TRY(integer(file, "block_count", REQUIRED, &f->layers));
+    CP_TRY(integer(file, "embedding_length", REQUIRED, &f->width));
+    CP_TRY(integer(file, "feed_forward_length", REQUIRED, &f->feed_forward));
+    CP_TRY(integer(file, "context_length", REQUIRED, &f->positions));
+    CP_TRY(
+        integer(file, "attention.head_count", REQUIRED, &shape->query_heads));
+    CP_TRY(integer(file, "attention.head_count_kv", shape->query_heads,
+                   &shape->kv_heads));
+    CP_TRY(integer(file, "attention.key_length", f->width / shape->query_heads,
+                   &shape->head_dim));
+    return integer(file, "rope.dimension_count", shape->head_dim, &f->rotary);
 }
 
 static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
@@ -58,8 +45,8 @@ static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
                          &f->epsilon));
     if (!(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
-        return cp_fail(CP_INVALID, "rope base %g and epsilon %g make no model",
-                       f->rope_base, f->epsilon);
+        return cp_refuse("rope base %g and epsilon %g make no model",
+                         f->rope_base, f->epsilon);
     return CP_OK;
 }
 
@@ -67,11 +54,10 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
                              const char *only) {
     cp_gguf_string text;
     CP_TRY(cp_gguf_text(file, key, &text));
-    if (text.length == (int64_t)strlen(only) &&
-        memcmp(text.bytes, only, (size_t)text.length) == 0)
+    if (cp_gguf_is(text, only))
         return CP_OK;
-    return cp_fail(CP_INVALID, "%s is \"%.*s\"; only \"%s\" is built", key,
-                   (int)cp_min(text.length, 60), text.bytes, only);
+    return cp_refuse("%s is \"%.*s\"; only \"%s\" is built", key,
+                     (int)cp_min(text.length, 60), text.bytes, only);
 }
 
 static cp_status refuse_scaling(const cp_gguf *file) {
@@ -86,8 +72,7 @@ static cp_status refuse_scaling(const cp_gguf *file) {
         if (cp_gguf_has(file, factors[n]))
             CP_TRY(cp_gguf_float(file, factors[n], &factor));
         if (factor != 1.0)
-            return cp_fail(CP_INVALID, "%s is %g; only 1 is built", factors[n],
-                           factor);
+            return cp_refuse("%s is %g; only 1 is built", factors[n], factor);
     }
     return CP_OK;
 }
@@ -99,14 +84,12 @@ static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
     if (cp_gguf_has(file, count))
         CP_TRY(cp_gguf_integer(file, count, &experts));
     if (experts > 0)
-        return cp_fail(CP_INVALID, "%s is %lld: experts are not built", count,
-                       (long long)experts);
+        return cp_refuse("%s is %ld: experts are not built", count, experts);
     CP_TRY(integer(file, "attention.value_length", f->shape.head_dim, &values));
     if (values != f->shape.head_dim)
-        return cp_fail(CP_INVALID,
-                       "value heads of %lld beside key heads of %lld: not "
-                       "built",
-                       (long long)values, (long long)f->shape.head_dim);
+        return cp_refuse(
+            "value heads of %ld beside key heads of %ld: not built", values,
+            f->shape.head_dim);
     return CP_OK;
 }
 
@@ -115,14 +98,22 @@ enum { WIDTH, INNER, HEADS, KEY_HEADS, WORDS, ONE }; /* kinds of extent */
 static const struct {
     const char *name;
     int in, out;
+    int together; /* from the first of them: products of one input */
 } weights[] = {
-    {"token_embd", WIDTH, WORDS}, {"output_norm", WIDTH, ONE},
-    {"output", WIDTH, WORDS},     {"attn_norm", WIDTH, ONE},
-    {"attn_q", WIDTH, HEADS},     {"attn_k", WIDTH, KEY_HEADS},
-    {"attn_v", WIDTH, KEY_HEADS}, {"attn_output", HEADS, WIDTH},
-    {"ffn_norm", WIDTH, ONE},     {"ffn_gate", WIDTH, INNER},
-    {"ffn_up", WIDTH, INNER},     {"ffn_down", INNER, WIDTH},
+    {"token_embd", WIDTH, WORDS, 1}, {"output_norm", WIDTH, ONE, 1},
+    {"output", WIDTH, WORDS, 1},     {"attn_norm", WIDTH, ONE, 1},
+    {"attn_q", WIDTH, HEADS, 3},     {"attn_k", WIDTH, KEY_HEADS, 0},
+    {"attn_v", WIDTH, KEY_HEADS, 0}, {"attn_output", HEADS, WIDTH, 1},
+    {"ffn_norm", WIDTH, ONE, 1},     {"ffn_gate", WIDTH, INNER, 2},
+    {"ffn_up", WIDTH, INNER, 0},     {"ffn_down", INNER, WIDTH, 1},
 };
+
+static void write_name(cp_weight weight, int64_t block, char name[80]) {
+    char prefix[32] = "";
+    if (weight >= CP_WEIGHT_ATTENTION_NORM)
+        snprintf(prefix, sizeof(prefix), "blk.%ld.", block);
+    snprintf(name, 80, "%s%s.weight", prefix, weights[weight].name);
+}
 
 static int64_t extent(const cp_model_facts *f, int kind) {
     const int64_t extents[] = {
@@ -136,35 +127,28 @@ static int64_t extent(const cp_model_facts *f, int kind) {
     return extents[kind];
 }
 
-static bool is_used(const char *name, const cp_model_facts *f) {
+static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
     char used[80];
-    long block;
-    int end = 0, first = 0, last = CP_WEIGHT_ATTENTION_NORM;
-    if (sscanf(name, "blk.%ld.%n", &block, &end) == 1 && end > 0) {
-        if (block < 0 || block >= f->layers)
-            return false;
-        first = CP_WEIGHT_ATTENTION_NORM;
-        last = CP_WEIGHT_DOWN + 1;
-    }
-    for (int w = first; w < last; w++) {
-        snprintf(used, sizeof(used), "%s.weight", weights[w].name);
-        if (strcmp(name + end, used) == 0)
+    long block = 0;
+    sscanf(cp_gguf_show(name).text, "blk.%ld.", &block);
+    for (int w = 0; w < CP_WEIGHTS && block >= 0 && block < f->layers; w++) {
+        write_name((cp_weight)w, block, used);
+        if (cp_gguf_is(name, used))
             return true;
     }
-    return strcmp(name, "rope_freqs.weight") == 0;
+    return cp_gguf_is(name, "rope_freqs.weight");
 }
 
 static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
     for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
         const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
         if (!is_used(tensor->name, f))
-            return cp_fail(CP_INVALID,
-                           "the file has a tensor %s, and what it is for is "
-                           "not built",
-                           tensor->name);
+            return cp_refuse("the file has a tensor %s, and what it is for is "
+                             "not built",
+                             cp_gguf_show(tensor->name).text);
         if (!cp_gguf_finite(tensor))
-            return cp_fail(CP_INVALID, "%s has weights that are no numbers",
-                           tensor->name);
+            return cp_refuse("%s has weights that are no numbers",
+                             cp_gguf_show(tensor->name).text);
     }
     return CP_OK;
 }
@@ -178,8 +162,8 @@ cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(refuse_unbuilt(file, f));
     CP_TRY(cp_shape_check(&f->shape));
     if (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim)
-        return cp_fail(CP_INVALID, "%lld of %lld dimensions cannot be rotated",
-                       (long long)f->rotary, (long long)f->shape.head_dim);
+        return cp_refuse("%ld of %ld dimensions cannot be rotated", f->rotary,
+                         f->shape.head_dim);
     return refuse_tensors(file, f);
 }
 
@@ -188,30 +172,40 @@ static cp_status find(const cp_gguf *file, const char *name, int64_t in,
     const cp_gguf_tensor *tensor = cp_gguf_find(file, name);
     *found = tensor;
     if (tensor == NULL)
-        return cp_fail(CP_INVALID, "the file has no tensor %s", name);
+        return cp_refuse("the file has no tensor %s", name);
     if (tensor->extent[0] == in && tensor->extent[1] == out &&
         tensor->dimensions <= 2)
         return CP_OK;
-    return cp_fail(CP_INVALID,
-                   "%s is %lld x %lld where %lld x %lld was expected", name,
-                   (long long)tensor->extent[0], (long long)tensor->extent[1],
-                   (long long)in, (long long)out);
+    return cp_refuse("%s is %ld x %ld where %ld x %ld was expected", name,
+                     tensor->extent[0], tensor->extent[1], in, out);
 }
 
-cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
-                          cp_weight weight, int64_t block,
-                          const cp_gguf_tensor **out) {
+static cp_status find_weight(const cp_gguf *file, const cp_model_facts *facts,
+                             cp_weight weight, int64_t block,
+                             const cp_gguf_tensor **out) {
     char name[80];
     *out = NULL;
-    if (weight >= CP_WEIGHT_ATTENTION_NORM)
-        snprintf(name, sizeof(name), "blk.%lld.%s.weight", (long long)block,
-                 weights[weight].name);
-    else
-        snprintf(name, sizeof(name), "%s.weight", weights[weight].name);
+    write_name(weight, block, name);
     if (weight == CP_WEIGHT_OUTPUT && cp_gguf_find(file, name) == NULL)
         return CP_OK;
     return find(file, name, extent(facts, weights[weight].in),
                 extent(facts, weights[weight].out), out);
+}
+
+cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
+                           cp_tensor_taker take, void *context) {
+    const cp_gguf_tensor *tensors[3];
+    for (int64_t layer = 0; layer < facts->layers; layer++) {
+        int w = layer == 0 ? CP_WEIGHT_EMBEDDING : CP_WEIGHT_ATTENTION_NORM;
+        for (; w < CP_WEIGHTS; w += weights[w].together) {
+            for (int n = 0; n < weights[w].together; n++)
+                CP_TRY(find_weight(file, facts, (cp_weight)(w + n), layer,
+                                   &tensors[n]));
+            CP_TRY(take(context, (cp_weight)w, layer, weights[w].together,
+                        tensors));
+        }
+    }
+    return CP_OK;
 }
 
 static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
@@ -222,15 +216,14 @@ static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
         return CP_OK;
     CP_TRY(find(file, name, pairs, 1, &factors));
     if (factors->type != CP_GGUF_F32)
-        return cp_fail(CP_INVALID, "%s is of type %d; only F32 is read", name,
-                       factors->type);
+        return cp_refuse("%s is of type %d; only F32 is read", name,
+                         factors->type);
     for (int64_t i = 0; i < pairs; i++) {
         float factor;
         memcpy(&factor, (const char *)factors->data + 4 * i, sizeof(factor));
         frequencies[i] /= (double)factor;
         if (!(factor > 0.0f))
-            return cp_fail(CP_INVALID, "%s has a factor %g", name,
-                           (double)factor);
+            return cp_refuse("%s has a factor %g", name, (double)factor);
     }
     return CP_OK;
 }
@@ -238,12 +231,11 @@ static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
 cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
                                double **out) {
     const int64_t pairs = facts->rotary / 2;
-    cp_status status =
-        cp_allocate(out, pairs, sizeof(double), "rotary frequencies");
-    for (int64_t i = 0; i < pairs && status == CP_OK; i++)
+    CP_TRY(cp_allocate(out, pairs, sizeof(double), "rotary frequencies"));
+    for (int64_t i = 0; i < pairs; i++)
         (*out)[i] =
             pow(facts->rope_base, -2.0 * (double)i / (double)facts->rotary);
-    return status == CP_OK ? divide_by_factors(file, pairs, *out) : status;
+    return divide_by_factors(file, pairs, *out);
 }
 void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
                   float *cosines, float *sines) {

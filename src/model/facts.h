@@ -53,11 +53,17 @@ void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
  * the key or the tensor, for what nobody here computes. */
 cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *facts);
 
-/* A tensor, whose extents are what the facts ask for; block counts from 0.
- * *out is NULL for a tied output layer. Fails with CP_INVALID. */
-cp_status cp_facts_tensor(const cp_gguf *file, const cp_model_facts *facts,
-                          cp_weight weight, int64_t block,
-                          const cp_gguf_tensor **out);
+/* Called with tensors that a pass multiplies by together, of which this is the
+ * first, or with one vector or matrix; NULL for a tied output layer. */
+typedef cp_status (*cp_tensor_taker)(void *context, cp_weight first,
+                                     int64_t layer, int count,
+                                     const cp_gguf_tensor *const *tensors);
+
+/* Hand all tensors of a model over, in the order in which a pass meets them.
+ * Fails with CP_INVALID for one that is missing or whose extents are not what
+ * the facts ask for, and as take does. */
+cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
+                           cp_tensor_taker take, void *context);
 
 /* The angle by which each pair turns per position: [rotary / 2] radians, for
  * free(), even where this fails: with CP_INVALID if the file's own factors make

@@ -13,6 +13,23 @@
 
 enum { VALUE_STRING = 8, VALUE_ARRAY = 9, VALUE_KINDS = 13 };
 
+typedef enum { INTEGER, FLOAT, BOOL, STRING, ARRAY } family;
+
+static const struct {
+    const char *name;
+    int least; /* bytes: all, but of a string its length */
+    family family;
+    bool is_signed;
+} kinds[VALUE_KINDS] = {
+    {"uint8", 1, INTEGER, false},  {"int8", 1, INTEGER, true},
+    {"uint16", 2, INTEGER, false}, {"int16", 2, INTEGER, true},
+    {"uint32", 4, INTEGER, false}, {"int32", 4, INTEGER, true},
+    {"float32", 4, FLOAT, false},  {"bool", 1, BOOL, false},
+    {"string", 8, STRING, false},  {"array", 0, ARRAY, false},
+    {"uint64", 8, INTEGER, false}, {"int64", 8, INTEGER, true},
+    {"float64", 8, FLOAT, false},
+};
+
 typedef struct {
     cp_gguf_string key;
     int kind; /* of the value, or of an array's elements */
@@ -21,51 +38,39 @@ typedef struct {
     const unsigned char *at;
 } entry;
 
-static const struct {
-    const char *name;
-    int width;
-} kinds[VALUE_KINDS] = {
-    {"uint8", 1},  {"int8", 1},    {"uint16", 2},  {"int16", 2},  {"uint32", 4},
-    {"int32", 4},  {"float32", 4}, {"bool", 1},    {"string", 0}, {"array", 0},
-    {"uint64", 8}, {"int64", 8},   {"float64", 8},
+/* The types of tensors, by their numbers. */
+static const char *const type_names[] = {
+    "F32",   "F16",   "Q4_0",    "Q4_1",     "Q4_2",     "Q4_3",     "Q5_0",
+    "Q5_1",  "Q8_0",  "Q8_1",    "Q2_K",     "Q3_K",     "Q4_K",     "Q5_K",
+    "Q6_K",  "Q8_K",  "IQ2_XXS", "IQ2_XS",   "IQ3_XXS",  "IQ1_S",    "IQ4_NL",
+    "IQ3_S", "IQ2_S", "IQ4_XS",  "I8",       "I16",      "I32",      "I64",
+    "F64",   "IQ1_M", "BF16",    "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0",
+    "TQ2_0", NULL,    NULL,      NULL,       "MXFP4",    "NVFP4",
 };
 
-static const struct {
-    int type;
-    const char *name;
+/* Those that can be read. */
+typedef struct {
     int values, bytes; /* of a block */
     /* Where its floats lie that could be infinite or no number, how many, and
      * their exponent: the sixteen bits that it is in. */
     int floats, count, exponent;
-} formats[] = {
-    {CP_GGUF_F32, "F32", 1, 4, 2, 1, 0x7F80},
-    {CP_GGUF_F16, "F16", 1, 2, 0, 1, 0x7C00},
-    {CP_GGUF_BF16, "BF16", 1, 2, 0, 1, 0x7F80},
-    {CP_GGUF_Q4_0, "Q4_0", 32, 18, 0, 1, 0x7C00},
-    {CP_GGUF_Q4_1, "Q4_1", 32, 20, 0, 2, 0x7C00},
-    {CP_GGUF_Q5_0, "Q5_0", 32, 22, 0, 1, 0x7C00},
-    {CP_GGUF_Q5_1, "Q5_1", 32, 24, 0, 2, 0x7C00},
-    {CP_GGUF_Q8_0, "Q8_0", 32, 34, 0, 1, 0x7C00},
-    {CP_GGUF_Q2_K, "Q2_K", 256, 84, 80, 2, 0x7C00},
-    {CP_GGUF_Q3_K, "Q3_K", 256, 110, 108, 1, 0x7C00},
-    {CP_GGUF_Q4_K, "Q4_K", 256, 144, 0, 2, 0x7C00},
-    {CP_GGUF_Q5_K, "Q5_K", 256, 176, 0, 2, 0x7C00},
-    {CP_GGUF_Q6_K, "Q6_K", 256, 210, 208, 1, 0x7C00},
+} format;
+
+static const format formats[] = {
+    [CP_GGUF_F32] = {1, 4, 2, 1, 0x7F80},
+    [CP_GGUF_F16] = {1, 2, 0, 1, 0x7C00},
+    [CP_GGUF_BF16] = {1, 2, 0, 1, 0x7F80},
+    [CP_GGUF_Q4_0] = {32, 18, 0, 1, 0x7C00},
+    [CP_GGUF_Q4_1] = {32, 20, 0, 2, 0x7C00},
+    [CP_GGUF_Q5_0] = {32, 22, 0, 1, 0x7C00},
+    [CP_GGUF_Q5_1] = {32, 24, 0, 2, 0x7C00},
+    [CP_GGUF_Q8_0] = {32, 34, 0, 1, 0x7C00},
+    [CP_GGUF_Q2_K] = {256, 84, 80, 2, 0x7C00},
+    [CP_GGUF_Q3_K] = {256, 110, 108, 1, 0x7C00},
+    [CP_GGUF_Q4_K] = {256, 144, 0, 2, 0x7C00},
+    [CP_GGUF_Q5_K] = {256, 176, 0, 2, 0x7C00},
+    [CP_GGUF_Q6_K] = {256, 210, 208, 1, 0x7C00},
 };
-
-/* The types that are only known by name. */
-static const char *const unread[] = {
-    [4] = "Q4_2",      [5] = "Q4_3",    [9] = "Q8_1",      [15] = "Q8_K",
-    [16] = "IQ2_XXS",  [17] = "IQ2_XS", [18] = "IQ3_XXS",  [19] = "IQ1_S",
-    [20] = "IQ4_NL",   [21] = "IQ3_S",  [22] = "IQ2_S",    [23] = "IQ4_XS",
-    [24] = "I8",       [25] = "I16",    [26] = "I32",      [27] = "I64",
-    [28] = "F64",      [29] = "IQ1_M",  [31] = "Q4_0_4_4", [32] = "Q4_0_4_8",
-    [33] = "Q4_0_8_8", [34] = "TQ1_0",  [35] = "TQ2_0",    [39] = "MXFP4",
-    [40] = "NVFP4"};
-
-enum { FORMATS = sizeof(formats) / sizeof(formats[0]) };
-
-enum { NAME_ROOM = 65 };
 
 struct cp_gguf {
     const unsigned char *bytes; /* the file */
@@ -75,7 +80,6 @@ struct cp_gguf {
     int64_t entry_count;
     cp_gguf_tensor *tensors; /* sorted by name */
     int64_t tensor_count;
-    char (*names)[NAME_ROOM];
 };
 
 typedef struct {
@@ -88,10 +92,9 @@ static cp_status take(reader *reader, int64_t count, const char *what,
     const int64_t left = reader->length - reader->at;
     if (count < 0 || count > left)
         /* Say where the file ends too early. */
-        return cp_fail(CP_INVALID,
-                       "%s at byte %ld needs %ld bytes, but the file ends "
-                       "after %ld more: it is cut short or corrupt",
-                       what, reader->at, count, left);
+        return cp_refuse("%s at byte %ld needs %ld bytes, but the file ends "
+                         "after %ld more: it is cut short or corrupt",
+                         what, reader->at, count, left);
     *bytes = reader->bytes + reader->at;
     reader->at += count;
     return CP_OK;
@@ -118,10 +121,9 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
     CP_TRY(read_number(reader, 8, what, &value));
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
-        return cp_fail(CP_INVALID,
-                       "%s says %llu, but only %ld bytes are left: it is cut "
-                       "short or corrupt",
-                       what, (unsigned long long)value, left);
+        return cp_refuse("%s says %llu, but only %ld bytes are left: it is cut "
+                         "short or corrupt",
+                         what, (unsigned long long)value, left);
     *count = (int64_t)value;
     return CP_OK;
 }
@@ -144,49 +146,49 @@ cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
     return name;
 }
 
-static cp_gguf_shown show_name(const char *name) {
-    return cp_gguf_show((cp_gguf_string){name, (int64_t)strlen(name)});
+static cp_gguf_string string_of(const char *text) {
+    return (cp_gguf_string){text, (int64_t)strlen(text)};
+}
+
+bool cp_gguf_same(cp_gguf_string a, cp_gguf_string b) {
+    return a.length == b.length &&
+           memcmp(a.bytes, b.bytes, (size_t)a.length) == 0;
+}
+
+bool cp_gguf_is(cp_gguf_string string, const char *text) {
+    return cp_gguf_same(string, string_of(text));
 }
 
 static cp_status read_kind(reader *reader, int *kind) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a type", &number));
     if (number >= VALUE_KINDS)
-        return cp_fail(CP_INVALID, "value type %llu, of 0 to %d",
-                       (unsigned long long)number, VALUE_KINDS - 1);
+        return cp_refuse("value type %llu, of 0 to %d",
+                         (unsigned long long)number, VALUE_KINDS - 1);
     *kind = (int)number;
     return CP_OK;
 }
 
-static cp_status skip_values(reader *reader, entry *entry) {
-    const int width = kinds[entry->kind].width;
+static cp_status read_value(reader *reader, entry *entry) {
     cp_gguf_string string;
+    entry->count = 1;
+    CP_TRY(read_kind(reader, &entry->kind));
+    entry->array = entry->kind == VALUE_ARRAY;
+    if (entry->array) {
+        CP_TRY(read_kind(reader, &entry->kind));
+        if (entry->kind == VALUE_ARRAY)
+            return cp_refuse(
+                "an array of arrays, which no key of a language model needs");
+        CP_TRY(read_count(reader, kinds[entry->kind].least, "an array's length",
+                          &entry->count));
+    }
+    if (entry->kind != VALUE_STRING)
+        return take(reader, entry->count * kinds[entry->kind].least,
+                    "its value", &entry->at);
     entry->at = reader->bytes + reader->at;
-    if (width > 0)
-        return take(reader, entry->count * width, "its value", &entry->at);
     for (int64_t i = 0; i < entry->count; i++)
         CP_TRY(read_string(reader, "a string", &string));
     return CP_OK;
-}
-
-static cp_status read_array(reader *reader, entry *entry) {
-    CP_TRY(read_kind(reader, &entry->kind));
-    if (entry->kind == VALUE_ARRAY)
-        return cp_fail(
-            CP_INVALID,
-            "an array of arrays, which no key of a language model needs");
-    const int width = kinds[entry->kind].width;
-    entry->array = true;
-    return read_count(reader, width > 0 ? width : 8, "an array's length",
-                      &entry->count);
-}
-
-static cp_status read_value(reader *reader, entry *entry) {
-    entry->count = 1;
-    CP_TRY(read_kind(reader, &entry->kind));
-    if (entry->kind == VALUE_ARRAY)
-        CP_TRY(read_array(reader, entry));
-    return skip_values(reader, entry);
 }
 
 static cp_status read_entry(reader *reader, entry *entry) {
@@ -199,23 +201,18 @@ static cp_status read_entry(reader *reader, entry *entry) {
 }
 
 const char *cp_gguf_type_name(int type) {
-    for (int i = 0; i < FORMATS; i++)
-        if (formats[i].type == type)
-            return formats[i].name;
-    const int known = sizeof(unread) / sizeof(unread[0]);
-    if (type >= 0 && type < known && unread[type] != NULL)
-        return unread[type];
-    return "unknown";
+    const int count = sizeof(type_names) / sizeof(type_names[0]);
+    const bool known = type >= 0 && type < count && type_names[type] != NULL;
+    return known ? type_names[type] : "unknown";
 }
 
 bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
-    for (int i = 0; i < FORMATS; i++)
-        if (formats[i].type == type) {
-            *values = formats[i].values;
-            *bytes = formats[i].bytes;
-            return true;
-        }
-    return false;
+    const int count = sizeof(formats) / sizeof(formats[0]);
+    if (type < 0 || type >= count || formats[type].values == 0)
+        return false;
+    *values = formats[type].values;
+    *bytes = formats[type].bytes;
+    return true;
 }
 
 /* Is the exponent of none of count floats, so many bytes apart, all ones? */
@@ -231,30 +228,25 @@ static inline bool floats_finite(const char *at, int64_t count, int64_t apart,
 }
 
 bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
-    int f = 0;
-    while (formats[f].type != tensor->type)
-        f++;
-    const int64_t bytes = formats[f].bytes, blocks = tensor->bytes / bytes;
-    const char *floats = (const char *)tensor->data + formats[f].floats;
+    const format *format = &formats[tensor->type];
+    const int64_t bytes = format->bytes, blocks = tensor->bytes / bytes;
+    const char *floats = (const char *)tensor->data + format->floats;
     if (bytes == 2) /* a distance that the compiler knows makes vectors */
-        return floats_finite(floats, blocks, 2, formats[f].exponent);
+        return floats_finite(floats, blocks, 2, format->exponent);
     bool finite = true;
-    for (int i = 0; i < formats[f].count; i++)
+    for (int i = 0; i < format->count; i++)
         finite &=
-            floats_finite(floats + 2 * i, blocks, bytes, formats[f].exponent);
+            floats_finite(floats + 2 * i, blocks, bytes, format->exponent);
     return finite;
 }
 
-static cp_status read_name(reader *reader, char *name) {
-    cp_gguf_string string;
-    CP_TRY(read_string(reader, "a tensor's name", &string));
-    if (string.length < 1 || string.length >= NAME_ROOM ||
-        memchr(string.bytes, '\0', (size_t)string.length) != NULL)
-        return cp_fail(CP_INVALID,
-                       "tensor name '%s' of %ld bytes: 1 to 64 and no zero "
-                       "byte are allowed",
-                       cp_gguf_show(string).text, string.length);
-    memcpy(name, string.bytes, (size_t)string.length);
+static cp_status read_name(reader *reader, cp_gguf_string *name) {
+    CP_TRY(read_string(reader, "a tensor's name", name));
+    if (name->length < 1 || name->length > 64 ||
+        memchr(name->bytes, '\0', (size_t)name->length) != NULL)
+        return cp_refuse("tensor name '%s' of %ld bytes: 1 to 64 and no zero "
+                         "byte are allowed",
+                         cp_gguf_show(*name).text, name->length);
     return CP_OK;
 }
 
@@ -262,16 +254,16 @@ static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a rank", &number));
     if (number < 1 || number > 4)
-        return cp_fail(CP_INVALID, "%llu dimensions, of 1 to 4",
-                       (unsigned long long)number);
+        return cp_refuse("%llu dimensions, of 1 to 4",
+                         (unsigned long long)number);
     tensor->dimensions = (int)number;
     for (int d = 0; d < 4; d++) {
         number = 1;
         if (d < tensor->dimensions)
             CP_TRY(read_number(reader, 8, "an extent", &number));
         if (number < 1 || number > INT64_MAX)
-            return cp_fail(CP_INVALID, "extent %d is %llu", d,
-                           (unsigned long long)number);
+            return cp_refuse("extent %d is %llu", d,
+                             (unsigned long long)number);
         tensor->extent[d] = (int64_t)number;
     }
     return CP_OK;
@@ -281,21 +273,20 @@ static cp_status count_bytes(cp_gguf_tensor *tensor) {
     int64_t values, bytes, total;
     if (!cp_gguf_type_block(tensor->type, &values, &bytes))
         /* Refuse the type by name. */
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "has type %s (%d), which this program does not read; it reads F32, "
             "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K",
             cp_gguf_type_name(tensor->type), tensor->type);
     if (tensor->extent[0] % values != 0)
-        return cp_fail(
-            CP_INVALID, "rows of %ld values do not fill %s blocks of %ld",
-            tensor->extent[0], cp_gguf_type_name(tensor->type), values);
+        return cp_refuse("rows of %ld values do not fill %s blocks of %ld",
+                         tensor->extent[0], cp_gguf_type_name(tensor->type),
+                         values);
     total = tensor->extent[0] / values;
     for (int d = 1; d < 4; d++)
         if (!cp_multiply(total, tensor->extent[d], &total))
-            return cp_fail(CP_INVALID, "its extents overflow");
+            return cp_refuse("its extents overflow");
     if (!cp_multiply(total, bytes, &tensor->bytes))
-        return cp_fail(CP_INVALID, "its bytes overflow");
+        return cp_refuse("its bytes overflow");
     return CP_OK;
 }
 
@@ -307,26 +298,23 @@ static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
     CP_TRY(count_bytes(tensor));
     CP_TRY(read_number(reader, 8, "an offset", &offset));
     if (offset > INT64_MAX)
-        return cp_fail(CP_INVALID, "its offset is %llu",
-                       (unsigned long long)offset);
+        return cp_refuse("its offset is %llu", (unsigned long long)offset);
     tensor->offset = (int64_t)offset;
     return CP_OK;
 }
 
-static cp_status read_tensor(reader *reader, char *name,
-                             cp_gguf_tensor *tensor) {
-    CP_TRY(read_name(reader, name));
-    tensor->name = name;
+static cp_status read_tensor(reader *reader, cp_gguf_tensor *tensor) {
+    CP_TRY(read_name(reader, &tensor->name));
     const cp_status status = read_shape(reader, tensor);
     if (status != CP_OK)
-        return cp_fail(status, "tensor '%s': %s", show_name(name).text,
-                       cp_message());
+        return cp_fail(status, "tensor '%s': %s",
+                       cp_gguf_show(tensor->name).text, cp_message());
     return CP_OK;
 }
 
-static int by_key(const void *a, const void *b) {
-    const cp_gguf_string *left = &((const entry *)a)->key;
-    const cp_gguf_string *right = &((const entry *)b)->key;
+/* Keys and tensors begin with their names. */
+static int by_name(const void *a, const void *b) {
+    const cp_gguf_string *left = a, *right = b;
     const int order = memcmp(left->bytes, right->bytes,
                              (size_t)cp_min(left->length, right->length));
     if (order != 0)
@@ -334,15 +322,24 @@ static int by_key(const void *a, const void *b) {
     return left->length < right->length ? -1 : left->length > right->length;
 }
 
-static cp_status sort_entries(cp_gguf *file) {
-    qsort(file->entries, (size_t)file->entry_count, sizeof(entry), by_key);
-    for (int64_t i = 1; i < file->entry_count; i++) {
-        const entry *two = &file->entries[i];
-        if (by_key(two - 1, two) == 0)
-            return cp_fail(CP_INVALID, "two keys are named '%s'",
-                           cp_gguf_show(two->key).text);
+static cp_status sort(void *items, int64_t count, size_t size,
+                      const char *what) {
+    qsort(items, (size_t)count, size, by_name);
+    for (int64_t i = 1; i < count; i++) {
+        const void *one = (const char *)items + (size_t)(i - 1) * size;
+        const cp_gguf_string *two = (const void *)((const char *)one + size);
+        if (by_name(one, two) == 0)
+            return cp_refuse("two %s are named '%s'", what,
+                             cp_gguf_show(*two).text);
     }
     return CP_OK;
+}
+
+static void *find(void *items, int64_t count, size_t size, const char *name) {
+    const cp_gguf_string wanted = string_of(name);
+    if (count == 0)
+        return NULL;
+    return bsearch(&wanted, items, (size_t)count, size, by_name);
 }
 
 static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
@@ -351,24 +348,23 @@ static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
         return CP_OK;
     CP_TRY(cp_gguf_integer(file, "general.alignment", alignment));
     if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
-        return cp_fail(CP_INVALID,
-                       "general.alignment is %ld, which is no power of two",
-                       *alignment);
+        return cp_refuse("general.alignment is %ld, which is no power of two",
+                         *alignment);
     return CP_OK;
 }
 
 static cp_status place_tensor(const unsigned char *data, int64_t length,
                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
-        return cp_fail(CP_INVALID,
-                       "tensor '%s' at offset %ld is not aligned to %ld",
-                       show_name(tensor->name).text, tensor->offset, alignment);
+        return cp_refuse("tensor '%s' at offset %ld is not aligned to %ld",
+                         cp_gguf_show(tensor->name).text, tensor->offset,
+                         alignment);
     if (tensor->bytes > length - tensor->offset)
-        return cp_fail(CP_INVALID,
-                       "tensor '%s' has %ld bytes at offset %ld, but the file "
-                       "holds %ld bytes of data: it is cut short or corrupt",
-                       show_name(tensor->name).text, tensor->bytes,
-                       tensor->offset, length);
+        return cp_refuse(
+            "tensor '%s' has %ld bytes at offset %ld, but the file "
+            "holds %ld bytes of data: it is cut short or corrupt",
+            cp_gguf_show(tensor->name).text, tensor->bytes, tensor->offset,
+            length);
     tensor->data = data + tensor->offset;
     return CP_OK;
 }
@@ -386,25 +382,10 @@ static cp_status check_overlap(cp_gguf *file) {
         const cp_gguf_tensor *one = &file->tensors[i - 1];
         const cp_gguf_tensor *two = &file->tensors[i];
         if (two->offset - one->offset < one->bytes)
-            return cp_fail(CP_INVALID, "tensors '%s' and '%s' overlap",
-                           show_name(one->name).text,
-                           show_name(two->name).text);
+            return cp_refuse("tensors '%s' and '%s' overlap",
+                             cp_gguf_show(one->name).text,
+                             cp_gguf_show(two->name).text);
     }
-    return CP_OK;
-}
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const cp_gguf_tensor *)a)->name,
-                  ((const cp_gguf_tensor *)b)->name);
-}
-
-static cp_status sort_tensors(cp_gguf *file) {
-    qsort(file->tensors, (size_t)file->tensor_count, sizeof(cp_gguf_tensor),
-          by_name);
-    for (int64_t i = 1; i < file->tensor_count; i++)
-        if (by_name(&file->tensors[i - 1], &file->tensors[i]) == 0)
-            return cp_fail(CP_INVALID, "two tensors are named '%s'",
-                           show_name(file->tensors[i].name).text);
     return CP_OK;
 }
 
@@ -413,41 +394,17 @@ static cp_status read_version(reader *reader) {
     uint64_t version = 0;
     CP_TRY(take(reader, 4, "the magic word", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
-        return cp_fail(
-            CP_INVALID, "starts with '%s' and not with 'GGUF'",
+        return cp_refuse(
+            "starts with '%s' and not with 'GGUF'",
             cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
     CP_TRY(read_number(reader, 4, "the version", &version));
     if (version == 2 || version == 3)
         return CP_OK;
     if (version == 0x02000000 || version == 0x03000000)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "is a big-endian file; this program reads little-endian ones");
-    return cp_fail(CP_INVALID, "has GGUF version %llu, of 2 and 3",
-                   (unsigned long long)version);
-}
-
-enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
-
-static cp_status read_counts(reader *reader, cp_gguf *file) {
-    CP_TRY(read_count(reader, LEAST_TENSOR, "the tensor count",
-                      &file->tensor_count));
-    CP_TRY(
-        read_count(reader, LEAST_ENTRY, "the key count", &file->entry_count));
-    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
-                       "the metadata"));
-    CP_TRY(cp_allocate(&file->tensors, file->tensor_count,
-                       sizeof(cp_gguf_tensor), "the tensors"));
-    return cp_allocate(&file->names, file->tensor_count, NAME_ROOM,
-                       "the tensors' names");
-}
-
-static cp_status read_lists(reader *reader, cp_gguf *file) {
-    for (int64_t i = 0; i < file->entry_count; i++)
-        CP_TRY(read_entry(reader, &file->entries[i]));
-    for (int64_t i = 0; i < file->tensor_count; i++)
-        CP_TRY(read_tensor(reader, file->names[i], &file->tensors[i]));
-    return sort_entries(file);
+    return cp_refuse("has GGUF version %llu, of 2 and 3",
+                     (unsigned long long)version);
 }
 
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
@@ -457,36 +414,88 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
         return CP_OK;
     const int64_t padding = (alignment - end % alignment) % alignment;
     if (padding > file->length - end)
-        return cp_fail(CP_INVALID,
-                       "the data should begin %ld bytes after byte %ld, but "
-                       "the file has %ld bytes",
-                       padding, end, file->length);
+        return cp_refuse("the data should begin %ld bytes after byte %ld, but "
+                         "the file has %ld bytes",
+                         padding, end, file->length);
     const int64_t start = end + padding;
     for (int64_t i = 0; i < file->tensor_count; i++)
         CP_TRY(place_tensor(file->bytes + start, file->length - start,
                             alignment, &file->tensors[i]));
     CP_TRY(check_overlap(file));
-    return sort_tensors(file);
+    return sort(file->tensors, file->tensor_count, sizeof(cp_gguf_tensor),
+                "tensors");
 }
+
+enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
 
 static cp_status parse(cp_gguf *file) {
     reader reader = {file->bytes, file->length, 0};
     CP_TRY(read_version(&reader));
-    CP_TRY(read_counts(&reader, file));
-    CP_TRY(read_lists(&reader, file));
+    CP_TRY(read_count(&reader, LEAST_TENSOR, "the tensor count",
+                      &file->tensor_count));
+    CP_TRY(
+        read_count(&reader, LEAST_ENTRY, "the key count", &file->entry_count));
+    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
+                       "the metadata"));
+    CP_TRY(cp_allocate(&file->tensors, file->tensor_count,
+                       sizeof(cp_gguf_tensor), "the tensors"));
+    for (int64_t i = 0; i < file->entry_count; i++)
+        CP_TRY(read_entry(&reader, &file->entries[i]));
+    for (int64_t i = 0; i < file->tensor_count; i++)
+        CP_TRY(read_tensor(&reader, &file->tensors[i]));
+    CP_TRY(sort(file->entries, file->entry_count, sizeof(entry), "keys"));
     return place_tensors(file, reader.at);
 }
 
-cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
-    CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
-    (*out)->bytes = bytes;
-    (*out)->length = length;
-    const cp_status status = parse(*out);
-    if (status != CP_OK) {
-        cp_gguf_close(*out);
-        *out = NULL;
-    }
+static cp_status map_file(int descriptor, cp_gguf *file) {
+    struct stat facts;
+    if (descriptor < 0 || fstat(descriptor, &facts) != 0)
+        return cp_fail(CP_FILE, "%s", strerror(errno));
+    if (!S_ISREG(facts.st_mode))
+        return cp_fail(CP_FILE, "is not a regular file");
+    if (facts.st_size == 0)
+        return cp_refuse("is empty");
+    void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
+                        descriptor, 0);
+    if (mapped == MAP_FAILED)
+        return cp_fail(CP_FILE, "cannot map %ld bytes: %s", facts.st_size,
+                       strerror(errno));
+    file->mapped = true;
+    file->bytes = mapped;
+    file->length = facts.st_size;
+    return CP_OK;
+}
+
+/* Give the file to the caller, or close it because of a failure. */
+static cp_status hand_out(cp_status status, cp_gguf *file, cp_gguf **out) {
+    *out = status == CP_OK ? file : NULL;
+    if (status != CP_OK)
+        cp_gguf_close(file);
     return status;
+}
+
+cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
+    cp_gguf *file;
+    *out = NULL;
+    CP_TRY(cp_allocate(&file, 1, sizeof(cp_gguf), "a GGUF file"));
+    file->bytes = bytes;
+    file->length = length;
+    return hand_out(parse(file), file, out);
+}
+
+cp_status cp_gguf_open(const char *path, cp_gguf **out) {
+    cp_gguf *file;
+    *out = NULL;
+    CP_TRY(cp_allocate(&file, 1, sizeof(cp_gguf), "a GGUF file"));
+    const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    cp_status status = map_file(descriptor, file);
+    if (descriptor >= 0)
+        close(descriptor);
+    if (status == CP_OK)
+        status = parse(file);
+    if (status != CP_OK)
+        cp_fail(status, "%s: %s", path, cp_message());
+    return hand_out(status, file, out);
 }
 
 void cp_gguf_close(cp_gguf *file) {
@@ -496,136 +505,51 @@ void cp_gguf_close(cp_gguf *file) {
         munmap((void *)(uintptr_t)file->bytes, (size_t)file->length);
     free(file->entries);
     free(file->tensors);
-    free(file->names);
     free(file);
 }
 
-static cp_status map_file(int descriptor, const unsigned char **bytes,
-                          int64_t *length) {
-    struct stat facts;
-    if (fstat(descriptor, &facts) != 0)
-        return cp_fail(CP_FILE, "%s", strerror(errno));
-    if (!S_ISREG(facts.st_mode))
-        return cp_fail(CP_FILE, "is not a regular file");
-    if (facts.st_size == 0)
-        return cp_fail(CP_INVALID, "is empty");
-    void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
-                        descriptor, 0);
-    if (mapped == MAP_FAILED)
-        return cp_fail(CP_FILE, "cannot map %ld bytes: %s", facts.st_size,
-                       strerror(errno));
-    *bytes = mapped;
-    *length = facts.st_size;
-    return CP_OK;
-}
-
-static cp_status open_mapped(int descriptor, cp_gguf **out) {
-    const unsigned char *bytes = NULL;
-    int64_t length = 0;
-    CP_TRY(map_file(descriptor, &bytes, &length));
-    const cp_status status = cp_gguf_parse(bytes, length, out);
-    if (status == CP_OK)
-        (*out)->mapped = true;
-    else
-        munmap((void *)(uintptr_t)bytes, (size_t)length);
-    return status;
-}
-
-cp_status cp_gguf_open(const char *path, cp_gguf **out) {
-    *out = NULL;
-    const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (descriptor < 0)
-        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
-    const cp_status status = open_mapped(descriptor, out);
-    close(descriptor);
-    if (status != CP_OK)
-        return cp_fail(status, "%s: %s", path, cp_message());
-    return CP_OK;
-}
-
 static const entry *find_entry(const cp_gguf *file, const char *key) {
-    const entry wanted = {.key = {key, (int64_t)strlen(key)}};
-    if (file->entry_count == 0)
-        return NULL;
-    return bsearch(&wanted, file->entries, (size_t)file->entry_count,
-                   sizeof(entry), by_key);
+    return find(file->entries, file->entry_count, sizeof(entry), key);
 }
 
 bool cp_gguf_has(const cp_gguf *file, const char *key) {
     return find_entry(file, key) != NULL;
 }
 
-static cp_status wrong_type(const entry *entry, const char *wanted) {
-    return cp_fail(CP_INVALID, "key '%s' holds %s%s and not %s",
-                   cp_gguf_show(entry->key).text,
-                   entry->array ? "an array of " : "", kinds[entry->kind].name,
-                   wanted);
+static cp_status wrong_type(const entry *entry, bool array, family wanted) {
+    static const char *const names[][2] = {
+        [INTEGER] = {"an integer below 2^63",
+                     "an array of integers below 2^63"},
+        [FLOAT] = {"a float"},
+        [BOOL] = {"a bool of 0 or 1"},
+        [STRING] = {"a string", "an array of strings"},
+    };
+    return cp_refuse("key '%s' holds %s%s and not %s",
+                     cp_gguf_show(entry->key).text,
+                     entry->array ? "an array of " : "",
+                     kinds[entry->kind].name, names[wanted][array]);
 }
 
 static cp_status find_value(const cp_gguf *file, const char *key, bool array,
-                            const char *wanted, const entry **found) {
+                            family wanted, const entry **found) {
     *found = find_entry(file, key);
     if (*found == NULL)
-        return cp_fail(CP_INVALID, "the file has no key '%s'", key);
-    if ((*found)->array != array)
-        return wrong_type(*found, wanted);
+        return cp_refuse("the file has no key '%s'", key);
+    if ((*found)->array != array || kinds[(*found)->kind].family != wanted)
+        return wrong_type(*found, array, wanted);
     return CP_OK;
 }
 
+/* The element of an entry of integers; false if an int64_t cannot hold it. */
 static bool integer_at(const entry *entry, int64_t index, int64_t *value) {
-    const int kind = entry->kind, width = kinds[kind].width;
-    const bool is_signed = kind == 1 || kind == 3 || kind == 5 || kind == 11;
-    if (!is_signed && kind != 0 && kind != 2 && kind != 4 && kind != 10)
-        return false;
-    uint64_t bits = little_endian(entry->at + index * width, width);
+    const int width = kinds[entry->kind].least;
     const uint64_t top = (uint64_t)1 << (8 * width - 1);
+    uint64_t bits = little_endian(entry->at + index * width, width);
+    const bool is_signed = kinds[entry->kind].is_signed;
     if (is_signed && (bits & top) != 0)
         bits |= ~(top | (top - 1));
-    else if (bits > INT64_MAX)
-        return false;
     *value = (int64_t)bits;
-    return true;
-}
-
-static bool float_at(const entry *entry, int64_t index, double *value) {
-    const unsigned char *at = entry->at + index * kinds[entry->kind].width;
-    float narrow = 0.0f;
-    if (entry->kind != 6 && entry->kind != 12)
-        return false;
-    if (entry->kind == 12) {
-        memcpy(value, at, sizeof(*value));
-        return true;
-    }
-    memcpy(&narrow, at, sizeof(narrow));
-    *value = narrow;
-    return true;
-}
-
-cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
-                          int64_t *value) {
-    const entry *entry;
-    const char *wanted = "an integer below 2^63";
-    CP_TRY(find_value(file, key, false, wanted, &entry));
-    if (!integer_at(entry, 0, value))
-        return wrong_type(entry, wanted);
-    return CP_OK;
-}
-
-cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
-    const entry *entry;
-    CP_TRY(find_value(file, key, false, "a float", &entry));
-    if (!float_at(entry, 0, value))
-        return wrong_type(entry, "a float");
-    return CP_OK;
-}
-
-cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
-    const entry *entry;
-    CP_TRY(find_value(file, key, false, "a bool", &entry));
-    if (entry->kind != 7 || entry->at[0] > 1)
-        return wrong_type(entry, "a bool of 0 or 1");
-    *value = entry->at[0] == 1;
-    return CP_OK;
+    return is_signed || bits <= INT64_MAX;
 }
 
 static const unsigned char *string_at(const unsigned char *at,
@@ -635,82 +559,81 @@ static const unsigned char *string_at(const unsigned char *at,
     return at + 8 + string->length;
 }
 
+cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
+                          int64_t *value) {
+    const entry *entry;
+    int64_t found;
+    CP_TRY(find_value(file, key, false, INTEGER, &entry));
+    if (!integer_at(entry, 0, &found))
+        return wrong_type(entry, false, INTEGER);
+    *value = found;
+    return CP_OK;
+}
+
+cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
+    const entry *entry;
+    float narrow;
+    CP_TRY(find_value(file, key, false, FLOAT, &entry));
+    if (kinds[entry->kind].least == sizeof(*value)) {
+        memcpy(value, entry->at, sizeof(*value));
+    } else {
+        memcpy(&narrow, entry->at, sizeof(narrow));
+        *value = narrow;
+    }
+    return CP_OK;
+}
+
+cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
+    const entry *entry;
+    CP_TRY(find_value(file, key, false, BOOL, &entry));
+    if (entry->at[0] > 1)
+        return wrong_type(entry, false, BOOL);
+    *value = entry->at[0] == 1;
+    return CP_OK;
+}
+
 cp_status cp_gguf_text(const cp_gguf *file, const char *key,
                        cp_gguf_string *value) {
     const entry *entry;
-    CP_TRY(find_value(file, key, false, "a string", &entry));
-    if (entry->kind != VALUE_STRING)
-        return wrong_type(entry, "a string");
+    CP_TRY(find_value(file, key, false, STRING, &entry));
     string_at(entry->at, value);
     return CP_OK;
 }
 
-static cp_status find_array(const cp_gguf *file, const char *key,
-                            const char *wanted, int64_t size, void *values,
-                            int64_t *count, const entry **found) {
-    void *none = NULL;
-    memcpy(values, &none, sizeof(none));
+cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
+                           int64_t **values, int64_t *count) {
+    const entry *entry;
+    bool good = true;
+    *values = NULL;
     *count = 0;
-    CP_TRY(find_value(file, key, true, wanted, found));
-    return cp_allocate(values, (*found)->count, size, key);
-}
-
-/* Refuse an array whose values have been allocated, or count them. */
-static cp_status end_array(const entry *entry, bool good, const char *wanted,
-                           void *values, int64_t *count) {
+    CP_TRY(find_value(file, key, true, INTEGER, &entry));
+    CP_TRY(cp_allocate(values, entry->count, sizeof(int64_t), key));
+    for (int64_t i = 0; i < entry->count; i++)
+        good &= integer_at(entry, i, &(*values)[i]);
     *count = good ? entry->count : 0;
     if (good)
         return CP_OK;
-    void *memory;
-    memcpy(&memory, values, sizeof(memory));
-    free(memory);
-    memset(values, 0, sizeof(memory));
-    return wrong_type(entry, wanted);
-}
-
-cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
-                           int64_t **values, int64_t *count) {
-    static const char *const wanted = "an array of integers below 2^63";
-    const entry *entry;
-    bool good = true;
-    CP_TRY(
-        find_array(file, key, wanted, sizeof(int64_t), values, count, &entry));
-    for (int64_t i = 0; i < entry->count && good; i++)
-        good = integer_at(entry, i, &(*values)[i]);
-    return end_array(entry, good, wanted, values, count);
-}
-
-cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
-                         int64_t *count) {
-    static const char *const wanted = "an array of floats";
-    const entry *entry;
-    bool good = true;
-    CP_TRY(
-        find_array(file, key, wanted, sizeof(double), values, count, &entry));
-    for (int64_t i = 0; i < entry->count && good; i++)
-        good = float_at(entry, i, &(*values)[i]);
-    return end_array(entry, good, wanted, values, count);
+    free(*values);
+    *values = NULL;
+    return wrong_type(entry, true, INTEGER);
 }
 
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count) {
-    static const char *const wanted = "an array of strings";
     const entry *entry;
-    CP_TRY(find_array(file, key, wanted, sizeof(cp_gguf_string), values, count,
-                      &entry));
-    const bool good = entry->kind == VALUE_STRING;
+    *values = NULL;
+    *count = 0;
+    CP_TRY(find_value(file, key, true, STRING, &entry));
+    CP_TRY(cp_allocate(values, entry->count, sizeof(cp_gguf_string), key));
     const unsigned char *at = entry->at;
-    for (int64_t i = 0; i < entry->count && good; i++)
-        at = string_at(at, &(*values)[i]);
-    return end_array(entry, good, wanted, values, count);
+    for (*count = 0; *count < entry->count; ++*count)
+        at = string_at(at, &(*values)[*count]);
+    return CP_OK;
 }
 
 const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name) {
-    const cp_gguf_tensor wanted = {.name = name};
-    if (file->tensor_count == 0)
-        return NULL;
-    return bsearch(&wanted, file->tensors, (size_t)file->tensor_count,
-                   sizeof(cp_gguf_tensor), by_name);
+    return find(file->tensors, file->tensor_count, sizeof(cp_gguf_tensor),
+                name);
 }
 
 int64_t cp_gguf_tensor_count(const cp_gguf *file) {

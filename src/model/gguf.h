@@ -6,7 +6,12 @@
 #include "ground/ground.h"
 
 typedef struct {
-    const char *name;  /* ends with a zero byte */
+    const char *bytes; /* in the file; no zero byte at the end */
+    int64_t length;
+} cp_gguf_string;
+
+typedef struct {
+    cp_gguf_string name;
     int type;          /* a CP_GGUF_ number below */
     int dimensions;    /* 1 to 4 */
     int64_t extent[4]; /* fastest first; 1 beyond dimensions */
@@ -30,11 +35,6 @@ enum {
     CP_GGUF_Q6_K = 14,
     CP_GGUF_BF16 = 30,
 };
-
-typedef struct {
-    const char *bytes; /* in the file; no zero byte at the end */
-    int64_t length;
-} cp_gguf_string;
 
 typedef struct cp_gguf cp_gguf;
 
@@ -67,8 +67,6 @@ cp_status cp_gguf_text(const cp_gguf *file, const char *key,
  * stay in the file. On failure *values is NULL and *count 0. */
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count);
-cp_status cp_gguf_floats(const cp_gguf *file, const char *key, double **values,
-                         int64_t *count);
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count);
 
@@ -92,6 +90,10 @@ typedef struct {
 } cp_gguf_shown;
 
 cp_gguf_shown cp_gguf_show(cp_gguf_string string);
+
+/* Are the bytes the same? */
+bool cp_gguf_same(cp_gguf_string a, cp_gguf_string b);
+bool cp_gguf_is(cp_gguf_string string, const char *text);
 
 /* How many values a block of this type holds and its bytes; false if it is
  * not one of the CP_GGUF_ types. */

@@ -53,10 +53,12 @@ void cp_forward_list(const cp_forward *call, int rank, cp_token *tokens) {
         const cp_span span = pieces->items[n].span;
         for (int64_t t = 0; t < span.count; t++) {
             const int64_t position = span.start + t * span.step;
+            const int64_t after =
+                position - call->first_position[span.sequence];
             *tokens++ = (cp_token){
                 .row = pieces->items[n].row + t,
                 .position = position,
-                .index = cp_forward_token(call, span.sequence, position),
+                .index = call->first_row[span.sequence] + after,
             };
         }
     }

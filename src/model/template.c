@@ -5,17 +5,14 @@
 #include <string.h>
 
 static const struct {
-    const char *mark; /* what gives the form away */
     cp_template form;
-    const char *start, *end, *head_end;
+    const char *start, *end, *head_end; /* start gives the form away */
 } forms[] = {
-    {"<|im_start|>",
-     {.name = "ChatML", .after = "\n", .between = "\n"},
+    {{.name = "ChatML", .after = "\n", .between = "\n"},
      "<|im_start|>",
      "<|im_end|>",
      NULL},
-    {"<|start_header_id|>",
-     {.name = "Llama 3", .after = "\n\n", .between = "", .trims = true},
+    {{.name = "Llama 3", .after = "\n\n", .between = "", .trims = true},
      "<|start_header_id|>",
      "<|eot_id|>",
      "<|end_header_id|>"},
@@ -57,10 +54,9 @@ static cp_status find_control(const cp_tokenizer *tokenizer, const char *name,
                               int32_t *id) {
     *id = name != NULL ? cp_tokenizer_find(tokenizer, name) : -1;
     if (name != NULL && *id < 0)
-        return cp_fail(CP_INVALID,
-                       "the chat template uses %s, and the vocabulary has no "
-                       "such control token",
-                       name);
+        return cp_refuse("the chat template uses %s, and the vocabulary has no "
+                         "such control token",
+                         name);
     return CP_OK;
 }
 
@@ -69,11 +65,10 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     cp_gguf_string text = {NULL, 0};
     int form = 0;
     CP_TRY(cp_gguf_text(file, "tokenizer.chat_template", &text));
-    while (form < 2 && search(text, forms[form].mark) < 0)
+    while (form < 2 && search(text, forms[form].start) < 0)
         form++;
     if (form == 2)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "the chat template '%s...' is neither ChatML nor Llama 3's",
             cp_gguf_show(text).text);
     *out = forms[form].form;
@@ -85,114 +80,92 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     return find_control(tokenizer, forms[form].head_end, &out->head_end);
 }
 
-static bool is_space(char byte) {
-    return byte == ' ' || (byte >= '\t' && byte <= '\r');
+static cp_gguf_string trim(cp_gguf_string words) {
+    static const char space[] = " \t\n\v\f\r";
+    while (words.length > 0 && memchr(space, words.bytes[0], 6) != NULL)
+        words = skip(words, 1);
+    while (words.length > 0 &&
+           memchr(space, words.bytes[words.length - 1], 6) != NULL)
+        words.length--;
+    return words;
 }
 
 typedef struct {
+    const cp_template *form;
     const cp_tokenizer *tokenizer;
-    int32_t *ids;
-    int64_t count, room;
-    cp_status status;
+    char *text; /* since the last control token: encoded in one piece */
+    int64_t length;
+    cp_ids *ids;
 } turn;
 
-static void put(turn *turn, const int32_t *ids, int64_t count) {
-    if (turn->status == CP_OK && turn->count + count > turn->room) {
-        const int64_t room = 2 * (turn->count + count) + 64;
-        int32_t *grown = realloc(turn->ids, (size_t)room * sizeof(*ids));
-        if (grown == NULL) {
-            turn->status = cp_fail(CP_MEMORY, "no memory for %ld ids", room);
-            return;
-        }
-        turn->ids = grown;
-        turn->room = room;
-    }
-    for (int64_t i = 0; i < count && turn->status == CP_OK; i++)
-        turn->ids[turn->count++] = ids[i];
-}
-
-static void put_control(turn *turn, int32_t id) {
-    put(turn, &id, id >= 0 ? 1 : 0);
-}
-
 static void put_text(turn *turn, const char *text, int64_t length) {
-    int32_t *ids = NULL;
-    int64_t count = 0;
-    if (turn->status == CP_OK && length > 0)
-        turn->status = cp_tokenizer_encode(turn->tokenizer, text, length, false,
-                                           &ids, &count);
-    put(turn, ids, count);
-    free(ids);
-}
-
-static void put_joined(turn *turn, const char *head, const char *middle,
-                       const char *text, int64_t length) {
-    const size_t one = strlen(head), two = strlen(middle);
-    char *joined = NULL;
-    if (turn->status == CP_OK)
-        turn->status = cp_allocate(&joined, (int64_t)(one + two) + length, 1,
-                                   "a turn's text");
-    if (joined == NULL)
-        return;
-    memcpy(joined, head, one);
-    memcpy(joined + one, middle, two);
     if (length > 0)
-        memcpy(joined + one + two, text, (size_t)length);
-    put_text(turn, joined, (int64_t)(one + two) + length);
-    free(joined);
+        memcpy(turn->text + turn->length, text, (size_t)length);
+    turn->length += length;
 }
 
-static void put_opening(turn *turn, const cp_template *template,
-                        const char *speaker, const char *text, int64_t length) {
-    const char *head = speaker;
-    put_control(turn, template->start);
-    if (template->head_end >= 0) {
-        put_text(turn, speaker, (int64_t)strlen(speaker));
-        put_control(turn, template->head_end);
-        head = "";
-    }
-    put_joined(turn, head, template->after, text, length);
+static cp_status end_text(turn *turn) {
+    const int64_t length = turn->length;
+    turn->length = 0;
+    return cp_tokenizer_encode(turn->tokenizer, turn->text, length, false,
+                               turn->ids);
 }
 
-static void put_turn(turn *turn, const cp_template *template,
-                     const char *speaker, cp_gguf_string words) {
-    while (template->trims && words.length > 0 && is_space(words.bytes[0]))
-        words = skip(words, 1);
-    while (template->trims && words.length > 0 &&
-           is_space(words.bytes[words.length - 1]))
-        words.length--;
-    put_opening(turn, template, speaker, words.bytes, words.length);
-    put_control(turn, template->end);
+static cp_status put_control(turn *turn, int32_t id) {
+    if (id < 0)
+        return CP_OK;
+    CP_TRY(end_text(turn));
+    return cp_ids_append(turn->ids, id);
 }
 
-static void put_system(turn *turn, const cp_template *template,
-                       const char *system) {
-    cp_gguf_string words = template->system;
-    if (system != NULL)
-        words = (cp_gguf_string){system, (int64_t)strlen(system)};
-    put_control(turn, template->first);
-    if (words.length == 0)
-        return;
-    put_turn(turn, template, "system", words);
-    put_text(turn, template->between, (int64_t)strlen(template->between));
+static cp_status put_opening(turn *turn, const char *speaker) {
+    const cp_template *form = turn->form;
+    CP_TRY(put_control(turn, form->start));
+    put_text(turn, speaker, (int64_t)strlen(speaker));
+    CP_TRY(put_control(turn, form->head_end));
+    put_text(turn, form->after, (int64_t)strlen(form->after));
+    return CP_OK;
+}
+
+static cp_status put_turn(turn *turn, const char *speaker,
+                          cp_gguf_string words) {
+    const cp_template *form = turn->form;
+    if (form->trims)
+        words = trim(words);
+    CP_TRY(put_opening(turn, speaker));
+    put_text(turn, words.bytes, words.length);
+    CP_TRY(put_control(turn, form->end));
+    put_text(turn, form->between, (int64_t)strlen(form->between));
+    return CP_OK;
+}
+
+static cp_status put_turns(turn *turn, bool first, cp_gguf_string system,
+                           cp_gguf_string user) {
+    const cp_template *form = turn->form;
+    if (first)
+        CP_TRY(put_control(turn, form->first));
+    else
+        put_text(turn, form->between, (int64_t)strlen(form->between));
+    if (first && system.length > 0)
+        CP_TRY(put_turn(turn, "system", system));
+    CP_TRY(put_turn(turn, "user", user));
+    CP_TRY(put_opening(turn, "assistant"));
+    return end_text(turn);
 }
 
 cp_status cp_template_turn(const cp_template *template,
                            const cp_tokenizer *tokenizer, bool first,
                            const char *user, int64_t bytes, const char *system,
-                           int32_t **ids, int64_t *count) {
-    turn turn = {.tokenizer = tokenizer};
-    const char *between = template->between;
-    if (first)
-        put_system(&turn, template, system);
-    else
-        put_text(&turn, between, (int64_t)strlen(between));
-    put_turn(&turn, template, "user", (cp_gguf_string){user, bytes});
-    put_text(&turn, between, (int64_t)strlen(between));
-    put_opening(&turn, template, "assistant", "", 0);
-    *ids = turn.status == CP_OK ? turn.ids : NULL;
-    *count = turn.status == CP_OK ? turn.count : 0;
-    if (turn.status != CP_OK)
-        free(turn.ids);
-    return turn.status;
+                           cp_ids *ids) {
+    enum { FORM = 64 }; /* more than a form puts between two control tokens */
+    turn turn = {.form = template, .tokenizer = tokenizer, .ids = ids};
+    cp_gguf_string opening = template->system;
+    if (system != NULL)
+        opening = (cp_gguf_string){system, (int64_t)strlen(system)};
+    CP_TRY(cp_allocate(&turn.text, cp_max(bytes, opening.length) + FORM, 1,
+                       "a turn's text"));
+    const cp_status status =
+        put_turns(&turn, first, opening, (cp_gguf_string){user, bytes});
+    free(turn.text);
+    return status;
 }

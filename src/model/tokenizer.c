@@ -50,47 +50,56 @@ static const char otherwise[] =
     " ?[^" WHITE "\\p{L}\\p{N}" POINTS "]+|"
     "[" WHITE "]+(?![^" WHITE POINTS "])|[" WHITE "]+";
 
-static const struct {
+typedef struct {
     const char *name, *expression;
     bool whole_words; /* a word that is a token needs no merges */
     bool begins;      /* texts begin with a token, unless a key says no */
-} splitters[] = {
+} splitter;
+
+static const splitter splitters[] = {
     {"smollm", smollm, false, false},
     {"gpt-2", gpt2, false, false},
     {"llama-bpe", llama3, true, true},
     {"default", otherwise, false, false},
 };
 
-enum { SPLITTERS = sizeof(splitters) / sizeof(splitters[0]) };
-
+/* The two tokens of a merge, and what they become. */
 typedef struct {
-    int32_t left, right; /* ids of a pair */
-    int32_t joined;      /* -1: an empty place in the table */
-    int32_t rank;        /* smaller goes first */
+    int32_t left, right, joined;
 } merge;
 
-enum { LONGEST_CONTROL = 256 };
-
-/* Which lengths, and which first bytes, the tokens of some kind have. */
+/* A token that is taken from a text as a whole, before there are words. */
 typedef struct {
-    bool lengths[LONGEST_CONTROL + 1], firsts[256];
-} shapes;
+    cp_gguf_string text;
+    int32_t id;
+    bool control; /* only where the caller allows it */
+} whole;
+
+enum { LONGEST_WHOLE = 256, ENDS = 7 };
+
+/* Indices by the hash of something; -1: an empty place. */
+typedef struct {
+    int32_t *places;
+    uint64_t mask; /* of their number: a power of two, minus one */
+} table;
 
 struct cp_tokenizer {
-    cp_gguf_string *tokens;
-    int64_t *types;
-    int64_t size;   /* of the vocabulary */
-    int32_t *table; /* ids by hash of text; -1: empty */
-    uint64_t mask;  /* of both tables' sizes: a power of two, minus one */
-    merge *merges;
-    uint64_t merge_mask;
+    cp_gguf_string *tokens; /* [size] the bytes that each stands for */
+    int64_t *types;         /* [size] */
+    int64_t size;
+    char *spelled;         /* the bytes of those that are not whole */
+    table ids;             /* tokens, by their bytes */
+    merge *merges;         /* by rank */
+    table ranks;           /* merges, by their pairs */
     int32_t byte_ids[256]; /* -1: this vocabulary has no such byte */
     int16_t byte_of[LETTERS];
-    shapes control, plain;
-    pcre2_code *words;
-    bool whole_words, begins;
-    int32_t first; /* the token before every text, or -1 */
-    bool *ends;    /* of each token: does it end an answer? */
+    whole *wholes; /* longest first */
+    int64_t whole_count;
+    bool starts[2][256]; /* may a whole one begin so? [1]: a control token */
+    const splitter *splitter;
+    pcre2_code *words;  /* its expression */
+    int32_t first;      /* the token before every text, or -1 */
+    int32_t ends[ENDS]; /* the tokens that end an answer; -1: none */
 };
 
 static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
@@ -108,186 +117,205 @@ static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
     return count;
 }
 
-static int32_t *text_place(const cp_tokenizer *tokenizer, const char *bytes,
-                           int64_t length) {
+/* At least twice as many places as there are things. */
+static cp_status make_table(int64_t count, const char *what, table *table) {
+    int64_t places = 16;
+    while (places < 2 * count)
+        places *= 2;
+    CP_TRY(cp_allocate(&table->places, places, sizeof(int32_t), what));
+    memset(table->places, 0xFF, (size_t)places * sizeof(int32_t));
+    table->mask = (uint64_t)places - 1;
+    return CP_OK;
+}
+
+/* Where the id of a token is, or would be. */
+static int32_t *id_place(const cp_tokenizer *tokenizer, const char *bytes,
+                         int64_t length) {
+    const cp_gguf_string text = {bytes, length};
     const uint64_t hash = cp_hash(0, bytes, length);
     for (uint64_t at = hash ^ hash >> 29;; at++) {
-        at &= tokenizer->mask;
-        const int32_t id = tokenizer->table[at];
-        if (id < 0)
-            return &tokenizer->table[at];
-        const cp_gguf_string *token = &tokenizer->tokens[id];
-        if (token->length == length &&
-            memcmp(token->bytes, bytes, (size_t)length) == 0)
-            return &tokenizer->table[at];
+        int32_t *place = &tokenizer->ids.places[at & tokenizer->ids.mask];
+        if (*place < 0 || cp_gguf_same(tokenizer->tokens[*place], text))
+            return place;
     }
 }
 
-static merge *merge_place(const cp_tokenizer *tokenizer, int32_t left,
-                          int32_t right) {
+/* Where the rank of a merge is, or would be. */
+static int32_t *rank_place(const cp_tokenizer *tokenizer, int32_t left,
+                           int32_t right) {
     uint64_t at = (uint64_t)left << 32 | (uint64_t)right;
     at = at * 0x9E3779B97F4A7C15;
     at ^= at >> 31;
     for (;; at++) {
-        merge *merge = &tokenizer->merges[at & tokenizer->merge_mask];
-        if (merge->joined < 0 || (merge->left == left && merge->right == right))
-            return merge;
+        int32_t *place = &tokenizer->ranks.places[at & tokenizer->ranks.mask];
+        const merge *merge = &tokenizer->merges[*place < 0 ? 0 : *place];
+        if (*place < 0 || (merge->left == left && merge->right == right))
+            return place;
     }
-}
-
-static uint64_t table_mask(int64_t count) {
-    uint64_t size = 16;
-    while (size < 2 * (uint64_t)count)
-        size *= 2;
-    return size - 1;
-}
-
-static bool is_text(cp_gguf_string string, const char *text) {
-    return string.length == (int64_t)strlen(text) &&
-           memcmp(string.bytes, text, strlen(text)) == 0;
 }
 
 static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string name = {"default", 7};
-    int found = 0;
-    if (cp_gguf_has(file, "tokenizer.ggml.pre"))
-        CP_TRY(cp_gguf_text(file, "tokenizer.ggml.pre", &name));
-    while (found < SPLITTERS && !is_text(name, splitters[found].name))
-        found++;
-    if (found == SPLITTERS)
-        return cp_fail(CP_INVALID,
-                       "pre-tokenizer '%s' is none of smollm, gpt-2, llama-bpe "
-                       "and default",
-                       cp_gguf_show(name).text);
-    tokenizer->whole_words = splitters[found].whole_words;
-    tokenizer->begins = splitters[found].begins;
-    /* Compile the expression. */
     int problem;
     size_t where;
+    if (cp_gguf_has(file, "tokenizer.ggml.pre"))
+        CP_TRY(cp_gguf_text(file, "tokenizer.ggml.pre", &name));
+    for (int n = 0; n < 4; n++)
+        if (cp_gguf_is(name, splitters[n].name))
+            tokenizer->splitter = &splitters[n];
+    if (tokenizer->splitter == NULL)
+        return cp_refuse(
+            "pre-tokenizer '%s' is none of smollm, gpt-2, llama-bpe "
+            "and default",
+            cp_gguf_show(name).text);
     tokenizer->words =
-        pcre2_compile((const unsigned char *)splitters[found].expression,
+        pcre2_compile((const unsigned char *)tokenizer->splitter->expression,
                       PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED,
                       &problem, &where, NULL);
     if (tokenizer->words == NULL)
         return cp_fail(CP_MEMORY,
                        "PCRE2 refuses expression %s: error %d at %zu",
-                       splitters[found].name, problem, where);
+                       tokenizer->splitter->name, problem, where);
     pcre2_jit_compile(tokenizer->words, PCRE2_JIT_COMPLETE);
-    return CP_OK;
-}
-
-static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    const char *key = "tokenizer.ggml.tokens";
-    CP_TRY(cp_gguf_texts(file, key, &tokenizer->tokens, &tokenizer->size));
-    if (tokenizer->size < 1 || tokenizer->size > INT32_MAX / 4)
-        return cp_fail(CP_INVALID, "a vocabulary of %ld tokens",
-                       tokenizer->size);
-    tokenizer->mask = table_mask(tokenizer->size);
-    CP_TRY(cp_allocate(&tokenizer->table, (int64_t)tokenizer->mask + 1,
-                       sizeof(int32_t), "the table of tokens"));
-    memset(tokenizer->table, 0xFF,
-           (tokenizer->mask + 1) * sizeof(int32_t)); /* -1 everywhere */
-    /* Enter each token into the table. */
-    for (int32_t id = 0; id < tokenizer->size; id++) {
-        const cp_gguf_string *token = &tokenizer->tokens[id];
-        int32_t *place = text_place(tokenizer, token->bytes, token->length);
-        if (*place >= 0)
-            return cp_fail(CP_INVALID, "tokens %d and %d are both '%s'", *place,
-                           id, cp_gguf_show(*token).text);
-        *place = id;
-    }
     return CP_OK;
 }
 
 enum { TYPE_TEXT = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER = 4 };
 
-static bool is_control(const cp_tokenizer *tokenizer, int64_t id) {
-    const cp_gguf_string *text = &tokenizer->tokens[id];
+static bool is_whole(const cp_tokenizer *tokenizer, int64_t id) {
     const int64_t type = tokenizer->types[id];
-    const bool bracketed = text->length > 4 &&
-                           memcmp(text->bytes, "<|", 2) == 0 &&
-                           memcmp(text->bytes + text->length - 2, "|>", 2) == 0;
-    return type == TYPE_CONTROL || type == TYPE_UNKNOWN ||
-           (type == TYPE_USER && bracketed);
+    return type >= TYPE_UNKNOWN && type <= TYPE_USER;
 }
 
-static bool is_taken_whole(const cp_tokenizer *tokenizer, int64_t id) {
-    return is_control(tokenizer, id) || tokenizer->types[id] == TYPE_USER;
+static bool is_control(int64_t type, cp_gguf_string text) {
+    const bool bracketed = text.length > 4 &&
+                           memcmp(text.bytes, "<|", 2) == 0 &&
+                           memcmp(text.bytes + text.length - 2, "|>", 2) == 0;
+    return type != TYPE_USER || bracketed;
 }
 
-static cp_status note_shape(cp_tokenizer *tokenizer, int64_t id) {
-    const cp_gguf_string *text = &tokenizer->tokens[id];
-    if (!is_taken_whole(tokenizer, id))
-        return CP_OK;
-    if (text->length < 1 || text->length > LONGEST_CONTROL)
-        return cp_fail(CP_INVALID,
-                       "control token %ld has %ld bytes, of 1 to %d", id,
-                       text->length, LONGEST_CONTROL);
-    const unsigned char first = (unsigned char)text->bytes[0];
-    tokenizer->control.lengths[text->length] = true;
-    tokenizer->control.firsts[first] = true;
-    if (!is_control(tokenizer, id)) {
-        tokenizer->plain.lengths[text->length] = true;
-        tokenizer->plain.firsts[first] = true;
+/* Enter a token by its bytes. A whole one yields to one that is not. */
+static cp_status enter(cp_tokenizer *tokenizer, int32_t id) {
+    const cp_gguf_string text = tokenizer->tokens[id];
+    int32_t *place = id_place(tokenizer, text.bytes, text.length);
+    if (*place < 0)
+        *place = id;
+    else if (is_whole(tokenizer, *place) == is_whole(tokenizer, id))
+        return cp_refuse("tokens %d and %d are both '%s'", *place, id,
+                         cp_gguf_show(text).text);
+    return CP_OK;
+}
+
+/* Enter the tokens that are written in the alphabet. */
+static cp_status enter_spelled(cp_tokenizer *tokenizer) {
+    char *bytes = tokenizer->spelled;
+    for (int32_t id = 0; id < tokenizer->size; id++) {
+        cp_gguf_string *token = &tokenizer->tokens[id];
+        if (is_whole(tokenizer, id))
+            continue;
+        token->length = spell(tokenizer->byte_of, *token, bytes);
+        token->bytes = bytes;
+        bytes += token->length;
+        CP_TRY(enter(tokenizer, id));
     }
     return CP_OK;
 }
 
-static cp_status load_types(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    int64_t count;
+static int by_length(const void *a, const void *b) {
+    const int64_t left = ((const whole *)a)->text.length;
+    const int64_t right = ((const whole *)b)->text.length;
+    return left > right ? -1 : left < right;
+}
+
+/* Enter the others, and list them. */
+static cp_status list_wholes(cp_tokenizer *tokenizer) {
+    for (int32_t id = 0; id < tokenizer->size; id++) {
+        const cp_gguf_string text = tokenizer->tokens[id];
+        if (!is_whole(tokenizer, id))
+            continue;
+        if (text.length < 1 || text.length > LONGEST_WHOLE)
+            return cp_refuse("control token %d has %ld bytes, of 1 to %d", id,
+                             text.length, LONGEST_WHOLE);
+        CP_TRY(enter(tokenizer, id));
+        const bool control = is_control(tokenizer->types[id], text);
+        tokenizer->wholes[tokenizer->whole_count++] =
+            (whole){text, id, control};
+        tokenizer->starts[control][(unsigned char)text.bytes[0]] = true;
+    }
+    if (tokenizer->whole_count > 0)
+        qsort(tokenizer->wholes, (size_t)tokenizer->whole_count, sizeof(whole),
+              by_length);
+    return CP_OK;
+}
+
+static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
+    int64_t count, bytes = 0, wholes = 0;
+    CP_TRY(cp_gguf_texts(file, "tokenizer.ggml.tokens", &tokenizer->tokens,
+                         &tokenizer->size));
     CP_TRY(cp_gguf_integers(file, "tokenizer.ggml.token_type",
                             &tokenizer->types, &count));
+    if (tokenizer->size < 1 || tokenizer->size > INT32_MAX / 4)
+        return cp_refuse("a vocabulary of %ld tokens", tokenizer->size);
     if (count != tokenizer->size)
-        return cp_fail(CP_INVALID, "%ld token types for %ld tokens", count,
-                       tokenizer->size);
-    for (int64_t id = 0; id < tokenizer->size; id++)
-        CP_TRY(note_shape(tokenizer, id));
+        return cp_refuse("%ld token types for %ld tokens", count,
+                         tokenizer->size);
+    for (int64_t id = 0; id < count; id++) {
+        bytes += tokenizer->tokens[id].length; /* of one file, and no more */
+        wholes += is_whole(tokenizer, id);
+    }
+    CP_TRY(cp_allocate(&tokenizer->spelled, bytes, 1, "the tokens' bytes"));
+    CP_TRY(cp_allocate(&tokenizer->wholes, wholes, sizeof(whole),
+                       "the control tokens"));
+    CP_TRY(make_table(count, "the table of tokens", &tokenizer->ids));
+    CP_TRY(enter_spelled(tokenizer));
+    CP_TRY(list_wholes(tokenizer));
+    for (int byte = 0; byte < 256; byte++) {
+        const char text = (char)byte;
+        const int32_t id = *id_place(tokenizer, &text, 1);
+        const bool found = id >= 0 && !is_whole(tokenizer, id);
+        tokenizer->byte_ids[byte] = found ? id : -1;
+    }
     return CP_OK;
 }
 
 static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank,
                            cp_gguf_string line, char *joined) {
     const char *gap = memchr(line.bytes, ' ', (size_t)line.length);
-    int32_t ids[3] = {-1, -1, -1};
+    merge made = {-1, -1, -1};
     if (gap != NULL) {
-        const int64_t left = gap - line.bytes;
-        const int64_t right = line.length - left - 1;
-        memcpy(joined, line.bytes, (size_t)left);
-        memcpy(joined + left, gap + 1, (size_t)right);
-        ids[0] = *text_place(tokenizer, line.bytes, left);
-        ids[1] = *text_place(tokenizer, gap + 1, right);
-        ids[2] = *text_place(tokenizer, joined, left + right);
+        const cp_gguf_string one = {line.bytes, gap - line.bytes};
+        const cp_gguf_string two = {gap + 1, line.length - one.length - 1};
+        const int64_t left = spell(tokenizer->byte_of, one, joined);
+        const int64_t right = spell(tokenizer->byte_of, two, joined + left);
+        made.left = *id_place(tokenizer, joined, left);
+        made.right = *id_place(tokenizer, joined + left, right);
+        made.joined = *id_place(tokenizer, joined, left + right);
     }
-    if (ids[0] < 0 || ids[1] < 0 || ids[2] < 0)
-        return cp_fail(CP_INVALID,
-                       "merge %d, '%s', is not of two tokens to a third", rank,
-                       cp_gguf_show(line).text);
-    merge *place = merge_place(tokenizer, ids[0], ids[1]);
-    if (place->joined < 0)
-        *place = (merge){ids[0], ids[1], ids[2], rank};
+    if (made.left < 0 || made.right < 0 || made.joined < 0)
+        return cp_refuse("merge %d, '%s', is not of two tokens to a third",
+                         rank, cp_gguf_show(line).text);
+    tokenizer->merges[rank] = made;
+    int32_t *place = rank_place(tokenizer, made.left, made.right);
+    if (*place < 0)
+        *place = rank;
     return CP_OK;
-}
-
-static int64_t longest(const cp_gguf_string *texts, int64_t count) {
-    int64_t length = 0;
-    for (int64_t i = 0; i < count; i++)
-        length = cp_max(length, texts[i].length);
-    return length;
 }
 
 static cp_status fill_merges(cp_tokenizer *tokenizer,
                              const cp_gguf_string *lines, int64_t count) {
     char *joined;
-    tokenizer->merge_mask = table_mask(count);
-    const int64_t places = (int64_t)tokenizer->merge_mask + 1;
-    CP_TRY(cp_allocate(&tokenizer->merges, places, sizeof(merge),
-                       "the table of merges"));
-    for (int64_t i = 0; i < places; i++)
-        tokenizer->merges[i].joined = -1;
-    CP_TRY(cp_allocate(&joined, longest(lines, count), 1, "a merge"));
+    int64_t longest = 0;
+    if (count > INT32_MAX / 4)
+        return cp_refuse("%ld merges", count);
+    for (int64_t i = 0; i < count; i++)
+        longest = cp_max(longest, lines[i].length);
+    CP_TRY(cp_allocate(&tokenizer->merges, cp_max(count, 1), sizeof(merge),
+                       "the merges"));
+    CP_TRY(make_table(count, "the table of merges", &tokenizer->ranks));
+    CP_TRY(cp_allocate(&joined, longest, 1, "a merge"));
     cp_status status = CP_OK;
-    for (int64_t i = 0; i < count && status == CP_OK; i++)
-        status = add_merge(tokenizer, (int32_t)i, lines[i], joined);
+    for (int32_t i = 0; i < count && status == CP_OK; i++)
+        status = add_merge(tokenizer, i, lines[i], joined);
     free(joined);
     return status;
 }
@@ -296,88 +324,57 @@ static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string *lines;
     int64_t count;
     CP_TRY(cp_gguf_texts(file, "tokenizer.ggml.merges", &lines, &count));
-    const cp_status status = count > INT32_MAX / 4
-                                 ? cp_fail(CP_INVALID, "%ld merges", count)
-                                 : fill_merges(tokenizer, lines, count);
+    const cp_status status = fill_merges(tokenizer, lines, count);
     free(lines);
     return status;
 }
 
-static void find_bytes(cp_tokenizer *tokenizer) {
-    build_alphabet(tokenizer->byte_of);
-    for (int letter = 0; letter < LETTERS; letter++) {
-        const int byte = tokenizer->byte_of[letter];
-        char text[2] = {(char)letter, 0};
-        if (letter >= 0x80) {
-            text[0] = (char)(0xC0 | letter >> 6);
-            text[1] = (char)(0x80 | (letter & 0x3F));
-        }
-        if (byte >= 0)
-            tokenizer->byte_ids[byte] =
-                *text_place(tokenizer, text, letter < 0x80 ? 1 : 2);
-    }
-}
-
-static cp_status note_end(const cp_gguf *file, const char *key,
-                          cp_tokenizer *tokenizer) {
-    int64_t id = 0;
-    if (!cp_gguf_has(file, key))
-        return CP_OK;
-    CP_TRY(cp_gguf_integer(file, key, &id));
-    if (id < 0 || id >= tokenizer->size)
-        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, id,
-                       tokenizer->size);
-    tokenizer->ends[id] = true;
+/* The token that a key names. */
+static cp_status read_id(const cp_gguf *file, const char *key,
+                         const cp_tokenizer *tokenizer, int32_t *id) {
+    int64_t value;
+    CP_TRY(cp_gguf_integer(file, key, &value));
+    if (value < 0 || value >= tokenizer->size)
+        return cp_refuse("%s is %ld, of %ld tokens", key, value,
+                         tokenizer->size);
+    *id = (int32_t)value;
     return CP_OK;
 }
 
-static cp_status find_ends(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    static const char *const names[] = {"<|endoftext|>", "<|im_end|>",
+static const char *const end_keys[] = {"tokenizer.ggml.eos_token_id",
+                                       "tokenizer.ggml.eot_token_id"};
+
+static const char *const end_names[] = {"<|endoftext|>", "<|im_end|>",
                                         "<|end_of_text|>", "<|eot_id|>",
                                         "<|eom_id|>"};
-    CP_TRY(cp_allocate(&tokenizer->ends, tokenizer->size, sizeof(bool),
-                       "the tokens' roles"));
-    CP_TRY(note_end(file, "tokenizer.ggml.eos_token_id", tokenizer));
-    CP_TRY(note_end(file, "tokenizer.ggml.eot_token_id", tokenizer));
-    for (int i = 0; i < 5; i++) {
-        const int32_t id = cp_tokenizer_find(tokenizer, names[i]);
-        if (id >= 0)
-            tokenizer->ends[id] = true;
-    }
-    return CP_OK;
-}
 
-static cp_status find_first(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    const char *key = "tokenizer.ggml.bos_token_id";
-    bool wanted = tokenizer->begins;
-    int64_t id = -1;
+static cp_status find_roles(const cp_gguf *file, cp_tokenizer *tokenizer) {
+    bool wanted = tokenizer->splitter->begins;
     tokenizer->first = -1;
+    for (int n = 0; n < ENDS; n++)
+        tokenizer->ends[n] =
+            n < 2 ? -1 : cp_tokenizer_find(tokenizer, end_names[n - 2]);
+    for (int n = 0; n < 2; n++)
+        if (cp_gguf_has(file, end_keys[n]))
+            CP_TRY(read_id(file, end_keys[n], tokenizer, &tokenizer->ends[n]));
     if (cp_gguf_has(file, "tokenizer.ggml.add_bos_token"))
         CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &wanted));
-    if (!wanted)
-        return CP_OK;
-    CP_TRY(cp_gguf_integer(file, key, &id));
-    if (id < 0 || id >= tokenizer->size)
-        return cp_fail(CP_INVALID, "%s is %ld, of %ld tokens", key, id,
-                       tokenizer->size);
-    tokenizer->first = (int32_t)id;
-    return CP_OK;
+    return wanted ? read_id(file, "tokenizer.ggml.bos_token_id", tokenizer,
+                            &tokenizer->first)
+                  : CP_OK;
 }
 
 static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string kind = {0};
     CP_TRY(cp_gguf_text(file, "tokenizer.ggml.model", &kind));
-    if (!is_text(kind, "gpt2"))
-        return cp_fail(CP_INVALID,
-                       "tokenizer '%s' is not byte-level BPE ('gpt2')",
-                       cp_gguf_show(kind).text);
+    if (!cp_gguf_is(kind, "gpt2"))
+        return cp_refuse("tokenizer '%s' is not byte-level BPE ('gpt2')",
+                         cp_gguf_show(kind).text);
     CP_TRY(choose_words(file, tokenizer));
+    build_alphabet(tokenizer->byte_of);
     CP_TRY(load_tokens(file, tokenizer));
-    CP_TRY(load_types(file, tokenizer));
     CP_TRY(load_merges(file, tokenizer));
-    find_bytes(tokenizer);
-    CP_TRY(find_ends(file, tokenizer));
-    return find_first(file, tokenizer);
+    return find_roles(file, tokenizer);
 }
 
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out) {
@@ -396,14 +393,12 @@ void cp_tokenizer_free(cp_tokenizer *tokenizer) {
     pcre2_code_free(tokenizer->words);
     free(tokenizer->tokens);
     free(tokenizer->types);
-    free(tokenizer->table);
+    free(tokenizer->spelled);
+    free(tokenizer->ids.places);
     free(tokenizer->merges);
-    free(tokenizer->ends);
+    free(tokenizer->ranks.places);
+    free(tokenizer->wholes);
     free(tokenizer);
-}
-
-int64_t cp_tokenizer_size(const cp_tokenizer *tokenizer) {
-    return tokenizer->size;
 }
 
 int32_t cp_tokenizer_first(const cp_tokenizer *tokenizer) {
@@ -411,69 +406,31 @@ int32_t cp_tokenizer_first(const cp_tokenizer *tokenizer) {
 }
 
 bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id) {
-    return id >= 0 && id < tokenizer->size && tokenizer->ends[id];
+    bool ends = false;
+    for (int n = 0; n < ENDS && id >= 0; n++)
+        ends = ends || tokenizer->ends[n] == id;
+    return ends;
 }
 
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name) {
-    const int32_t id = *text_place(tokenizer, name, (int64_t)strlen(name));
-    return id >= 0 && is_control(tokenizer, id) ? id : -1;
+    for (int64_t n = 0; n < tokenizer->whole_count; n++)
+        if (tokenizer->wholes[n].control &&
+            cp_gguf_is(tokenizer->wholes[n].text, name))
+            return tokenizer->wholes[n].id;
+    return -1;
 }
 
-typedef struct {
-    const cp_tokenizer *tokenizer;
-    const unsigned char *text;
-    int64_t length, at; /* at: where the next word begins */
-    int64_t valid;      /* bytes up to here are characters */
-    pcre2_match_data *match;
-    pcre2_match_context *limits;
-} splitter;
-
-static void extend_valid(splitter *splitter) {
-    int64_t end = splitter->at;
-    for (int length = 0; end < splitter->length; end += length) {
-        length = cp_character((const char *)splitter->text + end,
-                              splitter->length - end);
-        if (length < 1)
-            break;
+cp_status cp_ids_append(cp_ids *ids, int32_t id) {
+    if (ids->count == ids->room) {
+        const int64_t room = cp_max(256, 2 * ids->room);
+        int32_t *items = realloc(ids->items, (size_t)room * sizeof(id));
+        if (items == NULL)
+            return cp_fail(CP_MEMORY, "no memory for %ld ids", room);
+        ids->items = items;
+        ids->room = room;
     }
-    splitter->valid = end;
-}
-
-static cp_status next_word(splitter *splitter, int64_t *bytes) {
-    if (splitter->at >= splitter->valid)
-        extend_valid(splitter);
-    *bytes = 1;
-    if (splitter->at == splitter->valid)
-        return CP_OK;
-    const int found =
-        pcre2_match(splitter->tokenizer->words, splitter->text,
-                    (size_t)splitter->valid, (size_t)splitter->at,
-                    PCRE2_NO_UTF_CHECK, splitter->match, splitter->limits);
-    if (found < 1)
-        return cp_fail(CP_MEMORY, "PCRE2 finds no word at byte %ld: %d",
-                       splitter->at, found);
-    const size_t *bounds = pcre2_get_ovector_pointer(splitter->match);
-    *bytes = (int64_t)bounds[1] - splitter->at;
+    ids->items[ids->count++] = id;
     return CP_OK;
-}
-
-static cp_status open_splitter(const cp_tokenizer *tokenizer,
-                               const unsigned char *text, int64_t length,
-                               splitter *splitter) {
-    splitter->tokenizer = tokenizer;
-    splitter->text = text;
-    splitter->length = length;
-    splitter->match = pcre2_match_data_create(1, NULL);
-    splitter->limits = pcre2_match_context_create(NULL);
-    if (splitter->match == NULL || splitter->limits == NULL)
-        return cp_fail(CP_MEMORY, "no memory to match words");
-    pcre2_set_match_limit(splitter->limits, UINT32_MAX);
-    return CP_OK;
-}
-
-static void close_splitter(splitter *splitter) {
-    pcre2_match_data_free(splitter->match);
-    pcre2_match_context_free(splitter->limits);
 }
 
 typedef struct {
@@ -481,242 +438,209 @@ typedef struct {
     int32_t previous, next; /* -1: none */
 } symbol;
 
+/* What the encoding of one text needs, and where its ids go. */
 typedef struct {
-    int32_t rank, left;        /* left: index of the left symbol */
-    int32_t left_id, right_id; /* as they were when the pair was found */
-} pair;
-
-/* Scratch memory for words of up to room bytes. */
-typedef struct {
+    const cp_tokenizer *tokenizer;
+    cp_ids *ids;
+    pcre2_match_data *match;
+    pcre2_match_context *limits;
+    /* For words of up to room bytes. */
+    int64_t room;
     symbol *symbols;
-    pair *heap;
-    int64_t room, waiting;
-} bench;
+    /* The pairs that may be joined, as rank << 32 | index of the left symbol:
+     * a heap, the least first. */
+    uint64_t *heap;
+    int64_t waiting;
+} encoder;
 
-static bool goes_before(const pair *a, const pair *b) {
-    return a->rank != b->rank ? a->rank < b->rank : a->left < b->left;
+static void push_pair(encoder *encoder, uint64_t pair) {
+    uint64_t *heap = encoder->heap;
+    int64_t at = encoder->waiting++;
+    for (; at > 0 && pair < heap[(at - 1) / 2]; at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = pair;
 }
 
-static void push_pair(bench *bench, pair pair) {
-    int64_t at = bench->waiting++;
-    while (at > 0 && goes_before(&pair, &bench->heap[(at - 1) / 2])) {
-        bench->heap[at] = bench->heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    bench->heap[at] = pair;
-}
-
-static pair pop_pair(bench *bench) {
-    const pair top = bench->heap[0];
-    const pair last = bench->heap[--bench->waiting];
+static uint64_t pop_pair(encoder *encoder) {
+    uint64_t *heap = encoder->heap;
+    const uint64_t top = heap[0], last = heap[--encoder->waiting];
     int64_t at = 0, child = 1;
-    while (child < bench->waiting) {
-        if (child + 1 < bench->waiting &&
-            goes_before(&bench->heap[child + 1], &bench->heap[child]))
+    while (child < encoder->waiting) {
+        if (child + 1 < encoder->waiting && heap[child + 1] < heap[child])
             child++;
-        if (!goes_before(&bench->heap[child], &last))
+        if (last <= heap[child])
             break;
-        bench->heap[at] = bench->heap[child];
+        heap[at] = heap[child];
         at = child;
         child = 2 * at + 1;
     }
-    bench->heap[at] = last;
+    heap[at] = last;
     return top;
 }
 
-typedef struct {
-    int32_t *items;
-    int64_t count, room;
-} ids;
-
-static cp_status append_id(ids *out, int32_t id) {
-    if (out->count == out->room) {
-        const int64_t room = cp_max(256, 2 * out->room);
-        int32_t *items = realloc(out->items, (size_t)room * sizeof(id));
-        if (items == NULL)
-            return cp_fail(CP_MEMORY, "no memory for %ld ids", room);
-        out->items = items;
-        out->room = room;
-    }
-    out->items[out->count++] = id;
-    return CP_OK;
+static void offer_pair(encoder *encoder, int32_t left) {
+    const symbol *symbols = encoder->symbols;
+    if (left < 0 || symbols[left].next < 0)
+        return;
+    const int32_t rank = *rank_place(encoder->tokenizer, symbols[left].id,
+                                     symbols[symbols[left].next].id);
+    if (rank >= 0)
+        push_pair(encoder, (uint64_t)rank << 32 | (uint64_t)left);
 }
 
-static void offer_pair(const cp_tokenizer *tokenizer, bench *bench,
-                       int32_t left) {
-    if (left < 0 || bench->symbols[left].next < 0)
+static void join_pair(encoder *encoder, uint64_t pair) {
+    const merge *merge = &encoder->tokenizer->merges[pair >> 32];
+    const int32_t at = (int32_t)(pair & INT32_MAX);
+    symbol *left = &encoder->symbols[at];
+    if (left->id != merge->left || left->next < 0)
         return;
-    const symbol *one = &bench->symbols[left];
-    const symbol *two = &bench->symbols[one->next];
-    const merge *merge = merge_place(tokenizer, one->id, two->id);
-    if (merge->joined >= 0)
-        push_pair(bench, (pair){merge->rank, left, one->id, two->id});
-}
-
-static void join_pair(const cp_tokenizer *tokenizer, bench *bench, pair pair) {
-    symbol *left = &bench->symbols[pair.left];
-    if (left->id != pair.left_id || left->next < 0)
+    symbol *right = &encoder->symbols[left->next];
+    if (right->id != merge->right)
         return;
-    symbol *right = &bench->symbols[left->next];
-    if (right->id != pair.right_id)
-        return;
-    left->id = merge_place(tokenizer, pair.left_id, pair.right_id)->joined;
+    left->id = merge->joined;
     left->next = right->next;
     right->id = -1;
     if (left->next >= 0)
-        bench->symbols[left->next].previous = pair.left;
-    offer_pair(tokenizer, bench, left->previous);
-    offer_pair(tokenizer, bench, pair.left);
+        encoder->symbols[left->next].previous = at;
+    offer_pair(encoder, left->previous);
+    offer_pair(encoder, at);
 }
 
-static int64_t lay_out(const cp_tokenizer *tokenizer, bench *bench,
-                       const unsigned char *word, int64_t bytes) {
-    int32_t count = 0;
-    for (int64_t i = 0; i < bytes; i++) {
-        const int32_t id = tokenizer->byte_ids[word[i]];
-        if (id < 0)
-            continue;
-        bench->symbols[count] = (symbol){id, count - 1, count + 1};
-        count++;
-    }
-    if (count > 0)
-        bench->symbols[count - 1].next = -1;
-    return count;
-}
-
-static cp_status join_word(const cp_tokenizer *tokenizer, bench *bench,
-                           const unsigned char *word, int64_t bytes, ids *out) {
-    const int64_t count = lay_out(tokenizer, bench, word, bytes);
-    bench->waiting = 0;
-    for (int32_t i = 0; i < count; i++)
-        offer_pair(tokenizer, bench, i);
-    while (bench->waiting > 0)
-        join_pair(tokenizer, bench, pop_pair(bench));
-    for (int64_t i = 0; i < count; i++)
-        if (bench->symbols[i].id >= 0)
-            CP_TRY(append_id(out, bench->symbols[i].id));
-    return CP_OK;
-}
-
-static cp_status make_room(bench *bench, int64_t bytes) {
-    if (bytes <= bench->room)
+static cp_status make_room(encoder *encoder, int64_t bytes) {
+    if (bytes <= encoder->room)
         return CP_OK;
     if (bytes > INT32_MAX / 2)
         return cp_fail(CP_CAPACITY, "a word of %ld bytes, of at most %d", bytes,
                        INT32_MAX / 2);
-    const int64_t room = cp_max(2 * bytes, 1024);
-    free(bench->symbols);
-    free(bench->heap);
-    bench->heap = NULL;
-    bench->room = 0;
-    CP_TRY(
-        cp_allocate(&bench->symbols, room, sizeof(symbol), "a word's symbols"));
-    CP_TRY(cp_allocate(&bench->heap, 2 * room, sizeof(pair), "a word's pairs"));
-    bench->room = room;
-    return CP_OK;
+    encoder->room = cp_max(2 * bytes, 1024);
+    free(encoder->symbols);
+    free(encoder->heap);
+    encoder->heap = NULL;
+    CP_TRY(cp_allocate(&encoder->symbols, encoder->room, sizeof(symbol),
+                       "a word's symbols"));
+    return cp_allocate(&encoder->heap, 2 * encoder->room, sizeof(uint64_t),
+                       "a word's pairs");
 }
 
-enum { LONGEST_WHOLE = 512 };
-
-static int32_t whole_word(const cp_tokenizer *tokenizer,
-                          const unsigned char *word, int64_t bytes) {
-    char text[2 * LONGEST_WHOLE];
-    int64_t length = 0;
-    if (!tokenizer->whole_words || bytes > LONGEST_WHOLE)
-        return -1;
+static cp_status join_word(encoder *encoder, const char *word, int64_t bytes) {
+    int32_t count = 0;
+    CP_TRY(make_room(encoder, bytes));
+    symbol *symbols = encoder->symbols;
     for (int64_t i = 0; i < bytes; i++) {
-        const int32_t id = tokenizer->byte_ids[word[i]];
-        if (id < 0 || tokenizer->tokens[id].length > 2)
-            return -1;
-        const cp_gguf_string *letter = &tokenizer->tokens[id];
-        memcpy(text + length, letter->bytes, (size_t)letter->length);
-        length += letter->length;
+        const int32_t id = encoder->tokenizer->byte_ids[(unsigned char)word[i]];
+        if (id < 0)
+            continue;
+        symbols[count] = (symbol){id, count - 1, count + 1};
+        count++;
     }
-    const int32_t id = *text_place(tokenizer, text, length);
-    return id >= 0 && tokenizer->types[id] == TYPE_TEXT ? id : -1;
-}
-
-static cp_status encode_word(const cp_tokenizer *tokenizer, bench *bench,
-                             const unsigned char *word, int64_t bytes,
-                             ids *out) {
-    const int32_t whole = whole_word(tokenizer, word, bytes);
-    if (whole >= 0)
-        return append_id(out, whole);
-    CP_TRY(make_room(bench, bytes));
-    return join_word(tokenizer, bench, word, bytes, out);
-}
-
-static cp_status encode_words(const cp_tokenizer *tokenizer, bench *bench,
-                              const unsigned char *text, int64_t length,
-                              ids *out) {
-    splitter splitter = {0};
-    int64_t bytes = 0;
-    CP_TRY(open_splitter(tokenizer, text, length, &splitter));
-    while (splitter.at < length) {
-        CP_TRY(next_word(&splitter, &bytes));
-        CP_TRY(encode_word(tokenizer, bench, text + splitter.at, bytes, out));
-        splitter.at += bytes;
-    }
-    close_splitter(&splitter);
+    if (count > 0)
+        symbols[count - 1].next = -1;
+    for (int32_t i = 0; i < count; i++)
+        offer_pair(encoder, i);
+    while (encoder->waiting > 0)
+        join_pair(encoder, pop_pair(encoder));
+    for (int32_t i = 0; i >= 0 && i < count; i = symbols[i].next)
+        CP_TRY(cp_ids_append(encoder->ids, symbols[i].id));
     return CP_OK;
 }
 
-static int32_t token_at(const cp_tokenizer *tokenizer, const char *text,
-                        int64_t left, bool special, int64_t *length) {
-    const shapes *shapes = special ? &tokenizer->control : &tokenizer->plain;
-    if (!shapes->firsts[(unsigned char)text[0]])
-        return -1;
-    for (*length = cp_min(left, LONGEST_CONTROL); *length > 0; --*length) {
-        if (!shapes->lengths[*length])
-            continue;
-        const int32_t id = *text_place(tokenizer, text, *length);
-        if (id >= 0 && is_taken_whole(tokenizer, id) &&
-            (special || !is_control(tokenizer, id)))
-            return id;
+static cp_status encode_word(encoder *encoder, const char *word,
+                             int64_t bytes) {
+    const cp_tokenizer *tokenizer = encoder->tokenizer;
+    if (tokenizer->splitter->whole_words) {
+        const int32_t id = *id_place(tokenizer, word, bytes);
+        if (id >= 0 && tokenizer->types[id] == TYPE_TEXT)
+            return cp_ids_append(encoder->ids, id);
     }
-    return -1;
+    return join_word(encoder, word, bytes);
 }
 
-static cp_status encode_text(const cp_tokenizer *tokenizer, bench *bench,
-                             const char *text, int64_t length, bool special,
-                             ids *out) {
-    const unsigned char *bytes = (const unsigned char *)text;
-    int64_t begin = 0, at = 0, found = 0;
+/* How many bytes at the beginning are characters. */
+static int64_t count_valid(const char *text, int64_t length) {
+    int64_t valid = 0;
+    int bytes = 1;
+    while (valid < length && bytes > 0) {
+        bytes = cp_character(text + valid, length - valid);
+        valid += bytes > 0 ? bytes : 0;
+    }
+    return valid;
+}
+
+static cp_status find_word(const encoder *encoder, const char *text,
+                           int64_t length, int64_t at, int64_t *bytes) {
+    const int found = pcre2_match(
+        encoder->tokenizer->words, (const unsigned char *)text, (size_t)length,
+        (size_t)at, PCRE2_NO_UTF_CHECK, encoder->match, encoder->limits);
+    if (found < 1)
+        return cp_fail(CP_MEMORY, "PCRE2 finds no word at byte %ld: %d", at,
+                       found);
+    const size_t *bounds = pcre2_get_ovector_pointer(encoder->match);
+    *bytes = (int64_t)bounds[1] - at;
+    return CP_OK;
+}
+
+static cp_status encode_words(encoder *encoder, const char *text,
+                              int64_t length) {
+    int64_t valid = 0, bytes;
+    for (int64_t at = 0; at < length; at += bytes) {
+        if (at >= valid)
+            valid = at + count_valid(text + at, length - at);
+        bytes = 1; /* one that is no character is a word */
+        if (at < valid)
+            CP_TRY(find_word(encoder, text, valid, at, &bytes));
+        CP_TRY(encode_word(encoder, text + at, bytes));
+    }
+    return CP_OK;
+}
+
+static const whole *find_whole(const cp_tokenizer *tokenizer, const char *text,
+                               int64_t left, bool special) {
+    const unsigned char start = (unsigned char)text[0];
+    if (!tokenizer->starts[false][start] &&
+        !(special && tokenizer->starts[true][start]))
+        return NULL;
+    for (int64_t n = 0; n < tokenizer->whole_count; n++) {
+        const whole *whole = &tokenizer->wholes[n];
+        if ((special || !whole->control) && whole->text.length <= left &&
+            memcmp(whole->text.bytes, text, (size_t)whole->text.length) == 0)
+            return whole;
+    }
+    return NULL;
+}
+
+static cp_status encode_text(encoder *encoder, const char *text, int64_t length,
+                             bool special) {
+    int64_t begin = 0, at = 0;
+    if (encoder->match == NULL || encoder->limits == NULL)
+        return cp_fail(CP_MEMORY, "no memory to match words");
+    pcre2_set_match_limit(encoder->limits, UINT32_MAX);
     while (at < length) {
-        const int32_t id =
-            token_at(tokenizer, text + at, length - at, special, &found);
-        if (id < 0) {
+        const whole *whole =
+            find_whole(encoder->tokenizer, text + at, length - at, special);
+        if (whole == NULL) {
             at++;
             continue;
         }
-        CP_TRY(encode_words(tokenizer, bench, bytes + begin, at - begin, out));
-        CP_TRY(append_id(out, id));
-        at += found;
+        CP_TRY(encode_words(encoder, text + begin, at - begin));
+        CP_TRY(cp_ids_append(encoder->ids, whole->id));
+        at += whole->text.length;
         begin = at;
     }
-    return encode_words(tokenizer, bench, bytes + begin, at - begin, out);
+    return encode_words(encoder, text + begin, at - begin);
 }
 
 cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
-                              int64_t length, bool special, int32_t **out,
-                              int64_t *count) {
-    bench bench = {0};
-    ids found = {0};
-    *out = NULL;
-    *count = 0;
-    CP_TRY(append_id(&found, 0)); /* so that there is an array */
-    found.count = 0;
-    const cp_status status =
-        encode_text(tokenizer, &bench, text, length, special, &found);
-    free(bench.symbols);
-    free(bench.heap);
-    if (status != CP_OK) {
-        free(found.items);
-        return status;
-    }
-    *out = found.items;
-    *count = found.count;
-    return CP_OK;
+                              int64_t length, bool special, cp_ids *ids) {
+    encoder encoder = {.tokenizer = tokenizer,
+                       .ids = ids,
+                       .match = pcre2_match_data_create(1, NULL),
+                       .limits = pcre2_match_context_create(NULL)};
+    const cp_status status = encode_text(&encoder, text, length, special);
+    pcre2_match_data_free(encoder.match);
+    pcre2_match_context_free(encoder.limits);
+    free(encoder.symbols);
+    free(encoder.heap);
+    return status;
 }
 
 int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,
@@ -727,55 +651,23 @@ int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,
     return lost;
 }
 
-cp_status cp_tokenizer_words(const cp_tokenizer *tokenizer, const char *text,
-                             int64_t length, int64_t **ends, int64_t *count) {
-    splitter splitter = {0};
-    int64_t bytes = 0;
-    *count = 0;
-    CP_TRY(cp_allocate(ends, length, sizeof(int64_t), "words"));
-    cp_status status = open_splitter(tokenizer, (const unsigned char *)text,
-                                     length, &splitter);
-    while (status == CP_OK && splitter.at < length) {
-        status = next_word(&splitter, &bytes);
-        splitter.at += bytes;
-        (*ends)[(*count)++] = splitter.at;
-    }
-    close_splitter(&splitter);
-    if (status != CP_OK) {
-        free(*ends);
-        *ends = NULL;
-    }
-    return status;
-}
-
-static int64_t token_bytes(const cp_tokenizer *tokenizer, int32_t id,
-                           char *out) {
-    const cp_gguf_string text = tokenizer->tokens[id];
-    if (!is_taken_whole(tokenizer, id))
-        return spell(tokenizer->byte_of, text, out);
-    memcpy(out, text.bytes, (size_t)text.length);
-    return text.length;
-}
-
-static cp_status check_id(const cp_tokenizer *tokenizer, int32_t id) {
-    if (id >= 0 && id < tokenizer->size)
-        return CP_OK;
-    return cp_fail(CP_INVALID, "token %d, of a vocabulary of %ld", id,
-                   tokenizer->size);
-}
-
 cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
                               int64_t count, char **text, int64_t *length) {
     int64_t room = 0;
     *text = NULL;
     *length = 0;
     for (int64_t i = 0; i < count; i++) {
-        CP_TRY(check_id(tokenizer, ids[i]));
+        if (ids[i] < 0 || ids[i] >= tokenizer->size)
+            return cp_refuse("token %d, of a vocabulary of %ld", ids[i],
+                             tokenizer->size);
         if (!cp_add(room, tokenizer->tokens[ids[i]].length, &room))
             return cp_fail(CP_CAPACITY, "%ld ids are too much text", count);
     }
     CP_TRY(cp_allocate(text, room, 1, "decoded text"));
-    for (int64_t i = 0; i < count; i++)
-        *length += token_bytes(tokenizer, ids[i], *text + *length);
+    for (int64_t i = 0; i < count; i++) {
+        const cp_gguf_string token = tokenizer->tokens[ids[i]];
+        memcpy(*text + *length, token.bytes, (size_t)token.length);
+        *length += token.length;
+    }
     return CP_OK;
 }

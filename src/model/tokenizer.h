@@ -14,9 +14,6 @@ typedef struct cp_tokenizer cp_tokenizer;
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out);
 void cp_tokenizer_free(cp_tokenizer *tokenizer);
 
-/* Number of tokens; ids are 0 to one less. */
-int64_t cp_tokenizer_size(const cp_tokenizer *tokenizer);
-
 /* The token that begins every text of this model, or -1. Encoding never adds
  * it: a conversation has many texts and one beginning. */
 int32_t cp_tokenizer_first(const cp_tokenizer *tokenizer);
@@ -27,21 +24,25 @@ bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id);
 /* The control token of this name, "<|im_end|>"; -1 if there is none. */
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name);
 
-/* The ids of any bytes, valid UTF-8 or not. special: control tokens in the
- * text are recognised; say no for anything that a user or a document wrote.
- * Bytes without a token of their own are dropped. *ids is the caller's to
- * free. Fails with CP_MEMORY, CP_CAPACITY (a word beyond 2^30 bytes). */
+/* A list of ids; items is its owner's to free. */
+typedef struct {
+    int32_t *items;
+    int64_t count, room;
+} cp_ids;
+
+/* Fails with CP_MEMORY. */
+cp_status cp_ids_append(cp_ids *ids, int32_t id);
+
+/* Append the ids of any bytes, valid UTF-8 or not. special: control tokens in
+ * the text are recognised; say no for anything that a user or a document wrote.
+ * Bytes without a token of their own are dropped. Fails with CP_MEMORY,
+ * CP_CAPACITY (a word beyond 2^30 bytes); ids are then some of them. */
 cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
-                              int64_t length, bool special, int32_t **ids,
-                              int64_t *count);
+                              int64_t length, bool special, cp_ids *ids);
 
 /* How many bytes of the text encoding drops. */
 int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,
                           int64_t length);
-
-/* Where each word of the text ends. *ends is the caller's to free. */
-cp_status cp_tokenizer_words(const cp_tokenizer *tokenizer, const char *text,
-                             int64_t length, int64_t **ends, int64_t *count);
 
 /* The bytes of ids, exactly; no zero byte at the end. *text is the caller's to
  * free. Fails with CP_INVALID, naming it, for an id out of range. */
