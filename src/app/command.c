@@ -69,8 +69,7 @@ static bool identity_find(const cp_option *option, identity *found) {
         *found = (identity){entry.st_dev, entry.st_ino, ""};
         return S_ISREG(entry.st_mode);
     }
-    const char *slash = strrchr(path, '/');
-    const char *name = slash != NULL ? slash + 1 : path;
+    const char *name = basename(path);
     snprintf(directory, sizeof(directory), "%.*s.", (int)(name - path), path);
     if (option->kind == CP_INPUT || stat(directory, &entry) != 0)
         return false;
@@ -333,7 +332,7 @@ cp_status cp_page_keep(const char *path, const char *text, int64_t bytes) {
     if (!cp_crew_leads())
         return CP_OK;
     if (path != NULL)
-        return cp_save(path, 1, &(cp_bytes){text, bytes});
+        return cp_save(path, text, bytes);
     fwrite(text, 1, (size_t)bytes, stdout);
     return CP_OK;
 }

@@ -80,25 +80,6 @@ const char *cp_plural(int64_t count) {
     return count == 1 ? "" : "s";
 }
 
-void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
-    while (*text != '\0') {
-        const int length = (int)strcspn(text, " ");
-        if (column + length > 79 && column > indent) {
-            fprintf(out, "\n%*s", indent, "");
-            column = indent;
-        }
-        fprintf(out, "%.*s", length, text);
-        column += length + 1;
-        text += length;
-        if (*text == ' ') {
-            text++;
-            if (column + (int)strcspn(text, " ") <= 79)
-                fputc(' ', out);
-        }
-    }
-    fputc('\n', out);
-}
-
 bool cp_is_blank(const char *text) {
     return text[strspn(text, " \t\r\n")] == '\0';
 }

@@ -87,9 +87,8 @@ cp_status cp_history_write(const cp_history *history, double origin,
     cp_status status = CP_OK;
     if (fclose(file) != 0)
         status = cp_fail(CP_MEMORY, "%s: no memory for a trace", path);
-    const cp_bytes bytes = {text, (int64_t)length};
     if (status == CP_OK)
-        status = cp_save(path, 1, &bytes);
+        status = cp_save(path, text, (int64_t)length);
     free(text);
     return status;
 }
