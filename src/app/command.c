@@ -198,8 +198,13 @@ cp_status cp_command_tokens_check(const char *command,
                                   cp_command_tokens *tokens) {
     const int64_t sequences = tokens->fresh.count;
     cp_counts *cached = &tokens->cached;
+    int64_t first = 0; /* that has new tokens */
     if (sequences == 0)
         return cp_refuse("%s needs --new, the new tokens", command);
+    while (first < sequences && tokens->fresh.items[first] == 0)
+        first++;
+    if (first == sequences)
+        return cp_refuse("--new: 0 new tokens in all");
     if (cached->count > 0 && cached->count != sequences)
         return cp_refuse("--cached is of %ld sequences, and --new of %ld",
                          cached->count, sequences);

@@ -14,7 +14,7 @@ typedef struct {
     cp_command_ring ring;
     /* What they come to. */
     cp_npy ids;
-    int32_t *words; /* [length] */
+    int32_t *words; /* [length]; the ids' own memory */
     int64_t length;
     cp_turn *turns;
     int64_t turn_count;
@@ -72,13 +72,13 @@ static cp_status ids_load(logits_run *run) {
 
 /* See that the model knows the ids. */
 static cp_status words_take(logits_run *run) {
-    CP_TRY(cp_allocate(&run->words, run->length, sizeof(int32_t), "tokens"));
+    run->words = run->ids.data;
     for (int64_t i = 0; i < run->length; i++) {
         const int64_t id = cp_npy_integer(&run->ids, i);
         if (id < 0 || id >= run->vocabulary)
             return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
                              run->tokens, i, id, run->vocabulary);
-        run->words[i] = (int32_t)id;
+        run->words[i] = (int32_t)id; /* never beyond what was read */
     }
     return CP_OK;
 }
@@ -153,9 +153,7 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     return CP_OK;
 }
 
-static cp_status step_decode(logits_run *run, int32_t id) {
-    return cp_session_decode(run->session, 1, &(int64_t){0}, &id, NULL);
-}
+static const int64_t only = 0; /* sequence */
 
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
@@ -164,7 +162,7 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
         return rows_take(run, first, turn.tokens);
     }
     for (int64_t i = 0; i < turn.tokens; i++) {
-        CP_TRY(step_decode(run, words[i]));
+        CP_TRY(cp_session_decode(run->session, 1, &only, &words[i], NULL));
         CP_TRY(rows_take(run, first + i, 1));
     }
     return CP_OK;
@@ -174,7 +172,7 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
 static cp_status generate(logits_run *run) {
     printf("%d", run->next);
     for (int64_t i = 1; i < run->generate; i++) {
-        CP_TRY(step_decode(run, run->next));
+        CP_TRY(cp_session_decode(run->session, 1, &only, &run->next, NULL));
         CP_TRY(cp_scores_read(run->session, 0, 1, run->length - 1 + i,
                               run->vocabulary, run->rows));
         run->next = cp_sample_greedy(run->rows, run->vocabulary);
@@ -233,7 +231,6 @@ int cp_command_logits(int count, char *const *arguments) {
     cp_session_close(run.session);
     cp_opened_close(&run.opened);
     cp_npy_free(&run.ids);
-    free(run.words);
     free(run.rows);
     free(run.kept);
     free(run.turns);

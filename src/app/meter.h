@@ -16,9 +16,7 @@ typedef struct {
 /* That of a backend of the table. */
 const cp_meter *cp_meter_of(const cp_backend *backend);
 
-/* Of ranks as processes over MPI, and of ranks on GPUs by their weights. */
-cp_status cp_mpi_bench(const cp_bench *bench);
-cp_status cp_mpi_calibrate(const cp_calibration *calibration);
+/* Of ranks on GPUs, by their weights. */
 cp_status cp_cuda_calibrate(const cp_calibration *calibration);
 cp_status cp_cuda_calibrate_fp32(const cp_calibration *calibration);
 cp_status cp_cuda_calibrate_fp8(const cp_calibration *calibration);

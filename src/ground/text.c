@@ -55,14 +55,6 @@ cp_status cp_counts_parse(const char *name, const char *text,
     return CP_OK;
 }
 
-int64_t cp_counts_sum(const cp_counts *counts) {
-    int64_t sum = 0;
-    for (int64_t i = 0; i < counts->count; i++)
-        if (!cp_add(sum, counts->items[i], &sum))
-            return INT64_MAX;
-    return sum;
-}
-
 cp_grouped cp_group(int64_t count) {
     cp_grouped grouped = {0};
     char digits[24];

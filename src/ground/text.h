@@ -22,9 +22,6 @@ cp_status cp_count_parse(const char *name, const char *text, int64_t length,
 cp_status cp_counts_parse(const char *name, const char *text,
                           cp_counts *counts);
 
-/* The sum of counts, or INT64_MAX where it is larger. */
-int64_t cp_counts_sum(const cp_counts *counts);
-
 /* A count with commas: "1,048,576". Use it within one expression. */
 typedef struct {
     char text[32];
