@@ -227,4 +227,5 @@ SUITE("ground", {messages_are_cut_at_511_bytes, 0, 1},
       {memory_is_zeroed_even_when_used_before, 0, 1},
       {tensors_begin_on_a_line, 0, 1}, {the_clock_runs_through_a_pause, 0, 1},
       {counts_have_suffixes, 0, sizeof(counts) / sizeof(counts[0])},
-      {lists_of_counts_have_commas, 0, 1}, {chance_is_the_same_everywhere, 0, 1})
+      {lists_of_counts_have_commas, 0, 1},
+      {chance_is_the_same_everywhere, 0, 1})
