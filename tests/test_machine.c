@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "predict/machine.h"
-#include "predict/models.h"
+#include "predict/pace.h"
 
 static char *written(const cp_hardware *hardware) {
     char *text = NULL;
@@ -257,21 +257,20 @@ START_TEST(models_weigh_what_they_should) {
     const char *names[] = {"llama3-405b", "llama3-70b", "llama3-8b",
                            "smollm2-135m"};
     cp_model_sizes m;
+    cp_hardware machine;
+    cp_pace pace = {.model = &m, .hardware = &machine, .ranks = 1, .tensor = 1};
+    ck_assert_int_eq(cp_hardware_read("gtt", &machine), CP_OK);
     for (int n = 0; n < 4; n++) {
         ck_assert_int_eq(cp_model_sizes_read(names[n], &m), CP_OK);
-        const double numbers =
-            (double)m.layers *
-                (cp_model_attention_bytes(&m) * 8 / m.attention_bits +
-                 cp_model_inner_bytes(&m) * 8 / m.inner_bits) +
-            (double)m.tables * cp_model_head_bytes(&m) * 8 / m.head_bits;
-        ck_assert_double_eq_tol(numbers / (double)m.parameters, 1, 0.0025);
+        m.attention_bits = m.inner_bits = m.head_bits = 8;
+        ck_assert_int_eq(cp_pace_new(&pace), CP_OK);
+        ck_assert_double_eq_tol(cp_pace_weights(&pace) / (double)m.parameters,
+                                1, 0.0025);
     }
     ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &m), CP_OK);
-    const double layer =
-        cp_model_attention_bytes(&m) + cp_model_inner_bytes(&m);
-    ck_assert_double_eq_tol((126 * layer + cp_model_head_bytes(&m)) / 8e9, 59.7,
-                            0.05);
-    ck_assert_double_eq(126 * cp_model_key_bytes(&m) / 8, 64512);
+    ck_assert_int_eq(cp_pace_new(&pace), CP_OK);
+    m.tables = 1;
+    ck_assert_double_eq_tol(cp_pace_weights(&pace) / 8e9, 59.7, 0.05);
     ck_assert_int_eq(cp_model_sizes_parse("bad",
                                           "model bad\nlike llama3-8b\n"
                                           "kv_heads 5 heads assumed\n",

@@ -7,7 +7,7 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/draw.h"
+#include "predict/draw.h"
 #include "ring/explore.h"
 #include "ring/variants.h"
 
@@ -399,12 +399,11 @@ START_TEST(two_million_tokens_on_128_ranks) {
 }
 END_TEST
 
-static char *drawn(cp_status (*draw)(const cp_plan *, FILE *),
-                   const cp_plan *plan) {
+static char *drawn(cp_drawing kind, const cp_plan *plan) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    ck_assert_int_eq(draw(plan, out), CP_OK);
+    ck_assert_int_eq(cp_draw(plan, kind, out), CP_OK);
     fclose(out);
     return text;
 }
@@ -419,14 +418,14 @@ static int count(const char *text, char wanted) {
 START_TEST(drawings_have_every_rank) {
     cp_layout *layout = fresh_layout(5, 50);
     cp_plan *plan = build(_i == 0 ? CP_PASS_KV : CP_PASS_Q, layout, 1);
-    char *ascii = drawn(cp_draw_ascii, plan);
+    char *ascii = drawn(CP_DRAW_ASCII, plan);
     for (const char *line = ascii; *line != '\0'; line = strchr(line, '\n') + 1)
         ck_assert_int_le(strchr(line, '\n') - line, 80);
     ck_assert_ptr_nonnull(strstr(ascii, "rank 4"));
-    char *svg = drawn(cp_draw_svg, plan);
+    char *svg = drawn(CP_DRAW_SVG, plan);
     ck_assert_ptr_nonnull(strstr(svg, ">rank 4<"));
     ck_assert_int_eq(count(svg, '<'), count(svg, '>'));
-    char *json = drawn(cp_draw_perfetto, plan);
+    char *json = drawn(CP_DRAW_PERFETTO, plan);
     ck_assert_int_eq(count(json, '{'), count(json, '}'));
     free(ascii);
     free(svg);
