@@ -139,12 +139,10 @@ const cp_backend cp_backend_mpi = {
     ON_CORES,
 };
 
-/* All that are built in, and how each is measured. */
+/* How each is measured. */
 static const cp_meter meters[] = {
     {&threads, bench_here, calibrate_here},
-#ifdef CP_HAVE_MPI
     {&cp_backend_mpi, bench_apart, calibrate_apart},
-#endif
 #ifdef CP_HAVE_CUDA
     {&cp_backend_cuda, NULL, cp_cuda_calibrate},
     {&cp_backend_cuda_fp32, NULL, cp_cuda_calibrate_fp32},

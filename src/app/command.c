@@ -58,11 +58,10 @@ typedef struct {
 
 /* Does the option name a file that is there, or could be made? */
 static bool identity_find(const cp_option *option, identity *found) {
+    const bool file = option->kind == CP_INPUT || option->kind == CP_OUTPUT;
+    const char *path = file ? *(const char **)option->value : NULL;
     struct stat entry;
     char directory[4096];
-    if (option->kind != CP_INPUT && option->kind != CP_OUTPUT)
-        return false;
-    const char *path = *(const char **)option->value;
     if (path == NULL)
         return false;
     if (stat(path, &entry) == 0) {

@@ -18,7 +18,7 @@ typedef struct {
     int64_t length;
     cp_turn *turns;
     int64_t turn_count;
-    cp_counts wanted;
+    cp_counts wanted; /* without items: the last ones */
     cp_opened opened;
     int64_t vocabulary;
     cp_session *session;
@@ -84,19 +84,13 @@ static cp_status words_take(logits_run *run) {
 }
 
 static cp_status defaults_fill(logits_run *run) {
-    if (run->history == NULL) {
-        CP_TRY(cp_allocate(&run->turns, 1, sizeof(cp_turn), "turns"));
-        run->turns[run->turn_count++] = (cp_turn){false, run->length};
-    }
-    if (!positions_named(run->positions))
+    if (positions_named(run->positions))
+        run->wanted.count =
+            strcmp(run->positions, "all") == 0 ? run->length : 1;
+    if (run->history != NULL)
         return CP_OK;
-    const bool all = strcmp(run->positions, "all") == 0;
-    const int64_t first = all ? 0 : run->length - 1;
-    run->wanted.count = run->length - first;
-    CP_TRY(cp_allocate(&run->wanted.items, run->wanted.count, sizeof(int64_t),
-                       "positions"));
-    for (int64_t i = 0; i < run->wanted.count; i++)
-        run->wanted.items[i] = first + i;
+    CP_TRY(cp_allocate(&run->turns, 1, sizeof(cp_turn), "turns"));
+    run->turns[run->turn_count++] = (cp_turn){false, run->length};
     return CP_OK;
 }
 
@@ -129,13 +123,14 @@ static double surprise(const float *logits, int64_t count, int32_t id) {
 }
 
 static void row_take(logits_run *run, int64_t position, const float *row) {
-    const int64_t vocabulary = run->vocabulary;
+    const int64_t vocabulary = run->vocabulary, *named = run->wanted.items;
+    const int64_t first = run->length - run->wanted.count;
     if (position + 1 < run->length)
         run->sum += surprise(row, vocabulary, run->words[position + 1]);
     else
         run->next = cp_sample_greedy(row, vocabulary);
     for (int64_t i = 0; run->kept != NULL && i < run->wanted.count; i++)
-        if (run->wanted.items[i] == position)
+        if ((named != NULL ? named[i] : first + i) == position)
             memcpy(run->kept + i * vocabulary, row,
                    (size_t)vocabulary * sizeof(float));
 }

@@ -24,9 +24,8 @@ static cp_status tokenize_check(void *context) {
 }
 
 static cp_status text_to_ids(tokenize_run *run) {
-    const cp_status status =
-        cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
-                            run->special, &run->ids, &run->count);
+    CP_TRY(cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
+                               run->special, &run->ids, &run->count));
     const int64_t lost =
         cp_tokenizer_lost(run->opened.tokenizer, run->text, run->bytes);
     if (lost > 0)
@@ -34,20 +33,17 @@ static cp_status text_to_ids(tokenize_run *run) {
                 "longring: %ld byte%s of the text have no token, and are left "
                 "out\n",
                 lost, cp_plural(lost));
-    for (int64_t i = 0; i < run->count && status == CP_OK; i++)
+    for (int64_t i = 0; i < run->count; i++)
         printf(i > 0 ? " %d" : "%d", run->ids[i]);
-    if (status == CP_OK)
-        putchar('\n');
-    return status;
+    putchar('\n');
+    return CP_OK;
 }
 
 static cp_status ids_read(tokenize_run *run) {
     static const char *const space = " \t\r\n";
     char *rest = run->text, *end;
-    int64_t room = 1;
-    for (char *c = run->text; *c != '\0'; c++)
-        room += strchr(space, *c) != NULL;
-    CP_TRY(cp_allocate(&run->ids, room, sizeof(int32_t), "ids"));
+    const int64_t most = run->bytes / 2 + 1; /* a digit and a space each */
+    CP_TRY(cp_allocate(&run->ids, most, sizeof(int32_t), "ids"));
     for (char *word = strtok_r(rest, space, &rest); word != NULL;
          word = strtok_r(rest, space, &rest)) {
         errno = 0;

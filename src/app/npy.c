@@ -170,15 +170,14 @@ void cp_npy_free(cp_npy *array) {
 /* Name an element by where it lies: "[3, 0, 17]". */
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
-    char index[CP_NPY_MOST_DIMS * 22] = "";
-    size_t length = 0;
+    char index[CP_NPY_MOST_DIMS * 22], *end = index;
     int64_t stride = array->count;
     for (int i = 0; i < array->dims; i++) {
         stride /= array->shape[i];
-        length += (size_t)snprintf(index + length, sizeof(index) - length,
-                                   i > 0 ? ", %ld" : "%ld", element / stride);
+        end += sprintf(end, i > 0 ? ", %ld" : "%ld", element / stride);
         element %= stride;
     }
+    *end = '\0';
     return cp_refuse("%s: element [%s] is %g; finite float32 numbers are "
                      "needed",
                      path, index, value);
@@ -211,24 +210,23 @@ int64_t cp_npy_integer(const cp_npy *array, int64_t element) {
                : ((const int64_t *)array->data)[element];
 }
 
-/* Write the first bytes of the file, up to the numbers; return how many. */
-static int64_t header_write(const cp_npy_file *file, char *text, size_t size) {
-    size_t length = 10;
-    length +=
-        (size_t)snprintf(text + length, size - length,
-                         "{'descr': '<%s', 'fortran_order': False, 'shape': (",
-                         number_types[file->type].spelling);
+/* Write the first bytes of the file, up to the numbers; return how many. The
+ * most dimensions take less than 300. */
+static int64_t header_write(const cp_npy_file *file, char text[512]) {
+    char *end = text + 10;
+    end += sprintf(end, "{'descr': '<%s', 'fortran_order': False, 'shape': (",
+                   number_types[file->type].spelling);
     for (int i = 0; i < file->dims; i++)
-        length += (size_t)snprintf(text + length, size - length, "%ld, ",
-                                   file->shape[i]);
-    length += (size_t)snprintf(text + length, size - length, "), }");
-    while ((length + 1) % 64 != 0)
-        text[length++] = ' ';
-    text[length++] = '\n';
+        end += sprintf(end, "%ld, ", file->shape[i]);
+    end += sprintf(end, "), }");
+    while ((end + 1 - text) % 64 != 0)
+        *end++ = ' ';
+    *end++ = '\n';
+    const int64_t length = end - text;
     memcpy(text, "\x93NUMPY\x01", 8);
     text[8] = (char)((length - 10) % 256);
     text[9] = (char)((length - 10) / 256);
-    return (int64_t)length;
+    return length;
 }
 
 cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
@@ -247,8 +245,7 @@ cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
             bytes *= file->shape[d]; /* which is memory's */
         saved[named++] = (cp_saved){
             file->path,
-            {{header, header_write(file, header, sizeof(headers[0]))},
-             {file->data, bytes}}};
+            {{header, header_write(file, header)}, {file->data, bytes}}};
     }
     return cp_save_all(named, saved);
 }
