@@ -56,7 +56,6 @@ static cp_status walk_apart(talk *t) {
     pthread_t threads[MOST_RANKS];
     ncclUniqueId id;
     ck_assert_int_eq(ncclGetUniqueId(&id), ncclSuccess);
-    stand_in_leave(t->ranks);
     for (int r = 0; r < t->ranks; r++) {
         seats[r] = (seat){.talk = t, .rank = r, .id = id};
         seats[r].patience = r == 0 ? patience : patience_of_others;
@@ -156,7 +155,7 @@ START_TEST(a_lost_message_is_named) {
     const int64_t fresh = 20;
     patience = patience_of_others = 0.5;
     open_talk(&t);
-    stand_in_break_message(STAND_IN_DROP, 0, 1, 1);
+    stand_in_drop_message(0, 1, 1);
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
     ck_assert(somebody_says(&t, "hop 1: 512 bytes"));
     close_talk(&t);
@@ -290,7 +289,6 @@ static void sit_down(int rings, int hosts, double patience_of_all) {
     const int all = rings * hosts;
     ncclUniqueId id;
     ck_assert_int_eq(cp_nccl_id(&id), CP_OK);
-    stand_in_leave(all);
     for (int r = 0; r < all; r++) {
         members[r] = (member){.id = id,
                               .rank = r,

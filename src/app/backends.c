@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #include "reference/model/attend_job.h"
-#include "app/bench_rows.h"
 #include "app/subjects.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"
@@ -102,22 +101,6 @@ static cp_status attend_apart(cp_attend_job *job) {
     return cp_attend_run(place_of(true, job->ranks), job);
 }
 
-static cp_status bench_here(const cp_bench *bench) {
-    return cp_bench_run(&cp_place_threads, bench);
-}
-
-static cp_status bench_apart(const cp_bench *bench) {
-    return cp_bench_run(&processes, bench);
-}
-
-static cp_status calibrate_here(const cp_calibration *wanted) {
-    return cp_calibrate_run(&cp_place_threads, wanted);
-}
-
-static cp_status calibrate_apart(const cp_calibration *wanted) {
-    return cp_calibrate_run(&processes, wanted);
-}
-
 #define ON_CORES                                                               \
     .kernels = "fp32, OpenMP and BLIS", .model_open = cp_llama_open,           \
     .model_close = cp_llama_close, .engine_new = engine_new
@@ -139,17 +122,6 @@ const cp_backend cp_backend_mpi = {
     ON_CORES,
 };
 
-/* How each is measured. */
-static const cp_meter meters[] = {
-    {&threads, bench_here, calibrate_here},
-    {&cp_backend_mpi, bench_apart, calibrate_apart},
-#ifdef CP_HAVE_CUDA
-    {&cp_backend_cuda, NULL, cp_cuda_calibrate},
-    {&cp_backend_cuda_fp32, NULL, cp_cuda_calibrate_fp32},
-    {&cp_backend_cuda_fp8, NULL, cp_cuda_calibrate_fp8},
-#endif
-};
-
 const cp_backend *const cp_backends[] = {
     &threads,
 #ifdef CP_HAVE_MPI
@@ -163,9 +135,21 @@ const cp_backend *const cp_backends[] = {
     NULL,
 };
 
-const cp_meter *cp_meter_of(const cp_backend *backend) {
-    const cp_meter *meter = meters;
-    while (meter->backend != backend)
-        meter++;
-    return meter;
+const cp_place *cp_meter_cores(const cp_backend *backend) {
+    if (backend == &cp_backend_mpi)
+        return &processes;
+    return backend == &threads ? &cp_place_threads : NULL;
+}
+
+cp_status cp_meter_calibrate(const cp_backend *backend,
+                             const cp_calibration *wanted) {
+#ifdef CP_HAVE_CUDA
+    if (backend == &cp_backend_cuda)
+        return cp_cuda_calibrate(wanted);
+    if (backend == &cp_backend_cuda_fp32)
+        return cp_cuda_calibrate_fp32(wanted);
+    if (backend == &cp_backend_cuda_fp8)
+        return cp_cuda_calibrate_fp8(wanted);
+#endif
+    return cp_calibrate_run(cp_meter_cores(backend), wanted);
 }
