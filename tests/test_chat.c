@@ -1,8 +1,8 @@
 /* Tape and screen: what chat is made of. */
 #define _GNU_SOURCE
 #include "model/backend.h"
-#include "app/screen.h"
 #include "app/tape.h"
+#include "ground/screen.h"
 #include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"
 

@@ -118,6 +118,10 @@ static const struct {
     {"{'descr': '<f4', 'shape': (2,)}", "not NumPy's"},
     {"{'descr': '<f4', 'descr': '<f4', 'shape': (2,)}", "not NumPy's"},
     {"{'descr': '<f4', 'fortran_order': False, 'shape': (2,)", "not NumPy's"},
+    {"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'shape': (2,)}",
+     "once each"},
+    {"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'more': 1}",
+     "once each"},
     {"", "not NumPy's"},
 };
 

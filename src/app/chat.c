@@ -9,9 +9,7 @@
 #include "predict/draw.h"
 
 static void cost_clear(cp_cost *cost);
-static cp_status encode(cp_chat *chat, const char *const *questions);
-static cp_status feed(cp_chat *chat);
-static cp_status run(cp_chat *chat);
+static cp_status call_next(cp_chat *chat, const char *const *questions);
 static bool anyone_speaks(const cp_chat *chat);
 static bool is_forgiven(cp_chat *chat, cp_status status);
 
@@ -19,24 +17,16 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     cost_clear(&chat->cost);
     chat->stopping = false;
     chat->progress.doing = "reading";
-    cp_status status = encode(chat, questions); /* text -> ids */
-    double start = cp_clock();
-    if (status == CP_OK)
-        status = run(chat); /* prefill, sample -> the first token */
+    cp_status status = call_next(chat, questions); /* text -> first token */
     cp_progress_end(&chat->progress);
-    chat->cost.first_seconds = cp_clock() - start;
     CP_TRY(status);
-    start = cp_clock();
     while (status == CP_OK && anyone_speaks(chat)) {
         status = cp_output_flush();
         if (status == CP_OK)
-            status = feed(chat); /* the tokens that were drawn */
-        if (status == CP_OK)
-            status = run(chat); /* decode, sample -> tokens -> text */
+            status = call_next(chat, NULL); /* decode, sample -> text */
         if (is_forgiven(chat, status))
             status = CP_OK;
     }
-    chat->cost.decode_seconds = cp_clock() - start;
     if (chat->live)
         cp_screen_end(&chat->screen);
     return status;
@@ -77,8 +67,9 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
     return CP_OK;
 }
 
-static cp_status question_encode(cp_chat *chat, const char *question,
-                                 int64_t sequence, cp_tape_call *call) {
+/* Add a question to a prefill: text -> ids. */
+static cp_status question_add(cp_chat *chat, const char *question,
+                              int64_t sequence, cp_tape_call *call) {
     const bool first = cp_session_length(chat->session, sequence) == 0;
     const char *text;
     int64_t bytes;
@@ -94,30 +85,16 @@ static cp_status question_encode(cp_chat *chat, const char *question,
     return status;
 }
 
-/* A prefill that reads the questions. */
-static cp_status encode(cp_chat *chat, const char *const *questions) {
-    cp_tape_call *call;
-    CP_TRY(cp_tape_begin(&chat->tape, false, chat->sequences, &call));
-    cp_status status = CP_OK;
-    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
-        status = question_encode(chat, questions[s], s, call);
-    return cp_tape_settle(&chat->tape, status);
-}
-
-/* A step of decode that feeds the last token of each who speaks; its logits
- * are read where another may follow. */
-static cp_status feed(cp_chat *chat) {
-    cp_tape_call *call;
-    CP_TRY(cp_tape_begin(&chat->tape, true, chat->sequences, &call));
-    cp_status status = CP_OK;
-    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++) {
-        const cp_speaker *who = &chat->speakers[s];
-        const bool more =
-            who->next != chat->template.end && who->left > 0 && !chat->stopping;
-        if (who->next != CP_SILENT)
-            status = cp_tape_call_add(call, s, more, &who->next, 1);
-    }
-    return cp_tape_settle(&chat->tape, status);
+/* Add the last token of one who speaks to a step of decode; its logits are
+ * read where another may follow. */
+static cp_status token_add(const cp_chat *chat, int64_t sequence,
+                           cp_tape_call *call) {
+    const cp_speaker *who = &chat->speakers[sequence];
+    const bool more =
+        who->next != chat->template.end && who->left > 0 && !chat->stopping;
+    return who->next == CP_SILENT
+               ? CP_OK
+               : cp_tape_call_add(call, sequence, more, &who->next, 1);
 }
 
 static void token_show(cp_chat *chat, int32_t token) {
@@ -221,10 +198,23 @@ static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     return cost_keep(chat, call, &report);
 }
 
-/* Make the tape's last call and take its tokens. */
-static cp_status run(cp_chat *chat) {
-    cp_tape *tape = &chat->tape;
-    return cp_tape_settle(tape, call_make(chat, &tape->calls[tape->count - 1]));
+/* The next call: a prefill of the questions, or, without them, a step of
+ * decode; and the tokens that are drawn after it. */
+static cp_status call_next(cp_chat *chat, const char *const *questions) {
+    const bool decode = questions == NULL;
+    cp_cost *cost = &chat->cost;
+    cp_tape_call *call;
+    CP_TRY(cp_tape_begin(&chat->tape, decode, chat->sequences, &call));
+    cp_status status = CP_OK;
+    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
+        status = decode ? token_add(chat, s, call)
+                        : question_add(chat, questions[s], s, call);
+    const double start = cp_clock();
+    if (status == CP_OK)
+        status = call_make(chat, call);
+    *(decode ? &cost->decode_seconds : &cost->first_seconds) +=
+        cp_clock() - start;
+    return cp_tape_settle(&chat->tape, status);
 }
 
 static bool anyone_speaks(const cp_chat *chat) {

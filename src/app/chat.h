@@ -6,7 +6,6 @@
 #include <signal.h>
 
 #include "app/command.h"
-#include "app/screen.h"
 #include "app/tape.h"
 #include "model/template.h"
 

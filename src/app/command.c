@@ -58,19 +58,17 @@ typedef struct {
 
 /* Does the option name a file that is there, or could be made? */
 static bool identity_find(const cp_option *option, identity *found) {
+    const bool file = option->kind == CP_INPUT || option->kind == CP_OUTPUT;
+    const char *path = file ? *(const char **)option->value : NULL;
     struct stat entry;
     char directory[4096];
-    if (option->kind != CP_INPUT && option->kind != CP_OUTPUT)
-        return false;
-    const char *path = *(const char **)option->value;
     if (path == NULL)
         return false;
     if (stat(path, &entry) == 0) {
         *found = (identity){entry.st_dev, entry.st_ino, ""};
         return S_ISREG(entry.st_mode);
     }
-    const char *slash = strrchr(path, '/');
-    const char *name = slash != NULL ? slash + 1 : path;
+    const char *name = basename(path);
     snprintf(directory, sizeof(directory), "%.*s.", (int)(name - path), path);
     if (option->kind == CP_INPUT || stat(directory, &entry) != 0)
         return false;
@@ -199,8 +197,13 @@ cp_status cp_command_tokens_check(const char *command,
                                   cp_command_tokens *tokens) {
     const int64_t sequences = tokens->fresh.count;
     cp_counts *cached = &tokens->cached;
+    int64_t first = 0; /* that has new tokens */
     if (sequences == 0)
         return cp_refuse("%s needs --new, the new tokens", command);
+    while (first < sequences && tokens->fresh.items[first] == 0)
+        first++;
+    if (first == sequences)
+        return cp_refuse("--new: 0 new tokens in all");
     if (cached->count > 0 && cached->count != sequences)
         return cp_refuse("--cached is of %ld sequences, and --new of %ld",
                          cached->count, sequences);
@@ -333,7 +336,7 @@ cp_status cp_page_keep(const char *path, const char *text, int64_t bytes) {
     if (!cp_crew_leads())
         return CP_OK;
     if (path != NULL)
-        return cp_save(path, 1, &(cp_bytes){text, bytes});
+        return cp_save(path, text, bytes);
     fwrite(text, 1, (size_t)bytes, stdout);
     return CP_OK;
 }

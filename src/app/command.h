@@ -107,8 +107,8 @@ typedef struct {
             "cached tokens of each sequence (default none)"                    \
     }
 
-/* See that there are sequences, and as many in both lists; cached is filled
- * with zeros if it was not given. */
+/* See that there are sequences, as many in both lists, and new tokens; cached
+ * is filled with zeros if it was not given. */
 cp_status cp_command_tokens_check(const char *command,
                                   cp_command_tokens *tokens);
 

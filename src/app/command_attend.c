@@ -23,6 +23,8 @@ typedef struct {
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
+    cp_status failure; /* the first of writing partials */
+    char why[512];
 } attend_run;
 
 /* Read the past of each sequence from the value of the option of that name;
@@ -142,13 +144,6 @@ static cp_status attend_load(attend_run *run) {
                        sizeof(float), "LSE");
 }
 
-typedef struct {
-    const char *directory;
-    const cp_shape *shape;
-    cp_status status; /* the first failure */
-    char why[512];
-} partials_writer;
-
 static const char *const partial_names[] = {"queries.npy", "keys.npy",
                                             "output.npy", "lse.npy"};
 
@@ -194,22 +189,23 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
 static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                           const cp_pieces *queries, const cp_pieces *keys,
                           const float *output, const float *lse) {
-    partials_writer *writer = context;
-    const int64_t heads = writer->shape->query_heads;
-    const int64_t dim = writer->shape->head_dim;
+    attend_run *run = context;
+    const cp_shape *shape = &run->job.shape;
+    const int64_t heads = shape->query_heads, dim = shape->head_dim;
+    cp_status status = run->failure;
     (void)hop;
-    for (int i = 0; i < 4 && writer->status == CP_OK; i++) {
+    for (int i = 0; i < 4 && status == CP_OK; i++) {
         char path[4096];
-        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s", writer->directory,
-                 rank, op, partial_names[i]);
-        writer->status = i == 0   ? labels_write(path, queries)
-                         : i == 1 ? labels_write(path, keys)
-                         : i == 2
-                             ? rows_write(path, queries, output, 3, heads, dim)
-                             : rows_write(path, queries, lse, 2, heads, 1);
-        if (writer->status != CP_OK)
-            snprintf(writer->why, sizeof(writer->why), "%s", cp_message());
+        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s", run->partials, rank,
+                 op, partial_names[i]);
+        status = i == 0   ? labels_write(path, queries)
+                 : i == 1 ? labels_write(path, keys)
+                 : i == 2 ? rows_write(path, queries, output, 3, heads, dim)
+                          : rows_write(path, queries, lse, 2, heads, 1);
     }
+    if (run->failure == CP_OK && status != CP_OK)
+        snprintf(run->why, sizeof(run->why), "%s", cp_message());
+    run->failure = status;
 }
 
 static bool is_partial(const char *name) {
@@ -237,17 +233,16 @@ static cp_status partials_clear(const char *directory) {
 }
 
 static cp_status attend_compute(attend_run *run) {
-    partials_writer writer = {run->partials, &run->job.shape, CP_OK, ""};
     if (run->partials != NULL) {
         if (mkdir(run->partials, 0777) != 0 && errno != EEXIST)
             return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
         CP_TRY(partials_clear(run->partials));
         run->job.partial = partial_write;
-        run->job.partial_context = &writer;
+        run->job.partial_context = run;
     }
     CP_TRY(run->ring.backend->attend(&run->job));
-    return writer.status == CP_OK ? CP_OK
-                                  : cp_fail(writer.status, "%s", writer.why);
+    return run->failure == CP_OK ? CP_OK
+                                 : cp_fail(run->failure, "%s", run->why);
 }
 
 static cp_status overflow_check(const attend_run *run) {
@@ -280,10 +275,9 @@ static cp_status attend_answer(attend_run *run) {
         status = cp_npy_write_all(2, files);
     if (status == CP_OK || run->job.partial == NULL)
         return status;
-    char why[512];
-    snprintf(why, sizeof(why), "%s", cp_message());
+    snprintf(run->why, sizeof(run->why), "%s", cp_message());
     partials_clear(run->partials);
-    return cp_fail(status, "%s", why);
+    return cp_fail(status, "%s", run->why);
 }
 
 /* Lay the call out again, as it was made, and print what it took in a line. */

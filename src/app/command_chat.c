@@ -20,7 +20,6 @@ typedef struct {
     cp_command_ring ring;
     /* What they come to. */
     cp_chat chat;
-    cp_sampler first_sampler;
     char *batch_text;
     bool prompts; /* both ends are a terminal */
 } chat_run;
@@ -57,7 +56,7 @@ static cp_status chat_check(void *context) {
             "--compare: one rank of %ld GPUs is nothing to compare with",
             ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
-                            &run->first_sampler));
+                            &run->chat.sampler));
     return cp_command_ring_check(&run->ring);
 }
 
@@ -285,12 +284,13 @@ static cp_status converse(chat_run *run) {
 /* Make all calls again, over so many ranks by that variant. */
 static cp_status replay(chat_run *run, int64_t ranks, cp_variant variant,
                         double *seconds, cp_tape_difference *difference) {
+    cp_sampler sampler;
+    CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed, &sampler));
     CP_TRY(session_open(run, ranks, variant));
     run->chat.progress.doing =
         ranks == 1 ? "the same on one rank" : "the same by one ring";
-    const cp_status status =
-        cp_tape_compare(&run->chat.tape, run->chat.session, run->first_sampler,
-                        seconds, difference);
+    const cp_status status = cp_tape_compare(&run->chat.tape, run->chat.session,
+                                             sampler, seconds, difference);
     cp_progress_end(&run->chat.progress);
     return status;
 }
@@ -355,17 +355,12 @@ static cp_status regret(chat_run *run) {
     return status;
 }
 
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
-}
-
 static cp_status head_show(const chat_run *run) {
     const cp_chat *chat = &run->chat;
     const cp_model_facts *facts = chat->opened.facts;
     printf("%s over %ld rank%s on %s: %ld layers, %ld query and\n"
            "%ld key and value heads of %ld, %s positions\n",
-           base_name(run->model), run->ring.ranks, cp_plural(run->ring.ranks),
+           basename(run->model), run->ring.ranks, cp_plural(run->ring.ranks),
            run->ring.backend->name, facts->layers, facts->shape.query_heads,
            facts->shape.kv_heads, facts->shape.head_dim,
            cp_group(cp_session_capacity(chat->session)).text);
@@ -401,14 +396,13 @@ static cp_status chat_work(void *context) {
     run->prompts = isatty(STDIN_FILENO) && terminal && !given;
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
-    chat->sampler = run->first_sampler;
     chat->tape.keeps = run->compare;
     if (cp_crew_mine()->ranks == 1)
         sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
                   NULL);
     else
         setvbuf(stdin, NULL, _IONBF, 0);
-    cp_progress_begin(&chat->progress, "reading", base_name(run->model));
+    cp_progress_begin(&chat->progress, "reading", basename(run->model));
     const cp_status status = run_open(run);
     cp_progress_end(&chat->progress);
     CP_TRY(status);

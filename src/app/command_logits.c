@@ -14,11 +14,11 @@ typedef struct {
     cp_command_ring ring;
     /* What they come to. */
     cp_npy ids;
-    int32_t *words; /* [length] */
+    int32_t *words; /* [length]; the ids' own memory */
     int64_t length;
     cp_turn *turns;
     int64_t turn_count;
-    cp_counts wanted;
+    cp_counts wanted; /* without items: the last ones */
     cp_opened opened;
     int64_t vocabulary;
     cp_session *session;
@@ -72,31 +72,25 @@ static cp_status ids_load(logits_run *run) {
 
 /* See that the model knows the ids. */
 static cp_status words_take(logits_run *run) {
-    CP_TRY(cp_allocate(&run->words, run->length, sizeof(int32_t), "tokens"));
+    run->words = run->ids.data;
     for (int64_t i = 0; i < run->length; i++) {
         const int64_t id = cp_npy_integer(&run->ids, i);
         if (id < 0 || id >= run->vocabulary)
             return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
                              run->tokens, i, id, run->vocabulary);
-        run->words[i] = (int32_t)id;
+        run->words[i] = (int32_t)id; /* never beyond what was read */
     }
     return CP_OK;
 }
 
 static cp_status defaults_fill(logits_run *run) {
-    if (run->history == NULL) {
-        CP_TRY(cp_allocate(&run->turns, 1, sizeof(cp_turn), "turns"));
-        run->turns[run->turn_count++] = (cp_turn){false, run->length};
-    }
-    if (!positions_named(run->positions))
+    if (positions_named(run->positions))
+        run->wanted.count =
+            strcmp(run->positions, "all") == 0 ? run->length : 1;
+    if (run->history != NULL)
         return CP_OK;
-    const bool all = strcmp(run->positions, "all") == 0;
-    const int64_t first = all ? 0 : run->length - 1;
-    run->wanted.count = run->length - first;
-    CP_TRY(cp_allocate(&run->wanted.items, run->wanted.count, sizeof(int64_t),
-                       "positions"));
-    for (int64_t i = 0; i < run->wanted.count; i++)
-        run->wanted.items[i] = first + i;
+    CP_TRY(cp_allocate(&run->turns, 1, sizeof(cp_turn), "turns"));
+    run->turns[run->turn_count++] = (cp_turn){false, run->length};
     return CP_OK;
 }
 
@@ -129,13 +123,14 @@ static double surprise(const float *logits, int64_t count, int32_t id) {
 }
 
 static void row_take(logits_run *run, int64_t position, const float *row) {
-    const int64_t vocabulary = run->vocabulary;
+    const int64_t vocabulary = run->vocabulary, *named = run->wanted.items;
+    const int64_t first = run->length - run->wanted.count;
     if (position + 1 < run->length)
         run->sum += surprise(row, vocabulary, run->words[position + 1]);
     else
         run->next = cp_sample_greedy(row, vocabulary);
     for (int64_t i = 0; run->kept != NULL && i < run->wanted.count; i++)
-        if (run->wanted.items[i] == position)
+        if ((named != NULL ? named[i] : first + i) == position)
             memcpy(run->kept + i * vocabulary, row,
                    (size_t)vocabulary * sizeof(float));
 }
@@ -153,9 +148,7 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     return CP_OK;
 }
 
-static cp_status step_decode(logits_run *run, int32_t id) {
-    return cp_session_decode(run->session, 1, &(int64_t){0}, &id, NULL);
-}
+static const int64_t only = 0; /* sequence */
 
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
@@ -164,7 +157,7 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
         return rows_take(run, first, turn.tokens);
     }
     for (int64_t i = 0; i < turn.tokens; i++) {
-        CP_TRY(step_decode(run, words[i]));
+        CP_TRY(cp_session_decode(run->session, 1, &only, &words[i], NULL));
         CP_TRY(rows_take(run, first + i, 1));
     }
     return CP_OK;
@@ -174,7 +167,7 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
 static cp_status generate(logits_run *run) {
     printf("%d", run->next);
     for (int64_t i = 1; i < run->generate; i++) {
-        CP_TRY(step_decode(run, run->next));
+        CP_TRY(cp_session_decode(run->session, 1, &only, &run->next, NULL));
         CP_TRY(cp_scores_read(run->session, 0, 1, run->length - 1 + i,
                               run->vocabulary, run->rows));
         run->next = cp_sample_greedy(run->rows, run->vocabulary);
@@ -233,7 +226,6 @@ int cp_command_logits(int count, char *const *arguments) {
     cp_session_close(run.session);
     cp_opened_close(&run.opened);
     cp_npy_free(&run.ids);
-    free(run.words);
     free(run.rows);
     free(run.kept);
     free(run.turns);

@@ -23,6 +23,7 @@ typedef struct {
     cp_layout *layout;
     cp_plan *plan;
     cp_plan_report report;
+    char *page;
 } plan_run;
 
 static cp_status plan_check(void *context) {
@@ -34,10 +35,7 @@ static cp_status plan_check(void *context) {
                          run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
-    CP_TRY(cp_command_step_check(run->variant, fresh->count, fresh->items));
-    if (cp_counts_sum(fresh) == 0)
-        return cp_refuse("--new: 0 new tokens in all");
-    return CP_OK;
+    return cp_command_step_check(run->variant, fresh->count, fresh->items);
 }
 
 static cp_status layout_new(const plan_run *run, const cp_counts *counts,
@@ -214,13 +212,10 @@ static cp_status plan_write(void *context, FILE *out) {
 
 static cp_status plan_work(void *context) {
     plan_run *run = context;
-    char *text;
     int64_t bytes;
     CP_TRY(plan_build(run));
-    CP_TRY(cp_page_make(plan_write, run, &text, &bytes));
-    const cp_status status = cp_page_keep(run->out, text, bytes);
-    free(text);
-    return status;
+    CP_TRY(cp_page_make(plan_write, run, &run->page, &bytes));
+    return cp_page_keep(run->out, run->page, bytes);
 }
 
 int cp_command_plan(int count, char *const *arguments) {
@@ -251,6 +246,7 @@ int cp_command_plan(int count, char *const *arguments) {
         options};
     const int result =
         cp_command_run(&usage, count, arguments, plan_check, plan_work, &run);
+    free(run.page);
     cp_plan_report_free(&run.report);
     cp_plan_free(run.plan);
     cp_layout_free(run.layout);

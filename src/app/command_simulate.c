@@ -11,6 +11,7 @@ typedef struct {
     const char *machine, *model, *trace;
     cp_words set;
     cp_command_tokens tokens;
+    int64_t fresh, cached; /* their sums, over all of the batch */
     int64_t ranks, batch;
     bool csv;
     cp_scenario scenario; /* which the options fill in, and what they come to */
@@ -45,8 +46,6 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
     cp_scenario *scenario = &run->scenario;
-    const cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
-    int64_t sum = 0;
     CP_TRY(cp_hardware_read(run->machine, &run->hardware));
     CP_TRY(cp_model_sizes_read(run->model, &run->facts));
     for (int64_t n = 0; n < run->set.count; n++)
@@ -61,10 +60,11 @@ static cp_status simulate_check(void *context) {
     CP_TRY(cp_command_tokens_check("simulate", &run->tokens));
     CP_TRY(cp_option_range("batch", run->batch, 1, 4096));
     const int64_t most = INT32_MAX / run->batch;
-    CP_TRY(cp_command_tokens_sum("new", fresh, most, &sum));
-    CP_TRY(cp_command_tokens_sum("cached", cached, most, &sum));
-    if (cp_counts_sum(fresh) == 0)
-        return cp_refuse("--new: no new tokens");
+    int64_t sum = 0;
+    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, most, &sum));
+    run->fresh = sum * run->batch;
+    CP_TRY(cp_command_tokens_sum("cached", &run->tokens.cached, most, &sum));
+    run->cached = sum * run->batch - run->fresh;
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     cp_pace pace = {.hardware = &run->hardware,
                     .model = &run->facts,
@@ -86,6 +86,7 @@ static cp_status counts_repeat(cp_counts *counts, int64_t times) {
 }
 
 static cp_status scenario_fill(simulate_run *run) {
+    static const char *const queues[] = {"computing", "communicating"};
     cp_scenario *scenario = &run->scenario;
     cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
     cp_shape shape = cp_model_sizes_shape(&run->facts);
@@ -99,8 +100,9 @@ static cp_status scenario_fill(simulate_run *run) {
     scenario->sequences = fresh->count;
     scenario->new_tokens = fresh->items;
     scenario->cached_tokens = cached->items;
-    scenario->kept =
-        scenario->variant != CP_DECODE && cp_counts_sum(cached) > 0;
+    if (run->trace != NULL)
+        CP_TRY(cp_history_new(scenario->ranks, 2, queues, &scenario->trace));
+    scenario->kept = scenario->variant != CP_DECODE && run->cached > 0;
     if (scenario->variant != CP_AUTO)
         return CP_OK;
     shape.query_heads = cp_max(shape.query_heads / scenario->tensor, 1);
@@ -112,16 +114,14 @@ static cp_status scenario_fill(simulate_run *run) {
 }
 
 static void head_print(const simulate_run *run) {
-    const cp_command_tokens *tokens = &run->tokens;
-    const int64_t fresh = cp_counts_sum(&tokens->fresh);
+    const int64_t sequences = run->scenario.sequences;
     printf("%s on %s, %s: %ld rank%s of %ld GPU%s\n"
            "%s new token%s, %s cached, %ld sequence%s\n",
            cp_variant_name(run->scenario.variant), run->hardware.name,
            run->facts.name, run->ranks, cp_plural(run->ranks),
            run->scenario.tensor, cp_plural(run->scenario.tensor),
-           cp_group(fresh).text, cp_plural(fresh),
-           cp_group(cp_counts_sum(&tokens->cached)).text, tokens->fresh.count,
-           cp_plural(tokens->fresh.count));
+           cp_group(run->fresh).text, cp_plural(run->fresh),
+           cp_group(run->cached).text, sequences, cp_plural(sequences));
     if (run->choice.rule[0] != '\0') {
         printf("rule with the speeds reached: ");
         cp_write_wrapped(stdout, 30, 6, run->choice.rule);
@@ -180,21 +180,13 @@ static void csv_print(const simulate_run *run) {
 }
 
 static cp_status call_simulate(simulate_run *run) {
-    static const char *const names[] = {"computing", "communicating"};
-    cp_history *trace = NULL;
-    cp_status status = CP_OK;
-    if (run->trace != NULL)
-        status = cp_history_new((int)run->ranks, 2, names, &trace);
-    run->scenario.trace = trace;
-    if (status == CP_OK)
-        status = cp_simulate(&run->scenario, &run->forecast);
-    if (status == CP_OK && !isfinite(run->forecast.seconds))
-        status =
-            cp_refuse("machine %s is too slow for a time", run->hardware.name);
-    if (status == CP_OK && trace != NULL)
-        status = cp_history_write(trace, 0, run->trace);
-    cp_history_free(trace);
-    return status;
+    CP_TRY(cp_simulate(&run->scenario, &run->forecast));
+    if (!isfinite(run->forecast.seconds))
+        return cp_refuse("machine %s is too slow for a time",
+                         run->hardware.name);
+    return run->trace == NULL
+               ? CP_OK
+               : cp_history_write(run->scenario.trace, 0, run->trace);
 }
 
 /* Simulate the step of decode that follows the call. */
@@ -266,6 +258,8 @@ int cp_command_simulate(int count, char *const *arguments) {
         "token and of a step, what of the communication shows, and memory. "
         "Nothing is computed, so a million tokens on 128 GPUs are welcome.",
         options};
-    return cp_command_run(&usage, count, arguments, simulate_check,
-                          simulate_work, &run);
+    const int result = cp_command_run(&usage, count, arguments, simulate_check,
+                                      simulate_work, &run);
+    cp_history_free(run.scenario.trace);
+    return result;
 }

@@ -23,8 +23,8 @@ static cp_status tokenize_check(void *context) {
 }
 
 static cp_status text_to_ids(tokenize_run *run) {
-    const cp_status status = cp_tokenizer_encode(
-        run->opened.tokenizer, run->text, run->bytes, run->special, &run->ids);
+    CP_TRY(cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
+                               run->special, &run->ids));
     const int64_t lost =
         cp_tokenizer_lost(run->opened.tokenizer, run->text, run->bytes);
     if (lost > 0)
@@ -32,11 +32,10 @@ static cp_status text_to_ids(tokenize_run *run) {
                 "longring: %ld byte%s of the text have no token, and are left "
                 "out\n",
                 lost, cp_plural(lost));
-    for (int64_t i = 0; i < run->ids.count && status == CP_OK; i++)
+    for (int64_t i = 0; i < run->ids.count; i++)
         printf(i > 0 ? " %d" : "%d", run->ids.items[i]);
-    if (status == CP_OK)
-        putchar('\n');
-    return status;
+    putchar('\n');
+    return CP_OK;
 }
 
 static cp_status ids_read(tokenize_run *run) {

@@ -27,29 +27,26 @@ int64_t cp_npy_bytes(const cp_npy *array) {
 }
 
 static cp_status type_read(const char *at, const char *path, cp_npy *array) {
-    const int length = (int)cp_min(15, (int64_t)strcspn(at + 1, "'"));
-    if (*at != '\'')
+    char name[16];
+    if (sscanf(at, "'%15[^']'", name) != 1)
         return cp_refuse("%s: numbers of a structured or unnamed type; "
                          "float32, float64, int32 or int64 is needed",
                          path);
-    at++;
-    if (*at == '>')
-        return cp_refuse(
-            "%s: big-endian numbers (%.*s); save them little-endian", path,
-            length, at);
+    if (name[0] == '>')
+        return cp_refuse("%s: big-endian numbers (%s); save them little-endian",
+                         path, name);
     for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
         array->type = (cp_npy_type)type;
-        if ((*at == '<' || *at == '=') && length == 3 &&
-            strncmp(at + 1, number_types[type].spelling, 2) == 0)
+        if ((name[0] == '<' || name[0] == '=') &&
+            strcmp(name + 1, number_types[type].spelling) == 0)
             return CP_OK;
     }
     return cp_refuse(
-        "%s: numbers of type %.*s; float32, float64, int32 or int64 is needed",
-        path, length, at);
+        "%s: numbers of type %s; float32, float64, int32 or int64 is needed",
+        path, name);
 }
 
 static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
-    array->dims = 0;
     array->count = 1;
     if (*at++ != '(')
         return cp_refuse("%s: its header's shape is no tuple", path);
@@ -82,16 +79,21 @@ static const char *value_find(const char *header, const char *key) {
 /* Read a dictionary of Python's, whose spaces mean nothing. */
 static cp_status header_read(char *text, const char *path, cp_npy *array) {
     char *end = text;
+    int keys = 0;
     for (const char *c = text; *c != '\0'; c++)
         if (*c != ' ' && *c != '\n')
             *end++ = *c;
     *end = '\0';
+    for (const char *c = text; (c = strstr(c, "':")) != NULL; c++)
+        keys++;
     const char *type = value_find(text, "'descr':");
     const char *order = value_find(text, "'fortran_order':");
     const char *shape = value_find(text, "'shape':");
     if (text[0] != '{' || end[-1] != '}' || type == NULL || order == NULL ||
-        shape == NULL)
-        return cp_refuse("%s: its header is not NumPy's", path);
+        shape == NULL || keys != 3)
+        return cp_refuse("%s: its header is not NumPy's: descr, fortran_order "
+                         "and shape, once each",
+                         path);
     if (strncmp(order, "True", 4) == 0)
         return cp_refuse(
             "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
@@ -168,15 +170,14 @@ void cp_npy_free(cp_npy *array) {
 /* Name an element by where it lies: "[3, 0, 17]". */
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
-    char index[CP_NPY_MOST_DIMS * 22] = "";
-    size_t length = 0;
+    char index[CP_NPY_MOST_DIMS * 22], *end = index;
     int64_t stride = array->count;
     for (int i = 0; i < array->dims; i++) {
         stride /= array->shape[i];
-        length += (size_t)snprintf(index + length, sizeof(index) - length,
-                                   i > 0 ? ", %ld" : "%ld", element / stride);
+        end += sprintf(end, i > 0 ? ", %ld" : "%ld", element / stride);
         element %= stride;
     }
+    *end = '\0';
     return cp_refuse("%s: element [%s] is %g; finite float32 numbers are "
                      "needed",
                      path, index, value);
@@ -209,47 +210,42 @@ int64_t cp_npy_integer(const cp_npy *array, int64_t element) {
                : ((const int64_t *)array->data)[element];
 }
 
-/* Write the first bytes of the file, up to the numbers; return how many. */
-static int64_t header_write(const cp_npy_file *file, char *text, size_t size) {
-    size_t length = 10;
-    length +=
-        (size_t)snprintf(text + length, size - length,
-                         "{'descr': '<%s', 'fortran_order': False, 'shape': (",
-                         number_types[file->type].spelling);
+/* Write the first bytes of the file, up to the numbers; return how many. The
+ * most dimensions take less than 300. */
+static int64_t header_write(const cp_npy_file *file, char text[512]) {
+    char *end = text + 10;
+    end += sprintf(end, "{'descr': '<%s', 'fortran_order': False, 'shape': (",
+                   number_types[file->type].spelling);
     for (int i = 0; i < file->dims; i++)
-        length += (size_t)snprintf(text + length, size - length, "%ld, ",
-                                   file->shape[i]);
-    length += (size_t)snprintf(text + length, size - length, "), }");
-    while ((length + 1) % 64 != 0)
-        text[length++] = ' ';
-    text[length++] = '\n';
+        end += sprintf(end, "%ld, ", file->shape[i]);
+    end += sprintf(end, "), }");
+    while ((end + 1 - text) % 64 != 0)
+        *end++ = ' ';
+    *end++ = '\n';
+    const int64_t length = end - text;
     memcpy(text, "\x93NUMPY\x01", 8);
     text[8] = (char)((length - 10) % 256);
     text[9] = (char)((length - 10) / 256);
-    return (int64_t)length;
+    return length;
 }
 
 cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
     enum { MOST = 4 };
     char headers[MOST][512];
-    cp_bytes parts[MOST][2];
     cp_saved saved[MOST];
     int64_t named = 0;
     assert(count <= MOST);
     for (const cp_npy_file *file = files; file < files + count; file++) {
         int64_t bytes = number_types[file->type].bytes;
+        char *header = headers[named];
         assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
         if (file->path == NULL)
             continue;
         for (int d = 0; d < file->dims; d++)
-            if (!cp_multiply(bytes, file->shape[d], &bytes))
-                return cp_refuse("%s: an array of no size", file->path);
-        char *header = headers[named];
-        parts[named][0] = (cp_bytes){
-            header, header_write(file, header, sizeof(headers[named]))};
-        parts[named][1] = (cp_bytes){file->data, bytes};
-        saved[named] = (cp_saved){file->path, 2, parts[named]};
-        named++;
+            bytes *= file->shape[d]; /* which is memory's */
+        saved[named++] = (cp_saved){
+            file->path,
+            {{header, header_write(file, header)}, {file->data, bytes}}};
     }
     return cp_save_all(named, saved);
 }

@@ -2,6 +2,7 @@
 #ifndef CP_OPTIONS_H
 #define CP_OPTIONS_H
 
+#include "ground/screen.h"
 #include "ground/text.h"
 
 typedef enum {

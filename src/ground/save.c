@@ -19,12 +19,9 @@ typedef struct {
 } saving;
 
 static cp_status refuse(const cp_saved *saved, const char *what) {
-    const char *why = strerror(errno);
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < saved->count; i++)
-        bytes += saved->parts[i].bytes;
-    return cp_fail(CP_FILE, "%s: %s %ld bytes: %s", saved->path, what, bytes,
-                   why);
+    return cp_fail(CP_FILE, "%s: %s %ld bytes: %s", saved->path, what,
+                   saved->parts[0].bytes + saved->parts[1].bytes,
+                   strerror(errno));
 }
 
 static bool is_device(const char *path) {
@@ -55,8 +52,7 @@ static cp_status saving_begin(saving *save, const char *path) {
         save->target = strdup(path);
     if (save->target == NULL)
         return cp_fail(CP_MEMORY, "%s: no memory for its name", path);
-    const char *slash = strrchr(save->target, '/');
-    const char *base = slash != NULL ? slash + 1 : save->target;
+    const char *base = basename(save->target);
     const int before = (int)(base - save->target);
     /* With its first dot the directory ends: "here/." */
     if (asprintf(&save->temporary, "%.*s.%s.%ld.tmp", before, save->target,
@@ -90,9 +86,9 @@ static cp_status saving_fill(saving *save, const cp_saved *saved) {
     else
         CP_TRY(saving_begin(save, saved->path));
     bool written = save->file >= 0;
-    for (int64_t i = 0; i < saved->count && written; i++)
-        written =
-            write_all(save->file, saved->parts[i].data, saved->parts[i].bytes);
+    for (int part = 0; part < 2 && written; part++)
+        written = write_all(save->file, saved->parts[part].data,
+                            saved->parts[part].bytes);
     if (!written || (!save->device && fsync(save->file) != 0))
         return refuse(saved, "cannot write");
     return CP_OK;
@@ -125,10 +121,8 @@ static void saving_end(saving *save) {
 
 cp_status cp_save_all(int64_t count, const cp_saved *files) {
     saving *saves;
-    cp_status status =
-        cp_allocate(&saves, count, sizeof(*saves), "files to be written");
-    if (status != CP_OK)
-        return status;
+    cp_status status = CP_OK;
+    CP_TRY(cp_allocate(&saves, count, sizeof(*saves), "files to be written"));
     for (int64_t i = 0; i < count; i++)
         saves[i].file = -1;
     for (int64_t i = 0; i < count && status == CP_OK; i++)
@@ -142,8 +136,8 @@ cp_status cp_save_all(int64_t count, const cp_saved *files) {
     return status;
 }
 
-cp_status cp_save(const char *path, int64_t count, const cp_bytes *parts) {
-    return cp_save_all(1, &(cp_saved){path, count, parts});
+cp_status cp_save(const char *path, const void *data, int64_t bytes) {
+    return cp_save_all(1, &(cp_saved){path, {{data, bytes}}});
 }
 
 cp_status cp_save_check(const char *path) {

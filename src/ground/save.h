@@ -10,20 +10,19 @@ typedef struct {
     int64_t bytes;
 } cp_bytes;
 
-/* Make the file at path hold these parts, one after the other. A regular
- * file appears whole or stays as it was; a device or a pipe is written to
- * as it is. Fails with CP_FILE, naming path and bytes. */
-cp_status cp_save(const char *path, int64_t count, const cp_bytes *parts);
-
+/* What a file shall hold: a head, perhaps, and what follows it. */
 typedef struct {
     const char *path;
-    int64_t count; /* of parts */
-    const cp_bytes *parts;
+    cp_bytes parts[2];
 } cp_saved;
 
-/* The same for several files. None of the regular ones gets its name before
- * all are on the disk and all devices are written to. */
+/* Make each file hold its parts. A regular file appears whole or stays as it
+ * was, and none gets its name before all are on the disk; a device or a pipe
+ * is written to as it is. Fails with CP_FILE, naming path and bytes. */
 cp_status cp_save_all(int64_t count, const cp_saved *files);
+
+/* The same for one file of so many bytes. */
+cp_status cp_save(const char *path, const void *data, int64_t bytes);
 
 /* Could a file be made at path now? Leaves nothing behind. Fails with
  * CP_FILE. */

@@ -55,14 +55,6 @@ cp_status cp_counts_parse(const char *name, const char *text,
     return CP_OK;
 }
 
-int64_t cp_counts_sum(const cp_counts *counts) {
-    int64_t sum = 0;
-    for (int64_t i = 0; i < counts->count; i++)
-        if (!cp_add(sum, counts->items[i], &sum))
-            return INT64_MAX;
-    return sum;
-}
-
 cp_grouped cp_group(int64_t count) {
     cp_grouped grouped = {0};
     char digits[24];
@@ -78,25 +70,6 @@ cp_grouped cp_group(int64_t count) {
 
 const char *cp_plural(int64_t count) {
     return count == 1 ? "" : "s";
-}
-
-void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
-    while (*text != '\0') {
-        const int length = (int)strcspn(text, " ");
-        if (column + length > 79 && column > indent) {
-            fprintf(out, "\n%*s", indent, "");
-            column = indent;
-        }
-        fprintf(out, "%.*s", length, text);
-        column += length + 1;
-        text += length;
-        if (*text == ' ') {
-            text++;
-            if (column + (int)strcspn(text, " ") <= 79)
-                fputc(' ', out);
-        }
-    }
-    fputc('\n', out);
 }
 
 bool cp_is_blank(const char *text) {

@@ -1,5 +1,5 @@
-/* Text: counts as users write them and as pages show them, lines that fit a
- * page, near misses, characters. */
+/* Text: counts as users write them and as pages show them, near misses,
+ * characters. */
 #ifndef CP_TEXT_H
 #define CP_TEXT_H
 
@@ -22,9 +22,6 @@ cp_status cp_count_parse(const char *name, const char *text, int64_t length,
 cp_status cp_counts_parse(const char *name, const char *text,
                           cp_counts *counts);
 
-/* The sum of counts, or INT64_MAX where it is larger. */
-int64_t cp_counts_sum(const cp_counts *counts);
-
 /* A count with commas: "1,048,576". Use it within one expression. */
 typedef struct {
     char text[32];
@@ -33,10 +30,6 @@ cp_grouped cp_group(int64_t count);
 
 /* "1 token", "2 tokens". */
 const char *cp_plural(int64_t count);
-
-/* Write text and a line end, broken at spaces before column 80. The cursor
- * is at column; later lines are indented. */
-void cp_write_wrapped(FILE *out, int column, int indent, const char *text);
 
 /* Is there nothing but white space in it? */
 bool cp_is_blank(const char *text);

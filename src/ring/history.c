@@ -86,8 +86,7 @@ cp_status cp_history_write(const cp_history *history, double origin,
         free(text);
         return cp_fail(CP_MEMORY, "%s: no memory for a trace", path);
     }
-    const cp_bytes bytes = {text, (int64_t)length};
-    const cp_status status = cp_save(path, 1, &bytes);
+    const cp_status status = cp_save(path, text, (int64_t)length);
     free(text);
     return status;
 }

@@ -11,6 +11,7 @@
 typedef struct {
     FILE *out;
     int width;    /* break lines at this column; 0: never */
+    int indent;   /* of the lines after a break */
     int column;   /* where the cursor is */
     char held[4]; /* the first bytes of a character */
     int held_count;
@@ -24,6 +25,10 @@ void cp_screen_write(cp_screen *screen, const char *bytes, int64_t count);
 
 /* Write what is held back, and end the line if one is begun. */
 void cp_screen_end(cp_screen *screen);
+
+/* Write text and a line end, broken at spaces before column 80. The cursor
+ * is at column; later lines are indented. */
+void cp_write_wrapped(FILE *out, int column, int indent, const char *text);
 
 /* A line on standard error that says how far a work has come. */
 typedef struct {

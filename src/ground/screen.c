@@ -1,5 +1,5 @@
 /* Text that arrives in pieces of bytes, shown in whole characters and words. */
-#include "app/screen.h"
+#include "ground/screen.h"
 
 #include <string.h>
 
@@ -16,8 +16,10 @@ static void word_write(cp_screen *screen) {
     const int end = screen->column + 1 + screen->word_columns;
     if (screen->word_bytes == 0)
         return;
-    if (screen->space)
-        text_write(screen, end > screen->width ? "\n" : " ", 1, 1);
+    if (screen->space && end > screen->width)
+        screen->column = fprintf(screen->out, "\n%*s", screen->indent, "") - 1;
+    else if (screen->space)
+        text_write(screen, " ", 1, 1);
     text_write(screen, screen->word, screen->word_bytes, screen->word_columns);
     screen->space = false;
     screen->word_bytes = screen->word_columns = 0;
@@ -60,7 +62,6 @@ void cp_screen_write(cp_screen *screen, const char *bytes, int64_t count) {
                 bytes_write(screen, n > 0 ? n : -n, n > 0);
         }
     }
-    fflush(screen->out);
 }
 
 void cp_screen_end(cp_screen *screen) {
@@ -69,8 +70,14 @@ void cp_screen_end(cp_screen *screen) {
     word_write(screen);
     if (screen->column > 0)
         fputc('\n', screen->out);
-    fflush(screen->out);
     *screen = (cp_screen){.out = screen->out, .width = screen->width};
+}
+
+void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
+    cp_screen screen = {
+        .out = out, .width = 79, .indent = indent, .column = column};
+    cp_screen_write(&screen, text, (int64_t)strlen(text));
+    cp_screen_end(&screen);
 }
 
 void cp_progress_begin(cp_progress *progress, const char *verb,
