@@ -16,7 +16,8 @@ const cp_place *cp_meter_cores(const cp_backend *backend);
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted);
 
-/* Of ranks on GPUs, by their weights. */
+/* Of ranks as processes over MPI, and of ranks on GPUs by their weights. */
+extern const cp_place *const cp_mpi_place;
 cp_status cp_cuda_calibrate(const cp_calibration *wanted);
 cp_status cp_cuda_calibrate_fp32(const cp_calibration *wanted);
 cp_status cp_cuda_calibrate_fp8(const cp_calibration *wanted);
