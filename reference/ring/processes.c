@@ -294,7 +294,8 @@ static bool any_in_hand(const struct member *me, bool sends) {
         if (!in_hand(me, half))
             continue;
         const struct peer *peer = &me->peers[half->peer];
-        any = any || !sends || !(peer->withdrawn || peer->gone);
+        any = any || !sends ||
+              !(peer->withdrawn || peer->gone || peer->left >= me->runs);
     }
     return any;
 }
