@@ -2,12 +2,10 @@
 #include "reference/model/attend_job.h"
 #include "reference/attend/oracle.h"
 #include "reference/attend/partial.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <string.h>
-
-#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
 
 enum { SEQUENCES = 4 };
 

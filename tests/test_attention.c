@@ -3,7 +3,7 @@
  * get wrong. */
 #define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
 #include "reference/attend/fast.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "reference/attend/exp2.h"
 #include "reference/attend/micro.h"
 #include "reference/attend/oracle.h"
@@ -45,7 +45,7 @@ static int64_t rows_of(const cp_pieces *pieces) {
 static float *tensor(const cp_pieces *pieces, int64_t width, float scale) {
     const int64_t rows = rows_of(pieces);
     float *tensor;
-    ck_assert_int_eq(cp_allocate(&tensor, rows * width, 4, "a tensor"), CP_OK);
+    must(cp_allocate(&tensor, rows * width, 4, "a tensor"));
     for (int64_t i = 0; i < rows * width; i++)
         tensor[i] = NAN;
     for (int64_t p = 0; p < pieces->count; p++) {
@@ -104,7 +104,7 @@ static float *copied(const float *tensor, int64_t count) {
 
 static void attend(problem *p, int threads) {
     const cp_attention call = ask(p, threads);
-    ck_assert_int_eq(kernel(&call), CP_OK);
+    must(kernel(&call));
 }
 
 static void discard(problem *p) {
@@ -172,9 +172,8 @@ START_TEST(the_oracle_knows_an_answer_by_heart) {
     const float queries[] = {1.0f, 1.0f}, values[] = {10.0f, 2.0f};
     const float keys[] = {0.0f, 1.0986123f};
     double output[2], lse[2];
-    ck_assert_int_eq(
-        cp_oracle(&shape, &pieces, queries, &pieces, keys, values, output, lse),
-        CP_OK);
+    must(cp_oracle(&shape, &pieces, queries, &pieces, keys, values, output,
+                   lse));
     ck_assert_double_eq(output[0], 10.0);
     ck_assert_double_eq(lse[0], 0.0);
     ck_assert_double_eq_tol(output[1], 4.0, 1e-6);
@@ -381,12 +380,12 @@ static void halves(problem *p, bool merge) {
     cp_attention call = ask(p, 2);
     call.key_pieces = &part;
     keys = (cp_piece){{0, 40, 60, 1}, keys.row + 40};
-    ck_assert_int_eq(kernel(&call), CP_OK);
+    must(kernel(&call));
     keys = (cp_piece){{0, 100, 100, 1}, keys.row + 60};
     float *output = copied(p->output, p->query_rows * heads * dim);
     float *lse = copied(p->lse, p->query_rows * heads);
     call.merge = merge;
-    ck_assert_int_eq(kernel(&call), CP_OK);
+    must(kernel(&call));
     if (!merge) {
         const int64_t first = queries.row * heads;
         cp_partial all = {queries.span.count, heads, dim,

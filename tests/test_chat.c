@@ -3,7 +3,7 @@
 #include "model/backend.h"
 #include "app/screen.h"
 #include "app/tape.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ static int64_t vocabulary;
 static cp_session *session_new(int ranks) {
     const cp_session_options options = {.ranks = ranks, .sequences = 1};
     cp_session *session;
-    ck_assert_int_eq(cp_session_open(model, &options, &session), CP_OK);
+    must(cp_session_open(model, &options, &session));
     return session;
 }
 
@@ -28,20 +28,18 @@ static void call_add(cp_session *session, bool decode, int64_t tokens) {
     int32_t ids[40];
     for (int i = 0; i < 40; i++)
         ids[i] = 20 + i;
-    ck_assert_int_eq(cp_tape_call_new(decode, 1, vocabulary, &call), CP_OK);
-    ck_assert_int_eq(
-        cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens), CP_OK);
-    ck_assert_int_eq(cp_tape_call_run(call, session, &report), CP_OK);
+    must(cp_tape_call_new(decode, 1, vocabulary, &call));
+    must(cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens));
+    must(cp_tape_call_run(call, session, &report));
     call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
-    ck_assert_int_eq(cp_tape_append(&tape, call), CP_OK);
+    must(cp_tape_append(&tape, call));
 }
 
 static void make_tape(void) {
     const tiny_gguf_options tiny = {.seed = 4};
-    ck_assert_int_eq(tiny_gguf_build(&tiny, &bytes), 0);
-    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
-    ck_assert_int_eq(cp_model_open(cp_backend_find("threads"), file, &model),
-                     CP_OK);
+    must(tiny_gguf_build(&tiny, &bytes));
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    must(cp_model_open(cp_backend_find("threads"), file, &model));
     vocabulary = cp_model_describe(model)->vocabulary;
     cp_session *session = session_new(3);
     call_add(session, false, 40);
@@ -54,7 +52,7 @@ static cp_tape_difference played(cp_status expected) {
     cp_tape_difference difference;
     cp_sampler greedy;
     cp_session *session = session_new(1);
-    ck_assert_int_eq(cp_sampler_start(0, 1, &greedy), CP_OK);
+    must(cp_sampler_start(0, 1, &greedy));
     ck_assert_int_eq(cp_tape_compare(&tape, session, greedy, NULL, &difference),
                      expected);
     cp_session_close(session);

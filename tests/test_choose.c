@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/harness/shell.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 
 static const struct {
     int64_t fresh;
@@ -26,8 +26,7 @@ static const cp_machine achieved = {"achieved", 504000000000000, 26100000000, 2,
 static cp_choice ask(const cp_machine *machine, const cp_shape *shape,
                      int ranks, int64_t fresh, int64_t cached) {
     cp_choice choice;
-    ck_assert_int_eq(
-        cp_choose(machine, shape, ranks, 1, &fresh, &cached, &choice), CP_OK);
+    must(cp_choose(machine, shape, ranks, 1, &fresh, &cached, &choice));
     return choice;
 }
 
@@ -102,13 +101,11 @@ START_TEST(test_batch) {
         cached[s] = s < 16 ? 100000 : 1000000000;
     }
     cp_choice choice;
-    ck_assert_int_eq(
-        cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice), CP_OK);
+    must(cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice));
     ck_assert_int_eq(choice.variant, CP_PASS_Q);
     ck_assert_ptr_nonnull(strstr(choice.rule, "T = 300 new tokens <"));
     fresh[3] = 200000;
-    ck_assert_int_eq(
-        cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice), CP_OK);
+    must(cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice));
     ck_assert_int_eq(choice.variant, CP_PASS_KV);
 }
 END_TEST

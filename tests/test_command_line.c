@@ -5,7 +5,7 @@
 #include "app/npy.h"
 #include "model/gguf.h"
 #include "tests/harness/shell.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <glob.h>
@@ -124,8 +124,7 @@ static float *random_tensor(const char *name, int64_t rows, int64_t heads,
     float *numbers = calloc((size_t)(rows * heads * DIM), sizeof(float));
     for (int64_t i = 0; i < rows * heads * DIM; i++)
         numbers[i] = 2 * harness_uniform(seed);
-    ck_assert_int_eq(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers),
-                     CP_OK);
+    must(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers));
     return numbers;
 }
 
@@ -152,8 +151,8 @@ static expectation expect(const attend_case *the_case) {
         const int64_t T = the_case->new_tokens[s], P = the_case->cached[s];
         const cp_piece asked = {{s, P, T, 1}, rows};
         const cp_piece held = {{s, 0, P + T, 1}, key_rows};
-        ck_assert_int_eq(cp_pieces_append(&queries, asked), CP_OK);
-        ck_assert_int_eq(cp_pieces_append(&keys, held), CP_OK);
+        must(cp_pieces_append(&queries, asked));
+        must(cp_pieces_append(&keys, held));
         rows += T;
         key_rows += P + T;
     }
@@ -164,9 +163,8 @@ static expectation expect(const attend_case *the_case) {
     expectation wanted = {rows,
                           calloc((size_t)(rows * HEADS * DIM), sizeof(double)),
                           calloc((size_t)(rows * HEADS), sizeof(double))};
-    ck_assert_int_eq(
-        cp_oracle(&shape, &queries, q, &keys, k, v, wanted.output, wanted.lse),
-        CP_OK);
+    must(
+        cp_oracle(&shape, &queries, q, &keys, k, v, wanted.output, wanted.lse));
     free(q);
     free(k);
     free(v);
@@ -178,8 +176,8 @@ static expectation expect(const attend_case *the_case) {
 static void compare_files(const char *line, const expectation *wanted) {
     cp_npy out, lse;
     double apart = 0, size = 0;
-    ck_assert_int_eq(cp_npy_read(in("o.npy"), &out), CP_OK);
-    ck_assert_int_eq(cp_npy_read(in("lse.npy"), &lse), CP_OK);
+    must(cp_npy_read(in("o.npy"), &out));
+    must(cp_npy_read(in("lse.npy"), &lse));
     ck_assert_int_eq(out.count, wanted->rows * HEADS * DIM);
     ck_assert_int_eq(lse.count, wanted->rows * HEADS);
     ck_assert(out.dims == 3 && lse.dims == 2);
@@ -261,7 +259,7 @@ static void partials_read(ledger *book, int rank, int op) {
                  names[i]);
         if (i == 0 && access(in(name), F_OK) != 0)
             return;
-        ck_assert_int_eq(cp_npy_read(in(name), &files[i]), CP_OK);
+        must(cp_npy_read(in(name), &files[i]));
     }
     for (int64_t i = 0; i < files[0].shape[0]; i++)
         partial_add(book, files, i);
@@ -322,12 +320,10 @@ START_TEST(an_overflow_is_named) {
     for (int sign = -1; sign <= 1; sign += 2) {
         for (int i = 0; i < 48; i++)
             numbers[i] = 1;
-        ck_assert_int_eq(
-            cp_npy_write(in("k.npy"), CP_NPY_FLOAT32, 3, size, numbers), CP_OK);
+        must(cp_npy_write(in("k.npy"), CP_NPY_FLOAT32, 3, size, numbers));
         for (int i = 28; i < 32; i++)
             numbers[i] = (float)sign * 3e38f; /* row 3, head 1 */
-        ck_assert_int_eq(
-            cp_npy_write(in("q.npy"), CP_NPY_FLOAT32, 3, size, numbers), CP_OK);
+        must(cp_npy_write(in("q.npy"), CP_NPY_FLOAT32, 3, size, numbers));
         refused(1, "row 3, head 1: its scores overflow fp32",
                 "$L attend --q $D/q.npy --k $D/k.npy --v $D/k.npy "
                 "--out $D/o.npy --partials $D/parts");
@@ -340,8 +336,8 @@ static void write_forged(const char *name, float number) {
     const tiny_gguf_options tiny = {.seed = 3};
     tiny_bytes bytes = {0};
     cp_gguf *file;
-    ck_assert_int_eq(tiny_gguf_build(&tiny, &bytes), 0);
-    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    must(tiny_gguf_build(&tiny, &bytes));
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     const cp_gguf_tensor *norm = cp_gguf_find(file, "output_norm.weight");
     memcpy((char *)(uintptr_t)norm->data + 4 * 7, &number, 4);
     FILE *out = fopen(in(name), "wb");
@@ -358,8 +354,7 @@ static void write_ids(const char *name, int64_t count, int32_t last) {
         ids[i] = (int32_t)(harness_random(&seed) % 256);
     if (last > 0)
         ids[count - 1] = last;
-    ck_assert_int_eq(cp_npy_write(in(name), CP_NPY_INT32, 1, &count, ids),
-                     CP_OK);
+    must(cp_npy_write(in(name), CP_NPY_INT32, 1, &count, ids));
 }
 
 static char files[sizeof(directory)]; /* a directory of what all scenes find */
@@ -367,7 +362,7 @@ static char files[sizeof(directory)]; /* a directory of what all scenes find */
 static void write_files(void) {
     const tiny_gguf_options tiny = {.seed = 3};
     make_directory();
-    ck_assert_int_eq(tiny_gguf_write(in("m.gguf"), &tiny), 0);
+    must(tiny_gguf_write(in("m.gguf"), &tiny));
     write_forged("nan.gguf", NAN);
     write_forged("large.gguf", 3e38f);
     write_ids("ids.npy", 70, 0);
@@ -401,7 +396,7 @@ static double nll_of(const cp_npy *logits) {
     const float *row = logits->data;
     double sum = 0;
     cp_npy ids;
-    ck_assert_int_eq(cp_npy_read(in("ids.npy"), &ids), CP_OK);
+    must(cp_npy_read(in("ids.npy"), &ids));
     const int32_t *id = ids.data;
     for (int64_t i = 0; i + 1 < count; i++, row += width) {
         double all = 0;
@@ -434,7 +429,7 @@ START_TEST(logits_do_not_depend_on_the_way) {
              "nll ");
     const double nll = printed_nll(ids, sizeof(ids));
     cp_npy first, again;
-    ck_assert_int_eq(cp_npy_read(in("all.npy"), &first), CP_OK);
+    must(cp_npy_read(in("all.npy"), &first));
     ck_assert_int_eq(first.shape[0], 70);
     ck_assert(fabs(nll_of(&first) - nll) <= 1e-5);
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
@@ -447,7 +442,7 @@ START_TEST(logits_do_not_depend_on_the_way) {
         accepted(line, "nll ");
         ck_assert(fabs(printed_nll(other, sizeof(other)) - nll) <= 1e-5);
         ck_assert_str_eq(other, ids);
-        ck_assert_int_eq(cp_npy_read(in("two.npy"), &again), CP_OK);
+        must(cp_npy_read(in("two.npy"), &again));
         rows_agree(&first, 69, &again, 0);
         rows_agree(&first, 3, &again, 1);
         cp_npy_free(&again);

@@ -141,7 +141,7 @@ START_TEST(what_fails_fails_cleanly) {
         break_it[_i](0);
         end();
     }
-    ck_assert_int_eq(status, CP_OK);
+    must(status);
     ck_assert_int_gt(n, 2);
 }
 END_TEST

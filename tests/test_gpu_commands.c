@@ -1,7 +1,7 @@
 /* The program with GPUs in it, on the stand-in or on a real one. */
 #define _GNU_SOURCE
 #include "harness/shell.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "harness/tiny_gguf.h"
 #include "app/npy.h"
 
@@ -20,7 +20,7 @@ static void with(const char *variable) {
 static void set_up(void) {
     make_directory();
     with("D");
-    ck_assert_int_eq(tiny_gguf_write(in("m.gguf"), NULL), 0);
+    must(tiny_gguf_write(in("m.gguf"), NULL));
 }
 
 static void runs(const char *line) {
@@ -36,8 +36,7 @@ static void write_tensor(const char *name, int64_t rows, int64_t heads) {
     for (int64_t i = 0; i < rows * heads * 16; i++)
         numbers[i] = harness_uniform(&state);
     snprintf(path, sizeof(path), "%s/%s.npy", directory, name);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, size, numbers),
-                     CP_OK);
+    must(cp_npy_write(path, CP_NPY_FLOAT32, 3, size, numbers));
 }
 
 static double differ(const char *one, const char *other) {
@@ -47,7 +46,7 @@ static double differ(const char *one, const char *other) {
     double worst = 0.0;
     for (int n = 0; n < 2; n++) {
         snprintf(path, sizeof(path), "%s/%s.npy", directory, names[n]);
-        ck_assert_int_eq(cp_npy_read(path, &files[n]), CP_OK);
+        must(cp_npy_read(path, &files[n]));
     }
     ck_assert_int_eq(files[0].count, files[1].count);
     for (int64_t i = 0; i < files[0].count; i++) {
@@ -93,7 +92,7 @@ static void write_ids(void) {
     for (int n = 0; n < 34; n++)
         ids[n] = 20 + 7 * n % 40;
     snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT32, 1, size, ids), CP_OK);
+    must(cp_npy_write(path, CP_NPY_INT32, 1, size, ids));
 }
 
 START_TEST(a_model_writes_the_same_tokens) {

@@ -45,11 +45,6 @@ static void end_file(fixture *f) {
     end();
 }
 
-static void refuses(cp_status got, cp_status because, const char *words) {
-    ck_assert_int_eq(got, because);
-    ck_assert_msg(strstr(cp_message(), words) != NULL, "%s", cp_message());
-}
-
 static cp_status say(cp_session *session, const turn *call, uint64_t seed,
                      int64_t words, int64_t *count) {
     int32_t tokens[MOST];

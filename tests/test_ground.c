@@ -1,7 +1,7 @@
 /* Failures, sizes, memory, time and text: the promises of src/ground, at their
  * edges. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
-#include "harness/suite.h"
+#include "expect.h"
 
 #include "ground/random.h"
 #include "ground/text.h"
@@ -118,14 +118,14 @@ END_TEST
 START_TEST(memory_is_zeroed_even_when_used_before) {
     for (int64_t count = 0; count <= 4096; count += 512) {
         unsigned char *bytes = NULL;
-        ck_assert_int_eq(cp_allocate(&bytes, count, 3, "bytes"), CP_OK);
+        must(cp_allocate(&bytes, count, 3, "bytes"));
         ck_assert_ptr_nonnull(bytes);
         for (int64_t i = 0; i < 3 * count; i++) {
             ck_assert_int_eq(bytes[i], 0);
             bytes[i] = 0xA5;
         }
         free(bytes);
-        ck_assert_int_eq(cp_allocate(&bytes, 3 * count, 1, "bytes"), CP_OK);
+        must(cp_allocate(&bytes, 3 * count, 1, "bytes"));
         for (int64_t i = 0; i < 3 * count; i++)
             ck_assert_int_eq(bytes[i], 0);
         free(bytes);
@@ -136,8 +136,7 @@ END_TEST
 START_TEST(tensors_begin_on_a_line) {
     for (int64_t count = 0; count <= 40; count++) {
         float *tensor = NULL;
-        ck_assert_int_eq(cp_allocate_lines(&tensor, count, 4, "a tensor"),
-                         CP_OK);
+        must(cp_allocate_lines(&tensor, count, 4, "a tensor"));
         ck_assert_int_eq((int64_t)((uintptr_t)tensor % 64), 0);
         for (int64_t i = 0; i < count; i++)
             tensor[i] = 1.0f;
@@ -197,11 +196,10 @@ END_TEST
 
 START_TEST(lists_of_counts_are_summed) {
     cp_counts list = {0};
-    ck_assert_int_eq(cp_counts_parse("n", "1,2K,3", &list), CP_OK);
+    must(cp_counts_parse("n", "1,2K,3", &list));
     ck_assert_int_eq(cp_counts_sum(&list), 2004);
     ck_assert_int_eq(cp_counts_parse("n", "1,,2", &list), CP_INVALID);
-    ck_assert_int_eq(cp_counts_parse("n", "9223372036854775807,1", &list),
-                     CP_OK);
+    must(cp_counts_parse("n", "9223372036854775807,1", &list));
     ck_assert_int_eq(cp_counts_sum(&list), INT64_MAX);
     free(list.items);
 }

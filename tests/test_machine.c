@@ -1,6 +1,6 @@
 /* Descriptions of machines and models: read, written, refused. */
 #define _GNU_SOURCE
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,16 +28,13 @@ START_TEST(built_in_descriptions_survive_writing) {
         cp_model_sizes sizes;
         if (strstr(name, ".model") != NULL) {
             models++;
-            ck_assert_msg(cp_model_sizes_parse(name, text, &sizes) == CP_OK,
-                          "%s", cp_message());
+            must(cp_model_sizes_parse(name, text, &sizes));
         } else if (strstr(name, ".machine") != NULL) {
             machines++;
             /* Read, write and read again. */
-            ck_assert_msg(cp_hardware_parse(name, text, &one) == CP_OK, "%s",
-                          cp_message());
+            must(cp_hardware_parse(name, text, &one));
             char *first = written(&one);
-            ck_assert_msg(cp_hardware_parse("written", first, &two) == CP_OK,
-                          "%s", cp_message());
+            must(cp_hardware_parse("written", first, &two));
             char *second = written(&two);
             ck_assert_str_eq(first, second);
             ck_assert_double_eq(one.link_rate, two.link_rate);
@@ -104,10 +101,9 @@ START_TEST(bad_lines_are_refused_by_name) {
     char text[2000];
     cp_hardware hardware;
     snprintf(text, sizeof(text), "%s%s\n", good, bad[_i].line);
-    ck_assert_int_eq(cp_hardware_parse("m", good, &hardware), CP_OK);
-    ck_assert_int_eq(cp_hardware_parse("m", text, &hardware), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), bad[_i].because) != NULL,
-                  "'%s' does not say '%s'", cp_message(), bad[_i].because);
+    must(cp_hardware_parse("m", good, &hardware));
+    refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID,
+            bad[_i].because);
     ck_assert_ptr_null(strchr(cp_message(), '\n'));
 }
 END_TEST
@@ -126,9 +122,7 @@ START_TEST(missing_fields_are_named) {
             strncat(text, at, length);
         at += length;
     }
-    ck_assert_int_eq(cp_hardware_parse("m", text, &hardware), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), wanted) != NULL, "'%s', not '%s'",
-                  cp_message(), wanted);
+    refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID, wanted);
 }
 END_TEST
 
@@ -161,11 +155,10 @@ START_TEST(what_is_left_out_follows) {
         {"like gtt\nmachine m\nlink_rate\n", "m:3: link_rate: no value"},
         {"like gtt\nlink_rate 1 GB/s assumed\n", "must begin: machine NAME"}};
     for (int n = 0; n < 4; n++) {
-        ck_assert_int_eq(cp_hardware_parse("m", heads[n][0], &h), CP_INVALID);
-        ck_assert_msg(strstr(cp_message(), heads[n][1]) != NULL, "%s",
-                      cp_message());
+        refuses(cp_hardware_parse("m", heads[n][0], &h), CP_INVALID,
+                heads[n][1]);
     }
-    ck_assert_int_eq(cp_hardware_parse("m", good, &h), CP_OK);
+    must(cp_hardware_parse("m", good, &h));
     ck_assert_double_eq(h.link_rate, 4e9);
     ck_assert_double_eq_tol(h.link_latency, 5e-6, 1e-18);
     ck_assert_double_eq(h.peak_8bit, h.peak);
@@ -175,8 +168,8 @@ START_TEST(what_is_left_out_follows) {
     ck_assert_int_eq(h.gpus_per_node, 1);
     ck_assert_str_eq(h.origins[3].note, "with care");
     ck_assert_int_eq(h.origins[3].source, CP_SOURCE_MEASURED);
-    ck_assert_int_eq(cp_hardware_read("gtt", &gtt), CP_OK);
-    ck_assert_int_eq(cp_hardware_read("gti", &gti), CP_OK);
+    must(cp_hardware_read("gtt", &gtt));
+    must(cp_hardware_read("gti", &gti));
     ck_assert_str_eq(gti.name, "gti");
     ck_assert_double_eq(gti.link_rate, 3e9);
     ck_assert_double_eq(gti.attention_rate, gtt.attention_rate);
@@ -202,7 +195,7 @@ START_TEST(surfaces_meet_their_points) {
     char text[2000];
     cp_hardware one, two;
     snprintf(text, sizeof(text), "%s%s", good, lines);
-    ck_assert_int_eq(cp_hardware_parse("m", text, &one), CP_OK);
+    must(cp_hardware_parse("m", text, &one));
     const cp_surface *rates = &one.attention_by;
     ck_assert_double_eq_tol(cp_surface_at(rates, 1, 10), 1e12, 1);
     ck_assert_double_eq_tol(cp_surface_at(rates, 0.1, 100), 2e12, 1);
@@ -210,7 +203,7 @@ START_TEST(surfaces_meet_their_points) {
     ck_assert_double_eq_tol(cp_surface_at(rates, 10, 1000), 8e12, 1);
     ck_assert_double_eq_tol(cp_surface_at(rates, 1e9, 10), 16e12, 1);
     char *wrote = written(&one);
-    ck_assert_int_eq(cp_hardware_parse("w", wrote, &two), CP_OK);
+    must(cp_hardware_parse("w", wrote, &two));
     free(wrote);
     ck_assert_int_eq(
         memcmp(&one.attention_by, &two.attention_by, sizeof(one.attention_by)),
@@ -243,13 +236,12 @@ START_TEST(files_are_read) {
     cp_hardware hardware;
     cp_model_sizes sizes;
     memset(big, '#', sizeof(big));
-    ck_assert_int_eq(read_bytes(good, strlen(good)), CP_OK);
+    must(read_bytes(good, strlen(good)));
     ck_assert_int_eq(read_bytes(good, sizeof(good)), CP_FILE);
     ck_assert_int_eq(read_bytes(big, sizeof(big)), CP_FILE);
-    ck_assert_int_eq(cp_hardware_read("no such", &hardware), CP_FILE);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "none of gti gtt h200 laptop"));
-    ck_assert_int_eq(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "llama3-405b"));
+    refuses(cp_hardware_read("no such", &hardware), CP_FILE,
+            "none of gti gtt h200 laptop");
+    refuses(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE, "llama3-405b");
 }
 END_TEST
 
@@ -258,7 +250,7 @@ START_TEST(models_weigh_what_they_should) {
                            "smollm2-135m"};
     cp_model_sizes m;
     for (int n = 0; n < 4; n++) {
-        ck_assert_int_eq(cp_model_sizes_read(names[n], &m), CP_OK);
+        must(cp_model_sizes_read(names[n], &m));
         const double numbers =
             (double)m.layers *
                 (cp_model_attention_bytes(&m) * 8 / m.attention_bits +
@@ -266,18 +258,17 @@ START_TEST(models_weigh_what_they_should) {
             (double)m.tables * cp_model_head_bytes(&m) * 8 / m.head_bits;
         ck_assert_double_eq_tol(numbers / (double)m.parameters, 1, 0.0025);
     }
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &m), CP_OK);
+    must(cp_model_sizes_read("llama3-405b", &m));
     const double layer =
         cp_model_attention_bytes(&m) + cp_model_inner_bytes(&m);
     ck_assert_double_eq_tol((126 * layer + cp_model_head_bytes(&m)) / 8e9, 59.7,
                             0.05);
     ck_assert_double_eq(126 * cp_model_key_bytes(&m) / 8, 64512);
-    ck_assert_int_eq(cp_model_sizes_parse("bad",
-                                          "model bad\nlike llama3-8b\n"
-                                          "kv_heads 5 heads assumed\n",
-                                          &m),
-                     CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "bad: query_heads, kv_heads"));
+    refuses(cp_model_sizes_parse("bad",
+                                 "model bad\nlike llama3-8b\n"
+                                 "kv_heads 5 heads assumed\n",
+                                 &m),
+            CP_INVALID, "bad: query_heads, kv_heads");
     /* Absurd models. */
     static const char *const absurd[] = {
         "layers 1000000 layers", "tables 3 tables", "cache_bytes 9 B",

@@ -8,21 +8,13 @@
 #include "model/sample.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/naive_llama.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
-
-static void refuse(cp_status got, cp_status expected, const char *because) {
-    ck_assert_int_eq(got, expected);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "\"%s\" lacks \"%s\"",
-                  cp_message(), because);
-}
 
 typedef struct {
     tiny_bytes bytes;
@@ -33,7 +25,7 @@ typedef struct {
 
 static fixture open_tiny(const tiny_gguf_options *options) {
     fixture f = {.words = tiny_gguf_vocabulary_size(options)};
-    ck_assert_int_eq(tiny_gguf_build(options, &f.bytes), 0);
+    must(tiny_gguf_build(options, &f.bytes));
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
     must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
     ck_assert_int_eq(cp_model_describe(f.model)->vocabulary, f.words);
@@ -272,26 +264,26 @@ static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
     const int32_t wrong = 1 << 30;
     /* Ask for what cannot be. */
     const int64_t long_one = 1000, none = 0, less = -1, absent = 1;
-    refuse(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
-           "and 1000 more would pass its 80 positions");
-    refuse(cp_session_prefill(session, &none, tokens, NULL), CP_INVALID,
-           "a call without tokens");
-    refuse(cp_session_prefill(session, &less, tokens, NULL), CP_INVALID,
-           "-1 new tokens");
-    refuse(cp_session_decode(session, 1, &zero, &wrong, NULL), CP_INVALID,
-           "is id 1073741824");
-    refuse(cp_session_decode(session, 2, twice, tokens, NULL), CP_INVALID,
-           "twice in a batch");
-    refuse(cp_session_decode(session, 1, &absent, tokens, NULL), CP_INVALID,
-           "sequence 1 of 1");
-    refuse(cp_session_decode(session, 0, twice, tokens, NULL), CP_INVALID,
-           "a call without tokens");
+    refuses(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
+            "and 1000 more would pass its 80 positions");
+    refuses(cp_session_prefill(session, &none, tokens, NULL), CP_INVALID,
+            "a call without tokens");
+    refuses(cp_session_prefill(session, &less, tokens, NULL), CP_INVALID,
+            "-1 new tokens");
+    refuses(cp_session_decode(session, 1, &zero, &wrong, NULL), CP_INVALID,
+            "is id 1073741824");
+    refuses(cp_session_decode(session, 2, twice, tokens, NULL), CP_INVALID,
+            "twice in a batch");
+    refuses(cp_session_decode(session, 1, &absent, tokens, NULL), CP_INVALID,
+            "sequence 1 of 1");
+    refuses(cp_session_decode(session, 0, twice, tokens, NULL), CP_INVALID,
+            "a call without tokens");
     *armed = true;
-    refuse(cp_session_prefill(session, &many, tokens, NULL), CP_INTERRUPTED,
-           "stopped after 1 of 2 layers");
+    refuses(cp_session_prefill(session, &many, tokens, NULL), CP_INTERRUPTED,
+            "stopped after 1 of 2 layers");
     stop = 0;
-    refuse(cp_session_decode(session, 1, &zero, tokens, NULL), CP_INTERRUPTED,
-           "stopped after 1 of 2 layers");
+    refuses(cp_session_decode(session, 1, &zero, tokens, NULL), CP_INTERRUPTED,
+            "stopped after 1 of 2 layers");
     stop = 0;
     *armed = false;
 }
@@ -345,20 +337,21 @@ START_TEST(test_logits_and_capacity) {
     float *after = calloc((size_t)f.words, sizeof(float));
     cp_session *session = open_session(&f, 2, 1, CP_AUTO);
     ck_assert_int_eq(cp_session_capacity(session), 24);
-    refuse(cp_session_logits(session, 0, 1, before), CP_INVALID,
-           "a call of 0 tokens");
+    refuses(cp_session_logits(session, 0, 1, before), CP_INVALID,
+            "a call of 0 tokens");
     must(cp_session_prefill(session, &(int64_t){24}, text, NULL));
     must(cp_session_logits(session, 23, 1, before));
-    refuse(cp_session_decode(session, 1, &(int64_t){0}, text, NULL),
-           CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
+    refuses(cp_session_decode(session, 1, &(int64_t){0}, text, NULL),
+            CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
     must(cp_session_logits(session, 23, 1, after));
     ck_assert_mem_eq(before, after, (size_t)f.words * sizeof(float));
     /* Ask for logits that are not there. */
-    refuse(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
-    refuse(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
-    refuse(cp_session_logits(session, 0, 0, after), CP_INVALID, "of 24 tokens");
-    refuse(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
-    refuse(cp_session_trace(session, "/dev/null"), CP_INVALID, "no trace");
+    refuses(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
+    refuses(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
+    refuses(cp_session_logits(session, 0, 0, after), CP_INVALID,
+            "of 24 tokens");
+    refuses(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
+    refuses(cp_session_trace(session, "/dev/null"), CP_INVALID, "no trace");
     /* Free the full session. */
     cp_session_close(session);
     free(text);
@@ -472,8 +465,8 @@ START_TEST(test_trace) {
     char path[] = "/tmp/long-ring-trace-XXXXXX";
     close(mkstemp(path));
     must(cp_session_trace(session, path));
-    refuse(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
-           "/nowhere/trace.json");
+    refuses(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
+            "/nowhere/trace.json");
     char *json = read_text(path);
     ck_assert_int_eq(sum_bytes(json), sent);
     static const char *const wanted[] = {"\"rank 2 (0 operations left out)\"",
@@ -516,7 +509,7 @@ static const struct {
 
 START_TEST(test_forgeries) {
     tiny_bytes bytes = {0};
-    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
+    must(tiny_gguf_build(NULL, &bytes));
     const size_t length = forgeries[_i].length;
     unsigned char *at =
         memmem(bytes.bytes, (size_t)bytes.length, forgeries[_i].from, length);
@@ -525,8 +518,8 @@ START_TEST(test_forgeries) {
     cp_gguf *file;
     cp_model *model;
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
-    refuse(cp_model_open(cp_backend_find("threads"), file, &model), CP_INVALID,
-           forgeries[_i].because);
+    refuses(cp_model_open(cp_backend_find("threads"), file, &model), CP_INVALID,
+            forgeries[_i].because);
     ck_assert_ptr_null(model);
     cp_gguf_close(file);
     free(bytes.bytes);
@@ -550,7 +543,7 @@ START_TEST(test_scalings) {
     char fill[32] = {0};
     cp_gguf *file;
     cp_model_facts facts;
-    ck_assert_int_eq(tiny_gguf_build(NULL, &sound), 0);
+    must(tiny_gguf_build(NULL, &sound));
     sound.bytes[16] = (unsigned char)(sound.bytes[16] + 2); /* keys */
     memset(fill, 'x', (size_t)(-(int)(strlen(key) + 37) & 31));
     tiny_put(&bytes, sound.bytes, 24);
@@ -565,7 +558,7 @@ START_TEST(test_scalings) {
     if (_i == 3)
         must(cp_facts_read(file, &facts));
     else
-        refuse(cp_facts_read(file, &facts), CP_INVALID, key);
+        refuses(cp_facts_read(file, &facts), CP_INVALID, key);
     cp_gguf_close(file);
     free(sound.bytes);
     free(bytes.bytes);
@@ -578,7 +571,7 @@ START_TEST(test_loader) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     cp_model_facts facts;
-    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
+    must(tiny_gguf_build(NULL, &bytes));
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_facts_read(file, &facts));
     cp_loader loader = {
@@ -599,13 +592,13 @@ START_TEST(test_loader) {
     ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_OUTPUT));
     must(loader.status);
     cp_loader_claim(&loader, INT64_MAX / 4, 4);
-    refuse(loader.status, CP_MEMORY, "the weights' bytes overflow");
+    refuses(loader.status, CP_MEMORY, "the weights' bytes overflow");
     ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
     ck_assert_int_eq(loader.status, CP_MEMORY);
     loader.status = CP_OK;
     facts.width++;
     ck_assert_ptr_null(cp_loader_find(&loader, CP_WEIGHT_DOWN));
-    refuse(loader.status, CP_INVALID, "blk.1.ffn_down.weight is");
+    refuses(loader.status, CP_INVALID, "blk.1.ffn_down.weight is");
     cp_gguf_close(file);
     free(bytes.bytes);
 }
@@ -697,9 +690,9 @@ START_TEST(test_greedy) {
     ck_assert_int_eq(cp_sample_greedy(logits, 4), 1);
     ck_assert_int_eq(cp_sampler_draw(&cold, logits, 4), 1);
     ck_assert_int_eq(cp_sample_greedy(logits + 3, 1), 0);
-    refuse(cp_sampler_start(-0.1, 1, &cold), CP_INVALID, "-0.1");
-    refuse(cp_sampler_start(NAN, 1, &cold), CP_INVALID, "nan");
-    refuse(cp_sampler_start(INFINITY, 1, &cold), CP_INVALID, "inf");
+    refuses(cp_sampler_start(-0.1, 1, &cold), CP_INVALID, "-0.1");
+    refuses(cp_sampler_start(NAN, 1, &cold), CP_INVALID, "nan");
+    refuses(cp_sampler_start(INFINITY, 1, &cold), CP_INVALID, "inf");
 }
 END_TEST
 

@@ -5,7 +5,7 @@
 #include "reference/ring/processes.h"
 
 #include "comm_checks.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
 #include "ring/crew.h"
@@ -354,11 +354,11 @@ static void make_model(void) {
     int64_t ids[75];
     ck_assert_ptr_nonnull(mkdtemp(directory));
     snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}), 0);
+    must(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}));
     for (int64_t i = 0; i < count; i++)
         ids[i] = (37 * i + 11) % 250;
     snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids), CP_OK);
+    must(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids));
 }
 
 static void remove_model(void) {

@@ -9,7 +9,7 @@
 #include "harness/rig.h"
 #include "reference/ring/threads.h"
 
-#define must(call) ck_assert_msg(call, "%s", rig.failure)
+#define went(call) ck_assert_msg(call, "%s", rig.failure)
 
 enum { SEQUENCES = 18, RANKS = 16, TURNS = 12 };
 
@@ -207,8 +207,8 @@ static void check_cache(const cp_cache *cache) {
     }
 }
 
-static void hold(const conversation *talk, const turn *turns, int ranks,
-                 int round) {
+static void converse(const conversation *talk, const turn *turns, int ranks,
+                     int round) {
     int64_t held[RANKS][SEQUENCES] = {{0}}, step = 0;
     const cp_shape shape = {talk->heads, talk->kv_heads, talk->dim};
     rig rig = {.shape = shape.head_dim > 0 ? shape : shapes[round],
@@ -220,7 +220,7 @@ static void hold(const conversation *talk, const turn *turns, int ranks,
                .spare = 1 + (ranks + round) % 3,
                .scale = talk->scale,
                .strict = talk->strict};
-    must(rig_open(&rig));
+    went(rig_open(&rig));
     for (int n = 0; n < TURNS && turns[n].variant != CP_AUTO; n++) {
         const turn now = turns[n];
         snprintf(where, sizeof(where), "%s: %d ranks, round %d, turn %d, %s",
@@ -243,7 +243,7 @@ START_TEST(conversations_equal_dense_attention) {
         return;
     read_turns(talk->turns, ranks, turns);
     for (int round = 0; round < talk->rounds; round++)
-        hold(talk, turns, ranks, round);
+        converse(talk, turns, ranks, round);
 }
 END_TEST
 
@@ -271,7 +271,7 @@ START_TEST(random_conversations_equal_dense_attention) {
             decode ? CP_DECODE
                    : CP_PASS_KV + (cp_variant)(harness_random(&random) % 3);
     }
-    hold(&talk, turns, ranks, _i);
+    converse(&talk, turns, ranks, _i);
 }
 END_TEST
 
@@ -287,7 +287,7 @@ START_TEST(decoded_batches_of_every_size_are_padded_and_labelled) {
         for (int64_t i = 0; i < batch; i++)
             turns[0].tokens[i] = 1;
         turns[1] = turns[0];
-        hold(&talk, turns, _i, (int)batch);
+        converse(&talk, turns, _i, (int)batch);
     }
 }
 END_TEST
@@ -297,8 +297,8 @@ START_TEST(all_gather_rounds_as_the_ring_does) {
     double error = 0;
     for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v += 2) {
         rig rig = {.shape = {4, 2, 8}, .ranks = _i, .sequences = 1, .room = 99};
-        must(rig_open(&rig));
-        must(rig_call(&rig, &tokens, v));
+        went(rig_open(&rig));
+        went(rig_call(&rig, &tokens, v));
         ck_assert(v == CP_PASS_KV || rig.output_error == error);
         error = rig.output_error;
         rig_close(&rig);
@@ -316,9 +316,9 @@ START_TEST(every_causal_pair_meets_once) {
                    .room = 64,
                    .spare = 1 + _i % 3,
                    .disorder = (uint64_t)_i};
-        must(rig_open(&rig));
-        must(rig_assume(&rig, past, CP_PASS_KV));
-        must(rig_assume(&rig, one, CP_DECODE));
+        went(rig_open(&rig));
+        went(rig_assume(&rig, past, CP_PASS_KV));
+        went(rig_assume(&rig, one, CP_DECODE));
         ck_assert_msg(rig_ledger(&rig, v == CP_DECODE ? one : fresh, v),
                       "%s on %d ranks: %s", cp_variant_name(v), rig.ranks,
                       rig.failure);
@@ -345,12 +345,12 @@ START_TEST(a_ring_merges_in_its_kernel) {
                .kernel = counting_kernel};
     for (rig.unwatched = 0; rig.unwatched < 2; rig.unwatched++) {
         merging = 0;
-        must(rig_open(&rig));
-        must(rig_call(&rig, first, CP_PASS_KV));
-        must(rig_call(&rig, second, CP_PASS_KV));
+        went(rig_open(&rig));
+        went(rig_call(&rig, first, CP_PASS_KV));
+        went(rig_call(&rig, second, CP_PASS_KV));
         ck_assert_int_eq(merging, rig.unwatched ? 2 * _i * (_i - 1) : 0);
-        must(rig_call(&rig, second, CP_PASS_Q));
-        must(rig_call(&rig, second, CP_ALL_GATHER));
+        went(rig_call(&rig, second, CP_PASS_Q));
+        went(rig_call(&rig, second, CP_ALL_GATHER));
         rig_close(&rig);
     }
 }
@@ -368,17 +368,17 @@ START_TEST(a_failed_call_leaves_the_cache_as_it_was) {
     const int64_t first[2] = {30, 7}, second[2] = {9, 14};
     rig rig = {
         .shape = {2, 1, 8}, .ranks = 3, .sequences = 2, .room = 99, .seed = 4};
-    must(rig_open(&rig));
-    must(rig_call(&rig, first, CP_PASS_KV));
+    went(rig_open(&rig));
+    went(rig_call(&rig, first, CP_PASS_KV));
     rig.kernel = failing_kernel;
     calls_until_failure = 1 + _i;
     ck_assert(!rig_call(&rig, second, _i % 2 == 0 ? CP_PASS_KV : CP_PASS_Q));
     ck_assert_int_eq(rig.status, CP_MEMORY);
-    must(strstr(rig.failure, "the test says so") != NULL);
+    went(strstr(rig.failure, "the test says so") != NULL);
     ck_assert_int_eq(rig.cache->length[0], 30);
     check_cache(rig.cache);
     rig.kernel = NULL;
-    must(rig_call(&rig, second, CP_PASS_Q));
+    went(rig_call(&rig, second, CP_PASS_Q));
     rig_close(&rig);
 }
 END_TEST
@@ -386,13 +386,13 @@ END_TEST
 START_TEST(what_does_not_fit_is_refused_before_any_work) {
     const int64_t first = 40, exact = 24, more = 25;
     rig rig = {.shape = {2, 1, 8}, .ranks = 4, .sequences = 1, .room = 16};
-    must(rig_open(&rig));
-    must(rig_call(&rig, &first, CP_PASS_KV));
+    went(rig_open(&rig));
+    went(rig_call(&rig, &first, CP_PASS_KV));
     ck_assert(!rig_call(&rig, &more, CP_PASS_KV));
     ck_assert_int_eq(rig.status, CP_CAPACITY);
-    must(strstr(rig.failure, "sequence 0 would hold 18 tokens on rank 2; its "
+    went(strstr(rig.failure, "sequence 0 would hold 18 tokens on rank 2; its "
                              "cache has room for 16") != NULL);
-    must(rig_call(&rig, &exact, CP_PASS_KV));
+    went(rig_call(&rig, &exact, CP_PASS_KV));
     rig_close(&rig);
 }
 END_TEST
@@ -400,11 +400,11 @@ END_TEST
 START_TEST(a_long_conversation_is_a_short_list) {
     const int64_t turn = 23, one = 1;
     rig rig = {.shape = {1, 1, 1}, .ranks = 4, .sequences = 1, .room = 4000};
-    must(rig_open(&rig));
+    went(rig_open(&rig));
     for (int n = 0; n < 10; n++) {
-        must(rig_assume(&rig, &turn, CP_PASS_KV));
+        went(rig_assume(&rig, &turn, CP_PASS_KV));
         for (int step = 0; step < 100; step++)
-            must(rig_assume(&rig, &one, CP_DECODE));
+            went(rig_assume(&rig, &one, CP_DECODE));
     }
     for (int rank = 0; rank < 4; rank++)
         ck_assert_int_le(cp_cache_held(rig.cache, rank, 0)->count, 40);
@@ -430,9 +430,9 @@ START_TEST(owners_of_decoded_tokens_go_round) {
     for (int64_t batch = 1; batch <= 2 * ranks + 1; batch++) {
         rig rig = {
             .shape = {1, 1, 1}, .ranks = ranks, .sequences = batch, .room = 64};
-        must(rig_open(&rig));
+        went(rig_open(&rig));
         for (int step = 1; step <= 2 * ranks; step++) {
-            must(rig_assume(&rig, ones, CP_DECODE));
+            went(rig_assume(&rig, ones, CP_DECODE));
             int64_t all[RANKS] = {0}, counts[RANKS];
             for (int64_t b = 0; b < batch; b++) {
                 for (int k = 0; k < ranks; k++)

@@ -1,5 +1,5 @@
 /* Sharding: nothing lost, nothing twice, equal blocks, fair shares. */
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <string.h>
 
@@ -217,7 +217,7 @@ static void take_turn(cp_cache *cache, const int64_t *fresh, bool decode) {
                                     : cp_cache_prefill(cache, fresh, &layout);
     ck_assert_msg(status == CP_OK, "%lld held: %s", (long long)cache->length[0],
                   cp_message());
-    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+    must(cp_cache_commit(cache, layout));
     cp_layout_free(layout);
 }
 
@@ -236,8 +236,7 @@ START_TEST(all_promised_positions_fit_in_the_room) {
     const int ranks = 1 + _i % 9, kind = _i / 9;
     uint64_t random = (uint64_t)_i + 1;
     cp_cache *cache;
-    ck_assert_int_eq(
-        cp_cache_new(ranks, 2, cp_shard_room(ranks, POSITIONS), &cache), CP_OK);
+    must(cp_cache_new(ranks, 2, cp_shard_room(ranks, POSITIONS), &cache));
     for (int n = 0; cache->length[0] < POSITIONS; n++) {
         const int64_t left = POSITIONS - cache->length[0];
         const int64_t fresh = turn_of(kind, ranks, n, &random);

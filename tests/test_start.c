@@ -1,7 +1,7 @@
 /* What launchers leave in the environment, and what it means. How processes
  * then meet is test_streams_processes.c's. */
 #define _DEFAULT_SOURCE
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -116,7 +116,7 @@ START_TEST(launchers_are_understood) {
         ck_assert_msg(strstr(cp_message(), it->error), "%s", cp_message());
         return;
     }
-    ck_assert_msg(status == CP_OK, "%s", cp_message());
+    must(status);
     ck_assert(same_text(got.launcher, wanted->launcher));
     ck_assert_int_eq(got.rank, wanted->rank);
     ck_assert_int_eq(got.ranks, wanted->ranks);
