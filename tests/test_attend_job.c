@@ -147,7 +147,7 @@ static const int rank_counts[] = {1, 2, 3, 4, 5, 7, 8, 9, 16};
 static const cp_shape shapes[] = {
     {4, 4, 32}, {6, 2, 64}, {7, 1, 80}, {16, 1, 128}};
 
-START_TEST(test_prefill_after_a_past) {
+LOOP(test_prefill_after_a_past, 0, 9) {
     const int64_t fresh[SEQUENCES] = {11, 0, 1, 40};
     for (int v = 0; v < 4; v++) {
         static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
@@ -160,9 +160,8 @@ START_TEST(test_prefill_after_a_past) {
         tear_down(&b);
     }
 }
-END_TEST
 
-START_TEST(test_decode_after_a_past) {
+LOOP(test_decode_after_a_past, 0, 9) {
     const int64_t all[SEQUENCES] = {1, 1, 1, 1}, some[SEQUENCES] = {0, 1, 0, 1};
     bench b = set_up(shapes[_i % 4], rank_counts[_i], all, CP_AUTO);
     must(cp_attend_run(&cp_place_threads, &b.job));
@@ -174,9 +173,8 @@ START_TEST(test_decode_after_a_past) {
     compare(&b);
     tear_down(&b);
 }
-END_TEST
 
-START_TEST(test_partials_are_seen) {
+LOOP(test_partials_are_seen, 0, 2) {
     const int64_t fresh[SEQUENCES] = {11, 1, 1, 40};
     const cp_variant variant = _i == 0 ? CP_PASS_KV : CP_PASS_Q;
     bench b = set_up(shapes[1], 3, fresh, variant);
@@ -198,9 +196,8 @@ START_TEST(test_partials_are_seen) {
     free(all.merged.lse);
     tear_down(&b);
 }
-END_TEST
 
-START_TEST(test_bad_jobs) {
+TEST(test_bad_jobs) {
     const int64_t two[SEQUENCES] = {1, 2, 0, 1}, none[SEQUENCES] = {0};
     bench b = set_up(shapes[1], 3, two, CP_DECODE);
     ck_assert_int_eq(cp_attend_run(&cp_place_threads, &b.job), CP_INVALID);
@@ -210,8 +207,3 @@ START_TEST(test_bad_jobs) {
     ck_assert_int_eq(cp_attend_run(&cp_place_threads, &b.job), CP_INVALID);
     tear_down(&b);
 }
-END_TEST
-
-SUITE("attend job", {test_prefill_after_a_past, 0, 9},
-      {test_decode_after_a_past, 0, 9}, {test_partials_are_seen, 0, 2},
-      {test_bad_jobs, 0, 1})

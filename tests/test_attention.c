@@ -165,7 +165,7 @@ static void check(problem *p, int threads, double slack) {
     discard(p);
 }
 
-START_TEST(the_oracle_knows_an_answer_by_heart) {
+TEST(the_oracle_knows_an_answer_by_heart) {
     const cp_shape shape = {1, 1, 1};
     cp_pieces pieces = {0};
     cp_pieces_append(&pieces, (cp_piece){{0, 7, 2, 1}, 0});
@@ -180,9 +180,8 @@ START_TEST(the_oracle_knows_an_answer_by_heart) {
     ck_assert_double_eq_tol(lse[1], log(4.0), 1e-7);
     cp_pieces_free(&pieces);
 }
-END_TEST
 
-START_TEST(every_group_and_dimension) {
+LOOP(every_group_and_dimension, 0, 8) {
     static const int64_t groups[] = {1, 3, 7, 16};
     static const int64_t dims[] = {1, 32, 64, 80, 128, 250, 256};
     const int64_t group = groups[choose_kernel(_i)];
@@ -191,9 +190,8 @@ START_TEST(every_group_and_dimension) {
         check(&p, 2, 1.0);
     }
 }
-END_TEST
 
-START_TEST(every_length) {
+LOOP(every_length, 0, 8) {
     static const int64_t cached[] = {0, 1, 128, 200};
     static const int64_t lengths[] = {1,  2,  5,   6,   7,   16,
                                       63, 65, 127, 128, 129, 300};
@@ -203,24 +201,21 @@ START_TEST(every_length) {
         check(&p, 2, 1.0);
     }
 }
-END_TEST
 
-START_TEST(large_scores_do_not_overflow) {
+LOOP(large_scores_do_not_overflow, 0, 2) {
     choose_kernel(_i);
     const float thirty = sqrtf(30.0f);
     problem p = prefill((cp_shape){6, 2, 64}, 100, 200, thirty);
     check(&p, 2, 4.0);
 }
-END_TEST
 
-START_TEST(long_sums_stay_accurate) {
+LOOP(long_sums_stay_accurate, 0, 2) {
     choose_kernel(_i);
     problem p = prefill((cp_shape){2, 1, 16}, 20000, 4, 1.0f);
     check(&p, 2, 1.0);
 }
-END_TEST
 
-START_TEST(scores_far_below_weigh_nothing) {
+LOOP(scores_far_below_weigh_nothing, 0, 2) {
     choose_kernel(_i);
     problem p = prefill((cp_shape){1, 1, 1}, 299, 1, 1.0f);
     p.queries[2] = 1.0f;
@@ -231,9 +226,8 @@ START_TEST(scores_far_below_weigh_nothing) {
     ck_assert_float_eq(p.lse[2], 500.0f);
     discard(&p);
 }
-END_TEST
 
-START_TEST(a_mean_of_ones_is_one) {
+LOOP(a_mean_of_ones_is_one, 0, 2) {
     choose_kernel(_i);
     problem p = prefill((cp_shape){6, 2, 80}, 33, 200, 1.0f);
     for (int64_t i = 0; i < p.key_rows * 2 * 80; i++)
@@ -243,7 +237,6 @@ START_TEST(a_mean_of_ones_is_one) {
         ck_assert_float_eq_tol(p.output[i], 1.0f, 1e-6f);
     discard(&p);
 }
-END_TEST
 
 static void deal(cp_pieces *pieces, int64_t sequence, int64_t first,
                  int64_t end, int64_t step, int64_t *row) {
@@ -256,7 +249,7 @@ static void deal(cp_pieces *pieces, int64_t sequence, int64_t first,
     }
 }
 
-START_TEST(pieces_may_lie_in_any_order) {
+LOOP(pieces_may_lie_in_any_order, 0, 2) {
     choose_kernel(_i);
     problem p = {.shape = {6, 2, 40}};
     int64_t query_row = 1, key_row = 0;
@@ -270,9 +263,8 @@ START_TEST(pieces_may_lie_in_any_order) {
     prepare(&p, 1.0f);
     check(&p, 2, 1.0);
 }
-END_TEST
 
-START_TEST(seeing_nothing_is_zero_and_minus_infinity) {
+LOOP(seeing_nothing_is_zero_and_minus_infinity, 0, 2) {
     choose_kernel(_i);
     problem p = {.shape = {4, 2, 64}};
     cp_pieces_append(&p.query_pieces, (cp_piece){{0, 10, 40, 1}, 0});
@@ -289,7 +281,6 @@ START_TEST(seeing_nothing_is_zero_and_minus_infinity) {
     p.key_pieces.count = 0;
     check(&p, 2, 1.0);
 }
-END_TEST
 
 static void poison_and_compare(int64_t at, bool key, bool value) {
     const int64_t width = 2 * 64, out = 6 * 64;
@@ -309,7 +300,7 @@ static void poison_and_compare(int64_t at, bool key, bool value) {
     discard(&p);
 }
 
-START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
+LOOP(nan_reaches_those_who_see_it_and_nobody_else, 0, 2) {
     choose_kernel(_i);
     for (int64_t at = 70; at <= 71; at++) {
         poison_and_compare(at, true, false);
@@ -317,9 +308,8 @@ START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
         poison_and_compare(at, true, true);
     }
 }
-END_TEST
 
-START_TEST(a_query_of_nan_spoils_its_own_row) {
+LOOP(a_query_of_nan_spoils_its_own_row, 0, 2) {
     choose_kernel(_i);
     problem p = prefill((cp_shape){6, 2, 64}, 0, 50, 1.0f);
     p.queries[(2 + 20) * 6 * 64 + 64] = NAN;
@@ -330,7 +320,6 @@ START_TEST(a_query_of_nan_spoils_its_own_row) {
     }
     discard(&p);
 }
-END_TEST
 
 static void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
     problem p = prefill(shape, cached, fresh, 1.0f);
@@ -348,13 +337,12 @@ static void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
     check(&p, 3, 1.0);
 }
 
-START_TEST(threads_do_not_change_a_bit) {
+LOOP(threads_do_not_change_a_bit, 0, 2) {
     choose_kernel(_i);
     same_bits((cp_shape){6, 2, 64}, 50, 250);
 }
-END_TEST
 
-START_TEST(a_refusal_touches_nothing) {
+LOOP(a_refusal_touches_nothing, 0, 2) {
     choose_kernel(_i);
     problem p = prefill((cp_shape){6, 2, 64}, 0, 5, 1.0f);
     const cp_shape good = p.shape;
@@ -369,7 +357,6 @@ START_TEST(a_refusal_touches_nothing) {
     ck_assert_ptr_nonnull(strstr(cp_message(), "0 threads"));
     discard(&p);
 }
-END_TEST
 
 /* Attend to two halves of the keys and merge, inside the second call or after. */
 static void halves(problem *p, bool merge) {
@@ -398,7 +385,7 @@ static void halves(problem *p, bool merge) {
     free(lse);
 }
 
-START_TEST(merging_in_place_gives_the_same_bits) {
+LOOP(merging_in_place_gives_the_same_bits, 0, 2) {
     choose_kernel(_i);
     for (int64_t fresh = 3; fresh <= 200; fresh += 197) {
         problem p = prefill((cp_shape){4, 2, 48}, 200 - fresh, fresh, 1.0f);
@@ -413,7 +400,6 @@ START_TEST(merging_in_place_gives_the_same_bits) {
         discard(&p);
     }
 }
-END_TEST
 
 static const int numbers[] = {
     -1, /* BLIS's own choice */
@@ -427,8 +413,6 @@ static const int numbers[] = {
     BLIS_ARCH_SKX,
 #endif
 };
-
-enum { KERNELS = sizeof(numbers) / sizeof(numbers[0]) };
 
 static bool can_run(int number) {
 #ifdef BLIS_CONFIG_SANDYBRIDGE
@@ -474,7 +458,7 @@ static double wrong_by(const cp_micro *micro, int64_t rows, int64_t columns,
     return worst;
 }
 
-START_TEST(a_tile_is_the_product_and_touches_nothing_else) {
+LOOP(a_tile_is_the_product_and_touches_nothing_else, 0, COUNT_OF(numbers)) {
     if (!choose_micro_kernel(_i))
         return;
     const cp_micro *micro = cp_micro_get();
@@ -493,7 +477,6 @@ START_TEST(a_tile_is_the_product_and_touches_nothing_else) {
     free(slice);
     free(panel);
 }
-END_TEST
 
 static double worst_of(uint32_t first, uint32_t last) {
     double worst = 0.0;
@@ -506,7 +489,7 @@ static double worst_of(uint32_t first, uint32_t last) {
     return worst;
 }
 
-START_TEST(powers_of_two_are_within_two_units) {
+TEST(powers_of_two_are_within_two_units) {
     const uint32_t tiny = cp_to_bits(1e-9f), minus = 0x80000000u;
     ck_assert_double_le(worst_of(tiny, cp_to_bits(127.0f)), 2.0);
     ck_assert_double_le(worst_of(tiny | minus, cp_to_bits(-126.0f)), 2.0);
@@ -516,13 +499,12 @@ START_TEST(powers_of_two_are_within_two_units) {
     ck_assert(cp_exp2(-126.001f) == 0.0f && cp_exp2(-3e38f) == 0.0f);
     ck_assert(cp_exp2(-INFINITY) == 0.0f && isnan(cp_exp2(NAN)));
 }
-END_TEST
 
-START_TEST(every_micro_kernel_is_right) {
+LOOP(every_micro_kernel_is_right, 0, COUNT_OF(numbers)) {
     static const int64_t dims[] = {1, 7, 36, 64, 80, 128, 256};
     if (!choose_micro_kernel(_i))
         return;
-    for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++)
+    for (int d = 0; d < COUNT_OF(dims); d++)
         for (int64_t group = 1; group <= 5; group += 2) {
             const cp_shape shape = {2 * group, 2, dims[d]};
             problem full = prefill(shape, 230, 67, 1.0f);
@@ -531,18 +513,16 @@ START_TEST(every_micro_kernel_is_right) {
     problem causal = prefill((cp_shape){16, 1, 96}, 0, 500, 1.0f);
     check(&causal, 2, 1.0);
 }
-END_TEST
 
-START_TEST(shares_add_up_whoever_does_them) {
+TEST(shares_add_up_whoever_does_them) {
     same_bits((cp_shape){8, 2, 128}, 5000, 1);
     same_bits((cp_shape){9, 3, 40}, 4500, 4);
     same_bits((cp_shape){3, 3, 33}, 777, 3);
     same_bits((cp_shape){8, 1, 64}, 6000, 40);
     same_bits((cp_shape){6, 2, 16}, 100, 1500);
 }
-END_TEST
 
-START_TEST(a_batch_of_decoded_tokens_finds_its_keys) {
+TEST(a_batch_of_decoded_tokens_finds_its_keys) {
     problem p = {.shape = {8, 2, 72}};
     for (int64_t s = 0; s < 5; s++)
         cp_pieces_append(&p.query_pieces,
@@ -553,7 +533,6 @@ START_TEST(a_batch_of_decoded_tokens_finds_its_keys) {
     prepare(&p, 1.0f);
     check(&p, 3, 1.0);
 }
-END_TEST
 
 static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
                               int64_t step) {
@@ -577,27 +556,9 @@ static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
     discard(&p);
 }
 
-START_TEST(what_lies_ahead_is_not_seen) {
+TEST(what_lies_ahead_is_not_seen) {
     poison_the_future((cp_shape){8, 2, 64}, 180, 24, 1);
     poison_the_future((cp_shape){2, 2, 20}, 100, 40, 3);
     poison_the_future((cp_shape){4, 1, 64}, 60, 3, 1);
     poison_the_future((cp_shape){3, 1, 19}, 190, 2, 5);
 }
-END_TEST
-
-SUITE("attention", {the_oracle_knows_an_answer_by_heart, 0, 1},
-      {every_group_and_dimension, 0, 8}, {every_length, 0, 8},
-      {large_scores_do_not_overflow, 0, 2}, {long_sums_stay_accurate, 0, 2},
-      {scores_far_below_weigh_nothing, 0, 2}, {a_mean_of_ones_is_one, 0, 2},
-      {pieces_may_lie_in_any_order, 0, 2},
-      {seeing_nothing_is_zero_and_minus_infinity, 0, 2},
-      {nan_reaches_those_who_see_it_and_nobody_else, 0, 2},
-      {a_query_of_nan_spoils_its_own_row, 0, 2},
-      {threads_do_not_change_a_bit, 0, 2}, {a_refusal_touches_nothing, 0, 2},
-      {merging_in_place_gives_the_same_bits, 0, 2},
-      {a_tile_is_the_product_and_touches_nothing_else, 0, KERNELS},
-      {every_micro_kernel_is_right, 0, KERNELS},
-      {powers_of_two_are_within_two_units, 0, 1},
-      {shares_add_up_whoever_does_them, 0, 1},
-      {a_batch_of_decoded_tokens_finds_its_keys, 0, 1},
-      {what_lies_ahead_is_not_seen, 0, 1})

@@ -32,7 +32,7 @@ static void row_keep(void *context, const cp_bench_row *row) {
     reported = *row;
 }
 
-START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
+TEST(rounds_alternate_and_quotients_are_of_rounds) {
     scripted a = {'a', 0, {9, 2, 20, 1}}, b = {'b', 0, {4, 40, 2}};
     cp_entrant entrants[] = {
         {.run = scripted_run, .context = &a, .work = 8},
@@ -49,9 +49,8 @@ START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
     ck_assert_double_eq(reported.fraction.median, 2);
     ck_assert_double_eq(reported.fraction.low, 2);
 }
-END_TEST
 
-START_TEST(an_even_number_of_rounds_has_a_middle) {
+TEST(an_even_number_of_rounds_has_a_middle) {
     scripted a = {'a', 0, {1, 1, 2, 4, 8}};
     cp_entrant entrant = {.run = scripted_run, .context = &a, .work = 8};
     const cp_bench bench = {.rounds = 4, .row = row_keep};
@@ -63,7 +62,6 @@ START_TEST(an_even_number_of_rounds_has_a_middle) {
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);
 }
-END_TEST
 
 static cp_truth_errors judge(float value, float lse) {
     const cp_shape shape = {1, 1, 2};
@@ -89,7 +87,7 @@ static cp_truth_errors judge(float value, float lse) {
     return errors;
 }
 
-START_TEST(the_judge_sees_errors_and_nan) {
+TEST(the_judge_sees_errors_and_nan) {
     const float nine = logf(9);
     ck_assert_double_le(judge(1, nine).output, 1e-15);
     ck_assert_double_le(judge(1, nine).lse, 1e-6);
@@ -98,12 +96,13 @@ START_TEST(the_judge_sees_errors_and_nan) {
     ck_assert(isinf(judge(NAN, nine).output));
     ck_assert(isinf(judge(1, NAN).lse));
 }
-END_TEST
 
 static void open_bench(void) {
     make_directory();
     before_every_line("unset PYTHON; B=\"$L bench\";");
 }
+
+AROUND_EACH(open_bench, remove_directory);
 
 static void all_fine(const char *line) {
     accepted(line, "");
@@ -139,7 +138,7 @@ static void positive(const char *name, int first, int last) {
                       cell(name, column), output);
 }
 
-START_TEST(all_rows_are_numbers) {
+TEST(all_rows_are_numbers) {
     all_fine("$B --csv --tokens 16,40 --keys 70 --heads 4,2,24 --ranks 3 "
              "--threads 2 --rounds 2");
     ck_assert_ptr_nonnull(strstr(output, "# machine: "));
@@ -162,9 +161,8 @@ START_TEST(all_rows_are_numbers) {
             ck_assert(cell(rows[i], 6) < 1.2);
     }
 }
-END_TEST
 
-START_TEST(parts_can_be_chosen) {
+TEST(parts_can_be_chosen) {
     all_fine("$B --csv --only causal,fma --tokens 9 --rounds 1 --kernel first");
     positive("causal/9", 1, 1);
     ck_assert_ptr_null(strstr(output, "\nfull"));
@@ -175,9 +173,8 @@ START_TEST(parts_can_be_chosen) {
     all_fine("$B --help");
     ck_assert_ptr_nonnull(strstr(output, "--kernel"));
 }
-END_TEST
 
-START_TEST(a_model_reads_and_generates) {
+TEST(a_model_reads_and_generates) {
     char path[128];
     snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
     ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
@@ -198,9 +195,8 @@ START_TEST(a_model_reads_and_generates) {
             "$B --model $D/tiny.gguf --prompt 4,500 --generate 13");
     refused(1, "no.gguf", "$B --model $D/no.gguf");
 }
-END_TEST
 
-START_TEST(a_small_million_is_right) {
+TEST(a_small_million_is_right) {
     all_fine("$B --only million --keys 999 --tokens 21 --generate 6 --csv "
              "--heads 4,2,16 --ranks 3");
     ck_assert_ptr_nonnull(strstr(output, "\nwhat,value,unit\n"));
@@ -214,9 +210,8 @@ START_TEST(a_small_million_is_right) {
              "--heads 1,1,8 --variant pass-kv");
     ck_assert_ptr_null(strstr(output, "decode"));
 }
-END_TEST
 
-START_TEST(bad_wishes_are_status_2) {
+TEST(bad_wishes_are_status_2) {
     refused(2, "did you mean causal?", "$B --only fma,casual");
     refused(2, "no such part", "$B --only ''");
     refused(2, "million stands alone", "$B --only million,fma");
@@ -233,9 +228,8 @@ START_TEST(bad_wishes_are_status_2) {
     refused(2, "not built in", "$B --on cuda");
     refused(2, "fast|first", "$B --kernel second");
 }
-END_TEST
 
-START_TEST(wishes_without_meaning_are_status_2) {
+TEST(wishes_without_meaning_are_status_2) {
     refused(2, "without --model", "$B --prompt 5");
     refused(2, "without --model", "$B --generate 5");
     refused(2, "without --only million", "$B --variant pass-q");
@@ -246,12 +240,3 @@ START_TEST(wishes_without_meaning_are_status_2) {
     refused(2, "--heads has", "$B --model m --heads 1,1,1");
     refused(2, "--kernel first has", "$B --model m --kernel first");
 }
-END_TEST
-
-SUITE_WITH("bench", open_bench, remove_directory,
-           {rounds_alternate_and_quotients_are_of_rounds, 0, 1},
-           {an_even_number_of_rounds_has_a_middle, 0, 1},
-           {the_judge_sees_errors_and_nan, 0, 1}, {all_rows_are_numbers, 0, 1},
-           {parts_can_be_chosen, 0, 1}, {a_model_reads_and_generates, 0, 1},
-           {a_small_million_is_right, 0, 1}, {bad_wishes_are_status_2, 0, 1},
-           {wishes_without_meaning_are_status_2, 0, 1})

@@ -37,6 +37,7 @@ static double attend_truth(const cp_subject *it) {
 static double message_truth(const cp_subject *it) {
     return (10e-6 + (double)it->bytes / 2e9) / fmin(1, truth.speed);
 }
+
 static double seconds_truth(const cp_subject *it) {
     if (it->kind == CP_TIME_PEAK)
         return 1e9 / (8e9 * truth.speed);
@@ -98,7 +99,7 @@ static const struct {
     double speed;
 } setups[] = {{4, 2, 0, 0.5}, {2, 2, 0, 1}, {1, 2, 0, 2}, {3, 2, 1, 1}};
 
-START_TEST(made_up_machines_come_out) {
+LOOP(made_up_machines_come_out, 0, 4) {
     cp_hardware h;
     const int ranks = setups[_i].ranks;
     const bool shared = setups[_i].local == 0;
@@ -142,8 +143,8 @@ START_TEST(made_up_machines_come_out) {
     }
     ck_assert_int_eq(measured, 13 + shared + (ranks > 1 ? 4 : 0));
 }
-END_TEST
-START_TEST(what_does_not_hide_is_said_not_to) {
+
+TEST(what_does_not_hide_is_said_not_to) {
     cp_hardware h;
     truth.speed = 1;
     truth.share = 0;
@@ -156,7 +157,6 @@ START_TEST(what_does_not_hide_is_said_not_to) {
     calibrated(2, 2, 0, &h);
     near(h.overlap, 1);
 }
-END_TEST
 
 static void refused_sizes(cp_calibration wanted, const char *because) {
     ck_assert_int_eq(cp_calibration_check(&wanted), CP_INVALID);
@@ -164,7 +164,7 @@ static void refused_sizes(cp_calibration wanted, const char *because) {
                   cp_message(), because);
 }
 
-START_TEST(sizes_are_refused) {
+TEST(sizes_are_refused) {
     int64_t many[25], down[2] = {8, 8}, huge[1] = {INT64_MAX}, none[1] = {0};
     for (int n = 0; n < 25; n++)
         many[n] = n + 8;
@@ -194,13 +194,15 @@ START_TEST(sizes_are_refused) {
     bad.shape = (cp_shape){1 << 20, 1, 16};
     refused_sizes(bad, "1048576 query heads");
 }
-END_TEST
 
 static void make_small(void) {
     before_every_line("S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
                       "--heads 2,1,16';");
 }
-START_TEST(descriptions_are_written_and_read) {
+
+AROUND_EACH(make_small, NULL);
+
+TEST(descriptions_are_written_and_read) {
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         char line[300];
         snprintf(line, sizeof(line),
@@ -217,8 +219,8 @@ START_TEST(descriptions_are_written_and_read) {
     }
     accepted("$L calibrate $S", "machine here\n");
 }
-END_TEST
-START_TEST(bad_use_is_refused) {
+
+TEST(bad_use_is_refused) {
     refused(2, "--rows: 4 after 8", "$L calibrate --rows 8,4");
     refused(2, "rows", "$L calibrate --rows x");
     refused(2, "--rounds 0: between 1 and 99", "$L calibrate --rounds 0");
@@ -236,7 +238,6 @@ START_TEST(bad_use_is_refused) {
             "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $F); s=$?; "
             "grep -q kept $F || s=7; rm -f $F; exit $s");
 }
-END_TEST
 
 typedef struct {
     cp_cache *cache;
@@ -274,6 +275,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     cp_walker_free(walker);
     return status;
 }
+
 static double measured_seconds(int64_t tokens, cp_variant variant) {
     threads_ring it;
     ck_assert_int_eq(cp_cache_new(2, 1, tokens + 4, &it.cache), CP_OK);
@@ -290,6 +292,7 @@ static double measured_seconds(int64_t tokens, cp_variant variant) {
     cp_cache_free(it.cache);
     return it.seconds;
 }
+
 static double simulated_seconds(const cp_hardware *h, int64_t tokens,
                                 cp_variant variant) {
     const int64_t none = 0;
@@ -330,7 +333,7 @@ static bool rings_agree(cp_hardware *h, char *words, size_t room) {
     return true;
 }
 
-START_TEST(a_ring_takes_about_what_is_simulated) {
+TEST(a_ring_takes_about_what_is_simulated) {
     int64_t own_rows[] = {1, 64, 256}, own_keys[] = {64, 512},
             own_bytes[] = {64, 262144};
     bool agree = false;
@@ -351,7 +354,6 @@ START_TEST(a_ring_takes_about_what_is_simulated) {
     }
     ck_assert_msg(agree, "%s", words);
 }
-END_TEST
 
 static const char ring[] = "machine toy\nmemory 1 GB assumed\n"
                            "memory_rate 1000 GB/s assumed\n"
@@ -374,7 +376,8 @@ static cp_choice foreseen(const char *links, int ranks, int64_t fresh,
                   "%s", cp_message());
     return choice;
 }
-START_TEST(auto_takes_what_is_faster) {
+
+TEST(auto_takes_what_is_faster) {
     const char *const slow = "link_rate 0.01 GB/s assumed\n"
                              "link_latency 1 us assumed\n";
     const char *const slow_home = "link_rate 10 GB/s assumed\n"
@@ -394,8 +397,8 @@ START_TEST(auto_takes_what_is_faster) {
     ck_assert_ptr_nonnull(strstr(choice.rule, "miss rate"));
     ck_assert_int_eq(foreseen(slow_home, 1, 8, 4000).variant, CP_PASS_KV);
 }
-END_TEST
-START_TEST(commands_choose_by_a_description) {
+
+TEST(commands_choose_by_a_description) {
     char line[900], directory[] = "/tmp/longring-calibrate-XXXXXX";
     const tiny_gguf_options tiny = {.seed = 5};
     ck_assert_ptr_nonnull(mkdtemp(directory));
@@ -423,9 +426,8 @@ START_TEST(commands_choose_by_a_description) {
             "$L attend --q a --k a --v a --machine /dev/null");
     refused(2, "nowhere", "$L logits --model m --tokens a --machine nowhere");
 }
-END_TEST
 
-START_TEST(processes_are_calibrated) {
+TEST(processes_are_calibrated) {
     if (shell("command -v mpirun && $L --version | grep '^on mpi: kernels'") !=
         0)
         return;
@@ -439,13 +441,3 @@ START_TEST(processes_are_calibrated) {
     ck_assert_ptr_nonnull(first);
     ck_assert_ptr_null(strstr(first + 1, "machine here"));
 }
-END_TEST
-
-SUITE_WITH("calibrate", make_small, NULL, {made_up_machines_come_out, 0, 4},
-           {what_does_not_hide_is_said_not_to, 0, 1}, {sizes_are_refused, 0, 1},
-           {descriptions_are_written_and_read, 0, 1},
-           {bad_use_is_refused, 0, 1},
-           {a_ring_takes_about_what_is_simulated, 0, 1},
-           {auto_takes_what_is_faster, 0, 1},
-           {commands_choose_by_a_description, 0, 1},
-           {processes_are_calibrated, 0, 1})

@@ -59,7 +59,7 @@ static cp_tape_difference played(cp_status expected) {
     return difference;
 }
 
-START_TEST(a_true_tape_agrees_and_a_false_one_does_not) {
+TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     make_tape();
     cp_tape_difference difference = played(CP_OK);
     ck_assert_int_eq(difference.tokens, 21);
@@ -77,7 +77,6 @@ START_TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 /* What a screen of that width shows of a text that comes in pieces. */
 static void shown(const char *text, int width, int piece, const char *wanted) {
@@ -94,7 +93,7 @@ static void shown(const char *text, int width, int piece, const char *wanted) {
     free(result);
 }
 
-START_TEST(text_is_shown_whole) {
+TEST(text_is_shown_whole) {
 #define LOST "\xEF\xBF\xBD"
     const struct {
         const char *text, *raw, *wrapped; /* at 10 columns */
@@ -110,13 +109,9 @@ START_TEST(text_is_shown_whole) {
         {"\033[2J\tx", LOST "[2J\tx\n", LOST "[2J\tx\n"},
         {"", "", ""},
     };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (int i = 0; i < COUNT_OF(cases); i++)
         for (int piece = 1; piece < 5; piece++) {
             shown(cases[i].text, 0, piece, cases[i].raw);
             shown(cases[i].text, 10, piece, cases[i].wrapped);
         }
 }
-END_TEST
-
-SUITE("chat", {a_true_tape_agrees_and_a_false_one_does_not, 0, 1},
-      {text_is_shown_whole, 0, 1})

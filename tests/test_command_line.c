@@ -60,7 +60,7 @@ static void line_read(const char *line) {
     }
 }
 
-static void scenes_read(void) {
+static int scenes_read(void) {
     glob_t files;
     if (glob("tests/scenes/*.txt", 0, NULL, &files) != 0)
         exit(1);
@@ -76,6 +76,7 @@ static void scenes_read(void) {
         fclose(file);
     }
     globfree(&files);
+    return scene_count;
 }
 
 /* Where nothing is expected on standard error, or on standard output of a
@@ -96,7 +97,7 @@ static bool is_as_told(const scene *told, int status) {
     return all && (out || output[0] == '\0') && (err ? one : errors[0] == '\0');
 }
 
-START_TEST(scene_is_as_told) {
+LOOP(scene_is_as_told, 0, scenes_read()) {
     const scene *told = &scenes[_i];
     before_every_line("QKV=\"--q $D/q.npy --k $D/k.npy --v $D/v.npy\";");
     const int status = shell("%s", told->script);
@@ -107,7 +108,6 @@ START_TEST(scene_is_as_told) {
     ck_assert_msg(shell("ls -A $D | grep '[.]tmp$'") != 0, "%s: left %s",
                   told->name, output);
 }
-END_TEST
 
 enum { SEQUENCES = 3, HEADS = 6, KV_HEADS = 2, DIM = 32 };
 
@@ -200,7 +200,7 @@ static void attend_everywhere(const attend_case *the_case,
                               const char *variant) {
     const int ranks[] = {1, 2, 3, 4, 7};
     const expectation wanted = expect(the_case);
-    for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
+    for (int i = 0; i < COUNT_OF(ranks); i++) {
         char line[400];
         snprintf(line, sizeof(line),
                  "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy "
@@ -215,6 +215,7 @@ static void attend_everywhere(const attend_case *the_case,
     }
     expectation_free(wanted);
 }
+
 enum { ROWS = 64, POSITIONS = 100 };
 
 typedef struct {
@@ -280,20 +281,18 @@ static void ledger_check(const ledger *book) {
         ck_assert(fabs(merged[i] - book->wanted->output[i]) <= 2e-6);
 }
 
-START_TEST(attend_is_exact) {
+LOOP(attend_is_exact, 0, 4) {
     static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
                                            "auto"};
     attend_everywhere(&prefills, variants[_i]);
 }
-END_TEST
 
-START_TEST(attend_decodes) {
+TEST(attend_decodes) {
     attend_everywhere(&steps, "decode");
     attend_everywhere(&steps, "pass-q");
 }
-END_TEST
 
-START_TEST(partials_are_labelled) {
+TEST(partials_are_labelled) {
     const expectation wanted = expect(&prefills);
     ledger *book = calloc(1, sizeof(*book));
     book->asked = &prefills;
@@ -312,9 +311,8 @@ START_TEST(partials_are_labelled) {
     free(book);
     expectation_free(wanted);
 }
-END_TEST
 
-START_TEST(an_overflow_is_named) {
+TEST(an_overflow_is_named) {
     const int64_t size[3] = {6, 2, 4};
     float numbers[48];
     for (int sign = -1; sign <= 1; sign += 2) {
@@ -330,7 +328,7 @@ START_TEST(an_overflow_is_named) {
         ck_assert_int_eq(shell("ls $D/parts $D/o.npy | grep npy"), 1);
     }
 }
-END_TEST
+
 /* A model with one number put into its last norm. */
 static void write_forged(const char *name, float number) {
     const tiny_gguf_options tiny = {.seed = 3};
@@ -382,6 +380,9 @@ static void copy_files(void) {
     ck_assert_int_eq(shell("cp %s/* $D", files), 0);
 }
 
+AROUND_ALL(write_files, remove_files);
+AROUND_EACH(copy_files, remove_directory);
+
 /* The nll that was printed, and the line of ids after it. */
 static double printed_nll(char *ids, size_t size) {
     double nll = -1;
@@ -422,7 +423,7 @@ static const char *const ways[] = {
     "--ranks 3", "--ranks 4 --variant pass-q", "--ranks 2 --variant all-gather",
     "--ranks 3 --history 20+d5+45",
     "--ranks 4 --variant pass-q --history 1+d3+30+d36"};
-START_TEST(logits_do_not_depend_on_the_way) {
+TEST(logits_do_not_depend_on_the_way) {
     char ids[200], other[200];
     accepted("$L logits --model $D/m.gguf --tokens $D/ids.npy --ranks 1 "
              "--generate 12 --positions all --out $D/all.npy",
@@ -432,7 +433,7 @@ START_TEST(logits_do_not_depend_on_the_way) {
     must(cp_npy_read(in("all.npy"), &first));
     ck_assert_int_eq(first.shape[0], 70);
     ck_assert(fabs(nll_of(&first) - nll) <= 1e-5);
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+    for (int i = 0; i < COUNT_OF(ways); i++) {
         char line[300];
         snprintf(line, sizeof(line),
                  "$L logits --model $D/m.gguf --tokens "
@@ -449,22 +450,3 @@ START_TEST(logits_do_not_depend_on_the_way) {
     }
     cp_npy_free(&first);
 }
-END_TEST
-
-static Suite *program_suite(void) {
-    Suite *suite = suite_create("command line");
-    TCase *tests = harness_case("command line");
-    scenes_read();
-    tcase_add_unchecked_fixture(tests, write_files, remove_files);
-    tcase_add_checked_fixture(tests, copy_files, remove_directory);
-    tcase_add_loop_test(tests, scene_is_as_told, 0, scene_count);
-    tcase_add_loop_test(tests, attend_is_exact, 0, 4);
-    tcase_add_test(tests, attend_decodes);
-    tcase_add_test(tests, partials_are_labelled);
-    tcase_add_test(tests, an_overflow_is_named);
-    tcase_add_test(tests, logits_do_not_depend_on_the_way);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(program_suite)

@@ -112,8 +112,6 @@ static const char *const keys[] = {
     "tokenizer.chat_template",   "general.alignment",
 };
 
-enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
-
 /* Where the data of a sound file begin: at its tensor of offset 0. */
 static int64_t find_data(const tiny_bytes *bytes) {
     cp_gguf *file;
@@ -128,7 +126,7 @@ static int64_t find_data(const tiny_bytes *bytes) {
     return at;
 }
 
-START_TEST(a_sound_file_gives_back_what_was_written) {
+TEST(a_sound_file_gives_back_what_was_written) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     int64_t number = 0;
@@ -160,9 +158,8 @@ START_TEST(a_sound_file_gives_back_what_was_written) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(arrays_come_back_and_wrong_questions_are_named) {
+TEST(arrays_come_back_and_wrong_questions_are_named) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     cp_gguf_string *tokens;
@@ -194,9 +191,8 @@ START_TEST(arrays_come_back_and_wrong_questions_are_named) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(integers_of_every_width_keep_their_sign) {
+TEST(integers_of_every_width_keep_their_sign) {
     static const int kinds[] = {0, 2, 4, 10, 1, 3, 5, 11};
     static const int widths[] = {1, 2, 4, 8, 1, 2, 4, 8};
     for (int i = 0; i < 8; i++) {
@@ -218,9 +214,8 @@ START_TEST(integers_of_every_width_keep_their_sign) {
         free(bytes.bytes);
     }
 }
-END_TEST
 
-START_TEST(headers_that_lie_are_refused) {
+TEST(headers_that_lie_are_refused) {
     tiny_bytes file = {0};
     refused(&file, "ends after 0 more");
     tiny_put(&file, "GGML\3\0\0\0", 8);
@@ -239,7 +234,6 @@ START_TEST(headers_that_lie_are_refused) {
     put_header(&file, 3, 0, (uint64_t)1 << 60);
     refused(&file, "key count says 1152921504606846976, but only 0");
 }
-END_TEST
 
 static void put_key(tiny_bytes *out, const char *name, uint32_t kind) {
     put_header(out, 3, 0, 1);
@@ -247,7 +241,7 @@ static void put_key(tiny_bytes *out, const char *name, uint32_t kind) {
     tiny_put_u32(out, kind);
 }
 
-START_TEST(keys_that_lie_are_refused) {
+TEST(keys_that_lie_are_refused) {
     tiny_bytes file = {0};
     put_header(&file, 3, 0, 1);
     tiny_put_u64(&file, (uint64_t)1 << 62);
@@ -282,7 +276,6 @@ START_TEST(keys_that_lie_are_refused) {
     }
     refused(&file, "two keys are named 'twin'");
 }
-END_TEST
 
 static const struct {
     const char *name;
@@ -308,7 +301,7 @@ static const struct {
     {"t", 1, 1, 0, INT64_MAX - 31, "but the file holds 512"},
 };
 
-START_TEST(tensors_that_lie_are_refused) {
+LOOP(tensors_that_lie_are_refused, 0, COUNT_OF(lies)) {
     tiny_bytes file = {0};
     put_header(&file, 3, 1, 0);
     put_tensor(&file, lies[_i].name, lies[_i].row, lies[_i].rows, lies[_i].type,
@@ -316,9 +309,8 @@ START_TEST(tensors_that_lie_are_refused) {
     put_data(&file);
     refused(&file, lies[_i].because);
 }
-END_TEST
 
-START_TEST(tensors_that_quarrel_are_refused) {
+TEST(tensors_that_quarrel_are_refused) {
     tiny_bytes file = {0};
     put_header(&file, 3, 2, 0);
     put_tensor(&file, "late", 8, 1, 0, 32);
@@ -347,9 +339,8 @@ START_TEST(tensors_that_quarrel_are_refused) {
     tiny_put_string(&file, "32");
     refused(&file, "holds string and not an integer");
 }
-END_TEST
 
-START_TEST(odd_but_sound_files_are_read) {
+TEST(odd_but_sound_files_are_read) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     put_header(&bytes, 2, 2, 1);
@@ -368,12 +359,11 @@ START_TEST(odd_but_sound_files_are_read) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 static const tiny_gguf_options smallest = {
     .blocks = 1, .width = 8, .feed_forward = 8, .heads = 2};
 
-START_TEST(a_file_cut_at_any_byte_is_refused) {
+TEST(a_file_cut_at_any_byte_is_refused) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     must(tiny_gguf_build(&smallest, &bytes));
@@ -386,7 +376,6 @@ START_TEST(a_file_cut_at_any_byte_is_refused) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 static void scratch(unsigned char *bytes, int64_t length, uint64_t *state) {
     static const uint64_t favourites[] = {0,          1,          INT64_MAX,
@@ -402,7 +391,7 @@ static void scratch(unsigned char *bytes, int64_t length, uint64_t *state) {
     }
 }
 
-START_TEST(five_thousand_scratched_files_do_no_harm) {
+TEST(five_thousand_scratched_files_do_no_harm) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     must(tiny_gguf_build(&smallest, &bytes));
@@ -414,7 +403,7 @@ START_TEST(five_thousand_scratched_files_do_no_harm) {
         scratch(copy, data, &state);
         if (parse_at_fence(copy, bytes.length, &file) != CP_OK)
             continue;
-        for (int k = 0; k < KEYS; k++)
+        for (int k = 0; k < COUNT_OF(keys); k++)
             use_key(file, keys[k]);
         use_tensors(file);
         cp_gguf_close(file);
@@ -422,9 +411,8 @@ START_TEST(five_thousand_scratched_files_do_no_harm) {
     free(copy);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(blocks_give_the_reference_values_exactly) {
+LOOP(blocks_give_the_reference_values_exactly, 0, GOLDEN_BLOCKS) {
     const golden_block *golden = &golden_blocks[_i];
     unsigned char bytes[513];
     float out[512];
@@ -436,10 +424,9 @@ START_TEST(blocks_give_the_reference_values_exactly) {
                           golden->sum,
                       "%s, block %d", cp_gguf_type_name(golden->type), block);
 }
-END_TEST
 
 /* Of random blocks, those are finite whose every value is. */
-START_TEST(weights_that_are_no_numbers_are_found) {
+TEST(weights_that_are_no_numbers_are_found) {
     static const int types[] = {
         CP_GGUF_F32,  CP_GGUF_F16,  CP_GGUF_BF16, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
         CP_GGUF_Q5_0, CP_GGUF_Q5_1, CP_GGUF_Q8_0, CP_GGUF_Q2_K, CP_GGUF_Q3_K,
@@ -462,9 +449,8 @@ START_TEST(weights_that_are_no_numbers_are_found) {
                           cp_gguf_type_name(types[t]));
         }
 }
-END_TEST
 
-START_TEST(every_half_is_what_its_bits_say) {
+TEST(every_half_is_what_its_bits_say) {
     for (int bits = 0; bits < 65536; bits++) {
         const unsigned char bytes[2] = {(unsigned char)bits,
                                         (unsigned char)(bits >> 8)};
@@ -482,9 +468,8 @@ START_TEST(every_half_is_what_its_bits_say) {
         ck_assert_int_eq(signbit(value) != 0, bits >> 15);
     }
 }
-END_TEST
 
-START_TEST(what_cannot_be_computed_or_opened_is_named) {
+TEST(what_cannot_be_computed_or_opened_is_named) {
     unsigned char bytes[34] = {0};
     float out[32];
     cp_gguf *file;
@@ -499,9 +484,8 @@ START_TEST(what_cannot_be_computed_or_opened_is_named) {
     ck_assert_int_eq(cp_gguf_open("/dev/null", &file), CP_FILE);
     ck_assert_ptr_null(file);
 }
-END_TEST
 
-START_TEST(files_on_disk_are_mapped) {
+TEST(files_on_disk_are_mapped) {
     char path[] = "/tmp/longring-gguf-XXXXXX";
     cp_gguf *file;
     const int descriptor = mkstemp(path);
@@ -516,19 +500,3 @@ START_TEST(files_on_disk_are_mapped) {
     close(descriptor);
     unlink(path);
 }
-END_TEST
-
-SUITE("gguf", {a_sound_file_gives_back_what_was_written, 0, 1},
-      {arrays_come_back_and_wrong_questions_are_named, 0, 1},
-      {integers_of_every_width_keep_their_sign, 0, 1},
-      {headers_that_lie_are_refused, 0, 1}, {keys_that_lie_are_refused, 0, 1},
-      {tensors_that_lie_are_refused, 0, sizeof(lies) / sizeof(lies[0])},
-      {tensors_that_quarrel_are_refused, 0, 1},
-      {odd_but_sound_files_are_read, 0, 1},
-      {a_file_cut_at_any_byte_is_refused, 0, 1},
-      {five_thousand_scratched_files_do_no_harm, 0, 1},
-      {blocks_give_the_reference_values_exactly, 0, GOLDEN_BLOCKS},
-      {weights_that_are_no_numbers_are_found, 0, 1},
-      {every_half_is_what_its_bits_say, 0, 1},
-      {what_cannot_be_computed_or_opened_is_named, 0, 1},
-      {files_on_disk_are_mapped, 0, 1})

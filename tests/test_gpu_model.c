@@ -118,7 +118,7 @@ static const turn talk[] = {
     {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {1, 0, 0}},
     {true, {1, 1, 1}},   {false, {2, 2, 2}}, {true, {0, 0, 1}},
 };
-enum { TALK = sizeof(talk) / sizeof(talk[0]) };
+enum { TALK = COUNT_OF(talk) };
 
 static const struct {
     int ranks;
@@ -127,9 +127,8 @@ static const struct {
     {1, CP_AUTO},   {2, CP_PASS_KV},    {2, CP_PASS_Q}, {3, CP_AUTO},
     {3, CP_PASS_Q}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}, {8, CP_PASS_KV},
 };
-enum { PLACES = sizeof(places) / sizeof(places[0]) };
 
-START_TEST(a_model_on_gpus_says_what_it_says_on_threads) {
+LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7,
                                                 .query = TINY_Q8_0,
                                                 .down = TINY_Q4_1,
@@ -141,7 +140,6 @@ START_TEST(a_model_on_gpus_says_what_it_says_on_threads) {
     ck_assert_msg(apart < 2e-5, "%g", apart);
     end_file(&f);
 }
-END_TEST
 
 enum { SENDERS = 3 };
 
@@ -165,7 +163,7 @@ static void note_sent(const fixture *f, const cp_backend *backend,
     cp_model_close(model);
 }
 
-START_TEST(ranks_on_gpus_send_what_threads_send) {
+LOOP(ranks_on_gpus_send_what_threads_send, 0, 3) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     int64_t expected[2 * SENDERS], got[2 * SENDERS];
@@ -177,9 +175,8 @@ START_TEST(ranks_on_gpus_send_what_threads_send) {
     }
     end_file(&f);
 }
-END_TEST
 
-START_TEST(fewer_bits_say_nearly_the_same) {
+TEST(fewer_bits_say_nearly_the_same) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     const double bf16 =
         compare(&f, &cp_backend_cuda, 3, CP_PASS_KV, talk, TALK);
@@ -189,7 +186,6 @@ START_TEST(fewer_bits_say_nearly_the_same) {
     ck_assert_msg(fp8 > bf16 && fp8 < 0.3, "FP8: %g", fp8);
     end_file(&f);
 }
-END_TEST
 
 static cp_device_place eagerly = {.only = CP_NOBODY, .rows = 7};
 
@@ -207,7 +203,7 @@ static void make_long_talk(turn *turns) {
         turns[n] = (turn){true, {1, 1, n > 9}};
 }
 
-START_TEST(graphs_change_nothing) {
+LOOP(graphs_change_nothing, 0, 2) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     cp_backend without = cp_backend_cuda_fp32;
     const cp_backend *backends[] = {&without, &cp_backend_cuda_fp32};
@@ -229,9 +225,8 @@ START_TEST(graphs_change_nothing) {
                      (size_t)(rows * f.words) * sizeof(float));
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_stale_length_is_found) {
+LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     turn turns[STEPS + 1];
     make_long_talk(turns);
@@ -241,7 +236,6 @@ START_TEST(a_stale_length_is_found) {
     ck_assert_msg(apart > 1e-3, "nothing was found: %g", apart);
     end_file(&f);
 }
-END_TEST
 
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
@@ -263,7 +257,7 @@ static void answer(cp_session *session, const turn *call, uint64_t seed,
     must(cp_session_logits(session, said - 1, 1, out));
 }
 
-START_TEST(whatever_fails_the_conversation_goes_on) {
+LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     /* Once is enough to see that no host looks into the device. */
@@ -292,7 +286,6 @@ START_TEST(whatever_fails_the_conversation_goes_on) {
     cp_model_close(model);
     end_file(&f);
 }
-END_TEST
 
 typedef struct {
     seat seat;
@@ -429,9 +422,8 @@ static const struct {
     int processes, parts;
     bool shaken;
 } crowds[] = {{2, 1, 0}, {3, 1, 0}, {4, 1, 0}, {2, 2, 0}, {4, 2, 0}, {3, 1, 1}};
-enum { CROWDS = sizeof(crowds) / sizeof(crowds[0]) };
 
-START_TEST(ranks_apart_say_the_same) {
+LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
     fixture f =
         begin_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0}, _i);
@@ -455,9 +447,8 @@ START_TEST(ranks_apart_say_the_same) {
     cp_model_close(threads);
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_model_that_cannot_be_shared_is_refused) {
+TEST(a_model_that_cannot_be_shared_is_refused) {
     const cp_device_share third = {0, 3}, half = {1, 2};
     cp_model *model;
     fixture f = begin_file(&(tiny_gguf_options){.down = TINY_Q4_1}, 2);
@@ -467,9 +458,8 @@ START_TEST(a_model_that_cannot_be_shared_is_refused) {
             CP_INVALID, "no whole blocks of 32");
     end_file(&f);
 }
-END_TEST
 
-START_TEST(ranks_that_disagree_hear_of_it) {
+LOOP(ranks_that_disagree_hear_of_it, 0, stand_in_pretends()) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1, &f);
@@ -480,9 +470,8 @@ START_TEST(ranks_that_disagree_hear_of_it) {
     }
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_silent_rank_ends_a_prefill) {
+LOOP(a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()) {
     bool said = false;
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
     process all[CROWD] = {
@@ -499,9 +488,8 @@ START_TEST(a_silent_rank_ends_a_prefill) {
     release();
     stand_in_end();
 }
-END_TEST
 
-START_TEST(what_is_wanting_is_named) {
+LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
     stand_in_options machine = STAND_IN_DEFAULTS;
     cp_model *model;
     machine.devices = 0;
@@ -515,9 +503,8 @@ START_TEST(what_is_wanting_is_named) {
             "of 100000 left");
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_wish_to_stop_is_heard) {
+TEST(a_wish_to_stop_is_heard) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 5}, 2);
     volatile sig_atomic_t stop = 0;
     const cp_session_options options = {
@@ -537,9 +524,8 @@ START_TEST(a_wish_to_stop_is_heard) {
     cp_model_close(model);
     end_file(&f);
 }
-END_TEST
 
-START_TEST(all_promised_positions_can_be_had) {
+TEST(all_promised_positions_can_be_had) {
     const turn word = {false, {1, 0, 0}};
     fixture f = begin_file(&(tiny_gguf_options){.seed = 9}, 2);
     const cp_session_options options = {
@@ -557,18 +543,3 @@ START_TEST(all_promised_positions_can_be_had) {
     cp_model_close(model);
     end_file(&f);
 }
-END_TEST
-
-SUITE("model on GPUs",
-      {a_model_on_gpus_says_what_it_says_on_threads, 0, PLACES},
-      {ranks_on_gpus_send_what_threads_send, 0, 3},
-      {fewer_bits_say_nearly_the_same, 0, 1}, {graphs_change_nothing, 0, 2},
-      {a_model_that_cannot_be_shared_is_refused, 0, 1},
-      {a_wish_to_stop_is_heard, 0, 1},
-      {all_promised_positions_can_be_had, 0, 1},
-      {a_stale_length_is_found, 0, stand_in_pretends()},
-      {whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()},
-      {ranks_apart_say_the_same, 0, CROWDS *stand_in_pretends()},
-      {ranks_that_disagree_hear_of_it, 0, stand_in_pretends()},
-      {a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()},
-      {what_is_wanting_is_named, 0, stand_in_pretends()})

@@ -224,7 +224,7 @@ static void close_batch(batch *b) {
     end();
 }
 
-START_TEST(a_graph_decodes_as_an_eager_walk_does) {
+LOOP(a_graph_decodes_as_an_eager_walk_does, 0, 12) {
     static const int64_t growths[] = {40, 0, 2};
     batch b;
     open_batch(&b, (uint64_t)_i, growths[(_i + _i / 6) % 3]);
@@ -240,9 +240,8 @@ START_TEST(a_graph_decodes_as_an_eager_walk_does) {
     ck_assert_int_ge(b.captures, b.t.growth == 0 ? 2 : 1);
     close_batch(&b);
 }
-END_TEST
 
-START_TEST(a_stale_list_is_found_at_the_second_step) {
+LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()) {
     batch b;
     const int64_t fresh[3] = {1, 1, 0};
     open_batch(&b, (uint64_t)_i, 40);
@@ -253,7 +252,6 @@ START_TEST(a_stale_list_is_found_at_the_second_step) {
     ck_assert_msg(b.t.problem[0] != '\0', "nothing was found");
     close_batch(&b);
 }
-END_TEST
 
 static cp_status renew_for(batch *b, const int64_t *fresh, cp_variant variant) {
     talk other = b->t;
@@ -263,7 +261,7 @@ static cp_status renew_for(batch *b, const int64_t *fresh, cp_variant variant) {
     return status;
 }
 
-START_TEST(a_walker_refuses_another_kind_of_call) {
+LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
     batch b;
     const int64_t one[3] = {1, 0, 0}, many[3] = {9, 9, 9};
     open_batch(&b, (uint64_t)_i, 0);
@@ -286,7 +284,6 @@ START_TEST(a_walker_refuses_another_kind_of_call) {
     b.t.layout = NULL;
     close_batch(&b);
 }
-END_TEST
 
 /* Each rank a thread, with its own communicator and graph. */
 
@@ -342,7 +339,7 @@ static void all_do(batch *b, cp_status (*what)(seat *)) {
         ck_assert_msg(seats[r].status == CP_OK, "%s", seats[r].message);
 }
 
-START_TEST(ranks_over_nccl_capture_their_messages) {
+LOOP(ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()) {
     batch b;
     open_batch(&b, (uint64_t)_i, 20);
     all_do(&b, join);
@@ -363,9 +360,3 @@ START_TEST(ranks_over_nccl_capture_their_messages) {
     all_do(&b, leave);
     close_batch(&b);
 }
-END_TEST
-
-SUITE("graphs", {a_graph_decodes_as_an_eager_walk_does, 0, 12},
-      {a_walker_refuses_another_kind_of_call, 0, 4},
-      {ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()},
-      {a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()})

@@ -19,7 +19,7 @@ static char *written(const cp_hardware *hardware) {
     return text;
 }
 
-START_TEST(built_in_descriptions_survive_writing) {
+TEST(built_in_descriptions_survive_writing) {
     int machines = 0, models = 0;
     for (int n = 0; cp_built_ins[n].name != NULL; n++) {
         const char *name = cp_built_ins[n].name;
@@ -47,7 +47,6 @@ START_TEST(built_in_descriptions_survive_writing) {
     ck_assert_int_ge(machines, 4);
     ck_assert_int_eq(models, 4);
 }
-END_TEST
 
 static const char good[] = "machine m\n"
                            "memory 1 GB measured\n"
@@ -97,7 +96,7 @@ static const struct {
      "m:10: attention_by: its sizes must ascend"},
     {"attention_by 8 9 1 GFLOP/s measured", "attention_by: its unit is"},
 };
-START_TEST(bad_lines_are_refused_by_name) {
+LOOP(bad_lines_are_refused_by_name, 0, COUNT_OF(bad)) {
     char text[2000];
     cp_hardware hardware;
     snprintf(text, sizeof(text), "%s%s\n", good, bad[_i].line);
@@ -106,9 +105,8 @@ START_TEST(bad_lines_are_refused_by_name) {
             bad[_i].because);
     ck_assert_ptr_null(strchr(cp_message(), '\n'));
 }
-END_TEST
 
-START_TEST(missing_fields_are_named) {
+LOOP(missing_fields_are_named, 0, 8) {
     char text[2000] = "", wanted[80];
     cp_hardware hardware;
     const char *at = good;
@@ -124,9 +122,8 @@ START_TEST(missing_fields_are_named) {
     }
     refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID, wanted);
 }
-END_TEST
 
-START_TEST(damage_is_read_or_refused) {
+TEST(damage_is_read_or_refused) {
     const char *whole = cp_built_in_text("gtt.machine");
     const size_t length = strlen(whole);
     char *text = malloc(length + 1);
@@ -145,9 +142,8 @@ START_TEST(damage_is_read_or_refused) {
     }
     free(text);
 }
-END_TEST
 
-START_TEST(what_is_left_out_follows) {
+TEST(what_is_left_out_follows) {
     cp_hardware h, gtt, gti;
     static const char *const heads[][2] = {
         {"machine m\nlike nothing\n", "like: it names no built-in"},
@@ -175,9 +171,8 @@ START_TEST(what_is_left_out_follows) {
     ck_assert_double_eq(gti.attention_rate, gtt.attention_rate);
     ck_assert_double_eq(gti.step, gtt.step);
 }
-END_TEST
 
-START_TEST(curves_meet_their_points) {
+TEST(curves_meet_their_points) {
     const cp_curve curve = {3, {10, 1000, 2000}, {2, 8, 4}};
     ck_assert_double_eq(cp_curve_at(&curve, 1), 2);
     ck_assert_double_eq(cp_curve_at(&curve, 10), 2);
@@ -186,9 +181,8 @@ START_TEST(curves_meet_their_points) {
     ck_assert_double_eq_tol(cp_curve_at(&curve, 2000), 4, 1e-12);
     ck_assert_double_eq(cp_curve_at(&curve, 1e18), 4);
 }
-END_TEST
 
-START_TEST(surfaces_meet_their_points) {
+TEST(surfaces_meet_their_points) {
     const char *const lines = "attention_by 1 10 1 TFLOP/s measured a\n"
                               "attention_by 1 1000 4 TFLOP/s measured a\n"
                               "attention_by 100 10 16 TFLOP/s measured a\n";
@@ -217,7 +211,6 @@ START_TEST(surfaces_meet_their_points) {
     ck_assert_ptr_nonnull(
         strstr(cp_message(), "attention_by: more than 12 rows"));
 }
-END_TEST
 
 static cp_status read_bytes(const char *bytes, size_t length) {
     char path[] = "/tmp/longring-machine-XXXXXX";
@@ -231,7 +224,7 @@ static cp_status read_bytes(const char *bytes, size_t length) {
     return status;
 }
 
-START_TEST(files_are_read) {
+TEST(files_are_read) {
     static char big[70000];
     cp_hardware hardware;
     cp_model_sizes sizes;
@@ -243,9 +236,8 @@ START_TEST(files_are_read) {
             "none of gti gtt h200 laptop");
     refuses(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE, "llama3-405b");
 }
-END_TEST
 
-START_TEST(models_weigh_what_they_should) {
+TEST(models_weigh_what_they_should) {
     const char *names[] = {"llama3-405b", "llama3-70b", "llama3-8b",
                            "smollm2-135m"};
     cp_model_sizes m;
@@ -280,11 +272,3 @@ START_TEST(models_weigh_what_they_should) {
         ck_assert_int_eq(cp_model_sizes_parse("m", text, &m), CP_INVALID);
     }
 }
-END_TEST
-
-SUITE("machine", {built_in_descriptions_survive_writing, 0, 1},
-      {bad_lines_are_refused_by_name, 0, (int)(sizeof(bad) / sizeof(bad[0]))},
-      {missing_fields_are_named, 0, 8}, {damage_is_read_or_refused, 0, 1},
-      {what_is_left_out_follows, 0, 1}, {curves_meet_their_points, 0, 1},
-      {surfaces_meet_their_points, 0, 1}, {files_are_read, 0, 1},
-      {models_weigh_what_they_should, 0, 1})

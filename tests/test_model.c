@@ -103,7 +103,7 @@ static const int tiny_types[] = {
     TINY_F32,  TINY_F16,  TINY_BF16, TINY_Q8_0, TINY_Q4_0, TINY_Q4_1, TINY_Q5_0,
     TINY_Q5_1, TINY_Q2_K, TINY_Q3_K, TINY_Q4_K, TINY_Q5_K, TINY_Q6_K};
 
-START_TEST(test_every_weight_type) {
+LOOP(test_every_weight_type, 0, 13) {
     const int t = tiny_types[_i];
     const bool blocks_of_256 = t >= TINY_Q2_K && t <= TINY_Q6_K;
     const tiny_gguf_options options = {.width = blocks_of_256 ? 256 : 64,
@@ -119,7 +119,6 @@ START_TEST(test_every_weight_type) {
                                        .seed = (uint64_t)t + 3};
     agrees_with_naive(&options);
 }
-END_TEST
 
 static const tiny_gguf_options tiny_shapes[] = {
     {.seed = 1, .heads = 4, .kv_heads = 4},
@@ -131,10 +130,9 @@ static const tiny_gguf_options tiny_shapes[] = {
     {.seed = 7, .vocabulary = TINY_LLAMA3, .feed_forward = 32},
 };
 
-START_TEST(test_every_shape) {
+LOOP(test_every_shape, 0, 7) {
     agrees_with_naive(&tiny_shapes[_i]);
 }
-END_TEST
 
 enum { TEXT = 53 };
 
@@ -171,7 +169,7 @@ static void all_finite(const float *values, int64_t count) {
 
 static const int rank_counts[] = {1, 2, 3, 4, 5, 8, 16};
 
-START_TEST(test_ranks_agree) {
+LOOP(test_ranks_agree, 0, 7) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 21, .rope_freqs = true});
     int32_t *tokens = make_up(TEXT, f.words, 5);
     float *expected = calloc((size_t)(TEXT * f.words), sizeof(float));
@@ -194,7 +192,6 @@ START_TEST(test_ranks_agree) {
     free(got);
     close_tiny(&f);
 }
-END_TEST
 
 enum { MOST = 5, STEPS = 6 };
 
@@ -217,7 +214,7 @@ static void decode_together(cp_session *batch, cp_session **alone,
     free(expected);
 }
 
-START_TEST(test_batches_agree) {
+LOOP(test_batches_agree, 0, 2 * MOST) {
     static const int64_t lengths[MOST] = {9, 1, 30, 2, 13};
     const int64_t count = 1 + _i % MOST;
     const int ranks = _i < MOST ? 3 : 4;
@@ -248,7 +245,6 @@ START_TEST(test_batches_agree) {
     free(rows);
     close_tiny(&f);
 }
-END_TEST
 
 static volatile sig_atomic_t stop;
 
@@ -288,7 +284,7 @@ static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
     *armed = false;
 }
 
-START_TEST(test_failures_leave_no_trace) {
+LOOP(test_failures_leave_no_trace, 0, 4) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 4});
     int32_t *text = make_up(64, f.words, 9);
     bool armed = false;
@@ -328,9 +324,8 @@ START_TEST(test_failures_leave_no_trace) {
     free(text);
     close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_logits_and_capacity) {
+TEST(test_logits_and_capacity) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 4, .context = 24});
     int32_t *text = make_up(64, f.words, 9);
     float *before = calloc((size_t)f.words, sizeof(float));
@@ -359,9 +354,8 @@ START_TEST(test_logits_and_capacity) {
     free(after);
     close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_bad_options) {
+TEST(test_bad_options) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
     const cp_session_options bad[] = {
         {.ranks = 0, .sequences = 1},
@@ -371,7 +365,7 @@ START_TEST(test_bad_options) {
         {.ranks = 1, .sequences = 1, .capacity = -1},
         {.ranks = 1, .sequences = 1, .variant = CP_DECODE},
     };
-    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++) {
+    for (int n = 0; n < COUNT_OF(bad); n++) {
         cp_session *session;
         ck_assert_int_eq(cp_session_open(f.model, &bad[n], &session),
                          CP_INVALID);
@@ -379,7 +373,6 @@ START_TEST(test_bad_options) {
     }
     close_tiny(&f);
 }
-END_TEST
 
 static void check_report(const fixture *f, const cp_session *session,
                          const cp_turn_report *report, int64_t fresh,
@@ -425,7 +418,7 @@ static char *read_text(const char *path) {
     return text;
 }
 
-START_TEST(test_report) {
+LOOP(test_report, 0, 3) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
     int32_t *text = make_up(64, f.words, 2);
     cp_session *session = open_session(&f, 4, 1, variants[1 + _i % 3]);
@@ -444,9 +437,8 @@ START_TEST(test_report) {
     free(text);
     close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_trace) {
+LOOP(test_trace, 0, 3) {
     fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
     int32_t *text = make_up(64, f.words, 2);
     const cp_session_options options = {.ranks = 3,
@@ -476,7 +468,7 @@ START_TEST(test_trace) {
                                          "\"name\":\"project\"",
                                          "\"name\":\"feed forward\"",
                                          "\"layer\":1,\"hop\":1,\"bytes\":"};
-    for (size_t n = 0; n < sizeof(wanted) / sizeof(wanted[0]); n++)
+    for (int n = 0; n < COUNT_OF(wanted); n++)
         ck_assert_msg(strstr(json, wanted[n]) != NULL, "no %s", wanted[n]);
     ck_assert_ptr_null(strstr(json, "\"dur\":-"));
     ck_assert_str_eq(json + strlen(json) - 4, "\n]}\n");
@@ -486,7 +478,6 @@ START_TEST(test_trace) {
     free(text);
     close_tiny(&f);
 }
-END_TEST
 
 #define FORGERY(from, to, because)                                             \
     { from, to, because, sizeof(from) - 1 }
@@ -507,7 +498,7 @@ static const struct {
             "rope base -10000"),
 };
 
-START_TEST(test_forgeries) {
+LOOP(test_forgeries, 0, 9) {
     tiny_bytes bytes = {0};
     must(tiny_gguf_build(NULL, &bytes));
     const size_t length = forgeries[_i].length;
@@ -524,7 +515,6 @@ START_TEST(test_forgeries) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 static const struct {
     const char *key;
@@ -536,7 +526,7 @@ static const struct {
 
 /* A key with a float, and one of text that fills up to the alignment of the
  * data, go before all others of a sound file. */
-START_TEST(test_scalings) {
+LOOP(test_scalings, 0, 4) {
     tiny_bytes sound = {0}, bytes = {0};
     const char *key = scalings[_i].key;
     const float value = scalings[_i].value;
@@ -563,9 +553,8 @@ START_TEST(test_scalings) {
     free(sound.bytes);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(test_loader) {
+LOOP(test_loader, 0, 2) {
     const int64_t align = _i == 0 ? 64 : 256;
     char memory[1024];
     tiny_bytes bytes = {0};
@@ -602,7 +591,6 @@ START_TEST(test_loader) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 static double nats(const float *logits, int64_t words, int32_t next) {
     const double largest = (double)logits[cp_sample_greedy(logits, words)];
@@ -634,7 +622,8 @@ static void check_golden(cp_session *session, const golden_prompt *prompt,
     free(rows);
 }
 
-START_TEST(test_golden) {
+/* The real model, if there is one. */
+LOOP_FOR(120, test_golden, 0, getenv("LONG_RING_MODEL") != NULL ? 12 : 0) {
     static const int ranks[] = {1, 3, 4};
     const char *path = getenv("LONG_RING_MODEL");
     cp_gguf *file;
@@ -642,8 +631,7 @@ START_TEST(test_golden) {
     fixture f = {.file = file};
     must(cp_model_open(cp_backend_find("threads"), file, &f.model));
     f.words = cp_model_describe(f.model)->vocabulary;
-    for (size_t p = 0; p < sizeof(golden_prompts) / sizeof(golden_prompts[0]);
-         p++) {
+    for (int p = 0; p < COUNT_OF(golden_prompts); p++) {
         const golden_prompt *prompt = &golden_prompts[p];
         const int count = (int)prompt->count;
         const int cuts[3][6] = {
@@ -655,9 +643,8 @@ START_TEST(test_golden) {
     }
     close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_draws) {
+TEST(test_draws) {
     const float logits[5] = {0.0f, 1.0f, -INFINITY, 2.0f, 1.0f};
     for (int t = 0; t < 3; t++) {
         const double temperature = 0.5 + 0.75 * t;
@@ -681,9 +668,8 @@ START_TEST(test_draws) {
         }
     }
 }
-END_TEST
 
-START_TEST(test_greedy) {
+TEST(test_greedy) {
     const float logits[4] = {-3.0f, 5.0f, 5.0f, -INFINITY};
     cp_sampler cold;
     must(cp_sampler_start(0.0, 1, &cold));
@@ -694,33 +680,3 @@ START_TEST(test_greedy) {
     refuses(cp_sampler_start(NAN, 1, &cold), CP_INVALID, "nan");
     refuses(cp_sampler_start(INFINITY, 1, &cold), CP_INVALID, "inf");
 }
-END_TEST
-
-static Suite *model_suite(void) {
-    Suite *suite = suite_create("model");
-    TCase *tests = harness_case("model");
-    tcase_add_loop_test(tests, test_every_weight_type, 0, 13);
-    tcase_add_loop_test(tests, test_every_shape, 0, 7);
-    tcase_add_loop_test(tests, test_ranks_agree, 0, 7);
-    tcase_add_loop_test(tests, test_batches_agree, 0, 2 * MOST);
-    tcase_add_loop_test(tests, test_failures_leave_no_trace, 0, 4);
-    tcase_add_test(tests, test_logits_and_capacity);
-    tcase_add_test(tests, test_bad_options);
-    tcase_add_loop_test(tests, test_report, 0, 3);
-    tcase_add_loop_test(tests, test_trace, 0, 3);
-    tcase_add_loop_test(tests, test_forgeries, 0, 9);
-    tcase_add_loop_test(tests, test_scalings, 0, 4);
-    tcase_add_loop_test(tests, test_loader, 0, 2);
-    tcase_add_test(tests, test_draws);
-    tcase_add_test(tests, test_greedy);
-    suite_add_tcase(suite, tests);
-    /* Add the real model if there is one. */
-    TCase *golden = harness_case("golden");
-    tcase_set_timeout(golden, 120);
-    if (getenv("LONG_RING_MODEL") != NULL)
-        tcase_add_loop_test(golden, test_golden, 0, 12);
-    suite_add_tcase(suite, golden);
-    return suite;
-}
-
-SUITE_MAIN(model_suite)

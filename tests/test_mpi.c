@@ -271,10 +271,33 @@ static void says(const char *line, const char *words) {
                   line, said, words);
 }
 
-static bool launcher_is_there(void) {
-    return cp_mpi_name() != NULL &&
-           system("command -v mpirun >/dev/null 2>&1") == 0;
+/* So many tests, where there is a launcher. */
+static int launched(int tests) {
+    static int there = -1;
+    if (there < 0)
+        there = cp_mpi_name() != NULL &&
+                system("command -v mpirun >/dev/null 2>&1") == 0;
+    return there ? tests : 0;
 }
+
+static void make_model(void) {
+    char path[128];
+    const int64_t count = 75;
+    int64_t ids[75];
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
+    must(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}));
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = (37 * i + 11) % 250;
+    snprintf(path, sizeof(path), "%s/ids.npy", directory);
+    must(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids));
+}
+
+static void remove_model(void) {
+    well("rm -r $D");
+}
+
+AROUND_ALL(make_model, remove_model);
 
 /* A scene of this program, on so many ranks. */
 static const struct {
@@ -285,13 +308,11 @@ static const struct {
     {"attend", 1}, {"attend", 2},  {"attend", 3},  {"attend", 5},
     {"attend", 8}, {"variant", 3}, {"lengths", 2},
 };
-enum { SCENES = sizeof(scenes) / sizeof(scenes[0]) };
 
-START_TEST(every_scene_ends_well) {
+LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     well("timeout 18 mpirun -n %d $S --rank %s", scenes[_i].ranks,
          scenes[_i].scene);
 }
-END_TEST
 
 #define CHAT "$L chat --on mpi --model $D/tiny.gguf "
 /* A rank of a conversation is killed once it has begun. */
@@ -325,9 +346,9 @@ static const struct {
     {A_KILLED_RANK("--enable-recovery", "2"), .recovery = true,
      .says = {"in vain for 2 s"}},
 };
-enum { WAITS = sizeof(waits) / sizeof(waits[0]) };
+enum { WAITS = COUNT_OF(waits) };
 
-START_TEST(who_waits_does_so_in_time) {
+LOOP(who_waits_does_so_in_time, 0, launched(1)) {
     const bool survivors = strcmp(cp_mpi_name(), "Open MPI") == 0;
     FILE *begun[WAITS] = {NULL};
     for (int n = 0; n < WAITS; n++)
@@ -346,26 +367,8 @@ START_TEST(who_waits_does_so_in_time) {
             says(waits[n].line, waits[n].says[i]);
     }
 }
-END_TEST
 
-static void make_model(void) {
-    char path[128];
-    const int64_t count = 75;
-    int64_t ids[75];
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-    snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
-    must(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}));
-    for (int64_t i = 0; i < count; i++)
-        ids[i] = (37 * i + 11) % 250;
-    snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    must(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids));
-}
-
-static void remove_model(void) {
-    well("rm -r $D");
-}
-
-START_TEST(logits_have_the_bits_of_threads) {
+LOOP(logits_have_the_bits_of_threads, 0, launched(3)) {
     const int ranks[] = {1, 2, 8};
     well("A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
          "--history 40+d5+30 --positions all --generate 12\"; "
@@ -374,7 +377,6 @@ START_TEST(logits_have_the_bits_of_threads) {
          "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
          ranks[_i], ranks[_i]);
 }
-END_TEST
 
 static const struct {
     int status;
@@ -392,9 +394,8 @@ static const struct {
      "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "
      "$D/ids.npy --out /dev/full"},
 };
-enum { REFUSALS = sizeof(refusals) / sizeof(refusals[0]) };
 
-START_TEST(one_line_for_all) {
+LOOP(one_line_for_all, 0, launched(COUNT_OF(refusals))) {
     const char *line = refusals[_i].line;
     const int status = end(begin(line));
     const char *first = strstr(said, "longring: ");
@@ -404,18 +405,16 @@ START_TEST(one_line_for_all) {
     ck_assert_msg(first != NULL && strstr(first + 1, "longring: ") == NULL,
                   "%s: not one line\n%s", line, said);
 }
-END_TEST
 
-START_TEST(the_ring_is_measured) {
+LOOP(the_ring_is_measured, 0, launched(1)) {
     const char *line = "timeout 18 mpirun -n 3 $L bench --on mpi "
                        "--tokens 96 --rounds 1 --csv";
     well("%s", line);
     says(line, "ring/pass-kv/3/96,");
     says(line, "ring/pass-q/3/96,");
 }
-END_TEST
 
-START_TEST(two_hosts_have_the_bits_of_threads) {
+LOOP(two_hosts_have_the_bits_of_threads, 0, launched(1)) {
     char line[1024];
     snprintf(line, sizeof(line),
              "timeout 18 tests/harness/two-hosts 200mbit 2 %s --rank attend",
@@ -426,9 +425,8 @@ START_TEST(two_hosts_have_the_bits_of_threads) {
     else
         ck_assert_msg(status == 0, "status %d\n%s", status, said);
 }
-END_TEST
 
-START_TEST(nothing_to_launch) {
+LOOP(nothing_to_launch, 0, !launched(1)) {
     cp_comm *comm;
     puts("mpi: skipped, no MPI here");
     if (cp_mpi_name() != NULL)
@@ -437,30 +435,11 @@ START_TEST(nothing_to_launch) {
                      CP_BROKEN);
     ck_assert_ptr_null(comm);
 }
-END_TEST
-
-static Suite *mpi_suite(void) {
-    Suite *suite = suite_create("mpi");
-    TCase *tests = harness_case("mpi");
-    suite_add_tcase(suite, tests);
-    if (!launcher_is_there()) {
-        tcase_add_test(tests, nothing_to_launch);
-        return suite;
-    }
-    tcase_add_unchecked_fixture(tests, make_model, remove_model);
-    tcase_add_loop_test(tests, every_scene_ends_well, 0, SCENES);
-    tcase_add_test(tests, who_waits_does_so_in_time);
-    tcase_add_test(tests, two_hosts_have_the_bits_of_threads);
-    tcase_add_loop_test(tests, logits_have_the_bits_of_threads, 0, 3);
-    tcase_add_loop_test(tests, one_line_for_all, 0, REFUSALS);
-    tcase_add_test(tests, the_ring_is_measured);
-    return suite;
-}
 
 int main(int count, char **arguments) {
     self = arguments[0];
     own_path = realpath(self, NULL);
     if (count == 3 && strcmp(arguments[1], "--rank") == 0)
         return worker(arguments[2]);
-    return harness_main(mpi_suite());
+    return harness_run();
 }

@@ -131,14 +131,14 @@ static bool can(cp_numbers kind) {
     return status == CP_OK;
 }
 
-START_TEST(products_are_those_of_the_definition) {
+LOOP(products_are_those_of_the_definition, 0, 3) {
     static const int64_t sizes[][3] = {
         {1, 1, 1},   {3, 5, 7},    {33, 17, 2},    {64, 48, 1},
         {100, 3, 9}, {16, 16, 1},  {48, 112, 5},   {160, 48, 33},
         {64, 64, 0}, {576, 64, 3}, {1040, 32, 17},
     };
     const cp_numbers kind = (cp_numbers)_i;
-    for (int n = 0; n < (int)(sizeof(sizes) / sizeof(sizes[0])); n++) {
+    for (int n = 0; n < COUNT_OF(sizes); n++) {
         const int64_t in = sizes[n][0], out = sizes[n][1], rows = sizes[n][2];
         if (kind == CP_NUMBERS_F8 && (in % 16 != 0 || out % 16 != 0))
             continue;
@@ -155,9 +155,8 @@ START_TEST(products_are_those_of_the_definition) {
         end_products();
     }
 }
-END_TEST
 
-START_TEST(more_sizes_than_are_remembered) {
+TEST(more_sizes_than_are_remembered) {
     begin_products(1);
     problem p = make_problem(20, 12, 300, CP_NUMBERS_BF16, 3);
     for (int turn = 0; turn < 2; turn++)
@@ -167,9 +166,8 @@ START_TEST(more_sizes_than_are_remembered) {
     check_product(&p, 0);
     end_products();
 }
-END_TEST
 
-START_TEST(operands_may_begin_anywhere) {
+TEST(operands_may_begin_anywhere) {
     for (int n = 0; n < 6; n++) {
         const int64_t skipped = 3 * (n / 2); /* rows of the matrix */
         begin_products(n);
@@ -186,9 +184,8 @@ START_TEST(operands_may_begin_anywhere) {
         end_products();
     }
 }
-END_TEST
 
-START_TEST(a_product_can_be_captured) {
+LOOP(a_product_can_be_captured, 0, 6) {
     cudaGraph_t graph;
     cudaGraphExec_t replay;
     begin_products(_i);
@@ -211,9 +208,8 @@ START_TEST(a_product_can_be_captured) {
     check_product(&p, 3);
     end_products();
 }
-END_TEST
 
-START_TEST(a_capture_without_a_call_before_it_is_found) {
+LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
     cudaGraph_t graph;
     begin_products(1);
     cudaStream_t stream = new_stream();
@@ -225,7 +221,6 @@ START_TEST(a_capture_without_a_call_before_it_is_found) {
                      cudaErrorStreamCaptureInvalidated);
     end_products();
 }
-END_TEST
 
 /* Whether a product is right whose rows another stream copies to their place
  * meanwhile. */
@@ -246,7 +241,7 @@ static bool right_across_streams(const problem *p, bool wait) {
     return !isnan(*(float *)fetch(p->y, 4));
 }
 
-START_TEST(a_missing_event_shows) {
+LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
     int misses = 0;
     for (int seed = 0; seed < 20; seed++) {
         begin_products(seed);
@@ -260,9 +255,8 @@ START_TEST(a_missing_event_shows) {
     }
     ck_assert_int_ge(misses, 5);
 }
-END_TEST
 
-START_TEST(bad_products_are_refused) {
+TEST(bad_products_are_refused) {
     begin_products(1);
     const problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1);
     problem spoiled[] = {p, p, p, p, p, p, p};
@@ -294,9 +288,8 @@ START_TEST(bad_products_are_refused) {
     }
     end_products();
 }
-END_TEST
 
-START_TEST(failures_of_the_device_are_told) {
+LOOP(failures_of_the_device_are_told, 0, stand_in_pretends()) {
     begin(1);
     for (int n = 1; n < 3; n++) {
         stand_in_fail_allocation(n);
@@ -318,9 +311,8 @@ START_TEST(failures_of_the_device_are_told) {
     cp_multiplier_free(NULL);
     end_products();
 }
-END_TEST
 
-START_TEST(rows_of_8_bits_are_multiplied) {
+TEST(rows_of_8_bits_are_multiplied) {
     enum { IN = 1024, OUT = 16, ROWS = 5 };
     begin_products(1);
     if (can(CP_NUMBERS_F8)) {
@@ -348,7 +340,6 @@ START_TEST(rows_of_8_bits_are_multiplied) {
     }
     end_products();
 }
-END_TEST
 
 /* What the library itself refuses, and cp_device_multiply never asks for. */
 
@@ -391,9 +382,8 @@ static const struct {
     {GOOD, BAD, "a workspace of 100 bytes", {.workspace_bytes = 100 - ROOM}},
     {GOOD, BAD, "a workspace of 1024 bytes", {.workspace_shift = 8}},
 };
-enum { FAULTS = sizeof(faults) / sizeof(faults[0]) };
 
-START_TEST(what_the_library_refuses) {
+LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
     const fault f = faults[_i].fault;
     const int32_t transposed = CUBLAS_OP_T;
     const float one = 1.0f, zero = 0.0f;
@@ -448,13 +438,3 @@ START_TEST(what_the_library_refuses) {
     must(cublasLtDestroy(library));
     end();
 }
-END_TEST
-
-SUITE("multiply", {products_are_those_of_the_definition, 0, 3},
-      {more_sizes_than_are_remembered, 0, 1},
-      {operands_may_begin_anywhere, 0, 1}, {a_product_can_be_captured, 0, 6},
-      {bad_products_are_refused, 0, 1}, {rows_of_8_bits_are_multiplied, 0, 1},
-      {a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()},
-      {a_missing_event_shows, 0, stand_in_pretends()},
-      {failures_of_the_device_are_told, 0, stand_in_pretends()},
-      {what_the_library_refuses, 0, FAULTS *stand_in_pretends()})

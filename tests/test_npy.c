@@ -22,6 +22,7 @@ static void remove_directory(void) {
     unlink(path);
     ck_assert_msg(rmdir(directory) == 0, "a file was left in %s", directory);
 }
+
 /* Write a file of version 1 with this header, and these bytes after. */
 static void write_file(const char *header, const void *data, size_t bytes) {
     FILE *file = fopen(path, "wb");
@@ -33,6 +34,7 @@ static void write_file(const char *header, const void *data, size_t bytes) {
     fwrite(data, 1, bytes, file);
     fclose(file);
 }
+
 static void refused(const char *because) {
     cp_npy array;
     ck_assert_msg(cp_npy_read(path, &array) != CP_OK, "%s", because);
@@ -43,7 +45,9 @@ static void refused(const char *because) {
     ck_assert_ptr_null(array.data);
 }
 
-START_TEST(what_is_written_is_read) {
+AROUND_EACH(make_directory, remove_directory);
+
+TEST(what_is_written_is_read) {
     const float numbers[6] = {0, -1.5f, 3e38f, 1e-45f, 5, 6};
     const int64_t shape[3] = {2, 3, 1};
     cp_npy array;
@@ -57,9 +61,8 @@ START_TEST(what_is_written_is_read) {
     ck_assert_int_eq(cp_npy_to_int64(&array, path), CP_INVALID);
     cp_npy_free(&array);
 }
-END_TEST
 
-START_TEST(empty_and_scalar_arrays_are_arrays) {
+TEST(empty_and_scalar_arrays_are_arrays) {
     const int64_t shape[2] = {0, 4}, seven = 7;
     cp_npy array;
     must(cp_npy_write(path, CP_NPY_INT64, 2, shape, NULL));
@@ -72,9 +75,8 @@ START_TEST(empty_and_scalar_arrays_are_arrays) {
     ck_assert_int_eq(*(int64_t *)array.data, 7);
     cp_npy_free(&array);
 }
-END_TEST
 
-START_TEST(other_writers_headers_are_read) {
+TEST(other_writers_headers_are_read) {
     const double wide[2] = {0.1, -2};
     const int32_t ids[3] = {1, -2, 3};
     cp_npy array;
@@ -93,7 +95,7 @@ START_TEST(other_writers_headers_are_read) {
     ck_assert_int_eq(((int64_t *)array.data)[1], -2);
     cp_npy_free(&array);
 }
-END_TEST
+
 #define ENTRY(descr, order, shape)                                             \
     "{'descr': " descr ", 'fortran_order': " order ", 'shape': " shape "}\n"
 static const struct {
@@ -120,13 +122,12 @@ static const struct {
     {"", "not NumPy's"},
 };
 
-START_TEST(hostile_headers_are_refused) {
+LOOP(hostile_headers_are_refused, 0, COUNT_OF(hostile)) {
     write_file(hostile[_i].header, "12345678", 8);
     refused(hostile[_i].because);
 }
-END_TEST
 
-START_TEST(a_file_cut_anywhere_is_refused) {
+TEST(a_file_cut_anywhere_is_refused) {
     const int64_t shape[1] = {2};
     const float numbers[2] = {1, 2};
     must(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, numbers));
@@ -140,9 +141,8 @@ START_TEST(a_file_cut_anywhere_is_refused) {
     ck_assert_int_eq(truncate(path, whole.st_size), 0);
     refused("not an .npy");
 }
-END_TEST
 
-START_TEST(other_files_are_refused) {
+TEST(other_files_are_refused) {
     refused("No such file");
     ck_assert_int_eq(mkdir(path, 0700), 0);
     refused("");
@@ -153,9 +153,8 @@ START_TEST(other_files_are_refused) {
     fclose(file);
     refused("version 3");
 }
-END_TEST
 
-START_TEST(nan_is_named_by_its_index) {
+TEST(nan_is_named_by_its_index) {
     float numbers[24] = {0};
     const int64_t shape[3] = {2, 3, 4};
     cp_npy array;
@@ -175,9 +174,8 @@ START_TEST(nan_is_named_by_its_index) {
             "1e+39");
     cp_npy_free(&array);
 }
-END_TEST
 
-START_TEST(several_files_or_none) {
+TEST(several_files_or_none) {
     const int64_t shape[1] = {2};
     const float numbers[2] = {1, 2};
     char other[96];
@@ -193,12 +191,3 @@ START_TEST(several_files_or_none) {
     ck_assert(stat(path, &entry) == 0 && stat(other, &entry) == 0);
     ck_assert_int_eq(unlink(other), 0);
 }
-END_TEST
-
-SUITE_WITH(
-    "npy", make_directory, remove_directory, {what_is_written_is_read, 0, 1},
-    {empty_and_scalar_arrays_are_arrays, 0, 1},
-    {other_writers_headers_are_read, 0, 1},
-    {hostile_headers_are_refused, 0, sizeof(hostile) / sizeof(hostile[0])},
-    {a_file_cut_anywhere_is_refused, 0, 1}, {other_files_are_refused, 0, 1},
-    {nan_is_named_by_its_index, 0, 1}, {several_files_or_none, 0, 1})

@@ -53,7 +53,7 @@ static void expect(cp_plan *plan, const char *text) {
     refuses(status, CP_BROKEN, text);
 }
 
-START_TEST(damage_to_pass_kv_is_found) {
+LOOP(damage_to_pass_kv_is_found, 0, 15) {
     cp_layout *layout = fresh_layout(4, 23);
     cp_plan *plan = build(CP_PASS_KV, layout, 1);
     cp_plan_report report;
@@ -133,9 +133,8 @@ START_TEST(damage_to_pass_kv_is_found) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(damage_to_pass_q_is_found) {
+LOOP(damage_to_pass_q_is_found, 0, 5) {
     cp_layout *layout = fresh_layout(4, 40);
     cp_plan *plan = build(CP_PASS_Q, layout, 1);
     switch (_i) {
@@ -164,7 +163,6 @@ START_TEST(damage_to_pass_q_is_found) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
 static cp_layout *third_turn(cp_cache **cache) {
     const int64_t turns[3][2] = {{17, 5}, {3, 8}, {9, 2}};
@@ -233,7 +231,7 @@ static const struct {
      "rank 1: the new tokens from 14 to 14 of sequence 1 are not the same"},
 };
 
-START_TEST(damage_to_the_lists_of_a_layout_is_found) {
+LOOP(damage_to_the_lists_of_a_layout_is_found, 0, COUNT_OF(cuts)) {
     for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v++) {
         cp_cache *cache = NULL;
         cp_layout *layout =
@@ -258,9 +256,8 @@ START_TEST(damage_to_the_lists_of_a_layout_is_found) {
         cp_cache_free(cache);
     }
 }
-END_TEST
 
-START_TEST(a_query_of_no_sequence_is_found) {
+TEST(a_query_of_no_sequence_is_found) {
     cp_layout *layout = fresh_layout(3, 24);
     cp_plan *plan = build(CP_PASS_KV, layout, 1);
     cp_pieces_append(&layout->queries[2].pieces, (cp_piece){{1, 0, 1, 1}, 8});
@@ -268,9 +265,8 @@ START_TEST(a_query_of_no_sequence_is_found) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(a_cache_without_room_is_found) {
+TEST(a_cache_without_room_is_found) {
     cp_layout *layout = fresh_layout(2, 24);
     cp_plan *plan = build(CP_PASS_Q, layout, 1);
     layout->room = 11;
@@ -283,9 +279,8 @@ START_TEST(a_cache_without_room_is_found) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(no_interleaving_of_a_small_plan_goes_wrong) {
+LOOP(no_interleaving_of_a_small_plan_goes_wrong, 0, 12) {
     const cp_variant variants[3] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     const int ranks = 1 + _i / 3, spare = 1 + _i % 3;
     cp_layout *layout = fresh_layout(ranks, 11);
@@ -300,7 +295,6 @@ START_TEST(no_interleaving_of_a_small_plan_goes_wrong) {
     }
     cp_layout_free(layout);
 }
-END_TEST
 
 static void block_sends(cp_plan *plan) {
     for (int rank = 0; rank < plan->layout->ranks; rank++) {
@@ -323,7 +317,7 @@ static void block_sends(cp_plan *plan) {
     }
 }
 
-START_TEST(blocking_sends_deadlock_in_both_opinions) {
+LOOP(blocking_sends_deadlock_in_both_opinions, 0, 3) {
     cp_layout *layout = fresh_layout(2 + _i, 20);
     cp_plan *plan = build(CP_PASS_KV, layout, 1);
     block_sends(plan);
@@ -333,9 +327,8 @@ START_TEST(blocking_sends_deadlock_in_both_opinions) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(a_missing_wait_is_found_in_both_opinions) {
+TEST(a_missing_wait_is_found_in_both_opinions) {
     cp_layout *layout = fresh_layout(3, 20);
     cp_plan *plan = build(CP_PASS_KV, layout, 1);
     erase(plan, 1, find(plan, 1, CP_OP_WAIT, 0));
@@ -345,9 +338,8 @@ START_TEST(a_missing_wait_is_found_in_both_opinions) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(one_buffer_overwrites_or_deadlocks) {
+TEST(one_buffer_overwrites_or_deadlocks) {
     cp_layout *layout = fresh_layout(3, 20);
     cp_plan *plan = build(CP_PASS_KV, layout, 1);
     for (int rank = 0; rank < 3; rank++)
@@ -362,9 +354,8 @@ START_TEST(one_buffer_overwrites_or_deadlocks) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(two_million_tokens_on_128_ranks) {
+LOOP(two_million_tokens_on_128_ranks, 0, 3) {
     const cp_variant variants[3] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     const cp_shape shape = {128, 8, 128};
     const int64_t million = 1000000;
@@ -389,7 +380,6 @@ START_TEST(two_million_tokens_on_128_ranks) {
     cp_layout_free(layout);
     cp_cache_free(cache);
 }
-END_TEST
 
 static char *drawn(cp_status (*draw)(const cp_plan *, FILE *),
                    const cp_plan *plan) {
@@ -408,7 +398,7 @@ static int count(const char *text, char wanted) {
     return found;
 }
 
-START_TEST(drawings_have_every_rank) {
+LOOP(drawings_have_every_rank, 0, 2) {
     cp_layout *layout = fresh_layout(5, 50);
     cp_plan *plan = build(_i == 0 ? CP_PASS_KV : CP_PASS_Q, layout, 1);
     char *ascii = drawn(cp_draw_ascii, plan);
@@ -426,16 +416,3 @@ START_TEST(drawings_have_every_rank) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
-
-SUITE("plan", {damage_to_pass_kv_is_found, 0, 15},
-      {damage_to_pass_q_is_found, 0, 5},
-      {a_query_of_no_sequence_is_found, 0, 1},
-      {damage_to_the_lists_of_a_layout_is_found, 0,
-       sizeof(cuts) / sizeof(cuts[0])},
-      {a_cache_without_room_is_found, 0, 1},
-      {no_interleaving_of_a_small_plan_goes_wrong, 0, 12},
-      {blocking_sends_deadlock_in_both_opinions, 0, 3},
-      {a_missing_wait_is_found_in_both_opinions, 0, 1},
-      {one_buffer_overwrites_or_deadlocks, 0, 1},
-      {two_million_tokens_on_128_ranks, 0, 3}, {drawings_have_every_rank, 0, 2})

@@ -83,7 +83,7 @@ static cp_status push_to_the_busy(cp_comm *comm, void *context) {
 
 /* The contract, over threads: every scene, for every number of ranks, in order
  * and in disorder. */
-START_TEST(scene) {
+LOOP(scene, 0, COMM_SCENES) {
     static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
     comm_scene it = comm_scenes[_i];
     const int last = it.argument + (it.times > 0 ? it.times - 1 : 0);
@@ -102,9 +102,8 @@ START_TEST(scene) {
                               it.name);
             }
 }
-END_TEST
 
-START_TEST(exchanges_return_at_once) {
+TEST(exchanges_return_at_once) {
     for (uint64_t disorder = 0; disorder < 7; disorder++) {
         atomic_int posted = 0;
         ck_assert_msg(run(2, disorder, post_three, &posted) == CP_OK, "%s",
@@ -115,16 +114,14 @@ START_TEST(exchanges_return_at_once) {
                           "%s", cp_message());
     }
 }
-END_TEST
 
-START_TEST(fifty_seeds) {
+LOOP(fifty_seeds, 0, 10) {
     for (uint64_t seed = 5 * (uint64_t)_i; seed < 5 * (uint64_t)_i + 5;
          seed++) {
         run_well(2 + (int)(seed % 4), seed + 1, rotate);
         run_well(2 + (int)(seed % 4), seed + 1, gather_all);
     }
 }
-END_TEST
 
 static cp_status forget_wait(cp_comm *comm, void *context) {
     (void)context;
@@ -166,13 +163,12 @@ static cp_status touch_lent(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-START_TEST(missing_wait_reads_nan) {
+TEST(missing_wait_reads_nan) {
     for (uint64_t seed = 1; seed < 50; seed += 2)
         run_well(2 + (int)(seed / 2 % 4), seed, forget_wait);
 }
-END_TEST
 
-START_TEST(early_touch_shows) {
+TEST(early_touch_shows) {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         int32_t seen[2];
         const cp_status status = run(2, seed, touch_lent, seen);
@@ -182,7 +178,6 @@ START_TEST(early_touch_shows) {
         ck_assert_int_eq(seen[1], late ? 2 : 0);
     }
 }
-END_TEST
 
 static cp_status send_first(cp_comm *comm, void *context) {
     (void)context;
@@ -195,7 +190,7 @@ static cp_status send_first(cp_comm *comm, void *context) {
     return cp_comm_wait(comm);
 }
 
-START_TEST(sending_first_is_a_deadlock) {
+TEST(sending_first_is_a_deadlock) {
     for (uint64_t disorder = 0; disorder < 3; disorder++) {
         const cp_threads_options options = {3, 0, disorder};
         ck_assert_int_eq(cp_threads_run(&options, send_first, NULL), CP_BROKEN);
@@ -205,7 +200,6 @@ START_TEST(sending_first_is_a_deadlock) {
              "rank 2 waits in an exchange for rank 0 to take 4 bytes");
     }
 }
-END_TEST
 
 static cp_status fail_in_turn(cp_comm *comm, void *context) {
     const cp_status status = cp_comm_barrier(comm);
@@ -223,13 +217,12 @@ static cp_status abort_mutely(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-START_TEST(first_failure_wins) {
+LOOP(first_failure_wins, 0, 10) {
     ck_assert_int_eq(run(5, (uint64_t)_i, fail_in_turn, NULL), CP_CAPACITY);
     ck_assert_str_eq(cp_message(), "rank 2: first");
     ck_assert_int_eq(run(1, 0, abort_mutely, NULL), CP_ABORTED);
     ck_assert_str_eq(cp_message(), "rank 0: gave no reason");
 }
-END_TEST
 
 static cp_status fail_sometimes(cp_comm *comm, void *context) {
     const int *call = context;
@@ -239,7 +232,7 @@ static cp_status fail_sometimes(cp_comm *comm, void *context) {
 }
 
 /* Ranks outlive a call, and a failed one too. */
-START_TEST(ranks_work_again) {
+LOOP(ranks_work_again, 0, 6) {
     cp_threads *threads;
     const cp_threads_options options = {1 + _i, 10, 0};
     ck_assert_int_eq(cp_threads_start(&options, &threads), CP_OK);
@@ -252,9 +245,8 @@ START_TEST(ranks_work_again) {
     cp_threads_end(threads);
     cp_threads_end(NULL);
 }
-END_TEST
 
-START_TEST(wrong_options_are_refused) {
+TEST(wrong_options_are_refused) {
     cp_threads_options options = {0, 0, 0};
     ck_assert_int_eq(cp_threads_run(NULL, rotate, NULL), CP_INVALID);
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
@@ -269,7 +261,6 @@ START_TEST(wrong_options_are_refused) {
     options.patience = NAN;
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
 }
-END_TEST
 
 static cp_status count_calls(cp_comm *comm, void *context) {
     atomic_fetch_add((atomic_int *)context, 1);
@@ -286,7 +277,7 @@ static void leave_room_for(int64_t bytes) {
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
 }
 
-START_TEST(too_few_threads_is_an_error) {
+TEST(too_few_threads_is_an_error) {
     atomic_int calls = 0;
     if (SANITIZED)
         return;
@@ -300,10 +291,3 @@ START_TEST(too_few_threads_is_an_error) {
     ck_assert_int_eq(calls, 0);
     run_well(2, 0, rotate); /* and the next run is none the worse */
 }
-END_TEST
-
-SUITE("ranks", {scene, 0, COMM_SCENES}, {exchanges_return_at_once, 0, 1},
-      {ranks_work_again, 0, 6}, {fifty_seeds, 0, 10},
-      {missing_wait_reads_nan, 0, 1}, {early_touch_shows, 0, 1},
-      {sending_first_is_a_deadlock, 0, 1}, {first_failure_wins, 0, 10},
-      {wrong_options_are_refused, 0, 1}, {too_few_threads_is_an_error, 0, 1})

@@ -1,7 +1,7 @@
 /* The ring, whole: conversations over ranks in threads, by every variant. The
  * rig holds each answer, partial and message against what it must be; who holds
  * what, and every byte, is held against the formulas of the chapters here. */
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -61,8 +61,6 @@ static const conversation conversations[] = {
     {"as exact as one rank, pass-Q", 10, 10, 1, 1, 1000, 4, 2, 64, 1, 1.2,
      "pass-q 700  pass-q 300"},
 };
-
-enum { CONVERSATIONS = sizeof(conversations) / sizeof(conversations[0]) };
 
 typedef struct {
     cp_variant variant; /* CP_AUTO: no more turns */
@@ -234,7 +232,7 @@ static void converse(const conversation *talk, const turn *turns, int ranks,
     rig_close(&rig);
 }
 
-START_TEST(conversations_equal_dense_attention) {
+LOOP(conversations_equal_dense_attention, 0, 10 * COUNT_OF(conversations)) {
     const conversation *talk = &conversations[_i / 10];
     const int index = 1 + _i % 10, ranks = index == 10 ? 16 : index;
     turn turns[TURNS] = {{0}};
@@ -245,9 +243,8 @@ START_TEST(conversations_equal_dense_attention) {
     for (int round = 0; round < talk->rounds; round++)
         converse(talk, turns, ranks, round);
 }
-END_TEST
 
-START_TEST(random_conversations_equal_dense_attention) {
+LOOP(random_conversations_equal_dense_attention, 0, 40) {
     uint64_t random = (uint64_t)_i + 1;
     const int64_t groups[4] = {1, 3, 7, 2};
     const int ranks = 1 + (int)(harness_random(&random) % 8);
@@ -273,9 +270,8 @@ START_TEST(random_conversations_equal_dense_attention) {
     }
     converse(&talk, turns, ranks, _i);
 }
-END_TEST
 
-START_TEST(decoded_batches_of_every_size_are_padded_and_labelled) {
+LOOP(decoded_batches_of_every_size_are_padded_and_labelled, 1, 10) {
     for (int64_t batch = 1; batch <= 2 * _i; batch++) {
         const conversation talk = {.name = "a batch",
                                    .heads = 4,
@@ -290,9 +286,8 @@ START_TEST(decoded_batches_of_every_size_are_padded_and_labelled) {
         converse(&talk, turns, _i, (int)batch);
     }
 }
-END_TEST
 
-START_TEST(all_gather_rounds_as_the_ring_does) {
+LOOP(all_gather_rounds_as_the_ring_does, 1, 8) {
     const int64_t tokens = 77;
     double error = 0;
     for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v += 2) {
@@ -304,9 +299,8 @@ START_TEST(all_gather_rounds_as_the_ring_does) {
         rig_close(&rig);
     }
 }
-END_TEST
 
-START_TEST(every_causal_pair_meets_once) {
+LOOP(every_causal_pair_meets_once, 1, 11) {
     const int64_t past[3] = {17, 0, 3}, fresh[3] = {9, 21, 1};
     const int64_t one[3] = {1, 1, 1};
     for (cp_variant v = CP_PASS_KV; v <= CP_DECODE; v++) {
@@ -325,7 +319,6 @@ START_TEST(every_causal_pair_meets_once) {
         rig_close(&rig);
     }
 }
-END_TEST
 
 static int merging;
 
@@ -335,7 +328,7 @@ static cp_status counting_kernel(const cp_attention *call) {
     return cp_attend(call);
 }
 
-START_TEST(a_ring_merges_in_its_kernel) {
+LOOP(a_ring_merges_in_its_kernel, 2, 6) {
     const int64_t first[2] = {50, 9}, second[2] = {3, 31};
     rig rig = {.shape = {6, 2, 16},
                .ranks = _i,
@@ -354,7 +347,6 @@ START_TEST(a_ring_merges_in_its_kernel) {
         rig_close(&rig);
     }
 }
-END_TEST
 
 static int calls_until_failure;
 
@@ -364,7 +356,7 @@ static cp_status failing_kernel(const cp_attention *call) {
     return cp_attend(call);
 }
 
-START_TEST(a_failed_call_leaves_the_cache_as_it_was) {
+LOOP(a_failed_call_leaves_the_cache_as_it_was, 0, 8) {
     const int64_t first[2] = {30, 7}, second[2] = {9, 14};
     rig rig = {
         .shape = {2, 1, 8}, .ranks = 3, .sequences = 2, .room = 99, .seed = 4};
@@ -381,9 +373,8 @@ START_TEST(a_failed_call_leaves_the_cache_as_it_was) {
     went(rig_call(&rig, second, CP_PASS_Q));
     rig_close(&rig);
 }
-END_TEST
 
-START_TEST(what_does_not_fit_is_refused_before_any_work) {
+TEST(what_does_not_fit_is_refused_before_any_work) {
     const int64_t first = 40, exact = 24, more = 25;
     rig rig = {.shape = {2, 1, 8}, .ranks = 4, .sequences = 1, .room = 16};
     went(rig_open(&rig));
@@ -395,9 +386,8 @@ START_TEST(what_does_not_fit_is_refused_before_any_work) {
     went(rig_call(&rig, &exact, CP_PASS_KV));
     rig_close(&rig);
 }
-END_TEST
 
-START_TEST(a_long_conversation_is_a_short_list) {
+TEST(a_long_conversation_is_a_short_list) {
     const int64_t turn = 23, one = 1;
     rig rig = {.shape = {1, 1, 1}, .ranks = 4, .sequences = 1, .room = 4000};
     went(rig_open(&rig));
@@ -411,7 +401,6 @@ START_TEST(a_long_conversation_is_a_short_list) {
     ck_assert_int_eq(rig.cache->length[0], 1230);
     rig_close(&rig);
 }
-END_TEST
 
 static int64_t spread(const int64_t *counts, int ranks) {
     int64_t least = INT64_MAX, most = 0;
@@ -422,7 +411,7 @@ static int64_t spread(const int64_t *counts, int ranks) {
     return most - least;
 }
 
-START_TEST(owners_of_decoded_tokens_go_round) {
+LOOP(owners_of_decoded_tokens_go_round, 1, 10) {
     const int ranks = _i;
     int64_t ones[2 * RANKS];
     for (int i = 0; i < 2 * RANKS; i++)
@@ -444,7 +433,6 @@ START_TEST(owners_of_decoded_tokens_go_round) {
         rig_close(&rig);
     }
 }
-END_TEST
 
 static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
                           cp_placement placement) {
@@ -460,7 +448,7 @@ static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
 
 static const cp_shape smallest = {2, 1, 4};
 
-START_TEST(one_exchange_flies_under_each_attention) {
+LOOP(one_exchange_flies_under_each_attention, 1, 10) {
     const int64_t tokens = 50;
     const int ranks = _i;
     cp_layout *layout = lay_out(ranks, 1, &tokens, CP_ZIGZAG);
@@ -484,9 +472,8 @@ START_TEST(one_exchange_flies_under_each_attention) {
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(decode_refuses_a_prefill) {
+TEST(decode_refuses_a_prefill) {
     const int64_t tokens = 5;
     cp_layout *layout = lay_out(2, 1, &tokens, CP_ZIGZAG);
     cp_plan *plan;
@@ -497,7 +484,6 @@ START_TEST(decode_refuses_a_prefill) {
     ck_assert_ptr_null(plan);
     cp_layout_free(layout);
 }
-END_TEST
 
 static cp_status walk_own_plan(cp_comm *comm, void *context) {
     cp_plan **plans = context;
@@ -511,7 +497,7 @@ static cp_status walk_own_plan(cp_comm *comm, void *context) {
     return status;
 }
 
-START_TEST(a_rank_with_another_plan_is_refused) {
+TEST(a_rank_with_another_plan_is_refused) {
     const cp_shape shape = {1, 1, 2};
     const int64_t batches[2][3] = {{1, 1, 0}, {1, 0, 1}};
     const cp_threads_options options = {2, 10, 0};
@@ -531,18 +517,3 @@ START_TEST(a_rank_with_another_plan_is_refused) {
         cp_layout_free(layouts[n]);
     }
 }
-END_TEST
-
-SUITE("ring", {conversations_equal_dense_attention, 0, 10 * CONVERSATIONS},
-      {random_conversations_equal_dense_attention, 0, 40},
-      {decoded_batches_of_every_size_are_padded_and_labelled, 1, 10},
-      {all_gather_rounds_as_the_ring_does, 1, 8},
-      {every_causal_pair_meets_once, 1, 11},
-      {a_ring_merges_in_its_kernel, 2, 6},
-      {a_failed_call_leaves_the_cache_as_it_was, 0, 8},
-      {what_does_not_fit_is_refused_before_any_work, 0, 1},
-      {a_long_conversation_is_a_short_list, 0, 1},
-      {owners_of_decoded_tokens_go_round, 1, 10},
-      {one_exchange_flies_under_each_attention, 1, 10},
-      {decode_refuses_a_prefill, 0, 1},
-      {a_rank_with_another_plan_is_refused, 0, 1})

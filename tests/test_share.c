@@ -28,6 +28,7 @@ static void done(void *context, int rank, const cp_task *task, double start,
     if (task->kind != CP_TASK_POST)
         story->ended[rank] = end;
 }
+
 static void add(story *story, int rank, cp_task_kind kind, double seconds,
                 int gate) {
     story->tasks[rank][story->counts[rank]++] =
@@ -50,7 +51,7 @@ static void works(int ranks, double cores, const double *seconds,
         ck_assert_double_eq_tol(story.ended[rank], ends[rank], 1e-12);
 }
 
-START_TEST(shares_are_as_by_hand) {
+TEST(shares_are_as_by_hand) {
     works(2, 1, (double[]){1, 3}, (double[]){2, 4});
     works(2, 1, (double[]){5, 5}, (double[]){10, 10});
     works(4, 2, (double[]){3, 1, 4, 2}, (double[]){4.5, 2, 5.5, 3.5});
@@ -60,7 +61,6 @@ START_TEST(shares_are_as_by_hand) {
     works(2, 7, (double[]){3, 1}, (double[]){3, 1});
     works(0, 1, NULL, NULL);
 }
-END_TEST
 
 static int by_size(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -77,7 +77,7 @@ static void random_work(story *story, int ranks, uint64_t *seed,
         }
 }
 
-START_TEST(shares_are_as_by_formula) {
+TEST(shares_are_as_by_formula) {
     uint64_t seed = 21;
     for (int n = 0; n < 1000; n++) {
         story story = {0};
@@ -95,9 +95,8 @@ START_TEST(shares_are_as_by_formula) {
         }
     }
 }
-END_TEST
 
-START_TEST(who_waits_gives_its_core_away) {
+TEST(who_waits_gives_its_core_away) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++) {
         add(&story, rank, CP_TASK_WORK, rank == 0 ? 1 : 3, 0);
@@ -109,9 +108,8 @@ START_TEST(who_waits_gives_its_core_away) {
     ck_assert_double_eq(story.ended[0], 6);
     ck_assert_double_eq(story.ended[1], 6);
 }
-END_TEST
 
-START_TEST(what_hides_needs_no_core) {
+TEST(what_hides_needs_no_core) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++) {
         add(&story, rank, CP_TASK_POST, 5, 0);
@@ -123,8 +121,8 @@ START_TEST(what_hides_needs_no_core) {
     ck_assert_double_eq(story.ended[0], 5);
     ck_assert_double_eq(story.ended[1], 3);
 }
-END_TEST
-START_TEST(a_gate_opens_in_the_middle) {
+
+TEST(a_gate_opens_in_the_middle) {
     story story = {0};
     add(&story, 0, CP_TASK_POST, 5, 0);
     add(&story, 0, CP_TASK_AWAIT, 5, 0);
@@ -135,8 +133,8 @@ START_TEST(a_gate_opens_in_the_middle) {
     ck_assert_double_eq(story.ended[0], 7);
     ck_assert_double_eq(story.ended[1], 10);
 }
-END_TEST
-START_TEST(a_gate_opens_anew) {
+
+TEST(a_gate_opens_anew) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++)
         for (int n = 0; n < 4; n++) {
@@ -148,9 +146,8 @@ START_TEST(a_gate_opens_anew) {
     ck_assert_double_eq(story.ended[0], 12);
     ck_assert_double_eq(story.ended[1], 12);
 }
-END_TEST
 
-START_TEST(who_waits_for_ever_is_named) {
+TEST(who_waits_for_ever_is_named) {
     story story = {0};
     add(&story, 1, CP_TASK_WORK, 1, 0);
     add(&story, 1, CP_TASK_POST, 0, 3);
@@ -158,7 +155,6 @@ START_TEST(who_waits_for_ever_is_named) {
     ck_assert_int_eq(tell(&story, 2, 1), CP_BROKEN);
     ck_assert_str_eq(cp_message(), "rank 1 waits at gate 3, which never opens");
 }
-END_TEST
 
 static double with_message(double seconds) {
     story story = {0};
@@ -179,13 +175,7 @@ static double with_message(double seconds) {
     return last;
 }
 
-START_TEST(a_later_message_may_help) {
+TEST(a_later_message_may_help) {
     ck_assert_double_eq_tol(with_message(0), 5, 1e-12);
     ck_assert_double_eq_tol(with_message(2), 4, 1e-12);
 }
-END_TEST
-
-SUITE("share", {shares_are_as_by_hand, 0, 1}, {shares_are_as_by_formula, 0, 1},
-      {who_waits_gives_its_core_away, 0, 1}, {what_hides_needs_no_core, 0, 1},
-      {a_gate_opens_in_the_middle, 0, 1}, {a_gate_opens_anew, 0, 1},
-      {who_waits_for_ever_is_named, 0, 1}, {a_later_message_may_help, 0, 1})

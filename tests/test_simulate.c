@@ -61,7 +61,7 @@ static void expect(const char *lines, cp_variant variant, double ring,
     ck_assert_double_eq_tol(f.seconds, 3 * ring, 1e-5);
 }
 
-START_TEST(hops_are_as_by_hand) {
+TEST(hops_are_as_by_hand) {
     expect("", CP_PASS_KV, 18, 0);
     expect("overlap 0 share assumed\n", CP_PASS_KV, 21, 3);
     expect("overlap 0.5 share assumed\n", CP_PASS_KV, 19.5, 1.5);
@@ -81,8 +81,8 @@ START_TEST(hops_are_as_by_hand) {
     expect("memory_fraction 3.2e-20 of-peak assumed\ncores 2 cores assumed\n",
            CP_PASS_KV, 32, 0);
 }
-END_TEST
-START_TEST(pieces_are_as_by_hand) {
+
+TEST(pieces_are_as_by_hand) {
     cp_forecast f = toy("attention_by 2 1 4e-12 TFLOP/s assumed\n"
                         "attention_by 4 1 8e-12 TFLOP/s assumed\n",
                         CP_PASS_KV, 2, 8, 0);
@@ -94,8 +94,8 @@ START_TEST(pieces_are_as_by_hand) {
     const double rate = 4 * pow(2, log2(4.5 / 4));
     ck_assert_double_eq_tol(f.attend, 1 + 4 * 36 / rate, 1e-6);
 }
-END_TEST
-START_TEST(other_variants_are_as_by_hand) {
+
+TEST(other_variants_are_as_by_hand) {
     expect("", CP_PASS_Q, 21, 3);
     expect("all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6);
     expect("all_to_all_rate 64e-9 GB/s assumed\n", CP_PASS_Q, 20.5, 2.5);
@@ -110,7 +110,6 @@ START_TEST(other_variants_are_as_by_hand) {
             CP_DECODE, 2, 1, 7);
     ck_assert_double_eq_tol(f.ring, 1 + 2.625 + 1 + 2.25, 1e-9);
 }
-END_TEST
 
 static const char two_rates[] = "attention_by 2 1 4e-12 TFLOP/s assumed\n"
                                 "attention_by 4 1 8e-12 TFLOP/s assumed\n"
@@ -125,7 +124,7 @@ static void expect_shared(const char *lines, cp_variant variant,
                   lines, f.seconds, seconds);
 }
 
-START_TEST(one_core_never_rests) {
+TEST(one_core_never_rests) {
     expect_shared("", CP_PASS_KV, 3 * 27);
     expect_shared("overlap 0 share assumed\n", CP_PASS_KV, 3 * (27 + 6));
     expect_shared("overlap 0.5 share assumed\n", CP_PASS_KV, 3 * (27 + 3));
@@ -134,16 +133,16 @@ START_TEST(one_core_never_rests) {
     expect_shared("overlap 0 share assumed\n", CP_PASS_Q, 3 * (27 + 6 + 5));
     expect_shared("", CP_ALL_GATHER, 3 * (27 + 6));
 }
-END_TEST
-START_TEST(attention_on_one_core_is_late_at_random) {
+
+TEST(attention_on_one_core_is_late_at_random) {
     char text[500];
     snprintf(text, sizeof(text), "%sjitter 1e4 us assumed\n", two_rates);
     const cp_forecast f = toy(text, CP_PASS_KV, 2, 8, 0);
     ck_assert_double_gt(fabs(f.seconds - 3 * 27), 1e-4);
     ck_assert_double_lt(fabs(f.seconds - 3 * 27), 0.1);
 }
-END_TEST
-START_TEST(what_shows_on_one_core) {
+
+TEST(what_shows_on_one_core) {
     const cp_forecast f = toy(two_rates, CP_PASS_Q, 2, 8, 0);
     ck_assert_double_eq_tol(f.exposed, (6 + 7) / 2.0, 1e-6);
     ck_assert_double_eq_tol(f.attending, (26 + 27) / 2.0, 1e-6);
@@ -151,8 +150,8 @@ START_TEST(what_shows_on_one_core) {
     ck_assert_double_eq_tol(f.exchanging, 5, 1e-6);
     ck_assert_double_eq_tol(f.busy, 26.5 / 33, 1e-6);
 }
-END_TEST
-START_TEST(a_decode_step_on_one_core) {
+
+TEST(a_decode_step_on_one_core) {
     const char *const lines = "decode_attend 1e6 us assumed\n"
                               "cores 1 cores assumed\n";
     char shown[200];
@@ -162,7 +161,6 @@ START_TEST(a_decode_step_on_one_core) {
     f = toy(shown, CP_DECODE, 2, 1, 7);
     ck_assert_double_eq_tol(f.ring, 11.75, 1e-9);
 }
-END_TEST
 
 static double uniform(uint64_t *seed, double low, double high) {
     return low + (high - low) * (0.5 + 0.5 * (double)harness_uniform(seed));
@@ -213,7 +211,7 @@ static void chance_new(chance *c, uint64_t *seed) {
                                 .variant = variant};
 }
 
-START_TEST(predictions_lie_between_the_bounds) {
+TEST(predictions_lie_between_the_bounds) {
     uint64_t seed = 11;
     for (int n = 0; n < 400; n++) {
         chance c;
@@ -237,7 +235,6 @@ START_TEST(predictions_lie_between_the_bounds) {
         ck_assert(f.exposed >= -1e-12);
     }
 }
-END_TEST
 
 static void rates_by_pieces(cp_hardware *h) {
     h->attention_by.count = 2;
@@ -274,7 +271,7 @@ static cp_hardware fixed_shares(const cp_hardware *shared, int ranks) {
     return h;
 }
 
-START_TEST(sharing_lies_between_bounds) {
+TEST(sharing_lies_between_bounds) {
     uint64_t seed = 17;
     int faster = 0;
     for (int n = 0; n < 400; n++) {
@@ -310,7 +307,6 @@ START_TEST(sharing_lies_between_bounds) {
     }
     ck_assert_int_ge(faster, 30);
 }
-END_TEST
 
 static const char *const names[] = {"compute", "messages"};
 
@@ -340,7 +336,7 @@ static void look_at(const cp_history *trace, double seconds) {
     ck_assert_double_eq_tol(last / 1e6 / seconds, 1, 1e-3);
 }
 
-START_TEST(walked_and_multiplied_layers_agree) {
+TEST(walked_and_multiplied_layers_agree) {
     uint64_t seed = 12;
     for (int n = 0; n < 100; n++) {
         chance c;
@@ -364,7 +360,6 @@ START_TEST(walked_and_multiplied_layers_agree) {
         cp_history_free(c.scenario.trace);
     }
 }
-END_TEST
 
 static double seconds_of(const cp_scenario *scenario) {
     cp_forecast forecast;
@@ -373,7 +368,7 @@ static double seconds_of(const cp_scenario *scenario) {
     return forecast.seconds * (1 + 1e-12);
 }
 
-START_TEST(worse_is_not_better) {
+TEST(worse_is_not_better) {
     uint64_t seed = 13;
     for (int n = 0; n < 150; n++) {
         chance c;
@@ -398,13 +393,12 @@ START_TEST(worse_is_not_better) {
         ck_assert_double_ge(seconds_of(&c.scenario), before * (1 - 1e-9));
     }
 }
-END_TEST
 
 static void agree(double a, double b) {
     ck_assert_double_le(fabs(a - b), 1e-9 * fmax(fabs(a), fabs(b)) + 1e-12);
 }
 
-START_TEST(both_replays_agree) {
+TEST(both_replays_agree) {
     uint64_t seed = 19;
     for (int n = 0; n < 400; n++) {
         chance c;
@@ -434,9 +428,8 @@ START_TEST(both_replays_agree) {
         ck_assert_int_eq(turns.events, clocks.events);
     }
 }
-END_TEST
 
-START_TEST(both_traces_agree) {
+TEST(both_traces_agree) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
                                           CP_DECODE};
     static char texts[2][MOST_TEXT];
@@ -461,9 +454,8 @@ START_TEST(both_traces_agree) {
         ck_assert_msg(strcmp(texts[0], texts[1]) == 0, "call %d", n);
     }
 }
-END_TEST
 
-START_TEST(long_calls_are_cut_short) {
+TEST(long_calls_are_cut_short) {
     chance c;
     uint64_t seed = 20;
     chance_new(&c, &seed);
@@ -484,9 +476,8 @@ START_TEST(long_calls_are_cut_short) {
         seconds_of(&c.scenario) / (thousand + 1999 * layers), 1, 1e-6);
     ck_assert_double_gt(thousand, 2000 * layers);
 }
-END_TEST
 
-START_TEST(equal_work_is_shared_evenly) {
+TEST(equal_work_is_shared_evenly) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     uint64_t seed = 18;
     for (int n = 0; n < 100; n++) {
@@ -506,7 +497,6 @@ START_TEST(equal_work_is_shared_evenly) {
         ck_assert_double_eq_tol(shared / seconds_of(&c.scenario), 1, 1e-12);
     }
 }
-END_TEST
 
 static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                        int64_t past, cp_variant variant) {
@@ -530,7 +520,7 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
     return forecast;
 }
 
-START_TEST(invariants_13_22_25_of_a_million_tokens) {
+TEST(invariants_13_22_25_of_a_million_tokens) {
     const cp_forecast f = gtt("gtt", 16, 1000000, 0, CP_PASS_KV);
     ck_assert_double_eq_tol(f.flops, 4.9388e18, 1e14);
     ck_assert_double_eq_tol(f.flops / 77 / 128, 501.1e12, 0.05e12);
@@ -541,8 +531,8 @@ START_TEST(invariants_13_22_25_of_a_million_tokens) {
     ck_assert(f.exchange < f.attend);
     ck_assert_double_eq_tol(f.exposed, 0, 1e-9);
 }
-END_TEST
-START_TEST(invariants_26_27_29_of_the_cluster) {
+
+TEST(invariants_26_27_29_of_the_cluster) {
     const cp_forecast tp8 = gtt("gtt", 1, 1, 128000, CP_DECODE);
     for (int ranks = 2; ranks <= 4; ranks *= 2) {
         const cp_forecast cp = gtt("gtt", ranks, 1, 128000, CP_DECODE);
@@ -559,9 +549,8 @@ START_TEST(invariants_26_27_29_of_the_cluster) {
         ck_assert(whole / half > 2 && whole / half < 4);
     }
 }
-END_TEST
 
-START_TEST(jitter_repeats_and_costs) {
+LOOP(jitter_repeats_and_costs, 0, 2) {
     chance c;
     uint64_t seed = 14;
     chance_new(&c, &seed);
@@ -586,9 +575,8 @@ START_TEST(jitter_repeats_and_costs) {
     else
         ck_assert(one > none && other > none);
 }
-END_TEST
 
-START_TEST(a_large_ring_is_quick) {
+TEST(a_large_ring_is_quick) {
     chance c;
     uint64_t seed = 15;
     chance_new(&c, &seed);
@@ -602,7 +590,6 @@ START_TEST(a_large_ring_is_quick) {
     seconds_of(&c.scenario);
     ck_assert_double_lt((double)(clock() - start) / CLOCKS_PER_SEC, 2);
 }
-END_TEST
 
 static void refused(const cp_scenario *scenario, const char *because) {
     cp_forecast forecast;
@@ -610,7 +597,8 @@ static void refused(const cp_scenario *scenario, const char *because) {
     ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
                   cp_message(), because);
 }
-START_TEST(what_cannot_be_is_refused) {
+
+LOOP(what_cannot_be_is_refused, 0, 2) {
     chance c;
     uint64_t seed = 16;
     chance_new(&c, &seed);
@@ -642,18 +630,3 @@ START_TEST(what_cannot_be_is_refused) {
     c.scenario.variant = CP_AUTO;
     refused(&c.scenario, "variant");
 }
-END_TEST
-
-SUITE("simulate", {hops_are_as_by_hand, 0, 1}, {pieces_are_as_by_hand, 0, 1},
-      {other_variants_are_as_by_hand, 0, 1}, {one_core_never_rests, 0, 1},
-      {attention_on_one_core_is_late_at_random, 0, 1},
-      {what_shows_on_one_core, 0, 1}, {a_decode_step_on_one_core, 0, 1},
-      {predictions_lie_between_the_bounds, 0, 1},
-      {sharing_lies_between_bounds, 0, 1}, {both_replays_agree, 0, 1},
-      {both_traces_agree, 0, 1}, {long_calls_are_cut_short, 0, 1},
-      {equal_work_is_shared_evenly, 0, 1},
-      {walked_and_multiplied_layers_agree, 0, 1}, {worse_is_not_better, 0, 1},
-      {invariants_13_22_25_of_a_million_tokens, 0, 1},
-      {invariants_26_27_29_of_the_cluster, 0, 1},
-      {jitter_repeats_and_costs, 0, 2}, {a_large_ring_is_quick, 0, 1},
-      {what_cannot_be_is_refused, 0, 2})

@@ -87,7 +87,6 @@ static const launch_case launches[] = {
      {0},
      "no first node"},
 };
-enum { LAUNCHES = sizeof(launches) / sizeof(launches[0]) };
 
 static cp_status read_launch(const char *environment, cp_launch *out) {
     char words[512], *rest = words;
@@ -106,7 +105,7 @@ static bool same_text(const char *a, const char *b) {
     return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
 }
 
-START_TEST(launchers_are_understood) {
+LOOP(launchers_are_understood, 0, COUNT_OF(launches)) {
     const launch_case *it = &launches[_i];
     const cp_launch *wanted = &it->expected;
     cp_launch got;
@@ -124,6 +123,3 @@ START_TEST(launchers_are_understood) {
     ck_assert_int_eq(got.locals, wanted->locals);
     ck_assert_str_eq(got.root, wanted->root);
 }
-END_TEST
-
-SUITE("start", {launchers_are_understood, 0, LAUNCHES})

@@ -68,7 +68,7 @@ static cp_status walk_apart(talk *t) {
     return CP_OK;
 }
 
-START_TEST(conversations_over_nccl_equal_dense_attention) {
+LOOP(conversations_over_nccl_equal_dense_attention, 0, 18) {
     begin_open(_i);
     talk t = {.shape = {4, 2, 12},
               .ranks = 1 + _i % 6,
@@ -80,7 +80,6 @@ START_TEST(conversations_over_nccl_equal_dense_attention) {
     hold_talk(&t);
     end();
 }
-END_TEST
 
 static talk open_one(int ranks) {
     talk t = {.shape = {2, 1, 8},
@@ -107,9 +106,8 @@ static const struct {
 } losses[] = {{true, 0, CP_PASS_KV},  {true, 3, CP_PASS_Q},
               {false, 0, CP_PASS_KV}, {false, 1, CP_PASS_Q},
               {false, 2, CP_PASS_KV}, {false, 3, CP_PASS_Q}};
-enum { LOSSES = sizeof(losses) / sizeof(losses[0]) };
 
-START_TEST(survivors_of_a_lost_rank_end) {
+LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     const bool silent = losses[_i].silent;
     const int64_t fresh = 20, more = 9;
     stand_in_begin(NULL);
@@ -129,9 +127,8 @@ START_TEST(survivors_of_a_lost_rank_end) {
     close_talk(&t);
     stand_in_end();
 }
-END_TEST
 
-START_TEST(a_peer_that_never_connects_is_not_waited_for) {
+TEST(a_peer_that_never_connects_is_not_waited_for) {
     stand_in_begin(NULL);
     ncclUniqueId id;
     cp_nccl *nccl;
@@ -141,9 +138,8 @@ START_TEST(a_peer_that_never_connects_is_not_waited_for) {
     ck_assert_ptr_nonnull(strstr(cp_message(), "joining"));
     stand_in_end();
 }
-END_TEST
 
-START_TEST(a_lost_message_is_named) {
+TEST(a_lost_message_is_named) {
     const int64_t fresh = 20;
     stand_in_begin(NULL);
     talk t = open_one(3);
@@ -154,7 +150,6 @@ START_TEST(a_lost_message_is_named) {
     close_talk(&t);
     stand_in_end();
 }
-END_TEST
 
 /* Rank 1 walks the plan of a longer call. */
 static cp_status walk_with_one_mistaken(talk *t) {
@@ -172,7 +167,7 @@ static cp_status walk_with_one_mistaken(talk *t) {
     return status;
 }
 
-START_TEST(a_rank_with_another_plan_is_named) {
+LOOP(a_rank_with_another_plan_is_named, 0, 9) {
     const int64_t fresh = 20;
     begin(_i);
     talk t = open_one(2 + _i % 3);
@@ -191,7 +186,6 @@ START_TEST(a_rank_with_another_plan_is_named) {
     close_talk(&t);
     stand_in_end();
 }
-END_TEST
 
 static talk rings_of[MOST_HEADS];
 
@@ -222,7 +216,7 @@ static void finish_grid(int rings, int turn) {
     }
 }
 
-START_TEST(sums_and_rings_do_not_meet) {
+LOOP(sums_and_rings_do_not_meet, 0, 12) {
     static const int64_t fresh[] = {17, 1, 9};
     const int rings = 1 + _i % MOST_HEADS, hosts = 1 + _i / MOST_HEADS % 4;
     begin_open(_i);
@@ -240,9 +234,8 @@ START_TEST(sums_and_rings_do_not_meet) {
         close_talk(&rings_of[ring]);
     end();
 }
-END_TEST
 
-START_TEST(failures_spread_through_groups_and_end) {
+LOOP(failures_spread_through_groups_and_end, 0, COUNT_OF(losses)) {
     const bool silent = losses[_i].silent;
     const double given = silent ? 0.6 : 8;
     stand_in_begin(NULL);
@@ -261,7 +254,6 @@ START_TEST(failures_spread_through_groups_and_end) {
     }
     stand_in_end();
 }
-END_TEST
 
 static void open_alone(cp_nccl **nccl) {
     ncclUniqueId id;
@@ -269,7 +261,7 @@ static void open_alone(cp_nccl **nccl) {
     must(cp_nccl_new(&id, 0, 1, 5, nccl));
 }
 
-START_TEST(groups_that_do_not_divide_are_refused) {
+TEST(groups_that_do_not_divide_are_refused) {
     stand_in_begin(NULL);
     cp_nccl *world, *tp, *cp;
     open_alone(&world);
@@ -280,9 +272,8 @@ START_TEST(groups_that_do_not_divide_are_refused) {
     cp_nccl_free(world);
     end();
 }
-END_TEST
 
-START_TEST(ranks_of_one_process_send_to_themselves) {
+LOOP(ranks_of_one_process_send_to_themselves, 0, 4) {
     cp_nccl *nccl;
     begin_open(_i);
     open_alone(&nccl);
@@ -297,15 +288,3 @@ START_TEST(ranks_of_one_process_send_to_themselves) {
     cp_nccl_free(nccl);
     end();
 }
-END_TEST
-
-SUITE("streams over NCCL",
-      {conversations_over_nccl_equal_dense_attention, 0, 18},
-      {survivors_of_a_lost_rank_end, 0, LOSSES},
-      {a_peer_that_never_connects_is_not_waited_for, 0, 1},
-      {a_lost_message_is_named, 0, 1},
-      {a_rank_with_another_plan_is_named, 0, 9},
-      {sums_and_rings_do_not_meet, 0, 12},
-      {failures_spread_through_groups_and_end, 0, LOSSES},
-      {groups_that_do_not_divide_are_refused, 0, 1},
-      {ranks_of_one_process_send_to_themselves, 0, 4})

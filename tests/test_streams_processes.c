@@ -186,31 +186,31 @@ static const struct {
     {"sizes", differ, 2},   {"killed", differ, 3}, {"sleeps", differ, 4},
     {"exits", differ, 5},
 };
-enum { CREW_SCENES = sizeof(crew_scenes) / sizeof(crew_scenes[0]) };
 
 static const cp_crew *own_crew;
 static cp_nccl *own_world;
 static cp_status outcome = CP_BROKEN;
 
 static cp_status play_by_name(void) {
-    for (int i = 0; i < CREW_SCENES; i++)
+    for (int i = 0; i < COUNT_OF(crew_scenes); i++)
         if (strcmp(scene, crew_scenes[i].name) == 0)
             return crew_scenes[i].play(own_crew, crew_scenes[i].way);
     return converse_in_groups(own_world, strcmp(scene, "grid") == 0 ? 2 : 1);
 }
 
-START_TEST(play_the_scene) {
+static void play_the_scene(int unused) {
+    (void)unused;
     outcome = play_by_name();
 }
-END_TEST
 
 /* The bench asserts as it goes, which Check wants to happen inside a test. */
 static cp_status run_here(void) {
+    static const TTest test = {"a scene", play_the_scene, __FILE__, __LINE__};
     Suite *suite = suite_create("a rank");
     TCase *tests = tcase_create("a rank");
     SRunner *runner = srunner_create(suite);
     suite_add_tcase(suite, tests);
-    tcase_add_test(tests, play_the_scene);
+    tcase_add_test(tests, &test);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_SILENT);
     srunner_free(runner);
@@ -292,11 +292,7 @@ static const struct {
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
 };
-enum {
-    PLAYS = sizeof(plays) / sizeof(plays[0]),
-    SHORT_PLAYS = PLAYS - 4,
-    MOST_PROCESSES = 4
-};
+enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 4, MOST_PROCESSES = 4 };
 
 typedef struct {
     pid_t players[MOST_PROCESSES];
@@ -344,41 +340,29 @@ static void end_play(int n, running *play) {
                   scene_of, said);
 }
 
-START_TEST(processes_meet_and_end_together) {
+/* GPUs take their time to begin. */
+#define LIMIT (stand_in_pretends() ? 20 : 120)
+
+LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
     running play = start_play(_i);
     end_play(_i, &play);
 }
-END_TEST
 
 /* At the same time, as they do little else. */
-START_TEST(who_waits_does_so_in_time) {
+LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
     running play[PLAYS];
     for (int n = SHORT_PLAYS; n < PLAYS; n++)
         play[n] = start_play(n);
     for (int n = SHORT_PLAYS; n < PLAYS; n++)
         end_play(n, &play[n]);
 }
-END_TEST
 
-START_TEST(rank_0_must_be_somewhere) {
+TEST(rank_0_must_be_somewhere) {
     const cp_launch launch = {.launcher = "PMI", .ranks = 2};
     cp_nccl *world;
     cp_crew crew;
     refuses(cp_nccl_meet(&launch, 1, &world, &crew), CP_INVALID,
             "set MASTER_ADDR");
-}
-END_TEST
-
-static Suite *processes_suite(void) {
-    Suite *suite = suite_create("streams of processes");
-    TCase *tests = harness_case("NCCL");
-    suite_add_tcase(suite, tests);
-    tcase_add_loop_test(tests, processes_meet_and_end_together, 0, SHORT_PLAYS);
-    tcase_add_test(tests, who_waits_does_so_in_time);
-    tcase_add_test(tests, rank_0_must_be_somewhere);
-    if (!stand_in_pretends())
-        tcase_set_timeout(tests, 120);
-    return suite;
 }
 
 int main(int count, char **words) {
@@ -389,5 +373,5 @@ int main(int count, char **words) {
         fprintf(stderr, "%s\n", cp_message());
         return 1;
     }
-    return harness_main(processes_suite());
+    return harness_run();
 }
