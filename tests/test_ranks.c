@@ -5,7 +5,7 @@
 #include "reference/ring/threads.h"
 
 #include "comm_checks.h"
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -13,6 +13,16 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+static cp_status run_on(int carriers, const cp_threads_options *options,
+                        cp_rank_main function, void *context) {
+    cp_threads *threads;
+    CP_TRY(cp_threads_start(options, &threads));
+    const cp_status status =
+        cp_threads_work(threads, carriers, function, context);
+    cp_threads_end(threads);
+    return status;
+}
 
 static cp_status run(int ranks, uint64_t disorder, cp_rank_main function,
                      void *context) {
@@ -82,22 +92,25 @@ static cp_status push_to_the_busy(cp_comm *comm, void *context) {
 }
 
 /* The contract, over threads: every scene, for every number of ranks, in order
- * and in disorder. */
+ * and in disorder, each rank on a thread of its own or all on one or two (which
+ * ends nobody's patience while a slow rank has the thread). */
 LOOP(scene, 0, COMM_SCENES) {
     static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
     comm_scene it = comm_scenes[_i];
     const int last = it.argument + (it.times > 0 ? it.times - 1 : 0);
     for (; it.argument <= last; it.argument++)
         for (int n = 0; n < 10; n++)
-            for (uint64_t d = 0; d < (it.heavy || it.times > 0 ? 1 : 5); d++) {
-                const int ranks = sizes[n];
+            for (int d = it.patience > 0 ? 0 : -2;
+                 d < (it.heavy || it.times > 0 ? 1 : 5); d++) {
+                const int ranks = sizes[n], carriers = d < 0 ? -d : ranks;
                 const cp_threads_options options = {
                     ranks, it.patience > 0 ? it.patience : 10,
-                    it.times > 0 ? (uint64_t)it.argument % 3 : d};
+                    it.times > 0 ? (uint64_t)it.argument % 3
+                                 : (uint64_t)(d > 0 ? d : 0)};
                 if (ranks < it.least || ranks > it.most)
                     continue;
                 const cp_status status =
-                    cp_threads_run(&options, it.function, &it);
+                    run_on(carriers, &options, it.function, &it);
                 ck_assert_msg(comm_scene_ended(&it, ranks, status), "%s",
                               it.name);
             }
@@ -106,12 +119,10 @@ LOOP(scene, 0, COMM_SCENES) {
 TEST(exchanges_return_at_once) {
     for (uint64_t disorder = 0; disorder < 7; disorder++) {
         atomic_int posted = 0;
-        ck_assert_msg(run(2, disorder, post_three, &posted) == CP_OK, "%s",
-                      cp_message());
+        must(run(2, disorder, post_three, &posted));
         posted = 0;
         if (disorder % 2 == 0)
-            ck_assert_msg(run(2, disorder, push_to_the_busy, &posted) == CP_OK,
-                          "%s", cp_message());
+            must(run(2, disorder, push_to_the_busy, &posted));
     }
 }
 
@@ -172,7 +183,7 @@ TEST(early_touch_shows) {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         int32_t seen[2];
         const cp_status status = run(2, seed, touch_lent, seen);
-        ck_assert_msg(status == CP_OK, "%s", cp_message());
+        must(status);
         const bool late = seed % 2 == 1;
         ck_assert_int_eq(seen[0], late ? -1 : 1);
         ck_assert_int_eq(seen[1], late ? 2 : 0);
@@ -235,10 +246,10 @@ static cp_status fail_sometimes(cp_comm *comm, void *context) {
 LOOP(ranks_work_again, 0, 6) {
     cp_threads *threads;
     const cp_threads_options options = {1 + _i, 10, 0};
-    ck_assert_int_eq(cp_threads_start(&options, &threads), CP_OK);
+    must(cp_threads_start(&options, &threads));
     for (int call = 0; call < 200; call++) {
         const cp_status status =
-            cp_threads_work(threads, fail_sometimes, &call);
+            cp_threads_work(threads, 1 + call % 7, fail_sometimes, &call);
         ck_assert_msg(status == (call % 3 == 1 ? CP_FILE : CP_OK),
                       "call %d: %d, %s", call, status, cp_message());
     }
@@ -256,6 +267,8 @@ TEST(wrong_options_are_refused) {
     ck_assert_str_eq(cp_message(), "cannot run -3 ranks: 1 is the least");
     options.ranks = 1;
     ck_assert_int_eq(cp_threads_run(&options, NULL, NULL), CP_INVALID);
+    ck_assert_int_eq(run_on(0, &options, rotate, NULL), CP_INVALID);
+    ck_assert_str_eq(cp_message(), "0 threads for the ranks");
     options.patience = -1;
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
     options.patience = NAN;

@@ -487,7 +487,8 @@ TEST(decode_refuses_a_prefill) {
 
 static cp_status walk_own_plan(cp_comm *comm, void *context) {
     cp_plan **plans = context;
-    float keys[64] = {0}, values[64] = {0};
+    enum { CACHED = 3 * 99 * 2 }; /* sequences, room, and a row */
+    float keys[CACHED] = {0}, values[CACHED] = {0};
     cp_walker *walker = NULL;
     cp_status status =
         cp_walker_new(plans[comm->rank], comm->rank, NULL, &walker);

@@ -67,20 +67,19 @@ static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
     const engine *it = own(base);
     const cp_place *place = it->place;
-    const int ranks = base->options.ranks, cores = base->options.cores;
     const int busy = busy_ranks(it, call->layout);
+    const int threads = cp_place_share(place, base->options.cores, busy);
     cp_forward_job job = {.model = cp_llama_of(base->model),
                           .options = &base->options,
                           .call = call,
                           .store = it->store,
                           .trace = it->trace,
-                          .threads = cp_place_share(place, cores, busy),
-                          .attending = cp_place_share(place, cores, ranks),
+                          .threads = threads,
                           .first = place->crew != NULL ? place->only : 0,
                           .hidden = hidden};
     if (it->threads != NULL)
-        return cp_threads_work(it->threads, cp_forward_rank, &job);
-    return place->run(ranks, cp_forward_rank, &job);
+        return cp_threads_work(it->threads, busy, cp_forward_rank, &job);
+    return place->run(base->options.ranks, cp_forward_rank, &job);
 }
 
 static cp_status copy(const cp_engine *base, void *to, const void *from,

@@ -285,7 +285,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
     const cp_forward_job *job = context;
     state s = state_of_rank(job, comm);
     const cp_walk_options options = {
-        .threads = job->attending,
+        .threads = job->threads,
         .observe = job->trace != NULL ? cp_trace_observe : NULL,
         .context = &s.tracing,
     };

@@ -17,7 +17,6 @@ typedef struct {
     cp_store *store;
     cp_trace *trace;         /* or NULL */
     int threads;             /* for each rank that has tokens */
-    int attending;           /* for each rank, in the walk */
     int first;               /* of the ranks here */
     const cp_hidden *hidden; /* of them: fp32 [its tokens][width] */
 } cp_forward_job;

@@ -2,7 +2,7 @@
 /* Ranks as threads: a hub where they meet under one lock, and one
  * memcpy per message, outside of the lock, from the sender's buffer
  * straight into the receiver's. Not for hundreds of busy ranks. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock, nanosleep */
+#define _DEFAULT_SOURCE /* monotonic clock, nanosleep, anonymous memory */
 
 #include "reference/ring/threads.h"
 
@@ -13,31 +13,45 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
-
-#define STACK_BYTES ((size_t)4 << 20)
+#include <ucontext.h>
 
 struct member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     cp_threads *hub;
+    struct carrier *carrier; /* of the present work */
+    void *stack;
+    ucontext_t place;           /* where it goes on, when it does not run */
+    cp_exchange *first, *last;  /* it waits for these */
+    const struct timespec *end; /* until then at most; NULL: for ever */
+    bool resting;               /* not to be run */
+    bool asleep;                /* resting until an exchange has moved */
+    bool left;                  /* the present work, for good */
+    uint64_t random;
+};
+
+struct carrier {
+    cp_threads *hub;
+    int index;
     pthread_t thread;
     pthread_cond_t woken;
-    cp_exchange *first, *last; /* asleep for these */
-    atomic_bool asleep;        /* and not yet woken */
-    bool left;                 /* the present work, for good */
-    uint64_t random;
+    atomic_bool due; /* one of its ranks may go on */
+    ucontext_t home; /* where it looks for the next */
 };
 
 struct cp_threads {
     cp_threads_options options;
     pthread_mutex_t lock;
-    struct member *members;
+    struct member *members;   /* [ranks] */
+    struct carrier *carriers; /* [ranks], of which the work uses some */
     int started;
     int running, asleep; /* members not left; members asleep */
     bool late, early;    /* delivery, when in disorder */
     cp_failure failure;  /* of the present work */
     /* The present work; calls counts them, and -1 is the end. */
     int64_t calls;
+    int carrying; /* carriers */
     cp_rank_main function;
     void *context;
 };
@@ -70,7 +84,9 @@ static void wake(struct member *member) {
         member->asleep = false;
         member->hub->asleep--;
     }
-    pthread_cond_signal(&member->woken);
+    member->resting = false;
+    member->carrier->due = true;
+    pthread_cond_signal(&member->carrier->woken);
 }
 
 static void wake_all(cp_threads *hub) {
@@ -106,9 +122,24 @@ static void copy(cp_threads *hub, cp_half *send, cp_half *receive) {
     tell(receiver);
 }
 
+static void change(ucontext_t *from, const ucontext_t *to) {
+    volatile bool gone = false;
+    getcontext(from);
+    if (!gone) {
+        gone = true;
+        setcontext(to);
+    }
+}
+
+static void rest(struct member *me, const struct timespec *end) {
+    me->resting = true;
+    me->end = end;
+    change(&me->place, &me->carrier->home);
+}
+
 static void withdraw(struct member *me, cp_half *half) {
     while (half->state == CP_HALF_MOVING)
-        pthread_cond_wait(&me->woken, &me->hub->lock);
+        rest(me, NULL);
     if (half->state == CP_HALF_PAIRED)
         ((cp_half *)half->way)->state = CP_HALF_POSTED;
     half->state = CP_HALF_IDLE;
@@ -171,22 +202,13 @@ static void nobody_can_move(struct member *me) {
     note_failure(me, cp_fail(CP_BROKEN, "%s", text));
 }
 
-enum { YIELDS = 50 }; /* before a rank really sleeps */
-
 static bool sleep_until_woken(struct member *me, const struct timespec *end) {
     cp_threads *hub = me->hub;
-    int error = 0;
     me->asleep = true;
     if (++hub->asleep == hub->running)
         nobody_can_move(me);
-    pthread_mutex_unlock(&hub->lock);
-    for (int n = 0; n < YIELDS && me->asleep; n++)
-        sched_yield();
-    pthread_mutex_lock(&hub->lock);
-    while (me->asleep && error != ETIMEDOUT)
-        error = end == NULL
-                    ? pthread_cond_wait(&me->woken, &hub->lock)
-                    : pthread_cond_timedwait(&me->woken, &hub->lock, end);
+    if (me->asleep)
+        rest(me, end);
     const bool woken = !me->asleep;
     wake(me);
     return woken;
@@ -329,52 +351,122 @@ static cp_status threads_fail(cp_comm *comm, cp_status status) {
 static const cp_comm_ops threads_ops = {threads_post, threads_complete,
                                         threads_fail, NULL};
 
-static void leave(struct member *me, cp_status status) {
+static _Thread_local struct member *carried;
+
+static void live(void) {
+    struct member *me = carried;
     cp_threads *hub = me->hub;
+    pthread_mutex_unlock(&hub->lock);
+    const cp_status status = hub->function(&me->comm, hub->context);
     pthread_mutex_lock(&hub->lock);
     cp_failure_note_return(&hub->failure, &me->comm, status);
     settle(me);
     me->left = true;
     hub->running--;
     wake_all(hub);
-    pthread_mutex_unlock(&hub->lock);
 }
 
-static void *live(void *argument) {
-    struct member *me = argument;
-    cp_threads *hub = me->hub;
-    for (int64_t done = 0;; done++) {
-        pthread_mutex_lock(&hub->lock);
-        while (hub->calls == done)
-            pthread_cond_wait(&me->woken, &hub->lock);
-        const bool ended = hub->calls < 0;
-        pthread_mutex_unlock(&hub->lock);
-        if (ended)
-            return NULL;
-        leave(me, hub->function(&me->comm, hub->context));
+enum { YIELDS = 50 }; /* before a thread really sleeps */
+
+static struct member *find_impatient(const struct carrier *carrier) {
+    cp_threads *hub = carrier->hub;
+    for (int r = carrier->index; r < hub->started; r += hub->carrying)
+        if (!hub->members[r].left && hub->members[r].end != NULL)
+            return &hub->members[r];
+    return NULL;
+}
+
+static void doze(struct carrier *carrier) {
+    pthread_mutex_t *lock = &carrier->hub->lock;
+    struct member *impatient = find_impatient(carrier);
+    int error = 0;
+    carrier->due = false;
+    pthread_mutex_unlock(lock);
+    for (int n = 0; n < YIELDS && !carrier->due; n++)
+        sched_yield();
+    pthread_mutex_lock(lock);
+    while (!carrier->due && error != ETIMEDOUT)
+        error =
+            impatient == NULL
+                ? pthread_cond_wait(&carrier->woken, lock)
+                : pthread_cond_timedwait(&carrier->woken, lock, impatient->end);
+    if (error == ETIMEDOUT)
+        impatient->resting = false;
+}
+
+static void carry(struct carrier *carrier) {
+    cp_threads *hub = carrier->hub;
+    bool all_left = false, all_rest;
+    while (!all_left) {
+        all_left = all_rest = true;
+        for (int r = carrier->index; r < hub->started; r += hub->carrying) {
+            carried = &hub->members[r];
+            if (!carried->left && !carried->resting) {
+                change(&carrier->home, &carried->place);
+                all_rest = false;
+            }
+            all_left = all_left && hub->members[r].left;
+        }
+        if (all_rest && !all_left)
+            doze(carrier);
     }
+}
+
+static void *wait_for_work(void *argument) {
+    struct carrier *carrier = argument;
+    cp_threads *hub = carrier->hub;
+    int64_t done = 0;
+    pthread_mutex_lock(&hub->lock);
+    while (hub->calls >= 0)
+        if (hub->calls == done) {
+            pthread_cond_wait(&carrier->woken, &hub->lock);
+        } else {
+            done = hub->calls;
+            if (carrier->index < hub->carrying)
+                carry(carrier);
+        }
+    pthread_mutex_unlock(&hub->lock);
+    return NULL;
+}
+
+#define STACK_BYTES ((size_t)4 << 20)
+#define CARRIER_STACK_BYTES ((size_t)1 << 18)
+#define GUARD_BYTES ((size_t)1 << 16)
+
+static int start_thread(struct carrier *carrier) {
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, CARRIER_STACK_BYTES);
+    const int error =
+        pthread_create(&carrier->thread, &small, wait_for_work, carrier);
+    pthread_attr_destroy(&small);
+    return error;
 }
 
 static int start_rank(cp_threads *hub, int rank) {
     struct member *member = &hub->members[rank];
+    struct carrier *carrier = &hub->carriers[rank];
     pthread_condattr_t steady;
-    pthread_attr_t roomy;
-    member->hub = hub;
+    member->hub = carrier->hub = hub;
+    carrier->index = rank;
     member->comm = (cp_comm){
         .ops = &threads_ops, .rank = rank, .ranks = hub->options.ranks};
     member->random = seed_of(hub->options.disorder, rank);
+    member->stack =
+        mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    if (member->stack == MAP_FAILED)
+        return errno;
+    mprotect(member->stack, GUARD_BYTES, PROT_NONE);
     pthread_condattr_init(&steady);
     pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
-    int error = pthread_cond_init(&member->woken, &steady);
+    pthread_cond_init(&carrier->woken, &steady);
     pthread_condattr_destroy(&steady);
-    if (error != 0 || rank == 0)
-        return error;
-    pthread_attr_init(&roomy);
-    pthread_attr_setstacksize(&roomy, STACK_BYTES);
-    error = pthread_create(&member->thread, &roomy, live, member);
-    pthread_attr_destroy(&roomy);
-    if (error != 0)
-        pthread_cond_destroy(&member->woken);
+    const int error = rank == 0 ? 0 : start_thread(carrier);
+    if (error != 0) {
+        pthread_cond_destroy(&carrier->woken);
+        munmap(member->stack, STACK_BYTES);
+    }
     return error;
 }
 
@@ -383,13 +475,17 @@ void cp_threads_end(cp_threads *hub) {
         return;
     pthread_mutex_lock(&hub->lock);
     hub->calls = -1;
-    wake_all(hub);
+    for (int r = 0; r < hub->started; r++)
+        pthread_cond_signal(&hub->carriers[r].woken);
     pthread_mutex_unlock(&hub->lock);
     for (int r = 1; r < hub->started; r++)
-        pthread_join(hub->members[r].thread, NULL);
-    for (int r = 0; r < hub->started; r++)
-        pthread_cond_destroy(&hub->members[r].woken);
+        pthread_join(hub->carriers[r].thread, NULL);
+    for (int r = 0; r < hub->started; r++) {
+        pthread_cond_destroy(&hub->carriers[r].woken);
+        munmap(hub->members[r].stack, STACK_BYTES);
+    }
     pthread_mutex_destroy(&hub->lock);
+    free(hub->carriers);
     free(hub->members);
     free(hub);
 }
@@ -413,6 +509,9 @@ cp_status cp_threads_start(const cp_threads_options *options,
     pthread_mutex_init(&hub->lock, NULL);
     cp_status status = cp_allocate(&hub->members, options->ranks,
                                    sizeof(*hub->members), "the ranks");
+    if (status == CP_OK)
+        status = cp_allocate(&hub->carriers, options->ranks,
+                             sizeof(*hub->carriers), "the threads");
     while (status == CP_OK && hub->started < options->ranks) {
         const int error = start_rank(hub, hub->started);
         if (error != 0)
@@ -428,27 +527,38 @@ cp_status cp_threads_start(const cp_threads_options *options,
     return status;
 }
 
-cp_status cp_threads_work(cp_threads *hub, cp_rank_main function,
+static void give_place(cp_threads *hub, struct member *member) {
+    member->carrier = &hub->carriers[member->comm.rank % hub->carrying];
+    member->comm.sent = (cp_traffic){0};
+    member->left = member->resting = false;
+    member->end = NULL;
+    getcontext(&member->place);
+    member->place.uc_stack.ss_sp = member->stack;
+    member->place.uc_stack.ss_size = STACK_BYTES;
+    member->place.uc_link = &member->carrier->home;
+    makecontext(&member->place, live, 0);
+}
+
+cp_status cp_threads_work(cp_threads *hub, int carriers, cp_rank_main function,
                           void *context) {
     if (function == NULL)
         return cp_fail(CP_INVALID, "no function for the ranks");
-    struct member *first = &hub->members[0];
+    if (carriers < 1)
+        return cp_fail(CP_INVALID, "%d threads for the ranks", carriers);
     pthread_mutex_lock(&hub->lock);
     hub->function = function;
     hub->context = context;
     hub->failure.happened = false;
     hub->running = hub->options.ranks;
-    for (int r = 0; r < hub->started; r++) {
-        hub->members[r].left = false;
-        hub->members[r].comm.sent = (cp_traffic){0};
-    }
+    hub->carrying = carriers < hub->running ? carriers : hub->running;
+    for (int r = 0; r < hub->started; r++)
+        give_place(hub, &hub->members[r]);
     hub->calls++;
-    wake_all(hub);
-    pthread_mutex_unlock(&hub->lock);
-    leave(first, function(&first->comm, context));
-    pthread_mutex_lock(&hub->lock);
+    for (int n = 1; n < hub->carrying; n++)
+        pthread_cond_signal(&hub->carriers[n].woken);
+    carry(&hub->carriers[0]);
     while (hub->running > 0)
-        pthread_cond_wait(&first->woken, &hub->lock);
+        pthread_cond_wait(&hub->carriers[0].woken, &hub->lock);
     pthread_mutex_unlock(&hub->lock);
     return cp_failure_report(&hub->failure);
 }
@@ -457,7 +567,8 @@ cp_status cp_threads_run(const cp_threads_options *options,
                          cp_rank_main function, void *context) {
     cp_threads *hub;
     CP_TRY(cp_threads_start(options, &hub));
-    const cp_status status = cp_threads_work(hub, function, context);
+    const cp_status status =
+        cp_threads_work(hub, options->ranks, function, context);
     cp_threads_end(hub);
     return status;
 }

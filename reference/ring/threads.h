@@ -22,17 +22,20 @@ typedef struct cp_threads cp_threads;
 cp_status cp_threads_start(const cp_threads_options *options,
                            cp_threads **threads);
 
-/* Run function(comm, context) once per rank, rank 0 on the caller's thread and
- * each other on its own, and return when all have returned. The status and
- * message of the rank that failed first become the caller's ("rank 2: ...");
- * the next work begins anew. Patience ends waits, not computations. */
-cp_status cp_threads_work(cp_threads *threads, cp_rank_main function,
-                          void *context);
+/* Run function(comm, context) once per rank and return when all have returned.
+ * Rank r runs on thread r mod carriers; thread 0 is the caller's. Ranks of one
+ * thread take turns: one runs until it waits, in comm, for another. More
+ * carriers than ranks are as many as ranks; fewer than 1 is CP_INVALID.
+ * The status and message of the rank that failed first become the caller's
+ * ("rank 2: ..."); the next work begins anew. Patience ends waits, not
+ * computations, and not while a computation has the thread. */
+cp_status cp_threads_work(cp_threads *threads, int carriers,
+                          cp_rank_main function, void *context);
 
 /* End the threads; NULL has none. */
 void cp_threads_end(cp_threads *threads);
 
-/* Start, work once, and end. */
+/* Start, work once with a thread for each rank, and end. */
 cp_status cp_threads_run(const cp_threads_options *options,
                          cp_rank_main function, void *context);
 
