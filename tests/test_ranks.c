@@ -95,11 +95,11 @@ static cp_status push_to_the_busy(cp_comm *comm, void *context) {
  * and in disorder, each rank on a thread of its own or all on one or two (which
  * ends nobody's patience while a slow rank has the thread). */
 LOOP(scene, 0, COMM_SCENES) {
-    static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
+    static const int sizes[] = {1, 2, 3, 4, 8, 16};
     comm_scene it = comm_scenes[_i];
     const int last = it.argument + (it.times > 0 ? it.times - 1 : 0);
     for (; it.argument <= last; it.argument++)
-        for (int n = 0; n < 10; n++)
+        for (int n = 0; n < COUNT_OF(sizes); n++)
             for (int d = it.patience > 0 ? 0 : -2;
                  d < (it.heavy || it.times > 0 ? 1 : 5); d++) {
                 const int ranks = sizes[n], carriers = d < 0 ? -d : ranks;
