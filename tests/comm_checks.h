@@ -76,7 +76,7 @@ static cp_status rotate(cp_comm *comm, void *context) {
 
 /* Every rank's block has arrived: with numbers of its rank, and, from an
  * all-to-all, of the one that it is for. */
-static cp_status expect_blocks(const cp_comm *comm, const int64_t blocks[][3],
+static cp_status expect_blocks(const cp_comm *comm, int64_t blocks[][3],
                                bool gathered) {
     for (int r = 0; r < comm->ranks; r++)
         for (int i = 0; i < 3; i++) {
