@@ -81,15 +81,14 @@ static cp_status calibrate(seat *seat) {
     process *mine = (process *)(void *)seat;
     const cp_calibration wanted = asked(seat->crew.ranks, &mine->hardware);
     cp_nccl *world;
-    cp_status status =
-        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10, &world);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(
+        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10, &world));
     const cp_device_place apart = {.only = seat->crew.rank,
                                    .link = cp_nccl_link(world),
                                    .crew = &seat->crew,
                                    .patience = mine->patience};
-    status = cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
+    const cp_status status =
+        cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
     cp_nccl_free(world);
     return status;
 }
@@ -143,27 +142,29 @@ LOOP(what_fails_fails_cleanly, 0, 3 * stand_in_pretends()) {
     ck_assert_int_gt(n, 2);
 }
 
-static void refused(int64_t room, cp_shape shape, cp_numbers numbers,
-                    cp_status because, const char *words) {
+static const struct {
+    int64_t room;
+    cp_shape shape;
+    cp_numbers numbers;
+    cp_status status;
+    const char *words;
+} impossible[] = {
+    {1 << 16, {4, 2, 16}, CP_NUMBERS_BF16, CP_MEMORY, "4194304 bytes"},
+    {9 << 20, {64, 2, 64}, CP_NUMBERS_F32, CP_MEMORY, "what is measured"},
+    {1 << 28, {1, 1, 8}, CP_NUMBERS_F8, CP_INVALID, "16"},
+};
+
+LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
     const cp_device_place here = {.only = CP_NOBODY};
+    stand_in_options options = STAND_IN_DEFAULTS;
     cp_hardware h;
     cp_calibration wanted = asked(2, &h);
-    wanted.shape = shape;
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.bytes = room;
+    wanted.shape = impossible[_i].shape;
+    options.bytes = impossible[_i].room;
     stand_in_begin(&options);
-    ck_assert_int_eq(cp_device_calibrate(&here, numbers, &wanted), because);
-    ck_assert_msg(strstr(cp_message(), words) != NULL, "'%s', not '%s'",
-                  cp_message(), words);
+    refuses(cp_device_calibrate(&here, impossible[_i].numbers, &wanted),
+            impossible[_i].status, impossible[_i].words);
     end();
-}
-
-LOOP(what_cannot_be_is_refused, 0, stand_in_pretends()) {
-    refused(1 << 16, (cp_shape){4, 2, 16}, CP_NUMBERS_BF16, CP_MEMORY,
-            "4194304 bytes");
-    refused(9 << 20, (cp_shape){64, 2, 64}, CP_NUMBERS_F32, CP_MEMORY,
-            "what is measured");
-    refused(1 << 28, (cp_shape){1, 1, 8}, CP_NUMBERS_F8, CP_INVALID, "16");
 }
 
 LOOP(a_dead_process_costs_patience, 0, stand_in_pretends()) {

@@ -260,9 +260,7 @@ static void answer(cp_session *session, const turn *call, uint64_t seed,
 LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
-    /* Once is enough to see that no host looks into the device. */
-    fixture f =
-        begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 1 + _i);
+    fixture f = begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 2);
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .variant = CP_PASS_Q};
     float *undisturbed[2] = {on_host(4 * f.words), on_host(4 * f.words)};
@@ -327,58 +325,51 @@ static bool fails_everywhere(cp_session *session, process *mine,
 }
 
 static cp_status talk_as(process *mine, cp_session *session) {
-    cp_status status = CP_OK;
-    for (int n = 0; n < TALK && status == CP_OK; n++) {
+    for (int n = 0; n < TALK; n++) {
         int64_t count;
         const uint64_t seed = (uint64_t)n + (mine->odd && n == 1 ? 99 : 1);
         if (mine->shaken && n == 3 && !fails_everywhere(session, mine, seed))
             return cp_fail(CP_BROKEN, "a call without memory went well");
-        status = say(session, &talk[n], seed, mine->words, &count);
-        if (status == CP_OK)
-            status = cp_session_logits(session, 0, count,
-                                       mine->logits + mine->rows * mine->words);
+        CP_TRY(say(session, &talk[n], seed, mine->words, &count));
+        CP_TRY(cp_session_logits(session, 0, count,
+                                 mine->logits + mine->rows * mine->words));
         mine->rows += count;
     }
-    return status;
+    return CP_OK;
 }
 
-static cp_status live_with(process *mine, cp_nccl *world) {
+static cp_status live_with(process *mine, cp_nccl *heads, cp_nccl *ring) {
     const cp_crew *crew = &mine->seat.crew;
     const cp_session_options options = {.ranks = crew->ranks / mine->parts,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
                                         .capacity = 400,
                                         .stop = &mine->stop};
-    cp_nccl *heads = NULL, *ring = NULL;
     cp_session *session;
-    cp_status status = CP_OK;
-    if (mine->parts > 1)
-        status = cp_nccl_split(world, mine->parts, &heads, &ring);
-    my_place =
-        (cp_device_place){.only = crew->rank / mine->parts,
-                          .link = cp_nccl_link(ring != NULL ? ring : world),
-                          .crew = crew,
-                          .tensor = heads,
-                          .patience = mine->patience,
-                          .graphs = true};
-    if (status == CP_OK)
-        status = cp_session_open(mine->model, &options, &session);
-    if (status == CP_OK) {
-        status = talk_as(mine, session);
-        cp_session_close(session);
-    }
-    cp_nccl_free(heads);
-    cp_nccl_free(ring);
+    my_place = (cp_device_place){.only = crew->rank / mine->parts,
+                                 .link = cp_nccl_link(ring),
+                                 .crew = crew,
+                                 .tensor = heads,
+                                 .patience = mine->patience,
+                                 .graphs = true};
+    CP_TRY(cp_session_open(mine->model, &options, &session));
+    const cp_status status = talk_as(mine, session);
+    cp_session_close(session);
     return status;
 }
 
 static cp_status live_as_process(seat *seat) {
-    cp_nccl *world;
-    cp_status status =
-        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10.0, &world);
-    if (status != CP_OK)
-        return status;
-    status = live_with((process *)(void *)seat, world);
+    process *mine = (process *)(void *)seat;
+    cp_nccl *world, *heads = NULL, *ring = NULL;
+    cp_status status = CP_OK;
+    CP_TRY(cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10.0,
+                       &world));
+    if (mine->parts > 1)
+        status = cp_nccl_split(world, mine->parts, &heads, &ring);
+    if (status == CP_OK)
+        status = live_with(mine, heads, ring != NULL ? ring : world);
+    cp_nccl_free(heads);
+    cp_nccl_free(ring);
     cp_nccl_free(world);
     return status;
 }
@@ -529,16 +520,16 @@ TEST(all_promised_positions_can_be_had) {
     const turn word = {false, {1, 0, 0}};
     fixture f = begin_file(&(tiny_gguf_options){.seed = 9}, 2);
     const cp_session_options options = {
-        .ranks = 4, .sequences = SEQUENCES, .capacity = 160};
+        .ranks = 4, .sequences = SEQUENCES, .capacity = 72};
     cp_model *model;
     cp_session *session;
     int64_t said;
     must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
     must(cp_session_open(model, &options, &session));
-    for (uint64_t n = 0; n < 160; n++)
+    for (uint64_t n = 0; n < 72; n++)
         must(say(session, &word, n + 1, f.words, &said));
     refuses(say(session, &word, 1, f.words, &said), CP_CAPACITY,
-            "would pass its 160 positions");
+            "would pass its 72 positions");
     cp_session_close(session);
     cp_model_close(model);
     end_file(&f);

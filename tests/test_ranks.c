@@ -46,17 +46,6 @@ static void says(const char *expected) {
                   "\"%s\" does not say \"%s\"", cp_message(), expected);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED true
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED true
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED false
-#endif
-
 static cp_status post_three(cp_comm *comm, void *context) {
     atomic_int *posted = context;
     const int other = 1 - comm->rank;
@@ -101,7 +90,7 @@ LOOP(scene, 0, COMM_SCENES) {
     for (; it.argument <= last; it.argument++)
         for (int n = 0; n < COUNT_OF(sizes); n++)
             for (int d = it.patience > 0 ? 0 : -2;
-                 d < (it.heavy || it.times > 0 ? 1 : 5); d++) {
+                 d < (it.heavy || it.times > 0 ? 1 : 8); d++) {
                 const int ranks = sizes[n], carriers = d < 0 ? -d : ranks;
                 const cp_threads_options options = {
                     ranks, it.patience > 0 ? it.patience : 10,
@@ -123,14 +112,6 @@ TEST(exchanges_return_at_once) {
         posted = 0;
         if (disorder % 2 == 0)
             must(run(2, disorder, push_to_the_busy, &posted));
-    }
-}
-
-LOOP(fifty_seeds, 0, 10) {
-    for (uint64_t seed = 5 * (uint64_t)_i; seed < 5 * (uint64_t)_i + 5;
-         seed++) {
-        run_well(2 + (int)(seed % 4), seed + 1, rotate);
-        run_well(2 + (int)(seed % 4), seed + 1, gather_all);
     }
 }
 
@@ -182,8 +163,7 @@ TEST(missing_wait_reads_nan) {
 TEST(early_touch_shows) {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         int32_t seen[2];
-        const cp_status status = run(2, seed, touch_lent, seen);
-        must(status);
+        must(run(2, seed, touch_lent, seen));
         const bool late = seed % 2 == 1;
         ck_assert_int_eq(seen[0], late ? -1 : 1);
         ck_assert_int_eq(seen[1], late ? 2 : 0);
@@ -292,7 +272,7 @@ static void leave_room_for(int64_t bytes) {
 
 TEST(too_few_threads_is_an_error) {
     atomic_int calls = 0;
-    if (SANITIZED)
+    if (HARNESS_SANITIZED)
         return;
     leave_room_for(40 << 20);
     ck_assert_int_eq(run(500, 0, count_calls, &calls), CP_MEMORY);
