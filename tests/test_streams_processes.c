@@ -282,7 +282,7 @@ static const struct {
     {3, "sizes", 1, 1, .says = "rank 1 a collection of 96"},
     {4, "death", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
-    {3, "exits", 1, .says = "longring: rank 0 ends: rank 0: NCCL: "},
+    {3, "exits", 1, .says = "rank 0: NCCL: "},
     /* These wait for long. */
     {3, .scene = "crew"},
     {3, "sleeps", 1, 1,
