@@ -41,6 +41,13 @@
                          (const char *)(words));                               \
     } while (0)
 
+/* The call fails with that status and in these words. */
+#define refuses_with(call, status, words)                                      \
+    do {                                                                       \
+        ck_assert_int_eq(call, status);                                        \
+        ck_assert_str_eq(cp_message(), words);                                 \
+    } while (0)
+
 /* Zeros that stay until the test's process ends, and are no leak. */
 static inline void *room_for(int64_t count, size_t size) {
     static struct block {

@@ -356,7 +356,7 @@ static void write_files(void) {
     write_forged("nan.gguf", NAN);
     write_forged("large.gguf", 3e38f);
     write_ids("ids.npy", 70, 0);
-    write_ids("far.npy", 70, 99999);
+    write_ids("far.npy", 70, tiny_gguf_vocabulary_size(&tiny));
     write_ids("empty.npy", 0, 0);
     expect(&prefills);
     strcpy(files, directory);

@@ -209,10 +209,10 @@ static cp_status abort_mutely(cp_comm *comm, void *context) {
 }
 
 LOOP(first_failure_wins, 0, 10) {
-    ck_assert_int_eq(run(5, (uint64_t)_i, fail_in_turn, NULL), CP_CAPACITY);
-    ck_assert_str_eq(cp_message(), "rank 2: first");
-    ck_assert_int_eq(run(1, 0, abort_mutely, NULL), CP_ABORTED);
-    ck_assert_str_eq(cp_message(), "rank 0: gave no reason");
+    refuses_with(run(5, (uint64_t)_i, fail_in_turn, NULL), CP_CAPACITY,
+                 "rank 2: first");
+    refuses_with(run(1, 0, abort_mutely, NULL), CP_ABORTED,
+                 "rank 0: gave no reason");
 }
 
 static cp_status fail_sometimes(cp_comm *comm, void *context) {
@@ -240,15 +240,15 @@ LOOP(ranks_work_again, 0, 6) {
 TEST(wrong_options_are_refused) {
     cp_threads_options options = {0, 0, 0};
     ck_assert_int_eq(cp_threads_run(NULL, rotate, NULL), CP_INVALID);
-    ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "cannot run 0 ranks: 1 is the least");
+    refuses_with(cp_threads_run(&options, rotate, NULL), CP_INVALID,
+                 "cannot run 0 ranks: 1 is the least");
     options.ranks = -3;
-    ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "cannot run -3 ranks: 1 is the least");
+    refuses_with(cp_threads_run(&options, rotate, NULL), CP_INVALID,
+                 "cannot run -3 ranks: 1 is the least");
     options.ranks = 1;
     ck_assert_int_eq(cp_threads_run(&options, NULL, NULL), CP_INVALID);
-    ck_assert_int_eq(run_on(0, &options, rotate, NULL), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "0 threads for the ranks");
+    refuses_with(run_on(0, &options, rotate, NULL), CP_INVALID,
+                 "0 threads for the ranks");
     options.patience = -1;
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
     options.patience = NAN;

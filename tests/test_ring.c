@@ -477,10 +477,10 @@ TEST(decode_refuses_a_prefill) {
     const int64_t tokens = 5;
     cp_layout *layout = lay_out(2, 1, &tokens, CP_ZIGZAG);
     cp_plan *plan;
-    ck_assert_int_eq(cp_plan_build(CP_DECODE, layout, &smallest, NULL, &plan),
-                     CP_INVALID);
-    ck_assert_str_eq(cp_message(), "decode needs a call of one token a "
-                                   "sequence; this one prefills 5 tokens");
+    refuses_with(cp_plan_build(CP_DECODE, layout, &smallest, NULL, &plan),
+                 CP_INVALID,
+                 "decode needs a call of one token a "
+                 "sequence; this one prefills 5 tokens");
     ck_assert_ptr_null(plan);
     cp_layout_free(layout);
 }

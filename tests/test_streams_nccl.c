@@ -265,8 +265,8 @@ TEST(groups_that_do_not_divide_are_refused) {
     stand_in_begin(NULL);
     cp_nccl *world, *tp, *cp;
     open_alone(&world);
-    ck_assert_int_eq(cp_nccl_split(world, 2, &tp, &cp), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "1 ranks cannot form groups of 2");
+    refuses_with(cp_nccl_split(world, 2, &tp, &cp), CP_INVALID,
+                 "1 ranks cannot form groups of 2");
     ck_assert(tp == NULL && cp == NULL);
     ck_assert_int_eq(cp_nccl_split(world, 0, &tp, &cp), CP_INVALID);
     cp_nccl_free(world);
