@@ -28,11 +28,12 @@ static void call_add(cp_session *session, bool decode, int64_t tokens) {
     int32_t ids[40];
     for (int i = 0; i < 40; i++)
         ids[i] = 20 + i;
-    must(cp_tape_call_new(decode, 1, vocabulary, &call));
+    tape.vocabulary = vocabulary;
+    tape.keeps = true;
+    must(cp_tape_begin(&tape, decode, 1, &call));
     must(cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens));
-    must(cp_tape_call_run(call, session, &report));
+    must(cp_tape_run(&tape, call, session, &report));
     call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
-    must(cp_tape_append(&tape, call));
 }
 
 static void make_tape(void) {
@@ -65,12 +66,12 @@ TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     ck_assert_int_eq(difference.tokens, 21);
     ck_assert(difference.disagreed == 0 && difference.first == -1);
     ck_assert(difference.largest > 0 && difference.largest < 1e-4);
-    tape.calls[5]->drawn[0] ^= 1;
-    tape.calls[7]->logits[vocabulary - 1] += 0.5f;
+    tape.calls[5].drawn[0] ^= 1;
+    tape.calls[7].logits[vocabulary - 1] += 0.5f;
     difference = played(CP_OK);
     ck_assert(difference.disagreed == 1 && difference.first == 5);
     ck_assert(fabs(difference.largest - 0.5) < 1e-4);
-    tape.calls[9]->logits[0] = NAN;
+    tape.calls[9].logits[0] = NAN;
     ck_assert(isnan(played(CP_BROKEN).largest));
     cp_tape_free(&tape);
     cp_model_close(model);

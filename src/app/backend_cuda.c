@@ -32,10 +32,9 @@ static cp_status take_device(const cp_launch *launch) {
     int devices = 0;
     CP_TRY(cp_device_count(&devices));
     if (locals > devices && getenv("NCCL_HOSTID") == NULL)
-        return cp_fail(CP_INVALID,
-                       "%d processes on a host of %d GPUs: one each is "
-                       "wanted (without a launcher, ranks share one)",
-                       locals, devices);
+        return cp_refuse("%d processes on a host of %d GPUs: one each is "
+                         "wanted (without a launcher, ranks share one)",
+                         locals, devices);
     return cp_cuda(cudaSetDevice(local % devices), "taking GPU %d",
                    local % devices);
 }
@@ -85,9 +84,8 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
 
 /* Before there is a crew, every process speaks for itself. */
 static cp_status as_rank(int rank, cp_status status) {
-    char why[480];
-    snprintf(why, sizeof(why), "%s", cp_message());
-    return status == CP_OK ? CP_OK : cp_fail(status, "rank %d: %s", rank, why);
+    return status == CP_OK ? CP_OK
+                           : cp_fail(status, "rank %d: %s", rank, cp_message());
 }
 
 static cp_status join_by_nccl(const cp_launch *launch) {

@@ -1,5 +1,5 @@
 /* Ranks as processes: joining and leaving a crew, and the backend. */
-#include "app/backend_mpi.h"
+#include "model/backend.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,34 +23,28 @@ static cp_place processes;
 static cp_status run_processes(int ranks, cp_rank_main function,
                                void *context) {
     if (ranks != world->ranks)
-        return cp_fail(CP_INVALID, "%d ranks on %d processes", ranks,
-                       world->ranks);
+        return cp_refuse("%d ranks on %d processes", ranks, world->ranks);
     return cp_mpi_run(world, function, context);
 }
 
+/* Data of so many bytes that rank 0 shares, or of which each has its own. */
 typedef struct {
+    bool collects;
     void *data;
     int64_t bytes;
 } sharing;
 
 static cp_status share_rank(cp_comm *comm, void *context) {
     const sharing *it = context;
-    return cp_share(comm, it->data, it->bytes);
+    return (it->collects ? cp_collect : cp_share)(comm, it->data, it->bytes);
 }
 
 static cp_status share(void *data, int64_t bytes) {
-    sharing it = {data, bytes};
-    return cp_mpi_run(world, share_rank, &it);
-}
-
-static cp_status collect_rank(cp_comm *comm, void *context) {
-    const sharing *it = context;
-    return cp_collect(comm, it->data, it->bytes);
+    return cp_mpi_run(world, share_rank, &(sharing){false, data, bytes});
 }
 
 static cp_status collect(void *items, int64_t bytes) {
-    sharing it = {items, bytes};
-    return cp_mpi_run(world, collect_rank, &it);
+    return cp_mpi_run(world, share_rank, &(sharing){true, items, bytes});
 }
 
 static void set_patience(double seconds) {

@@ -2,10 +2,8 @@
 #include "app/meter.h"
 
 #include "reference/model/attend_job.h"
-#include "app/backend_mpi.h"
 #include "app/bench_rows.h"
 #include "app/subjects.h"
-#include "ring/choose.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"
 

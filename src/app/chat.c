@@ -1,5 +1,6 @@
 /* A turn of conversations: the questions' text to ids, the ids through the
- * ring, the answers' tokens from the logits, and their text. */
+ * ring, the answers' tokens from the logits, and their text; and what it
+ * took. */
 #include "app/chat.h"
 
 #include <stdlib.h>
@@ -7,33 +8,31 @@
 
 #include "ring/draw.h"
 
-static cp_status encode(cp_chat *chat, const char *const *questions,
-                        cp_tape_call **call);
-static cp_status run(cp_chat *chat, cp_tape_call *call);
+static void cost_clear(cp_cost *cost);
+static cp_status encode(cp_chat *chat, const char *const *questions);
+static cp_status feed(cp_chat *chat);
+static cp_status run(cp_chat *chat);
 static bool anyone_speaks(const cp_chat *chat);
-static cp_status feed(cp_chat *chat, cp_tape_call **call);
 static bool is_forgiven(cp_chat *chat, cp_status status);
 
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
-    cp_tape_call *call;
-    cp_cost_clear(&chat->cost);
+    cost_clear(&chat->cost);
     chat->stopping = false;
     chat->progress.doing = "reading";
-    cp_status status = encode(chat, questions, &call); /* text -> ids */
+    cp_status status = encode(chat, questions); /* text -> ids */
     double start = cp_clock();
     if (status == CP_OK)
-        status = run(chat, call); /* prefill, sample -> the first token */
+        status = run(chat); /* prefill, sample -> the first token */
     cp_progress_end(&chat->progress);
     chat->cost.first_seconds = cp_clock() - start;
-    if (status != CP_OK)
-        return status;
+    CP_TRY(status);
     start = cp_clock();
     while (status == CP_OK && anyone_speaks(chat)) {
         status = cp_output_flush();
         if (status == CP_OK)
-            status = feed(chat, &call); /* the tokens that were drawn */
+            status = feed(chat); /* the tokens that were drawn */
         if (status == CP_OK)
-            status = run(chat, call); /* decode, sample -> tokens -> text */
+            status = run(chat); /* decode, sample -> tokens -> text */
         if (is_forgiven(chat, status))
             status = CP_OK;
     }
@@ -74,7 +73,6 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
                        "answer they pass the %ld positions",
                        fresh, held, capacity);
     who->left = cp_min(chat->most, left);
-    who->crowded = left < chat->most;
     who->answered = 0;
     return CP_OK;
 }
@@ -96,31 +94,29 @@ static cp_status question_encode(cp_chat *chat, const char *question,
 }
 
 /* A prefill that reads the questions. */
-static cp_status encode(cp_chat *chat, const char *const *questions,
-                        cp_tape_call **call) {
-    cp_status status = cp_tape_call_new(false, chat->sequences,
-                                        chat->opened.facts->vocabulary, call);
+static cp_status encode(cp_chat *chat, const char *const *questions) {
+    cp_tape_call *call;
+    CP_TRY(cp_tape_begin(&chat->tape, false, chat->sequences, &call));
+    cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
-        status = question_encode(chat, questions[s], s, *call);
-    if (status != CP_OK)
-        cp_tape_call_free(*call);
-    return status;
+        status = question_encode(chat, questions[s], s, call);
+    return cp_tape_settle(&chat->tape, status);
 }
 
 /* A step of decode that feeds the last token of each who speaks; its logits
  * are read where another may follow. */
-static cp_status feed(cp_chat *chat, cp_tape_call **call) {
-    cp_status status = cp_tape_call_new(true, chat->sequences,
-                                        chat->opened.facts->vocabulary, call);
+static cp_status feed(cp_chat *chat) {
+    cp_tape_call *call;
+    CP_TRY(cp_tape_begin(&chat->tape, true, chat->sequences, &call));
+    cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++) {
         const cp_speaker *who = &chat->speakers[s];
-        const bool more = !who->last && who->left > 0 && !chat->stopping;
-        if (who->speaking)
-            status = cp_tape_call_add(*call, s, more, &who->next, 1);
+        const bool more =
+            who->next != chat->template.end && who->left > 0 && !chat->stopping;
+        if (who->next != CP_SILENT)
+            status = cp_tape_call_add(call, s, more, &who->next, 1);
     }
-    if (status != CP_OK)
-        cp_tape_call_free(*call);
-    return status;
+    return cp_tape_settle(&chat->tape, status);
 }
 
 static void token_show(cp_chat *chat, int32_t token) {
@@ -142,12 +138,11 @@ void cp_chat_show(cp_chat *chat, int64_t sequence) {
 }
 
 static void token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
-    who->speaking = true;
-    who->last = cp_tokenizer_ends(chat->opened.tokenizer, token);
-    who->next = who->last ? chat->template.end : token;
-    if (who->last)
+    if (cp_tokenizer_ends(chat->opened.tokenizer, token)) {
+        who->next = chat->template.end;
         return;
-    who->answer[who->answered++] = token;
+    }
+    who->next = who->answer[who->answered++] = token;
     who->left--;
     chat->cost.tokens++;
     if (chat->live)
@@ -156,64 +151,84 @@ static void token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
 
 /* Nothing was drawn: the turn is over, once its end has been fed too. */
 static void turn_end(cp_chat *chat, cp_speaker *who) {
-    if (!who->last)
-        chat->cost.cuts[who->left > 0  ? CP_CUT_BY_USER
-                        : who->crowded ? CP_CUT_BY_ROOM
-                                       : CP_CUT_BY_MOST]++;
-    who->speaking = !who->last;
-    who->next = chat->template.end;
-    who->last = true;
+    const bool ended = who->next == chat->template.end;
+    if (!ended)
+        chat->cost.cuts[who->left > 0                ? CP_CUT_BY_USER
+                        : who->answered < chat->most ? CP_CUT_BY_ROOM
+                                                     : CP_CUT_BY_MOST]++;
+    who->next = ended ? CP_SILENT : chat->template.end;
 }
 
-static cp_status draw_write(void *context, FILE *out) {
+static cp_status ranks_write(void *context, FILE *out) {
+    const cp_turn_report *report = context;
+    double all = 0;
+    for (int k = 0; k < report->ranks; k++)
+        all += (double)report->pairs[k];
+    fputs("  rank   new tokens         keys      bytes sent     work\n", out);
+    for (int k = 0; k < report->ranks; k++)
+        fprintf(out, "  %4d %12s %12s %15s %7.1f%%\n", k,
+                cp_group(report->queries[k]).text,
+                cp_group(report->keys[k]).text, cp_group(report->bytes[k]).text,
+                all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
+    return CP_OK;
+}
+
+static cp_status drawing_write(void *context, FILE *out) {
     return cp_draw_ascii(cp_session_plan(context), out);
 }
 
+/* Keep what lasts no longer than the session's next call. */
 static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
-                           const cp_turn_report *report) {
+                           cp_turn_report *report) {
+    cp_cost *cost = &chat->cost;
     int64_t bytes;
-    if (call->decode) {
-        cp_cost_step(&chat->cost, report);
-        return CP_OK;
+    if (!call->decode) {
+        cost->prefill = *report;
+        CP_TRY(cp_page_make(ranks_write, report, &cost->ranks, &bytes));
+        return !chat->forgives ? CP_OK
+                               : cp_page_make(drawing_write, chat->session,
+                                              &cost->drawing, &bytes);
     }
-    CP_TRY(cp_cost_prefill(&chat->cost, report));
-    free(chat->drawing);
-    chat->drawing = NULL;
-    return !chat->forgives ? CP_OK
-                           : cp_page_make(draw_write, chat->session,
-                                          &chat->drawing, &bytes);
+    cost->steps++;
+    cost->decode_hops = report->hops;
+    cost->decode_bytes = 0;
+    for (int k = 0; k < report->ranks; k++)
+        cost->decode_bytes = cp_max(cost->decode_bytes, report->bytes[k]);
+    return CP_OK;
+}
+
+static void cost_clear(cp_cost *cost) {
+    free(cost->ranks);
+    free(cost->drawing);
+    *cost = (cp_cost){0};
 }
 
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
+    const int64_t vocabulary = chat->tape.vocabulary;
     cp_turn_report report;
-    CP_TRY(cp_tape_call_run(call, chat->session, &report));
+    CP_TRY(cp_tape_run(&chat->tape, call, chat->session, &report));
     for (int64_t i = 0; i < call->count; i++) {
         cp_speaker *who = &chat->speakers[call->decode ? call->which[i] : i];
-        if (!call->read[i]) {
+        if (call->drawn[i] == CP_UNREAD) {
             turn_end(chat, who);
             continue;
         }
-        call->drawn[i] =
-            cp_sampler_draw(&chat->sampler, call->logits + i * call->vocabulary,
-                            call->vocabulary);
+        call->drawn[i] = cp_sampler_draw(
+            &chat->sampler, call->logits + i * vocabulary, vocabulary);
         token_take(chat, who, call->drawn[i]);
     }
     return cost_keep(chat, call, &report);
 }
 
-/* Make the call and take its tokens. The tape keeps it, or it is freed. */
-static cp_status run(cp_chat *chat, cp_tape_call *call) {
-    cp_status status = call_make(chat, call);
-    if (status == CP_OK && chat->keeps)
-        status = cp_tape_append(&chat->tape, call);
-    if (status != CP_OK || !chat->keeps)
-        cp_tape_call_free(call);
-    return status;
+/* Make the tape's last call and take its tokens. */
+static cp_status run(cp_chat *chat) {
+    cp_tape *tape = &chat->tape;
+    return cp_tape_settle(tape, call_make(chat, &tape->calls[tape->count - 1]));
 }
 
 static bool anyone_speaks(const cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences; s++)
-        if (chat->speakers[s].speaking)
+        if (chat->speakers[s].next != CP_SILENT)
             return true;
     return false;
 }
@@ -230,23 +245,83 @@ static bool is_forgiven(cp_chat *chat, cp_status status) {
 
 cp_status cp_chat_open(cp_chat *chat) {
     const int64_t most = cp_min(chat->most, chat->opened.facts->positions);
-    chat->cost = (cp_cost){.sequences = chat->sequences, .most = chat->most};
+    chat->tape.vocabulary = chat->opened.facts->vocabulary;
     CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
                        "answers"));
+    CP_TRY(cp_allocate(&chat->answers, chat->sequences,
+                       most * (int64_t)sizeof(int32_t), "answers"));
     for (int64_t s = 0; s < chat->sequences; s++)
-        CP_TRY(cp_allocate(&chat->speakers[s].answer, most, sizeof(int32_t),
-                           "answers"));
+        chat->speakers[s].answer = chat->answers + s * most;
     return CP_OK;
 }
 
 void cp_chat_close(cp_chat *chat) {
-    for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++)
-        free(chat->speakers[s].answer);
     free(chat->speakers);
-    free(chat->drawing);
+    free(chat->answers);
     free(chat->document);
-    cp_cost_clear(&chat->cost);
+    cost_clear(&chat->cost);
     cp_tape_free(&chat->tape);
     cp_session_close(chat->session);
     cp_opened_close(&chat->opened);
+}
+
+static void cuts_print(const cp_chat *chat, const char *space) {
+    const cp_cost *cost = &chat->cost;
+    for (int cut = 0; cut < CP_CUTS; cut++) {
+        if (cost->cuts[cut] == 0)
+            continue;
+        printf(";%s", space);
+        if (chat->sequences > 1)
+            printf("%ld of them: ", cost->cuts[cut]);
+        if (cut == CP_CUT_BY_MOST)
+            printf("stopped at %s token%s, --most", cp_group(chat->most).text,
+                   cp_plural(chat->most));
+        else
+            fputs(cut == CP_CUT_BY_ROOM ? "the context is full" : "stopped",
+                  stdout);
+    }
+}
+
+static double step_milliseconds(const cp_cost *cost) {
+    return 1000 * cost->decode_seconds / (double)cost->steps;
+}
+
+void cp_chat_cost_page(const cp_chat *chat) {
+    const cp_cost *cost = &chat->cost;
+    const cp_turn_report *report = &cost->prefill;
+    printf("\n  %s tokens read over %s in the cache, by %s: %ld hop%s a "
+           "layer,\n  load balance %.3f (largest over mean)\n  rule: ",
+           cp_group(report->new_tokens).text,
+           cp_group(report->cached_tokens).text,
+           cp_variant_name(report->variant), report->hops,
+           cp_plural(report->hops), report->balance);
+    cp_write_wrapped(stdout, 8, 8, report->rule);
+    fputs(cost->ranks, stdout);
+    if (cost->steps > 0)
+        printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
+               "step\n",
+               cost->decode_hops, cp_plural(cost->decode_hops),
+               cp_group(cost->decode_bytes).text);
+    printf("  first token after %.2f s", cost->first_seconds);
+    if (cost->steps > 0)
+        printf(", then %.0f ms each", step_milliseconds(cost));
+    printf("; %s %s token%s",
+           chat->sequences > 1 ? "the answers have" : "the answer has",
+           cp_group(cost->tokens).text, cp_plural(cost->tokens));
+    cuts_print(chat, "\n  ");
+    putchar('\n');
+}
+
+void cp_chat_cost_line(const cp_chat *chat, bool terminal) {
+    const cp_cost *cost = &chat->cost;
+    const cp_turn_report *report = &cost->prefill;
+    printf("%s[%s: %s new over %s cached, balance %.2f; first token %.2f s",
+           terminal ? "\033[2m" : "", cp_variant_name(report->variant),
+           cp_group(report->new_tokens).text,
+           cp_group(report->cached_tokens).text, report->balance,
+           cost->first_seconds);
+    if (cost->steps > 0)
+        printf(", then %.0f ms", step_milliseconds(cost));
+    cuts_print(chat, " ");
+    printf("]%s\n", terminal ? "\033[0m" : "");
 }

@@ -49,27 +49,71 @@ static int finished(cp_status status) {
     return status == CP_OK ? 0 : 1;
 }
 
-static int arguments_run(const cp_usage *usage, int count,
-                         char *const *arguments, cp_command_step check,
-                         cp_command_step run, void *context) {
-    bool help;
-    cp_status status = cp_options_parse(usage, count, arguments, &help);
-    if (status == CP_OK && help) {
-        cp_options_help(usage, stdout);
-        return finished(CP_OK);
+/* What a path means: a file that is there, or a name in a directory. */
+typedef struct {
+    dev_t device;
+    ino_t number;
+    const char *name; /* in that directory; "": the file itself */
+} identity;
+
+/* Does the option name a file that is there, or could be made? */
+static bool identity_find(const cp_option *option, identity *found) {
+    struct stat entry;
+    char directory[4096];
+    if (option->kind != CP_INPUT && option->kind != CP_OUTPUT)
+        return false;
+    const char *path = *(const char **)option->value;
+    if (path == NULL)
+        return false;
+    if (stat(path, &entry) == 0) {
+        *found = (identity){entry.st_dev, entry.st_ino, ""};
+        return S_ISREG(entry.st_mode);
     }
-    if (status == CP_OK)
-        status = check(context);
-    if (status == CP_OK)
-        return finished(run(context));
-    cp_complain(cp_message());
-    return 2;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash != NULL ? slash + 1 : path;
+    snprintf(directory, sizeof(directory), "%.*s.", (int)(name - path), path);
+    if (option->kind == CP_INPUT || stat(directory, &entry) != 0)
+        return false;
+    *found = (identity){entry.st_dev, entry.st_ino, name};
+    return true;
+}
+
+/* Before any work: can all files that are written be made, and is none of
+ * them another file that the options name, under whatever name? */
+static cp_status files_check(const cp_option *options) {
+    for (const cp_option *out = options; out->name != NULL; out++) {
+        identity written, other;
+        const char **path = out->value;
+        if (out->kind != CP_OUTPUT || *path == NULL)
+            continue;
+        CP_TRY(cp_save_check(*path));
+        if (!identity_find(out, &written))
+            continue;
+        for (const cp_option *file = options; file->name != NULL; file++)
+            if (file != out && identity_find(file, &other) &&
+                written.device == other.device &&
+                written.number == other.number &&
+                strcmp(written.name, other.name) == 0)
+                return cp_refuse("--%s %s would overwrite the file of --%s",
+                                 out->name, *path, file->name);
+    }
+    return CP_OK;
 }
 
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context) {
-    const int result =
-        arguments_run(usage, count, arguments, check, run, context);
+    bool help;
+    int result = 2;
+    cp_status status = cp_options_parse(usage, count, arguments, &help);
+    if (status == CP_OK && help) {
+        cp_options_help(usage, stdout);
+        result = finished(CP_OK);
+    } else if (status == CP_OK && check(context) == CP_OK) {
+        status = cp_crew_leads() ? files_check(usage->options) : CP_OK;
+        result = finished(status == CP_OK ? run(context) : status);
+    } else {
+        cp_complain(cp_message());
+    }
     cp_options_free(usage->options);
     return result;
 }
@@ -80,37 +124,25 @@ cp_status cp_command_about(cp_status status, const char *path) {
     return cp_fail(status, "%s: %s", path, cp_message());
 }
 
-static cp_status ranks_check(int64_t *ranks, int64_t tensor) {
+cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
     const cp_crew *crew = cp_crew_mine();
     const bool joined = crew->share != NULL;
-    if (tensor < 1 || tensor > CP_COMMAND_RANKS)
-        return cp_fail(CP_INVALID, "--tensor %ld: between 1 and %d GPUs",
-                       tensor, CP_COMMAND_RANKS);
+    CP_TRY(cp_option_range("tensor", tensor, 1, CP_COMMAND_RANKS));
     if (tensor > 1 && !joined)
-        return cp_fail(CP_INVALID,
-                       "--tensor %ld: a launcher must start the processes, one "
-                       "for each GPU",
-                       tensor);
+        return cp_refuse("--tensor %ld: a launcher must start the processes, "
+                         "one for each GPU",
+                         tensor);
     if (*ranks < 0)
         *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
-    if (*ranks < 1 || *ranks > CP_COMMAND_RANKS)
-        return cp_fail(CP_INVALID,
-                       "--ranks %ld: between 1 and %d ranks can be had", *ranks,
-                       CP_COMMAND_RANKS);
-    if (joined && tensor == 1 && *ranks != crew->ranks)
-        return cp_fail(CP_INVALID,
-                       "--ranks %ld: the launcher has started %d processes",
-                       *ranks, crew->ranks);
-    if (joined && *ranks * tensor != crew->ranks)
-        return cp_fail(
-            CP_INVALID,
-            "--ranks %ld --tensor %ld: the launcher has started %d processes",
-            *ranks, tensor, crew->ranks);
-    return CP_OK;
-}
-
-cp_status cp_command_ranks(int64_t *ranks) {
-    return ranks_check(ranks, 1);
+    CP_TRY(cp_option_range("ranks", *ranks, 1, CP_COMMAND_RANKS));
+    if (!joined || *ranks * tensor == crew->ranks)
+        return CP_OK;
+    if (tensor == 1)
+        return cp_refuse("--ranks %ld: the launcher has started %d processes",
+                         *ranks, crew->ranks);
+    return cp_refuse(
+        "--ranks %ld --tensor %ld: the launcher has started %d processes",
+        *ranks, tensor, crew->ranks);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -121,13 +153,12 @@ cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend) {
     *backend = cp_backend_find(places[place]);
     if (*backend == NULL)
-        return cp_fail(CP_INVALID, "--on %s: not built in%s", places[place],
-                       strncmp(places[place], "cuda", 4) == 0
-                           ? " (make gpu makes build/gpu/longring)"
-                           : "");
+        return cp_refuse("--on %s: not built in%s", places[place],
+                         strncmp(places[place], "cuda", 4) == 0
+                             ? " (make gpu makes build/gpu/longring)"
+                             : "");
     if (!(timeout > 0))
-        return cp_fail(CP_INVALID, "--timeout %g: seconds above 0 are due",
-                       timeout);
+        return cp_refuse("--timeout %g: seconds above 0 are due", timeout);
     if (cp_crew_mine()->patience != NULL)
         cp_crew_mine()->patience(timeout);
     if ((*backend)->patience != NULL)
@@ -135,40 +166,69 @@ cp_status cp_command_backend(int place, double timeout,
     return CP_OK;
 }
 
-cp_chooser cp_command_chooser(const cp_command_ring *ring) {
-    if (ring->machine == NULL)
-        return (cp_chooser){NULL, NULL};
-    return (cp_chooser){cp_foresee, &ring->described};
-}
-
 cp_status cp_command_ring_check(cp_command_ring *ring) {
-    CP_TRY(ranks_check(&ring->ranks, ring->tensor));
+    CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "--machine has no meaning with --variant %s; auto asks it",
-                cp_variant_name((cp_variant)ring->variant));
+                cp_variant_name(ring->variant));
         const cp_status status =
             cp_crew_leads() ? cp_hardware_read(ring->machine, &ring->described)
                             : CP_OK;
         CP_TRY(cp_crew_share(status, &ring->described, sizeof(ring->described),
                              NULL, NULL));
+        ring->chooser = (cp_chooser){cp_foresee, &ring->described};
     }
     return cp_command_backend(ring->on, ring->timeout, &ring->backend);
 }
 
 cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
     if (heads->count != 0 && heads->count != 3)
-        return cp_fail(CP_INVALID,
-                       "--heads: %ld counts; query heads, kv heads and "
-                       "dimension are needed",
-                       heads->count);
+        return cp_refuse("--heads: %ld counts; query heads, kv heads and "
+                         "dimension are needed",
+                         heads->count);
     if (heads->count == 3)
         *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
     const cp_status status = cp_shape_check(shape);
     return status == CP_OK ? CP_OK
                            : cp_fail(status, "--heads: %s", cp_message());
+}
+
+cp_status cp_command_tokens_check(const char *command,
+                                  cp_command_tokens *tokens) {
+    const int64_t sequences = tokens->fresh.count;
+    cp_counts *cached = &tokens->cached;
+    if (sequences == 0)
+        return cp_refuse("%s needs --new, the new tokens", command);
+    if (cached->count > 0 && cached->count != sequences)
+        return cp_refuse("--cached is of %ld sequences, and --new of %ld",
+                         cached->count, sequences);
+    if (cached->count > 0)
+        return CP_OK;
+    cached->count = sequences;
+    return cp_allocate(&cached->items, sequences, sizeof(int64_t), "sequences");
+}
+
+cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
+                                int64_t most, int64_t *sum) {
+    for (int64_t s = 0; s < counts->count; s++)
+        if (!cp_add(*sum, counts->items[s], sum) || *sum > most)
+            return cp_refuse(
+                "--%s: with the %ld tokens of sequence %ld the call "
+                "has more than the %ld that can be planned",
+                name, counts->items[s], s, most);
+    return CP_OK;
+}
+
+cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
+                                const int64_t *new_tokens) {
+    for (int64_t s = 0; s < sequences && variant == CP_DECODE; s++)
+        if (new_tokens[s] > 1)
+            return cp_refuse("--variant decode: sequence %ld has %ld new "
+                             "tokens; a step of decode has 1",
+                             s, new_tokens[s]);
+    return CP_OK;
 }
 
 cp_status cp_opened_file(cp_opened *model, const char *path) {
@@ -181,21 +241,15 @@ cp_status cp_opened_words(cp_opened *model) {
                             model->path);
 }
 
-static cp_status divide(const cp_backend *backend, int64_t tensor) {
-    if (tensor == 1)
-        return CP_OK;
-    if (backend->divide == NULL)
-        return cp_fail(CP_INVALID,
-                       "--tensor %ld: only ranks on GPUs share their heads",
-                       tensor);
-    return backend->divide((int)tensor);
-}
-
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
-    CP_TRY(divide(ring->backend, ring->tensor));
+    const cp_backend *backend = ring->backend;
+    if (ring->tensor > 1 && backend->divide == NULL)
+        return cp_refuse("--tensor %ld: only ranks on GPUs share their heads",
+                         ring->tensor);
+    if (ring->tensor > 1)
+        CP_TRY(backend->divide((int)ring->tensor));
     CP_TRY(cp_command_about(
-        cp_model_open(ring->backend, model->file, &model->weights),
-        model->path));
+        cp_model_open(backend, model->file, &model->weights), model->path));
     model->facts = cp_model_describe(model->weights);
     return CP_OK;
 }
@@ -212,109 +266,11 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
     CP_TRY(cp_session_logits(session, first, count, logits));
     for (int64_t i = 0; i < count * vocabulary; i++)
         if (!isfinite(logits[i]))
-            return cp_fail(CP_INVALID,
-                           "position %ld: the logit of token %ld is %g; the "
-                           "model's numbers overflow",
-                           (position + i / vocabulary), i % vocabulary,
-                           (double)logits[i]);
+            return cp_refuse("position %ld: the logit of token %ld is %g; the "
+                             "model's numbers overflow",
+                             (position + i / vocabulary), i % vocabulary,
+                             (double)logits[i]);
     return CP_OK;
-}
-
-/* What a path means: a file that is there, or a name in a directory. */
-typedef struct {
-    bool known;
-    dev_t device;
-    ino_t number;
-    const char *name; /* in that directory; NULL: the file itself */
-} identity;
-
-static identity identity_of(const cp_command_file *file) {
-    struct stat entry;
-    char directory[4096];
-    if (stat(file->path, &entry) == 0)
-        return (identity){S_ISREG(entry.st_mode), entry.st_dev, entry.st_ino,
-                          NULL};
-    const char *slash = strrchr(file->path, '/');
-    const char *name = slash != NULL ? slash + 1 : file->path;
-    snprintf(directory, sizeof(directory), "%.*s.", (int)(name - file->path),
-             file->path);
-    if (!file->written || stat(directory, &entry) != 0)
-        return (identity){.known = false};
-    return (identity){true, entry.st_dev, entry.st_ino, name};
-}
-
-static bool is_same(const identity *a, const identity *b) {
-    if (!a->known || !b->known || a->device != b->device ||
-        a->number != b->number || (a->name == NULL) != (b->name == NULL))
-        return false;
-    return a->name == NULL || strcmp(a->name, b->name) == 0;
-}
-
-cp_status cp_command_files(int64_t count, const cp_command_file *files) {
-    if (!cp_crew_leads())
-        return CP_OK;
-    for (int64_t i = 0; i < count; i++) {
-        if (files[i].path == NULL || !files[i].written)
-            continue;
-        CP_TRY(cp_save_check(files[i].path));
-        const identity written = identity_of(&files[i]);
-        for (int64_t k = 0; k < count; k++) {
-            if (k == i || files[k].path == NULL)
-                continue;
-            const identity other = identity_of(&files[k]);
-            if (is_same(&written, &other))
-                return cp_fail(CP_INVALID,
-                               "%s %s would overwrite the file of %s",
-                               files[i].option, files[i].path, files[k].option);
-        }
-    }
-    return CP_OK;
-}
-
-cp_status cp_stream_read(FILE *in, const char *name, char **text,
-                         int64_t *bytes) {
-    int64_t room = 0;
-    *text = NULL;
-    *bytes = 0;
-    do {
-        if (*bytes + 1 >= room) {
-            /* Double the room for what is read. */
-            room = 2 * room + 65536;
-            char *larger = realloc(*text, (size_t)room);
-            if (larger == NULL) {
-                free(*text);
-                *text = NULL;
-                return cp_fail(CP_MEMORY, "%s: no memory for %ld bytes", name,
-                               room);
-            }
-            *text = larger;
-        }
-        *bytes +=
-            (int64_t)fread(*text + *bytes, 1, (size_t)(room - *bytes - 1), in);
-    } while (!feof(in) && !ferror(in));
-    (*text)[*bytes] = '\0';
-    if (!ferror(in))
-        return CP_OK;
-    free(*text);
-    *text = NULL;
-    return cp_fail(CP_FILE, "%s: cannot be read after %ld bytes: %s", name,
-                   *bytes, strerror(errno));
-}
-
-static cp_status file_read(const char *path, char **text, int64_t *bytes) {
-    FILE *in = fopen(path, "rb");
-    if (in == NULL)
-        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
-    const cp_status status = cp_stream_read(in, path, text, bytes);
-    fclose(in);
-    return status;
-}
-
-cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
-    *text = NULL;
-    const cp_status status =
-        cp_crew_leads() ? file_read(path, text, bytes) : CP_OK;
-    return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
 
 cp_status cp_page_make(cp_page_writer write, void *context, char **text,
@@ -333,6 +289,44 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text,
         *text = NULL;
     }
     return status;
+}
+
+typedef struct {
+    FILE *in;
+    const char *name;
+} source;
+
+static cp_status source_copy(void *context, FILE *out) {
+    const source *from = context;
+    char block[65536];
+    size_t count, bytes = 0;
+    while ((count = fread(block, 1, sizeof(block), from->in)) > 0)
+        bytes += fwrite(block, 1, count, out);
+    if (ferror(out))
+        return cp_fail(CP_MEMORY, "%s: no memory for %zu bytes", from->name,
+                       bytes + sizeof(block));
+    if (ferror(from->in))
+        return cp_fail(CP_FILE, "%s: cannot be read after %zu bytes: %s",
+                       from->name, bytes, strerror(errno));
+    return CP_OK;
+}
+
+cp_status cp_stream_read(FILE *in, const char *name, char **text,
+                         int64_t *bytes) {
+    return cp_page_make(source_copy, &(source){in, name}, text, bytes);
+}
+
+cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
+    cp_status status = CP_OK;
+    *text = NULL;
+    if (cp_crew_leads()) {
+        FILE *in = fopen(path, "rb");
+        status = in != NULL ? cp_stream_read(in, path, text, bytes)
+                            : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+        if (in != NULL)
+            fclose(in);
+    }
+    return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
 
 cp_status cp_page_keep(const char *path, const char *text, int64_t bytes) {
@@ -354,26 +348,22 @@ cp_status cp_command_array(const char *path, cp_npy *array) {
     return status;
 }
 
-cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count) {
+cp_status cp_history_parse(const char *name, const char *text, cp_turn **turns,
+                           int64_t *count) {
     const char *const whole = text, *end = text + strcspn(text, ",");
-    int64_t places = 1;
-    for (const char *c = text; c < end; c++)
-        places += *c == '+';
     *count = 0;
-    CP_TRY(cp_allocate(turns, places, sizeof(cp_turn), "history"));
-    for (int64_t i = 0; i < places; i++) {
+    CP_TRY(cp_allocate(turns, end - text + 1, sizeof(cp_turn), name));
+    for (int place = 1; text <= end; place++) {
         cp_turn turn = {.decode = *text == 'd'};
         text += turn.decode;
         const int64_t length = (int64_t)strcspn(text, "+,");
         if (length == 0)
-            return cp_fail(CP_INVALID,
-                           "--history %.*s: turn %ld has no count (500+d20+64 "
-                           "is a history)",
-                           (int)(end - whole), whole, i + 1);
-        CP_TRY(cp_count_parse("history", text, length, &turn.tokens));
+            return cp_refuse(
+                "--%s %.*s: turn %d has no count (500+d20+64 is a history)",
+                name, (int)(end - whole), whole, place);
+        CP_TRY(cp_count_parse(name, text, length, &turn.tokens));
         if (turn.tokens > INT32_MAX)
-            return cp_fail(CP_INVALID, "--history: a turn of %ld tokens",
-                           turn.tokens);
+            return cp_refuse("--%s: a turn of %ld tokens", name, turn.tokens);
         if (turn.tokens > 0)
             (*turns)[(*count)++] = turn;
         text += length + 1;
@@ -429,42 +419,26 @@ static int version(void) {
     return finished(CP_OK);
 }
 
-static int unknown_command(const char *text) {
-    const char *names[COMMANDS];
-    for (int i = 0; i < COMMANDS; i++)
-        names[i] = commands[i].name;
-    const char *near = cp_nearest(text, (int64_t)strlen(text), COMMANDS, names);
-    if (near != NULL)
-        cp_fail(CP_INVALID, "unknown command %s; did you mean %s?", text, near);
-    else
-        cp_fail(CP_INVALID, "unknown command %s; longring --help lists them",
-                text);
-    cp_complain(cp_message());
-    return 2;
-}
-
 static int dispatch(int count, char *const *arguments) {
     const char *name = count > 1 ? arguments[1] : "--help";
+    const char *names[COMMANDS];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
         strcmp(name, "help") == 0)
         return overview();
     if (strcmp(name, "--version") == 0)
         return version();
-    for (int i = 0; i < COMMANDS; i++)
-        if (strcmp(name, commands[i].name) == 0)
+    for (int i = 0; i < COMMANDS; i++) {
+        names[i] = commands[i].name;
+        if (strcmp(name, names[i]) == 0)
             return commands[i].run(count - 2, arguments + 2);
-    return unknown_command(name);
-}
-
-static int dispatch_crew(const cp_backend *backend, int count,
-                         char *const *arguments) {
-    int result = 1;
-    if (backend->join(count, arguments) == CP_OK)
-        result = dispatch(count, arguments);
+    }
+    const char *near = cp_nearest(name, (int64_t)strlen(name), COMMANDS, names);
+    if (near != NULL)
+        cp_refuse("unknown command %s; did you mean %s?", name, near);
     else
-        cp_complain(cp_message());
-    return cp_crew_mine()->leave != NULL ? cp_crew_mine()->leave(result)
-                                         : result;
+        cp_refuse("unknown command %s; longring --help lists them", name);
+    cp_complain(cp_message());
+    return 2;
 }
 
 int cp_command_line(int count, char *const *arguments) {
@@ -475,7 +449,13 @@ int cp_command_line(int count, char *const *arguments) {
     for (int file = 0; file <= 2; file++)
         if (fcntl(file, F_GETFD) < 0)
             open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
-    if (backend != NULL && backend->join != NULL)
-        return dispatch_crew(backend, count, arguments);
-    return dispatch(count, arguments);
+    if (backend == NULL || backend->join == NULL)
+        return dispatch(count, arguments);
+    int result = 1;
+    if (backend->join(count, arguments) == CP_OK)
+        result = dispatch(count, arguments);
+    else
+        cp_complain(cp_message());
+    const cp_crew *crew = cp_crew_mine();
+    return crew->leave != NULL ? crew->leave(result) : result;
 }

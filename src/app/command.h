@@ -12,10 +12,11 @@
 typedef cp_status (*cp_command_step)(void *context);
 
 /* Read arguments as usage says; print the help where it is asked for. Then
- * see that the options make sense together (check), and do the work (run).
- * Returns the exit status: 2 for bad use, 1 for failure, 130 if the user
- * stopped it, and has then written one line to stderr. Frees the lists of
- * the options. */
+ * see that the options make sense together (check), that the files that are
+ * written can be made and are none of the others (CP_INPUT, CP_OUTPUT), and
+ * do the work (run). Returns the exit status: 2 for bad use, 1 for failure,
+ * 130 if the user stopped it, and has then written one line to stderr. Frees
+ * the lists of the options. */
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context);
 
@@ -42,16 +43,14 @@ enum {
 /* What a command that runs a ring asks for, and what that comes to. */
 typedef struct {
     int64_t ranks, tensor;
-    int variant, on;
+    cp_variant variant;
+    int on;
     const char *machine;
     double timeout;
     const cp_backend *backend;
     cp_hardware described; /* of --machine */
+    cp_chooser chooser;    /* by it, or all zero: Algorithm 1 */
 } cp_command_ring;
-
-/* By which CP_AUTO decides: the machine that was described, or Algorithm 1.
- * Lasts as long as the ring. */
-cp_chooser cp_command_chooser(const cp_command_ring *ring);
 
 #define CP_COMMAND_RING                                                        \
     { .ranks = -1, .tensor = 1, .timeout = CP_COMMAND_TIMEOUT }
@@ -61,7 +60,7 @@ cp_chooser cp_command_chooser(const cp_command_ring *ring);
     {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
         {"variant", CP_ONE_OF, &(ring).variant, CP_COMMAND_VARIANTS,           \
          "which ring (default auto: by Algorithm 1)"},                         \
-        {"machine", CP_WORD, &(ring).machine, "NAME|FILE",                     \
+        {"machine", CP_INPUT, &(ring).machine, "NAME|FILE",                    \
          "let auto take the ring that is faster on this machine, as "          \
          "simulated"},                                                         \
         {"on", CP_ONE_OF, &(ring).on, CP_COMMAND_PLACES,                       \
@@ -78,12 +77,13 @@ cp_chooser cp_command_chooser(const cp_command_ring *ring);
     }
 
 /* See that they make sense, and fill in the rest; the description of
- * --machine becomes the same for all processes. */
+ * --machine becomes the same for all processes. The ring must stay where it
+ * is, for its chooser. */
 cp_status cp_command_ring_check(cp_command_ring *ring);
 
-/* Check --ranks. Below 0, it was not given, and is 4, or as many as there are
- * processes if they are what ranks are. */
-cp_status cp_command_ranks(int64_t *ranks);
+/* Check --ranks, of so many processes each. Below 0, it was not given, and is
+ * 4, or as many as there are processes if they are what ranks are. */
+cp_status cp_command_ranks(int64_t *ranks, int64_t tensor);
 
 /* The backend of that place of CP_COMMAND_PLACES, whose ranks shall wait for
  * each other no longer than timeout, in seconds. */
@@ -92,6 +92,34 @@ cp_status cp_command_backend(int place, double timeout,
 
 /* The heads that three counts say; those in *shape if there are none. */
 cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape);
+
+/* The new and cached tokens of each sequence of a call. */
+typedef struct {
+    cp_counts fresh, cached;
+} cp_command_tokens;
+
+/* Their rows in a table of options. */
+#define CP_COMMAND_TOKENS_OPTIONS(tokens)                                      \
+    {"new", CP_COUNTS, &(tokens).fresh, "T,T,...",                             \
+     "new tokens of each sequence: 128K is 128,000"},                          \
+    {                                                                          \
+        "cached", CP_COUNTS, &(tokens).cached, "P,P,...",                      \
+            "cached tokens of each sequence (default none)"                    \
+    }
+
+/* See that there are sequences, and as many in both lists; cached is filled
+ * with zeros if it was not given. */
+cp_status cp_command_tokens_check(const char *command,
+                                  cp_command_tokens *tokens);
+
+/* Add the counts of the option of that name to *sum. Fails with CP_INVALID if
+ * that exceeds most. */
+cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
+                                int64_t most, int64_t *sum);
+
+/* If the variant is CP_DECODE, see that no sequence has two new tokens. */
+cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
+                                const int64_t *new_tokens);
 
 /* A model's file, and what is made of it, each when it is asked for; NULL
  * before. */
@@ -114,17 +142,6 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
                          int64_t count, int64_t position, int64_t vocabulary,
                          float *logits);
 
-/* A file that a command names; path may be NULL: it is not asked for. */
-typedef struct {
-    const char *option; /* "--out" */
-    const char *path;
-    bool written;
-} cp_command_file;
-
-/* Before any work: can those that are written be made, and is none of them
- * another of these, under whatever name? */
-cp_status cp_command_files(int64_t count, const cp_command_file *files);
-
 /* All that the file at path, or the stream called name, has to give, and a
  * zero byte after it. The caller frees *text. Fails with CP_FILE or
  * CP_MEMORY; *text is then NULL. */
@@ -143,10 +160,11 @@ cp_status cp_page_keep(const char *path, const char *text, int64_t bytes);
 /* As cp_npy_read. */
 cp_status cp_command_array(const char *path, cp_npy *array);
 
-/* The turns of one sequence, as --history spells them: "500+d20+64", up to
- * the next comma or the end. An empty history is "0". *turns is allocated;
- * the caller frees it, whatever the result. */
-cp_status cp_history_parse(const char *text, cp_turn **turns, int64_t *count);
+/* The turns of one sequence, as the option of that name spells them:
+ * "500+d20+64", up to the next comma or the end. An empty history is "0".
+ * *turns is allocated; the caller frees it, whatever the result. */
+cp_status cp_history_parse(const char *name, const char *text, cp_turn **turns,
+                           int64_t *count);
 
 /* The tokens of all turns. */
 int64_t cp_history_tokens(const cp_turn *turns, int64_t count);

@@ -10,168 +10,135 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "app/npy.h"
 #include "model/attend_call.h"
 #include "ring/check.h"
 #include "ring/crew.h"
-#include "ring/variants.h"
 
 typedef struct {
-    const char *q, *k, *v, *out, *lse, *partials, *history;
-    cp_counts lengths, cached;
+    const char *q, *k, *v, *out, *lse, *partials, *history, *cached;
+    cp_counts lengths;
     cp_command_ring ring;
     /* What they come to. */
     cp_npy queries, keys, values;
     int64_t sequences, *turns;
-    cp_turn **pasts; /* [sequences][turns] */
+    cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
 } attend_run;
 
-/* The past of a sequence, from --cached or from *text, which moves on. */
-static cp_status past_read(attend_run *run, int64_t sequence,
-                           const char **text) {
-    cp_turn **past = &run->pasts[sequence];
-    int64_t *turns = &run->turns[sequence];
-    if (run->history != NULL) {
-        CP_TRY(cp_history_parse(*text, past, turns));
-        *text += strcspn(*text, ",");
-        *text += **text == ',';
-        return CP_OK;
-    }
-    const int64_t cached =
-        run->cached.count > 0 ? run->cached.items[sequence] : 0;
-    if (cached > INT32_MAX)
-        return cp_fail(CP_INVALID, "--cached %ld: more than %d tokens", cached,
-                       INT32_MAX);
-    CP_TRY(cp_allocate(past, 1, sizeof(cp_turn), "turns"));
-    (*past)[0] = (cp_turn){false, cached};
-    *turns = cached > 0;
-    return CP_OK;
-}
-
-static cp_status pasts_read(attend_run *run) {
-    const int64_t sequences = run->sequences;
-    const char *text = run->history;
+/* Read the past of each sequence from the value of the option of that name;
+ * text may be NULL: there is none. */
+static cp_status pasts_read(attend_run *run, const char *name,
+                            const char *text) {
+    const int64_t sequences = cp_max(1, run->lengths.count);
+    int64_t pasts = text != NULL;
+    for (const char *c = text; c != NULL && *c != '\0'; c++)
+        pasts += *c == ',';
+    if (run->lengths.count == 0 && pasts > 1)
+        return cp_refuse("--%s is of %ld sequences; --lengths says how many "
+                         "new tokens each has",
+                         name, pasts);
+    if (pasts > 0 && pasts != sequences)
+        return cp_refuse("--%s is of %ld sequences, and --lengths of %ld", name,
+                         pasts, sequences);
+    run->sequences = sequences;
     CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
     CP_TRY(cp_allocate(&run->pasts, sequences, sizeof(cp_turn *), "turns"));
-    for (int64_t s = 0; s < sequences; s++)
-        CP_TRY(past_read(run, s, &text));
+    for (int64_t s = 0; s < pasts; s++) {
+        CP_TRY(cp_history_parse(name, text, &run->pasts[s], &run->turns[s]));
+        text += strcspn(text, ",") + 1;
+    }
     return CP_OK;
-}
-
-/* How many sequences have a past; 0: that is not said. */
-static int64_t pasts_count(const attend_run *run) {
-    int64_t count = run->history != NULL ? 1 : run->cached.count;
-    for (const char *c = run->history; c != NULL && *c != '\0'; c++)
-        count += *c == ',';
-    return count;
 }
 
 static cp_status attend_check(void *context) {
     attend_run *run = context;
-    const char *past = run->history != NULL ? "history" : "cached";
     if (run->q == NULL || run->k == NULL || run->v == NULL)
-        return cp_fail(CP_INVALID, "attend needs --q, --k and --v");
-    if (run->history != NULL && run->cached.count > 0)
-        return cp_fail(CP_INVALID, "--history and --cached exclude each other");
-    const int64_t pasts = pasts_count(run);
-    run->sequences = cp_max(1, run->lengths.count);
-    if (run->lengths.count == 0 && pasts > 1)
-        return cp_fail(CP_INVALID,
-                       "--%s is of %ld sequences; --lengths says how many new "
-                       "tokens each has",
-                       past, pasts);
-    if (pasts > 0 && pasts != run->sequences)
-        return cp_fail(CP_INVALID,
-                       "--%s is of %ld sequences, and --lengths of %ld", past,
-                       pasts, run->sequences);
+        return cp_refuse("attend needs --q, --k and --v");
+    if (run->history != NULL && run->cached != NULL)
+        return cp_refuse("--history and --cached exclude each other");
+    if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
+        return cp_refuse(
+            "--cached %s: not a count (5, 128K); --history has turns",
+            run->cached);
     if (run->partials != NULL && cp_crew_mine()->ranks > 1)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "--partials: the ranks of one process alone can write them");
-    CP_TRY(pasts_read(run));
+    CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
+                                : pasts_read(run, "cached", run->cached));
     return cp_command_ring_check(&run->ring);
 }
 
 static cp_status tensor_read(const char *path, cp_npy *tensor) {
     CP_TRY(cp_command_array(path, tensor));
     if (tensor->dims != 3)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: %d dimensions; [tokens][heads][head dimension] is needed",
             path, tensor->dims);
     return cp_npy_to_float32(tensor, path);
 }
 
-static cp_status shapes_check(attend_run *run) {
+/* Find out the heads, of which all three tensors must be. */
+static cp_status shape_take(const attend_run *run, cp_shape *shape) {
     const int64_t *q = run->queries.shape, *k = run->keys.shape;
     const int64_t *v = run->values.shape;
     if (k[0] != v[0] || k[1] != v[1] || k[2] != v[2])
-        return cp_fail(CP_INVALID,
-                       "%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
-                       "and values have one shape",
-                       run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
+        return cp_refuse("%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
+                         "and values have one shape",
+                         run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
     if (q[2] != k[2])
-        return cp_fail(CP_INVALID, "%s has heads of %ld, and %s of %ld", run->q,
-                       q[2], run->k, k[2]);
-    run->job.shape = (cp_shape){q[1], k[1], q[2]};
-    return cp_shape_check(&run->job.shape);
+        return cp_refuse("%s has heads of %ld, and %s of %ld", run->q, q[2],
+                         run->k, k[2]);
+    *shape = (cp_shape){q[1], k[1], q[2]};
+    return cp_shape_check(shape);
 }
 
 /* Compare the tokens that are said to be there with the tensors' rows. */
 static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
     const int64_t rows = run->queries.shape[0], key_rows = run->keys.shape[0];
     int64_t fresh = 0, all = 0;
+    CP_TRY(cp_command_step_check(run->ring.variant, run->sequences, lengths));
     for (int64_t s = 0; s < run->sequences; s++) {
-        if (run->ring.variant == CP_DECODE && lengths[s] > 1)
-            return cp_fail(CP_INVALID,
-                           "--variant decode: sequence %ld has %ld new tokens; "
-                           "a step of decode has 1",
-                           s, lengths[s]);
         const int64_t past = cp_history_tokens(run->pasts[s], run->turns[s]);
         if (!cp_add(fresh, lengths[s], &fresh) || !cp_add(all, past, &all) ||
             !cp_add(all, lengths[s], &all))
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "--lengths or --cached: more tokens than can be counted");
     }
     if (fresh != rows)
-        return cp_fail(CP_INVALID,
-                       "%s has %ld rows, and --lengths %ld new tokens", run->q,
-                       rows, fresh);
+        return cp_refuse("%s has %ld rows, and --lengths %ld new tokens",
+                         run->q, rows, fresh);
     if (fresh < 1)
-        return cp_fail(CP_INVALID, "%s has 0 rows: no new token", run->q);
+        return cp_refuse("%s has 0 rows: no new token", run->q);
     if (all != key_rows)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s has %ld rows; %ld cached and %ld new tokens make %ld", run->k,
             key_rows, all - fresh, fresh, all);
     return CP_OK;
 }
 
 static cp_status attend_load(attend_run *run) {
-    cp_attend_job *job = &run->job;
+    cp_shape shape;
     CP_TRY(tensor_read(run->q, &run->queries));
     CP_TRY(tensor_read(run->k, &run->keys));
     CP_TRY(tensor_read(run->v, &run->values));
-    CP_TRY(shapes_check(run));
+    CP_TRY(shape_take(run, &shape));
     const int64_t *lengths =
         run->lengths.count > 0 ? run->lengths.items : run->queries.shape;
     CP_TRY(rows_check(run, lengths));
-    job->ranks = (int)run->ring.ranks;
-    job->sequences = run->sequences;
-    job->new_tokens = lengths;
-    job->turns = run->turns;
-    job->history = (const cp_turn *const *)run->pasts;
-    job->variant = (cp_variant)run->ring.variant;
-    job->chooser = cp_command_chooser(&run->ring);
-    job->queries = run->queries.data;
-    job->keys = run->keys.data;
-    job->values = run->values.data;
-    CP_TRY(
-        cp_allocate(&job->output, run->queries.count, sizeof(float), "output"));
-    return cp_allocate(&job->lse,
-                       run->queries.shape[0] * job->shape.query_heads,
+    run->job = (cp_attend_job){.shape = shape,
+                               .ranks = (int)run->ring.ranks,
+                               .sequences = run->sequences,
+                               .new_tokens = lengths,
+                               .turns = run->turns,
+                               .history = (const cp_turn *const *)run->pasts,
+                               .variant = run->ring.variant,
+                               .chooser = run->ring.chooser,
+                               .queries = run->queries.data,
+                               .keys = run->keys.data,
+                               .values = run->values.data};
+    CP_TRY(cp_allocate(&run->job.output, run->queries.count, sizeof(float),
+                       "output"));
+    return cp_allocate(&run->job.lse, run->queries.shape[0] * shape.query_heads,
                        sizeof(float), "LSE");
 }
 
@@ -185,16 +152,17 @@ typedef struct {
 static const char *const partial_names[] = {"queries.npy", "keys.npy",
                                             "output.npy", "lse.npy"};
 
-/* Sequence and position of each token that the pieces hold. */
+/* Write sequence and position of each token that the pieces hold. */
 static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     const int64_t tokens = cp_pieces_tokens(pieces);
-    int64_t(*labels)[2], row = 0;
-    CP_TRY(cp_allocate(&labels, tokens, sizeof(*labels), "labels"));
+    int64_t *labels, *next;
+    CP_TRY(cp_allocate(&labels, 2 * tokens, sizeof(int64_t), "labels"));
+    next = labels;
     for (int64_t i = 0; i < pieces->count; i++) {
         const cp_span span = pieces->items[i].span;
-        for (int64_t j = 0; j < span.count; j++, row++) {
-            labels[row][0] = span.sequence;
-            labels[row][1] = span.start + j * span.step;
+        for (int64_t j = 0; j < span.count; j++) {
+            *next++ = span.sequence;
+            *next++ = span.start + j * span.step;
         }
     }
     const cp_status status =
@@ -203,7 +171,7 @@ static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     return status;
 }
 
-/* The rows of heads x dim numbers that pieces name, without the padding. */
+/* Write the rows of heads x dim numbers that pieces name, without padding. */
 static cp_status rows_write(const char *path, const cp_pieces *pieces,
                             const float *rows, int dims, int64_t heads,
                             int64_t dim) {
@@ -213,9 +181,9 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
     next = packed;
     for (int64_t i = 0; i < pieces->count; i++) {
         const cp_piece piece = pieces->items[i];
-        memcpy(next, rows + piece.row * width,
-               (size_t)(piece.span.count * width) * sizeof(float));
-        next += piece.span.count * width;
+        const int64_t count = piece.span.count * width;
+        memcpy(next, rows + piece.row * width, (size_t)count * sizeof(float));
+        next += count;
     }
     const cp_status status = cp_npy_write(
         path, CP_NPY_FLOAT32, dims, (int64_t[]){tokens, heads, dim}, packed);
@@ -228,6 +196,7 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                           const float *output, const float *lse) {
     partials_writer *writer = context;
     const int64_t heads = writer->shape->query_heads;
+    const int64_t dim = writer->shape->head_dim;
     (void)hop;
     for (int i = 0; i < 4 && writer->status == CP_OK; i++) {
         char path[4096];
@@ -235,9 +204,9 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                  rank, op, partial_names[i]);
         writer->status = i == 0   ? labels_write(path, queries)
                          : i == 1 ? labels_write(path, keys)
-                         : i == 2 ? rows_write(path, queries, output, 3, heads,
-                                               writer->shape->head_dim)
-                                  : rows_write(path, queries, lse, 2, heads, 1);
+                         : i == 2
+                             ? rows_write(path, queries, output, 3, heads, dim)
+                             : rows_write(path, queries, lse, 2, heads, 1);
         if (writer->status != CP_OK)
             snprintf(writer->why, sizeof(writer->why), "%s", cp_message());
     }
@@ -246,10 +215,10 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
 static bool is_partial(const char *name) {
     int end = 0;
     sscanf(name, "rank%*[0-9]-op%*[0-9]-%n", &end);
-    bool known = false;
     for (int i = 0; i < 4 && end > 0; i++)
-        known = known || strcmp(name + end, partial_names[i]) == 0;
-    return known;
+        if (strcmp(name + end, partial_names[i]) == 0)
+            return true;
+    return false;
 }
 
 static cp_status partials_clear(const char *directory) {
@@ -290,34 +259,25 @@ static cp_status overflow_check(const attend_run *run) {
         for (int64_t d = 0; d < dim; d++)
             finite = finite && isfinite(output[d]);
         if (!finite)
-            return cp_fail(CP_INVALID,
-                           "%s: row %ld, head %ld: its scores overflow fp32 "
-                           "(LSE %g); scale queries or keys down",
-                           run->q, i / heads, i % heads,
-                           (double)run->job.lse[i]);
+            return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
+                             "(LSE %g); scale queries or keys down",
+                             run->q, i / heads, i % heads,
+                             (double)run->job.lse[i]);
     }
     return CP_OK;
 }
 
-static cp_status attend_write(const attend_run *run) {
-    const int64_t *shape = run->queries.shape;
-    cp_npy_file files[2];
-    int64_t count = 0;
-    if (run->out != NULL)
-        files[count++] =
-            (cp_npy_file){run->out, CP_NPY_FLOAT32, 3, shape, run->job.output};
-    if (run->lse != NULL)
-        files[count++] =
-            (cp_npy_file){run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse};
-    return cp_crew_leads() ? cp_npy_write_all(count, files) : CP_OK;
-}
-
+/* Compute, look at what came out, and write it; or leave nothing behind. */
 static cp_status attend_answer(attend_run *run) {
+    const int64_t *shape = run->queries.shape;
     cp_status status = attend_compute(run);
     if (status == CP_OK)
         status = overflow_check(run);
-    if (status == CP_OK)
-        status = attend_write(run);
+    const cp_npy_file files[] = {
+        {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
+        {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
+    if (status == CP_OK && cp_crew_leads())
+        status = cp_npy_write_all(2, files);
     if (status == CP_OK || run->job.partial == NULL)
         return status;
     char why[512];
@@ -326,33 +286,27 @@ static cp_status attend_answer(attend_run *run) {
     return cp_fail(status, "%s", why);
 }
 
-/* Print the line of figures of the call that was made. */
-static void summary_print(const attend_run *run, const cp_layout *layout,
-                          const cp_plan_report *report) {
-    int64_t most = 0;
-    for (int k = 0; k < report->ranks; k++)
-        most = cp_max(most, report->bytes[k]);
-    printf("%s over %d rank%s: %ld new token%s, %ld cached, ",
-           cp_variant_name(run->job.chosen), report->ranks,
-           cp_plural(report->ranks), layout->new_tokens,
-           cp_plural(layout->new_tokens), layout->cached_tokens);
-    printf("%ld sequence%s; %ld hop%s, %ld bytes a rank, balance %.3f; %s\n",
-           run->sequences, cp_plural(run->sequences), report->hops,
-           cp_plural(report->hops), most, report->balance, run->job.rule);
-}
-
-/* Lay the call out again, as it was made, and count what it took. */
+/* Lay the call out again, as it was made, and print what it took in a line. */
 static cp_status attend_summary(const attend_run *run) {
     cp_attend_job job = run->job;
     cp_attend_call call;
     cp_plan_report report = {0};
+    int64_t most = 0;
     job.variant = job.chosen;
     cp_status status =
         cp_attend_call_new(run->ring.backend->machine, &job, &call);
     if (status == CP_OK)
         status = cp_plan_check(call.plan, &report);
+    for (int k = 0; k < report.ranks; k++)
+        most = cp_max(most, report.bytes[k]);
     if (status == CP_OK)
-        summary_print(run, call.layout, &report);
+        printf("%s over %d rank%s: %ld new token%s, %ld cached, %ld "
+               "sequence%s; %ld hop%s, %ld bytes a rank, balance %.3f; %s\n",
+               cp_variant_name(job.chosen), report.ranks,
+               cp_plural(report.ranks), call.layout->new_tokens,
+               cp_plural(call.layout->new_tokens), call.layout->cached_tokens,
+               run->sequences, cp_plural(run->sequences), report.hops,
+               cp_plural(report.hops), most, report.balance, run->job.rule);
     cp_plan_report_free(&report);
     cp_attend_call_free(&call);
     return status;
@@ -360,12 +314,6 @@ static cp_status attend_summary(const attend_run *run) {
 
 static cp_status attend_work(void *context) {
     attend_run *run = context;
-    const cp_command_file files[] = {
-        {"--q", run->q, false},    {"--k", run->k, false},
-        {"--v", run->v, false},    {"--machine", run->ring.machine, false},
-        {"--out", run->out, true}, {"--lse", run->lse, true},
-    };
-    CP_TRY(cp_command_files(6, files));
     CP_TRY(attend_load(run));
     CP_TRY(attend_answer(run));
     return attend_summary(run);
@@ -374,24 +322,24 @@ static cp_status attend_work(void *context) {
 int cp_command_attend(int count, char *const *arguments) {
     attend_run run = {.ring = CP_COMMAND_RING};
     const cp_option options[] = {
-        {"q", CP_WORD, &run.q, "Q.npy",
+        {"q", CP_INPUT, &run.q, "Q.npy",
          "queries [new tokens][heads][dimension]"},
-        {"k", CP_WORD, &run.k, "K.npy",
+        {"k", CP_INPUT, &run.k, "K.npy",
          "keys [cached and new tokens][kv heads][dimension]"},
-        {"v", CP_WORD, &run.v, "V.npy", "values, shaped as the keys"},
+        {"v", CP_INPUT, &run.v, "V.npy", "values, shaped as the keys"},
         {"lengths", CP_COUNTS, &run.lengths, "T,T,...",
          "new tokens of each sequence (default: one sequence, all rows of "
          "--q)"},
-        {"cached", CP_COUNTS, &run.cached, "P,P,...",
+        {"cached", CP_WORD, &run.cached, "P,P,...",
          "cached tokens of each sequence, put there by one prefill (default: "
          "none)"},
         {"history", CP_WORD, &run.history, "H,H,...",
          "how the cached tokens came to be, turn by turn: 500+d20+64,0 is a "
          "prefill of 500, 20 decode steps and a prefill of 64; and nothing"},
         CP_COMMAND_RING_OPTIONS(run.ring),
-        {"out", CP_WORD, &run.out, "O.npy",
+        {"out", CP_OUTPUT, &run.out, "O.npy",
          "the output, shaped as the queries"},
-        {"lse", CP_WORD, &run.lse, "LSE.npy",
+        {"lse", CP_OUTPUT, &run.lse, "LSE.npy",
          "log-sum-exp of the scores [new tokens][heads], natural base"},
         {"partials", CP_WORD, &run.partials, "DIR",
          "also write what each attend of each rank computed, before merging"},

@@ -65,7 +65,7 @@ static cp_status calibrate_check(void *context) {
                        "--name \"%.60s\": one word of less than %d letters",
                        run->name, CP_NAME_BYTES);
     snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
-    CP_TRY(cp_command_ranks(&run->ranks));
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(counts_check(run));
     CP_TRY(sizes_take(run));
     CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
@@ -98,7 +98,6 @@ static cp_status calibrate_work(void *context) {
     cp_hardware again;
     char *text;
     int64_t bytes;
-    CP_TRY(cp_command_files(1, &(cp_command_file){"--out", run->out, true}));
     CP_TRY(cp_meter_of(run->backend)->calibrate(&run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text, &bytes));
     cp_status status = cp_hardware_parse("what was measured", text, &again);
@@ -125,7 +124,7 @@ int cp_command_calibrate(int count, char *const *arguments) {
          "where the ranks run (default threads)"},
         {"ranks", CP_COUNT, &run.ranks, "N",
          "how many ranks work at once (default 4)"},
-        {"out", CP_WORD, &run.out, "FILE",
+        {"out", CP_OUTPUT, &run.out, "FILE",
          "where the description goes (default: standard output)"},
         {"name", CP_WORD, &run.name, "WORD", "of the machine (default here)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",

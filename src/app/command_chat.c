@@ -10,7 +10,6 @@
 
 #include "ring/crew.h"
 #include "ring/draw.h"
-#include "ring/variants.h"
 
 typedef struct {
     const char *model, *file, *trace, *batch;
@@ -23,8 +22,7 @@ typedef struct {
     cp_chat chat;
     cp_sampler first_sampler;
     char *batch_text;
-    bool prompts;   /* both ends are a terminal */
-    cp_status lost; /* why no line could be shared among processes */
+    bool prompts; /* both ends are a terminal */
 } chat_run;
 
 static volatile sig_atomic_t stop, interrupts;
@@ -39,31 +37,23 @@ static void on_interrupt(int signal) {
     }
 }
 
-static void interrupts_catch(void) {
-    struct sigaction action = {.sa_handler = on_interrupt};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-}
-
 static cp_status chat_check(void *context) {
     chat_run *run = context;
     const cp_command_ring *ring = &run->ring;
     if (run->model == NULL)
-        return cp_fail(CP_INVALID, "chat needs --model FILE.gguf");
+        return cp_refuse("chat needs --model FILE.gguf");
     if (run->batch != NULL && run->asks.count > 0)
-        return cp_fail(CP_INVALID, "--batch and --ask exclude each other");
+        return cp_refuse("--batch and --ask exclude each other");
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
-            return cp_fail(CP_INVALID, "--ask: question %ld is empty", i + 1);
+            return cp_refuse("--ask: question %ld is empty", i + 1);
     if (ring->variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "--variant decode: a question is read by "
-                                   "another; answers are always decoded so");
+        return cp_refuse("--variant decode: a question is read by another; "
+                         "answers are always decoded so");
     if (run->chat.most < 1)
-        return cp_fail(CP_INVALID, "--most %ld: at least 1 token",
-                       run->chat.most);
+        return cp_refuse("--most %ld: at least 1 token", run->chat.most);
     if (run->compare && ring->tensor > 1)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "--compare: one rank of %ld GPUs is nothing to compare with",
             ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
@@ -71,37 +61,24 @@ static cp_status chat_check(void *context) {
     return cp_command_ring_check(&run->ring);
 }
 
-static cp_status document_open(chat_run *run) {
-    cp_chat *chat = &run->chat;
-    if (run->file == NULL)
-        return CP_OK;
-    CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
-    if (cp_is_blank(chat->document))
-        return cp_fail(CP_INVALID, "%s: %ld bytes, and no text", run->file,
-                       chat->document_bytes);
-    return CP_OK;
-}
-
 /* The questions of --batch become those of --ask: one for each sequence. */
 static cp_status batch_open(chat_run *run) {
     int64_t bytes;
-    if (run->batch == NULL)
-        return CP_OK;
     CP_TRY(cp_file_read(run->batch, &run->batch_text, &bytes));
     char *rest = run->batch_text;
     if ((int64_t)strlen(rest) < bytes)
-        return cp_fail(CP_INVALID, "%s: byte %ld is zero; questions are text",
-                       run->batch, strlen(rest) + 1);
+        return cp_refuse("%s: byte %ld is zero; questions are text", run->batch,
+                         strlen(rest) + 1);
     while (rest != NULL && *rest != '\0') {
         char *line = strsep(&rest, "\n");
         line[strcspn(line, "\r")] = '\0';
         if (cp_is_blank(line))
-            return cp_fail(CP_INVALID, "%s: line %ld is empty", run->batch,
-                           (run->asks.count + 1));
+            return cp_refuse("%s: line %ld is empty", run->batch,
+                             (run->asks.count + 1));
         CP_TRY(cp_words_append(&run->asks, line));
     }
     if (run->asks.count == 0)
-        return cp_fail(CP_INVALID, "%s: 0 questions", run->batch);
+        return cp_refuse("%s: 0 questions", run->batch);
     run->chat.sequences = run->asks.count;
     return CP_OK;
 }
@@ -115,7 +92,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .sequences = chat->sequences,
         .capacity = run->capacity,
         .variant = ranks > 1 ? variant : CP_AUTO,
-        .chooser = cp_command_chooser(&run->ring),
+        .chooser = run->ring.chooser,
         .trace = run->trace != NULL && ranks == run->ring.ranks,
         .stop = &stop,
         .progress = cp_progress_show,
@@ -128,14 +105,14 @@ static cp_status session_open(chat_run *run, int64_t ranks,
 static cp_status run_open(chat_run *run) {
     cp_chat *chat = &run->chat;
     cp_opened *opened = &chat->opened;
-    const cp_command_file files[] = {{"--model", run->model, false},
-                                     {"--file", run->file, false},
-                                     {"--batch", run->batch, false},
-                                     {"--machine", run->ring.machine, false},
-                                     {"--trace", run->trace, true}};
-    CP_TRY(cp_command_files(5, files));
-    CP_TRY(document_open(run));
-    CP_TRY(batch_open(run));
+    if (run->file != NULL) {
+        CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
+        if (cp_is_blank(chat->document))
+            return cp_refuse("%s: %ld bytes, and no text", run->file,
+                             chat->document_bytes);
+    }
+    if (run->batch != NULL)
+        CP_TRY(batch_open(run));
     CP_TRY(cp_opened_file(opened, run->model));
     CP_TRY(cp_opened_words(opened));
     CP_TRY(cp_command_about(
@@ -143,33 +120,27 @@ static cp_status run_open(chat_run *run) {
         run->model));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
-    return session_open(run, run->ring.ranks, (cp_variant)run->ring.variant);
+    return session_open(run, run->ring.ranks, run->ring.variant);
 }
 
-static void question_show(const char *question) {
-    printf("\n> ");
-    cp_write_wrapped(stdout, 2, 2, question);
-    putchar('\n');
-}
-
+/* Ask one question after the other, or each in its own conversation. */
 static cp_status asks_answer(chat_run *run) {
+    cp_chat *chat = &run->chat;
+    chat->live = run->batch == NULL;
+    if (!chat->live)
+        CP_TRY(cp_chat_ask(chat, run->asks.items));
     for (int64_t i = 0; i < run->asks.count; i++) {
-        question_show(run->asks.items[i]);
+        printf("\n> ");
+        cp_write_wrapped(stdout, 2, 2, run->asks.items[i]);
+        putchar('\n');
         CP_TRY(cp_output_flush());
-        CP_TRY(cp_chat_ask(&run->chat, &run->asks.items[i]));
-        cp_cost_page(&run->chat.cost);
+        if (!chat->live)
+            cp_chat_show(chat, i);
+        else
+            CP_TRY(cp_chat_ask(chat, &run->asks.items[i]));
+        if (chat->live || i + 1 == run->asks.count)
+            cp_chat_cost_page(chat);
     }
-    return CP_OK;
-}
-
-static cp_status batch_answer(chat_run *run) {
-    run->chat.live = false;
-    CP_TRY(cp_chat_ask(&run->chat, run->asks.items));
-    for (int64_t s = 0; s < run->chat.sequences; s++) {
-        question_show(run->asks.items[s]);
-        cp_chat_show(&run->chat, s);
-    }
-    cp_cost_page(&run->chat.cost);
     return CP_OK;
 }
 
@@ -182,19 +153,18 @@ static void help_show(const chat_run *run) {
            "                    (now %s)\n"
            "  /quit             leave (or end of input)\n"
            "Ctrl-C stops an answer; a second one leaves.\n",
-           cp_variant_name((cp_variant)run->ring.variant));
+           cp_variant_name(run->ring.variant));
 }
 
 static cp_status variant_set(chat_run *run, const char *name) {
     cp_variant variant;
     name += strspn(name, " ");
     if (!cp_variant_parse(name, &variant) || variant == CP_DECODE)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "/variant %s: choose one of auto, pass-kv, pass-q, all-gather",
             name);
     CP_TRY(cp_session_choose(run->chat.session, variant));
-    run->ring.variant = (int)variant;
+    run->ring.variant = variant;
     printf("The next question goes by %s (%s).\n", cp_variant_name(variant),
            cp_variant_use(variant));
     return CP_OK;
@@ -202,11 +172,12 @@ static cp_status variant_set(chat_run *run, const char *name) {
 
 static cp_status plan_show(const cp_chat *chat) {
     const cp_plan *plan = cp_session_plan(chat->session);
-    if (chat->drawing == NULL || plan == NULL)
-        return cp_fail(CP_INVALID, "/plan: nothing was asked yet");
-    printf("The question, by %s:\n%s",
-           cp_variant_name(chat->cost.prefill.variant), chat->drawing);
-    if (chat->cost.steps == 0)
+    const cp_cost *cost = &chat->cost;
+    if (cost->drawing == NULL || plan == NULL)
+        return cp_refuse("/plan: nothing was asked yet");
+    printf("The question, by %s:\n%s", cp_variant_name(cost->prefill.variant),
+           cost->drawing);
+    if (cost->steps == 0)
         return CP_OK;
     puts("The last token of the answer, by decode:");
     return cp_draw_ascii(plan, stdout);
@@ -215,51 +186,40 @@ static cp_status plan_show(const cp_chat *chat) {
 /* A line of input, without its end. */
 typedef struct {
     char *text;
-    size_t size; /* of the memory */
-    size_t length;
+    size_t size; /* of the memory, where it is read */
+    int64_t length;
 } input_line;
 
 /* Read the next line; false at the end of the input. */
 static bool line_get(bool prompts, input_line *line) {
+    ssize_t read;
     for (;;) {
-        if (prompts) {
-            fputs("\n> ", stdout);
-            fflush(stdout);
-        }
+        fputs(prompts ? "\n> " : "", stdout);
+        fflush(stdout);
         errno = 0;
-        const ssize_t read = getline(&line->text, &line->size, stdin);
-        if (read >= 0) {
-            line->length = (size_t)read;
-            while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
-                                        line->text[line->length - 1] == '\r'))
-                line->text[--line->length] = '\0';
-            return true;
-        }
-        if (errno != EINTR)
-            return false;
+        read = getline(&line->text, &line->size, stdin);
+        if (read >= 0 || errno != EINTR)
+            break;
         clearerr(stdin);
         if (prompts)
             fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
     }
+    line->length = cp_max(read, 0);
+    while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
+                                line->text[line->length - 1] == '\r'))
+        line->text[--line->length] = '\0';
+    return read >= 0;
 }
 
-/* The same, of the process that leads, for all of them. */
-static bool line_read(chat_run *run, input_line *line) {
-    bool more = false;
-    if (cp_crew_mine()->ranks == 1)
-        return line_get(run->prompts, line);
-    run->lost = cp_crew_await(STDIN_FILENO);
-    if (run->lost == CP_OK && cp_crew_leads())
-        more = line_get(run->prompts, line);
-    int64_t bytes = more ? (int64_t)line->length : 0;
-    void *data = line->text;
-    if (run->lost == CP_OK)
-        run->lost = cp_crew_share(CP_OK, &more, sizeof(more), &data, &bytes);
-    line->text = data;
-    line->length = (size_t)bytes;
-    if (!cp_crew_leads())
-        line->size = line->length + 1;
-    return run->lost == CP_OK && more;
+/* The same, of the process that leads, for all of them. Fails if the line
+ * cannot be shared. */
+static cp_status line_read(bool prompts, input_line *line, bool *more) {
+    *more = false;
+    CP_TRY(cp_crew_await(STDIN_FILENO));
+    if (cp_crew_leads())
+        *more = line_get(prompts, line);
+    return cp_crew_share(CP_OK, more, sizeof(*more), (void **)&line->text,
+                         &line->length);
 }
 
 static cp_status line_answer(chat_run *run, const char *line) {
@@ -272,24 +232,24 @@ static cp_status line_answer(chat_run *run, const char *line) {
     if (strncmp(line, "/variant", 8) == 0)
         return variant_set(run, line + 8);
     if (line[0] == '/')
-        return cp_fail(CP_INVALID, "%s: no such command; /help lists them",
-                       line);
+        return cp_refuse("%s: no such command; /help lists them", line);
     stop = interrupts = 0;
     CP_TRY(cp_chat_ask(&run->chat, &line));
-    cp_cost_line(&run->chat.cost, isatty(STDOUT_FILENO));
+    cp_chat_cost_line(&run->chat, isatty(STDOUT_FILENO));
     return CP_OK;
 }
 
 /* Answer line n, or say why not; that is remembered as the status of the
  * conversation if nobody is there to see it. */
 static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
-    const size_t length = strlen(line->text);
-    const cp_status status = length < line->length
-                                 ? cp_fail(CP_INVALID,
-                                           "standard input: line %ld: byte %ld "
-                                           "is zero; a question is text",
-                                           n, length + 1)
-                                 : line_answer(run, line->text);
+    const int64_t length = (int64_t)strlen(line->text);
+    cp_status status;
+    if (length < line->length)
+        status = cp_refuse("standard input: line %ld: byte %ld is zero; a "
+                           "question is text",
+                           n, length + 1);
+    else
+        status = line_answer(run, line->text);
     if (status == CP_OK || ferror(stdout))
         return CP_OK;
     cp_progress_end(&run->chat.progress);
@@ -301,30 +261,33 @@ static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
 
 static cp_status converse(chat_run *run) {
     input_line line = {0};
-    cp_status result = CP_OK;
+    cp_status status, told = CP_OK;
     run->chat.forgives = true;
-    for (int64_t n = 1; cp_output_flush() == CP_OK && line_read(run, &line);
-         n++) {
-        if (strcmp(line.text, "/quit") == 0)
+    for (int64_t n = 1;; n++) {
+        bool more = false;
+        status = cp_output_flush();
+        if (status == CP_OK)
+            status = line_read(run->prompts, &line, &more);
+        if (status != CP_OK || !more || strcmp(line.text, "/quit") == 0)
             break;
-        if (line.length == strspn(line.text, " \t"))
+        if (line.length == (int64_t)strspn(line.text, " \t"))
             continue;
-        const cp_status status = line_take(run, n, &line);
-        result = status == CP_OK ? result : status;
+        const cp_status answered = line_take(run, n, &line);
+        told = told == CP_OK ? answered : told;
     }
     if (run->prompts && feof(stdin))
         putchar('\n');
     free(line.text);
-    if (run->lost != CP_OK && result == CP_OK)
-        return run->lost;
     CP_TRY(cp_output_flush());
-    return result == CP_OK ? CP_OK : cp_fail(result, "%s", ""); /* was said */
+    return told == CP_OK ? status : cp_fail(told, "%s", "");
 }
 
-/* Make all calls again. */
-static cp_status replay(chat_run *run, const char *doing, double *seconds,
-                        cp_tape_difference *difference) {
-    run->chat.progress.doing = doing;
+/* Make all calls again, over so many ranks by that variant. */
+static cp_status replay(chat_run *run, int64_t ranks, cp_variant variant,
+                        double *seconds, cp_tape_difference *difference) {
+    CP_TRY(session_open(run, ranks, variant));
+    run->chat.progress.doing =
+        ranks == 1 ? "the same on one rank" : "the same by one ring";
     const cp_status status =
         cp_tape_compare(&run->chat.tape, run->chat.session, run->first_sampler,
                         seconds, difference);
@@ -342,8 +305,7 @@ static cp_status agreement(const cp_tape_difference *difference,
 
 static cp_status compare(chat_run *run) {
     cp_tape_difference difference;
-    CP_TRY(session_open(run, 1, CP_AUTO));
-    CP_TRY(replay(run, "the same on one rank", NULL, &difference));
+    CP_TRY(replay(run, 1, CP_AUTO, NULL, &difference));
     printf("\nThe same on one rank: ");
     if (difference.disagreed == 0)
         printf("every one of %ld tokens agrees;", difference.tokens);
@@ -360,8 +322,8 @@ static void regret_show(const cp_tape *tape, const double *kv,
     int64_t turn = 0;
     puts("\nThe questions by both rings, every token as before:");
     for (int64_t i = 0; i < tape->count; i++) {
-        const cp_variant variant = tape->calls[i]->variant;
-        if (tape->calls[i]->decode)
+        const cp_variant variant = tape->calls[i].variant;
+        if (tape->calls[i].decode)
             continue;
         chosen += variant == CP_PASS_Q ? q[i] : kv[i];
         best += kv[i] < q[i] ? kv[i] : q[i];
@@ -373,25 +335,23 @@ static void regret_show(const cp_tape *tape, const double *kv,
            best > 0 ? 100 * (chosen / best - 1) : 0.0, chosen, best);
 }
 
-/* How long each call takes by one ring. */
-static cp_status ring_time(chat_run *run, cp_variant ring, double *seconds) {
-    cp_tape_difference difference;
-    CP_TRY(session_open(run, run->ring.ranks, ring));
-    CP_TRY(replay(run, "the same by one ring", seconds, &difference));
-    return agreement(&difference, cp_variant_name(ring));
-}
-
+/* What it costs not to have taken the faster ring. */
 static cp_status regret(chat_run *run) {
-    double *kv, *q;
+    static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q};
     const int64_t count = run->chat.tape.count;
-    CP_TRY(cp_allocate(&kv, 2 * count, sizeof(double), "times"));
-    q = kv + count;
-    cp_status status = ring_time(run, CP_PASS_KV, kv);
+    cp_tape_difference difference;
+    double *seconds;
+    CP_TRY(cp_allocate(&seconds, 2 * count, sizeof(double), "times"));
+    cp_status status = CP_OK;
+    for (int i = 0; i < 2 && status == CP_OK; i++) {
+        status = replay(run, run->ring.ranks, rings[i], seconds + i * count,
+                        &difference);
+        if (status == CP_OK)
+            status = agreement(&difference, cp_variant_name(rings[i]));
+    }
     if (status == CP_OK)
-        status = ring_time(run, CP_PASS_Q, q);
-    if (status == CP_OK)
-        regret_show(&run->chat.tape, kv, q);
-    free(kv);
+        regret_show(&run->chat.tape, seconds, seconds + count);
+    free(seconds);
     return status;
 }
 
@@ -442,9 +402,10 @@ static cp_status chat_work(void *context) {
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
     chat->sampler = run->first_sampler;
-    chat->keeps = run->compare;
+    chat->tape.keeps = run->compare;
     if (cp_crew_mine()->ranks == 1)
-        interrupts_catch();
+        sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
+                  NULL);
     else
         setvbuf(stdin, NULL, _IONBF, 0);
     cp_progress_begin(&chat->progress, "reading", base_name(run->model));
@@ -452,9 +413,7 @@ static cp_status chat_work(void *context) {
     cp_progress_end(&chat->progress);
     CP_TRY(status);
     CP_TRY(head_show(run));
-    CP_TRY(run->batch != NULL ? batch_answer(run)
-           : given            ? asks_answer(run)
-                              : converse(run));
+    CP_TRY(given ? asks_answer(run) : converse(run));
     return tail_show(run);
 }
 
@@ -464,21 +423,21 @@ int cp_command_chat(int count, char *const *arguments) {
         .ring = CP_COMMAND_RING,
         .chat = {.sequences = 1, .most = 128, .live = true, .stop = &stop}};
     const cp_option options[] = {
-        {"model", CP_WORD, &run.model, "FILE.gguf", "the model"},
+        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
-        {"file", CP_WORD, &run.file, "TEXT",
+        {"file", CP_INPUT, &run.file, "TEXT",
          "a document to put before the first question"},
         {"ask", CP_WORDS, &run.asks, "QUESTION",
          "ask this; several times for several turns"},
-        {"batch", CP_WORD, &run.batch, "FILE",
+        {"batch", CP_INPUT, &run.batch, "FILE",
          "a question to a line, each its own conversation, decoded together"},
         {"system", CP_WORD, &run.chat.system, "TEXT",
          "the system message (default: the model's own)"},
         {"compare", CP_FLAG, &run.compare, NULL,
          "afterwards do the same on one rank, and say whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},
-        {"trace", CP_WORD, &run.trace, "OUT.json",
+        {"trace", CP_OUTPUT, &run.trace, "OUT.json",
          "write what ran when, for ui.perfetto.dev"},
         {"temperature", CP_NUMBER, &run.temperature, "X",
          "draw tokens by chance; 0 takes the most likely (default 0)"},

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/npy.h"
 #include "model/sample.h"
 #include "ring/crew.h"
 
@@ -25,6 +24,7 @@ typedef struct {
     cp_session *session;
     float *rows, *kept; /* a few rows of logits; the wanted ones */
     double sum;         /* of negative log-likelihoods */
+    int32_t next;       /* the likeliest after the last */
 } logits_run;
 
 static bool positions_named(const char *text) {
@@ -34,53 +34,51 @@ static bool positions_named(const char *text) {
 static cp_status logits_check(void *context) {
     logits_run *run = context;
     if (run->model == NULL || run->tokens == NULL)
-        return cp_fail(CP_INVALID, "logits needs --model and --tokens");
+        return cp_refuse("logits needs --model and --tokens");
     if (run->ring.variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "--variant decode: a prefill cannot; "
-                                   "--history d5 decodes 5 tokens");
-    if (run->generate > INT32_MAX)
-        return cp_fail(CP_INVALID, "--generate %ld: too many", run->generate);
+        return cp_refuse("--variant decode: a prefill cannot; --history d5 "
+                         "decodes 5 tokens");
+    CP_TRY(cp_option_range("generate", run->generate, 0, INT32_MAX));
     if (run->history != NULL && strchr(run->history, ',') != NULL)
-        return cp_fail(CP_INVALID, "--history %s: one sequence is needed",
-                       run->history);
+        return cp_refuse("--history %s: one sequence is needed", run->history);
     if (run->history != NULL)
-        CP_TRY(cp_history_parse(run->history, &run->turns, &run->turn_count));
+        CP_TRY(cp_history_parse("history", run->history, &run->turns,
+                                &run->turn_count));
     if (!positions_named(run->positions))
         CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
     return cp_command_ring_check(&run->ring);
 }
 
+/* Read the ids, and see that the options are about so many. */
 static cp_status ids_load(logits_run *run) {
     CP_TRY(cp_command_array(run->tokens, &run->ids));
-    CP_TRY(cp_npy_to_int64(&run->ids, run->tokens));
     run->length = run->ids.count;
+    if (run->ids.type != CP_NPY_INT32 && run->ids.type != CP_NPY_INT64)
+        return cp_refuse("%s: floats; int32 or int64 is needed", run->tokens);
     if (run->ids.dims != 1 || run->length < 1)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: %ld ids in %d dimensions; [T] with T >= 1 is needed",
             run->tokens, run->length, run->ids.dims);
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
     if (run->history != NULL && walked != run->length)
-        return cp_fail(CP_INVALID, "--history %s: %ld tokens; %s has %ld",
-                       run->history, walked, run->tokens, run->length);
+        return cp_refuse("--history %s: %ld tokens; %s has %ld", run->history,
+                         walked, run->tokens, run->length);
     for (int64_t i = 0; i < run->wanted.count; i++)
         if (run->wanted.items[i] >= run->length)
-            return cp_fail(CP_INVALID,
-                           "--positions %ld: %s has %ld tokens, from 0",
-                           run->wanted.items[i], run->tokens, run->length);
+            return cp_refuse("--positions %ld: %s has %ld tokens, from 0",
+                             run->wanted.items[i], run->tokens, run->length);
     return CP_OK;
 }
 
 /* See that the model knows the ids. */
 static cp_status words_take(logits_run *run) {
-    const int64_t *ids = run->ids.data;
     CP_TRY(cp_allocate(&run->words, run->length, sizeof(int32_t), "tokens"));
     for (int64_t i = 0; i < run->length; i++) {
-        if (ids[i] < 0 || ids[i] >= run->vocabulary)
-            return cp_fail(CP_INVALID,
-                           "%s: token %ld is id %ld; the vocabulary has %ld",
-                           run->tokens, i, ids[i], run->vocabulary);
-        run->words[i] = (int32_t)ids[i];
+        const int64_t id = cp_npy_integer(&run->ids, i);
+        if (id < 0 || id >= run->vocabulary)
+            return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
+                             run->tokens, i, id, run->vocabulary);
+        run->words[i] = (int32_t)id;
     }
     return CP_OK;
 }
@@ -110,30 +108,15 @@ static cp_status session_open(logits_run *run) {
         .ranks = (int)run->ring.ranks,
         .sequences = 1,
         .capacity = run->length + cp_max(run->generate - 1, 0),
-        .variant = (cp_variant)run->ring.variant,
-        .chooser = cp_command_chooser(&run->ring)};
+        .variant = run->ring.variant,
+        .chooser = run->ring.chooser};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),
         run->tokens));
     CP_TRY(cp_allocate(&run->rows, ROWS_AT_ONCE, row, "logits"));
-    if (run->out == NULL)
-        return CP_OK;
-    return cp_allocate(&run->kept, run->wanted.count, row, "logits");
-}
-
-static cp_status logits_load(logits_run *run) {
-    const cp_command_file files[] = {{"--model", run->model, false},
-                                     {"--tokens", run->tokens, false},
-                                     {"--machine", run->ring.machine, false},
-                                     {"--out", run->out, true}};
-    CP_TRY(cp_command_files(4, files));
-    CP_TRY(ids_load(run));
-    CP_TRY(cp_opened_file(&run->opened, run->model));
-    CP_TRY(cp_opened_weights(&run->opened, &run->ring));
-    run->vocabulary = run->opened.facts->vocabulary;
-    CP_TRY(words_take(run));
-    CP_TRY(defaults_fill(run));
-    return session_open(run);
+    return run->out == NULL
+               ? CP_OK
+               : cp_allocate(&run->kept, run->wanted.count, row, "logits");
 }
 
 static double surprise(const float *logits, int64_t count, int32_t id) {
@@ -149,6 +132,8 @@ static void row_take(logits_run *run, int64_t position, const float *row) {
     const int64_t vocabulary = run->vocabulary;
     if (position + 1 < run->length)
         run->sum += surprise(row, vocabulary, run->words[position + 1]);
+    else
+        run->next = cp_sample_greedy(row, vocabulary);
     for (int64_t i = 0; run->kept != NULL && i < run->wanted.count; i++)
         if (run->wanted.items[i] == position)
             memcpy(run->kept + i * vocabulary, row,
@@ -168,6 +153,10 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     return CP_OK;
 }
 
+static cp_status step_decode(logits_run *run, int32_t id) {
+    return cp_session_decode(run->session, 1, &(int64_t){0}, &id, NULL);
+}
+
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
     if (!turn.decode) {
@@ -175,25 +164,21 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
         return rows_take(run, first, turn.tokens);
     }
     for (int64_t i = 0; i < turn.tokens; i++) {
-        CP_TRY(
-            cp_session_decode(run->session, 1, &(int64_t){0}, words + i, NULL));
+        CP_TRY(step_decode(run, words[i]));
         CP_TRY(rows_take(run, first + i, 1));
     }
     return CP_OK;
 }
 
+/* Print the ids that follow; the first of them is known. */
 static cp_status generate(logits_run *run) {
-    const cp_turn last = run->turns[run->turn_count - 1];
-    int64_t row = last.decode ? 0 : last.tokens - 1;
-    for (int64_t i = 0; i < run->generate; i++) {
-        CP_TRY(cp_scores_read(run->session, row, 1, run->length - 1 + i,
+    printf("%d", run->next);
+    for (int64_t i = 1; i < run->generate; i++) {
+        CP_TRY(step_decode(run, run->next));
+        CP_TRY(cp_scores_read(run->session, 0, 1, run->length - 1 + i,
                               run->vocabulary, run->rows));
-        const int32_t id = cp_sample_greedy(run->rows, run->vocabulary);
-        printf(i > 0 ? " %d" : "%d", id);
-        if (i + 1 < run->generate)
-            CP_TRY(
-                cp_session_decode(run->session, 1, &(int64_t){0}, &id, NULL));
-        row = 0;
+        run->next = cp_sample_greedy(run->rows, run->vocabulary);
+        printf(" %d", run->next);
     }
     putchar('\n');
     return CP_OK;
@@ -202,7 +187,13 @@ static cp_status generate(logits_run *run) {
 static cp_status logits_work(void *context) {
     logits_run *run = context;
     int64_t first = 0;
-    CP_TRY(logits_load(run));
+    CP_TRY(ids_load(run));
+    CP_TRY(cp_opened_file(&run->opened, run->model));
+    CP_TRY(cp_opened_weights(&run->opened, &run->ring));
+    run->vocabulary = run->opened.facts->vocabulary;
+    CP_TRY(words_take(run));
+    CP_TRY(defaults_fill(run));
+    CP_TRY(session_open(run));
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};
@@ -216,8 +207,8 @@ static cp_status logits_work(void *context) {
 int cp_command_logits(int count, char *const *arguments) {
     logits_run run = {.positions = "last", .ring = CP_COMMAND_RING};
     const cp_option options[] = {
-        {"model", CP_WORD, &run.model, "FILE.gguf", "the model"},
-        {"tokens", CP_WORD, &run.tokens, "IDS.npy",
+        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
+        {"tokens", CP_INPUT, &run.tokens, "IDS.npy",
          "token ids [T], int32 or int64"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
@@ -226,7 +217,7 @@ int cp_command_logits(int count, char *const *arguments) {
          "steps, a prefill of 64 (default: one prefill)"},
         {"positions", CP_WORD, &run.positions, "last|all|I,J,...",
          "whose logits --out gets (default last)"},
-        {"out", CP_WORD, &run.out, "LOGITS.npy",
+        {"out", CP_OUTPUT, &run.out, "LOGITS.npy",
          "float32 logits [positions][vocabulary]"},
         {"generate", CP_COUNT, &run.generate, "K",
          "also print K ids that follow, greedily"},

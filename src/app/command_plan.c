@@ -5,15 +5,16 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/choose.h"
 #include "ring/draw.h"
 #include "ring/explore.h"
-#include "ring/variants.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
-    cp_counts new_tokens, cached, heads;
-    int variant, placement, draw;
+    cp_command_tokens tokens;
+    cp_counts heads;
+    cp_variant variant;
+    cp_placement placement;
+    int draw; /* 0: nothing */
     bool check;
     const char *out;
     /* What they come to. */
@@ -25,128 +26,99 @@ typedef struct {
     cp_plan_report report;
 } plan_run;
 
-enum { DRAW_NOTHING, DRAW_ASCII, DRAW_SVG, DRAW_PERFETTO };
-
 static cp_status plan_check(void *context) {
     plan_run *run = context;
-    const cp_counts *fresh = &run->new_tokens;
-    if (fresh->count == 0)
-        return cp_fail(CP_INVALID, "plan needs --new, the new tokens");
-    if (run->cached.count > 0 && run->cached.count != fresh->count)
-        return cp_fail(CP_INVALID,
-                       "--cached is of %ld sequences, and --new of %ld",
-                       run->cached.count, fresh->count);
+    const cp_counts *fresh = &run->tokens.fresh;
+    CP_TRY(cp_command_tokens_check("plan", &run->tokens));
     if (run->element_bytes != 2 && run->element_bytes != 4)
-        return cp_fail(CP_INVALID, "--bytes %ld: 2 or 4 bytes a number",
-                       run->element_bytes);
-    CP_TRY(cp_command_ranks(&run->ranks));
+        return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
+                         run->element_bytes);
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
-    for (int64_t s = 0; s < fresh->count; s++)
-        if (run->variant == CP_DECODE && fresh->items[s] > 1)
-            return cp_fail(CP_INVALID,
-                           "--variant decode: sequence %ld has %ld new tokens; "
-                           "a step of decode has 1",
-                           s, fresh->items[s]);
+    CP_TRY(cp_command_step_check(run->variant, fresh->count, fresh->items));
     if (cp_counts_sum(fresh) == 0)
-        return cp_fail(CP_INVALID, "--new: 0 new tokens in all");
+        return cp_refuse("--new: 0 new tokens in all");
     return CP_OK;
 }
 
-static cp_call call_of(const plan_run *run, const int64_t *tokens) {
-    return (cp_call){.ranks = (int)run->ranks,
-                     .sequences = run->new_tokens.count,
-                     .new_tokens = tokens,
-                     .held = run->cache->held,
-                     .room = run->cache->room,
-                     .placement = (cp_placement)run->placement};
+static cp_status layout_new(const plan_run *run, const cp_counts *counts,
+                            cp_placement placement, cp_layout **layout) {
+    const cp_call call = {.ranks = (int)run->ranks,
+                          .sequences = counts->count,
+                          .new_tokens = counts->items,
+                          .held = run->cache->held,
+                          .room = run->cache->room,
+                          .placement = placement};
+    return cp_layout_new(&call, layout);
 }
 
-static cp_status counts_check(const char *name, const cp_counts *counts) {
-    int64_t sum = 0;
-    for (int64_t s = 0; s < counts->count; s++)
-        if (!cp_add(sum, counts->items[s], &sum) || sum > INT32_MAX)
-            return cp_fail(CP_CAPACITY,
-                           "--%s: with the %ld tokens of sequence %ld there "
-                           "are more than the %d that can be planned",
-                           name, counts->items[s], s, INT32_MAX);
-    return CP_OK;
-}
-
+/* A cache with room for all, that holds the cached tokens. */
 static cp_status cache_fill(plan_run *run) {
-    const int64_t cached = cp_counts_sum(&run->cached);
-    const int64_t room =
-        cached + cp_counts_sum(&run->new_tokens) + 2 * run->ranks;
-    CP_TRY(cp_cache_new((int)run->ranks, run->new_tokens.count, room,
-                        &run->cache));
-    if (cached == 0)
+    const cp_counts *cached = &run->tokens.cached;
+    int64_t fresh_sum = 0, cached_sum = 0;
+    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, INT32_MAX,
+                                 &fresh_sum));
+    CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &cached_sum));
+    CP_TRY(cp_cache_new((int)run->ranks, cached->count,
+                        cached_sum + fresh_sum + 2 * run->ranks, &run->cache));
+    if (cached_sum == 0)
         return CP_OK;
     cp_layout *past;
-    const cp_call call = call_of(run, run->cached.items);
-    CP_TRY(cp_layout_new(&call, &past));
+    CP_TRY(layout_new(run, cached, run->placement, &past));
     const cp_status status = cp_cache_commit(run->cache, past);
     cp_layout_free(past);
     return status;
 }
 
-static cp_status variant_choose(plan_run *run) {
-    if (run->variant == CP_AUTO)
-        return cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
-                         run->new_tokens.count, run->new_tokens.items,
-                         run->cache->length, &run->choice);
-    snprintf(run->choice.rule, sizeof(run->choice.rule),
-             "asked for by --variant");
-    run->choice.variant = (cp_variant)run->variant;
-    return CP_OK;
-}
-
 static cp_status plan_build(plan_run *run) {
     const cp_plan_options options = {run->element_bytes, 1};
-    CP_TRY(counts_check("new", &run->new_tokens));
-    CP_TRY(counts_check("cached", &run->cached));
+    const cp_counts *fresh = &run->tokens.fresh;
+    cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
-    CP_TRY(variant_choose(run));
-    cp_call call = call_of(run, run->new_tokens.items);
-    if (run->choice.variant == CP_DECODE)
-        call.placement = CP_ROUND_ROBIN;
-    CP_TRY(cp_layout_new(&call, &run->layout));
-    CP_TRY(cp_plan_build(run->choice.variant, run->layout, &run->shape,
-                         &options, &run->plan));
+    *choice = (cp_choice){run->variant, "asked for by --variant"};
+    if (run->variant == CP_AUTO)
+        CP_TRY(cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
+                         fresh->count, fresh->items, run->cache->length,
+                         choice));
+    CP_TRY(layout_new(run, fresh,
+                      choice->variant == CP_DECODE ? CP_ROUND_ROBIN
+                                                   : run->placement,
+                      &run->layout));
+    CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,
+                         &run->plan));
     return cp_plan_check(run->plan, &run->report);
 }
 
-static int span_print(FILE *out, cp_span span, bool numbered) {
-    int width =
-        numbered ? fprintf(out, " #%ld:", span.sequence) : fprintf(out, " ");
-    width += fprintf(out, "%ld", span.start);
-    if (span.count > 1)
-        width += fprintf(out, "..%ld", cp_span_last(span));
-    if (span.count > 1 && span.step > 1)
-        width += fprintf(out, "/%ld", span.step);
-    return width;
-}
-
+/* Print the spans as far as they fit a line. */
 static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
     int width = 6;
-    for (int64_t i = 0; i < pieces->count; i++) {
-        if (width > 50 && i + 1 < pieces->count) {
-            fprintf(out, " and %ld more", pieces->count - i);
-            break;
-        }
-        width += span_print(out, pieces->items[i].span, numbered);
+    int64_t i = 0;
+    for (; i < pieces->count && (width <= 50 || i + 1 == pieces->count); i++) {
+        const cp_span span = pieces->items[i].span;
+        width += fprintf(out, " ");
+        if (numbered)
+            width += fprintf(out, "#%ld:", span.sequence);
+        width += fprintf(out, "%ld", span.start);
+        if (span.count > 1)
+            width += fprintf(out, "..%ld", cp_span_last(span));
+        if (span.count > 1 && span.step > 1)
+            width += fprintf(out, "/%ld", span.step);
     }
+    if (i < pieces->count)
+        fprintf(out, " and %ld more", pieces->count - i);
     fprintf(out, pieces->count > 0 ? "\n" : " nothing\n");
 }
 
 static void head_print(FILE *out, const plan_run *run) {
     const cp_layout *layout = run->layout;
     const cp_shape *shape = &run->shape;
-    fprintf(out, "%s over %ld ranks: %s new tokens",
+    fprintf(out,
+            "%s over %ld ranks: %s new tokens, %s cached, %ld sequence%s\n"
+            "rule: ",
             cp_variant_name(run->choice.variant), run->ranks,
-            cp_group(layout->new_tokens).text);
-    fprintf(out, ", %s cached, %ld sequence%s\n",
-            cp_group(layout->cached_tokens).text, run->new_tokens.count,
-            cp_plural(run->new_tokens.count));
-    fprintf(out, "rule: ");
+            cp_group(layout->new_tokens).text,
+            cp_group(layout->cached_tokens).text, run->tokens.fresh.count,
+            cp_plural(run->tokens.fresh.count));
     cp_write_wrapped(out, 6, 6, run->choice.rule);
     fprintf(out,
             "%ld query heads, %ld key and value heads of %ld%s; %ld bytes a "
@@ -162,7 +134,7 @@ static void ranks_print(FILE *out, const plan_run *run) {
     for (int k = 0; k < report->ranks; k++) {
         fprintf(out, "%4d  ", k);
         pieces_print(out, &run->layout->queries[k].pieces,
-                     run->new_tokens.count > 1);
+                     run->tokens.fresh.count > 1);
     }
     fprintf(out, "\nrank    queries         keys                pairs          "
                  "bytes sent\n");
@@ -175,6 +147,7 @@ static void ranks_print(FILE *out, const plan_run *run) {
     fprintf(out, "\nbalance %.3f (the largest of pairs over their mean)\n",
             report->balance);
 }
+
 static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
     enum { SHOWN = 6 };
     const int ranks = plan->layout->ranks;
@@ -187,6 +160,7 @@ static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
     }
     fprintf(out, ranks > SHOWN ? " ...\n" : "\n");
 }
+
 static void hops_print(FILE *out, const plan_run *run) {
     const cp_plan *plan = run->plan;
     const cp_program *program = &plan->programs[0];
@@ -198,21 +172,17 @@ static void hops_print(FILE *out, const plan_run *run) {
         fprintf(out, "\nno hops\n");
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
-        const int64_t bytes = plan->slots[op->in.slot].bytes;
+        const bool all_to_all = op->kind == CP_OP_ALL_TO_ALL;
         if (op->kind == CP_OP_EXCHANGE)
             hop_print(out, plan, op);
-        if (op->kind == CP_OP_ALL_TO_ALL)
-            fprintf(out,
-                    "then an all-to-all: each rank sends each other "
-                    "%s bytes of partials\n",
-                    cp_group(bytes).text);
-        if (op->kind == CP_OP_ALL_GATHER)
-            fprintf(out,
-                    "an all-gather: each rank sends each other %s "
-                    "bytes of keys and values\n",
-                    cp_group(bytes).text);
+        if (all_to_all || op->kind == CP_OP_ALL_GATHER)
+            fprintf(out, "%s: each rank sends each other %s bytes of %s\n",
+                    all_to_all ? "then an all-to-all" : "an all-gather",
+                    cp_group(plan->slots[op->in.slot].bytes).text,
+                    all_to_all ? "partials" : "keys and values");
     }
 }
+
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
 
 static cp_status proof_print(FILE *out, const plan_run *run) {
@@ -234,13 +204,11 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
 }
 
 static cp_status plan_write(void *context, FILE *out) {
+    static cp_status (*const draw[])(const cp_plan *, FILE *) = {
+        NULL, cp_draw_ascii, cp_draw_svg, cp_draw_perfetto};
     const plan_run *run = context;
-    if (run->draw == DRAW_ASCII)
-        return cp_draw_ascii(run->plan, out);
-    if (run->draw == DRAW_SVG)
-        return cp_draw_svg(run->plan, out);
-    if (run->draw == DRAW_PERFETTO)
-        return cp_draw_perfetto(run->plan, out);
+    if (run->draw != 0)
+        return draw[run->draw](run->plan, out);
     head_print(out, run);
     ranks_print(out, run);
     hops_print(out, run);
@@ -262,10 +230,7 @@ int cp_command_plan(int count, char *const *arguments) {
     plan_run run = {.ranks = 4, .element_bytes = 4, .shape = {128, 8, 128}};
     const cp_option options[] = {
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
-        {"new", CP_COUNTS, &run.new_tokens, "T,T,...",
-         "new tokens of each sequence: 128K is 128,000"},
-        {"cached", CP_COUNTS, &run.cached, "P,P,...",
-         "cached tokens of each sequence (default none)"},
+        CP_COMMAND_TOKENS_OPTIONS(run.tokens),
         {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
@@ -278,7 +243,7 @@ int cp_command_plan(int count, char *const *arguments) {
         {"check", CP_FLAG, &run.check, NULL, "say what was proved of the plan"},
         {"draw", CP_ONE_OF, &run.draw, "none|ascii|svg|perfetto",
          "draw it over time instead"},
-        {"out", CP_WORD, &run.out, "FILE",
+        {"out", CP_OUTPUT, &run.out, "FILE",
          "write there, not to standard output"},
         {0}};
     const cp_usage usage = {

@@ -6,21 +6,19 @@
 #include "app/command.h"
 #include "predict/rules.h"
 #include "predict/simulate.h"
-#include "ring/variants.h"
 
 typedef struct {
     const char *machine, *model, *trace;
     cp_words set;
-    cp_counts fresh, cached;
-    int64_t ranks, tensor, batch, partials, seed;
-    int variant;
+    cp_command_tokens tokens;
+    int64_t ranks, batch;
     bool csv;
-    /* What they come to. */
+    cp_scenario scenario; /* which the options fill in, and what they come to */
     cp_hardware hardware;
     cp_model_sizes facts;
     cp_choice choice;
-    int64_t *new_tokens, *past;
-    cp_scenario scenario;
+    cp_forecast forecast;
+    double step; /* seconds of a step of decode after the call */
 } simulate_run;
 
 static cp_status constant_set(cp_hardware *hardware, const char *text) {
@@ -31,10 +29,9 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     snprintf(field, sizeof(field), "%.*s", length < 63 ? length : 63, text);
     const int n = cp_description_field(&description, field);
     if (n < 0 || equals[1] == '\0')
-        return cp_fail(CP_INVALID,
-                       "--set %.80s: FIELD=VALUE is due, with a "
-                       "field of a machine description",
-                       text);
+        return cp_refuse("--set %.80s: FIELD=VALUE is due, with a field of a "
+                         "machine description",
+                         text);
     snprintf(line, sizeof(line), "machine %s\n%s %.80s %s assumed --set\n",
              hardware->name, field, equals + 1, description.fields[n].unit);
     const cp_status status = cp_description_parse(&description, "--set", line);
@@ -44,115 +41,96 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     return cp_fail(status, "--set%s", cp_message() + strlen(label));
 }
 
-static cp_status tokens_possible(const simulate_run *run) {
-    int64_t fresh = 0, all = 0, whole;
-    for (int64_t i = 0; i < run->fresh.count; i++) {
-        const int64_t new = run->fresh.items[i];
-        const int64_t past = run->cached.count > 0 ? run->cached.items[i] : 0;
-        fresh = cp_max(fresh, new);
-        if (!cp_add(all, new, &all) || !cp_add(all, past, &all) ||
-            !cp_multiply(all, run->batch, &whole) || whole > INT32_MAX)
-            return cp_fail(CP_INVALID,
-                           "--new, --cached: with the %lld and %lld tokens of "
-                           "sequence %lld there are more than the %d that can "
-                           "be planned",
-                           (long long)new, (long long)past, (long long)i,
-                           INT32_MAX);
-    }
-    return fresh > 0 ? CP_OK : cp_fail(CP_INVALID, "--new: no new tokens");
-}
-
 /* What cannot be simulated is bad use, and known before any work. */
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
+    cp_scenario *scenario = &run->scenario;
+    const cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
+    int64_t sum = 0;
     CP_TRY(cp_hardware_read(run->machine, &run->hardware));
     CP_TRY(cp_model_sizes_read(run->model, &run->facts));
     for (int64_t n = 0; n < run->set.count; n++)
         CP_TRY(constant_set(&run->hardware, run->set.items[n]));
-    if (run->tensor < 0)
-        run->tensor = run->hardware.gpus_per_node;
-    if (run->partials < 0)
-        run->partials = run->facts.cache_bytes > 2 ? 4 : 2;
-    if (run->fresh.count == 0)
-        return cp_fail(CP_INVALID, "simulate needs --new, the new tokens");
-    if (run->cached.count > 0 && run->cached.count != run->fresh.count)
-        return cp_fail(
-            CP_INVALID, "--cached is of %lld sequences, and --new of %lld",
-            (long long)run->cached.count, (long long)run->fresh.count);
-    if (run->partials != 2 && run->partials != 4)
-        return cp_fail(CP_INVALID, "--partials %lld: 2 or 4 bytes a number",
-                       (long long)run->partials);
-    if (run->batch < 1 || run->batch > 4096)
-        return cp_fail(CP_INVALID, "--batch %lld: 1 to 4096 are possible",
-                       (long long)run->batch);
-    CP_TRY(cp_command_ranks(&run->ranks));
+    if (scenario->tensor < 0)
+        scenario->tensor = run->hardware.gpus_per_node;
+    if (scenario->partial_bytes < 0)
+        scenario->partial_bytes = run->facts.cache_bytes > 2 ? 4 : 2;
+    if (scenario->partial_bytes != 2 && scenario->partial_bytes != 4)
+        return cp_refuse("--partials %ld: 2 or 4 bytes a number",
+                         scenario->partial_bytes);
+    CP_TRY(cp_command_tokens_check("simulate", &run->tokens));
+    CP_TRY(cp_option_range("batch", run->batch, 1, 4096));
+    const int64_t most = INT32_MAX / run->batch;
+    CP_TRY(cp_command_tokens_sum("new", fresh, most, &sum));
+    CP_TRY(cp_command_tokens_sum("cached", cached, most, &sum));
+    if (cp_counts_sum(fresh) == 0)
+        return cp_refuse("--new: no new tokens");
+    CP_TRY(cp_command_ranks(&run->ranks, 1));
     cp_pace pace = {.hardware = &run->hardware,
                     .model = &run->facts,
                     .ranks = (int)run->ranks,
-                    .tensor = run->tensor};
-    CP_TRY(cp_pace_new(&pace));
-    return tokens_possible(run);
+                    .tensor = scenario->tensor};
+    return cp_pace_new(&pace);
 }
 
-static cp_status variant_choose(simulate_run *run) {
-    const cp_hardware *hardware = &run->hardware;
-    cp_shape shape = cp_model_sizes_shape(&run->facts);
-    shape.query_heads = cp_max(shape.query_heads / run->tensor, 1);
-    shape.kv_heads = cp_max(shape.kv_heads / run->tensor, 1);
-    const cp_machine machine =
-        cp_machine_of(hardware, run->facts.cache_bytes, false);
-    if (run->variant != CP_AUTO)
-        return CP_OK;
-    CP_TRY(cp_choose(&machine, &shape, (int)run->ranks, run->scenario.sequences,
-                     run->new_tokens, run->past, &run->choice));
-    run->scenario.variant = run->choice.variant;
+/* The counts again and again, so many times. */
+static cp_status counts_repeat(cp_counts *counts, int64_t times) {
+    const int64_t count = counts->count;
+    int64_t *items;
+    CP_TRY(cp_allocate(&items, count * times, sizeof(int64_t), "sequences"));
+    for (int64_t i = 0; i < count * times; i++)
+        items[i] = counts->items[i % count];
+    free(counts->items);
+    *counts = (cp_counts){items, count * times};
     return CP_OK;
 }
 
-static cp_status scenario_build(simulate_run *run) {
-    const int64_t each = run->fresh.count, count = each * run->batch;
-    CP_TRY(cp_allocate(&run->new_tokens, count, sizeof(int64_t), "sequences"));
-    CP_TRY(cp_allocate(&run->past, count, sizeof(int64_t), "sequences"));
-    for (int64_t i = 0; i < count; i++) {
-        run->new_tokens[i] = run->fresh.items[i % each];
-        run->past[i] = run->cached.count > 0 ? run->cached.items[i % each] : 0;
-    }
-    run->scenario = (cp_scenario){.hardware = &run->hardware,
-                                  .model = &run->facts,
-                                  .ranks = (int)run->ranks,
-                                  .tensor = run->tensor,
-                                  .sequences = count,
-                                  .new_tokens = run->new_tokens,
-                                  .cached_tokens = run->past,
-                                  .variant = (cp_variant)run->variant,
-                                  .partial_bytes = run->partials,
-                                  .kept = run->variant != CP_DECODE &&
-                                          cp_counts_sum(&run->cached) > 0,
-                                  .seed = (uint64_t)run->seed};
-    return variant_choose(run);
+static cp_status scenario_fill(simulate_run *run) {
+    cp_scenario *scenario = &run->scenario;
+    cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
+    cp_shape shape = cp_model_sizes_shape(&run->facts);
+    const cp_machine machine =
+        cp_machine_of(&run->hardware, run->facts.cache_bytes, false);
+    CP_TRY(counts_repeat(fresh, run->batch));
+    CP_TRY(counts_repeat(cached, run->batch));
+    scenario->hardware = &run->hardware;
+    scenario->model = &run->facts;
+    scenario->ranks = (int)run->ranks;
+    scenario->sequences = fresh->count;
+    scenario->new_tokens = fresh->items;
+    scenario->cached_tokens = cached->items;
+    scenario->kept =
+        scenario->variant != CP_DECODE && cp_counts_sum(cached) > 0;
+    if (scenario->variant != CP_AUTO)
+        return CP_OK;
+    shape.query_heads = cp_max(shape.query_heads / scenario->tensor, 1);
+    shape.kv_heads = cp_max(shape.kv_heads / scenario->tensor, 1);
+    CP_TRY(cp_choose(&machine, &shape, scenario->ranks, fresh->count,
+                     fresh->items, cached->items, &run->choice));
+    scenario->variant = run->choice.variant;
+    return CP_OK;
 }
 
 static void head_print(const simulate_run *run) {
-    int64_t fresh = 0, past = 0;
-    for (int64_t i = 0; i < run->scenario.sequences; i++) {
-        fresh += run->new_tokens[i];
-        past += run->past[i];
-    }
-    printf("%s on %s, %s: %lld rank%s of %lld GPU%s\n",
+    const cp_command_tokens *tokens = &run->tokens;
+    const int64_t fresh = cp_counts_sum(&tokens->fresh);
+    printf("%s on %s, %s: %ld rank%s of %ld GPU%s\n"
+           "%s new token%s, %s cached, %ld sequence%s\n",
            cp_variant_name(run->scenario.variant), run->hardware.name,
-           run->facts.name, (long long)run->ranks, cp_plural(run->ranks),
-           (long long)run->tensor, cp_plural(run->tensor));
-    printf("%s new token%s, %s cached, %lld sequence%s\n", cp_group(fresh).text,
-           cp_plural(fresh), cp_group(past).text,
-           (long long)run->scenario.sequences,
-           cp_plural(run->scenario.sequences));
+           run->facts.name, run->ranks, cp_plural(run->ranks),
+           run->scenario.tensor, cp_plural(run->scenario.tensor),
+           cp_group(fresh).text, cp_plural(fresh),
+           cp_group(cp_counts_sum(&tokens->cached)).text, tokens->fresh.count,
+           cp_plural(tokens->fresh.count));
     if (run->choice.rule[0] != '\0') {
         printf("rule with the speeds reached: ");
         cp_write_wrapped(stdout, 30, 6, run->choice.rule);
     }
 }
 
-static void layer_print(const cp_forecast *f) {
+/* What a layer spends its time on, and a GPU its memory. */
+static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
+    const double all = f->weights + f->cache + f->buffers;
     printf("\na layer            microseconds\n"
            "  linear layers    %12.6g\n  all-reduces      %12.6g\n"
            "  ring             %12.6g\n    attention      %12.6g\n"
@@ -161,9 +139,6 @@ static void layer_print(const cp_forecast *f) {
            1e6 * f->linear, 1e6 * f->reducing, 1e6 * f->ring,
            1e6 * f->attending, 1e6 * f->exchanging, 1e6 * f->exchange,
            1e6 * f->exposed);
-}
-static void memory_print(const cp_hardware *hardware, const cp_forecast *f) {
-    const double all = f->weights + f->cache + f->buffers;
     printf("\na GPU at most            GB\n  weights        %10.3f\n"
            "  cache          %10.3f\n  buffers        %10.3f\n"
            "  in all         %10.3f  of %.4g%s\n",
@@ -172,66 +147,39 @@ static void memory_print(const cp_hardware *hardware, const cp_forecast *f) {
            all > hardware->memory ? ": DOES NOT FIT" : "");
 }
 
-static void forecast_print(const simulate_run *run, const cp_forecast *f,
-                           double step) {
+static void forecast_print(const simulate_run *run) {
+    const cp_forecast *f = &run->forecast;
     const bool decode = run->scenario.variant == CP_DECODE;
-    const double peak = run->hardware.peak;
     head_print(run);
     printf("\n%s %17.6g s\n", decode ? "TTIT" : "TTFT", f->seconds);
     if (run->scenario.kept && run->hardware.call > 0)
         printf("     %17.6g s  of it once, for a call over a kept cache\n",
                run->hardware.call);
     if (!decode)
-        printf("TTIT %17.6g s  (the step after it)\n", step);
+        printf("TTIT %17.6g s  (the step after it)\n", run->step);
     printf("busy %17.1f %%  of the time, each compute queue\n"
            "rate %17.4g TFLOP/s per GPU, %.1f %% of the 16-bit peak\n",
            100 * f->busy, 1e-12 * f->flops_per_second,
-           100 * f->flops_per_second / peak);
-    layer_print(f);
-    memory_print(&run->hardware, f);
+           100 * f->flops_per_second / run->hardware.peak);
+    shares_print(&run->hardware, f);
 }
 
-static void csv_print(const simulate_run *run, const cp_forecast *f,
-                      double step) {
+static void csv_print(const simulate_run *run) {
+    const cp_forecast *f = &run->forecast;
     printf("variant,seconds,next_step_seconds,busy,tflops_per_gpu,linear_us,"
            "reduce_us,ring_us,attend_us,exchange_us,exposed_us,weights_gb,"
            "cache_gb,buffers_gb,capacity_gb,kept_us\n"
            "%s,%.9g,%.9g,%.4f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,"
            "%.6g,%.6g,%.6g\n",
-           cp_variant_name(run->scenario.variant), f->seconds, step, f->busy,
-           1e-12 * f->flops_per_second, 1e6 * f->linear, 1e6 * f->reducing,
-           1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
-           1e6 * f->exposed, 1e-9 * f->weights, 1e-9 * f->cache,
-           1e-9 * f->buffers, 1e-9 * run->hardware.memory,
+           cp_variant_name(run->scenario.variant), f->seconds, run->step,
+           f->busy, 1e-12 * f->flops_per_second, 1e6 * f->linear,
+           1e6 * f->reducing, 1e6 * f->ring, 1e6 * f->attending,
+           1e6 * f->exchanging, 1e6 * f->exposed, 1e-9 * f->weights,
+           1e-9 * f->cache, 1e-9 * f->buffers, 1e-9 * run->hardware.memory,
            run->scenario.kept ? 1e6 * run->hardware.call : 0);
 }
 
-static cp_status step_after(const simulate_run *run, double *seconds) {
-    const int64_t count = run->scenario.sequences;
-    cp_scenario next = run->scenario;
-    int64_t *ones = NULL, *past = NULL;
-    cp_forecast forecast;
-    cp_status status = cp_allocate(&ones, count, sizeof(int64_t), "sequences");
-    if (status == CP_OK)
-        status = cp_allocate(&past, count, sizeof(int64_t), "sequences");
-    for (int64_t i = 0; i < count && status == CP_OK; i++) {
-        ones[i] = 1;
-        past[i] = run->new_tokens[i] + run->past[i];
-    }
-    next.variant = CP_DECODE;
-    next.new_tokens = ones;
-    next.cached_tokens = past;
-    next.trace = NULL;
-    next.kept = false;
-    if (status == CP_OK)
-        status = cp_simulate(&next, &forecast);
-    *seconds = status == CP_OK ? forecast.seconds : 0;
-    free(ones);
-    free(past);
-    return status;
-}
-
-static cp_status call_simulate(simulate_run *run, cp_forecast *forecast) {
+static cp_status call_simulate(simulate_run *run) {
     static const char *const names[] = {"computing", "communicating"};
     cp_history *trace = NULL;
     cp_status status = CP_OK;
@@ -239,31 +187,47 @@ static cp_status call_simulate(simulate_run *run, cp_forecast *forecast) {
         status = cp_history_new((int)run->ranks, 2, names, &trace);
     run->scenario.trace = trace;
     if (status == CP_OK)
-        status = cp_simulate(&run->scenario, forecast);
-    if (status == CP_OK && !isfinite(forecast->seconds))
-        status = cp_fail(CP_INVALID, "machine %s is too slow for a time",
-                         run->hardware.name);
+        status = cp_simulate(&run->scenario, &run->forecast);
+    if (status == CP_OK && !isfinite(run->forecast.seconds))
+        status =
+            cp_refuse("machine %s is too slow for a time", run->hardware.name);
     if (status == CP_OK && trace != NULL)
         status = cp_history_write(trace, 0, run->trace);
     cp_history_free(trace);
-    run->scenario.trace = NULL;
+    return status;
+}
+
+/* Simulate the step of decode that follows the call. */
+static cp_status step_simulate(simulate_run *run) {
+    const int64_t count = run->scenario.sequences;
+    cp_scenario next = run->scenario;
+    int64_t *steps;
+    cp_forecast forecast;
+    CP_TRY(cp_allocate(&steps, 2 * count, sizeof(int64_t), "sequences"));
+    int64_t *past = steps + count;
+    for (int64_t i = 0; i < count; i++) {
+        steps[i] = 1;
+        past[i] = next.new_tokens[i] + next.cached_tokens[i];
+    }
+    next.variant = CP_DECODE;
+    next.new_tokens = steps;
+    next.cached_tokens = past;
+    next.trace = NULL;
+    next.kept = false;
+    const cp_status status = cp_simulate(&next, &forecast);
+    free(steps);
+    run->step = status == CP_OK ? forecast.seconds : 0;
     return status;
 }
 
 static cp_status simulate_work(void *context) {
     simulate_run *run = context;
-    cp_forecast forecast;
-    double step = 0;
-    cp_status status = scenario_build(run);
-    if (status == CP_OK)
-        status = call_simulate(run, &forecast);
-    if (status == CP_OK && run->scenario.variant != CP_DECODE)
-        status = step_after(run, &step);
-    if (status == CP_OK)
-        (run->csv ? csv_print : forecast_print)(run, &forecast, step);
-    free(run->new_tokens);
-    free(run->past);
-    return status;
+    CP_TRY(scenario_fill(run));
+    CP_TRY(call_simulate(run));
+    if (run->scenario.variant != CP_DECODE)
+        CP_TRY(step_simulate(run));
+    (run->csv ? csv_print : forecast_print)(run);
+    return CP_OK;
 }
 
 int cp_command_simulate(int count, char *const *arguments) {
@@ -271,31 +235,28 @@ int cp_command_simulate(int count, char *const *arguments) {
                         .model = "llama3-405b",
                         .ranks = 4,
                         .batch = 1,
-                        .tensor = -1,
-                        .partials = -1};
+                        .scenario = {.tensor = -1, .partial_bytes = -1}};
     const cp_option options[] = {
-        {"machine", CP_WORD, &run.machine, "NAME|FILE",
+        {"machine", CP_INPUT, &run.machine, "NAME|FILE",
          "gtt (default), gti, h200, laptop, or a description"},
-        {"model", CP_WORD, &run.model, "NAME|FILE",
+        {"model", CP_INPUT, &run.model, "NAME|FILE",
          "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, or a "
          "description"},
         {"ranks", CP_COUNT, &run.ranks, "N", "ranks of the ring (default 4)"},
-        {"tensor", CP_COUNT, &run.tensor, "n",
+        {"tensor", CP_COUNT, &run.scenario.tensor, "n",
          "GPUs that share the heads of a rank (default: those of a node)"},
-        {"new", CP_COUNTS, &run.fresh, "T,T,...",
-         "new tokens of each sequence"},
-        {"cached", CP_COUNTS, &run.cached, "P,P,...",
-         "cached tokens of each sequence (default none)"},
+        CP_COMMAND_TOKENS_OPTIONS(run.tokens),
         {"batch", CP_COUNT, &run.batch, "B", "take these sequences B times"},
-        {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
+        {"variant", CP_ONE_OF, &run.scenario.variant, CP_COMMAND_VARIANTS,
          "which ring (default auto: by Algorithm 1); decode: a step"},
-        {"partials", CP_COUNT, &run.partials, "4|2",
+        {"partials", CP_COUNT, &run.scenario.partial_bytes, "4|2",
          "bytes of a number of the partials that travel (default: as of the "
          "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
          "change a constant of the machine; may be repeated"},
-        {"seed", CP_COUNT, &run.seed, "S", "of the jitter (default 0)"},
-        {"trace", CP_WORD, &run.trace, "OUT.json",
+        {"seed", CP_COUNT, &run.scenario.seed, "S",
+         "of the jitter (default 0)"},
+        {"trace", CP_OUTPUT, &run.trace, "OUT.json",
          "write what runs when in one call, for Perfetto"},
         {"csv", CP_FLAG, &run.csv, NULL, "for programs"},
         {0}};

@@ -19,7 +19,7 @@ typedef struct {
 static cp_status tokenize_check(void *context) {
     const tokenize_run *run = context;
     if (run->model == NULL)
-        return cp_fail(CP_INVALID, "tokenize needs --model FILE.gguf");
+        return cp_refuse("tokenize needs --model FILE.gguf");
     return CP_OK;
 }
 
@@ -53,9 +53,8 @@ static cp_status ids_read(tokenize_run *run) {
         errno = 0;
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
-            return cp_fail(CP_INVALID,
-                           "standard input: word %ld is '%.40s', not an id",
-                           run->count, word);
+            return cp_refuse("standard input: word %ld is '%.40s', not an id",
+                             run->count, word);
         run->ids[run->count++] = (int32_t)id;
     }
     return CP_OK;

@@ -26,144 +26,101 @@ int64_t cp_npy_bytes(const cp_npy *array) {
     return array->count * number_types[array->type].bytes;
 }
 
-/* Skip spaces, and take what is wanted if it is there. */
-static bool take(const char **at, const char *wanted) {
-    *at += strspn(*at, " ");
-    const size_t length = strlen(wanted);
-    const bool there = strncmp(*at, wanted, length) == 0;
-    *at += there ? length : 0;
-    return there;
+static cp_status type_read(const char *at, const char *path, cp_npy *array) {
+    const int length = (int)cp_min(15, (int64_t)strcspn(at + 1, "'"));
+    if (*at != '\'')
+        return cp_refuse("%s: numbers of a structured or unnamed type; "
+                         "float32, float64, int32 or int64 is needed",
+                         path);
+    at++;
+    if (*at == '>')
+        return cp_refuse(
+            "%s: big-endian numbers (%.*s); save them little-endian", path,
+            length, at);
+    for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
+        array->type = (cp_npy_type)type;
+        if ((*at == '<' || *at == '=') && length == 3 &&
+            strncmp(at + 1, number_types[type].spelling, 2) == 0)
+            return CP_OK;
+    }
+    return cp_refuse(
+        "%s: numbers of type %.*s; float32, float64, int32 or int64 is needed",
+        path, length, at);
 }
 
-/* Take a word in single quotes of at most 15 characters. */
-static bool word_take(const char **at, char word[16]) {
-    if (!take(at, "'"))
-        return false;
-    const int length = (int)cp_min(15, (int64_t)strcspn(*at, "'"));
-    snprintf(word, 16, "%.*s", length, *at);
-    *at += length;
-    return take(at, "'");
-}
-
-static bool number_take(const char **at, int64_t *number) {
-    take(at, "");
-    const char *start = *at;
-    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
-        if (!cp_multiply(*number, 10, number) ||
-            !cp_add(*number, **at - '0', number))
-            return false;
-    return *at > start;
-}
-
-static cp_status shape_read(const char **at, const char *path, cp_npy *array) {
+static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
     array->dims = 0;
     array->count = 1;
-    if (!take(at, "("))
-        return cp_fail(CP_INVALID, "%s: its header's shape is no tuple", path);
-    while (!take(at, ")")) {
-        int64_t size;
+    if (*at++ != '(')
+        return cp_refuse("%s: its header's shape is no tuple", path);
+    while (*at != ')') {
+        char *end;
         if (array->dims == CP_NPY_MOST_DIMS)
-            return cp_fail(CP_INVALID, "%s: more than %d dimensions", path,
-                           CP_NPY_MOST_DIMS);
-        if (!number_take(at, &size) ||
+            return cp_refuse("%s: more than %d dimensions", path,
+                             CP_NPY_MOST_DIMS);
+        errno = 0;
+        const int64_t size = strtol(at, &end, 10);
+        if (end == at || errno != 0 || size < 0 ||
             !cp_multiply(array->count, size, &array->count))
-            return cp_fail(
-                CP_INVALID,
+            return cp_refuse(
                 "%s: dimension %d is no size, or more than memory can have",
                 path, array->dims);
         array->shape[array->dims++] = size;
-        if (!take(at, ",") && **at != ')')
-            return cp_fail(CP_INVALID, "%s: its header's shape has no end",
-                           path);
+        if (*end != ',' && *end != ')')
+            return cp_refuse("%s: its header's shape has no end", path);
+        at = *end == ',' ? end + 1 : end;
     }
     return CP_OK;
 }
 
-static cp_status type_read(const char **at, const char *path, cp_npy *array) {
-    char word[16];
-    if (!word_take(at, word))
-        return cp_fail(CP_INVALID,
-                       "%s: numbers of a structured or unnamed type; float32, "
-                       "float64, int32 or int64 is needed",
-                       path);
-    if (word[0] == '>')
-        return cp_fail(CP_INVALID,
-                       "%s: big-endian numbers (%s); save them little-endian",
-                       path, word);
-    for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
-        array->type = (cp_npy_type)type;
-        if ((word[0] == '<' || word[0] == '=') &&
-            strcmp(word + 1, number_types[type].spelling) == 0)
-            return CP_OK;
-    }
-    return cp_fail(
-        CP_INVALID,
-        "%s: numbers of type %s; float32, float64, int32 or int64 is needed",
-        path, word);
+/* What follows a key in the header; NULL if the key is missing. */
+static const char *value_find(const char *header, const char *key) {
+    const char *at = strstr(header, key);
+    return at != NULL ? at + strlen(key) : NULL;
 }
 
-static cp_status order_read(const char **at, const char *path) {
-    if (take(at, "True"))
-        return cp_fail(
-            CP_INVALID,
+/* Read a dictionary of Python's, whose spaces mean nothing. */
+static cp_status header_read(char *text, const char *path, cp_npy *array) {
+    char *end = text;
+    for (const char *c = text; *c != '\0'; c++)
+        if (*c != ' ' && *c != '\n')
+            *end++ = *c;
+    *end = '\0';
+    const char *type = value_find(text, "'descr':");
+    const char *order = value_find(text, "'fortran_order':");
+    const char *shape = value_find(text, "'shape':");
+    if (text[0] != '{' || end[-1] != '}' || type == NULL || order == NULL ||
+        shape == NULL)
+        return cp_refuse("%s: its header is not NumPy's", path);
+    if (strncmp(order, "True", 4) == 0)
+        return cp_refuse(
             "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
-    if (take(at, "False"))
-        return CP_OK;
-    return cp_fail(CP_INVALID,
-                   "%s: its header's fortran_order is neither True nor False",
-                   path);
-}
-
-static cp_status header_read(const char *at, const char *path, cp_npy *array) {
-    static const char *const keys[] = {"descr", "fortran_order", "shape"};
-    bool seen[3] = {false}, good = take(&at, "{");
-    while (good && !take(&at, "}")) {
-        char key[16];
-        int k = 0;
-        good = word_take(&at, key) && take(&at, ":");
-        while (good && k < 3 && strcmp(key, keys[k]) != 0)
-            k++;
-        if (!good || k == 3 || seen[k])
-            return cp_fail(CP_INVALID, "%s: its header is not NumPy's", path);
-        CP_TRY(k == 0   ? type_read(&at, path, array)
-               : k == 1 ? order_read(&at, path)
-                        : shape_read(&at, path, array));
-        seen[k] = true;
-        good = take(&at, ",") || *at == '}';
-    }
-    if (!good || !seen[0] || !seen[1] || !seen[2])
-        return cp_fail(CP_INVALID, "%s: its header is not NumPy's", path);
-    return CP_OK;
-}
-
-static cp_status preamble_read(FILE *file, const char *path,
-                               int64_t *header_bytes) {
-    unsigned char start[12] = {0};
-    if (fread(start, 1, 10, file) != 10 || memcmp(start, "\x93NUMPY", 6) != 0)
-        return cp_fail(CP_INVALID, "%s: not an .npy file", path);
-    if (start[6] != 1 && start[6] != 2)
-        return cp_fail(CP_INVALID, "%s: .npy of version %d; 1 or 2 is needed",
-                       path, start[6]);
-    if (start[6] == 2 && fread(start + 10, 1, 2, file) != 2)
-        return cp_fail(CP_INVALID, "%s: ends after 10 bytes", path);
-    *header_bytes = start[8] | start[9] * 256 | start[10] * 65536 |
-                    (int64_t)start[11] * 16777216;
-    if (*header_bytes > 1000000)
-        return cp_fail(CP_INVALID, "%s: a header of %ld bytes", path,
-                       *header_bytes);
-    return CP_OK;
+    if (strncmp(order, "False", 5) != 0)
+        return cp_refuse(
+            "%s: its header's fortran_order is neither True nor False", path);
+    CP_TRY(type_read(type, path, array));
+    return shape_read(shape, path, array);
 }
 
 static cp_status header_load(FILE *file, const char *path, cp_npy *array) {
-    int64_t bytes = 0;
+    unsigned char start[12] = {0};
     char *text;
-    CP_TRY(preamble_read(file, path, &bytes));
+    if (fread(start, 1, 10, file) != 10 || memcmp(start, "\x93NUMPY", 6) != 0)
+        return cp_refuse("%s: not an .npy file", path);
+    if (start[6] != 1 && start[6] != 2)
+        return cp_refuse("%s: .npy of version %d; 1 or 2 is needed", path,
+                         start[6]);
+    if (start[6] == 2 && fread(start + 10, 1, 2, file) != 2)
+        return cp_refuse("%s: ends after 10 bytes", path);
+    const int64_t bytes = start[8] | start[9] * 256 | start[10] * 65536 |
+                          (int64_t)start[11] * 16777216;
+    if (bytes > 1000000)
+        return cp_refuse("%s: a header of %ld bytes", path, bytes);
     CP_TRY(cp_allocate(&text, bytes + 1, 1, "header of an .npy file"));
     const cp_status status =
         fread(text, 1, (size_t)bytes, file) == (size_t)bytes
             ? header_read(text, path, array)
-            : cp_fail(CP_INVALID, "%s: ends within its header of %ld bytes",
-                      path, bytes);
+            : cp_refuse("%s: ends within its header of %ld bytes", path, bytes);
     free(text);
     return status;
 }
@@ -177,11 +134,9 @@ static cp_status numbers_load(FILE *file, const char *path, cp_npy *array) {
         !S_ISREG(entry.st_mode))
         return cp_fail(CP_FILE, "%s: not a regular file", path);
     if (!cp_multiply(array->count, size, &bytes))
-        return cp_fail(CP_INVALID, "%s: %ld elements are no size", path,
-                       array->count);
+        return cp_refuse("%s: %ld elements are no size", path, array->count);
     if (entry.st_size - start != bytes)
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "%s: its header promises %ld bytes of numbers, and %ld are there",
             path, bytes, entry.st_size - start);
     CP_TRY(cp_allocate(&array->data, array->count, size, path));
@@ -210,70 +165,48 @@ void cp_npy_free(cp_npy *array) {
     *array = (cp_npy){0};
 }
 
-/* "[3, 0, 17]": where the element of that number lies. */
-static void index_write(const cp_npy *array, int64_t element, char *text,
-                        size_t size) {
-    int64_t stride = array->count;
-    size_t length = (size_t)snprintf(text, size, "[");
-    for (int i = 0; i < array->dims; i++) {
-        stride /= array->shape[i];
-        length += (size_t)snprintf(text + length, size - length, "%s%ld",
-                                   i > 0 ? ", " : "", element / stride);
-        element %= stride;
-    }
-    snprintf(text + length, size - length, "]");
-}
-
+/* Name an element by where it lies: "[3, 0, 17]". */
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value) {
-    char index[CP_NPY_MOST_DIMS * 22 + 3];
-    index_write(array, element, index, sizeof(index));
-    return cp_fail(CP_INVALID,
-                   "%s: element %s is %g; finite float32 numbers are needed",
-                   path, index, value);
+    char index[CP_NPY_MOST_DIMS * 22] = "";
+    size_t length = 0;
+    int64_t stride = array->count;
+    for (int i = 0; i < array->dims; i++) {
+        stride /= array->shape[i];
+        length += (size_t)snprintf(index + length, sizeof(index) - length,
+                                   i > 0 ? ", %ld" : "%ld", element / stride);
+        element %= stride;
+    }
+    return cp_refuse("%s: element [%s] is %g; finite float32 numbers are "
+                     "needed",
+                     path, index, value);
 }
 
 cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
     if (array->type != CP_NPY_FLOAT32 && array->type != CP_NPY_FLOAT64)
-        return cp_fail(CP_INVALID, "%s: integers; float32 or float64 is needed",
-                       path);
-    const double *wide = array->type == CP_NPY_FLOAT64 ? array->data : NULL;
+        return cp_refuse("%s: integers; float32 or float64 is needed", path);
+    const bool wide = array->type == CP_NPY_FLOAT64;
+    const double *doubles = array->data;
     float *numbers = array->data;
-    if (wide != NULL)
-        CP_TRY(cp_allocate(&numbers, array->count, sizeof(float), path));
-    cp_status status = CP_OK;
-    for (int64_t i = 0; i < array->count && status == CP_OK; i++) {
-        if (wide != NULL)
-            numbers[i] = (float)wide[i];
-        if (!isfinite(numbers[i]))
-            status = refuse_element(array, path, i,
-                                    wide ? wide[i] : (double)numbers[i]);
+    for (int64_t i = 0; i < array->count; i++) {
+        const double value = wide ? doubles[i] : (double)numbers[i];
+        const float number = (float)value;
+        if (!isfinite(number))
+            return refuse_element(array, path, i, value);
+        numbers[i] = number; /* never beyond what was read */
     }
-    if (wide == NULL)
-        return status;
-    free(status == CP_OK ? array->data : numbers);
-    if (status == CP_OK) {
-        array->data = numbers;
-        array->type = CP_NPY_FLOAT32;
-    }
-    return status;
+    const size_t bytes = (size_t)array->count * sizeof(float);
+    void *shorter = wide && bytes > 0 ? realloc(array->data, bytes) : NULL;
+    if (shorter != NULL)
+        array->data = shorter;
+    array->type = CP_NPY_FLOAT32;
+    return CP_OK;
 }
 
-cp_status cp_npy_to_int64(cp_npy *array, const char *path) {
-    if (array->type == CP_NPY_INT64)
-        return CP_OK;
-    if (array->type != CP_NPY_INT32)
-        return cp_fail(CP_INVALID, "%s: floats; int32 or int64 is needed",
-                       path);
-    int64_t *wide;
-    const int32_t *numbers = array->data;
-    CP_TRY(cp_allocate(&wide, array->count, sizeof(int64_t), path));
-    for (int64_t i = 0; i < array->count; i++)
-        wide[i] = numbers[i];
-    free(array->data);
-    array->data = wide;
-    array->type = CP_NPY_INT64;
-    return CP_OK;
+int64_t cp_npy_integer(const cp_npy *array, int64_t element) {
+    return array->type == CP_NPY_INT32
+               ? ((const int32_t *)array->data)[element]
+               : ((const int64_t *)array->data)[element];
 }
 
 /* Write the first bytes of the file, up to the numbers; return how many. */
@@ -301,22 +234,24 @@ cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
     char headers[MOST][512];
     cp_bytes parts[MOST][2];
     cp_saved saved[MOST];
+    int64_t named = 0;
     assert(count <= MOST);
-    for (int64_t i = 0; i < count; i++) {
-        const cp_npy_file *file = &files[i];
-        assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
+    for (const cp_npy_file *file = files; file < files + count; file++) {
         int64_t bytes = number_types[file->type].bytes;
+        assert(file->dims >= 0 && file->dims <= CP_NPY_MOST_DIMS);
+        if (file->path == NULL)
+            continue;
         for (int d = 0; d < file->dims; d++)
             if (!cp_multiply(bytes, file->shape[d], &bytes))
-                return cp_fail(CP_INVALID, "%s: an array of no size",
-                               file->path);
-        const int64_t header =
-            header_write(file, headers[i], sizeof(headers[i]));
-        parts[i][0] = (cp_bytes){headers[i], header};
-        parts[i][1] = (cp_bytes){file->data, bytes};
-        saved[i] = (cp_saved){file->path, 2, parts[i]};
+                return cp_refuse("%s: an array of no size", file->path);
+        char *header = headers[named];
+        parts[named][0] = (cp_bytes){
+            header, header_write(file, header, sizeof(headers[named]))};
+        parts[named][1] = (cp_bytes){file->data, bytes};
+        saved[named] = (cp_saved){file->path, 2, parts[named]};
+        named++;
     }
-    return cp_save_all(count, saved);
+    return cp_save_all(named, saved);
 }
 
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,

@@ -31,12 +31,13 @@ void cp_npy_free(cp_npy *array);
 /* How many bytes its data have. */
 int64_t cp_npy_bytes(const cp_npy *array);
 
-/* Turn the numbers into float32 or int64 in place (other memory, same
- * array). Fails with CP_INVALID, naming path, index and value, if an element
- * is NaN or infinite, or does not fit; or if floats are found where integers
- * are wanted, or the reverse. */
+/* Turn the numbers into float32 in place. Fails with CP_INVALID, naming path,
+ * index and value, if an element is NaN or infinite, or does not fit; or if
+ * they are integers. What the array then holds is of no use. */
 cp_status cp_npy_to_float32(cp_npy *array, const char *path);
-cp_status cp_npy_to_int64(cp_npy *array, const char *path);
+
+/* An element of an array of int32 or int64. */
+int64_t cp_npy_integer(const cp_npy *array, int64_t element);
 
 /* Write an array, whole or not at all (cp_save). */
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
@@ -44,7 +45,7 @@ cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
 
 /* Write up to four arrays (cp_save_all): if one fails, no file has changed. */
 typedef struct {
-    const char *path;
+    const char *path; /* NULL: it is not written */
     cp_npy_type type;
     int dims;
     const int64_t *shape; /* [dims] */

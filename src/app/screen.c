@@ -5,45 +5,38 @@
 
 #include "ground/text.h"
 
+static void text_write(cp_screen *screen, const char *bytes, int count,
+                       int columns) {
+    fwrite(bytes, 1, (size_t)count, screen->out);
+    screen->column = bytes[0] == '\n' ? 0 : screen->column + columns;
+}
+
+/* Write the word that is held back, on this line or the next. */
 static void word_write(cp_screen *screen) {
+    const int end = screen->column + 1 + screen->word_columns;
     if (screen->word_bytes == 0)
         return;
-    if (screen->space && screen->width > 0 &&
-        screen->column + 1 + screen->word_columns > screen->width) {
-        fputc('\n', screen->out);
-        screen->column = 0;
-    } else if (screen->space) {
-        fputc(' ', screen->out);
-        screen->column++;
-    }
-    fwrite(screen->word, 1, (size_t)screen->word_bytes, screen->out);
-    screen->column += screen->word_columns;
+    if (screen->space)
+        text_write(screen, end > screen->width ? "\n" : " ", 1, 1);
+    text_write(screen, screen->word, screen->word_bytes, screen->word_columns);
     screen->space = false;
     screen->word_bytes = screen->word_columns = 0;
 }
+
 static void character_write(cp_screen *screen, const char *bytes, int count) {
-    const char c = count == 1 ? bytes[0] : 'x';
-    if (screen->width == 0) {
-        fwrite(bytes, 1, (size_t)count, screen->out);
-        screen->column = c == '\n' ? 0 : screen->column + 1;
-    } else if (c == ' ' || c == '\n') {
-        word_write(screen);
-        if (screen->space && c == ' ') {
-            fputc(' ', screen->out);
-            screen->column++;
-        }
-        screen->space = c == ' ';
-        if (c == '\n') {
-            fputc('\n', screen->out);
-            screen->column = 0;
-        }
-    } else {
+    if (screen->width > 0 && bytes[0] != ' ' && bytes[0] != '\n') {
         if (screen->word_bytes + count > (int)sizeof(screen->word))
             word_write(screen);
         memcpy(screen->word + screen->word_bytes, bytes, (size_t)count);
         screen->word_bytes += count;
         screen->word_columns++;
+        return;
     }
+    word_write(screen);
+    const bool one_space = screen->width > 0 && bytes[0] == ' ';
+    if (!one_space || screen->space)
+        text_write(screen, bytes, count, 1);
+    screen->space = one_space;
 }
 
 /* Write count bytes that are a character; or none, and neither are control
@@ -58,19 +51,14 @@ static void bytes_write(cp_screen *screen, int count, bool whole) {
     memmove(screen->held, screen->held + count, (size_t)screen->held_count);
 }
 
-static void held_write(cp_screen *screen) {
-    while (screen->held_count > 0) {
-        const int n = cp_character(screen->held, screen->held_count);
-        if (n == 0)
-            return;
-        bytes_write(screen, n > 0 ? n : -n, n > 0);
-    }
-}
-
 void cp_screen_write(cp_screen *screen, const char *bytes, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         screen->held[screen->held_count++] = bytes[i];
-        held_write(screen);
+        for (int n = 1; screen->held_count > 0 && n != 0;) {
+            n = cp_character(screen->held, screen->held_count);
+            if (n != 0)
+                bytes_write(screen, n > 0 ? n : -n, n > 0);
+        }
     }
     fflush(screen->out);
 }

@@ -7,42 +7,57 @@
 
 #include "app/command.h"
 
-static cp_status logits_new(int64_t count, int64_t vocabulary, float **logits) {
-    return cp_allocate(logits, count, vocabulary * (int64_t)sizeof(float),
-                       "logits");
+static cp_status logits_new(const cp_tape *tape, cp_tape_call *call,
+                            int64_t count) {
+    return cp_allocate(&call->logits, count,
+                       tape->vocabulary * (int64_t)sizeof(float), "logits");
 }
 
-static cp_status call_fill(cp_tape_call *call, int64_t count) {
+static cp_status call_new(const cp_tape *tape, cp_tape_call *call,
+                          int64_t count) {
     CP_TRY(cp_allocate(&call->which, count, sizeof(int64_t), "tape"));
-    CP_TRY(cp_allocate(&call->read, count, sizeof(bool), "tape"));
     CP_TRY(cp_allocate(&call->drawn, count, sizeof(int32_t), "tape"));
-    return logits_new(count, call->vocabulary, &call->logits);
+    return logits_new(tape, call, count);
 }
 
-cp_status cp_tape_call_new(bool decode, int64_t count, int64_t vocabulary,
-                           cp_tape_call **out) {
-    cp_tape_call *call;
-    CP_TRY(cp_allocate(out, 1, sizeof(*call), "tape"));
-    call = *out;
-    call->decode = decode;
-    call->vocabulary = vocabulary;
-    const cp_status status = call_fill(call, count);
-    if (status == CP_OK)
-        return CP_OK;
-    cp_tape_call_free(call);
-    *out = NULL;
+static void last_drop(cp_tape *tape) {
+    const cp_tape_call *last = &tape->calls[--tape->count];
+    free(last->which);
+    free(last->token);
+    free(last->drawn);
+    free(last->logits);
+}
+
+cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
+                        cp_tape_call **call) {
+    if (!tape->keeps && tape->count > 0)
+        last_drop(tape);
+    if (tape->count == tape->room) {
+        const int64_t room = 2 * tape->room + 16;
+        void *calls = realloc(tape->calls, (size_t)room * sizeof(cp_tape_call));
+        if (calls == NULL)
+            return cp_fail(CP_MEMORY, "no memory for a tape of %ld calls",
+                           room);
+        tape->calls = calls;
+        tape->room = room;
+    }
+    *call = &tape->calls[tape->count++];
+    **call = (cp_tape_call){.decode = decode};
+    return cp_tape_settle(tape, call_new(tape, *call, count));
+}
+
+cp_status cp_tape_settle(cp_tape *tape, cp_status status) {
+    if (status != CP_OK)
+        last_drop(tape);
     return status;
 }
 
-void cp_tape_call_free(cp_tape_call *call) {
-    if (call == NULL)
-        return;
-    free(call->which);
-    free(call->token);
-    free(call->read);
-    free(call->logits);
-    free(call->drawn);
-    free(call);
+void cp_tape_free(cp_tape *tape) {
+    while (tape->count > 0)
+        last_drop(tape);
+    free(tape->calls);
+    tape->calls = NULL;
+    tape->room = 0;
 }
 
 cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
@@ -51,17 +66,18 @@ cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
     int32_t *token = realloc(call->token, bytes);
     if (token == NULL)
         return cp_fail(CP_MEMORY, "tape: no memory for %ld tokens",
-                       (call->tokens + count));
+                       call->tokens + count);
     memcpy(token + call->tokens, tokens, (size_t)count * sizeof(int32_t));
     call->token = token;
     call->tokens += count;
     call->which[call->count] = which;
-    call->read[call->count++] = read;
+    call->drawn[call->count++] = read ? 0 : CP_UNREAD;
     return CP_OK;
 }
 
-cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
-                           cp_turn_report *report) {
+cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
+                      cp_session *session, cp_turn_report *report) {
+    const int64_t width = tape->vocabulary;
     CP_TRY(call->decode
                ? cp_session_decode(session, call->count, call->which,
                                    call->token, report)
@@ -73,55 +89,29 @@ cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
         const int64_t sequence = call->decode ? call->which[i] : i;
         const int64_t position = cp_session_length(session, sequence) - 1;
         after += call->decode ? 1 : call->which[i];
-        if (call->read[i])
-            CP_TRY(cp_scores_read(session, after - 1, 1, position,
-                                  call->vocabulary,
-                                  call->logits + i * call->vocabulary));
+        if (call->drawn[i] != CP_UNREAD)
+            CP_TRY(cp_scores_read(session, after - 1, 1, position, width,
+                                  call->logits + i * width));
     }
     return CP_OK;
 }
 
-cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call) {
-    if (tape->count == tape->room) {
-        const int64_t room = 2 * tape->room + 16;
-        cp_tape_call **calls =
-            realloc(tape->calls, (size_t)room * sizeof(*calls));
-        if (calls == NULL)
-            return cp_fail(CP_MEMORY, "no memory for a tape of %ld calls",
-                           room);
-        tape->calls = calls;
-        tape->room = room;
-    }
-    tape->calls[tape->count++] = call;
-    return CP_OK;
-}
-
-void cp_tape_free(cp_tape *tape) {
-    for (int64_t i = 0; i < tape->count; i++)
-        cp_tape_call_free(tape->calls[i]);
-    free(tape->calls);
-    *tape = (cp_tape){0};
-}
-
-static void row_compare(const float *a, const float *b, int64_t count,
-                        cp_tape_difference *difference) {
-    for (int64_t i = 0; i < count; i++) {
-        const double apart = fabs((double)a[i] - (double)b[i]);
-        if (apart > difference->largest || isnan(apart))
-            difference->largest = apart; /* NaN stays: nothing exceeds it */
-    }
-}
-
-static void call_compare(const cp_tape_call *call, const float *logits,
-                         cp_sampler *sampler, cp_tape_difference *difference) {
+/* Compare what two sessions said, and draw from what the second did. */
+static void call_compare(const cp_tape_call *call, const cp_tape_call *again,
+                         int64_t width, cp_sampler *sampler,
+                         cp_tape_difference *difference) {
     for (int64_t i = 0; i < call->count; i++) {
-        const float *row = logits + i * call->vocabulary;
-        if (!call->read[i])
+        const float *a = call->logits + i * width;
+        const float *b = again->logits + i * width;
+        if (call->drawn[i] == CP_UNREAD)
             continue;
-        row_compare(call->logits + i * call->vocabulary, row, call->vocabulary,
-                    difference);
-        const int32_t drawn = cp_sampler_draw(sampler, row, call->vocabulary);
-        if (drawn != call->drawn[i] && difference->disagreed++ == 0)
+        for (int64_t id = 0; id < width; id++) {
+            const double apart = fabs((double)a[id] - (double)b[id]);
+            if (apart > difference->largest || isnan(apart))
+                difference->largest = apart; /* NaN stays: nothing exceeds it */
+        }
+        if (cp_sampler_draw(sampler, b, width) != call->drawn[i] &&
+            difference->disagreed++ == 0)
             difference->first = difference->tokens;
         difference->tokens++;
     }
@@ -132,12 +122,13 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
                           cp_tape_difference *difference) {
     *difference = (cp_tape_difference){.first = -1};
     for (int64_t i = 0; i < tape->count; i++) {
-        cp_tape_call again = *tape->calls[i];
+        cp_tape_call again = tape->calls[i];
         cp_turn_report report;
-        CP_TRY(logits_new(again.count, again.vocabulary, &again.logits));
-        const cp_status status = cp_tape_call_run(&again, session, &report);
+        CP_TRY(logits_new(tape, &again, again.count));
+        const cp_status status = cp_tape_run(tape, &again, session, &report);
         if (status == CP_OK)
-            call_compare(tape->calls[i], again.logits, &sampler, difference);
+            call_compare(&tape->calls[i], &again, tape->vocabulary, &sampler,
+                         difference);
         free(again.logits);
         CP_TRY(status);
         if (seconds != NULL)

@@ -9,20 +9,22 @@
 /* One call of a session: what went in, and what was read of its logits. */
 typedef struct {
     bool decode;
-    int64_t vocabulary;
     int64_t count;  /* sequences: all, or those that decode */
     int64_t *which; /* [count] prefill: lengths; decode: sequences */
     int64_t tokens;
     int32_t *token;     /* [tokens] */
-    bool *read;         /* [count] were the logits of its last token read? */
+    int32_t *drawn;     /* [count] from their logits; CP_UNREAD: not read */
     float *logits;      /* [count][vocabulary] */
-    int32_t *drawn;     /* [count] the tokens drawn from them */
     cp_variant variant; /* of the ring that it took */
     double seconds;
 } cp_tape_call;
 
+enum { CP_UNREAD = -1 };
+
 typedef struct {
-    cp_tape_call **calls; /* owned */
+    int64_t vocabulary;  /* of the sessions */
+    bool keeps;          /* all calls, not the last one alone */
+    cp_tape_call *calls; /* owned */
     int64_t count, room;
 } cp_tape;
 
@@ -35,11 +37,15 @@ typedef struct {
     double largest;    /* difference of two logits */
 } cp_tape_difference;
 
-/* A call with room for count sequences, and of none yet. Fails with
- * CP_MEMORY. */
-cp_status cp_tape_call_new(bool decode, int64_t count, int64_t vocabulary,
-                           cp_tape_call **call);
-void cp_tape_call_free(cp_tape_call *call);
+/* Begin the tape's last call, with room for count sequences and of none yet.
+ * It stays where it is until the next begins. Fails with CP_MEMORY; there is
+ * no new call then. */
+cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
+                        cp_tape_call **call);
+
+/* Forget the last call if status is a failure; return status. */
+cp_status cp_tape_settle(cp_tape *tape, cp_status status);
+void cp_tape_free(cp_tape *tape);
 
 /* One more sequence: which is its length, or its number (cp_tape_call), and
  * these are its new tokens. Fails with CP_MEMORY. */
@@ -49,12 +55,8 @@ cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
 /* Make the call, and read its logits; variant and seconds are the call's own.
  * Fails as the session does, and with CP_INVALID where a logit is no
  * number. */
-cp_status cp_tape_call_run(cp_tape_call *call, cp_session *session,
-                           cp_turn_report *report);
-
-/* Append a call, which the tape then owns. Fails with CP_MEMORY. */
-cp_status cp_tape_append(cp_tape *tape, cp_tape_call *call);
-void cp_tape_free(cp_tape *tape);
+cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
+                      cp_session *session, cp_turn_report *report);
 
 /* Make all calls again, of another session, draw again by a sampler that
  * starts as the first did, and compare. seconds: [tape->count] that each took

@@ -11,8 +11,7 @@
 static _Thread_local char message[512];
 
 cp_status cp_fail(cp_status status, const char *format, ...) {
-    /* Record the message. */
-    char text[sizeof(message)];
+    char text[sizeof(message)]; /* the arguments may quote the message */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);

@@ -28,6 +28,9 @@ typedef enum {
 cp_status cp_fail(cp_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* The same of wrong input. */
+#define cp_refuse(...) cp_fail(CP_INVALID, __VA_ARGS__)
+
 /* Leave a function that returns a cp_status with that of a call that failed.
  * For functions that have nothing to give back before they leave. */
 #define CP_TRY(call)                                                           \

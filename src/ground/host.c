@@ -9,72 +9,47 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-typedef struct {
-    char name[128];
-    long family, model;
-} processor;
-
-static void fact_take(processor *it, const char *line) {
-    const char *value = strchr(line, ':');
-    if (value == NULL)
-        return;
-    value += strspn(value, ": ");
-    if (strncmp(line, "model name", 10) == 0 && it->name[0] == '\0')
-        snprintf(it->name, sizeof(it->name), "%.*s", (int)strcspn(value, "\n"),
-                 value);
-    else if (strncmp(line, "cpu family", 10) == 0)
-        it->family = strtol(value, NULL, 10);
-    else if (strncmp(line, "model\t", 6) == 0)
-        it->model = strtol(value, NULL, 10);
-}
-
-static processor processor_read(void) {
-    processor it = {.model = -1};
+/* What follows key in the first line of a file that begins with it, without
+ * what only separates or quotes. Left as it is if there is none. */
+static void fact_read(const char *path, const char *key, char text[128]) {
     char line[4096];
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL)
-        fact_take(&it, line);
+    FILE *file = fopen(path, "r");
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, key, strlen(key)) != 0)
+            continue;
+        const char *value = line + strlen(key);
+        value += strspn(value, "\t :=\"");
+        snprintf(text, 128, "%.*s", (int)strcspn(value, "\"\n"), value);
+        break;
+    }
     if (file != NULL)
         fclose(file);
-    return it;
 }
 
-static int zen_generation(const processor *it) {
-    const long m = it->model;
-    if (strstr(it->name, "AMD") == NULL || m < 0)
-        return 0;
-    if (it->family == 26)
+static int zen_generation(void) {
+    char family[128] = "", model[128] = "";
+    fact_read("/proc/cpuinfo", "cpu family", family);
+    fact_read("/proc/cpuinfo", "model\t", model);
+    const long m = strtol(model, NULL, 10);
+    if (strcmp(family, "26") == 0)
         return 5;
-    if (it->family != 25)
+    if (strcmp(family, "25") != 0)
         return 0;
     return m < 0x10 || (m >= 0x20 && m < 0x60) ? 3 : 4;
 }
 
-static void processor_name(char *text, size_t size) {
-    const processor it = processor_read();
-    const int zen = zen_generation(&it);
-    const char *name = strstr(it.name, "EPYC") != NULL ? "AMD EPYC" : it.name;
+static void processor_name(char text[160]) {
+    char name[128] = "an unknown kind";
     struct utsname system;
+    if (uname(&system) == 0)
+        snprintf(name, sizeof(name), "%s", system.machine);
+    fact_read("/proc/cpuinfo", "model name", name);
+    const int zen = strstr(name, "AMD") != NULL ? zen_generation() : 0;
     if (zen > 0)
-        snprintf(text, size, "%s (Zen %d)", name, zen);
-    else if (it.name[0] != '\0')
-        snprintf(text, size, "%s", it.name);
+        snprintf(text, 160, "%s (Zen %d)",
+                 strstr(name, "EPYC") != NULL ? "AMD EPYC" : name, zen);
     else
-        snprintf(text, size, "%s",
-                 uname(&system) == 0 ? system.machine : "an unknown kind");
-}
-
-static void release_read(const char *key, char *text, size_t size) {
-    char line[256];
-    FILE *file = fopen("/etc/os-release", "r");
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL)
-        if (strncmp(line, key, strlen(key)) == 0) {
-            const char *value = line + strlen(key);
-            value += strspn(value, "\"");
-            snprintf(text, size, "%.*s", (int)strcspn(value, "\" \n"), value);
-        }
-    if (file != NULL)
-        fclose(file);
+        snprintf(text, 160, "%s", name);
 }
 
 int cp_host_cores(void) {
@@ -85,10 +60,11 @@ int cp_host_cores(void) {
 }
 
 void cp_host_describe(char *text, size_t size) {
-    char name[160], system[64] = "Linux", version[32] = "";
-    processor_name(name, sizeof(name));
-    release_read("NAME=", system, sizeof(system));
-    release_read("VERSION_ID=", version, sizeof(version));
+    char name[160], system[128] = "Linux", version[128] = "";
+    processor_name(name);
+    fact_read("/etc/os-release", "NAME", system);
+    fact_read("/etc/os-release", "VERSION_ID", version);
+    system[strcspn(system, " ")] = '\0';
 #ifdef __clang__
     const char *compiler = "clang " __clang_version__;
 #else

@@ -6,13 +6,12 @@
 #include <string.h>
 
 cp_status cp_words_append(cp_words *words, const char *text) {
-    const char **items;
-    CP_TRY(cp_allocate(&items, words->count + 1, sizeof(*items), "words"));
-    for (int64_t i = 0; i < words->count; i++)
-        items[i] = words->items[i];
-    items[words->count++] = text;
-    free(words->items);
+    const size_t bytes = (size_t)(words->count + 1) * sizeof(char *);
+    const char **items = realloc(words->items, bytes);
+    if (items == NULL)
+        return cp_fail(CP_MEMORY, "words: no memory for %zu bytes", bytes);
     words->items = items;
+    items[words->count++] = text;
     return CP_OK;
 }
 
@@ -20,23 +19,24 @@ static cp_status number_parse(const cp_option *option, const char *text) {
     char *end;
     const double value = strtod(text, &end);
     if (end == text || *end != '\0' || !isfinite(value))
-        return cp_fail(CP_INVALID, "--%s %s: not a number", option->name, text);
+        return cp_refuse("--%s %s: not a number", option->name, text);
     *(double *)option->value = value;
     return CP_OK;
 }
 
 static cp_status choice_parse(const cp_option *option, const char *text) {
+    const size_t length = strlen(text);
     const char *word = option->argument;
     for (int place = 0; word != NULL; place++) {
-        const size_t length = strcspn(word, "|");
-        if (strlen(text) == length && memcmp(word, text, length) == 0) {
+        if (strcspn(word, "|") == length && memcmp(word, text, length) == 0) {
             *(int *)option->value = place;
             return CP_OK;
         }
-        word = word[length] == '|' ? word + length + 1 : NULL;
+        const char *bar = strchr(word, '|');
+        word = bar != NULL ? bar + 1 : NULL;
     }
-    return cp_fail(CP_INVALID, "--%s %s: choose one of %s", option->name, text,
-                   option->argument);
+    return cp_refuse("--%s %s: choose one of %s", option->name, text,
+                     option->argument);
 }
 
 static cp_status value_store(const cp_option *option, const char *text) {
@@ -45,6 +45,8 @@ static cp_status value_store(const cp_option *option, const char *text) {
         *(bool *)option->value = true;
         return CP_OK;
     case CP_WORD:
+    case CP_INPUT:
+    case CP_OUTPUT:
         *(const char **)option->value = text;
         return CP_OK;
     case CP_WORDS:
@@ -72,12 +74,10 @@ static cp_status refuse_unknown(const cp_usage *usage, const char *text,
         names[count] = usage->options[count].name;
     const char *near = cp_nearest(text, length, count, names);
     if (near != NULL)
-        return cp_fail(CP_INVALID,
-                       "%s: unknown option --%.*s; did you mean --%s?",
-                       usage->command, (int)length, text, near);
-    return cp_fail(CP_INVALID,
-                   "%s: unknown option --%.*s; longring %s --help lists them",
-                   usage->command, (int)length, text, usage->command);
+        return cp_refuse("%s: unknown option --%.*s; did you mean --%s?",
+                         usage->command, (int)length, text, near);
+    return cp_refuse("%s: unknown option --%.*s; longring %s --help lists them",
+                     usage->command, (int)length, text, usage->command);
 }
 
 /* Is text the name, up to its end or an equals sign? */
@@ -96,61 +96,60 @@ static cp_status option_read(const cp_usage *usage, int count,
     if (option->name == NULL)
         return refuse_unknown(usage, text, (int64_t)strcspn(text, "="));
     if (option->kind == CP_FLAG)
-        return value == NULL
-                   ? value_store(option, NULL)
-                   : cp_fail(CP_INVALID, "--%s takes no value", option->name);
+        return value == NULL ? value_store(option, NULL)
+                             : cp_refuse("--%s takes no value", option->name);
     if (value != NULL)
         return value_store(option, value + 1);
     if (*at + 1 >= count)
-        return cp_fail(CP_INVALID, "--%s needs a value: %s", option->name,
-                       option->argument);
+        return cp_refuse("--%s needs a value: %s", option->name,
+                         option->argument);
     return value_store(option, arguments[++*at]);
 }
 
 cp_status cp_options_parse(const cp_usage *usage, int count,
                            char *const *arguments, bool *help) {
     *help = false;
-    for (int at = 0; at < count && !*help; at++) {
+    for (int at = 0; at < count; at++) {
         const char *text = arguments[at];
         *help = strcmp(text, "-h") == 0 || strcmp(text, "--help") == 0;
-        if (!*help && (strncmp(text, "--", 2) != 0 || text[2] == '\0'))
-            return cp_fail(CP_INVALID,
-                           "%s: what is '%s'? options begin with --, and "
-                           "longring %s --help lists them",
-                           usage->command, text, usage->command);
-        if (!*help)
-            CP_TRY(option_read(usage, count, arguments, &at));
+        if (*help)
+            return CP_OK;
+        if (strncmp(text, "--", 2) != 0 || text[2] == '\0')
+            return cp_refuse("%s: what is '%s'? options begin with --, and "
+                             "longring %s --help lists them",
+                             usage->command, text, usage->command);
+        CP_TRY(option_read(usage, count, arguments, &at));
     }
     return CP_OK;
 }
 
+cp_status cp_option_range(const char *name, int64_t value, int64_t least,
+                          int64_t most) {
+    if (value >= least && value <= most)
+        return CP_OK;
+    return cp_refuse("--%s %ld: between %ld and %ld are possible", name, value,
+                     least, most);
+}
+
 const char *cp_options_peek(const char *name, int count,
                             char *const *arguments) {
-    const char *value = NULL;
-    for (int i = 0; i < count; i++) {
+    for (int i = count - 1; i >= 0; i--) {
         if (strncmp(arguments[i], "--", 2) != 0 ||
             !is_named(arguments[i] + 2, name))
             continue;
         const char *equals = strchr(arguments[i], '=');
-        if (equals != NULL)
-            value = equals + 1;
-        else if (i + 1 < count)
-            value = arguments[++i];
+        if (equals != NULL || i + 1 < count)
+            return equals != NULL ? equals + 1 : arguments[i + 1];
     }
-    return value;
+    return NULL;
 }
 
 void cp_options_free(const cp_option *options) {
     for (; options->name != NULL; options++) {
-        if (options->kind == CP_COUNTS) {
-            cp_counts *counts = options->value;
-            free(counts->items);
-            *counts = (cp_counts){0};
-        } else if (options->kind == CP_WORDS) {
-            cp_words *words = options->value;
-            free(words->items);
-            *words = (cp_words){0};
-        }
+        if (options->kind == CP_COUNTS)
+            free(((cp_counts *)options->value)->items);
+        if (options->kind == CP_WORDS)
+            free(((cp_words *)options->value)->items);
     }
 }
 

@@ -7,6 +7,8 @@
 typedef enum {
     CP_FLAG,   /* bool: takes no value */
     CP_WORD,   /* const char *: one value, as it stands */
+    CP_INPUT,  /* the same: a file that is read, or may be */
+    CP_OUTPUT, /* the same: a file that is written */
     CP_WORDS,  /* cp_words: may be given several times */
     CP_COUNT,  /* int64_t: 5, 128K, 128Ki, 1M */
     CP_COUNTS, /* cp_counts: counts with commas between */
@@ -38,10 +40,14 @@ typedef struct {
  * counts once, the last time; CP_WORDS collects. *help becomes true, and
  * nothing more is read, at -h or --help. Fails with CP_INVALID and a message
  * fit for the user. Whatever the result, the caller ends with
- * cp_options_free, which frees the lists. */
+ * cp_options_free, which frees the lists, once. */
 cp_status cp_options_parse(const cp_usage *usage, int count,
                            char *const *arguments, bool *help);
 void cp_options_free(const cp_option *options);
+
+/* Fails with CP_INVALID unless the value of that option is in the range. */
+cp_status cp_option_range(const char *name, int64_t value, int64_t least,
+                          int64_t most);
 
 /* The value that arguments give to the option of that name, whatever else is
  * among them; NULL: none. */

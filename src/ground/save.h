@@ -26,7 +26,7 @@ typedef struct {
 cp_status cp_save_all(int64_t count, const cp_saved *files);
 
 /* Could a file be made at path now? Leaves nothing behind. Fails with
- * CP_FILE. A path of NULL is no file, and no failure. */
+ * CP_FILE. */
 cp_status cp_save_check(const char *path);
 
 #endif

@@ -29,12 +29,11 @@ cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                cp_add(value, text[at] - '0', &value);
     const int64_t scale = scale_of(text + at, length - at);
     if (at == 0 || scale == 0)
-        return cp_fail(CP_INVALID,
-                       "--%s %.*s: not a count (5, 128K, 128Ki, 1M)", name,
-                       (int)length, text);
+        return cp_refuse("--%s %.*s: not a count (5, 128K, 128Ki, 1M)", name,
+                         (int)length, text);
     if (!fits || !cp_multiply(value, scale, &value))
-        return cp_fail(CP_INVALID, "--%s %.*s: larger than 2^63 - 1", name,
-                       (int)length, text);
+        return cp_refuse("--%s %.*s: larger than 2^63 - 1", name, (int)length,
+                         text);
     *count = value;
     return CP_OK;
 }
