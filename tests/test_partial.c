@@ -1,7 +1,6 @@
-/* The laws of merging, and merged pieces against the whole. */
-#include "reference/attend/attend.h"
+/* The laws of merging. That merged pieces are as exact as the whole is
+ * test_ring.c's. */
 #include "expect.h"
-#include "reference/attend/oracle.h"
 #include "reference/attend/partial.h"
 
 #include <math.h>
@@ -166,70 +165,4 @@ TEST(nan_is_not_averaged_away) {
         ck_assert(isnan(s.output[DIM + d]) == (d == 4));
     }
     ck_assert(isnan(s.lse[0]) && isfinite(s.lse[1]));
-}
-
-enum { TOKENS = 150 };
-static const cp_shape shape = {HEADS * 2, 2, 64};
-static float queries[TOKENS * HEADS * 2 * 64], keys[TOKENS * 2 * 64];
-static float values[TOKENS * 2 * 64];
-static float answer[TOKENS * HEADS * 2 * 64], answer_lse[TOKENS * HEADS * 2];
-static float piece[TOKENS * HEADS * 2 * 64], piece_lse[TOKENS * HEADS * 2];
-static double truth[TOKENS * HEADS * 2 * 64], truth_lse[TOKENS * HEADS * 2];
-
-static void fill(float *tensor, size_t bytes) {
-    for (size_t i = 0; i < bytes / sizeof(float); i++)
-        tensor[i] = 2.0f * harness_uniform(&state);
-}
-
-/* Keys start, start + step, ... of the prompt, attended to on their own. */
-static void merge_group(cp_partial *all, int64_t start, int64_t step) {
-    cp_piece query = {{0, 0, TOKENS, 1}, 0};
-    const cp_pieces query_pieces = {&query, 1, 1};
-    cp_pieces key_pieces = {0};
-    for (int64_t i = start; i < TOKENS; i += step)
-        cp_pieces_append(&key_pieces, (cp_piece){{0, i, 1, 1}, i});
-    memset(piece, 0xff, sizeof(piece));
-    const cp_attention call = {.shape = &shape,
-                               .query_pieces = &query_pieces,
-                               .queries = queries,
-                               .key_pieces = &key_pieces,
-                               .keys = keys,
-                               .values = values,
-                               .threads = 1,
-                               .output = piece,
-                               .lse = piece_lse};
-    must(cp_attend(&call));
-    const cp_partial part = {TOKENS, HEADS * 2, 64, piece, piece_lse};
-    cp_partial_merge(all, &part);
-    cp_pieces_free(&key_pieces);
-}
-
-static double error_of(int64_t groups) {
-    cp_partial all = {TOKENS, HEADS * 2, 64, answer, answer_lse};
-    double off = 0.0, norm = 0.0;
-    cp_partial_clear(&all);
-    for (int64_t g = 0; g < groups; g++)
-        merge_group(&all, g, groups);
-    for (int i = 0; i < TOKENS * HEADS * 2 * 64; i++) {
-        off += (answer[i] - truth[i]) * (answer[i] - truth[i]);
-        norm += truth[i] * truth[i];
-    }
-    for (int i = 0; i < TOKENS * HEADS * 2; i++)
-        ck_assert_double_le(fabs(answer_lse[i] - truth_lse[i]), 5e-6);
-    return sqrt(off / norm);
-}
-
-TEST(invariant_1_merged_groups_are_the_whole) {
-    cp_piece all = {{0, 0, TOKENS, 1}, 0};
-    const cp_pieces pieces = {&all, 1, 1};
-    fill(queries, sizeof(queries));
-    fill(keys, sizeof(keys));
-    fill(values, sizeof(values));
-    cp_oracle(&shape, &pieces, queries, &pieces, keys, values, truth,
-              truth_lse);
-    const double one = error_of(1);
-    ck_assert_double_le(one, 1e-6);
-    for (int64_t groups = 2; groups <= 9; groups++)
-        ck_assert_double_le(error_of(groups), 1.1 * one);
-    ck_assert_double_le(error_of(16), 1.1 * one);
 }
