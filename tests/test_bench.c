@@ -3,7 +3,7 @@
 #include "app/bench_truth.h"
 #include "app/measure.h"
 #include "tests/harness/shell.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
@@ -41,7 +41,7 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     const cp_bench_row row = {.unit = "things", .of = "b"};
     order[0] = '\0';
     memset(order, 0, sizeof(order));
-    ck_assert_int_eq(cp_measure_rounds(&bench, 2, entrants), CP_OK);
+    must(cp_measure_rounds(&bench, 2, entrants));
     ck_assert_str_eq(order, "aababab");
     cp_measure_report(&bench, row, 2, &entrants[0], &entrants[1]);
     ck_assert_double_eq(reported.rate, 2);
@@ -56,7 +56,7 @@ TEST(an_even_number_of_rounds_has_a_middle) {
     const cp_bench bench = {.rounds = 4, .row = row_keep};
     const cp_bench_row row = {.unit = "things", .of = ""};
     memset(order, 0, sizeof(order));
-    ck_assert_int_eq(cp_measure_rounds(&bench, 1, &entrant), CP_OK);
+    must(cp_measure_rounds(&bench, 1, &entrant));
     cp_measure_report(&bench, row, 1, &entrant, NULL);
     ck_assert_double_eq(reported.rate, 3);
     ck_assert_double_eq(reported.milliseconds, 0);
@@ -70,17 +70,15 @@ static cp_truth_errors judge(float value, float lse) {
     cp_store *store;
     cp_layout *layout;
     cp_truth_errors errors;
-    ck_assert_int_eq(cp_cache_new(2, 1, tokens, &cache), CP_OK);
-    ck_assert_int_eq(cp_store_new(2, 1, 1, tokens, &shape, &store), CP_OK);
-    ck_assert_int_eq(cp_cache_prefill(cache, &tokens, &layout), CP_OK);
-    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+    must(cp_cache_new(2, 1, tokens, &cache));
+    must(cp_store_new(2, 1, 1, tokens, &shape, &store));
+    must(cp_cache_prefill(cache, &tokens, &layout));
+    must(cp_cache_commit(cache, layout));
     for (int rank = 0; rank < 2; rank++)
         for (int i = 0; i < 2 * tokens; i++)
             cp_store_values(store, rank, 0)[i] = 1;
-    ck_assert_int_eq(cp_truth_compare(cache, store, &shape, tokens - 1,
-                                      (float[]){0, 0}, (float[]){value, 1},
-                                      &lse, &errors),
-                     CP_OK);
+    must(cp_truth_compare(cache, store, &shape, tokens - 1, (float[]){0, 0},
+                          (float[]){value, 1}, &lse, &errors));
     cp_layout_free(layout);
     cp_store_free(store);
     cp_cache_free(cache);
@@ -177,7 +175,7 @@ TEST(parts_can_be_chosen) {
 TEST(a_model_reads_and_generates) {
     char path[128];
     snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    must(tiny_gguf_write(path, NULL));
     all_fine("$B --model $D/tiny.gguf --prompt 8,21 --generate 3 --ranks 1,3 "
              "--rounds 1 --csv");
     ck_assert_ptr_nonnull(strstr(output, "--model tiny.gguf --prompt"));

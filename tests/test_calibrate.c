@@ -2,7 +2,7 @@
  * refusals. */
 #define _GNU_SOURCE
 #include "harness/shell.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "harness/tiny_gguf.h"
 
 #include <math.h>
@@ -81,11 +81,11 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     truth.runs = 0;
     truth.of_a_round = 4 + 9 + 3 + (ranks > 1 ? 6 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
-    ck_assert_int_eq(cp_calibration_check(&wanted), CP_OK);
-    ck_assert_int_eq(cp_stage_new(&place, &wanted, &stage), CP_OK);
+    must(cp_calibration_check(&wanted));
+    must(cp_stage_new(&place, &wanted, &stage));
     cp_laboratory made_up = *cp_stage_laboratory(stage);
     made_up.time = time_nothing;
-    ck_assert_msg(cp_calibrate(&made_up, &wanted) == CP_OK, "%s", cp_message());
+    must(cp_calibrate(&made_up, &wanted));
     cp_stage_free(stage);
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
 }
@@ -159,9 +159,7 @@ TEST(what_does_not_hide_is_said_not_to) {
 }
 
 static void refused_sizes(cp_calibration wanted, const char *because) {
-    ck_assert_int_eq(cp_calibration_check(&wanted), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
-                  cp_message(), because);
+    refuses(cp_calibration_check(&wanted), CP_INVALID, because);
 }
 
 TEST(sizes_are_refused) {
@@ -173,7 +171,7 @@ TEST(sizes_are_refused) {
                                  .keys = {keys, 3},
                                  .bytes = {bytes, 3}};
     cp_calibration bad = good;
-    ck_assert_int_eq(cp_calibration_check(&good), CP_OK);
+    must(cp_calibration_check(&good));
     bad.rows = (cp_counts){many, 13};
     refused_sizes(bad, "--rows: 13 sizes, where 1 to 12 fit");
     bad.rows = (cp_counts){huge, 1};
@@ -278,14 +276,11 @@ static cp_status rank_main(cp_comm *comm, void *context) {
 
 static double measured_seconds(int64_t tokens, cp_variant variant) {
     threads_ring it;
-    ck_assert_int_eq(cp_cache_new(2, 1, tokens + 4, &it.cache), CP_OK);
-    ck_assert_int_eq(cp_store_new(2, 1, 1, tokens + 4, &heads, &it.store),
-                     CP_OK);
-    ck_assert_int_eq(cp_cache_prefill(it.cache, &tokens, &it.layout), CP_OK);
-    ck_assert_int_eq(cp_plan_build(variant, it.layout, &heads, NULL, &it.plan),
-                     CP_OK);
-    ck_assert_msg(cp_place_threads.run(2, rank_main, &it) == CP_OK, "%s",
-                  cp_message());
+    must(cp_cache_new(2, 1, tokens + 4, &it.cache));
+    must(cp_store_new(2, 1, 1, tokens + 4, &heads, &it.store));
+    must(cp_cache_prefill(it.cache, &tokens, &it.layout));
+    must(cp_plan_build(variant, it.layout, &heads, NULL, &it.plan));
+    must(cp_place_threads.run(2, rank_main, &it));
     cp_plan_free(it.plan);
     cp_layout_free(it.layout);
     cp_store_free(it.store);
@@ -299,14 +294,13 @@ static double simulated_seconds(const cp_hardware *h, int64_t tokens,
     cp_model_sizes model;
     cp_forecast forecast;
     /* The model of a ring. */
-    ck_assert_int_eq(cp_model_sizes_parse("ring",
-                                          "model ring\nlike smollm2-135m\n"
-                                          "layers 1 layers assumed\n"
-                                          "query_heads 4 heads assumed\n"
-                                          "kv_heads 2 heads assumed\n"
-                                          "head_dim 32 numbers assumed\n",
-                                          &model),
-                     CP_OK);
+    must(cp_model_sizes_parse("ring",
+                              "model ring\nlike smollm2-135m\n"
+                              "layers 1 layers assumed\n"
+                              "query_heads 4 heads assumed\n"
+                              "kv_heads 2 heads assumed\n"
+                              "head_dim 32 numbers assumed\n",
+                              &model));
     const cp_scenario scenario = {.hardware = h,
                                   .model = &model,
                                   .ranks = 2,
@@ -315,8 +309,7 @@ static double simulated_seconds(const cp_hardware *h, int64_t tokens,
                                   .new_tokens = &tokens,
                                   .cached_tokens = &none,
                                   .variant = variant};
-    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(&scenario, &forecast));
     return forecast.ring;
 }
 
@@ -340,7 +333,7 @@ TEST(a_ring_takes_about_what_is_simulated) {
     char words[100];
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {
         cp_hardware h;
-        ck_assert_int_eq(cp_hardware_read("laptop", &h), CP_OK);
+        must(cp_hardware_read("laptop", &h));
         const cp_calibration wanted = {.shape = heads,
                                        .ranks = 2,
                                        .cores = cp_host_cores(),
@@ -349,7 +342,7 @@ TEST(a_ring_takes_about_what_is_simulated) {
                                        .keys = {own_keys, 2},
                                        .bytes = {own_bytes, 2},
                                        .hardware = &h};
-        ck_assert_int_eq(cp_calibrate_run(&cp_place_threads, &wanted), CP_OK);
+        must(cp_calibrate_run(&cp_place_threads, &wanted));
         agree = rings_agree(&h, words, sizeof(words));
     }
     ck_assert_msg(agree, "%s", words);
@@ -369,11 +362,8 @@ static cp_choice foreseen(const char *links, int ranks, int64_t fresh,
     cp_hardware hardware;
     cp_choice choice;
     snprintf(text, sizeof(text), "%s%s", ring, links);
-    ck_assert_msg(cp_hardware_parse("toy", text, &hardware) == CP_OK, "%s",
-                  cp_message());
-    ck_assert_msg(cp_foresee(&hardware, &shape, 4, ranks, 1, &fresh, &past,
-                             &choice) == CP_OK,
-                  "%s", cp_message());
+    must(cp_hardware_parse("toy", text, &hardware));
+    must(cp_foresee(&hardware, &shape, 4, ranks, 1, &fresh, &past, &choice));
     return choice;
 }
 
@@ -403,7 +393,7 @@ TEST(commands_choose_by_a_description) {
     const tiny_gguf_options tiny = {.seed = 5};
     ck_assert_ptr_nonnull(mkdtemp(directory));
     snprintf(line, sizeof(line), "%s/m.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(line, &tiny), 0);
+    must(tiny_gguf_write(line, &tiny));
     snprintf(line, sizeof(line),
              "D=%s; $L chat --model $D/m.gguf --ranks 3 --machine laptop "
              "--compare --most 3 --ask 'what is this?' --ask why",

@@ -1,6 +1,6 @@
 /* The simulator against hand-made cases, bounds, and the model's invariants. */
 #define _GNU_SOURCE
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,10 +34,8 @@ static cp_forecast toy(const char *lines, cp_variant variant, int ranks,
     cp_forecast forecast;
     char text[2000];
     snprintf(text, sizeof(text), "%s%s", toy_machine, lines);
-    ck_assert_msg(cp_hardware_parse("toy", text, &hardware) == CP_OK, "%s",
-                  cp_message());
-    ck_assert_msg(cp_model_sizes_parse("toy", toy_model, &model) == CP_OK, "%s",
-                  cp_message());
+    must(cp_hardware_parse("toy", text, &hardware));
+    must(cp_model_sizes_parse("toy", toy_model, &model));
     const cp_scenario scenario = {.hardware = &hardware,
                                   .model = &model,
                                   .ranks = ranks,
@@ -46,8 +44,7 @@ static cp_forecast toy(const char *lines, cp_variant variant, int ranks,
                                   .new_tokens = &fresh,
                                   .cached_tokens = &past,
                                   .variant = variant};
-    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(&scenario, &forecast));
     return forecast;
 }
 
@@ -168,7 +165,7 @@ static double uniform(uint64_t *seed, double low, double high) {
 
 static cp_hardware random_machine(uint64_t *seed) {
     cp_hardware h;
-    ck_assert_int_eq(cp_hardware_parse("toy", toy_machine, &h), CP_OK);
+    must(cp_hardware_parse("toy", toy_machine, &h));
     h.memory_rate = pow(10, uniform(seed, 10, 13));
     h.peak = h.peak_8bit = pow(10, uniform(seed, 11, 15));
     h.attention_rate = h.attention_alone = pow(10, uniform(seed, 11, 15));
@@ -191,7 +188,7 @@ static void chance_new(chance *c, uint64_t *seed) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
                                           CP_DECODE};
     c->hardware = random_machine(seed);
-    ck_assert_int_eq(cp_model_sizes_read("smollm2-135m", &c->model), CP_OK);
+    must(cp_model_sizes_read("smollm2-135m", &c->model));
     c->model.layers = 5;
     const cp_variant variant = variants[harness_random(seed) % 4];
     for (int i = 0; i < 3; i++) {
@@ -217,8 +214,7 @@ TEST(predictions_lie_between_the_bounds) {
         chance c;
         cp_forecast f;
         chance_new(&c, &seed);
-        ck_assert_msg(cp_simulate(&c.scenario, &f) == CP_OK, "%s",
-                      cp_message());
+        must(cp_simulate(&c.scenario, &f));
         const double layers = (double)c.model.layers;
         const double around = layers * (f.linear + f.reducing);
         ck_assert_double_ge(f.seconds * (1 + 1e-9),
@@ -284,9 +280,9 @@ TEST(sharing_lies_between_bounds) {
         const double speed = (double)c.hardware.cores / c.scenario.ranks;
         const cp_hardware fixed = fixed_shares(&c.hardware, c.scenario.ranks);
         cp_forecast now, before;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &now), CP_OK);
+        must(cp_simulate(&c.scenario, &now));
         c.scenario.hardware = &fixed;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &before), CP_OK);
+        must(cp_simulate(&c.scenario, &before));
         /* Hold shared cores against fixed shares. */
         const double more = 1 + 1e-9, layers = (double)c.model.layers;
         const double working =
@@ -315,7 +311,7 @@ enum { MOST_TEXT = 4000000 };
 static void text_of(const cp_history *trace, char *text) {
     char path[] = "/tmp/longring-trace-XXXXXX";
     close(mkstemp(path));
-    ck_assert_int_eq(cp_history_write(trace, 0, path), CP_OK);
+    must(cp_history_write(trace, 0, path));
     FILE *in = fopen(path, "r");
     text[fread(text, 1, MOST_TEXT - 1, in)] = '\0';
     fclose(in);
@@ -344,11 +340,9 @@ TEST(walked_and_multiplied_layers_agree) {
         chance_new(&c, &seed);
         c.hardware.cores = n % 3;
         c.model.layers = 9;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &quick), CP_OK);
-        ck_assert_int_eq(
-            cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace),
-            CP_OK);
-        ck_assert_int_eq(cp_simulate(&c.scenario, &walked), CP_OK);
+        must(cp_simulate(&c.scenario, &quick));
+        must(cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace));
+        must(cp_simulate(&c.scenario, &walked));
         ck_assert_double_eq_tol(quick.seconds / walked.seconds, 1, 1e-9);
         ck_assert_double_eq_tol(quick.ring / walked.ring, 1, 1e-6);
         ck_assert_double_eq_tol(quick.busy / walked.busy, 1, 1e-6);
@@ -363,8 +357,7 @@ TEST(walked_and_multiplied_layers_agree) {
 
 static double seconds_of(const cp_scenario *scenario) {
     cp_forecast forecast;
-    ck_assert_msg(cp_simulate(scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(scenario, &forecast));
     return forecast.seconds * (1 + 1e-12);
 }
 
@@ -410,9 +403,9 @@ TEST(both_replays_agree) {
         c.scenario.tensor = 1 + n % 2 * 2;
         if (n % 4 < 2)
             rates_by_pieces(&c.hardware);
-        ck_assert_int_eq(cp_simulate(&c.scenario, &clocks), CP_OK);
+        must(cp_simulate(&c.scenario, &clocks));
         c.scenario.by_turns = true;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &turns), CP_OK);
+        must(cp_simulate(&c.scenario, &turns));
         /* Compare two forecasts. */
         agree(turns.seconds, clocks.seconds);
         agree(turns.ring, clocks.ring);
@@ -444,10 +437,8 @@ TEST(both_traces_agree) {
             c.fresh[i] = n % 4 == 3 ? 1 : c.fresh[i];
         for (int k = 0; k < 2; k++) {
             c.scenario.by_turns = k == 1;
-            ck_assert_int_eq(
-                cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace),
-                CP_OK);
-            ck_assert_int_eq(cp_simulate(&c.scenario, &forecast), CP_OK);
+            must(cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace));
+            must(cp_simulate(&c.scenario, &forecast));
             text_of(c.scenario.trace, texts[k]);
             cp_history_free(c.scenario.trace);
         }
@@ -503,8 +494,8 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
     cp_hardware hardware;
     cp_model_sizes model;
     cp_forecast forecast;
-    ck_assert_int_eq(cp_hardware_read(machine, &hardware), CP_OK);
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &model), CP_OK);
+    must(cp_hardware_read(machine, &hardware));
+    must(cp_model_sizes_read("llama3-405b", &model));
     hardware.jitter = 0;
     const cp_scenario scenario = {.hardware = &hardware,
                                   .model = &model,
@@ -515,8 +506,7 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                                   .cached_tokens = &past,
                                   .variant = variant,
                                   .partial_bytes = 2};
-    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(&scenario, &forecast));
     return forecast;
 }
 
@@ -554,8 +544,8 @@ LOOP(jitter_repeats_and_costs, 0, 2) {
     chance c;
     uint64_t seed = 14;
     chance_new(&c, &seed);
-    ck_assert_int_eq(cp_hardware_read("gtt", &c.hardware), CP_OK);
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &c.model), CP_OK);
+    must(cp_hardware_read("gtt", &c.hardware));
+    must(cp_model_sizes_read("llama3-405b", &c.model));
     c.scenario.ranks = 8;
     c.scenario.tensor = 8;
     c.scenario.variant = CP_PASS_KV;
@@ -580,8 +570,8 @@ TEST(a_large_ring_is_quick) {
     chance c;
     uint64_t seed = 15;
     chance_new(&c, &seed);
-    ck_assert_int_eq(cp_hardware_read("gtt", &c.hardware), CP_OK);
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &c.model), CP_OK);
+    must(cp_hardware_read("gtt", &c.hardware));
+    must(cp_model_sizes_read("llama3-405b", &c.model));
     c.scenario.ranks = 128;
     c.scenario.tensor = 8;
     c.scenario.variant = CP_PASS_KV;

@@ -17,10 +17,9 @@ static void open_tiny(const tiny_gguf_options *options) {
     small.blocks = 1;
     small.width = small.feed_forward = 8;
     small.heads = 2;
-    ck_assert_int_eq(tiny_gguf_build(&small, &bytes), 0);
-    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
-    ck_assert_msg(cp_tokenizer_new(file, &tokenizer) == CP_OK, "%s",
-                  cp_message());
+    must(tiny_gguf_build(&small, &bytes));
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    must(cp_tokenizer_new(file, &tokenizer));
 }
 
 static void close_tiny(void) {
@@ -35,9 +34,7 @@ static void close_tiny(void) {
 static int32_t *encode(const char *text, int64_t length, bool special,
                        int64_t *count) {
     int32_t *ids;
-    ck_assert_int_eq(
-        cp_tokenizer_encode(tokenizer, text, length, special, &ids, count),
-        CP_OK);
+    must(cp_tokenizer_encode(tokenizer, text, length, special, &ids, count));
     return ids;
 }
 
@@ -102,12 +99,9 @@ static void is_turn(const char *form, bool first, const char *user,
     cp_template template;
     int32_t *ids;
     int64_t count, expected_count;
-    ck_assert_msg(cp_template_find(file, tokenizer, &template) == CP_OK, "%s",
-                  cp_message());
-    ck_assert_int_eq(cp_template_turn(&template, tokenizer, first, user,
-                                      (int64_t)strlen(user), system, &ids,
-                                      &count),
-                     CP_OK);
+    must(cp_template_find(file, tokenizer, &template));
+    must(cp_template_turn(&template, tokenizer, first, user,
+                          (int64_t)strlen(user), system, &ids, &count));
     int32_t *expected =
         encode(form, (int64_t)strlen(form), true, &expected_count);
     ck_assert_int_eq(count, expected_count);
@@ -122,8 +116,8 @@ TEST(golden_texts_have_the_golden_ids) {
         puts("skipped: LONG_RING_MODEL does not name a model file");
         return;
     }
-    ck_assert_msg(cp_gguf_open(path, &file) == CP_OK, "%s", cp_message());
-    ck_assert_int_eq(cp_tokenizer_new(file, &tokenizer), CP_OK);
+    must(cp_gguf_open(path, &file));
+    must(cp_tokenizer_new(file, &tokenizer));
     for (int i = 0; i < GOLDEN_WORDS; i++) {
         const golden_words *golden = &golden_tokenizer[i];
         int64_t count;
@@ -233,8 +227,7 @@ LOOP(any_bytes_come_back, 0, 4) {
     for (int trial = 0; trial < 3000; trial++) {
         const int64_t bytes_in = random_text(text, &state);
         int32_t *ids = encode(text, bytes_in, trial & 1, &count);
-        ck_assert_int_eq(
-            cp_tokenizer_decode(tokenizer, ids, count, &back, &length), CP_OK);
+        must(cp_tokenizer_decode(tokenizer, ids, count, &back, &length));
         ck_assert_int_eq(length, bytes_in);
         ck_assert_mem_eq(back, text, (size_t)length);
         free(back);
@@ -329,9 +322,8 @@ TEST(what_the_vocabulary_lacks_is_counted_or_named) {
     char *text;
     int64_t length;
     const int32_t beyond = (int32_t)cp_tokenizer_size(tokenizer);
-    ck_assert_int_eq(cp_tokenizer_decode(tokenizer, &beyond, 1, &text, &length),
-                     CP_INVALID);
-    ck_assert_str_eq(cp_message(), "token 323, of a vocabulary of 323");
+    refuses_with(cp_tokenizer_decode(tokenizer, &beyond, 1, &text, &length),
+                 CP_INVALID, "token 323, of a vocabulary of 323");
     ck_assert_ptr_null(text);
     const int32_t negative = -7;
     cp_tokenizer_decode(tokenizer, &negative, 1, &text, &length);
@@ -348,8 +340,7 @@ LOOP(other_tokenizers_are_refused_by_name, 0, 2) {
         "tokenizer 'llama' is not byte-level BPE ('gpt2')"};
     tiny_gguf_build(&others[_i], &bytes);
     cp_gguf_parse(bytes.bytes, bytes.length, &file);
-    ck_assert_int_eq(cp_tokenizer_new(file, &tokenizer), CP_INVALID);
-    ck_assert_str_eq(cp_message(), because[_i]);
+    refuses_with(cp_tokenizer_new(file, &tokenizer), CP_INVALID, because[_i]);
     ck_assert_ptr_null(tokenizer);
     close_tiny();
 }
@@ -394,17 +385,13 @@ LOOP(quarrelling_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
     tiny_put_string(&bytes, "tokenizer.ggml.eos_token_id");
     tiny_put_u32(&bytes, 4);
     tiny_put_u32(&bytes, (uint32_t)quarrels[_i].end);
-    ck_assert_msg(cp_gguf_parse(bytes.bytes, bytes.length, &file) == CP_OK,
-                  "%s", cp_message());
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     const cp_status status = cp_tokenizer_new(file, &tokenizer);
     /* Compare with what the quarrel should say. */
     if (quarrels[_i].because == NULL) {
-        ck_assert_msg(status == CP_OK, "%s", cp_message());
+        must(status);
     } else {
-        ck_assert_int_eq(status, CP_INVALID);
-        ck_assert_msg(strstr(cp_message(), quarrels[_i].because) != NULL,
-                      "'%s' does not say '%s'", cp_message(),
-                      quarrels[_i].because);
+        refuses(status, CP_INVALID, quarrels[_i].because);
     }
     close_tiny();
 }
@@ -479,21 +466,21 @@ TEST(a_user_cannot_forge_a_turn) {
 TEST(other_forms_are_refused_and_programs_are_not_words) {
     cp_template template;
     open_tiny(&(tiny_gguf_options){.chat_template = "{{ '[INST] ' }}"});
-    ck_assert_int_eq(cp_template_find(file, tokenizer, &template), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "the chat template '{{ '[INST] ' }}...' "
-                                   "is neither ChatML nor Llama 3's");
+    refuses_with(cp_template_find(file, tokenizer, &template), CP_INVALID,
+                 "the chat template '{{ '[INST] ' }}...' "
+                 "is neither ChatML nor Llama 3's");
     close_tiny();
     open_tiny(&(tiny_gguf_options){.chat_template = ""});
     ck_assert_int_eq(cp_template_find(file, tokenizer, &template), CP_INVALID);
     close_tiny();
     open_tiny(&(tiny_gguf_options){.vocabulary = TINY_LLAMA3,
                                    .chat_template = "<|im_start|>"});
-    ck_assert_int_eq(cp_template_find(file, tokenizer, &template), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "uses <|im_start|>"));
+    refuses(cp_template_find(file, tokenizer, &template), CP_INVALID,
+            "uses <|im_start|>");
     close_tiny();
     open_tiny(&(tiny_gguf_options){
         .chat_template = "'<|im_start|>system\\n' + m + '<|im_end|>'"});
-    ck_assert_int_eq(cp_template_find(file, tokenizer, &template), CP_OK);
+    must(cp_template_find(file, tokenizer, &template));
     ck_assert_int_eq(template.system.length, 0);
     close_tiny();
 }
