@@ -49,7 +49,7 @@ static pid_t start_rank(int rank, int ranks, int port, const char *scene,
 
 static const char *scene;
 
-enum { PATIENCE = 4 }; /* seconds, where somebody is waited for in vain */
+enum { PATIENCE = 5 }; /* seconds, where somebody is waited for in vain */
 
 static double patience_of(const char *name) {
     static const char *const complete[] = {"alone", "talk", "grid", "leave"};
@@ -170,7 +170,7 @@ static cp_status differ(const cp_crew *crew, int64_t way) {
     if (way == 3 && other)
         kill(getpid(), SIGKILL);
     if (way == 4 && other)
-        sleep(2 * PATIENCE - 1);
+        sleep(PATIENCE + 3);
     cp_status status = crew->collect(items, way == 2 && other ? 96 : 80);
     if (way == 5 && other)
         exit(0);
@@ -286,9 +286,9 @@ static const struct {
     /* These wait for long. */
     {3, .scene = "crew"},
     {3, "sleeps", 1, 1,
-     .says = " waited 4 s in vain, hearing what the others say"},
+     .says = " waited 5 s in vain, hearing what the others say"},
     {3, "in vain", 1, 1, .come = 2,
-     .says = "waited 4 s in vain, joining; rank 0 is due at 127"},
+     .says = "waited 5 s in vain, joining; rank 0 is due at 127"},
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
 };
@@ -348,12 +348,16 @@ LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
     end_play(_i, &play);
 }
 
-/* At the same time, as they do little else. */
+/* At the same time, as they do little else; but on a GPU, which takes long to
+ * begin with many processes, one by one. */
 LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
     running play[PLAYS];
-    for (int n = SHORT_PLAYS; n < PLAYS; n++)
+    for (int n = SHORT_PLAYS; n < PLAYS; n++) {
         play[n] = start_play(n);
-    for (int n = SHORT_PLAYS; n < PLAYS; n++)
+        if (!stand_in_pretends())
+            end_play(n, &play[n]);
+    }
+    for (int n = SHORT_PLAYS; n < PLAYS && stand_in_pretends(); n++)
         end_play(n, &play[n]);
 }
 
