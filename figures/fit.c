@@ -141,7 +141,7 @@ static cp_hardware changed(const char *name, const char *line) {
     const cp_description description = cp_hardware_description(&hardware);
     snprintf(text, sizeof(text), "machine gtt\n%s\n", line);
     if (line[0] != '\0')
-        need(cp_description_parse(&description, name, text));
+        need(cp_description_change(&description, name, text));
     fit_constants(&paper, &hardware);
     return hardware;
 }
@@ -200,7 +200,8 @@ static void constant_print(const char *name, const cp_hardware *hardware) {
     const cp_field *field =
         &description.fields[cp_description_field(&description, name)];
     const double *value = (const void *)((const char *)&copy + field->offset);
-    printf("%s,%.6g,%s\n", name, *value / field->scale, field->unit);
+    printf("%s,%.6g,%s\n", name, *value / cp_unit_scale(field->unit),
+           field->unit);
 }
 
 static void constants(void) {

@@ -173,7 +173,8 @@ static void fitted_line(const cp_description *description, int n,
     const size_t value = strcspn(text + name + gap, " \t");
     const size_t after = strspn(text + name + gap + value, " \t");
     char number[32];
-    snprintf(number, sizeof(number), "%.6g", *place / field->scale);
+    snprintf(number, sizeof(number), "%.6g",
+             *place / cp_unit_scale(field->unit));
     const int wide = (int)(value + after) - 1;
     fprintf(out, "%.*s%-*s %.*s", (int)(name + gap), text, wide, number,
             (int)(length - name - gap - value - after),

@@ -133,16 +133,16 @@ static score simulation_score(const cp_hardware *hardware,
     score result = {0};
     for (int i = 0; i < calls.count; i++) {
         const trial *trial = &calls.items[i];
-        cp_scenario scenario = {.hardware = hardware,
-                                .model = model,
-                                .ranks = trial->ranks > 0 ? (int)trial->ranks
-                                                          : setting->ranks,
-                                .tensor = hardware->gpus_per_node,
-                                .sequences = 1,
-                                .new_tokens = &trial->fresh,
-                                .cached_tokens = &trial->cached,
-                                .variant = CP_PASS_KV,
-                                .partial_bytes = setting->output_bytes};
+        cp_scenario scenario = {
+            .hardware = hardware,
+            .model = model,
+            .ranks = trial->ranks > 0 ? (int)trial->ranks : setting->ranks,
+            .tensor = hardware->gpus_per_node,
+            .sequences = 1,
+            .new_tokens = &trial->fresh,
+            .cached_tokens = &trial->cached,
+            .variant = CP_PASS_KV,
+            .partial_bytes = setting->machine.element_bytes};
         cp_forecast pass_kv, pass_q;
         need(cp_simulate(&scenario, &pass_kv));
         scenario.variant = CP_PASS_Q;

@@ -11,7 +11,6 @@
 
 #include "ring/cache.h"
 #include "predict/calibrate.h"
-#include "predict/foresee.h"
 #include "ground/host.h"
 #include "app/measure.h"
 #include "predict/simulate.h"

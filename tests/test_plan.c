@@ -7,7 +7,7 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/draw.h"
+#include "predict/draw.h"
 #include "ring/explore.h"
 #include "ring/variants.h"
 
@@ -369,11 +369,11 @@ LOOP(two_million_tokens_on_128_ranks, 0, 3) {
     cp_plan_report_free(&report);
 }
 
-static char *drawn(cp_status (*draw)(const cp_plan *, FILE *)) {
+static char *drawn(cp_drawing kind) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    must(draw(plan, out));
+    must(cp_draw(plan, kind, out));
     fclose(out);
     return text;
 }
@@ -387,14 +387,14 @@ static int count(const char *text, char wanted) {
 
 LOOP(drawings_have_every_rank, 0, 2) {
     plan_call(_i == 0 ? CP_PASS_KV : CP_PASS_Q, 5, 50);
-    char *ascii = drawn(cp_draw_ascii);
+    char *ascii = drawn(CP_DRAW_ASCII);
     for (const char *line = ascii; *line != '\0'; line = strchr(line, '\n') + 1)
         ck_assert_int_le(strchr(line, '\n') - line, 80);
     ck_assert_ptr_nonnull(strstr(ascii, "rank 4"));
-    char *svg = drawn(cp_draw_svg);
+    char *svg = drawn(CP_DRAW_SVG);
     ck_assert_ptr_nonnull(strstr(svg, ">rank 4<"));
     ck_assert_int_eq(count(svg, '<'), count(svg, '>'));
-    char *json = drawn(cp_draw_perfetto);
+    char *json = drawn(CP_DRAW_PERFETTO);
     ck_assert_int_eq(count(json, '{'), count(json, '}'));
     free(ascii);
     free(svg);

@@ -286,8 +286,8 @@ TEST(bad_calls_are_refused) {
         const char *because, *line;
     } bad[] = {
         {2, "simulate needs --new", "$S"},
-        {2, "--new, --cached: with the 1", "$S --new 1000000000000000000"},
-        {2, "--new, --cached: with the 9",
+        {2, "--new: with the 1", "$S --new 1000000000000000000"},
+        {2, "--new: with the 9",
          "$S --new 9000000000000000000 --cached 9000000000000000000"},
         {2, "machine nowhere: no file", "$S --new 5 --machine nowhere"},
         {2, "model gpt: no file", "$S --new 5 --model gpt"},

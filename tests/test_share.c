@@ -2,6 +2,7 @@
 #include "expect.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "predict/share.h"
 
@@ -13,30 +14,37 @@ typedef struct {
     double ended[MOST_RANKS];
 } story;
 
-static bool next(void *context, int rank, cp_task *task) {
+static const cp_task *next(void *context, int rank) {
     story *story = context;
-    if (story->at[rank] == story->counts[rank])
-        return false;
-    *task = story->tasks[rank][story->at[rank]++];
-    return true;
+    const int at = story->at[rank]++;
+    return at < story->counts[rank] ? &story->tasks[rank][at] : NULL;
 }
 
-static void done(void *context, int rank, const cp_task *task, double start,
-                 double end) {
+static void done(void *context, int rank, double start, double end) {
     story *story = context;
     ck_assert(start <= end && start >= story->ended[rank]);
-    if (task->kind != CP_TASK_POST)
-        story->ended[rank] = end;
+    story->ended[rank] = end;
+}
+
+static void opens(void *context, int rank, int n, double start, double end) {
+    const story *story = context;
+    ck_assert(n >= 0 && n < 2 && start <= end && story->ended[rank] <= start);
 }
 
 static void add(story *story, int rank, cp_task_kind kind, double seconds,
                 int gate) {
     story->tasks[rank][story->counts[rank]++] =
-        (cp_task){.kind = kind, .seconds = seconds, .gate = gate, .parties = 2};
+        (cp_task){kind, seconds, {gate, CP_NO_GATE}, 2};
 }
 
 static cp_status tell(story *story, int ranks, double cores) {
-    const cp_share share = {ranks, 8, cores, next, done, story};
+    const cp_share share = {.ranks = ranks,
+                            .gates = 8,
+                            .cores = cores,
+                            .next = next,
+                            .done = done,
+                            .opens = opens,
+                            .context = story};
     return cp_share_run(&share);
 }
 
@@ -178,4 +186,33 @@ static double with_message(double seconds) {
 TEST(a_later_message_may_help) {
     ck_assert_double_eq_tol(with_message(0), 5, 1e-12);
     ck_assert_double_eq_tol(with_message(2), 4, 1e-12);
+}
+
+/* With a core for each rank no time is shared: then a rank's own clock does,
+ * and must say what the common one does when one rank more has no tasks. */
+TEST(a_core_for_each_is_a_clock_for_each) {
+    uint64_t seed = 23;
+    for (int n = 0; n < 500; n++) {
+        const int ranks = 1 + (int)(harness_random(&seed) % (MOST_RANKS - 1));
+        static story stories[2];
+        memset(stories, 0, sizeof(stories));
+        double whole[MOST_RANKS] = {0};
+        random_work(&stories[0], ranks, &seed, whole);
+        for (int rank = 0; rank < ranks; rank++) {
+            /* A message to the next rank, and one from the last. */
+            const int last = (rank + ranks - 1) % ranks;
+            const double seconds = (double)(harness_random(&seed) % 1000);
+            add(&stories[0], rank, CP_TASK_POST, seconds, rank);
+            stories[0].tasks[rank][3].gates[1] = last;
+            add(&stories[0], rank, CP_TASK_WORK, 500, 0);
+            add(&stories[0], rank, CP_TASK_AWAIT, 0, rank);
+            stories[0].tasks[rank][5].gates[1] = last;
+        }
+        stories[1] = stories[0];
+        must(tell(&stories[0], ranks, ranks));
+        must(tell(&stories[1], ranks + 1, ranks));
+        for (int rank = 0; rank < ranks; rank++)
+            ck_assert_double_eq_tol(stories[0].ended[rank],
+                                    stories[1].ended[rank], 1e-9);
+    }
 }

@@ -387,65 +387,6 @@ TEST(worse_is_not_better) {
     }
 }
 
-static void agree(double a, double b) {
-    ck_assert_double_le(fabs(a - b), 1e-9 * fmax(fabs(a), fabs(b)) + 1e-12);
-}
-
-TEST(both_replays_agree) {
-    uint64_t seed = 19;
-    for (int n = 0; n < 400; n++) {
-        chance c;
-        cp_forecast clocks, turns;
-        chance_new(&c, &seed);
-        c.hardware.cores = n % 3 * c.scenario.ranks;
-        c.hardware.decode_overlap = c.hardware.overlap;
-        c.hardware.node_rate = 1e9;
-        c.scenario.tensor = 1 + n % 2 * 2;
-        if (n % 4 < 2)
-            rates_by_pieces(&c.hardware);
-        must(cp_simulate(&c.scenario, &clocks));
-        c.scenario.by_turns = true;
-        must(cp_simulate(&c.scenario, &turns));
-        /* Compare two forecasts. */
-        agree(turns.seconds, clocks.seconds);
-        agree(turns.ring, clocks.ring);
-        agree(turns.attend, clocks.attend);
-        agree(turns.exchange, clocks.exchange);
-        agree(turns.all_to_all, clocks.all_to_all);
-        agree(turns.attending, clocks.attending);
-        agree(turns.exchanging, clocks.exchanging);
-        agree(turns.exposed, clocks.exposed);
-        agree(turns.reducing, clocks.reducing);
-        agree(turns.linear, clocks.linear);
-        agree(turns.busy, clocks.busy);
-        ck_assert_int_eq(turns.events, clocks.events);
-    }
-}
-
-TEST(both_traces_agree) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
-                                          CP_DECODE};
-    static char texts[2][MOST_TEXT];
-    uint64_t seed = 22;
-    for (int n = 0; n < 20; n++) {
-        chance c;
-        cp_forecast forecast;
-        chance_new(&c, &seed);
-        c.hardware.overlap = c.hardware.decode_overlap = 1;
-        c.scenario.variant = variants[n % 4];
-        for (int i = 0; i < 3; i++)
-            c.fresh[i] = n % 4 == 3 ? 1 : c.fresh[i];
-        for (int k = 0; k < 2; k++) {
-            c.scenario.by_turns = k == 1;
-            must(cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace));
-            must(cp_simulate(&c.scenario, &forecast));
-            text_of(c.scenario.trace, texts[k]);
-            cp_history_free(c.scenario.trace);
-        }
-        ck_assert_msg(strcmp(texts[0], texts[1]) == 0, "call %d", n);
-    }
-}
-
 TEST(long_calls_are_cut_short) {
     chance c;
     uint64_t seed = 20;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/draw.h"
+#include "predict/draw.h"
 
 static void cost_clear(cp_cost *cost);
 static cp_status encode(cp_chat *chat, const char *const *questions);
@@ -174,7 +174,7 @@ static cp_status ranks_write(void *context, FILE *out) {
 }
 
 static cp_status drawing_write(void *context, FILE *out) {
-    return cp_draw_ascii(cp_session_plan(context), out);
+    return cp_draw(cp_session_plan(context), CP_DRAW_ASCII, out);
 }
 
 /* Keep what lasts no longer than the session's next call. */

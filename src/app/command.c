@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "ground/save.h"
-#include "predict/foresee.h"
+#include "predict/simulate.h"
 #include "ring/crew.h"
 
 #ifndef CP_VERSION

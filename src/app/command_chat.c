@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "ring/crew.h"
-#include "ring/draw.h"
+#include "predict/draw.h"
 
 typedef struct {
     const char *model, *file, *trace, *batch;
@@ -180,7 +180,7 @@ static cp_status plan_show(const cp_chat *chat) {
     if (cost->steps == 0)
         return CP_OK;
     puts("The last token of the answer, by decode:");
-    return cp_draw_ascii(plan, stdout);
+    return cp_draw(plan, CP_DRAW_ASCII, stdout);
 }
 
 /* A line of input, without its end. */

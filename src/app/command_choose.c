@@ -63,8 +63,7 @@ static cp_status setting_read(choose_run *run) {
     run->setting = cp_setting_of(&run->hardware, &shape, run->sizes.cache_bytes,
                                  (int)run->ranks, run->speeds == SPEEDS_PEAK);
     CP_TRY(speed_take("flops", run->flops, &machine->flops));
-    CP_TRY(speed_take("bandwidth", run->bandwidth, &machine->bytes_per_second));
-    return cp_setting_check(&run->setting);
+    return speed_take("bandwidth", run->bandwidth, &machine->bytes_per_second);
 }
 
 static cp_status choose_check(void *context) {
@@ -110,7 +109,7 @@ static cp_status call_simulate(const choose_run *run, cp_variant variant,
                                   .new_tokens = run->tokens.fresh.items,
                                   .cached_tokens = run->tokens.cached.items,
                                   .variant = variant,
-                                  .partial_bytes = run->setting.output_bytes};
+                                  .partial_bytes = run->sizes.cache_bytes};
     cp_forecast forecast;
     CP_TRY(cp_simulate(&scenario, &forecast));
     *seconds = forecast.seconds;

@@ -5,7 +5,7 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "ring/draw.h"
+#include "predict/draw.h"
 #include "ring/explore.h"
 
 typedef struct {
@@ -204,11 +204,9 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
 }
 
 static cp_status plan_write(void *context, FILE *out) {
-    static cp_status (*const draw[])(const cp_plan *, FILE *) = {
-        NULL, cp_draw_ascii, cp_draw_svg, cp_draw_perfetto};
     const plan_run *run = context;
-    if (run->draw != 0)
-        return draw[run->draw](run->plan, out);
+    if (run->draw != CP_DRAW_NOTHING)
+        return cp_draw(run->plan, (cp_drawing)run->draw, out);
     head_print(out, run);
     ranks_print(out, run);
     hops_print(out, run);

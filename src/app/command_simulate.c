@@ -34,7 +34,7 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
                          text);
     snprintf(line, sizeof(line), "machine %s\n%s %.80s %s assumed --set\n",
              hardware->name, field, equals + 1, description.fields[n].unit);
-    const cp_status status = cp_description_parse(&description, "--set", line);
+    const cp_status status = cp_description_change(&description, "--set", line);
     const char *label = "--set:2:";
     if (status == CP_OK || strncmp(cp_message(), label, strlen(label)) != 0)
         return status;

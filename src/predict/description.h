@@ -22,12 +22,19 @@ typedef enum {
 typedef struct {
     const char *name;
     cp_field_kind kind;
-    size_t offset;    /* of the value in what is described */
-    const char *unit; /* the one that a line must name */
-    double scale;     /* from that unit to bytes, seconds, FLOP/s */
-    bool required;
-    const char *about; /* what it is, in a line of the file that is written */
+    size_t offset;         /* of the value in what is described */
+    const char *unit;      /* the one that a line must name */
+    const char *otherwise; /* where no line gives it: a number, or the field
+                              that it follows; NULL: a line must */
+    const char *about;     /* what it is, in a line of a file that is written */
 } cp_field;
+
+/* One list of fields, FIELD(type, name, kind, unit, otherwise, about) for each,
+ * makes the members of a struct, their number, and the table of them. */
+#define CP_FIELD_MEMBER(type, name, ...) type name;
+#define CP_FIELD_ONE(...) +1
+#define CP_FIELD_ROW(of, type, name, kind, ...)                                \
+    {#name, CP_FIELD_##kind, offsetof(of, name), __VA_ARGS__},
 
 enum { CP_CURVE_POINTS = 24 };
 
@@ -78,11 +85,11 @@ extern const cp_built_in cp_built_ins[];
 /* The text of that name; NULL if there is none. */
 const char *cp_built_in_text(const char *name);
 
-/* Fill in the values from a description: name is that of a built-in one
- * ("gtt"), or the path of a file. Fails with CP_INVALID, or CP_FILE, and one
- * line that names file, line and field: a line that is malformed, a field that
- * is unknown, given twice, in another unit or out of range, or a required one
- * that is missing. */
+/* Fill in values that are all zero from a description: name is that of a
+ * built-in one ("gtt"), or the path of a file. Fails with CP_INVALID, or
+ * CP_FILE, and one line that names file, line and field: a line that is
+ * malformed, a field that is unknown, given twice, in another unit or out of
+ * range, or one that must be given and is not. */
 cp_status cp_description_read(const cp_description *description,
                               const char *name);
 
@@ -90,14 +97,18 @@ cp_status cp_description_read(const cp_description *description,
 cp_status cp_description_parse(const cp_description *description,
                                const char *label, const char *text);
 
+/* Change the values that a text gives, and no others. */
+cp_status cp_description_change(const cp_description *description,
+                                const char *label, const char *text);
+
 /* Write all fields that have a source, as cp_description_parse reads them. */
 void cp_description_write(const cp_description *description, FILE *out);
 
 /* The field of that name, or -1. */
 int cp_description_field(const cp_description *description, const char *name);
 
-/* "fitted" and so on. */
-const char *cp_source_name(cp_source source);
+/* From a unit of fields to bytes, seconds, FLOP/s: 1e9 for "GB". */
+double cp_unit_scale(const char *unit);
 
 /* The value of a curve at a size; the curve has at least one point. */
 double cp_curve_at(const cp_curve *curve, double size);

@@ -1,59 +1,92 @@
 /* Tangled from book/15-machines.nw; edit the chapter. */
-/* Machine descriptions: what a GPU, its node and its network can do, and who
- * says so. Measures nothing. */
+/* Descriptions of machines, what a GPU, its node and its network can do, and of
+ * models, the shapes that cost time and memory; and who says so. Measures
+ * nothing, and knows no weights. */
 #ifndef CP_MACHINE_H
 #define CP_MACHINE_H
 
 #include "predict/description.h"
+#include "ring/span.h"
 
-enum { CP_HARDWARE_FIELDS = 36 };
+/* The fields of a machine, per GPU, in bytes, seconds and FLOP/s: type, name,
+ * what it may be, the unit in a description, what it is where no line gives it
+ * (a number, another field; NULL: a line must), and what it means. */
+#define CP_HARDWARE(FIELD)                                                     \
+    FIELD(int64_t, gpus_per_node, COUNT, "GPUs", "1", "GPUs of a node")        \
+    FIELD(int64_t, cores, COUNT, "cores", "0", "cores that all ranks share")   \
+    FIELD(double, memory, POSITIVE, "GB", NULL, "memory of a GPU")             \
+    FIELD(double, memory_rate, POSITIVE, "GB/s", NULL,                         \
+          "peak bandwidth of that memory")                                     \
+    FIELD(double, memory_fraction, FRACTION, "of-peak", "1",                   \
+          "reached by kernels that only move numbers")                         \
+    FIELD(double, peak, POSITIVE, "TFLOP/s", NULL,                             \
+          "peak of linear layers, numbers of 16 bits or more")                 \
+    FIELD(double, peak_8bit, POSITIVE, "TFLOP/s", "peak",                      \
+          "peak of linear layers, numbers of 8 bits")                          \
+    FIELD(double, linear_fraction, FRACTION, "of-peak", NULL,                  \
+          "reached by linear layers over many tokens")                         \
+    FIELD(cp_curve, linear_at, CURVE, "TFLOP/s", "0",                          \
+          "linear layers, by rows")                                            \
+    FIELD(double, width_bytes, TIME, "B", "0",                                 \
+          "moved a layer by norms and residuals, per token and number of the " \
+          "width")                                                             \
+    FIELD(                                                                     \
+        double, inner_bytes, TIME, "B", "0",                                   \
+        "moved a layer by the gate, per token and number of the inner width")  \
+    FIELD(double, attention_rate, POSITIVE, "TFLOP/s", NULL,                   \
+          "attention in a ring, over pairs that are not masked")               \
+    FIELD(double, attention_alone, POSITIVE, "TFLOP/s", "attention_rate",      \
+          "attention of one rank in one kernel")                               \
+    FIELD(cp_curve, attention_at, CURVE, "TFLOP/s", "0",                       \
+          "attention, by queries of a block")                                  \
+    FIELD(cp_surface, attention_by, SURFACE, "TFLOP/s", "0",                   \
+          "attention, by queries that follow each other and the keys that "    \
+          "each sees")                                                         \
+    FIELD(double, node_rate, POSITIVE, "GB/s", "0",                            \
+          "all-reduce in a node, one way")                                     \
+    FIELD(double, node_latency, TIME, "us", "0", "of an all-reduce in a node") \
+    FIELD(double, link_peak, POSITIVE, "GB/s", "link_rate",                    \
+          "peak between nodes")                                                \
+    FIELD(double, link_rate, POSITIVE, "GB/s", NULL,                           \
+          "an exchange of a ring, one way, between nodes")                     \
+    FIELD(double, link_latency, TIME, "us", NULL,                              \
+          "of an exchange between nodes")                                      \
+    FIELD(cp_curve, exchange_at, CURVE, "us", "0", "an exchange, by bytes")    \
+    FIELD(double, all_to_all_rate, POSITIVE, "GB/s", "link_rate",              \
+          "all-to-all, one way")                                               \
+    FIELD(double, all_to_all_latency, TIME, "us", "link_latency",              \
+          "of an all-to-all")                                                  \
+    FIELD(cp_curve, all_to_all_at, CURVE, "us", "0",                           \
+          "an all-to-all, by bytes that a rank sends")                         \
+    FIELD(double, overlap, SHARE, "share", "1",                                \
+          "share of an exchange that arithmetic can hide")                     \
+    FIELD(double, launch, TIME, "us", "0",                                     \
+          "to issue an operation that computes")                               \
+    FIELD(double, step, TIME, "us", "0",                                       \
+          "to start a ring, and after each hop")                               \
+    FIELD(double, call, TIME, "us", "0", "of a call over a kept cache, once")  \
+    FIELD(double, jitter, TIME, "us", "0",                                     \
+          "standard deviation of an attention or an exchange of a prefill")    \
+    FIELD(double, decode_weight_fraction, FRACTION, "of-peak", "1",            \
+          "of the memory rate, reading weights for a few tokens")              \
+    FIELD(double, decode_layer, TIME, "us", "0",                               \
+          "a layer of a decode step beside its weights and its attention")     \
+    FIELD(double, decode_attend, TIME, "us", "launch",                         \
+          "an attention of a decode step beside its keys")                     \
+    FIELD(double, decode_key_fraction, FRACTION, "of-peak", "1",               \
+          "of the memory rate, reading keys for a few queries")                \
+    FIELD(double, decode_all_to_all, TIME, "us", "all_to_all_latency",         \
+          "the all-to-all of a decode step beside its bytes")                  \
+    FIELD(double, decode_overlap, SHARE, "share", "overlap",                   \
+          "share of an exchange of a decode step that arithmetic can hide")    \
+    FIELD(double, decode_padding, SHARE, "share", "0",                         \
+          "1 if padding rows of a decode step are computed like the others")
 
-/* A machine, per GPU. What a line of its description leaves out is as
- * the field's comment says. */
+enum { CP_HARDWARE_FIELDS = 0 CP_HARDWARE(CP_FIELD_ONE) };
+
 typedef struct {
     char name[CP_NAME_BYTES];
-    int64_t gpus_per_node;      /* 1 */
-    int64_t cores;              /* that all ranks share; 0: each has its own */
-    double memory, memory_rate; /* bytes, bytes/s */
-    double memory_fraction;     /* of the rate, by elementwise kernels; 1 */
-    /* Linear layers: peak times fraction, or the curve, by rows. */
-    double peak,
-        peak_8bit; /* numbers of 16 bits or more; of 8 or fewer: peak */
-    double linear_fraction;
-    cp_curve linear_at;
-    double width_bytes, inner_bytes; /* moved by the elementwise kernels of a
-                                        layer, per token and number; 0 */
-    /* Attention: FLOP/s over the pairs that are not masked. */
-    double attention_rate;   /* in a ring */
-    double attention_alone;  /* of one rank: attention_rate */
-    cp_curve attention_at;   /* by queries of a block; then it is the rate */
-    cp_surface attention_by; /* by queries and keys; then it is the rate */
-    /* Links. */
-    /* Links in a node, for tensor parallelism; 0: there are none. */
-    double node_rate, node_latency;
-    /* Links between nodes: peak is of the data sheet, the rest is reached. */
-    double link_peak; /* link_rate */
-    double link_rate, link_latency;
-    cp_curve exchange_at; /* seconds by bytes, instead of the two */
-    double all_to_all_rate, all_to_all_latency; /* those of the link */
-    cp_curve all_to_all_at; /* seconds by bytes that a rank sends */
-    double overlap; /* share of an exchange that arithmetic can hide; 1 */
-    /* Overheads. */
-    /* What neither arithmetic nor bytes explain; all 0. */
-    double launch; /* seconds to issue an operation that computes */
-    double step;   /* at the start of a ring, and after each hop */
-    double call;   /* of a call over a kept cache, once (Table 4 alone) */
-    double jitter; /* standard deviation of an attention or an exchange of a
-                      prefill */
-    /* Decode constants. */
-    /* Decode: one token of each sequence, from a captured graph. */
-    double decode_weight_fraction; /* of the memory rate, reading weights; 1 */
-    double decode_layer;           /* seconds a layer beside weights; 0 */
-    double decode_attend;       /* seconds an attention, without keys; launch */
-    double decode_key_fraction; /* of the memory rate, reading keys; 1 */
-    double decode_all_to_all;   /* seconds; all_to_all_latency */
-    double decode_overlap;      /* overlap */
-    double decode_padding; /* 1: padding rows are computed like others; 0 */
+    CP_HARDWARE(CP_FIELD_MEMBER)
     cp_origin origins[CP_HARDWARE_FIELDS];
 } cp_hardware;
 
@@ -71,5 +104,49 @@ void cp_hardware_write(const cp_hardware *hardware, FILE *out);
 /* How the fields are called, and where they lie. values and origins are those
  * of hardware, which must outlive it. */
 cp_description cp_hardware_description(cp_hardware *hardware);
+
+/* The fields of a model, as those of a machine are listed. Bits of a number are
+ * with the scales of its block. */
+#define CP_MODEL(FIELD)                                                        \
+    FIELD(int64_t, layers, COUNT, "layers", NULL, "blocks")                    \
+    FIELD(int64_t, width, COUNT, "numbers", NULL, "of a token between layers") \
+    FIELD(int64_t, inner, COUNT, "numbers", NULL,                              \
+          "of a token in the feed-forward part")                               \
+    FIELD(int64_t, query_heads, COUNT, "heads", NULL, "heads of queries")      \
+    FIELD(int64_t, kv_heads, COUNT, "heads", NULL, "heads of keys and values") \
+    FIELD(int64_t, head_dim, COUNT, "numbers", NULL, "of a head")              \
+    FIELD(int64_t, vocabulary, COUNT, "tokens", NULL, "different tokens")      \
+    FIELD(int64_t, positions, COUNT, "tokens", NULL,                           \
+          "that it was trained for")                                           \
+    FIELD(int64_t, parameters, COUNT, "numbers", NULL,                         \
+          "weights, as its makers count")                                      \
+    FIELD(int64_t, tables, COUNT, "tables", NULL,                              \
+          "1: embedding and head are one")                                     \
+    FIELD(double, attention_bits, POSITIVE, "bits", NULL,                      \
+          "of a weight of q, k, v, o")                                         \
+    FIELD(double, inner_bits, POSITIVE, "bits", NULL,                          \
+          "of a weight of the feed-forward part")                              \
+    FIELD(double, head_bits, POSITIVE, "bits", NULL,                           \
+          "of a weight of embedding and head")                                 \
+    FIELD(int64_t, cache_bytes, COUNT, "B", NULL,                              \
+          "of a number of queries, keys and values")
+
+enum { CP_MODEL_FIELDS = 0 CP_MODEL(CP_FIELD_ONE) };
+
+typedef struct {
+    char name[CP_NAME_BYTES];
+    CP_MODEL(CP_FIELD_MEMBER)
+    cp_origin origins[CP_MODEL_FIELDS];
+} cp_model_sizes;
+
+/* The model of that name (llama3-405b, llama3-70b, llama3-8b, smollm2-135m),
+ * or of the file at that path. Fails as cp_description_read does, and with
+ * CP_INVALID if the heads make no shape (cp_shape_check). */
+cp_status cp_model_sizes_read(const char *name, cp_model_sizes *facts);
+cp_status cp_model_sizes_parse(const char *label, const char *text,
+                               cp_model_sizes *facts);
+
+/* The attention shape of all heads. */
+cp_shape cp_model_sizes_shape(const cp_model_sizes *facts);
 
 #endif

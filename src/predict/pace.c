@@ -9,50 +9,51 @@ cp_status cp_pace_new(cp_pace *pace) {
     const cp_hardware *hardware = pace->hardware;
     const int64_t n = pace->tensor, kv = model->kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
-        return cp_fail(CP_INVALID,
-                       "--tensor %lld: cannot share %lld query heads and %lld "
-                       "key heads of %s",
-                       (long long)n, (long long)model->query_heads,
-                       (long long)kv, model->name);
+        return cp_refuse("--tensor %ld: cannot share %ld query heads and %ld "
+                         "key heads of %s",
+                         n, model->query_heads, kv, model->name);
     if (n > 1 && hardware->node_rate <= 0)
-        return cp_fail(CP_INVALID,
-                       "machine %s: no node_rate, which %lld GPUs a rank need",
-                       hardware->name, (long long)n);
+        return cp_refuse("machine %s: no node_rate, which %ld GPUs a rank need",
+                         hardware->name, n);
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
-    pace->speed =
-        hardware->cores > 0 ? (double)hardware->cores / (double)pace->ranks : 1;
-    pace->memory_rate =
-        hardware->memory_rate / (hardware->cores > 0 ? pace->ranks : 1);
+    pace->queries = (double)(pace->shape.query_heads * model->head_dim);
+    pace->keys = (double)(pace->shape.kv_heads * model->head_dim);
+    pace->inner = (double)model->inner / (double)n;
+    const double sharing = hardware->cores > 0 ? pace->ranks : 1;
+    pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
+    pace->memory_rate = hardware->memory_rate / sharing;
     return CP_OK;
 }
 
-static double attend_prefill(const cp_pace *pace, double pairs, int64_t rows) {
+static double scoring(const cp_pace *pace, double pairs, double rate) {
+    return 4 * pace->queries * pairs / (rate * pace->speed);
+}
+
+static double attend_block(const cp_pace *pace, const cp_block *queries,
+                           const cp_block *keys) {
     const cp_hardware *hardware = pace->hardware;
-    const double flops = 4.0 * (double)pace->shape.query_heads *
-                         (double)pace->shape.head_dim * pairs;
     double rate =
         pace->ranks == 1 ? hardware->attention_alone : hardware->attention_rate;
     if (hardware->attention_at.count > 0)
-        rate = cp_curve_at(&hardware->attention_at, (double)rows);
-    return hardware->launch + flops / (rate * pace->speed);
+        rate = cp_curve_at(&hardware->attention_at, (double)queries->rows);
+    return scoring(pace, (double)cp_block_pairs(queries, keys), rate);
 }
+
 static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
                             const cp_block *keys) {
-    const cp_hardware *hardware = pace->hardware;
-    const double flops =
-        4.0 * (double)(pace->shape.query_heads * pace->shape.head_dim);
-    double seconds = hardware->launch;
+    double seconds = 0;
     for (int64_t p = 0; p < queries->count; p++) {
         const double rows = (double)queries->items[p].span.count;
         const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
         const double pairs = (double)cp_block_pairs(&piece, keys);
-        const double rate =
-            cp_surface_at(&hardware->attention_by, rows, pairs / rows);
-        seconds += flops * pairs / (rate * pace->speed);
+        seconds += scoring(
+            pace, pairs,
+            cp_surface_at(&pace->hardware->attention_by, rows, pairs / rows));
     }
     return seconds;
 }
+
 static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                             const cp_op *op, double pairs) {
     const cp_hardware *hardware = pace->hardware;
@@ -62,22 +63,22 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                         (double)layout->new_tokens;
     const double padded =
         pairs + hardware->decode_padding * (rows * keys - pairs);
-    const double bytes = padded * 2 * (double)pace->shape.kv_heads *
-                         (double)pace->shape.head_dim *
-                         (double)plan->element_bytes;
+    const double bytes = padded * 2 * pace->keys * (double)plan->element_bytes;
     return hardware->decode_attend +
            bytes / (hardware->decode_key_fraction * pace->memory_rate);
 }
+
 static double attend(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
-    const cp_layout *layout = plan->layout;
-    const cp_block *queries = &layout->queries[op->in.origin];
-    const cp_block *keys = &layout->keys[op->keys.origin];
-    if (!pace->decode && pace->hardware->attention_by.count > 0)
-        return attend_pieces(pace, &queries->pieces, keys);
-    const double pairs = (double)cp_block_pairs(queries, keys);
-    return pace->decode ? attend_decode(pace, plan, op, pairs)
-                        : attend_prefill(pace, pairs, queries->rows);
+    const cp_hardware *hardware = pace->hardware;
+    const cp_block *queries = &plan->layout->queries[op->in.origin];
+    const cp_block *keys = &plan->layout->keys[op->keys.origin];
+    if (pace->decode)
+        return attend_decode(pace, plan, op,
+                             (double)cp_block_pairs(queries, keys));
+    return hardware->launch + (hardware->attention_by.count > 0
+                                   ? attend_pieces(pace, &queries->pieces, keys)
+                                   : attend_block(pace, queries, keys));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,
@@ -97,10 +98,9 @@ static double exchange(const cp_pace *pace, double bytes) {
 }
 
 static double partial_size(const cp_pace *pace, const cp_plan *plan) {
-    const double heads = (double)plan->slots[plan->result].rows *
-                         (double)pace->shape.query_heads;
-    const double numbers = heads * (double)pace->shape.head_dim;
-    return numbers * (double)pace->partial_bytes + heads * CP_PARTIAL_BYTES;
+    return (double)plan->slots[plan->result].rows *
+           (pace->queries * (double)pace->partial_bytes +
+            (double)pace->shape.query_heads * CP_PARTIAL_BYTES);
 }
 
 static double collective(const cp_pace *pace, const cp_plan *plan,
@@ -150,30 +150,29 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op) {
 }
 
 static double project_numbers(const cp_pace *pace) {
-    const double heads =
-        (double)(pace->shape.query_heads + 2 * pace->shape.kv_heads);
-    return (double)pace->model->width * heads * (double)pace->shape.head_dim;
+    return (double)pace->model->width * (pace->queries + 2 * pace->keys);
 }
 
 static double output_numbers(const cp_pace *pace) {
-    return (double)pace->model->width * (double)pace->shape.query_heads *
-           (double)pace->shape.head_dim;
+    return (double)pace->model->width * pace->queries;
 }
 
 static double inner_numbers(const cp_pace *pace) {
-    return 3 * (double)pace->model->width * (double)pace->model->inner /
-           (double)pace->tensor;
-}
-double cp_pace_layer_weights(const cp_pace *pace) {
-    const double attention = project_numbers(pace) + output_numbers(pace);
-    return (attention * pace->model->attention_bits +
-            inner_numbers(pace) * pace->model->inner_bits) /
-           8;
+    return 3 * (double)pace->model->width * pace->inner;
 }
 
-double cp_pace_table_weights(const cp_pace *pace) {
-    return (double)pace->model->tables * cp_model_head_bytes(pace->model) /
+static double table_numbers(const cp_pace *pace) {
+    return (double)pace->model->width * (double)pace->model->vocabulary /
            (double)pace->tensor;
+}
+
+double cp_pace_weights(const cp_pace *pace) {
+    const cp_model_sizes *model = pace->model;
+    const double layer =
+        (project_numbers(pace) + output_numbers(pace)) * model->attention_bits +
+        inner_numbers(pace) * model->inner_bits;
+    const double tables = (double)model->tables * table_numbers(pace);
+    return ((double)model->layers * layer + tables * model->head_bits) / 8;
 }
 
 static double linear(const cp_pace *pace, double numbers, double bits,
@@ -188,18 +187,8 @@ static double linear(const cp_pace *pace, double numbers, double bits,
     return fmax(arithmetic,
                 numbers * bits / 8 / (fraction * pace->memory_rate));
 }
-double cp_pace_before(const cp_pace *pace, int64_t rows) {
-    return linear(pace, project_numbers(pace), pace->model->attention_bits,
-                  rows);
-}
 
-double cp_pace_head(const cp_pace *pace) {
-    return linear(pace,
-                  (double)pace->model->width * (double)pace->model->vocabulary /
-                      (double)pace->tensor,
-                  pace->model->head_bits, 1);
-}
-double cp_pace_after(const cp_pace *pace, int64_t rows) {
+static double after(const cp_pace *pace, int64_t rows) {
     const cp_hardware *hardware = pace->hardware;
     const cp_model_sizes *model = pace->model;
     const double layers =
@@ -208,13 +197,12 @@ double cp_pace_after(const cp_pace *pace, int64_t rows) {
     if (pace->decode)
         return layers + hardware->decode_layer;
     const double bytes =
-        (double)rows *
-        (hardware->width_bytes * (double)model->width +
-         hardware->inner_bytes * (double)model->inner / (double)pace->tensor);
+        (double)rows * (hardware->width_bytes * (double)model->width +
+                        hardware->inner_bytes * pace->inner);
     return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
-double cp_pace_reduce(const cp_pace *pace, int64_t rows) {
+static double reduce(const cp_pace *pace, int64_t rows) {
     const cp_hardware *hardware = pace->hardware;
     const int64_t n = pace->tensor, lanes = hardware->gpus_per_node;
     const double hosts = (double)(cp_ceil_divide(n, lanes) - 1);
@@ -229,4 +217,15 @@ double cp_pace_reduce(const cp_pace *pace, int64_t rows) {
                          (double)pace->model->cache_bytes;
     return 2 * (hardware->node_latency + hosts * hardware->link_latency +
                 2 * (double)(n - 1) / (double)n * bytes / rate);
+}
+
+cp_around cp_pace_around(const cp_pace *pace, int64_t rows) {
+    const cp_model_sizes *model = pace->model;
+    return (cp_around){
+        .before =
+            linear(pace, project_numbers(pace), model->attention_bits, rows),
+        .after = after(pace, rows),
+        .reduce = reduce(pace, rows),
+        .head = linear(pace, table_numbers(pace), model->head_bits, 1),
+    };
 }

@@ -4,7 +4,7 @@
 #define CP_PACE_H
 
 #include "predict/machine.h"
-#include "predict/models.h"
+#include "predict/timeline.h"
 #include "ring/variants.h"
 
 /* How fast the ranks of a call go. */
@@ -15,7 +15,8 @@ typedef struct {
     int64_t tensor;        /* GPUs of a rank: n */
     int64_t partial_bytes; /* of a number of a partial that travels */
     bool decode;
-    cp_shape shape;     /* of one GPU */
+    cp_shape shape;              /* of one GPU */
+    double queries, keys, inner; /* its numbers of a token */
     double speed;       /* of a rank while all work, where rates are of a
                            core; else 1 */
     double memory_rate; /* that a rank has for itself */
@@ -31,17 +32,10 @@ cp_status cp_pace_new(cp_pace *pace);
  * cores, this is while all of them are at work. */
 double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op);
 
-/* Seconds around the attention of a layer, for rows of each rank: before it
- * (q, k, v), after it (o, feed-forward), and two all-reduces. */
-double cp_pace_before(const cp_pace *pace, int64_t rows);
-double cp_pace_after(const cp_pace *pace, int64_t rows);
-double cp_pace_reduce(const cp_pace *pace, int64_t rows);
+/* The seconds around the plan, for rows of each rank. */
+cp_around cp_pace_around(const cp_pace *pace, int64_t rows);
 
-/* Seconds of the head, once a call. */
-double cp_pace_head(const cp_pace *pace);
-
-/* Bytes of the weights of one GPU: a layer's, and embedding and head. */
-double cp_pace_layer_weights(const cp_pace *pace);
-double cp_pace_table_weights(const cp_pace *pace);
+/* Bytes of the weights of one GPU: all layers, embedding and head. */
+double cp_pace_weights(const cp_pace *pace);
 
 #endif

@@ -7,25 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-cp_status cp_setting_check(const cp_setting *setting) {
-    if (setting->ranks < 1 || setting->output_bytes < 1 ||
-        setting->output_bytes > 16)
-        return cp_fail(CP_INVALID,
-                       "%d ranks, %lld bytes of output: at least 1 of each, "
-                       "and 16 bytes at most",
-                       setting->ranks, (long long)setting->output_bytes);
-    if (!(setting->latency >= 0 && setting->all_to_all_latency >= 0))
-        return cp_fail(CP_INVALID,
-                       "latencies of %g and %g s: they cannot be below 0",
-                       setting->latency, setting->all_to_all_latency);
-    if (!(setting->all_to_all_bandwidth > 0))
-        return cp_fail(CP_INVALID,
-                       "all-to-all bandwidth is %g: it must be above 0",
-                       setting->all_to_all_bandwidth);
-    CP_TRY(cp_machine_check(&setting->machine));
-    return cp_shape_check(&setting->shape);
-}
-
 /* A rate as Algorithm 1 takes it: a whole number, at least 1. */
 static int64_t whole(double rate) {
     return (int64_t)fmin(fmax(rate, 1), 1e18);
@@ -49,43 +30,26 @@ cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
         .machine = cp_machine_of(hardware, element_bytes, peak),
         .shape = *shape,
         .ranks = ranks,
-        .output_bytes = element_bytes,
         .latency = hardware->link_latency,
         .all_to_all_bandwidth = hardware->all_to_all_rate,
         .all_to_all_latency = hardware->all_to_all_latency,
     };
 }
 
-static double row_bytes(int64_t heads, int64_t dim, int64_t bytes) {
-    return (double)heads * (double)dim * (double)bytes;
-}
-
-double cp_attention_flops(const cp_setting *setting, const cp_load *load,
-                          bool causal) {
+cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
+                         bool causal) {
     const cp_shape *shape = &setting->shape;
-    return (double)(causal ? load->causal : load->pairs) *
-           row_bytes(shape->query_heads, shape->head_dim, 4);
-}
-
-double cp_query_bytes(const cp_setting *setting, const cp_load *load) {
-    const cp_shape *shape = &setting->shape;
-    return (double)load->fresh * row_bytes(shape->query_heads, shape->head_dim,
-                                           setting->machine.element_bytes);
-}
-
-double cp_key_bytes(const cp_setting *setting, const cp_load *load) {
-    const cp_shape *shape = &setting->shape;
-    return 2 * (double)load->keys *
-           row_bytes(shape->kv_heads, shape->head_dim,
-                     setting->machine.element_bytes);
-}
-
-double cp_partial_bytes(const cp_setting *setting, const cp_load *load) {
-    const cp_shape *shape = &setting->shape;
-    return (double)load->fresh *
-           (row_bytes(shape->query_heads, shape->head_dim,
-                      setting->output_bytes) +
-            row_bytes(shape->query_heads, 1, CP_PARTIAL_BYTES));
+    const double bytes = (double)setting->machine.element_bytes;
+    const double heads = (double)shape->query_heads;
+    const double queries = heads * (double)shape->head_dim;
+    const double keys = (double)shape->kv_heads * (double)shape->head_dim;
+    return (cp_volumes){
+        .flops = 4 * queries * (double)(causal ? load->causal : load->pairs),
+        .queries = (double)load->fresh * queries * bytes,
+        .keys = 2 * (double)load->keys * keys * bytes,
+        .partials =
+            (double)load->fresh * (queries * bytes + heads * CP_PARTIAL_BYTES),
+    };
 }
 
 /* N C e / BW: what both have in common. */
@@ -131,57 +95,51 @@ cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under) {
     return words;
 }
 
-static void compare(const char *what, const cp_sides *sides, const char *by,
-                    cp_verdict *verdict) {
-    const cp_wide left = sides->left, right = sides->right;
-    verdict->variant = left >= right ? CP_PASS_KV : CP_PASS_Q;
-    verdict->tie = left == right;
-    append(verdict, "%s%s %s %s %s %s", *verdict->because ? ", " : "", what,
-           cp_fraction_text(left, sides->under).text,
-           left > right   ? ">"
-           : left < right ? "<"
-                          : "=",
-           cp_fraction_text(right, sides->under).text, by);
-}
-
-static cp_status ask_size(const cp_setting *setting, const cp_load *load,
-                          cp_verdict *verdict) {
-    cp_sides sides;
-    CP_TRY(cp_sides_of_sizes(&setting->shape, load, &sides));
-    compare("miss rate", &sides, "(eq. 1)", verdict);
-    return CP_OK;
-}
-
-static cp_status ask_hidden(const cp_rule *rule, const cp_setting *setting,
-                            const cp_load *load, cp_verdict *verdict) {
-    cp_sides sides;
-    CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
-                              setting->ranks, rule->causal, load, &sides));
-    compare("T", &sides, rule->causal ? "(eq. 2, causal)" : "(eq. 2)", verdict);
-    verdict->hidden = verdict->variant == CP_PASS_KV;
-    return CP_OK;
-}
-
 /* Eq. 5: the miss rate against eq. 1's constant, less what the all-to-all
  * costs. */
-static cp_status ask_exposed(const cp_rule *rule, const cp_setting *setting,
-                             const cp_load *load, cp_verdict *verdict) {
+static cp_status sides_of_exposed(const cp_rule *rule,
+                                  const cp_setting *setting,
+                                  const cp_load *load, cp_sides *sides) {
     const cp_wide speed = (cp_wide)setting->ranks * setting->machine.flops *
                           setting->machine.element_bytes;
-    cp_sides sizes, hiding;
+    cp_sides hiding;
     cp_wide less; /* 4 pairs N_H BW */
-    CP_TRY(cp_sides_of_sizes(&setting->shape, load, &sizes));
+    CP_TRY(cp_sides_of_sizes(&setting->shape, load, sides));
     CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
                               setting->ranks, rule->causal, load, &hiding));
-    if (__builtin_mul_overflow(sizes.left, speed, &sizes.left) ||
-        __builtin_mul_overflow(sizes.right, speed, &sizes.right) ||
-        __builtin_mul_overflow(sizes.under, speed, &sizes.under) ||
+    if (__builtin_mul_overflow(sides->left, speed, &sides->left) ||
+        __builtin_mul_overflow(sides->right, speed, &sides->right) ||
+        __builtin_mul_overflow(sides->under, speed, &sides->under) ||
         __builtin_mul_overflow(hiding.left, 2, &less))
-        return cp_fail(CP_INVALID, "eq. 5: these tokens, heads and speeds do "
-                                   "not fit 128 bits");
-    sizes.right -= less;
-    compare("miss rate", &sizes, rule->causal ? "(eq. 5, causal)" : "(eq. 5)",
-            verdict);
+        return cp_refuse("eq. 5: these tokens, heads and speeds do "
+                         "not fit 128 bits");
+    sides->right -= less;
+    return CP_OK;
+}
+
+static char sign(bool above, bool below) {
+    return above ? '>' : below ? '<' : '=';
+}
+
+static cp_status ask_equation(int equation, const cp_rule *rule,
+                              const cp_setting *setting, const cp_load *load,
+                              cp_verdict *verdict) {
+    cp_sides sides;
+    CP_TRY(equation == 1 ? cp_sides_of_sizes(&setting->shape, load, &sides)
+           : equation == 2
+               ? cp_sides_of_hiding(&setting->machine, &setting->shape,
+                                    setting->ranks, rule->causal, load, &sides)
+               : sides_of_exposed(rule, setting, load, &sides));
+    const cp_wide left = sides.left, right = sides.right;
+    verdict->variant = left >= right ? CP_PASS_KV : CP_PASS_Q;
+    verdict->tie = left == right;
+    append(verdict, "%s%s %s %c %s (eq. %d%s)",
+           verdict->because[0] != '\0' ? ", " : "",
+           equation == 2 ? "T" : "miss rate",
+           cp_fraction_text(left, sides.under).text,
+           sign(left > right, left < right),
+           cp_fraction_text(right, sides.under).text, equation,
+           rule->causal && equation != 1 ? ", causal" : "");
     return CP_OK;
 }
 
@@ -194,33 +152,23 @@ static double exposed_seconds(const cp_setting *setting, double bytes,
            fmax(0, setting->latency + travel - attention);
 }
 
-static double all_to_all_seconds(const cp_setting *setting,
-                                 const cp_load *load) {
-    const double ranks = setting->ranks;
-    return setting->all_to_all_latency + cp_partial_bytes(setting, load) *
-                                             (ranks - 1) / ranks /
-                                             setting->all_to_all_bandwidth;
-}
-
 static cp_status ask_seconds(const cp_rule *rule, const cp_setting *setting,
                              const cp_load *load, cp_verdict *verdict) {
+    const cp_volumes volumes = cp_volumes_of(setting, load, rule->causal);
     const double ranks = setting->ranks;
     const double hop = /* 1/N of 1/N: a block with a block */
-        cp_attention_flops(setting, load, rule->causal) /
-        (double)setting->machine.flops / ranks / ranks;
+        volumes.flops / (double)setting->machine.flops / ranks / ranks;
     const double attention = setting->machine.shares_cores ? 0 : hop;
+    const double all_to_all =
+        setting->all_to_all_latency +
+        volumes.partials * (ranks - 1) / ranks / setting->all_to_all_bandwidth;
     const double pass_q =
-        exposed_seconds(setting, cp_query_bytes(setting, load), attention) +
-        all_to_all_seconds(setting, load);
-    const double pass_kv =
-        exposed_seconds(setting, cp_key_bytes(setting, load), attention);
+        exposed_seconds(setting, volumes.queries, attention) + all_to_all;
+    const double pass_kv = exposed_seconds(setting, volumes.keys, attention);
     verdict->variant = pass_q >= pass_kv ? CP_PASS_KV : CP_PASS_Q;
     verdict->tie = pass_q == pass_kv;
-    append(verdict, "pass-q exposes %.6g %s %.6g us of pass-kv", 1e6 * pass_q,
-           pass_q > pass_kv   ? ">"
-           : pass_q < pass_kv ? "<"
-                              : "=",
-           1e6 * pass_kv);
+    append(verdict, "pass-q exposes %.6g %c %.6g us of pass-kv", 1e6 * pass_q,
+           sign(pass_q > pass_kv, pass_q < pass_kv), 1e6 * pass_kv);
     return CP_OK;
 }
 
@@ -228,16 +176,15 @@ static cp_status ask_empirical(const cp_rule *rule, const cp_load *load,
                                cp_verdict *verdict) {
     const cp_empirical *fit = &rule->fit;
     if (load->sequences != 1)
-        return cp_fail(CP_INVALID, "%s is about one sequence, not %lld",
-                       rule->name, (long long)load->sequences);
+        return cp_refuse("%s is about one sequence, not %ld", rule->name,
+                         load->sequences);
     const long double fresh = (long double)load->fresh;
     const long double keys = (long double)load->keys;
     const long double h = (long double)fit->alpha * logl(fresh) +
                           (long double)fit->beta * logl(fresh / keys) +
                           (long double)fit->gamma;
     if (!isfinite(h) || fabsl(h) < 1e-13L)
-        return cp_fail(CP_INVALID, "%s: h = %.3Lg, too near 0 to tell",
-                       rule->name, h);
+        return cp_refuse("%s: h = %.3Lg, too near 0 to tell", rule->name, h);
     verdict->variant = h > 0 ? CP_PASS_KV : CP_PASS_Q;
     append(verdict, "h = %.3Lg %s 0", h, h > 0 ? ">" : "<");
     return CP_OK;
@@ -260,19 +207,22 @@ static cp_status ask(const cp_rule *rule, const cp_setting *setting,
     if (rule->kind == CP_RULE_EMPIRICAL)
         return ask_empirical(rule, load, verdict);
     if (rule->kind == CP_RULE_SIZE || setting->machine.shares_cores)
-        return ask_size(setting, load, verdict);
-    CP_TRY(ask_hidden(rule, setting, load, verdict));
+        return ask_equation(1, rule, setting, load, verdict);
+    CP_TRY(ask_equation(2, rule, setting, load, verdict));
+    verdict->hidden = verdict->variant == CP_PASS_KV;
     if (verdict->hidden)
         return CP_OK;
-    return rule->kind == CP_RULE_HIDDEN
-               ? ask_size(setting, load, verdict)
-               : ask_exposed(rule, setting, load, verdict);
+    return ask_equation(rule->kind == CP_RULE_HIDDEN ? 1 : 5, rule, setting,
+                        load, verdict);
 }
 
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
                       const cp_load *load, cp_verdict *verdict) {
     cp_verdict answer = {.variant = CP_PASS_KV};
-    CP_TRY(cp_setting_check(setting));
+    if (setting->ranks < 1)
+        return cp_refuse("%d ranks: at least 1", setting->ranks);
+    CP_TRY(cp_machine_check(&setting->machine));
+    CP_TRY(cp_shape_check(&setting->shape));
     if (setting->ranks == 1)
         append(&answer, "one rank: nothing to send");
     else

@@ -11,14 +11,10 @@
 typedef struct {
     cp_machine machine;
     cp_shape shape;
-    int ranks;            /* N */
-    int64_t output_bytes; /* of a number of a partial's output */
-    double latency;       /* of an exchange, seconds */
+    int ranks;      /* N */
+    double latency; /* of an exchange, seconds */
     double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
 } cp_setting;
-
-/* Fails with CP_INVALID and the name of what is missing or out of range. */
-cp_status cp_setting_check(const cp_setting *setting);
 
 /* What Algorithm 1 may know of a description, and what all rules may: with the
  * speeds of the data sheet, or with those that were reached. */
@@ -27,14 +23,14 @@ cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes,
 cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
                          int64_t element_bytes, int ranks, bool peak);
 
-/* Paper, Table 3: of all ranks together. causal: only what is not masked. */
-double cp_attention_flops(const cp_setting *setting, const cp_load *load,
-                          bool causal);
-double cp_query_bytes(const cp_setting *setting, const cp_load *load);
-double cp_key_bytes(const cp_setting *setting, const cp_load *load);
-
-/* Output and one LSE a head, of all queries over the keys of one rank. */
-double cp_partial_bytes(const cp_setting *setting, const cp_load *load);
+/* Paper, Table 3: FLOPs, and bytes of all that could travel, of all ranks
+ * together. partials: output and one LSE a head, of all queries over the keys
+ * of one rank. causal: only the pairs that are not masked. */
+typedef struct {
+    double flops, queries, keys, partials;
+} cp_volumes;
+cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
+                         bool causal);
 
 /* The new tokens from which on keys and values hide under attention (eq. 2),
  * and the new and cached tokens from which on queries do (eq. 3). */
@@ -76,7 +72,7 @@ typedef struct {
 cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
 
 /* What a rule says of a call. One rank sends nothing: pass-KV. Fails with
- * CP_INVALID if the setting is none (cp_setting_check), if a product does not
+ * CP_INVALID if ranks, machine or shape are out of range, if a product does not
  * fit 128 bits, or if an empirical rule is asked about a batch; the verdict is
  * then untouched. */
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,

@@ -1,5 +1,5 @@
 /* Tangled from book/15-share.nw; edit the chapter. */
-/* Ranks that share the cores of a machine, in virtual time. */
+/* Ranks with tasks, in virtual time, each with a core or all sharing some. */
 #include "predict/share.h"
 
 #include <math.h>
@@ -10,60 +10,54 @@ typedef struct {
     int64_t what;
 } entry;
 
+/* Entries by key, the least one last. */
 typedef struct {
     entry *entries;
     int64_t count;
-} heap;
+} queue;
 
-static double first(const heap *heap) {
-    return heap->count > 0 ? heap->entries[0].key : INFINITY;
+static double first(const queue *queue) {
+    return queue->count > 0 ? queue->entries[queue->count - 1].key : INFINITY;
 }
 
-static void push(heap *heap, double key, int64_t what) {
-    int64_t at = heap->count++;
-    for (; at > 0 && heap->entries[(at - 1) / 2].key > key; at = (at - 1) / 2)
-        heap->entries[at] = heap->entries[(at - 1) / 2];
-    heap->entries[at] = (entry){key, what};
+static void push(queue *queue, double key, int64_t what) {
+    int64_t at = queue->count++;
+    for (; at > 0 && queue->entries[at - 1].key < key; at--)
+        queue->entries[at] = queue->entries[at - 1];
+    queue->entries[at] = (entry){key, what};
 }
-static int64_t pop(heap *heap) {
-    const int64_t what = heap->entries[0].what;
-    const entry last = heap->entries[--heap->count];
-    int64_t at = 0;
-    for (;;) {
-        int64_t child = 2 * at + 1;
-        if (child + 1 < heap->count &&
-            heap->entries[child + 1].key < heap->entries[child].key)
-            child++;
-        if (child >= heap->count || heap->entries[child].key >= last.key)
-            break;
-        heap->entries[at] = heap->entries[child];
-        at = child;
-    }
-    heap->entries[at] = last;
-    return what;
+
+static int64_t pop(queue *queue) {
+    return queue->entries[--queue->count].what;
 }
 
 typedef struct worker {
-    cp_task task;
-    bool begun, over;
-    double start, end;   /* of the task: a time; what given will be */
+    const cp_task *task; /* NULL: the next is due */
+    double now, start;   /* its time, and when its task began */
+    double end;          /* of work on shared cores: what given will be */
     struct worker *next; /* that is ready too, or waits at the same gate */
 } worker;
 
 typedef struct {
     int posts;
-    double opens;
+    bool shut;
+    double posted, seconds; /* by the last party, and how long then */
     worker *waiting;
 } gate;
 
 typedef struct {
     const cp_share *share;
+    bool shared;
     worker *workers; /* [ranks] */
     gate *gates;
     worker *ready;
-    heap working, opening; /* ranks by end, gates by opens */
-    double now, given;     /* the time; work of each who has always worked */
+    queue working, opening; /* ranks by end, gates by opens */
+    double now, given;      /* the time; work of each who has always worked */
 } sharing;
+
+static double opening(const gate *gate) {
+    return gate->posted + gate->seconds;
+}
 
 static void make_ready(sharing *s, worker *worker) {
     worker->next = s->ready;
@@ -71,67 +65,92 @@ static void make_ready(sharing *s, worker *worker) {
 }
 
 static void open(sharing *s, gate *gate) {
+    gate->shut = false;
     while (gate->waiting != NULL) {
         worker *worker = gate->waiting;
         gate->waiting = worker->next;
         make_ready(s, worker);
     }
 }
-static double post(sharing *s, const cp_task *task) {
-    gate *gate = &s->gates[task->gate];
-    if (gate->posts++ == 0)
-        gate->opens = INFINITY;
-    if (gate->posts < task->parties)
-        return s->now;
-    gate->posts = 0;
-    gate->opens = s->now + task->seconds;
-    if (gate->opens <= s->now)
-        open(s, gate);
-    else
-        push(&s->opening, gate->opens, task->gate);
-    return gate->opens;
-}
 
-static bool begin(sharing *s, worker *worker) {
+static void post(sharing *s, const worker *worker, int n) {
     const cp_share *share = s->share;
-    const int rank = (int)(worker - s->workers);
-    if (worker->begun)
-        return true;
-    worker->over = !share->next(share->context, rank, &worker->task);
-    worker->begun = true;
-    worker->start = s->now;
-    worker->end = s->given + worker->task.seconds;
-    return !worker->over;
-}
-
-static bool ended(const sharing *s, const worker *worker) {
-    if (worker->task.kind == CP_TASK_WORK)
-        return worker->end <= s->given;
-    return worker->task.kind == CP_TASK_POST ||
-           s->gates[worker->task.gate].opens <= s->now;
-}
-static void put_aside(sharing *s, worker *worker) {
-    gate *gate = &s->gates[worker->task.gate];
-    if (worker->task.kind == CP_TASK_WORK) {
-        push(&s->working, worker->end, worker - s->workers);
-        return;
+    const cp_task *task = worker->task;
+    gate *gate = &s->gates[task->gates[n]];
+    if (gate->posts++ == 0) {
+        gate->shut = true;
+        gate->posted = gate->seconds = 0;
     }
-    worker->next = gate->waiting;
-    gate->waiting = worker;
+    gate->posted = fmax(gate->posted, worker->now);
+    if (n == 0)
+        gate->seconds = fmax(gate->seconds, task->seconds);
+    if (gate->posts < task->parties)
+        return;
+    gate->posts = 0;
+    share->opens(share->context, (int)(worker - s->workers), n, gate->posted,
+                 opening(gate));
+    if (s->shared && opening(gate) > s->now)
+        push(&s->opening, opening(gate), task->gates[n]);
+    else
+        open(s, gate);
 }
 
+/* Work, or put aside who shares cores until its work is done. */
+static bool work(sharing *s, worker *worker) {
+    if (s->shared && worker->end > s->given) {
+        push(&s->working, worker->end, worker - s->workers);
+        return false;
+    }
+    worker->now = s->shared ? s->now : worker->now + worker->task->seconds;
+    return true;
+}
+
+/* Pass the gates, or wait at the first that is shut. */
+static bool await(sharing *s, worker *worker) {
+    for (int n = 0; n < 2; n++) {
+        if (worker->task->gates[n] == CP_NO_GATE)
+            continue;
+        gate *gate = &s->gates[worker->task->gates[n]];
+        if (gate->shut) {
+            worker->next = gate->waiting;
+            gate->waiting = worker;
+            return false;
+        }
+        worker->now = fmax(worker->now, opening(gate));
+    }
+    return true;
+}
+
+static bool ended(sharing *s, worker *worker) {
+    switch (worker->task->kind) {
+    case CP_TASK_WORK:
+        return work(s, worker);
+    case CP_TASK_AWAIT:
+        return await(s, worker);
+    case CP_TASK_POST:
+        for (int n = 0; n < 2; n++)
+            if (worker->task->gates[n] != CP_NO_GATE)
+                post(s, worker, n);
+    }
+    return true;
+}
+
+/* Do task after task, until one must wait. */
 static void go_on(sharing *s, worker *worker) {
     const cp_share *share = s->share;
-    const cp_task *task = &worker->task;
-    while (begin(s, worker)) {
-        if (!ended(s, worker)) {
-            put_aside(s, worker);
-            return;
+    const int rank = (int)(worker - s->workers);
+    for (;;) {
+        if (worker->task == NULL) {
+            worker->task = share->next(share->context, rank);
+            worker->start = worker->now;
+            if (worker->task == NULL)
+                return;
+            worker->end = s->given + worker->task->seconds;
         }
-        const double end = task->kind == CP_TASK_POST ? post(s, task) : s->now;
-        share->done(share->context, (int)(worker - s->workers), task,
-                    worker->start, end);
-        worker->begun = false;
+        if (!ended(s, worker))
+            return;
+        share->done(share->context, rank, worker->start, worker->now);
+        worker->task = NULL;
     }
 }
 
@@ -156,23 +175,17 @@ static cp_status sharing_new(sharing *s) {
     const cp_share *share = s->share;
     CP_TRY(cp_allocate(&s->workers, share->ranks, sizeof(worker), "ranks"));
     CP_TRY(cp_allocate(&s->gates, share->gates, sizeof(gate), "gates"));
+    for (int rank = share->ranks - 1; rank >= 0; rank--)
+        make_ready(s, &s->workers[rank]);
+    if (!s->shared)
+        return CP_OK;
     CP_TRY(cp_allocate(&s->working.entries, share->ranks, sizeof(entry),
                        "ranks at work"));
     return cp_allocate(&s->opening.entries, share->gates, sizeof(entry),
                        "gates that open");
 }
-static cp_status left(const sharing *s) {
-    for (int rank = 0; rank < s->share->ranks; rank++)
-        if (!s->workers[rank].over)
-            return cp_fail(CP_BROKEN,
-                           "rank %d waits at gate %lld, which never opens",
-                           rank, (long long)s->workers[rank].task.gate);
-    return CP_OK;
-}
 
 static cp_status run(sharing *s) {
-    for (int rank = s->share->ranks; rank > 0; rank--)
-        make_ready(s, &s->workers[rank - 1]);
     do
         while (s->ready != NULL) {
             worker *worker = s->ready;
@@ -180,10 +193,23 @@ static cp_status run(sharing *s) {
             go_on(s, worker);
         }
     while (move(s));
-    return left(s);
+    for (int rank = 0; rank < s->share->ranks; rank++) {
+        const cp_task *task = s->workers[rank].task;
+        if (task == NULL)
+            continue;
+        if (task->kind == CP_TASK_WORK)
+            return cp_fail(CP_BROKEN, "rank %d has work without end", rank);
+        const int64_t *gates = task->gates;
+        const bool first = gates[0] != CP_NO_GATE && s->gates[gates[0]].shut;
+        return cp_fail(CP_BROKEN,
+                       "rank %d waits at gate %ld, which never opens", rank,
+                       gates[first ? 0 : 1]);
+    }
+    return CP_OK;
 }
+
 cp_status cp_share_run(const cp_share *share) {
-    sharing s = {.share = share};
+    sharing s = {.share = share, .shared = share->cores < share->ranks};
     cp_status status = sharing_new(&s);
     if (status == CP_OK)
         status = run(&s);

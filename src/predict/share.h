@@ -1,6 +1,6 @@
 /* Tangled from book/15-share.nw; edit the chapter. */
-/* Ranks that share the cores of a machine, in virtual time: who works gets an
- * equal part of them. Knows tasks and gates, and no plan. */
+/* Ranks with tasks, in virtual time, each with a core or all sharing some: who
+ * works gets an equal part of them. Knows tasks and gates, and no plan. */
 #ifndef CP_SHARE_H
 #define CP_SHARE_H
 
@@ -8,28 +8,32 @@
 
 typedef enum {
     CP_TASK_WORK,  /* seconds of a core */
-    CP_TASK_POST,  /* the gate opens seconds after the last of its parties */
-    CP_TASK_AWAIT, /* until the gate has opened */
+    CP_TASK_POST,  /* be one of the parties of gates */
+    CP_TASK_AWAIT, /* until gates have opened */
 } cp_task_kind;
 
+enum { CP_NO_GATE = -1 };
+
+/* A gate opens some seconds after the last of its parties has posted it: those
+ * of who posts it as its first. */
 typedef struct {
     cp_task_kind kind;
     double seconds;
-    int64_t gate;
+    int64_t gates[2];
     int parties;
 } cp_task;
 
-/* Ranks that share the cores of a machine. */
 typedef struct {
     int ranks;
     int64_t gates;
-    double cores;
-    /* The next task of a rank; false: there is none. */
-    bool (*next)(void *context, int rank, cp_task *task);
-    /* The task that a rank was given has ended. The post that opens a gate
-     * is told when, which may be later than now. */
-    void (*done)(void *context, int rank, const cp_task *task, double start,
-                 double end);
+    double cores; /* as many as ranks: each has its own */
+    /* The next task of a rank, which stays until it has ended; NULL: none. */
+    const cp_task *(*next)(void *context, int rank);
+    /* That task has ended. */
+    void (*done)(void *context, int rank, double start, double end);
+    /* It was the last post of its gates[n]: posted by all at start, it
+     * opens at end, which may be later than now. */
+    void (*opens)(void *context, int rank, int n, double start, double end);
     void *context;
 } cp_share;
 

@@ -1,9 +1,10 @@
 /* Tangled from book/15-simulate.nw; edit the chapter. */
-/* What a call will take on a described machine: the plan's walker with virtual
- * clocks. Computes no attention, and measures nothing. */
+/* What a call will take on a described machine, by virtual clocks. Computes no
+ * attention, and measures nothing. */
 #ifndef CP_SIMULATE_H
 #define CP_SIMULATE_H
 
+#include "ring/choose.h"
 #include "ring/history.h"
 #include "predict/pace.h"
 
@@ -19,7 +20,6 @@ typedef struct {
     bool kept;             /* charge what a call over a kept cache costs */
     uint64_t seed;         /* of the jitter */
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
-    bool by_turns;         /* replay as if cores were shared, to compare */
 } cp_scenario;
 
 typedef struct {
@@ -33,11 +33,19 @@ typedef struct {
     double busy;                    /* share of the time that computes */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
-    int64_t gpus, events;
+    int64_t gpus;
 } cp_forecast;
 
 /* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names
  * what is wrong: no tokens, too many to plan, heads that cannot be divided. */
 cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast);
+
+/* The faster of pass-KV and pass-Q for the attention of a layer, by simulated
+ * time, if they differ by a tenth or more; else by Algorithm 1. Decides for a
+ * cp_chooser that knows a cp_hardware. Fails as cp_simulate and cp_choose do. */
+cp_status cp_foresee(const void *knows, const cp_shape *shape,
+                     int64_t element_bytes, int ranks, int64_t sequences,
+                     const int64_t *new_tokens, const int64_t *cached_tokens,
+                     cp_choice *choice);
 
 #endif

@@ -23,14 +23,12 @@ const cp_machine cp_machine_processes = {
 cp_status cp_machine_check(const cp_machine *machine) {
     const int64_t bytes = machine->element_bytes;
     if (machine->flops < 1)
-        return cp_fail(CP_INVALID, "flops is %lld: it must be above 0",
-                       (long long)machine->flops);
+        return cp_refuse("flops is %ld: it must be above 0", machine->flops);
     if (machine->bytes_per_second < 1)
-        return cp_fail(CP_INVALID, "bandwidth is %lld: it must be above 0",
-                       (long long)machine->bytes_per_second);
+        return cp_refuse("bandwidth is %ld: it must be above 0",
+                         machine->bytes_per_second);
     if (bytes < 1 || bytes > 16)
-        return cp_fail(CP_INVALID, "%lld bytes a number: 1 to 16 are possible",
-                       (long long)bytes);
+        return cp_refuse("%ld bytes a number: 1 to 16 are possible", bytes);
     return CP_OK;
 }
 
@@ -40,21 +38,20 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
     for (int64_t s = 0; s < sequences; s++) {
         const cp_wide now = fresh[s], past = cached == NULL ? 0 : cached[s];
         if (now < 0 || past < 0)
-            return cp_fail(CP_INVALID,
-                           "sequence %lld: %lld new tokens over %lld cached",
-                           (long long)s, (long long)now, (long long)past);
+            return cp_refuse("sequence %ld: %ld new tokens over %ld cached", s,
+                             (long)now, (long)past);
         if (now == 0)
             continue;
         if (__builtin_add_overflow(load->pairs, now * (now + past),
                                    &load->pairs))
-            return cp_fail(CP_INVALID, "too many tokens to count their pairs");
+            return cp_refuse("too many tokens to count their pairs");
         load->sequences++;
         load->fresh += now;
         load->keys += now + past;
         load->causal += now * past + now * (now + 1) / 2;
     }
     if (load->sequences == 0)
-        return cp_fail(CP_INVALID, "no new tokens: nothing to choose");
+        return cp_refuse("no new tokens: nothing to choose");
     return CP_OK;
 }
 
@@ -63,9 +60,8 @@ static bool times(cp_wide *product, cp_wide factor) {
 }
 
 static cp_status too_large(const char *equation) {
-    return cp_fail(CP_INVALID,
-                   "%s: these tokens, heads and speeds do not fit 128 bits",
-                   equation);
+    return cp_refuse("%s: these tokens, heads and speeds do not fit 128 bits",
+                     equation);
 }
 
 cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,

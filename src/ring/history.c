@@ -3,7 +3,6 @@
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "ring/history.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "ground/save.h"
@@ -48,17 +47,6 @@ void cp_history_lose(cp_history *history, int rank, int queue) {
     find_lane(history, rank, queue)->lost++;
 }
 
-static void print_stretch(FILE *file, int number, double origin,
-                          const cp_stretch *s) {
-    fprintf(file,
-            ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
-            "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%lld,\"hop\":%d,"
-            "\"bytes\":%lld}}",
-            s->name, number, 1e6 * (s->start - origin),
-            1e6 * (s->end - s->start), (long long)s->layer, s->hop,
-            (long long)s->bytes);
-}
-
 static void print_lane(FILE *file, const cp_history *history, int number,
                        double origin) {
     const lane *mine = &history->lanes[number];
@@ -66,11 +54,25 @@ static void print_lane(FILE *file, const cp_history *history, int number,
         history->names != NULL ? history->names[number % history->queues] : "";
     fprintf(file,
             "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":%d,"
-            "\"args\":{\"name\":\"rank %d%s%s (%lld operations left out)\"}}",
+            "\"args\":{\"name\":\"rank %d%s%s (%ld operations left out)\"}}",
             number == 0 ? "" : ",\n", number, number / history->queues,
-            name[0] == '\0' ? "" : " ", name, (long long)mine->lost);
-    for (int64_t n = 0; n < mine->count; n++)
-        print_stretch(file, number, origin, &mine->stretches[n]);
+            name[0] == '\0' ? "" : " ", name, mine->lost);
+    for (int64_t n = 0; n < mine->count; n++) {
+        const cp_stretch *s = &mine->stretches[n];
+        fprintf(file,
+                ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
+                "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%ld,\"hop\":%d,"
+                "\"bytes\":%ld}}",
+                s->name, number, 1e6 * (s->start - origin),
+                1e6 * (s->end - s->start), s->layer, s->hop, s->bytes);
+    }
+}
+
+void cp_history_print(const cp_history *history, double origin, FILE *out) {
+    fprintf(out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    for (int n = 0; n < history->ranks * history->queues; n++)
+        print_lane(out, history, n, origin);
+    fprintf(out, "\n]}\n");
 }
 
 cp_status cp_history_write(const cp_history *history, double origin,
@@ -78,32 +80,26 @@ cp_status cp_history_write(const cp_history *history, double origin,
     char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);
-    if (file == NULL)
+    if (file != NULL)
+        cp_history_print(history, origin, file);
+    if (file == NULL || fclose(file) != 0) {
+        free(text);
         return cp_fail(CP_MEMORY, "%s: no memory for a trace", path);
-    fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    for (int n = 0; n < history->ranks * history->queues; n++)
-        print_lane(file, history, n, origin);
-    fprintf(file, "\n]}\n");
-    cp_status status = CP_OK;
-    if (fclose(file) != 0)
-        status = cp_fail(CP_MEMORY, "%s: no memory for a trace", path);
+    }
     const cp_bytes bytes = {text, (int64_t)length};
-    if (status == CP_OK)
-        status = cp_save(path, 1, &bytes);
+    const cp_status status = cp_save(path, 1, &bytes);
     free(text);
     return status;
 }
 
 cp_status cp_history_new(int ranks, int queues, const char *const *names,
                          cp_history **out) {
-    *out = NULL;
     cp_history *history;
-    cp_status status = cp_allocate(&history, 1, sizeof(*history), "a trace");
-    if (status != CP_OK)
-        return status;
+    *out = NULL;
+    CP_TRY(cp_allocate(&history, 1, sizeof(*history), "a trace"));
     *history = (cp_history){ranks, queues, names, NULL};
-    status = cp_allocate(&history->lanes, (int64_t)ranks * queues, sizeof(lane),
-                         "a trace");
+    const cp_status status = cp_allocate(
+        &history->lanes, (int64_t)ranks * queues, sizeof(lane), "a trace");
     if (status == CP_OK)
         *out = history;
     else

@@ -4,6 +4,8 @@
 #ifndef CP_HISTORY_H
 #define CP_HISTORY_H
 
+#include <stdio.h>
+
 #include "ground/ground.h"
 
 /* Something that took its time. */
@@ -30,7 +32,9 @@ void cp_history_note(cp_history *history, int rank, int queue,
 /* One more that could not be noted. */
 void cp_history_lose(cp_history *history, int rank, int queue);
 
-/* Write all as Chrome trace JSON, times from origin on. Fails as cp_save. */
+/* Print all as Chrome trace JSON, times from origin on; or write it to a file,
+ * which fails as cp_save. */
+void cp_history_print(const cp_history *history, double origin, FILE *out);
 cp_status cp_history_write(const cp_history *history, double origin,
                            const char *path);
 

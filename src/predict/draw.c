@@ -1,0 +1,199 @@
+/* Tangled from book/05-drawing.nw; edit the chapter. */
+/* Pictures of a plan: text, SVG, and traces. */
+#include "predict/draw.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "predict/timeline.h"
+#include "ring/history.h"
+
+typedef struct {
+    const cp_plan *plan;
+    double pair, byte; /* seconds: scoring a pair of all heads; sending */
+    cp_bar *bars;
+    int64_t count;
+    double end; /* of the last bar */
+} drawing;
+
+static double message_length(const drawing *d, int slot) {
+    return 0.02 + (double)d->plan->slots[slot].bytes * d->byte;
+}
+
+static double length(void *context, const cp_op *op) {
+    const drawing *d = context;
+    const cp_layout *layout = d->plan->layout;
+    switch (op->kind) {
+    case CP_OP_ATTEND:
+        return d->pair * (double)cp_block_pairs(&layout->queries[op->in.origin],
+                                                &layout->keys[op->keys.origin]);
+    case CP_OP_EXCHANGE:
+        return message_length(d, op->in.slot);
+    case CP_OP_ALL_GATHER:
+        return (layout->ranks - 1) * message_length(d, op->in.slot);
+    case CP_OP_ALL_TO_ALL:
+        return (layout->ranks - 1) * message_length(d, d->plan->result);
+    default:
+        return 0;
+    }
+}
+
+static void add_bar(void *context, const cp_bar *bar) {
+    drawing *d = context;
+    d->bars[d->count++] = *bar;
+    d->end = fmax(d->end, bar->end);
+}
+
+/* Whose block a bar is about. */
+static int origin_of(const drawing *d, const cp_bar *bar) {
+    const cp_op *op = bar->op;
+    const cp_variant variant = d->plan->variant;
+    if (op->kind == CP_OP_EXCHANGE)
+        return op->out.origin;
+    if (cp_op_is_collective(op))
+        return bar->rank;
+    return variant == CP_PASS_Q || variant == CP_DECODE ? op->in.origin
+                                                        : op->keys.origin;
+}
+
+static cp_status set_bars(drawing *d) {
+    const cp_plan *plan = d->plan;
+    const cp_layout *layout = plan->layout;
+    const double ranks = layout->ranks;
+    const double keys = (double)layout->keys[0].rows *
+                        (double)(plan->shape.kv_heads * plan->shape.head_dim);
+    const cp_timeline timeline = {.plan = plan,
+                                  .seconds = length,
+                                  .bar = add_bar,
+                                  .context = d,
+                                  .layers = 1,
+                                  .hidden = 1};
+    cp_hours *hours;
+    int64_t operations = 0;
+    for (int k = 0; k < layout->ranks; k++)
+        operations += plan->programs[k].count;
+    d->pair = ranks * ranks / (double)layout->new_tokens /
+              (double)(layout->cached_tokens + layout->new_tokens);
+    d->byte = 0.25 / (2 * keys * (double)plan->element_bytes);
+    CP_TRY(cp_allocate(&d->bars, operations, sizeof(cp_bar), "bars"));
+    CP_TRY(cp_allocate(&hours, layout->ranks, sizeof(cp_hours), "clocks"));
+    const cp_status status = cp_timeline_run(&timeline, hours);
+    free(hours);
+    return status;
+}
+
+enum { COLUMNS = 62 };
+
+static char mark(int origin) {
+    static const char marks[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+    return origin < 36 ? marks[origin] : '#';
+}
+
+static void paint(char *line, const drawing *d, const cp_bar *bar) {
+    const int from = (int)(bar->start / d->end * COLUMNS);
+    const int to = (int)(bar->end / d->end * COLUMNS);
+    const char what =
+        cp_op_is_collective(bar->op) ? '*' : mark(origin_of(d, bar));
+    for (int n = from; n < COLUMNS && (n < to || n == from); n++)
+        line[n] = what;
+}
+
+static void print_rank(const drawing *d, int rank, FILE *out) {
+    char lines[2][COLUMNS + 1] = {"", ""};
+    memset(lines[0], '.', COLUMNS);
+    memset(lines[1], ' ', COLUMNS);
+    for (int64_t n = 0; n < d->count; n++)
+        if (d->bars[n].rank == rank)
+            paint(lines[cp_op_talks(d->bars[n].op)], d, &d->bars[n]);
+    fprintf(out, "rank %-3d attend  %s\n", rank, lines[0]);
+    if (strspn(lines[1], " ") < COLUMNS)
+        fprintf(out, "         receive %s\n", lines[1]);
+}
+
+static cp_status print_ascii(const drawing *d, FILE *out) {
+    for (int rank = 0; rank < d->plan->layout->ranks; rank++)
+        print_rank(d, rank, out);
+    fprintf(out, "%17s%s\n", "",
+            "digits say whose block, . is idle, * a collective");
+    return CP_OK;
+}
+
+static void svg_bar(const drawing *d, const cp_bar *bar, FILE *out) {
+    const double scale = 800 / d->end;
+    const bool message = cp_op_talks(bar->op);
+    const int origin = origin_of(d, bar);
+    const int hue = (int)(360.0 * origin / d->plan->layout->ranks + 25) % 360;
+    const double x = 90 + bar->start * scale;
+    const double width = (bar->end - bar->start) * scale;
+    const int y = 20 + bar->rank * 46 + (message ? 22 : 0);
+    fprintf(out,
+            "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"18\" "
+            "fill=\"hsl(%d,55%%,%d%%)\" stroke=\"white\"><title>%s %d, hop "
+            "%d</title></rect>\n",
+            x, y, width, hue, message ? 82 : 68, bar->name, origin,
+            bar->op->hop);
+    if (width > 26)
+        fprintf(out, "<text x=\"%.1f\" y=\"%d\">%s%d</text>\n", x + width / 2,
+                y + 13,
+                bar->op->kind == CP_OP_ATTEND     ? "attend "
+                : bar->op->kind == CP_OP_EXCHANGE ? "receive "
+                                                  : "all ",
+                origin);
+}
+
+static cp_status print_svg(const drawing *d, FILE *out) {
+    const int ranks = d->plan->layout->ranks;
+    fprintf(out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" "
+            "height=\"%d\" font-family=\"sans-serif\" font-size=\"10\" "
+            "text-anchor=\"middle\">\n<title>%s over %d ranks</title>\n",
+            30 + 46 * ranks, cp_variant_name(d->plan->variant), ranks);
+    for (int rank = 0; rank < ranks; rank++)
+        fprintf(out,
+                "<text x=\"80\" y=\"%d\" text-anchor=\"end\" "
+                "font-size=\"12\">rank %d</text>\n",
+                33 + rank * 46, rank);
+    for (int64_t n = 0; n < d->count; n++)
+        svg_bar(d, &d->bars[n], out);
+    fprintf(out, "</svg>\n");
+    return CP_OK;
+}
+
+static cp_status print_perfetto(const drawing *d, FILE *out) {
+    static const char *const queues[] = {"compute", "communication"};
+    cp_history *history;
+    char(*names)[24];
+    CP_TRY(cp_allocate(&names, d->count, sizeof(*names), "names"));
+    const cp_status status =
+        cp_history_new(d->plan->layout->ranks, 2, queues, &history);
+    for (int64_t n = 0; n < d->count && status == CP_OK; n++) {
+        const cp_bar *bar = &d->bars[n];
+        snprintf(names[n], sizeof(names[n]), "%s %d", bar->name,
+                 origin_of(d, bar));
+        cp_history_note(
+            history, bar->rank, cp_op_talks(bar->op),
+            (cp_stretch){names[n], bar->start, bar->end, 0, 0, bar->op->hop});
+    }
+    if (status == CP_OK)
+        cp_history_print(history, 0, out);
+    cp_history_free(history);
+    free(names);
+    return status;
+}
+
+cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
+    static cp_status (*const prints[])(const drawing *, FILE *) = {
+        [CP_DRAW_ASCII] = print_ascii,
+        [CP_DRAW_SVG] = print_svg,
+        [CP_DRAW_PERFETTO] = print_perfetto,
+    };
+    drawing d = {.plan = plan};
+    cp_status status = set_bars(&d);
+    if (status == CP_OK)
+        status = prints[kind](&d, out);
+    free(d.bars);
+    if (status == CP_OK && (fflush(out) != 0 || ferror(out)))
+        return cp_fail(CP_FILE, "the drawing could not be written");
+    return status;
+}

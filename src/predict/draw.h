@@ -1,0 +1,21 @@
+/* Tangled from book/05-drawing.nw; edit the chapter. */
+/* Pictures of a plan: text, SVG, and traces. */
+#ifndef CP_DRAW_H
+#define CP_DRAW_H
+
+#include <stdio.h>
+
+#include "ring/variants.h"
+
+typedef enum {
+    CP_DRAW_NOTHING,  /* of which cp_draw knows nothing */
+    CP_DRAW_ASCII,    /* text in 80 columns */
+    CP_DRAW_SVG,      /* a picture */
+    CP_DRAW_PERFETTO, /* JSON that Perfetto and chrome://tracing open */
+} cp_drawing;
+
+/* Draw a plan's timeline. Fails as cp_timeline_run does, or with CP_FILE if the
+ * stream does not take what is written. */
+cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out);
+
+#endif
