@@ -481,16 +481,21 @@ TEST(invariants_26_27_29_of_the_cluster) {
     }
 }
 
+/* A prefill of the paper's model on its machine. */
+static void chance_of_paper(chance *c, int ranks, int64_t fresh) {
+    uint64_t seed = 14;
+    chance_new(c, &seed);
+    must(cp_hardware_read("gtt", &c->hardware));
+    must(cp_model_sizes_read("llama3-405b", &c->model));
+    c->scenario.ranks = ranks;
+    c->scenario.tensor = 8;
+    c->scenario.variant = CP_PASS_KV;
+    c->fresh[0] = fresh;
+}
+
 LOOP(jitter_repeats_and_costs, 0, 2) {
     chance c;
-    uint64_t seed = 14;
-    chance_new(&c, &seed);
-    must(cp_hardware_read("gtt", &c.hardware));
-    must(cp_model_sizes_read("llama3-405b", &c.model));
-    c.scenario.ranks = 8;
-    c.scenario.tensor = 8;
-    c.scenario.variant = CP_PASS_KV;
-    c.fresh[0] = 32000;
+    chance_of_paper(&c, 8, 32000);
     c.hardware.cores = _i;
     c.hardware.jitter = 200e-6;
     const double one = seconds_of(&c.scenario), again = seconds_of(&c.scenario);
@@ -509,14 +514,7 @@ LOOP(jitter_repeats_and_costs, 0, 2) {
 
 TEST(a_large_ring_is_quick) {
     chance c;
-    uint64_t seed = 15;
-    chance_new(&c, &seed);
-    must(cp_hardware_read("gtt", &c.hardware));
-    must(cp_model_sizes_read("llama3-405b", &c.model));
-    c.scenario.ranks = 128;
-    c.scenario.tensor = 8;
-    c.scenario.variant = CP_PASS_KV;
-    c.fresh[0] = 1000000;
+    chance_of_paper(&c, 128, 1000000);
     const clock_t start = clock();
     seconds_of(&c.scenario);
     ck_assert_double_lt((double)(clock() - start) / CLOCKS_PER_SEC, 2);
