@@ -182,7 +182,7 @@ mutants: ## put known faults into a copy of the sources, one by one; suites must
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o $(B)/real-cublas_interface.o)
+objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
 	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/stand-in/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch])

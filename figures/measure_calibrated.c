@@ -58,15 +58,22 @@ static int64_t rows[] = {1, 4, 8, 16, 64, 256, 1024};
 static int64_t keys[] = {64, 256, 1024, 4096, 16384};
 static int64_t bytes[] = {64, 16384, 131072, 1048576, 8388608};
 
-typedef struct {
-    int ranks;
-    cp_hardware hardware;
-    cp_calibration wanted;
-    cp_stage *stage;
-    cp_calibrating *work;
-} subject;
+enum { CALLS_OF_A_SIZE = 6 };
 
-static void subject_open(subject *it, int ranks, int rounds) {
+/* The calls of one number of ranks, and how often each runs in a round. */
+typedef struct {
+    call *calls;
+    int times;
+} turn;
+
+static void measure_all(void *context) {
+    const turn *it = context;
+    for (int n = 0; n < CALLS_OF_A_SIZE; n++)
+        measure(&it->calls[n], it->times);
+}
+
+/* Calibrate as many ranks as the calls have, which are measured meanwhile. */
+static void calibrate(turn *it, int rounds, cp_hardware *hardware) {
     const char *const blank = "machine here\nmemory 1 GB assumed\n"
                               "memory_rate 1 GB/s assumed\n"
                               "peak 1 TFLOP/s assumed\n"
@@ -74,21 +81,19 @@ static void subject_open(subject *it, int ranks, int rounds) {
                               "attention_rate 1 TFLOP/s assumed\n"
                               "link_rate 1 GB/s assumed\n"
                               "link_latency 1 us assumed\n";
-    it->ranks = ranks;
-    it->wanted =
-        (cp_calibration){.shape = shape,
-                         .ranks = ranks,
-                         .cores = cp_host_cores(),
-                         .rounds = rounds,
-                         .rows = {rows, sizeof(rows) / sizeof(rows[0])},
-                         .keys = {keys, sizeof(keys) / sizeof(keys[0])},
-                         .bytes = {bytes, sizeof(bytes) / sizeof(bytes[0])},
-                         .hardware = &it->hardware};
-    need(cp_hardware_parse("blank", blank, &it->hardware));
-    need(cp_stage_new(&cp_place_threads, &it->wanted, &it->stage));
-    need(cp_calibrating_new(cp_stage_laboratory(it->stage), &it->wanted,
-                            &it->work));
-    need(cp_calibrating_round(it->work, 0));
+    const cp_calibration wanted = {
+        .shape = shape,
+        .ranks = it->calls[0].ring.ranks,
+        .cores = cp_host_cores(),
+        .rounds = rounds,
+        .rows = {rows, sizeof(rows) / sizeof(rows[0])},
+        .keys = {keys, sizeof(keys) / sizeof(keys[0])},
+        .bytes = {bytes, sizeof(bytes) / sizeof(bytes[0])},
+        .hardware = hardware,
+        .between = measure_all,
+        .context = it};
+    need(cp_hardware_parse("blank", blank, hardware));
+    need(cp_calibrate_run(&cp_place_threads, &wanted));
 }
 
 /* The size of its error, in percent. */
@@ -108,7 +113,7 @@ int main(int argc, char **argv) {
     const int times = argc > 2 ? atoi(argv[2]) : 3;
     static const int64_t sizes[3][2] = {{2048, 0}, {256, 8192}, {64, 16384}};
     static call calls[CALLS];
-    static subject subjects[3];
+    static cp_hardware machines[3];
     double errors[CALLS];
     if (rounds < 1 || rounds > MOST_ROUNDS || times < 1 || times > MOST_TIMES)
         return fprintf(stderr, "usage: measure_calibrated [1..%d [1..%d]]\n",
@@ -119,7 +124,7 @@ int main(int argc, char **argv) {
          * layer. */
         calls[n].ring = (ring){.variant = n % 2 == 0 ? CP_PASS_KV : CP_PASS_Q,
                                .shape = shape,
-                               .ranks = 1 << n / 6,
+                               .ranks = 1 << n / CALLS_OF_A_SIZE,
                                .fresh = sizes[n / 2 % 3][0],
                                .past = sizes[n / 2 % 3][1],
                                .walks = 2};
@@ -128,19 +133,11 @@ int main(int argc, char **argv) {
         calls[n].count = 0;
     }
     for (int r = 0; r < 3; r++)
-        subject_open(&subjects[r], 1 << r, rounds);
-    for (int round = 0; round < rounds; round++)
-        for (int r = 0; r < 3; r++) {
-            need(cp_calibrating_round(subjects[r].work, round));
-            for (int n = 0; n < CALLS; n++)
-                if (calls[n].ring.ranks == subjects[r].ranks)
-                    measure(&calls[n], times);
-        }
-    for (int r = 0; r < 3; r++)
-        cp_calibrating_describe(subjects[r].work);
+        calibrate(&(turn){&calls[CALLS_OF_A_SIZE * r], times}, rounds,
+                  &machines[r]);
     printf("call,ranks,new,cached,measured_ms,simulated_ms,error\n");
     for (int n = 0; n < CALLS; n++) {
-        simulate(&calls[n], &subjects[n / 6].hardware);
+        simulate(&calls[n], &machines[n / CALLS_OF_A_SIZE]);
         errors[n] = report(&calls[n]);
     }
     const figure_errors all = errors_of(errors, CALLS);

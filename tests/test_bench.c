@@ -1,6 +1,6 @@
 /* The bench: rounds, rows and refusals. */
 #define _GNU_SOURCE
-#include "app/bench_truth.h"
+#include "app/bench_ring.h"
 #include "app/measure.h"
 #include "tests/harness/shell.h"
 #include "expect.h"
@@ -35,16 +35,16 @@ static void row_keep(void *context, const cp_bench_row *row) {
 TEST(rounds_alternate_and_quotients_are_of_rounds) {
     scripted a = {'a', 0, {9, 2, 20, 1}}, b = {'b', 0, {4, 40, 2}};
     cp_entrant entrants[] = {
-        {.run = scripted_run, .context = &a, .work = 8},
-        {.run = scripted_run, .context = &b, .work = 8, .warm = true}};
+        {"a", "things", 2, 8, scripted_run, &a, false, {0}},
+        {"b", "things", 1, 8, scripted_run, &b, true, {0}}};
     const cp_bench bench = {.rounds = 3, .row = row_keep};
-    const cp_bench_row row = {.unit = "things", .of = "b"};
-    order[0] = '\0';
     memset(order, 0, sizeof(order));
-    must(cp_measure_rounds(&bench, 2, entrants));
+    must(cp_measure_rounds(3, 2, entrants));
     ck_assert_str_eq(order, "aababab");
-    cp_measure_report(&bench, row, 2, &entrants[0], &entrants[1]);
-    ck_assert_double_eq(reported.rate, 2);
+    cp_measure_report(&bench, &entrants[0], &entrants[1]);
+    ck_assert_str_eq(reported.what, "a");
+    ck_assert_str_eq(reported.of, "b");
+    ck_assert_double_eq(reported.value, 2);
     ck_assert_double_eq(reported.milliseconds, 2000);
     ck_assert_double_eq(reported.fraction.median, 2);
     ck_assert_double_eq(reported.fraction.low, 2);
@@ -52,36 +52,29 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
 
 TEST(an_even_number_of_rounds_has_a_middle) {
     scripted a = {'a', 0, {1, 1, 2, 4, 8}};
-    cp_entrant entrant = {.run = scripted_run, .context = &a, .work = 8};
+    cp_entrant entrant = {"a", "things", 1, 8, scripted_run, &a, false, {0}};
     const cp_bench bench = {.rounds = 4, .row = row_keep};
-    const cp_bench_row row = {.unit = "things", .of = ""};
     memset(order, 0, sizeof(order));
-    must(cp_measure_rounds(&bench, 1, &entrant));
-    cp_measure_report(&bench, row, 1, &entrant, NULL);
-    ck_assert_double_eq(reported.rate, 3);
+    must(cp_measure_rounds(4, 1, &entrant));
+    cp_measure_report(&bench, &entrant, NULL);
+    ck_assert_double_eq(reported.value, 3);
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);
 }
 
-static cp_truth_errors judge(float value, float lse) {
-    const cp_shape shape = {1, 1, 2};
-    const int64_t tokens = 9;
-    cp_cache *cache;
-    cp_store *store;
-    cp_layout *layout;
-    cp_truth_errors errors;
-    must(cp_cache_new(2, 1, tokens, &cache));
-    must(cp_store_new(2, 1, 1, tokens, &shape, &store));
-    must(cp_cache_prefill(cache, &tokens, &layout));
-    must(cp_cache_commit(cache, layout));
-    for (int rank = 0; rank < 2; rank++)
-        for (int i = 0; i < 2 * tokens; i++)
-            cp_store_values(store, rank, 0)[i] = 1;
-    must(cp_truth_compare(cache, store, &shape, tokens - 1, (float[]){0, 0},
-                          (float[]){value, 1}, &lse, &errors));
-    cp_layout_free(layout);
-    cp_store_free(store);
-    cp_cache_free(cache);
+static cp_bench_errors judge(float value, float lse) {
+    const cp_bench bench = {.shape = {1, 1, 2}, .threads = 1};
+    cp_bench_ranks it = {
+        .bench = &bench, .place = &cp_place_threads, .ranks = 2, .room = 9};
+    cp_bench_errors errors;
+    must(cp_bench_ranks_open(&it));
+    must(cp_bench_past(&it, 9));
+    for (int i = 0; i < 2 * 2 * 9; i++) {
+        it.keys[i] = 0;
+        it.values[i] = 1;
+    }
+    must(cp_bench_judge(&it, 8, (float[]){value, 1, lse}, &errors));
+    cp_bench_ranks_close(&it);
     return errors;
 }
 

@@ -9,15 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ring/cache.h"
-#include "predict/calibrate.h"
-#include "ground/host.h"
-#include "app/measure.h"
-#include "predict/simulate.h"
-#include "reference/ring/store.h"
+#include "app/bench_ring.h"
 #include "app/subjects.h"
-#include "ring/variants.h"
-#include "reference/ring/walk.h"
+#include "ground/host.h"
+#include "predict/simulate.h"
 
 static struct {
     double speed; /* in cores, of a rank */
@@ -66,9 +61,13 @@ static cp_status time_nothing(void *context, const cp_subject *it,
 static int64_t rows[] = {1, 16, 64}, keys[] = {32, 128, 512},
                bytes[] = {64, 4096, 65536};
 
+static void count_round(void *context) {
+    ++*(int *)context;
+}
+
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     const cp_place place = {NULL, NULL, CP_NOBODY, local, NULL};
-    cp_stage *stage;
+    int rounds = 0;
     const cp_calibration wanted = {.shape = {4, 2, 16},
                                    .ranks = ranks,
                                    .cores = cores,
@@ -76,17 +75,18 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
                                    .rows = {rows, 3},
                                    .keys = {keys, 3},
                                    .bytes = {bytes, 3},
-                                   .hardware = hardware};
+                                   .hardware = hardware,
+                                   .between = count_round,
+                                   .context = &rounds};
     truth.runs = 0;
-    truth.of_a_round = 4 + 9 + 3 + (ranks > 1 ? 6 : 3);
+    truth.of_a_round = 3 + 9 + 3 + (ranks > 1 ? 3 + 3 + 1 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
     must(cp_calibration_check(&wanted));
-    must(cp_stage_new(&place, &wanted, &stage));
-    cp_laboratory made_up = *cp_stage_laboratory(stage);
+    cp_laboratory made_up = cp_place_laboratory(&place, &wanted);
     made_up.time = time_nothing;
     must(cp_calibrate(&made_up, &wanted));
-    cp_stage_free(stage);
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
+    ck_assert_int_eq(rounds, 3);
 }
 
 static void near(double value, double wanted) {
@@ -236,55 +236,22 @@ TEST(bad_use_is_refused) {
             "grep -q kept $F || s=7; rm -f $F; exit $s");
 }
 
-typedef struct {
-    cp_cache *cache;
-    cp_store *store;
-    cp_layout *layout;
-    cp_plan *plan;
-    double seconds;
-} threads_ring;
-
 static const cp_shape heads = {4, 2, 32};
 
-static cp_status rank_main(cp_comm *comm, void *context) {
-    threads_ring *it = context;
-    cp_walker *walker;
-    cp_status status = cp_walker_new(it->plan, comm->rank, NULL, &walker);
-    if (status != CP_OK)
-        return status;
-    /* Fill what a walk reads. */
-    const int64_t rows = it->plan->layout->queries[comm->rank].rows;
-    cp_measure_fill(cp_walker_queries(walker), 0, rows * 4 * 32, 1, 1);
-    cp_measure_fill(cp_walker_new_keys(walker), 0, rows * 2 * 32, 2, 1);
-    cp_measure_fill(cp_walker_new_values(walker), 0, rows * 2 * 32, 3, 1);
-    for (int n = 0; n < 3 && status == CP_OK; n++) {
-        status = cp_comm_barrier(comm);
-        const double start = cp_clock();
-        if (status == CP_OK)
-            status =
-                cp_walk(walker, comm, cp_store_keys(it->store, comm->rank, 0),
-                        cp_store_values(it->store, comm->rank, 0));
-        if (status == CP_OK)
-            status = cp_comm_barrier(comm);
-        if (comm->rank == 0)
-            it->seconds = cp_clock() - start;
-    }
-    cp_walker_free(walker);
-    return status;
-}
-
+/* Of the last of three walks. */
 static double measured_seconds(int64_t tokens, cp_variant variant) {
-    threads_ring it;
-    must(cp_cache_new(2, 1, tokens + 4, &it.cache));
-    must(cp_store_new(2, 1, 1, tokens + 4, &heads, &it.store));
-    must(cp_cache_prefill(it.cache, &tokens, &it.layout));
-    must(cp_plan_build(variant, it.layout, &heads, NULL, &it.plan));
-    must(cp_place_threads.run(2, rank_main, &it));
-    cp_plan_free(it.plan);
-    cp_layout_free(it.layout);
-    cp_store_free(it.store);
-    cp_cache_free(it.cache);
-    return it.seconds;
+    const cp_bench bench = {.shape = heads, .threads = 2};
+    cp_bench_ranks it = {.bench = &bench,
+                         .place = &cp_place_threads,
+                         .ranks = 2,
+                         .room = tokens};
+    double seconds;
+    must(cp_bench_ranks_open(&it));
+    must(cp_bench_call_begin(&it, variant, tokens));
+    for (int n = 0; n < 3; n++)
+        must(cp_bench_call_walk(&it, &seconds));
+    cp_bench_ranks_close(&it);
+    return seconds;
 }
 
 static double simulated_seconds(const cp_hardware *h, int64_t tokens,

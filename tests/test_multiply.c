@@ -9,7 +9,6 @@
 #include "cuda/kernels/model_kernels.h"
 #include "cuda/kernels/multiply.h"
 #include "formats.h"
-#include "harness/stand-in/cublas.h"
 
 typedef struct {
     int64_t in, out, rows;

@@ -144,7 +144,7 @@ TEST(a_lost_message_is_named) {
     stand_in_begin(NULL);
     talk t = open_one(3);
     patience = patience_of_others = 0.5;
-    stand_in_break_message(STAND_IN_DROP, 0, 1, 1);
+    stand_in_drop_message(0, 1, 1);
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
     ck_assert(somebody_says(&t, "hop 1: 512 bytes"));
     close_talk(&t);

@@ -120,11 +120,13 @@ TEST(golden_texts_have_the_golden_ids) {
     must(cp_tokenizer_new(file, &tokenizer));
     for (int i = 0; i < GOLDEN_WORDS; i++) {
         const golden_words *golden = &golden_tokenizer[i];
+        char text[1000] = "";
         int64_t count;
         int32_t *ids =
             encode(golden->text, golden->bytes, golden->special, &count);
-        ck_assert_int_eq(count, golden->count);
-        ck_assert_mem_eq(ids, golden->ids, (size_t)count * sizeof(*ids));
+        for (int64_t n = 0; n < count; n++)
+            sprintf(text + strlen(text), n > 0 ? " %d" : "%d", ids[n]);
+        ck_assert_str_eq(text, golden->ids);
         free(ids);
     }
     close_tiny();

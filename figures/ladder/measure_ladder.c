@@ -116,8 +116,7 @@ static void run_rungs(const problem *p, int first, int last, int rounds,
                                            .work = work,
                                            .warm = warm};
     }
-    const cp_bench bench = {.rounds = rounds};
-    need(cp_measure_rounds(&bench, 2 * count, entrants));
+    need(cp_measure_rounds(rounds, 2 * count, entrants));
     for (int i = 0; i < count; i++)
         fractions[first + i] =
             fraction(&entrants[2 * i + 1], &entrants[2 * i], rounds);
@@ -357,8 +356,7 @@ static void parts(void) {
                          .context = &all[i],
                          .work = 32.0 * (double)(all[i].queries * all[i].keys)};
     }
-    const cp_bench bench = {.rounds = ROUNDS};
-    need(cp_measure_rounds(&bench, 2 * COUNT, entrants));
+    need(cp_measure_rounds(ROUNDS, 2 * COUNT, entrants));
     printf("part,cycles\n");
     for (int i = 0; i < COUNT; i++)
         printf("%s,%.2f\n", all[i].name,

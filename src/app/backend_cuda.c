@@ -17,7 +17,7 @@ static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
 static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
 static cp_device_share mine = {0, 1};
 
-static const cp_device_place *place_of(int ranks) {
+static const cp_device_place *place_of(int64_t ranks) {
     const bool all = apart.crew != NULL && ranks > 1;
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }

@@ -5,9 +5,7 @@
 #include <stdlib.h>
 
 #include "reference/model/attend_job.h"
-#include "app/bench_rows.h"
 #include "app/meter.h"
-#include "app/subjects.h"
 #include "ring/agree.h"
 #include "ring/crew.h"
 #include "reference/model/engine.h"
@@ -97,13 +95,7 @@ static cp_status attend(cp_attend_job *job) {
     return cp_attend_run(place_of(job->ranks), job);
 }
 
-cp_status cp_mpi_bench(const cp_bench *bench) {
-    return cp_bench_run(&processes, bench);
-}
-
-cp_status cp_mpi_calibrate(const cp_calibration *calibration) {
-    return cp_calibrate_run(&processes, calibration);
-}
+const cp_place *const cp_mpi_place = &processes;
 
 const cp_backend cp_backend_mpi = {
     .name = "mpi",

@@ -2,7 +2,6 @@
 #include "app/meter.h"
 
 #include "reference/model/attend_job.h"
-#include "app/bench_rows.h"
 #include "app/subjects.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"
@@ -15,14 +14,6 @@ static cp_status engine_new(const cp_model *model,
 
 static cp_status attend(cp_attend_job *job) {
     return cp_attend_run(&cp_place_threads, job);
-}
-
-static cp_status bench(const cp_bench *bench) {
-    return cp_bench_run(&cp_place_threads, bench);
-}
-
-static cp_status calibrate(const cp_calibration *calibration) {
-    return cp_calibrate_run(&cp_place_threads, calibration);
 }
 
 static const cp_backend threads = {
@@ -49,21 +40,23 @@ const cp_backend *const cp_backends[] = {
     NULL,
 };
 
-static const cp_meter meters[] = {
-    {&threads, bench, calibrate},
+const cp_place *cp_meter_cores(const cp_backend *backend) {
 #ifdef CP_HAVE_MPI
-    {&cp_backend_mpi, cp_mpi_bench, cp_mpi_calibrate},
+    if (backend == &cp_backend_mpi)
+        return cp_mpi_place;
 #endif
-#ifdef CP_HAVE_CUDA
-    {&cp_backend_cuda, NULL, cp_cuda_calibrate},
-    {&cp_backend_cuda_fp32, NULL, cp_cuda_calibrate_fp32},
-    {&cp_backend_cuda_fp8, NULL, cp_cuda_calibrate_fp8},
-#endif
-};
+    return backend == &threads ? &cp_place_threads : NULL;
+}
 
-const cp_meter *cp_meter_of(const cp_backend *backend) {
-    const cp_meter *meter = meters;
-    while (meter->backend != backend)
-        meter++;
-    return meter;
+cp_status cp_meter_calibrate(const cp_backend *backend,
+                             const cp_calibration *wanted) {
+#ifdef CP_HAVE_CUDA
+    if (backend == &cp_backend_cuda)
+        return cp_cuda_calibrate(wanted);
+    if (backend == &cp_backend_cuda_fp32)
+        return cp_cuda_calibrate_fp32(wanted);
+    if (backend == &cp_backend_cuda_fp8)
+        return cp_cuda_calibrate_fp8(wanted);
+#endif
+    return cp_calibrate_run(cp_meter_cores(backend), wanted);
 }

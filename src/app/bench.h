@@ -1,9 +1,11 @@
-/* What a bench measures and what comes out. Not how: that is a backend's. */
+/* The bench: what it measures, what comes out, and its parts. */
 #ifndef CP_BENCH_H
 #define CP_BENCH_H
 
 #include "ground/options.h"
 #include "model/session.h"
+#include "reference/attend/attend.h"
+#include "reference/ring/place.h"
 
 /* What can be measured. */
 typedef enum {
@@ -18,6 +20,7 @@ typedef enum {
     CP_BENCH_MILLION, /* a follow-up and decode over a million tokens */
     CP_BENCH_PARTS,
 } cp_bench_part;
+extern const char *const cp_bench_names[CP_BENCH_PARTS];
 
 /* Of the rounds of one run. All zero: there is none. */
 typedef struct {
@@ -27,18 +30,13 @@ typedef struct {
 /* What came out for one thing. */
 typedef struct {
     char what[64];       /* unlike any other row's: "causal/4096" */
-    const char *unit;    /* of the rates: "GFLOP/s" */
-    double rate;         /* the median */
+    double value;        /* the median of its rates; or a fact */
+    const char *unit;    /* "GFLOP/s" */
     double milliseconds; /* the median, of one run; 0: not a run */
-    const char *of;      /* what the fraction is a fraction of, or "" */
+    const char *of;      /* what the fraction is a fraction of, or "";
+                            NULL: a fact, which has no rounds */
     cp_spread fraction;  /* our rate / that one's */
 } cp_bench_row;
-
-typedef struct {
-    char what[64];
-    double value;
-    const char *unit;
-} cp_bench_fact;
 
 enum { CP_BENCH_ROUNDS = 99 }; /* more than this is refused */
 
@@ -51,14 +49,28 @@ typedef struct {
     cp_counts ranks;  /* sizes of the ring */
     int threads;      /* of the whole machine, for everything */
     int rounds;
-    bool first_kernel;     /* chapter 1's, not the fast one */
+    cp_kernel kernel;
+    const cp_place *place; /* where the ranks of a ring run */
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
     int64_t generate;      /* tokens after each prompt, or after the million */
     cp_variant variant;    /* of the million's follow-up */
     void (*row)(void *context, const cp_bench_row *row);
-    void (*fact)(void *context, const cp_bench_fact *fact);
     void *context;
 } cp_bench;
+
+/* Each of these reports its rows, and fails as what it measures does, or with
+ * CP_MEMORY: fma to merge, as bench->parts asks; rings of each of bench->ranks
+ * against one rank with as many cores in all; prompts and generation of
+ * bench->model, whose positions are enough for them. */
+cp_status cp_bench_attention(const cp_bench *bench);
+cp_status cp_bench_ring(const cp_bench *bench);
+cp_status cp_bench_model(const cp_bench *bench);
+
+/* A conversation of bench->keys tokens: a follow-up of bench->tokens and
+ * bench->generate steps of decode on bench->ranks, with memory and time as
+ * facts. CP_BROKEN if a sampled row differs from the oracle's by more than
+ * 1e-6, or its LSE by 5e-6. */
+cp_status cp_bench_million(const cp_bench *bench);
 
 #endif

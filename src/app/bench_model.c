@@ -1,14 +1,14 @@
 /* A model's prompts and generation, in tokens per second. */
-#include "app/bench_rows.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "app/measure.h"
 #include "model/sample.h"
 
+/* One that reads a prompt, and goes on. */
 typedef struct {
     const cp_bench *bench;
+    const cp_model_facts *facts;
     int ranks;
     int64_t prompt;
     const int32_t *ids; /* [prompt] */
@@ -16,7 +16,8 @@ typedef struct {
     cp_session *session;
 } reader;
 
-static cp_status reader_open(reader *it) {
+static cp_status reader_prefill(void *context, double *seconds) {
+    reader *it = context;
     const cp_session_options options = {.ranks = it->ranks,
                                         .sequences = 1,
                                         .capacity =
@@ -25,34 +26,23 @@ static cp_status reader_open(reader *it) {
                                         .cores = it->bench->threads};
     cp_session_close(it->session);
     it->session = NULL;
-    return cp_session_open(it->bench->model, &options, &it->session);
-}
-
-static cp_status reader_prefill(void *context, double *seconds) {
-    reader *it = context;
-    cp_status status = reader_open(it);
+    CP_TRY(cp_session_open(it->bench->model, &options, &it->session));
     const double start = cp_clock();
-    if (status == CP_OK)
-        status = cp_session_prefill(it->session, &it->prompt, it->ids, NULL);
-    if (status == CP_OK)
-        status = cp_session_logits(it->session, it->prompt - 1, 1, it->logits);
+    CP_TRY(cp_session_prefill(it->session, &it->prompt, it->ids, NULL));
+    CP_TRY(cp_session_logits(it->session, it->prompt - 1, 1, it->logits));
     *seconds = cp_clock() - start;
-    return status;
+    return CP_OK;
 }
 
 static cp_status reader_generate(void *context, double *seconds) {
     reader *it = context;
-    const int64_t vocabulary = cp_model_describe(it->bench->model)->vocabulary;
-    cp_status status = CP_OK;
-    const double start = cp_clock();
-    for (int64_t i = 0; i < it->bench->generate && status == CP_OK; i++) {
-        const int32_t id = cp_sample_greedy(it->logits, vocabulary);
-        status = cp_session_decode(it->session, 1, &(int64_t){0}, &id, NULL);
-        if (status == CP_OK)
-            status = cp_session_logits(it->session, 0, 1, it->logits);
+    (void)seconds;
+    for (int64_t i = 0; i < it->bench->generate; i++) {
+        const int32_t id = cp_sample_greedy(it->logits, it->facts->vocabulary);
+        CP_TRY(cp_session_decode(it->session, 1, &(int64_t){0}, &id, NULL));
+        CP_TRY(cp_session_logits(it->session, 0, 1, it->logits));
     }
-    *seconds = cp_clock() - start;
-    return status;
+    return CP_OK;
 }
 
 static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
@@ -78,98 +68,80 @@ static double decode_bytes(const cp_model_facts *facts, int64_t past,
                             token * ((double)past + (double)steps / 2));
 }
 
-typedef struct {
-    const cp_bench *bench;
-    int64_t prompt;
-    int32_t *ids;
-    reader *readers;      /* [ranks.count] */
-    cp_entrant *entrants; /* fma, read, two of each reader */
-    int count;
-} model_contest;
+/* What a reader is measured by: its prefill, then its generation. */
+static void reader_enter(reader *it, bool warm, cp_entrant *out) {
+    const int64_t prompt = it->prompt, generate = it->bench->generate;
+    for (int n = 0; n < 2; n++)
+        out[n] = (cp_entrant){.unit = "tokens/s", .context = it, .warm = warm};
+    snprintf(out[0].what, sizeof(out[0].what), "pp%ld/%d", prompt, it->ranks);
+    snprintf(out[1].what, sizeof(out[1].what), "tg%ld @ d%ld/%d", generate,
+             prompt, it->ranks);
+    out[0].run = reader_prefill;
+    out[0].work = prefill_operations(it->facts, prompt);
+    out[0].scale = out[0].work / (double)prompt;
+    out[1].run = reader_generate;
+    out[1].work = decode_bytes(it->facts, prompt, generate);
+    out[1].scale = out[1].work / (double)generate;
+}
 
-static cp_status contest_allocate(model_contest *it) {
-    const cp_bench *bench = it->bench;
+/* Entrants are fma, read, and two for each size of the ring. */
+static cp_status contest(const cp_bench *bench, int64_t prompt, bool warm,
+                         reader *readers, cp_entrant *entrants) {
     const cp_model_facts *facts = cp_model_describe(bench->model);
-    const int64_t sizes = bench->ranks.count;
-    CP_TRY(cp_allocate(&it->ids, it->prompt, sizeof(int32_t), "a prompt"));
-    for (int64_t i = 0; i < it->prompt; i++)
-        it->ids[i] = (int32_t)((7919 * i + 1) % facts->vocabulary);
-    CP_TRY(cp_allocate(&it->readers, sizes, sizeof(reader), "readers"));
-    CP_TRY(cp_allocate(&it->entrants, 2 + 2 * sizes, sizeof(cp_entrant),
-                       "entrants"));
-    for (int64_t i = 0; i < sizes; i++) {
-        it->readers[i] = (reader){.bench = bench,
-                                  .ranks = (int)bench->ranks.items[i],
-                                  .prompt = it->prompt,
-                                  .ids = it->ids};
-        CP_TRY(cp_allocate(&it->readers[i].logits, facts->vocabulary,
-                           sizeof(float), "logits"));
+    const int count = (int)bench->ranks.count;
+    int32_t *ids;
+    CP_TRY(cp_allocate(&ids, prompt, sizeof(int32_t), "a prompt"));
+    for (int64_t i = 0; i < prompt; i++)
+        ids[i] = (int32_t)((7919 * i + 1) % facts->vocabulary);
+    for (int i = 0; i < count; i++) {
+        readers[i].prompt = prompt;
+        readers[i].ids = ids;
+        reader_enter(&readers[i], warm, &entrants[2 + 2 * i]);
     }
+    const cp_status status =
+        cp_measure_rounds(bench->rounds, 2 + 2 * count, entrants);
+    for (int i = 2; i < 2 + 2 * count && status == CP_OK; i++)
+        if (i % 2 == 0 || bench->generate > 0)
+            cp_measure_report(bench, &entrants[i], &entrants[i % 2]);
+    free(ids);
+    return status;
+}
+
+static cp_status contests(const cp_bench *bench, reader *readers,
+                          cp_entrant *entrants) {
+    const cp_model_facts *facts = cp_model_describe(bench->model);
+    for (int64_t i = 0; i < bench->ranks.count; i++) {
+        readers[i] = (reader){.bench = bench,
+                              .facts = facts,
+                              .ranks = (int)bench->ranks.items[i]};
+        CP_TRY(cp_allocate(&readers[i].logits, facts->vocabulary, sizeof(float),
+                           "logits"));
+    }
+    for (int64_t i = 0; i < bench->prompts.count; i++)
+        CP_TRY(
+            contest(bench, bench->prompts.items[i], i > 0, readers, entrants));
     return CP_OK;
 }
 
-static void contest_free(model_contest *it) {
-    const int64_t sizes = it->readers != NULL ? it->bench->ranks.count : 0;
-    for (int64_t i = 0; i < sizes; i++) {
-        cp_session_close(it->readers[i].session);
-        free(it->readers[i].logits);
-    }
-    free(it->readers);
-    free(it->entrants);
-    free(it->ids);
-}
-
-static void contest_fill(model_contest *it, const cp_entrant *read, bool warm) {
-    const cp_bench *bench = it->bench;
-    const cp_model_facts *facts = cp_model_describe(bench->model);
-    const double prefill = prefill_operations(facts, it->prompt);
-    const double decode = decode_bytes(facts, it->prompt, bench->generate);
-    it->entrants[it->count++] = cp_measure_fma(&bench->threads);
-    it->entrants[it->count++] = *read;
-    for (int64_t i = 0; i < bench->ranks.count; i++) {
-        cp_entrant one = {.context = &it->readers[i], .warm = warm};
-        one.run = reader_prefill, one.work = prefill;
-        it->entrants[it->count++] = one;
-        one.run = reader_generate, one.work = decode;
-        it->entrants[it->count++] = one;
-    }
-}
-
-static void contest_report(const model_contest *it) {
-    const cp_bench *bench = it->bench;
-    const cp_entrant *all = it->entrants;
-    for (int64_t i = 0; i < bench->ranks.count; i++) {
-        const cp_entrant *ours = &all[2 + 2 * i];
-        cp_bench_row row = {.unit = "tokens/s", .of = "fma"};
-        snprintf(row.what, sizeof(row.what), "pp%lld/%d", (long long)it->prompt,
-                 it->readers[i].ranks);
-        cp_measure_report(bench, row, ours->work / (double)it->prompt, ours,
-                          &all[0]);
-        if (bench->generate == 0)
-            continue;
-        row.of = "read";
-        snprintf(row.what, sizeof(row.what), "tg%lld @ d%lld/%d",
-                 (long long)bench->generate, (long long)it->prompt,
-                 it->readers[i].ranks);
-        cp_measure_report(bench, row, ours[1].work / (double)bench->generate,
-                          &ours[1], &all[1]);
-    }
-}
-
 cp_status cp_bench_model(const cp_bench *bench) {
-    cp_entrant read = {0};
-    cp_status status = cp_measure_read(bench->threads, &read);
-    for (int64_t i = 0; i < bench->prompts.count && status == CP_OK; i++) {
-        model_contest it = {.bench = bench, .prompt = bench->prompts.items[i]};
-        status = contest_allocate(&it);
-        if (status == CP_OK) {
-            contest_fill(&it, &read, i > 0);
-            status = cp_measure_rounds(bench, it.count, it.entrants);
-        }
-        if (status == CP_OK)
-            contest_report(&it);
-        contest_free(&it);
+    const int64_t sizes = bench->ranks.count;
+    cp_reading memory = {.threads = bench->threads};
+    reader *readers = NULL;
+    cp_entrant *entrants;
+    CP_TRY(
+        cp_allocate(&entrants, 2 + 2 * sizes, sizeof(cp_entrant), "entrants"));
+    entrants[0] = cp_measure_fma(&bench->threads);
+    cp_status status = cp_measure_read(&memory, &entrants[1]);
+    if (status == CP_OK)
+        status = cp_allocate(&readers, sizes, sizeof(reader), "readers");
+    if (status == CP_OK)
+        status = contests(bench, readers, entrants);
+    for (int64_t i = 0; readers != NULL && i < sizes; i++) {
+        cp_session_close(readers[i].session);
+        free(readers[i].logits);
     }
-    cp_measure_read_free(&read);
+    free(readers);
+    free(memory.numbers);
+    free(entrants);
     return status;
 }

@@ -1,143 +1,236 @@
-/* Rings of ranks in threads against one rank with all cores. */
-#include "app/bench_rows.h"
+/* Calls of ranks over a cache of one layer; and rings against one rank with
+ * all cores. */
+#include "app/bench_ring.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "app/measure.h"
-#include "reference/ring/store.h"
-#include "reference/ring/threads.h"
+#include "reference/attend/oracle.h"
 #include "ring/variants.h"
-#include "reference/ring/walk.h"
 
-typedef struct {
-    const cp_place *place;
-    const cp_bench *bench;
-    bool idle; /* one rank, and it is another process */
-    int ranks;
-    int64_t tokens;
-    cp_cache *cache;
-    cp_store *store;
-    cp_layout *layout;
-    cp_plan *plan;
-    cp_walker **walkers; /* [ranks] */
-    double seconds;      /* of the last run, between barriers */
-} ring;
+/* Where a rank's rows begin in the tensors. */
+static int64_t place_of(const cp_bench_ranks *it, int rank) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t row = shape->kv_heads * shape->head_dim;
+    return it->place->only == CP_NOBODY ? rank * it->room * row : 0;
+}
 
-static void ring_free(ring *it) {
+cp_status cp_bench_ranks_open(cp_bench_ranks *it) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t row = shape->kv_heads * shape->head_dim * 4;
+    const int64_t rows =
+        (it->place->only == CP_NOBODY ? it->ranks : 1) * it->room;
+    CP_TRY(cp_cache_new(it->ranks, 1, it->room, &it->cache));
+    CP_TRY(cp_allocate_lines(&it->keys, rows, row, "keys of a bench"));
+    CP_TRY(cp_allocate_lines(&it->values, rows, row, "values of a bench"));
+    return cp_allocate(&it->busy, it->ranks, sizeof(double), "times");
+}
+
+void cp_bench_ranks_close(cp_bench_ranks *it) {
+    cp_bench_call_end(it);
+    free(it->busy);
+    free(it->keys);
+    free(it->values);
+    cp_cache_free(it->cache);
+}
+
+cp_status cp_bench_call_begin(cp_bench_ranks *it, cp_variant variant,
+                              int64_t tokens) {
+    const int only = it->place->only;
+    const cp_walk_options options = {
+        .kernel = it->bench->kernel,
+        .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
+    CP_TRY(variant == CP_DECODE
+               ? cp_cache_decode(it->cache, &tokens, &it->layout)
+               : cp_cache_prefill(it->cache, &tokens, &it->layout));
+    CP_TRY(
+        cp_plan_build(variant, it->layout, &it->bench->shape, NULL, &it->plan));
+    CP_TRY(
+        cp_allocate(&it->walkers, it->ranks, sizeof(cp_walker *), "walkers"));
+    for (int r = 0; r < it->ranks; r++)
+        if (only == CP_NOBODY || only == r)
+            CP_TRY(cp_walker_new(it->plan, r, &options, &it->walkers[r]));
+    return CP_OK;
+}
+
+void cp_bench_call_end(cp_bench_ranks *it) {
     for (int r = 0; it->walkers != NULL && r < it->ranks; r++)
         cp_walker_free(it->walkers[r]);
     free(it->walkers);
     cp_plan_free(it->plan);
     cp_layout_free(it->layout);
-    cp_store_free(it->store);
-    cp_cache_free(it->cache);
+    it->walkers = NULL;
+    it->plan = NULL;
+    it->layout = NULL;
 }
 
-static cp_status ring_new(ring *it, cp_variant variant) {
+typedef enum { QUERIES = 1, KEYS, VALUES } seed;
+
+/* Write what the tokens of some pieces have in a tensor, width numbers a row. */
+static void fill(const cp_pieces *pieces, seed seed, int64_t width, int threads,
+                 float *tensor) {
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_span span = pieces->items[n].span;
+        float *rows = tensor + pieces->items[n].row * width;
+        const int64_t run = span.step == 1 ? span.count : 1;
+        for (int64_t i = 0; i < span.count; i += run)
+            cp_measure_fill(rows + i * width,
+                            (span.start + i * span.step) * width, run * width,
+                            seed, run > 1 ? threads : 1);
+    }
+}
+
+static cp_status rank_prepare(cp_comm *comm, void *context) {
+    cp_bench_ranks *it = context;
     const cp_shape *shape = &it->bench->shape;
-    CP_TRY(cp_cache_new(it->ranks, 1, it->tokens, &it->cache));
-    CP_TRY(cp_store_new_of(it->ranks, it->place->only, 1, 1, it->tokens, shape,
-                           &it->store));
-    CP_TRY(cp_cache_prefill(it->cache, &it->tokens, &it->layout));
-    CP_TRY(cp_plan_build(variant, it->layout, shape, NULL, &it->plan));
-    CP_TRY(
-        cp_allocate(&it->walkers, it->ranks, sizeof(cp_walker *), "walkers"));
-    const cp_walk_options options = {
-        .kernel = cp_measure_kernel(it->bench),
-        .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
-    for (int r = 0; r < it->ranks; r++)
-        if (it->place->only == CP_NOBODY || it->place->only == r)
-            CP_TRY(cp_walker_new(it->plan, r, &options, &it->walkers[r]));
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    const int64_t narrow = shape->kv_heads * shape->head_dim;
+    const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
+    cp_walker *walker = it->walkers[comm->rank];
+    fill(mine, QUERIES, wide, 1, cp_walker_queries(walker));
+    fill(mine, KEYS, narrow, 1, cp_walker_new_keys(walker));
+    fill(mine, VALUES, narrow, 1, cp_walker_new_values(walker));
     return CP_OK;
 }
 
-static void rank_fill(const ring *it, int rank) {
-    const cp_shape *shape = &it->bench->shape;
-    cp_walker *walker = it->walkers[rank];
-    const int64_t rows = it->layout->queries[rank].rows;
-    const int64_t narrow = rows * shape->kv_heads * shape->head_dim;
-    const uint64_t seed = 10 + 3 * (uint64_t)rank;
-    cp_measure_fill(cp_walker_queries(walker), 0,
-                    rows * shape->query_heads * shape->head_dim, seed, 1);
-    cp_measure_fill(cp_walker_new_keys(walker), 0, narrow, seed + 1, 1);
-    cp_measure_fill(cp_walker_new_values(walker), 0, narrow, seed + 2, 1);
+static cp_status rank_walk(cp_comm *comm, void *context) {
+    cp_bench_ranks *it = context;
+    const int64_t place = place_of(it, comm->rank);
+    return cp_walk(it->walkers[comm->rank], comm, it->keys + place,
+                   it->values + place);
 }
 
-static cp_status rank_run(cp_comm *comm, void *context) {
-    ring *it = context;
-    const int rank = comm->rank;
-    rank_fill(it, rank);
-    cp_status status = cp_comm_barrier(comm);
-    const double start = cp_clock();
-    if (status == CP_OK)
-        status =
-            cp_walk(it->walkers[rank], comm, cp_store_keys(it->store, rank, 0),
-                    cp_store_values(it->store, rank, 0));
-    if (status == CP_OK)
-        status = cp_comm_barrier(comm);
-    if (rank == 0 || it->place->only == rank)
-        it->seconds = cp_clock() - start;
-    return status;
+cp_status cp_bench_call_walk(void *context, double *seconds) {
+    cp_bench_ranks *it = context;
+    const cp_common_work walk = {rank_prepare, rank_walk, it};
+    return cp_measure_ranks(it->place, it->ranks, &walk, seconds, it->busy);
 }
 
-static cp_status ring_run(void *context, double *seconds) {
-    ring *it = context;
-    *seconds = 1;
-    if (it->idle)
-        return CP_OK;
-    const cp_status status = it->place->run(it->ranks, rank_run, it);
-    *seconds = it->seconds;
-    return status;
+cp_status cp_bench_past(cp_bench_ranks *it, int64_t tokens) {
+    const cp_bench *bench = it->bench;
+    const int64_t width = bench->shape.kv_heads * bench->shape.head_dim;
+    CP_TRY(cp_cache_prefill(it->cache, &tokens, &it->layout));
+    for (int r = 0; r < it->ranks; r++) {
+        const cp_pieces *rows = &it->layout->appended[r].pieces;
+        fill(rows, KEYS, width, bench->threads, it->keys + place_of(it, r));
+        fill(rows, VALUES, width, bench->threads, it->values + place_of(it, r));
+    }
+    CP_TRY(cp_cache_commit(it->cache, it->layout));
+    cp_bench_call_end(it);
+    return CP_OK;
 }
 
-static cp_status ring_contest(const cp_bench *bench, ring *rings,
-                              const cp_entrant *entrants) {
-    static const char *const names[] = {"one", "pass-kv", "pass-q"};
-    for (int i = 1; i < 3; i++) {
-        cp_bench_row row = {.unit = "GFLOP/s", .of = "one rank"};
-        snprintf(row.what, sizeof(row.what), "ring/%s/%d/%lld", names[i],
-                 rings[i].ranks, (long long)rings[i].tokens);
-        cp_measure_report(bench, row, 1e9, &entrants[i], &entrants[0]);
+static double distance(double a, double b) {
+    const double d = fabs(a - b);
+    return isnan(d) ? INFINITY : d;
+}
+
+static cp_bench_errors errors_of(const cp_shape *shape, const double *truth,
+                                 const float *result) {
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    double difference = 0, size = 0, largest = 0;
+    for (int64_t c = 0; c < wide; c++) {
+        const double d = distance((double)result[c], truth[c]);
+        difference += d * d;
+        size += truth[c] * truth[c];
+    }
+    for (int64_t h = wide; h < wide + shape->query_heads; h++)
+        largest = fmax(largest, distance((double)result[h], truth[h]));
+    return (cp_bench_errors){sqrt(difference / size), largest};
+}
+
+/* The rows of all ranks, which lie one after the other. */
+static cp_status held_by_all(const cp_bench_ranks *it, cp_pieces *all) {
+    for (int r = 0; r < it->ranks; r++) {
+        const cp_pieces *held = cp_cache_held(it->cache, r, 0);
+        for (int64_t n = 0; n < held->count; n++) {
+            cp_piece piece = held->items[n];
+            piece.row += r * it->room;
+            CP_TRY(cp_pieces_append(all, piece));
+        }
     }
     return CP_OK;
 }
 
-static cp_status ring_rows(const cp_place *place, const cp_bench *bench,
-                           int ranks, int64_t tokens) {
+cp_status cp_bench_judge(const cp_bench_ranks *it, int64_t position,
+                         const float *result, cp_bench_errors *errors) {
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    cp_piece piece = {{0, position, 1, 1}, 0};
+    const cp_pieces asked = {&piece, 1, 1};
+    cp_pieces all = {0};
+    double *truth = NULL;
+    float *query;
+    CP_TRY(cp_allocate(&query, wide, sizeof(float), "a query"));
+    fill(&asked, QUERIES, wide, 1, query);
+    cp_status status = held_by_all(it, &all);
+    if (status == CP_OK)
+        status = cp_allocate(&truth, wide + shape->query_heads, sizeof(double),
+                             "the truth");
+    if (status == CP_OK)
+        status = cp_oracle(shape, &asked, query, &all, it->keys, it->values,
+                           truth, truth + wide);
+    if (status == CP_OK)
+        *errors = errors_of(shape, truth, result);
+    cp_pieces_free(&all);
+    free(truth);
+    free(query);
+    return status;
+}
+
+/* One rank of one process, seen from another one. */
+static cp_status elsewhere(void *context, double *seconds) {
+    (void)context;
+    *seconds = 1;
+    return CP_OK;
+}
+
+static cp_status ring_new(const cp_bench *bench, int n, int ranks,
+                          int64_t tokens, cp_bench_ranks *it, cp_entrant *out) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
-    ring rings[3] = {{0}};
+    const bool alone = n == 0, idle = alone && bench->place->only > 0;
+    const cp_span all = {0, 0, tokens, 1};
+    *it = (cp_bench_ranks){.bench = bench,
+                           .place = alone ? &cp_place_threads : bench->place,
+                           .ranks = alone ? 1 : ranks,
+                           .room = tokens};
+    *out = (cp_entrant){
+        .what = "one rank",
+        .unit = "GFLOP/s",
+        .scale = 1e9,
+        .work = 4.0 *
+                (double)(bench->shape.query_heads * bench->shape.head_dim) *
+                (double)cp_span_pairs(all, all),
+        .run = idle ? elsewhere : cp_bench_call_walk,
+        .context = it};
+    if (!alone)
+        snprintf(out->what, sizeof(out->what), "ring/%s/%d/%ld",
+                 cp_variant_name(variants[n]), ranks, tokens);
+    CP_TRY(cp_bench_ranks_open(it));
+    return cp_bench_call_begin(it, variants[n], tokens);
+}
+
+static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
+    cp_bench_ranks rings[3] = {{0}};
     cp_entrant entrants[3];
     cp_status status = CP_OK;
-    for (int i = 0; i < 3 && status == CP_OK; i++) {
-        rings[i] = (ring){.place = i == 0 ? &cp_place_threads : place,
-                          .bench = bench,
-                          .ranks = i == 0 ? 1 : ranks,
-                          .tokens = tokens,
-                          .idle = i == 0 && place->only > 0};
-        status = ring_new(&rings[i], variants[i]);
-        entrants[i] = (cp_entrant){.run = ring_run, .context = &rings[i]};
-        /* Count the operations of the ring. */
-        const cp_span all = {0, 0, tokens, 1};
-        entrants[i].work =
-            4.0 * (double)(bench->shape.query_heads * bench->shape.head_dim) *
-            (double)cp_span_pairs(all, all);
-    }
+    for (int n = 0; n < 3 && status == CP_OK; n++)
+        status = ring_new(bench, n, ranks, tokens, &rings[n], &entrants[n]);
     if (status == CP_OK)
-        status = cp_measure_rounds(bench, 3, entrants);
-    if (status == CP_OK)
-        status = ring_contest(bench, rings, entrants);
-    for (int i = 0; i < 3; i++)
-        ring_free(&rings[i]);
+        status = cp_measure_rounds(bench->rounds, 3, entrants);
+    for (int n = 1; n < 3 && status == CP_OK; n++)
+        cp_measure_report(bench, &entrants[n], &entrants[0]);
+    for (int n = 0; n < 3; n++)
+        cp_bench_ranks_close(&rings[n]);
     return status;
 }
 
-cp_status cp_bench_ring(const cp_place *place, const cp_bench *bench) {
-    cp_status status = CP_OK;
+cp_status cp_bench_ring(const cp_bench *bench) {
     for (int64_t r = 0; r < bench->ranks.count; r++)
         for (int64_t i = 0; i < bench->tokens.count; i++)
-            if (status == CP_OK)
-                status = ring_rows(place, bench, (int)bench->ranks.items[r],
-                                   bench->tokens.items[i]);
-    return status;
+            CP_TRY(ring_rows(bench, (int)bench->ranks.items[r],
+                             bench->tokens.items[i]));
+    return CP_OK;
 }

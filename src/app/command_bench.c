@@ -1,65 +1,43 @@
 /* longring bench: how fast attention and the ring are on this machine. */
-#define _POSIX_C_SOURCE 200809L
 #include "app/command.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "app/bench.h"
 #include "app/meter.h"
-#include "ring/crew.h"
 #include "ground/host.h"
-
-#ifndef CP_COMMIT
-#define CP_COMMIT "unknown"
-#endif
+#include "reference/attend/fast.h"
+#include "ring/crew.h"
 
 typedef struct {
     const char *only, *model;
     cp_counts heads;
     int64_t threads, rounds, generate; /* below 0: not given */
-    int kernel, on, variant;
-    double timeout;
+    int kernel;                        /* 1: chapter 1's */
     bool csv;
+    cp_command_ring ring; /* variant, place and patience */
     /* What they come to. */
     int count; /* of arguments, for the head of the file */
     char *const *arguments;
-    const cp_backend *backend;
-    cp_gguf *file;
-    cp_model *weights;
+    cp_opened opened;
     cp_bench bench;
 } bench_run;
 
-enum { KERNEL_FAST, KERNEL_FIRST };
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
-
-static const char *const part_names[CP_BENCH_PARTS] = {
-    "fma",    "micro", "read", "full",   "causal",
-    "decode", "merge", "ring", "million"};
-
-static cp_status range_check(const char *name, int64_t value, int64_t most) {
-    if (value >= 1 && value <= most)
-        return CP_OK;
-    return cp_fail(CP_INVALID, "--%s %lld: between 1 and %lld can be measured",
-                   name, (long long)value, (long long)most);
-}
 
 static cp_status part_take(bench_run *run, const char *text, int64_t length) {
     for (int p = 0; p < CP_BENCH_PARTS; p++)
-        if ((int64_t)strlen(part_names[p]) == length &&
-            memcmp(part_names[p], text, (size_t)length) == 0) {
+        if ((int64_t)strlen(cp_bench_names[p]) == length &&
+            memcmp(cp_bench_names[p], text, (size_t)length) == 0) {
             run->bench.parts[p] = true;
             return CP_OK;
         }
-    const char *near = cp_nearest(text, length, CP_BENCH_PARTS, part_names);
-    if (near != NULL)
-        return cp_fail(CP_INVALID,
-                       "--only %.*s: no such part; did you mean %s?",
-                       (int)length, text, near);
-    return cp_fail(CP_INVALID,
-                   "--only %.*s: no such part; there are fma, micro, read, "
-                   "full, causal, decode, merge, ring and million",
-                   (int)length, text);
+    const char *near = cp_nearest(text, length, CP_BENCH_PARTS, cp_bench_names);
+    return cp_refuse("--only %.*s: no such part; %s%s%s", (int)length, text,
+                     near != NULL ? "did you mean "
+                                  : "there are fma, micro, read, full, causal, "
+                                    "decode, merge, ring and million",
+                     near != NULL ? near : "", near != NULL ? "?" : "");
 }
 
 static cp_status parts_take(bench_run *run) {
@@ -67,23 +45,18 @@ static cp_status parts_take(bench_run *run) {
                        : cp_crew_mine()->share != NULL
                            ? "ring"
                            : "fma,micro,read,full,causal,decode,merge,ring";
-    bool *parts = run->bench.parts;
-    int count = 0;
     while (text != NULL) {
         const int64_t length = (int64_t)strcspn(text, ",");
         CP_TRY(part_take(run, text, length));
         text = text[length] == ',' ? text + length + 1 : NULL;
     }
-    for (int p = 0; p < CP_BENCH_PARTS; p++)
-        count += parts[p];
-    if (parts[CP_BENCH_MILLION] && count > 1)
-        return cp_fail(CP_INVALID, "--only %s: million stands alone",
-                       run->only);
+    for (int p = 0; p < CP_BENCH_MILLION; p++)
+        if (run->bench.parts[CP_BENCH_MILLION] && run->bench.parts[p])
+            return cp_refuse("--only %s: million stands alone", run->only);
     return CP_OK;
 }
 
-enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
-
+/* What is measured, with what is measured of it unless options say. */
 static const struct {
     const char *tokens, *keys, *prompts, *ranks;
     int64_t generate, rounds;
@@ -93,6 +66,7 @@ static const struct {
     {"1", "1", "512,2048,7000", "1,4", 32, 3, {1, 1, 1}},
     {"128", "1M", "1", "4", 32, 1, {16, 1, 128}},
 };
+enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
 
 static int kind_of(const bench_run *run) {
     return run->model != NULL                   ? OF_MODEL
@@ -100,100 +74,83 @@ static int kind_of(const bench_run *run) {
                                                 : OF_ATTENTION;
 }
 
-static cp_status useless(const char *option, const char *beside) {
-    return cp_fail(CP_INVALID, "--%s has no meaning %s", option, beside);
-}
-
-static cp_status model_check(const bench_run *run) {
+static cp_status meaning_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
-    if (run->only != NULL)
-        return useless("only", "with --model");
-    if (bench->tokens.count > 0)
-        return useless("tokens", "with --model; --prompt has");
-    if (bench->keys.count > 0)
-        return useless("keys", "with --model; --prompt has");
-    if (run->heads.count > 0)
-        return useless("heads", "with --model");
-    if (run->kernel == KERNEL_FIRST)
-        return useless("kernel first", "with --model");
-    if (run->variant != CP_AUTO)
-        return useless("variant", "with --model");
+    const int kind = kind_of(run), variant = run->ring.variant;
+    const bool model = kind == OF_MODEL;
+    const struct {
+        bool given;
+        const char *option, *beside;
+    } useless[] = {
+        {model && run->only != NULL, "only", "with --model"},
+        {model && bench->tokens.count > 0, "tokens",
+         "with --model; --prompt has"},
+        {model && bench->keys.count > 0, "keys", "with --model; --prompt has"},
+        {model && run->heads.count > 0, "heads", "with --model"},
+        {model && run->kernel == 1, "kernel first", "with --model"},
+        {model && variant != CP_AUTO, "variant", "with --model"},
+        {!model && bench->prompts.count > 0, "prompt", "without --model"},
+        {kind == OF_ATTENTION && run->generate >= 0, "generate",
+         "without --model or --only million"},
+        {kind == OF_ATTENTION && variant != CP_AUTO, "variant",
+         "without --only million"},
+    };
+    for (size_t n = 0; n < sizeof(useless) / sizeof(useless[0]); n++)
+        if (useless[n].given)
+            return cp_refuse("--%s has no meaning %s", useless[n].option,
+                             useless[n].beside);
+    if (variant == CP_DECODE)
+        return cp_refuse("--variant decode: a follow-up cannot");
+    if (kind == OF_MILLION && (bench->tokens.count > 1 ||
+                               bench->keys.count > 1 || bench->ranks.count > 1))
+        return cp_refuse("--tokens, --keys and --ranks: the million "
+                         "takes one count of each");
     return CP_OK;
 }
 
 static cp_status crew_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
+    const int processes = cp_crew_mine()->ranks;
     if (run->model != NULL)
-        return useless("model", "with --on mpi");
+        return cp_refuse("--model has no meaning with --on mpi");
     for (int p = 0; p < CP_BENCH_PARTS; p++)
         if (bench->parts[p] && p != CP_BENCH_RING)
-            return cp_fail(CP_INVALID,
-                           "--only %s: on mpi the ring alone is "
-                           "measured",
-                           part_names[p]);
+            return cp_refuse("--only %s: on mpi the ring alone is measured",
+                             cp_bench_names[p]);
     for (int64_t i = 0; i < bench->ranks.count; i++)
-        if (bench->ranks.items[i] != cp_crew_mine()->ranks)
-            return cp_fail(
-                CP_INVALID,
-                "--ranks %lld: the launcher has started %d processes",
-                (long long)bench->ranks.items[i], cp_crew_mine()->ranks);
-    return CP_OK;
-}
-
-static cp_status attention_check(const bench_run *run) {
-    const cp_bench *bench = &run->bench;
-    const bool million = bench->parts[CP_BENCH_MILLION];
-    if (bench->prompts.count > 0)
-        return useless("prompt", "without --model");
-    if (run->generate >= 0 && !million)
-        return useless("generate", "without --model or --only million");
-    if (run->variant != CP_AUTO && !million)
-        return useless("variant", "without --only million");
-    if (run->variant == CP_DECODE)
-        return cp_fail(CP_INVALID, "--variant decode: a follow-up cannot");
-    if (million && (bench->tokens.count > 1 || bench->keys.count > 1 ||
-                    bench->ranks.count > 1))
-        return cp_fail(CP_INVALID, "--tokens, --keys and --ranks: the million "
-                                   "takes one count of each");
-    return CP_OK;
-}
-
-static cp_status list_check(const char *name, const char *otherwise,
-                            int64_t most, cp_counts *list) {
-    if (list->count == 0)
-        CP_TRY(cp_counts_parse(name, otherwise, list));
-    for (int64_t i = 0; i < list->count; i++)
-        CP_TRY(range_check(name, list->items[i], most));
+        if (bench->ranks.items[i] != processes)
+            return cp_refuse(
+                "--ranks %ld: the launcher has started %d processes",
+                bench->ranks.items[i], processes);
     return CP_OK;
 }
 
 static cp_status lists_check(bench_run *run) {
     cp_bench *bench = &run->bench;
     const int kind = kind_of(run);
-    char size[16];
-    CP_TRY(list_check("tokens", defaults[kind].tokens, MOST_TOKENS,
-                      &bench->tokens));
-    CP_TRY(list_check("keys", defaults[kind].keys, MOST_TOKENS, &bench->keys));
-    CP_TRY(list_check("prompt", defaults[kind].prompts, MOST_TOKENS,
-                      &bench->prompts));
-    snprintf(size, sizeof(size), "%d", cp_crew_mine()->ranks);
-    return list_check(
-        "ranks", cp_crew_mine()->share != NULL ? size : defaults[kind].ranks,
-        CP_COMMAND_RANKS, &bench->ranks);
-}
-
-static cp_status shape_take(bench_run *run) {
-    const cp_counts *heads = &run->heads;
-    if (heads->count != 0 && heads->count != 3)
-        return cp_fail(CP_INVALID,
-                       "--heads: %lld counts; query heads, kv heads and "
-                       "dimension are needed",
-                       (long long)heads->count);
-    run->bench.shape = defaults[kind_of(run)].shape;
-    if (heads->count == 3)
-        run->bench.shape =
-            (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
-    return cp_shape_check(&run->bench.shape);
+    const cp_crew *crew = cp_crew_mine();
+    char processes[16];
+    snprintf(processes, sizeof(processes), "%d", crew->ranks);
+    const struct {
+        const char *name, *otherwise;
+        int64_t most;
+        cp_counts *list;
+    } lists[] = {
+        {"tokens", defaults[kind].tokens, MOST_TOKENS, &bench->tokens},
+        {"keys", defaults[kind].keys, MOST_TOKENS, &bench->keys},
+        {"prompt", defaults[kind].prompts, MOST_TOKENS, &bench->prompts},
+        {"ranks", crew->share != NULL ? processes : defaults[kind].ranks,
+         CP_COMMAND_RANKS, &bench->ranks},
+    };
+    for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
+        cp_counts *list = lists[n].list;
+        if (list->count == 0)
+            CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise, list));
+        for (int64_t i = 0; i < list->count; i++)
+            CP_TRY(cp_option_range(lists[n].name, list->items[i], 1,
+                                   lists[n].most));
+    }
+    return CP_OK;
 }
 
 static cp_status numbers_take(bench_run *run) {
@@ -203,147 +160,126 @@ static cp_status numbers_take(bench_run *run) {
         run->rounds = defaults[kind].rounds;
     if (run->generate < 0)
         run->generate = defaults[kind].generate;
-    CP_TRY(range_check("threads", run->threads, MOST_THREADS));
-    CP_TRY(range_check("rounds", run->rounds, CP_BENCH_ROUNDS));
-    if (run->generate > MOST_TOKENS)
-        CP_TRY(range_check("generate", run->generate, MOST_TOKENS));
+    CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
+    CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
+    if (run->generate > 0)
+        CP_TRY(cp_option_range("generate", run->generate, 1, MOST_TOKENS));
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->generate = run->generate;
-    bench->variant = (cp_variant)run->variant;
-    bench->first_kernel = run->kernel == KERNEL_FIRST;
-    return CP_OK;
+    bench->variant = (cp_variant)run->ring.variant;
+    bench->kernel = run->kernel == 1 ? cp_attend : cp_attend_fast;
+    bench->shape = defaults[kind].shape;
+    return cp_command_heads(&run->heads, &bench->shape);
 }
 
 static cp_status bench_check(void *context) {
     bench_run *run = context;
+    cp_command_ring *ring = &run->ring;
     CP_TRY(parts_take(run));
-    CP_TRY(run->model != NULL ? model_check(run) : attention_check(run));
-    CP_TRY(shape_take(run));
+    CP_TRY(meaning_check(run));
     CP_TRY(numbers_take(run));
     CP_TRY(lists_check(run));
     if (cp_crew_mine()->share != NULL)
         CP_TRY(crew_check(run));
-    CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
-    if (cp_meter_of(run->backend)->bench == NULL)
-        return cp_fail(CP_INVALID, "--on %s: nothing is measured there yet",
-                       run->backend->name);
+    CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
+    run->bench.place = cp_meter_cores(ring->backend);
+    if (run->bench.place == NULL)
+        return cp_refuse("--on %s: nothing is measured there yet",
+                         ring->backend->name);
     return CP_OK;
 }
 
 static void head_print(const bench_run *run) {
-    char machine[320], date[32];
-    const time_t today = time(NULL);
-    cp_host_describe(machine, sizeof(machine));
-    strftime(date, sizeof(date), "%Y-%m-%d", localtime(&today));
-    printf("# machine: %s\n# date: %s\n# commit: %s\n# command: longring bench",
-           machine, date, CP_COMMIT);
+    cp_host_sign(stdout);
+    printf("# command: longring bench");
     for (int i = 0; i < run->count; i++) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
-    if (kind_of(run) == OF_MILLION)
-        puts("\nwhat,value,unit");
-    else
-        puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
-             "fraction_high,of,rounds");
-}
-
-static void name_print(const char *what) {
-    for (; *what != '\0'; what++)
-        if (*what != ' ')
-            putchar(*what);
-}
-
-static void row_for_programs(const bench_run *run, const cp_bench_row *row) {
-    name_print(row->what);
-    printf(",%.4g,%s", row->rate, row->unit);
-    if (row->fraction.median > 0)
-        printf(",%.4g,%.4g,%.4g,%.4g", row->milliseconds, row->fraction.median,
-               row->fraction.low, row->fraction.high);
-    else
-        printf(",,,,");
-    printf(",%s,%d\n", row->of, run->bench.rounds);
-}
-
-static void row_for_people(const cp_bench_row *row) {
-    printf("%-22s %8.1f %-8s", row->what, row->rate, row->unit);
-    if (row->fraction.median > 0)
-        printf(" %9.2f ms   %.3f of %s [%.3f, %.3f]", row->milliseconds,
-               row->fraction.median, row->of, row->fraction.low,
-               row->fraction.high);
-    printf("\n");
+    puts(kind_of(run) == OF_MILLION
+             ? "\nwhat,value,unit"
+             : "\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
+               "fraction_high,of,rounds");
 }
 
 static void row_print(void *context, const cp_bench_row *row) {
     const bench_run *run = context;
-    if (run->csv)
-        row_for_programs(run, row);
+    const cp_spread *part = &row->fraction;
+    char word[sizeof(row->what)] = ""; /* what, without spaces */
+    for (const char *c = row->what; *c != '\0'; c++)
+        if (*c != ' ')
+            word[strlen(word)] = *c;
+    if (row->of == NULL)
+        printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", row->what,
+               row->value, row->unit);
+    else if (run->csv && part->median > 0)
+        printf("%s,%.4g,%s,%.4g,%.4g,%.4g,%.4g,%s,%d\n", word, row->value,
+               row->unit, row->milliseconds, part->median, part->low,
+               part->high, row->of, run->bench.rounds);
+    else if (run->csv)
+        printf("%s,%.4g,%s,,,,,%s,%d\n", word, row->value, row->unit, row->of,
+               run->bench.rounds);
+    else if (part->median > 0)
+        printf("%-22s %8.1f %-8s %9.2f ms   %.3f of %s [%.3f, %.3f]\n",
+               row->what, row->value, row->unit, row->milliseconds,
+               part->median, row->of, part->low, part->high);
     else
-        row_for_people(row);
-    fflush(stdout);
-}
-
-static void fact_print(void *context, const cp_bench_fact *fact) {
-    const bench_run *run = context;
-    printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", fact->what,
-           fact->value, fact->unit);
+        printf("%-22s %8.1f %-8s\n", row->what, row->value, row->unit);
     fflush(stdout);
 }
 
 static void title_print(const bench_run *run) {
     char machine[320];
-    const cp_shape *shape = run->weights != NULL
-                                ? &cp_model_describe(run->weights)->shape
-                                : &run->bench.shape;
+    const cp_bench *bench = &run->bench;
+    const cp_shape *shape =
+        run->model != NULL ? &run->opened.facts->shape : &bench->shape;
     cp_host_describe(machine, sizeof(machine));
-    printf("%s\n%lld query heads, %lld key and value heads of %lld; %d "
+    printf("%s\n%ld query heads, %ld key and value heads of %ld; %d "
            "thread%s; median of %d round%s [lowest, highest]\n\n",
-           machine, (long long)shape->query_heads, (long long)shape->kv_heads,
-           (long long)shape->head_dim, run->bench.threads,
-           cp_plural(run->bench.threads), run->bench.rounds,
-           cp_plural(run->bench.rounds));
-}
-
-static cp_status rooms_check(const cp_bench *bench) {
-    const int64_t room = cp_model_describe(bench->model)->positions;
-    for (int64_t i = 0; i < bench->prompts.count; i++)
-        if (bench->prompts.items[i] + bench->generate > room)
-            return cp_fail(CP_CAPACITY,
-                           "--prompt %lld: with %lld generated more than the "
-                           "model's %lld positions",
-                           (long long)bench->prompts.items[i],
-                           (long long)bench->generate, (long long)room);
-    return CP_OK;
+           machine, shape->query_heads, shape->kv_heads, shape->head_dim,
+           bench->threads, cp_plural(bench->threads), bench->rounds,
+           cp_plural(bench->rounds));
 }
 
 static cp_status weights_load(bench_run *run) {
-    if (run->model == NULL)
-        return CP_OK;
-    cp_status status = cp_gguf_open(run->model, &run->file);
-    if (status == CP_OK)
-        status = cp_command_about(
-            cp_model_open(run->backend, run->file, &run->weights), run->model);
-    run->bench.model = run->weights;
-    return status == CP_OK ? rooms_check(&run->bench) : status;
+    cp_bench *bench = &run->bench;
+    CP_TRY(cp_opened_file(&run->opened, run->model));
+    CP_TRY(cp_opened_weights(&run->opened, &run->ring));
+    bench->model = run->opened.weights;
+    const int64_t room = run->opened.facts->positions;
+    for (int64_t i = 0; i < bench->prompts.count; i++)
+        if (bench->prompts.items[i] + bench->generate > room)
+            return cp_fail(CP_CAPACITY,
+                           "--prompt %ld: with %ld generated more than the "
+                           "model's %ld positions",
+                           bench->prompts.items[i], bench->generate, room);
+    return CP_OK;
+}
+
+static cp_status measure(bench_run *run) {
+    const int kind = kind_of(run);
+    if (kind == OF_MODEL)
+        CP_TRY(weights_load(run));
+    if (run->csv)
+        head_print(run);
+    else
+        title_print(run);
+    fflush(stdout);
+    if (kind == OF_MODEL)
+        return cp_bench_model(&run->bench);
+    if (kind == OF_MILLION)
+        return cp_bench_million(&run->bench);
+    CP_TRY(cp_bench_attention(&run->bench));
+    return run->bench.parts[CP_BENCH_RING] ? cp_bench_ring(&run->bench) : CP_OK;
 }
 
 static cp_status bench_work(void *context) {
     bench_run *run = context;
     run->bench.row = row_print;
-    run->bench.fact = fact_print;
     run->bench.context = run;
-    cp_status status = weights_load(run);
-    if (status == CP_OK) {
-        if (run->csv)
-            head_print(run);
-        else
-            title_print(run);
-        fflush(stdout);
-        status = cp_meter_of(run->backend)->bench(&run->bench);
-    }
-    cp_model_close(run->weights);
-    cp_gguf_close(run->file);
+    const cp_status status = measure(run);
+    cp_opened_close(&run->opened);
     return status;
 }
 
@@ -351,7 +287,7 @@ int cp_command_bench(int count, char *const *arguments) {
     bench_run run = {.threads = cp_host_cores(),
                      .rounds = -1,
                      .generate = -1,
-                     .timeout = CP_COMMAND_TIMEOUT,
+                     .ring = CP_COMMAND_RING,
                      .count = count,
                      .arguments = arguments};
     const cp_option options[] = {
@@ -364,8 +300,7 @@ int cp_command_bench(int count, char *const *arguments) {
          "lengths of the past in decode (default 32Ki,64Ki)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
          "query heads, key and value heads, head dimension (default 8,2,128; "
-         "of "
-         "the million 16,1,128)"},
+         "of the million 16,1,128)"},
         {"ranks", CP_COUNTS, &run.bench.ranks, "N,N,...",
          "sizes of the ring (default 4; with --model 1,4)"},
         {"threads", CP_COUNT, &run.threads, "N",
@@ -374,17 +309,17 @@ int cp_command_bench(int count, char *const *arguments) {
          "which attention kernel: the fast one, or chapter 1's (default fast)"},
         {"rounds", CP_COUNT, &run.rounds, "N",
          "how often each is measured, in turn (default 5; with --model 3)"},
-        {"model", CP_WORD, &run.model, "FILE.gguf",
+        {"model", CP_INPUT, &run.model, "FILE.gguf",
          "measure a model instead: prompts (pp) and generation (tg)"},
         {"prompt", CP_COUNTS, &run.bench.prompts, "T,T,...",
          "lengths of the model's prompts (default 512,2048,7000)"},
         {"generate", CP_COUNT, &run.generate, "K",
          "tokens generated after each (default 32)"},
-        {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
+        {"variant", CP_ONE_OF, &run.ring.variant, CP_COMMAND_VARIANTS,
          "which ring, for the million (default auto: pass-q)"},
-        {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
+        {"on", CP_ONE_OF, &run.ring.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
-        {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
+        {"timeout", CP_NUMBER, &run.ring.timeout, "SECONDS",
          "how long a process waits for another (default 60)"},
         {"csv", CP_FLAG, &run.csv, NULL,
          "for programs, with machine, date, commit and command in the head"},

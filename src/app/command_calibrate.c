@@ -4,22 +4,15 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "predict/calibrate.h"
 #include "app/meter.h"
-#include "ring/crew.h"
 #include "ground/host.h"
-#include "ground/save.h"
-
-#ifndef CP_COMMIT
-#define CP_COMMIT "unknown"
-#endif
+#include "predict/calibrate.h"
+#include "ring/crew.h"
 
 typedef struct {
     int on;
-    int64_t ranks, cores, rounds;
     cp_counts heads;
     const char *out, *name;
     double timeout;
@@ -29,66 +22,50 @@ typedef struct {
     cp_calibration wanted;
 } calibrate_run;
 
-static cp_status counts_default(const char *name, const char *text,
-                                cp_counts *counts) {
-    return counts->count > 0 ? CP_OK : cp_counts_parse(name, text, counts);
-}
-
 static cp_status sizes_take(calibrate_run *run) {
     cp_calibration *wanted = &run->wanted;
-    CP_TRY(counts_default("rows", "1,4,8,16,64,256,1024", &wanted->rows));
-    CP_TRY(counts_default("keys", "64,256,1024,4096,16Ki", &wanted->keys));
-    CP_TRY(counts_default("bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes));
+    const struct {
+        const char *name, *otherwise;
+        cp_counts *sizes;
+    } lists[] = {
+        {"rows", "1,4,8,16,64,256,1024", &wanted->rows},
+        {"keys", "64,256,1024,4096,16Ki", &wanted->keys},
+        {"bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes},
+    };
+    for (int n = 0; n < 3; n++)
+        if (lists[n].sizes->count == 0)
+            CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise,
+                                   lists[n].sizes));
     wanted->shape = (cp_shape){9, 3, 64};
     CP_TRY(cp_command_heads(&run->heads, &wanted->shape));
     return cp_calibration_check(wanted);
 }
 
-static cp_status counts_check(calibrate_run *run) {
-    if (run->rounds < 1 || run->rounds > CP_CALIBRATE_ROUNDS)
-        return cp_fail(CP_INVALID, "--rounds %ld: between 1 and %d",
-                       run->rounds, CP_CALIBRATE_ROUNDS);
-    if (run->cores < 1 || run->cores > 4096)
-        return cp_fail(CP_INVALID, "--cores %ld: between 1 and 4096",
-                       run->cores);
-    run->wanted.ranks = (int)run->ranks;
-    run->wanted.cores = (int)run->cores;
-    run->wanted.rounds = (int)run->rounds;
-    run->wanted.hardware = &run->hardware;
-    return CP_OK;
-}
 static cp_status calibrate_check(void *context) {
     calibrate_run *run = context;
+    cp_calibration *wanted = &run->wanted;
     if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
         strcspn(run->name, " \t\r\n") < strlen(run->name))
-        return cp_fail(CP_INVALID,
-                       "--name \"%.60s\": one word of less than %d letters",
-                       run->name, CP_NAME_BYTES);
+        return cp_refuse("--name \"%.60s\": one word of less than %d letters",
+                         run->name, CP_NAME_BYTES);
     snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
-    CP_TRY(cp_command_ranks(&run->ranks, 1));
-    CP_TRY(counts_check(run));
+    wanted->hardware = &run->hardware;
+    CP_TRY(cp_command_ranks(&wanted->ranks, 1));
+    CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
+    CP_TRY(cp_option_range("cores", wanted->cores, 1, 4096));
     CP_TRY(sizes_take(run));
-    CP_TRY(cp_command_backend(run->on, run->timeout, &run->backend));
-    if (cp_meter_of(run->backend)->calibrate == NULL)
-        return cp_fail(CP_INVALID, "--on %s: nothing is calibrated there yet",
-                       run->backend->name);
-    return CP_OK;
+    return cp_command_backend(run->on, run->timeout, &run->backend);
 }
 
 /* Write the description under what it was measured of and by. */
 static cp_status description_write(void *context, FILE *out) {
     const calibrate_run *run = context;
-    char machine[320], date[32];
-    const time_t today = time(NULL);
-    const cp_shape *shape = &run->wanted.shape;
-    cp_host_describe(machine, sizeof(machine));
-    strftime(date, sizeof(date), "%Y-%m-%d", localtime(&today));
-    fprintf(out,
-            "# machine: %s\n# date: %s\n# commit: %s\n"
-            "# longring calibrate, %d rank%s on %s, heads %ld,%ld,%ld\n",
-            machine, date, CP_COMMIT, run->wanted.ranks,
-            cp_plural(run->wanted.ranks), run->backend->name,
-            shape->query_heads, shape->kv_heads, shape->head_dim);
+    const cp_calibration *wanted = &run->wanted;
+    cp_host_sign(out);
+    fprintf(out, "# longring calibrate, %ld rank%s on %s, heads %ld,%ld,%ld\n",
+            wanted->ranks, cp_plural(wanted->ranks), run->backend->name,
+            wanted->shape.query_heads, wanted->shape.kv_heads,
+            wanted->shape.head_dim);
     cp_hardware_write(&run->hardware, out);
     return CP_OK;
 }
@@ -98,7 +75,7 @@ static cp_status calibrate_work(void *context) {
     cp_hardware again;
     char *text;
     int64_t bytes;
-    CP_TRY(cp_meter_of(run->backend)->calibrate(&run->wanted));
+    CP_TRY(cp_meter_calibrate(run->backend, &run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text, &bytes));
     cp_status status = cp_hardware_parse("what was measured", text, &again);
     if (status == CP_OK)
@@ -107,22 +84,19 @@ static cp_status calibrate_work(void *context) {
     return status;
 }
 
-static int64_t cores_here(void) {
-    return cp_crew_mine()->share == NULL ? cp_host_cores()
-                                         : sysconf(_SC_NPROCESSORS_ONLN);
-}
-
 int cp_command_calibrate(int count, char *const *arguments) {
-    calibrate_run run = {.ranks = -1,
-                         .cores = cores_here(),
-                         .rounds = 5,
+    const bool joined = cp_crew_mine()->share != NULL;
+    calibrate_run run = {.wanted = {.ranks = -1,
+                                    .cores = joined
+                                                 ? sysconf(_SC_NPROCESSORS_ONLN)
+                                                 : cp_host_cores(),
+                                    .rounds = 5},
                          .name = "here",
                          .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
-        /* Options of calibrate. */
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
-        {"ranks", CP_COUNT, &run.ranks, "N",
+        {"ranks", CP_COUNT, &run.wanted.ranks, "N",
          "how many ranks work at once (default 4)"},
         {"out", CP_OUTPUT, &run.out, "FILE",
          "where the description goes (default: standard output)"},
@@ -135,9 +109,9 @@ int cp_command_calibrate(int count, char *const *arguments) {
          "keys of a block (default 64,256,1024,4096,16Ki)"},
         {"bytes", CP_COUNTS, &run.wanted.bytes, "B,B,...",
          "sizes of messages (default 64,16Ki,128Ki,1Mi,8Mi)"},
-        {"cores", CP_COUNT, &run.cores, "N",
+        {"cores", CP_COUNT, &run.wanted.cores, "N",
          "cores that the ranks share (default: all of this machine)"},
-        {"rounds", CP_COUNT, &run.rounds, "N",
+        {"rounds", CP_COUNT, &run.wanted.rounds, "N",
          "how often each is measured, in turn (default 5)"},
         {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
          "how long a process waits for another (default 60)"},

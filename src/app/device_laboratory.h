@@ -8,10 +8,11 @@
 #include "cuda/kernels/multiply.h"
 
 /* Measure ranks on GPUs at a place, with matrices of such numbers; keys and
- * values are fp32 with fp32 matrices, and bf16 otherwise. Fills in wanted's
- * description. Every process of the place's crew calls it alike. Fails with
- * CP_MEMORY, naming the bytes, or with CP_INVALID where a matrix cannot be
- * multiplied so; and with CP_BROKEN as CUDA and the link do. */
+ * values are fp32 with fp32 matrices, and bf16 otherwise. Fills in the
+ * description of wanted, which was checked. Every process of the place's crew
+ * calls it alike. Fails with CP_MEMORY, naming the bytes, or with CP_INVALID
+ * where a matrix cannot be multiplied so; and with CP_BROKEN as CUDA and the
+ * link do. */
 cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
                               const cp_calibration *wanted);
 

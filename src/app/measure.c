@@ -1,61 +1,53 @@
 /* How things are timed against each other, and against the machine. */
+#define _POSIX_C_SOURCE 200809L /* clocks of threads */
 #include "app/measure.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
 
-#include "reference/attend/fast.h"
+enum { MOST_RANKS = 1024 };
 
-cp_status cp_measure_rounds(const cp_bench *bench, int count,
-                            cp_entrant *entrants) {
-    for (int round = -1; round < bench->rounds; round++)
+cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants) {
+    for (int round = -1; round < rounds; round++)
         for (int i = 0; i < count; i++) {
             cp_entrant *it = &entrants[i];
             double seconds = 0;
             if (round < 0 && it->warm)
                 continue;
-            const cp_status status = it->run(it->context, &seconds);
-            if (status != CP_OK)
-                return status;
+            const double start = cp_clock();
+            CP_TRY(it->run(it->context, &seconds));
+            if (seconds <= 0)
+                seconds = cp_clock() - start;
             if (round >= 0)
                 it->rates[round] = it->work / fmax(seconds, 1e-9);
         }
     return CP_OK;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static cp_spread spread_of(const double *values, int count) {
+/* Of the values over those of base, which may be NULL, round by round. */
+static cp_spread spread_of(int rounds, const double *values,
+                           const double *base) {
     double sorted[CP_BENCH_ROUNDS];
-    memcpy(sorted, values, (size_t)count * sizeof(double));
-    qsort(sorted, (size_t)count, sizeof(double), by_value);
-    return (cp_spread){(sorted[(count - 1) / 2] + sorted[count / 2]) / 2,
-                       sorted[0], sorted[count - 1]};
-}
-
-static cp_spread quotient(const cp_entrant *a, const cp_entrant *b,
-                          int rounds) {
-    double quotients[CP_BENCH_ROUNDS];
     for (int i = 0; i < rounds; i++)
-        quotients[i] = a->rates[i] / b->rates[i];
-    return spread_of(quotients, rounds);
+        sorted[i] = base != NULL ? values[i] / base[i] : values[i];
+    const double median = cp_median(sorted, rounds);
+    return (cp_spread){median, sorted[0], sorted[rounds - 1]};
 }
 
-void cp_measure_report(const cp_bench *bench, cp_bench_row row, double unit,
-                       const cp_entrant *ours, const cp_entrant *base) {
-    const int rounds = bench->rounds;
-    const double rate = spread_of(ours->rates, rounds).median;
-    row.rate = rate / unit;
+void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
+                       const cp_entrant *base) {
+    const double rate = spread_of(bench->rounds, ours->rates, NULL).median;
+    cp_bench_row row = {
+        .value = rate / ours->scale, .unit = ours->unit, .of = ""};
+    memcpy(row.what, ours->what, sizeof(row.what));
     if (base != NULL) {
+        row.of = base->what;
         row.milliseconds = 1e3 * ours->work / rate;
-        row.fraction = quotient(ours, base, rounds);
+        row.fraction = spread_of(bench->rounds, ours->rates, base->rates);
     }
     bench->row(bench->context, &row);
 }
@@ -115,16 +107,15 @@ static cp_status fma_run(void *context, double *seconds) {
 }
 
 cp_entrant cp_measure_fma(const int *threads) {
-    return (cp_entrant){
-        .run = fma_run, .context = (void *)threads, .work = 2e9};
+    return (cp_entrant){.what = "fma",
+                        .unit = "GFLOP/s",
+                        .scale = 1e9,
+                        .work = 2e9,
+                        .run = fma_run,
+                        .context = (void *)threads};
 }
 
 enum { READ_FLOATS = 1 << 27, SUMS = 8, LINE = 16, AHEAD = 512 };
-
-typedef struct {
-    float *numbers; /* [READ_FLOATS] */
-    int threads;
-} reading;
 
 static float sum_of(const float *numbers, int64_t count) {
     lanes sum[SUMS] = {{0}}, next;
@@ -142,52 +133,34 @@ static float sum_of(const float *numbers, int64_t count) {
 }
 
 static cp_status read_run(void *context, double *seconds) {
-    const reading *it = context;
+    const cp_reading *it = context;
     const int64_t part = READ_FLOATS / it->threads;
     float total = 0;
-    const double start = cp_clock();
+    (void)seconds;
 #pragma omp parallel for num_threads(it->threads) schedule(static, 1)          \
     reduction(+ : total)
     for (int t = 0; t < it->threads; t++)
         total += sum_of(it->numbers + t * part, part);
-    *seconds = cp_clock() - start;
     volatile float keep = total;
     (void)keep;
     return CP_OK;
 }
 
-static void reading_fill(const reading *it) {
-    const int64_t part = READ_FLOATS / it->threads;
-#pragma omp parallel for num_threads(it->threads) schedule(static, 1)
-    for (int t = 0; t < it->threads; t++)
+cp_status cp_measure_read(cp_reading *memory, cp_entrant *out) {
+    const int threads = memory->threads;
+    const int64_t part = READ_FLOATS / threads;
+    CP_TRY(cp_allocate(&memory->numbers, READ_FLOATS + AHEAD, sizeof(float),
+                       "memory to be read"));
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int t = 0; t < threads; t++)
         for (int64_t i = t * part; i < (t + 1) * part; i++)
-            it->numbers[i] = 1;
-}
-
-void cp_measure_read_free(cp_entrant *it) {
-    reading *read = it->context;
-    if (read != NULL)
-        free(read->numbers);
-    free(read);
-    it->context = NULL;
-}
-
-cp_status cp_measure_read(int threads, cp_entrant *out) {
-    reading *it;
-    *out = (cp_entrant){.run = read_run};
-    cp_status status = cp_allocate(&it, 1, sizeof(*it), "a bench");
-    if (status != CP_OK)
-        return status;
-    out->context = it;
-    out->work = (double)(READ_FLOATS / threads * threads) * sizeof(float);
-    it->threads = threads;
-    status = cp_allocate(&it->numbers, READ_FLOATS + AHEAD, sizeof(float),
-                         "memory to be read");
-    if (status != CP_OK) {
-        cp_measure_read_free(out);
-        return status;
-    }
-    reading_fill(it);
+            memory->numbers[i] = 1;
+    *out = (cp_entrant){.what = "read",
+                        .unit = "GB/s",
+                        .scale = 1e9,
+                        .work = (double)(part * threads) * sizeof(float),
+                        .run = read_run,
+                        .context = memory};
     return CP_OK;
 }
 
@@ -201,6 +174,64 @@ void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
     }
 }
 
-cp_kernel cp_measure_kernel(const cp_bench *bench) {
-    return bench->first_kernel ? cp_attend : cp_attend_fast;
+cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
+                             float **tensors) {
+    int64_t floats = 0;
+    for (int i = 0; i < count; i++)
+        floats += cp_ceil_divide(sizes[i], 16) * 16;
+    CP_TRY(cp_allocate_lines(&tensors[0], floats, sizeof(float),
+                             "what is measured"));
+    for (int i = 1; i < count; i++)
+        tensors[i] = tensors[i - 1] + cp_ceil_divide(sizes[i - 1], 16) * 16;
+    cp_measure_fill(tensors[0], 0, floats, 1, threads);
+    return CP_OK;
+}
+
+static double busy_seconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* What a rank saw, in seconds: of a core, and from its start to the end. */
+typedef struct {
+    double busy, whole;
+} sight;
+
+typedef struct {
+    const cp_common_work *common;
+    int teller; /* the rank that keeps what all saw */
+    double *seconds, *busy;
+} timing;
+
+static cp_status rank_time(cp_comm *comm, void *context) {
+    const timing *it = context;
+    const cp_common_work *common = it->common;
+    sight own, seen[MOST_RANKS];
+    void *receive[MOST_RANKS];
+    if (common->prepare != NULL)
+        CP_TRY(common->prepare(comm, common->context));
+    CP_TRY(cp_comm_barrier(comm));
+    const double start = cp_clock(), busy = busy_seconds();
+    CP_TRY(common->work(comm, common->context));
+    own.busy = busy_seconds() - busy;
+    CP_TRY(cp_comm_barrier(comm));
+    own.whole = fmax(cp_clock() - start, 1e-9);
+    for (int r = 0; r < comm->ranks; r++)
+        receive[r] = &seen[r];
+    CP_TRY(cp_comm_all_gather(comm, &own, receive, sizeof(own)));
+    seen[comm->rank] = own;
+    for (int r = 0; r < comm->ranks && comm->rank == it->teller; r++) {
+        *it->seconds = fmax(*it->seconds, seen[r].whole);
+        it->busy[r] += seen[r].busy;
+    }
+    return CP_OK;
+}
+
+cp_status cp_measure_ranks(const cp_place *place, int ranks,
+                           const cp_common_work *common, double *seconds,
+                           double *busy) {
+    timing it = {common, (int)cp_max(0, place->only), seconds, busy};
+    *seconds = 0;
+    return place->run(ranks, rank_time, &it);
 }

@@ -2,42 +2,65 @@
 #ifndef CP_MEASURE_H
 #define CP_MEASURE_H
 
-#include "reference/attend/attend.h"
 #include "app/bench.h"
 
 /* One of those that are compared. */
 typedef struct {
+    char what[64];    /* the name of its row */
+    const char *unit; /* of its rates: "GFLOP/s" */
+    double scale;     /* work per second that is one of that unit */
+    double work;      /* of one run: operations, bytes */
+    /* Run it once. Where not all of the run counts, *seconds becomes what
+     * does; it is 0 before. */
     cp_status (*run)(void *context, double *seconds);
     void *context;
-    double work; /* of one run: operations, bytes, tokens */
-    bool warm;   /* leave out the first run, which is not measured */
+    bool warm; /* leave out the first run, which is not measured */
     double rates[CP_BENCH_ROUNDS]; /* work per second, round by round */
 } cp_entrant;
 
-/* Run each entrant once, unmeasured, unless it is warm; then bench->rounds
- * times all of them in turn. Fails as an entrant does. */
-cp_status cp_measure_rounds(const cp_bench *bench, int count,
-                            cp_entrant *entrants);
+/* Run each entrant once, unmeasured, unless it is warm; then so many rounds of
+ * all of them in turn. Fails as an entrant does. */
+cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants);
 
-/* Report a row of which what, unit and of are set: the rates of ours in units
- * of unit a second, and its quotients with base, which may be NULL. */
-void cp_measure_report(const cp_bench *bench, cp_bench_row row, double unit,
-                       const cp_entrant *ours, const cp_entrant *base);
+/* Report a row: the rates of ours, and its quotients with base, which may be
+ * NULL. */
+void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
+                       const cp_entrant *base);
 
 /* The ceiling of multiply-adds, as an entrant; *threads must outlive it. */
 cp_entrant cp_measure_fma(const int *threads);
 
-/* The ceiling of reading memory, as an entrant that cp_measure_read_free
- * frees. Fails with CP_MEMORY. */
-cp_status cp_measure_read(int threads, cp_entrant *out);
-void cp_measure_read_free(cp_entrant *it);
+/* The ceiling of reading memory, as an entrant, which the memory must
+ * outlive. Free numbers, even of a failure. Fails with CP_MEMORY. */
+typedef struct {
+    int threads;
+    float *numbers;
+} cp_reading;
+cp_status cp_measure_read(cp_reading *memory, cp_entrant *out);
 
 /* Fill a tensor with numbers between -1 and 1, from seed and place alone;
  * tensor[0] is at place first. */
 void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
                      int threads);
 
-/* The kernel that the bench is about. */
-cp_kernel cp_measure_kernel(const cp_bench *bench);
+/* Tensors of so many floats each, in one stretch of memory, on lines of 64
+ * bytes, and filled. The caller frees tensors[0]; NULL if it failed, with
+ * CP_MEMORY. The sum of the sizes must fit. */
+cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
+                             float **tensors);
+
+/* What ranks at a place do together: all prepare, which may be NULL, then all
+ * work, between two barriers. */
+typedef struct {
+    cp_rank_main prepare, work;
+    void *context;
+} cp_common_work;
+
+/* Do it. *seconds is how long the rank took that began first, and busy [ranks]
+ * grows by what the thread of each had of a core meanwhile; all processes are
+ * told the same. At most 1024 ranks. Fails as they do. */
+cp_status cp_measure_ranks(const cp_place *place, int ranks,
+                           const cp_common_work *common, double *seconds,
+                           double *busy);
 
 #endif

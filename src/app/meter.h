@@ -1,26 +1,25 @@
-/* How each place is measured: what `longring bench` and `longring calibrate`
- * call there. A backend itself only computes. */
+/* What `longring bench` and `longring calibrate` measure at a backend's place.
+ * A backend itself only computes. */
 #ifndef CP_METER_H
 #define CP_METER_H
 
-#include "app/bench.h"
+#include "model/backend.h"
 #include "predict/calibrate.h"
+#include "reference/ring/place.h"
 
-/* Either function may be NULL: nothing is measured there yet. */
-typedef struct {
-    const cp_backend *backend;
-    cp_status (*bench)(const cp_bench *bench);
-    cp_status (*calibrate)(const cp_calibration *calibration);
-} cp_meter;
+/* Where the ranks of a backend run that computes on cores; NULL for GPUs, of
+ * which nothing is benched yet. */
+const cp_place *cp_meter_cores(const cp_backend *backend);
 
-/* That of a backend of the table. */
-const cp_meter *cp_meter_of(const cp_backend *backend);
+/* Calibrate a backend's ranks. Fails as cp_calibrate_run (subjects.h) and
+ * cp_device_calibrate (device_laboratory.h) do. */
+cp_status cp_meter_calibrate(const cp_backend *backend,
+                             const cp_calibration *wanted);
 
 /* Of ranks as processes over MPI, and of ranks on GPUs by their weights. */
-cp_status cp_mpi_bench(const cp_bench *bench);
-cp_status cp_mpi_calibrate(const cp_calibration *calibration);
-cp_status cp_cuda_calibrate(const cp_calibration *calibration);
-cp_status cp_cuda_calibrate_fp32(const cp_calibration *calibration);
-cp_status cp_cuda_calibrate_fp8(const cp_calibration *calibration);
+extern const cp_place *const cp_mpi_place;
+cp_status cp_cuda_calibrate(const cp_calibration *wanted);
+cp_status cp_cuda_calibrate_fp32(const cp_calibration *wanted);
+cp_status cp_cuda_calibrate_fp8(const cp_calibration *wanted);
 
 #endif

@@ -1,4 +1,5 @@
-/* How a function fails, sizes that do not overflow, memory, and a clock. */
+/* How a function fails, sizes that do not overflow, memory, a median, and a
+ * clock. */
 #define _POSIX_C_SOURCE 200809L /* monotonic clock */
 #include "ground/ground.h"
 
@@ -66,6 +67,16 @@ cp_status cp_allocate(void *out, int64_t count, int64_t size,
 cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
                             const char *what) {
     return allocate(out, count, size, true, what);
+}
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double cp_median(double *values, int64_t count) {
+    qsort(values, (size_t)count, sizeof(double), by_value);
+    return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
 double cp_clock(void) {

@@ -73,6 +73,10 @@ cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
 cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
                             const char *what);
 
+/* The middle of count >= 1 values, or the mean of the two that are; they are
+ * sorted. */
+double cp_median(double *values, int64_t count);
+
 /* Seconds, from a clock that nobody sets and that never goes back. Where it
  * began says nothing. */
 double cp_clock(void);

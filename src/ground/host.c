@@ -3,15 +3,17 @@
 #include "ground/host.h"
 
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
+#include <time.h>
 #include <unistd.h>
 
-/* What follows key in the first line of a file that begins with it, without
- * what only separates or quotes. Left as it is if there is none. */
-static void fact_read(const char *path, const char *key, char text[128]) {
+#ifndef CP_COMMIT
+#define CP_COMMIT "unknown"
+#endif
+
+void cp_host_fact(const char *path, const char *key, char text[128]) {
     char line[4096];
     FILE *file = fopen(path, "r");
     while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
@@ -28,8 +30,8 @@ static void fact_read(const char *path, const char *key, char text[128]) {
 
 static int zen_generation(void) {
     char family[128] = "", model[128] = "";
-    fact_read("/proc/cpuinfo", "cpu family", family);
-    fact_read("/proc/cpuinfo", "model\t", model);
+    cp_host_fact("/proc/cpuinfo", "cpu family", family);
+    cp_host_fact("/proc/cpuinfo", "model\t", model);
     const long m = strtol(model, NULL, 10);
     if (strcmp(family, "26") == 0)
         return 5;
@@ -43,7 +45,7 @@ static void processor_name(char text[160]) {
     struct utsname system;
     if (uname(&system) == 0)
         snprintf(name, sizeof(name), "%s", system.machine);
-    fact_read("/proc/cpuinfo", "model name", name);
+    cp_host_fact("/proc/cpuinfo", "model name", name);
     const int zen = strstr(name, "AMD") != NULL ? zen_generation() : 0;
     if (zen > 0)
         snprintf(text, 160, "%s (Zen %d)",
@@ -62,8 +64,8 @@ int cp_host_cores(void) {
 void cp_host_describe(char *text, size_t size) {
     char name[160], system[128] = "Linux", version[128] = "";
     processor_name(name);
-    fact_read("/etc/os-release", "NAME", system);
-    fact_read("/etc/os-release", "VERSION_ID", version);
+    cp_host_fact("/etc/os-release", "NAME", system);
+    cp_host_fact("/etc/os-release", "VERSION_ID", version);
     system[strcspn(system, " ")] = '\0';
 #ifdef __clang__
     const char *compiler = "clang " __clang_version__;
@@ -72,4 +74,13 @@ void cp_host_describe(char *text, size_t size) {
 #endif
     snprintf(text, size, "%d cores of %s, %s%s%s, %s", cp_host_cores(), name,
              system, version[0] != '\0' ? " " : "", version, compiler);
+}
+
+void cp_host_sign(FILE *out) {
+    char machine[320], date[32];
+    const time_t today = time(NULL);
+    cp_host_describe(machine, sizeof(machine));
+    strftime(date, sizeof(date), "%Y-%m-%d", localtime(&today));
+    fprintf(out, "# machine: %s\n# date: %s\n# commit: %s\n", machine, date,
+            CP_COMMIT);
 }

@@ -10,7 +10,8 @@
 
 /* What can be timed. All ranks do it at the same time. */
 typedef enum {
-    CP_TIME_PEAK,       /* 1e9 floating-point operations, as fast as they go */
+    CP_TIME_PEAK,       /* 1e9 floating-point operations, as fast as they go;
+                           on GPUs through a linear layer of rows */
     CP_TIME_ATTEND,     /* rows queries, all of which see keys keys */
     CP_TIME_LINEAR,     /* rows through a linear layer */
     CP_TIME_COPY,       /* bytes, within a rank's memory */
@@ -36,45 +37,40 @@ typedef struct {
     int64_t element_bytes; /* of a number of keys and values */
 } cp_laboratory;
 
-enum { /* at most */
-       CP_CALIBRATE_ROWS = CP_SURFACE_ROWS,
-       CP_CALIBRATE_SIZES = CP_CURVE_POINTS,
-       CP_CALIBRATE_RANKS = 1024,
-       CP_CALIBRATE_ROUNDS = 99,
-};
+enum { CP_CALIBRATE_RANKS = 1024, CP_CALIBRATE_ROUNDS = 99 }; /* at most */
+
+/* A linear layer is from the width of all query heads to so many times as
+ * many numbers. */
+enum { CP_CALIBRATE_WIDER = 4 };
 
 /* What to measure. */
 typedef struct {
-    cp_shape shape;   /* of attention; a linear layer is from the width of all
-                        query heads to four times as many numbers */
-    int ranks, cores; /* cores: of this machine, for all of its ranks */
-    int rounds;
-    cp_counts rows, keys, bytes; /* sizes, ascending */
-    cp_hardware *hardware;       /* out, but for its name */
+    cp_shape shape;       /* of attention */
+    int64_t ranks, cores; /* cores: of this machine, for all of its ranks */
+    int64_t rounds;
+    cp_counts rows, keys, bytes;    /* sizes, ascending */
+    cp_hardware *hardware;          /* out, but for its name */
+    void (*between)(void *context); /* called after each round; or NULL */
+    void *context;
 } cp_calibration;
 
+static inline int64_t cp_calibration_width(const cp_calibration *wanted) {
+    return wanted->shape.query_heads * wanted->shape.head_dim;
+}
+
+/* The last of some sizes. */
+static inline int64_t cp_largest(const cp_counts *sizes) {
+    return sizes->items[sizes->count - 1];
+}
+
 /* Fails with CP_INVALID and a line that names the field: a size too small or
- * too large, too many of them, or not ascending. */
+ * too large, too many of them, or not ascending. What passes has no product
+ * of two sizes, or of one and the width squared, beyond 2^60. */
 cp_status cp_calibration_check(const cp_calibration *calibration);
 
 /* Measure what the calibration asks for in a laboratory, and fill in its
  * description. Fails as the laboratory does, or with CP_MEMORY. */
 cp_status cp_calibrate(const cp_laboratory *laboratory,
                        const cp_calibration *wanted);
-
-typedef struct cp_calibrating cp_calibrating;
-
-/* Prepare; laboratory and wanted must outlive it. Fails with CP_MEMORY. */
-cp_status cp_calibrating_new(const cp_laboratory *laboratory,
-                             const cp_calibration *wanted,
-                             cp_calibrating **out);
-
-/* One round over all subjects, as round number so many, 0 to
- * CP_CALIBRATE_ROUNDS - 1: it replaces what that round had measured before. */
-cp_status cp_calibrating_round(cp_calibrating *it, int round);
-
-/* Describe the machine by the medians of rounds 0 to wanted->rounds - 1. */
-void cp_calibrating_describe(cp_calibrating *it);
-void cp_calibrating_free(cp_calibrating *it);
 
 #endif

@@ -10,18 +10,27 @@
 
 #include "reference/model/dequantise.h"
 
+enum { MOST_OWNED = 32 };
+
 typedef struct {
     const cp_gguf *file;
     int64_t blocks, width, inner, heads, kv_heads, dim, rotary;
     double base, epsilon;
     int failed;
+    double *owned[MOST_OWNED]; /* memory, the latest last */
+    int count;
 } naive;
 
-static void *get(size_t count, size_t size) {
-    void *memory = calloc(count > 0 ? count : 1, size);
-    if (memory == NULL)
+static double *get(naive *m, int64_t count) {
+    double *memory = calloc((size_t)count + 1, sizeof(double));
+    if (memory == NULL || m->count == MOST_OWNED)
         abort();
-    return memory;
+    return m->owned[m->count++] = memory;
+}
+
+static void give_back(naive *m, int kept) {
+    while (m->count > kept)
+        free(m->owned[--m->count]);
 }
 
 static int64_t number(naive *m, const char *key, int64_t otherwise) {
@@ -32,38 +41,41 @@ static int64_t number(naive *m, const char *key, int64_t otherwise) {
     return value;
 }
 
-/* All values of a tensor as doubles; NULL if there is no such tensor. */
-static double *tensor(naive *m, const char *format, int64_t block) {
-    char name[80];
-    /* The names hold one number or none. */
-    const char *mark = strchr(format, '*');
-    if (mark == NULL)
-        snprintf(name, sizeof(name), "%s.weight", format);
-    else
-        snprintf(name, sizeof(name), "%.*s%lld%s.weight", (int)(mark - format),
-                 format, (long long)block, mark + 1);
+/* All values of a tensor; NULL if there is no such tensor. */
+static double *tensor(naive *m, const char *name) {
     const cp_gguf_tensor *found = cp_gguf_find(m->file, name);
     if (found == NULL)
         return NULL;
     const int64_t count = found->extent[0] * found->extent[1];
-    float *values = get((size_t)count, sizeof(float));
-    double *result = get((size_t)count, sizeof(double));
-    if (cp_dequantise(found->type, found->data, count, values) != CP_OK)
+    double *result = get(m, count);
+    float *values = malloc((size_t)count * sizeof(*values));
+    if (values == NULL ||
+        cp_dequantise(found->type, found->data, count, values) != CP_OK)
         m->failed = 1;
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count && m->failed == 0; i++)
         result[i] = (double)values[i];
     free(values);
     return result;
 }
 
-/* y[out] = w[out][in] x[in] */
-static void multiply(const double *w, int64_t in, int64_t out, const double *x,
-                     double *y) {
-    for (int64_t o = 0; o < out; o++) {
-        y[o] = 0.0;
+static double *block_tensor(naive *m, const char *role, int64_t block) {
+    char name[80];
+    snprintf(name, sizeof(name), "blk.%lld.%s.weight", (long long)block, role);
+    return tensor(m, name);
+}
+
+/* y[out] += w[out][in] x[in] */
+static void add_product(const double *w, int64_t in, int64_t out,
+                        const double *x, double *y) {
+    for (int64_t o = 0; o < out; o++)
         for (int64_t i = 0; i < in; i++)
             y[o] += w[o * in + i] * x[i];
-    }
+}
+
+static void multiply(const double *w, int64_t in, int64_t out, const double *x,
+                     double *y) {
+    memset(y, 0, (size_t)out * sizeof(*y));
+    add_product(w, in, out, x, y);
 }
 
 static void normalise(const naive *m, const double *weight, const double *x,
@@ -92,9 +104,10 @@ static void rotate(const naive *m, const double *factors, int64_t position,
 }
 
 /* Attention of the query at one position over all keys up to it. */
-static void look(const naive *m, int64_t position, const double *query,
+static void look(naive *m, int64_t position, const double *query,
                  const double *keys, const double *values, double *output) {
-    double *scores = get((size_t)position + 1, sizeof(double));
+    const int kept = m->count;
+    double *scores = get(m, position + 1);
     for (int64_t h = 0; h < m->heads; h++) {
         const int64_t g = h / (m->heads / m->kv_heads);
         double largest = -INFINITY, sum = 0.0;
@@ -115,22 +128,20 @@ static void look(const naive *m, int64_t position, const double *query,
             output[h * m->dim + i] = value / sum;
         }
     }
-    free(scores);
+    give_back(m, kept);
 }
 
 static void attention(naive *m, int64_t block, int64_t count, double *x) {
     const int64_t q = m->heads * m->dim, kv = m->kv_heads * m->dim;
-    double *norm = tensor(m, "blk.*.attn_norm", block);
-    double *wq = tensor(m, "blk.*.attn_q", block);
-    double *wk = tensor(m, "blk.*.attn_k", block);
-    double *wv = tensor(m, "blk.*.attn_v", block);
-    double *wo = tensor(m, "blk.*.attn_output", block);
-    double *factors = tensor(m, "rope_freqs", 0);
-    double *n = get((size_t)m->width, sizeof(double));
-    double *query = get((size_t)q, sizeof(double));
-    double *seen = get((size_t)q, sizeof(double));
-    double *keys = get((size_t)(count * kv), sizeof(double));
-    double *values = get((size_t)(count * kv), sizeof(double));
+    const int kept = m->count;
+    const double *norm = block_tensor(m, "attn_norm", block);
+    const double *wq = block_tensor(m, "attn_q", block);
+    const double *wk = block_tensor(m, "attn_k", block);
+    const double *wv = block_tensor(m, "attn_v", block);
+    const double *wo = block_tensor(m, "attn_output", block);
+    const double *factors = tensor(m, "rope_freqs.weight");
+    double *n = get(m, m->width), *query = get(m, q), *seen = get(m, q);
+    double *keys = get(m, count * kv), *values = get(m, count * kv);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
         normalise(m, norm, row, n);
@@ -140,24 +151,19 @@ static void attention(naive *m, int64_t block, int64_t count, double *x) {
         rotate(m, factors, t, m->heads, query);
         rotate(m, factors, t, m->kv_heads, keys + t * kv);
         look(m, t, query, keys, values, seen);
-        multiply(wo, q, m->width, seen, n);
-        for (int64_t i = 0; i < m->width; i++)
-            row[i] += n[i];
+        add_product(wo, q, m->width, seen, row);
     }
-    double *all[] = {norm, wq,    wk,   wv,   wo,    factors,
-                     n,    query, seen, keys, values};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        free(all[i]);
+    give_back(m, kept);
 }
 
 static void feed_forward(naive *m, int64_t block, int64_t count, double *x) {
-    double *norm = tensor(m, "blk.*.ffn_norm", block);
-    double *wg = tensor(m, "blk.*.ffn_gate", block);
-    double *wu = tensor(m, "blk.*.ffn_up", block);
-    double *wd = tensor(m, "blk.*.ffn_down", block);
-    double *n = get((size_t)m->width, sizeof(double));
-    double *gate = get((size_t)m->inner, sizeof(double));
-    double *up = get((size_t)m->inner, sizeof(double));
+    const int kept = m->count;
+    const double *norm = block_tensor(m, "ffn_norm", block);
+    const double *wg = block_tensor(m, "ffn_gate", block);
+    const double *wu = block_tensor(m, "ffn_up", block);
+    const double *wd = block_tensor(m, "ffn_down", block);
+    double *n = get(m, m->width);
+    double *gate = get(m, m->inner), *up = get(m, m->inner);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
         normalise(m, norm, row, n);
@@ -165,13 +171,9 @@ static void feed_forward(naive *m, int64_t block, int64_t count, double *x) {
         multiply(wu, m->width, m->inner, n, up);
         for (int64_t i = 0; i < m->inner; i++)
             gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
-        multiply(wd, m->inner, m->width, gate, n);
-        for (int64_t i = 0; i < m->width; i++)
-            row[i] += n[i];
+        add_product(wd, m->inner, m->width, gate, row);
     }
-    double *all[] = {norm, wg, wu, wd, n, gate, up};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        free(all[i]);
+    give_back(m, kept);
 }
 
 int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
@@ -189,11 +191,11 @@ int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
         (cp_gguf_has(file, "llama.rope.freq_base") &&
          cp_gguf_float(file, "llama.rope.freq_base", &m.base) != CP_OK))
         m.failed = 1;
-    double *embedding = tensor(&m, "token_embd", 0);
-    double *output = tensor(&m, "output", 0);
-    double *norm = tensor(&m, "output_norm", 0);
+    const double *embedding = tensor(&m, "token_embd.weight");
+    const double *output = tensor(&m, "output.weight");
+    const double *norm = tensor(&m, "output_norm.weight");
     const int64_t words = cp_gguf_find(file, "token_embd.weight")->extent[1];
-    double *x = get((size_t)(count * m.width), sizeof(double));
+    double *x = get(&m, count * m.width);
     for (int64_t t = 0; t < count; t++)
         memcpy(x + t * m.width, embedding + tokens[t] * m.width,
                (size_t)m.width * sizeof(double));
@@ -206,10 +208,7 @@ int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
         multiply(output != NULL ? output : embedding, m.width, words,
                  x + t * m.width, logits + t * words);
     }
-    free(embedding);
-    free(output);
-    free(norm);
-    free(x);
+    give_back(&m, 0);
     if (m.failed)
         fprintf(stderr, "naive_llama: %s\n", cp_message());
     return m.failed ? -1 : 0;

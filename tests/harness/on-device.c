@@ -1,7 +1,6 @@
 /* What the stand-in offers its suites, where they run on a real GPU instead
  * (make check-gpu): nothing pretends, no fault can be planted, and nothing is
  * counted. Linked in place of tests/harness/stand-in. */
-#include "stand-in/cublas.h"
 #include "stand-in/stand_in.h"
 
 #include <cuda_runtime_api.h>
@@ -39,7 +38,6 @@ IGNORES(stand_in_fail_copy, int64_t)
 IGNORES(stand_in_ignore_wait, int64_t)
 IGNORES(stand_in_freeze_uploads, bool)
 IGNORES(stand_in_pretend_f8, bool)
-IGNORES(stand_in_leave, int)
 IGNORES(stand_in_begin, const stand_in_options *)
 
 void stand_in_dead_rank(int rank, int64_t n) {

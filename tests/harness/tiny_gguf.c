@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "suite.h"
+
 /* ---- bytes ---- */
 
 void tiny_put(tiny_bytes *out, const void *bytes, int64_t length) {
@@ -21,20 +23,19 @@ void tiny_put(tiny_bytes *out, const void *bytes, int64_t length) {
     out->length += length;
 }
 
-static void put_u16(tiny_bytes *out, uint32_t value) {
-    const unsigned char bytes[2] = {(unsigned char)value,
-                                    (unsigned char)(value >> 8)};
-    tiny_put(out, bytes, 2);
+static void put_number(tiny_bytes *out, uint64_t value, int length) {
+    unsigned char bytes[8];
+    for (int i = 0; i < length; i++)
+        bytes[i] = (unsigned char)(value >> 8 * i);
+    tiny_put(out, bytes, length);
 }
 
 void tiny_put_u32(tiny_bytes *out, uint32_t value) {
-    put_u16(out, value & 0xFFFF);
-    put_u16(out, value >> 16);
+    put_number(out, value, 4);
 }
 
 void tiny_put_u64(tiny_bytes *out, uint64_t value) {
-    tiny_put_u32(out, (uint32_t)value);
-    tiny_put_u32(out, (uint32_t)(value >> 32));
+    put_number(out, value, 8);
 }
 
 void tiny_put_string(tiny_bytes *out, const char *text) {
@@ -48,10 +49,9 @@ static void put_f32(tiny_bytes *out, float value) {
     tiny_put_u32(out, bits);
 }
 
-static void put_zeros(tiny_bytes *out, int64_t count) {
-    const unsigned char zero = 0;
-    for (int64_t i = 0; i < count; i++)
-        tiny_put(out, &zero, 1);
+static void align(tiny_bytes *out) {
+    static const char zeros[32];
+    tiny_put(out, zeros, -out->length & 31);
 }
 
 /* ---- metadata ---- */
@@ -64,50 +64,28 @@ typedef struct {
     uint64_t count;
 } metadata;
 
-static void key(metadata *out, const char *name, uint32_t type) {
+static tiny_bytes *key(metadata *out, const char *name, uint32_t type) {
     tiny_put_string(&out->bytes, name);
     tiny_put_u32(&out->bytes, type);
     out->count++;
+    return &out->bytes;
 }
 
 static void key_u32(metadata *out, const char *name, int value) {
-    key(out, name, KEY_U32);
-    tiny_put_u32(&out->bytes, (uint32_t)value);
-}
-
-static void key_f32(metadata *out, const char *name, float value) {
-    key(out, name, KEY_F32);
-    put_f32(&out->bytes, value);
-}
-
-static void key_bool(metadata *out, const char *name, bool value) {
-    const unsigned char byte = value;
-    key(out, name, KEY_BOOL);
-    tiny_put(&out->bytes, &byte, 1);
+    tiny_put_u32(key(out, name, KEY_U32), (uint32_t)value);
 }
 
 static void key_string(metadata *out, const char *name, const char *value) {
-    key(out, name, KEY_STRING);
-    tiny_put_string(&out->bytes, value);
+    tiny_put_string(key(out, name, KEY_STRING), value);
 }
 
 static void key_array(metadata *out, const char *name, uint32_t type,
-                      uint64_t count) {
-    key(out, name, KEY_ARRAY);
-    tiny_put_u32(&out->bytes, type);
-    tiny_put_u64(&out->bytes, count);
+                      int count) {
+    tiny_put_u32(key(out, name, KEY_ARRAY), type);
+    tiny_put_u64(&out->bytes, (uint64_t)count);
 }
 
 /* ---- vocabulary ---- */
-
-static const char *const chatml_controls[] = {"<|endoftext|>", "<|im_start|>",
-                                              "<|im_end|>"};
-
-static const char *const llama3_controls[] = {
-    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
-    "<|end_header_id|>", "<|eot_id|>"};
-
-enum { CHATML_CONTROLS = 3, LLAMA3_CONTROLS = 5 };
 
 /* In order of rank; each half is a byte or made by an earlier rule. In GPT-2's
  * alphabet U+0120 is a space and U+010A a newline; the last two are the bytes of
@@ -123,87 +101,13 @@ static const char merges[] =
 
 enum { MERGES = 66 };
 
-/* Take the rule that begins at *at, and go to the next: false after the last. */
-static bool next_rule(const char **at, char rule[64]) {
+/* Take the word that begins at *at, before a comma, and go to the next: false
+ * after the last. */
+static bool next_word(const char **at, char word[64]) {
     const int length = (int)strcspn(*at, ",");
-    snprintf(rule, 64, "%.*s", length, *at);
+    snprintf(word, 64, "%.*s", length, *at);
     *at += length + ((*at)[length] == ',');
     return length > 0;
-}
-
-static bool is_left_out(const tiny_gguf_options *options, int byte) {
-    return byte != 0 && options->without != NULL &&
-           strchr(options->without, byte) != NULL;
-}
-
-/* GPT-2's alphabet: a printable character, in UTF-8, for every byte. */
-static void put_byte_token(tiny_bytes *out, int byte) {
-    int code = 256;
-    for (int b = 0; b < byte; b++)
-        code += !((b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174);
-    if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) ||
-        byte >= 174)
-        code = byte;
-    char text[3] = {(char)code, 0, 0};
-    if (code >= 128) {
-        text[0] = (char)(0xC0 | (code >> 6));
-        text[1] = (char)(0x80 | (code & 0x3F));
-    }
-    tiny_put_string(out, text);
-}
-
-static int controls(const tiny_gguf_options *options) {
-    return options->vocabulary == TINY_LLAMA3 ? LLAMA3_CONTROLS
-                                              : CHATML_CONTROLS;
-}
-
-int tiny_gguf_vocabulary_size(const tiny_gguf_options *options) {
-    int count = 256 + MERGES + controls(options) + (options->extra != NULL);
-    for (int byte = 1; byte < 256; byte++)
-        count -= is_left_out(options, byte);
-    return count;
-}
-
-static void put_controls(const tiny_gguf_options *options, tiny_bytes *out) {
-    for (int i = 0; i < controls(options); i++)
-        tiny_put_string(out, options->vocabulary == TINY_LLAMA3
-                                 ? llama3_controls[i]
-                                 : chatml_controls[i]);
-}
-
-static void put_tokens(const tiny_gguf_options *options, metadata *out) {
-    const bool last = options->vocabulary == TINY_LLAMA3;
-    const int count = tiny_gguf_vocabulary_size(options);
-    char rule[64];
-    key_array(out, "tokenizer.ggml.tokens", KEY_STRING, (uint64_t)count);
-    if (!last)
-        put_controls(options, &out->bytes);
-    for (int byte = 0; byte < 256; byte++)
-        if (!is_left_out(options, byte))
-            put_byte_token(&out->bytes, byte);
-    for (const char *at = merges; next_rule(&at, rule);) {
-        char *space = strchr(rule, ' '); /* the token has none */
-        memmove(space, space + 1, strlen(space));
-        tiny_put_string(&out->bytes, rule);
-    }
-    if (options->extra != NULL)
-        tiny_put_string(&out->bytes, options->extra);
-    if (last)
-        put_controls(options, &out->bytes);
-
-    key_array(out, "tokenizer.ggml.token_type", KEY_I32, (uint64_t)count);
-    for (int id = 0; id < count; id++) {
-        const bool control =
-            last ? id >= count - controls(options) : id < controls(options);
-        const bool extra = options->extra != NULL && options->extra_type > 0 &&
-                           id == count - 1 - (last ? controls(options) : 0);
-        tiny_put_u32(&out->bytes, control ? 3
-                                  : extra ? (uint32_t)options->extra_type
-                                          : 1);
-    }
-    key_array(out, "tokenizer.ggml.merges", KEY_STRING, MERGES);
-    for (const char *at = merges; next_rule(&at, rule);)
-        tiny_put_string(&out->bytes, rule);
 }
 
 static const char chatml_template[] =
@@ -222,43 +126,122 @@ static const char llama3_template[] =
     "{% endif %}{{ content }}{% endfor %}{{ '<|start_header_id|>assistant"
     "<|end_header_id|>\n\n' }}";
 
-static void put_vocabulary(const tiny_gguf_options *options, metadata *out) {
-    const bool llama3 = options->vocabulary == TINY_LLAMA3;
+/* Control tokens stand before all others, or, with a BOS that is always added,
+ * behind them. */
+static const struct {
+    const char *pre, *controls, *chat_template;
+    int control_count;
+    bool last;
+    int bos, eos; /* among the control tokens */
+} vocabularies[] = {
+#define CHATML "<|endoftext|>,<|im_start|>,<|im_end|>", chatml_template, 3
+    [TINY_SMOLLM] = {"smollm", CHATML, false, 1, 2},
+    [TINY_GPT2] = {"gpt-2", CHATML, false, 1, 2},
+    [TINY_DEFAULT] = {NULL, CHATML, false, 1, 2},
+    [TINY_LLAMA3] = {"llama-bpe",
+                     "<|begin_of_text|>,<|end_of_text|>,<|start_header_id|>,"
+                     "<|end_header_id|>,<|eot_id|>",
+                     llama3_template, 5, true, 0, 4},
+};
+
+static bool is_left_out(const tiny_gguf_options *options, int byte) {
+    return byte != 0 && options->without != NULL &&
+           strchr(options->without, byte) != NULL;
+}
+
+static bool is_printable(int byte) {
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) ||
+           byte >= 174;
+}
+
+/* GPT-2's alphabet: a printable character, in UTF-8, for every byte. */
+static void put_byte_token(tiny_bytes *out, int byte) {
+    int code = byte;
+    for (int b = 0; b < byte && !is_printable(byte); b++)
+        code += !is_printable(b);
+    code += is_printable(byte) ? 0 : 256 - byte;
+    char text[3] = {(char)code, 0, 0};
+    if (code >= 128) {
+        text[0] = (char)(0xC0 | (code >> 6));
+        text[1] = (char)(0x80 | (code & 0x3F));
+    }
+    tiny_put_string(out, text);
+}
+
+int tiny_gguf_vocabulary_size(const tiny_gguf_options *options) {
+    int count = 256 + MERGES + (options->extra != NULL) +
+                vocabularies[options->vocabulary].control_count;
+    for (int byte = 1; byte < 256; byte++)
+        count -= is_left_out(options, byte);
+    return count;
+}
+
+static void put_words(tiny_bytes *out, const char *words) {
+    char word[64];
+    while (next_word(&words, word))
+        tiny_put_string(out, word);
+}
+
+/* Returns the number of the first control token. */
+static int put_tokens(const tiny_gguf_options *options, metadata *out) {
+    const bool last = vocabularies[options->vocabulary].last;
+    const char *controls = vocabularies[options->vocabulary].controls;
+    const int control_count = vocabularies[options->vocabulary].control_count;
     const int count = tiny_gguf_vocabulary_size(options);
-    const char *pre = llama3                               ? "llama-bpe"
-                      : options->vocabulary == TINY_GPT2   ? "gpt-2"
-                      : options->vocabulary == TINY_SMOLLM ? "smollm"
-                                                           : NULL;
+    const int first = last ? count - control_count : 0;
+    char rule[64];
+    key_array(out, "tokenizer.ggml.tokens", KEY_STRING, count);
+    put_words(&out->bytes, last ? "" : controls);
+    for (int byte = 0; byte < 256; byte++)
+        if (!is_left_out(options, byte))
+            put_byte_token(&out->bytes, byte);
+    for (const char *at = merges; next_word(&at, rule);) {
+        char *space = strchr(rule, ' '); /* the token has none */
+        memmove(space, space + 1, strlen(space));
+        tiny_put_string(&out->bytes, rule);
+    }
+    if (options->extra != NULL)
+        tiny_put_string(&out->bytes, options->extra);
+    put_words(&out->bytes, last ? controls : "");
+
+    const int extra = options->extra == NULL || options->extra_type == 0 ? -1
+                      : last ? first - 1
+                             : count - 1;
+    key_array(out, "tokenizer.ggml.token_type", KEY_I32, count);
+    for (int id = 0; id < count; id++) {
+        const bool control = id >= first && id < first + control_count;
+        const int type = control ? 3 : id == extra ? options->extra_type : 1;
+        tiny_put_u32(&out->bytes, (uint32_t)type);
+    }
+    key_array(out, "tokenizer.ggml.merges", KEY_STRING, MERGES);
+    put_words(&out->bytes, merges);
+    return first;
+}
+
+static void put_vocabulary(const tiny_gguf_options *options, metadata *out) {
+    const tiny_vocabulary v = options->vocabulary;
+    const unsigned char add_bos = vocabularies[v].last;
+    const char *pre = options->pre != NULL ? options->pre : vocabularies[v].pre;
+    const char *template = options->chat_template != NULL
+                               ? options->chat_template
+                               : vocabularies[v].chat_template;
     key_string(out, "tokenizer.ggml.model",
                options->tokenizer != NULL ? options->tokenizer : "gpt2");
-    if (options->pre != NULL)
-        pre = options->pre;
     if (pre != NULL)
         key_string(out, "tokenizer.ggml.pre", pre);
-    put_tokens(options, out);
-    const int first = llama3 ? count - LLAMA3_CONTROLS : 0;
-    key_u32(out, "tokenizer.ggml.bos_token_id", llama3 ? first : 1);
-    key_u32(out, "tokenizer.ggml.eos_token_id", llama3 ? first + 4 : 2);
-    key_bool(out, "tokenizer.ggml.add_bos_token", llama3);
-    const char *template = llama3 ? llama3_template : chatml_template;
-    if (options->chat_template != NULL)
-        template = options->chat_template;
+    const int first = put_tokens(options, out);
+    key_u32(out, "tokenizer.ggml.bos_token_id", first + vocabularies[v].bos);
+    key_u32(out, "tokenizer.ggml.eos_token_id", first + vocabularies[v].eos);
+    tiny_put(key(out, "tokenizer.ggml.add_bos_token", KEY_BOOL), &add_bos, 1);
     if (template[0] != '\0')
         key_string(out, "tokenizer.chat_template", template);
 }
 
 /* ---- weights ---- */
 
-static uint64_t random_bits(uint64_t *state) {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545F4914F6CDD1DULL;
-}
-
 /* Uniform in [-1, 1). */
 static double uniform(uint64_t *state) {
-    return (double)(int64_t)random_bits(state) * 0x1p-63;
+    return (double)(int64_t)harness_random(state) * 0x1p-63;
 }
 
 /* Round to half, for magnitudes below 65504; ties away from zero. */
@@ -301,72 +284,68 @@ static const recipe recipes[] = {
     {TINY_Q6_K, 256, 210, 208, -1, 1367.0, 0},
 };
 
+static void put_half(unsigned char *to, double value) {
+    const uint32_t half = to_half(value);
+    to[0] = (unsigned char)half;
+    to[1] = (unsigned char)(half >> 8);
+}
+
 static void put_block(tiny_bytes *out, const recipe *recipe, double deviation,
                       uint64_t *state) {
     unsigned char block[256];
     for (int i = 0; i < recipe->bytes; i++)
-        block[i] = (unsigned char)(random_bits(state) >> 56);
+        block[i] = (unsigned char)(harness_random(state) >> 56);
     const double scale =
         deviation / recipe->unit * (1.0 + 0.5 * uniform(state));
-    const uint32_t half = to_half(scale);
-    block[recipe->scale_at] = (unsigned char)half;
-    block[recipe->scale_at + 1] = (unsigned char)(half >> 8);
-    if (recipe->minimum_at >= 0) {
-        const uint32_t minimum = to_half(scale * recipe->shift);
-        block[recipe->minimum_at] = (unsigned char)minimum;
-        block[recipe->minimum_at + 1] = (unsigned char)(minimum >> 8);
-    }
+    put_half(block + recipe->scale_at, scale);
+    if (recipe->minimum_at >= 0)
+        put_half(block + recipe->minimum_at, scale * recipe->shift);
     tiny_put(out, block, recipe->bytes);
 }
 
-static const recipe *find_recipe(int type) {
-    for (size_t i = 0; i < sizeof(recipes) / sizeof(recipes[0]); i++)
-        if (recipes[i].type == type)
-            return &recipes[i];
-    return NULL;
+static void put_weight(tiny_bytes *out, int type, double value) {
+    if (type == TINY_F32)
+        put_f32(out, (float)value);
+    else
+        put_number(out, type == TINY_F16 ? to_half(value) : to_bfloat(value),
+                   2);
 }
 
 static int put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
                        double deviation, uint64_t *state) {
-    const recipe *recipe = find_recipe(type);
-    if (recipe != NULL) {
-        if (row % recipe->count != 0) {
-            fprintf(stderr,
-                    "tiny gguf: rows of %lld do not fill blocks of %d\n",
-                    (long long)row, recipe->count);
-            return -1;
-        }
-        for (int64_t i = 0; i < row * rows / recipe->count; i++)
-            put_block(out, recipe, deviation, state);
+    const recipe *end = recipes + sizeof(recipes) / sizeof(recipes[0]);
+    const recipe *recipe = recipes;
+    while (recipe < end && recipe->type != type)
+        recipe++;
+    const bool plain =
+        type == TINY_F32 || type == TINY_F16 || type == TINY_BF16;
+    if (recipe == end && !plain)
+        return fprintf(stderr, "tiny gguf: no type %d\n", type), -1;
+    for (int64_t i = 0; i < row * rows && plain; i++)
+        put_weight(out, type, deviation * 1.7320508 * uniform(state));
+    if (plain)
         return 0;
-    }
-    for (int64_t i = 0; i < row * rows; i++) {
-        const double value = deviation * 1.7320508 * uniform(state);
-        if (type == TINY_F32)
-            put_f32(out, (float)value);
-        else if (type == TINY_F16)
-            put_u16(out, to_half(value));
-        else if (type == TINY_BF16)
-            put_u16(out, to_bfloat(value));
-        else
-            return fprintf(stderr, "tiny gguf: no type %d\n", type), -1;
-    }
+    if (row % recipe->count != 0)
+        return fprintf(stderr,
+                       "tiny gguf: rows of %lld do not fill blocks of %d\n",
+                       (long long)row, recipe->count),
+               -1;
+    for (int64_t i = 0; i < row * rows / recipe->count; i++)
+        put_block(out, recipe, deviation, state);
     return 0;
 }
 
 /* ---- tensors ---- */
 
-enum { ALIGNMENT = 32 };
-
 typedef struct {
     tiny_bytes directory, data;
     uint64_t count, state;
+    int failed;
 } tensors;
 
-static void name_tensor(tensors *out, const char *name, int type, int64_t row,
-                        int64_t rows) {
-    put_zeros(&out->data,
-              (ALIGNMENT - out->data.length % ALIGNMENT) % ALIGNMENT);
+static tiny_bytes *tensor(tensors *out, const char *name, int type, int64_t row,
+                          int64_t rows) {
+    align(&out->data);
     tiny_put_string(&out->directory, name);
     tiny_put_u32(&out->directory, rows > 0 ? 2 : 1);
     tiny_put_u64(&out->directory, (uint64_t)row);
@@ -375,107 +354,106 @@ static void name_tensor(tensors *out, const char *name, int type, int64_t row,
     tiny_put_u32(&out->directory, (uint32_t)type);
     tiny_put_u64(&out->directory, (uint64_t)out->data.length);
     out->count++;
+    return &out->data;
 }
 
-/* A matrix of standard deviation gain / sqrt(row). */
-static int matrix(tensors *out, const char *name, int type, int64_t row,
-                  int64_t rows, double gain) {
-    name_tensor(out, name, type, row, rows);
-    return put_weights(&out->data, type, row, rows, gain / sqrt((double)row),
-                       &out->state);
+/* A matrix of standard deviation gain / sqrt(row); of no rows: a norm. */
+static void put_tensor(tensors *out, const char *name, int type, int row,
+                       int rows, double gain) {
+    tiny_bytes *data = tensor(out, name, type, row, rows);
+    if (rows > 0)
+        out->failed |= put_weights(data, type, row, rows,
+                                   gain / sqrt((double)row), &out->state);
+    for (int i = 0; i < row && rows == 0; i++)
+        put_f32(data, (float)(1.0 + 0.2 * uniform(&out->state)));
 }
 
-static void norm(tensors *out, const char *name, int width) {
-    name_tensor(out, name, TINY_F32, width, 0);
-    for (int i = 0; i < width; i++)
-        put_f32(&out->data, (float)(1.0 + 0.2 * uniform(&out->state)));
-}
-
-/* Factors as Llama 3.1 has them: 1 for fast pairs, rising to 8 for slow. */
-static void rope_factors(tensors *out, int count) {
-    name_tensor(out, "rope_freqs.weight", TINY_F32, count, 0);
-    for (int i = 0; i < count; i++)
-        put_f32(&out->data, 1.0f + 7.0f * (float)i / (float)count);
-}
-
-static int put_block_tensors(const tiny_gguf_options *o, tensors *out, int b) {
-    char name[64];
+static void put_block_tensors(const tiny_gguf_options *o, tensors *out, int b) {
     const int queries = o->heads * o->head_dim;
     const int keys = o->kv_heads * o->head_dim;
-    int failed = 0;
-#define NAME(role) (snprintf(name, sizeof(name), "blk.%d." role, b), name)
-    norm(out, NAME("attn_norm.weight"), o->width);
-    failed |= matrix(out, NAME("ffn_down.weight"), o->down, o->feed_forward,
-                     o->width, 1.0);
-    failed |= matrix(out, NAME("ffn_gate.weight"), o->gate, o->width,
-                     o->feed_forward, 1.0);
-    failed |= matrix(out, NAME("ffn_up.weight"), o->up, o->width,
-                     o->feed_forward, 1.0);
-    norm(out, NAME("ffn_norm.weight"), o->width);
-    failed |= matrix(out, NAME("attn_k.weight"), o->key, o->width, keys, 1.5);
-    failed |= matrix(out, NAME("attn_output.weight"), o->attention_output,
-                     queries, o->width, 1.0);
-    failed |=
-        matrix(out, NAME("attn_q.weight"), o->query, o->width, queries, 1.5);
-    failed |= matrix(out, NAME("attn_v.weight"), o->value, o->width, keys, 1.0);
-#undef NAME
-    return failed;
+    const struct {
+        const char *role;
+        int type, row, rows;
+        double gain;
+    } all[] = {
+        {"attn_norm", TINY_F32, o->width, 0, 0},
+        {"ffn_down", o->down, o->feed_forward, o->width, 1.0},
+        {"ffn_gate", o->gate, o->width, o->feed_forward, 1.0},
+        {"ffn_up", o->up, o->width, o->feed_forward, 1.0},
+        {"ffn_norm", TINY_F32, o->width, 0, 0},
+        {"attn_k", o->key, o->width, keys, 1.5},
+        {"attn_output", o->attention_output, queries, o->width, 1.0},
+        {"attn_q", o->query, o->width, queries, 1.5},
+        {"attn_v", o->value, o->width, keys, 1.0},
+    };
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "blk.%d.%s.weight", b, all[i].role);
+        put_tensor(out, name, all[i].type, all[i].row, all[i].rows,
+                   all[i].gain);
+    }
 }
 
-static int put_tensors(const tiny_gguf_options *options, tensors *out) {
-    const int words = tiny_gguf_vocabulary_size(options);
-    int failed = matrix(out, "token_embd.weight", options->embedding,
-                        options->width, words, 4.0);
-    for (int b = 0; b < options->blocks; b++)
-        failed |= put_block_tensors(options, out, b);
-    norm(out, "output_norm.weight", options->width);
-    if (options->output)
-        failed |= matrix(out, "output.weight", options->output_type,
-                         options->width, words, 4.0);
-    if (options->rope_freqs)
-        rope_factors(out, options->rope_dim / 2);
-    return failed;
+static void put_tensors(const tiny_gguf_options *o, tensors *out) {
+    const int words = tiny_gguf_vocabulary_size(o), factors = o->rope_dim / 2;
+    put_tensor(out, "token_embd.weight", o->embedding, o->width, words, 4.0);
+    for (int b = 0; b < o->blocks; b++)
+        put_block_tensors(o, out, b);
+    put_tensor(out, "output_norm.weight", TINY_F32, o->width, 0, 0);
+    if (o->output)
+        put_tensor(out, "output.weight", o->output_type, o->width, words, 4.0);
+    if (!o->rope_freqs)
+        return;
+    /* Factors as Llama 3.1 has them: 1 for fast pairs, rising to 8 for slow. */
+    tiny_bytes *data = tensor(out, "rope_freqs.weight", TINY_F32, factors, 0);
+    for (int i = 0; i < factors; i++)
+        put_f32(data, 1.0f + 7.0f * (float)i / (float)factors);
 }
 
 /* ---- the file ---- */
 
 static void put_hyperparameters(const tiny_gguf_options *o, metadata *out) {
+    const bool own_dim = o->head_dim * o->heads != o->width;
+    const struct {
+        const char *name;
+        int value;
+    } numbers[] = {
+        {"block_count", o->blocks},
+        {"context_length", o->context},
+        {"embedding_length", o->width},
+        {"feed_forward_length", o->feed_forward},
+        {"attention.head_count", o->heads},
+        {"attention.head_count_kv", o->kv_heads},
+        {"vocab_size", tiny_gguf_vocabulary_size(o)},
+        {"rope.dimension_count", o->rope_dim},
+        {"attention.key_length", o->head_dim}, /* these two are optional */
+        {"attention.value_length", o->head_dim},
+    };
     key_string(out, "general.architecture", "llama");
     key_string(out, "general.name", "Tiny");
-    key_u32(out, "llama.block_count", o->blocks);
-    key_u32(out, "llama.context_length", o->context);
-    key_u32(out, "llama.embedding_length", o->width);
-    key_u32(out, "llama.feed_forward_length", o->feed_forward);
-    key_u32(out, "llama.attention.head_count", o->heads);
-    key_u32(out, "llama.attention.head_count_kv", o->kv_heads);
-    key_f32(out, "llama.rope.freq_base", (float)o->rope_base);
-    key_f32(out, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    key_u32(out, "llama.vocab_size", tiny_gguf_vocabulary_size(o));
-    key_u32(out, "llama.rope.dimension_count", o->rope_dim);
-    if (o->head_dim * o->heads != o->width) {
-        key_u32(out, "llama.attention.key_length", o->head_dim);
-        key_u32(out, "llama.attention.value_length", o->head_dim);
+    for (int i = 0; i < (own_dim ? 10 : 8); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "llama.%s", numbers[i].name);
+        key_u32(out, name, numbers[i].value);
     }
-}
-
-static int or_default(int value, int otherwise) {
-    return value > 0 ? value : otherwise;
+    put_f32(key(out, "llama.rope.freq_base", KEY_F32), (float)o->rope_base);
+    put_f32(key(out, "llama.attention.layer_norm_rms_epsilon", KEY_F32), 1e-5f);
 }
 
 static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
     tiny_gguf_options o = {0};
     if (options != NULL)
         o = *options;
-    o.blocks = or_default(o.blocks, 2);
-    o.width = or_default(o.width, 64);
-    o.feed_forward = or_default(o.feed_forward, 96);
-    o.heads = or_default(o.heads, 4);
-    o.kv_heads = or_default(o.kv_heads, o.heads % 2 == 0 ? o.heads / 2 : 1);
-    o.head_dim = or_default(o.head_dim, o.width / o.heads);
-    o.rope_dim = or_default(o.rope_dim, o.head_dim);
-    o.context = or_default(o.context, 512);
-    if (!(o.rope_base > 0))
-        o.rope_base = 10000;
+    o.blocks = o.blocks > 0 ? o.blocks : 2;
+    o.width = o.width > 0 ? o.width : 64;
+    o.feed_forward = o.feed_forward > 0 ? o.feed_forward : 96;
+    o.heads = o.heads > 0 ? o.heads : 4;
+    if (o.kv_heads == 0)
+        o.kv_heads = o.heads % 2 == 0 ? o.heads / 2 : 1;
+    o.head_dim = o.head_dim > 0 ? o.head_dim : o.width / o.heads;
+    o.rope_dim = o.rope_dim > 0 ? o.rope_dim : o.head_dim;
+    o.context = o.context > 0 ? o.context : 512;
+    o.rope_base = o.rope_base > 0 ? o.rope_base : 10000;
     return o;
 }
 
@@ -483,39 +461,33 @@ int tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     const tiny_gguf_options o = with_defaults(options);
     metadata keys = {0};
     tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1};
-    if (weights.state == 0)
-        weights.state = 1;
     put_hyperparameters(&o, &keys);
     put_vocabulary(&o, &keys);
-    const int failed = put_tensors(&o, &weights);
+    put_tensors(&o, &weights);
     tiny_put(out, "GGUF", 4);
     tiny_put_u32(out, 3);
     tiny_put_u64(out, weights.count);
     tiny_put_u64(out, keys.count);
     tiny_put(out, keys.bytes.bytes, keys.bytes.length);
     tiny_put(out, weights.directory.bytes, weights.directory.length);
-    put_zeros(out, (ALIGNMENT - out->length % ALIGNMENT) % ALIGNMENT);
+    align(out);
     tiny_put(out, weights.data.bytes, weights.data.length);
     free(keys.bytes.bytes);
     free(weights.directory.bytes);
     free(weights.data.bytes);
-    return failed ? -1 : 0;
+    return weights.failed;
 }
 
 int tiny_gguf_write(const char *path, const tiny_gguf_options *options) {
     tiny_bytes bytes = {0};
     int failed = tiny_gguf_build(options, &bytes);
     FILE *file = failed ? NULL : fopen(path, "wb");
-    if (file != NULL) {
-        const size_t length = (size_t)bytes.length;
-        failed = fwrite(bytes.bytes, 1, length, file) == length ? 0 : -1;
-        if (fclose(file) != 0)
-            failed = -1;
-    }
-    if (file == NULL || failed) {
-        fprintf(stderr, "tiny gguf: cannot write %s\n", path);
+    if (file == NULL || fwrite(bytes.bytes, (size_t)bytes.length, 1, file) != 1)
         failed = -1;
-    }
+    if (file != NULL && fclose(file) != 0)
+        failed = -1;
+    if (failed)
+        fprintf(stderr, "tiny gguf: cannot write %s\n", path);
     free(bytes.bytes);
     return failed;
 }

@@ -5,17 +5,11 @@
  * capture, since the library loads code then. A product takes its turn in its
  * stream as one thread of a kernel, and spoils the workspace. */
 #include <cublasLt.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cublas.h"
 #include "machine.h"
-
-/* kernel.h has it too, for kernels. */
-cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
-                            dim3 grid, unsigned block_threads,
-                            cudaStream_t stream, const void *arguments,
-                            size_t bytes);
 
 enum { NEED = 512, WORKSPACE_ALIGNMENT = 256, LEAST_ALIGNMENT = 16 };
 
@@ -29,44 +23,19 @@ void stand_in_pretend_f8(bool has) {
     has_f8 = has;
 }
 
-/* What the opaque structures hold. */
+/* A product: how, of what, and A, B, C and D. */
 typedef struct {
-    uint64_t mark;
-    int64_t rows, columns, stride;
-    cudaDataType type;
-} layout;
-
-typedef struct {
-    uint64_t mark;
-    const float *scales[2]; /* of A, of B */
-    int32_t compute, scale_type, transposed[2], modes[2];
-} how;
-
-typedef struct {
-    uint64_t mark, workspace;
-    uint32_t alignments[4];
-} wish;
-
-/* What an algorithm was found for. */
-typedef struct {
-    int64_t m, n, k, strides[4];
-    int32_t type, modes[2], alignments[4], unused;
-} kind;
-
-typedef struct {
-    uint64_t kind, workspace;
-    uint32_t alignments[4];
-} algorithm;
-
-_Static_assert(sizeof(layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "");
-_Static_assert(sizeof(how) <= sizeof(cublasLtMatmulDescOpaque_t), "");
-_Static_assert(sizeof(wish) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "");
-_Static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t), "");
+    cublasLtMatmulDescOpaque_t how;
+    cublasLtMatrixLayoutOpaque_t l[4];
+    const char *at[4];
+    float alpha, beta;
+    char *workspace;
+    size_t workspace_bytes;
+} product;
 
 struct cublasLtContext {
     uint64_t *loaded; /* the kinds whose code has been loaded */
     int count;
-    int device;
     void *memory; /* so that one that is never destroyed is reported */
 };
 
@@ -87,17 +56,8 @@ size_t cublasLtGetVersion(void) {
 }
 
 const char *cublasLtGetStatusString(cublasStatus_t status) {
-    static const char *const texts[] = {
-        [CUBLAS_STATUS_SUCCESS] = "success",
-        [CUBLAS_STATUS_NOT_INITIALIZED] = "the library was not initialized",
-        [CUBLAS_STATUS_ALLOC_FAILED] = "the resource allocation failed",
-        [CUBLAS_STATUS_INVALID_VALUE] =
-            "an unsupported value or parameter was passed to the function",
-        [CUBLAS_STATUS_EXECUTION_FAILED] =
-            "the function failed to launch on the GPU",
-        [CUBLAS_STATUS_INTERNAL_ERROR] = "an internal operation failed",
-        [CUBLAS_STATUS_NOT_SUPPORTED] =
-            "the functionality requested is not supported"};
+#define TEXT(name, value, text) [name] = (text),
+    static const char *const texts[] = {CUBLAS_STATUSES(TEXT)};
     return texts[status];
 }
 
@@ -110,7 +70,6 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
                    ? CUBLAS_STATUS_ALLOC_FAILED
                    : CUBLAS_STATUS_NOT_INITIALIZED;
     *lightHandle = take(1, sizeof **lightHandle);
-    (*lightHandle)->device = *current_device();
     (*lightHandle)->memory = memory;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -127,20 +86,35 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle) {
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout,
                                         cudaDataType type, uint64_t rows,
                                         uint64_t cols, int64_t ld) {
-    const layout l = {layout_mark, (int64_t)rows, (int64_t)cols, ld, type};
-    memset(matLayout, 0, sizeof *matLayout);
-    memcpy(matLayout, &l, sizeof l);
+    *matLayout = (cublasLtMatrixLayoutOpaque_t){.mark = layout_mark,
+                                                .rows = (int64_t)rows,
+                                                .columns = (int64_t)cols,
+                                                .stride = ld,
+                                                .type = type};
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t matmulDesc,
                                       cublasComputeType_t computeType,
                                       cudaDataType_t scaleType) {
-    const how h = {.mark = how_mark,
-                   .compute = (int32_t)computeType,
-                   .scale_type = (int32_t)scaleType};
-    memset(matmulDesc, 0, sizeof *matmulDesc);
-    memcpy(matmulDesc, &h, sizeof h);
+    *matmulDesc =
+        (cublasLtMatmulDescOpaque_t){.mark = how_mark,
+                                     .compute = (int32_t)computeType,
+                                     .scale_type = (int32_t)scaleType};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref) {
+    *pref = (cublasLtMatmulPreferenceOpaque_t){
+        .mark = wish_mark, .alignments = {256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t set(void *to, size_t size, const void *from,
+                          size_t bytes) {
+    if (to == NULL || from == NULL || size != bytes)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, from, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -148,53 +122,35 @@ cublasStatus_t
 cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
                                cublasLtMatmulDescAttributes_t attr,
                                const void *buf, size_t sizeInBytes) {
-    how h;
-    memcpy(&h, matmulDesc, sizeof h);
-    if (h.mark != how_mark || buf == NULL)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    const int scale = (int)attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
-    const int mode = (int)attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE;
-    const int side = (int)attr - CUBLASLT_MATMUL_DESC_TRANSA;
-    void *to = scale == 0 || scale == 1 ? (void *)&h.scales[scale]
-               : mode == 0 || mode == 1 ? (void *)&h.modes[mode]
-               : side == 0 || side == 1 ? (void *)&h.transposed[side]
-                                        : NULL;
-    const size_t size =
-        scale == 0 || scale == 1 ? sizeof h.scales[0] : sizeof h.modes[0];
-    if (to == NULL || size != sizeInBytes)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(to, buf, size);
-    memcpy(matmulDesc, &h, sizeof h);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref) {
-    const wish w = {wish_mark, 0, {256, 256, 256, 256}};
-    memset(pref, 0, sizeof *pref);
-    memcpy(pref, &w, sizeof w);
-    return CUBLAS_STATUS_SUCCESS;
+    void *to = NULL;
+    size_t size = sizeof(int32_t);
+    switch (attr) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        to = &matmulDesc->transposed[attr - CUBLASLT_MATMUL_DESC_TRANSA];
+        break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+        to = &matmulDesc->scales[attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER];
+        size = sizeof(float *);
+        break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+        to = &matmulDesc->modes[attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE];
+        break;
+    }
+    return set(to, size, buf, sizeInBytes);
 }
 
 cublasStatus_t
 cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                      cublasLtMatmulPreferenceAttributes_t attr,
                                      const void *buf, size_t sizeInBytes) {
-    wish w;
-    memcpy(&w, pref, sizeof w);
-    if (w.mark != wish_mark || buf == NULL)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES &&
-        sizeInBytes == sizeof w.workspace)
-        memcpy(&w.workspace, buf, sizeInBytes);
-    else if (attr >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
-             attr <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES &&
-             sizeInBytes == sizeof w.alignments[0])
-        memcpy(&w.alignments[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES],
-               buf, sizeInBytes);
-    else
-        return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(pref, &w, sizeof w);
-    return CUBLAS_STATUS_SUCCESS;
+    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return set(&pref->workspace, sizeof(uint64_t), buf, sizeInBytes);
+    const int operand = (int)attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    return set(operand >= 0 && operand < 4 ? &pref->alignments[operand] : NULL,
+               sizeof(uint32_t), buf, sizeInBytes);
 }
 
 /* What can be multiplied at all. */
@@ -205,19 +161,15 @@ static int64_t bytes_of(cudaDataType type) {
     return type == CUDA_R_32F ? 4 : type == CUDA_R_8F_E4M3 ? 1 : 2;
 }
 
-static cublasStatus_t check_layouts(const layout *l) {
-    for (int i = 0; i < 4; i++) {
+static cublasStatus_t check_layouts(const cublasLtMatrixLayoutOpaque_t *l) {
+    for (int i = 0; i < 4; i++)
         if (l[i].mark != layout_mark || l[i].rows < 1 || l[i].columns < 1 ||
+            l[i].rows > INT32_MAX || l[i].columns > INT32_MAX ||
             l[i].stride < l[i].rows)
             return REFUSE(INVALID_VALUE,
                           "%s of %lld rows and %lld columns, %lld apart",
                           names[i], (long long)l[i].rows,
                           (long long)l[i].columns, (long long)l[i].stride);
-        if (l[i].rows > INT32_MAX || l[i].columns > INT32_MAX)
-            return REFUSE(NOT_SUPPORTED, "%s of %lld rows and %lld columns",
-                          names[i], (long long)l[i].rows,
-                          (long long)l[i].columns);
-    }
     if (l[0].rows != l[1].rows || l[0].columns != l[3].rows ||
         l[1].columns != l[3].columns || l[2].rows != l[3].rows ||
         l[2].columns != l[3].columns)
@@ -230,92 +182,82 @@ static cublasStatus_t check_layouts(const layout *l) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t check_f8(const how *h, const layout *l) {
-    const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+static cublasStatus_t check_f8(const product *p) {
+    const cublasLtMatrixLayoutOpaque_t *l = p->l;
     if (!has_f8)
         return REFUSE(NOT_SUPPORTED, "no FP8 rows with scales here");
-    if (h->modes[0] != mode || h->modes[1] != mode)
-        return REFUSE(NOT_SUPPORTED, "FP8 with scale modes %d and %d",
-                      h->modes[0], h->modes[1]);
-    for (int i = 0; i < 2; i++)
-        if (h->scales[i] == NULL || (uintptr_t)h->scales[i] % 16 != 0)
+    for (int i = 0; i < 2; i++) {
+        if (p->how.modes[i] != CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F)
+            return REFUSE(NOT_SUPPORTED, "FP8 with scale mode %d",
+                          p->how.modes[i]);
+        if (p->how.scales[i] == NULL || (uintptr_t)p->how.scales[i] % 16 != 0)
             return REFUSE(INVALID_VALUE, "FP8 with the scales of %s at %p",
-                          names[i], (const void *)h->scales[i]);
-    if (l[0].columns % 16 != 0)
-        return REFUSE(NOT_SUPPORTED, "FP8 with %lld columns of A",
-                      (long long)l[0].columns);
+                          names[i], (const void *)p->how.scales[i]);
+    }
     for (int i = 0; i < 4; i++)
-        if (l[i].stride * bytes_of(l[i].type) % 16 != 0)
+        if (l[i].stride * bytes_of(l[i].type) % 16 != 0 ||
+            l[0].columns % 16 != 0)
             return REFUSE(NOT_SUPPORTED,
-                          "FP8 with columns of %s %lld bytes apart", names[i],
-                          (long long)(l[i].stride * bytes_of(l[i].type)));
+                          "FP8 with columns of %s %lld bytes apart, and %lld "
+                          "columns of A",
+                          names[i],
+                          (long long)(l[i].stride * bytes_of(l[i].type)),
+                          (long long)l[0].columns);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t check(const how *h, const layout *l) {
-    if (h->mark != how_mark)
+static cublasStatus_t check(const product *p) {
+    const cublasLtMatmulDescOpaque_t *how = &p->how;
+    const cublasLtMatrixLayoutOpaque_t *l = p->l;
+    if (how->mark != how_mark)
         return REFUSE(INVALID_VALUE, "a description that was not begun");
-    if (h->compute != CUBLAS_COMPUTE_32F || h->scale_type != CUDA_R_32F ||
-        h->transposed[0] != CUBLAS_OP_T || h->transposed[1] != CUBLAS_OP_N)
+    if (how->compute != CUBLAS_COMPUTE_32F || how->scale_type != CUDA_R_32F ||
+        how->transposed[0] != CUBLAS_OP_T || how->transposed[1] != CUBLAS_OP_N)
         return REFUSE(NOT_SUPPORTED,
                       "the stand-in multiplies A^T B in fp32, and not %d %d "
                       "in %d",
-                      h->transposed[0], h->transposed[1], h->compute);
+                      how->transposed[0], how->transposed[1], how->compute);
     OR_RETURN(check_layouts(l));
-    if (l[0].type != l[1].type || l[0].type == CUDA_R_16F ||
-        l[2].type != CUDA_R_32F || l[3].type != CUDA_R_32F)
+    if (l[0].type != l[1].type || l[2].type != CUDA_R_32F ||
+        l[3].type != CUDA_R_32F)
         return REFUSE(NOT_SUPPORTED, "types %d, %d, %d and %d", (int)l[0].type,
                       (int)l[1].type, (int)l[2].type, (int)l[3].type);
     if (l[0].type == CUDA_R_8F_E4M3)
-        return check_f8(h, l);
-    if (h->scales[0] != NULL || h->scales[1] != NULL || h->modes[0] != 0 ||
-        h->modes[1] != 0)
-        return REFUSE(INVALID_VALUE, "scales for numbers that have none");
+        return check_f8(p);
+    for (int i = 0; i < 2; i++)
+        if (how->scales[i] != NULL || how->modes[i] != 0)
+            return REFUSE(INVALID_VALUE, "scales for numbers that have none");
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static uint64_t kind_of(const how *h, const layout *l,
-                        const uint32_t *alignments) {
-    kind k;
-    memset(&k, 0, sizeof k);
-    k.m = l[3].rows;
-    k.n = l[3].columns;
-    k.k = l[0].rows;
-    k.type = (int32_t)l[0].type;
-    memcpy(k.modes, h->modes, sizeof k.modes);
+/* What an algorithm is found for, as one number. */
+static uint64_t kind_of(const product *p, const uint32_t *alignments) {
+    int64_t k[11] = {p->l[3].rows, p->l[3].columns, p->l[0].rows,
+                     p->l[0].type, p->how.modes[0], p->how.modes[1]};
     for (int i = 0; i < 4; i++) {
-        k.strides[i] = l[i].stride;
-        k.alignments[i] = (int32_t)alignments[i];
+        k[6 + i] = p->l[i].stride;
+        k[10] = k[10] * 1024 + alignments[i];
     }
-    return fingerprint((const char *)&k, sizeof k);
+    return fingerprint((const char *)k, sizeof k);
 }
 
-static void read_layouts(layout *l, const cublasLtMatrixLayout_t *from) {
-    for (int i = 0; i < 4; i++)
-        memcpy(&l[i], from[i], sizeof *l);
-}
-
-static cublasStatus_t search(const how *h, const layout *l, const wish *w,
+static cublasStatus_t search(const product *p,
+                             const cublasLtMatmulPreferenceOpaque_t *wish,
                              cublasLtMatmulHeuristicResult_t *out) {
-    algorithm best = {0};
-    OR_RETURN(check(h, l));
-    if (w->mark != wish_mark)
+    OR_RETURN(check(p));
+    if (wish->mark != wish_mark)
         return REFUSE(INVALID_VALUE, "a preference that was not begun");
-    for (int i = 0; i < 4; i++) {
-        const int64_t least =
-            l[0].type == CUDA_R_8F_E4M3 ? LEAST_ALIGNMENT : bytes_of(l[i].type);
-        if (w->alignments[i] < least)
+    for (int i = 0; i < 4; i++)
+        if (wish->alignments[i] < (p->l[0].type == CUDA_R_8F_E4M3
+                                       ? LEAST_ALIGNMENT
+                                       : bytes_of(p->l[i].type)))
             return REFUSE(NOT_SUPPORTED, "%s at multiples of %u bytes",
-                          names[i], w->alignments[i]);
-        best.alignments[i] = w->alignments[i];
-    }
-    best.kind = kind_of(h, l, w->alignments);
-    best.workspace = w->workspace < NEED ? 0 : NEED;
-    memset(out, 0, sizeof *out);
-    memcpy(&out->algo, &best, sizeof best);
-    out->workspaceSize = best.workspace;
-    out->state = CUBLAS_STATUS_SUCCESS;
-    out->wavesCount = 1.0f;
+                          names[i], wish->alignments[i]);
+    *out = (cublasLtMatmulHeuristicResult_t){.wavesCount = 1.0f};
+    out->algo.kind = kind_of(p, wish->alignments);
+    out->algo.workspace = wish->workspace < NEED ? 0 : NEED;
+    memcpy(out->algo.alignments, wish->alignments, sizeof wish->alignments);
+    out->workspaceSize = out->algo.workspace;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -326,19 +268,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatmulPreference_t preference, int requestedAlgoCount,
     cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
     int *returnAlgoCount) {
-    layout l[4];
-    how h;
-    wish w;
     *returnAlgoCount = 0;
     if (lightHandle == NULL || requestedAlgoCount < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
-    read_layouts(l, (cublasLtMatrixLayout_t[]){Adesc, Bdesc, Cdesc, Ddesc});
-    memcpy(&h, operationDesc, sizeof h);
-    memcpy(&w, preference, sizeof w);
+    const product p = {.how = *operationDesc,
+                       .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc}};
     const cudaError_t error = enter();
     const cublasStatus_t status =
         error != cudaSuccess ? CUBLAS_STATUS_NOT_INITIALIZED
-                             : search(&h, l, &w, heuristicResultsArray);
+                             : search(&p, preference, heuristicResultsArray);
     leave(error);
     *returnAlgoCount = status == CUBLAS_STATUS_SUCCESS;
     return status;
@@ -346,36 +284,24 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
 
 /* The product itself. */
 
-typedef struct {
-    cudaDataType type;
-    int64_t m, n, k, strides[4];
-    const char *a, *b;
-    const float *scales[2], *c;
-    float *d, alpha, beta;
-    char *workspace;
-    size_t workspace_bytes;
-} multiplication;
-
 static float f8_value(unsigned code) {
     const int exponent = (int)(code >> 3 & 15), fraction = (int)(code & 7);
-    float value = (float)(exponent == 0 ? fraction : fraction + 8);
-    for (int i = exponent == 0 ? 1 : exponent; i < 10; i++)
-        value *= 0.5f;
-    for (int i = 10; i < exponent; i++)
-        value *= 2.0f;
-    if ((code & 0x7f) == 0x7f)
-        memset(&value, 0xFF, sizeof value); /* NaN */
-    return (code & 0x80) != 0 ? -value : value;
+    const float size = exponent == 0
+                           ? ldexpf((float)fraction, -9)
+                           : ldexpf((float)fraction + 8, exponent - 10);
+    return (code & 0x7f) == 0x7f ? NAN : (code & 0x80) != 0 ? -size : size;
 }
 
-/* A column of numbers as floats. */
-static void read_numbers(float *to, const char *from, cudaDataType type,
-                         int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
+/* A column of an operand as floats. */
+static void read_column(const product *p, int operand, int64_t column,
+                        float *to) {
+    const cublasLtMatrixLayoutOpaque_t *l = &p->l[operand];
+    const char *from = p->at[operand] + column * l->stride * bytes_of(l->type);
+    for (int64_t i = 0; i < l->rows; i++) {
         uint16_t upper;
-        if (type == CUDA_R_32F) {
+        if (l->type == CUDA_R_32F) {
             memcpy(&to[i], from + 4 * i, 4);
-        } else if (type == CUDA_R_16BF) {
+        } else if (l->type == CUDA_R_16BF) {
             memcpy(&upper, from + 2 * i, 2);
             const uint32_t bits = (uint32_t)upper << 16;
             memcpy(&to[i], &bits, 4);
@@ -394,79 +320,59 @@ static double dot(const float *a, const float *b, int64_t count) {
 }
 
 static void multiply(const void *arguments) {
-    const multiplication *p = arguments;
-    const int64_t bytes = bytes_of(p->type);
-    float *a = take((size_t)p->k, sizeof *a);
-    float *b = take((size_t)(p->k * p->n), sizeof *b);
+    const product *p = arguments;
+    const int64_t k = p->l[0].rows, m = p->l[3].rows, n = p->l[3].columns;
+    const float *c = (const float *)(const void *)p->at[2];
+    float *d = (float *)(uintptr_t)p->at[3];
+    float *a = take((size_t)k, sizeof *a);
+    float *b = take((size_t)(k * n), sizeof *b);
     memset(p->workspace, 0xFF, p->workspace_bytes);
-    for (int64_t j = 0; j < p->n; j++)
-        read_numbers(b + j * p->k, p->b + j * p->strides[1] * bytes, p->type,
-                     p->k);
-    for (int64_t i = 0; i < p->m; i++) {
-        read_numbers(a, p->a + i * p->strides[0] * bytes, p->type, p->k);
-        for (int64_t j = 0; j < p->n; j++) {
-            double value = p->alpha * dot(a, b + j * p->k, p->k);
-            if (p->scales[0] != NULL)
-                value *= (double)p->scales[0][i] * (double)p->scales[1][j];
+    for (int64_t j = 0; j < n; j++)
+        read_column(p, 1, j, b + j * k);
+    for (int64_t i = 0; i < m; i++) {
+        read_column(p, 0, i, a);
+        for (int64_t j = 0; j < n; j++) {
+            double value = p->alpha * dot(a, b + j * k, k);
+            if (p->how.scales[0] != NULL)
+                value *= (double)p->how.scales[0][i] * p->how.scales[1][j];
             if (p->beta != 0.0f)
-                value += p->beta * p->c[j * p->strides[2] + i];
-            p->d[j * p->strides[3] + i] = (float)value;
+                value += p->beta * c[j * p->l[2].stride + i];
+            d[j * p->l[3].stride + i] = (float)value;
         }
     }
     free(a);
     free(b);
 }
 
-static size_t size_of(const layout *l) {
+static size_t size_of(const cublasLtMatrixLayoutOpaque_t *l) {
     return (size_t)(((l->columns - 1) * l->stride + l->rows) *
                     bytes_of(l->type));
 }
 
-static cublasStatus_t check_operand(int which, const void *at, const layout *l,
+static bool is_there(const void *at, size_t bytes, uint64_t alignment,
+                     const char *name) {
+    return is_device(at) && (uintptr_t)at % alignment == 0 &&
+           check_range(at, bytes, name) == cudaSuccess;
+}
+
+static cublasStatus_t check_operand(const product *p, int i,
                                     uint32_t alignment) {
-    if (!is_device(at))
-        return REFUSE(INVALID_VALUE, "%s is not on the device", names[which]);
-    if ((uintptr_t)at % alignment != 0)
+    const size_t bytes = size_of(&p->l[i]);
+    if (!is_device(p->at[i]))
+        return REFUSE(INVALID_VALUE, "%s is not on the device", names[i]);
+    if ((uintptr_t)p->at[i] % alignment != 0)
         return REFUSE(INVALID_VALUE, "%s is not at a multiple of %u bytes",
-                      names[which], alignment);
-    return check_range(at, size_of(l), names[which]) == cudaSuccess
-               ? CUBLAS_STATUS_SUCCESS
-               : CUBLAS_STATUS_INVALID_VALUE;
-}
-
-/* Nothing may lie in D, but that C may be D. */
-static cublasStatus_t check_apart(const char *const *at, const layout *l) {
-    for (int i = 0; i < 3; i++)
-        if (at[i] + size_of(&l[i]) > at[3] && at[3] + size_of(&l[3]) > at[i] &&
-            (i < 2 || at[2] != at[3]))
-            return REFUSE(INVALID_VALUE, "%s and D overlap", names[i]);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-static cublasStatus_t check_call(const how *h, const layout *l,
-                                 const char *const *at, const algorithm *chosen,
-                                 const void *workspace,
-                                 size_t workspace_bytes) {
-    OR_RETURN(check(h, l));
-    if (chosen->kind != kind_of(h, l, chosen->alignments))
-        return REFUSE(INVALID_VALUE,
-                      "an algorithm that was found for another product");
-    for (int i = 0; i < 4; i++)
-        OR_RETURN(check_operand(i, at[i], &l[i], chosen->alignments[i]));
-    OR_RETURN(check_apart(at, l));
-    for (int i = 0; i < 2; i++)
-        if (h->scales[i] != NULL &&
-            (!is_device(h->scales[i]) ||
-             check_range(h->scales[i], 4 * (size_t)l[i].columns, "scales") !=
-                 cudaSuccess))
-            return REFUSE(INVALID_VALUE, "scales of %s out of bounds",
-                          names[i]);
-    if (chosen->workspace > 0 &&
-        (chosen->workspace > workspace_bytes || !is_device(workspace) ||
-         (uintptr_t)workspace % WORKSPACE_ALIGNMENT != 0 ||
-         check_range(workspace, workspace_bytes, "workspace") != cudaSuccess))
-        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes at %p",
-                      workspace_bytes, workspace);
+                      names[i], alignment);
+    if (check_range(p->at[i], bytes, names[i]) != cudaSuccess)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (i < 2 && p->how.scales[i] != NULL &&
+        !is_there(p->how.scales[i], 4 * (size_t)p->l[i].columns, 4, "scales"))
+        return REFUSE(INVALID_VALUE, "scales of %s out of bounds", names[i]);
+    /* Nothing may lie in D, but that C may be D. */
+    if (i < 3 && p->at[i] + bytes > p->at[3] &&
+        p->at[3] + size_of(&p->l[3]) > p->at[i] &&
+        (i < 2 || p->at[2] != p->at[3]))
+        return REFUSE(INVALID_VALUE, "%s and D overlap", names[i]);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -481,13 +387,26 @@ static cublasStatus_t load(cublasLtHandle_t handle, uint64_t which,
         spoil_capture(on, "the first cublasLtMatmul of its kind");
         return CUBLAS_STATUS_INTERNAL_ERROR;
     }
-    uint64_t *longer =
-        realloc(handle->loaded, ((size_t)handle->count + 1) * sizeof *longer);
-    if (longer == NULL)
-        abort();
-    handle->loaded = longer;
-    longer[handle->count++] = which;
+    handle->loaded = grown(handle->loaded, handle->count, sizeof which);
+    handle->loaded[handle->count++] = which;
     return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
+                                 const cublasLtMatmulAlgo_t *chosen,
+                                 size_t workspace_bytes, cudaStream_t on) {
+    OR_RETURN(check(p));
+    if (chosen->kind != kind_of(p, chosen->alignments))
+        return REFUSE(INVALID_VALUE,
+                      "an algorithm that was found for another product");
+    for (int i = 0; i < 4; i++)
+        OR_RETURN(check_operand(p, i, chosen->alignments[i]));
+    if (chosen->workspace > 0 && (chosen->workspace > workspace_bytes ||
+                                  !is_there(p->workspace, workspace_bytes,
+                                            WORKSPACE_ALIGNMENT, "workspace")))
+        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes at %p",
+                      workspace_bytes, (void *)p->workspace);
+    return load(handle, chosen->kind, on);
 }
 
 cublasStatus_t
@@ -497,44 +416,22 @@ cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
                cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo,
                void *workspace, size_t workspaceSizeInBytes, cudaStream_t on) {
-    const char *const at[] = {A, B, C, D};
-    layout l[4];
-    how h;
-    algorithm chosen;
     if (lightHandle == NULL || alpha == NULL || beta == NULL || algo == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
-    read_layouts(l, (cublasLtMatrixLayout_t[]){Adesc, Bdesc, Cdesc, Ddesc});
-    memcpy(&h, computeDesc, sizeof h);
-    memcpy(&chosen, algo, sizeof chosen);
+    product p = {.how = *computeDesc,
+                 .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc},
+                 .at = {A, B, C, D},
+                 .alpha = *(const float *)alpha,
+                 .beta = *(const float *)beta,
+                 .workspace = workspace,
+                 .workspace_bytes = (size_t)algo->workspace};
     const cudaError_t error = enter();
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (error != cudaSuccess)
-        status = CUBLAS_STATUS_EXECUTION_FAILED;
-    else if (lightHandle->device != *current_device())
-        status = REFUSE(INVALID_VALUE, "a handle of device %d used on %d",
-                        lightHandle->device, *current_device());
-    else
-        status =
-            check_call(&h, l, at, &chosen, workspace, workspaceSizeInBytes);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = load(lightHandle, chosen.kind, on);
+    const cublasStatus_t status =
+        error != cudaSuccess
+            ? CUBLAS_STATUS_EXECUTION_FAILED
+            : check_call(lightHandle, &p, algo, workspaceSizeInBytes, on);
     leave(error);
     OR_RETURN(status);
-    multiplication p = {
-        .type = l[0].type,
-        .m = l[3].rows,
-        .n = l[3].columns,
-        .k = l[0].rows,
-        .strides = {l[0].stride, l[1].stride, l[2].stride, l[3].stride},
-        .a = A,
-        .b = B,
-        .scales = {h.scales[0], h.scales[1]},
-        .c = C,
-        .d = D,
-        .workspace = workspace,
-        .workspace_bytes = (size_t)chosen.workspace};
-    memcpy(&p.alpha, alpha, sizeof p.alpha);
-    memcpy(&p.beta, beta, sizeof p.beta);
     const dim3 one = {1, 1, 1};
     return stand_in_launch("cublasLtMatmul", multiply, one, 1, on, &p,
                            sizeof p) == cudaSuccess

@@ -1,7 +1,8 @@
 /* The part of cuBLASLt that this project calls, for machines without it: names,
  * types, values and prototypes as CUDA 12.9 and 13 have them, and behind them
  * a multiplication on the CPU (cublas.c) that takes its turn in its stream as
- * a kernel does. cublas_interface.c holds all of it against the real header. */
+ * a kernel does. After the real header only the prototypes and lists are read
+ * (interface.c). */
 #ifndef STAND_IN_CUBLASLT_H
 #define STAND_IN_CUBLASLT_H
 
@@ -9,68 +10,83 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define CUBLAS_STATUSES(X)                                                     \
+    X(CUBLAS_STATUS_SUCCESS, 0, "success")                                     \
+    X(CUBLAS_STATUS_NOT_INITIALIZED, 1, "the library was not initialized")     \
+    X(CUBLAS_STATUS_ALLOC_FAILED, 3, "the resource allocation failed")         \
+    X(CUBLAS_STATUS_INVALID_VALUE, 7,                                          \
+      "an unsupported value or parameter was passed to the function")          \
+    X(CUBLAS_STATUS_EXECUTION_FAILED, 13,                                      \
+      "the function failed to launch on the GPU")                              \
+    X(CUBLAS_STATUS_INTERNAL_ERROR, 14, "an internal operation failed")        \
+    X(CUBLAS_STATUS_NOT_SUPPORTED, 15,                                         \
+      "the functionality requested is not supported")
+#define CUBLAS_TYPES(X)                                                        \
+    X(CUDA_R_32F, 0) X(CUDA_R_16BF, 14) X(CUDA_R_8F_E4M3, 28)
+#define CUBLAS_DESCRIPTIONS(X)                                                 \
+    X(CUBLASLT_MATMUL_DESC_TRANSA, 3)                                          \
+    X(CUBLASLT_MATMUL_DESC_TRANSB, 4)                                          \
+    X(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, 17)                                \
+    X(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, 18)                                \
+    X(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, 31)                                   \
+    X(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, 32)
+#define CUBLAS_PREFERENCES(X)                                                  \
+    X(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 1)                             \
+    X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 5)                           \
+    X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 6)                           \
+    X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 7)                           \
+    X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 8)
+#define CUBLAS_WAYS(X)                                                         \
+    X(CUBLAS_OP_N, 0)                                                          \
+    X(CUBLAS_OP_T, 1)                                                          \
+    X(CUBLAS_COMPUTE_32F, 68)                                                  \
+    X(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, 3)
+
+#ifndef CUBLAS_VERSION
+typedef enum { CUBLAS_STATUSES(CUDA_NAMED) } cublasStatus_t;
+typedef enum { CUBLAS_TYPES(CUDA_NAMED) } cudaDataType;
+typedef enum { CUBLAS_DESCRIPTIONS(CUDA_NAMED) } cublasLtMatmulDescAttributes_t;
 typedef enum {
-    CUBLAS_STATUS_SUCCESS = 0,
-    CUBLAS_STATUS_NOT_INITIALIZED = 1,
-    CUBLAS_STATUS_ALLOC_FAILED = 3,
-    CUBLAS_STATUS_INVALID_VALUE = 7,
-    CUBLAS_STATUS_EXECUTION_FAILED = 13,
-    CUBLAS_STATUS_INTERNAL_ERROR = 14,
-    CUBLAS_STATUS_NOT_SUPPORTED = 15
-} cublasStatus_t;
-
-typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
-
-typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
-
-typedef enum {
-    CUDA_R_32F = 0,
-    CUDA_R_16F = 2,
-    CUDA_R_16BF = 14,
-    CUDA_R_8F_E4M3 = 28
-} cudaDataType;
-typedef cudaDataType cudaDataType_t;
-
-typedef enum {
-    CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3
-} cublasLtMatmulMatrixScale_t;
-
-typedef enum {
-    CUBLASLT_MATMUL_DESC_TRANSA = 3,
-    CUBLASLT_MATMUL_DESC_TRANSB = 4,
-    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
-    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
-    CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,
-    CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32
-} cublasLtMatmulDescAttributes_t;
-
-typedef enum {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+    CUBLAS_PREFERENCES(CUDA_NAMED)
 } cublasLtMatmulPreferenceAttributes_t;
-
+typedef enum { CUBLAS_WAYS(CUDA_NAMED) } cublasComputeType_t;
+typedef cudaDataType cudaDataType_t;
 typedef struct cublasLtContext *cublasLtHandle_t;
 
-typedef struct {
+/* Opaque to a caller, who knows their sizes. Each begins with a mark that says
+ * it was begun. */
+typedef union {
     uint64_t data[8];
-} cublasLtMatrixLayoutOpaque_t;
-typedef cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
+    struct {
+        uint64_t mark;
+        int64_t rows, columns, stride;
+        cudaDataType type;
+    };
+} cublasLtMatrixLayoutOpaque_t, *cublasLtMatrixLayout_t;
 
-typedef struct {
+typedef union {
     uint64_t data[32];
-} cublasLtMatmulDescOpaque_t;
-typedef cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
+    struct {
+        uint64_t mark;
+        const float *scales[2]; /* of A, of B */
+        int32_t compute, scale_type, transposed[2], modes[2];
+    };
+} cublasLtMatmulDescOpaque_t, *cublasLtMatmulDesc_t;
 
-typedef struct {
+typedef union {
     uint64_t data[8];
-} cublasLtMatmulPreferenceOpaque_t;
-typedef cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
+    struct {
+        uint64_t mark, workspace;
+        uint32_t alignments[4];
+    };
+} cublasLtMatmulPreferenceOpaque_t, *cublasLtMatmulPreference_t;
 
-typedef struct {
+typedef union {
     uint64_t data[8];
+    struct {
+        uint64_t kind, workspace; /* what it was found for, and needs */
+        uint32_t alignments[4];
+    };
 } cublasLtMatmulAlgo_t;
 
 typedef struct {
@@ -80,6 +96,7 @@ typedef struct {
     float wavesCount;
     int reserved[4];
 } cublasLtMatmulHeuristicResult_t;
+#endif
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle);

@@ -1,14 +1,13 @@
 /* The part of the CUDA runtime that this project calls, for machines without
  * CUDA: names, types, values and prototypes as CUDA 12 and 13 have them, and
  * behind them the stand-in (stand_in.h), which runs streams on the CPU. Not a
- * CUDA installation: what we do not call is not here. interface.c holds every
- * value and prototype of this file against the real header's. */
+ * CUDA installation: what we do not call is not here. interface.c reads this
+ * file after the real header, which leaves the prototypes and the lists: one
+ * that differs does not compile. */
 #ifndef STAND_IN_CUDA_RUNTIME_API_H
 #define STAND_IN_CUDA_RUNTIME_API_H
 
 #include <stddef.h>
-
-#define CUDART_VERSION 13000
 
 /* Names and values that CUDA fixes; the stand-in returns most of them. */
 #define CUDA_ERRORS(X)                                                         \
@@ -17,7 +16,6 @@
     X(cudaErrorMemoryAllocation, 2, "out of memory")                           \
     X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")      \
     X(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                \
-    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction")           \
     X(cudaErrorInsufficientDriver, 35,                                         \
       "the driver is missing or older than the runtime")                       \
     X(cudaErrorNoDevice, 100, "no device")                                     \
@@ -26,53 +24,40 @@
     X(cudaErrorNotReady, 600, "not ready")                                     \
     X(cudaErrorLaunchOutOfResources, 701, "too many resources for a launch")   \
     X(cudaErrorLaunchFailure, 719, "launch failure")                           \
-    X(cudaErrorNotPermitted, 800, "not permitted here")                        \
     X(cudaErrorNotSupported, 801, "not supported")                             \
     X(cudaErrorStreamCaptureUnsupported, 900, "not permitted in a capture")    \
     X(cudaErrorStreamCaptureInvalidated, 901, "the capture was invalidated")   \
-    X(cudaErrorStreamCaptureMerge, 902, "two captures would merge")            \
     X(cudaErrorStreamCaptureUnmatched, 903, "not the stream of the capture")   \
     X(cudaErrorStreamCaptureUnjoined, 904, "a captured stream was not joined") \
     X(cudaErrorStreamCaptureIsolation, 905,                                    \
       "a captured operation depends on one that is not")                       \
     X(cudaErrorCapturedEvent, 907, "the event belongs to a capture")           \
-    X(cudaErrorStreamCaptureWrongThread, 908,                                  \
-      "the capture is another thread's")                                       \
     X(cudaErrorUnknown, 999, "unknown error")
 
-#define CUDA_ERROR(name, value, text) name = value,
-enum cudaError { CUDA_ERRORS(CUDA_ERROR) };
-#undef CUDA_ERROR
+#define CUDA_COPY_KINDS(X)                                                     \
+    X(cudaMemcpyHostToHost, 0)                                                 \
+    X(cudaMemcpyHostToDevice, 1)                                               \
+    X(cudaMemcpyDeviceToHost, 2)                                               \
+    X(cudaMemcpyDeviceToDevice, 3)                                             \
+    X(cudaMemcpyDefault, 4)
+#define CUDA_ATTRIBUTES(X)                                                     \
+    X(cudaDevAttrMultiProcessorCount, 16)                                      \
+    X(cudaDevAttrComputeCapabilityMajor, 75)                                   \
+    X(cudaDevAttrComputeCapabilityMinor, 76)
+#define CUDA_CAPTURE_STATES(X)                                                 \
+    X(cudaStreamCaptureStatusNone, 0)                                          \
+    X(cudaStreamCaptureStatusActive, 1)                                        \
+    X(cudaStreamCaptureStatusInvalidated, 2)
+
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 13000
+#define CUDA_NAMED(name, value, ...) name = (value),
+enum cudaError { CUDA_ERRORS(CUDA_NAMED) };
 typedef enum cudaError cudaError_t;
-
-enum cudaMemcpyKind {
-    cudaMemcpyHostToHost = 0,
-    cudaMemcpyHostToDevice = 1,
-    cudaMemcpyDeviceToHost = 2,
-    cudaMemcpyDeviceToDevice = 3,
-    cudaMemcpyDefault = 4
-};
-
-enum cudaDeviceAttr {
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrL2CacheSize = 38,
-    cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76
-};
-
-enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal = 0,
-    cudaStreamCaptureModeThreadLocal = 1,
-    cudaStreamCaptureModeRelaxed = 2
-};
-
-enum cudaStreamCaptureStatus {
-    cudaStreamCaptureStatusNone = 0,
-    cudaStreamCaptureStatusActive = 1,
-    cudaStreamCaptureStatusInvalidated = 2
-};
-
-#define cudaStreamDefault 0x00
+enum cudaMemcpyKind { CUDA_COPY_KINDS(CUDA_NAMED) };
+enum cudaDeviceAttr { CUDA_ATTRIBUTES(CUDA_NAMED) };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+enum cudaStreamCaptureStatus { CUDA_CAPTURE_STATES(CUDA_NAMED) };
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
 #define cudaEventDisableTiming 0x02
@@ -82,18 +67,15 @@ typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
-typedef void (*cudaHostFn_t)(void *userData);
 
 struct dim3 {
     unsigned int x, y, z;
 };
 typedef struct dim3 dim3;
+#endif
 
 /* Errors, versions, devices. */
-const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
-cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
 cudaError_t cudaRuntimeGetVersion(int *runtimeVersion);
 cudaError_t cudaDriverGetVersion(int *driverVersion);
 cudaError_t cudaGetDeviceCount(int *count);
@@ -132,11 +114,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
                                 unsigned int flags);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn,
-                               void *userData);
-cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim,
-                             void **args, size_t sharedMem,
-                             cudaStream_t stream);
 
 /* Events. */
 cudaError_t cudaEventCreate(cudaEvent_t *event);

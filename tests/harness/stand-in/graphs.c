@@ -1,55 +1,24 @@
-/* Capture and replay. Operations on a stream that captures become nodes of a
- * graph and do not run; an event recorded there carries the nodes that came
- * before it, and a stream that waits for it joins the capture. What a node was
- * given by value it keeps for ever: a length that should have been read from
- * memory is found stale at the first replay. */
+/* Capture and replay. Operations on streams that capture do not run; a graph
+ * keeps them, with what was recorded and waited for, and a launch says all of
+ * it again: to the stream it is launched in, and to streams of its own for the
+ * others. A stream joins a capture when it waits for an event of it. What an
+ * operation was given by value it keeps for ever: a length that should have
+ * been read from memory is found stale at the first replay. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "machine.h"
 
-static void add_number(node_set *set, int number) {
-    for (int i = 0; i < set->count; i++)
-        if (set->list[i] == number)
-            return;
-    set->list =
-        realloc(set->list, ((size_t)set->count + 1) * sizeof *set->list);
-    if (set->list == NULL)
-        abort();
-    set->list[set->count++] = number;
-}
-
-static void add_numbers(node_set *set, node_set from) {
-    for (int i = 0; i < from.count; i++)
-        add_number(set, from.list[i]);
-}
-
-static void empty(node_set *set) {
-    free(set->list);
-    *set = (node_set){0};
-}
-
 /* Captures. */
 
-static capture *find_capture(int64_t number) {
-    capture *c = machine.captures;
-    while (c != NULL && c->number != number)
-        c = c->next;
-    return c;
-}
-
-static void leave_capture(stream *on) {
-    on->capture = NULL;
-    empty(&on->tips);
-}
-
-static void free_nodes(node *nodes, int count) {
-    for (int i = 0; i < count; i++) {
-        operation_free(nodes[i].what);
-        free(nodes[i].needs.list);
-    }
-    free(nodes);
+static void release_graph(graph *g) {
+    if (--g->references > 0)
+        return;
+    for (int i = 0; i < g->count; i++)
+        operation_free(g->steps[i].what);
+    free(g->steps);
+    free(g);
 }
 
 static cudaError_t invalidated(void) {
@@ -57,33 +26,46 @@ static cudaError_t invalidated(void) {
                     "the capture was invalidated before");
 }
 
+static void add_step(const stream *on, operation *what) {
+    graph *g = on->capture->into;
+    g->steps = grown(g->steps, g->count, sizeof *g->steps);
+    g->steps[g->count].what = what;
+    g->steps[g->count++].place = on->place;
+}
+
+static void add_point(const stream *on, operation_kind kind, mark *point) {
+    operation *what = operation_new(kind);
+    what->point = point;
+    point->references++;
+    add_step(on, what);
+}
+
 cudaError_t capture_operation(stream *on, operation *what) {
-    capture *into = on->capture;
-    if (into->invalid || what->kind == GRAPH) {
-        const bool nested = what->kind == GRAPH;
+    if (on->capture->invalid) {
         operation_free(what);
-        return nested ? complain(cudaErrorNotSupported,
-                                 "the stand-in captures no graph in a graph")
-                      : invalidated();
+        return invalidated();
     }
-    graph *g = into->into;
-    node *nodes = realloc(g->nodes, ((size_t)g->count + 1) * sizeof *nodes);
-    if (nodes == NULL)
-        abort();
-    g->nodes = nodes;
-    nodes[g->count] = (node){what, on->tips};
-    on->tips = (node_set){0};
-    add_number(&on->tips, g->count++);
+    add_step(on, what);
+    on->capture->into->nodes++;
+    on->before.of[on->place]++;
     return cudaSuccess;
 }
 
 cudaError_t capture_record(stream *on, event *what) {
     if (on->capture->invalid)
         return invalidated();
+    mark_release(what->latest);
+    what->latest = mark_new(on);
     what->captured = on->capture->number;
-    empty(&what->tips);
-    add_numbers(&what->tips, on->tips);
+    what->before = on->before;
+    add_point(on, RECORD, what->latest);
     return cudaSuccess;
+}
+
+static void join(stream *on, capture *c) {
+    on->capture = c;
+    on->place = c->into->streams++;
+    on->before = (history){{0}};
 }
 
 /* An ignored edge still makes its stream part of the capture. */
@@ -97,21 +79,28 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
                         "recorded outside the capture",
                         (long long)what->number);
     }
-    capture *from = find_capture(what->captured);
-    if (from == NULL)
+    capture *from = machine.captures;
+    while (from != NULL && from->number != what->captured)
+        from = from->next;
+    if (from == NULL || (on->capture != NULL && on->capture != from))
         return complain(cudaErrorInvalidValue,
-                        "event %lld was recorded in a capture that has ended",
-                        (long long)what->number);
-    if (on->capture != NULL && on->capture != from)
-        return complain(cudaErrorStreamCaptureMerge,
-                        "event %lld belongs to another capture",
+                        "event %lld was recorded in another capture",
                         (long long)what->number);
     if (from->invalid)
         return invalidated();
-    on->capture = from;
-    machine.counted.waits += ignored ? 0 : 1;
-    if (!ignored)
-        add_numbers(&on->tips, what->tips);
+    if (on->capture == NULL && from->into->streams == MOST_CAPTURED)
+        return complain(cudaErrorNotSupported,
+                        "the stand-in captures %d streams together",
+                        MOST_CAPTURED);
+    if (on->capture == NULL)
+        join(on, from);
+    if (ignored)
+        return cudaSuccess;
+    machine.counted.waits++;
+    add_point(on, WAIT, what->latest);
+    for (int i = 0; i < from->into->streams; i++)
+        if (what->before.of[i] > on->before.of[i])
+            on->before.of[i] = what->before.of[i];
     return cudaSuccess;
 }
 
@@ -123,13 +112,10 @@ cudaError_t spoil_capture(stream *on, const char *call) {
                     (long long)on->number);
 }
 
-/* Calls that may wait for the device are refused while somebody captures who
- * did not say that he knows. */
+/* Calls that may wait for the device are refused to a thread that captures. */
 cudaError_t refuse_in_capture(const char *call) {
     for (capture *c = machine.captures; c != NULL; c = c->next) {
-        const bool mine = pthread_equal(c->thread, pthread_self()) != 0;
-        if (c->mode == cudaStreamCaptureModeRelaxed ||
-            (c->mode == cudaStreamCaptureModeThreadLocal && !mine))
+        if (pthread_equal(c->thread, pthread_self()) == 0)
             continue;
         c->invalid = true;
         return complain(cudaErrorStreamCaptureUnsupported,
@@ -143,63 +129,40 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
                                    enum cudaStreamCaptureMode mode) {
     stream *on;
     TRY(enter_stream(given, &on));
-    if (on->number == 0)
+    if (mode != cudaStreamCaptureModeThreadLocal || on->number == 0 ||
+        on->capture != NULL)
         return leave(complain(cudaErrorStreamCaptureUnsupported,
-                              "the null stream cannot capture"));
-    if (on->capture != NULL)
-        return leave(complain(cudaErrorInvalidValue,
-                              "stream %lld captures already",
+                              "stream %lld cannot capture so, or does already",
                               (long long)on->number));
-    capture *c = on->capture = take(1, sizeof *c);
+    capture *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
+    c->into->references = 1;
     c->origin = on;
-    c->mode = mode;
     c->thread = pthread_self();
+    join(on, c);
     enlist(&machine.captures, c);
     return leave(cudaSuccess);
 }
 
-/* Mark a node and all that it needs. */
-static void reach(const graph *g, bool *reached, int number) {
-    if (reached[number])
-        return;
-    reached[number] = true;
-    for (int i = 0; i < g->nodes[number].needs.count; i++)
-        reach(g, reached, g->nodes[number].needs.list[i]);
-}
-
 /* Every stream that joined must have been joined to the origin again. */
 static bool all_joined(const capture *c) {
-    bool *reached = take((size_t)c->into->count, sizeof *reached);
-    bool result = true;
-    for (int i = 0; i < c->origin->tips.count; i++)
-        reach(c->into, reached, c->origin->tips.list[i]);
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        for (int i = 0; s->capture == c && i < s->tips.count; i++)
-            result = result && reached[s->tips.list[i]];
-    free(reached);
-    return result;
+        if (s->capture == c &&
+            c->origin->before.of[s->place] < s->before.of[s->place])
+            return false;
+    return true;
 }
 
 static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
-    if (c->mode != cudaStreamCaptureModeRelaxed &&
-        pthread_equal(c->thread, pthread_self()) == 0)
-        return complain(cudaErrorStreamCaptureWrongThread,
-                        "another thread began the capture");
     if (!all_joined(c))
         return complain(cudaErrorStreamCaptureUnjoined,
                         "a stream that joined the capture of stream %lld was "
                         "not joined to it again",
                         (long long)c->origin->number);
     return cudaSuccess;
-}
-
-static void free_graph(graph *g) {
-    free_nodes(g->nodes, g->count);
-    free(g);
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
@@ -214,11 +177,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
     const cudaError_t error = check_capture(c);
     for (stream *s = machine.streams; s != NULL; s = s->next)
         if (s->capture == c)
-            leave_capture(s);
+            s->capture = NULL;
     if (error == cudaSuccess)
         enlist(&machine.graphs, *pGraph = c->into);
     else
-        free_graph(c->into);
+        release_graph(c->into);
     unlist(&machine.captures, c);
     free(c);
     return leave(error);
@@ -250,7 +213,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t given, cudaGraphNode_t *nodes,
     TRY(enter_with(&machine.graphs, given));
     if (nodes != NULL)
         return leave(cudaErrorNotSupported);
-    *numNodes = (size_t)given->count;
+    *numNodes = (size_t)given->nodes;
     return leave(cudaSuccess);
 }
 
@@ -260,51 +223,37 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     *pGraphExec = NULL;
     TRY(enter_with(&machine.graphs, from));
     executable *x = *pGraphExec = take(1, sizeof *x);
-    x->nodes = take((size_t)from->count, sizeof *x->nodes);
-    x->count = from->count;
+    x->of = from;
     x->number = ++machine.numbers;
-    for (int i = 0; i < from->count; i++) {
-        x->nodes[i].what = operation_copy(from->nodes[i].what);
-        add_numbers(&x->nodes[i].needs, from->nodes[i].needs);
-    }
+    for (int place = 1; place < from->streams; place++)
+        x->streams[place] = add_stream(++machine.numbers);
+    from->references++;
     enlist(&machine.executables, x);
     return leave(cudaSuccess);
 }
 
-/* A launch has its own copy of every operation. */
-void launch_begin(operation *launch) {
-    executable *x = launch->what;
-    launch->turn = x->launched++;
-    launch->nodes = take((size_t)x->count, sizeof *launch->nodes);
-    launch->met = take((size_t)x->count, sizeof *launch->met);
-    for (int i = 0; i < x->count; i++) {
-        launch->nodes[i] = operation_copy(x->nodes[i].what);
-        if (launch->nodes[i]->kind == MESSAGES)
-            messages_enqueued(launch->nodes[i]);
+/* Say one step of a graph again, with points of this launch's. */
+static void replay(stream *on, const operation *captured) {
+    mark *point = captured->point;
+    if (point == NULL) {
+        enqueue(on, operation_copy(captured));
+        return;
     }
+    if (captured->kind == RECORD) {
+        mark_release(point->now);
+        point->now = mark_new(on);
+    }
+    enqueue_point(on, captured->kind, point->now);
 }
 
-void launch_free(operation *launch) {
-    for (int i = 0; launch->nodes != NULL && i < launch->what->count; i++)
-        operation_free(launch->nodes[i]);
-    free(launch->nodes);
-    free(launch->met);
-    launch->nodes = NULL;
-    launch->met = NULL;
+static void mark_end(executable *x, stream *on) {
+    mark_release(x->end);
+    x->end = mark_new(on);
+    enqueue_point(on, RECORD, x->end);
 }
 
-/* Two launches of one graph never overlap. What is done stays done, so a node
- * asks only from the first need on that was not. */
-bool node_ready(const operation *launch, int number) {
-    const node *n = &launch->what->nodes[number];
-    if (launch->turn != launch->what->finished || launch->nodes[number]->done)
-        return false;
-    int *met = &launch->met[number];
-    while (*met < n->needs.count && launch->nodes[n->needs.list[*met]]->done)
-        ++*met;
-    return *met == n->needs.count;
-}
-
+/* Two launches of one graph never overlap, and none begins before its stream
+ * has come to it. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     stream *on;
     TRY(enter_with(&machine.executables, given));
@@ -313,47 +262,48 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
         return leave(complain(cudaErrorLaunchOutOfResources,
                               "launch of graph %lld failed on demand",
                               (long long)given->number));
-    operation *launch = operation_new(GRAPH);
-    launch->what = given;
+    if (on->capture != NULL)
+        return leave(complain(cudaErrorNotSupported,
+                              "the stand-in captures no graph in a graph"));
     machine.counted.graph_launches++;
-    return leave(enqueue(on, launch));
-}
-
-/* Whether a stream has a launch left: of this graph, or of any (NULL). */
-static bool has_launch(const stream *s, const executable *of) {
-    const operation *o = s->head;
-    while (o != NULL && (o->kind != GRAPH || (of != NULL && o->what != of)))
-        o = o->next;
-    return o != NULL;
+    if (given->end != NULL)
+        enqueue_point(on, WAIT, given->end);
+    mark_end(given, on); /* of all before */
+    given->streams[0] = on;
+    for (int place = 1; place < given->of->streams; place++)
+        enqueue_point(given->streams[place], WAIT, given->end);
+    for (int i = 0; i < given->of->count; i++)
+        replay(given->streams[given->of->steps[i].place],
+               given->of->steps[i].what);
+    mark_end(given, on);
+    return leave(cudaSuccess);
 }
 
 static void remove_executable(executable *x) {
+    if (x->end != NULL && !x->end->done)
+        accuse("graph %lld went with a launch of it left",
+               (long long)x->number);
+    for (int place = 1; place < x->of->streams; place++)
+        remove_stream(x->streams[place]);
+    mark_release(x->end);
     unlist(&machine.executables, x);
-    free_nodes(x->nodes, x->count);
+    release_graph(x->of);
     free(x);
 }
 
+/* They can be destroyed after the machine has failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     const cudaError_t error = enter();
     if (!listed(&machine.executables, given))
         return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    bool left = false;
     settle();
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (has_launch(s, given)) {
-            forget_work(s);
-            left = true;
-        }
-    if (left)
-        accuse("graph %lld was destroyed with a launch of it left",
-               (long long)given->number);
     remove_executable(given);
     return leave(error);
 }
 
 static void remove_graph(graph *g) {
     unlist(&machine.graphs, g);
-    free_graph(g);
+    release_graph(g);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
@@ -364,23 +314,15 @@ cudaError_t cudaGraphDestroy(cudaGraph_t given) {
     return leave(error);
 }
 
-/* At the end: name what is left. Streams go after this, so their launches are
- * dropped here. */
+/* At the end, before the streams: name what is left. */
 void finish_graphs(void) {
-    for (stream *s = machine.streams; s != NULL; s = s->next) {
-        if (has_launch(s, NULL)) {
-            accuse("stream %lld has graph launches that nobody waited for",
-                   (long long)s->number);
-            forget_work(s);
-        }
-        if (s->capture != NULL)
-            leave_capture(s);
-    }
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        s->capture = NULL;
     while (machine.captures != NULL) {
         capture *c = machine.captures;
         accuse("a capture was never ended");
         unlist(&machine.captures, c);
-        free_graph(c->into);
+        release_graph(c->into);
         free(c);
     }
     while (machine.executables != NULL) {
@@ -390,7 +332,7 @@ void finish_graphs(void) {
     }
     while (machine.graphs != NULL) {
         accuse("a graph of %d nodes was never destroyed",
-               machine.graphs->count);
+               machine.graphs->nodes);
         remove_graph(machine.graphs);
     }
 }

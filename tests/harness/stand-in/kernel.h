@@ -44,37 +44,30 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 #define CP_SHARED(type, name, dimensions)                                      \
     static type name dimensions;                                               \
     static uint64_t name##_block;                                              \
-    stand_in_shared(#name, name, sizeof name, &name##_block)
+    stand_in_shared(name, sizeof name, &name##_block)
 
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             dim3 grid, unsigned block_threads,
                             cudaStream_t stream, const void *arguments,
                             size_t bytes);
-void stand_in_shared(const char *name, void *start, size_t bytes,
-                     uint64_t *block);
+void stand_in_shared(void *start, size_t bytes, uint64_t *block);
 
-/* Barriers. A barrier that one thread of the block (or one lane of the mask)
- * does not reach, or reaches on another line, is an error of the launch. */
+/* Barriers. One that a thread of the block (or a lane of the warp) does not
+ * reach, or reaches on another line, is an error of the launch. */
 #define STAND_IN_HERE __FILE__, __LINE__
 #define __syncthreads() stand_in_block_barrier(STAND_IN_HERE)
-/* Without a mask, and with mask 0: the whole warp. */
-#define __syncwarp(...)                                                        \
-    ((void)stand_in_ballot((__VA_ARGS__ + 0u) == 0 ? ~0u : (__VA_ARGS__ + 0u), \
-                           false, STAND_IN_HERE))
-#define __ballot_sync(mask, p) stand_in_ballot(mask, (p) != 0, STAND_IN_HERE)
+#define __syncwarp() stand_in_warp_barrier(STAND_IN_HERE)
 
 void stand_in_block_barrier(const char *file, int line);
-uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
-                         int line);
+void stand_in_warp_barrier(const char *file, int line);
 
-/* The number of the lane `turn` away, over whole warps (no fourth argument); a
- * lane outside the mask gives NaN. */
+/* The number of the lane `turn` away. The mask must name the whole warp. */
 #define __shfl_xor_sync(mask, value, turn)                                     \
-    stand_in_exchange(mask, value, (int)(threadIdx.x % 32) ^ (turn),           \
-                      STAND_IN_HERE)
+    ((void)sizeof(char[(mask) == 0xFFFFFFFFu ? 1 : -1]),                       \
+     stand_in_exchange(value, (int)(threadIdx.x % 32) ^ (turn),                \
+                       STAND_IN_HERE))
 
-float stand_in_exchange(uint32_t mask, float number, int lane, const char *file,
-                        int line);
+float stand_in_exchange(float number, int lane, const char *file, int line);
 
 /* A number's bits, and the other way round. */
 static inline unsigned __float_as_uint(float x) {

@@ -74,10 +74,9 @@ typedef enum { RUNNING, AT_BLOCK, AT_WARP, ENDED } fiber_state;
 
 typedef struct {
     place resume_at;
-    char *stack; /* NULL: never entered */
-    const char *file;
+    char *stack;      /* NULL: never entered */
+    const char *file; /* where it waits */
     int line;
-    uint32_t mask; /* of the warp operation it waits in */
 } fiber;
 
 static fiber fibers[MOST_THREADS];
@@ -89,12 +88,10 @@ static int current;
 static struct { int first, lanes, left, lane, stride; } turn;
 static int to_enter; /* the thread that the scheduler is asked to resume */
 
-/* The values that the lanes of a warp operation bring, the lanes they ask for,
- * and what each gets when all have come. */
+/* The values that the lanes of a warp bring, the lanes they ask for, and what
+ * each gets when all have come. */
 static float brought[MOST_THREADS], given[MOST_THREADS];
 static int asked[MOST_THREADS];
-static bool votes[MOST_THREADS];
-static uint32_t ballots[MOST_THREADS];
 
 static struct {
     void (*thread)(const void *);
@@ -228,40 +225,29 @@ static void give_up(int threads) {
 /* What kernels call. */
 
 static void wait_here(fiber_state state, const char *file, int line) {
-    fiber *f = &fibers[current];
     states[current] = state;
-    f->file = file;
-    f->line = line;
+    fibers[current].file = file;
+    fibers[current].line = line;
     pause_fiber();
-    f->mask = 0;
 }
 
 void stand_in_block_barrier(const char *file, int line) {
     wait_here(AT_BLOCK, file, line);
 }
 
-uint32_t stand_in_ballot(uint32_t mask, bool predicate, const char *file,
-                         int line) {
-    const int me = current;
-    votes[me] = predicate;
-    fibers[me].mask = mask;
+void stand_in_warp_barrier(const char *file, int line) {
     wait_here(AT_WARP, file, line);
-    return ballots[me];
 }
 
-float stand_in_exchange(uint32_t mask, float number, int lane, const char *file,
-                        int line) {
+float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
     asked[me] = lane & (LANES - 1);
-    fibers[me].mask = mask;
     wait_here(AT_WARP, file, line);
     return given[me];
 }
 
-void stand_in_shared(const char *name, void *start, size_t bytes,
-                     uint64_t *block) {
-    (void)name;
+void stand_in_shared(void *start, size_t bytes, uint64_t *block) {
     if (*block == block_serial)
         return;
     *block = block_serial;
@@ -276,88 +262,64 @@ void stand_in_shared(const char *name, void *start, size_t bytes,
 static bool same_place(int one, int other) {
     const fiber *a = &fibers[one], *b = &fibers[other];
     return states[one] == states[other] && a->line == b->line &&
-           a->mask == b->mask &&
-           (a->file == b->file || strcmp(a->file, b->file) == 0);
+           strcmp(a->file, b->file) == 0;
+}
+
+/* The first thread from `start` on that stands, and not where `other` does. */
+static int find_standing(int start, int threads, int other) {
+    int i = start;
+    while (i < threads && (states[i] == RUNNING || same_place(i, other)))
+        i++;
+    return i;
 }
 
 /* Why a block cannot go on: who stands where. */
 static bool stuck(int threads, const char *why) {
-    int first = -1, other = -1;
-    for (int i = 0; i < threads && first < 0; i++)
-        if (states[i] == AT_BLOCK || states[i] == AT_WARP)
-            first = i;
-    const int start =
-        first >= 0 && states[first] == AT_WARP ? first / LANES * LANES : 0;
-    for (int i = start; i < threads && first >= 0 && other < 0; i++)
-        if (states[i] != RUNNING && !same_place(i, first))
-            other = i;
+    int first = 0;
+    while (states[first] != AT_BLOCK && states[first] != AT_WARP)
+        first++;
+    const int other = find_standing(
+        states[first] == AT_WARP ? first / LANES * LANES : 0, threads, first);
     char where[160] = "";
-    if (other >= 0 && states[other] == ENDED)
+    if (other < threads && states[other] == ENDED)
         snprintf(where, sizeof where, ", thread %d has ended", other);
-    else if (other >= 0)
+    else if (other < threads)
         snprintf(where, sizeof where, ", thread %d waits at line %d", other,
                  fibers[other].line);
     complain(cudaErrorLaunchFailure,
              "kernel %s, block (%u, %u, %u): %s: thread %d waits at %s:%d%s",
              job.name, blockIdx.x, blockIdx.y, blockIdx.z, why, first,
-             first >= 0 ? fibers[first].file : "?",
-             first >= 0 ? fibers[first].line : 0, where);
+             fibers[first].file, fibers[first].line, where);
     give_up(threads);
     return false;
 }
 
-/* Whether all lanes of this one's mask (those that exist) are where it is. */
-static bool mask_complete(int first, int lanes, int lane) {
-    const uint32_t mask = fibers[first + lane].mask;
-    if (states[first + lane] != AT_WARP || (mask >> lane & 1) == 0)
-        return false;
-    for (int i = 0; i < lanes; i++)
-        if ((mask >> i & 1) != 0 && !same_place(first + lane, first + i))
-            return false;
-    return true;
-}
-
-/* Give the lanes of a complete mask their results and let them run. */
-static void release_mask(int first, int lanes, uint32_t mask) {
-    uint32_t ballot = 0;
-    for (int i = 0; i < lanes; i++)
-        if ((mask >> i & 1) != 0 && votes[first + i])
-            ballot |= UINT32_C(1) << i;
-    for (int i = 0; i < lanes; i++) {
-        if ((mask >> i & 1) == 0)
-            continue;
-        const int other = asked[first + i];
-        const bool there = other < lanes && (mask >> other & 1) != 0;
-        given[first + i] = there ? brought[first + other] : NAN;
-        ballots[first + i] = ballot;
-    }
-    for (int i = 0; i < lanes; i++)
-        if ((mask >> i & 1) != 0)
-            states[first + i] = RUNNING;
-}
-
-/* Release what is complete. False: lanes wait, and none of them can go on. */
+/* Let the lanes of a warp go on if all stand at one operation of the warp, with
+ * what each asked for; a lane that is not there gives NaN. False: a lane waits
+ * for others that do not come. */
 static bool release_warp(int first, int lanes) {
-    bool released = false, waits = false;
-    for (int lane = 0; lane < lanes; lane++) {
-        if (mask_complete(first, lanes, lane)) {
-            release_mask(first, lanes, fibers[first + lane].mask);
-            released = true;
-        }
-        waits = waits || states[first + lane] == AT_WARP;
+    bool waits = false;
+    for (int i = 0; i < lanes; i++)
+        waits = waits || states[first + i] == AT_WARP;
+    if (!waits)
+        return true;
+    if (find_standing(first, first + lanes, first) < first + lanes)
+        return false;
+    for (int i = first; i < first + lanes; i++) {
+        given[i] = asked[i] < lanes ? brought[first + asked[i]] : NAN;
+        states[i] = RUNNING;
     }
-    return released || !waits;
+    return true;
 }
 
 /* Run a warp's lanes, in some order, each to its next stop. */
 static bool run_warp(int first, int lanes) {
     const uint64_t random = draw(UINT32_MAX);
-    const int start = (int)(random & 31), stride = (int)(random >> 5 & 31) | 1;
     turn.first = first;
     turn.lanes = lanes;
     turn.left = LANES;
-    turn.lane = start;
-    turn.stride = stride;
+    turn.lane = (int)(random & 31);
+    turn.stride = (int)(random >> 5 & 31) | 1;
     for (to_enter = next_thread(); to_enter >= 0;)
         resume(to_enter);
     return release_warp(first, lanes);
@@ -398,35 +360,21 @@ static bool run_to_barrier(int threads, bool far) {
     return true;
 }
 
-/* Whether all threads have ended, all stand at one barrier, or neither. */
-static int standing(int threads) {
-    int ended = 0, waiting_there = 0;
-    for (int i = 0; i < threads; i++) {
-        if (states[i] == ENDED)
-            ended++;
-        if (states[i] == AT_BLOCK && same_place(i, 0))
-            waiting_there++;
-    }
-    return ended == threads ? 0 : waiting_there == threads ? 1 : -1;
-}
-
 static bool run_block(int threads) {
     block_serial++;
     shared_bytes = 0;
     for (int i = 0; i < threads; i++) {
         states[i] = RUNNING;
-        fibers[i].mask = 0;
         fibers[i].line = 0;
         fibers[i].file = "";
     }
     const bool far = draw(2) == 0;
     for (;;) {
         if (!run_to_barrier(threads, far))
-            return stuck(threads, "lanes that a mask names do not all come");
-        const int where = standing(threads);
-        if (where < 0)
+            return stuck(threads, "lanes of a warp that do not all come");
+        if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
-        if (where == 0)
+        if (states[0] == ENDED)
             return true;
         for (int i = 0; i < threads; i++)
             states[i] = RUNNING;
@@ -499,11 +447,6 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             size_t bytes) {
     stream *on;
     TRY(enter_stream(given, &on));
-    if (on->device != *current_device())
-        return leave(
-            complain(cudaErrorInvalidResourceHandle,
-                     "kernel %s in a stream of device %d, called on %d", name,
-                     on->device, *current_device()));
     const operation shape = {.kind = KERNEL,
                              .name = name,
                              .thread = thread,
@@ -513,13 +456,4 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                              .argument_bytes = bytes};
     TRY(check_launch(name, &shape));
     return leave(enqueue(on, operation_copy(&shape)));
-}
-
-/* Kernels are launched by name here (kernel.h), not by address. */
-cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block,
-                             void **args, size_t sharedMem, cudaStream_t on) {
-    (void)func, (void)grid, (void)block, (void)args, (void)sharedMem, (void)on;
-    enter();
-    return leave(complain(cudaErrorNotSupported,
-                          "cudaLaunchKernel: kernels go through CP_LAUNCH"));
 }

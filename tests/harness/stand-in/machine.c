@@ -2,7 +2,6 @@
  * host's waits and the deadlocks among them, faults on demand, and the calls
  * about devices and versions. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,18 +14,10 @@ machine_state machine;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t something_changed = PTHREAD_COND_INITIALIZER;
-static pthread_key_t at_exit_of_thread;
-static pthread_once_t key_once = PTHREAD_ONCE_INIT;
-static int64_t epoch; /* counts begins, so that old threads are not ours */
 
 static char *report;
 static size_t report_length;
 static char last_error[1024];
-
-static _Thread_local int device_of_thread;
-static _Thread_local cudaError_t error_of_thread;
-static _Thread_local int64_t registered_in;
-static _Thread_local int in_call;
 
 void *take(size_t count, size_t size) {
     void *memory = calloc(count > 0 ? count : 1, size);
@@ -39,6 +30,13 @@ void *take(size_t count, size_t size) {
 
 void *copy_of(const void *from, size_t bytes) {
     return from == NULL ? NULL : memcpy(take(1, bytes), from, bytes);
+}
+
+void *grown(void *list, int count, size_t size) {
+    void *longer = realloc(list, ((size_t)count + 1) * size);
+    if (longer == NULL)
+        abort();
+    return longer;
 }
 
 static void *next_of(const void *link) {
@@ -66,6 +64,11 @@ bool listed(const void *list, const void *one) {
     return at != NULL;
 }
 
+void free_list(void *list) {
+    for (void *first; (first = next_of(list)) != NULL; free(first))
+        unlist(list, first);
+}
+
 double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -80,15 +83,10 @@ uint64_t draw(uint64_t below) {
     return below == 0 ? 0 : (*state * 0x2545F4914F6CDD1Du >> 16) % below;
 }
 
-int *current_device(void) {
-    return &device_of_thread;
-}
-
 /* Tell the other waiting threads to look again. */
 void changed(void) {
     machine.changed = now();
-    if (machine.waits != NULL)
-        pthread_cond_broadcast(&something_changed);
+    pthread_cond_broadcast(&something_changed);
 }
 
 bool countdown(int64_t *fault) {
@@ -97,51 +95,19 @@ bool countdown(int64_t *fault) {
     return --*fault == 0;
 }
 
-/* Threads that take part: all that called since begin and still live. */
-static void thread_gone(void *value) {
-    pthread_mutex_lock(&lock);
-    if ((int64_t)(intptr_t)value == epoch) {
-        machine.threads--;
-        pthread_cond_broadcast(&something_changed);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-static void make_key(void) {
-    pthread_key_create(&at_exit_of_thread, thread_gone);
-}
-
-static void register_thread(void) {
-    if (registered_in == epoch)
-        return;
-    registered_in = epoch;
-    device_of_thread = 0;
-    error_of_thread = cudaSuccess;
-    machine.threads++;
-    if (machine.coming > 0)
-        machine.coming--;
-    pthread_setspecific(at_exit_of_thread, (void *)(intptr_t)epoch);
-}
-
 void enter_quietly(void) {
     pthread_mutex_lock(&lock);
-    in_call++;
-    if (machine.begun)
-        register_thread();
+    if (pthread_equal(machine.thread, pthread_self()) == 0)
+        machine.threads = true;
 }
 
 void leave_quietly(void) {
-    in_call--;
     close_memory();
     pthread_mutex_unlock(&lock);
 }
 
-/* Every call begins so. A host function in a stream may call nothing. */
+/* Every call begins so. */
 cudaError_t enter(void) {
-    if (in_call > 0) {
-        in_call++;
-        return cudaErrorNotPermitted;
-    }
     enter_quietly();
     if (!machine.begun || machine.options.driver < 12000)
         return cudaErrorInsufficientDriver;
@@ -151,34 +117,27 @@ cudaError_t enter(void) {
 }
 
 cudaError_t leave(cudaError_t result) {
-    if (result != cudaSuccess && result != cudaErrorNotReady)
-        error_of_thread = result;
-    if (in_call > 1)
-        in_call--;
-    else
-        leave_quietly();
+    leave_quietly();
     return result;
 }
 
-static void add_to_report(const char *line) {
-    const size_t length = strlen(line);
-    char *longer = realloc(report, report_length + length + 2);
+/* One more line of the report. */
+static void say(const char *format, va_list arguments) {
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    const size_t length = strlen(last_error) + 1;
+    char *longer = realloc(report, report_length + length + 1);
     if (longer == NULL)
         return;
     report = longer;
-    report_length += (size_t)sprintf(report + report_length, "%s\n", line);
-}
-
-static void say(const char *format, va_list arguments) {
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    va_end(arguments);
-    add_to_report(last_error);
+    sprintf(report + report_length, "%s\n", last_error);
+    report_length += length;
 }
 
 cudaError_t complain(cudaError_t error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     say(format, arguments);
+    va_end(arguments);
     return error;
 }
 
@@ -186,6 +145,7 @@ void accuse(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     say(format, arguments);
+    va_end(arguments);
     machine.problems++;
 }
 
@@ -196,96 +156,49 @@ bool met(const waiting *what) {
         return what->empty->head == NULL;
     if (what->point != NULL)
         return what->point->done;
-    if (what->ready != NULL)
-        return communicator_ready(what->ready) ||
-               communicator_failed(what->ready);
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->device == what->device && s->head != NULL)
+        if (s->head != NULL)
             return false;
     return true;
 }
 
-/* All threads of the host wait, and none of them for something that is there
- * already: nobody is left to bring anything. */
-static bool everyone_waits(void) {
-    int waiters = 0;
-    for (const waiting *w = machine.waits; w != NULL; w = w->next) {
-        if (met(w))
-            return false;
-        waiters++;
-    }
-    return waiters >= machine.threads && machine.coming == 0;
-}
-
-static void deadlock(void) {
-    complain(cudaErrorLaunchFailure,
-             "deadlock: the host waits and nothing can run: %s",
-             note_of_waits());
-    fail_machine(cudaErrorLaunchFailure);
-}
-
-/* Sleep until another thread changes something; false: nobody did for the
- * whole of the patience. A slow rank's time may come first. */
+/* Sleep until another thread changes something, or a while: other processes
+ * cannot wake us. False: nobody has changed anything for the whole of the
+ * patience. */
 static bool sleep_for_change(void) {
-    const double wake = messages_wake();
-    double until = machine.changed + machine.options.patience;
-    const bool slow = wake > 0.0;
-    if (slow)
-        until = wake;
-    if (peers() > 0 && until > now() + 2e-4) /* who cannot wake us */
-        until = now() + 2e-4;
-    const double rest = until - now();
-    if (rest <= 0.0)
-        return slow;
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    const double then = (double)time.tv_nsec * 1e-9 + rest;
-    time.tv_sec += (time_t)then;
-    time.tv_nsec = (long)((then - (double)(time_t)then) * 1e9);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += peers() > 0 ? 200000 : 20000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
     close_memory();
-    const int result = pthread_cond_timedwait(&something_changed, &lock, &time);
-    return result != ETIMEDOUT || slow ||
-           now() < machine.changed + machine.options.patience;
+    pthread_cond_timedwait(&something_changed, &lock, &until);
+    return now() < machine.changed + machine.options.patience;
 }
 
-static bool wait_until_met(const waiting *what) {
+/* Run the machine until it is so. If it can never be, because nothing can run
+ * and nobody else is left to bring anything, that is an error. */
+cudaError_t await(waiting what) {
     for (;;) {
         settle();
         if (machine.failed != cudaSuccess)
-            return false;
-        if (met(what))
-            return true;
+            return cudaErrorLaunchFailure;
+        if (met(&what))
+            return cudaSuccess;
         if (step()) {
             changed();
             continue;
         }
-        if (blocked_by_failure(what))
-            return false;
-        const bool lonely =
-            messages_wake() <= 0.0 && everyone_waits() && peers() == 0;
-        if (!lonely && sleep_for_change())
+        if (blocked_by_failure(what, 0))
+            return cudaErrorLaunchFailure;
+        if ((machine.threads || peers() > 0) && sleep_for_change())
             continue;
-        if (what->ready != NULL)
-            return false;
-        deadlock();
-        return false;
+        fail_machine(complain(cudaErrorLaunchFailure,
+                              "deadlock: the host waits and nothing can run: "
+                              "%s",
+                              note_of_waits()));
+        return cudaErrorLaunchFailure;
     }
-}
-
-/* Run the machine until it is so. False: it can never be. */
-bool wait_for(waiting *what) {
-    enlist(&machine.waits, what);
-    const bool result = wait_until_met(what);
-    unlist(&machine.waits, what);
-    return result;
-}
-
-cudaError_t await(waiting what) {
-    return wait_for(&what) ? cudaSuccess : cudaErrorLaunchFailure;
-}
-
-cudaError_t await_device(int device) {
-    return await((waiting){.device = device});
 }
 
 void fail_machine(cudaError_t error) {
@@ -315,21 +228,19 @@ bool stand_in_pretends(void) {
 
 void stand_in_begin(const stand_in_options *options) {
     const stand_in_options defaults = STAND_IN_DEFAULTS;
-    pthread_once(&key_once, make_key);
     if (machine.begun)
         stand_in_end();
     pthread_mutex_lock(&lock);
-    machine = (machine_state){.options = options ? *options : defaults};
-    machine.begun = true;
-    machine.changed = now();
+    machine = (machine_state){.options = options ? *options : defaults,
+                              .begun = true,
+                              .changed = now(),
+                              .thread = pthread_self()};
     seed_machine(machine.options.seed);
     free(report);
     report = NULL;
     report_length = 0;
     last_error[0] = '\0';
-    epoch++;
-    register_thread();
-    make_null_streams();
+    add_stream(0); /* the null stream */
     watch_memory();
     pthread_mutex_unlock(&lock);
 }
@@ -345,21 +256,8 @@ int64_t stand_in_end(void) {
         machine.begun = false;
     }
     const int64_t problems = machine.problems;
-    epoch++;
     pthread_mutex_unlock(&lock);
     return problems;
-}
-
-void stand_in_leave(int threads) {
-    pthread_mutex_lock(&lock);
-    machine.coming = threads;
-    if (machine.begun && registered_in == epoch) {
-        registered_in = 0;
-        machine.threads--;
-        pthread_setspecific(at_exit_of_thread, NULL);
-        pthread_cond_broadcast(&something_changed);
-    }
-    pthread_mutex_unlock(&lock);
 }
 
 const char *stand_in_error(void) {
@@ -396,39 +294,10 @@ SETS(stand_in_freeze_uploads, bool, freeze_uploads)
 
 /* Devices, versions, errors. */
 
-static const struct {
-    cudaError_t error;
-    const char *name, *text;
-} error_names[] = {
-#define NAMED(name, value, text) {name, #name, text},
-    CUDA_ERRORS(NAMED)
-#undef NAMED
-};
-
-static int find_error(cudaError_t error) {
-    const int last = (int)(sizeof error_names / sizeof error_names[0]) - 1;
-    int i = 0;
-    while (i < last && error_names[i].error != error)
-        i++;
-    return i;
-}
-
-const char *cudaGetErrorName(cudaError_t error) {
-    return error_names[find_error(error)].name;
-}
-
 const char *cudaGetErrorString(cudaError_t error) {
-    return error_names[find_error(error)].text;
-}
-
-cudaError_t cudaGetLastError(void) {
-    const cudaError_t error = error_of_thread;
-    error_of_thread = machine.failed;
-    return error;
-}
-
-cudaError_t cudaPeekAtLastError(void) {
-    return error_of_thread;
+#define TEXT(name, value, text) [name] = (text),
+    static const char *const texts[] = {CUDA_ERRORS(TEXT)};
+    return texts[error];
 }
 
 cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
@@ -449,45 +318,30 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaSetDevice(int device) {
     TRY(enter());
-    if (device < 0 || device >= machine.options.devices)
-        return leave(complain(cudaErrorInvalidDevice, "device %d of %d", device,
-                              machine.options.devices));
-    device_of_thread = device;
+    if (device != 0)
+        return leave(
+            complain(cudaErrorInvalidDevice, "device %d of 1", device));
     return leave(cudaSuccess);
 }
 
 cudaError_t cudaGetDevice(int *device) {
-    const cudaError_t error = enter();
-    *device = device_of_thread;
-    return leave(error);
+    *device = 0;
+    return leave(enter());
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
                                    int device) {
-    TRY(enter());
-    if (device < 0 || device >= machine.options.devices)
-        return leave(cudaErrorInvalidDevice);
-    switch (attr) {
-    case cudaDevAttrMultiProcessorCount:
-        *value = 2;
-        return leave(cudaSuccess);
-    case cudaDevAttrL2CacheSize:
-        *value = 1 << 20;
-        return leave(cudaSuccess);
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = 8;
-        return leave(cudaSuccess);
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = 0;
-        return leave(cudaSuccess);
-    }
-    return leave(complain(cudaErrorInvalidValue, "attribute %d", (int)attr));
+    static const int values[] = {[cudaDevAttrMultiProcessorCount] = 2,
+                                 [cudaDevAttrComputeCapabilityMajor] = 8,
+                                 [cudaDevAttrComputeCapabilityMinor] = 0};
+    *value = values[attr];
+    return cudaSetDevice(device);
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
     TRY(enter());
     TRY(refuse_in_capture("cudaDeviceSynchronize"));
-    return leave(await_device(device_of_thread));
+    return leave(await((waiting){NULL, NULL}));
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,

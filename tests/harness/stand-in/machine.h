@@ -12,54 +12,42 @@
 
 #include "stand_in.h"
 
+enum { POISON = 0xFF }; /* every byte of memory that nobody has written */
+
 typedef struct CUstream_st stream;
 typedef struct CUevent_st event;
 typedef struct CUgraph_st graph;
 typedef struct CUgraphExec_st executable;
 typedef struct ncclComm communicator;
 
-/* Numbers of a graph's nodes, each once. */
-typedef struct {
-    int *list, count;
-} node_set;
-
 /* A point in a stream that others can wait for. An event names its latest. */
-typedef struct {
+typedef struct mark {
     int references;
     bool done;
-    double time; /* pretended milliseconds */
-    stream *on;  /* NULL when that stream is gone */
+    double time;      /* pretended milliseconds */
+    int64_t stream;   /* its number */
+    struct mark *now; /* of a captured one: the latest launch's */
 } mark;
 
 typedef struct meeting meeting;
 
-/* One side of a message or of a collective. */
-typedef enum { SEND, RECEIVE, GATHER, REDUCE } part_kind;
+/* One side of a message. A collective is messages to all and from all. */
+typedef enum { ALONE, GATHERED, ADDED } part_of;
 typedef struct {
-    part_kind kind;
-    const char *from; /* NULL for a receive */
-    char *to;         /* NULL for a send */
-    size_t count, bytes;
+    bool receives;
+    part_of of;
+    char *at; /* sums arrive at operation.added */
+    size_t bytes;
     ncclDataType_t type;
-    ncclRedOp_t reduction;
     int peer;
     bool started, done;
-    uint64_t fingerprint; /* of `from` when it started */
+    uint64_t fingerprint; /* of what is sent, when it started */
     double starts, ends;  /* pretended milliseconds */
     communicator *by;
-    meeting *at;
+    meeting *in;
 } part;
 
-typedef enum {
-    KERNEL,
-    COPY,
-    FILL,
-    HOST,
-    RECORD,
-    WAIT,
-    MESSAGES,
-    GRAPH
-} operation_kind;
+typedef enum { KERNEL, COPY, FILL, RECORD, WAIT, MESSAGES } operation_kind;
 
 /* Something in a stream or in a graph. Which members mean something depends on
  * the kind. */
@@ -78,36 +66,36 @@ typedef struct operation {
 
     char *to; /* copy, and fill */
     const char *from;
-    char *staged; /* what lay at `from` when it was enqueued; ours to free */
+    char *staged; /* NULL; or ours, with what lay there: then `from` is it */
     size_t to_pitch, from_pitch, width, height;
     int value;
     uint64_t fingerprint;
-
-    cudaHostFn_t function; /* host */
-    void *data;
 
     mark *point; /* record, wait */
 
     communicator *by; /* messages */
     part *parts;
     int part_count;
-    int64_t turn;      /* among its communicator's */
-    double not_before; /* on the host's clock; 0: not yet reached */
-
-    executable *what; /* graph: one launch of it */
-    struct operation **nodes;
-    int *met; /* of each node: so many of its needs are done */
+    char *added;  /* of a sum: [ranks] what the others have, ours */
+    int64_t turn; /* among its communicator's */
+    bool reached; /* by its stream... */
+    bool dead;    /* ...when its rank was, on demand */
 } operation;
+
+/* Of each stream of a capture: so many of its nodes come before. */
+enum { MOST_CAPTURED = 64 };
+typedef struct {
+    int of[MOST_CAPTURED];
+} history;
 
 struct CUstream_st {
     stream *next;
-    int device, priority;
-    int64_t number; /* 0 for the null stream of a device */
-    bool blocking;  /* orders itself with the null stream */
+    int64_t number; /* 0 for the null stream */
     operation *head, *tail;
     double clock; /* pretended milliseconds */
     struct capture *capture;
-    node_set tips; /* the nodes that the next captured one needs */
+    int place; /* among the streams of the capture */
+    history before;
 };
 
 struct CUevent_st {
@@ -116,25 +104,26 @@ struct CUevent_st {
     unsigned flags;
     mark *latest;
     int64_t captured; /* the number of the capture that recorded it; or 0 */
-    node_set tips;
+    history before;
 };
 
-typedef struct {
-    operation *what;
-    node_set needs;
-} node;
-
+/* What was said to some streams, in order; records and waits are no nodes. */
 struct CUgraph_st {
     graph *next;
-    node *nodes;
-    int count;
+    int references;
+    struct {
+        operation *what;
+        int place;
+    } * steps;
+    int count, nodes, streams;
 };
 
+/* A graph with streams of its own, but for the first: that it is launched in. */
 struct CUgraphExec_st {
     executable *next;
-    node *nodes;
-    int count;
-    int64_t launched, finished;
+    graph *of;
+    stream *streams[MOST_CAPTURED];
+    mark *end; /* of the latest launch; or NULL */
     int64_t number;
 };
 
@@ -143,23 +132,22 @@ typedef struct capture {
     int64_t number;
     graph *into;
     stream *origin;
-    enum cudaStreamCaptureMode mode;
     pthread_t thread;
     bool invalid;
 } capture;
 
-/* What a host thread waits for. */
-typedef struct waiting {
-    struct waiting *next;
-    const stream *empty; /* this stream; NULL: none in particular */
+/* What a host thread waits for: an empty stream; else a point; else that all
+ * streams are. */
+typedef struct {
+    const stream *empty;
     const mark *point;
-    int device; /* all streams of this device; -1: none in particular */
-    const communicator *ready;
 } waiting;
 
 typedef struct {
     stand_in_options options;
     bool begun;
+    pthread_t thread;   /* that began... */
+    bool threads;       /* ...and others have called */
     uint64_t random;    /* the scheduler's state */
     int lateness;       /* what the seed made of the option */
     uint64_t priority;  /* of streams, when the seed wants them; 0: none */
@@ -170,10 +158,7 @@ typedef struct {
     executable *executables;
     capture *captures;
     int64_t numbers; /* for names */
-    waiting *waits;
-    int threads, in_wait; /* of the host that called since begin */
-    int coming;           /* threads that are to make their first call */
-    double changed;       /* when something was last enqueued or run */
+    double changed;  /* when something was last enqueued or run */
     int64_t problems;
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
@@ -183,7 +168,7 @@ extern machine_state machine;
 
 /* machine.c: calls, errors, waiting. */
 cudaError_t enter(void); /* lock; an error if no call can succeed */
-cudaError_t leave(cudaError_t result); /* unlock, remember the error */
+cudaError_t leave(cudaError_t result); /* unlock */
 /* For the body of a call: leave it if this fails. */
 #define TRY(this)                                                              \
     do {                                                                       \
@@ -193,8 +178,6 @@ cudaError_t leave(cudaError_t result); /* unlock, remember the error */
     } while (0)
 void enter_quietly(void);
 void leave_quietly(void);
-int *current_device(void);
-int64_t thread_number(void);
 uint64_t draw(uint64_t below);
 double now(void);
 void changed(void);
@@ -202,23 +185,21 @@ bool countdown(int64_t *fault);
 cudaError_t complain(cudaError_t error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void accuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-bool wait_for(waiting *what);
-cudaError_t await(waiting what); /* the same for a call */
-cudaError_t await_device(int device);
+cudaError_t await(waiting what);
 bool met(const waiting *what);
 void fail_machine(cudaError_t error);
-void *take(size_t count, size_t size);         /* zeroed, never NULL */
-void *copy_of(const void *from, size_t bytes); /* NULL for NULL */
+void *take(size_t count, size_t size);           /* zeroed, never NULL */
+void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
+void *grown(void *list, int count, size_t size); /* room for one more */
 /* All that stands in a list begins with a pointer to the next of it; `list` is
  * where the pointer to the first lies. */
 void enlist(void *list, void *first);
 void unlist(void *list, const void *one);
 bool listed(const void *list, const void *one);
+void free_list(void *list);
 const char *note_of_waits(void);
 
 /* memory.c: allocations between guard pages. */
-typedef struct allocation allocation;
-const allocation *find_allocation(const void *address);
 cudaError_t check_range(const void *start, size_t bytes, const char *what);
 bool is_device(const void *address);
 bool is_pinned(const void *address);
@@ -234,7 +215,8 @@ void set_running(const char *what); /* for the message of a bad access */
 stream *resolve(cudaStream_t given);
 cudaError_t find_stream(cudaStream_t given, stream **out);
 cudaError_t enter_stream(cudaStream_t given, stream **out);
-void make_null_streams(void);
+stream *add_stream(int64_t number);
+void remove_stream(stream *which);
 operation *operation_new(operation_kind kind);
 operation *operation_copy(const operation *from);
 void operation_free(operation *what);
@@ -243,9 +225,11 @@ void forget_work(stream *on);
 bool step(void);
 void settle(void);
 void finish_streams(void);
+mark *mark_new(const stream *on);
 void mark_release(mark *point);
-void describe(const operation *what, char *text, size_t bytes);
-bool blocked_by_failure(const waiting *what);
+cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point);
+const char *describe(const operation *what); /* until it is asked again */
+bool blocked_by_failure(waiting what, int depth);
 
 /* graphs.c */
 cudaError_t capture_operation(stream *on, operation *what);
@@ -253,15 +237,17 @@ cudaError_t capture_record(stream *on, event *what);
 cudaError_t capture_wait(stream *on, event *what, bool ignored);
 cudaError_t refuse_in_capture(const char *call);
 cudaError_t spoil_capture(stream *on, const char *call);
-bool node_ready(const operation *launch, int number);
-void launch_begin(operation *launch);
-void launch_free(operation *launch);
 void finish_graphs(void);
 
 /* kernels.c */
 bool run_kernel(const operation *kernel);
 
-/* messages.c */
+cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
+                            dim3 grid, unsigned block_threads,
+                            cudaStream_t stream, const void *arguments,
+                            size_t bytes); /* as kernel.h has it */
+
+/* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);
 void messages_start(operation *what);
 bool messages_done(const operation *what);
@@ -272,31 +258,10 @@ void messages_finished(operation *what);
 void messages_cancel(operation *what);
 void messages_enqueued(operation *what);
 void messages_describe(const operation *what, char *text, size_t bytes);
-double messages_wake(void);
-bool communicator_ready(const communicator *by);
 bool communicator_failed(const communicator *by);
-void finish_messages(void);
 void fail_communicators(ncclResult_t error);
 void messages_arrive(void);
-
-/* processes.c: what processes tell each other about their communicators. */
-typedef enum { SPLIT, PART, END } news_kind;
-typedef struct {
-    news_kind kind;
-    int64_t clique; /* its key, the same in all processes */
-    int rank;       /* who says it, in that clique */
-    int color, key; /* a split */
-    bool failed;    /* an end with work left */
-    part what;      /* a part; its pointers mean nothing here */
-    size_t bytes;   /* that follow */
-} news;
-bool peers_join(const char *root, int rank, int size);
-void peers_leave(void);
+void finish_messages(void);
 int peers(void); /* 0: this process is alone */
-void peers_tell(const news *what, const void *bytes);
-bool peers_come(int rank);
-bool peers_hear(int rank, news *what, char **bytes);
-void peers_heard(int rank, const news *what);
-bool peers_lost(int rank);
 
 #endif

@@ -11,18 +11,18 @@
 
 #include "machine.h"
 
-struct allocation {
-    allocation *next;
+typedef struct allocation {
+    struct allocation *next;
     char *base; /* of the mapping, guards included */
     size_t mapped;
     char *start;
     size_t bytes;
-    int device; /* -1: pinned host memory */
+    bool pinned; /* memory of the host; or the device's */
     int64_t number;
     bool freed;
-};
+} allocation;
 
-enum { POISON = 0xFF, ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
+enum { ALIGNMENT = 256, GUARD = 1 << 16, TOMBSTONES = 4096 };
 
 static allocation *allocations;
 static int tombstones;
@@ -35,13 +35,13 @@ void set_running(const char *what) {
     running = what;
 }
 
-static void name_allocation(const allocation *which, char *text, size_t bytes) {
-    if (which->device < 0)
-        snprintf(text, bytes, "pinned allocation %lld of %zu bytes",
-                 (long long)which->number, which->bytes);
-    else
-        snprintf(text, bytes, "allocation %lld of %zu bytes on device %d",
-                 (long long)which->number, which->bytes, which->device);
+/* Good until it is asked again. */
+static const char *name_of(const allocation *which) {
+    static char text[96];
+    snprintf(text, sizeof text, "%sallocation %lld of %zu bytes",
+             which->pinned ? "pinned " : "", (long long)which->number,
+             which->bytes);
+    return text;
 }
 
 /* The allocation in whose mapping, guards included, the address lies. */
@@ -53,47 +53,42 @@ static allocation *around(const void *address) {
     return NULL;
 }
 
-const allocation *find_allocation(const void *address) {
+static bool is_in(const void *address, bool pinned) {
     const allocation *a = around(address);
     const char *at = address;
-    return a != NULL && !a->freed && at >= a->start && at <= a->start + a->bytes
-               ? a
-               : NULL;
+    return a != NULL && !a->freed && at >= a->start &&
+           at <= a->start + a->bytes && a->pinned == pinned;
 }
 
 bool is_device(const void *address) {
-    const allocation *a = find_allocation(address);
-    return a != NULL && a->device >= 0;
+    return is_in(address, false);
 }
 
 bool is_pinned(const void *address) {
-    const allocation *a = find_allocation(address);
-    return a != NULL && a->device < 0;
+    return is_in(address, true);
 }
 
 /* Whether a range that touches an allocation stays in it. Memory that is no
  * allocation is the host's, and not checked. */
 cudaError_t check_range(const void *start, size_t bytes, const char *what) {
     const allocation *a = around(start);
-    char name[96];
     if (a == NULL || bytes == 0)
         return cudaSuccess;
-    name_allocation(a, name, sizeof name);
     if (a->freed)
         return complain(cudaErrorInvalidValue, "%s of %zu bytes in %s, freed",
-                        what, bytes, name);
+                        what, bytes, name_of(a));
     const char *at = start;
     if (at < a->start || at + bytes > a->start + a->bytes)
         return complain(cudaErrorInvalidValue,
                         "%s of %zu bytes from byte %lld of %s", what, bytes,
-                        (long long)(at - a->start), name);
+                        (long long)(at - a->start), name_of(a));
     return cudaSuccess;
 }
 
 /* The host may not look into device memory; the scheduler opens it to work. */
 static void protect(int rights) {
     for (allocation *a = allocations; a != NULL; a = a->next)
-        if (a->device >= 0 && !a->freed)
+        if (!a->pinned && !a->freed)
             mprotect(a->base + GUARD, a->mapped - 2 * GUARD, rights);
 }
 
@@ -112,13 +107,11 @@ void close_memory(void) {
 /* Where an address lies, for the message of a bad access. */
 static void say_where(const char *at, char *text, size_t bytes) {
     const allocation *a = around(at);
-    char name[96];
     if (a == NULL) {
         snprintf(text, bytes, "address %p, in no allocation", (const void *)at);
         return;
     }
-    name_allocation(a, name, sizeof name);
-    const char *end = a->start + a->bytes;
+    const char *name = name_of(a), *end = a->start + a->bytes;
     if (at < a->start && !a->freed)
         snprintf(text, bytes, "%lld bytes before %s",
                  (long long)(a->start - at), name);
@@ -157,16 +150,13 @@ static size_t rounded(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
 }
 
-static cudaError_t allocate(void **out, size_t bytes, int device) {
+static cudaError_t allocate(void **out, size_t bytes, bool pinned) {
     *out = NULL;
     if (countdown(&machine.fail_allocation))
         return complain(cudaErrorMemoryAllocation,
                         "allocation of %zu bytes failed on demand", bytes);
     if (bytes == 0)
         return cudaSuccess;
-    if (bytes > (size_t)1 << 46)
-        return complain(cudaErrorMemoryAllocation, "allocation of %zu bytes",
-                        bytes);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t inner = rounded(rounded(bytes, ALIGNMENT), page);
     char *base = mmap(NULL, inner + 2 * GUARD, PROT_NONE,
@@ -181,98 +171,85 @@ static cudaError_t allocate(void **out, size_t bytes, int device) {
                       .mapped = inner + 2 * GUARD,
                       .start = base + GUARD + inner - rounded(bytes, ALIGNMENT),
                       .bytes = bytes,
-                      .device = device,
+                      .pinned = pinned,
                       .number = ++made};
     enlist(&allocations, a);
-    if (device >= 0 && !opened && !machine.options.open)
+    if (!pinned && !opened && !machine.options.open)
         mprotect(base + GUARD, inner, PROT_NONE);
     *out = a->start;
     return cudaSuccess;
 }
 
-static int64_t used_on(int device) {
-    int64_t used = 0;
+static size_t bytes_left(void) {
+    size_t left = (size_t)machine.options.bytes;
     for (const allocation *a = allocations; a != NULL; a = a->next)
-        if (a->device == device && !a->freed)
-            used += (int64_t)rounded(a->bytes, ALIGNMENT);
-    return used;
+        if (!a->pinned && !a->freed)
+            left -= rounded(a->bytes, ALIGNMENT);
+    return left;
 }
 
 /* What lies around an allocation must still be poison when it goes. */
 static void check_edges(const allocation *a) {
-    char name[96];
     const char *first = a->base + GUARD;
     const char *end = a->start + a->bytes;
     const size_t behind = (size_t)(a->base + a->mapped - GUARD - end);
-    name_allocation(a, name, sizeof name);
     if (!all_poison(first, (size_t)(a->start - first)))
-        accuse("something wrote before %s", name);
-    for (size_t byte = 0; byte < behind; byte++)
-        if ((unsigned char)end[byte] != POISON) {
-            accuse("something wrote %zu bytes behind the end of %s", byte,
-                   name);
-            return;
-        }
+        accuse("something wrote before %s", name_of(a));
+    size_t byte = 0;
+    while (byte < behind && (unsigned char)end[byte] == POISON)
+        byte++;
+    if (byte < behind)
+        accuse("something wrote %zu bytes behind the end of %s", byte,
+               name_of(a));
 }
 
+static void forget(allocation *a) {
+    unlist(&allocations, a);
+    munmap(a->base, a->mapped);
+    free(a);
+}
+
+/* The pages go back, the addresses stay taken, but those of the oldest when
+ * there are too many to keep. */
 static void bury(allocation *a) {
     open_memory();
     check_edges(a);
     a->freed = true;
-    /* The pages go back, the addresses stay taken. */
     mmap(a->base, a->mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    tombstones++;
-}
-
-/* Forget the oldest graves when there are too many to keep. */
-static void clear_graves(void) {
-    if (tombstones <= TOMBSTONES)
+    if (++tombstones <= TOMBSTONES)
         return;
-    int kept = 0;
-    for (allocation **link = &allocations; *link != NULL;) {
-        allocation *a = *link;
-        if (a->freed && ++kept > TOMBSTONES / 2) {
-            *link = a->next;
-            munmap(a->base, a->mapped);
-            free(a);
-            tombstones--;
-        } else {
-            link = &a->next;
-        }
-    }
+    allocation *oldest = NULL;
+    for (allocation *b = allocations; b != NULL; b = b->next)
+        oldest = b->freed ? b : oldest;
+    forget(oldest);
+    tombstones--;
 }
 
-static cudaError_t release(void *start, bool device) {
+static cudaError_t release(void *start, bool pinned) {
     if (start == NULL)
         return cudaSuccess;
     allocation *a = around(start);
-    if (a == NULL || a->start != start || (a->device >= 0) != device)
+    if (a == NULL || a->start != start || a->pinned != pinned)
         return complain(cudaErrorInvalidValue, "%p was never allocated as %s",
-                        start, device ? "device memory" : "pinned memory");
+                        start, pinned ? "pinned memory" : "device memory");
     if (a->freed)
         return complain(cudaErrorInvalidValue,
                         "allocation %lld is freed a second time",
                         (long long)a->number);
     bury(a);
-    clear_graves();
     return cudaSuccess;
 }
 
 /* At the end: name what was never freed, and unmap everything. */
 void release_memory(void) {
-    char name[96];
+    open_memory();
     while (allocations != NULL) {
-        allocation *a = allocations;
-        name_allocation(a, name, sizeof name);
-        if (!a->freed) {
-            open_memory();
-            check_edges(a);
-            accuse("%s was never freed", name);
+        if (!allocations->freed) {
+            check_edges(allocations);
+            accuse("%s was never freed", name_of(allocations));
         }
-        allocations = a->next;
-        munmap(a->base, a->mapped);
-        free(a);
+        forget(allocations);
     }
     tombstones = 0;
     made = 0;
@@ -297,54 +274,52 @@ bool all_poison(const char *start, size_t bytes) {
                           memcmp(start, start + 1, bytes - 1) == 0);
 }
 
+static cudaError_t enter_to_allocate(void **out, const char *call) {
+    const cudaError_t error = enter();
+    if (error != cudaSuccess || out == NULL)
+        return error != cudaSuccess ? error : cudaErrorInvalidValue;
+    return refuse_in_capture(call);
+}
+
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
-    TRY(enter());
-    const int device = *current_device();
-    TRY(devPtr == NULL ? cudaErrorInvalidValue
-                       : refuse_in_capture("cudaMalloc"));
-    const int64_t left = machine.options.bytes - used_on(device);
-    if (size > (uint64_t)left || rounded(size, ALIGNMENT) > (uint64_t)left)
+    TRY(enter_to_allocate(devPtr, "cudaMalloc"));
+    const size_t left = bytes_left();
+    if (size > left || rounded(size, ALIGNMENT) > left)
         return leave(complain(cudaErrorMemoryAllocation,
-                              "allocation of %zu bytes on device %d, which has "
-                              "%lld of %lld left",
-                              size, device, (long long)left,
-                              (long long)machine.options.bytes));
-    return leave(allocate(devPtr, size, device));
+                              "allocation of %zu bytes on a device that has "
+                              "%zu of %lld left",
+                              size, left, (long long)machine.options.bytes));
+    return leave(allocate(devPtr, size, false));
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t size) {
-    TRY(enter());
-    TRY(ptr == NULL ? cudaErrorInvalidValue
-                    : refuse_in_capture("cudaMallocHost"));
-    return leave(allocate(ptr, size, -1));
+    TRY(enter_to_allocate(ptr, "cudaMallocHost"));
+    return leave(allocate(ptr, size, true));
 }
 
 /* Freeing waits for the device, as CUDA does, and frees even if that failed. */
-static cudaError_t free_after_all(void *memory, bool device,
-                                  cudaError_t error) {
-    const allocation *a = find_allocation(memory);
+static cudaError_t free_after_all(void *memory, bool pinned) {
+    cudaError_t error = enter();
+    if (error == cudaSuccess && !pinned)
+        TRY(refuse_in_capture("cudaFree"));
     if (error == cudaSuccess && memory != NULL)
-        error =
-            await_device(device && a != NULL ? a->device : *current_device());
+        error = await((waiting){NULL, NULL});
     const cudaError_t freed =
-        machine.begun ? release(memory, device) : cudaSuccess;
-    return error != cudaSuccess ? error : freed;
+        machine.begun ? release(memory, pinned) : cudaSuccess;
+    return leave(error != cudaSuccess ? error : freed);
 }
 
 cudaError_t cudaFree(void *devPtr) {
-    const cudaError_t error = enter();
-    if (error == cudaSuccess)
-        TRY(refuse_in_capture("cudaFree"));
-    return leave(free_after_all(devPtr, true, error));
+    return free_after_all(devPtr, false);
 }
 
 cudaError_t cudaFreeHost(void *ptr) {
-    return leave(free_after_all(ptr, false, enter()));
+    return free_after_all(ptr, true);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     TRY(enter());
-    *free_bytes = (size_t)(machine.options.bytes - used_on(*current_device()));
+    *free_bytes = bytes_left();
     *total = (size_t)machine.options.bytes;
     return leave(cudaSuccess);
 }

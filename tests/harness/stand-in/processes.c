@@ -9,9 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-#include "machine.h"
+#include "messages.h"
 
 typedef struct {
     int file; /* -1: has not come */
@@ -90,13 +91,12 @@ int peers(void) {
 
 void peers_tell(const news *what, const void *bytes) {
     const int own = us.all != NULL ? us.all[us.rank].file : -1;
-    char *all = take(1, sizeof *what + what->bytes);
-    memcpy(all, what, sizeof *what);
-    if (what->bytes > 0)
-        memcpy(all + sizeof *what, bytes, what->bytes);
-    if (own >= 0 && write(own, all, sizeof *what + what->bytes) < 0)
+    const struct iovec both[] = {
+        {(void *)(uintptr_t)what, sizeof *what},
+        {(void *)(uintptr_t)bytes, what->bytes},
+    };
+    if (own >= 0 && writev(own, both, 2) < 0)
         fail_machine(cudaErrorLaunchFailure);
-    free(all);
 }
 
 bool peers_come(int rank) {

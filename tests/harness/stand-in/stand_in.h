@@ -26,10 +26,10 @@ enum { STAND_IN_BY_SEED, STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
 typedef struct {
     uint64_t seed;   /* decides every choice; two runs of one seed are alike
                        * while one thread makes all the calls */
-    int devices;     /* 1 or more; 0: none (cudaErrorNoDevice) */
+    int devices;     /* 1; 0: none (cudaErrorNoDevice) */
     int driver;      /* as cudaDriverGetVersion: 13000; 0: no driver; below
                        * 12000: too old (cudaErrorInsufficientDriver) */
-    int64_t bytes;   /* memory of each device */
+    int64_t bytes;   /* memory of the device */
     int lateness;    /* STAND_IN_BY_SEED, _LATE, _EAGER or _MIXED */
     bool open;       /* the host may look at device memory directly */
     double patience; /* seconds in which other threads may still bring what
@@ -57,11 +57,6 @@ bool stand_in_pretends(void);
  * stand_in_report() says which. Let no other thread be inside a call. */
 int64_t stand_in_end(void);
 
-/* Call before starting `threads` threads that make calls, while this one makes
- * none. Then a deadlock is known as soon as all of them wait, without patience;
- * and not before all of them have come. This thread's next call undoes it. */
-void stand_in_leave(int threads);
-
 /* The last thing that went wrong, in one line with its numbers; "" if none.
  * Valid until the calling thread asks again. */
 const char *stand_in_error(void);
@@ -81,39 +76,28 @@ void stand_in_ignore_wait(int64_t k);     /* the k-th cudaStreamWaitEvent */
  * travels so is stale at the second launch, as one that is an argument is. */
 void stand_in_freeze_uploads(bool frozen);
 
-/* What happens to a message between two ranks: it never arrives, arrives again
- * in place of the next one, arrives without its last element, or with one bit
- * turned. The n-th message from rank `from` to rank `to` (-1: any), from 1. */
-typedef enum {
-    STAND_IN_DROP,
-    STAND_IN_DUPLICATE,
-    STAND_IN_TRUNCATE,
-    STAND_IN_CORRUPT
-} stand_in_message_fault;
-void stand_in_break_message(stand_in_message_fault fault, int from, int to,
-                            int64_t n);
+/* The n-th message from rank `from` to rank `to` never arrives. */
+void stand_in_drop_message(int from, int to, int64_t n);
 
-/* What becomes of a NCCL rank (as its communicator numbers it) after it has
- * begun n more operations: each later one begins `seconds` after its stream
- * reached it; none begins any more; or the rank has an asynchronous error,
- * and the others of its communicator learn of it (ncclRemoteError). */
-void stand_in_slow_rank(int rank, int64_t n, double seconds);
+/* What becomes of a NCCL rank below 64 (as its communicator numbers it) after
+ * it has begun n more operations: none begins any more; or the rank has an
+ * asynchronous error, and the others of its communicator learn of it
+ * (ncclRemoteError). */
 void stand_in_dead_rank(int rank, int64_t n);
 void stand_in_failing_rank(int rank, int64_t n);
 
-/* A caller that polls a communicator with blocking = 0 hears ncclInProgress so
- * many times before each operation is enqueued; by seed 1 to 3 when 0. */
-void stand_in_progress_polls(int polls);
+/* Whether the pretended device multiplies FP8 rows, each with its scale, as a
+ * GPU of compute capability 9.0 does. It does at first. */
+void stand_in_pretend_f8(bool has);
 
 /* What happened since stand_in_begin. */
 typedef struct {
-    int64_t launches;             /* kernels run */
-    int64_t graph_launches;       /* enqueued */
-    int64_t messages, bytes_sent; /* delivered by NCCL */
-    int64_t collectives;          /* all-gathers and all-reduces */
-    int64_t waits;                /* edges that waited for an event */
-    int64_t timed_events;         /* events made that keep the time */
-    int64_t races;                /* sources that changed under way */
+    int64_t launches;       /* kernels run */
+    int64_t graph_launches; /* enqueued */
+    int64_t messages;       /* delivered by NCCL */
+    int64_t waits;          /* edges that waited for an event */
+    int64_t timed_events;   /* events made that keep the time */
+    int64_t races;          /* sources that changed under way */
 } stand_in_statistics;
 stand_in_statistics stand_in_count(void);
 

@@ -9,23 +9,22 @@
 
 #include "machine.h"
 
-enum {
-    POISON = 0xFF,
-    MOST_STEPS = 256 /* while the host asks once */
-};
+enum { MOST_STEPS = 256 }; /* while the host asks once */
 
 /* Marks and operations. */
 
-static mark *mark_new(stream *on) {
+mark *mark_new(const stream *on) {
     mark *point = take(1, sizeof *point);
     point->references = 1;
-    point->on = on;
+    point->stream = on->number;
     return point;
 }
 
 void mark_release(mark *point) {
-    if (point != NULL && --point->references == 0)
-        free(point);
+    if (point == NULL || --point->references > 0)
+        return;
+    mark_release(point->now);
+    free(point);
 }
 
 operation *operation_new(operation_kind kind) {
@@ -40,94 +39,59 @@ operation *operation_copy(const operation *from) {
     what->next = NULL;
     what->arguments = copy_of(from->arguments, from->argument_bytes);
     what->staged = copy_of(from->staged, from->height * from->width);
+    what->from = what->staged != NULL ? what->staged : from->from;
     what->parts =
         copy_of(from->parts, (size_t)from->part_count * sizeof *from->parts);
     return what;
 }
 
 void operation_free(operation *what) {
-    if (what->kind == GRAPH)
-        launch_free(what);
     mark_release(what->point);
     free(what->arguments);
     free(what->staged);
+    free(what->added);
     free(what->parts);
     free(what);
 }
 
-static void describe_graph(const operation *launch, char *text, size_t bytes) {
-    const int used =
-        snprintf(text, bytes, "graph %lld", (long long)launch->what->number);
-    for (int i = 0; launch->nodes != NULL && i < launch->what->count; i++)
-        if (node_ready(launch, i) && used + 9 < (int)bytes) {
-            strcat(text, ", in it ");
-            describe(launch->nodes[i], text + used + 8,
-                     bytes - (size_t)used - 8);
-            return;
-        }
-}
-
-void describe(const operation *what, char *text, size_t bytes) {
-    switch (what->kind) {
-    case KERNEL:
-        snprintf(text, bytes, "kernel %s", what->name);
-        break;
-    case COPY:
-    case FILL:
-        snprintf(text, bytes, "%s of %zu bytes",
+const char *describe(const operation *what) {
+    static char text[600];
+    if (what->kind == KERNEL)
+        snprintf(text, sizeof text, "kernel %s", what->name);
+    else if (what->kind == COPY || what->kind == FILL)
+        snprintf(text, sizeof text, "%s of %zu bytes",
                  what->kind == COPY ? "copy" : "fill",
                  what->width * what->height);
-        break;
-    case WAIT:
-        if (what->point->on != NULL)
-            snprintf(text, bytes, "wait for an event of stream %lld",
-                     (long long)what->point->on->number);
-        else
-            snprintf(text, bytes, "wait for an event of a stream that is gone");
-        break;
-    case MESSAGES:
-        messages_describe(what, text, bytes);
-        break;
-    case GRAPH:
-        describe_graph(what, text, bytes);
-        break;
-    default:
-        snprintf(text, bytes, "%s",
-                 what->kind == HOST ? "host function" : "record of an event");
-    }
+    else if (what->kind == MESSAGES)
+        messages_describe(what, text, sizeof text);
+    else
+        snprintf(text, sizeof text, "%s an event of stream %lld",
+                 what->kind == WAIT ? "wait for" : "record of",
+                 (long long)what->point->stream);
+    return text;
 }
 
 /* One line that says what each stream with work waits for. */
 const char *note_of_waits(void) {
     static char text[4096];
     size_t used = 0;
-    char head[512];
     text[0] = '\0';
-    for (const stream *s = machine.streams; s != NULL; s = s->next) {
-        if (s->head == NULL || used + sizeof head + 64 > sizeof text)
-            continue;
-        describe(s->head, head, sizeof head);
-        used += (size_t)snprintf(
-            text + used, sizeof text - used, "%sstream %lld of device %d: %s",
-            used > 0 ? "; " : "", (long long)s->number, s->device, head);
-    }
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->head != NULL && used + 800 < sizeof text)
+            used += (size_t)sprintf(text + used, "%sstream %lld: %s",
+                                    used > 0 ? "; " : "", (long long)s->number,
+                                    describe(s->head));
     return text;
 }
 
 /* Streams. */
 
-static stream *null_stream(int device) {
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->number == 0 && s->device == device)
-            return s;
-    return NULL;
-}
-
 /* The stream that a handle names; NULL if it names none (any more). */
 stream *resolve(cudaStream_t given) {
-    if (given == NULL)
-        return null_stream(*current_device());
-    return listed(&machine.streams, given) ? given : NULL;
+    stream *s = machine.streams;
+    while (s != NULL && s != given && (given != NULL || s->number != 0))
+        s = s->next;
+    return s;
 }
 
 static cudaError_t no_stream(void) {
@@ -147,21 +111,11 @@ cudaError_t enter_stream(cudaStream_t given, stream **out) {
     return error != cudaSuccess ? error : find_stream(given, out);
 }
 
-static stream *add_stream(int device, bool blocking, int priority) {
+stream *add_stream(int64_t number) {
     stream *s = take(1, sizeof *s);
-    s->device = device;
-    s->blocking = blocking;
-    s->priority = priority;
-    stream **end = &machine.streams;
-    while (*end != NULL)
-        end = &(*end)->next;
-    *end = s;
+    s->number = number;
+    enlist(&machine.streams, s);
     return s;
-}
-
-void make_null_streams(void) {
-    for (int device = 0; device < machine.options.devices; device++)
-        add_stream(device, true, 0);
 }
 
 static void append(stream *on, operation *what) {
@@ -172,41 +126,12 @@ static void append(stream *on, operation *what) {
     on->tail = what;
 }
 
-/* Let `later` wait for all that `earlier` has now. */
-static void order_after(stream *later, stream *earlier) {
-    if (earlier->head == NULL || earlier == later)
-        return;
-    operation *record = operation_new(RECORD);
-    record->point = mark_new(earlier);
-    append(earlier, record);
-    operation *wait = operation_new(WAIT);
-    wait->point = record->point;
-    wait->point->references++;
-    append(later, wait);
-}
-
-/* The null stream waits for the blocking streams of its device, and they for
- * it. */
-static void order_with_null(stream *on) {
-    if (on->number != 0) {
-        if (on->blocking)
-            order_after(on, null_stream(on->device));
-        return;
-    }
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->blocking && s->device == on->device)
-            order_after(on, s);
-}
-
 cudaError_t enqueue(stream *on, operation *what) {
     if (on->capture != NULL)
         return capture_operation(on, what);
-    order_with_null(on);
     append(on, what);
     if (what->kind == MESSAGES)
         messages_enqueued(what);
-    if (what->kind == GRAPH)
-        launch_begin(what);
     changed();
     /* A host that looks too early at what is coming must see NaN. */
     if (on->head == what && what->kind == COPY && !is_device(what->to))
@@ -230,55 +155,33 @@ void forget_work(stream *on) {
             what->point->done = true;
         if (what->kind == MESSAGES)
             messages_cancel(what);
-        if (what->kind == GRAPH) {
-            what->what->finished++;
-            for (int i = 0; i < what->what->count; i++)
-                if (what->nodes[i]->kind == MESSAGES)
-                    messages_cancel(what->nodes[i]);
-        }
         pop(on);
     }
 }
 
-static void remove_stream(stream *which) {
+/* Take a stream down, and say so if work is left in it. */
+void remove_stream(stream *which) {
+    if (which->head != NULL)
+        accuse("stream %lld ended with work that nobody waited for, first: %s",
+               (long long)which->number, describe(which->head));
+    forget_work(which);
     unlist(&machine.streams, which);
-    for (event *e = machine.events; e != NULL; e = e->next)
-        if (e->latest != NULL && e->latest->on == which)
-            e->latest->on = NULL;
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        for (operation *o = s->head; o != NULL; o = o->next)
-            if (o->point != NULL && o->point->on == which)
-                o->point->on = NULL;
-    free(which->tips.list);
     free(which);
 }
 
 static void remove_event(event *which) {
     unlist(&machine.events, which);
     mark_release(which->latest);
-    free(which->tips.list);
     free(which);
 }
 
 /* At the end: name the streams and events that are left. */
 void finish_streams(void) {
     while (machine.streams != NULL) {
-        stream *s = machine.streams;
-        int64_t left = 0;
-        char head[512];
-        for (const operation *o = s->head; o != NULL; o = o->next)
-            left++;
-        if (left > 0) {
-            describe(s->head, head, sizeof head);
-            accuse("stream %lld of device %d has %lld operations that nobody "
-                   "waited for, first: %s",
-                   (long long)s->number, s->device, (long long)left, head);
-        }
-        forget_work(s);
-        if (s->number != 0)
-            accuse("stream %lld of device %d was never destroyed",
-                   (long long)s->number, s->device);
-        remove_stream(s);
+        if (machine.streams->number != 0)
+            accuse("stream %lld was never destroyed",
+                   (long long)machine.streams->number);
+        remove_stream(machine.streams);
     }
     while (machine.events != NULL) {
         accuse("event %lld was never destroyed",
@@ -301,26 +204,16 @@ static bool is_poison(const operation *what) {
     return true;
 }
 
-static const char *source(const operation *what) {
-    return what->staged != NULL ? what->staged : what->from;
-}
-
-static size_t source_pitch(const operation *what) {
-    return what->staged != NULL ? what->width : what->from_pitch;
-}
-
 static uint64_t source_fingerprint(const operation *what) {
     uint64_t sum = 0;
     for (size_t row = 0; what->kind == COPY && row < what->height; row++)
         sum = sum * 31 +
-              fingerprint(source(what) + row * source_pitch(what), what->width);
+              fingerprint(what->from + row * what->from_pitch, what->width);
     return sum;
 }
 
 static void start_copy(operation *what) {
-    char name[64];
-    describe(what, name, sizeof name);
-    set_running(name);
+    set_running(describe(what));
     what->fingerprint = source_fingerprint(what);
     poison(what);
     set_running(NULL);
@@ -333,16 +226,14 @@ static void move_bytes(operation *what) {
         if (what->kind == FILL)
             memset(to, what->value, what->width);
         else
-            memcpy(to, source(what) + row * source_pitch(what), what->width);
+            memcpy(to, what->from + row * what->from_pitch, what->width);
     }
 }
 
 /* The bytes arrive, unless somebody wrote either side since the start: then the
  * destination keeps its NaN, and the report says who was hurt. */
 static void complete_copy(operation *what) {
-    char name[64];
-    describe(what, name, sizeof name);
-    set_running(name);
+    set_running(describe(what));
     const bool untouched = is_poison(what);
     const bool same = source_fingerprint(what) == what->fingerprint;
     if (untouched && same) {
@@ -350,7 +241,7 @@ static void complete_copy(operation *what) {
     } else {
         machine.counted.races++;
         accuse("race: the %s of a %s was written while it was under way",
-               same ? "destination" : "source", name);
+               same ? "destination" : "source", describe(what));
         poison(what);
     }
     set_running(NULL);
@@ -373,270 +264,147 @@ static double pretended_cost(const operation *what) {
     }
 }
 
-static double begins(const stream *on, const operation *what) {
-    if (on->head == what)
-        return on->clock;
-    double latest = on->clock;
-    const executable *plan = on->head->what;
-    int i = 0;
-    while (on->head->nodes[i] != what)
-        i++;
-    for (int n = 0; n < plan->nodes[i].needs.count; n++)
-        latest =
-            fmax(latest, on->head->nodes[plan->nodes[i].needs.list[n]]->ends);
-    return latest;
-}
-
-static void finish(stream *on, operation *what) {
-    what->ends = fmax(what->ends, begins(on, what)) + pretended_cost(what);
-    what->done = true;
+static void finish(stream *on) {
+    operation *what = on->head;
     if (what->kind == MESSAGES)
         messages_finished(what);
-    if (on->head == what) {
-        on->clock = what->ends;
-        pop(on);
-    }
+    on->clock = fmax(what->ends, on->clock) + pretended_cost(what);
+    what->done = true;
+    pop(on);
 }
 
-/* Pass what takes no time. True when the head changed. */
+/* Do what its stream has come to, as far as that takes no decision. False:
+ * nothing. */
 static bool pass_head(stream *on) {
     operation *head = on->head;
-    if (head->kind == RECORD) {
+    switch (head->kind) {
+    case RECORD:
         head->point->done = true;
         head->point->time = on->clock;
         pop(on);
         return true;
-    }
-    if (head->kind == WAIT && head->point->done) {
+    case WAIT:
+        if (!head->point->done)
+            return false;
         on->clock = fmax(on->clock, head->point->time);
         pop(on);
         return true;
-    }
-    if (head->kind != GRAPH || head->turn != head->what->finished)
-        return false;
-    double latest = on->clock;
-    for (int i = 0; i < head->what->count; i++) {
-        if (!head->nodes[i]->done)
+    case COPY:
+    case FILL:
+        if (head->started)
             return false;
-        latest = fmax(latest, head->nodes[i]->ends);
-    }
-    on->clock = latest;
-    head->what->finished++;
-    pop(on);
-    return true;
-}
-
-/* Visit the operations whose predecessors are all done: heads of streams, and
- * nodes of graphs that are heads of streams. True if a visit said true. */
-static bool each_ready(bool (*visit)(stream *on, operation *what)) {
-    bool any = false;
-    for (stream *s = machine.streams, *next; s != NULL; s = next) {
-        next = s->next;
-        if (s->head == NULL)
-            continue;
-        if (s->head->kind != GRAPH) {
-            any = visit(s, s->head) || any;
-            continue;
-        }
-        operation *launch = s->head;
-        for (int i = 0; i < launch->what->count; i++)
-            if (node_ready(launch, i))
-                any = visit(s, launch->nodes[i]) || any;
-    }
-    return any;
-}
-
-static bool start_ready(stream *on, operation *what) {
-    if (what->kind == MESSAGES && messages_done(what)) {
-        finish(on, what);
-        return true;
-    }
-    if (what->started)
-        return false;
-    if (what->kind == COPY || what->kind == FILL) {
         open_memory();
-        start_copy(what);
+        start_copy(head);
         return true;
-    }
-    if (what->kind != MESSAGES || !messages_startable(what))
+    case MESSAGES:
+        if (messages_done(head)) {
+            finish(on);
+            return true;
+        }
+        if (head->started || !messages_startable(head))
+            return false;
+        open_memory();
+        head->ends = on->clock;
+        messages_start(head);
+        return true;
+    default:
         return false;
-    open_memory();
-    what->ends = begins(on, what);
-    messages_start(what);
-    return true;
-}
-
-static bool pass_all(void) {
-    bool any = false;
-    for (stream *s = machine.streams; s != NULL; s = s->next)
-        while (s->head != NULL && pass_head(s))
-            any = true;
-    return any;
+    }
 }
 
 void settle(void) {
     messages_arrive();
     bool again = machine.failed == cudaSuccess;
     while (again) {
-        again = pass_all();
-        again = each_ready(start_ready) || again;
+        again = false;
+        for (stream *s = machine.streams; s != NULL; s = s->next)
+            while (s->head != NULL && pass_head(s))
+                again = true;
     }
 }
 
-/* What step() chooses from. */
-typedef struct {
-    stream *on;
-    operation *what;
+/* What step() does: the offer with the lowest key. */
+static struct {
+    stream *on;  /* its head; NULL: no offer yet */
     meeting *at; /* of a message: complete this one */
-} choice;
+    uint64_t key;
+} best;
+static bool kernels_wait; /* this time, on a mixed machine */
 
-static struct choices {
-    choice *list;
-    int count, room;
-} runs, completions;
-
-static void add_choice(struct choices *to, choice one) {
-    if (to->count == to->room) {
-        to->room = 2 * to->room + 16;
-        to->list = realloc(to->list, (size_t)to->room * sizeof *to->list);
-        if (to->list == NULL)
-            abort();
-    }
-    to->list[to->count++] = one;
-}
-
-static bool collect(stream *on, operation *what) {
-    const choice one = {.on = on, .what = what};
-    if (what->kind == KERNEL || what->kind == HOST)
-        add_choice(&runs, one);
-    if ((what->kind == COPY || what->kind == FILL) && what->started)
-        add_choice(&completions, one);
-    if (what->kind == MESSAGES && what->started)
-        for (int i = 0; i < what->part_count; i++) {
-            const part *side = &what->parts[i];
-            if (side->done || !meeting_ready(side->at) || sent_here(side))
-                continue;
-            add_choice(&completions, (choice){on, what, side->at});
-        }
-    return false;
-}
-
-/* One of the kernels. Half the seeds draw each time; with the others, one
- * stream always goes before another, as far as it can. */
-static choice choose_run(void) {
-    if (machine.priority == 0)
-        return runs.list[draw((uint64_t)runs.count)];
-    int best = 0;
-    uint64_t most = 0;
-    for (int i = 0; i < runs.count; i++) {
-        const uint64_t rank =
-            (machine.priority ^ (uint64_t)runs.list[i].on->number) *
-            0x9E3779B97F4A7C15u;
-        const uint64_t value = rank ^ rank >> 29;
-        if (i == 0 || value > most || (value == most && draw(2) == 0)) {
-            best = i;
-            most = value;
-        }
-    }
-    return runs.list[best];
-}
-
-static bool prefers_run(void) {
-    if (runs.count == 0 || completions.count == 0)
-        return runs.count > 0;
-    switch (machine.lateness) {
-    case STAND_IN_LATE:
-        return true;
-    case STAND_IN_EAGER:
-        return false;
-    default:
-        return draw(2) == 0;
-    }
-}
-
-static void run(choice one) {
-    operation *what = one.what;
-    if (what->kind == HOST) {
-        set_running("a host function");
-        what->function(what->data);
-    } else if (!run_kernel(what)) {
-        fail_machine(cudaErrorLaunchFailure);
-        return;
-    }
-    set_running(NULL);
-    finish(one.on, what);
-}
-
-/* What is late ends in this order, if the machine is late, and in the other if
- * it is eager. So messages come when nothing else is left to do, or first. */
-static int patience_of(const choice *one) {
-    return one->at != NULL ? 2 : one->what->kind == COPY ? 1 : 0;
-}
-
-static choice choose_completion(void) {
-    const int sign = machine.lateness == STAND_IN_EAGER ? -1 : 1;
+/* A late machine runs kernels first, then ends fills, then copies, and messages
+ * when nothing else is left to do; an eager one goes the other way. Among
+ * kernels half the seeds draw each time; with the others, one stream always
+ * goes before another, as far as it can. */
+static void offer(stream *on, meeting *at, uint64_t late) {
+    uint64_t before = 0;
+    if (on->head->kind == KERNEL && machine.priority != 0)
+        before =
+            ((machine.priority ^ (uint64_t)on->number) * 0x9E3779B97F4A7C15u) >>
+            34;
+    if (machine.lateness == STAND_IN_EAGER)
+        late = 3 - late;
     if (machine.lateness == STAND_IN_MIXED)
-        return completions.list[draw((uint64_t)completions.count)];
-    int best = 0, equal = 1;
-    for (int i = 1; i < completions.count; i++) {
-        const int more = sign * (patience_of(&completions.list[i]) -
-                                 patience_of(&completions.list[best]));
-        if (more == 0)
-            equal++;
-        if (more < 0)
-            equal = 1;
-        if (more < 0 || (more == 0 && draw((uint64_t)equal) == 0))
-            best = i;
+        late = (late == 0) == kernels_wait;
+    const uint64_t key = late << 60 | before << 30 | draw(1 << 30);
+    if (best.on != NULL && best.key < key)
+        return;
+    best.on = on;
+    best.at = at;
+    best.key = key;
+}
+
+static void offer_head(stream *on) {
+    const operation *what = on->head;
+    if (what->kind == KERNEL)
+        offer(on, NULL, 0);
+    if ((what->kind == COPY || what->kind == FILL) && what->started)
+        offer(on, NULL, what->kind == COPY ? 2 : 1);
+    for (int i = 0; i < what->part_count && what->started; i++) {
+        const part *side = &what->parts[i];
+        if (!side->done && meeting_ready(side->in) && !sent_here(side))
+            offer(on, side->in, 3);
     }
-    return completions.list[best];
 }
 
 /* Decide and do one thing. False: nothing can be done. */
 bool step(void) {
-    runs.count = 0;
-    completions.count = 0;
-    each_ready(collect);
-    if (runs.count + completions.count == 0)
+    kernels_wait = draw(2) == 0;
+    best.on = NULL;
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->head != NULL)
+            offer_head(s);
+    if (best.on == NULL)
         return false;
     open_memory();
-    if (prefers_run()) {
-        run(choose_run());
+    operation *what = best.on->head;
+    if (best.at != NULL) {
+        meeting_complete(best.at);
         return true;
     }
-    const choice one = choose_completion();
-    if (one.at != NULL) {
-        meeting_complete(one.at);
-    } else {
-        complete_copy(one.what);
-        finish(one.on, one.what);
+    if (what->kind == KERNEL && !run_kernel(what)) {
+        fail_machine(cudaErrorLaunchFailure);
+        return true;
     }
+    if (what->kind != KERNEL)
+        complete_copy(what);
+    finish(best.on);
     return true;
 }
 
-/* Whether a stream cannot go on because a communicator has failed. */
-static bool stream_blocked(const stream *on, int depth) {
-    if (on == NULL || on->head == NULL || depth > 64)
-        return false;
-    const operation *head = on->head;
-    if (head->kind == WAIT)
-        return stream_blocked(head->point->on, depth + 1);
-    if (head->kind == MESSAGES)
-        return communicator_failed(head->by);
-    for (int i = 0; head->kind == GRAPH && i < head->what->count; i++)
-        if (node_ready(head, i) && head->nodes[i]->kind == MESSAGES &&
-            communicator_failed(head->nodes[i]->by))
+/* Whether this can never be because a communicator has failed. */
+bool blocked_by_failure(waiting what, int depth) {
+    for (const stream *s = machine.streams; s != NULL; s = s->next) {
+        const operation *head = s->head;
+        if (head == NULL || depth > 64 ||
+            (what.empty != NULL && what.empty != s) ||
+            (what.point != NULL && what.point->stream != s->number))
+            continue;
+        if (head->kind == MESSAGES && communicator_failed(head->by))
             return true;
-    return false;
-}
-
-bool blocked_by_failure(const waiting *what) {
-    if (what->empty != NULL)
-        return stream_blocked(what->empty, 0);
-    if (what->point != NULL)
-        return stream_blocked(what->point->on, 0);
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->device == what->device && stream_blocked(s, 0))
+        if (head->kind == WAIT &&
+            blocked_by_failure((waiting){.point = head->point}, depth + 1))
             return true;
+    }
     return false;
 }
 
@@ -645,9 +413,12 @@ bool blocked_by_failure(const waiting *what) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
                                          unsigned int flags, int priority) {
     TRY(enter());
-    *pStream = add_stream(*current_device(),
-                          (flags & cudaStreamNonBlocking) == 0, priority);
-    (*pStream)->number = ++machine.numbers;
+    (void)priority; /* who goes first is up to the seed */
+    if (flags != cudaStreamNonBlocking)
+        return leave(complain(cudaErrorInvalidValue,
+                              "the stand-in's streams do not wait for the null "
+                              "stream"));
+    *pStream = add_stream(++machine.numbers);
     return leave(cudaSuccess);
 }
 
@@ -664,25 +435,24 @@ cudaError_t cudaStreamDestroy(cudaStream_t given) {
     if (on == NULL || on->number == 0)
         return leave(error != cudaSuccess ? error : no_stream());
     settle();
-    if (on->head != NULL) {
-        char head[512];
-        describe(on->head, head, sizeof head);
-        accuse("stream %lld was destroyed with work left, first: %s",
-               (long long)on->number, head);
-        forget_work(on);
-    }
     if (on->capture != NULL)
         error = spoil_capture(on, "cudaStreamDestroy");
     remove_stream(on);
     return leave(error);
 }
 
+static cudaError_t enter_to_wait(cudaStream_t given, const char *call,
+                                 stream **out) {
+    const cudaError_t error = enter_stream(given, out);
+    return error == cudaSuccess && (*out)->capture != NULL
+               ? spoil_capture(*out, call)
+               : error;
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     stream *on;
-    TRY(enter_stream(given, &on));
-    if (on->capture != NULL)
-        return leave(spoil_capture(on, "cudaStreamSynchronize"));
-    return leave(await((waiting){.empty = on, .device = -1}));
+    TRY(enter_to_wait(given, "cudaStreamSynchronize", &on));
+    return leave(await((waiting){.empty = on}));
 }
 
 /* Time passes while somebody asks: a few steps for each question. */
@@ -701,20 +471,8 @@ static cudaError_t ask(waiting what) {
 
 cudaError_t cudaStreamQuery(cudaStream_t given) {
     stream *on;
-    TRY(enter_stream(given, &on));
-    if (on->capture != NULL)
-        return leave(spoil_capture(on, "cudaStreamQuery"));
-    return leave(ask((waiting){.empty = on, .device = -1}));
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t given, cudaHostFn_t fn,
-                               void *userData) {
-    stream *on;
-    TRY(enter_stream(given, &on));
-    operation *what = operation_new(HOST);
-    what->function = fn;
-    what->data = userData;
-    return leave(enqueue(on, what));
+    TRY(enter_to_wait(given, "cudaStreamQuery", &on));
+    return leave(ask((waiting){.empty = on}));
 }
 
 /* The calls: copies. */
@@ -725,8 +483,6 @@ static cudaError_t check_direction(const void *to, const void *from,
                                         "device to host", "device to device"};
     if (kind == cudaMemcpyDefault)
         return cudaSuccess;
-    if ((unsigned)kind > cudaMemcpyDefault)
-        return cudaErrorInvalidMemcpyDirection;
     const int is = (is_device(from) ? 2 : 0) + (is_device(to) ? 1 : 0);
     if (is != (int)kind)
         return complain(cudaErrorInvalidValue, "a copy called %s goes %s",
@@ -761,6 +517,8 @@ static void stage_source(operation *what) {
     for (size_t row = 0; row < what->height; row++)
         memcpy(what->staged + row * what->width,
                what->from + row * what->from_pitch, what->width);
+    what->from = what->staged;
+    what->from_pitch = what->width;
 }
 
 /* What cudaMemcpyAsync does with host memory that is not pinned: it takes the
@@ -776,7 +534,7 @@ static cudaError_t enqueue_copy(stream *on, operation *what) {
     const cudaError_t error = enqueue(on, what);
     if (error != cudaSuccess || !to_host || capturing)
         return error;
-    return await((waiting){.empty = on, .device = -1});
+    return await((waiting){.empty = on});
 }
 
 static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
@@ -873,6 +631,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t given) {
     return leave(error);
 }
 
+cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
+    operation *what = operation_new(kind);
+    what->point = point;
+    point->references++;
+    return enqueue(on, what);
+}
+
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
     stream *on;
     TRY(enter_event(given));
@@ -882,10 +647,7 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
     given->captured = 0;
     mark_release(given->latest);
     given->latest = mark_new(on);
-    operation *point = operation_new(RECORD);
-    point->point = given->latest;
-    point->point->references++;
-    return leave(enqueue(on, point));
+    return leave(enqueue_point(on, RECORD, given->latest));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
@@ -900,10 +662,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
     if (ignored || what->latest == NULL || what->latest->done)
         return leave(cudaSuccess);
     machine.counted.waits++;
-    operation *wait = operation_new(WAIT);
-    wait->point = what->latest;
-    wait->point->references++;
-    return leave(enqueue(on, wait));
+    return leave(enqueue_point(on, WAIT, what->latest));
 }
 
 /* Time passes for no event of a capture. */
@@ -920,7 +679,7 @@ cudaError_t cudaEventQuery(cudaEvent_t given) {
     TRY(enter_timed_event(given));
     if (given->latest == NULL)
         return leave(cudaSuccess);
-    return leave(ask((waiting){.point = given->latest, .device = -1}));
+    return leave(ask((waiting){.point = given->latest}));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t given) {
@@ -929,7 +688,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t given) {
     if (point == NULL)
         return leave(cudaSuccess);
     point->references++;
-    const cudaError_t error = await((waiting){.point = point, .device = -1});
+    const cudaError_t error = await((waiting){.point = point});
     mark_release(point);
     return leave(error);
 }

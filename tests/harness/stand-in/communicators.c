@@ -1,0 +1,655 @@
+/* NCCL's communicators: how ranks join and split, what a group of calls says,
+ * and what is heard of ranks in other processes. Ranks are threads of one
+ * process, or all of one thread; or processes, and then each has proxies of
+ * the others' ranks, whose sides of a meeting arrive as news. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "messages.h"
+
+/* Ranks on their way into communicators. */
+typedef struct {
+    int color, key, rank;
+    communicator *shell;
+} entry;
+
+typedef struct gathering {
+    struct gathering *next;
+    char id[sizeof(ncclUniqueId)];
+    bool apart; /* in several processes */
+    int expected, arrived;
+    entry entries[];
+} gathering;
+
+static communicator *communicators;
+static clique *cliques;
+static gathering *gatherings;
+static int64_t unique_ids, keys; /* keys: of cliques in several processes */
+
+/* What a thread has said since ncclGroupStart: to one communicator, in one
+ * stream. */
+static _Thread_local struct {
+    int depth;
+    ncclResult_t error;
+    operation *what; /* NULL: nothing yet */
+    cudaStream_t on;
+} group;
+
+/* Entering a call, and what is wrong with it. */
+
+#define REFUSE(result, ...) (complain(cudaSuccess, __VA_ARGS__), (result))
+
+static bool exists(ncclComm_t given) {
+    return listed(&communicators, given) && !given->gone;
+}
+
+/* Lock and look at a communicator; on success it can work. */
+static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
+    if (enter() != cudaSuccess)
+        return ncclUnhandledCudaError;
+    if (!exists(given))
+        return REFUSE(ncclInvalidArgument,
+                      "a communicator that does not exist (any more)");
+    if (must_work && given->error != ncclSuccess)
+        return given->error;
+    if (must_work && given->busy)
+        return REFUSE(ncclInvalidArgument,
+                      "communicator %lld is used before "
+                      "ncclCommGetAsyncError has said ncclSuccess",
+                      (long long)given->number);
+    return ncclSuccess;
+}
+
+static ncclResult_t leave_with(ncclResult_t result) {
+    leave(cudaSuccess);
+    return result;
+}
+
+/* The caller has to ask before this communicator is done. */
+static ncclResult_t hold_back(communicator *c) {
+    c->polls = 1 + (int)draw(3);
+    c->busy = true;
+    return ncclInProgress;
+}
+
+const char *ncclGetErrorString(ncclResult_t result) {
+#define TEXT(name, value, text) [name] = (text),
+    static const char *const texts[] = {NCCL_RESULTS(TEXT)};
+    return texts[result];
+}
+
+void fail_communicators(ncclResult_t error) {
+    for (communicator *c = communicators; c != NULL; c = c->next)
+        if (c->error == ncclSuccess)
+            c->error = error;
+}
+
+/* Joining. */
+
+static communicator *new_shell(int rank, int size) {
+    communicator *c = take(1, sizeof *c);
+    c->number = ++machine.numbers;
+    c->rank = rank;
+    c->size = size;
+    c->busy = true;
+    enlist(&communicators, c);
+    return c;
+}
+
+/* A rank of another process: nobody here has to destroy it. */
+static communicator *new_proxy(int process, int rank, int size) {
+    communicator *c = new_shell(rank, size);
+    c->proxy = c->gone = true;
+    c->of_process = process;
+    return c;
+}
+
+static int compare_entries(const void *one, const void *other) {
+    const entry *a = one, *b = other;
+    return a->color != b->color ? a->color - b->color
+           : a->key != b->key   ? a->key - b->key
+                                : a->rank - b->rank;
+}
+
+static void form(const entry *entries, int size, bool apart) {
+    clique *of = take(1, sizeof *of + (size_t)size * sizeof(communicator *));
+    of->number = ++machine.numbers;
+    of->key = apart ? ++keys : 0;
+    of->size = size;
+    enlist(&cliques, of);
+    for (int rank = 0; rank < size; rank++) {
+        communicator *shell = of->members[rank] = entries[rank].shell;
+        shell->in = of;
+        shell->rank = rank;
+        shell->size = size;
+        hold_back(shell);
+    }
+}
+
+/* Everybody has come: those of one colour, by key and then by old rank, form a
+ * communicator. All processes go through the colours alike. */
+static void form_all(gathering *all) {
+    entry *entries = all->entries;
+    qsort(entries, (size_t)all->expected, sizeof *entries, compare_entries);
+    for (int first = 0, end; first < all->expected; first = end) {
+        end = first;
+        while (end < all->expected &&
+               entries[end].color == entries[first].color)
+            end++;
+        form(&entries[first], end - first, all->apart);
+    }
+    unlist(&gatherings, all);
+    free(all);
+}
+
+static gathering *find_gathering(const char *id, int expected) {
+    for (gathering *g = gatherings; g != NULL; g = g->next)
+        if (strcmp(g->id, id) == 0)
+            return g;
+    gathering *g = take(1, sizeof *g + (size_t)expected * sizeof(entry));
+    snprintf(g->id, sizeof g->id, "%s", id);
+    g->expected = expected;
+    enlist(&gatherings, g);
+    return g;
+}
+
+/* Enter a rank; the last one opens the door. */
+static void arrive(gathering *all, entry one) {
+    all->entries[all->arrived++] = one;
+    if (all->arrived < all->expected)
+        return;
+    form_all(all);
+    changed();
+}
+
+/* Whoever gives up is no longer expected to have come. */
+static void depart(const communicator *shell) {
+    for (gathering *g = gatherings; g != NULL; g = g->next)
+        for (int i = 0; i < g->arrived; i++)
+            if (g->entries[i].shell == shell)
+                g->entries[i] = g->entries[--g->arrived];
+}
+
+static const char AT[] = "at "; /* ids of NCCL_COMM_ID's ranks begin so */
+
+static bool is_apart(const char *id) {
+    return strncmp(id, AT, sizeof AT - 1) == 0;
+}
+
+static ncclResult_t join(ncclComm_t *out, int size, const char *id, int rank,
+                         const ncclConfig_t *config) {
+    if (size < 1 || rank < 0 || rank >= size)
+        return REFUSE(ncclInvalidArgument, "rank %d of %d", rank, size);
+    if (config == NULL || config->blocking != 0)
+        return REFUSE(ncclInvalidUsage,
+                      "the stand-in's communicators do not block");
+    gathering *all = find_gathering(id, size);
+    if (all->expected != size)
+        return REFUSE(ncclInvalidUsage, "rank %d says %d ranks, others say %d",
+                      rank, size, all->expected);
+    for (int i = 0; i < all->arrived; i++)
+        if (all->entries[i].rank == rank)
+            return REFUSE(ncclInvalidUsage, "rank %d of %d comes twice", rank,
+                          size);
+    all->apart = size > 1 && is_apart(id);
+    if (all->apart && !peers_join(id + sizeof AT - 1, rank, size))
+        return REFUSE(ncclSystemError, "rank %d: %s is taken", rank,
+                      id + sizeof AT - 1);
+    *out = new_shell(rank, size);
+    arrive(all, (entry){0, rank, rank, *out});
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
+                                    ncclUniqueId commId, int rank,
+                                    ncclConfig_t *config) {
+    if (enter() != cudaSuccess)
+        return leave_with(ncclUnhandledCudaError);
+    return leave_with(join(comm, nranks, commId.internal, rank, config));
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
+    const char *root = getenv("NCCL_COMM_ID");
+    if (root != NULL && strrchr(root, ':') == NULL)
+        return ncclInvalidArgument;
+    enter_quietly();
+    char *id = uniqueId->internal;
+    if (root != NULL)
+        snprintf(id, sizeof *uniqueId, "%s%s", AT, root);
+    else
+        snprintf(id, sizeof *uniqueId, "stand-in %lld",
+                 (long long)++unique_ids);
+    leave_quietly();
+    return ncclSuccess;
+}
+
+/* Those who split a communicator for the same time meet. */
+static void arrive_at_split(communicator *from, int color, int key,
+                            communicator *shell) {
+    char id[sizeof(ncclUniqueId)];
+    snprintf(id, sizeof id, "split %lld of %lld", (long long)from->splits++,
+             (long long)from->in->number);
+    gathering *all = find_gathering(id, from->size);
+    all->apart = from->in->key > 0;
+    arrive(all, (entry){color, key, from->rank, shell});
+}
+
+/* The new one is there when the old one has been asked often enough. */
+static ncclResult_t split(communicator *from, int color, int key,
+                          ncclComm_t *out) {
+    if (color < 0)
+        return REFUSE(ncclInvalidArgument, "colour %d", color);
+    const news said = {.kind = SPLIT,
+                       .clique = from->in->key,
+                       .rank = from->rank,
+                       .color = color,
+                       .key = key};
+    if (from->in->key > 0)
+        peers_tell(&said, NULL);
+    *out = NULL;
+    from->born = new_shell(key, 1);
+    from->cradle = out;
+    arrive_at_split(from, color, key, from->born);
+    return hold_back(from);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
+                           ncclComm_t *newcomm, ncclConfig_t *config) {
+    (void)config; /* as the old one's: it does not block */
+    const ncclResult_t result = enter_with(comm, true);
+    return leave_with(result != ncclSuccess ? result
+                                            : split(comm, color, key, newcomm));
+}
+
+/* The ranks of other processes. */
+
+static void lose(clique *of, int rank) {
+    fail_clique(of, of->members[rank], ncclSuccess, ncclRemoteError);
+    of->members[rank]->error = ncclRemoteError;
+}
+
+static void part_arrives(const clique *of, int rank, const part *what,
+                         char **bytes) {
+    if (of->members[what->peer]->proxy)
+        return;
+    part *side = copy_of(what, sizeof *what);
+    side->by = of->members[rank];
+    side->at = what->receives ? take(1, what->bytes + 1) : *bytes;
+    if (what->receives)
+        memset(side->at, POISON, what->bytes);
+    else
+        *bytes = NULL;
+    attend(side);
+}
+
+/* False: what it is about is not known here yet. */
+static bool take_news(int process, const news *said, char **bytes) {
+    clique *of = cliques;
+    while (of != NULL && of->key != said->clique)
+        of = of->next;
+    if (of == NULL)
+        return false;
+    communicator *from = of->members[said->rank];
+    switch (said->kind) {
+    case SPLIT:
+        arrive_at_split(from, said->color, said->key,
+                        new_proxy(process, said->key, 1));
+        break;
+    case PART:
+        part_arrives(of, said->rank, &said->what, bytes);
+        break;
+    case END:
+        from->of_process = -1;
+        if (said->failed)
+            lose(of, said->rank);
+    }
+    return true;
+}
+
+static void hear(int process) {
+    news said;
+    char *bytes;
+    bool taken = true;
+    while (taken && peers_hear(process, &said, &bytes)) {
+        taken = take_news(process, &said, &bytes);
+        free(bytes);
+        if (taken)
+            peers_heard(process, &said);
+        changed();
+    }
+}
+
+static void lose_process(int process) {
+    for (clique *of = cliques; of != NULL; of = of->next)
+        for (int i = 0; i < of->size && of->key > 0; i++)
+            if (of->members[i]->proxy && of->members[i]->of_process == process)
+                lose(of, i);
+    changed();
+}
+
+/* Hear them every tenth of a millisecond, and look after them a hundredth as
+ * often. */
+void messages_arrive(void) {
+    static double heard, looked; /* when, last */
+    const int size = peers();
+    if (size == 0 || now() <= heard + 1e-4)
+        return;
+    const bool look = now() > looked + 1e-2;
+    for (int r = 0; r < size; r++) {
+        gathering *first = gatherings;
+        while (first != NULL && !is_apart(first->id))
+            first = first->next;
+        if (first != NULL && peers_come(r))
+            arrive(first, (entry){0, r, r, new_proxy(r, r, size)});
+        hear(r);
+        if (look && peers_lost(r))
+            lose_process(r);
+    }
+    heard = now();
+    looked = look ? heard : looked;
+}
+
+/* Asking and ending. */
+
+static ncclResult_t enqueue_deferred(communicator *c) {
+    operation *what = c->deferred;
+    c->deferred = NULL;
+    if (what == NULL)
+        return ncclSuccess;
+    stream *on = resolve(c->on);
+    if (on == NULL || enqueue(on, what) != cudaSuccess)
+        c->error = ncclUnhandledCudaError;
+    return c->error;
+}
+
+/* Asking makes time pass for what the communicator has yet to do on the host. */
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+    const ncclResult_t result = enter_with(comm, false);
+    if (result != ncclSuccess)
+        return leave_with(result);
+    messages_arrive();
+    *asyncError = comm->error != ncclSuccess ? comm->error : ncclInProgress;
+    const bool joined =
+        comm->in != NULL && (comm->born == NULL || comm->born->in != NULL);
+    if (comm->error != ncclSuccess || !joined || comm->polls-- > 0)
+        return leave_with(ncclSuccess);
+    if (comm->born != NULL)
+        *comm->cradle = comm->born;
+    comm->born = NULL;
+    comm->polls = 0;
+    comm->busy = false;
+    *asyncError = enqueue_deferred(comm);
+    return leave_with(ncclSuccess);
+}
+
+/* Run until nothing of this communicator is left. */
+static void drain(const communicator *c) {
+    settle();
+    while (c->issued > c->finished && machine.failed == cudaSuccess && step())
+        settle();
+    changed();
+}
+
+static void abandon_all(const communicator *by) {
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        for (operation *o = s->head; o != NULL; o = o->next)
+            if (o->kind == MESSAGES && o->by == by)
+                abandon(o);
+}
+
+static void drop_deferred(communicator *c) {
+    if (c->deferred != NULL)
+        operation_free(c->deferred);
+    c->deferred = NULL;
+}
+
+static void end_communicator(communicator *c) {
+    const bool root = c->in == NULL || c->in->key == 1;
+    if (c->in != NULL && c->in->key > 0) {
+        const news said = {.kind = END,
+                           .clique = c->in->key,
+                           .rank = c->rank,
+                           .failed = c->issued > c->finished};
+        peers_tell(&said, NULL);
+    }
+    drop_deferred(c);
+    depart(c);
+    if (root)
+        peers_leave();
+    if (c->born != NULL) { /* nobody else knows of it */
+        depart(c->born);
+        c->born->gone = true;
+        c->born = NULL;
+    }
+    c->gone = true;
+    abandon_all(c);
+    settle();
+    changed();
+}
+
+/* The others hear of it, and what they wait for never comes; the operations of
+ * this rank end, so that its streams go on. */
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    enter();
+    if (!exists(comm))
+        return leave_with(ncclInvalidArgument);
+    if (comm->in != NULL && comm->size > 1 && comm->issued > comm->finished) {
+        complain(cudaSuccess, "rank %d aborts communicator %lld", comm->rank,
+                 (long long)comm->number);
+        fail_clique(comm->in, comm, ncclSuccess, ncclRemoteError);
+    }
+    end_communicator(comm);
+    return leave_with(ncclSuccess);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    const ncclResult_t result = enter_with(comm, true);
+    if (result != ncclSuccess)
+        return leave_with(result);
+    drain(comm);
+    return leave_with(hold_back(comm));
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    enter();
+    if (!exists(comm))
+        return leave_with(ncclInvalidArgument);
+    drain(comm);
+    if (comm->issued > comm->finished && comm->error == ncclSuccess)
+        accuse("rank %d destroyed communicator %lld with %lld operations left",
+               comm->rank, (long long)comm->number,
+               (long long)(comm->issued - comm->finished));
+    end_communicator(comm);
+    return leave_with(ncclSuccess);
+}
+
+/* Groups. */
+
+/* A send to oneself meets a receive of the same group, or nothing. */
+static bool selves_match(const operation *what) {
+    int balance = 0;
+    for (int i = 0; i < what->part_count; i++) {
+        const part *one = &what->parts[i];
+        if (one->peer == what->by->rank)
+            balance += one->receives ? -1 : 1;
+    }
+    return balance == 0;
+}
+
+/* All that was said is one operation, enqueued when the communicator has been
+ * asked. */
+static ncclResult_t end_group(void) {
+    operation *what = group.what;
+    ncclResult_t result = group.error;
+    group.what = NULL;
+    group.error = ncclSuccess;
+    if (what == NULL)
+        return result;
+    if (result == ncclSuccess && !selves_match(what))
+        result = REFUSE(ncclInvalidUsage,
+                        "a group in which rank %d does not send to itself as "
+                        "often as it receives",
+                        what->by->rank);
+    if (result != ncclSuccess) {
+        operation_free(what);
+        return result;
+    }
+    what->by->deferred = what;
+    what->by->on = group.on;
+    return hold_back(what->by);
+}
+
+ncclResult_t ncclGroupStart(void) {
+    group.depth++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void) {
+    if (group.depth == 0)
+        return ncclInvalidUsage;
+    if (--group.depth > 0)
+        return ncclSuccess;
+    if (enter() != cudaSuccess)
+        group.error = ncclUnhandledCudaError;
+    return leave_with(end_group());
+}
+
+/* Messages. */
+
+static size_t size_of(ncclDataType_t type) {
+    return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 0;
+}
+
+static ncclResult_t check_part(const part *what, size_t count) {
+    const size_t size = size_of(what->type);
+    if (size == 0 || count > SIZE_MAX / 64 / size)
+        return REFUSE(ncclInvalidArgument, "%zu elements of type %d", count,
+                      (int)what->type);
+    if (what->peer < 0 || what->peer >= what->by->size)
+        return REFUSE(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
+                      what->by->size);
+    if (what->bytes > 0 && !is_device(what->at) && !is_pinned(what->at))
+        return REFUSE(ncclInvalidArgument,
+                      "a message of %zu bytes in memory that no device sees",
+                      what->bytes);
+    return check_range(what->at, what->bytes, "message") == cudaSuccess
+               ? ncclSuccess
+               : ncclInvalidArgument;
+}
+
+static ncclResult_t add_to_group(part what, cudaStream_t on) {
+    if (group.what == NULL) {
+        group.what = operation_new(MESSAGES);
+        group.what->by = what.by;
+        group.on = on;
+    }
+    operation *all = group.what;
+    if (all->by != what.by || group.on != on)
+        return REFUSE(ncclInvalidUsage,
+                      "the stand-in wants one communicator and one stream in a "
+                      "group");
+    all->parts = grown(all->parts, all->part_count, sizeof what);
+    all->parts[all->part_count++] = what;
+    return ncclSuccess;
+}
+
+/* Say one thing: in a group keep it, outside it is a group of its own. */
+static ncclResult_t say(part what, size_t count, ncclComm_t comm,
+                        cudaStream_t on) {
+    ncclResult_t result = enter_with(comm, true);
+    what.by = comm;
+    what.bytes = count * size_of(what.type);
+    if (result == ncclSuccess)
+        result = check_part(&what, count);
+    if (result == ncclSuccess)
+        result = add_to_group(what, on);
+    if (group.error == ncclSuccess)
+        group.error = result;
+    if (group.depth == 0)
+        result = end_group();
+    return leave_with(result);
+}
+
+ncclResult_t ncclSend(const void *sendbuff, size_t count,
+                      ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream_of_it) {
+    return say((part){.at = (char *)(uintptr_t)sendbuff,
+                      .type = datatype,
+                      .peer = peer},
+               count, comm, stream_of_it);
+}
+
+ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
+                      int peer, ncclComm_t comm, cudaStream_t stream_of_it) {
+    return say(
+        (part){
+            .receives = true, .at = recvbuff, .type = datatype, .peer = peer},
+        count, comm, stream_of_it);
+}
+
+/* All ranks send to all others, in place: one's own part of a gathering, and of
+ * a sum, lies already where it belongs. */
+static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
+                               ncclComm_t comm, cudaStream_t on) {
+    ncclResult_t result = enter_with(comm, true);
+    if (result == ncclSuccess && (own.at != to + (size_t)comm->rank * stride ||
+                                  (own.of == ADDED && own.type != ncclFloat32)))
+        result = REFUSE(ncclInvalidUsage,
+                        "the stand-in gathers, and adds floats, in place");
+    leave_with(result);
+    if (result != ncclSuccess)
+        return result;
+    ncclGroupStart();
+    for (int rank = 0; rank < comm->size; rank++) {
+        part others = own;
+        own.peer = others.peer = rank;
+        others.receives = true;
+        others.at = to + (size_t)rank * stride;
+        if (rank != comm->rank) {
+            say(own, count, comm, on);
+            say(others, count, comm, on);
+        }
+    }
+    return ncclGroupEnd();
+}
+
+ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff,
+                           size_t sendcount, ncclDataType_t datatype,
+                           ncclComm_t comm, cudaStream_t stream_of_it) {
+    return say_to_all((part){.of = GATHERED,
+                             .at = (char *)(uintptr_t)sendbuff,
+                             .type = datatype},
+                      recvbuff, sendcount * size_of(datatype), sendcount, comm,
+                      stream_of_it);
+}
+
+ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
+                           ncclDataType_t datatype, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream_of_it) {
+    (void)op; /* the header knows sums only */
+    return say_to_all((part){.of = ADDED,
+                             .at = (char *)(uintptr_t)sendbuff,
+                             .type = datatype},
+                      recvbuff, 0, count, comm, stream_of_it);
+}
+
+/* At the end: name the communicators that are left, and forget everything. */
+void finish_messages(void) {
+    for (communicator *c = communicators; c != NULL; c = c->next) {
+        if (!c->gone)
+            accuse("rank %d never destroyed communicator %lld", c->rank,
+                   (long long)c->number);
+        drop_deferred(c);
+        abandon_all(c);
+    }
+    for (clique *of = cliques; of != NULL; of = of->next)
+        while (of->meetings != NULL)
+            remove_meeting(of->meetings);
+    free_list(&communicators);
+    free_list(&cliques);
+    free_list(&gatherings);
+    forget_faults();
+    keys = 0;
+    peers_leave();
+}
