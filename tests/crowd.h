@@ -13,7 +13,7 @@
 
 #include "ring/crew.h"
 
-enum { CROWD = 8 };
+enum { CROWD = 12 };
 
 typedef struct {
     cp_crew crew;

@@ -4,27 +4,12 @@
 #ifndef TESTS_DEVICE_H
 #define TESTS_DEVICE_H
 
-#include "harness/suite.h"
-
-#include <string.h>
-
 #include <cuda_runtime_api.h>
 
-#include "ground/ground.h"
 #include "harness/stand-in/stand_in.h"
 
-/* Assertions that cost nothing where they hold; those of Check write a line to
- * a file each time. First, for a call of CUDA's, of NCCL's or of ours. */
-#define must(call)                                                             \
-    do {                                                                       \
-        if ((call) != 0)                                                       \
-            ck_abort_msg("%s: %s; %s", #call, cp_message(), stand_in_error()); \
-    } while (0)
-#define hold(condition)                                                        \
-    do {                                                                       \
-        if (!(condition))                                                      \
-            ck_abort_msg("not so: %s", #condition);                            \
-    } while (0)
+#define EXPECT_ALSO stand_in_error()
+#include "expect.h"
 
 /* Something went wrong, and was said in these words. */
 #define says(text)                                                             \

@@ -3,19 +3,17 @@
 #ifndef TESTS_TALK_H
 #define TESTS_TALK_H
 
-#include "harness/suite.h"
+#include "device.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "ring/cache.h"
+#include "cuda/ring/nccl_link.h"
 #include "formats.h"
-#include "harness/stand-in/stand_in.h"
 #include "reference/attend/oracle.h"
+#include "ring/cache.h"
 #include "ring/check.h"
 #include "ring/variants.h"
-#include "cuda/ring/streams.h"
 
 enum { LAYERS = 2, MOST_RANKS = 8, QUERY = 1, KEY, VALUE };
 
@@ -67,14 +65,19 @@ struct talk {
     char problem[300]; /* "" if all was well */
 };
 
+/* Numbers of a token that are queries, keys or values. */
+static inline int64_t width_of(const talk *t, int what) {
+    return (what == QUERY ? t->shape.query_heads : t->shape.kv_heads) *
+           t->shape.head_dim;
+}
+
 static inline void open_talk(talk *t) {
-    const int64_t bytes = t->sequences * t->room * t->shape.kv_heads *
-                          t->shape.head_dim * cp_element_bytes(t->element);
+    const int64_t bytes = t->sequences * t->room * width_of(t, KEY) *
+                          cp_element_bytes(t->element);
     t->layers = t->layers == 0 ? LAYERS : t->layers;
-    ck_assert_int_eq(cp_cache_new(t->ranks, t->sequences, t->room, &t->cache),
-                     CP_OK);
+    must(cp_cache_new(t->ranks, t->sequences, t->room, &t->cache));
     for (int r = 0; r < t->ranks; r++) {
-        ck_assert_int_eq(cp_queues_new(&t->queues[r]), CP_OK);
+        must(cp_queues_new(&t->queues[r]));
         for (int layer = 0; layer < t->layers; layer++) {
             cudaMalloc(&t->keys[layer][r], (size_t)bytes);
             cudaMalloc(&t->values[layer][r], (size_t)bytes);
@@ -102,70 +105,78 @@ static inline void encode_all(cp_element element, const float *numbers,
     }
 }
 
-static inline cp_status give(talk *t, int rank, void *to, int64_t width,
-                             int what) {
-    const cp_block *block = &t->layout->queries[rank];
-    const int64_t count = block->rows * width;
-    const int64_t size = cp_element_bytes(t->element);
+/* So many rows, as the device would have them: those of the pieces, and NaN. */
+static inline void encode_rows(const talk *t, int64_t rows,
+                               const cp_pieces *pieces, int what, void *bytes) {
+    const int64_t width = width_of(t, what);
     float *numbers;
-    char *bytes;
-    cp_allocate(&numbers, count, 4, "numbers");
-    if (cudaMallocHost((void **)&bytes, (size_t)(count * size)) != cudaSuccess)
-        bytes = NULL;
-    for (int64_t i = 0; i < count; i++)
+    must(cp_allocate(&numbers, rows * width, 4, "numbers"));
+    for (int64_t i = 0; i < rows * width; i++)
         numbers[i] = NAN;
-    fill(numbers, &block->pieces, width, what);
-    if (bytes != NULL)
-        encode_all(t->element, numbers, count, bytes);
+    fill(numbers, pieces, width, what);
+    encode_all(t->element, numbers, rows * width, bytes);
     free(numbers);
-    if (bytes == NULL)
-        return CP_MEMORY;
-    const cp_status status = cp_cuda(
-        cudaMemcpyAsync(to, bytes, (size_t)(count * size),
-                        cudaMemcpyHostToDevice, t->queues[rank].compute),
-        "giving a rank its tokens");
-    t->pinned[rank][t->pins[rank]++] = bytes;
-    return status;
+}
+
+/* Memory of the host that lives as long as the call. */
+static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
+    void *memory = NULL;
+    CP_TRY(cp_cuda(cudaMallocHost(&memory, (size_t)bytes), "pinned memory"));
+    memset(memory, 0xFF, (size_t)bytes);
+    t->pinned[rank][t->pins[rank]++] = memory;
+    memcpy(out, &memory, sizeof(memory));
+    return CP_OK;
+}
+
+static inline cp_status copy_on(cudaStream_t stream, void *to, const void *from,
+                                int64_t bytes, const char *what) {
+    return cp_cuda(
+        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, stream),
+        what);
+}
+
+static inline cp_status give(talk *t, int rank, void *to, int what) {
+    const cp_block *block = &t->layout->queries[rank];
+    const int64_t bytes =
+        block->rows * width_of(t, what) * cp_element_bytes(t->element);
+    void *tokens;
+    CP_TRY(pin(t, rank, bytes, &tokens));
+    encode_rows(t, block->rows, &block->pieces, what, tokens);
+    return copy_on(t->queues[rank].compute, to, tokens, bytes,
+                   "giving a rank its tokens");
 }
 
 static inline cp_status give_all(talk *t, int rank) {
     cp_stream_walker *w = t->walkers[rank];
-    const int64_t heads = t->shape.query_heads, dim = t->shape.head_dim;
-    const int64_t width = t->shape.kv_heads * dim;
-    cp_status status =
-        give(t, rank, cp_stream_walker_rows(w).queries, heads * dim, QUERY);
-    if (status == CP_OK)
-        status = give(t, rank, cp_stream_walker_rows(w).keys, width, KEY);
-    if (status == CP_OK)
-        status = give(t, rank, cp_stream_walker_rows(w).values, width, VALUE);
-    return status;
+    CP_TRY(give(t, rank, cp_stream_walker_rows(w).queries, QUERY));
+    CP_TRY(give(t, rank, cp_stream_walker_rows(w).keys, KEY));
+    return give(t, rank, cp_stream_walker_rows(w).values, VALUE);
 }
 
+/* What the cache holds, in the rank's memory. */
 static inline void put(const talk *t, int rank, void *to, int what) {
-    const int64_t width = t->shape.kv_heads * t->shape.head_dim;
-    const int64_t count = t->sequences * t->room * width;
-    const int64_t size = cp_element_bytes(t->element);
-    float *numbers;
-    char *bytes;
-    cp_allocate(&numbers, count, 4, "numbers");
-    cp_allocate(&bytes, count, size, "numbers");
-    for (int64_t i = 0; i < count; i++)
-        numbers[i] = NAN;
-    for (int64_t s = 0; s < t->sequences; s++)
-        fill(numbers, cp_cache_held(t->cache, rank, s), width, what);
-    encode_all(t->element, numbers, count, bytes);
-    ck_assert_int_eq(
-        cudaMemcpy(to, bytes, (size_t)(count * size), cudaMemcpyDefault), 0);
-    free(numbers);
-    free(bytes);
+    const int64_t rows = t->sequences * t->room;
+    const int64_t bytes =
+        rows * width_of(t, what) * cp_element_bytes(t->element);
+    void *tokens = malloc((size_t)bytes);
+    cp_pieces all = {0};
+    for (int64_t s = 0; s < t->sequences; s++) {
+        const cp_pieces *held = cp_cache_held(t->cache, rank, s);
+        for (int64_t n = 0; n < held->count; n++)
+            must(cp_pieces_append(&all, held->items[n]));
+    }
+    encode_rows(t, rows, &all, what, tokens);
+    must(cudaMemcpy(to, tokens, (size_t)bytes, cudaMemcpyDefault));
+    cp_pieces_free(&all);
+    free(tokens);
 }
 
 static inline void remember(talk *t, int64_t steps) {
     const int64_t one[4] = {1, steps % 2};
     for (int64_t n = 0; n < steps; n++) {
         cp_layout *layout;
-        ck_assert_int_eq(cp_cache_decode(t->cache, one, &layout), CP_OK);
-        ck_assert_int_eq(cp_cache_commit(t->cache, layout), CP_OK);
+        must(cp_cache_decode(t->cache, one, &layout));
+        must(cp_cache_commit(t->cache, layout));
         cp_layout_free(layout);
     }
     for (int r = 0; r < t->ranks; r++)
@@ -177,36 +188,35 @@ static inline void remember(talk *t, int64_t steps) {
 
 static inline cp_status plan_call(talk *t, const int64_t *fresh,
                                   cp_variant variant) {
-    cp_status status =
-        (variant == CP_DECODE ? cp_cache_decode
-                              : cp_cache_prefill)(t->cache, fresh, &t->layout);
     const cp_plan_options options = {cp_element_bytes(t->element),
                                      t->spare < 1 ? 1 : t->spare};
-    if (status == CP_OK)
-        status =
-            cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan);
-    return status == CP_OK ? cp_plan_check(t->plan, &t->report) : status;
+    CP_TRY((variant == CP_DECODE ? cp_cache_decode : cp_cache_prefill)(
+        t->cache, fresh, &t->layout));
+    CP_TRY(cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan));
+    return cp_plan_check(t->plan, &t->report);
 }
 
-static inline cp_status make_walkers(talk *t) {
+static inline cp_status make_walker(talk *t, int rank) {
     const cp_stream_options options = {.element = t->element,
                                        .blocks = t->blocks < 1 ? 4 : t->blocks,
                                        .poison = true,
                                        .separate = t->separate,
                                        .growth = t->growth,
                                        .trace = t->trace};
-    cp_status status = CP_OK;
-    for (int r = 0; r < t->ranks && status == CP_OK; r++)
-        status = cp_stream_walker_new(t->plan, r, t->queues[r], &options,
-                                      &t->walkers[r]);
-    return status;
+    return cp_stream_walker_new(t->plan, rank, t->queues[rank], &options,
+                                &t->walkers[rank]);
+}
+
+static inline cp_status make_walkers(talk *t) {
+    for (int r = 0; r < t->ranks; r++)
+        CP_TRY(make_walker(t, r));
+    return CP_OK;
 }
 
 static inline void ask_oracle(const talk *t, int rank, double *output,
                               double *lse) {
     const cp_layout *layout = t->layout;
-    const int64_t heads = t->shape.query_heads, dim = t->shape.head_dim;
-    const int64_t width = t->shape.kv_heads * dim;
+    const int64_t query_width = width_of(t, QUERY), width = width_of(t, KEY);
     const cp_block *block = &layout->queries[rank];
     const int64_t tokens = layout->cached_tokens + layout->new_tokens;
     cp_pieces all = {0};
@@ -218,15 +228,14 @@ static inline void ask_oracle(const talk *t, int rank, double *output,
             row += count;
         }
     float *queries, *keys, *values;
-    cp_allocate(&queries, block->rows * heads * dim, 4, "queries");
+    cp_allocate(&queries, block->rows * query_width, 4, "queries");
     cp_allocate(&keys, tokens * width, 4, "keys");
     cp_allocate(&values, tokens * width, 4, "values");
-    fill(queries, &block->pieces, heads * dim, QUERY);
+    fill(queries, &block->pieces, query_width, QUERY);
     fill(keys, &all, width, KEY);
     fill(values, &all, width, VALUE);
-    ck_assert_int_eq(cp_oracle(&t->shape, &block->pieces, queries, &all, keys,
-                               values, output, lse),
-                     CP_OK);
+    must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys, values,
+                   output, lse));
     free(queries);
     free(keys);
     free(values);
@@ -247,10 +256,9 @@ static inline void compare(talk *t, int layer, int rank) {
         truth_lse[i] = -INFINITY;
     ask_oracle(t, rank, truth, truth_lse);
     for (int64_t i = 0; i < rows; i++)
-        if (truth_lse[i] != (double)lse[i])
-            worst = worst >= fabs(truth_lse[i] - lse[i])
-                        ? worst
-                        : fabs(truth_lse[i] - lse[i]);
+        if (truth_lse[i] != (double)lse[i] &&
+            !(worst >= fabs(truth_lse[i] - lse[i])))
+            worst = fabs(truth_lse[i] - lse[i]);
     for (int64_t i = 0; i < rows * dim; i++) {
         difference += (output[i] - truth[i]) * (output[i] - truth[i]);
         norm += truth[i] * truth[i];
@@ -271,45 +279,71 @@ static inline void compare(talk *t, int layer, int rank) {
     free(truth_lse);
 }
 
+/* The same, of an answer that so many have added up. */
+static inline void compare_sum(talk *t, int layer, int rank, int summands) {
+    const int64_t numbers = t->layout->queries[rank].rows * width_of(t, QUERY);
+    for (int64_t i = 0; i < numbers; i++)
+        t->answers[layer][rank][i] /= (float)summands;
+    compare(t, layer, rank);
+}
+
+static inline int64_t answer_bytes(const talk *t) {
+    return answer_rows(t) * (t->shape.head_dim + 1) * 4;
+}
+
 static inline cp_status take(talk *t, int layer, int rank) {
-    const size_t bytes = (size_t)(answer_rows(t) * (t->shape.head_dim + 1)) * 4;
     float **answer = &t->answers[layer][rank];
-    cp_status status =
-        cp_cuda(cudaMallocHost((void **)answer, bytes), "an answer");
-    if (status == CP_OK)
-        t->pinned[rank][t->pins[rank]++] = *answer;
-    return status != CP_OK
-               ? status
-               : cp_cuda(cudaMemcpyAsync(
-                             *answer,
-                             cp_stream_walker_rows(t->walkers[rank]).output,
-                             bytes, cudaMemcpyDeviceToHost,
-                             t->queues[rank].compute),
-                         "taking an answer");
+    CP_TRY(pin(t, rank, answer_bytes(t), answer));
+    return copy_on(t->queues[rank].compute, *answer,
+                   cp_stream_walker_rows(t->walkers[rank]).output,
+                   answer_bytes(t), "taking an answer");
 }
 
 static inline cp_status walk_layer(talk *t, int layer) {
-    cp_status status = CP_OK;
-    for (int r = 0; r < t->ranks; r++)
+    for (int r = 0; r < t->ranks; r++) {
         cp_device_trace_layer(t->trace, r, layer);
-    for (int r = 0; r < t->ranks && status == CP_OK; r++)
-        status = give_all(t, r);
-    if (status == CP_OK)
-        status = cp_loopback_walk(t->walkers, t->link, t->keys[layer],
-                                  t->values[layer]);
-    for (int r = 0; r < t->ranks && status == CP_OK; r++)
-        status = take(t, layer, r);
-    return status;
+        CP_TRY(give_all(t, r));
+    }
+    CP_TRY(cp_loopback_walk(t->walkers, t->link, t->keys[layer],
+                            t->values[layer]));
+    for (int r = 0; r < t->ranks; r++)
+        CP_TRY(take(t, layer, r));
+    return CP_OK;
 }
 
 static inline cp_status walk_together(talk *t) {
-    cp_status status = CP_OK;
-    for (int layer = 0; layer < t->layers && status == CP_OK; layer++)
-        status = walk_layer(t, layer);
-    for (int r = 0; r < t->ranks && status == CP_OK; r++)
-        status = cp_stream_walker_finish(t->walkers[r], 10.0);
-    const cudaError_t error = cudaDeviceSynchronize();
-    return status == CP_OK ? cp_cuda(error, "a call") : status;
+    for (int layer = 0; layer < t->layers; layer++)
+        CP_TRY(walk_layer(t, layer));
+    for (int r = 0; r < t->ranks; r++)
+        CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
+    return cp_cuda(cudaDeviceSynchronize(), "a call");
+}
+
+/* One rank's part of a call, over NCCL. Where several share the heads, each
+ * layer ends with their sum. */
+static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
+    cp_stream_walker *w = t->walkers[rank];
+    for (int layer = 0; layer < t->layers; layer++) {
+        CP_TRY(give_all(t, rank));
+        CP_TRY(cp_stream_walk(w, &cp->link, t->keys[layer][rank],
+                              t->values[layer][rank]));
+        if (tp != NULL)
+            CP_TRY(
+                cp_nccl_sum(tp, cp_stream_walker_rows(w).output,
+                            t->layout->queries[rank].rows * width_of(t, QUERY),
+                            t->queues[rank].compute));
+        CP_TRY(take(t, layer, rank));
+    }
+    return CP_OK;
+}
+
+/* Wait for what walk_rank enqueued; how both have ended. */
+static inline cp_status end_walk(talk *t, int rank, cp_status walked,
+                                 double patience) {
+    const cp_status ended = cp_stream_walker_finish(t->walkers[rank], patience);
+    if (cudaStreamSynchronize(t->queues[rank].compute) != cudaSuccess)
+        return cp_fail(CP_INVALID, "the queue of rank %d did not end", rank);
+    return walked == CP_OK ? ended : walked;
 }
 
 static inline void forget_plan(talk *t) {
@@ -332,24 +366,50 @@ static inline void forget_call(talk *t) {
     forget_plan(t);
 }
 
+static inline cp_status walk_call(talk *t, const int64_t *fresh,
+                                  cp_variant variant) {
+    CP_TRY(plan_call(t, fresh, variant));
+    if (t->spoil != NULL)
+        ck_assert(t->spoil(t->plan) && cp_plan_link(t->plan) == CP_OK);
+    CP_TRY(make_walkers(t));
+    CP_TRY((t->walk != NULL ? t->walk : walk_together)(t));
+    for (int r = 0; r < t->layers * t->ranks; r++)
+        compare(t, r / t->ranks, r % t->ranks);
+    return CP_OK;
+}
+
+/* A call, compared and, if all was well, committed. */
 static inline cp_status call(talk *t, const int64_t *fresh,
                              cp_variant variant) {
     t->problem[0] = '\0';
-    cp_status status = plan_call(t, fresh, variant);
-    if (status == CP_OK && t->spoil != NULL)
-        ck_assert(t->spoil(t->plan) && cp_plan_link(t->plan) == CP_OK);
-    if (status == CP_OK)
-        status = make_walkers(t);
-    if (status == CP_OK)
-        status = (t->walk != NULL ? t->walk : walk_together)(t);
-    for (int r = 0; r < t->layers * t->ranks && status == CP_OK; r++)
-        compare(t, r / t->ranks, r % t->ranks);
+    const cp_status status = walk_call(t, fresh, variant);
     if (status != CP_OK)
         snprintf(t->problem, sizeof(t->problem), "%s", cp_message());
     else if (t->problem[0] == '\0')
         cp_cache_commit(t->cache, t->layout);
     forget_call(t);
     return status;
+}
+
+/* All was well, in this turn of the conversation. */
+static inline void went_well(const talk *t, int turn) {
+    ck_assert_msg(t->problem[0] == '\0', "%d ranks, turn %d: %s; %s", t->ranks,
+                  turn, t->problem, stand_in_error());
+}
+
+enum { TURNS = 5 };
+static const cp_variant alternate[TURNS] = {CP_PASS_KV, CP_DECODE, CP_PASS_Q,
+                                            CP_DECODE, CP_ALL_GATHER};
+
+/* A conversation of two sequences by every variant, from beginning to end. */
+static inline void hold_talk(talk *t) {
+    open_talk(t);
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int64_t fresh[] = {turn % 2 ? 1 : 3 + 5 * turn, turn % 2};
+        call(t, fresh, alternate[turn]);
+        went_well(t, turn);
+    }
+    close_talk(t);
 }
 
 #endif

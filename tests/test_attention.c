@@ -3,7 +3,7 @@
  * get wrong. */
 #define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
 #include "reference/attend/fast.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "reference/attend/exp2.h"
 #include "reference/attend/micro.h"
 #include "reference/attend/oracle.h"
@@ -44,8 +44,7 @@ static int64_t rows_of(const cp_pieces *pieces) {
 
 static float *tensor(const cp_pieces *pieces, int64_t width, float scale) {
     const int64_t rows = rows_of(pieces);
-    float *tensor;
-    ck_assert_int_eq(cp_allocate(&tensor, rows * width, 4, "a tensor"), CP_OK);
+    float *tensor = room_for(rows * width, 4);
     for (int64_t i = 0; i < rows * width; i++)
         tensor[i] = NAN;
     for (int64_t p = 0; p < pieces->count; p++) {
@@ -65,22 +64,28 @@ static void prepare(problem *p, float scale) {
     p->keys = tensor(&p->key_pieces, width, scale);
     p->values = tensor(&p->key_pieces, width, 1.0f);
     const int64_t count = p->query_rows * heads;
-    cp_allocate(&p->output, count * dim, 4, "output");
-    cp_allocate(&p->lse, count, 4, "lse");
-    cp_allocate(&p->true_output, count * dim, 8, "true output");
-    cp_allocate(&p->true_lse, count, 8, "true lse");
+    p->output = room_for(count * dim, 4);
+    p->lse = room_for(count, 4);
+    p->true_output = room_for(count * dim, 8);
+    p->true_lse = room_for(count, 8);
     for (int64_t i = 0; i < count * dim; i++)
         p->output[i] = untouched;
     for (int64_t i = 0; i < count; i++)
         p->lse[i] = untouched;
 }
 
-static problem prefill(cp_shape shape, int64_t cached, int64_t fresh,
-                       float scale) {
-    problem p = {.shape = shape};
-    cp_pieces_append(&p.query_pieces, (cp_piece){{0, cached, fresh, 1}, 2});
-    cp_pieces_append(&p.key_pieces, (cp_piece){{0, 0, cached + fresh, 1}, 1});
-    prepare(&p, scale);
+static problem *new_problem(cp_shape shape) {
+    problem *p = room_for(1, sizeof(*p));
+    p->shape = shape;
+    return p;
+}
+
+static problem *prefill(cp_shape shape, int64_t cached, int64_t fresh,
+                        float scale) {
+    problem *p = new_problem(shape);
+    cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, 1}, 2});
+    cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, cached + fresh, 1}, 1});
+    prepare(p, scale);
     return p;
 }
 
@@ -97,23 +102,12 @@ static cp_attention ask(problem *p, int threads) {
 }
 
 static float *copied(const float *tensor, int64_t count) {
-    float *copy = malloc((size_t)count * sizeof(float));
-    memcpy(copy, tensor, (size_t)count * sizeof(float));
-    return copy;
+    return memcpy(room_for(count, 4), tensor, (size_t)count * 4);
 }
 
 static void attend(problem *p, int threads) {
     const cp_attention call = ask(p, threads);
-    ck_assert_int_eq(kernel(&call), CP_OK);
-}
-
-static void discard(problem *p) {
-    void *all[] = {p->queries, p->keys,        p->values,  p->output,
-                   p->lse,     p->true_output, p->true_lse};
-    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
-        free(all[i]);
-    cp_pieces_free(&p->query_pieces);
-    cp_pieces_free(&p->key_pieces);
+    must(kernel(&call));
 }
 
 static bool named(const cp_pieces *pieces, int64_t row) {
@@ -138,10 +132,10 @@ static void add_row(const problem *p, int64_t row, distance *sum) {
     }
     for (int64_t i = row * heads; i < (row + 1) * heads; i++) {
         if (p->true_lse[i] == -INFINITY)
-            ck_assert(p->lse[i] == -INFINITY);
+            hold(p->lse[i] == -INFINITY);
         else
             sum->lse = fmax(sum->lse, fabs((double)p->lse[i] - p->true_lse[i]));
-        ck_assert(isfinite(p->true_lse[i]) == isfinite(p->lse[i]));
+        hold(isfinite(p->true_lse[i]) == isfinite(p->lse[i]));
     }
 }
 
@@ -157,94 +151,75 @@ static void check(problem *p, int threads, double slack) {
             continue;
         }
         for (int64_t i = row * heads * dim; i < (row + 1) * heads * dim; i++)
-            ck_assert(p->output[i] == untouched);
-        ck_assert(p->lse[row * heads] == untouched);
+            hold(p->output[i] == untouched);
+        hold(p->lse[row * heads] == untouched);
     }
     ck_assert_double_le(sqrt(sum.difference), slack * 1e-6 * sqrt(sum.norm));
     ck_assert_double_le(sum.lse, slack * 5e-6);
-    discard(p);
 }
 
-START_TEST(the_oracle_knows_an_answer_by_heart) {
+TEST(the_oracle_knows_an_answer_by_heart) {
     const cp_shape shape = {1, 1, 1};
     cp_pieces pieces = {0};
     cp_pieces_append(&pieces, (cp_piece){{0, 7, 2, 1}, 0});
     const float queries[] = {1.0f, 1.0f}, values[] = {10.0f, 2.0f};
     const float keys[] = {0.0f, 1.0986123f};
     double output[2], lse[2];
-    ck_assert_int_eq(
-        cp_oracle(&shape, &pieces, queries, &pieces, keys, values, output, lse),
-        CP_OK);
+    must(cp_oracle(&shape, &pieces, queries, &pieces, keys, values, output,
+                   lse));
     ck_assert_double_eq(output[0], 10.0);
     ck_assert_double_eq(lse[0], 0.0);
     ck_assert_double_eq_tol(output[1], 4.0, 1e-6);
     ck_assert_double_eq_tol(lse[1], log(4.0), 1e-7);
     cp_pieces_free(&pieces);
 }
-END_TEST
 
-START_TEST(every_group_and_dimension) {
+LOOP(every_group_and_dimension, 0, 8) {
     static const int64_t groups[] = {1, 3, 7, 16};
     static const int64_t dims[] = {1, 32, 64, 80, 128, 250, 256};
     const int64_t group = groups[choose_kernel(_i)];
     for (int d = 0; d < 7; d++) {
-        problem p = prefill((cp_shape){2 * group, 2, dims[d]}, 70, 75, 1.0f);
-        check(&p, 2, 1.0);
+        const int64_t kv_heads = 1 + d % 2;
+        const cp_shape shape = {kv_heads * group, kv_heads, dims[d]};
+        problem *p = prefill(shape, 70, 75, 1.0f);
+        check(p, 2, 1.0);
     }
 }
-END_TEST
 
-START_TEST(every_length) {
+LOOP(every_length, 0, 8) {
     static const int64_t cached[] = {0, 1, 128, 200};
     static const int64_t lengths[] = {1,  2,  5,   6,   7,   16,
                                       63, 65, 127, 128, 129, 300};
     const int64_t past = cached[choose_kernel(_i)];
     for (int n = 0; n < 12; n++) {
-        problem p = prefill((cp_shape){6, 2, 32}, past, lengths[n], 1.0f);
-        check(&p, 2, 1.0);
+        problem *p = prefill((cp_shape){6, 2, 32}, past, lengths[n], 1.0f);
+        check(p, 2, 1.0);
     }
 }
-END_TEST
 
-START_TEST(large_scores_do_not_overflow) {
+LOOP(large_scores_do_not_overflow, 0, 2) {
     choose_kernel(_i);
     const float thirty = sqrtf(30.0f);
-    problem p = prefill((cp_shape){6, 2, 64}, 100, 200, thirty);
-    check(&p, 2, 4.0);
+    problem *p = prefill((cp_shape){6, 2, 64}, 100, 200, thirty);
+    check(p, 2, 4.0);
 }
-END_TEST
 
-START_TEST(long_sums_stay_accurate) {
+LOOP(long_sums_stay_accurate, 0, 2) {
     choose_kernel(_i);
-    problem p = prefill((cp_shape){2, 1, 16}, 20000, 4, 1.0f);
-    check(&p, 2, 1.0);
+    problem *p = prefill((cp_shape){2, 1, 16}, 20000, 4, 1.0f);
+    check(p, 2, 1.0);
 }
-END_TEST
 
-START_TEST(scores_far_below_weigh_nothing) {
+LOOP(scores_far_below_weigh_nothing, 0, 2) {
     choose_kernel(_i);
-    problem p = prefill((cp_shape){1, 1, 1}, 299, 1, 1.0f);
-    p.queries[2] = 1.0f;
+    problem *p = prefill((cp_shape){1, 1, 1}, 299, 1, 1.0f);
+    p->queries[2] = 1.0f;
     for (int64_t i = 0; i < 300; i++)
-        p.keys[1 + i] = i == 200 ? 500.0f : -10.0f * (float)i;
-    attend(&p, 1);
-    ck_assert_float_eq(p.output[2], p.values[1 + 200]);
-    ck_assert_float_eq(p.lse[2], 500.0f);
-    discard(&p);
+        p->keys[1 + i] = i == 200 ? 500.0f : -10.0f * (float)i;
+    attend(p, 1);
+    ck_assert_float_eq(p->output[2], p->values[1 + 200]);
+    ck_assert_float_eq(p->lse[2], 500.0f);
 }
-END_TEST
-
-START_TEST(a_mean_of_ones_is_one) {
-    choose_kernel(_i);
-    problem p = prefill((cp_shape){6, 2, 80}, 33, 200, 1.0f);
-    for (int64_t i = 0; i < p.key_rows * 2 * 80; i++)
-        p.values[i] = isnan(p.values[i]) ? NAN : 1.0f;
-    attend(&p, 1);
-    for (int64_t i = 2 * 6 * 80; i < 202 * 6 * 80; i++)
-        ck_assert_float_eq_tol(p.output[i], 1.0f, 1e-6f);
-    discard(&p);
-}
-END_TEST
 
 static void deal(cp_pieces *pieces, int64_t sequence, int64_t first,
                  int64_t end, int64_t step, int64_t *row) {
@@ -257,60 +232,56 @@ static void deal(cp_pieces *pieces, int64_t sequence, int64_t first,
     }
 }
 
-START_TEST(pieces_may_lie_in_any_order) {
+LOOP(pieces_may_lie_in_any_order, 0, 2) {
     choose_kernel(_i);
-    problem p = {.shape = {6, 2, 40}};
+    problem *p = new_problem((cp_shape){6, 2, 40});
     int64_t query_row = 1, key_row = 0;
-    deal(&p.query_pieces, 2, 60, 90, 3, &query_row);
-    deal(&p.query_pieces, 0, 0, 200, 2, &query_row);
-    deal(&p.query_pieces, 1, 5, 6, 1, &query_row);
-    deal(&p.key_pieces, 1, 0, 6, 4, &key_row);
-    deal(&p.key_pieces, 0, 150, 200, 1, &key_row);
-    deal(&p.key_pieces, 2, 0, 90, 4, &key_row);
-    deal(&p.key_pieces, 0, 0, 150, 7, &key_row);
-    prepare(&p, 1.0f);
-    check(&p, 2, 1.0);
+    deal(&p->query_pieces, 2, 60, 90, 3, &query_row);
+    deal(&p->query_pieces, 0, 0, 200, 2, &query_row);
+    deal(&p->query_pieces, 1, 5, 6, 1, &query_row);
+    deal(&p->key_pieces, 1, 0, 6, 4, &key_row);
+    deal(&p->key_pieces, 0, 150, 200, 1, &key_row);
+    deal(&p->key_pieces, 2, 0, 90, 4, &key_row);
+    deal(&p->key_pieces, 0, 0, 150, 7, &key_row);
+    prepare(p, 1.0f);
+    check(p, 2, 1.0);
 }
-END_TEST
 
-START_TEST(seeing_nothing_is_zero_and_minus_infinity) {
+LOOP(seeing_nothing_is_zero_and_minus_infinity, 0, 2) {
     choose_kernel(_i);
-    problem p = {.shape = {4, 2, 64}};
-    cp_pieces_append(&p.query_pieces, (cp_piece){{0, 10, 40, 1}, 0});
-    cp_pieces_append(&p.query_pieces, (cp_piece){{3, 90, 5, 1}, 40});
-    cp_pieces_append(&p.key_pieces, (cp_piece){{0, 27, 100, 3}, 0});
-    prepare(&p, 1.0f);
-    attend(&p, 2);
+    problem *p = new_problem((cp_shape){4, 2, 64});
+    cp_pieces_append(&p->query_pieces, (cp_piece){{0, 10, 40, 1}, 0});
+    cp_pieces_append(&p->query_pieces, (cp_piece){{3, 90, 5, 1}, 40});
+    cp_pieces_append(&p->key_pieces, (cp_piece){{0, 27, 100, 3}, 0});
+    prepare(p, 1.0f);
+    attend(p, 2);
     for (int64_t row = 0; row < 45; row++) {
         const bool sees = row >= 17 && row < 40;
-        ck_assert(isfinite(p.lse[4 * row]) == sees);
-        ck_assert((p.output[4 * 64 * row] != 0.0f) == sees);
-        ck_assert(sees || p.lse[4 * row + 3] == -INFINITY);
+        hold(isfinite(p->lse[4 * row]) == sees);
+        hold((p->output[4 * 64 * row] != 0.0f) == sees);
+        hold(sees || p->lse[4 * row + 3] == -INFINITY);
     }
-    p.key_pieces.count = 0;
-    check(&p, 2, 1.0);
+    p->key_pieces.count = 0;
+    check(p, 2, 1.0);
 }
-END_TEST
 
 static void poison_and_compare(int64_t at, bool key, bool value) {
     const int64_t width = 2 * 64, out = 6 * 64;
-    problem p = prefill((cp_shape){6, 2, 64}, 0, 150, 1.0f);
-    attend(&p, 1);
-    float *clean = copied(p.output, p.query_rows * out);
+    problem *p = prefill((cp_shape){6, 2, 64}, 0, 150, 1.0f);
+    attend(p, 1);
+    float *clean = copied(p->output, p->query_rows * out);
     for (int64_t i = (at + 1) * width; i < (at + 2) * width; i++) {
-        p.keys[i] = key ? NAN : p.keys[i];
-        p.values[i] = value ? NAN : p.values[i];
+        p->keys[i] = key ? NAN : p->keys[i];
+        p->values[i] = value ? NAN : p->values[i];
     }
-    attend(&p, 1);
-    ck_assert_mem_eq(p.output + 2 * out, clean + 2 * out,
+    attend(p, 1);
+    ck_assert_mem_eq(p->output + 2 * out, clean + 2 * out,
                      (size_t)(at * out) * sizeof(float));
     for (int64_t i = (at + 2) * out; i < 152 * out; i++)
-        ck_assert(isnan(p.output[i]));
-    free(clean);
-    discard(&p);
+        hold(isnan(p->output[i]));
 }
 
-START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
+LOOP(nan_reaches_those_who_see_it_and_nobody_else, 0, 2) {
     choose_kernel(_i);
     for (int64_t at = 70; at <= 71; at++) {
         poison_and_compare(at, true, false);
@@ -318,59 +289,46 @@ START_TEST(nan_reaches_those_who_see_it_and_nobody_else) {
         poison_and_compare(at, true, true);
     }
 }
-END_TEST
 
-START_TEST(a_query_of_nan_spoils_its_own_row) {
+LOOP(a_query_of_nan_spoils_its_own_row, 0, 2) {
     choose_kernel(_i);
-    problem p = prefill((cp_shape){6, 2, 64}, 0, 50, 1.0f);
-    p.queries[(2 + 20) * 6 * 64 + 64] = NAN;
-    attend(&p, 2);
+    problem *p = prefill((cp_shape){6, 2, 64}, 0, 50, 1.0f);
+    p->queries[(2 + 20) * 6 * 64 + 64] = NAN;
+    attend(p, 2);
     for (int64_t i = 2 * 6; i < 52 * 6; i++) {
-        ck_assert(isnan(p.lse[i]) == (i == 22 * 6 + 1));
-        ck_assert(isnan(p.output[i * 64]) == (i == 22 * 6 + 1));
+        hold(isnan(p->lse[i]) == (i == 22 * 6 + 1));
+        hold(isnan(p->output[i * 64]) == (i == 22 * 6 + 1));
     }
-    discard(&p);
 }
-END_TEST
 
 static void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
-    problem p = prefill(shape, cached, fresh, 1.0f);
-    const int64_t rows = p.query_rows * shape.query_heads;
+    problem *p = prefill(shape, cached, fresh, 1.0f);
+    const int64_t rows = p->query_rows * shape.query_heads;
     const int64_t count = rows * shape.head_dim;
-    attend(&p, 1);
-    float *output = copied(p.output, count), *lse = copied(p.lse, rows);
+    attend(p, 1);
+    float *output = copied(p->output, count), *lse = copied(p->lse, rows);
     for (int threads = 2; threads <= 5; threads++) {
-        attend(&p, threads);
-        ck_assert_mem_eq(output, p.output, (size_t)count * 4);
-        ck_assert_mem_eq(lse, p.lse, (size_t)rows * 4);
+        attend(p, threads);
+        ck_assert_mem_eq(output, p->output, (size_t)count * 4);
+        ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
     }
-    free(output);
-    free(lse);
-    check(&p, 3, 1.0);
+    check(p, 3, 1.0);
 }
 
-START_TEST(threads_do_not_change_a_bit) {
+LOOP(a_refusal_touches_nothing, 0, 2) {
     choose_kernel(_i);
-    same_bits((cp_shape){6, 2, 64}, 50, 250);
-}
-END_TEST
-
-START_TEST(a_refusal_touches_nothing) {
-    choose_kernel(_i);
-    problem p = prefill((cp_shape){6, 2, 64}, 0, 5, 1.0f);
-    const cp_shape good = p.shape;
+    problem *p = prefill((cp_shape){6, 2, 64}, 0, 5, 1.0f);
+    const cp_shape good = p->shape;
     for (int trial = 0; trial < 3; trial++) {
-        p.shape = good;
-        p.shape.kv_heads = trial == 0 ? 4 : 2;
-        p.shape.head_dim = trial == 1 ? 300 : 64;
-        const cp_attention call = ask(&p, trial == 2 ? 0 : 1);
+        p->shape = good;
+        p->shape.kv_heads = trial == 0 ? 4 : 2;
+        p->shape.head_dim = trial == 1 ? 300 : 64;
+        const cp_attention call = ask(p, trial == 2 ? 0 : 1);
         ck_assert_int_eq(kernel(&call), CP_INVALID);
-        ck_assert(p.output[2 * 6 * 64] == untouched);
+        hold(p->output[2 * 6 * 64] == untouched);
     }
     ck_assert_ptr_nonnull(strstr(cp_message(), "0 threads"));
-    discard(&p);
 }
-END_TEST
 
 /* Attend to two halves of the keys and merge, inside the second call or after. */
 static void halves(problem *p, bool merge) {
@@ -381,12 +339,12 @@ static void halves(problem *p, bool merge) {
     cp_attention call = ask(p, 2);
     call.key_pieces = &part;
     keys = (cp_piece){{0, 40, 60, 1}, keys.row + 40};
-    ck_assert_int_eq(kernel(&call), CP_OK);
+    must(kernel(&call));
     keys = (cp_piece){{0, 100, 100, 1}, keys.row + 60};
     float *output = copied(p->output, p->query_rows * heads * dim);
     float *lse = copied(p->lse, p->query_rows * heads);
     call.merge = merge;
-    ck_assert_int_eq(kernel(&call), CP_OK);
+    must(kernel(&call));
     if (!merge) {
         const int64_t first = queries.row * heads;
         cp_partial all = {queries.span.count, heads, dim,
@@ -395,26 +353,21 @@ static void halves(problem *p, bool merge) {
                                 output + first * dim, lse + first};
         cp_partial_merge(&all, &add);
     }
-    free(output);
-    free(lse);
 }
 
-START_TEST(merging_in_place_gives_the_same_bits) {
+LOOP(merging_in_place_gives_the_same_bits, 0, 2) {
     choose_kernel(_i);
     for (int64_t fresh = 3; fresh <= 200; fresh += 197) {
-        problem p = prefill((cp_shape){4, 2, 48}, 200 - fresh, fresh, 1.0f);
-        const int64_t rows = p.query_rows * 4;
-        halves(&p, false);
-        float *output = copied(p.output, rows * 48), *lse = copied(p.lse, rows);
-        halves(&p, true);
-        ck_assert_mem_eq(p.output, output, (size_t)(rows * 48) * 4);
-        ck_assert_mem_eq(p.lse, lse, (size_t)rows * 4);
-        free(output);
-        free(lse);
-        discard(&p);
+        problem *p = prefill((cp_shape){4, 2, 48}, 200 - fresh, fresh, 1.0f);
+        const int64_t rows = p->query_rows * 4;
+        halves(p, false);
+        float *output = copied(p->output, rows * 48),
+              *lse = copied(p->lse, rows);
+        halves(p, true);
+        ck_assert_mem_eq(p->output, output, (size_t)(rows * 48) * 4);
+        ck_assert_mem_eq(p->lse, lse, (size_t)rows * 4);
     }
 }
-END_TEST
 
 static const int numbers[] = {
     -1, /* BLIS's own choice */
@@ -428,8 +381,6 @@ static const int numbers[] = {
     BLIS_ARCH_SKX,
 #endif
 };
-
-enum { KERNELS = sizeof(numbers) / sizeof(numbers[0]) };
 
 static bool can_run(int number) {
 #ifdef BLIS_CONFIG_SANDYBRIDGE
@@ -475,13 +426,13 @@ static double wrong_by(const cp_micro *micro, int64_t rows, int64_t columns,
     return worst;
 }
 
-START_TEST(a_tile_is_the_product_and_touches_nothing_else) {
+LOOP(a_tile_is_the_product_and_touches_nothing_else, 0, COUNT_OF(numbers)) {
     if (!choose_micro_kernel(_i))
         return;
     const cp_micro *micro = cp_micro_get();
     float *slice, *panel;
-    cp_allocate_lines(&slice, micro->slice_stride * DEPTH, 4, "a slice");
-    cp_allocate_lines(&panel, micro->panel_stride * DEPTH, 4, "a panel");
+    must(cp_allocate_lines(&slice, micro->slice_stride * DEPTH, 4, "a slice"));
+    must(cp_allocate_lines(&panel, micro->panel_stride * DEPTH, 4, "a panel"));
     for (int64_t i = 0; i < micro->slice_stride * DEPTH; i++)
         slice[i] = harness_uniform(&state);
     for (int64_t i = 0; i < micro->panel_stride * DEPTH; i++)
@@ -489,12 +440,10 @@ START_TEST(a_tile_is_the_product_and_touches_nothing_else) {
     for (int64_t rows = 1; rows <= micro->slice; rows++)
         for (int64_t columns = 1; columns <= micro->panel; columns++)
             for (int add = 0; add < 2; add++)
-                ck_assert_double_le(
-                    wrong_by(micro, rows, columns, add, slice, panel), 1e-5);
+                hold(wrong_by(micro, rows, columns, add, slice, panel) <= 1e-5);
     free(slice);
     free(panel);
 }
-END_TEST
 
 static double worst_of(uint32_t first, uint32_t last) {
     double worst = 0.0;
@@ -507,98 +456,78 @@ static double worst_of(uint32_t first, uint32_t last) {
     return worst;
 }
 
-START_TEST(powers_of_two_are_within_two_units) {
+TEST(powers_of_two_are_within_two_units) {
     const uint32_t tiny = cp_to_bits(1e-9f), minus = 0x80000000u;
     ck_assert_double_le(worst_of(tiny, cp_to_bits(127.0f)), 2.0);
     ck_assert_double_le(worst_of(tiny | minus, cp_to_bits(-126.0f)), 2.0);
     for (int n = -126; n <= 127; n++)
-        ck_assert(cp_exp2((float)n) == ldexpf(1.0f, n));
-    ck_assert(cp_exp2(-0.0f) == 1.0f && cp_exp2(1e-30f) == 1.0f);
-    ck_assert(cp_exp2(-126.001f) == 0.0f && cp_exp2(-3e38f) == 0.0f);
-    ck_assert(cp_exp2(-INFINITY) == 0.0f && isnan(cp_exp2(NAN)));
+        hold(cp_exp2((float)n) == ldexpf(1.0f, n));
+    hold(cp_exp2(-0.0f) == 1.0f && cp_exp2(1e-30f) == 1.0f);
+    hold(cp_exp2(-126.001f) == 0.0f && cp_exp2(-3e38f) == 0.0f);
+    hold(cp_exp2(-INFINITY) == 0.0f && isnan(cp_exp2(NAN)));
 }
-END_TEST
 
-START_TEST(every_micro_kernel_is_right) {
+LOOP(every_micro_kernel_is_right, 0, COUNT_OF(numbers)) {
     static const int64_t dims[] = {1, 7, 36, 64, 80, 128, 256};
     if (!choose_micro_kernel(_i))
         return;
-    for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++)
-        for (int64_t group = 1; group <= 5; group += 2) {
-            const cp_shape shape = {2 * group, 2, dims[d]};
-            problem full = prefill(shape, 230, 67, 1.0f);
-            check(&full, 2, 1.0);
-        }
-    problem causal = prefill((cp_shape){16, 1, 96}, 0, 500, 1.0f);
-    check(&causal, 2, 1.0);
+    for (int d = 0; d < COUNT_OF(dims); d++) {
+        const int64_t group = 1 + 2 * ((d + _i) % 3);
+        problem *p = prefill((cp_shape){2 * group, 2, dims[d]}, 230, 67, 1.0f);
+        check(p, 2, 1.0);
+    }
+    problem *causal = prefill((cp_shape){16, 1, 96}, 0, 500, 1.0f);
+    check(causal, 2, 1.0);
 }
-END_TEST
 
-START_TEST(shares_add_up_whoever_does_them) {
+/* Threads do not change a bit. */
+LOOP(shares_add_up_whoever_does_them, 0, 2) {
+    choose_kernel(_i);
+    same_bits((cp_shape){6, 2, 64}, 50, 250);
+    if (kernel == cp_attend)
+        return;
     same_bits((cp_shape){8, 2, 128}, 5000, 1);
     same_bits((cp_shape){9, 3, 40}, 4500, 4);
     same_bits((cp_shape){3, 3, 33}, 777, 3);
     same_bits((cp_shape){8, 1, 64}, 6000, 40);
     same_bits((cp_shape){6, 2, 16}, 100, 1500);
 }
-END_TEST
 
-START_TEST(a_batch_of_decoded_tokens_finds_its_keys) {
-    problem p = {.shape = {8, 2, 72}};
+TEST(a_batch_of_decoded_tokens_finds_its_keys) {
+    problem *p = new_problem((cp_shape){8, 2, 72});
     for (int64_t s = 0; s < 5; s++)
-        cp_pieces_append(&p.query_pieces,
+        cp_pieces_append(&p->query_pieces,
                          (cp_piece){{s, 300 * s + 2, 1, 1}, 2 * s});
     int64_t row = 1;
     for (int64_t s = 0; s < 5; s++)
-        deal(&p.key_pieces, s, s, 300 * s + 3, 3, &row);
-    prepare(&p, 1.0f);
-    check(&p, 3, 1.0);
+        deal(&p->key_pieces, s, s, 300 * s + 3, 3, &row);
+    prepare(p, 1.0f);
+    check(p, 3, 1.0);
 }
-END_TEST
 
 static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
                               int64_t step) {
-    problem p = {.shape = shape};
-    cp_pieces_append(&p.query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
-    cp_pieces_append(&p.key_pieces,
+    problem *p = new_problem(shape);
+    cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
+    cp_pieces_append(&p->key_pieces,
                      (cp_piece){{0, 0, cached + fresh * step + 9, 1}, 0});
-    prepare(&p, 1.0f);
+    prepare(p, 1.0f);
     const int64_t row = shape.query_heads * shape.head_dim;
     const int64_t width = shape.kv_heads * shape.head_dim;
-    attend(&p, 2);
-    float *clean = copied(p.output, fresh * row);
+    attend(p, 2);
+    float *clean = copied(p->output, fresh * row);
     for (int64_t q = fresh - 1; q >= 0; q--) {
         for (int64_t i = (cached + q * step + 1) * width;
              i < (cached + (q + 1) * step + 1) * width; i++)
-            p.keys[i] = p.values[i] = NAN;
-        attend(&p, 2);
-        ck_assert_mem_eq(p.output, clean, (size_t)((q + 1) * row) * 4);
+            p->keys[i] = p->values[i] = NAN;
+        attend(p, 2);
+        ck_assert_mem_eq(p->output, clean, (size_t)((q + 1) * row) * 4);
     }
-    free(clean);
-    discard(&p);
 }
 
-START_TEST(what_lies_ahead_is_not_seen) {
+TEST(what_lies_ahead_is_not_seen) {
     poison_the_future((cp_shape){8, 2, 64}, 180, 24, 1);
     poison_the_future((cp_shape){2, 2, 20}, 100, 40, 3);
     poison_the_future((cp_shape){4, 1, 64}, 60, 3, 1);
     poison_the_future((cp_shape){3, 1, 19}, 190, 2, 5);
 }
-END_TEST
-
-SUITE("attention", {the_oracle_knows_an_answer_by_heart, 0, 1},
-      {every_group_and_dimension, 0, 8}, {every_length, 0, 8},
-      {large_scores_do_not_overflow, 0, 2}, {long_sums_stay_accurate, 0, 2},
-      {scores_far_below_weigh_nothing, 0, 2}, {a_mean_of_ones_is_one, 0, 2},
-      {pieces_may_lie_in_any_order, 0, 2},
-      {seeing_nothing_is_zero_and_minus_infinity, 0, 2},
-      {nan_reaches_those_who_see_it_and_nobody_else, 0, 2},
-      {a_query_of_nan_spoils_its_own_row, 0, 2},
-      {threads_do_not_change_a_bit, 0, 2}, {a_refusal_touches_nothing, 0, 2},
-      {merging_in_place_gives_the_same_bits, 0, 2},
-      {a_tile_is_the_product_and_touches_nothing_else, 0, KERNELS},
-      {every_micro_kernel_is_right, 0, KERNELS},
-      {powers_of_two_are_within_two_units, 0, 1},
-      {shares_add_up_whoever_does_them, 0, 1},
-      {a_batch_of_decoded_tokens_finds_its_keys, 0, 1},
-      {what_lies_ahead_is_not_seen, 0, 1})

@@ -3,7 +3,7 @@
 #include "app/bench_ring.h"
 #include "app/measure.h"
 #include "tests/harness/shell.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
@@ -32,14 +32,14 @@ static void row_keep(void *context, const cp_bench_row *row) {
     reported = *row;
 }
 
-START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
+TEST(rounds_alternate_and_quotients_are_of_rounds) {
     scripted a = {'a', 0, {9, 2, 20, 1}}, b = {'b', 0, {4, 40, 2}};
     cp_entrant entrants[] = {
         {"a", "things", 2, 8, scripted_run, &a, false, {0}},
         {"b", "things", 1, 8, scripted_run, &b, true, {0}}};
     const cp_bench bench = {.rounds = 3, .row = row_keep};
     memset(order, 0, sizeof(order));
-    ck_assert_int_eq(cp_measure_rounds(3, 2, entrants), CP_OK);
+    must(cp_measure_rounds(3, 2, entrants));
     ck_assert_str_eq(order, "aababab");
     cp_measure_report(&bench, &entrants[0], &entrants[1]);
     ck_assert_str_eq(reported.what, "a");
@@ -49,39 +49,36 @@ START_TEST(rounds_alternate_and_quotients_are_of_rounds) {
     ck_assert_double_eq(reported.fraction.median, 2);
     ck_assert_double_eq(reported.fraction.low, 2);
 }
-END_TEST
 
-START_TEST(an_even_number_of_rounds_has_a_middle) {
+TEST(an_even_number_of_rounds_has_a_middle) {
     scripted a = {'a', 0, {1, 1, 2, 4, 8}};
     cp_entrant entrant = {"a", "things", 1, 8, scripted_run, &a, false, {0}};
     const cp_bench bench = {.rounds = 4, .row = row_keep};
     memset(order, 0, sizeof(order));
-    ck_assert_int_eq(cp_measure_rounds(4, 1, &entrant), CP_OK);
+    must(cp_measure_rounds(4, 1, &entrant));
     cp_measure_report(&bench, &entrant, NULL);
     ck_assert_double_eq(reported.value, 3);
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);
 }
-END_TEST
 
 static cp_bench_errors judge(float value, float lse) {
     const cp_bench bench = {.shape = {1, 1, 2}, .threads = 1};
     cp_bench_ranks it = {
         .bench = &bench, .place = &cp_place_threads, .ranks = 2, .room = 9};
     cp_bench_errors errors;
-    ck_assert_int_eq(cp_bench_ranks_open(&it), CP_OK);
-    ck_assert_int_eq(cp_bench_past(&it, 9), CP_OK);
+    must(cp_bench_ranks_open(&it));
+    must(cp_bench_past(&it, 9));
     for (int i = 0; i < 2 * 2 * 9; i++) {
         it.keys[i] = 0;
         it.values[i] = 1;
     }
-    ck_assert_int_eq(cp_bench_judge(&it, 8, (float[]){value, 1, lse}, &errors),
-                     CP_OK);
+    must(cp_bench_judge(&it, 8, (float[]){value, 1, lse}, &errors));
     cp_bench_ranks_close(&it);
     return errors;
 }
 
-START_TEST(the_judge_sees_errors_and_nan) {
+TEST(the_judge_sees_errors_and_nan) {
     const float nine = logf(9);
     ck_assert_double_le(judge(1, nine).output, 1e-15);
     ck_assert_double_le(judge(1, nine).lse, 1e-6);
@@ -90,12 +87,13 @@ START_TEST(the_judge_sees_errors_and_nan) {
     ck_assert(isinf(judge(NAN, nine).output));
     ck_assert(isinf(judge(1, NAN).lse));
 }
-END_TEST
 
 static void open_bench(void) {
     make_directory();
     before_every_line("unset PYTHON; B=\"$L bench\";");
 }
+
+AROUND_EACH(open_bench, remove_directory);
 
 static void all_fine(const char *line) {
     accepted(line, "");
@@ -131,7 +129,7 @@ static void positive(const char *name, int first, int last) {
                       cell(name, column), output);
 }
 
-START_TEST(all_rows_are_numbers) {
+TEST(all_rows_are_numbers) {
     all_fine("$B --csv --tokens 16,40 --keys 70 --heads 4,2,24 --ranks 3 "
              "--threads 2 --rounds 2");
     ck_assert_ptr_nonnull(strstr(output, "# machine: "));
@@ -154,9 +152,8 @@ START_TEST(all_rows_are_numbers) {
             ck_assert(cell(rows[i], 6) < 1.2);
     }
 }
-END_TEST
 
-START_TEST(parts_can_be_chosen) {
+TEST(parts_can_be_chosen) {
     all_fine("$B --csv --only causal,fma --tokens 9 --rounds 1 --kernel first");
     positive("causal/9", 1, 1);
     ck_assert_ptr_null(strstr(output, "\nfull"));
@@ -167,12 +164,11 @@ START_TEST(parts_can_be_chosen) {
     all_fine("$B --help");
     ck_assert_ptr_nonnull(strstr(output, "--kernel"));
 }
-END_TEST
 
-START_TEST(a_model_reads_and_generates) {
+TEST(a_model_reads_and_generates) {
     char path[128];
     snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, NULL), 0);
+    must(tiny_gguf_write(path, NULL));
     all_fine("$B --model $D/tiny.gguf --prompt 8,21 --generate 3 --ranks 1,3 "
              "--rounds 1 --csv");
     ck_assert_ptr_nonnull(strstr(output, "--model tiny.gguf --prompt"));
@@ -190,9 +186,8 @@ START_TEST(a_model_reads_and_generates) {
             "$B --model $D/tiny.gguf --prompt 4,500 --generate 13");
     refused(1, "no.gguf", "$B --model $D/no.gguf");
 }
-END_TEST
 
-START_TEST(a_small_million_is_right) {
+TEST(a_small_million_is_right) {
     all_fine("$B --only million --keys 999 --tokens 21 --generate 6 --csv "
              "--heads 4,2,16 --ranks 3");
     ck_assert_ptr_nonnull(strstr(output, "\nwhat,value,unit\n"));
@@ -206,9 +201,8 @@ START_TEST(a_small_million_is_right) {
              "--heads 1,1,8 --variant pass-kv");
     ck_assert_ptr_null(strstr(output, "decode"));
 }
-END_TEST
 
-START_TEST(bad_wishes_are_status_2) {
+TEST(bad_wishes_are_status_2) {
     refused(2, "did you mean causal?", "$B --only fma,casual");
     refused(2, "no such part", "$B --only ''");
     refused(2, "million stands alone", "$B --only million,fma");
@@ -225,9 +219,8 @@ START_TEST(bad_wishes_are_status_2) {
     refused(2, "not built in", "$B --on cuda");
     refused(2, "fast|first", "$B --kernel second");
 }
-END_TEST
 
-START_TEST(wishes_without_meaning_are_status_2) {
+TEST(wishes_without_meaning_are_status_2) {
     refused(2, "without --model", "$B --prompt 5");
     refused(2, "without --model", "$B --generate 5");
     refused(2, "without --only million", "$B --variant pass-q");
@@ -238,12 +231,3 @@ START_TEST(wishes_without_meaning_are_status_2) {
     refused(2, "--heads has", "$B --model m --heads 1,1,1");
     refused(2, "--kernel first has", "$B --model m --kernel first");
 }
-END_TEST
-
-SUITE_WITH("bench", open_bench, remove_directory,
-           {rounds_alternate_and_quotients_are_of_rounds, 0, 1},
-           {an_even_number_of_rounds_has_a_middle, 0, 1},
-           {the_judge_sees_errors_and_nan, 0, 1}, {all_rows_are_numbers, 0, 1},
-           {parts_can_be_chosen, 0, 1}, {a_model_reads_and_generates, 0, 1},
-           {a_small_million_is_right, 0, 1}, {bad_wishes_are_status_2, 0, 1},
-           {wishes_without_meaning_are_status_2, 0, 1})

@@ -2,7 +2,7 @@
  * refusals. */
 #define _GNU_SOURCE
 #include "harness/shell.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "harness/tiny_gguf.h"
 
 #include <math.h>
@@ -31,6 +31,7 @@ static double attend_truth(const cp_subject *it) {
 static double message_truth(const cp_subject *it) {
     return (10e-6 + (double)it->bytes / 2e9) / fmin(1, truth.speed);
 }
+
 static double seconds_truth(const cp_subject *it) {
     if (it->kind == CP_TIME_PEAK)
         return 1e9 / (8e9 * truth.speed);
@@ -80,10 +81,10 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     truth.runs = 0;
     truth.of_a_round = 3 + 9 + 3 + (ranks > 1 ? 3 + 3 + 1 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
-    ck_assert_int_eq(cp_calibration_check(&wanted), CP_OK);
+    must(cp_calibration_check(&wanted));
     cp_laboratory made_up = cp_place_laboratory(&place, &wanted);
     made_up.time = time_nothing;
-    ck_assert_msg(cp_calibrate(&made_up, &wanted) == CP_OK, "%s", cp_message());
+    must(cp_calibrate(&made_up, &wanted));
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
     ck_assert_int_eq(rounds, 3);
 }
@@ -97,7 +98,7 @@ static const struct {
     double speed;
 } setups[] = {{4, 2, 0, 0.5}, {2, 2, 0, 1}, {1, 2, 0, 2}, {3, 2, 1, 1}};
 
-START_TEST(made_up_machines_come_out) {
+LOOP(made_up_machines_come_out, 0, 4) {
     cp_hardware h;
     const int ranks = setups[_i].ranks;
     const bool shared = setups[_i].local == 0;
@@ -141,8 +142,8 @@ START_TEST(made_up_machines_come_out) {
     }
     ck_assert_int_eq(measured, 13 + shared + (ranks > 1 ? 4 : 0));
 }
-END_TEST
-START_TEST(what_does_not_hide_is_said_not_to) {
+
+TEST(what_does_not_hide_is_said_not_to) {
     cp_hardware h;
     truth.speed = 1;
     truth.share = 0;
@@ -155,15 +156,12 @@ START_TEST(what_does_not_hide_is_said_not_to) {
     calibrated(2, 2, 0, &h);
     near(h.overlap, 1);
 }
-END_TEST
 
 static void refused_sizes(cp_calibration wanted, const char *because) {
-    ck_assert_int_eq(cp_calibration_check(&wanted), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
-                  cp_message(), because);
+    refuses(cp_calibration_check(&wanted), CP_INVALID, because);
 }
 
-START_TEST(sizes_are_refused) {
+TEST(sizes_are_refused) {
     int64_t many[25], down[2] = {8, 8}, huge[1] = {INT64_MAX}, none[1] = {0};
     for (int n = 0; n < 25; n++)
         many[n] = n + 8;
@@ -172,7 +170,7 @@ START_TEST(sizes_are_refused) {
                                  .keys = {keys, 3},
                                  .bytes = {bytes, 3}};
     cp_calibration bad = good;
-    ck_assert_int_eq(cp_calibration_check(&good), CP_OK);
+    must(cp_calibration_check(&good));
     bad.rows = (cp_counts){many, 13};
     refused_sizes(bad, "--rows: 13 sizes, where 1 to 12 fit");
     bad.rows = (cp_counts){huge, 1};
@@ -193,13 +191,15 @@ START_TEST(sizes_are_refused) {
     bad.shape = (cp_shape){1 << 20, 1, 16};
     refused_sizes(bad, "1048576 query heads");
 }
-END_TEST
 
 static void make_small(void) {
     before_every_line("S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
                       "--heads 2,1,16';");
 }
-START_TEST(descriptions_are_written_and_read) {
+
+AROUND_EACH(make_small, NULL);
+
+TEST(descriptions_are_written_and_read) {
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         char line[300];
         snprintf(line, sizeof(line),
@@ -216,8 +216,8 @@ START_TEST(descriptions_are_written_and_read) {
     }
     accepted("$L calibrate $S", "machine here\n");
 }
-END_TEST
-START_TEST(bad_use_is_refused) {
+
+TEST(bad_use_is_refused) {
     refused(2, "--rows: 4 after 8", "$L calibrate --rows 8,4");
     refused(2, "rows", "$L calibrate --rows x");
     refused(2, "--rounds 0: between 1 and 99", "$L calibrate --rounds 0");
@@ -235,7 +235,6 @@ START_TEST(bad_use_is_refused) {
             "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $F); s=$?; "
             "grep -q kept $F || s=7; rm -f $F; exit $s");
 }
-END_TEST
 
 static const cp_shape heads = {4, 2, 32};
 
@@ -247,11 +246,10 @@ static double measured_seconds(int64_t tokens, cp_variant variant) {
                          .ranks = 2,
                          .room = tokens};
     double seconds;
-    ck_assert_int_eq(cp_bench_ranks_open(&it), CP_OK);
-    ck_assert_int_eq(cp_bench_call_begin(&it, variant, tokens), CP_OK);
+    must(cp_bench_ranks_open(&it));
+    must(cp_bench_call_begin(&it, variant, tokens));
     for (int n = 0; n < 3; n++)
-        ck_assert_msg(cp_bench_call_walk(&it, &seconds) == CP_OK, "%s",
-                      cp_message());
+        must(cp_bench_call_walk(&it, &seconds));
     cp_bench_ranks_close(&it);
     return seconds;
 }
@@ -262,14 +260,13 @@ static double simulated_seconds(const cp_hardware *h, int64_t tokens,
     cp_model_sizes model;
     cp_forecast forecast;
     /* The model of a ring. */
-    ck_assert_int_eq(cp_model_sizes_parse("ring",
-                                          "model ring\nlike smollm2-135m\n"
-                                          "layers 1 layers assumed\n"
-                                          "query_heads 4 heads assumed\n"
-                                          "kv_heads 2 heads assumed\n"
-                                          "head_dim 32 numbers assumed\n",
-                                          &model),
-                     CP_OK);
+    must(cp_model_sizes_parse("ring",
+                              "model ring\nlike smollm2-135m\n"
+                              "layers 1 layers assumed\n"
+                              "query_heads 4 heads assumed\n"
+                              "kv_heads 2 heads assumed\n"
+                              "head_dim 32 numbers assumed\n",
+                              &model));
     const cp_scenario scenario = {.hardware = h,
                                   .model = &model,
                                   .ranks = 2,
@@ -278,8 +275,7 @@ static double simulated_seconds(const cp_hardware *h, int64_t tokens,
                                   .new_tokens = &tokens,
                                   .cached_tokens = &none,
                                   .variant = variant};
-    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(&scenario, &forecast));
     return forecast.ring;
 }
 
@@ -296,14 +292,14 @@ static bool rings_agree(cp_hardware *h, char *words, size_t room) {
     return true;
 }
 
-START_TEST(a_ring_takes_about_what_is_simulated) {
+TEST(a_ring_takes_about_what_is_simulated) {
     int64_t own_rows[] = {1, 64, 256}, own_keys[] = {64, 512},
             own_bytes[] = {64, 262144};
     bool agree = false;
     char words[100];
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {
         cp_hardware h;
-        ck_assert_int_eq(cp_hardware_read("laptop", &h), CP_OK);
+        must(cp_hardware_read("laptop", &h));
         const cp_calibration wanted = {.shape = heads,
                                        .ranks = 2,
                                        .cores = cp_host_cores(),
@@ -312,12 +308,11 @@ START_TEST(a_ring_takes_about_what_is_simulated) {
                                        .keys = {own_keys, 2},
                                        .bytes = {own_bytes, 2},
                                        .hardware = &h};
-        ck_assert_int_eq(cp_calibrate_run(&cp_place_threads, &wanted), CP_OK);
+        must(cp_calibrate_run(&cp_place_threads, &wanted));
         agree = rings_agree(&h, words, sizeof(words));
     }
     ck_assert_msg(agree, "%s", words);
 }
-END_TEST
 
 static const char ring[] = "machine toy\nmemory 1 GB assumed\n"
                            "memory_rate 1000 GB/s assumed\n"
@@ -333,14 +328,12 @@ static cp_choice foreseen(const char *links, int ranks, int64_t fresh,
     cp_hardware hardware;
     cp_choice choice;
     snprintf(text, sizeof(text), "%s%s", ring, links);
-    ck_assert_msg(cp_hardware_parse("toy", text, &hardware) == CP_OK, "%s",
-                  cp_message());
-    ck_assert_msg(cp_foresee(&hardware, &shape, 4, ranks, 1, &fresh, &past,
-                             &choice) == CP_OK,
-                  "%s", cp_message());
+    must(cp_hardware_parse("toy", text, &hardware));
+    must(cp_foresee(&hardware, &shape, 4, ranks, 1, &fresh, &past, &choice));
     return choice;
 }
-START_TEST(auto_takes_what_is_faster) {
+
+TEST(auto_takes_what_is_faster) {
     const char *const slow = "link_rate 0.01 GB/s assumed\n"
                              "link_latency 1 us assumed\n";
     const char *const slow_home = "link_rate 10 GB/s assumed\n"
@@ -360,13 +353,13 @@ START_TEST(auto_takes_what_is_faster) {
     ck_assert_ptr_nonnull(strstr(choice.rule, "miss rate"));
     ck_assert_int_eq(foreseen(slow_home, 1, 8, 4000).variant, CP_PASS_KV);
 }
-END_TEST
-START_TEST(commands_choose_by_a_description) {
+
+TEST(commands_choose_by_a_description) {
     char line[900], directory[] = "/tmp/longring-calibrate-XXXXXX";
     const tiny_gguf_options tiny = {.seed = 5};
     ck_assert_ptr_nonnull(mkdtemp(directory));
     snprintf(line, sizeof(line), "%s/m.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(line, &tiny), 0);
+    must(tiny_gguf_write(line, &tiny));
     snprintf(line, sizeof(line),
              "D=%s; $L chat --model $D/m.gguf --ranks 3 --machine laptop "
              "--compare --most 3 --ask 'what is this?' --ask why",
@@ -389,9 +382,8 @@ START_TEST(commands_choose_by_a_description) {
             "$L attend --q a --k a --v a --machine /dev/null");
     refused(2, "nowhere", "$L logits --model m --tokens a --machine nowhere");
 }
-END_TEST
 
-START_TEST(processes_are_calibrated) {
+TEST(processes_are_calibrated) {
     if (shell("command -v mpirun && $L --version | grep '^on mpi: kernels'") !=
         0)
         return;
@@ -405,13 +397,3 @@ START_TEST(processes_are_calibrated) {
     ck_assert_ptr_nonnull(first);
     ck_assert_ptr_null(strstr(first + 1, "machine here"));
 }
-END_TEST
-
-SUITE_WITH("calibrate", make_small, NULL, {made_up_machines_come_out, 0, 4},
-           {what_does_not_hide_is_said_not_to, 0, 1}, {sizes_are_refused, 0, 1},
-           {descriptions_are_written_and_read, 0, 1},
-           {bad_use_is_refused, 0, 1},
-           {a_ring_takes_about_what_is_simulated, 0, 1},
-           {auto_takes_what_is_faster, 0, 1},
-           {commands_choose_by_a_description, 0, 1},
-           {processes_are_calibrated, 0, 1})

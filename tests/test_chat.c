@@ -2,8 +2,8 @@
 #define _GNU_SOURCE
 #include "model/backend.h"
 #include "app/tape.h"
+#include "expect.h"
 #include "ground/screen.h"
-#include "tests/harness/suite.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ static int64_t vocabulary;
 static cp_session *session_new(int ranks) {
     const cp_session_options options = {.ranks = ranks, .sequences = 1};
     cp_session *session;
-    ck_assert_int_eq(cp_session_open(model, &options, &session), CP_OK);
+    must(cp_session_open(model, &options, &session));
     return session;
 }
 
@@ -30,19 +30,17 @@ static void call_add(cp_session *session, bool decode, int64_t tokens) {
         ids[i] = 20 + i;
     tape.vocabulary = vocabulary;
     tape.keeps = true;
-    ck_assert_int_eq(cp_tape_begin(&tape, decode, 1, &call), CP_OK);
-    ck_assert_int_eq(
-        cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens), CP_OK);
-    ck_assert_int_eq(cp_tape_run(&tape, call, session, &report), CP_OK);
+    must(cp_tape_begin(&tape, decode, 1, &call));
+    must(cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens));
+    must(cp_tape_run(&tape, call, session, &report));
     call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
 }
 
 static void make_tape(void) {
     const tiny_gguf_options tiny = {.seed = 4};
-    ck_assert_int_eq(tiny_gguf_build(&tiny, &bytes), 0);
-    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
-    ck_assert_int_eq(cp_model_open(cp_backend_find("threads"), file, &model),
-                     CP_OK);
+    must(tiny_gguf_build(&tiny, &bytes));
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    must(cp_model_open(cp_backend_find("threads"), file, &model));
     vocabulary = cp_model_describe(model)->vocabulary;
     cp_session *session = session_new(3);
     call_add(session, false, 40);
@@ -55,14 +53,14 @@ static cp_tape_difference played(cp_status expected) {
     cp_tape_difference difference;
     cp_sampler greedy;
     cp_session *session = session_new(1);
-    ck_assert_int_eq(cp_sampler_start(0, 1, &greedy), CP_OK);
+    must(cp_sampler_start(0, 1, &greedy));
     ck_assert_int_eq(cp_tape_compare(&tape, session, greedy, NULL, &difference),
                      expected);
     cp_session_close(session);
     return difference;
 }
 
-START_TEST(a_true_tape_agrees_and_a_false_one_does_not) {
+TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     make_tape();
     cp_tape_difference difference = played(CP_OK);
     ck_assert_int_eq(difference.tokens, 21);
@@ -80,7 +78,6 @@ START_TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 /* What a screen of that width shows of a text that comes in pieces. */
 static void shown(const char *text, int width, int piece, const char *wanted) {
@@ -97,7 +94,7 @@ static void shown(const char *text, int width, int piece, const char *wanted) {
     free(result);
 }
 
-START_TEST(text_is_shown_whole) {
+TEST(text_is_shown_whole) {
 #define LOST "\xEF\xBF\xBD"
     const struct {
         const char *text, *raw, *wrapped; /* at 10 columns */
@@ -113,13 +110,9 @@ START_TEST(text_is_shown_whole) {
         {"\033[2J\tx", LOST "[2J\tx\n", LOST "[2J\tx\n"},
         {"", "", ""},
     };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (int i = 0; i < COUNT_OF(cases); i++)
         for (int piece = 1; piece < 5; piece++) {
             shown(cases[i].text, 0, piece, cases[i].raw);
             shown(cases[i].text, 10, piece, cases[i].wrapped);
         }
 }
-END_TEST
-
-SUITE("chat", {a_true_tape_agrees_and_a_false_one_does_not, 0, 1},
-      {text_is_shown_whole, 0, 1})

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/harness/shell.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 
 static const struct {
     int64_t fresh;
@@ -26,8 +26,7 @@ static const cp_machine achieved = {"achieved", 504000000000000, 26100000000, 2,
 static cp_choice ask(const cp_machine *machine, const cp_shape *shape,
                      int ranks, int64_t fresh, int64_t cached) {
     cp_choice choice;
-    ck_assert_int_eq(
-        cp_choose(machine, shape, ranks, 1, &fresh, &cached, &choice), CP_OK);
+    must(cp_choose(machine, shape, ranks, 1, &fresh, &cached, &choice));
     return choice;
 }
 
@@ -41,13 +40,12 @@ static int right_in_table_4(const cp_machine *machine) {
     return right;
 }
 
-START_TEST(test_table_4) {
+TEST(test_table_4) {
     ck_assert_int_eq(right_in_table_4(&peak), 12);
     ck_assert_int_eq(right_in_table_4(&achieved), 13);
 }
-END_TEST
 
-START_TEST(test_nothing_hides_between_threads) {
+TEST(test_nothing_hides_between_threads) {
     const cp_choice kv = ask(&cp_machine_threads, &llama3_405b, 4, 4000, 0);
     const cp_choice q = ask(&cp_machine_threads, &llama3_405b, 4, 4000, 90000);
     ck_assert_int_eq(kv.variant, CP_PASS_KV);
@@ -56,9 +54,8 @@ START_TEST(test_nothing_hides_between_threads) {
                              "4000/94000 = 4.26% < 12.5% (eq. 1): queries are "
                              "smaller");
 }
-END_TEST
 
-START_TEST(test_thresholds) { /* invariant 23 */
+TEST(test_thresholds) { /* invariant 23 */
     for (int ranks = 2; ranks <= 128; ranks *= 2) {
         const int64_t least = 1000 * ranks;
         for (int64_t past = 100000000; past < 1000000000000; past *= 100) {
@@ -71,9 +68,8 @@ START_TEST(test_thresholds) { /* invariant 23 */
         }
     }
 }
-END_TEST
 
-START_TEST(test_ends) { /* invariant 24, and ties */
+TEST(test_ends) { /* invariant 24, and ties */
     ck_assert_int_eq(ask(&peak, &llama3_405b, 4, 1, 0).variant, CP_PASS_KV);
     ck_assert_int_eq(ask(&peak, &llama3_405b, 4, 1, 128000).variant, CP_PASS_Q);
     ck_assert_int_eq(ask(&peak, &llama3_405b, 4, 125, 875).variant, CP_PASS_KV);
@@ -82,9 +78,8 @@ START_TEST(test_ends) { /* invariant 24, and ties */
     ck_assert_int_eq(one.variant, CP_PASS_KV);
     ck_assert_str_eq(one.rule, "one rank: nothing to send");
 }
-END_TEST
 
-START_TEST(test_words) {
+TEST(test_words) {
     const cp_choice q = ask(&peak, &llama3_405b, 4, 30, 2970);
     ck_assert_str_eq(q.rule, "T = 30 new tokens < threshold 4000 (eq. 2), miss "
                              "rate 30/3000 = 1% < 12.5% (eq. 1): queries are "
@@ -93,27 +88,23 @@ START_TEST(test_words) {
     ck_assert_str_eq(kv.rule, "T = 5000 new tokens >= threshold 4000 (eq. 2): "
                               "attention hides the transfer");
 }
-END_TEST
 
-START_TEST(test_batch) {
+TEST(test_batch) {
     int64_t fresh[17], cached[17];
     for (int s = 0; s < 17; s++) {
         fresh[s] = s < 16 ? 300 : 0;
         cached[s] = s < 16 ? 100000 : 1000000000;
     }
     cp_choice choice;
-    ck_assert_int_eq(
-        cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice), CP_OK);
+    must(cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice));
     ck_assert_int_eq(choice.variant, CP_PASS_Q);
     ck_assert_ptr_nonnull(strstr(choice.rule, "T = 300 new tokens <"));
     fresh[3] = 200000;
-    ck_assert_int_eq(
-        cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice), CP_OK);
+    must(cp_choose(&peak, &llama3_405b, 4, 17, fresh, cached, &choice));
     ck_assert_int_eq(choice.variant, CP_PASS_KV);
 }
-END_TEST
 
-START_TEST(test_refusals) {
+TEST(test_refusals) {
     const int64_t none = 0, less = -1, some = 5, most = INT64_MAX;
     const int64_t many[3] = {most, most, most};
     const cp_machine slow = {"slow", 5, 0, 2, false};
@@ -128,7 +119,6 @@ START_TEST(test_refusals) {
     ck_assert_int_ne(cp_choose(&slow, s, 4, 1, &some, &none, &c), CP_OK);
     ck_assert_int_ne(cp_choose(&peak, &odd, 4, 1, &some, &none, &c), CP_OK);
 }
-END_TEST
 
 static const char *choose(const char *arguments) {
     static char line[512];
@@ -140,7 +130,7 @@ static void prints(const char *arguments, const char *wanted) {
     accepted(choose(arguments), wanted);
 }
 
-START_TEST(the_command_prints_verdicts) {
+TEST(the_command_prints_verdicts) {
     prints("--new 1 --cached 9 --ranks 1", "1 new token over 9 cached");
     prints("--new 3200 --cached 124800",
            "Algorithm 5         pass-kv         3,200   T 3200 < 4000 (eq. 2), "
@@ -154,9 +144,8 @@ START_TEST(the_command_prints_verdicts) {
     prints("--new 16,16 --cached 1K,1M", "2 sequences");
     prints("--new 5 --ranks 1", "one rank: nothing to send");
 }
-END_TEST
 
-START_TEST(lines_fit_eighty_columns) {
+TEST(lines_fit_eighty_columns) {
     static const char *const calls[] = {
         "--new 3200 --cached 124800",
         "--new 2M --cached 2000M --speeds reached --flops 12345678901.5",
@@ -164,7 +153,7 @@ START_TEST(lines_fit_eighty_columns) {
         "--new 16,1M --cached 1K,1M --machine laptop --model smollm2-135m",
         "--new 5 --cached 1M --machine h200",
         "--help"};
-    for (size_t n = 0; n < sizeof(calls) / sizeof(calls[0]); n++) {
+    for (int n = 0; n < COUNT_OF(calls); n++) {
         prints(calls[n], "");
         for (const char *line = output; *line != '\0';) {
             const int length = (int)strcspn(line, "\n");
@@ -175,9 +164,8 @@ START_TEST(lines_fit_eighty_columns) {
         }
     }
 }
-END_TEST
 
-START_TEST(the_command_refuses_in_one_line) {
+TEST(the_command_refuses_in_one_line) {
     static const struct {
         const char *arguments, *because;
         int status;
@@ -204,13 +192,6 @@ START_TEST(the_command_refuses_in_one_line) {
         {"--new 2 --speeds fast", "peak|reached", 2},
         {"--new 1 --flops 2e18", "flops is 2e+18: it must be from 1", 2},
     };
-    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++)
+    for (int n = 0; n < COUNT_OF(bad); n++)
         refused(bad[n].status, bad[n].because, choose(bad[n].arguments));
 }
-END_TEST
-
-SUITE("choose", {test_table_4, 0, 1}, {test_thresholds, 0, 1},
-      {test_nothing_hides_between_threads, 0, 1}, {test_ends, 0, 1},
-      {test_words, 0, 1}, {test_batch, 0, 1}, {test_refusals, 0, 1},
-      {the_command_prints_verdicts, 0, 1}, {lines_fit_eighty_columns, 0, 1},
-      {the_command_refuses_in_one_line, 0, 1})

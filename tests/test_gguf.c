@@ -3,7 +3,7 @@
 #include "reference/model/dequantise.h"
 #include "model/gguf.h"
 #include "tests/harness/blocks.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
@@ -97,8 +97,7 @@ static void use_tensors(const cp_gguf *file) {
         ck_assert(cp_gguf_type_block(tensor->type, &values, &bytes));
         const int64_t count = tensor->bytes / bytes * values;
         float *out = malloc((size_t)count * sizeof(float));
-        ck_assert_int_eq(cp_dequantise(tensor->type, tensor->data, count, out),
-                         CP_OK);
+        must(cp_dequantise(tensor->type, tensor->data, count, out));
         free(out);
     }
 }
@@ -111,13 +110,11 @@ static const char *const keys[] = {
     "tokenizer.chat_template",   "general.alignment",
 };
 
-enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
-
 /* Where the data of a sound file begin: at its tensor of offset 0. */
 static int64_t find_data(const tiny_bytes *bytes) {
     cp_gguf *file;
     int64_t at = 0;
-    ck_assert_int_eq(cp_gguf_parse(bytes->bytes, bytes->length, &file), CP_OK);
+    must(cp_gguf_parse(bytes->bytes, bytes->length, &file));
     for (int64_t i = 0; i < cp_gguf_tensor_count(file); i++) {
         const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
         if (tensor->offset == 0)
@@ -127,15 +124,15 @@ static int64_t find_data(const tiny_bytes *bytes) {
     return at;
 }
 
-START_TEST(a_sound_file_gives_back_what_was_written) {
+TEST(a_sound_file_gives_back_what_was_written) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     int64_t number = 0;
     double base = 0;
     bool truth = true;
     cp_gguf_string text = {0};
-    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
-    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    must(tiny_gguf_build(NULL, &bytes));
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     cp_gguf_integer(file, "llama.embedding_length", &number);
     cp_gguf_float(file, "llama.rope.freq_base", &base);
     cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &truth);
@@ -159,15 +156,14 @@ START_TEST(a_sound_file_gives_back_what_was_written) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(arrays_come_back_and_wrong_questions_are_named) {
+TEST(arrays_come_back_and_wrong_questions_are_named) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     cp_gguf_string *tokens;
     int64_t *types, count, number;
     tiny_gguf_build(NULL, &bytes);
-    ck_assert_int_eq(cp_gguf_parse(bytes.bytes, bytes.length, &file), CP_OK);
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     cp_gguf_texts(file, "tokenizer.ggml.tokens", &tokens, &count);
     ck_assert_int_gt(count, 256 + 3);
     ck_assert_mem_eq(tokens[2].bytes, "<|im_end|>", 10);
@@ -175,12 +171,17 @@ START_TEST(arrays_come_back_and_wrong_questions_are_named) {
     ck_assert_int_eq(types[2], 3);
     ck_assert_int_eq(types[3], 1);
     /* Ask for keys that are missing or of another type. */
-    ck_assert_int_eq(cp_gguf_integer(file, "llama.wings", &number), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "the file has no key 'llama.wings'");
-    ck_assert_int_eq(cp_gguf_integer(file, "general.name", &number),
-                     CP_INVALID);
-    ck_assert_str_eq(cp_message(), "key 'general.name' holds string and not "
-                                   "an integer below 2^63");
+    refuses_with(cp_gguf_integer(file, "llama.wings", &number), CP_INVALID,
+                 "the file has no key 'llama.wings'");
+    refuses_with(cp_gguf_integer(file, "general.name", &number), CP_INVALID,
+                 "key 'general.name' holds string and not "
+                 "an integer below 2^63");
+    refuses_with(
+        cp_gguf_texts(file, "tokenizer.ggml.token_type", &tokens, &count),
+        CP_INVALID,
+        "key 'tokenizer.ggml.token_type' holds an "
+        "array of int32 and not an array of strings");
+    ck_assert_ptr_null(tokens);
     free(tokens);
     ck_assert_int_eq(
         cp_gguf_texts(file, "tokenizer.ggml.token_type", &tokens, &count),
@@ -193,9 +194,8 @@ START_TEST(arrays_come_back_and_wrong_questions_are_named) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(integers_of_every_width_keep_their_sign) {
+TEST(integers_of_every_width_keep_their_sign) {
     static const int kinds[] = {0, 2, 4, 10, 1, 3, 5, 11};
     static const int widths[] = {1, 2, 4, 8, 1, 2, 4, 8};
     for (int i = 0; i < 8; i++) {
@@ -206,8 +206,7 @@ START_TEST(integers_of_every_width_keep_their_sign) {
         tiny_put_string(&bytes, "k");
         tiny_put_u32(&bytes, (uint32_t)kinds[i]);
         tiny_put(&bytes, "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", widths[i]);
-        ck_assert_int_eq(parse_at_fence(bytes.bytes, bytes.length, &file),
-                         CP_OK);
+        must(parse_at_fence(bytes.bytes, bytes.length, &file));
         const cp_status status = cp_gguf_integer(file, "k", &value);
         ck_assert_int_eq(status, i == 3 ? CP_INVALID : CP_OK);
         if (i < 3)
@@ -218,9 +217,8 @@ START_TEST(integers_of_every_width_keep_their_sign) {
         free(bytes.bytes);
     }
 }
-END_TEST
 
-START_TEST(headers_that_lie_are_refused) {
+TEST(headers_that_lie_are_refused) {
     tiny_bytes file = {0};
     refused(&file, "ends after 0 more");
     tiny_put(&file, "GGML\3\0\0\0", 8);
@@ -239,7 +237,6 @@ START_TEST(headers_that_lie_are_refused) {
     put_header(&file, 3, 0, (uint64_t)1 << 60);
     refused(&file, "key count says 1152921504606846976, but only 0");
 }
-END_TEST
 
 static void put_key(tiny_bytes *out, const char *name, uint32_t kind) {
     put_header(out, 3, 0, 1);
@@ -247,7 +244,7 @@ static void put_key(tiny_bytes *out, const char *name, uint32_t kind) {
     tiny_put_u32(out, kind);
 }
 
-START_TEST(keys_that_lie_are_refused) {
+TEST(keys_that_lie_are_refused) {
     tiny_bytes file = {0};
     put_header(&file, 3, 0, 1);
     tiny_put_u64(&file, (uint64_t)1 << 62);
@@ -282,7 +279,6 @@ START_TEST(keys_that_lie_are_refused) {
     }
     refused(&file, "two keys are named 'twin'");
 }
-END_TEST
 
 static const struct {
     const char *name;
@@ -308,7 +304,7 @@ static const struct {
     {"t", 1, 1, 0, INT64_MAX - 31, "but the file holds 512"},
 };
 
-START_TEST(tensors_that_lie_are_refused) {
+LOOP(tensors_that_lie_are_refused, 0, COUNT_OF(lies)) {
     tiny_bytes file = {0};
     put_header(&file, 3, 1, 0);
     put_tensor(&file, lies[_i].name, lies[_i].row, lies[_i].rows, lies[_i].type,
@@ -316,9 +312,8 @@ START_TEST(tensors_that_lie_are_refused) {
     put_data(&file);
     refused(&file, lies[_i].because);
 }
-END_TEST
 
-START_TEST(tensors_that_quarrel_are_refused) {
+TEST(tensors_that_quarrel_are_refused) {
     tiny_bytes file = {0};
     put_header(&file, 3, 2, 0);
     put_tensor(&file, "late", 8, 1, 0, 32);
@@ -347,9 +342,8 @@ START_TEST(tensors_that_quarrel_are_refused) {
     tiny_put_string(&file, "32");
     refused(&file, "holds string and not an integer");
 }
-END_TEST
 
-START_TEST(odd_but_sound_files_are_read) {
+TEST(odd_but_sound_files_are_read) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
     put_header(&bytes, 2, 2, 1);
@@ -360,7 +354,7 @@ START_TEST(odd_but_sound_files_are_read) {
     put_tensor(&bytes, "early", 2, 1, 0, 0);
     tiny_put(&bytes, "\0\0\0\0\0\0\0", 7 & -bytes.length);
     tiny_put(&bytes, "\0\0\200\77\0\0\0\100\0\0\100\100", 12);
-    ck_assert_int_eq(parse_at_fence(bytes.bytes, bytes.length, &file), CP_OK);
+    must(parse_at_fence(bytes.bytes, bytes.length, &file));
     float late = 0;
     const cp_gguf_tensor *tensor = cp_gguf_find(file, "late");
     cp_dequantise(tensor->type, tensor->data, 1, &late);
@@ -368,25 +362,23 @@ START_TEST(odd_but_sound_files_are_read) {
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 static const tiny_gguf_options smallest = {
     .blocks = 1, .width = 8, .feed_forward = 8, .heads = 2};
 
-START_TEST(a_file_cut_at_any_byte_is_refused) {
+TEST(a_file_cut_at_any_byte_is_refused) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
-    ck_assert_int_eq(tiny_gguf_build(&smallest, &bytes), 0);
+    must(tiny_gguf_build(&smallest, &bytes));
     for (int64_t length = 0; length < bytes.length; length++) {
         ck_assert_int_eq(parse_at_fence(bytes.bytes, length, &file),
                          CP_INVALID);
         ck_assert_ptr_null(file);
     }
-    ck_assert_int_eq(parse_at_fence(bytes.bytes, bytes.length, &file), CP_OK);
+    must(parse_at_fence(bytes.bytes, bytes.length, &file));
     cp_gguf_close(file);
     free(bytes.bytes);
 }
-END_TEST
 
 static void scratch(unsigned char *bytes, int64_t length, uint64_t *state) {
     static const uint64_t favourites[] = {0,          1,          INT64_MAX,
@@ -402,10 +394,10 @@ static void scratch(unsigned char *bytes, int64_t length, uint64_t *state) {
     }
 }
 
-START_TEST(five_thousand_scratched_files_do_no_harm) {
+TEST(five_thousand_scratched_files_do_no_harm) {
     tiny_bytes bytes = {0};
     cp_gguf *file;
-    ck_assert_int_eq(tiny_gguf_build(&smallest, &bytes), 0);
+    must(tiny_gguf_build(&smallest, &bytes));
     unsigned char *copy = malloc((size_t)bytes.length);
     const int64_t data = find_data(&bytes);
     for (uint64_t seed = 1; seed <= 5000; seed++) {
@@ -414,7 +406,7 @@ START_TEST(five_thousand_scratched_files_do_no_harm) {
         scratch(copy, data, &state);
         if (parse_at_fence(copy, bytes.length, &file) != CP_OK)
             continue;
-        for (int k = 0; k < KEYS; k++)
+        for (int k = 0; k < COUNT_OF(keys); k++)
             use_key(file, keys[k]);
         use_tensors(file);
         cp_gguf_close(file);
@@ -422,25 +414,22 @@ START_TEST(five_thousand_scratched_files_do_no_harm) {
     free(copy);
     free(bytes.bytes);
 }
-END_TEST
 
-START_TEST(blocks_give_the_reference_values_exactly) {
+LOOP(blocks_give_the_reference_values_exactly, 0, GOLDEN_BLOCKS) {
     const golden_block *golden = &golden_blocks[_i];
     unsigned char bytes[513];
     float out[512];
     const int length = golden_bytes(golden, bytes + 1);
     memcpy(bytes + 1 + length, bytes + 1, (size_t)length);
-    ck_assert_int_eq(
-        cp_dequantise(golden->type, bytes + 1, 2 * golden->count, out), CP_OK);
+    must(cp_dequantise(golden->type, bytes + 1, 2 * golden->count, out));
     for (int block = 0; block < 2; block++)
         ck_assert_msg(golden_sum(out + block * golden->count, golden->count) ==
                           golden->sum,
                       "%s, block %d", cp_gguf_type_name(golden->type), block);
 }
-END_TEST
 
 /* Of random blocks, those are finite whose every value is. */
-START_TEST(weights_that_are_no_numbers_are_found) {
+TEST(weights_that_are_no_numbers_are_found) {
     static const int types[] = {
         CP_GGUF_F32,  CP_GGUF_F16,  CP_GGUF_BF16, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
         CP_GGUF_Q5_0, CP_GGUF_Q5_1, CP_GGUF_Q8_0, CP_GGUF_Q2_K, CP_GGUF_Q3_K,
@@ -463,9 +452,8 @@ START_TEST(weights_that_are_no_numbers_are_found) {
                           cp_gguf_type_name(types[t]));
         }
 }
-END_TEST
 
-START_TEST(every_half_is_what_its_bits_say) {
+TEST(every_half_is_what_its_bits_say) {
     for (int bits = 0; bits < 65536; bits++) {
         const unsigned char bytes[2] = {(unsigned char)bits,
                                         (unsigned char)(bits >> 8)};
@@ -483,56 +471,34 @@ START_TEST(every_half_is_what_its_bits_say) {
         ck_assert_int_eq(signbit(value) != 0, bits >> 15);
     }
 }
-END_TEST
 
-START_TEST(what_cannot_be_computed_or_opened_is_named) {
+TEST(what_cannot_be_computed_or_opened_is_named) {
     unsigned char bytes[34] = {0};
     float out[32];
     cp_gguf *file;
-    ck_assert_int_eq(cp_dequantise(16, bytes, 256, out), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "IQ2_XXS (16)"));
-    ck_assert_int_eq(cp_dequantise(CP_GGUF_Q8_0, bytes, 31, out), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "31 values"));
-    ck_assert_int_eq(cp_gguf_open("/no/such/file.gguf", &file), CP_FILE);
-    ck_assert_str_eq(cp_message(),
-                     "/no/such/file.gguf: No such file or directory");
-    ck_assert_int_eq(cp_gguf_open("/tmp", &file), CP_FILE);
-    ck_assert_str_eq(cp_message(), "/tmp: is not a regular file");
+    refuses(cp_dequantise(16, bytes, 256, out), CP_INVALID, "IQ2_XXS (16)");
+    refuses(cp_dequantise(CP_GGUF_Q8_0, bytes, 31, out), CP_INVALID,
+            "31 values");
+    refuses_with(cp_gguf_open("/no/such/file.gguf", &file), CP_FILE,
+                 "/no/such/file.gguf: No such file or directory");
+    refuses_with(cp_gguf_open("/tmp", &file), CP_FILE,
+                 "/tmp: is not a regular file");
     ck_assert_int_eq(cp_gguf_open("/dev/null", &file), CP_FILE);
     ck_assert_ptr_null(file);
 }
-END_TEST
 
-START_TEST(files_on_disk_are_mapped) {
+TEST(files_on_disk_are_mapped) {
     char path[] = "/tmp/longring-gguf-XXXXXX";
     cp_gguf *file;
     const int descriptor = mkstemp(path);
     ck_assert_int_ge(descriptor, 0);
-    ck_assert_int_eq(cp_gguf_open(path, &file), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), ": is empty"));
-    ck_assert_int_eq(tiny_gguf_write(path, &smallest), 0);
-    ck_assert_int_eq(cp_gguf_open(path, &file), CP_OK);
+    refuses(cp_gguf_open(path, &file), CP_INVALID, ": is empty");
+    must(tiny_gguf_write(path, &smallest));
+    must(cp_gguf_open(path, &file));
     use_tensors(file);
     cp_gguf_close(file);
     ck_assert_int_eq(ftruncate(descriptor, 5000), 0);
-    ck_assert_int_eq(cp_gguf_open(path, &file), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "cut short or corrupt"));
+    refuses(cp_gguf_open(path, &file), CP_INVALID, "cut short or corrupt");
     close(descriptor);
     unlink(path);
 }
-END_TEST
-
-SUITE("gguf", {a_sound_file_gives_back_what_was_written, 0, 1},
-      {arrays_come_back_and_wrong_questions_are_named, 0, 1},
-      {integers_of_every_width_keep_their_sign, 0, 1},
-      {headers_that_lie_are_refused, 0, 1}, {keys_that_lie_are_refused, 0, 1},
-      {tensors_that_lie_are_refused, 0, sizeof(lies) / sizeof(lies[0])},
-      {tensors_that_quarrel_are_refused, 0, 1},
-      {odd_but_sound_files_are_read, 0, 1},
-      {a_file_cut_at_any_byte_is_refused, 0, 1},
-      {five_thousand_scratched_files_do_no_harm, 0, 1},
-      {blocks_give_the_reference_values_exactly, 0, GOLDEN_BLOCKS},
-      {weights_that_are_no_numbers_are_found, 0, 1},
-      {every_half_is_what_its_bits_say, 0, 1},
-      {what_cannot_be_computed_or_opened_is_named, 0, 1},
-      {files_on_disk_are_mapped, 0, 1})

@@ -29,7 +29,7 @@ static const struct {
 } setups[] = {{1, CP_NUMBERS_BF16}, {2, CP_NUMBERS_F32},  {2, CP_NUMBERS_F8},
               {3, CP_NUMBERS_BF16}, {2, CP_NUMBERS_BF16}, {4, CP_NUMBERS_BF16}};
 
-START_TEST(the_pretended_machine_comes_out) {
+LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
     const cp_device_place here = {.only = CP_NOBODY};
     const int ranks = setups[_i].ranks;
     cp_hardware h;
@@ -62,7 +62,6 @@ START_TEST(the_pretended_machine_comes_out) {
     ck_assert_double_gt(h.launch, 0);
     end();
 }
-END_TEST
 
 static const double late = 1e-3;
 
@@ -83,15 +82,14 @@ static cp_status calibrate(seat *seat) {
     process *mine = (process *)(void *)seat;
     const cp_calibration wanted = asked(seat->crew.ranks, &mine->hardware);
     cp_nccl *world;
-    cp_status status =
-        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10, &world);
-    if (status != CP_OK)
-        return status;
+    CP_TRY(
+        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10, &world));
     const cp_device_place apart = {.only = seat->crew.rank,
                                    .link = &world->link,
                                    .crew = &seat->crew,
                                    .patience = mine->patience};
-    status = cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
+    const cp_status status =
+        cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
     cp_nccl_free(world);
     return status;
 }
@@ -103,7 +101,7 @@ static void run_processes(process *all, int count, double patience) {
     run_crowd(all, sizeof(*all), count, calibrate);
 }
 
-START_TEST(processes_come_to_one_description) {
+LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
     process all[CROWD];
     const int count = 2 + _i;
     stand_in_options options = STAND_IN_DEFAULTS;
@@ -124,9 +122,8 @@ START_TEST(processes_come_to_one_description) {
     ck_assert_int_eq(seen.messages, 2 * count * once * 16);
     end();
 }
-END_TEST
 
-START_TEST(what_fails_fails_cleanly) {
+LOOP(what_fails_fails_cleanly, 0, 3 * stand_in_pretends()) {
     static void (*const break_it[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     const cp_device_place here = {.only = CP_NOBODY};
@@ -142,34 +139,36 @@ START_TEST(what_fails_fails_cleanly) {
         break_it[_i](0);
         end();
     }
-    ck_assert_int_eq(status, CP_OK);
+    must(status);
     ck_assert_int_gt(n, 2);
 }
-END_TEST
-static void refused(int64_t room, cp_shape shape, cp_numbers numbers,
-                    cp_status because, const char *words) {
+
+static const struct {
+    int64_t room;
+    cp_shape shape;
+    cp_numbers numbers;
+    cp_status status;
+    const char *words;
+} impossible[] = {
+    {1 << 16, {4, 2, 16}, CP_NUMBERS_BF16, CP_MEMORY, "4194304 bytes"},
+    {9 << 20, {64, 2, 64}, CP_NUMBERS_F32, CP_MEMORY, "what is measured"},
+    {1 << 28, {1, 1, 8}, CP_NUMBERS_F8, CP_INVALID, "16"},
+};
+
+LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
     const cp_device_place here = {.only = CP_NOBODY};
+    stand_in_options options = STAND_IN_DEFAULTS;
     cp_hardware h;
     cp_calibration wanted = asked(2, &h);
-    wanted.shape = shape;
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.bytes = room;
+    wanted.shape = impossible[_i].shape;
+    options.bytes = impossible[_i].room;
     stand_in_begin(&options);
-    ck_assert_int_eq(cp_device_calibrate(&here, numbers, &wanted), because);
-    ck_assert_msg(strstr(cp_message(), words) != NULL, "'%s', not '%s'",
-                  cp_message(), words);
+    refuses(cp_device_calibrate(&here, impossible[_i].numbers, &wanted),
+            impossible[_i].status, impossible[_i].words);
     end();
 }
 
-START_TEST(what_cannot_be_is_refused) {
-    refused(1 << 16, (cp_shape){4, 2, 16}, CP_NUMBERS_BF16, CP_MEMORY,
-            "4194304 bytes");
-    refused(9 << 20, (cp_shape){64, 2, 64}, CP_NUMBERS_F32, CP_MEMORY,
-            "what is measured");
-    refused(1 << 28, (cp_shape){1, 1, 8}, CP_NUMBERS_F8, CP_INVALID, "16");
-}
-END_TEST
-START_TEST(a_dead_process_costs_patience) {
+LOOP(a_dead_process_costs_patience, 0, stand_in_pretends()) {
     process all[CROWD];
     begin_open(1);
     stand_in_dead_rank(1, 40);
@@ -180,11 +179,3 @@ START_TEST(a_dead_process_costs_patience) {
     }
     stand_in_end();
 }
-END_TEST
-
-SUITE("calibration of GPUs",
-      {the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6},
-      {processes_come_to_one_description, 0, 2 * stand_in_pretends()},
-      {what_fails_fails_cleanly, 0, 3 * stand_in_pretends()},
-      {what_cannot_be_is_refused, 0, stand_in_pretends()},
-      {a_dead_process_costs_patience, 0, stand_in_pretends()})

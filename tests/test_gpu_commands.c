@@ -1,7 +1,7 @@
 /* The program with GPUs in it, on the stand-in or on a real one. */
 #define _GNU_SOURCE
 #include "harness/shell.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "harness/tiny_gguf.h"
 #include "app/npy.h"
 
@@ -20,7 +20,7 @@ static void with(const char *variable) {
 static void set_up(void) {
     make_directory();
     with("D");
-    ck_assert_int_eq(tiny_gguf_write(in("m.gguf"), NULL), 0);
+    must(tiny_gguf_write(in("m.gguf"), NULL));
 }
 
 static void runs(const char *line) {
@@ -36,8 +36,7 @@ static void write_tensor(const char *name, int64_t rows, int64_t heads) {
     for (int64_t i = 0; i < rows * heads * 16; i++)
         numbers[i] = harness_uniform(&state);
     snprintf(path, sizeof(path), "%s/%s.npy", directory, name);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, size, numbers),
-                     CP_OK);
+    must(cp_npy_write(path, CP_NPY_FLOAT32, 3, size, numbers));
 }
 
 static double differ(const char *one, const char *other) {
@@ -47,7 +46,7 @@ static double differ(const char *one, const char *other) {
     double worst = 0.0;
     for (int n = 0; n < 2; n++) {
         snprintf(path, sizeof(path), "%s/%s.npy", directory, names[n]);
-        ck_assert_int_eq(cp_npy_read(path, &files[n]), CP_OK);
+        must(cp_npy_read(path, &files[n]));
     }
     ck_assert_int_eq(files[0].count, files[1].count);
     for (int64_t i = 0; i < files[0].count; i++) {
@@ -60,7 +59,9 @@ static double differ(const char *one, const char *other) {
     return worst;
 }
 
-START_TEST(attention_alone_is_the_same) {
+AROUND_EACH(set_up, remove_directory);
+
+TEST(attention_alone_is_the_same) {
     static const char *const calls[] = {
         "--history 40+d12+9 --variant pass-kv --ranks 3",
         "--history 40+d12+9 --variant pass-q --ranks 4",
@@ -84,7 +85,6 @@ START_TEST(attention_alone_is_the_same) {
         ck_assert_msg(rounded > 1e-5 && rounded < 2e-2, "%g", rounded);
     }
 }
-END_TEST
 
 static void write_ids(void) {
     char path[128];
@@ -93,10 +93,10 @@ static void write_ids(void) {
     for (int n = 0; n < 34; n++)
         ids[n] = 20 + 7 * n % 40;
     snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT32, 1, size, ids), CP_OK);
+    must(cp_npy_write(path, CP_NPY_INT32, 1, size, ids));
 }
 
-START_TEST(a_model_writes_the_same_tokens) {
+LOOP(a_model_writes_the_same_tokens, 0, harness_seeds(2)) {
     char seed[40];
     snprintf(seed, sizeof(seed), "STAND_IN_SEED=%d", _i + 5);
     with(seed);
@@ -107,16 +107,15 @@ START_TEST(a_model_writes_the_same_tokens) {
          "for n in 1 2 3 5; do run cuda-fp32 $n >$D/got; "
          "cmp $D/wanted $D/got || exit; done");
 }
-END_TEST
 
-START_TEST(a_trace_has_two_lanes_a_rank) {
+TEST(a_trace_has_two_lanes_a_rank) {
     runs("$G chat --model $D/m.gguf --on cuda --ranks 3 --ask 'Ring' --most 3 "
          "--trace $D/t.json; grep -q 'feed forward' $D/t.json && "
          "grep -q '\"attend\"' $D/t.json && "
          "[ $(grep -c thread_name $D/t.json) = 6 ]");
 }
-END_TEST
-START_TEST(gpus_are_calibrated) {
+
+LOOP(gpus_are_calibrated, 0, 3) {
     static const char *const on[] = {"cuda", "cuda-fp32", "cuda-fp8"};
     char line[600];
     if (_i == 2 && getenv("LONGRING_GPU") != NULL)
@@ -131,8 +130,8 @@ START_TEST(gpus_are_calibrated) {
              on[_i], on[_i]);
     runs(line);
 }
-END_TEST
-START_TEST(a_machine_without_a_gpu_is_told_so) {
+
+TEST(a_machine_without_a_gpu_is_told_so) {
     static const char *const chat =
         "$G chat --model $D/m.gguf --on cuda --ask x --most 2";
     if (getenv("LONGRING_GPU") == NULL) {
@@ -154,7 +153,6 @@ START_TEST(a_machine_without_a_gpu_is_told_so) {
             "$G attend --q $D/q.npy --k $D/q.npy --v $D/q.npy --on cuda "
             "--partials $D/p --out $D/o --lse $D/l");
 }
-END_TEST
 
 /* $G as n processes: `ranks N words of $G`; and what all but rank 0 said, in
  * $D/other. */
@@ -171,7 +169,7 @@ static void launch(const char *more) {
     with(line);
 }
 
-START_TEST(launched_processes_say_the_same) {
+TEST(launched_processes_say_the_same) {
     if (getenv("LONGRING_GPU") != NULL)
         return;
     launch("NCCL_HOSTID=x");
@@ -183,9 +181,8 @@ START_TEST(launched_processes_say_the_same) {
          "for t in 1 2; do ranks $((2 * t)) $(eval echo $run) --tensor $t | "
          "tail -n 1 >$D/got; cmp $D/wanted $D/got || exit; done");
 }
-END_TEST
 
-START_TEST(launched_processes_end_together) {
+TEST(launched_processes_end_together) {
     static const char *const chat =
         "ranks 2 chat --model $D/m.gguf --on cuda --ask x --most 2";
     if (getenv("LONGRING_GPU") != NULL)
@@ -197,12 +194,3 @@ START_TEST(launched_processes_end_together) {
     launch("NCCL_HOSTID=x LAST=--most");
     refused(1, "rank 1 was started with other words than rank 0", chat);
 }
-END_TEST
-
-SUITE_WITH("commands with GPUs", set_up, remove_directory,
-           {attention_alone_is_the_same, 0, 1},
-           {a_model_writes_the_same_tokens, 0, harness_seeds(3)},
-           {a_trace_has_two_lanes_a_rank, 0, 1}, {gpus_are_calibrated, 0, 3},
-           {a_machine_without_a_gpu_is_told_so, 0, 1},
-           {launched_processes_say_the_same, 0, 1},
-           {launched_processes_end_together, 0, 1})

@@ -45,11 +45,6 @@ static void end_file(fixture *f) {
     end();
 }
 
-static void refuses(cp_status got, cp_status because, const char *words) {
-    ck_assert_int_eq(got, because);
-    ck_assert_msg(strstr(cp_message(), words) != NULL, "%s", cp_message());
-}
-
 static cp_status say(cp_session *session, const turn *call, uint64_t seed,
                      int64_t words, int64_t *count) {
     int32_t tokens[MOST];
@@ -123,7 +118,7 @@ static const turn talk[] = {
     {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {1, 0, 0}},
     {true, {1, 1, 1}},   {false, {2, 2, 2}}, {true, {0, 0, 1}},
 };
-enum { TALK = sizeof(talk) / sizeof(talk[0]) };
+enum { TALK = COUNT_OF(talk) };
 
 static const struct {
     int ranks;
@@ -132,9 +127,8 @@ static const struct {
     {1, CP_AUTO},   {2, CP_PASS_KV},    {2, CP_PASS_Q}, {3, CP_AUTO},
     {3, CP_PASS_Q}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}, {8, CP_PASS_KV},
 };
-enum { PLACES = sizeof(places) / sizeof(places[0]) };
 
-START_TEST(a_model_on_gpus_says_what_it_says_on_threads) {
+LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7,
                                                 .query = TINY_Q8_0,
                                                 .down = TINY_Q4_1,
@@ -146,7 +140,6 @@ START_TEST(a_model_on_gpus_says_what_it_says_on_threads) {
     ck_assert_msg(apart < 2e-5, "%g", apart);
     end_file(&f);
 }
-END_TEST
 
 enum { SENDERS = 3 };
 
@@ -170,7 +163,7 @@ static void note_sent(const fixture *f, const cp_backend *backend,
     cp_model_close(model);
 }
 
-START_TEST(ranks_on_gpus_send_what_threads_send) {
+LOOP(ranks_on_gpus_send_what_threads_send, 0, 3) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     int64_t expected[2 * SENDERS], got[2 * SENDERS];
@@ -182,9 +175,8 @@ START_TEST(ranks_on_gpus_send_what_threads_send) {
     }
     end_file(&f);
 }
-END_TEST
 
-START_TEST(fewer_bits_say_nearly_the_same) {
+TEST(fewer_bits_say_nearly_the_same) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     const double bf16 =
         compare(&f, &cp_backend_cuda, 3, CP_PASS_KV, talk, TALK);
@@ -194,7 +186,6 @@ START_TEST(fewer_bits_say_nearly_the_same) {
     ck_assert_msg(fp8 > bf16 && fp8 < 0.3, "FP8: %g", fp8);
     end_file(&f);
 }
-END_TEST
 
 static cp_device_place eagerly = {.only = CP_NOBODY, .rows = 7};
 
@@ -212,7 +203,7 @@ static void make_long_talk(turn *turns) {
         turns[n] = (turn){true, {1, 1, n > 9}};
 }
 
-START_TEST(graphs_change_nothing) {
+LOOP(graphs_change_nothing, 0, 2) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     cp_backend without = cp_backend_cuda_fp32;
     const cp_backend *backends[] = {&without, &cp_backend_cuda_fp32};
@@ -234,9 +225,8 @@ START_TEST(graphs_change_nothing) {
                      (size_t)(rows * f.words) * sizeof(float));
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_stale_length_is_found) {
+LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     turn turns[STEPS + 1];
     make_long_talk(turns);
@@ -246,7 +236,6 @@ START_TEST(a_stale_length_is_found) {
     ck_assert_msg(apart > 1e-3, "nothing was found: %g", apart);
     end_file(&f);
 }
-END_TEST
 
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
@@ -268,12 +257,10 @@ static void answer(cp_session *session, const turn *call, uint64_t seed,
     must(cp_session_logits(session, said - 1, 1, out));
 }
 
-START_TEST(whatever_fails_the_conversation_goes_on) {
+LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
-    /* Once is enough to see that no host looks into the device. */
-    fixture f =
-        begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 1 + _i);
+    fixture f = begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 2);
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .variant = CP_PASS_Q};
     float *undisturbed[2] = {on_host(4 * f.words), on_host(4 * f.words)};
@@ -297,7 +284,6 @@ START_TEST(whatever_fails_the_conversation_goes_on) {
     cp_model_close(model);
     end_file(&f);
 }
-END_TEST
 
 typedef struct {
     seat seat;
@@ -339,57 +325,51 @@ static bool fails_everywhere(cp_session *session, process *mine,
 }
 
 static cp_status talk_as(process *mine, cp_session *session) {
-    cp_status status = CP_OK;
-    for (int n = 0; n < TALK && status == CP_OK; n++) {
+    for (int n = 0; n < TALK; n++) {
         int64_t count;
         const uint64_t seed = (uint64_t)n + (mine->odd && n == 1 ? 99 : 1);
         if (mine->shaken && n == 3 && !fails_everywhere(session, mine, seed))
             return cp_fail(CP_BROKEN, "a call without memory went well");
-        status = say(session, &talk[n], seed, mine->words, &count);
-        if (status == CP_OK)
-            status = cp_session_logits(session, 0, count,
-                                       mine->logits + mine->rows * mine->words);
+        CP_TRY(say(session, &talk[n], seed, mine->words, &count));
+        CP_TRY(cp_session_logits(session, 0, count,
+                                 mine->logits + mine->rows * mine->words));
         mine->rows += count;
     }
-    return status;
+    return CP_OK;
 }
 
-static cp_status live_with(process *mine, cp_nccl *world) {
+static cp_status live_with(process *mine, cp_nccl *heads, cp_nccl *ring) {
     const cp_crew *crew = &mine->seat.crew;
     const cp_session_options options = {.ranks = crew->ranks / mine->parts,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
                                         .capacity = 400,
                                         .stop = &mine->stop};
-    cp_nccl *heads = NULL, *ring = NULL;
     cp_session *session;
-    cp_status status = CP_OK;
-    if (mine->parts > 1)
-        status = cp_nccl_split(world, mine->parts, &heads, &ring);
     my_place = (cp_device_place){.only = crew->rank / mine->parts,
-                                 .link = &(ring != NULL ? ring : world)->link,
+                                 .link = &ring->link,
                                  .crew = crew,
                                  .tensor = heads,
                                  .patience = mine->patience,
                                  .graphs = true};
-    if (status == CP_OK)
-        status = cp_session_open(mine->model, &options, &session);
-    if (status == CP_OK) {
-        status = talk_as(mine, session);
-        cp_session_close(session);
-    }
-    cp_nccl_free(heads);
-    cp_nccl_free(ring);
+    CP_TRY(cp_session_open(mine->model, &options, &session));
+    const cp_status status = talk_as(mine, session);
+    cp_session_close(session);
     return status;
 }
 
 static cp_status live_as_process(seat *seat) {
-    cp_nccl *world;
-    cp_status status =
-        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10.0, &world);
-    if (status != CP_OK)
-        return status;
-    status = live_with((process *)(void *)seat, world);
+    process *mine = (process *)(void *)seat;
+    cp_nccl *world, *heads = NULL, *ring = NULL;
+    cp_status status = CP_OK;
+    CP_TRY(cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10.0,
+                       &world));
+    if (mine->parts > 1)
+        status = cp_nccl_split(world, mine->parts, &heads, &ring);
+    if (status == CP_OK)
+        status = live_with(mine, heads, ring != NULL ? ring : world);
+    cp_nccl_free(heads);
+    cp_nccl_free(ring);
     cp_nccl_free(world);
     return status;
 }
@@ -433,9 +413,8 @@ static const struct {
     int processes, parts;
     bool shaken;
 } crowds[] = {{2, 1, 0}, {3, 1, 0}, {4, 1, 0}, {2, 2, 0}, {4, 2, 0}, {3, 1, 1}};
-enum { CROWDS = sizeof(crowds) / sizeof(crowds[0]) };
 
-START_TEST(ranks_apart_say_the_same) {
+LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
     fixture f =
         begin_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0}, _i);
@@ -459,9 +438,8 @@ START_TEST(ranks_apart_say_the_same) {
     cp_model_close(threads);
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_model_that_cannot_be_shared_is_refused) {
+TEST(a_model_that_cannot_be_shared_is_refused) {
     const cp_device_share third = {0, 3}, half = {1, 2};
     cp_model *model;
     fixture f = begin_file(&(tiny_gguf_options){.down = TINY_Q4_1}, 2);
@@ -471,9 +449,8 @@ START_TEST(a_model_that_cannot_be_shared_is_refused) {
             CP_INVALID, "no whole blocks of 32");
     end_file(&f);
 }
-END_TEST
 
-START_TEST(ranks_that_disagree_hear_of_it) {
+LOOP(ranks_that_disagree_hear_of_it, 0, stand_in_pretends()) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1, &f);
@@ -484,9 +461,8 @@ START_TEST(ranks_that_disagree_hear_of_it) {
     }
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_silent_rank_ends_a_prefill) {
+LOOP(a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()) {
     bool said = false;
     fixture f = begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
     process all[CROWD] = {
@@ -503,9 +479,8 @@ START_TEST(a_silent_rank_ends_a_prefill) {
     release();
     stand_in_end();
 }
-END_TEST
 
-START_TEST(what_is_wanting_is_named) {
+LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
     stand_in_options machine = STAND_IN_DEFAULTS;
     cp_model *model;
     machine.devices = 0;
@@ -519,9 +494,8 @@ START_TEST(what_is_wanting_is_named) {
             "of 100000 left");
     end_file(&f);
 }
-END_TEST
 
-START_TEST(a_wish_to_stop_is_heard) {
+TEST(a_wish_to_stop_is_heard) {
     fixture f = begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 5}, 2);
     volatile sig_atomic_t stop = 0;
     const cp_session_options options = {
@@ -541,38 +515,22 @@ START_TEST(a_wish_to_stop_is_heard) {
     cp_model_close(model);
     end_file(&f);
 }
-END_TEST
 
-START_TEST(all_promised_positions_can_be_had) {
+TEST(all_promised_positions_can_be_had) {
     const turn word = {false, {1, 0, 0}};
     fixture f = begin_file(&(tiny_gguf_options){.seed = 9}, 2);
     const cp_session_options options = {
-        .ranks = 4, .sequences = SEQUENCES, .capacity = 160};
+        .ranks = 4, .sequences = SEQUENCES, .capacity = 72};
     cp_model *model;
     cp_session *session;
     int64_t said;
     must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
     must(cp_session_open(model, &options, &session));
-    for (uint64_t n = 0; n < 160; n++)
+    for (uint64_t n = 0; n < 72; n++)
         must(say(session, &word, n + 1, f.words, &said));
     refuses(say(session, &word, 1, f.words, &said), CP_CAPACITY,
-            "would pass its 160 positions");
+            "would pass its 72 positions");
     cp_session_close(session);
     cp_model_close(model);
     end_file(&f);
 }
-END_TEST
-
-SUITE("model on GPUs",
-      {a_model_on_gpus_says_what_it_says_on_threads, 0, PLACES},
-      {ranks_on_gpus_send_what_threads_send, 0, 3},
-      {fewer_bits_say_nearly_the_same, 0, 1}, {graphs_change_nothing, 0, 2},
-      {a_model_that_cannot_be_shared_is_refused, 0, 1},
-      {a_wish_to_stop_is_heard, 0, 1},
-      {all_promised_positions_can_be_had, 0, 1},
-      {a_stale_length_is_found, 0, stand_in_pretends()},
-      {whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()},
-      {ranks_apart_say_the_same, 0, CROWDS *stand_in_pretends()},
-      {ranks_that_disagree_hear_of_it, 0, stand_in_pretends()},
-      {a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()},
-      {what_is_wanting_is_named, 0, stand_in_pretends()})

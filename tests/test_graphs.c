@@ -19,36 +19,23 @@ typedef struct {
     int captures;
 } batch;
 
-static void *pin(talk *t, int rank, int64_t bytes) {
-    void *memory = NULL;
-    must(cudaMallocHost(&memory, (size_t)bytes));
-    memset(memory, 0xFF, (size_t)bytes);
-    return t->pinned[rank][t->pins[rank]++] = memory;
-}
-
-static int64_t answer_bytes(const talk *t) {
-    return answer_rows(t) * (t->shape.head_dim + 1) * 4;
-}
-
 static const int64_t everybody[] = {1, 1, 1};
 
 static void make_room(batch *b, const int64_t *fresh) {
     talk *t = &b->t;
-    const int64_t dim = t->shape.head_dim;
-    const int64_t heads[3] = {t->shape.query_heads, t->shape.kv_heads,
-                              t->shape.kv_heads};
     must(plan_call(t, fresh, CP_DECODE));
     must(make_walkers(t));
     b->largest = t->layout;
     t->layout = NULL;
     for (int n = 0; n < 3; n++)
-        b->input_bytes[n] = t->plan->slots[t->plan->queries].rows * heads[n] *
-                            dim * cp_element_bytes(t->element);
+        b->input_bytes[n] = t->plan->slots[t->plan->queries].rows *
+                            width_of(t, QUERY + n) *
+                            cp_element_bytes(t->element);
     for (int r = 0; r < t->ranks; r++) {
         for (int n = 0; n < 3; n++)
-            b->inputs[r][n] = pin(t, r, b->input_bytes[n]);
+            must(pin(t, r, b->input_bytes[n], &b->inputs[r][n]));
         for (int layer = 0; layer < t->layers; layer++)
-            t->answers[layer][r] = pin(t, r, answer_bytes(t));
+            must(pin(t, r, answer_bytes(t), &t->answers[layer][r]));
     }
 }
 
@@ -69,22 +56,16 @@ static cp_status give_inputs(const batch *b, int r) {
     void *const to[] = {cp_stream_walker_rows(w).queries,
                         cp_stream_walker_rows(w).keys,
                         cp_stream_walker_rows(w).values};
-    cp_status status = CP_OK;
-    for (int n = 0; n < 3 && status == CP_OK; n++)
-        status = cp_cuda(
-            cudaMemcpyAsync(to[n], b->inputs[r][n], (size_t)b->input_bytes[n],
-                            cudaMemcpyHostToDevice, b->t.queues[r].compute),
-            "giving a rank its tokens");
-    return status;
+    for (int n = 0; n < 3; n++)
+        CP_TRY(copy_on(b->t.queues[r].compute, to[n], b->inputs[r][n],
+                       b->input_bytes[n], "giving a rank its tokens"));
+    return CP_OK;
 }
 
 static cp_status take_answer(const batch *b, int r, int layer) {
     const talk *t = &b->t;
-    return cp_cuda(cudaMemcpyAsync(t->answers[layer][r],
-                                   cp_stream_walker_rows(t->walkers[r]).output,
-                                   (size_t)answer_bytes(t),
-                                   cudaMemcpyDeviceToHost,
-                                   t->queues[r].compute),
+    return copy_on(t->queues[r].compute, t->answers[layer][r],
+                   cp_stream_walker_rows(t->walkers[r]).output, answer_bytes(t),
                    "taking an answer");
 }
 
@@ -117,20 +98,10 @@ static cp_status enqueue_step(void *context) {
 static void write_inputs(batch *b) {
     const talk *t = &b->t;
     for (int r = 0; r < t->ranks; r++)
-        for (int n = 0; n < 3; n++) {
-            const int64_t size = cp_element_bytes(t->element);
-            const int64_t count = b->input_bytes[n] / size;
-            float *numbers;
-            cp_allocate(&numbers, count, 4, "numbers");
-            for (int64_t i = 0; i < count; i++)
-                numbers[i] = NAN;
-            fill(numbers, &t->layout->queries[r].pieces,
-                 (n == 0 ? t->shape.query_heads : t->shape.kv_heads) *
-                     t->shape.head_dim,
-                 QUERY + n);
-            encode_all(t->element, numbers, count, b->inputs[r][n]);
-            free(numbers);
-        }
+        for (int n = 0; n < 3; n++)
+            encode_rows(t, t->plan->slots[t->plan->queries].rows,
+                        &t->layout->queries[r].pieces, QUERY + n,
+                        b->inputs[r][n]);
 }
 
 static cp_status run_once(batch *b, bool launch) {
@@ -147,10 +118,9 @@ static cp_status run_once(batch *b, bool launch) {
     must(launch ? cp_graph_launch(b->graph) : enqueue_step(b));
     if (b->outside)
         take_all_answers(b, 0);
-    cp_status status = CP_OK;
-    for (int r = t->ranks - 1; r >= 0 && status == CP_OK; r--)
-        status = cp_stream_walker_finish(t->walkers[r], 10.0);
-    return status;
+    for (int r = t->ranks - 1; r >= 0; r--)
+        CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
+    return CP_OK;
 }
 
 static uint64_t sum_of_answers(const batch *b) {
@@ -232,10 +202,7 @@ static void draw_fresh(const talk *t, uint64_t *state, int step, int steps,
 static void open_batch(batch *b, uint64_t seed, int64_t growth) {
     static const int ranks[] = {1, 2, 3, 4, 5, 8};
     static const cp_shape shapes[] = {{2, 1, 8}, {4, 2, 5}, {3, 1, 6}};
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.seed = seed;
-    options.open = seed % 6 > 0;
-    stand_in_begin(&options);
+    (seed % 6 > 0 ? begin_open : begin)((int)seed);
     *b = (batch){.t = {.shape = shapes[seed / 6 % 3],
                        .ranks = ranks[seed % 6],
                        .spare = 1 + (int)(seed % 2),
@@ -257,7 +224,7 @@ static void close_batch(batch *b) {
     end();
 }
 
-START_TEST(a_graph_decodes_as_an_eager_walk_does) {
+LOOP(a_graph_decodes_as_an_eager_walk_does, 0, 12) {
     static const int64_t growths[] = {40, 0, 2};
     batch b;
     open_batch(&b, (uint64_t)_i, growths[(_i + _i / 6) % 3]);
@@ -267,64 +234,56 @@ START_TEST(a_graph_decodes_as_an_eager_walk_does) {
         int64_t fresh[3];
         draw_fresh(&b.t, &state, step, steps, fresh);
         decode_step(&b, fresh, (step + _i) % 2 == 0);
-        ck_assert_msg(b.t.problem[0] == '\0', "step %d: %s; %s", step,
-                      b.t.problem, stand_in_error());
+        went_well(&b.t, step);
     }
     ck_assert_int_le(b.captures, b.t.growth == 40 ? 1 : steps);
     ck_assert_int_ge(b.captures, b.t.growth == 0 ? 2 : 1);
     close_batch(&b);
 }
-END_TEST
 
-START_TEST(a_stale_list_is_found_at_the_second_step) {
+LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()) {
     batch b;
     const int64_t fresh[3] = {1, 1, 0};
     open_batch(&b, (uint64_t)_i, 40);
     b.stale = true;
     decode_step(&b, fresh, false);
-    ck_assert_msg(b.t.problem[0] == '\0', "%s", b.t.problem);
+    went_well(&b.t, 0);
     decode_step(&b, fresh, _i / 6 % 2 == 0);
     ck_assert_msg(b.t.problem[0] != '\0', "nothing was found");
     close_batch(&b);
 }
-END_TEST
 
 static cp_status renew_for(batch *b, const int64_t *fresh, cp_variant variant) {
     talk other = b->t;
-    cp_status status = plan_call(&other, fresh, variant);
-    if (status == CP_OK)
-        status = renew_all(b, other.plan);
-    cp_plan_report_free(&other.report);
-    cp_plan_free(other.plan);
-    cp_layout_free(other.layout);
+    must(plan_call(&other, fresh, variant));
+    const cp_status status = renew_all(b, other.plan);
+    forget_plan(&other);
     return status;
 }
 
-START_TEST(a_walker_refuses_another_kind_of_call) {
+LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
     batch b;
     const int64_t one[3] = {1, 0, 0}, many[3] = {9, 9, 9};
     open_batch(&b, (uint64_t)_i, 0);
     decode_step(&b, one, false);
     leave_room(&b);
     make_room(&b, one);
-    ck_assert_int_eq(cp_cache_decode(b.t.cache, one, &b.t.layout), CP_OK);
-    ck_assert_int_eq(renew_for(&b, many, CP_PASS_Q), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "walks decode of"));
+    must(cp_cache_decode(b.t.cache, one, &b.t.layout));
+    refuses(renew_for(&b, many, CP_PASS_Q), CP_INVALID, "walks decode of");
     b.t.shape.head_dim++;
     ck_assert_int_eq(renew_for(&b, one, CP_DECODE), CP_INVALID);
     b.t.shape.head_dim--;
     if (b.t.ranks < 3) {
-        ck_assert_int_eq(renew_for(&b, everybody, CP_DECODE), CP_CAPACITY);
-        ck_assert_ptr_nonnull(strstr(cp_message(), "the next call needs"));
+        refuses(renew_for(&b, everybody, CP_DECODE), CP_CAPACITY,
+                "the next call needs");
     }
     write_inputs(&b);
-    ck_assert_int_eq(run_twice(&b, false), CP_OK);
-    ck_assert_msg(b.t.problem[0] == '\0', "%s", b.t.problem);
+    must(run_twice(&b, false));
+    went_well(&b.t, 0);
     cp_layout_free(b.t.layout);
     b.t.layout = NULL;
     close_batch(&b);
 }
-END_TEST
 
 /* Each rank a thread, with its own communicator and graph. */
 
@@ -380,7 +339,7 @@ static void all_do(batch *b, cp_status (*what)(seat *)) {
         ck_assert_msg(seats[r].status == CP_OK, "%s", seats[r].message);
 }
 
-START_TEST(ranks_over_nccl_capture_their_messages) {
+LOOP(ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()) {
     batch b;
     open_batch(&b, (uint64_t)_i, 20);
     all_do(&b, join);
@@ -393,7 +352,7 @@ START_TEST(ranks_over_nccl_capture_their_messages) {
         all_do(&b, decode_alone);
         for (int n = 0; n < b.t.layers * b.t.ranks; n++)
             compare(&b.t, n % b.t.layers, n / b.t.layers);
-        ck_assert_msg(b.t.problem[0] == '\0', "%s", b.t.problem);
+        went_well(&b.t, step);
         must(cp_cache_commit(b.t.cache, b.t.layout));
         cp_layout_free(b.t.layout);
         b.t.layout = NULL;
@@ -401,9 +360,3 @@ START_TEST(ranks_over_nccl_capture_their_messages) {
     all_do(&b, leave);
     close_batch(&b);
 }
-END_TEST
-
-SUITE("graphs", {a_graph_decodes_as_an_eager_walk_does, 0, 12},
-      {a_walker_refuses_another_kind_of_call, 0, 4},
-      {ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()},
-      {a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()})

@@ -1,7 +1,7 @@
 /* Failures, sizes, memory, time and text: the promises of src/ground, at their
  * edges. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
-#include "harness/suite.h"
+#include "expect.h"
 
 #include "ground/random.h"
 #include "ground/text.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-START_TEST(messages_are_cut_at_511_bytes) {
+TEST(messages_are_cut_at_511_bytes) {
     char text[600];
     for (int length = 510; length <= 599; length++) {
         memset(text, 'x', sizeof(text));
@@ -21,15 +21,12 @@ START_TEST(messages_are_cut_at_511_bytes) {
         ck_assert_uint_eq(kept, length < 511 ? (size_t)length : 511);
     }
 }
-END_TEST
 
-START_TEST(a_message_may_quote_the_one_before) {
+TEST(a_message_may_quote_the_one_before) {
     ck_assert_int_eq(cp_fail(CP_FILE, "disk full"), CP_FILE);
-    ck_assert_int_eq(cp_fail(CP_ABORTED, "rank %d: %s", 2, cp_message()),
-                     CP_ABORTED);
-    ck_assert_str_eq(cp_message(), "rank 2: disk full");
+    refuses_with(cp_fail(CP_ABORTED, "rank %d: %s", 2, cp_message()),
+                 CP_ABORTED, "rank 2: disk full");
 }
-END_TEST
 
 static void *fail_elsewhere(void *yes) {
     const bool silent = cp_message()[0] == '\0';
@@ -37,7 +34,7 @@ static void *fail_elsewhere(void *yes) {
     return silent ? yes : NULL;
 }
 
-START_TEST(each_thread_has_its_own_message) {
+TEST(each_thread_has_its_own_message) {
     cp_fail(CP_INVALID, "this thread");
     pthread_t other;
     char yes;
@@ -47,7 +44,6 @@ START_TEST(each_thread_has_its_own_message) {
     ck_assert_ptr_nonnull(silent);
     ck_assert_str_eq(cp_message(), "this thread");
 }
-END_TEST
 
 static const struct {
     int64_t a, b;
@@ -77,13 +73,12 @@ static void check_edge(int64_t a, int64_t b, int row) {
     ck_assert_int_eq(result, edges[row].sum_fits ? edges[row].sum : 77);
 }
 
-START_TEST(sizes_are_right_or_refused_at_the_edges) {
+LOOP(sizes_are_right_or_refused_at_the_edges, 0, COUNT_OF(edges)) {
     check_edge(edges[_i].a, edges[_i].b, _i);
     check_edge(edges[_i].b, edges[_i].a, _i);
 }
-END_TEST
 
-START_TEST(division_rounds_up_and_never_overflows) {
+TEST(division_rounds_up_and_never_overflows) {
     for (int64_t b = 1; b <= 9; b++)
         for (int64_t a = 0; a <= 40; a++) {
             const int64_t quotient = cp_ceil_divide(a, b);
@@ -94,12 +89,11 @@ START_TEST(division_rounds_up_and_never_overflows) {
     ck_assert_int_eq(cp_min(-1, 2), -1);
     ck_assert_int_eq(cp_max(-1, 2), 2);
 }
-END_TEST
 
 static const int64_t refused[][2] = {{-1, 4}, {INT64_MIN, 4}, {INT64_MAX, 2},
                                      {4, 0},  {4, -8},        {1LL << 60, 4}};
 
-START_TEST(impossible_counts_are_refused_by_name) {
+LOOP(impossible_counts_are_refused_by_name, 0, COUNT_OF(refused)) {
     char nothing;
     void *memory = &nothing;
     ck_assert_int_eq(
@@ -113,40 +107,36 @@ START_TEST(impossible_counts_are_refused_by_name) {
     ck_assert_ptr_null(memory);
     ck_assert_ptr_nonnull(strstr(cp_message(), "value block"));
 }
-END_TEST
 
-START_TEST(memory_is_zeroed_even_when_used_before) {
+TEST(memory_is_zeroed_even_when_used_before) {
     for (int64_t count = 0; count <= 4096; count += 512) {
         unsigned char *bytes = NULL;
-        ck_assert_int_eq(cp_allocate(&bytes, count, 3, "bytes"), CP_OK);
+        must(cp_allocate(&bytes, count, 3, "bytes"));
         ck_assert_ptr_nonnull(bytes);
         for (int64_t i = 0; i < 3 * count; i++) {
             ck_assert_int_eq(bytes[i], 0);
             bytes[i] = 0xA5;
         }
         free(bytes);
-        ck_assert_int_eq(cp_allocate(&bytes, 3 * count, 1, "bytes"), CP_OK);
+        must(cp_allocate(&bytes, 3 * count, 1, "bytes"));
         for (int64_t i = 0; i < 3 * count; i++)
             ck_assert_int_eq(bytes[i], 0);
         free(bytes);
     }
 }
-END_TEST
 
-START_TEST(tensors_begin_on_a_line) {
+TEST(tensors_begin_on_a_line) {
     for (int64_t count = 0; count <= 40; count++) {
         float *tensor = NULL;
-        ck_assert_int_eq(cp_allocate_lines(&tensor, count, 4, "a tensor"),
-                         CP_OK);
+        must(cp_allocate_lines(&tensor, count, 4, "a tensor"));
         ck_assert_int_eq((int64_t)((uintptr_t)tensor % 64), 0);
         for (int64_t i = 0; i < count; i++)
             tensor[i] = 1.0f;
         free(tensor);
     }
 }
-END_TEST
 
-START_TEST(the_clock_runs_through_a_pause) {
+TEST(the_clock_runs_through_a_pause) {
     const struct timespec pause = {0, 20000000};
     double last = cp_clock();
     for (int n = 0; n < 1000; n++) {
@@ -158,7 +148,6 @@ START_TEST(the_clock_runs_through_a_pause) {
     const double passed = cp_clock() - last;
     ck_assert_msg(passed >= 0.02 && passed < 2.0, "%g s", passed);
 }
-END_TEST
 
 static const struct {
     const char *text;
@@ -187,45 +176,28 @@ static const struct {
     {"9223372036854776K", -1},
 };
 
-START_TEST(counts_have_suffixes) {
+LOOP(counts_have_suffixes, 0, COUNT_OF(counts)) {
     const char *text = counts[_i].text;
     int64_t value = -1;
     cp_count_parse("n", text, (int64_t)strlen(text), &value);
     ck_assert_msg(value == counts[_i].count, "'%s'", text);
 }
-END_TEST
 
-START_TEST(lists_of_counts_have_commas) {
+TEST(lists_of_counts_have_commas) {
     cp_counts list = {0};
-    ck_assert_int_eq(cp_counts_parse("n", "1,2K,3", &list), CP_OK);
+    must(cp_counts_parse("n", "1,2K,3", &list));
     ck_assert_int_eq(list.count, 3);
     ck_assert(list.items[0] == 1 && list.items[1] == 2000);
     ck_assert_int_eq(list.items[2], 3);
     ck_assert_int_eq(cp_counts_parse("n", "1,,2", &list), CP_INVALID);
     free(list.items);
 }
-END_TEST
 
 /* The published first numbers of splitmix64, and FNV-1a's of "foobar". */
-START_TEST(chance_is_the_same_everywhere) {
+TEST(chance_is_the_same_everywhere) {
     uint64_t state = 1234567;
     ck_assert_uint_eq(cp_random(&state), 6457827717110365317u);
     ck_assert_uint_eq(cp_random(&state), 3203168211198807973u);
     ck_assert_uint_eq(cp_hash(0, "foobar", 6), 0x85944171F73967E8u);
     ck_assert_uint_eq(cp_hash(0, "", 0), 0xCBF29CE484222325u);
 }
-END_TEST
-
-SUITE("ground", {messages_are_cut_at_511_bytes, 0, 1},
-      {a_message_may_quote_the_one_before, 0, 1},
-      {each_thread_has_its_own_message, 0, 1},
-      {sizes_are_right_or_refused_at_the_edges, 0,
-       sizeof(edges) / sizeof(edges[0])},
-      {division_rounds_up_and_never_overflows, 0, 1},
-      {impossible_counts_are_refused_by_name, 0,
-       sizeof(refused) / sizeof(refused[0])},
-      {memory_is_zeroed_even_when_used_before, 0, 1},
-      {tensors_begin_on_a_line, 0, 1}, {the_clock_runs_through_a_pause, 0, 1},
-      {counts_have_suffixes, 0, sizeof(counts) / sizeof(counts[0])},
-      {lists_of_counts_have_commas, 0, 1},
-      {chance_is_the_same_everywhere, 0, 1})

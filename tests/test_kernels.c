@@ -178,7 +178,6 @@ static const cp_shape shapes[] = {
     {1, 1, 1},  {4, 2, 16},  {6, 2, 33},  {3, 3, 80},
     {8, 1, 64}, {40, 1, 24}, {5, 1, 128}, {2, 1, 256},
 };
-enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
 static problem follow_up(int which, int64_t cached, int64_t fresh) {
     const int64_t all = cached + fresh, even = (all + 1) / 2;
@@ -194,7 +193,7 @@ static problem follow_up(int which, int64_t cached, int64_t fresh) {
     return p;
 }
 
-START_TEST(attention_is_that_of_the_oracle) {
+LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
     begin(1);
     for (int variation = 0; variation < 6; variation++) {
         problem p = follow_up(_i, variation * 17, 1 + variation * 9);
@@ -205,9 +204,8 @@ START_TEST(attention_is_that_of_the_oracle) {
     }
     end();
 }
-END_TEST
 
-START_TEST(sequences_do_not_see_each_other) {
+TEST(sequences_do_not_see_each_other) {
     begin(1);
     for (int n = 0; n < 6; n++) {
         problem p = {
@@ -222,9 +220,8 @@ START_TEST(sequences_do_not_see_each_other) {
     }
     end();
 }
-END_TEST
 
-START_TEST(what_lies_ahead_is_not_seen) {
+LOOP(what_lies_ahead_is_not_seen, 0, COUNT_OF(shapes)) {
     begin(1);
     problem p = follow_up(_i, 21, 12), other = follow_up(_i, 21, 12);
     prepare(&p, 5);
@@ -243,7 +240,6 @@ START_TEST(what_lies_ahead_is_not_seen) {
     ck_assert(isnan(other.lse[12 * heads]));
     end();
 }
-END_TEST
 
 static uint16_t *every_code(void) {
     uint16_t *codes = on_host(131072);
@@ -253,7 +249,7 @@ static uint16_t *every_code(void) {
 }
 
 /* Queries that see one value each, which is then their answer. */
-START_TEST(attention_reads_every_half) {
+TEST(attention_reads_every_half) {
     begin(1);
     cp_pieces pieces = {0};
     for (int64_t s = 0; s < 1024; s++)
@@ -279,7 +275,6 @@ START_TEST(attention_reads_every_half) {
     cp_pieces_free(&pieces);
     end();
 }
-END_TEST
 
 /* The small layers and the blocks: a function of the table runs one case of one
  * kernel, and says what must have been written. */
@@ -296,7 +291,7 @@ typedef struct {
 
 static const int64_t widths[] = {1,   2,   31,   64,   100,
                                  257, 576, 1025, 4100, 16384};
-enum { WIDTHS = sizeof(widths) / sizeof(widths[0]) };
+enum { WIDTHS = COUNT_OF(widths) };
 
 /* Room for what the kernel will write. */
 static void *writes(row_case *c, int64_t count) {
@@ -447,7 +442,6 @@ static const int types[] = {
     CP_GGUF_F32,  CP_GGUF_F16,  CP_GGUF_BF16, CP_GGUF_Q8_0, CP_GGUF_Q4_0,
     CP_GGUF_Q4_1, CP_GGUF_Q5_0, CP_GGUF_Q5_1, CP_GGUF_Q2_K, CP_GGUF_Q3_K,
     CP_GGUF_Q4_K, CP_GGUF_Q5_K, CP_GGUF_Q6_K};
-enum { TYPES = sizeof(types) / sizeof(types[0]) };
 
 static void expand(row_case *c) {
     const int type = types[c->number / 3];
@@ -478,9 +472,8 @@ static const struct {
     {"every rounding is to nearest even", round_everything, 2, true},
     {"rows are normed", norm, 3 * WIDTHS, false},
     {"rows are gated", gate, 3 * WIDTHS, false},
-    {"blocks are unpacked as on the host", expand, 3 * TYPES, true},
+    {"blocks are unpacked as on the host", expand, 3 * COUNT_OF(types), true},
 };
-enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
 
 static bool is_right(const row_case *c, const void *got, int64_t i,
                      bool exact) {
@@ -495,7 +488,7 @@ static bool is_right(const row_case *c, const void *got, int64_t i,
             near(c->element, bits, (double)c->host[i], size));
 }
 
-START_TEST(kernels_do_what_they_are_defined_to) {
+LOOP(kernels_do_what_they_are_defined_to, 0, COUNT_OF(kernels)) {
     for (int n = 0; n < kernels[_i].cases; n++) {
         row_case c = {.number = n,
                       .state = (uint64_t)n + 1,
@@ -514,7 +507,6 @@ START_TEST(kernels_do_what_they_are_defined_to) {
         end();
     }
 }
-END_TEST
 
 /* Rows of eight bits. */
 
@@ -527,7 +519,7 @@ static cp_device_quantising quantise(int64_t rows, int64_t width,
     return call;
 }
 
-START_TEST(every_rounding_to_8_bits_is_to_nearest_even) {
+LOOP(every_rounding_to_8_bits_is_to_nearest_even, 0, 12) {
     float x[1100];
     begin(_i + 1);
     int64_t count = around(f8, 126, x);
@@ -550,9 +542,8 @@ START_TEST(every_rounding_to_8_bits_is_to_nearest_even) {
     ck_assert_uint_eq(got[count], 0xFF);
     end();
 }
-END_TEST
 
-START_TEST(rows_of_8_bits_stand_for_their_numbers) {
+LOOP(rows_of_8_bits_stand_for_their_numbers, 0, 8) {
     static const int64_t lengths[] = {1, 3, 16, 64, 255, 257, 1024, 2052};
     const int64_t rows = 5, width = lengths[_i];
     uint64_t state = (uint64_t)_i + 7;
@@ -582,7 +573,6 @@ START_TEST(rows_of_8_bits_stand_for_their_numbers) {
     }
     end();
 }
-END_TEST
 
 /* Rotary positions. */
 
@@ -593,7 +583,7 @@ static const struct {
     {{1, 1, 1}, 0},   {{4, 2, 16}, 8},  {{6, 2, 33}, 16}, {{3, 3, 80}, 32},
     {{8, 1, 64}, 32}, {{9, 3, 64}, 32}, {{5, 1, 7}, 2},   {{2, 1, 256}, 128},
 };
-enum { TURNS = sizeof(turns) / sizeof(turns[0]) };
+enum { TURNS = COUNT_OF(turns) };
 
 /* Heads `first` and so many more lie in their places, and nothing elsewhere. */
 static void check_placed(const void *device, cp_element element, int64_t dim,
@@ -615,7 +605,7 @@ static void check_placed(const void *device, cp_element element, int64_t dim,
     }
 }
 
-START_TEST(rows_are_turned_and_placed) {
+LOOP(rows_are_turned_and_placed, 0, 3 * TURNS) {
     const cp_element element = (cp_element)(_i / TURNS);
     const cp_shape shape = turns[_i % TURNS].shape;
     const int64_t pairs = turns[_i % TURNS].pairs, dim = shape.head_dim;
@@ -668,11 +658,10 @@ START_TEST(rows_are_turned_and_placed) {
              fabs(projected[i] - want[i]) <= 1e-6);
     end();
 }
-END_TEST
 
 /* Far rows, and what cannot be. */
 
-START_TEST(indices_have_64_bits) {
+TEST(indices_have_64_bits) {
     enum { FAR = 99999, LONG = 32768, FURTHER = 40000000 };
     const int64_t place = FAR, further = FURTHER;
     const uintptr_t shift = (uintptr_t)FAR * LONG * 4;
@@ -699,9 +688,8 @@ START_TEST(indices_have_64_bits) {
     ck_assert_mem_eq(fetch(three, 768), x, 768);
     end();
 }
-END_TEST
 
-START_TEST(what_cannot_be_launched_is_refused) {
+TEST(what_cannot_be_launched_is_refused) {
     const int64_t many = INT64_C(1) << 31;
     const cp_device_norming norm = {.rows = many, .width = 1};
     const cp_device_gating gate = {.rows = 1, .inner = many};
@@ -735,14 +723,13 @@ START_TEST(what_cannot_be_launched_is_refused) {
          cudaErrorInvalidValue},
         {cp_device_expand(CP_GGUF_Q4_K, in, 0, CP_F32, out, NULL), cudaSuccess},
     };
-    for (size_t n = 0; n < sizeof(calls) / sizeof(calls[0]); n++)
-        ck_assert_msg(calls[n].got == calls[n].want, "call %zu: %d, not %d", n,
+    for (int n = 0; n < COUNT_OF(calls); n++)
+        ck_assert_msg(calls[n].got == calls[n].want, "call %d: %d, not %d", n,
                       calls[n].got, calls[n].want);
     end();
 }
-END_TEST
 
-START_TEST(blocks_are_unpacked_as_their_authors_do) {
+TEST(blocks_are_unpacked_as_their_authors_do) {
     for (int n = 0; n < GOLDEN_BLOCKS; n++) {
         const golden_block *golden = &golden_blocks[n];
         unsigned char bytes[256];
@@ -757,15 +744,3 @@ START_TEST(blocks_are_unpacked_as_their_authors_do) {
         end();
     }
 }
-END_TEST
-
-SUITE("kernels", {attention_is_that_of_the_oracle, 0, SHAPES},
-      {sequences_do_not_see_each_other, 0, 1},
-      {what_lies_ahead_is_not_seen, 0, SHAPES},
-      {attention_reads_every_half, 0, 1},
-      {kernels_do_what_they_are_defined_to, 0, KERNELS},
-      {every_rounding_to_8_bits_is_to_nearest_even, 0, 12},
-      {rows_of_8_bits_stand_for_their_numbers, 0, 8},
-      {rows_are_turned_and_placed, 0, 3 * TURNS}, {indices_have_64_bits, 0, 1},
-      {what_cannot_be_launched_is_refused, 0, 1},
-      {blocks_are_unpacked_as_their_authors_do, 0, 1})

@@ -1,6 +1,6 @@
 /* Descriptions of machines and models: read, written, refused. */
 #define _GNU_SOURCE
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static char *written(const cp_hardware *hardware) {
     return text;
 }
 
-START_TEST(built_in_descriptions_survive_writing) {
+TEST(built_in_descriptions_survive_writing) {
     int machines = 0, models = 0;
     for (int n = 0; cp_built_ins[n].name != NULL; n++) {
         const char *name = cp_built_ins[n].name;
@@ -28,16 +28,13 @@ START_TEST(built_in_descriptions_survive_writing) {
         cp_model_sizes sizes;
         if (strstr(name, ".model") != NULL) {
             models++;
-            ck_assert_msg(cp_model_sizes_parse(name, text, &sizes) == CP_OK,
-                          "%s", cp_message());
+            must(cp_model_sizes_parse(name, text, &sizes));
         } else if (strstr(name, ".machine") != NULL) {
             machines++;
             /* Read, write and read again. */
-            ck_assert_msg(cp_hardware_parse(name, text, &one) == CP_OK, "%s",
-                          cp_message());
+            must(cp_hardware_parse(name, text, &one));
             char *first = written(&one);
-            ck_assert_msg(cp_hardware_parse("written", first, &two) == CP_OK,
-                          "%s", cp_message());
+            must(cp_hardware_parse("written", first, &two));
             char *second = written(&two);
             ck_assert_str_eq(first, second);
             ck_assert_double_eq(one.link_rate, two.link_rate);
@@ -50,7 +47,6 @@ START_TEST(built_in_descriptions_survive_writing) {
     ck_assert_int_ge(machines, 4);
     ck_assert_int_eq(models, 4);
 }
-END_TEST
 
 static const char good[] = "machine m\n"
                            "memory 1 GB measured\n"
@@ -100,19 +96,17 @@ static const struct {
      "m:10: attention_by: its sizes must ascend"},
     {"attention_by 8 9 1 GFLOP/s measured", "attention_by: its unit is"},
 };
-START_TEST(bad_lines_are_refused_by_name) {
+LOOP(bad_lines_are_refused_by_name, 0, COUNT_OF(bad)) {
     char text[2000];
     cp_hardware hardware;
     snprintf(text, sizeof(text), "%s%s\n", good, bad[_i].line);
-    ck_assert_int_eq(cp_hardware_parse("m", good, &hardware), CP_OK);
-    ck_assert_int_eq(cp_hardware_parse("m", text, &hardware), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), bad[_i].because) != NULL,
-                  "'%s' does not say '%s'", cp_message(), bad[_i].because);
+    must(cp_hardware_parse("m", good, &hardware));
+    refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID,
+            bad[_i].because);
     ck_assert_ptr_null(strchr(cp_message(), '\n'));
 }
-END_TEST
 
-START_TEST(missing_fields_are_named) {
+LOOP(missing_fields_are_named, 0, 8) {
     char text[2000] = "", wanted[80];
     cp_hardware hardware;
     const char *at = good;
@@ -126,13 +120,10 @@ START_TEST(missing_fields_are_named) {
             strncat(text, at, length);
         at += length;
     }
-    ck_assert_int_eq(cp_hardware_parse("m", text, &hardware), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), wanted) != NULL, "'%s', not '%s'",
-                  cp_message(), wanted);
+    refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID, wanted);
 }
-END_TEST
 
-START_TEST(damage_is_read_or_refused) {
+TEST(damage_is_read_or_refused) {
     const char *whole = cp_built_in_text("gtt.machine");
     const size_t length = strlen(whole);
     char *text = malloc(length + 1);
@@ -151,9 +142,8 @@ START_TEST(damage_is_read_or_refused) {
     }
     free(text);
 }
-END_TEST
 
-START_TEST(what_is_left_out_follows) {
+TEST(what_is_left_out_follows) {
     cp_hardware h, gtt, gti;
     static const char *const heads[][2] = {
         {"machine m\nlike nothing\n", "like: it names no built-in"},
@@ -161,11 +151,10 @@ START_TEST(what_is_left_out_follows) {
         {"like gtt\nmachine m\nlink_rate\n", "m:3: link_rate: no value"},
         {"like gtt\nlink_rate 1 GB/s assumed\n", "must begin: machine NAME"}};
     for (int n = 0; n < 4; n++) {
-        ck_assert_int_eq(cp_hardware_parse("m", heads[n][0], &h), CP_INVALID);
-        ck_assert_msg(strstr(cp_message(), heads[n][1]) != NULL, "%s",
-                      cp_message());
+        refuses(cp_hardware_parse("m", heads[n][0], &h), CP_INVALID,
+                heads[n][1]);
     }
-    ck_assert_int_eq(cp_hardware_parse("m", good, &h), CP_OK);
+    must(cp_hardware_parse("m", good, &h));
     ck_assert_double_eq(h.link_rate, 4e9);
     ck_assert_double_eq_tol(h.link_latency, 5e-6, 1e-18);
     ck_assert_double_eq(h.peak_8bit, h.peak);
@@ -175,34 +164,33 @@ START_TEST(what_is_left_out_follows) {
     ck_assert_int_eq(h.gpus_per_node, 1);
     ck_assert_str_eq(h.origins[3].note, "with care");
     ck_assert_int_eq(h.origins[3].source, CP_SOURCE_MEASURED);
-    ck_assert_int_eq(cp_hardware_read("gtt", &gtt), CP_OK);
-    ck_assert_int_eq(cp_hardware_read("gti", &gti), CP_OK);
+    must(cp_hardware_read("gtt", &gtt));
+    must(cp_hardware_read("gti", &gti));
     ck_assert_str_eq(gti.name, "gti");
     ck_assert_double_eq(gti.link_rate, 3e9);
     ck_assert_double_eq(gti.attention_rate, gtt.attention_rate);
     ck_assert_double_eq(gti.step, gtt.step);
 }
-END_TEST
 
-START_TEST(curves_meet_their_points) {
+TEST(curves_meet_their_points) {
     const cp_curve curve = {3, {10, 1000, 2000}, {2, 8, 4}};
     ck_assert_double_eq(cp_curve_at(&curve, 1), 2);
     ck_assert_double_eq(cp_curve_at(&curve, 10), 2);
     ck_assert_double_eq_tol(cp_curve_at(&curve, 100), 4, 1e-12);
     ck_assert_double_eq_tol(cp_curve_at(&curve, 1000), 8, 1e-12);
     ck_assert_double_eq_tol(cp_curve_at(&curve, 2000), 4, 1e-12);
+    ck_assert_double_eq(cp_curve_at(&curve, 2001), 4);
     ck_assert_double_eq(cp_curve_at(&curve, 1e18), 4);
 }
-END_TEST
 
-START_TEST(surfaces_meet_their_points) {
+TEST(surfaces_meet_their_points) {
     const char *const lines = "attention_by 1 10 1 TFLOP/s measured a\n"
                               "attention_by 1 1000 4 TFLOP/s measured a\n"
                               "attention_by 100 10 16 TFLOP/s measured a\n";
     char text[2000];
     cp_hardware one, two;
     snprintf(text, sizeof(text), "%s%s", good, lines);
-    ck_assert_int_eq(cp_hardware_parse("m", text, &one), CP_OK);
+    must(cp_hardware_parse("m", text, &one));
     const cp_surface *rates = &one.attention_by;
     ck_assert_double_eq_tol(cp_surface_at(rates, 1, 10), 1e12, 1);
     ck_assert_double_eq_tol(cp_surface_at(rates, 0.1, 100), 2e12, 1);
@@ -210,7 +198,7 @@ START_TEST(surfaces_meet_their_points) {
     ck_assert_double_eq_tol(cp_surface_at(rates, 10, 1000), 8e12, 1);
     ck_assert_double_eq_tol(cp_surface_at(rates, 1e9, 10), 16e12, 1);
     char *wrote = written(&one);
-    ck_assert_int_eq(cp_hardware_parse("w", wrote, &two), CP_OK);
+    must(cp_hardware_parse("w", wrote, &two));
     free(wrote);
     ck_assert_int_eq(
         memcmp(&one.attention_by, &two.attention_by, sizeof(one.attention_by)),
@@ -224,7 +212,6 @@ START_TEST(surfaces_meet_their_points) {
     ck_assert_ptr_nonnull(
         strstr(cp_message(), "attention_by: more than 12 rows"));
 }
-END_TEST
 
 static cp_status read_bytes(const char *bytes, size_t length) {
     char path[] = "/tmp/longring-machine-XXXXXX";
@@ -238,45 +225,42 @@ static cp_status read_bytes(const char *bytes, size_t length) {
     return status;
 }
 
-START_TEST(files_are_read) {
+TEST(files_are_read) {
     static char big[70000];
     cp_hardware hardware;
     cp_model_sizes sizes;
     memset(big, '#', sizeof(big));
-    ck_assert_int_eq(read_bytes(good, strlen(good)), CP_OK);
+    must(read_bytes(good, strlen(good)));
     ck_assert_int_eq(read_bytes(good, sizeof(good)), CP_FILE);
     ck_assert_int_eq(read_bytes(big, sizeof(big)), CP_FILE);
-    ck_assert_int_eq(cp_hardware_read("no such", &hardware), CP_FILE);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "none of gti gtt h200 laptop"));
-    ck_assert_int_eq(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "llama3-405b"));
+    refuses(cp_hardware_read("no such", &hardware), CP_FILE,
+            "none of gti gtt h200 laptop");
+    refuses(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE, "llama3-405b");
 }
-END_TEST
 
-START_TEST(models_weigh_what_they_should) {
+TEST(models_weigh_what_they_should) {
     const char *names[] = {"llama3-405b", "llama3-70b", "llama3-8b",
                            "smollm2-135m"};
     cp_model_sizes m;
     cp_hardware machine;
     cp_pace pace = {.model = &m, .hardware = &machine, .ranks = 1, .tensor = 1};
-    ck_assert_int_eq(cp_hardware_read("gtt", &machine), CP_OK);
+    must(cp_hardware_read("gtt", &machine));
     for (int n = 0; n < 4; n++) {
-        ck_assert_int_eq(cp_model_sizes_read(names[n], &m), CP_OK);
+        must(cp_model_sizes_read(names[n], &m));
         m.attention_bits = m.inner_bits = m.head_bits = 8;
-        ck_assert_int_eq(cp_pace_new(&pace), CP_OK);
+        must(cp_pace_new(&pace));
         ck_assert_double_eq_tol(cp_pace_weights(&pace) / (double)m.parameters,
                                 1, 0.0025);
     }
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &m), CP_OK);
-    ck_assert_int_eq(cp_pace_new(&pace), CP_OK);
+    must(cp_model_sizes_read("llama3-405b", &m));
+    must(cp_pace_new(&pace));
     m.tables = 1;
     ck_assert_double_eq_tol(cp_pace_weights(&pace) / 8e9, 59.7, 0.05);
-    ck_assert_int_eq(cp_model_sizes_parse("bad",
-                                          "model bad\nlike llama3-8b\n"
-                                          "kv_heads 5 heads assumed\n",
-                                          &m),
-                     CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "bad: query_heads, kv_heads"));
+    refuses(cp_model_sizes_parse("bad",
+                                 "model bad\nlike llama3-8b\n"
+                                 "kv_heads 5 heads assumed\n",
+                                 &m),
+            CP_INVALID, "bad: query_heads, kv_heads");
     /* Absurd models. */
     static const char *const absurd[] = {
         "layers 1000000 layers", "tables 3 tables", "cache_bytes 9 B",
@@ -288,11 +272,3 @@ START_TEST(models_weigh_what_they_should) {
         ck_assert_int_eq(cp_model_sizes_parse("m", text, &m), CP_INVALID);
     }
 }
-END_TEST
-
-SUITE("machine", {built_in_descriptions_survive_writing, 0, 1},
-      {bad_lines_are_refused_by_name, 0, (int)(sizeof(bad) / sizeof(bad[0]))},
-      {missing_fields_are_named, 0, 8}, {damage_is_read_or_refused, 0, 1},
-      {what_is_left_out_follows, 0, 1}, {curves_meet_their_points, 0, 1},
-      {surfaces_meet_their_points, 0, 1}, {files_are_read, 0, 1},
-      {models_weigh_what_they_should, 0, 1})

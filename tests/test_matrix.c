@@ -1,12 +1,10 @@
 /* Weights in tiles: every value exact, every product as good as a sum. */
 #include "reference/model/dequantise.h"
 #include "reference/model/linear.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <string.h>
-
-#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
 
 typedef struct {
     int type;
@@ -90,7 +88,7 @@ static const int types[] = {
     CP_GGUF_Q4_K, CP_GGUF_Q5_K, CP_GGUF_Q6_K,
 };
 
-START_TEST(test_every_value_is_exact) {
+LOOP(test_every_value_is_exact, 0, 13) {
     static const int64_t outs[] = {1, 15, 16, 17, 50};
     uint64_t state = 1 + (uint64_t)_i;
     int64_t each, bytes;
@@ -103,22 +101,18 @@ START_TEST(test_every_value_is_exact) {
         discard(&s);
     }
 }
-END_TEST
 
-START_TEST(test_what_is_no_matrix) {
+TEST(test_what_is_no_matrix) {
     int64_t bytes;
-    ck_assert_int_eq(cp_matrix_bytes(16, 256, 1, &bytes), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "IQ2_XXS (16)"));
-    ck_assert_int_eq(cp_matrix_bytes(CP_GGUF_Q4_1, 33, 1, &bytes), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "Q4_1 cannot hold 33 x 1 values");
-    ck_assert_int_eq(cp_matrix_bytes(CP_GGUF_F32, INT64_MAX, 64, &bytes),
-                     CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "overflow"));
+    refuses(cp_matrix_bytes(16, 256, 1, &bytes), CP_INVALID, "IQ2_XXS (16)");
+    refuses_with(cp_matrix_bytes(CP_GGUF_Q4_1, 33, 1, &bytes), CP_INVALID,
+                 "Q4_1 cannot hold 33 x 1 values");
+    refuses(cp_matrix_bytes(CP_GGUF_F32, INT64_MAX, 64, &bytes), CP_INVALID,
+            "overflow");
     ck_assert_int_eq(cp_linear_scratch(INT64_MAX / 8, 4096, 1), -1);
     must(cp_matrix_bytes(CP_GGUF_Q4_1, 64, 17, &bytes));
     ck_assert_int_eq(bytes, 4 * 384);
 }
-END_TEST
 
 static void check_output(const sample *s, const float *x, int64_t o, bool add,
                          float got) {
@@ -155,7 +149,7 @@ static void check_product(const sample *s, int64_t rows, int threads, bool add,
     free(scratch);
 }
 
-START_TEST(test_products) {
+LOOP(test_products, 0, 9) {
     static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
                                 CP_GGUF_Q8_0};
     static const int64_t rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 61};
@@ -171,9 +165,8 @@ START_TEST(test_products) {
         discard(&s);
     }
 }
-END_TEST
 
-START_TEST(test_no_worse_than_a_loop) {
+TEST(test_no_worse_than_a_loop) {
     uint64_t state = 7;
     double ours = 0.0, theirs = 0.0;
     sample s = draw(CP_GGUF_Q4_1, 1536, 256, &state);
@@ -195,8 +188,3 @@ START_TEST(test_no_worse_than_a_loop) {
     ck_assert_msg(ours <= theirs, "%g > %g", ours, theirs);
     discard(&s);
 }
-END_TEST
-
-SUITE("matrix", {test_every_value_is_exact, 0, 13},
-      {test_what_is_no_matrix, 0, 1}, {test_products, 0, 9},
-      {test_no_worse_than_a_loop, 0, 1})

@@ -8,21 +8,13 @@
 #include "model/sample.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/naive_llama.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#define must(call) ck_assert_msg((call) == CP_OK, "%s", cp_message())
-
-static void refuse(cp_status got, cp_status expected, const char *because) {
-    ck_assert_int_eq(got, expected);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "\"%s\" lacks \"%s\"",
-                  cp_message(), because);
-}
 
 typedef struct {
     tiny_bytes bytes;
@@ -31,32 +23,57 @@ typedef struct {
     int64_t words;
 } fixture;
 
-static fixture open_tiny(const tiny_gguf_options *options) {
-    fixture f = {.words = tiny_gguf_vocabulary_size(options)};
-    ck_assert_int_eq(tiny_gguf_build(options, &f.bytes), 0);
+/* What a test has opened, which is closed after it. */
+static fixture f;
+static cp_session *sessions[12];
+static int session_count;
+
+static void begin_test(void) {
+    f = (fixture){.words = 0};
+    session_count = 0;
+}
+
+static void close_all(void) {
+    while (session_count > 0)
+        cp_session_close(sessions[--session_count]);
+    cp_model_close(f.model);
+    cp_gguf_close(f.file);
+    free(f.bytes.bytes);
+}
+
+AROUND_EACH(begin_test, close_all);
+
+static void parse_file(void) {
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
+}
+
+static void open_tiny(const tiny_gguf_options *options) {
+    f.words = tiny_gguf_vocabulary_size(options);
+    must(tiny_gguf_build(options, &f.bytes));
+    parse_file();
     must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
     ck_assert_int_eq(cp_model_describe(f.model)->vocabulary, f.words);
-    return f;
 }
 
-static void close_tiny(fixture *f) {
-    cp_model_close(f->model);
-    cp_gguf_close(f->file);
-    free(f->bytes.bytes);
+static cp_session *open_with(const cp_session_options *options) {
+    must(cp_session_open(f.model, options, &sessions[session_count]));
+    return sessions[session_count++];
 }
 
-static cp_session *open_session(const fixture *f, int ranks, int64_t sequences,
+static cp_session *open_session(int ranks, int64_t sequences,
                                 cp_variant variant) {
-    const cp_session_options options = {
-        .ranks = ranks, .sequences = sequences, .variant = variant, .cores = 2};
-    cp_session *session;
-    must(cp_session_open(f->model, &options, &session));
-    return session;
+    return open_with(&(cp_session_options){.ranks = ranks,
+                                           .sequences = sequences,
+                                           .variant = variant,
+                                           .cores = 2});
+}
+
+static float *logits_of(int64_t tokens) {
+    return room_for(tokens * f.words, sizeof(float));
 }
 
 static void say(cp_session *session, const int32_t *tokens, const int *cuts,
-                int64_t words, float *logits) {
+                float *logits) {
     const int64_t only = 0, before = cp_session_length(session, 0);
     int64_t said = 0;
     for (; *cuts != 0; cuts++) {
@@ -66,52 +83,46 @@ static void say(cp_session *session, const int32_t *tokens, const int *cuts,
                 must(cp_session_prefill(session, &count, tokens + said, NULL));
             else
                 must(cp_session_decode(session, 1, &only, tokens + said, NULL));
-            must(cp_session_logits(session, 0, count, logits + said * words));
+            must(cp_session_logits(session, 0, count, logits + said * f.words));
             said += count;
         }
     }
     ck_assert_int_eq(cp_session_length(session, 0), before + said);
 }
 
-static int32_t *make_up(int64_t count, int64_t words, uint64_t seed) {
-    int32_t *tokens = calloc((size_t)count, sizeof(int32_t));
+static int32_t *make_up(int64_t count, uint64_t seed) {
+    int32_t *tokens = room_for(count, sizeof(int32_t));
     uint64_t state = seed;
     for (int64_t t = 0; t < count; t++)
         tokens[t] = t >= 17
                         ? tokens[t - 17]
-                        : (int32_t)(harness_random(&state) % (uint64_t)words);
+                        : (int32_t)(harness_random(&state) % (uint64_t)f.words);
     return tokens;
 }
 
 static void agrees_with_naive(const tiny_gguf_options *options) {
     enum { COUNT = 23 };
-    fixture f = open_tiny(options);
-    int32_t *tokens = make_up(COUNT, f.words, 11);
-    const size_t all = (size_t)(COUNT * f.words);
-    double *expected = calloc(all, sizeof(double));
-    float *got = calloc(all, sizeof(float));
+    open_tiny(options);
+    int32_t *tokens = make_up(COUNT, 11);
+    const int64_t all = COUNT * f.words;
+    double *expected = room_for(all, sizeof(double));
+    float *got = logits_of(COUNT);
     ck_assert_int_eq(naive_llama(f.file, COUNT, tokens, expected), 0);
-    cp_session *session = open_session(&f, 1, 1, CP_AUTO);
-    say(session, tokens, (int[]){COUNT, 0}, f.words, got);
+    cp_session *session = open_session(1, 1, CP_AUTO);
+    say(session, tokens, (int[]){COUNT, 0}, got);
     double largest = 0.0, worst = 0.0;
-    for (size_t i = 0; i < all; i++) {
+    for (int64_t i = 0; i < all; i++) {
         largest = fmax(largest, fabs(expected[i]));
         worst = fmax(worst, fabs(expected[i] - (double)got[i]));
     }
     ck_assert_msg(worst <= 1e-5 * largest, "off by %g of %g", worst, largest);
-    /* Free what the comparison used. */
-    cp_session_close(session);
-    free(tokens);
-    free(expected);
-    free(got);
-    close_tiny(&f);
 }
 
 static const int tiny_types[] = {
     TINY_F32,  TINY_F16,  TINY_BF16, TINY_Q8_0, TINY_Q4_0, TINY_Q4_1, TINY_Q5_0,
     TINY_Q5_1, TINY_Q2_K, TINY_Q3_K, TINY_Q4_K, TINY_Q5_K, TINY_Q6_K};
 
-START_TEST(test_every_weight_type) {
+LOOP(test_every_weight_type, 0, 13) {
     const int t = tiny_types[_i];
     const bool blocks_of_256 = t >= TINY_Q2_K && t <= TINY_Q6_K;
     const tiny_gguf_options options = {.width = blocks_of_256 ? 256 : 64,
@@ -127,7 +138,6 @@ START_TEST(test_every_weight_type) {
                                        .seed = (uint64_t)t + 3};
     agrees_with_naive(&options);
 }
-END_TEST
 
 static const tiny_gguf_options tiny_shapes[] = {
     {.seed = 1, .heads = 4, .kv_heads = 4},
@@ -139,10 +149,9 @@ static const tiny_gguf_options tiny_shapes[] = {
     {.seed = 7, .vocabulary = TINY_LLAMA3, .feed_forward = 32},
 };
 
-START_TEST(test_every_shape) {
+LOOP(test_every_shape, 0, 7) {
     agrees_with_naive(&tiny_shapes[_i]);
 }
-END_TEST
 
 enum { TEXT = 53 };
 
@@ -157,61 +166,45 @@ static const int *const ways[] = {
 static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
                                       CP_ALL_GATHER};
 
-static void same_words(const float *expected, const float *got, int64_t count,
-                       int64_t words) {
+static void same_words(const float *expected, const float *got, int64_t count) {
+    const int64_t words = f.words;
     float largest = 0.0f, worst = 0.0f;
     for (int64_t i = 0; i < count * words; i++) {
+        hold(isfinite(expected[i]) && isfinite(got[i]));
         largest = fmaxf(largest, fabsf(expected[i]));
         worst = fmaxf(worst, fabsf(expected[i] - got[i]));
     }
     ck_assert_msg(worst <= 1e-5f * largest, "off by %g of %g", (double)worst,
                   (double)largest);
     for (int64_t t = 0; t < count; t++)
-        ck_assert_int_eq(cp_sample_greedy(expected + t * words, words),
-                         cp_sample_greedy(got + t * words, words));
-}
-
-static void all_finite(const float *values, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        ck_assert_msg(isfinite(values[i]), "logit %lld is %g", (long long)i,
-                      (double)values[i]);
+        hold(cp_sample_greedy(expected + t * words, words) ==
+             cp_sample_greedy(got + t * words, words));
 }
 
 static const int rank_counts[] = {1, 2, 3, 4, 5, 8, 16};
 
-START_TEST(test_ranks_agree) {
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 21, .rope_freqs = true});
-    int32_t *tokens = make_up(TEXT, f.words, 5);
-    float *expected = calloc((size_t)(TEXT * f.words), sizeof(float));
-    float *got = calloc((size_t)(TEXT * f.words), sizeof(float));
-    cp_session *one = open_session(&f, 1, 1, CP_AUTO);
-    say(one, tokens, whole, f.words, expected);
-    all_finite(expected, TEXT * f.words);
+LOOP(test_ranks_agree, 0, 7) {
+    open_tiny(&(tiny_gguf_options){.seed = 21, .rope_freqs = true});
+    int32_t *tokens = make_up(TEXT, 5);
+    float *expected = logits_of(TEXT);
+    float *got = logits_of(TEXT);
+    cp_session *one = open_session(1, 1, CP_AUTO);
+    say(one, tokens, whole, expected);
     for (int n = 0; n < 7; n++) { /* whole each way, then in three ways */
         const cp_variant variant = variants[n < 4 ? n : (n + _i) % 4];
-        cp_session *many = open_session(&f, rank_counts[_i], 1, variant);
-        say(many, tokens, ways[n < 4 ? 0 : n - 3], f.words, got);
-        all_finite(got, TEXT * f.words);
-        same_words(expected, got, TEXT, f.words);
-        cp_session_close(many);
+        cp_session *many = open_session(rank_counts[_i], 1, variant);
+        say(many, tokens, ways[n < 4 ? 0 : n - 3], got);
+        same_words(expected, got, TEXT);
     }
-    /* Free what the runs used. */
-    cp_session_close(one);
-    free(tokens);
-    free(expected);
-    free(got);
-    close_tiny(&f);
 }
-END_TEST
 
 enum { MOST = 5, STEPS = 6 };
 
 static void decode_together(cp_session *batch, cp_session **alone,
-                            int64_t count, int64_t words, int32_t *tokens,
-                            float *rows) {
+                            int64_t count, int32_t *tokens, float *rows) {
     int64_t names[MOST];
-    const int64_t zero = 0;
-    float *expected = calloc((size_t)words, sizeof(float));
+    const int64_t zero = 0, words = f.words;
+    float *expected = logits_of(1);
     for (int64_t i = 0; i < count; i++)
         names[i] = count - 1 - i;
     must(cp_session_decode(batch, count, names, tokens, NULL));
@@ -219,44 +212,35 @@ static void decode_together(cp_session *batch, cp_session **alone,
     for (int64_t i = 0; i < count; i++) {
         must(cp_session_decode(alone[names[i]], 1, &zero, &tokens[i], NULL));
         must(cp_session_logits(alone[names[i]], 0, 1, expected));
-        same_words(expected, rows + i * words, 1, words);
+        same_words(expected, rows + i * words, 1);
         tokens[i] = cp_sample_greedy(rows + i * words, words);
     }
-    free(expected);
 }
 
-START_TEST(test_batches_agree) {
+LOOP(test_batches_agree, 0, 2 * MOST) {
     static const int64_t lengths[MOST] = {9, 1, 30, 2, 13};
     const int64_t count = 1 + _i % MOST;
     const int ranks = _i < MOST ? 3 : 4;
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 8});
-    int32_t *text = make_up(64, f.words, 3), next[MOST] = {1, 2, 3, 4, 5};
-    float *rows = calloc((size_t)(MOST * f.words), sizeof(float));
-    cp_session *alone[MOST], *batch = open_session(&f, ranks, count, CP_AUTO);
+    open_tiny(&(tiny_gguf_options){.seed = 8});
+    int32_t *text = make_up(64, 3), next[MOST] = {1, 2, 3, 4, 5};
+    float *rows = logits_of(MOST);
+    cp_session *alone[MOST], *batch = open_session(ranks, count, CP_AUTO);
     must(cp_session_prefill(batch, lengths, text, NULL));
     for (int64_t s = 0, at = 0; s < count; at += lengths[s++]) {
-        alone[s] = open_session(&f, 1, 1, CP_AUTO);
+        alone[s] = open_session(1, 1, CP_AUTO);
         must(cp_session_prefill(alone[s], &lengths[s], text + at, NULL));
     }
     for (int step = 0; step < STEPS; step++)
-        decode_together(batch, alone, count, f.words, next, rows);
+        decode_together(batch, alone, count, next, rows);
     /* Let part of the batch go on with a prefill. */
     int64_t some[MOST] = {0};
     some[count - 1] = 7;
     must(cp_session_prefill(batch, some, text, NULL));
     must(cp_session_prefill(alone[count - 1], &some[count - 1], text, NULL));
-    decode_together(batch, alone, count, f.words, next, rows);
+    decode_together(batch, alone, count, next, rows);
     ck_assert_int_eq(cp_session_length(batch, 0),
                      lengths[0] + STEPS + 1 + some[0]);
-    /* Free the batch. */
-    for (int64_t s = 0; s < count; s++)
-        cp_session_close(alone[s]);
-    cp_session_close(batch);
-    free(text);
-    free(rows);
-    close_tiny(&f);
 }
-END_TEST
 
 static volatile sig_atomic_t stop;
 
@@ -272,33 +256,33 @@ static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
     const int32_t wrong = 1 << 30;
     /* Ask for what cannot be. */
     const int64_t long_one = 1000, none = 0, less = -1, absent = 1;
-    refuse(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
-           "and 1000 more would pass its 80 positions");
-    refuse(cp_session_prefill(session, &none, tokens, NULL), CP_INVALID,
-           "a call without tokens");
-    refuse(cp_session_prefill(session, &less, tokens, NULL), CP_INVALID,
-           "-1 new tokens");
-    refuse(cp_session_decode(session, 1, &zero, &wrong, NULL), CP_INVALID,
-           "is id 1073741824");
-    refuse(cp_session_decode(session, 2, twice, tokens, NULL), CP_INVALID,
-           "twice in a batch");
-    refuse(cp_session_decode(session, 1, &absent, tokens, NULL), CP_INVALID,
-           "sequence 1 of 1");
-    refuse(cp_session_decode(session, 0, twice, tokens, NULL), CP_INVALID,
-           "a call without tokens");
+    refuses(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
+            "and 1000 more would pass its 80 positions");
+    refuses(cp_session_prefill(session, &none, tokens, NULL), CP_INVALID,
+            "a call without tokens");
+    refuses(cp_session_prefill(session, &less, tokens, NULL), CP_INVALID,
+            "-1 new tokens");
+    refuses(cp_session_decode(session, 1, &zero, &wrong, NULL), CP_INVALID,
+            "is id 1073741824");
+    refuses(cp_session_decode(session, 2, twice, tokens, NULL), CP_INVALID,
+            "twice in a batch");
+    refuses(cp_session_decode(session, 1, &absent, tokens, NULL), CP_INVALID,
+            "sequence 1 of 1");
+    refuses(cp_session_decode(session, 0, twice, tokens, NULL), CP_INVALID,
+            "a call without tokens");
     *armed = true;
-    refuse(cp_session_prefill(session, &many, tokens, NULL), CP_INTERRUPTED,
-           "stopped after 1 of 2 layers");
+    refuses(cp_session_prefill(session, &many, tokens, NULL), CP_INTERRUPTED,
+            "stopped after 1 of 2 layers");
     stop = 0;
-    refuse(cp_session_decode(session, 1, &zero, tokens, NULL), CP_INTERRUPTED,
-           "stopped after 1 of 2 layers");
+    refuses(cp_session_decode(session, 1, &zero, tokens, NULL), CP_INTERRUPTED,
+            "stopped after 1 of 2 layers");
     stop = 0;
     *armed = false;
 }
 
-START_TEST(test_failures_leave_no_trace) {
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 4});
-    int32_t *text = make_up(64, f.words, 9);
+LOOP(test_failures_leave_no_trace, 0, 4) {
+    open_tiny(&(tiny_gguf_options){.seed = 4});
+    int32_t *text = make_up(64, 9);
     bool armed = false;
     const cp_session_options options = {.ranks = 3,
                                         .sequences = 1,
@@ -308,19 +292,17 @@ START_TEST(test_failures_leave_no_trace) {
                                         .stop = &stop,
                                         .progress = stop_at_once,
                                         .progress_context = &armed};
-    cp_session *calm, *disturbed;
-    must(cp_session_open(f.model, &options, &calm));
-    must(cp_session_open(f.model, &options, &disturbed));
+    cp_session *calm = open_with(&options), *disturbed = open_with(&options);
     /* Say the same on both, disturbing one. */
     float *rows[2];
     const int cuts[] = {20, -3, 30, -7, 0};
     for (int n = 0; n < 2; n++)
-        rows[n] = calloc((size_t)(60 * f.words), sizeof(float));
+        rows[n] = logits_of(60);
     for (int n = 0, at = 0; cuts[n] != 0; at += abs(cuts[n++])) {
         const int one[2] = {cuts[n], 0};
         disturb(disturbed, text, &armed);
-        say(calm, text + at, one, f.words, rows[0]);
-        say(disturbed, text + at, one, f.words, rows[1]);
+        say(calm, text + at, one, rows[0]);
+        say(disturbed, text + at, one, rows[1]);
         const size_t bytes = (size_t)f.words * sizeof(float);
         ck_assert_mem_eq(rows[0], rows[1], bytes * (size_t)abs(cuts[n]));
         disturb(disturbed, text, &armed);
@@ -328,48 +310,34 @@ START_TEST(test_failures_leave_no_trace) {
         must(cp_session_logits(disturbed, 0, 1, rows[1]));
         ck_assert_mem_eq(rows[0], rows[1], bytes);
     }
-    free(rows[0]);
-    free(rows[1]);
-
-    cp_session_close(calm);
-    cp_session_close(disturbed);
-    free(text);
-    close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_logits_and_capacity) {
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 4, .context = 24});
-    int32_t *text = make_up(64, f.words, 9);
-    float *before = calloc((size_t)f.words, sizeof(float));
-    float *after = calloc((size_t)f.words, sizeof(float));
-    cp_session *session = open_session(&f, 2, 1, CP_AUTO);
+TEST(test_logits_and_capacity) {
+    open_tiny(&(tiny_gguf_options){.seed = 4, .context = 24});
+    int32_t *text = make_up(64, 9);
+    float *before = logits_of(1);
+    float *after = logits_of(1);
+    cp_session *session = open_session(2, 1, CP_AUTO);
     ck_assert_int_eq(cp_session_capacity(session), 24);
-    refuse(cp_session_logits(session, 0, 1, before), CP_INVALID,
-           "a call of 0 tokens");
+    refuses(cp_session_logits(session, 0, 1, before), CP_INVALID,
+            "a call of 0 tokens");
     must(cp_session_prefill(session, &(int64_t){24}, text, NULL));
     must(cp_session_logits(session, 23, 1, before));
-    refuse(cp_session_decode(session, 1, &(int64_t){0}, text, NULL),
-           CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
+    refuses(cp_session_decode(session, 1, &(int64_t){0}, text, NULL),
+            CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
     must(cp_session_logits(session, 23, 1, after));
     ck_assert_mem_eq(before, after, (size_t)f.words * sizeof(float));
     /* Ask for logits that are not there. */
-    refuse(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
-    refuse(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
-    refuse(cp_session_logits(session, 0, 0, after), CP_INVALID, "of 24 tokens");
-    refuse(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
-    refuse(cp_session_trace(session, "/dev/null"), CP_INVALID, "no trace");
-    /* Free the full session. */
-    cp_session_close(session);
-    free(text);
-    free(before);
-    free(after);
-    close_tiny(&f);
+    refuses(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
+    refuses(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
+    refuses(cp_session_logits(session, 0, 0, after), CP_INVALID,
+            "of 24 tokens");
+    refuses(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
+    refuses(cp_session_trace(session, "/dev/null"), CP_INVALID, "no trace");
 }
-END_TEST
 
-START_TEST(test_bad_options) {
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
+TEST(test_bad_options) {
+    open_tiny(&(tiny_gguf_options){.seed = 1});
     const cp_session_options bad[] = {
         {.ranks = 0, .sequences = 1},
         {.ranks = 1, .sequences = 0},
@@ -378,17 +346,15 @@ START_TEST(test_bad_options) {
         {.ranks = 1, .sequences = 1, .capacity = -1},
         {.ranks = 1, .sequences = 1, .variant = CP_DECODE},
     };
-    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++) {
+    for (int n = 0; n < COUNT_OF(bad); n++) {
         cp_session *session;
         ck_assert_int_eq(cp_session_open(f.model, &bad[n], &session),
                          CP_INVALID);
         ck_assert_ptr_null(session);
     }
-    close_tiny(&f);
 }
-END_TEST
 
-static void check_report(const fixture *f, const cp_session *session,
+static void check_report(const cp_session *session,
                          const cp_turn_report *report, int64_t fresh,
                          int64_t cached) {
     cp_plan_report counted;
@@ -399,8 +365,7 @@ static void check_report(const fixture *f, const cp_session *session,
         keys += report->keys[r];
         pairs += report->pairs[r];
         ck_assert_int_eq(report->bytes[r],
-                         counted.bytes[r] *
-                             cp_model_describe(f->model)->layers);
+                         counted.bytes[r] * cp_model_describe(f.model)->layers);
     }
     ck_assert_int_eq(queries, fresh);
     ck_assert_int_eq(keys, fresh + cached);
@@ -424,7 +389,7 @@ static int64_t sum_bytes(const char *json) {
 
 static char *read_text(const char *path) {
     enum { ROOM = 1 << 20 };
-    char *text = calloc(ROOM, 1);
+    char *text = room_for(ROOM, 1);
     FILE *file = fopen(path, "r");
     ck_assert_ptr_nonnull(file);
     ck_assert_uint_lt(fread(text, 1, ROOM - 1, file), ROOM - 1);
@@ -432,36 +397,31 @@ static char *read_text(const char *path) {
     return text;
 }
 
-START_TEST(test_report) {
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
-    int32_t *text = make_up(64, f.words, 2);
-    cp_session *session = open_session(&f, 4, 1, variants[1 + _i % 3]);
+LOOP(test_report, 0, 3) {
+    open_tiny(&(tiny_gguf_options){.seed = 1});
+    int32_t *text = make_up(64, 2);
+    cp_session *session = open_session(4, 1, variants[1 + _i % 3]);
     cp_turn_report report;
     must(cp_session_prefill(session, &(int64_t){33}, text, &report));
-    check_report(&f, session, &report, 33, 0);
+    check_report(session, &report, 33, 0);
     ck_assert_int_eq(report.variant, variants[1 + _i % 3]);
     must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
-    check_report(&f, session, &report, 1, 33);
+    check_report(session, &report, 1, 33);
     ck_assert_int_eq(report.variant, CP_DECODE);
     must(cp_session_choose(session, CP_AUTO));
     must(cp_session_prefill(session, &(int64_t){5}, text, &report));
-    check_report(&f, session, &report, 5, 34);
+    check_report(session, &report, 5, 34);
     ck_assert_ptr_nonnull(strstr(report.rule, "miss rate"));
-    cp_session_close(session);
-    free(text);
-    close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_trace) {
-    fixture f = open_tiny(&(tiny_gguf_options){.seed = 1});
-    int32_t *text = make_up(64, f.words, 2);
+LOOP(test_trace, 0, 3) {
+    open_tiny(&(tiny_gguf_options){.seed = 1});
+    int32_t *text = make_up(64, 2);
     const cp_session_options options = {.ranks = 3,
                                         .sequences = 1,
                                         .variant = variants[1 + _i % 3],
                                         .trace = true};
-    cp_session *session;
-    must(cp_session_open(f.model, &options, &session));
+    cp_session *session = open_with(&options);
     int64_t sent = 0;
     cp_turn_report report;
     must(cp_session_prefill(session, &(int64_t){40}, text, &report));
@@ -472,8 +432,8 @@ START_TEST(test_trace) {
     char path[] = "/tmp/long-ring-trace-XXXXXX";
     close(mkstemp(path));
     must(cp_session_trace(session, path));
-    refuse(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
-           "/nowhere/trace.json");
+    refuses(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
+            "/nowhere/trace.json");
     char *json = read_text(path);
     ck_assert_int_eq(sum_bytes(json), sent);
     static const char *const wanted[] = {"\"rank 2 (0 operations left out)\"",
@@ -483,17 +443,12 @@ START_TEST(test_trace) {
                                          "\"name\":\"project\"",
                                          "\"name\":\"feed forward\"",
                                          "\"layer\":1,\"hop\":1,\"bytes\":"};
-    for (size_t n = 0; n < sizeof(wanted) / sizeof(wanted[0]); n++)
+    for (int n = 0; n < COUNT_OF(wanted); n++)
         ck_assert_msg(strstr(json, wanted[n]) != NULL, "no %s", wanted[n]);
     ck_assert_ptr_null(strstr(json, "\"dur\":-"));
     ck_assert_str_eq(json + strlen(json) - 4, "\n]}\n");
-    free(json);
     remove(path);
-    cp_session_close(session);
-    free(text);
-    close_tiny(&f);
 }
-END_TEST
 
 #define FORGERY(from, to, because)                                             \
     { from, to, because, sizeof(from) - 1 }
@@ -514,24 +469,18 @@ static const struct {
             "rope base -10000"),
 };
 
-START_TEST(test_forgeries) {
-    tiny_bytes bytes = {0};
-    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
+LOOP(test_forgeries, 0, COUNT_OF(forgeries)) {
+    must(tiny_gguf_build(NULL, &f.bytes));
     const size_t length = forgeries[_i].length;
-    unsigned char *at =
-        memmem(bytes.bytes, (size_t)bytes.length, forgeries[_i].from, length);
+    unsigned char *at = memmem(f.bytes.bytes, (size_t)f.bytes.length,
+                               forgeries[_i].from, length);
     ck_assert_ptr_nonnull(at);
     memcpy(at, forgeries[_i].to, length);
-    cp_gguf *file;
-    cp_model *model;
-    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
-    refuse(cp_model_open(cp_backend_find("threads"), file, &model), CP_INVALID,
-           forgeries[_i].because);
-    ck_assert_ptr_null(model);
-    cp_gguf_close(file);
-    free(bytes.bytes);
+    parse_file();
+    refuses(cp_model_open(cp_backend_find("threads"), f.file, &f.model),
+            CP_INVALID, forgeries[_i].because);
+    ck_assert_ptr_null(f.model);
 }
-END_TEST
 
 static const struct {
     const char *key;
@@ -543,34 +492,30 @@ static const struct {
 
 /* A key with a float, and one of text that fills up to the alignment of the
  * data, go before all others of a sound file. */
-START_TEST(test_scalings) {
-    tiny_bytes sound = {0}, bytes = {0};
+LOOP(test_scalings, 0, 4) {
+    tiny_bytes sound = {0};
     const char *key = scalings[_i].key;
     const float value = scalings[_i].value;
     char fill[32] = {0};
-    cp_gguf *file;
     cp_model_facts facts;
-    ck_assert_int_eq(tiny_gguf_build(NULL, &sound), 0);
+    must(tiny_gguf_build(NULL, &sound));
     sound.bytes[16] = (unsigned char)(sound.bytes[16] + 2); /* keys */
     memset(fill, 'x', (size_t)(-(int)(strlen(key) + 37) & 31));
-    tiny_put(&bytes, sound.bytes, 24);
-    tiny_put_string(&bytes, key);
-    tiny_put_u32(&bytes, 6); /* float32 */
-    tiny_put(&bytes, &value, 4);
-    tiny_put_string(&bytes, "x");
-    tiny_put_u32(&bytes, 8); /* string */
-    tiny_put_string(&bytes, fill);
-    tiny_put(&bytes, sound.bytes + 24, sound.length - 24);
-    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
-    if (_i == 3)
-        must(cp_facts_read(file, &facts));
-    else
-        refuse(cp_facts_read(file, &facts), CP_INVALID, key);
-    cp_gguf_close(file);
+    tiny_put(&f.bytes, sound.bytes, 24);
+    tiny_put_string(&f.bytes, key);
+    tiny_put_u32(&f.bytes, 6); /* float32 */
+    tiny_put(&f.bytes, &value, 4);
+    tiny_put_string(&f.bytes, "x");
+    tiny_put_u32(&f.bytes, 8); /* string */
+    tiny_put_string(&f.bytes, fill);
+    tiny_put(&f.bytes, sound.bytes + 24, sound.length - 24);
     free(sound.bytes);
-    free(bytes.bytes);
+    parse_file();
+    if (_i == 3)
+        must(cp_facts_read(f.file, &facts));
+    else
+        refuses(cp_facts_read(f.file, &facts), CP_INVALID, key);
 }
-END_TEST
 
 typedef struct {
     int64_t taken[4], tied; /* groups by how many tensors they have */
@@ -586,11 +531,9 @@ static cp_status take(void *context, cp_weight first, int64_t layer, int count,
     return it->left-- > 0 ? CP_OK : cp_fail(CP_MEMORY, "no more");
 }
 
-START_TEST(test_loading) {
+LOOP(test_loading, 0, 2) {
     const int64_t align = _i == 0 ? 64 : 256;
     char memory[1024];
-    tiny_bytes bytes = {0};
-    cp_gguf *file;
     cp_model_facts facts;
     for (int pass = 0; pass < 2; pass++) {
         cp_arena arena = {.align = align, .memory = pass > 0 ? memory : NULL};
@@ -604,26 +547,23 @@ START_TEST(test_loading) {
         ck_assert_ptr_null(cp_arena_claim(&arena, INT64_MAX / 4, 4));
         ck_assert(arena.overflows);
     }
-    ck_assert_int_eq(tiny_gguf_build(NULL, &bytes), 0);
-    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
-    must(cp_facts_read(file, &facts));
+    must(tiny_gguf_build(NULL, &f.bytes));
+    parse_file();
+    must(cp_facts_read(f.file, &facts));
     taking it = {.left = 100};
-    must(cp_facts_tensors(file, &facts, take, &it));
+    must(cp_facts_tensors(f.file, &facts, take, &it));
     ck_assert_int_eq(it.tied, 1);
     ck_assert_int_eq(it.taken[1], 3 + 4 * facts.layers);
     ck_assert_int_eq(it.taken[2], facts.layers);
     ck_assert_int_eq(it.taken[3], facts.layers);
     it = (taking){.left = 4};
-    refuse(cp_facts_tensors(file, &facts, take, &it), CP_MEMORY, "no more");
+    refuses(cp_facts_tensors(f.file, &facts, take, &it), CP_MEMORY, "no more");
     ck_assert_int_eq(it.taken[1] + it.taken[3], 5);
     it.left = 100;
     facts.feed_forward++;
-    refuse(cp_facts_tensors(file, &facts, take, &it), CP_INVALID,
-           "blk.0.ffn_gate.weight is");
-    cp_gguf_close(file);
-    free(bytes.bytes);
+    refuses(cp_facts_tensors(f.file, &facts, take, &it), CP_INVALID,
+            "blk.0.ffn_gate.weight is");
 }
-END_TEST
 
 static double nats(const float *logits, int64_t words, int32_t next) {
     const double largest = (double)logits[cp_sample_greedy(logits, words)];
@@ -634,9 +574,10 @@ static double nats(const float *logits, int64_t words, int32_t next) {
 }
 
 static void check_golden(cp_session *session, const golden_prompt *prompt,
-                         const int *cuts, int64_t words) {
-    float *rows = calloc((size_t)(prompt->count * words), sizeof(float));
-    say(session, prompt->ids, cuts, words, rows);
+                         const int *cuts) {
+    const int64_t words = f.words;
+    float *rows = logits_of(prompt->count);
+    say(session, prompt->ids, cuts, rows);
     double sum = 0.0;
     for (int64_t t = 0; t + 1 < prompt->count; t++)
         sum += nats(rows + t * words, words, prompt->ids[t + 1]);
@@ -652,33 +593,25 @@ static void check_golden(cp_session *session, const golden_prompt *prompt,
         must(cp_session_decode(session, 1, &(int64_t){0}, &id, NULL));
         must(cp_session_logits(session, 0, 1, last));
     }
-    free(rows);
 }
 
-START_TEST(test_golden) {
+/* The real model, if there is one. */
+LOOP_FOR(120, test_golden, 0, getenv("LONG_RING_MODEL") != NULL ? 12 : 0) {
     static const int ranks[] = {1, 3, 4};
-    const char *path = getenv("LONG_RING_MODEL");
-    cp_gguf *file;
-    must(cp_gguf_open(path, &file));
-    fixture f = {.file = file};
-    must(cp_model_open(cp_backend_find("threads"), file, &f.model));
+    must(cp_gguf_open(getenv("LONG_RING_MODEL"), &f.file));
+    must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
     f.words = cp_model_describe(f.model)->vocabulary;
-    for (size_t p = 0; p < sizeof(golden_prompts) / sizeof(golden_prompts[0]);
-         p++) {
+    for (int p = 0; p < COUNT_OF(golden_prompts); p++) {
         const golden_prompt *prompt = &golden_prompts[p];
         const int count = (int)prompt->count;
         const int cuts[3][6] = {
             {count}, {count - 4, -3, 1}, {2, -1, count - 4, -1}};
-        cp_session *session =
-            open_session(&f, ranks[_i / 4], 1, variants[_i % 4]);
-        check_golden(session, prompt, cuts[_i % 3], f.words);
-        cp_session_close(session);
+        cp_session *session = open_session(ranks[_i / 4], 1, variants[_i % 4]);
+        check_golden(session, prompt, cuts[_i % 3]);
     }
-    close_tiny(&f);
 }
-END_TEST
 
-START_TEST(test_draws) {
+TEST(test_draws) {
     const float logits[5] = {0.0f, 1.0f, -INFINITY, 2.0f, 1.0f};
     for (int t = 0; t < 3; t++) {
         const double temperature = 0.5 + 0.75 * t;
@@ -702,46 +635,15 @@ START_TEST(test_draws) {
         }
     }
 }
-END_TEST
 
-START_TEST(test_greedy) {
+TEST(test_greedy) {
     const float logits[4] = {-3.0f, 5.0f, 5.0f, -INFINITY};
     cp_sampler cold;
     must(cp_sampler_start(0.0, 1, &cold));
     ck_assert_int_eq(cp_sample_greedy(logits, 4), 1);
     ck_assert_int_eq(cp_sampler_draw(&cold, logits, 4), 1);
     ck_assert_int_eq(cp_sample_greedy(logits + 3, 1), 0);
-    refuse(cp_sampler_start(-0.1, 1, &cold), CP_INVALID, "-0.1");
-    refuse(cp_sampler_start(NAN, 1, &cold), CP_INVALID, "nan");
-    refuse(cp_sampler_start(INFINITY, 1, &cold), CP_INVALID, "inf");
+    refuses(cp_sampler_start(-0.1, 1, &cold), CP_INVALID, "-0.1");
+    refuses(cp_sampler_start(NAN, 1, &cold), CP_INVALID, "nan");
+    refuses(cp_sampler_start(INFINITY, 1, &cold), CP_INVALID, "inf");
 }
-END_TEST
-
-static Suite *model_suite(void) {
-    Suite *suite = suite_create("model");
-    TCase *tests = harness_case("model");
-    tcase_add_loop_test(tests, test_every_weight_type, 0, 13);
-    tcase_add_loop_test(tests, test_every_shape, 0, 7);
-    tcase_add_loop_test(tests, test_ranks_agree, 0, 7);
-    tcase_add_loop_test(tests, test_batches_agree, 0, 2 * MOST);
-    tcase_add_loop_test(tests, test_failures_leave_no_trace, 0, 4);
-    tcase_add_test(tests, test_logits_and_capacity);
-    tcase_add_test(tests, test_bad_options);
-    tcase_add_loop_test(tests, test_report, 0, 3);
-    tcase_add_loop_test(tests, test_trace, 0, 3);
-    tcase_add_loop_test(tests, test_forgeries, 0, 9);
-    tcase_add_loop_test(tests, test_scalings, 0, 4);
-    tcase_add_loop_test(tests, test_loading, 0, 2);
-    tcase_add_test(tests, test_draws);
-    tcase_add_test(tests, test_greedy);
-    suite_add_tcase(suite, tests);
-    /* Add the real model if there is one. */
-    TCase *golden = harness_case("golden");
-    tcase_set_timeout(golden, 120);
-    if (getenv("LONG_RING_MODEL") != NULL)
-        tcase_add_loop_test(golden, test_golden, 0, 12);
-    suite_add_tcase(suite, golden);
-    return suite;
-}
-
-SUITE_MAIN(model_suite)

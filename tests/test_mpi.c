@@ -5,7 +5,7 @@
 #include "reference/ring/processes.h"
 
 #include "comm_checks.h"
-#include "harness/suite.h"
+#include "expect.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
 #include "ring/crew.h"
@@ -107,10 +107,10 @@ static int play_silence(void) {
     const cp_status status = cp_mpi_run(comm, wait_in_a_chain, NULL);
     const bool named = strstr(cp_message(), "rank 1 is silent") != NULL;
     const int worst = cp_mpi_close(comm, 1, &speaks);
-    fprintf(stderr, "rank %d%s after %.1f s: %d, %d, %s\n", rank,
-            speaks ? " speaks" : "", cp_clock() - start, status, worst,
-            named && cp_clock() - start < 4.5 ? "as it should" : cp_message());
-    fflush(stderr);
+    fprintf(stderr, "rank %d%s: %s; after %.1f s: %d, %d\n", rank,
+            speaks ? " speaks" : "",
+            named && cp_clock() - start < 4.5 ? "as it should" : cp_message(),
+            cp_clock() - start, status, worst);
     nap(1000); /* the other one, too */
     cp_mpi_end(worst >= 0);
     return 1;
@@ -227,21 +227,27 @@ static int worker(const char *scene) {
 static char said[1 << 16];
 static const char *self;
 static char *own_path; /* the same from / on: another host starts elsewhere */
+static char directory[] = "/tmp/longring-mpi-XXXXXX";
 
-static int launch(const char *format, ...) {
-    char line[2048], whole[3072];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof(line), format, arguments);
-    va_end(arguments);
+/* Begin a line in which $S is this program, $L longring and $D the directory,
+ * and read what it says to its end; its exit status. */
+static FILE *begin(const char *line) {
+    char whole[3072];
+    const char *program = getenv("LONGRING");
     snprintf(whole, sizeof(whole),
              "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
              "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
              "OMPI_MCA_odls_base_sigkill_timeout=0 "
-             "ASAN_OPTIONS=detect_leaks=0; { %s; } 2>&1 </dev/null",
+             "ASAN_OPTIONS=detect_leaks=0 S=%s L=%s D=%s; "
+             "{ %s; } 2>&1 </dev/null",
+             self, program != NULL ? program : "build/longring", directory,
              line);
     FILE *out = popen(whole, "r");
     ck_assert_ptr_nonnull(out);
+    return out;
+}
+
+static int end(FILE *out) {
     const size_t length = fread(said, 1, sizeof(said) - 1, out);
     said[length] = '\0';
     while (fgetc(out) != EOF)
@@ -250,77 +256,29 @@ static int launch(const char *format, ...) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void scene_ends_well(int ranks, const char *scene) {
-    const int status =
-        launch("timeout 18 mpirun -n %d %s --rank %s", ranks, self, scene);
-    ck_assert_msg(status == 0, "%d ranks, %s: status %d\n%s", ranks, scene,
-                  status, said);
+/* A line that ends well, and what it says. */
+static void well(const char *format, ...) {
+    char line[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    const int status = end(begin(line));
+    ck_assert_msg(status == 0, "%s: status %d\n%s", line, status, said);
 }
 
-static bool launcher_is_there(void) {
-    return system("command -v mpirun >/dev/null 2>&1") == 0;
+static void says(const char *line, const char *words) {
+    ck_assert_msg(strstr(said, words) != NULL, "%s: '%s' does not say '%s'",
+                  line, said, words);
 }
 
-static const int sizes[] = {1, 2, 3, 4, 8};
-
-START_TEST(every_scene) {
-    scene_ends_well(sizes[_i], "scenes");
+/* So many tests, where there is a launcher. */
+static int launched(int tests) {
+    static int there = -1;
+    if (there < 0)
+        there = system("command -v mpirun >/dev/null 2>&1") == 0;
+    return there ? tests : 0;
 }
-END_TEST
-
-/* Within the timeout and a little, one line, and the right rank is named. */
-START_TEST(a_silent_rank_is_named) {
-    launch("timeout 18 mpirun -n 3 %s --rank silence", self);
-    ck_assert_msg(strstr(said, "rank 0 speaks after") != NULL, "%s", said);
-    ck_assert_msg(strstr(said, "rank 2 after") != NULL, "%s", said);
-    const char *first = strstr(said, "as it should");
-    ck_assert_msg(first != NULL && strstr(first + 1, "as it should") != NULL,
-                  "%s", said);
-}
-END_TEST
-
-START_TEST(a_dead_rank_ends_all) {
-    const int status = launch("timeout 15 mpirun -n 3 %s --rank death", self);
-    ck_assert_msg(status > 0 && status < 124 + 20, "status %d: %s", status,
-                  said);
-    ck_assert(status != 124);
-}
-END_TEST
-
-static bool leaves_survivors(void) {
-#ifdef OPEN_MPI
-    return true;
-#else
-    return false;
-#endif
-}
-
-START_TEST(survivors_run_out_of_patience) {
-    if (!leaves_survivors())
-        return;
-    const int status = launch("timeout 18 mpirun --enable-recovery -n 3 "
-                              "sh -c '%s --rank death; echo it ended with $?'",
-                              self);
-    ck_assert_msg(status != 124, "%s", said);
-    ck_assert_msg(strstr(said, "it ended with 1\n") != NULL, "%s", said);
-    ck_assert_msg(strstr(said, "rank 1 is silent") != NULL, "%s", said);
-    ck_assert_msg(strstr(said, "in vain for 1 s") != NULL, "%s", said);
-}
-END_TEST
-
-static const int crews[] = {1, 2, 3, 4, 5, 8};
-
-START_TEST(attention_has_the_bits_of_threads) {
-    scene_ends_well(crews[_i], "attend");
-}
-END_TEST
-
-START_TEST(disagreement_is_heard_by_all) {
-    scene_ends_well(2 + _i / 2, _i % 2 == 0 ? "variant" : "lengths");
-}
-END_TEST
-
-static char directory[] = "/tmp/longring-mpi-XXXXXX";
 
 static void make_model(void) {
     char path[128];
@@ -328,148 +286,152 @@ static void make_model(void) {
     int64_t ids[75];
     ck_assert_ptr_nonnull(mkdtemp(directory));
     snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
-    ck_assert_int_eq(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}), 0);
+    must(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}));
     for (int64_t i = 0; i < count; i++)
         ids[i] = (37 * i + 11) % 250;
     snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids), CP_OK);
+    must(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids));
 }
 
 static void remove_model(void) {
-    char command[128];
-    snprintf(command, sizeof(command), "rm -r %s", directory);
-    ck_assert_int_eq(system(command), 0);
+    well("rm -r $D");
 }
 
-static const char *program(void) {
-    const char *path = getenv("LONGRING");
-    return path != NULL ? path : "build/longring";
+AROUND_ALL(make_model, remove_model);
+
+/* A scene of this program, on so many ranks. */
+static const struct {
+    const char *scene;
+    int ranks;
+} scenes[] = {
+    {"scenes", 1}, {"scenes", 2},  {"scenes", 3},  {"scenes", 8},
+    {"attend", 1}, {"attend", 2},  {"attend", 3},  {"attend", 5},
+    {"attend", 8}, {"variant", 3}, {"lengths", 2},
+};
+
+LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
+    well("timeout 18 mpirun -n %d $S --rank %s", scenes[_i].ranks,
+         scenes[_i].scene);
 }
 
-START_TEST(logits_have_the_bits_of_threads) {
-    const int ranks[] = {1, 2, 4, 8};
-    const int status = launch(
-        "D=%s; L=%s; A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
-        "--history 40+d5+30 --positions all --generate 12\"; "
-        "$L $A --ranks %d --out $D/t.npy >$D/t.txt && "
-        "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
-        "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
-        directory, program(), ranks[_i], ranks[_i]);
-    ck_assert_msg(status == 0, "%d ranks: status %d\n%s", ranks[_i], status,
-                  said);
-}
-END_TEST
+#define CHAT "$L chat --on mpi --model $D/tiny.gguf "
+/* A rank of a conversation is killed once it has begun. */
+#define A_KILLED_RANK(options, seconds)                                        \
+    "X=$D/said-" seconds                                                       \
+    "; (until grep -qs 'on mpi' $X; do sleep 0.05; done; "                     \
+    "kill -9 $(pgrep -f \"$D/tiny.gguf --timeout " seconds                     \
+    "\" | tail -n 1); until [ -e $X.ended ]; do sleep 0.05; done) | "          \
+    "{ timeout 18 mpirun " options " -n 3 " CHAT "--timeout " seconds          \
+    " >$X 2>&1; E=$?; touch $X.ended; cat $X; exit $E; }"
 
-START_TEST(a_chat_is_shared) {
-    const int status = launch(
-        "D=%s; L=%s; (echo 'one two'; sleep 3; echo 'three') | timeout 18 "
-        "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --most 9 "
-        "--timeout 1.5 --compare",
-        directory, program());
-    ck_assert_msg(status == 0, "status %d\n%s", status, said);
-    ck_assert_msg(strstr(said, "every one of") != NULL, "%s", said);
-    ck_assert_msg(strstr(said, "over 3 ranks on mpi") != NULL, "%s", said);
-}
-END_TEST
+/* Lines in which somebody is waited for: who is silent or dead is named once
+ * patience has ended, and who types is waited for longer. They wait at the same
+ * time. */
+static const struct {
+    const char *line;
+    bool recovery, fails;
+    const char *says[3];
+} waits[] = {
+    {"timeout 18 mpirun -n 3 $S --rank silence", .fails = true,
+     .says = {"rank 0 speaks: as it should", "rank 2: as it should"}},
+    {"timeout 15 mpirun -n 3 $S --rank death", .fails = true},
+    {"timeout 18 mpirun --enable-recovery -n 3 "
+     "sh -c '$S --rank death; echo it ended with $?'",
+     .recovery = true,
+     .says = {"it ended with 1\n", "rank 1 is silent", "in vain for 1 s"}},
+    {"(echo 'one two'; sleep 3; echo 'three') | timeout 18 mpirun -n 3 " CHAT
+     "--most 9 --timeout 1.5 --compare",
+     .says = {"every one of", "over 3 ranks on mpi"}},
+    {A_KILLED_RANK("", "3"), .fails = true},
+    {A_KILLED_RANK("--enable-recovery", "2"), .recovery = true,
+     .says = {"in vain for 2 s"}},
+};
+enum { WAITS = COUNT_OF(waits) };
 
-static void refused(int status, const char *because, const char *line) {
-    const int got =
-        launch("D=%s; L=%s; timeout 18 %s", directory, program(), line);
+LOOP(who_waits_does_so_in_time, 0, launched(1)) {
+#ifdef OPEN_MPI
+    const bool survivors = true;
+#else
+    const bool survivors = false;
+#endif
+    FILE *begun[WAITS] = {NULL};
+    for (int n = 0; n < WAITS; n++)
+        if (survivors || !waits[n].recovery)
+            begun[n] = begin(waits[n].line);
+    for (int n = 0; n < WAITS; n++) {
+        if (begun[n] == NULL)
+            continue;
+        const int status = end(begun[n]);
+        const bool ended = waits[n].fails      ? status > 0
+                           : waits[n].recovery ? true
+                                               : status == 0;
+        ck_assert_msg(ended && status != 124, "%s: status %d\n%s",
+                      waits[n].line, status, said);
+        for (int i = 0; i < 3 && waits[n].says[i] != NULL; i++)
+            says(waits[n].line, waits[n].says[i]);
+    }
+}
+
+LOOP(logits_have_the_bits_of_threads, 0, launched(3)) {
+    const int ranks[] = {1, 2, 8};
+    well("A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
+         "--history 40+d5+30 --positions all --generate 12\"; "
+         "$L $A --ranks %d --out $D/t.npy >$D/t.txt && "
+         "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
+         "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
+         ranks[_i], ranks[_i]);
+}
+
+static const struct {
+    int status;
+    const char *because, *line;
+} refusals[] = {
+    {2, "the launcher has started 3", "mpirun -n 3 " CHAT "--ranks 2"},
+    {2, "did you mean --ask", "mpirun -n 3 " CHAT "--akk x"},
+    {1, "/no/such.gguf: No such file",
+     "mpirun -n 3 $L chat --on mpi --model /no/such.gguf --ask x"},
+    {1, "other words than rank 0",
+     "mpirun -n 2 " CHAT "--ask x : -n 1 " CHAT "--ask y"},
+    {2, "on mpi the ring alone is measured",
+     "mpirun -n 2 $L bench --on mpi --only causal"},
+    {1, "No space left",
+     "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "
+     "$D/ids.npy --out /dev/full"},
+};
+
+LOOP(one_line_for_all, 0, launched(COUNT_OF(refusals))) {
+    const char *line = refusals[_i].line;
+    const int status = end(begin(line));
     const char *first = strstr(said, "longring: ");
-    ck_assert_msg(got == status, "%s: status %d\n%s", line, got, said);
-    ck_assert_msg(first != NULL && strstr(said, because) != NULL,
-                  "%s: '%s' does not say '%s'", line, said, because);
-    ck_assert_msg(strstr(first + 1, "longring: ") == NULL, "%s: two lines\n%s",
-                  line, said);
+    ck_assert_msg(status == refusals[_i].status, "%s: status %d\n%s", line,
+                  status, said);
+    says(line, refusals[_i].because);
+    ck_assert_msg(first != NULL && strstr(first + 1, "longring: ") == NULL,
+                  "%s: not one line\n%s", line, said);
 }
 
-START_TEST(one_line_for_all) {
-    refused(2, "the launcher has started 3",
-            "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --ranks 2");
-    refused(2, "did you mean --ask",
-            "mpirun -n 3 $L chat --on mpi --model $D/tiny.gguf --akk x");
-    refused(1, "/no/such.gguf: No such file",
-            "mpirun -n 3 $L chat --on mpi --model /no/such.gguf --ask x");
-    refused(1, "other words than rank 0",
-            "mpirun -n 2 $L chat --on mpi --model $D/tiny.gguf --ask x : "
-            "-n 1 $L chat --on mpi --model $D/tiny.gguf --ask y");
-    refused(2, "on mpi the ring alone is measured",
-            "mpirun -n 2 $L bench --on mpi --only causal");
-    refused(1, "No space left",
-            "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "
-            "$D/ids.npy --out /dev/full");
+LOOP(the_ring_is_measured, 0, launched(1)) {
+    const char *line = "timeout 18 mpirun -n 3 $L bench --on mpi "
+                       "--tokens 96 --rounds 1 --csv";
+    well("%s", line);
+    says(line, "ring/pass-kv/3/96,");
+    says(line, "ring/pass-q/3/96,");
 }
-END_TEST
 
-START_TEST(the_ring_is_measured) {
-    const int status = launch("timeout 18 mpirun -n 3 %s bench --on mpi "
-                              "--tokens 96 --rounds 1 --csv",
-                              program());
-    ck_assert_msg(status == 0 && strstr(said, "ring/pass-kv/3/96,") != NULL &&
-                      strstr(said, "ring/pass-q/3/96,") != NULL,
-                  "status %d\n%s", status, said);
-}
-END_TEST
-
-START_TEST(a_killed_rank_ends_the_conversation) {
-    if (_i == 1 && !leaves_survivors())
-        return;
-    const int status = launch(
-        "D=%s; L=%s; rm -f $D/said $D/ended; "
-        "(until grep -qs 'on mpi' $D/said; do sleep 0.05; done; "
-        "P=$(pgrep -f \"$D/tiny.gguf --timeout\" | tail -n 1); kill -9 $P; "
-        "until [ -e $D/ended ]; do sleep 0.05; done) | { timeout 18 mpirun %s "
-        "-n 3 $L chat --on mpi --model $D/tiny.gguf --timeout 2 >$D/said 2>&1; "
-        "S=$?; touch $D/ended; cat $D/said; (exit $S); }",
-        directory, program(), _i == 0 ? "" : "--enable-recovery");
-    ck_assert_msg(status != 124, "%s", said);
-    if (_i == 0)
-        ck_assert_msg(status > 0, "status %d: %s", status, said);
-    else
-        ck_assert_msg(strstr(said, "in vain for 2 s") != NULL, "%s", said);
-}
-END_TEST
-
-START_TEST(two_hosts_have_the_bits_of_threads) {
-    const int status =
-        launch("timeout 18 tests/harness/two-hosts 200mbit 2 %s --rank attend",
-               own_path);
+LOOP(two_hosts_have_the_bits_of_threads, 0, launched(1)) {
+    char line[1024];
+    snprintf(line, sizeof(line),
+             "timeout 18 tests/harness/two-hosts 200mbit 2 %s --rank attend",
+             own_path);
+    const int status = end(begin(line));
     if (status == 77)
         printf("mpi: two hosts skipped, %s", said);
     else
         ck_assert_msg(status == 0, "status %d\n%s", status, said);
 }
-END_TEST
 
-START_TEST(nothing_to_launch) {
+LOOP(nothing_to_launch, 0, !launched(1)) {
     puts("mpi: skipped, no mpirun here");
-}
-END_TEST
-
-static Suite *mpi_suite(void) {
-    Suite *suite = suite_create("mpi");
-    TCase *comm = harness_case("communicator");
-    TCase *backend = harness_case("backend");
-    suite_add_tcase(suite, comm);
-    suite_add_tcase(suite, backend);
-    if (!launcher_is_there()) {
-        tcase_add_test(comm, nothing_to_launch);
-        return suite;
-    }
-    tcase_add_loop_test(comm, every_scene, 0, 5);
-    tcase_add_test(comm, a_silent_rank_is_named);
-    tcase_add_test(comm, a_dead_rank_ends_all);
-    tcase_add_test(comm, survivors_run_out_of_patience);
-    tcase_add_unchecked_fixture(backend, make_model, remove_model);
-    tcase_add_loop_test(backend, attention_has_the_bits_of_threads, 0, 6);
-    tcase_add_test(backend, two_hosts_have_the_bits_of_threads);
-    tcase_add_loop_test(backend, disagreement_is_heard_by_all, 0, 4);
-    tcase_add_loop_test(backend, logits_have_the_bits_of_threads, 0, 4);
-    tcase_add_test(backend, a_chat_is_shared);
-    tcase_add_test(backend, one_line_for_all);
-    tcase_add_test(backend, the_ring_is_measured);
-    tcase_add_loop_test(backend, a_killed_rank_ends_the_conversation, 0, 2);
-    return suite;
 }
 
 int main(int count, char **arguments) {
@@ -477,5 +439,5 @@ int main(int count, char **arguments) {
     own_path = realpath(self, NULL);
     if (count == 3 && strcmp(arguments[1], "--rank") == 0)
         return worker(arguments[2]);
-    return harness_main(mpi_suite());
+    return harness_run();
 }

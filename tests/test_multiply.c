@@ -130,14 +130,14 @@ static bool can(cp_numbers kind) {
     return status == CP_OK;
 }
 
-START_TEST(products_are_those_of_the_definition) {
+LOOP(products_are_those_of_the_definition, 0, 3) {
     static const int64_t sizes[][3] = {
         {1, 1, 1},   {3, 5, 7},    {33, 17, 2},    {64, 48, 1},
         {100, 3, 9}, {16, 16, 1},  {48, 112, 5},   {160, 48, 33},
         {64, 64, 0}, {576, 64, 3}, {1040, 32, 17},
     };
     const cp_numbers kind = (cp_numbers)_i;
-    for (int n = 0; n < (int)(sizeof(sizes) / sizeof(sizes[0])); n++) {
+    for (int n = 0; n < COUNT_OF(sizes); n++) {
         const int64_t in = sizes[n][0], out = sizes[n][1], rows = sizes[n][2];
         if (kind == CP_NUMBERS_F8 && (in % 16 != 0 || out % 16 != 0))
             continue;
@@ -154,9 +154,8 @@ START_TEST(products_are_those_of_the_definition) {
         end_products();
     }
 }
-END_TEST
 
-START_TEST(more_sizes_than_are_remembered) {
+TEST(more_sizes_than_are_remembered) {
     begin_products(1);
     problem p = make_problem(20, 12, 300, CP_NUMBERS_BF16, 3);
     for (int turn = 0; turn < 2; turn++)
@@ -166,9 +165,8 @@ START_TEST(more_sizes_than_are_remembered) {
     check_product(&p, 0);
     end_products();
 }
-END_TEST
 
-START_TEST(operands_may_begin_anywhere) {
+TEST(operands_may_begin_anywhere) {
     for (int n = 0; n < 6; n++) {
         const int64_t skipped = 3 * (n / 2); /* rows of the matrix */
         begin_products(n);
@@ -185,9 +183,8 @@ START_TEST(operands_may_begin_anywhere) {
         end_products();
     }
 }
-END_TEST
 
-START_TEST(a_product_can_be_captured) {
+LOOP(a_product_can_be_captured, 0, 6) {
     cudaGraph_t graph;
     cudaGraphExec_t replay;
     begin_products(_i);
@@ -210,9 +207,8 @@ START_TEST(a_product_can_be_captured) {
     check_product(&p, 3);
     end_products();
 }
-END_TEST
 
-START_TEST(a_capture_without_a_call_before_it_is_found) {
+LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
     cudaGraph_t graph;
     begin_products(1);
     cudaStream_t stream = new_stream();
@@ -224,7 +220,6 @@ START_TEST(a_capture_without_a_call_before_it_is_found) {
                      cudaErrorStreamCaptureInvalidated);
     end_products();
 }
-END_TEST
 
 /* Whether a product is right whose rows another stream copies to their place
  * meanwhile. */
@@ -245,7 +240,7 @@ static bool right_across_streams(const problem *p, bool wait) {
     return !isnan(*(float *)fetch(p->y, 4));
 }
 
-START_TEST(a_missing_event_shows) {
+LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
     int misses = 0;
     for (int seed = 0; seed < 20; seed++) {
         begin_products(seed);
@@ -259,14 +254,8 @@ START_TEST(a_missing_event_shows) {
     }
     ck_assert_int_ge(misses, 5);
 }
-END_TEST
 
-static void refused(const problem *p, const char *because) {
-    ck_assert_int_eq(product(p, false, NULL), CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "%s", cp_message());
-}
-
-START_TEST(bad_products_are_refused) {
+TEST(bad_products_are_refused) {
     begin_products(1);
     const problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1);
     problem spoiled[] = {p, p, p, p, p, p, p};
@@ -286,10 +275,11 @@ START_TEST(bad_products_are_refused) {
         "cannot multiply 2147483648 rows of 32 numbers by 48",
         "cannot multiply"};
     for (int n = 0; n < 7; n++)
-        refused(&spoiled[n], words[n]);
+        refuses(product(&spoiled[n], false, NULL), CP_INVALID, words[n]);
     if (stand_in_pretends()) {
         stand_in_pretend_f8(false);
-        refused(&p, "compute capability 9.0; device 0 has 8.0");
+        refuses(product(&p, false, NULL), CP_INVALID,
+                "compute capability 9.0; device 0 has 8.0");
         ck_assert_int_eq(cp_multiplier_check(multiplier, CP_NUMBERS_F8),
                          CP_INVALID);
         stand_in_pretend_f8(true);
@@ -297,9 +287,8 @@ START_TEST(bad_products_are_refused) {
     }
     end_products();
 }
-END_TEST
 
-START_TEST(failures_of_the_device_are_told) {
+LOOP(failures_of_the_device_are_told, 0, stand_in_pretends()) {
     begin(1);
     for (int n = 1; n < 3; n++) {
         stand_in_fail_allocation(n);
@@ -312,18 +301,16 @@ START_TEST(failures_of_the_device_are_told) {
     must(cp_multiplier_new(&multiplier));
     problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 1);
     stand_in_fail_launch(1);
-    ck_assert_int_eq(product(&p, false, NULL), CP_BROKEN);
-    ck_assert_str_eq(cp_message(),
-                     "multiplying 3 x 32 by 32 x 20 in bf16: the function "
-                     "failed to launch on the GPU");
+    refuses_with(product(&p, false, NULL), CP_BROKEN,
+                 "multiplying 3 x 32 by 32 x 20 in bf16: the function "
+                 "failed to launch on the GPU");
     must(product(&p, false, NULL));
     check_product(&p, 0);
     cp_multiplier_free(NULL);
     end_products();
 }
-END_TEST
 
-START_TEST(rows_of_8_bits_are_multiplied) {
+TEST(rows_of_8_bits_are_multiplied) {
     enum { IN = 1024, OUT = 16, ROWS = 5 };
     begin_products(1);
     if (can(CP_NUMBERS_F8)) {
@@ -351,7 +338,6 @@ START_TEST(rows_of_8_bits_are_multiplied) {
     }
     end_products();
 }
-END_TEST
 
 /* What the library itself refuses, and cp_device_multiply never asks for. */
 
@@ -394,9 +380,8 @@ static const struct {
     {GOOD, BAD, "a workspace of 100 bytes", {.workspace_bytes = 100 - ROOM}},
     {GOOD, BAD, "a workspace of 1024 bytes", {.workspace_shift = 8}},
 };
-enum { FAULTS = sizeof(faults) / sizeof(faults[0]) };
 
-START_TEST(what_the_library_refuses) {
+LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
     const fault f = faults[_i].fault;
     const int32_t transposed = CUBLAS_OP_T;
     const float one = 1.0f, zero = 0.0f;
@@ -451,13 +436,3 @@ START_TEST(what_the_library_refuses) {
     must(cublasLtDestroy(library));
     end();
 }
-END_TEST
-
-SUITE("multiply", {products_are_those_of_the_definition, 0, 3},
-      {more_sizes_than_are_remembered, 0, 1},
-      {operands_may_begin_anywhere, 0, 1}, {a_product_can_be_captured, 0, 6},
-      {bad_products_are_refused, 0, 1}, {rows_of_8_bits_are_multiplied, 0, 1},
-      {a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()},
-      {a_missing_event_shows, 0, stand_in_pretends()},
-      {failures_of_the_device_are_told, 0, stand_in_pretends()},
-      {what_the_library_refuses, 0, FAULTS *stand_in_pretends()})

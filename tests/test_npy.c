@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "app/npy.h"
 #include "ground/save.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +22,9 @@ static void remove_directory(void) {
     unlink(path);
     ck_assert_msg(rmdir(directory) == 0, "a file was left in %s", directory);
 }
+
+AROUND_EACH(make_directory, remove_directory);
+
 /* Write a file of version 1 with this header, and these bytes after. */
 static void write_file(const char *header, const void *data, size_t bytes) {
     FILE *file = fopen(path, "wb");
@@ -33,6 +36,7 @@ static void write_file(const char *header, const void *data, size_t bytes) {
     fwrite(data, 1, bytes, file);
     fclose(file);
 }
+
 static void refused(const char *because) {
     cp_npy array;
     ck_assert_msg(cp_npy_read(path, &array) != CP_OK, "%s", because);
@@ -43,58 +47,55 @@ static void refused(const char *because) {
     ck_assert_ptr_null(array.data);
 }
 
-START_TEST(what_is_written_is_read) {
+TEST(what_is_written_is_read) {
     const float numbers[6] = {0, -1.5f, 3e38f, 1e-45f, 5, 6};
     const int64_t shape[3] = {2, 3, 1};
     cp_npy array;
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers),
-                     CP_OK);
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    must(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers));
+    must(cp_npy_read(path, &array));
     ck_assert(array.type == CP_NPY_FLOAT32 && array.dims == 3);
     ck_assert_int_eq(array.count, 6);
     ck_assert_mem_eq(array.shape, shape, sizeof(shape));
     ck_assert_mem_eq(array.data, numbers, sizeof(numbers));
-    ck_assert_int_eq(cp_npy_to_float32(&array, path), CP_OK);
+    must(cp_npy_to_float32(&array, path));
     array.type = CP_NPY_INT64;
     ck_assert_int_eq(cp_npy_to_float32(&array, path), CP_INVALID);
     cp_npy_free(&array);
 }
-END_TEST
 
-START_TEST(empty_and_scalar_arrays_are_arrays) {
+TEST(empty_and_scalar_arrays_are_arrays) {
     const int64_t shape[2] = {0, 4}, seven = 7;
     cp_npy array;
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 2, shape, NULL), CP_OK);
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    must(cp_npy_write(path, CP_NPY_INT64, 2, shape, NULL));
+    must(cp_npy_read(path, &array));
     ck_assert(array.count == 0 && array.shape[1] == 4);
     cp_npy_free(&array);
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_INT64, 0, NULL, &seven), CP_OK);
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    must(cp_npy_write(path, CP_NPY_INT64, 0, NULL, &seven));
+    must(cp_npy_read(path, &array));
     ck_assert(array.dims == 0 && array.count == 1);
     ck_assert_int_eq(*(int64_t *)array.data, 7);
     cp_npy_free(&array);
 }
-END_TEST
 
-START_TEST(other_writers_headers_are_read) {
+TEST(other_writers_headers_are_read) {
     const double wide[2] = {0.1, -2};
     const int32_t ids[3] = {1, -2, 3};
     cp_npy array;
     write_file("{'shape':(2,),'fortran_order':False,'descr':'<f8'}\n", wide,
                sizeof(wide));
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
-    ck_assert_int_eq(cp_npy_to_float32(&array, path), CP_OK);
+    must(cp_npy_read(path, &array));
+    must(cp_npy_to_float32(&array, path));
     ck_assert(((float *)array.data)[0] == 0.1f);
     cp_npy_free(&array);
     write_file("{ 'descr': '<i4', 'fortran_order': False, "
                "'shape': ( 3 , 1 ) , }    ",
                ids, sizeof(ids));
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
+    must(cp_npy_read(path, &array));
     ck_assert(array.dims == 2 && array.shape[0] == 3);
     ck_assert_int_eq(cp_npy_integer(&array, 1), -2);
     cp_npy_free(&array);
 }
-END_TEST
+
 #define ENTRY(descr, order, shape)                                             \
     "{'descr': " descr ", 'fortran_order': " order ", 'shape': " shape "}\n"
 static const struct {
@@ -125,17 +126,15 @@ static const struct {
     {"", "not NumPy's"},
 };
 
-START_TEST(hostile_headers_are_refused) {
+LOOP(hostile_headers_are_refused, 0, COUNT_OF(hostile)) {
     write_file(hostile[_i].header, "12345678", 8);
     refused(hostile[_i].because);
 }
-END_TEST
 
-START_TEST(a_file_cut_anywhere_is_refused) {
+TEST(a_file_cut_anywhere_is_refused) {
     const int64_t shape[1] = {2};
     const float numbers[2] = {1, 2};
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, numbers),
-                     CP_OK);
+    must(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, numbers));
     struct stat whole;
     ck_assert_int_eq(stat(path, &whole), 0);
     ck_assert_int_eq(whole.st_size % 64, 8);
@@ -146,9 +145,8 @@ START_TEST(a_file_cut_anywhere_is_refused) {
     ck_assert_int_eq(truncate(path, whole.st_size), 0);
     refused("not an .npy");
 }
-END_TEST
 
-START_TEST(other_files_are_refused) {
+TEST(other_files_are_refused) {
     refused("No such file");
     ck_assert_int_eq(mkdir(path, 0700), 0);
     refused("");
@@ -159,33 +157,29 @@ START_TEST(other_files_are_refused) {
     fclose(file);
     refused("version 3");
 }
-END_TEST
 
-START_TEST(nan_is_named_by_its_index) {
+TEST(nan_is_named_by_its_index) {
     float numbers[24] = {0};
     const int64_t shape[3] = {2, 3, 4};
     cp_npy array;
     numbers[23] = NAN;
     numbers[17] = -INFINITY;
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers),
-                     CP_OK);
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
-    ck_assert_int_eq(cp_npy_to_float32(&array, "q.npy"), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "q.npy: element [1, 1, 1] is "
-                                               "-inf"));
+    must(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers));
+    must(cp_npy_read(path, &array));
+    refuses(cp_npy_to_float32(&array, "q.npy"), CP_INVALID,
+            "q.npy: element [1, 1, 1] is "
+            "-inf");
     cp_npy_free(&array);
     const double large[2] = {1, 1e39};
-    ck_assert_int_eq(cp_npy_write(path, CP_NPY_FLOAT64, 1, &shape[0], large),
-                     CP_OK);
-    ck_assert_int_eq(cp_npy_read(path, &array), CP_OK);
-    ck_assert_int_eq(cp_npy_to_float32(&array, "k.npy"), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "k.npy: element [1] is "
-                                               "1e+39"));
+    must(cp_npy_write(path, CP_NPY_FLOAT64, 1, &shape[0], large));
+    must(cp_npy_read(path, &array));
+    refuses(cp_npy_to_float32(&array, "k.npy"), CP_INVALID,
+            "k.npy: element [1] is "
+            "1e+39");
     cp_npy_free(&array);
 }
-END_TEST
 
-START_TEST(several_files_or_none) {
+TEST(several_files_or_none) {
     const int64_t shape[1] = {2};
     const float numbers[2] = {1, 2};
     char other[96];
@@ -195,19 +189,9 @@ START_TEST(several_files_or_none) {
         {path, CP_NPY_FLOAT32, 1, shape, numbers},
         {other, CP_NPY_FLOAT32, 1, shape, numbers},
         {"/dev/full", CP_NPY_FLOAT32, 1, shape, numbers}};
-    ck_assert_int_eq(cp_npy_write_all(3, files), CP_FILE);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "/dev/full"));
+    refuses(cp_npy_write_all(3, files), CP_FILE, "/dev/full");
     ck_assert(stat(path, &entry) != 0 && stat(other, &entry) != 0);
-    ck_assert_int_eq(cp_npy_write_all(2, files), CP_OK);
+    must(cp_npy_write_all(2, files));
     ck_assert(stat(path, &entry) == 0 && stat(other, &entry) == 0);
     ck_assert_int_eq(unlink(other), 0);
 }
-END_TEST
-
-SUITE_WITH(
-    "npy", make_directory, remove_directory, {what_is_written_is_read, 0, 1},
-    {empty_and_scalar_arrays_are_arrays, 0, 1},
-    {other_writers_headers_are_read, 0, 1},
-    {hostile_headers_are_refused, 0, sizeof(hostile) / sizeof(hostile[0])},
-    {a_file_cut_anywhere_is_refused, 0, 1}, {other_files_are_refused, 0, 1},
-    {nan_is_named_by_its_index, 0, 1}, {several_files_or_none, 0, 1})

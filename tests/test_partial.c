@@ -1,7 +1,6 @@
-/* The laws of merging, and merged pieces against the whole. */
-#include "reference/attend/attend.h"
-#include "harness/suite.h"
-#include "reference/attend/oracle.h"
+/* The laws of merging. That merged pieces are as exact as the whole is
+ * test_ring.c's. */
+#include "expect.h"
 #include "reference/attend/partial.h"
 
 #include <math.h>
@@ -62,7 +61,7 @@ static storage nothing(float garbage) {
     return constant(garbage, -INFINITY);
 }
 
-START_TEST(invariant_2_an_empty_side_changes_nothing) {
+TEST(invariant_2_an_empty_side_changes_nothing) {
     const float garbage[] = {0.0f, NAN, INFINITY, 1e30f};
     const storage a = random_partial(), zero = nothing(0.0f);
     for (int g = 0; g < 4; g++) {
@@ -74,9 +73,8 @@ START_TEST(invariant_2_an_empty_side_changes_nothing) {
         check_same(&both, &zero);
     }
 }
-END_TEST
 
-START_TEST(invariant_4_one_rank_merges_to_itself) {
+TEST(invariant_4_one_rank_merges_to_itself) {
     const storage a = random_partial();
     storage s = nothing(NAN), zero = nothing(0.0f);
     cp_partial cleared = in(&s);
@@ -85,18 +83,16 @@ START_TEST(invariant_4_one_rank_merges_to_itself) {
     s = merged(s, a);
     check_same(&s, &a);
 }
-END_TEST
 
-START_TEST(invariant_2_two_commute_exactly) {
+TEST(invariant_2_two_commute_exactly) {
     for (int trial = 0; trial < 1000; trial++) {
         const storage a = random_partial(), b = random_partial();
         const storage one = merged(a, b), other = merged(b, a);
         check_same(&one, &other);
     }
 }
-END_TEST
 
-START_TEST(invariant_2_three_associate_to_rounding) {
+TEST(invariant_2_three_associate_to_rounding) {
     for (int trial = 0; trial < 1000; trial++) {
         const storage a = random_partial(), b = random_partial();
         const storage c = random_partial();
@@ -105,9 +101,8 @@ START_TEST(invariant_2_three_associate_to_rounding) {
         ck_assert_double_le(apart(&left, &right), 2e-6);
     }
 }
-END_TEST
 
-START_TEST(invariant_2_a_common_shift_moves_only_the_lse) {
+TEST(invariant_2_a_common_shift_moves_only_the_lse) {
     storage a = random_partial(), b = random_partial();
     storage plain = merged(a, b);
     for (int i = 0; i < CELLS; i++) {
@@ -118,9 +113,8 @@ START_TEST(invariant_2_a_common_shift_moves_only_the_lse) {
     const storage shifted = merged(a, b);
     ck_assert_double_le(apart(&plain, &shifted), 2e-5);
 }
-END_TEST
 
-START_TEST(the_logarithm_is_natural) {
+TEST(the_logarithm_is_natural) {
     const storage s =
         merged(constant(0.0f, logf(3.0f)), constant(1.0f, logf(1.0f)));
     ck_assert_float_eq_tol(s.output[7], 0.25f, 1e-7f);
@@ -129,9 +123,8 @@ START_TEST(the_logarithm_is_natural) {
         merged(constant(0.0f, log2f(3.0f)), constant(1.0f, log2f(1.0f)));
     ck_assert_float_eq_tol(mistaken.output[7], 0.170f, 1e-3f);
 }
-END_TEST
 
-START_TEST(n_equal_sides_add_the_logarithm_of_n) {
+TEST(n_equal_sides_add_the_logarithm_of_n) {
     const storage a = random_partial();
     storage s = a;
     for (int n = 2; n <= 64; n++) {
@@ -147,9 +140,8 @@ START_TEST(n_equal_sides_add_the_logarithm_of_n) {
     s = merged(a, a);
     check_same(&twice, &s);
 }
-END_TEST
 
-START_TEST(a_dominant_side_is_the_answer) {
+TEST(a_dominant_side_is_the_answer) {
     const float ends[] = {-2e4f, -1e4f, 0.0f, 1e4f};
     for (int e = 0; e < 4; e++) {
         storage heavy = random_partial(), light = random_partial();
@@ -162,9 +154,8 @@ START_TEST(a_dominant_side_is_the_answer) {
         check_same(&two, &heavy);
     }
 }
-END_TEST
 
-START_TEST(nan_is_not_averaged_away) {
+TEST(nan_is_not_averaged_away) {
     storage a = random_partial(), b = random_partial();
     a.lse[0] = NAN;
     a.output[DIM + 4] = NAN;
@@ -175,81 +166,3 @@ START_TEST(nan_is_not_averaged_away) {
     }
     ck_assert(isnan(s.lse[0]) && isfinite(s.lse[1]));
 }
-END_TEST
-
-enum { TOKENS = 150 };
-static const cp_shape shape = {HEADS * 2, 2, 64};
-static float queries[TOKENS * HEADS * 2 * 64], keys[TOKENS * 2 * 64];
-static float values[TOKENS * 2 * 64];
-static float answer[TOKENS * HEADS * 2 * 64], answer_lse[TOKENS * HEADS * 2];
-static float piece[TOKENS * HEADS * 2 * 64], piece_lse[TOKENS * HEADS * 2];
-static double truth[TOKENS * HEADS * 2 * 64], truth_lse[TOKENS * HEADS * 2];
-
-static void fill(float *tensor, size_t bytes) {
-    for (size_t i = 0; i < bytes / sizeof(float); i++)
-        tensor[i] = 2.0f * harness_uniform(&state);
-}
-
-/* Keys start, start + step, ... of the prompt, attended to on their own. */
-static void merge_group(cp_partial *all, int64_t start, int64_t step) {
-    cp_piece query = {{0, 0, TOKENS, 1}, 0};
-    const cp_pieces query_pieces = {&query, 1, 1};
-    cp_pieces key_pieces = {0};
-    for (int64_t i = start; i < TOKENS; i += step)
-        cp_pieces_append(&key_pieces, (cp_piece){{0, i, 1, 1}, i});
-    memset(piece, 0xff, sizeof(piece));
-    const cp_attention call = {.shape = &shape,
-                               .query_pieces = &query_pieces,
-                               .queries = queries,
-                               .key_pieces = &key_pieces,
-                               .keys = keys,
-                               .values = values,
-                               .threads = 1,
-                               .output = piece,
-                               .lse = piece_lse};
-    ck_assert_int_eq(cp_attend(&call), CP_OK);
-    const cp_partial part = {TOKENS, HEADS * 2, 64, piece, piece_lse};
-    cp_partial_merge(all, &part);
-    cp_pieces_free(&key_pieces);
-}
-
-static double error_of(int64_t groups) {
-    cp_partial all = {TOKENS, HEADS * 2, 64, answer, answer_lse};
-    double off = 0.0, norm = 0.0;
-    cp_partial_clear(&all);
-    for (int64_t g = 0; g < groups; g++)
-        merge_group(&all, g, groups);
-    for (int i = 0; i < TOKENS * HEADS * 2 * 64; i++) {
-        off += (answer[i] - truth[i]) * (answer[i] - truth[i]);
-        norm += truth[i] * truth[i];
-    }
-    for (int i = 0; i < TOKENS * HEADS * 2; i++)
-        ck_assert_double_le(fabs(answer_lse[i] - truth_lse[i]), 5e-6);
-    return sqrt(off / norm);
-}
-
-START_TEST(invariant_1_merged_groups_are_the_whole) {
-    cp_piece all = {{0, 0, TOKENS, 1}, 0};
-    const cp_pieces pieces = {&all, 1, 1};
-    fill(queries, sizeof(queries));
-    fill(keys, sizeof(keys));
-    fill(values, sizeof(values));
-    cp_oracle(&shape, &pieces, queries, &pieces, keys, values, truth,
-              truth_lse);
-    const double one = error_of(1);
-    ck_assert_double_le(one, 1e-6);
-    for (int64_t groups = 2; groups <= 9; groups++)
-        ck_assert_double_le(error_of(groups), 1.1 * one);
-    ck_assert_double_le(error_of(16), 1.1 * one);
-}
-END_TEST
-
-SUITE("partial", {invariant_2_an_empty_side_changes_nothing, 0, 1},
-      {invariant_4_one_rank_merges_to_itself, 0, 1},
-      {invariant_2_two_commute_exactly, 0, 1},
-      {invariant_2_three_associate_to_rounding, 0, 1},
-      {invariant_2_a_common_shift_moves_only_the_lse, 0, 1},
-      {the_logarithm_is_natural, 0, 1},
-      {n_equal_sides_add_the_logarithm_of_n, 0, 1},
-      {a_dominant_side_is_the_answer, 0, 1}, {nan_is_not_averaged_away, 0, 1},
-      {invariant_1_merged_groups_are_the_whole, 0, 1})

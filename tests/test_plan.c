@@ -1,6 +1,6 @@
 /* Plans: right ones pass, each kind of damage is found and named. */
 #define _POSIX_C_SOURCE 200809L
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,27 +10,47 @@
 #include "predict/draw.h"
 #include "ring/variants.h"
 
-/* The layout of one call over an empty cache. */
-static cp_layout *fresh_layout(int ranks, int64_t tokens) {
-    const cp_call call = {
-        .ranks = ranks, .sequences = 1, .new_tokens = &tokens, .room = tokens};
-    cp_layout *layout = NULL;
-    ck_assert_msg(cp_layout_new(&call, &layout) == CP_OK, "%s", cp_message());
-    return layout;
+/* What a test has in hand, which is freed after it. */
+static cp_cache *cache;
+static cp_layout *layout;
+static cp_plan *plan;
+
+static void begin_test(void) {
+    cache = NULL;
+    layout = NULL;
+    plan = NULL;
 }
 
-static cp_plan *build(cp_variant variant, const cp_layout *layout, int spare) {
+static void free_all(void) {
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_cache_free(cache);
+    begin_test();
+}
+
+AROUND_EACH(begin_test, free_all);
+
+/* The layout of one call over an empty cache. */
+static void lay_out(int ranks, int64_t tokens) {
+    const cp_call call = {
+        .ranks = ranks, .sequences = 1, .new_tokens = &tokens, .room = tokens};
+    must(cp_layout_new(&call, &layout));
+}
+
+static void build(cp_variant variant, int spare) {
     const cp_shape shape = {4, 2, 8};
     const cp_plan_options options = {4, spare};
-    cp_plan *plan = NULL;
-    ck_assert_msg(cp_plan_build(variant, layout, &shape, &options, &plan) ==
-                      CP_OK,
-                  "%s", cp_message());
-    return plan;
+    cp_plan_free(plan);
+    must(cp_plan_build(variant, layout, &shape, &options, &plan));
+}
+
+static void plan_call(cp_variant variant, int ranks, int64_t tokens) {
+    lay_out(ranks, tokens);
+    build(variant, 1);
 }
 
 /* The n-th operation of a kind in a rank's program. */
-static cp_op *find(cp_plan *plan, int rank, cp_op_kind kind, int n) {
+static cp_op *find(int rank, cp_op_kind kind, int n) {
     cp_program *program = &plan->programs[rank];
     for (int64_t i = 0; i < program->count; i++)
         if (program->ops[i].kind == kind && n-- == 0)
@@ -39,147 +59,136 @@ static cp_op *find(cp_plan *plan, int rank, cp_op_kind kind, int n) {
     return NULL;
 }
 
-static void erase(cp_plan *plan, int rank, cp_op *op) {
+static void erase(int rank, cp_op *op) {
     cp_program *program = &plan->programs[rank];
     const int64_t at = op - program->ops;
     memmove(op, op + 1, (size_t)(program->count - at - 1) * sizeof(cp_op));
     program->count--;
 }
 
-static void expect(cp_plan *plan, const char *text) {
+static void expect(const char *text) {
     cp_plan_report report;
     cp_status status = cp_plan_link(plan);
     if (status == CP_OK)
         status = cp_plan_check(plan, &report);
-    ck_assert_int_eq(status, CP_BROKEN);
-    ck_assert_msg(strstr(cp_message(), text) != NULL,
-                  "expected \"%s\", got \"%s\"", text, cp_message());
+    refuses(status, CP_BROKEN, text);
 }
 
-START_TEST(damage_to_pass_kv_is_found) {
-    cp_layout *layout = fresh_layout(4, 23);
-    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+LOOP(damage_to_pass_kv_is_found, 0, 15) {
+    plan_call(CP_PASS_KV, 4, 23);
     cp_plan_report report;
-    ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s", cp_message());
+    must(cp_plan_check(plan, &report));
     cp_plan_report_free(&report);
     switch (_i) {
     case 0: /* the merge of one hop is forgotten */
-        erase(plan, 2, find(plan, 2, CP_OP_MERGE, 1));
-        expect(plan, "(rank 2) never met keys");
+        erase(2, find(2, CP_OP_MERGE, 1));
+        expect("(rank 2) never met keys");
         break;
     case 1: /* a partial is merged twice */
-        *find(plan, 1, CP_OP_WAIT, 2) = *find(plan, 1, CP_OP_MERGE, 1);
-        expect(plan, "rank 1");
-        ck_assert(!find(plan, 1, CP_OP_ATTEND, 2)->merged);
-        ck_assert(find(plan, 1, CP_OP_ATTEND, 3)->merged);
+        *find(1, CP_OP_WAIT, 2) = *find(1, CP_OP_MERGE, 1);
+        expect("rank 1");
+        ck_assert(!find(1, CP_OP_ATTEND, 2)->merged);
+        ck_assert(find(1, CP_OP_ATTEND, 3)->merged);
         break;
     case 2: /* attention to the slot that is still being filled */
-        find(plan, 0, CP_OP_ATTEND, 0)->keys =
-            find(plan, 0, CP_OP_EXCHANGE, 0)->out;
-        expect(plan, "which a receive is still filling");
+        find(0, CP_OP_ATTEND, 0)->keys = find(0, CP_OP_EXCHANGE, 0)->out;
+        expect("which a receive is still filling");
         break;
     case 3: /* a wait is missing: the next exchange fills what is sent */
-        erase(plan, 3, find(plan, 3, CP_OP_WAIT, 0));
-        expect(plan, "rank 3, hop 2: exchange reads slot");
+        erase(3, find(3, CP_OP_WAIT, 0));
+        expect("rank 3, hop 2: exchange reads slot");
         break;
     /* More damage to a pass-KV plan. */
     case 4: /* the new tokens are not appended */
-        erase(plan, 1, find(plan, 1, CP_OP_APPEND, 0));
-        expect(plan, "rank 1, hop 0: pack reads slot 0, which holds nothing");
+        erase(1, find(1, CP_OP_APPEND, 0));
+        expect("rank 1, hop 0: pack reads slot 0, which holds nothing");
         break;
     case 5: /* the block is another than the operation believes */
-        find(plan, 2, CP_OP_ATTEND, 1)->keys.origin = 3;
-        expect(plan, "wants the block of rank 3");
+        find(2, CP_OP_ATTEND, 1)->keys.origin = 3;
+        expect("wants the block of rank 3");
         break;
     case 6: /* one rank sends the wrong way */
-        find(plan, 2, CP_OP_EXCHANGE, 0)->to = 1;
-        expect(plan, "rank 2, hop 1: what is sent to rank 1 meets no receive");
+        find(2, CP_OP_EXCHANGE, 0)->to = 1;
+        expect("rank 2, hop 1: what is sent to rank 1 meets no receive");
         break;
     case 7: /* one rank leaves out an exchange */
-        erase(plan, 0, find(plan, 0, CP_OP_WAIT, 2));
-        erase(plan, 0, find(plan, 0, CP_OP_EXCHANGE, 2));
-        expect(plan, "rank 3, hop 3: what is sent to rank 0 meets no receive");
+        erase(0, find(0, CP_OP_WAIT, 2));
+        erase(0, find(0, CP_OP_EXCHANGE, 2));
+        expect("rank 3, hop 3: what is sent to rank 0 meets no receive");
         break;
     case 8: /* a message of another size */
-        find(plan, 1, CP_OP_EXCHANGE, 0)->in.slot =
-            find(plan, 1, CP_OP_ATTEND, 0)->in.slot;
-        expect(plan, "rank 2, hop 1: exchange takes slot");
+        find(1, CP_OP_EXCHANGE, 0)->in.slot = find(1, CP_OP_ATTEND, 0)->in.slot;
+        expect("rank 2, hop 1: exchange takes slot");
         break;
     case 9: /* the last wait is forgotten, though nothing needs its slot */
         plan->programs[3].ops[plan->programs[3].count++] =
             (cp_op){.kind = CP_OP_EXCHANGE, .to = CP_NOBODY, .from = CP_NOBODY};
-        expect(plan, "rank 3 ends with an exchange that nobody waited for");
+        expect("rank 3 ends with an exchange that nobody waited for");
         break;
     case 10: /* received into the slot that it sends */
-        find(plan, 1, CP_OP_EXCHANGE, 1)->out.slot =
-            find(plan, 1, CP_OP_EXCHANGE, 1)->in.slot;
-        expect(plan, "which its own send is still reading");
+        find(1, CP_OP_EXCHANGE, 1)->out.slot =
+            find(1, CP_OP_EXCHANGE, 1)->in.slot;
+        expect("which its own send is still reading");
         break;
     case 11: /* packed again while the first copy is being sent */
-        *find(plan, 2, CP_OP_ATTEND, 0) = *find(plan, 2, CP_OP_PACK, 0);
-        expect(plan, "which a send is still reading");
+        *find(2, CP_OP_ATTEND, 0) = *find(2, CP_OP_PACK, 0);
+        expect("which a send is still reading");
         ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
         break;
     case 12: /* one of two buffers is four bytes longer */
-        plan->slots[find(plan, 0, CP_OP_EXCHANGE, 0)->out.slot].bytes += 4;
-        expect(plan, "bytes to rank 1, which expects");
+        plan->slots[find(0, CP_OP_EXCHANGE, 0)->out.slot].bytes += 4;
+        expect("bytes to rank 1, which expects");
         break;
     case 13: /* one rank keeps its last block to itself */
-        find(plan, 3, CP_OP_EXCHANGE, 2)->to = CP_NOBODY;
-        expect(plan, "rank 0, hop 3: what is received from rank 3 meets no");
+        find(3, CP_OP_EXCHANGE, 2)->to = CP_NOBODY;
+        expect("rank 0, hop 3: what is received from rank 3 meets no");
         break;
     case 14: /* a partial over the cache */
-        find(plan, 2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
-        expect(plan, "rank 2, hop 0: attend writes slot 0, which is the cache");
+        find(2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
+        expect("rank 2, hop 0: attend writes slot 0, which is the cache");
         break;
     }
-    cp_plan_free(plan);
-    cp_layout_free(layout);
 }
-END_TEST
 
-START_TEST(damage_to_pass_q_is_found) {
-    cp_layout *layout = fresh_layout(4, 40);
-    cp_plan *plan = build(CP_PASS_Q, layout, 1);
+LOOP(damage_to_pass_q_is_found, 0, 5) {
+    plan_call(CP_PASS_Q, 4, 40);
     switch (_i) {
     case 0: /* the partials go to the wrong ranks */
-        find(plan, 1, CP_OP_ATTEND, 1)->out.slot =
-            find(plan, 1, CP_OP_ATTEND, 2)->out.slot;
-        expect(plan, "rank 1");
+        find(1, CP_OP_ATTEND, 1)->out.slot = find(1, CP_OP_ATTEND, 2)->out.slot;
+        expect("rank 1");
         break;
     case 1: /* what came home is not merged */
-        erase(plan, 3, find(plan, 3, CP_OP_MERGE, 0));
-        expect(plan, "(rank 3) never met keys");
+        erase(3, find(3, CP_OP_MERGE, 0));
+        expect("(rank 3) never met keys");
         break;
     case 2: /* merged twice instead of another */
-        *find(plan, 0, CP_OP_MERGE, 1) = *find(plan, 0, CP_OP_MERGE, 0);
-        expect(plan, "met twice the keys");
+        *find(0, CP_OP_MERGE, 1) = *find(0, CP_OP_MERGE, 0);
+        expect("met twice the keys");
         break;
     case 3: /* one rank skips the all-to-all */
-        erase(plan, 2, find(plan, 2, CP_OP_ALL_TO_ALL, 0));
-        expect(plan, "rank 0 is at an all-to-all, rank 2 at an end");
+        erase(2, find(2, CP_OP_ALL_TO_ALL, 0));
+        expect("rank 0 is at an all-to-all, rank 2 at an end");
         break;
     case 4: /* one rank gathers where the others exchange */
-        find(plan, 2, CP_OP_ALL_TO_ALL, 0)->kind = CP_OP_ALL_GATHER;
-        expect(plan, "rank 0 is at an all-to-all, rank 2 at an all-gather");
+        find(2, CP_OP_ALL_TO_ALL, 0)->kind = CP_OP_ALL_GATHER;
+        expect("rank 0 is at an all-to-all, rank 2 at an all-gather");
         break;
     }
-    cp_plan_free(plan);
+}
+
+/* The cache gets a turn. */
+static void take(const int64_t *turn) {
+    must(cp_cache_prefill(cache, turn, &layout));
+    must(cp_cache_commit(cache, layout));
     cp_layout_free(layout);
 }
-END_TEST
 
-static cp_layout *third_turn(cp_cache **cache) {
+static void third_turn(void) {
     const int64_t turns[3][2] = {{17, 5}, {3, 8}, {9, 2}};
-    cp_layout *layout;
-    ck_assert_int_eq(cp_cache_new(2, 2, 30, cache), CP_OK);
-    for (int n = 0; n < 2; n++) {
-        ck_assert_int_eq(cp_cache_prefill(*cache, turns[n], &layout), CP_OK);
-        ck_assert_int_eq(cp_cache_commit(*cache, layout), CP_OK);
-        cp_layout_free(layout);
-    }
-    ck_assert_int_eq(cp_cache_prefill(*cache, turns[2], &layout), CP_OK);
-    return layout;
+    must(cp_cache_new(2, 2, 30, &cache));
+    take(turns[0]);
+    take(turns[1]);
+    must(cp_cache_prefill(cache, turns[2], &layout));
 }
 
 enum { QUERIES, KEYS, CACHE, APPENDED };
@@ -236,15 +245,15 @@ static const struct {
      "rank 1: the new tokens from 14 to 14 of sequence 1 are not the same"},
 };
 
-START_TEST(damage_to_the_lists_of_a_layout_is_found) {
+LOOP(damage_to_the_lists_of_a_layout_is_found, 0, COUNT_OF(cuts)) {
     for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v++) {
-        cp_cache *cache = NULL;
-        cp_layout *layout =
-            cuts[_i].list <= KEYS ? fresh_layout(3, 24) : third_turn(&cache);
-        cp_plan *plan = build(v, layout, 1);
         cp_plan_report report;
-        ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s",
-                      cp_message());
+        if (cuts[_i].list <= KEYS)
+            lay_out(3, 24);
+        else
+            third_turn();
+        build(v, 1);
+        must(cp_plan_check(plan, &report));
         cp_plan_report_free(&report);
         cp_block *lists[] = {layout->queries, layout->keys, layout->cache,
                              layout->appended};
@@ -256,57 +265,43 @@ START_TEST(damage_to_the_lists_of_a_layout_is_found) {
         piece->span.sequence += cuts[_i].sequence;
         piece->span.start += cuts[_i].start;
         piece->span.count += cuts[_i].count;
-        expect(plan, cuts[_i].text);
-        cp_plan_free(plan);
-        cp_layout_free(layout);
-        cp_cache_free(cache);
+        expect(cuts[_i].text);
+        free_all();
     }
 }
-END_TEST
 
-START_TEST(a_query_of_no_sequence_is_found) {
-    cp_layout *layout = fresh_layout(3, 24);
-    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+TEST(a_query_of_no_sequence_is_found) {
+    plan_call(CP_PASS_KV, 3, 24);
     cp_pieces_append(&layout->queries[2].pieces, (cp_piece){{1, 0, 1, 1}, 8});
-    expect(plan, "rank 2 holds a query of sequence 1 of 1");
-    cp_plan_free(plan);
-    cp_layout_free(layout);
+    expect("rank 2 holds a query of sequence 1 of 1");
 }
-END_TEST
 
-START_TEST(a_cache_without_room_is_found) {
-    cp_layout *layout = fresh_layout(2, 24);
-    cp_plan *plan = build(CP_PASS_Q, layout, 1);
+TEST(a_cache_without_room_is_found) {
+    plan_call(CP_PASS_Q, 2, 24);
     layout->room = 11;
-    expect(plan, "rank 0 has 6 keys of sequence 0, from 18 on, in row 6 of its "
-                 "cache: due is row 6, and room ends before 11");
+    expect("rank 0 has 6 keys of sequence 0, from 18 on, in row 6 of its "
+           "cache: due is row 6, and room ends before 11");
     layout->room = 24;
     layout->keys[1].rows++;
-    expect(plan, "the key block of rank 1 needs 12 rows and has 13; that of "
-                 "rank 0 has 12");
-    cp_plan_free(plan);
-    cp_layout_free(layout);
+    expect("the key block of rank 1 needs 12 rows and has 13; that of "
+           "rank 0 has 12");
 }
-END_TEST
 
-START_TEST(no_interleaving_of_a_small_plan_goes_wrong) {
+LOOP(no_interleaving_of_a_small_plan_goes_wrong, 0, 12) {
     const cp_variant variants[3] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     const int ranks = 1 + _i / 3, spare = 1 + _i % 3;
-    cp_layout *layout = fresh_layout(ranks, 11);
+    lay_out(ranks, 11);
     for (int n = 0; n < 3; n++) {
-        cp_plan *plan = build(variants[n], layout, spare);
+        build(variants[n], spare);
         int64_t states = 0;
         ck_assert_msg(cp_plan_explore(plan, 20000000, &states) == CP_OK,
                       "%s, %d ranks, %d spare: %s",
                       cp_variant_name(variants[n]), ranks, spare, cp_message());
         ck_assert_int_gt(states, ranks);
-        cp_plan_free(plan);
     }
-    cp_layout_free(layout);
 }
-END_TEST
 
-static void block_sends(cp_plan *plan) {
+static void block_sends(void) {
     for (int rank = 0; rank < plan->layout->ranks; rank++) {
         cp_program *program = &plan->programs[rank];
         cp_op *ops = calloc((size_t)program->count * 3, sizeof(cp_op));
@@ -327,82 +322,57 @@ static void block_sends(cp_plan *plan) {
     }
 }
 
-START_TEST(blocking_sends_deadlock_in_both_opinions) {
-    cp_layout *layout = fresh_layout(2 + _i, 20);
-    cp_plan *plan = build(CP_PASS_KV, layout, 1);
-    block_sends(plan);
-    expect(plan, "deadlock: rank 0 waits for its send to rank 1");
-    ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
-    ck_assert_msg(strstr(cp_message(), "all ranks are stuck") != NULL, "%s",
-                  cp_message());
-    cp_plan_free(plan);
-    cp_layout_free(layout);
+LOOP(blocking_sends_deadlock_in_both_opinions, 0, 3) {
+    plan_call(CP_PASS_KV, 2 + _i, 20);
+    block_sends();
+    expect("deadlock: rank 0 waits for its send to rank 1");
+    refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
+            "all ranks are stuck");
 }
-END_TEST
 
-START_TEST(a_missing_wait_is_found_in_both_opinions) {
-    cp_layout *layout = fresh_layout(3, 20);
-    cp_plan *plan = build(CP_PASS_KV, layout, 1);
-    erase(plan, 1, find(plan, 1, CP_OP_WAIT, 0));
-    expect(plan, "rank 1, hop 2: exchange");
-    ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
-    ck_assert_msg(strstr(cp_message(), "in some order rank 1, hop 2") != NULL,
-                  "%s", cp_message());
-    cp_plan_free(plan);
-    cp_layout_free(layout);
+TEST(a_missing_wait_is_found_in_both_opinions) {
+    plan_call(CP_PASS_KV, 3, 20);
+    erase(1, find(1, CP_OP_WAIT, 0));
+    expect("rank 1, hop 2: exchange");
+    refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
+            "in some order rank 1, hop 2");
 }
-END_TEST
 
-START_TEST(one_buffer_overwrites_or_deadlocks) {
-    cp_layout *layout = fresh_layout(3, 20);
-    cp_plan *plan = build(CP_PASS_KV, layout, 1);
+TEST(one_buffer_overwrites_or_deadlocks) {
+    plan_call(CP_PASS_KV, 3, 20);
     for (int rank = 0; rank < 3; rank++)
         for (int n = 0; n < 2; n++) {
-            cp_op *op = find(plan, rank, CP_OP_EXCHANGE, n);
-            op->in.slot = op->out.slot =
-                find(plan, rank, CP_OP_PACK, 0)->out.slot;
+            cp_op *op = find(rank, CP_OP_EXCHANGE, n);
+            op->in.slot = op->out.slot = find(rank, CP_OP_PACK, 0)->out.slot;
         }
-    expect(plan, "which its own send is still reading");
-    block_sends(plan);
-    expect(plan, "deadlock");
-    cp_plan_free(plan);
-    cp_layout_free(layout);
+    expect("which its own send is still reading");
+    block_sends();
+    expect("deadlock");
 }
-END_TEST
 
-START_TEST(two_million_tokens_on_128_ranks) {
+LOOP(two_million_tokens_on_128_ranks, 0, 3) {
     const cp_variant variants[3] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     const cp_shape shape = {128, 8, 128};
     const int64_t million = 1000000;
-    cp_cache *cache;
-    cp_layout *layout;
-    ck_assert_int_eq(cp_cache_new(128, 1, 20000, &cache), CP_OK);
-    ck_assert_int_eq(cp_cache_prefill(cache, &million, &layout), CP_OK);
-    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
-    cp_layout_free(layout);
-    ck_assert_int_eq(cp_cache_prefill(cache, &million, &layout), CP_OK);
-    cp_plan *plan;
+    must(cp_cache_new(128, 1, 20000, &cache));
+    take(&million);
+    must(cp_cache_prefill(cache, &million, &layout));
     cp_plan_report report;
-    ck_assert_int_eq(cp_plan_build(variants[_i], layout, &shape, NULL, &plan),
-                     CP_OK);
-    ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s", cp_message());
+    must(cp_plan_build(variants[_i], layout, &shape, NULL, &plan));
+    must(cp_plan_check(plan, &report));
     int64_t pairs = 0;
     for (int k = 0; k < 128; k++)
         pairs += report.pairs[k];
     ck_assert_int_eq(pairs, million * (million + 1) / 2 + million * million);
     ck_assert(report.balance < 1.01);
     cp_plan_report_free(&report);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
 }
-END_TEST
 
-static char *drawn(cp_drawing kind, const cp_plan *plan) {
+static char *drawn(cp_drawing kind) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    ck_assert_int_eq(cp_draw(plan, kind, out), CP_OK);
+    must(cp_draw(plan, kind, out));
     fclose(out);
     return text;
 }
@@ -414,34 +384,18 @@ static int count(const char *text, char wanted) {
     return found;
 }
 
-START_TEST(drawings_have_every_rank) {
-    cp_layout *layout = fresh_layout(5, 50);
-    cp_plan *plan = build(_i == 0 ? CP_PASS_KV : CP_PASS_Q, layout, 1);
-    char *ascii = drawn(CP_DRAW_ASCII, plan);
+LOOP(drawings_have_every_rank, 0, 2) {
+    plan_call(_i == 0 ? CP_PASS_KV : CP_PASS_Q, 5, 50);
+    char *ascii = drawn(CP_DRAW_ASCII);
     for (const char *line = ascii; *line != '\0'; line = strchr(line, '\n') + 1)
         ck_assert_int_le(strchr(line, '\n') - line, 80);
     ck_assert_ptr_nonnull(strstr(ascii, "rank 4"));
-    char *svg = drawn(CP_DRAW_SVG, plan);
+    char *svg = drawn(CP_DRAW_SVG);
     ck_assert_ptr_nonnull(strstr(svg, ">rank 4<"));
     ck_assert_int_eq(count(svg, '<'), count(svg, '>'));
-    char *json = drawn(CP_DRAW_PERFETTO, plan);
+    char *json = drawn(CP_DRAW_PERFETTO);
     ck_assert_int_eq(count(json, '{'), count(json, '}'));
     free(ascii);
     free(svg);
     free(json);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
 }
-END_TEST
-
-SUITE("plan", {damage_to_pass_kv_is_found, 0, 15},
-      {damage_to_pass_q_is_found, 0, 5},
-      {a_query_of_no_sequence_is_found, 0, 1},
-      {damage_to_the_lists_of_a_layout_is_found, 0,
-       sizeof(cuts) / sizeof(cuts[0])},
-      {a_cache_without_room_is_found, 0, 1},
-      {no_interleaving_of_a_small_plan_goes_wrong, 0, 12},
-      {blocking_sends_deadlock_in_both_opinions, 0, 3},
-      {a_missing_wait_is_found_in_both_opinions, 0, 1},
-      {one_buffer_overwrites_or_deadlocks, 0, 1},
-      {two_million_tokens_on_128_ranks, 0, 3}, {drawings_have_every_rank, 0, 2})

@@ -4,7 +4,7 @@
 #include "figures/fitting.h"
 #include "figures/learn.h"
 #include "harness/shell.h"
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,11 +12,14 @@
 
 static paper_numbers paper;
 
-static void setup(void) {
+static void read_paper(void) {
     paper_read(&paper);
+    before_every_line("S=\"$L simulate\";");
 }
 
-START_TEST(held_out_errors_are_below_the_bars) {
+AROUND_EACH(read_paper, NULL);
+
+TEST(held_out_errors_are_below_the_bars) {
     const row_set prefills = {"", ROW_HELD, true, false, NULL};
     const row_set decodes = {"", ROW_HELD, false, true, NULL};
     const figure_errors prefill = paper_errors(&paper, &prefills, &paper.gtt);
@@ -36,7 +39,6 @@ START_TEST(held_out_errors_are_below_the_bars) {
         ck_assert_msg(error <= 5 || row->role != ROW_FITTED, "%s", row->id);
     }
 }
-END_TEST
 
 /* Time of pass-Q over time of pass-KV, 128,000 tokens in all. */
 static double ratio_at(int64_t fresh) {
@@ -53,7 +55,7 @@ static double ratio_at(int64_t fresh) {
     return paper_predict(&paper, &call, &paper.gtt) / pass_kv;
 }
 
-START_TEST(winners_of_table_4_are_right) {
+TEST(winners_of_table_4_are_right) {
     int clear = 0, rows = 0;
     for (int n = 0; n < paper.count; n++) {
         const paper_row *kv = &paper.rows[n], *q = kv + 1;
@@ -74,9 +76,8 @@ START_TEST(winners_of_table_4_are_right) {
     ck_assert_double_lt(ratio_at(3200), 1);
     ck_assert_double_gt(ratio_at(6577), 1);
 }
-END_TEST
 
-START_TEST(roles_are_as_many_as_they_should_be) {
+TEST(roles_are_as_many_as_they_should_be) {
     int roles[5] = {0}, constants = 0;
     for (int n = 0; n < paper.count; n++) {
         roles[paper.rows[n].role]++;
@@ -90,7 +91,6 @@ START_TEST(roles_are_as_many_as_they_should_be) {
         constants += paper.gtt.origins[n].source == CP_SOURCE_FITTED;
     ck_assert_int_eq(constants, 12);
 }
-END_TEST
 
 static void fitted_is(cp_hardware *hardware, const char *committed) {
     const fit_report report = fit_constants(&paper, hardware);
@@ -106,7 +106,7 @@ static void fitted_is(cp_hardware *hardware, const char *committed) {
     free(text);
 }
 
-START_TEST(the_fit_repeats_and_looks_nowhere_else) {
+TEST(the_fit_repeats_and_looks_nowhere_else) {
     const char *committed = cp_built_in_text("gtt.machine");
     cp_hardware other = paper.gtt;
     fitted_is(&other, committed);
@@ -120,11 +120,10 @@ START_TEST(the_fit_repeats_and_looks_nowhere_else) {
     other.all_to_all_latency = NAN;
     fitted_is(&other, committed);
 }
-END_TEST
 
 /* The paper's own numbers cannot find a wrong slope: nobody knows the truth
  * behind them. These were made by a known machine. */
-START_TEST(the_fit_finds_a_machine_that_is_known) {
+TEST(the_fit_finds_a_machine_that_is_known) {
     cp_hardware truth = paper.gtt, found = paper.gtt;
     const struct {
         double *is, *was, value, tolerance;
@@ -146,7 +145,6 @@ START_TEST(the_fit_finds_a_machine_that_is_known) {
         ck_assert_double_eq_tol(*constants[n].is / constants[n].value, 1,
                                 constants[n].tolerance);
 }
-END_TEST
 
 static trials calls;
 
@@ -183,7 +181,7 @@ static int agreement(const cp_empirical *a, const cp_empirical *b) {
     return same;
 }
 
-START_TEST(a_line_is_learned) {
+TEST(a_line_is_learned) {
     static const cp_empirical lines[3] = {
         {1, 1, -6}, {-1.059, 1.145, 7}, {0.3, 2.0, 1}};
     for (int n = 0; n < 3; n++)
@@ -196,9 +194,8 @@ START_TEST(a_line_is_learned) {
             ck_assert_int_ge(agreement(&lines[n], &fit), lies ? 900 : 985);
         }
 }
-END_TEST
 
-START_TEST(table_4_teaches_a_threshold) {
+TEST(table_4_teaches_a_threshold) {
     cp_empirical fit;
     bool apart = true;
     double low, high;
@@ -215,9 +212,8 @@ START_TEST(table_4_teaches_a_threshold) {
     ck_assert_double_eq_tol(low, 12.6516, 1e-4);
     ck_assert_double_eq_tol(high, 12.7112, 1e-4);
 }
-END_TEST
 
-START_TEST(nothing_to_learn) {
+TEST(nothing_to_learn) {
     const cp_empirical *line = &cp_rules[CP_RULES - 1].fit;
     cp_empirical fit;
     bool apart;
@@ -237,9 +233,8 @@ START_TEST(nothing_to_learn) {
     ck_assert(learn(&calls, &fit, &apart));
     ck_assert(isfinite(fit.alpha) && fit.alpha > 0 && fit.beta == 0);
 }
-END_TEST
 
-START_TEST(regret_is_of_the_total) {
+TEST(regret_is_of_the_total) {
     const trial items[3] = {
         {0, 1000, 0, 4, 6}, {0, 10, 9990, 4, 5}, {0, 5, 5, 4, 4}};
     score total = {0};
@@ -249,13 +244,8 @@ START_TEST(regret_is_of_the_total) {
     ck_assert(total.right == 2 && total.of == 3);
     ck_assert_double_eq_tol(score_regret(&total), 1.0 / 12, 1e-12);
 }
-END_TEST
 
-static void set_up_shell(void) {
-    before_every_line("S=\"$L simulate\";");
-}
-
-START_TEST(calls_are_predicted) {
+TEST(calls_are_predicted) {
     static const char *const lines[][2] = {
         {"$S --ranks 16 --new 1M --partials 2", "pass-kv on gtt"},
         {"$S --ranks 16 --new 1M", "TTFT           77.8"},
@@ -286,12 +276,11 @@ START_TEST(calls_are_predicted) {
         {"$S --new 1 --cached 5", "1 new token, 5 cached"},
         {"$S --help", "--set"},
     };
-    for (size_t n = 0; n < sizeof(lines) / sizeof(lines[0]); n++)
+    for (int n = 0; n < COUNT_OF(lines); n++)
         accepted(lines[n][0], lines[n][1]);
 }
-END_TEST
 
-START_TEST(bad_calls_are_refused) {
+TEST(bad_calls_are_refused) {
     static const struct {
         int status;
         const char *because, *line;
@@ -319,29 +308,6 @@ START_TEST(bad_calls_are_refused) {
         {1, "/no/where", "$S --new 5 --trace /no/where"},
         {1, "too slow for a time", "$S --new 5 --set link_rate=1e-320"},
     };
-    for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++)
+    for (int n = 0; n < COUNT_OF(bad); n++)
         refused(bad[n].status, bad[n].because, bad[n].line);
 }
-END_TEST
-
-static Suite *suite(void) {
-    Suite *suite = suite_create("predictions");
-    TCase *tests = harness_case("predictions");
-    tcase_add_checked_fixture(tests, setup, NULL);
-    tcase_add_checked_fixture(tests, set_up_shell, NULL);
-    tcase_add_test(tests, held_out_errors_are_below_the_bars);
-    tcase_add_test(tests, winners_of_table_4_are_right);
-    tcase_add_test(tests, roles_are_as_many_as_they_should_be);
-    tcase_add_test(tests, the_fit_repeats_and_looks_nowhere_else);
-    tcase_add_test(tests, the_fit_finds_a_machine_that_is_known);
-    tcase_add_test(tests, a_line_is_learned);
-    tcase_add_test(tests, table_4_teaches_a_threshold);
-    tcase_add_test(tests, nothing_to_learn);
-    tcase_add_test(tests, regret_is_of_the_total);
-    tcase_add_test(tests, calls_are_predicted);
-    tcase_add_test(tests, bad_calls_are_refused);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-SUITE_MAIN(suite)

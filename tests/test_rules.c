@@ -6,7 +6,7 @@
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "tests/harness/suite.h"
+#include "expect.h"
 #include "ring/variants.h"
 
 enum {
@@ -37,7 +37,7 @@ static cp_setting peak(int ranks) {
 
 static cp_load load_of(int64_t fresh, int64_t cached) {
     cp_load load;
-    ck_assert_int_eq(cp_load_of(1, &fresh, &cached, &load), CP_OK);
+    must(cp_load_of(1, &fresh, &cached, &load));
     return load;
 }
 
@@ -45,8 +45,7 @@ static cp_verdict ask(const cp_rule *rule, const cp_setting *setting,
                       int64_t fresh, int64_t cached) {
     const cp_load load = load_of(fresh, cached);
     cp_verdict verdict;
-    ck_assert_msg(cp_rule_ask(rule, setting, &load, &verdict) == CP_OK, "%s",
-                  cp_message());
+    must(cp_rule_ask(rule, setting, &load, &verdict));
     return verdict;
 }
 
@@ -68,18 +67,15 @@ static counted count_plan(cp_variant variant, const cp_setting *setting,
     cp_layout *layout;
     cp_plan *plan;
     cp_plan_report report;
-    ck_assert_int_eq(cp_cache_new(setting->ranks, 1, fresh + cached, &cache),
-                     CP_OK);
+    must(cp_cache_new(setting->ranks, 1, fresh + cached, &cache));
     if (cached > 0) {
-        ck_assert_int_eq(cp_cache_prefill(cache, &cached, &layout), CP_OK);
-        ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+        must(cp_cache_prefill(cache, &cached, &layout));
+        must(cp_cache_commit(cache, layout));
         cp_layout_free(layout);
     }
-    ck_assert_int_eq(cp_cache_prefill(cache, &fresh, &layout), CP_OK);
-    ck_assert_int_eq(
-        cp_plan_build(variant, layout, &setting->shape, &options, &plan),
-        CP_OK);
-    ck_assert_msg(cp_plan_check(plan, &report) == CP_OK, "%s", cp_message());
+    must(cp_cache_prefill(cache, &fresh, &layout));
+    must(cp_plan_build(variant, layout, &setting->shape, &options, &plan));
+    must(cp_plan_check(plan, &report));
     for (int k = 0; k < report.ranks; k++) {
         sums.pairs += report.pairs[k];
         sums.all_to_all += report.bytes[k];
@@ -98,7 +94,7 @@ static counted count_plan(cp_variant variant, const cp_setting *setting,
 }
 
 /* Token counts are multiples of 2N, since padding is in no table. */
-START_TEST(table_3_is_what_plans_do) {
+LOOP(table_3_is_what_plans_do, 1, 9) {
     static const cp_shape shapes[3] = {{4, 4, 8}, {6, 2, 16}, {16, 1, 128}};
     const int ranks = _i, hops = ranks - 1;
     for (int n = 0; n < 9; n++) {
@@ -123,9 +119,8 @@ START_TEST(table_3_is_what_plans_do) {
         ck_assert_int_eq(kv.all_to_all, 0);
     }
 }
-END_TEST
 
-START_TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
+TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
     const cp_setting setting = peak(4);
     const cp_load full = load_of(128000, 0), token = load_of(1, 128000);
     ck_assert(8 * cp_volumes_of(&setting, &full, true).keys ==
@@ -134,9 +129,8 @@ START_TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
     ck_assert(full.causal == 128000LL * 128001 / 2);
     ck_assert(token.pairs == 128001 && token.causal == 128001);
 }
-END_TEST
 
-START_TEST(thresholds_of_three_machines) {
+TEST(thresholds_of_three_machines) {
     static const struct {
         double flops, bandwidth, new_tokens, context;
         int64_t exposed;
@@ -149,9 +143,7 @@ START_TEST(thresholds_of_three_machines) {
         int64_t least;
         ck_assert(ceil(cp_new_tokens_least(&setting)) == rows[n].new_tokens);
         ck_assert(ceil(cp_context_least(&setting)) == rows[n].context);
-        ck_assert_int_eq(
-            cp_rule_least(&cp_rules[ALGORITHM_5], &setting, 128000, &least),
-            CP_OK);
+        must(cp_rule_least(&cp_rules[ALGORITHM_5], &setting, 128000, &least));
         ck_assert_int_eq(least, rows[n].exposed);
     }
     cp_setting node = paper(4, 6400e12, 400e9); /* the same by node */
@@ -159,14 +151,13 @@ START_TEST(thresholds_of_three_machines) {
     ck_assert(cp_new_tokens_least(&node) == 4000);
     ck_assert(cp_context_least(&node) == 32000);
 }
-END_TEST
 
 /* -1, 0 or 1, where a difference in the last digits is none. */
 static int order(double a, double b) {
     return fabs(a - b) <= 1e-12 * fmax(fabs(a), fabs(b)) ? 0 : a < b ? -1 : 1;
 }
 
-START_TEST(equations_are_the_inequalities_they_came_from) {
+TEST(equations_are_the_inequalities_they_came_from) {
     uint64_t random = 10;
     int ties = 0;
     for (int n = 0; n < 4000; n++) {
@@ -210,9 +201,8 @@ START_TEST(equations_are_the_inequalities_they_came_from) {
     }
     ck_assert_int_gt(ties, 1000);
 }
-END_TEST
 
-START_TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
+TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
     const cp_setting setting = peak(4);
     ck_assert_int_eq(says(ALGORITHM_5, &setting, 3199, 124801), CP_PASS_Q);
     ck_assert_int_eq(says(ALGORITHM_5, &setting, 3201, 124799), CP_PASS_KV);
@@ -221,9 +211,8 @@ START_TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
     ck_assert_str_eq(tie.because,
                      "T 3200 < 4000 (eq. 2), miss rate 1/40 = 1/40 (eq. 5)");
 }
-END_TEST
 
-START_TEST(the_causal_half_doubles_the_first_prompt) {
+TEST(the_causal_half_doubles_the_first_prompt) {
     const cp_setting setting = peak(4);
     static const struct {
         int64_t fresh, cached;
@@ -241,9 +230,8 @@ START_TEST(the_causal_half_doubles_the_first_prompt) {
                   calls[n].causal);
     }
 }
-END_TEST
 
-START_TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
+TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
     static const int64_t steps[12] = {1,    2,    15,   124,   125,   1000,
                                       3199, 3200, 4000, 20000, 99999, 1000000};
     for (int ranks = 1; ranks <= 16; ranks++)
@@ -263,27 +251,24 @@ START_TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
                 ck_assert(!kv[CAUSAL_1] || kv[CAUSAL_5]);
             }
 }
-END_TEST
 
-START_TEST(bisection_finds_what_a_walk_finds) {
+LOOP(bisection_finds_what_a_walk_finds, 0, 4) {
     cp_setting setting = paper(2 + _i, 800e12, 5000e9);
     setting.latency = 1e-9;
     setting.all_to_all_latency = 1e-8;
     for (int64_t context = 1; context < 300; context += 7)
         for (int r = 0; r < CP_RULES; r++) {
             int64_t least, walked = context + 1;
-            ck_assert_int_eq(
-                cp_rule_least(&cp_rules[r], &setting, context, &least), CP_OK);
+            must(cp_rule_least(&cp_rules[r], &setting, context, &least));
             while (walked > 1 && says(r, &setting, walked - 1,
                                       context - walked + 1) == CP_PASS_KV)
                 walked--;
             ck_assert_msg(least == walked, "%s", cp_rules[r].name);
         }
 }
-END_TEST
 
 /* The times of the paper's Table 5, by way of latencies and speeds. */
-START_TEST(table_5_decides_by_seconds) { /* invariant 28 */
+TEST(table_5_decides_by_seconds) { /* invariant 28 */
     static const struct {
         int64_t fresh;
         double exchange, attention, all_to_all;
@@ -312,9 +297,8 @@ START_TEST(table_5_decides_by_seconds) { /* invariant 28 */
         ck_assert_str_eq(verdict.because, rows[n].because);
     }
 }
-END_TEST
 
-START_TEST(nothing_hides_where_cores_are_shared) {
+TEST(nothing_hides_where_cores_are_shared) {
     cp_setting setting = peak(4);
     for (int r = ALGORITHM_1; r <= SECONDS; r++) {
         setting.machine.shares_cores = false;
@@ -323,18 +307,16 @@ START_TEST(nothing_hides_where_cores_are_shared) {
         ck_assert_int_eq(says(r, &setting, 10000, 1000000), CP_PASS_Q);
     }
 }
-END_TEST
 
-START_TEST(a_rule_that_turns_the_wrong_way_has_no_threshold) {
+TEST(a_rule_that_turns_the_wrong_way_has_no_threshold) {
     const cp_rule wrong = {"learned", CP_RULE_EMPIRICAL, false, {-3, 1, 20.28}};
     const cp_setting setting = peak(4);
     int64_t least;
-    ck_assert_int_eq(cp_rule_least(&wrong, &setting, 1000, &least), CP_OK);
+    must(cp_rule_least(&wrong, &setting, 1000, &least));
     ck_assert_int_eq(least, 1001);
 }
-END_TEST
 
-START_TEST(appendix_d_turns_where_it_says) {
+TEST(appendix_d_turns_where_it_says) {
     const cp_setting setting = peak(4);
     const cp_empirical *fit = &cp_rules[APPENDIX_D].fit;
     for (int64_t fresh = 1; fresh < 30000; fresh = fresh * 3 + 1) {
@@ -349,27 +331,22 @@ START_TEST(appendix_d_turns_where_it_says) {
     const cp_rule near = {"near", CP_RULE_EMPIRICAL, false, {0, 1, 5e-14}};
     cp_load load;
     cp_verdict verdict;
-    ck_assert_int_eq(cp_load_of(2, two, two, &load), CP_OK);
-    ck_assert_int_eq(
-        cp_rule_ask(&cp_rules[APPENDIX_D], &setting, &load, &verdict),
-        CP_INVALID);
-    ck_assert_str_eq(cp_message(), "Appendix D is about one sequence, not 2");
-    ck_assert_int_eq(cp_load_of(1, two, NULL, &load), CP_OK); /* ln 1 = 0 */
-    ck_assert_int_eq(cp_rule_ask(&near, &setting, &load, &verdict), CP_INVALID);
-    ck_assert_str_eq(cp_message(), "near: h = 5e-14, too near 0 to tell");
+    must(cp_load_of(2, two, two, &load));
+    refuses_with(cp_rule_ask(&cp_rules[APPENDIX_D], &setting, &load, &verdict),
+                 CP_INVALID, "Appendix D is about one sequence, not 2");
+    must(cp_load_of(1, two, NULL, &load)); /* ln 1 = 0 */
+    refuses_with(cp_rule_ask(&near, &setting, &load, &verdict), CP_INVALID,
+                 "near: h = 5e-14, too near 0 to tell");
 }
-END_TEST
 
 static void refused(const cp_setting *setting, const char *field) {
     const cp_load load = load_of(5, 0);
     cp_verdict verdict;
-    ck_assert_int_eq(
-        cp_rule_ask(&cp_rules[ALGORITHM_1], setting, &load, &verdict),
-        CP_INVALID);
-    ck_assert_msg(strstr(cp_message(), field) != NULL, "%s", cp_message());
+    refuses(cp_rule_ask(&cp_rules[ALGORITHM_1], setting, &load, &verdict),
+            CP_INVALID, field);
 }
 
-START_TEST(bad_settings_name_the_field) {
+TEST(bad_settings_name_the_field) {
     cp_setting bad = peak(4);
     bad.machine.flops = 0;
     refused(&bad, "flops is 0");
@@ -382,9 +359,8 @@ START_TEST(bad_settings_name_the_field) {
     bad = peak(4), bad.shape.kv_heads = 3;
     refused(&bad, "3 key heads");
 }
-END_TEST
 
-START_TEST(sums_that_do_not_fit_are_refused) {
+TEST(sums_that_do_not_fit_are_refused) {
     const int64_t five = 5, negative = -1, most = INT64_MAX;
     const int64_t many[3] = {most, most, most};
     const cp_setting setting = paper(1000, 1e18, 1e18);
@@ -394,21 +370,19 @@ START_TEST(sums_that_do_not_fit_are_refused) {
     ck_assert_int_eq(cp_load_of(1, &negative, NULL, &load), CP_INVALID);
     ck_assert_int_eq(cp_load_of(1, &five, &negative, &load), CP_INVALID);
     ck_assert_int_eq(cp_load_of(0, NULL, NULL, &load), CP_INVALID);
-    ck_assert_int_eq(cp_load_of(1, &most, &most, &load), CP_OK);
+    must(cp_load_of(1, &most, &most, &load));
     for (int r = ALGORITHM_1; r <= CAUSAL_5; r++)
         ck_assert_int_eq(cp_rule_ask(&cp_rules[r], &setting, &load, &verdict),
                          CP_INVALID);
     load = load_of(INT32_MAX, INT32_MAX); /* all that can have positions */
     const cp_setting fast = paper(1024, 1e18, 1e13);
     for (int r = 0; r < CP_RULES; r++)
-        ck_assert_int_eq(cp_rule_ask(&cp_rules[r], &fast, &load, &verdict),
-                         CP_OK);
+        must(cp_rule_ask(&cp_rules[r], &fast, &load, &verdict));
 }
-END_TEST
 
 /* The last two are the tuned threshold of 8,000 tokens that the paper's
  * footnote hints at. */
-START_TEST(scores_against_table_4) {
+TEST(scores_against_table_4) {
     static const int64_t fresh[14] = {1280,  3200,   4160,   6400,  12800,
                                       25600, 38400,  51200,  64000, 76800,
                                       89600, 102400, 115200, 128000};
@@ -423,7 +397,7 @@ START_TEST(scores_against_table_4) {
         {APPENDIX_D, 800e12, 50e9, 4},     {EQUATION_1, 800e12, 50e9, 13},
         {ALGORITHM_5, 6400e12, 50e9, 14},  {ALGORITHM_1, 8e12, 25e7, 14},
         {ALGORITHM_5, 8e12, 25e7, 13}};
-    for (size_t n = 0; n < sizeof(scores) / sizeof(scores[0]); n++) {
+    for (int n = 0; n < COUNT_OF(scores); n++) {
         const cp_setting setting =
             paper(4, scores[n].flops, scores[n].bandwidth);
         int right = 0;
@@ -434,18 +408,3 @@ START_TEST(scores_against_table_4) {
                       cp_rules[scores[n].rule].name, right);
     }
 }
-END_TEST
-
-SUITE("rules", {table_3_is_what_plans_do, 1, 9}, {both_factors_of_two, 0, 1},
-      {thresholds_of_three_machines, 0, 1},
-      {equations_are_the_inequalities_they_came_from, 0, 1},
-      {three_thousand_two_hundred_is_a_tie, 0, 1},
-      {the_causal_half_doubles_the_first_prompt, 0, 1},
-      {what_holds_of_all_rules, 0, 1},
-      {bisection_finds_what_a_walk_finds, 0, 4},
-      {table_5_decides_by_seconds, 0, 1},
-      {nothing_hides_where_cores_are_shared, 0, 1},
-      {a_rule_that_turns_the_wrong_way_has_no_threshold, 0, 1},
-      {appendix_d_turns_where_it_says, 0, 1},
-      {bad_settings_name_the_field, 0, 1},
-      {sums_that_do_not_fit_are_refused, 0, 1}, {scores_against_table_4, 0, 1})

@@ -1,5 +1,5 @@
 /* Sharding: nothing lost, nothing twice, equal blocks, fair shares. */
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <string.h>
 
@@ -117,7 +117,7 @@ static void try_shape(int ranks, int64_t sequences, const int64_t *cached,
     }
 }
 
-START_TEST(every_small_shape_is_a_round_trip) {
+LOOP(every_small_shape_is_a_round_trip, 1, 10) {
     const int ranks = _i;
     for (int64_t t = 1; t <= 4 * ranks + 3; t++)
         for (int64_t p = 0; p <= 2 * ranks + 1; p++) {
@@ -127,13 +127,12 @@ START_TEST(every_small_shape_is_a_round_trip) {
                 try_shape(ranks, sequences, cached, fresh);
         }
 }
-END_TEST
 
 static int64_t pairs(const cp_layout *layout, int k, int s) {
     return cp_block_pairs(&layout->queries[k], &layout->keys[s]);
 }
 
-START_TEST(invariants_7_and_8_the_fold_is_fair) {
+LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {
     const int ranks = _i;
     const int64_t chunk = 5, fresh = 2 * ranks * chunk, cached = 3 * ranks;
     cp_pieces held[16] = {{0}};
@@ -154,9 +153,8 @@ START_TEST(invariants_7_and_8_the_fold_is_fair) {
     for (int n = 0; n < ranks; n++)
         cp_pieces_free(&held[n]);
 }
-END_TEST
 
-START_TEST(a_straight_cut_is_as_unfair_as_the_formula_says) {
+LOOP(a_straight_cut_is_as_unfair_as_the_formula_says, 1, 10) {
     const int64_t ranks = _i, fresh = 12 * ranks, none = 0;
     cp_pieces held[16] = {{0}};
     cp_layout *layout = lay_out((int)ranks, CP_NAIVE, 1, &none, &fresh, held);
@@ -173,7 +171,6 @@ START_TEST(a_straight_cut_is_as_unfair_as_the_formula_says) {
                      total * ((2 * ranks - 1) * fresh + ranks));
     cp_layout_free(layout);
 }
-END_TEST
 
 static void prompt_alone(int ranks, int64_t count) {
     cp_pieces held[9] = {{0}};
@@ -186,11 +183,10 @@ static void prompt_alone(int ranks, int64_t count) {
     cp_layout_free(layout);
 }
 
-START_TEST(a_first_prompt_gives_part_n_to_rank_n) {
+LOOP(a_first_prompt_gives_part_n_to_rank_n, 1, 10) {
     for (int64_t count = 1; count <= 6 * _i; count++)
         prompt_alone(_i, count);
 }
-END_TEST
 
 /* Turns that a sequence takes alone or with others, chosen to be unkind. */
 static int64_t turn_of(int kind, int ranks, int n, uint64_t *random) {
@@ -217,7 +213,7 @@ static void take_turn(cp_cache *cache, const int64_t *fresh, bool decode) {
                                     : cp_cache_prefill(cache, fresh, &layout);
     ck_assert_msg(status == CP_OK, "%lld held: %s", (long long)cache->length[0],
                   cp_message());
-    ck_assert_int_eq(cp_cache_commit(cache, layout), CP_OK);
+    must(cp_cache_commit(cache, layout));
     cp_layout_free(layout);
 }
 
@@ -232,13 +228,12 @@ static void check_spread(const cp_cache *cache, int64_t sequence) {
     ck_assert_int_le(most - least, 2 * cache->ranks - 1);
 }
 
-START_TEST(all_promised_positions_fit_in_the_room) {
+LOOP(all_promised_positions_fit_in_the_room, 0, 54) {
     enum { POSITIONS = 1500 };
     const int ranks = 1 + _i % 9, kind = _i / 9;
     uint64_t random = (uint64_t)_i + 1;
     cp_cache *cache;
-    ck_assert_int_eq(
-        cp_cache_new(ranks, 2, cp_shard_room(ranks, POSITIONS), &cache), CP_OK);
+    must(cp_cache_new(ranks, 2, cp_shard_room(ranks, POSITIONS), &cache));
     for (int n = 0; cache->length[0] < POSITIONS; n++) {
         const int64_t left = POSITIONS - cache->length[0];
         const int64_t fresh = turn_of(kind, ranks, n, &random);
@@ -257,9 +252,8 @@ START_TEST(all_promised_positions_fit_in_the_room) {
     }
     cp_cache_free(cache);
 }
-END_TEST
 
-START_TEST(a_batch_of_short_prompts_is_work_for_all) {
+LOOP(a_batch_of_short_prompts_is_work_for_all, 1, 20) {
     enum { BATCH = 16, RANKS = 4 };
     int64_t fresh[BATCH], none[BATCH] = {0};
     cp_pieces held[RANKS * BATCH] = {{0}};
@@ -270,7 +264,6 @@ START_TEST(a_batch_of_short_prompts_is_work_for_all) {
         ck_assert_int_eq(layout->queries[rank].tokens, BATCH * _i / RANKS);
     cp_layout_free(layout);
 }
-END_TEST
 
 static void expect(const cp_call *call, cp_status status, const char *text) {
     cp_layout *layout = NULL;
@@ -279,7 +272,7 @@ static void expect(const cp_call *call, cp_status status, const char *text) {
     ck_assert_msg(strstr(cp_message(), text) != NULL, "%s", cp_message());
 }
 
-START_TEST(nonsense_is_refused_with_its_numbers) {
+TEST(nonsense_is_refused_with_its_numbers) {
     int64_t fresh[2] = {20, 0};
     cp_call call = {.ranks = 2, .sequences = 2, .new_tokens = fresh, .room = 9};
     expect(&call, CP_CAPACITY, "would hold 10 tokens on rank 0");
@@ -299,12 +292,3 @@ START_TEST(nonsense_is_refused_with_its_numbers) {
     call.placement = CP_ZIGZAG;
     expect(&call, CP_INVALID, "64 bits");
 }
-END_TEST
-
-SUITE("shard", {every_small_shape_is_a_round_trip, 1, 10},
-      {invariants_7_and_8_the_fold_is_fair, 1, 10},
-      {a_straight_cut_is_as_unfair_as_the_formula_says, 1, 10},
-      {a_first_prompt_gives_part_n_to_rank_n, 1, 10},
-      {all_promised_positions_fit_in_the_room, 0, 54},
-      {a_batch_of_short_prompts_is_work_for_all, 1, 20},
-      {nonsense_is_refused_with_its_numbers, 0, 1})

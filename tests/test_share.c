@@ -1,5 +1,5 @@
 /* Ranks that share cores, against closed forms. */
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,6 +30,7 @@ static void opens(void *context, int rank, int n, double start, double end) {
     const story *story = context;
     ck_assert(n >= 0 && n < 2 && start <= end && story->ended[rank] <= start);
 }
+
 static void add(story *story, int rank, cp_task_kind kind, double seconds,
                 int gate) {
     story->tasks[rank][story->counts[rank]++] =
@@ -53,12 +54,12 @@ static void works(int ranks, double cores, const double *seconds,
     story story = {0};
     for (int rank = 0; rank < ranks; rank++)
         add(&story, rank, CP_TASK_WORK, seconds[rank], 0);
-    ck_assert_int_eq(tell(&story, ranks, cores), CP_OK);
+    must(tell(&story, ranks, cores));
     for (int rank = 0; rank < ranks; rank++)
         ck_assert_double_eq_tol(story.ended[rank], ends[rank], 1e-12);
 }
 
-START_TEST(shares_are_as_by_hand) {
+TEST(shares_are_as_by_hand) {
     works(2, 1, (double[]){1, 3}, (double[]){2, 4});
     works(2, 1, (double[]){5, 5}, (double[]){10, 10});
     works(4, 2, (double[]){3, 1, 4, 2}, (double[]){4.5, 2, 5.5, 3.5});
@@ -68,7 +69,6 @@ START_TEST(shares_are_as_by_hand) {
     works(2, 7, (double[]){3, 1}, (double[]){3, 1});
     works(0, 1, NULL, NULL);
 }
-END_TEST
 
 static int by_size(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -85,7 +85,7 @@ static void random_work(story *story, int ranks, uint64_t *seed,
         }
 }
 
-START_TEST(shares_are_as_by_formula) {
+TEST(shares_are_as_by_formula) {
     uint64_t seed = 21;
     for (int n = 0; n < 1000; n++) {
         story story = {0};
@@ -93,7 +93,7 @@ START_TEST(shares_are_as_by_formula) {
         const int cores = 1 + (int)(harness_random(&seed) % MOST_RANKS);
         double whole[MOST_RANKS] = {0}, time = 0, given = 0;
         random_work(&story, ranks, &seed, whole);
-        ck_assert_int_eq(tell(&story, ranks, cores), CP_OK);
+        must(tell(&story, ranks, cores));
         qsort(whole, (size_t)ranks, sizeof(double), by_size);
         qsort(story.ended, (size_t)ranks, sizeof(double), by_size);
         for (int k = 0; k < ranks; k++) {
@@ -103,9 +103,8 @@ START_TEST(shares_are_as_by_formula) {
         }
     }
 }
-END_TEST
 
-START_TEST(who_waits_gives_its_core_away) {
+TEST(who_waits_gives_its_core_away) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++) {
         add(&story, rank, CP_TASK_WORK, rank == 0 ? 1 : 3, 0);
@@ -113,13 +112,12 @@ START_TEST(who_waits_gives_its_core_away) {
         add(&story, rank, CP_TASK_AWAIT, 0, 5);
         add(&story, rank, CP_TASK_WORK, 1, 0);
     }
-    ck_assert_int_eq(tell(&story, 2, 1), CP_OK);
+    must(tell(&story, 2, 1));
     ck_assert_double_eq(story.ended[0], 6);
     ck_assert_double_eq(story.ended[1], 6);
 }
-END_TEST
 
-START_TEST(what_hides_needs_no_core) {
+TEST(what_hides_needs_no_core) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++) {
         add(&story, rank, CP_TASK_POST, 5, 0);
@@ -127,24 +125,24 @@ START_TEST(what_hides_needs_no_core) {
         if (rank == 0)
             add(&story, rank, CP_TASK_AWAIT, 0, 0);
     }
-    ck_assert_int_eq(tell(&story, 2, 1), CP_OK);
+    must(tell(&story, 2, 1));
     ck_assert_double_eq(story.ended[0], 5);
     ck_assert_double_eq(story.ended[1], 3);
 }
-END_TEST
-START_TEST(a_gate_opens_in_the_middle) {
+
+TEST(a_gate_opens_in_the_middle) {
     story story = {0};
     add(&story, 0, CP_TASK_POST, 5, 0);
     add(&story, 0, CP_TASK_AWAIT, 5, 0);
     add(&story, 0, CP_TASK_WORK, 1, 0);
     add(&story, 1, CP_TASK_POST, 5, 0);
     add(&story, 1, CP_TASK_WORK, 9, 0);
-    ck_assert_int_eq(tell(&story, 2, 1), CP_OK);
+    must(tell(&story, 2, 1));
     ck_assert_double_eq(story.ended[0], 7);
     ck_assert_double_eq(story.ended[1], 10);
 }
-END_TEST
-START_TEST(a_gate_opens_anew) {
+
+TEST(a_gate_opens_anew) {
     story story = {0};
     for (int rank = 0; rank < 2; rank++)
         for (int n = 0; n < 4; n++) {
@@ -152,21 +150,19 @@ START_TEST(a_gate_opens_anew) {
             add(&story, rank, CP_TASK_POST, 0, n % 2);
             add(&story, rank, CP_TASK_AWAIT, 0, n % 2);
         }
-    ck_assert_int_eq(tell(&story, 2, 2), CP_OK);
+    must(tell(&story, 2, 2));
     ck_assert_double_eq(story.ended[0], 12);
     ck_assert_double_eq(story.ended[1], 12);
 }
-END_TEST
 
-START_TEST(who_waits_for_ever_is_named) {
+TEST(who_waits_for_ever_is_named) {
     story story = {0};
     add(&story, 1, CP_TASK_WORK, 1, 0);
     add(&story, 1, CP_TASK_POST, 0, 3);
     add(&story, 1, CP_TASK_AWAIT, 0, 3);
-    ck_assert_int_eq(tell(&story, 2, 1), CP_BROKEN);
-    ck_assert_str_eq(cp_message(), "rank 1 waits at gate 3, which never opens");
+    refuses_with(tell(&story, 2, 1), CP_BROKEN,
+                 "rank 1 waits at gate 3, which never opens");
 }
-END_TEST
 
 static double with_message(double seconds) {
     story story = {0};
@@ -181,21 +177,20 @@ static double with_message(double seconds) {
     add(&story, 3, CP_TASK_POST, seconds, 0);
     add(&story, 3, CP_TASK_AWAIT, 0, 0);
     add(&story, 3, CP_TASK_WORK, 2, 0);
-    ck_assert_int_eq(tell(&story, 4, 2), CP_OK);
+    must(tell(&story, 4, 2));
     for (int rank = 0; rank < 4; rank++)
         last = fmax(last, story.ended[rank]);
     return last;
 }
 
-START_TEST(a_later_message_may_help) {
+TEST(a_later_message_may_help) {
     ck_assert_double_eq_tol(with_message(0), 5, 1e-12);
     ck_assert_double_eq_tol(with_message(2), 4, 1e-12);
 }
-END_TEST
 
 /* With a core for each rank no time is shared: then a rank's own clock does,
  * and must say what the common one does when one rank more has no tasks. */
-START_TEST(a_core_for_each_is_a_clock_for_each) {
+TEST(a_core_for_each_is_a_clock_for_each) {
     uint64_t seed = 23;
     for (int n = 0; n < 500; n++) {
         const int ranks = 1 + (int)(harness_random(&seed) % (MOST_RANKS - 1));
@@ -214,17 +209,10 @@ START_TEST(a_core_for_each_is_a_clock_for_each) {
             stories[0].tasks[rank][5].gates[1] = last;
         }
         stories[1] = stories[0];
-        ck_assert_int_eq(tell(&stories[0], ranks, ranks), CP_OK);
-        ck_assert_int_eq(tell(&stories[1], ranks + 1, ranks), CP_OK);
+        must(tell(&stories[0], ranks, ranks));
+        must(tell(&stories[1], ranks + 1, ranks));
         for (int rank = 0; rank < ranks; rank++)
             ck_assert_double_eq_tol(stories[0].ended[rank],
                                     stories[1].ended[rank], 1e-9);
     }
 }
-END_TEST
-
-SUITE("share", {a_core_for_each_is_a_clock_for_each, 0, 1},
-      {shares_are_as_by_hand, 0, 1}, {shares_are_as_by_formula, 0, 1},
-      {who_waits_gives_its_core_away, 0, 1}, {what_hides_needs_no_core, 0, 1},
-      {a_gate_opens_in_the_middle, 0, 1}, {a_gate_opens_anew, 0, 1},
-      {who_waits_for_ever_is_named, 0, 1}, {a_later_message_may_help, 0, 1})

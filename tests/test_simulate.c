@@ -1,6 +1,6 @@
 /* The simulator against hand-made cases, bounds, and the model's invariants. */
 #define _GNU_SOURCE
-#include "harness/suite.h"
+#include "expect.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,10 +34,8 @@ static cp_forecast toy(const char *lines, cp_variant variant, int ranks,
     cp_forecast forecast;
     char text[2000];
     snprintf(text, sizeof(text), "%s%s", toy_machine, lines);
-    ck_assert_msg(cp_hardware_parse("toy", text, &hardware) == CP_OK, "%s",
-                  cp_message());
-    ck_assert_msg(cp_model_sizes_parse("toy", toy_model, &model) == CP_OK, "%s",
-                  cp_message());
+    must(cp_hardware_parse("toy", text, &hardware));
+    must(cp_model_sizes_parse("toy", toy_model, &model));
     const cp_scenario scenario = {.hardware = &hardware,
                                   .model = &model,
                                   .ranks = ranks,
@@ -46,8 +44,7 @@ static cp_forecast toy(const char *lines, cp_variant variant, int ranks,
                                   .new_tokens = &fresh,
                                   .cached_tokens = &past,
                                   .variant = variant};
-    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(&scenario, &forecast));
     return forecast;
 }
 
@@ -61,7 +58,7 @@ static void expect(const char *lines, cp_variant variant, double ring,
     ck_assert_double_eq_tol(f.seconds, 3 * ring, 1e-5);
 }
 
-START_TEST(hops_are_as_by_hand) {
+TEST(hops_are_as_by_hand) {
     expect("", CP_PASS_KV, 18, 0);
     expect("overlap 0 share assumed\n", CP_PASS_KV, 21, 3);
     expect("overlap 0.5 share assumed\n", CP_PASS_KV, 19.5, 1.5);
@@ -81,8 +78,8 @@ START_TEST(hops_are_as_by_hand) {
     expect("memory_fraction 3.2e-20 of-peak assumed\ncores 2 cores assumed\n",
            CP_PASS_KV, 32, 0);
 }
-END_TEST
-START_TEST(pieces_are_as_by_hand) {
+
+TEST(pieces_are_as_by_hand) {
     cp_forecast f = toy("attention_by 2 1 4e-12 TFLOP/s assumed\n"
                         "attention_by 4 1 8e-12 TFLOP/s assumed\n",
                         CP_PASS_KV, 2, 8, 0);
@@ -94,8 +91,8 @@ START_TEST(pieces_are_as_by_hand) {
     const double rate = 4 * pow(2, log2(4.5 / 4));
     ck_assert_double_eq_tol(f.attend, 1 + 4 * 36 / rate, 1e-6);
 }
-END_TEST
-START_TEST(other_variants_are_as_by_hand) {
+
+TEST(other_variants_are_as_by_hand) {
     expect("", CP_PASS_Q, 21, 3);
     expect("all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6);
     expect("all_to_all_rate 64e-9 GB/s assumed\n", CP_PASS_Q, 20.5, 2.5);
@@ -110,7 +107,6 @@ START_TEST(other_variants_are_as_by_hand) {
             CP_DECODE, 2, 1, 7);
     ck_assert_double_eq_tol(f.ring, 1 + 2.625 + 1 + 2.25, 1e-9);
 }
-END_TEST
 
 static const char two_rates[] = "attention_by 2 1 4e-12 TFLOP/s assumed\n"
                                 "attention_by 4 1 8e-12 TFLOP/s assumed\n"
@@ -125,7 +121,7 @@ static void expect_shared(const char *lines, cp_variant variant,
                   lines, f.seconds, seconds);
 }
 
-START_TEST(one_core_never_rests) {
+TEST(one_core_never_rests) {
     expect_shared("", CP_PASS_KV, 3 * 27);
     expect_shared("overlap 0 share assumed\n", CP_PASS_KV, 3 * (27 + 6));
     expect_shared("overlap 0.5 share assumed\n", CP_PASS_KV, 3 * (27 + 3));
@@ -134,16 +130,16 @@ START_TEST(one_core_never_rests) {
     expect_shared("overlap 0 share assumed\n", CP_PASS_Q, 3 * (27 + 6 + 5));
     expect_shared("", CP_ALL_GATHER, 3 * (27 + 6));
 }
-END_TEST
-START_TEST(attention_on_one_core_is_late_at_random) {
+
+TEST(attention_on_one_core_is_late_at_random) {
     char text[500];
     snprintf(text, sizeof(text), "%sjitter 1e4 us assumed\n", two_rates);
     const cp_forecast f = toy(text, CP_PASS_KV, 2, 8, 0);
     ck_assert_double_gt(fabs(f.seconds - 3 * 27), 1e-4);
     ck_assert_double_lt(fabs(f.seconds - 3 * 27), 0.1);
 }
-END_TEST
-START_TEST(what_shows_on_one_core) {
+
+TEST(what_shows_on_one_core) {
     const cp_forecast f = toy(two_rates, CP_PASS_Q, 2, 8, 0);
     ck_assert_double_eq_tol(f.exposed, (6 + 7) / 2.0, 1e-6);
     ck_assert_double_eq_tol(f.attending, (26 + 27) / 2.0, 1e-6);
@@ -151,8 +147,8 @@ START_TEST(what_shows_on_one_core) {
     ck_assert_double_eq_tol(f.exchanging, 5, 1e-6);
     ck_assert_double_eq_tol(f.busy, 26.5 / 33, 1e-6);
 }
-END_TEST
-START_TEST(a_decode_step_on_one_core) {
+
+TEST(a_decode_step_on_one_core) {
     const char *const lines = "decode_attend 1e6 us assumed\n"
                               "cores 1 cores assumed\n";
     char shown[200];
@@ -162,7 +158,6 @@ START_TEST(a_decode_step_on_one_core) {
     f = toy(shown, CP_DECODE, 2, 1, 7);
     ck_assert_double_eq_tol(f.ring, 11.75, 1e-9);
 }
-END_TEST
 
 static double uniform(uint64_t *seed, double low, double high) {
     return low + (high - low) * (0.5 + 0.5 * (double)harness_uniform(seed));
@@ -170,7 +165,7 @@ static double uniform(uint64_t *seed, double low, double high) {
 
 static cp_hardware random_machine(uint64_t *seed) {
     cp_hardware h;
-    ck_assert_int_eq(cp_hardware_parse("toy", toy_machine, &h), CP_OK);
+    must(cp_hardware_parse("toy", toy_machine, &h));
     h.memory_rate = pow(10, uniform(seed, 10, 13));
     h.peak = h.peak_8bit = pow(10, uniform(seed, 11, 15));
     h.attention_rate = h.attention_alone = pow(10, uniform(seed, 11, 15));
@@ -193,7 +188,7 @@ static void chance_new(chance *c, uint64_t *seed) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
                                           CP_DECODE};
     c->hardware = random_machine(seed);
-    ck_assert_int_eq(cp_model_sizes_read("smollm2-135m", &c->model), CP_OK);
+    must(cp_model_sizes_read("smollm2-135m", &c->model));
     c->model.layers = 5;
     const cp_variant variant = variants[harness_random(seed) % 4];
     for (int i = 0; i < 3; i++) {
@@ -213,14 +208,13 @@ static void chance_new(chance *c, uint64_t *seed) {
                                 .variant = variant};
 }
 
-START_TEST(predictions_lie_between_the_bounds) {
+TEST(predictions_lie_between_the_bounds) {
     uint64_t seed = 11;
     for (int n = 0; n < 400; n++) {
         chance c;
         cp_forecast f;
         chance_new(&c, &seed);
-        ck_assert_msg(cp_simulate(&c.scenario, &f) == CP_OK, "%s",
-                      cp_message());
+        must(cp_simulate(&c.scenario, &f));
         const double layers = (double)c.model.layers;
         const double around = layers * (f.linear + f.reducing);
         ck_assert_double_ge(f.seconds * (1 + 1e-9),
@@ -237,7 +231,6 @@ START_TEST(predictions_lie_between_the_bounds) {
         ck_assert(f.exposed >= -1e-12);
     }
 }
-END_TEST
 
 static void rates_by_pieces(cp_hardware *h) {
     h->attention_by.count = 2;
@@ -274,7 +267,7 @@ static cp_hardware fixed_shares(const cp_hardware *shared, int ranks) {
     return h;
 }
 
-START_TEST(sharing_lies_between_bounds) {
+TEST(sharing_lies_between_bounds) {
     uint64_t seed = 17;
     int faster = 0;
     for (int n = 0; n < 400; n++) {
@@ -287,9 +280,9 @@ START_TEST(sharing_lies_between_bounds) {
         const double speed = (double)c.hardware.cores / c.scenario.ranks;
         const cp_hardware fixed = fixed_shares(&c.hardware, c.scenario.ranks);
         cp_forecast now, before;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &now), CP_OK);
+        must(cp_simulate(&c.scenario, &now));
         c.scenario.hardware = &fixed;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &before), CP_OK);
+        must(cp_simulate(&c.scenario, &before));
         /* Hold shared cores against fixed shares. */
         const double more = 1 + 1e-9, layers = (double)c.model.layers;
         const double working =
@@ -310,7 +303,6 @@ START_TEST(sharing_lies_between_bounds) {
     }
     ck_assert_int_ge(faster, 30);
 }
-END_TEST
 
 static const char *const names[] = {"compute", "messages"};
 
@@ -319,7 +311,7 @@ enum { MOST_TEXT = 4000000 };
 static void text_of(const cp_history *trace, char *text) {
     char path[] = "/tmp/longring-trace-XXXXXX";
     close(mkstemp(path));
-    ck_assert_int_eq(cp_history_write(trace, 0, path), CP_OK);
+    must(cp_history_write(trace, 0, path));
     FILE *in = fopen(path, "r");
     text[fread(text, 1, MOST_TEXT - 1, in)] = '\0';
     fclose(in);
@@ -340,7 +332,7 @@ static void look_at(const cp_history *trace, double seconds) {
     ck_assert_double_eq_tol(last / 1e6 / seconds, 1, 1e-3);
 }
 
-START_TEST(walked_and_multiplied_layers_agree) {
+TEST(walked_and_multiplied_layers_agree) {
     uint64_t seed = 12;
     for (int n = 0; n < 100; n++) {
         chance c;
@@ -348,11 +340,9 @@ START_TEST(walked_and_multiplied_layers_agree) {
         chance_new(&c, &seed);
         c.hardware.cores = n % 3;
         c.model.layers = 9;
-        ck_assert_int_eq(cp_simulate(&c.scenario, &quick), CP_OK);
-        ck_assert_int_eq(
-            cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace),
-            CP_OK);
-        ck_assert_int_eq(cp_simulate(&c.scenario, &walked), CP_OK);
+        must(cp_simulate(&c.scenario, &quick));
+        must(cp_history_new(c.scenario.ranks, 2, names, &c.scenario.trace));
+        must(cp_simulate(&c.scenario, &walked));
         ck_assert_double_eq_tol(quick.seconds / walked.seconds, 1, 1e-9);
         ck_assert_double_eq_tol(quick.ring / walked.ring, 1, 1e-6);
         ck_assert_double_eq_tol(quick.busy / walked.busy, 1, 1e-6);
@@ -364,16 +354,14 @@ START_TEST(walked_and_multiplied_layers_agree) {
         cp_history_free(c.scenario.trace);
     }
 }
-END_TEST
 
 static double seconds_of(const cp_scenario *scenario) {
     cp_forecast forecast;
-    ck_assert_msg(cp_simulate(scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(scenario, &forecast));
     return forecast.seconds * (1 + 1e-12);
 }
 
-START_TEST(worse_is_not_better) {
+TEST(worse_is_not_better) {
     uint64_t seed = 13;
     for (int n = 0; n < 150; n++) {
         chance c;
@@ -398,9 +386,8 @@ START_TEST(worse_is_not_better) {
         ck_assert_double_ge(seconds_of(&c.scenario), before * (1 - 1e-9));
     }
 }
-END_TEST
 
-START_TEST(long_calls_are_cut_short) {
+TEST(long_calls_are_cut_short) {
     chance c;
     uint64_t seed = 20;
     chance_new(&c, &seed);
@@ -421,9 +408,8 @@ START_TEST(long_calls_are_cut_short) {
         seconds_of(&c.scenario) / (thousand + 1999 * layers), 1, 1e-6);
     ck_assert_double_gt(thousand, 2000 * layers);
 }
-END_TEST
 
-START_TEST(equal_work_is_shared_evenly) {
+TEST(equal_work_is_shared_evenly) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     uint64_t seed = 18;
     for (int n = 0; n < 100; n++) {
@@ -443,15 +429,14 @@ START_TEST(equal_work_is_shared_evenly) {
         ck_assert_double_eq_tol(shared / seconds_of(&c.scenario), 1, 1e-12);
     }
 }
-END_TEST
 
 static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                        int64_t past, cp_variant variant) {
     cp_hardware hardware;
     cp_model_sizes model;
     cp_forecast forecast;
-    ck_assert_int_eq(cp_hardware_read(machine, &hardware), CP_OK);
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &model), CP_OK);
+    must(cp_hardware_read(machine, &hardware));
+    must(cp_model_sizes_read("llama3-405b", &model));
     hardware.jitter = 0;
     const cp_scenario scenario = {.hardware = &hardware,
                                   .model = &model,
@@ -462,12 +447,11 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                                   .cached_tokens = &past,
                                   .variant = variant,
                                   .partial_bytes = 2};
-    ck_assert_msg(cp_simulate(&scenario, &forecast) == CP_OK, "%s",
-                  cp_message());
+    must(cp_simulate(&scenario, &forecast));
     return forecast;
 }
 
-START_TEST(invariants_13_22_25_of_a_million_tokens) {
+TEST(invariants_13_22_25_of_a_million_tokens) {
     const cp_forecast f = gtt("gtt", 16, 1000000, 0, CP_PASS_KV);
     ck_assert_double_eq_tol(f.flops, 4.9388e18, 1e14);
     ck_assert_double_eq_tol(f.flops / 77 / 128, 501.1e12, 0.05e12);
@@ -478,8 +462,8 @@ START_TEST(invariants_13_22_25_of_a_million_tokens) {
     ck_assert(f.exchange < f.attend);
     ck_assert_double_eq_tol(f.exposed, 0, 1e-9);
 }
-END_TEST
-START_TEST(invariants_26_27_29_of_the_cluster) {
+
+TEST(invariants_26_27_29_of_the_cluster) {
     const cp_forecast tp8 = gtt("gtt", 1, 1, 128000, CP_DECODE);
     for (int ranks = 2; ranks <= 4; ranks *= 2) {
         const cp_forecast cp = gtt("gtt", ranks, 1, 128000, CP_DECODE);
@@ -496,18 +480,22 @@ START_TEST(invariants_26_27_29_of_the_cluster) {
         ck_assert(whole / half > 2 && whole / half < 4);
     }
 }
-END_TEST
 
-START_TEST(jitter_repeats_and_costs) {
-    chance c;
+/* A prefill of the paper's model on its machine. */
+static void chance_of_paper(chance *c, int ranks, int64_t fresh) {
     uint64_t seed = 14;
-    chance_new(&c, &seed);
-    ck_assert_int_eq(cp_hardware_read("gtt", &c.hardware), CP_OK);
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &c.model), CP_OK);
-    c.scenario.ranks = 8;
-    c.scenario.tensor = 8;
-    c.scenario.variant = CP_PASS_KV;
-    c.fresh[0] = 32000;
+    chance_new(c, &seed);
+    must(cp_hardware_read("gtt", &c->hardware));
+    must(cp_model_sizes_read("llama3-405b", &c->model));
+    c->scenario.ranks = ranks;
+    c->scenario.tensor = 8;
+    c->scenario.variant = CP_PASS_KV;
+    c->fresh[0] = fresh;
+}
+
+LOOP(jitter_repeats_and_costs, 0, 2) {
+    chance c;
+    chance_of_paper(&c, 8, 32000);
     c.hardware.cores = _i;
     c.hardware.jitter = 200e-6;
     const double one = seconds_of(&c.scenario), again = seconds_of(&c.scenario);
@@ -523,23 +511,14 @@ START_TEST(jitter_repeats_and_costs) {
     else
         ck_assert(one > none && other > none);
 }
-END_TEST
 
-START_TEST(a_large_ring_is_quick) {
+TEST(a_large_ring_is_quick) {
     chance c;
-    uint64_t seed = 15;
-    chance_new(&c, &seed);
-    ck_assert_int_eq(cp_hardware_read("gtt", &c.hardware), CP_OK);
-    ck_assert_int_eq(cp_model_sizes_read("llama3-405b", &c.model), CP_OK);
-    c.scenario.ranks = 128;
-    c.scenario.tensor = 8;
-    c.scenario.variant = CP_PASS_KV;
-    c.fresh[0] = 1000000;
+    chance_of_paper(&c, 128, 1000000);
     const clock_t start = clock();
     seconds_of(&c.scenario);
     ck_assert_double_lt((double)(clock() - start) / CLOCKS_PER_SEC, 2);
 }
-END_TEST
 
 static void refused(const cp_scenario *scenario, const char *because) {
     cp_forecast forecast;
@@ -547,7 +526,8 @@ static void refused(const cp_scenario *scenario, const char *because) {
     ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
                   cp_message(), because);
 }
-START_TEST(what_cannot_be_is_refused) {
+
+LOOP(what_cannot_be_is_refused, 0, 2) {
     chance c;
     uint64_t seed = 16;
     chance_new(&c, &seed);
@@ -579,17 +559,3 @@ START_TEST(what_cannot_be_is_refused) {
     c.scenario.variant = CP_AUTO;
     refused(&c.scenario, "variant");
 }
-END_TEST
-
-SUITE("simulate", {hops_are_as_by_hand, 0, 1}, {pieces_are_as_by_hand, 0, 1},
-      {other_variants_are_as_by_hand, 0, 1}, {one_core_never_rests, 0, 1},
-      {attention_on_one_core_is_late_at_random, 0, 1},
-      {what_shows_on_one_core, 0, 1}, {a_decode_step_on_one_core, 0, 1},
-      {predictions_lie_between_the_bounds, 0, 1},
-      {sharing_lies_between_bounds, 0, 1}, {long_calls_are_cut_short, 0, 1},
-      {equal_work_is_shared_evenly, 0, 1},
-      {walked_and_multiplied_layers_agree, 0, 1}, {worse_is_not_better, 0, 1},
-      {invariants_13_22_25_of_a_million_tokens, 0, 1},
-      {invariants_26_27_29_of_the_cluster, 0, 1},
-      {jitter_repeats_and_costs, 0, 2}, {a_large_ring_is_quick, 0, 1},
-      {what_cannot_be_is_refused, 0, 2})

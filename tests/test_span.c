@@ -1,5 +1,5 @@
 /* Spans against brute force, and against sums that are known. */
-#include "harness/suite.h"
+#include "expect.h"
 #include "ring/span.h"
 
 #include <string.h>
@@ -22,7 +22,7 @@ static int64_t position(cp_span span, int64_t i) {
     return span.start + i * span.step;
 }
 
-START_TEST(spans_agree_with_brute_force) {
+TEST(spans_agree_with_brute_force) {
     for (int trial = 0; trial < 100000; trial++) {
         const cp_span a = random_span(), b = random_span();
         int64_t seen = 0, shared = -1;
@@ -40,7 +40,6 @@ START_TEST(spans_agree_with_brute_force) {
         ck_assert_int_eq(cp_span_shared(a, b), shared);
     }
 }
-END_TEST
 
 static cp_span dealt(int64_t tokens, int64_t groups, int64_t group) {
     return (cp_span){.start = group,
@@ -48,7 +47,7 @@ static cp_span dealt(int64_t tokens, int64_t groups, int64_t group) {
                      .step = groups};
 }
 
-START_TEST(a_million_tokens_dealt_to_seven_groups_keep_their_pairs) {
+TEST(a_million_tokens_dealt_to_seven_groups_keep_their_pairs) {
     const int64_t tokens = 1000003, groups = 7;
     int64_t pairs = 0;
     for (int64_t q = 0; q < groups; q++)
@@ -57,9 +56,8 @@ START_TEST(a_million_tokens_dealt_to_seven_groups_keep_their_pairs) {
                                    dealt(tokens, groups, k));
     ck_assert_int_eq(pairs, tokens * (tokens + 1) / 2);
 }
-END_TEST
 
-START_TEST(spans_meet_where_the_remainders_say) {
+TEST(spans_meet_where_the_remainders_say) {
     const cp_span a = {0, 3, 1000, 1009}, b = {0, 5, 1000, 1013};
     ck_assert_int_eq(cp_span_shared(a, b), 510557);
     ck_assert_int_eq(510557 % 1009, 3);
@@ -70,7 +68,6 @@ START_TEST(spans_meet_where_the_remainders_say) {
     ck_assert_int_eq(cp_span_shared(odd, even), -1);
     ck_assert_int_eq(cp_span_pairs(even, odd), 1000000);
 }
-END_TEST
 
 enum { TOKENS = 400 };
 
@@ -82,8 +79,7 @@ static int64_t append_random(cp_pieces *pieces, int64_t where[TOKENS][3]) {
             span.start = cp_span_last(pieces->items[pieces->count - 1].span) +
                          1 + pick(3);
         row += pick(5) == 0;
-        ck_assert_int_eq(cp_pieces_append(pieces, (cp_piece){span, row}),
-                         CP_OK);
+        must(cp_pieces_append(pieces, (cp_piece){span, row}));
         for (int64_t i = 0; i < span.count; i++, row++, count++) {
             where[count][0] = span.sequence;
             where[count][1] = position(span, i);
@@ -93,7 +89,7 @@ static int64_t append_random(cp_pieces *pieces, int64_t where[TOKENS][3]) {
     return count;
 }
 
-START_TEST(a_list_holds_the_tokens_that_were_appended) {
+TEST(a_list_holds_the_tokens_that_were_appended) {
     for (int trial = 0; trial < 500; trial++) {
         cp_pieces pieces = {0};
         int64_t where[TOKENS][3], count = append_random(&pieces, where), i = 0;
@@ -109,9 +105,8 @@ START_TEST(a_list_holds_the_tokens_that_were_appended) {
         ck_assert_ptr_null(pieces.items);
     }
 }
-END_TEST
 
-START_TEST(what_continues_is_joined) {
+TEST(what_continues_is_joined) {
     cp_pieces pieces = {0}, copy = {0};
     for (int64_t i = 0; i < 1000; i++)
         cp_pieces_append(&pieces, (cp_piece){{0, 4 * i, 1, 1}, i});
@@ -125,8 +120,8 @@ START_TEST(what_continues_is_joined) {
     cp_pieces_append(&pieces, (cp_piece){{1, 4009, 1, 1}, 1009});
     ck_assert_int_eq(pieces.count, 4);
     /* Copy the list, spoil the original, and look at the copy. */
-    ck_assert_int_eq(cp_pieces_copy(&copy, &pieces), CP_OK);
-    ck_assert_int_eq(cp_pieces_copy(&copy, &copy), CP_OK);
+    must(cp_pieces_copy(&copy, &pieces));
+    must(cp_pieces_copy(&copy, &copy));
     pieces.items[1].row = -1;
     ck_assert_int_eq(copy.count, 4);
     ck_assert_int_eq(copy.items[1].row, 1000);
@@ -134,24 +129,13 @@ START_TEST(what_continues_is_joined) {
     cp_pieces_free(&pieces);
     cp_pieces_free(&copy);
 }
-END_TEST
 
-START_TEST(wrong_shapes_are_refused_by_their_numbers) {
+TEST(wrong_shapes_are_refused_by_their_numbers) {
     const cp_shape none = {8, 0, 64}, uneven = {9, 2, 64}, wide = {8, 8, 257};
     const cp_shape right = {9, 3, 64};
     ck_assert_int_eq(cp_shape_check(&none), CP_INVALID);
-    ck_assert_int_eq(cp_shape_check(&uneven), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "2 key heads"));
+    refuses(cp_shape_check(&uneven), CP_INVALID, "2 key heads");
     ck_assert_ptr_nonnull(strstr(cp_message(), "9 query heads"));
-    ck_assert_int_eq(cp_shape_check(&wide), CP_INVALID);
-    ck_assert_ptr_nonnull(strstr(cp_message(), "257"));
-    ck_assert_int_eq(cp_shape_check(&right), CP_OK);
+    refuses(cp_shape_check(&wide), CP_INVALID, "257");
+    must(cp_shape_check(&right));
 }
-END_TEST
-
-SUITE("span", {spans_agree_with_brute_force, 0, 1},
-      {a_million_tokens_dealt_to_seven_groups_keep_their_pairs, 0, 1},
-      {spans_meet_where_the_remainders_say, 0, 1},
-      {a_list_holds_the_tokens_that_were_appended, 0, 1},
-      {what_continues_is_joined, 0, 1},
-      {wrong_shapes_are_refused_by_their_numbers, 0, 1})

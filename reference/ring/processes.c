@@ -239,7 +239,8 @@ static bool sends_are_back(const struct member *me) {
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if (in_hand(&e->send)) {
             const struct word *word = &me->words[e->send.peer];
-            back = back && (word->withdrawn || word->goodbye >= 0);
+            back = back && (word->withdrawn || word->goodbye >= 0 ||
+                            word->left >= me->runs);
         }
     return back;
 }

@@ -23,8 +23,6 @@ static cp_status run_processes(int ranks, cp_rank_main function,
     return cp_mpi_run(world, function, context);
 }
 
-/* Data of so many bytes that rank 0 shares, or of which each has its own. */
-
 /* Data of so many bytes, and how all come to know them. */
 typedef struct {
     cp_status (*spread)(cp_comm *comm, void *data, int64_t bytes);

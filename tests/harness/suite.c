@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "suite.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -36,4 +37,50 @@ int harness_main(Suite *suite) {
     srunner_free(runner);
     say_where_it_stopped();
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static harness_entry *entries, **next_entry = &entries;
+static struct { SFun set_up, tear_down; } each[4], all[4];
+
+void harness_enlist(harness_entry *entry, int first, int end, double seconds) {
+    entry->first = first;
+    entry->end = end;
+    entry->seconds = seconds;
+    *next_entry = entry;
+    next_entry = &entry->next;
+}
+
+void harness_around(bool of_all, SFun set_up, SFun tear_down) {
+    int n = 0;
+    while ((of_all ? all : each)[n].set_up != NULL)
+        n++;
+    (of_all ? all : each)[n].set_up = set_up;
+    (of_all ? all : each)[n].tear_down = tear_down;
+}
+
+/* A case of its own for tests that follow each other with the same limit. */
+int harness_run(void) {
+    Suite *suite = suite_create(program_invocation_short_name);
+    TCase *tests = NULL;
+    double seconds = 0;
+    for (const harness_entry *e = entries; e != NULL; e = e->next) {
+        if (tests == NULL || e->seconds != seconds) {
+            seconds = e->seconds;
+            tests = tcase_create(program_invocation_short_name);
+            tcase_set_timeout(tests, seconds);
+            for (int n = 0; all[n].set_up != NULL; n++)
+                tcase_add_unchecked_fixture(tests, all[n].set_up,
+                                            all[n].tear_down);
+            for (int n = 0; each[n].set_up != NULL; n++)
+                tcase_add_checked_fixture(tests, each[n].set_up,
+                                          each[n].tear_down);
+            suite_add_tcase(suite, tests);
+        }
+        tcase_add_loop_test(tests, e->test, e->first, e->end);
+    }
+    return harness_main(suite);
+}
+
+__attribute__((weak)) int main(void) {
+    return harness_run();
 }

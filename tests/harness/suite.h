@@ -5,6 +5,7 @@
 #define HARNESS_SUITE_H
 
 #include <check.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -70,6 +71,56 @@ static inline float harness_uniform(uint64_t *state) {
 
 /* Run the suite, and say where tests by tens stopped; the status to exit with. */
 int harness_main(Suite *suite);
+
+/* TEST(name) { ... } is a test of the suite that its program is, run in the order
+ * of the file; LOOP(name, first, end) one for each _i from first to end - 1;
+ * and LOOP_FOR(seconds, ...) one that may take longer than others. The program
+ * needs no main function. LOOP_BY_TENS(name, tens) is a loop by tens. */
+#define TEST(name) LOOP(name, 0, 1)
+#define LOOP(name, first, end) LOOP_FOR(20, name, first, end)
+#define LOOP_FOR(seconds, name, first, end)                                    \
+    static void name(int _i);                                                  \
+    __attribute__((constructor)) static void name##_enlist(void) {             \
+        static const TTest test = {#name, name, __FILE__, __LINE__};           \
+        static harness_entry entry = {.test = &test};                          \
+        harness_enlist(&entry, first, end, seconds);                           \
+    }                                                                          \
+    static void name(int _i CK_ATTRIBUTE_UNUSED)
+#define LOOP_BY_TENS(name, tens)                                               \
+    static void name##_one(int _i);                                            \
+    LOOP(name, 0, tens) {                                                      \
+        int *now = harness_note(#name, 10 * _i);                               \
+        for (; *now < 10 * _i + 10; ++*now)                                    \
+            name##_one(*now);                                                  \
+        *now = HARNESS_DONE;                                                   \
+    }                                                                          \
+    static void name##_one(int _i)
+
+/* What goes before and after each test, or before the first and after the last
+ * of them; tear_down may be NULL. */
+#define AROUND_EACH(set_up, tear_down)                                         \
+    __attribute__((constructor)) static void enlist_##set_up(void) {           \
+        harness_around(false, set_up, tear_down);                              \
+    }                                                                          \
+    struct harness_entry
+#define AROUND_ALL(set_up, tear_down)                                          \
+    __attribute__((constructor)) static void enlist_##set_up(void) {           \
+        harness_around(true, set_up, tear_down);                               \
+    }                                                                          \
+    struct harness_entry
+
+typedef struct harness_entry {
+    const TTest *test;
+    int first, end;
+    double seconds;
+    struct harness_entry *next;
+} harness_entry;
+
+/* What these macros call before main does, and main itself, for programs that
+ * have one of their own. */
+void harness_enlist(harness_entry *entry, int first, int end, double seconds);
+void harness_around(bool all, SFun set_up, SFun tear_down);
+int harness_run(void);
 
 /* A test, run for each _i from first to end - 1. */
 typedef struct {
