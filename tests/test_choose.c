@@ -171,7 +171,7 @@ TEST(the_command_refuses_in_one_line) {
         int status;
     } bad[] = {
         {"", "--new", 2},
-        {"--new 0", "no new tokens", 2},
+        {"--new 0", "0 new tokens in all", 2},
         {"--new 1000000000000000000",
          "--new: with the 1000000000000000000 tokens", 2},
         {"--new 1 --cached 3G", "--cached: with the 3000000000 tokens", 2},

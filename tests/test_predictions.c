@@ -301,7 +301,7 @@ TEST(bad_calls_are_refused) {
         {2, "--ranks 0", "$S --new 5 --ranks 0"},
         {2, "--tensor 0: cannot share", "$S --new 5 --tensor 0"},
         {2, "--tensor 3: cannot share", "$S --new 5 --tensor 3"},
-        {2, "no new tokens", "$S --new 0"},
+        {2, "0 new tokens in all", "$S --new 0"},
         {2, "laptop: no node_rate", "$S --new 5 --machine laptop --tensor 8"},
         {2, "/dev/null: no memory (GB", "$S --new 5 --machine /dev/null"},
         {2, "--set step: x: not a number", "$S --new 5 --set step=x"},
