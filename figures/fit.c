@@ -126,8 +126,7 @@ static void choices(void) {
                 choose_rows(chosen);
                 fit_constants(&paper, &hardware);
                 held_out(&hardware, all[count]);
-                printf("%lld,%lld,%lld,", (long long)chosen[0],
-                       (long long)chosen[1], (long long)chosen[2]);
+                printf("%ld,%ld,%ld,", chosen[0], chosen[1], chosen[2]);
                 print(all[count++]);
             }
     spread(all, count, "0,0,");

@@ -101,10 +101,10 @@ static double report(call *it) {
     const double measured = median(it->measured, it->count);
     const double error = 100 * (it->simulated / measured - 1);
     const ring *ring = &it->ring;
-    printf("%s/%d/%lld,%d,%lld,%lld,%.3f,%.3f,%.1f\n",
-           cp_variant_name(ring->variant), ring->ranks, (long long)ring->fresh,
-           ring->ranks, (long long)ring->fresh, (long long)ring->past,
-           1e3 * measured, 1e3 * it->simulated, error);
+    printf("%s/%d/%ld,%d,%ld,%ld,%.3f,%.3f,%.1f\n",
+           cp_variant_name(ring->variant), ring->ranks, ring->fresh,
+           ring->ranks, ring->fresh, ring->past, 1e3 * measured,
+           1e3 * it->simulated, error);
     return fabs(error);
 }
 

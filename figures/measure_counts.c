@@ -98,8 +98,7 @@ static void ring_bytes(void) {
             cp_layout_free(layout);
         }
         need(cp_cache_prefill(cache, &fresh, &layout));
-        printf("%lld,%.4f,%.4f,%.4f\n", (long long)fresh,
-               megabytes(CP_PASS_KV, layout, 1),
+        printf("%ld,%.4f,%.4f,%.4f\n", fresh, megabytes(CP_PASS_KV, layout, 1),
                megabytes(CP_PASS_Q, layout, 0),
                megabytes(CP_PASS_Q, layout, 1));
         cp_layout_free(layout);
@@ -152,7 +151,7 @@ static void decode_padding(void) {
         ones[n] = 1;
     printf("batch,ranks4,ranks8,ranks16\n");
     for (int64_t batch = 1; batch <= 32; batch++) {
-        printf("%lld", (long long)batch);
+        printf("%ld", batch);
         for (int ranks = 4; ranks <= 16; ranks *= 2) {
             const cp_call call = {.ranks = ranks,
                                   .sequences = batch,
@@ -189,7 +188,7 @@ static void states(void) {
             need(cp_plan_build(variants[n / 3], layout, &shape, &options,
                                &plan));
             need(cp_plan_explore(plan, 100000000, &count));
-            printf(",%lld", (long long)count);
+            printf(",%ld", count);
             cp_plan_free(plan);
             cp_layout_free(layout);
         }

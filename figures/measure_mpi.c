@@ -130,10 +130,10 @@ int main(int count, char **arguments) {
             must(cp_mpi_open(&options, &comm));
             must(cp_mpi_run(comm, rank_main, &it));
             if (comm->rank == 0)
-                printf("%s,%lld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link,
-                       (long long)it.tokens, poked ? "poked" : "not",
-                       (double)it.bytes * 1e-6, it.hop * 1e3, it.first * 1e3,
-                       it.wait * 1e3, it.whole * 1e3);
+                printf("%s,%ld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link, it.tokens,
+                       poked ? "poked" : "not", (double)it.bytes * 1e-6,
+                       it.hop * 1e3, it.first * 1e3, it.wait * 1e3,
+                       it.whole * 1e3);
             fflush(stdout);
             bool speaks;
             if (cp_mpi_close(comm, 0, &speaks) != 0)

@@ -104,8 +104,8 @@ int main(int count, char **arguments) {
         for (int64_t bytes = 64; bytes <= 16 << 20; bytes *= 4) {
             const double seconds = best(ranks[i], bytes, repeats);
             const int64_t copies = ranks[i] > 1 ? ranks[i] : 1;
-            printf("%d,%lld,%.3f,%.3f\n", ranks[i], (long long)bytes,
-                   seconds * 1e6, (double)(copies * bytes) / seconds * 1e-9);
+            printf("%d,%ld,%.3f,%.3f\n", ranks[i], bytes, seconds * 1e6,
+                   (double)(copies * bytes) / seconds * 1e-9);
         }
     return EXIT_SUCCESS;
 }

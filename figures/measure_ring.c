@@ -43,9 +43,8 @@ static void variants(int repeats) {
             times[i] = ring_run(&many);
             ratios[i] = ring_run(&one) / times[i];
         }
-        printf("%s,%d,%lld,%lld,%.2f,%.3f,%.2f\n",
-               cp_variant_name(many.variant), many.ranks, (long long)many.fresh,
-               (long long)many.past, 1e3 * median(times, repeats),
+        printf("%s,%d,%ld,%ld,%.2f,%.3f,%.2f\n", cp_variant_name(many.variant),
+               many.ranks, many.fresh, many.past, 1e3 * median(times, repeats),
                median(ratios, repeats), (double)report.bytes[0] / 1e6);
         cp_plan_report_free(&report);
         ring_close(&many);
@@ -70,8 +69,8 @@ static void choice(int ranks, int64_t fresh, int64_t past, int repeats) {
         kv_best = fmin(kv_best, ring_run(&kv));
         q_best = fmin(q_best, ring_run(&q));
     }
-    printf("%d,%lld,%lld,%.4f,%.4f\n", ranks, (long long)fresh, (long long)past,
-           1e3 * kv_best, 1e3 * q_best);
+    printf("%d,%ld,%ld,%.4f,%.4f\n", ranks, fresh, past, 1e3 * kv_best,
+           1e3 * q_best);
     fflush(stdout);
     ring_close(&kv);
     ring_close(&q);

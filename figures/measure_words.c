@@ -57,8 +57,7 @@ int main(int count, char **arguments) {
     puts("word,nanoseconds");
     for (int64_t word = 2; word <= BYTES; word *= 4) {
         text_fill(text, word);
-        printf("%lld,%.1f\n", (long long)word,
-               measure(tokenizer, text) * 1e9 / BYTES);
+        printf("%ld,%.1f\n", word, measure(tokenizer, text) * 1e9 / BYTES);
     }
     cp_tokenizer_free(tokenizer);
     cp_gguf_close(file);

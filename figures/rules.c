@@ -40,13 +40,13 @@ static void print_lines(const column *columns, int count, double from,
     printf("\n");
     for (double at = from; at < to; at *= pow(10, 0.02)) {
         const int64_t context = (int64_t)(at + 0.5);
-        printf("%lld", (long long)context);
+        printf("%ld", context);
         for (int c = 0; c < count; c++) {
             int64_t least;
             need(cp_rule_least(columns[c].rule, columns[c].setting, context,
                                &least));
             if (least > 1 && least <= context)
-                printf(",%lld", (long long)least);
+                printf(",%ld", least);
             else
                 printf(",nan");
         }
@@ -104,8 +104,7 @@ static void table_4(void) {
     printf("new,context,percent\n");
     for (int i = 0; i < calls.count; i++) {
         const trial *trial = &calls.items[i];
-        printf("%lld,%lld,%.3f\n", (long long)trial->fresh,
-               (long long)(trial->fresh + trial->cached),
+        printf("%ld,%ld,%.3f\n", trial->fresh, (trial->fresh + trial->cached),
                100 * (trial->pass_q / trial->pass_kv - 1));
     }
 }

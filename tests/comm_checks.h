@@ -62,15 +62,15 @@ static cp_status rotate(cp_comm *comm, void *context) {
         const int origin = (rank + ranks - hop) % ranks;
         for (int i = 0; i < BLOCK; i++)
             REQUIRE(arriving[i] == 1000 * origin + i,
-                    "hop %d: element %d is %lld, not of rank %d", hop, i,
-                    (long long)arriving[i], origin);
+                    "hop %d: element %d is %ld, not of rank %d", hop, i,
+                    arriving[i], origin);
     }
     /* Check the count of hops and bytes. */
     const int64_t hops = ranks - 1, bytes = hops * (int64_t)sizeof(slots[0]);
-    REQUIRE(comm->sent.hops == hops, "%lld hops, not %lld",
-            (long long)comm->sent.hops, (long long)hops);
-    REQUIRE(comm->sent.ring_bytes == bytes, "%lld bytes, not %lld",
-            (long long)comm->sent.ring_bytes, (long long)bytes);
+    REQUIRE(comm->sent.hops == hops, "%ld hops, not %ld", comm->sent.hops,
+            hops);
+    REQUIRE(comm->sent.ring_bytes == bytes, "%ld bytes, not %ld",
+            comm->sent.ring_bytes, bytes);
     return CP_OK;
 }
 
@@ -83,9 +83,9 @@ static cp_status expect_blocks(const cp_comm *comm, int64_t blocks[][3],
             const int place = gathered ? r : comm->rank;
             const int64_t due =
                 r == comm->rank ? -1 : 10000 * r + 10 * place + i;
-            REQUIRE(blocks[r][i] == due, "%s: %lld from rank %d, not %lld",
-                    gathered ? "all-gather" : "all-to-all",
-                    (long long)blocks[r][i], r, (long long)due);
+            REQUIRE(blocks[r][i] == due, "%s: %ld from rank %d, not %ld",
+                    gathered ? "all-gather" : "all-to-all", blocks[r][i], r,
+                    due);
         }
     return CP_OK;
 }
@@ -109,10 +109,10 @@ static cp_status gather_all(cp_comm *comm, void *context) {
     CP_TRY(expect_blocks(comm, blocks[1], false));
     CP_TRY(cp_comm_all_gather(comm, blocks[0][rank], receive, size));
     CP_TRY(expect_blocks(comm, blocks[1], true));
-    REQUIRE(comm->sent.all_to_all_bytes == bytes, "all-to-all: %lld bytes",
-            (long long)comm->sent.all_to_all_bytes);
-    REQUIRE(comm->sent.all_gather_bytes == bytes, "all-gather: %lld bytes",
-            (long long)comm->sent.all_gather_bytes);
+    REQUIRE(comm->sent.all_to_all_bytes == bytes, "all-to-all: %ld bytes",
+            comm->sent.all_to_all_bytes);
+    REQUIRE(comm->sent.all_gather_bytes == bytes, "all-gather: %ld bytes",
+            comm->sent.all_gather_bytes);
     REQUIRE(comm->sent.hops == 0 && comm->sent.ring_bytes == 0,
             "a collective counts as hops");
     return CP_OK;
@@ -130,8 +130,7 @@ static cp_status send_in_order(cp_comm *comm, void *context) {
     }
     for (int i = 0; i < 100; i++) {
         CP_TRY(cp_comm_wait(comm));
-        REQUIRE(numbers[i] == i, "message %d holds %lld", i,
-                (long long)numbers[i]);
+        REQUIRE(numbers[i] == i, "message %d holds %ld", i, numbers[i]);
     }
     REQUIRE(comm->sent.hops == (comm->rank == 0 ? 100 : 0),
             "a receive alone counts as a hop");
@@ -164,8 +163,7 @@ static cp_status exchange_size(cp_comm *comm, int64_t bytes, char *out,
                             in, bytes));
     CP_TRY(cp_comm_wait(comm));
     for (int64_t b = 0; b < bytes; b++)
-        REQUIRE(in[b] == 'a' + previous, "byte %lld of %lld is wrong",
-                (long long)b, (long long)bytes);
+        REQUIRE(in[b] == 'a' + previous, "byte %ld of %ld is wrong", b, bytes);
     return CP_OK;
 }
 

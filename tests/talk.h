@@ -273,8 +273,8 @@ static inline void compare(talk *t, int layer, int rank) {
                  sqrt(norm), worst);
     if (bytes != t->report.bytes[rank])
         snprintf(t->problem, sizeof(t->problem),
-                 "rank %d sent %lld bytes where the plan has %lld", rank,
-                 (long long)bytes, (long long)t->report.bytes[rank]);
+                 "rank %d sent %ld bytes where the plan has %ld", rank, bytes,
+                 t->report.bytes[rank]);
     free(truth);
     free(truth_lse);
 }

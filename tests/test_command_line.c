@@ -184,7 +184,7 @@ static void compare_files(const char *line, const expectation *wanted) {
     for (int64_t i = 0; i < lse.count; i++)
         ck_assert_msg(fabs((double)((float *)lse.data)[i] - wanted->lse[i]) <=
                           5e-6,
-                      "%s: LSE %lld is off", line, (long long)i);
+                      "%s: LSE %ld is off", line, i);
     cp_npy_free(&out);
     cp_npy_free(&lse);
 }
@@ -197,12 +197,10 @@ static void attend_everywhere(const attend_case *the_case,
         char line[400];
         snprintf(line, sizeof(line),
                  "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy "
-                 "--lengths %lld,%lld,%lld --history %s --variant %s "
+                 "--lengths %ld,%ld,%ld --history %s --variant %s "
                  "--ranks %d --out $D/o.npy --lse $D/lse.npy",
-                 (long long)the_case->new_tokens[0],
-                 (long long)the_case->new_tokens[1],
-                 (long long)the_case->new_tokens[2], the_case->history, variant,
-                 ranks[i]);
+                 the_case->new_tokens[0], the_case->new_tokens[1],
+                 the_case->new_tokens[2], the_case->history, variant, ranks[i]);
         accepted(line, " sequences; ");
         compare_files(line, &wanted);
     }
@@ -265,8 +263,7 @@ static void ledger_check(const ledger *book) {
         for (int64_t t = 0; t < book->asked->new_tokens[s]; t++, row++)
             for (int64_t p = 0; p < POSITIONS; p++)
                 if (book->met[row][p] != (p <= book->asked->cached[s] + t))
-                    ck_abort_msg("row %lld met position %lld %d times",
-                                 (long long)row, (long long)p,
+                    ck_abort_msg("row %ld met position %ld %d times", row, p,
                                  book->met[row][p]);
     const double *merged = &book->merged[0][0][0];
     for (int64_t i = 0; i < ROWS * HEADS * DIM; i++)

@@ -277,7 +277,7 @@ LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
                    n == 0 ? undisturbed[t] : got);
             ck_assert_msg(n == 0 ||
                               distance(undisturbed[t], got, f.words) < 1e-6,
-                          "failure %lld left something", (long long)n);
+                          "failure %ld left something", n);
         }
         cp_session_close(session);
     }

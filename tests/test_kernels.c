@@ -498,8 +498,8 @@ LOOP(kernels_do_what_they_are_defined_to, 0, COUNT_OF(kernels)) {
         const void *got = fetch(c.written, (c.count + 1) * 4);
         for (int64_t i = 0; i < c.count; i++)
             if (!is_right(&c, got, i, kernels[_i].exact))
-                ck_abort_msg("%s, case %d: number %lld is %g, not %g",
-                             kernels[_i].name, n, (long long)i,
+                ck_abort_msg("%s, case %d: number %ld is %g, not %g",
+                             kernels[_i].name, n, i,
                              decode(c.element, bits_at(got, c.element, i)),
                              c.wanted[i]);
         ck_assert_msg(is_untouched(got, c.element, c.count),

@@ -60,9 +60,8 @@ static void compare_rows(const sample *s) {
         cp_matrix_row(&s->matrix, o, row);
         for (int64_t k = 0; k < s->in; k++)
             ck_assert_msg(same(row[k], s->values[o * s->in + k]),
-                          "output %lld input %lld is %.9g, not %.9g",
-                          (long long)o, (long long)k, (double)row[k],
-                          (double)s->values[o * s->in + k]);
+                          "output %ld input %ld is %.9g, not %.9g", o, k,
+                          (double)row[k], (double)s->values[o * s->in + k]);
     }
     free(row);
 }
@@ -122,9 +121,9 @@ static void check_output(const sample *s, const float *x, int64_t o, bool add,
         sum += term;
         size += fabs(term);
     }
-    ck_assert_msg(
-        fabs((double)got - sum) <= 0x1p-24 * (double)(s->in + 2) * size,
-        "output %lld is %.9g, not %.9g", (long long)o, (double)got, sum);
+    ck_assert_msg(fabs((double)got - sum) <=
+                      0x1p-24 * (double)(s->in + 2) * size,
+                  "output %ld is %.9g, not %.9g", o, (double)got, sum);
 }
 
 static void check_product(const sample *s, int64_t rows, int threads, bool add,

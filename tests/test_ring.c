@@ -162,8 +162,8 @@ static void check_turn(const rig *rig, const turn *now, int64_t step,
             after[k][i] = held[k][i] + share(now, rig->ranks, step, held, k, i);
             longest[i] = cp_max(longest[i], after[k][i]);
             ck_assert_msg(holds == after[k][i],
-                          "%s: rank %d holds %lld tokens of sequence %lld",
-                          where, k, (long long)holds, (long long)i);
+                          "%s: rank %d holds %ld tokens of sequence %ld", where,
+                          k, holds, i);
         }
     memcpy(held, after, sizeof(after));
     const cp_traffic due = traffic_due(rig, now, longest);
@@ -173,9 +173,9 @@ static void check_turn(const rig *rig, const turn *now, int64_t step,
             sent.hops == due.hops && sent.ring_bytes == due.ring_bytes &&
                 sent.all_to_all_bytes == due.all_to_all_bytes &&
                 sent.all_gather_bytes == due.all_gather_bytes,
-            "%s: rank %d made %lld hops and sent %lld, %lld and %lld bytes",
-            where, k, (long long)sent.hops, (long long)sent.ring_bytes,
-            (long long)sent.all_to_all_bytes, (long long)sent.all_gather_bytes);
+            "%s: rank %d made %ld hops and sent %ld, %ld and %ld bytes", where,
+            k, sent.hops, sent.ring_bytes, sent.all_to_all_bytes,
+            sent.all_gather_bytes);
     }
 }
 
@@ -198,8 +198,8 @@ static void check_cache(const cp_cache *cache) {
         }
         for (int64_t t = 0; t < 1024; t++)
             if (seen[t] != (t < cache->length[i]))
-                ck_abort_msg("%s: position %lld is held %d times", where,
-                             (long long)t, seen[t]);
+                ck_abort_msg("%s: position %ld is held %d times", where, t,
+                             seen[t]);
     }
 }
 

@@ -12,7 +12,7 @@ static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
         if (span.sequence != sequence)
             continue;
         if (span.start < 0 || cp_span_last(span) >= length)
-            ck_abort_msg("a piece leaves sequence %lld", (long long)sequence);
+            ck_abort_msg("a piece leaves sequence %ld", sequence);
         for (int64_t i = 0; i < span.count; i++)
             marks[span.start + i * span.step]++;
     }
@@ -21,7 +21,7 @@ static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
 static void in_order(const cp_pieces *pieces) {
     for (int64_t n = 1; n < pieces->count; n++)
         if (pieces->items[n].span.sequence < pieces->items[n - 1].span.sequence)
-            ck_abort_msg("piece %lld is out of order", (long long)n);
+            ck_abort_msg("piece %ld is out of order", n);
 }
 
 static void check_round_trip(const cp_layout *layout, const int64_t *cached,
@@ -41,8 +41,8 @@ static void check_round_trip(const cp_layout *layout, const int64_t *cached,
         }
         for (int64_t t = 0; t < length && fresh[i] > 0; t++)
             if (queries[t] != (t >= cached[i]) || keys[t] != 1 || lie[t] != 1)
-                ck_abort_msg("position %lld: %d queries, %d keys, %d rows",
-                             (long long)t, queries[t], keys[t], lie[t]);
+                ck_abort_msg("position %ld: %d queries, %d keys, %d rows", t,
+                             queries[t], keys[t], lie[t]);
     }
 }
 
@@ -99,8 +99,7 @@ static void check_padding(const cp_layout *layout, cp_placement placement,
         most = cp_max(most, layout->queries[rank].tokens);
     }
     if (placement == CP_ZIGZAG && most - least > slack)
-        ck_abort_msg("shares from %lld to %lld", (long long)least,
-                     (long long)most);
+        ck_abort_msg("shares from %ld to %ld", least, most);
 }
 
 static void try_shape(int ranks, int64_t sequences, const int64_t *cached,
@@ -211,7 +210,7 @@ static void take_turn(cp_cache *cache, const int64_t *fresh, bool decode) {
     cp_layout *layout;
     const cp_status status = decode ? cp_cache_decode(cache, fresh, &layout)
                                     : cp_cache_prefill(cache, fresh, &layout);
-    ck_assert_msg(status == CP_OK, "%lld held: %s", (long long)cache->length[0],
+    ck_assert_msg(status == CP_OK, "%ld held: %s", cache->length[0],
                   cp_message());
     must(cp_cache_commit(cache, layout));
     cp_layout_free(layout);

@@ -702,9 +702,9 @@ START_TEST(mistakes_are_found_on_every_seed) {
         const cudaError_t error = mistakes[_i].make();
         const int64_t found = ring_end();
         ck_assert_msg(error == mistakes[_i].error && found == problems,
-                      "%s, seed %d: %s, and %lld problems: %s",
-                      mistakes[_i].name, seed, cudaGetErrorString(error),
-                      (long long)found, stand_in_report());
+                      "%s, seed %d: %s, and %ld problems: %s",
+                      mistakes[_i].name, seed, cudaGetErrorString(error), found,
+                      stand_in_report());
         says_all(mistakes[_i].said);
     }
 }

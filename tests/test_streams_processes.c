@@ -103,8 +103,7 @@ static cp_status converse_in_groups(cp_nccl *world, int groups) {
 }
 
 static cp_status require(bool holds, const char *what, int64_t number) {
-    return holds ? CP_OK
-                 : cp_fail(CP_BROKEN, "%s (%lld)", what, (long long)number);
+    return holds ? CP_OK : cp_fail(CP_BROKEN, "%s (%ld)", what, number);
 }
 
 static void fill_bytes(unsigned char *bytes, int64_t count, int64_t seed) {

@@ -253,10 +253,10 @@ static void pair(struct member *me, const cp_exchange *exchange, cp_half *send,
         return;
     if (send->bytes != receive->bytes) {
         cp_fail(CP_BROKEN,
-                "rank %d sends %lld bytes to rank %d in %s, which expects "
-                "%lld bytes",
-                receive->peer, (long long)send->bytes, send->peer,
-                exchange->call, (long long)receive->bytes);
+                "rank %d sends %ld bytes to rank %d in %s, which expects "
+                "%ld bytes",
+                receive->peer, send->bytes, send->peer, exchange->call,
+                receive->bytes);
         note_failure(me, CP_BROKEN);
         return;
     }

@@ -60,7 +60,7 @@ static double *tensor(naive *m, const char *name) {
 
 static double *block_tensor(naive *m, const char *role, int64_t block) {
     char name[80];
-    snprintf(name, sizeof(name), "blk.%lld.%s.weight", (long long)block, role);
+    snprintf(name, sizeof(name), "blk.%ld.%s.weight", block, role);
     return tensor(m, name);
 }
 

@@ -419,11 +419,10 @@ static bool compare_traffic(rig *rig) {
             sent->ring_bytes + sent->all_to_all_bytes + sent->all_gather_bytes;
         if (bytes != rig->report.bytes[rank] || sent->hops != rig->report.hops)
             return fail(rig,
-                        "rank %d sent %lld bytes in %lld hops, the plan says "
-                        "%lld in %lld",
-                        rank, (long long)bytes, (long long)sent->hops,
-                        (long long)rig->report.bytes[rank],
-                        (long long)rig->report.hops);
+                        "rank %d sent %ld bytes in %ld hops, the plan says "
+                        "%ld in %ld",
+                        rank, bytes, sent->hops, rig->report.bytes[rank],
+                        rig->report.hops);
     }
     return true;
 }
@@ -479,10 +478,9 @@ static bool check_pair(rig *rig, const int64_t *new_tokens, int64_t query,
     const int64_t met = rig->met[query * all + key];
     return (visible ? met == 1 : met <= 1) ||
            fail(rig,
-                "query %lld of sequence %lld met key %lld of sequence %lld "
-                "%lld times",
-                (long long)position, (long long)i, (long long)(key % longest),
-                (long long)(key / longest), (long long)met);
+                "query %ld of sequence %ld met key %ld of sequence %ld "
+                "%ld times",
+                position, i, (key % longest), (key / longest), met);
 }
 
 bool rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {

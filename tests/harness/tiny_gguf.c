@@ -327,8 +327,8 @@ static int put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
         return 0;
     if (row % recipe->count != 0)
         return fprintf(stderr,
-                       "tiny gguf: rows of %lld do not fill blocks of %d\n",
-                       (long long)row, recipe->count),
+                       "tiny gguf: rows of %ld do not fill blocks of %d\n", row,
+                       recipe->count),
                -1;
     for (int64_t i = 0; i < row * rows / recipe->count; i++)
         put_block(out, recipe, deviation, state);

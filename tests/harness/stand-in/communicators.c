@@ -55,9 +55,9 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
         return given->error;
     if (must_work && given->busy)
         return REFUSE(ncclInvalidArgument,
-                      "communicator %lld is used before "
+                      "communicator %ld is used before "
                       "ncclCommGetAsyncError has said ncclSuccess",
-                      (long long)given->number);
+                      given->number);
     return ncclSuccess;
 }
 
@@ -218,8 +218,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
     if (root != NULL)
         snprintf(id, sizeof *uniqueId, "%s%s", AT, root);
     else
-        snprintf(id, sizeof *uniqueId, "stand-in %lld",
-                 (long long)++unique_ids);
+        snprintf(id, sizeof *uniqueId, "stand-in %ld", ++unique_ids);
     leave_quietly();
     return ncclSuccess;
 }
@@ -228,8 +227,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
 static void arrive_at_split(communicator *from, int color, int key,
                             communicator *shell) {
     char id[sizeof(ncclUniqueId)];
-    snprintf(id, sizeof id, "split %lld of %lld", (long long)from->splits++,
-             (long long)from->in->number);
+    snprintf(id, sizeof id, "split %ld of %ld", from->splits++,
+             from->in->number);
     gathering *all = find_gathering(id, from->size);
     all->apart = from->in->key > 0;
     arrive(all, (entry){color, key, from->rank, shell});
@@ -435,8 +434,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (!exists(comm))
         return leave_with(ncclInvalidArgument);
     if (comm->in != NULL && comm->size > 1 && comm->issued > comm->finished) {
-        complain(cudaSuccess, "rank %d aborts communicator %lld", comm->rank,
-                 (long long)comm->number);
+        complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
+                 comm->number);
         fail_clique(comm->in, comm, ncclSuccess, ncclRemoteError);
     }
     end_communicator(comm);
@@ -457,9 +456,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
         return leave_with(ncclInvalidArgument);
     drain(comm);
     if (comm->issued > comm->finished && comm->error == ncclSuccess)
-        accuse("rank %d destroyed communicator %lld with %lld operations left",
-               comm->rank, (long long)comm->number,
-               (long long)(comm->issued - comm->finished));
+        accuse("rank %d destroyed communicator %ld with %ld operations left",
+               comm->rank, comm->number, (comm->issued - comm->finished));
     end_communicator(comm);
     return leave_with(ncclSuccess);
 }
@@ -638,8 +636,8 @@ ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
 void finish_messages(void) {
     for (communicator *c = communicators; c != NULL; c = c->next) {
         if (!c->gone)
-            accuse("rank %d never destroyed communicator %lld", c->rank,
-                   (long long)c->number);
+            accuse("rank %d never destroyed communicator %ld", c->rank,
+                   c->number);
         drop_deferred(c);
         abandon_all(c);
     }

@@ -167,18 +167,16 @@ static cublasStatus_t check_layouts(const cublasLtMatrixLayoutOpaque_t *l) {
             l[i].rows > INT32_MAX || l[i].columns > INT32_MAX ||
             l[i].stride < l[i].rows)
             return REFUSE(INVALID_VALUE,
-                          "%s of %lld rows and %lld columns, %lld apart",
-                          names[i], (long long)l[i].rows,
-                          (long long)l[i].columns, (long long)l[i].stride);
+                          "%s of %ld rows and %ld columns, %ld apart", names[i],
+                          l[i].rows, l[i].columns, l[i].stride);
     if (l[0].rows != l[1].rows || l[0].columns != l[3].rows ||
         l[1].columns != l[3].columns || l[2].rows != l[3].rows ||
         l[2].columns != l[3].columns)
         return REFUSE(INVALID_VALUE,
-                      "%lld x %lld transposed, by %lld x %lld, is not %lld x "
-                      "%lld",
-                      (long long)l[0].rows, (long long)l[0].columns,
-                      (long long)l[1].rows, (long long)l[1].columns,
-                      (long long)l[3].rows, (long long)l[3].columns);
+                      "%ld x %ld transposed, by %ld x %ld, is not %ld x "
+                      "%ld",
+                      l[0].rows, l[0].columns, l[1].rows, l[1].columns,
+                      l[3].rows, l[3].columns);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -198,11 +196,10 @@ static cublasStatus_t check_f8(const product *p) {
         if (l[i].stride * bytes_of(l[i].type) % 16 != 0 ||
             l[0].columns % 16 != 0)
             return REFUSE(NOT_SUPPORTED,
-                          "FP8 with columns of %s %lld bytes apart, and %lld "
+                          "FP8 with columns of %s %ld bytes apart, and %ld "
                           "columns of A",
-                          names[i],
-                          (long long)(l[i].stride * bytes_of(l[i].type)),
-                          (long long)l[0].columns);
+                          names[i], (l[i].stride * bytes_of(l[i].type)),
+                          l[0].columns);
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -75,17 +75,17 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
             return cudaSuccess;
         on->capture->invalid = true;
         return complain(cudaErrorStreamCaptureIsolation,
-                        "a captured stream waits for event %lld, which was "
+                        "a captured stream waits for event %ld, which was "
                         "recorded outside the capture",
-                        (long long)what->number);
+                        what->number);
     }
     capture *from = machine.captures;
     while (from != NULL && from->number != what->captured)
         from = from->next;
     if (from == NULL || (on->capture != NULL && on->capture != from))
         return complain(cudaErrorInvalidValue,
-                        "event %lld was recorded in another capture",
-                        (long long)what->number);
+                        "event %ld was recorded in another capture",
+                        what->number);
     if (from->invalid)
         return invalidated();
     if (on->capture == NULL && from->into->streams == MOST_CAPTURED)
@@ -108,8 +108,7 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
 cudaError_t spoil_capture(stream *on, const char *call) {
     on->capture->invalid = true;
     return complain(cudaErrorStreamCaptureUnsupported,
-                    "%s on stream %lld, which captures", call,
-                    (long long)on->number);
+                    "%s on stream %ld, which captures", call, on->number);
 }
 
 /* Calls that may wait for the device are refused to a thread that captures. */
@@ -119,8 +118,8 @@ cudaError_t refuse_in_capture(const char *call) {
             continue;
         c->invalid = true;
         return complain(cudaErrorStreamCaptureUnsupported,
-                        "%s while stream %lld captures", call,
-                        (long long)c->origin->number);
+                        "%s while stream %ld captures", call,
+                        c->origin->number);
     }
     return cudaSuccess;
 }
@@ -132,8 +131,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
     if (mode != cudaStreamCaptureModeThreadLocal || on->number == 0 ||
         on->capture != NULL)
         return leave(complain(cudaErrorStreamCaptureUnsupported,
-                              "stream %lld cannot capture so, or does already",
-                              (long long)on->number));
+                              "stream %ld cannot capture so, or does already",
+                              on->number));
     capture *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
@@ -159,9 +158,9 @@ static cudaError_t check_capture(const capture *c) {
         return invalidated();
     if (!all_joined(c))
         return complain(cudaErrorStreamCaptureUnjoined,
-                        "a stream that joined the capture of stream %lld was "
+                        "a stream that joined the capture of stream %ld was "
                         "not joined to it again",
-                        (long long)c->origin->number);
+                        c->origin->number);
     return cudaSuccess;
 }
 
@@ -172,8 +171,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t given, cudaGraph_t *pGraph) {
     *pGraph = NULL;
     if (c == NULL || c->origin != on)
         return leave(complain(cudaErrorStreamCaptureUnmatched,
-                              "stream %lld did not begin the capture",
-                              (long long)on->number));
+                              "stream %ld did not begin the capture",
+                              on->number));
     const cudaError_t error = check_capture(c);
     for (stream *s = machine.streams; s != NULL; s = s->next)
         if (s->capture == c)
@@ -260,8 +259,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     TRY(find_stream(where, &on));
     if (countdown(&machine.fail_launch))
         return leave(complain(cudaErrorLaunchOutOfResources,
-                              "launch of graph %lld failed on demand",
-                              (long long)given->number));
+                              "launch of graph %ld failed on demand",
+                              given->number));
     if (on->capture != NULL)
         return leave(complain(cudaErrorNotSupported,
                               "the stand-in captures no graph in a graph"));
@@ -281,8 +280,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
 
 static void remove_executable(executable *x) {
     if (x->end != NULL && !x->end->done)
-        accuse("graph %lld went with a launch of it left",
-               (long long)x->number);
+        accuse("graph %ld went with a launch of it left", x->number);
     for (int place = 1; place < x->of->streams; place++)
         remove_stream(x->streams[place]);
     mark_release(x->end);
@@ -326,8 +324,8 @@ void finish_graphs(void) {
         free(c);
     }
     while (machine.executables != NULL) {
-        accuse("executable graph %lld was never destroyed",
-               (long long)machine.executables->number);
+        accuse("executable graph %ld was never destroyed",
+               machine.executables->number);
         remove_executable(machine.executables);
     }
     while (machine.graphs != NULL) {

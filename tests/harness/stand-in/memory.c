@@ -38,9 +38,8 @@ void set_running(const char *what) {
 /* Good until it is asked again. */
 static const char *name_of(const allocation *which) {
     static char text[96];
-    snprintf(text, sizeof text, "%sallocation %lld of %zu bytes",
-             which->pinned ? "pinned " : "", (long long)which->number,
-             which->bytes);
+    snprintf(text, sizeof text, "%sallocation %ld of %zu bytes",
+             which->pinned ? "pinned " : "", which->number, which->bytes);
     return text;
 }
 
@@ -80,8 +79,8 @@ cudaError_t check_range(const void *start, size_t bytes, const char *what) {
     const char *at = start;
     if (at < a->start || at + bytes > a->start + a->bytes)
         return complain(cudaErrorInvalidValue,
-                        "%s of %zu bytes from byte %lld of %s", what, bytes,
-                        (long long)(at - a->start), name_of(a));
+                        "%s of %zu bytes from byte %ld of %s", what, bytes,
+                        (at - a->start), name_of(a));
     return cudaSuccess;
 }
 
@@ -113,14 +112,13 @@ static void say_where(const char *at, char *text, size_t bytes) {
     }
     const char *name = name_of(a), *end = a->start + a->bytes;
     if (at < a->start && !a->freed)
-        snprintf(text, bytes, "%lld bytes before %s",
-                 (long long)(a->start - at), name);
+        snprintf(text, bytes, "%ld bytes before %s", (a->start - at), name);
     else if (at >= end && !a->freed)
-        snprintf(text, bytes, "%lld bytes behind the end of %s",
-                 (long long)(at - end), name);
+        snprintf(text, bytes, "%ld bytes behind the end of %s", (at - end),
+                 name);
     else
-        snprintf(text, bytes, "byte %lld of %s, %s", (long long)(at - a->start),
-                 name, a->freed ? "freed" : "which only the device may touch");
+        snprintf(text, bytes, "byte %ld of %s, %s", (at - a->start), name,
+                 a->freed ? "freed" : "which only the device may touch");
 }
 
 static void bad_access(int signal_number, siginfo_t *info, void *context) {
@@ -235,8 +233,7 @@ static cudaError_t release(void *start, bool pinned) {
                         start, pinned ? "pinned memory" : "device memory");
     if (a->freed)
         return complain(cudaErrorInvalidValue,
-                        "allocation %lld is freed a second time",
-                        (long long)a->number);
+                        "allocation %ld is freed a second time", a->number);
     bury(a);
     return cudaSuccess;
 }
@@ -287,8 +284,8 @@ cudaError_t cudaMalloc(void **devPtr, size_t size) {
     if (size > left || rounded(size, ALIGNMENT) > left)
         return leave(complain(cudaErrorMemoryAllocation,
                               "allocation of %zu bytes on a device that has "
-                              "%zu of %lld left",
-                              size, left, (long long)machine.options.bytes));
+                              "%zu of %ld left",
+                              size, left, machine.options.bytes));
     return leave(allocate(devPtr, size, false));
 }
 

@@ -122,8 +122,8 @@ void messages_enqueued(operation *what) {
     what->turn = by->issued++;
     if (by->gone || by->error != ncclSuccess) {
         abandon(what);
-        complain(cudaSuccess, "communicator %lld is used after its end",
-                 (long long)by->number);
+        complain(cudaSuccess, "communicator %ld is used after its end",
+                 by->number);
         return;
     }
     make_room_for_sum(what);
@@ -194,8 +194,8 @@ static bool rank_lives(communicator *by) {
         rank_faults[by->rank].after-- > 0)
         return true;
     if (rank_faults[by->rank].state == FAILING) {
-        complain(cudaSuccess, "rank %d of communicator %lld fails on demand",
-                 by->rank, (long long)by->number);
+        complain(cudaSuccess, "rank %d of communicator %ld fails on demand",
+                 by->rank, by->number);
         fail_clique(by->in, by, ncclSystemError, ncclRemoteError);
     }
     return false;
@@ -323,12 +323,11 @@ void messages_describe(const operation *what, char *text, size_t bytes) {
     }
     const part *first = &what->parts[i];
     snprintf(text, bytes,
-             "%s of %zu bytes %s rank %d by rank %d of communicator %lld "
-             "(operation %lld): %s",
+             "%s of %zu bytes %s rank %d by rank %d of communicator %ld "
+             "(operation %ld): %s",
              first->receives ? "receive" : "send", first->bytes,
              first->receives ? "from" : "to", first->peer, what->by->rank,
-             (long long)what->by->number, (long long)what->turn,
-             why_not(what, first));
+             what->by->number, what->turn, why_not(what, first));
 }
 
 /* Faults on demand. */

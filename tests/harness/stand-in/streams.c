@@ -65,9 +65,9 @@ const char *describe(const operation *what) {
     else if (what->kind == MESSAGES)
         messages_describe(what, text, sizeof text);
     else
-        snprintf(text, sizeof text, "%s an event of stream %lld",
+        snprintf(text, sizeof text, "%s an event of stream %ld",
                  what->kind == WAIT ? "wait for" : "record of",
-                 (long long)what->point->stream);
+                 what->point->stream);
     return text;
 }
 
@@ -78,8 +78,8 @@ const char *note_of_waits(void) {
     text[0] = '\0';
     for (const stream *s = machine.streams; s != NULL; s = s->next)
         if (s->head != NULL && used + 800 < sizeof text)
-            used += (size_t)sprintf(text + used, "%sstream %lld: %s",
-                                    used > 0 ? "; " : "", (long long)s->number,
+            used += (size_t)sprintf(text + used, "%sstream %ld: %s",
+                                    used > 0 ? "; " : "", s->number,
                                     describe(s->head));
     return text;
 }
@@ -162,8 +162,8 @@ void forget_work(stream *on) {
 /* Take a stream down, and say so if work is left in it. */
 void remove_stream(stream *which) {
     if (which->head != NULL)
-        accuse("stream %lld ended with work that nobody waited for, first: %s",
-               (long long)which->number, describe(which->head));
+        accuse("stream %ld ended with work that nobody waited for, first: %s",
+               which->number, describe(which->head));
     forget_work(which);
     unlist(&machine.streams, which);
     free(which);
@@ -179,13 +179,11 @@ static void remove_event(event *which) {
 void finish_streams(void) {
     while (machine.streams != NULL) {
         if (machine.streams->number != 0)
-            accuse("stream %lld was never destroyed",
-                   (long long)machine.streams->number);
+            accuse("stream %ld was never destroyed", machine.streams->number);
         remove_stream(machine.streams);
     }
     while (machine.events != NULL) {
-        accuse("event %lld was never destroyed",
-               (long long)machine.events->number);
+        accuse("event %ld was never destroyed", machine.events->number);
         remove_event(machine.events);
     }
 }
@@ -508,8 +506,8 @@ static cudaError_t check_copy(const operation *what, enum cudaMemcpyKind kind) {
         what->from + from_bytes <= what->to)
         return error;
     return complain(cudaErrorInvalidValue,
-                    "copy of %zu bytes onto itself, %lld bytes on", to_bytes,
-                    (long long)(what->to - what->from));
+                    "copy of %zu bytes onto itself, %ld bytes on", to_bytes,
+                    (what->to - what->from));
 }
 
 static void stage_source(operation *what) {
@@ -671,8 +669,8 @@ static cudaError_t enter_timed_event(cudaEvent_t given) {
     if (error != cudaSuccess || given->captured == 0)
         return error;
     return complain(cudaErrorCapturedEvent,
-                    "event %lld belongs to a capture, where no time passes",
-                    (long long)given->number);
+                    "event %ld belongs to a capture, where no time passes",
+                    given->number);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t given) {
