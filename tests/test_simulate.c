@@ -27,136 +27,118 @@ static const char toy_model[] =
     "parameters 1 numbers assumed\ntables 1 tables assumed\n"
     "attention_bits 32 bits assumed\ninner_bits 32 bits assumed\n"
     "head_bits 32 bits assumed\ncache_bytes 4 B assumed\n";
-static cp_forecast toy(const char *lines, cp_variant variant, int ranks,
-                       int64_t fresh, int64_t past) {
+
+/* A call of one sequence; the rest is in the scenario. */
+static cp_forecast forecast_of(cp_scenario call, int64_t fresh, int64_t past) {
+    cp_forecast forecast;
+    call.sequences = 1;
+    call.new_tokens = &fresh;
+    call.cached_tokens = &past;
+    must(cp_simulate(&call, &forecast));
+    return forecast;
+}
+
+/* Eight new tokens, or one to decode after seven, on the machine with lines
+ * more. */
+static cp_forecast toy(const char *lines, cp_variant variant, int ranks) {
+    const int64_t fresh = variant == CP_DECODE ? 1 : 8;
     cp_hardware hardware;
     cp_model_sizes model;
-    cp_forecast forecast;
     char text[2000];
     snprintf(text, sizeof(text), "%s%s", toy_machine, lines);
     must(cp_hardware_parse("toy", text, &hardware));
     must(cp_model_sizes_parse("toy", toy_model, &model));
-    const cp_scenario scenario = {.hardware = &hardware,
-                                  .model = &model,
-                                  .ranks = ranks,
-                                  .tensor = 1,
-                                  .sequences = 1,
-                                  .new_tokens = &fresh,
-                                  .cached_tokens = &past,
-                                  .variant = variant};
-    must(cp_simulate(&scenario, &forecast));
-    return forecast;
+    return forecast_of((cp_scenario){.hardware = &hardware,
+                                     .model = &model,
+                                     .ranks = ranks,
+                                     .tensor = 1,
+                                     .variant = variant},
+                       fresh, 8 - fresh);
 }
 
-static void expect(const char *lines, cp_variant variant, double ring,
-                   double exposed) {
-    const cp_forecast f = toy(lines, variant, 2, 8, 0);
-    ck_assert_msg(fabs(f.ring - ring) < 1e-6, "%s: ring %g, not %g", lines,
-                  f.ring, ring);
-    ck_assert_msg(fabs(f.exposed - exposed) < 1e-6, "%s: exposed %g, not %g",
-                  lines, f.exposed, exposed);
-    ck_assert_double_eq_tol(f.seconds, 3 * ring, 1e-5);
-}
+#define NO_OVERLAP "overlap 0 share assumed\n"
+#define HALF_OVERLAP "overlap 0.5 share assumed\n"
+#define STEP "step 1e6 us assumed\n"
+#define ONE_CORE "cores 1 cores assumed\n"
+#define SLOW_MEMORY "memory_fraction 3.2e-20 of-peak assumed\n"
+#define SLOW_EXCHANGE                                                          \
+    "exchange_at 1 15e6 us assumed\nexchange_at 64 15e6 us assumed\n"
+#define TWO_RATES                                                              \
+    "attention_by 2 1 4e-12 TFLOP/s assumed\n"                                 \
+    "attention_by 4 1 8e-12 TFLOP/s assumed\n"
+#define SHARED TWO_RATES ONE_CORE
+#define DECODE "decode_attend 1e6 us assumed\n"
+#define NO_DECODE_OVERLAP "decode_overlap 0 share assumed\n"
 
-TEST(hops_are_as_by_hand) {
-    expect("", CP_PASS_KV, 18, 0);
-    expect("overlap 0 share assumed\n", CP_PASS_KV, 21, 3);
-    expect("overlap 0.5 share assumed\n", CP_PASS_KV, 19.5, 1.5);
-    expect("step 1e6 us assumed\n", CP_PASS_KV, 20, 0);
-    expect("exchange_at 1 15e6 us assumed\nexchange_at 64 15e6 us assumed\n",
-           CP_PASS_KV, 23, 5);
-    expect("exchange_at 1 15e6 us assumed\nexchange_at 64 15e6 us assumed\n"
-           "step 1e6 us assumed\n",
-           CP_PASS_KV, 25, 5);
-    expect("cores 1 cores assumed\n", CP_PASS_KV, 36, 0);
-    expect("cores 1 cores assumed\noverlap 0 share assumed\n", CP_PASS_KV, 42,
-           6);
-    expect("cores 4 cores assumed\n", CP_PASS_KV, 9, 0);
-    expect("attention_at 1 8e-12 TFLOP/s assumed\n", CP_PASS_KV, 9, 0);
-    expect("launch 1e6 us assumed\n", CP_PASS_KV, 23, 0);
-    expect("memory_fraction 3.2e-20 of-peak assumed\n", CP_PASS_KV, 25, 0);
-    expect("memory_fraction 3.2e-20 of-peak assumed\ncores 2 cores assumed\n",
-           CP_PASS_KV, 32, 0);
+static const struct {
+    const char *lines;
+    cp_variant variant;
+    double layer;   /* seconds of one */
+    double exposed; /* or -1 where ranks end their rings apart */
+} by_hand[] = {
+    {"", CP_PASS_KV, 18, 0},
+    {NO_OVERLAP, CP_PASS_KV, 21, 3},
+    {HALF_OVERLAP, CP_PASS_KV, 19.5, 1.5},
+    {STEP, CP_PASS_KV, 20, 0},
+    {SLOW_EXCHANGE, CP_PASS_KV, 23, 5},
+    {SLOW_EXCHANGE STEP, CP_PASS_KV, 25, 5},
+    {ONE_CORE, CP_PASS_KV, 36, 0},
+    {ONE_CORE NO_OVERLAP, CP_PASS_KV, 42, 6},
+    {"cores 4 cores assumed\n", CP_PASS_KV, 9, 0},
+    {"attention_at 1 8e-12 TFLOP/s assumed\n", CP_PASS_KV, 9, 0},
+    {"launch 1e6 us assumed\n", CP_PASS_KV, 23, 0},
+    {SLOW_MEMORY, CP_PASS_KV, 25, 0},
+    {SLOW_MEMORY "cores 2 cores assumed\n", CP_PASS_KV, 32, 0},
+    {"", CP_PASS_Q, 21, 3},
+    {"all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6},
+    {"all_to_all_rate 64e-9 GB/s assumed\n", CP_PASS_Q, 20.5, 2.5},
+    {"", CP_ALL_GATHER, 21, 3},
+    /* One core never rests. */
+    {SHARED, CP_PASS_KV, 27, -1},
+    {SHARED NO_OVERLAP, CP_PASS_KV, 27 + 6, -1},
+    {SHARED HALF_OVERLAP, CP_PASS_KV, 27 + 3, -1},
+    {SHARED STEP, CP_PASS_KV, 27 + 2, -1},
+    {SHARED, CP_PASS_Q, 27 + 6, (6 + 7) / 2.0},
+    {SHARED NO_OVERLAP, CP_PASS_Q, 27 + 6 + 5, -1},
+    {SHARED, CP_ALL_GATHER, 27 + 6, -1},
+    {DECODE, CP_DECODE, 2.625 + 1 + 2.25, 3.875},
+    {DECODE NO_DECODE_OVERLAP, CP_DECODE, 1 + 2.625 + 1 + 2.25, 4.875},
+    {DECODE ONE_CORE, CP_DECODE, 10.75, 8.75},
+    {DECODE ONE_CORE NO_DECODE_OVERLAP, CP_DECODE, 11.75, 9.75},
+};
+
+LOOP(rings_are_as_by_hand, 0, COUNT_OF(by_hand)) {
+    const cp_forecast f = toy(by_hand[_i].lines, by_hand[_i].variant, 2);
+    ck_assert_double_eq_tol(f.seconds, 3 * by_hand[_i].layer, 1e-6);
+    if (by_hand[_i].exposed < 0)
+        return;
+    ck_assert_double_eq_tol(f.ring, by_hand[_i].layer, 1e-6);
+    ck_assert_double_eq_tol(f.exposed, by_hand[_i].exposed, 1e-6);
 }
 
 TEST(pieces_are_as_by_hand) {
-    cp_forecast f = toy("attention_by 2 1 4e-12 TFLOP/s assumed\n"
-                        "attention_by 4 1 8e-12 TFLOP/s assumed\n",
-                        CP_PASS_KV, 2, 8, 0);
+    cp_forecast f = toy(TWO_RATES, CP_PASS_KV, 2);
     ck_assert_double_eq_tol(f.seconds, 3 * 18, 1e-5);
     ck_assert_double_eq_tol(f.attending, (18 + 9) / 2.0, 1e-6);
     f = toy("attention_by 2 4 4e-12 TFLOP/s assumed\n"
             "attention_by 2 8 8e-12 TFLOP/s assumed\nlaunch 1e6 us assumed\n",
-            CP_PASS_KV, 1, 8, 0);
+            CP_PASS_KV, 1);
     const double rate = 4 * pow(2, log2(4.5 / 4));
     ck_assert_double_eq_tol(f.attend, 1 + 4 * 36 / rate, 1e-6);
-}
-
-TEST(other_variants_are_as_by_hand) {
-    expect("", CP_PASS_Q, 21, 3);
-    expect("all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6);
-    expect("all_to_all_rate 64e-9 GB/s assumed\n", CP_PASS_Q, 20.5, 2.5);
-    expect("", CP_ALL_GATHER, 21, 3);
-    /* A decode step by hand. */
-    cp_forecast f = toy("decode_attend 1e6 us assumed\n", CP_DECODE, 2, 1, 7);
+    f = toy(DECODE, CP_DECODE, 2);
     ck_assert_double_eq_tol(f.exchange, 2.625, 1e-9);
     ck_assert_double_eq_tol(f.all_to_all, 2.25, 1e-9);
     ck_assert_double_eq_tol(f.attend, 1, 1e-9);
-    ck_assert_double_eq_tol(f.ring, 2.625 + 1 + 2.25, 1e-9);
-    f = toy("decode_attend 1e6 us assumed\ndecode_overlap 0 share assumed\n",
-            CP_DECODE, 2, 1, 7);
-    ck_assert_double_eq_tol(f.ring, 1 + 2.625 + 1 + 2.25, 1e-9);
-}
-
-static const char two_rates[] = "attention_by 2 1 4e-12 TFLOP/s assumed\n"
-                                "attention_by 4 1 8e-12 TFLOP/s assumed\n"
-                                "cores 1 cores assumed\n";
-
-static void expect_shared(const char *lines, cp_variant variant,
-                          double seconds) {
-    char text[500];
-    snprintf(text, sizeof(text), "%s%s", two_rates, lines);
-    const cp_forecast f = toy(text, variant, 2, 8, 0);
-    ck_assert_msg(fabs(f.seconds - seconds) < 1e-6, "%s: %g seconds, not %g",
-                  lines, f.seconds, seconds);
-}
-
-TEST(one_core_never_rests) {
-    expect_shared("", CP_PASS_KV, 3 * 27);
-    expect_shared("overlap 0 share assumed\n", CP_PASS_KV, 3 * (27 + 6));
-    expect_shared("overlap 0.5 share assumed\n", CP_PASS_KV, 3 * (27 + 3));
-    expect_shared("step 1e6 us assumed\n", CP_PASS_KV, 3 * (27 + 2));
-    expect_shared("", CP_PASS_Q, 3 * (27 + 6));
-    expect_shared("overlap 0 share assumed\n", CP_PASS_Q, 3 * (27 + 6 + 5));
-    expect_shared("", CP_ALL_GATHER, 3 * (27 + 6));
-}
-
-TEST(attention_on_one_core_is_late_at_random) {
-    char text[500];
-    snprintf(text, sizeof(text), "%sjitter 1e4 us assumed\n", two_rates);
-    const cp_forecast f = toy(text, CP_PASS_KV, 2, 8, 0);
-    ck_assert_double_gt(fabs(f.seconds - 3 * 27), 1e-4);
-    ck_assert_double_lt(fabs(f.seconds - 3 * 27), 0.1);
-}
-
-TEST(what_shows_on_one_core) {
-    const cp_forecast f = toy(two_rates, CP_PASS_Q, 2, 8, 0);
-    ck_assert_double_eq_tol(f.exposed, (6 + 7) / 2.0, 1e-6);
+    f = toy(SHARED, CP_PASS_Q, 2);
     ck_assert_double_eq_tol(f.attending, (26 + 27) / 2.0, 1e-6);
-    ck_assert_double_eq_tol(f.ring, 33, 1e-6);
     ck_assert_double_eq_tol(f.exchanging, 5, 1e-6);
     ck_assert_double_eq_tol(f.busy, 26.5 / 33, 1e-6);
 }
 
-TEST(a_decode_step_on_one_core) {
-    const char *const lines = "decode_attend 1e6 us assumed\n"
-                              "cores 1 cores assumed\n";
-    char shown[200];
-    cp_forecast f = toy(lines, CP_DECODE, 2, 1, 7);
-    ck_assert_double_eq_tol(f.ring, 10.75, 1e-9);
-    snprintf(shown, sizeof(shown), "%sdecode_overlap 0 share assumed\n", lines);
-    f = toy(shown, CP_DECODE, 2, 1, 7);
-    ck_assert_double_eq_tol(f.ring, 11.75, 1e-9);
+TEST(attention_on_one_core_is_late_at_random) {
+    const cp_forecast f = toy(SHARED "jitter 1e4 us assumed\n", CP_PASS_KV, 2);
+    ck_assert_double_gt(fabs(f.seconds - 3 * 27), 1e-4);
+    ck_assert_double_lt(fabs(f.seconds - 3 * 27), 0.1);
 }
 
 static double uniform(uint64_t *seed, double low, double high) {
@@ -243,14 +225,9 @@ static void rates_by_pieces(cp_hardware *h) {
     }
 }
 
-static void slow_down(cp_curve *rates, double speed) {
-    for (int n = 0; n < rates->count; n++)
-        rates->value[n] *= speed;
-}
-
 static cp_hardware fixed_shares(const cp_hardware *shared, int ranks) {
     cp_hardware h = *shared;
-    const double speed = (double)h.cores / ranks;
+    const double speed = (double)h.cores / ranks, less = fmin(1, speed);
     h.cores = 0;
     h.memory_rate /= ranks;
     h.peak *= speed;
@@ -258,12 +235,12 @@ static cp_hardware fixed_shares(const cp_hardware *shared, int ranks) {
     h.attention_rate *= speed;
     h.attention_alone *= speed;
     for (int r = 0; r < h.attention_by.count; r++)
-        slow_down(&h.attention_by.along[r], speed);
-    h.link_latency /= fmin(1, speed);
-    h.link_rate *= fmin(1, speed);
-    h.all_to_all_latency /= fmin(1, speed);
-    h.all_to_all_rate *= fmin(1, speed);
-    h.decode_all_to_all /= fmin(1, speed);
+        h.attention_by.along[r].value[0] *= speed;
+    h.link_latency /= less;
+    h.link_rate *= less;
+    h.all_to_all_latency /= less;
+    h.all_to_all_rate *= less;
+    h.decode_all_to_all /= less;
     return h;
 }
 
@@ -434,21 +411,16 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                        int64_t past, cp_variant variant) {
     cp_hardware hardware;
     cp_model_sizes model;
-    cp_forecast forecast;
     must(cp_hardware_read(machine, &hardware));
     must(cp_model_sizes_read("llama3-405b", &model));
     hardware.jitter = 0;
-    const cp_scenario scenario = {.hardware = &hardware,
-                                  .model = &model,
-                                  .ranks = ranks,
-                                  .tensor = 8,
-                                  .sequences = 1,
-                                  .new_tokens = &fresh,
-                                  .cached_tokens = &past,
-                                  .variant = variant,
-                                  .partial_bytes = 2};
-    must(cp_simulate(&scenario, &forecast));
-    return forecast;
+    return forecast_of((cp_scenario){.hardware = &hardware,
+                                     .model = &model,
+                                     .ranks = ranks,
+                                     .tensor = 8,
+                                     .variant = variant,
+                                     .partial_bytes = 2},
+                       fresh, past);
 }
 
 TEST(invariants_13_22_25_of_a_million_tokens) {
