@@ -15,38 +15,58 @@ typedef struct {
     int64_t lengths[SEQUENCES];
 } turn;
 
-typedef struct {
+/* What a test has open; the session and its model may be absent. */
+static struct {
     tiny_bytes bytes;
     cp_gguf *file;
     int64_t words;
-} fixture;
+    cp_model *model;
+    cp_session *session;
+} f;
 
 /* A machine and a small model's file. Open, unless that is asked, since what
  * closes the device's memory takes most of the time. */
-static fixture begin_with(const tiny_gguf_options *model,
-                          stand_in_options machine) {
-    fixture f = {.words = tiny_gguf_vocabulary_size(model)};
+static void begin_with(const tiny_gguf_options *model,
+                       stand_in_options machine) {
+    f.words = tiny_gguf_vocabulary_size(model);
     stand_in_begin(&machine);
     must(tiny_gguf_build(model, &f.bytes));
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
-    return f;
 }
 
-static fixture begin_file(const tiny_gguf_options *model, int seed) {
+static void begin_file(const tiny_gguf_options *model, int seed) {
     stand_in_options machine = STAND_IN_DEFAULTS;
     machine.seed = (uint64_t)seed;
     machine.open = seed > 1;
-    return begin_with(model, machine);
+    begin_with(model, machine);
 }
 
-static void end_file(fixture *f) {
-    cp_gguf_close(f->file);
-    free(f->bytes.bytes);
+static void open_session(const cp_backend *backend,
+                         const cp_session_options *options) {
+    must(cp_model_open(backend, f.file, &f.model));
+    must(cp_session_open(f.model, options, &f.session));
+}
+
+static void close_session(void) {
+    cp_session_close(f.session);
+    cp_model_close(f.model);
+    f.session = NULL;
+    f.model = NULL;
+}
+
+static void close_file(void) {
+    close_session();
+    cp_gguf_close(f.file);
+    free(f.bytes.bytes);
+}
+
+static void end_file(void) {
+    close_file();
     end();
 }
 
 static cp_status say(cp_session *session, const turn *call, uint64_t seed,
-                     int64_t words, int64_t *count) {
+                     int64_t *count) {
     int32_t tokens[MOST];
     int64_t asked[SEQUENCES], batch = 0;
     uint64_t state = seed;
@@ -57,32 +77,30 @@ static cp_status say(cp_session *session, const turn *call, uint64_t seed,
         *count += call->lengths[s];
     }
     for (int64_t t = 0; t < *count; t++)
-        tokens[t] = (int32_t)(harness_random(&state) % (uint64_t)words);
+        tokens[t] = (int32_t)(harness_random(&state) % (uint64_t)f.words);
     return call->decode
                ? cp_session_decode(session, batch, asked, tokens, NULL)
                : cp_session_prefill(session, call->lengths, tokens, NULL);
 }
 
-/* All logits of a conversation, and how many rows they are. */
-static float *listen(const cp_model *model, int ranks, cp_variant variant,
-                     const turn *turns, int count, int64_t words,
-                     int64_t *rows) {
+/* All logits of a conversation, and how many they are. */
+static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
+                     const turn *turns, int count, int64_t *numbers) {
     const cp_session_options options = {.ranks = ranks,
                                         .sequences = SEQUENCES,
                                         .variant = variant,
                                         .capacity = 400,
                                         .cores = 1};
-    cp_session *session;
-    float *logits = on_host(MOST * words * 4);
-    must(cp_session_open(model, &options, &session));
-    *rows = 0;
+    float *logits = on_host(MOST * f.words * 4);
+    open_session(backend, &options);
+    *numbers = 0;
     for (int n = 0; n < count; n++) {
         int64_t said;
-        must(say(session, &turns[n], (uint64_t)n + 1, words, &said));
-        must(cp_session_logits(session, 0, said, logits + *rows * words));
-        *rows += said;
+        must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
+        must(cp_session_logits(f.session, 0, said, logits + *numbers));
+        *numbers += said * f.words;
     }
-    cp_session_close(session);
+    close_session();
     return logits;
 }
 
@@ -96,20 +114,14 @@ static double distance(const float *expected, const float *got, int64_t count) {
     return worst / largest;
 }
 
-static double compare(const fixture *f, const cp_backend *backend, int ranks,
-                      cp_variant variant, const turn *turns, int count) {
-    cp_model *threads, *device;
-    int64_t rows, others;
-    must(cp_model_open(cp_backend_find("threads"), f->file, &threads));
-    must(cp_model_open(backend, f->file, &device));
+static double compare(const cp_backend *backend, int ranks, cp_variant variant,
+                      const turn *turns, int count) {
+    int64_t numbers, others;
     const float *expected =
-        listen(threads, 1, CP_AUTO, turns, count, f->words, &rows);
-    const float *got =
-        listen(device, ranks, variant, turns, count, f->words, &others);
-    ck_assert_int_eq(rows, others);
-    cp_model_close(threads);
-    cp_model_close(device);
-    return distance(expected, got, rows * f->words);
+        listen(cp_backend_find("threads"), 1, CP_AUTO, turns, count, &numbers);
+    const float *got = listen(backend, ranks, variant, turns, count, &others);
+    ck_assert_int_eq(numbers, others);
+    return distance(expected, got, numbers);
 }
 
 static const turn talk[] = {
@@ -129,62 +141,56 @@ static const struct {
 };
 
 LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 7,
-                                                .query = TINY_Q8_0,
-                                                .down = TINY_Q4_1,
-                                                .output = _i % 2,
-                                                .rope_freqs = _i % 3 == 0},
-                           _i + 1);
-    const double apart = compare(&f, &cp_backend_cuda_fp32, places[_i].ranks,
+    begin_file(&(tiny_gguf_options){.seed = 7,
+                                    .query = TINY_Q8_0,
+                                    .down = TINY_Q4_1,
+                                    .output = _i % 2,
+                                    .rope_freqs = _i % 3 == 0},
+               _i + 1);
+    const double apart = compare(&cp_backend_cuda_fp32, places[_i].ranks,
                                  places[_i].variant, talk, TALK);
     ck_assert_msg(apart < 2e-5, "%g", apart);
-    end_file(&f);
+    end_file();
 }
 
 enum { SENDERS = 3 };
 
-static void note_sent(const fixture *f, const cp_backend *backend,
-                      cp_variant variant, int64_t *bytes) {
+static void note_sent(const cp_backend *backend, cp_variant variant,
+                      int64_t *bytes) {
     static const int64_t lengths[SEQUENCES] = {23, 9, 1};
     static const int64_t all[SEQUENCES] = {0, 1, 2};
     static const int32_t tokens[33] = {0};
     const cp_session_options options = {
         .ranks = SENDERS, .sequences = SEQUENCES, .variant = variant};
     cp_turn_report report;
-    cp_model *model;
-    cp_session *session;
-    must(cp_model_open(backend, f->file, &model));
-    must(cp_session_open(model, &options, &session));
-    must(cp_session_prefill(session, lengths, tokens, &report));
+    open_session(backend, &options);
+    must(cp_session_prefill(f.session, lengths, tokens, &report));
     memcpy(bytes, report.bytes, SENDERS * sizeof(bytes[0]));
-    must(cp_session_decode(session, SEQUENCES, all, tokens, &report));
+    must(cp_session_decode(f.session, SEQUENCES, all, tokens, &report));
     memcpy(bytes + SENDERS, report.bytes, SENDERS * sizeof(bytes[0]));
-    cp_session_close(session);
-    cp_model_close(model);
+    close_session();
 }
 
 LOOP(ranks_on_gpus_send_what_threads_send, 0, 3) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
+    begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     int64_t expected[2 * SENDERS], got[2 * SENDERS];
-    note_sent(&f, cp_backend_find("threads"), variants[_i], expected);
-    note_sent(&f, &cp_backend_cuda_fp32, variants[_i], got);
+    note_sent(cp_backend_find("threads"), variants[_i], expected);
+    note_sent(&cp_backend_cuda_fp32, variants[_i], got);
     for (int n = 0; n < 2 * SENDERS; n++) {
         ck_assert_int_gt(got[n], 0);
         ck_assert_int_eq(got[n], expected[n]);
     }
-    end_file(&f);
+    end_file();
 }
 
 TEST(fewer_bits_say_nearly_the_same) {
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
-    const double bf16 =
-        compare(&f, &cp_backend_cuda, 3, CP_PASS_KV, talk, TALK);
-    const double fp8 =
-        compare(&f, &cp_backend_cuda_fp8, 3, CP_PASS_KV, talk, TALK);
+    begin_file(&(tiny_gguf_options){.seed = 7}, 2);
+    const double bf16 = compare(&cp_backend_cuda, 3, CP_PASS_KV, talk, TALK);
+    const double fp8 = compare(&cp_backend_cuda_fp8, 3, CP_PASS_KV, talk, TALK);
     ck_assert_msg(bf16 > 1e-4 && bf16 < 0.027, "bf16: %g", bf16);
     ck_assert_msg(fp8 > bf16 && fp8 < 0.3, "FP8: %g", fp8);
-    end_file(&f);
+    end_file();
 }
 
 static cp_device_place eagerly = {.only = CP_NOBODY, .rows = 7};
@@ -204,92 +210,82 @@ static void make_long_talk(turn *turns) {
 }
 
 LOOP(graphs_change_nothing, 0, 2) {
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
+    begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     cp_backend without = cp_backend_cuda_fp32;
     const cp_backend *backends[] = {&without, &cp_backend_cuda_fp32};
     turn turns[STEPS + 1];
-    cp_model *model;
     float *logits[2];
-    int64_t rows;
+    int64_t numbers;
     without.engine_new = eager_engine;
     make_long_talk(turns);
-    for (int m = 0; m < 2; m++) {
-        must(cp_model_open(backends[m], f.file, &model));
-        logits[m] = listen(model, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1,
-                           f.words, &rows);
-        cp_model_close(model);
-    }
+    for (int m = 0; m < 2; m++)
+        logits[m] = listen(backends[m], 1 + 3 * _i, CP_AUTO, turns, STEPS + 1,
+                           &numbers);
     if (stand_in_pretends())
         ck_assert_int_ge(stand_in_count().graph_launches, STEPS - 4);
-    ck_assert_mem_eq(logits[0], logits[1],
-                     (size_t)(rows * f.words) * sizeof(float));
-    end_file(&f);
+    ck_assert_mem_eq(logits[0], logits[1], (size_t)numbers * sizeof(float));
+    end_file();
 }
 
 LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
+    begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     turn turns[STEPS + 1];
     make_long_talk(turns);
     stand_in_freeze_uploads(true);
     const double apart =
-        compare(&f, &cp_backend_cuda_fp32, 4, CP_AUTO, turns, STEPS + 1);
+        compare(&cp_backend_cuda_fp32, 4, CP_AUTO, turns, STEPS + 1);
     ck_assert_msg(apart > 1e-3, "nothing was found: %g", apart);
-    end_file(&f);
+    end_file();
 }
 
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
 
 /* Say a turn, with a fault if it is given, and again if it failed by that. */
-static void answer(cp_session *session, const turn *call, uint64_t seed,
-                   void (*fault)(int64_t), int64_t n, int64_t words,
-                   float *out) {
+static void answer(const turn *call, uint64_t seed, void (*fault)(int64_t),
+                   int64_t n, float *out) {
     int64_t said;
     if (fault != NULL)
         fault(n);
-    const cp_status status = say(session, call, seed, words, &said);
-    if (fault != NULL)
+    cp_status status = say(f.session, call, seed, &said);
+    if (fault != NULL) {
         fault(0);
-    if (status != CP_OK && fault != NULL)
-        must(say(session, call, seed, words, &said));
-    else
-        must(status);
-    must(cp_session_logits(session, said - 1, 1, out));
+        if (status != CP_OK)
+            status = say(f.session, call, seed, &said);
+    }
+    must(status);
+    must(cp_session_logits(f.session, said - 1, 1, out));
 }
 
 LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 2);
+    begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 2);
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .variant = CP_PASS_Q};
     float *undisturbed[2] = {on_host(4 * f.words), on_host(4 * f.words)};
     float *got = on_host(4 * f.words);
-    cp_model *model;
-    cp_session *session;
-    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
     for (int64_t n = 0; n < 120; n += 1 + n / 4) {
-        must(cp_session_open(model, &options, &session));
-        answer(session, &first, 1, NULL, 0, f.words, got);
+        must(cp_session_open(f.model, &options, &f.session));
+        answer(&first, 1, NULL, 0, got);
         for (int t = 0; t < 2; t++) {
-            answer(session, &later[t], (uint64_t)t + 2,
-                   n == 0 ? NULL : faults[_i], n, f.words,
+            answer(&later[t], (uint64_t)t + 2, n == 0 ? NULL : faults[_i], n,
                    n == 0 ? undisturbed[t] : got);
             ck_assert_msg(n == 0 ||
                               distance(undisturbed[t], got, f.words) < 1e-6,
                           "failure %ld left something", n);
         }
-        cp_session_close(session);
+        cp_session_close(f.session);
+        f.session = NULL;
     }
-    cp_model_close(model);
-    end_file(&f);
+    end_file();
 }
 
 typedef struct {
     seat seat;
     int parts; /* that share a rank's heads */
     const cp_model *model;
-    int64_t words;
     bool odd;    /* is told something else in the second call */
     bool shaken; /* before the fourth goes well, one rank wishes to stop, and
                   * then one finds no memory */
@@ -310,13 +306,13 @@ static bool fails_everywhere(cp_session *session, process *mine,
                              uint64_t seed) {
     int64_t count;
     mine->stop = mine->seat.crew.rank == 1;
-    if (say(session, &talk[3], seed, mine->words, &count) != CP_INTERRUPTED)
+    if (say(session, &talk[3], seed, &count) != CP_INTERRUPTED)
         return false;
     mine->stop = 0;
     if (mine->seat.crew.rank == 0)
         stand_in_fail_allocation(1);
     pthread_barrier_wait(&meeting);
-    const cp_status status = say(session, &talk[3], seed, mine->words, &count);
+    const cp_status status = say(session, &talk[3], seed, &count);
     pthread_barrier_wait(&meeting);
     if (mine->seat.crew.rank == 0)
         stand_in_fail_allocation(0);
@@ -330,9 +326,9 @@ static cp_status talk_as(process *mine, cp_session *session) {
         const uint64_t seed = (uint64_t)n + (mine->odd && n == 1 ? 99 : 1);
         if (mine->shaken && n == 3 && !fails_everywhere(session, mine, seed))
             return cp_fail(CP_BROKEN, "a call without memory went well");
-        CP_TRY(say(session, &talk[n], seed, mine->words, &count));
+        CP_TRY(say(session, &talk[n], seed, &count));
         CP_TRY(cp_session_logits(session, 0, count,
-                                 mine->logits + mine->rows * mine->words));
+                                 mine->logits + mine->rows * f.words));
         mine->rows += count;
     }
     return CP_OK;
@@ -386,8 +382,7 @@ static cp_status open_other_half(const cp_gguf *file, cp_model **model) {
 
 /* Let processes talk, each of its part of the model; 10 seconds of patience
  * unless they have their own. */
-static void run_processes(process *all, int count, int parts,
-                          const fixture *f) {
+static void run_processes(process *all, int count, int parts) {
     static cp_backend apart[2];
     cp_model *models[2];
     for (int p = 0; p < parts; p++) {
@@ -395,14 +390,13 @@ static void run_processes(process *all, int count, int parts,
         apart[p].engine_new = my_engine;
         if (parts == 2)
             apart[p].model_open = p == 0 ? open_half : open_other_half;
-        must(cp_model_open(&apart[p], f->file, &models[p]));
+        must(cp_model_open(&apart[p], f.file, &models[p]));
     }
     for (int r = 0; r < count; r++) {
         all[r].parts = parts;
         all[r].model = models[r % parts];
-        all[r].words = f->words;
         all[r].patience = all[r].patience > 0 ? all[r].patience : 10;
-        all[r].logits = on_host(MOST * f->words * 4);
+        all[r].logits = on_host(MOST * f.words * 4);
     }
     run_crowd(all, sizeof(*all), count, live_as_process);
     for (int p = 0; p < parts; p++)
@@ -416,121 +410,102 @@ static const struct {
 
 LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
-    fixture f =
-        begin_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0}, _i);
-    cp_model *threads;
+    begin_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0}, _i);
     process all[CROWD] = {0};
-    int64_t rows;
-    must(cp_model_open(cp_backend_find("threads"), f.file, &threads));
+    int64_t numbers;
     for (int r = 0; r < count; r++)
         all[r].shaken = crowds[_i].shaken;
     const float *expected =
-        listen(threads, 1, CP_AUTO, talk, TALK, f.words, &rows);
-    run_processes(all, count, crowds[_i].parts, &f);
+        listen(cp_backend_find("threads"), 1, CP_AUTO, talk, TALK, &numbers);
+    run_processes(all, count, crowds[_i].parts);
     for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].seat.status == CP_OK, "rank %d: %s", r,
                       all[r].seat.message);
-        const double off = distance(expected, all[r].logits, rows * f.words);
+        const double off = distance(expected, all[r].logits, numbers);
         ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
         ck_assert_mem_eq(all[r].logits, all[0].logits,
-                         (size_t)(rows * f.words) * sizeof(float));
+                         (size_t)numbers * sizeof(float));
     }
-    cp_model_close(threads);
-    end_file(&f);
+    end_file();
 }
 
 TEST(a_model_that_cannot_be_shared_is_refused) {
     const cp_device_share third = {0, 3}, half = {1, 2};
-    cp_model *model;
-    fixture f = begin_file(&(tiny_gguf_options){.down = TINY_Q4_1}, 2);
-    refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, third, &model),
+    begin_file(&(tiny_gguf_options){.down = TINY_Q4_1}, 2);
+    refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, third, &f.model),
             CP_INVALID, "2 key and value heads and 96");
-    refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &model),
+    refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &f.model),
             CP_INVALID, "no whole blocks of 32");
-    end_file(&f);
+    end_file();
 }
 
 LOOP(ranks_that_disagree_hear_of_it, 0, stand_in_pretends()) {
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 7}, 2);
+    begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     process all[CROWD] = {[2] = {.odd = true}};
-    run_processes(all, 3, 1, &f);
+    run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
         ck_assert_int_eq(all[r].seat.status, CP_BROKEN);
         ck_assert_msg(strstr(all[r].seat.message, "disagree") != NULL, "%s",
                       all[r].seat.message);
     }
-    end_file(&f);
+    end_file();
 }
 
 LOOP(a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()) {
     bool said = false;
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
+    begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
     process all[CROWD] = {
         {.patience = 0.6}, {.patience = 0.6}, {.patience = 0.6}};
     stand_in_dead_rank(1, 1 + 4 * _i);
-    run_processes(all, 3, 1, &f);
+    run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
         ck_assert_int_eq(all[r].seat.status, CP_BROKEN);
         said = said || strstr(all[r].seat.message, "waited 0.6 s for ") != NULL;
     }
     ck_assert(said);
-    cp_gguf_close(f.file);
-    free(f.bytes.bytes);
+    close_file();
     release();
     stand_in_end();
 }
 
 LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
     stand_in_options machine = STAND_IN_DEFAULTS;
-    cp_model *model;
     machine.devices = 0;
-    fixture f = begin_with(&(tiny_gguf_options){.seed = 9}, machine);
-    refuses(cp_model_open(&cp_backend_cuda, f.file, &model), CP_BROKEN,
+    begin_with(&(tiny_gguf_options){.seed = 9}, machine);
+    refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_BROKEN,
             "no GPU");
     machine.devices = 1;
     machine.bytes = 100000;
     stand_in_begin(&machine);
-    refuses(cp_model_open(&cp_backend_cuda, f.file, &model), CP_MEMORY,
+    refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_MEMORY,
             "of 100000 left");
-    end_file(&f);
+    end_file();
 }
 
 TEST(a_wish_to_stop_is_heard) {
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 5}, 2);
-    volatile sig_atomic_t stop = 0;
+    volatile sig_atomic_t stop = 1;
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .stop = &stop};
-    cp_model *model;
-    cp_session *session;
     int64_t said;
-    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
-    must(cp_session_open(model, &options, &session));
-    stop = 1;
-    refuses(say(session, &first, 1, f.words, &said), CP_INTERRUPTED,
-            "of 5 layers");
-    ck_assert_int_eq(cp_session_length(session, 0), 0);
+    begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 5}, 2);
+    open_session(&cp_backend_cuda_fp32, &options);
+    refuses(say(f.session, &first, 1, &said), CP_INTERRUPTED, "of 5 layers");
+    ck_assert_int_eq(cp_session_length(f.session, 0), 0);
     stop = 0;
-    must(say(session, &first, 1, f.words, &said));
-    cp_session_close(session);
-    cp_model_close(model);
-    end_file(&f);
+    must(say(f.session, &first, 1, &said));
+    end_file();
 }
 
 TEST(all_promised_positions_can_be_had) {
     const turn word = {false, {1, 0, 0}};
-    fixture f = begin_file(&(tiny_gguf_options){.seed = 9}, 2);
     const cp_session_options options = {
         .ranks = 4, .sequences = SEQUENCES, .capacity = 72};
-    cp_model *model;
-    cp_session *session;
     int64_t said;
-    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &model));
-    must(cp_session_open(model, &options, &session));
+    begin_file(&(tiny_gguf_options){.seed = 9}, 2);
+    open_session(&cp_backend_cuda_fp32, &options);
     for (uint64_t n = 0; n < 72; n++)
-        must(say(session, &word, n + 1, f.words, &said));
-    refuses(say(session, &word, 1, f.words, &said), CP_CAPACITY,
+        must(say(f.session, &word, n + 1, &said));
+    refuses(say(f.session, &word, 1, &said), CP_CAPACITY,
             "would pass its 72 positions");
-    cp_session_close(session);
-    cp_model_close(model);
-    end_file(&f);
+    end_file();
 }
