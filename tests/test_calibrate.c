@@ -119,10 +119,10 @@ LOOP(made_up_machines_come_out, 0, 4) {
     near(cp_curve_at(&h.exchange_at, 4096), 10e-6 + 4096 / 2e9);
     near(h.link_rate, 65536 / (65472 / 2e9));
     near(h.link_latency, 10e-6 + 64 / 2e9);
-    if (ranks > 1)
+    if (ranks > 1) {
         near(cp_curve_at(&h.all_to_all_at, 65536), 3 * (10e-6 + 65536 / 2e9));
-    if (ranks > 1)
         near(h.overlap, 0.75);
+    }
     /* Decode steps take what they took. */
     const double own = h.memory_rate / (shared ? ranks : 1);
     for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
@@ -143,70 +143,64 @@ LOOP(made_up_machines_come_out, 0, 4) {
     ck_assert_int_eq(measured, 13 + shared + (ranks > 1 ? 4 : 0));
 }
 
-TEST(what_does_not_hide_is_said_not_to) {
+LOOP(what_does_not_hide_is_said_not_to, 0, 3) {
+    const double shares[] = {0, -0.5, 1};
     cp_hardware h;
     truth.speed = 1;
-    truth.share = 0;
+    truth.share = shares[_i];
     calibrated(2, 2, 0, &h);
-    ck_assert_double_eq(h.overlap, 0);
-    truth.share = -0.5;
-    calibrated(2, 2, 0, &h);
-    ck_assert_double_eq(h.overlap, 0);
-    truth.share = 1;
-    calibrated(2, 2, 0, &h);
-    near(h.overlap, 1);
-}
-
-static void refused_sizes(cp_calibration wanted, const char *because) {
-    refuses(cp_calibration_check(&wanted), CP_INVALID, because);
+    ck_assert_double_eq_tol(h.overlap, fmax(0, truth.share), 1e-9);
 }
 
 TEST(sizes_are_refused) {
     int64_t many[25], down[2] = {8, 8}, huge[1] = {INT64_MAX}, none[1] = {0};
-    for (int n = 0; n < 25; n++)
-        many[n] = n + 8;
     const cp_calibration good = {.shape = {4, 2, 16},
                                  .rows = {rows, 3},
                                  .keys = {keys, 3},
                                  .bytes = {bytes, 3}};
     cp_calibration bad = good;
+    const struct {
+        cp_counts *field, wrong;
+        const char *because;
+    } lists[] = {
+        {&bad.rows, {many, 13}, "--rows: 13 sizes, where 1 to 12 fit"},
+        {&bad.rows, {huge, 1}, "--rows 9223372036854775807: between 1 and 65"},
+        {&bad.rows, {none, 1}, "--rows 0: between"},
+        {&bad.keys, {down, 2}, "--keys: 8 after 8; sizes ascend"},
+        {&bad.keys, {many, 25}, "--keys: 25 sizes"},
+        {&bad.bytes, {none, 1}, "--bytes 0: between 8 and"},
+    };
+    for (int n = 0; n < 25; n++)
+        many[n] = n + 8;
     must(cp_calibration_check(&good));
-    bad.rows = (cp_counts){many, 13};
-    refused_sizes(bad, "--rows: 13 sizes, where 1 to 12 fit");
-    bad.rows = (cp_counts){huge, 1};
-    refused_sizes(bad, "--rows 9223372036854775807: between 1 and 65536");
-    bad.rows = (cp_counts){none, 1};
-    refused_sizes(bad, "--rows 0: between");
-    bad.rows = good.rows;
-    bad.keys = (cp_counts){down, 2};
-    refused_sizes(bad, "--keys: 8 after 8; sizes ascend");
-    bad.keys = (cp_counts){many, 25};
-    refused_sizes(bad, "--keys: 25 sizes");
-    bad.keys = good.keys;
-    bad.bytes = (cp_counts){none, 1};
-    refused_sizes(bad, "--bytes 0: between 8 and");
-    bad.bytes = good.bytes;
+    for (int n = 0; n < COUNT_OF(lists); n++) {
+        bad = good;
+        *lists[n].field = lists[n].wrong;
+        refuses(cp_calibration_check(&bad), CP_INVALID, lists[n].because);
+    }
+    bad = good;
     bad.shape.kv_heads = 3;
-    refused_sizes(bad, "3");
+    refuses(cp_calibration_check(&bad), CP_INVALID, "3");
     bad.shape = (cp_shape){1 << 20, 1, 16};
-    refused_sizes(bad, "1048576 query heads");
+    refuses(cp_calibration_check(&bad), CP_INVALID, "1048576 query heads");
 }
 
 static void make_small(void) {
+    make_directory();
     before_every_line("S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
                       "--heads 2,1,16';");
 }
 
-AROUND_EACH(make_small, NULL);
+AROUND_EACH(make_small, remove_directory);
 
 TEST(descriptions_are_written_and_read) {
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         char line[300];
         snprintf(line, sizeof(line),
-                 "F=$(mktemp) && $L calibrate $S --ranks %d --name it --out $F "
+                 "F=$D/it && $L calibrate $S --ranks %d --name it --out $F "
                  "&& cat $F && $L simulate --machine $F --model smollm2-135m "
                  "--tensor 1 --new 64 && $L choose --machine $F --model "
-                 "smollm2-135m --new 64; s=$?; rm -f $F; exit $s",
+                 "smollm2-135m --new 64",
                  ranks);
         accepted(line, "machine it\n");
         ck_assert_ptr_nonnull(strstr(output, "# date: 2"));
@@ -231,9 +225,9 @@ TEST(bad_use_is_refused) {
     refused(2, "--timeout 0", "$L calibrate --timeout 0");
     refused(1, "/no/where", "$L calibrate $S --out /no/where");
     refused(1, "longring: ",
-            "F=$(mktemp) && echo kept >$F && (ulimit -f 1; trap '' XFSZ; "
-            "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $F); s=$?; "
-            "grep -q kept $F || s=7; rm -f $F; exit $s");
+            "echo kept >$D/it && (ulimit -f 1; trap '' XFSZ; "
+            "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $D/it); s=$?; "
+            "grep -q kept $D/it || s=7; exit $s");
 }
 
 static const cp_shape heads = {4, 2, 32};
@@ -259,14 +253,11 @@ static double simulated_seconds(const cp_hardware *h, int64_t tokens,
     const int64_t none = 0;
     cp_model_sizes model;
     cp_forecast forecast;
-    /* The model of a ring. */
-    must(cp_model_sizes_parse("ring",
-                              "model ring\nlike smollm2-135m\n"
-                              "layers 1 layers assumed\n"
-                              "query_heads 4 heads assumed\n"
-                              "kv_heads 2 heads assumed\n"
-                              "head_dim 32 numbers assumed\n",
-                              &model));
+    must(cp_model_sizes_read("smollm2-135m", &model));
+    model.layers = 1;
+    model.query_heads = heads.query_heads;
+    model.kv_heads = heads.kv_heads;
+    model.head_dim = heads.head_dim;
     const cp_scenario scenario = {.hardware = h,
                                   .model = &model,
                                   .ranks = 2,
@@ -321,9 +312,9 @@ static const char ring[] = "machine toy\nmemory 1 GB assumed\n"
                            "attention_rate 1 TFLOP/s assumed\n"
                            "overlap 0 share assumed\n";
 
-static cp_choice foreseen(const char *links, int ranks, int64_t fresh,
-                          int64_t past) {
+static cp_choice foreseen(const char *links, int ranks, int64_t fresh) {
     const cp_shape shape = {8, 2, 64};
+    const int64_t past = 4000;
     char text[1000];
     cp_hardware hardware;
     cp_choice choice;
@@ -333,46 +324,42 @@ static cp_choice foreseen(const char *links, int ranks, int64_t fresh,
     return choice;
 }
 
-TEST(auto_takes_what_is_faster) {
-    const char *const slow = "link_rate 0.01 GB/s assumed\n"
-                             "link_latency 1 us assumed\n";
-    const char *const slow_home = "link_rate 10 GB/s assumed\n"
-                                  "link_latency 1 us assumed\n"
-                                  "all_to_all_latency 90000 us assumed\n";
-    const char *const quick = "link_rate 100000 GB/s assumed\n"
-                              "link_latency 0 us assumed\n"
-                              "jitter 1000000 us assumed\n";
-    cp_choice choice = foreseen(slow, 4, 8, 4000);
-    ck_assert_int_eq(choice.variant, CP_PASS_Q);
-    ck_assert_ptr_nonnull(strstr(choice.rule, "simulated on toy"));
-    choice = foreseen(slow_home, 4, 8, 4000);
-    ck_assert_int_eq(choice.variant, CP_PASS_KV);
-    ck_assert_ptr_nonnull(strstr(choice.rule, "simulated on toy"));
-    choice = foreseen(quick, 4, 400, 4000);
-    ck_assert_int_eq(choice.variant, CP_PASS_Q);
-    ck_assert_ptr_nonnull(strstr(choice.rule, "miss rate"));
-    ck_assert_int_eq(foreseen(slow_home, 1, 8, 4000).variant, CP_PASS_KV);
+LOOP(auto_takes_what_is_faster, 0, 4) {
+    static const char slow_home[] = "link_rate 10 GB/s assumed\n"
+                                    "link_latency 1 us assumed\n"
+                                    "all_to_all_latency 90000 us assumed\n";
+    static const struct {
+        const char *links;
+        int ranks;
+        int64_t fresh;
+        cp_variant variant;
+        const char *rule;
+    } calls[] = {
+        {"link_rate 0.01 GB/s assumed\nlink_latency 1 us assumed\n", 4, 8,
+         CP_PASS_Q, "simulated on toy"},
+        {slow_home, 4, 8, CP_PASS_KV, "simulated on toy"},
+        {"link_rate 100000 GB/s assumed\nlink_latency 0 us assumed\n"
+         "jitter 1000000 us assumed\n",
+         4, 400, CP_PASS_Q, "miss rate"},
+        {slow_home, 1, 8, CP_PASS_KV, ""},
+    };
+    const cp_choice choice =
+        foreseen(calls[_i].links, calls[_i].ranks, calls[_i].fresh);
+    ck_assert_int_eq(choice.variant, calls[_i].variant);
+    ck_assert_ptr_nonnull(strstr(choice.rule, calls[_i].rule));
 }
 
 TEST(commands_choose_by_a_description) {
-    char line[900], directory[] = "/tmp/longring-calibrate-XXXXXX";
-    const tiny_gguf_options tiny = {.seed = 5};
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-    snprintf(line, sizeof(line), "%s/m.gguf", directory);
-    must(tiny_gguf_write(line, &tiny));
-    snprintf(line, sizeof(line),
-             "D=%s; $L chat --model $D/m.gguf --ranks 3 --machine laptop "
-             "--compare --most 3 --ask 'what is this?' --ask why",
-             directory);
-    accepted(line, "The questions by both rings, every token as before:");
+    must(tiny_gguf_write(in("m.gguf"), &(tiny_gguf_options){.seed = 5}));
+    accepted("$L chat --model $D/m.gguf --ranks 3 --machine laptop --compare "
+             "--most 3 --ask 'what is this?' --ask why",
+             "The questions by both rings, every token as before:");
     ck_assert_ptr_nonnull(strstr(output, "\nRegret "));
     ck_assert_ptr_nonnull(strstr(output, "     2   pass-kv "));
     ck_assert_ptr_null(strstr(output, "     3   pass-kv "));
-    snprintf(line, sizeof(line),
-             "D=%s; $L chat --model $D/m.gguf --ranks 3 --variant pass-q "
-             "--compare --most 3 --ask 'what is this?'; rm -r $D",
-             directory);
-    accepted(line, "The same on one rank");
+    accepted("$L chat --model $D/m.gguf --ranks 3 --variant pass-q --compare "
+             "--most 3 --ask 'what is this?'",
+             "The same on one rank");
     ck_assert_ptr_null(strstr(output, "Regret"));
     refused(2, "machine nowhere: no file",
             "$L chat --model m --ask x --machine nowhere");
