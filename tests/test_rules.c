@@ -107,15 +107,12 @@ LOOP(table_3_is_what_plans_do, 1, 9) {
         const counted q = count_plan(CP_PASS_Q, &setting, fresh, cached);
         const int64_t row =
             4 * setting.shape.query_heads * setting.shape.head_dim;
-        const double flops = cp_volumes_of(&setting, &load, true).flops;
-        ck_assert(flops == (double)(kv.pairs * row));
-        ck_assert(flops == (double)(q.pairs * row));
-        ck_assert(cp_volumes_of(&setting, &load, true).keys * hops ==
-                  (double)kv.ring);
-        ck_assert(cp_volumes_of(&setting, &load, true).queries * hops ==
-                  (double)q.ring);
-        ck_assert(cp_volumes_of(&setting, &load, true).partials * hops ==
-                  (double)q.all_to_all);
+        const cp_volumes volumes = cp_volumes_of(&setting, &load, true);
+        ck_assert(volumes.flops == (double)(kv.pairs * row));
+        ck_assert(volumes.flops == (double)(q.pairs * row));
+        ck_assert(volumes.keys * hops == (double)kv.ring);
+        ck_assert(volumes.queries * hops == (double)q.ring);
+        ck_assert(volumes.partials * hops == (double)q.all_to_all);
         ck_assert_int_eq(kv.all_to_all, 0);
     }
 }
@@ -123,8 +120,8 @@ LOOP(table_3_is_what_plans_do, 1, 9) {
 TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
     const cp_setting setting = peak(4);
     const cp_load full = load_of(128000, 0), token = load_of(1, 128000);
-    ck_assert(8 * cp_volumes_of(&setting, &full, true).keys ==
-              cp_volumes_of(&setting, &full, true).queries);
+    const cp_volumes volumes = cp_volumes_of(&setting, &full, true);
+    ck_assert(8 * volumes.keys == volumes.queries);
     ck_assert(full.pairs == 128000LL * 128000);
     ck_assert(full.causal == 128000LL * 128001 / 2);
     ck_assert(token.pairs == 128001 && token.causal == 128001);
@@ -178,12 +175,11 @@ TEST(equations_are_the_inequalities_they_came_from) {
                 setting.ranks * shape->kv_heads * machine->element_bytes;
         }
         const double bandwidth = (double)machine->bytes_per_second;
-        const double keys =
-            cp_volumes_of(&setting, &load, true).keys / ranks / bandwidth;
-        const double queries =
-            cp_volumes_of(&setting, &load, true).queries / ranks / bandwidth;
-        const double attention = cp_volumes_of(&setting, &load, false).flops /
-                                 ranks / ranks / (double)machine->flops;
+        const cp_volumes volumes = cp_volumes_of(&setting, &load, false);
+        const double keys = volumes.keys / ranks / bandwidth;
+        const double queries = volumes.queries / ranks / bandwidth;
+        const double attention =
+            volumes.flops / ranks / ranks / (double)machine->flops;
         const int hides = order(attention, keys);
         ck_assert_int_eq(order((double)fresh, cp_new_tokens_least(&setting)),
                          hides);
@@ -215,20 +211,17 @@ TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
 TEST(the_causal_half_doubles_the_first_prompt) {
     const cp_setting setting = peak(4);
     static const struct {
-        int64_t fresh, cached;
-        bool hidden, causal; /* by the paper's count, by the causal one */
-    } calls[] = {
-        {3999, 0, false, false},          {4000, 0, true, false},
-        {7998, 0, true, false},           {7999, 0, true, true},
-        {3999, 2000000000, false, false}, {4000, 2000000000, true, false},
-        {4001, 2000000000, true, true}};
-    for (int n = 0; n < 7; n++) {
-        const int64_t fresh = calls[n].fresh, cached = calls[n].cached;
-        ck_assert(ask(&cp_rules[ALGORITHM_1], &setting, fresh, cached).hidden ==
-                  calls[n].hidden);
-        ck_assert(ask(&cp_rules[CAUSAL_1], &setting, fresh, cached).hidden ==
-                  calls[n].causal);
-    }
+        int rule;
+        int64_t cached, least; /* new tokens that hide the transfer */
+    } rows[] = {{ALGORITHM_1, 0, 4000},
+                {CAUSAL_1, 0, 7999},
+                {ALGORITHM_1, 2000000000, 4000},
+                {CAUSAL_1, 2000000000, 4001}};
+    for (int n = 0; n < 4; n++)
+        for (int64_t less = 0; less < 2; less++)
+            ck_assert(ask(&cp_rules[rows[n].rule], &setting,
+                          rows[n].least - less, rows[n].cached)
+                          .hidden == (less == 0));
 }
 
 TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
@@ -282,12 +275,11 @@ TEST(table_5_decides_by_seconds) { /* invariant 28 */
         const int64_t cached = 128000 - rows[n].fresh;
         const cp_load load = load_of(rows[n].fresh, cached);
         cp_setting setting = peak(4);
+        const cp_volumes volumes = cp_volumes_of(&setting, &load, true);
         setting.machine.flops =
-            (int64_t)(cp_volumes_of(&setting, &load, true).flops / 16 /
-                      rows[n].attention);
+            (int64_t)(volumes.flops / 16 / rows[n].attention);
         setting.machine.bytes_per_second =
-            (int64_t)(cp_volumes_of(&setting, &load, true).keys / 4 /
-                      rows[n].exchange);
+            (int64_t)(volumes.keys / 4 / rows[n].exchange);
         setting.latency = 0;
         setting.all_to_all_bandwidth = 1e30;
         setting.all_to_all_latency = rows[n].all_to_all;
@@ -339,25 +331,20 @@ TEST(appendix_d_turns_where_it_says) {
                  "near: h = 5e-14, too near 0 to tell");
 }
 
-static void refused(const cp_setting *setting, const char *field) {
+TEST(bad_settings_name_the_field) {
+    cp_setting bad[5] = {peak(4), peak(4), peak(4), peak(0), peak(4)};
+    static const char *const because[5] = {"flops is 0", "bandwidth is -5",
+                                           "0 bytes a number", "0 ranks",
+                                           "3 key heads"};
     const cp_load load = load_of(5, 0);
     cp_verdict verdict;
-    refuses(cp_rule_ask(&cp_rules[ALGORITHM_1], setting, &load, &verdict),
-            CP_INVALID, field);
-}
-
-TEST(bad_settings_name_the_field) {
-    cp_setting bad = peak(4);
-    bad.machine.flops = 0;
-    refused(&bad, "flops is 0");
-    bad = peak(4), bad.machine.bytes_per_second = -5;
-    refused(&bad, "bandwidth is -5");
-    bad = peak(4), bad.machine.element_bytes = 0;
-    refused(&bad, "0 bytes a number");
-    bad = peak(0);
-    refused(&bad, "0 ranks");
-    bad = peak(4), bad.shape.kv_heads = 3;
-    refused(&bad, "3 key heads");
+    bad[0].machine.flops = 0;
+    bad[1].machine.bytes_per_second = -5;
+    bad[2].machine.element_bytes = 0;
+    bad[4].shape.kv_heads = 3;
+    for (int n = 0; n < 5; n++)
+        refuses(cp_rule_ask(&cp_rules[ALGORITHM_1], &bad[n], &load, &verdict),
+                CP_INVALID, because[n]);
 }
 
 TEST(sums_that_do_not_fit_are_refused) {

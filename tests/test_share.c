@@ -37,6 +37,14 @@ static void add(story *story, int rank, cp_task_kind kind, double seconds,
         (cp_task){kind, seconds, {gate, CP_NO_GATE}, 2};
 }
 
+/* Both ranks meet at the gate. */
+static void meet(story *story, int gate) {
+    for (int rank = 0; rank < 2; rank++) {
+        add(story, rank, CP_TASK_POST, 0, gate);
+        add(story, rank, CP_TASK_AWAIT, 0, gate);
+    }
+}
+
 static cp_status tell(story *story, int ranks, double cores) {
     const cp_share share = {.ranks = ranks,
                             .gates = 8,
@@ -48,15 +56,22 @@ static cp_status tell(story *story, int ranks, double cores) {
     return cp_share_run(&share);
 }
 
+/* Tell a story of two ranks, which end when they should. */
+static void ends(story *story, double cores, double first, double second) {
+    must(tell(story, 2, cores));
+    ck_assert_double_eq(story->ended[0], first);
+    ck_assert_double_eq(story->ended[1], second);
+}
+
 /* Ranks with so much work each end when they should. */
 static void works(int ranks, double cores, const double *seconds,
-                  const double *ends) {
+                  const double *wanted) {
     story story = {0};
     for (int rank = 0; rank < ranks; rank++)
         add(&story, rank, CP_TASK_WORK, seconds[rank], 0);
     must(tell(&story, ranks, cores));
     for (int rank = 0; rank < ranks; rank++)
-        ck_assert_double_eq_tol(story.ended[rank], ends[rank], 1e-12);
+        ck_assert_double_eq_tol(story.ended[rank], wanted[rank], 1e-12);
 }
 
 TEST(shares_are_as_by_hand) {
@@ -106,28 +121,21 @@ TEST(shares_are_as_by_formula) {
 
 TEST(who_waits_gives_its_core_away) {
     story story = {0};
-    for (int rank = 0; rank < 2; rank++) {
-        add(&story, rank, CP_TASK_WORK, rank == 0 ? 1 : 3, 0);
-        add(&story, rank, CP_TASK_POST, 0, 5);
-        add(&story, rank, CP_TASK_AWAIT, 0, 5);
-        add(&story, rank, CP_TASK_WORK, 1, 0);
-    }
-    must(tell(&story, 2, 1));
-    ck_assert_double_eq(story.ended[0], 6);
-    ck_assert_double_eq(story.ended[1], 6);
+    add(&story, 0, CP_TASK_WORK, 1, 0);
+    add(&story, 1, CP_TASK_WORK, 3, 0);
+    meet(&story, 5);
+    add(&story, 0, CP_TASK_WORK, 1, 0);
+    add(&story, 1, CP_TASK_WORK, 1, 0);
+    ends(&story, 1, 6, 6);
 }
 
 TEST(what_hides_needs_no_core) {
     story story = {0};
-    for (int rank = 0; rank < 2; rank++) {
-        add(&story, rank, CP_TASK_POST, 5, 0);
-        add(&story, rank, CP_TASK_WORK, rank == 0 ? 0 : 3, 0);
-        if (rank == 0)
-            add(&story, rank, CP_TASK_AWAIT, 0, 0);
-    }
-    must(tell(&story, 2, 1));
-    ck_assert_double_eq(story.ended[0], 5);
-    ck_assert_double_eq(story.ended[1], 3);
+    add(&story, 0, CP_TASK_POST, 5, 0);
+    add(&story, 0, CP_TASK_AWAIT, 0, 0);
+    add(&story, 1, CP_TASK_POST, 5, 0);
+    add(&story, 1, CP_TASK_WORK, 3, 0);
+    ends(&story, 1, 5, 3);
 }
 
 TEST(a_gate_opens_in_the_middle) {
@@ -137,22 +145,17 @@ TEST(a_gate_opens_in_the_middle) {
     add(&story, 0, CP_TASK_WORK, 1, 0);
     add(&story, 1, CP_TASK_POST, 5, 0);
     add(&story, 1, CP_TASK_WORK, 9, 0);
-    must(tell(&story, 2, 1));
-    ck_assert_double_eq(story.ended[0], 7);
-    ck_assert_double_eq(story.ended[1], 10);
+    ends(&story, 1, 7, 10);
 }
 
 TEST(a_gate_opens_anew) {
     story story = {0};
-    for (int rank = 0; rank < 2; rank++)
-        for (int n = 0; n < 4; n++) {
-            add(&story, rank, CP_TASK_WORK, rank == n % 2 ? 1 : 3, 0);
-            add(&story, rank, CP_TASK_POST, 0, n % 2);
-            add(&story, rank, CP_TASK_AWAIT, 0, n % 2);
-        }
-    must(tell(&story, 2, 2));
-    ck_assert_double_eq(story.ended[0], 12);
-    ck_assert_double_eq(story.ended[1], 12);
+    for (int n = 0; n < 4; n++) {
+        add(&story, n % 2, CP_TASK_WORK, 1, 0);
+        add(&story, 1 - n % 2, CP_TASK_WORK, 3, 0);
+        meet(&story, n % 2);
+    }
+    ends(&story, 2, 12, 12);
 }
 
 TEST(who_waits_for_ever_is_named) {
