@@ -43,11 +43,11 @@ LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
         near(h.memory_rate, 2 * 4096 / (2e-6 + 4096e-12) * ranks);
         near(cp_curve_at(&h.exchange_at, 64) * ranks, 2e-6 + 64e-12);
         near(cp_curve_at(&h.exchange_at, 4096) * ranks, 2e-6 + 4096e-12);
-        if (ranks > 1)
+        if (ranks > 1) {
             near(cp_curve_at(&h.all_to_all_at, 4096) * ranks,
                  (ranks - 1) * (2e-6 + each * 1e-12));
-        if (ranks > 1)
             ck_assert_double_eq(h.overlap, 1);
+        }
         /* Kernels of two rounds: three products, attentions, one more beside a
          * message, and two over many keys that are split, emptied twice and
          * merged. */
@@ -114,8 +114,8 @@ LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
         ck_assert_int_eq(all[r].hardware.cores, 0);
         ck_assert_double_gt(all[r].hardware.launch, late / 16);
         ck_assert_double_lt(all[r].hardware.launch, 2 * late / 16);
-        ck_assert_int_eq(
-            memcmp(&all[r].hardware, &all[0].hardware, sizeof(cp_hardware)), 0);
+        ck_assert_mem_eq(&all[r].hardware, &all[0].hardware,
+                         sizeof(cp_hardware));
     }
     const stand_in_statistics seen = stand_in_count();
     const int64_t once = 2 + 1 + 2 * (count - 1);

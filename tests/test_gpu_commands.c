@@ -29,25 +29,19 @@ static void runs(const char *line) {
 }
 
 static void write_tensor(const char *name, int64_t rows, int64_t heads) {
-    char path[128];
     const int64_t size[] = {rows, heads, 16};
     float numbers[200 * 4 * 16];
     uint64_t state = (uint64_t)name[0];
     for (int64_t i = 0; i < rows * heads * 16; i++)
         numbers[i] = harness_uniform(&state);
-    snprintf(path, sizeof(path), "%s/%s.npy", directory, name);
-    must(cp_npy_write(path, CP_NPY_FLOAT32, 3, size, numbers));
+    must(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers));
 }
 
 static double differ(const char *one, const char *other) {
     cp_npy files[2];
-    const char *names[] = {one, other};
-    char path[128];
     double worst = 0.0;
-    for (int n = 0; n < 2; n++) {
-        snprintf(path, sizeof(path), "%s/%s.npy", directory, names[n]);
-        must(cp_npy_read(path, &files[n]));
-    }
+    must(cp_npy_read(in(one), &files[0]));
+    must(cp_npy_read(in(other), &files[1]));
     ck_assert_int_eq(files[0].count, files[1].count);
     for (int64_t i = 0; i < files[0].count; i++) {
         const double apart = fabs((double)((float *)files[0].data)[i] -
@@ -69,9 +63,9 @@ TEST(attention_alone_is_the_same) {
         "--cached 61 --ranks 2",
     };
     char line[1024];
-    write_tensor("q", 30, 4);
-    write_tensor("k", 91, 2);
-    write_tensor("v", 91, 2);
+    write_tensor("q.npy", 30, 4);
+    write_tensor("k.npy", 91, 2);
+    write_tensor("v.npy", 91, 2);
     for (int n = 0; n < 4; n++) {
         snprintf(line, sizeof(line),
                  "for on in threads cuda cuda-fp32; do $G attend --q $D/q.npy "
@@ -79,21 +73,19 @@ TEST(attention_alone_is_the_same) {
                  "$D/$on-lse.npy || exit; done",
                  calls[n]);
         runs(line);
-        ck_assert(differ("threads", "cuda-fp32") < 2e-6);
-        ck_assert(differ("threads-lse", "cuda-fp32-lse") < 2e-6);
-        const double rounded = differ("threads", "cuda");
+        ck_assert(differ("threads.npy", "cuda-fp32.npy") < 2e-6);
+        ck_assert(differ("threads-lse.npy", "cuda-fp32-lse.npy") < 2e-6);
+        const double rounded = differ("threads.npy", "cuda.npy");
         ck_assert_msg(rounded > 1e-5 && rounded < 2e-2, "%g", rounded);
     }
 }
 
 static void write_ids(void) {
-    char path[128];
     int32_t ids[34];
     const int64_t size[] = {34};
     for (int n = 0; n < 34; n++)
         ids[n] = 20 + 7 * n % 40;
-    snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    must(cp_npy_write(path, CP_NPY_INT32, 1, size, ids));
+    must(cp_npy_write(in("ids.npy"), CP_NPY_INT32, 1, size, ids));
 }
 
 LOOP(a_model_writes_the_same_tokens, 0, harness_seeds(2)) {
@@ -148,7 +140,7 @@ TEST(a_machine_without_a_gpu_is_told_so) {
     refused(2, "--on cuda: not built in (make gpu",
             "$L chat --model x --on cuda");
     refused(2, "nothing is measured there yet", "$G bench --on cuda");
-    write_tensor("q", 30, 2);
+    write_tensor("q.npy", 30, 2);
     refused(1, "partials are shown on threads",
             "$G attend --q $D/q.npy --k $D/q.npy --v $D/q.npy --on cuda "
             "--partials $D/p --out $D/o --lse $D/l");

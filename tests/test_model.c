@@ -122,7 +122,7 @@ static const int tiny_types[] = {
     TINY_F32,  TINY_F16,  TINY_BF16, TINY_Q8_0, TINY_Q4_0, TINY_Q4_1, TINY_Q5_0,
     TINY_Q5_1, TINY_Q2_K, TINY_Q3_K, TINY_Q4_K, TINY_Q5_K, TINY_Q6_K};
 
-LOOP(test_every_weight_type, 0, 13) {
+LOOP(test_every_weight_type, 0, COUNT_OF(tiny_types)) {
     const int t = tiny_types[_i];
     const bool blocks_of_256 = t >= TINY_Q2_K && t <= TINY_Q6_K;
     const tiny_gguf_options options = {.width = blocks_of_256 ? 256 : 64,
@@ -149,7 +149,7 @@ static const tiny_gguf_options tiny_shapes[] = {
     {.seed = 7, .vocabulary = TINY_LLAMA3, .feed_forward = 32},
 };
 
-LOOP(test_every_shape, 0, 7) {
+LOOP(test_every_shape, 0, COUNT_OF(tiny_shapes)) {
     agrees_with_naive(&tiny_shapes[_i]);
 }
 
@@ -294,10 +294,8 @@ LOOP(test_failures_leave_no_trace, 0, 4) {
                                         .progress_context = &armed};
     cp_session *calm = open_with(&options), *disturbed = open_with(&options);
     /* Say the same on both, disturbing one. */
-    float *rows[2];
+    float *rows[2] = {logits_of(60), logits_of(60)};
     const int cuts[] = {20, -3, 30, -7, 0};
-    for (int n = 0; n < 2; n++)
-        rows[n] = logits_of(60);
     for (int n = 0, at = 0; cuts[n] != 0; at += abs(cuts[n++])) {
         const int one[2] = {cuts[n], 0};
         disturb(disturbed, text, &armed);
@@ -378,12 +376,9 @@ static void check_report(const cp_session *session,
 }
 
 static int64_t sum_bytes(const char *json) {
-    static const char mark[] = "\"bytes\":";
     int64_t sum = 0;
-    for (const char *at = json; (at = strstr(at, mark)) != NULL;) {
-        at += sizeof(mark) - 1;
-        sum += strtoll(at, NULL, 10);
-    }
+    for (const char *at = json; (at = strstr(at, "\"bytes\":")) != NULL;)
+        sum += strtoll(at += strlen("\"bytes\":"), NULL, 10);
     return sum;
 }
 
@@ -423,11 +418,11 @@ LOOP(test_trace, 0, 3) {
                                         .trace = true};
     cp_session *session = open_with(&options);
     int64_t sent = 0;
-    cp_turn_report report;
-    must(cp_session_prefill(session, &(int64_t){40}, text, &report));
-    sent += report.bytes[0] + report.bytes[1] + report.bytes[2];
-    must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
-    sent += report.bytes[0] + report.bytes[1] + report.bytes[2];
+    cp_turn_report reports[2];
+    must(cp_session_prefill(session, &(int64_t){40}, text, &reports[0]));
+    must(cp_session_decode(session, 1, &(int64_t){0}, text, &reports[1]));
+    for (int rank = 0; rank < 3; rank++)
+        sent += reports[0].bytes[rank] + reports[1].bytes[rank];
     /* Read the trace and compare. */
     char path[] = "/tmp/long-ring-trace-XXXXXX";
     close(mkstemp(path));

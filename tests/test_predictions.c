@@ -285,7 +285,6 @@ TEST(bad_calls_are_refused) {
         int status;
         const char *because, *line;
     } bad[] = {
-        {2, "simulate needs --new", "$S"},
         {2, "--new: with the 1", "$S --new 1000000000000000000"},
         {2, "--new: with the 9",
          "$S --new 9000000000000000000 --cached 9000000000000000000"},
