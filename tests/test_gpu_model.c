@@ -370,14 +370,10 @@ static cp_status live_as_process(seat *seat) {
     return status;
 }
 
-static cp_status open_half(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F32, (cp_device_share){0, 2},
-                                model);
-}
+static cp_device_share share_to_open;
 
-static cp_status open_other_half(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F32, (cp_device_share){1, 2},
-                                model);
+static cp_status open_share(const cp_gguf *file, cp_model **model) {
+    return cp_device_model_open(file, CP_NUMBERS_F32, share_to_open, model);
 }
 
 /* Let processes talk, each of its part of the model; 10 seconds of patience
@@ -389,7 +385,8 @@ static void run_processes(process *all, int count, int parts) {
         apart[p] = cp_backend_cuda_fp32;
         apart[p].engine_new = my_engine;
         if (parts == 2)
-            apart[p].model_open = p == 0 ? open_half : open_other_half;
+            apart[p].model_open = open_share;
+        share_to_open = (cp_device_share){p, 2};
         must(cp_model_open(&apart[p], f.file, &models[p]));
     }
     for (int r = 0; r < count; r++) {

@@ -166,9 +166,10 @@ typedef struct {
     cp_scenario scenario;
 } chance;
 
+static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                      CP_DECODE};
+
 static void chance_new(chance *c, uint64_t *seed) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
-                                          CP_DECODE};
     c->hardware = random_machine(seed);
     must(cp_model_sizes_read("smollm2-135m", &c->model));
     c->model.layers = 5;
@@ -387,7 +388,6 @@ TEST(long_calls_are_cut_short) {
 }
 
 TEST(equal_work_is_shared_evenly) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     uint64_t seed = 18;
     for (int n = 0; n < 100; n++) {
         chance c;
