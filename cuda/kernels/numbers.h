@@ -4,26 +4,17 @@
 #ifndef CP_NUMBERS_H
 #define CP_NUMBERS_H
 
-#include <stdint.h>
+#define CP_INLINE static inline __device__
 
 #include "cuda/kernels/kernels.h"
-
-static inline __device__ float cp_half_number(uint32_t half) {
-    const uint32_t sign = (half & 0x8000u) << 16;
-    const uint32_t rest = (half & 0x7fffu) << 13;
-    if ((half & 0x7c00u) == 0x7c00u) /* infinite, or NaN */
-        return __uint_as_float(sign | rest | 0x7f800000u);
-    const float magnitude = __uint_as_float(rest) * 0x1p112f;
-    return __uint_as_float(sign | __float_as_uint(magnitude));
-}
+#include "model/blocks.h"
 
 static inline __device__ float cp_get(const void *tensor, cp_element element,
                                       int64_t index) {
     if (element == CP_F32)
         return ((const float *)tensor)[index];
-    const uint32_t bits = ((const uint16_t *)tensor)[index];
-    return element == CP_BF16 ? __uint_as_float(bits << 16)
-                              : cp_half_number(bits);
+    const unsigned char *at = (const unsigned char *)tensor + 2 * index;
+    return element == CP_BF16 ? cp_value_bf16(at, 0) : cp_half_value(at);
 }
 
 static inline __device__ uint32_t cp_bf16_bits(float x) {

@@ -4,8 +4,9 @@
 
 #include <string.h>
 
-#include "reference/model/dequantise.h"
+#include "model/blocks.h"
 #include "reference/attend/exp2.h"
+#include "reference/model/dequantise.h"
 
 typedef struct {
     float scale[CP_LANES], minimum[CP_LANES];
