@@ -1,5 +1,5 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Numbers of all formats, read and written by a thread of a kernel, and
+/* Numbers of both formats, read and written by a thread of a kernel, and
  * rounded to nearest, ties to even. For kernel files only. */
 #ifndef CP_NUMBERS_H
 #define CP_NUMBERS_H
@@ -13,8 +13,7 @@ static inline __device__ float cp_get(const void *tensor, cp_element element,
                                       int64_t index) {
     if (element == CP_F32)
         return ((const float *)tensor)[index];
-    const unsigned char *at = (const unsigned char *)tensor + 2 * index;
-    return element == CP_BF16 ? cp_value_bf16(at, 0) : cp_half_value(at);
+    return cp_value_bf16((const unsigned char *)tensor + 2 * index, 0);
 }
 
 static inline __device__ uint32_t cp_bf16_bits(float x) {
@@ -22,19 +21,6 @@ static inline __device__ uint32_t cp_bf16_bits(float x) {
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return bits >> 16 | 0x40u; /* NaN stays NaN */
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-}
-
-static inline __device__ uint32_t cp_half_bits(float x) {
-    const uint32_t sign = __float_as_uint(x) >> 16 & 0x8000u;
-    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
-    if (bits > 0x7f800000u)
-        return sign | 0x7e00u;
-    if (bits >= 0x47800000u) /* 65536; from 65520 on a carry leads here too */
-        return sign | 0x7c00u;
-    if (bits < 0x38800000u)
-        return sign |
-               (__float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000u);
-    return sign | (bits - 0x38000000u + 0xfffu + (bits >> 13 & 1u)) >> 13;
 }
 
 static inline __device__ uint32_t cp_f8_bits(float x) {
@@ -55,8 +41,7 @@ static inline __device__ void cp_put(void *tensor, cp_element element,
     if (element == CP_F32)
         ((float *)tensor)[index] = x;
     else
-        ((uint16_t *)tensor)[index] =
-            (uint16_t)(element == CP_BF16 ? cp_bf16_bits(x) : cp_half_bits(x));
+        ((uint16_t *)tensor)[index] = (uint16_t)cp_bf16_bits(x);
 }
 
 #endif

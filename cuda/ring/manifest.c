@@ -181,7 +181,7 @@ cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
     cp_manifest *m;
     *out = NULL;
     if (growth < 0)
-        return cp_fail(CP_INVALID, "lists that grow by %ld tiles", growth);
+        return cp_refuse("lists that grow by %ld tiles", growth);
     CP_TRY(cp_allocate(&m, 1, sizeof(*m), "a manifest"));
     m->plan = plan;
     m->rank = rank;
