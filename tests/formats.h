@@ -20,7 +20,7 @@ typedef struct {
     uint32_t largest;
 } format;
 
-static const format half = {10, 15, 0x7c00}, bf16 = {7, 127, 0x7f80};
+static const format bf16 = {7, 127, 0x7f80};
 
 /* The code of the magnitude that is nearest to that of x, ties to even. */
 static inline uint32_t nearest(format f, double x) {
@@ -52,7 +52,7 @@ static inline double decode(cp_element element, uint32_t bits) {
         memcpy(&number, &bits, 4);
         return number;
     }
-    const format f = element == CP_F16 ? half : bf16;
+    const format f = bf16;
     const uint32_t code = bits & 0x7fff;
     const double magnitude = code < f.largest    ? value_of(f, code)
                              : code == f.largest ? (double)INFINITY
@@ -67,7 +67,7 @@ static inline uint32_t encode(cp_element element, float x) {
         return 0xFFFFFFFFu;
     if (element == CP_F32)
         return bits;
-    return (bits >> 16 & 0x8000) | nearest(element == CP_F16 ? half : bf16, x);
+    return (bits >> 16 & 0x8000) | nearest(bf16, x);
 }
 
 #endif

@@ -9,7 +9,7 @@
 #include "ring/span.h"
 
 /* How a number of a tensor is stored. */
-typedef enum { CP_F32, CP_F16, CP_BF16 } cp_element;
+typedef enum { CP_F32, CP_BF16 } cp_element;
 
 /* Bytes of one. */
 static inline int64_t cp_element_bytes(cp_element element) {

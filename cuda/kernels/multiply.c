@@ -154,10 +154,9 @@ static cp_status not_supported(sizes of) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return cp_fail(CP_INVALID,
-                   "FP8 with a scale for each row takes a GPU of compute "
-                   "capability 9.0; device %d has %d.%d",
-                   device, major, minor);
+    return cp_refuse("FP8 with a scale for each row takes a GPU of compute "
+                     "capability 9.0; device %d has %d.%d",
+                     device, major, minor);
 }
 
 static cp_status find(cp_multiplier *mine, product *p, sizes of,
@@ -185,13 +184,11 @@ static cp_status find(cp_multiplier *mine, product *p, sizes of,
 static cp_status check_sizes(const cp_device_matrix *w, int64_t rows) {
     if (rows < 0 || w->in < 1 || w->out < 1 || rows > INT32_MAX ||
         w->in > INT32_MAX || w->out > INT32_MAX)
-        return cp_fail(CP_INVALID,
-                       "cannot multiply %ld rows of %ld numbers by %ld rows: "
-                       "each count must be below 2^31",
-                       rows, w->in, w->out);
+        return cp_refuse("cannot multiply %ld rows of %ld numbers by %ld rows: "
+                         "each count must be below 2^31",
+                         rows, w->in, w->out);
     if (w->numbers == CP_NUMBERS_F8 && (w->in % 16 != 0 || w->out % 16 != 0))
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "an FP8 matrix of %ld x %ld: both must be multiples of 16", w->out,
             w->in);
     return CP_OK;
@@ -204,14 +201,12 @@ static cp_status check_operands(sizes of, const cp_device_matrix *w,
     const uint32_t least = f8 ? 16 : of.numbers == CP_NUMBERS_BF16 ? 2 : 4;
     if (w->values == NULL || x == NULL || y == NULL ||
         (w->scales != NULL) != f8 || (x_scales != NULL) != f8)
-        return cp_fail(CP_INVALID,
-                       "a product without its operands: FP8 has a scale for "
-                       "each row on both sides, other numbers have none");
+        return cp_refuse("a product without its operands: FP8 has a scale for "
+                         "each row on both sides, other numbers have none");
     if (of.alignment < least || (uintptr_t)y % 4 != 0)
-        return cp_fail(CP_INVALID,
-                       "a product of operands at multiples of %u bytes, "
-                       "which must be multiples of %u",
-                       of.alignment, least);
+        return cp_refuse("a product of operands at multiples of %u bytes, "
+                         "which must be multiples of %u",
+                         of.alignment, least);
     return CP_OK;
 }
 

@@ -1,29 +1,19 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Numbers of all formats, read and written by a thread of a kernel, and
+/* Numbers of both formats, read and written by a thread of a kernel, and
  * rounded to nearest, ties to even. For kernel files only. */
 #ifndef CP_NUMBERS_H
 #define CP_NUMBERS_H
 
-#include <stdint.h>
+#define CP_INLINE static inline __device__
 
 #include "cuda/kernels/kernels.h"
-
-static inline __device__ float cp_half_number(uint32_t half) {
-    const uint32_t sign = (half & 0x8000u) << 16;
-    const uint32_t rest = (half & 0x7fffu) << 13;
-    if ((half & 0x7c00u) == 0x7c00u) /* infinite, or NaN */
-        return __uint_as_float(sign | rest | 0x7f800000u);
-    const float magnitude = __uint_as_float(rest) * 0x1p112f;
-    return __uint_as_float(sign | __float_as_uint(magnitude));
-}
+#include "model/blocks.h"
 
 static inline __device__ float cp_get(const void *tensor, cp_element element,
                                       int64_t index) {
     if (element == CP_F32)
         return ((const float *)tensor)[index];
-    const uint32_t bits = ((const uint16_t *)tensor)[index];
-    return element == CP_BF16 ? __uint_as_float(bits << 16)
-                              : cp_half_number(bits);
+    return cp_value_bf16((const unsigned char *)tensor + 2 * index, 0);
 }
 
 static inline __device__ uint32_t cp_bf16_bits(float x) {
@@ -31,19 +21,6 @@ static inline __device__ uint32_t cp_bf16_bits(float x) {
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return bits >> 16 | 0x40u; /* NaN stays NaN */
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-}
-
-static inline __device__ uint32_t cp_half_bits(float x) {
-    const uint32_t sign = __float_as_uint(x) >> 16 & 0x8000u;
-    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
-    if (bits > 0x7f800000u)
-        return sign | 0x7e00u;
-    if (bits >= 0x47800000u) /* 65536; from 65520 on a carry leads here too */
-        return sign | 0x7c00u;
-    if (bits < 0x38800000u)
-        return sign |
-               (__float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000u);
-    return sign | (bits - 0x38000000u + 0xfffu + (bits >> 13 & 1u)) >> 13;
 }
 
 static inline __device__ uint32_t cp_f8_bits(float x) {
@@ -64,8 +41,7 @@ static inline __device__ void cp_put(void *tensor, cp_element element,
     if (element == CP_F32)
         ((float *)tensor)[index] = x;
     else
-        ((uint16_t *)tensor)[index] =
-            (uint16_t)(element == CP_BF16 ? cp_bf16_bits(x) : cp_half_bits(x));
+        ((uint16_t *)tensor)[index] = (uint16_t)cp_bf16_bits(x);
 }
 
 #endif

@@ -148,7 +148,7 @@ static void close_engine(cp_engine *base) {
     free(mine->queues);
 }
 
-static void release(char *memory) {
+static void release(void *memory) {
     cudaFree(memory);
 }
 

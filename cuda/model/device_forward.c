@@ -284,17 +284,13 @@ static cp_status embed(cp_pass *base) {
     return CP_OK;
 }
 
-static double patience_of(const cp_device_place *place) {
-    return place->link != NULL ? place->patience : 0.0;
-}
-
 static cudaError_t ask_event(const void *event) {
     return cudaEventQuery(*(const cudaEvent_t *)event);
 }
 
 static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
     const cp_device_ranks *mine = ((cp_device_forward *)base)->mine;
-    const double patience = patience_of(mine->place);
+    const double patience = mine->place->patience;
     bool late = false;
     *done = cp_max(0, layer - 1);
     CP_TRY(cp_event_record(mine->paced[layer % 2], mine->queues[0].compute));
@@ -422,9 +418,9 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                         int64_t *bytes) {
     const cp_device_ranks *mine = pass->mine;
     const int64_t layers = pass->base.layers;
-    const double patience = patience_of(mine->place);
     for (int r = 0; r < mine->count; r++)
-        CP_TRY(cp_stream_walker_finish(pass->walkers[r], patience));
+        CP_TRY(
+            cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
     for (int r = 0; r < mine->count; r++) {
         const cp_traffic sent = cp_stream_walker_traffic(pass->walkers[r]);
         const int rank = mine->ranks[r].rank;

@@ -17,7 +17,8 @@ typedef struct {
                             number r * parts and on, parts being the GPUs that
                             share its heads */
     cp_nccl *tensor;     /* among those; or NULL */
-    double patience;     /* seconds to wait for them; 0: for ever */
+    double patience;     /* seconds to wait for them; 0: for ever, as without
+                            a link */
     bool graphs;         /* decode from a captured graph */
     int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
 } cp_device_place;

@@ -38,9 +38,8 @@ static cp_status take_piece(const loader *load, cp_weight weight,
     all.row_bytes = all.in / values * bytes;
     *out = all;
     if (all.in % values != 0)
-        return cp_fail(CP_INVALID,
-                       "%s: %ld parts of its rows are no whole blocks of %ld",
-                       cp_gguf_show(tensor->name).text, parts, values);
+        return cp_refuse("%s: %ld parts of its rows are no whole blocks of %ld",
+                         cp_gguf_show(tensor->name).text, parts, values);
     return CP_OK;
 }
 
@@ -158,10 +157,9 @@ static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
 
 static cp_status share_facts(int64_t parts, cp_model_facts *f) {
     if (f->shape.kv_heads % parts != 0 || f->feed_forward % parts != 0)
-        return cp_fail(CP_INVALID,
-                       "%ld key and value heads and %ld inner features "
-                       "cannot be shared by %ld GPUs",
-                       f->shape.kv_heads, f->feed_forward, parts);
+        return cp_refuse("%ld key and value heads and %ld inner features "
+                         "cannot be shared by %ld GPUs",
+                         f->shape.kv_heads, f->feed_forward, parts);
     f->shape.query_heads /= parts;
     f->shape.kv_heads /= parts;
     f->feed_forward /= parts;

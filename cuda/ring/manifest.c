@@ -178,19 +178,13 @@ int64_t cp_manifest_bytes(const cp_manifest *m) {
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out) {
     const cp_program *program = &plan->programs[rank];
-    cp_manifest *m;
     *out = NULL;
     if (growth < 0)
-        return cp_fail(CP_INVALID, "lists that grow by %ld tiles", growth);
-    CP_TRY(cp_allocate(&m, 1, sizeof(*m), "a manifest"));
-    m->plan = plan;
-    m->rank = rank;
+        return cp_refuse("lists that grow by %ld tiles", growth);
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a manifest"));
+    (*out)->plan = plan;
+    (*out)->rank = rank;
     for (int64_t n = 0; n < program->count; n++)
-        m->packs = m->packs || program->ops[n].kind == CP_OP_PACK;
-    const cp_status status = place_lists(m, growth);
-    if (status == CP_OK)
-        *out = m;
-    else
-        free(m);
-    return status;
+        (*out)->packs |= program->ops[n].kind == CP_OP_PACK;
+    return place_lists(*out, growth);
 }

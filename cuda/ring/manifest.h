@@ -23,8 +23,8 @@ typedef enum {
 } cp_list;
 
 /* Give each list of a rank its place, with growth pieces more than the plan's
- * layout needs. The plan must outlive the manifest, which is for free(). Fails
- * with CP_INVALID if growth is negative, and with CP_MEMORY. */
+ * layout needs. The plan must outlive the manifest, which is for free() even if
+ * this fails: with CP_INVALID if growth is negative, or with CP_MEMORY. */
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out);
 

@@ -194,8 +194,8 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
                         cp_nccl **cp) {
     *tp = *cp = NULL;
     if (tp_size < 1 || world->ranks % tp_size != 0)
-        return cp_fail(CP_INVALID, "%d ranks cannot form groups of %d",
-                       world->ranks, tp_size);
+        return cp_refuse("%d ranks cannot form groups of %d", world->ranks,
+                         tp_size);
     const int mine = world->rank % tp_size, row = world->rank / tp_size;
     const int rows = world->ranks / tp_size;
     cp_status status = split(world, row, mine, tp_size, 0, tp);

@@ -66,8 +66,7 @@ static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
 
 cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
     if (!same_kind(w->plan, plan, w->rank))
-        return cp_fail(
-            CP_INVALID,
+        return cp_refuse(
             "rank %d walks %s of %d ranks; the next call is something else",
             w->rank, cp_variant_name(w->plan->variant), w->plan->layout->ranks);
     CP_TRY(find_room(w, plan));
@@ -144,9 +143,8 @@ static cp_status fill_walker(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t size = cp_element_bytes(w->options.element);
     if (plan->element_bytes != size)
-        return cp_fail(CP_INVALID,
-                       "a plan of %ld-byte numbers, a walker of %ld",
-                       plan->element_bytes, size);
+        return cp_refuse("a plan of %ld-byte numbers, a walker of %ld",
+                         plan->element_bytes, size);
     if (w->options.blocks < 1)
         CP_TRY(
             cp_cuda(cp_device_blocks(&w->options.blocks), "asking for blocks"));

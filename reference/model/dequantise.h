@@ -13,7 +13,4 @@
 cp_status cp_dequantise(int type, const void *blocks, int64_t count,
                         float *out);
 
-/* The number that two bytes say in half precision, little-endian. */
-float cp_half_value(const unsigned char *bytes);
-
 #endif

@@ -42,10 +42,6 @@ static cp_status reserve(int64_t bytes, const char *what, char **out) {
     return cp_allocate_lines(out, bytes, 1, what);
 }
 
-static void release(char *memory) {
-    free(memory);
-}
-
 static int busy_ranks(const cp_place *place, const cp_layout *layout) {
     int busy = 0;
     for (int r = 0; r < layout->ranks; r++)
@@ -97,7 +93,7 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .open = open_engine,
                                        .close = close_engine,
                                        .reserve = reserve,
-                                       .release = release,
+                                       .release = free,
                                        .run = run,
                                        .copy = copy,
                                        .score = score,

@@ -4,8 +4,9 @@
 
 #include <string.h>
 
-#include "reference/model/dequantise.h"
+#include "model/blocks.h"
 #include "reference/attend/exp2.h"
+#include "reference/model/dequantise.h"
 
 typedef struct {
     float scale[CP_LANES], minimum[CP_LANES];
@@ -125,41 +126,23 @@ static void lay_floats(int type, int64_t in, const unsigned char *row, int lane,
     }
 }
 
-static void add_nibbles(const void *tile, const float *x,
-                        float (*sums)[CP_LANES]) {
-    add_tile(nibble_at, tile, x, sums);
-}
+/* A kind whose weights are read so, its functions compiled for that. */
+#define KIND(name, weight, size)                                               \
+    static void add_##name(const void *tile, const float *x,                   \
+                           float(*sums)[CP_LANES]) {                           \
+        add_tile(weight, tile, x, sums);                                       \
+    }                                                                          \
+    static void expand_##name(const void *tile, float *values) {               \
+        expand_tile(weight, tile, values);                                     \
+    }                                                                          \
+    static const cp_tile_kind as_##name = {size, expand_##name, add_##name,    \
+                                           lay_##name};
 
-static void add_bytes(const void *tile, const float *x,
-                      float (*sums)[CP_LANES]) {
-    add_tile(byte_at, tile, x, sums);
-}
-
-static void add_floats(const void *tile, const float *x,
-                       float (*sums)[CP_LANES]) {
-    add_tile(float_at, tile, x, sums);
-}
-
-static void expand_nibbles(const void *tile, float *values) {
-    expand_tile(nibble_at, tile, values);
-}
-
-static void expand_bytes(const void *tile, float *values) {
-    expand_tile(byte_at, tile, values);
-}
-
-static void expand_floats(const void *tile, float *values) {
-    expand_tile(float_at, tile, values);
-}
+KIND(nibbles, nibble_at, sizeof(nibbles))
+KIND(bytes, byte_at, sizeof(bytes))
+KIND(floats, float_at, CP_DEPTH *CP_LANES * sizeof(float))
 
 static const cp_tile_kind *kind_of(int type) {
-    static const cp_tile_kind as_nibbles = {sizeof(nibbles), expand_nibbles,
-                                            add_nibbles, lay_nibbles};
-    static const cp_tile_kind as_bytes = {sizeof(bytes), expand_bytes,
-                                          add_bytes, lay_bytes};
-    static const cp_tile_kind as_floats = {CP_DEPTH * CP_LANES * sizeof(float),
-                                           expand_floats, add_floats,
-                                           lay_floats};
     if (type == CP_GGUF_Q4_0 || type == CP_GGUF_Q4_1)
         return &as_nibbles;
     return type == CP_GGUF_Q8_0 ? &as_bytes : &as_floats;

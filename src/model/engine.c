@@ -209,17 +209,11 @@ void cp_engine_free(cp_engine *engine) {
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out) {
-    cp_engine *engine;
-    CP_TRY(cp_allocate(&engine, 1, on->size, "an engine"));
-    engine->on = on;
-    engine->model = model;
-    engine->options = *options;
-    const cp_status status = fill_engine(engine, place);
-    if (status == CP_OK)
-        *out = engine;
-    else
-        cp_engine_free(engine);
-    return status;
+    CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
+    (*out)->on = on;
+    (*out)->model = model;
+    (*out)->options = *options;
+    return fill_engine(*out, place);
 }
 
 cp_status cp_engine_trace(const cp_engine *engine, const char *path) {

@@ -30,7 +30,7 @@ typedef struct {
     cp_status (*open)(cp_engine *engine, const void *place);
     void (*close)(cp_engine *engine);
     cp_status (*reserve)(int64_t bytes, const char *what, char **out);
-    void (*release)(char *memory);
+    void (*release)(void *memory);
     /* What can fail on one process alone, before a call; or NULL. */
     cp_status (*prepare)(cp_engine *engine, const cp_forward *call);
     /* Run it: hidden[n] gets the rows of the n-th rank here. */
@@ -82,7 +82,8 @@ cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine);
 /* An engine at a place, which must outlive it, as must the model. run leaves
  * cache rows beyond those committed, and nothing else, changed when it fails:
  * with CP_BROKEN if processes disagree, with CP_ABORTED if another one could
- * not begin, and as the place does. logits reads the last run that did not. */
+ * not begin, and as the place does. logits reads the last run that did not.
+ * Free even what new fails to make. */
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out);

@@ -1,5 +1,5 @@
 /* Reading GGUF files: metadata by key, tensors by name, all checked before
- * anybody looks. Not a place that computes weights (reference/model/dequantise.h). */
+ * anybody looks. Not a place that computes weights (blocks.h). */
 #ifndef CP_GGUF_H
 #define CP_GGUF_H
 
