@@ -60,43 +60,28 @@ static const char *bars(const char *text, bool special) {
     return shown;
 }
 
-static int64_t rank_of(const cp_gguf_string *merges, int64_t count,
-                       const char *left, const char *right) {
-    char line[256];
-    const int length = snprintf(line, sizeof(line), "%s %s", left, right);
-    for (int64_t i = 0; i < count; i++)
-        if (merges[i].length == length &&
-            memcmp(merges[i].bytes, line, (size_t)length) == 0)
-            return i;
-    return count;
-}
-
-/* Join symbols, texts in the alphabet, until no merge applies. */
-static int join_slowly(char symbols[][64], int symbol_count) {
+/* Join a word's letters, "|l|i|k|e|", until no merge applies: always by the
+ * first that does, and where it first does. */
+static void join_slowly(char *word) {
     cp_gguf_string *merges;
-    int64_t count;
-    cp_gguf_texts(file, "tokenizer.ggml.merges", &merges, &count);
-    for (;;) {
-        int best = -1;
-        int64_t least = count;
-        for (int i = 0; i + 1 < symbol_count; i++) {
-            const int64_t rank =
-                rank_of(merges, count, symbols[i], symbols[i + 1]);
-            if (rank < least) {
-                least = rank;
-                best = i;
-            }
+    int64_t count, rank = 0;
+    must(cp_gguf_texts(file, "tokenizer.ggml.merges", &merges, &count));
+    while (rank < count) {
+        char pair[256];
+        snprintf(pair, sizeof(pair), "|%.*s|", (int)merges[rank].length,
+                 merges[rank].bytes);
+        char *bar = strchr(pair, ' ');
+        *bar = '|';
+        char *at = strstr(word, pair);
+        if (at == NULL) {
+            rank++;
+            continue;
         }
-        if (best < 0)
-            break;
-        const char *right = symbols[best + 1];
-        memcpy(symbols[best] + strlen(symbols[best]), right, strlen(right) + 1);
-        symbol_count--;
-        memmove(symbols[best + 1], symbols[best + 2],
-                sizeof(symbols[0]) * (size_t)(symbol_count - best - 1));
+        at += bar - pair;
+        memmove(at, at + 1, strlen(at));
+        rank = 0;
     }
     free(merges);
-    return symbol_count;
 }
 
 TEST(golden_texts_have_the_golden_ids) {
@@ -123,19 +108,16 @@ TEST(the_heap_joins_what_the_definition_joins) {
     static const char letters[] = "theingrsoaukl";
     uint64_t state = 7;
     for (int trial = 0; trial < 300; trial++) {
-        static char symbols[40][64];
-        char word[41] = {0}, expected[128] = {0};
+        char word[40] = {0}, joined[81] = "|";
         const int length = 1 + (int)(harness_random(&state) % 39);
-        memset(symbols, 0, sizeof(symbols));
-        for (int i = 0; i < length; i++)
-            word[i] = symbols[i][0] =
-                letters[harness_random(&state) % (sizeof(letters) - 1)];
-        const int count = join_slowly(symbols, length);
-        for (int i = 0; i < count; i++) {
-            strcat(expected, i > 0 ? "|" : "");
-            strcat(expected, symbols[i]);
+        for (int i = 0; i < length; i++) {
+            word[i] = letters[harness_random(&state) % (sizeof(letters) - 1)];
+            joined[2 * i + 1] = word[i];
+            joined[2 * i + 2] = '|';
         }
-        ck_assert_str_eq(bars(word, false), expected);
+        join_slowly(joined);
+        joined[strlen(joined) - 1] = '\0';
+        ck_assert_str_eq(bars(word, false), joined + 1);
     }
 }
 
@@ -169,21 +151,13 @@ typedef struct {
     const char *const *token, *const *merge;
 } vocabulary;
 
-static void put_number(const char *key, uint32_t value) {
+static void put_key(const char *key, uint32_t type) {
     tiny_put_string(&bytes, key);
-    tiny_put_u32(&bytes, 4);
-    tiny_put_u32(&bytes, value);
-}
-
-static void put_text(const char *key, const char *text) {
-    tiny_put_string(&bytes, key);
-    tiny_put_u32(&bytes, 8);
-    tiny_put_string(&bytes, text);
+    tiny_put_u32(&bytes, type);
 }
 
 static void put_array(const char *key, uint32_t type, int count) {
-    tiny_put_string(&bytes, key);
-    tiny_put_u32(&bytes, 9);
+    put_key(key, 9);
     tiny_put_u32(&bytes, type);
     tiny_put_u64(&bytes, (uint64_t)count);
 }
@@ -197,15 +171,19 @@ static void put_texts(const char *key, const char *const *texts, int count) {
 static cp_status open_vocabulary(const vocabulary *words) {
     close_file();
     tiny_put(&bytes, "GGUF\3\0\0\0\0\0\0\0\0\0\0\0\7\0\0\0\0\0\0\0", 24);
-    put_text("tokenizer.ggml.model", "gpt2");
-    put_text("tokenizer.ggml.pre", words->pre);
+    put_key("tokenizer.ggml.model", 8);
+    tiny_put_string(&bytes, "gpt2");
+    put_key("tokenizer.ggml.pre", 8);
+    tiny_put_string(&bytes, words->pre);
     put_texts("tokenizer.ggml.tokens", words->token, words->tokens);
     put_texts("tokenizer.ggml.merges", words->merge, words->merges);
     put_array("tokenizer.ggml.token_type", 5, words->types);
     for (int i = 0; i < words->types; i++)
         tiny_put_u32(&bytes, i < 2 ? 1 : (uint32_t)words->last_type);
-    put_number("tokenizer.ggml.eos_token_id", (uint32_t)words->end);
-    put_number("tokenizer.ggml.bos_token_id", 0);
+    put_key("tokenizer.ggml.eos_token_id", 4);
+    tiny_put_u32(&bytes, (uint32_t)words->end);
+    put_key("tokenizer.ggml.bos_token_id", 4);
+    tiny_put_u32(&bytes, 0);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     return cp_tokenizer_new(file, &tokenizer);
 }
