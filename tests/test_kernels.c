@@ -48,12 +48,10 @@ static bool is_untouched(const void *tensor, cp_element element, int64_t i) {
 }
 
 static bool near(cp_element element, uint32_t bits, double want, double size) {
-    const double got = decode(element, bits);
-    const double step = element == CP_F32   ? 0.0
-                        : element == CP_F16 ? 0x1p-11
-                                            : 0x1p-8;
+    static const double steps[] = {0.0, 0x1p-11, 0x1p-8}; /* of cp_element */
     const double smallest = element == CP_F16 ? 0x1p-25 : 0x1p-100;
-    return fabs(got - want) <= step * fabs(want) + 1e-6 * size + smallest;
+    return fabs(decode(element, bits) - want) <=
+           steps[element] * fabs(want) + 1e-6 * size + smallest;
 }
 
 /* Attention. */

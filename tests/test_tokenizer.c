@@ -246,13 +246,11 @@ static int64_t random_text(char *text, uint64_t *state) {
     int64_t length = 0;
     for (int i = 0; i < count; i++) {
         const uint64_t draw = harness_random(state);
-        const char *piece = pieces[(draw >> 8) % 16];
-        if (senseless) {
-            text[length++] = (char)(draw >> 56);
-            continue;
-        }
-        memcpy(text + length, piece, strlen(piece));
-        length += (int64_t)strlen(piece);
+        const char byte[] = {(char)(draw >> 56)};
+        const char *piece = senseless ? byte : pieces[(draw >> 8) % 16];
+        const size_t size = senseless ? 1 : strlen(piece);
+        memcpy(text + length, piece, size);
+        length += (int64_t)size;
     }
     return length;
 }
@@ -364,11 +362,13 @@ TEST(other_tokenizers_are_refused_by_name) {
     ck_assert_ptr_null(tokenizer);
 }
 
-static const struct {
+typedef struct {
     const char *tokens[3], *merge;
     int types, last_type, end;
     const char *because;
-} quarrels[] = {
+} quarrel;
+
+static const quarrel quarrels[] = {
     {{"a", "b", "a"}, "a b", 3, 1, 0, "tokens 0 and 2 are both 'a'"},
     {{"a", "b", "ab"}, "a c", 3, 1, 0, "merge 0, 'a c', is not of two"},
     {{"a", "b", "c"}, "a b", 3, 1, 0, "merge 0, 'a b', is not of two"},
@@ -380,18 +380,13 @@ static const struct {
 };
 
 LOOP(quarrelling_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
-    const vocabulary words = {"default",
-                              3,
-                              1,
-                              quarrels[_i].types,
-                              quarrels[_i].last_type,
-                              quarrels[_i].end,
-                              quarrels[_i].tokens,
-                              &quarrels[_i].merge};
-    if (quarrels[_i].because == NULL)
+    const quarrel *q = &quarrels[_i];
+    const vocabulary words = {"default",    3,      1,         q->types,
+                              q->last_type, q->end, q->tokens, &q->merge};
+    if (q->because == NULL)
         must(open_vocabulary(&words));
     else
-        refuses(open_vocabulary(&words), CP_INVALID, quarrels[_i].because);
+        refuses(open_vocabulary(&words), CP_INVALID, q->because);
 }
 
 TEST(scratched_vocabularies_do_no_harm) {
