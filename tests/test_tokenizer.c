@@ -200,15 +200,15 @@ static void open_joining(const char *pre, const char *text) {
     cp_gguf_texts(file, "tokenizer.ggml.tokens", &letters, &count);
     for (int begin = 0; begin < length; begin++) {
         char stretch[64] = {0};
-        for (int end = begin, cuts[64] = {0}; end < length; end++) {
+        for (int end = begin, lengths[64] = {0}; end < length; end++) {
             const unsigned char byte = (unsigned char)text[end];
             strncat(stretch, letters[3 + byte].bytes,
                     (size_t)letters[3 + byte].length);
-            cuts[end + 1 - begin] = (int)strlen(stretch);
+            lengths[end + 1 - begin] = (int)strlen(stretch);
             for (int cut = 1; cut <= end - begin; cut++) {
                 merge_list[merge_count] = merges[merge_count];
-                snprintf(merges[merge_count++], 128, "%.*s %s", cuts[cut],
-                         stretch, stretch + cuts[cut]);
+                snprintf(merges[merge_count++], 128, "%.*s %s", lengths[cut],
+                         stretch, stretch + lengths[cut]);
             }
             int known = 0;
             while (known < token_count && strcmp(tokens[known], stretch) != 0)
