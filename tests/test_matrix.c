@@ -2,6 +2,7 @@
 #include "reference/model/dequantise.h"
 #include "reference/model/linear.h"
 #include "expect.h"
+#include "harness/blocks.h"
 
 #include <math.h>
 #include <string.h>
@@ -10,7 +11,6 @@ typedef struct {
     int type;
     int64_t in, out;
     unsigned char *blocks;
-    char *memory;
     float *values; /* [out][in], by cp_dequantise */
     cp_matrix matrix;
 } sample;
@@ -29,25 +29,18 @@ static sample draw(int type, int64_t in, int64_t out, uint64_t *state) {
     int64_t each, bytes, size;
     ck_assert(cp_gguf_type_block(type, &each, &bytes));
     const int64_t blocks = in / each * out;
-    s.blocks = malloc((size_t)(blocks * bytes));
+    s.blocks = room_for(blocks, (size_t)bytes);
     for (int64_t n = 0; n < blocks * bytes; n++)
         s.blocks[n] = (unsigned char)(harness_random(state) >> 40);
     for (int64_t n = 0; n < blocks; n++)
         tame(type, s.blocks + n * bytes, bytes);
-    s.values = malloc((size_t)(in * out) * sizeof(float));
+    s.values = room_for(in * out, sizeof(float));
     must(cp_dequantise(type, s.blocks, in * out, s.values));
     must(cp_matrix_bytes(type, in, out, &size));
     ck_assert_int_eq(size % 64, 0);
-    s.memory = malloc((size_t)size);
-    memset(s.memory, 0xFF, (size_t)size);
-    cp_matrix_fill(type, in, out, s.blocks, s.memory, &s.matrix);
+    void *memory = memset(room_for(size, 1), 0xFF, (size_t)size);
+    cp_matrix_fill(type, in, out, s.blocks, memory, &s.matrix);
     return s;
-}
-
-static void discard(sample *s) {
-    free(s->blocks);
-    free(s->values);
-    free(s->memory);
 }
 
 static bool same(float a, float b) {
@@ -55,7 +48,7 @@ static bool same(float a, float b) {
 }
 
 static void compare_rows(const sample *s) {
-    float *row = malloc((size_t)s->in * sizeof(float));
+    float *row = room_for(s->in, sizeof(float));
     for (int64_t o = 0; o < s->out; o++) {
         cp_matrix_row(&s->matrix, o, row);
         for (int64_t k = 0; k < s->in; k++)
@@ -63,7 +56,6 @@ static void compare_rows(const sample *s) {
                           "output %ld input %ld is %.9g, not %.9g", o, k,
                           (double)row[k], (double)s->values[o * s->in + k]);
     }
-    free(row);
 }
 
 static void compare_tiles(const sample *s) {
@@ -81,23 +73,16 @@ static void compare_tiles(const sample *s) {
         }
 }
 
-static const int types[] = {
-    CP_GGUF_F32,  CP_GGUF_F16,  CP_GGUF_BF16, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
-    CP_GGUF_Q5_0, CP_GGUF_Q5_1, CP_GGUF_Q8_0, CP_GGUF_Q2_K, CP_GGUF_Q3_K,
-    CP_GGUF_Q4_K, CP_GGUF_Q5_K, CP_GGUF_Q6_K,
-};
-
-LOOP(test_every_value_is_exact, 0, 13) {
+LOOP(test_every_value_is_exact, 0, COUNT_OF(block_types)) {
     static const int64_t outs[] = {1, 15, 16, 17, 50};
     uint64_t state = 1 + (uint64_t)_i;
     int64_t each, bytes;
-    cp_gguf_type_block(types[_i], &each, &bytes);
+    cp_gguf_type_block(block_types[_i], &each, &bytes);
     for (int n = 0; n < 5; n++) {
         const int64_t in = each == 1 ? 37 + 9 * n : each * (1 + n % 3);
-        sample s = draw(types[_i], in, outs[n], &state);
+        sample s = draw(block_types[_i], in, outs[n], &state);
         compare_rows(&s);
         compare_tiles(&s);
-        discard(&s);
     }
 }
 
@@ -129,10 +114,10 @@ static void check_output(const sample *s, const float *x, int64_t o, bool add,
 static void check_product(const sample *s, int64_t rows, int threads, bool add,
                           uint64_t *state) {
     const int64_t count = rows * s->out;
-    float *x = malloc((size_t)(rows * s->in) * sizeof(float));
-    float *y = malloc((size_t)(count + 1) * sizeof(float));
+    float *x = room_for(rows * s->in, sizeof(float));
+    float *y = room_for(count + 1, sizeof(float));
     const int64_t floats = cp_linear_scratch(rows, s->in, threads);
-    float *scratch = malloc((size_t)floats * sizeof(float));
+    float *scratch = room_for(floats, sizeof(float));
     memset(scratch, 0xFF, (size_t)floats * sizeof(float));
     for (int64_t n = 0; n < rows * s->in; n++)
         x[n] = harness_uniform(state);
@@ -143,9 +128,6 @@ static void check_product(const sample *s, int64_t rows, int threads, bool add,
     for (int64_t n = 0; n < count; n++)
         check_output(s, x + n / s->out * s->in, n % s->out, add, y[n]);
     ck_assert(y[count] == 3.0f);
-    free(x);
-    free(y);
-    free(scratch);
 }
 
 LOOP(test_products, 0, 9) {
@@ -161,7 +143,6 @@ LOOP(test_products, 0, 9) {
         for (int threads = 1; threads <= 3; threads++)
             check_product(&s, rows[_i], threads, (threads + n) % 2 == 0,
                           &state);
-        discard(&s);
     }
 }
 
@@ -185,5 +166,4 @@ TEST(test_no_worse_than_a_loop) {
         theirs += pow((double)loop - truth, 2.0);
     }
     ck_assert_msg(ours <= theirs, "%g > %g", ours, theirs);
-    discard(&s);
 }

@@ -39,11 +39,10 @@ static void write_file(const char *header, const void *data, size_t bytes) {
 
 static void refused(const char *because) {
     cp_npy array;
-    ck_assert_msg(cp_npy_read(path, &array) != CP_OK, "%s", because);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
-                  cp_message(), because);
-    ck_assert_msg(strstr(cp_message(), path) != NULL, "'%s' names no file",
-                  cp_message());
+    ck_assert_int_ne(cp_npy_read(path, &array), CP_OK);
+    if (strstr(cp_message(), because) == NULL ||
+        strstr(cp_message(), path) == NULL)
+        ck_abort_msg("'%s', not '%s' of %s", cp_message(), because, path);
     ck_assert_ptr_null(array.data);
 }
 
@@ -167,15 +166,13 @@ TEST(nan_is_named_by_its_index) {
     must(cp_npy_write(path, CP_NPY_FLOAT32, 3, shape, numbers));
     must(cp_npy_read(path, &array));
     refuses(cp_npy_to_float32(&array, "q.npy"), CP_INVALID,
-            "q.npy: element [1, 1, 1] is "
-            "-inf");
+            "q.npy: element [1, 1, 1] is -inf");
     cp_npy_free(&array);
     const double large[2] = {1, 1e39};
     must(cp_npy_write(path, CP_NPY_FLOAT64, 1, &shape[0], large));
     must(cp_npy_read(path, &array));
     refuses(cp_npy_to_float32(&array, "k.npy"), CP_INVALID,
-            "k.npy: element [1] is "
-            "1e+39");
+            "k.npy: element [1] is 1e+39");
     cp_npy_free(&array);
 }
 

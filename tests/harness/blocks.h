@@ -56,6 +56,9 @@ static const golden_block golden_blocks[] = {
 
 enum { GOLDEN_BLOCKS = sizeof(golden_blocks) / sizeof(golden_blocks[0]) };
 
+/* ggml's numbers of all types that are read: these, and fp32. */
+static const int block_types[] = {0, 1, 30, 8, 2, 3, 6, 7, 10, 11, 12, 13, 14};
+
 /* The bytes of a block, at most 256; returns how many. */
 static inline int golden_bytes(const golden_block *golden, unsigned char *to) {
     int length = 0;
