@@ -8,20 +8,6 @@
 
 #include "messages.h"
 
-enum { RANK_FAULTS = 64 };
-
-typedef enum { SOUND, DEAD, FAILING } rank_state;
-
-/* Faults on demand. */
-static struct {
-    rank_state state;
-    int64_t after;
-} rank_faults[RANK_FAULTS];
-static struct {
-    int from, to;
-    int64_t left;
-} drop;
-
 void fail_clique(clique *of, const communicator *first, ncclResult_t error,
                  ncclResult_t for_others) {
     for (int rank = 0; rank < of->size; rank++) {
@@ -190,10 +176,10 @@ void messages_finished(operation *what) {
 
 /* Whether this rank begins one more operation. */
 static bool rank_lives(communicator *by) {
-    if (by->rank >= RANK_FAULTS || rank_faults[by->rank].state == SOUND ||
-        rank_faults[by->rank].after-- > 0)
+    rank_fault *fault = &machine.rank_faults[by->rank % RANK_FAULTS];
+    if (by->rank >= RANK_FAULTS || fault->state == SOUND || fault->after-- > 0)
         return true;
-    if (rank_faults[by->rank].state == FAILING) {
+    if (fault->state == FAILING) {
         complain(cudaSuccess, "rank %d of communicator %ld fails on demand",
                  by->rank, by->number);
         fail_clique(by->in, by, ncclSystemError, ncclRemoteError);
@@ -247,7 +233,6 @@ static bool untouched(const part *sent, const part *received) {
     if (same && all_poison(received->at, received->bytes))
         return true;
     const part *hurt = same ? received : sent;
-    machine.counted.races++;
     accuse("race: the %s of %zu bytes by rank %d was written while it was "
            "under way",
            same ? "destination of a receive" : "source of a send", hurt->bytes,
@@ -271,8 +256,8 @@ static bool agreed(const meeting *in) {
 }
 
 static bool is_dropped(const meeting *in) {
-    return drop.left > 0 && drop.from == in->from && drop.to == in->to &&
-           --drop.left == 0;
+    return machine.drop_from == in->from && machine.drop_to == in->to &&
+           countdown(&machine.drop_message);
 }
 
 void meeting_complete(meeting *in) {
@@ -334,28 +319,22 @@ void messages_describe(const operation *what, char *text, size_t bytes) {
 
 void stand_in_drop_message(int from, int to, int64_t n) {
     enter_quietly();
-    drop.from = from;
-    drop.to = to;
-    drop.left = n;
+    machine.drop_from = from;
+    machine.drop_to = to;
+    machine.drop_message = n;
     leave_quietly();
 }
 
-static void break_rank(int rank, rank_state state, int64_t n) {
+static void break_rank(int rank, rank_fault fault) {
     enter_quietly();
-    rank_faults[rank].state = state;
-    rank_faults[rank].after = n;
+    machine.rank_faults[rank] = fault;
     leave_quietly();
 }
 
 void stand_in_dead_rank(int rank, int64_t n) {
-    break_rank(rank, DEAD, n);
+    break_rank(rank, (rank_fault){DEAD, n});
 }
 
 void stand_in_failing_rank(int rank, int64_t n) {
-    break_rank(rank, FAILING, n);
-}
-
-void forget_faults(void) {
-    memset(rank_faults, 0, sizeof rank_faults);
-    drop.left = 0;
+    break_rank(rank, (rank_fault){FAILING, n});
 }

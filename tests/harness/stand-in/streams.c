@@ -94,14 +94,11 @@ stream *resolve(cudaStream_t given) {
     return s;
 }
 
-static cudaError_t no_stream(void) {
-    return complain(cudaErrorInvalidResourceHandle,
-                    "a stream that does not exist (any more)");
-}
-
 cudaError_t find_stream(cudaStream_t given, stream **out) {
     *out = resolve(given);
-    return *out != NULL ? cudaSuccess : no_stream();
+    return *out != NULL ? cudaSuccess
+                        : complain(cudaErrorInvalidResourceHandle,
+                                   "a stream that does not exist (any more)");
 }
 
 /* Lock and find the stream. */
@@ -118,18 +115,11 @@ stream *add_stream(int64_t number) {
     return s;
 }
 
-static void append(stream *on, operation *what) {
-    if (on->tail != NULL)
-        on->tail->next = what;
-    else
-        on->head = what;
-    on->tail = what;
-}
-
 cudaError_t enqueue(stream *on, operation *what) {
     if (on->capture != NULL)
         return capture_operation(on, what);
-    append(on, what);
+    *(on->head != NULL ? &on->tail->next : &on->head) = what;
+    on->tail = what;
     if (what->kind == MESSAGES)
         messages_enqueued(what);
     changed();
@@ -142,8 +132,6 @@ cudaError_t enqueue(stream *on, operation *what) {
 static void pop(stream *on) {
     operation *what = on->head;
     on->head = what->next;
-    if (on->head == NULL)
-        on->tail = NULL;
     operation_free(what);
 }
 
@@ -237,7 +225,6 @@ static void complete_copy(operation *what) {
     if (untouched && same) {
         move_bytes(what);
     } else {
-        machine.counted.races++;
         accuse("race: the %s of a %s was written while it was under way",
                same ? "destination" : "source", describe(what));
         poison(what);
@@ -429,9 +416,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream,
  * so by intent is rare enough to be told. It may go when all has failed. */
 cudaError_t cudaStreamDestroy(cudaStream_t given) {
     cudaError_t error = enter();
-    stream *on = machine.begun ? resolve(given) : NULL;
-    if (on == NULL || on->number == 0)
-        return leave(error != cudaSuccess ? error : no_stream());
+    stream *on;
+    TRY(machine.begun ? find_stream(given, &on) : error);
+    if (on->number == 0)
+        return leave(cudaErrorInvalidResourceHandle);
     settle();
     if (on->capture != NULL)
         error = spoil_capture(on, "cudaStreamDestroy");
