@@ -197,11 +197,7 @@ LOOP(lists_grow_as_far_as_they_may, 0, 2) {
 
 /* A short call of three ranks, on some seed and lateness, with a fault. */
 static talk open_short(int seed, int lateness, int layers) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.lateness = lateness;
-    options.seed = (uint64_t)seed;
-    options.open = true;
-    stand_in_begin(&options);
+    begin_late(seed, lateness);
     talk t = {.shape = {2, 1, 4},
               .ranks = 3,
               .sequences = 1,
