@@ -581,14 +581,12 @@ ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
  * a sum, lies already where it belongs. */
 static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
                                ncclComm_t comm, cudaStream_t on) {
-    ncclResult_t result = enter_with(comm, true);
-    if (result == ncclSuccess && (own.at != to + (size_t)comm->rank * stride ||
-                                  (own.of == ADDED && own.type != ncclFloat32)))
-        result = REFUSE(ncclInvalidUsage,
-                        "the stand-in gathers, and adds floats, in place");
-    leave(result);
-    if (result != ncclSuccess)
-        return result;
+    TRY(enter_with(comm, true));
+    if (own.at != to + (size_t)comm->rank * stride ||
+        (own.of == ADDED && own.type != ncclFloat32))
+        return leave(REFUSE(ncclInvalidUsage,
+                            "the stand-in gathers, and adds floats, in place"));
+    leave_quietly();
     ncclGroupStart();
     for (int rank = 0; rank < comm->size; rank++) {
         part others = own;

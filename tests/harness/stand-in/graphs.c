@@ -185,11 +185,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t given,
 /* Graphs. */
 
 static cudaError_t enter_with(const void *list, const void *given) {
-    const cudaError_t error = enter();
-    if (error != cudaSuccess || listed(list, given))
-        return error;
-    return complain(cudaErrorInvalidValue,
-                    "a graph that does not exist (any more)");
+    OR_RETURN(enter());
+    return listed(list, given)
+               ? cudaSuccess
+               : complain(cudaErrorInvalidValue,
+                          "a graph that does not exist (any more)");
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
@@ -275,16 +275,12 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     return leave(error);
 }
 
-static void remove_graph(graph *g) {
-    unlist(&machine.graphs, g);
-    release_graph(g);
-}
-
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
     const cudaError_t error = enter();
     if (!listed(&machine.graphs, given))
         return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    remove_graph(given);
+    unlist(&machine.graphs, given);
+    release_graph(given);
     return leave(error);
 }
 
@@ -305,8 +301,9 @@ void finish_graphs(void) {
         remove_executable(machine.executables);
     }
     while (machine.graphs != NULL) {
-        accuse("a graph of %d steps was never destroyed",
-               machine.graphs->count);
-        remove_graph(machine.graphs);
+        graph *g = machine.graphs;
+        accuse("a graph of %d steps was never destroyed", g->count);
+        unlist(&machine.graphs, g);
+        release_graph(g);
     }
 }

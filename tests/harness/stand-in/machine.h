@@ -177,10 +177,16 @@ typedef struct {
 extern machine_state machine;
 
 /* machine.c: calls, errors, waiting. */
-cudaError_t enter(void); /* lock; an error if no call can succeed */
-/* Unlock. For the body of a call: leave it if this fails. In each of the three
- * interfaces 0 is success. */
-unsigned leave(unsigned result);
+cudaError_t enter(void);         /* lock; an error if no call can succeed */
+unsigned leave(unsigned result); /* unlock */
+/* Return if this fails; and for the body of a call: leave it. In each of the
+ * three interfaces 0 is success. */
+#define OR_RETURN(this)                                                        \
+    do {                                                                       \
+        const unsigned failure = (this);                                       \
+        if (failure != 0)                                                      \
+            return failure;                                                    \
+    } while (0)
 #define TRY(this)                                                              \
     do {                                                                       \
         const unsigned failure = (this);                                       \
