@@ -131,22 +131,16 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
 }
 
 /* Every stream that joined must have been joined to the origin again. */
-static bool all_joined(const capture *c) {
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->capture == c &&
-            c->origin->before.of[s->place] < s->before.of[s->place])
-            return false;
-    return true;
-}
-
 static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
-    if (!all_joined(c))
-        return complain(cudaErrorStreamCaptureUnjoined,
-                        "a stream that joined the capture of stream %ld was "
-                        "not joined to it again",
-                        c->origin->number);
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->capture == c &&
+            c->origin->before.of[s->place] < s->before.of[s->place])
+            return complain(cudaErrorStreamCaptureUnjoined,
+                            "a stream that joined the capture of stream %ld "
+                            "was not joined to it again",
+                            c->origin->number);
     return cudaSuccess;
 }
 

@@ -257,17 +257,23 @@ stand_in_statistics stand_in_count(void) {
 }
 
 /* Each of these sets one word of the machine. */
-#define SETS(name, type, word)                                                 \
-    void name(type value) {                                                    \
+#define SETS(name, parameters, word, ...)                                      \
+    void name parameters {                                                     \
         pthread_mutex_lock(&lock);                                             \
-        machine.word = value;                                                  \
+        machine.word = __VA_ARGS__;                                            \
         pthread_mutex_unlock(&lock);                                           \
     }
-SETS(stand_in_fail_allocation, int64_t, fail_allocation)
-SETS(stand_in_fail_launch, int64_t, fail_launch)
-SETS(stand_in_fail_copy, int64_t, fail_copy)
-SETS(stand_in_ignore_wait, int64_t, ignore_wait)
-SETS(stand_in_freeze_uploads, bool, freeze_uploads)
+SETS(stand_in_fail_allocation, (int64_t n), fail_allocation, n)
+SETS(stand_in_fail_launch, (int64_t n), fail_launch, n)
+SETS(stand_in_fail_copy, (int64_t n), fail_copy, n)
+SETS(stand_in_ignore_wait, (int64_t k), ignore_wait, k)
+SETS(stand_in_freeze_uploads, (bool frozen), freeze_uploads, frozen)
+SETS(stand_in_dead_rank, (int rank, int64_t n), rank_faults[rank],
+     (rank_fault){DEAD, n})
+SETS(stand_in_failing_rank, (int rank, int64_t n), rank_faults[rank],
+     (rank_fault){FAILING, n})
+SETS(stand_in_drop_message, (int from, int to, int64_t n), drop,
+     (message_fault){from, to, n})
 
 /* Devices, versions, errors. */
 

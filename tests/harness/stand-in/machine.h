@@ -143,12 +143,17 @@ typedef struct {
     const mark *point;
 } waiting;
 
-/* What becomes of a rank of NCCL after so many operations. */
+/* What becomes of a rank of NCCL after so many operations, and which message
+ * between two of them is lost. */
 enum { RANK_FAULTS = 64 };
 typedef struct {
     enum { SOUND, DEAD, FAILING } state;
     int64_t after;
 } rank_fault;
+typedef struct {
+    int from, to;
+    int64_t left;
+} message_fault;
 
 typedef struct {
     stand_in_options options;
@@ -170,8 +175,7 @@ typedef struct {
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
     bool freeze_uploads;
-    int drop_from, drop_to; /* ranks */
-    int64_t drop_message;
+    message_fault drop;
     rank_fault rank_faults[RANK_FAULTS];
 } machine_state;
 extern machine_state machine;

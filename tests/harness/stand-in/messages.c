@@ -256,8 +256,9 @@ static bool agreed(const meeting *in) {
 }
 
 static bool is_dropped(const meeting *in) {
-    return machine.drop_from == in->from && machine.drop_to == in->to &&
-           countdown(&machine.drop_message);
+    message_fault *drop = &machine.drop;
+    return drop->from == in->from && drop->to == in->to &&
+           countdown(&drop->left);
 }
 
 void meeting_complete(meeting *in) {
@@ -313,28 +314,4 @@ void messages_describe(const operation *what, char *text, size_t bytes) {
              first->receives ? "receive" : "send", first->bytes,
              first->receives ? "from" : "to", first->peer, what->by->rank,
              what->by->number, what->turn, why_not(what, first));
-}
-
-/* Faults on demand. */
-
-void stand_in_drop_message(int from, int to, int64_t n) {
-    enter_quietly();
-    machine.drop_from = from;
-    machine.drop_to = to;
-    machine.drop_message = n;
-    leave_quietly();
-}
-
-static void break_rank(int rank, rank_fault fault) {
-    enter_quietly();
-    machine.rank_faults[rank] = fault;
-    leave_quietly();
-}
-
-void stand_in_dead_rank(int rank, int64_t n) {
-    break_rank(rank, (rank_fault){DEAD, n});
-}
-
-void stand_in_failing_rank(int rank, int64_t n) {
-    break_rank(rank, (rank_fault){FAILING, n});
 }
