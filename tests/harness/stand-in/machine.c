@@ -301,10 +301,9 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaSetDevice(int device) {
     TRY(enter());
-    if (device != 0)
-        return leave(
-            complain(cudaErrorInvalidDevice, "device %d of 1", device));
-    return leave(cudaSuccess);
+    return leave(device == 0 ? cudaSuccess
+                             : complain(cudaErrorInvalidDevice,
+                                        "device %d of 1", device));
 }
 
 cudaError_t cudaGetDevice(int *device) {

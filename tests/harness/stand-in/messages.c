@@ -138,26 +138,19 @@ bool messages_done(const operation *what) {
     return what->by->finished == what->turn;
 }
 
-static float float_at(const char *from, size_t at) {
-    float number;
-    memcpy(&number, from + at * sizeof number, sizeof number);
-    return number;
-}
-
 /* In the order of ranks, in double precision. NCCL's order differs by its
  * rings and trees: programs may not count on one. */
 static void add_up(const operation *what) {
-    const size_t bytes = what->parts[0].bytes, count = bytes / sizeof(float);
-    char *own = what->parts[0].at;
+    const size_t count = what->parts[0].bytes / sizeof(float);
+    float *own = (void *)what->parts[0].at;
+    const float *others = (const void *)what->added;
     for (size_t i = 0; i < count; i++) {
         double sum = 0.0;
         for (int rank = 0; rank < what->by->size; rank++)
-            sum += (double)float_at(rank == what->by->rank
-                                        ? own
-                                        : what->added + (size_t)rank * bytes,
-                                    i);
-        const float narrow = (float)sum;
-        memcpy(own + i * sizeof narrow, &narrow, sizeof narrow);
+            sum += (double)(rank == what->by->rank
+                                ? own[i]
+                                : others[(size_t)rank * count + i]);
+        own[i] = (float)sum;
     }
 }
 
