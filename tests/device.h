@@ -108,11 +108,16 @@ static inline void begin(int seed) {
 
 /* With device memory open to the host, which saves much time: for what has been
  * run with it closed, too. */
-static inline void begin_open(int seed) {
+static inline void begin_late(int seed, int lateness) {
     stand_in_options options = STAND_IN_DEFAULTS;
     options.seed = (uint64_t)seed;
+    options.lateness = lateness;
     options.open = true;
     stand_in_begin(&options);
+}
+
+static inline void begin_open(int seed) {
+    begin_late(seed, STAND_IN_BY_SEED);
 }
 
 /* All is well, to the last allocation. */

@@ -59,7 +59,8 @@ struct talk {
     cp_plan *plan;
     cp_stream_walker *walkers[MOST_RANKS];
     cp_plan_report report;
-    float *answers[LAYERS][MOST_RANKS]; /* on the host: output, then LSE */
+    float *answers[LAYERS][MOST_RANKS];  /* on the host: output, then LSE */
+    char *inputs[MOST_RANKS][VALUE + 1]; /* on the host */
     void *pinned[MOST_RANKS][LAYERS * 4];
     int pins[MOST_RANKS];
     char problem[300]; /* "" if all was well */
@@ -96,25 +97,20 @@ static inline void close_talk(talk *t) {
     cp_cache_free(t->cache);
 }
 
-static inline void encode_all(cp_element element, const float *numbers,
-                              int64_t count, char *bytes) {
-    const int64_t size = cp_element_bytes(element);
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = encode(element, numbers[i]);
-        memcpy(bytes + i * size, &bits, (size_t)size);
-    }
-}
-
 /* So many rows, as the device would have them: those of the pieces, and NaN. */
 static inline void encode_rows(const talk *t, int64_t rows,
-                               const cp_pieces *pieces, int what, void *bytes) {
+                               const cp_pieces *pieces, int what, char *bytes) {
     const int64_t width = width_of(t, what);
+    const int64_t size = cp_element_bytes(t->element);
     float *numbers;
     must(cp_allocate(&numbers, rows * width, 4, "numbers"));
     for (int64_t i = 0; i < rows * width; i++)
         numbers[i] = NAN;
     fill(numbers, pieces, width, what);
-    encode_all(t->element, numbers, rows * width, bytes);
+    for (int64_t i = 0; i < rows * width; i++) {
+        const uint32_t bits = encode(t->element, numbers[i]);
+        memcpy(bytes + i * size, &bits, (size_t)size);
+    }
     free(numbers);
 }
 
@@ -135,22 +131,41 @@ static inline cp_status copy_on(cudaStream_t stream, void *to, const void *from,
         what);
 }
 
-static inline cp_status give(talk *t, int rank, void *to, int what) {
-    const cp_block *block = &t->layout->queries[rank];
-    const int64_t bytes =
-        block->rows * width_of(t, what) * cp_element_bytes(t->element);
-    void *tokens;
-    CP_TRY(pin(t, rank, bytes, &tokens));
-    encode_rows(t, block->rows, &block->pieces, what, tokens);
-    return copy_on(t->queues[rank].compute, to, tokens, bytes,
-                   "giving a rank its tokens");
+/* A rank's new tokens: memory of the host for them, what they are in this
+ * layout, and their way to the walker. */
+static inline int64_t rows_of_inputs(const talk *t) {
+    return t->plan->slots[t->plan->queries].rows;
+}
+
+static inline int64_t bytes_of_inputs(const talk *t, int what) {
+    return rows_of_inputs(t) * width_of(t, what) * cp_element_bytes(t->element);
+}
+
+static inline cp_status pin_inputs(talk *t, int rank) {
+    for (int what = QUERY; what <= VALUE; what++)
+        CP_TRY(pin(t, rank, bytes_of_inputs(t, what), &t->inputs[rank][what]));
+    return CP_OK;
+}
+
+static inline void write_inputs(const talk *t, int rank) {
+    for (int what = QUERY; what <= VALUE; what++)
+        encode_rows(t, rows_of_inputs(t), &t->layout->queries[rank].pieces,
+                    what, t->inputs[rank][what]);
+}
+
+static inline cp_status give_inputs(const talk *t, int rank) {
+    const cp_stream_rows rows = cp_stream_walker_rows(t->walkers[rank]);
+    void *const to[] = {NULL, rows.queries, rows.keys, rows.values};
+    for (int what = QUERY; what <= VALUE; what++)
+        CP_TRY(copy_on(t->queues[rank].compute, to[what], t->inputs[rank][what],
+                       bytes_of_inputs(t, what), "giving a rank its tokens"));
+    return CP_OK;
 }
 
 static inline cp_status give_all(talk *t, int rank) {
-    cp_stream_walker *w = t->walkers[rank];
-    CP_TRY(give(t, rank, cp_stream_walker_rows(w).queries, QUERY));
-    CP_TRY(give(t, rank, cp_stream_walker_rows(w).keys, KEY));
-    return give(t, rank, cp_stream_walker_rows(w).values, VALUE);
+    CP_TRY(pin_inputs(t, rank));
+    write_inputs(t, rank);
+    return give_inputs(t, rank);
 }
 
 /* What the cache holds, in the rank's memory. */
@@ -158,7 +173,7 @@ static inline void put(const talk *t, int rank, void *to, int what) {
     const int64_t rows = t->sequences * t->room;
     const int64_t bytes =
         rows * width_of(t, what) * cp_element_bytes(t->element);
-    void *tokens = malloc((size_t)bytes);
+    void *tokens = room_for(bytes, 1);
     cp_pieces all = {0};
     for (int64_t s = 0; s < t->sequences; s++) {
         const cp_pieces *held = cp_cache_held(t->cache, rank, s);
@@ -168,7 +183,6 @@ static inline void put(const talk *t, int rank, void *to, int what) {
     encode_rows(t, rows, &all, what, tokens);
     must(cudaMemcpy(to, tokens, (size_t)bytes, cudaMemcpyDefault));
     cp_pieces_free(&all);
-    free(tokens);
 }
 
 static inline void remember(talk *t, int64_t steps) {
@@ -227,18 +241,14 @@ static inline void ask_oracle(const talk *t, int rank, double *output,
             cp_pieces_append(&all, (cp_piece){{s, 0, count, 1}, row});
             row += count;
         }
-    float *queries, *keys, *values;
-    cp_allocate(&queries, block->rows * query_width, 4, "queries");
-    cp_allocate(&keys, tokens * width, 4, "keys");
-    cp_allocate(&values, tokens * width, 4, "values");
+    float *queries = room_for(block->rows * query_width, sizeof(*queries));
+    float *keys = room_for(tokens * width, sizeof(*keys));
+    float *values = room_for(tokens * width, sizeof(*values));
     fill(queries, &block->pieces, query_width, QUERY);
     fill(keys, &all, width, KEY);
     fill(values, &all, width, VALUE);
     must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys, values,
                    output, lse));
-    free(queries);
-    free(keys);
-    free(values);
     cp_pieces_free(&all);
 }
 
@@ -249,9 +259,9 @@ static inline int64_t answer_rows(const talk *t) {
 static inline void compare(talk *t, int layer, int rank) {
     const int64_t rows = answer_rows(t), dim = t->shape.head_dim;
     const float *output = t->answers[layer][rank], *lse = output + rows * dim;
-    double *truth, *truth_lse, difference = 0.0, norm = 0.0, worst = 0.0;
-    cp_allocate(&truth, rows * dim, 8, "output");
-    cp_allocate(&truth_lse, rows, 8, "output");
+    double *truth = room_for(rows * dim, sizeof(*truth));
+    double *truth_lse = room_for(rows, sizeof(*truth_lse));
+    double difference = 0.0, norm = 0.0, worst = 0.0;
     for (int64_t i = 0; i < rows; i++)
         truth_lse[i] = -INFINITY;
     ask_oracle(t, rank, truth, truth_lse);
@@ -275,8 +285,12 @@ static inline void compare(talk *t, int layer, int rank) {
         snprintf(t->problem, sizeof(t->problem),
                  "rank %d sent %ld bytes where the plan has %ld", rank, bytes,
                  t->report.bytes[rank]);
-    free(truth);
-    free(truth_lse);
+}
+
+static inline void compare_all(talk *t) {
+    for (int layer = 0; layer < t->layers; layer++)
+        for (int rank = 0; rank < t->ranks; rank++)
+            compare(t, layer, rank);
 }
 
 /* The same, of an answer that so many have added up. */
@@ -291,12 +305,15 @@ static inline int64_t answer_bytes(const talk *t) {
     return answer_rows(t) * (t->shape.head_dim + 1) * 4;
 }
 
-static inline cp_status take(talk *t, int layer, int rank) {
-    float **answer = &t->answers[layer][rank];
-    CP_TRY(pin(t, rank, answer_bytes(t), answer));
-    return copy_on(t->queues[rank].compute, *answer,
+static inline cp_status take_answer(const talk *t, int layer, int rank) {
+    return copy_on(t->queues[rank].compute, t->answers[layer][rank],
                    cp_stream_walker_rows(t->walkers[rank]).output,
                    answer_bytes(t), "taking an answer");
+}
+
+static inline cp_status take(talk *t, int layer, int rank) {
+    CP_TRY(pin(t, rank, answer_bytes(t), &t->answers[layer][rank]));
+    return take_answer(t, layer, rank);
 }
 
 static inline cp_status walk_layer(talk *t, int layer) {
@@ -346,12 +363,16 @@ static inline cp_status end_walk(talk *t, int rank, cp_status walked,
     return walked == CP_OK ? ended : walked;
 }
 
+static inline void forget_layout(talk *t) {
+    cp_layout_free(t->layout);
+    t->layout = NULL;
+}
+
 static inline void forget_plan(talk *t) {
     cp_plan_report_free(&t->report);
     cp_plan_free(t->plan);
-    cp_layout_free(t->layout);
     t->plan = NULL;
-    t->layout = NULL;
+    forget_layout(t);
 }
 
 static inline void forget_call(talk *t) {
@@ -359,10 +380,9 @@ static inline void forget_call(talk *t) {
     for (int r = 0; r < t->ranks; r++) {
         cp_stream_walker_free(t->walkers[r]);
         t->walkers[r] = NULL;
-    }
-    for (int r = 0; r < t->ranks; r++)
         while (t->pins[r] > 0)
             cudaFreeHost(t->pinned[r][--t->pins[r]]);
+    }
     forget_plan(t);
 }
 
@@ -373,8 +393,7 @@ static inline cp_status walk_call(talk *t, const int64_t *fresh,
         ck_assert(t->spoil(t->plan) && cp_plan_link(t->plan) == CP_OK);
     CP_TRY(make_walkers(t));
     CP_TRY((t->walk != NULL ? t->walk : walk_together)(t));
-    for (int r = 0; r < t->layers * t->ranks; r++)
-        compare(t, r / t->ranks, r % t->ranks);
+    compare_all(t);
     return CP_OK;
 }
 

@@ -9,11 +9,8 @@
 typedef struct {
     talk t; /* its plan is what walkers were made for, not the step's */
     cp_layout *largest;
-    cp_graph *graph;              /* of all ranks */
-    cp_graph *graphs[MOST_RANKS]; /* of ranks that have one each */
+    cp_graph *graphs[MOST_RANKS]; /* of a rank; or the first of all */
     cp_nccl *nccl[MOST_RANKS];
-    char *inputs[MOST_RANKS][3]; /* on the host: queries, keys, values */
-    int64_t input_bytes[3];
     bool outside; /* what goes in and comes out is not in the graph */
     bool stale;   /* plant the fault */
     int captures;
@@ -27,13 +24,8 @@ static void make_room(batch *b, const int64_t *fresh) {
     must(make_walkers(t));
     b->largest = t->layout;
     t->layout = NULL;
-    for (int n = 0; n < 3; n++)
-        b->input_bytes[n] = t->plan->slots[t->plan->queries].rows *
-                            width_of(t, QUERY + n) *
-                            cp_element_bytes(t->element);
     for (int r = 0; r < t->ranks; r++) {
-        for (int n = 0; n < 3; n++)
-            must(pin(t, r, b->input_bytes[n], &b->inputs[r][n]));
+        must(pin_inputs(t, r));
         for (int layer = 0; layer < t->layers; layer++)
             must(pin(t, r, answer_bytes(t), &t->answers[layer][r]));
     }
@@ -41,42 +33,22 @@ static void make_room(batch *b, const int64_t *fresh) {
 
 static void leave_room(batch *b) {
     talk *t = &b->t;
-    cp_graph_free(b->graph);
     for (int r = 0; r < t->ranks; r++) {
         cp_graph_free(b->graphs[r]);
         b->graphs[r] = NULL;
     }
-    b->graph = NULL;
     forget_call(t);
     cp_layout_free(b->largest);
 }
 
-static cp_status give_inputs(const batch *b, int r) {
-    cp_stream_walker *w = b->t.walkers[r];
-    void *const to[] = {cp_stream_walker_rows(w).queries,
-                        cp_stream_walker_rows(w).keys,
-                        cp_stream_walker_rows(w).values};
-    for (int n = 0; n < 3; n++)
-        CP_TRY(copy_on(b->t.queues[r].compute, to[n], b->inputs[r][n],
-                       b->input_bytes[n], "giving a rank its tokens"));
-    return CP_OK;
+static void give_all_inputs(const talk *t) {
+    for (int r = 0; r < t->ranks; r++)
+        must(give_inputs(t, r));
 }
 
-static cp_status take_answer(const batch *b, int r, int layer) {
-    const talk *t = &b->t;
-    return copy_on(t->queues[r].compute, t->answers[layer][r],
-                   cp_stream_walker_rows(t->walkers[r]).output, answer_bytes(t),
-                   "taking an answer");
-}
-
-static void give_all_inputs(const batch *b) {
-    for (int r = 0; r < b->t.ranks; r++)
-        must(give_inputs(b, r));
-}
-
-static void take_all_answers(const batch *b, int layer) {
-    for (int r = 0; r < b->t.ranks; r++)
-        must(take_answer(b, r, layer));
+static void take_all_answers(const talk *t, int layer) {
+    for (int r = 0; r < t->ranks; r++)
+        must(take_answer(t, layer, r));
 }
 
 static cp_status enqueue_step(void *context) {
@@ -84,24 +56,20 @@ static cp_status enqueue_step(void *context) {
     talk *t = &b->t;
     for (int layer = 0; layer < t->layers; layer++) {
         if (!b->outside)
-            give_all_inputs(b);
+            give_all_inputs(t);
         stand_in_freeze_uploads(b->stale);
         must(cp_loopback_walk(t->walkers, NULL, t->keys[layer],
                               t->values[layer]));
         stand_in_freeze_uploads(false);
         if (!b->outside)
-            take_all_answers(b, layer);
+            take_all_answers(t, layer);
     }
     return CP_OK;
 }
 
-static void write_inputs(batch *b) {
-    const talk *t = &b->t;
+static void write_all_inputs(const talk *t) {
     for (int r = 0; r < t->ranks; r++)
-        for (int n = 0; n < 3; n++)
-            encode_rows(t, t->plan->slots[t->plan->queries].rows,
-                        &t->layout->queries[r].pieces, QUERY + n,
-                        b->inputs[r][n]);
+        write_inputs(t, r);
 }
 
 static cp_status run_once(batch *b, bool launch) {
@@ -109,15 +77,16 @@ static cp_status run_once(batch *b, bool launch) {
     for (int n = 0; n < t->layers * t->ranks; n++)
         memset(t->answers[n % t->layers][n / t->layers], 0xFF,
                (size_t)answer_bytes(t));
-    if (launch && b->graph == NULL) {
+    cp_graph **graph = &b->graphs[0];
+    if (launch && *graph == NULL) {
         b->captures++;
-        must(cp_graph_capture(t->queues, t->ranks, enqueue_step, b, &b->graph));
+        must(cp_graph_capture(t->queues, t->ranks, enqueue_step, b, graph));
     }
     if (b->outside)
-        give_all_inputs(b);
-    must(launch ? cp_graph_launch(b->graph) : enqueue_step(b));
+        give_all_inputs(t);
+    must(launch ? cp_graph_launch(*graph) : enqueue_step(b));
     if (b->outside)
-        take_all_answers(b, 0);
+        take_all_answers(t, 0);
     for (int r = t->ranks - 1; r >= 0; r--)
         CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
     return CP_OK;
@@ -136,11 +105,10 @@ static uint64_t sum_of_answers(const batch *b) {
 
 static cp_status run_twice(batch *b, bool graph_first) {
     talk *t = &b->t;
-    const bool first = graph_first && b->graph != NULL;
+    const bool first = graph_first && b->graphs[0] != NULL;
     CP_TRY(run_once(b, first));
     const uint64_t sum = sum_of_answers(b);
-    for (int n = 0; n < t->layers * t->ranks; n++)
-        compare(t, n % t->layers, n / t->layers);
+    compare_all(t);
     CP_TRY(run_once(b, !first));
     if (t->problem[0] == '\0' && sum_of_answers(b) != sum)
         snprintf(t->problem, sizeof(t->problem),
@@ -179,14 +147,13 @@ static void decode_step(batch *b, const int64_t *fresh, bool graph_first) {
         t->layout = layout;
         must(renew_all(b, plan));
     }
-    write_inputs(b);
+    write_all_inputs(t);
     if (run_twice(b, graph_first) != CP_OK)
         snprintf(t->problem, sizeof(t->problem), "%s", cp_message());
     cp_plan_free(plan);
     if (t->problem[0] == '\0')
         must(cp_cache_commit(t->cache, layout));
-    cp_layout_free(layout);
-    t->layout = NULL;
+    forget_layout(t);
 }
 
 enum { STEPS = 40 };
@@ -277,11 +244,10 @@ LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
         refuses(renew_for(&b, everybody, CP_DECODE), CP_CAPACITY,
                 "the next call needs");
     }
-    write_inputs(&b);
+    write_all_inputs(&b.t);
     must(run_twice(&b, false));
     went_well(&b.t, 0);
-    cp_layout_free(b.t.layout);
-    b.t.layout = NULL;
+    forget_layout(&b.t);
     close_batch(&b);
 }
 
@@ -304,10 +270,10 @@ static cp_status enqueue_alone(void *context) {
     const talk *t = &seated->t;
     const int r = s->crew.rank;
     for (int layer = 0; layer < t->layers; layer++) {
-        CP_TRY(give_inputs(seated, r));
+        CP_TRY(give_inputs(t, r));
         CP_TRY(cp_stream_walk(t->walkers[r], &seated->nccl[r]->link,
                               t->keys[layer][r], t->values[layer][r]));
-        CP_TRY(take_answer(seated, r, layer));
+        CP_TRY(take_answer(t, layer, r));
     }
     return CP_OK;
 }
@@ -348,14 +314,12 @@ LOOP(ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()) {
         cp_plan *plan = plan_step(&b.t, fresh);
         must(renew_all(&b, plan));
         cp_plan_free(plan);
-        write_inputs(&b);
+        write_all_inputs(&b.t);
         all_do(&b, decode_alone);
-        for (int n = 0; n < b.t.layers * b.t.ranks; n++)
-            compare(&b.t, n % b.t.layers, n / b.t.layers);
+        compare_all(&b.t);
         went_well(&b.t, step);
         must(cp_cache_commit(b.t.cache, b.t.layout));
-        cp_layout_free(b.t.layout);
-        b.t.layout = NULL;
+        forget_layout(&b.t);
     }
     all_do(&b, leave);
     close_batch(&b);

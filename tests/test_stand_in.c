@@ -224,7 +224,7 @@ static void run_notes(int seed, float *result) {
     end();
 }
 
-START_TEST(a_seed_is_an_order) {
+TEST(a_seed_is_an_order) {
     float once[NOTES + 1], again[NOTES + 1], last[NOTES + 1] = {0};
     int changes = 0;
     for (int seed = 0; seed < 50; seed++) {
@@ -237,7 +237,6 @@ START_TEST(a_seed_is_an_order) {
     }
     ck_assert_int_gt(changes, 40);
 }
-END_TEST
 
 /* Graphs. */
 
@@ -293,10 +292,9 @@ static bool found_without(int k, int seed, int lateness, bool captured) {
     return ring_end() > 0 || !right;
 }
 
-START_TENS(a_right_program_passes_on_every_seed) {
+LOOP_BY_TENS(a_right_program_passes_on_every_seed, 20) {
     hold(!found_without(0, _i, STAND_IN_BY_SEED, _i % 2 == 0));
 }
-END_TENS
 
 /* Waits are called hop by hop, rank by rank: first for the filled block; from
  * then on for room, except in the last hop, and for the arrival. */
@@ -306,7 +304,7 @@ static bool waits_for_room(int k) {
 
 /* In a capture the last arrivals join the network's streams again, without which
  * it does not end: they are not tried there. */
-START_TEST(every_wait_is_missed) {
+LOOP(every_wait_is_missed, 0, 2 * WAITS - RANKS) {
     const bool captured = _i >= WAITS;
     const int k = 1 + _i % WAITS;
     int late = 0, any = 0;
@@ -317,7 +315,6 @@ START_TEST(every_wait_is_missed) {
     ck_assert_int_eq(late, waits_for_room(k) ? 0 : 50);
     ck_assert_int_gt(any, 0);
 }
-END_TEST
 
 /* More of graphs. */
 
@@ -338,7 +335,7 @@ CP_KERNEL(sum_all, count_step) {
 
 enum { CAPTURED, UPLOADED, FROZEN };
 
-START_TENS(a_captured_length_goes_stale) {
+LOOP_BY_TENS(a_captured_length_goes_stale, 3) {
     const int kind = _i % 3;
     begin(_i);
     cudaStream_t stream = new_stream();
@@ -364,9 +361,8 @@ START_TENS(a_captured_length_goes_stale) {
     must(cudaGraphExecDestroy(run));
     end();
 }
-END_TENS
 
-START_TENS(a_graph_never_meets_itself) {
+LOOP_BY_TENS(a_graph_never_meets_itself, 2) {
     float host[NOTES + 1];
     begin(_i);
     cudaStream_t one = new_stream(), two = new_stream();
@@ -384,7 +380,6 @@ START_TENS(a_graph_never_meets_itself) {
     must(cudaGraphExecDestroy(run));
     end();
 }
-END_TENS
 
 /* Kernels. */
 
@@ -429,7 +424,7 @@ static bool turned_right(int kind, int seed) {
     return right;
 }
 
-START_TEST(a_barrier_is_missing) {
+TEST(a_barrier_is_missing) {
     int missed[2] = {0, 0};
     for (int seed = 0; seed < 50; seed++) {
         ck_assert(turned_right(BARRIER, seed));
@@ -439,7 +434,6 @@ START_TEST(a_barrier_is_missing) {
     ck_assert_int_eq(missed[0], 0);
     ck_assert_int_lt(missed[1], 10);
 }
-END_TEST
 
 /* Mistakes, and what is said of them. Each is made on many seeds; what it
  * returns is what the host hears. */
@@ -681,7 +675,6 @@ static const struct {
      cudaErrorMemoryAllocation, 0,
      "allocation of 1073741824 bytes on a device that has 1073741568 of"},
 };
-enum { MISTAKES = sizeof(mistakes) / sizeof(mistakes[0]) };
 
 static void says_all(const char *parts) {
     char part[200];
@@ -693,7 +686,7 @@ static void says_all(const char *parts) {
 }
 
 /* A late machine finds each race. */
-START_TEST(mistakes_are_found_on_every_seed) {
+LOOP(mistakes_are_found_on_every_seed, 0, COUNT_OF(mistakes)) {
     const int problems = mistakes[_i].problems;
     how = mistakes[_i].how;
     for (int seed = 0; seed < 20; seed++) {
@@ -708,7 +701,6 @@ START_TEST(mistakes_are_found_on_every_seed) {
         says_all(mistakes[_i].said);
     }
 }
-END_TEST
 
 enum { KERNEL_TOUCHES, HOST_TOUCHES, HOST_TOUCHES_FREED };
 
@@ -727,7 +719,7 @@ static void touch_badly(int kind) {
     _exit(0);
 }
 
-START_TEST(a_bad_access_names_the_allocation) {
+LOOP(a_bad_access_names_the_allocation, 0, 3) {
     static const char *const messages[][2] = {
         {"stand-in: kernel sum_step touched ",
          "bytes behind the end of allocation 1 of 256 bytes\n"},
@@ -753,25 +745,14 @@ START_TEST(a_bad_access_names_the_allocation) {
         ck_assert_msg(strstr(said, messages[_i][n]) != NULL, "%s", said);
     end();
 }
-END_TEST
 
-START_TEST(leaks_are_reported) {
-    static const char *const said[] = {
-        "work that nobody waited for, first: kernel sum_step",
-        "stream 2 was never destroyed", "event 5 was never destroyed",
-        "of 400 bytes was never freed", "rank 0 never destroyed communicator"};
+TEST(leaks_are_reported) {
     begin(1);
     ring_open(1);
     must(fill(ring->block[0], WIDTH, 1.0f, ring->compute));
     ck_assert_int_eq(stand_in_end(), 1 + 2 + 5 + 4 + 1);
-    for (int n = 0; n < 5; n++)
-        says(said[n]);
+    says_all("work that nobody waited for, first: kernel sum_step|"
+             "stream 2 was never destroyed|event 5 was never destroyed|"
+             "of 400 bytes was never freed|"
+             "rank 0 never destroyed communicator");
 }
-END_TEST
-
-SUITE("stand-in", {a_right_program_passes_on_every_seed, 0, 20},
-      {a_seed_is_an_order, 0, 1}, {every_wait_is_missed, 0, 2 * WAITS - RANKS},
-      {mistakes_are_found_on_every_seed, 0, MISTAKES},
-      {a_captured_length_goes_stale, 0, 3}, {a_graph_never_meets_itself, 0, 2},
-      {a_barrier_is_missing, 0, 1}, {a_bad_access_names_the_allocation, 0, 3},
-      {leaks_are_reported, 0, 1})

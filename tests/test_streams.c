@@ -161,22 +161,18 @@ LOOP(lists_grow_as_far_as_they_may, 0, 2) {
     talk t = {.shape = {4, 2, 8}, .ranks = 1, .sequences = 1};
     const int64_t prompt = 64, one = 1;
     cp_manifest *m = NULL;
-    cp_plan *first = NULL;
-    cp_layout *layout = NULL;
     char expected[128];
     must(cp_cache_new(1, 1, 600, &t.cache));
     must(plan_call(&t, &prompt, CP_PASS_KV));
     must(cp_cache_commit(t.cache, t.layout));
     forget_plan(&t);
     must(plan_call(&t, &one, CP_DECODE));
-    first = t.plan;
-    layout = t.layout;
-    cp_plan_report_free(&t.report);
-    ck_assert_int_eq(cp_manifest_new(first, 0, -1, &m), CP_INVALID);
+    talk first = t;
+    ck_assert_int_eq(cp_manifest_new(first.plan, 0, -1, &m), CP_INVALID);
     ck_assert_ptr_null(m);
-    must(cp_manifest_new(first, 0, _i, &m));
+    must(cp_manifest_new(first.plan, 0, _i, &m));
     int64_t steps = 0;
-    cp_cache_commit(t.cache, layout);
+    cp_cache_commit(t.cache, first.layout);
     for (cp_status status = CP_OK; status == CP_OK && steps < 100; steps++) {
         must(plan_call(&t, &one, CP_DECODE));
         status = cp_manifest_has_room(m, t.layout);
@@ -190,18 +186,13 @@ LOOP(lists_grow_as_far_as_they_may, 0, 2) {
              3 + _i, 4 + _i);
     ck_assert_str_eq(cp_message(), expected);
     free(m);
-    cp_plan_free(first);
-    cp_layout_free(layout);
+    forget_plan(&first);
     cp_cache_free(t.cache);
 }
 
 /* A short call of three ranks, on some seed and lateness, with a fault. */
 static talk open_short(int seed, int lateness, int layers) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.lateness = lateness;
-    options.seed = (uint64_t)seed;
-    options.open = true;
-    stand_in_begin(&options);
+    begin_late(seed, lateness);
     talk t = {.shape = {2, 1, 4},
               .ranks = 3,
               .sequences = 1,

@@ -186,10 +186,10 @@ static cp_status walk_in_a_graph(talk *t) {
     for (int r = 0; r < t->ranks; r++)
         must(give_all(t, r));
     must(cp_graph_launch(graph));
-    for (int r = 0; r < t->ranks; r++)
+    for (int r = 0; r < t->ranks; r++) {
         must(take(t, 0, r));
-    for (int r = 0; r < t->ranks; r++)
         must(cp_stream_walker_finish(t->walkers[r], 10.0));
+    }
     cp_graph_free(graph);
     return CP_OK;
 }

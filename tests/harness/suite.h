@@ -34,22 +34,6 @@ static inline int harness_seeds(int all) {
     return HARNESS_SANITIZED ? (all + 3) / 4 : all;
 }
 
-/* START_TENS(name) { ... _i ... } END_TENS is START_TEST for an instance that
- * takes less time than the fork that Check makes for it: ten of them run in one
- * process. Add it with tcase_add_loop_test(tests, name, 0, instances / 10). One
- * that fails or crashes ends its ten, and harness_main names it by its _i. */
-#define START_TENS(name)                                                       \
-    static void name##_one(int _i);                                            \
-    START_TEST(name) {                                                         \
-        int *now = harness_note(#name, 10 * _i);                               \
-        for (; *now < 10 * _i + 10; ++*now)                                    \
-            name##_one(*now);                                                  \
-        *now = HARNESS_DONE;                                                   \
-    }                                                                          \
-    END_TEST                                                                   \
-    static void name##_one(int _i)
-#define END_TENS
-
 enum { HARNESS_DONE = -1 };
 
 /* Where the running test writes which instance it has come to; the name must
@@ -75,7 +59,10 @@ int harness_main(Suite *suite);
 /* TEST(name) { ... } is a test of the suite that its program is, run in the order
  * of the file; LOOP(name, first, end) one for each _i from first to end - 1;
  * and LOOP_FOR(seconds, ...) one that may take longer than others. The program
- * needs no main function. LOOP_BY_TENS(name, tens) is a loop by tens. */
+ * needs no main function. LOOP_BY_TENS(name, tens) is for instances that take
+ * less time than the fork that Check makes for each: ten of them run in one
+ * process. One that fails or crashes ends its ten, and harness_main names it by
+ * its _i. */
 #define TEST(name) LOOP(name, 0, 1)
 #define LOOP(name, first, end) LOOP_FOR(20, name, first, end)
 #define LOOP_FOR(seconds, name, first, end)                                    \

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ground/ground.h"
 #include "messages.h"
 
 /* Ranks on their way into communicators. */
@@ -59,11 +60,6 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
                       "ncclCommGetAsyncError has said ncclSuccess",
                       given->number);
     return ncclSuccess;
-}
-
-static ncclResult_t leave_with(ncclResult_t result) {
-    leave(cudaSuccess);
-    return result;
 }
 
 /* The caller has to ask before this communicator is done. */
@@ -205,8 +201,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
                                     ncclUniqueId commId, int rank,
                                     ncclConfig_t *config) {
     if (enter() != cudaSuccess)
-        return leave_with(ncclUnhandledCudaError);
-    return leave_with(join(comm, nranks, commId.internal, rank, config));
+        return leave(ncclUnhandledCudaError);
+    return leave(join(comm, nranks, commId.internal, rank, config));
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
@@ -256,9 +252,8 @@ static ncclResult_t split(communicator *from, int color, int key,
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                            ncclComm_t *newcomm, ncclConfig_t *config) {
     (void)config; /* as the old one's: it does not block */
-    const ncclResult_t result = enter_with(comm, true);
-    return leave_with(result != ncclSuccess ? result
-                                            : split(comm, color, key, newcomm));
+    TRY(enter_with(comm, true));
+    return leave(split(comm, color, key, newcomm));
 }
 
 /* The ranks of other processes. */
@@ -332,9 +327,9 @@ static void lose_process(int process) {
 void messages_arrive(void) {
     static double heard, looked; /* when, last */
     const int size = peers();
-    if (size == 0 || now() <= heard + 1e-4)
+    if (size == 0 || cp_clock() <= heard + 1e-4)
         return;
-    const bool look = now() > looked + 1e-2;
+    const bool look = cp_clock() > looked + 1e-2;
     for (int r = 0; r < size; r++) {
         gathering *first = gatherings;
         while (first != NULL && !is_apart(first->id))
@@ -345,7 +340,7 @@ void messages_arrive(void) {
         if (look && peers_lost(r))
             lose_process(r);
     }
-    heard = now();
+    heard = cp_clock();
     looked = look ? heard : looked;
 }
 
@@ -364,22 +359,20 @@ static ncclResult_t enqueue_deferred(communicator *c) {
 
 /* Asking makes time pass for what the communicator has yet to do on the host. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
-    const ncclResult_t result = enter_with(comm, false);
-    if (result != ncclSuccess)
-        return leave_with(result);
+    TRY(enter_with(comm, false));
     messages_arrive();
     *asyncError = comm->error != ncclSuccess ? comm->error : ncclInProgress;
     const bool joined =
         comm->in != NULL && (comm->born == NULL || comm->born->in != NULL);
     if (comm->error != ncclSuccess || !joined || comm->polls-- > 0)
-        return leave_with(ncclSuccess);
+        return leave(ncclSuccess);
     if (comm->born != NULL)
         *comm->cradle = comm->born;
     comm->born = NULL;
     comm->polls = 0;
     comm->busy = false;
     *asyncError = enqueue_deferred(comm);
-    return leave_with(ncclSuccess);
+    return leave(ncclSuccess);
 }
 
 /* Run until nothing of this communicator is left. */
@@ -432,34 +425,32 @@ static void end_communicator(communicator *c) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
-        return leave_with(ncclInvalidArgument);
+        return leave(ncclInvalidArgument);
     if (comm->in != NULL && comm->size > 1 && comm->issued > comm->finished) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
         fail_clique(comm->in, comm, ncclSuccess, ncclRemoteError);
     }
     end_communicator(comm);
-    return leave_with(ncclSuccess);
+    return leave(ncclSuccess);
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-    const ncclResult_t result = enter_with(comm, true);
-    if (result != ncclSuccess)
-        return leave_with(result);
+    TRY(enter_with(comm, true));
     drain(comm);
-    return leave_with(hold_back(comm));
+    return leave(hold_back(comm));
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     enter();
     if (!exists(comm))
-        return leave_with(ncclInvalidArgument);
+        return leave(ncclInvalidArgument);
     drain(comm);
     if (comm->issued > comm->finished && comm->error == ncclSuccess)
         accuse("rank %d destroyed communicator %ld with %ld operations left",
                comm->rank, comm->number, (comm->issued - comm->finished));
     end_communicator(comm);
-    return leave_with(ncclSuccess);
+    return leave(ncclSuccess);
 }
 
 /* Groups. */
@@ -510,7 +501,7 @@ ncclResult_t ncclGroupEnd(void) {
         return ncclSuccess;
     if (enter() != cudaSuccess)
         group.error = ncclUnhandledCudaError;
-    return leave_with(end_group());
+    return leave(end_group());
 }
 
 /* Messages. */
@@ -566,7 +557,7 @@ static ncclResult_t say(part what, size_t count, ncclComm_t comm,
         group.error = result;
     if (group.depth == 0)
         result = end_group();
-    return leave_with(result);
+    return leave(result);
 }
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count,
@@ -590,14 +581,12 @@ ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
  * a sum, lies already where it belongs. */
 static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
                                ncclComm_t comm, cudaStream_t on) {
-    ncclResult_t result = enter_with(comm, true);
-    if (result == ncclSuccess && (own.at != to + (size_t)comm->rank * stride ||
-                                  (own.of == ADDED && own.type != ncclFloat32)))
-        result = REFUSE(ncclInvalidUsage,
-                        "the stand-in gathers, and adds floats, in place");
-    leave_with(result);
-    if (result != ncclSuccess)
-        return result;
+    TRY(enter_with(comm, true));
+    if (own.at != to + (size_t)comm->rank * stride ||
+        (own.of == ADDED && own.type != ncclFloat32))
+        return leave(REFUSE(ncclInvalidUsage,
+                            "the stand-in gathers, and adds floats, in place"));
+    leave_quietly();
     ncclGroupStart();
     for (int rank = 0; rank < comm->size; rank++) {
         part others = own;
@@ -647,7 +636,6 @@ void finish_messages(void) {
     free_list(&communicators);
     free_list(&cliques);
     free_list(&gatherings);
-    forget_faults();
     keys = 0;
     peers_leave();
 }

@@ -44,13 +44,6 @@ struct cublasLtContext {
     (complain(cudaErrorInvalidValue, "cuBLASLt: " __VA_ARGS__),                \
      CUBLAS_STATUS_##status)
 
-#define OR_RETURN(this)                                                        \
-    do {                                                                       \
-        const cublasStatus_t result = (this);                                  \
-        if (result != CUBLAS_STATUS_SUCCESS)                                   \
-            return result;                                                     \
-    } while (0)
-
 size_t cublasLtGetVersion(void) {
     return 130000;
 }

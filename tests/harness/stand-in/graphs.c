@@ -26,28 +26,16 @@ static cudaError_t invalidated(void) {
                     "the capture was invalidated before");
 }
 
-static void add_step(const stream *on, operation *what) {
-    graph *g = on->capture->into;
-    g->steps = grown(g->steps, g->count, sizeof *g->steps);
-    g->steps[g->count].what = what;
-    g->steps[g->count++].place = on->place;
-}
-
-static void add_point(const stream *on, operation_kind kind, mark *point) {
-    operation *what = operation_new(kind);
-    what->point = point;
-    point->references++;
-    add_step(on, what);
-}
-
 cudaError_t capture_operation(stream *on, operation *what) {
     if (on->capture->invalid) {
         operation_free(what);
         return invalidated();
     }
-    add_step(on, what);
-    on->capture->into->nodes++;
-    on->before.of[on->place]++;
+    graph *g = on->capture->into;
+    g->steps = grown(g->steps, g->count, sizeof *g->steps);
+    g->steps[g->count].what = what;
+    g->steps[g->count++].place = on->place;
+    on->before.of[on->place] += what->point == NULL;
     return cudaSuccess;
 }
 
@@ -58,8 +46,7 @@ cudaError_t capture_record(stream *on, event *what) {
     what->latest = mark_new(on);
     what->captured = on->capture->number;
     what->before = on->before;
-    add_point(on, RECORD, what->latest);
-    return cudaSuccess;
+    return enqueue_point(on, RECORD, what->latest);
 }
 
 static void join(stream *on, capture *c) {
@@ -97,11 +84,10 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
     if (ignored)
         return cudaSuccess;
     machine.counted.waits++;
-    add_point(on, WAIT, what->latest);
     for (int i = 0; i < from->into->streams; i++)
         if (what->before.of[i] > on->before.of[i])
             on->before.of[i] = what->before.of[i];
-    return cudaSuccess;
+    return enqueue_point(on, WAIT, what->latest);
 }
 
 /* Waiting is no operation; in a capture it is a mistake that ends it. */
@@ -145,22 +131,16 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
 }
 
 /* Every stream that joined must have been joined to the origin again. */
-static bool all_joined(const capture *c) {
-    for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->capture == c &&
-            c->origin->before.of[s->place] < s->before.of[s->place])
-            return false;
-    return true;
-}
-
 static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
-    if (!all_joined(c))
-        return complain(cudaErrorStreamCaptureUnjoined,
-                        "a stream that joined the capture of stream %ld was "
-                        "not joined to it again",
-                        c->origin->number);
+    for (const stream *s = machine.streams; s != NULL; s = s->next)
+        if (s->capture == c &&
+            c->origin->before.of[s->place] < s->before.of[s->place])
+            return complain(cudaErrorStreamCaptureUnjoined,
+                            "a stream that joined the capture of stream %ld "
+                            "was not joined to it again",
+                            c->origin->number);
     return cudaSuccess;
 }
 
@@ -199,21 +179,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t given,
 /* Graphs. */
 
 static cudaError_t enter_with(const void *list, const void *given) {
-    const cudaError_t error = enter();
-    if (error != cudaSuccess || listed(list, given))
-        return error;
-    return complain(cudaErrorInvalidValue,
-                    "a graph that does not exist (any more)");
-}
-
-/* Node numbers stand in for the opaque handles: only their count is of use. */
-cudaError_t cudaGraphGetNodes(cudaGraph_t given, cudaGraphNode_t *nodes,
-                              size_t *numNodes) {
-    TRY(enter_with(&machine.graphs, given));
-    if (nodes != NULL)
-        return leave(cudaErrorNotSupported);
-    *numNodes = (size_t)given->nodes;
-    return leave(cudaSuccess);
+    OR_RETURN(enter());
+    return listed(list, given)
+               ? cudaSuccess
+               : complain(cudaErrorInvalidValue,
+                          "a graph that does not exist (any more)");
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
@@ -299,16 +269,12 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     return leave(error);
 }
 
-static void remove_graph(graph *g) {
-    unlist(&machine.graphs, g);
-    release_graph(g);
-}
-
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
     const cudaError_t error = enter();
     if (!listed(&machine.graphs, given))
         return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    remove_graph(given);
+    unlist(&machine.graphs, given);
+    release_graph(given);
     return leave(error);
 }
 
@@ -329,8 +295,9 @@ void finish_graphs(void) {
         remove_executable(machine.executables);
     }
     while (machine.graphs != NULL) {
-        accuse("a graph of %d nodes was never destroyed",
-               machine.graphs->nodes);
-        remove_graph(machine.graphs);
+        graph *g = machine.graphs;
+        accuse("a graph of %d steps was never destroyed", g->count);
+        unlist(&machine.graphs, g);
+        release_graph(g);
     }
 }

@@ -113,11 +113,6 @@ static void before_fiber(int number) {
     from_scheduler = true;
 }
 
-static void between_fibers(int number, int next) {
-    LEAVING(&fake_of_fiber[number], fibers[next].stack, STACK);
-    from_scheduler = false;
-}
-
 static void back_in_fiber(void *saved) {
     ARRIVED(saved, from_scheduler ? &scheduler_stack : NULL,
             from_scheduler ? &scheduler_stack_bytes : NULL);
@@ -152,8 +147,9 @@ UNCHECKED static void pause_fiber(void) {
     if (save_place(fibers[number].resume_at) == 0) {
         const int next = next_thread();
         if (next >= 0 && fibers[next].stack != NULL) {
-            between_fibers(number, next);
             now_runs(next);
+            from_scheduler = false;
+            LEAVING(&fake_of_fiber[number], fibers[next].stack, STACK);
             go_to(fibers[next].resume_at);
         }
         to_enter = next;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ground/ground.h"
 #include "machine.h"
 
 machine_state machine;
@@ -69,12 +70,6 @@ void free_list(void *list) {
         unlist(list, first);
 }
 
-double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 uint64_t draw(uint64_t below) {
     uint64_t *state = &machine.random;
     *state ^= *state >> 12;
@@ -85,14 +80,12 @@ uint64_t draw(uint64_t below) {
 
 /* Tell the other waiting threads to look again. */
 void changed(void) {
-    machine.changed = now();
+    machine.changed = cp_clock();
     pthread_cond_broadcast(&something_changed);
 }
 
 bool countdown(int64_t *fault) {
-    if (*fault <= 0)
-        return false;
-    return --*fault == 0;
+    return *fault > 0 && --*fault == 0;
 }
 
 void enter_quietly(void) {
@@ -116,37 +109,22 @@ cudaError_t enter(void) {
     return machine.failed;
 }
 
-cudaError_t leave(cudaError_t result) {
+unsigned leave(unsigned result) {
     leave_quietly();
     return result;
 }
 
 /* One more line of the report. */
-static void say(const char *format, va_list arguments) {
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    const size_t length = strlen(last_error) + 1;
-    char *longer = realloc(report, report_length + length + 1);
-    if (longer == NULL)
-        return;
-    report = longer;
-    sprintf(report + report_length, "%s\n", last_error);
-    report_length += length;
-}
-
 cudaError_t complain(cudaError_t error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    say(format, arguments);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
     va_end(arguments);
+    const size_t length = strlen(last_error) + 1;
+    report = grown(report, (int)(report_length + length), 1);
+    sprintf(report + report_length, "%s\n", last_error);
+    report_length += length;
     return error;
-}
-
-void accuse(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    say(format, arguments);
-    va_end(arguments);
-    machine.problems++;
 }
 
 /* Waiting. */
@@ -173,7 +151,7 @@ static bool sleep_for_change(void) {
     until.tv_nsec %= 1000000000;
     close_memory();
     pthread_cond_timedwait(&something_changed, &lock, &until);
-    return now() < machine.changed + machine.options.patience;
+    return cp_clock() < machine.changed + machine.options.patience;
 }
 
 /* Run the machine until it is so. If it can never be, because nothing can run
@@ -193,20 +171,20 @@ cudaError_t await(waiting what) {
             return cudaErrorLaunchFailure;
         if ((machine.threads || peers() > 0) && sleep_for_change())
             continue;
-        fail_machine(complain(cudaErrorLaunchFailure,
-                              "deadlock: the host waits and nothing can run: "
-                              "%s",
-                              note_of_waits()));
-        return cudaErrorLaunchFailure;
+        return fail_machine(
+            complain(cudaErrorLaunchFailure,
+                     "deadlock: the host waits and nothing can run: %s",
+                     note_of_waits()));
     }
 }
 
-void fail_machine(cudaError_t error) {
+cudaError_t fail_machine(cudaError_t error) {
     machine.failed = error;
     fail_communicators(ncclUnhandledCudaError);
     for (stream *s = machine.streams; s != NULL; s = s->next)
         forget_work(s);
     pthread_cond_broadcast(&something_changed);
+    return error;
 }
 
 /* What tests call. */
@@ -215,10 +193,9 @@ static void seed_machine(uint64_t seed) {
     machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
     for (int turn = 0; turn < 8; turn++)
         draw(1);
-    if (machine.options.lateness == STAND_IN_BY_SEED)
+    machine.lateness = machine.options.lateness;
+    if (machine.lateness == STAND_IN_BY_SEED)
         machine.lateness = STAND_IN_LATE + (int)draw(3);
-    else
-        machine.lateness = machine.options.lateness;
     machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
 }
 
@@ -233,7 +210,7 @@ void stand_in_begin(const stand_in_options *options) {
     pthread_mutex_lock(&lock);
     machine = (machine_state){.options = options ? *options : defaults,
                               .begun = true,
-                              .changed = now(),
+                              .changed = cp_clock(),
                               .thread = pthread_self()};
     seed_machine(machine.options.seed);
     free(report);
@@ -280,17 +257,23 @@ stand_in_statistics stand_in_count(void) {
 }
 
 /* Each of these sets one word of the machine. */
-#define SETS(name, type, word)                                                 \
-    void name(type value) {                                                    \
+#define SETS(name, parameters, word, ...)                                      \
+    void name parameters {                                                     \
         pthread_mutex_lock(&lock);                                             \
-        machine.word = value;                                                  \
+        machine.word = __VA_ARGS__;                                            \
         pthread_mutex_unlock(&lock);                                           \
     }
-SETS(stand_in_fail_allocation, int64_t, fail_allocation)
-SETS(stand_in_fail_launch, int64_t, fail_launch)
-SETS(stand_in_fail_copy, int64_t, fail_copy)
-SETS(stand_in_ignore_wait, int64_t, ignore_wait)
-SETS(stand_in_freeze_uploads, bool, freeze_uploads)
+SETS(stand_in_fail_allocation, (int64_t n), fail_allocation, n)
+SETS(stand_in_fail_launch, (int64_t n), fail_launch, n)
+SETS(stand_in_fail_copy, (int64_t n), fail_copy, n)
+SETS(stand_in_ignore_wait, (int64_t k), ignore_wait, k)
+SETS(stand_in_freeze_uploads, (bool frozen), freeze_uploads, frozen)
+SETS(stand_in_dead_rank, (int rank, int64_t n), rank_faults[rank],
+     (rank_fault){DEAD, n})
+SETS(stand_in_failing_rank, (int rank, int64_t n), rank_faults[rank],
+     (rank_fault){FAILING, n})
+SETS(stand_in_drop_message, (int from, int to, int64_t n), drop,
+     (message_fault){from, to, n})
 
 /* Devices, versions, errors. */
 
@@ -318,10 +301,9 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaSetDevice(int device) {
     TRY(enter());
-    if (device != 0)
-        return leave(
-            complain(cudaErrorInvalidDevice, "device %d of 1", device));
-    return leave(cudaSuccess);
+    return leave(device == 0 ? cudaSuccess
+                             : complain(cudaErrorInvalidDevice,
+                                        "device %d of 1", device));
 }
 
 cudaError_t cudaGetDevice(int *device) {

@@ -115,7 +115,7 @@ struct CUgraph_st {
         operation *what;
         int place;
     } * steps;
-    int count, nodes, streams;
+    int count, streams;
 };
 
 /* A graph with streams of its own, but for the first: that it is launched in. */
@@ -143,6 +143,18 @@ typedef struct {
     const mark *point;
 } waiting;
 
+/* What becomes of a rank of NCCL after so many operations, and which message
+ * between two of them is lost. */
+enum { RANK_FAULTS = 64 };
+typedef struct {
+    enum { SOUND, DEAD, FAILING } state;
+    int64_t after;
+} rank_fault;
+typedef struct {
+    int from, to;
+    int64_t left;
+} message_fault;
+
 typedef struct {
     stand_in_options options;
     bool begun;
@@ -163,31 +175,39 @@ typedef struct {
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
     bool freeze_uploads;
+    message_fault drop;
+    rank_fault rank_faults[RANK_FAULTS];
 } machine_state;
 extern machine_state machine;
 
 /* machine.c: calls, errors, waiting. */
-cudaError_t enter(void); /* lock; an error if no call can succeed */
-cudaError_t leave(cudaError_t result); /* unlock */
-/* For the body of a call: leave it if this fails. */
+cudaError_t enter(void);         /* lock; an error if no call can succeed */
+unsigned leave(unsigned result); /* unlock */
+/* Return if this fails; and for the body of a call: leave it. In each of the
+ * three interfaces 0 is success. */
+#define OR_RETURN(this)                                                        \
+    do {                                                                       \
+        const unsigned failure = (this);                                       \
+        if (failure != 0)                                                      \
+            return failure;                                                    \
+    } while (0)
 #define TRY(this)                                                              \
     do {                                                                       \
-        const cudaError_t failure = (this);                                    \
-        if (failure != cudaSuccess)                                            \
+        const unsigned failure = (this);                                       \
+        if (failure != 0)                                                      \
             return leave(failure);                                             \
     } while (0)
 void enter_quietly(void);
 void leave_quietly(void);
 uint64_t draw(uint64_t below);
-double now(void);
 void changed(void);
 bool countdown(int64_t *fault);
 cudaError_t complain(cudaError_t error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-void accuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define accuse(...) (complain(cudaSuccess, __VA_ARGS__), machine.problems++)
 cudaError_t await(waiting what);
 bool met(const waiting *what);
-void fail_machine(cudaError_t error);
+cudaError_t fail_machine(cudaError_t error);
 void *take(size_t count, size_t size);           /* zeroed, never NULL */
 void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
 void *grown(void *list, int count, size_t size); /* room for one more */

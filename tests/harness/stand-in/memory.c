@@ -272,10 +272,8 @@ bool all_poison(const char *start, size_t bytes) {
 }
 
 static cudaError_t enter_to_allocate(void **out, const char *call) {
-    const cudaError_t error = enter();
-    if (error != cudaSuccess || out == NULL)
-        return error != cudaSuccess ? error : cudaErrorInvalidValue;
-    return refuse_in_capture(call);
+    OR_RETURN(enter());
+    return out != NULL ? refuse_in_capture(call) : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaMalloc(void **devPtr, size_t size) {

@@ -8,20 +8,6 @@
 
 #include "messages.h"
 
-enum { RANK_FAULTS = 64 };
-
-typedef enum { SOUND, DEAD, FAILING } rank_state;
-
-/* Faults on demand. */
-static struct {
-    rank_state state;
-    int64_t after;
-} rank_faults[RANK_FAULTS];
-static struct {
-    int from, to;
-    int64_t left;
-} drop;
-
 void fail_clique(clique *of, const communicator *first, ncclResult_t error,
                  ncclResult_t for_others) {
     for (int rank = 0; rank < of->size; rank++) {
@@ -152,26 +138,19 @@ bool messages_done(const operation *what) {
     return what->by->finished == what->turn;
 }
 
-static float float_at(const char *from, size_t at) {
-    float number;
-    memcpy(&number, from + at * sizeof number, sizeof number);
-    return number;
-}
-
 /* In the order of ranks, in double precision. NCCL's order differs by its
  * rings and trees: programs may not count on one. */
 static void add_up(const operation *what) {
-    const size_t bytes = what->parts[0].bytes, count = bytes / sizeof(float);
-    char *own = what->parts[0].at;
+    const size_t count = what->parts[0].bytes / sizeof(float);
+    float *own = (void *)what->parts[0].at;
+    const float *others = (const void *)what->added;
     for (size_t i = 0; i < count; i++) {
         double sum = 0.0;
         for (int rank = 0; rank < what->by->size; rank++)
-            sum += (double)float_at(rank == what->by->rank
-                                        ? own
-                                        : what->added + (size_t)rank * bytes,
-                                    i);
-        const float narrow = (float)sum;
-        memcpy(own + i * sizeof narrow, &narrow, sizeof narrow);
+            sum += (double)(rank == what->by->rank
+                                ? own[i]
+                                : others[(size_t)rank * count + i]);
+        own[i] = (float)sum;
     }
 }
 
@@ -190,10 +169,10 @@ void messages_finished(operation *what) {
 
 /* Whether this rank begins one more operation. */
 static bool rank_lives(communicator *by) {
-    if (by->rank >= RANK_FAULTS || rank_faults[by->rank].state == SOUND ||
-        rank_faults[by->rank].after-- > 0)
+    rank_fault *fault = &machine.rank_faults[by->rank % RANK_FAULTS];
+    if (by->rank >= RANK_FAULTS || fault->state == SOUND || fault->after-- > 0)
         return true;
-    if (rank_faults[by->rank].state == FAILING) {
+    if (fault->state == FAILING) {
         complain(cudaSuccess, "rank %d of communicator %ld fails on demand",
                  by->rank, by->number);
         fail_clique(by->in, by, ncclSystemError, ncclRemoteError);
@@ -247,7 +226,6 @@ static bool untouched(const part *sent, const part *received) {
     if (same && all_poison(received->at, received->bytes))
         return true;
     const part *hurt = same ? received : sent;
-    machine.counted.races++;
     accuse("race: the %s of %zu bytes by rank %d was written while it was "
            "under way",
            same ? "destination of a receive" : "source of a send", hurt->bytes,
@@ -271,8 +249,9 @@ static bool agreed(const meeting *in) {
 }
 
 static bool is_dropped(const meeting *in) {
-    return drop.left > 0 && drop.from == in->from && drop.to == in->to &&
-           --drop.left == 0;
+    message_fault *drop = &machine.drop;
+    return drop->from == in->from && drop->to == in->to &&
+           countdown(&drop->left);
 }
 
 void meeting_complete(meeting *in) {
@@ -328,34 +307,4 @@ void messages_describe(const operation *what, char *text, size_t bytes) {
              first->receives ? "receive" : "send", first->bytes,
              first->receives ? "from" : "to", first->peer, what->by->rank,
              what->by->number, what->turn, why_not(what, first));
-}
-
-/* Faults on demand. */
-
-void stand_in_drop_message(int from, int to, int64_t n) {
-    enter_quietly();
-    drop.from = from;
-    drop.to = to;
-    drop.left = n;
-    leave_quietly();
-}
-
-static void break_rank(int rank, rank_state state, int64_t n) {
-    enter_quietly();
-    rank_faults[rank].state = state;
-    rank_faults[rank].after = n;
-    leave_quietly();
-}
-
-void stand_in_dead_rank(int rank, int64_t n) {
-    break_rank(rank, DEAD, n);
-}
-
-void stand_in_failing_rank(int rank, int64_t n) {
-    break_rank(rank, FAILING, n);
-}
-
-void forget_faults(void) {
-    memset(rank_faults, 0, sizeof rank_faults);
-    drop.left = 0;
 }

@@ -52,7 +52,6 @@ void remove_meeting(meeting *at);
 void abandon(operation *what);
 void fail_clique(clique *of, const communicator *first, ncclResult_t error,
                  ncclResult_t for_others);
-void forget_faults(void);
 
 /* processes.c: each process tells all others in a file of its own. Between
  * peers_join and peers_leave there are peers. */

@@ -97,7 +97,6 @@ typedef struct {
     int64_t messages;       /* delivered by NCCL */
     int64_t waits;          /* edges that waited for an event */
     int64_t timed_events;   /* events made that keep the time */
-    int64_t races;          /* sources that changed under way */
 } stand_in_statistics;
 stand_in_statistics stand_in_count(void);
 

@@ -94,21 +94,18 @@ stream *resolve(cudaStream_t given) {
     return s;
 }
 
-static cudaError_t no_stream(void) {
-    return complain(cudaErrorInvalidResourceHandle,
-                    "a stream that does not exist (any more)");
-}
-
 cudaError_t find_stream(cudaStream_t given, stream **out) {
     *out = resolve(given);
-    return *out != NULL ? cudaSuccess : no_stream();
+    return *out != NULL ? cudaSuccess
+                        : complain(cudaErrorInvalidResourceHandle,
+                                   "a stream that does not exist (any more)");
 }
 
 /* Lock and find the stream. */
 cudaError_t enter_stream(cudaStream_t given, stream **out) {
     *out = NULL;
-    const cudaError_t error = enter();
-    return error != cudaSuccess ? error : find_stream(given, out);
+    OR_RETURN(enter());
+    return find_stream(given, out);
 }
 
 stream *add_stream(int64_t number) {
@@ -118,18 +115,11 @@ stream *add_stream(int64_t number) {
     return s;
 }
 
-static void append(stream *on, operation *what) {
-    if (on->tail != NULL)
-        on->tail->next = what;
-    else
-        on->head = what;
-    on->tail = what;
-}
-
 cudaError_t enqueue(stream *on, operation *what) {
     if (on->capture != NULL)
         return capture_operation(on, what);
-    append(on, what);
+    *(on->head != NULL ? &on->tail->next : &on->head) = what;
+    on->tail = what;
     if (what->kind == MESSAGES)
         messages_enqueued(what);
     changed();
@@ -142,8 +132,6 @@ cudaError_t enqueue(stream *on, operation *what) {
 static void pop(stream *on) {
     operation *what = on->head;
     on->head = what->next;
-    if (on->head == NULL)
-        on->tail = NULL;
     operation_free(what);
 }
 
@@ -234,14 +222,10 @@ static void complete_copy(operation *what) {
     set_running(describe(what));
     const bool untouched = is_poison(what);
     const bool same = source_fingerprint(what) == what->fingerprint;
-    if (untouched && same) {
-        move_bytes(what);
-    } else {
-        machine.counted.races++;
+    if (!untouched || !same)
         accuse("race: the %s of a %s was written while it was under way",
                same ? "destination" : "source", describe(what));
-        poison(what);
-    }
+    (untouched && same ? move_bytes : poison)(what);
     set_running(NULL);
 }
 
@@ -250,16 +234,12 @@ static void complete_copy(operation *what) {
 /* How long things take on the pretended clock, in milliseconds: about what a
  * large GPU needs, so that a trace shows who overlaps with whom. */
 static double pretended_cost(const operation *what) {
-    switch (what->kind) {
-    case KERNEL:
+    if (what->kind == KERNEL)
         return 2e-3 + 1e-7 * (double)what->threads * (double)what->grid.x *
                           (double)what->grid.y * (double)what->grid.z;
-    case COPY:
-    case FILL:
-        return 2e-3 + 1e-9 * (double)(what->width * what->height);
-    default:
-        return 0.0;
-    }
+    return what->kind == MESSAGES
+               ? 0.0
+               : 2e-3 + 1e-9 * (double)(what->width * what->height);
 }
 
 static void finish(stream *on) {
@@ -377,15 +357,13 @@ bool step(void) {
     operation *what = best.on->head;
     if (best.at != NULL) {
         meeting_complete(best.at);
-        return true;
-    }
-    if (what->kind == KERNEL && !run_kernel(what)) {
+    } else if (what->kind == KERNEL && !run_kernel(what)) {
         fail_machine(cudaErrorLaunchFailure);
-        return true;
+    } else {
+        if (what->kind != KERNEL)
+            complete_copy(what);
+        finish(best.on);
     }
-    if (what->kind != KERNEL)
-        complete_copy(what);
-    finish(best.on);
     return true;
 }
 
@@ -429,9 +407,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream,
  * so by intent is rare enough to be told. It may go when all has failed. */
 cudaError_t cudaStreamDestroy(cudaStream_t given) {
     cudaError_t error = enter();
-    stream *on = machine.begun ? resolve(given) : NULL;
-    if (on == NULL || on->number == 0)
-        return leave(error != cudaSuccess ? error : no_stream());
+    stream *on;
+    TRY(machine.begun ? find_stream(given, &on) : error);
+    if (on->number == 0)
+        return leave(cudaErrorInvalidResourceHandle);
     settle();
     if (on->capture != NULL)
         error = spoil_capture(on, "cudaStreamDestroy");
@@ -441,10 +420,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t given) {
 
 static cudaError_t enter_to_wait(cudaStream_t given, const char *call,
                                  stream **out) {
-    const cudaError_t error = enter_stream(given, out);
-    return error == cudaSuccess && (*out)->capture != NULL
-               ? spoil_capture(*out, call)
-               : error;
+    OR_RETURN(enter_stream(given, out));
+    return (*out)->capture != NULL ? spoil_capture(*out, call) : cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t given) {
@@ -496,15 +473,12 @@ static cudaError_t check_copy(const operation *what, enum cudaMemcpyKind kind) {
     const size_t rows = what->height - 1;
     const size_t to_bytes = rows * what->to_pitch + what->width;
     const size_t from_bytes = rows * what->from_pitch + what->width;
-    cudaError_t error = check_direction(what->to, what->from, kind);
-    if (error == cudaSuccess)
-        error = check_range(what->to, to_bytes, "copy into");
-    if (error == cudaSuccess)
-        error = check_range(what->from, from_bytes, "copy from");
-    if (error != cudaSuccess || what->height > 1 ||
-        what->to + to_bytes <= what->from ||
+    OR_RETURN(check_direction(what->to, what->from, kind));
+    OR_RETURN(check_range(what->to, to_bytes, "copy into"));
+    OR_RETURN(check_range(what->from, from_bytes, "copy from"));
+    if (what->height > 1 || what->to + to_bytes <= what->from ||
         what->from + from_bytes <= what->to)
-        return error;
+        return cudaSuccess;
     return complain(cudaErrorInvalidValue,
                     "copy of %zu bytes onto itself, %ld bytes on", to_bytes,
                     (what->to - what->from));
@@ -529,10 +503,8 @@ static cudaError_t enqueue_copy(stream *on, operation *what) {
     if (capturing ? machine.freeze_uploads && !is_device(what->from)
                   : from_host)
         stage_source(what);
-    const cudaError_t error = enqueue(on, what);
-    if (error != cudaSuccess || !to_host || capturing)
-        return error;
-    return await((waiting){.empty = on});
+    OR_RETURN(enqueue(on, what));
+    return to_host && !capturing ? await((waiting){.empty = on}) : cudaSuccess;
 }
 
 static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
@@ -541,11 +513,8 @@ static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
                         shape.width * shape.height);
     if (shape.width == 0 || shape.height == 0)
         return cudaSuccess;
-    const cudaError_t error = shape.kind == COPY
-                                  ? check_copy(&shape, kind)
-                                  : check_range(shape.to, shape.width, "fill");
-    if (error != cudaSuccess)
-        return error;
+    OR_RETURN(shape.kind == COPY ? check_copy(&shape, kind)
+                                 : check_range(shape.to, shape.width, "fill"));
     if (shape.kind == FILL && !is_device(shape.to) && !is_pinned(shape.to))
         return complain(cudaErrorInvalidValue, "fill of memory of the host");
     operation *what = operation_copy(&shape);
@@ -572,13 +541,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count,
     return cudaMemcpy2DAsync(dst, count, src, count, count, 1, kind, given);
 }
 
-static cudaError_t wait_for_null_stream(cudaError_t error) {
-    return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);
-}
-
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t count,
                        enum cudaMemcpyKind kind) {
-    return wait_for_null_stream(cudaMemcpyAsync(dst, src, count, kind, NULL));
+    OR_RETURN(cudaMemcpyAsync(dst, src, count, kind, NULL));
+    return cudaStreamSynchronize(NULL);
 }
 
 cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
@@ -595,17 +561,18 @@ cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
 }
 
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
-    return wait_for_null_stream(cudaMemsetAsync(devPtr, value, count, NULL));
+    OR_RETURN(cudaMemsetAsync(devPtr, value, count, NULL));
+    return cudaStreamSynchronize(NULL);
 }
 
 /* The calls: events. */
 
 static cudaError_t enter_event(cudaEvent_t given) {
-    const cudaError_t error = enter();
-    if (error != cudaSuccess || listed(&machine.events, given))
-        return error;
-    return complain(cudaErrorInvalidResourceHandle,
-                    "an event that does not exist (any more)");
+    OR_RETURN(enter());
+    return listed(&machine.events, given)
+               ? cudaSuccess
+               : complain(cudaErrorInvalidResourceHandle,
+                          "an event that does not exist (any more)");
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags) {
@@ -665,9 +632,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
 
 /* Time passes for no event of a capture. */
 static cudaError_t enter_timed_event(cudaEvent_t given) {
-    const cudaError_t error = enter_event(given);
-    if (error != cudaSuccess || given->captured == 0)
-        return error;
+    OR_RETURN(enter_event(given));
+    if (given->captured == 0)
+        return cudaSuccess;
     return complain(cudaErrorCapturedEvent,
                     "event %ld belongs to a capture, where no time passes",
                     given->number);
