@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "app/bench_ring.h"
-#include "app/subjects.h"
+#include "app/meter.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
 

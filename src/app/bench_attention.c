@@ -212,32 +212,29 @@ static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
     return status;
 }
 
-static cp_status rows(const cp_bench *bench, const cp_entrant *ceilings) {
+static cp_status rows(const cp_bench *bench, micro_loop *loop,
+                      cp_reading *memory) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
+    const bool *parts = bench->parts;
+    cp_entrant ceilings[CP_BENCH_PARTS] = {0};
+    ceilings[CP_BENCH_FMA] = cp_measure_fma(&bench->threads);
+    if (parts[CP_BENCH_MICRO])
+        CP_TRY(micro_new(bench, loop, &ceilings[CP_BENCH_MICRO]));
+    if (parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE])
+        CP_TRY(cp_measure_read(memory, &ceilings[CP_BENCH_READ]));
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
         const cp_counts *mine = &sizes[kinds[k].sizes];
-        for (int64_t i = 0; i < mine->count && bench->parts[kinds[k].part]; i++)
+        for (int64_t i = 0; i < mine->count && parts[kinds[k].part]; i++)
             CP_TRY(row(bench, ceilings, &kinds[k], mine->items[i]));
     }
     return CP_OK;
 }
 
 cp_status cp_bench_attention(const cp_bench *bench) {
-    const bool *parts = bench->parts;
-    const bool reads =
-        parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE];
-    cp_entrant ceilings[CP_BENCH_PARTS] = {[CP_BENCH_FMA] =
-                                               cp_measure_fma(&bench->threads)};
     micro_loop loop = {.memory = NULL};
     cp_reading memory = {.threads = bench->threads};
-    cp_status status = CP_OK;
-    if (parts[CP_BENCH_MICRO])
-        status = micro_new(bench, &loop, &ceilings[CP_BENCH_MICRO]);
-    if (status == CP_OK && reads)
-        status = cp_measure_read(&memory, &ceilings[CP_BENCH_READ]);
-    if (status == CP_OK)
-        status = rows(bench, ceilings);
+    const cp_status status = rows(bench, &loop, &memory);
     free(loop.memory);
     free(memory.numbers);
     return status;
