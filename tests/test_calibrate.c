@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "app/bench_ring.h"
+#include "app/bench.h"
 #include "app/meter.h"
 #include "ground/host.h"
 #include "predict/simulate.h"

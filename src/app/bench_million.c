@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/bench_ring.h"
 #include "app/measure.h"
 #include "ground/host.h"
 

@@ -1,7 +1,5 @@
 /* Calls of ranks over a cache of one layer; and rings against one rank with
  * all cores. */
-#include "app/bench_ring.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
