@@ -169,14 +169,13 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const stage *it = context;
     double peak = 1, best = INFINITY;
     run now = {it, subject, times_of(it->wanted, subject), &peak};
-    const cp_common_work common = {NULL, rank_main, &now};
     bool alone = false;
     for (int n = 0; n < all[subject->kind].tries && !alone; n++) {
-        double busy[CP_CALIBRATE_RANKS] = {0}, whole;
-        CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common,
-                                &whole, busy));
-        alone = were_alone(it, busy, whole);
-        best = fmin(best, whole / (double)now.times);
+        double busy[CP_CALIBRATE_RANKS] = {0};
+        cp_common_work common = {NULL, rank_main, &now, .busy = busy};
+        CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common));
+        alone = were_alone(it, busy, common.seconds);
+        best = fmin(best, common.seconds / (double)now.times);
     }
     *seconds = subject->kind == CP_TIME_PEAK ? peak : best;
     return CP_OK;

@@ -70,19 +70,18 @@ static void sum_up(const simulation *s, const cp_hours *hours) {
 static void count_bytes(const simulation *s) {
     const cp_pace *pace = &s->pace;
     const cp_plan *plan = s->plan;
-    const cp_layout *layout = s->layout;
     cp_forecast *forecast = s->forecast;
     const double layers = (double)pace->model->layers;
     const double bytes = (double)plan->element_bytes;
     int64_t most = 0;
-    for (int k = 0; k < layout->ranks; k++)
-        most = cp_max(most, layout->cache[k].tokens);
+    for (int k = 0; k < pace->ranks; k++)
+        most = cp_max(most, s->layout->cache[k].tokens);
     forecast->weights = cp_pace_weights(pace);
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
-    forecast->buffers += (double)layout->queries[0].rows * 2 *
+    forecast->buffers += (double)s->layout->queries[0].rows * 2 *
                          ((double)pace->model->width + pace->inner) * bytes;
 }
 
