@@ -90,12 +90,9 @@ static cp_status attention_open(exercise *it, cp_bench_part part, int64_t size,
                                 cp_entrant *out) {
     const cp_shape *shape = &it->bench->shape;
     const bool decode = part == CP_BENCH_DECODE;
+    const int64_t start = part == CP_BENCH_FULL ? size : decode ? size - 1 : 0;
     const cp_span seen = {0, 0, size, 1};
-    const cp_span asked = {0,
-                           part == CP_BENCH_FULL ? size
-                           : decode              ? size - 1
-                                                 : 0,
-                           decode ? 1 : size, 1};
+    const cp_span asked = {0, start, decode ? 1 : size, 1};
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
     const int64_t sizes[] = {asked.count * wide, size * narrow, size * narrow,
@@ -196,9 +193,9 @@ static cp_status contest(const cp_bench *bench, int count, cp_entrant all[3]) {
 /* One row; ceilings [CP_BENCH_PARTS]. */
 static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
                      const row_kind *kind, int64_t size) {
-    const bool computes = kind->open != NULL && kind->of == CP_BENCH_FMA;
     cp_entrant all[3] = {ceilings[kind->part], ceilings[kind->of],
                          ceilings[CP_BENCH_MICRO]};
+    const bool computes = kind->of == CP_BENCH_FMA && all[2].run != NULL;
     exercise it = {.bench = bench};
     if (kind->open == NULL)
         return contest(bench, kind->part == kind->of ? 1 : 2, all);
@@ -206,8 +203,7 @@ static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
     snprintf(all[0].what, sizeof(all[0].what), "%s/%ld",
              cp_bench_names[kind->part], size);
     CP_TRY(kind->open(&it, kind->part, size, &all[0]));
-    const cp_status status =
-        contest(bench, computes && all[2].run != NULL ? 3 : 2, all);
+    const cp_status status = contest(bench, computes ? 3 : 2, all);
     free(it.tensors[0]);
     return status;
 }

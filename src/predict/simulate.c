@@ -37,9 +37,9 @@ static void note(void *context, const cp_bar *bar) {
     const simulation *s = context;
     const cp_op *op = bar->op;
     const bool message = op != NULL && cp_op_talks(op);
-    cp_stretch stretch = {
-        bar->name, bar->start, bar->end, bar->layer, op != NULL ? op->hop : 0,
-        0};
+    cp_stretch stretch = {bar->name, bar->start, bar->end, bar->layer, 0, 0};
+    if (op != NULL)
+        stretch.hop = op->hop;
     if (message)
         stretch.bytes = s->plan->slots[op->in.slot].bytes *
                         (cp_op_is_collective(op) ? s->pace.ranks - 1 : 1);
