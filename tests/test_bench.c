@@ -1,6 +1,5 @@
 /* The bench: rounds, rows and refusals. */
 #define _GNU_SOURCE
-#include "app/bench_ring.h"
 #include "app/measure.h"
 #include "tests/harness/shell.h"
 #include "expect.h"

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "app/bench_ring.h"
-#include "app/subjects.h"
+#include "app/bench.h"
+#include "app/meter.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
 

@@ -145,9 +145,6 @@ static cp_status engine_new(const cp_model *model,
                                         cp_model **model) {                    \
         return cp_device_model_open(file, numbers, mine, model);               \
     }                                                                          \
-    cp_status cp_cuda_calibrate##suffix(const cp_calibration *wanted) {        \
-        return cp_device_calibrate(place_of(wanted->ranks), numbers, wanted);  \
-    }                                                                          \
     const cp_backend cp_backend_cuda##suffix = {                               \
         .name = shown,                                                         \
         .kernels = words ", plain CUDA and cuBLASLt",                          \
@@ -165,3 +162,12 @@ static cp_status engine_new(const cp_model *model,
 BACKEND(, "cuda", "bf16", CP_NUMBERS_BF16, 2)
 BACKEND(_fp32, "cuda-fp32", "fp32", CP_NUMBERS_F32, 4)
 BACKEND(_fp8, "cuda-fp8", "bf16 and FP8 weights", CP_NUMBERS_F8, 2)
+
+cp_status cp_cuda_calibrate(const cp_backend *backend,
+                            const cp_calibration *wanted) {
+    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
+                               : backend == &cp_backend_cuda_fp8
+                                   ? CP_NUMBERS_F8
+                                   : CP_NUMBERS_BF16;
+    return cp_device_calibrate(place_of(wanted->ranks), numbers, wanted);
+}

@@ -1,7 +1,6 @@
 /* The table of backends, and the one whose ranks are threads. */
 #include "app/meter.h"
 
-#include "app/subjects.h"
 #include "reference/model/engine.h"
 #include "reference/model/model.h"
 
@@ -49,13 +48,10 @@ const cp_place *cp_meter_cores(const cp_backend *backend) {
 
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted) {
+    const cp_place *place = cp_meter_cores(backend);
 #ifdef CP_HAVE_CUDA
-    if (backend == &cp_backend_cuda)
-        return cp_cuda_calibrate(wanted);
-    if (backend == &cp_backend_cuda_fp32)
-        return cp_cuda_calibrate_fp32(wanted);
-    if (backend == &cp_backend_cuda_fp8)
-        return cp_cuda_calibrate_fp8(wanted);
+    if (place == NULL)
+        return cp_cuda_calibrate(backend, wanted);
 #endif
-    return cp_calibrate_run(cp_meter_cores(backend), wanted);
+    return cp_calibrate_run(place, wanted);
 }

@@ -90,12 +90,9 @@ static cp_status attention_open(exercise *it, cp_bench_part part, int64_t size,
                                 cp_entrant *out) {
     const cp_shape *shape = &it->bench->shape;
     const bool decode = part == CP_BENCH_DECODE;
+    const int64_t start = part == CP_BENCH_FULL ? size : decode ? size - 1 : 0;
     const cp_span seen = {0, 0, size, 1};
-    const cp_span asked = {0,
-                           part == CP_BENCH_FULL ? size
-                           : decode              ? size - 1
-                                                 : 0,
-                           decode ? 1 : size, 1};
+    const cp_span asked = {0, start, decode ? 1 : size, 1};
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
     const int64_t sizes[] = {asked.count * wide, size * narrow, size * narrow,
@@ -196,9 +193,9 @@ static cp_status contest(const cp_bench *bench, int count, cp_entrant all[3]) {
 /* One row; ceilings [CP_BENCH_PARTS]. */
 static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
                      const row_kind *kind, int64_t size) {
-    const bool computes = kind->open != NULL && kind->of == CP_BENCH_FMA;
     cp_entrant all[3] = {ceilings[kind->part], ceilings[kind->of],
                          ceilings[CP_BENCH_MICRO]};
+    const bool computes = kind->of == CP_BENCH_FMA && all[2].run != NULL;
     exercise it = {.bench = bench};
     if (kind->open == NULL)
         return contest(bench, kind->part == kind->of ? 1 : 2, all);
@@ -206,38 +203,34 @@ static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
     snprintf(all[0].what, sizeof(all[0].what), "%s/%ld",
              cp_bench_names[kind->part], size);
     CP_TRY(kind->open(&it, kind->part, size, &all[0]));
-    const cp_status status =
-        contest(bench, computes && all[2].run != NULL ? 3 : 2, all);
+    const cp_status status = contest(bench, computes ? 3 : 2, all);
     free(it.tensors[0]);
     return status;
 }
 
-static cp_status rows(const cp_bench *bench, const cp_entrant *ceilings) {
+static cp_status rows(const cp_bench *bench, micro_loop *loop,
+                      cp_reading *memory) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
+    const bool *parts = bench->parts;
+    cp_entrant ceilings[CP_BENCH_PARTS] = {0};
+    ceilings[CP_BENCH_FMA] = cp_measure_fma(&bench->threads);
+    if (parts[CP_BENCH_MICRO])
+        CP_TRY(micro_new(bench, loop, &ceilings[CP_BENCH_MICRO]));
+    if (parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE])
+        CP_TRY(cp_measure_read(memory, &ceilings[CP_BENCH_READ]));
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
         const cp_counts *mine = &sizes[kinds[k].sizes];
-        for (int64_t i = 0; i < mine->count && bench->parts[kinds[k].part]; i++)
+        for (int64_t i = 0; i < mine->count && parts[kinds[k].part]; i++)
             CP_TRY(row(bench, ceilings, &kinds[k], mine->items[i]));
     }
     return CP_OK;
 }
 
 cp_status cp_bench_attention(const cp_bench *bench) {
-    const bool *parts = bench->parts;
-    const bool reads =
-        parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE];
-    cp_entrant ceilings[CP_BENCH_PARTS] = {[CP_BENCH_FMA] =
-                                               cp_measure_fma(&bench->threads)};
     micro_loop loop = {.memory = NULL};
     cp_reading memory = {.threads = bench->threads};
-    cp_status status = CP_OK;
-    if (parts[CP_BENCH_MICRO])
-        status = micro_new(bench, &loop, &ceilings[CP_BENCH_MICRO]);
-    if (status == CP_OK && reads)
-        status = cp_measure_read(&memory, &ceilings[CP_BENCH_READ]);
-    if (status == CP_OK)
-        status = rows(bench, ceilings);
+    const cp_status status = rows(bench, &loop, &memory);
     free(loop.memory);
     free(memory.numbers);
     return status;

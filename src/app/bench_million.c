@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/bench_ring.h"
 #include "app/measure.h"
 #include "ground/host.h"
 
@@ -17,7 +16,8 @@ typedef struct {
     int64_t slot_bytes;         /* of all ranks' slots in the larger call */
     int64_t followed, count;    /* samples of the follow-up, and all */
     int64_t positions[SAMPLES]; /* of the samples */
-    float *output[SAMPLES];     /* [N_H][D_H] of the ranks, then the LSE */
+    int64_t width;              /* of one: [N_H][D_H] and then the LSE [N_H] */
+    float *samples;             /* [SAMPLES][width] of the ranks */
 } conversation;
 
 __attribute__((format(printf, 4, 5))) static void
@@ -31,6 +31,10 @@ fact_give(const cp_bench *bench, double value, const char *unit,
     bench->row(bench->context, &fact);
 }
 
+static float *sample_at(const conversation *it, int64_t n) {
+    return it->samples + n * it->width;
+}
+
 static cp_status samples_judge(conversation *it, const char *what,
                                int64_t first, int64_t end) {
     const cp_bench *bench = it->all.bench;
@@ -42,7 +46,7 @@ static cp_status samples_judge(conversation *it, const char *what,
     for (int64_t n = first; n < end; n++) {
         cp_bench_errors found = {0, 0};
         const int status = (int)cp_bench_judge(&it->all, it->positions[n],
-                                               it->output[n], &found);
+                                               sample_at(it, n), &found);
         wrong = status > wrong ? status : wrong;
         output = found.output > output ? found.output : output;
         lse = found.lse > lse ? found.lse : lse;
@@ -67,9 +71,9 @@ static void sample_take(conversation *it, int rank, cp_piece piece, int64_t n) {
     const int64_t wide = result->heads * result->dim;
     if (cp_span_before(piece.span, position + 1) == before)
         return; /* another piece has it */
-    memcpy(it->output[n], result->output + row * wide,
+    memcpy(sample_at(it, n), result->output + row * wide,
            (size_t)wide * sizeof(float));
-    memcpy(it->output[n] + wide, result->lse + row * result->heads,
+    memcpy(sample_at(it, n) + wide, result->lse + row * result->heads,
            (size_t)result->heads * sizeof(float));
 }
 
@@ -111,15 +115,6 @@ static void busy_report(conversation *it, const char *what) {
     }
 }
 
-static cp_status follow_up(conversation *it) {
-    const cp_variant asked = it->all.bench->variant;
-    double seconds;
-    CP_TRY(call(it, asked == CP_AUTO ? CP_PASS_Q : asked, it->fresh, &seconds));
-    fact_give(it->all.bench, seconds, "seconds", "follow-up");
-    busy_report(it, "follow-up");
-    return CP_OK;
-}
-
 static cp_status decode_steps(conversation *it) {
     const int64_t steps = it->all.bench->generate;
     double least = INFINITY, total = 0, seconds;
@@ -159,34 +154,35 @@ static void memory_report(const conversation *it, double before) {
 }
 
 /* So many of some tokens, of which the first and the last are two. */
-static cp_status samples_new(conversation *it, int64_t first, int64_t tokens,
-                             int64_t most) {
-    const cp_shape *shape = &it->all.bench->shape;
+static void samples_choose(conversation *it, int64_t first, int64_t tokens,
+                           int64_t most) {
     const int64_t count = cp_min(most, tokens);
-    for (int64_t i = 0; i < count; i++, it->count++) {
-        it->positions[it->count] =
+    for (int64_t i = 0; i < count; i++)
+        it->positions[it->count++] =
             first + i * (tokens - 1) / cp_max(1, count - 1);
-        CP_TRY(cp_allocate(&it->output[it->count],
-                           shape->query_heads * (shape->head_dim + 1),
-                           sizeof(float), "a sample"));
-    }
-    return CP_OK;
 }
 
 static cp_status converse(conversation *it) {
-    const int64_t generate = it->all.bench->generate;
+    const cp_bench *bench = it->all.bench;
+    const cp_variant asked = bench->variant;
     const double before = memory_of("VmRSS");
-    CP_TRY(samples_new(it, it->past, it->fresh, ROWS_SAMPLED));
+    double seconds;
+    samples_choose(it, it->past, it->fresh, ROWS_SAMPLED);
     it->followed = it->count;
-    CP_TRY(samples_new(it, it->past + it->fresh, generate, STEPS_SAMPLED));
+    samples_choose(it, it->past + it->fresh, bench->generate, STEPS_SAMPLED);
+    CP_TRY(cp_allocate(&it->samples, SAMPLES * it->width, sizeof(float),
+                       "samples"));
     CP_TRY(cp_bench_ranks_open(&it->all));
     CP_TRY(cp_bench_past(&it->all, it->past));
-    CP_TRY(follow_up(it));
+    CP_TRY(call(it, asked == CP_AUTO ? CP_PASS_Q : asked, it->fresh, &seconds));
+    fact_give(bench, seconds, "seconds", "follow-up");
+    busy_report(it, "follow-up");
     CP_TRY(decode_steps(it));
     memory_report(it, before);
     CP_TRY(samples_judge(it, "follow-up", 0, it->followed));
-    return generate == 0 ? CP_OK
-                         : samples_judge(it, "decode", it->followed, it->count);
+    return bench->generate == 0
+               ? CP_OK
+               : samples_judge(it, "decode", it->followed, it->count);
 }
 
 cp_status cp_bench_million(const cp_bench *bench) {
@@ -199,10 +195,11 @@ cp_status cp_bench_million(const cp_bench *bench) {
                                        2 * cp_ceil_divide(fresh, 2 * ranks) +
                                        cp_ceil_divide(bench->generate, ranks)},
                        .past = past,
-                       .fresh = fresh};
+                       .fresh = fresh,
+                       .width = bench->shape.query_heads *
+                                (bench->shape.head_dim + 1)};
     const cp_status status = converse(&it);
-    for (int64_t n = 0; n < it.count; n++)
-        free(it.output[n]);
+    free(it.samples);
     cp_bench_ranks_close(&it.all);
     return status;
 }

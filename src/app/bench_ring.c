@@ -1,7 +1,5 @@
 /* Calls of ranks over a cache of one layer; and rings against one rank with
  * all cores. */
-#include "app/bench_ring.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,8 +102,10 @@ static cp_status rank_walk(cp_comm *comm, void *context) {
 
 cp_status cp_bench_call_walk(void *context, double *seconds) {
     cp_bench_ranks *it = context;
-    const cp_common_work walk = {rank_prepare, rank_walk, it};
-    return cp_measure_ranks(it->place, it->ranks, &walk, seconds, it->busy);
+    cp_common_work walk = {rank_prepare, rank_walk, it, .busy = it->busy};
+    CP_TRY(cp_measure_ranks(it->place, it->ranks, &walk));
+    *seconds = walk.seconds;
+    return CP_OK;
 }
 
 cp_status cp_bench_past(cp_bench_ranks *it, int64_t tokens) {

@@ -12,17 +12,19 @@
 typedef struct {
     const char *only, *model;
     cp_counts heads;
-    int64_t threads, rounds, generate; /* below 0: not given */
-    int kernel;                        /* 1: chapter 1's */
+    int64_t threads, rounds; /* below 0: not given; nor bench.generate */
+    int kernel;              /* 1: chapter 1's */
     bool csv;
-    cp_command_ring ring; /* variant, place and patience */
+    cp_command_ring ring; /* place and patience */
     /* What they come to. */
+    int kind;  /* OF_ATTENTION, OF_MODEL or OF_MILLION */
     int count; /* of arguments, for the head of the file */
     char *const *arguments;
     cp_opened opened;
     cp_bench bench;
 } bench_run;
 
+enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
 static cp_status part_take(bench_run *run, const char *text, int64_t length) {
@@ -53,6 +55,9 @@ static cp_status parts_take(bench_run *run) {
     for (int p = 0; p < CP_BENCH_MILLION; p++)
         if (run->bench.parts[CP_BENCH_MILLION] && run->bench.parts[p])
             return cp_refuse("--only %s: million stands alone", run->only);
+    run->kind = run->model != NULL                   ? OF_MODEL
+                : run->bench.parts[CP_BENCH_MILLION] ? OF_MILLION
+                                                     : OF_ATTENTION;
     return CP_OK;
 }
 
@@ -66,18 +71,10 @@ static const struct {
     {"1", "1", "512,2048,7000", "1,4", 32, 3, {1, 1, 1}},
     {"128", "1M", "1", "4", 32, 1, {16, 1, 128}},
 };
-enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
-
-static int kind_of(const bench_run *run) {
-    return run->model != NULL                   ? OF_MODEL
-           : run->bench.parts[CP_BENCH_MILLION] ? OF_MILLION
-                                                : OF_ATTENTION;
-}
-
 static cp_status meaning_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
-    const int kind = kind_of(run), variant = run->ring.variant;
-    const bool model = kind == OF_MODEL;
+    const int kind = run->kind;
+    const bool model = kind == OF_MODEL, chosen = bench->variant != CP_AUTO;
     const struct {
         bool given;
         const char *option, *beside;
@@ -88,18 +85,17 @@ static cp_status meaning_check(const bench_run *run) {
         {model && bench->keys.count > 0, "keys", "with --model; --prompt has"},
         {model && run->heads.count > 0, "heads", "with --model"},
         {model && run->kernel == 1, "kernel first", "with --model"},
-        {model && variant != CP_AUTO, "variant", "with --model"},
+        {model && chosen, "variant", "with --model"},
         {!model && bench->prompts.count > 0, "prompt", "without --model"},
-        {kind == OF_ATTENTION && run->generate >= 0, "generate",
+        {kind == OF_ATTENTION && bench->generate >= 0, "generate",
          "without --model or --only million"},
-        {kind == OF_ATTENTION && variant != CP_AUTO, "variant",
-         "without --only million"},
+        {kind == OF_ATTENTION && chosen, "variant", "without --only million"},
     };
     for (size_t n = 0; n < sizeof(useless) / sizeof(useless[0]); n++)
         if (useless[n].given)
             return cp_refuse("--%s has no meaning %s", useless[n].option,
                              useless[n].beside);
-    if (variant == CP_DECODE)
+    if (bench->variant == CP_DECODE)
         return cp_refuse("--variant decode: a follow-up cannot");
     if (kind == OF_MILLION && (bench->tokens.count > 1 ||
                                bench->keys.count > 1 || bench->ranks.count > 1))
@@ -127,7 +123,6 @@ static cp_status crew_check(const bench_run *run) {
 
 static cp_status lists_check(bench_run *run) {
     cp_bench *bench = &run->bench;
-    const int kind = kind_of(run);
     const cp_crew *crew = cp_crew_mine();
     char processes[16];
     snprintf(processes, sizeof(processes), "%d", crew->ranks);
@@ -136,10 +131,10 @@ static cp_status lists_check(bench_run *run) {
         int64_t most;
         cp_counts *list;
     } lists[] = {
-        {"tokens", defaults[kind].tokens, MOST_TOKENS, &bench->tokens},
-        {"keys", defaults[kind].keys, MOST_TOKENS, &bench->keys},
-        {"prompt", defaults[kind].prompts, MOST_TOKENS, &bench->prompts},
-        {"ranks", crew->share != NULL ? processes : defaults[kind].ranks,
+        {"tokens", defaults[run->kind].tokens, MOST_TOKENS, &bench->tokens},
+        {"keys", defaults[run->kind].keys, MOST_TOKENS, &bench->keys},
+        {"prompt", defaults[run->kind].prompts, MOST_TOKENS, &bench->prompts},
+        {"ranks", crew->share != NULL ? processes : defaults[run->kind].ranks,
          CP_COMMAND_RANKS, &bench->ranks},
     };
     for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
@@ -155,21 +150,18 @@ static cp_status lists_check(bench_run *run) {
 
 static cp_status numbers_take(bench_run *run) {
     cp_bench *bench = &run->bench;
-    const int kind = kind_of(run);
     if (run->rounds < 0)
-        run->rounds = defaults[kind].rounds;
-    if (run->generate < 0)
-        run->generate = defaults[kind].generate;
+        run->rounds = defaults[run->kind].rounds;
+    if (bench->generate < 0)
+        bench->generate = defaults[run->kind].generate;
     CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
     CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
-    if (run->generate > 0)
-        CP_TRY(cp_option_range("generate", run->generate, 1, MOST_TOKENS));
+    if (bench->generate > 0)
+        CP_TRY(cp_option_range("generate", bench->generate, 1, MOST_TOKENS));
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
-    bench->generate = run->generate;
-    bench->variant = (cp_variant)run->ring.variant;
     bench->kernel = run->kernel == 1 ? cp_attend : cp_attend_fast;
-    bench->shape = defaults[kind].shape;
+    bench->shape = defaults[run->kind].shape;
     return cp_command_heads(&run->heads, &bench->shape);
 }
 
@@ -197,7 +189,7 @@ static void head_print(const bench_run *run) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
-    puts(kind_of(run) == OF_MILLION
+    puts(run->kind == OF_MILLION
              ? "\nwhat,value,unit"
              : "\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
                "fraction_high,of,rounds");
@@ -258,17 +250,16 @@ static cp_status weights_load(bench_run *run) {
 }
 
 static cp_status measure(bench_run *run) {
-    const int kind = kind_of(run);
-    if (kind == OF_MODEL)
+    if (run->kind == OF_MODEL)
         CP_TRY(weights_load(run));
     if (run->csv)
         head_print(run);
     else
         title_print(run);
     fflush(stdout);
-    if (kind == OF_MODEL)
+    if (run->kind == OF_MODEL)
         return cp_bench_model(&run->bench);
-    if (kind == OF_MILLION)
+    if (run->kind == OF_MILLION)
         return cp_bench_million(&run->bench);
     CP_TRY(cp_bench_attention(&run->bench));
     return run->bench.parts[CP_BENCH_RING] ? cp_bench_ring(&run->bench) : CP_OK;
@@ -286,7 +277,7 @@ static cp_status bench_work(void *context) {
 int cp_command_bench(int count, char *const *arguments) {
     bench_run run = {.threads = cp_host_cores(),
                      .rounds = -1,
-                     .generate = -1,
+                     .bench.generate = -1,
                      .ring = CP_COMMAND_RING,
                      .count = count,
                      .arguments = arguments};
@@ -313,9 +304,9 @@ int cp_command_bench(int count, char *const *arguments) {
          "measure a model instead: prompts (pp) and generation (tg)"},
         {"prompt", CP_COUNTS, &run.bench.prompts, "T,T,...",
          "lengths of the model's prompts (default 512,2048,7000)"},
-        {"generate", CP_COUNT, &run.generate, "K",
+        {"generate", CP_COUNT, &run.bench.generate, "K",
          "tokens generated after each (default 32)"},
-        {"variant", CP_ONE_OF, &run.ring.variant, CP_COMMAND_VARIANTS,
+        {"variant", CP_ONE_OF, &run.bench.variant, CP_COMMAND_VARIANTS,
          "which ring, for the million (default auto: pass-q)"},
         {"on", CP_ONE_OF, &run.ring.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},

@@ -90,44 +90,39 @@ static void claim(const laboratory *it, desk *mine) {
     mine->y = cp_arena_claim(memory, rows, wider * 4);
 }
 
-enum { PATTERN = 1 << 20 };
+enum { PATTERN = 1 << 18 };
 
 /* A GPU that multiplies zeros runs cooler, and faster. So these are numbers in
  * any format, of either sign: the upper byte of two or four makes them 0.5 to
  * 2, and no byte alone is a NaN. */
 static cp_status fill(char *from, const char *end) {
+    unsigned char pattern[PATTERN];
     uint64_t state = 1;
-    unsigned char *pattern;
-    CP_TRY(cp_allocate(&pattern, PATTERN, 1, "numbers"));
     for (int64_t n = 0; n < PATTERN; n++) {
         const unsigned byte = (unsigned)(cp_random(&state) >> 56);
         pattern[n] =
             (unsigned char)(n % 2 == 1 ? (byte & 0x80) | 0x3f : byte & 0xbf);
     }
-    cp_status status = CP_OK;
-    for (; from < end && status == CP_OK; from += PATTERN)
-        status = cp_cuda(cudaMemcpy(from, pattern,
-                                    (size_t)cp_min(PATTERN, end - from),
-                                    cudaMemcpyHostToDevice),
-                         "sending numbers");
-    free(pattern);
-    return status;
+    for (; from < end; from += PATTERN)
+        CP_TRY(cp_cuda(cudaMemcpy(from, pattern,
+                                  (size_t)cp_min(PATTERN, end - from),
+                                  cudaMemcpyHostToDevice),
+                       "sending numbers"));
+    return CP_OK;
 }
 
 static cp_status desk_set(const laboratory *it, desk *mine) {
-    char *memory;
     CP_TRY(cp_queues_new(&mine->queues));
     CP_TRY(cp_cuda(cudaEventCreate(&mine->begun), "an event"));
     CP_TRY(cp_cuda(cudaEventCreate(&mine->over), "an event"));
-    CP_TRY(
-        cp_cuda(cudaEventCreateWithFlags(&mine->sent, cudaEventDisableTiming),
-                "an event"));
+    CP_TRY(cp_event_new(&mine->sent));
     CP_TRY(cp_multiplier_new(&mine->multiplier));
     CP_TRY(cp_multiplier_check(mine->multiplier, it->numbers));
     mine->memory.align = 256;
     claim(it, mine);
-    CP_TRY(cp_device_reserve(mine->memory.used, "what is measured", &memory));
-    mine->memory = (cp_arena){.align = 256, .memory = memory};
+    CP_TRY(cp_device_reserve(mine->memory.used, "what is measured",
+                             &mine->memory.memory));
+    mine->memory.used = 0;
     claim(it, mine);
     return fill(mine->queries, (const char *)mine->lists);
 }
@@ -218,17 +213,18 @@ static cp_status multiply(const laboratory *it, int rank,
 static cp_status copy(const laboratory *it, int rank,
                       const cp_subject *subject) {
     const desk *mine = &it->desks[rank];
-    return cp_cuda(cudaMemcpyAsync(mine->to, mine->from, (size_t)subject->bytes,
-                                   cudaMemcpyDeviceToDevice,
-                                   mine->queues.compute),
-                   "copying %ld bytes", subject->bytes);
+    return cp_bytes_copy(mine->to, mine->from, subject->bytes,
+                         mine->queues.compute, "a message");
 }
 
-/* Messages of each bytes: the n-th goes to the n-th rank ahead and comes from
- * the n-th behind, from part n of a buffer into part n. */
-static cp_status trade(const laboratory *it, int rank, int count,
-                       int64_t each) {
+/* An exchange with the neighbours, or parts for all others: the n-th message
+ * goes to the n-th rank ahead and comes from the n-th behind, from part n of a
+ * buffer into part n. */
+static cp_status trade(const laboratory *it, int rank,
+                       const cp_subject *subject) {
     const int ranks = (int)it->wanted->ranks;
+    const int count = subject->kind == CP_TIME_ALL_TO_ALL ? ranks - 1 : 1;
+    const int64_t each = cp_ceil_divide(subject->bytes, count);
     const cp_link *link = it->place->link;
     const desk *mine = &it->desks[rank];
     const cudaStream_t queue = mine->queues.communication;
@@ -236,36 +232,22 @@ static cp_status trade(const laboratory *it, int rank, int count,
     for (int n = 0; n < count; n++) {
         const int to = (rank + 1 + n) % ranks;
         const int from = (rank + ranks - 1 - n) % ranks;
-        char *out = mine->from + n * each;
+        char *out = mine->from + n * each, *in = mine->to + n * each;
         halves[2 * n] = (cp_message_half){to, false, out, each};
-        halves[2 * n + 1] =
-            (cp_message_half){from, true, mine->to + n * each, each};
+        halves[2 * n + 1] = (cp_message_half){from, true, in, each};
         if (link == NULL) /* and all desks are here */
-            CP_TRY(cp_cuda(cudaMemcpyAsync(it->desks[to].to + n * each, out,
-                                           (size_t)each,
-                                           cudaMemcpyDeviceToDevice, queue),
-                           "copying %ld bytes to rank %d", each, to));
+            CP_TRY(cp_bytes_copy(it->desks[to].to + n * each, out, each, queue,
+                                 "a message"));
     }
     return link == NULL ? CP_OK
                         : link->trade(link->context, halves, 2 * count, queue);
 }
 
-static cp_status exchange(const laboratory *it, int rank,
-                          const cp_subject *subject) {
-    return trade(it, rank, 1, subject->bytes);
-}
-
-static cp_status all_to_all(const laboratory *it, int rank,
-                            const cp_subject *subject) {
-    const int others = (int)it->wanted->ranks - 1;
-    return trade(it, rank, others, cp_ceil_divide(subject->bytes, others));
-}
-
 /* What follows on the one queue waits for what is on the other by now. */
 static cp_status join(cudaStream_t behind, cudaStream_t before,
                       cudaEvent_t event) {
-    CP_TRY(cp_cuda(cudaEventRecord(event, before), "joining two queues"));
-    return cp_cuda(cudaStreamWaitEvent(behind, event, 0), "joining two queues");
+    CP_TRY(cp_event_record(event, before));
+    return cp_event_wait(behind, event);
 }
 
 /* A hop begins on both queues together, and is over when both are. */
@@ -274,68 +256,63 @@ static cp_status overlap(const laboratory *it, int rank,
     const desk *mine = &it->desks[rank];
     const cp_queues *queues = &mine->queues;
     CP_TRY(join(queues->communication, queues->compute, mine->sent));
-    CP_TRY(exchange(it, rank, subject));
+    CP_TRY(trade(it, rank, subject));
     CP_TRY(attend(it, rank, subject));
     return join(queues->compute, queues->communication, mine->sent);
 }
 
-/* Note when the queue comes by on which a subject begins and ends. */
-static cp_status mark(const desk *mine, const cp_subject *subject,
-                      cudaEvent_t event) {
-    const bool talks = subject->kind == CP_TIME_EXCHANGE ||
-                       subject->kind == CP_TIME_ALL_TO_ALL;
-    return cp_cuda(cudaEventRecord(event, talks ? mine->queues.communication
-                                                : mine->queues.compute),
-                   "the ends of a subject");
-}
-
 /* Put a subject on the queues of all ranks here, in turns, so that none is
- * through before the last has begun. */
+ * through before the last has begun. Note when the queue comes by on which it
+ * begins and ends. */
 static cp_status enqueue(const laboratory *it, const cp_subject *subject,
                          int64_t times) {
-    static cp_status (*const once[])(const laboratory *it, int rank,
-                                     const cp_subject *subject) = {
-        [CP_TIME_PEAK] = multiply,     [CP_TIME_ATTEND] = attend,
-        [CP_TIME_LINEAR] = multiply,   [CP_TIME_COPY] = copy,
-        [CP_TIME_EXCHANGE] = exchange, [CP_TIME_ALL_TO_ALL] = all_to_all,
-        [CP_TIME_OVERLAP] = overlap,
+    static const struct {
+        cp_status (*once)(const laboratory *it, int rank,
+                          const cp_subject *subject);
+        bool talks;
+    } all[] = {
+        [CP_TIME_PEAK] = {multiply, false},
+        [CP_TIME_ATTEND] = {attend, false},
+        [CP_TIME_LINEAR] = {multiply, false},
+        [CP_TIME_COPY] = {copy, false},
+        [CP_TIME_EXCHANGE] = {trade, true},
+        [CP_TIME_ALL_TO_ALL] = {trade, true},
+        [CP_TIME_OVERLAP] = {overlap, false},
     };
-    for (int r = it->first; r < it->end; r++)
-        CP_TRY(mark(&it->desks[r], subject, it->desks[r].begun));
-    for (int64_t n = 0; n < times; n++)
-        for (int r = it->first; r < it->end; r++)
-            CP_TRY(once[subject->kind](it, r, subject));
-    for (int r = it->first; r < it->end; r++)
-        CP_TRY(mark(&it->desks[r], subject, it->desks[r].over));
+    const bool talks = all[subject->kind].talks;
+    for (int64_t n = -1; n <= times; n++)
+        for (int r = it->first; r < it->end; r++) {
+            const desk *mine = &it->desks[r];
+            const cudaEvent_t mark = n < 0 ? mine->begun : mine->over;
+            CP_TRY(n >= 0 && n < times
+                       ? all[subject->kind].once(it, r, subject)
+                       : cp_event_record(mark, talks
+                                                   ? mine->queues.communication
+                                                   : mine->queues.compute));
+        }
     return CP_OK;
 }
 
-/* A peer may be dead: nobody waits longer than the place's patience. */
-static cp_status await(const laboratory *it, const desk *mine, double began) {
-    const cp_link *link = it->place->link;
-    const double patience = it->place->patience;
-    cudaError_t error;
-    while ((error = cudaEventQuery(mine->over)) == cudaErrorNotReady) {
-        if (link == NULL)
-            continue;
-        CP_TRY(link->check(link->context));
-        if (patience > 0 && cp_clock() - began > patience)
-            return cp_fail(CP_BROKEN,
-                           "a subject of a calibration did not finish within "
-                           "%g s",
-                           patience);
-    }
-    return cp_cuda(error, "a calibration");
+static cudaError_t ask_event(const void *event) {
+    return cudaEventQuery(*(const cudaEvent_t *)event);
 }
 
-/* From the first rank's beginning to the last one's end. */
+/* From the first rank's beginning to the last one's end. A peer may be dead:
+ * nobody waits longer than the place's patience. */
 static cp_status await_all(const laboratory *it, double *seconds) {
-    const double began = cp_clock();
+    const double patience = it->place->patience;
     *seconds = 0;
     for (int r = it->first; r < it->end; r++) {
         const desk *mine = &it->desks[r];
         float milliseconds = 0;
-        CP_TRY(await(it, mine, began));
+        bool late;
+        CP_TRY(
+            cp_await(ask_event, &mine->over, it->place->link, patience, &late));
+        if (late)
+            return cp_fail(CP_BROKEN,
+                           "a subject of a calibration did not finish within "
+                           "%g s",
+                           patience);
         CP_TRY(cp_cuda(cudaEventElapsedTime(&milliseconds,
                                             it->desks[it->first].begun,
                                             mine->over),
@@ -346,16 +323,14 @@ static cp_status await_all(const laboratory *it, double *seconds) {
 }
 
 static cp_status longest(const cp_crew *crew, double *seconds) {
-    double *all;
+    double all[CP_CALIBRATE_RANKS];
     if (crew == NULL)
         return CP_OK;
-    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(double), "times of ranks"));
     all[crew->rank] = *seconds;
-    const cp_status status = crew->collect(all, sizeof(double));
-    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
+    CP_TRY(crew->collect(all, sizeof(double)));
+    for (int r = 0; r < crew->ranks; r++)
         *seconds = fmax(*seconds, all[r]);
-    free(all);
-    return status;
+    return CP_OK;
 }
 
 static int64_t times_of(const laboratory *it, const cp_subject *subject) {
@@ -392,19 +367,16 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     return CP_OK;
 }
 
-static cp_status set_all(laboratory *it) {
-    for (int r = it->first; r < it->end; r++)
-        CP_TRY(desk_set(it, &it->desks[r]));
-    return CP_OK;
-}
-
 static cp_status measure(laboratory *it) {
     const int64_t ranks = it->wanted->ranks;
     const bool shared = it->place->only == CP_NOBODY;
     size_t left = 0, total = 0;
+    cp_status status = CP_OK;
     CP_TRY(cp_allocate(&it->desks, ranks, sizeof(desk), "ranks"));
     CP_TRY(cp_allocate(&it->lists, 1, list_bytes(it->wanted), "tiles"));
-    CP_TRY(cp_crew_all_ready(it->place->crew, set_all(it)));
+    for (int r = it->first; r < it->end && status == CP_OK; r++)
+        status = desk_set(it, &it->desks[r]);
+    CP_TRY(cp_crew_all_ready(it->place->crew, status));
     CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
     /* Ranks on one GPU share its one core. */
     const cp_laboratory timed = {

@@ -198,40 +198,28 @@ typedef struct {
     double busy, whole;
 } sight;
 
-typedef struct {
-    const cp_common_work *common;
-    int teller; /* the rank that keeps what all saw */
-    double *seconds, *busy;
-} timing;
-
 static cp_status rank_time(cp_comm *comm, void *context) {
-    const timing *it = context;
-    const cp_common_work *common = it->common;
-    sight own, seen[MOST_RANKS];
-    void *receive[MOST_RANKS];
+    cp_common_work *common = context;
+    sight seen[MOST_RANKS], *own = &seen[comm->rank];
     if (common->prepare != NULL)
         CP_TRY(common->prepare(comm, common->context));
     CP_TRY(cp_comm_barrier(comm));
     const double start = cp_clock(), busy = busy_seconds();
     CP_TRY(common->work(comm, common->context));
-    own.busy = busy_seconds() - busy;
+    own->busy = busy_seconds() - busy;
     CP_TRY(cp_comm_barrier(comm));
-    own.whole = fmax(cp_clock() - start, 1e-9);
-    for (int r = 0; r < comm->ranks; r++)
-        receive[r] = &seen[r];
-    CP_TRY(cp_comm_all_gather(comm, &own, receive, sizeof(own)));
-    seen[comm->rank] = own;
-    for (int r = 0; r < comm->ranks && comm->rank == it->teller; r++) {
-        *it->seconds = fmax(*it->seconds, seen[r].whole);
-        it->busy[r] += seen[r].busy;
+    own->whole = fmax(cp_clock() - start, 1e-9);
+    CP_TRY(cp_comm_collect(comm, seen, sizeof(sight)));
+    for (int r = 0; r < comm->ranks && comm->rank == common->teller; r++) {
+        common->seconds = fmax(common->seconds, seen[r].whole);
+        common->busy[r] += seen[r].busy;
     }
     return CP_OK;
 }
 
 cp_status cp_measure_ranks(const cp_place *place, int ranks,
-                           const cp_common_work *common, double *seconds,
-                           double *busy) {
-    timing it = {common, (int)cp_max(0, place->only), seconds, busy};
-    *seconds = 0;
-    return place->run(ranks, rank_time, &it);
+                           cp_common_work *common) {
+    common->teller = (int)cp_max(0, place->only);
+    common->seconds = 0;
+    return place->run(ranks, rank_time, common);
 }

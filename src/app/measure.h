@@ -54,13 +54,14 @@ cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
 typedef struct {
     cp_rank_main prepare, work;
     void *context;
+    double *busy;   /* [ranks] grows by what each one's thread had of a core */
+    double seconds; /* out: how long the rank took that began first */
+    int teller;     /* the rank that says so */
 } cp_common_work;
 
-/* Do it. *seconds is how long the rank took that began first, and busy [ranks]
- * grows by what the thread of each had of a core meanwhile; all processes are
- * told the same. At most 1024 ranks. Fails as they do. */
+/* Do it; all processes are told the same. At most 1024 ranks. Fails as they
+ * do. */
 cp_status cp_measure_ranks(const cp_place *place, int ranks,
-                           const cp_common_work *common, double *seconds,
-                           double *busy);
+                           cp_common_work *common);
 
 #endif

@@ -11,15 +11,23 @@
  * which nothing is benched yet. */
 const cp_place *cp_meter_cores(const cp_backend *backend);
 
-/* Calibrate a backend's ranks. Fails as cp_calibrate_run (subjects.h) and
- * cp_device_calibrate (device_laboratory.h) do. */
+/* What ranks at a place share; nothing is timed in it yet. */
+cp_laboratory cp_place_laboratory(const cp_place *place,
+                                  const cp_calibration *wanted);
+
+/* Measure what a calibration that was checked asks for where the ranks run on
+ * cores, and fill in its description. Fails as the ranks do, or with
+ * CP_MEMORY. */
+cp_status cp_calibrate_run(const cp_place *place, const cp_calibration *wanted);
+
+/* The same of any backend's ranks; fails also as cp_device_calibrate
+ * (device_laboratory.h) does. */
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted);
 
-/* Of ranks as processes over MPI, and of ranks on GPUs by their weights. */
+/* Of ranks as processes over MPI, and of ranks on GPUs. */
 extern const cp_place *const cp_mpi_place;
-cp_status cp_cuda_calibrate(const cp_calibration *wanted);
-cp_status cp_cuda_calibrate_fp32(const cp_calibration *wanted);
-cp_status cp_cuda_calibrate_fp8(const cp_calibration *wanted);
+cp_status cp_cuda_calibrate(const cp_backend *backend,
+                            const cp_calibration *wanted);
 
 #endif

@@ -1,7 +1,7 @@
 /* What a calibration times on CPUs: one thing at a time, on all ranks at
  * once. */
 #define _GNU_SOURCE
-#include "app/subjects.h"
+#include "app/meter.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -35,15 +35,12 @@ typedef struct {
     double *peak; /* seconds of 1e9 operations, where that is the subject */
 } run;
 
-/* What each rank does, once; odd says that it did it an odd number of times
- * before. */
-typedef cp_status (*once)(const run *it, cp_comm *comm, bool odd);
-
 static void poke(void *comm) {
     cp_comm_poke(comm);
 }
 
-/* As a walker does it, which pokes its communicator. */
+/* What each rank does, once; odd says that it did it an odd number of times
+ * before. Attend as a walker does it, which pokes its communicator. */
 static cp_status attend(const run *it, cp_comm *comm, bool odd) {
     const int64_t rows = it->subject->rows, seen = it->subject->keys;
     float *const *memory = it->stage->memory[comm->rank];
@@ -88,22 +85,15 @@ static cp_status copy(const run *it, cp_comm *comm, bool odd) {
     return CP_OK;
 }
 
-static cp_status post(const run *it, cp_comm *comm, bool odd) {
+/* An exchange, beside an attention where they overlap. */
+static cp_status exchange(const run *it, cp_comm *comm, bool odd) {
     const int64_t bytes = it->subject->bytes;
     const int next = (comm->rank + 1) % comm->ranks;
     const int last = (comm->rank + comm->ranks - 1) % comm->ranks;
-    return cp_comm_exchange(comm, next, buffer_of(it, comm, odd), bytes, last,
-                            buffer_of(it, comm, !odd), bytes);
-}
-
-static cp_status exchange(const run *it, cp_comm *comm, bool odd) {
-    CP_TRY(post(it, comm, odd));
-    return cp_comm_wait(comm);
-}
-
-static cp_status overlap(const run *it, cp_comm *comm, bool odd) {
-    CP_TRY(post(it, comm, odd));
-    CP_TRY(attend(it, comm, odd));
+    CP_TRY(cp_comm_exchange(comm, next, buffer_of(it, comm, odd), bytes, last,
+                            buffer_of(it, comm, !odd), bytes));
+    if (it->subject->kind == CP_TIME_OVERLAP)
+        CP_TRY(attend(it, comm, odd));
     return cp_comm_wait(comm);
 }
 
@@ -135,19 +125,19 @@ static cp_status peak(const run *it, cp_comm *comm, bool odd) {
  * A rank that waits for a message looks as if somebody had, and the fastest of
  * three would be a message that nobody has on average: these run once. */
 static const struct {
-    once function;
+    cp_status (*once)(const run *it, cp_comm *comm, bool odd);
     int tries;
 } all[] = {
     [CP_TIME_PEAK] = {peak, 1},         [CP_TIME_ATTEND] = {attend, 3},
     [CP_TIME_LINEAR] = {multiply, 3},   [CP_TIME_COPY] = {copy, 3},
     [CP_TIME_EXCHANGE] = {exchange, 1}, [CP_TIME_ALL_TO_ALL] = {all_to_all, 1},
-    [CP_TIME_OVERLAP] = {overlap, 1},
+    [CP_TIME_OVERLAP] = {exchange, 1},
 };
 
 static cp_status rank_main(cp_comm *comm, void *context) {
     const run *it = context;
     for (int64_t n = 0; n < it->times; n++)
-        CP_TRY(all[it->subject->kind].function(it, comm, n % 2 == 1));
+        CP_TRY(all[it->subject->kind].once(it, comm, n % 2 == 1));
     return CP_OK;
 }
 
@@ -179,14 +169,13 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const stage *it = context;
     double peak = 1, best = INFINITY;
     run now = {it, subject, times_of(it->wanted, subject), &peak};
-    const cp_common_work common = {NULL, rank_main, &now};
     bool alone = false;
     for (int n = 0; n < all[subject->kind].tries && !alone; n++) {
-        double busy[CP_CALIBRATE_RANKS] = {0}, whole;
-        CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common,
-                                &whole, busy));
-        alone = were_alone(it, busy, whole);
-        best = fmin(best, whole / (double)now.times);
+        double busy[CP_CALIBRATE_RANKS] = {0};
+        cp_common_work common = {NULL, rank_main, &now, .busy = busy};
+        CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common));
+        alone = were_alone(it, busy, common.seconds);
+        best = fmin(best, common.seconds / (double)now.times);
     }
     *seconds = subject->kind == CP_TIME_PEAK ? peak : best;
     return CP_OK;

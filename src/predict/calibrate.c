@@ -50,22 +50,24 @@ typedef struct {
 } calibration;
 
 /* Its rounds; one that was never asked for is to be measured from now on. */
-static double *rounds_of(calibration *it, cp_subject like) {
-    int n = 0;
-    while (n < it->count && (it->subjects[n].subject.kind != like.kind ||
-                             it->subjects[n].subject.rows != like.rows ||
-                             it->subjects[n].subject.keys != like.keys ||
-                             it->subjects[n].subject.bytes != like.bytes))
-        n++;
-    if (n == it->count)
-        it->subjects[it->count++].subject = like;
-    return it->subjects[n].seconds;
+static double *rounds_of(calibration *it, cp_subject_kind kind, int64_t rows,
+                         int64_t keys, int64_t bytes) {
+    for (int n = 0; n < it->count; n++) {
+        const cp_subject *known = &it->subjects[n].subject;
+        if (known->kind == kind && known->rows == rows && known->keys == keys &&
+            known->bytes == bytes)
+            return it->subjects[n].seconds;
+    }
+    measured *another = &it->subjects[it->count++];
+    another->subject = (cp_subject){kind, rows, keys, bytes};
+    return another->seconds;
 }
 
 /* The median. */
-static double seconds_of(calibration *it, cp_subject like) {
+static double seconds_of(calibration *it, cp_subject_kind kind, int64_t rows,
+                         int64_t keys, int64_t bytes) {
     double seconds[CP_CALIBRATE_ROUNDS];
-    memcpy(seconds, rounds_of(it, like), sizeof(seconds));
+    memcpy(seconds, rounds_of(it, kind, rows, keys, bytes), sizeof(seconds));
     return cp_median(seconds, it->wanted->rounds);
 }
 
@@ -107,16 +109,15 @@ static int keys_of(const cp_calibration *wanted, int64_t rows) {
 
 static double rate_of(calibration *it, int64_t rows, int64_t keys,
                       double launch) {
-    const double seconds =
-        seconds_of(it, (cp_subject){CP_TIME_ATTEND, rows, keys, 0});
+    const double seconds = seconds_of(it, CP_TIME_ATTEND, rows, keys, 0);
     return 4 * it->width * (double)(rows * keys) /
            fmax(seconds - launch, seconds / 10) / it->laboratory->speed;
 }
 
 static void take_attention(calibration *it) {
     const cp_counts *rows = &it->wanted->rows, *keys = &it->wanted->keys;
-    const double launch = constant(
-        it, "launch", seconds_of(it, (cp_subject){CP_TIME_ATTEND, 1, 1, 0}));
+    const double launch =
+        constant(it, "launch", seconds_of(it, CP_TIME_ATTEND, 1, 1, 0));
     double rate = 0;
     cp_surface *by = field(it, "attention_by");
     by->count = (int)rows->count;
@@ -138,8 +139,8 @@ static void take_memory(calibration *it) {
     const cp_calibration *wanted = it->wanted;
     const int64_t *keys = wanted->keys.items, fewest = wanted->rows.items[0];
     const int64_t moved = cp_largest(&wanted->bytes);
-    const double own = 2 * (double)moved /
-                       seconds_of(it, (cp_subject){CP_TIME_COPY, 0, 0, moved});
+    const double own =
+        2 * (double)moved / seconds_of(it, CP_TIME_COPY, 0, 0, moved);
     constant(it, "memory", laboratory->memory);
     constant(it, "memory_rate",
              own * (double)(laboratory->cores > 0 ? wanted->ranks : 1));
@@ -147,11 +148,9 @@ static void take_memory(calibration *it) {
         *(int64_t *)field(it, "cores") = laboratory->cores;
     /* Draw the line of decode. */
     const int last = keys_of(wanted, fewest) - 1;
-    const double first =
-        seconds_of(it, (cp_subject){CP_TIME_ATTEND, fewest, keys[0], 0});
+    const double first = seconds_of(it, CP_TIME_ATTEND, fewest, keys[0], 0);
     const double more =
-        seconds_of(it, (cp_subject){CP_TIME_ATTEND, fewest, keys[last], 0}) -
-        first;
+        seconds_of(it, CP_TIME_ATTEND, fewest, keys[last], 0) - first;
     if (fewest != 1 || more <= 0)
         return;
     const double wide =
@@ -170,16 +169,13 @@ static void take_linear(calibration *it) {
     at->count = (int)rows->count;
     for (int r = 0; r < at->count; r++) {
         const double seconds =
-            seconds_of(it, (cp_subject){CP_TIME_LINEAR, rows->items[r], 0, 0});
+            seconds_of(it, CP_TIME_LINEAR, rows->items[r], 0, 0);
         at->size[r] = (double)rows->items[r];
         at->value[r] = rounded(2 * CP_CALIBRATE_WIDER * it->width * it->width *
                                at->size[r] / seconds / speed);
     }
-    const double peak = constant(
-        it, "peak",
-        1e9 /
-            seconds_of(it, (cp_subject){CP_TIME_PEAK, cp_largest(rows), 0, 0}) /
-            speed);
+    const double billion = seconds_of(it, CP_TIME_PEAK, cp_largest(rows), 0, 0);
+    const double peak = constant(it, "peak", 1e9 / billion / speed);
     constant(it, "linear_fraction", fmin(1, at->value[at->count - 1] / peak));
 }
 
@@ -190,10 +186,9 @@ static void take_messages(calibration *it, cp_subject_kind kind,
     cp_curve *at = field(it, curve);
     at->count = (int)bytes->count;
     for (int b = 0; b < at->count; b++) {
-        const cp_subject message = {kind, 0, 0, bytes->items[b]};
-        at->size[b] = (double)message.bytes;
-        at->value[b] =
-            rounded(seconds_of(it, message) * fmin(1, it->laboratory->speed));
+        const double seconds = seconds_of(it, kind, 0, 0, bytes->items[b]);
+        at->size[b] = (double)bytes->items[b];
+        at->value[b] = rounded(seconds * fmin(1, it->laboratory->speed));
     }
     const double last = at->value[at->count - 1];
     constant(it, latency, at->value[0]);
@@ -206,12 +201,9 @@ static void take_overlap(calibration *it) {
     const int64_t rows = wanted->rows.items[wanted->rows.count / 2];
     const int64_t keys = wanted->keys.items[0];
     const int64_t bytes = cp_largest(&wanted->bytes);
-    const double *both =
-        rounds_of(it, (cp_subject){CP_TIME_OVERLAP, rows, keys, bytes});
-    const double *attend =
-        rounds_of(it, (cp_subject){CP_TIME_ATTEND, rows, keys, 0});
-    const double *message =
-        rounds_of(it, (cp_subject){CP_TIME_EXCHANGE, 0, 0, bytes});
+    const double *both = rounds_of(it, CP_TIME_OVERLAP, rows, keys, bytes);
+    const double *attend = rounds_of(it, CP_TIME_ATTEND, rows, keys, 0);
+    const double *message = rounds_of(it, CP_TIME_EXCHANGE, 0, 0, bytes);
     double shares[CP_CALIBRATE_ROUNDS];
     for (int n = 0; n < wanted->rounds; n++)
         shares[n] =
@@ -220,13 +212,19 @@ static void take_overlap(calibration *it) {
     constant(it, "overlap", shares[0] <= 0 ? 0 : fmin(1, share));
 }
 
-static cp_status measure_round(calibration *it, int64_t round) {
+static cp_status measure(calibration *it) {
     const cp_laboratory *laboratory = it->laboratory;
-    for (int n = 0; n < it->count; n++) {
-        double seconds = 0;
-        CP_TRY(laboratory->time(laboratory->context, &it->subjects[n].subject,
-                                &seconds));
-        it->subjects[n].seconds[round] = fmax(seconds, 1e-9);
+    const cp_calibration *wanted = it->wanted;
+    for (int64_t round = -1; round < wanted->rounds; round++) {
+        for (measured *one = it->subjects; one < it->subjects + it->count;
+             one++) {
+            double seconds = 0;
+            CP_TRY(
+                laboratory->time(laboratory->context, &one->subject, &seconds));
+            one->seconds[cp_max(0, round)] = fmax(seconds, 1e-9);
+        }
+        if (round >= 0 && wanted->between != NULL)
+            wanted->between(wanted->context);
     }
     return CP_OK;
 }
@@ -258,13 +256,7 @@ cp_status cp_calibrate(const cp_laboratory *laboratory,
         cp_allocate(&it.subjects, most, sizeof(measured), "what is measured"));
     describe(&it);
     it.wanted = wanted;
-    cp_status status = measure_round(&it, 0);
-    for (int64_t round = 0; round < wanted->rounds && status == CP_OK;
-         round++) {
-        status = measure_round(&it, round);
-        if (status == CP_OK && wanted->between != NULL)
-            wanted->between(wanted->context);
-    }
+    const cp_status status = measure(&it);
     if (status == CP_OK)
         describe(&it);
     free(it.subjects);

@@ -95,16 +95,6 @@ static void post(sharing *s, const worker *worker, int n) {
         open(s, gate);
 }
 
-/* Work, or put aside who shares cores until its work is done. */
-static bool work(sharing *s, worker *worker) {
-    if (s->shared && worker->end > s->given) {
-        push(&s->working, worker->end, worker - s->workers);
-        return false;
-    }
-    worker->now = s->shared ? s->now : worker->now + worker->task->seconds;
-    return true;
-}
-
 /* Pass the gates, or wait at the first that is shut. */
 static bool await(sharing *s, worker *worker) {
     for (int n = 0; n < 2; n++) {
@@ -121,10 +111,16 @@ static bool await(sharing *s, worker *worker) {
     return true;
 }
 
+/* Who shares cores is put aside until its work is done. */
 static bool ended(sharing *s, worker *worker) {
     switch (worker->task->kind) {
     case CP_TASK_WORK:
-        return work(s, worker);
+        if (s->shared && worker->end > s->given) {
+            push(&s->working, worker->end, worker - s->workers);
+            return false;
+        }
+        worker->now = s->shared ? s->now : worker->now + worker->task->seconds;
+        return true;
     case CP_TASK_AWAIT:
         return await(s, worker);
     case CP_TASK_POST:
@@ -177,8 +173,6 @@ static cp_status sharing_new(sharing *s) {
     CP_TRY(cp_allocate(&s->gates, share->gates, sizeof(gate), "gates"));
     for (int rank = share->ranks - 1; rank >= 0; rank--)
         make_ready(s, &s->workers[rank]);
-    if (!s->shared)
-        return CP_OK;
     CP_TRY(cp_allocate(&s->working.entries, share->ranks, sizeof(entry),
                        "ranks at work"));
     return cp_allocate(&s->opening.entries, share->gates, sizeof(entry),

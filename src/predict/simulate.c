@@ -12,16 +12,18 @@
 #include "ring/cache.h"
 
 typedef struct {
-    const cp_pace *pace;
-    const cp_plan *plan;
-    cp_history *trace;
+    const cp_scenario *scenario;
     cp_forecast *forecast;
+    cp_pace pace;
+    cp_cache *cache;
+    cp_layout *layout; /* of the call */
+    cp_plan *plan;
 } simulation;
 
 static double seconds_of(void *context, const cp_op *op) {
     const simulation *s = context;
     cp_forecast *forecast = s->forecast;
-    const double seconds = cp_pace_of(s->pace, s->plan, op);
+    const double seconds = cp_pace_of(&s->pace, s->plan, op);
     if (op->kind == CP_OP_ATTEND)
         forecast->attend = fmax(forecast->attend, seconds);
     if (op->kind == CP_OP_EXCHANGE)
@@ -40,12 +42,13 @@ static void note(void *context, const cp_bar *bar) {
         stretch.hop = op->hop;
     if (message)
         stretch.bytes = s->plan->slots[op->in.slot].bytes *
-                        (cp_op_is_collective(op) ? s->pace->ranks - 1 : 1);
-    cp_history_note(s->trace, bar->rank, message, stretch);
+                        (cp_op_is_collective(op) ? s->pace.ranks - 1 : 1);
+    cp_history_note(s->scenario->trace, bar->rank, message, stretch);
 }
 
-static void sum_up(const cp_pace *pace, const cp_hours *hours,
-                   cp_forecast *forecast) {
+static void sum_up(const simulation *s, const cp_hours *hours) {
+    const cp_pace *pace = &s->pace;
+    cp_forecast *forecast = s->forecast;
     double *const means[CP_SPENT_KINDS] = {
         [CP_SPENT_ATTENDING] = &forecast->attending,
         [CP_SPENT_EXPOSED] = &forecast->exposed,
@@ -64,26 +67,29 @@ static void sum_up(const cp_pace *pace, const cp_hours *hours,
     forecast->busy *= (double)pace->model->layers / forecast->seconds;
 }
 
-static void count_bytes(const cp_pace *pace, const cp_plan *plan,
-                        cp_forecast *forecast) {
-    const cp_layout *layout = plan->layout;
+static void count_bytes(const simulation *s) {
+    const cp_pace *pace = &s->pace;
+    const cp_plan *plan = s->plan;
+    cp_forecast *forecast = s->forecast;
     const double layers = (double)pace->model->layers;
     const double bytes = (double)plan->element_bytes;
     int64_t most = 0;
-    for (int k = 0; k < layout->ranks; k++)
-        most = cp_max(most, layout->cache[k].tokens);
+    for (int k = 0; k < pace->ranks; k++)
+        most = cp_max(most, s->layout->cache[k].tokens);
     forecast->weights = cp_pace_weights(pace);
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
-    forecast->buffers += (double)layout->queries[0].rows * 2 *
+    forecast->buffers += (double)s->layout->queries[0].rows * 2 *
                          ((double)pace->model->width + pace->inner) * bytes;
 }
 
-static void count_work(const cp_pace *pace, const cp_layout *layout,
-                       cp_forecast *forecast) {
+static void count_work(const simulation *s) {
+    const cp_pace *pace = &s->pace;
+    const cp_layout *layout = s->layout;
     const cp_model_sizes *model = pace->model;
+    cp_forecast *forecast = s->forecast;
     double pairs = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
         const double fresh = (double)layout->fresh[i];
@@ -98,18 +104,18 @@ static void count_work(const cp_pace *pace, const cp_layout *layout,
         forecast->flops / forecast->seconds / (double)forecast->gpus;
 }
 
-static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
-                               const cp_plan *plan, cp_forecast *forecast) {
+static cp_status simulate_plan(simulation *s) {
+    const cp_scenario *scenario = s->scenario;
+    const cp_pace *pace = &s->pace;
     const cp_hardware *hardware = pace->hardware;
     const bool rings = !pace->decode && pace->ranks > 1;
-    simulation s = {pace, plan, scenario->trace, forecast};
     const cp_timeline timeline = {
-        .plan = plan,
+        .plan = s->plan,
         .seconds = seconds_of,
         .bar = scenario->trace != NULL ? note : NULL,
-        .context = &s,
+        .context = s,
         .layers = pace->model->layers,
-        .around = cp_pace_around(pace, plan->layout->queries[0].rows),
+        .around = cp_pace_around(pace, s->layout->queries[0].rows),
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
         .jitter = rings ? hardware->jitter : 0,
@@ -120,79 +126,71 @@ static cp_status simulate_plan(const cp_scenario *scenario, const cp_pace *pace,
     CP_TRY(cp_allocate(&hours, pace->ranks, sizeof(cp_hours), "clocks"));
     const cp_status status = cp_timeline_run(&timeline, hours);
     if (status == CP_OK)
-        sum_up(pace, hours, forecast);
+        sum_up(s, hours);
     free(hours);
     if (scenario->kept)
-        forecast->seconds += hardware->call;
-    count_bytes(pace, plan, forecast);
-    count_work(pace, plan->layout, forecast);
+        s->forecast->seconds += hardware->call;
+    count_bytes(s);
+    count_work(s);
     return status;
 }
 
 enum { MOST_TOKENS = INT32_MAX };
 
-static cp_status tokens_check(const cp_scenario *scenario) {
-    int64_t sum = 0;
+static cp_status lay_out(simulation *s) {
+    const cp_scenario *scenario = s->scenario;
+    int64_t tokens = 0, cached = 0;
     for (int64_t i = 0; i < scenario->sequences; i++) {
         const int64_t fresh = scenario->new_tokens[i];
         const int64_t past = scenario->cached_tokens[i];
-        if (fresh < 0 || past < 0 || !cp_add(sum, fresh, &sum) ||
-            !cp_add(sum, past, &sum) || sum > MOST_TOKENS)
+        if (fresh < 0 || past < 0 || !cp_add(tokens, fresh, &tokens) ||
+            !cp_add(tokens, past, &tokens) || tokens > MOST_TOKENS)
             return cp_fail(CP_CAPACITY,
                            "--new, --cached: with the %ld and %ld tokens of "
                            "sequence %ld there are more than the %d that can "
                            "be planned",
                            fresh, past, i, MOST_TOKENS);
-    }
-    return CP_OK;
-}
-
-static cp_status lay_out(const cp_scenario *scenario, cp_cache **cache,
-                         cp_layout **layout) {
-    cp_layout *past = NULL;
-    int64_t cached = 0, fresh = 0;
-    for (int64_t i = 0; i < scenario->sequences; i++) {
-        cached += scenario->cached_tokens[i];
-        fresh += scenario->new_tokens[i];
+        cached += past;
     }
     CP_TRY(cp_cache_new(scenario->ranks, scenario->sequences,
-                        cached + fresh + 2 * scenario->ranks, cache));
+                        tokens + 2 * scenario->ranks, &s->cache));
     if (cached > 0) {
-        CP_TRY(cp_cache_prefill(*cache, scenario->cached_tokens, &past));
-        const cp_status status = cp_cache_commit(*cache, past);
-        cp_layout_free(past);
-        CP_TRY(status);
+        CP_TRY(cp_cache_prefill(s->cache, scenario->cached_tokens, &s->layout));
+        CP_TRY(cp_cache_commit(s->cache, s->layout));
+        cp_layout_free(s->layout);
+        s->layout = NULL;
     }
     return scenario->variant == CP_DECODE
-               ? cp_cache_decode(*cache, scenario->new_tokens, layout)
-               : cp_cache_prefill(*cache, scenario->new_tokens, layout);
+               ? cp_cache_decode(s->cache, scenario->new_tokens, &s->layout)
+               : cp_cache_prefill(s->cache, scenario->new_tokens, &s->layout);
+}
+
+static cp_status simulate(simulation *s) {
+    const cp_scenario *scenario = s->scenario;
+    const cp_plan_options options = {scenario->model->cache_bytes, 1};
+    CP_TRY(cp_pace_new(&s->pace));
+    CP_TRY(lay_out(s));
+    CP_TRY(cp_plan_build(scenario->variant, s->layout, &s->pace.shape, &options,
+                         &s->plan));
+    return simulate_plan(s);
 }
 
 cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
+    const int64_t partial = scenario->partial_bytes;
+    simulation s = {
+        .scenario = scenario,
+        .forecast = forecast,
+        .pace = {.hardware = scenario->hardware,
+                 .model = scenario->model,
+                 .ranks = scenario->ranks,
+                 .tensor = scenario->tensor,
+                 .partial_bytes = partial != 0 ? partial : CP_PARTIAL_BYTES,
+                 .decode = scenario->variant == CP_DECODE}};
     *forecast = (cp_forecast){.variant = scenario->variant};
-    cp_pace pace = {.hardware = scenario->hardware,
-                    .model = scenario->model,
-                    .ranks = scenario->ranks,
-                    .tensor = scenario->tensor,
-                    .partial_bytes = scenario->partial_bytes,
-                    .decode = scenario->variant == CP_DECODE};
-    if (pace.partial_bytes == 0)
-        pace.partial_bytes = CP_PARTIAL_BYTES;
-    CP_TRY(tokens_check(scenario));
-    CP_TRY(cp_pace_new(&pace));
-    cp_cache *cache = NULL;
-    cp_layout *layout = NULL;
-    cp_plan *plan = NULL;
-    const cp_plan_options options = {scenario->model->cache_bytes, 1};
-    cp_status status = lay_out(scenario, &cache, &layout);
-    if (status == CP_OK)
-        status = cp_plan_build(scenario->variant, layout, &pace.shape, &options,
-                               &plan);
-    if (status == CP_OK)
-        status = simulate_plan(scenario, &pace, plan, forecast);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
+    const cp_status status = simulate(&s);
+    cp_plan_free(s.plan);
+    cp_layout_free(s.layout);
+    cp_cache_free(s.cache);
     return status;
 }
 
