@@ -481,18 +481,6 @@ LOOP(shares_add_up_whoever_does_them, 0, 2) {
     same_bits((cp_shape){6, 2, 16}, 100, 1500);
 }
 
-TEST(a_batch_of_decoded_tokens_finds_its_keys) {
-    problem *p = new_problem((cp_shape){8, 2, 72});
-    for (int64_t s = 0; s < 5; s++)
-        cp_pieces_append(&p->query_pieces,
-                         (cp_piece){{s, 300 * s + 2, 1, 1}, 2 * s});
-    int64_t row = 1;
-    for (int64_t s = 0; s < 5; s++)
-        deal(&p->key_pieces, s, s, 300 * s + 3, 3, &row);
-    prepare(p, 1.0f);
-    check(p, 3, 1.0);
-}
-
 static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
                               int64_t step) {
     problem *p = new_problem(shape);

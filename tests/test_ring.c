@@ -397,39 +397,6 @@ TEST(a_long_conversation_is_a_short_list) {
     rig_close(&rig);
 }
 
-static int64_t spread(const int64_t *counts, int ranks) {
-    int64_t least = INT64_MAX, most = 0;
-    for (int k = 0; k < ranks; k++) {
-        least = cp_min(least, counts[k]);
-        most = cp_max(most, counts[k]);
-    }
-    return most - least;
-}
-
-LOOP(owners_of_decoded_tokens_go_round, 1, 10) {
-    const int ranks = _i;
-    int64_t ones[2 * RANKS];
-    for (int i = 0; i < 2 * RANKS; i++)
-        ones[i] = 1;
-    for (int64_t batch = 1; batch <= 2 * ranks + 1; batch++) {
-        rig rig = {
-            .shape = {1, 1, 1}, .ranks = ranks, .sequences = batch, .room = 64};
-        must(rig_open(&rig));
-        for (int step = 1; step <= 2 * ranks; step++) {
-            must(rig_assume(&rig, ones, CP_DECODE));
-            int64_t all[RANKS] = {0}, counts[RANKS];
-            for (int64_t b = 0; b < batch; b++) {
-                for (int k = 0; k < ranks; k++)
-                    all[k] += counts[k] =
-                        cp_pieces_tokens(cp_cache_held(rig.cache, k, b));
-                ck_assert_int_le(spread(counts, ranks), 1);
-            }
-            ck_assert_int_le(spread(all, ranks), step % ranks == 0 ? 0 : ranks);
-        }
-        rig_close(&rig);
-    }
-}
-
 static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
                           cp_placement placement) {
     const cp_call call = {.ranks = ranks,
