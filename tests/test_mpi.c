@@ -114,7 +114,7 @@ static int play_silence(void) {
 }
 
 static float *fill(int64_t count, uint64_t seed) {
-    float *numbers = room_for(count, sizeof(float));
+    float *numbers = calloc((size_t)count, sizeof(float));
     for (int64_t i = 0; i < count; i++)
         numbers[i] = harness_uniform(&seed);
     return numbers;
@@ -171,6 +171,8 @@ static void play_attend(void) {
                     cp_variant_name((cp_variant)v));
             faults++;
         }
+        free(together);
+        free(alone);
     }
 }
 
