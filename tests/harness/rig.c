@@ -77,7 +77,7 @@ static void answer_free(answer *truth) {
 }
 
 static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
-                       const cp_pieces *keys, answer *truth) {
+                            const cp_pieces *keys, answer *truth) {
     const int64_t heads = rig->shape.query_heads;
     const size_t q_rows = (size_t)rows_needed(queries) + 1;
     const size_t outputs = q_rows * (size_t)width_of(rig, QUERY);
@@ -175,10 +175,10 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
         return;
     pthread_mutex_lock(&job->lock);
     snprintf(job->failure, sizeof(job->failure),
-         "rank %d hop %d: partial of queries of %d over keys of %d is "
-         "off by %.3g (LSE %.3g, %d wrong)",
-         cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
-         relative(&sum), sum.lse, sum.wrong);
+             "rank %d hop %d: partial of queries of %d over keys of %d is "
+             "off by %.3g (LSE %.3g, %d wrong)",
+             cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
+             relative(&sum), sum.lse, sum.wrong);
     pthread_mutex_unlock(&job->lock);
 }
 
@@ -213,7 +213,7 @@ cp_status rig_open(rig *rig) {
     rig->traffic = calloc((size_t)rig->ranks + 1, sizeof(cp_traffic));
     CP_TRY(cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache));
     CP_TRY(cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
-                     &rig->shape, &rig->store));
+                        &rig->shape, &rig->store));
     const size_t bytes =
         (size_t)(rig->sequences * rig->room * width_of(rig, KEY)) *
         sizeof(float);
@@ -310,8 +310,8 @@ static bool is_empty(const cp_partial *partial, int64_t row) {
 
 /* One rank's rows against the truth of all; the others must be empty. */
 static cp_status compare_rank(const rig *rig, const job *job, int rank,
-                         const cp_pieces *queries, const answer *truth,
-                         errors *sum) {
+                              const cp_pieces *queries, const answer *truth,
+                              errors *sum) {
     const cp_pieces *mine = &job->layout->queries[rank].pieces;
     const cp_partial *result = cp_walker_result(job->walkers[rank]);
     int64_t named = 0, filled = 0;
@@ -360,23 +360,24 @@ static cp_status judge(rig *rig, const errors *sum) {
     rig->output_error = relative(sum);
     if (sum->wrong > 0)
         return cp_fail(CP_BROKEN,
-                    "%d values are NaN or infinite that must not be, or "
-                    "not -inf that must",
-                    sum->wrong);
+                       "%d values are NaN or infinite that must not be, or "
+                       "not -inf that must",
+                       sum->wrong);
     if (too_far(rig, sum))
-        return cp_fail(CP_BROKEN, "output off by %.3g, LSE by %.3g", rig->output_error,
-                    sum->lse);
+        return cp_fail(CP_BROKEN, "output off by %.3g, LSE by %.3g",
+                       rig->output_error, sum->lse);
     /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
      * many, where strict is set, it averages out. */
     const double factor = rig->strict > 0 ? rig->strict : 1.1;
     const double rounding = rig->strict > 0 ? 0 : 3e-7;
     if (rig->output_error > factor * rig->one_rank_error + rounding)
         return cp_fail(CP_BROKEN, "output off by %.3g, on one rank by %.3g",
-                    rig->output_error, rig->one_rank_error);
+                       rig->output_error, rig->one_rank_error);
     return CP_OK;
 }
 
-static cp_status compare_all(rig *rig, const job *job, const int64_t *new_tokens) {
+static cp_status compare_all(rig *rig, const job *job,
+                             const int64_t *new_tokens) {
     cp_pieces queries, keys;
     answer truth;
     errors sum = {0};
@@ -398,16 +399,15 @@ static cp_status compare_traffic(const rig *rig) {
             sent->ring_bytes + sent->all_to_all_bytes + sent->all_gather_bytes;
         if (bytes != rig->report.bytes[rank] || sent->hops != rig->report.hops)
             return cp_fail(CP_BROKEN,
-                        "rank %d sent %ld bytes in %ld hops, the plan says "
-                        "%ld in %ld",
-                        rank, bytes, sent->hops, rig->report.bytes[rank],
-                        rig->report.hops);
+                           "rank %d sent %ld bytes in %ld hops, the plan says "
+                           "%ld in %ld",
+                           rank, bytes, sent->hops, rig->report.bytes[rank],
+                           rig->report.hops);
     }
     return CP_OK;
 }
 
-static cp_status call(job *job, const int64_t *new_tokens,
-                      cp_variant variant) {
+static cp_status call(job *job, const int64_t *new_tokens, cp_variant variant) {
     CP_TRY(begin(job, new_tokens, variant));
     CP_TRY(compare_all(job->rig, job, new_tokens));
     CP_TRY(compare_traffic(job->rig));
@@ -449,8 +449,8 @@ static cp_status ledger_kernel(const cp_attention *call) {
     return CP_OK;
 }
 
-static cp_status check_pair(const rig *rig, const int64_t *new_tokens, int64_t query,
-                       int64_t key) {
+static cp_status check_pair(const rig *rig, const int64_t *new_tokens,
+                            int64_t query, int64_t key) {
     const int64_t longest = rig->longest, all = longest * rig->sequences;
     const int64_t i = query / longest, position = query % longest;
     const int64_t cached = rig->cache->length[i];
