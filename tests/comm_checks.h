@@ -46,6 +46,21 @@ static int comm_argument(const void *context) {
 
 enum { BLOCK = 100, BIG = 1 << 20 };
 
+/* Begin to send to the next rank what the previous one sends here. */
+static cp_status pass_on(cp_comm *comm, const void *out, void *in,
+                         int64_t bytes) {
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
+    return cp_comm_exchange(comm, next, out, bytes, previous, in, bytes);
+}
+
+/* Begin to send bytes from rank 0 to rank 1, both of which call this. */
+static cp_status give(cp_comm *comm, void *data, int64_t sent, int64_t due) {
+    const bool gives = comm->rank == 0;
+    return cp_comm_exchange(comm, gives ? 1 : CP_NOBODY, data, sent,
+                            gives ? CP_NOBODY : 0, data, due);
+}
+
 static cp_status rotate(cp_comm *comm, void *context) {
     (void)context;
     const int ranks = comm->ranks, rank = comm->rank;
@@ -54,9 +69,7 @@ static cp_status rotate(cp_comm *comm, void *context) {
         slots[0][i] = 1000 * rank + i;
     for (int hop = 1; hop < ranks; hop++) {
         int64_t *held = slots[(hop + 1) % 2], *arriving = slots[hop % 2];
-        CP_TRY(cp_comm_exchange(comm, (rank + 1) % ranks, held,
-                                sizeof(slots[0]), (rank + ranks - 1) % ranks,
-                                arriving, sizeof(slots[0])));
+        CP_TRY(pass_on(comm, held, arriving, sizeof(slots[0])));
         CP_TRY(cp_comm_wait(comm));
         /* Check that the block of this hop arrived. */
         const int origin = (rank + ranks - hop) % ranks;
@@ -123,10 +136,7 @@ static cp_status send_in_order(cp_comm *comm, void *context) {
     int64_t numbers[100];
     for (int i = 0; i < 100; i++) {
         numbers[i] = comm->rank == 0 ? i : -1;
-        const int to = comm->rank == 0 ? 1 : CP_NOBODY;
-        const int from = comm->rank == 0 ? CP_NOBODY : 0;
-        CP_TRY(
-            cp_comm_exchange(comm, to, &numbers[i], 8, from, &numbers[i], 8));
+        CP_TRY(give(comm, &numbers[i], 8, 8));
     }
     for (int i = 0; i < 100; i++) {
         CP_TRY(cp_comm_wait(comm));
@@ -141,9 +151,7 @@ static cp_status wait_alone(cp_comm *comm, void *context) {
     (void)context;
     int32_t value = comm->rank == 0 ? 42 : 0, own = comm->rank, others[2];
     void *gathered[2] = {&others[0], &others[1]};
-    const int to = comm->rank == 0 ? 1 : CP_NOBODY;
-    const int from = comm->rank == 0 ? CP_NOBODY : 0;
-    CP_TRY(cp_comm_exchange(comm, to, &value, 4, from, &value, 4));
+    CP_TRY(give(comm, &value, 4, 4));
     if (comm->rank == 0)
         CP_TRY(cp_comm_wait(comm));
     CP_TRY(cp_comm_barrier(comm));
@@ -157,10 +165,8 @@ static cp_status wait_alone(cp_comm *comm, void *context) {
 
 static cp_status exchange_size(cp_comm *comm, int64_t bytes, char *out,
                                char *in) {
-    const int next = (comm->rank + 1) % comm->ranks;
     const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
-    CP_TRY(cp_comm_exchange(comm, next, bytes > 0 ? out : NULL, bytes, previous,
-                            in, bytes));
+    CP_TRY(pass_on(comm, bytes > 0 ? out : NULL, in, bytes));
     CP_TRY(cp_comm_wait(comm));
     for (int64_t b = 0; b < bytes; b++)
         REQUIRE(in[b] == 'a' + previous, "byte %ld of %ld is wrong", b, bytes);
@@ -313,12 +319,9 @@ static cp_status dawdle(cp_comm *comm, void *context) {
 static cp_status disagree(cp_comm *comm, void *context) {
     const int which = comm_argument(context);
     char data[96] = "";
-    const bool sends = comm->rank == 0;
     if (comm->rank == which % 2)
         nap(5);
-    CP_TRY(cp_comm_exchange(comm, sends ? 1 : CP_NOBODY, data,
-                            which < 2 ? 96 : 64, sends ? CP_NOBODY : 0, data,
-                            80));
+    CP_TRY(give(comm, data, which < 2 ? 96 : 64, 80));
     CP_TRY(cp_comm_wait(comm));
     return cp_comm_barrier(comm);
 }

@@ -6,6 +6,7 @@
 
 #include "comm_checks.h"
 #include "expect.h"
+#include "tests/harness/shell.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
 #include "ring/crew.h"
@@ -15,10 +16,8 @@
 #include <math.h>
 #include <mpi.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
 
 static int faults; /* of this rank, in all scenes */
@@ -65,12 +64,10 @@ enum { PAGES = 1 << 20 };
 
 static cp_status die_in_a_hop(cp_comm *comm, void *context) {
     static char blocks[2][PAGES];
-    const int ranks = comm->ranks, rank = comm->rank;
     (void)context;
     CP_TRY(cp_comm_barrier(comm));
-    CP_TRY(cp_comm_exchange(comm, (rank + 1) % ranks, blocks[0], PAGES,
-                            (rank + ranks - 1) % ranks, blocks[1], PAGES));
-    if (rank == 1)
+    CP_TRY(pass_on(comm, blocks[0], blocks[1], PAGES));
+    if (comm->rank == 1)
         raise(SIGKILL);
     return cp_comm_wait(comm);
 }
@@ -208,8 +205,7 @@ static int backend_scene(const char *scene) {
         play_attend();
     else
         play_disagreement(scene);
-    const int status = cp_crew_mine()->leave(faults > 0);
-    return status;
+    return cp_crew_mine()->leave(faults > 0);
 }
 
 static int worker(const char *scene) {
@@ -224,53 +220,7 @@ static int worker(const char *scene) {
     return faults == 0 ? 0 : 1;
 }
 
-static char said[1 << 16];
-static const char *self;
-static char *own_path; /* the same from / on: another host starts elsewhere */
-static char directory[] = "/tmp/longring-mpi-XXXXXX";
-
-/* Begin a line in which $S is this program, $L longring and $D the directory,
- * and read what it says to its end; its exit status. */
-static FILE *begin(const char *line) {
-    char whole[3072];
-    const char *program = getenv("LONGRING");
-    snprintf(whole, sizeof(whole),
-             "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-             "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-             "OMPI_MCA_odls_base_sigkill_timeout=0 "
-             "ASAN_OPTIONS=detect_leaks=0 S=%s L=%s D=%s; "
-             "{ %s; } 2>&1 </dev/null",
-             self, program != NULL ? program : "build/longring", directory,
-             line);
-    FILE *out = popen(whole, "r");
-    ck_assert_ptr_nonnull(out);
-    return out;
-}
-
-static int end(FILE *out) {
-    const size_t length = fread(said, 1, sizeof(said) - 1, out);
-    said[length] = '\0';
-    while (fgetc(out) != EOF)
-        ;
-    const int status = pclose(out);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-/* A line that ends well, and what it says. */
-static void well(const char *format, ...) {
-    char line[2048];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof(line), format, arguments);
-    va_end(arguments);
-    const int status = end(begin(line));
-    ck_assert_msg(status == 0, "%s: status %d\n%s", line, status, said);
-}
-
-static void says(const char *line, const char *words) {
-    ck_assert_msg(strstr(said, words) != NULL, "%s: '%s' does not say '%s'",
-                  line, said, words);
-}
+static char *self; /* the same from / on: another host starts elsewhere */
 
 /* So many tests, where there is a launcher. */
 static int launched(int tests) {
@@ -280,24 +230,31 @@ static int launched(int tests) {
     return there ? tests : 0;
 }
 
+/* Every line has both streams in output, and $S for this program. */
 static void make_model(void) {
-    char path[128];
+    static char beginning[1024];
     const int64_t count = 75;
     int64_t ids[75];
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-    snprintf(path, sizeof(path), "%s/tiny.gguf", directory);
-    must(tiny_gguf_write(path, &(tiny_gguf_options){.seed = 3}));
+    snprintf(beginning, sizeof(beginning),
+             "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+             "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+             "OMPI_MCA_odls_base_sigkill_timeout=0 "
+             "ASAN_OPTIONS=detect_leaks=0 S='%s'; exec 2>&1 </dev/null;",
+             self);
+    before_every_line(beginning);
+    make_directory();
+    must(tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3}));
     for (int64_t i = 0; i < count; i++)
         ids[i] = (37 * i + 11) % 250;
-    snprintf(path, sizeof(path), "%s/ids.npy", directory);
-    must(cp_npy_write(path, CP_NPY_INT64, 1, &count, ids));
+    must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));
 }
 
-static void remove_model(void) {
-    well("rm -r $D");
-}
+AROUND_ALL(make_model, remove_directory);
 
-AROUND_ALL(make_model, remove_model);
+static void says(const char *line, const char *words) {
+    ck_assert_msg(strstr(output, words) != NULL, "%s: '%s' does not say '%s'",
+                  line, output, words);
+}
 
 /* A scene of this program, on so many ranks. */
 static const struct {
@@ -310,8 +267,10 @@ static const struct {
 };
 
 LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
-    well("timeout 18 mpirun -n %d $S --rank %s", scenes[_i].ranks,
-         scenes[_i].scene);
+    const int status = shell("timeout 18 mpirun -n %d $S --rank %s",
+                             scenes[_i].ranks, scenes[_i].scene);
+    ck_assert_msg(status == 0, "%s on %d ranks: status %d\n%s",
+                  scenes[_i].scene, scenes[_i].ranks, status, output);
 }
 
 #define CHAT "$L chat --on mpi --model $D/tiny.gguf "
@@ -354,19 +313,22 @@ LOOP(who_waits_does_so_in_time, 0, launched(1)) {
 #else
     const bool survivors = false;
 #endif
-    FILE *begun[WAITS] = {NULL};
     for (int n = 0; n < WAITS; n++)
         if (survivors || !waits[n].recovery)
-            begun[n] = begin(waits[n].line);
+            shell("({ %s; } >$D/%d.said 2>&1; echo $? >$D/%d.status) &",
+                  waits[n].line, n, n);
     for (int n = 0; n < WAITS; n++) {
-        if (begun[n] == NULL)
+        if (!survivors && waits[n].recovery)
             continue;
-        const int status = end(begun[n]);
+        const int status =
+            shell("until [ -s $D/%d.status ]; do sleep 0.05; "
+                  "done; cat $D/%d.said; exit $(cat $D/%d.status)",
+                  n, n, n);
         const bool ended = waits[n].fails      ? status > 0
                            : waits[n].recovery ? true
                                                : status == 0;
         ck_assert_msg(ended && status != 124, "%s: status %d\n%s",
-                      waits[n].line, status, said);
+                      waits[n].line, status, output);
         for (int i = 0; i < 3 && waits[n].says[i] != NULL; i++)
             says(waits[n].line, waits[n].says[i]);
     }
@@ -374,12 +336,14 @@ LOOP(who_waits_does_so_in_time, 0, launched(1)) {
 
 LOOP(logits_have_the_bits_of_threads, 0, launched(3)) {
     const int ranks[] = {1, 2, 8};
-    well("A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
-         "--history 40+d5+30 --positions all --generate 12\"; "
-         "$L $A --ranks %d --out $D/t.npy >$D/t.txt && "
-         "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
-         "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
-         ranks[_i], ranks[_i]);
+    const int status = shell(
+        "A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
+        "--history 40+d5+30 --positions all --generate 12\"; "
+        "$L $A --ranks %d --out $D/t.npy >$D/t.txt && "
+        "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
+        "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
+        ranks[_i], ranks[_i]);
+    ck_assert_msg(status == 0, "status %d\n%s", status, output);
 }
 
 static const struct {
@@ -401,33 +365,29 @@ static const struct {
 
 LOOP(one_line_for_all, 0, launched(COUNT_OF(refusals))) {
     const char *line = refusals[_i].line;
-    const int status = end(begin(line));
-    const char *first = strstr(said, "longring: ");
+    const int status = shell("%s", line);
+    const char *first = strstr(output, "longring: ");
     ck_assert_msg(status == refusals[_i].status, "%s: status %d\n%s", line,
-                  status, said);
+                  status, output);
     says(line, refusals[_i].because);
     ck_assert_msg(first != NULL && strstr(first + 1, "longring: ") == NULL,
-                  "%s: not one line\n%s", line, said);
+                  "%s: not one line\n%s", line, output);
 }
 
 LOOP(the_ring_is_measured, 0, launched(1)) {
-    const char *line = "timeout 18 mpirun -n 3 $L bench --on mpi "
-                       "--tokens 96 --rounds 1 --csv";
-    well("%s", line);
-    says(line, "ring/pass-kv/3/96,");
-    says(line, "ring/pass-q/3/96,");
+    accepted("timeout 18 mpirun -n 3 $L bench --on mpi --tokens 96 --rounds 1 "
+             "--csv",
+             "ring/pass-kv/3/96,");
+    says("bench", "ring/pass-q/3/96,");
 }
 
 LOOP(two_hosts_have_the_bits_of_threads, 0, launched(1)) {
-    char line[1024];
-    snprintf(line, sizeof(line),
-             "timeout 18 tests/harness/two-hosts 200mbit 2 %s --rank attend",
-             own_path);
-    const int status = end(begin(line));
+    const int status =
+        shell("timeout 18 tests/harness/two-hosts 200mbit 2 $S --rank attend");
     if (status == 77)
-        printf("mpi: two hosts skipped, %s", said);
+        printf("mpi: two hosts skipped, %s", output);
     else
-        ck_assert_msg(status == 0, "status %d\n%s", status, said);
+        ck_assert_msg(status == 0, "status %d\n%s", status, output);
 }
 
 LOOP(nothing_to_launch, 0, !launched(1)) {
@@ -435,8 +395,7 @@ LOOP(nothing_to_launch, 0, !launched(1)) {
 }
 
 int main(int count, char **arguments) {
-    self = arguments[0];
-    own_path = realpath(self, NULL);
+    self = realpath(arguments[0], NULL);
     if (count == 3 && strcmp(arguments[1], "--rank") == 0)
         return worker(arguments[2]);
     return harness_run();

@@ -44,8 +44,7 @@ static double apart(const storage *a, const storage *b) {
 }
 
 static void check_same(const storage *a, const storage *b) {
-    ck_assert_mem_eq(a->output, b->output, sizeof(a->output));
-    ck_assert_mem_eq(a->lse, b->lse, sizeof(a->lse));
+    ck_assert_mem_eq(a, b, sizeof(*a));
 }
 
 static storage constant(float output, float lse) {
@@ -74,30 +73,20 @@ TEST(invariant_2_an_empty_side_changes_nothing) {
     }
 }
 
-TEST(invariant_4_one_rank_merges_to_itself) {
-    const storage a = random_partial();
+TEST(invariant_4_cleared_is_an_empty_side) {
     storage s = nothing(NAN), zero = nothing(0.0f);
     cp_partial cleared = in(&s);
     cp_partial_clear(&cleared);
     check_same(&s, &zero);
-    s = merged(s, a);
-    check_same(&s, &a);
 }
 
-TEST(invariant_2_two_commute_exactly) {
-    for (int trial = 0; trial < 1000; trial++) {
-        const storage a = random_partial(), b = random_partial();
-        const storage one = merged(a, b), other = merged(b, a);
-        check_same(&one, &other);
-    }
-}
-
-TEST(invariant_2_three_associate_to_rounding) {
+TEST(invariant_2_merging_commutes_and_to_rounding_associates) {
     for (int trial = 0; trial < 1000; trial++) {
         const storage a = random_partial(), b = random_partial();
         const storage c = random_partial();
-        const storage left = merged(merged(a, b), c);
-        const storage right = merged(a, merged(b, c));
+        const storage one = merged(a, b), other = merged(b, a);
+        const storage left = merged(one, c), right = merged(a, merged(b, c));
+        check_same(&one, &other);
         ck_assert_double_le(apart(&left, &right), 2e-6);
     }
 }

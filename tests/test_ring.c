@@ -1,6 +1,9 @@
 /* The ring, whole: conversations over ranks in threads, by every variant. The
  * rig holds each answer, partial and message against what it must be; who holds
  * what, and every byte, is held against the formulas of the chapters here. */
+#define EXPECT_ALSO where
+static char where[200]; /* the turn in hand, for failures */
+
 #include "expect.h"
 
 #include <stdio.h>
@@ -8,8 +11,6 @@
 
 #include "harness/rig.h"
 #include "reference/ring/threads.h"
-
-#define went(call) ck_assert_msg(call, "%s", rig.failure)
 
 enum { SEQUENCES = 18, RANKS = 16, TURNS = 12 };
 
@@ -148,8 +149,6 @@ static cp_traffic traffic_due(const rig *rig, const turn *now,
                             others * rows * heads * (dim + 1) * 4};
 }
 
-static char where[200]; /* the turn in hand, for failures */
-
 /* What the ranks hold and have sent after a turn; held is what they held before
  * it, and then what they hold after it. */
 static void check_turn(const rig *rig, const turn *now, int64_t step,
@@ -217,13 +216,12 @@ static void converse(const conversation *talk, const turn *turns, int ranks,
                .spare = 1 + (ranks + round) % 3,
                .scale = talk->scale,
                .strict = talk->strict};
-    went(rig_open(&rig));
+    must(rig_open(&rig));
     for (int n = 0; n < TURNS && turns[n].variant != CP_AUTO; n++) {
         const turn now = turns[n];
         snprintf(where, sizeof(where), "%s: %d ranks, round %d, turn %d, %s",
                  talk->name, ranks, round, n, cp_variant_name(now.variant));
-        ck_assert_msg(rig_call(&rig, now.tokens, now.variant), "%s: %s", where,
-                      rig.failure);
+        must(rig_call(&rig, now.tokens, now.variant));
         check_turn(&rig, &now, step, held);
         step += now.variant == CP_DECODE;
         check_cache(rig.cache);
@@ -293,8 +291,8 @@ LOOP(all_gather_rounds_as_the_ring_does, 1, 8) {
     double error = 0;
     for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v += 2) {
         rig rig = {.shape = {4, 2, 8}, .ranks = _i, .sequences = 1, .room = 99};
-        went(rig_open(&rig));
-        went(rig_call(&rig, &tokens, v));
+        must(rig_open(&rig));
+        must(rig_call(&rig, &tokens, v));
         ck_assert(v == CP_PASS_KV || rig.output_error == error);
         error = rig.output_error;
         rig_close(&rig);
@@ -311,12 +309,10 @@ LOOP(every_causal_pair_meets_once, 1, 11) {
                    .room = 64,
                    .spare = 1 + _i % 3,
                    .disorder = (uint64_t)_i};
-        went(rig_open(&rig));
-        went(rig_assume(&rig, past, CP_PASS_KV));
-        went(rig_assume(&rig, one, CP_DECODE));
-        ck_assert_msg(rig_ledger(&rig, v == CP_DECODE ? one : fresh, v),
-                      "%s on %d ranks: %s", cp_variant_name(v), rig.ranks,
-                      rig.failure);
+        must(rig_open(&rig));
+        must(rig_assume(&rig, past, CP_PASS_KV));
+        must(rig_assume(&rig, one, CP_DECODE));
+        must(rig_ledger(&rig, v == CP_DECODE ? one : fresh, v));
         rig_close(&rig);
     }
 }
@@ -339,12 +335,12 @@ LOOP(a_ring_merges_in_its_kernel, 2, 6) {
                .kernel = counting_kernel};
     for (rig.unwatched = 0; rig.unwatched < 2; rig.unwatched++) {
         merging = 0;
-        went(rig_open(&rig));
-        went(rig_call(&rig, first, CP_PASS_KV));
-        went(rig_call(&rig, second, CP_PASS_KV));
+        must(rig_open(&rig));
+        must(rig_call(&rig, first, CP_PASS_KV));
+        must(rig_call(&rig, second, CP_PASS_KV));
         ck_assert_int_eq(merging, rig.unwatched ? 2 * _i * (_i - 1) : 0);
-        went(rig_call(&rig, second, CP_PASS_Q));
-        went(rig_call(&rig, second, CP_ALL_GATHER));
+        must(rig_call(&rig, second, CP_PASS_Q));
+        must(rig_call(&rig, second, CP_ALL_GATHER));
         rig_close(&rig);
     }
 }
@@ -361,79 +357,44 @@ LOOP(a_failed_call_leaves_the_cache_as_it_was, 0, 8) {
     const int64_t first[2] = {30, 7}, second[2] = {9, 14};
     rig rig = {
         .shape = {2, 1, 8}, .ranks = 3, .sequences = 2, .room = 99, .seed = 4};
-    went(rig_open(&rig));
-    went(rig_call(&rig, first, CP_PASS_KV));
+    must(rig_open(&rig));
+    must(rig_call(&rig, first, CP_PASS_KV));
     rig.kernel = failing_kernel;
     calls_until_failure = 1 + _i;
-    ck_assert(!rig_call(&rig, second, _i % 2 == 0 ? CP_PASS_KV : CP_PASS_Q));
-    ck_assert_int_eq(rig.status, CP_MEMORY);
-    went(strstr(rig.failure, "the test says so") != NULL);
+    refuses(rig_call(&rig, second, _i % 2 == 0 ? CP_PASS_KV : CP_PASS_Q),
+            CP_MEMORY, "the test says so");
     ck_assert_int_eq(rig.cache->length[0], 30);
     check_cache(rig.cache);
     rig.kernel = NULL;
-    went(rig_call(&rig, second, CP_PASS_Q));
+    must(rig_call(&rig, second, CP_PASS_Q));
     rig_close(&rig);
 }
 
 TEST(what_does_not_fit_is_refused_before_any_work) {
     const int64_t first = 40, exact = 24, more = 25;
     rig rig = {.shape = {2, 1, 8}, .ranks = 4, .sequences = 1, .room = 16};
-    went(rig_open(&rig));
-    went(rig_call(&rig, &first, CP_PASS_KV));
-    ck_assert(!rig_call(&rig, &more, CP_PASS_KV));
-    ck_assert_int_eq(rig.status, CP_CAPACITY);
-    went(strstr(rig.failure, "sequence 0 would hold 18 tokens on rank 2; its "
-                             "cache has room for 16") != NULL);
-    went(rig_call(&rig, &exact, CP_PASS_KV));
+    must(rig_open(&rig));
+    must(rig_call(&rig, &first, CP_PASS_KV));
+    refuses(rig_call(&rig, &more, CP_PASS_KV), CP_CAPACITY,
+            "sequence 0 would hold 18 tokens on rank 2; its "
+            "cache has room for 16");
+    must(rig_call(&rig, &exact, CP_PASS_KV));
     rig_close(&rig);
 }
 
 TEST(a_long_conversation_is_a_short_list) {
     const int64_t turn = 23, one = 1;
     rig rig = {.shape = {1, 1, 1}, .ranks = 4, .sequences = 1, .room = 4000};
-    went(rig_open(&rig));
+    must(rig_open(&rig));
     for (int n = 0; n < 10; n++) {
-        went(rig_assume(&rig, &turn, CP_PASS_KV));
+        must(rig_assume(&rig, &turn, CP_PASS_KV));
         for (int step = 0; step < 100; step++)
-            went(rig_assume(&rig, &one, CP_DECODE));
+            must(rig_assume(&rig, &one, CP_DECODE));
     }
     for (int rank = 0; rank < 4; rank++)
         ck_assert_int_le(cp_cache_held(rig.cache, rank, 0)->count, 40);
     ck_assert_int_eq(rig.cache->length[0], 1230);
     rig_close(&rig);
-}
-
-static int64_t spread(const int64_t *counts, int ranks) {
-    int64_t least = INT64_MAX, most = 0;
-    for (int k = 0; k < ranks; k++) {
-        least = cp_min(least, counts[k]);
-        most = cp_max(most, counts[k]);
-    }
-    return most - least;
-}
-
-LOOP(owners_of_decoded_tokens_go_round, 1, 10) {
-    const int ranks = _i;
-    int64_t ones[2 * RANKS];
-    for (int i = 0; i < 2 * RANKS; i++)
-        ones[i] = 1;
-    for (int64_t batch = 1; batch <= 2 * ranks + 1; batch++) {
-        rig rig = {
-            .shape = {1, 1, 1}, .ranks = ranks, .sequences = batch, .room = 64};
-        went(rig_open(&rig));
-        for (int step = 1; step <= 2 * ranks; step++) {
-            went(rig_assume(&rig, ones, CP_DECODE));
-            int64_t all[RANKS] = {0}, counts[RANKS];
-            for (int64_t b = 0; b < batch; b++) {
-                for (int k = 0; k < ranks; k++)
-                    all[k] += counts[k] =
-                        cp_pieces_tokens(cp_cache_held(rig.cache, k, b));
-                ck_assert_int_le(spread(counts, ranks), 1);
-            }
-            ck_assert_int_le(spread(all, ranks), step % ranks == 0 ? 0 : ranks);
-        }
-        rig_close(&rig);
-    }
 }
 
 static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
@@ -444,7 +405,7 @@ static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
                           .room = 99,
                           .placement = placement};
     cp_layout *layout;
-    ck_assert_int_eq(cp_layout_new(&call, &layout), CP_OK);
+    must(cp_layout_new(&call, &layout));
     return layout;
 }
 
@@ -455,8 +416,7 @@ LOOP(one_exchange_flies_under_each_attention, 1, 10) {
     const int ranks = _i;
     cp_layout *layout = lay_out(ranks, 1, &tokens, CP_ZIGZAG);
     cp_plan *plan;
-    ck_assert_int_eq(cp_plan_build(CP_PASS_KV, layout, &smallest, NULL, &plan),
-                     CP_OK);
+    must(cp_plan_build(CP_PASS_KV, layout, &smallest, NULL, &plan));
     for (int k = 0; k < ranks; k++) {
         int hop = 0, flying = 0;
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
@@ -492,10 +452,8 @@ static cp_status walk_own_plan(cp_comm *comm, void *context) {
     enum { CACHED = 3 * 99 * 2 }; /* sequences, room, and a row */
     float keys[CACHED] = {0}, values[CACHED] = {0};
     cp_walker *walker = NULL;
-    cp_status status =
-        cp_walker_new(plans[comm->rank], comm->rank, NULL, &walker);
-    if (status == CP_OK)
-        status = cp_walk(walker, comm, keys, values);
+    CP_TRY(cp_walker_new(plans[comm->rank], comm->rank, NULL, &walker));
+    const cp_status status = cp_walk(walker, comm, keys, values);
     cp_walker_free(walker);
     return status;
 }
@@ -508,13 +466,10 @@ TEST(a_rank_with_another_plan_is_refused) {
     cp_plan *plans[2];
     for (int n = 0; n < 2; n++) {
         layouts[n] = lay_out(2, 3, batches[n], CP_ROUND_ROBIN);
-        ck_assert_int_eq(
-            cp_plan_build(CP_DECODE, layouts[n], &shape, NULL, &plans[n]),
-            CP_OK);
+        must(cp_plan_build(CP_DECODE, layouts[n], &shape, NULL, &plans[n]));
     }
-    ck_assert_int_eq(cp_threads_run(&options, walk_own_plan, plans), CP_BROKEN);
-    ck_assert_msg(strstr(cp_message(), "expects sequence") != NULL, "%s",
-                  cp_message());
+    refuses(cp_threads_run(&options, walk_own_plan, plans), CP_BROKEN,
+            "expects sequence");
     for (int n = 0; n < 2; n++) {
         cp_plan_free(plans[n]);
         cp_layout_free(layouts[n]);

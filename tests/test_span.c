@@ -71,7 +71,7 @@ TEST(spans_meet_where_the_remainders_say) {
 
 enum { TOKENS = 400 };
 
-static int64_t append_random(cp_pieces *pieces, int64_t where[TOKENS][3]) {
+static int64_t append_random(cp_pieces *pieces, cp_piece tokens[TOKENS]) {
     int64_t count = 0, row = 0;
     for (int p = 0; p < 30; p++) {
         cp_span span = random_span();
@@ -80,11 +80,9 @@ static int64_t append_random(cp_pieces *pieces, int64_t where[TOKENS][3]) {
                          1 + pick(3);
         row += pick(5) == 0;
         must(cp_pieces_append(pieces, (cp_piece){span, row}));
-        for (int64_t i = 0; i < span.count; i++, row++, count++) {
-            where[count][0] = span.sequence;
-            where[count][1] = position(span, i);
-            where[count][2] = row;
-        }
+        for (int64_t i = 0; i < span.count; i++)
+            tokens[count++] =
+                (cp_piece){{span.sequence, position(span, i), 1, 1}, row++};
     }
     return count;
 }
@@ -92,14 +90,16 @@ static int64_t append_random(cp_pieces *pieces, int64_t where[TOKENS][3]) {
 TEST(a_list_holds_the_tokens_that_were_appended) {
     for (int trial = 0; trial < 500; trial++) {
         cp_pieces pieces = {0};
-        int64_t where[TOKENS][3], count = append_random(&pieces, where), i = 0;
+        cp_piece tokens[TOKENS];
+        int64_t count = append_random(&pieces, tokens), i = 0;
         ck_assert_int_eq(cp_pieces_tokens(&pieces), count);
         for (int64_t p = 0; p < pieces.count; p++)
             for (int64_t t = 0; t < pieces.items[p].span.count; t++, i++) {
                 const cp_piece piece = pieces.items[p];
-                ck_assert_int_eq(piece.span.sequence, where[i][0]);
-                ck_assert_int_eq(position(piece.span, t), where[i][1]);
-                ck_assert_int_eq(piece.row + t, where[i][2]);
+                const cp_piece token = {
+                    {piece.span.sequence, position(piece.span, t), 1, 1},
+                    piece.row + t};
+                ck_assert_mem_eq(&token, &tokens[i], sizeof(token));
             }
         cp_pieces_free(&pieces);
         ck_assert_ptr_null(pieces.items);

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +12,6 @@
 #include "reference/ring/threads.h"
 
 enum { QUERY = 1, KEY = 2, VALUE = 3 };
-
-static bool fail(rig *rig, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(rig->failure, sizeof(rig->failure), format, arguments);
-    va_end(arguments);
-    return false;
-}
 
 /* The numbers of one token depend on who it is and on nothing else. For the
  * ledger they say who it is. */
@@ -85,8 +76,8 @@ static void answer_free(answer *truth) {
     free(truth->values);
 }
 
-static bool ask_oracle(rig *rig, const cp_pieces *queries,
-                       const cp_pieces *keys, answer *truth) {
+static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
+                            const cp_pieces *keys, answer *truth) {
     const int64_t heads = rig->shape.query_heads;
     const size_t q_rows = (size_t)rows_needed(queries) + 1;
     const size_t outputs = q_rows * (size_t)width_of(rig, QUERY);
@@ -103,8 +94,7 @@ static bool ask_oracle(rig *rig, const cp_pieces *queries,
     fill(rig, KEY, keys, truth->keys);
     fill(rig, VALUE, keys, truth->values);
     return cp_oracle(&rig->shape, queries, truth->queries, keys, truth->keys,
-                     truth->values, truth->output, truth->lse) == CP_OK ||
-           fail(rig, "oracle: %s", cp_message());
+                     truth->values, truth->output, truth->lse);
 }
 
 typedef struct {
@@ -162,7 +152,7 @@ typedef struct {
     cp_plan *plan;
     cp_walker **walkers; /* [ranks] */
     pthread_mutex_t lock;
-    bool partial_failed;
+    char failure[300]; /* of a partial; "" if all are right */
 } job;
 
 /* Every partial must equal the truth of just its own queries and keys: two
@@ -184,12 +174,11 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
     if (sum.wrong == 0 && !too_far(job->rig, &sum))
         return;
     pthread_mutex_lock(&job->lock);
-    job->partial_failed = true;
-    fail(job->rig,
-         "rank %d hop %d: partial of queries of %d over keys of %d is "
-         "off by %.3g (LSE %.3g, %d wrong)",
-         cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
-         relative(&sum), sum.lse, sum.wrong);
+    snprintf(job->failure, sizeof(job->failure),
+             "rank %d hop %d: partial of queries of %d over keys of %d is "
+             "off by %.3g (LSE %.3g, %d wrong)",
+             cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
+             relative(&sum), sum.lse, sum.wrong);
     pthread_mutex_unlock(&job->lock);
 }
 
@@ -217,17 +206,14 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     return status;
 }
 
-bool rig_open(rig *rig) {
+cp_status rig_open(rig *rig) {
     rig->cache = NULL;
     rig->store = NULL;
-    rig->failure[0] = '\0';
     rig->report = (cp_plan_report){0};
     rig->traffic = calloc((size_t)rig->ranks + 1, sizeof(cp_traffic));
-    if (cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache) !=
-            CP_OK ||
-        cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
-                     &rig->shape, &rig->store) != CP_OK)
-        return fail(rig, "%s", cp_message());
+    CP_TRY(cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache));
+    CP_TRY(cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
+                        &rig->shape, &rig->store));
     const size_t bytes =
         (size_t)(rig->sequences * rig->room * width_of(rig, KEY)) *
         sizeof(float);
@@ -235,7 +221,7 @@ bool rig_open(rig *rig) {
         memset(cp_store_keys(rig->store, rank, 0), 0xFF, bytes);
         memset(cp_store_values(rig->store, rank, 0), 0xFF, bytes);
     }
-    return true;
+    return CP_OK;
 }
 
 void rig_close(rig *rig) {
@@ -251,10 +237,9 @@ static cp_status lay_out(const rig *rig, const int64_t *new_tokens,
                                 : cp_cache_prefill(rig->cache, new_tokens, out);
 }
 
-bool rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
+cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     cp_layout *layout;
-    if (lay_out(rig, new_tokens, variant, &layout) != CP_OK)
-        return fail(rig, "%s", cp_message());
+    CP_TRY(lay_out(rig, new_tokens, variant, &layout));
     for (int rank = 0; rank < rig->ranks; rank++) {
         const cp_pieces *rows = &layout->appended[rank].pieces;
         fill(rig, KEY, rows, cp_store_keys(rig->store, rank, 0));
@@ -262,30 +247,24 @@ bool rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     }
     const cp_status status = cp_cache_commit(rig->cache, layout);
     cp_layout_free(layout);
-    return status == CP_OK || fail(rig, "%s", cp_message());
+    return status;
 }
 
 /* Plan a call, check the plan, and run it. */
-static cp_status plan_and_run(job *job, const int64_t *new_tokens,
-                              cp_variant variant) {
+static cp_status begin(job *job, const int64_t *new_tokens,
+                       cp_variant variant) {
     rig *rig = job->rig;
     const cp_plan_options options = {4, rig->spare == 0 ? 1 : rig->spare};
     const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
+    job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
+    cp_plan_report_free(&rig->report);
     CP_TRY(lay_out(rig, new_tokens, variant, &job->layout));
     CP_TRY(
         cp_plan_build(variant, job->layout, &rig->shape, &options, &job->plan));
     CP_TRY(cp_plan_check(job->plan, &rig->report));
-    return cp_threads_run(&threads, rank_main, job);
-}
-
-static bool begin(job *job, const int64_t *new_tokens, cp_variant variant) {
-    rig *rig = job->rig;
-    job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
-    cp_plan_report_free(&rig->report);
-    rig->status = plan_and_run(job, new_tokens, variant);
-    if (rig->status != CP_OK)
-        return fail(rig, "%s", cp_message());
-    return !job->partial_failed;
+    CP_TRY(cp_threads_run(&threads, rank_main, job));
+    return job->failure[0] == '\0' ? CP_OK
+                                   : cp_fail(CP_BROKEN, "%s", job->failure);
 }
 
 static void end(job *job) {
@@ -330,9 +309,9 @@ static bool is_empty(const cp_partial *partial, int64_t row) {
 }
 
 /* One rank's rows against the truth of all; the others must be empty. */
-static bool compare_rank(rig *rig, const job *job, int rank,
-                         const cp_pieces *queries, const answer *truth,
-                         errors *sum) {
+static cp_status compare_rank(const rig *rig, const job *job, int rank,
+                              const cp_pieces *queries, const answer *truth,
+                              errors *sum) {
     const cp_pieces *mine = &job->layout->queries[rank].pieces;
     const cp_partial *result = cp_walker_result(job->walkers[rank]);
     int64_t named = 0, filled = 0;
@@ -347,8 +326,9 @@ static bool compare_rank(rig *rig, const job *job, int rank,
     /* A row that is named is not empty: it sees at least its own key. */
     for (int64_t row = 0; row < result->rows; row++)
         filled += !is_empty(result, row);
-    return filled == named ||
-           fail(rig, "rank %d: padding rows are not empty", rank);
+    if (filled == named)
+        return CP_OK;
+    return cp_fail(CP_BROKEN, "rank %d: padding rows are not empty", rank);
 }
 
 /* The error of one rank with the same fp32 kernel, for the second oracle. */
@@ -376,65 +356,69 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
     return relative(&sum);
 }
 
-static bool judge(rig *rig, const errors *sum) {
+static cp_status judge(rig *rig, const errors *sum) {
     rig->output_error = relative(sum);
     if (sum->wrong > 0)
-        return fail(rig,
-                    "%d values are NaN or infinite that must not be, or "
-                    "not -inf that must",
-                    sum->wrong);
+        return cp_fail(CP_BROKEN,
+                       "%d values are NaN or infinite that must not be, or "
+                       "not -inf that must",
+                       sum->wrong);
     if (too_far(rig, sum))
-        return fail(rig, "output off by %.3g, LSE by %.3g", rig->output_error,
-                    sum->lse);
+        return cp_fail(CP_BROKEN, "output off by %.3g, LSE by %.3g",
+                       rig->output_error, sum->lse);
     /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
      * many, where strict is set, it averages out. */
     const double factor = rig->strict > 0 ? rig->strict : 1.1;
     const double rounding = rig->strict > 0 ? 0 : 3e-7;
     if (rig->output_error > factor * rig->one_rank_error + rounding)
-        return fail(rig, "output off by %.3g, on one rank by %.3g",
-                    rig->output_error, rig->one_rank_error);
-    return true;
+        return cp_fail(CP_BROKEN, "output off by %.3g, on one rank by %.3g",
+                       rig->output_error, rig->one_rank_error);
+    return CP_OK;
 }
 
-static bool compare_all(rig *rig, const job *job, const int64_t *new_tokens) {
+static cp_status compare_all(rig *rig, const job *job,
+                             const int64_t *new_tokens) {
     cp_pieces queries, keys;
     answer truth;
     errors sum = {0};
     whole(rig, new_tokens, &queries, &keys);
-    bool fine = ask_oracle(rig, &queries, &keys, &truth);
-    for (int rank = 0; rank < rig->ranks && fine; rank++)
-        fine = compare_rank(rig, job, rank, &queries, &truth, &sum);
-    if (fine)
-        rig->one_rank_error = one_rank(rig, &queries, &keys, &truth);
+    cp_status status = ask_oracle(rig, &queries, &keys, &truth);
+    for (int rank = 0; rank < rig->ranks && status == CP_OK; rank++)
+        status = compare_rank(rig, job, rank, &queries, &truth, &sum);
+    rig->one_rank_error = one_rank(rig, &queries, &keys, &truth);
     answer_free(&truth);
     cp_pieces_free(&queries);
     cp_pieces_free(&keys);
-    return fine && judge(rig, &sum);
+    return status == CP_OK ? judge(rig, &sum) : status;
 }
 
-static bool compare_traffic(rig *rig) {
+static cp_status compare_traffic(const rig *rig) {
     for (int rank = 0; rank < rig->ranks; rank++) {
         const cp_traffic *sent = &rig->traffic[rank];
         const int64_t bytes =
             sent->ring_bytes + sent->all_to_all_bytes + sent->all_gather_bytes;
         if (bytes != rig->report.bytes[rank] || sent->hops != rig->report.hops)
-            return fail(rig,
-                        "rank %d sent %ld bytes in %ld hops, the plan says "
-                        "%ld in %ld",
-                        rank, bytes, sent->hops, rig->report.bytes[rank],
-                        rig->report.hops);
+            return cp_fail(CP_BROKEN,
+                           "rank %d sent %ld bytes in %ld hops, the plan says "
+                           "%ld in %ld",
+                           rank, bytes, sent->hops, rig->report.bytes[rank],
+                           rig->report.hops);
     }
-    return true;
+    return CP_OK;
 }
 
-bool rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
+static cp_status call(job *job, const int64_t *new_tokens, cp_variant variant) {
+    CP_TRY(begin(job, new_tokens, variant));
+    CP_TRY(compare_all(job->rig, job, new_tokens));
+    CP_TRY(compare_traffic(job->rig));
+    return cp_cache_commit(job->rig->cache, job->layout);
+}
+
+cp_status rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     job job = {.rig = rig, .lock = PTHREAD_MUTEX_INITIALIZER};
-    bool fine = begin(&job, new_tokens, variant) &&
-                compare_all(rig, &job, new_tokens) && compare_traffic(rig);
-    if (fine && cp_cache_commit(rig->cache, job.layout) != CP_OK)
-        fine = fail(rig, "%s", cp_message());
+    const cp_status status = call(&job, new_tokens, variant);
     end(&job);
-    return fine;
+    return status;
 }
 
 /* The ledger: every number of a query or a key says who it is, and the kernel
@@ -465,8 +449,8 @@ static cp_status ledger_kernel(const cp_attention *call) {
     return CP_OK;
 }
 
-static bool check_pair(rig *rig, const int64_t *new_tokens, int64_t query,
-                       int64_t key) {
+static cp_status check_pair(const rig *rig, const int64_t *new_tokens,
+                            int64_t query, int64_t key) {
     const int64_t longest = rig->longest, all = longest * rig->sequences;
     const int64_t i = query / longest, position = query % longest;
     const int64_t cached = rig->cache->length[i];
@@ -476,14 +460,15 @@ static bool check_pair(rig *rig, const int64_t *new_tokens, int64_t query,
     /* The kernel is given whole blocks; what a query may not see it masks. So
      * an invisible pair may meet, but never twice. */
     const int64_t met = rig->met[query * all + key];
-    return (visible ? met == 1 : met <= 1) ||
-           fail(rig,
-                "query %ld of sequence %ld met key %ld of sequence %ld "
-                "%ld times",
-                position, i, (key % longest), (key / longest), met);
+    if (visible ? met == 1 : met <= 1)
+        return CP_OK;
+    return cp_fail(CP_BROKEN,
+                   "query %ld of sequence %ld met key %ld of sequence %ld "
+                   "%ld times",
+                   position, i, key % longest, key / longest, met);
 }
 
-bool rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
+cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     job job = {.rig = rig};
     for (int64_t i = 0; i < rig->sequences; i++)
         rig->longest =
@@ -496,12 +481,12 @@ bool rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
         for (int64_t i = 0; i < rig->sequences; i++)
             fill(rig, KEY, cp_cache_held(rig->cache, rank, i),
                  cp_store_keys(rig->store, rank, 0));
-    bool fine = begin(&job, new_tokens, variant);
+    cp_status status = begin(&job, new_tokens, variant);
     for (int64_t query = 0; query < all; query++)
-        for (int64_t key = 0; key < all && fine; key++)
-            fine = check_pair(rig, new_tokens, query, key);
+        for (int64_t key = 0; key < all && status == CP_OK; key++)
+            status = check_pair(rig, new_tokens, query, key);
     free(rig->met);
     rig->met = NULL;
     end(&job);
-    return fine;
+    return status;
 }

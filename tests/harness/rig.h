@@ -23,8 +23,6 @@ typedef struct {
     double strict;     /* error allowed / that of one rank, and no more; or 0 */
 
     /* After a call. */
-    char failure[600];     /* why it returned false */
-    cp_status status;      /* of the walk */
     cp_plan_report report; /* what the checker counted */
     cp_traffic *traffic;   /* [ranks] what was really sent */
     double output_error;   /* ||dO|| / ||O|| against fp64 */
@@ -38,23 +36,23 @@ typedef struct {
     int64_t *met, longest;
 } rig;
 
-/* False, with failure set, if anything cannot be had. */
-bool rig_open(rig *rig);
+/* Fails if anything cannot be had. */
+cp_status rig_open(rig *rig);
 void rig_close(rig *rig);
 
 /* One call: new_tokens[i] for each sequence, by a variant (CP_DECODE makes it
  * a decode step). Checks the plan, runs it, compares the result, each partial
- * and the traffic, then commits. False and a sentence in failure if anything
- * is wrong; the cache is then as before. */
-bool rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant);
+ * and the traffic, then commits. Fails as the plan or the walk does, or with
+ * CP_BROKEN if anything is wrong; the cache is then as before. */
+cp_status rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 /* Give the sequences a past without running it: the cache gets the tokens and
  * the store their numbers, as a call of that kind would have left them. */
-bool rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant);
+cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 /* The same call with the ledger kernel: reads who is who from the tensors'
  * own rows and counts who met whom. Does not commit, and leaves the store's
  * keys overwritten: good for nothing but further ledgers. */
-bool rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant);
+cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 #endif

@@ -128,12 +128,14 @@ static const char llama3_template[] =
 
 /* Control tokens stand before all others, or, with a BOS that is always added,
  * behind them. */
-static const struct {
+typedef struct {
     const char *pre, *controls, *chat_template;
     int control_count;
     bool last;
     int bos, eos; /* among the control tokens */
-} vocabularies[] = {
+} vocabulary;
+
+static const vocabulary vocabularies[] = {
 #define CHATML "<|endoftext|>,<|im_start|>,<|im_end|>", chatml_template, 3
     [TINY_SMOLLM] = {"smollm", CHATML, false, 1, 2},
     [TINY_GPT2] = {"gpt-2", CHATML, false, 1, 2},
@@ -184,14 +186,12 @@ static void put_words(tiny_bytes *out, const char *words) {
 
 /* Returns the number of the first control token. */
 static int put_tokens(const tiny_gguf_options *options, metadata *out) {
-    const bool last = vocabularies[options->vocabulary].last;
-    const char *controls = vocabularies[options->vocabulary].controls;
-    const int control_count = vocabularies[options->vocabulary].control_count;
+    const vocabulary *own = &vocabularies[options->vocabulary];
     const int count = tiny_gguf_vocabulary_size(options);
-    const int first = last ? count - control_count : 0;
+    const int first = own->last ? count - own->control_count : 0;
     char rule[64];
     key_array(out, "tokenizer.ggml.tokens", KEY_STRING, count);
-    put_words(&out->bytes, last ? "" : controls);
+    put_words(&out->bytes, own->last ? "" : own->controls);
     for (int byte = 0; byte < 256; byte++)
         if (!is_left_out(options, byte))
             put_byte_token(&out->bytes, byte);
@@ -202,15 +202,14 @@ static int put_tokens(const tiny_gguf_options *options, metadata *out) {
     }
     if (options->extra != NULL)
         tiny_put_string(&out->bytes, options->extra);
-    put_words(&out->bytes, last ? controls : "");
+    put_words(&out->bytes, own->last ? own->controls : "");
 
-    const int extra = options->extra == NULL || options->extra_type == 0 ? -1
-                      : last ? first - 1
-                             : count - 1;
+    const int extra = own->last ? first - 1 : count - 1;
     key_array(out, "tokenizer.ggml.token_type", KEY_I32, count);
     for (int id = 0; id < count; id++) {
-        const bool control = id >= first && id < first + control_count;
-        const int type = control ? 3 : id == extra ? options->extra_type : 1;
+        int type = id >= first && id < first + own->control_count ? 3 : 1;
+        if (id == extra && options->extra != NULL && options->extra_type != 0)
+            type = options->extra_type;
         tiny_put_u32(&out->bytes, (uint32_t)type);
     }
     key_array(out, "tokenizer.ggml.merges", KEY_STRING, MERGES);
@@ -219,19 +218,19 @@ static int put_tokens(const tiny_gguf_options *options, metadata *out) {
 }
 
 static void put_vocabulary(const tiny_gguf_options *options, metadata *out) {
-    const tiny_vocabulary v = options->vocabulary;
-    const unsigned char add_bos = vocabularies[v].last;
-    const char *pre = options->pre != NULL ? options->pre : vocabularies[v].pre;
+    const vocabulary *own = &vocabularies[options->vocabulary];
+    const unsigned char add_bos = own->last;
+    const char *pre = options->pre != NULL ? options->pre : own->pre;
     const char *template = options->chat_template != NULL
                                ? options->chat_template
-                               : vocabularies[v].chat_template;
+                               : own->chat_template;
     key_string(out, "tokenizer.ggml.model",
                options->tokenizer != NULL ? options->tokenizer : "gpt2");
     if (pre != NULL)
         key_string(out, "tokenizer.ggml.pre", pre);
     const int first = put_tokens(options, out);
-    key_u32(out, "tokenizer.ggml.bos_token_id", first + vocabularies[v].bos);
-    key_u32(out, "tokenizer.ggml.eos_token_id", first + vocabularies[v].eos);
+    key_u32(out, "tokenizer.ggml.bos_token_id", first + own->bos);
+    key_u32(out, "tokenizer.ggml.eos_token_id", first + own->eos);
     tiny_put(key(out, "tokenizer.ggml.add_bos_token", KEY_BOOL), &add_bos, 1);
     if (template[0] != '\0')
         key_string(out, "tokenizer.chat_template", template);
@@ -313,23 +312,19 @@ static void put_weight(tiny_bytes *out, int type, double value) {
 
 static int put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
                        double deviation, uint64_t *state) {
+    if (type == TINY_F32 || type == TINY_F16 || type == TINY_BF16) {
+        for (int64_t i = 0; i < row * rows; i++)
+            put_weight(out, type, deviation * 1.7320508 * uniform(state));
+        return 0;
+    }
     const recipe *end = recipes + sizeof(recipes) / sizeof(recipes[0]);
     const recipe *recipe = recipes;
     while (recipe < end && recipe->type != type)
         recipe++;
-    const bool plain =
-        type == TINY_F32 || type == TINY_F16 || type == TINY_BF16;
-    if (recipe == end && !plain)
-        return fprintf(stderr, "tiny gguf: no type %d\n", type), -1;
-    for (int64_t i = 0; i < row * rows && plain; i++)
-        put_weight(out, type, deviation * 1.7320508 * uniform(state));
-    if (plain)
-        return 0;
-    if (row % recipe->count != 0)
-        return fprintf(stderr,
-                       "tiny gguf: rows of %ld do not fill blocks of %d\n", row,
-                       recipe->count),
-               -1;
+    if (recipe == end || row % recipe->count != 0) {
+        fprintf(stderr, "tiny gguf: no rows of %ld in type %d\n", row, type);
+        return -1;
+    }
     for (int64_t i = 0; i < row * rows / recipe->count; i++)
         put_block(out, recipe, deviation, state);
     return 0;
