@@ -26,7 +26,7 @@ int *harness_note(const char *name, int first) {
     return &note->now;
 }
 
-int harness_main(Suite *suite) {
+static int run(Suite *suite) {
     note = mmap(NULL, sizeof(*note), PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (note == MAP_FAILED)
@@ -78,7 +78,7 @@ int harness_run(void) {
         }
         tcase_add_loop_test(tests, e->test, e->first, e->end);
     }
-    return harness_main(suite);
+    return run(suite);
 }
 
 __attribute__((weak)) int main(void) {

@@ -1,5 +1,5 @@
-/* What every Check suite of this project shares: a case with a time limit, a
- * main function, tests that take their seeds by tens, and a small random number
+/* What every Check suite of this project shares: tests with a time limit, a main
+ * function, tests that take their seeds by tens, and a small random number
  * generator. Not a test itself. */
 #ifndef HARNESS_SUITE_H
 #define HARNESS_SUITE_H
@@ -19,13 +19,6 @@
 #ifndef HARNESS_SANITIZED
 #define HARNESS_SANITIZED 0
 #endif
-
-/* A test case whose tests may each take 20 seconds, and not for ever. */
-static inline TCase *harness_case(const char *name) {
-    TCase *tests = tcase_create(name);
-    tcase_set_timeout(tests, 20);
-    return tests;
-}
 
 /* How many of so many seeds to run: all, and a quarter of them under the address
  * sanitizer. It asks what each line touches, and later seeds bring other orders
@@ -53,15 +46,12 @@ static inline float harness_uniform(uint64_t *state) {
     return (float)(int32_t)(harness_random(state) >> 32) * 0x1p-31f;
 }
 
-/* Run the suite, and say where tests by tens stopped; the status to exit with. */
-int harness_main(Suite *suite);
-
 /* TEST(name) { ... } is a test of the suite that its program is, run in the order
  * of the file; LOOP(name, first, end) one for each _i from first to end - 1;
  * and LOOP_FOR(seconds, ...) one that may take longer than others. The program
  * needs no main function. LOOP_BY_TENS(name, tens) is for instances that take
  * less time than the fork that Check makes for each: ten of them run in one
- * process. One that fails or crashes ends its ten, and harness_main names it by
+ * process. One that fails or crashes ends its ten, and harness_run names it by
  * its _i. */
 #define TEST(name) LOOP(name, 0, 1)
 #define LOOP(name, first, end) LOOP_FOR(20, name, first, end)
@@ -108,33 +98,5 @@ typedef struct harness_entry {
 void harness_enlist(harness_entry *entry, int first, int end, double seconds);
 void harness_around(bool all, SFun set_up, SFun tear_down);
 int harness_run(void);
-
-/* A test, run for each _i from first to end - 1. */
-typedef struct {
-    const TTest *test;
-    int first, end;
-} harness_loop;
-
-/* SUITE(title, {test, first, end}, ...): a main function that runs these tests
- * as one case of harness_case. SUITE_WITH calls set_up before each of them and
- * tear_down, which may be NULL, after it. */
-#define SUITE(title, ...) SUITE_WITH(title, NULL, NULL, __VA_ARGS__)
-#define SUITE_WITH(title, set_up, tear_down, ...)                              \
-    int main(void) {                                                           \
-        const harness_loop loops[] = {__VA_ARGS__};                            \
-        Suite *suite = suite_create(title);                                    \
-        TCase *tests = harness_case(title);                                    \
-        tcase_add_checked_fixture(tests, set_up, tear_down);                   \
-        for (size_t n = 0; n < sizeof(loops) / sizeof(loops[0]); n++)          \
-            tcase_add_loop_test(tests, loops[n].test, loops[n].first,          \
-                                loops[n].end);                                 \
-        suite_add_tcase(suite, tests);                                         \
-        return harness_main(suite);                                            \
-    }
-
-#define SUITE_MAIN(suite)                                                      \
-    int main(void) {                                                           \
-        return harness_main(suite());                                          \
-    }
 
 #endif
