@@ -20,6 +20,7 @@ typedef struct {
     int count; /* of arguments, for the head of the file */
     char *const *arguments;
     cp_opened opened;
+    int kind; /* OF_ATTENTION, ... */
     cp_bench bench;
 } bench_run;
 
@@ -68,15 +69,9 @@ static const struct {
 };
 enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
 
-static int kind_of(const bench_run *run) {
-    return run->model != NULL                   ? OF_MODEL
-           : run->bench.parts[CP_BENCH_MILLION] ? OF_MILLION
-                                                : OF_ATTENTION;
-}
-
 static cp_status meaning_check(const bench_run *run) {
     const cp_bench *bench = &run->bench;
-    const int kind = kind_of(run), variant = run->ring.variant;
+    const int kind = run->kind, variant = run->ring.variant;
     const bool model = kind == OF_MODEL;
     const struct {
         bool given;
@@ -127,7 +122,6 @@ static cp_status crew_check(const bench_run *run) {
 
 static cp_status lists_check(bench_run *run) {
     cp_bench *bench = &run->bench;
-    const int kind = kind_of(run);
     const cp_crew *crew = cp_crew_mine();
     char processes[16];
     snprintf(processes, sizeof(processes), "%d", crew->ranks);
@@ -136,10 +130,10 @@ static cp_status lists_check(bench_run *run) {
         int64_t most;
         cp_counts *list;
     } lists[] = {
-        {"tokens", defaults[kind].tokens, MOST_TOKENS, &bench->tokens},
-        {"keys", defaults[kind].keys, MOST_TOKENS, &bench->keys},
-        {"prompt", defaults[kind].prompts, MOST_TOKENS, &bench->prompts},
-        {"ranks", crew->share != NULL ? processes : defaults[kind].ranks,
+        {"tokens", defaults[run->kind].tokens, MOST_TOKENS, &bench->tokens},
+        {"keys", defaults[run->kind].keys, MOST_TOKENS, &bench->keys},
+        {"prompt", defaults[run->kind].prompts, MOST_TOKENS, &bench->prompts},
+        {"ranks", crew->share != NULL ? processes : defaults[run->kind].ranks,
          CP_COMMAND_RANKS, &bench->ranks},
     };
     for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
@@ -155,11 +149,10 @@ static cp_status lists_check(bench_run *run) {
 
 static cp_status numbers_take(bench_run *run) {
     cp_bench *bench = &run->bench;
-    const int kind = kind_of(run);
     if (run->rounds < 0)
-        run->rounds = defaults[kind].rounds;
+        run->rounds = defaults[run->kind].rounds;
     if (run->generate < 0)
-        run->generate = defaults[kind].generate;
+        run->generate = defaults[run->kind].generate;
     CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
     CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
     if (run->generate > 0)
@@ -169,7 +162,7 @@ static cp_status numbers_take(bench_run *run) {
     bench->generate = run->generate;
     bench->variant = (cp_variant)run->ring.variant;
     bench->kernel = run->kernel == 1 ? cp_attend : cp_attend_fast;
-    bench->shape = defaults[kind].shape;
+    bench->shape = defaults[run->kind].shape;
     return cp_command_heads(&run->heads, &bench->shape);
 }
 
@@ -177,6 +170,9 @@ static cp_status bench_check(void *context) {
     bench_run *run = context;
     cp_command_ring *ring = &run->ring;
     CP_TRY(parts_take(run));
+    run->kind = run->model != NULL                   ? OF_MODEL
+                : run->bench.parts[CP_BENCH_MILLION] ? OF_MILLION
+                                                     : OF_ATTENTION;
     CP_TRY(meaning_check(run));
     CP_TRY(numbers_take(run));
     CP_TRY(lists_check(run));
@@ -197,7 +193,7 @@ static void head_print(const bench_run *run) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
-    puts(kind_of(run) == OF_MILLION
+    puts(run->kind == OF_MILLION
              ? "\nwhat,value,unit"
              : "\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
                "fraction_high,of,rounds");
@@ -258,17 +254,16 @@ static cp_status weights_load(bench_run *run) {
 }
 
 static cp_status measure(bench_run *run) {
-    const int kind = kind_of(run);
-    if (kind == OF_MODEL)
+    if (run->kind == OF_MODEL)
         CP_TRY(weights_load(run));
     if (run->csv)
         head_print(run);
     else
         title_print(run);
     fflush(stdout);
-    if (kind == OF_MODEL)
+    if (run->kind == OF_MODEL)
         return cp_bench_model(&run->bench);
-    if (kind == OF_MILLION)
+    if (run->kind == OF_MILLION)
         return cp_bench_million(&run->bench);
     CP_TRY(cp_bench_attention(&run->bench));
     return run->bench.parts[CP_BENCH_RING] ? cp_bench_ring(&run->bench) : CP_OK;
