@@ -127,7 +127,7 @@ static void simulate(void) {
                                   .variant = CP_PASS_KV,
                                   .trace = history};
     need(cp_simulate(&scenario, &forecast));
-    if (mkstemp(path) < 0 || cp_history_write(history, 0, path) != CP_OK ||
+    if (mkstemp(path) < 0 || cp_history_write(history, path) != CP_OK ||
         (in = fopen(path, "r")) == NULL)
         exit(1);
     while (fgets(row, sizeof(row), in) != NULL)

@@ -289,7 +289,7 @@ enum { MOST_TEXT = 4000000 };
 static void text_of(const cp_history *trace, char *text) {
     char path[] = "/tmp/longring-trace-XXXXXX";
     close(mkstemp(path));
-    must(cp_history_write(trace, 0, path));
+    must(cp_history_write(trace, path));
     FILE *in = fopen(path, "r");
     text[fread(text, 1, MOST_TEXT - 1, in)] = '\0';
     fclose(in);

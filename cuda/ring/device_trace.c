@@ -118,7 +118,7 @@ cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
                 cudaEventSynchronize(mine->open[n].end);
         cp_device_trace_collect(trace, rank);
     }
-    return cp_history_write(trace->history, 0.0, path);
+    return cp_history_write(trace->history, path);
 }
 
 static cp_status start_clock(cp_device_trace *trace, int rank) {

@@ -25,7 +25,8 @@ static cp_status open_engine(cp_engine *base, const void *context) {
                         options->sequences, options->room, &facts->shape,
                         &it->store));
     if (options->trace)
-        CP_TRY(cp_trace_new(options->ranks, &it->trace));
+        CP_TRY(cp_history_new(options->ranks, 1, NULL, &it->trace));
+    it->began = cp_clock();
     if (place->only != CP_NOBODY)
         return CP_OK;
     return cp_threads_start(&(cp_threads_options){options->ranks, 0, 0},
@@ -35,7 +36,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
 static void close_engine(cp_engine *base) {
     cp_threads_end(own(base)->threads);
     cp_store_free(own(base)->store);
-    cp_trace_free(own(base)->trace);
+    cp_history_free(own(base)->trace);
 }
 
 static cp_status reserve(int64_t bytes, const char *what, char **out) {
@@ -85,7 +86,7 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
 }
 
 static cp_status trace(const cp_engine *base, const char *path) {
-    return cp_trace_write(own(base)->trace, path);
+    return cp_history_write(own(base)->trace, path);
 }
 
 static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),

@@ -15,7 +15,8 @@ typedef struct {
     const cp_place *place;
     cp_threads *threads; /* the ranks, if they are all here */
     cp_store *store;
-    cp_trace *trace; /* or NULL */
+    cp_history *trace; /* or NULL */
+    double began;      /* the trace, by the clock */
     const cp_forward *call;
     const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
     int helpers;             /* OpenMP threads of each rank with tokens */

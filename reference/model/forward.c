@@ -280,7 +280,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
                .comm = comm,
                .threads = engine->helpers,
                .count = engine->call->layout->queries[comm->rank].tokens,
-               .tracing = {engine->trace, comm->rank, 0}};
+               .tracing = {engine->trace, engine->began, comm->rank, 0}};
     const cp_walk_options walking = {
         .threads = engine->helpers,
         .observe = engine->trace != NULL ? cp_trace_observe : NULL,

@@ -259,7 +259,7 @@ static void settle(struct member *me) {
     say(me);
     wait_until(me, sends_are_back, me->end);
     while (me->comm.oldest != NULL)
-        cp_exchange_remove(&me->comm, me->comm.oldest);
+        cp_exchange_remove(&me->comm, me->comm.oldest, me->comm.oldest);
 }
 
 static cp_status join_failure(struct member *me) {
@@ -332,7 +332,7 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
             await(me, peer);
     }
     await(me, CP_NOBODY);
-    cp_exchange_remove_all(comm, first, last);
+    cp_exchange_remove(comm, first, last);
     return CP_OK;
 }
 

@@ -7,6 +7,7 @@
 #include "reference/ring/threads.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -17,17 +18,19 @@
 #include <time.h>
 #include <ucontext.h>
 
+#include "ground/random.h"
+
 struct member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     cp_threads *hub;
     struct carrier *carrier; /* of the present work */
     void *stack;
-    ucontext_t place;           /* where it goes on, when it does not run */
-    cp_exchange *first, *last;  /* it waits for these */
-    const struct timespec *end; /* until then at most; NULL: for ever */
-    bool resting;               /* not to be run */
-    bool asleep;                /* resting until an exchange has moved */
-    bool left;                  /* the present work, for good */
+    ucontext_t place;          /* where it goes on, when it does not run */
+    cp_exchange *first, *last; /* it waits for these */
+    double end;                /* until then at most; INFINITY: for ever */
+    bool resting;              /* not to be run */
+    bool asleep;               /* resting until an exchange has moved */
+    bool left;                 /* the present work, for good */
     uint64_t random;
 };
 
@@ -58,18 +61,10 @@ struct cp_threads {
 
 enum { SHORT = 1 << 15 }; /* bytes that whoever comes second copies */
 
-static uint64_t seed_of(uint64_t disorder, int rank) {
-    const uint64_t seed = (disorder << 16 ^ (uint64_t)rank) + 1;
-    return seed * 0x9E3779B97F4A7C15ULL | 1;
-}
-
 static int64_t draw_nap(struct member *me) {
     if (me->hub->options.disorder == 0)
         return 0;
-    me->random ^= me->random >> 12;
-    me->random ^= me->random << 25;
-    me->random ^= me->random >> 27;
-    const int64_t drawn = (int64_t)(me->random * 0x2545F4914F6CDD1DULL >> 33);
+    const int64_t drawn = (int64_t)(cp_random(&me->random) >> 33);
     return drawn % 16 == 0 ? drawn / 16 % 2000 : drawn / 16 % 80;
 }
 
@@ -131,7 +126,7 @@ static void change(ucontext_t *from, const ucontext_t *to) {
     }
 }
 
-static void rest(struct member *me, const struct timespec *end) {
+static void rest(struct member *me, double end) {
     me->resting = true;
     me->end = end;
     change(&me->place, &me->carrier->home);
@@ -139,7 +134,7 @@ static void rest(struct member *me, const struct timespec *end) {
 
 static void withdraw(struct member *me, cp_half *half) {
     while (half->state == CP_HALF_MOVING)
-        rest(me, NULL);
+        rest(me, INFINITY);
     if (half->state == CP_HALF_PAIRED)
         ((cp_half *)half->way)->state = CP_HALF_POSTED;
     half->state = CP_HALF_IDLE;
@@ -150,7 +145,7 @@ static void settle(struct member *me) {
     while ((oldest = me->comm.oldest) != NULL) {
         withdraw(me, &oldest->send);
         withdraw(me, &oldest->receive);
-        cp_exchange_remove(&me->comm, oldest);
+        cp_exchange_remove(&me->comm, oldest, oldest);
     }
 }
 
@@ -202,7 +197,7 @@ static void nobody_can_move(struct member *me) {
     note_failure(me, cp_fail(CP_BROKEN, "%s", text));
 }
 
-static bool sleep_until_woken(struct member *me, const struct timespec *end) {
+static bool sleep_until_woken(struct member *me, double end) {
     cp_threads *hub = me->hub;
     me->asleep = true;
     if (++hub->asleep == hub->running)
@@ -212,16 +207,6 @@ static bool sleep_until_woken(struct member *me, const struct timespec *end) {
     const bool woken = !me->asleep;
     wake(me);
     return woken;
-}
-
-static struct timespec deadline_of(double patience) {
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    const double seconds = patience < 1e9 ? patience : 1e9;
-    const int64_t nanoseconds = end.tv_nsec + (int64_t)(seconds * 1e9);
-    end.tv_sec += (time_t)(nanoseconds / 1000000000);
-    end.tv_nsec = (long)(nanoseconds % 1000000000);
-    return end;
 }
 
 static int forsaken_by(const cp_threads *hub, const cp_exchange *exchange) {
@@ -306,7 +291,7 @@ static bool copy_one(struct member *me) {
 static cp_status complete(struct member *me) {
     cp_threads *hub = me->hub;
     const double patience = hub->options.patience;
-    const struct timespec end = deadline_of(patience);
+    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
     const cp_exchange *unmet;
     while (!hub->failure.happened &&
            (unmet = cp_exchange_unmet(me->first, me->last)) != NULL) {
@@ -316,7 +301,7 @@ static cp_status complete(struct member *me) {
         if (gone != CP_NOBODY)
             return give_up(
                 me, cp_exchange_fail(unmet, ", but rank %d has left", gone));
-        if (!sleep_until_woken(me, patience > 0 ? &end : NULL) &&
+        if (!sleep_until_woken(me, end) &&
             unmet->send.state != CP_HALF_MOVING &&
             unmet->receive.state != CP_HALF_MOVING)
             return give_up(
@@ -324,7 +309,7 @@ static cp_status complete(struct member *me) {
     }
     if (hub->failure.happened)
         return join_failure(me);
-    cp_exchange_remove_all(&me->comm, me->first, me->last);
+    cp_exchange_remove(&me->comm, me->first, me->last);
     return CP_OK;
 }
 
@@ -371,7 +356,7 @@ enum { YIELDS = 50 }; /* before a thread really sleeps */
 static struct member *find_impatient(const struct carrier *carrier) {
     cp_threads *hub = carrier->hub;
     for (int r = carrier->index; r < hub->started; r += hub->carrying)
-        if (!hub->members[r].left && hub->members[r].end != NULL)
+        if (!hub->members[r].left && hub->members[r].end < INFINITY)
             return &hub->members[r];
     return NULL;
 }
@@ -379,6 +364,8 @@ static struct member *find_impatient(const struct carrier *carrier) {
 static void doze(struct carrier *carrier) {
     pthread_mutex_t *lock = &carrier->hub->lock;
     struct member *impatient = find_impatient(carrier);
+    const double end = impatient == NULL ? 0 : fmin(impatient->end, 1e10);
+    const struct timespec until = {(time_t)end, (long)(fmod(end, 1) * 1e9)};
     int error = 0;
     carrier->due = false;
     pthread_mutex_unlock(lock);
@@ -386,10 +373,9 @@ static void doze(struct carrier *carrier) {
         sched_yield();
     pthread_mutex_lock(lock);
     while (!carrier->due && error != ETIMEDOUT)
-        error =
-            impatient == NULL
-                ? pthread_cond_wait(&carrier->woken, lock)
-                : pthread_cond_timedwait(&carrier->woken, lock, impatient->end);
+        error = impatient == NULL
+                    ? pthread_cond_wait(&carrier->woken, lock)
+                    : pthread_cond_timedwait(&carrier->woken, lock, &until);
     if (error == ETIMEDOUT)
         impatient->resting = false;
 }
@@ -451,7 +437,7 @@ static int start_rank(cp_threads *hub, int rank) {
     carrier->index = rank;
     member->comm = (cp_comm){
         .ops = &threads_ops, .rank = rank, .ranks = hub->options.ranks};
-    member->random = seed_of(hub->options.disorder, rank);
+    member->random = hub->options.disorder << 16 ^ (uint64_t)rank;
     member->stack =
         mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
@@ -494,12 +480,11 @@ cp_status cp_threads_start(const cp_threads_options *options,
                            cp_threads **out) {
     *out = NULL;
     if (options == NULL)
-        return cp_fail(CP_INVALID, "no options for the ranks");
+        return cp_refuse("no options for the ranks");
     if (options->ranks < 1)
-        return cp_fail(CP_INVALID, "cannot run %d ranks: 1 is the least",
-                       options->ranks);
+        return cp_refuse("cannot run %d ranks: 1 is the least", options->ranks);
     if (!(options->patience >= 0))
-        return cp_fail(CP_INVALID, "cannot wait for %g s", options->patience);
+        return cp_refuse("cannot wait for %g s", options->patience);
     cp_threads *hub;
     CP_TRY(cp_allocate(&hub, 1, sizeof(*hub), "the ranks"));
     const uint64_t disorder = options->disorder;
@@ -531,7 +516,7 @@ static void give_place(cp_threads *hub, struct member *member) {
     member->carrier = &hub->carriers[member->comm.rank % hub->carrying];
     member->comm.sent = (cp_traffic){0};
     member->left = member->resting = false;
-    member->end = NULL;
+    member->end = INFINITY;
     getcontext(&member->place);
     member->place.uc_stack.ss_sp = member->stack;
     member->place.uc_stack.ss_size = STACK_BYTES;
@@ -542,9 +527,9 @@ static void give_place(cp_threads *hub, struct member *member) {
 cp_status cp_threads_work(cp_threads *hub, int carriers, cp_rank_main function,
                           void *context) {
     if (function == NULL)
-        return cp_fail(CP_INVALID, "no function for the ranks");
+        return cp_refuse("no function for the ranks");
     if (carriers < 1)
-        return cp_fail(CP_INVALID, "%d threads for the ranks", carriers);
+        return cp_refuse("%d threads for the ranks", carriers);
     pthread_mutex_lock(&hub->lock);
     hub->function = function;
     hub->context = context;

@@ -4,30 +4,23 @@
 #define CP_TRACE_H
 
 #include "reference/ring/walk.h"
-
-typedef struct cp_trace cp_trace;
+#include "ring/history.h"
 
 /* What an observer of one rank needs to know. */
 typedef struct {
-    cp_trace *trace;
+    cp_history *history; /* NULL: nothing is noted */
+    double origin;       /* by the clock: when the history begins */
     int rank;
     int64_t layer;
 } cp_trace_context;
-
-/* An empty trace; its clock starts now. Fails with CP_MEMORY. */
-cp_status cp_trace_new(int ranks, cp_trace **out);
-void cp_trace_free(cp_trace *trace);
 
 /* A cp_walk_observer; context is a cp_trace_context. */
 void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
                       double start, double end);
 
 /* Note that a rank did something other than an operation, from start till
- * now. Nothing happens without a trace. */
+ * now. Nothing happens without a history. */
 void cp_trace_layers(const cp_trace_context *context, const char *what,
                      double start);
-
-/* Write all as Chrome trace JSON. Fails as cp_save does. */
-cp_status cp_trace_write(const cp_trace *trace, const char *path);
 
 #endif

@@ -188,9 +188,7 @@ cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
                          heads->count);
     if (heads->count == 3)
         *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
-    const cp_status status = cp_shape_check(shape);
-    return status == CP_OK ? CP_OK
-                           : cp_fail(status, "--heads: %s", cp_message());
+    return cp_command_about(cp_shape_check(shape), "--heads");
 }
 
 cp_status cp_command_tokens_check(const char *command,

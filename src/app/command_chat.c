@@ -21,7 +21,8 @@ typedef struct {
     /* What they come to. */
     cp_chat chat;
     char *batch_text;
-    bool prompts; /* both ends are a terminal */
+    double *seconds; /* of each call by pass-KV, then by pass-Q */
+    bool prompts;    /* both ends are a terminal */
 } chat_run;
 
 static volatile sig_atomic_t stop, interrupts;
@@ -340,19 +341,14 @@ static cp_status regret(chat_run *run) {
     static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q};
     const int64_t count = run->chat.tape.count;
     cp_tape_difference difference;
-    double *seconds;
-    CP_TRY(cp_allocate(&seconds, 2 * count, sizeof(double), "times"));
-    cp_status status = CP_OK;
-    for (int i = 0; i < 2 && status == CP_OK; i++) {
-        status = replay(run, run->ring.ranks, rings[i], seconds + i * count,
-                        &difference);
-        if (status == CP_OK)
-            status = agreement(&difference, cp_variant_name(rings[i]));
+    CP_TRY(cp_allocate(&run->seconds, 2 * count, sizeof(double), "times"));
+    for (int i = 0; i < 2; i++) {
+        CP_TRY(replay(run, run->ring.ranks, rings[i], run->seconds + i * count,
+                      &difference));
+        CP_TRY(agreement(&difference, cp_variant_name(rings[i])));
     }
-    if (status == CP_OK)
-        regret_show(&run->chat.tape, seconds, seconds + count);
-    free(seconds);
-    return status;
+    regret_show(&run->chat.tape, run->seconds, run->seconds + count);
+    return CP_OK;
 }
 
 static cp_status head_show(const chat_run *run) {
@@ -451,5 +447,6 @@ int cp_command_chat(int count, char *const *arguments) {
         cp_command_run(&usage, count, arguments, chat_check, chat_work, &run);
     cp_chat_close(&run.chat);
     free(run.batch_text);
+    free(run.seconds);
     return result;
 }

@@ -186,7 +186,7 @@ static cp_status call_simulate(simulate_run *run) {
                          run->hardware.name);
     return run->trace == NULL
                ? CP_OK
-               : cp_history_write(run->scenario.trace, 0, run->trace);
+               : cp_history_write(run->scenario.trace, run->trace);
 }
 
 /* Simulate the step of decode that follows the call. */

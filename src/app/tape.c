@@ -32,15 +32,8 @@ cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
                         cp_tape_call **call) {
     if (!tape->keeps && tape->count > 0)
         last_drop(tape);
-    if (tape->count == tape->room) {
-        const int64_t room = 2 * tape->room + 16;
-        void *calls = realloc(tape->calls, (size_t)room * sizeof(cp_tape_call));
-        if (calls == NULL)
-            return cp_fail(CP_MEMORY, "no memory for a tape of %ld calls",
-                           room);
-        tape->calls = calls;
-        tape->room = room;
-    }
+    CP_TRY(cp_grow(&tape->calls, &tape->room, tape->count + 1,
+                   sizeof(cp_tape_call), "a tape's calls"));
     *call = &tape->calls[tape->count++];
     **call = (cp_tape_call){.decode = decode};
     return cp_tape_settle(tape, call_new(tape, *call, count));
@@ -62,13 +55,9 @@ void cp_tape_free(cp_tape *tape) {
 
 cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
                            const int32_t *tokens, int64_t count) {
-    const size_t bytes = (size_t)(call->tokens + count) * sizeof(int32_t);
-    int32_t *token = realloc(call->token, bytes);
-    if (token == NULL)
-        return cp_fail(CP_MEMORY, "tape: no memory for %ld tokens",
-                       call->tokens + count);
-    memcpy(token + call->tokens, tokens, (size_t)count * sizeof(int32_t));
-    call->token = token;
+    CP_TRY(cp_grow(&call->token, &call->room, call->tokens + count,
+                   sizeof(int32_t), "a tape's tokens"));
+    memcpy(call->token + call->tokens, tokens, (size_t)count * sizeof(int32_t));
     call->tokens += count;
     call->which[call->count] = which;
     call->drawn[call->count++] = read ? 0 : CP_UNREAD;

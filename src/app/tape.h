@@ -11,7 +11,7 @@ typedef struct {
     bool decode;
     int64_t count;  /* sequences: all, or those that decode */
     int64_t *which; /* [count] prefill: lengths; decode: sequences */
-    int64_t tokens;
+    int64_t tokens, room;
     int32_t *token;     /* [tokens] */
     int32_t *drawn;     /* [count] from their logits; CP_UNREAD: not read */
     float *logits;      /* [count][vocabulary] */

@@ -69,6 +69,24 @@ cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
     return allocate(out, count, size, true, what);
 }
 
+cp_status cp_grow(void *items, int64_t *room, int64_t count, int64_t size,
+                  const char *what) {
+    const int64_t wanted = cp_max(4, cp_max(count, 2 * *room));
+    void *memory;
+    int64_t bytes;
+    if (count <= *room)
+        return CP_OK;
+    memcpy(&memory, items, sizeof(memory));
+    memory = cp_multiply(wanted, size, &bytes) ? realloc(memory, (size_t)bytes)
+                                               : NULL;
+    if (memory == NULL)
+        return cp_fail(CP_MEMORY, "%s: no memory for %ld of them", what,
+                       wanted);
+    memcpy(items, &memory, sizeof(memory));
+    *room = wanted;
+    return CP_OK;
+}
+
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);

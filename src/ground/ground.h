@@ -74,6 +74,12 @@ cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
 cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
                             const char *what);
 
+/* Make the growing list at items (a pointer to a pointer), which has *room,
+ * have room for count elements of size bytes, or for twice what it had. What
+ * is there stays. Fails with CP_MEMORY, the list untouched. */
+cp_status cp_grow(void *items, int64_t *room, int64_t count, int64_t size,
+                  const char *what);
+
 /* The middle of count >= 1 values, or the mean of the two that are; they are
  * sorted. */
 double cp_median(double *values, int64_t count);

@@ -6,12 +6,9 @@
 #include <string.h>
 
 cp_status cp_words_append(cp_words *words, const char *text) {
-    const size_t bytes = (size_t)(words->count + 1) * sizeof(char *);
-    const char **items = realloc(words->items, bytes);
-    if (items == NULL)
-        return cp_fail(CP_MEMORY, "words: no memory for %zu bytes", bytes);
-    words->items = items;
-    items[words->count++] = text;
+    CP_TRY(cp_grow(&words->items, &words->room, words->count + 1,
+                   sizeof(char *), "words"));
+    words->items[words->count++] = text;
     return CP_OK;
 }
 

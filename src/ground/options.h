@@ -27,7 +27,7 @@ typedef struct {
 
 typedef struct {
     const char **items;
-    int64_t count;
+    int64_t count, room;
 } cp_words;
 
 typedef struct {

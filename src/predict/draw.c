@@ -176,7 +176,7 @@ static cp_status print_perfetto(const drawing *d, FILE *out) {
             (cp_stretch){names[n], bar->start, bar->end, 0, 0, bar->op->hop});
     }
     if (status == CP_OK)
-        cp_history_print(history, 0, out);
+        cp_history_print(history, out);
     cp_history_free(history);
     free(names);
     return status;

@@ -18,19 +18,16 @@ static uint64_t add(uint64_t sum, int64_t number) {
 }
 
 static uint64_t add_pieces(uint64_t sum, const cp_pieces *pieces) {
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_piece piece = pieces->items[n];
-        sum = add(add(sum, piece.row), piece.span.sequence);
-        sum = add(add(sum, piece.span.start), piece.span.count);
-        sum = add(sum, piece.span.step);
-    }
-    return sum;
+    static_assert(sizeof(cp_piece) == 5 * sizeof(int64_t), "no padding");
+    return cp_hash(sum, pieces->items,
+                   pieces->count * (int64_t)sizeof(cp_piece));
 }
 
 static uint64_t plan_fingerprint(const cp_plan *plan) {
     const cp_layout *layout = plan->layout;
-    uint64_t sum = add(add(0, plan->shape.query_heads), plan->shape.kv_heads);
-    sum = add(add(sum, plan->shape.head_dim), plan->element_bytes);
+    static_assert(sizeof(cp_shape) == 3 * sizeof(int64_t), "no padding");
+    uint64_t sum = cp_hash(0, &plan->shape, sizeof(cp_shape));
+    sum = add(sum, plan->element_bytes);
     for (int s = 0; s < plan->slot_count; s++)
         sum = add(add(sum, plan->slots[s].kind), plan->slots[s].bytes);
     for (int r = 0; r < layout->ranks; r++) {

@@ -28,14 +28,6 @@ static void measure(const cp_plan *plan, cp_slot_kind kind, int64_t *rows,
             shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES;
     }
 }
-static cp_status make_room(cp_plan *plan, int64_t count) {
-    cp_slot *slots = realloc(plan->slots, (size_t)count * sizeof(cp_slot));
-    if (slots == NULL)
-        return cp_fail(CP_MEMORY, "no memory for a plan's slots");
-    plan->slots = slots;
-    return CP_OK;
-}
-
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     const int first = plan->slot_count;
     const int64_t all = (int64_t)first + count;
@@ -49,7 +41,8 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
         plan->status =
             cp_refuse("%ld slots; a plan can name %d", all, INT16_MAX);
     else
-        plan->status = make_room(plan, all);
+        plan->status = cp_grow(&plan->slots, &plan->slot_room, all,
+                               sizeof(cp_slot), "a plan's slots");
     if (plan->status != CP_OK)
         return 0;
     while (plan->slot_count < all)
@@ -61,18 +54,10 @@ static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
     if (plan->status != CP_OK)
         return;
     cp_program *program = &plan->programs[rank];
-    /* Make room for one more operation. */
-    if (program->count == program->room) {
-        const int64_t room = program->room == 0 ? 16 : 2 * program->room;
-        cp_op *ops = realloc(program->ops, (size_t)room * sizeof(cp_op));
-        if (ops == NULL) {
-            plan->status =
-                cp_fail(CP_MEMORY, "no memory for %ld operations", room);
-            return;
-        }
-        program->ops = ops;
-        program->room = room;
-    }
+    plan->status = cp_grow(&program->ops, &program->room, program->count + 1,
+                           sizeof(cp_op), "a plan's operations");
+    if (plan->status != CP_OK)
+        return;
     op.hop = (int16_t)hop;
     program->ops[program->count++] = op;
 }

@@ -193,8 +193,8 @@ void cp_exchange_append(cp_comm *comm, cp_exchange *exchange) {
     *end = exchange;
 }
 
-void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
-                            const cp_exchange *last) {
+void cp_exchange_remove(cp_comm *comm, cp_exchange *first,
+                        const cp_exchange *last) {
     cp_exchange **link = &comm->oldest;
     while (*link != first)
         link = &(*link)->newer;
@@ -204,10 +204,6 @@ void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
         *link = done->newer;
         free(done);
     }
-}
-
-void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange) {
-    cp_exchange_remove_all(comm, exchange, exchange);
 }
 
 static bool unmet(const cp_half *half) {

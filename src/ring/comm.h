@@ -135,9 +135,8 @@ void cp_comm_poke(cp_comm *comm);
 
 /* For implementations: the list of outstanding exchanges. */
 void cp_exchange_append(cp_comm *comm, cp_exchange *exchange);
-void cp_exchange_remove(cp_comm *comm, cp_exchange *exchange); /* and free */
-void cp_exchange_remove_all(cp_comm *comm, cp_exchange *first,
-                            const cp_exchange *last);
+void cp_exchange_remove(cp_comm *comm, cp_exchange *first,
+                        const cp_exchange *last); /* and free */
 
 /* The first that is not done, from first to last; or NULL. */
 const cp_exchange *cp_exchange_unmet(const cp_exchange *first,

@@ -17,27 +17,19 @@ typedef struct {
 struct cp_history {
     int ranks, queues;
     const char *const *names;
-    lane *lanes; /* [ranks][queues] */
+    lane lanes[]; /* [ranks][queues] */
 };
 
-static lane *find_lane(const cp_history *history, int rank, int queue) {
+static lane *find_lane(cp_history *history, int rank, int queue) {
     return &history->lanes[rank * history->queues + queue];
 }
 
 void cp_history_note(cp_history *history, int rank, int queue,
                      cp_stretch stretch) {
     lane *mine = find_lane(history, rank, queue);
-    if (mine->count == mine->room && mine->room < MOST_STRETCHES) {
-        const int64_t room =
-            cp_max(1024, cp_min(MOST_STRETCHES, 2 * mine->room));
-        cp_stretch *more =
-            realloc(mine->stretches, (size_t)room * sizeof(*more));
-        if (more != NULL) {
-            mine->stretches = more;
-            mine->room = room;
-        }
-    }
-    if (mine->count < mine->room)
+    if (mine->count < MOST_STRETCHES &&
+        cp_grow(&mine->stretches, &mine->room, mine->count + 1,
+                sizeof(cp_stretch), "a trace") == CP_OK)
         mine->stretches[mine->count++] = stretch;
     else
         mine->lost++;
@@ -47,8 +39,7 @@ void cp_history_lose(cp_history *history, int rank, int queue) {
     find_lane(history, rank, queue)->lost++;
 }
 
-static void print_lane(FILE *file, const cp_history *history, int number,
-                       double origin) {
+static void print_lane(FILE *file, const cp_history *history, int number) {
     const lane *mine = &history->lanes[number];
     const char *name =
         history->names != NULL ? history->names[number % history->queues] : "";
@@ -63,25 +54,24 @@ static void print_lane(FILE *file, const cp_history *history, int number,
                 ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
                 "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%ld,\"hop\":%d,"
                 "\"bytes\":%ld}}",
-                s->name, number, 1e6 * (s->start - origin),
-                1e6 * (s->end - s->start), s->layer, s->hop, s->bytes);
+                s->name, number, 1e6 * s->start, 1e6 * (s->end - s->start),
+                s->layer, s->hop, s->bytes);
     }
 }
 
-void cp_history_print(const cp_history *history, double origin, FILE *out) {
+void cp_history_print(const cp_history *history, FILE *out) {
     fprintf(out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int n = 0; n < history->ranks * history->queues; n++)
-        print_lane(out, history, n, origin);
+        print_lane(out, history, n);
     fprintf(out, "\n]}\n");
 }
 
-cp_status cp_history_write(const cp_history *history, double origin,
-                           const char *path) {
+cp_status cp_history_write(const cp_history *history, const char *path) {
     char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);
     if (file != NULL)
-        cp_history_print(history, origin, file);
+        cp_history_print(history, file);
     if (file == NULL || fclose(file) != 0) {
         free(text);
         return cp_fail(CP_MEMORY, "%s: no memory for a trace", path);
@@ -93,17 +83,11 @@ cp_status cp_history_write(const cp_history *history, double origin,
 
 cp_status cp_history_new(int ranks, int queues, const char *const *names,
                          cp_history **out) {
-    cp_history *history;
-    *out = NULL;
-    CP_TRY(cp_allocate(&history, 1, sizeof(*history), "a trace"));
-    *history = (cp_history){ranks, queues, names, NULL};
-    const cp_status status = cp_allocate(
-        &history->lanes, (int64_t)ranks * queues, sizeof(lane), "a trace");
-    if (status == CP_OK)
-        *out = history;
-    else
-        free(history);
-    return status;
+    const int64_t lanes = (int64_t)ranks * queues;
+    const int64_t bytes = lanes * (int64_t)sizeof(lane);
+    CP_TRY(cp_allocate(out, 1, (int64_t)sizeof(cp_history) + bytes, "a trace"));
+    **out = (cp_history){ranks, queues, names};
+    return CP_OK;
 }
 
 void cp_history_free(cp_history *history) {
@@ -111,6 +95,5 @@ void cp_history_free(cp_history *history) {
         return;
     for (int n = 0; n < history->ranks * history->queues; n++)
         free(history->lanes[n].stretches);
-    free(history->lanes);
     free(history);
 }

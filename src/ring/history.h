@@ -11,7 +11,7 @@
 /* Something that took its time. */
 typedef struct {
     const char *name;  /* must live as long as the history */
-    double start, end; /* seconds, by whatever clock */
+    double start, end; /* seconds since the history began */
     int64_t layer, bytes;
     int hop;
 } cp_stretch;
@@ -32,10 +32,9 @@ void cp_history_note(cp_history *history, int rank, int queue,
 /* One more that could not be noted. */
 void cp_history_lose(cp_history *history, int rank, int queue);
 
-/* Print all as Chrome trace JSON, times from origin on; or write it to a file,
- * which fails as cp_save. */
-void cp_history_print(const cp_history *history, double origin, FILE *out);
-cp_status cp_history_write(const cp_history *history, double origin,
-                           const char *path);
+/* Print all as Chrome trace JSON; or write it to a file, which fails as
+ * cp_save. */
+void cp_history_print(const cp_history *history, FILE *out);
+cp_status cp_history_write(const cp_history *history, const char *path);
 
 #endif

@@ -84,6 +84,7 @@ typedef struct {
     const cp_layout *layout; /* borrowed: must outlive the plan */
     cp_slot *slots;
     int slot_count;
+    int64_t slot_room;
     int cache, fresh, queries; /* slots that are full when the walk starts */
     int result;                /* a partial: the answer when it ends */
     int spare;                 /* buffers for blocks that arrive */

@@ -110,17 +110,8 @@ static int64_t joining_step(cp_piece a, cp_piece b) {
 }
 
 cp_status cp_pieces_reserve(cp_pieces *pieces, int64_t room) {
-    cp_piece *items;
-    if (room <= pieces->room)
-        return CP_OK;
-    room = cp_max(room, cp_max(4, 2 * pieces->room));
-    CP_TRY(cp_allocate(&items, room, sizeof(*items), "a list of pieces"));
-    if (pieces->count > 0)
-        memcpy(items, pieces->items, (size_t)pieces->count * sizeof(*items));
-    free(pieces->items);
-    pieces->items = items;
-    pieces->room = room;
-    return CP_OK;
+    return cp_grow(&pieces->items, &pieces->room, room, sizeof(cp_piece),
+                   "a list of pieces");
 }
 
 cp_status cp_pieces_append(cp_pieces *pieces, cp_piece piece) {
