@@ -418,11 +418,13 @@ LOOP(test_trace, 0, 3) {
                                         .trace = true};
     cp_session *session = open_with(&options);
     int64_t sent = 0;
-    cp_turn_report reports[2];
-    must(cp_session_prefill(session, &(int64_t){40}, text, &reports[0]));
-    must(cp_session_decode(session, 1, &(int64_t){0}, text, &reports[1]));
+    cp_turn_report report; /* the next call takes what it points to */
+    must(cp_session_prefill(session, &(int64_t){40}, text, &report));
     for (int rank = 0; rank < 3; rank++)
-        sent += reports[0].bytes[rank] + reports[1].bytes[rank];
+        sent += report.bytes[rank];
+    must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
+    for (int rank = 0; rank < 3; rank++)
+        sent += report.bytes[rank];
     /* Read the trace and compare. */
     char path[] = "/tmp/long-ring-trace-XXXXXX";
     close(mkstemp(path));
