@@ -128,7 +128,7 @@ static inline cp_status copy_on(cudaStream_t stream, void *to, const void *from,
                                 int64_t bytes, const char *what) {
     return cp_cuda(
         cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, stream),
-        what);
+        "%s", what);
 }
 
 /* A rank's new tokens: memory of the host for them, what they are in this
