@@ -12,7 +12,7 @@
  * so the program sets them and begins anew. What it starts does not see them. */
 static void spin_less(char **arguments) {
     static const char policy[] = "OMP_WAIT_POLICY", turns[] = "GOMP_SPINCOUNT";
-    static const char enough[] = "1000";
+    static const char enough[] = "5000";
     const char *now = getenv(turns);
     if (now == NULL && getenv(policy) == NULL &&
         setenv(policy, "active", 1) == 0 && setenv(turns, enough, 1) == 0) {
