@@ -69,7 +69,7 @@ static cp_status set_bars(drawing *d) {
                                   .context = d,
                                   .layers = 1,
                                   .hidden = 1};
-    cp_hours *hours;
+    cp_hours hours;
     int64_t operations = 0;
     for (int k = 0; k < layout->ranks; k++)
         operations += plan->programs[k].count;
@@ -77,10 +77,7 @@ static cp_status set_bars(drawing *d) {
               (double)(layout->cached_tokens + layout->new_tokens);
     d->byte = 0.25 / (2 * keys * (double)plan->element_bytes);
     CP_TRY(cp_allocate(&d->bars, operations, sizeof(cp_bar), "bars"));
-    CP_TRY(cp_allocate(&hours, layout->ranks, sizeof(cp_hours), "clocks"));
-    const cp_status status = cp_timeline_run(&timeline, hours);
-    free(hours);
-    return status;
+    return cp_timeline_run(&timeline, &hours);
 }
 
 enum { COLUMNS = 62 };

@@ -32,10 +32,11 @@ static int64_t pop(queue *queue) {
 }
 
 typedef struct worker {
-    const cp_task *task; /* NULL: the next is due */
-    double now, start;   /* its time, and when its task began */
-    double end;          /* of work on shared cores: what given will be */
-    struct worker *next; /* that is ready too, or waits at the same gate */
+    const cp_task *task;   /* NULL: the next is due */
+    double now, start;     /* its time, and when its task began */
+    double end;            /* of work on shared cores: what given will be */
+    double posted, opened; /* the last gate that it went through */
+    struct worker *next;   /* that is ready too, or waits at the same gate */
 } worker;
 
 typedef struct {
@@ -74,7 +75,6 @@ static void open(sharing *s, gate *gate) {
 }
 
 static void post(sharing *s, const worker *worker, int n) {
-    const cp_share *share = s->share;
     const cp_task *task = worker->task;
     gate *gate = &s->gates[task->gates[n]];
     if (gate->posts++ == 0) {
@@ -87,8 +87,6 @@ static void post(sharing *s, const worker *worker, int n) {
     if (gate->posts < task->parties)
         return;
     gate->posts = 0;
-    share->opens(share->context, (int)(worker - s->workers), n, gate->posted,
-                 opening(gate));
     if (s->shared && opening(gate) > s->now)
         push(&s->opening, opening(gate), task->gates[n]);
     else
@@ -106,7 +104,9 @@ static bool await(sharing *s, worker *worker) {
             gate->waiting = worker;
             return false;
         }
-        worker->now = fmax(worker->now, opening(gate));
+        worker->posted = gate->posted;
+        worker->opened = opening(gate);
+        worker->now = fmax(worker->now, worker->opened);
     }
     return true;
 }
@@ -145,7 +145,8 @@ static void go_on(sharing *s, worker *worker) {
         }
         if (!ended(s, worker))
             return;
-        share->done(share->context, rank, worker->start, worker->now);
+        share->done(share->context, rank, worker->start, worker->now,
+                    worker->posted, worker->opened);
         worker->task = NULL;
     }
 }
@@ -193,11 +194,10 @@ static cp_status run(sharing *s) {
             continue;
         if (task->kind == CP_TASK_WORK)
             return cp_fail(CP_BROKEN, "rank %d has work without end", rank);
-        const int64_t *gates = task->gates;
+        const int *gates = task->gates;
         const bool first = gates[0] != CP_NO_GATE && s->gates[gates[0]].shut;
-        return cp_fail(CP_BROKEN,
-                       "rank %d waits at gate %ld, which never opens", rank,
-                       gates[first ? 0 : 1]);
+        return cp_fail(CP_BROKEN, "rank %d waits at gate %d, which never opens",
+                       rank, gates[first ? 0 : 1]);
     }
     return CP_OK;
 }

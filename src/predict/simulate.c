@@ -47,24 +47,16 @@ static void note(void *context, const cp_bar *bar) {
 }
 
 static void sum_up(const simulation *s, const cp_hours *hours) {
-    const cp_pace *pace = &s->pace;
     cp_forecast *forecast = s->forecast;
-    double *const means[CP_SPENT_KINDS] = {
-        [CP_SPENT_ATTENDING] = &forecast->attending,
-        [CP_SPENT_EXPOSED] = &forecast->exposed,
-        [CP_SPENT_EXCHANGING] = &forecast->exchanging,
-        [CP_SPENT_RING] = &forecast->ring,
-        [CP_SPENT_LINEAR] = &forecast->linear,
-        [CP_SPENT_REDUCING] = &forecast->reducing,
-        [CP_SPENT_BUSY] = &forecast->busy,
-    };
-    const double all = (double)pace->model->layers * pace->ranks;
-    for (int k = 0; k < pace->ranks; k++) {
-        forecast->seconds = fmax(forecast->seconds, hours[k].now);
-        for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
-            *means[kind] += hours[k].spent[kind] / all;
-    }
-    forecast->busy *= (double)pace->model->layers / forecast->seconds;
+    forecast->seconds = hours->now;
+    forecast->ring = hours->spent[CP_SPENT_RING];
+    forecast->attending = hours->spent[CP_SPENT_ATTENDING];
+    forecast->exchanging = hours->spent[CP_SPENT_EXCHANGING];
+    forecast->exposed = hours->spent[CP_SPENT_EXPOSED];
+    forecast->reducing = hours->spent[CP_SPENT_REDUCING];
+    forecast->linear = hours->spent[CP_SPENT_LINEAR];
+    forecast->busy = hours->spent[CP_SPENT_BUSY] *
+                     ((double)s->pace.model->layers / hours->now);
 }
 
 static void count_bytes(const simulation *s) {
@@ -122,17 +114,14 @@ static cp_status simulate_plan(simulation *s) {
         .seed = scenario->seed,
         .cores = (double)hardware->cores,
     };
-    cp_hours *hours;
-    CP_TRY(cp_allocate(&hours, pace->ranks, sizeof(cp_hours), "clocks"));
-    const cp_status status = cp_timeline_run(&timeline, hours);
-    if (status == CP_OK)
-        sum_up(s, hours);
-    free(hours);
+    cp_hours hours;
+    CP_TRY(cp_timeline_run(&timeline, &hours));
+    sum_up(s, &hours);
     if (scenario->kept)
         s->forecast->seconds += hardware->call;
     count_bytes(s);
     count_work(s);
-    return status;
+    return CP_OK;
 }
 
 enum { MOST_TOKENS = INT32_MAX };
