@@ -66,11 +66,11 @@ static cp_status simulate_check(void *context) {
     CP_TRY(cp_command_tokens_sum("cached", &run->tokens.cached, most, &sum));
     run->cached = sum * run->batch - run->fresh;
     CP_TRY(cp_command_ranks(&run->ranks, 1));
-    cp_pace pace = {.hardware = &run->hardware,
-                    .model = &run->facts,
-                    .ranks = (int)run->ranks,
-                    .tensor = scenario->tensor};
-    return cp_pace_new(&pace);
+    cp_pace pace;
+    scenario->hardware = &run->hardware;
+    scenario->model = &run->facts;
+    scenario->ranks = (int)run->ranks;
+    return cp_pace_new(scenario, &pace);
 }
 
 /* The counts again and again, so many times. */
@@ -94,9 +94,6 @@ static cp_status scenario_fill(simulate_run *run) {
         cp_machine_of(&run->hardware, run->facts.cache_bytes, false);
     CP_TRY(counts_repeat(fresh, run->batch));
     CP_TRY(counts_repeat(cached, run->batch));
-    scenario->hardware = &run->hardware;
-    scenario->model = &run->facts;
-    scenario->ranks = (int)run->ranks;
     scenario->sequences = fresh->count;
     scenario->new_tokens = fresh->items;
     scenario->cached_tokens = cached->items;

@@ -41,8 +41,8 @@ static void note(void *context, const cp_bar *bar) {
     if (op != NULL)
         stretch.hop = op->hop;
     if (message)
-        stretch.bytes = s->plan->slots[op->in.slot].bytes *
-                        (cp_op_is_collective(op) ? s->pace.ranks - 1 : 1);
+        stretch.bytes =
+            s->plan->slots[op->in.slot].bytes * cp_op_messages(s->plan, op);
     cp_history_note(s->scenario->trace, bar->rank, message, stretch);
 }
 
@@ -56,17 +56,18 @@ static void sum_up(const simulation *s, const cp_hours *hours) {
     forecast->reducing = hours->spent[CP_SPENT_REDUCING];
     forecast->linear = hours->spent[CP_SPENT_LINEAR];
     forecast->busy = hours->spent[CP_SPENT_BUSY] *
-                     ((double)s->pace.model->layers / hours->now);
+                     ((double)s->scenario->model->layers / hours->now);
 }
 
 static void count_bytes(const simulation *s) {
     const cp_pace *pace = &s->pace;
     const cp_plan *plan = s->plan;
+    const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
-    const double layers = (double)pace->model->layers;
+    const double layers = (double)model->layers;
     const double bytes = (double)plan->element_bytes;
     int64_t most = 0;
-    for (int k = 0; k < pace->ranks; k++)
+    for (int k = 0; k < s->scenario->ranks; k++)
         most = cp_max(most, s->layout->cache[k].tokens);
     forecast->weights = cp_pace_weights(pace);
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
@@ -74,13 +75,12 @@ static void count_bytes(const simulation *s) {
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
     forecast->buffers += (double)s->layout->queries[0].rows * 2 *
-                         ((double)pace->model->width + pace->inner) * bytes;
+                         ((double)model->width + pace->inner) * bytes;
 }
 
 static void count_work(const simulation *s) {
-    const cp_pace *pace = &s->pace;
     const cp_layout *layout = s->layout;
-    const cp_model_sizes *model = pace->model;
+    const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
     double pairs = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
@@ -91,7 +91,7 @@ static void count_work(const simulation *s) {
         2 * (double)model->parameters * (double)layout->new_tokens +
         4 * (double)(model->query_heads * model->head_dim) * pairs *
             (double)model->layers;
-    forecast->gpus = pace->ranks * pace->tensor;
+    forecast->gpus = s->scenario->ranks * s->scenario->tensor;
     forecast->flops_per_second =
         forecast->flops / forecast->seconds / (double)forecast->gpus;
 }
@@ -99,14 +99,14 @@ static void count_work(const simulation *s) {
 static cp_status simulate_plan(simulation *s) {
     const cp_scenario *scenario = s->scenario;
     const cp_pace *pace = &s->pace;
-    const cp_hardware *hardware = pace->hardware;
-    const bool rings = !pace->decode && pace->ranks > 1;
+    const cp_hardware *hardware = scenario->hardware;
+    const bool rings = !pace->decode && scenario->ranks > 1;
     const cp_timeline timeline = {
         .plan = s->plan,
         .seconds = seconds_of,
         .bar = scenario->trace != NULL ? note : NULL,
         .context = s,
-        .layers = pace->model->layers,
+        .layers = scenario->model->layers,
         .around = cp_pace_around(pace, s->layout->queries[0].rows),
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
@@ -157,7 +157,7 @@ static cp_status lay_out(simulation *s) {
 static cp_status simulate(simulation *s) {
     const cp_scenario *scenario = s->scenario;
     const cp_plan_options options = {scenario->model->cache_bytes, 1};
-    CP_TRY(cp_pace_new(&s->pace));
+    CP_TRY(cp_pace_new(scenario, &s->pace));
     CP_TRY(lay_out(s));
     CP_TRY(cp_plan_build(scenario->variant, s->layout, &s->pace.shape, &options,
                          &s->plan));
@@ -165,16 +165,7 @@ static cp_status simulate(simulation *s) {
 }
 
 cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
-    const int64_t partial = scenario->partial_bytes;
-    simulation s = {
-        .scenario = scenario,
-        .forecast = forecast,
-        .pace = {.hardware = scenario->hardware,
-                 .model = scenario->model,
-                 .ranks = scenario->ranks,
-                 .tensor = scenario->tensor,
-                 .partial_bytes = partial != 0 ? partial : CP_PARTIAL_BYTES,
-                 .decode = scenario->variant == CP_DECODE}};
+    simulation s = {.scenario = scenario, .forecast = forecast};
     *forecast = (cp_forecast){.variant = scenario->variant};
     const cp_status status = simulate(&s);
     cp_plan_free(s.plan);

@@ -5,22 +5,7 @@
 #define CP_SIMULATE_H
 
 #include "ring/choose.h"
-#include "ring/history.h"
 #include "predict/pace.h"
-
-typedef struct {
-    const cp_hardware *hardware;
-    const cp_model_sizes *model;
-    int ranks;
-    int64_t tensor; /* GPUs of a rank */
-    int64_t sequences;
-    const int64_t *new_tokens, *cached_tokens; /* [sequences] */
-    cp_variant variant;                        /* CP_DECODE: one step */
-    int64_t partial_bytes; /* of a travelling partial's numbers; 0: 4 */
-    bool kept;             /* charge what a call over a kept cache costs */
-    uint64_t seed;         /* of the jitter */
-    cp_history *trace;     /* of so many ranks and two queues, or NULL */
-} cp_scenario;
 
 typedef struct {
     cp_variant variant;
