@@ -85,15 +85,12 @@ extern const cp_built_in cp_built_ins[];
 /* The text of that name; NULL if there is none. */
 const char *cp_built_in_text(const char *name);
 
-/* Fill in values that are all zero from a description: name is that of a
- * built-in one ("gtt"), or the path of a file. Fails with CP_INVALID, or
- * CP_FILE, and one line that names file, line and field: a line that is
- * malformed, a field that is unknown, given twice, in another unit or out of
- * range, or one that must be given and is not. */
-cp_status cp_description_read(const cp_description *description,
-                              const char *name);
-
-/* The same from a text; label is what messages call it. */
+/* Fill in values that are all zero from a text, which messages call label; NULL:
+ * the text of a built-in description of that name ("gtt"), or of the file at
+ * that path. Fails with CP_INVALID, or CP_FILE, and one line that names file,
+ * line and field: a line that is malformed, a field that is unknown, given
+ * twice, in another unit or out of range, or one that must be given and is
+ * not. */
 cp_status cp_description_parse(const cp_description *description,
                                const char *label, const char *text);
 

@@ -91,7 +91,7 @@ typedef struct {
 } cp_hardware;
 
 /* The machine of that name (gtt, gti, h200, laptop), or of the file at that
- * path. Fails as cp_description_read does. */
+ * path. Fails as cp_description_parse does. */
 cp_status cp_hardware_read(const char *name, cp_hardware *hardware);
 
 /* The same from a text that messages call label. */
@@ -140,7 +140,7 @@ typedef struct {
 } cp_model_sizes;
 
 /* The model of that name (llama3-405b, llama3-70b, llama3-8b, smollm2-135m),
- * or of the file at that path. Fails as cp_description_read does, and with
+ * or of the file at that path. Fails as cp_description_parse does, and with
  * CP_INVALID if the heads make no shape (cp_shape_check). */
 cp_status cp_model_sizes_read(const char *name, cp_model_sizes *facts);
 cp_status cp_model_sizes_parse(const char *label, const char *text,
