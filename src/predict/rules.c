@@ -234,10 +234,9 @@ cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
 cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
                         int64_t context, int64_t *least) {
     int64_t low = 1, high = context + 1; /* the answer is within */
-    bool first = true;
-    while (low < high) {
-        /* A full prefill first: nothing shorter matters if it passes Q. */
-        const int64_t fresh = first ? context : low + (high - low) / 2;
+    /* A full prefill first: nothing shorter matters if it passes Q. */
+    int64_t fresh = context;
+    for (; low < high; fresh = low + (high - low) / 2) {
         const int64_t cached = context - fresh;
         cp_load load;
         cp_verdict verdict;
@@ -247,7 +246,6 @@ cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
             high = fresh;
         else
             low = fresh + 1;
-        first = false;
     }
     *least = low;
     return CP_OK;
