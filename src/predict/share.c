@@ -174,10 +174,10 @@ static cp_status sharing_new(sharing *s) {
     CP_TRY(cp_allocate(&s->gates, share->gates, sizeof(gate), "gates"));
     for (int rank = share->ranks - 1; rank >= 0; rank--)
         make_ready(s, &s->workers[rank]);
-    CP_TRY(cp_allocate(&s->working.entries, share->ranks, sizeof(entry),
-                       "ranks at work"));
-    return cp_allocate(&s->opening.entries, share->gates, sizeof(entry),
-                       "gates that open");
+    CP_TRY(cp_allocate(&s->working.entries, share->ranks + share->gates,
+                       sizeof(entry), "what ends and opens"));
+    s->opening.entries = s->working.entries + share->ranks;
+    return CP_OK;
 }
 
 static cp_status run(sharing *s) {
@@ -210,6 +210,5 @@ cp_status cp_share_run(const cp_share *share) {
     free(s.workers);
     free(s.gates);
     free(s.working.entries);
-    free(s.opening.entries);
     return status;
 }

@@ -91,9 +91,9 @@ static void count_work(const simulation *s) {
         2 * (double)model->parameters * (double)layout->new_tokens +
         4 * (double)(model->query_heads * model->head_dim) * pairs *
             (double)model->layers;
-    forecast->gpus = s->scenario->ranks * s->scenario->tensor;
     forecast->flops_per_second =
-        forecast->flops / forecast->seconds / (double)forecast->gpus;
+        forecast->flops / forecast->seconds /
+        (double)(s->scenario->ranks * s->scenario->tensor);
 }
 
 static cp_status simulate_plan(simulation *s) {
@@ -166,7 +166,7 @@ static cp_status simulate(simulation *s) {
 
 cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
     simulation s = {.scenario = scenario, .forecast = forecast};
-    *forecast = (cp_forecast){.variant = scenario->variant};
+    *forecast = (cp_forecast){0};
     const cp_status status = simulate(&s);
     cp_plan_free(s.plan);
     cp_layout_free(s.layout);

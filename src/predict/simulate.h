@@ -8,7 +8,6 @@
 #include "predict/pace.h"
 
 typedef struct {
-    cp_variant variant;
     double seconds; /* TTFT; of a decode step, TTIT */
     double ring;    /* of one layer's attention, in the mean */
     double attend, exchange, all_to_all; /* the longest; or the all-gather;
@@ -18,7 +17,6 @@ typedef struct {
     double busy;                    /* share of the time that computes */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
-    int64_t gpus;
 } cp_forecast;
 
 /* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names

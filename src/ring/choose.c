@@ -136,14 +136,3 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
         explain(choice, machine, &load, &hiding, &sizes, hidden);
     return CP_OK;
 }
-
-cp_status cp_choose_by(const cp_chooser *chooser, const cp_machine *machine,
-                       const cp_shape *shape, int ranks, int64_t sequences,
-                       const int64_t *new_tokens, const int64_t *cached_tokens,
-                       cp_choice *choice) {
-    if (chooser->decide == NULL)
-        return cp_choose(machine, shape, ranks, sequences, new_tokens,
-                         cached_tokens, choice);
-    return chooser->decide(chooser->knows, shape, machine->element_bytes, ranks,
-                           sequences, new_tokens, cached_tokens, choice);
-}
