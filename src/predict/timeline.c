@@ -198,8 +198,8 @@ static void done(void *context, int rank, double start, double end,
     const cp_task *task = &part->task;
     cp_hours *hours = &turn->hours;
     hours->now = end;
-    for (unsigned left = part->spent; left != 0; left &= left - 1)
-        hours->spent[__builtin_ctz(left)] += end - start;
+    for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
+        hours->spent[kind] += part->spent & 1u << kind ? end - start : 0;
     if (task->kind == CP_TASK_WORK)
         show(s, rank, start, end);
     if (task->kind == CP_TASK_AWAIT && task->gates[1] != CP_NO_GATE) {
