@@ -16,10 +16,8 @@ typedef struct {
     double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
 } cp_setting;
 
-/* What Algorithm 1 may know of a description, and what all rules may: with the
- * speeds of the data sheet, or with those that were reached. */
-cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes,
-                         bool peak);
+/* What rules may know of a description: with the speeds of the data sheet, or
+ * with those that were reached. */
 cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
                          int64_t element_bytes, int ranks, bool peak);
 

@@ -199,8 +199,9 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
     scenario.variant = CP_PASS_Q;
     CP_TRY(cp_simulate(&scenario, &q));
     if (fmax(kv.seconds, q.seconds) < 1.1 * fmin(kv.seconds, q.seconds)) {
-        const cp_machine machine = cp_machine_of(&steady, element_bytes, false);
-        return cp_choose(&machine, shape, ranks, sequences, new_tokens,
+        const cp_setting reached =
+            cp_setting_of(&steady, shape, element_bytes, ranks, false);
+        return cp_choose(&reached.machine, shape, ranks, sequences, new_tokens,
                          cached_tokens, choice);
     }
     choice->variant = q.seconds < kv.seconds ? CP_PASS_Q : CP_PASS_KV;

@@ -4,21 +4,14 @@
 
 #include <stdio.h>
 
-const cp_machine cp_machine_threads = {
-    .name = "threads",
-    .flops = 40000000000,
-    .bytes_per_second = 13000000000,
-    .element_bytes = 4,
-    .shares_cores = true,
-};
+#define OF_CORES                                                               \
+    .flops = 40000000000, .bytes_per_second = 13000000000, .element_bytes = 4, \
+    .shares_cores = true
+
+const cp_machine cp_machine_threads = {.name = "threads", OF_CORES};
 
 const cp_machine cp_machine_processes = {
-    .name = "processes that nobody has calibrated",
-    .flops = 40000000000,
-    .bytes_per_second = 13000000000,
-    .element_bytes = 4,
-    .shares_cores = true,
-};
+    .name = "processes that nobody has calibrated", OF_CORES};
 
 cp_status cp_machine_check(const cp_machine *machine) {
     const int64_t bytes = machine->element_bytes;
