@@ -29,13 +29,6 @@ typedef struct {
     const char *about;     /* what it is, in a line of a file that is written */
 } cp_field;
 
-/* One list of fields, FIELD(type, name, kind, unit, otherwise, about) for each,
- * makes the members of a struct, their number, and the table of them. */
-#define CP_FIELD_MEMBER(type, name, ...) type name;
-#define CP_FIELD_ONE(...) +1
-#define CP_FIELD_ROW(of, type, name, kind, ...)                                \
-    {#name, CP_FIELD_##kind, offsetof(of, name), __VA_ARGS__},
-
 enum { CP_CURVE_POINTS = 24 };
 
 typedef struct {
@@ -50,6 +43,19 @@ typedef struct {
     double row[CP_SURFACE_ROWS]; /* ascending */
     cp_curve along[CP_SURFACE_ROWS];
 } cp_surface;
+
+typedef int64_t cp_field_COUNT;
+typedef double cp_field_POSITIVE, cp_field_TIME, cp_field_FRACTION,
+    cp_field_SHARE;
+typedef cp_curve cp_field_CURVE;
+typedef cp_surface cp_field_SURFACE;
+
+/* One list of fields, FIELD(name, kind, unit, otherwise, about) for each, makes
+ * the members of a struct, their number, and the table of them. */
+#define CP_FIELD_MEMBER(name, kind, ...) cp_field_##kind name;
+#define CP_FIELD_ONE(...) +1
+#define CP_FIELD_ROW(of, name, kind, ...)                                      \
+    {#name, CP_FIELD_##kind, offsetof(of, name), __VA_ARGS__},
 
 typedef enum {
     CP_SOURCE_NONE,
