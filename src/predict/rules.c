@@ -194,8 +194,17 @@ const cp_rule cp_rules[CP_RULES] = {
     {"Appendix D", CP_RULE_EMPIRICAL, false, {-1.059, 1.145, 12.112}},
 };
 
-static cp_status ask(const cp_rule *rule, const cp_setting *setting,
-                     const cp_load *load, cp_verdict *verdict) {
+cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
+                      const cp_load *load, cp_verdict *verdict) {
+    *verdict = (cp_verdict){.variant = CP_PASS_KV};
+    if (setting->ranks < 1)
+        return cp_refuse("%d ranks: at least 1", setting->ranks);
+    CP_TRY(cp_machine_check(&setting->machine));
+    CP_TRY(cp_shape_check(&setting->shape));
+    if (setting->ranks == 1) {
+        append(verdict, "one rank: nothing to send");
+        return CP_OK;
+    }
     if (rule->kind == CP_RULE_SECONDS)
         return ask_seconds(rule, setting, load, verdict);
     if (rule->kind == CP_RULE_EMPIRICAL)
@@ -208,21 +217,6 @@ static cp_status ask(const cp_rule *rule, const cp_setting *setting,
         return CP_OK;
     return ask_equation(rule->kind == CP_RULE_HIDDEN ? 1 : 5, rule, setting,
                         load, verdict);
-}
-
-cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
-                      const cp_load *load, cp_verdict *verdict) {
-    cp_verdict answer = {.variant = CP_PASS_KV};
-    if (setting->ranks < 1)
-        return cp_refuse("%d ranks: at least 1", setting->ranks);
-    CP_TRY(cp_machine_check(&setting->machine));
-    CP_TRY(cp_shape_check(&setting->shape));
-    if (setting->ranks == 1)
-        append(&answer, "one rank: nothing to send");
-    else
-        CP_TRY(ask(rule, setting, load, &answer));
-    *verdict = answer;
-    return CP_OK;
 }
 
 cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,

@@ -71,8 +71,7 @@ cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
 
 /* What a rule says of a call. One rank sends nothing: pass-KV. Fails with
  * CP_INVALID if ranks, machine or shape are out of range, if a product does not
- * fit 128 bits, or if an empirical rule is asked about a batch; the verdict is
- * then untouched. */
+ * fit 128 bits, or if an empirical rule is asked about a batch. */
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
                       const cp_load *load, cp_verdict *verdict);
 

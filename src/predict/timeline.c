@@ -29,7 +29,6 @@ typedef struct {
     int64_t layer, next; /* next: 0 before the plan, then its operations */
     part parts[4];       /* of what was last begun */
     int count, at;
-    bool headed;                 /* with the head */
     cp_hours hours, first, last; /* now; when these layers were over */
 } turn;
 
@@ -152,15 +151,12 @@ static bool refill(const clocks *s, int rank) {
         turn->next = 0;
         turn->layer++;
     }
-    if (turn->layer == s->layers) {
-        if (turn->headed)
-            return false;
-        turn->headed = true;
-        add_work(s, rank, "head", NULL, line->around.head, SPENT(BUSY));
-        return true;
-    }
     const int64_t next = turn->next++;
-    if (next == 0)
+    if (turn->layer == s->layers && next > 0)
+        return false;
+    if (turn->layer == s->layers)
+        add_work(s, rank, "head", NULL, line->around.head, SPENT(BUSY));
+    else if (next == 0)
         add_work(s, rank, "project", NULL, line->around.before, linear);
     else if (next <= program->count)
         add_operation(s, rank, &program->ops[next - 1]);
