@@ -56,6 +56,11 @@ typedef struct {
     double now, given;      /* the time; work of each who has always worked */
 } sharing;
 
+/* Of two times, without the call that fmax is. */
+static double later(double a, double b) {
+    return a > b ? a : b;
+}
+
 static double opening(const gate *gate) {
     return gate->posted + gate->seconds;
 }
@@ -81,9 +86,9 @@ static void post(sharing *s, const worker *worker, int n) {
         gate->shut = true;
         gate->posted = gate->seconds = 0;
     }
-    gate->posted = fmax(gate->posted, worker->now);
+    gate->posted = later(gate->posted, worker->now);
     if (n == 0)
-        gate->seconds = fmax(gate->seconds, task->seconds);
+        gate->seconds = later(gate->seconds, task->seconds);
     if (gate->posts < task->parties)
         return;
     gate->posts = 0;
@@ -106,7 +111,7 @@ static bool await(sharing *s, worker *worker) {
         }
         worker->posted = gate->posted;
         worker->opened = opening(gate);
-        worker->now = fmax(worker->now, worker->opened);
+        worker->now = later(worker->now, worker->opened);
     }
     return true;
 }

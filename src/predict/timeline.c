@@ -64,7 +64,8 @@ static double jittered(const clocks *s, int rank, const cp_op *op,
         return seconds;
     const int64_t n =
         s->turns[rank].layer * s->draws + cost_of(s, rank, op)->draw;
-    return fmax(0, seconds + line->jitter * deviate(line->seed, (uint64_t)n));
+    seconds += line->jitter * deviate(line->seed, (uint64_t)n);
+    return seconds > 0 ? seconds : 0;
 }
 
 #define SPENT(kind) (1u << CP_SPENT_##kind)
@@ -194,8 +195,8 @@ static void done(void *context, int rank, double start, double end,
     const cp_task *task = &part->task;
     cp_hours *hours = &turn->hours;
     hours->now = end;
-    for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
-        hours->spent[kind] += part->spent & 1u << kind ? end - start : 0;
+    for (unsigned left = part->spent; left != 0; left &= left - 1)
+        hours->spent[__builtin_ctz(left)] += end - start;
     if (task->kind == CP_TASK_WORK)
         show(s, rank, start, end);
     if (task->kind == CP_TASK_AWAIT && task->gates[1] != CP_NO_GATE) {
