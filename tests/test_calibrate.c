@@ -34,7 +34,7 @@ static double message_truth(const cp_subject *it) {
 
 static double seconds_truth(const cp_subject *it) {
     if (it->kind == CP_TIME_PEAK)
-        return 1e9 / (8e9 * truth.speed);
+        return 8.0 * WIDTH * WIDTH * (double)it->rows / (8e9 * truth.speed);
     if (it->kind == CP_TIME_ATTEND)
         return attend_truth(it);
     if (it->kind == CP_TIME_LINEAR)
