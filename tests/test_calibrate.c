@@ -58,8 +58,20 @@ static cp_status time_nothing(void *context, const cp_subject *it,
     return CP_OK;
 }
 
-static int64_t rows[] = {1, 16, 64}, keys[] = {32, 128, 512},
-               bytes[] = {64, 4096, 65536};
+static int64_t rows[] = {1, 16, 256}, keys[] = {32, 128, 512},
+               bytes[] = {64, 4096, 262144};
+
+static cp_calibration asked(cp_shape shape, int ranks, int64_t cores,
+                            int64_t rounds, cp_hardware *hardware) {
+    return (cp_calibration){.shape = shape,
+                            .ranks = ranks,
+                            .cores = cores,
+                            .rounds = rounds,
+                            .rows = {rows, 3},
+                            .keys = {keys, 3},
+                            .bytes = {bytes, 3},
+                            .hardware = hardware};
+}
 
 static void count_round(void *context) {
     ++*(int *)context;
@@ -68,16 +80,10 @@ static void count_round(void *context) {
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     const cp_place place = {NULL, NULL, CP_NOBODY, local, NULL};
     int rounds = 0;
-    const cp_calibration wanted = {.shape = {4, 2, 16},
-                                   .ranks = ranks,
-                                   .cores = cores,
-                                   .rounds = 3,
-                                   .rows = {rows, 3},
-                                   .keys = {keys, 3},
-                                   .bytes = {bytes, 3},
-                                   .hardware = hardware,
-                                   .between = count_round,
-                                   .context = &rounds};
+    cp_calibration wanted =
+        asked((cp_shape){4, 2, 16}, ranks, cores, 3, hardware);
+    wanted.between = count_round;
+    wanted.context = &rounds;
     truth.runs = 0;
     truth.of_a_round = 3 + 9 + 3 + (ranks > 1 ? 3 + 3 + 1 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
@@ -115,17 +121,17 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
     near(h.peak, 8e9);
     near(h.linear_fraction, 0.5);
     near(h.memory_rate, shared ? 3e9 * ranks : 3e9);
-    near(h.attention_rate, 1e9 * pow(64, 0.25) * pow(512, 0.125));
+    near(h.attention_rate, 1e9 * pow(256, 0.25) * pow(512, 0.125));
     near(cp_surface_at(&h.attention_by, 16, 128),
          1e9 * pow(16, 0.25) * pow(128, 0.125));
-    near(cp_surface_at(&h.attention_by, 32, 64),
-         1e9 * pow(32, 0.25) * pow(64, 0.125));
+    near(cp_surface_at(&h.attention_by, 64, 64),
+         1e9 * pow(64, 0.25) * pow(64, 0.125));
     near(cp_curve_at(&h.linear_at, 16), 4e9);
     near(cp_curve_at(&h.exchange_at, 4096), 10e-6 + 4096 / 2e9);
-    near(h.link_rate, 65536 / (65472 / 2e9));
+    near(h.link_rate, 262144 / (262080 / 2e9));
     near(h.link_latency, 10e-6 + 64 / 2e9);
     if (ranks > 1) {
-        near(cp_curve_at(&h.all_to_all_at, 65536), 3 * (10e-6 + 65536 / 2e9));
+        near(cp_curve_at(&h.all_to_all_at, 4096), 3 * (10e-6 + 4096 / 2e9));
         ck_assert_double_eq_tol(h.overlap, fmax(0, truth.share), 1e-9);
     }
     /* Decode steps take what they took. */
@@ -150,7 +156,8 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
 
 static void make_small(void) {
     make_directory();
-    before_every_line("S='--rounds 1 --rows 1,8 --keys 16,64 --bytes 64,4096 "
+    before_every_line("C=\"$L calibrate\"; S='--rounds 1 --rows 1,8 --keys "
+                      "16,64 --bytes 64,4096 "
                       "--heads 2,1,16';");
 }
 
@@ -171,41 +178,42 @@ TEST(descriptions_are_written_and_read) {
         ck_assert_ptr_nonnull(strstr(output, "attention_by           8 64 "));
         ck_assert_ptr_nonnull(strstr(output, "on it, smollm2-135m"));
     }
-    accepted("$L calibrate $S", "machine here\n");
+    accepted("$C $S", "machine here\n");
 }
 
 TEST(bad_use_is_refused) {
-    refused(2, "--rows: 8 after 8; sizes ascend", "$L calibrate --rows 8,8");
+    refused(2, "--rows: 8 after 8; sizes ascend", "$C --rows 8,8");
     refused(2, "--rows: 13 sizes, where 1 to 12 fit",
-            "$L calibrate --rows $(seq -s , 13)");
-    refused(2, "--rows 0: between", "$L calibrate --rows 0");
+            "$C --rows $(seq -s , 13)");
+    refused(2, "--rows 0: between", "$C --rows 0");
     refused(2, "--rows 9223372036854775807: between 1 and 65",
-            "$L calibrate --rows 9223372036854775807");
-    refused(2, "rows", "$L calibrate --rows x");
-    refused(2, "--keys: 4 after 8", "$L calibrate --keys 8,4");
-    refused(2, "--keys: 25 sizes", "$L calibrate --keys $(seq -s , 25)");
-    refused(2, "--bytes 7: between 8 and", "$L calibrate --bytes 7");
-    refused(2, "1048576 query heads", "$L calibrate --heads 1Mi,1,16");
-    refused(2, "--rounds 0: between 1 and 99", "$L calibrate --rounds 0");
-    refused(2, "--cores 0: between", "$L calibrate --cores 0");
-    refused(2, "--ranks 0: between", "$L calibrate --ranks 0");
-    refused(2, "--heads: 2 counts", "$L calibrate --heads 4,2");
-    refused(2, "3", "$L calibrate --heads 4,3,8");
-    refused(2, "--name \"a b\": one word", "$L calibrate --name 'a b'");
-    refused(2, "--name \"\": one word", "$L calibrate --name ''");
-    refused(2, "--on cuda-fp8: n", "$L calibrate --on cuda-fp8");
-    refused(2, "--timeout 0", "$L calibrate --timeout 0");
-    refused(1, "/no/where", "$L calibrate $S --out /no/where");
+            "$C --rows 9223372036854775807");
+    refused(2, "rows", "$C --rows x");
+    refused(2, "--keys: 4 after 8", "$C --keys 8,4");
+    refused(2, "--keys: 25 sizes", "$C --keys $(seq -s , 25)");
+    refused(2, "--bytes 7: between 8 and", "$C --bytes 7");
+    refused(2, "1048576 query heads", "$C --heads 1Mi,1,16");
+    refused(2, "--rounds 0: between 1 and 99", "$C --rounds 0");
+    refused(2, "--cores 0: between", "$C --cores 0");
+    refused(2, "--ranks 0: between", "$C --ranks 0");
+    refused(2, "--heads: 2 counts", "$C --heads 4,2");
+    refused(2, "3", "$C --heads 4,3,8");
+    refused(2, "--name \"a b\": one word", "$C --name 'a b'");
+    refused(2, "--name \"\": one word", "$C --name ''");
+    refused(2, "--on cuda-fp8: n", "$C --on cuda-fp8");
+    refused(2, "--timeout 0", "$C --timeout 0");
+    refused(1, "/no/where", "$C $S --out /no/where");
     refused(1, "longring: ",
             "echo kept >$D/it && (ulimit -f 1; trap '' XFSZ; "
-            "$L calibrate $S --rows 1,2,3,4,5,6,7,8 --out $D/it); s=$?; "
+            "$C $S --rows 1,2,3,4,5,6,7,8 --out $D/it); s=$?; "
             "grep -q kept $D/it || s=7; exit $s");
 }
 
 static const cp_shape heads = {4, 2, 32};
+static const int64_t tokens = 1024;
 
 /* Of the last of three walks. */
-static double measured_seconds(int64_t tokens, cp_variant variant) {
+static double measured_seconds(cp_variant variant) {
     const cp_bench bench = {.shape = heads, .threads = 2};
     cp_bench_ranks it = {.bench = &bench,
                          .place = &cp_place_threads,
@@ -220,8 +228,7 @@ static double measured_seconds(int64_t tokens, cp_variant variant) {
     return seconds;
 }
 
-static double simulated_seconds(const cp_hardware *h, int64_t tokens,
-                                cp_variant variant) {
+static double simulated_seconds(const cp_hardware *h, cp_variant variant) {
     const int64_t none = 0;
     const cp_model_sizes model = {.layers = 1,
                                   .query_heads = heads.query_heads,
@@ -242,27 +249,18 @@ static double simulated_seconds(const cp_hardware *h, int64_t tokens,
 }
 
 TEST(a_ring_takes_about_what_is_simulated) {
-    int64_t own_rows[] = {1, 64, 256}, own_keys[] = {64, 512},
-            own_bytes[] = {64, 262144};
     double measured[2], simulated[2];
     bool agree = false;
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {
         cp_hardware h;
         must(cp_hardware_read("laptop", &h));
-        const cp_calibration wanted = {.shape = heads,
-                                       .ranks = 2,
-                                       .cores = cp_host_cores(),
-                                       .rounds = 1,
-                                       .rows = {own_rows, 3},
-                                       .keys = {own_keys, 2},
-                                       .bytes = {own_bytes, 2},
-                                       .hardware = &h};
+        const cp_calibration wanted = asked(heads, 2, cp_host_cores(), 1, &h);
         must(cp_calibrate_run(&cp_place_threads, &wanted));
         agree = true;
         for (int n = 0; n < 2; n++) {
             const cp_variant variant = n == 0 ? CP_PASS_KV : CP_PASS_Q;
-            measured[n] = measured_seconds(1024, variant);
-            simulated[n] = simulated_seconds(&h, 1024, variant);
+            measured[n] = measured_seconds(variant);
+            simulated[n] = simulated_seconds(&h, variant);
             agree &= simulated[n] < 3 * measured[n] &&
                      measured[n] < 3 * simulated[n];
         }

@@ -122,19 +122,12 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-/* Did the ranks have nearly all of the cores that they can keep busy? */
-static bool were_alone(const stage *it, const double *busy, double seconds) {
-    double sum = 0;
-    for (int r = 0; r < it->wanted->ranks; r++)
-        sum += busy[r];
-    return sum >= 0.95 * it->cores * seconds;
-}
-
 /* A run should last some milliseconds. All ranks must agree how often a subject
- * is done in it, so what sizes should take decides, and no clock. A run in
- * which somebody else had a core is done again. A rank that waits for
- * a message looks as if somebody had, and the fastest of three would be a
- * message that nobody has on average: these run once. */
+ * is done in it, so what sizes should take decides, and no clock. If the ranks
+ * had not nearly all of the cores that they can keep busy, it is done again. A
+ * rank that waits for a message looks as if somebody else had one, and the
+ * fastest of three would be a message that nobody has on average: these run
+ * once. */
 static cp_status time_subject(void *context, const cp_subject *subject,
                               double *seconds) {
     stage *it = context;
@@ -147,10 +140,12 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const double guess = 2e-6 + (double)subject->bytes / 5e9 + it->work / 3e10;
     it->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
     for (int n = 0; n < tries && !alone; n++) {
-        double busy[CP_CALIBRATE_RANKS] = {0};
+        double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
         cp_common_work common = {NULL, rank_main, it, .busy = busy};
         CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common));
-        alone = were_alone(it, busy, common.seconds);
+        for (int r = 0; r < it->wanted->ranks; r++)
+            sum += busy[r];
+        alone = sum >= 0.95 * it->cores * common.seconds;
         best = fmin(best, common.seconds / (double)it->times);
     }
     *seconds = peak ? it->peak : best;
