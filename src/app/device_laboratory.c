@@ -125,34 +125,27 @@ static void desk_clear(desk *mine) {
     cp_queues_free(&mine->queues);
 }
 
-static int64_t cut(int64_t start, int64_t tokens, int64_t longest,
-                   cp_piece *tiles) {
-    const int64_t count = cp_ceil_divide(tokens, longest);
-    for (int64_t n = 0; n < count; n++) {
-        const int64_t row = n * longest;
-        tiles[n] =
-            (cp_piece){{0, start + row, cp_min(longest, tokens - row), 1}, row};
-    }
-    return count;
-}
-
 /* An attention needs its tiles on the device. A walker too sends them once a
  * call. */
 static cp_status send_lists(const laboratory *it) {
-    const cp_subject *subject = it->subject;
+    const int64_t rows = it->subject->rows, keys = it->subject->keys;
+    const int64_t tokens[] = {rows, keys}, starts[] = {keys, 0};
+    const int64_t longest[] = {cp_device_query_tile(&it->wanted->shape),
+                               CP_DEVICE_KEY_TILE};
     tile_lists *lists = it->lists;
-    if (subject->keys == 0)
+    cp_piece *end = lists->tiles;
+    if (keys == 0)
         return CP_OK;
-    lists->counts[0] =
-        cut(subject->keys, subject->rows,
-            cp_device_query_tile(&it->wanted->shape), lists->tiles);
-    lists->counts[1] = cut(0, subject->keys, CP_DEVICE_KEY_TILE,
-                           lists->tiles + lists->counts[0]);
-    const int64_t count = lists->counts[0] + lists->counts[1];
-    const int64_t bytes =
-        (int64_t)sizeof(*lists) + count * (int64_t)sizeof(cp_piece);
+    for (int n = 0; n < 2; n++) {
+        lists->counts[n] = cp_ceil_divide(tokens[n], longest[n]);
+        for (int64_t row = 0; row < tokens[n]; row += longest[n]) {
+            const int64_t count = cp_min(longest[n], tokens[n] - row);
+            *end++ = (cp_piece){{0, starts[n] + row, count, 1}, row};
+        }
+    }
     for (int r = it->first; r < it->end; r++)
-        CP_TRY(cp_bytes_copy(it->desks[r].lists, lists, bytes,
+        CP_TRY(cp_bytes_copy(it->desks[r].lists, lists,
+                             (char *)end - (char *)lists,
                              it->desks[r].queues.compute, "tiles"));
     return CP_OK;
 }

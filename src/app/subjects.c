@@ -83,28 +83,22 @@ static cp_status once(stage *it, cp_comm *comm, float *const *memory) {
     const int last = (comm->rank + ranks - 1) % ranks;
     const int64_t bytes = subject->bytes;
     const cp_product product = {&it->matrix, false, memory[OUTPUT]};
-    switch (subject->kind) {
-    case CP_TIME_PEAK:
+    if (subject->kind == CP_TIME_PEAK)
         return peak(it, comm);
-    case CP_TIME_ATTEND:
-        return attend(it, comm, memory);
-    case CP_TIME_LINEAR:
-        cp_linear_rows(subject->rows, it->matrix.in, memory[QUERIES], &product,
-                       1, it->threads, memory[SCRATCH]);
-        return CP_OK;
-    case CP_TIME_COPY:
-        memcpy(memory[TO], memory[FROM], (size_t)bytes);
-        return CP_OK;
-    case CP_TIME_ALL_TO_ALL:
+    if (subject->kind == CP_TIME_ALL_TO_ALL)
         return all_to_all(comm, cp_ceil_divide(bytes, ranks - 1),
                           (char *)memory[FROM], (char *)memory[TO]);
-    default:
+    if (subject->kind == CP_TIME_COPY)
+        memcpy(memory[TO], memory[FROM], (size_t)bytes);
+    if (subject->kind >= CP_TIME_EXCHANGE)
         CP_TRY(cp_comm_exchange(comm, next, memory[FROM], bytes, last,
                                 memory[TO], bytes));
-        if (subject->kind == CP_TIME_OVERLAP)
-            CP_TRY(attend(it, comm, memory));
-        return cp_comm_wait(comm);
-    }
+    if (subject->keys > 0)
+        CP_TRY(attend(it, comm, memory));
+    else if (subject->rows > 0)
+        cp_linear_rows(subject->rows, it->matrix.in, memory[QUERIES], &product,
+                       1, it->threads, memory[SCRATCH]);
+    return subject->kind >= CP_TIME_EXCHANGE ? cp_comm_wait(comm) : CP_OK;
 }
 
 /* Messages go from one buffer into the other, and the next time back, as the
