@@ -60,7 +60,7 @@ typedef struct {
 } cp_bench;
 
 /* Each of these reports its rows, and fails as what it measures does, or with
- * CP_MEMORY: fma to merge, as bench->parts asks; rings of each of bench->ranks
+ * CP_MEMORY: fma to ring, as bench->parts asks; rings of each of bench->ranks
  * against one rank with as many cores in all; prompts and generation of
  * bench->model, whose positions are enough for them. */
 cp_status cp_bench_attention(const cp_bench *bench);

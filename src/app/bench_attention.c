@@ -214,5 +214,6 @@ cp_status cp_bench_attention(const cp_bench *bench) {
     const cp_status status = rows(bench, &micro, &memory);
     free(micro.tensors[0]);
     free(memory.numbers);
-    return status;
+    CP_TRY(status);
+    return bench->parts[CP_BENCH_RING] ? cp_bench_ring(bench) : CP_OK;
 }

@@ -113,21 +113,20 @@ cp_entrant cp_measure_fma(const int *threads) {
                         .context = (void *)threads};
 }
 
-enum { READ_FLOATS = 1 << 27, SUMS = 8, LINE = 16, AHEAD = 512 };
+enum { READ_FLOATS = 1 << 27, SUMS = 128, LINE = 16, AHEAD = 512 };
 
 static float sum_of(const float *numbers, int64_t count) {
-    lanes sum[SUMS] = {{0}}, next;
-    for (int64_t i = 0; i + SUMS * LANES <= count; i += SUMS * LANES) {
-        for (int64_t line = 0; line < SUMS * LANES; line += LINE)
-            __builtin_prefetch(numbers + i + line + AHEAD);
-        for (int s = 0; s < SUMS; s++) {
-            memcpy(&next, numbers + i + s * LANES, sizeof(next));
-            sum[s] += next;
-        }
+    float sums[SUMS] = {0}, sum = 0;
+    for (int64_t i = 0; i + SUMS <= count; i += SUMS) {
+        for (int64_t line = i; line < i + SUMS; line += LINE)
+            __builtin_prefetch(numbers + line + AHEAD);
+#pragma omp simd
+        for (int s = 0; s < SUMS; s++)
+            sums[s] += numbers[i + s];
     }
-    for (int s = 1; s < SUMS; s++)
-        sum[0] += sum[s];
-    return sum[0][0];
+    for (int s = 0; s < SUMS; s++)
+        sum += sums[s];
+    return sum;
 }
 
 static cp_status read_run(void *context, double *seconds) {

@@ -10,7 +10,8 @@
 typedef struct {
     bool decode;
     int64_t count;  /* sequences: all, or those that decode */
-    int64_t *which; /* [count] prefill: lengths; decode: sequences */
+    int64_t *which; /* [count] prefill: lengths; decode: sequences. drawn and
+                       logits lie behind it */
     int64_t tokens, room;
     int32_t *token;     /* [tokens] */
     int32_t *drawn;     /* [count] from their logits; CP_UNREAD: not read */
