@@ -61,7 +61,7 @@ TEST(an_even_number_of_rounds_has_a_middle) {
 
 static cp_bench_errors judged(float value, float lse) {
     const float output[] = {2, 2, value, 1}, levels[] = {3, lse};
-    return cp_bench_compare(&(cp_shape){1, 1, 2}, 2, output, levels,
+    return cp_bench_compare(&(cp_shape){1, 1, 2}, 0, 2, output, levels,
                             (double[]){2, 2, 1, 1}, (double[]){3, 2});
 }
 

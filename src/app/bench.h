@@ -80,9 +80,11 @@ typedef struct {
     double lse;    /* |dLSE| of a head */
 } cp_bench_errors;
 
-/* Compare output [rows][N_H][D_H] and LSE [rows][N_H] with the oracle's. */
-cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t rows,
-                                 const float *output, const float *lse,
-                                 const double *truth, const double *true_lse);
+/* Compare rows first to end - 1 of output [rows][N_H][D_H] and LSE [rows][N_H]
+ * with the oracle's. */
+cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t first,
+                                 int64_t end, const float *output,
+                                 const float *lse, const double *truth,
+                                 const double *true_lse);
 
 #endif

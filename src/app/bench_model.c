@@ -59,15 +59,14 @@ static cp_status reader_generate(void *context, double *seconds) {
 static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
     const cp_shape *shape = &facts->shape;
     const cp_span all = {0, 0, tokens, 1};
-    const double wide = (double)(shape->query_heads * shape->head_dim);
-    const double narrow = (double)(shape->kv_heads * shape->head_dim);
-    const double width = (double)facts->width;
-    const double weights = 2 * width * wide + 2 * width * narrow +
-                           3 * width * (double)facts->feed_forward;
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    const int64_t narrow = shape->kv_heads * shape->head_dim;
+    const double weights = (double)(facts->width * (2 * wide + 2 * narrow +
+                                                    3 * facts->feed_forward));
     return (double)facts->layers *
                (2 * weights * (double)tokens +
-                4 * wide * (double)cp_span_pairs(all, all)) +
-           2 * width * (double)facts->vocabulary;
+                4.0 * (double)wide * (double)cp_span_pairs(all, all)) +
+           2.0 * (double)(facts->width * facts->vocabulary);
 }
 
 static double decode_bytes(const cp_model_facts *facts, int64_t past,

@@ -328,7 +328,7 @@ static void memory_report(const conversation *it, double before) {
 /* The rows of all ranks lie one after the other. */
 static cp_status oracle_ask(conversation *it) {
     const team *all = &it->all;
-    int wrong = CP_OK;
+    bool wrong = false;
     for (int r = 0; r < all->ranks; r++) {
         const cp_pieces *held = cp_cache_held(all->cache, r, 0);
         for (int64_t n = 0; n < held->count; n++) {
@@ -338,18 +338,16 @@ static cp_status oracle_ask(conversation *it) {
         }
     }
 #pragma omp parallel for num_threads(all->bench->threads) schedule(dynamic)    \
-    reduction(max                                                              \
+    reduction(||                                                               \
               : wrong)
     for (int64_t n = 0; n < it->count; n++) {
         const cp_pieces sample = {&it->samples[n], 1, 1};
-        const int status =
-            (int)cp_oracle(&all->bench->shape, &sample, it->queries, &it->held,
-                           all->keys, all->values, it->truth, it->true_lse);
-        wrong = status > wrong ? status : wrong;
+        wrong = cp_oracle(&all->bench->shape, &sample, it->queries, &it->held,
+                          all->keys, all->values, it->truth,
+                          it->true_lse) != CP_OK ||
+                wrong;
     }
-    return wrong == CP_OK
-               ? CP_OK
-               : cp_fail((cp_status)wrong, "the oracle failed: no memory?");
+    return wrong ? cp_fail(CP_MEMORY, "no memory for the oracle") : CP_OK;
 }
 
 static double distance(double a, double b) {
@@ -357,12 +355,13 @@ static double distance(double a, double b) {
     return isnan(d) ? INFINITY : d;
 }
 
-cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t rows,
-                                 const float *output, const float *lse,
-                                 const double *truth, const double *true_lse) {
+cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t first,
+                                 int64_t end, const float *output,
+                                 const float *lse, const double *truth,
+                                 const double *true_lse) {
     const int64_t heads = shape->query_heads, width = heads * shape->head_dim;
     cp_bench_errors most = {0, 0};
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = first; row < end; row++) {
         double difference = 0, size = 0;
         for (int64_t c = row * width; c < (row + 1) * width; c++) {
             const double d = distance((double)output[c], truth[c]);
@@ -371,19 +370,16 @@ cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t rows,
         }
         most.output = fmax(most.output, sqrt(difference / size));
     }
-    for (int64_t h = 0; h < rows * heads; h++)
+    for (int64_t h = first * heads; h < end * heads; h++)
         most.lse = fmax(most.lse, distance((double)lse[h], true_lse[h]));
     return most;
 }
 
 static cp_status samples_judge(const conversation *it, const char *what,
                                int64_t first, int64_t end) {
-    const cp_shape *shape = &it->all.bench->shape;
-    const int64_t at = first * wide(&it->all),
-                  head = first * shape->query_heads;
     const cp_bench_errors most =
-        cp_bench_compare(shape, end - first, it->output + at, it->lse + head,
-                         it->truth + at, it->true_lse + head);
+        cp_bench_compare(&it->all.bench->shape, first, end, it->output, it->lse,
+                         it->truth, it->true_lse);
     if (first == end)
         return CP_OK;
     fact_give(it, what, "/error", most.output, "relative");
