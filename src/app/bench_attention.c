@@ -4,39 +4,38 @@
 #include <string.h>
 
 #include "app/measure.h"
-#include "reference/attend/micro.h"
+#include "reference/attend/panels.h"
 #include "reference/attend/partial.h"
 
 /* What a row is about, at one size. */
 typedef struct {
     const cp_bench *bench;
     cp_span asked, seen;
-    int64_t rows; /* of partials, in which heads are rows */
+    int64_t rows; /* of partials, where heads are rows; floats of a desk */
     float *tensors[5];
 } exercise;
 
-enum { MICRO_KEYS = 192, MICRO_TIMES = 512 };
+enum { MICRO_TIMES = 512 };
 
 /* A block of scores and what they weigh, again and again: all of a kernel but
- * packing and softmax. Keys, values and queries are of all threads, scores and
- * sums of each. */
-static void multiply_often(const exercise *it, const cp_micro *m, int thread) {
-    const int64_t dim = it->bench->shape.head_dim, stride = m->panel_stride;
-    const int64_t blocks = cp_ceil_divide(MICRO_KEYS, m->slice);
-    const int64_t slices = cp_ceil_divide(dim, m->slice);
-    const float *keys = it->tensors[0], *values = it->tensors[1];
-    const float *queries = it->tensors[2];
-    float *scores = it->tensors[3] + thread * blocks * m->slice * stride;
-    float *sums = it->tensors[4] + thread * slices * m->slice * stride;
+ * packing and softmax. */
+static void multiply_often(const exercise *it, int thread) {
+    const cp_micro *m = cp_micro_get();
+    const int64_t stride = m->panel_stride, dim = it->bench->shape.head_dim;
+    cp_workspace mine = {it->tensors[0] + thread * it->rows, 0};
+    const cp_panels desk =
+        cp_panels_lay_out(&it->bench->shape, m->panel, &mine);
     for (int n = 0; n < MICRO_TIMES; n++) {
-        for (int64_t s = 0; s < blocks; s++)
+        for (int64_t j = 0; j < desk.most; j += m->slice)
             cp_micro_multiply(m, m->slice, m->panel, dim,
-                              keys + s * dim * m->slice_stride, queries, false,
-                              scores + s * m->slice * stride, stride);
-        for (int64_t s = 0; s < slices; s++)
-            cp_micro_multiply(m, m->slice, m->panel, MICRO_KEYS,
-                              values + s * MICRO_KEYS * m->slice_stride, scores,
-                              true, sums + s * m->slice * stride, stride);
+                              desk.keys + j / m->slice * dim * m->slice_stride,
+                              desk.queries, false, desk.scores + j * stride,
+                              stride);
+        for (int64_t s = 0; s < desk.slices; s++)
+            cp_micro_multiply(m, m->slice, m->panel, CP_PANEL_KEYS,
+                              desk.values + s * desk.most * m->slice_stride,
+                              desk.scores, true,
+                              desk.sums + s * m->slice * stride, stride);
     }
 }
 
@@ -46,25 +45,25 @@ static cp_status micro_run(void *context, double *seconds) {
     (void)seconds;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int t = 0; t < threads; t++)
-        multiply_often(it, cp_micro_get(), t);
+        multiply_often(it, t);
     return CP_OK;
 }
 
 static cp_status micro_open(exercise *it, cp_entrant *out) {
     const cp_micro *m = cp_micro_get();
-    const int64_t dim = it->bench->shape.head_dim, threads = it->bench->threads;
-    const int64_t keys = cp_ceil_divide(MICRO_KEYS, m->slice) * m->slice;
-    const int64_t dims = cp_ceil_divide(dim, m->slice) * m->slice;
-    const int64_t sizes[] = {
-        keys / m->slice * dim * m->slice_stride,
-        dims / m->slice * MICRO_KEYS * m->slice_stride, dim * m->panel_stride,
-        threads * keys * m->panel_stride, threads * dims * m->panel_stride};
-    const double pairs = (double)(MICRO_KEYS * m->panel * threads);
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t threads = it->bench->threads;
+    cp_workspace desk = {NULL, 0};
+    cp_panels_lay_out(shape, m->panel, &desk);
+    it->rows = desk.used;
+    /* The last panel is read a step too far. */
+    const int64_t floats = threads * desk.used + m->panel_stride;
     *out = (cp_entrant){.what = "micro",
-                        .work = 4.0 * pairs * (double)(dim * MICRO_TIMES),
+                        .work = 4.0 * (double)(CP_PANEL_KEYS * MICRO_TIMES) *
+                                (double)(threads * shape->head_dim * m->panel),
                         .run = micro_run,
                         .context = it};
-    return cp_measure_tensors((int)threads, 5, sizes, it->tensors);
+    return cp_measure_tensors((int)threads, 1, &floats, it->tensors);
 }
 
 static cp_status attention_run(void *context, double *seconds) {
