@@ -13,6 +13,8 @@
 #include "ring/cache.h"
 #include "ring/variants.h"
 
+enum { ROWS_SAMPLED = 8, STEPS_SAMPLED = 4 };
+
 /* The ranks, what they keep between calls, and the call under way. */
 typedef struct {
     const cp_bench *bench;
@@ -25,6 +27,14 @@ typedef struct {
     cp_layout *layout;
     cp_plan *plan;
     cp_walker *walkers[CP_MEASURE_RANKS]; /* NULL: in another process */
+    /* Of a conversation, the tokens whose attention is judged: first those of
+     * the follow-up. Each has its row in the tensors. */
+    cp_piece samples[ROWS_SAMPLED + STEPS_SAMPLED];
+    int64_t followed, count;
+    float *queries, *output, *lse; /* of the samples, as the ranks have them */
+    double *truth, *true_lse;      /* as the oracle does */
+    cp_pieces held;                /* by all ranks, at the end */
+    int64_t slot_bytes;            /* of all ranks' slots in the largest call */
 } team;
 
 /* Numbers of a token's queries, and of its keys or values. */
@@ -84,6 +94,9 @@ static void team_close(team *it) {
     call_end(it);
     free(it->keys);
     free(it->values);
+    free(it->queries);
+    free(it->truth);
+    cp_pieces_free(&it->held);
     cp_cache_free(it->cache);
 }
 
@@ -176,32 +189,18 @@ cp_status cp_bench_ring(const cp_bench *bench) {
     return CP_OK;
 }
 
-enum { ROWS_SAMPLED = 8, STEPS_SAMPLED = 4 };
-
-/* A conversation, and the tokens whose attention is judged: first those of the
- * follow-up. Each has its row in the tensors. */
-typedef struct {
-    team all;
-    int64_t slot_bytes; /* of all ranks' slots in the larger call */
-    cp_piece samples[ROWS_SAMPLED + STEPS_SAMPLED];
-    int64_t followed, count;
-    float *queries, *output, *lse; /* of the samples, as the ranks have them */
-    double *truth, *true_lse;      /* as the oracle does */
-    cp_pieces held;                /* by all ranks, at the end */
-} conversation;
-
-static void fact_give(const conversation *it, const char *what,
-                      const char *part, double value, const char *unit) {
-    const cp_bench *bench = it->all.bench;
+static void fact_give(const team *it, const char *what, const char *part,
+                      double value, const char *unit) {
+    const cp_bench *bench = it->bench;
     cp_bench_row fact = {.value = value, .unit = unit};
     snprintf(fact.what, sizeof(fact.what), "%s%s", what, part);
     bench->row(bench->context, &fact);
 }
 
-static cp_status samples_open(conversation *it) {
+static cp_status samples_open(team *it) {
     const int64_t rows = sizeof(it->samples) / sizeof(it->samples[0]);
-    const int64_t heads = it->all.bench->shape.query_heads;
-    const int64_t width = wide(&it->all);
+    const int64_t heads = it->bench->shape.query_heads;
+    const int64_t width = wide(it);
     CP_TRY(cp_allocate(&it->queries, rows * (2 * width + heads), sizeof(float),
                        "samples"));
     it->output = it->queries + rows * width;
@@ -214,10 +213,10 @@ static cp_status samples_open(conversation *it) {
 
 /* The last tokens of pieces that a rank has computed, the latest first, while
  * there are fewer samples than most. */
-static void samples_take(conversation *it, int rank, int64_t most) {
-    const cp_pieces *mine = &it->all.layout->queries[rank].pieces;
-    const cp_partial *result = cp_walker_result(it->all.walkers[rank]);
-    const int64_t heads = result->heads, width = wide(&it->all);
+static void samples_take(team *it, int rank, int64_t most) {
+    const cp_pieces *mine = &it->layout->queries[rank].pieces;
+    const cp_partial *result = cp_walker_result(it->walkers[rank]);
+    const int64_t heads = result->heads, width = wide(it);
     for (int64_t p = mine->count - 1; p >= 0 && it->count < most; p--) {
         const int64_t n = it->count++, last = mine->items[p].span.count - 1;
         const cp_piece piece = cp_piece_part(mine->items[p], last, 1);
@@ -243,22 +242,21 @@ static cp_status slots_count(const cp_plan *plan, int rank, int64_t *bytes) {
 
 /* One call, and what is kept of it: its tokens, its time, and samples of all
  * ranks, until there are most. */
-static cp_status call(conversation *it, cp_variant variant, int64_t tokens,
+static cp_status call(team *it, cp_variant variant, int64_t tokens,
                       int64_t most, double *seconds) {
-    team *all = &it->all;
     const int64_t before = it->count;
     int64_t slot_bytes = 0;
-    CP_TRY(call_begin(all, variant, tokens));
-    CP_TRY(call_walk(all, seconds));
-    for (int r = 0; r < all->ranks; r++) {
+    CP_TRY(call_begin(it, variant, tokens));
+    CP_TRY(call_walk(it, seconds));
+    for (int r = 0; r < it->ranks; r++) {
         samples_take(it, r,
                      before +
-                         cp_ceil_divide((most - before) * (r + 1), all->ranks));
-        CP_TRY(slots_count(all->plan, r, &slot_bytes));
+                         cp_ceil_divide((most - before) * (r + 1), it->ranks));
+        CP_TRY(slots_count(it->plan, r, &slot_bytes));
     }
     it->slot_bytes = cp_max(it->slot_bytes, slot_bytes);
-    CP_TRY(cp_cache_commit(all->cache, all->layout));
-    call_end(all);
+    CP_TRY(cp_cache_commit(it->cache, it->layout));
+    call_end(it);
     return CP_OK;
 }
 
@@ -277,17 +275,17 @@ static cp_status past_read(team *it, int64_t tokens) {
     return CP_OK;
 }
 
-static void busy_report(conversation *it, const char *what) {
+static void busy_report(team *it, const char *what) {
     char rank[32];
-    for (int r = 0; r < it->all.ranks; r++) {
+    for (int r = 0; r < it->ranks; r++) {
         snprintf(rank, sizeof(rank), "/rank/%d", r);
-        fact_give(it, what, rank, it->all.busy[r], "seconds");
-        it->all.busy[r] = 0;
+        fact_give(it, what, rank, it->busy[r], "seconds");
+        it->busy[r] = 0;
     }
 }
 
-static cp_status decode_steps(conversation *it) {
-    const int64_t steps = it->all.bench->generate;
+static cp_status decode_steps(team *it) {
+    const int64_t steps = it->bench->generate;
     double least = INFINITY, total = 0, seconds;
     for (int64_t i = 0; i < steps; i++) {
         const int64_t most =
@@ -311,9 +309,9 @@ static double memory_of(const char *key) {
     return 1024 * strtod(kilobytes, NULL);
 }
 
-static void memory_report(const conversation *it, double before) {
-    const cp_cache *cache = it->all.cache;
-    const double row = 2.0 * sizeof(float) * (double)narrow(&it->all);
+static void memory_report(const team *it, double before) {
+    const cp_cache *cache = it->cache;
+    const double row = 2.0 * sizeof(float) * (double)narrow(it);
     const double planned =
         row * (double)(cache->ranks * cache->room) + (double)it->slot_bytes;
     const double peak = memory_of("VmHWM");
@@ -326,26 +324,25 @@ static void memory_report(const conversation *it, double before) {
 }
 
 /* The rows of all ranks lie one after the other. */
-static cp_status oracle_ask(conversation *it) {
-    const team *all = &it->all;
+static cp_status oracle_ask(team *it) {
     bool wrong = false;
-    for (int r = 0; r < all->ranks; r++) {
-        const cp_pieces *held = cp_cache_held(all->cache, r, 0);
+    for (int r = 0; r < it->ranks; r++) {
+        const cp_pieces *held = cp_cache_held(it->cache, r, 0);
         for (int64_t n = 0; n < held->count; n++) {
             cp_piece piece = held->items[n];
-            piece.row += r * all->cache->room;
+            piece.row += r * it->cache->room;
             CP_TRY(cp_pieces_append(&it->held, piece));
         }
     }
-#pragma omp parallel for num_threads(all->bench->threads) schedule(dynamic)    \
+#pragma omp parallel for num_threads(it->bench->threads) schedule(dynamic)     \
     reduction(||                                                               \
               : wrong)
     for (int64_t n = 0; n < it->count; n++) {
         const cp_pieces sample = {&it->samples[n], 1, 1};
-        wrong = cp_oracle(&all->bench->shape, &sample, it->queries, &it->held,
-                          all->keys, all->values, it->truth,
-                          it->true_lse) != CP_OK ||
-                wrong;
+        wrong =
+            cp_oracle(&it->bench->shape, &sample, it->queries, &it->held,
+                      it->keys, it->values, it->truth, it->true_lse) != CP_OK ||
+            wrong;
     }
     return wrong ? cp_fail(CP_MEMORY, "no memory for the oracle") : CP_OK;
 }
@@ -375,10 +372,10 @@ cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t first,
     return most;
 }
 
-static cp_status samples_judge(const conversation *it, const char *what,
-                               int64_t first, int64_t end) {
+static cp_status samples_judge(const team *it, const char *what, int64_t first,
+                               int64_t end) {
     const cp_bench_errors most =
-        cp_bench_compare(&it->all.bench->shape, first, end, it->output, it->lse,
+        cp_bench_compare(&it->bench->shape, first, end, it->output, it->lse,
                          it->truth, it->true_lse);
     if (first == end)
         return CP_OK;
@@ -392,15 +389,15 @@ static cp_status samples_judge(const conversation *it, const char *what,
                    what, most.output, most.lse);
 }
 
-static cp_status converse(conversation *it) {
-    const cp_bench *bench = it->all.bench;
+static cp_status converse(team *it) {
+    const cp_bench *bench = it->bench;
     const cp_variant asked = bench->variant;
     const int64_t past = bench->keys.items[0], fresh = bench->tokens.items[0];
     const double before = memory_of("VmRSS");
     double seconds;
     CP_TRY(samples_open(it));
-    CP_TRY(team_open(&it->all, past + fresh + bench->generate));
-    CP_TRY(past_read(&it->all, past));
+    CP_TRY(team_open(it, past + fresh + bench->generate));
+    CP_TRY(past_read(it, past));
     CP_TRY(call(it, asked == CP_AUTO ? CP_PASS_Q : asked, fresh, ROWS_SAMPLED,
                 &seconds));
     it->followed = it->count;
@@ -414,13 +411,10 @@ static cp_status converse(conversation *it) {
 }
 
 cp_status cp_bench_million(const cp_bench *bench) {
-    conversation it = {.all = {.bench = bench,
-                               .place = bench->place,
-                               .ranks = (int)bench->ranks.items[0]}};
+    team it = {.bench = bench,
+               .place = bench->place,
+               .ranks = (int)bench->ranks.items[0]};
     const cp_status status = converse(&it);
-    free(it.queries);
-    free(it.truth);
-    cp_pieces_free(&it.held);
-    team_close(&it.all);
+    team_close(&it);
     return status;
 }
