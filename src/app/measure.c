@@ -72,9 +72,8 @@ static inline lanes multiply_add(lanes a, lanes b, lanes c) {
 }
 
 static double multiply_adds_of_a_thread(double least) {
-    lanes sum[CHAINS], factor;
-    for (int l = 0; l < LANES; l++)
-        factor[l] = 0.5f;
+    const lanes factor = (lanes){0} + 0.5f;
+    lanes sum[CHAINS];
     for (int c = 0; c < CHAINS; c++)
         sum[c] = factor * (float)c;
     int64_t steps = 0;
