@@ -65,7 +65,6 @@ cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
                                    call->token, report)
                : cp_session_prefill(session, call->which, call->token, report));
     call->variant = report->variant;
-    call->seconds = report->seconds;
     int64_t after = 0; /* the tokens of this sequence and of those before */
     for (int64_t i = 0; i < call->count; i++) {
         const int64_t sequence = call->decode ? call->which[i] : i;
@@ -115,7 +114,7 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
         free(again.logits);
         CP_TRY(status);
         if (seconds != NULL)
-            seconds[i] = again.seconds;
+            seconds[i] = report.seconds;
     }
     if (isnan(difference->largest))
         return cp_fail(CP_BROKEN, "a logit is no number: nothing agrees");

@@ -17,7 +17,6 @@ typedef struct {
     int32_t *drawn;     /* [count] from their logits; CP_UNREAD: not read */
     float *logits;      /* [count][vocabulary] */
     cp_variant variant; /* of the ring that it took */
-    double seconds;
 } cp_tape_call;
 
 enum { CP_UNREAD = -1 };
@@ -53,7 +52,7 @@ void cp_tape_free(cp_tape *tape);
 cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
                            const int32_t *tokens, int64_t count);
 
-/* Make the call, and read its logits; variant and seconds are the call's own.
+/* Make the call, and read its logits; the call's variant becomes the report's.
  * Fails as the session does, and with CP_INVALID where a logit is no
  * number. */
 cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
