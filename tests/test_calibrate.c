@@ -244,7 +244,7 @@ static void measured_seconds(int64_t tokens, double *seconds) {
                             .tokens = {&tokens, 1},
                             .ranks = {&ranks, 1},
                             .threads = 1,
-                            .rounds = 3,
+                            .rounds = 9,
                             .place = &cp_place_threads,
                             .row = row_keep,
                             .context = &seconds};
