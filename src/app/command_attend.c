@@ -54,8 +54,6 @@ static cp_status pasts_read(attend_run *run, const char *name,
 
 static cp_status attend_check(void *context) {
     attend_run *run = context;
-    if (run->q == NULL || run->k == NULL || run->v == NULL)
-        return cp_refuse("attend needs --q, --k and --v");
     if (run->history != NULL && run->cached != NULL)
         return cp_refuse("--history and --cached exclude each other");
     if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)

@@ -40,8 +40,6 @@ static void on_interrupt(int signal) {
 static cp_status chat_check(void *context) {
     chat_run *run = context;
     const cp_command_ring *ring = &run->ring;
-    if (run->model == NULL)
-        return cp_refuse("chat needs --model FILE.gguf");
     if (run->batch != NULL && run->asks.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
     for (int64_t i = 0; i < run->asks.count; i++)

@@ -33,8 +33,6 @@ static bool positions_named(const char *text) {
 
 static cp_status logits_check(void *context) {
     logits_run *run = context;
-    if (run->model == NULL || run->tokens == NULL)
-        return cp_refuse("logits needs --model and --tokens");
     if (run->ring.variant == CP_DECODE)
         return cp_refuse("--variant decode: a prefill cannot; --history d5 "
                          "decodes 5 tokens");

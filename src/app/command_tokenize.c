@@ -15,13 +15,6 @@ typedef struct {
     cp_ids ids;
 } tokenize_run;
 
-static cp_status tokenize_check(void *context) {
-    const tokenize_run *run = context;
-    if (run->model == NULL)
-        return cp_refuse("tokenize needs --model FILE.gguf");
-    return CP_OK;
-}
-
 static cp_status text_to_ids(tokenize_run *run) {
     CP_TRY(cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
                                run->special, &run->ids));
@@ -68,7 +61,7 @@ static cp_status tokenize_work(void *context) {
     tokenize_run *run = context;
     CP_TRY(cp_opened_file(&run->opened, run->model));
     CP_TRY(cp_opened_words(&run->opened));
-    CP_TRY(cp_stream_read(stdin, "standard input", &run->text, &run->bytes));
+    CP_TRY(cp_file_read(NULL, &run->text, &run->bytes));
     return run->decode ? ids_to_text(run) : text_to_ids(run);
 }
 
@@ -85,8 +78,8 @@ int cp_command_tokenize(int count, char *const *arguments) {
         "tokenize", "--model FILE.gguf [options]",
         "Text on standard input to token ids on standard output, or back.",
         options};
-    const int result = cp_command_run(&usage, count, arguments, tokenize_check,
-                                      tokenize_work, &run);
+    const int result =
+        cp_command_run(&usage, count, arguments, NULL, tokenize_work, &run);
     free(run.text);
     free(run.ids.items);
     cp_opened_close(&run.opened);
