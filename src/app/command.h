@@ -131,10 +131,7 @@ typedef struct {
 #define CP_COMMAND_CALL                                                        \
     {                                                                          \
         .machine = "gtt", .model = "llama3-405b", .ranks = 4, .batch = 1,      \
-        .scenario = {                                                          \
-            .tensor = -1,                                                      \
-            .partial_bytes = -1                                                \
-        }                                                                      \
+        .scenario.tensor = -1, .scenario.partial_bytes = -1                    \
     }
 
 /* Its rows in a table of options. */

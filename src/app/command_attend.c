@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,9 +143,6 @@ static cp_status attend_load(attend_run *run) {
                        sizeof(float), "LSE");
 }
 
-static const char *const partial_names[] = {"queries.npy", "keys.npy",
-                                            "output.npy", "lse.npy"};
-
 /* Write sequence and position of each token that the pieces hold. */
 static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     const int64_t tokens = cp_pieces_tokens(pieces);
@@ -187,6 +185,7 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
 static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                           const cp_pieces *queries, const cp_pieces *keys,
                           const float *output, const float *lse) {
+    static const char *const names[] = {"queries", "keys", "output", "lse"};
     attend_run *run = context;
     const cp_shape *shape = &run->job.shape;
     const int64_t heads = shape->query_heads, dim = shape->head_dim;
@@ -194,8 +193,8 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
     (void)hop;
     for (int i = 0; i < 4 && status == CP_OK; i++) {
         char path[4096];
-        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s", run->partials, rank,
-                 op, partial_names[i]);
+        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s.npy", run->partials,
+                 rank, op, names[i]);
         status = i == 0   ? labels_write(path, queries)
                  : i == 1 ? labels_write(path, keys)
                  : i == 2 ? rows_write(path, queries, output, 3, heads, dim)
@@ -206,23 +205,17 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
     run->failure = status;
 }
 
-static bool is_partial(const char *name) {
-    int end = 0;
-    sscanf(name, "rank%*[0-9]-op%*[0-9]-%n", &end);
-    for (int i = 0; i < 4 && end > 0; i++)
-        if (strcmp(name + end, partial_names[i]) == 0)
-            return true;
-    return false;
-}
-
 static cp_status partials_clear(const char *directory) {
+    static const char ours[] =
+        "rank+([0-9])-op+([0-9])-@(queries|keys|output|lse).npy";
     DIR *files = opendir(directory);
     cp_status status = CP_OK;
     if (files == NULL)
         return cp_fail(CP_FILE, "%s: %s", directory, strerror(errno));
     for (struct dirent *entry = readdir(files); entry != NULL;
          entry = readdir(files))
-        if (is_partial(entry->d_name) && status == CP_OK &&
+        if (status == CP_OK &&
+            fnmatch(ours, entry->d_name, FNM_EXTMATCH) == 0 &&
             unlinkat(dirfd(files), entry->d_name, 0) != 0)
             status = cp_fail(CP_FILE, "%s/%s: an old file stays: %s", directory,
                              entry->d_name, strerror(errno));
@@ -246,17 +239,12 @@ static cp_status attend_compute(attend_run *run) {
 static cp_status overflow_check(const attend_run *run) {
     const int64_t heads = run->job.shape.query_heads;
     const int64_t dim = run->job.shape.head_dim;
-    for (int64_t i = 0; i < run->queries.shape[0] * heads; i++) {
-        const float *output = run->job.output + i * dim;
-        bool finite = isfinite(run->job.lse[i]);
-        for (int64_t d = 0; d < dim; d++)
-            finite = finite && isfinite(output[d]);
-        if (!finite)
+    for (int64_t i = 0; i < run->queries.count; i++)
+        if (!isfinite(run->job.output[i]) || !isfinite(run->job.lse[i / dim]))
             return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
                              "(LSE %g); scale queries or keys down",
-                             run->q, i / heads, i % heads,
-                             (double)run->job.lse[i]);
-    }
+                             run->q, i / dim / heads, i / dim % heads,
+                             (double)run->job.lse[i / dim]);
     return CP_OK;
 }
 

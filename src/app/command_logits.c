@@ -16,7 +16,7 @@ typedef struct {
     cp_npy ids;
     int32_t *words; /* [length]; the ids' own memory */
     int64_t length;
-    cp_turn *turns;
+    cp_turn *turns; /* of --history */
     int64_t turn_count;
     cp_counts wanted; /* without items: the last ones */
     cp_opened opened;
@@ -26,10 +26,6 @@ typedef struct {
     double sum;         /* of negative log-likelihoods */
     int32_t next;       /* the likeliest after the last */
 } logits_run;
-
-static bool positions_named(const char *text) {
-    return strcmp(text, "last") == 0 || strcmp(text, "all") == 0;
-}
 
 static cp_status logits_check(void *context) {
     logits_run *run = context;
@@ -42,7 +38,8 @@ static cp_status logits_check(void *context) {
     if (run->history != NULL)
         CP_TRY(cp_history_parse("history", run->history, &run->turns,
                                 &run->turn_count));
-    if (!positions_named(run->positions))
+    if (strcmp(run->positions, "last") != 0 &&
+        strcmp(run->positions, "all") != 0)
         CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
     return cp_command_ring_check(&run->ring);
 }
@@ -65,6 +62,9 @@ static cp_status ids_load(logits_run *run) {
         if (run->wanted.items[i] >= run->length)
             return cp_refuse("--positions %ld: %s has %ld tokens, from 0",
                              run->wanted.items[i], run->tokens, run->length);
+    if (run->wanted.items == NULL)
+        run->wanted.count =
+            strcmp(run->positions, "all") == 0 ? run->length : 1;
     return CP_OK;
 }
 
@@ -78,17 +78,6 @@ static cp_status words_take(logits_run *run) {
                              run->tokens, i, id, run->vocabulary);
         run->words[i] = (int32_t)id; /* never beyond what was read */
     }
-    return CP_OK;
-}
-
-static cp_status defaults_fill(logits_run *run) {
-    if (positions_named(run->positions))
-        run->wanted.count =
-            strcmp(run->positions, "all") == 0 ? run->length : 1;
-    if (run->history != NULL)
-        return CP_OK;
-    CP_TRY(cp_allocate(&run->turns, 1, sizeof(cp_turn), "turns"));
-    run->turns[run->turn_count++] = (cp_turn){false, run->length};
     return CP_OK;
 }
 
@@ -183,8 +172,9 @@ static cp_status logits_work(void *context) {
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     run->vocabulary = run->opened.facts->vocabulary;
     CP_TRY(words_take(run));
-    CP_TRY(defaults_fill(run));
     CP_TRY(session_open(run));
+    if (run->history == NULL)
+        CP_TRY(turn_walk(run, (cp_turn){false, run->length}, 0));
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};

@@ -22,15 +22,14 @@ static cp_status number_parse(const cp_option *option, const char *text) {
 }
 
 static cp_status choice_parse(const cp_option *option, const char *text) {
-    const size_t length = strlen(text);
     const char *word = option->argument;
-    for (int place = 0; word != NULL; place++) {
-        if (strcspn(word, "|") == length && memcmp(word, text, length) == 0) {
+    for (int place = 0; *word != '\0'; place++) {
+        const size_t length = strcspn(word, "|");
+        if (strlen(text) == length && memcmp(word, text, length) == 0) {
             *(int *)option->value = place;
             return CP_OK;
         }
-        const char *bar = strchr(word, '|');
-        word = bar != NULL ? bar + 1 : NULL;
+        word += length + (word[length] == '|');
     }
     return cp_refuse("--%s %s: choose one of %s", option->name, text,
                      option->argument);

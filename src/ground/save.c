@@ -142,12 +142,13 @@ cp_status cp_save(const char *path, const void *data, int64_t bytes) {
 
 cp_status cp_save_check(const char *path) {
     struct stat old;
-    if (stat(path, &old) == 0 && S_ISDIR(old.st_mode))
-        return cp_fail(CP_FILE, "%s: %s", path, strerror(EISDIR));
-    if (is_device(path))
-        return access(path, W_OK) == 0
-                   ? CP_OK
-                   : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    if (is_device(path)) {
+        errno = EISDIR; /* unless there is another reason */
+        if (access(path, W_OK) == 0 && stat(path, &old) == 0 &&
+            !S_ISDIR(old.st_mode))
+            return CP_OK;
+        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    }
     saving save = {.file = -1};
     const cp_status status = saving_begin(&save, path);
     saving_end(&save);

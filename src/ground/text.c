@@ -1,6 +1,7 @@
 /* Text: counts, pages, near misses, characters. */
 #include "ground/text.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,16 +23,14 @@ static int64_t scale_of(const char *suffix, int64_t length) {
 
 cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                          int64_t *count) {
-    int64_t value = 0, at = 0;
-    bool fits = true;
-    for (; at < length && text[at] >= '0' && text[at] <= '9'; at++)
-        fits = fits && cp_multiply(value, 10, &value) &&
-               cp_add(value, text[at] - '0', &value);
-    const int64_t scale = scale_of(text + at, length - at);
-    if (at == 0 || scale == 0)
+    char *end = NULL;
+    errno = 0;
+    int64_t value = strtol(text, &end, 10);
+    const int64_t scale = scale_of(end, text + length - end);
+    if (text[0] < '0' || text[0] > '9' || scale == 0)
         return cp_refuse("--%s %.*s: not a count (5, 128K, 128Ki, 1M)", name,
                          (int)length, text);
-    if (!fits || !cp_multiply(value, scale, &value))
+    if (errno != 0 || !cp_multiply(value, scale, &value))
         return cp_refuse("--%s %.*s: larger than 2^63 - 1", name, (int)length,
                          text);
     *count = value;
