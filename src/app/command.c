@@ -135,12 +135,9 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
     CP_TRY(cp_option_range("ranks", *ranks, 1, CP_COMMAND_RANKS));
     if (!joined || *ranks * tensor == crew->ranks)
         return CP_OK;
-    if (tensor == 1)
-        return cp_refuse("--ranks %ld: the launcher has started %d processes",
-                         *ranks, crew->ranks);
-    return cp_refuse(
-        "--ranks %ld --tensor %ld: the launcher has started %d processes",
-        *ranks, tensor, crew->ranks);
+    return cp_refuse("--ranks %ld: the launcher has started %d processes; %ld "
+                     "are due",
+                     *ranks, crew->ranks, *ranks * tensor);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -277,18 +274,20 @@ cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
     return CP_OK;
 }
 
-cp_status cp_opened_file(cp_opened *model, const char *path) {
-    model->path = path;
-    return cp_gguf_open(path, &model->file);
+static cp_status opened_file(cp_opened *model) {
+    return model->file != NULL ? CP_OK
+                               : cp_gguf_open(model->path, &model->file);
 }
 
 cp_status cp_opened_words(cp_opened *model) {
+    CP_TRY(opened_file(model));
     return cp_command_about(cp_tokenizer_new(model->file, &model->tokenizer),
                             model->path);
 }
 
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
     const cp_backend *backend = ring->backend;
+    CP_TRY(opened_file(model));
     if (ring->tensor > 1 && backend->divide == NULL)
         return cp_refuse("--tensor %ld: only ranks on GPUs share their heads",
                          ring->tensor);

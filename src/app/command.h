@@ -156,16 +156,14 @@ cp_status cp_command_call_check(cp_command_call *call);
 cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
                                 const int64_t *new_tokens);
 
-/* A model's file, and what is made of it, each when it is asked for; NULL
- * before. */
+/* What is made of a model's file, each when it is asked for; NULL before. */
 typedef struct {
-    const char *path;
+    const char *path; /* which an option says */
     cp_gguf *file;
     cp_tokenizer *tokenizer;
     cp_model *weights;
     const cp_model_facts *facts;
 } cp_opened;
-cp_status cp_opened_file(cp_opened *model, const char *path);
 cp_status cp_opened_words(cp_opened *model);
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring);
 void cp_opened_close(cp_opened *model);

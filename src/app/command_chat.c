@@ -12,7 +12,7 @@
 #include "predict/draw.h"
 
 typedef struct {
-    const char *model, *file, *trace, *batch;
+    const char *file, *trace, *batch;
     cp_words asks;
     int64_t capacity, seed;
     bool compare;
@@ -111,11 +111,10 @@ static cp_status run_open(chat_run *run) {
     }
     if (run->batch != NULL)
         CP_TRY(batch_open(run));
-    CP_TRY(cp_opened_file(opened, run->model));
     CP_TRY(cp_opened_words(opened));
     CP_TRY(cp_command_about(
         cp_template_find(opened->file, opened->tokenizer, &chat->template),
-        run->model));
+        chat->opened.path));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
     return session_open(run, run->ring.ranks, run->ring.variant);
@@ -354,9 +353,10 @@ static cp_status head_show(const chat_run *run) {
     const cp_model_facts *facts = chat->opened.facts;
     printf("%s over %ld rank%s on %s: %ld layers, %ld query and\n"
            "%ld key and value heads of %ld, %s positions\n",
-           basename(run->model), run->ring.ranks, cp_plural(run->ring.ranks),
-           run->ring.backend->name, facts->layers, facts->shape.query_heads,
-           facts->shape.kv_heads, facts->shape.head_dim,
+           basename(chat->opened.path), run->ring.ranks,
+           cp_plural(run->ring.ranks), run->ring.backend->name, facts->layers,
+           facts->shape.query_heads, facts->shape.kv_heads,
+           facts->shape.head_dim,
            cp_group(cp_session_capacity(chat->session)).text);
     if (chat->document != NULL)
         printf("%s: %s bytes of text\n", run->file,
@@ -396,7 +396,7 @@ static cp_status chat_work(void *context) {
                   NULL);
     else
         setvbuf(stdin, NULL, _IONBF, 0);
-    cp_progress_begin(&chat->progress, "reading", basename(run->model));
+    cp_progress_begin(&chat->progress, "reading", basename(chat->opened.path));
     const cp_status status = run_open(run);
     cp_progress_end(&chat->progress);
     CP_TRY(status);
@@ -411,7 +411,7 @@ int cp_command_chat(int count, char *const *arguments) {
         .ring = CP_COMMAND_RING,
         .chat = {.sequences = 1, .most = 128, .live = true, .stop = &stop}};
     const cp_option options[] = {
-        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
+        {"model", CP_INPUT, &run.chat.opened.path, "FILE.gguf", "the model"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
         {"file", CP_INPUT, &run.file, "TEXT",

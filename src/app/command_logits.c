@@ -9,7 +9,7 @@
 #include "ring/crew.h"
 
 typedef struct {
-    const char *model, *tokens, *history, *positions, *out;
+    const char *tokens, *history, *positions, *out;
     int64_t generate;
     cp_command_ring ring;
     /* What they come to. */
@@ -168,7 +168,6 @@ static cp_status logits_work(void *context) {
     logits_run *run = context;
     int64_t first = 0;
     CP_TRY(ids_load(run));
-    CP_TRY(cp_opened_file(&run->opened, run->model));
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     run->vocabulary = run->opened.facts->vocabulary;
     CP_TRY(words_take(run));
@@ -188,7 +187,7 @@ static cp_status logits_work(void *context) {
 int cp_command_logits(int count, char *const *arguments) {
     logits_run run = {.positions = "last", .ring = CP_COMMAND_RING};
     const cp_option options[] = {
-        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
+        {"model", CP_INPUT, &run.opened.path, "FILE.gguf", "the model"},
         {"tokens", CP_INPUT, &run.tokens, "IDS.npy",
          "token ids [T], int32 or int64"},
         CP_COMMAND_RING_OPTIONS(run.ring),

@@ -7,7 +7,6 @@
 #include <string.h>
 
 typedef struct {
-    const char *model;
     bool special, decode;
     cp_opened opened;
     char *text;
@@ -59,16 +58,15 @@ static cp_status ids_to_text(tokenize_run *run) {
 
 static cp_status tokenize_work(void *context) {
     tokenize_run *run = context;
-    CP_TRY(cp_opened_file(&run->opened, run->model));
     CP_TRY(cp_opened_words(&run->opened));
     CP_TRY(cp_file_read(NULL, &run->text, &run->bytes));
     return run->decode ? ids_to_text(run) : text_to_ids(run);
 }
 
 int cp_command_tokenize(int count, char *const *arguments) {
-    tokenize_run run = {.model = NULL};
+    tokenize_run run = {0};
     const cp_option options[] = {
-        {"model", CP_WORD, &run.model, "FILE.gguf", "whose tokens"},
+        {"model", CP_WORD, &run.opened.path, "FILE.gguf", "whose tokens"},
         {"special", CP_FLAG, &run.special, NULL,
          "recognise control tokens such as <|im_start|> in the text"},
         {"decode", CP_FLAG, &run.decode, NULL,
