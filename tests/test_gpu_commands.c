@@ -10,22 +10,14 @@
 #include <string.h>
 
 static void with(const char *variable) {
-    static char line[800];
-    snprintf(line, sizeof(line),
-             "G=${LONGRING_GPU:-${L%%/*}/stand-in/longring}; export %s;",
-             variable);
-    before_every_line(line);
+    before_every_line(
+        "G=${LONGRING_GPU:-${L%%/*}/stand-in/longring}; export %s;", variable);
 }
 
 static void set_up(void) {
     make_directory();
     with("D");
     must(tiny_gguf_write(in("m.gguf"), NULL));
-}
-
-static void runs(const char *line) {
-    const int status = shell("%s", line);
-    ck_assert_msg(status == 0, "%s: status %d: %s", line, status, errors);
 }
 
 static void write_tensor(const char *name, int64_t rows, int64_t heads) {
@@ -62,17 +54,14 @@ TEST(attention_alone_is_the_same) {
         "--history 61 --variant all-gather --ranks 5",
         "--cached 61 --ranks 2",
     };
-    char line[1024];
     write_tensor("q.npy", 30, 4);
     write_tensor("k.npy", 91, 2);
     write_tensor("v.npy", 91, 2);
     for (int n = 0; n < 4; n++) {
-        snprintf(line, sizeof(line),
-                 "for on in threads cuda cuda-fp32; do $G attend --q $D/q.npy "
-                 "--k $D/k.npy --v $D/v.npy %s --on $on --out $D/$on.npy --lse "
-                 "$D/$on-lse.npy || exit; done",
-                 calls[n]);
-        runs(line);
+        runs("for on in threads cuda cuda-fp32; do $G attend --q $D/q.npy "
+             "--k $D/k.npy --v $D/v.npy %s --on $on --out $D/$on.npy --lse "
+             "$D/$on-lse.npy || exit; done",
+             calls[n]);
         ck_assert(differ("threads.npy", "cuda-fp32.npy") < 2e-6);
         ck_assert(differ("threads-lse.npy", "cuda-fp32-lse.npy") < 2e-6);
         const double rounded = differ("threads.npy", "cuda.npy");
@@ -109,18 +98,15 @@ TEST(a_trace_has_two_lanes_a_rank) {
 
 LOOP(gpus_are_calibrated, 0, 3) {
     static const char *const on[] = {"cuda", "cuda-fp32", "cuda-fp8"};
-    char line[600];
     if (_i == 2 && getenv("LONGRING_GPU") != NULL)
         return;
-    snprintf(line, sizeof(line),
-             "$G calibrate --on %s --ranks 2 --rounds 1 --rows 1,8 --keys "
-             "16,64 --bytes 64,4096 --heads 4,2,16 --name it --out $D/it && "
-             "grep -q '2 ranks on %s, heads 4,2,16' $D/it && $G simulate "
-             "--machine $D/it --model smollm2-135m --tensor 1 --new 64 && $G "
-             "chat --model $D/m.gguf --on cuda --ranks 2 --machine $D/it "
-             "--most 2 --ask Ring",
-             on[_i], on[_i]);
-    runs(line);
+    runs("$G calibrate --on %s --ranks 2 --rounds 1 --rows 1,8 --keys "
+         "16,64 --bytes 64,4096 --heads 4,2,16 --name it --out $D/it && "
+         "grep -q '2 ranks on %s, heads 4,2,16' $D/it && $G simulate "
+         "--machine $D/it --model smollm2-135m --tensor 1 --new 64 && $G "
+         "chat --model $D/m.gguf --on cuda --ranks 2 --machine $D/it "
+         "--most 2 --ask Ring",
+         on[_i], on[_i]);
 }
 
 TEST(a_machine_without_a_gpu_is_told_so) {

@@ -241,7 +241,7 @@ static void make_model(void) {
              "OMPI_MCA_odls_base_sigkill_timeout=0 "
              "ASAN_OPTIONS=detect_leaks=0 S='%s'; exec 2>&1 </dev/null;",
              self);
-    before_every_line(beginning);
+    before_every_line("%s", beginning);
     make_directory();
     must(tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3}));
     for (int64_t i = 0; i < count; i++)
