@@ -197,16 +197,6 @@ static bool anyone_speaks(const cp_chat *chat) {
     return false;
 }
 
-/* Is this an interrupt that asks for the end of an answer, for the first time?
- * The step is then made again, and nothing more is drawn. */
-static bool is_forgiven(cp_chat *chat, cp_status status) {
-    if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
-        return false;
-    *chat->stop = 0;
-    chat->stopping = true;
-    return true;
-}
-
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     cost_clear(&chat->cost);
     chat->stopping = false;
@@ -218,8 +208,12 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
         status = cp_output_flush();
         if (status == CP_OK)
             status = call_next(chat, NULL); /* decode, sample -> text */
-        if (is_forgiven(chat, status))
-            status = CP_OK;
+        if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
+            continue;
+        /* The step is made again, and nothing more is drawn. */
+        *chat->stop = 0;
+        chat->stopping = true;
+        status = CP_OK;
     }
     if (chat->live)
         cp_screen_end(&chat->screen);

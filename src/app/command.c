@@ -492,13 +492,10 @@ int cp_command_line(int count, char *const *arguments) {
     for (int file = 0; file <= 2; file++)
         if (fcntl(file, F_GETFD) < 0)
             open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
-    if (backend == NULL || backend->join == NULL)
-        return dispatch(count, arguments);
-    int result = 1;
-    if (backend->join(count, arguments) == CP_OK)
-        result = dispatch(count, arguments);
-    else
-        cp_complain(cp_message());
+    const bool joins = backend != NULL && backend->join != NULL;
+    const cp_status joined = joins ? backend->join(count, arguments) : CP_OK;
+    const int result =
+        joined == CP_OK ? dispatch(count, arguments) : finished(joined);
     const cp_crew *crew = cp_crew_mine();
     return crew->leave != NULL ? crew->leave(result) : result;
 }

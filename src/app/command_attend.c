@@ -36,13 +36,10 @@ static cp_status pasts_read(attend_run *run, const char *name,
     int64_t pasts = text != NULL;
     for (const char *c = text; c != NULL && *c != '\0'; c++)
         pasts += *c == ',';
-    if (run->lengths.count == 0 && pasts > 1)
-        return cp_refuse("--%s is of %ld sequences; --lengths says how many "
-                         "new tokens each has",
-                         name, pasts);
     if (pasts > 0 && pasts != sequences)
-        return cp_refuse("--%s is of %ld sequences, and --lengths of %ld", name,
-                         pasts, sequences);
+        return cp_refuse("--%s is of %ld sequences, and the new tokens are of "
+                         "%ld; --lengths says how many each has",
+                         name, pasts, sequences);
     run->sequences = sequences;
     CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
     CP_TRY(cp_allocate(&run->pasts, sequences, sizeof(cp_turn *), "turns"));

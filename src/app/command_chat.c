@@ -123,7 +123,6 @@ static cp_status run_open(chat_run *run) {
 /* Ask one question after the other, or each in its own conversation. */
 static cp_status asks_answer(chat_run *run) {
     cp_chat *chat = &run->chat;
-    chat->live = run->batch == NULL;
     if (!chat->live)
         CP_TRY(cp_chat_ask(chat, run->asks.items));
     for (int64_t i = 0; i < run->asks.count; i++) {
@@ -187,10 +186,12 @@ typedef struct {
     int64_t length;
 } input_line;
 
-/* Read the next line; false at the end of the input. */
-static bool line_get(bool prompts, input_line *line) {
-    ssize_t read;
-    for (;;) {
+/* The process that leads reads the next line, for all of them; no more at the
+ * end of the input. Fails if the line cannot be shared. */
+static cp_status line_read(bool prompts, input_line *line, bool *more) {
+    ssize_t read = -1;
+    CP_TRY(cp_crew_await(STDIN_FILENO));
+    while (cp_crew_leads()) {
         fputs(prompts ? "\n> " : "", stdout);
         fflush(stdout);
         errno = 0;
@@ -201,20 +202,11 @@ static bool line_get(bool prompts, input_line *line) {
         if (prompts)
             fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
     }
+    *more = read >= 0;
     line->length = cp_max(read, 0);
     while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
-    return read >= 0;
-}
-
-/* The same, of the process that leads, for all of them. Fails if the line
- * cannot be shared. */
-static cp_status line_read(bool prompts, input_line *line, bool *more) {
-    *more = false;
-    CP_TRY(cp_crew_await(STDIN_FILENO));
-    if (cp_crew_leads())
-        *more = line_get(prompts, line);
     return cp_crew_share(CP_OK, more, sizeof(*more), (void **)&line->text,
                          &line->length);
 }
@@ -391,6 +383,7 @@ static cp_status chat_work(void *context) {
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
     chat->tape.keeps = run->compare;
+    chat->live = run->batch == NULL;
     if (cp_crew_mine()->ranks == 1)
         sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
                   NULL);
@@ -406,10 +399,9 @@ static cp_status chat_work(void *context) {
 }
 
 int cp_command_chat(int count, char *const *arguments) {
-    chat_run run = {
-        .seed = 1,
-        .ring = CP_COMMAND_RING,
-        .chat = {.sequences = 1, .most = 128, .live = true, .stop = &stop}};
+    chat_run run = {.seed = 1,
+                    .ring = CP_COMMAND_RING,
+                    .chat = {.sequences = 1, .most = 128, .stop = &stop}};
     const cp_option options[] = {
         {"model", CP_INPUT, &run.chat.opened.path, "FILE.gguf", "the model"},
         CP_COMMAND_RING_OPTIONS(run.ring),
