@@ -220,19 +220,6 @@ static cp_status partials_clear(const char *directory) {
     return status;
 }
 
-static cp_status attend_compute(attend_run *run) {
-    if (run->partials != NULL) {
-        if (mkdir(run->partials, 0777) != 0 && errno != EEXIST)
-            return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
-        CP_TRY(partials_clear(run->partials));
-        run->job.partial = partial_write;
-        run->job.partial_context = run;
-    }
-    CP_TRY(run->ring.backend->attend(&run->job));
-    return run->failure == CP_OK ? CP_OK
-                                 : cp_fail(run->failure, "%s", run->why);
-}
-
 static cp_status overflow_check(const attend_run *run) {
     const int64_t heads = run->job.shape.query_heads;
     const int64_t dim = run->job.shape.head_dim;
@@ -245,17 +232,29 @@ static cp_status overflow_check(const attend_run *run) {
     return CP_OK;
 }
 
-/* Compute, look at what came out, and write it; or leave nothing behind. */
-static cp_status attend_answer(attend_run *run) {
+/* Compute, look at what came out, and write it. */
+static cp_status attend_compute(attend_run *run) {
     const int64_t *shape = run->queries.shape;
-    cp_status status = attend_compute(run);
-    if (status == CP_OK)
-        status = overflow_check(run);
+    if (run->partials != NULL) {
+        if (mkdir(run->partials, 0777) != 0 && errno != EEXIST)
+            return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
+        CP_TRY(partials_clear(run->partials));
+        run->job.partial = partial_write;
+        run->job.partial_context = run;
+    }
+    CP_TRY(run->ring.backend->attend(&run->job));
+    if (run->failure != CP_OK)
+        return cp_fail(run->failure, "%s", run->why);
+    CP_TRY(overflow_check(run));
     const cp_npy_file files[] = {
         {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
         {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
-    if (status == CP_OK && cp_crew_leads())
-        status = cp_npy_write_all(2, files);
+    return cp_crew_leads() ? cp_npy_write_all(2, files) : CP_OK;
+}
+
+/* The same, or leave nothing behind. */
+static cp_status attend_answer(attend_run *run) {
+    const cp_status status = attend_compute(run);
     if (status == CP_OK || run->job.partial == NULL)
         return status;
     snprintf(run->why, sizeof(run->why), "%s", cp_message());

@@ -1,6 +1,5 @@
 /* longring simulate: what a call would take on a described machine. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "app/command.h"
@@ -149,27 +148,22 @@ static cp_status call_simulate(simulate_run *run) {
                               : cp_history_write(scenario->trace, run->trace);
 }
 
-/* Simulate the step of decode that follows the call. */
+/* Simulate the step of decode that follows the call, in which all its tokens
+ * are cached. */
 static cp_status step_simulate(simulate_run *run) {
-    const int64_t count = run->call.scenario.sequences;
+    cp_command_tokens *tokens = &run->call.tokens;
     cp_scenario next = run->call.scenario;
-    int64_t *steps;
     cp_forecast forecast;
-    CP_TRY(cp_allocate(&steps, 2 * count, sizeof(int64_t), "sequences"));
-    int64_t *past = steps + count;
-    for (int64_t i = 0; i < count; i++) {
-        steps[i] = 1;
-        past[i] = next.new_tokens[i] + next.cached_tokens[i];
+    for (int64_t i = 0; i < next.sequences; i++) {
+        tokens->cached.items[i] += tokens->fresh.items[i];
+        tokens->fresh.items[i] = 1;
     }
     next.variant = CP_DECODE;
-    next.new_tokens = steps;
-    next.cached_tokens = past;
     next.trace = NULL;
     next.kept = false;
-    const cp_status status = cp_simulate(&next, &forecast);
-    free(steps);
-    run->step = status == CP_OK ? forecast.seconds : 0;
-    return status;
+    CP_TRY(cp_simulate(&next, &forecast));
+    run->step = forecast.seconds;
+    return CP_OK;
 }
 
 static cp_status simulate_work(void *context) {
