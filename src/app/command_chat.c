@@ -167,16 +167,15 @@ static cp_status variant_set(chat_run *run, const char *name) {
 }
 
 static cp_status plan_show(const cp_chat *chat) {
-    const cp_plan *plan = cp_session_plan(chat->session);
     const cp_cost *cost = &chat->cost;
-    if (cost->drawing == NULL || plan == NULL)
+    if (cost->drawing == NULL)
         return cp_refuse("/plan: nothing was asked yet");
     printf("The question, by %s:\n%s", cp_variant_name(cost->prefill.variant),
            cost->drawing);
     if (cost->steps == 0)
         return CP_OK;
     puts("The last token of the answer, by decode:");
-    return cp_draw(plan, CP_DRAW_ASCII, stdout);
+    return cp_draw(cp_session_plan(chat->session), CP_DRAW_ASCII, stdout);
 }
 
 /* A line of input, without its end. */
