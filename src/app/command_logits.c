@@ -135,7 +135,12 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     return CP_OK;
 }
 
-static const int64_t only = 0; /* sequence */
+/* Decode the token at that position. */
+static cp_status step_walk(logits_run *run, int64_t position, int32_t id) {
+    const int64_t only = 0; /* sequence */
+    CP_TRY(cp_session_decode(run->session, 1, &only, &id, NULL));
+    return rows_take(run, position, 1);
+}
 
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
@@ -143,21 +148,16 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
         CP_TRY(cp_session_prefill(run->session, &turn.tokens, words, NULL));
         return rows_take(run, first, turn.tokens);
     }
-    for (int64_t i = 0; i < turn.tokens; i++) {
-        CP_TRY(cp_session_decode(run->session, 1, &only, &words[i], NULL));
-        CP_TRY(rows_take(run, first + i, 1));
-    }
+    for (int64_t i = 0; i < turn.tokens; i++)
+        CP_TRY(step_walk(run, first + i, words[i]));
     return CP_OK;
 }
 
 /* Print the ids that follow; the first of them is known. */
 static cp_status generate(logits_run *run) {
     printf("%d", run->next);
-    for (int64_t i = 1; i < run->generate; i++) {
-        CP_TRY(cp_session_decode(run->session, 1, &only, &run->next, NULL));
-        CP_TRY(cp_scores_read(run->session, 0, 1, run->length - 1 + i,
-                              run->vocabulary, run->rows));
-        run->next = cp_sample_greedy(run->rows, run->vocabulary);
+    for (int64_t i = 0; i < run->generate - 1; i++) {
+        CP_TRY(step_walk(run, run->length + i, run->next));
         printf(" %d", run->next);
     }
     putchar('\n');
