@@ -274,9 +274,7 @@ static inline void compare(talk *t, int layer, int rank) {
         norm += truth[i] * truth[i];
     }
     /* Say what was wrong with the answer. */
-    const cp_traffic sent = cp_stream_walker_traffic(t->walkers[rank]);
-    const int64_t bytes =
-        sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
+    const int64_t bytes = cp_stream_walker_sent(t->walkers[rank]);
     if (!(sqrt(difference) <= 2e-6 * sqrt(norm) + 1e-12) || !(worst <= 5e-6))
         snprintf(t->problem, sizeof(t->problem),
                  "rank %d is off by %g of %g (LSE %g)", rank, sqrt(difference),
@@ -321,8 +319,8 @@ static inline cp_status walk_layer(talk *t, int layer) {
         cp_device_trace_layer(t->trace, r, layer);
         CP_TRY(give_all(t, r));
     }
-    CP_TRY(cp_loopback_walk(t->walkers, t->link, t->keys[layer],
-                            t->values[layer]));
+    CP_TRY(cp_stream_walk(t->walkers, t->ranks, t->link, t->keys[layer],
+                          t->values[layer]));
     for (int r = 0; r < t->ranks; r++)
         CP_TRY(take(t, layer, r));
     return CP_OK;
@@ -342,8 +340,8 @@ static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
     cp_stream_walker *w = t->walkers[rank];
     for (int layer = 0; layer < t->layers; layer++) {
         CP_TRY(give_all(t, rank));
-        CP_TRY(cp_stream_walk(w, &cp->link, t->keys[layer][rank],
-                              t->values[layer][rank]));
+        CP_TRY(cp_stream_walk(&w, 1, &cp->link, &t->keys[layer][rank],
+                              &t->values[layer][rank]));
         if (tp != NULL)
             CP_TRY(
                 cp_nccl_sum(tp, cp_stream_walker_rows(w).output,

@@ -137,11 +137,8 @@ static void close_call(running *it) {
 }
 
 static cp_status enqueue_and_wait(const running *it) {
-    const cp_link *link = it->place->link;
-    CP_TRY(
-        link != NULL
-            ? cp_stream_walk(it->walkers[0], link, it->keys[0], it->values[0])
-            : cp_loopback_walk(it->walkers, NULL, it->keys, it->values));
+    CP_TRY(cp_stream_walk(it->walkers, it->count, it->place->link, it->keys,
+                          it->values));
     for (int r = 0; r < it->count; r++)
         CP_TRY(cp_stream_walker_finish(it->walkers[r], it->place->patience));
     return CP_OK;

@@ -141,8 +141,7 @@ static void close_engine(cp_engine *base) {
         cp_queues_free(&mine->queues[r]);
     }
     for (int n = 0; n < 2; n++)
-        if (mine->paced[n] != NULL)
-            cudaEventDestroy(mine->paced[n]);
+        cp_event_free(mine->paced[n]);
     cudaFree(it->scores);
     free(mine->ranks);
     free(mine->queues);

@@ -232,10 +232,9 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
     for (int r = 0; r < pass->mine->count; r++) {
         part *a = &pass->parts[r];
         const int rank = a->rank->rank;
-        const cp_device_stretch what = {
-            .rank = rank, .stream = a->stream, .name = name};
         cp_device_trace_layer(trace, rank, layer);
-        const int64_t mark = cp_device_trace_begin(trace, &what);
+        const int64_t mark = cp_device_trace_begin(
+            trace, rank, CP_COMPUTING, a->stream, (cp_stretch){.name = name});
         for (int64_t first = 0; first < a->rows; first += a->block) {
             program(&block_at(pass, r, layer, first)->base);
             CP_TRY(a->base.status);
@@ -248,15 +247,12 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
 static cp_status walk(cp_pass *base, int64_t layer) {
     cp_device_forward *pass = (cp_device_forward *)base;
     const cp_device_ranks *mine = pass->mine;
-    const cp_link *link = mine->place->link;
     for (int r = 0; r < mine->count; r++) {
         pass->keys[r] = mine->ranks[r].cache + 2 * layer * mine->cache_bytes;
         pass->values[r] = (char *)pass->keys[r] + mine->cache_bytes;
     }
-    if (link != NULL)
-        return cp_stream_walk(pass->walkers[0], link, pass->keys[0],
-                              pass->values[0]);
-    return cp_loopback_walk(pass->walkers, NULL, pass->keys, pass->values);
+    return cp_stream_walk(pass->walkers, mine->count, mine->place->link,
+                          pass->keys, pass->values);
 }
 
 static cp_status embed(cp_pass *base) {
@@ -422,15 +418,12 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
         CP_TRY(
             cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
     for (int r = 0; r < mine->count; r++) {
-        const cp_traffic sent = cp_stream_walker_traffic(pass->walkers[r]);
-        const int rank = mine->ranks[r].rank;
         part *a = block_at(pass, r, layers, 0);
         enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, mine->model->element,
                      hidden[r].rows);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
-        bytes[rank] = layers * (sent.ring_bytes + sent.all_to_all_bytes +
-                                sent.all_gather_bytes);
+        bytes[a->rank->rank] = layers * cp_stream_walker_sent(pass->walkers[r]);
     }
     return CP_OK;
 }

@@ -24,7 +24,7 @@ typedef enum {
 
 /* Give each list of a rank its place, with growth pieces more than the plan's
  * layout needs. The plan must outlive the manifest, which is for free() even if
- * this fails: with CP_INVALID if growth is negative, or with CP_MEMORY. */
+ * this fails, with CP_MEMORY. */
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out);
 
@@ -47,7 +47,7 @@ void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
 /* A list as a kernel wants it, where the block lies at `at`. Its room is told,
  * and not what it holds in this call, which is for the kernel to read. rank is
  * whose list, for the first three kinds; the others are the rank's own. */
-cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, void *at,
+cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, const void *at,
                                   cp_list kind, int rank);
 
 #endif
