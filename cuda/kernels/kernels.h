@@ -78,9 +78,9 @@ typedef struct {
     void *to_keys, *to_values;
 } cp_device_copying;
 
-/* Make tiles [rows] of labels [rows][2], 64 bits each: sequence, position; -1 =
- * nobody. *wrong becomes 1 + the number of a row where expected [rows] says
- * otherwise, and stays as it is where all agree. */
+/* Make tiles [rows] of labels [rows][2], 64 bits each: sequence, position; both
+ * -1 = nobody. *wrong becomes 1 + the number of a row where expected [rows]
+ * says otherwise, and stays as it is where all agree. */
 typedef struct {
     int64_t rows;
     const void *labels; /* aligned to 2 bytes */

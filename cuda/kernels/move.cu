@@ -97,18 +97,11 @@ static __device__ int64_t label(const uint16_t *from) {
 CP_KERNEL(labels_to_tiles, cp_device_labels) {
     for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
         const uint16_t *from = (const uint16_t *)a.labels + row * 8;
-        cp_piece tile = a.expected[row];
+        const cp_span expected = a.expected[row].span;
         const int64_t sequence = label(from), start = label(from + 4);
-        const bool there = sequence >= 0;
-        if (there != (tile.span.count > 0) ||
-            (there &&
-             (sequence != tile.span.sequence || start != tile.span.start)))
+        if (sequence != expected.sequence || start != expected.start)
             *a.wrong = (int32_t)row + 1;
-        tile.span.sequence = sequence;
-        tile.span.start = start;
-        tile.span.count = there;
-        tile.span.step = 1;
-        tile.row = row;
+        const cp_piece tile = {{sequence, start, sequence >= 0, 1}, row};
         a.tiles[row] = tile;
     }
 }
