@@ -124,10 +124,9 @@ static void check_manifest(const talk *t, int rank) {
     must(cp_manifest_new(t->plan, rank, 3, &m));
     void *block = calloc((size_t)cp_manifest_bytes(m), 1);
     cp_manifest_write(m, t->layout, block);
-    for (int n = 0; n < 3 * t->ranks + 3; n++) {
-        const cp_list kind = n < 3 * t->ranks ? (cp_list)(n / t->ranks)
-                                              : (cp_list)(n - 3 * t->ranks + 3);
-        const int whose = n < 3 * t->ranks ? n % t->ranks : rank;
+    for (int n = 0; n < CP_LISTS * t->ranks; n++) {
+        const cp_list kind = (cp_list)(n / t->ranks);
+        const int whose = kind < CP_LIST_CACHED ? n % t->ranks : rank;
         const cp_pieces *pieces[] = {&t->layout->queries[whose].pieces,
                                      packs ? &t->layout->keys[whose].pieces
                                            : &none,
@@ -240,32 +239,28 @@ LOOP(edges_that_are_taken_out_are_missed, 0, 4 * stand_in_pretends()) {
     ck_assert_int_ge(10 * missed, waits);
 }
 
-static bool attend_before_the_wait(cp_plan *plan) {
-    cp_program *program = &plan->programs[1];
-    for (int64_t n = 0; n < program->count; n++)
-        if (program->ops[n].kind == CP_OP_WAIT) {
-            const cp_op wait = program->ops[n];
-            while (++n < program->count &&
-                   program->ops[n - 1].kind != CP_OP_ATTEND)
-                program->ops[n - 1] = program->ops[n];
-            program->ops[n - 1] = wait;
-            return true;
-        }
-    return false;
+static cp_op *first_of(cp_plan *plan, cp_op_kind kind) {
+    cp_op *op = plan->programs[1].ops;
+    while (op->kind != kind)
+        op++;
+    return op;
 }
 
-static bool receive_where_it_sends(cp_plan *plan) {
-    cp_program *program = &plan->programs[1];
-    for (int64_t n = 0; n < program->count; n++)
-        if (program->ops[n].kind == CP_OP_EXCHANGE) {
-            program->ops[n].out.slot = program->ops[n].in.slot;
-            return true;
-        }
-    return false;
+static void attend_before_the_wait(cp_plan *plan) {
+    cp_op *op = first_of(plan, CP_OP_WAIT);
+    const cp_op wait = *op;
+    for (; op->kind != CP_OP_ATTEND; op++)
+        op[0] = op[1];
+    *op = wait;
+}
+
+static void receive_where_it_sends(cp_plan *plan) {
+    cp_op *op = first_of(plan, CP_OP_EXCHANGE);
+    op->out.slot = op->in.slot;
 }
 
 LOOP(faults_of_a_plan_are_found_on_every_seed, 0, 4 * stand_in_pretends()) {
-    bool (*const spoils[])(cp_plan *) = {attend_before_the_wait,
+    void (*const spoils[])(cp_plan *) = {attend_before_the_wait,
                                          receive_where_it_sends};
     const int64_t fresh = 12; /* all ranks see something of all */
     for (int seed = 0; seed < 50; seed++) {
@@ -293,29 +288,13 @@ LOOP(a_call_that_does_not_fit_fails_before_it_begins, 0, stand_in_pretends()) {
     end();
 }
 
-static int64_t bytes_of_slot(const talk *t, const cp_slot *slot) {
-    const cp_shape *shape = &t->shape;
-    const int64_t size = cp_element_bytes(t->element);
-    if (slot->kind == CP_SLOT_PARTIAL)
-        return slot->rows * shape->query_heads * (shape->head_dim + 1) * 4;
-    return slot->rows * shape->head_dim * size *
-           (slot->kind == CP_SLOT_QUERIES ? shape->query_heads
-                                          : 2 * shape->kv_heads);
-}
-
-static int64_t bytes_of_slots(const talk *t, int rank) {
-    const cp_program *program = &t->plan->programs[rank];
-    bool touched[100] = {false};
+static int64_t bytes_of_slots(const cp_plan *plan, int rank) {
+    bool needed[100];
     int64_t sum = 0;
-    cp_touch touch;
-    ck_assert_int_lt(t->plan->slot_count, 100);
-    for (int64_t n = 0; n < program->count; n++)
-        for (int i = 0; cp_op_touch(t->plan, rank, &program->ops[n], i, &touch);
-             i++)
-            touched[touch.slot] = true;
-    touched[t->plan->cache] = false;
-    for (int slot = 0; slot < t->plan->slot_count; slot++)
-        sum += touched[slot] ? bytes_of_slot(t, &t->plan->slots[slot]) : 0;
+    ck_assert_int_lt(plan->slot_count, 100);
+    cp_plan_slots_needed(plan, rank, needed);
+    for (int slot = 0; slot < plan->slot_count; slot++)
+        sum += needed[slot] ? plan->slots[slot].bytes : 0;
     return sum;
 }
 
@@ -329,7 +308,7 @@ LOOP(sizes_beyond_32_bits_are_added_up, 0, 12 * stand_in_pretends()) {
     must(plan_call(&t, &fresh, variants[_i % 3]));
     ck_assert_int_eq(make_walkers(&t), CP_MEMORY);
     ck_assert_int_eq(sscanf(cp_message(), "rank 0's slots: %lld", &asked), 1);
-    const int64_t slots = bytes_of_slots(&t, 0);
+    const int64_t slots = bytes_of_slots(t.plan, 0);
     ck_assert_int_gt(slots, INT64_C(1) << 32);
     ck_assert_int_ge(asked, slots);
     ck_assert_int_lt(asked, slots + fresh * 40);
