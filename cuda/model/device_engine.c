@@ -15,7 +15,9 @@ static engine *own(const cp_engine *base) {
     return (engine *)(uintptr_t)base;
 }
 
-static cp_device_forward **pass_of(engine *it, const cp_forward *call) {
+static cp_device_forward **pass_of(const cp_engine *base,
+                                   const cp_forward *call) {
+    engine *it = own(base);
     return call->plan->variant == CP_DECODE ? &it->decode : &it->prefill;
 }
 
@@ -25,29 +27,27 @@ static void forget(cp_device_forward **pass) {
 }
 
 static cp_status prepare(cp_engine *base, const cp_forward *call) {
-    engine *it = own(base);
-    cp_device_forward **pass = pass_of(it, call);
+    cp_device_forward **pass = pass_of(base, call);
     cp_status status = CP_CAPACITY;
     if (*pass != NULL)
         status = cp_device_forward_renew(*pass, call);
     if (status != CP_CAPACITY && status != CP_INVALID)
         return status;
     forget(pass);
-    return cp_device_forward_new(&it->mine, call, pass);
+    return cp_device_forward_new(&own(base)->mine, call, pass);
 }
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
-    cp_device_forward **pass = pass_of(own(base), call);
+    cp_device_forward **pass = pass_of(base, call);
     if (status != CP_OK || call->plan->variant != CP_DECODE)
         forget(pass);
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
-    engine *it = own(base);
-    const cp_device_ranks *mine = &it->mine;
+    const cp_device_ranks *mine = &own(base)->mine;
     const cp_status status =
-        cp_device_forward_run(*pass_of(it, call), call, hidden);
+        cp_device_forward_run(*pass_of(base, call), call, hidden);
     if (status != CP_OK)
         cp_queues_drain(mine->queues, mine->count, mine->place->link);
     return status;
