@@ -124,13 +124,6 @@ static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
     return CP_OK;
 }
 
-static inline cp_status copy_on(cudaStream_t stream, void *to, const void *from,
-                                int64_t bytes, const char *what) {
-    return cp_cuda(
-        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, stream),
-        "%s", what);
-}
-
 /* A rank's new tokens: memory of the host for them, what they are in this
  * layout, and their way to the walker. */
 static inline int64_t rows_of_inputs(const talk *t) {
@@ -157,8 +150,9 @@ static inline cp_status give_inputs(const talk *t, int rank) {
     const cp_stream_rows rows = cp_stream_walker_rows(t->walkers[rank]);
     void *const to[] = {NULL, rows.queries, rows.keys, rows.values};
     for (int what = QUERY; what <= VALUE; what++)
-        CP_TRY(copy_on(t->queues[rank].compute, to[what], t->inputs[rank][what],
-                       bytes_of_inputs(t, what), "giving a rank its tokens"));
+        CP_TRY(cp_bytes_copy(to[what], t->inputs[rank][what],
+                             bytes_of_inputs(t, what), t->queues[rank].compute,
+                             "tokens"));
     return CP_OK;
 }
 
@@ -304,9 +298,9 @@ static inline int64_t answer_bytes(const talk *t) {
 }
 
 static inline cp_status take_answer(const talk *t, int layer, int rank) {
-    return copy_on(t->queues[rank].compute, t->answers[layer][rank],
-                   cp_stream_walker_rows(t->walkers[rank]).output,
-                   answer_bytes(t), "taking an answer");
+    return cp_bytes_copy(t->answers[layer][rank],
+                         cp_stream_walker_rows(t->walkers[rank]).output,
+                         answer_bytes(t), t->queues[rank].compute, "an answer");
 }
 
 static inline cp_status take(talk *t, int layer, int rank) {

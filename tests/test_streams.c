@@ -349,7 +349,7 @@ static cp_status trade_and_spoil(void *context, const cp_message_half *halves,
     char *to = halves[1].buffer;
     char *label = to + bytes - slot->rows * CP_LABEL_BYTES;
     ck_assert_int_eq(count, 2);
-    CP_TRY(copy_on(stream, to, halves[0].buffer, bytes, "carrying"));
+    CP_TRY(cp_bytes_copy(to, halves[0].buffer, bytes, stream, "a message"));
     if (bytes != slot->bytes || still_to_spoil-- <= 0)
         return CP_OK;
     return cp_cuda(cudaMemsetAsync(label + 8, 7, 8, stream), "spoiling");

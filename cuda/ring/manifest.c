@@ -5,12 +5,10 @@
 struct cp_manifest {
     const cp_plan *plan;
     int rank;
-    bool packs;               /* a block of keys, from the cache */
-    int64_t before[CP_LISTS]; /* lists of the kinds before one, */
-    int64_t first[CP_LISTS];  /* and the pieces that these have room for */
-    int64_t room[CP_LISTS];   /* pieces that each list of it can have */
-    int64_t lists;  /* one a rank of the first three kinds, one of others */
-    int64_t pieces; /* rooms of all of them */
+    bool packs;              /* a block of keys, from the cache */
+    int64_t first[CP_LISTS]; /* where a kind begins, among the pieces of all */
+    int64_t room[CP_LISTS];  /* pieces that each list of it can have */
+    int64_t pieces;          /* rooms of all of them */
 };
 
 static const cp_pieces *source_of(const cp_manifest *m, const cp_layout *layout,
@@ -73,10 +71,8 @@ static cp_status place_lists(cp_manifest *m, int64_t growth) {
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
         const int64_t lists = kind < CP_LIST_CACHED ? ranks : 1;
         const bool grows = source_of(m, m->plan->layout, kind, 0) != NULL;
-        m->before[kind] = m->lists;
         m->first[kind] = m->pieces;
         m->room[kind] = most_pieces(m, m->plan->layout, kind);
-        m->lists += lists;
         if (!cp_add(m->room[kind], grows ? growth : 0, &m->room[kind]) ||
             !cp_multiply(m->room[kind], lists, &pieces) ||
             !cp_add(m->pieces, pieces, &m->pieces) ||
@@ -88,10 +84,11 @@ static cp_status place_lists(cp_manifest *m, int64_t growth) {
 
 cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
                                   cp_list kind, int rank) {
-    const int64_t own = kind < CP_LIST_CACHED ? rank : 0, *counts = at;
-    const cp_piece *pieces = (const cp_piece *)(counts + m->lists);
-    return (cp_device_tiles){pieces + m->first[kind] + own * m->room[kind],
-                             counts + m->before[kind] + own, m->room[kind]};
+    const int64_t *counts = at, ranks = m->plan->layout->ranks;
+    const cp_piece *pieces = (const cp_piece *)(counts + CP_LISTS * ranks);
+    const int64_t before = kind < CP_LIST_CACHED ? rank * m->room[kind] : 0;
+    return (cp_device_tiles){pieces + m->first[kind] + before,
+                             counts + kind * ranks + rank, m->room[kind]};
 }
 
 static void write_labels(const cp_manifest *m, char *block) {
@@ -142,7 +139,7 @@ cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
 }
 
 int64_t cp_manifest_labels(const cp_manifest *m) {
-    return m->lists * (int64_t)sizeof(int64_t) +
+    return CP_LISTS * m->plan->layout->ranks * (int64_t)sizeof(int64_t) +
            m->pieces * (int64_t)sizeof(cp_piece);
 }
 

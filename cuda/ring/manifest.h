@@ -46,7 +46,7 @@ void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
 
 /* A list as a kernel wants it, where the block lies at `at`. Its room is told,
  * and not what it holds in this call, which is for the kernel to read. rank is
- * whose list, for the first three kinds; the others are the rank's own. */
+ * whose list; of the last three kinds there is the rank's own alone. */
 cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, const void *at,
                                   cp_list kind, int rank);
 
