@@ -91,16 +91,6 @@ cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
                              counts + kind * ranks + rank, m->room[kind]};
 }
 
-static void write_labels(const cp_manifest *m, char *block) {
-    const cp_piece *mine =
-        cp_manifest_tiles(m, block, CP_LIST_EXPECTED, m->rank).items;
-    int64_t *label = (int64_t *)(void *)(block + cp_manifest_labels(m));
-    for (int64_t row = 0; row < label_rows(m); row++) {
-        *label++ = mine[row].span.sequence;
-        *label++ = mine[row].span.start;
-    }
-}
-
 static void write_list(const cp_manifest *m, const cp_layout *layout,
                        cp_list kind, int rank, void *block) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
@@ -120,7 +110,6 @@ void cp_manifest_write(const cp_manifest *m, const cp_layout *layout,
         for (int r = 0; r < layout->ranks; r++)
             if (kind < CP_LIST_CACHED || r == m->rank)
                 write_list(m, layout, kind, r, to);
-    write_labels(m, to);
 }
 
 cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
@@ -138,13 +127,9 @@ cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
     return CP_OK;
 }
 
-int64_t cp_manifest_labels(const cp_manifest *m) {
+int64_t cp_manifest_bytes(const cp_manifest *m) {
     return CP_LISTS * m->plan->layout->ranks * (int64_t)sizeof(int64_t) +
            m->pieces * (int64_t)sizeof(cp_piece);
-}
-
-int64_t cp_manifest_bytes(const cp_manifest *m) {
-    return cp_manifest_labels(m) + label_rows(m) * CP_LABEL_BYTES;
 }
 
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,

@@ -28,19 +28,15 @@ typedef enum {
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out);
 
-/* How many bytes travel, and how far behind the first of them the labels of the
- * rank's queries begin: [rows of the queries' slot][CP_LABEL_BYTES], if the
- * plan has labels. */
+/* How many bytes travel. */
 int64_t cp_manifest_bytes(const cp_manifest *manifest);
-int64_t cp_manifest_labels(const cp_manifest *manifest);
 
 /* Whether the lists of a layout, of a plan of the same kind, have room:
  * CP_CAPACITY, naming list and tiles, if not. */
 cp_status cp_manifest_has_room(const cp_manifest *manifest,
                                const cp_layout *layout);
 
-/* Write the lists of a layout that have room, and the labels: bytes of them,
- * at an address for int64_t. */
+/* Write the lists of a layout that have room, at an address for int64_t. */
 void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
                        void *to);
 

@@ -29,7 +29,7 @@ struct cp_stream_walker {
     float *unfinished; /* [splits] partials, */
     int64_t splits;    /* if there is room for more than one */
     bool *needed;      /* [slot_count] by this rank */
-    char *staging;     /* on the host: the manifest with labels, */
+    char *staging;     /* on the host: the manifest, */
     int32_t *told;     /* [ranks] and what came back of wrong */
     /* Its events. */
     int64_t first;      /* communication of the program */
@@ -374,10 +374,13 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
                          stream, "the manifest"));
     if (plan->labelled)
-        CP_TRY(cp_bytes_copy(slot_labels(w, plan->queries),
-                             w->lists + cp_manifest_labels(w->manifest),
-                             query_rows(w) * CP_LABEL_BYTES, stream,
-                             "labels of queries"));
+        CP_TRY(cp_cuda(
+            cudaMemcpy2DAsync(slot_labels(w, plan->queries), CP_LABEL_BYTES,
+                              tiles_at(w, CP_LIST_EXPECTED, w->rank).items,
+                              sizeof(cp_piece), CP_LABEL_BYTES,
+                              (size_t)query_rows(w), cudaMemcpyDeviceToDevice,
+                              stream),
+            "labelling queries"));
     /* Poison the slots that are not inputs. */
     for (int slot = 0; slot < plan->slot_count && w->options.poison; slot++)
         if (w->slots[slot] != NULL && slot != plan->queries &&
