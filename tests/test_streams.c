@@ -127,13 +127,11 @@ static void check_manifest(const talk *t, int rank) {
     for (int n = 0; n < CP_LISTS * t->ranks; n++) {
         const cp_list kind = (cp_list)(n / t->ranks);
         const int whose = kind < CP_LIST_CACHED ? n % t->ranks : rank;
-        const cp_pieces *pieces[] = {&t->layout->queries[whose].pieces,
-                                     packs ? &t->layout->keys[whose].pieces
-                                           : &none,
-                                     &none,
-                                     &t->layout->cache[whose].pieces,
-                                     &t->layout->queries[whose].pieces,
-                                     &t->layout->appended[whose].pieces};
+        const cp_pieces *pieces[] = {
+            &t->layout->queries[whose].pieces,
+            packs ? &t->layout->keys[whose].pieces : &none,
+            &t->layout->cache[whose].pieces, &t->layout->queries[whose].pieces,
+            &t->layout->appended[whose].pieces};
         const cp_device_tiles tiles = cp_manifest_tiles(m, block, kind, whose);
         check_list(&tiles, pieces[kind],
                    kind == CP_LIST_QUERIES ? queries : CP_DEVICE_KEY_TILE);

@@ -50,7 +50,7 @@ static void write_expected(const cp_pieces *pieces, int64_t rows,
 static int64_t count_pieces(const cp_manifest *m, const cp_layout *layout,
                             cp_list kind, int rank) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
-    int64_t count = kind == CP_LIST_EXPECTED ? label_rows(m) : 0;
+    int64_t count = kind == CP_LIST_QUERIES ? label_rows(m) : 0;
     for (int64_t p = 0; source != NULL && p < source->count; p++)
         count +=
             cp_ceil_divide(source->items[p].span.count, longest_of(m, kind));
@@ -113,8 +113,7 @@ void cp_manifest_write(const cp_manifest *m, const cp_layout *layout,
 }
 
 cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
-    static const char *const names[] = {"queries",        "keys",
-                                        "rows",           "its cache",
+    static const char *const names[] = {"queries", "keys", "its cache",
                                         "its new tokens", "where they go"};
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
         const int64_t count = most_pieces(m, layout, kind);

@@ -13,9 +13,9 @@ typedef struct cp_manifest cp_manifest;
 
 /* Whose tokens a list has, and what for. */
 typedef enum {
-    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; none if labelled */
+    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; if the plan is
+                         labelled, a piece for each row */
     CP_LIST_KEYS,     /* a rank's packed block, in tiles of keys */
-    CP_LIST_EXPECTED, /* a rank's labelled queries: one piece for each row */
     CP_LIST_CACHED,   /* what lies in its own cache, */
     CP_LIST_NEW,      /* its own new tokens, */
     CP_LIST_APPENDED, /* and the rows of its cache that these go to */

@@ -21,11 +21,10 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_manifest *manifest;
     /* Its memory. */
-    char *memory;    /* on the device: slots, lists, and so on to unfinished */
-    void **slots;    /* [slot_count]; NULL = not used */
-    char *lists;     /* the manifest */
-    int32_t *wrong;  /* [ranks] of labels, */
-    cp_piece *tiles; /* and what is made of them */
+    char *memory;   /* on the device: slots, lists, and so on to unfinished */
+    void **slots;   /* [slot_count]; NULL = not used */
+    char *lists;    /* the manifest */
+    int32_t *wrong; /* [ranks] of labels */
     float *unfinished; /* [splits] partials, */
     int64_t splits;    /* if there is room for more than one */
     bool *needed;      /* [slot_count] by this rank */
@@ -85,8 +84,6 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
             w->slots[slot] = cp_arena_claim(from, 1, plan->slots[slot].bytes);
     w->lists = cp_arena_claim(from, 1, cp_manifest_bytes(w->manifest));
     w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
-    w->tiles = cp_arena_claim(from, plan->labelled ? query_rows(w) : 0,
-                              sizeof(cp_piece));
     w->unfinished = cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
                                    plan->slots[plan->result].bytes);
 }
@@ -247,18 +244,14 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
                    w->rank, cp_op_name(op->kind));
 }
 
-static cp_status read_labels(cp_stream_walker *w, cp_use from,
-                             cp_device_tiles *tiles) {
-    *tiles = tiles_at(w, CP_LIST_EXPECTED, from.origin);
+static cp_status check_labels(cp_stream_walker *w, cp_use from) {
     const cp_device_labels call = {
-        .rows = tiles->room,
+        .rows = query_rows(w),
         .labels = slot_labels(w, from.slot),
-        .expected = tiles->items,
-        .tiles = w->tiles,
+        .expected = tiles_at(w, CP_LIST_QUERIES, from.origin).items,
         .wrong = &w->wrong[from.origin],
     };
-    tiles->items = w->tiles;
-    return cp_cuda(cp_device_read_labels(&call, w->queues.compute),
+    return cp_cuda(cp_device_check_labels(&call, w->queues.compute),
                    "rank %d, reading labels", w->rank);
 }
 
@@ -282,7 +275,7 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .lse = slot_lse(w, slot),
     };
     if (plan->labelled)
-        CP_TRY(read_labels(w, op->in, &call.queries_of));
+        CP_TRY(check_labels(w, op->in));
     call.splits =
         cp_device_splits(&plan->shape, w->options.blocks, call.queries_of.room,
                          call.keys_of.room, w->splits);
@@ -376,7 +369,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     if (plan->labelled)
         CP_TRY(cp_cuda(
             cudaMemcpy2DAsync(slot_labels(w, plan->queries), CP_LABEL_BYTES,
-                              tiles_at(w, CP_LIST_EXPECTED, w->rank).items,
+                              tiles_at(w, CP_LIST_QUERIES, w->rank).items,
                               sizeof(cp_piece), CP_LABEL_BYTES,
                               (size_t)query_rows(w), cudaMemcpyDeviceToDevice,
                               stream),
