@@ -48,21 +48,16 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     end();
 }
 
-static bool conflict(const cp_plan *plan, int rank, const cp_op *a,
-                     const cp_op *b) {
-    cp_touch one, other;
-    for (int i = 0; cp_op_touch(plan, rank, a, i, &one); i++)
-        for (int j = 0; cp_op_touch(plan, rank, b, j, &other); j++)
-            if (one.slot == other.slot && (one.writes || other.writes))
-                return true;
-    return false;
-}
-
 static int64_t last_conflict(const cp_plan *plan, int rank, int64_t n) {
     const cp_op *ops = plan->programs[rank].ops, *op = &ops[n];
+    cp_touch one, other;
     while (--n >= 0)
-        if (ops[n].kind <= CP_OP_MERGE && conflict(plan, rank, &ops[n], op))
-            return n;
+        for (int i = 0; ops[n].kind <= CP_OP_MERGE &&
+                        cp_op_touch(plan, rank, &ops[n], i, &one);
+             i++)
+            for (int j = 0; cp_op_touch(plan, rank, op, j, &other); j++)
+                if (one.slot == other.slot && (one.writes || other.writes))
+                    return n;
     return -1;
 }
 

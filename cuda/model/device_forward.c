@@ -1,6 +1,7 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* A model's layers on queues, around the walk of a plan. */
-#include "cuda/model/device_forward.h"
+/* A model's layers on queues, around the walk of a plan: every layer of a pass
+ * is enqueued, and only its end is waited for. Nothing of sessions. */
+#include "cuda/model/device_engine.h"
 
 #include <stdlib.h>
 

@@ -163,9 +163,8 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
     **out = (cp_stream_walker){.plan = plan,
                                .program = &plan->programs[rank],
                                .rank = rank,
-                               .queues = queues};
-    if (options != NULL)
-        (*out)->options = *options;
+                               .queues = queues,
+                               .options = *options};
     return fill_walker(*out);
 }
 

@@ -50,10 +50,9 @@ typedef struct {
 } cp_stream_options;
 
 /* Reserve a rank's slots on the current device, all at once. The plan must
- * outlive the walker; queues are borrowed. options may be NULL: fp32. Fails
- * with CP_MEMORY, naming the bytes, if the device has not so much left, with
- * CP_INVALID if the plan's numbers have another size, and as CUDA does; free
- * even then. */
+ * outlive the walker; queues are borrowed. Fails with CP_MEMORY, naming the
+ * bytes, if the device has not so much left, with CP_INVALID if the plan's
+ * numbers have another size, and as CUDA does; free even then. */
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out);
