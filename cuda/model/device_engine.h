@@ -30,21 +30,23 @@ typedef struct {
     char *cache; /* [layers][keys, values][sequences * room][N_KV][D_H] */
 } cp_device_rank;
 
+/* A forward pass of a call's tokens through all layers, on such ranks. */
+typedef struct cp_device_forward cp_device_forward;
+
 /* All of them, and what their forward passes have in common. */
 typedef struct {
+    cp_engine base;
     const cp_device_model *model;
     const cp_device_place *place;
-    const cp_session_options *options; /* stop, progress */
-    cp_device_trace *trace;            /* or NULL */
-    int64_t cache_bytes;               /* of one layer's keys, of a rank */
-    cudaEvent_t paced[2]; /* the host's lead is measured by these */
+    cp_device_trace *trace; /* or NULL */
+    int64_t cache_bytes;    /* of one layer's keys, of a rank */
+    cudaEvent_t paced[2];   /* the host's lead is measured by these */
     int count;
-    cp_queues *queues;     /* [count] */
-    cp_device_rank *ranks; /* [count] */
-} cp_device_ranks;
-
-/* A forward pass of a call's tokens through all layers, on these ranks. */
-typedef struct cp_device_forward cp_device_forward;
+    cp_queues *queues;                   /* [count] */
+    cp_device_rank *ranks;               /* [count] */
+    cp_device_forward *decode, *prefill; /* or NULL */
+    char *scores;                        /* of a few rows, fp32 */
+} cp_device_engine;
 
 /* Make room for a call's forward pass: activations and walkers on the current
  * device, for a plan like the call's. A pass of decode has room for the next
@@ -53,7 +55,7 @@ typedef struct cp_device_forward cp_device_forward;
  *   call    read and not kept
  * Nothing is enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does
  * and as CUDA does; free even then, when the queues are idle. */
-cp_status cp_device_forward_new(const cp_device_ranks *mine,
+cp_status cp_device_forward_new(const cp_device_engine *mine,
                                 const cp_forward *call,
                                 cp_device_forward **out);
 void cp_device_forward_free(cp_device_forward *pass);

@@ -16,7 +16,7 @@ enum { MOST_ROWS = 2048 }; /* of a block, unless the place says otherwise */
 /* A rank's activations, what works on them, and a block of its rows. */
 typedef struct {
     cp_rows base; /* the block that is being enqueued */
-    const cp_device_ranks *mine;
+    const cp_device_engine *mine;
     const cp_device_rank *rank;
     const cp_model_facts *facts;
     cudaStream_t stream;    /* the rank's compute queue */
@@ -40,7 +40,7 @@ typedef struct {
 
 struct cp_device_forward {
     cp_pass base;
-    const cp_device_ranks *mine;
+    const cp_device_engine *mine;
     cp_layout *layout; /* of the call it was made for */
     cp_plan *plan;
     bool decodes, warm;         /* one step after another; has run once */
@@ -247,7 +247,7 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
 
 static cp_status walk(cp_pass *base, int64_t layer) {
     cp_device_forward *pass = (cp_device_forward *)base;
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     for (int r = 0; r < mine->count; r++) {
         pass->keys[r] = mine->ranks[r].cache + 2 * layer * mine->cache_bytes;
         pass->values[r] = (char *)pass->keys[r] + mine->cache_bytes;
@@ -286,7 +286,7 @@ static cudaError_t ask_event(const void *event) {
 }
 
 static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
-    const cp_device_ranks *mine = ((cp_device_forward *)base)->mine;
+    const cp_device_engine *mine = ((cp_device_forward *)base)->mine;
     const double patience = mine->place->patience;
     bool late = false;
     *done = cp_max(0, layer - 1);
@@ -314,7 +314,7 @@ enum { GROWTH = 64 }; /* tiles of keys by which lists of decode may grow */
 
 static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                            int r) {
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     const cp_device_model *model = mine->model;
     const cp_device_rank *rank = &mine->ranks[r];
     const cp_block *queries = &call->layout->queries[rank->rank];
@@ -372,10 +372,10 @@ void cp_device_forward_free(cp_device_forward *pass) {
     free(pass);
 }
 
-cp_status cp_device_forward_new(const cp_device_ranks *mine,
+cp_status cp_device_forward_new(const cp_device_engine *mine,
                                 const cp_forward *call,
                                 cp_device_forward **out) {
-    const cp_session_options *options = mine->options;
+    const cp_session_options *options = &mine->base.options;
     const bool alone = mine->place->link == NULL;
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a forward pass"));
     (*out)->mine = mine;
@@ -400,7 +400,7 @@ static cp_status enqueue_step(void *pass) {
 }
 
 static cp_status enqueue(cp_device_forward *pass) {
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     if (!pass->decodes)
         return cp_pass_run(&pass->base, true);
     if (!pass->warm || !mine->place->graphs || mine->trace != NULL)
@@ -413,7 +413,7 @@ static cp_status enqueue(cp_device_forward *pass) {
 
 static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                         int64_t *bytes) {
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     const int64_t layers = pass->base.layers;
     for (int r = 0; r < mine->count; r++)
         CP_TRY(
