@@ -25,22 +25,6 @@ const char *cp_message(void) {
     return message;
 }
 
-bool cp_multiply(int64_t a, int64_t b, int64_t *product) {
-    int64_t result;
-    if (__builtin_mul_overflow(a, b, &result))
-        return false;
-    *product = result;
-    return true;
-}
-
-bool cp_add(int64_t a, int64_t b, int64_t *sum) {
-    int64_t result;
-    if (__builtin_add_overflow(a, b, &result))
-        return false;
-    *sum = result;
-    return true;
-}
-
 /* Memory of count x size bytes, cleared, or aligned to a line and not. */
 static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
                           const char *what) {

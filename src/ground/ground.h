@@ -44,10 +44,15 @@ cp_status cp_fail(cp_status status, const char *format, ...)
 /* The calling thread's last message; "" if it never failed. */
 const char *cp_message(void);
 
-/* product = a * b, or sum = a + b; false, with the result untouched, if it
+/* product = a * b, or sum = a + b; false, and the result is of no use, if it
  * does not fit. */
-bool cp_multiply(int64_t a, int64_t b, int64_t *product);
-bool cp_add(int64_t a, int64_t b, int64_t *sum);
+static inline bool cp_multiply(int64_t a, int64_t b, int64_t *product) {
+    return !__builtin_mul_overflow(a, b, product);
+}
+
+static inline bool cp_add(int64_t a, int64_t b, int64_t *sum) {
+    return !__builtin_add_overflow(a, b, sum);
+}
 
 /* The smaller, the larger, and a / b rounded up (a >= 0, b >= 1). */
 static inline int64_t cp_min(int64_t a, int64_t b) {

@@ -121,9 +121,9 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
     CP_TRY(read_number(reader, 8, what, &value));
     const int64_t left = reader->length - reader->at;
     if (value > (uint64_t)(left / least))
-        return cp_refuse("%s says %llu, but only %ld bytes are left: it is cut "
+        return cp_refuse("%s says %lu, but only %ld bytes are left: it is cut "
                          "short or corrupt",
-                         what, (unsigned long long)value, left);
+                         what, value, left);
     *count = (int64_t)value;
     return CP_OK;
 }
@@ -146,25 +146,20 @@ cp_gguf_shown cp_gguf_show(cp_gguf_string string) {
     return name;
 }
 
-static cp_gguf_string string_of(const char *text) {
-    return (cp_gguf_string){text, (int64_t)strlen(text)};
-}
-
 bool cp_gguf_same(cp_gguf_string a, cp_gguf_string b) {
     return a.length == b.length &&
            memcmp(a.bytes, b.bytes, (size_t)a.length) == 0;
 }
 
 bool cp_gguf_is(cp_gguf_string string, const char *text) {
-    return cp_gguf_same(string, string_of(text));
+    return cp_gguf_same(string, cp_gguf_string_of(text));
 }
 
 static cp_status read_kind(reader *reader, int *kind) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a type", &number));
     if (number >= VALUE_KINDS)
-        return cp_refuse("value type %llu, of 0 to %d",
-                         (unsigned long long)number, VALUE_KINDS - 1);
+        return cp_refuse("value type %lu, of 0 to %d", number, VALUE_KINDS - 1);
     *kind = (int)number;
     return CP_OK;
 }
@@ -254,16 +249,14 @@ static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a rank", &number));
     if (number < 1 || number > 4)
-        return cp_refuse("%llu dimensions, of 1 to 4",
-                         (unsigned long long)number);
+        return cp_refuse("%lu dimensions, of 1 to 4", number);
     tensor->dimensions = (int)number;
     for (int d = 0; d < 4; d++) {
         number = 1;
         if (d < tensor->dimensions)
             CP_TRY(read_number(reader, 8, "an extent", &number));
         if (number < 1 || number > INT64_MAX)
-            return cp_refuse("extent %d is %llu", d,
-                             (unsigned long long)number);
+            return cp_refuse("extent %d is %lu", d, number);
         tensor->extent[d] = (int64_t)number;
     }
     return CP_OK;
@@ -298,7 +291,7 @@ static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
     CP_TRY(count_bytes(tensor));
     CP_TRY(read_number(reader, 8, "an offset", &offset));
     if (offset > INT64_MAX)
-        return cp_refuse("its offset is %llu", (unsigned long long)offset);
+        return cp_refuse("its offset is %lu", offset);
     tensor->offset = (int64_t)offset;
     return CP_OK;
 }
@@ -336,21 +329,10 @@ static cp_status sort(void *items, int64_t count, size_t size,
 }
 
 static void *find(void *items, int64_t count, size_t size, const char *name) {
-    const cp_gguf_string wanted = string_of(name);
+    const cp_gguf_string wanted = cp_gguf_string_of(name);
     if (count == 0)
         return NULL;
     return bsearch(&wanted, items, (size_t)count, size, by_name);
-}
-
-static cp_status find_alignment(const cp_gguf *file, int64_t *alignment) {
-    *alignment = 32;
-    if (!cp_gguf_has(file, "general.alignment"))
-        return CP_OK;
-    CP_TRY(cp_gguf_integer(file, "general.alignment", alignment));
-    if (*alignment < 1 || (*alignment & (*alignment - 1)) != 0)
-        return cp_refuse("general.alignment is %ld, which is no power of two",
-                         *alignment);
-    return CP_OK;
 }
 
 static cp_status place_tensor(const unsigned char *data, int64_t length,
@@ -403,13 +385,16 @@ static cp_status read_version(reader *reader) {
     if (version == 0x02000000 || version == 0x03000000)
         return cp_refuse(
             "is a big-endian file; this program reads little-endian ones");
-    return cp_refuse("has GGUF version %llu, of 2 and 3",
-                     (unsigned long long)version);
+    return cp_refuse("has GGUF version %lu, of 2 and 3", version);
 }
 
 static cp_status place_tensors(cp_gguf *file, int64_t end) {
-    int64_t alignment;
-    CP_TRY(find_alignment(file, &alignment));
+    int64_t alignment = 32;
+    if (cp_gguf_has(file, "general.alignment"))
+        CP_TRY(cp_gguf_integer(file, "general.alignment", &alignment));
+    if (alignment < 1 || (alignment & (alignment - 1)) != 0)
+        return cp_refuse("general.alignment is %ld, which is no power of two",
+                         alignment);
     if (file->tensor_count == 0)
         return CP_OK;
     const int64_t padding = (alignment - end % alignment) % alignment;
@@ -447,7 +432,7 @@ static cp_status parse(cp_gguf *file) {
     return place_tensors(file, reader.at);
 }
 
-static cp_status map_file(int descriptor, cp_gguf *file) {
+static cp_status map_file(int descriptor, void **bytes, int64_t *length) {
     struct stat facts;
     if (descriptor < 0 || fstat(descriptor, &facts) != 0)
         return cp_fail(CP_FILE, "%s", strerror(errno));
@@ -455,47 +440,41 @@ static cp_status map_file(int descriptor, cp_gguf *file) {
         return cp_fail(CP_FILE, "is not a regular file");
     if (facts.st_size == 0)
         return cp_refuse("is empty");
-    void *mapped = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE,
-                        descriptor, 0);
-    if (mapped == MAP_FAILED)
-        return cp_fail(CP_FILE, "cannot map %ld bytes: %s", facts.st_size,
+    *length = facts.st_size;
+    *bytes = mmap(NULL, (size_t)*length, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (*bytes == MAP_FAILED)
+        return cp_fail(CP_FILE, "cannot map %ld bytes: %s", *length,
                        strerror(errno));
-    file->mapped = true;
-    file->bytes = mapped;
-    file->length = facts.st_size;
     return CP_OK;
 }
 
-/* Give the file to the caller, or close it because of a failure. */
-static cp_status hand_out(cp_status status, cp_gguf *file, cp_gguf **out) {
-    *out = status == CP_OK ? file : NULL;
-    if (status != CP_OK)
-        cp_gguf_close(file);
+cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
+    **out = (cp_gguf){.bytes = bytes, .length = length};
+    const cp_status status = parse(*out);
+    if (status != CP_OK) {
+        cp_gguf_close(*out);
+        *out = NULL;
+    }
     return status;
 }
 
-cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
-    cp_gguf *file;
-    *out = NULL;
-    CP_TRY(cp_allocate(&file, 1, sizeof(cp_gguf), "a GGUF file"));
-    file->bytes = bytes;
-    file->length = length;
-    return hand_out(parse(file), file, out);
-}
-
 cp_status cp_gguf_open(const char *path, cp_gguf **out) {
-    cp_gguf *file;
+    void *bytes = MAP_FAILED;
+    int64_t length = 0;
     *out = NULL;
-    CP_TRY(cp_allocate(&file, 1, sizeof(cp_gguf), "a GGUF file"));
     const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    cp_status status = map_file(descriptor, file);
+    cp_status status = map_file(descriptor, &bytes, &length);
     if (descriptor >= 0)
         close(descriptor);
     if (status == CP_OK)
-        status = parse(file);
-    if (status != CP_OK)
-        cp_fail(status, "%s: %s", path, cp_message());
-    return hand_out(status, file, out);
+        status = cp_gguf_parse(bytes, length, out);
+    if (status == CP_OK)
+        (*out)->mapped = true;
+    else if (bytes != MAP_FAILED)
+        munmap(bytes, (size_t)length);
+    return status == CP_OK ? CP_OK
+                           : cp_fail(status, "%s: %s", path, cp_message());
 }
 
 void cp_gguf_close(cp_gguf *file) {

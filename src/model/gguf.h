@@ -3,12 +3,19 @@
 #ifndef CP_GGUF_H
 #define CP_GGUF_H
 
+#include <string.h>
+
 #include "ground/ground.h"
 
 typedef struct {
     const char *bytes; /* in the file; no zero byte at the end */
     int64_t length;
 } cp_gguf_string;
+
+/* Of a text that ends with a zero byte, without that. */
+static inline cp_gguf_string cp_gguf_string_of(const char *text) {
+    return (cp_gguf_string){text, (int64_t)strlen(text)};
+}
 
 typedef struct {
     cp_gguf_string name;

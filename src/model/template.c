@@ -1,4 +1,5 @@
 /* The form of a conversation, as token ids that no user's text can forge. */
+#define _GNU_SOURCE
 #include "model/template.h"
 
 #include <stdlib.h>
@@ -19,11 +20,9 @@ static const struct {
 };
 
 static int64_t search(cp_gguf_string text, const char *wanted) {
-    const int64_t length = (int64_t)strlen(wanted);
-    for (int64_t at = 0; at + length <= text.length; at++)
-        if (memcmp(text.bytes + at, wanted, (size_t)length) == 0)
-            return at;
-    return -1;
+    const char *found =
+        memmem(text.bytes, (size_t)text.length, wanted, strlen(wanted));
+    return found != NULL ? found - text.bytes : -1;
 }
 
 static cp_gguf_string skip(cp_gguf_string text, int64_t bytes) {
@@ -98,12 +97,6 @@ typedef struct {
     cp_ids *ids;
 } turn;
 
-static void put_text(turn *turn, const char *text, int64_t length) {
-    if (length > 0)
-        memcpy(turn->text + turn->length, text, (size_t)length);
-    turn->length += length;
-}
-
 static cp_status end_text(turn *turn) {
     const int64_t length = turn->length;
     turn->length = 0;
@@ -111,41 +104,37 @@ static cp_status end_text(turn *turn) {
                                turn->ids);
 }
 
-static cp_status put_control(turn *turn, int32_t id) {
-    if (id < 0)
-        return CP_OK;
-    CP_TRY(end_text(turn));
-    return cp_ids_append(turn->ids, id);
+/* Put a control token, unless it is -1, and the text behind it. */
+static cp_status put(turn *turn, int32_t control, cp_gguf_string text) {
+    if (control >= 0) {
+        CP_TRY(end_text(turn));
+        CP_TRY(cp_ids_append(turn->ids, control));
+    }
+    if (text.length > 0)
+        memcpy(turn->text + turn->length, text.bytes, (size_t)text.length);
+    turn->length += text.length;
+    return CP_OK;
 }
 
 static cp_status put_opening(turn *turn, const char *speaker) {
     const cp_template *form = turn->form;
-    CP_TRY(put_control(turn, form->start));
-    put_text(turn, speaker, (int64_t)strlen(speaker));
-    CP_TRY(put_control(turn, form->head_end));
-    put_text(turn, form->after, (int64_t)strlen(form->after));
-    return CP_OK;
+    CP_TRY(put(turn, form->start, cp_gguf_string_of(speaker)));
+    return put(turn, form->head_end, cp_gguf_string_of(form->after));
 }
 
 static cp_status put_turn(turn *turn, const char *speaker,
                           cp_gguf_string words) {
     const cp_template *form = turn->form;
-    if (form->trims)
-        words = trim(words);
     CP_TRY(put_opening(turn, speaker));
-    put_text(turn, words.bytes, words.length);
-    CP_TRY(put_control(turn, form->end));
-    put_text(turn, form->between, (int64_t)strlen(form->between));
-    return CP_OK;
+    CP_TRY(put(turn, -1, form->trims ? trim(words) : words));
+    return put(turn, form->end, cp_gguf_string_of(form->between));
 }
 
 static cp_status put_turns(turn *turn, bool first, cp_gguf_string system,
                            cp_gguf_string user) {
     const cp_template *form = turn->form;
-    if (first)
-        CP_TRY(put_control(turn, form->first));
-    else
-        put_text(turn, form->between, (int64_t)strlen(form->between));
+    CP_TRY(put(turn, first ? form->first : -1,
+               cp_gguf_string_of(first ? "" : form->between)));
     if (first && system.length > 0)
         CP_TRY(put_turn(turn, "system", system));
     CP_TRY(put_turn(turn, "user", user));
@@ -159,9 +148,8 @@ cp_status cp_template_turn(const cp_template *template,
                            cp_ids *ids) {
     enum { FORM = 64 }; /* more than a form puts between two control tokens */
     turn turn = {.form = template, .tokenizer = tokenizer, .ids = ids};
-    cp_gguf_string opening = template->system;
-    if (system != NULL)
-        opening = (cp_gguf_string){system, (int64_t)strlen(system)};
+    const cp_gguf_string opening =
+        system != NULL ? cp_gguf_string_of(system) : template->system;
     CP_TRY(cp_allocate(&turn.text, cp_max(bytes, opening.length) + FORM, 1,
                        "a turn's text"));
     const cp_status status =

@@ -421,14 +421,7 @@ int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name) {
 }
 
 cp_status cp_ids_append(cp_ids *ids, int32_t id) {
-    if (ids->count == ids->room) {
-        const int64_t room = cp_max(256, 2 * ids->room);
-        int32_t *items = realloc(ids->items, (size_t)room * sizeof(id));
-        if (items == NULL)
-            return cp_fail(CP_MEMORY, "no memory for %ld ids", room);
-        ids->items = items;
-        ids->room = room;
-    }
+    CP_TRY(cp_grow(&ids->items, &ids->room, ids->count + 1, sizeof(id), "ids"));
     ids->items[ids->count++] = id;
     return CP_OK;
 }
@@ -444,13 +437,11 @@ typedef struct {
     cp_ids *ids;
     pcre2_match_data *match;
     pcre2_match_context *limits;
-    /* For words of up to room bytes. */
-    int64_t room;
-    symbol *symbols;
+    symbol *symbols; /* of a word */
     /* The pairs that may be joined, as rank << 32 | index of the left symbol:
      * a heap, the least first. */
     uint64_t *heap;
-    int64_t waiting;
+    int64_t symbol_room, heap_room, waiting;
 } encoder;
 
 static void push_pair(encoder *encoder, uint64_t pair) {
@@ -507,19 +498,13 @@ static void join_pair(encoder *encoder, uint64_t pair) {
 }
 
 static cp_status make_room(encoder *encoder, int64_t bytes) {
-    if (bytes <= encoder->room)
-        return CP_OK;
     if (bytes > INT32_MAX / 2)
         return cp_fail(CP_CAPACITY, "a word of %ld bytes, of at most %d", bytes,
                        INT32_MAX / 2);
-    encoder->room = cp_max(2 * bytes, 1024);
-    free(encoder->symbols);
-    free(encoder->heap);
-    encoder->heap = NULL;
-    CP_TRY(cp_allocate(&encoder->symbols, encoder->room, sizeof(symbol),
-                       "a word's symbols"));
-    return cp_allocate(&encoder->heap, 2 * encoder->room, sizeof(uint64_t),
-                       "a word's pairs");
+    CP_TRY(cp_grow(&encoder->symbols, &encoder->symbol_room, bytes,
+                   sizeof(symbol), "a word's symbols"));
+    return cp_grow(&encoder->heap, &encoder->heap_room, 2 * bytes,
+                   sizeof(uint64_t), "a word's pairs");
 }
 
 static cp_status join_word(encoder *encoder, const char *word, int64_t bytes) {
