@@ -39,8 +39,6 @@ static _Thread_local struct {
 
 /* Entering a call, and what is wrong with it. */
 
-#define REFUSE(result, ...) (complain(cudaSuccess, __VA_ARGS__), (result))
-
 static bool exists(ncclComm_t given) {
     return listed(&communicators, given) && !given->gone;
 }
@@ -50,15 +48,15 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
     if (enter() != cudaSuccess)
         return ncclUnhandledCudaError;
     if (!exists(given))
-        return REFUSE(ncclInvalidArgument,
-                      "a communicator that does not exist (any more)");
+        return complain(ncclInvalidArgument,
+                        "a communicator that does not exist (any more)");
     if (must_work && given->error != ncclSuccess)
         return given->error;
     if (must_work && given->busy)
-        return REFUSE(ncclInvalidArgument,
-                      "communicator %ld is used before "
-                      "ncclCommGetAsyncError has said ncclSuccess",
-                      given->number);
+        return complain(ncclInvalidArgument,
+                        "communicator %ld is used before "
+                        "ncclCommGetAsyncError has said ncclSuccess",
+                        given->number);
     return ncclSuccess;
 }
 
@@ -176,22 +174,23 @@ static bool is_apart(const char *id) {
 static ncclResult_t join(ncclComm_t *out, int size, const char *id, int rank,
                          const ncclConfig_t *config) {
     if (size < 1 || rank < 0 || rank >= size)
-        return REFUSE(ncclInvalidArgument, "rank %d of %d", rank, size);
+        return complain(ncclInvalidArgument, "rank %d of %d", rank, size);
     if (config == NULL || config->blocking != 0)
-        return REFUSE(ncclInvalidUsage,
-                      "the stand-in's communicators do not block");
+        return complain(ncclInvalidUsage,
+                        "the stand-in's communicators do not block");
     gathering *all = find_gathering(id, size);
     if (all->expected != size)
-        return REFUSE(ncclInvalidUsage, "rank %d says %d ranks, others say %d",
-                      rank, size, all->expected);
+        return complain(ncclInvalidUsage,
+                        "rank %d says %d ranks, others say %d", rank, size,
+                        all->expected);
     for (int i = 0; i < all->arrived; i++)
         if (all->entries[i].rank == rank)
-            return REFUSE(ncclInvalidUsage, "rank %d of %d comes twice", rank,
-                          size);
+            return complain(ncclInvalidUsage, "rank %d of %d comes twice", rank,
+                            size);
     all->apart = size > 1 && is_apart(id);
     if (all->apart && !peers_join(id + sizeof AT - 1, rank, size))
-        return REFUSE(ncclSystemError, "rank %d: %s is taken", rank,
-                      id + sizeof AT - 1);
+        return complain(ncclSystemError, "rank %d: %s is taken", rank,
+                        id + sizeof AT - 1);
     *out = new_shell(rank, size);
     arrive(all, (entry){0, rank, rank, *out});
     return ncclInProgress;
@@ -234,7 +233,7 @@ static void arrive_at_split(communicator *from, int color, int key,
 static ncclResult_t split(communicator *from, int color, int key,
                           ncclComm_t *out) {
     if (color < 0)
-        return REFUSE(ncclInvalidArgument, "colour %d", color);
+        return complain(ncclInvalidArgument, "colour %d", color);
     const news said = {.kind = SPLIT,
                        .clique = from->in->key,
                        .rank = from->rank,
@@ -257,11 +256,6 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
 }
 
 /* The ranks of other processes. */
-
-static void lose(clique *of, int rank) {
-    fail_clique(of, of->members[rank], ncclSuccess, ncclRemoteError);
-    of->members[rank]->error = ncclRemoteError;
-}
 
 static void part_arrives(const clique *of, int rank, const part *what,
                          char **bytes) {
@@ -296,7 +290,7 @@ static bool take_news(int process, const news *said, char **bytes) {
     case END:
         from->of_process = -1;
         if (said->failed)
-            lose(of, said->rank);
+            fail_clique(of, NULL, ncclRemoteError);
     }
     return true;
 }
@@ -316,9 +310,9 @@ static void hear(int process) {
 
 static void lose_process(int process) {
     for (clique *of = cliques; of != NULL; of = of->next)
-        for (int i = 0; i < of->size && of->key > 0; i++)
+        for (int i = 0; i < of->size; i++)
             if (of->members[i]->proxy && of->members[i]->of_process == process)
-                lose(of, i);
+                fail_clique(of, NULL, ncclRemoteError);
     changed();
 }
 
@@ -380,7 +374,6 @@ static void drain(const communicator *c) {
     settle();
     while (c->issued > c->finished && machine.failed == cudaSuccess && step())
         settle();
-    changed();
 }
 
 static void abandon_all(const communicator *by) {
@@ -429,7 +422,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (comm->in != NULL && comm->size > 1 && comm->issued > comm->finished) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
-        fail_clique(comm->in, comm, ncclSuccess, ncclRemoteError);
+        fail_clique(comm->in, comm, ncclRemoteError);
     }
     end_communicator(comm);
     return leave(ncclSuccess);
@@ -476,10 +469,10 @@ static ncclResult_t end_group(void) {
     if (what == NULL)
         return result;
     if (result == ncclSuccess && !selves_match(what))
-        result = REFUSE(ncclInvalidUsage,
-                        "a group in which rank %d does not send to itself as "
-                        "often as it receives",
-                        what->by->rank);
+        result = complain(ncclInvalidUsage,
+                          "a group in which rank %d does not send to itself as "
+                          "often as it receives",
+                          what->by->rank);
     if (result != ncclSuccess) {
         operation_free(what);
         return result;
@@ -513,15 +506,15 @@ static size_t size_of(ncclDataType_t type) {
 static ncclResult_t check_part(const part *what, size_t count) {
     const size_t size = size_of(what->type);
     if (size == 0 || count > SIZE_MAX / 64 / size)
-        return REFUSE(ncclInvalidArgument, "%zu elements of type %d", count,
-                      (int)what->type);
+        return complain(ncclInvalidArgument, "%zu elements of type %d", count,
+                        (int)what->type);
     if (what->peer < 0 || what->peer >= what->by->size)
-        return REFUSE(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
-                      what->by->size);
+        return complain(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
+                        what->by->size);
     if (what->bytes > 0 && !is_device(what->at) && !is_pinned(what->at))
-        return REFUSE(ncclInvalidArgument,
-                      "a message of %zu bytes in memory that no device sees",
-                      what->bytes);
+        return complain(ncclInvalidArgument,
+                        "a message of %zu bytes in memory that no device sees",
+                        what->bytes);
     return check_range(what->at, what->bytes, "message") == cudaSuccess
                ? ncclSuccess
                : ncclInvalidArgument;
@@ -529,15 +522,16 @@ static ncclResult_t check_part(const part *what, size_t count) {
 
 static ncclResult_t add_to_group(part what, cudaStream_t on) {
     if (group.what == NULL) {
-        group.what = operation_new(MESSAGES);
-        group.what->by = what.by;
+        const operation nothing = {.kind = MESSAGES, .by = what.by};
+        group.what = operation_copy(&nothing);
         group.on = on;
     }
     operation *all = group.what;
     if (all->by != what.by || group.on != on)
-        return REFUSE(ncclInvalidUsage,
-                      "the stand-in wants one communicator and one stream in a "
-                      "group");
+        return complain(
+            ncclInvalidUsage,
+            "the stand-in wants one communicator and one stream in a "
+            "group");
     all->parts = grown(all->parts, all->part_count, sizeof what);
     all->parts[all->part_count++] = what;
     return ncclSuccess;
@@ -584,8 +578,9 @@ static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
     TRY(enter_with(comm, true));
     if (own.at != to + (size_t)comm->rank * stride ||
         (own.of == ADDED && own.type != ncclFloat32))
-        return leave(REFUSE(ncclInvalidUsage,
-                            "the stand-in gathers, and adds floats, in place"));
+        return leave(
+            complain(ncclInvalidUsage,
+                     "the stand-in gathers, and adds floats, in place"));
     leave_quietly();
     ncclGroupStart();
     for (int rank = 0; rank < comm->size; rank++) {

@@ -36,7 +36,6 @@ typedef struct {
 struct cublasLtContext {
     uint64_t *loaded; /* the kinds whose code has been loaded */
     int count;
-    void *memory; /* so that one that is never destroyed is reported */
 };
 
 /* A line for the report, and the library's word for it. */
@@ -55,22 +54,19 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
-    void *memory;
-    *lightHandle = NULL;
-    const cudaError_t error = cudaMallocHost(&memory, 8);
-    if (error != cudaSuccess)
-        return error == cudaErrorMemoryAllocation
-                   ? CUBLAS_STATUS_ALLOC_FAILED
-                   : CUBLAS_STATUS_NOT_INITIALIZED;
-    *lightHandle = take(1, sizeof **lightHandle);
-    (*lightHandle)->memory = memory;
-    return CUBLAS_STATUS_SUCCESS;
+    void *memory = NULL; /* pinned: one that is never destroyed is reported */
+    const cudaError_t error = cudaMallocHost(&memory, sizeof **lightHandle);
+    *lightHandle = memory;
+    if (memory != NULL)
+        memset(memory, 0, sizeof **lightHandle);
+    return error == cudaSuccess                 ? CUBLAS_STATUS_SUCCESS
+           : error == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED
+                                                : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle) {
-    cudaFreeHost(lightHandle->memory);
     free(lightHandle->loaded);
-    free(lightHandle);
+    cudaFreeHost(lightHandle);
     return CUBLAS_STATUS_SUCCESS;
 }
 

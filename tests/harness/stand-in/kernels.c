@@ -93,14 +93,9 @@ static int to_enter; /* the thread that the scheduler is asked to resume */
 static float brought[MOST_THREADS], given[MOST_THREADS];
 static int asked[MOST_THREADS];
 
-static struct {
-    void (*thread)(const void *);
-    const void *arguments;
-    const char *name;
-} job;
+static const operation *job; /* the kernel that runs */
 static uint64_t block_serial;
 static size_t shared_bytes;
-static bool shared_too_large;
 
 /* What tells the address sanitizer which stack comes next. */
 static void *fake_of_scheduler, *fake_of_fiber[MOST_THREADS];
@@ -164,7 +159,7 @@ UNCHECKED static void pause_fiber(void) {
 static void fiber_main(void) {
     back_in_fiber(NULL);
     for (;;) {
-        job.thread(job.arguments);
+        job->thread(job->arguments);
         states[current] = ENDED;
         pause_fiber();
     }
@@ -249,8 +244,6 @@ void stand_in_shared(void *start, size_t bytes, uint64_t *block) {
     *block = block_serial;
     memset(start, 0xFF, bytes);
     shared_bytes += bytes;
-    if (shared_bytes > SHARED_LIMIT)
-        shared_too_large = true;
 }
 
 /* The scheduler of one block. */
@@ -284,7 +277,7 @@ static bool stuck(int threads, const char *why) {
                  fibers[other].line);
     complain(cudaErrorLaunchFailure,
              "kernel %s, block (%u, %u, %u): %s: thread %d waits at %s:%d%s",
-             job.name, blockIdx.x, blockIdx.y, blockIdx.z, why, first,
+             job->name, blockIdx.x, blockIdx.y, blockIdx.z, why, first,
              fibers[first].file, fibers[first].line, where);
     give_up(threads);
     return false;
@@ -371,54 +364,41 @@ static bool run_block(int threads) {
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
         if (states[0] == ENDED)
-            return true;
+            break;
         for (int i = 0; i < threads; i++)
             states[i] = RUNNING;
     }
-}
-
-static uint64_t common_divisor(uint64_t a, uint64_t b) {
-    while (b != 0) {
-        const uint64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
+    if (shared_bytes > SHARED_LIMIT)
+        complain(cudaErrorLaunchFailure,
+                 "kernel %s shares more than %d bytes in a block", job->name,
+                 SHARED_LIMIT);
+    return shared_bytes <= SHARED_LIMIT;
 }
 
 /* Run all blocks, in some order. False: one of them failed, and the machine's
  * error says where. */
 bool run_kernel(const operation *kernel) {
-    const uint64_t blocks =
-        (uint64_t)kernel->grid.x * kernel->grid.y * kernel->grid.z;
-    uint64_t stride = 1 + draw(blocks), at = draw(blocks);
-    while (common_divisor(stride, blocks) != 1)
-        stride++;
-    char name[128];
-    snprintf(name, sizeof name, "kernel %s", kernel->name);
-    set_running(name);
-    job.thread = kernel->thread;
-    job.arguments = kernel->arguments;
-    job.name = kernel->name;
-    gridDim = kernel->grid;
+    const dim3 grid = gridDim = kernel->grid;
+    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    uint64_t turns = 1, at = draw(blocks);
+    const uint64_t stride = draw(blocks) | 1;
+    while (turns < blocks)
+        turns *= 2;
+    set_running(describe(kernel));
+    job = kernel;
     blockDim = (dim3){kernel->threads, 1, 1};
-    shared_too_large = false;
     bool fine = true;
-    for (uint64_t i = 0; i < blocks && fine; i++) {
-        at = (at + stride) % blocks;
-        blockIdx = (dim3){(unsigned)(at % gridDim.x),
-                          (unsigned)(at / gridDim.x % gridDim.y),
-                          (unsigned)(at / gridDim.x / gridDim.y)};
+    for (uint64_t i = 0; i < turns && fine; i++) {
+        at = (at + stride) & (turns - 1);
+        if (at >= blocks)
+            continue;
+        blockIdx =
+            (dim3){(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y),
+                   (unsigned)(at / grid.x / grid.y)};
         fine = run_block((int)kernel->threads);
     }
     set_running(NULL);
     machine.counted.launches++;
-    if (fine && shared_too_large) {
-        complain(cudaErrorLaunchFailure,
-                 "kernel %s shares more than %d bytes in a block", job.name,
-                 SHARED_LIMIT);
-        return false;
-    }
     return fine;
 }
 

@@ -9,7 +9,10 @@
 #include <time.h>
 
 #include "ground/ground.h"
+#include "ground/random.h"
 #include "machine.h"
+
+enum { MOST_STEPS = 256 }; /* while the host asks once */
 
 machine_state machine;
 
@@ -71,11 +74,7 @@ void free_list(void *list) {
 }
 
 uint64_t draw(uint64_t below) {
-    uint64_t *state = &machine.random;
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return below == 0 ? 0 : (*state * 0x2545F4914F6CDD1Du >> 16) % below;
+    return cp_random(&machine.random) % below;
 }
 
 /* Tell the other waiting threads to look again. */
@@ -115,7 +114,7 @@ unsigned leave(unsigned result) {
 }
 
 /* One more line of the report. */
-cudaError_t complain(cudaError_t error, const char *format, ...) {
+unsigned complain(unsigned error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(last_error, sizeof last_error, format, arguments);
@@ -129,7 +128,7 @@ cudaError_t complain(cudaError_t error, const char *format, ...) {
 
 /* Waiting. */
 
-bool met(const waiting *what) {
+static bool met(const waiting *what) {
     if (what->empty != NULL)
         return what->empty->head == NULL;
     if (what->point != NULL)
@@ -154,45 +153,52 @@ static bool sleep_for_change(void) {
     return cp_clock() < machine.changed + machine.options.patience;
 }
 
+/* Take steps, so many at most, until it is so or the machine has failed. */
+static bool run_until(const waiting *what, uint64_t most) {
+    settle();
+    while (machine.failed == cudaSuccess && !met(what)) {
+        if (most-- == 0 || !step())
+            return false;
+        settle();
+    }
+    return true;
+}
+
 /* Run the machine until it is so. If it can never be, because nothing can run
  * and nobody else is left to bring anything, that is an error. */
 cudaError_t await(waiting what) {
-    for (;;) {
-        settle();
-        if (machine.failed != cudaSuccess)
-            return cudaErrorLaunchFailure;
-        if (met(&what))
-            return cudaSuccess;
-        if (step()) {
-            changed();
-            continue;
-        }
+    while (!run_until(&what, UINT64_MAX)) {
         if (blocked_by_failure(what, 0))
             return cudaErrorLaunchFailure;
         if ((machine.threads || peers() > 0) && sleep_for_change())
             continue;
-        return fail_machine(
-            complain(cudaErrorLaunchFailure,
-                     "deadlock: the host waits and nothing can run: %s",
-                     note_of_waits()));
+        complain(cudaSuccess,
+                 "deadlock: the host waits and nothing can run: %s",
+                 note_of_waits());
+        return fail_machine();
     }
+    return machine.failed;
 }
 
-cudaError_t fail_machine(cudaError_t error) {
-    machine.failed = error;
+/* Time passes while somebody asks: a few steps for each question. */
+cudaError_t ask(waiting what) {
+    return run_until(&what, 1 + draw(MOST_STEPS)) ? machine.failed
+                                                  : cudaErrorNotReady;
+}
+
+cudaError_t fail_machine(void) {
+    machine.failed = cudaErrorLaunchFailure;
     fail_communicators(ncclUnhandledCudaError);
     for (stream *s = machine.streams; s != NULL; s = s->next)
         forget_work(s);
     pthread_cond_broadcast(&something_changed);
-    return error;
+    return machine.failed;
 }
 
 /* What tests call. */
 
 static void seed_machine(uint64_t seed) {
-    machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
-    for (int turn = 0; turn < 8; turn++)
-        draw(1);
+    machine.random = seed;
     machine.lateness = machine.options.lateness;
     if (machine.lateness == STAND_IN_BY_SEED)
         machine.lateness = STAND_IN_LATE + (int)draw(3);

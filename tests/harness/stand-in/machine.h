@@ -202,12 +202,12 @@ void leave_quietly(void);
 uint64_t draw(uint64_t below);
 void changed(void);
 bool countdown(int64_t *fault);
-cudaError_t complain(cudaError_t error, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+unsigned complain(unsigned error, const char *format, ...)
+    __attribute__((format(printf, 2, 3))); /* returns the error */
 #define accuse(...) (complain(cudaSuccess, __VA_ARGS__), machine.problems++)
 cudaError_t await(waiting what);
-bool met(const waiting *what);
-cudaError_t fail_machine(cudaError_t error);
+cudaError_t ask(waiting what);
+cudaError_t fail_machine(void);
 void *take(size_t count, size_t size);           /* zeroed, never NULL */
 void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
 void *grown(void *list, int count, size_t size); /* room for one more */
@@ -237,7 +237,6 @@ cudaError_t find_stream(cudaStream_t given, stream **out);
 cudaError_t enter_stream(cudaStream_t given, stream **out);
 stream *add_stream(int64_t number);
 void remove_stream(stream *which);
-operation *operation_new(operation_kind kind);
 operation *operation_copy(const operation *from);
 void operation_free(operation *what);
 cudaError_t enqueue(stream *on, operation *what);

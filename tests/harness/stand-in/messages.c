@@ -8,13 +8,11 @@
 
 #include "messages.h"
 
-void fail_clique(clique *of, const communicator *first, ncclResult_t error,
-                 ncclResult_t for_others) {
-    for (int rank = 0; rank < of->size; rank++) {
-        communicator *member = of->members[rank];
-        if (member->error == ncclSuccess)
-            member->error = member == first ? error : for_others;
-    }
+/* All members but one (or NULL) hear of an error. */
+void fail_clique(clique *of, const communicator *but, ncclResult_t error) {
+    for (int rank = 0; rank < of->size; rank++)
+        if (of->members[rank] != but && of->members[rank]->error == ncclSuccess)
+            of->members[rank]->error = error;
 }
 
 bool communicator_failed(const communicator *by) {
@@ -175,7 +173,8 @@ static bool rank_lives(communicator *by) {
     if (fault->state == FAILING) {
         complain(cudaSuccess, "rank %d of communicator %ld fails on demand",
                  by->rank, by->number);
-        fail_clique(by->in, by, ncclSystemError, ncclRemoteError);
+        by->error = ncclSystemError;
+        fail_clique(by->in, by, ncclRemoteError);
     }
     return false;
 }
@@ -244,7 +243,7 @@ static bool agreed(const meeting *in) {
              "receives %zu bytes (%s, of type %d)",
              in->from, a->bytes, names[a->of], (int)a->type, in->to, b->bytes,
              names[b->of], (int)b->type);
-    fail_clique(in->of, NULL, ncclInvalidUsage, ncclInvalidUsage);
+    fail_clique(in->of, NULL, ncclInvalidUsage);
     return false;
 }
 

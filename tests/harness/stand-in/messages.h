@@ -50,8 +50,7 @@ struct ncclComm {
 void attend(part *what);
 void remove_meeting(meeting *at);
 void abandon(operation *what);
-void fail_clique(clique *of, const communicator *first, ncclResult_t error,
-                 ncclResult_t for_others);
+void fail_clique(clique *of, const communicator *but, ncclResult_t error);
 
 /* processes.c: each process tells all others in a file of its own. Between
  * peers_join and peers_leave there are peers. */

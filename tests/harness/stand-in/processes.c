@@ -96,7 +96,7 @@ void peers_tell(const news *what, const void *bytes) {
         {(void *)(uintptr_t)bytes, what->bytes},
     };
     if (own >= 0 && writev(own, both, 2) < 0)
-        fail_machine(cudaErrorLaunchFailure);
+        fail_machine();
 }
 
 bool peers_come(int rank) {

@@ -9,8 +9,6 @@
 
 #include "machine.h"
 
-enum { MOST_STEPS = 256 }; /* while the host asks once */
-
 /* Marks and operations. */
 
 mark *mark_new(const stream *on) {
@@ -27,13 +25,8 @@ void mark_release(mark *point) {
     free(point);
 }
 
-operation *operation_new(operation_kind kind) {
-    operation *what = take(1, sizeof *what);
-    what->kind = kind;
-    return what;
-}
-
-/* A copy that owns what it points to: for graphs, whose operations run often. */
+/* A copy that owns what it points to: of a shape, or of what a graph has, whose
+ * operations run often. */
 operation *operation_copy(const operation *from) {
     operation *what = copy_of(from, sizeof *from);
     what->next = NULL;
@@ -358,12 +351,13 @@ bool step(void) {
     if (best.at != NULL) {
         meeting_complete(best.at);
     } else if (what->kind == KERNEL && !run_kernel(what)) {
-        fail_machine(cudaErrorLaunchFailure);
+        fail_machine();
     } else {
         if (what->kind != KERNEL)
             complete_copy(what);
         finish(best.on);
     }
+    changed();
     return true;
 }
 
@@ -428,20 +422,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     stream *on;
     TRY(enter_to_wait(given, "cudaStreamSynchronize", &on));
     return leave(await((waiting){.empty = on}));
-}
-
-/* Time passes while somebody asks: a few steps for each question. */
-static cudaError_t ask(waiting what) {
-    settle();
-    for (uint64_t steps = 1 + draw(MOST_STEPS);
-         steps > 0 && !met(&what) && machine.failed == cudaSuccess && step();
-         steps--) {
-        changed();
-        settle();
-    }
-    if (machine.failed != cudaSuccess)
-        return machine.failed;
-    return met(&what) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t given) {
@@ -597,10 +577,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t given) {
 }
 
 cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
-    operation *what = operation_new(kind);
-    what->point = point;
+    const operation shape = {.kind = kind, .point = point};
     point->references++;
-    return enqueue(on, what);
+    return enqueue(on, operation_copy(&shape));
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
