@@ -101,19 +101,14 @@ static inline void release(void) {
 }
 
 static inline void begin(int seed) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.seed = (uint64_t)seed;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.seed = (uint64_t)seed});
 }
 
 /* With device memory open to the host, which saves much time: for what has been
  * run with it closed, too. */
 static inline void begin_late(int seed, int lateness) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.seed = (uint64_t)seed;
-    options.lateness = lateness;
-    options.open = true;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){
+        .seed = (uint64_t)seed, .lateness = lateness, .open = true});
 }
 
 static inline void begin_open(int seed) {

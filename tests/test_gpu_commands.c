@@ -127,7 +127,7 @@ TEST(a_machine_without_a_gpu_is_told_so) {
     static const char *const chat =
         "$G chat --model $D/m.gguf --on cuda --ask x --most 2";
     if (getenv("LONGRING_GPU") == NULL) {
-        with("STAND_IN_DRIVER=0");
+        with("STAND_IN_DRIVER=-1");
         refused(1, "no GPU: this machine has no driver for one", chat);
         with("STAND_IN_DRIVER=11040");
         refused(1, "driver for CUDA 11.4", chat);
@@ -179,7 +179,7 @@ TEST(launched_processes_end_together) {
         "ranks 2 chat --model $D/m.gguf --on cuda --ask x --most 2";
     if (getenv("LONGRING_GPU") != NULL)
         return;
-    launch("STAND_IN_DRIVER=0");
+    launch("STAND_IN_DRIVER=-1");
     refused(1, "rank 0: no GPU: this machine has no driver for one", chat);
     launch("A=b");
     refused(1, "2 processes on a host of 1 GPUs", chat);

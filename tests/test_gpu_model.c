@@ -35,10 +35,8 @@ static void begin_with(const tiny_gguf_options *model,
 }
 
 static void begin_file(const tiny_gguf_options *model, int seed) {
-    stand_in_options machine = STAND_IN_DEFAULTS;
-    machine.seed = (uint64_t)seed;
-    machine.open = seed > 1;
-    begin_with(model, machine);
+    begin_with(model,
+               (stand_in_options){.seed = (uint64_t)seed, .open = seed > 1});
 }
 
 static void open_session(const cp_backend *backend,
@@ -466,14 +464,11 @@ LOOP(a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()) {
 }
 
 LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
-    stand_in_options machine = STAND_IN_DEFAULTS;
-    machine.devices = 0;
-    begin_with(&(tiny_gguf_options){.seed = 9}, machine);
+    begin_with(&(tiny_gguf_options){.seed = 9},
+               (stand_in_options){.bare = true});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_BROKEN,
             "no GPU");
-    machine.devices = 1;
-    machine.bytes = 100000;
-    stand_in_begin(&machine);
+    stand_in_begin(&(stand_in_options){.bytes = 100000});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_MEMORY,
             "of 100000 left");
     end_file();

@@ -15,12 +15,10 @@
 /* Open, which saves time: what closes device memory is tested elsewhere. A
  * little patience is enough, since the threads of a test do nothing else. */
 static void begin_so(int seed, int lateness) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.open = true;
-    options.seed = (uint64_t)seed;
-    options.lateness = lateness;
-    options.patience = 0.1;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.seed = (uint64_t)seed,
+                                       .lateness = lateness,
+                                       .open = true,
+                                       .patience = 0.1});
 }
 
 /* Floats that nobody has written. */

@@ -67,11 +67,7 @@ static ncclResult_t hold_back(communicator *c) {
     return ncclInProgress;
 }
 
-const char *ncclGetErrorString(ncclResult_t result) {
-#define TEXT(name, value, text) [name] = (text),
-    static const char *const texts[] = {NCCL_RESULTS(TEXT)};
-    return texts[result];
-}
+ERROR_TEXTS(ncclGetErrorString, ncclResult_t, NCCL_RESULTS)
 
 void fail_communicators(ncclResult_t error) {
     for (communicator *c = communicators; c != NULL; c = c->next)
@@ -81,19 +77,18 @@ void fail_communicators(ncclResult_t error) {
 
 /* Joining. */
 
-static communicator *new_shell(int rank, int size) {
+static communicator *new_shell(int rank) {
     communicator *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->rank = rank;
-    c->size = size;
     c->busy = true;
     enlist(&communicators, c);
     return c;
 }
 
 /* A rank of another process: nobody here has to destroy it. */
-static communicator *new_proxy(int process, int rank, int size) {
-    communicator *c = new_shell(rank, size);
+static communicator *new_proxy(int process, int rank) {
+    communicator *c = new_shell(rank);
     c->proxy = c->gone = true;
     c->of_process = process;
     return c;
@@ -116,7 +111,6 @@ static void form(const entry *entries, int size, bool apart) {
         communicator *shell = of->members[rank] = entries[rank].shell;
         shell->in = of;
         shell->rank = rank;
-        shell->size = size;
         hold_back(shell);
     }
 }
@@ -191,7 +185,7 @@ static ncclResult_t join(ncclComm_t *out, int size, const char *id, int rank,
     if (all->apart && !peers_join(id + sizeof AT - 1, rank, size))
         return complain(ncclSystemError, "rank %d: %s is taken", rank,
                         id + sizeof AT - 1);
-    *out = new_shell(rank, size);
+    *out = new_shell(rank);
     arrive(all, (entry){0, rank, rank, *out});
     return ncclInProgress;
 }
@@ -224,7 +218,7 @@ static void arrive_at_split(communicator *from, int color, int key,
     char id[sizeof(ncclUniqueId)];
     snprintf(id, sizeof id, "split %ld of %ld", from->splits++,
              from->in->number);
-    gathering *all = find_gathering(id, from->size);
+    gathering *all = find_gathering(id, from->in->size);
     all->apart = from->in->key > 0;
     arrive(all, (entry){color, key, from->rank, shell});
 }
@@ -242,7 +236,7 @@ static ncclResult_t split(communicator *from, int color, int key,
     if (from->in->key > 0)
         peers_tell(&said, NULL);
     *out = NULL;
-    from->born = new_shell(key, 1);
+    from->born = new_shell(key);
     from->cradle = out;
     arrive_at_split(from, color, key, from->born);
     return hold_back(from);
@@ -282,7 +276,7 @@ static bool take_news(int process, const news *said, char **bytes) {
     switch (said->kind) {
     case SPLIT:
         arrive_at_split(from, said->color, said->key,
-                        new_proxy(process, said->key, 1));
+                        new_proxy(process, said->key));
         break;
     case PART:
         part_arrives(of, said->rank, &said->what, bytes);
@@ -329,7 +323,7 @@ void messages_arrive(void) {
         while (first != NULL && !is_apart(first->id))
             first = first->next;
         if (first != NULL && peers_come(r))
-            arrive(first, (entry){0, r, r, new_proxy(r, r, size)});
+            arrive(first, (entry){0, r, r, new_proxy(r, r)});
         hear(r);
         if (look && peers_lost(r))
             lose_process(r);
@@ -419,7 +413,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
-    if (comm->in != NULL && comm->size > 1 && comm->issued > comm->finished) {
+    if (comm->in != NULL && comm->in->size > 1 &&
+        comm->issued > comm->finished) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
         fail_clique(comm->in, comm, ncclRemoteError);
@@ -508,9 +503,9 @@ static ncclResult_t check_part(const part *what, size_t count) {
     if (size == 0 || count > SIZE_MAX / 64 / size)
         return complain(ncclInvalidArgument, "%zu elements of type %d", count,
                         (int)what->type);
-    if (what->peer < 0 || what->peer >= what->by->size)
+    if (what->peer < 0 || what->peer >= what->by->in->size)
         return complain(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
-                        what->by->size);
+                        what->by->in->size);
     if (what->bytes > 0 && !is_device(what->at) && !is_pinned(what->at))
         return complain(ncclInvalidArgument,
                         "a message of %zu bytes in memory that no device sees",
@@ -583,7 +578,7 @@ static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
                      "the stand-in gathers, and adds floats, in place"));
     leave_quietly();
     ncclGroupStart();
-    for (int rank = 0; rank < comm->size; rank++) {
+    for (int rank = 0; rank < comm->in->size; rank++) {
         part others = own;
         own.peer = others.peer = rank;
         others.receives = true;

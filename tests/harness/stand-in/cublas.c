@@ -5,10 +5,9 @@
  * capture, since the library loads code then. A product takes its turn in its
  * stream as one thread of a kernel, and spoils the workspace. */
 #include <cublasLt.h>
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "kernel.h"
 #include "machine.h"
 
 enum { NEED = 512, WORKSPACE_ALIGNMENT = 256, LEAST_ALIGNMENT = 16 };
@@ -47,11 +46,7 @@ size_t cublasLtGetVersion(void) {
     return 130000;
 }
 
-const char *cublasLtGetStatusString(cublasStatus_t status) {
-#define TEXT(name, value, text) [name] = (text),
-    static const char *const texts[] = {CUBLAS_STATUSES(TEXT)};
-    return texts[status];
-}
+ERROR_TEXTS(cublasLtGetStatusString, cublasStatus_t, CUBLAS_STATUSES)
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
     void *memory = NULL; /* pinned: one that is never destroyed is reported */

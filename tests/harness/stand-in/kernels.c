@@ -18,15 +18,9 @@
 
 #include "kernel.h"
 #include "machine.h"
+#include "tests/harness/suite.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define UNDER_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define UNDER_ASAN 1
-#endif
-#endif
-#ifdef UNDER_ASAN
+#if HARNESS_SANITIZED
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define UNCHECKED __attribute__((noinline, no_sanitize_address))
@@ -43,7 +37,7 @@
 /* The compiler's own pair takes a few instructions. The library's longjmp takes
  * many, and under the address sanitizer asks the kernel a question each time;
  * clang has no other on some machines. */
-#if defined(UNDER_ASAN) || defined(__x86_64__)
+#if HARNESS_SANITIZED || defined(__x86_64__)
 typedef void *place[5];
 #define save_place(here) __builtin_setjmp(here)
 #define leave_for(there) __builtin_longjmp(there, 1)
@@ -205,7 +199,7 @@ UNCHECKED static void resume(int number) {
 static void give_up(int threads) {
     for (int i = 0; i < threads; i++)
         if (states[i] != ENDED && fibers[i].stack != NULL) {
-#ifdef UNDER_ASAN
+#if HARNESS_SANITIZED
             __asan_unpoison_memory_region(fibers[i].stack, STACK);
 #endif
             munmap(fibers[i].stack - STACK_GUARD, STACK + STACK_GUARD);

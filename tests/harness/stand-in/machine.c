@@ -103,7 +103,7 @@ cudaError_t enter(void) {
     enter_quietly();
     if (!machine.begun || machine.options.driver < 12000)
         return cudaErrorInsufficientDriver;
-    if (machine.options.devices <= 0)
+    if (machine.options.bare)
         return cudaErrorNoDevice;
     return machine.failed;
 }
@@ -205,19 +205,28 @@ static void seed_machine(uint64_t seed) {
     machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
 }
 
+static void default_options(stand_in_options *options) {
+    if (options->driver == 0)
+        options->driver = CUDART_VERSION;
+    if (options->bytes == 0)
+        options->bytes = INT64_C(1) << 30;
+    if (options->patience == 0)
+        options->patience = 5;
+}
+
 bool stand_in_pretends(void) {
     return true;
 }
 
 void stand_in_begin(const stand_in_options *options) {
-    const stand_in_options defaults = STAND_IN_DEFAULTS;
     if (machine.begun)
         stand_in_end();
     pthread_mutex_lock(&lock);
-    machine = (machine_state){.options = options ? *options : defaults,
+    machine = (machine_state){.options = *options,
                               .begun = true,
                               .changed = cp_clock(),
                               .thread = pthread_self()};
+    default_options(&machine.options);
     seed_machine(machine.options.seed);
     free(report);
     report = NULL;
@@ -283,11 +292,7 @@ SETS(stand_in_drop_message, (int from, int to, int64_t n), drop,
 
 /* Devices, versions, errors. */
 
-const char *cudaGetErrorString(cudaError_t error) {
-#define TEXT(name, value, text) [name] = (text),
-    static const char *const texts[] = {CUDA_ERRORS(TEXT)};
-    return texts[error];
-}
+ERROR_TEXTS(cudaGetErrorString, cudaError_t, CUDA_ERRORS)
 
 cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
     *runtimeVersion = CUDART_VERSION;
@@ -295,13 +300,14 @@ cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
 }
 
 cudaError_t cudaDriverGetVersion(int *driverVersion) {
-    *driverVersion = machine.begun ? machine.options.driver : 0;
+    const int driver = machine.begun ? machine.options.driver : 0;
+    *driverVersion = driver < 0 ? 0 : driver;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
     const cudaError_t error = enter();
-    *count = error == cudaSuccess ? machine.options.devices : 0;
+    *count = error == cudaSuccess;
     return leave(error);
 }
 

@@ -72,6 +72,7 @@ typedef struct operation {
     uint64_t fingerprint;
 
     mark *point; /* record, wait */
+    int place;   /* in a graph: its stream, among those of the capture */
 
     communicator *by; /* messages */
     part *parts;
@@ -111,10 +112,7 @@ struct CUevent_st {
 struct CUgraph_st {
     graph *next;
     int references;
-    struct {
-        operation *what;
-        int place;
-    } * steps;
+    operation *first, **end; /* where the next one goes */
     int count, streams;
 };
 
@@ -197,6 +195,13 @@ unsigned leave(unsigned result); /* unlock */
         if (failure != 0)                                                      \
             return leave(failure);                                             \
     } while (0)
+/* A function that says what each of an interface's errors is. */
+#define ERROR_TEXT(name, value, text) [name] = (text),
+#define ERROR_TEXTS(function, type, list)                                      \
+    const char *function(type error) {                                         \
+        static const char *const texts[] = {list(ERROR_TEXT)};                 \
+        return texts[error];                                                   \
+    }
 void enter_quietly(void);
 void leave_quietly(void);
 uint64_t draw(uint64_t below);
@@ -260,11 +265,6 @@ void finish_graphs(void);
 
 /* kernels.c */
 bool run_kernel(const operation *kernel);
-
-cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
-                            dim3 grid, unsigned block_threads,
-                            cudaStream_t stream, const void *arguments,
-                            size_t bytes); /* as kernel.h has it */
 
 /* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);

@@ -94,7 +94,7 @@ static void make_room_for_sum(operation *what) {
     const part *first = what->parts;
     if (first->of != ADDED)
         return;
-    what->added = take((size_t)what->by->size, first->bytes);
+    what->added = take((size_t)what->by->in->size, first->bytes);
     for (int i = 0; i < what->part_count; i++)
         if (what->parts[i].receives)
             what->parts[i].at =
@@ -144,7 +144,7 @@ static void add_up(const operation *what) {
     const float *others = (const void *)what->added;
     for (size_t i = 0; i < count; i++) {
         double sum = 0.0;
-        for (int rank = 0; rank < what->by->size; rank++)
+        for (int rank = 0; rank < what->by->in->size; rank++)
             sum += (double)(rank == what->by->rank
                                 ? own[i]
                                 : others[(size_t)rank * count + i]);

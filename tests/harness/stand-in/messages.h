@@ -32,7 +32,7 @@ struct ncclComm {
     communicator *next;
     int64_t number;
     clique *in; /* NULL until all its ranks have come */
-    int rank, size;
+    int rank;
     bool gone;
     bool busy;      /* something is on its way, and the caller has to ask */
     bool proxy;     /* a rank of another process... */
