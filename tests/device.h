@@ -8,7 +8,7 @@
 
 #include "harness/stand-in/stand_in.h"
 
-#define EXPECT_ALSO stand_in_error()
+#define EXPECT_ALSO stand_in_report()
 #include "expect.h"
 
 /* Something went wrong, and was said in these words. */

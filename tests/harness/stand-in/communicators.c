@@ -202,14 +202,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
     const char *root = getenv("NCCL_COMM_ID");
     if (root != NULL && strrchr(root, ':') == NULL)
         return ncclInvalidArgument;
-    enter_quietly();
+    enter();
     char *id = uniqueId->internal;
     if (root != NULL)
         snprintf(id, sizeof *uniqueId, "%s%s", AT, root);
     else
         snprintf(id, sizeof *uniqueId, "stand-in %ld", ++unique_ids);
-    leave_quietly();
-    return ncclSuccess;
+    return leave(ncclSuccess);
 }
 
 /* Those who split a communicator for the same time meet. */
@@ -576,7 +575,7 @@ static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
         return leave(
             complain(ncclInvalidUsage,
                      "the stand-in gathers, and adds floats, in place"));
-    leave_quietly();
+    leave(ncclSuccess);
     ncclGroupStart();
     for (int rank = 0; rank < comm->in->size; rank++) {
         part others = own;

@@ -330,25 +330,25 @@ static size_t size_of(const cublasLtMatrixLayoutOpaque_t *l) {
                     bytes_of(l->type));
 }
 
-static bool is_there(const void *at, size_t bytes, uint64_t alignment,
-                     const char *name) {
-    return is_device(at) && (uintptr_t)at % alignment == 0 &&
-           check_range(at, bytes, name) == cudaSuccess;
+static cublasStatus_t check_memory(const char *name, const void *at,
+                                   size_t bytes, unsigned alignment) {
+    if (!is_device(at))
+        return REFUSE(INVALID_VALUE, "%s is not on the device", name);
+    if ((uintptr_t)at % alignment != 0)
+        return REFUSE(INVALID_VALUE, "%s is not at a multiple of %u bytes",
+                      name, alignment);
+    return check_range(at, bytes, name) == cudaSuccess
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 static cublasStatus_t check_operand(const product *p, int i,
-                                    uint32_t alignment) {
+                                    unsigned alignment) {
     const size_t bytes = size_of(&p->l[i]);
-    if (!is_device(p->at[i]))
-        return REFUSE(INVALID_VALUE, "%s is not on the device", names[i]);
-    if ((uintptr_t)p->at[i] % alignment != 0)
-        return REFUSE(INVALID_VALUE, "%s is not at a multiple of %u bytes",
-                      names[i], alignment);
-    if (check_range(p->at[i], bytes, names[i]) != cudaSuccess)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (i < 2 && p->how.scales[i] != NULL &&
-        !is_there(p->how.scales[i], 4 * (size_t)p->l[i].columns, 4, "scales"))
-        return REFUSE(INVALID_VALUE, "scales of %s out of bounds", names[i]);
+    OR_RETURN(check_memory(names[i], p->at[i], bytes, alignment));
+    if (i < 2 && p->how.scales[i] != NULL)
+        OR_RETURN(check_memory("a scale", p->how.scales[i],
+                               4 * (size_t)p->l[i].columns, 4));
     /* Nothing may lie in D, but that C may be D. */
     if (i < 3 && p->at[i] + bytes > p->at[3] &&
         p->at[3] + size_of(&p->l[3]) > p->at[i] &&
@@ -382,11 +382,12 @@ static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
                       "an algorithm that was found for another product");
     for (int i = 0; i < 4; i++)
         OR_RETURN(check_operand(p, i, chosen->alignments[i]));
-    if (chosen->workspace > 0 && (chosen->workspace > workspace_bytes ||
-                                  !is_there(p->workspace, workspace_bytes,
-                                            WORKSPACE_ALIGNMENT, "workspace")))
-        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes at %p",
-                      workspace_bytes, (void *)p->workspace);
+    if (chosen->workspace > workspace_bytes)
+        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes",
+                      workspace_bytes);
+    if (chosen->workspace > 0)
+        OR_RETURN(check_memory("a workspace", p->workspace, workspace_bytes,
+                               WORKSPACE_ALIGNMENT));
     return load(handle, chosen->kind, on);
 }
 

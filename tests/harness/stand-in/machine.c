@@ -21,7 +21,6 @@ static pthread_cond_t something_changed = PTHREAD_COND_INITIALIZER;
 
 static char *report;
 static size_t report_length;
-static char last_error[1024];
 
 void *take(size_t count, size_t size) {
     void *memory = calloc(count > 0 ? count : 1, size);
@@ -87,20 +86,11 @@ bool countdown(int64_t *fault) {
     return *fault > 0 && --*fault == 0;
 }
 
-void enter_quietly(void) {
+/* Every call begins so. */
+cudaError_t enter(void) {
     pthread_mutex_lock(&lock);
     if (pthread_equal(machine.thread, pthread_self()) == 0)
         machine.threads = true;
-}
-
-void leave_quietly(void) {
-    close_memory();
-    pthread_mutex_unlock(&lock);
-}
-
-/* Every call begins so. */
-cudaError_t enter(void) {
-    enter_quietly();
     if (!machine.begun || machine.options.driver < 12000)
         return cudaErrorInsufficientDriver;
     if (machine.options.bare)
@@ -109,20 +99,20 @@ cudaError_t enter(void) {
 }
 
 unsigned leave(unsigned result) {
-    leave_quietly();
+    close_memory();
+    pthread_mutex_unlock(&lock);
     return result;
 }
 
 /* One more line of the report. */
 unsigned complain(unsigned error, const char *format, ...) {
+    char line[1024];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
+    vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    const size_t length = strlen(last_error) + 1;
-    report = grown(report, (int)(report_length + length), 1);
-    sprintf(report + report_length, "%s\n", last_error);
-    report_length += length;
+    report = grown(report, (int)(report_length + strlen(line)) + 1, 1);
+    report_length += (size_t)sprintf(report + report_length, "%s\n", line);
     return error;
 }
 
@@ -231,7 +221,6 @@ void stand_in_begin(const stand_in_options *options) {
     free(report);
     report = NULL;
     report_length = 0;
-    last_error[0] = '\0';
     add_stream(0); /* the null stream */
     watch_memory();
     pthread_mutex_unlock(&lock);
@@ -250,14 +239,6 @@ int64_t stand_in_end(void) {
     const int64_t problems = machine.problems;
     pthread_mutex_unlock(&lock);
     return problems;
-}
-
-const char *stand_in_error(void) {
-    static _Thread_local char text[sizeof last_error];
-    pthread_mutex_lock(&lock);
-    memcpy(text, last_error, sizeof text);
-    pthread_mutex_unlock(&lock);
-    return text;
 }
 
 const char *stand_in_report(void) {

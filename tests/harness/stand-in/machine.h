@@ -202,8 +202,6 @@ unsigned leave(unsigned result); /* unlock */
         static const char *const texts[] = {list(ERROR_TEXT)};                 \
         return texts[error];                                                   \
     }
-void enter_quietly(void);
-void leave_quietly(void);
 uint64_t draw(uint64_t below);
 void changed(void);
 bool countdown(int64_t *fault);

@@ -52,12 +52,8 @@ bool stand_in_pretends(void);
  * stand_in_report() says which. Let no other thread be inside a call. */
 int64_t stand_in_end(void);
 
-/* The last thing that went wrong, in one line with its numbers; "" if none.
- * Valid until the calling thread asks again. */
-const char *stand_in_error(void);
-
-/* Everything that went wrong since stand_in_begin, one a line; after
- * stand_in_end, with what it found. Valid until the next begin. */
+/* Everything that went wrong since stand_in_begin, one a line with its numbers;
+ * after stand_in_end, with what it found. Valid until more goes wrong. */
 const char *stand_in_report(void);
 
 /* Faults on demand. n counts from 1, from now on; 0 takes the fault back. */
