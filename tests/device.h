@@ -80,23 +80,17 @@ static inline void release(void) {
     cudaDeviceSynchronize();
     while (kept_count > 0) {
         void *what = kept[--kept_count].what;
-        switch (kept[kept_count].kind) {
-        case ON_HOST:
+        const kept_kind kind = kept[kept_count].kind;
+        if (kind == ON_HOST)
             free(what);
-            break;
-        case ON_DEVICE:
+        else if (kind == ON_DEVICE)
             cudaFree(what);
-            break;
-        case PINNED:
+        else if (kind == PINNED)
             cudaFreeHost(what);
-            break;
-        case STREAM:
+        else if (kind == STREAM)
             cudaStreamDestroy(what);
-            break;
-        case EVENT:
+        else
             cudaEventDestroy(what);
-            break;
-        }
     }
 }
 

@@ -191,12 +191,11 @@ TEST(fewer_bits_say_nearly_the_same) {
     end_file();
 }
 
-static cp_device_place eagerly = {.only = CP_NOBODY, .rows = 7};
+static _Thread_local cp_device_place my_place;
 
-static cp_status eager_engine(const cp_model *model,
-                              const cp_session_options *options,
-                              cp_engine **out) {
-    return cp_device_engine_new(&eagerly, model, options, out);
+static cp_status my_engine(const cp_model *model,
+                           const cp_session_options *options, cp_engine **out) {
+    return cp_device_engine_new(&my_place, model, options, out);
 }
 
 enum { STEPS = 40 };
@@ -214,7 +213,8 @@ LOOP(graphs_change_nothing, 0, 2) {
     turn turns[STEPS + 1];
     float *logits[2];
     int64_t numbers;
-    without.engine_new = eager_engine;
+    without.engine_new = my_engine;
+    my_place = (cp_device_place){.only = CP_NOBODY, .rows = 7};
     make_long_talk(turns);
     for (int m = 0; m < 2; m++)
         logits[m] = listen(backends[m], 1 + 3 * _i, CP_AUTO, turns, STEPS + 1,
@@ -292,13 +292,6 @@ typedef struct {
     float *logits; /* of all calls */
     int64_t rows;
 } process;
-
-static _Thread_local cp_device_place my_place;
-
-static cp_status my_engine(const cp_model *model,
-                           const cp_session_options *options, cp_engine **out) {
-    return cp_device_engine_new(&my_place, model, options, out);
-}
 
 static bool fails_everywhere(cp_session *session, process *mine,
                              uint64_t seed) {
