@@ -59,10 +59,6 @@ static cudaError_t fill(float *out, int64_t count, float first,
     return take_step((step){out, NULL, count, first}, stream);
 }
 
-static cudaError_t add(float *out, const float *in, cudaStream_t stream) {
-    return take_step((step){out, in, WIDTH, 0.0f}, stream);
-}
-
 /* A right program: blocks go round a ring, and each rank adds them up. */
 
 typedef struct {
@@ -142,7 +138,7 @@ static void ring_step(member *m, int hop) {
         exchange(m, hop);
     if (hop > 0)
         must(cudaStreamWaitEvent(m->compute, m->arrived[held], 0));
-    must(add(m->total, m->block[held], m->compute));
+    must(take_step((step){m->total, m->block[held], WIDTH, 0.0f}, m->compute));
     must(cudaEventRecord(m->used[held], m->compute));
     if (hop + 1 == ranks)
         must(cudaMemcpyAsync(m->answer, m->total, BYTES, cudaMemcpyDeviceToHost,

@@ -505,7 +505,7 @@ static ncclResult_t check_part(const part *what, size_t count) {
     if (what->peer < 0 || what->peer >= what->by->in->size)
         return complain(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
                         what->by->in->size);
-    if (what->bytes > 0 && !is_device(what->at) && !is_pinned(what->at))
+    if (what->bytes > 0 && !is_seen(what->at))
         return complain(ncclInvalidArgument,
                         "a message of %zu bytes in memory that no device sees",
                         what->bytes);

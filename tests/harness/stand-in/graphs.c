@@ -259,22 +259,24 @@ static void remove_executable(executable *x) {
     free(x);
 }
 
+static void remove_graph(graph *g) {
+    unlist(&machine.graphs, g);
+    release_graph(g);
+}
+
 /* They can be destroyed after the machine has failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
-    const cudaError_t error = enter();
-    if (!listed(&machine.executables, given))
-        return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    const cudaError_t error = enter_with(&machine.executables, given);
     settle();
-    remove_executable(given);
+    if (listed(&machine.executables, given))
+        remove_executable(given);
     return leave(error);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
-    const cudaError_t error = enter();
-    if (!listed(&machine.graphs, given))
-        return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    unlist(&machine.graphs, given);
-    release_graph(given);
+    const cudaError_t error = enter_with(&machine.graphs, given);
+    if (listed(&machine.graphs, given))
+        remove_graph(given);
     return leave(error);
 }
 
@@ -295,9 +297,8 @@ void finish_graphs(void) {
         remove_executable(machine.executables);
     }
     while (machine.graphs != NULL) {
-        graph *g = machine.graphs;
-        accuse("a graph of %d steps was never destroyed", g->count);
-        unlist(&machine.graphs, g);
-        release_graph(g);
+        accuse("a graph of %d steps was never destroyed",
+               machine.graphs->count);
+        remove_graph(machine.graphs);
     }
 }

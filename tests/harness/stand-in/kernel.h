@@ -55,11 +55,10 @@ void stand_in_shared(void *start, size_t bytes, uint64_t *block);
 /* Barriers. One that a thread of the block (or a lane of the warp) does not
  * reach, or reaches on another line, is an error of the launch. */
 #define STAND_IN_HERE __FILE__, __LINE__
-#define __syncthreads() stand_in_block_barrier(STAND_IN_HERE)
-#define __syncwarp() stand_in_warp_barrier(STAND_IN_HERE)
+#define __syncthreads() stand_in_barrier(true, STAND_IN_HERE)
+#define __syncwarp() stand_in_barrier(false, STAND_IN_HERE)
 
-void stand_in_block_barrier(const char *file, int line);
-void stand_in_warp_barrier(const char *file, int line);
+void stand_in_barrier(bool of_block, const char *file, int line);
 
 /* The number of the lane `turn` away. The mask must name the whole warp. */
 #define __shfl_xor_sync(mask, value, turn)                                     \

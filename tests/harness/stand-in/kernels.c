@@ -209,26 +209,18 @@ static void give_up(int threads) {
 
 /* What kernels call. */
 
-static void wait_here(fiber_state state, const char *file, int line) {
-    states[current] = state;
+void stand_in_barrier(bool of_block, const char *file, int line) {
+    states[current] = of_block ? AT_BLOCK : AT_WARP;
     fibers[current].file = file;
     fibers[current].line = line;
     pause_fiber();
-}
-
-void stand_in_block_barrier(const char *file, int line) {
-    wait_here(AT_BLOCK, file, line);
-}
-
-void stand_in_warp_barrier(const char *file, int line) {
-    wait_here(AT_WARP, file, line);
 }
 
 float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
     asked[me] = lane & (LANES - 1);
-    wait_here(AT_WARP, file, line);
+    stand_in_barrier(false, file, line);
     return given[me];
 }
 

@@ -187,21 +187,18 @@ cudaError_t fail_machine(void) {
 
 /* What tests call. */
 
-static void seed_machine(uint64_t seed) {
-    machine.random = seed;
-    machine.lateness = machine.options.lateness;
-    if (machine.lateness == STAND_IN_BY_SEED)
-        machine.lateness = STAND_IN_LATE + (int)draw(3);
-    machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
-}
-
-static void default_options(stand_in_options *options) {
+/* What the options leave open, and what the seed decides. */
+static void complete_options(stand_in_options *options) {
     if (options->driver == 0)
         options->driver = CUDART_VERSION;
     if (options->bytes == 0)
         options->bytes = INT64_C(1) << 30;
     if (options->patience == 0)
         options->patience = 5;
+    machine.random = options->seed;
+    if (options->lateness == STAND_IN_BY_SEED)
+        options->lateness = STAND_IN_LATE + (int)draw(3);
+    machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
 }
 
 bool stand_in_pretends(void) {
@@ -216,8 +213,7 @@ void stand_in_begin(const stand_in_options *options) {
                               .begun = true,
                               .changed = cp_clock(),
                               .thread = pthread_self()};
-    default_options(&machine.options);
-    seed_machine(machine.options.seed);
+    complete_options(&machine.options);
     free(report);
     report = NULL;
     report_length = 0;

@@ -159,7 +159,6 @@ typedef struct {
     pthread_t thread;   /* that began... */
     bool threads;       /* ...and others have called */
     uint64_t random;    /* the scheduler's state */
-    int lateness;       /* what the seed made of the option */
     uint64_t priority;  /* of streams, when the seed wants them; 0: none */
     cudaError_t failed; /* sticks to every call, as a failed context does */
     stream *streams;
@@ -225,7 +224,8 @@ const char *note_of_waits(void);
 /* memory.c: allocations between guard pages. */
 cudaError_t check_range(const void *start, size_t bytes, const char *what);
 bool is_device(const void *address);
-bool is_pinned(const void *address);
+bool is_seen(
+    const void *address); /* by the device: its own memory, or pinned */
 void open_memory(void);
 void close_memory(void);
 void watch_memory(void);

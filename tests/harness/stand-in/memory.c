@@ -52,19 +52,15 @@ static allocation *around(const void *address) {
     return NULL;
 }
 
-static bool is_in(const void *address, bool pinned) {
+bool is_seen(const void *address) {
     const allocation *a = around(address);
     const char *at = address;
     return a != NULL && !a->freed && at >= a->start &&
-           at <= a->start + a->bytes && a->pinned == pinned;
+           at <= a->start + a->bytes;
 }
 
 bool is_device(const void *address) {
-    return is_in(address, false);
-}
-
-bool is_pinned(const void *address) {
-    return is_in(address, true);
+    return is_seen(address) && !around(address)->pinned;
 }
 
 /* Whether a range that touches an allocation stays in it. Memory that is no

@@ -89,18 +89,6 @@ void messages_cancel(operation *what) {
     what->by->finished++;
 }
 
-/* What is to be added up arrives beside the sum. */
-static void make_room_for_sum(operation *what) {
-    const part *first = what->parts;
-    if (first->of != ADDED)
-        return;
-    what->added = take((size_t)what->by->in->size, first->bytes);
-    for (int i = 0; i < what->part_count; i++)
-        if (what->parts[i].receives)
-            what->parts[i].at =
-                what->added + (size_t)what->parts[i].peer * first->bytes;
-}
-
 void messages_enqueued(operation *what) {
     communicator *by = what->by;
     what->turn = by->issued++;
@@ -110,9 +98,16 @@ void messages_enqueued(operation *what) {
                  by->number);
         return;
     }
-    make_room_for_sum(what);
-    for (int i = 0; i < what->part_count; i++)
-        attend(&what->parts[i]);
+    /* What is to be added up arrives beside the sum. */
+    const size_t bytes = what->parts->bytes;
+    if (what->parts->of == ADDED)
+        what->added = take((size_t)by->in->size, bytes);
+    for (int i = 0; i < what->part_count; i++) {
+        part *side = &what->parts[i];
+        if (what->added != NULL && side->receives)
+            side->at = what->added + (size_t)side->peer * bytes;
+        attend(side);
+    }
 }
 
 static bool side_ready(const part *side) {
@@ -247,19 +242,15 @@ static bool agreed(const meeting *in) {
     return false;
 }
 
-static bool is_dropped(const meeting *in) {
-    message_fault *drop = &machine.drop;
-    return drop->from == in->from && drop->to == in->to &&
-           countdown(&drop->left);
-}
-
 void meeting_complete(meeting *in) {
     part *sent = in->sender, *received = in->receiver;
     if (!agreed(in))
         return;
     set_running("a message of NCCL");
     if (untouched(sent, received)) {
-        in->dropped = is_dropped(in);
+        in->dropped = machine.drop.from == in->from &&
+                      machine.drop.to == in->to &&
+                      countdown(&machine.drop.left);
         if (!in->dropped && sent->bytes > 0)
             memcpy(received->at, sent->at, sent->bytes);
         machine.counted.messages += sent->of == ALONE;

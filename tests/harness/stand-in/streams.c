@@ -312,9 +312,9 @@ static void offer(stream *on, meeting *at, uint64_t late) {
         before =
             ((machine.priority ^ (uint64_t)on->number) * 0x9E3779B97F4A7C15u) >>
             34;
-    if (machine.lateness == STAND_IN_EAGER)
+    if (machine.options.lateness == STAND_IN_EAGER)
         late = 3 - late;
-    if (machine.lateness == STAND_IN_MIXED)
+    if (machine.options.lateness == STAND_IN_MIXED)
         late = (late == 0) == kernels_wait;
     const uint64_t key = late << 60 | before << 30 | draw(1 << 30);
     if (best.on != NULL && best.key < key)
@@ -477,8 +477,7 @@ static void stage_source(operation *what) {
  * bytes before it returns, or returns when they have come. In a graph it takes
  * them when it runs, unless somebody wants to see what else would happen. */
 static cudaError_t enqueue_copy(stream *on, operation *what) {
-    const bool from_host = !is_device(what->from) && !is_pinned(what->from);
-    const bool to_host = !is_device(what->to) && !is_pinned(what->to);
+    const bool from_host = !is_seen(what->from), to_host = !is_seen(what->to);
     const bool capturing = on->capture != NULL;
     if (capturing ? machine.freeze_uploads && !is_device(what->from)
                   : from_host)
@@ -495,7 +494,7 @@ static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
         return cudaSuccess;
     OR_RETURN(shape.kind == COPY ? check_copy(&shape, kind)
                                  : check_range(shape.to, shape.width, "fill"));
-    if (shape.kind == FILL && !is_device(shape.to) && !is_pinned(shape.to))
+    if (shape.kind == FILL && !is_seen(shape.to))
         return complain(cudaErrorInvalidValue, "fill of memory of the host");
     operation *what = operation_copy(&shape);
     return shape.kind == COPY ? enqueue_copy(on, what) : enqueue(on, what);
@@ -571,7 +570,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *out) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t given) {
     const cudaError_t error = enter_event(given);
-    if (machine.begun && listed(&machine.events, given))
+    if (listed(&machine.events, given))
         remove_event(given);
     return leave(error);
 }
