@@ -232,8 +232,7 @@ static ncclResult_t split(communicator *from, int color, int key,
                        .rank = from->rank,
                        .color = color,
                        .key = key};
-    if (from->in->key > 0)
-        peers_tell(&said, NULL);
+    peers_tell(&said, NULL);
     *out = NULL;
     from->born = new_shell(key);
     from->cradle = out;
@@ -384,7 +383,7 @@ static void drop_deferred(communicator *c) {
 
 static void end_communicator(communicator *c) {
     const bool root = c->in == NULL || c->in->key == 1;
-    if (c->in != NULL && c->in->key > 0) {
+    if (c->in != NULL) {
         const news said = {.kind = END,
                            .clique = c->in->key,
                            .rank = c->rank,

@@ -12,9 +12,7 @@
 
 enum { NEED = 512, WORKSPACE_ALIGNMENT = 256, LEAST_ALIGNMENT = 16 };
 
-static const uint64_t layout_mark = 0x4c41594f55540001u;
-static const uint64_t how_mark = 0x484f570000000002u;
-static const uint64_t wish_mark = 0x5749534800000003u;
+static const uint64_t begun = 0x4c41594f55540001u; /* the mark */
 
 static bool has_f8 = true;
 
@@ -70,7 +68,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle) {
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout,
                                         cudaDataType type, uint64_t rows,
                                         uint64_t cols, int64_t ld) {
-    *matLayout = (cublasLtMatrixLayoutOpaque_t){.mark = layout_mark,
+    *matLayout = (cublasLtMatrixLayoutOpaque_t){.mark = begun,
                                                 .rows = (int64_t)rows,
                                                 .columns = (int64_t)cols,
                                                 .stride = ld,
@@ -82,7 +80,7 @@ cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t matmulDesc,
                                       cublasComputeType_t computeType,
                                       cudaDataType_t scaleType) {
     *matmulDesc =
-        (cublasLtMatmulDescOpaque_t){.mark = how_mark,
+        (cublasLtMatmulDescOpaque_t){.mark = begun,
                                      .compute = (int32_t)computeType,
                                      .scale_type = (int32_t)scaleType};
     return CUBLAS_STATUS_SUCCESS;
@@ -90,7 +88,7 @@ cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t matmulDesc,
 
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref) {
     *pref = (cublasLtMatmulPreferenceOpaque_t){
-        .mark = wish_mark, .alignments = {256, 256, 256, 256}};
+        .mark = begun, .alignments = {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -147,7 +145,7 @@ static int64_t bytes_of(cudaDataType type) {
 
 static cublasStatus_t check_layouts(const cublasLtMatrixLayoutOpaque_t *l) {
     for (int i = 0; i < 4; i++)
-        if (l[i].mark != layout_mark || l[i].rows < 1 || l[i].columns < 1 ||
+        if (l[i].mark != begun || l[i].rows < 1 || l[i].columns < 1 ||
             l[i].rows > INT32_MAX || l[i].columns > INT32_MAX ||
             l[i].stride < l[i].rows)
             return REFUSE(INVALID_VALUE,
@@ -190,7 +188,7 @@ static cublasStatus_t check_f8(const product *p) {
 static cublasStatus_t check(const product *p) {
     const cublasLtMatmulDescOpaque_t *how = &p->how;
     const cublasLtMatrixLayoutOpaque_t *l = p->l;
-    if (how->mark != how_mark)
+    if (how->mark != begun)
         return REFUSE(INVALID_VALUE, "a description that was not begun");
     if (how->compute != CUBLAS_COMPUTE_32F || how->scale_type != CUDA_R_32F ||
         how->transposed[0] != CUBLAS_OP_T || how->transposed[1] != CUBLAS_OP_N)
@@ -226,7 +224,7 @@ static cublasStatus_t search(const product *p,
                              const cublasLtMatmulPreferenceOpaque_t *wish,
                              cublasLtMatmulHeuristicResult_t *out) {
     OR_RETURN(check(p));
-    if (wish->mark != wish_mark)
+    if (wish->mark != begun)
         return REFUSE(INVALID_VALUE, "a preference that was not begun");
     for (int i = 0; i < 4; i++)
         if (wish->alignments[i] < (p->l[0].type == CUDA_R_8F_E4M3
@@ -254,11 +252,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         return CUBLAS_STATUS_INVALID_VALUE;
     const product p = {.how = *operationDesc,
                        .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc}};
-    const cudaError_t error = enter();
+    if (enter() != cudaSuccess)
+        return leave(CUBLAS_STATUS_NOT_INITIALIZED);
     const cublasStatus_t status =
-        error != cudaSuccess ? CUBLAS_STATUS_NOT_INITIALIZED
-                             : search(&p, preference, heuristicResultsArray);
-    leave(error);
+        leave(search(&p, preference, heuristicResultsArray));
     *returnAlgoCount = status == CUBLAS_STATUS_SUCCESS;
     return status;
 }
@@ -407,13 +404,10 @@ cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                  .beta = *(const float *)beta,
                  .workspace = workspace,
                  .workspace_bytes = (size_t)algo->workspace};
-    const cudaError_t error = enter();
-    const cublasStatus_t status =
-        error != cudaSuccess
-            ? CUBLAS_STATUS_EXECUTION_FAILED
-            : check_call(lightHandle, &p, algo, workspaceSizeInBytes, on);
-    leave(error);
-    OR_RETURN(status);
+    if (enter() != cudaSuccess)
+        return leave(CUBLAS_STATUS_EXECUTION_FAILED);
+    OR_RETURN(
+        leave(check_call(lightHandle, &p, algo, workspaceSizeInBytes, on)));
     const dim3 one = {1, 1, 1};
     return stand_in_launch("cublasLtMatmul", multiply, one, 1, on, &p,
                            sizeof p) == cudaSuccess

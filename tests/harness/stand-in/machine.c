@@ -317,8 +317,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,
                                              int *greatestPriority) {
-    const cudaError_t error = enter();
     *leastPriority = 0;
     *greatestPriority = -5;
-    return leave(error);
+    return leave(enter());
 }

@@ -199,7 +199,7 @@ void messages_start(operation *what) {
     for (int i = 0; i < what->part_count; i++)
         if (what->parts[i].receives)
             memset(what->parts[i].at, POISON, what->parts[i].bytes);
-    for (int i = 0; i < what->part_count && what->by->in->key > 0; i++) {
+    for (int i = 0; i < what->part_count; i++) {
         const part *side = &what->parts[i];
         const news said = {.kind = PART,
                            .clique = what->by->in->key,
