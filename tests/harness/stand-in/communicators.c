@@ -165,37 +165,34 @@ static bool is_apart(const char *id) {
     return strncmp(id, AT, sizeof AT - 1) == 0;
 }
 
-static ncclResult_t join(ncclComm_t *out, int size, const char *id, int rank,
-                         const ncclConfig_t *config) {
-    if (size < 1 || rank < 0 || rank >= size)
-        return complain(ncclInvalidArgument, "rank %d of %d", rank, size);
-    if (config == NULL || config->blocking != 0)
-        return complain(ncclInvalidUsage,
-                        "the stand-in's communicators do not block");
-    gathering *all = find_gathering(id, size);
-    if (all->expected != size)
-        return complain(ncclInvalidUsage,
-                        "rank %d says %d ranks, others say %d", rank, size,
-                        all->expected);
-    for (int i = 0; i < all->arrived; i++)
-        if (all->entries[i].rank == rank)
-            return complain(ncclInvalidUsage, "rank %d of %d comes twice", rank,
-                            size);
-    all->apart = size > 1 && is_apart(id);
-    if (all->apart && !peers_join(id + sizeof AT - 1, rank, size))
-        return complain(ncclSystemError, "rank %d: %s is taken", rank,
-                        id + sizeof AT - 1);
-    *out = new_shell(rank);
-    arrive(all, (entry){0, rank, rank, *out});
-    return ncclInProgress;
-}
-
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
                                     ncclUniqueId commId, int rank,
                                     ncclConfig_t *config) {
+    const char *id = commId.internal;
     if (enter() != cudaSuccess)
         return leave(ncclUnhandledCudaError);
-    return leave(join(comm, nranks, commId.internal, rank, config));
+    if (nranks < 1 || rank < 0 || rank >= nranks)
+        return leave(
+            complain(ncclInvalidArgument, "rank %d of %d", rank, nranks));
+    if (config == NULL || config->blocking != 0)
+        return leave(complain(ncclInvalidUsage,
+                              "the stand-in's communicators do not block"));
+    gathering *all = find_gathering(id, nranks);
+    if (all->expected != nranks)
+        return leave(complain(ncclInvalidUsage,
+                              "rank %d says %d ranks, others say %d", rank,
+                              nranks, all->expected));
+    for (int i = 0; i < all->arrived; i++)
+        if (all->entries[i].rank == rank)
+            return leave(complain(ncclInvalidUsage, "rank %d of %d comes twice",
+                                  rank, nranks));
+    all->apart = nranks > 1 && is_apart(id);
+    if (all->apart && !peers_join(id + sizeof AT - 1, rank, nranks))
+        return leave(complain(ncclSystemError, "rank %d: %s is taken", rank,
+                              id + sizeof AT - 1));
+    *comm = new_shell(rank);
+    arrive(all, (entry){0, rank, rank, *comm});
+    return leave(ncclInProgress);
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
@@ -222,29 +219,25 @@ static void arrive_at_split(communicator *from, int color, int key,
     arrive(all, (entry){color, key, from->rank, shell});
 }
 
-/* The new one is there when the old one has been asked often enough. */
-static ncclResult_t split(communicator *from, int color, int key,
-                          ncclComm_t *out) {
+/* The new one is there when the old one has been asked often enough. It does
+ * not block either. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
+                           ncclComm_t *newcomm, ncclConfig_t *config) {
+    (void)config;
+    TRY(enter_with(comm, true));
     if (color < 0)
-        return complain(ncclInvalidArgument, "colour %d", color);
+        return leave(complain(ncclInvalidArgument, "colour %d", color));
     const news said = {.kind = SPLIT,
-                       .clique = from->in->key,
-                       .rank = from->rank,
+                       .clique = comm->in->key,
+                       .rank = comm->rank,
                        .color = color,
                        .key = key};
     peers_tell(&said, NULL);
-    *out = NULL;
-    from->born = new_shell(key);
-    from->cradle = out;
-    arrive_at_split(from, color, key, from->born);
-    return hold_back(from);
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
-                           ncclComm_t *newcomm, ncclConfig_t *config) {
-    (void)config; /* as the old one's: it does not block */
-    TRY(enter_with(comm, true));
-    return leave(split(comm, color, key, newcomm));
+    *newcomm = NULL;
+    comm->born = new_shell(key);
+    comm->cradle = newcomm;
+    arrive_at_split(comm, color, key, comm->born);
+    return leave(hold_back(comm));
 }
 
 /* The ranks of other processes. */
