@@ -14,12 +14,6 @@ enum { NEED = 512, WORKSPACE_ALIGNMENT = 256, LEAST_ALIGNMENT = 16 };
 
 static const uint64_t begun = 0x4c41594f55540001u; /* the mark */
 
-static bool has_f8 = true;
-
-void stand_in_pretend_f8(bool has) {
-    has_f8 = has;
-}
-
 /* A product: how, of what, and A, B, C and D. */
 typedef struct {
     cublasLtMatmulDescOpaque_t how;
@@ -164,7 +158,7 @@ static cublasStatus_t check_layouts(const cublasLtMatrixLayoutOpaque_t *l) {
 
 static cublasStatus_t check_f8(const product *p) {
     const cublasLtMatrixLayoutOpaque_t *l = p->l;
-    if (!has_f8)
+    if (machine.no_f8)
         return REFUSE(NOT_SUPPORTED, "no FP8 rows with scales here");
     for (int i = 0; i < 2; i++) {
         if (p->how.modes[i] != CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F)

@@ -370,7 +370,7 @@ bool run_kernel(const operation *kernel) {
     const uint64_t stride = draw(blocks) | 1;
     while (turns < blocks)
         turns *= 2;
-    set_running(describe(kernel));
+    open_memory(describe(kernel));
     job = kernel;
     blockDim = (dim3){kernel->threads, 1, 1};
     bool fine = true;
@@ -383,7 +383,6 @@ bool run_kernel(const operation *kernel) {
                    (unsigned)(at / grid.x / grid.y)};
         fine = run_block((int)kernel->threads);
     }
-    set_running(NULL);
     machine.counted.launches++;
     return fine;
 }

@@ -225,7 +225,6 @@ void stand_in_begin(const stand_in_options *options) {
 int64_t stand_in_end(void) {
     pthread_mutex_lock(&lock);
     if (machine.begun) {
-        open_memory();
         finish_graphs();
         finish_streams();
         finish_messages();
@@ -260,6 +259,7 @@ SETS(stand_in_fail_launch, (int64_t n), fail_launch, n)
 SETS(stand_in_fail_copy, (int64_t n), fail_copy, n)
 SETS(stand_in_ignore_wait, (int64_t k), ignore_wait, k)
 SETS(stand_in_freeze_uploads, (bool frozen), freeze_uploads, frozen)
+SETS(stand_in_pretend_f8, (bool has), no_f8, !has)
 SETS(stand_in_dead_rank, (int rank, int64_t n), rank_faults[rank],
      (rank_fault){DEAD, n})
 SETS(stand_in_failing_rank, (int rank, int64_t n), rank_faults[rank],

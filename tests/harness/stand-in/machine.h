@@ -54,7 +54,7 @@ typedef enum { KERNEL, COPY, FILL, RECORD, WAIT, MESSAGES } operation_kind;
 typedef struct operation {
     operation_kind kind;
     struct operation *next;
-    bool started, done;
+    bool started;
     double ends; /* pretended milliseconds */
 
     const char *name; /* kernel */
@@ -171,7 +171,7 @@ typedef struct {
     int64_t problems;
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
-    bool freeze_uploads;
+    bool freeze_uploads, no_f8;
     message_fault drop;
     rank_fault rank_faults[RANK_FAULTS];
 } machine_state;
@@ -226,13 +226,12 @@ cudaError_t check_range(const void *start, size_t bytes, const char *what);
 bool is_device(const void *address);
 bool is_seen(
     const void *address); /* by the device: its own memory, or pinned */
-void open_memory(void);
+void open_memory(const char *whom); /* for the message of a bad access */
 void close_memory(void);
 void watch_memory(void);
 void release_memory(void);
 uint64_t fingerprint(const char *start, size_t bytes);
 bool all_poison(const char *start, size_t bytes);
-void set_running(const char *what); /* for the message of a bad access */
 
 /* streams.c: operations and the scheduler. */
 stream *resolve(cudaStream_t given);

@@ -28,12 +28,8 @@ static allocation *allocations;
 static int tombstones;
 static int64_t made;
 static bool opened;
-static const char *running;
+static const char *running = "the host";
 static char handler_stack[1 << 16];
-
-void set_running(const char *what) {
-    running = what;
-}
 
 /* Good until it is asked again. */
 static const char *name_of(const allocation *which) {
@@ -87,13 +83,15 @@ static void protect(int rights) {
             mprotect(a->base + GUARD, a->mapped - 2 * GUARD, rights);
 }
 
-void open_memory(void) {
+void open_memory(const char *whom) {
+    running = whom;
     if (!opened && !machine.options.open)
         protect(PROT_READ | PROT_WRITE);
     opened = true;
 }
 
 void close_memory(void) {
+    running = "the host";
     if (opened && !machine.options.open)
         protect(PROT_NONE);
     opened = false;
@@ -122,7 +120,7 @@ static void bad_access(int signal_number, siginfo_t *info, void *context) {
     char where[192], text[320];
     say_where(info->si_addr, where, sizeof where);
     const int length = snprintf(text, sizeof text, "stand-in: %s touched %s\n",
-                                running != NULL ? running : "the host", where);
+                                running, where);
     if (length > 0 && write(STDERR_FILENO, text, (size_t)length) < 0)
         _exit(1);
     signal(signal_number, SIG_DFL);
@@ -206,7 +204,7 @@ static void forget(allocation *a) {
 /* The pages go back, the addresses stay taken, but those of the oldest when
  * there are too many to keep. */
 static void bury(allocation *a) {
-    open_memory();
+    open_memory("freeing");
     check_edges(a);
     a->freed = true;
     mmap(a->base, a->mapped, PROT_NONE,
@@ -236,7 +234,7 @@ static cudaError_t release(void *start, bool pinned) {
 
 /* At the end: name what was never freed, and unmap everything. */
 void release_memory(void) {
-    open_memory();
+    open_memory("freeing");
     while (allocations != NULL) {
         if (!allocations->freed) {
             check_edges(allocations);

@@ -83,8 +83,6 @@ void abandon(operation *what) {
 }
 
 void messages_cancel(operation *what) {
-    if (what->done)
-        return;
     abandon(what);
     what->by->finished++;
 }
@@ -150,7 +148,7 @@ static void add_up(const operation *what) {
 void messages_finished(operation *what) {
     what->by->finished++;
     if (what->added != NULL && !communicator_failed(what->by)) {
-        open_memory();
+        open_memory("a sum of NCCL");
         add_up(what);
     }
     for (int i = 0; i < what->part_count; i++)
@@ -188,7 +186,7 @@ bool messages_startable(operation *what) {
  * may send to itself. */
 void messages_start(operation *what) {
     what->started = true;
-    set_running("a message of NCCL");
+    open_memory("a message of NCCL");
     for (int i = 0; i < what->part_count; i++) {
         part *side = &what->parts[i];
         side->started = true;
@@ -208,7 +206,6 @@ void messages_start(operation *what) {
                            .bytes = side->receives ? 0 : side->bytes};
         peers_tell(&said, side->at);
     }
-    set_running(NULL);
 }
 
 /* Completing. */
@@ -246,7 +243,7 @@ void meeting_complete(meeting *in) {
     part *sent = in->sender, *received = in->receiver;
     if (!agreed(in))
         return;
-    set_running("a message of NCCL");
+    open_memory("a message of NCCL");
     if (untouched(sent, received)) {
         in->dropped = machine.drop.from == in->from &&
                       machine.drop.to == in->to &&
@@ -255,7 +252,6 @@ void meeting_complete(meeting *in) {
             memcpy(received->at, sent->at, sent->bytes);
         machine.counted.messages += sent->of == ALONE;
     }
-    set_running(NULL);
     if (in->dropped) {
         desert(sent);
         return;

@@ -192,10 +192,9 @@ static uint64_t source_fingerprint(const operation *what) {
 }
 
 static void start_copy(operation *what) {
-    set_running(describe(what));
+    open_memory(describe(what));
     what->fingerprint = source_fingerprint(what);
     poison(what);
-    set_running(NULL);
     what->started = true;
 }
 
@@ -212,14 +211,13 @@ static void move_bytes(operation *what) {
 /* The bytes arrive, unless somebody wrote either side since the start: then the
  * destination keeps its NaN, and the report says who was hurt. */
 static void complete_copy(operation *what) {
-    set_running(describe(what));
+    open_memory(describe(what));
     const bool untouched = is_poison(what);
     const bool same = source_fingerprint(what) == what->fingerprint;
     if (!untouched || !same)
         accuse("race: the %s of a %s was written while it was under way",
                same ? "destination" : "source", describe(what));
     (untouched && same ? move_bytes : poison)(what);
-    set_running(NULL);
 }
 
 /* The scheduler. */
@@ -240,7 +238,6 @@ static void finish(stream *on) {
     if (what->kind == MESSAGES)
         messages_finished(what);
     on->clock = fmax(what->ends, on->clock) + pretended_cost(what);
-    what->done = true;
     pop(on);
 }
 
@@ -264,7 +261,6 @@ static bool pass_head(stream *on) {
     case FILL:
         if (head->started)
             return false;
-        open_memory();
         start_copy(head);
         return true;
     case MESSAGES:
@@ -274,7 +270,6 @@ static bool pass_head(stream *on) {
         }
         if (head->started || !messages_startable(head))
             return false;
-        open_memory();
         head->ends = on->clock;
         messages_start(head);
         return true;
@@ -346,7 +341,6 @@ bool step(void) {
             offer_head(s);
     if (best.on == NULL)
         return false;
-    open_memory();
     operation *what = best.on->head;
     if (best.at != NULL) {
         meeting_complete(best.at);
