@@ -40,43 +40,42 @@ size_t cublasLtGetVersion(void) {
 
 ERROR_TEXTS(cublasLtGetStatusString, cublasStatus_t, CUBLAS_STATUSES)
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     void *memory = NULL; /* pinned: one that is never destroyed is reported */
-    const cudaError_t error = cudaMallocHost(&memory, sizeof **lightHandle);
-    *lightHandle = memory;
+    const cudaError_t error = cudaMallocHost(&memory, sizeof **handle);
+    *handle = memory;
     if (memory != NULL)
-        memset(memory, 0, sizeof **lightHandle);
+        memset(memory, 0, sizeof **handle);
     return error == cudaSuccess                 ? CUBLAS_STATUS_SUCCESS
            : error == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED
                                                 : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle) {
-    free(lightHandle->loaded);
-    cudaFreeHost(lightHandle);
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    free(handle->loaded);
+    cudaFreeHost(handle);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 /* Descriptions. */
 
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout,
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout,
                                         cudaDataType type, uint64_t rows,
                                         uint64_t cols, int64_t ld) {
-    *matLayout = (cublasLtMatrixLayoutOpaque_t){.mark = begun,
-                                                .rows = (int64_t)rows,
-                                                .columns = (int64_t)cols,
-                                                .stride = ld,
-                                                .type = type};
+    *layout = (cublasLtMatrixLayoutOpaque_t){.mark = begun,
+                                             .rows = (int64_t)rows,
+                                             .columns = (int64_t)cols,
+                                             .stride = ld,
+                                             .type = type};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t matmulDesc,
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t how,
                                       cublasComputeType_t computeType,
                                       cudaDataType_t scaleType) {
-    *matmulDesc =
-        (cublasLtMatmulDescOpaque_t){.mark = begun,
-                                     .compute = (int32_t)computeType,
-                                     .scale_type = (int32_t)scaleType};
+    *how = (cublasLtMatmulDescOpaque_t){.mark = begun,
+                                        .compute = (int32_t)computeType,
+                                        .scale_type = (int32_t)scaleType};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -95,38 +94,38 @@ static cublasStatus_t set(void *to, size_t size, const void *from,
 }
 
 cublasStatus_t
-cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
+cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t how,
                                cublasLtMatmulDescAttributes_t attr,
-                               const void *buf, size_t sizeInBytes) {
+                               const void *buf, size_t bytes) {
     void *to = NULL;
     size_t size = sizeof(int32_t);
     switch (attr) {
     case CUBLASLT_MATMUL_DESC_TRANSA:
     case CUBLASLT_MATMUL_DESC_TRANSB:
-        to = &matmulDesc->transposed[attr - CUBLASLT_MATMUL_DESC_TRANSA];
+        to = &how->transposed[attr - CUBLASLT_MATMUL_DESC_TRANSA];
         break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
-        to = &matmulDesc->scales[attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER];
+        to = &how->scales[attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER];
         size = sizeof(float *);
         break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
     case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
-        to = &matmulDesc->modes[attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE];
+        to = &how->modes[attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE];
         break;
     }
-    return set(to, size, buf, sizeInBytes);
+    return set(to, size, buf, bytes);
 }
 
 cublasStatus_t
 cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                      cublasLtMatmulPreferenceAttributes_t attr,
-                                     const void *buf, size_t sizeInBytes) {
+                                     const void *buf, size_t bytes) {
     if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
-        return set(&pref->workspace, sizeof(uint64_t), buf, sizeInBytes);
+        return set(&pref->workspace, sizeof(uint64_t), buf, bytes);
     const int operand = (int)attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     return set(operand >= 0 && operand < 4 ? &pref->alignments[operand] : NULL,
-               sizeof(uint32_t), buf, sizeInBytes);
+               sizeof(uint32_t), buf, bytes);
 }
 
 /* What can be multiplied at all. */
@@ -235,22 +234,18 @@ static cublasStatus_t search(const product *p,
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t operationDesc,
-    cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
-    cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
-    cublasLtMatmulPreference_t preference, int requestedAlgoCount,
-    cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
-    int *returnAlgoCount) {
-    *returnAlgoCount = 0;
-    if (lightHandle == NULL || requestedAlgoCount < 1)
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
+    cublasLtMatmulHeuristicResult_t found[], int *count) {
+    *count = 0;
+    if (handle == NULL || most < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
-    const product p = {.how = *operationDesc,
-                       .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc}};
+    const product p = {.how = *how, .l = {*a, *b, *c, *d}};
     if (enter() != cudaSuccess)
         return leave(CUBLAS_STATUS_NOT_INITIALIZED);
-    const cublasStatus_t status =
-        leave(search(&p, preference, heuristicResultsArray));
-    *returnAlgoCount = status == CUBLAS_STATUS_SUCCESS;
+    const cublasStatus_t status = leave(search(&p, wish, found));
+    *count = status == CUBLAS_STATUS_SUCCESS;
     return status;
 }
 
@@ -382,17 +377,18 @@ static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
     return load(handle, chosen->kind, on);
 }
 
-cublasStatus_t
-cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
-               const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
-               const void *B, cublasLtMatrixLayout_t Bdesc, const void *beta,
-               const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
-               cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo,
-               void *workspace, size_t workspaceSizeInBytes, cudaStream_t on) {
-    if (lightHandle == NULL || alpha == NULL || beta == NULL || algo == NULL)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
+                              const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c, void *D,
+                              cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t bytes, cudaStream_t on) {
+    if (handle == NULL || alpha == NULL || beta == NULL || algo == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
-    product p = {.how = *computeDesc,
-                 .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc},
+    product p = {.how = *how,
+                 .l = {*a, *b, *c, *d},
                  .at = {A, B, C, D},
                  .alpha = *(const float *)alpha,
                  .beta = *(const float *)beta,
@@ -400,8 +396,7 @@ cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                  .workspace_bytes = (size_t)algo->workspace};
     if (enter() != cudaSuccess)
         return leave(CUBLAS_STATUS_EXECUTION_FAILED);
-    OR_RETURN(
-        leave(check_call(lightHandle, &p, algo, workspaceSizeInBytes, on)));
+    OR_RETURN(leave(check_call(handle, &p, algo, bytes, on)));
     const dim3 one = {1, 1, 1};
     return stand_in_launch("cublasLtMatmul", multiply, one, 1, on, &p,
                            sizeof p) == cudaSuccess

@@ -191,13 +191,6 @@ static uint64_t source_fingerprint(const operation *what) {
     return sum;
 }
 
-static void start_copy(operation *what) {
-    open_memory(describe(what));
-    what->fingerprint = source_fingerprint(what);
-    poison(what);
-    what->started = true;
-}
-
 static void move_bytes(operation *what) {
     for (size_t row = 0; row < what->height; row++) {
         char *to = what->to + row * what->to_pitch;
@@ -261,7 +254,10 @@ static bool pass_head(stream *on) {
     case FILL:
         if (head->started)
             return false;
-        start_copy(head);
+        open_memory(describe(head));
+        head->fingerprint = source_fingerprint(head);
+        poison(head);
+        head->started = true;
         return true;
     case MESSAGES:
         if (messages_done(head)) {
