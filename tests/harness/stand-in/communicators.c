@@ -524,10 +524,11 @@ static ncclResult_t add_to_group(part what, cudaStream_t on) {
 }
 
 /* Say one thing: in a group keep it, outside it is a group of its own. */
-static ncclResult_t say(part what, size_t count, ncclComm_t comm,
-                        cudaStream_t on) {
+static ncclResult_t say(part what, const void *at, size_t count,
+                        ncclComm_t comm, cudaStream_t on) {
     ncclResult_t result = enter_with(comm, true);
     what.by = comm;
+    what.at = (char *)(uintptr_t)at;
     what.bytes = count * size_of(what.type);
     if (result == ncclSuccess)
         result = check_part(&what, count);
@@ -540,29 +541,24 @@ static ncclResult_t say(part what, size_t count, ncclComm_t comm,
     return leave(result);
 }
 
-ncclResult_t ncclSend(const void *sendbuff, size_t count,
-                      ncclDataType_t datatype, int peer, ncclComm_t comm,
-                      cudaStream_t stream_of_it) {
-    return say((part){.at = (char *)(uintptr_t)sendbuff,
-                      .type = datatype,
-                      .peer = peer},
-               count, comm, stream_of_it);
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type,
+                      int peer, ncclComm_t comm, cudaStream_t on) {
+    return say((part){.type = type, .peer = peer}, from, count, comm, on);
 }
 
-ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
-                      int peer, ncclComm_t comm, cudaStream_t stream_of_it) {
-    return say(
-        (part){
-            .receives = true, .at = recvbuff, .type = datatype, .peer = peer},
-        count, comm, stream_of_it);
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t on) {
+    const part what = {.receives = true, .type = type, .peer = peer};
+    return say(what, to, count, comm, on);
 }
 
 /* All ranks send to all others, in place: one's own part of a gathering, and of
  * a sum, lies already where it belongs. */
-static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
-                               ncclComm_t comm, cudaStream_t on) {
+static ncclResult_t say_to_all(part own, const void *from, char *to,
+                               size_t count, ncclComm_t comm, cudaStream_t on) {
+    const size_t stride = own.of == GATHERED ? count * size_of(own.type) : 0;
     TRY(enter_with(comm, true));
-    if (own.at != to + (size_t)comm->rank * stride ||
+    if (from != to + (size_t)comm->rank * stride ||
         (own.of == ADDED && own.type != ncclFloat32))
         return leave(
             complain(ncclInvalidUsage,
@@ -573,33 +569,27 @@ static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
         part others = own;
         own.peer = others.peer = rank;
         others.receives = true;
-        others.at = to + (size_t)rank * stride;
         if (rank != comm->rank) {
-            say(own, count, comm, on);
-            say(others, count, comm, on);
+            say(own, from, count, comm, on);
+            say(others, to + (size_t)rank * stride, count, comm, on);
         }
     }
     return ncclGroupEnd();
 }
 
-ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff,
-                           size_t sendcount, ncclDataType_t datatype,
-                           ncclComm_t comm, cudaStream_t stream_of_it) {
-    return say_to_all((part){.of = GATHERED,
-                             .at = (char *)(uintptr_t)sendbuff,
-                             .type = datatype},
-                      recvbuff, sendcount * size_of(datatype), sendcount, comm,
-                      stream_of_it);
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count,
+                           ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t on) {
+    const part own = {.of = GATHERED, .type = type};
+    return say_to_all(own, from, to, count, comm, on);
 }
 
-ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
-                           ncclDataType_t datatype, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream_of_it) {
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t count,
+                           ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t on) {
+    const part own = {.of = ADDED, .type = type};
     (void)op; /* the header knows sums only */
-    return say_to_all((part){.of = ADDED,
-                             .at = (char *)(uintptr_t)sendbuff,
-                             .type = datatype},
-                      recvbuff, 0, count, comm, stream_of_it);
+    return say_to_all(own, from, to, count, comm, on);
 }
 
 /* At the end: name the communicators that are left, and forget everything. */

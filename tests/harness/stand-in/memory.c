@@ -48,15 +48,22 @@ static allocation *around(const void *address) {
     return NULL;
 }
 
-bool is_seen(const void *address) {
+/* The one in which it lies, or at whose end, and which was not freed. */
+static const allocation *holder(const void *address) {
     const allocation *a = around(address);
     const char *at = address;
-    return a != NULL && !a->freed && at >= a->start &&
-           at <= a->start + a->bytes;
+    return a != NULL && !a->freed && at >= a->start && at <= a->start + a->bytes
+               ? a
+               : NULL;
+}
+
+bool is_seen(const void *address) {
+    return holder(address) != NULL;
 }
 
 bool is_device(const void *address) {
-    return is_seen(address) && !around(address)->pinned;
+    const allocation *a = holder(address);
+    return a != NULL && !a->pinned;
 }
 
 /* Whether a range that touches an allocation stays in it. Memory that is no
