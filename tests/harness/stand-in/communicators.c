@@ -375,7 +375,6 @@ static void drop_deferred(communicator *c) {
 }
 
 static void end_communicator(communicator *c) {
-    const bool root = c->in == NULL || c->in->key == 1;
     if (c->in != NULL) {
         const news said = {.kind = END,
                            .clique = c->in->key,
@@ -385,7 +384,7 @@ static void end_communicator(communicator *c) {
     }
     drop_deferred(c);
     depart(c);
-    if (root)
+    if (c->in == NULL || c->in->key == 1)
         peers_leave();
     if (c->born != NULL) { /* nobody else knows of it */
         depart(c->born);

@@ -236,8 +236,9 @@ void stand_in_shared(void *start, size_t bytes, uint64_t *block) {
 
 static bool same_place(int one, int other) {
     const fiber *a = &fibers[one], *b = &fibers[other];
-    return states[one] == states[other] && a->line == b->line &&
-           strcmp(a->file, b->file) == 0;
+    return states[one] == states[other] &&
+           (states[one] == ENDED ||
+            (a->line == b->line && strcmp(a->file, b->file) == 0));
 }
 
 /* The first thread from `start` on that stands, and not where `other` does. */
@@ -312,13 +313,14 @@ static int lanes_of(int warp, int threads) {
     return rest < LANES ? rest : LANES;
 }
 
-/* All warps until each stands at a barrier of the block or has ended. Some
+/* All warps go on until each stands at a barrier of the block or has ended. Some
  * blocks let one warp run as far as it can, others change after every stop. */
 static bool run_to_barrier(int threads, bool far) {
     int ready[MOST_WARPS], count = 0;
+    for (int i = 0; i < threads; i++)
+        states[i] = RUNNING;
     for (int warp = 0; warp * LANES < threads; warp++)
-        if (can_run(warp * LANES, lanes_of(warp, threads)))
-            ready[count++] = warp;
+        ready[count++] = warp;
     int at = -1;
     while (count > 0) {
         if (at < 0 || !far)
@@ -336,24 +338,15 @@ static bool run_to_barrier(int threads, bool far) {
 }
 
 static bool run_block(int threads) {
+    const bool far = draw(2) == 0;
     block_serial++;
     shared_bytes = 0;
-    for (int i = 0; i < threads; i++) {
-        states[i] = RUNNING;
-        fibers[i].line = 0;
-        fibers[i].file = "";
-    }
-    const bool far = draw(2) == 0;
-    for (;;) {
+    do {
         if (!run_to_barrier(threads, far))
             return stuck(threads, "lanes of a warp that do not all come");
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
-        if (states[0] == ENDED)
-            break;
-        for (int i = 0; i < threads; i++)
-            states[i] = RUNNING;
-    }
+    } while (states[0] != ENDED);
     if (shared_bytes > SHARED_LIMIT)
         complain(cudaErrorLaunchFailure,
                  "kernel %s shares more than %d bytes in a block", job->name,
@@ -387,27 +380,22 @@ bool run_kernel(const operation *kernel) {
     return fine;
 }
 
-static cudaError_t check_launch(const char *name, const operation *what) {
-    const dim3 grid = what->grid;
-    if (countdown(&machine.fail_launch))
-        return complain(cudaErrorLaunchOutOfResources,
-                        "launch of kernel %s failed on demand", name);
-    if (what->threads == 0 || what->threads > MOST_THREADS || grid.x == 0 ||
-        grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
-        grid.z > 65535)
-        return complain(cudaErrorInvalidConfiguration,
-                        "kernel %s with a grid of %u x %u x %u blocks of %u "
-                        "threads",
-                        name, grid.x, grid.y, grid.z, what->threads);
-    return cudaSuccess;
-}
-
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             dim3 grid, unsigned block_threads,
                             cudaStream_t given, const void *arguments,
                             size_t bytes) {
     stream *on;
     TRY(enter_stream(given, &on));
+    if (countdown(&machine.fail_launch))
+        return leave(complain(cudaErrorLaunchOutOfResources,
+                              "launch of kernel %s failed on demand", name));
+    if (block_threads == 0 || block_threads > MOST_THREADS || grid.x == 0 ||
+        grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
+        grid.z > 65535)
+        return leave(complain(cudaErrorInvalidConfiguration,
+                              "kernel %s with a grid of %u x %u x %u blocks of "
+                              "%u threads",
+                              name, grid.x, grid.y, grid.z, block_threads));
     const operation shape = {.kind = KERNEL,
                              .name = name,
                              .thread = thread,
@@ -415,6 +403,5 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                              .threads = block_threads,
                              .arguments = (void *)(uintptr_t)arguments,
                              .argument_bytes = bytes};
-    TRY(check_launch(name, &shape));
     return leave(enqueue(on, operation_copy(&shape)));
 }
