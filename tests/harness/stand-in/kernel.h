@@ -15,13 +15,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#define __global__
 #define __device__
-#define __shared__ static
 
 /* The running thread's. Blocks have one dimension, grids up to three. */
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
-#define warpSize 32
 
 /* CP_KERNEL(name, type) { ... a.member ... } defines a kernel whose arguments
  * are one structure of that type, called a; each thread has its own copy. */

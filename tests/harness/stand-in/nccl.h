@@ -13,7 +13,6 @@
     X(ncclSuccess, 0, "no error")                                              \
     X(ncclUnhandledCudaError, 1, "unhandled cuda error")                       \
     X(ncclSystemError, 2, "unhandled system error")                            \
-    X(ncclInternalError, 3, "internal error")                                  \
     X(ncclInvalidArgument, 4, "invalid argument")                              \
     X(ncclInvalidUsage, 5, "invalid usage")                                    \
     X(ncclRemoteError, 6,                                                      \
