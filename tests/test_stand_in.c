@@ -387,9 +387,7 @@ typedef struct {
 CP_KERNEL(turn_around, turn) {
     CP_SHARED(float, row, [THREADS]);
     row[threadIdx.x] = a.x[threadIdx.x];
-    if (a.kind == BARRIER)
-        __syncthreads();
-    if (a.kind == HALF_BARRIER && threadIdx.x < 32)
+    if (a.kind == BARRIER || (a.kind == HALF_BARRIER && threadIdx.x < 32))
         __syncthreads();
     if (a.kind == HALF_WARP && threadIdx.x % 2 == 0)
         __syncwarp();

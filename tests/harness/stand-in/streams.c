@@ -171,9 +171,9 @@ void finish_streams(void) {
 
 /* Copies and fills. */
 
-static void poison(operation *what) {
+static void fill(const operation *what, int value) {
     for (size_t row = 0; row < what->height; row++)
-        memset(what->to + row * what->to_pitch, POISON, what->width);
+        memset(what->to + row * what->to_pitch, value, what->width);
 }
 
 static bool is_poison(const operation *what) {
@@ -191,26 +191,21 @@ static uint64_t source_fingerprint(const operation *what) {
     return sum;
 }
 
-static void move_bytes(operation *what) {
-    for (size_t row = 0; row < what->height; row++) {
-        char *to = what->to + row * what->to_pitch;
-        if (what->kind == FILL)
-            memset(to, what->value, what->width);
-        else
-            memcpy(to, what->from + row * what->from_pitch, what->width);
-    }
-}
-
 /* The bytes arrive, unless somebody wrote either side since the start: then the
  * destination keeps its NaN, and the report says who was hurt. */
-static void complete_copy(operation *what) {
+static void complete_copy(const operation *what) {
     open_memory(describe(what));
-    const bool untouched = is_poison(what);
     const bool same = source_fingerprint(what) == what->fingerprint;
-    if (!untouched || !same)
+    const bool fine = is_poison(what) && same;
+    if (!fine)
         accuse("race: the %s of a %s was written while it was under way",
                same ? "destination" : "source", describe(what));
-    (untouched && same ? move_bytes : poison)(what);
+    if (!fine || what->kind == FILL)
+        fill(what, fine ? what->value : POISON);
+    for (size_t row = 0; fine && what->kind == COPY && row < what->height;
+         row++)
+        memcpy(what->to + row * what->to_pitch,
+               what->from + row * what->from_pitch, what->width);
 }
 
 /* The scheduler. */
@@ -256,7 +251,7 @@ static bool pass_head(stream *on) {
             return false;
         open_memory(describe(head));
         head->fingerprint = source_fingerprint(head);
-        poison(head);
+        fill(head, POISON);
         head->started = true;
         return true;
     case MESSAGES:
