@@ -52,7 +52,7 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
                         "a communicator that does not exist (any more)");
     if (must_work && given->error != ncclSuccess)
         return given->error;
-    if (must_work && given->busy)
+    if (must_work && given->polls > 0)
         return complain(ncclInvalidArgument,
                         "communicator %ld is used before "
                         "ncclCommGetAsyncError has said ncclSuccess",
@@ -62,8 +62,7 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
 
 /* The caller has to ask before this communicator is done. */
 static ncclResult_t hold_back(communicator *c) {
-    c->polls = 1 + (int)draw(3);
-    c->busy = true;
+    c->polls = 2 + (int)draw(3);
     return ncclInProgress;
 }
 
@@ -81,7 +80,7 @@ static communicator *new_shell(int rank) {
     communicator *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->rank = rank;
-    c->busy = true;
+    c->polls = 1;
     enlist(&communicators, c);
     return c;
 }
@@ -343,13 +342,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     *asyncError = comm->error != ncclSuccess ? comm->error : ncclInProgress;
     const bool joined =
         comm->in != NULL && (comm->born == NULL || comm->born->in != NULL);
-    if (comm->error != ncclSuccess || !joined || comm->polls-- > 0)
+    if (comm->error != ncclSuccess || !joined ||
+        (comm->polls > 0 && --comm->polls > 0))
         return leave(ncclSuccess);
     if (comm->born != NULL)
         *comm->cradle = comm->born;
     comm->born = NULL;
-    comm->polls = 0;
-    comm->busy = false;
     *asyncError = enqueue_deferred(comm);
     return leave(ncclSuccess);
 }

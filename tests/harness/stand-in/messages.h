@@ -34,11 +34,10 @@ struct ncclComm {
     clique *in; /* NULL until all its ranks have come */
     int rank;
     bool gone;
-    bool busy;      /* something is on its way, and the caller has to ask */
     bool proxy;     /* a rank of another process... */
     int of_process; /* ...of this one */
     ncclResult_t error;
-    int polls;
+    int polls; /* something is on its way, and the caller has to ask so often */
     communicator *born;    /* by a split, and not handed over yet... */
     communicator **cradle; /* ...to this place */
     operation *deferred;   /* has yet to be enqueued... */
