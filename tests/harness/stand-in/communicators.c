@@ -324,17 +324,6 @@ void messages_arrive(void) {
 
 /* Asking and ending. */
 
-static ncclResult_t enqueue_deferred(communicator *c) {
-    operation *what = c->deferred;
-    c->deferred = NULL;
-    if (what == NULL)
-        return ncclSuccess;
-    stream *on = resolve(c->on);
-    if (on == NULL || enqueue(on, what) != cudaSuccess)
-        c->error = ncclUnhandledCudaError;
-    return c->error;
-}
-
 /* Asking makes time pass for what the communicator has yet to do on the host. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     TRY(enter_with(comm, false));
@@ -348,7 +337,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     if (comm->born != NULL)
         *comm->cradle = comm->born;
     comm->born = NULL;
-    *asyncError = enqueue_deferred(comm);
+    operation *what = comm->deferred;
+    stream *on = resolve(comm->on);
+    comm->deferred = NULL;
+    if (what != NULL && (on == NULL || enqueue(on, what) != cudaSuccess))
+        comm->error = ncclUnhandledCudaError;
+    *asyncError = comm->error;
     return leave(ncclSuccess);
 }
 
@@ -366,12 +360,6 @@ static void abandon_all(const communicator *by) {
                 abandon(o);
 }
 
-static void drop_deferred(communicator *c) {
-    if (c->deferred != NULL)
-        operation_free(c->deferred);
-    c->deferred = NULL;
-}
-
 static void end_communicator(communicator *c) {
     if (c->in != NULL) {
         const news said = {.kind = END,
@@ -380,7 +368,8 @@ static void end_communicator(communicator *c) {
                            .failed = c->issued > c->finished};
         peers_tell(&said, NULL);
     }
-    drop_deferred(c);
+    operation_free(c->deferred);
+    c->deferred = NULL;
     depart(c);
     if (c->in == NULL || c->in->key == 1)
         peers_leave();
@@ -401,8 +390,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
-    if (comm->in != NULL && comm->in->size > 1 &&
-        comm->issued > comm->finished) {
+    if (comm->issued > comm->finished && comm->in->size > 1) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
         fail_clique(comm->in, comm, ncclRemoteError);
@@ -595,7 +583,7 @@ void finish_messages(void) {
         if (!c->gone)
             accuse("rank %d never destroyed communicator %ld", c->rank,
                    c->number);
-        drop_deferred(c);
+        operation_free(c->deferred);
         abandon_all(c);
     }
     for (clique *of = cliques; of != NULL; of = of->next)

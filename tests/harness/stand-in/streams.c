@@ -39,6 +39,8 @@ operation *operation_copy(const operation *from) {
 }
 
 void operation_free(operation *what) {
+    if (what == NULL)
+        return;
     mark_release(what->point);
     free(what->arguments);
     free(what->staged);
