@@ -11,8 +11,7 @@ bool stand_in_pretends(void) {
 }
 
 int64_t stand_in_end(void) {
-    const cudaError_t error = cudaDeviceSynchronize();
-    return error != cudaSuccess;
+    return cudaDeviceSynchronize() != cudaSuccess;
 }
 
 const char *stand_in_report(void) {

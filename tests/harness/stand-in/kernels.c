@@ -308,11 +308,6 @@ static bool can_run(int first, int lanes) {
     return false;
 }
 
-static int lanes_of(int warp, int threads) {
-    const int rest = threads - warp * LANES;
-    return rest < LANES ? rest : LANES;
-}
-
 /* All warps go on until each stands at a barrier of the block or has ended. Some
  * blocks let one warp run as far as it can, others change after every stop. */
 static bool run_to_barrier(int threads, bool far) {
@@ -326,7 +321,7 @@ static bool run_to_barrier(int threads, bool far) {
         if (at < 0 || !far)
             at = (int)draw((uint64_t)count);
         const int first = ready[at] * LANES;
-        const int lanes = lanes_of(ready[at], threads);
+        const int lanes = threads - first < LANES ? threads - first : LANES;
         if (!run_warp(first, lanes))
             return false;
         if (!can_run(first, lanes)) {
