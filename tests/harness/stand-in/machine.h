@@ -261,7 +261,7 @@ cudaError_t spoil_capture(stream *on, const char *call);
 void finish_graphs(void);
 
 /* kernels.c */
-bool run_kernel(const operation *kernel);
+void run_kernel(const operation *kernel);
 
 /* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);

@@ -335,15 +335,12 @@ bool step(void) {
     if (best.on == NULL)
         return false;
     operation *what = best.on->head;
-    if (best.at != NULL) {
+    if (best.at != NULL)
         meeting_complete(best.at);
-    } else if (what->kind == KERNEL && !run_kernel(what)) {
-        fail_machine();
-    } else {
-        if (what->kind != KERNEL)
-            complete_copy(what);
+    else
+        (what->kind == KERNEL ? run_kernel : complete_copy)(what);
+    if (best.at == NULL && machine.failed == cudaSuccess)
         finish(best.on);
-    }
     changed();
     return true;
 }
