@@ -407,7 +407,7 @@ static inline cp_status call(talk *t, const int64_t *fresh,
 /* All was well, in this turn of the conversation. */
 static inline void went_well(const talk *t, int turn) {
     ck_assert_msg(t->problem[0] == '\0', "%d ranks, turn %d: %s; %s", t->ranks,
-                  turn, t->problem, stand_in_error());
+                  turn, t->problem, stand_in_report());
 }
 
 enum { TURNS = 5 };

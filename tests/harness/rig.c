@@ -207,9 +207,6 @@ static cp_status rank_main(cp_comm *comm, void *context) {
 }
 
 cp_status rig_open(rig *rig) {
-    rig->cache = NULL;
-    rig->store = NULL;
-    rig->report = (cp_plan_report){0};
     rig->traffic = calloc((size_t)rig->ranks + 1, sizeof(cp_traffic));
     CP_TRY(cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache));
     CP_TRY(cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
