@@ -300,9 +300,9 @@ static cp_status give_up_patience(struct member *me,
                                   const cp_exchange *exchange, int peer) {
     const int silent = silent_behind(me, peer);
     note_failure(me, me->comm.rank,
-                 cp_exchange_fail(exchange,
-                                  ", in vain for %g s: rank %d is silent",
-                                  me->options.patience, silent),
+                 cp_fail(CP_BROKEN, "%s, in vain for %g s: rank %d is silent",
+                         cp_exchange_describe(exchange).text,
+                         me->options.patience, silent),
                  silent);
     return join_failure(me);
 }
@@ -324,8 +324,9 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
         const bool receives = unmet->receive.state == CP_HALF_POSTED;
         const int peer = receives ? unmet->receive.peer : unmet->send.peer;
         if (has_left(me, peer))
-            return mpi_fail(
-                comm, cp_exchange_fail(unmet, ", but rank %d has left", peer));
+            return mpi_fail(comm,
+                            cp_fail(CP_BROKEN, "%s, but rank %d has left",
+                                    cp_exchange_describe(unmet).text, peer));
         if (cp_clock() > end)
             return give_up_patience(me, unmet, peer);
         if (cp_clock() > end - patience / 2)

@@ -189,9 +189,10 @@ static void nobody_can_move(struct member *me) {
         const size_t used = strlen(text);
         if (member->left)
             continue;
-        snprintf(text + used, sizeof(text) - used, "%srank %d ", before, r);
-        cp_exchange_describe(cp_exchange_unmet(member->first, member->last),
-                             text, sizeof(text));
+        const cp_exchange *unmet =
+            cp_exchange_unmet(member->first, member->last);
+        snprintf(text + used, sizeof(text) - used, "%srank %d %s", before, r,
+                 cp_exchange_describe(unmet).text);
         before = "; ";
     }
     note_failure(me, cp_fail(CP_BROKEN, "%s", text));
@@ -299,13 +300,14 @@ static cp_status complete(struct member *me) {
         if (copy_one(me))
             continue;
         if (gone != CP_NOBODY)
-            return give_up(
-                me, cp_exchange_fail(unmet, ", but rank %d has left", gone));
+            return give_up(me, cp_fail(CP_BROKEN, "%s, but rank %d has left",
+                                       cp_exchange_describe(unmet).text, gone));
         if (!sleep_until_woken(me, end) &&
             unmet->send.state != CP_HALF_MOVING &&
             unmet->receive.state != CP_HALF_MOVING)
-            return give_up(
-                me, cp_exchange_fail(unmet, ", in vain for %g s", patience));
+            return give_up(me,
+                           cp_fail(CP_BROKEN, "%s, in vain for %g s",
+                                   cp_exchange_describe(unmet).text, patience));
     }
     if (hub->failure.happened)
         return join_failure(me);
