@@ -50,7 +50,7 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     return first;
 }
 
-static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
+static void add(cp_plan *plan, int rank, int hop, cp_op op) {
     if (plan->status != CP_OK)
         return;
     cp_program *program = &plan->programs[rank];
@@ -62,55 +62,28 @@ static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
     program->ops[program->count++] = op;
 }
 
-void cp_emit_append(cp_plan *plan, int rank) {
-    emit(plan, rank, 0,
-         (cp_op){.kind = CP_OP_APPEND,
-                 .in = cp_use_of(plan->fresh, rank),
-                 .out = cp_use_of(plan->cache, rank)});
-}
-
-void cp_emit_pack(cp_plan *plan, int rank, cp_use into) {
-    const cp_use cache = cp_use_of(plan->cache, rank);
-    emit(plan, rank, 0, (cp_op){.kind = CP_OP_PACK, .in = cache, .out = into});
+void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
+             cp_use out) {
+    add(plan, rank, hop, (cp_op){.kind = kind, .in = in, .out = out});
 }
 
 void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
                     cp_use keys, cp_use partial) {
     const cp_op op = {
         .kind = CP_OP_ATTEND, .in = queries, .keys = keys, .out = partial};
-    emit(plan, rank, hop, op);
-}
-
-void cp_emit_merge(cp_plan *plan, int rank, int hop, cp_use partial,
-                   cp_use into) {
-    emit(plan, rank, hop,
-         (cp_op){.kind = CP_OP_MERGE, .in = partial, .out = into});
+    add(plan, rank, hop, op);
 }
 
 void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
                       cp_use receive, int from) {
-    emit(plan, rank, hop,
-         (cp_op){.kind = CP_OP_EXCHANGE,
-                 .to = (int16_t)to,
-                 .from = (int16_t)from,
-                 .in = send,
-                 .out = receive});
+    add(plan, rank, hop,
+        (cp_op){.kind = CP_OP_EXCHANGE,
+                .to = (int16_t)to,
+                .from = (int16_t)from,
+                .in = send,
+                .out = receive});
 }
 
 void cp_emit_wait(cp_plan *plan, int rank, int hop) {
-    emit(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
-}
-
-void cp_emit_all_to_all(cp_plan *plan, int rank, int send, int receive) {
-    emit(plan, rank, 0,
-         (cp_op){.kind = CP_OP_ALL_TO_ALL,
-                 .in = cp_use_of(send, rank),
-                 .out = cp_use_of(receive, rank)});
-}
-
-void cp_emit_all_gather(cp_plan *plan, int rank, cp_use send, int receive) {
-    emit(plan, rank, 0,
-         (cp_op){.kind = CP_OP_ALL_GATHER,
-                 .in = send,
-                 .out = cp_use_of(receive, rank)});
+    add(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
 }
