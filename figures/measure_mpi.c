@@ -102,9 +102,9 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     const cp_walk_options options = {.observe = observe, .context = it};
     must(cp_walker_new(plan, comm->rank, &options, &walker));
     const int64_t rows = layout->queries[comm->rank].rows;
-    fill(cp_walker_queries(walker), rows * HEADS * DIM);
-    fill(cp_walker_new_keys(walker), rows * KV_HEADS * DIM);
-    fill(cp_walker_new_values(walker), rows * KV_HEADS * DIM);
+    fill(walker->queries, rows * HEADS * DIM);
+    fill(walker->new_keys, rows * KV_HEADS * DIM);
+    fill(walker->new_values, rows * KV_HEADS * DIM);
     it->bytes = layout->keys[comm->rank].rows * KV_HEADS * DIM * 8;
     cp_status status = hop_alone(comm, it);
     if (status == CP_OK)

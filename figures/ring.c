@@ -37,10 +37,10 @@ static void walker_fill(const ring *it, int rank, cp_walker *walker) {
     const cp_shape *shape = &it->shape;
     const int64_t rows = it->layout->queries[rank].rows;
     const int64_t narrow = rows * shape->kv_heads * shape->head_dim;
-    fill(cp_walker_queries(walker), rows * shape->query_heads * shape->head_dim,
+    fill(walker->queries, rows * shape->query_heads * shape->head_dim,
          1 + (uint64_t)rank);
-    fill(cp_walker_new_keys(walker), narrow, 100 + (uint64_t)rank);
-    fill(cp_walker_new_values(walker), narrow, 200 + (uint64_t)rank);
+    fill(walker->new_keys, narrow, 100 + (uint64_t)rank);
+    fill(walker->new_values, narrow, 200 + (uint64_t)rank);
 }
 
 static cp_status rank_main(cp_comm *comm, void *context) {

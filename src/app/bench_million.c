@@ -65,7 +65,7 @@ static cp_status samples_judge(conversation *it, const char *what,
 
 static void sample_take(conversation *it, int rank, cp_piece piece, int64_t n) {
     const int64_t position = it->positions[n];
-    const cp_partial *result = cp_walker_result(it->all.walkers[rank]);
+    const cp_partial *result = &it->all.walkers[rank]->result;
     const int64_t before = cp_span_before(piece.span, position);
     const int64_t row = piece.row + before;
     const int64_t wide = result->heads * result->dim;

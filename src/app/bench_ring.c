@@ -87,9 +87,9 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
     const int64_t narrow = shape->kv_heads * shape->head_dim;
     const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
     cp_walker *walker = it->walkers[comm->rank];
-    fill(mine, QUERIES, wide, 1, cp_walker_queries(walker));
-    fill(mine, KEYS, narrow, 1, cp_walker_new_keys(walker));
-    fill(mine, VALUES, narrow, 1, cp_walker_new_values(walker));
+    fill(mine, QUERIES, wide, 1, walker->queries);
+    fill(mine, KEYS, narrow, 1, walker->new_keys);
+    fill(mine, VALUES, narrow, 1, walker->new_values);
     return CP_OK;
 }
 

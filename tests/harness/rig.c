@@ -177,7 +177,7 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
     snprintf(job->failure, sizeof(job->failure),
              "rank %d hop %d: partial of queries of %d over keys of %d is "
              "off by %.3g (LSE %.3g, %d wrong)",
-             cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
+             walker->rank, op->hop, op->in.origin, op->keys.origin,
              relative(&sum), sum.lse, sum.wrong);
     pthread_mutex_unlock(&job->lock);
 }
@@ -196,9 +196,9 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     };
     CP_TRY(cp_walker_new(job->plan, rank, &options, &job->walkers[rank]));
     cp_walker *walker = job->walkers[rank];
-    fill_block(rig, QUERY, mine, cp_walker_queries(walker));
-    fill_block(rig, KEY, mine, cp_walker_new_keys(walker));
-    fill_block(rig, VALUE, mine, cp_walker_new_values(walker));
+    fill_block(rig, QUERY, mine, walker->queries);
+    fill_block(rig, KEY, mine, walker->new_keys);
+    fill_block(rig, VALUE, mine, walker->new_values);
     const cp_status status =
         cp_walk(walker, comm, cp_store_keys(rig->store, rank, 0),
                 cp_store_values(rig->store, rank, 0));
@@ -313,7 +313,7 @@ static cp_status compare_rank(const rig *rig, const job *job, int rank,
                               const cp_pieces *queries, const answer *truth,
                               errors *sum) {
     const cp_pieces *mine = &job->layout->queries[rank].pieces;
-    const cp_partial *result = cp_walker_result(job->walkers[rank]);
+    const cp_partial *result = &job->walkers[rank]->result;
     int64_t named = 0, filled = 0;
     for (int64_t n = 0; n < mine->count; n++) {
         const cp_span span = mine->items[n].span;
