@@ -97,7 +97,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     must(cp_cache_new(comm->ranks, 1, it->tokens, &cache));
     must(cp_store_new(comm->ranks, comm->rank, 1, 1, it->tokens, &shape,
                       &store));
-    must(cp_cache_prefill(cache, &it->tokens, &layout));
+    must(cp_cache_lay_out(cache, false, &it->tokens, &layout));
     must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
     const cp_walk_options options = {.observe = observe, .context = it};
     must(cp_walker_new(plan, comm->rank, &options, &walker));

@@ -16,13 +16,12 @@ void ring_open(ring *it) {
         fill(cp_store_values(it->store, rank, 0), room * width, 8);
     }
     if (it->past > 0) {
-        need(cp_cache_prefill(it->cache, &it->past, &it->layout));
+        need(cp_cache_lay_out(it->cache, false, &it->past, &it->layout));
         need(cp_cache_commit(it->cache, it->layout));
         cp_layout_free(it->layout);
     }
-    need(it->variant == CP_DECODE
-             ? cp_cache_decode(it->cache, &it->fresh, &it->layout)
-             : cp_cache_prefill(it->cache, &it->fresh, &it->layout));
+    need(cp_cache_lay_out(it->cache, it->variant == CP_DECODE, &it->fresh,
+                          &it->layout));
     need(cp_plan_build(it->variant, it->layout, &it->shape, NULL, &it->plan));
 }
 

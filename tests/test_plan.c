@@ -165,7 +165,7 @@ LOOP(damage_to_a_plan_is_found, 0, DAMAGES) {
 
 /* The cache gets a turn. */
 static void take(const int64_t *turn) {
-    must(cp_cache_prefill(cache, turn, &layout));
+    must(cp_cache_lay_out(cache, false, turn, &layout));
     must(cp_cache_commit(cache, layout));
     cp_layout_free(layout);
 }
@@ -175,7 +175,7 @@ static void third_turn(void) {
     must(cp_cache_new(2, 2, 30, &cache));
     take(turns[0]);
     take(turns[1]);
-    must(cp_cache_prefill(cache, turns[2], &layout));
+    must(cp_cache_lay_out(cache, false, turns[2], &layout));
 }
 
 enum { QUERIES, KEYS, CACHE, APPENDED };
@@ -337,7 +337,7 @@ LOOP(two_million_tokens_on_128_ranks, 0, 3) {
     const int64_t million = 1000000;
     must(cp_cache_new(128, 1, 20000, &cache));
     take(&million);
-    must(cp_cache_prefill(cache, &million, &layout));
+    must(cp_cache_lay_out(cache, false, &million, &layout));
     cp_plan_report report;
     must(cp_plan_build(CP_PASS_KV + (cp_variant)_i, layout, &shape, NULL,
                        &plan));

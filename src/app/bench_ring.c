@@ -40,9 +40,8 @@ cp_status cp_bench_call_begin(cp_bench_ranks *it, cp_variant variant,
     const cp_walk_options options = {
         .kernel = it->bench->kernel,
         .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
-    CP_TRY(variant == CP_DECODE
-               ? cp_cache_decode(it->cache, &tokens, &it->layout)
-               : cp_cache_prefill(it->cache, &tokens, &it->layout));
+    CP_TRY(cp_cache_lay_out(it->cache, variant == CP_DECODE, &tokens,
+                            &it->layout));
     CP_TRY(
         cp_plan_build(variant, it->layout, &it->bench->shape, NULL, &it->plan));
     CP_TRY(
@@ -111,7 +110,7 @@ cp_status cp_bench_call_walk(void *context, double *seconds) {
 cp_status cp_bench_past(cp_bench_ranks *it, int64_t tokens) {
     const cp_bench *bench = it->bench;
     const int64_t width = bench->shape.kv_heads * bench->shape.head_dim;
-    CP_TRY(cp_cache_prefill(it->cache, &tokens, &it->layout));
+    CP_TRY(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
     for (int r = 0; r < it->ranks; r++) {
         const cp_pieces *rows = &it->layout->appended[r].pieces;
         fill(rows, KEYS, width, bench->threads, it->keys + place_of(it, r));

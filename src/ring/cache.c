@@ -41,28 +41,18 @@ void cp_cache_free(cp_cache *cache) {
     free(cache);
 }
 
-static cp_status lay_out(const cp_cache *cache, const int64_t *new_tokens,
-                         cp_placement placement, cp_layout **out) {
+cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
+                           const int64_t *new_tokens, cp_layout **out) {
     const cp_call call = {
         .ranks = cache->ranks,
         .sequences = cache->sequences,
         .new_tokens = new_tokens,
         .held = cache->held,
         .room = cache->room,
-        .placement = placement,
+        .placement = decode ? CP_ROUND_ROBIN : CP_ZIGZAG,
         .step = cache->step,
     };
     return cp_layout_new(&call, out);
-}
-
-cp_status cp_cache_prefill(const cp_cache *cache, const int64_t *new_tokens,
-                           cp_layout **out) {
-    return lay_out(cache, new_tokens, CP_ZIGZAG, out);
-}
-
-cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
-                          cp_layout **out) {
-    return lay_out(cache, new_tokens, CP_ROUND_ROBIN, out);
 }
 
 static cp_status make_room(const cp_cache *cache, int rank,

@@ -231,15 +231,10 @@ void rig_close(rig *rig) {
     free(rig->traffic);
 }
 
-static cp_status lay_out(const rig *rig, const int64_t *new_tokens,
-                         cp_variant variant, cp_layout **out) {
-    return variant == CP_DECODE ? cp_cache_decode(rig->cache, new_tokens, out)
-                                : cp_cache_prefill(rig->cache, new_tokens, out);
-}
-
 cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     cp_layout *layout;
-    CP_TRY(lay_out(rig, new_tokens, variant, &layout));
+    CP_TRY(cp_cache_lay_out(rig->cache, variant == CP_DECODE, new_tokens,
+                            &layout));
     for (int rank = 0; rank < rig->ranks; rank++) {
         const cp_pieces *rows = &layout->appended[rank].pieces;
         fill(rig, KEY, rows, cp_store_keys(rig->store, rank, 0));
@@ -258,7 +253,8 @@ static cp_status begin(job *job, const int64_t *new_tokens,
     const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
     job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
     cp_plan_report_free(&rig->report);
-    CP_TRY(lay_out(rig, new_tokens, variant, &job->layout));
+    CP_TRY(cp_cache_lay_out(rig->cache, variant == CP_DECODE, new_tokens,
+                            &job->layout));
     CP_TRY(
         cp_plan_build(variant, job->layout, &rig->shape, &options, &job->plan));
     CP_TRY(cp_plan_check(job->plan, &rig->report));
