@@ -4,38 +4,32 @@
 
 #include <stdlib.h>
 
-static void measure(const cp_plan *plan, cp_slot_kind kind, int64_t *rows,
-                    int64_t *row_bytes) {
-    const cp_layout *layout = plan->layout;
+static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind) {
     const cp_shape *shape = &plan->shape;
     const int64_t width = shape->head_dim * plan->element_bytes;
-    *rows = (kind == CP_SLOT_KEYS ? layout->keys : layout->queries)->rows;
-    *row_bytes = 0;
-    switch (kind) {
-    case CP_SLOT_CACHE:
-        *rows = 0;
-        break;
-    case CP_SLOT_QUERIES:
-        *row_bytes =
-            shape->query_heads * width + (plan->labelled ? CP_LABEL_BYTES : 0);
-        break;
-    case CP_SLOT_NEW:
-    case CP_SLOT_KEYS:
-        *row_bytes = 2 * shape->kv_heads * width;
-        break;
-    case CP_SLOT_PARTIAL:
-        *row_bytes =
-            shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES;
-    }
+    const int64_t bytes[] = {
+        [CP_SLOT_CACHE] = 0,
+        [CP_SLOT_NEW] = 2 * shape->kv_heads * width,
+        [CP_SLOT_QUERIES] =
+            shape->query_heads * width + (plan->labelled ? CP_LABEL_BYTES : 0),
+        [CP_SLOT_KEYS] = 2 * shape->kv_heads * width,
+        [CP_SLOT_PARTIAL] =
+            shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES,
+    };
+    return bytes[kind];
 }
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     const int first = plan->slot_count;
     const int64_t all = (int64_t)first + count;
-    int64_t rows, bytes;
+    const cp_layout *layout = plan->layout;
+    const int64_t rows =
+        kind == CP_SLOT_CACHE
+            ? 0
+            : (kind == CP_SLOT_KEYS ? layout->keys : layout->queries)->rows;
+    int64_t bytes;
     if (plan->status != CP_OK)
         return 0;
-    measure(plan, kind, &rows, &bytes);
-    if (!cp_multiply(rows, bytes, &bytes))
+    if (!cp_multiply(rows, row_bytes(plan, kind), &bytes))
         plan->status = cp_refuse("a slot of %ld rows overflows", rows);
     else if (all > INT16_MAX)
         plan->status =

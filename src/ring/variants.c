@@ -30,12 +30,11 @@ const char *cp_variant_use(cp_variant variant) {
 }
 
 bool cp_variant_parse(const char *name, cp_variant *variant) {
-    for (int n = CP_AUTO; n <= CP_DECODE; n++) {
+    for (int n = CP_AUTO; n <= CP_DECODE; n++)
         if (strcmp(name, variants[n].name) == 0) {
             *variant = (cp_variant)n;
             return true;
         }
-    }
     return false;
 }
 
