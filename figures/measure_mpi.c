@@ -123,11 +123,13 @@ int main(int count, char **arguments) {
     const int repeats = count > 2 ? atoi(arguments[2]) : 3;
     for (int t = 0; t < 2; t++)
         for (int poked = 0; poked < 2; poked++) {
-            const cp_mpi_options options = {.patience = 60,
-                                            .unpoked = poked == 0};
+            const cp_mpi_options options = {.patience = 60};
             measurement it = {.tokens = tokens[t], .repeats = repeats};
             cp_comm *comm;
             must(cp_mpi_open(&options, &comm));
+            cp_comm_ops ops = *comm->ops;
+            ops.poke = poked ? ops.poke : NULL;
+            comm->ops = &ops;
             must(cp_mpi_run(comm, rank_main, &it));
             if (comm->rank == 0)
                 printf("%s,%ld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link, it.tokens,

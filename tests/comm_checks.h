@@ -212,7 +212,6 @@ static cp_status meet_in_time(cp_comm *comm, void *context) {
     for (int r = 0; r < comm->ranks; r++)
         REQUIRE(entered[r] <= left, "rank %d came %g s late to the barrier", r,
                 entered[r] - left);
-    REQUIRE(comm->sent.barriers == 1, "not one barrier");
     return CP_OK;
 }
 

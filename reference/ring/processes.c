@@ -342,7 +342,6 @@ static void mpi_poke(cp_comm *comm) {
 }
 
 static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail, mpi_poke};
-static const cp_comm_ops unpoked_ops = {mpi_post, mpi_complete, mpi_fail, NULL};
 
 static int first_missing(const struct member *me, bool goodbye) {
     for (int r = 0; r < me->comm.ranks; r++)
@@ -450,7 +449,7 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     me->options = *options;
     if (me->options.piece == 0)
         me->options.piece = 1 << 30;
-    me->comm.ops = options->unpoked ? &unpoked_ops : &mpi_ops;
+    me->comm.ops = &mpi_ops;
     MPI_Comm_rank(MPI_COMM_WORLD, &me->comm.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &me->comm.ranks);
     const cp_status status = begin(me);

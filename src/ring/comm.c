@@ -137,10 +137,8 @@ cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes) {
 }
 
 cp_status cp_comm_barrier(cp_comm *comm) {
-    CP_TRY(trade(comm, (cp_exchange){.call = "a barrier", .barrier = true},
-                 NULL, NULL, NULL, 0));
-    comm->sent.barriers++;
-    return CP_OK;
+    return trade(comm, (cp_exchange){.call = "a barrier", .barrier = true},
+                 NULL, NULL, NULL, 0);
 }
 
 void cp_comm_abort(cp_comm *comm, const char *why) {

@@ -18,7 +18,6 @@ typedef struct {
     int64_t ring_bytes;       /* and their bytes */
     int64_t all_to_all_bytes; /* (ranks - 1) x bytes each time */
     int64_t all_gather_bytes; /* likewise */
-    int64_t barriers;
 } cp_traffic;
 
 /* What a rank does. An error that it returns ends all ranks. */
