@@ -121,4 +121,42 @@ static inline void check(problem *p, void (*attend)(problem *), double slack) {
     ck_assert_double_le(sqrt(difference), slack * 1e-6 * sqrt(norm));
 }
 
+/* Some queries, step positions apart, behind what is cached. */
+typedef struct {
+    cp_shape shape;
+    int64_t cached, fresh, step;
+} poisoning;
+
+/* Poison what each query sees and the one before it does not, the last first:
+ * keys, values, or both. Those who see any of it get NaN, and nobody else. */
+static inline void poison_the_future(const poisoning *call,
+                                     float (*draw)(uint64_t *),
+                                     void (*attend)(problem *)) {
+    uint64_t state = 5;
+    const int64_t cached = call->cached, fresh = call->fresh;
+    const int64_t step = call->step, heads = call->shape.query_heads;
+    const int64_t row = heads * call->shape.head_dim;
+    const int64_t width = call->shape.kv_heads * call->shape.head_dim;
+    problem *p = new_problem(call->shape);
+    cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
+    cp_pieces_append(&p->key_pieces,
+                     (cp_piece){{0, 0, cached + fresh * step + 9, 1}, 0});
+    prepare(p, 1.0f, draw, &state);
+    attend(p);
+    const float *output = copied(p->output, fresh * row);
+    const float *lse = copied(p->lse, fresh * heads);
+    for (int64_t q = fresh - 1; q >= 0; q--) {
+        for (int64_t i = (cached + q * step + 1) * width;
+             i < (cached + (q + 1) * step + 1) * width; i++) {
+            p->keys[i] = q % 3 == 0 ? p->keys[i] : NAN;
+            p->values[i] = q % 3 == 1 ? p->values[i] : NAN;
+        }
+        attend(p);
+        ck_assert_mem_eq(p->output, output, (size_t)((q + 1) * row) * 4);
+        ck_assert_mem_eq(p->lse, lse, (size_t)((q + 1) * heads) * 4);
+        for (int64_t i = (q + 1) * row; i < fresh * row; i++)
+            hold(isnan(p->output[i]));
+    }
+}
+
 #endif

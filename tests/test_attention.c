@@ -153,39 +153,15 @@ LOOP(seeing_nothing_is_zero_and_minus_infinity, 0, 2) {
     check(p, attend_by_two, 1.0);
 }
 
-/* Poison what each query sees and the one before it does not, the last first:
- * keys, values, or both. Those who see any of it get NaN, and nobody else. */
-static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
-                              int64_t step) {
-    problem *p = new_problem(shape);
-    cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
-    cp_pieces_append(&p->key_pieces,
-                     (cp_piece){{0, 0, cached + fresh * step + 9, 1}, 0});
-    prepare(p, 1.0f, harness_uniform, &state);
-    const int64_t row = shape.query_heads * shape.head_dim;
-    const int64_t width = shape.kv_heads * shape.head_dim;
-    attend(p, 2);
-    float *clean = copied(p->output, fresh * row);
-    for (int64_t q = fresh - 1; q >= 0; q--) {
-        for (int64_t i = (cached + q * step + 1) * width;
-             i < (cached + (q + 1) * step + 1) * width; i++) {
-            p->keys[i] = q % 3 == 0 ? p->keys[i] : NAN;
-            p->values[i] = q % 3 == 1 ? p->values[i] : NAN;
-        }
-        attend(p, 2);
-        ck_assert_mem_eq(p->output, clean, (size_t)((q + 1) * row) * 4);
-        for (int64_t i = (q + 1) * row; i < fresh * row; i++)
-            hold(isnan(p->output[i]));
-    }
-}
-
 LOOP(nan_reaches_those_who_see_it_and_nobody_else, 0, 2) {
     choose_kernel(_i);
-    poison_the_future((cp_shape){6, 2, 64}, 0, 150, 1);
-    poison_the_future((cp_shape){8, 2, 64}, 180, 24, 1);
-    poison_the_future((cp_shape){2, 2, 20}, 100, 40, 3);
-    poison_the_future((cp_shape){4, 1, 64}, 60, 3, 1);
-    poison_the_future((cp_shape){3, 1, 19}, 190, 2, 5);
+    const poisoning calls[] = {{{6, 2, 64}, 0, 150, 1},
+                               {{8, 2, 64}, 180, 24, 1},
+                               {{2, 2, 20}, 100, 40, 3},
+                               {{4, 1, 64}, 60, 3, 1},
+                               {{3, 1, 19}, 190, 2, 5}};
+    for (int n = 0; n < COUNT_OF(calls); n++)
+        poison_the_future(&calls[n], harness_uniform, attend_by_two);
 }
 
 LOOP(a_query_of_nan_spoils_its_own_row, 0, 2) {

@@ -138,23 +138,10 @@ TEST(sequences_do_not_see_each_other) {
     end();
 }
 
-LOOP(what_lies_ahead_is_not_seen, 0, COUNT_OF(shapes)) {
+LOOP(nan_reaches_those_who_see_it_and_nobody_else, 0, COUNT_OF(shapes)) {
     begin(1);
-    problem *p = follow_up(_i, 21, 12), *other = follow_up(_i, 21, 12);
-    fill_in(p, 5);
-    fill_in(other, 5);
-    const int64_t width = p->shape.kv_heads * p->shape.head_dim;
-    const int64_t last = 2 + 32 / 2; /* the row of position 32 */
-    for (int64_t i = last * width; i < (last + 1) * width; i++)
-        other->keys[i] = other->values[i] = NAN;
-    attend(p);
-    attend(other);
-    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
-    const size_t bytes = (size_t)(11 * heads) * 4; /* of all but the last */
-    ck_assert_mem_eq(p->lse + heads, other->lse + heads, bytes);
-    ck_assert_mem_eq(p->output + heads * dim, other->output + heads * dim,
-                     bytes * (size_t)dim);
-    ck_assert(isnan(other->lse[12 * heads]));
+    const poisoning call = {shapes[_i], 21, 10, 1};
+    poison_the_future(&call, draw, attend);
     end();
 }
 
