@@ -182,10 +182,6 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     return cp_comm_all_gather(walker->comm, *in, out, bytes);
 }
 
-static double now(const cp_walker *walker) {
-    return walker->options.observe != NULL ? cp_clock() : 0.0;
-}
-
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                   float *cache_values) {
     const cp_plan *plan = walker->plan;
@@ -201,19 +197,19 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         if (walker->slots[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh)
             memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
+    const cp_walk_observer observe = walker->options.observe;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
-        const double start = now(walker);
-        const cp_status status = op->merged && walker->options.observe == NULL
+        const double start = observe != NULL ? cp_clock() : 0.0;
+        const cp_status status = op->merged && observe == NULL
                                      ? attend(walker, op, &program->ops[++n])
                                      : perform(walker, op);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;
         }
-        if (walker->options.observe != NULL)
-            walker->options.observe(walker->options.context, walker, op, start,
-                                    now(walker));
+        if (observe != NULL)
+            observe(walker->options.context, walker, op, start, cp_clock());
     }
     return CP_OK;
 }

@@ -4,10 +4,6 @@
 
 #include <stdlib.h>
 
-static cp_pieces *list_of(const cp_cache *cache, int rank, int64_t sequence) {
-    return &cache->held[rank * cache->sequences + sequence];
-}
-
 cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
                        cp_cache **out) {
     cp_cache *cache;
@@ -62,7 +58,7 @@ static cp_status make_room(const cp_cache *cache, int rank,
         const int64_t sequence = fresh->items[n].span.sequence;
         const bool same =
             n > 0 && fresh->items[n - 1].span.sequence == sequence;
-        cp_pieces *held = list_of(cache, rank, sequence);
+        cp_pieces *held = cp_cache_held(cache, rank, sequence);
         more = same ? more + 1 : 1;
         CP_TRY(cp_pieces_reserve(held, held->count + more));
     }
@@ -76,7 +72,7 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
         const cp_pieces *fresh = &layout->appended[rank].pieces;
         for (int64_t n = 0; n < fresh->count; n++)
             CP_TRY(cp_pieces_append(
-                list_of(cache, rank, fresh->items[n].span.sequence),
+                cp_cache_held(cache, rank, fresh->items[n].span.sequence),
                 fresh->items[n]));
     }
     for (int64_t i = 0; i < cache->sequences; i++)
@@ -86,7 +82,6 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
     return CP_OK;
 }
 
-const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
-                               int64_t sequence) {
-    return list_of(cache, rank, sequence);
+cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence) {
+    return &cache->held[rank * cache->sequences + sequence];
 }

@@ -33,7 +33,6 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
 
 /* What a rank holds of a sequence. */
-const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
-                               int64_t sequence);
+cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence);
 
 #endif
