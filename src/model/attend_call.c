@@ -92,8 +92,7 @@ cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
 static cp_status commit_call(cp_cache *cache, const int64_t *lengths,
                              bool decode) {
     cp_layout *layout;
-    CP_TRY(decode ? cp_cache_decode(cache, lengths, &layout)
-                  : cp_cache_prefill(cache, lengths, &layout));
+    CP_TRY(cp_cache_lay_out(cache, decode, lengths, &layout));
     const cp_status status = cp_cache_commit(cache, layout);
     cp_layout_free(layout);
     return status;

@@ -22,9 +22,8 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
     else if (choice->variant == CP_AUTO)
         CP_TRY(cp_choose(machine, shape, cache->ranks, sequences, new_tokens,
                          cached, choice));
-    CP_TRY(choice->variant == CP_DECODE
-               ? cp_cache_decode(cache, new_tokens, layout)
-               : cp_cache_prefill(cache, new_tokens, layout));
+    CP_TRY(cp_cache_lay_out(cache, choice->variant == CP_DECODE, new_tokens,
+                            layout));
     return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 
