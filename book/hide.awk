@@ -12,6 +12,7 @@
 # A file's own chunk is a list of what stands in it and is not printed. Where a
 # chunk that is nowhere printed is used, its name and its place are.
 BEGIN {
+    printf "" >count
     while ((getline entry < outline) > 0) {
         split(entry, part, " ")
         file[part[1]] = part[2]
