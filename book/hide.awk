@@ -2,8 +2,10 @@
 # says of each that is where it stands in the tangled files (-v outline=FILE,
 # as book/outline writes it).
 #
-#   % hidden    on the line before a chunk: tangled, not printed
-#   % shown     before a file's own chunk: printed, though it is a file's
+#   % hidden          on the line before a chunk: tangled, not printed
+#   % shown           before a file's own chunk: printed, though it is a file's
+#   % folded: TITLE   from here to "% unfolded" nothing is printed, neither
+#                     chunks nor prose
 #
 # What it counted goes to -v count=FILE: of each file the lines that are printed;
 # printed chunks of more than 25 lines, unless "% long: WHY" is on the line
@@ -20,9 +22,11 @@ BEGIN {
     }
 }
 { line[NR] = $0 }
+/^@text % unfolded$/ { fold = 0 }
+/^@text % folded: ./ { fold = 1 }
 /^@text / {
     text = substr($0, 7)
-    if (text !~ /^%/) words += split(text, unused, " ")
+    if (text !~ /^%/ && !fold) words += split(text, unused, " ")
 }
 /^@begin docs/ { text = ""; words = 0 }
 /^@begin code/ {
@@ -38,19 +42,29 @@ BEGIN {
 }
 /^@defn / {
     name = substr($0, 7)
-    hidden[number] = name ~ /^\[\[.*\/.*\]\]$/ ? mark != "% shown" : mark == "% hidden"
+    own = name ~ /^\[\[.*\/.*\]\]$/
+    hidden[number] = fold || (own ? mark != "% shown" : mark == "% hidden")
     if (!hidden[number] && said > 0 && said < 10)
         print "short", said, name >count
     if (!hidden[number]) printed[name] = 1
     else if (!(name in place)) place[name] = file[number] ":" from[number]
 }
 END {
+    if (fold) {
+        print "book: folded and never unfolded" >"/dev/stderr"
+        exit 1
+    }
     for (i = 1; i <= NR; i++) put(line[i])
     for (number in file) shown[file[number]] += 0 # none, perhaps
     for (name in shown) if (name != "") print "file", name, shown[name] >count
 }
 
 function put(text) {
+    if (text ~ /^@text % folded: ./) fold = 1
+    if (fold && !code && text ~ /^@(text|nl|quote|endquote|use)/) {
+        if (text == "@text % unfolded") fold = 0
+        return
+    }
     if (text ~ /^@begin code/) {
         number = substr(text, 13)
         skip = hidden[number]
