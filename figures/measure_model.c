@@ -262,8 +262,9 @@ static void measure_machine(void) {
 static double expand_all(const cp_gguf *file, double *bytes) {
     const double start = cp_clock();
     *bytes = 0.0;
-    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
+    int64_t tensors;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &tensors);
+    for (int64_t n = 0; n < tensors; n++, tensor++) {
         const int64_t in = tensor->extent[0], rows = tensor->extent[1];
         float *values;
         need(cp_allocate(&values, in * rows, sizeof(float), "a tensor"));

@@ -41,6 +41,7 @@ static cp_status parse(int64_t length) {
     ck_assert(length <= ROOM);
     if (length > 0)
         memcpy(fence - length, bytes.bytes, (size_t)length);
+    cp_gguf_close(file);
     return cp_gguf_parse(fence - length, length, &file);
 }
 
@@ -76,7 +77,6 @@ static void put_data(void) {
 
 static void refused(const char *because) {
     refuses(parse(bytes.length), CP_INVALID, because);
-    ck_assert_ptr_null(file);
     discard();
 }
 
@@ -102,9 +102,9 @@ static void use_key(const char *key) {
 }
 
 static void use_tensors(void) {
-    for (int64_t i = 0; i < cp_gguf_tensor_count(file); i++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
-        int64_t values, size;
+    int64_t tensors, values, size;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &tensors);
+    for (int64_t i = 0; i < tensors; i++, tensor++) {
         ck_assert(cp_gguf_type_block(tensor->type, &values, &size));
         const int64_t count = tensor->bytes / size * values;
         float *out = malloc((size_t)count * sizeof(float));
@@ -149,7 +149,8 @@ TEST(a_sound_file_gives_back_what_was_written) {
     ck_assert_mem_eq(down->extent, ((int64_t[]){96, 64, 1}), 24);
     ck_assert_int_eq(down->bytes, 96 * 64 * 4);
     ck_assert_ptr_null(cp_gguf_find(file, "blk.2.ffn_down.weight"));
-    ck_assert_int_eq(cp_gguf_tensor_count(file), 2 + 2 * 9);
+    cp_gguf_tensors(file, &number);
+    ck_assert_int_eq(number, 2 + 2 * 9);
 }
 
 TEST(arrays_come_back_and_wrong_questions_are_named) {
@@ -342,10 +343,8 @@ static const tiny_gguf_options smallest = {
 
 TEST(a_file_cut_at_any_byte_is_refused) {
     must(tiny_gguf_build(&smallest, &bytes));
-    for (int64_t length = 0; length < bytes.length; length++) {
+    for (int64_t length = 0; length < bytes.length; length++)
         hold(parse(length) == CP_INVALID);
-        hold(file == NULL);
-    }
     must(parse(bytes.length));
 }
 
@@ -365,11 +364,11 @@ static void scratch(int64_t length, uint64_t *state) {
 
 /* Where the data of the file begin: at its tensor of offset 0. */
 static int64_t find_data(void) {
-    for (int64_t i = 0;; i++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
-        if (tensor->offset == 0)
-            return bytes.length - (fence - (const unsigned char *)tensor->data);
-    }
+    int64_t count;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &count);
+    while (tensor->offset != 0)
+        tensor++;
+    return bytes.length - (fence - (const unsigned char *)tensor->data);
 }
 
 TEST(five_thousand_scratched_files_do_no_harm) {
@@ -379,7 +378,6 @@ TEST(five_thousand_scratched_files_do_no_harm) {
     const void *sound = memcpy(room_for(1, length), bytes.bytes, length);
     for (uint64_t seed = 1; seed <= 5000; seed++) {
         uint64_t state = seed * 0x9E3779B97F4A7C15ULL;
-        cp_gguf_close(file);
         memcpy(bytes.bytes, sound, length);
         scratch(data, &state);
         if (parse(bytes.length) != CP_OK)
@@ -448,10 +446,11 @@ TEST(what_cannot_be_computed_or_opened_is_named) {
             "31 values");
     refuses_with(cp_gguf_open("/no/such/file.gguf", &file), CP_FILE,
                  "/no/such/file.gguf: No such file or directory");
+    discard();
     refuses_with(cp_gguf_open("/tmp", &file), CP_FILE,
                  "/tmp: is not a regular file");
+    discard();
     ck_assert_int_eq(cp_gguf_open("/dev/null", &file), CP_FILE);
-    ck_assert_ptr_null(file);
 }
 
 TEST(files_on_disk_are_mapped) {
@@ -459,6 +458,7 @@ TEST(files_on_disk_are_mapped) {
     const int descriptor = mkstemp(path);
     ck_assert_int_ge(descriptor, 0);
     refuses(cp_gguf_open(path, &file), CP_INVALID, ": is empty");
+    discard();
     must(tiny_gguf_write(path, &smallest));
     must(cp_gguf_open(path, &file));
     use_tensors();

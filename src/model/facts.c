@@ -140,8 +140,9 @@ static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
 }
 
 static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
-    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
+    int64_t count;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &count);
+    for (int64_t n = 0; n < count; n++, tensor++) {
         if (!is_used(tensor->name, f))
             return cp_refuse("the file has a tensor %s, and what it is for is "
                              "not built",
