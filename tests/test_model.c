@@ -345,10 +345,9 @@ TEST(test_bad_options) {
         {.ranks = 1, .sequences = 1, .variant = CP_DECODE},
     };
     for (int n = 0; n < COUNT_OF(bad); n++) {
-        cp_session *session;
-        ck_assert_int_eq(cp_session_open(f.model, &bad[n], &session),
+        cp_session **session = &sessions[session_count++];
+        ck_assert_int_eq(cp_session_open(f.model, &bad[n], session),
                          CP_INVALID);
-        ck_assert_ptr_null(session);
     }
 }
 
@@ -476,7 +475,6 @@ LOOP(test_forgeries, 0, COUNT_OF(forgeries)) {
     parse_file();
     refuses(cp_model_open(cp_backend_find("threads"), f.file, &f.model),
             CP_INVALID, forgeries[_i].because);
-    ck_assert_ptr_null(f.model);
 }
 
 static const struct {

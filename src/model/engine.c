@@ -185,15 +185,22 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     return crew->share(out, count * words * (int64_t)sizeof(float));
 }
 
-static cp_status fill_engine(cp_engine *engine, const void *place) {
-    CP_TRY(engine->on->open(engine, place));
+cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+                        const cp_model *model,
+                        const cp_session_options *options, cp_engine **out) {
+    CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
+    cp_engine *engine = *out;
+    engine->on = on;
+    engine->model = model;
+    engine->options = *options;
+    CP_TRY(on->open(engine, place));
     const int count = engine->place.crew != NULL ? 1 : engine->options.ranks;
     CP_TRY(
         cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));
     engine->kept[1] = engine->kept[0] + count;
     engine->count = count;
-    return engine->on->reserve(engine->on->scored * engine->row_bytes,
-                               "the output layer", &engine->input);
+    return on->reserve(on->scored * engine->row_bytes, "the output layer",
+                       &engine->input);
 }
 
 void cp_engine_free(cp_engine *engine) {
@@ -204,18 +211,4 @@ void cp_engine_free(cp_engine *engine) {
     free(engine->kept[0]);
     free(engine->owners);
     free(engine);
-}
-
-cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
-                        const cp_model *model,
-                        const cp_session_options *options, cp_engine **out) {
-    CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
-    (*out)->on = on;
-    (*out)->model = model;
-    (*out)->options = *options;
-    return fill_engine(*out, place);
-}
-
-cp_status cp_engine_trace(const cp_engine *engine, const char *path) {
-    return engine->on->trace(engine, path);
 }

@@ -91,6 +91,5 @@ void cp_engine_free(cp_engine *engine);
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
-cp_status cp_engine_trace(const cp_engine *engine, const char *path);
 
 #endif

@@ -56,8 +56,8 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
     CP_TRY(cp_gguf_text(file, key, &text));
     if (cp_gguf_is(text, only))
         return CP_OK;
-    return cp_refuse("%s is \"%.*s\"; only \"%s\" is built", key,
-                     (int)cp_min(text.length, 60), text.bytes, only);
+    return cp_refuse("%s is \"%s\"; only \"%s\" is built", key,
+                     cp_gguf_show(text).text, only);
 }
 
 static cp_status refuse_scaling(const cp_gguf *file) {
