@@ -385,7 +385,7 @@ TEST(five_thousand_scratched_files_do_no_harm) {
     }
 }
 
-LOOP(blocks_give_the_reference_values_exactly, 0, GOLDEN_BLOCKS) {
+LOOP(blocks_give_the_reference_values_exactly, 0, COUNT_OF(golden_blocks)) {
     const golden_block *golden = &golden_blocks[_i];
     unsigned char packed[513];
     float out[512];

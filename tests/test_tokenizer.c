@@ -93,7 +93,7 @@ TEST(golden_texts_have_the_golden_ids) {
     close_file();
     must(cp_gguf_open(path, &file));
     must(cp_tokenizer_new(file, &tokenizer));
-    for (int i = 0; i < GOLDEN_WORDS; i++) {
+    for (int i = 0; i < COUNT_OF(golden_tokenizer); i++) {
         const golden_words *golden = &golden_tokenizer[i];
         char text[1000] = "";
         const cp_ids ids = encode(golden->text, golden->bytes, golden->special);

@@ -155,7 +155,7 @@ static void feed_forward(const naive *m, int64_t block, int64_t count,
 }
 
 void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
-                 double *logits) {
+                 float *logits) {
     naive m = {.file = file, .base = 10000.0};
     m.blocks = number(&m, "llama.block_count", 0);
     m.width = number(&m, "llama.embedding_length", 0);
@@ -172,7 +172,7 @@ void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
     const double *output = tensor(&m, "output.weight");
     const double *norm = tensor(&m, "output_norm.weight");
     const int64_t words = cp_gguf_find(file, "token_embd.weight")->extent[1];
-    double *x = get(count * m.width);
+    double *x = get(count * m.width), *scores = get(words);
     for (int64_t t = 0; t < count; t++)
         memcpy(x + t * m.width, embedding + tokens[t] * m.width,
                (size_t)m.width * sizeof(double));
@@ -183,6 +183,8 @@ void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
     for (int64_t t = 0; t < count; t++) {
         normalise(&m, norm, x + t * m.width, x + t * m.width);
         multiply(output != NULL ? output : embedding, m.width, words,
-                 x + t * m.width, logits + t * words);
+                 x + t * m.width, scores);
+        for (int64_t w = 0; w < words; w++)
+            logits[t * words + w] = (float)scores[w];
     }
 }

@@ -7,6 +7,6 @@
 
 /* The logits [count][vocabulary] after each token of one sequence. */
 void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
-                 double *logits);
+                 float *logits);
 
 #endif

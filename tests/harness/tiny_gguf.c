@@ -13,30 +13,19 @@
 /* ---- bytes ---- */
 
 void tiny_put(tiny_bytes *out, const void *bytes, int64_t length) {
-    if (out->length + length > out->room) {
-        out->room = 2 * (out->length + length) + 256;
-        out->bytes = realloc(out->bytes, (size_t)out->room);
-        if (out->bytes == NULL)
-            abort();
-    }
+    must(cp_grow(&out->bytes, &out->room, out->length + length, 1, "a model"));
     if (length > 0)
         memcpy(out->bytes + out->length, bytes, (size_t)length);
     out->length += length;
 }
 
-static void put_number(tiny_bytes *out, uint64_t value, int length) {
-    unsigned char bytes[8];
-    for (int i = 0; i < length; i++)
-        bytes[i] = (unsigned char)(value >> 8 * i);
-    tiny_put(out, bytes, length);
-}
-
+/* Numbers are little-endian here as in the file. */
 void tiny_put_u32(tiny_bytes *out, uint32_t value) {
-    put_number(out, value, 4);
+    tiny_put(out, &value, sizeof(value));
 }
 
 void tiny_put_u64(tiny_bytes *out, uint64_t value) {
-    put_number(out, value, 8);
+    tiny_put(out, &value, sizeof(value));
 }
 
 void tiny_put_string(tiny_bytes *out, const char *text) {
@@ -292,12 +281,6 @@ static const recipe recipes[] = {
     [CP_GGUF_Q6_K] = {256, 210, 208, -1, 1367.0, 0},
 };
 
-static void put_half(unsigned char *to, double value) {
-    const uint32_t half = to_half(value);
-    to[0] = (unsigned char)half;
-    to[1] = (unsigned char)(half >> 8);
-}
-
 static void put_block(tiny_bytes *out, const recipe *recipe, double deviation,
                       uint64_t *state) {
     unsigned char block[256];
@@ -305,18 +288,21 @@ static void put_block(tiny_bytes *out, const recipe *recipe, double deviation,
         block[i] = (unsigned char)(harness_random(state) >> 56);
     const double scale =
         deviation / recipe->unit * (1.0 + 0.5 * uniform(state));
-    put_half(block + recipe->scale_at, scale);
+    const uint32_t half = to_half(scale),
+                   minimum = to_half(scale * recipe->shift);
+    memcpy(block + recipe->scale_at, &half, 2);
     if (recipe->minimum_at >= 0)
-        put_half(block + recipe->minimum_at, scale * recipe->shift);
+        memcpy(block + recipe->minimum_at, &minimum, 2);
     tiny_put(out, block, recipe->bytes);
 }
 
 static void put_weight(tiny_bytes *out, int type, double value) {
+    const uint32_t bits =
+        type == CP_GGUF_F16 ? to_half(value) : to_bfloat(value);
     if (type == CP_GGUF_F32)
         put_f32(out, (float)value);
     else
-        put_number(out, type == CP_GGUF_F16 ? to_half(value) : to_bfloat(value),
-                   2);
+        tiny_put(out, &bits, 2);
 }
 
 static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
