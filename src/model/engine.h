@@ -59,11 +59,11 @@ struct cp_engine {
     cp_session_options options;
     cp_engine_place place; /* open's to say, with row_bytes */
     int64_t row_bytes;
-    int count;          /* of ranks here */
-    cp_hidden *kept[2]; /* [count] of the ranks here */
-    int now;            /* which of the two is valid */
-    cp_owner *owners;   /* [tokens] of the last call that went well */
-    char *input;        /* of the output layer: [on->scored] rows */
+    int count;           /* of ranks here */
+    cp_hidden *kept[2];  /* [count] of the ranks here */
+    cp_owner *owners[2]; /* [tokens] of the same calls */
+    int now;             /* which of the two is valid */
+    char *input;         /* of the output layer: [on->scored] rows */
 };
 
 /* Lay new tokens out after a cache's, and build the plan. choice->variant is
