@@ -290,7 +290,7 @@ static void measure_load(const char *path) {
         const double start = cp_clock();
         need(cp_model_open(cp_backend_find("threads"), file, &model));
         best[1] = fmin(best[1], cp_clock() - start);
-        bytes[1] = (double)cp_model_describe(model)->weight_bytes;
+        bytes[1] = (double)model->facts.weight_bytes;
         cp_model_close(model);
         cp_gguf_close(file);
     }
@@ -313,7 +313,7 @@ static void keep_best(double *best, double seconds) {
 
 static void converse(const cp_model *model, int ranks, int64_t tokens,
                      times *best) {
-    const int64_t words = cp_model_describe(model)->vocabulary, zero = 0;
+    const int64_t words = model->facts.vocabulary, zero = 0;
     const cp_session_options options = {.ranks = ranks, .sequences = 1};
     cp_session *session;
     cp_turn_report report;

@@ -41,7 +41,7 @@ static void make_tape(void) {
     tiny_gguf_build(&tiny, &bytes);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_model_open(cp_backend_find("threads"), file, &model));
-    vocabulary = cp_model_describe(model)->vocabulary;
+    vocabulary = model->facts.vocabulary;
     cp_session *session = session_new(3);
     call_add(session, false, 40);
     for (int i = 0; i < 20; i++)

@@ -54,7 +54,7 @@ static void open_tiny(const tiny_gguf_options *options) {
     tiny_gguf_build(options, &f.bytes);
     parse_file();
     must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
-    ck_assert_int_eq(cp_model_describe(f.model)->vocabulary, f.words);
+    ck_assert_int_eq(f.model->facts.vocabulary, f.words);
 }
 
 static cp_session *open_with(const cp_session_options *options) {
@@ -352,7 +352,7 @@ static void check_report(const cp_session *session,
         keys += report->keys[r];
         pairs += report->pairs[r];
         ck_assert_int_eq(report->bytes[r],
-                         counted.bytes[r] * cp_model_describe(f.model)->layers);
+                         counted.bytes[r] * f.model->facts.layers);
     }
     ck_assert_int_eq(queries, fresh);
     ck_assert_int_eq(keys, fresh + cached);
@@ -574,7 +574,7 @@ LOOP_FOR(120, test_golden, 0, getenv("LONG_RING_MODEL") != NULL ? 12 : 0) {
     static const int ranks[] = {1, 3, 4};
     must(cp_gguf_open(getenv("LONG_RING_MODEL"), &f.file));
     must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
-    f.words = cp_model_describe(f.model)->vocabulary;
+    f.words = f.model->facts.vocabulary;
     for (int p = 0; p < COUNT_OF(golden_prompts); p++) {
         const golden_prompt *prompt = &golden_prompts[p];
         const int count = (int)prompt->count;

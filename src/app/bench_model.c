@@ -87,7 +87,7 @@ static void reader_enter(reader *it, bool warm, cp_entrant *out) {
 /* Entrants are fma, read, and two for each size of the ring. */
 static cp_status contest(const cp_bench *bench, int64_t prompt, bool warm,
                          reader *readers, cp_entrant *entrants) {
-    const cp_model_facts *facts = cp_model_describe(bench->model);
+    const cp_model_facts *facts = &bench->model->facts;
     const int count = (int)bench->ranks.count;
     int32_t *ids;
     CP_TRY(cp_allocate(&ids, prompt, sizeof(int32_t), "a prompt"));
@@ -109,7 +109,7 @@ static cp_status contest(const cp_bench *bench, int64_t prompt, bool warm,
 
 static cp_status contests(const cp_bench *bench, reader *readers,
                           cp_entrant *entrants) {
-    const cp_model_facts *facts = cp_model_describe(bench->model);
+    const cp_model_facts *facts = &bench->model->facts;
     for (int64_t i = 0; i < bench->ranks.count; i++) {
         readers[i] = (reader){.bench = bench,
                               .facts = facts,

@@ -288,7 +288,3 @@ void cp_model_close(cp_model *model) {
     if (model != NULL)
         model->backend->model_close(model);
 }
-
-const cp_model_facts *cp_model_describe(const cp_model *model) {
-    return &model->facts;
-}

@@ -26,7 +26,6 @@ typedef struct {
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model);
 void cp_model_close(cp_model *model);
-const cp_model_facts *cp_model_describe(const cp_model *model);
 
 /* Conversations over options->ranks ranks, all empty. Any number of sessions
  * may share a model, which must outlive them. Fails with CP_INVALID for
