@@ -10,31 +10,12 @@
 
 static const cp_shape llama3_405b = {128, 8, 128};
 static const cp_machine peak = {"peak", 800000000000000, 50000000000, 2, false};
-static const cp_machine achieved = {"achieved", 504000000000000, 26100000000, 2,
-                                    false};
 
 static cp_choice ask(const cp_machine *machine, int ranks, int64_t fresh,
                      int64_t cached) {
     cp_choice choice;
     must(cp_choose(machine, &llama3_405b, ranks, 1, &fresh, &cached, &choice));
     return choice;
-}
-
-/* In the first four rows pass-Q was faster. */
-static int right_in_table_4(const cp_machine *machine) {
-    static const int64_t fresh[14] = {1280,  3200,   4160,   6400,  12800,
-                                      25600, 38400,  51200,  64000, 76800,
-                                      89600, 102400, 115200, 128000};
-    int right = 0;
-    for (int n = 0; n < 14; n++)
-        right += (ask(machine, 4, fresh[n], 128000 - fresh[n]).variant ==
-                  CP_PASS_Q) == (n < 4);
-    return right;
-}
-
-TEST(test_table_4) {
-    ck_assert_int_eq(right_in_table_4(&peak), 12);
-    ck_assert_int_eq(right_in_table_4(&achieved), 13);
 }
 
 TEST(test_nothing_hides_between_threads) {

@@ -5,6 +5,7 @@
 
 #include "app/device_laboratory.h"
 
+static const cp_device_place here = {.only = CP_NOBODY};
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
 static cp_calibration asked(int ranks, cp_hardware *hardware) {
@@ -30,7 +31,6 @@ static const struct {
               {3, CP_NUMBERS_BF16}, {2, CP_NUMBERS_BF16}, {4, CP_NUMBERS_BF16}};
 
 LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
-    const cp_device_place here = {.only = CP_NOBODY};
     const int ranks = setups[_i].ranks;
     cp_hardware h;
     const cp_calibration wanted = asked(ranks, &h);
@@ -126,7 +126,6 @@ LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
 LOOP(what_fails_fails_cleanly, 0, 3 * stand_in_pretends()) {
     static void (*const break_it[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
-    const cp_device_place here = {.only = CP_NOBODY};
     cp_hardware h;
     const cp_calibration wanted = asked(2, &h);
     cp_status status = CP_BROKEN;
@@ -156,7 +155,6 @@ static const struct {
 };
 
 LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
-    const cp_device_place here = {.only = CP_NOBODY};
     stand_in_options options = STAND_IN_DEFAULTS;
     cp_hardware h;
     cp_calibration wanted = asked(2, &h);

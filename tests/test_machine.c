@@ -37,9 +37,6 @@ TEST(built_in_descriptions_survive_writing) {
             must(cp_hardware_parse("written", first, &two));
             char *second = written(&two);
             ck_assert_str_eq(first, second);
-            ck_assert_double_eq(one.link_rate, two.link_rate);
-            ck_assert_double_eq(one.decode_padding, two.decode_padding);
-            ck_assert_int_eq(one.attention_at.count, two.attention_at.count);
             free(first);
             free(second);
         }
@@ -237,17 +234,19 @@ TEST(models_weigh_what_they_should) {
                            "smollm2-135m"};
     cp_model_sizes m;
     cp_hardware machine;
-    cp_pace pace = {.model = &m, .hardware = &machine, .ranks = 1, .tensor = 1};
+    cp_pace pace;
+    const cp_scenario call = {
+        .model = &m, .hardware = &machine, .ranks = 1, .tensor = 1};
     must(cp_hardware_read("gtt", &machine));
     for (int n = 0; n < 4; n++) {
         must(cp_model_sizes_read(names[n], &m));
         m.attention_bits = m.inner_bits = m.head_bits = 8;
-        must(cp_pace_new(&pace));
+        must(cp_pace_new(&call, &pace));
         ck_assert_double_eq_tol(cp_pace_weights(&pace) / (double)m.parameters,
                                 1, 0.0025);
     }
     must(cp_model_sizes_read("llama3-405b", &m));
-    must(cp_pace_new(&pace));
+    must(cp_pace_new(&call, &pace));
     m.tables = 1;
     ck_assert_double_eq_tol(cp_pace_weights(&pace) / 8e9, 59.7, 0.05);
     static const char *const absurd[][2] = {

@@ -233,6 +233,9 @@ TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
                 const cp_setting setting = peak(ranks);
                 const int64_t fresh = steps[f], past = c ? 7 * steps[c] : 0;
                 bool kv[CP_RULES];
+                cp_choice choice;
+                must(cp_choose(&setting.machine, &setting.shape, ranks, 1,
+                               &fresh, &past, &choice));
                 for (int r = 0; r < CP_RULES; r++) {
                     kv[r] = says(r, &setting, fresh, past) == CP_PASS_KV;
                     ck_assert(ranks > 1 || kv[r]);
@@ -240,6 +243,7 @@ TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
                     ck_assert(ranks == 1 || r >= SECONDS || fresh > 1 ||
                               past < 100000 || !kv[r]);
                 }
+                ck_assert(kv[ALGORITHM_1] == (choice.variant == CP_PASS_KV));
                 ck_assert(!kv[ALGORITHM_1] || kv[ALGORITHM_5]);
                 ck_assert(!kv[CAUSAL_1] || kv[CAUSAL_5]);
             }

@@ -20,15 +20,12 @@ static const cp_task *next(void *context, int rank) {
     return at < story->counts[rank] ? &story->tasks[rank][at] : NULL;
 }
 
-static void done(void *context, int rank, double start, double end) {
+static void done(void *context, int rank, double start, double end,
+                 double posted, double opened) {
     story *story = context;
     ck_assert(start <= end && start >= story->ended[rank]);
+    ck_assert(posted <= opened && opened <= end);
     story->ended[rank] = end;
-}
-
-static void opens(void *context, int rank, int n, double start, double end) {
-    const story *story = context;
-    ck_assert(n >= 0 && n < 2 && start <= end && story->ended[rank] <= start);
 }
 
 static void add(story *story, int rank, cp_task_kind kind, double seconds,
@@ -51,7 +48,6 @@ static cp_status tell(story *story, int ranks, double cores) {
                             .cores = cores,
                             .next = next,
                             .done = done,
-                            .opens = opens,
                             .context = story};
     return cp_share_run(&share);
 }

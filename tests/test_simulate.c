@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "predict/simulate.h"
 
@@ -284,23 +283,14 @@ TEST(sharing_lies_between_bounds) {
 
 static const char *const names[] = {"compute", "messages"};
 
-enum { MOST_TEXT = 4000000 };
-
-static void text_of(const cp_history *trace, char *text) {
-    char path[] = "/tmp/longring-trace-XXXXXX";
-    close(mkstemp(path));
-    must(cp_history_write(trace, path));
-    FILE *in = fopen(path, "r");
-    text[fread(text, 1, MOST_TEXT - 1, in)] = '\0';
-    fclose(in);
-    unlink(path);
-}
-
 static void look_at(const cp_history *trace, double seconds) {
-    static char text[MOST_TEXT];
+    char *text;
+    size_t bytes;
     double last = 0, start, length;
     int depth = 0;
-    text_of(trace, text);
+    FILE *out = open_memstream(&text, &bytes);
+    cp_history_print(trace, out);
+    fclose(out);
     for (const char *at = text; *at != '\0'; at++)
         depth += (*at == '{') - (*at == '}');
     ck_assert_int_eq(depth, 0);
@@ -308,6 +298,7 @@ static void look_at(const cp_history *trace, double seconds) {
         if (sscanf(at, "\"ts\":%lf,\"dur\":%lf", &start, &length) == 2)
             last = fmax(last, start + length);
     ck_assert_double_eq_tol(last / 1e6 / seconds, 1, 1e-3);
+    free(text);
 }
 
 TEST(walked_and_multiplied_layers_agree) {
@@ -428,7 +419,6 @@ TEST(invariants_13_22_25_of_a_million_tokens) {
     ck_assert_double_eq_tol(f.flops, 4.9388e18, 1e14);
     ck_assert_double_eq_tol(f.flops / 77 / 128, 501.1e12, 0.05e12);
     ck_assert_double_eq_tol(f.cache, 62500 * 64512.0, 1);
-    ck_assert_int_eq(f.gpus, 128);
     ck_assert_double_eq_tol(f.flops_per_second * f.seconds * 128, f.flops, 1e8);
     /* A hop of attention is longer than its exchange: all is hidden. */
     ck_assert(f.exchange < f.attend);
@@ -492,42 +482,40 @@ TEST(a_large_ring_is_quick) {
     ck_assert_double_lt((double)(clock() - start) / CLOCKS_PER_SEC, 2);
 }
 
-static void refused(const cp_scenario *scenario, const char *because) {
-    cp_forecast forecast;
-    ck_assert_int_ne(cp_simulate(scenario, &forecast), CP_OK);
-    ck_assert_msg(strstr(cp_message(), because) != NULL, "'%s', not '%s'",
-                  cp_message(), because);
-}
-
-LOOP(what_cannot_be_is_refused, 0, 2) {
+static const struct {
+    const char *because;
+    int64_t fresh[3], past[3], tensor;
+    cp_variant variant;
+} absurd[] = {
+    {"--new, --cached: with the 1000000000000000000",
+     {1000000000000000000},
+     {0},
+     1,
+     CP_PASS_KV},
+    {"--new, --cached: with the 9223372036854775807",
+     {INT64_MAX},
+     {INT64_MAX},
+     1,
+     CP_PASS_KV},
+    {"2147483647 tokens of sequence 1", {2}, {2, INT32_MAX}, 1, CP_PASS_KV},
+    {"and -1 tokens of sequence 1", {2}, {2, -1}, 1, CP_PASS_KV},
+    {"--tensor 2: cannot share 9 query heads", {2}, {2}, 2, CP_PASS_KV},
+    {"--tensor 0: cannot share", {2}, {2}, 0, CP_PASS_KV},
+    {"no node_rate, which 3 GPUs a rank need", {2}, {2}, 3, CP_PASS_KV},
+    {"new", {0}, {2}, 1, CP_PASS_KV},
+    {"2", {2}, {2}, 1, CP_DECODE},
+    {"variant", {2}, {2}, 1, CP_AUTO},
+};
+LOOP(what_cannot_be_is_refused, 0, 2 * COUNT_OF(absurd)) {
     chance c;
+    cp_forecast forecast;
     uint64_t seed = 16;
     chance_new(&c, &seed);
-    c.hardware.cores = _i;
-    c.scenario.variant = CP_PASS_KV;
-    c.fresh[0] = 1000000000000000000;
-    refused(&c.scenario, "--new, --cached: with the 1000000000000000000");
-    c.fresh[0] = INT64_MAX;
-    c.past[0] = INT64_MAX;
-    refused(&c.scenario, "--new, --cached: with the 9223372036854775807");
-    c.fresh[0] = c.past[0] = 2;
-    c.past[1] = INT32_MAX;
-    refused(&c.scenario, "2147483647 tokens of sequence 1");
-    c.past[1] = -1;
-    refused(&c.scenario, "and -1 tokens of sequence 1");
-    c.past[1] = 0;
-    c.scenario.tensor = 2;
-    refused(&c.scenario, "--tensor 2: cannot share 9 query heads");
-    c.scenario.tensor = 0;
-    refused(&c.scenario, "--tensor 0: cannot share");
-    c.scenario.tensor = 3;
-    refused(&c.scenario, "no node_rate, which 3 GPUs a rank need");
-    c.scenario.tensor = 1;
-    c.fresh[0] = c.fresh[1] = c.fresh[2] = 0;
-    refused(&c.scenario, "new");
-    c.scenario.variant = CP_DECODE;
-    c.fresh[0] = 2;
-    refused(&c.scenario, "2");
-    c.scenario.variant = CP_AUTO;
-    refused(&c.scenario, "variant");
+    c.hardware.cores = _i % 2;
+    memcpy(c.fresh, absurd[_i / 2].fresh, sizeof(c.fresh));
+    memcpy(c.past, absurd[_i / 2].past, sizeof(c.past));
+    c.scenario.tensor = absurd[_i / 2].tensor;
+    c.scenario.variant = absurd[_i / 2].variant;
+    ck_assert_int_ne(cp_simulate(&c.scenario, &forecast), CP_OK);
+    ck_assert_ptr_nonnull(strstr(cp_message(), absurd[_i / 2].because));
 }

@@ -28,7 +28,7 @@ static float *filled(int64_t count, uint64_t seed) {
     float *tensor = aligned_alloc(64, (size_t)(count + 15) / 16 * 64);
     if (tensor == NULL)
         exit(1);
-    cp_measure_fill(tensor, 0, count, seed, 1);
+    cp_measure_fill(tensor, 0, count, seed);
     return tensor;
 }
 

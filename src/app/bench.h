@@ -6,8 +6,6 @@
 #include "model/session.h"
 #include "reference/attend/attend.h"
 #include "reference/ring/place.h"
-#include "reference/ring/walk.h"
-#include "ring/cache.h"
 
 /* What can be measured. */
 typedef enum {
@@ -48,10 +46,10 @@ typedef struct {
     cp_shape shape;
     cp_counts tokens; /* lengths of prompts */
     cp_counts keys;   /* lengths of the past, for decode */
-    cp_counts ranks;  /* sizes of the ring */
+    cp_counts ranks;  /* sizes of the ring, at most CP_MEASURE_RANKS */
     int threads;      /* of the whole machine, for everything */
     int rounds;
-    cp_kernel kernel;
+    cp_kernel kernel;      /* NULL: of the rings, the fast one */
     const cp_place *place; /* where the ranks of a ring run */
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
@@ -62,7 +60,7 @@ typedef struct {
 } cp_bench;
 
 /* Each of these reports its rows, and fails as what it measures does, or with
- * CP_MEMORY: fma to merge, as bench->parts asks; rings of each of bench->ranks
+ * CP_MEMORY: fma to ring, as bench->parts asks; rings of each of bench->ranks
  * against one rank with as many cores in all; prompts and generation of
  * bench->model, whose positions are enough for them. */
 cp_status cp_bench_attention(const cp_bench *bench);
@@ -75,50 +73,18 @@ cp_status cp_bench_model(const cp_bench *bench);
  * 1e-6, or its LSE by 5e-6. */
 cp_status cp_bench_million(const cp_bench *bench);
 
-/* The ranks, what they keep between calls, and the call under way. Every
- * number of a token follows from its position. */
+/* How far rows of attention are from what they must be, at most. NaN is
+ * infinitely far. */
 typedef struct {
-    const cp_bench *bench;
-    const cp_place *place;
-    int ranks;
-    int64_t room; /* tokens that each can keep */
-    cp_cache *cache;
-    float *keys, *values; /* [ranks here][room][N_KV][D_H] */
-    double *busy; /* [ranks] seconds of each rank's thread, in all walks */
-    cp_layout *layout;
-    cp_plan *plan;
-    cp_walker **walkers; /* [ranks]; NULL: in another process */
-} cp_bench_ranks;
-
-/* Empty caches for it, of which bench, place, ranks and room are set. Fails
- * with CP_MEMORY; close even then. */
-cp_status cp_bench_ranks_open(cp_bench_ranks *it);
-void cp_bench_ranks_close(cp_bench_ranks *it);
-
-/* So many tokens in the caches, as if they had been read. */
-cp_status cp_bench_past(cp_bench_ranks *it, int64_t tokens);
-
-/* Lay out and plan a call of so many new tokens, and make its walkers. Fails
- * with CP_MEMORY; end it even then, or close. */
-cp_status cp_bench_call_begin(cp_bench_ranks *it, cp_variant variant,
-                              int64_t tokens);
-void cp_bench_call_end(cp_bench_ranks *it);
-
-/* Write the call's tokens and walk, as often as wanted; context is the
- * cp_bench_ranks. Fails as ranks do. */
-cp_status cp_bench_call_walk(void *context, double *seconds);
-
-/* How far a token's attention is from what it must be. NaN is infinitely far. */
-typedef struct {
-    double output; /* ||dO|| / ||O|| of all heads together */
-    double lse;    /* the largest |dLSE| of a head */
+    double output; /* ||dO|| / ||O|| of all heads of a row together */
+    double lse;    /* |dLSE| of a head */
 } cp_bench_errors;
 
-/* Compare the attention of the token at a position, over all keys of the
- * ranks, which are in this process, with the oracle's.
- *   result  output [N_H][D_H], then LSE [N_H]
- * Fails as cp_oracle does. */
-cp_status cp_bench_judge(const cp_bench_ranks *it, int64_t position,
-                         const float *result, cp_bench_errors *errors);
+/* Compare rows first to end - 1 of output [rows][N_H][D_H] and LSE [rows][N_H]
+ * with the oracle's. */
+cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t first,
+                                 int64_t end, const float *output,
+                                 const float *lse, const double *truth,
+                                 const double *true_lse);
 
 #endif

@@ -4,85 +4,83 @@
 #include <string.h>
 
 #include "app/measure.h"
-#include "reference/attend/micro.h"
+#include "reference/attend/panels.h"
 #include "reference/attend/partial.h"
-
-enum { MICRO_KEYS = 192, MICRO_TIMES = 512 };
-
-/* A block of scores and what they weigh, again and again: all of a kernel but
- * packing and softmax. */
-typedef struct {
-    const cp_bench *bench;
-    const cp_micro *micro;
-    float *memory; /* of all threads */
-    int64_t slices, desk;
-} micro_loop;
-
-static void multiply_often(const micro_loop *it, float *keys) {
-    const cp_micro *m = it->micro;
-    const int64_t dim = it->bench->shape.head_dim, stride = m->panel_stride;
-    const int64_t all = cp_ceil_divide(MICRO_KEYS, m->slice);
-    float *values = keys + all * dim * m->slice_stride;
-    float *queries = values + it->slices * MICRO_KEYS * m->slice_stride;
-    float *scores = queries + dim * stride;
-    float *sums = scores + all * m->slice * stride;
-    for (int n = 0; n < MICRO_TIMES; n++) {
-        for (int64_t s = 0; s < all; s++)
-            cp_micro_multiply(m, m->slice, m->panel, dim,
-                              keys + s * dim * m->slice_stride, queries, false,
-                              scores + s * m->slice * stride, stride);
-        for (int64_t s = 0; s < it->slices; s++)
-            cp_micro_multiply(m, m->slice, m->panel, MICRO_KEYS,
-                              values + s * MICRO_KEYS * m->slice_stride, scores,
-                              true, sums + s * m->slice * stride, stride);
-    }
-}
-
-static cp_status micro_run(void *context, double *seconds) {
-    const micro_loop *it = context;
-    const int threads = it->bench->threads;
-    (void)seconds;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++)
-        multiply_often(it, it->memory + t * it->desk);
-    return CP_OK;
-}
-
-static cp_status micro_new(const cp_bench *bench, micro_loop *it,
-                           cp_entrant *out) {
-    const cp_micro *m = cp_micro_get();
-    const int64_t dim = bench->shape.head_dim;
-    const int64_t slices = cp_ceil_divide(dim, m->slice);
-    const int64_t all = cp_ceil_divide(MICRO_KEYS, m->slice);
-    const int64_t floats = all * dim * m->slice_stride +
-                           slices * MICRO_KEYS * m->slice_stride +
-                           (dim + (all + slices) * m->slice) * m->panel_stride;
-    const double keys = (double)MICRO_KEYS * MICRO_TIMES * bench->threads;
-    *it = (micro_loop){.bench = bench,
-                       .micro = m,
-                       .slices = slices,
-                       .desk = cp_ceil_divide(floats, 16) * 16};
-    *out = (cp_entrant){.what = "micro",
-                        .work = 4.0 * keys * (double)(dim * m->panel),
-                        .run = micro_run,
-                        .context = it};
-    const int64_t desks = bench->threads * it->desk;
-    return cp_measure_tensors(bench->threads, 1, &desks, &it->memory);
-}
 
 /* What a row is about, at one size. */
 typedef struct {
     const cp_bench *bench;
+    cp_span asked, seen;
+    int64_t rows; /* of partials, where heads are rows; floats of a desk */
     float *tensors[5];
-    cp_piece query, key;
-    cp_pieces queries, keys;
-    cp_attention call;
 } exercise;
+
+enum { MICRO_TIMES = 512 };
+
+/* A block of scores and what they weigh, again and again: all of a kernel but
+ * packing and softmax. */
+static void multiply_often(const exercise *it, int thread) {
+    const cp_micro *m = cp_micro_get();
+    const int64_t stride = m->panel_stride, dim = it->bench->shape.head_dim;
+    cp_workspace mine = {it->tensors[0] + thread * it->rows, 0};
+    const cp_panels desk =
+        cp_panels_lay_out(&it->bench->shape, m->panel, &mine);
+    for (int n = 0; n < MICRO_TIMES; n++) {
+        for (int64_t j = 0; j < desk.most; j += m->slice)
+            cp_micro_multiply(m, m->slice, m->panel, dim,
+                              desk.keys + j / m->slice * dim * m->slice_stride,
+                              desk.queries, false, desk.scores + j * stride,
+                              stride);
+        for (int64_t s = 0; s < desk.slices; s++)
+            cp_micro_multiply(m, m->slice, m->panel, CP_PANEL_KEYS,
+                              desk.values + s * desk.most * m->slice_stride,
+                              desk.scores, true,
+                              desk.sums + s * m->slice * stride, stride);
+    }
+}
+
+static cp_status micro_run(void *context, double *seconds) {
+    const exercise *it = context;
+    const int threads = it->bench->threads;
+    (void)seconds;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int t = 0; t < threads; t++)
+        multiply_often(it, t);
+    return CP_OK;
+}
+
+static cp_status micro_open(exercise *it, cp_entrant *out) {
+    const cp_micro *m = cp_micro_get();
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t threads = it->bench->threads;
+    cp_workspace desk = {NULL, 0};
+    cp_panels_lay_out(shape, m->panel, &desk);
+    it->rows = desk.used;
+    /* The last panel is read a step too far. */
+    const int64_t floats = threads * desk.used + m->panel_stride;
+    *out = (cp_entrant){.what = "micro",
+                        .work = 4.0 * (double)(CP_PANEL_KEYS * MICRO_TIMES) *
+                                (double)(threads * shape->head_dim * m->panel),
+                        .run = micro_run,
+                        .context = it};
+    return cp_measure_tensors((int)threads, 1, &floats, it->tensors);
+}
 
 static cp_status attention_run(void *context, double *seconds) {
     const exercise *it = context;
+    cp_piece query = {it->asked, 0}, key = {it->seen, 0};
+    const cp_pieces queries = {&query, 1, 1}, keys = {&key, 1, 1};
+    const cp_attention call = {.shape = &it->bench->shape,
+                               .query_pieces = &queries,
+                               .queries = it->tensors[0],
+                               .key_pieces = &keys,
+                               .keys = it->tensors[1],
+                               .values = it->tensors[2],
+                               .threads = it->bench->threads,
+                               .output = it->tensors[3],
+                               .lse = it->tensors[4]};
     (void)seconds;
-    return it->bench->kernel(&it->call);
+    return it->bench->kernel(&call);
 }
 
 /* Full, causal, or one token of decode. */
@@ -91,44 +89,29 @@ static cp_status attention_open(exercise *it, cp_bench_part part, int64_t size,
     const cp_shape *shape = &it->bench->shape;
     const bool decode = part == CP_BENCH_DECODE;
     const int64_t start = part == CP_BENCH_FULL ? size : decode ? size - 1 : 0;
-    const cp_span seen = {0, 0, size, 1};
-    const cp_span asked = {0, start, decode ? 1 : size, 1};
+    const int64_t count = decode ? 1 : size;
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
-    const int64_t sizes[] = {asked.count * wide, size * narrow, size * narrow,
-                             asked.count * wide,
-                             asked.count * shape->query_heads};
-    CP_TRY(cp_measure_tensors(it->bench->threads, 5, sizes, it->tensors));
-    it->query = (cp_piece){asked, 0};
-    it->key = (cp_piece){seen, 0};
-    it->queries = (cp_pieces){&it->query, 1, 1};
-    it->keys = (cp_pieces){&it->key, 1, 1};
-    it->call = (cp_attention){.shape = shape,
-                              .query_pieces = &it->queries,
-                              .queries = it->tensors[0],
-                              .key_pieces = &it->keys,
-                              .keys = it->tensors[1],
-                              .values = it->tensors[2],
-                              .threads = it->bench->threads,
-                              .output = it->tensors[3],
-                              .lse = it->tensors[4]};
+    const int64_t sizes[] = {count * wide, size * narrow, size * narrow,
+                             count * wide, count * shape->query_heads};
+    it->seen = (cp_span){0, 0, size, 1};
+    it->asked = (cp_span){0, start, count, 1};
     out->run = attention_run;
-    out->work = decode
-                    ? 8.0 * (double)(narrow * size)
-                    : 4.0 * (double)wide * (double)cp_span_pairs(asked, seen);
-    return CP_OK;
+    out->work = decode ? 8.0 * (double)(narrow * size)
+                       : 4.0 * (double)wide *
+                             (double)cp_span_pairs(it->asked, it->seen);
+    return cp_measure_tensors(it->bench->threads, 5, sizes, it->tensors);
 }
 
 static cp_status merge_run(void *context, double *seconds) {
     const exercise *it = context;
     const int64_t dim = it->bench->shape.head_dim, threads = it->bench->threads;
-    const int64_t all = it->query.span.count;
     float *const *tensors = it->tensors;
     (void)seconds;
-#pragma omp parallel for num_threads(it->bench->threads) schedule(static, 1)
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t t = 0; t < threads; t++) {
-        const int64_t first = all * t / threads;
-        const int64_t rows = all * (t + 1) / threads - first;
+        const int64_t first = it->rows * t / threads;
+        const int64_t rows = it->rows * (t + 1) / threads - first;
         cp_partial to = {rows, 1, dim, tensors[0] + first * dim,
                          tensors[1] + first};
         const cp_partial add = {rows, 1, dim, tensors[2] + first * dim,
@@ -138,14 +121,13 @@ static cp_status merge_run(void *context, double *seconds) {
     return CP_OK;
 }
 
-/* Heads are rows here. */
 static cp_status merge_open(exercise *it, cp_bench_part part, int64_t size,
                             cp_entrant *out) {
     const int64_t dim = it->bench->shape.head_dim;
     const int64_t rows = size * it->bench->shape.query_heads;
     const int64_t sizes[] = {rows * dim, rows, rows * dim, rows};
     (void)part;
-    it->query.span.count = rows;
+    it->rows = rows;
     out->run = merge_run;
     out->work = 8.0 * (double)(rows * (dim + 1));
     return cp_measure_tensors(it->bench->threads, 4, sizes, it->tensors);
@@ -174,41 +156,39 @@ static const row_kind kinds[] = {
     {CP_BENCH_MERGE, CP_BENCH_READ, TOKENS, merge_open},
 };
 
-/* Our rate in the ceiling's unit, as a share of it, and of the inner loop's
- * where there is one. */
-static cp_status contest(const cp_bench *bench, int count, cp_entrant all[3]) {
-    cp_entrant *ours = &all[0];
-    const size_t end = strlen(ours->what);
-    ours->unit = all[1].unit;
-    ours->scale = all[1].scale;
-    CP_TRY(cp_measure_rounds(bench->rounds, count, all));
-    cp_measure_report(bench, ours, count > 1 ? &all[1] : NULL);
-    if (count < 3)
-        return CP_OK;
-    snprintf(ours->what + end, sizeof(ours->what) - end, "/micro");
-    cp_measure_report(bench, ours, &all[2]);
-    return CP_OK;
-}
-
-/* One row; ceilings [CP_BENCH_PARTS]. */
+/* One row: our rate in the ceiling's unit, as a share of it; and a row of the
+ * share of the inner loop's, where that is measured. ceilings
+ * [CP_BENCH_PARTS]. */
 static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
                      const row_kind *kind, int64_t size) {
+    exercise it = {.bench = bench};
     cp_entrant all[3] = {ceilings[kind->part], ceilings[kind->of],
                          ceilings[CP_BENCH_MICRO]};
-    const bool computes = kind->of == CP_BENCH_FMA && all[2].run != NULL;
-    exercise it = {.bench = bench};
-    if (kind->open == NULL)
-        return contest(bench, kind->part == kind->of ? 1 : 2, all);
-    all[0].context = &it;
-    snprintf(all[0].what, sizeof(all[0].what), "%s/%ld",
-             cp_bench_names[kind->part], size);
-    CP_TRY(kind->open(&it, kind->part, size, &all[0]));
-    const cp_status status = contest(bench, computes ? 3 : 2, all);
+    cp_entrant *ours = &all[0];
+    int count = kind->part == kind->of ? 1 : 2;
+    cp_status status = CP_OK;
+    if (kind->open != NULL) {
+        snprintf(ours->what, sizeof(ours->what), "%s/%ld",
+                 cp_bench_names[kind->part], size);
+        ours->context = &it;
+        count += kind->of == CP_BENCH_FMA && all[2].run != NULL;
+        status = kind->open(&it, kind->part, size, ours);
+    }
+    ours->unit = all[1].unit;
+    ours->scale = all[1].scale;
+    if (status == CP_OK)
+        status = cp_measure_rounds(bench->rounds, count, all);
+    if (status == CP_OK)
+        cp_measure_report(bench, ours, count > 1 ? &all[1] : NULL);
+    if (status == CP_OK && count > 2) {
+        strcat(ours->what, "/micro");
+        cp_measure_report(bench, ours, &all[2]);
+    }
     free(it.tensors[0]);
     return status;
 }
 
-static cp_status rows(const cp_bench *bench, micro_loop *loop,
+static cp_status rows(const cp_bench *bench, exercise *micro,
                       cp_reading *memory) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
@@ -216,7 +196,7 @@ static cp_status rows(const cp_bench *bench, micro_loop *loop,
     cp_entrant ceilings[CP_BENCH_PARTS] = {0};
     ceilings[CP_BENCH_FMA] = cp_measure_fma(&bench->threads);
     if (parts[CP_BENCH_MICRO])
-        CP_TRY(micro_new(bench, loop, &ceilings[CP_BENCH_MICRO]));
+        CP_TRY(micro_open(micro, &ceilings[CP_BENCH_MICRO]));
     if (parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE])
         CP_TRY(cp_measure_read(memory, &ceilings[CP_BENCH_READ]));
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
@@ -228,10 +208,11 @@ static cp_status rows(const cp_bench *bench, micro_loop *loop,
 }
 
 cp_status cp_bench_attention(const cp_bench *bench) {
-    micro_loop loop = {.memory = NULL};
+    exercise micro = {.bench = bench};
     cp_reading memory = {.threads = bench->threads};
-    const cp_status status = rows(bench, &loop, &memory);
-    free(loop.memory);
+    const cp_status status = rows(bench, &micro, &memory);
+    free(micro.tensors[0]);
     free(memory.numbers);
-    return status;
+    CP_TRY(status);
+    return bench->parts[CP_BENCH_RING] ? cp_bench_ring(bench) : CP_OK;
 }

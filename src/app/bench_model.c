@@ -5,42 +5,53 @@
 #include "app/measure.h"
 #include "model/sample.h"
 
-/* One that reads a prompt, and goes on. */
+/* What all readers share. A prompt is generated after before the next is read,
+ * so there is one session at a time. */
 typedef struct {
     const cp_bench *bench;
     const cp_model_facts *facts;
+    cp_reading memory;
+    int32_t *ids;  /* [positions] a prompt is their beginning */
+    float *logits; /* [vocabulary] of the last token */
+    cp_session *session;
+    struct reader *readers; /* [sizes of the ring] */
+    cp_entrant *entrants;   /* fma, read, and two for each reader */
+} contest;
+
+/* One that reads a prompt, and goes on. */
+typedef struct reader {
+    contest *in;
     int ranks;
     int64_t prompt;
-    const int32_t *ids; /* [prompt] */
-    float *logits;      /* [vocabulary] of the last token */
-    cp_session *session;
 } reader;
 
 static cp_status reader_prefill(void *context, double *seconds) {
-    reader *it = context;
+    const reader *it = context;
+    contest *in = it->in;
     const cp_session_options options = {.ranks = it->ranks,
                                         .sequences = 1,
                                         .capacity =
-                                            it->prompt + it->bench->generate,
+                                            it->prompt + in->bench->generate,
                                         .variant = CP_AUTO,
-                                        .cores = it->bench->threads};
-    cp_session_close(it->session);
-    it->session = NULL;
-    CP_TRY(cp_session_open(it->bench->model, &options, &it->session));
+                                        .cores = in->bench->threads};
+    cp_session_close(in->session);
+    in->session = NULL;
+    CP_TRY(cp_session_open(in->bench->model, &options, &in->session));
     const double start = cp_clock();
-    CP_TRY(cp_session_prefill(it->session, &it->prompt, it->ids, NULL));
-    CP_TRY(cp_session_logits(it->session, it->prompt - 1, 1, it->logits));
+    CP_TRY(cp_session_prefill(in->session, &it->prompt, in->ids, NULL));
+    CP_TRY(cp_session_logits(in->session, it->prompt - 1, 1, in->logits));
     *seconds = cp_clock() - start;
     return CP_OK;
 }
 
 static cp_status reader_generate(void *context, double *seconds) {
-    reader *it = context;
+    const reader *it = context;
+    const contest *in = it->in;
     (void)seconds;
-    for (int64_t i = 0; i < it->bench->generate; i++) {
-        const int32_t id = cp_sample_greedy(it->logits, it->facts->vocabulary);
-        CP_TRY(cp_session_decode(it->session, 1, &(int64_t){0}, &id, NULL));
-        CP_TRY(cp_session_logits(it->session, 0, 1, it->logits));
+    for (int64_t i = 0; i < in->bench->generate; i++) {
+        const int32_t id = cp_sample_greedy(in->logits, in->facts->vocabulary);
+        CP_TRY(cp_session_decode(in->session, 1, &(int64_t){0}, &id, NULL));
+        CP_TRY(cp_session_logits(in->session, 0, 1, in->logits));
     }
     return CP_OK;
 }
@@ -48,15 +59,14 @@ static cp_status reader_generate(void *context, double *seconds) {
 static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
     const cp_shape *shape = &facts->shape;
     const cp_span all = {0, 0, tokens, 1};
-    const double wide = (double)(shape->query_heads * shape->head_dim);
-    const double narrow = (double)(shape->kv_heads * shape->head_dim);
-    const double width = (double)facts->width;
-    const double weights = 2 * width * wide + 2 * width * narrow +
-                           3 * width * (double)facts->feed_forward;
+    const int64_t wide = shape->query_heads * shape->head_dim;
+    const int64_t narrow = shape->kv_heads * shape->head_dim;
+    const double weights = (double)(facts->width * (2 * wide + 2 * narrow +
+                                                    3 * facts->feed_forward));
     return (double)facts->layers *
                (2 * weights * (double)tokens +
-                4 * wide * (double)cp_span_pairs(all, all)) +
-           2 * width * (double)facts->vocabulary;
+                4.0 * (double)wide * (double)cp_span_pairs(all, all)) +
+           2.0 * (double)(facts->width * facts->vocabulary);
 }
 
 static double decode_bytes(const cp_model_facts *facts, int64_t past,
@@ -70,78 +80,62 @@ static double decode_bytes(const cp_model_facts *facts, int64_t past,
 
 /* What a reader is measured by: its prefill, then its generation. */
 static void reader_enter(reader *it, bool warm, cp_entrant *out) {
-    const int64_t prompt = it->prompt, generate = it->bench->generate;
+    const cp_model_facts *facts = it->in->facts;
+    const int64_t prompt = it->prompt, generate = it->in->bench->generate;
     for (int n = 0; n < 2; n++)
         out[n] = (cp_entrant){.unit = "tokens/s", .context = it, .warm = warm};
     snprintf(out[0].what, sizeof(out[0].what), "pp%ld/%d", prompt, it->ranks);
     snprintf(out[1].what, sizeof(out[1].what), "tg%ld @ d%ld/%d", generate,
              prompt, it->ranks);
     out[0].run = reader_prefill;
-    out[0].work = prefill_operations(it->facts, prompt);
+    out[0].work = prefill_operations(facts, prompt);
     out[0].scale = out[0].work / (double)prompt;
     out[1].run = reader_generate;
-    out[1].work = decode_bytes(it->facts, prompt, generate);
+    out[1].work = decode_bytes(facts, prompt, generate);
     out[1].scale = out[1].work / (double)generate;
 }
 
-/* Entrants are fma, read, and two for each size of the ring. */
-static cp_status contest(const cp_bench *bench, int64_t prompt, bool warm,
-                         reader *readers, cp_entrant *entrants) {
-    const cp_model_facts *facts = &bench->model->facts;
-    const int count = (int)bench->ranks.count;
-    int32_t *ids;
-    CP_TRY(cp_allocate(&ids, prompt, sizeof(int32_t), "a prompt"));
-    for (int64_t i = 0; i < prompt; i++)
-        ids[i] = (int32_t)((7919 * i + 1) % facts->vocabulary);
-    for (int i = 0; i < count; i++) {
-        readers[i].prompt = prompt;
-        readers[i].ids = ids;
-        reader_enter(&readers[i], warm, &entrants[2 + 2 * i]);
-    }
-    const cp_status status =
-        cp_measure_rounds(bench->rounds, 2 + 2 * count, entrants);
-    for (int i = 2; i < 2 + 2 * count && status == CP_OK; i++)
-        if (i % 2 == 0 || bench->generate > 0)
-            cp_measure_report(bench, &entrants[i], &entrants[i % 2]);
-    free(ids);
-    return status;
+static cp_status contest_open(contest *it) {
+    const int64_t sizes = it->bench->ranks.count;
+    CP_TRY(cp_allocate(&it->ids, it->facts->positions, sizeof(int32_t),
+                       "a prompt"));
+    for (int64_t i = 0; i < it->facts->positions; i++)
+        it->ids[i] = (int32_t)((7919 * i + 1) % it->facts->vocabulary);
+    CP_TRY(cp_allocate(&it->logits, it->facts->vocabulary, sizeof(float),
+                       "logits"));
+    CP_TRY(cp_allocate(&it->readers, sizes, sizeof(reader), "readers"));
+    CP_TRY(cp_allocate(&it->entrants, 2 + 2 * sizes, sizeof(cp_entrant),
+                       "entrants"));
+    it->entrants[0] = cp_measure_fma(&it->bench->threads);
+    return cp_measure_read(&it->memory, &it->entrants[1]);
 }
 
-static cp_status contests(const cp_bench *bench, reader *readers,
-                          cp_entrant *entrants) {
-    const cp_model_facts *facts = &bench->model->facts;
-    for (int64_t i = 0; i < bench->ranks.count; i++) {
-        readers[i] = (reader){.bench = bench,
-                              .facts = facts,
-                              .ranks = (int)bench->ranks.items[i]};
-        CP_TRY(cp_allocate(&readers[i].logits, facts->vocabulary, sizeof(float),
-                           "logits"));
+static cp_status prompt_measure(contest *it, int64_t prompt, bool warm) {
+    const cp_bench *bench = it->bench;
+    const int sizes = (int)bench->ranks.count, count = 2 + 2 * sizes;
+    for (int i = 0; i < sizes; i++) {
+        it->readers[i] = (reader){it, (int)bench->ranks.items[i], prompt};
+        reader_enter(&it->readers[i], warm, &it->entrants[2 + 2 * i]);
     }
-    for (int64_t i = 0; i < bench->prompts.count; i++)
-        CP_TRY(
-            contest(bench, bench->prompts.items[i], i > 0, readers, entrants));
+    CP_TRY(cp_measure_rounds(bench->rounds, count, it->entrants));
+    for (int i = 2; i < count; i++)
+        if (i % 2 == 0 || bench->generate > 0)
+            cp_measure_report(bench, &it->entrants[i], &it->entrants[i % 2]);
     return CP_OK;
 }
 
 cp_status cp_bench_model(const cp_bench *bench) {
-    const int64_t sizes = bench->ranks.count;
-    cp_reading memory = {.threads = bench->threads};
-    reader *readers = NULL;
-    cp_entrant *entrants;
-    CP_TRY(
-        cp_allocate(&entrants, 2 + 2 * sizes, sizeof(cp_entrant), "entrants"));
-    entrants[0] = cp_measure_fma(&bench->threads);
-    cp_status status = cp_measure_read(&memory, &entrants[1]);
-    if (status == CP_OK)
-        status = cp_allocate(&readers, sizes, sizeof(reader), "readers");
-    if (status == CP_OK)
-        status = contests(bench, readers, entrants);
-    for (int64_t i = 0; readers != NULL && i < sizes; i++) {
-        cp_session_close(readers[i].session);
-        free(readers[i].logits);
-    }
-    free(readers);
-    free(memory.numbers);
-    free(entrants);
+    contest it = {.bench = bench,
+                  .facts = &bench->model->facts,
+                  .memory = {.threads = bench->threads}};
+    cp_status status = contest_open(&it);
+    for (int64_t i = 0; i < bench->prompts.count && status == CP_OK; i++)
+        status = prompt_measure(&it, bench->prompts.items[i], i > 0);
+    cp_session_close(it.session);
+    free(it.memory.numbers);
+    free(it.ids);
+    free(it.logits);
+    free(it.readers);
+    free(it.entrants);
     return status;
 }

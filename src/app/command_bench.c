@@ -17,24 +17,24 @@ typedef struct {
     bool csv;
     cp_command_ring ring; /* place and patience */
     /* What they come to. */
-    int kind;  /* OF_ATTENTION, OF_MODEL or OF_MILLION */
+    enum { OF_ATTENTION, OF_MODEL, OF_MILLION } kind;
     int count; /* of arguments, for the head of the file */
     char *const *arguments;
     cp_opened opened;
     cp_bench bench;
 } bench_run;
 
-enum { OF_ATTENTION, OF_MODEL, OF_MILLION };
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
-static cp_status part_take(bench_run *run, const char *text, int64_t length) {
+static cp_status part_take(bool *parts, const char *text, size_t length) {
     for (int p = 0; p < CP_BENCH_PARTS; p++)
-        if ((int64_t)strlen(cp_bench_names[p]) == length &&
-            memcmp(cp_bench_names[p], text, (size_t)length) == 0) {
-            run->bench.parts[p] = true;
+        if (strlen(cp_bench_names[p]) == length &&
+            memcmp(cp_bench_names[p], text, length) == 0) {
+            parts[p] = true;
             return CP_OK;
         }
-    const char *near = cp_nearest(text, length, CP_BENCH_PARTS, cp_bench_names);
+    const char *near =
+        cp_nearest(text, (int64_t)length, CP_BENCH_PARTS, cp_bench_names);
     return cp_refuse("--only %.*s: no such part; %s%s%s", (int)length, text,
                      near != NULL ? "did you mean "
                                   : "there are fma, micro, read, full, causal, "
@@ -42,144 +42,127 @@ static cp_status part_take(bench_run *run, const char *text, int64_t length) {
                      near != NULL ? near : "", near != NULL ? "?" : "");
 }
 
-static cp_status parts_take(bench_run *run) {
+/* Find out what is measured. On a crew of processes it is the ring. */
+static cp_status parts_take(bench_run *run, bool joined) {
+    bool *parts = run->bench.parts;
     const char *text = run->only != NULL ? run->only
-                       : cp_crew_mine()->share != NULL
+                       : joined
                            ? "ring"
                            : "fma,micro,read,full,causal,decode,merge,ring";
     while (text != NULL) {
-        const int64_t length = (int64_t)strcspn(text, ",");
-        CP_TRY(part_take(run, text, length));
+        const size_t length = strcspn(text, ",");
+        CP_TRY(part_take(parts, text, length));
         text = text[length] == ',' ? text + length + 1 : NULL;
     }
-    for (int p = 0; p < CP_BENCH_MILLION; p++)
-        if (run->bench.parts[CP_BENCH_MILLION] && run->bench.parts[p])
+    for (int p = 0; p < CP_BENCH_PARTS; p++) {
+        if (parts[p] && p < CP_BENCH_MILLION && parts[CP_BENCH_MILLION])
             return cp_refuse("--only %s: million stands alone", run->only);
-    run->kind = run->model != NULL                   ? OF_MODEL
-                : run->bench.parts[CP_BENCH_MILLION] ? OF_MILLION
-                                                     : OF_ATTENTION;
+        if (parts[p] && p != CP_BENCH_RING && joined)
+            return cp_refuse("--only %s: on mpi the ring alone is measured",
+                             cp_bench_names[p]);
+    }
+    run->kind = run->model != NULL        ? OF_MODEL
+                : parts[CP_BENCH_MILLION] ? OF_MILLION
+                                          : OF_ATTENTION;
     return CP_OK;
 }
 
-/* What is measured, with what is measured of it unless options say. */
-static const struct {
-    const char *tokens, *keys, *prompts, *ranks;
-    int64_t generate, rounds;
-    cp_shape shape;
-} defaults[] = {
-    {"2048,4096,8192", "32Ki,64Ki", "1", "4", 0, 5, {8, 2, 128}},
-    {"1", "1", "512,2048,7000", "1,4", 32, 3, {1, 1, 1}},
-    {"128", "1M", "1", "4", 32, 1, {16, 1, 128}},
-};
-static cp_status meaning_check(const bench_run *run) {
+static cp_status meaning_check(const bench_run *run, bool joined) {
     const cp_bench *bench = &run->bench;
-    const int kind = run->kind;
-    const bool model = kind == OF_MODEL, chosen = bench->variant != CP_AUTO;
+    const bool model = run->kind == OF_MODEL;
+    const bool attention = run->kind == OF_ATTENTION;
+    const bool chosen = bench->variant != CP_AUTO;
     const struct {
         bool given;
         const char *option, *beside;
     } useless[] = {
         {model && run->only != NULL, "only", "with --model"},
-        {model && bench->tokens.count > 0, "tokens",
-         "with --model; --prompt has"},
-        {model && bench->keys.count > 0, "keys", "with --model; --prompt has"},
-        {model && run->heads.count > 0, "heads", "with --model"},
         {model && run->kernel == 1, "kernel first", "with --model"},
         {model && chosen, "variant", "with --model"},
-        {!model && bench->prompts.count > 0, "prompt", "without --model"},
-        {kind == OF_ATTENTION && bench->generate >= 0, "generate",
+        {model && joined, "model", "with --on mpi"},
+        {attention && bench->generate >= 0, "generate",
          "without --model or --only million"},
-        {kind == OF_ATTENTION && chosen, "variant", "without --only million"},
+        {attention && chosen, "variant", "without --only million"},
     };
     for (size_t n = 0; n < sizeof(useless) / sizeof(useless[0]); n++)
         if (useless[n].given)
             return cp_refuse("--%s has no meaning %s", useless[n].option,
                              useless[n].beside);
-    if (bench->variant == CP_DECODE)
-        return cp_refuse("--variant decode: a follow-up cannot");
-    if (kind == OF_MILLION && (bench->tokens.count > 1 ||
-                               bench->keys.count > 1 || bench->ranks.count > 1))
-        return cp_refuse("--tokens, --keys and --ranks: the million "
-                         "takes one count of each");
-    return CP_OK;
+    return bench->variant == CP_DECODE
+               ? cp_refuse("--variant decode: a follow-up cannot")
+               : CP_OK;
 }
 
-static cp_status crew_check(const bench_run *run) {
-    const cp_bench *bench = &run->bench;
-    const int processes = cp_crew_mine()->ranks;
-    if (run->model != NULL)
-        return cp_refuse("--model has no meaning with --on mpi");
-    for (int p = 0; p < CP_BENCH_PARTS; p++)
-        if (bench->parts[p] && p != CP_BENCH_RING)
-            return cp_refuse("--only %s: on mpi the ring alone is measured",
-                             cp_bench_names[p]);
-    for (int64_t i = 0; i < bench->ranks.count; i++)
-        if (bench->ranks.items[i] != processes)
-            return cp_refuse(
-                "--ranks %ld: the launcher has started %d processes",
-                bench->ranks.items[i], processes);
-    return CP_OK;
-}
-
-static cp_status lists_check(bench_run *run) {
+/* Where a kind has no list of its own, it cannot have one. */
+static cp_status lists_take(bench_run *run, bool joined) {
     cp_bench *bench = &run->bench;
-    const cp_crew *crew = cp_crew_mine();
-    char processes[16];
-    snprintf(processes, sizeof(processes), "%d", crew->ranks);
     const struct {
-        const char *name, *otherwise;
+        const char *name, *attention, *model, *million, *beside;
         int64_t most;
         cp_counts *list;
     } lists[] = {
-        {"tokens", defaults[run->kind].tokens, MOST_TOKENS, &bench->tokens},
-        {"keys", defaults[run->kind].keys, MOST_TOKENS, &bench->keys},
-        {"prompt", defaults[run->kind].prompts, MOST_TOKENS, &bench->prompts},
-        {"ranks", crew->share != NULL ? processes : defaults[run->kind].ranks,
-         CP_COMMAND_RANKS, &bench->ranks},
+        {"tokens", "2048,4096,8192", NULL, "128", "with --model; --prompt has",
+         MOST_TOKENS, &bench->tokens},
+        {"keys", "32Ki,64Ki", NULL, "1M", "with --model; --prompt has",
+         MOST_TOKENS, &bench->keys},
+        {"heads", "8,2,128", NULL, "16,1,128", "with --model", CP_HEADS_MAX,
+         &run->heads},
+        {"prompt", NULL, "512,2048,7000", NULL, "without --model", MOST_TOKENS,
+         &bench->prompts},
+        {"ranks", "4", "1,4", "4", "", CP_COMMAND_RANKS, &bench->ranks},
     };
+    const bool by_crew = joined && bench->ranks.count == 0;
     for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
         cp_counts *list = lists[n].list;
-        if (list->count == 0)
-            CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise, list));
+        const char *own[] = {lists[n].attention, lists[n].model,
+                             lists[n].million};
+        const char *otherwise = own[run->kind];
+        if (list->count > 0 && otherwise == NULL)
+            return cp_refuse("--%s has no meaning %s", lists[n].name,
+                             lists[n].beside);
+        if (list->count > 1 && list != &run->heads && run->kind == OF_MILLION)
+            return cp_refuse("--tokens, --keys and --ranks: the million "
+                             "takes one count of each");
+        if (list->count == 0 && otherwise != NULL)
+            CP_TRY(cp_counts_parse(lists[n].name, otherwise, list));
         for (int64_t i = 0; i < list->count; i++)
             CP_TRY(cp_option_range(lists[n].name, list->items[i], 1,
                                    lists[n].most));
     }
-    return CP_OK;
-}
-
-static cp_status numbers_take(bench_run *run) {
-    cp_bench *bench = &run->bench;
-    if (run->rounds < 0)
-        run->rounds = defaults[run->kind].rounds;
-    if (bench->generate < 0)
-        bench->generate = defaults[run->kind].generate;
-    CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
-    CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
-    if (bench->generate > 0)
-        CP_TRY(cp_option_range("generate", bench->generate, 1, MOST_TOKENS));
-    bench->threads = (int)run->threads;
-    bench->rounds = (int)run->rounds;
-    bench->kernel = run->kernel == 1 ? cp_attend : cp_attend_fast;
-    bench->shape = defaults[run->kind].shape;
-    return cp_command_heads(&run->heads, &bench->shape);
+    for (int64_t i = 0; i < bench->ranks.count; i++) {
+        if (by_crew)
+            bench->ranks.items[i] = -1;
+        CP_TRY(cp_command_ranks(&bench->ranks.items[i], 1));
+    }
+    return run->kind == OF_MODEL ? CP_OK
+                                 : cp_command_heads(&run->heads, &bench->shape);
 }
 
 static cp_status bench_check(void *context) {
+    static const int64_t rounds[] = {5, 3, 1}, generate[] = {0, 32, 32};
     bench_run *run = context;
+    cp_bench *bench = &run->bench;
     cp_command_ring *ring = &run->ring;
-    CP_TRY(parts_take(run));
-    CP_TRY(meaning_check(run));
-    CP_TRY(numbers_take(run));
-    CP_TRY(lists_check(run));
-    if (cp_crew_mine()->share != NULL)
-        CP_TRY(crew_check(run));
+    const bool joined = cp_crew_mine()->share != NULL;
+    CP_TRY(parts_take(run, joined));
+    CP_TRY(meaning_check(run, joined));
+    CP_TRY(lists_take(run, joined));
+    if (run->rounds < 0)
+        run->rounds = rounds[run->kind];
+    if (bench->generate < 0)
+        bench->generate = generate[run->kind];
+    CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
+    CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
+    CP_TRY(cp_option_range("generate", bench->generate, 0, MOST_TOKENS));
+    bench->threads = (int)run->threads;
+    bench->rounds = (int)run->rounds;
+    bench->kernel = run->kernel == 1 ? cp_attend : cp_attend_fast;
     CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
-    run->bench.place = cp_meter_cores(ring->backend);
-    if (run->bench.place == NULL)
-        return cp_refuse("--on %s: nothing is measured there yet",
-                         ring->backend->name);
-    return CP_OK;
+    bench->place = cp_meter_cores(ring->backend);
+    return bench->place != NULL
+               ? CP_OK
+               : cp_refuse("--on %s: nothing is measured there yet",
+                           ring->backend->name);
 }
 
 static void head_print(const bench_run *run) {
@@ -195,43 +178,43 @@ static void head_print(const bench_run *run) {
                "fraction_high,of,rounds");
 }
 
-static void row_print(void *context, const cp_bench_row *row) {
-    const bench_run *run = context;
-    const cp_spread *part = &row->fraction;
-    char word[sizeof(row->what)] = ""; /* what, without spaces */
-    for (const char *c = row->what; *c != '\0'; c++)
-        if (*c != ' ')
-            word[strlen(word)] = *c;
-    if (row->of == NULL)
-        printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", row->what,
-               row->value, row->unit);
-    else if (run->csv && part->median > 0)
-        printf("%s,%.4g,%s,%.4g,%.4g,%.4g,%.4g,%s,%d\n", word, row->value,
-               row->unit, row->milliseconds, part->median, part->low,
-               part->high, row->of, run->bench.rounds);
-    else if (run->csv)
-        printf("%s,%.4g,%s,,,,,%s,%d\n", word, row->value, row->unit, row->of,
-               run->bench.rounds);
-    else if (part->median > 0)
-        printf("%-22s %8.1f %-8s %9.2f ms   %.3f of %s [%.3f, %.3f]\n",
-               row->what, row->value, row->unit, row->milliseconds,
-               part->median, row->of, part->low, part->high);
-    else
-        printf("%-22s %8.1f %-8s\n", row->what, row->value, row->unit);
-    fflush(stdout);
-}
-
 static void title_print(const bench_run *run) {
     char machine[320];
     const cp_bench *bench = &run->bench;
     const cp_shape *shape =
-        run->model != NULL ? &run->opened.facts->shape : &bench->shape;
+        run->kind == OF_MODEL ? &run->opened.facts->shape : &bench->shape;
     cp_host_describe(machine, sizeof(machine));
     printf("%s\n%ld query heads, %ld key and value heads of %ld; %d "
            "thread%s; median of %d round%s [lowest, highest]\n\n",
            machine, shape->query_heads, shape->kv_heads, shape->head_dim,
            bench->threads, cp_plural(bench->threads), bench->rounds,
            cp_plural(bench->rounds));
+}
+
+static void row_print(void *context, const cp_bench_row *row) {
+    const bench_run *run = context;
+    const cp_spread *part = &row->fraction;
+    if (row->of == NULL) {
+        printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", row->what,
+               row->value, row->unit);
+    } else if (run->csv) {
+        for (const char *c = row->what; *c != '\0'; c++)
+            if (*c != ' ')
+                putchar(*c);
+        printf(",%.4g,%s,", row->value, row->unit);
+        if (part->median > 0)
+            printf("%.4g,%.4g,%.4g,%.4g", row->milliseconds, part->median,
+                   part->low, part->high);
+        printf("%s,%s,%d\n", part->median > 0 ? "" : ",,,", row->of,
+               run->bench.rounds);
+    } else {
+        printf("%-22s %8.1f %-8s", row->what, row->value, row->unit);
+        if (part->median > 0)
+            printf(" %9.2f ms   %.3f of %s [%.3f, %.3f]", row->milliseconds,
+                   part->median, row->of, part->low, part->high);
+        putchar('\n');
+    }
+    fflush(stdout);
 }
 
 static cp_status weights_load(bench_run *run) {
@@ -249,7 +232,10 @@ static cp_status weights_load(bench_run *run) {
     return CP_OK;
 }
 
-static cp_status measure(bench_run *run) {
+static cp_status bench_work(void *context) {
+    static cp_status (*const measure[])(const cp_bench *bench) = {
+        cp_bench_attention, cp_bench_model, cp_bench_million};
+    bench_run *run = context;
     if (run->kind == OF_MODEL)
         CP_TRY(weights_load(run));
     if (run->csv)
@@ -257,30 +243,17 @@ static cp_status measure(bench_run *run) {
     else
         title_print(run);
     fflush(stdout);
-    if (run->kind == OF_MODEL)
-        return cp_bench_model(&run->bench);
-    if (run->kind == OF_MILLION)
-        return cp_bench_million(&run->bench);
-    CP_TRY(cp_bench_attention(&run->bench));
-    return run->bench.parts[CP_BENCH_RING] ? cp_bench_ring(&run->bench) : CP_OK;
-}
-
-static cp_status bench_work(void *context) {
-    bench_run *run = context;
-    run->bench.row = row_print;
-    run->bench.context = run;
-    const cp_status status = measure(run);
-    cp_opened_close(&run->opened);
-    return status;
+    return measure[run->kind](&run->bench);
 }
 
 int cp_command_bench(int count, char *const *arguments) {
-    bench_run run = {.threads = cp_host_cores(),
-                     .rounds = -1,
-                     .bench.generate = -1,
-                     .ring = CP_COMMAND_RING,
-                     .count = count,
-                     .arguments = arguments};
+    bench_run run = {
+        .threads = cp_host_cores(),
+        .rounds = -1,
+        .bench = {.generate = -1, .row = row_print, .context = &run},
+        .ring = CP_COMMAND_RING,
+        .count = count,
+        .arguments = arguments};
     const cp_option options[] = {
         {"only", CP_WORD, &run.only, "PART,...",
          "fma, micro, read, full, causal, decode, merge, ring (default: all "
@@ -322,6 +295,8 @@ int cp_command_bench(int count, char *const *arguments) {
                             "memory (read), measured in turn "
                             "with what is held against them.",
                             options};
-    return cp_command_run(&usage, count, arguments, bench_check, bench_work,
-                          &run);
+    const int result =
+        cp_command_run(&usage, count, arguments, bench_check, bench_work, &run);
+    cp_opened_close(&run.opened);
+    return result;
 }

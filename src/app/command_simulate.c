@@ -66,11 +66,11 @@ static cp_status simulate_check(void *context) {
     CP_TRY(cp_command_tokens_sum("cached", &run->tokens.cached, most, &sum));
     run->cached = sum * run->batch - run->fresh;
     CP_TRY(cp_command_ranks(&run->ranks, 1));
-    cp_pace pace = {.hardware = &run->hardware,
-                    .model = &run->facts,
-                    .ranks = (int)run->ranks,
-                    .tensor = scenario->tensor};
-    return cp_pace_new(&pace);
+    cp_pace pace;
+    scenario->hardware = &run->hardware;
+    scenario->model = &run->facts;
+    scenario->ranks = (int)run->ranks;
+    return cp_pace_new(scenario, &pace);
 }
 
 /* The counts again and again, so many times. */
@@ -90,13 +90,10 @@ static cp_status scenario_fill(simulate_run *run) {
     cp_scenario *scenario = &run->scenario;
     cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
     cp_shape shape = cp_model_sizes_shape(&run->facts);
-    const cp_machine machine =
-        cp_machine_of(&run->hardware, run->facts.cache_bytes, false);
+    const cp_setting reached = cp_setting_of(
+        &run->hardware, &shape, run->facts.cache_bytes, scenario->ranks, false);
     CP_TRY(counts_repeat(fresh, run->batch));
     CP_TRY(counts_repeat(cached, run->batch));
-    scenario->hardware = &run->hardware;
-    scenario->model = &run->facts;
-    scenario->ranks = (int)run->ranks;
     scenario->sequences = fresh->count;
     scenario->new_tokens = fresh->items;
     scenario->cached_tokens = cached->items;
@@ -107,7 +104,7 @@ static cp_status scenario_fill(simulate_run *run) {
         return CP_OK;
     shape.query_heads = cp_max(shape.query_heads / scenario->tensor, 1);
     shape.kv_heads = cp_max(shape.kv_heads / scenario->tensor, 1);
-    CP_TRY(cp_choose(&machine, &shape, scenario->ranks, fresh->count,
+    CP_TRY(cp_choose(&reached.machine, &shape, scenario->ranks, fresh->count,
                      fresh->items, cached->items, &run->choice));
     scenario->variant = run->choice.variant;
     return CP_OK;

@@ -16,23 +16,24 @@ typedef struct {
     cp_piece tiles[];
 } tile_lists;
 
-/* A rank: its queues, and where its things lie on the device. */
+/* A rank: its queues, and where its things lie on the device. A linear layer
+ * takes queries, and makes outputs. */
 typedef struct {
     cp_queues queues;
     cudaEvent_t begun, sent, over; /* sent: without a time */
     cp_multiplier *multiplier;
     cp_arena memory;
-    char *queries, *keys, *values;
-    char *x, *weights; /* of the linear layer */
-    float *scales;     /* of rows and of columns */
-    char *from, *to;   /* messages */
+    char *queries, *keys, *values, *weights;
+    float *scales;   /* of rows and of columns */
+    char *from, *to; /* messages */
     tile_lists *lists;
-    float *output, *lse, *unfinished, *y;
+    float *output, *lse, *unfinished;
 } desk;
 
 typedef struct {
     const cp_device_place *place;
     const cp_calibration *wanted;
+    const cp_subject *subject; /* under way */
     cp_numbers numbers;
     cp_element element;
     int64_t width;     /* of all query heads */
@@ -42,52 +43,39 @@ typedef struct {
     desk *desks;       /* [ranks] */
 } laboratory;
 
-/* Bytes of the longest lists. */
-static int64_t list_bytes(const cp_calibration *wanted) {
-    const int64_t tile = cp_device_query_tile(&wanted->shape);
-    const int64_t most =
-        cp_ceil_divide(cp_largest(&wanted->rows), tile) +
-        cp_ceil_divide(cp_largest(&wanted->keys), CP_DEVICE_KEY_TILE);
-    return (int64_t)sizeof(tile_lists) + most * (int64_t)sizeof(cp_piece);
-}
-
-/* Rows of unfinished partials: what splits leave behind. */
-static int64_t split_rows(const laboratory *it) {
-    const cp_counts *rows = &it->wanted->rows;
-    int64_t most = 0;
-    for (int64_t n = 0; n < rows->count; n++) {
-        const int64_t splits = cp_device_most_splits(
-            &it->wanted->shape, it->blocks, rows->items[n]);
-        most = cp_max(most, splits > 1 ? splits * rows->items[n] : 0);
-    }
-    return most;
+/* More pieces than the longest lists are: their counts are one, and a tile is a
+ * token at least. */
+static int64_t most_lists(const laboratory *it) {
+    return 1 + cp_largest(&it->wanted->rows) + cp_largest(&it->wanted->keys);
 }
 
 static void claim(const laboratory *it, desk *mine) {
-    const cp_calibration *wanted = it->wanted;
-    const cp_shape *shape = &wanted->shape;
-    const int64_t rows = cp_largest(&wanted->rows);
-    const int64_t keys = cp_largest(&wanted->keys);
-    const int64_t message = cp_largest(&wanted->bytes) + wanted->ranks;
-    const int64_t size = cp_element_bytes(it->element);
-    const int64_t number = cp_number_bytes(it->numbers);
-    const int64_t narrow = shape->kv_heads * shape->head_dim;
+    const cp_shape *shape = &it->wanted->shape;
+    const int64_t rows = cp_largest(&it->wanted->rows);
+    const int64_t keys = cp_largest(&it->wanted->keys);
+    const int64_t message = cp_largest(&it->wanted->bytes) + it->wanted->ranks;
+    const int64_t head = shape->head_dim * cp_element_bytes(it->element);
     const int64_t wider = CP_CALIBRATE_WIDER * it->width;
     cp_arena *memory = &mine->memory;
-    mine->queries = cp_arena_claim(memory, rows, it->width * size);
-    mine->keys = cp_arena_claim(memory, keys, narrow * size);
-    mine->values = cp_arena_claim(memory, keys, narrow * size);
-    mine->x = cp_arena_claim(memory, rows, it->width * number);
-    mine->weights = cp_arena_claim(memory, wider, it->width * number);
+    int64_t left = 0; /* rows of partials, behind splits */
+    for (int64_t n = 0; n < it->wanted->rows.count; n++) {
+        const int64_t some = it->wanted->rows.items[n];
+        left =
+            cp_max(left, some * cp_device_most_splits(shape, it->blocks, some));
+    }
+    mine->queries = cp_arena_claim(memory, rows, shape->query_heads * head);
+    mine->keys = cp_arena_claim(memory, keys, shape->kv_heads * head);
+    mine->values = cp_arena_claim(memory, keys, shape->kv_heads * head);
+    mine->weights =
+        cp_arena_claim(memory, wider, it->width * cp_number_bytes(it->numbers));
     mine->scales = cp_arena_claim(memory, cp_max(rows, wider), sizeof(float));
     mine->from = cp_arena_claim(memory, message, 1);
     mine->to = cp_arena_claim(memory, message, 1);
-    mine->lists = cp_arena_claim(memory, 1, list_bytes(wanted));
-    mine->output = cp_arena_claim(memory, rows, it->width * 4);
+    mine->lists = cp_arena_claim(memory, most_lists(it), sizeof(cp_piece));
+    mine->output = cp_arena_claim(memory, rows, wider * 4);
     mine->lse = cp_arena_claim(memory, rows, shape->query_heads * 4);
     mine->unfinished = cp_arena_claim(
-        memory, split_rows(it), shape->query_heads * (shape->head_dim + 1) * 4);
-    mine->y = cp_arena_claim(memory, rows, wider * 4);
+        memory, left, shape->query_heads * (shape->head_dim + 1) * 4);
 }
 
 enum { PATTERN = 1 << 18 };
@@ -95,7 +83,7 @@ enum { PATTERN = 1 << 18 };
 /* A GPU that multiplies zeros runs cooler, and faster. So these are numbers in
  * any format, of either sign: the upper byte of two or four makes them 0.5 to
  * 2, and no byte alone is a NaN. */
-static cp_status fill(char *from, const char *end) {
+static cp_status fill(char *from, const char *end, cudaStream_t queue) {
     unsigned char pattern[PATTERN];
     uint64_t state = 1;
     for (int64_t n = 0; n < PATTERN; n++) {
@@ -104,10 +92,8 @@ static cp_status fill(char *from, const char *end) {
             (unsigned char)(n % 2 == 1 ? (byte & 0x80) | 0x3f : byte & 0xbf);
     }
     for (; from < end; from += PATTERN)
-        CP_TRY(cp_cuda(cudaMemcpy(from, pattern,
-                                  (size_t)cp_min(PATTERN, end - from),
-                                  cudaMemcpyHostToDevice),
-                       "sending numbers"));
+        CP_TRY(cp_bytes_copy(from, pattern, cp_min(PATTERN, end - from), queue,
+                             "numbers"));
     return CP_OK;
 }
 
@@ -124,7 +110,7 @@ static cp_status desk_set(const laboratory *it, desk *mine) {
                              &mine->memory.memory));
     mine->memory.used = 0;
     claim(it, mine);
-    return fill(mine->queries, (const char *)mine->lists);
+    return fill(mine->queries, (const char *)mine->lists, mine->queues.compute);
 }
 
 static void desk_clear(desk *mine) {
@@ -139,40 +125,33 @@ static void desk_clear(desk *mine) {
     cp_queues_free(&mine->queues);
 }
 
-static int64_t cut(int64_t start, int64_t tokens, int64_t longest,
-                   cp_piece *tiles) {
-    const int64_t count = cp_ceil_divide(tokens, longest);
-    for (int64_t n = 0; n < count; n++) {
-        const int64_t row = n * longest;
-        tiles[n] =
-            (cp_piece){{0, start + row, cp_min(longest, tokens - row), 1}, row};
-    }
-    return count;
-}
-
 /* An attention needs its tiles on the device. A walker too sends them once a
  * call. */
-static cp_status send_lists(laboratory *it, const cp_subject *subject) {
+static cp_status send_lists(const laboratory *it) {
+    const int64_t rows = it->subject->rows, keys = it->subject->keys;
+    const int64_t tokens[] = {rows, keys}, starts[] = {keys, 0};
+    const int64_t longest[] = {cp_device_query_tile(&it->wanted->shape),
+                               CP_DEVICE_KEY_TILE};
     tile_lists *lists = it->lists;
-    if (subject->keys == 0)
+    cp_piece *end = lists->tiles;
+    if (keys == 0)
         return CP_OK;
-    lists->counts[0] =
-        cut(subject->keys, subject->rows,
-            cp_device_query_tile(&it->wanted->shape), lists->tiles);
-    lists->counts[1] = cut(0, subject->keys, CP_DEVICE_KEY_TILE,
-                           lists->tiles + lists->counts[0]);
-    const int64_t count = lists->counts[0] + lists->counts[1];
+    for (int n = 0; n < 2; n++) {
+        lists->counts[n] = cp_ceil_divide(tokens[n], longest[n]);
+        for (int64_t row = 0; row < tokens[n]; row += longest[n]) {
+            const int64_t count = cp_min(longest[n], tokens[n] - row);
+            *end++ = (cp_piece){{0, starts[n] + row, count, 1}, row};
+        }
+    }
     for (int r = it->first; r < it->end; r++)
-        CP_TRY(cp_cuda(
-            cudaMemcpy(it->desks[r].lists, lists,
-                       sizeof(*lists) + (size_t)count * sizeof(cp_piece),
-                       cudaMemcpyHostToDevice),
-            "sending tiles"));
+        CP_TRY(cp_bytes_copy(it->desks[r].lists, lists,
+                             (char *)end - (char *)lists,
+                             it->desks[r].queues.compute, "tiles"));
     return CP_OK;
 }
 
-static cp_status attend(const laboratory *it, int rank,
-                        const cp_subject *subject) {
+static cp_status attend(const laboratory *it, int rank) {
+    const cp_subject *subject = it->subject;
     const desk *mine = &it->desks[rank];
     const cp_shape *shape = &it->wanted->shape;
     const int64_t *counts = it->lists->counts;
@@ -200,28 +179,21 @@ static cp_status attend(const laboratory *it, int rank,
 
 /* The product alone: what makes rows of eight bits is memory traffic. There is
  * no loop of registers here, so the peak is what the library reaches. */
-static cp_status multiply(const laboratory *it, int rank,
-                          const cp_subject *subject) {
+static cp_status multiply(const laboratory *it, int rank) {
     const desk *mine = &it->desks[rank];
     const float *scales = it->numbers == CP_NUMBERS_F8 ? mine->scales : NULL;
     const cp_device_matrix matrix = {it->width, CP_CALIBRATE_WIDER * it->width,
                                      it->numbers, mine->weights, scales};
-    return cp_device_multiply(mine->multiplier, &matrix, subject->rows, mine->x,
-                              scales, false, mine->y, mine->queues.compute);
-}
-
-static cp_status copy(const laboratory *it, int rank,
-                      const cp_subject *subject) {
-    const desk *mine = &it->desks[rank];
-    return cp_bytes_copy(mine->to, mine->from, subject->bytes,
-                         mine->queues.compute, "a message");
+    return cp_device_multiply(mine->multiplier, &matrix, it->subject->rows,
+                              mine->queries, scales, false, mine->output,
+                              mine->queues.compute);
 }
 
 /* An exchange with the neighbours, or parts for all others: the n-th message
  * goes to the n-th rank ahead and comes from the n-th behind, from part n of a
  * buffer into part n. */
-static cp_status trade(const laboratory *it, int rank,
-                       const cp_subject *subject) {
+static cp_status trade(const laboratory *it, int rank) {
+    const cp_subject *subject = it->subject;
     const int ranks = (int)it->wanted->ranks;
     const int count = subject->kind == CP_TIME_ALL_TO_ALL ? ranks - 1 : 1;
     const int64_t each = cp_ceil_divide(subject->bytes, count);
@@ -251,44 +223,39 @@ static cp_status join(cudaStream_t behind, cudaStream_t before,
 }
 
 /* A hop begins on both queues together, and is over when both are. */
-static cp_status overlap(const laboratory *it, int rank,
-                         const cp_subject *subject) {
+static cp_status once(const laboratory *it, int rank) {
+    const cp_subject *subject = it->subject;
     const desk *mine = &it->desks[rank];
-    const cp_queues *queues = &mine->queues;
-    CP_TRY(join(queues->communication, queues->compute, mine->sent));
-    CP_TRY(trade(it, rank, subject));
-    CP_TRY(attend(it, rank, subject));
-    return join(queues->compute, queues->communication, mine->sent);
+    const cp_queues queues = mine->queues;
+    const bool both = subject->kind == CP_TIME_OVERLAP;
+    if (both)
+        CP_TRY(join(queues.communication, queues.compute, mine->sent));
+    if (subject->kind >= CP_TIME_EXCHANGE)
+        CP_TRY(trade(it, rank));
+    if (subject->kind == CP_TIME_COPY)
+        return cp_bytes_copy(mine->to, mine->from, subject->bytes,
+                             queues.compute, "a message");
+    if (subject->rows > 0)
+        CP_TRY(subject->keys > 0 ? attend(it, rank) : multiply(it, rank));
+    return both ? join(queues.compute, queues.communication, mine->sent)
+                : CP_OK;
 }
 
 /* Put a subject on the queues of all ranks here, in turns, so that none is
  * through before the last has begun. Note when the queue comes by on which it
  * begins and ends. */
-static cp_status enqueue(const laboratory *it, const cp_subject *subject,
-                         int64_t times) {
-    static const struct {
-        cp_status (*once)(const laboratory *it, int rank,
-                          const cp_subject *subject);
-        bool talks;
-    } all[] = {
-        [CP_TIME_PEAK] = {multiply, false},
-        [CP_TIME_ATTEND] = {attend, false},
-        [CP_TIME_LINEAR] = {multiply, false},
-        [CP_TIME_COPY] = {copy, false},
-        [CP_TIME_EXCHANGE] = {trade, true},
-        [CP_TIME_ALL_TO_ALL] = {trade, true},
-        [CP_TIME_OVERLAP] = {overlap, false},
-    };
-    const bool talks = all[subject->kind].talks;
+static cp_status enqueue(const laboratory *it, int64_t times) {
+    const cp_subject *subject = it->subject;
+    const bool talks = subject->kind >= CP_TIME_EXCHANGE && subject->keys == 0;
     for (int64_t n = -1; n <= times; n++)
         for (int r = it->first; r < it->end; r++) {
             const desk *mine = &it->desks[r];
-            const cudaEvent_t mark = n < 0 ? mine->begun : mine->over;
+            const cp_queues queues = mine->queues;
             CP_TRY(n >= 0 && n < times
-                       ? all[subject->kind].once(it, r, subject)
-                       : cp_event_record(mark, talks
-                                                   ? mine->queues.communication
-                                                   : mine->queues.compute));
+                       ? once(it, r)
+                       : cp_event_record(n < 0 ? mine->begun : mine->over,
+                                         talks ? queues.communication
+                                               : queues.compute));
         }
     return CP_OK;
 }
@@ -333,15 +300,6 @@ static cp_status longest(const cp_crew *crew, double *seconds) {
     return CP_OK;
 }
 
-static int64_t times_of(const laboratory *it, const cp_subject *subject) {
-    const double width = (double)it->width, rows = (double)subject->rows;
-    double seconds = (double)subject->bytes / 1e11 + 1e-5;
-    seconds += 4 * width * rows * (double)subject->keys / 1e12;
-    if (subject->keys == 0)
-        seconds += 2 * CP_CALIBRATE_WIDER * width * width * rows / 1e14;
-    return (int64_t)fmin(fmax(0.002 / seconds, 1), 16);
-}
-
 /* Before processes tell each other their times, all say whether they have one:
  * a process whose messages have all arrived does not know that another gave
  * up. */
@@ -350,9 +308,13 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     laboratory *it = context;
     const cp_crew *crew = it->place->crew;
     const cp_link *link = it->place->link;
-    const int64_t times = times_of(it, subject);
-    CP_TRY(cp_crew_all_ready(crew, send_lists(it, subject)));
-    cp_status status = enqueue(it, subject, times);
+    const double work =
+        cp_calibration_work(it->wanted, subject->rows, subject->keys);
+    const double guess = 1e-5 + (double)subject->bytes / 1e11 + work / 1e13;
+    const int64_t times = (int64_t)fmin(fmax(0.002 / guess, 1), 16);
+    it->subject = subject;
+    CP_TRY(cp_crew_all_ready(crew, send_lists(it)));
+    cp_status status = enqueue(it, times);
     if (status == CP_OK)
         status = await_all(it, seconds);
     if (status != CP_OK && link != NULL)
@@ -360,10 +322,6 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     CP_TRY(cp_crew_all_ready(crew, status));
     CP_TRY(longest(crew, seconds));
     *seconds /= (double)times;
-    if (subject->kind == CP_TIME_PEAK)
-        *seconds *=
-            1e9 / (2.0 * CP_CALIBRATE_WIDER * (double)(it->width * it->width) *
-                   (double)subject->rows);
     return CP_OK;
 }
 
@@ -373,7 +331,7 @@ static cp_status measure(laboratory *it) {
     size_t left = 0, total = 0;
     cp_status status = CP_OK;
     CP_TRY(cp_allocate(&it->desks, ranks, sizeof(desk), "ranks"));
-    CP_TRY(cp_allocate(&it->lists, 1, list_bytes(it->wanted), "tiles"));
+    CP_TRY(cp_allocate(&it->lists, most_lists(it), sizeof(cp_piece), "tiles"));
     for (int r = it->first; r < it->end && status == CP_OK; r++)
         status = desk_set(it, &it->desks[r]);
     CP_TRY(cp_crew_all_ready(it->place->crew, status));

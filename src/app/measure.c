@@ -9,8 +9,6 @@
 #include <immintrin.h>
 #endif
 
-enum { MOST_RANKS = 1024 };
-
 cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants) {
     for (int round = -1; round < rounds; round++)
         for (int i = 0; i < count; i++) {
@@ -74,9 +72,8 @@ static inline lanes multiply_add(lanes a, lanes b, lanes c) {
 }
 
 static double multiply_adds_of_a_thread(double least) {
-    lanes sum[CHAINS], factor;
-    for (int l = 0; l < LANES; l++)
-        factor[l] = 0.5f;
+    const lanes factor = (lanes){0} + 0.5f;
+    lanes sum[CHAINS];
     for (int c = 0; c < CHAINS; c++)
         sum[c] = factor * (float)c;
     int64_t steps = 0;
@@ -115,21 +112,20 @@ cp_entrant cp_measure_fma(const int *threads) {
                         .context = (void *)threads};
 }
 
-enum { READ_FLOATS = 1 << 27, SUMS = 8, LINE = 16, AHEAD = 512 };
+enum { READ_FLOATS = 1 << 27, SUMS = 128, LINE = 16, AHEAD = 512 };
 
 static float sum_of(const float *numbers, int64_t count) {
-    lanes sum[SUMS] = {{0}}, next;
-    for (int64_t i = 0; i + SUMS * LANES <= count; i += SUMS * LANES) {
-        for (int64_t line = 0; line < SUMS * LANES; line += LINE)
-            __builtin_prefetch(numbers + i + line + AHEAD);
-        for (int s = 0; s < SUMS; s++) {
-            memcpy(&next, numbers + i + s * LANES, sizeof(next));
-            sum[s] += next;
-        }
+    float sums[SUMS] = {0}, sum = 0;
+    for (int64_t i = 0; i + SUMS <= count; i += SUMS) {
+        for (int64_t line = i; line < i + SUMS; line += LINE)
+            __builtin_prefetch(numbers + line + AHEAD);
+#pragma omp simd
+        for (int s = 0; s < SUMS; s++)
+            sums[s] += numbers[i + s];
     }
-    for (int s = 1; s < SUMS; s++)
-        sum[0] += sum[s];
-    return sum[0][0];
+    for (int s = 0; s < SUMS; s++)
+        sum += sums[s];
+    return sum;
 }
 
 static cp_status read_run(void *context, double *seconds) {
@@ -147,26 +143,20 @@ static cp_status read_run(void *context, double *seconds) {
 }
 
 cp_status cp_measure_read(cp_reading *memory, cp_entrant *out) {
-    const int threads = memory->threads;
-    const int64_t part = READ_FLOATS / threads;
-    CP_TRY(cp_allocate(&memory->numbers, READ_FLOATS + AHEAD, sizeof(float),
-                       "memory to be read"));
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++)
-        for (int64_t i = t * part; i < (t + 1) * part; i++)
-            memory->numbers[i] = 1;
-    *out = (cp_entrant){.what = "read",
-                        .unit = "GB/s",
-                        .scale = 1e9,
-                        .work = (double)(part * threads) * sizeof(float),
-                        .run = read_run,
-                        .context = memory};
-    return CP_OK;
+    const int64_t floats = READ_FLOATS + AHEAD;
+    const int64_t part = READ_FLOATS / memory->threads;
+    *out =
+        (cp_entrant){.what = "read",
+                     .unit = "GB/s",
+                     .scale = 1e9,
+                     .work = (double)(part * memory->threads) * sizeof(float),
+                     .run = read_run,
+                     .context = memory};
+    return cp_measure_tensors(memory->threads, 1, &floats, &memory->numbers);
 }
 
-void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
-                     int threads) {
-#pragma omp parallel for num_threads(threads)
+void cp_measure_fill(float *tensor, int64_t first, int64_t count,
+                     uint64_t seed) {
     for (int64_t i = 0; i < count; i++) {
         uint64_t h = (uint64_t)(first + i) * 0x9E3779B97F4A7C15u + seed;
         h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
@@ -178,12 +168,14 @@ cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
                              float **tensors) {
     int64_t floats = 0;
     for (int i = 0; i < count; i++)
-        floats += cp_ceil_divide(sizes[i], 16) * 16;
+        floats += cp_ceil_divide(sizes[i], LINE) * LINE;
     CP_TRY(cp_allocate_lines(&tensors[0], floats, sizeof(float),
                              "what is measured"));
     for (int i = 1; i < count; i++)
-        tensors[i] = tensors[i - 1] + cp_ceil_divide(sizes[i - 1], 16) * 16;
-    cp_measure_fill(tensors[0], 0, floats, 1, threads);
+        tensors[i] = tensors[i - 1] + cp_ceil_divide(sizes[i - 1], LINE) * LINE;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t i = 0; i < floats; i += LINE)
+        cp_measure_fill(tensors[0] + i, i, LINE, 1);
     return CP_OK;
 }
 
@@ -200,7 +192,7 @@ typedef struct {
 
 static cp_status rank_time(cp_comm *comm, void *context) {
     cp_common_work *common = context;
-    sight seen[MOST_RANKS], *own = &seen[comm->rank];
+    sight seen[CP_MEASURE_RANKS], *own = &seen[comm->rank];
     if (common->prepare != NULL)
         CP_TRY(common->prepare(comm, common->context));
     CP_TRY(cp_comm_barrier(comm));

@@ -40,14 +40,16 @@ cp_status cp_measure_read(cp_reading *memory, cp_entrant *out);
 
 /* Fill a tensor with numbers between -1 and 1, from seed and place alone;
  * tensor[0] is at place first. */
-void cp_measure_fill(float *tensor, int64_t first, int64_t count, uint64_t seed,
-                     int threads);
+void cp_measure_fill(float *tensor, int64_t first, int64_t count,
+                     uint64_t seed);
 
 /* Tensors of so many floats each, in one stretch of memory, on lines of 64
  * bytes, and filled. The caller frees tensors[0]; NULL if it failed, with
  * CP_MEMORY. The sum of the sizes must fit. */
 cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
                              float **tensors);
+
+enum { CP_MEASURE_RANKS = 1024 };
 
 /* What ranks at a place do together: all prepare, which may be NULL, then all
  * work, between two barriers. */
@@ -59,7 +61,7 @@ typedef struct {
     int teller;     /* the rank that says so */
 } cp_common_work;
 
-/* Do it; all processes are told the same. At most 1024 ranks. Fails as they
+/* Do it; all processes are told the same. At most CP_MEASURE_RANKS ranks. Fails as they
  * do. */
 cp_status cp_measure_ranks(const cp_place *place, int ranks,
                            cp_common_work *common);

@@ -15,7 +15,7 @@
 
 /* A rank's memory. What a linear layer makes is not what the next one takes,
  * or it would grow from round to round. */
-enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, BUFFER, BUFFER_2, TENSORS };
+enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, FROM, TO, TENSORS };
 
 typedef struct {
     const cp_place *place;
@@ -25,37 +25,29 @@ typedef struct {
     float *(*memory)[TENSORS]; /* [ranks]; NULL: of another process */
     cp_matrix matrix;          /* of the linear layer */
     void *tiles;
+    const cp_subject *subject; /* under way: of so many operations, */
+    double work;
+    int64_t times; /* so often in a run */
+    double peak;   /* its seconds, where that is the subject */
 } stage;
-
-/* A subject under way. */
-typedef struct {
-    const stage *stage;
-    const cp_subject *subject;
-    int64_t times;
-    double *peak; /* seconds of 1e9 operations, where that is the subject */
-} run;
 
 static void poke(void *comm) {
     cp_comm_poke(comm);
 }
 
-/* What each rank does, once; odd says that it did it an odd number of times
- * before. Attend as a walker does it, which pokes its communicator. */
-static cp_status attend(const run *it, cp_comm *comm, bool odd) {
+/* As a walker does it, which pokes its communicator. */
+static cp_status attend(const stage *it, cp_comm *comm, float *const *memory) {
     const int64_t rows = it->subject->rows, seen = it->subject->keys;
-    float *const *memory = it->stage->memory[comm->rank];
     cp_piece query = {{0, seen, rows, 1}, 0};
     cp_piece key = {{0, 0, seen, 1}, 0};
-    const cp_pieces queries = {&query, 1, 1}, keys = {&key, 1, 1};
-    (void)odd;
     const cp_attention call = {
-        .shape = &it->stage->wanted->shape,
-        .query_pieces = &queries,
+        .shape = &it->wanted->shape,
+        .query_pieces = &(cp_pieces){&query, 1, 1},
         .queries = memory[QUERIES],
-        .key_pieces = &keys,
+        .key_pieces = &(cp_pieces){&key, 1, 1},
         .keys = memory[KEYS],
         .values = memory[VALUES],
-        .threads = it->stage->threads,
+        .threads = it->threads,
         .output = memory[OUTPUT],
         .lse = memory[LSE],
         .poke = comm->ops->poke != NULL ? poke : NULL,
@@ -64,120 +56,93 @@ static cp_status attend(const run *it, cp_comm *comm, bool odd) {
     return cp_attend_fast(&call);
 }
 
-static cp_status multiply(const run *it, cp_comm *comm, bool odd) {
-    float *const *memory = it->stage->memory[comm->rank];
-    const cp_product product = {&it->stage->matrix, false, memory[OUTPUT]};
-    (void)odd;
-    cp_linear_rows(it->subject->rows, it->stage->matrix.in, memory[QUERIES],
-                   &product, 1, it->stage->threads, memory[SCRATCH]);
-    return CP_OK;
-}
-
-/* Messages go from one buffer into the other, and the next time back, as the
- * blocks of a ring do. */
-static char *buffer_of(const run *it, const cp_comm *comm, bool second) {
-    return (char *)it->stage->memory[comm->rank][second ? BUFFER_2 : BUFFER];
-}
-
-static cp_status copy(const run *it, cp_comm *comm, bool odd) {
-    memcpy(buffer_of(it, comm, !odd), buffer_of(it, comm, odd),
-           (size_t)it->subject->bytes);
-    return CP_OK;
-}
-
-/* An exchange, beside an attention where they overlap. */
-static cp_status exchange(const run *it, cp_comm *comm, bool odd) {
-    const int64_t bytes = it->subject->bytes;
-    const int next = (comm->rank + 1) % comm->ranks;
-    const int last = (comm->rank + comm->ranks - 1) % comm->ranks;
-    CP_TRY(cp_comm_exchange(comm, next, buffer_of(it, comm, odd), bytes, last,
-                            buffer_of(it, comm, !odd), bytes));
-    if (it->subject->kind == CP_TIME_OVERLAP)
-        CP_TRY(attend(it, comm, odd));
-    return cp_comm_wait(comm);
-}
-
-static cp_status all_to_all(const run *it, cp_comm *comm, bool odd) {
+static cp_status all_to_all(cp_comm *comm, int64_t each, char *from, char *to) {
     const void *send[CP_CALIBRATE_RANKS];
     void *receive[CP_CALIBRATE_RANKS];
-    const int64_t each = cp_ceil_divide(it->subject->bytes, comm->ranks - 1);
     for (int r = 0; r < comm->ranks; r++) {
         const int64_t place = (r < comm->rank ? r : r - 1) * each;
-        const bool own = r == comm->rank;
-        send[r] = own ? NULL : buffer_of(it, comm, odd) + place;
-        receive[r] = own ? NULL : buffer_of(it, comm, !odd) + place;
+        send[r] = r == comm->rank ? NULL : from + place;
+        receive[r] = r == comm->rank ? NULL : to + place;
     }
     return cp_comm_all_to_all(comm, send, receive, each);
 }
 
 /* Each rank has a ceiling of its own, at the same time. */
-static cp_status peak(const run *it, cp_comm *comm, bool odd) {
-    const cp_entrant ceiling = cp_measure_fma(&it->stage->threads);
+static cp_status peak(stage *it, cp_comm *comm) {
+    const cp_entrant ceiling = cp_measure_fma(&it->threads);
     double seconds;
-    (void)odd;
     CP_TRY(ceiling.run(ceiling.context, &seconds));
     if (comm->rank == 0)
-        *it->peak = 1e9 * seconds / ceiling.work;
+        it->peak = it->work * seconds / ceiling.work;
     return CP_OK;
 }
 
-/* How each kind is done. A run in which somebody else had a core is done again.
- * A rank that waits for a message looks as if somebody had, and the fastest of
- * three would be a message that nobody has on average: these run once. */
-static const struct {
-    cp_status (*once)(const run *it, cp_comm *comm, bool odd);
-    int tries;
-} all[] = {
-    [CP_TIME_PEAK] = {peak, 1},         [CP_TIME_ATTEND] = {attend, 3},
-    [CP_TIME_LINEAR] = {multiply, 3},   [CP_TIME_COPY] = {copy, 3},
-    [CP_TIME_EXCHANGE] = {exchange, 1}, [CP_TIME_ALL_TO_ALL] = {all_to_all, 1},
-    [CP_TIME_OVERLAP] = {exchange, 1},
-};
+static cp_status once(stage *it, cp_comm *comm, float *const *memory) {
+    const cp_subject *subject = it->subject;
+    const int ranks = comm->ranks, next = (comm->rank + 1) % ranks;
+    const int last = (comm->rank + ranks - 1) % ranks;
+    const int64_t bytes = subject->bytes;
+    const cp_product product = {&it->matrix, false, memory[OUTPUT]};
+    if (subject->kind == CP_TIME_PEAK)
+        return peak(it, comm);
+    if (subject->kind == CP_TIME_ALL_TO_ALL)
+        return all_to_all(comm, cp_ceil_divide(bytes, ranks - 1),
+                          (char *)memory[FROM], (char *)memory[TO]);
+    if (subject->kind == CP_TIME_COPY)
+        memcpy(memory[TO], memory[FROM], (size_t)bytes);
+    if (subject->kind >= CP_TIME_EXCHANGE)
+        CP_TRY(cp_comm_exchange(comm, next, memory[FROM], bytes, last,
+                                memory[TO], bytes));
+    if (subject->keys > 0)
+        CP_TRY(attend(it, comm, memory));
+    else if (subject->rows > 0)
+        cp_linear_rows(subject->rows, it->matrix.in, memory[QUERIES], &product,
+                       1, it->threads, memory[SCRATCH]);
+    return subject->kind >= CP_TIME_EXCHANGE ? cp_comm_wait(comm) : CP_OK;
+}
 
+/* Messages go from one buffer into the other, and the next time back, as the
+ * blocks of a ring do. */
 static cp_status rank_main(cp_comm *comm, void *context) {
-    const run *it = context;
-    for (int64_t n = 0; n < it->times; n++)
-        CP_TRY(all[it->subject->kind].once(it, comm, n % 2 == 1));
+    stage *it = context;
+    float *memory[TENSORS];
+    memcpy(memory, it->memory[comm->rank], sizeof(memory));
+    for (int64_t n = 0; n < it->times; n++) {
+        float *const filled = memory[TO];
+        CP_TRY(once(it, comm, memory));
+        memory[TO] = memory[FROM];
+        memory[FROM] = filled;
+    }
     return CP_OK;
 }
 
-/* A run should last some milliseconds. All ranks must agree how often it is
- * done, so what sizes should take decides, and no clock. */
-static int64_t times_of(const cp_calibration *wanted, const cp_subject *it) {
-    const double width = (double)cp_calibration_width(wanted);
-    const double rows = (double)it->rows;
-    double seconds = (double)it->bytes / 5e9 + 2e-6;
-    if (it->kind == CP_TIME_PEAK)
-        return 1;
-    if (it->kind == CP_TIME_LINEAR)
-        seconds += 2 * CP_CALIBRATE_WIDER * width * width * rows / 4e10;
-    else
-        seconds += 4 * width * rows * (double)it->keys / 3e10;
-    return (int64_t)fmin(fmax(0.003 / seconds, 1), 400);
-}
-
-/* Did the ranks have nearly all of the cores that they can keep busy? */
-static bool were_alone(const stage *it, const double *busy, double seconds) {
-    double sum = 0;
-    for (int r = 0; r < it->wanted->ranks; r++)
-        sum += busy[r];
-    return sum >= 0.95 * it->cores * seconds;
-}
-
+/* A run should last some milliseconds. All ranks must agree how often a subject
+ * is done in it, so what sizes should take decides, and no clock. If the ranks
+ * had not nearly all of the cores that they can keep busy, it is done again. A
+ * rank that waits for a message looks as if somebody else had one, and the
+ * fastest of three would be a message that nobody has on average: these run
+ * once. */
 static cp_status time_subject(void *context, const cp_subject *subject,
                               double *seconds) {
-    const stage *it = context;
-    double peak = 1, best = INFINITY;
-    run now = {it, subject, times_of(it->wanted, subject), &peak};
+    stage *it = context;
+    const bool peak = subject->kind == CP_TIME_PEAK;
+    const int tries = peak || subject->kind >= CP_TIME_EXCHANGE ? 1 : 3;
+    double best = INFINITY;
     bool alone = false;
-    for (int n = 0; n < all[subject->kind].tries && !alone; n++) {
-        double busy[CP_CALIBRATE_RANKS] = {0};
-        cp_common_work common = {NULL, rank_main, &now, .busy = busy};
+    it->subject = subject;
+    it->work = cp_calibration_work(it->wanted, subject->rows, subject->keys);
+    const double guess = 2e-6 + (double)subject->bytes / 5e9 + it->work / 3e10;
+    it->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
+    for (int n = 0; n < tries && !alone; n++) {
+        double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
+        cp_common_work common = {NULL, rank_main, it, .busy = busy};
         CP_TRY(cp_measure_ranks(it->place, (int)it->wanted->ranks, &common));
-        alone = were_alone(it, busy, common.seconds);
-        best = fmin(best, common.seconds / (double)now.times);
+        for (int r = 0; r < it->wanted->ranks; r++)
+            sum += busy[r];
+        alone = sum >= 0.95 * it->cores * common.seconds;
+        best = fmin(best, common.seconds / (double)it->times);
     }
-    *seconds = subject->kind == CP_TIME_PEAK ? peak : best;
+    *seconds = peak ? it->peak : best;
     return CP_OK;
 }
 
@@ -238,6 +203,7 @@ cp_status cp_calibrate_run(const cp_place *place,
     cp_laboratory laboratory = cp_place_laboratory(place, wanted);
     stage it = {.place = place,
                 .wanted = wanted,
+                .peak = 1,
                 .threads = cp_place_share(place, cores, ranks),
                 .cores = laboratory.cores > 0 ? fmin(ranks, cores) : ranks};
     laboratory.time = time_subject;

@@ -7,36 +7,29 @@
 
 #include "app/command.h"
 
-static cp_status logits_new(const cp_tape *tape, cp_tape_call *call,
-                            int64_t count) {
-    return cp_allocate(&call->logits, count,
-                       tape->vocabulary * (int64_t)sizeof(float), "logits");
-}
-
-static cp_status call_new(const cp_tape *tape, cp_tape_call *call,
-                          int64_t count) {
-    CP_TRY(cp_allocate(&call->which, count, sizeof(int64_t), "tape"));
-    CP_TRY(cp_allocate(&call->drawn, count, sizeof(int32_t), "tape"));
-    return logits_new(tape, call, count);
+static int64_t logits_bytes(const cp_tape *tape) {
+    return tape->vocabulary * (int64_t)sizeof(float);
 }
 
 static void last_drop(cp_tape *tape) {
     const cp_tape_call *last = &tape->calls[--tape->count];
     free(last->which);
     free(last->token);
-    free(last->drawn);
-    free(last->logits);
 }
 
 cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
                         cp_tape_call **call) {
+    cp_tape_call last = {.decode = decode};
     if (!tape->keeps && tape->count > 0)
         last_drop(tape);
     CP_TRY(cp_grow(&tape->calls, &tape->room, tape->count + 1,
                    sizeof(cp_tape_call), "a tape's calls"));
+    CP_TRY(cp_allocate(&last.which, count, 8 + 4 + logits_bytes(tape), "tape"));
+    last.drawn = (int32_t *)(last.which + count);
+    last.logits = (float *)(last.drawn + count);
     *call = &tape->calls[tape->count++];
-    **call = (cp_tape_call){.decode = decode};
-    return cp_tape_settle(tape, call_new(tape, *call, count));
+    **call = last;
+    return CP_OK;
 }
 
 cp_status cp_tape_settle(cp_tape *tape, cp_status status) {
@@ -72,7 +65,6 @@ cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
                                    call->token, report)
                : cp_session_prefill(session, call->which, call->token, report));
     call->variant = report->variant;
-    call->seconds = report->seconds;
     int64_t after = 0; /* the tokens of this sequence and of those before */
     for (int64_t i = 0; i < call->count; i++) {
         const int64_t sequence = call->decode ? call->which[i] : i;
@@ -113,7 +105,8 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
     for (int64_t i = 0; i < tape->count; i++) {
         cp_tape_call again = tape->calls[i];
         cp_turn_report report;
-        CP_TRY(logits_new(tape, &again, again.count));
+        CP_TRY(cp_allocate(&again.logits, again.count, logits_bytes(tape),
+                           "logits"));
         const cp_status status = cp_tape_run(tape, &again, session, &report);
         if (status == CP_OK)
             call_compare(&tape->calls[i], &again, tape->vocabulary, &sampler,
@@ -121,7 +114,7 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
         free(again.logits);
         CP_TRY(status);
         if (seconds != NULL)
-            seconds[i] = again.seconds;
+            seconds[i] = report.seconds;
     }
     if (isnan(difference->largest))
         return cp_fail(CP_BROKEN, "a logit is no number: nothing agrees");

@@ -10,13 +10,13 @@
 typedef struct {
     bool decode;
     int64_t count;  /* sequences: all, or those that decode */
-    int64_t *which; /* [count] prefill: lengths; decode: sequences */
+    int64_t *which; /* [count] prefill: lengths; decode: sequences. drawn and
+                       logits lie behind it */
     int64_t tokens, room;
     int32_t *token;     /* [tokens] */
     int32_t *drawn;     /* [count] from their logits; CP_UNREAD: not read */
     float *logits;      /* [count][vocabulary] */
     cp_variant variant; /* of the ring that it took */
-    double seconds;
 } cp_tape_call;
 
 enum { CP_UNREAD = -1 };
@@ -52,7 +52,7 @@ void cp_tape_free(cp_tape *tape);
 cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
                            const int32_t *tokens, int64_t count);
 
-/* Make the call, and read its logits; variant and seconds are the call's own.
+/* Make the call, and read its logits; the call's variant becomes the report's.
  * Fails as the session does, and with CP_INVALID where a logit is no
  * number. */
 cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,

@@ -14,10 +14,14 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan) {
     const cp_plan_options wanted = {machine->element_bytes, 1};
-    if (choice->variant == CP_AUTO)
-        CP_TRY(cp_choose_by(chooser, machine, shape, cache->ranks,
-                            cache->sequences, new_tokens, cache->length,
-                            choice));
+    const int64_t sequences = cache->sequences, *cached = cache->length;
+    if (choice->variant == CP_AUTO && chooser->decide != NULL)
+        CP_TRY(chooser->decide(chooser->knows, shape, machine->element_bytes,
+                               cache->ranks, sequences, new_tokens, cached,
+                               choice));
+    else if (choice->variant == CP_AUTO)
+        CP_TRY(cp_choose(machine, shape, cache->ranks, sequences, new_tokens,
+                         cached, choice));
     CP_TRY(choice->variant == CP_DECODE
                ? cp_cache_decode(cache, new_tokens, layout)
                : cp_cache_prefill(cache, new_tokens, layout));

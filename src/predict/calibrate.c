@@ -44,8 +44,8 @@ typedef struct {
 typedef struct {
     const cp_laboratory *laboratory;
     const cp_calibration *wanted;
-    double width;       /* of all query heads */
-    measured *subjects; /* [count] */
+    cp_hardware *hardware; /* to fill in */
+    measured *subjects;    /* [count] */
     int count;
 } calibration;
 
@@ -80,7 +80,7 @@ static double rounded(double value) {
 
 /* Where a field of the description lies, and a note of how it was measured. */
 static void *field(const calibration *it, const char *name) {
-    const cp_description all = cp_hardware_description(it->wanted->hardware);
+    const cp_description all = cp_hardware_description(it->hardware);
     const int n = cp_description_field(&all, name);
     const int64_t rounds = it->wanted->rounds, ranks = it->wanted->ranks;
     all.origins[n].source = CP_SOURCE_MEASURED;
@@ -107,11 +107,12 @@ static int keys_of(const cp_calibration *wanted, int64_t rows) {
     return count;
 }
 
-static double rate_of(calibration *it, int64_t rows, int64_t keys,
-                      double launch) {
-    const double seconds = seconds_of(it, CP_TIME_ATTEND, rows, keys, 0);
-    return 4 * it->width * (double)(rows * keys) /
-           fmax(seconds - launch, seconds / 10) / it->laboratory->speed;
+/* Operations per second, and core, beside a fixed cost. */
+static double rate_of(calibration *it, cp_subject_kind kind, int64_t rows,
+                      int64_t keys, double fixed) {
+    const double seconds = seconds_of(it, kind, rows, keys, 0);
+    return cp_calibration_work(it->wanted, rows, keys) /
+           fmax(seconds - fixed, seconds / 10) / it->laboratory->speed;
 }
 
 static void take_attention(calibration *it) {
@@ -126,7 +127,8 @@ static void take_attention(calibration *it) {
         by->row[r] = (double)rows->items[r];
         along->count = keys_of(it->wanted, rows->items[r]);
         for (int k = 0; k < along->count; k++) {
-            rate = rate_of(it, rows->items[r], keys->items[k], launch);
+            rate = rate_of(it, CP_TIME_ATTEND, rows->items[r], keys->items[k],
+                           launch);
             along->size[k] = (double)keys->items[k];
             along->value[k] = rounded(rate);
         }
@@ -164,18 +166,15 @@ static void take_memory(calibration *it) {
 
 static void take_linear(calibration *it) {
     const cp_counts *rows = &it->wanted->rows;
-    const double speed = it->laboratory->speed;
     cp_curve *at = field(it, "linear_at");
     at->count = (int)rows->count;
     for (int r = 0; r < at->count; r++) {
-        const double seconds =
-            seconds_of(it, CP_TIME_LINEAR, rows->items[r], 0, 0);
         at->size[r] = (double)rows->items[r];
-        at->value[r] = rounded(2 * CP_CALIBRATE_WIDER * it->width * it->width *
-                               at->size[r] / seconds / speed);
+        at->value[r] =
+            rounded(rate_of(it, CP_TIME_LINEAR, rows->items[r], 0, 0));
     }
-    const double billion = seconds_of(it, CP_TIME_PEAK, cp_largest(rows), 0, 0);
-    const double peak = constant(it, "peak", 1e9 / billion / speed);
+    const double peak =
+        constant(it, "peak", rate_of(it, CP_TIME_PEAK, cp_largest(rows), 0, 0));
     constant(it, "linear_fraction", fmin(1, at->value[at->count - 1] / peak));
 }
 
@@ -248,14 +247,12 @@ cp_status cp_calibrate(const cp_laboratory *laboratory,
     const int64_t rows = wanted->rows.count, keys = wanted->keys.count;
     const int64_t most = 4 + rows * keys + rows + 2 * wanted->bytes.count;
     cp_hardware draft = *wanted->hardware;
-    cp_calibration asking = *wanted;
-    calibration it = {laboratory, &asking, (double)cp_calibration_width(wanted),
-                      NULL, 0};
-    asking.hardware = &draft;
+    calibration it = {
+        .laboratory = laboratory, .wanted = wanted, .hardware = &draft};
     CP_TRY(
         cp_allocate(&it.subjects, most, sizeof(measured), "what is measured"));
     describe(&it);
-    it.wanted = wanted;
+    it.hardware = wanted->hardware;
     const cp_status status = measure(&it);
     if (status == CP_OK)
         describe(&it);

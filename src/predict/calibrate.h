@@ -10,12 +10,13 @@
 
 /* What can be timed. All ranks do it at the same time. */
 typedef enum {
-    CP_TIME_PEAK,       /* 1e9 floating-point operations, as fast as they go;
-                           on GPUs through a linear layer of rows */
-    CP_TIME_ATTEND,     /* rows queries, all of which see keys keys */
+    CP_TIME_PEAK,       /* as many operations as the next has, as fast as they
+                           go; on GPUs the next itself */
     CP_TIME_LINEAR,     /* rows through a linear layer */
+    CP_TIME_ATTEND,     /* rows queries, all of which see keys keys */
     CP_TIME_COPY,       /* bytes, within a rank's memory */
-    CP_TIME_EXCHANGE,   /* bytes to the next rank, as many from the last */
+    CP_TIME_EXCHANGE,   /* bytes to the next rank, as many from the last; what
+                           follows sends messages too */
     CP_TIME_ALL_TO_ALL, /* bytes, in equal parts, to all others */
     CP_TIME_OVERLAP,    /* an exchange begun, an attention, the exchange over */
 } cp_subject_kind;
@@ -56,6 +57,16 @@ typedef struct {
 
 static inline int64_t cp_calibration_width(const cp_calibration *wanted) {
     return wanted->shape.query_heads * wanted->shape.head_dim;
+}
+
+/* Floating-point operations of rows that attend to keys; without keys, that go
+ * through a linear layer. */
+static inline double cp_calibration_work(const cp_calibration *wanted,
+                                         int64_t rows, int64_t keys) {
+    const double width = (double)cp_calibration_width(wanted);
+    const double wide =
+        keys > 0 ? 2 * (double)keys : CP_CALIBRATE_WIDER * width;
+    return 2 * width * wide * (double)rows;
 }
 
 /* The last of some sizes. */

@@ -221,8 +221,6 @@ static cp_status field(reading *r) {
     return origin(r, n);
 }
 
-static cp_status lines(reading *r, const char *text);
-
 /* Take over what it is like, but for the name. */
 static cp_status like(reading *r, const char *name) {
     const cp_description *description = r->description;
@@ -237,9 +235,8 @@ static cp_status like(reading *r, const char *name) {
     const char *text = cp_built_in_text(file);
     if (text == NULL)
         return refuse(r, "it names no built-in description");
-    reading other = {.description = description, .label = file};
     memcpy(own, description->name, sizeof(own));
-    CP_TRY(lines(&other, text));
+    CP_TRY(cp_description_change(description, file, text));
     memcpy(description->name, own, sizeof(own));
     return CP_OK;
 }
@@ -266,22 +263,18 @@ static cp_status line(reading *r) {
     return field(r);
 }
 
-static cp_status lines(reading *r, const char *text) {
+cp_status cp_description_change(const cp_description *description,
+                                const char *label, const char *text) {
+    reading r = {.description = description, .label = label};
     while (*text != '\0') {
-        r->line++;
-        r->text = text + strspn(text, " \t\r");
-        if (strchr("#\n", *r->text) == NULL)
-            CP_TRY(line(r));
+        r.line++;
+        r.text = text + strspn(text, " \t\r");
+        if (strchr("#\n", *r.text) == NULL)
+            CP_TRY(line(&r));
         text += strcspn(text, "\n");
         text += *text == '\n';
     }
     return CP_OK;
-}
-
-cp_status cp_description_change(const cp_description *description,
-                                const char *label, const char *text) {
-    reading reading = {.description = description, .label = label};
-    return lines(&reading, text);
 }
 
 /* What no line gave follows from the table. */
@@ -304,8 +297,8 @@ static cp_status fill_in(const cp_description *description, int n,
     return CP_OK;
 }
 
-cp_status cp_description_parse(const cp_description *description,
-                               const char *label, const char *text) {
+static cp_status whole(const cp_description *description, const char *label,
+                       const char *text) {
     CP_TRY(cp_description_change(description, label, text));
     for (int n = 0; n < description->count; n++)
         CP_TRY(fill_in(description, n, label));
@@ -337,29 +330,26 @@ static cp_status unknown_name(const cp_description *description,
 
 enum { MOST_BYTES = 65536 };
 
-cp_status cp_description_read(const cp_description *description,
-                              const char *name) {
-    char file[128];
-    snprintf(file, sizeof(file), "%.80s.%s", name, description->what);
-    const char *built_in = cp_built_in_text(file);
-    if (built_in != NULL)
-        return cp_description_parse(description, file, built_in);
-    FILE *in = fopen(name, "rb");
+cp_status cp_description_parse(const cp_description *description,
+                               const char *label, const char *text) {
+    char found[MOST_BYTES + 1];
+    snprintf(found, sizeof(found), "%.80s.%s", label, description->what);
+    if (text != NULL)
+        return whole(description, label, text);
+    text = cp_built_in_text(found);
+    if (text != NULL)
+        return whole(description, found, text);
+    FILE *in = fopen(label, "rb");
     if (in == NULL)
-        return unknown_name(description, name);
-    char *text;
-    cp_status status = cp_allocate(&text, MOST_BYTES + 1, 1, "a description");
-    if (status == CP_OK) {
-        const size_t bytes = fread(text, 1, MOST_BYTES, in);
-        if (ferror(in) || bytes == MOST_BYTES || strlen(text) != bytes)
-            status = cp_fail(CP_FILE, "%s: not a text of less than %d bytes",
-                             name, MOST_BYTES);
-    }
-    if (status == CP_OK)
-        status = cp_description_parse(description, name, text);
+        return unknown_name(description, label);
+    const size_t bytes = fread(found, 1, MOST_BYTES, in);
+    const bool broken = ferror(in) || bytes == MOST_BYTES;
+    found[bytes] = '\0';
     fclose(in);
-    free(text);
-    return status;
+    if (broken || strlen(found) != bytes)
+        return cp_fail(CP_FILE, "%s: not a text of less than %d bytes", label,
+                       MOST_BYTES);
+    return whole(description, label, found);
 }
 
 static void write_line(const cp_description *description, int n,

@@ -29,13 +29,6 @@ typedef struct {
     const char *about;     /* what it is, in a line of a file that is written */
 } cp_field;
 
-/* One list of fields, FIELD(type, name, kind, unit, otherwise, about) for each,
- * makes the members of a struct, their number, and the table of them. */
-#define CP_FIELD_MEMBER(type, name, ...) type name;
-#define CP_FIELD_ONE(...) +1
-#define CP_FIELD_ROW(of, type, name, kind, ...)                                \
-    {#name, CP_FIELD_##kind, offsetof(of, name), __VA_ARGS__},
-
 enum { CP_CURVE_POINTS = 24 };
 
 typedef struct {
@@ -50,6 +43,19 @@ typedef struct {
     double row[CP_SURFACE_ROWS]; /* ascending */
     cp_curve along[CP_SURFACE_ROWS];
 } cp_surface;
+
+typedef int64_t cp_field_COUNT;
+typedef double cp_field_POSITIVE, cp_field_TIME, cp_field_FRACTION,
+    cp_field_SHARE;
+typedef cp_curve cp_field_CURVE;
+typedef cp_surface cp_field_SURFACE;
+
+/* One list of fields, FIELD(name, kind, unit, otherwise, about) for each, makes
+ * the members of a struct, their number, and the table of them. */
+#define CP_FIELD_MEMBER(name, kind, ...) cp_field_##kind name;
+#define CP_FIELD_ONE(...) +1
+#define CP_FIELD_ROW(of, name, kind, ...)                                      \
+    {#name, CP_FIELD_##kind, offsetof(of, name), __VA_ARGS__},
 
 typedef enum {
     CP_SOURCE_NONE,
@@ -85,15 +91,12 @@ extern const cp_built_in cp_built_ins[];
 /* The text of that name; NULL if there is none. */
 const char *cp_built_in_text(const char *name);
 
-/* Fill in values that are all zero from a description: name is that of a
- * built-in one ("gtt"), or the path of a file. Fails with CP_INVALID, or
- * CP_FILE, and one line that names file, line and field: a line that is
- * malformed, a field that is unknown, given twice, in another unit or out of
- * range, or one that must be given and is not. */
-cp_status cp_description_read(const cp_description *description,
-                              const char *name);
-
-/* The same from a text; label is what messages call it. */
+/* Fill in values that are all zero from a text, which messages call label; NULL:
+ * the text of a built-in description of that name ("gtt"), or of the file at
+ * that path. Fails with CP_INVALID, or CP_FILE, and one line that names file,
+ * line and field: a line that is malformed, a field that is unknown, given
+ * twice, in another unit or out of range, or one that must be given and is
+ * not. */
 cp_status cp_description_parse(const cp_description *description,
                                const char *label, const char *text);
 

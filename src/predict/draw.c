@@ -17,26 +17,18 @@ typedef struct {
     double end; /* of the last bar */
 } drawing;
 
-static double message_length(const drawing *d, int slot) {
-    return 0.02 + (double)d->plan->slots[slot].bytes * d->byte;
-}
-
 static double length(void *context, const cp_op *op) {
     const drawing *d = context;
-    const cp_layout *layout = d->plan->layout;
-    switch (op->kind) {
-    case CP_OP_ATTEND:
-        return d->pair * (double)cp_block_pairs(&layout->queries[op->in.origin],
-                                                &layout->keys[op->keys.origin]);
-    case CP_OP_EXCHANGE:
-        return message_length(d, op->in.slot);
-    case CP_OP_ALL_GATHER:
-        return (layout->ranks - 1) * message_length(d, op->in.slot);
-    case CP_OP_ALL_TO_ALL:
-        return (layout->ranks - 1) * message_length(d, d->plan->result);
-    default:
+    const cp_plan *plan = d->plan;
+    if (op->kind == CP_OP_ATTEND)
+        return d->pair *
+               (double)cp_block_pairs(&plan->layout->queries[op->in.origin],
+                                      &plan->layout->keys[op->keys.origin]);
+    if (!cp_op_talks(op))
         return 0;
-    }
+    const int slot = op->kind == CP_OP_ALL_TO_ALL ? plan->result : op->in.slot;
+    return cp_op_messages(plan, op) *
+           (0.02 + (double)plan->slots[slot].bytes * d->byte);
 }
 
 static void add_bar(void *context, const cp_bar *bar) {
@@ -69,7 +61,7 @@ static cp_status set_bars(drawing *d) {
                                   .context = d,
                                   .layers = 1,
                                   .hidden = 1};
-    cp_hours *hours;
+    cp_hours hours;
     int64_t operations = 0;
     for (int k = 0; k < layout->ranks; k++)
         operations += plan->programs[k].count;
@@ -77,10 +69,7 @@ static cp_status set_bars(drawing *d) {
               (double)(layout->cached_tokens + layout->new_tokens);
     d->byte = 0.25 / (2 * keys * (double)plan->element_bytes);
     CP_TRY(cp_allocate(&d->bars, operations, sizeof(cp_bar), "bars"));
-    CP_TRY(cp_allocate(&hours, layout->ranks, sizeof(cp_hours), "clocks"));
-    const cp_status status = cp_timeline_run(&timeline, hours);
-    free(hours);
-    return status;
+    return cp_timeline_run(&timeline, &hours);
 }
 
 enum { COLUMNS = 62 };

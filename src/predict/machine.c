@@ -19,9 +19,7 @@ cp_status cp_hardware_parse(const char *label, const char *text,
 }
 
 cp_status cp_hardware_read(const char *name, cp_hardware *hardware) {
-    *hardware = (cp_hardware){.name = ""};
-    const cp_description description = cp_hardware_description(hardware);
-    return cp_description_read(&description, name);
+    return cp_hardware_parse(name, NULL, hardware);
 }
 
 void cp_hardware_write(const cp_hardware *hardware, FILE *out) {
@@ -34,16 +32,15 @@ cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes) {
     return (cp_shape){sizes->query_heads, sizes->kv_heads, sizes->head_dim};
 }
 
-static cp_description model_description(cp_model_sizes *sizes) {
+cp_status cp_model_sizes_parse(const char *label, const char *text,
+                               cp_model_sizes *sizes) {
 #define ROW(...) CP_FIELD_ROW(cp_model_sizes, __VA_ARGS__)
     static const cp_field fields[] = {CP_MODEL(ROW)};
 #undef ROW
+    const cp_description description = {
+        "model", fields, CP_MODEL_FIELDS, sizes, sizes->origins, sizes->name};
     *sizes = (cp_model_sizes){.name = ""};
-    return (cp_description){"model", fields,         CP_MODEL_FIELDS,
-                            sizes,   sizes->origins, sizes->name};
-}
-
-static cp_status model_check(const cp_model_sizes *sizes, const char *label) {
+    CP_TRY(cp_description_parse(&description, label, text));
     const cp_shape shape = cp_model_sizes_shape(sizes);
     if (sizes->layers > 100000)
         return cp_refuse("%s: layers: more than 100000", label);
@@ -56,15 +53,6 @@ static cp_status model_check(const cp_model_sizes *sizes, const char *label) {
     return CP_OK;
 }
 
-cp_status cp_model_sizes_parse(const char *label, const char *text,
-                               cp_model_sizes *sizes) {
-    const cp_description description = model_description(sizes);
-    CP_TRY(cp_description_parse(&description, label, text));
-    return model_check(sizes, label);
-}
-
 cp_status cp_model_sizes_read(const char *name, cp_model_sizes *sizes) {
-    const cp_description description = model_description(sizes);
-    CP_TRY(cp_description_read(&description, name));
-    return model_check(sizes, name);
+    return cp_model_sizes_parse(name, NULL, sizes);
 }

@@ -8,78 +8,71 @@
 #include "predict/description.h"
 #include "ring/span.h"
 
-/* The fields of a machine, per GPU, in bytes, seconds and FLOP/s: type, name,
- * what it may be, the unit in a description, what it is where no line gives it
+/* The fields of a machine, per GPU, in bytes, seconds and FLOP/s: name, what it
+ * may be, the unit in a description, what it is where no line gives it
  * (a number, another field; NULL: a line must), and what it means. */
 #define CP_HARDWARE(FIELD)                                                     \
-    FIELD(int64_t, gpus_per_node, COUNT, "GPUs", "1", "GPUs of a node")        \
-    FIELD(int64_t, cores, COUNT, "cores", "0", "cores that all ranks share")   \
-    FIELD(double, memory, POSITIVE, "GB", NULL, "memory of a GPU")             \
-    FIELD(double, memory_rate, POSITIVE, "GB/s", NULL,                         \
+    FIELD(gpus_per_node, COUNT, "GPUs", "1", "GPUs of a node")                 \
+    FIELD(cores, COUNT, "cores", "0", "cores that all ranks share")            \
+    FIELD(memory, POSITIVE, "GB", NULL, "memory of a GPU")                     \
+    FIELD(memory_rate, POSITIVE, "GB/s", NULL,                                 \
           "peak bandwidth of that memory")                                     \
-    FIELD(double, memory_fraction, FRACTION, "of-peak", "1",                   \
+    FIELD(memory_fraction, FRACTION, "of-peak", "1",                           \
           "reached by kernels that only move numbers")                         \
-    FIELD(double, peak, POSITIVE, "TFLOP/s", NULL,                             \
+    FIELD(peak, POSITIVE, "TFLOP/s", NULL,                                     \
           "peak of linear layers, numbers of 16 bits or more")                 \
-    FIELD(double, peak_8bit, POSITIVE, "TFLOP/s", "peak",                      \
+    FIELD(peak_8bit, POSITIVE, "TFLOP/s", "peak",                              \
           "peak of linear layers, numbers of 8 bits")                          \
-    FIELD(double, linear_fraction, FRACTION, "of-peak", NULL,                  \
+    FIELD(linear_fraction, FRACTION, "of-peak", NULL,                          \
           "reached by linear layers over many tokens")                         \
-    FIELD(cp_curve, linear_at, CURVE, "TFLOP/s", "0",                          \
-          "linear layers, by rows")                                            \
-    FIELD(double, width_bytes, TIME, "B", "0",                                 \
+    FIELD(linear_at, CURVE, "TFLOP/s", "0", "linear layers, by rows")          \
+    FIELD(width_bytes, TIME, "B", "0",                                         \
           "moved a layer by norms and residuals, per token and number of the " \
           "width")                                                             \
     FIELD(                                                                     \
-        double, inner_bytes, TIME, "B", "0",                                   \
+        inner_bytes, TIME, "B", "0",                                           \
         "moved a layer by the gate, per token and number of the inner width")  \
-    FIELD(double, attention_rate, POSITIVE, "TFLOP/s", NULL,                   \
+    FIELD(attention_rate, POSITIVE, "TFLOP/s", NULL,                           \
           "attention in a ring, over pairs that are not masked")               \
-    FIELD(double, attention_alone, POSITIVE, "TFLOP/s", "attention_rate",      \
+    FIELD(attention_alone, POSITIVE, "TFLOP/s", "attention_rate",              \
           "attention of one rank in one kernel")                               \
-    FIELD(cp_curve, attention_at, CURVE, "TFLOP/s", "0",                       \
+    FIELD(attention_at, CURVE, "TFLOP/s", "0",                                 \
           "attention, by queries of a block")                                  \
-    FIELD(cp_surface, attention_by, SURFACE, "TFLOP/s", "0",                   \
+    FIELD(attention_by, SURFACE, "TFLOP/s", "0",                               \
           "attention, by queries that follow each other and the keys that "    \
           "each sees")                                                         \
-    FIELD(double, node_rate, POSITIVE, "GB/s", "0",                            \
-          "all-reduce in a node, one way")                                     \
-    FIELD(double, node_latency, TIME, "us", "0", "of an all-reduce in a node") \
-    FIELD(double, link_peak, POSITIVE, "GB/s", "link_rate",                    \
-          "peak between nodes")                                                \
-    FIELD(double, link_rate, POSITIVE, "GB/s", NULL,                           \
+    FIELD(node_rate, POSITIVE, "GB/s", "0", "all-reduce in a node, one way")   \
+    FIELD(node_latency, TIME, "us", "0", "of an all-reduce in a node")         \
+    FIELD(link_peak, POSITIVE, "GB/s", "link_rate", "peak between nodes")      \
+    FIELD(link_rate, POSITIVE, "GB/s", NULL,                                   \
           "an exchange of a ring, one way, between nodes")                     \
-    FIELD(double, link_latency, TIME, "us", NULL,                              \
-          "of an exchange between nodes")                                      \
-    FIELD(cp_curve, exchange_at, CURVE, "us", "0", "an exchange, by bytes")    \
-    FIELD(double, all_to_all_rate, POSITIVE, "GB/s", "link_rate",              \
+    FIELD(link_latency, TIME, "us", NULL, "of an exchange between nodes")      \
+    FIELD(exchange_at, CURVE, "us", "0", "an exchange, by bytes")              \
+    FIELD(all_to_all_rate, POSITIVE, "GB/s", "link_rate",                      \
           "all-to-all, one way")                                               \
-    FIELD(double, all_to_all_latency, TIME, "us", "link_latency",              \
-          "of an all-to-all")                                                  \
-    FIELD(cp_curve, all_to_all_at, CURVE, "us", "0",                           \
+    FIELD(all_to_all_latency, TIME, "us", "link_latency", "of an all-to-all")  \
+    FIELD(all_to_all_at, CURVE, "us", "0",                                     \
           "an all-to-all, by bytes that a rank sends")                         \
-    FIELD(double, overlap, SHARE, "share", "1",                                \
+    FIELD(overlap, SHARE, "share", "1",                                        \
           "share of an exchange that arithmetic can hide")                     \
-    FIELD(double, launch, TIME, "us", "0",                                     \
-          "to issue an operation that computes")                               \
-    FIELD(double, step, TIME, "us", "0",                                       \
-          "to start a ring, and after each hop")                               \
-    FIELD(double, call, TIME, "us", "0", "of a call over a kept cache, once")  \
-    FIELD(double, jitter, TIME, "us", "0",                                     \
+    FIELD(launch, TIME, "us", "0", "to issue an operation that computes")      \
+    FIELD(step, TIME, "us", "0", "to start a ring, and after each hop")        \
+    FIELD(call, TIME, "us", "0", "of a call over a kept cache, once")          \
+    FIELD(jitter, TIME, "us", "0",                                             \
           "standard deviation of an attention or an exchange of a prefill")    \
-    FIELD(double, decode_weight_fraction, FRACTION, "of-peak", "1",            \
+    FIELD(decode_weight_fraction, FRACTION, "of-peak", "1",                    \
           "of the memory rate, reading weights for a few tokens")              \
-    FIELD(double, decode_layer, TIME, "us", "0",                               \
+    FIELD(decode_layer, TIME, "us", "0",                                       \
           "a layer of a decode step beside its weights and its attention")     \
-    FIELD(double, decode_attend, TIME, "us", "launch",                         \
+    FIELD(decode_attend, TIME, "us", "launch",                                 \
           "an attention of a decode step beside its keys")                     \
-    FIELD(double, decode_key_fraction, FRACTION, "of-peak", "1",               \
+    FIELD(decode_key_fraction, FRACTION, "of-peak", "1",                       \
           "of the memory rate, reading keys for a few queries")                \
-    FIELD(double, decode_all_to_all, TIME, "us", "all_to_all_latency",         \
+    FIELD(decode_all_to_all, TIME, "us", "all_to_all_latency",                 \
           "the all-to-all of a decode step beside its bytes")                  \
-    FIELD(double, decode_overlap, SHARE, "share", "overlap",                   \
+    FIELD(decode_overlap, SHARE, "share", "overlap",                           \
           "share of an exchange of a decode step that arithmetic can hide")    \
-    FIELD(double, decode_padding, SHARE, "share", "0",                         \
+    FIELD(decode_padding, SHARE, "share", "0",                                 \
           "1 if padding rows of a decode step are computed like the others")
 
 enum { CP_HARDWARE_FIELDS = 0 CP_HARDWARE(CP_FIELD_ONE) };
@@ -91,7 +84,7 @@ typedef struct {
 } cp_hardware;
 
 /* The machine of that name (gtt, gti, h200, laptop), or of the file at that
- * path. Fails as cp_description_read does. */
+ * path. Fails as cp_description_parse does. */
 cp_status cp_hardware_read(const char *name, cp_hardware *hardware);
 
 /* The same from a text that messages call label. */
@@ -108,27 +101,23 @@ cp_description cp_hardware_description(cp_hardware *hardware);
 /* The fields of a model, as those of a machine are listed. Bits of a number are
  * with the scales of its block. */
 #define CP_MODEL(FIELD)                                                        \
-    FIELD(int64_t, layers, COUNT, "layers", NULL, "blocks")                    \
-    FIELD(int64_t, width, COUNT, "numbers", NULL, "of a token between layers") \
-    FIELD(int64_t, inner, COUNT, "numbers", NULL,                              \
+    FIELD(layers, COUNT, "layers", NULL, "blocks")                             \
+    FIELD(width, COUNT, "numbers", NULL, "of a token between layers")          \
+    FIELD(inner, COUNT, "numbers", NULL,                                       \
           "of a token in the feed-forward part")                               \
-    FIELD(int64_t, query_heads, COUNT, "heads", NULL, "heads of queries")      \
-    FIELD(int64_t, kv_heads, COUNT, "heads", NULL, "heads of keys and values") \
-    FIELD(int64_t, head_dim, COUNT, "numbers", NULL, "of a head")              \
-    FIELD(int64_t, vocabulary, COUNT, "tokens", NULL, "different tokens")      \
-    FIELD(int64_t, positions, COUNT, "tokens", NULL,                           \
-          "that it was trained for")                                           \
-    FIELD(int64_t, parameters, COUNT, "numbers", NULL,                         \
-          "weights, as its makers count")                                      \
-    FIELD(int64_t, tables, COUNT, "tables", NULL,                              \
-          "1: embedding and head are one")                                     \
-    FIELD(double, attention_bits, POSITIVE, "bits", NULL,                      \
-          "of a weight of q, k, v, o")                                         \
-    FIELD(double, inner_bits, POSITIVE, "bits", NULL,                          \
+    FIELD(query_heads, COUNT, "heads", NULL, "heads of queries")               \
+    FIELD(kv_heads, COUNT, "heads", NULL, "heads of keys and values")          \
+    FIELD(head_dim, COUNT, "numbers", NULL, "of a head")                       \
+    FIELD(vocabulary, COUNT, "tokens", NULL, "different tokens")               \
+    FIELD(positions, COUNT, "tokens", NULL, "that it was trained for")         \
+    FIELD(parameters, COUNT, "numbers", NULL, "weights, as its makers count")  \
+    FIELD(tables, COUNT, "tables", NULL, "1: embedding and head are one")      \
+    FIELD(attention_bits, POSITIVE, "bits", NULL, "of a weight of q, k, v, o") \
+    FIELD(inner_bits, POSITIVE, "bits", NULL,                                  \
           "of a weight of the feed-forward part")                              \
-    FIELD(double, head_bits, POSITIVE, "bits", NULL,                           \
+    FIELD(head_bits, POSITIVE, "bits", NULL,                                   \
           "of a weight of embedding and head")                                 \
-    FIELD(int64_t, cache_bytes, COUNT, "B", NULL,                              \
+    FIELD(cache_bytes, COUNT, "B", NULL,                                       \
           "of a number of queries, keys and values")
 
 enum { CP_MODEL_FIELDS = 0 CP_MODEL(CP_FIELD_ONE) };
@@ -140,7 +129,7 @@ typedef struct {
 } cp_model_sizes;
 
 /* The model of that name (llama3-405b, llama3-70b, llama3-8b, smollm2-135m),
- * or of the file at that path. Fails as cp_description_read does, and with
+ * or of the file at that path. Fails as cp_description_parse does, and with
  * CP_INVALID if the heads make no shape (cp_shape_check). */
 cp_status cp_model_sizes_read(const char *name, cp_model_sizes *facts);
 cp_status cp_model_sizes_parse(const char *label, const char *text,

@@ -4,10 +4,10 @@
 
 #include <math.h>
 
-cp_status cp_pace_new(cp_pace *pace) {
-    const cp_model_sizes *model = pace->model;
-    const cp_hardware *hardware = pace->hardware;
-    const int64_t n = pace->tensor, kv = model->kv_heads;
+cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
+    const cp_model_sizes *model = call->model;
+    const cp_hardware *hardware = call->hardware;
+    const int64_t n = call->tensor, kv = model->kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
         return cp_refuse("--tensor %ld: cannot share %ld query heads and %ld "
                          "key heads of %s",
@@ -15,12 +15,19 @@ cp_status cp_pace_new(cp_pace *pace) {
     if (n > 1 && hardware->node_rate <= 0)
         return cp_refuse("machine %s: no node_rate, which %ld GPUs a rank need",
                          hardware->name, n);
+    const double width = (double)model->width;
+    const double sharing = hardware->cores > 0 ? call->ranks : 1;
+    pace->call = call;
+    pace->decode = call->variant == CP_DECODE;
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
     pace->queries = (double)(pace->shape.query_heads * model->head_dim);
     pace->keys = (double)(pace->shape.kv_heads * model->head_dim);
     pace->inner = (double)model->inner / (double)n;
-    const double sharing = hardware->cores > 0 ? pace->ranks : 1;
+    pace->project = width * (pace->queries + 2 * pace->keys);
+    pace->output = width * pace->queries;
+    pace->feed = 3 * width * pace->inner;
+    pace->table = width * (double)model->vocabulary / (double)n;
     pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
     pace->memory_rate = hardware->memory_rate / sharing;
     return CP_OK;
@@ -30,14 +37,13 @@ static double scoring(const cp_pace *pace, double pairs, double rate) {
     return 4 * pace->queries * pairs / (rate * pace->speed);
 }
 
-static double attend_block(const cp_pace *pace, const cp_block *queries,
-                           const cp_block *keys) {
-    const cp_hardware *hardware = pace->hardware;
-    double rate =
-        pace->ranks == 1 ? hardware->attention_alone : hardware->attention_rate;
+static double attend_block(const cp_pace *pace, double rows, double pairs) {
+    const cp_hardware *hardware = pace->call->hardware;
     if (hardware->attention_at.count > 0)
-        rate = cp_curve_at(&hardware->attention_at, (double)queries->rows);
-    return scoring(pace, (double)cp_block_pairs(queries, keys), rate);
+        return scoring(pace, pairs, cp_curve_at(&hardware->attention_at, rows));
+    return scoring(pace, pairs,
+                   pace->call->ranks == 1 ? hardware->attention_alone
+                                          : hardware->attention_rate);
 }
 
 static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
@@ -47,18 +53,17 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
         const double rows = (double)queries->items[p].span.count;
         const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
         const double pairs = (double)cp_block_pairs(&piece, keys);
-        seconds += scoring(
-            pace, pairs,
-            cp_surface_at(&pace->hardware->attention_by, rows, pairs / rows));
+        seconds += scoring(pace, pairs,
+                           cp_surface_at(&pace->call->hardware->attention_by,
+                                         rows, pairs / rows));
     }
     return seconds;
 }
 
 static double attend_decode(const cp_pace *pace, const cp_plan *plan,
-                            const cp_op *op, double pairs) {
-    const cp_hardware *hardware = pace->hardware;
+                            const cp_op *op, double rows, double pairs) {
+    const cp_hardware *hardware = pace->call->hardware;
     const cp_layout *layout = plan->layout;
-    const double rows = (double)layout->queries[op->in.origin].rows;
     const double keys = (double)layout->cache[op->keys.origin].tokens /
                         (double)layout->new_tokens;
     const double padded =
@@ -70,15 +75,15 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
 
 static double attend(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
-    const cp_hardware *hardware = pace->hardware;
+    const cp_hardware *hardware = pace->call->hardware;
     const cp_block *queries = &plan->layout->queries[op->in.origin];
     const cp_block *keys = &plan->layout->keys[op->keys.origin];
-    if (pace->decode)
-        return attend_decode(pace, plan, op,
-                             (double)cp_block_pairs(queries, keys));
-    return hardware->launch + (hardware->attention_by.count > 0
-                                   ? attend_pieces(pace, &queries->pieces, keys)
-                                   : attend_block(pace, queries, keys));
+    const double rows = (double)queries->rows;
+    if (!pace->decode && hardware->attention_by.count > 0)
+        return hardware->launch + attend_pieces(pace, &queries->pieces, keys);
+    const double pairs = (double)cp_block_pairs(queries, keys);
+    return pace->decode ? attend_decode(pace, plan, op, rows, pairs)
+                        : hardware->launch + attend_block(pace, rows, pairs);
 }
 
 static double message(const cp_curve *curve, double latency, double rate,
@@ -91,22 +96,24 @@ static double message(const cp_curve *curve, double latency, double rate,
 }
 
 static double exchange(const cp_pace *pace, double bytes) {
-    const cp_hardware *hardware = pace->hardware;
+    const cp_hardware *hardware = pace->call->hardware;
     return message(&hardware->exchange_at, hardware->link_latency,
                    hardware->link_rate, bytes) /
            fmin(1, pace->speed);
 }
 
 static double partial_size(const cp_pace *pace, const cp_plan *plan) {
+    const int64_t given = pace->call->partial_bytes;
+    const int64_t bytes = given != 0 ? given : CP_PARTIAL_BYTES;
     return (double)plan->slots[plan->result].rows *
-           (pace->queries * (double)pace->partial_bytes +
+           (pace->queries * (double)bytes +
             (double)pace->shape.query_heads * CP_PARTIAL_BYTES);
 }
 
 static double collective(const cp_pace *pace, const cp_plan *plan,
                          const cp_op *op) {
-    const cp_hardware *hardware = pace->hardware;
-    const double others = pace->ranks - 1;
+    const cp_hardware *hardware = pace->call->hardware;
+    const double others = pace->call->ranks - 1;
     if (op->kind == CP_OP_ALL_GATHER)
         return others * exchange(pace, (double)plan->slots[op->in.slot].bytes);
     const double latency = pace->decode ? hardware->decode_all_to_all
@@ -117,13 +124,13 @@ static double collective(const cp_pace *pace, const cp_plan *plan,
 }
 
 static double moving(const cp_pace *pace, double bytes) {
-    const cp_hardware *hardware = pace->hardware;
+    const cp_hardware *hardware = pace->call->hardware;
     return hardware->launch +
            bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
 static double merge(const cp_pace *pace, const cp_plan *plan) {
-    const double others = pace->ranks > 1 ? pace->ranks - 1 : 1;
+    const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;
     return moving(pace, tensors * partial_size(pace, plan));
 }
@@ -149,35 +156,18 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op) {
     return 0;
 }
 
-static double project_numbers(const cp_pace *pace) {
-    return (double)pace->model->width * (pace->queries + 2 * pace->keys);
-}
-
-static double output_numbers(const cp_pace *pace) {
-    return (double)pace->model->width * pace->queries;
-}
-
-static double inner_numbers(const cp_pace *pace) {
-    return 3 * (double)pace->model->width * pace->inner;
-}
-
-static double table_numbers(const cp_pace *pace) {
-    return (double)pace->model->width * (double)pace->model->vocabulary /
-           (double)pace->tensor;
-}
-
 double cp_pace_weights(const cp_pace *pace) {
-    const cp_model_sizes *model = pace->model;
+    const cp_model_sizes *model = pace->call->model;
     const double layer =
-        (project_numbers(pace) + output_numbers(pace)) * model->attention_bits +
-        inner_numbers(pace) * model->inner_bits;
-    const double tables = (double)model->tables * table_numbers(pace);
+        (pace->project + pace->output) * model->attention_bits +
+        pace->feed * model->inner_bits;
+    const double tables = (double)model->tables * pace->table;
     return ((double)model->layers * layer + tables * model->head_bits) / 8;
 }
 
 static double linear(const cp_pace *pace, double numbers, double bits,
                      int64_t rows) {
-    const cp_hardware *hardware = pace->hardware;
+    const cp_hardware *hardware = pace->call->hardware;
     double rate = (bits > 8 ? hardware->peak : hardware->peak_8bit) *
                   hardware->linear_fraction;
     if (hardware->linear_at.count > 0)
@@ -189,11 +179,11 @@ static double linear(const cp_pace *pace, double numbers, double bits,
 }
 
 static double after(const cp_pace *pace, int64_t rows) {
-    const cp_hardware *hardware = pace->hardware;
-    const cp_model_sizes *model = pace->model;
+    const cp_hardware *hardware = pace->call->hardware;
+    const cp_model_sizes *model = pace->call->model;
     const double layers =
-        linear(pace, output_numbers(pace), model->attention_bits, rows) +
-        linear(pace, inner_numbers(pace), model->inner_bits, rows);
+        linear(pace, pace->output, model->attention_bits, rows) +
+        linear(pace, pace->feed, model->inner_bits, rows);
     if (pace->decode)
         return layers + hardware->decode_layer;
     const double bytes =
@@ -203,8 +193,8 @@ static double after(const cp_pace *pace, int64_t rows) {
 }
 
 static double reduce(const cp_pace *pace, int64_t rows) {
-    const cp_hardware *hardware = pace->hardware;
-    const int64_t n = pace->tensor, lanes = hardware->gpus_per_node;
+    const cp_hardware *hardware = pace->call->hardware;
+    const int64_t n = pace->call->tensor, lanes = hardware->gpus_per_node;
     const double hosts = (double)(cp_ceil_divide(n, lanes) - 1);
     if (n == 1)
         return 0;
@@ -213,19 +203,18 @@ static double reduce(const cp_pace *pace, int64_t rows) {
     double rate = hardware->node_rate;
     if (hosts > 0)
         rate = fmin(rate, (double)lanes * hardware->link_rate);
-    const double bytes = (double)rows * (double)pace->model->width *
-                         (double)pace->model->cache_bytes;
+    const double bytes = (double)rows * (double)pace->call->model->width *
+                         (double)pace->call->model->cache_bytes;
     return 2 * (hardware->node_latency + hosts * hardware->link_latency +
                 2 * (double)(n - 1) / (double)n * bytes / rate);
 }
 
 cp_around cp_pace_around(const cp_pace *pace, int64_t rows) {
-    const cp_model_sizes *model = pace->model;
+    const cp_model_sizes *model = pace->call->model;
     return (cp_around){
-        .before =
-            linear(pace, project_numbers(pace), model->attention_bits, rows),
+        .before = linear(pace, pace->project, model->attention_bits, rows),
         .after = after(pace, rows),
         .reduce = reduce(pace, rows),
-        .head = linear(pace, table_numbers(pace), model->head_bits, 1),
+        .head = linear(pace, pace->table, model->head_bits, 1),
     };
 }

@@ -5,27 +5,39 @@
 
 #include "predict/machine.h"
 #include "predict/timeline.h"
+#include "ring/history.h"
 #include "ring/variants.h"
 
-/* How fast the ranks of a call go. */
 typedef struct {
     const cp_hardware *hardware;
     const cp_model_sizes *model;
     int ranks;
-    int64_t tensor;        /* GPUs of a rank: n */
-    int64_t partial_bytes; /* of a number of a partial that travels */
+    int64_t tensor; /* GPUs of a rank */
+    int64_t sequences;
+    const int64_t *new_tokens, *cached_tokens; /* [sequences] */
+    cp_variant variant;                        /* CP_DECODE: one step */
+    int64_t partial_bytes; /* of a travelling partial's numbers; 0: 4 */
+    bool kept;             /* charge what a call over a kept cache costs */
+    uint64_t seed;         /* of the jitter */
+    cp_history *trace;     /* of so many ranks and two queues, or NULL */
+} cp_scenario;
+
+/* How fast the ranks of a call go. */
+typedef struct {
+    const cp_scenario *call;
     bool decode;
-    cp_shape shape;              /* of one GPU */
-    double queries, keys, inner; /* its numbers of a token */
+    cp_shape shape;                      /* of one GPU */
+    double queries, keys, inner;         /* its numbers of a token */
+    double project, output, feed, table; /* its weights: q, k, v of a layer, o,
+                                            feed-forward, embedding or head */
     double speed;       /* of a rank while all work, where rates are of a
                            core; else 1 */
     double memory_rate; /* that a rank has for itself */
 } cp_pace;
 
-/* Check that heads and machine can be divided so, and fill in the rest.
- * Machine and model are borrowed. Fails with CP_INVALID and a line that names
- * the field. */
-cp_status cp_pace_new(cp_pace *pace);
+/* Check that heads and machine of a call, which is borrowed, can be divided as
+ * it says. Fails with CP_INVALID and a line that names the field. */
+cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace);
 
 /* Seconds that an operation of a rank takes: of its compute queue, or, of an
  * exchange, from its start until the bytes have arrived. Where ranks share

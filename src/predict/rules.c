@@ -12,27 +12,21 @@ static int64_t whole(double rate) {
     return (int64_t)fmin(fmax(rate, 1), 1e18);
 }
 
-cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes,
-                         bool peak) {
-    const cp_hardware *h = hardware;
-    return (cp_machine){
-        .name = h->name,
-        .flops = whole(peak ? h->peak : h->attention_rate),
-        .bytes_per_second = whole(peak ? h->link_peak : h->link_rate),
-        .element_bytes = element_bytes,
-        .shares_cores = h->overlap <= 0,
-    };
-}
-
 cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
                          int64_t element_bytes, int ranks, bool peak) {
+    const cp_hardware *h = hardware;
     return (cp_setting){
-        .machine = cp_machine_of(hardware, element_bytes, peak),
+        .machine = {.name = h->name,
+                    .flops = whole(peak ? h->peak : h->attention_rate),
+                    .bytes_per_second =
+                        whole(peak ? h->link_peak : h->link_rate),
+                    .element_bytes = element_bytes,
+                    .shares_cores = h->overlap <= 0},
         .shape = *shape,
         .ranks = ranks,
-        .latency = hardware->link_latency,
-        .all_to_all_bandwidth = hardware->all_to_all_rate,
-        .all_to_all_latency = hardware->all_to_all_latency,
+        .latency = h->link_latency,
+        .all_to_all_bandwidth = h->all_to_all_rate,
+        .all_to_all_latency = h->all_to_all_latency,
     };
 }
 
@@ -200,8 +194,17 @@ const cp_rule cp_rules[CP_RULES] = {
     {"Appendix D", CP_RULE_EMPIRICAL, false, {-1.059, 1.145, 12.112}},
 };
 
-static cp_status ask(const cp_rule *rule, const cp_setting *setting,
-                     const cp_load *load, cp_verdict *verdict) {
+cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
+                      const cp_load *load, cp_verdict *verdict) {
+    *verdict = (cp_verdict){.variant = CP_PASS_KV};
+    if (setting->ranks < 1)
+        return cp_refuse("%d ranks: at least 1", setting->ranks);
+    CP_TRY(cp_machine_check(&setting->machine));
+    CP_TRY(cp_shape_check(&setting->shape));
+    if (setting->ranks == 1) {
+        append(verdict, "one rank: nothing to send");
+        return CP_OK;
+    }
     if (rule->kind == CP_RULE_SECONDS)
         return ask_seconds(rule, setting, load, verdict);
     if (rule->kind == CP_RULE_EMPIRICAL)
@@ -216,28 +219,12 @@ static cp_status ask(const cp_rule *rule, const cp_setting *setting,
                         load, verdict);
 }
 
-cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
-                      const cp_load *load, cp_verdict *verdict) {
-    cp_verdict answer = {.variant = CP_PASS_KV};
-    if (setting->ranks < 1)
-        return cp_refuse("%d ranks: at least 1", setting->ranks);
-    CP_TRY(cp_machine_check(&setting->machine));
-    CP_TRY(cp_shape_check(&setting->shape));
-    if (setting->ranks == 1)
-        append(&answer, "one rank: nothing to send");
-    else
-        CP_TRY(ask(rule, setting, load, &answer));
-    *verdict = answer;
-    return CP_OK;
-}
-
 cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
                         int64_t context, int64_t *least) {
     int64_t low = 1, high = context + 1; /* the answer is within */
-    bool first = true;
-    while (low < high) {
-        /* A full prefill first: nothing shorter matters if it passes Q. */
-        const int64_t fresh = first ? context : low + (high - low) / 2;
+    /* A full prefill first: nothing shorter matters if it passes Q. */
+    int64_t fresh = context;
+    for (; low < high; fresh = low + (high - low) / 2) {
         const int64_t cached = context - fresh;
         cp_load load;
         cp_verdict verdict;
@@ -247,7 +234,6 @@ cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
             high = fresh;
         else
             low = fresh + 1;
-        first = false;
     }
     *least = low;
     return CP_OK;

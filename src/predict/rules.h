@@ -16,10 +16,8 @@ typedef struct {
     double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
 } cp_setting;
 
-/* What Algorithm 1 may know of a description, and what all rules may: with the
- * speeds of the data sheet, or with those that were reached. */
-cp_machine cp_machine_of(const cp_hardware *hardware, int64_t element_bytes,
-                         bool peak);
+/* What rules may know of a description: with the speeds of the data sheet, or
+ * with those that were reached. */
 cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
                          int64_t element_bytes, int ranks, bool peak);
 
@@ -73,8 +71,7 @@ cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
 
 /* What a rule says of a call. One rank sends nothing: pass-KV. Fails with
  * CP_INVALID if ranks, machine or shape are out of range, if a product does not
- * fit 128 bits, or if an empirical rule is asked about a batch; the verdict is
- * then untouched. */
+ * fit 128 bits, or if an empirical rule is asked about a batch. */
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
                       const cp_load *load, cp_verdict *verdict);
 

@@ -32,10 +32,11 @@ static int64_t pop(queue *queue) {
 }
 
 typedef struct worker {
-    const cp_task *task; /* NULL: the next is due */
-    double now, start;   /* its time, and when its task began */
-    double end;          /* of work on shared cores: what given will be */
-    struct worker *next; /* that is ready too, or waits at the same gate */
+    const cp_task *task;   /* NULL: the next is due */
+    double now, start;     /* its time, and when its task began */
+    double end;            /* of work on shared cores: what given will be */
+    double posted, opened; /* the last gate that it went through */
+    struct worker *next;   /* that is ready too, or waits at the same gate */
 } worker;
 
 typedef struct {
@@ -54,6 +55,11 @@ typedef struct {
     queue working, opening; /* ranks by end, gates by opens */
     double now, given;      /* the time; work of each who has always worked */
 } sharing;
+
+/* Of two times, without the call that fmax is. */
+static double later(double a, double b) {
+    return a > b ? a : b;
+}
 
 static double opening(const gate *gate) {
     return gate->posted + gate->seconds;
@@ -74,21 +80,18 @@ static void open(sharing *s, gate *gate) {
 }
 
 static void post(sharing *s, const worker *worker, int n) {
-    const cp_share *share = s->share;
     const cp_task *task = worker->task;
     gate *gate = &s->gates[task->gates[n]];
     if (gate->posts++ == 0) {
         gate->shut = true;
         gate->posted = gate->seconds = 0;
     }
-    gate->posted = fmax(gate->posted, worker->now);
+    gate->posted = later(gate->posted, worker->now);
     if (n == 0)
-        gate->seconds = fmax(gate->seconds, task->seconds);
+        gate->seconds = later(gate->seconds, task->seconds);
     if (gate->posts < task->parties)
         return;
     gate->posts = 0;
-    share->opens(share->context, (int)(worker - s->workers), n, gate->posted,
-                 opening(gate));
     if (s->shared && opening(gate) > s->now)
         push(&s->opening, opening(gate), task->gates[n]);
     else
@@ -106,7 +109,9 @@ static bool await(sharing *s, worker *worker) {
             gate->waiting = worker;
             return false;
         }
-        worker->now = fmax(worker->now, opening(gate));
+        worker->posted = gate->posted;
+        worker->opened = opening(gate);
+        worker->now = later(worker->now, worker->opened);
     }
     return true;
 }
@@ -145,7 +150,8 @@ static void go_on(sharing *s, worker *worker) {
         }
         if (!ended(s, worker))
             return;
-        share->done(share->context, rank, worker->start, worker->now);
+        share->done(share->context, rank, worker->start, worker->now,
+                    worker->posted, worker->opened);
         worker->task = NULL;
     }
 }
@@ -173,10 +179,10 @@ static cp_status sharing_new(sharing *s) {
     CP_TRY(cp_allocate(&s->gates, share->gates, sizeof(gate), "gates"));
     for (int rank = share->ranks - 1; rank >= 0; rank--)
         make_ready(s, &s->workers[rank]);
-    CP_TRY(cp_allocate(&s->working.entries, share->ranks, sizeof(entry),
-                       "ranks at work"));
-    return cp_allocate(&s->opening.entries, share->gates, sizeof(entry),
-                       "gates that open");
+    CP_TRY(cp_allocate(&s->working.entries, share->ranks + share->gates,
+                       sizeof(entry), "what ends and opens"));
+    s->opening.entries = s->working.entries + share->ranks;
+    return CP_OK;
 }
 
 static cp_status run(sharing *s) {
@@ -193,11 +199,10 @@ static cp_status run(sharing *s) {
             continue;
         if (task->kind == CP_TASK_WORK)
             return cp_fail(CP_BROKEN, "rank %d has work without end", rank);
-        const int64_t *gates = task->gates;
+        const int *gates = task->gates;
         const bool first = gates[0] != CP_NO_GATE && s->gates[gates[0]].shut;
-        return cp_fail(CP_BROKEN,
-                       "rank %d waits at gate %ld, which never opens", rank,
-                       gates[first ? 0 : 1]);
+        return cp_fail(CP_BROKEN, "rank %d waits at gate %d, which never opens",
+                       rank, gates[first ? 0 : 1]);
     }
     return CP_OK;
 }
@@ -210,6 +215,5 @@ cp_status cp_share_run(const cp_share *share) {
     free(s.workers);
     free(s.gates);
     free(s.working.entries);
-    free(s.opening.entries);
     return status;
 }

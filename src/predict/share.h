@@ -19,21 +19,19 @@ enum { CP_NO_GATE = -1 };
 typedef struct {
     cp_task_kind kind;
     double seconds;
-    int64_t gates[2];
+    int gates[2];
     int parties;
 } cp_task;
 
 typedef struct {
-    int ranks;
-    int64_t gates;
+    int ranks, gates;
     double cores; /* as many as ranks: each has its own */
     /* The next task of a rank, which stays until it has ended; NULL: none. */
     const cp_task *(*next)(void *context, int rank);
-    /* That task has ended. */
-    void (*done)(void *context, int rank, double start, double end);
-    /* It was the last post of its gates[n]: posted by all at start, it
-     * opens at end, which may be later than now. */
-    void (*opens)(void *context, int rank, int n, double start, double end);
+    /* That task has ended. The gate that it awaited last was posted by all at
+     * one time and opened at another. */
+    void (*done)(void *context, int rank, double start, double end,
+                 double posted, double opened);
     void *context;
 } cp_share;
 

@@ -41,40 +41,33 @@ static void note(void *context, const cp_bar *bar) {
     if (op != NULL)
         stretch.hop = op->hop;
     if (message)
-        stretch.bytes = s->plan->slots[op->in.slot].bytes *
-                        (cp_op_is_collective(op) ? s->pace.ranks - 1 : 1);
+        stretch.bytes =
+            s->plan->slots[op->in.slot].bytes * cp_op_messages(s->plan, op);
     cp_history_note(s->scenario->trace, bar->rank, message, stretch);
 }
 
 static void sum_up(const simulation *s, const cp_hours *hours) {
-    const cp_pace *pace = &s->pace;
     cp_forecast *forecast = s->forecast;
-    double *const means[CP_SPENT_KINDS] = {
-        [CP_SPENT_ATTENDING] = &forecast->attending,
-        [CP_SPENT_EXPOSED] = &forecast->exposed,
-        [CP_SPENT_EXCHANGING] = &forecast->exchanging,
-        [CP_SPENT_RING] = &forecast->ring,
-        [CP_SPENT_LINEAR] = &forecast->linear,
-        [CP_SPENT_REDUCING] = &forecast->reducing,
-        [CP_SPENT_BUSY] = &forecast->busy,
-    };
-    const double all = (double)pace->model->layers * pace->ranks;
-    for (int k = 0; k < pace->ranks; k++) {
-        forecast->seconds = fmax(forecast->seconds, hours[k].now);
-        for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
-            *means[kind] += hours[k].spent[kind] / all;
-    }
-    forecast->busy *= (double)pace->model->layers / forecast->seconds;
+    forecast->seconds = hours->now;
+    forecast->ring = hours->spent[CP_SPENT_RING];
+    forecast->attending = hours->spent[CP_SPENT_ATTENDING];
+    forecast->exchanging = hours->spent[CP_SPENT_EXCHANGING];
+    forecast->exposed = hours->spent[CP_SPENT_EXPOSED];
+    forecast->reducing = hours->spent[CP_SPENT_REDUCING];
+    forecast->linear = hours->spent[CP_SPENT_LINEAR];
+    forecast->busy = hours->spent[CP_SPENT_BUSY] *
+                     ((double)s->scenario->model->layers / hours->now);
 }
 
 static void count_bytes(const simulation *s) {
     const cp_pace *pace = &s->pace;
     const cp_plan *plan = s->plan;
+    const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
-    const double layers = (double)pace->model->layers;
+    const double layers = (double)model->layers;
     const double bytes = (double)plan->element_bytes;
     int64_t most = 0;
-    for (int k = 0; k < pace->ranks; k++)
+    for (int k = 0; k < s->scenario->ranks; k++)
         most = cp_max(most, s->layout->cache[k].tokens);
     forecast->weights = cp_pace_weights(pace);
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
@@ -82,13 +75,12 @@ static void count_bytes(const simulation *s) {
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
     forecast->buffers += (double)s->layout->queries[0].rows * 2 *
-                         ((double)pace->model->width + pace->inner) * bytes;
+                         ((double)model->width + pace->inner) * bytes;
 }
 
 static void count_work(const simulation *s) {
-    const cp_pace *pace = &s->pace;
     const cp_layout *layout = s->layout;
-    const cp_model_sizes *model = pace->model;
+    const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
     double pairs = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
@@ -99,22 +91,22 @@ static void count_work(const simulation *s) {
         2 * (double)model->parameters * (double)layout->new_tokens +
         4 * (double)(model->query_heads * model->head_dim) * pairs *
             (double)model->layers;
-    forecast->gpus = pace->ranks * pace->tensor;
     forecast->flops_per_second =
-        forecast->flops / forecast->seconds / (double)forecast->gpus;
+        forecast->flops / forecast->seconds /
+        (double)(s->scenario->ranks * s->scenario->tensor);
 }
 
 static cp_status simulate_plan(simulation *s) {
     const cp_scenario *scenario = s->scenario;
     const cp_pace *pace = &s->pace;
-    const cp_hardware *hardware = pace->hardware;
-    const bool rings = !pace->decode && pace->ranks > 1;
+    const cp_hardware *hardware = scenario->hardware;
+    const bool rings = !pace->decode && scenario->ranks > 1;
     const cp_timeline timeline = {
         .plan = s->plan,
         .seconds = seconds_of,
         .bar = scenario->trace != NULL ? note : NULL,
         .context = s,
-        .layers = pace->model->layers,
+        .layers = scenario->model->layers,
         .around = cp_pace_around(pace, s->layout->queries[0].rows),
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
@@ -122,17 +114,14 @@ static cp_status simulate_plan(simulation *s) {
         .seed = scenario->seed,
         .cores = (double)hardware->cores,
     };
-    cp_hours *hours;
-    CP_TRY(cp_allocate(&hours, pace->ranks, sizeof(cp_hours), "clocks"));
-    const cp_status status = cp_timeline_run(&timeline, hours);
-    if (status == CP_OK)
-        sum_up(s, hours);
-    free(hours);
+    cp_hours hours;
+    CP_TRY(cp_timeline_run(&timeline, &hours));
+    sum_up(s, &hours);
     if (scenario->kept)
         s->forecast->seconds += hardware->call;
     count_bytes(s);
     count_work(s);
-    return status;
+    return CP_OK;
 }
 
 enum { MOST_TOKENS = INT32_MAX };
@@ -168,7 +157,7 @@ static cp_status lay_out(simulation *s) {
 static cp_status simulate(simulation *s) {
     const cp_scenario *scenario = s->scenario;
     const cp_plan_options options = {scenario->model->cache_bytes, 1};
-    CP_TRY(cp_pace_new(&s->pace));
+    CP_TRY(cp_pace_new(scenario, &s->pace));
     CP_TRY(lay_out(s));
     CP_TRY(cp_plan_build(scenario->variant, s->layout, &s->pace.shape, &options,
                          &s->plan));
@@ -176,17 +165,8 @@ static cp_status simulate(simulation *s) {
 }
 
 cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
-    const int64_t partial = scenario->partial_bytes;
-    simulation s = {
-        .scenario = scenario,
-        .forecast = forecast,
-        .pace = {.hardware = scenario->hardware,
-                 .model = scenario->model,
-                 .ranks = scenario->ranks,
-                 .tensor = scenario->tensor,
-                 .partial_bytes = partial != 0 ? partial : CP_PARTIAL_BYTES,
-                 .decode = scenario->variant == CP_DECODE}};
-    *forecast = (cp_forecast){.variant = scenario->variant};
+    simulation s = {.scenario = scenario, .forecast = forecast};
+    *forecast = (cp_forecast){0};
     const cp_status status = simulate(&s);
     cp_plan_free(s.plan);
     cp_layout_free(s.layout);
@@ -219,8 +199,9 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
     scenario.variant = CP_PASS_Q;
     CP_TRY(cp_simulate(&scenario, &q));
     if (fmax(kv.seconds, q.seconds) < 1.1 * fmin(kv.seconds, q.seconds)) {
-        const cp_machine machine = cp_machine_of(&steady, element_bytes, false);
-        return cp_choose(&machine, shape, ranks, sequences, new_tokens,
+        const cp_setting reached =
+            cp_setting_of(&steady, shape, element_bytes, ranks, false);
+        return cp_choose(&reached.machine, shape, ranks, sequences, new_tokens,
                          cached_tokens, choice);
     }
     choice->variant = q.seconds < kv.seconds ? CP_PASS_Q : CP_PASS_KV;

@@ -5,25 +5,9 @@
 #define CP_SIMULATE_H
 
 #include "ring/choose.h"
-#include "ring/history.h"
 #include "predict/pace.h"
 
 typedef struct {
-    const cp_hardware *hardware;
-    const cp_model_sizes *model;
-    int ranks;
-    int64_t tensor; /* GPUs of a rank */
-    int64_t sequences;
-    const int64_t *new_tokens, *cached_tokens; /* [sequences] */
-    cp_variant variant;                        /* CP_DECODE: one step */
-    int64_t partial_bytes; /* of a travelling partial's numbers; 0: 4 */
-    bool kept;             /* charge what a call over a kept cache costs */
-    uint64_t seed;         /* of the jitter */
-    cp_history *trace;     /* of so many ranks and two queues, or NULL */
-} cp_scenario;
-
-typedef struct {
-    cp_variant variant;
     double seconds; /* TTFT; of a decode step, TTIT */
     double ring;    /* of one layer's attention, in the mean */
     double attend, exchange, all_to_all; /* the longest; or the all-gather;
@@ -33,7 +17,6 @@ typedef struct {
     double busy;                    /* share of the time that computes */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
-    int64_t gpus;
 } cp_forecast;
 
 /* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names

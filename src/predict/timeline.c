@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     cp_task task;
     unsigned spent;   /* bits: what its time goes to */
-    const char *name; /* of its bar */
+    const char *name; /* of its bar; NULL: that of its operation */
     const cp_op *op;  /* or NULL */
 } part;
 
@@ -29,19 +29,17 @@ typedef struct {
     int64_t layer, next; /* next: 0 before the plan, then its operations */
     part parts[4];       /* of what was last begun */
     int count, at;
-    bool headed;                    /* with the head */
-    cp_hours first, previous, last; /* when these layers were over */
+    cp_hours hours, first, last; /* now; when these layers were over */
 } turn;
 
 typedef struct {
     const cp_timeline *line;
     int ranks, gates, draws;
-    cost **costs;    /* [ranks][operations] */
-    int64_t events;  /* of a layer */
-    turn *turns;     /* [ranks] */
-    cp_hours *hours; /* [ranks] */
-    int64_t layers;  /* that are walked */
-    double speed;    /* of a rank while all work, at most 1 */
+    cost **costs;   /* [ranks][operations] */
+    int64_t events; /* of a layer */
+    turn *turns;    /* [ranks] */
+    int64_t layers; /* that are walked */
+    double speed;   /* of a rank while all work, at most 1 */
 } clocks;
 
 static cost *cost_of(const clocks *s, int rank, const cp_op *op) {
@@ -66,22 +64,17 @@ static double jittered(const clocks *s, int rank, const cp_op *op,
         return seconds;
     const int64_t n =
         s->turns[rank].layer * s->draws + cost_of(s, rank, op)->draw;
-    return fmax(0, seconds + line->jitter * deviate(line->seed, (uint64_t)n));
+    seconds += line->jitter * deviate(line->seed, (uint64_t)n);
+    return seconds > 0 ? seconds : 0;
 }
 
 #define SPENT(kind) (1u << CP_SPENT_##kind)
 
-static void add(turn *turn, cp_task task, unsigned spent, const char *name,
-                const cp_op *op) {
-    turn->parts[turn->count++] = (part){task, spent, name, op};
-}
-
 static void add_work(const clocks *s, int rank, const char *name,
                      const cp_op *op, double seconds, unsigned spent) {
-    const cp_task task = {
-        CP_TASK_WORK, seconds * s->speed, {CP_NO_GATE, CP_NO_GATE}, 0};
-    add(&s->turns[rank], task, spent, op != NULL ? cp_op_name(op->kind) : name,
-        op);
+    turn *turn = &s->turns[rank];
+    const cp_task task = {.kind = CP_TASK_WORK, .seconds = seconds * s->speed};
+    turn->parts[turn->count++] = (part){task, spent, name, op};
 }
 
 static void add_step(const clocks *s, int rank) {
@@ -90,27 +83,24 @@ static void add_step(const clocks *s, int rank) {
 }
 
 /* Each gate exists twice, for even layers and for odd ones. */
-static int64_t gate_of(const clocks *s, int rank, int owner, int number) {
-    return 2 * (int64_t)s->costs[owner][number].gate + s->turns[rank].layer % 2;
+static int gate_of(const clocks *s, int rank, const cost *cost) {
+    return 2 * cost->gate + (int)(s->turns[rank].layer % 2);
 }
 
 /* Post or await the gates of an exchange, one for what it sends and one for
  * what it receives, or that of a collective. */
 static void add_meeting(const clocks *s, int rank, cp_task_kind kind,
                         const cp_op *op, double seconds) {
-    cp_task task = {kind, seconds, {CP_NO_GATE, CP_NO_GATE}, 2};
-    const int own = (int)(op - s->line->plan->programs[rank].ops);
-    if (cp_op_is_collective(op)) {
-        task.gates[0] = gate_of(s, rank, 0, op->sent_to);
-        task.parties = s->ranks;
-    } else {
-        if (op->to != CP_NOBODY)
-            task.gates[0] = gate_of(s, rank, rank, own);
-        if (op->from != CP_NOBODY)
-            task.gates[1] = gate_of(s, rank, op->from, op->got_from);
-    }
-    add(&s->turns[rank], task, SPENT(RING) | SPENT(EXPOSED),
-        cp_op_name(op->kind), op);
+    turn *turn = &s->turns[rank];
+    const bool all = cp_op_is_collective(op);
+    cp_task task = {
+        kind, seconds, {CP_NO_GATE, CP_NO_GATE}, all ? s->ranks : 2};
+    if (all || op->to != CP_NOBODY)
+        task.gates[0] = gate_of(s, rank, cost_of(s, rank, op));
+    if (!all && op->from != CP_NOBODY)
+        task.gates[1] = gate_of(s, rank, &s->costs[op->from][op->got_from]);
+    turn->parts[turn->count++] =
+        (part){task, SPENT(RING) | SPENT(EXPOSED), NULL, op};
 }
 
 static void add_operation(const clocks *s, int rank, const cp_op *op) {
@@ -162,15 +152,12 @@ static bool refill(const clocks *s, int rank) {
         turn->next = 0;
         turn->layer++;
     }
-    if (turn->layer == s->layers) {
-        if (turn->headed)
-            return false;
-        turn->headed = true;
-        add_work(s, rank, "head", NULL, line->around.head, SPENT(BUSY));
-        return true;
-    }
     const int64_t next = turn->next++;
-    if (next == 0)
+    if (turn->layer == s->layers && next > 0)
+        return false;
+    if (turn->layer == s->layers)
+        add_work(s, rank, "head", NULL, line->around.head, SPENT(BUSY));
+    else if (next == 0)
         add_work(s, rank, "project", NULL, line->around.before, linear);
     else if (next <= program->count)
         add_operation(s, rank, &program->ops[next - 1]);
@@ -190,79 +177,63 @@ static const cp_task *next(void *context, int rank) {
     return &turn->parts[turn->at++].task;
 }
 
-static void show(const clocks *s, const cp_bar *bar) {
-    if (s->line->bar != NULL && bar->end > bar->start)
-        s->line->bar(s->line->context, bar);
+static void show(const clocks *s, int rank, double start, double end) {
+    const turn *turn = &s->turns[rank];
+    const part *part = &turn->parts[turn->at - 1];
+    const cp_op *op = part->op;
+    const char *name = op != NULL ? cp_op_name(op->kind) : part->name;
+    if (s->line->bar != NULL && end > start)
+        s->line->bar(s->line->context,
+                     &(cp_bar){rank, name, op, turn->layer, start, end});
 }
 
-static void done(void *context, int rank, double start, double end) {
+static void done(void *context, int rank, double start, double end,
+                 double posted, double opened) {
     const clocks *s = context;
     turn *turn = &s->turns[rank];
     const part *part = &turn->parts[turn->at - 1];
-    cp_hours *hours = &s->hours[rank];
+    const cp_task *task = &part->task;
+    cp_hours *hours = &turn->hours;
     hours->now = end;
     for (unsigned left = part->spent; left != 0; left &= left - 1)
         hours->spent[__builtin_ctz(left)] += end - start;
-    if (part->task.kind == CP_TASK_WORK)
-        show(s, &(cp_bar){rank, part->name, part->op, turn->layer, start, end});
+    if (task->kind == CP_TASK_WORK)
+        show(s, rank, start, end);
+    if (task->kind == CP_TASK_AWAIT && task->gates[1] != CP_NO_GATE) {
+        hours->spent[CP_SPENT_EXCHANGING] += opened - posted;
+        show(s, rank, posted, opened);
+    }
     if (part->spent & SPENT(REDUCING)) {
-        turn->previous = turn->last;
         turn->last = *hours;
         if (turn->layer == 0)
             turn->first = *hours;
     }
 }
 
-/* The part of a message that needs no core. Its receiver counts it. */
-static void opens(void *context, int rank, int n, double start, double end) {
-    const clocks *s = context;
-    const turn *turn = &s->turns[rank];
-    const part *part = &turn->parts[turn->at - 1];
-    const cp_op *op = part->op;
-    if (cp_op_is_collective(op))
-        return;
-    if (n == 0) {
-        rank = op->to;
-        op = &s->line->plan->programs[rank].ops[op->sent_to];
-    }
-    s->hours[rank].spent[CP_SPENT_EXCHANGING] += end - start;
-    show(s, &(cp_bar){rank, part->name, op, turn->layer, start, end});
-}
-
 static cp_status walk(clocks *s, int64_t layers) {
     const cp_share share = {
         .ranks = s->ranks,
-        .gates = 2 * (int64_t)s->gates,
+        .gates = 2 * s->gates,
         .cores = s->speed < 1 ? s->line->cores : s->ranks,
         .next = next,
         .done = done,
-        .opens = opens,
         .context = s,
     };
     s->layers = layers;
     memset(s->turns, 0, (size_t)s->ranks * sizeof(turn));
-    memset(s->hours, 0, (size_t)s->ranks * sizeof(cp_hours));
     return cp_share_run(&share);
 }
 
-/* Did the last layer take all ranks as long as the first of them? */
+/* Did the second layer take all ranks as long as the first of them? */
 static bool repeats(const clocks *s) {
     const turn *turns = s->turns;
-    const double moved = turns[0].last.now - turns[0].previous.now;
+    const double moved = turns[0].last.now - turns[0].first.now;
     for (int k = 0; k < s->ranks; k++) {
-        const double here = turns[k].last.now - turns[k].previous.now;
+        const double here = turns[k].last.now - turns[k].first.now;
         if (fabs(here - moved) > 1e-12 * turns[k].last.now)
             return false;
     }
     return true;
-}
-
-/* Let a rank go on as from one time to another, so many times. */
-static void go_on(cp_hours *hours, double times, const cp_hours *from,
-                  const cp_hours *to) {
-    hours->now += times * (to->now - from->now);
-    for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
-        hours->spent[kind] += times * (to->spent[kind] - from->spent[kind]);
 }
 
 enum { MOST_WALKED = 12000000 }; /* events */
@@ -274,17 +245,28 @@ static cp_status walk_enough(clocks *s) {
     const int64_t many = cp_max(8, MOST_WALKED / cp_max(s->events, 1));
     const int64_t most = traced ? line->layers : cp_min(line->layers, many);
     CP_TRY(walk(s, steady ? cp_min(most, 2) : most));
-    const bool same = steady && repeats(s);
-    if (s->layers < most && !same)
-        CP_TRY(walk(s, most));
-    const double left = (double)(line->layers - s->layers);
-    const double times = same ? left : left / (double)(s->layers - 1);
-    for (int k = 0; k < s->ranks && left > 0; k++) {
+    return s->layers == most || repeats(s) ? CP_OK : walk(s, most);
+}
+
+/* Each rank goes on as it did after its first layer. */
+static void sum_up(const clocks *s, cp_hours *sum) {
+    const double all = (double)s->line->layers * s->ranks;
+    const int64_t left = s->line->layers - s->layers;
+    const double times = left > 0 ? (double)left / (double)(s->layers - 1) : 0;
+    *sum = (cp_hours){0};
+    for (int k = 0; k < s->ranks; k++) {
         const turn *turn = &s->turns[k];
-        go_on(&s->hours[k], times, same ? &turn->previous : &turn->first,
-              &turn->last);
+        const cp_hours *first = &turn->first, *last = &turn->last;
+        double now = turn->hours.now;
+        if (left > 0)
+            now += times * (last->now - first->now);
+        sum->now = fmax(sum->now, now);
+        for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
+            sum->spent[kind] +=
+                (turn->hours.spent[kind] +
+                 times * (last->spent[kind] - first->spent[kind])) /
+                all;
     }
-    return CP_OK;
 }
 
 static cp_status number_draws(void *context, const cp_event *event) {
@@ -297,21 +279,28 @@ static cp_status number_draws(void *context, const cp_event *event) {
 static cp_status prepare(clocks *s) {
     const cp_timeline *line = s->line;
     const cp_program *programs = line->plan->programs;
+    const int owned = 2 * (1 + line->plan->spare) * s->ranks;
     CP_TRY(cp_allocate(&s->turns, s->ranks, sizeof(turn), "clocks"));
     CP_TRY(cp_allocate(&s->costs, s->ranks, sizeof(cost *), "clocks"));
     for (int k = 0; k < s->ranks; k++) {
         CP_TRY(cp_allocate(&s->costs[k], programs[k].count, sizeof(cost),
                            "clocks"));
         int gate = k;
+        s->gates = owned;
         for (int64_t n = 0; n < programs[k].count; n++) {
             const cp_op *op = &programs[k].ops[n];
-            s->costs[k][n] = (cost){line->seconds(line->context, op), gate, 0};
-            s->events += op->kind == CP_OP_EXCHANGE ? 2
-                         : cp_op_is_collective(op)  ? k == 0
-                                                    : 1;
-            gate += cp_op_talks(op) ? s->ranks : 0;
+            cost *cost = &s->costs[k][n];
+            cost->seconds = line->seconds(line->context, op);
+            s->events++;
+            if (op->kind == CP_OP_EXCHANGE) {
+                cost->gate = gate;
+                gate = (gate + s->ranks) % owned;
+                s->events++;
+            } else if (cp_op_is_collective(op)) {
+                cost->gate = s->gates++;
+                s->events -= k > 0;
+            }
         }
-        s->gates = (int)cp_max(s->gates, gate);
     }
     return line->jitter > 0 ? cp_plan_order(line->plan, number_draws, s)
                             : CP_OK;
@@ -320,10 +309,12 @@ static cp_status prepare(clocks *s) {
 cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours) {
     const int ranks = timeline->plan->layout->ranks;
     const double speed = timeline->cores > 0 ? timeline->cores / ranks : 1;
-    clocks s = {timeline, ranks, .hours = hours, .speed = fmin(1, speed)};
+    clocks s = {timeline, ranks, .speed = fmin(1, speed)};
     cp_status status = prepare(&s);
     if (status == CP_OK)
         status = walk_enough(&s);
+    if (status == CP_OK)
+        sum_up(&s, hours);
     for (int k = 0; k < ranks && s.costs != NULL; k++)
         free(s.costs[k]);
     free(s.costs);

@@ -27,6 +27,8 @@ enum {
     CP_SPENT_KINDS,
 };
 
+/* Of one rank; summed up: of the last rank, and of a rank and layer, in the
+ * mean. */
 typedef struct {
     double now; /* when it is through */
     double spent[CP_SPENT_KINDS];
@@ -55,9 +57,9 @@ typedef struct {
     double cores;  /* that all ranks share; 0: each has its own */
 } cp_timeline;
 
-/* Let the clocks of all ranks run: hours[ranks] says where they are then.
- * Without bars not all layers are walked where they repeat, or are very many.
- * Fails with CP_BROKEN if ranks are left waiting, and CP_MEMORY. */
+/* Let the clocks of all ranks run, and sum their hours up. Without bars not all
+ * layers are walked where they repeat, or are very many. Fails with CP_BROKEN
+ * if ranks are left waiting, and CP_MEMORY. */
 cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours);
 
 #endif

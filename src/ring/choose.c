@@ -4,21 +4,14 @@
 
 #include <stdio.h>
 
-const cp_machine cp_machine_threads = {
-    .name = "threads",
-    .flops = 40000000000,
-    .bytes_per_second = 13000000000,
-    .element_bytes = 4,
-    .shares_cores = true,
-};
+#define OF_CORES                                                               \
+    .flops = 40000000000, .bytes_per_second = 13000000000, .element_bytes = 4, \
+    .shares_cores = true
+
+const cp_machine cp_machine_threads = {.name = "threads", OF_CORES};
 
 const cp_machine cp_machine_processes = {
-    .name = "processes that nobody has calibrated",
-    .flops = 40000000000,
-    .bytes_per_second = 13000000000,
-    .element_bytes = 4,
-    .shares_cores = true,
-};
+    .name = "processes that nobody has calibrated", OF_CORES};
 
 cp_status cp_machine_check(const cp_machine *machine) {
     const int64_t bytes = machine->element_bytes;
@@ -135,15 +128,4 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
     else
         explain(choice, machine, &load, &hiding, &sizes, hidden);
     return CP_OK;
-}
-
-cp_status cp_choose_by(const cp_chooser *chooser, const cp_machine *machine,
-                       const cp_shape *shape, int ranks, int64_t sequences,
-                       const int64_t *new_tokens, const int64_t *cached_tokens,
-                       cp_choice *choice) {
-    if (chooser->decide == NULL)
-        return cp_choose(machine, shape, ranks, sequences, new_tokens,
-                         cached_tokens, choice);
-    return chooser->decide(chooser->knows, shape, machine->element_bytes, ranks,
-                           sequences, new_tokens, cached_tokens, choice);
 }

@@ -74,12 +74,6 @@ typedef struct {
     const void *knows;
 } cp_chooser;
 
-/* Ask a chooser, or Algorithm 1 about the machine. Fails as they do. */
-cp_status cp_choose_by(const cp_chooser *chooser, const cp_machine *machine,
-                       const cp_shape *shape, int ranks, int64_t sequences,
-                       const int64_t *new_tokens, const int64_t *cached_tokens,
-                       cp_choice *choice);
-
 /* Ranks as threads of one process, on one core each (AMD EPYC, Zen 3). */
 extern const cp_machine cp_machine_threads;
 
