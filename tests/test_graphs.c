@@ -58,8 +58,8 @@ static cp_status enqueue_step(void *context) {
         if (!b->outside)
             give_all_inputs(t);
         stand_in_freeze_uploads(b->stale);
-        must(cp_loopback_walk(t->walkers, NULL, t->keys[layer],
-                              t->values[layer]));
+        must(cp_stream_walk(t->walkers, t->ranks, NULL, t->keys[layer],
+                            t->values[layer]));
         stand_in_freeze_uploads(false);
         if (!b->outside)
             take_all_answers(t, layer);
@@ -271,8 +271,8 @@ static cp_status enqueue_alone(void *context) {
     const int r = s->crew.rank;
     for (int layer = 0; layer < t->layers; layer++) {
         CP_TRY(give_inputs(t, r));
-        CP_TRY(cp_stream_walk(t->walkers[r], &seated->nccl[r]->link,
-                              t->keys[layer][r], t->values[layer][r]));
+        CP_TRY(cp_stream_walk(&t->walkers[r], 1, &seated->nccl[r]->link,
+                              &t->keys[layer][r], &t->values[layer][r]));
         CP_TRY(take_answer(t, layer, r));
     }
     return CP_OK;
