@@ -30,7 +30,7 @@ static void begin_with(const tiny_gguf_options *model,
                        stand_in_options machine) {
     f.words = tiny_gguf_vocabulary_size(model);
     stand_in_begin(&machine);
-    must(tiny_gguf_build(model, &f.bytes));
+    tiny_gguf_build(model, &f.bytes);
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
 }
 
@@ -140,8 +140,8 @@ static const struct {
 
 LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
     begin_file(&(tiny_gguf_options){.seed = 7,
-                                    .query = TINY_Q8_0,
-                                    .down = TINY_Q4_1,
+                                    .query = CP_GGUF_Q8_0,
+                                    .down = CP_GGUF_Q4_1,
                                     .output = _i % 2,
                                     .rope_freqs = _i % 3 == 0},
                _i + 1);
@@ -394,7 +394,7 @@ static const struct {
 
 LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
-    begin_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0}, _i);
+    begin_file(&(tiny_gguf_options){.seed = 7, .up = CP_GGUF_Q8_0}, _i);
     process all[CROWD] = {0};
     int64_t numbers;
     for (int r = 0; r < count; r++)
@@ -415,7 +415,7 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
 
 TEST(a_model_that_cannot_be_shared_is_refused) {
     const cp_device_share third = {0, 3}, half = {1, 2};
-    begin_file(&(tiny_gguf_options){.down = TINY_Q4_1}, 2);
+    begin_file(&(tiny_gguf_options){.down = CP_GGUF_Q4_1}, 2);
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, third, &f.model),
             CP_INVALID, "2 key and value heads and 96");
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &f.model),
