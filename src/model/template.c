@@ -20,9 +20,9 @@ static const struct {
 };
 
 static int64_t search(cp_gguf_string text, const char *wanted) {
-    const char *found =
+    const char *at =
         memmem(text.bytes, (size_t)text.length, wanted, strlen(wanted));
-    return found != NULL ? found - text.bytes : -1;
+    return at != NULL ? at - text.bytes : -1;
 }
 
 static cp_gguf_string skip(cp_gguf_string text, int64_t bytes) {
@@ -36,12 +36,10 @@ static cp_gguf_string default_system(cp_gguf_string template) {
     if (at < 0)
         return none;
     cp_gguf_string text = skip(template, at + (int64_t)strlen(opening));
-    if (search(text, "\n") == 0)
-        text = skip(text, 1);
-    else if (search(text, "\\n") == 0)
-        text = skip(text, 2);
-    else
+    const int64_t line_end = search(text, "\n") == 0 ? 1 : 2;
+    if (line_end == 2 && search(text, "\\n") != 0)
         return none;
+    text = skip(text, line_end);
     text.length = cp_max(0, search(text, "<|im_end|>"));
     for (int64_t i = 0; i < text.length; i++)
         if (strchr("'\"{}\\", text.bytes[i]) != NULL)
