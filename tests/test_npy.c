@@ -5,6 +5,7 @@
 #include "expect.h"
 #include "harness/shell.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -169,6 +170,21 @@ TEST(nan_is_named_by_its_index) {
     refuses(cp_npy_to_float32(&array, "k.npy"), CP_INVALID,
             "k.npy: element [1] is 1e+39");
     cp_npy_free(&array);
+}
+
+/* As when standard output is a file that was deleted since. */
+TEST(a_file_without_a_name_is_written_where_it_is) {
+    char here[32], text[8] = "";
+    const int file = open(in("gone"), O_CREAT | O_RDWR, 0666);
+    snprintf(here, sizeof(here), "/proc/self/fd/%d", file);
+    ck_assert(file >= 0 && unlink(in("gone")) == 0);
+    must(cp_save_check(here));
+    must(cp_save(here, "whole", 5));
+    ck_assert_int_eq(pread(file, text, sizeof(text), 0), 5);
+    ck_assert_str_eq(text, "whole");
+    close(file);
+    accepted("ls -A $D && echo nothing", "");
+    ck_assert_str_eq(output, "nothing\n");
 }
 
 TEST(several_files_or_none) {

@@ -461,18 +461,16 @@ static int version(void) {
 
 static int dispatch(int count, char *const *arguments) {
     const char *name = count > 1 ? arguments[1] : "--help";
-    const char *names[COMMANDS];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
         strcmp(name, "help") == 0)
         return overview();
     if (strcmp(name, "--version") == 0)
         return version();
-    for (int i = 0; i < COMMANDS; i++) {
-        names[i] = commands[i].name;
-        if (strcmp(name, names[i]) == 0)
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(name, commands[i].name) == 0)
             return commands[i].run(count - 2, arguments + 2);
-    }
-    const char *near = cp_nearest(name, (int64_t)strlen(name), COMMANDS, names);
+    const char *near = cp_nearest(name, (int64_t)strlen(name), COMMANDS,
+                                  &commands->name, sizeof(*commands));
     if (near != NULL)
         cp_refuse("unknown command %s; did you mean %s?", name, near);
     else

@@ -33,8 +33,8 @@ static cp_status part_take(bool *parts, const char *text, size_t length) {
             parts[p] = true;
             return CP_OK;
         }
-    const char *near =
-        cp_nearest(text, (int64_t)length, CP_BENCH_PARTS, cp_bench_names);
+    const char *near = cp_nearest(text, (int64_t)length, CP_BENCH_PARTS,
+                                  cp_bench_names, sizeof(char *));
     return cp_refuse("--only %.*s: no such part; %s%s%s", (int)length, text,
                      near != NULL ? "did you mean "
                                   : "there are fma, micro, read, full, causal, "

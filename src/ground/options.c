@@ -63,12 +63,12 @@ static cp_status value_store(const cp_option *option, const char *text) {
 /* What to say of an option that the table lacks. */
 static cp_status refuse_unknown(const cp_usage *usage, const char *text,
                                 int64_t length) {
-    enum { MOST = 40 };
-    const char *names[MOST];
+    const cp_option *options = usage->options;
     int64_t count = 0;
-    for (; count < MOST && usage->options[count].name; count++)
-        names[count] = usage->options[count].name;
-    const char *near = cp_nearest(text, length, count, names);
+    while (options[count].name != NULL)
+        count++;
+    const char *near =
+        cp_nearest(text, length, count, &options->name, sizeof(*options));
     if (near != NULL)
         return cp_refuse("%s: unknown option --%.*s; did you mean --%s?",
                          usage->command, (int)length, text, near);

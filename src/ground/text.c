@@ -12,21 +12,16 @@ static const struct {
               {"M", 1000000},  {"G", 1000000000}, {"Ki", 1024},
               {"Mi", 1048576}, {"Gi", 1073741824}};
 
-static int64_t scale_of(const char *suffix, int64_t length) {
-    for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++) {
-        if ((int64_t)strlen(scales[i].suffix) == length &&
-            memcmp(scales[i].suffix, suffix, (size_t)length) == 0)
-            return scales[i].factor;
-    }
-    return 0;
-}
-
 cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                          int64_t *count) {
     char *end = NULL;
+    int64_t scale = 0; /* by what follows the digits */
     errno = 0;
     int64_t value = strtol(text, &end, 10);
-    const int64_t scale = scale_of(end, text + length - end);
+    for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++)
+        if (text + length - end == (int64_t)strlen(scales[i].suffix) &&
+            strncmp(end, scales[i].suffix, strlen(scales[i].suffix)) == 0)
+            scale = scales[i].factor;
     if (text[0] < '0' || text[0] > '9' || scale == 0)
         return cp_refuse("--%s %.*s: not a count (5, 128K, 128Ki, 1M)", name,
                          (int)length, text);
@@ -97,17 +92,19 @@ static int distance(const char *a, size_t a_length, const char *b) {
 }
 
 const char *cp_nearest(const char *text, int64_t length, int64_t count,
-                       const char *const *names) {
+                       const char *const *names, size_t apart) {
     const char *best = NULL;
     int least = (int)(cp_min(length, LONGEST_NAME) + 1) / 2 + 1;
     for (int64_t i = 0; i < count && length <= LONGEST_NAME; i++) {
-        const int steps = strlen(names[i]) <= LONGEST_NAME
-                              ? distance(text, (size_t)length, names[i])
+        const char *name = *names;
+        const int steps = strlen(name) <= LONGEST_NAME
+                              ? distance(text, (size_t)length, name)
                               : least;
         if (steps < least) {
             least = steps;
-            best = names[i];
+            best = name;
         }
+        names = (const void *)((const char *)names + apart);
     }
     return best;
 }

@@ -34,10 +34,10 @@ const char *cp_plural(int64_t count);
 /* Is there nothing but white space in it? */
 bool cp_is_blank(const char *text);
 
-/* The one of count names that text[0 .. length) most likely meant; NULL if
- * none is near. */
+/* The one of count names, so many bytes apart, that text[0 .. length) most
+ * likely meant; NULL if none is near. */
 const char *cp_nearest(const char *text, int64_t length, int64_t count,
-                       const char *const *names);
+                       const char *const *names, size_t apart);
 
 /* The UTF-8 character at the beginning of count >= 1 bytes: how many bytes it
  * has; 0 if it is cut, and could go on; -n if the first n bytes are no part of

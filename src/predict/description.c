@@ -195,11 +195,10 @@ static cp_status origin(reading *r, int n) {
 
 static cp_status unknown(const reading *r) {
     const cp_description *description = r->description;
-    const char *names[MOST_FIELDS];
-    for (int n = 0; n < description->count; n++)
-        names[n] = description->fields[n].name;
     const char *near = cp_nearest(r->name, (int64_t)strlen(r->name),
-                                  description->count, names);
+                                  description->count,
+                                  &description->fields->name,
+                                  sizeof(*description->fields));
     if (near == NULL)
         return refuse(r, "no such field");
     return refuse(r, "no such field; did you mean %s?", near);
