@@ -131,14 +131,12 @@ static cp_status drawing_write(void *context, FILE *out) {
 static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
                            cp_turn_report *report) {
     cp_cost *cost = &chat->cost;
-    int64_t bytes;
     if (!call->decode) {
         cost->prefill = *report;
-        CP_TRY(cp_page_make(ranks_write, report, &cost->ranks, &bytes));
-        if (!chat->forgives)
-            return CP_OK;
-        return cp_page_make(drawing_write, chat->session, &cost->drawing,
-                            &bytes);
+        CP_TRY(cp_page_make(ranks_write, report, &cost->ranks));
+        return !chat->forgives
+                   ? CP_OK
+                   : cp_page_make(drawing_write, chat->session, &cost->drawing);
     }
     cost->steps++;
     cost->decode_hops = report->hops;
@@ -187,7 +185,9 @@ static cp_status call_next(cp_chat *chat, const char *const *questions) {
         status = call_make(chat, call);
     *(decode ? &cost->decode_seconds : &cost->first_seconds) +=
         cp_clock() - start;
-    return cp_tape_settle(&chat->tape, status);
+    if (status != CP_OK)
+        cp_tape_drop(&chat->tape);
+    return status;
 }
 
 static bool anyone_speaks(const cp_chat *chat) {

@@ -315,9 +315,8 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
     return CP_OK;
 }
 
-cp_status cp_page_make(cp_page_writer write, void *context, char **text,
-                       int64_t *bytes) {
-    size_t size = 0;
+cp_status cp_page_make(cp_page_writer write, void *context, char **text) {
+    size_t size;
     *text = NULL;
     FILE *out = open_memstream(text, &size);
     if (out == NULL)
@@ -325,7 +324,6 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text,
     cp_status status = write(context, out);
     if (fclose(out) != 0 && status == CP_OK)
         status = cp_fail(CP_MEMORY, "no memory for a page");
-    *bytes = (int64_t)size;
     if (status != CP_OK) {
         free(*text);
         *text = NULL;
@@ -333,48 +331,43 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text,
     return status;
 }
 
-typedef struct {
-    FILE *in;
-    const char *name;
-} source;
-
-static cp_status source_copy(void *context, FILE *out) {
-    const source *from = context;
-    char block[65536];
-    size_t count, bytes = 0;
-    while ((count = fread(block, 1, sizeof(block), from->in)) > 0)
-        bytes += fwrite(block, 1, count, out);
-    if (ferror(out))
-        return cp_fail(CP_MEMORY, "%s: no memory for %zu bytes", from->name,
-                       bytes + sizeof(block));
-    if (ferror(from->in))
-        return cp_fail(CP_FILE, "%s: cannot be read after %zu bytes: %s",
-                       from->name, bytes, strerror(errno));
-    return CP_OK;
+/* All that is left of a file, and a zero byte after it. */
+static cp_status rest_read(FILE *in, const char *name, char **text,
+                           int64_t *bytes) {
+    enum { BLOCK = 65536 };
+    int64_t room = 0, count = 1;
+    for (*bytes = 0; count > 0; *bytes += count) {
+        CP_TRY(cp_grow(text, &room, *bytes + BLOCK + 1, 1, name));
+        count = (int64_t)fread(*text + *bytes, 1, BLOCK, in);
+    }
+    (*text)[*bytes] = '\0';
+    return !ferror(in)
+               ? CP_OK
+               : cp_fail(CP_FILE, "%s: cannot be read after %ld bytes: %s",
+                         name, *bytes, strerror(errno));
 }
 
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
     cp_status status = CP_OK;
     *text = NULL;
     if (cp_crew_leads()) {
-        source from = {stdin, "standard input"};
-        if (path != NULL)
-            from = (source){fopen(path, "rb"), path};
-        status = from.in != NULL
-                     ? cp_page_make(source_copy, &from, text, bytes)
-                     : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
-        if (path != NULL && from.in != NULL)
-            fclose(from.in);
+        FILE *in = path != NULL ? fopen(path, "rb") : stdin;
+        if (in == NULL)
+            status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+        else
+            status = rest_read(in, path != NULL ? path : "standard input", text,
+                               bytes);
+        if (in != NULL && path != NULL)
+            fclose(in);
     }
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
 
-cp_status cp_page_keep(const char *path, const char *text, int64_t bytes) {
-    if (!cp_crew_leads())
-        return CP_OK;
-    if (path != NULL)
-        return cp_save(path, text, bytes);
-    fwrite(text, 1, (size_t)bytes, stdout);
+cp_status cp_page_keep(const char *path, const char *text) {
+    if (cp_crew_leads() && path != NULL)
+        return cp_save(path, text, (int64_t)strlen(text));
+    if (cp_crew_leads())
+        fputs(text, stdout);
     return CP_OK;
 }
 

@@ -176,17 +176,16 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
                          float *logits);
 
 /* All that the file at path, or standard input if path is NULL, has to give,
- * and a zero byte after it. The caller frees *text. Fails with CP_FILE or
- * CP_MEMORY; *text is then NULL. */
+ * and a zero byte after it. The caller frees *text, whatever the result. Fails
+ * with CP_FILE or CP_MEMORY. */
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
 
 /* A page of text in memory, as write writes it; *text is the caller's to
  * free. And such a page in the file at path, or on standard output if path is
  * NULL. */
 typedef cp_status (*cp_page_writer)(void *context, FILE *out);
-cp_status cp_page_make(cp_page_writer write, void *context, char **text,
-                       int64_t *bytes);
-cp_status cp_page_keep(const char *path, const char *text, int64_t bytes);
+cp_status cp_page_make(cp_page_writer write, void *context, char **text);
+cp_status cp_page_keep(const char *path, const char *text);
 
 /* As cp_npy_read. */
 cp_status cp_command_array(const char *path, cp_npy *array);

@@ -140,41 +140,31 @@ static cp_status attend_load(attend_run *run) {
                        sizeof(float), "LSE");
 }
 
-/* Write sequence and position of each token that the pieces hold. */
-static cp_status labels_write(const char *path, const cp_pieces *pieces) {
-    const int64_t tokens = cp_pieces_tokens(pieces);
-    int64_t *labels, *next;
-    CP_TRY(cp_allocate(&labels, 2 * tokens, sizeof(int64_t), "labels"));
-    next = labels;
-    for (int64_t i = 0; i < pieces->count; i++) {
-        const cp_span span = pieces->items[i].span;
-        for (int64_t j = 0; j < span.count; j++) {
-            *next++ = span.sequence;
-            *next++ = span.start + j * span.step;
-        }
-    }
-    const cp_status status =
-        cp_npy_write(path, CP_NPY_INT64, 2, (int64_t[]){tokens, 2}, labels);
-    free(labels);
-    return status;
-}
-
-/* Write the rows of heads x dim numbers that pieces name, without padding. */
+/* Write a row for each token that the pieces hold: of rows [heads][dim],
+ * without padding, or, where rows is NULL, its sequence and position. */
 static cp_status rows_write(const char *path, const cp_pieces *pieces,
                             const float *rows, int dims, int64_t heads,
                             int64_t dim) {
-    const int64_t width = heads * dim, tokens = cp_pieces_tokens(pieces);
-    float *packed, *next;
-    CP_TRY(cp_allocate(&packed, tokens * width, sizeof(float), "partials"));
+    const bool labels = rows == NULL;
+    const int64_t shape[] = {cp_pieces_tokens(pieces), heads, dim};
+    const int64_t width = dims == 3 ? heads * dim : heads;
+    const int64_t bytes = width * (labels ? 8 : 4);
+    char *packed, *next;
+    CP_TRY(cp_allocate(&packed, shape[0], bytes, "partials"));
     next = packed;
     for (int64_t i = 0; i < pieces->count; i++) {
         const cp_piece piece = pieces->items[i];
-        const int64_t count = piece.span.count * width;
-        memcpy(next, rows + piece.row * width, (size_t)count * sizeof(float));
-        next += count;
+        const cp_span span = piece.span;
+        for (int64_t j = 0; j < span.count; j++, next += bytes) {
+            const int64_t label[] = {span.sequence, span.start + j * span.step};
+            const void *row = label;
+            if (!labels)
+                row = rows + (piece.row + j) * width;
+            memcpy(next, row, (size_t)bytes);
+        }
     }
     const cp_status status = cp_npy_write(
-        path, CP_NPY_FLOAT32, dims, (int64_t[]){tokens, heads, dim}, packed);
+        path, labels ? CP_NPY_INT64 : CP_NPY_FLOAT32, dims, shape, packed);
     free(packed);
     return status;
 }
@@ -182,20 +172,26 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
 static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                           const cp_pieces *queries, const cp_pieces *keys,
                           const float *output, const float *lse) {
-    static const char *const names[] = {"queries", "keys", "output", "lse"};
     attend_run *run = context;
     const cp_shape *shape = &run->job.shape;
-    const int64_t heads = shape->query_heads, dim = shape->head_dim;
+    const struct {
+        const char *name;
+        const cp_pieces *pieces;
+        const float *rows;
+        int dims;
+        int64_t heads;
+    } files[] = {{"queries", queries, NULL, 2, 2},
+                 {"keys", keys, NULL, 2, 2},
+                 {"output", queries, output, 3, shape->query_heads},
+                 {"lse", queries, lse, 2, shape->query_heads}};
     cp_status status = run->failure;
     (void)hop;
     for (int i = 0; i < 4 && status == CP_OK; i++) {
         char path[4096];
         snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s.npy", run->partials,
-                 rank, op, names[i]);
-        status = i == 0   ? labels_write(path, queries)
-                 : i == 1 ? labels_write(path, keys)
-                 : i == 2 ? rows_write(path, queries, output, 3, heads, dim)
-                          : rows_write(path, queries, lse, 2, heads, 1);
+                 rank, op, files[i].name);
+        status = rows_write(path, files[i].pieces, files[i].rows, files[i].dims,
+                            files[i].heads, shape->head_dim);
     }
     if (run->failure == CP_OK && status != CP_OK)
         snprintf(run->why, sizeof(run->why), "%s", cp_message());

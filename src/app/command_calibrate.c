@@ -74,12 +74,11 @@ static cp_status calibrate_work(void *context) {
     calibrate_run *run = context;
     cp_hardware again;
     char *text;
-    int64_t bytes;
     CP_TRY(cp_meter_calibrate(run->backend, &run->wanted));
-    CP_TRY(cp_page_make(description_write, run, &text, &bytes));
+    CP_TRY(cp_page_make(description_write, run, &text));
     cp_status status = cp_hardware_parse("what was measured", text, &again);
     if (status == CP_OK)
-        status = cp_page_keep(run->out, text, bytes);
+        status = cp_page_keep(run->out, text);
     free(text);
     return status;
 }

@@ -212,10 +212,9 @@ static cp_status plan_write(void *context, FILE *out) {
 
 static cp_status plan_work(void *context) {
     plan_run *run = context;
-    int64_t bytes;
     CP_TRY(plan_build(run));
-    CP_TRY(cp_page_make(plan_write, run, &run->page, &bytes));
-    return cp_page_keep(run->out, run->page, bytes);
+    CP_TRY(cp_page_make(plan_write, run, &run->page));
+    return cp_page_keep(run->out, run->page);
 }
 
 int cp_command_plan(int count, char *const *arguments) {

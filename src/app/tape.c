@@ -11,7 +11,7 @@ static int64_t logits_bytes(const cp_tape *tape) {
     return tape->vocabulary * (int64_t)sizeof(float);
 }
 
-static void last_drop(cp_tape *tape) {
+void cp_tape_drop(cp_tape *tape) {
     const cp_tape_call *last = &tape->calls[--tape->count];
     free(last->which);
     free(last->token);
@@ -21,7 +21,7 @@ cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
                         cp_tape_call **call) {
     cp_tape_call last = {.decode = decode};
     if (!tape->keeps && tape->count > 0)
-        last_drop(tape);
+        cp_tape_drop(tape);
     CP_TRY(cp_grow(&tape->calls, &tape->room, tape->count + 1,
                    sizeof(cp_tape_call), "a tape's calls"));
     CP_TRY(cp_allocate(&last.which, count, 8 + 4 + logits_bytes(tape), "tape"));
@@ -32,15 +32,9 @@ cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
     return CP_OK;
 }
 
-cp_status cp_tape_settle(cp_tape *tape, cp_status status) {
-    if (status != CP_OK)
-        last_drop(tape);
-    return status;
-}
-
 void cp_tape_free(cp_tape *tape) {
     while (tape->count > 0)
-        last_drop(tape);
+        cp_tape_drop(tape);
     free(tape->calls);
     tape->calls = NULL;
     tape->room = 0;

@@ -43,8 +43,8 @@ typedef struct {
 cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
                         cp_tape_call **call);
 
-/* Forget the last call if status is a failure; return status. */
-cp_status cp_tape_settle(cp_tape *tape, cp_status status);
+/* Forget the last call, or all. */
+void cp_tape_drop(cp_tape *tape);
 void cp_tape_free(cp_tape *tape);
 
 /* One more sequence: which is its length, or its number (cp_tape_call), and

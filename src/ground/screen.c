@@ -80,10 +80,9 @@ void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
     cp_screen_end(&screen);
 }
 
-void cp_progress_begin(cp_progress *progress, const char *verb,
-                       const char *object) {
+void cp_progress_begin(cp_progress *progress, const char *what) {
     if (progress->shown)
-        fprintf(stderr, "\r\033[K%s %s ...", verb, object);
+        fprintf(stderr, "\r\033[Kreading %s ...", what);
     progress->begun = progress->shown;
 }
 

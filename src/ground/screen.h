@@ -37,9 +37,8 @@ typedef struct {
     const char *doing; /* NULL: nothing */
 } cp_progress;
 
-/* Say what is done now, of which nobody knows how far it is. */
-void cp_progress_begin(cp_progress *progress, const char *verb,
-                       const char *object);
+/* Say what is read now, of which nobody knows how far it is. */
+void cp_progress_begin(cp_progress *progress, const char *what);
 
 /* Of what context, a cp_progress, is doing, this much is done. */
 void cp_progress_show(void *context, int64_t done, int64_t total);
