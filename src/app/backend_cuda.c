@@ -81,14 +81,10 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
         &crew, cp_nccl_new(&id, crew.rank, crew.ranks, apart.patience, &world));
 }
 
-/* Before there is a crew, every process speaks for itself. */
-static cp_status as_rank(int rank, cp_status status) {
-    return status == CP_OK ? CP_OK
-                           : cp_fail(status, "rank %d: %s", rank, cp_message());
-}
-
 static cp_status join_by_nccl(const cp_launch *launch) {
-    CP_TRY(as_rank(launch->rank, take_device(launch)));
+    const cp_status taken = take_device(launch);
+    if (taken != CP_OK) /* without a crew every process speaks for itself */
+        return cp_fail(taken, "rank %d: %s", launch->rank, cp_message());
     CP_TRY(cp_nccl_meet(launch, apart.patience, &world, &crew));
     adopt();
     if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)

@@ -206,13 +206,13 @@ cp_status cp_command_tokens_check(cp_command_tokens *tokens) {
 }
 
 cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
-                                int64_t most, int64_t *sum) {
+                                int64_t *sum) {
     for (int64_t s = 0; s < counts->count; s++)
-        if (!cp_add(*sum, counts->items[s], sum) || *sum > most)
+        if (!cp_add(*sum, counts->items[s], sum) || *sum > INT32_MAX)
             return cp_refuse(
                 "--%s: with the %ld tokens of sequence %ld the call "
-                "has more than the %ld that can be planned",
-                name, counts->items[s], s, most);
+                "has more than the %d that can be planned",
+                name, counts->items[s], s, INT32_MAX);
     return CP_OK;
 }
 
@@ -240,9 +240,9 @@ cp_status cp_command_call_check(cp_command_call *call) {
     CP_TRY(cp_command_tokens_check(&call->tokens));
     CP_TRY(counts_repeat(fresh, call->batch));
     CP_TRY(counts_repeat(cached, call->batch));
-    CP_TRY(cp_command_tokens_sum("new", fresh, INT32_MAX, &sum));
+    CP_TRY(cp_command_tokens_sum("new", fresh, &sum));
     call->fresh = sum;
-    CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &sum));
+    CP_TRY(cp_command_tokens_sum("cached", cached, &sum));
     call->cached = sum - call->fresh;
     CP_TRY(cp_command_ranks(&call->ranks, 1));
     if (scenario->tensor < 0)

@@ -112,9 +112,9 @@ typedef struct {
 cp_status cp_command_tokens_check(cp_command_tokens *tokens);
 
 /* Add the counts of the option of that name to *sum. Fails with CP_INVALID if
- * that exceeds most. */
+ * that is more than can be planned. */
 cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
-                                int64_t most, int64_t *sum);
+                                int64_t *sum);
 
 /* What a command that predicts a call asks for, and what that comes to. */
 typedef struct {

@@ -15,7 +15,6 @@ typedef struct {
     const char *file, *trace, *batch;
     cp_words asks;
     int64_t capacity, seed;
-    bool compare;
     double temperature;
     cp_command_ring ring;
     /* What they come to. */
@@ -50,7 +49,7 @@ static cp_status chat_check(void *context) {
                          "answers are always decoded so");
     if (run->chat.most < 1)
         return cp_refuse("--most %ld: at least 1 token", run->chat.most);
-    if (run->compare && ring->tensor > 1)
+    if (run->chat.tape.keeps && ring->tensor > 1)
         return cp_refuse(
             "--compare: one rank of %ld GPUs is nothing to compare with",
             ring->tensor);
@@ -292,19 +291,6 @@ static cp_status agreement(const cp_tape_difference *difference,
                    difference->disagreed, difference->tokens, with);
 }
 
-static cp_status compare(chat_run *run) {
-    cp_tape_difference difference;
-    CP_TRY(replay(run, 1, CP_AUTO, NULL, &difference));
-    printf("\nThe same on one rank: ");
-    if (difference.disagreed == 0)
-        printf("every one of %ld tokens agrees;", difference.tokens);
-    else
-        printf("%ld of %ld tokens differ, the first is %ld;",
-               difference.disagreed, difference.tokens, difference.first);
-    printf("\nlogits differ by at most %.2e.\n", difference.largest);
-    return agreement(&difference, "one rank");
-}
-
 static void regret_show(const cp_tape *tape, const double *kv,
                         const double *q) {
     double chosen = 0, best = 0;
@@ -339,6 +325,21 @@ static cp_status regret(chat_run *run) {
     return CP_OK;
 }
 
+static cp_status compare(chat_run *run) {
+    cp_tape_difference difference;
+    CP_TRY(replay(run, 1, CP_AUTO, NULL, &difference));
+    printf("\nThe same on one rank: ");
+    if (difference.disagreed == 0)
+        printf("every one of %ld tokens agrees;", difference.tokens);
+    else
+        printf("%ld of %ld tokens differ, the first is %ld;",
+               difference.disagreed, difference.tokens, difference.first);
+    printf("\nlogits differ by at most %.2e.\n", difference.largest);
+    CP_TRY(agreement(&difference, "one rank"));
+    const bool chosen = run->ring.variant == CP_AUTO && run->ring.ranks > 1;
+    return chosen ? regret(run) : CP_OK;
+}
+
 static cp_status head_show(const chat_run *run) {
     const cp_chat *chat = &run->chat;
     const cp_model_facts *facts = chat->opened.facts;
@@ -363,10 +364,8 @@ static cp_status tail_show(chat_run *run) {
         CP_TRY(cp_session_trace(run->chat.session, run->trace));
         printf("\nTrace: %s (ui.perfetto.dev shows it)\n", run->trace);
     }
-    if (run->compare)
+    if (run->chat.tape.keeps)
         CP_TRY(compare(run));
-    if (run->compare && run->ring.variant == CP_AUTO && run->ring.ranks > 1)
-        CP_TRY(regret(run));
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         printf("\nPeak memory %s MB.\n",
                cp_group(usage.ru_maxrss * 1024 / 1000000).text);
@@ -381,7 +380,6 @@ static cp_status chat_work(void *context) {
     run->prompts = isatty(STDIN_FILENO) && terminal && !given;
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
-    chat->tape.keeps = run->compare;
     chat->live = run->batch == NULL;
     if (cp_crew_mine()->ranks == 1)
         sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
@@ -413,7 +411,7 @@ int cp_command_chat(int count, char *const *arguments) {
          "a question to a line, each its own conversation, decoded together"},
         {"system", CP_WORD, &run.chat.system, "TEXT",
          "the system message (default: the model's own)"},
-        {"compare", CP_FLAG, &run.compare, NULL,
+        {"compare", CP_FLAG, &run.chat.tape.keeps, NULL,
          "afterwards do the same on one rank, and say whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",

@@ -20,7 +20,7 @@ typedef struct {
     cp_setting setting;
     cp_load load;
     answer answers[CP_RULES];
-    double pass_kv, pass_q; /* simulated seconds */
+    cp_forecast pass_kv, pass_q;
 } choose_run;
 
 enum { SPEEDS_PEAK, SPEEDS_REACHED };
@@ -68,16 +68,6 @@ static cp_status rules_ask(choose_run *run) {
             CP_TRY(cp_rule_least(rule, &run->setting, (int64_t)run->load.keys,
                                  &said->turns));
     }
-    return CP_OK;
-}
-
-static cp_status call_simulate(const choose_run *run, cp_variant variant,
-                               double *seconds) {
-    cp_scenario scenario = run->call.scenario;
-    cp_forecast forecast;
-    scenario.variant = variant;
-    CP_TRY(cp_simulate(&scenario, &forecast));
-    *seconds = forecast.seconds;
     return CP_OK;
 }
 
@@ -149,10 +139,9 @@ static void verdicts_print(const choose_run *run) {
                                                    : cp_group(said->turns).text,
                       said->verdict.because);
     }
-    snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s", run->pass_kv,
-             run->pass_q);
-    row_print(single, "simulation",
-              run->pass_kv <= run->pass_q ? CP_PASS_KV : CP_PASS_Q, "", text);
+    const double kv = run->pass_kv.seconds, q = run->pass_q.seconds;
+    snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s", kv, q);
+    row_print(single, "simulation", kv <= q ? CP_PASS_KV : CP_PASS_Q, "", text);
 }
 
 static void csv_print(const choose_run *run) {
@@ -171,8 +160,10 @@ static cp_status choose_work(void *context) {
         csv_print(run);
         return CP_OK;
     }
-    CP_TRY(call_simulate(run, CP_PASS_KV, &run->pass_kv));
-    CP_TRY(call_simulate(run, CP_PASS_Q, &run->pass_q));
+    run->call.scenario.variant = CP_PASS_KV;
+    CP_TRY(cp_simulate(&run->call.scenario, &run->pass_kv));
+    run->call.scenario.variant = CP_PASS_Q;
+    CP_TRY(cp_simulate(&run->call.scenario, &run->pass_q));
     head_print(run);
     thresholds_print(&run->setting);
     verdicts_print(run);

@@ -53,9 +53,8 @@ static cp_status layout_new(const plan_run *run, const cp_counts *counts,
 static cp_status cache_fill(plan_run *run) {
     const cp_counts *cached = &run->tokens.cached;
     int64_t fresh_sum = 0, cached_sum = 0;
-    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, INT32_MAX,
-                                 &fresh_sum));
-    CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &cached_sum));
+    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, &fresh_sum));
+    CP_TRY(cp_command_tokens_sum("cached", cached, &cached_sum));
     CP_TRY(cp_cache_new((int)run->ranks, cached->count,
                         cached_sum + fresh_sum + 2 * run->ranks, &run->cache));
     if (cached_sum == 0)

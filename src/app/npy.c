@@ -63,12 +63,6 @@ static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
     return CP_OK;
 }
 
-/* What follows a key in the header; NULL if the key is missing. */
-static const char *value_find(const char *header, const char *key) {
-    const char *at = strstr(header, key);
-    return at != NULL ? at + strlen(key) : NULL;
-}
-
 /* Read a dictionary of Python's, whose spaces mean nothing. */
 static cp_status header_read(char *text, const char *path, cp_npy *array) {
     char *end = text;
@@ -79,20 +73,20 @@ static cp_status header_read(char *text, const char *path, cp_npy *array) {
     *end = '\0';
     for (const char *c = text; (c = strstr(c, "':")) != NULL; c++)
         keys++;
-    const char *type = value_find(text, "'descr':");
-    const char *order = value_find(text, "'fortran_order':");
-    const char *shape = value_find(text, "'shape':");
+    const char *type = strstr(text, "'descr':");
+    const char *order = strstr(text, "'fortran_order':");
+    const char *shape = strstr(text, "'shape':");
     if (text[0] != '{' || end[-1] != '}' || type == NULL || order == NULL ||
         shape == NULL || keys != 3)
         return cp_refuse("%s: its header is not NumPy's: descr, fortran_order "
                          "and shape, once each",
                          path);
-    if (strncmp(order, "False", 5) != 0)
+    if (strncmp(strchr(order, ':'), ":False", 6) != 0)
         return cp_refuse("%s: its fortran_order is not False; save "
                          "numpy.ascontiguousarray of it",
                          path);
-    CP_TRY(type_read(type, path, array));
-    return shape_read(shape, path, array);
+    CP_TRY(type_read(strchr(type, ':') + 1, path, array));
+    return shape_read(strchr(shape, ':') + 1, path, array);
 }
 
 static cp_status header_load(FILE *file, const char *path, cp_npy *array) {

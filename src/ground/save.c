@@ -26,10 +26,9 @@ static cp_status refuse(const cp_saved *saved, const char *what) {
 
 /* What has no name to be put in the place of: also the file behind /dev/stdout
  * that was deleted since. */
-static bool is_device(const char *path) {
-    struct stat old;
-    return stat(path, &old) == 0 &&
-           (!S_ISREG(old.st_mode) || old.st_nlink == 0);
+static bool is_device(const char *path, struct stat *old) {
+    return stat(path, old) == 0 &&
+           (!S_ISREG(old->st_mode) || old->st_nlink == 0);
 }
 
 /* Open a nameless file in the directory of the target, or one of that name
@@ -83,7 +82,8 @@ static bool write_all(int file, const char *data, int64_t bytes) {
 
 /* Write all parts to a device, or to a file that has no name yet. */
 static cp_status saving_fill(saving *save, const cp_saved *saved) {
-    save->device = is_device(saved->path);
+    struct stat old;
+    save->device = is_device(saved->path, &old);
     if (save->device)
         save->file = open(saved->path, O_WRONLY | O_APPEND | O_CLOEXEC);
     else
@@ -145,10 +145,9 @@ cp_status cp_save(const char *path, const void *data, int64_t bytes) {
 
 cp_status cp_save_check(const char *path) {
     struct stat old;
-    if (is_device(path)) {
+    if (is_device(path, &old)) {
         errno = EISDIR; /* unless there is another reason */
-        if (access(path, W_OK) == 0 && stat(path, &old) == 0 &&
-            !S_ISDIR(old.st_mode))
+        if (access(path, W_OK) == 0 && !S_ISDIR(old.st_mode))
             return CP_OK;
         return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
     }
