@@ -25,13 +25,12 @@ static cp_session *session_new(int ranks) {
 static void call_add(cp_session *session, bool decode, int64_t tokens) {
     cp_tape_call *call;
     cp_turn_report report;
-    int32_t ids[40];
-    for (int i = 0; i < 40; i++)
-        ids[i] = 20 + i;
     tape.vocabulary = vocabulary;
     tape.keeps = true;
     must(cp_tape_begin(&tape, decode, 1, &call));
-    must(cp_tape_call_add(call, decode ? 0 : tokens, true, ids, tokens));
+    for (int32_t i = 0; i < tokens; i++)
+        must(cp_ids_append(&call->ids, 20 + i));
+    cp_tape_call_add(call, decode ? 0 : tokens, true);
     must(cp_tape_run(&tape, call, session, &report));
     call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
 }

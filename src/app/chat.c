@@ -33,7 +33,7 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
                        "answer they pass the %ld positions",
                        fresh, held, capacity);
     who->left = cp_min(chat->most, left);
-    who->answered = 0;
+    who->answer.count = 0;
     return CP_OK;
 }
 
@@ -42,19 +42,15 @@ static cp_status question_add(cp_chat *chat, const char *question,
                               int64_t sequence, cp_tape_call *call) {
     const bool first = cp_session_length(chat->session, sequence) == 0;
     const bool joins = first && chat->document != NULL;
-    int64_t bytes = (int64_t)strlen(question);
-    cp_ids ids = {0};
+    int64_t bytes = (int64_t)strlen(question), fresh = -call->ids.count;
     if (joins)
         CP_TRY(text_join(chat, question, &bytes));
-    cp_status status = cp_template_turn(
-        &chat->template, chat->opened.tokenizer, first,
-        joins ? chat->document : question, bytes, chat->system, &ids);
-    if (status == CP_OK)
-        status = answer_begin(chat, sequence, ids.count);
-    if (status == CP_OK)
-        status = cp_tape_call_add(call, ids.count, true, ids.items, ids.count);
-    free(ids.items);
-    return status;
+    CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
+                            joins ? chat->document : question, bytes,
+                            chat->system, &call->ids));
+    fresh += call->ids.count;
+    cp_tape_call_add(call, fresh, true);
+    return answer_begin(chat, sequence, fresh);
 }
 
 /* Add the last token of one who speaks to a step of decode; its logits are
@@ -66,14 +62,15 @@ static cp_status token_add(const cp_chat *chat, int64_t sequence,
         who->next != chat->template.end && who->left > 0 && !chat->stopping;
     if (who->next == CP_SILENT)
         return CP_OK;
-    return cp_tape_call_add(call, sequence, more, &who->next, 1);
+    cp_tape_call_add(call, sequence, more);
+    return cp_ids_append(&call->ids, who->next);
 }
 
-static void token_show(cp_chat *chat, int32_t token) {
+static void tokens_show(cp_chat *chat, const int32_t *tokens, int64_t count) {
     char *text;
     int64_t bytes;
-    if (cp_tokenizer_decode(chat->opened.tokenizer, &token, 1, &text, &bytes) !=
-        CP_OK)
+    if (cp_tokenizer_decode(chat->opened.tokenizer, tokens, count, &text,
+                            &bytes) != CP_OK)
         return;
     cp_screen_write(&chat->screen, text, bytes);
     cp_output_flush(); /* keeps the reason, if it was lost */
@@ -81,31 +78,30 @@ static void token_show(cp_chat *chat, int32_t token) {
 }
 
 void cp_chat_show(cp_chat *chat, int64_t sequence) {
-    const cp_speaker *who = &chat->speakers[sequence];
-    for (int64_t i = 0; i < who->answered; i++)
-        token_show(chat, who->answer[i]);
+    const cp_ids *answer = &chat->speakers[sequence].answer;
+    tokens_show(chat, answer->items, answer->count);
     cp_screen_end(&chat->screen);
 }
 
-static void token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
-    if (cp_tokenizer_ends(chat->opened.tokenizer, token)) {
-        who->next = chat->template.end;
-        return;
-    }
-    who->next = who->answer[who->answered++] = token;
+static cp_status token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
+    const bool ends = cp_tokenizer_ends(chat->opened.tokenizer, token);
+    who->next = ends ? chat->template.end : token;
+    if (ends)
+        return CP_OK;
     who->left--;
     chat->cost.tokens++;
     if (chat->live)
-        token_show(chat, token);
+        tokens_show(chat, &token, 1);
+    return cp_ids_append(&who->answer, token);
 }
 
 /* Nothing was drawn: the turn is over, once its end has been fed too. */
 static void turn_end(cp_chat *chat, cp_speaker *who) {
     const bool ended = who->next == chat->template.end;
     if (!ended)
-        chat->cost.cuts[who->left > 0                ? CP_CUT_BY_USER
-                        : who->answered < chat->most ? CP_CUT_BY_ROOM
-                                                     : CP_CUT_BY_MOST]++;
+        chat->cost.cuts[who->left > 0                    ? CP_CUT_BY_USER
+                        : who->answer.count < chat->most ? CP_CUT_BY_ROOM
+                                                         : CP_CUT_BY_MOST]++;
     who->next = ended ? CP_SILENT : chat->template.end;
 }
 
@@ -164,7 +160,7 @@ static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
         }
         call->drawn[i] = cp_sampler_draw(
             &chat->sampler, call->logits + i * vocabulary, vocabulary);
-        token_take(chat, who, call->drawn[i]);
+        CP_TRY(token_take(chat, who, call->drawn[i]));
     }
     return cost_keep(chat, call, &report);
 }
@@ -221,20 +217,15 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
 }
 
 cp_status cp_chat_open(cp_chat *chat) {
-    const int64_t most = cp_min(chat->most, chat->opened.facts->positions);
     chat->tape.vocabulary = chat->opened.facts->vocabulary;
-    CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
-                       "answers"));
-    CP_TRY(cp_allocate(&chat->answers, chat->sequences,
-                       most * (int64_t)sizeof(int32_t), "answers"));
-    for (int64_t s = 0; s < chat->sequences; s++)
-        chat->speakers[s].answer = chat->answers + s * most;
-    return CP_OK;
+    return cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
+                       "answers");
 }
 
 void cp_chat_close(cp_chat *chat) {
+    for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++)
+        free(chat->speakers[s].answer.items);
     free(chat->speakers);
-    free(chat->answers);
     free(chat->document);
     cost_clear(&chat->cost);
     cp_tape_free(&chat->tape);

@@ -13,8 +13,7 @@
 typedef struct {
     int32_t next; /* the token to be fed; CP_SILENT: its turn is over */
     int64_t left; /* tokens that the answer may still have */
-    int32_t *answer;
-    int64_t answered; /* tokens that it has */
+    cp_ids answer;
 } cp_speaker;
 
 enum { CP_SILENT = -1 };
@@ -54,7 +53,6 @@ typedef struct {
     int64_t document_bytes;
     /* What a turn leaves behind. */
     cp_speaker *speakers; /* [sequences] */
-    int32_t *answers;     /* of all speakers; owned */
     cp_cost cost;
     cp_tape tape;
     bool stopping; /* the user has had enough of this answer */

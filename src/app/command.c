@@ -188,7 +188,18 @@ cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
     return cp_command_about(cp_shape_check(shape), "--heads");
 }
 
-cp_status cp_command_tokens_check(cp_command_tokens *tokens) {
+/* The counts again and again until there are so many; or zeros. */
+static cp_status counts_repeat(cp_counts *counts, int64_t count) {
+    int64_t *items;
+    CP_TRY(cp_allocate(&items, count, sizeof(int64_t), "sequences"));
+    for (int64_t i = 0; i < count && counts->count > 0; i++)
+        items[i] = counts->items[i % counts->count];
+    free(counts->items);
+    *counts = (cp_counts){items, count};
+    return CP_OK;
+}
+
+cp_status cp_command_tokens_check(cp_command_tokens *tokens, int64_t times) {
     const int64_t sequences = tokens->fresh.count;
     cp_counts *cached = &tokens->cached;
     int64_t first = 0; /* that has new tokens */
@@ -199,10 +210,8 @@ cp_status cp_command_tokens_check(cp_command_tokens *tokens) {
     if (cached->count > 0 && cached->count != sequences)
         return cp_refuse("--cached is of %ld sequences, and --new of %ld",
                          cached->count, sequences);
-    if (cached->count > 0)
-        return CP_OK;
-    cached->count = sequences;
-    return cp_allocate(&cached->items, sequences, sizeof(int64_t), "sequences");
+    CP_TRY(counts_repeat(&tokens->fresh, sequences * times));
+    return counts_repeat(cached, sequences * times);
 }
 
 cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
@@ -221,25 +230,11 @@ cp_status cp_command_call_read(cp_command_call *call) {
     return cp_model_sizes_read(call->model, &call->sizes);
 }
 
-/* The counts again and again, so many times. */
-static cp_status counts_repeat(cp_counts *counts, int64_t times) {
-    const int64_t count = counts->count;
-    int64_t *items;
-    CP_TRY(cp_allocate(&items, count * times, sizeof(int64_t), "sequences"));
-    for (int64_t i = 0; i < count * times; i++)
-        items[i] = counts->items[i % count];
-    free(counts->items);
-    *counts = (cp_counts){items, count * times};
-    return CP_OK;
-}
-
 cp_status cp_command_call_check(cp_command_call *call) {
     cp_counts *fresh = &call->tokens.fresh, *cached = &call->tokens.cached;
     cp_scenario *scenario = &call->scenario;
     int64_t sum = 0; /* all of a call are planned together */
-    CP_TRY(cp_command_tokens_check(&call->tokens));
-    CP_TRY(counts_repeat(fresh, call->batch));
-    CP_TRY(counts_repeat(cached, call->batch));
+    CP_TRY(cp_command_tokens_check(&call->tokens, call->batch));
     CP_TRY(cp_command_tokens_sum("new", fresh, &sum));
     call->fresh = sum;
     CP_TRY(cp_command_tokens_sum("cached", cached, &sum));

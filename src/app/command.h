@@ -108,8 +108,8 @@ typedef struct {
     }
 
 /* See that there are sequences, as many in both lists, and new tokens; cached
- * is filled with zeros if it was not given. */
-cp_status cp_command_tokens_check(cp_command_tokens *tokens);
+ * is filled with zeros if it was not given. Then take them so many times. */
+cp_status cp_command_tokens_check(cp_command_tokens *tokens, int64_t times);
 
 /* Add the counts of the option of that name to *sum. Fails with CP_INVALID if
  * that is more than can be planned. */

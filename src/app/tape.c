@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "app/command.h"
 
@@ -14,7 +13,7 @@ static int64_t logits_bytes(const cp_tape *tape) {
 void cp_tape_drop(cp_tape *tape) {
     const cp_tape_call *last = &tape->calls[--tape->count];
     free(last->which);
-    free(last->token);
+    free(last->ids.items);
 }
 
 cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
@@ -40,24 +39,18 @@ void cp_tape_free(cp_tape *tape) {
     tape->room = 0;
 }
 
-cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
-                           const int32_t *tokens, int64_t count) {
-    CP_TRY(cp_grow(&call->token, &call->room, call->tokens + count,
-                   sizeof(int32_t), "a tape's tokens"));
-    memcpy(call->token + call->tokens, tokens, (size_t)count * sizeof(int32_t));
-    call->tokens += count;
+void cp_tape_call_add(cp_tape_call *call, int64_t which, bool read) {
     call->which[call->count] = which;
     call->drawn[call->count++] = read ? 0 : CP_UNREAD;
-    return CP_OK;
 }
 
 cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
                       cp_session *session, cp_turn_report *report) {
     const int64_t width = tape->vocabulary;
-    CP_TRY(call->decode
-               ? cp_session_decode(session, call->count, call->which,
-                                   call->token, report)
-               : cp_session_prefill(session, call->which, call->token, report));
+    CP_TRY(call->decode ? cp_session_decode(session, call->count, call->which,
+                                            call->ids.items, report)
+                        : cp_session_prefill(session, call->which,
+                                             call->ids.items, report));
     call->variant = report->variant;
     int64_t after = 0; /* the tokens of this sequence and of those before */
     for (int64_t i = 0; i < call->count; i++) {

@@ -5,6 +5,7 @@
 
 #include "model/sample.h"
 #include "model/session.h"
+#include "model/tokenizer.h"
 
 /* One call of a session: what went in, and what was read of its logits. */
 typedef struct {
@@ -12,10 +13,9 @@ typedef struct {
     int64_t count;  /* sequences: all, or those that decode */
     int64_t *which; /* [count] prefill: lengths; decode: sequences. drawn and
                        logits lie behind it */
-    int64_t tokens, room;
-    int32_t *token;     /* [tokens] */
-    int32_t *drawn;     /* [count] from their logits; CP_UNREAD: not read */
-    float *logits;      /* [count][vocabulary] */
+    cp_ids ids;     /* their new tokens */
+    int32_t *drawn; /* [count] from their logits; CP_UNREAD: not read */
+    float *logits;  /* [count][vocabulary] */
     cp_variant variant; /* of the ring that it took */
 } cp_tape_call;
 
@@ -47,10 +47,9 @@ cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
 void cp_tape_drop(cp_tape *tape);
 void cp_tape_free(cp_tape *tape);
 
-/* One more sequence: which is its length, or its number (cp_tape_call), and
- * these are its new tokens. Fails with CP_MEMORY. */
-cp_status cp_tape_call_add(cp_tape_call *call, int64_t which, bool read,
-                           const int32_t *tokens, int64_t count);
+/* One more sequence: which is its length, or its number (cp_tape_call). The
+ * caller appends its new tokens to call->ids. */
+void cp_tape_call_add(cp_tape_call *call, int64_t which, bool read);
 
 /* Make the call, and read its logits; the call's variant becomes the report's.
  * Fails as the session does, and with CP_INVALID where a logit is no
