@@ -75,7 +75,7 @@ static cp_status rank_remember(cp_comm *comm, void *context) {
 
 static void remember(conversation *it, int64_t tokens) {
     const cp_threads_options options = {it->ranks, 0, 0};
-    need(cp_cache_prefill(it->cache, &tokens, &it->layout));
+    need(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
     need(cp_threads_run(&options, rank_remember, it));
     need(cp_cache_commit(it->cache, it->layout));
     cp_layout_free(it->layout);
@@ -85,9 +85,9 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
     const conversation *it = context;
     const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
     cp_walker *walker = it->walkers[comm->rank];
-    write_tokens(mine, QUERIES, WIDTH, cp_walker_queries(walker));
-    write_tokens(mine, KEYS, DIM, cp_walker_new_keys(walker));
-    write_tokens(mine, VALUES, DIM, cp_walker_new_values(walker));
+    write_tokens(mine, QUERIES, WIDTH, walker->queries);
+    write_tokens(mine, KEYS, DIM, walker->new_keys);
+    write_tokens(mine, VALUES, DIM, walker->new_values);
     return CP_OK;
 }
 
@@ -102,7 +102,7 @@ static cp_status rank_walk(cp_comm *comm, void *context) {
  * there are fewer samples than most. */
 static void take_samples(conversation *it, int rank, int64_t most) {
     const cp_pieces *mine = &it->layout->queries[rank].pieces;
-    const cp_partial *result = cp_walker_result(it->walkers[rank]);
+    const cp_partial *result = &it->walkers[rank]->result;
     for (int64_t p = mine->count - 1; p >= 0 && it->count < most; p--) {
         const int64_t n = it->count++, last = mine->items[p].span.count - 1;
         const cp_piece piece = cp_piece_part(mine->items[p], last, 1);
@@ -137,9 +137,8 @@ static double call(conversation *it, cp_variant variant, int64_t tokens,
         .threads = cp_place_share(&cp_place_threads, 0, it->ranks)};
     cp_common_work walk = {rank_prepare, rank_walk, it, .busy = it->busy};
     int64_t bytes = 0;
-    need(variant == CP_DECODE
-             ? cp_cache_decode(it->cache, &tokens, &it->layout)
-             : cp_cache_prefill(it->cache, &tokens, &it->layout));
+    need(cp_cache_lay_out(it->cache, variant == CP_DECODE, &tokens,
+                          &it->layout));
     need(cp_plan_build(variant, it->layout, &shape, NULL, &it->plan));
     for (int r = 0; r < it->ranks; r++)
         need(cp_walker_new(it->plan, r, &options, &it->walkers[r]));

@@ -48,7 +48,7 @@ struct talk {
     bool separate;
     const cp_link *link;          /* each message goes by it; or NULL */
     cp_device_trace *trace;       /* or NULL */
-    bool (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
+    void (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
     cp_status (*walk)(talk *t);   /* all layers; NULL: walk_together */
     /* Between calls. */
     cp_cache *cache;
@@ -124,13 +124,6 @@ static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
     return CP_OK;
 }
 
-static inline cp_status copy_on(cudaStream_t stream, void *to, const void *from,
-                                int64_t bytes, const char *what) {
-    return cp_cuda(
-        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, stream),
-        "%s", what);
-}
-
 /* A rank's new tokens: memory of the host for them, what they are in this
  * layout, and their way to the walker. */
 static inline int64_t rows_of_inputs(const talk *t) {
@@ -157,8 +150,9 @@ static inline cp_status give_inputs(const talk *t, int rank) {
     const cp_stream_rows rows = cp_stream_walker_rows(t->walkers[rank]);
     void *const to[] = {NULL, rows.queries, rows.keys, rows.values};
     for (int what = QUERY; what <= VALUE; what++)
-        CP_TRY(copy_on(t->queues[rank].compute, to[what], t->inputs[rank][what],
-                       bytes_of_inputs(t, what), "giving a rank its tokens"));
+        CP_TRY(cp_bytes_copy(to[what], t->inputs[rank][what],
+                             bytes_of_inputs(t, what), t->queues[rank].compute,
+                             "tokens"));
     return CP_OK;
 }
 
@@ -189,7 +183,7 @@ static inline void remember(talk *t, int64_t steps) {
     const int64_t one[4] = {1, steps % 2};
     for (int64_t n = 0; n < steps; n++) {
         cp_layout *layout;
-        must(cp_cache_decode(t->cache, one, &layout));
+        must(cp_cache_lay_out(t->cache, true, one, &layout));
         must(cp_cache_commit(t->cache, layout));
         cp_layout_free(layout);
     }
@@ -204,8 +198,7 @@ static inline cp_status plan_call(talk *t, const int64_t *fresh,
                                   cp_variant variant) {
     const cp_plan_options options = {cp_element_bytes(t->element),
                                      t->spare < 1 ? 1 : t->spare};
-    CP_TRY((variant == CP_DECODE ? cp_cache_decode : cp_cache_prefill)(
-        t->cache, fresh, &t->layout));
+    CP_TRY(cp_cache_lay_out(t->cache, variant == CP_DECODE, fresh, &t->layout));
     CP_TRY(cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan));
     return cp_plan_check(t->plan, &t->report);
 }
@@ -274,9 +267,7 @@ static inline void compare(talk *t, int layer, int rank) {
         norm += truth[i] * truth[i];
     }
     /* Say what was wrong with the answer. */
-    const cp_traffic sent = cp_stream_walker_traffic(t->walkers[rank]);
-    const int64_t bytes =
-        sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
+    const int64_t bytes = cp_stream_walker_sent(t->walkers[rank]);
     if (!(sqrt(difference) <= 2e-6 * sqrt(norm) + 1e-12) || !(worst <= 5e-6))
         snprintf(t->problem, sizeof(t->problem),
                  "rank %d is off by %g of %g (LSE %g)", rank, sqrt(difference),
@@ -306,9 +297,9 @@ static inline int64_t answer_bytes(const talk *t) {
 }
 
 static inline cp_status take_answer(const talk *t, int layer, int rank) {
-    return copy_on(t->queues[rank].compute, t->answers[layer][rank],
-                   cp_stream_walker_rows(t->walkers[rank]).output,
-                   answer_bytes(t), "taking an answer");
+    return cp_bytes_copy(t->answers[layer][rank],
+                         cp_stream_walker_rows(t->walkers[rank]).output,
+                         answer_bytes(t), t->queues[rank].compute, "an answer");
 }
 
 static inline cp_status take(talk *t, int layer, int rank) {
@@ -321,8 +312,8 @@ static inline cp_status walk_layer(talk *t, int layer) {
         cp_device_trace_layer(t->trace, r, layer);
         CP_TRY(give_all(t, r));
     }
-    CP_TRY(cp_loopback_walk(t->walkers, t->link, t->keys[layer],
-                            t->values[layer]));
+    CP_TRY(cp_stream_walk(t->walkers, t->ranks, t->link, t->keys[layer],
+                          t->values[layer]));
     for (int r = 0; r < t->ranks; r++)
         CP_TRY(take(t, layer, r));
     return CP_OK;
@@ -342,8 +333,8 @@ static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
     cp_stream_walker *w = t->walkers[rank];
     for (int layer = 0; layer < t->layers; layer++) {
         CP_TRY(give_all(t, rank));
-        CP_TRY(cp_stream_walk(w, &cp->link, t->keys[layer][rank],
-                              t->values[layer][rank]));
+        CP_TRY(cp_stream_walk(&w, 1, &cp->link, &t->keys[layer][rank],
+                              &t->values[layer][rank]));
         if (tp != NULL)
             CP_TRY(
                 cp_nccl_sum(tp, cp_stream_walker_rows(w).output,
@@ -389,8 +380,10 @@ static inline void forget_call(talk *t) {
 static inline cp_status walk_call(talk *t, const int64_t *fresh,
                                   cp_variant variant) {
     CP_TRY(plan_call(t, fresh, variant));
-    if (t->spoil != NULL)
-        ck_assert(t->spoil(t->plan) && cp_plan_link(t->plan) == CP_OK);
+    if (t->spoil != NULL) {
+        t->spoil(t->plan);
+        must(cp_plan_link(t->plan));
+    }
     CP_TRY(make_walkers(t));
     CP_TRY((t->walk != NULL ? t->walk : walk_together)(t));
     compare_all(t);
@@ -413,7 +406,7 @@ static inline cp_status call(talk *t, const int64_t *fresh,
 /* All was well, in this turn of the conversation. */
 static inline void went_well(const talk *t, int turn) {
     ck_assert_msg(t->problem[0] == '\0', "%d ranks, turn %d: %s; %s", t->ranks,
-                  turn, t->problem, stand_in_error());
+                  turn, t->problem, stand_in_report());
 }
 
 enum { TURNS = 5 };

@@ -4,109 +4,19 @@
 #include "reference/attend/oracle.h"
 #include "app/npy.h"
 #include "model/gguf.h"
+#include "tests/harness/scenes.h"
 #include "tests/harness/shell.h"
 #include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 
-#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-/* A scene as its file tells it: a name, lines of shell, the exit status, and
- * texts that are on standard output (out), on standard error (err), or not on
- * standard output (not). */
-enum { SCENES = 400, TEXTS = 10 };
-enum { OUT, ERR, NOT };
-
-typedef struct {
-    char *name, *script;
-    int status;
-    int count;
-    struct {
-        int where; /* OUT, ERR, NOT */
-        const char *text;
-    } expected[TEXTS];
-} scene;
-
-static scene scenes[SCENES];
-static int scene_count;
-
-static void line_read(const char *line) {
-    static const char *const kinds[] = {"out: ", "err: ", "not: "};
-    scene *now = &scenes[cp_max(0, scene_count - 1)];
-    if (line[0] == '\0' || line[0] == '#')
-        return;
-    if (strncmp(line, "== ", 3) == 0) {
-        scenes[scene_count++] = (scene){.name = strdup(line + 3)};
-    } else if (strncmp(line, "$ ", 2) == 0) {
-        const size_t length = now->script ? strlen(now->script) : 0;
-        now->script = realloc(now->script, length + strlen(line));
-        sprintf(now->script + length, "%s\n", line + 2);
-    } else if (strncmp(line, "status: ", 8) == 0) {
-        now->status = atoi(line + 8);
-    } else {
-        int kind = 0;
-        while (kind < 3 && strncmp(line, kinds[kind], 5) != 0)
-            kind++;
-        now->expected[now->count].where = kind;
-        now->expected[now->count++].text = strdup(line + 5);
-    }
-    if (scene_count == SCENES || now->count == TEXTS ||
-        (now->count > 0 && now->expected[now->count - 1].where > NOT)) {
-        fprintf(stderr, "%s: '%s' is no line of a scene\n", now->name, line);
-        exit(1);
-    }
-}
-
-static int scenes_read(void) {
-    glob_t files;
-    if (glob("tests/scenes/*.txt", 0, NULL, &files) != 0)
-        exit(1);
-    for (size_t i = 0; i < files.gl_pathc; i++) {
-        FILE *file = fopen(files.gl_pathv[i], "r");
-        char *line = NULL;
-        size_t size = 0;
-        while (getline(&line, &size, file) > 0) {
-            line[strcspn(line, "\n")] = '\0';
-            line_read(line);
-        }
-        free(line);
-        fclose(file);
-    }
-    globfree(&files);
-    return scene_count;
-}
-
-/* Where nothing is expected on standard error, or on standard output of a
- * failure, nothing is there; a failure says one line. */
-static bool is_as_told(const scene *told, int status) {
-    bool out = status == 0, err = false, all = status == told->status;
-    for (int i = 0; i < told->count; i++) {
-        const char *text = told->expected[i].text;
-        const bool on_errors = told->expected[i].where == ERR;
-        const bool found = strstr(on_errors ? errors : output, text) != NULL;
-        all = all && found == (told->expected[i].where != NOT);
-        out = out || !on_errors;
-        err = err || on_errors;
-    }
-    const char *end = strchr(errors, '\n');
-    const bool one =
-        strncmp(errors, "longring: ", 10) == 0 && end != NULL && end[1] == '\0';
-    return all && (out || output[0] == '\0') && (err ? one : errors[0] == '\0');
-}
-
-LOOP(scene_is_as_told, 0, scenes_read()) {
-    const scene *told = &scenes[_i];
+LOOP(scene_is_as_told, 0, scenes_read("tests/scenes/*.txt")) {
     before_every_line("QKV=\"--q $D/q.npy --k $D/k.npy --v $D/v.npy\";");
-    const int status = shell("%s", told->script);
-    ck_assert_msg(is_as_told(told, status),
-                  "%s: status %d, not %d\n%s-- said '%.2000s'\n-- and '%.500s'",
-                  told->name, status, told->status, told->script, output,
-                  errors);
-    ck_assert_msg(shell("ls -A $D | grep '[.]tmp$'") != 0, "%s: left %s",
-                  told->name, output);
+    scene_play(_i);
 }
 
 enum { SEQUENCES = 3, HEADS = 6, KV_HEADS = 2, DIM = 32 };
@@ -166,7 +76,7 @@ static expectation expect(const attend_case *the_case) {
     return wanted;
 }
 
-static void compare_files(const char *line, const expectation *wanted) {
+static void compare_files(const expectation *wanted) {
     cp_npy out, lse;
     double apart = 0, size = 0;
     must(cp_npy_read(in("o.npy"), &out));
@@ -179,12 +89,10 @@ static void compare_files(const char *line, const expectation *wanted) {
         apart += error * error;
         size += wanted->output[i] * wanted->output[i];
     }
-    ck_assert_msg(apart <= 1e-12 * size, "%s: output is off by %g", line,
+    ck_assert_msg(apart <= 1e-12 * size, "output of %s is off by %g", output,
                   sqrt(apart / size));
     for (int64_t i = 0; i < lse.count; i++)
-        ck_assert_msg(fabs((double)((float *)lse.data)[i] - wanted->lse[i]) <=
-                          5e-6,
-                      "%s: LSE %ld is off", line, i);
+        hold(fabs((double)((float *)lse.data)[i] - wanted->lse[i]) <= 5e-6);
     cp_npy_free(&out);
     cp_npy_free(&lse);
 }
@@ -194,15 +102,12 @@ static void attend_everywhere(const attend_case *the_case,
     const int ranks[] = {1, 2, 3, 5, 16};
     const expectation wanted = expect(the_case);
     for (int i = 0; i < COUNT_OF(ranks); i++) {
-        char line[400];
-        snprintf(line, sizeof(line),
-                 "$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy "
-                 "--lengths %ld,%ld,%ld --history %s --variant %s "
-                 "--ranks %d --out $D/o.npy --lse $D/lse.npy",
-                 the_case->new_tokens[0], the_case->new_tokens[1],
-                 the_case->new_tokens[2], the_case->history, variant, ranks[i]);
-        accepted(line, " sequences; ");
-        compare_files(line, &wanted);
+        runs("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
+             "%ld,%ld,%ld --history %s --variant %s --ranks %d --out $D/o.npy "
+             "--lse $D/lse.npy",
+             the_case->new_tokens[0], the_case->new_tokens[1],
+             the_case->new_tokens[2], the_case->history, variant, ranks[i]);
+        compare_files(&wanted);
     }
 }
 
@@ -323,7 +228,7 @@ static void write_forged(const char *name, float number) {
     const tiny_gguf_options tiny = {.seed = 3};
     tiny_bytes bytes = {0};
     cp_gguf *file;
-    must(tiny_gguf_build(&tiny, &bytes));
+    tiny_gguf_build(&tiny, &bytes);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     const cp_gguf_tensor *norm = cp_gguf_find(file, "output_norm.weight");
     memcpy((char *)(uintptr_t)norm->data + 4 * 7, &number, 4);
@@ -349,7 +254,7 @@ static char files[sizeof(directory)]; /* a directory of what all scenes find */
 static void write_files(void) {
     const tiny_gguf_options tiny = {.seed = 3};
     make_directory();
-    must(tiny_gguf_write(in("m.gguf"), &tiny));
+    tiny_gguf_write(in("m.gguf"), &tiny);
     write_forged("nan.gguf", NAN);
     write_forged("large.gguf", 3e38f);
     write_ids("ids.npy", 70, 0);
@@ -423,13 +328,9 @@ TEST(logits_do_not_depend_on_the_way) {
     ck_assert_int_eq(first.shape[0], 70);
     ck_assert(fabs(nll_of(&first) - nll) <= 1e-5);
     for (int i = 0; i < COUNT_OF(ways); i++) {
-        char line[300];
-        snprintf(line, sizeof(line),
-                 "$L logits --model $D/m.gguf --tokens "
-                 "$D/ids.npy --generate 12 --positions 69,3 --out "
-                 "$D/two.npy %s",
-                 ways[i]);
-        accepted(line, "nll ");
+        runs("$L logits --model $D/m.gguf --tokens $D/ids.npy --generate 12 "
+             "--positions 69,3 --out $D/two.npy %s",
+             ways[i]);
         ck_assert(fabs(printed_nll(other, sizeof(other)) - nll) <= 1e-5);
         ck_assert_str_eq(other, ids);
         must(cp_npy_read(in("two.npy"), &again));

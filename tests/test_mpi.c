@@ -232,18 +232,16 @@ static int launched(int tests) {
 
 /* Every line has both streams in output, and $S for this program. */
 static void make_model(void) {
-    static char beginning[1024];
     const int64_t count = 75;
     int64_t ids[75];
-    snprintf(beginning, sizeof(beginning),
-             "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-             "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-             "OMPI_MCA_odls_base_sigkill_timeout=0 "
-             "ASAN_OPTIONS=detect_leaks=0 S='%s'; exec 2>&1 </dev/null;",
-             self);
-    before_every_line(beginning);
+    before_every_line(
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+        "OMPI_MCA_odls_base_sigkill_timeout=0 "
+        "ASAN_OPTIONS=detect_leaks=0 S='%s'; exec 2>&1 </dev/null;",
+        self);
     make_directory();
-    must(tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3}));
+    tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3});
     for (int64_t i = 0; i < count; i++)
         ids[i] = (37 * i + 11) % 250;
     must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));

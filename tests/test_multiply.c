@@ -11,7 +11,7 @@
 #include "formats.h"
 
 typedef struct {
-    int64_t in, out, rows;
+    int64_t rows;
     cp_device_matrix w;
     float *w_values, *x_values, *before; /* as the oracle sees them */
     float *w_scales, *x_scales;          /* NULL unless FP8 */
@@ -56,8 +56,7 @@ static float *scales_of(cp_numbers kind, int64_t rows, uint64_t *state,
 static problem make_problem(int64_t in, int64_t out, int64_t rows,
                             cp_numbers kind, uint64_t seed) {
     uint64_t state = seed * 13 + 1;
-    problem p = {.in = in, .out = out, .rows = rows};
-    p.w = (cp_device_matrix){.in = in, .out = out, .numbers = kind};
+    problem p = {.rows = rows, .w = {.in = in, .out = out, .numbers = kind}};
     p.w_values = operand(kind, in * out, &state, &p.w.values);
     p.x_values = operand(kind, in * rows, &state, &p.x);
     p.w_scales = scales_of(kind, out, &state, &p.w.scales);
@@ -72,9 +71,9 @@ static problem make_problem(int64_t in, int64_t out, int64_t rows,
 static double expected(const problem *p, int64_t row, int64_t o, double *size) {
     double sum = 0.0;
     *size = 0.0;
-    for (int64_t i = 0; i < p->in; i++) {
+    for (int64_t i = 0, in = p->w.in; i < in; i++) {
         const double product =
-            (double)p->x_values[row * p->in + i] * p->w_values[o * p->in + i];
+            (double)p->x_values[row * in + i] * p->w_values[o * in + i];
         sum += product;
         *size += fabs(product);
     }
@@ -87,13 +86,13 @@ static double expected(const problem *p, int64_t row, int64_t o, double *size) {
 
 /* The product is there, and added so often to what was there before. */
 static void check_product(const problem *p, int added) {
-    const int64_t count = p->rows * p->out;
+    const int64_t count = p->rows * p->w.out;
     const float *got = fetch(p->y, (count + 1) * 4);
     const double part =
         p->w_scales != NULL && !stand_in_pretends() ? 1e-3 : 1e-6;
     for (int64_t i = 0; i < count; i++) {
         double size;
-        const double one = expected(p, i / p->out, i % p->out, &size);
+        const double one = expected(p, i / p->w.out, i % p->w.out, &size);
         const double want = added == 0 ? one : p->before[i] + added * one;
         hold(fabs(got[i] - want) <= part * (size + fabs(want)));
     }
@@ -101,7 +100,7 @@ static void check_product(const problem *p, int added) {
 }
 
 static void put_before(const problem *p) {
-    must(cudaMemcpy(p->y, p->before, (size_t)(p->rows * p->out) * 4,
+    must(cudaMemcpy(p->y, p->before, (size_t)(p->rows * p->w.out) * 4,
                     cudaMemcpyHostToDevice));
 }
 
@@ -172,7 +171,7 @@ TEST(operands_may_begin_anywhere) {
         begin_products(n);
         problem p = make_problem(24, 10, 4, CP_NUMBERS_BF16, 4);
         p.w.values = (const char *)p.w.values + skipped * 24 * 2;
-        p.w.out = p.out = 10 - skipped;
+        p.w.out = 10 - skipped;
         p.w_values += skipped * 24;
         p.x = (const char *)p.x + 24 * 2;
         p.x_values += 24;
@@ -224,7 +223,7 @@ LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
 /* Whether a product is right whose rows another stream copies to their place
  * meanwhile. */
 static bool right_across_streams(const problem *p, bool wait) {
-    const int64_t bytes = p->rows * p->in * 4;
+    const int64_t bytes = p->rows * p->w.in * 4;
     cudaStream_t maker = new_stream(), user = new_stream();
     cudaEvent_t made = new_event();
     void *x = on_device(bytes);
@@ -371,7 +370,7 @@ static const struct {
     {0, "A and D overlap", {.d_in_a = true}},
     {0, "an algorithm that was found for another", {.fewer_columns = true}},
     {0, "a workspace of 100 bytes", {.workspace_bytes = 100 - ROOM}},
-    {0, "a workspace of 1024 bytes", {.workspace_shift = 8}},
+    {0, "a workspace is not at a multiple of 256", {.workspace_shift = 8}},
     {0, "", {0}},
 };
 

@@ -176,7 +176,7 @@ LOOP(without_a_trace_no_event_keeps_the_time, 0, 4 * stand_in_pretends()) {
 
 static cp_status enqueue_layer(void *context) {
     talk *t = context;
-    return cp_loopback_walk(t->walkers, NULL, t->keys[0], t->values[0]);
+    return cp_stream_walk(t->walkers, t->ranks, NULL, t->keys[0], t->values[0]);
 }
 
 static cp_status walk_in_a_graph(talk *t) {

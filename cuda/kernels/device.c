@@ -81,6 +81,11 @@ cp_status cp_event_new(cudaEvent_t *event) {
                    "making an event");
 }
 
+void cp_event_free(cudaEvent_t event) {
+    if (event != NULL)
+        cudaEventDestroy(event);
+}
+
 cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream) {
     return cp_cuda(cudaEventRecord(event, stream), "recording an event");
 }

@@ -36,8 +36,10 @@ cp_status cp_queues_new(cp_queues *queues);
 void cp_queues_free(cp_queues *queues);
 
 /* An event without a time; it comes when the stream gets to where it was
- * recorded last, and until then whatever waits for it stays where it is. */
+ * recorded last, and until then whatever waits for it stays where it is. NULL,
+ * where there is none, can be freed too. */
 cp_status cp_event_new(cudaEvent_t *event);
+void cp_event_free(cudaEvent_t event);
 cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream);
 cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
 

@@ -78,14 +78,13 @@ typedef struct {
     void *to_keys, *to_values;
 } cp_device_copying;
 
-/* Make tiles [rows] of labels [rows][2], 64 bits each: sequence, position; -1 =
- * nobody. *wrong becomes 1 + the number of a row where expected [rows] says
- * otherwise, and stays as it is where all agree. */
+/* Compare labels [rows][2], 64 bits each: sequence, position; both -1 = nobody.
+ * *wrong becomes 1 + the number of a row where expected [rows] says otherwise,
+ * and stays as it is where all agree. */
 typedef struct {
     int64_t rows;
     const void *labels; /* aligned to 2 bytes */
     const cp_piece *expected;
-    cp_piece *tiles;
     int32_t *wrong;
 } cp_device_labels;
 
@@ -94,7 +93,7 @@ typedef struct {
 cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
 cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
-cudaError_t cp_device_read_labels(const cp_device_labels *, cudaStream_t);
+cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
 /* Make a partial empty: LSE -inf and, unless output is NULL, zeros. rows
  * counts tokens times heads. */

@@ -79,6 +79,7 @@ void cp_multiplier_free(cp_multiplier *multiplier) {
 typedef struct {
     cublasLtMatmulDescOpaque_t how;
     cublasLtMatrixLayoutOpaque_t w, x, y;
+    const cublasLtMatmulAlgo_t *algorithm;
 } product;
 
 static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *layout,
@@ -113,14 +114,6 @@ static cublasStatus_t describe(product *p, sizes of, const float *w_scales,
     LT_TRY(lay_out(&p->w, type, of.out, of.in));
     LT_TRY(lay_out(&p->x, type, of.rows, of.in));
     return lay_out(&p->y, CUDA_R_32F, of.rows, of.out);
-}
-
-static cp_status describe_all(product *p, sizes of, const float *w_scales,
-                              const float *x_scales) {
-    return describe(p, of, w_scales, x_scales) == CUBLAS_STATUS_SUCCESS
-               ? CP_OK
-               : cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
-                         cublasLtGetVersion());
 }
 
 static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
@@ -159,15 +152,18 @@ static cp_status not_supported(sizes of) {
                      device, major, minor);
 }
 
-static cp_status find(cp_multiplier *mine, product *p, sizes of,
-                      const cublasLtMatmulAlgo_t **out) {
+static cp_status find(cp_multiplier *mine, sizes of, const float *w_scales,
+                      const float *x_scales, product *p) {
     const int64_t known = cp_min(mine->searches, REMEMBERED);
+    const int64_t at = mine->searches % REMEMBERED;
+    if (describe(p, of, w_scales, x_scales) != CUBLAS_STATUS_SUCCESS)
+        return cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
+                       cublasLtGetVersion());
     for (int64_t i = 0; i < known; i++)
         if (memcmp(&mine->found[i].of, &of, sizeof(of)) == 0) {
-            *out = &mine->found[i].algorithm;
+            p->algorithm = &mine->found[i].algorithm;
             return CP_OK;
         }
-    const int64_t at = mine->searches % REMEMBERED;
     cublasLtMatmulAlgo_t algorithm;
     const cublasStatus_t result = search(mine, p, of, &algorithm);
     if (result == CUBLAS_STATUS_NOT_SUPPORTED)
@@ -177,7 +173,7 @@ static cp_status find(cp_multiplier *mine, product *p, sizes of,
     mine->found[at].of = of;
     mine->found[at].algorithm = algorithm;
     mine->searches++;
-    *out = &mine->found[at].algorithm;
+    p->algorithm = &mine->found[at].algorithm;
     return CP_OK;
 }
 
@@ -228,18 +224,16 @@ cp_status cp_device_multiply(cp_multiplier *multiplier,
     const sizes of = {w->in, w->out, rows, w->numbers,
                       alignment_of(w, x, x_scales, y)};
     const float one = 1.0f, kept = add ? 1.0f : 0.0f;
-    const cublasLtMatmulAlgo_t *algorithm = NULL;
     product p;
     CP_TRY(check_sizes(w, rows));
     if (rows == 0)
         return CP_OK;
     CP_TRY(check_operands(of, w, x, x_scales, y));
-    CP_TRY(describe_all(&p, of, w->scales, x_scales));
-    CP_TRY(find(multiplier, &p, of, &algorithm));
+    CP_TRY(find(multiplier, of, w->scales, x_scales, &p));
     /* Put the product on the stream. */
     const cublasStatus_t result = cublasLtMatmul(
         multiplier->library, &p.how, &one, w->values, &p.w, x, &p.x, &kept, y,
-        &p.y, y, &p.y, algorithm, multiplier->workspace,
+        &p.y, y, &p.y, p.algorithm, multiplier->workspace,
         multiplier->workspace_bytes, stream);
     return result == CUBLAS_STATUS_SUCCESS
                ? CP_OK
@@ -250,8 +244,6 @@ cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers) {
     const sizes of = {64, 64, 64, numbers, 16};
     const bool f8 = numbers == CP_NUMBERS_F8;
     const float *scales = f8 ? multiplier->workspace : NULL;
-    const cublasLtMatmulAlgo_t *algorithm;
     product p;
-    CP_TRY(describe_all(&p, of, scales, scales));
-    return find(multiplier, &p, of, &algorithm);
+    return find(multiplier, of, scales, scales, &p);
 }

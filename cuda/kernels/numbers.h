@@ -9,21 +9,20 @@
 #include "cuda/kernels/kernels.h"
 #include "model/blocks.h"
 
-static inline __device__ float cp_get(const void *tensor, cp_element element,
-                                      int64_t index) {
+CP_INLINE float cp_get(const void *tensor, cp_element element, int64_t index) {
     if (element == CP_F32)
         return ((const float *)tensor)[index];
     return cp_value_bf16((const unsigned char *)tensor + 2 * index, 0);
 }
 
-static inline __device__ uint32_t cp_bf16_bits(float x) {
+CP_INLINE uint32_t cp_bf16_bits(float x) {
     const uint32_t bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return bits >> 16 | 0x40u; /* NaN stays NaN */
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
-static inline __device__ uint32_t cp_f8_bits(float x) {
+CP_INLINE uint32_t cp_f8_bits(float x) {
     const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u;
     const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
     if (bits > 0x7f800000u)
@@ -36,8 +35,8 @@ static inline __device__ uint32_t cp_f8_bits(float x) {
     return sign | (bits - 0x3c000000u + 0x7ffffu + (bits >> 20 & 1u)) >> 20;
 }
 
-static inline __device__ void cp_put(void *tensor, cp_element element,
-                                     int64_t index, float x) {
+CP_INLINE void cp_put(void *tensor, cp_element element, int64_t index,
+                      float x) {
     if (element == CP_F32)
         ((float *)tensor)[index] = x;
     else

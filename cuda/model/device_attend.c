@@ -9,25 +9,6 @@
 #include "model/attend_call.h"
 #include "ring/agree.h"
 
-static uint16_t round_to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    if (x != x)
-        return 0x7fff;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-/* The numbers are rounded where they are, which is free again afterwards. */
-static cp_status send(float *from, int64_t count, cp_element element, void *to,
-                      cudaStream_t stream) {
-    const int64_t bytes = count * cp_element_bytes(element);
-    for (int64_t i = 0; i < count && element == CP_BF16; i++) {
-        const uint16_t rounded = round_to_bf16(from[i]);
-        memcpy((char *)from + 2 * i, &rounded, 2);
-    }
-    return cp_bytes_copy(to, from, bytes, stream, "a rank's rows");
-}
-
 typedef struct {
     const cp_device_place *place;
     cp_element element; /* as what numbers are sent */
@@ -53,23 +34,40 @@ static cp_status make_rank(running *it, int r) {
     return CP_OK;
 }
 
+static uint16_t round_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    if (x != x)
+        return 0x7fff;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* The numbers are rounded where they are, which is free again afterwards. */
+static cp_status send(const running *it, int r, float *from, int64_t count,
+                      void *to) {
+    const int64_t bytes = count * cp_element_bytes(it->element);
+    for (int64_t i = 0; i < count && it->element == CP_BF16; i++) {
+        const uint16_t rounded = round_to_bf16(from[i]);
+        memcpy((char *)from + 2 * i, &rounded, 2);
+    }
+    return cp_bytes_copy(to, from, bytes, it->queues[r].compute,
+                         "a rank's rows");
+}
+
 static cp_status put_rows(const running *it, int r) {
     const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
     float *queries = it->lent + 2 * it->cached;
     float *keys = queries + it->asked;
     const cp_attend_rows rows = {it->lent, it->lent + it->cached, queries, keys,
                                  keys + it->fresh};
-    const cp_element element = it->element;
-    cudaStream_t stream = it->queues[r].compute;
     memset(it->lent, 0xff, (size_t)it->cached * 8);
     memset(queries, 0, (size_t)(it->asked + 2 * it->fresh) * 4);
     cp_attend_write(&it->call, it->first + r, &rows);
-    CP_TRY(send(rows.cached_keys, it->cached, element, it->keys[r], stream));
-    CP_TRY(
-        send(rows.cached_values, it->cached, element, it->values[r], stream));
-    CP_TRY(send(queries, it->asked, element, to.queries, stream));
-    CP_TRY(send(keys, it->fresh, element, to.keys, stream));
-    return send(rows.values, it->fresh, element, to.values, stream);
+    CP_TRY(send(it, r, rows.cached_keys, it->cached, it->keys[r]));
+    CP_TRY(send(it, r, rows.cached_values, it->cached, it->values[r]));
+    CP_TRY(send(it, r, queries, it->asked, to.queries));
+    CP_TRY(send(it, r, keys, it->fresh, to.keys));
+    return send(it, r, rows.values, it->fresh, to.values);
 }
 
 static cp_status take_rows(const running *it, int r) {
@@ -136,19 +134,11 @@ static void close_call(running *it) {
     cp_attend_call_free(&it->call);
 }
 
-static cp_status enqueue_and_wait(const running *it) {
-    const cp_link *link = it->place->link;
-    CP_TRY(
-        link != NULL
-            ? cp_stream_walk(it->walkers[0], link, it->keys[0], it->values[0])
-            : cp_loopback_walk(it->walkers, NULL, it->keys, it->values));
-    for (int r = 0; r < it->count; r++)
-        CP_TRY(cp_stream_walker_finish(it->walkers[r], it->place->patience));
-    return CP_OK;
-}
-
 static cp_status walk(const running *it) {
-    const cp_status status = enqueue_and_wait(it);
+    cp_status status = cp_stream_walk(it->walkers, it->count, it->place->link,
+                                      it->keys, it->values);
+    for (int r = 0; r < it->count && status == CP_OK; r++)
+        status = cp_stream_walker_finish(it->walkers[r], it->place->patience);
     if (status != CP_OK)
         cp_queues_drain(it->queues, it->count, it->place->link);
     return status;

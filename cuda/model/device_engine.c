@@ -4,18 +4,13 @@
 
 #include <stdlib.h>
 
-typedef struct {
-    cp_engine base;
-    cp_device_ranks mine;
-    cp_device_forward *decode, *prefill; /* or NULL */
-    char *scores;                        /* of a few rows, fp32 */
-} engine;
-
-static engine *own(const cp_engine *base) {
-    return (engine *)(uintptr_t)base;
+static cp_device_engine *own(const cp_engine *base) {
+    return (cp_device_engine *)(uintptr_t)base;
 }
 
-static cp_device_forward **pass_of(engine *it, const cp_forward *call) {
+static cp_device_forward **pass_of(const cp_engine *base,
+                                   const cp_forward *call) {
+    cp_device_engine *it = own(base);
     return call->plan->variant == CP_DECODE ? &it->decode : &it->prefill;
 }
 
@@ -25,29 +20,27 @@ static void forget(cp_device_forward **pass) {
 }
 
 static cp_status prepare(cp_engine *base, const cp_forward *call) {
-    engine *it = own(base);
-    cp_device_forward **pass = pass_of(it, call);
+    cp_device_forward **pass = pass_of(base, call);
     cp_status status = CP_CAPACITY;
     if (*pass != NULL)
         status = cp_device_forward_renew(*pass, call);
     if (status != CP_CAPACITY && status != CP_INVALID)
         return status;
     forget(pass);
-    return cp_device_forward_new(&it->mine, call, pass);
+    return cp_device_forward_new(own(base), call, pass);
 }
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
-    cp_device_forward **pass = pass_of(own(base), call);
+    cp_device_forward **pass = pass_of(base, call);
     if (status != CP_OK || call->plan->variant != CP_DECODE)
         forget(pass);
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
                      const cp_hidden *hidden) {
-    engine *it = own(base);
-    const cp_device_ranks *mine = &it->mine;
+    const cp_device_engine *mine = own(base);
     const cp_status status =
-        cp_device_forward_run(*pass_of(it, call), call, hidden);
+        cp_device_forward_run(*pass_of(base, call), call, hidden);
     if (status != CP_OK)
         cp_queues_drain(mine->queues, mine->count, mine->place->link);
     return status;
@@ -57,19 +50,18 @@ enum { SCORED = 32 }; /* rows at a time */
 
 static cp_status copy(const cp_engine *base, void *to, const void *from,
                       int64_t bytes) {
-    return cp_bytes_copy(to, from, bytes, own(base)->mine.queues[0].compute,
-                         "rows");
+    return cp_bytes_copy(to, from, bytes, own(base)->queues[0].compute, "rows");
 }
 
 static cp_status settle(const cp_engine *base) {
-    return cp_cuda(cudaStreamSynchronize(own(base)->mine.queues[0].compute),
+    return cp_cuda(cudaStreamSynchronize(own(base)->queues[0].compute),
                    "bringing rows");
 }
 
 static cp_status score(const cp_engine *base, int64_t rows, float *out) {
-    const cp_device_ranks *mine = &own(base)->mine;
+    const cp_device_engine *mine = own(base);
     const cp_device_matrix *matrix = &mine->model->tensors[CP_WEIGHT_OUTPUT];
-    float *scores = (float *)(void *)own(base)->scores;
+    float *scores = (float *)(void *)mine->scores;
     CP_TRY(cp_device_multiply(mine->ranks[0].multiplier, matrix, rows,
                               base->input, NULL, false, scores,
                               mine->queues[0].compute));
@@ -78,30 +70,30 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
 }
 
 static cp_status trace(const cp_engine *base, const char *path) {
-    return cp_device_trace_write(own(base)->mine.trace, path);
+    return cp_device_trace_write(own(base)->trace, path);
 }
 
-static cp_status make_cache(engine *it, cp_device_rank *rank) {
-    const cp_model_facts *f = &it->mine.model->base.facts;
+static cp_status make_cache(cp_device_engine *it, cp_device_rank *rank) {
+    const cp_model_facts *f = &it->model->base.facts;
     const int64_t row = f->shape.kv_heads * f->shape.head_dim *
-                        cp_element_bytes(it->mine.model->element);
+                        cp_element_bytes(it->model->element);
     const cp_session_options *options = &it->base.options;
     int64_t rows, bytes;
     if (!cp_multiply(options->sequences, options->room, &rows) ||
-        !cp_multiply(rows, row, &it->mine.cache_bytes) ||
-        !cp_multiply(it->mine.cache_bytes, 2 * f->layers, &bytes))
+        !cp_multiply(rows, row, &it->cache_bytes) ||
+        !cp_multiply(it->cache_bytes, 2 * f->layers, &bytes))
         return cp_fail(CP_MEMORY, "%ld sequences of %ld tokens overflow",
                        options->sequences, options->room);
     return cp_device_reserve(bytes, "a rank's cache", &rank->cache);
 }
 
-static cp_status make_rank(engine *it, int r) {
-    cp_device_rank *rank = &it->mine.ranks[r];
-    const int only = it->mine.place->only;
+static cp_status make_rank(cp_device_engine *it, int r) {
+    cp_device_rank *rank = &it->ranks[r];
+    const int only = it->place->only;
     rank->rank = only == CP_NOBODY ? r : only;
-    CP_TRY(cp_queues_new(&it->mine.queues[r]));
+    CP_TRY(cp_queues_new(&it->queues[r]));
     CP_TRY(cp_multiplier_new(&rank->multiplier));
-    CP_TRY(cp_multiplier_check(rank->multiplier, it->mine.model->numbers));
+    CP_TRY(cp_multiplier_check(rank->multiplier, it->model->numbers));
     return make_cache(it, rank);
 }
 
@@ -110,49 +102,46 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     const cp_device_model *model = (const cp_device_model *)base->model;
     const cp_model_facts *f = &model->base.facts;
     const int64_t count = place->only == CP_NOBODY ? base->options.ranks : 1;
-    engine *it = own(base);
-    cp_device_ranks *mine = &it->mine;
-    *mine = (cp_device_ranks){
-        .model = model, .place = place, .options = &base->options};
+    cp_device_engine *it = own(base);
+    it->model = model;
+    it->place = place;
     base->place =
         (cp_engine_place){place->crew, place->only, model->share.parts};
     base->row_bytes = f->width * cp_element_bytes(model->element);
-    CP_TRY(cp_allocate(&mine->queues, count, sizeof(cp_queues), "ranks"));
-    CP_TRY(cp_allocate(&mine->ranks, count, sizeof(cp_device_rank), "ranks"));
-    mine->count = (int)count;
-    for (int r = 0; r < mine->count; r++)
+    CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
+    CP_TRY(cp_allocate(&it->ranks, count, sizeof(cp_device_rank), "ranks"));
+    it->count = (int)count;
+    for (int r = 0; r < it->count; r++)
         CP_TRY(make_rank(it, r));
     for (int n = 0; n < 2; n++)
-        CP_TRY(cp_event_new(&mine->paced[n]));
+        CP_TRY(cp_event_new(&it->paced[n]));
     if (base->options.trace)
-        CP_TRY(cp_device_trace_new(base->options.ranks, &mine->trace));
+        CP_TRY(cp_device_trace_new(base->options.ranks, &it->trace));
     return cp_device_reserve(SCORED * 4 * f->vocabulary, "the output layer",
                              &it->scores);
 }
 
 static void close_engine(cp_engine *base) {
-    engine *it = own(base);
-    cp_device_ranks *mine = &it->mine;
+    cp_device_engine *it = own(base);
     forget(&it->decode);
-    cp_device_trace_free(mine->trace);
-    for (int r = 0; r < mine->count; r++) {
-        cp_multiplier_free(mine->ranks[r].multiplier);
-        cudaFree(mine->ranks[r].cache);
-        cp_queues_free(&mine->queues[r]);
+    cp_device_trace_free(it->trace);
+    for (int r = 0; r < it->count; r++) {
+        cp_multiplier_free(it->ranks[r].multiplier);
+        cudaFree(it->ranks[r].cache);
+        cp_queues_free(&it->queues[r]);
     }
     for (int n = 0; n < 2; n++)
-        if (mine->paced[n] != NULL)
-            cudaEventDestroy(mine->paced[n]);
+        cp_event_free(it->paced[n]);
     cudaFree(it->scores);
-    free(mine->ranks);
-    free(mine->queues);
+    free(it->ranks);
+    free(it->queues);
 }
 
 static void release(void *memory) {
     cudaFree(memory);
 }
 
-static const cp_engine_ops on_queues = {.size = sizeof(engine),
+static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .scored = SCORED,
                                         .open = open_engine,
                                         .close = close_engine,

@@ -1,10 +1,81 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* A session's ranks on GPUs: what they keep, and how a call is run and ends.
- * For what is enqueued see device_forward.h. */
+/* A session's ranks on GPUs: what they keep, what they enqueue in a forward
+ * pass, and how a call is run and ends. */
 #ifndef CP_DEVICE_ENGINE_H
 #define CP_DEVICE_ENGINE_H
 
-#include "cuda/model/device_forward.h"
+#include "cuda/model/device_model.h"
+#include "cuda/ring/nccl_link.h"
+#include "model/engine.h"
+
+/* Where the ranks of an engine run. */
+typedef struct {
+    int only;            /* the one rank of this process; or CP_NOBODY: all
+                            ranks are here and share one GPU */
+    const cp_link *link; /* to the others, or NULL */
+    const cp_crew *crew; /* of all processes, or NULL; rank r is of those of
+                            number r * parts and on, parts being the GPUs that
+                            share its heads */
+    cp_nccl *tensor;     /* among those; or NULL */
+    double patience;     /* seconds to wait for them; 0: for ever, as without
+                            a link */
+    bool graphs;         /* decode from a captured graph */
+    int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
+} cp_device_place;
+
+/* A rank that this process runs. Its memory is the device's. */
+typedef struct {
+    int rank;
+    cp_multiplier *multiplier;
+    char *cache; /* [layers][keys, values][sequences * room][N_KV][D_H] */
+} cp_device_rank;
+
+/* A forward pass of a call's tokens through all layers, on such ranks. */
+typedef struct cp_device_forward cp_device_forward;
+
+/* All of them, and what their forward passes have in common. */
+typedef struct {
+    cp_engine base;
+    const cp_device_model *model;
+    const cp_device_place *place;
+    cp_device_trace *trace; /* or NULL */
+    int64_t cache_bytes;    /* of one layer's keys, of a rank */
+    cudaEvent_t paced[2];   /* the host's lead is measured by these */
+    int count;
+    cp_queues *queues;                   /* [count] */
+    cp_device_rank *ranks;               /* [count] */
+    cp_device_forward *decode, *prefill; /* or NULL */
+    char *scores;                        /* of a few rows, fp32 */
+} cp_device_engine;
+
+/* Make room for a call's forward pass: activations and walkers on the current
+ * device, for a plan like the call's. A pass of decode has room for the next
+ * steps too, and a row for each that the layout pads its tokens to.
+ *   mine    borrowed; must outlive the pass
+ *   call    read and not kept
+ * Nothing is enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does
+ * and as CUDA does; free even then, when the queues are idle. */
+cp_status cp_device_forward_new(const cp_device_engine *mine,
+                                const cp_forward *call,
+                                cp_device_forward **out);
+void cp_device_forward_free(cp_device_forward *pass);
+
+/* Serve another call from now on, as cp_stream_walker_renew does. A pass for
+ * which this failed can only be freed. */
+cp_status cp_device_forward_renew(cp_device_forward *pass,
+                                  const cp_forward *call);
+
+/* Send the call's tokens and their positions, run all layers, which append to
+ * the caches, wait for all of it, and take the last norm: the final hidden
+ * states are in hidden[r].rows on the device, [tokens][width] of the model's
+ * element, of the rank mine->ranks[r]. call->bytes[rank] is what it sent. A
+ * prefill is watched as in cp_pass_run, and enqueued two layers ahead at most;
+ * decode is a graph's launch, if the place likes graphs, from the third time
+ * on. Fails as CUDA, cuBLASLt and the link do, naming rank and layer, and as
+ * cp_stream_walker_finish; hidden is then undefined, and work may be left on
+ * the queues. A pass for which this failed can only be freed. */
+cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
+                                const cp_hidden *hidden);
 
 /* As cp_engine_new, on the current device. Each rank has a cache of
  * options->sequences * options->room rows a layer, of the model's element, and

@@ -1,6 +1,7 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* A model's layers on queues, around the walk of a plan. */
-#include "cuda/model/device_forward.h"
+/* A model's layers on queues, around the walk of a plan: every layer of a pass
+ * is enqueued, and only its end is waited for. Nothing of sessions. */
+#include "cuda/model/device_engine.h"
 
 #include <stdlib.h>
 
@@ -15,7 +16,7 @@ enum { MOST_ROWS = 2048 }; /* of a block, unless the place says otherwise */
 /* A rank's activations, what works on them, and a block of its rows. */
 typedef struct {
     cp_rows base; /* the block that is being enqueued */
-    const cp_device_ranks *mine;
+    const cp_device_engine *mine;
     const cp_device_rank *rank;
     const cp_model_facts *facts;
     cudaStream_t stream;    /* the rank's compute queue */
@@ -39,7 +40,7 @@ typedef struct {
 
 struct cp_device_forward {
     cp_pass base;
-    const cp_device_ranks *mine;
+    const cp_device_engine *mine;
     cp_layout *layout; /* of the call it was made for */
     cp_plan *plan;
     bool decodes, warm;         /* one step after another; has run once */
@@ -232,10 +233,9 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
     for (int r = 0; r < pass->mine->count; r++) {
         part *a = &pass->parts[r];
         const int rank = a->rank->rank;
-        const cp_device_stretch what = {
-            .rank = rank, .stream = a->stream, .name = name};
         cp_device_trace_layer(trace, rank, layer);
-        const int64_t mark = cp_device_trace_begin(trace, &what);
+        const int64_t mark = cp_device_trace_begin(
+            trace, rank, CP_COMPUTING, a->stream, (cp_stretch){.name = name});
         for (int64_t first = 0; first < a->rows; first += a->block) {
             program(&block_at(pass, r, layer, first)->base);
             CP_TRY(a->base.status);
@@ -247,16 +247,13 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
 
 static cp_status walk(cp_pass *base, int64_t layer) {
     cp_device_forward *pass = (cp_device_forward *)base;
-    const cp_device_ranks *mine = pass->mine;
-    const cp_link *link = mine->place->link;
+    const cp_device_engine *mine = pass->mine;
     for (int r = 0; r < mine->count; r++) {
         pass->keys[r] = mine->ranks[r].cache + 2 * layer * mine->cache_bytes;
         pass->values[r] = (char *)pass->keys[r] + mine->cache_bytes;
     }
-    if (link != NULL)
-        return cp_stream_walk(pass->walkers[0], link, pass->keys[0],
-                              pass->values[0]);
-    return cp_loopback_walk(pass->walkers, NULL, pass->keys, pass->values);
+    return cp_stream_walk(pass->walkers, mine->count, mine->place->link,
+                          pass->keys, pass->values);
 }
 
 static cp_status embed(cp_pass *base) {
@@ -289,7 +286,7 @@ static cudaError_t ask_event(const void *event) {
 }
 
 static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
-    const cp_device_ranks *mine = ((cp_device_forward *)base)->mine;
+    const cp_device_engine *mine = ((cp_device_forward *)base)->mine;
     const double patience = mine->place->patience;
     bool late = false;
     *done = cp_max(0, layer - 1);
@@ -317,7 +314,7 @@ enum { GROWTH = 64 }; /* tiles of keys by which lists of decode may grow */
 
 static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                            int r) {
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     const cp_device_model *model = mine->model;
     const cp_device_rank *rank = &mine->ranks[r];
     const cp_block *queries = &call->layout->queries[rank->rank];
@@ -375,10 +372,10 @@ void cp_device_forward_free(cp_device_forward *pass) {
     free(pass);
 }
 
-cp_status cp_device_forward_new(const cp_device_ranks *mine,
+cp_status cp_device_forward_new(const cp_device_engine *mine,
                                 const cp_forward *call,
                                 cp_device_forward **out) {
-    const cp_session_options *options = mine->options;
+    const cp_session_options *options = &mine->base.options;
     const bool alone = mine->place->link == NULL;
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a forward pass"));
     (*out)->mine = mine;
@@ -403,7 +400,7 @@ static cp_status enqueue_step(void *pass) {
 }
 
 static cp_status enqueue(cp_device_forward *pass) {
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     if (!pass->decodes)
         return cp_pass_run(&pass->base, true);
     if (!pass->warm || !mine->place->graphs || mine->trace != NULL)
@@ -416,21 +413,18 @@ static cp_status enqueue(cp_device_forward *pass) {
 
 static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                         int64_t *bytes) {
-    const cp_device_ranks *mine = pass->mine;
+    const cp_device_engine *mine = pass->mine;
     const int64_t layers = pass->base.layers;
     for (int r = 0; r < mine->count; r++)
         CP_TRY(
             cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
     for (int r = 0; r < mine->count; r++) {
-        const cp_traffic sent = cp_stream_walker_traffic(pass->walkers[r]);
-        const int rank = mine->ranks[r].rank;
         part *a = block_at(pass, r, layers, 0);
         enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, mine->model->element,
                      hidden[r].rows);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
-        bytes[rank] = layers * (sent.ring_bytes + sent.all_to_all_bytes +
-                                sent.all_gather_bytes);
+        bytes[a->rank->rank] = layers * cp_stream_walker_sent(pass->walkers[r]);
     }
     return CP_OK;
 }

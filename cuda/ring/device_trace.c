@@ -5,13 +5,13 @@
 #include <stdlib.h>
 
 #include "cuda/kernels/device.h"
-#include "ring/history.h"
 
 enum { MOST_MARKS = 20000 }; /* pairs that have not been collected */
 
 typedef struct {
-    cp_device_stretch what;
-    int64_t layer;
+    cp_queue queue;
+    cudaStream_t stream;
+    cp_stretch what;
     cudaEvent_t start, end; /* used again; NULL before the first time */
     bool ended;
 } marks;
@@ -42,21 +42,20 @@ static bool is_captured(cudaStream_t stream) {
            status != cudaStreamCaptureStatusNone;
 }
 
-int64_t cp_device_trace_begin(cp_device_trace *trace,
-                              const cp_device_stretch *what) {
+int64_t cp_device_trace_begin(cp_device_trace *trace, int rank, cp_queue queue,
+                              cudaStream_t stream, cp_stretch what) {
     if (trace == NULL)
         return -1;
-    tracer *mine = &trace->tracers[what->rank];
+    tracer *mine = &trace->tracers[rank];
     marks *both = &mine->open[mine->count];
-    if (!is_captured(what->stream) && mine->count < MOST_MARKS &&
+    what.layer = mine->layer;
+    if (!is_captured(stream) && mine->count < MOST_MARKS &&
         have_event(&both->start) && have_event(&both->end) &&
-        cudaEventRecord(both->start, what->stream) == cudaSuccess) {
-        both->what = *what;
-        both->layer = mine->layer;
-        both->ended = false;
+        cudaEventRecord(both->start, stream) == cudaSuccess) {
+        *both = (marks){queue, stream, what, both->start, both->end, false};
         return mine->count++;
     }
-    cp_history_lose(trace->history, what->rank, (int)what->queue);
+    cp_history_lose(trace->history, rank, (int)queue);
     return -1;
 }
 
@@ -64,7 +63,7 @@ void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark) {
     if (trace == NULL || mark < 0)
         return;
     marks *both = &trace->tracers[rank].open[mark];
-    both->ended = cudaEventRecord(both->end, both->what.stream) == cudaSuccess;
+    both->ended = cudaEventRecord(both->end, both->stream) == cudaSuccess;
 }
 
 void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer) {
@@ -72,32 +71,27 @@ void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer) {
         trace->tracers[rank].layer = layer;
 }
 
-static bool times_of(const tracer *mine, const marks *both, double *start,
-                     double *end) {
+static bool find_times(const tracer *mine, marks *both) {
     float first = 0.0f, last = 0.0f;
     if (!both->ended || cudaEventQuery(both->end) != cudaSuccess ||
         cudaEventElapsedTime(&first, mine->base, both->start) != cudaSuccess ||
         cudaEventElapsedTime(&last, mine->base, both->end) != cudaSuccess)
         return false;
-    *start = mine->time + 1e-3 * (double)first;
-    *end = mine->time + 1e-3 * (double)last;
+    both->what.start = mine->time + 1e-3 * (double)first;
+    both->what.end = mine->time + 1e-3 * (double)last;
     return true;
 }
 
 static void collect(cp_device_trace *trace, int rank, marks *both) {
     tracer *mine = &trace->tracers[rank];
     const cudaEvent_t before = mine->base;
-    cp_stretch stretch = {.name = both->what.name,
-                          .layer = both->layer,
-                          .bytes = both->what.bytes,
-                          .hop = both->what.hop};
-    if (!times_of(mine, both, &stretch.start, &stretch.end)) {
-        cp_history_lose(trace->history, rank, (int)both->what.queue);
+    if (!find_times(mine, both)) {
+        cp_history_lose(trace->history, rank, (int)both->queue);
         return;
     }
-    cp_history_note(trace->history, rank, (int)both->what.queue, stretch);
+    cp_history_note(trace->history, rank, (int)both->queue, both->what);
     mine->base = both->end;
-    mine->time = stretch.end;
+    mine->time = both->what.end;
     both->end = before;
 }
 
@@ -125,16 +119,14 @@ static cp_status start_clock(cp_device_trace *trace, int rank) {
     tracer *mine = &trace->tracers[rank];
     float after = 0.0f;
     CP_TRY(cp_allocate(&mine->open, MOST_MARKS, sizeof(marks), "a trace"));
-    cudaError_t error = cudaEventCreate(&mine->base);
-    if (error == cudaSuccess)
-        error = cudaEventRecord(mine->base, NULL);
-    if (error == cudaSuccess)
-        error = cudaEventSynchronize(mine->base);
-    if (error == cudaSuccess)
-        error =
-            cudaEventElapsedTime(&after, trace->tracers[0].base, mine->base);
+    CP_TRY(cp_cuda(cudaEventCreate(&mine->base), "making a clock"));
+    CP_TRY(cp_event_record(mine->base, NULL));
+    CP_TRY(cp_cuda(cudaEventSynchronize(mine->base), "starting a clock"));
+    CP_TRY(cp_cuda(
+        cudaEventElapsedTime(&after, trace->tracers[0].base, mine->base),
+        "setting the clock of rank %d", rank));
     mine->time = 1e-3 * (double)after;
-    return cp_cuda(error, "starting the clock of rank %d", rank);
+    return CP_OK;
 }
 
 cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
@@ -148,21 +140,16 @@ cp_status cp_device_trace_new(int ranks, cp_device_trace **out) {
     return CP_OK;
 }
 
-static void free_event(cudaEvent_t event) {
-    if (event != NULL)
-        cudaEventDestroy(event);
-}
-
 void cp_device_trace_free(cp_device_trace *trace) {
     if (trace == NULL)
         return;
     for (int rank = 0; trace->tracers != NULL && rank < trace->ranks; rank++) {
         tracer *mine = &trace->tracers[rank];
         for (int n = 0; mine->open != NULL && n < MOST_MARKS; n++) {
-            free_event(mine->open[n].start);
-            free_event(mine->open[n].end);
+            cp_event_free(mine->open[n].start);
+            cp_event_free(mine->open[n].end);
         }
-        free_event(mine->base);
+        cp_event_free(mine->base);
         free(mine->open);
     }
     cp_history_free(trace->history);

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ground/ground.h"
+#include "ring/history.h"
 
 typedef struct cp_device_trace cp_device_trace;
 
@@ -23,19 +23,11 @@ void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer);
 
 typedef enum { CP_COMPUTING, CP_COMMUNICATING } cp_queue;
 
-typedef struct {
-    int rank;
-    cp_queue queue;
-    cudaStream_t stream;
-    const char *name; /* must live as long as the trace */
-    int hop;
-    int64_t bytes;
-} cp_device_stretch;
-
-/* Put a mark on a stream before something, and another behind it: end takes
- * what begin returned, before the rank is collected. */
-int64_t cp_device_trace_begin(cp_device_trace *trace,
-                              const cp_device_stretch *what);
+/* Put a mark on a stream before something, whose layer and times are not asked
+ * for, and another behind it: end takes what begin returned, before the rank is
+ * collected. */
+int64_t cp_device_trace_begin(cp_device_trace *trace, int rank, cp_queue queue,
+                              cudaStream_t stream, cp_stretch what);
 void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark);
 
 /* Take what is over of a rank, whose queues are through, so that its marks can

@@ -11,23 +11,21 @@ struct cp_graph {
     int ranks;
 };
 
-static cp_status join(cudaStream_t stream, cudaEvent_t event,
-                      cudaStream_t other) {
-    CP_TRY(cp_event_record(event, other));
-    return cp_event_wait(stream, event);
+static cp_status join(const cp_graph *graph, int behind, int before) {
+    const cudaEvent_t event = graph->events[before];
+    CP_TRY(cp_event_record(event, graph->queues[before].compute));
+    return cp_event_wait(graph->queues[behind].compute, event);
 }
 
 static cp_status fan_out(const cp_graph *graph) {
     for (int r = 1; r < graph->ranks; r++)
-        CP_TRY(join(graph->queues[r].compute, graph->events[0],
-                    graph->queues[0].compute));
+        CP_TRY(join(graph, r, 0));
     return CP_OK;
 }
 
 static cp_status fan_in(const cp_graph *graph) {
     for (int r = 1; r < graph->ranks; r++)
-        CP_TRY(join(graph->queues[0].compute, graph->events[r],
-                    graph->queues[r].compute));
+        CP_TRY(join(graph, 0, r));
     return CP_OK;
 }
 
@@ -81,8 +79,7 @@ void cp_graph_free(cp_graph *graph) {
     if (graph->run != NULL)
         cudaGraphExecDestroy(graph->run);
     for (int r = 0; graph->events != NULL && r < graph->ranks; r++)
-        if (graph->events[r] != NULL)
-            cudaEventDestroy(graph->events[r]);
+        cp_event_free(graph->events[r]);
     free(graph->events);
     free(graph);
 }

@@ -2,17 +2,13 @@
 /* Lists of tiles for kernels, cut from a layout. */
 #include "cuda/ring/manifest.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 struct cp_manifest {
     const cp_plan *plan;
     int rank;
     bool packs;              /* a block of keys, from the cache */
     int64_t first[CP_LISTS]; /* where a kind begins, among the pieces of all */
     int64_t room[CP_LISTS];  /* pieces that each list of it can have */
-    int64_t lists;  /* one a rank of the first three kinds, one of others */
-    int64_t pieces; /* rooms of all of them */
+    int64_t pieces;          /* rooms of all of them */
 };
 
 static const cp_pieces *source_of(const cp_manifest *m, const cp_layout *layout,
@@ -34,16 +30,9 @@ static int64_t longest_of(const cp_manifest *m, cp_list kind) {
 
 static void write_tiles(const cp_pieces *pieces, int64_t longest,
                         cp_piece *to) {
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_span span = pieces->items[p].span;
-        for (int64_t i = 0; i < span.count; i += longest) {
-            *to = pieces->items[p];
-            to->span.start += i * span.step;
-            to->span.count = cp_min(longest, span.count - i);
-            to->row += i;
-            to++;
-        }
-    }
+    for (int64_t p = 0; p < pieces->count; p++)
+        for (int64_t i = 0; i < pieces->items[p].span.count; i += longest)
+            *to++ = cp_piece_part(pieces->items[p], i, longest);
 }
 
 static int64_t label_rows(const cp_manifest *m) {
@@ -54,20 +43,14 @@ static void write_expected(const cp_pieces *pieces, int64_t rows,
                            cp_piece *to) {
     for (int64_t row = 0; row < rows; row++)
         to[row] = (cp_piece){{-1, -1, 0, 1}, row};
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_piece piece = pieces->items[n];
-        const cp_span span = piece.span;
-        for (int64_t i = 0; i < span.count; i++)
-            to[piece.row + i] =
-                (cp_piece){{span.sequence, span.start + i * span.step, 1, 1},
-                           piece.row + i};
-    }
+    for (int64_t n = 0; n < pieces->count; n++)
+        to[pieces->items[n].row] = pieces->items[n];
 }
 
 static int64_t count_pieces(const cp_manifest *m, const cp_layout *layout,
                             cp_list kind, int rank) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
-    int64_t count = kind == CP_LIST_EXPECTED ? label_rows(m) : 0;
+    int64_t count = kind == CP_LIST_QUERIES ? label_rows(m) : 0;
     for (int64_t p = 0; source != NULL && p < source->count; p++)
         count +=
             cp_ceil_divide(source->items[p].span.count, longest_of(m, kind));
@@ -90,7 +73,6 @@ static cp_status place_lists(cp_manifest *m, int64_t growth) {
         const bool grows = source_of(m, m->plan->layout, kind, 0) != NULL;
         m->first[kind] = m->pieces;
         m->room[kind] = most_pieces(m, m->plan->layout, kind);
-        m->lists += lists;
         if (!cp_add(m->room[kind], grows ? growth : 0, &m->room[kind]) ||
             !cp_multiply(m->room[kind], lists, &pieces) ||
             !cp_add(m->pieces, pieces, &m->pieces) ||
@@ -100,42 +82,22 @@ static cp_status place_lists(cp_manifest *m, int64_t growth) {
     return CP_OK;
 }
 
-static int64_t *count_of(const cp_manifest *m, void *at, cp_list kind,
-                         int rank) {
-    const int64_t ranks = m->plan->layout->ranks, number = kind;
-    return (int64_t *)at + (number < CP_LIST_CACHED
-                                ? number * ranks + rank
-                                : CP_LIST_CACHED * (ranks - 1) + number);
-}
-
-static cp_piece *pieces_of(const cp_manifest *m, void *at, cp_list kind,
-                           int rank) {
+cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
+                                  cp_list kind, int rank) {
+    const int64_t *counts = at, ranks = m->plan->layout->ranks;
+    const cp_piece *pieces = (const cp_piece *)(counts + CP_LISTS * ranks);
     const int64_t before = kind < CP_LIST_CACHED ? rank * m->room[kind] : 0;
-    return (cp_piece *)((int64_t *)at + m->lists) + m->first[kind] + before;
-}
-
-cp_device_tiles cp_manifest_tiles(const cp_manifest *m, void *at, cp_list kind,
-                                  int rank) {
-    return (cp_device_tiles){pieces_of(m, at, kind, rank),
-                             count_of(m, at, kind, rank), m->room[kind]};
-}
-
-static void write_labels(const cp_manifest *m, void *block) {
-    const cp_piece *mine = pieces_of(m, block, CP_LIST_EXPECTED, m->rank);
-    char *labels = (char *)block + cp_manifest_labels(m);
-    for (int64_t row = 0; row < label_rows(m); row++) {
-        const int64_t label[2] = {mine[row].span.sequence,
-                                  mine[row].span.start};
-        memcpy(labels + row * CP_LABEL_BYTES, label, sizeof(label));
-    }
+    return (cp_device_tiles){pieces + m->first[kind] + before,
+                             counts + kind * ranks + rank, m->room[kind]};
 }
 
 static void write_list(const cp_manifest *m, const cp_layout *layout,
                        cp_list kind, int rank, void *block) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
     const int64_t count = count_pieces(m, layout, kind, rank);
-    cp_piece *to = pieces_of(m, block, kind, rank);
-    *count_of(m, block, kind, rank) = count;
+    const cp_device_tiles list = cp_manifest_tiles(m, block, kind, rank);
+    cp_piece *to = (cp_piece *)(uintptr_t)list.items;
+    *(int64_t *)(uintptr_t)list.count = count;
     if (source != NULL)
         write_tiles(source, longest_of(m, kind), to);
     else if (count > 0)
@@ -148,12 +110,10 @@ void cp_manifest_write(const cp_manifest *m, const cp_layout *layout,
         for (int r = 0; r < layout->ranks; r++)
             if (kind < CP_LIST_CACHED || r == m->rank)
                 write_list(m, layout, kind, r, to);
-    write_labels(m, to);
 }
 
 cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
-    static const char *const names[] = {"queries",        "keys",
-                                        "rows",           "its cache",
+    static const char *const names[] = {"queries", "keys", "its cache",
                                         "its new tokens", "where they go"};
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
         const int64_t count = most_pieces(m, layout, kind);
@@ -166,21 +126,14 @@ cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
     return CP_OK;
 }
 
-int64_t cp_manifest_labels(const cp_manifest *m) {
-    return m->lists * (int64_t)sizeof(int64_t) +
-           m->pieces * (int64_t)sizeof(cp_piece);
-}
-
 int64_t cp_manifest_bytes(const cp_manifest *m) {
-    return cp_manifest_labels(m) + label_rows(m) * CP_LABEL_BYTES;
+    return CP_LISTS * m->plan->layout->ranks * (int64_t)sizeof(int64_t) +
+           m->pieces * (int64_t)sizeof(cp_piece);
 }
 
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out) {
     const cp_program *program = &plan->programs[rank];
-    *out = NULL;
-    if (growth < 0)
-        return cp_refuse("lists that grow by %ld tiles", growth);
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a manifest"));
     (*out)->plan = plan;
     (*out)->rank = rank;

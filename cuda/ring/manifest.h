@@ -13,9 +13,9 @@ typedef struct cp_manifest cp_manifest;
 
 /* Whose tokens a list has, and what for. */
 typedef enum {
-    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; none if labelled */
+    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; if the plan is
+                         labelled, a piece for each row */
     CP_LIST_KEYS,     /* a rank's packed block, in tiles of keys */
-    CP_LIST_EXPECTED, /* a rank's labelled queries: one piece for each row */
     CP_LIST_CACHED,   /* what lies in its own cache, */
     CP_LIST_NEW,      /* its own new tokens, */
     CP_LIST_APPENDED, /* and the rows of its cache that these go to */
@@ -24,30 +24,26 @@ typedef enum {
 
 /* Give each list of a rank its place, with growth pieces more than the plan's
  * layout needs. The plan must outlive the manifest, which is for free() even if
- * this fails: with CP_INVALID if growth is negative, or with CP_MEMORY. */
+ * this fails, with CP_MEMORY. */
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
                           cp_manifest **out);
 
-/* How many bytes travel, and how far behind the first of them the labels of the
- * rank's queries begin: [rows of the queries' slot][CP_LABEL_BYTES], if the
- * plan has labels. */
+/* How many bytes travel. */
 int64_t cp_manifest_bytes(const cp_manifest *manifest);
-int64_t cp_manifest_labels(const cp_manifest *manifest);
 
 /* Whether the lists of a layout, of a plan of the same kind, have room:
  * CP_CAPACITY, naming list and tiles, if not. */
 cp_status cp_manifest_has_room(const cp_manifest *manifest,
                                const cp_layout *layout);
 
-/* Write the lists of a layout that have room, and the labels: bytes of them,
- * at an address for int64_t. */
+/* Write the lists of a layout that have room, at an address for int64_t. */
 void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
                        void *to);
 
 /* A list as a kernel wants it, where the block lies at `at`. Its room is told,
  * and not what it holds in this call, which is for the kernel to read. rank is
- * whose list, for the first three kinds; the others are the rank's own. */
-cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, void *at,
+ * whose list; of the last three kinds there is the rank's own alone. */
+cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, const void *at,
                                   cp_list kind, int rank);
 
 #endif

@@ -182,7 +182,6 @@ static cp_status join(const cp_launch *launch, double patience,
 
 cp_status cp_nccl_meet(const cp_launch *launch, double patience,
                        cp_nccl **world, cp_crew *crew) {
-    char why[400];
     *world = NULL;
     if (launch->root[0] == '\0')
         return cp_refuse("%d ranks, and nothing says where rank 0 is: set "
@@ -190,13 +189,11 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience,
                          launch->ranks);
     setenv("NCCL_COMM_ID", launch->root, 1);
     const cp_status status = join(launch, patience, world);
-    if (status == CP_BROKEN) {
-        snprintf(why, sizeof(why), "%s", cp_message());
+    if (status == CP_BROKEN)
         return cp_fail(status,
                        "%s; rank 0 is due at %s, in a subnet of every host "
                        "(MASTER_ADDR, LONGRING_PORT)",
-                       why, launch->root);
-    }
+                       cp_message(), launch->root);
     CP_TRY(status);
     CP_TRY(prepare(*world));
     *crew = (cp_crew){.rank = launch->rank,

@@ -10,7 +10,7 @@
 /* A rank of a communicator. */
 typedef struct cp_nccl cp_nccl;
 struct cp_nccl {
-    cp_link link; /* for cp_stream_walk; alone, for cp_loopback_walk */
+    cp_link link; /* for cp_stream_walk */
     int rank, ranks;
     double patience; /* seconds that a call lasts at most; 0: for ever */
     ncclComm_t comm;

@@ -21,22 +21,21 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_manifest *manifest;
     /* Its memory. */
-    char *memory;    /* on the device: slots, lists, and so on to unfinished */
-    void **slots;    /* [slot_count]; NULL = not used */
-    char *lists;     /* the manifest */
-    int32_t *wrong;  /* [ranks] of labels, */
-    cp_piece *tiles; /* and what is made of them */
+    char *memory;   /* on the device: slots, lists, and so on to unfinished */
+    void **slots;   /* [slot_count]; NULL = not used */
+    char *lists;    /* the manifest */
+    int32_t *wrong; /* [ranks] of labels */
     float *unfinished; /* [splits] partials, */
     int64_t splits;    /* if there is room for more than one */
     bool *needed;      /* [slot_count] by this rank */
-    char *staging;     /* on the host: the manifest with labels, */
+    char *staging;     /* on the host: the manifest, */
     int32_t *told;     /* [ranks] and what came back of wrong */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
     cudaEvent_t *ready; /* [count] of a communication that may begin */
     cudaEvent_t begun;
-    cp_traffic sent;
+    int64_t sent;                    /* bytes, so far */
     void *cache_keys, *cache_values; /* during a walk */
     const cp_link *link;             /* of a rank that is a process */
     cp_message_half *halves;         /* [2 * ranks] */
@@ -85,8 +84,6 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
             w->slots[slot] = cp_arena_claim(from, 1, plan->slots[slot].bytes);
     w->lists = cp_arena_claim(from, 1, cp_manifest_bytes(w->manifest));
     w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
-    w->tiles = cp_arena_claim(from, plan->labelled ? query_rows(w) : 0,
-                              sizeof(cp_piece));
     w->unfinished = cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
                                    plan->slots[plan->result].bytes);
 }
@@ -166,9 +163,8 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
     **out = (cp_stream_walker){.plan = plan,
                                .program = &plan->programs[rank],
                                .rank = rank,
-                               .queues = queues};
-    if (options != NULL)
-        (*out)->options = *options;
+                               .queues = queues,
+                               .options = *options};
     return fill_walker(*out);
 }
 
@@ -176,10 +172,8 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     if (w == NULL)
         return;
     for (int64_t n = 0; w->over != NULL && n < 2 * w->program->count; n++)
-        if (w->over[n] != NULL)
-            cudaEventDestroy(w->over[n]);
-    if (w->begun != NULL)
-        cudaEventDestroy(w->begun);
+        cp_event_free(w->over[n]);
+    cp_event_free(w->begun);
     cudaFree(w->memory);
     cudaFreeHost(w->staging);
     free(w->manifest);
@@ -203,11 +197,13 @@ static float *slot_lse(const cp_stream_walker *w, int slot) {
            w->plan->slots[slot].rows * shape->query_heads * shape->head_dim;
 }
 
+static char *slot_labels(const cp_stream_walker *w, int slot) {
+    const cp_slot *size = &w->plan->slots[slot];
+    return (char *)w->slots[slot] + size->bytes - size->rows * CP_LABEL_BYTES;
+}
+
 static int64_t bytes_of(const cp_plan *plan, const cp_op *op) {
-    const int64_t bytes = plan->slots[op->in.slot].bytes;
-    if (op->kind == CP_OP_EXCHANGE)
-        return op->to != CP_NOBODY ? bytes : 0;
-    return bytes * (plan->layout->ranks - 1);
+    return cp_op_messages(plan, op) * plan->slots[op->in.slot].bytes;
 }
 
 cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *w) {
@@ -221,7 +217,7 @@ cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *w) {
     };
 }
 
-cp_traffic cp_stream_walker_traffic(const cp_stream_walker *w) {
+int64_t cp_stream_walker_sent(const cp_stream_walker *w) {
     return w->sent;
 }
 
@@ -247,20 +243,14 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
                    w->rank, cp_op_name(op->kind));
 }
 
-static cp_status read_labels(cp_stream_walker *w, cp_use from,
-                             cp_device_tiles *tiles) {
-    const cp_slot *slot = &w->plan->slots[from.slot];
-    *tiles = tiles_at(w, CP_LIST_EXPECTED, from.origin);
+static cp_status check_labels(cp_stream_walker *w, cp_use from) {
     const cp_device_labels call = {
-        .rows = tiles->room,
-        .labels = (char *)w->slots[from.slot] + slot->bytes -
-                  slot->rows * CP_LABEL_BYTES,
-        .expected = tiles->items,
-        .tiles = w->tiles,
+        .rows = query_rows(w),
+        .labels = slot_labels(w, from.slot),
+        .expected = tiles_at(w, CP_LIST_QUERIES, from.origin).items,
         .wrong = &w->wrong[from.origin],
     };
-    tiles->items = w->tiles;
-    return cp_cuda(cp_device_read_labels(&call, w->queues.compute),
+    return cp_cuda(cp_device_check_labels(&call, w->queues.compute),
                    "rank %d, reading labels", w->rank);
 }
 
@@ -284,7 +274,7 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .lse = slot_lse(w, slot),
     };
     if (plan->labelled)
-        CP_TRY(read_labels(w, op->in, &call.queries_of));
+        CP_TRY(check_labels(w, op->in));
     call.splits =
         cp_device_splits(&plan->shape, w->options.blocks, call.queries_of.room,
                          call.keys_of.room, w->splits);
@@ -317,15 +307,12 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op) {
 
 static int64_t mark_begin(const cp_stream_walker *w, const cp_op *op) {
     const bool talks = cp_op_talks(op);
-    const cp_device_stretch what = {
-        .rank = w->rank,
-        .queue = talks ? CP_COMMUNICATING : CP_COMPUTING,
-        .stream = talks ? w->queues.communication : w->queues.compute,
-        .name = cp_op_name(op->kind),
-        .hop = op->hop,
-        .bytes = talks ? bytes_of(w->plan, op) : 0,
-    };
-    return cp_device_trace_begin(w->options.trace, &what);
+    const cp_stretch what = {.name = cp_op_name(op->kind),
+                             .hop = op->hop,
+                             .bytes = bytes_of(w->plan, op)};
+    return cp_device_trace_begin(
+        w->options.trace, w->rank, talks ? CP_COMMUNICATING : CP_COMPUTING,
+        talks ? w->queues.communication : w->queues.compute, what);
 }
 
 static void mark_end(const cp_stream_walker *w, int64_t mark) {
@@ -358,35 +345,15 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
                               : CP_OK;
 }
 
-static void count_sent(cp_stream_walker *w, const cp_op *op) {
-    const int64_t bytes = bytes_of(w->plan, op);
-    w->sent.hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
-    if (op->kind == CP_OP_EXCHANGE)
-        w->sent.ring_bytes += bytes;
-    else if (op->kind == CP_OP_ALL_TO_ALL)
-        w->sent.all_to_all_bytes += bytes;
-    else
-        w->sent.all_gather_bytes += bytes;
-}
-
 static cp_status begin(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     cudaStream_t stream = w->queues.communication;
-    count_sent(w, op);
+    w->sent += bytes_of(w->plan, op);
     if (op->after >= 0)
         CP_TRY(cp_event_wait(stream, w->over[op->after]));
     else if (n == w->first)
         CP_TRY(cp_event_wait(stream, w->begun));
     return cp_event_record(w->ready[n], stream);
-}
-
-static cp_status label_queries(cp_stream_walker *w) {
-    const cp_slot *slot = &w->plan->slots[w->plan->queries];
-    const int64_t bytes = slot->rows * CP_LABEL_BYTES;
-    char *end = (char *)w->slots[w->plan->queries] + slot->bytes;
-    return cp_bytes_copy(end - bytes,
-                         w->lists + cp_manifest_labels(w->manifest), bytes,
-                         w->queues.compute, "labels of queries");
 }
 
 static cp_status start(cp_stream_walker *w, void *keys, void *values) {
@@ -395,11 +362,17 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     w->cache_keys = keys;
     w->cache_values = values;
     w->link = NULL;
-    w->sent = (cp_traffic){0};
+    w->sent = 0;
     CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
                          stream, "the manifest"));
     if (plan->labelled)
-        CP_TRY(label_queries(w));
+        CP_TRY(cp_cuda(
+            cudaMemcpy2DAsync(slot_labels(w, plan->queries), CP_LABEL_BYTES,
+                              tiles_at(w, CP_LIST_QUERIES, w->rank).items,
+                              sizeof(cp_piece), CP_LABEL_BYTES,
+                              (size_t)query_rows(w), cudaMemcpyDeviceToDevice,
+                              stream),
+            "labelling queries"));
     /* Poison the slots that are not inputs. */
     for (int slot = 0; slot < plan->slot_count && w->options.poison; slot++)
         if (w->slots[slot] != NULL && slot != plan->queries &&
@@ -416,112 +389,12 @@ static cp_status end(cp_stream_walker *w) {
                          w->queues.compute, "whether labels agreed");
 }
 
-typedef struct {
-    cp_stream_walker *const *walkers;
-    const cp_link *link; /* NULL: copies */
-} loopback;
-
-static int64_t number_of(const cp_event *event, int rank) {
-    return event->kind == CP_EVENT_COLLECTIVE ? event->all[rank]
-                                              : event->number;
-}
-
-static cp_status carry(const loopback *all, const cp_stream_walker *from,
-                       int from_slot, const cp_stream_walker *to, int to_slot) {
-    const int64_t bytes = from->plan->slots[from_slot].bytes;
-    void *source = from->slots[from_slot], *target = to->slots[to_slot];
-    cudaStream_t stream = to->queues.communication;
-    const cp_message_half halves[2] = {{0, false, source, bytes},
-                                       {0, true, target, bytes}};
-    return all->link != NULL
-               ? all->link->trade(all->link->context, halves, 2, stream)
-               : cp_bytes_copy(target, source, bytes, stream, "a message");
-}
-
-static cp_status receive(const loopback *all, const cp_event *event, int rank,
-                         int64_t n) {
-    const cp_stream_walker *to = all->walkers[rank];
-    const cp_op *op = &to->program->ops[n];
-    const bool exchange = op->kind == CP_OP_EXCHANGE;
-    const int ranks = to->plan->layout->ranks;
-    const int first = exchange ? op->from : 0;
-    const int last = exchange ? op->from : ranks - 1;
-    cudaStream_t stream = to->queues.communication;
-    for (int r = first; r <= last; r++)
-        if (r != rank)
-            CP_TRY(cp_event_wait(stream,
-                                 all->walkers[r]->ready[number_of(event, r)]));
-    const int64_t mark = mark_begin(to, op);
-    for (int r = first; r <= last; r++) {
-        const cp_stream_walker *from = all->walkers[r];
-        const cp_op *sent = &from->program->ops[number_of(event, r)];
-        const int own = op->kind == CP_OP_ALL_TO_ALL ? rank : 0;
-        if (r != rank)
-            CP_TRY(carry(all, from, sent->in.slot + own, to,
-                         op->out.slot + (exchange ? 0 : r)));
-    }
-    mark_end(to, mark);
-    return cp_event_record(to->over[n], stream);
-}
-
-static cp_status transfer(const loopback *all, const cp_event *event) {
-    const int64_t received = event->op->sent_to;
-    const int to = event->op->to;
-    const cp_stream_walker *from = all->walkers[event->rank];
-    cudaStream_t stream = from->queues.communication;
-    CP_TRY(receive(all, event, to, received));
-    CP_TRY(cp_event_wait(stream, all->walkers[to]->over[received]));
-    return cp_event_record(from->over[event->number], stream);
-}
-
-static cp_status collect(const loopback *all, const cp_event *event) {
-    const int ranks = all->walkers[0]->plan->layout->ranks;
-    for (int r = 0; r < ranks; r++)
-        CP_TRY(begin(all->walkers[r], event->all[r]));
-    for (int r = 0; r < ranks; r++)
-        CP_TRY(receive(all, event, r, event->all[r]));
-    for (int r = 0; r < ranks; r++)
-        for (int k = 0; k < ranks; k++)
-            CP_TRY(cp_event_wait(all->walkers[k]->queues.compute,
-                                 all->walkers[r]->over[event->all[r]]));
-    return CP_OK;
-}
-
-static cp_status visit(void *context, const cp_event *event) {
-    const loopback *all = context;
-    cp_stream_walker *w = all->walkers[event->rank];
-    switch (event->kind) {
-    case CP_EVENT_COLLECTIVE:
-        return collect(all, event);
-    case CP_EVENT_START:
-        return begin(w, event->number);
-    case CP_EVENT_TRANSFER:
-        return transfer(all, event);
-    default:
-        return compute(w, event->number);
-    }
-}
-
-cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
-                           const cp_link *link, void *const *cache_keys,
-                           void *const *cache_values) {
-    loopback all = {walkers, link};
-    const cp_plan *plan = walkers[0]->plan;
-    for (int r = 0; r < plan->layout->ranks; r++)
-        CP_TRY(start(walkers[r], cache_keys[r], cache_values[r]));
-    CP_TRY(cp_plan_order(plan, visit, &all));
-    for (int r = 0; r < plan->layout->ranks; r++)
-        CP_TRY(end(walkers[r]));
-    return CP_OK;
-}
-
 static int list_halves(cp_stream_walker *w, const cp_op *op) {
     const cp_plan *plan = w->plan;
     const bool exchange = op->kind == CP_OP_EXCHANGE;
-    const bool gather = op->kind == CP_OP_ALL_GATHER;
     int count = 0;
     for (int r = 0; r < plan->layout->ranks; r++) {
-        const int from = op->in.slot + (exchange || gather ? 0 : r);
+        const int from = op->in.slot + (op->kind == CP_OP_ALL_TO_ALL ? r : 0);
         const int to = op->out.slot + (exchange ? 0 : r);
         if (exchange ? r == op->to : r != w->rank)
             w->halves[count++] = (cp_message_half){r, false, w->slots[from],
@@ -548,14 +421,108 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
                : CP_OK;
 }
 
-cp_status cp_stream_walk(cp_stream_walker *w, const cp_link *link,
-                         void *cache_keys, void *cache_values) {
-    CP_TRY(start(w, cache_keys, cache_values));
+typedef struct {
+    cp_stream_walker *const *walkers;
+    const cp_link *link; /* NULL: copies */
+} together;
+
+static int64_t number_of(const cp_event *event, int rank) {
+    return event->kind == CP_EVENT_COLLECTIVE ? event->all[rank]
+                                              : event->number;
+}
+
+static cp_status carry(const together *all, const cp_event *event, int rank,
+                       cp_message_half half) {
+    const cp_stream_walker *from = all->walkers[half.peer];
+    const cp_op *sent = &from->program->ops[number_of(event, half.peer)];
+    const int own = sent->kind == CP_OP_ALL_TO_ALL ? rank : 0;
+    void *source = from->slots[sent->in.slot + own];
+    cudaStream_t stream = all->walkers[rank]->queues.communication;
+    const cp_message_half halves[2] = {{0, false, source, half.bytes},
+                                       {0, true, half.buffer, half.bytes}};
+    return all->link != NULL
+               ? all->link->trade(all->link->context, halves, 2, stream)
+               : cp_bytes_copy(half.buffer, source, half.bytes, stream,
+                               "a message");
+}
+
+static cp_status receive(const together *all, const cp_event *event, int rank,
+                         int64_t n) {
+    cp_stream_walker *to = all->walkers[rank];
+    const cp_op *op = &to->program->ops[n];
+    const int count = list_halves(to, op);
+    cudaStream_t stream = to->queues.communication;
+    for (int i = 0; i < count; i++) {
+        const int r = to->halves[i].peer;
+        if (to->halves[i].receive)
+            CP_TRY(cp_event_wait(stream,
+                                 all->walkers[r]->ready[number_of(event, r)]));
+    }
+    const int64_t mark = mark_begin(to, op);
+    for (int i = 0; i < count; i++)
+        if (to->halves[i].receive)
+            CP_TRY(carry(all, event, rank, to->halves[i]));
+    mark_end(to, mark);
+    return cp_event_record(to->over[n], stream);
+}
+
+static cp_status transfer(const together *all, const cp_event *event) {
+    const int64_t received = event->op->sent_to;
+    const int to = event->op->to;
+    const cp_stream_walker *from = all->walkers[event->rank];
+    cudaStream_t stream = from->queues.communication;
+    CP_TRY(receive(all, event, to, received));
+    CP_TRY(cp_event_wait(stream, all->walkers[to]->over[received]));
+    return cp_event_record(from->over[event->number], stream);
+}
+
+static cp_status collect(const together *all, const cp_event *event) {
+    const int ranks = all->walkers[0]->plan->layout->ranks;
+    for (int r = 0; r < ranks; r++)
+        CP_TRY(begin(all->walkers[r], event->all[r]));
+    for (int r = 0; r < ranks; r++)
+        CP_TRY(receive(all, event, r, event->all[r]));
+    for (int r = 0; r < ranks; r++)
+        for (int k = 0; k < ranks; k++)
+            CP_TRY(cp_event_wait(all->walkers[k]->queues.compute,
+                                 all->walkers[r]->over[event->all[r]]));
+    return CP_OK;
+}
+
+static cp_status visit(void *context, const cp_event *event) {
+    const together *all = context;
+    cp_stream_walker *w = all->walkers[event->rank];
+    switch (event->kind) {
+    case CP_EVENT_COLLECTIVE:
+        return collect(all, event);
+    case CP_EVENT_START:
+        return begin(w, event->number);
+    case CP_EVENT_TRANSFER:
+        return transfer(all, event);
+    default:
+        return compute(w, event->number);
+    }
+}
+
+static cp_status walk_alone(cp_stream_walker *w, const cp_link *link) {
     w->link = link;
     for (int64_t n = 0; n < w->program->count; n++)
         CP_TRY(cp_op_talks(&w->program->ops[n]) ? communicate(w, n)
                                                 : compute(w, n));
-    return end(w);
+    return CP_OK;
+}
+
+cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
+                         const cp_link *link, void *const *cache_keys,
+                         void *const *cache_values) {
+    together all = {walkers, link};
+    for (int r = 0; r < count; r++)
+        CP_TRY(start(walkers[r], cache_keys[r], cache_values[r]));
+    CP_TRY(count == 1 ? walk_alone(walkers[0], link)
+                      : cp_plan_order(walkers[0]->plan, visit, &all));
+    for (int r = 0; r < count; r++)
+        CP_TRY(end(walkers[r]));
+    return CP_OK;
 }
 
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,

@@ -50,10 +50,9 @@ typedef struct {
 } cp_stream_options;
 
 /* Reserve a rank's slots on the current device, all at once. The plan must
- * outlive the walker; queues are borrowed. options may be NULL: fp32. Fails
- * with CP_MEMORY, naming the bytes, if the device has not so much left, with
- * CP_INVALID if the plan's numbers have another size, and as CUDA does; free
- * even then. */
+ * outlive the walker; queues are borrowed. Fails with CP_MEMORY, naming the
+ * bytes, if the device has not so much left, with CP_INVALID if the plan's
+ * numbers have another size, and as CUDA does; free even then. */
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out);
@@ -72,28 +71,24 @@ cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
 
 /* Where the new tokens must lie, on the device, when the compute queue gets to
  * the walk, and where the answer will lie behind it: shapes as for
- * cp_walker_queries and cp_walker_result (walk.h). */
+ * the queries and the result of a cp_walker (walk.h). */
 typedef struct {
     void *queries, *keys, *values;
     float *output, *lse;
 } cp_stream_rows;
 cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
 
-/* Put the rank's program on its queues, and return; link carries its messages.
- * The caches of one layer are as for cp_walk, on the device; they and link must
- * live until finish. Every rank walks the same plan. A failure leaves work on
- * the queues; finish waits for it. */
-cp_status cp_stream_walk(cp_stream_walker *walker, const cp_link *link,
-                         void *cache_keys, void *cache_values);
-
-/* Put all ranks' programs on their queues, and return: N ranks on one device,
- * or on several that can copy from each other. walkers[r] is rank r's, all of
- * one plan; caches as for cp_walk, on the device. Each message is one that
- * link's only rank sends to itself; NULL: a copy. A failure leaves work on the
- * queues; finish waits for it. */
-cp_status cp_loopback_walk(cp_stream_walker *const *walkers,
-                           const cp_link *link, void *const *cache_keys,
-                           void *const *cache_values);
+/* Put the programs of the ranks here on their queues, and return. Here is one
+ * rank, whose messages link carries; or all of them, in their order, on one
+ * device or on several that can copy from each other: each message is one that
+ * link's only rank sends to itself, or, with NULL, a copy. The walkers are of
+ * one plan; the caches of one layer are as for cp_walk, on the device. They and
+ * link must live until finish. A failure leaves work on the queues; finish
+ * waits for it.
+ *   walkers, cache_keys, cache_values   [count] */
+cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
+                         const cp_link *link, void *const *cache_keys,
+                         void *const *cache_values);
 
 /* Wait until all that is on a rank's queues by now is over, its walk and what
  * was put behind that, at most so many seconds (0: for ever). CP_BROKEN if
@@ -106,7 +101,7 @@ cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
  * wait until all that is on some ranks' queues is over. */
 void cp_queues_drain(const cp_queues *queues, int count, const cp_link *link);
 
-/* What the rank sent in its last walk. */
-cp_traffic cp_stream_walker_traffic(const cp_stream_walker *walker);
+/* The bytes that the rank sent in its last walk. */
+int64_t cp_stream_walker_sent(const cp_stream_walker *walker);
 
 #endif

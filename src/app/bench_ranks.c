@@ -29,7 +29,7 @@ static cp_status team_open(team *it, cp_variant variant, int64_t tokens) {
         .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
     CP_TRY(cp_cache_new(it->ranks, 1, room, &it->cache));
     CP_TRY(cp_store_new(it->ranks, only, 1, 1, room, shape, &it->store));
-    CP_TRY(cp_cache_prefill(it->cache, &tokens, &it->layout));
+    CP_TRY(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
     CP_TRY(cp_plan_build(variant, it->layout, shape, NULL, &it->plan));
     for (int r = 0; r < it->ranks; r++)
         if (only == CP_NOBODY || only == r)
@@ -54,10 +54,9 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
     const int64_t wide = rows * shape->query_heads * shape->head_dim;
     const int64_t narrow = rows * shape->kv_heads * shape->head_dim;
     cp_walker *walker = it->walkers[comm->rank];
-    cp_measure_fill(cp_walker_queries(walker), comm->rank * wide, wide, 1);
-    cp_measure_fill(cp_walker_new_keys(walker), comm->rank * narrow, narrow, 2);
-    cp_measure_fill(cp_walker_new_values(walker), comm->rank * narrow, narrow,
-                    3);
+    cp_measure_fill(walker->queries, comm->rank * wide, wide, 1);
+    cp_measure_fill(walker->new_keys, comm->rank * narrow, narrow, 2);
+    cp_measure_fill(walker->new_values, comm->rank * narrow, narrow, 3);
     return CP_OK;
 }
 

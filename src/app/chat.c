@@ -8,46 +8,16 @@
 
 #include "predict/draw.h"
 
-static void cost_clear(cp_cost *cost);
-static cp_status call_next(cp_chat *chat, const char *const *questions);
-static bool anyone_speaks(const cp_chat *chat);
-static bool is_forgiven(cp_chat *chat, cp_status status);
-
-cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
-    cost_clear(&chat->cost);
-    chat->stopping = false;
-    chat->progress.doing = "reading";
-    cp_status status = call_next(chat, questions); /* text -> first token */
-    cp_progress_end(&chat->progress);
-    CP_TRY(status);
-    while (status == CP_OK && anyone_speaks(chat)) {
-        status = cp_output_flush();
-        if (status == CP_OK)
-            status = call_next(chat, NULL); /* decode, sample -> text */
-        if (is_forgiven(chat, status))
-            status = CP_OK;
-    }
-    if (chat->live)
-        cp_screen_end(&chat->screen);
-    return status;
-}
-
-/* The document and a question after it; or the question alone. */
-static cp_status text_join(cp_chat *chat, const char *question, bool first,
-                           const char **text, int64_t *bytes) {
+/* Put a question after the document; they have so many bytes. */
+static cp_status text_join(cp_chat *chat, const char *question,
+                           int64_t *bytes) {
     const size_t document = (size_t)chat->document_bytes;
-    const size_t length = strlen(question);
-    *text = question;
-    *bytes = (int64_t)length;
-    if (!first || chat->document == NULL)
-        return CP_OK;
-    char *joined = realloc(chat->document, document + length + 3);
+    char *joined = realloc(chat->document, document + strlen(question) + 3);
     if (joined == NULL)
         return cp_fail(CP_MEMORY, "no memory for a question");
-    memcpy(joined + document, "\n\n", 2);
-    memcpy(joined + document + 2, question, length + 1);
-    *text = chat->document = joined;
-    *bytes = (int64_t)(document + length + 2);
+    chat->document = joined;
+    *bytes =
+        chat->document_bytes + sprintf(joined + document, "\n\n%s", question);
     return CP_OK;
 }
 
@@ -71,12 +41,14 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
 static cp_status question_add(cp_chat *chat, const char *question,
                               int64_t sequence, cp_tape_call *call) {
     const bool first = cp_session_length(chat->session, sequence) == 0;
-    const char *text;
-    int64_t bytes;
+    const bool joins = first && chat->document != NULL;
+    int64_t bytes = (int64_t)strlen(question);
     cp_ids ids = {0};
-    CP_TRY(text_join(chat, question, first, &text, &bytes));
-    cp_status status = cp_template_turn(&chat->template, chat->opened.tokenizer,
-                                        first, text, bytes, chat->system, &ids);
+    if (joins)
+        CP_TRY(text_join(chat, question, &bytes));
+    cp_status status = cp_template_turn(
+        &chat->template, chat->opened.tokenizer, first,
+        joins ? chat->document : question, bytes, chat->system, &ids);
     if (status == CP_OK)
         status = answer_begin(chat, sequence, ids.count);
     if (status == CP_OK)
@@ -92,9 +64,9 @@ static cp_status token_add(const cp_chat *chat, int64_t sequence,
     const cp_speaker *who = &chat->speakers[sequence];
     const bool more =
         who->next != chat->template.end && who->left > 0 && !chat->stopping;
-    return who->next == CP_SILENT
-               ? CP_OK
-               : cp_tape_call_add(call, sequence, more, &who->next, 1);
+    if (who->next == CP_SILENT)
+        return CP_OK;
+    return cp_tape_call_add(call, sequence, more, &who->next, 1);
 }
 
 static void token_show(cp_chat *chat, int32_t token) {
@@ -163,9 +135,10 @@ static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
     if (!call->decode) {
         cost->prefill = *report;
         CP_TRY(cp_page_make(ranks_write, report, &cost->ranks, &bytes));
-        return !chat->forgives ? CP_OK
-                               : cp_page_make(drawing_write, chat->session,
-                                              &cost->drawing, &bytes);
+        if (!chat->forgives)
+            return CP_OK;
+        return cp_page_make(drawing_write, chat->session, &cost->drawing,
+                            &bytes);
     }
     cost->steps++;
     cost->decode_hops = report->hops;
@@ -224,14 +197,27 @@ static bool anyone_speaks(const cp_chat *chat) {
     return false;
 }
 
-/* Is this an interrupt that asks for the end of an answer, for the first time?
- * The step is then made again, and nothing more is drawn. */
-static bool is_forgiven(cp_chat *chat, cp_status status) {
-    if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
-        return false;
-    *chat->stop = 0;
-    chat->stopping = true;
-    return true;
+cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
+    cost_clear(&chat->cost);
+    chat->stopping = false;
+    chat->progress.doing = "reading";
+    cp_status status = call_next(chat, questions); /* text -> first token */
+    cp_progress_end(&chat->progress);
+    CP_TRY(status);
+    while (status == CP_OK && anyone_speaks(chat)) {
+        status = cp_output_flush();
+        if (status == CP_OK)
+            status = call_next(chat, NULL); /* decode, sample -> text */
+        if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
+            continue;
+        /* The step is made again, and nothing more is drawn. */
+        *chat->stop = 0;
+        chat->stopping = true;
+        status = CP_OK;
+    }
+    if (chat->live)
+        cp_screen_end(&chat->screen);
+    return status;
 }
 
 cp_status cp_chat_open(cp_chat *chat) {

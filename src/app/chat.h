@@ -47,7 +47,7 @@ typedef struct {
     volatile sig_atomic_t *stop;
     cp_screen screen;
     cp_progress progress;
-    cp_opened opened; /* file, tokenizer and weights */
+    cp_opened opened; /* by the caller: its path */
     cp_template template;
     cp_session *session;
     char *document; /* before the first questions; owned. NULL: none */

@@ -106,7 +106,7 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
     if (status == CP_OK && help) {
         cp_options_help(usage, stdout);
         result = finished(CP_OK);
-    } else if (status == CP_OK && check(context) == CP_OK) {
+    } else if (status == CP_OK && (check == NULL || check(context) == CP_OK)) {
         status = cp_crew_leads() ? files_check(usage->options) : CP_OK;
         result = finished(status == CP_OK ? run(context) : status);
     } else {
@@ -135,12 +135,9 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
     CP_TRY(cp_option_range("ranks", *ranks, 1, CP_COMMAND_RANKS));
     if (!joined || *ranks * tensor == crew->ranks)
         return CP_OK;
-    if (tensor == 1)
-        return cp_refuse("--ranks %ld: the launcher has started %d processes",
-                         *ranks, crew->ranks);
-    return cp_refuse(
-        "--ranks %ld --tensor %ld: the launcher has started %d processes",
-        *ranks, tensor, crew->ranks);
+    return cp_refuse("--ranks %ld: the launcher has started %d processes; %ld "
+                     "are due",
+                     *ranks, crew->ranks, *ranks * tensor);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -191,13 +188,10 @@ cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
     return cp_command_about(cp_shape_check(shape), "--heads");
 }
 
-cp_status cp_command_tokens_check(const char *command,
-                                  cp_command_tokens *tokens) {
+cp_status cp_command_tokens_check(cp_command_tokens *tokens) {
     const int64_t sequences = tokens->fresh.count;
     cp_counts *cached = &tokens->cached;
     int64_t first = 0; /* that has new tokens */
-    if (sequences == 0)
-        return cp_refuse("%s needs --new, the new tokens", command);
     while (first < sequences && tokens->fresh.items[first] == 0)
         first++;
     if (first == sequences)
@@ -222,6 +216,51 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
     return CP_OK;
 }
 
+cp_status cp_command_call_read(cp_command_call *call) {
+    CP_TRY(cp_hardware_read(call->machine, &call->hardware));
+    return cp_model_sizes_read(call->model, &call->sizes);
+}
+
+/* The counts again and again, so many times. */
+static cp_status counts_repeat(cp_counts *counts, int64_t times) {
+    const int64_t count = counts->count;
+    int64_t *items;
+    CP_TRY(cp_allocate(&items, count * times, sizeof(int64_t), "sequences"));
+    for (int64_t i = 0; i < count * times; i++)
+        items[i] = counts->items[i % count];
+    free(counts->items);
+    *counts = (cp_counts){items, count * times};
+    return CP_OK;
+}
+
+cp_status cp_command_call_check(cp_command_call *call) {
+    cp_counts *fresh = &call->tokens.fresh, *cached = &call->tokens.cached;
+    cp_scenario *scenario = &call->scenario;
+    int64_t sum = 0; /* all of a call are planned together */
+    CP_TRY(cp_command_tokens_check(&call->tokens));
+    CP_TRY(counts_repeat(fresh, call->batch));
+    CP_TRY(counts_repeat(cached, call->batch));
+    CP_TRY(cp_command_tokens_sum("new", fresh, INT32_MAX, &sum));
+    call->fresh = sum;
+    CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &sum));
+    call->cached = sum - call->fresh;
+    CP_TRY(cp_command_ranks(&call->ranks, 1));
+    if (scenario->tensor < 0)
+        scenario->tensor = call->hardware.gpus_per_node;
+    if (scenario->partial_bytes < 0)
+        scenario->partial_bytes = call->sizes.cache_bytes > 2 ? 4 : 2;
+    scenario->hardware = &call->hardware;
+    scenario->model = &call->sizes;
+    scenario->ranks = (int)call->ranks;
+    scenario->sequences = fresh->count;
+    scenario->new_tokens = fresh->items;
+    scenario->cached_tokens = cached->items;
+    cp_pace pace;
+    CP_TRY(cp_pace_new(scenario, &pace));
+    call->shape = pace.shape;
+    return CP_OK;
+}
+
 cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
                                 const int64_t *new_tokens) {
     for (int64_t s = 0; s < sequences && variant == CP_DECODE; s++)
@@ -232,18 +271,20 @@ cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
     return CP_OK;
 }
 
-cp_status cp_opened_file(cp_opened *model, const char *path) {
-    model->path = path;
-    return cp_gguf_open(path, &model->file);
+static cp_status opened_file(cp_opened *model) {
+    return model->file != NULL ? CP_OK
+                               : cp_gguf_open(model->path, &model->file);
 }
 
 cp_status cp_opened_words(cp_opened *model) {
+    CP_TRY(opened_file(model));
     return cp_command_about(cp_tokenizer_new(model->file, &model->tokenizer),
                             model->path);
 }
 
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
     const cp_backend *backend = ring->backend;
+    CP_TRY(opened_file(model));
     if (ring->tensor > 1 && backend->divide == NULL)
         return cp_refuse("--tensor %ld: only ranks on GPUs share their heads",
                          ring->tensor);
@@ -251,7 +292,7 @@ cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
         CP_TRY(backend->divide((int)ring->tensor));
     CP_TRY(cp_command_about(
         cp_model_open(backend, model->file, &model->weights), model->path));
-    model->facts = cp_model_describe(model->weights);
+    model->facts = &model->weights->facts;
     return CP_OK;
 }
 
@@ -312,20 +353,18 @@ static cp_status source_copy(void *context, FILE *out) {
     return CP_OK;
 }
 
-cp_status cp_stream_read(FILE *in, const char *name, char **text,
-                         int64_t *bytes) {
-    return cp_page_make(source_copy, &(source){in, name}, text, bytes);
-}
-
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
     cp_status status = CP_OK;
     *text = NULL;
     if (cp_crew_leads()) {
-        FILE *in = fopen(path, "rb");
-        status = in != NULL ? cp_stream_read(in, path, text, bytes)
-                            : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
-        if (in != NULL)
-            fclose(in);
+        source from = {stdin, "standard input"};
+        if (path != NULL)
+            from = (source){fopen(path, "rb"), path};
+        status = from.in != NULL
+                     ? cp_page_make(source_copy, &from, text, bytes)
+                     : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+        if (path != NULL && from.in != NULL)
+            fclose(from.in);
     }
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }
@@ -450,13 +489,10 @@ int cp_command_line(int count, char *const *arguments) {
     for (int file = 0; file <= 2; file++)
         if (fcntl(file, F_GETFD) < 0)
             open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
-    if (backend == NULL || backend->join == NULL)
-        return dispatch(count, arguments);
-    int result = 1;
-    if (backend->join(count, arguments) == CP_OK)
-        result = dispatch(count, arguments);
-    else
-        cp_complain(cp_message());
+    const bool joins = backend != NULL && backend->join != NULL;
+    const cp_status joined = joins ? backend->join(count, arguments) : CP_OK;
+    const int result =
+        joined == CP_OK ? dispatch(count, arguments) : finished(joined);
     const cp_crew *crew = cp_crew_mine();
     return crew->leave != NULL ? crew->leave(result) : result;
 }

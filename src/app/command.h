@@ -6,15 +6,15 @@
 #include "model/tokenizer.h"
 #include "app/npy.h"
 #include "ground/options.h"
-#include "predict/machine.h"
+#include "predict/simulate.h"
 
 /* A step of a command; what it works on is its own. */
 typedef cp_status (*cp_command_step)(void *context);
 
 /* Read arguments as usage says; print the help where it is asked for. Then
- * see that the options make sense together (check), that the files that are
- * written can be made and are none of the others (CP_INPUT, CP_OUTPUT), and
- * do the work (run). Returns the exit status: 2 for bad use, 1 for failure,
+ * see that the options make sense together (check, or NULL), that the files
+ * that are written can be made and are none of the others (CP_INPUT,
+ * CP_OUTPUT), and do the work (run). Returns the exit status: 2 for bad use, 1 for failure,
  * 130 if the user stopped it, and has then written one line to stderr. Frees
  * the lists of the options. */
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
@@ -109,28 +109,61 @@ typedef struct {
 
 /* See that there are sequences, as many in both lists, and new tokens; cached
  * is filled with zeros if it was not given. */
-cp_status cp_command_tokens_check(const char *command,
-                                  cp_command_tokens *tokens);
+cp_status cp_command_tokens_check(cp_command_tokens *tokens);
 
 /* Add the counts of the option of that name to *sum. Fails with CP_INVALID if
  * that exceeds most. */
 cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t most, int64_t *sum);
 
+/* What a command that predicts a call asks for, and what that comes to. */
+typedef struct {
+    const char *machine, *model;
+    int64_t ranks, batch; /* the sequences are taken batch times */
+    cp_command_tokens tokens;
+    int64_t fresh, cached; /* their sums, over all of the batch */
+    cp_hardware hardware;
+    cp_model_sizes sizes;
+    cp_shape shape;       /* of a GPU */
+    cp_scenario scenario; /* but for the variant */
+} cp_command_call;
+
+#define CP_COMMAND_CALL                                                        \
+    {                                                                          \
+        .machine = "gtt", .model = "llama3-405b", .ranks = 4, .batch = 1,      \
+        .scenario.tensor = -1, .scenario.partial_bytes = -1                    \
+    }
+
+/* Its rows in a table of options. */
+#define CP_COMMAND_CALL_OPTIONS(call)                                          \
+    {"machine", CP_INPUT, &(call).machine, "NAME|FILE",                        \
+     "gtt (default), gti, h200, laptop, or a description"},                    \
+        {"model", CP_INPUT, &(call).model, "NAME|FILE",                        \
+         "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, or a "   \
+         "description"},                                                       \
+        {"ranks", CP_COUNT, &(call).ranks, "N",                                \
+         "ranks of the ring (default 4)"},                                     \
+        {"tensor", CP_COUNT, &(call).scenario.tensor, "n",                     \
+         "GPUs that share the heads of a rank (default: those of a node)"},    \
+        CP_COMMAND_TOKENS_OPTIONS((call).tokens)
+
+/* Read machine and model. Then, when they are as the options want them, see
+ * that the call can be simulated, and fill in the rest. */
+cp_status cp_command_call_read(cp_command_call *call);
+cp_status cp_command_call_check(cp_command_call *call);
+
 /* If the variant is CP_DECODE, see that no sequence has two new tokens. */
 cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
                                 const int64_t *new_tokens);
 
-/* A model's file, and what is made of it, each when it is asked for; NULL
- * before. */
+/* What is made of a model's file, each when it is asked for; NULL before. */
 typedef struct {
-    const char *path;
+    const char *path; /* which an option says */
     cp_gguf *file;
     cp_tokenizer *tokenizer;
     cp_model *weights;
     const cp_model_facts *facts;
 } cp_opened;
-cp_status cp_opened_file(cp_opened *model, const char *path);
 cp_status cp_opened_words(cp_opened *model);
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring);
 void cp_opened_close(cp_opened *model);
@@ -142,12 +175,10 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
                          int64_t count, int64_t position, int64_t vocabulary,
                          float *logits);
 
-/* All that the file at path, or the stream called name, has to give, and a
- * zero byte after it. The caller frees *text. Fails with CP_FILE or
+/* All that the file at path, or standard input if path is NULL, has to give,
+ * and a zero byte after it. The caller frees *text. Fails with CP_FILE or
  * CP_MEMORY; *text is then NULL. */
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
-cp_status cp_stream_read(FILE *in, const char *name, char **text,
-                         int64_t *bytes);
 
 /* A page of text in memory, as write writes it; *text is the caller's to
  * free. And such a page in the file at path, or on standard output if path is

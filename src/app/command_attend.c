@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,13 +36,10 @@ static cp_status pasts_read(attend_run *run, const char *name,
     int64_t pasts = text != NULL;
     for (const char *c = text; c != NULL && *c != '\0'; c++)
         pasts += *c == ',';
-    if (run->lengths.count == 0 && pasts > 1)
-        return cp_refuse("--%s is of %ld sequences; --lengths says how many "
-                         "new tokens each has",
-                         name, pasts);
     if (pasts > 0 && pasts != sequences)
-        return cp_refuse("--%s is of %ld sequences, and --lengths of %ld", name,
-                         pasts, sequences);
+        return cp_refuse("--%s is of %ld sequences, and the new tokens are of "
+                         "%ld; --lengths says how many each has",
+                         name, pasts, sequences);
     run->sequences = sequences;
     CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
     CP_TRY(cp_allocate(&run->pasts, sequences, sizeof(cp_turn *), "turns"));
@@ -54,8 +52,6 @@ static cp_status pasts_read(attend_run *run, const char *name,
 
 static cp_status attend_check(void *context) {
     attend_run *run = context;
-    if (run->q == NULL || run->k == NULL || run->v == NULL)
-        return cp_refuse("attend needs --q, --k and --v");
     if (run->history != NULL && run->cached != NULL)
         return cp_refuse("--history and --cached exclude each other");
     if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
@@ -144,9 +140,6 @@ static cp_status attend_load(attend_run *run) {
                        sizeof(float), "LSE");
 }
 
-static const char *const partial_names[] = {"queries.npy", "keys.npy",
-                                            "output.npy", "lse.npy"};
-
 /* Write sequence and position of each token that the pieces hold. */
 static cp_status labels_write(const char *path, const cp_pieces *pieces) {
     const int64_t tokens = cp_pieces_tokens(pieces);
@@ -189,6 +182,7 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
 static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                           const cp_pieces *queries, const cp_pieces *keys,
                           const float *output, const float *lse) {
+    static const char *const names[] = {"queries", "keys", "output", "lse"};
     attend_run *run = context;
     const cp_shape *shape = &run->job.shape;
     const int64_t heads = shape->query_heads, dim = shape->head_dim;
@@ -196,8 +190,8 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
     (void)hop;
     for (int i = 0; i < 4 && status == CP_OK; i++) {
         char path[4096];
-        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s", run->partials, rank,
-                 op, partial_names[i]);
+        snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s.npy", run->partials,
+                 rank, op, names[i]);
         status = i == 0   ? labels_write(path, queries)
                  : i == 1 ? labels_write(path, keys)
                  : i == 2 ? rows_write(path, queries, output, 3, heads, dim)
@@ -208,23 +202,17 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
     run->failure = status;
 }
 
-static bool is_partial(const char *name) {
-    int end = 0;
-    sscanf(name, "rank%*[0-9]-op%*[0-9]-%n", &end);
-    for (int i = 0; i < 4 && end > 0; i++)
-        if (strcmp(name + end, partial_names[i]) == 0)
-            return true;
-    return false;
-}
-
 static cp_status partials_clear(const char *directory) {
+    static const char ours[] =
+        "rank+([0-9])-op+([0-9])-@(queries|keys|output|lse).npy";
     DIR *files = opendir(directory);
     cp_status status = CP_OK;
     if (files == NULL)
         return cp_fail(CP_FILE, "%s: %s", directory, strerror(errno));
     for (struct dirent *entry = readdir(files); entry != NULL;
          entry = readdir(files))
-        if (is_partial(entry->d_name) && status == CP_OK &&
+        if (status == CP_OK &&
+            fnmatch(ours, entry->d_name, FNM_EXTMATCH) == 0 &&
             unlinkat(dirfd(files), entry->d_name, 0) != 0)
             status = cp_fail(CP_FILE, "%s/%s: an old file stays: %s", directory,
                              entry->d_name, strerror(errno));
@@ -232,7 +220,21 @@ static cp_status partials_clear(const char *directory) {
     return status;
 }
 
+static cp_status overflow_check(const attend_run *run) {
+    const int64_t heads = run->job.shape.query_heads;
+    const int64_t dim = run->job.shape.head_dim;
+    for (int64_t i = 0; i < run->queries.count; i++)
+        if (!isfinite(run->job.output[i]) || !isfinite(run->job.lse[i / dim]))
+            return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
+                             "(LSE %g); scale queries or keys down",
+                             run->q, i / dim / heads, i / dim % heads,
+                             (double)run->job.lse[i / dim]);
+    return CP_OK;
+}
+
+/* Compute, look at what came out, and write it. */
 static cp_status attend_compute(attend_run *run) {
+    const int64_t *shape = run->queries.shape;
     if (run->partials != NULL) {
         if (mkdir(run->partials, 0777) != 0 && errno != EEXIST)
             return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
@@ -241,38 +243,18 @@ static cp_status attend_compute(attend_run *run) {
         run->job.partial_context = run;
     }
     CP_TRY(run->ring.backend->attend(&run->job));
-    return run->failure == CP_OK ? CP_OK
-                                 : cp_fail(run->failure, "%s", run->why);
-}
-
-static cp_status overflow_check(const attend_run *run) {
-    const int64_t heads = run->job.shape.query_heads;
-    const int64_t dim = run->job.shape.head_dim;
-    for (int64_t i = 0; i < run->queries.shape[0] * heads; i++) {
-        const float *output = run->job.output + i * dim;
-        bool finite = isfinite(run->job.lse[i]);
-        for (int64_t d = 0; d < dim; d++)
-            finite = finite && isfinite(output[d]);
-        if (!finite)
-            return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
-                             "(LSE %g); scale queries or keys down",
-                             run->q, i / heads, i % heads,
-                             (double)run->job.lse[i]);
-    }
-    return CP_OK;
-}
-
-/* Compute, look at what came out, and write it; or leave nothing behind. */
-static cp_status attend_answer(attend_run *run) {
-    const int64_t *shape = run->queries.shape;
-    cp_status status = attend_compute(run);
-    if (status == CP_OK)
-        status = overflow_check(run);
+    if (run->failure != CP_OK)
+        return cp_fail(run->failure, "%s", run->why);
+    CP_TRY(overflow_check(run));
     const cp_npy_file files[] = {
         {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
         {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
-    if (status == CP_OK && cp_crew_leads())
-        status = cp_npy_write_all(2, files);
+    return cp_crew_leads() ? cp_npy_write_all(2, files) : CP_OK;
+}
+
+/* The same, or leave nothing behind. */
+static cp_status attend_answer(attend_run *run) {
+    const cp_status status = attend_compute(run);
     if (status == CP_OK || run->job.partial == NULL)
         return status;
     snprintf(run->why, sizeof(run->why), "%s", cp_message());

@@ -188,7 +188,7 @@ static void row_print(void *context, const cp_bench_row *row) {
 
 static cp_status weights_load(bench_run *run) {
     cp_bench *bench = &run->bench;
-    CP_TRY(cp_opened_file(&run->opened, run->model));
+    run->opened.path = run->model;
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     bench->model = run->opened.weights;
     const int64_t room = run->opened.facts->positions;

@@ -12,7 +12,7 @@
 #include "predict/draw.h"
 
 typedef struct {
-    const char *model, *file, *trace, *batch;
+    const char *file, *trace, *batch;
     cp_words asks;
     int64_t capacity, seed;
     bool compare;
@@ -40,8 +40,6 @@ static void on_interrupt(int signal) {
 static cp_status chat_check(void *context) {
     chat_run *run = context;
     const cp_command_ring *ring = &run->ring;
-    if (run->model == NULL)
-        return cp_refuse("chat needs --model FILE.gguf");
     if (run->batch != NULL && run->asks.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
     for (int64_t i = 0; i < run->asks.count; i++)
@@ -113,11 +111,10 @@ static cp_status run_open(chat_run *run) {
     }
     if (run->batch != NULL)
         CP_TRY(batch_open(run));
-    CP_TRY(cp_opened_file(opened, run->model));
     CP_TRY(cp_opened_words(opened));
     CP_TRY(cp_command_about(
         cp_template_find(opened->file, opened->tokenizer, &chat->template),
-        run->model));
+        chat->opened.path));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
     return session_open(run, run->ring.ranks, run->ring.variant);
@@ -126,7 +123,6 @@ static cp_status run_open(chat_run *run) {
 /* Ask one question after the other, or each in its own conversation. */
 static cp_status asks_answer(chat_run *run) {
     cp_chat *chat = &run->chat;
-    chat->live = run->batch == NULL;
     if (!chat->live)
         CP_TRY(cp_chat_ask(chat, run->asks.items));
     for (int64_t i = 0; i < run->asks.count; i++) {
@@ -171,16 +167,15 @@ static cp_status variant_set(chat_run *run, const char *name) {
 }
 
 static cp_status plan_show(const cp_chat *chat) {
-    const cp_plan *plan = cp_session_plan(chat->session);
     const cp_cost *cost = &chat->cost;
-    if (cost->drawing == NULL || plan == NULL)
+    if (cost->drawing == NULL)
         return cp_refuse("/plan: nothing was asked yet");
     printf("The question, by %s:\n%s", cp_variant_name(cost->prefill.variant),
            cost->drawing);
     if (cost->steps == 0)
         return CP_OK;
     puts("The last token of the answer, by decode:");
-    return cp_draw(plan, CP_DRAW_ASCII, stdout);
+    return cp_draw(cp_session_plan(chat->session), CP_DRAW_ASCII, stdout);
 }
 
 /* A line of input, without its end. */
@@ -190,10 +185,12 @@ typedef struct {
     int64_t length;
 } input_line;
 
-/* Read the next line; false at the end of the input. */
-static bool line_get(bool prompts, input_line *line) {
-    ssize_t read;
-    for (;;) {
+/* The process that leads reads the next line, for all of them; no more at the
+ * end of the input. Fails if the line cannot be shared. */
+static cp_status line_read(bool prompts, input_line *line, bool *more) {
+    ssize_t read = -1;
+    CP_TRY(cp_crew_await(STDIN_FILENO));
+    while (cp_crew_leads()) {
         fputs(prompts ? "\n> " : "", stdout);
         fflush(stdout);
         errno = 0;
@@ -204,20 +201,11 @@ static bool line_get(bool prompts, input_line *line) {
         if (prompts)
             fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
     }
+    *more = read >= 0;
     line->length = cp_max(read, 0);
     while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
-    return read >= 0;
-}
-
-/* The same, of the process that leads, for all of them. Fails if the line
- * cannot be shared. */
-static cp_status line_read(bool prompts, input_line *line, bool *more) {
-    *more = false;
-    CP_TRY(cp_crew_await(STDIN_FILENO));
-    if (cp_crew_leads())
-        *more = line_get(prompts, line);
     return cp_crew_share(CP_OK, more, sizeof(*more), (void **)&line->text,
                          &line->length);
 }
@@ -356,9 +344,10 @@ static cp_status head_show(const chat_run *run) {
     const cp_model_facts *facts = chat->opened.facts;
     printf("%s over %ld rank%s on %s: %ld layers, %ld query and\n"
            "%ld key and value heads of %ld, %s positions\n",
-           basename(run->model), run->ring.ranks, cp_plural(run->ring.ranks),
-           run->ring.backend->name, facts->layers, facts->shape.query_heads,
-           facts->shape.kv_heads, facts->shape.head_dim,
+           basename(chat->opened.path), run->ring.ranks,
+           cp_plural(run->ring.ranks), run->ring.backend->name, facts->layers,
+           facts->shape.query_heads, facts->shape.kv_heads,
+           facts->shape.head_dim,
            cp_group(cp_session_capacity(chat->session)).text);
     if (chat->document != NULL)
         printf("%s: %s bytes of text\n", run->file,
@@ -393,12 +382,13 @@ static cp_status chat_work(void *context) {
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
     chat->tape.keeps = run->compare;
+    chat->live = run->batch == NULL;
     if (cp_crew_mine()->ranks == 1)
         sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
                   NULL);
     else
         setvbuf(stdin, NULL, _IONBF, 0);
-    cp_progress_begin(&chat->progress, "reading", basename(run->model));
+    cp_progress_begin(&chat->progress, "reading", basename(chat->opened.path));
     const cp_status status = run_open(run);
     cp_progress_end(&chat->progress);
     CP_TRY(status);
@@ -408,12 +398,11 @@ static cp_status chat_work(void *context) {
 }
 
 int cp_command_chat(int count, char *const *arguments) {
-    chat_run run = {
-        .seed = 1,
-        .ring = CP_COMMAND_RING,
-        .chat = {.sequences = 1, .most = 128, .live = true, .stop = &stop}};
+    chat_run run = {.seed = 1,
+                    .ring = CP_COMMAND_RING,
+                    .chat = {.sequences = 1, .most = 128, .stop = &stop}};
     const cp_option options[] = {
-        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
+        {"model", CP_INPUT, &run.chat.opened.path, "FILE.gguf", "the model"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
         {"file", CP_INPUT, &run.file, "TEXT",

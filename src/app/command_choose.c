@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "predict/rules.h"
-#include "predict/simulate.h"
 
 /* What a rule says of the call. */
 typedef struct {
@@ -13,15 +12,11 @@ typedef struct {
 } answer;
 
 typedef struct {
-    int64_t ranks, tensor; /* tensor -1: as the machine has GPUs in a node */
-    cp_command_tokens tokens;
-    const char *machine, *model;
+    cp_command_call call;
     double flops, bandwidth; /* NAN: the machine's */
     int speeds;
     bool csv;
     /* What they come to. */
-    cp_hardware hardware;
-    cp_model_sizes sizes;
     cp_setting setting;
     cp_load load;
     answer answers[CP_RULES];
@@ -39,45 +34,22 @@ static cp_status speed_take(const char *name, double number, int64_t *speed) {
     return CP_OK;
 }
 
-static cp_status shape_divide(choose_run *run, cp_shape *shape) {
-    *shape = cp_model_sizes_shape(&run->sizes);
-    if (run->tensor < 0)
-        run->tensor = run->hardware.gpus_per_node;
-    const int64_t gpus = run->tensor;
-    if (gpus < 1 || shape->query_heads % gpus != 0 ||
-        (shape->kv_heads % gpus != 0 && gpus % shape->kv_heads != 0))
-        return cp_refuse("--tensor %ld: %ld query heads and %ld key and value "
-                         "heads cannot be dealt out so",
-                         gpus, shape->query_heads, shape->kv_heads);
-    shape->query_heads /= gpus;
-    shape->kv_heads = cp_max(shape->kv_heads / gpus, 1);
-    return CP_OK;
-}
-
-static cp_status setting_read(choose_run *run) {
-    cp_machine *machine = &run->setting.machine;
-    cp_shape shape;
-    CP_TRY(cp_hardware_read(run->machine, &run->hardware));
-    CP_TRY(cp_model_sizes_read(run->model, &run->sizes));
-    CP_TRY(shape_divide(run, &shape));
-    run->setting = cp_setting_of(&run->hardware, &shape, run->sizes.cache_bytes,
-                                 (int)run->ranks, run->speeds == SPEEDS_PEAK);
-    CP_TRY(speed_take("flops", run->flops, &machine->flops));
-    return speed_take("bandwidth", run->bandwidth, &machine->bytes_per_second);
-}
-
 static cp_status choose_check(void *context) {
     choose_run *run = context;
-    const cp_counts *fresh = &run->tokens.fresh, *cached = &run->tokens.cached;
-    int64_t sum = 0; /* all of a call are planned together */
-    CP_TRY(cp_command_tokens_check("choose", &run->tokens));
-    if (run->csv && fresh->count != 1)
+    cp_command_call *call = &run->call;
+    const cp_scenario *scenario = &call->scenario;
+    cp_machine *machine = &run->setting.machine;
+    CP_TRY(cp_command_call_read(call));
+    CP_TRY(cp_command_call_check(call));
+    if (run->csv && scenario->sequences != 1)
         return cp_refuse("--csv is for one sequence of --new");
-    CP_TRY(cp_command_ranks(&run->ranks, 1));
-    CP_TRY(cp_command_tokens_sum("new", fresh, INT32_MAX, &sum));
-    CP_TRY(cp_command_tokens_sum("cached", cached, INT32_MAX, &sum));
-    CP_TRY(cp_load_of(fresh->count, fresh->items, cached->items, &run->load));
-    return setting_read(run);
+    CP_TRY(cp_load_of(scenario->sequences, scenario->new_tokens,
+                      scenario->cached_tokens, &run->load));
+    run->setting =
+        cp_setting_of(&call->hardware, &call->shape, call->sizes.cache_bytes,
+                      scenario->ranks, run->speeds == SPEEDS_PEAK);
+    CP_TRY(speed_take("flops", run->flops, &machine->flops));
+    return speed_take("bandwidth", run->bandwidth, &machine->bytes_per_second);
 }
 
 /* The empirical rule knows no batches. */
@@ -101,16 +73,9 @@ static cp_status rules_ask(choose_run *run) {
 
 static cp_status call_simulate(const choose_run *run, cp_variant variant,
                                double *seconds) {
-    const cp_scenario scenario = {.hardware = &run->hardware,
-                                  .model = &run->sizes,
-                                  .ranks = (int)run->ranks,
-                                  .tensor = run->tensor,
-                                  .sequences = run->tokens.fresh.count,
-                                  .new_tokens = run->tokens.fresh.items,
-                                  .cached_tokens = run->tokens.cached.items,
-                                  .variant = variant,
-                                  .partial_bytes = run->sizes.cache_bytes};
+    cp_scenario scenario = run->call.scenario;
     cp_forecast forecast;
+    scenario.variant = variant;
     CP_TRY(cp_simulate(&scenario, &forecast));
     *seconds = forecast.seconds;
     return CP_OK;
@@ -127,15 +92,15 @@ static void head_print(const choose_run *run) {
     if (load->sequences > 1)
         printf(", %ld sequences", load->sequences);
     printf(": miss rate %.4g%%\n%s on %s, %s rank%s",
-           100 * (double)fresh / (double)keys, run->sizes.name,
-           run->hardware.name, cp_group(run->ranks).text,
-           cp_plural(run->ranks));
-    if (run->tensor > 1)
-        printf(" of %ld GPUs", run->tensor);
+           100 * (double)fresh / (double)keys, run->call.sizes.name,
+           run->call.hardware.name, cp_group(run->call.ranks).text,
+           cp_plural(run->call.ranks));
+    if (run->call.scenario.tensor > 1)
+        printf(" of %ld GPUs", run->call.scenario.tensor);
     printf("\n%ld query head%s and %ld key and value head%s of %ld%s\n",
            shape->query_heads, cp_plural(shape->query_heads), shape->kv_heads,
            cp_plural(shape->kv_heads), shape->head_dim,
-           run->tensor > 1 ? " each" : "");
+           run->call.scenario.tensor > 1 ? " each" : "");
     snprintf(speeds, sizeof(speeds),
              "attention at %.6g TFLOP/s, exchanges at %.6g GB/s, %ld byte%s a "
              "number%s",
@@ -215,21 +180,9 @@ static cp_status choose_work(void *context) {
 }
 
 int cp_command_choose(int count, char *const *arguments) {
-    choose_run run = {.ranks = 4,
-                      .tensor = -1,
-                      .machine = "gtt",
-                      .model = "llama3-405b",
-                      .flops = NAN,
-                      .bandwidth = NAN};
+    choose_run run = {.call = CP_COMMAND_CALL, .flops = NAN, .bandwidth = NAN};
     const cp_option options[] = {
-        CP_COMMAND_TOKENS_OPTIONS(run.tokens),
-        {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
-        {"machine", CP_WORD, &run.machine, "NAME|FILE",
-         "its description (default gtt, the paper's)"},
-        {"model", CP_WORD, &run.model, "NAME|FILE",
-         "its description (default llama3-405b)"},
-        {"tensor", CP_COUNT, &run.tensor, "GPUS",
-         "GPUs of a rank, among which heads are dealt out (default: a node's)"},
+        CP_COMMAND_CALL_OPTIONS(run.call),
         {"speeds", CP_ONE_OF, &run.speeds, "peak|reached",
          "the machine's data sheet, or what attention and exchanges reach "
          "(default peak, as in the paper)"},

@@ -9,14 +9,14 @@
 #include "ring/crew.h"
 
 typedef struct {
-    const char *model, *tokens, *history, *positions, *out;
+    const char *tokens, *history, *positions, *out;
     int64_t generate;
     cp_command_ring ring;
     /* What they come to. */
     cp_npy ids;
     int32_t *words; /* [length]; the ids' own memory */
     int64_t length;
-    cp_turn *turns;
+    cp_turn *turns; /* of --history */
     int64_t turn_count;
     cp_counts wanted; /* without items: the last ones */
     cp_opened opened;
@@ -27,14 +27,8 @@ typedef struct {
     int32_t next;       /* the likeliest after the last */
 } logits_run;
 
-static bool positions_named(const char *text) {
-    return strcmp(text, "last") == 0 || strcmp(text, "all") == 0;
-}
-
 static cp_status logits_check(void *context) {
     logits_run *run = context;
-    if (run->model == NULL || run->tokens == NULL)
-        return cp_refuse("logits needs --model and --tokens");
     if (run->ring.variant == CP_DECODE)
         return cp_refuse("--variant decode: a prefill cannot; --history d5 "
                          "decodes 5 tokens");
@@ -44,7 +38,8 @@ static cp_status logits_check(void *context) {
     if (run->history != NULL)
         CP_TRY(cp_history_parse("history", run->history, &run->turns,
                                 &run->turn_count));
-    if (!positions_named(run->positions))
+    if (strcmp(run->positions, "last") != 0 &&
+        strcmp(run->positions, "all") != 0)
         CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
     return cp_command_ring_check(&run->ring);
 }
@@ -67,6 +62,9 @@ static cp_status ids_load(logits_run *run) {
         if (run->wanted.items[i] >= run->length)
             return cp_refuse("--positions %ld: %s has %ld tokens, from 0",
                              run->wanted.items[i], run->tokens, run->length);
+    if (run->wanted.items == NULL)
+        run->wanted.count =
+            strcmp(run->positions, "all") == 0 ? run->length : 1;
     return CP_OK;
 }
 
@@ -80,17 +78,6 @@ static cp_status words_take(logits_run *run) {
                              run->tokens, i, id, run->vocabulary);
         run->words[i] = (int32_t)id; /* never beyond what was read */
     }
-    return CP_OK;
-}
-
-static cp_status defaults_fill(logits_run *run) {
-    if (positions_named(run->positions))
-        run->wanted.count =
-            strcmp(run->positions, "all") == 0 ? run->length : 1;
-    if (run->history != NULL)
-        return CP_OK;
-    CP_TRY(cp_allocate(&run->turns, 1, sizeof(cp_turn), "turns"));
-    run->turns[run->turn_count++] = (cp_turn){false, run->length};
     return CP_OK;
 }
 
@@ -148,7 +135,12 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     return CP_OK;
 }
 
-static const int64_t only = 0; /* sequence */
+/* Decode the token at that position. */
+static cp_status step_walk(logits_run *run, int64_t position, int32_t id) {
+    const int64_t only = 0; /* sequence */
+    CP_TRY(cp_session_decode(run->session, 1, &only, &id, NULL));
+    return rows_take(run, position, 1);
+}
 
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
@@ -156,21 +148,16 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
         CP_TRY(cp_session_prefill(run->session, &turn.tokens, words, NULL));
         return rows_take(run, first, turn.tokens);
     }
-    for (int64_t i = 0; i < turn.tokens; i++) {
-        CP_TRY(cp_session_decode(run->session, 1, &only, &words[i], NULL));
-        CP_TRY(rows_take(run, first + i, 1));
-    }
+    for (int64_t i = 0; i < turn.tokens; i++)
+        CP_TRY(step_walk(run, first + i, words[i]));
     return CP_OK;
 }
 
 /* Print the ids that follow; the first of them is known. */
 static cp_status generate(logits_run *run) {
     printf("%d", run->next);
-    for (int64_t i = 1; i < run->generate; i++) {
-        CP_TRY(cp_session_decode(run->session, 1, &only, &run->next, NULL));
-        CP_TRY(cp_scores_read(run->session, 0, 1, run->length - 1 + i,
-                              run->vocabulary, run->rows));
-        run->next = cp_sample_greedy(run->rows, run->vocabulary);
+    for (int64_t i = 0; i < run->generate - 1; i++) {
+        CP_TRY(step_walk(run, run->length + i, run->next));
         printf(" %d", run->next);
     }
     putchar('\n');
@@ -181,12 +168,12 @@ static cp_status logits_work(void *context) {
     logits_run *run = context;
     int64_t first = 0;
     CP_TRY(ids_load(run));
-    CP_TRY(cp_opened_file(&run->opened, run->model));
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     run->vocabulary = run->opened.facts->vocabulary;
     CP_TRY(words_take(run));
-    CP_TRY(defaults_fill(run));
     CP_TRY(session_open(run));
+    if (run->history == NULL)
+        CP_TRY(turn_walk(run, (cp_turn){false, run->length}, 0));
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};
@@ -200,7 +187,7 @@ static cp_status logits_work(void *context) {
 int cp_command_logits(int count, char *const *arguments) {
     logits_run run = {.positions = "last", .ring = CP_COMMAND_RING};
     const cp_option options[] = {
-        {"model", CP_INPUT, &run.model, "FILE.gguf", "the model"},
+        {"model", CP_INPUT, &run.opened.path, "FILE.gguf", "the model"},
         {"tokens", CP_INPUT, &run.tokens, "IDS.npy",
          "token ids [T], int32 or int64"},
         CP_COMMAND_RING_OPTIONS(run.ring),

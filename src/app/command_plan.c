@@ -29,7 +29,7 @@ typedef struct {
 static cp_status plan_check(void *context) {
     plan_run *run = context;
     const cp_counts *fresh = &run->tokens.fresh;
-    CP_TRY(cp_command_tokens_check("plan", &run->tokens));
+    CP_TRY(cp_command_tokens_check(&run->tokens));
     if (run->element_bytes != 2 && run->element_bytes != 4)
         return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
                          run->element_bytes);

@@ -7,20 +7,12 @@
 #include <string.h>
 
 typedef struct {
-    const char *model;
     bool special, decode;
     cp_opened opened;
     char *text;
     int64_t bytes;
     cp_ids ids;
 } tokenize_run;
-
-static cp_status tokenize_check(void *context) {
-    const tokenize_run *run = context;
-    if (run->model == NULL)
-        return cp_refuse("tokenize needs --model FILE.gguf");
-    return CP_OK;
-}
 
 static cp_status text_to_ids(tokenize_run *run) {
     CP_TRY(cp_tokenizer_encode(run->opened.tokenizer, run->text, run->bytes,
@@ -66,16 +58,15 @@ static cp_status ids_to_text(tokenize_run *run) {
 
 static cp_status tokenize_work(void *context) {
     tokenize_run *run = context;
-    CP_TRY(cp_opened_file(&run->opened, run->model));
     CP_TRY(cp_opened_words(&run->opened));
-    CP_TRY(cp_stream_read(stdin, "standard input", &run->text, &run->bytes));
+    CP_TRY(cp_file_read(NULL, &run->text, &run->bytes));
     return run->decode ? ids_to_text(run) : text_to_ids(run);
 }
 
 int cp_command_tokenize(int count, char *const *arguments) {
-    tokenize_run run = {.model = NULL};
+    tokenize_run run = {0};
     const cp_option options[] = {
-        {"model", CP_WORD, &run.model, "FILE.gguf", "whose tokens"},
+        {"model", CP_WORD, &run.opened.path, "FILE.gguf", "whose tokens"},
         {"special", CP_FLAG, &run.special, NULL,
          "recognise control tokens such as <|im_start|> in the text"},
         {"decode", CP_FLAG, &run.decode, NULL,
@@ -85,8 +76,8 @@ int cp_command_tokenize(int count, char *const *arguments) {
         "tokenize", "--model FILE.gguf [options]",
         "Text on standard input to token ids on standard output, or back.",
         options};
-    const int result = cp_command_run(&usage, count, arguments, tokenize_check,
-                                      tokenize_work, &run);
+    const int result =
+        cp_command_run(&usage, count, arguments, NULL, tokenize_work, &run);
     free(run.text);
     free(run.ids.items);
     cp_opened_close(&run.opened);

@@ -13,13 +13,13 @@
 #include "ground/save.h"
 
 static const struct {
-    const char *spelling; /* as in the header, after the byte order */
+    const char *spelling; /* as in the header */
     int64_t bytes;
 } number_types[] = {
-    [CP_NPY_FLOAT32] = {"f4", 4},
-    [CP_NPY_FLOAT64] = {"f8", 8},
-    [CP_NPY_INT32] = {"i4", 4},
-    [CP_NPY_INT64] = {"i8", 8},
+    [CP_NPY_FLOAT32] = {"'<f4'", 4},
+    [CP_NPY_FLOAT64] = {"'<f8'", 8},
+    [CP_NPY_INT32] = {"'<i4'", 4},
+    [CP_NPY_INT64] = {"'<i8'", 8},
 };
 
 int64_t cp_npy_bytes(const cp_npy *array) {
@@ -27,26 +27,18 @@ int64_t cp_npy_bytes(const cp_npy *array) {
 }
 
 static cp_status type_read(const char *at, const char *path, cp_npy *array) {
-    char name[16];
-    if (sscanf(at, "'%15[^']'", name) != 1)
-        return cp_refuse("%s: numbers of a structured or unnamed type; "
-                         "float32, float64, int32 or int64 is needed",
-                         path);
-    if (name[0] == '>')
-        return cp_refuse("%s: big-endian numbers (%s); save them little-endian",
-                         path, name);
     for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
         array->type = (cp_npy_type)type;
-        if ((name[0] == '<' || name[0] == '=') &&
-            strcmp(name + 1, number_types[type].spelling) == 0)
+        if (strncmp(at, number_types[type].spelling, 5) == 0)
             return CP_OK;
     }
-    return cp_refuse(
-        "%s: numbers of type %s; float32, float64, int32 or int64 is needed",
-        path, name);
+    return cp_refuse("%s: numbers of type %.*s; little-endian float32, "
+                     "float64, int32 or int64 is needed",
+                     path, (int)strcspn(at, ","), at);
 }
 
 static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
+    int64_t bytes; /* if each number is of the largest type */
     array->count = 1;
     if (*at++ != '(')
         return cp_refuse("%s: its header's shape is no tuple", path);
@@ -58,7 +50,8 @@ static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
         errno = 0;
         const int64_t size = strtol(at, &end, 10);
         if (end == at || errno != 0 || size < 0 ||
-            !cp_multiply(array->count, size, &array->count))
+            !cp_multiply(array->count, size, &array->count) ||
+            !cp_multiply(array->count, 8, &bytes))
             return cp_refuse(
                 "%s: dimension %d is no size, or more than memory can have",
                 path, array->dims);
@@ -94,12 +87,10 @@ static cp_status header_read(char *text, const char *path, cp_npy *array) {
         return cp_refuse("%s: its header is not NumPy's: descr, fortran_order "
                          "and shape, once each",
                          path);
-    if (strncmp(order, "True", 4) == 0)
-        return cp_refuse(
-            "%s: in Fortran's order; save numpy.ascontiguousarray of it", path);
     if (strncmp(order, "False", 5) != 0)
-        return cp_refuse(
-            "%s: its header's fortran_order is neither True nor False", path);
+        return cp_refuse("%s: its fortran_order is not False; save "
+                         "numpy.ascontiguousarray of it",
+                         path);
     CP_TRY(type_read(type, path, array));
     return shape_read(shape, path, array);
 }
@@ -128,20 +119,15 @@ static cp_status header_load(FILE *file, const char *path, cp_npy *array) {
 }
 
 static cp_status numbers_load(FILE *file, const char *path, cp_npy *array) {
-    const int64_t size = number_types[array->type].bytes;
+    const int64_t bytes = cp_npy_bytes(array), start = ftello(file);
     struct stat entry;
-    int64_t bytes;
-    const off_t start = ftello(file);
-    if (start < 0 || fstat(fileno(file), &entry) != 0 ||
-        !S_ISREG(entry.st_mode))
+    if (fstat(fileno(file), &entry) != 0 || !S_ISREG(entry.st_mode))
         return cp_fail(CP_FILE, "%s: not a regular file", path);
-    if (!cp_multiply(array->count, size, &bytes))
-        return cp_refuse("%s: %ld elements are no size", path, array->count);
     if (entry.st_size - start != bytes)
         return cp_refuse(
             "%s: its header promises %ld bytes of numbers, and %ld are there",
             path, bytes, entry.st_size - start);
-    CP_TRY(cp_allocate(&array->data, array->count, size, path));
+    CP_TRY(cp_allocate(&array->data, bytes, 1, path));
     if (fread(array->data, 1, (size_t)bytes, file) != (size_t)bytes)
         return cp_fail(CP_FILE, "%s: reading %ld numbers failed: %s", path,
                        array->count, strerror(errno));
@@ -214,7 +200,7 @@ int64_t cp_npy_integer(const cp_npy *array, int64_t element) {
  * most dimensions take less than 300. */
 static int64_t header_write(const cp_npy_file *file, char text[512]) {
     char *end = text + 10;
-    end += sprintf(end, "{'descr': '<%s', 'fortran_order': False, 'shape': (",
+    end += sprintf(end, "{'descr': %s, 'fortran_order': False, 'shape': (",
                    number_types[file->type].spelling);
     for (int i = 0; i < file->dims; i++)
         end += sprintf(end, "%ld, ", file->shape[i]);

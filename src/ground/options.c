@@ -22,15 +22,14 @@ static cp_status number_parse(const cp_option *option, const char *text) {
 }
 
 static cp_status choice_parse(const cp_option *option, const char *text) {
-    const size_t length = strlen(text);
     const char *word = option->argument;
-    for (int place = 0; word != NULL; place++) {
-        if (strcspn(word, "|") == length && memcmp(word, text, length) == 0) {
+    for (int place = 0; *word != '\0'; place++) {
+        const size_t length = strcspn(word, "|");
+        if (strlen(text) == length && memcmp(word, text, length) == 0) {
             *(int *)option->value = place;
             return CP_OK;
         }
-        const char *bar = strchr(word, '|');
-        word = bar != NULL ? bar + 1 : NULL;
+        word += length + (word[length] == '|');
     }
     return cp_refuse("--%s %s: choose one of %s", option->name, text,
                      option->argument);
@@ -103,6 +102,18 @@ static cp_status option_read(const cp_usage *usage, int count,
     return value_store(option, arguments[++*at]);
 }
 
+static cp_status need_check(const cp_usage *usage, const cp_option *option) {
+    char words[80];
+    const void *given; /* the word, or the items of counts */
+    snprintf(words, sizeof(words), "--%s %s", option->name, option->argument);
+    const char *place = strstr(usage->synopsis, words);
+    if (place == NULL || place > strchr(usage->synopsis, '['))
+        return CP_OK;
+    memcpy(&given, option->value, sizeof(given));
+    return given != NULL ? CP_OK
+                         : cp_refuse("%s needs %s", usage->command, words);
+}
+
 cp_status cp_options_parse(const cp_usage *usage, int count,
                            char *const *arguments, bool *help) {
     *help = false;
@@ -117,6 +128,8 @@ cp_status cp_options_parse(const cp_usage *usage, int count,
                              usage->command, text, usage->command);
         CP_TRY(option_read(usage, count, arguments, &at));
     }
+    for (const cp_option *option = usage->options; option->name; option++)
+        CP_TRY(need_check(usage, option));
     return CP_OK;
 }
 

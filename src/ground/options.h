@@ -31,9 +31,9 @@ typedef struct {
 } cp_words;
 
 typedef struct {
-    const char *command; /* "attend" */
-    const char *synopsis;
-    const char *about; /* one paragraph of help */
+    const char *command;  /* "attend" */
+    const char *synopsis; /* what stands in it before a bracket is needed */
+    const char *about;    /* one paragraph of help */
     const cp_option *options;
 } cp_usage;
 

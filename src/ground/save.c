@@ -24,9 +24,12 @@ static cp_status refuse(const cp_saved *saved, const char *what) {
                    strerror(errno));
 }
 
+/* What has no name to be put in the place of: also the file behind /dev/stdout
+ * that was deleted since. */
 static bool is_device(const char *path) {
     struct stat old;
-    return stat(path, &old) == 0 && !S_ISREG(old.st_mode);
+    return stat(path, &old) == 0 &&
+           (!S_ISREG(old.st_mode) || old.st_nlink == 0);
 }
 
 /* Open a nameless file in the directory of the target, or one of that name
@@ -82,7 +85,7 @@ static bool write_all(int file, const char *data, int64_t bytes) {
 static cp_status saving_fill(saving *save, const cp_saved *saved) {
     save->device = is_device(saved->path);
     if (save->device)
-        save->file = open(saved->path, O_WRONLY | O_CLOEXEC);
+        save->file = open(saved->path, O_WRONLY | O_APPEND | O_CLOEXEC);
     else
         CP_TRY(saving_begin(save, saved->path));
     bool written = save->file >= 0;
@@ -142,12 +145,13 @@ cp_status cp_save(const char *path, const void *data, int64_t bytes) {
 
 cp_status cp_save_check(const char *path) {
     struct stat old;
-    if (stat(path, &old) == 0 && S_ISDIR(old.st_mode))
-        return cp_fail(CP_FILE, "%s: %s", path, strerror(EISDIR));
-    if (is_device(path))
-        return access(path, W_OK) == 0
-                   ? CP_OK
-                   : cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    if (is_device(path)) {
+        errno = EISDIR; /* unless there is another reason */
+        if (access(path, W_OK) == 0 && stat(path, &old) == 0 &&
+            !S_ISDIR(old.st_mode))
+            return CP_OK;
+        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    }
     saving save = {.file = -1};
     const cp_status status = saving_begin(&save, path);
     saving_end(&save);

@@ -4,16 +4,13 @@
 
 #include "ground/ground.h"
 
-/* A stretch of bytes; does not own them. */
-typedef struct {
-    const void *data;
-    int64_t bytes;
-} cp_bytes;
-
-/* What a file shall hold: a head, perhaps, and what follows it. */
+/* What a file shall hold: a head, perhaps, and what follows it. Not owned. */
 typedef struct {
     const char *path;
-    cp_bytes parts[2];
+    struct {
+        const void *data;
+        int64_t bytes;
+    } parts[2];
 } cp_saved;
 
 /* Make each file hold its parts. A regular file appears whole or stays as it

@@ -1,6 +1,7 @@
 /* Text: counts, pages, near misses, characters. */
 #include "ground/text.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,16 +23,14 @@ static int64_t scale_of(const char *suffix, int64_t length) {
 
 cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                          int64_t *count) {
-    int64_t value = 0, at = 0;
-    bool fits = true;
-    for (; at < length && text[at] >= '0' && text[at] <= '9'; at++)
-        fits = fits && cp_multiply(value, 10, &value) &&
-               cp_add(value, text[at] - '0', &value);
-    const int64_t scale = scale_of(text + at, length - at);
-    if (at == 0 || scale == 0)
+    char *end = NULL;
+    errno = 0;
+    int64_t value = strtol(text, &end, 10);
+    const int64_t scale = scale_of(end, text + length - end);
+    if (text[0] < '0' || text[0] > '9' || scale == 0)
         return cp_refuse("--%s %.*s: not a count (5, 128K, 128Ki, 1M)", name,
                          (int)length, text);
-    if (!fits || !cp_multiply(value, scale, &value))
+    if (errno != 0 || !cp_multiply(value, scale, &value))
         return cp_refuse("--%s %.*s: larger than 2^63 - 1", name, (int)length,
                          text);
     *count = value;
@@ -113,16 +112,6 @@ const char *cp_nearest(const char *text, int64_t length, int64_t count,
     return best;
 }
 
-/* May the byte stand at this place of a character that begins with lead? */
-static bool continues(int lead, int place, int byte) {
-    if (place > 1)
-        return byte >= 0x80 && byte <= 0xBF;
-    /* Shorter forms exist below the least, surrogates and nothing above. */
-    const int least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    const int most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    return byte >= least && byte <= most;
-}
-
 int cp_character(const char *bytes, int64_t count) {
     const int lead = (unsigned char)bytes[0];
     if (lead < 0x80)
@@ -130,11 +119,18 @@ int cp_character(const char *bytes, int64_t count) {
     if (lead < 0xC2 || lead > 0xF4)
         return -1;
     const int whole = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    /* The second byte: shorter forms exist below, surrogates and nothing
+     * above. */
+    int least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    int most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     for (int i = 1; i < whole; i++) {
         if (i == count)
             return 0;
-        if (!continues(lead, i, (unsigned char)bytes[i]))
+        const int byte = (unsigned char)bytes[i];
+        if (byte < least || byte > most)
             return -i;
+        least = 0x80;
+        most = 0xBF;
     }
     return whole;
 }

@@ -3,8 +3,8 @@
 #define _GNU_SOURCE
 #include "shell.h"
 
-#include <check.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 char output[1 << 20], errors[1 << 16];
 char directory[64];
-static const char *beginning = "";
+static char beginning[1000];
 
 void make_directory(void) {
     snprintf(directory, sizeof(directory), "/tmp/longring-test-XXXXXX");
@@ -21,7 +21,7 @@ void make_directory(void) {
 }
 
 void remove_directory(void) {
-    beginning = "";
+    beginning[0] = '\0';
     ck_assert_int_eq(shell("rm -r $D"), 0);
     directory[0] = '\0';
 }
@@ -34,8 +34,16 @@ const char *in(const char *name) {
     return paths[turn];
 }
 
-void before_every_line(const char *line) {
-    beginning = line;
+/* Write what the format says; it must fit. */
+static void spell(char *line, int size, const char *format, va_list arguments) {
+    ck_assert_int_lt(vsnprintf(line, (size_t)size, format, arguments), size);
+}
+
+void before_every_line(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    spell(beginning, sizeof(beginning), format, arguments);
+    va_end(arguments);
 }
 
 static void read_back(FILE *file, char *text, size_t size) {
@@ -45,15 +53,14 @@ static void read_back(FILE *file, char *text, size_t size) {
 }
 
 int shell(const char *format, ...) {
-    static char line[4096], whole[5000];
+    static char line[4096], whole[6000];
     const char *program = getenv("LONGRING");
     FILE *out = tmpfile(), *err = tmpfile();
     ck_assert(out != NULL && err != NULL);
     va_list arguments;
     va_start(arguments, format);
-    const int length = vsnprintf(line, sizeof(line), format, arguments);
+    spell(line, sizeof(line), format, arguments);
     va_end(arguments);
-    ck_assert_int_lt(length, (int)sizeof(line));
     const int all = snprintf(whole, sizeof(whole), "L='%s'; D='%s'; %s\n%s\n",
                              program != NULL ? program : "build/longring",
                              directory, beginning, line);

@@ -4,7 +4,7 @@
 #ifndef HARNESS_SHELL_H
 #define HARNESS_SHELL_H
 
-#include <stdbool.h>
+#include <check.h>
 
 /* What the last line printed on each stream, cut to the room there is. */
 extern char output[1 << 20], errors[1 << 16];
@@ -20,12 +20,16 @@ const char *in(const char *name);
 
 /* What every later line of this process begins with, such as "B=\"$L bench\";".
  * "exec 2>&1;" puts both streams in output. "" at first. */
-void before_every_line(const char *shell);
+void before_every_line(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));
 
 /* Run a line, in which $L is the program (LONGRING in the environment, or
  * build/longring) and $D the directory; its exit status, or -1 if a signal
  * ended it. */
 int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* The test fails unless the line ends with 0. */
+#define runs(...) ck_assert_msg(shell(__VA_ARGS__) == 0, "'%.300s'", errors)
 
 /* The test fails unless the line ends with 0, says nothing on the second
  * stream, and prints what is wanted. */
