@@ -153,7 +153,7 @@ $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
-bench: all ## measure this machine into figures/data/bench*.csv
+bench: all ## measure this machine into figures/data/bench.csv and bench-model.csv
 	@figures/write-bench $(data)/bench.csv $(PROGRAM) bench --csv
 	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL)
 rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... that has torch, llama_cpp)

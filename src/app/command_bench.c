@@ -27,22 +27,6 @@ enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
 static const char all_parts[] = "fma,micro,read,full,causal,decode,merge,ring";
 
-static cp_status part_take(bench_run *run, const char *text, size_t length,
-                           bool joined) {
-    for (int p = 0; p < CP_BENCH_PARTS; p++)
-        if (strlen(cp_bench_names[p]) == length &&
-            memcmp(cp_bench_names[p], text, length) == 0) {
-            run->bench.parts[p] = true;
-            return p == CP_BENCH_RING || !joined
-                       ? CP_OK
-                       : cp_refuse("--only %s: on mpi the ring alone is "
-                                   "measured",
-                                   cp_bench_names[p]);
-        }
-    return cp_refuse("--only %.*s: no such part; there are %s", (int)length,
-                     text, all_parts);
-}
-
 /* Find out what is measured. On a crew of processes it is the ring. */
 static cp_status parts_take(bench_run *run, bool joined) {
     const char *text = run->only != NULL ? run->only
@@ -50,7 +34,17 @@ static cp_status parts_take(bench_run *run, bool joined) {
                                          : all_parts;
     while (text != NULL) {
         const size_t length = strcspn(text, ",");
-        CP_TRY(part_take(run, text, length, joined));
+        int p = 0;
+        while (p < CP_BENCH_PARTS && (strlen(cp_bench_names[p]) != length ||
+                                      memcmp(cp_bench_names[p], text, length)))
+            p++;
+        if (p == CP_BENCH_PARTS)
+            return cp_refuse("--only %.*s: no such part; there are %s",
+                             (int)length, text, all_parts);
+        if (joined && p != CP_BENCH_RING)
+            return cp_refuse("--only %s: on mpi the ring alone is measured",
+                             cp_bench_names[p]);
+        run->bench.parts[p] = true;
         text = text[length] == ',' ? text + length + 1 : NULL;
     }
     return CP_OK;
