@@ -121,18 +121,12 @@ static void attend(enum way way, int64_t first, int64_t count) {
 /* The error of O, relative to its norm, after merging n blocks of keys. */
 static double error_of(enum way way, int64_t n) {
     cp_partial all = running_answer(way);
-    double off = 0.0, norm = 0.0;
     cp_partial_clear(&all);
     for (int64_t i = 0; i < n; i++) {
         attend(way, KEYS * i / n, KEYS * (i + 1) / n - KEYS * i / n);
         merge(way);
     }
-    for (int i = 0; i < COUNT; i++) {
-        off +=
-            ((double)running[i] - truth[i]) * ((double)running[i] - truth[i]);
-        norm += truth[i] * truth[i];
-    }
-    return sqrt(off / norm);
+    return relative_error(running, truth, COUNT);
 }
 
 /* Uniform, with variance 1: scores then have variance 1 as well. */

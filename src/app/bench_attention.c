@@ -134,8 +134,7 @@ static cp_status merge_open(exercise *it, cp_bench_part part, int64_t size,
 }
 
 const char *const cp_bench_names[CP_BENCH_PARTS] = {
-    "fma",    "micro", "read", "full",   "causal",
-    "decode", "merge", "ring", "million"};
+    "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
 
 /* A kind of rows, in the order in which they are measured: a share of what, for
  * each of which sizes, and how one is prepared. Ceilings are. */
