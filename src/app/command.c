@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -49,49 +50,41 @@ static int finished(cp_status status) {
     return status == CP_OK ? 0 : 1;
 }
 
-/* What a path means: a file that is there, or a name in a directory. */
-typedef struct {
-    dev_t device;
-    ino_t number;
-    const char *name; /* in that directory; "": the file itself */
-} identity;
+enum { PATH_BYTES = 2 * PATH_MAX };
 
-/* Does the option name a file that is there, or could be made? */
-static bool identity_find(const cp_option *option, identity *found) {
+/* The one full name of the file that an option names, and that is there or
+ * could be made; false if there is none. */
+static bool file_find(const cp_option *option, char name[PATH_BYTES]) {
     const bool file = option->kind == CP_INPUT || option->kind == CP_OUTPUT;
     const char *path = file ? *(const char **)option->value : NULL;
+    char given[PATH_MAX], full[PATH_MAX];
     struct stat entry;
-    char directory[4096];
     if (path == NULL)
         return false;
-    if (stat(path, &entry) == 0) {
-        *found = (identity){entry.st_dev, entry.st_ino, ""};
-        return S_ISREG(entry.st_mode);
-    }
-    const char *name = basename(path);
-    snprintf(directory, sizeof(directory), "%.*s.", (int)(name - path), path);
-    if (option->kind == CP_INPUT || stat(directory, &entry) != 0)
+    if (stat(path, &entry) == 0)
+        return S_ISREG(entry.st_mode) && realpath(path, name) != NULL;
+    const char *base = basename(path);
+    snprintf(given, sizeof(given), "%.*s.", (int)(base - path), path);
+    if (option->kind == CP_INPUT || realpath(given, full) == NULL)
         return false;
-    *found = (identity){entry.st_dev, entry.st_ino, name};
+    snprintf(name, PATH_BYTES, "%s/%s", full, base);
     return true;
 }
 
 /* Before any work: can all files that are written be made, and is none of
  * them another file that the options name, under whatever name? */
 static cp_status files_check(const cp_option *options) {
+    char written[PATH_BYTES], other[PATH_BYTES];
     for (const cp_option *out = options; out->name != NULL; out++) {
-        identity written, other;
         const char **path = out->value;
         if (out->kind != CP_OUTPUT || *path == NULL)
             continue;
         CP_TRY(cp_save_check(*path));
-        if (!identity_find(out, &written))
+        if (!file_find(out, written))
             continue;
         for (const cp_option *file = options; file->name != NULL; file++)
-            if (file != out && identity_find(file, &other) &&
-                written.device == other.device &&
-                written.number == other.number &&
-                strcmp(written.name, other.name) == 0)
+            if (file != out && file_find(file, other) &&
+                strcmp(written, other) == 0)
                 return cp_refuse("--%s %s would overwrite the file of --%s",
                                  out->name, *path, file->name);
     }

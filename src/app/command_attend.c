@@ -169,7 +169,7 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
     return status;
 }
 
-static void partial_write(void *context, int rank, int64_t op, int64_t hop,
+static void partial_write(void *context, int rank, int64_t op,
                           const cp_pieces *queries, const cp_pieces *keys,
                           const float *output, const float *lse) {
     attend_run *run = context;
@@ -185,7 +185,6 @@ static void partial_write(void *context, int rank, int64_t op, int64_t hop,
                  {"output", queries, output, 3, shape->query_heads},
                  {"lse", queries, lse, 2, shape->query_heads}};
     cp_status status = run->failure;
-    (void)hop;
     for (int i = 0; i < 4 && status == CP_OK; i++) {
         char path[4096];
         snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s.npy", run->partials,

@@ -38,7 +38,7 @@ typedef struct {
  * these pieces against the keys of those gave output and lse, in the rows
  * that query_pieces name. op counts the attends of the rank. */
 typedef void (*cp_partial_observer)(void *context, int rank, int64_t op,
-                                    int64_t hop, const cp_pieces *query_pieces,
+                                    const cp_pieces *query_pieces,
                                     const cp_pieces *key_pieces,
                                     const float *output, const float *lse);
 
