@@ -5,12 +5,6 @@
 
 #include "predict/rules.h"
 
-/* What a rule says of the call. */
-typedef struct {
-    cp_verdict verdict;
-    int64_t turns; /* the new tokens of one sequence from which on: pass-KV */
-} answer;
-
 typedef struct {
     cp_command_call call;
     double flops, bandwidth; /* NAN: the machine's */
@@ -19,7 +13,8 @@ typedef struct {
     /* What they come to. */
     cp_setting setting;
     cp_load load;
-    answer answers[CP_RULES];
+    cp_verdict says[CP_RULES];
+    int64_t turns[CP_RULES]; /* new tokens of one sequence: pass-KV from here */
     cp_forecast pass_kv, pass_q;
 } choose_run;
 
@@ -60,13 +55,12 @@ static bool is_asked(const choose_run *run, const cp_rule *rule) {
 static cp_status rules_ask(choose_run *run) {
     for (int r = 0; r < CP_RULES; r++) {
         const cp_rule *rule = &cp_rules[r];
-        answer *said = &run->answers[r];
         if (!is_asked(run, rule))
             continue;
-        CP_TRY(cp_rule_ask(rule, &run->setting, &run->load, &said->verdict));
+        CP_TRY(cp_rule_ask(rule, &run->setting, &run->load, &run->says[r]));
         if (run->load.sequences == 1)
             CP_TRY(cp_rule_least(rule, &run->setting, (int64_t)run->load.keys,
-                                 &said->turns));
+                                 &run->turns[r]));
     }
     return CP_OK;
 }
@@ -131,14 +125,13 @@ static void verdicts_print(const choose_run *run) {
     char text[80];
     printf("\n  rule                says    %s   because\n",
            single ? "   turns at T" : "");
-    for (int r = 0; r < CP_RULES; r++) {
-        const answer *said = &run->answers[r];
+    for (int r = 0; r < CP_RULES; r++)
         if (is_asked(run, &cp_rules[r]))
-            row_print(single, cp_rules[r].name, said->verdict.variant,
-                      said->turns > run->load.keys ? "never"
-                                                   : cp_group(said->turns).text,
-                      said->verdict.because);
-    }
+            row_print(single, cp_rules[r].name, run->says[r].variant,
+                      run->turns[r] > run->load.keys
+                          ? "never"
+                          : cp_group(run->turns[r]).text,
+                      run->says[r].because);
     const double kv = run->pass_kv.seconds, q = run->pass_q.seconds;
     snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s", kv, q);
     row_print(single, "simulation", kv <= q ? CP_PASS_KV : CP_PASS_Q, "", text);
@@ -148,9 +141,8 @@ static void csv_print(const choose_run *run) {
     printf("rule,variant,tie,turns_at,context\n");
     for (int r = 0; r < CP_RULES; r++)
         printf("%s,%s,%d,%ld,%ld\n", cp_rules[r].name,
-               cp_variant_name(run->answers[r].verdict.variant),
-               run->answers[r].verdict.tie, run->answers[r].turns,
-               (int64_t)run->load.keys);
+               cp_variant_name(run->says[r].variant), run->says[r].tie,
+               run->turns[r], (int64_t)run->load.keys);
 }
 
 static cp_status choose_work(void *context) {

@@ -14,8 +14,7 @@ typedef struct {
     cp_command_ring ring;
     /* What they come to. */
     cp_npy ids;
-    int32_t *words; /* [length]; the ids' own memory */
-    int64_t length;
+    int32_t *words; /* of the ids, in their own memory */
     cp_turn *turns; /* of --history */
     int64_t turn_count;
     cp_counts wanted; /* without items: the last ones */
@@ -47,31 +46,30 @@ static cp_status logits_check(void *context) {
 /* Read the ids, and see that the options are about so many. */
 static cp_status ids_load(logits_run *run) {
     CP_TRY(cp_command_array(run->tokens, &run->ids));
-    run->length = run->ids.count;
     if (run->ids.type != CP_NPY_INT32 && run->ids.type != CP_NPY_INT64)
         return cp_refuse("%s: floats; int32 or int64 is needed", run->tokens);
-    if (run->ids.dims != 1 || run->length < 1)
+    if (run->ids.dims != 1 || run->ids.count < 1)
         return cp_refuse(
             "%s: %ld ids in %d dimensions; [T] with T >= 1 is needed",
-            run->tokens, run->length, run->ids.dims);
+            run->tokens, run->ids.count, run->ids.dims);
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
-    if (run->history != NULL && walked != run->length)
+    if (run->history != NULL && walked != run->ids.count)
         return cp_refuse("--history %s: %ld tokens; %s has %ld", run->history,
-                         walked, run->tokens, run->length);
+                         walked, run->tokens, run->ids.count);
     for (int64_t i = 0; i < run->wanted.count; i++)
-        if (run->wanted.items[i] >= run->length)
+        if (run->wanted.items[i] >= run->ids.count)
             return cp_refuse("--positions %ld: %s has %ld tokens, from 0",
-                             run->wanted.items[i], run->tokens, run->length);
+                             run->wanted.items[i], run->tokens, run->ids.count);
     if (run->wanted.items == NULL)
         run->wanted.count =
-            strcmp(run->positions, "all") == 0 ? run->length : 1;
+            strcmp(run->positions, "all") == 0 ? run->ids.count : 1;
     return CP_OK;
 }
 
 /* See that the model knows the ids. */
 static cp_status words_take(logits_run *run) {
     run->words = run->ids.data;
-    for (int64_t i = 0; i < run->length; i++) {
+    for (int64_t i = 0; i < run->ids.count; i++) {
         const int64_t id = cp_npy_integer(&run->ids, i);
         if (id < 0 || id >= run->vocabulary)
             return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
@@ -88,7 +86,7 @@ static cp_status session_open(logits_run *run) {
     const cp_session_options options = {
         .ranks = (int)run->ring.ranks,
         .sequences = 1,
-        .capacity = run->length + cp_max(run->generate - 1, 0),
+        .capacity = run->ids.count + cp_max(run->generate - 1, 0),
         .variant = run->ring.variant,
         .chooser = run->ring.chooser};
     CP_TRY(cp_command_about(
@@ -111,8 +109,8 @@ static double surprise(const float *logits, int64_t count, int32_t id) {
 
 static void row_take(logits_run *run, int64_t position, const float *row) {
     const int64_t vocabulary = run->vocabulary, *named = run->wanted.items;
-    const int64_t first = run->length - run->wanted.count;
-    if (position + 1 < run->length)
+    const int64_t first = run->ids.count - run->wanted.count;
+    if (position + 1 < run->ids.count)
         run->sum += surprise(row, vocabulary, run->words[position + 1]);
     else
         run->next = cp_sample_greedy(row, vocabulary);
@@ -157,7 +155,7 @@ static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
 static cp_status generate(logits_run *run) {
     printf("%d", run->next);
     for (int64_t i = 0; i < run->generate - 1; i++) {
-        CP_TRY(step_walk(run, run->length + i, run->next));
+        CP_TRY(step_walk(run, run->ids.count + i, run->next));
         printf(" %d", run->next);
     }
     putchar('\n');
@@ -173,14 +171,14 @@ static cp_status logits_work(void *context) {
     CP_TRY(words_take(run));
     CP_TRY(session_open(run));
     if (run->history == NULL)
-        CP_TRY(turn_walk(run, (cp_turn){false, run->length}, 0));
+        CP_TRY(turn_walk(run, (cp_turn){false, run->ids.count}, 0));
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};
     if (run->out != NULL && cp_crew_leads())
         CP_TRY(cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept));
-    if (run->length > 1)
-        printf("nll %.6f\n", run->sum / (double)(run->length - 1));
+    if (run->ids.count > 1)
+        printf("nll %.6f\n", run->sum / (double)(run->ids.count - 1));
     return run->generate > 0 ? generate(run) : CP_OK;
 }
 

@@ -35,8 +35,7 @@ void cp_tape_free(cp_tape *tape) {
     while (tape->count > 0)
         cp_tape_drop(tape);
     free(tape->calls);
-    tape->calls = NULL;
-    tape->room = 0;
+    *tape = (cp_tape){0};
 }
 
 void cp_tape_call_add(cp_tape_call *call, int64_t which, bool read) {
