@@ -20,33 +20,27 @@ enum { MICRO_TIMES = 512 };
 
 /* A block of scores and what they weigh, again and again: all of a kernel but
  * packing and softmax. */
-static void multiply_often(const exercise *it, int thread) {
+static cp_status micro_run(void *context, double *seconds) {
+    const exercise *it = context;
+    const cp_shape *shape = &it->bench->shape;
     const cp_micro *m = cp_micro_get();
-    const int64_t stride = m->panel_stride, dim = it->bench->shape.head_dim;
-    cp_workspace mine = {it->tensors[0] + thread * it->rows, 0};
-    const cp_panels desk =
-        cp_panels_lay_out(&it->bench->shape, m->panel, &mine);
-    for (int n = 0; n < MICRO_TIMES; n++) {
+    const int64_t stride = m->panel_stride, wide = m->slice_stride;
+    const int threads = it->bench->threads;
+    (void)seconds;
+#pragma omp parallel for num_threads(threads) schedule(static, MICRO_TIMES)
+    for (int n = 0; n < threads * MICRO_TIMES; n++) {
+        cp_workspace mine = {it->tensors[0] + n / MICRO_TIMES * it->rows, 0};
+        const cp_panels desk = cp_panels_lay_out(shape, m->panel, &mine);
         for (int64_t j = 0; j < desk.most; j += m->slice)
-            cp_micro_multiply(m, m->slice, m->panel, dim,
-                              desk.keys + j / m->slice * dim * m->slice_stride,
+            cp_micro_multiply(m, m->slice, m->panel, shape->head_dim,
+                              desk.keys + j / m->slice * shape->head_dim * wide,
                               desk.queries, false, desk.scores + j * stride,
                               stride);
         for (int64_t s = 0; s < desk.slices; s++)
             cp_micro_multiply(m, m->slice, m->panel, CP_PANEL_KEYS,
-                              desk.values + s * desk.most * m->slice_stride,
-                              desk.scores, true,
-                              desk.sums + s * m->slice * stride, stride);
+                              desk.values + s * desk.most * wide, desk.scores,
+                              true, desk.sums + s * m->slice * stride, stride);
     }
-}
-
-static cp_status micro_run(void *context, double *seconds) {
-    const exercise *it = context;
-    const int threads = it->bench->threads;
-    (void)seconds;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++)
-        multiply_often(it, t);
     return CP_OK;
 }
 

@@ -135,9 +135,8 @@ static cp_status send_lists(const laboratory *it) {
     return CP_OK;
 }
 
-static cp_status attend(const laboratory *it, int rank) {
+static cp_status attend(const laboratory *it, const desk *mine) {
     const cp_subject *subject = it->subject;
-    const desk *mine = &it->desks[rank];
     const cp_shape *shape = &it->wanted->shape;
     const int64_t *counts = it->lists->counts;
     const tile_lists *there = (const tile_lists *)mine->memory[LISTS];
@@ -164,8 +163,7 @@ static cp_status attend(const laboratory *it, int rank) {
 
 /* The product alone: what makes rows of eight bits is memory traffic. There is
  * no loop of registers here, so the peak is what the library reaches. */
-static cp_status multiply(const laboratory *it, int rank) {
-    const desk *mine = &it->desks[rank];
+static cp_status multiply(const laboratory *it, const desk *mine) {
     const float *scales =
         it->numbers == CP_NUMBERS_F8 ? (float *)mine->memory[SCALES] : NULL;
     const cp_device_matrix matrix = {it->width, CP_CALIBRATE_WIDER * it->width,
@@ -225,7 +223,7 @@ static cp_status once(const laboratory *it, int rank) {
         return cp_bytes_copy(mine->memory[TO], mine->memory[FROM],
                              subject->bytes, queues.compute, "a message");
     if (subject->rows > 0)
-        CP_TRY(subject->keys > 0 ? attend(it, rank) : multiply(it, rank));
+        CP_TRY(subject->keys > 0 ? attend(it, mine) : multiply(it, mine));
     return both ? join(queues.compute, queues.communication, mine->sent)
                 : CP_OK;
 }
@@ -306,29 +304,6 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     return CP_OK;
 }
 
-static cp_status measure(laboratory *it) {
-    const int64_t ranks = it->wanted->ranks;
-    const bool shared = it->place->only == CP_NOBODY;
-    size_t left = 0, total = 0;
-    cp_status status = CP_OK;
-    measure_memory(it);
-    CP_TRY(cp_allocate(&it->lists, 1, it->bytes[LISTS], "tiles"));
-    for (int r = it->first; r < it->end && status == CP_OK; r++)
-        status = desk_set(it, &it->desks[r]);
-    CP_TRY(cp_crew_all_ready(it->place->crew, status));
-    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
-    /* Ranks on one GPU share its one core. */
-    const cp_laboratory timed = {
-        .time = time_subject,
-        .context = it,
-        .cores = shared ? 1 : 0,
-        .speed = shared ? 1.0 / (double)ranks : 1,
-        .memory = (double)total,
-        .element_bytes = cp_element_bytes(it->element),
-    };
-    return cp_calibrate(&timed, it->wanted);
-}
-
 cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
                               const cp_calibration *wanted) {
     const bool shared = place->only == CP_NOBODY;
@@ -339,10 +314,26 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
                      .width = cp_calibration_width(wanted),
                      .first = shared ? 0 : place->only,
                      .end = shared ? (int)wanted->ranks : place->only + 1};
+    /* Ranks on one GPU share its one core. */
+    cp_laboratory timed = {.time = time_subject,
+                           .context = &it,
+                           .cores = shared ? 1 : 0,
+                           .speed = shared ? 1.0 / (double)wanted->ranks : 1,
+                           .element_bytes = cp_element_bytes(it.element)};
+    size_t left = 0, total = 0;
     int devices;
+    cp_status status = CP_OK;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
-    const cp_status status = measure(&it);
+    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
+    timed.memory = (double)total;
+    measure_memory(&it);
+    CP_TRY(cp_allocate(&it.lists, 1, it.bytes[LISTS], "tiles"));
+    for (int r = it.first; r < it.end && status == CP_OK; r++)
+        status = desk_set(&it, &it.desks[r]);
+    status = cp_crew_all_ready(place->crew, status);
+    if (status == CP_OK)
+        status = cp_calibrate(&timed, wanted);
     for (int r = it.first; r < it.end; r++)
         desk_clear(&it.desks[r]);
     free(it.lists);

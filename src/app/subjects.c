@@ -25,10 +25,9 @@ typedef struct {
     float *memory[CP_CALIBRATE_RANKS][TENSORS]; /* of ranks of this process */
     cp_matrix matrix;                           /* of the linear layer */
     void *tiles;
-    const cp_subject *subject; /* under way: of so many operations, */
-    double work;
-    int64_t times; /* so often in a run */
-    double peak;   /* its seconds, where that is the subject */
+    const cp_subject *subject; /* under way, */
+    int64_t times;             /* so often in a run */
+    double peak;               /* its seconds, where that is the subject */
 } stage;
 
 static void poke(void *comm) {
@@ -76,7 +75,8 @@ static cp_status peak(stage *it, cp_comm *comm) {
     double seconds;
     CP_TRY(ceiling.run(ceiling.context, &seconds));
     if (comm->rank == 0)
-        it->peak = it->work * seconds / ceiling.work;
+        it->peak = cp_calibration_work(it->wanted, it->subject->rows, 0) *
+                   seconds / ceiling.work;
     return CP_OK;
 }
 
@@ -131,9 +131,10 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const int tries = peak || subject->kind >= CP_TIME_EXCHANGE ? 1 : 3;
     double best = INFINITY;
     bool alone = false;
+    const double work =
+        cp_calibration_work(it->wanted, subject->rows, subject->keys);
+    const double guess = 2e-6 + (double)subject->bytes / 5e9 + work / 3e10;
     it->subject = subject;
-    it->work = cp_calibration_work(it->wanted, subject->rows, subject->keys);
-    const double guess = 2e-6 + (double)subject->bytes / 5e9 + it->work / 3e10;
     it->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
     for (int n = 0; n < tries && !alone; n++) {
         double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
