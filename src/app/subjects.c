@@ -107,8 +107,7 @@ static cp_status once(stage *it, cp_comm *comm, float *const *memory) {
  * blocks of a ring do. */
 static cp_status rank_main(cp_comm *comm, void *context) {
     stage *it = context;
-    float *memory[TENSORS];
-    memcpy(memory, it->memory[comm->rank], sizeof(memory));
+    float **memory = it->memory[comm->rank];
     for (int64_t n = 0; n < it->times; n++) {
         float *const filled = memory[TO];
         CP_TRY(once(it, comm, memory));
@@ -195,13 +194,13 @@ cp_laboratory cp_place_laboratory(const cp_place *place,
 
 cp_status cp_calibrate_run(const cp_place *place,
                            const cp_calibration *wanted) {
-    const int cores = (int)wanted->cores, ranks = (int)wanted->ranks;
     cp_laboratory laboratory = cp_place_laboratory(place, wanted);
     stage it = {.place = place,
                 .wanted = wanted,
                 .peak = 1,
-                .threads = cp_place_share(place, cores, ranks),
-                .cores = laboratory.cores > 0 ? fmin(ranks, cores) : ranks};
+                .threads = cp_place_share(place, (int)wanted->cores,
+                                          (int)wanted->ranks),
+                .cores = fmin(1, laboratory.speed) * (double)wanted->ranks};
     laboratory.time = time_subject;
     laboratory.context = &it;
     cp_status status = stage_set(&it);
