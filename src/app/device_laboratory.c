@@ -237,12 +237,11 @@ static cp_status enqueue(const laboratory *it, int64_t times) {
     for (int64_t n = -1; n <= times; n++)
         for (int r = it->first; r < it->end; r++) {
             const desk *mine = &it->desks[r];
-            const cp_queues queues = mine->queues;
-            CP_TRY(n >= 0 && n < times
-                       ? once(it, r)
-                       : cp_event_record(n < 0 ? mine->begun : mine->over,
-                                         talks ? queues.communication
-                                               : queues.compute));
+            const cudaStream_t queue =
+                talks ? mine->queues.communication : mine->queues.compute;
+            CP_TRY(n < 0        ? cp_event_record(mine->begun, queue)
+                   : n == times ? cp_event_record(mine->over, queue)
+                                : once(it, r));
         }
     return CP_OK;
 }
