@@ -195,10 +195,9 @@ static cp_status origin(reading *r, int n) {
 
 static cp_status unknown(const reading *r) {
     const cp_description *description = r->description;
-    const char *near = cp_nearest(r->name, (int64_t)strlen(r->name),
-                                  description->count,
-                                  &description->fields->name,
-                                  sizeof(*description->fields));
+    const char *near =
+        cp_nearest(r->name, (int64_t)strlen(r->name), description->count,
+                   &description->fields->name, sizeof(*description->fields));
     if (near == NULL)
         return refuse(r, "no such field");
     return refuse(r, "no such field; did you mean %s?", near);
