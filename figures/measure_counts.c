@@ -93,11 +93,11 @@ static void ring_bytes(void) {
         cp_layout *layout;
         need(cp_cache_new(4, 1, all, &cache));
         if (past > 0) {
-            need(cp_cache_prefill(cache, &past, &layout));
+            need(cp_cache_lay_out(cache, false, &past, &layout));
             need(cp_cache_commit(cache, layout));
             cp_layout_free(layout);
         }
-        need(cp_cache_prefill(cache, &fresh, &layout));
+        need(cp_cache_lay_out(cache, false, &fresh, &layout));
         printf("%ld,%.4f,%.4f,%.4f\n", fresh, megabytes(CP_PASS_KV, layout, 1),
                megabytes(CP_PASS_Q, layout, 0),
                megabytes(CP_PASS_Q, layout, 1));
@@ -108,8 +108,7 @@ static void ring_bytes(void) {
 
 static void step(cp_cache *cache, int64_t tokens, int decode) {
     cp_layout *layout;
-    need(decode ? cp_cache_decode(cache, &tokens, &layout)
-                : cp_cache_prefill(cache, &tokens, &layout));
+    need(cp_cache_lay_out(cache, decode, &tokens, &layout));
     need(cp_cache_commit(cache, layout));
     cp_layout_free(layout);
 }

@@ -262,8 +262,9 @@ static void measure_machine(void) {
 static double expand_all(const cp_gguf *file, double *bytes) {
     const double start = cp_clock();
     *bytes = 0.0;
-    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
+    int64_t tensors;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &tensors);
+    for (int64_t n = 0; n < tensors; n++, tensor++) {
         const int64_t in = tensor->extent[0], rows = tensor->extent[1];
         float *values;
         need(cp_allocate(&values, in * rows, sizeof(float), "a tensor"));
@@ -289,7 +290,7 @@ static void measure_load(const char *path) {
         const double start = cp_clock();
         need(cp_model_open(cp_backend_find("threads"), file, &model));
         best[1] = fmin(best[1], cp_clock() - start);
-        bytes[1] = (double)cp_model_describe(model)->weight_bytes;
+        bytes[1] = (double)model->facts.weight_bytes;
         cp_model_close(model);
         cp_gguf_close(file);
     }
@@ -312,7 +313,7 @@ static void keep_best(double *best, double seconds) {
 
 static void converse(const cp_model *model, int ranks, int64_t tokens,
                      times *best) {
-    const int64_t words = cp_model_describe(model)->vocabulary, zero = 0;
+    const int64_t words = model->facts.vocabulary, zero = 0;
     const cp_session_options options = {.ranks = ranks, .sequences = 1};
     cp_session *session;
     cp_turn_report report;

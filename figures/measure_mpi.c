@@ -97,14 +97,14 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     must(cp_cache_new(comm->ranks, 1, it->tokens, &cache));
     must(cp_store_new(comm->ranks, comm->rank, 1, 1, it->tokens, &shape,
                       &store));
-    must(cp_cache_prefill(cache, &it->tokens, &layout));
+    must(cp_cache_lay_out(cache, false, &it->tokens, &layout));
     must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
     const cp_walk_options options = {.observe = observe, .context = it};
     must(cp_walker_new(plan, comm->rank, &options, &walker));
     const int64_t rows = layout->queries[comm->rank].rows;
-    fill(cp_walker_queries(walker), rows * HEADS * DIM);
-    fill(cp_walker_new_keys(walker), rows * KV_HEADS * DIM);
-    fill(cp_walker_new_values(walker), rows * KV_HEADS * DIM);
+    fill(walker->queries, rows * HEADS * DIM);
+    fill(walker->new_keys, rows * KV_HEADS * DIM);
+    fill(walker->new_values, rows * KV_HEADS * DIM);
     it->bytes = layout->keys[comm->rank].rows * KV_HEADS * DIM * 8;
     cp_status status = hop_alone(comm, it);
     if (status == CP_OK)
@@ -123,11 +123,13 @@ int main(int count, char **arguments) {
     const int repeats = count > 2 ? atoi(arguments[2]) : 3;
     for (int t = 0; t < 2; t++)
         for (int poked = 0; poked < 2; poked++) {
-            const cp_mpi_options options = {.patience = 60,
-                                            .unpoked = poked == 0};
+            const cp_mpi_options options = {.patience = 60};
             measurement it = {.tokens = tokens[t], .repeats = repeats};
             cp_comm *comm;
             must(cp_mpi_open(&options, &comm));
+            cp_comm_ops ops = *comm->ops;
+            ops.poke = poked ? ops.poke : NULL;
+            comm->ops = &ops;
             must(cp_mpi_run(comm, rank_main, &it));
             if (comm->rank == 0)
                 printf("%s,%ld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link, it.tokens,

@@ -16,13 +16,12 @@ void ring_open(ring *it) {
         fill(cp_store_values(it->store, rank, 0), room * width, 8);
     }
     if (it->past > 0) {
-        need(cp_cache_prefill(it->cache, &it->past, &it->layout));
+        need(cp_cache_lay_out(it->cache, false, &it->past, &it->layout));
         need(cp_cache_commit(it->cache, it->layout));
         cp_layout_free(it->layout);
     }
-    need(it->variant == CP_DECODE
-             ? cp_cache_decode(it->cache, &it->fresh, &it->layout)
-             : cp_cache_prefill(it->cache, &it->fresh, &it->layout));
+    need(cp_cache_lay_out(it->cache, it->variant == CP_DECODE, &it->fresh,
+                          &it->layout));
     need(cp_plan_build(it->variant, it->layout, &it->shape, NULL, &it->plan));
 }
 
@@ -37,10 +36,10 @@ static void walker_fill(const ring *it, int rank, cp_walker *walker) {
     const cp_shape *shape = &it->shape;
     const int64_t rows = it->layout->queries[rank].rows;
     const int64_t narrow = rows * shape->kv_heads * shape->head_dim;
-    fill(cp_walker_queries(walker), rows * shape->query_heads * shape->head_dim,
+    fill(walker->queries, rows * shape->query_heads * shape->head_dim,
          1 + (uint64_t)rank);
-    fill(cp_walker_new_keys(walker), narrow, 100 + (uint64_t)rank);
-    fill(cp_walker_new_values(walker), narrow, 200 + (uint64_t)rank);
+    fill(walker->new_keys, narrow, 100 + (uint64_t)rank);
+    fill(walker->new_values, narrow, 200 + (uint64_t)rank);
 }
 
 static cp_status rank_main(cp_comm *comm, void *context) {

@@ -26,26 +26,25 @@ static pthread_barrier_t meeting;
 static void *boards[CROWD];
 static _Thread_local seat *myself;
 
-static inline cp_status share(void *data, int64_t bytes) {
-    const int rank = myself->crew.rank;
-    boards[rank] = data;
-    pthread_barrier_wait(&meeting);
-    if (rank != 0)
-        memcpy(data, boards[0], (size_t)bytes);
-    pthread_barrier_wait(&meeting);
-    return CP_OK;
-}
-
-static inline cp_status collect(void *items, int64_t bytes) {
+/* Read what the first so many ranks have at this place of theirs. */
+static inline cp_status read_boards(void *items, int64_t bytes, int ranks) {
     const int rank = myself->crew.rank;
     boards[rank] = items;
     pthread_barrier_wait(&meeting);
-    for (int r = 0; r < myself->crew.ranks; r++)
+    for (int r = 0; r < ranks; r++)
         if (r != rank)
             memcpy((char *)items + r * bytes, (char *)boards[r] + r * bytes,
                    (size_t)bytes);
     pthread_barrier_wait(&meeting);
     return CP_OK;
+}
+
+static inline cp_status share(void *data, int64_t bytes) {
+    return read_boards(data, bytes, 1);
+}
+
+static inline cp_status collect(void *items, int64_t bytes) {
+    return read_boards(items, bytes, myself->crew.ranks);
 }
 
 /* What every thread does: a function of the suite's own. */

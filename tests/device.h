@@ -8,7 +8,7 @@
 
 #include "harness/stand-in/stand_in.h"
 
-#define EXPECT_ALSO stand_in_error()
+#define EXPECT_ALSO stand_in_report()
 #include "expect.h"
 
 /* Something went wrong, and was said in these words. */
@@ -80,40 +80,29 @@ static inline void release(void) {
     cudaDeviceSynchronize();
     while (kept_count > 0) {
         void *what = kept[--kept_count].what;
-        switch (kept[kept_count].kind) {
-        case ON_HOST:
+        const kept_kind kind = kept[kept_count].kind;
+        if (kind == ON_HOST)
             free(what);
-            break;
-        case ON_DEVICE:
+        else if (kind == ON_DEVICE)
             cudaFree(what);
-            break;
-        case PINNED:
+        else if (kind == PINNED)
             cudaFreeHost(what);
-            break;
-        case STREAM:
+        else if (kind == STREAM)
             cudaStreamDestroy(what);
-            break;
-        case EVENT:
+        else
             cudaEventDestroy(what);
-            break;
-        }
     }
 }
 
 static inline void begin(int seed) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.seed = (uint64_t)seed;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.seed = (uint64_t)seed});
 }
 
 /* With device memory open to the host, which saves much time: for what has been
  * run with it closed, too. */
 static inline void begin_late(int seed, int lateness) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.seed = (uint64_t)seed;
-    options.lateness = lateness;
-    options.open = true;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){
+        .seed = (uint64_t)seed, .lateness = lateness, .open = true});
 }
 
 static inline void begin_open(int seed) {

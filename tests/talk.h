@@ -183,7 +183,7 @@ static inline void remember(talk *t, int64_t steps) {
     const int64_t one[4] = {1, steps % 2};
     for (int64_t n = 0; n < steps; n++) {
         cp_layout *layout;
-        must(cp_cache_decode(t->cache, one, &layout));
+        must(cp_cache_lay_out(t->cache, true, one, &layout));
         must(cp_cache_commit(t->cache, layout));
         cp_layout_free(layout);
     }
@@ -198,8 +198,7 @@ static inline cp_status plan_call(talk *t, const int64_t *fresh,
                                   cp_variant variant) {
     const cp_plan_options options = {cp_element_bytes(t->element),
                                      t->spare < 1 ? 1 : t->spare};
-    CP_TRY((variant == CP_DECODE ? cp_cache_decode : cp_cache_prefill)(
-        t->cache, fresh, &t->layout));
+    CP_TRY(cp_cache_lay_out(t->cache, variant == CP_DECODE, fresh, &t->layout));
     CP_TRY(cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan));
     return cp_plan_check(t->plan, &t->report);
 }
@@ -407,7 +406,7 @@ static inline cp_status call(talk *t, const int64_t *fresh,
 /* All was well, in this turn of the conversation. */
 static inline void went_well(const talk *t, int turn) {
     ck_assert_msg(t->problem[0] == '\0', "%d ranks, turn %d: %s; %s", t->ranks,
-                  turn, t->problem, stand_in_error());
+                  turn, t->problem, stand_in_report());
 }
 
 enum { TURNS = 5 };

@@ -3,19 +3,14 @@
  * get wrong. */
 #define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
 #include "reference/attend/fast.h"
-#include "expect.h"
+#include "problem.h"
 #include "reference/attend/exp2.h"
 #include "reference/attend/micro.h"
-#include "reference/attend/oracle.h"
 #include "reference/attend/partial.h"
 
 #include <blis.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { SPARE_ROWS = 3 };
-static const float untouched = 12345.0f;
 
 static cp_kernel kernel = cp_attend_fast;
 
@@ -25,60 +20,7 @@ static int choose_kernel(int instance) {
     return instance / 2;
 }
 
-typedef struct {
-    cp_shape shape;
-    cp_pieces query_pieces, key_pieces;
-    int64_t query_rows, key_rows;
-    float *queries, *keys, *values, *output, *lse;
-    double *true_output, *true_lse;
-} problem;
-
 static uint64_t state = 20241104;
-
-static int64_t rows_of(const cp_pieces *pieces) {
-    int64_t rows = 0;
-    for (int64_t p = 0; p < pieces->count; p++)
-        rows = cp_max(rows, pieces->items[p].row + pieces->items[p].span.count);
-    return rows + SPARE_ROWS;
-}
-
-static float *tensor(const cp_pieces *pieces, int64_t width, float scale) {
-    const int64_t rows = rows_of(pieces);
-    float *tensor = room_for(rows * width, 4);
-    for (int64_t i = 0; i < rows * width; i++)
-        tensor[i] = NAN;
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_piece piece = pieces->items[p];
-        for (int64_t i = 0; i < piece.span.count * width; i++)
-            tensor[piece.row * width + i] = scale * harness_uniform(&state);
-    }
-    return tensor;
-}
-
-static void prepare(problem *p, float scale) {
-    const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
-    const int64_t width = p->shape.kv_heads * dim;
-    p->query_rows = rows_of(&p->query_pieces);
-    p->key_rows = rows_of(&p->key_pieces);
-    p->queries = tensor(&p->query_pieces, heads * dim, scale);
-    p->keys = tensor(&p->key_pieces, width, scale);
-    p->values = tensor(&p->key_pieces, width, 1.0f);
-    const int64_t count = p->query_rows * heads;
-    p->output = room_for(count * dim, 4);
-    p->lse = room_for(count, 4);
-    p->true_output = room_for(count * dim, 8);
-    p->true_lse = room_for(count, 8);
-    for (int64_t i = 0; i < count * dim; i++)
-        p->output[i] = untouched;
-    for (int64_t i = 0; i < count; i++)
-        p->true_lse[i] = (double)(p->lse[i] = untouched);
-}
-
-static problem *new_problem(cp_shape shape) {
-    problem *p = room_for(1, sizeof(*p));
-    p->shape = shape;
-    return p;
-}
 
 /* Fresh tokens after cached ones of one sequence; their queries lie from row 2
  * on, all keys from row 1. */
@@ -87,7 +29,7 @@ static problem *prefill(cp_shape shape, int64_t cached, int64_t fresh,
     problem *p = new_problem(shape);
     cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, 1}, 2});
     cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, cached + fresh, 1}, 1});
-    prepare(p, scale);
+    prepare(p, scale, harness_uniform, &state);
     return p;
 }
 
@@ -99,12 +41,9 @@ static cp_attention ask(problem *p, int threads) {
                           .keys = p->keys,
                           .values = p->values,
                           .threads = threads,
+                          .merge = p->merge,
                           .output = p->output,
                           .lse = p->lse};
-}
-
-static float *copied(const float *tensor, int64_t count) {
-    return memcpy(room_for(count, 4), tensor, (size_t)count * 4);
 }
 
 static void attend(problem *p, int threads) {
@@ -112,43 +51,8 @@ static void attend(problem *p, int threads) {
     must(kernel(&call));
 }
 
-typedef struct {
-    double difference, norm, lse;
-} distance;
-
-static void add_row(const problem *p, int64_t row, distance *sum) {
-    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
-    for (int64_t i = row * heads * dim; i < (row + 1) * heads * dim; i++) {
-        const double off = (double)p->output[i] - p->true_output[i];
-        sum->difference += off * off;
-        sum->norm += p->true_output[i] * p->true_output[i];
-    }
-    for (int64_t i = row * heads; i < (row + 1) * heads; i++) {
-        if (p->true_lse[i] == -INFINITY)
-            hold(p->lse[i] == -INFINITY);
-        else
-            sum->lse = fmax(sum->lse, fabs((double)p->lse[i] - p->true_lse[i]));
-        hold(isfinite(p->true_lse[i]) == isfinite(p->lse[i]));
-    }
-}
-
-static void check(problem *p, int threads, double slack) {
-    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
-    distance sum = {0};
-    attend(p, threads);
-    cp_oracle(&p->shape, &p->query_pieces, p->queries, &p->key_pieces, p->keys,
-              p->values, p->true_output, p->true_lse);
-    for (int64_t row = 0; row < p->query_rows; row++) {
-        if (p->true_lse[row * heads] != (double)untouched) {
-            add_row(p, row, &sum);
-            continue;
-        }
-        for (int64_t i = row * heads * dim; i < (row + 1) * heads * dim; i++)
-            hold(p->output[i] == untouched);
-        hold(p->lse[row * heads] == untouched);
-    }
-    ck_assert_double_le(sqrt(sum.difference), slack * 1e-6 * sqrt(sum.norm));
-    ck_assert_double_le(sum.lse, slack * 5e-6);
+static void attend_by_two(problem *p) {
+    attend(p, 2);
 }
 
 TEST(the_oracle_knows_an_answer_by_heart) {
@@ -168,7 +72,7 @@ TEST(the_oracle_knows_an_answer_by_heart) {
 }
 
 static void check_prefill(cp_shape shape, int64_t cached, int64_t fresh) {
-    check(prefill(shape, cached, fresh, 1.0f), 2, 1.0);
+    check(prefill(shape, cached, fresh, 1.0f), attend_by_two, 1.0);
 }
 
 LOOP(every_group_and_dimension, 0, 8) {
@@ -191,7 +95,8 @@ LOOP(every_length, 0, 8) {
 
 LOOP(large_scores_do_not_overflow, 0, 2) {
     choose_kernel(_i);
-    check(prefill((cp_shape){6, 2, 64}, 100, 200, sqrtf(30.0f)), 2, 4.0);
+    check(prefill((cp_shape){6, 2, 64}, 100, 200, sqrtf(30.0f)), attend_by_two,
+          4.0);
 }
 
 LOOP(long_sums_stay_accurate, 0, 2) {
@@ -232,8 +137,8 @@ LOOP(pieces_may_lie_in_any_order, 0, 2) {
     deal(&p->key_pieces, 0, 150, 200, 1, &key_row);
     deal(&p->key_pieces, 2, 0, 90, 4, &key_row);
     deal(&p->key_pieces, 0, 0, 150, 7, &key_row);
-    prepare(p, 1.0f);
-    check(p, 2, 1.0);
+    prepare(p, 1.0f, harness_uniform, &state);
+    check(p, attend_by_two, 1.0);
 }
 
 LOOP(seeing_nothing_is_zero_and_minus_infinity, 0, 2) {
@@ -242,41 +147,21 @@ LOOP(seeing_nothing_is_zero_and_minus_infinity, 0, 2) {
     cp_pieces_append(&p->query_pieces, (cp_piece){{0, 10, 40, 1}, 0});
     cp_pieces_append(&p->query_pieces, (cp_piece){{3, 90, 5, 1}, 40});
     cp_pieces_append(&p->key_pieces, (cp_piece){{0, 27, 100, 3}, 0});
-    prepare(p, 1.0f);
-    attend(p, 2);
-    for (int64_t row = 0; row < 45; row++) {
-        const bool sees = row >= 17 && row < 40;
-        hold(isfinite(p->lse[4 * row]) == sees);
-        hold((p->output[4 * 64 * row] != 0.0f) == sees);
-        hold(sees || p->lse[4 * row + 3] == -INFINITY);
-    }
+    prepare(p, 1.0f, harness_uniform, &state);
+    check(p, attend_by_two, 1.0);
     p->key_pieces.count = 0;
-    check(p, 2, 1.0);
-}
-
-static void poison_and_compare(int64_t at, bool key, bool value) {
-    const int64_t width = 2 * 64, out = 6 * 64;
-    problem *p = prefill((cp_shape){6, 2, 64}, 0, 150, 1.0f);
-    attend(p, 1);
-    float *clean = copied(p->output, p->query_rows * out);
-    for (int64_t i = (at + 1) * width; i < (at + 2) * width; i++) {
-        p->keys[i] = key ? NAN : p->keys[i];
-        p->values[i] = value ? NAN : p->values[i];
-    }
-    attend(p, 1);
-    ck_assert_mem_eq(p->output + 2 * out, clean + 2 * out,
-                     (size_t)(at * out) * sizeof(float));
-    for (int64_t i = (at + 2) * out; i < 152 * out; i++)
-        hold(isnan(p->output[i]));
+    check(p, attend_by_two, 1.0);
 }
 
 LOOP(nan_reaches_those_who_see_it_and_nobody_else, 0, 2) {
     choose_kernel(_i);
-    for (int64_t at = 70; at <= 71; at++) {
-        poison_and_compare(at, true, false);
-        poison_and_compare(at, false, true);
-        poison_and_compare(at, true, true);
-    }
+    const poisoning calls[] = {{{6, 2, 64}, 0, 150, 1},
+                               {{8, 2, 64}, 180, 24, 1},
+                               {{2, 2, 20}, 100, 40, 3},
+                               {{4, 1, 64}, 60, 3, 1},
+                               {{3, 1, 19}, 190, 2, 5}};
+    for (int n = 0; n < COUNT_OF(calls); n++)
+        poison_the_future(&calls[n], harness_uniform, attend_by_two);
 }
 
 LOOP(a_query_of_nan_spoils_its_own_row, 0, 2) {
@@ -301,13 +186,14 @@ static void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
         ck_assert_mem_eq(output, p->output, (size_t)count * 4);
         ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
     }
-    check(p, 3, 1.0);
+    check(p, attend_by_two, 1.0);
 }
 
 LOOP(a_refusal_touches_nothing, 0, 2) {
     choose_kernel(_i);
     problem *p = prefill((cp_shape){6, 2, 64}, 0, 5, 1.0f);
     const cp_shape good = p->shape;
+    const float untouched = p->output[2 * 6 * 64] = 12345.0f;
     for (int trial = 0; trial < 3; trial++) {
         p->shape = good;
         p->shape.kv_heads = trial == 0 ? 4 : 2;
@@ -319,42 +205,27 @@ LOOP(a_refusal_touches_nothing, 0, 2) {
     ck_assert_ptr_nonnull(strstr(cp_message(), "0 threads"));
 }
 
-/* Attend to two halves of the keys and merge, inside the second call or after. */
-static void halves(problem *p, bool merge) {
-    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
-    const cp_piece queries = p->query_pieces.items[0];
-    cp_piece keys = p->key_pieces.items[0];
-    const cp_pieces part = {&keys, 1, 1};
-    cp_attention call = ask(p, 2);
-    call.key_pieces = &part;
-    keys = (cp_piece){{0, 40, 60, 1}, keys.row + 40};
-    must(kernel(&call));
-    keys = (cp_piece){{0, 100, 100, 1}, keys.row + 60};
-    float *output = copied(p->output, p->query_rows * heads * dim);
-    float *lse = copied(p->lse, p->query_rows * heads);
-    call.merge = merge;
-    must(kernel(&call));
-    if (!merge) {
-        const int64_t first = queries.row * heads;
-        cp_partial all = {queries.span.count, heads, dim,
-                          p->output + first * dim, p->lse + first};
-        const cp_partial add = {queries.span.count, heads, dim,
-                                output + first * dim, lse + first};
-        cp_partial_merge(&all, &add);
-    }
-}
-
+/* Rows that see something, before or now, both times, or never. */
 LOOP(merging_in_place_gives_the_same_bits, 0, 2) {
     choose_kernel(_i);
     for (int64_t fresh = 3; fresh <= 200; fresh += 197) {
-        problem *p = prefill((cp_shape){4, 2, 48}, 200 - fresh, fresh, 1.0f);
-        const int64_t rows = p->query_rows * 4;
-        halves(p, false);
-        float *output = copied(p->output, rows * 48),
-              *lse = copied(p->lse, rows);
-        halves(p, true);
-        ck_assert_mem_eq(p->output, output, (size_t)(rows * 48) * 4);
-        ck_assert_mem_eq(p->lse, lse, (size_t)rows * 4);
+        problem *p = new_problem((cp_shape){4, 2, 48});
+        cp_pieces_append(&p->query_pieces,
+                         (cp_piece){{0, 200 - fresh, fresh, 1}, 0});
+        cp_pieces_append(&p->key_pieces, (cp_piece){{0, 40, 160, 1}, 0});
+        prepare(p, 1.0f, harness_uniform, &state);
+        problem merged = *p;
+        merged.merge = true;
+        merged.output = copied(p->output, fresh * 4 * 48);
+        merged.lse = copied(p->lse, fresh * 4);
+        cp_partial all = {fresh, 4, 48, copied(p->output, fresh * 4 * 48),
+                          copied(p->lse, fresh * 4)};
+        const cp_partial add = {fresh, 4, 48, p->output, p->lse};
+        attend(&merged, 2);
+        attend(p, 2);
+        cp_partial_merge(&all, &add);
+        ck_assert_mem_eq(merged.output, all.output, (size_t)fresh * 4 * 48 * 4);
+        ck_assert_mem_eq(merged.lse, all.lse, (size_t)fresh * 4 * 4);
     }
 }
 
@@ -362,34 +233,29 @@ enum { MICRO_KERNELS = 4 };
 
 /* BLIS's own choice, or another that was built and runs here. */
 static bool choose_micro_kernel(int which) {
-    int number = -1;
-    bool runs = which == 0;
+    const struct {
+        int number;
+        bool runs;
+    } all[] = {
+        {-1, true},
 #ifdef BLIS_CONFIG_SANDYBRIDGE
-    if (which == 1) {
-        number = BLIS_ARCH_SANDYBRIDGE;
-        runs = __builtin_cpu_supports("avx");
-    }
+        {BLIS_ARCH_SANDYBRIDGE, __builtin_cpu_supports("avx")},
 #endif
 #ifdef BLIS_CONFIG_PENRYN
-    if (which == 2) {
-        number = BLIS_ARCH_PENRYN;
-        runs = __builtin_cpu_supports("sse3");
-    }
+        {BLIS_ARCH_PENRYN, __builtin_cpu_supports("sse3")},
 #endif
 #ifdef BLIS_CONFIG_SKX
-    if (which == 3) {
-        number = BLIS_ARCH_SKX;
-        runs = __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512bw");
-    }
+        {BLIS_ARCH_SKX, __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512bw")},
 #endif
+    };
     char text[16];
-    snprintf(text, sizeof(text), "%d", number);
-    if (runs && number >= 0)
-        setenv("BLIS_ARCH_TYPE", text, 1);
-    return runs;
+    if (which >= COUNT_OF(all) || !all[which].runs)
+        return false;
+    snprintf(text, sizeof(text), "%d", all[which].number);
+    return which == 0 || setenv("BLIS_ARCH_TYPE", text, 1) == 0;
 }
 
 enum { DEPTH = 37, FIELD = 70 };
@@ -479,31 +345,4 @@ LOOP(shares_add_up_whoever_does_them, 0, 2) {
     same_bits((cp_shape){3, 3, 33}, 777, 3);
     same_bits((cp_shape){8, 1, 64}, 6000, 40);
     same_bits((cp_shape){6, 2, 16}, 100, 1500);
-}
-
-static void poison_the_future(cp_shape shape, int64_t cached, int64_t fresh,
-                              int64_t step) {
-    problem *p = new_problem(shape);
-    cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
-    cp_pieces_append(&p->key_pieces,
-                     (cp_piece){{0, 0, cached + fresh * step + 9, 1}, 0});
-    prepare(p, 1.0f);
-    const int64_t row = shape.query_heads * shape.head_dim;
-    const int64_t width = shape.kv_heads * shape.head_dim;
-    attend(p, 2);
-    float *clean = copied(p->output, fresh * row);
-    for (int64_t q = fresh - 1; q >= 0; q--) {
-        for (int64_t i = (cached + q * step + 1) * width;
-             i < (cached + (q + 1) * step + 1) * width; i++)
-            p->keys[i] = p->values[i] = NAN;
-        attend(p, 2);
-        ck_assert_mem_eq(p->output, clean, (size_t)((q + 1) * row) * 4);
-    }
-}
-
-TEST(what_lies_ahead_is_not_seen) {
-    poison_the_future((cp_shape){8, 2, 64}, 180, 24, 1);
-    poison_the_future((cp_shape){2, 2, 20}, 100, 40, 3);
-    poison_the_future((cp_shape){4, 1, 64}, 60, 3, 1);
-    poison_the_future((cp_shape){3, 1, 19}, 190, 2, 5);
 }

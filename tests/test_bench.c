@@ -134,7 +134,7 @@ TEST(parts_can_be_chosen) {
 }
 
 TEST(a_model_reads_and_generates) {
-    must(tiny_gguf_write(in("tiny.gguf"), NULL));
+    tiny_gguf_write(in("tiny.gguf"), NULL);
     accepted("$B --model $D/tiny.gguf --prompt 8,21 --generate 3 --ranks 1,3 "
              "--rounds 1 --csv",
              "--model tiny.gguf --prompt");

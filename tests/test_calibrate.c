@@ -312,7 +312,7 @@ LOOP(auto_takes_what_is_faster, 0, 4) {
 }
 
 TEST(commands_choose_by_a_description) {
-    must(tiny_gguf_write(in("m.gguf"), &(tiny_gguf_options){.seed = 5}));
+    tiny_gguf_write(in("m.gguf"), &(tiny_gguf_options){.seed = 5});
     accepted("$L chat --model $D/m.gguf --ranks 3 --machine laptop --compare "
              "--most 3 --ask 'what is this?' --ask why",
              "The questions by both rings, every token as before:");

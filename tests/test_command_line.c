@@ -228,7 +228,7 @@ static void write_forged(const char *name, float number) {
     const tiny_gguf_options tiny = {.seed = 3};
     tiny_bytes bytes = {0};
     cp_gguf *file;
-    must(tiny_gguf_build(&tiny, &bytes));
+    tiny_gguf_build(&tiny, &bytes);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     const cp_gguf_tensor *norm = cp_gguf_find(file, "output_norm.weight");
     memcpy((char *)(uintptr_t)norm->data + 4 * 7, &number, 4);
@@ -254,7 +254,7 @@ static char files[sizeof(directory)]; /* a directory of what all scenes find */
 static void write_files(void) {
     const tiny_gguf_options tiny = {.seed = 3};
     make_directory();
-    must(tiny_gguf_write(in("m.gguf"), &tiny));
+    tiny_gguf_write(in("m.gguf"), &tiny);
     write_forged("nan.gguf", NAN);
     write_forged("large.gguf", 3e38f);
     write_ids("ids.npy", 70, 0);

@@ -41,6 +41,7 @@ static cp_status parse(int64_t length) {
     ck_assert(length <= ROOM);
     if (length > 0)
         memcpy(fence - length, bytes.bytes, (size_t)length);
+    cp_gguf_close(file);
     return cp_gguf_parse(fence - length, length, &file);
 }
 
@@ -54,8 +55,7 @@ static void put_header(uint32_t version, uint64_t tensors, uint64_t keys) {
 /* A file begins with one key of this name and type. */
 static void put_key(const char *name, uint32_t kind) {
     put_header(3, 0, 1);
-    tiny_put_string(&bytes, name);
-    tiny_put_u32(&bytes, kind);
+    tiny_put_key(&bytes, name, kind);
 }
 
 static void put_tensor(const char *name, uint64_t row, uint64_t rows,
@@ -76,7 +76,6 @@ static void put_data(void) {
 
 static void refused(const char *because) {
     refuses(parse(bytes.length), CP_INVALID, because);
-    ck_assert_ptr_null(file);
     discard();
 }
 
@@ -102,9 +101,9 @@ static void use_key(const char *key) {
 }
 
 static void use_tensors(void) {
-    for (int64_t i = 0; i < cp_gguf_tensor_count(file); i++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
-        int64_t values, size;
+    int64_t tensors, values, size;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &tensors);
+    for (int64_t i = 0; i < tensors; i++, tensor++) {
         ck_assert(cp_gguf_type_block(tensor->type, &values, &size));
         const int64_t count = tensor->bytes / size * values;
         float *out = malloc((size_t)count * sizeof(float));
@@ -122,7 +121,7 @@ static const char *const keys[] = {
 };
 
 static void read_sound(const tiny_gguf_options *options) {
-    must(tiny_gguf_build(options, &bytes));
+    tiny_gguf_build(options, &bytes);
     must(parse(bytes.length));
 }
 
@@ -149,7 +148,8 @@ TEST(a_sound_file_gives_back_what_was_written) {
     ck_assert_mem_eq(down->extent, ((int64_t[]){96, 64, 1}), 24);
     ck_assert_int_eq(down->bytes, 96 * 64 * 4);
     ck_assert_ptr_null(cp_gguf_find(file, "blk.2.ffn_down.weight"));
-    ck_assert_int_eq(cp_gguf_tensor_count(file), 2 + 2 * 9);
+    cp_gguf_tensors(file, &number);
+    ck_assert_int_eq(number, 2 + 2 * 9);
 }
 
 TEST(arrays_come_back_and_wrong_questions_are_named) {
@@ -261,8 +261,7 @@ TEST(keys_that_lie_are_refused) {
     refused("a key says 4611686018427387904, but only 8");
     put_header(3, 0, 2);
     for (int i = 0; i < 2; i++) {
-        tiny_put_string(&bytes, "twin");
-        tiny_put_u32(&bytes, 7);
+        tiny_put_key(&bytes, "twin", 7);
         tiny_put(&bytes, "", 1);
     }
     refused("two keys are named 'twin'");
@@ -323,8 +322,7 @@ TEST(tensors_that_quarrel_are_refused) {
 
 TEST(odd_but_sound_files_are_read) {
     put_header(2, 2, 1);
-    tiny_put_string(&bytes, "general.alignment");
-    tiny_put_u32(&bytes, 4);
+    tiny_put_key(&bytes, "general.alignment", 4);
     tiny_put_u32(&bytes, 8);
     put_tensor("late", 1, 1, 0, 8);
     put_tensor("early", 2, 1, 0, 0);
@@ -341,11 +339,9 @@ static const tiny_gguf_options smallest = {
     .blocks = 1, .width = 8, .feed_forward = 8, .heads = 2};
 
 TEST(a_file_cut_at_any_byte_is_refused) {
-    must(tiny_gguf_build(&smallest, &bytes));
-    for (int64_t length = 0; length < bytes.length; length++) {
+    tiny_gguf_build(&smallest, &bytes);
+    for (int64_t length = 0; length < bytes.length; length++)
         hold(parse(length) == CP_INVALID);
-        hold(file == NULL);
-    }
     must(parse(bytes.length));
 }
 
@@ -365,11 +361,11 @@ static void scratch(int64_t length, uint64_t *state) {
 
 /* Where the data of the file begin: at its tensor of offset 0. */
 static int64_t find_data(void) {
-    for (int64_t i = 0;; i++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, i);
-        if (tensor->offset == 0)
-            return bytes.length - (fence - (const unsigned char *)tensor->data);
-    }
+    int64_t count;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &count);
+    while (tensor->offset != 0)
+        tensor++;
+    return bytes.length - (fence - (const unsigned char *)tensor->data);
 }
 
 TEST(five_thousand_scratched_files_do_no_harm) {
@@ -379,7 +375,6 @@ TEST(five_thousand_scratched_files_do_no_harm) {
     const void *sound = memcpy(room_for(1, length), bytes.bytes, length);
     for (uint64_t seed = 1; seed <= 5000; seed++) {
         uint64_t state = seed * 0x9E3779B97F4A7C15ULL;
-        cp_gguf_close(file);
         memcpy(bytes.bytes, sound, length);
         scratch(data, &state);
         if (parse(bytes.length) != CP_OK)
@@ -390,7 +385,7 @@ TEST(five_thousand_scratched_files_do_no_harm) {
     }
 }
 
-LOOP(blocks_give_the_reference_values_exactly, 0, GOLDEN_BLOCKS) {
+LOOP(blocks_give_the_reference_values_exactly, 0, COUNT_OF(golden_blocks)) {
     const golden_block *golden = &golden_blocks[_i];
     unsigned char packed[513];
     float out[512];
@@ -448,23 +443,23 @@ TEST(what_cannot_be_computed_or_opened_is_named) {
             "31 values");
     refuses_with(cp_gguf_open("/no/such/file.gguf", &file), CP_FILE,
                  "/no/such/file.gguf: No such file or directory");
+    discard();
     refuses_with(cp_gguf_open("/tmp", &file), CP_FILE,
                  "/tmp: is not a regular file");
+    discard();
     ck_assert_int_eq(cp_gguf_open("/dev/null", &file), CP_FILE);
-    ck_assert_ptr_null(file);
 }
 
 TEST(files_on_disk_are_mapped) {
     char path[] = "/tmp/longring-gguf-XXXXXX";
-    const int descriptor = mkstemp(path);
-    ck_assert_int_ge(descriptor, 0);
+    close(mkstemp(path));
     refuses(cp_gguf_open(path, &file), CP_INVALID, ": is empty");
-    must(tiny_gguf_write(path, &smallest));
+    discard();
+    tiny_gguf_write(path, &smallest);
     must(cp_gguf_open(path, &file));
     use_tensors();
     cp_gguf_close(file);
-    ck_assert_int_eq(ftruncate(descriptor, 5000), 0);
+    ck_assert_int_eq(truncate(path, 5000), 0);
     refuses(cp_gguf_open(path, &file), CP_INVALID, "cut short or corrupt");
-    close(descriptor);
     unlink(path);
 }

@@ -34,7 +34,7 @@ LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
     const int ranks = setups[_i].ranks;
     cp_hardware h;
     const cp_calibration wanted = asked(ranks, &h);
-    stand_in_begin(NULL);
+    begin(1);
     must(cp_device_calibrate(&here, setups[_i].numbers, &wanted));
     if (stand_in_pretends()) {
         /* What the pretended clock says. */
@@ -104,10 +104,7 @@ static void run_processes(process *all, int count, double patience) {
 LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
     process all[CROWD];
     const int count = 2 + _i;
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.patience = 20;
-    options.open = true;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.open = true, .patience = 20});
     run_processes(all, count, 10);
     for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
@@ -155,12 +152,10 @@ static const struct {
 };
 
 LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
-    stand_in_options options = STAND_IN_DEFAULTS;
     cp_hardware h;
     cp_calibration wanted = asked(2, &h);
     wanted.shape = impossible[_i].shape;
-    options.bytes = impossible[_i].room;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.bytes = impossible[_i].room});
     refuses(cp_device_calibrate(&here, impossible[_i].numbers, &wanted),
             impossible[_i].status, impossible[_i].words);
     end();

@@ -55,7 +55,7 @@ static void set_up(void) {
         "\"$@\" $LAST 2>>$D/other & all=\"$all $!\"; done; "
         "RANK=0 LOCAL_RANK=0 $G \"$@\"; one=$?; for p in $all; do wait $p "
         "|| [ $? = $one ] || exit 7; done; return $one; };");
-    must(tiny_gguf_write(in("m.gguf"), NULL));
+    tiny_gguf_write(in("m.gguf"), NULL);
     write_tensor("q.npy", 30, 4);
     write_tensor("k.npy", 91, 2);
     write_tensor("v.npy", 91, 2);

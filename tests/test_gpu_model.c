@@ -30,15 +30,13 @@ static void begin_with(const tiny_gguf_options *model,
                        stand_in_options machine) {
     f.words = tiny_gguf_vocabulary_size(model);
     stand_in_begin(&machine);
-    must(tiny_gguf_build(model, &f.bytes));
+    tiny_gguf_build(model, &f.bytes);
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
 }
 
 static void begin_file(const tiny_gguf_options *model, int seed) {
-    stand_in_options machine = STAND_IN_DEFAULTS;
-    machine.seed = (uint64_t)seed;
-    machine.open = seed > 1;
-    begin_with(model, machine);
+    begin_with(model,
+               (stand_in_options){.seed = (uint64_t)seed, .open = seed > 1});
 }
 
 static void open_session(const cp_backend *backend,
@@ -142,8 +140,8 @@ static const struct {
 
 LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
     begin_file(&(tiny_gguf_options){.seed = 7,
-                                    .query = TINY_Q8_0,
-                                    .down = TINY_Q4_1,
+                                    .query = CP_GGUF_Q8_0,
+                                    .down = CP_GGUF_Q4_1,
                                     .output = _i % 2,
                                     .rope_freqs = _i % 3 == 0},
                _i + 1);
@@ -193,12 +191,11 @@ TEST(fewer_bits_say_nearly_the_same) {
     end_file();
 }
 
-static cp_device_place eagerly = {.only = CP_NOBODY, .rows = 7};
+static _Thread_local cp_device_place my_place;
 
-static cp_status eager_engine(const cp_model *model,
-                              const cp_session_options *options,
-                              cp_engine **out) {
-    return cp_device_engine_new(&eagerly, model, options, out);
+static cp_status my_engine(const cp_model *model,
+                           const cp_session_options *options, cp_engine **out) {
+    return cp_device_engine_new(&my_place, model, options, out);
 }
 
 enum { STEPS = 40 };
@@ -216,7 +213,8 @@ LOOP(graphs_change_nothing, 0, 2) {
     turn turns[STEPS + 1];
     float *logits[2];
     int64_t numbers;
-    without.engine_new = eager_engine;
+    without.engine_new = my_engine;
+    my_place = (cp_device_place){.only = CP_NOBODY, .rows = 7};
     make_long_talk(turns);
     for (int m = 0; m < 2; m++)
         logits[m] = listen(backends[m], 1 + 3 * _i, CP_AUTO, turns, STEPS + 1,
@@ -241,18 +239,15 @@ LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
 
-/* Say a turn, with a fault if it is given, and again if it failed by that. */
+/* Say a turn with the n-th fault (0: none), and again if it failed by that. */
 static void answer(const turn *call, uint64_t seed, void (*fault)(int64_t),
                    int64_t n, float *out) {
     int64_t said;
-    if (fault != NULL)
-        fault(n);
+    fault(n);
     cp_status status = say(f.session, call, seed, &said);
-    if (fault != NULL) {
-        fault(0);
-        if (status != CP_OK)
-            status = say(f.session, call, seed, &said);
-    }
+    fault(0);
+    if (n > 0 && status != CP_OK)
+        status = say(f.session, call, seed, &said);
     must(status);
     must(cp_session_logits(f.session, said - 1, 1, out));
 }
@@ -268,12 +263,11 @@ LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
     must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
     for (int64_t n = 0; n < 120; n += 1 + n / 4) {
         must(cp_session_open(f.model, &options, &f.session));
-        answer(&first, 1, NULL, 0, got);
+        answer(&first, 1, faults[_i], 0, got);
         for (int t = 0; t < 2; t++) {
-            answer(&later[t], (uint64_t)t + 2, n == 0 ? NULL : faults[_i], n,
-                   n == 0 ? undisturbed[t] : got);
-            ck_assert_msg(n == 0 ||
-                              distance(undisturbed[t], got, f.words) < 1e-6,
+            float *out = n == 0 ? undisturbed[t] : got;
+            answer(&later[t], (uint64_t)t + 2, faults[_i], n, out);
+            ck_assert_msg(distance(undisturbed[t], out, f.words) < 1e-6,
                           "failure %ld left something", n);
         }
         cp_session_close(f.session);
@@ -294,13 +288,6 @@ typedef struct {
     float *logits; /* of all calls */
     int64_t rows;
 } process;
-
-static _Thread_local cp_device_place my_place;
-
-static cp_status my_engine(const cp_model *model,
-                           const cp_session_options *options, cp_engine **out) {
-    return cp_device_engine_new(&my_place, model, options, out);
-}
 
 static bool fails_everywhere(cp_session *session, process *mine,
                              uint64_t seed) {
@@ -407,7 +394,7 @@ static const struct {
 
 LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
-    begin_file(&(tiny_gguf_options){.seed = 7, .up = TINY_Q8_0}, _i);
+    begin_file(&(tiny_gguf_options){.seed = 7, .up = CP_GGUF_Q8_0}, _i);
     process all[CROWD] = {0};
     int64_t numbers;
     for (int r = 0; r < count; r++)
@@ -428,7 +415,7 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
 
 TEST(a_model_that_cannot_be_shared_is_refused) {
     const cp_device_share third = {0, 3}, half = {1, 2};
-    begin_file(&(tiny_gguf_options){.down = TINY_Q4_1}, 2);
+    begin_file(&(tiny_gguf_options){.down = CP_GGUF_Q4_1}, 2);
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, third, &f.model),
             CP_INVALID, "2 key and value heads and 96");
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &f.model),
@@ -466,14 +453,11 @@ LOOP(a_silent_rank_ends_a_prefill, 0, 3 * stand_in_pretends()) {
 }
 
 LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
-    stand_in_options machine = STAND_IN_DEFAULTS;
-    machine.devices = 0;
-    begin_with(&(tiny_gguf_options){.seed = 9}, machine);
+    begin_with(&(tiny_gguf_options){.seed = 9},
+               (stand_in_options){.bare = true});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_BROKEN,
             "no GPU");
-    machine.devices = 1;
-    machine.bytes = 100000;
-    stand_in_begin(&machine);
+    stand_in_begin(&(stand_in_options){.bytes = 100000});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_MEMORY,
             "of 100000 left");
     end_file();

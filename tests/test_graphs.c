@@ -131,7 +131,7 @@ static cp_plan *plan_step(talk *t, const int64_t *fresh) {
     const cp_plan_options options = {cp_element_bytes(t->element), t->spare};
     cp_plan *plan;
     t->problem[0] = '\0';
-    must(cp_cache_decode(t->cache, fresh, &t->layout));
+    must(cp_cache_lay_out(t->cache, true, fresh, &t->layout));
     must(cp_plan_build(CP_DECODE, t->layout, &t->shape, &options, &plan));
     return plan;
 }
@@ -235,7 +235,7 @@ LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
     decode_step(&b, one, false);
     leave_room(&b);
     make_room(&b, one);
-    must(cp_cache_decode(b.t.cache, one, &b.t.layout));
+    must(cp_cache_lay_out(b.t.cache, true, one, &b.t.layout));
     refuses(renew_for(&b, many, CP_PASS_Q), CP_INVALID, "walks decode of");
     b.t.shape.head_dim++;
     ck_assert_int_eq(renew_for(&b, one, CP_DECODE), CP_INVALID);

@@ -241,7 +241,7 @@ static void make_model(void) {
         "ASAN_OPTIONS=detect_leaks=0 S='%s'; exec 2>&1 </dev/null;",
         self);
     make_directory();
-    must(tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3}));
+    tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3});
     for (int64_t i = 0; i < count; i++)
         ids[i] = (37 * i + 11) % 250;
     must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));

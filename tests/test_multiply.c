@@ -370,7 +370,7 @@ static const struct {
     {0, "A and D overlap", {.d_in_a = true}},
     {0, "an algorithm that was found for another", {.fewer_columns = true}},
     {0, "a workspace of 100 bytes", {.workspace_bytes = 100 - ROOM}},
-    {0, "a workspace of 1024 bytes", {.workspace_shift = 8}},
+    {0, "a workspace is not at a multiple of 256", {.workspace_shift = 8}},
     {0, "", {0}},
 };
 

@@ -35,11 +35,10 @@ static storage merged(storage a, storage b) {
 }
 
 static double apart(const storage *a, const storage *b) {
+    const float *one = (const float *)a, *other = (const float *)b;
     double largest = 0.0;
-    for (int i = 0; i < CELLS * DIM; i++)
-        largest = fmax(largest, fabs((double)a->output[i] - b->output[i]));
-    for (int i = 0; i < CELLS; i++)
-        largest = fmax(largest, fabs((double)a->lse[i] - b->lse[i]));
+    for (size_t i = 0; i < sizeof(*a) / sizeof(float); i++)
+        largest = fmax(largest, fabs((double)one[i] - other[i]));
     return largest;
 }
 
@@ -60,24 +59,20 @@ static storage nothing(float garbage) {
     return constant(garbage, -INFINITY);
 }
 
-TEST(invariant_2_an_empty_side_changes_nothing) {
+TEST(invariants_2_and_4_an_empty_side_changes_nothing) {
     const float garbage[] = {0.0f, NAN, INFINITY, 1e30f};
     const storage a = random_partial(), zero = nothing(0.0f);
     for (int g = 0; g < 4; g++) {
-        const storage empty = nothing(garbage[g]);
+        storage empty = nothing(garbage[g]);
         const storage left = merged(empty, a), right = merged(a, empty);
         const storage both = merged(empty, nothing(NAN));
         check_same(&left, &a);
         check_same(&right, &a);
         check_same(&both, &zero);
+        cp_partial cleared = in(&empty);
+        cp_partial_clear(&cleared);
+        check_same(&empty, &zero);
     }
-}
-
-TEST(invariant_4_cleared_is_an_empty_side) {
-    storage s = nothing(NAN), zero = nothing(0.0f);
-    cp_partial cleared = in(&s);
-    cp_partial_clear(&cleared);
-    check_same(&s, &zero);
 }
 
 TEST(invariant_2_merging_commutes_and_to_rounding_associates) {
@@ -108,9 +103,6 @@ TEST(the_logarithm_is_natural) {
         merged(constant(0.0f, logf(3.0f)), constant(1.0f, logf(1.0f)));
     ck_assert_float_eq_tol(s.output[7], 0.25f, 1e-7f);
     ck_assert_float_eq_tol(s.lse[7], logf(4.0f), 1e-6f);
-    const storage mistaken =
-        merged(constant(0.0f, log2f(3.0f)), constant(1.0f, log2f(1.0f)));
-    ck_assert_float_eq_tol(mistaken.output[7], 0.170f, 1e-3f);
 }
 
 TEST(n_equal_sides_add_the_logarithm_of_n) {

@@ -69,11 +69,11 @@ static counted count_plan(cp_variant variant, const cp_setting *setting,
     cp_plan_report report;
     must(cp_cache_new(setting->ranks, 1, fresh + cached, &cache));
     if (cached > 0) {
-        must(cp_cache_prefill(cache, &cached, &layout));
+        must(cp_cache_lay_out(cache, false, &cached, &layout));
         must(cp_cache_commit(cache, layout));
         cp_layout_free(layout);
     }
-    must(cp_cache_prefill(cache, &fresh, &layout));
+    must(cp_cache_lay_out(cache, false, &fresh, &layout));
     must(cp_plan_build(variant, layout, &setting->shape, &options, &plan));
     must(cp_plan_check(plan, &report));
     for (int k = 0; k < report.ranks; k++) {

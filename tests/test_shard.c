@@ -190,7 +190,7 @@ static int64_t turn_of(int kind, int ranks, int n, uint64_t *random) {
 }
 
 static void take_turn(const int64_t *fresh, bool decode) {
-    must((decode ? cp_cache_decode : cp_cache_prefill)(cache, fresh, &layout));
+    must(cp_cache_lay_out(cache, decode, fresh, &layout));
     must(cp_cache_commit(cache, layout));
     cp_layout_free(layout);
     layout = NULL;

@@ -87,21 +87,33 @@ static int64_t append_random(cp_pieces *pieces, cp_piece tokens[TOKENS]) {
     return count;
 }
 
+/* The pieces are these tokens, at most longest of them each. */
+static void check_tokens(const cp_pieces *pieces, const cp_piece *tokens,
+                         int64_t longest) {
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_piece piece = pieces->items[p];
+        hold(piece.span.count >= 1 && piece.span.count <= longest);
+        hold(piece.span.count > 1 || piece.span.step == 1);
+        for (int64_t t = 0; t < piece.span.count; t++) {
+            const cp_piece token = {
+                {piece.span.sequence, position(piece.span, t), 1, 1},
+                piece.row + t};
+            ck_assert_mem_eq(&token, tokens++, sizeof(token));
+        }
+    }
+}
+
 TEST(a_list_holds_the_tokens_that_were_appended) {
     for (int trial = 0; trial < 500; trial++) {
-        cp_pieces pieces = {0};
+        cp_pieces pieces = {0}, tiles = {0};
         cp_piece tokens[TOKENS];
-        int64_t count = append_random(&pieces, tokens), i = 0;
+        const int64_t count = append_random(&pieces, tokens);
         ck_assert_int_eq(cp_pieces_tokens(&pieces), count);
-        for (int64_t p = 0; p < pieces.count; p++)
-            for (int64_t t = 0; t < pieces.items[p].span.count; t++, i++) {
-                const cp_piece piece = pieces.items[p];
-                const cp_piece token = {
-                    {piece.span.sequence, position(piece.span, t), 1, 1},
-                    piece.row + t};
-                ck_assert_mem_eq(&token, &tokens[i], sizeof(token));
-            }
+        check_tokens(&pieces, tokens, INT64_MAX);
+        must(cp_pieces_cut(&pieces, 1 + trial % 9, &tiles));
+        check_tokens(&tiles, tokens, 1 + trial % 9);
         cp_pieces_free(&pieces);
+        cp_pieces_free(&tiles);
         ck_assert_ptr_null(pieces.items);
     }
 }

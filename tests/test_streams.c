@@ -265,9 +265,7 @@ LOOP(faults_of_a_plan_are_found_on_every_seed, 0, 4 * stand_in_pretends()) {
 }
 
 LOOP(a_call_that_does_not_fit_fails_before_it_begins, 0, stand_in_pretends()) {
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.bytes = 8 << 20;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.bytes = 8 << 20});
     talk t = {.shape = {8, 2, 64}, .ranks = 4, .sequences = 1, .room = 400};
     open_talk(&t);
     const int64_t fresh = 1500, few = 5;
@@ -367,13 +365,10 @@ LOOP(ranks_that_disagree_about_a_batch_are_told, 0, 2) {
 }
 
 LOOP(machines_without_a_gpu_say_why, 0, 3 * stand_in_pretends()) {
-    static const int drivers[] = {0, 11080, 13000};
+    static const int drivers[] = {-1, 11080, 13000};
     static const char *const words[] = {"no driver", "driver for CUDA 11.8",
                                         "no device"};
-    stand_in_options options = STAND_IN_DEFAULTS;
-    options.driver = drivers[_i];
-    options.devices = _i == 2 ? 0 : 1;
-    stand_in_begin(&options);
+    stand_in_begin(&(stand_in_options){.driver = drivers[_i], .bare = _i == 2});
     int count;
     refuses(cp_device_count(&count), CP_BROKEN, words[_i]);
     stand_in_end();

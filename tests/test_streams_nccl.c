@@ -109,7 +109,7 @@ static const struct {
 LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     const bool silent = losses[_i].silent;
     const int64_t fresh = 20, more = 9;
-    stand_in_begin(NULL);
+    begin(1);
     talk t = open_one(4);
     call(&t, &fresh, CP_PASS_KV);
     went_well(&t, 0);
@@ -128,7 +128,7 @@ LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
 }
 
 TEST(a_peer_that_never_connects_is_not_waited_for) {
-    stand_in_begin(NULL);
+    begin(1);
     ncclUniqueId id;
     cp_nccl *nccl;
     must(cp_nccl_id(&id));
@@ -140,7 +140,7 @@ TEST(a_peer_that_never_connects_is_not_waited_for) {
 
 TEST(a_lost_message_is_named) {
     const int64_t fresh = 20;
-    stand_in_begin(NULL);
+    begin(1);
     talk t = open_one(3);
     patience = patience_of_others = 0.5;
     stand_in_drop_message(0, 1, 1);
@@ -237,7 +237,7 @@ LOOP(sums_and_rings_do_not_meet, 0, 12) {
 LOOP(failures_spread_through_groups_and_end, 0, COUNT_OF(losses)) {
     const bool silent = losses[_i].silent;
     const double given = silent ? 0.6 : 8;
-    stand_in_begin(NULL);
+    begin(1);
     open_grid(2, 3);
     plan_grid(2, 20, CP_PASS_KV);
     (silent ? stand_in_dead_rank : stand_in_failing_rank)(1, losses[_i].after);
@@ -261,7 +261,7 @@ static void open_alone(cp_nccl **nccl) {
 }
 
 TEST(groups_that_do_not_divide_are_refused) {
-    stand_in_begin(NULL);
+    begin(1);
     cp_nccl *world, *tp, *cp;
     open_alone(&world);
     refuses_with(cp_nccl_split(world, 2, &tp, &cp), CP_INVALID,

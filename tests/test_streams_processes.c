@@ -226,12 +226,8 @@ static cp_status meet(double patience, cp_crew *crew) {
 static int play_rank(const char *name) {
     cp_crew crew;
     scene = name;
-    stand_in_begin(&(stand_in_options){.seed = 1,
-                                       .devices = 1,
-                                       .driver = 13000,
-                                       .bytes = 1 << 30,
-                                       .open = true,
-                                       .patience = 20});
+    stand_in_begin(
+        &(stand_in_options){.seed = 1, .open = true, .patience = 20});
     if (meet(patience_of(name), &crew) != CP_OK) {
         fprintf(stderr, "longring: %s\n", cp_message());
         return 1;

@@ -71,7 +71,7 @@ cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
 
 /* Where the new tokens must lie, on the device, when the compute queue gets to
  * the walk, and where the answer will lie behind it: shapes as for
- * cp_walker_queries and cp_walker_result (walk.h). */
+ * the queries and the result of a cp_walker (walk.h). */
 typedef struct {
     void *queries, *keys, *values;
     float *output, *lse;

@@ -59,13 +59,6 @@ static int64_t shares_of_many(int64_t tiles, int64_t rows) {
     return cp_max(1, cp_min(tiles / LEAST_TILES, TASKS / blocks));
 }
 
-static int64_t queries_of_task(const call *c, int64_t rows) {
-    const int64_t panel = cp_micro_get()->panel;
-    const int64_t share = rows / (4 * (int64_t)c->asked->threads);
-    const int64_t wanted = cp_max(LEAST_ROWS, cp_min(MOST_ROWS, share));
-    return cp_max(1, wanted / c->group / panel) * panel;
-}
-
 static bool is_few(const call *c, cp_span queries) {
     return queries.count * c->group <= CP_FEW_ROWS;
 }
@@ -80,7 +73,11 @@ static void count_rows(call *c) {
         else
             c->many += rows * c->asked->shape->kv_heads;
     }
-    c->queries = queries_of_task(c, c->many);
+    /* How many queries a task takes. */
+    const int64_t panel = cp_micro_get()->panel;
+    const int64_t share = c->many / (4 * (int64_t)c->asked->threads);
+    const int64_t wanted = cp_max(LEAST_ROWS, cp_min(MOST_ROWS, share));
+    c->queries = cp_max(1, wanted / c->group / panel) * panel;
 }
 
 static void find_tiles(const call *c, cp_span queries, int64_t longest,

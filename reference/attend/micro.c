@@ -46,25 +46,20 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void ask(void) {
     context_pointer context = bli_gks_query_cntx();
-    const cp_micro rows = {
-        .slice = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, BLIS_MR, context),
-        .panel = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, BLIS_NR, context),
-        .slice_stride = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, BLIS_MR, context),
-        .panel_stride = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, BLIS_NR, context),
-        .rows = true,
+    const bool rows = prefers_rows(context);
+    const bszid_t slice = rows ? BLIS_MR : BLIS_NR;
+    const bszid_t panel = rows ? BLIS_NR : BLIS_MR;
+    found = (cp_micro){
+        .slice = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, slice, context),
+        .panel = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, panel, context),
+        .slice_stride = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, slice, context),
+        .panel_stride = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, panel, context),
+        .rows = rows,
         .context = context,
     };
-    found = rows;
     /* Take the kernel's address. */
     const void_fp address = find_kernel(context);
     memcpy(&found.kernel, &address, sizeof(address));
-    /* Swap the sides for a kernel that prefers columns. */
-    if (!prefers_rows(context)) {
-        found.slice = rows.panel, found.panel = rows.slice;
-        found.slice_stride = rows.panel_stride;
-        found.panel_stride = rows.slice_stride;
-        found.rows = false;
-    }
 }
 
 const cp_micro *cp_micro_get(void) {

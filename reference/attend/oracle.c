@@ -7,11 +7,13 @@
 
 typedef struct {
     int64_t sequence, position, row;
+    double score; /* of a key, with the query and head in hand */
 } token;
 
 static token token_of(const cp_piece *piece, int64_t i) {
     const cp_span span = piece->span;
-    return (token){span.sequence, span.start + i * span.step, piece->row + i};
+    return (token){span.sequence, span.start + i * span.step, piece->row + i,
+                   0.0};
 }
 
 static cp_status expand(const cp_pieces *pieces, token **tokens) {
@@ -26,10 +28,9 @@ static cp_status expand(const cp_pieces *pieces, token **tokens) {
 
 typedef struct {
     const cp_shape *shape;
-    const token *keys;
+    token *keys;
     int64_t count;
     const float *key_rows, *value_rows;
-    double *scores;
 } key_table;
 
 static bool visible(token query, token key) {
@@ -50,8 +51,8 @@ static double attend_one(const key_table *table, token query, int64_t kv_head,
         double dot = 0.0;
         for (int64_t d = 0; d < dim; d++)
             dot += (double)q[d] * (double)k[d];
-        table->scores[j] = dot / sqrt((double)dim);
-        largest = fmax(largest, table->scores[j]);
+        table->keys[j].score = dot / sqrt((double)dim);
+        largest = fmax(largest, table->keys[j].score);
     }
     /* Second pass: sum the weights and the weighted values. */
     double sum = 0.0;
@@ -62,7 +63,7 @@ static double attend_one(const key_table *table, token query, int64_t kv_head,
             continue;
         const float *v =
             table->value_rows + table->keys[j].row * width + kv_head * dim;
-        const double weight = exp(table->scores[j] - largest);
+        const double weight = exp(table->keys[j].score - largest);
         sum += weight;
         for (int64_t d = 0; d < dim; d++)
             out[d] += weight * (double)v[d];
@@ -74,36 +75,25 @@ static double attend_one(const key_table *table, token query, int64_t kv_head,
     return largest + log(sum);
 }
 
-static void attend_all(const key_table *table, const cp_pieces *queries,
-                       const float *rows, double *output, double *lse) {
-    const int64_t heads = table->shape->query_heads;
-    const int64_t group = heads / table->shape->kv_heads;
-    const int64_t dim = table->shape->head_dim;
-    for (int64_t p = 0; p < queries->count; p++)
-        for (int64_t i = 0; i < queries->items[p].span.count; i++)
-            for (int64_t h = 0; h < heads; h++) {
-                const token query = token_of(&queries->items[p], i);
-                const int64_t at = query.row * heads + h;
-                lse[at] = attend_one(table, query, h / group, rows + at * dim,
-                                     output + at * dim);
-            }
-}
-
 cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
                     const float *queries, const cp_pieces *key_pieces,
                     const float *keys, const float *values, double *output,
                     double *lse) {
-    const int64_t count = cp_pieces_tokens(key_pieces);
+    const int64_t heads = shape->query_heads, dim = shape->head_dim;
     token *tokens;
-    double *scores = NULL;
     CP_TRY(cp_shape_check(shape));
     CP_TRY(expand(key_pieces, &tokens));
-    const cp_status status =
-        cp_allocate(&scores, count, sizeof(*scores), "the oracle's scores");
-    const key_table table = {shape, tokens, count, keys, values, scores};
-    if (status == CP_OK)
-        attend_all(&table, query_pieces, queries, output, lse);
+    const int64_t count = cp_pieces_tokens(key_pieces);
+    const key_table table = {shape, tokens, count, keys, values};
+    const int64_t group = heads / shape->kv_heads;
+    for (int64_t p = 0; p < query_pieces->count; p++)
+        for (int64_t i = 0; i < query_pieces->items[p].span.count; i++)
+            for (int64_t h = 0; h < heads; h++) {
+                const token query = token_of(&query_pieces->items[p], i);
+                const int64_t at = query.row * heads + h;
+                lse[at] = attend_one(&table, query, h / group,
+                                     queries + at * dim, output + at * dim);
+            }
     free(tokens);
-    free(scores);
-    return status;
+    return CP_OK;
 }

@@ -46,12 +46,11 @@ static cp_status walk_rank(const running *it, cp_comm *comm,
                            cp_walker *walker) {
     float *const keys = cp_store_keys(it->store, comm->rank, 0);
     float *const values = cp_store_values(it->store, comm->rank, 0);
-    const cp_attend_rows rows = {keys, values, cp_walker_queries(walker),
-                                 cp_walker_new_keys(walker),
-                                 cp_walker_new_values(walker)};
+    const cp_attend_rows rows = {keys, values, walker->queries,
+                                 walker->new_keys, walker->new_values};
     cp_attend_write(&it->call, comm->rank, &rows);
     CP_TRY(cp_walk(walker, comm, keys, values));
-    const cp_partial *result = cp_walker_result(walker);
+    const cp_partial *result = &walker->result;
     cp_attend_read(&it->call, comm->rank, result->output, result->lse);
     return CP_OK;
 }

@@ -179,12 +179,9 @@ static void place(cp_rows *rows) {
                    at->threads, at->made[CP_WEIGHT_QUERY]);
     cp_rotate_rows(rows->count, shape->kv_heads, shape->head_dim, angles,
                    at->threads, at->made[CP_WEIGHT_KEY]);
-    put_rows(s, at, CP_WEIGHT_QUERY, shape->query_heads,
-             cp_walker_queries(s->walker));
-    put_rows(s, at, CP_WEIGHT_KEY, shape->kv_heads,
-             cp_walker_new_keys(s->walker));
-    put_rows(s, at, CP_WEIGHT_VALUE, shape->kv_heads,
-             cp_walker_new_values(s->walker));
+    put_rows(s, at, CP_WEIGHT_QUERY, shape->query_heads, s->walker->queries);
+    put_rows(s, at, CP_WEIGHT_KEY, shape->kv_heads, s->walker->new_keys);
+    put_rows(s, at, CP_WEIGHT_VALUE, shape->kv_heads, s->walker->new_values);
 }
 
 static void gather(cp_rows *rows) {
@@ -192,7 +189,7 @@ static void gather(cp_rows *rows) {
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
     const int64_t width = shape->query_heads * shape->head_dim;
-    const float *output = cp_walker_result(s->walker)->output;
+    const float *output = s->walker->result.output;
     float *to = at->made[CP_WEIGHT_QUERY];
     for (int64_t t = 0; t < rows->count; t++)
         memcpy(to + t * width, output + s->tokens[rows->first + t].row * width,

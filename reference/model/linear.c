@@ -173,15 +173,8 @@ void cp_linear_rows(int64_t rows, int64_t in, const float *x,
                     const cp_product *products, int count, int threads,
                     float *scratch) {
     const cp_micro *micro = cp_micro_get();
-    const work w = {rows,
-                    in,
-                    x,
-                    products,
-                    count,
-                    micro,
-                    span_of(micro),
-                    panel_of(micro, in),
-                    scratch};
+    const int64_t span = span_of(micro), panel = panel_of(micro, in);
+    const work w = {rows, in, x, products, count, micro, span, panel, scratch};
     if (rows > FEW_ROWS) {
         rows_together(&w, threads);
         return;

@@ -47,8 +47,11 @@ static cp_status take(void *context, cp_weight first, int64_t layer, int count,
     return CP_OK;
 }
 
-static cp_status fill_model(const cp_gguf *file, cp_llama *model) {
+cp_status cp_llama_open(const cp_gguf *file, cp_model **out) {
     enum { LINE = 64 }; /* bytes that a cache reads at once */
+    cp_llama *model;
+    CP_TRY(cp_allocate(out, 1, sizeof(*model), "a model"));
+    model = (cp_llama *)*out;
     cp_model_facts *facts = &model->base.facts;
     loader load = {model, {.align = LINE}};
     CP_TRY(cp_facts_read(file, facts));
@@ -64,18 +67,6 @@ static cp_status fill_model(const cp_gguf *file, cp_llama *model) {
                        "the model's weights"));
     load.arena = (cp_arena){.align = LINE, .memory = model->memory};
     return cp_facts_tensors(file, facts, take, &load);
-}
-
-cp_status cp_llama_open(const cp_gguf *file, cp_model **model) {
-    *model = NULL;
-    cp_llama *llama;
-    CP_TRY(cp_allocate(&llama, 1, sizeof(*llama), "a model"));
-    const cp_status status = fill_model(file, llama);
-    if (status == CP_OK)
-        *model = &llama->base;
-    else
-        cp_llama_close(&llama->base);
-    return status;
 }
 
 void cp_llama_close(cp_model *model) {

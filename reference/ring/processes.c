@@ -300,9 +300,9 @@ static cp_status give_up_patience(struct member *me,
                                   const cp_exchange *exchange, int peer) {
     const int silent = silent_behind(me, peer);
     note_failure(me, me->comm.rank,
-                 cp_exchange_fail(exchange,
-                                  ", in vain for %g s: rank %d is silent",
-                                  me->options.patience, silent),
+                 cp_fail(CP_BROKEN, "%s, in vain for %g s: rank %d is silent",
+                         cp_exchange_describe(exchange).text,
+                         me->options.patience, silent),
                  silent);
     return join_failure(me);
 }
@@ -324,8 +324,9 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
         const bool receives = unmet->receive.state == CP_HALF_POSTED;
         const int peer = receives ? unmet->receive.peer : unmet->send.peer;
         if (has_left(me, peer))
-            return mpi_fail(
-                comm, cp_exchange_fail(unmet, ", but rank %d has left", peer));
+            return mpi_fail(comm,
+                            cp_fail(CP_BROKEN, "%s, but rank %d has left",
+                                    cp_exchange_describe(unmet).text, peer));
         if (cp_clock() > end)
             return give_up_patience(me, unmet, peer);
         if (cp_clock() > end - patience / 2)
@@ -341,7 +342,6 @@ static void mpi_poke(cp_comm *comm) {
 }
 
 static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail, mpi_poke};
-static const cp_comm_ops unpoked_ops = {mpi_post, mpi_complete, mpi_fail, NULL};
 
 static int first_missing(const struct member *me, bool goodbye) {
     for (int r = 0; r < me->comm.ranks; r++)
@@ -449,7 +449,7 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     me->options = *options;
     if (me->options.piece == 0)
         me->options.piece = 1 << 30;
-    me->comm.ops = options->unpoked ? &unpoked_ops : &mpi_ops;
+    me->comm.ops = &mpi_ops;
     MPI_Comm_rank(MPI_COMM_WORLD, &me->comm.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &me->comm.ranks);
     const cp_status status = begin(me);

@@ -10,7 +10,6 @@
 typedef struct {
     double patience; /* seconds that a wait may last; 0: for ever */
     int64_t piece;   /* most bytes that MPI counts singly; 0: 1 GiB */
-    bool unpoked;    /* for measurements: a poke does nothing */
 } cp_mpi_options;
 
 /* Start MPI if need be, and make a communicator of all processes that the

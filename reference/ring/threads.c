@@ -2,7 +2,7 @@
 /* Ranks as threads: a hub where they meet under one lock, and one
  * memcpy per message, outside of the lock, from the sender's buffer
  * straight into the receiver's. Not for hundreds of busy ranks. */
-#define _DEFAULT_SOURCE /* monotonic clock, nanosleep, anonymous memory */
+#define _GNU_SOURCE /* pthread_cond_clockwait, nanosleep, anonymous memory */
 
 #include "reference/ring/threads.h"
 
@@ -189,9 +189,10 @@ static void nobody_can_move(struct member *me) {
         const size_t used = strlen(text);
         if (member->left)
             continue;
-        snprintf(text + used, sizeof(text) - used, "%srank %d ", before, r);
-        cp_exchange_describe(cp_exchange_unmet(member->first, member->last),
-                             text, sizeof(text));
+        const cp_exchange *unmet =
+            cp_exchange_unmet(member->first, member->last);
+        snprintf(text + used, sizeof(text) - used, "%srank %d %s", before, r,
+                 cp_exchange_describe(unmet).text);
         before = "; ";
     }
     note_failure(me, cp_fail(CP_BROKEN, "%s", text));
@@ -299,13 +300,14 @@ static cp_status complete(struct member *me) {
         if (copy_one(me))
             continue;
         if (gone != CP_NOBODY)
-            return give_up(
-                me, cp_exchange_fail(unmet, ", but rank %d has left", gone));
+            return give_up(me, cp_fail(CP_BROKEN, "%s, but rank %d has left",
+                                       cp_exchange_describe(unmet).text, gone));
         if (!sleep_until_woken(me, end) &&
             unmet->send.state != CP_HALF_MOVING &&
             unmet->receive.state != CP_HALF_MOVING)
-            return give_up(
-                me, cp_exchange_fail(unmet, ", in vain for %g s", patience));
+            return give_up(me,
+                           cp_fail(CP_BROKEN, "%s, in vain for %g s",
+                                   cp_exchange_describe(unmet).text, patience));
     }
     if (hub->failure.happened)
         return join_failure(me);
@@ -347,37 +349,32 @@ static void live(void) {
     cp_failure_note_return(&hub->failure, &me->comm, status);
     settle(me);
     me->left = true;
+    me->end = INFINITY;
     hub->running--;
     wake_all(hub);
 }
 
 enum { YIELDS = 50 }; /* before a thread really sleeps */
 
-static struct member *find_impatient(const struct carrier *carrier) {
-    cp_threads *hub = carrier->hub;
-    for (int r = carrier->index; r < hub->started; r += hub->carrying)
-        if (!hub->members[r].left && hub->members[r].end < INFINITY)
-            return &hub->members[r];
-    return NULL;
-}
-
 static void doze(struct carrier *carrier) {
-    pthread_mutex_t *lock = &carrier->hub->lock;
-    struct member *impatient = find_impatient(carrier);
-    const double end = impatient == NULL ? 0 : fmin(impatient->end, 1e10);
-    const struct timespec until = {(time_t)end, (long)(fmod(end, 1) * 1e9)};
+    cp_threads *hub = carrier->hub;
+    struct member *next = &hub->members[carrier->index];
     int error = 0;
+    for (int r = carrier->index; r < hub->started; r += hub->carrying)
+        if (hub->members[r].end < next->end)
+            next = &hub->members[r];
+    const double end = fmin(next->end, 1e10);
+    const struct timespec until = {(time_t)end, (long)(fmod(end, 1) * 1e9)};
     carrier->due = false;
-    pthread_mutex_unlock(lock);
+    pthread_mutex_unlock(&hub->lock);
     for (int n = 0; n < YIELDS && !carrier->due; n++)
         sched_yield();
-    pthread_mutex_lock(lock);
+    pthread_mutex_lock(&hub->lock);
     while (!carrier->due && error != ETIMEDOUT)
-        error = impatient == NULL
-                    ? pthread_cond_wait(&carrier->woken, lock)
-                    : pthread_cond_timedwait(&carrier->woken, lock, &until);
+        error = pthread_cond_clockwait(&carrier->woken, &hub->lock,
+                                       CLOCK_MONOTONIC, &until);
     if (error == ETIMEDOUT)
-        impatient->resting = false;
+        next->resting = false;
 }
 
 static void carry(struct carrier *carrier) {
@@ -432,7 +429,6 @@ static int start_thread(struct carrier *carrier) {
 static int start_rank(cp_threads *hub, int rank) {
     struct member *member = &hub->members[rank];
     struct carrier *carrier = &hub->carriers[rank];
-    pthread_condattr_t steady;
     member->hub = carrier->hub = hub;
     carrier->index = rank;
     member->comm = (cp_comm){
@@ -444,15 +440,10 @@ static int start_rank(cp_threads *hub, int rank) {
     if (member->stack == MAP_FAILED)
         return errno;
     mprotect(member->stack, GUARD_BYTES, PROT_NONE);
-    pthread_condattr_init(&steady);
-    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
-    pthread_cond_init(&carrier->woken, &steady);
-    pthread_condattr_destroy(&steady);
+    pthread_cond_init(&carrier->woken, NULL);
     const int error = rank == 0 ? 0 : start_thread(carrier);
-    if (error != 0) {
-        pthread_cond_destroy(&carrier->woken);
+    if (error != 0)
         munmap(member->stack, STACK_BYTES);
-    }
     return error;
 }
 
@@ -479,8 +470,6 @@ void cp_threads_end(cp_threads *hub) {
 cp_status cp_threads_start(const cp_threads_options *options,
                            cp_threads **out) {
     *out = NULL;
-    if (options == NULL)
-        return cp_refuse("no options for the ranks");
     if (options->ranks < 1)
         return cp_refuse("cannot run %d ranks: 1 is the least", options->ranks);
     if (!(options->patience >= 0))
@@ -526,8 +515,6 @@ static void give_place(cp_threads *hub, struct member *member) {
 
 cp_status cp_threads_work(cp_threads *hub, int carriers, cp_rank_main function,
                           void *context) {
-    if (function == NULL)
-        return cp_refuse("no function for the ranks");
     if (carriers < 1)
         return cp_refuse("%d threads for the ranks", carriers);
     pthread_mutex_lock(&hub->lock);

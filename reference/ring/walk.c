@@ -9,26 +9,12 @@
 
 #include "reference/attend/fast.h"
 
-typedef struct {
-    float *keys, *values; /* [rows][N_KV][D_H] */
-} tensors;
-
-struct cp_walker {
-    const cp_plan *plan;
-    int rank;
-    cp_walk_options options;
-    void **slots; /* [plan->slot_count], NULL = not used by this rank */
-    cp_partial result;
-    const void **send; /* [ranks] scratch for collectives */
-    void **receive;
-    cp_comm *comm; /* during a walk */
-    tensors cache; /* during a walk: of this layer */
-};
-
 static cp_status allocate_slots(cp_walker *walker) {
     const cp_plan *plan = walker->plan;
     cp_status status = CP_OK;
     bool *needed;
+    CP_TRY(
+        cp_allocate(&walker->slots, plan->slot_count, sizeof(void *), "slots"));
     CP_TRY(cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots"));
     cp_plan_slots_needed(plan, walker->rank, needed);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
@@ -39,10 +25,16 @@ static cp_status allocate_slots(cp_walker *walker) {
     return status;
 }
 
-static tensors slot_tensors(const cp_walker *walker, int slot) {
+typedef struct {
+    float *keys, *values; /* [rows][N_KV][D_H] */
+} tensors;
+
+static tensors tensors_of(const cp_walker *walker, int slot) {
     const cp_shape *shape = &walker->plan->shape;
     const int64_t rows = walker->plan->slots[slot].rows;
     float *keys = walker->slots[slot];
+    if (slot == walker->plan->cache)
+        return (tensors){walker->cache_keys, walker->cache_values};
     return (tensors){keys, keys + rows * shape->kv_heads * shape->head_dim};
 }
 
@@ -59,33 +51,11 @@ cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
     };
 }
 
-float *cp_walker_queries(cp_walker *walker) {
-    return walker->slots[walker->plan->queries];
-}
-
-float *cp_walker_new_keys(cp_walker *walker) {
-    return walker->slots[walker->plan->fresh];
-}
-
-float *cp_walker_new_values(cp_walker *walker) {
-    return slot_tensors(walker, walker->plan->fresh).values;
-}
-
-const cp_partial *cp_walker_result(const cp_walker *walker) {
-    return &walker->result;
-}
-
-const cp_plan *cp_walker_plan(const cp_walker *walker) {
-    return walker->plan;
-}
-
-int cp_walker_rank(const cp_walker *walker) {
-    return walker->rank;
-}
-
-static void copy_rows(const cp_walker *walker, const cp_block *from,
-                      tensors source, const cp_block *to, tensors target) {
+static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
+                           const cp_block *from, const cp_block *to) {
     const cp_shape *shape = &walker->plan->shape;
+    const tensors source = tensors_of(walker, op->in.slot);
+    const tensors target = tensors_of(walker, op->out.slot);
     const int64_t width = shape->kv_heads * shape->head_dim;
     assert(from->pieces.count == to->pieces.count);
     for (int64_t n = 0; n < from->pieces.count; n++) {
@@ -98,6 +68,7 @@ static void copy_rows(const cp_walker *walker, const cp_block *from,
         memcpy(target.values + row * width, source.values + piece.row * width,
                bytes);
     }
+    return CP_OK;
 }
 static char *labels_of(const cp_walker *walker, int slot) {
     const cp_slot *size = &walker->plan->slots[slot];
@@ -149,8 +120,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     const bool home = op->keys.slot == plan->cache;
     const cp_block *keys =
         home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
-    const tensors from =
-        home ? walker->cache : slot_tensors(walker, op->keys.slot);
+    const tensors from = tensors_of(walker, op->keys.slot);
     if (plan->labelled)
         CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
@@ -177,37 +147,19 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     return walker->options.kernel(&call);
 }
 
-static cp_status collect(cp_walker *walker, const cp_op *op) {
-    const cp_plan *plan = walker->plan;
-    const bool gather = op->kind == CP_OP_ALL_GATHER;
-    for (int r = 0; r < plan->layout->ranks; r++) {
-        const bool other = r != walker->rank;
-        walker->send[r] =
-            other && !gather ? walker->slots[op->in.slot + r] : NULL;
-        walker->receive[r] = other ? walker->slots[op->out.slot + r] : NULL;
-    }
-    if (gather)
-        return cp_comm_all_gather(walker->comm, walker->slots[op->in.slot],
-                                  walker->receive,
-                                  plan->slots[op->in.slot].bytes);
-    return cp_comm_all_to_all(walker->comm, walker->send, walker->receive,
-                              plan->slots[plan->result].bytes);
-}
-
 static cp_status perform(cp_walker *walker, const cp_op *op) {
     const cp_plan *plan = walker->plan;
     const cp_layout *layout = plan->layout;
     const int rank = walker->rank;
+    void **in = &walker->slots[op->in.slot],
+         **out = &walker->slots[op->out.slot];
+    const int64_t bytes = plan->slots[op->in.slot].bytes;
     switch (op->kind) {
     case CP_OP_APPEND:
-        copy_rows(walker, &layout->queries[rank],
-                  slot_tensors(walker, op->in.slot), &layout->appended[rank],
-                  walker->cache);
-        return CP_OK;
+        return copy_rows(walker, op, &layout->queries[rank],
+                         &layout->appended[rank]);
     case CP_OP_PACK:
-        copy_rows(walker, &layout->cache[rank], walker->cache,
-                  &layout->keys[rank], slot_tensors(walker, op->out.slot));
-        return CP_OK;
+        return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
     case CP_OP_ATTEND:
         return attend(walker, op, NULL);
     case CP_OP_MERGE: {
@@ -217,21 +169,17 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return CP_OK;
     }
     case CP_OP_EXCHANGE:
-        return cp_comm_exchange(
-            walker->comm, op->to, walker->slots[op->in.slot],
-            plan->slots[op->in.slot].bytes, op->from,
-            walker->slots[op->out.slot], plan->slots[op->out.slot].bytes);
+        return cp_comm_exchange(walker->comm, op->to, *in, bytes, op->from,
+                                *out, plan->slots[op->out.slot].bytes);
     case CP_OP_WAIT:
         return cp_comm_wait(walker->comm);
     case CP_OP_ALL_TO_ALL:
+        return cp_comm_all_to_all(walker->comm, (const void *const *)in, out,
+                                  bytes);
     case CP_OP_ALL_GATHER:
-        return collect(walker, op);
+        break;
     }
-    return cp_fail(CP_BROKEN, "operation %d is unknown", (int)op->kind);
-}
-
-static double now(const cp_walker *walker) {
-    return walker->options.observe != NULL ? cp_clock() : 0.0;
+    return cp_comm_all_gather(walker->comm, *in, out, bytes);
 }
 
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
@@ -239,7 +187,8 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     const cp_plan *plan = walker->plan;
     const cp_program *program = &plan->programs[walker->rank];
     walker->comm = comm;
-    walker->cache = (tensors){cache_keys, cache_values};
+    walker->cache_keys = cache_keys;
+    walker->cache_values = cache_values;
     if (plan->labelled)
         write_labels(walker);
     /* Poison what no operation has written yet. */
@@ -248,32 +197,21 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         if (walker->slots[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh)
             memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
-    const bool in_one =
-        walker->options.observe == NULL && !walker->options.separate;
+    const cp_walk_observer observe = walker->options.observe;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
-        const double start = now(walker);
-        const cp_status status = in_one && op->merged
+        const double start = observe != NULL ? cp_clock() : 0.0;
+        const cp_status status = op->merged && observe == NULL
                                      ? attend(walker, op, &program->ops[++n])
                                      : perform(walker, op);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;
         }
-        if (walker->options.observe != NULL)
-            walker->options.observe(walker->options.context, walker, op, start,
-                                    now(walker));
+        if (observe != NULL)
+            observe(walker->options.context, walker, op, start, cp_clock());
     }
     return CP_OK;
-}
-
-static cp_status allocate(cp_walker *walker) {
-    const int ranks = walker->plan->layout->ranks;
-    CP_TRY(cp_allocate(&walker->slots, walker->plan->slot_count, sizeof(void *),
-                       "slots"));
-    CP_TRY(cp_allocate(&walker->send, ranks, sizeof(void *), "pointers"));
-    CP_TRY(cp_allocate(&walker->receive, ranks, sizeof(void *), "pointers"));
-    return allocate_slots(walker);
 }
 
 cp_status cp_walker_new(const cp_plan *plan, int rank,
@@ -290,11 +228,14 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.kernel = cp_attend_fast;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
-    const cp_status status = allocate(walker);
+    const cp_status status = allocate_slots(walker);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
     }
+    walker->queries = walker->slots[plan->queries];
+    walker->new_keys = walker->slots[plan->fresh];
+    walker->new_values = tensors_of(walker, plan->fresh).values;
     walker->result = cp_walker_partial(walker, plan->result);
     *out = walker;
     return CP_OK;
@@ -306,7 +247,5 @@ void cp_walker_free(cp_walker *walker) {
     for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
         free(walker->slots[n]);
     free(walker->slots);
-    free(walker->send);
-    free(walker->receive);
     free(walker);
 }

@@ -19,8 +19,25 @@ typedef struct {
     cp_walk_observer observe;
     void *context; /* handed to observe */
     bool poison;   /* tests: slots start as NaN and go back to it */
-    bool separate; /* attend, then merge, though one call could do both */
 } cp_walk_options;
+
+/* One rank of a plan, and all its memory but the cache. */
+struct cp_walker {
+    const cp_plan *plan;
+    int rank;
+    /* Where to write the rank's new tokens before a walk, in the rows that
+     * plan->layout->queries[rank] names; a walk may overwrite the queries. */
+    float *queries;               /* [rows][N_H][D_H] */
+    float *new_keys, *new_values; /* [rows][N_KV][D_H] */
+    /* After a walk: output and LSE of the rank's queries, in the same rows;
+     * padding rows are 0 and -inf. Lasts until the next walk. */
+    cp_partial result;
+    /* The walker's own. */
+    cp_walk_options options;
+    void **slots;  /* [plan->slot_count], NULL = not used by this rank */
+    cp_comm *comm; /* during a walk, as is the cache of its layer */
+    float *cache_keys, *cache_values;
+};
 
 /* Allocate the slots that a rank's program uses. The plan must outlive the
  * walker; options may be NULL. Fails with CP_MEMORY. */
@@ -29,13 +46,6 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
 
 void cp_walker_free(cp_walker *walker);
 
-/* Where to write the rank's new tokens before a walk, in the rows that
- * plan->layout->queries[rank] names: queries [rows][N_H][D_H], keys and values
- * [rows][N_KV][D_H]. The walker owns them; a walk may overwrite the queries. */
-float *cp_walker_queries(cp_walker *walker);
-float *cp_walker_new_keys(cp_walker *walker);
-float *cp_walker_new_values(cp_walker *walker);
-
 /* Run the rank's program. cache_keys and cache_values are the rank's cache of
  * one layer, rows as in layout->cache. All ranks must walk the same plan over
  * the same communicator. On failure the cache rows that the layout calls
@@ -43,13 +53,7 @@ float *cp_walker_new_values(cp_walker *walker);
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                   float *cache_values);
 
-/* After a walk: output and LSE of the rank's queries, in the same rows;
- * padding rows are 0 and -inf. Lasts until the next walk. */
-const cp_partial *cp_walker_result(const cp_walker *walker);
-
-/* For observers: the plan, the rank, and a slot seen as a partial. */
-const cp_plan *cp_walker_plan(const cp_walker *walker);
-int cp_walker_rank(const cp_walker *walker);
+/* For observers: a slot seen as a partial. */
 cp_partial cp_walker_partial(const cp_walker *walker, int slot);
 
 #endif

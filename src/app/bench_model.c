@@ -126,7 +126,7 @@ static cp_status prompt_measure(contest *it, int64_t prompt, bool warm) {
 
 cp_status cp_bench_model(const cp_bench *bench) {
     contest it = {.bench = bench,
-                  .facts = cp_model_describe(bench->model),
+                  .facts = &bench->model->facts,
                   .memory = {.threads = bench->threads}};
     cp_status status = contest_open(&it);
     for (int64_t i = 0; i < bench->prompts.count && status == CP_OK; i++)

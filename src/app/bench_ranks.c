@@ -68,9 +68,8 @@ static cp_status call_begin(team *it, cp_variant variant, int64_t tokens) {
     const cp_walk_options options = {
         .kernel = it->bench->kernel,
         .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
-    CP_TRY(variant == CP_DECODE
-               ? cp_cache_decode(it->cache, &tokens, &it->layout)
-               : cp_cache_prefill(it->cache, &tokens, &it->layout));
+    CP_TRY(cp_cache_lay_out(it->cache, variant == CP_DECODE, &tokens,
+                            &it->layout));
     CP_TRY(
         cp_plan_build(variant, it->layout, &it->bench->shape, NULL, &it->plan));
     for (int r = 0; r < it->ranks; r++)
@@ -119,9 +118,9 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
     const team *it = context;
     const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
     cp_walker *walker = it->walkers[comm->rank];
-    fill(mine, QUERIES, wide(it), 1, cp_walker_queries(walker));
-    fill(mine, KEYS, narrow(it), 1, cp_walker_new_keys(walker));
-    fill(mine, VALUES, narrow(it), 1, cp_walker_new_values(walker));
+    fill(mine, QUERIES, wide(it), 1, walker->queries);
+    fill(mine, KEYS, narrow(it), 1, walker->new_keys);
+    fill(mine, VALUES, narrow(it), 1, walker->new_values);
     return CP_OK;
 }
 
@@ -215,7 +214,7 @@ static cp_status samples_open(team *it) {
  * there are fewer samples than most. */
 static void samples_take(team *it, int rank, int64_t most) {
     const cp_pieces *mine = &it->layout->queries[rank].pieces;
-    const cp_partial *result = cp_walker_result(it->walkers[rank]);
+    const cp_partial *result = &it->walkers[rank]->result;
     const int64_t heads = result->heads, width = wide(it);
     for (int64_t p = mine->count - 1; p >= 0 && it->count < most; p--) {
         const int64_t n = it->count++, last = mine->items[p].span.count - 1;
@@ -263,7 +262,7 @@ static cp_status call(team *it, cp_variant variant, int64_t tokens,
 /* The past in the caches, as if it had been read. */
 static cp_status past_read(team *it, int64_t tokens) {
     const int threads = it->bench->threads;
-    CP_TRY(cp_cache_prefill(it->cache, &tokens, &it->layout));
+    CP_TRY(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
     for (int r = 0; r < it->ranks; r++) {
         const cp_pieces *rows = &it->layout->appended[r].pieces;
         const int64_t place = place_of(it, r);

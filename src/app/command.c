@@ -292,7 +292,7 @@ cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring) {
         CP_TRY(backend->divide((int)ring->tensor));
     CP_TRY(cp_command_about(
         cp_model_open(backend, model->file, &model->weights), model->path));
-    model->facts = cp_model_describe(model->weights);
+    model->facts = &model->weights->facts;
     return CP_OK;
 }
 

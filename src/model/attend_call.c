@@ -5,18 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t cached_tokens(const cp_attend_job *job, int64_t sequence) {
-    int64_t tokens = 0;
-    for (int64_t n = 0; n < job->turns[sequence]; n++)
-        tokens += job->history[sequence][n].tokens;
-    return tokens;
-}
-
-static int64_t first_row(const cp_attend_job *job, int64_t sequence,
+static int64_t first_row(const cp_attend_call *call, int64_t sequence,
                          bool queries) {
-    int64_t row = queries ? -cached_tokens(job, sequence) : 0;
+    const int64_t *cached = call->cache->length;
+    int64_t row = queries ? -cached[sequence] : 0;
     for (int64_t s = 0; s < sequence; s++)
-        row += job->new_tokens[s] + (queries ? 0 : cached_tokens(job, s));
+        row += call->job->new_tokens[s] + (queries ? 0 : cached[s]);
     return row;
 }
 
@@ -32,7 +26,7 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
         const cp_piece piece = pieces->items[n];
         const int64_t past = call->layout->past[piece.span.sequence];
         const int64_t base =
-            first_row(call->job, piece.span.sequence, which == QUERIES);
+            first_row(call, piece.span.sequence, which == QUERIES);
         for (int64_t t = 0; t < piece.span.count; t++) {
             const int64_t position = piece.span.start + t * piece.span.step;
             const int64_t ours = piece.row + t, theirs = base + position;
@@ -92,8 +86,7 @@ cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
 static cp_status commit_call(cp_cache *cache, const int64_t *lengths,
                              bool decode) {
     cp_layout *layout;
-    CP_TRY(decode ? cp_cache_decode(cache, lengths, &layout)
-                  : cp_cache_prefill(cache, lengths, &layout));
+    CP_TRY(cp_cache_lay_out(cache, decode, lengths, &layout));
     const cp_status status = cp_cache_commit(cache, layout);
     cp_layout_free(layout);
     return status;
@@ -148,9 +141,12 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
                              cp_attend_call *call) {
     int64_t *lengths;
     *call = (cp_attend_call){.job = job, .room = 1};
-    for (int64_t s = 0; s < job->sequences; s++)
-        call->room =
-            cp_max(call->room, cached_tokens(job, s) + job->new_tokens[s]);
+    for (int64_t s = 0; s < job->sequences; s++) {
+        int64_t tokens = job->new_tokens[s];
+        for (int64_t n = 0; n < job->turns[s]; n++)
+            tokens += job->history[s][n].tokens;
+        call->room = cp_max(call->room, tokens);
+    }
     CP_TRY(cp_cache_new(job->ranks, job->sequences, call->room, &call->cache));
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);

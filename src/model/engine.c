@@ -22,9 +22,8 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
     else if (choice->variant == CP_AUTO)
         CP_TRY(cp_choose(machine, shape, cache->ranks, sequences, new_tokens,
                          cached, choice));
-    CP_TRY(choice->variant == CP_DECODE
-               ? cp_cache_decode(cache, new_tokens, layout)
-               : cp_cache_prefill(cache, new_tokens, layout));
+    CP_TRY(cp_cache_lay_out(cache, choice->variant == CP_DECODE, new_tokens,
+                            layout));
     return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 
@@ -48,14 +47,16 @@ cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
     return mine == CP_OK || status != CP_OK ? status : cp_fail(mine, "%s", why);
 }
 
-static cp_status list_owners(const cp_engine *engine, const cp_forward *call,
-                             cp_owner *owners) {
+static cp_status list_owners(cp_engine *engine, const cp_forward *call) {
+    cp_owner **owners = &engine->owners[1 - engine->now];
     cp_token *tokens;
+    free(*owners);
+    CP_TRY(cp_allocate(owners, call->count, sizeof(cp_owner), "owners"));
     CP_TRY(cp_allocate(&tokens, call->count, sizeof(cp_token), "tokens"));
     for (int r = 0; r < engine->options.ranks; r++) {
         cp_forward_list(call, r, tokens);
         for (int64_t n = 0; n < call->layout->queries[r].tokens; n++)
-            owners[tokens[n].index] = (cp_owner){r, n};
+            (*owners)[tokens[n].index] = (cp_owner){r, n};
     }
     free(tokens);
     return CP_OK;
@@ -77,11 +78,9 @@ static cp_status make_room(cp_engine *engine, const cp_forward *call) {
     return CP_OK;
 }
 
-static cp_status prepare_here(cp_engine *engine, const cp_forward *call,
-                              cp_owner **owners) {
+static cp_status prepare_here(cp_engine *engine, const cp_forward *call) {
     const cp_session_options *options = &engine->options;
-    CP_TRY(cp_allocate(owners, call->count, sizeof(cp_owner), "owners"));
-    CP_TRY(list_owners(engine, call, *owners));
+    CP_TRY(list_owners(engine, call));
     if (engine->on->prepare != NULL)
         CP_TRY(engine->on->prepare(engine, call));
     CP_TRY(make_room(engine, call));
@@ -106,28 +105,21 @@ static cp_status collect_bytes(const cp_engine *engine,
     return status;
 }
 
-static cp_status run(cp_engine *engine, const cp_forward *call,
-                     cp_owner **owners) {
+static cp_status run(cp_engine *engine, const cp_forward *call) {
     const cp_crew *crew = engine->place.crew;
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
     if (crew != NULL)
         CP_TRY(
             cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes)));
-    CP_TRY(cp_crew_all_ready(crew, prepare_here(engine, call, owners)));
+    CP_TRY(cp_crew_all_ready(crew, prepare_here(engine, call)));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
 }
 
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
-    cp_owner *owners = NULL;
-    const cp_status status = run(engine, call, &owners);
-    if (status == CP_OK) {
-        free(engine->owners);
-        engine->owners = owners;
+    const cp_status status = run(engine, call);
+    if (status == CP_OK)
         engine->now = 1 - engine->now;
-    } else {
-        free(owners);
-    }
     if (engine->on->ended != NULL)
         engine->on->ended(engine, call, status);
     return status;
@@ -178,9 +170,10 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     const int64_t words = engine->model->facts.vocabulary;
     const cp_crew *crew = engine->place.crew;
     const int64_t most = engine->on->scored;
+    const cp_owner *owners = engine->owners[engine->now] + first;
     for (int64_t n = 0; n < count; n += most) {
         const int64_t rows = cp_min(most, count - n);
-        CP_TRY(bring_rows(engine, rows, engine->owners + first + n));
+        CP_TRY(bring_rows(engine, rows, owners + n));
         if (crew == NULL || crew->rank == 0)
             CP_TRY(engine->on->score(engine, rows, out + n * words));
     }
@@ -189,15 +182,22 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     return crew->share(out, count * words * (int64_t)sizeof(float));
 }
 
-static cp_status fill_engine(cp_engine *engine, const void *place) {
-    CP_TRY(engine->on->open(engine, place));
+cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+                        const cp_model *model,
+                        const cp_session_options *options, cp_engine **out) {
+    CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
+    cp_engine *engine = *out;
+    engine->on = on;
+    engine->model = model;
+    engine->options = *options;
+    CP_TRY(on->open(engine, place));
     const int count = engine->place.crew != NULL ? 1 : engine->options.ranks;
     CP_TRY(
         cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));
     engine->kept[1] = engine->kept[0] + count;
     engine->count = count;
-    return engine->on->reserve(engine->on->scored * engine->row_bytes,
-                               "the output layer", &engine->input);
+    return on->reserve(on->scored * engine->row_bytes, "the output layer",
+                       &engine->input);
 }
 
 void cp_engine_free(cp_engine *engine) {
@@ -206,20 +206,7 @@ void cp_engine_free(cp_engine *engine) {
     engine->on->release(engine->input);
     engine->on->close(engine);
     free(engine->kept[0]);
-    free(engine->owners);
+    free(engine->owners[0]);
+    free(engine->owners[1]);
     free(engine);
-}
-
-cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
-                        const cp_model *model,
-                        const cp_session_options *options, cp_engine **out) {
-    CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
-    (*out)->on = on;
-    (*out)->model = model;
-    (*out)->options = *options;
-    return fill_engine(*out, place);
-}
-
-cp_status cp_engine_trace(const cp_engine *engine, const char *path) {
-    return engine->on->trace(engine, path);
 }

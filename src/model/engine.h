@@ -59,11 +59,11 @@ struct cp_engine {
     cp_session_options options;
     cp_engine_place place; /* open's to say, with row_bytes */
     int64_t row_bytes;
-    int count;          /* of ranks here */
-    cp_hidden *kept[2]; /* [count] of the ranks here */
-    int now;            /* which of the two is valid */
-    cp_owner *owners;   /* [tokens] of the last call that went well */
-    char *input;        /* of the output layer: [on->scored] rows */
+    int count;           /* of ranks here */
+    cp_hidden *kept[2];  /* [count] of the ranks here */
+    cp_owner *owners[2]; /* [tokens] of the same calls */
+    int now;             /* which of the two is valid */
+    char *input;         /* of the output layer: [on->scored] rows */
 };
 
 /* Lay new tokens out after a cache's, and build the plan. choice->variant is
@@ -91,6 +91,5 @@ void cp_engine_free(cp_engine *engine);
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
-cp_status cp_engine_trace(const cp_engine *engine, const char *path);
 
 #endif

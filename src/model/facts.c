@@ -56,8 +56,8 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
     CP_TRY(cp_gguf_text(file, key, &text));
     if (cp_gguf_is(text, only))
         return CP_OK;
-    return cp_refuse("%s is \"%.*s\"; only \"%s\" is built", key,
-                     (int)cp_min(text.length, 60), text.bytes, only);
+    return cp_refuse("%s is \"%s\"; only \"%s\" is built", key,
+                     cp_gguf_show(text).text, only);
 }
 
 static cp_status refuse_scaling(const cp_gguf *file) {
@@ -140,8 +140,9 @@ static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
 }
 
 static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
-    for (int64_t n = 0; n < cp_gguf_tensor_count(file); n++) {
-        const cp_gguf_tensor *tensor = cp_gguf_tensor_at(file, n);
+    int64_t count;
+    const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &count);
+    for (int64_t n = 0; n < count; n++, tensor++) {
         if (!is_used(tensor->name, f))
             return cp_refuse("the file has a tensor %s, and what it is for is "
                              "not built",

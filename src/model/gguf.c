@@ -91,7 +91,6 @@ static cp_status take(reader *reader, int64_t count, const char *what,
                       const unsigned char **bytes) {
     const int64_t left = reader->length - reader->at;
     if (count < 0 || count > left)
-        /* Say where the file ends too early. */
         return cp_refuse("%s at byte %ld needs %ld bytes, but the file ends "
                          "after %ld more: it is cut short or corrupt",
                          what, reader->at, count, left);
@@ -272,7 +271,6 @@ static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
 static cp_status count_bytes(cp_gguf_tensor *tensor) {
     int64_t values, bytes, total;
     if (!cp_gguf_type_block(tensor->type, &values, &bytes))
-        /* Refuse the type by name. */
         return cp_refuse(
             "has type %s (%d), which this program does not read; it reads F32, "
             "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K",
@@ -466,36 +464,24 @@ static cp_status map_file(int descriptor, cp_gguf *file) {
     return CP_OK;
 }
 
-/* Give the file to the caller, or close it because of a failure. */
-static cp_status hand_out(cp_status status, cp_gguf *file, cp_gguf **out) {
-    *out = status == CP_OK ? file : NULL;
-    if (status != CP_OK)
-        cp_gguf_close(file);
-    return status;
-}
-
 cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
-    cp_gguf *file;
-    *out = NULL;
-    CP_TRY(cp_allocate(&file, 1, sizeof(cp_gguf), "a GGUF file"));
-    file->bytes = bytes;
-    file->length = length;
-    return hand_out(parse(file), file, out);
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
+    (*out)->bytes = bytes;
+    (*out)->length = length;
+    return parse(*out);
 }
 
 cp_status cp_gguf_open(const char *path, cp_gguf **out) {
-    cp_gguf *file;
-    *out = NULL;
-    CP_TRY(cp_allocate(&file, 1, sizeof(cp_gguf), "a GGUF file"));
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
     const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    cp_status status = map_file(descriptor, file);
+    cp_status status = map_file(descriptor, *out);
     if (descriptor >= 0)
         close(descriptor);
     if (status == CP_OK)
-        status = parse(file);
+        status = parse(*out);
     if (status != CP_OK)
         cp_fail(status, "%s: %s", path, cp_message());
-    return hand_out(status, file, out);
+    return status;
 }
 
 void cp_gguf_close(cp_gguf *file) {
@@ -540,16 +526,17 @@ static cp_status find_value(const cp_gguf *file, const char *key, bool array,
     return CP_OK;
 }
 
-/* The element of an entry of integers; false if an int64_t cannot hold it. */
-static bool integer_at(const entry *entry, int64_t index, int64_t *value) {
+static cp_status integer_at(const entry *entry, int64_t index, int64_t *value) {
     const int width = kinds[entry->kind].least;
     const uint64_t top = (uint64_t)1 << (8 * width - 1);
     uint64_t bits = little_endian(entry->at + index * width, width);
     const bool is_signed = kinds[entry->kind].is_signed;
     if (is_signed && (bits & top) != 0)
         bits |= ~(top | (top - 1));
+    if (!is_signed && bits > INT64_MAX)
+        return wrong_type(entry, entry->array, INTEGER);
     *value = (int64_t)bits;
-    return is_signed || bits <= INT64_MAX;
+    return CP_OK;
 }
 
 static const unsigned char *string_at(const unsigned char *at,
@@ -562,12 +549,8 @@ static const unsigned char *string_at(const unsigned char *at,
 cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
                           int64_t *value) {
     const entry *entry;
-    int64_t found;
     CP_TRY(find_value(file, key, false, INTEGER, &entry));
-    if (!integer_at(entry, 0, &found))
-        return wrong_type(entry, false, INTEGER);
-    *value = found;
-    return CP_OK;
+    return integer_at(entry, 0, value);
 }
 
 cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
@@ -603,19 +586,13 @@ cp_status cp_gguf_text(const cp_gguf *file, const char *key,
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count) {
     const entry *entry;
-    bool good = true;
     *values = NULL;
     *count = 0;
     CP_TRY(find_value(file, key, true, INTEGER, &entry));
     CP_TRY(cp_allocate(values, entry->count, sizeof(int64_t), key));
-    for (int64_t i = 0; i < entry->count; i++)
-        good &= integer_at(entry, i, &(*values)[i]);
-    *count = good ? entry->count : 0;
-    if (good)
-        return CP_OK;
-    free(*values);
-    *values = NULL;
-    return wrong_type(entry, true, INTEGER);
+    for (; *count < entry->count; ++*count)
+        CP_TRY(integer_at(entry, *count, &(*values)[*count]));
+    return CP_OK;
 }
 
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
@@ -626,7 +603,7 @@ cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
     CP_TRY(find_value(file, key, true, STRING, &entry));
     CP_TRY(cp_allocate(values, entry->count, sizeof(cp_gguf_string), key));
     const unsigned char *at = entry->at;
-    for (*count = 0; *count < entry->count; ++*count)
+    for (; *count < entry->count; ++*count)
         at = string_at(at, &(*values)[*count]);
     return CP_OK;
 }
@@ -636,10 +613,7 @@ const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name) {
                 name);
 }
 
-int64_t cp_gguf_tensor_count(const cp_gguf *file) {
-    return file->tensor_count;
-}
-
-const cp_gguf_tensor *cp_gguf_tensor_at(const cp_gguf *file, int64_t index) {
-    return &file->tensors[index];
+const cp_gguf_tensor *cp_gguf_tensors(const cp_gguf *file, int64_t *count) {
+    *count = file->tensor_count;
+    return file->tensors;
 }

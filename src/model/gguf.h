@@ -40,8 +40,8 @@ typedef struct cp_gguf cp_gguf;
 
 /* Map the GGUF file (version 2 or 3, little-endian) at path and check all of
  * it but the tensors' values. Fails with CP_FILE if the file cannot be read,
- * CP_INVALID if it is no sound GGUF file, CP_MEMORY; *out is then NULL. Close
- * with cp_gguf_close. A file that another process cuts short while it is
+ * CP_INVALID if it is no sound GGUF file, CP_MEMORY. Close with cp_gguf_close
+ * even what is at *out then. A file that another process cuts short while it is
  * mapped raises SIGBUS on access: the system gives no other sign. */
 cp_status cp_gguf_open(const char *path, cp_gguf **out);
 
@@ -63,8 +63,8 @@ cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value);
 cp_status cp_gguf_text(const cp_gguf *file, const char *key,
                        cp_gguf_string *value);
 
-/* The same for arrays. *values is the caller's to free; the strings' bytes
- * stay in the file. On failure *values is NULL and *count 0. */
+/* The same for arrays. *values is the caller's to free, even on failure; the
+ * strings' bytes stay in the file. */
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count);
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
@@ -74,8 +74,7 @@ cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
 const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name);
 
 /* All tensors, sorted by name. */
-int64_t cp_gguf_tensor_count(const cp_gguf *file);
-const cp_gguf_tensor *cp_gguf_tensor_at(const cp_gguf *file, int64_t index);
+const cp_gguf_tensor *cp_gguf_tensors(const cp_gguf *file, int64_t *count);
 
 /* Is every weight of it a number? Blocks are judged by their scales. */
 bool cp_gguf_finite(const cp_gguf_tensor *tensor);

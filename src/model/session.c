@@ -233,12 +233,17 @@ const cp_plan *cp_session_plan(const cp_session *session) {
 cp_status cp_session_trace(const cp_session *session, const char *path) {
     if (!session->options.trace)
         return cp_refuse("this session keeps no trace");
-    return cp_engine_trace(session->engine, path);
+    return session->engine->on->trace(session->engine, path);
 }
 
-static cp_status fill_session(const cp_model *model, cp_session *session) {
-    cp_session_options *own = &session->options;
+cp_status cp_session_open(const cp_model *model,
+                          const cp_session_options *options, cp_session **out) {
     const int64_t positions = model->facts.positions;
+    CP_TRY(cp_allocate(out, 1, sizeof(cp_session), "a session"));
+    cp_session *session = *out;
+    session->model = model;
+    session->options = *options;
+    cp_session_options *own = &session->options;
     if (own->capacity == 0)
         own->capacity = positions;
     if (own->capacity < 1 || own->capacity > positions)
@@ -252,21 +257,6 @@ static cp_status fill_session(const cp_model *model, cp_session *session) {
     CP_TRY(
         cp_cache_new(own->ranks, own->sequences, own->room, &session->cache));
     return model->backend->engine_new(model, own, &session->engine);
-}
-
-cp_status cp_session_open(const cp_model *model,
-                          const cp_session_options *options, cp_session **out) {
-    *out = NULL;
-    cp_session *session;
-    CP_TRY(cp_allocate(&session, 1, sizeof(*session), "a session"));
-    session->model = model;
-    session->options = *options;
-    const cp_status status = fill_session(model, session);
-    if (status == CP_OK)
-        *out = session;
-    else
-        cp_session_close(session);
-    return status;
 }
 
 void cp_session_close(cp_session *session) {
@@ -288,16 +278,13 @@ const cp_backend *cp_backend_find(const char *name) {
 
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model) {
-    CP_TRY(backend->model_open(file, model));
-    (*model)->backend = backend;
-    return CP_OK;
+    const cp_status status = backend->model_open(file, model);
+    if (*model != NULL)
+        (*model)->backend = backend;
+    return status;
 }
 
 void cp_model_close(cp_model *model) {
     if (model != NULL)
         model->backend->model_close(model);
-}
-
-const cp_model_facts *cp_model_describe(const cp_model *model) {
-    return &model->facts;
 }

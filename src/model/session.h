@@ -22,16 +22,15 @@ typedef struct {
 
 /* Load a model's weights. The file may be closed afterwards. Fails with
  * CP_INVALID for a file that is no such model, naming the tensor or the key,
- * and with CP_MEMORY. */
+ * and with CP_MEMORY. Close it even then. */
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model);
 void cp_model_close(cp_model *model);
-const cp_model_facts *cp_model_describe(const cp_model *model);
 
 /* Conversations over options->ranks ranks, all empty. Any number of sessions
  * may share a model, which must outlive them. Fails with CP_INVALID for
  * options that make no sense, a capacity beyond the model's positions among
- * them, and with CP_MEMORY. */
+ * them, and with CP_MEMORY. Close it even then. */
 cp_status cp_session_open(const cp_model *model,
                           const cp_session_options *options,
                           cp_session **session);

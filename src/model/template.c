@@ -1,4 +1,5 @@
 /* The form of a conversation, as token ids that no user's text can forge. */
+#define _GNU_SOURCE
 #include "model/template.h"
 
 #include <stdlib.h>
@@ -19,11 +20,9 @@ static const struct {
 };
 
 static int64_t search(cp_gguf_string text, const char *wanted) {
-    const int64_t length = (int64_t)strlen(wanted);
-    for (int64_t at = 0; at + length <= text.length; at++)
-        if (memcmp(text.bytes + at, wanted, (size_t)length) == 0)
-            return at;
-    return -1;
+    const char *at =
+        memmem(text.bytes, (size_t)text.length, wanted, strlen(wanted));
+    return at != NULL ? at - text.bytes : -1;
 }
 
 static cp_gguf_string skip(cp_gguf_string text, int64_t bytes) {
@@ -37,12 +36,10 @@ static cp_gguf_string default_system(cp_gguf_string template) {
     if (at < 0)
         return none;
     cp_gguf_string text = skip(template, at + (int64_t)strlen(opening));
-    if (search(text, "\n") == 0)
-        text = skip(text, 1);
-    else if (search(text, "\\n") == 0)
-        text = skip(text, 2);
-    else
+    const int64_t line_end = search(text, "\n") == 0 ? 1 : 2;
+    if (line_end == 2 && search(text, "\\n") != 0)
         return none;
+    text = skip(text, line_end);
     text.length = cp_max(0, search(text, "<|im_end|>"));
     for (int64_t i = 0; i < text.length; i++)
         if (strchr("'\"{}\\", text.bytes[i]) != NULL)

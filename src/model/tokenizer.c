@@ -68,13 +68,6 @@ typedef struct {
     int32_t left, right, joined;
 } merge;
 
-/* A token that is taken from a text as a whole, before there are words. */
-typedef struct {
-    cp_gguf_string text;
-    int32_t id;
-    bool control; /* only where the caller allows it */
-} whole;
-
 enum { LONGEST_WHOLE = 256, ENDS = 7 };
 
 /* Indices by the hash of something; -1: an empty place. */
@@ -89,15 +82,17 @@ struct cp_tokenizer {
     int64_t size;
     char *spelled;         /* the bytes of those that are not whole */
     table ids;             /* tokens, by their bytes */
+    cp_gguf_string *lines; /* merges, as the file has them */
+    char *joined;          /* room for the bytes of one */
     merge *merges;         /* by rank */
     table ranks;           /* merges, by their pairs */
     int32_t byte_ids[256]; /* -1: this vocabulary has no such byte */
     int16_t byte_of[LETTERS];
-    whole *wholes; /* longest first */
-    int64_t whole_count;
-    bool starts[2][256]; /* may a whole one begin so? [1]: a control token */
+    cp_ids wholes;    /* taken from a text as a whole, before there are words */
+    bool starts[256]; /* may one of them begin so? */
     const splitter *splitter;
-    pcre2_code *words;  /* its expression */
+    pcre2_code *words; /* its expression */
+    pcre2_match_context *limits;
     int32_t first;      /* the token before every text, or -1 */
     int32_t ends[ENDS]; /* the tokens that end an answer; -1: none */
 };
@@ -177,6 +172,10 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
                        "PCRE2 refuses expression %s: error %d at %zu",
                        tokenizer->splitter->name, problem, where);
     pcre2_jit_compile(tokenizer->words, PCRE2_JIT_COMPLETE);
+    tokenizer->limits = pcre2_match_context_create(NULL);
+    if (tokenizer->limits == NULL)
+        return cp_fail(CP_MEMORY, "no memory to match words");
+    pcre2_set_match_limit(tokenizer->limits, UINT32_MAX);
     return CP_OK;
 }
 
@@ -187,69 +186,52 @@ static bool is_whole(const cp_tokenizer *tokenizer, int64_t id) {
     return type >= TYPE_UNKNOWN && type <= TYPE_USER;
 }
 
-static bool is_control(int64_t type, cp_gguf_string text) {
+/* Is it one of those only where the caller allows it? */
+static bool is_control(const cp_tokenizer *tokenizer, int32_t id) {
+    const cp_gguf_string text = tokenizer->tokens[id];
     const bool bracketed = text.length > 4 &&
                            memcmp(text.bytes, "<|", 2) == 0 &&
                            memcmp(text.bytes + text.length - 2, "|>", 2) == 0;
-    return type != TYPE_USER || bracketed;
+    return tokenizer->types[id] != TYPE_USER || bracketed;
 }
 
-/* Enter a token by its bytes. A whole one yields to one that is not. */
-static cp_status enter(cp_tokenizer *tokenizer, int32_t id) {
+/* Note one that is taken as a whole. */
+static cp_status list_whole(cp_tokenizer *tokenizer, int32_t id) {
     const cp_gguf_string text = tokenizer->tokens[id];
-    int32_t *place = id_place(tokenizer, text.bytes, text.length);
-    if (*place < 0)
-        *place = id;
-    else if (is_whole(tokenizer, *place) == is_whole(tokenizer, id))
-        return cp_refuse("tokens %d and %d are both '%s'", *place, id,
-                         cp_gguf_show(text).text);
-    return CP_OK;
+    if (text.length < 1 || text.length > LONGEST_WHOLE)
+        return cp_refuse("control token %d has %ld bytes, of 1 to %d", id,
+                         text.length, LONGEST_WHOLE);
+    tokenizer->starts[(unsigned char)text.bytes[0]] = true;
+    return cp_ids_append(&tokenizer->wholes, id);
 }
 
-/* Enter the tokens that are written in the alphabet. */
-static cp_status enter_spelled(cp_tokenizer *tokenizer) {
+/* Enter the tokens that are whole, or those that are not, by their bytes. A
+ * whole one yields to one that is not. */
+static cp_status enter_tokens(cp_tokenizer *tokenizer, bool whole) {
     char *bytes = tokenizer->spelled;
     for (int32_t id = 0; id < tokenizer->size; id++) {
         cp_gguf_string *token = &tokenizer->tokens[id];
-        if (is_whole(tokenizer, id))
+        if (is_whole(tokenizer, id) != whole)
             continue;
-        token->length = spell(tokenizer->byte_of, *token, bytes);
-        token->bytes = bytes;
-        bytes += token->length;
-        CP_TRY(enter(tokenizer, id));
+        if (whole) {
+            CP_TRY(list_whole(tokenizer, id));
+        } else {
+            token->length = spell(tokenizer->byte_of, *token, bytes);
+            token->bytes = bytes;
+            bytes += token->length;
+        }
+        int32_t *place = id_place(tokenizer, token->bytes, token->length);
+        if (*place < 0)
+            *place = id;
+        else if (is_whole(tokenizer, *place) == whole)
+            return cp_refuse("tokens %d and %d are both '%s'", *place, id,
+                             cp_gguf_show(*token).text);
     }
-    return CP_OK;
-}
-
-static int by_length(const void *a, const void *b) {
-    const int64_t left = ((const whole *)a)->text.length;
-    const int64_t right = ((const whole *)b)->text.length;
-    return left > right ? -1 : left < right;
-}
-
-/* Enter the others, and list them. */
-static cp_status list_wholes(cp_tokenizer *tokenizer) {
-    for (int32_t id = 0; id < tokenizer->size; id++) {
-        const cp_gguf_string text = tokenizer->tokens[id];
-        if (!is_whole(tokenizer, id))
-            continue;
-        if (text.length < 1 || text.length > LONGEST_WHOLE)
-            return cp_refuse("control token %d has %ld bytes, of 1 to %d", id,
-                             text.length, LONGEST_WHOLE);
-        CP_TRY(enter(tokenizer, id));
-        const bool control = is_control(tokenizer->types[id], text);
-        tokenizer->wholes[tokenizer->whole_count++] =
-            (whole){text, id, control};
-        tokenizer->starts[control][(unsigned char)text.bytes[0]] = true;
-    }
-    if (tokenizer->whole_count > 0)
-        qsort(tokenizer->wholes, (size_t)tokenizer->whole_count, sizeof(whole),
-              by_length);
     return CP_OK;
 }
 
 static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    int64_t count, bytes = 0, wholes = 0;
+    int64_t count, bytes = 0;
     CP_TRY(cp_gguf_texts(file, "tokenizer.ggml.tokens", &tokenizer->tokens,
                          &tokenizer->size));
     CP_TRY(cp_gguf_integers(file, "tokenizer.ggml.token_type",
@@ -259,16 +241,12 @@ static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
     if (count != tokenizer->size)
         return cp_refuse("%ld token types for %ld tokens", count,
                          tokenizer->size);
-    for (int64_t id = 0; id < count; id++) {
+    for (int64_t id = 0; id < count; id++)
         bytes += tokenizer->tokens[id].length; /* of one file, and no more */
-        wholes += is_whole(tokenizer, id);
-    }
     CP_TRY(cp_allocate(&tokenizer->spelled, bytes, 1, "the tokens' bytes"));
-    CP_TRY(cp_allocate(&tokenizer->wholes, wholes, sizeof(whole),
-                       "the control tokens"));
     CP_TRY(make_table(count, "the table of tokens", &tokenizer->ids));
-    CP_TRY(enter_spelled(tokenizer));
-    CP_TRY(list_wholes(tokenizer));
+    CP_TRY(enter_tokens(tokenizer, false));
+    CP_TRY(enter_tokens(tokenizer, true));
     for (int byte = 0; byte < 256; byte++) {
         const char text = (char)byte;
         const int32_t id = *id_place(tokenizer, &text, 1);
@@ -278,8 +256,9 @@ static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
     return CP_OK;
 }
 
-static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank,
-                           cp_gguf_string line, char *joined) {
+static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank) {
+    const cp_gguf_string line = tokenizer->lines[rank];
+    char *joined = tokenizer->joined;
     const char *gap = memchr(line.bytes, ' ', (size_t)line.length);
     merge made = {-1, -1, -1};
     if (gap != NULL) {
@@ -301,32 +280,21 @@ static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank,
     return CP_OK;
 }
 
-static cp_status fill_merges(cp_tokenizer *tokenizer,
-                             const cp_gguf_string *lines, int64_t count) {
-    char *joined;
-    int64_t longest = 0;
+static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
+    int64_t count, longest = 0;
+    CP_TRY(cp_gguf_texts(file, "tokenizer.ggml.merges", &tokenizer->lines,
+                         &count));
     if (count > INT32_MAX / 4)
         return cp_refuse("%ld merges", count);
     for (int64_t i = 0; i < count; i++)
-        longest = cp_max(longest, lines[i].length);
+        longest = cp_max(longest, tokenizer->lines[i].length);
     CP_TRY(cp_allocate(&tokenizer->merges, cp_max(count, 1), sizeof(merge),
                        "the merges"));
     CP_TRY(make_table(count, "the table of merges", &tokenizer->ranks));
-    CP_TRY(cp_allocate(&joined, longest, 1, "a merge"));
-    cp_status status = CP_OK;
-    for (int32_t i = 0; i < count && status == CP_OK; i++)
-        status = add_merge(tokenizer, i, lines[i], joined);
-    free(joined);
-    return status;
-}
-
-static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    cp_gguf_string *lines;
-    int64_t count;
-    CP_TRY(cp_gguf_texts(file, "tokenizer.ggml.merges", &lines, &count));
-    const cp_status status = fill_merges(tokenizer, lines, count);
-    free(lines);
-    return status;
+    CP_TRY(cp_allocate(&tokenizer->joined, longest, 1, "a merge"));
+    for (int32_t i = 0; i < count; i++)
+        CP_TRY(add_merge(tokenizer, i));
+    return CP_OK;
 }
 
 /* The token that a key names. */
@@ -379,25 +347,23 @@ static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
 
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(cp_tokenizer), "a tokenizer"));
-    const cp_status status = load(file, *out);
-    if (status != CP_OK) {
-        cp_tokenizer_free(*out);
-        *out = NULL;
-    }
-    return status;
+    return load(file, *out);
 }
 
 void cp_tokenizer_free(cp_tokenizer *tokenizer) {
     if (tokenizer == NULL)
         return;
     pcre2_code_free(tokenizer->words);
+    pcre2_match_context_free(tokenizer->limits);
     free(tokenizer->tokens);
     free(tokenizer->types);
     free(tokenizer->spelled);
     free(tokenizer->ids.places);
+    free(tokenizer->lines);
+    free(tokenizer->joined);
     free(tokenizer->merges);
     free(tokenizer->ranks.places);
-    free(tokenizer->wholes);
+    free(tokenizer->wholes.items);
     free(tokenizer);
 }
 
@@ -413,22 +379,16 @@ bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id) {
 }
 
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name) {
-    for (int64_t n = 0; n < tokenizer->whole_count; n++)
-        if (tokenizer->wholes[n].control &&
-            cp_gguf_is(tokenizer->wholes[n].text, name))
-            return tokenizer->wholes[n].id;
+    const cp_ids *wholes = &tokenizer->wholes;
+    for (int64_t n = 0; n < wholes->count; n++)
+        if (is_control(tokenizer, wholes->items[n]) &&
+            cp_gguf_is(tokenizer->tokens[wholes->items[n]], name))
+            return wholes->items[n];
     return -1;
 }
 
 cp_status cp_ids_append(cp_ids *ids, int32_t id) {
-    if (ids->count == ids->room) {
-        const int64_t room = cp_max(256, 2 * ids->room);
-        int32_t *items = realloc(ids->items, (size_t)room * sizeof(id));
-        if (items == NULL)
-            return cp_fail(CP_MEMORY, "no memory for %ld ids", room);
-        ids->items = items;
-        ids->room = room;
-    }
+    CP_TRY(cp_grow(&ids->items, &ids->room, ids->count + 1, sizeof(id), "ids"));
     ids->items[ids->count++] = id;
     return CP_OK;
 }
@@ -443,8 +403,7 @@ typedef struct {
     const cp_tokenizer *tokenizer;
     cp_ids *ids;
     pcre2_match_data *match;
-    pcre2_match_context *limits;
-    /* For words of up to room bytes. */
+    /* For words of up to room bytes, in one piece of memory. */
     int64_t room;
     symbol *symbols;
     /* The pairs that may be joined, as rank << 32 | index of the left symbol:
@@ -513,13 +472,12 @@ static cp_status make_room(encoder *encoder, int64_t bytes) {
         return cp_fail(CP_CAPACITY, "a word of %ld bytes, of at most %d", bytes,
                        INT32_MAX / 2);
     encoder->room = cp_max(2 * bytes, 1024);
-    free(encoder->symbols);
     free(encoder->heap);
-    encoder->heap = NULL;
-    CP_TRY(cp_allocate(&encoder->symbols, encoder->room, sizeof(symbol),
-                       "a word's symbols"));
-    return cp_allocate(&encoder->heap, 2 * encoder->room, sizeof(uint64_t),
-                       "a word's pairs");
+    CP_TRY(cp_allocate(&encoder->heap, encoder->room,
+                       2 * sizeof(uint64_t) + sizeof(symbol),
+                       "a word's pairs and symbols"));
+    encoder->symbols = (symbol *)(void *)(encoder->heap + 2 * encoder->room);
+    return CP_OK;
 }
 
 static cp_status join_word(encoder *encoder, const char *word, int64_t bytes) {
@@ -555,22 +513,12 @@ static cp_status encode_word(encoder *encoder, const char *word,
     return join_word(encoder, word, bytes);
 }
 
-/* How many bytes at the beginning are characters. */
-static int64_t count_valid(const char *text, int64_t length) {
-    int64_t valid = 0;
-    int bytes = 1;
-    while (valid < length && bytes > 0) {
-        bytes = cp_character(text + valid, length - valid);
-        valid += bytes > 0 ? bytes : 0;
-    }
-    return valid;
-}
-
 static cp_status find_word(const encoder *encoder, const char *text,
                            int64_t length, int64_t at, int64_t *bytes) {
-    const int found = pcre2_match(
-        encoder->tokenizer->words, (const unsigned char *)text, (size_t)length,
-        (size_t)at, PCRE2_NO_UTF_CHECK, encoder->match, encoder->limits);
+    const int found =
+        pcre2_match(encoder->tokenizer->words, (const unsigned char *)text,
+                    (size_t)length, (size_t)at, PCRE2_NO_UTF_CHECK,
+                    encoder->match, encoder->tokenizer->limits);
     if (found < 1)
         return cp_fail(CP_MEMORY, "PCRE2 finds no word at byte %ld: %d", at,
                        found);
@@ -581,10 +529,12 @@ static cp_status find_word(const encoder *encoder, const char *text,
 
 static cp_status encode_words(encoder *encoder, const char *text,
                               int64_t length) {
-    int64_t valid = 0, bytes;
+    int64_t valid = 0, bytes; /* up to valid are characters */
     for (int64_t at = 0; at < length; at += bytes) {
-        if (at >= valid)
-            valid = at + count_valid(text + at, length - at);
+        int64_t width = 1;
+        for (valid = cp_max(valid, at); width > 0 && valid < length;
+             valid += width)
+            width = cp_max(0, cp_character(text + valid, length - valid));
         bytes = 1; /* one that is no character is a word */
         if (at < valid)
             CP_TRY(find_word(encoder, text, valid, at, &bytes));
@@ -593,37 +543,39 @@ static cp_status encode_words(encoder *encoder, const char *text,
     return CP_OK;
 }
 
-static const whole *find_whole(const cp_tokenizer *tokenizer, const char *text,
-                               int64_t left, bool special) {
-    const unsigned char start = (unsigned char)text[0];
-    if (!tokenizer->starts[false][start] &&
-        !(special && tokenizer->starts[true][start]))
-        return NULL;
-    for (int64_t n = 0; n < tokenizer->whole_count; n++) {
-        const whole *whole = &tokenizer->wholes[n];
-        if ((special || !whole->control) && whole->text.length <= left &&
-            memcmp(whole->text.bytes, text, (size_t)whole->text.length) == 0)
-            return whole;
+/* The longest token that is taken whole from the beginning of a text, or -1. */
+static int32_t find_whole(const cp_tokenizer *tokenizer, const char *text,
+                          int64_t left, bool special) {
+    int32_t longest = -1;
+    if (!tokenizer->starts[(unsigned char)text[0]])
+        return longest;
+    for (int64_t n = 0, least = 1; n < tokenizer->wholes.count; n++) {
+        const int32_t id = tokenizer->wholes.items[n];
+        const cp_gguf_string whole = tokenizer->tokens[id];
+        if (whole.length < least || whole.length > left ||
+            memcmp(whole.bytes, text, (size_t)whole.length) != 0 ||
+            (!special && is_control(tokenizer, id)))
+            continue;
+        longest = id;
+        least = whole.length + 1;
     }
-    return NULL;
+    return longest;
 }
 
 static cp_status encode_text(encoder *encoder, const char *text, int64_t length,
                              bool special) {
+    const cp_tokenizer *tokenizer = encoder->tokenizer;
     int64_t begin = 0, at = 0;
-    if (encoder->match == NULL || encoder->limits == NULL)
-        return cp_fail(CP_MEMORY, "no memory to match words");
-    pcre2_set_match_limit(encoder->limits, UINT32_MAX);
     while (at < length) {
-        const whole *whole =
-            find_whole(encoder->tokenizer, text + at, length - at, special);
-        if (whole == NULL) {
+        const int32_t id =
+            find_whole(tokenizer, text + at, length - at, special);
+        if (id < 0) {
             at++;
             continue;
         }
         CP_TRY(encode_words(encoder, text + begin, at - begin));
-        CP_TRY(cp_ids_append(encoder->ids, whole->id));
-        at += whole->text.length;
+        CP_TRY(cp_ids_append(encoder->ids, id));
+        at += tokenizer->tokens[id].length;
         begin = at;
     }
     return encode_words(encoder, text + begin, at - begin);
@@ -633,12 +585,11 @@ cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
                               int64_t length, bool special, cp_ids *ids) {
     encoder encoder = {.tokenizer = tokenizer,
                        .ids = ids,
-                       .match = pcre2_match_data_create(1, NULL),
-                       .limits = pcre2_match_context_create(NULL)};
-    const cp_status status = encode_text(&encoder, text, length, special);
+                       .match = pcre2_match_data_create(1, NULL)};
+    const cp_status status =
+        encoder.match != NULL ? encode_text(&encoder, text, length, special)
+                              : cp_fail(CP_MEMORY, "no memory to match words");
     pcre2_match_data_free(encoder.match);
-    pcre2_match_context_free(encoder.limits);
-    free(encoder.symbols);
     free(encoder.heap);
     return status;
 }

@@ -10,7 +10,8 @@ typedef struct cp_tokenizer cp_tokenizer;
 /* A tokenizer from a file's metadata; the file must stay open as long. Fails
  * with CP_INVALID, naming what it found, unless tokenizer.ggml.model is gpt2
  * and tokenizer.ggml.pre is smollm, gpt-2, llama-bpe, default or missing; and
- * if vocabulary and merges contradict each other. *out is then NULL. */
+ * if vocabulary and merges contradict each other. Free even what is at *out
+ * then. */
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out);
 void cp_tokenizer_free(cp_tokenizer *tokenizer);
 

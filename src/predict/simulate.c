@@ -144,14 +144,14 @@ static cp_status lay_out(simulation *s) {
     CP_TRY(cp_cache_new(scenario->ranks, scenario->sequences,
                         tokens + 2 * scenario->ranks, &s->cache));
     if (cached > 0) {
-        CP_TRY(cp_cache_prefill(s->cache, scenario->cached_tokens, &s->layout));
+        CP_TRY(cp_cache_lay_out(s->cache, false, scenario->cached_tokens,
+                                &s->layout));
         CP_TRY(cp_cache_commit(s->cache, s->layout));
         cp_layout_free(s->layout);
         s->layout = NULL;
     }
-    return scenario->variant == CP_DECODE
-               ? cp_cache_decode(s->cache, scenario->new_tokens, &s->layout)
-               : cp_cache_prefill(s->cache, scenario->new_tokens, &s->layout);
+    return cp_cache_lay_out(s->cache, scenario->variant == CP_DECODE,
+                            scenario->new_tokens, &s->layout);
 }
 
 static cp_status simulate(simulation *s) {

@@ -8,18 +8,18 @@ static void program(cp_plan *plan, int k, int own, int gathered, int scratch) {
     const cp_use queries = cp_use_of(plan->queries, k);
     const cp_use result = cp_use_of(plan->result, k);
     const cp_use added = cp_use_of(scratch, k);
-    cp_emit_append(plan, k);
+    const cp_use cache = cp_use_of(plan->cache, k), sent = cp_use_of(own, k);
     if (ranks > 1) {
-        cp_emit_pack(plan, k, cp_use_of(own, k));
-        cp_emit_all_gather(plan, k, cp_use_of(own, k), gathered);
+        cp_emit(plan, k, 0, CP_OP_PACK, cache, sent);
+        cp_emit(plan, k, 0, CP_OP_ALL_GATHER, sent, cp_use_of(gathered, k));
     }
-    cp_emit_attend(plan, k, 0, queries, cp_use_of(plan->cache, k), result);
+    cp_emit_attend(plan, k, 0, queries, cache, result);
     for (int hop = 1; hop < ranks; hop++) {
         /* Attend to one of the gathered blocks. */
         const int s = (k - hop + ranks) % ranks;
         cp_emit_attend(plan, k, hop, queries, cp_use_of(gathered + s, s),
                        added);
-        cp_emit_merge(plan, k, hop, added, result);
+        cp_emit(plan, k, hop, CP_OP_MERGE, added, result);
     }
 }
 

@@ -4,38 +4,32 @@
 
 #include <stdlib.h>
 
-static void measure(const cp_plan *plan, cp_slot_kind kind, int64_t *rows,
-                    int64_t *row_bytes) {
-    const cp_layout *layout = plan->layout;
+static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind) {
     const cp_shape *shape = &plan->shape;
     const int64_t width = shape->head_dim * plan->element_bytes;
-    *rows = (kind == CP_SLOT_KEYS ? layout->keys : layout->queries)->rows;
-    *row_bytes = 0;
-    switch (kind) {
-    case CP_SLOT_CACHE:
-        *rows = 0;
-        break;
-    case CP_SLOT_QUERIES:
-        *row_bytes =
-            shape->query_heads * width + (plan->labelled ? CP_LABEL_BYTES : 0);
-        break;
-    case CP_SLOT_NEW:
-    case CP_SLOT_KEYS:
-        *row_bytes = 2 * shape->kv_heads * width;
-        break;
-    case CP_SLOT_PARTIAL:
-        *row_bytes =
-            shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES;
-    }
+    const int64_t bytes[] = {
+        [CP_SLOT_CACHE] = 0,
+        [CP_SLOT_NEW] = 2 * shape->kv_heads * width,
+        [CP_SLOT_QUERIES] =
+            shape->query_heads * width + (plan->labelled ? CP_LABEL_BYTES : 0),
+        [CP_SLOT_KEYS] = 2 * shape->kv_heads * width,
+        [CP_SLOT_PARTIAL] =
+            shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES,
+    };
+    return bytes[kind];
 }
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     const int first = plan->slot_count;
     const int64_t all = (int64_t)first + count;
-    int64_t rows, bytes;
+    const cp_layout *layout = plan->layout;
+    const int64_t rows =
+        kind == CP_SLOT_CACHE
+            ? 0
+            : (kind == CP_SLOT_KEYS ? layout->keys : layout->queries)->rows;
+    int64_t bytes;
     if (plan->status != CP_OK)
         return 0;
-    measure(plan, kind, &rows, &bytes);
-    if (!cp_multiply(rows, bytes, &bytes))
+    if (!cp_multiply(rows, row_bytes(plan, kind), &bytes))
         plan->status = cp_refuse("a slot of %ld rows overflows", rows);
     else if (all > INT16_MAX)
         plan->status =
@@ -50,7 +44,7 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     return first;
 }
 
-static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
+static void add(cp_plan *plan, int rank, int hop, cp_op op) {
     if (plan->status != CP_OK)
         return;
     cp_program *program = &plan->programs[rank];
@@ -62,55 +56,28 @@ static void emit(cp_plan *plan, int rank, int hop, cp_op op) {
     program->ops[program->count++] = op;
 }
 
-void cp_emit_append(cp_plan *plan, int rank) {
-    emit(plan, rank, 0,
-         (cp_op){.kind = CP_OP_APPEND,
-                 .in = cp_use_of(plan->fresh, rank),
-                 .out = cp_use_of(plan->cache, rank)});
-}
-
-void cp_emit_pack(cp_plan *plan, int rank, cp_use into) {
-    const cp_use cache = cp_use_of(plan->cache, rank);
-    emit(plan, rank, 0, (cp_op){.kind = CP_OP_PACK, .in = cache, .out = into});
+void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
+             cp_use out) {
+    add(plan, rank, hop, (cp_op){.kind = kind, .in = in, .out = out});
 }
 
 void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
                     cp_use keys, cp_use partial) {
     const cp_op op = {
         .kind = CP_OP_ATTEND, .in = queries, .keys = keys, .out = partial};
-    emit(plan, rank, hop, op);
-}
-
-void cp_emit_merge(cp_plan *plan, int rank, int hop, cp_use partial,
-                   cp_use into) {
-    emit(plan, rank, hop,
-         (cp_op){.kind = CP_OP_MERGE, .in = partial, .out = into});
+    add(plan, rank, hop, op);
 }
 
 void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
                       cp_use receive, int from) {
-    emit(plan, rank, hop,
-         (cp_op){.kind = CP_OP_EXCHANGE,
-                 .to = (int16_t)to,
-                 .from = (int16_t)from,
-                 .in = send,
-                 .out = receive});
+    add(plan, rank, hop,
+        (cp_op){.kind = CP_OP_EXCHANGE,
+                .to = (int16_t)to,
+                .from = (int16_t)from,
+                .in = send,
+                .out = receive});
 }
 
 void cp_emit_wait(cp_plan *plan, int rank, int hop) {
-    emit(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
-}
-
-void cp_emit_all_to_all(cp_plan *plan, int rank, int send, int receive) {
-    emit(plan, rank, 0,
-         (cp_op){.kind = CP_OP_ALL_TO_ALL,
-                 .in = cp_use_of(send, rank),
-                 .out = cp_use_of(receive, rank)});
-}
-
-void cp_emit_all_gather(cp_plan *plan, int rank, cp_use send, int receive) {
-    emit(plan, rank, 0,
-         (cp_op){.kind = CP_OP_ALL_GATHER,
-                 .in = send,
-                 .out = cp_use_of(receive, rank)});
+    add(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
 }

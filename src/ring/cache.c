@@ -4,10 +4,6 @@
 
 #include <stdlib.h>
 
-static cp_pieces *list_of(const cp_cache *cache, int rank, int64_t sequence) {
-    return &cache->held[rank * cache->sequences + sequence];
-}
-
 cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
                        cp_cache **out) {
     cp_cache *cache;
@@ -41,28 +37,18 @@ void cp_cache_free(cp_cache *cache) {
     free(cache);
 }
 
-static cp_status lay_out(const cp_cache *cache, const int64_t *new_tokens,
-                         cp_placement placement, cp_layout **out) {
+cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
+                           const int64_t *new_tokens, cp_layout **out) {
     const cp_call call = {
         .ranks = cache->ranks,
         .sequences = cache->sequences,
         .new_tokens = new_tokens,
         .held = cache->held,
         .room = cache->room,
-        .placement = placement,
+        .placement = decode ? CP_ROUND_ROBIN : CP_ZIGZAG,
         .step = cache->step,
     };
     return cp_layout_new(&call, out);
-}
-
-cp_status cp_cache_prefill(const cp_cache *cache, const int64_t *new_tokens,
-                           cp_layout **out) {
-    return lay_out(cache, new_tokens, CP_ZIGZAG, out);
-}
-
-cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
-                          cp_layout **out) {
-    return lay_out(cache, new_tokens, CP_ROUND_ROBIN, out);
 }
 
 static cp_status make_room(const cp_cache *cache, int rank,
@@ -72,7 +58,7 @@ static cp_status make_room(const cp_cache *cache, int rank,
         const int64_t sequence = fresh->items[n].span.sequence;
         const bool same =
             n > 0 && fresh->items[n - 1].span.sequence == sequence;
-        cp_pieces *held = list_of(cache, rank, sequence);
+        cp_pieces *held = cp_cache_held(cache, rank, sequence);
         more = same ? more + 1 : 1;
         CP_TRY(cp_pieces_reserve(held, held->count + more));
     }
@@ -86,7 +72,7 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
         const cp_pieces *fresh = &layout->appended[rank].pieces;
         for (int64_t n = 0; n < fresh->count; n++)
             CP_TRY(cp_pieces_append(
-                list_of(cache, rank, fresh->items[n].span.sequence),
+                cp_cache_held(cache, rank, fresh->items[n].span.sequence),
                 fresh->items[n]));
     }
     for (int64_t i = 0; i < cache->sequences; i++)
@@ -96,7 +82,6 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
     return CP_OK;
 }
 
-const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
-                               int64_t sequence) {
-    return list_of(cache, rank, sequence);
+cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence) {
+    return &cache->held[rank * cache->sequences + sequence];
 }

@@ -23,19 +23,16 @@ cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
 void cp_cache_free(cp_cache *cache);
 
 /* The layout of the next call: new_tokens[i] tokens for each sequence, dealt
- * out by chunks (prefill) or by turns (decode, 0 or 1 each). The cache is not
+ * out by chunks, or in a decode step (0 or 1 each) by turns. The cache is not
  * touched. Fails as cp_layout_new does, before any work. */
-cp_status cp_cache_prefill(const cp_cache *cache, const int64_t *new_tokens,
-                           cp_layout **out);
-cp_status cp_cache_decode(const cp_cache *cache, const int64_t *new_tokens,
-                          cp_layout **out);
+cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
+                           const int64_t *new_tokens, cp_layout **out);
 
 /* Make the new tokens of a call that succeeded part of the cache. Either all
  * of them or, for want of memory, none. */
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
 
 /* What a rank holds of a sequence. */
-const cp_pieces *cp_cache_held(const cp_cache *cache, int rank,
-                               int64_t sequence);
+cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence);
 
 #endif

@@ -306,11 +306,12 @@ static cp_status note_start(proof *proof, const cp_event *event) {
                      proof->plan->slots[op->in.slot].kind);
 }
 
-static void note_transfer(proof *proof, const cp_event *event) {
+static cp_status note_transfer(proof *proof, const cp_event *event) {
     const cp_op *send = event->op;
     const cp_op *receive = &proof->plan->programs[send->to].ops[send->sent_to];
     place_of(proof, send->to, receive->out.slot)->holds =
         place_of(proof, event->rank, send->in.slot)->holds;
+    return CP_OK;
 }
 
 static cp_status note_wait(proof *proof, const cp_event *event) {
@@ -339,21 +340,12 @@ static cp_status note_collective(proof *proof, const cp_event *event) {
 }
 
 static cp_status visit(void *context, const cp_event *event) {
-    proof *proof = context;
-    switch (event->kind) {
-    case CP_EVENT_LOCAL:
-        return note_local(proof, event);
-    case CP_EVENT_START:
-        return note_start(proof, event);
-    case CP_EVENT_TRANSFER:
-        note_transfer(proof, event);
-        return CP_OK;
-    case CP_EVENT_WAIT:
-        return note_wait(proof, event);
-    case CP_EVENT_COLLECTIVE:
-        return note_collective(proof, event);
-    }
-    return CP_OK;
+    static cp_status (*const notes[])(proof *, const cp_event *) = {
+        [CP_EVENT_LOCAL] = note_local,           [CP_EVENT_START] = note_start,
+        [CP_EVENT_TRANSFER] = note_transfer,     [CP_EVENT_WAIT] = note_wait,
+        [CP_EVENT_COLLECTIVE] = note_collective,
+    };
+    return notes[event->kind](context, event);
 }
 
 static cp_status accuse(const cp_layout *layout, int k, int r, int times) {

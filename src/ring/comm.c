@@ -4,10 +4,8 @@
  * that no implementation has to. */
 #include "ring/comm.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static cp_half half_of(int peer, const void *data, int64_t bytes) {
     return (cp_half){.state = peer == CP_NOBODY ? CP_HALF_IDLE : CP_HALF_POSTED,
@@ -50,23 +48,11 @@ static cp_status check_exchange(const cp_comm *comm,
     return CP_OK;
 }
 
-static cp_status check_blocks(const cp_comm *comm, const char *verb,
-                              const void *const *blocks, int64_t bytes) {
-    if (comm->ranks > 1 && blocks == NULL)
-        return cp_refuse("cannot %s %d ranks: no list of blocks", verb,
-                         comm->ranks);
-    for (int peer = 0; peer < comm->ranks; peer++) {
-        const cp_half half = half_of(peer, blocks[peer], bytes);
-        if (peer != comm->rank)
-            CP_TRY(check_half(comm, verb, &half));
-    }
-    return CP_OK;
-}
-
 static cp_status post(cp_comm *comm, const cp_exchange *what,
                       cp_exchange **posted) {
-    const cp_status status =
-        cp_allocate(posted, 1, sizeof(**posted), "a message's record");
+    cp_status status = check_exchange(comm, what);
+    if (status == CP_OK)
+        status = cp_allocate(posted, 1, sizeof(**posted), "a message's record");
     if (status != CP_OK)
         return comm->ops->fail(comm, status);
     **posted = *what;
@@ -97,10 +83,7 @@ cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
     const cp_exchange what = {.call = "an exchange",
                               .send = half_of(to, send, send_bytes),
                               .receive = half_of(from, receive, receive_bytes)};
-    const cp_status status = check_exchange(comm, &what);
     cp_exchange *posted;
-    if (status != CP_OK)
-        return comm->ops->fail(comm, status);
     CP_TRY(post(comm, &what, &posted));
     if (to != CP_NOBODY) {
         comm->sent.hops++;
@@ -116,33 +99,18 @@ cp_status cp_comm_wait(cp_comm *comm) {
     return comm->ops->fail(comm, CP_BROKEN);
 }
 
-static cp_status collective(cp_comm *comm, const char *call, cp_status sends_ok,
-                            const void *const *sends, const void *same,
-                            void *const *receives, int64_t bytes) {
-    cp_status status = sends_ok;
-    if (status == CP_OK)
-        status = check_blocks(comm, "receive from",
-                              (const void *const *)receives, bytes);
-    if (status != CP_OK)
-        return comm->ops->fail(comm, status);
-    return trade(comm, (cp_exchange){.call = call}, sends, same, receives,
-                 bytes);
-}
-
 cp_status cp_comm_all_to_all(cp_comm *comm, const void *const *send,
                              void *const *receive, int64_t bytes) {
-    CP_TRY(collective(comm, "an all-to-all",
-                      check_blocks(comm, "send to", send, bytes), send, NULL,
-                      receive, bytes));
+    CP_TRY(trade(comm, (cp_exchange){.call = "an all-to-all"}, send, NULL,
+                 receive, bytes));
     comm->sent.all_to_all_bytes += (comm->ranks - 1) * bytes;
     return CP_OK;
 }
 
 cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
                              void *const *receive, int64_t bytes) {
-    const cp_half own = half_of(comm->rank, send, bytes);
-    CP_TRY(collective(comm, "an all-gather", check_half(comm, "send as", &own),
-                      NULL, send, receive, bytes));
+    CP_TRY(trade(comm, (cp_exchange){.call = "an all-gather"}, NULL, send,
+                 receive, bytes));
     comm->sent.all_gather_bytes += (comm->ranks - 1) * bytes;
     return CP_OK;
 }
@@ -169,10 +137,8 @@ cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes) {
 }
 
 cp_status cp_comm_barrier(cp_comm *comm) {
-    CP_TRY(trade(comm, (cp_exchange){.call = "a barrier", .barrier = true},
-                 NULL, NULL, NULL, 0));
-    comm->sent.barriers++;
-    return CP_OK;
+    return trade(comm, (cp_exchange){.call = "a barrier", .barrier = true},
+                 NULL, NULL, NULL, 0);
 }
 
 void cp_comm_abort(cp_comm *comm, const char *why) {
@@ -220,40 +186,23 @@ const cp_exchange *cp_exchange_unmet(const cp_exchange *first,
     }
 }
 
-static void add_text(char *text, int64_t room, const char *format, ...) {
-    const size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, (size_t)room - used, format, arguments);
-    va_end(arguments);
-}
-
-void cp_exchange_describe(const cp_exchange *exchange, char *text,
-                          int64_t room) {
+cp_sentence cp_exchange_describe(const cp_exchange *exchange) {
     const cp_half *receive = &exchange->receive, *send = &exchange->send;
     const bool expects = unmet(receive);
-    add_text(text, room, "waits in %s", exchange->call);
+    char from[64] = "", to[64] = "";
+    cp_sentence out;
     if (exchange->barrier)
-        add_text(text, room, " for rank %d",
+        snprintf(from, sizeof(from), " for rank %d",
                  expects ? receive->peer : send->peer);
     else if (expects)
-        add_text(text, room, " for %ld bytes from rank %d", receive->bytes,
-                 receive->peer);
+        snprintf(from, sizeof(from), " for %ld bytes from rank %d",
+                 receive->bytes, receive->peer);
     if (unmet(send) && !exchange->barrier)
-        add_text(text, room, "%s for rank %d to take %ld bytes",
+        snprintf(to, sizeof(to), "%s for rank %d to take %ld bytes",
                  expects ? " and" : "", send->peer, send->bytes);
-}
-
-cp_status cp_exchange_fail(const cp_exchange *exchange, const char *format,
-                           ...) {
-    char text[512] = "";
-    cp_exchange_describe(exchange, text, sizeof(text));
-    const size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, sizeof(text) - used, format, arguments);
-    va_end(arguments);
-    return cp_fail(CP_BROKEN, "%s", text);
+    snprintf(out.text, sizeof(out.text), "waits in %s%s%s", exchange->call,
+             from, to);
+    return out;
 }
 
 bool cp_failure_note(cp_failure *failure, int rank, cp_status status) {
@@ -276,8 +225,6 @@ cp_status cp_failure_tell(const cp_failure *failure, int rank) {
 cp_status cp_failure_report(const cp_failure *failure) {
     if (!failure->happened)
         return CP_OK;
-    if (failure->rank == CP_NOBODY)
-        return cp_fail(failure->status, "%s", failure->message);
     return cp_fail(failure->status, "rank %d: %s", failure->rank,
                    failure->message);
 }

@@ -18,7 +18,6 @@ typedef struct {
     int64_t ring_bytes;       /* and their bytes */
     int64_t all_to_all_bytes; /* (ranks - 1) x bytes each time */
     int64_t all_gather_bytes; /* likewise */
-    int64_t barriers;
 } cp_traffic;
 
 /* What a rank does. An error that it returns ends all ranks. */
@@ -52,7 +51,7 @@ typedef struct cp_exchange {
 /* The first failure that is known. */
 typedef struct {
     bool happened;
-    int rank; /* CP_NOBODY: the ranks could not start */
+    int rank;
     cp_status status;
     char message[512];
 } cp_failure;
@@ -142,14 +141,12 @@ void cp_exchange_remove(cp_comm *comm, cp_exchange *first,
 const cp_exchange *cp_exchange_unmet(const cp_exchange *first,
                                      const cp_exchange *last);
 
-/* Add to a text what an exchange waits for: "waits in an exchange for 8 bytes
- * from rank 1". */
-void cp_exchange_describe(const cp_exchange *exchange, char *text,
-                          int64_t room);
-
-/* A message that says so, and goes on as the format; CP_BROKEN. */
-cp_status cp_exchange_fail(const cp_exchange *exchange, const char *format,
-                           ...);
+/* What an exchange waits for: "waits in an exchange for 8 bytes from rank 1".
+ * Use it within one expression. */
+typedef struct {
+    char text[160];
+} cp_sentence;
+cp_sentence cp_exchange_describe(const cp_exchange *exchange);
 
 /* For implementations: note a failure with cp_message(), if it is the first;
  * what rank's calls return after it, and what the run of all ranks does. */

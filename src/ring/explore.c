@@ -36,16 +36,13 @@ static int64_t *find(const search *search, const place *state) {
 }
 
 static cp_status grow(search *search) {
-    const int64_t room = cp_max(1024, 2 * search->room);
+    CP_TRY(cp_grow(&search->visited, &search->room,
+                   cp_max(1024, search->used + 1), (int64_t)search->size,
+                   "states"));
     free(search->table);
-    CP_TRY(cp_allocate(&search->table, 2 * room, 8, "a table of states"));
-    place *visited = realloc(search->visited, (size_t)room * search->size);
-    if (visited == NULL)
-        return cp_fail(CP_MEMORY, "no memory for %ld states", room);
-    search->visited = visited;
-    search->room = room;
+    CP_TRY(cp_allocate(&search->table, 2 * search->room, 8, "a table of them"));
     for (int64_t n = 0; n < search->used; n++)
-        *find(search, visited + n * search->ranks) = n + 1;
+        *find(search, search->visited + n * search->ranks) = n + 1;
     return CP_OK;
 }
 
@@ -100,19 +97,14 @@ static cp_status check_flight(const search *search, const place *state,
         }
     return CP_OK;
 }
-static bool may_issue(const search *search, const place *state, int rank) {
+static cp_status issue(search *search, place *state, int rank, bool *moved) {
     const cp_op *ops = search->plan->programs[rank].ops;
     const cp_op *op = next_op(search, state, rank);
-    if (op == NULL || cp_op_is_collective(op))
-        return false;
-    return op->kind != CP_OP_WAIT || (is_sent(state, &ops[op->ends]) &&
-                                      is_received(state, rank, ops, op->ends));
-}
-
-static cp_status issue(search *search, place *state, int rank, bool *moved) {
-    if (!may_issue(search, state, rank))
+    if (op == NULL || cp_op_is_collective(op) ||
+        (op->kind == CP_OP_WAIT && !(is_sent(state, &ops[op->ends]) &&
+                                     is_received(state, rank, ops, op->ends))))
         return CP_OK;
-    CP_TRY(check_flight(search, state, rank, next_op(search, state, rank)));
+    CP_TRY(check_flight(search, state, rank, op));
     *moved = true;
     state[rank].next++;
     const cp_status status = discover(search, state);
@@ -167,17 +159,14 @@ static cp_status explore(search *search, place *state) {
     }
     return CP_OK;
 }
-static cp_status few_operations(const cp_plan *plan) {
-    for (int k = 0; k < plan->layout->ranks; k++)
-        if (plan->programs[k].count > MOST_OPERATIONS)
+static cp_status explore_all(search *search, place *state) {
+    /* Refuse more operations than there are bits. */
+    for (int k = 0; k < search->ranks; k++)
+        if (search->plan->programs[k].count > MOST_OPERATIONS)
             return cp_refuse("rank %d has %ld operations; all orders can be "
                              "explored for %d at most",
-                             k, plan->programs[k].count, MOST_OPERATIONS);
-    return CP_OK;
-}
-
-static cp_status explore_all(search *search, place *state) {
-    CP_TRY(few_operations(search->plan));
+                             k, search->plan->programs[k].count,
+                             MOST_OPERATIONS);
     CP_TRY(grow(search));
     CP_TRY(discover(search, state));
     for (int64_t n = 0; n < search->used; n++) {

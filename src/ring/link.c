@@ -53,14 +53,6 @@ static cp_status link_sends(const cp_plan *plan, int rank, int32_t *looked) {
     return CP_OK;
 }
 
-static cp_status refuse_unsent(const cp_plan *plan, int rank) {
-    const cp_program *program = &plan->programs[rank];
-    for (int64_t n = 0; n < program->count; n++)
-        if (receives(&program->ops[n]) && program->ops[n].got_from < 0)
-            return unmatched(rank, &program->ops[n], false);
-    return CP_OK;
-}
-
 static int32_t next_collective(const cp_program *program, int32_t n) {
     while (n < program->count && !cp_op_is_collective(&program->ops[n]))
         n++;
@@ -149,7 +141,11 @@ static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
         CP_TRY(link_collectives(plan, k));
     }
     for (int k = 0; k < ranks; k++)
-        CP_TRY(refuse_unsent(plan, k));
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            if (receives(op) && op->got_from < 0)
+                return unmatched(k, op, false);
+        }
     return CP_OK;
 }
 

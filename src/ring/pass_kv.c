@@ -20,10 +20,10 @@ static void program(cp_plan *plan, int k, cp_ring ring, int scratch) {
     const cp_use queries = cp_use_of(plan->queries, k);
     const cp_use result = cp_use_of(plan->result, k);
     const cp_use added = cp_use_of(scratch, k);
+    const cp_use cache = cp_use_of(plan->cache, k);
     int started = 0, arrived = 0;
-    cp_emit_append(plan, k);
     if (ranks > 1)
-        cp_emit_pack(plan, k, block_at(ring, k, 0, ranks));
+        cp_emit(plan, k, 0, CP_OP_PACK, cache, block_at(ring, k, 0, ranks));
     for (int hop = 0; hop < ranks; hop++) {
         /* Start every exchange that has a free buffer. */
         while (started < ranks - 1 && started < hop + ring.count - 1) {
@@ -37,11 +37,10 @@ static void program(cp_plan *plan, int k, cp_ring ring, int scratch) {
         /* Attend to the block that is here, and merge. */
         const cp_use here = block_at(ring, k, hop, ranks);
         if (hop == 0) {
-            cp_emit_attend(plan, k, hop, queries, cp_use_of(plan->cache, k),
-                           result);
+            cp_emit_attend(plan, k, hop, queries, cache, result);
         } else {
             cp_emit_attend(plan, k, hop, queries, here, added);
-            cp_emit_merge(plan, k, hop, added, result);
+            cp_emit(plan, k, hop, CP_OP_MERGE, added, result);
         }
         /* Wait for the block of the next hop. */
         if (hop + 1 < ranks && arrived < hop + 1)

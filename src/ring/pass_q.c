@@ -19,7 +19,6 @@ static void program(cp_plan *plan, int k, query_ring ring) {
     const int ranks = plan->layout->ranks;
     const int next = (k + 1) % ranks, previous = (k + ranks - 1) % ranks;
     int started = 0, arrived = 0;
-    cp_emit_append(plan, k);
     for (int hop = 0; hop < ranks; hop++) {
         /* Start every exchange of queries that has a free buffer. */
         while (started < ranks - 1 && started < hop + plan->spare) {
@@ -42,11 +41,12 @@ static void program(cp_plan *plan, int k, query_ring ring) {
     }
     /* Send the partials home and merge them. */
     if (ranks > 1)
-        cp_emit_all_to_all(plan, k, ring.computed, ring.home);
+        cp_emit(plan, k, 0, CP_OP_ALL_TO_ALL, cp_use_of(ring.computed, k),
+                cp_use_of(ring.home, k));
     for (int r = 0; r < ranks; r++)
         if (r != k)
-            cp_emit_merge(plan, k, ranks - 1, cp_use_of(ring.home + r, k),
-                          cp_use_of(plan->result, k));
+            cp_emit(plan, k, ranks - 1, CP_OP_MERGE,
+                    cp_use_of(ring.home + r, k), cp_use_of(plan->result, k));
 }
 
 void cp_plan_pass_q(cp_plan *plan) {

@@ -154,6 +154,7 @@ void cp_pieces_free(cp_pieces *pieces) {
 cp_piece cp_piece_part(cp_piece piece, int64_t first, int64_t longest) {
     piece.span.start += first * piece.span.step;
     piece.span.count = cp_min(longest, piece.span.count - first);
+    piece.span.step = piece.span.count == 1 ? 1 : piece.span.step;
     piece.row += first;
     return piece;
 }

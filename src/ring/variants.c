@@ -30,12 +30,11 @@ const char *cp_variant_use(cp_variant variant) {
 }
 
 bool cp_variant_parse(const char *name, cp_variant *variant) {
-    for (int n = CP_AUTO; n <= CP_DECODE; n++) {
+    for (int n = CP_AUTO; n <= CP_DECODE; n++)
         if (strcmp(name, variants[n].name) == 0) {
             *variant = (cp_variant)n;
             return true;
         }
-    }
     return false;
 }
 
@@ -51,6 +50,9 @@ static void begin(cp_plan *plan) {
     plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
     plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
     plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
+    for (int k = 0; k < ranks; k++)
+        cp_emit(plan, k, 0, CP_OP_APPEND, cp_use_of(plan->fresh, k),
+                cp_use_of(plan->cache, k));
 }
 
 cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,

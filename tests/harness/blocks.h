@@ -54,8 +54,6 @@ static const golden_block golden_blocks[] = {
      "9d35409f1f4b53b2ec6794959f6f2799c64c54d9ececde31781e15034f9f"},
 };
 
-enum { GOLDEN_BLOCKS = sizeof(golden_blocks) / sizeof(golden_blocks[0]) };
-
 /* ggml's numbers of all types that are read: these, and fp32. */
 static const int block_types[] = {0, 1, 30, 8, 2, 3, 6, 7, 10, 11, 12, 13, 14};
 

@@ -76,8 +76,6 @@ static const golden_words golden_tokenizer[] = {
      "1 4093 198 26843 2 198"},
 };
 
-enum { GOLDEN_WORDS = sizeof(golden_tokenizer) / sizeof(golden_tokenizer[0]) };
-
 static const int32_t golden_short_ids[] = {504, 3575, 282, 4649, 314};
 
 static const int32_t golden_doc300_ids[] = {

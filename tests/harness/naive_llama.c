@@ -5,60 +5,43 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "reference/model/dequantise.h"
-
-enum { MOST_OWNED = 32 };
+#include "tests/expect.h"
 
 typedef struct {
     const cp_gguf *file;
     int64_t blocks, width, inner, heads, kv_heads, dim, rotary;
     double base, epsilon;
-    int failed;
-    double *owned[MOST_OWNED]; /* memory, the latest last */
-    int count;
 } naive;
 
-static double *get(naive *m, int64_t count) {
-    double *memory = calloc((size_t)count + 1, sizeof(double));
-    if (memory == NULL || m->count == MOST_OWNED)
-        abort();
-    return m->owned[m->count++] = memory;
+static double *get(int64_t count) {
+    return room_for(count, sizeof(double));
 }
 
-static void give_back(naive *m, int kept) {
-    while (m->count > kept)
-        free(m->owned[--m->count]);
-}
-
-static int64_t number(naive *m, const char *key, int64_t otherwise) {
+static int64_t number(const naive *m, const char *key, int64_t otherwise) {
     int64_t value = otherwise;
-    if (cp_gguf_has(m->file, key) &&
-        cp_gguf_integer(m->file, key, &value) != CP_OK)
-        m->failed = 1;
+    if (cp_gguf_has(m->file, key))
+        must(cp_gguf_integer(m->file, key, &value));
     return value;
 }
 
 /* All values of a tensor; NULL if there is no such tensor. */
-static double *tensor(naive *m, const char *name) {
+static double *tensor(const naive *m, const char *name) {
     const cp_gguf_tensor *found = cp_gguf_find(m->file, name);
     if (found == NULL)
         return NULL;
     const int64_t count = found->extent[0] * found->extent[1];
-    double *result = get(m, count);
-    float *values = malloc((size_t)count * sizeof(*values));
-    if (values == NULL ||
-        cp_dequantise(found->type, found->data, count, values) != CP_OK)
-        m->failed = 1;
-    for (int64_t i = 0; i < count && m->failed == 0; i++)
+    double *result = get(count);
+    float *values = room_for(count, sizeof(float));
+    must(cp_dequantise(found->type, found->data, count, values));
+    for (int64_t i = 0; i < count; i++)
         result[i] = (double)values[i];
-    free(values);
     return result;
 }
 
-static double *block_tensor(naive *m, const char *role, int64_t block) {
+static double *block_tensor(const naive *m, const char *role, int64_t block) {
     char name[80];
     snprintf(name, sizeof(name), "blk.%ld.%s.weight", block, role);
     return tensor(m, name);
@@ -104,10 +87,9 @@ static void rotate(const naive *m, const double *factors, int64_t position,
 }
 
 /* Attention of the query at one position over all keys up to it. */
-static void look(naive *m, int64_t position, const double *query,
+static void look(const naive *m, int64_t position, const double *query,
                  const double *keys, const double *values, double *output) {
-    const int kept = m->count;
-    double *scores = get(m, position + 1);
+    double *scores = get(position + 1);
     for (int64_t h = 0; h < m->heads; h++) {
         const int64_t g = h / (m->heads / m->kv_heads);
         double largest = -INFINITY, sum = 0.0;
@@ -128,20 +110,18 @@ static void look(naive *m, int64_t position, const double *query,
             output[h * m->dim + i] = value / sum;
         }
     }
-    give_back(m, kept);
 }
 
-static void attention(naive *m, int64_t block, int64_t count, double *x) {
+static void attention(const naive *m, int64_t block, int64_t count, double *x) {
     const int64_t q = m->heads * m->dim, kv = m->kv_heads * m->dim;
-    const int kept = m->count;
     const double *norm = block_tensor(m, "attn_norm", block);
     const double *wq = block_tensor(m, "attn_q", block);
     const double *wk = block_tensor(m, "attn_k", block);
     const double *wv = block_tensor(m, "attn_v", block);
     const double *wo = block_tensor(m, "attn_output", block);
     const double *factors = tensor(m, "rope_freqs.weight");
-    double *n = get(m, m->width), *query = get(m, q), *seen = get(m, q);
-    double *keys = get(m, count * kv), *values = get(m, count * kv);
+    double *n = get(m->width), *query = get(q), *seen = get(q);
+    double *keys = get(count * kv), *values = get(count * kv);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
         normalise(m, norm, row, n);
@@ -153,17 +133,16 @@ static void attention(naive *m, int64_t block, int64_t count, double *x) {
         look(m, t, query, keys, values, seen);
         add_product(wo, q, m->width, seen, row);
     }
-    give_back(m, kept);
 }
 
-static void feed_forward(naive *m, int64_t block, int64_t count, double *x) {
-    const int kept = m->count;
+static void feed_forward(const naive *m, int64_t block, int64_t count,
+                         double *x) {
     const double *norm = block_tensor(m, "ffn_norm", block);
     const double *wg = block_tensor(m, "ffn_gate", block);
     const double *wu = block_tensor(m, "ffn_up", block);
     const double *wd = block_tensor(m, "ffn_down", block);
-    double *n = get(m, m->width);
-    double *gate = get(m, m->inner), *up = get(m, m->inner);
+    double *n = get(m->width);
+    double *gate = get(m->inner), *up = get(m->inner);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
         normalise(m, norm, row, n);
@@ -173,11 +152,10 @@ static void feed_forward(naive *m, int64_t block, int64_t count, double *x) {
             gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
         add_product(wd, m->inner, m->width, gate, row);
     }
-    give_back(m, kept);
 }
 
-int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
-                double *logits) {
+void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
+                 float *logits) {
     naive m = {.file = file, .base = 10000.0};
     m.blocks = number(&m, "llama.block_count", 0);
     m.width = number(&m, "llama.embedding_length", 0);
@@ -186,16 +164,15 @@ int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
     m.kv_heads = number(&m, "llama.attention.head_count_kv", m.heads);
     m.dim = number(&m, "llama.attention.key_length", m.width / m.heads);
     m.rotary = number(&m, "llama.rope.dimension_count", m.dim);
-    if (cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
-                      &m.epsilon) != CP_OK ||
-        (cp_gguf_has(file, "llama.rope.freq_base") &&
-         cp_gguf_float(file, "llama.rope.freq_base", &m.base) != CP_OK))
-        m.failed = 1;
+    must(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
+                       &m.epsilon));
+    if (cp_gguf_has(file, "llama.rope.freq_base"))
+        must(cp_gguf_float(file, "llama.rope.freq_base", &m.base));
     const double *embedding = tensor(&m, "token_embd.weight");
     const double *output = tensor(&m, "output.weight");
     const double *norm = tensor(&m, "output_norm.weight");
     const int64_t words = cp_gguf_find(file, "token_embd.weight")->extent[1];
-    double *x = get(&m, count * m.width);
+    double *x = get(count * m.width), *scores = get(words);
     for (int64_t t = 0; t < count; t++)
         memcpy(x + t * m.width, embedding + tokens[t] * m.width,
                (size_t)m.width * sizeof(double));
@@ -206,10 +183,8 @@ int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
     for (int64_t t = 0; t < count; t++) {
         normalise(&m, norm, x + t * m.width, x + t * m.width);
         multiply(output != NULL ? output : embedding, m.width, words,
-                 x + t * m.width, logits + t * words);
+                 x + t * m.width, scores);
+        for (int64_t w = 0; w < words; w++)
+            logits[t * words + w] = (float)scores[w];
     }
-    give_back(&m, 0);
-    if (m.failed)
-        fprintf(stderr, "naive_llama: %s\n", cp_message());
-    return m.failed ? -1 : 0;
 }

@@ -5,9 +5,8 @@
 
 #include "model/gguf.h"
 
-/* The logits [count][vocabulary] after each token of one sequence. Returns 0,
- * or -1 after a line on stderr. */
-int naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
-                double *logits);
+/* The logits [count][vocabulary] after each token of one sequence. */
+void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
+                 float *logits);
 
 #endif

@@ -177,7 +177,7 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
     snprintf(job->failure, sizeof(job->failure),
              "rank %d hop %d: partial of queries of %d over keys of %d is "
              "off by %.3g (LSE %.3g, %d wrong)",
-             cp_walker_rank(walker), op->hop, op->in.origin, op->keys.origin,
+             walker->rank, op->hop, op->in.origin, op->keys.origin,
              relative(&sum), sum.lse, sum.wrong);
     pthread_mutex_unlock(&job->lock);
 }
@@ -196,9 +196,9 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     };
     CP_TRY(cp_walker_new(job->plan, rank, &options, &job->walkers[rank]));
     cp_walker *walker = job->walkers[rank];
-    fill_block(rig, QUERY, mine, cp_walker_queries(walker));
-    fill_block(rig, KEY, mine, cp_walker_new_keys(walker));
-    fill_block(rig, VALUE, mine, cp_walker_new_values(walker));
+    fill_block(rig, QUERY, mine, walker->queries);
+    fill_block(rig, KEY, mine, walker->new_keys);
+    fill_block(rig, VALUE, mine, walker->new_values);
     const cp_status status =
         cp_walk(walker, comm, cp_store_keys(rig->store, rank, 0),
                 cp_store_values(rig->store, rank, 0));
@@ -207,9 +207,6 @@ static cp_status rank_main(cp_comm *comm, void *context) {
 }
 
 cp_status rig_open(rig *rig) {
-    rig->cache = NULL;
-    rig->store = NULL;
-    rig->report = (cp_plan_report){0};
     rig->traffic = calloc((size_t)rig->ranks + 1, sizeof(cp_traffic));
     CP_TRY(cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache));
     CP_TRY(cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
@@ -231,15 +228,10 @@ void rig_close(rig *rig) {
     free(rig->traffic);
 }
 
-static cp_status lay_out(const rig *rig, const int64_t *new_tokens,
-                         cp_variant variant, cp_layout **out) {
-    return variant == CP_DECODE ? cp_cache_decode(rig->cache, new_tokens, out)
-                                : cp_cache_prefill(rig->cache, new_tokens, out);
-}
-
 cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     cp_layout *layout;
-    CP_TRY(lay_out(rig, new_tokens, variant, &layout));
+    CP_TRY(cp_cache_lay_out(rig->cache, variant == CP_DECODE, new_tokens,
+                            &layout));
     for (int rank = 0; rank < rig->ranks; rank++) {
         const cp_pieces *rows = &layout->appended[rank].pieces;
         fill(rig, KEY, rows, cp_store_keys(rig->store, rank, 0));
@@ -258,7 +250,8 @@ static cp_status begin(job *job, const int64_t *new_tokens,
     const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
     job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
     cp_plan_report_free(&rig->report);
-    CP_TRY(lay_out(rig, new_tokens, variant, &job->layout));
+    CP_TRY(cp_cache_lay_out(rig->cache, variant == CP_DECODE, new_tokens,
+                            &job->layout));
     CP_TRY(
         cp_plan_build(variant, job->layout, &rig->shape, &options, &job->plan));
     CP_TRY(cp_plan_check(job->plan, &rig->report));
@@ -313,7 +306,7 @@ static cp_status compare_rank(const rig *rig, const job *job, int rank,
                               const cp_pieces *queries, const answer *truth,
                               errors *sum) {
     const cp_pieces *mine = &job->layout->queries[rank].pieces;
-    const cp_partial *result = cp_walker_result(job->walkers[rank]);
+    const cp_partial *result = &job->walkers[rank]->result;
     int64_t named = 0, filled = 0;
     for (int64_t n = 0; n < mine->count; n++) {
         const cp_span span = mine->items[n].span;

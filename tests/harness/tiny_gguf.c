@@ -7,35 +7,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "suite.h"
+#include "ground/save.h"
+#include "tests/expect.h"
 
 /* ---- bytes ---- */
 
 void tiny_put(tiny_bytes *out, const void *bytes, int64_t length) {
-    if (out->length + length > out->room) {
-        out->room = 2 * (out->length + length) + 256;
-        out->bytes = realloc(out->bytes, (size_t)out->room);
-        if (out->bytes == NULL)
-            abort();
-    }
+    must(cp_grow(&out->bytes, &out->room, out->length + length, 1, "a model"));
     if (length > 0)
         memcpy(out->bytes + out->length, bytes, (size_t)length);
     out->length += length;
 }
 
-static void put_number(tiny_bytes *out, uint64_t value, int length) {
-    unsigned char bytes[8];
-    for (int i = 0; i < length; i++)
-        bytes[i] = (unsigned char)(value >> 8 * i);
-    tiny_put(out, bytes, length);
-}
-
+/* Numbers are little-endian here as in the file. */
 void tiny_put_u32(tiny_bytes *out, uint32_t value) {
-    put_number(out, value, 4);
+    tiny_put(out, &value, sizeof(value));
 }
 
 void tiny_put_u64(tiny_bytes *out, uint64_t value) {
-    put_number(out, value, 8);
+    tiny_put(out, &value, sizeof(value));
 }
 
 void tiny_put_string(tiny_bytes *out, const char *text) {
@@ -43,10 +33,20 @@ void tiny_put_string(tiny_bytes *out, const char *text) {
     tiny_put(out, text, (int64_t)strlen(text));
 }
 
+void tiny_put_key(tiny_bytes *out, const char *key, uint32_t type) {
+    tiny_put_string(out, key);
+    tiny_put_u32(out, type);
+}
+
+void tiny_put_array(tiny_bytes *out, const char *key, uint32_t type,
+                    int count) {
+    tiny_put_key(out, key, 9);
+    tiny_put_u32(out, type);
+    tiny_put_u64(out, (uint64_t)count);
+}
+
 static void put_f32(tiny_bytes *out, float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    tiny_put_u32(out, bits);
+    tiny_put(out, &value, sizeof(value));
 }
 
 static void align(tiny_bytes *out) {
@@ -57,7 +57,6 @@ static void align(tiny_bytes *out) {
 /* ---- metadata ---- */
 
 enum { KEY_U32 = 4, KEY_I32 = 5, KEY_F32 = 6, KEY_BOOL = 7, KEY_STRING = 8 };
-enum { KEY_ARRAY = 9 };
 
 typedef struct {
     tiny_bytes bytes;
@@ -65,8 +64,7 @@ typedef struct {
 } metadata;
 
 static tiny_bytes *key(metadata *out, const char *name, uint32_t type) {
-    tiny_put_string(&out->bytes, name);
-    tiny_put_u32(&out->bytes, type);
+    tiny_put_key(&out->bytes, name, type);
     out->count++;
     return &out->bytes;
 }
@@ -81,8 +79,8 @@ static void key_string(metadata *out, const char *name, const char *value) {
 
 static void key_array(metadata *out, const char *name, uint32_t type,
                       int count) {
-    tiny_put_u32(key(out, name, KEY_ARRAY), type);
-    tiny_put_u64(&out->bytes, (uint64_t)count);
+    tiny_put_array(&out->bytes, name, type, count);
+    out->count++;
 }
 
 /* ---- vocabulary ---- */
@@ -266,28 +264,22 @@ static uint32_t to_bfloat(double value) {
  * scales. unit is the standard deviation that scale 1 gives; shift is the
  * second scale (minimum) as a multiple of the first. */
 typedef struct {
-    int type, count, bytes, scale_at, minimum_at;
+    int count, bytes, scale_at, minimum_at;
     double unit, shift;
 } recipe;
 
 static const recipe recipes[] = {
-    {TINY_Q8_0, 32, 34, 0, -1, 74.0, 0},
-    {TINY_Q4_0, 32, 18, 0, -1, 4.6, 0},
-    {TINY_Q4_1, 32, 20, 0, 2, 4.6, -7.5},
-    {TINY_Q5_0, 32, 22, 0, -1, 9.2, 0},
-    {TINY_Q5_1, 32, 24, 0, 2, 9.2, -15.5},
-    {TINY_Q2_K, 256, 84, 80, 82, 13.9, 1.5},
-    {TINY_Q3_K, 256, 110, 108, -1, 43.0, 0},
-    {TINY_Q4_K, 256, 144, 0, 2, 258.0, 7.5},
-    {TINY_Q5_K, 256, 176, 0, 2, 527.0, 15.5},
-    {TINY_Q6_K, 256, 210, 208, -1, 1367.0, 0},
+    [CP_GGUF_Q8_0] = {32, 34, 0, -1, 74.0, 0},
+    [CP_GGUF_Q4_0] = {32, 18, 0, -1, 4.6, 0},
+    [CP_GGUF_Q4_1] = {32, 20, 0, 2, 4.6, -7.5},
+    [CP_GGUF_Q5_0] = {32, 22, 0, -1, 9.2, 0},
+    [CP_GGUF_Q5_1] = {32, 24, 0, 2, 9.2, -15.5},
+    [CP_GGUF_Q2_K] = {256, 84, 80, 82, 13.9, 1.5},
+    [CP_GGUF_Q3_K] = {256, 110, 108, -1, 43.0, 0},
+    [CP_GGUF_Q4_K] = {256, 144, 0, 2, 258.0, 7.5},
+    [CP_GGUF_Q5_K] = {256, 176, 0, 2, 527.0, 15.5},
+    [CP_GGUF_Q6_K] = {256, 210, 208, -1, 1367.0, 0},
 };
-
-static void put_half(unsigned char *to, double value) {
-    const uint32_t half = to_half(value);
-    to[0] = (unsigned char)half;
-    to[1] = (unsigned char)(half >> 8);
-}
 
 static void put_block(tiny_bytes *out, const recipe *recipe, double deviation,
                       uint64_t *state) {
@@ -296,38 +288,35 @@ static void put_block(tiny_bytes *out, const recipe *recipe, double deviation,
         block[i] = (unsigned char)(harness_random(state) >> 56);
     const double scale =
         deviation / recipe->unit * (1.0 + 0.5 * uniform(state));
-    put_half(block + recipe->scale_at, scale);
+    const uint32_t half = to_half(scale),
+                   minimum = to_half(scale * recipe->shift);
+    memcpy(block + recipe->scale_at, &half, 2);
     if (recipe->minimum_at >= 0)
-        put_half(block + recipe->minimum_at, scale * recipe->shift);
+        memcpy(block + recipe->minimum_at, &minimum, 2);
     tiny_put(out, block, recipe->bytes);
 }
 
 static void put_weight(tiny_bytes *out, int type, double value) {
-    if (type == TINY_F32)
+    const uint32_t bits =
+        type == CP_GGUF_F16 ? to_half(value) : to_bfloat(value);
+    if (type == CP_GGUF_F32)
         put_f32(out, (float)value);
     else
-        put_number(out, type == TINY_F16 ? to_half(value) : to_bfloat(value),
-                   2);
+        tiny_put(out, &bits, 2);
 }
 
-static int put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
-                       double deviation, uint64_t *state) {
-    if (type == TINY_F32 || type == TINY_F16 || type == TINY_BF16) {
-        for (int64_t i = 0; i < row * rows; i++)
-            put_weight(out, type, deviation * 1.7320508 * uniform(state));
-        return 0;
-    }
-    const recipe *end = recipes + sizeof(recipes) / sizeof(recipes[0]);
-    const recipe *recipe = recipes;
-    while (recipe < end && recipe->type != type)
-        recipe++;
-    if (recipe == end || row % recipe->count != 0) {
-        fprintf(stderr, "tiny gguf: no rows of %ld in type %d\n", row, type);
-        return -1;
-    }
+static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
+                        double deviation, uint64_t *state) {
+    const bool numbers =
+        type == CP_GGUF_F32 || type == CP_GGUF_F16 || type == CP_GGUF_BF16;
+    for (int64_t i = 0; i < row * rows && numbers; i++)
+        put_weight(out, type, deviation * 1.7320508 * uniform(state));
+    if (numbers)
+        return;
+    const recipe *recipe = &recipes[type];
+    ck_assert(recipe->count > 0 && row % recipe->count == 0);
     for (int64_t i = 0; i < row * rows / recipe->count; i++)
         put_block(out, recipe, deviation, state);
-    return 0;
 }
 
 /* ---- tensors ---- */
@@ -335,7 +324,6 @@ static int put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
 typedef struct {
     tiny_bytes directory, data;
     uint64_t count, state;
-    int failed;
 } tensors;
 
 static tiny_bytes *tensor(tensors *out, const char *name, int type, int64_t row,
@@ -357,8 +345,8 @@ static void put_tensor(tensors *out, const char *name, int type, int row,
                        int rows, double gain) {
     tiny_bytes *data = tensor(out, name, type, row, rows);
     if (rows > 0)
-        out->failed |= put_weights(data, type, row, rows,
-                                   gain / sqrt((double)row), &out->state);
+        put_weights(data, type, row, rows, gain / sqrt((double)row),
+                    &out->state);
     for (int i = 0; i < row && rows == 0; i++)
         put_f32(data, (float)(1.0 + 0.2 * uniform(&out->state)));
 }
@@ -371,11 +359,11 @@ static void put_block_tensors(const tiny_gguf_options *o, tensors *out, int b) {
         int type, row, rows;
         double gain;
     } all[] = {
-        {"attn_norm", TINY_F32, o->width, 0, 0},
+        {"attn_norm", CP_GGUF_F32, o->width, 0, 0},
         {"ffn_down", o->down, o->feed_forward, o->width, 1.0},
         {"ffn_gate", o->gate, o->width, o->feed_forward, 1.0},
         {"ffn_up", o->up, o->width, o->feed_forward, 1.0},
-        {"ffn_norm", TINY_F32, o->width, 0, 0},
+        {"ffn_norm", CP_GGUF_F32, o->width, 0, 0},
         {"attn_k", o->key, o->width, keys, 1.5},
         {"attn_output", o->attention_output, queries, o->width, 1.0},
         {"attn_q", o->query, o->width, queries, 1.5},
@@ -394,13 +382,14 @@ static void put_tensors(const tiny_gguf_options *o, tensors *out) {
     put_tensor(out, "token_embd.weight", o->embedding, o->width, words, 4.0);
     for (int b = 0; b < o->blocks; b++)
         put_block_tensors(o, out, b);
-    put_tensor(out, "output_norm.weight", TINY_F32, o->width, 0, 0);
+    put_tensor(out, "output_norm.weight", CP_GGUF_F32, o->width, 0, 0);
     if (o->output)
         put_tensor(out, "output.weight", o->output_type, o->width, words, 4.0);
     if (!o->rope_freqs)
         return;
     /* Factors as Llama 3.1 has them: 1 for fast pairs, rising to 8 for slow. */
-    tiny_bytes *data = tensor(out, "rope_freqs.weight", TINY_F32, factors, 0);
+    tiny_bytes *data =
+        tensor(out, "rope_freqs.weight", CP_GGUF_F32, factors, 0);
     for (int i = 0; i < factors; i++)
         put_f32(data, 1.0f + 7.0f * (float)i / (float)factors);
 }
@@ -452,7 +441,7 @@ static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
     return o;
 }
 
-int tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
+void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     const tiny_gguf_options o = with_defaults(options);
     metadata keys = {0};
     tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1};
@@ -470,19 +459,11 @@ int tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     free(keys.bytes.bytes);
     free(weights.directory.bytes);
     free(weights.data.bytes);
-    return weights.failed;
 }
 
-int tiny_gguf_write(const char *path, const tiny_gguf_options *options) {
+void tiny_gguf_write(const char *path, const tiny_gguf_options *options) {
     tiny_bytes bytes = {0};
-    int failed = tiny_gguf_build(options, &bytes);
-    FILE *file = failed ? NULL : fopen(path, "wb");
-    if (file == NULL || fwrite(bytes.bytes, (size_t)bytes.length, 1, file) != 1)
-        failed = -1;
-    if (file != NULL && fclose(file) != 0)
-        failed = -1;
-    if (failed)
-        fprintf(stderr, "tiny gguf: cannot write %s\n", path);
+    tiny_gguf_build(options, &bytes);
+    must(cp_save(path, bytes.bytes, bytes.length));
     free(bytes.bytes);
-    return failed;
 }

@@ -3,25 +3,7 @@
 #ifndef HARNESS_TINY_GGUF_H
 #define HARNESS_TINY_GGUF_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-/* ggml's numbers of the tensor types that the writer can make. */
-enum {
-    TINY_F32 = 0,
-    TINY_F16 = 1,
-    TINY_Q4_0 = 2,
-    TINY_Q4_1 = 3,
-    TINY_Q5_0 = 6,
-    TINY_Q5_1 = 7,
-    TINY_Q8_0 = 8,
-    TINY_Q2_K = 10,
-    TINY_Q3_K = 11,
-    TINY_Q4_K = 12,
-    TINY_Q5_K = 13,
-    TINY_Q6_K = 14,
-    TINY_BF16 = 30,
-};
+#include "model/gguf.h"
 
 typedef enum {
     TINY_SMOLLM,  /* ChatML control tokens first; pre-tokenizer smollm */
@@ -39,7 +21,7 @@ typedef struct {
     int context;
     double rope_base; /* 0: 10000 */
 
-    /* Tensor type per role. Rows of K types must be multiples of 256. */
+    /* CP_GGUF_ type per role. Rows of K types must be multiples of 256. */
     int embedding, query, key, value, attention_output, gate, up, down;
     int output_type;
     bool output;     /* write output.weight, of output_type */
@@ -61,16 +43,18 @@ typedef struct {
     int64_t length, room;
 } tiny_bytes;
 
-/* Append raw bytes, little-endian numbers, a string with its length. */
+/* Append raw bytes, little-endian numbers, a string with its length; the key
+ * and type that a value follows. */
 void tiny_put(tiny_bytes *out, const void *bytes, int64_t length);
 void tiny_put_u32(tiny_bytes *out, uint32_t value);
 void tiny_put_u64(tiny_bytes *out, uint64_t value);
 void tiny_put_string(tiny_bytes *out, const char *text);
+void tiny_put_key(tiny_bytes *out, const char *key, uint32_t type);
+void tiny_put_array(tiny_bytes *out, const char *key, uint32_t type, int count);
 
-/* Build the file in memory, or write it to path. Returns 0, or -1 after a line
- * on stderr. Options NULL: all defaults. */
-int tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out);
-int tiny_gguf_write(const char *path, const tiny_gguf_options *options);
+/* Append the file to out, or write it to path. Options NULL: all defaults. */
+void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out);
+void tiny_gguf_write(const char *path, const tiny_gguf_options *options);
 
 /* Number of tokens in the vocabulary that these options give. */
 int tiny_gguf_vocabulary_size(const tiny_gguf_options *options);

@@ -39,8 +39,6 @@ static _Thread_local struct {
 
 /* Entering a call, and what is wrong with it. */
 
-#define REFUSE(result, ...) (complain(cudaSuccess, __VA_ARGS__), (result))
-
 static bool exists(ncclComm_t given) {
     return listed(&communicators, given) && !given->gone;
 }
@@ -50,30 +48,25 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
     if (enter() != cudaSuccess)
         return ncclUnhandledCudaError;
     if (!exists(given))
-        return REFUSE(ncclInvalidArgument,
-                      "a communicator that does not exist (any more)");
+        return complain(ncclInvalidArgument,
+                        "a communicator that does not exist (any more)");
     if (must_work && given->error != ncclSuccess)
         return given->error;
-    if (must_work && given->busy)
-        return REFUSE(ncclInvalidArgument,
-                      "communicator %ld is used before "
-                      "ncclCommGetAsyncError has said ncclSuccess",
-                      given->number);
+    if (must_work && given->polls > 0)
+        return complain(ncclInvalidArgument,
+                        "communicator %ld is used before "
+                        "ncclCommGetAsyncError has said ncclSuccess",
+                        given->number);
     return ncclSuccess;
 }
 
 /* The caller has to ask before this communicator is done. */
 static ncclResult_t hold_back(communicator *c) {
-    c->polls = 1 + (int)draw(3);
-    c->busy = true;
+    c->polls = 2 + (int)draw(3);
     return ncclInProgress;
 }
 
-const char *ncclGetErrorString(ncclResult_t result) {
-#define TEXT(name, value, text) [name] = (text),
-    static const char *const texts[] = {NCCL_RESULTS(TEXT)};
-    return texts[result];
-}
+ERROR_TEXTS(ncclGetErrorString, ncclResult_t, NCCL_RESULTS)
 
 void fail_communicators(ncclResult_t error) {
     for (communicator *c = communicators; c != NULL; c = c->next)
@@ -83,19 +76,18 @@ void fail_communicators(ncclResult_t error) {
 
 /* Joining. */
 
-static communicator *new_shell(int rank, int size) {
+static communicator *new_shell(int rank) {
     communicator *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->rank = rank;
-    c->size = size;
-    c->busy = true;
+    c->polls = 1;
     enlist(&communicators, c);
     return c;
 }
 
 /* A rank of another process: nobody here has to destroy it. */
-static communicator *new_proxy(int process, int rank, int size) {
-    communicator *c = new_shell(rank, size);
+static communicator *new_proxy(int process, int rank) {
+    communicator *c = new_shell(rank);
     c->proxy = c->gone = true;
     c->of_process = process;
     return c;
@@ -118,7 +110,6 @@ static void form(const entry *entries, int size, bool apart) {
         communicator *shell = of->members[rank] = entries[rank].shell;
         shell->in = of;
         shell->rank = rank;
-        shell->size = size;
         hold_back(shell);
     }
 }
@@ -173,50 +164,47 @@ static bool is_apart(const char *id) {
     return strncmp(id, AT, sizeof AT - 1) == 0;
 }
 
-static ncclResult_t join(ncclComm_t *out, int size, const char *id, int rank,
-                         const ncclConfig_t *config) {
-    if (size < 1 || rank < 0 || rank >= size)
-        return REFUSE(ncclInvalidArgument, "rank %d of %d", rank, size);
-    if (config == NULL || config->blocking != 0)
-        return REFUSE(ncclInvalidUsage,
-                      "the stand-in's communicators do not block");
-    gathering *all = find_gathering(id, size);
-    if (all->expected != size)
-        return REFUSE(ncclInvalidUsage, "rank %d says %d ranks, others say %d",
-                      rank, size, all->expected);
-    for (int i = 0; i < all->arrived; i++)
-        if (all->entries[i].rank == rank)
-            return REFUSE(ncclInvalidUsage, "rank %d of %d comes twice", rank,
-                          size);
-    all->apart = size > 1 && is_apart(id);
-    if (all->apart && !peers_join(id + sizeof AT - 1, rank, size))
-        return REFUSE(ncclSystemError, "rank %d: %s is taken", rank,
-                      id + sizeof AT - 1);
-    *out = new_shell(rank, size);
-    arrive(all, (entry){0, rank, rank, *out});
-    return ncclInProgress;
-}
-
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
                                     ncclUniqueId commId, int rank,
                                     ncclConfig_t *config) {
+    const char *id = commId.internal;
     if (enter() != cudaSuccess)
         return leave(ncclUnhandledCudaError);
-    return leave(join(comm, nranks, commId.internal, rank, config));
+    if (nranks < 1 || rank < 0 || rank >= nranks)
+        return leave(
+            complain(ncclInvalidArgument, "rank %d of %d", rank, nranks));
+    if (config == NULL || config->blocking != 0)
+        return leave(complain(ncclInvalidUsage,
+                              "the stand-in's communicators do not block"));
+    gathering *all = find_gathering(id, nranks);
+    if (all->expected != nranks)
+        return leave(complain(ncclInvalidUsage,
+                              "rank %d says %d ranks, others say %d", rank,
+                              nranks, all->expected));
+    for (int i = 0; i < all->arrived; i++)
+        if (all->entries[i].rank == rank)
+            return leave(complain(ncclInvalidUsage, "rank %d of %d comes twice",
+                                  rank, nranks));
+    all->apart = nranks > 1 && is_apart(id);
+    if (all->apart && !peers_join(id + sizeof AT - 1, rank, nranks))
+        return leave(complain(ncclSystemError, "rank %d: %s is taken", rank,
+                              id + sizeof AT - 1));
+    *comm = new_shell(rank);
+    arrive(all, (entry){0, rank, rank, *comm});
+    return leave(ncclInProgress);
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
     const char *root = getenv("NCCL_COMM_ID");
     if (root != NULL && strrchr(root, ':') == NULL)
         return ncclInvalidArgument;
-    enter_quietly();
+    enter();
     char *id = uniqueId->internal;
     if (root != NULL)
         snprintf(id, sizeof *uniqueId, "%s%s", AT, root);
     else
         snprintf(id, sizeof *uniqueId, "stand-in %ld", ++unique_ids);
-    leave_quietly();
-    return ncclSuccess;
+    return leave(ncclSuccess);
 }
 
 /* Those who split a communicator for the same time meet. */
@@ -225,43 +213,33 @@ static void arrive_at_split(communicator *from, int color, int key,
     char id[sizeof(ncclUniqueId)];
     snprintf(id, sizeof id, "split %ld of %ld", from->splits++,
              from->in->number);
-    gathering *all = find_gathering(id, from->size);
+    gathering *all = find_gathering(id, from->in->size);
     all->apart = from->in->key > 0;
     arrive(all, (entry){color, key, from->rank, shell});
 }
 
-/* The new one is there when the old one has been asked often enough. */
-static ncclResult_t split(communicator *from, int color, int key,
-                          ncclComm_t *out) {
-    if (color < 0)
-        return REFUSE(ncclInvalidArgument, "colour %d", color);
-    const news said = {.kind = SPLIT,
-                       .clique = from->in->key,
-                       .rank = from->rank,
-                       .color = color,
-                       .key = key};
-    if (from->in->key > 0)
-        peers_tell(&said, NULL);
-    *out = NULL;
-    from->born = new_shell(key, 1);
-    from->cradle = out;
-    arrive_at_split(from, color, key, from->born);
-    return hold_back(from);
-}
-
+/* The new one is there when the old one has been asked often enough. It does
+ * not block either. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                            ncclComm_t *newcomm, ncclConfig_t *config) {
-    (void)config; /* as the old one's: it does not block */
+    (void)config;
     TRY(enter_with(comm, true));
-    return leave(split(comm, color, key, newcomm));
+    if (color < 0)
+        return leave(complain(ncclInvalidArgument, "colour %d", color));
+    const news said = {.kind = SPLIT,
+                       .clique = comm->in->key,
+                       .rank = comm->rank,
+                       .color = color,
+                       .key = key};
+    peers_tell(&said, NULL);
+    *newcomm = NULL;
+    comm->born = new_shell(key);
+    comm->cradle = newcomm;
+    arrive_at_split(comm, color, key, comm->born);
+    return leave(hold_back(comm));
 }
 
 /* The ranks of other processes. */
-
-static void lose(clique *of, int rank) {
-    fail_clique(of, of->members[rank], ncclSuccess, ncclRemoteError);
-    of->members[rank]->error = ncclRemoteError;
-}
 
 static void part_arrives(const clique *of, int rank, const part *what,
                          char **bytes) {
@@ -288,7 +266,7 @@ static bool take_news(int process, const news *said, char **bytes) {
     switch (said->kind) {
     case SPLIT:
         arrive_at_split(from, said->color, said->key,
-                        new_proxy(process, said->key, 1));
+                        new_proxy(process, said->key));
         break;
     case PART:
         part_arrives(of, said->rank, &said->what, bytes);
@@ -296,7 +274,7 @@ static bool take_news(int process, const news *said, char **bytes) {
     case END:
         from->of_process = -1;
         if (said->failed)
-            lose(of, said->rank);
+            fail_clique(of, NULL, ncclRemoteError);
     }
     return true;
 }
@@ -316,9 +294,9 @@ static void hear(int process) {
 
 static void lose_process(int process) {
     for (clique *of = cliques; of != NULL; of = of->next)
-        for (int i = 0; i < of->size && of->key > 0; i++)
+        for (int i = 0; i < of->size; i++)
             if (of->members[i]->proxy && of->members[i]->of_process == process)
-                lose(of, i);
+                fail_clique(of, NULL, ncclRemoteError);
     changed();
 }
 
@@ -335,7 +313,7 @@ void messages_arrive(void) {
         while (first != NULL && !is_apart(first->id))
             first = first->next;
         if (first != NULL && peers_come(r))
-            arrive(first, (entry){0, r, r, new_proxy(r, r, size)});
+            arrive(first, (entry){0, r, r, new_proxy(r, r)});
         hear(r);
         if (look && peers_lost(r))
             lose_process(r);
@@ -346,17 +324,6 @@ void messages_arrive(void) {
 
 /* Asking and ending. */
 
-static ncclResult_t enqueue_deferred(communicator *c) {
-    operation *what = c->deferred;
-    c->deferred = NULL;
-    if (what == NULL)
-        return ncclSuccess;
-    stream *on = resolve(c->on);
-    if (on == NULL || enqueue(on, what) != cudaSuccess)
-        c->error = ncclUnhandledCudaError;
-    return c->error;
-}
-
 /* Asking makes time pass for what the communicator has yet to do on the host. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     TRY(enter_with(comm, false));
@@ -364,14 +331,18 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     *asyncError = comm->error != ncclSuccess ? comm->error : ncclInProgress;
     const bool joined =
         comm->in != NULL && (comm->born == NULL || comm->born->in != NULL);
-    if (comm->error != ncclSuccess || !joined || comm->polls-- > 0)
+    if (comm->error != ncclSuccess || !joined ||
+        (comm->polls > 0 && --comm->polls > 0))
         return leave(ncclSuccess);
     if (comm->born != NULL)
         *comm->cradle = comm->born;
     comm->born = NULL;
-    comm->polls = 0;
-    comm->busy = false;
-    *asyncError = enqueue_deferred(comm);
+    operation *what = comm->deferred;
+    stream *on = resolve(comm->on);
+    comm->deferred = NULL;
+    if (what != NULL && (on == NULL || enqueue(on, what) != cudaSuccess))
+        comm->error = ncclUnhandledCudaError;
+    *asyncError = comm->error;
     return leave(ncclSuccess);
 }
 
@@ -380,7 +351,6 @@ static void drain(const communicator *c) {
     settle();
     while (c->issued > c->finished && machine.failed == cudaSuccess && step())
         settle();
-    changed();
 }
 
 static void abandon_all(const communicator *by) {
@@ -390,24 +360,18 @@ static void abandon_all(const communicator *by) {
                 abandon(o);
 }
 
-static void drop_deferred(communicator *c) {
-    if (c->deferred != NULL)
-        operation_free(c->deferred);
-    c->deferred = NULL;
-}
-
 static void end_communicator(communicator *c) {
-    const bool root = c->in == NULL || c->in->key == 1;
-    if (c->in != NULL && c->in->key > 0) {
+    if (c->in != NULL) {
         const news said = {.kind = END,
                            .clique = c->in->key,
                            .rank = c->rank,
                            .failed = c->issued > c->finished};
         peers_tell(&said, NULL);
     }
-    drop_deferred(c);
+    operation_free(c->deferred);
+    c->deferred = NULL;
     depart(c);
-    if (root)
+    if (c->in == NULL || c->in->key == 1)
         peers_leave();
     if (c->born != NULL) { /* nobody else knows of it */
         depart(c->born);
@@ -426,10 +390,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
-    if (comm->in != NULL && comm->size > 1 && comm->issued > comm->finished) {
+    if (comm->issued > comm->finished && comm->in->size > 1) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
-        fail_clique(comm->in, comm, ncclSuccess, ncclRemoteError);
+        fail_clique(comm->in, comm, ncclRemoteError);
     }
     end_communicator(comm);
     return leave(ncclSuccess);
@@ -476,10 +440,10 @@ static ncclResult_t end_group(void) {
     if (what == NULL)
         return result;
     if (result == ncclSuccess && !selves_match(what))
-        result = REFUSE(ncclInvalidUsage,
-                        "a group in which rank %d does not send to itself as "
-                        "often as it receives",
-                        what->by->rank);
+        result = complain(ncclInvalidUsage,
+                          "a group in which rank %d does not send to itself as "
+                          "often as it receives",
+                          what->by->rank);
     if (result != ncclSuccess) {
         operation_free(what);
         return result;
@@ -513,15 +477,15 @@ static size_t size_of(ncclDataType_t type) {
 static ncclResult_t check_part(const part *what, size_t count) {
     const size_t size = size_of(what->type);
     if (size == 0 || count > SIZE_MAX / 64 / size)
-        return REFUSE(ncclInvalidArgument, "%zu elements of type %d", count,
-                      (int)what->type);
-    if (what->peer < 0 || what->peer >= what->by->size)
-        return REFUSE(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
-                      what->by->size);
-    if (what->bytes > 0 && !is_device(what->at) && !is_pinned(what->at))
-        return REFUSE(ncclInvalidArgument,
-                      "a message of %zu bytes in memory that no device sees",
-                      what->bytes);
+        return complain(ncclInvalidArgument, "%zu elements of type %d", count,
+                        (int)what->type);
+    if (what->peer < 0 || what->peer >= what->by->in->size)
+        return complain(ncclInvalidArgument, "peer %d of %d ranks", what->peer,
+                        what->by->in->size);
+    if (what->bytes > 0 && !is_seen(what->at))
+        return complain(ncclInvalidArgument,
+                        "a message of %zu bytes in memory that no device sees",
+                        what->bytes);
     return check_range(what->at, what->bytes, "message") == cudaSuccess
                ? ncclSuccess
                : ncclInvalidArgument;
@@ -529,25 +493,27 @@ static ncclResult_t check_part(const part *what, size_t count) {
 
 static ncclResult_t add_to_group(part what, cudaStream_t on) {
     if (group.what == NULL) {
-        group.what = operation_new(MESSAGES);
-        group.what->by = what.by;
+        const operation nothing = {.kind = MESSAGES, .by = what.by};
+        group.what = operation_copy(&nothing);
         group.on = on;
     }
     operation *all = group.what;
     if (all->by != what.by || group.on != on)
-        return REFUSE(ncclInvalidUsage,
-                      "the stand-in wants one communicator and one stream in a "
-                      "group");
+        return complain(
+            ncclInvalidUsage,
+            "the stand-in wants one communicator and one stream in a "
+            "group");
     all->parts = grown(all->parts, all->part_count, sizeof what);
     all->parts[all->part_count++] = what;
     return ncclSuccess;
 }
 
 /* Say one thing: in a group keep it, outside it is a group of its own. */
-static ncclResult_t say(part what, size_t count, ncclComm_t comm,
-                        cudaStream_t on) {
+static ncclResult_t say(part what, const void *at, size_t count,
+                        ncclComm_t comm, cudaStream_t on) {
     ncclResult_t result = enter_with(comm, true);
     what.by = comm;
+    what.at = (char *)(uintptr_t)at;
     what.bytes = count * size_of(what.type);
     if (result == ncclSuccess)
         result = check_part(&what, count);
@@ -560,65 +526,55 @@ static ncclResult_t say(part what, size_t count, ncclComm_t comm,
     return leave(result);
 }
 
-ncclResult_t ncclSend(const void *sendbuff, size_t count,
-                      ncclDataType_t datatype, int peer, ncclComm_t comm,
-                      cudaStream_t stream_of_it) {
-    return say((part){.at = (char *)(uintptr_t)sendbuff,
-                      .type = datatype,
-                      .peer = peer},
-               count, comm, stream_of_it);
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type,
+                      int peer, ncclComm_t comm, cudaStream_t on) {
+    return say((part){.type = type, .peer = peer}, from, count, comm, on);
 }
 
-ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
-                      int peer, ncclComm_t comm, cudaStream_t stream_of_it) {
-    return say(
-        (part){
-            .receives = true, .at = recvbuff, .type = datatype, .peer = peer},
-        count, comm, stream_of_it);
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t on) {
+    const part what = {.receives = true, .type = type, .peer = peer};
+    return say(what, to, count, comm, on);
 }
 
 /* All ranks send to all others, in place: one's own part of a gathering, and of
  * a sum, lies already where it belongs. */
-static ncclResult_t say_to_all(part own, char *to, size_t stride, size_t count,
-                               ncclComm_t comm, cudaStream_t on) {
+static ncclResult_t say_to_all(part own, const void *from, char *to,
+                               size_t count, ncclComm_t comm, cudaStream_t on) {
+    const size_t stride = own.of == GATHERED ? count * size_of(own.type) : 0;
     TRY(enter_with(comm, true));
-    if (own.at != to + (size_t)comm->rank * stride ||
+    if (from != to + (size_t)comm->rank * stride ||
         (own.of == ADDED && own.type != ncclFloat32))
-        return leave(REFUSE(ncclInvalidUsage,
-                            "the stand-in gathers, and adds floats, in place"));
-    leave_quietly();
+        return leave(
+            complain(ncclInvalidUsage,
+                     "the stand-in gathers, and adds floats, in place"));
+    leave(ncclSuccess);
     ncclGroupStart();
-    for (int rank = 0; rank < comm->size; rank++) {
+    for (int rank = 0; rank < comm->in->size; rank++) {
         part others = own;
         own.peer = others.peer = rank;
         others.receives = true;
-        others.at = to + (size_t)rank * stride;
         if (rank != comm->rank) {
-            say(own, count, comm, on);
-            say(others, count, comm, on);
+            say(own, from, count, comm, on);
+            say(others, to + (size_t)rank * stride, count, comm, on);
         }
     }
     return ncclGroupEnd();
 }
 
-ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff,
-                           size_t sendcount, ncclDataType_t datatype,
-                           ncclComm_t comm, cudaStream_t stream_of_it) {
-    return say_to_all((part){.of = GATHERED,
-                             .at = (char *)(uintptr_t)sendbuff,
-                             .type = datatype},
-                      recvbuff, sendcount * size_of(datatype), sendcount, comm,
-                      stream_of_it);
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count,
+                           ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t on) {
+    const part own = {.of = GATHERED, .type = type};
+    return say_to_all(own, from, to, count, comm, on);
 }
 
-ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
-                           ncclDataType_t datatype, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream_of_it) {
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t count,
+                           ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t on) {
+    const part own = {.of = ADDED, .type = type};
     (void)op; /* the header knows sums only */
-    return say_to_all((part){.of = ADDED,
-                             .at = (char *)(uintptr_t)sendbuff,
-                             .type = datatype},
-                      recvbuff, 0, count, comm, stream_of_it);
+    return say_to_all(own, from, to, count, comm, on);
 }
 
 /* At the end: name the communicators that are left, and forget everything. */
@@ -627,7 +583,7 @@ void finish_messages(void) {
         if (!c->gone)
             accuse("rank %d never destroyed communicator %ld", c->rank,
                    c->number);
-        drop_deferred(c);
+        operation_free(c->deferred);
         abandon_all(c);
     }
     for (clique *of = cliques; of != NULL; of = of->next)

@@ -5,23 +5,14 @@
  * capture, since the library loads code then. A product takes its turn in its
  * stream as one thread of a kernel, and spoils the workspace. */
 #include <cublasLt.h>
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "kernel.h"
 #include "machine.h"
 
 enum { NEED = 512, WORKSPACE_ALIGNMENT = 256, LEAST_ALIGNMENT = 16 };
 
-static const uint64_t layout_mark = 0x4c41594f55540001u;
-static const uint64_t how_mark = 0x484f570000000002u;
-static const uint64_t wish_mark = 0x5749534800000003u;
-
-static bool has_f8 = true;
-
-void stand_in_pretend_f8(bool has) {
-    has_f8 = has;
-}
+static const uint64_t begun = 0x4c41594f55540001u; /* the mark */
 
 /* A product: how, of what, and A, B, C and D. */
 typedef struct {
@@ -36,7 +27,6 @@ typedef struct {
 struct cublasLtContext {
     uint64_t *loaded; /* the kinds whose code has been loaded */
     int count;
-    void *memory; /* so that one that is never destroyed is reported */
 };
 
 /* A line for the report, and the library's word for it. */
@@ -48,58 +38,50 @@ size_t cublasLtGetVersion(void) {
     return 130000;
 }
 
-const char *cublasLtGetStatusString(cublasStatus_t status) {
-#define TEXT(name, value, text) [name] = (text),
-    static const char *const texts[] = {CUBLAS_STATUSES(TEXT)};
-    return texts[status];
+ERROR_TEXTS(cublasLtGetStatusString, cublasStatus_t, CUBLAS_STATUSES)
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    void *memory = NULL; /* pinned: one that is never destroyed is reported */
+    const cudaError_t error = cudaMallocHost(&memory, sizeof **handle);
+    *handle = memory;
+    if (memory != NULL)
+        memset(memory, 0, sizeof **handle);
+    return error == cudaSuccess                 ? CUBLAS_STATUS_SUCCESS
+           : error == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED
+                                                : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
-    void *memory;
-    *lightHandle = NULL;
-    const cudaError_t error = cudaMallocHost(&memory, 8);
-    if (error != cudaSuccess)
-        return error == cudaErrorMemoryAllocation
-                   ? CUBLAS_STATUS_ALLOC_FAILED
-                   : CUBLAS_STATUS_NOT_INITIALIZED;
-    *lightHandle = take(1, sizeof **lightHandle);
-    (*lightHandle)->memory = memory;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle) {
-    cudaFreeHost(lightHandle->memory);
-    free(lightHandle->loaded);
-    free(lightHandle);
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    free(handle->loaded);
+    cudaFreeHost(handle);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 /* Descriptions. */
 
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout,
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout,
                                         cudaDataType type, uint64_t rows,
                                         uint64_t cols, int64_t ld) {
-    *matLayout = (cublasLtMatrixLayoutOpaque_t){.mark = layout_mark,
-                                                .rows = (int64_t)rows,
-                                                .columns = (int64_t)cols,
-                                                .stride = ld,
-                                                .type = type};
+    *layout = (cublasLtMatrixLayoutOpaque_t){.mark = begun,
+                                             .rows = (int64_t)rows,
+                                             .columns = (int64_t)cols,
+                                             .stride = ld,
+                                             .type = type};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t matmulDesc,
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t how,
                                       cublasComputeType_t computeType,
                                       cudaDataType_t scaleType) {
-    *matmulDesc =
-        (cublasLtMatmulDescOpaque_t){.mark = how_mark,
-                                     .compute = (int32_t)computeType,
-                                     .scale_type = (int32_t)scaleType};
+    *how = (cublasLtMatmulDescOpaque_t){.mark = begun,
+                                        .compute = (int32_t)computeType,
+                                        .scale_type = (int32_t)scaleType};
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref) {
     *pref = (cublasLtMatmulPreferenceOpaque_t){
-        .mark = wish_mark, .alignments = {256, 256, 256, 256}};
+        .mark = begun, .alignments = {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -112,38 +94,38 @@ static cublasStatus_t set(void *to, size_t size, const void *from,
 }
 
 cublasStatus_t
-cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
+cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t how,
                                cublasLtMatmulDescAttributes_t attr,
-                               const void *buf, size_t sizeInBytes) {
+                               const void *buf, size_t bytes) {
     void *to = NULL;
     size_t size = sizeof(int32_t);
     switch (attr) {
     case CUBLASLT_MATMUL_DESC_TRANSA:
     case CUBLASLT_MATMUL_DESC_TRANSB:
-        to = &matmulDesc->transposed[attr - CUBLASLT_MATMUL_DESC_TRANSA];
+        to = &how->transposed[attr - CUBLASLT_MATMUL_DESC_TRANSA];
         break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
-        to = &matmulDesc->scales[attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER];
+        to = &how->scales[attr - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER];
         size = sizeof(float *);
         break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
     case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
-        to = &matmulDesc->modes[attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE];
+        to = &how->modes[attr - CUBLASLT_MATMUL_DESC_A_SCALE_MODE];
         break;
     }
-    return set(to, size, buf, sizeInBytes);
+    return set(to, size, buf, bytes);
 }
 
 cublasStatus_t
 cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                      cublasLtMatmulPreferenceAttributes_t attr,
-                                     const void *buf, size_t sizeInBytes) {
+                                     const void *buf, size_t bytes) {
     if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
-        return set(&pref->workspace, sizeof(uint64_t), buf, sizeInBytes);
+        return set(&pref->workspace, sizeof(uint64_t), buf, bytes);
     const int operand = (int)attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     return set(operand >= 0 && operand < 4 ? &pref->alignments[operand] : NULL,
-               sizeof(uint32_t), buf, sizeInBytes);
+               sizeof(uint32_t), buf, bytes);
 }
 
 /* What can be multiplied at all. */
@@ -156,7 +138,7 @@ static int64_t bytes_of(cudaDataType type) {
 
 static cublasStatus_t check_layouts(const cublasLtMatrixLayoutOpaque_t *l) {
     for (int i = 0; i < 4; i++)
-        if (l[i].mark != layout_mark || l[i].rows < 1 || l[i].columns < 1 ||
+        if (l[i].mark != begun || l[i].rows < 1 || l[i].columns < 1 ||
             l[i].rows > INT32_MAX || l[i].columns > INT32_MAX ||
             l[i].stride < l[i].rows)
             return REFUSE(INVALID_VALUE,
@@ -175,7 +157,7 @@ static cublasStatus_t check_layouts(const cublasLtMatrixLayoutOpaque_t *l) {
 
 static cublasStatus_t check_f8(const product *p) {
     const cublasLtMatrixLayoutOpaque_t *l = p->l;
-    if (!has_f8)
+    if (machine.no_f8)
         return REFUSE(NOT_SUPPORTED, "no FP8 rows with scales here");
     for (int i = 0; i < 2; i++) {
         if (p->how.modes[i] != CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F)
@@ -199,7 +181,7 @@ static cublasStatus_t check_f8(const product *p) {
 static cublasStatus_t check(const product *p) {
     const cublasLtMatmulDescOpaque_t *how = &p->how;
     const cublasLtMatrixLayoutOpaque_t *l = p->l;
-    if (how->mark != how_mark)
+    if (how->mark != begun)
         return REFUSE(INVALID_VALUE, "a description that was not begun");
     if (how->compute != CUBLAS_COMPUTE_32F || how->scale_type != CUDA_R_32F ||
         how->transposed[0] != CUBLAS_OP_T || how->transposed[1] != CUBLAS_OP_N)
@@ -235,7 +217,7 @@ static cublasStatus_t search(const product *p,
                              const cublasLtMatmulPreferenceOpaque_t *wish,
                              cublasLtMatmulHeuristicResult_t *out) {
     OR_RETURN(check(p));
-    if (wish->mark != wish_mark)
+    if (wish->mark != begun)
         return REFUSE(INVALID_VALUE, "a preference that was not begun");
     for (int i = 0; i < 4; i++)
         if (wish->alignments[i] < (p->l[0].type == CUDA_R_8F_E4M3
@@ -252,23 +234,18 @@ static cublasStatus_t search(const product *p,
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t operationDesc,
-    cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
-    cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
-    cublasLtMatmulPreference_t preference, int requestedAlgoCount,
-    cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
-    int *returnAlgoCount) {
-    *returnAlgoCount = 0;
-    if (lightHandle == NULL || requestedAlgoCount < 1)
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
+    cublasLtMatmulHeuristicResult_t found[], int *count) {
+    *count = 0;
+    if (handle == NULL || most < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
-    const product p = {.how = *operationDesc,
-                       .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc}};
-    const cudaError_t error = enter();
-    const cublasStatus_t status =
-        error != cudaSuccess ? CUBLAS_STATUS_NOT_INITIALIZED
-                             : search(&p, preference, heuristicResultsArray);
-    leave(error);
-    *returnAlgoCount = status == CUBLAS_STATUS_SUCCESS;
+    const product p = {.how = *how, .l = {*a, *b, *c, *d}};
+    if (enter() != cudaSuccess)
+        return leave(CUBLAS_STATUS_NOT_INITIALIZED);
+    const cublasStatus_t status = leave(search(&p, wish, found));
+    *count = status == CUBLAS_STATUS_SUCCESS;
     return status;
 }
 
@@ -339,25 +316,25 @@ static size_t size_of(const cublasLtMatrixLayoutOpaque_t *l) {
                     bytes_of(l->type));
 }
 
-static bool is_there(const void *at, size_t bytes, uint64_t alignment,
-                     const char *name) {
-    return is_device(at) && (uintptr_t)at % alignment == 0 &&
-           check_range(at, bytes, name) == cudaSuccess;
+static cublasStatus_t check_memory(const char *name, const void *at,
+                                   size_t bytes, unsigned alignment) {
+    if (!is_device(at))
+        return REFUSE(INVALID_VALUE, "%s is not on the device", name);
+    if ((uintptr_t)at % alignment != 0)
+        return REFUSE(INVALID_VALUE, "%s is not at a multiple of %u bytes",
+                      name, alignment);
+    return check_range(at, bytes, name) == cudaSuccess
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 static cublasStatus_t check_operand(const product *p, int i,
-                                    uint32_t alignment) {
+                                    unsigned alignment) {
     const size_t bytes = size_of(&p->l[i]);
-    if (!is_device(p->at[i]))
-        return REFUSE(INVALID_VALUE, "%s is not on the device", names[i]);
-    if ((uintptr_t)p->at[i] % alignment != 0)
-        return REFUSE(INVALID_VALUE, "%s is not at a multiple of %u bytes",
-                      names[i], alignment);
-    if (check_range(p->at[i], bytes, names[i]) != cudaSuccess)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (i < 2 && p->how.scales[i] != NULL &&
-        !is_there(p->how.scales[i], 4 * (size_t)p->l[i].columns, 4, "scales"))
-        return REFUSE(INVALID_VALUE, "scales of %s out of bounds", names[i]);
+    OR_RETURN(check_memory(names[i], p->at[i], bytes, alignment));
+    if (i < 2 && p->how.scales[i] != NULL)
+        OR_RETURN(check_memory("a scale", p->how.scales[i],
+                               4 * (size_t)p->l[i].columns, 4));
     /* Nothing may lie in D, but that C may be D. */
     if (i < 3 && p->at[i] + bytes > p->at[3] &&
         p->at[3] + size_of(&p->l[3]) > p->at[i] &&
@@ -391,37 +368,35 @@ static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
                       "an algorithm that was found for another product");
     for (int i = 0; i < 4; i++)
         OR_RETURN(check_operand(p, i, chosen->alignments[i]));
-    if (chosen->workspace > 0 && (chosen->workspace > workspace_bytes ||
-                                  !is_there(p->workspace, workspace_bytes,
-                                            WORKSPACE_ALIGNMENT, "workspace")))
-        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes at %p",
-                      workspace_bytes, (void *)p->workspace);
+    if (chosen->workspace > workspace_bytes)
+        return REFUSE(INVALID_VALUE, "a workspace of %zu bytes",
+                      workspace_bytes);
+    if (chosen->workspace > 0)
+        OR_RETURN(check_memory("a workspace", p->workspace, workspace_bytes,
+                               WORKSPACE_ALIGNMENT));
     return load(handle, chosen->kind, on);
 }
 
-cublasStatus_t
-cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
-               const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
-               const void *B, cublasLtMatrixLayout_t Bdesc, const void *beta,
-               const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
-               cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo,
-               void *workspace, size_t workspaceSizeInBytes, cudaStream_t on) {
-    if (lightHandle == NULL || alpha == NULL || beta == NULL || algo == NULL)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
+                              const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c, void *D,
+                              cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t bytes, cudaStream_t on) {
+    if (handle == NULL || alpha == NULL || beta == NULL || algo == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
-    product p = {.how = *computeDesc,
-                 .l = {*Adesc, *Bdesc, *Cdesc, *Ddesc},
+    product p = {.how = *how,
+                 .l = {*a, *b, *c, *d},
                  .at = {A, B, C, D},
                  .alpha = *(const float *)alpha,
                  .beta = *(const float *)beta,
                  .workspace = workspace,
                  .workspace_bytes = (size_t)algo->workspace};
-    const cudaError_t error = enter();
-    const cublasStatus_t status =
-        error != cudaSuccess
-            ? CUBLAS_STATUS_EXECUTION_FAILED
-            : check_call(lightHandle, &p, algo, workspaceSizeInBytes, on);
-    leave(error);
-    OR_RETURN(status);
+    if (enter() != cudaSuccess)
+        return leave(CUBLAS_STATUS_EXECUTION_FAILED);
+    OR_RETURN(leave(check_call(handle, &p, algo, bytes, on)));
     const dim3 one = {1, 1, 1};
     return stand_in_launch("cublasLtMatmul", multiply, one, 1, on, &p,
                            sizeof p) == cudaSuccess

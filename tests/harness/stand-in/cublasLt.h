@@ -98,43 +98,40 @@ typedef struct {
 } cublasLtMatmulHeuristicResult_t;
 #endif
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle);
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle);
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle);
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 size_t cublasLtGetVersion(void);
 const char *cublasLtGetStatusString(cublasStatus_t status);
 
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout,
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout,
                                         cudaDataType type, uint64_t rows,
                                         uint64_t cols, int64_t ld);
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t matmulDesc,
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t how,
                                       cublasComputeType_t computeType,
                                       cudaDataType_t scaleType);
 cublasStatus_t
-cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
+cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t how,
                                cublasLtMatmulDescAttributes_t attr,
-                               const void *buf, size_t sizeInBytes);
+                               const void *buf, size_t bytes);
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref);
 cublasStatus_t
 cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                      cublasLtMatmulPreferenceAttributes_t attr,
-                                     const void *buf, size_t sizeInBytes);
+                                     const void *buf, size_t bytes);
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t operationDesc,
-    cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
-    cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
-    cublasLtMatmulPreference_t preference, int requestedAlgoCount,
-    cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
-    int *returnAlgoCount);
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
+    cublasLtMatmulHeuristicResult_t found[], int *count);
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle,
-                              cublasLtMatmulDesc_t computeDesc,
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                               const void *alpha, const void *A,
-                              cublasLtMatrixLayout_t Adesc, const void *B,
-                              cublasLtMatrixLayout_t Bdesc, const void *beta,
-                              const void *C, cublasLtMatrixLayout_t Cdesc,
-                              void *D, cublasLtMatrixLayout_t Ddesc,
+                              cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c, void *D,
+                              cublasLtMatrixLayout_t d,
                               const cublasLtMatmulAlgo_t *algo, void *workspace,
-                              size_t workspaceSizeInBytes, cudaStream_t stream);
+                              size_t bytes, cudaStream_t stream);
 
 #endif

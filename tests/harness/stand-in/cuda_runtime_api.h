@@ -35,7 +35,6 @@
     X(cudaErrorUnknown, 999, "unknown error")
 
 #define CUDA_COPY_KINDS(X)                                                     \
-    X(cudaMemcpyHostToHost, 0)                                                 \
     X(cudaMemcpyHostToDevice, 1)                                               \
     X(cudaMemcpyDeviceToHost, 2)                                               \
     X(cudaMemcpyDeviceToDevice, 3)                                             \

@@ -15,9 +15,8 @@
 static void release_graph(graph *g) {
     if (--g->references > 0)
         return;
-    for (int i = 0; i < g->count; i++)
-        operation_free(g->steps[i].what);
-    free(g->steps);
+    for (operation *one; (one = g->first) != NULL; operation_free(one))
+        g->first = one->next;
     free(g);
 }
 
@@ -32,9 +31,10 @@ cudaError_t capture_operation(stream *on, operation *what) {
         return invalidated();
     }
     graph *g = on->capture->into;
-    g->steps = grown(g->steps, g->count, sizeof *g->steps);
-    g->steps[g->count].what = what;
-    g->steps[g->count++].place = on->place;
+    g->count++;
+    what->place = on->place;
+    *g->end = what;
+    g->end = &what->next;
     on->before.of[on->place] += what->point == NULL;
     return cudaSuccess;
 }
@@ -123,6 +123,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
     c->into->references = 1;
+    c->into->end = &c->into->first;
     c->origin = on;
     c->thread = pthread_self();
     join(on, c);
@@ -241,9 +242,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     given->streams[0] = on;
     for (int place = 1; place < given->of->streams; place++)
         enqueue_point(given->streams[place], WAIT, given->end);
-    for (int i = 0; i < given->of->count; i++)
-        replay(given->streams[given->of->steps[i].place],
-               given->of->steps[i].what);
+    for (const operation *o = given->of->first; o != NULL; o = o->next)
+        replay(given->streams[o->place], o);
     mark_end(given, on);
     return leave(cudaSuccess);
 }
@@ -259,22 +259,24 @@ static void remove_executable(executable *x) {
     free(x);
 }
 
+static void remove_graph(graph *g) {
+    unlist(&machine.graphs, g);
+    release_graph(g);
+}
+
 /* They can be destroyed after the machine has failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
-    const cudaError_t error = enter();
-    if (!listed(&machine.executables, given))
-        return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    const cudaError_t error = enter_with(&machine.executables, given);
     settle();
-    remove_executable(given);
+    if (listed(&machine.executables, given))
+        remove_executable(given);
     return leave(error);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t given) {
-    const cudaError_t error = enter();
-    if (!listed(&machine.graphs, given))
-        return leave(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    unlist(&machine.graphs, given);
-    release_graph(given);
+    const cudaError_t error = enter_with(&machine.graphs, given);
+    if (listed(&machine.graphs, given))
+        remove_graph(given);
     return leave(error);
 }
 
@@ -295,9 +297,8 @@ void finish_graphs(void) {
         remove_executable(machine.executables);
     }
     while (machine.graphs != NULL) {
-        graph *g = machine.graphs;
-        accuse("a graph of %d steps was never destroyed", g->count);
-        unlist(&machine.graphs, g);
-        release_graph(g);
+        accuse("a graph of %d steps was never destroyed",
+               machine.graphs->count);
+        remove_graph(machine.graphs);
     }
 }

@@ -15,13 +15,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#define __global__
 #define __device__
-#define __shared__ static
 
 /* The running thread's. Blocks have one dimension, grids up to three. */
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
-#define warpSize 32
 
 /* CP_KERNEL(name, type) { ... a.member ... } defines a kernel whose arguments
  * are one structure of that type, called a; each thread has its own copy. */
@@ -55,11 +52,10 @@ void stand_in_shared(void *start, size_t bytes, uint64_t *block);
 /* Barriers. One that a thread of the block (or a lane of the warp) does not
  * reach, or reaches on another line, is an error of the launch. */
 #define STAND_IN_HERE __FILE__, __LINE__
-#define __syncthreads() stand_in_block_barrier(STAND_IN_HERE)
-#define __syncwarp() stand_in_warp_barrier(STAND_IN_HERE)
+#define __syncthreads() stand_in_barrier(true, STAND_IN_HERE)
+#define __syncwarp() stand_in_barrier(false, STAND_IN_HERE)
 
-void stand_in_block_barrier(const char *file, int line);
-void stand_in_warp_barrier(const char *file, int line);
+void stand_in_barrier(bool of_block, const char *file, int line);
 
 /* The number of the lane `turn` away. The mask must name the whole warp. */
 #define __shfl_xor_sync(mask, value, turn)                                     \

@@ -18,15 +18,9 @@
 
 #include "kernel.h"
 #include "machine.h"
+#include "tests/harness/suite.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define UNDER_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define UNDER_ASAN 1
-#endif
-#endif
-#ifdef UNDER_ASAN
+#if HARNESS_SANITIZED
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define UNCHECKED __attribute__((noinline, no_sanitize_address))
@@ -43,7 +37,7 @@
 /* The compiler's own pair takes a few instructions. The library's longjmp takes
  * many, and under the address sanitizer asks the kernel a question each time;
  * clang has no other on some machines. */
-#if defined(UNDER_ASAN) || defined(__x86_64__)
+#if HARNESS_SANITIZED || defined(__x86_64__)
 typedef void *place[5];
 #define save_place(here) __builtin_setjmp(here)
 #define leave_for(there) __builtin_longjmp(there, 1)
@@ -93,14 +87,9 @@ static int to_enter; /* the thread that the scheduler is asked to resume */
 static float brought[MOST_THREADS], given[MOST_THREADS];
 static int asked[MOST_THREADS];
 
-static struct {
-    void (*thread)(const void *);
-    const void *arguments;
-    const char *name;
-} job;
+static const operation *job; /* the kernel that runs */
 static uint64_t block_serial;
 static size_t shared_bytes;
-static bool shared_too_large;
 
 /* What tells the address sanitizer which stack comes next. */
 static void *fake_of_scheduler, *fake_of_fiber[MOST_THREADS];
@@ -164,7 +153,7 @@ UNCHECKED static void pause_fiber(void) {
 static void fiber_main(void) {
     back_in_fiber(NULL);
     for (;;) {
-        job.thread(job.arguments);
+        job->thread(job->arguments);
         states[current] = ENDED;
         pause_fiber();
     }
@@ -210,7 +199,7 @@ UNCHECKED static void resume(int number) {
 static void give_up(int threads) {
     for (int i = 0; i < threads; i++)
         if (states[i] != ENDED && fibers[i].stack != NULL) {
-#ifdef UNDER_ASAN
+#if HARNESS_SANITIZED
             __asan_unpoison_memory_region(fibers[i].stack, STACK);
 #endif
             munmap(fibers[i].stack - STACK_GUARD, STACK + STACK_GUARD);
@@ -220,26 +209,18 @@ static void give_up(int threads) {
 
 /* What kernels call. */
 
-static void wait_here(fiber_state state, const char *file, int line) {
-    states[current] = state;
+void stand_in_barrier(bool of_block, const char *file, int line) {
+    states[current] = of_block ? AT_BLOCK : AT_WARP;
     fibers[current].file = file;
     fibers[current].line = line;
     pause_fiber();
-}
-
-void stand_in_block_barrier(const char *file, int line) {
-    wait_here(AT_BLOCK, file, line);
-}
-
-void stand_in_warp_barrier(const char *file, int line) {
-    wait_here(AT_WARP, file, line);
 }
 
 float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
     asked[me] = lane & (LANES - 1);
-    wait_here(AT_WARP, file, line);
+    stand_in_barrier(false, file, line);
     return given[me];
 }
 
@@ -249,16 +230,15 @@ void stand_in_shared(void *start, size_t bytes, uint64_t *block) {
     *block = block_serial;
     memset(start, 0xFF, bytes);
     shared_bytes += bytes;
-    if (shared_bytes > SHARED_LIMIT)
-        shared_too_large = true;
 }
 
 /* The scheduler of one block. */
 
 static bool same_place(int one, int other) {
     const fiber *a = &fibers[one], *b = &fibers[other];
-    return states[one] == states[other] && a->line == b->line &&
-           strcmp(a->file, b->file) == 0;
+    return states[one] == states[other] &&
+           (states[one] == ENDED ||
+            (a->line == b->line && strcmp(a->file, b->file) == 0));
 }
 
 /* The first thread from `start` on that stands, and not where `other` does. */
@@ -284,7 +264,7 @@ static bool stuck(int threads, const char *why) {
                  fibers[other].line);
     complain(cudaErrorLaunchFailure,
              "kernel %s, block (%u, %u, %u): %s: thread %d waits at %s:%d%s",
-             job.name, blockIdx.x, blockIdx.y, blockIdx.z, why, first,
+             job->name, blockIdx.x, blockIdx.y, blockIdx.z, why, first,
              fibers[first].file, fibers[first].line, where);
     give_up(threads);
     return false;
@@ -328,24 +308,20 @@ static bool can_run(int first, int lanes) {
     return false;
 }
 
-static int lanes_of(int warp, int threads) {
-    const int rest = threads - warp * LANES;
-    return rest < LANES ? rest : LANES;
-}
-
-/* All warps until each stands at a barrier of the block or has ended. Some
+/* All warps go on until each stands at a barrier of the block or has ended. Some
  * blocks let one warp run as far as it can, others change after every stop. */
 static bool run_to_barrier(int threads, bool far) {
     int ready[MOST_WARPS], count = 0;
+    for (int i = 0; i < threads; i++)
+        states[i] = RUNNING;
     for (int warp = 0; warp * LANES < threads; warp++)
-        if (can_run(warp * LANES, lanes_of(warp, threads)))
-            ready[count++] = warp;
+        ready[count++] = warp;
     int at = -1;
     while (count > 0) {
         if (at < 0 || !far)
             at = (int)draw((uint64_t)count);
         const int first = ready[at] * LANES;
-        const int lanes = lanes_of(ready[at], threads);
+        const int lanes = threads - first < LANES ? threads - first : LANES;
         if (!run_warp(first, lanes))
             return false;
         if (!can_run(first, lanes)) {
@@ -357,84 +333,47 @@ static bool run_to_barrier(int threads, bool far) {
 }
 
 static bool run_block(int threads) {
+    const bool far = draw(2) == 0;
     block_serial++;
     shared_bytes = 0;
-    for (int i = 0; i < threads; i++) {
-        states[i] = RUNNING;
-        fibers[i].line = 0;
-        fibers[i].file = "";
-    }
-    const bool far = draw(2) == 0;
-    for (;;) {
+    do {
         if (!run_to_barrier(threads, far))
             return stuck(threads, "lanes of a warp that do not all come");
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
-        if (states[0] == ENDED)
-            return true;
-        for (int i = 0; i < threads; i++)
-            states[i] = RUNNING;
-    }
+    } while (states[0] != ENDED);
+    if (shared_bytes > SHARED_LIMIT)
+        complain(cudaErrorLaunchFailure,
+                 "kernel %s shares more than %d bytes in a block", job->name,
+                 SHARED_LIMIT);
+    return shared_bytes <= SHARED_LIMIT;
 }
 
-static uint64_t common_divisor(uint64_t a, uint64_t b) {
-    while (b != 0) {
-        const uint64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
-/* Run all blocks, in some order. False: one of them failed, and the machine's
- * error says where. */
-bool run_kernel(const operation *kernel) {
-    const uint64_t blocks =
-        (uint64_t)kernel->grid.x * kernel->grid.y * kernel->grid.z;
-    uint64_t stride = 1 + draw(blocks), at = draw(blocks);
-    while (common_divisor(stride, blocks) != 1)
-        stride++;
-    char name[128];
-    snprintf(name, sizeof name, "kernel %s", kernel->name);
-    set_running(name);
-    job.thread = kernel->thread;
-    job.arguments = kernel->arguments;
-    job.name = kernel->name;
-    gridDim = kernel->grid;
+/* Run all blocks, in some order. If one of them fails, so does the machine, and
+ * its report says where. */
+void run_kernel(const operation *kernel) {
+    const dim3 grid = gridDim = kernel->grid;
+    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    uint64_t turns = 1, at = draw(blocks);
+    const uint64_t stride = draw(blocks) | 1;
+    while (turns < blocks)
+        turns *= 2;
+    open_memory(describe(kernel));
+    job = kernel;
     blockDim = (dim3){kernel->threads, 1, 1};
-    shared_too_large = false;
     bool fine = true;
-    for (uint64_t i = 0; i < blocks && fine; i++) {
-        at = (at + stride) % blocks;
-        blockIdx = (dim3){(unsigned)(at % gridDim.x),
-                          (unsigned)(at / gridDim.x % gridDim.y),
-                          (unsigned)(at / gridDim.x / gridDim.y)};
+    for (uint64_t i = 0; i < turns && fine; i++) {
+        at = (at + stride) & (turns - 1);
+        if (at >= blocks)
+            continue;
+        blockIdx =
+            (dim3){(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y),
+                   (unsigned)(at / grid.x / grid.y)};
         fine = run_block((int)kernel->threads);
     }
-    set_running(NULL);
     machine.counted.launches++;
-    if (fine && shared_too_large) {
-        complain(cudaErrorLaunchFailure,
-                 "kernel %s shares more than %d bytes in a block", job.name,
-                 SHARED_LIMIT);
-        return false;
-    }
-    return fine;
-}
-
-static cudaError_t check_launch(const char *name, const operation *what) {
-    const dim3 grid = what->grid;
-    if (countdown(&machine.fail_launch))
-        return complain(cudaErrorLaunchOutOfResources,
-                        "launch of kernel %s failed on demand", name);
-    if (what->threads == 0 || what->threads > MOST_THREADS || grid.x == 0 ||
-        grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
-        grid.z > 65535)
-        return complain(cudaErrorInvalidConfiguration,
-                        "kernel %s with a grid of %u x %u x %u blocks of %u "
-                        "threads",
-                        name, grid.x, grid.y, grid.z, what->threads);
-    return cudaSuccess;
+    if (!fine)
+        fail_machine();
 }
 
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
@@ -443,6 +382,16 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             size_t bytes) {
     stream *on;
     TRY(enter_stream(given, &on));
+    if (countdown(&machine.fail_launch))
+        return leave(complain(cudaErrorLaunchOutOfResources,
+                              "launch of kernel %s failed on demand", name));
+    if (block_threads == 0 || block_threads > MOST_THREADS || grid.x == 0 ||
+        grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
+        grid.z > 65535)
+        return leave(complain(cudaErrorInvalidConfiguration,
+                              "kernel %s with a grid of %u x %u x %u blocks of "
+                              "%u threads",
+                              name, grid.x, grid.y, grid.z, block_threads));
     const operation shape = {.kind = KERNEL,
                              .name = name,
                              .thread = thread,
@@ -450,6 +399,5 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                              .threads = block_threads,
                              .arguments = (void *)(uintptr_t)arguments,
                              .argument_bytes = bytes};
-    TRY(check_launch(name, &shape));
     return leave(enqueue(on, operation_copy(&shape)));
 }

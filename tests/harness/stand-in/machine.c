@@ -9,7 +9,10 @@
 #include <time.h>
 
 #include "ground/ground.h"
+#include "ground/random.h"
 #include "machine.h"
+
+enum { MOST_STEPS = 256 }; /* while the host asks once */
 
 machine_state machine;
 
@@ -18,7 +21,6 @@ static pthread_cond_t something_changed = PTHREAD_COND_INITIALIZER;
 
 static char *report;
 static size_t report_length;
-static char last_error[1024];
 
 void *take(size_t count, size_t size) {
     void *memory = calloc(count > 0 ? count : 1, size);
@@ -71,11 +73,7 @@ void free_list(void *list) {
 }
 
 uint64_t draw(uint64_t below) {
-    uint64_t *state = &machine.random;
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return below == 0 ? 0 : (*state * 0x2545F4914F6CDD1Du >> 16) % below;
+    return cp_random(&machine.random) % below;
 }
 
 /* Tell the other waiting threads to look again. */
@@ -88,48 +86,39 @@ bool countdown(int64_t *fault) {
     return *fault > 0 && --*fault == 0;
 }
 
-void enter_quietly(void) {
+/* Every call begins so. */
+cudaError_t enter(void) {
     pthread_mutex_lock(&lock);
     if (pthread_equal(machine.thread, pthread_self()) == 0)
         machine.threads = true;
-}
-
-void leave_quietly(void) {
-    close_memory();
-    pthread_mutex_unlock(&lock);
-}
-
-/* Every call begins so. */
-cudaError_t enter(void) {
-    enter_quietly();
     if (!machine.begun || machine.options.driver < 12000)
         return cudaErrorInsufficientDriver;
-    if (machine.options.devices <= 0)
+    if (machine.options.bare)
         return cudaErrorNoDevice;
     return machine.failed;
 }
 
 unsigned leave(unsigned result) {
-    leave_quietly();
+    close_memory();
+    pthread_mutex_unlock(&lock);
     return result;
 }
 
 /* One more line of the report. */
-cudaError_t complain(cudaError_t error, const char *format, ...) {
+unsigned complain(unsigned error, const char *format, ...) {
+    char line[1024];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
+    vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    const size_t length = strlen(last_error) + 1;
-    report = grown(report, (int)(report_length + length), 1);
-    sprintf(report + report_length, "%s\n", last_error);
-    report_length += length;
+    report = grown(report, (int)(report_length + strlen(line)) + 1, 1);
+    report_length += (size_t)sprintf(report + report_length, "%s\n", line);
     return error;
 }
 
 /* Waiting. */
 
-bool met(const waiting *what) {
+static bool met(const waiting *what) {
     if (what->empty != NULL)
         return what->empty->head == NULL;
     if (what->point != NULL)
@@ -154,48 +143,61 @@ static bool sleep_for_change(void) {
     return cp_clock() < machine.changed + machine.options.patience;
 }
 
+/* Take steps, so many at most, until it is so or the machine has failed. */
+static bool run_until(const waiting *what, uint64_t most) {
+    settle();
+    while (machine.failed == cudaSuccess && !met(what)) {
+        if (most-- == 0 || !step())
+            return false;
+        settle();
+    }
+    return true;
+}
+
 /* Run the machine until it is so. If it can never be, because nothing can run
  * and nobody else is left to bring anything, that is an error. */
 cudaError_t await(waiting what) {
-    for (;;) {
-        settle();
-        if (machine.failed != cudaSuccess)
-            return cudaErrorLaunchFailure;
-        if (met(&what))
-            return cudaSuccess;
-        if (step()) {
-            changed();
-            continue;
-        }
+    while (!run_until(&what, UINT64_MAX)) {
         if (blocked_by_failure(what, 0))
             return cudaErrorLaunchFailure;
         if ((machine.threads || peers() > 0) && sleep_for_change())
             continue;
-        return fail_machine(
-            complain(cudaErrorLaunchFailure,
-                     "deadlock: the host waits and nothing can run: %s",
-                     note_of_waits()));
+        complain(cudaSuccess,
+                 "deadlock: the host waits and nothing can run: %s",
+                 note_of_waits());
+        return fail_machine();
     }
+    return machine.failed;
 }
 
-cudaError_t fail_machine(cudaError_t error) {
-    machine.failed = error;
+/* Time passes while somebody asks: a few steps for each question. */
+cudaError_t ask(waiting what) {
+    return run_until(&what, 1 + draw(MOST_STEPS)) ? machine.failed
+                                                  : cudaErrorNotReady;
+}
+
+cudaError_t fail_machine(void) {
+    machine.failed = cudaErrorLaunchFailure;
     fail_communicators(ncclUnhandledCudaError);
     for (stream *s = machine.streams; s != NULL; s = s->next)
         forget_work(s);
     pthread_cond_broadcast(&something_changed);
-    return error;
+    return machine.failed;
 }
 
 /* What tests call. */
 
-static void seed_machine(uint64_t seed) {
-    machine.random = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
-    for (int turn = 0; turn < 8; turn++)
-        draw(1);
-    machine.lateness = machine.options.lateness;
-    if (machine.lateness == STAND_IN_BY_SEED)
-        machine.lateness = STAND_IN_LATE + (int)draw(3);
+/* What the options leave open, and what the seed decides. */
+static void complete_options(stand_in_options *options) {
+    if (options->driver == 0)
+        options->driver = CUDART_VERSION;
+    if (options->bytes == 0)
+        options->bytes = INT64_C(1) << 30;
+    if (options->patience == 0)
+        options->patience = 5;
+    machine.random = options->seed;
+    if (options->lateness == STAND_IN_BY_SEED)
+        options->lateness = STAND_IN_LATE + (int)draw(3);
     machine.priority = draw(2) == 0 ? 0 : draw(UINT32_MAX) | 1;
 }
 
@@ -204,19 +206,17 @@ bool stand_in_pretends(void) {
 }
 
 void stand_in_begin(const stand_in_options *options) {
-    const stand_in_options defaults = STAND_IN_DEFAULTS;
     if (machine.begun)
         stand_in_end();
     pthread_mutex_lock(&lock);
-    machine = (machine_state){.options = options ? *options : defaults,
+    machine = (machine_state){.options = *options,
                               .begun = true,
                               .changed = cp_clock(),
                               .thread = pthread_self()};
-    seed_machine(machine.options.seed);
+    complete_options(&machine.options);
     free(report);
     report = NULL;
     report_length = 0;
-    last_error[0] = '\0';
     add_stream(0); /* the null stream */
     watch_memory();
     pthread_mutex_unlock(&lock);
@@ -225,7 +225,6 @@ void stand_in_begin(const stand_in_options *options) {
 int64_t stand_in_end(void) {
     pthread_mutex_lock(&lock);
     if (machine.begun) {
-        open_memory();
         finish_graphs();
         finish_streams();
         finish_messages();
@@ -235,14 +234,6 @@ int64_t stand_in_end(void) {
     const int64_t problems = machine.problems;
     pthread_mutex_unlock(&lock);
     return problems;
-}
-
-const char *stand_in_error(void) {
-    static _Thread_local char text[sizeof last_error];
-    pthread_mutex_lock(&lock);
-    memcpy(text, last_error, sizeof text);
-    pthread_mutex_unlock(&lock);
-    return text;
 }
 
 const char *stand_in_report(void) {
@@ -268,6 +259,7 @@ SETS(stand_in_fail_launch, (int64_t n), fail_launch, n)
 SETS(stand_in_fail_copy, (int64_t n), fail_copy, n)
 SETS(stand_in_ignore_wait, (int64_t k), ignore_wait, k)
 SETS(stand_in_freeze_uploads, (bool frozen), freeze_uploads, frozen)
+SETS(stand_in_pretend_f8, (bool has), no_f8, !has)
 SETS(stand_in_dead_rank, (int rank, int64_t n), rank_faults[rank],
      (rank_fault){DEAD, n})
 SETS(stand_in_failing_rank, (int rank, int64_t n), rank_faults[rank],
@@ -277,11 +269,7 @@ SETS(stand_in_drop_message, (int from, int to, int64_t n), drop,
 
 /* Devices, versions, errors. */
 
-const char *cudaGetErrorString(cudaError_t error) {
-#define TEXT(name, value, text) [name] = (text),
-    static const char *const texts[] = {CUDA_ERRORS(TEXT)};
-    return texts[error];
-}
+ERROR_TEXTS(cudaGetErrorString, cudaError_t, CUDA_ERRORS)
 
 cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
     *runtimeVersion = CUDART_VERSION;
@@ -289,13 +277,14 @@ cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
 }
 
 cudaError_t cudaDriverGetVersion(int *driverVersion) {
-    *driverVersion = machine.begun ? machine.options.driver : 0;
+    const int driver = machine.begun ? machine.options.driver : 0;
+    *driverVersion = driver < 0 ? 0 : driver;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
     const cudaError_t error = enter();
-    *count = error == cudaSuccess ? machine.options.devices : 0;
+    *count = error == cudaSuccess;
     return leave(error);
 }
 
@@ -328,8 +317,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,
                                              int *greatestPriority) {
-    const cudaError_t error = enter();
     *leastPriority = 0;
     *greatestPriority = -5;
-    return leave(error);
+    return leave(enter());
 }

@@ -54,7 +54,7 @@ typedef enum { KERNEL, COPY, FILL, RECORD, WAIT, MESSAGES } operation_kind;
 typedef struct operation {
     operation_kind kind;
     struct operation *next;
-    bool started, done;
+    bool started;
     double ends; /* pretended milliseconds */
 
     const char *name; /* kernel */
@@ -72,6 +72,7 @@ typedef struct operation {
     uint64_t fingerprint;
 
     mark *point; /* record, wait */
+    int place;   /* in a graph: its stream, among those of the capture */
 
     communicator *by; /* messages */
     part *parts;
@@ -111,10 +112,7 @@ struct CUevent_st {
 struct CUgraph_st {
     graph *next;
     int references;
-    struct {
-        operation *what;
-        int place;
-    } * steps;
+    operation *first, **end; /* where the next one goes */
     int count, streams;
 };
 
@@ -161,7 +159,6 @@ typedef struct {
     pthread_t thread;   /* that began... */
     bool threads;       /* ...and others have called */
     uint64_t random;    /* the scheduler's state */
-    int lateness;       /* what the seed made of the option */
     uint64_t priority;  /* of streams, when the seed wants them; 0: none */
     cudaError_t failed; /* sticks to every call, as a failed context does */
     stream *streams;
@@ -174,7 +171,7 @@ typedef struct {
     int64_t problems;
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
-    bool freeze_uploads;
+    bool freeze_uploads, no_f8;
     message_fault drop;
     rank_fault rank_faults[RANK_FAULTS];
 } machine_state;
@@ -197,17 +194,22 @@ unsigned leave(unsigned result); /* unlock */
         if (failure != 0)                                                      \
             return leave(failure);                                             \
     } while (0)
-void enter_quietly(void);
-void leave_quietly(void);
+/* A function that says what each of an interface's errors is. */
+#define ERROR_TEXT(name, value, text) [name] = (text),
+#define ERROR_TEXTS(function, type, list)                                      \
+    const char *function(type error) {                                         \
+        static const char *const texts[] = {list(ERROR_TEXT)};                 \
+        return texts[error];                                                   \
+    }
 uint64_t draw(uint64_t below);
 void changed(void);
 bool countdown(int64_t *fault);
-cudaError_t complain(cudaError_t error, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+unsigned complain(unsigned error, const char *format, ...)
+    __attribute__((format(printf, 2, 3))); /* returns the error */
 #define accuse(...) (complain(cudaSuccess, __VA_ARGS__), machine.problems++)
 cudaError_t await(waiting what);
-bool met(const waiting *what);
-cudaError_t fail_machine(cudaError_t error);
+cudaError_t ask(waiting what);
+cudaError_t fail_machine(void);
 void *take(size_t count, size_t size);           /* zeroed, never NULL */
 void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
 void *grown(void *list, int count, size_t size); /* room for one more */
@@ -222,14 +224,14 @@ const char *note_of_waits(void);
 /* memory.c: allocations between guard pages. */
 cudaError_t check_range(const void *start, size_t bytes, const char *what);
 bool is_device(const void *address);
-bool is_pinned(const void *address);
-void open_memory(void);
+bool is_seen(
+    const void *address); /* by the device: its own memory, or pinned */
+void open_memory(const char *whom); /* for the message of a bad access */
 void close_memory(void);
 void watch_memory(void);
 void release_memory(void);
 uint64_t fingerprint(const char *start, size_t bytes);
 bool all_poison(const char *start, size_t bytes);
-void set_running(const char *what); /* for the message of a bad access */
 
 /* streams.c: operations and the scheduler. */
 stream *resolve(cudaStream_t given);
@@ -237,7 +239,6 @@ cudaError_t find_stream(cudaStream_t given, stream **out);
 cudaError_t enter_stream(cudaStream_t given, stream **out);
 stream *add_stream(int64_t number);
 void remove_stream(stream *which);
-operation *operation_new(operation_kind kind);
 operation *operation_copy(const operation *from);
 void operation_free(operation *what);
 cudaError_t enqueue(stream *on, operation *what);
@@ -260,12 +261,7 @@ cudaError_t spoil_capture(stream *on, const char *call);
 void finish_graphs(void);
 
 /* kernels.c */
-bool run_kernel(const operation *kernel);
-
-cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
-                            dim3 grid, unsigned block_threads,
-                            cudaStream_t stream, const void *arguments,
-                            size_t bytes); /* as kernel.h has it */
+void run_kernel(const operation *kernel);
 
 /* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);

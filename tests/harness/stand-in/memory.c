@@ -28,12 +28,8 @@ static allocation *allocations;
 static int tombstones;
 static int64_t made;
 static bool opened;
-static const char *running;
+static const char *running = "the host";
 static char handler_stack[1 << 16];
-
-void set_running(const char *what) {
-    running = what;
-}
 
 /* Good until it is asked again. */
 static const char *name_of(const allocation *which) {
@@ -52,19 +48,22 @@ static allocation *around(const void *address) {
     return NULL;
 }
 
-static bool is_in(const void *address, bool pinned) {
+/* The one in which it lies, or at whose end, and which was not freed. */
+static const allocation *holder(const void *address) {
     const allocation *a = around(address);
     const char *at = address;
-    return a != NULL && !a->freed && at >= a->start &&
-           at <= a->start + a->bytes && a->pinned == pinned;
+    return a != NULL && !a->freed && at >= a->start && at <= a->start + a->bytes
+               ? a
+               : NULL;
+}
+
+bool is_seen(const void *address) {
+    return holder(address) != NULL;
 }
 
 bool is_device(const void *address) {
-    return is_in(address, false);
-}
-
-bool is_pinned(const void *address) {
-    return is_in(address, true);
+    const allocation *a = holder(address);
+    return a != NULL && !a->pinned;
 }
 
 /* Whether a range that touches an allocation stays in it. Memory that is no
@@ -91,13 +90,15 @@ static void protect(int rights) {
             mprotect(a->base + GUARD, a->mapped - 2 * GUARD, rights);
 }
 
-void open_memory(void) {
+void open_memory(const char *whom) {
+    running = whom;
     if (!opened && !machine.options.open)
         protect(PROT_READ | PROT_WRITE);
     opened = true;
 }
 
 void close_memory(void) {
+    running = "the host";
     if (opened && !machine.options.open)
         protect(PROT_NONE);
     opened = false;
@@ -126,7 +127,7 @@ static void bad_access(int signal_number, siginfo_t *info, void *context) {
     char where[192], text[320];
     say_where(info->si_addr, where, sizeof where);
     const int length = snprintf(text, sizeof text, "stand-in: %s touched %s\n",
-                                running != NULL ? running : "the host", where);
+                                running, where);
     if (length > 0 && write(STDERR_FILENO, text, (size_t)length) < 0)
         _exit(1);
     signal(signal_number, SIG_DFL);
@@ -210,7 +211,7 @@ static void forget(allocation *a) {
 /* The pages go back, the addresses stay taken, but those of the oldest when
  * there are too many to keep. */
 static void bury(allocation *a) {
-    open_memory();
+    open_memory("freeing");
     check_edges(a);
     a->freed = true;
     mmap(a->base, a->mapped, PROT_NONE,
@@ -240,7 +241,7 @@ static cudaError_t release(void *start, bool pinned) {
 
 /* At the end: name what was never freed, and unmap everything. */
 void release_memory(void) {
-    open_memory();
+    open_memory("freeing");
     while (allocations != NULL) {
         if (!allocations->freed) {
             check_edges(allocations);

@@ -8,13 +8,11 @@
 
 #include "messages.h"
 
-void fail_clique(clique *of, const communicator *first, ncclResult_t error,
-                 ncclResult_t for_others) {
-    for (int rank = 0; rank < of->size; rank++) {
-        communicator *member = of->members[rank];
-        if (member->error == ncclSuccess)
-            member->error = member == first ? error : for_others;
-    }
+/* All members but one (or NULL) hear of an error. */
+void fail_clique(clique *of, const communicator *but, ncclResult_t error) {
+    for (int rank = 0; rank < of->size; rank++)
+        if (of->members[rank] != but && of->members[rank]->error == ncclSuccess)
+            of->members[rank]->error = error;
 }
 
 bool communicator_failed(const communicator *by) {
@@ -85,22 +83,8 @@ void abandon(operation *what) {
 }
 
 void messages_cancel(operation *what) {
-    if (what->done)
-        return;
     abandon(what);
     what->by->finished++;
-}
-
-/* What is to be added up arrives beside the sum. */
-static void make_room_for_sum(operation *what) {
-    const part *first = what->parts;
-    if (first->of != ADDED)
-        return;
-    what->added = take((size_t)what->by->size, first->bytes);
-    for (int i = 0; i < what->part_count; i++)
-        if (what->parts[i].receives)
-            what->parts[i].at =
-                what->added + (size_t)what->parts[i].peer * first->bytes;
 }
 
 void messages_enqueued(operation *what) {
@@ -112,9 +96,16 @@ void messages_enqueued(operation *what) {
                  by->number);
         return;
     }
-    make_room_for_sum(what);
-    for (int i = 0; i < what->part_count; i++)
-        attend(&what->parts[i]);
+    /* What is to be added up arrives beside the sum. */
+    const size_t bytes = what->parts->bytes;
+    if (what->parts->of == ADDED)
+        what->added = take((size_t)by->in->size, bytes);
+    for (int i = 0; i < what->part_count; i++) {
+        part *side = &what->parts[i];
+        if (what->added != NULL && side->receives)
+            side->at = what->added + (size_t)side->peer * bytes;
+        attend(side);
+    }
 }
 
 static bool side_ready(const part *side) {
@@ -146,7 +137,7 @@ static void add_up(const operation *what) {
     const float *others = (const void *)what->added;
     for (size_t i = 0; i < count; i++) {
         double sum = 0.0;
-        for (int rank = 0; rank < what->by->size; rank++)
+        for (int rank = 0; rank < what->by->in->size; rank++)
             sum += (double)(rank == what->by->rank
                                 ? own[i]
                                 : others[(size_t)rank * count + i]);
@@ -157,7 +148,7 @@ static void add_up(const operation *what) {
 void messages_finished(operation *what) {
     what->by->finished++;
     if (what->added != NULL && !communicator_failed(what->by)) {
-        open_memory();
+        open_memory("a sum of NCCL");
         add_up(what);
     }
     for (int i = 0; i < what->part_count; i++)
@@ -175,7 +166,8 @@ static bool rank_lives(communicator *by) {
     if (fault->state == FAILING) {
         complain(cudaSuccess, "rank %d of communicator %ld fails on demand",
                  by->rank, by->number);
-        fail_clique(by->in, by, ncclSystemError, ncclRemoteError);
+        by->error = ncclSystemError;
+        fail_clique(by->in, by, ncclRemoteError);
     }
     return false;
 }
@@ -194,7 +186,7 @@ bool messages_startable(operation *what) {
  * may send to itself. */
 void messages_start(operation *what) {
     what->started = true;
-    set_running("a message of NCCL");
+    open_memory("a message of NCCL");
     for (int i = 0; i < what->part_count; i++) {
         part *side = &what->parts[i];
         side->started = true;
@@ -205,7 +197,7 @@ void messages_start(operation *what) {
     for (int i = 0; i < what->part_count; i++)
         if (what->parts[i].receives)
             memset(what->parts[i].at, POISON, what->parts[i].bytes);
-    for (int i = 0; i < what->part_count && what->by->in->key > 0; i++) {
+    for (int i = 0; i < what->part_count; i++) {
         const part *side = &what->parts[i];
         const news said = {.kind = PART,
                            .clique = what->by->in->key,
@@ -214,7 +206,6 @@ void messages_start(operation *what) {
                            .bytes = side->receives ? 0 : side->bytes};
         peers_tell(&said, side->at);
     }
-    set_running(NULL);
 }
 
 /* Completing. */
@@ -244,28 +235,23 @@ static bool agreed(const meeting *in) {
              "receives %zu bytes (%s, of type %d)",
              in->from, a->bytes, names[a->of], (int)a->type, in->to, b->bytes,
              names[b->of], (int)b->type);
-    fail_clique(in->of, NULL, ncclInvalidUsage, ncclInvalidUsage);
+    fail_clique(in->of, NULL, ncclInvalidUsage);
     return false;
-}
-
-static bool is_dropped(const meeting *in) {
-    message_fault *drop = &machine.drop;
-    return drop->from == in->from && drop->to == in->to &&
-           countdown(&drop->left);
 }
 
 void meeting_complete(meeting *in) {
     part *sent = in->sender, *received = in->receiver;
     if (!agreed(in))
         return;
-    set_running("a message of NCCL");
+    open_memory("a message of NCCL");
     if (untouched(sent, received)) {
-        in->dropped = is_dropped(in);
+        in->dropped = machine.drop.from == in->from &&
+                      machine.drop.to == in->to &&
+                      countdown(&machine.drop.left);
         if (!in->dropped && sent->bytes > 0)
             memcpy(received->at, sent->at, sent->bytes);
         machine.counted.messages += sent->of == ALONE;
     }
-    set_running(NULL);
     if (in->dropped) {
         desert(sent);
         return;

@@ -32,13 +32,12 @@ struct ncclComm {
     communicator *next;
     int64_t number;
     clique *in; /* NULL until all its ranks have come */
-    int rank, size;
+    int rank;
     bool gone;
-    bool busy;      /* something is on its way, and the caller has to ask */
     bool proxy;     /* a rank of another process... */
     int of_process; /* ...of this one */
     ncclResult_t error;
-    int polls;
+    int polls; /* something is on its way, and the caller has to ask so often */
     communicator *born;    /* by a split, and not handed over yet... */
     communicator **cradle; /* ...to this place */
     operation *deferred;   /* has yet to be enqueued... */
@@ -50,8 +49,7 @@ struct ncclComm {
 void attend(part *what);
 void remove_meeting(meeting *at);
 void abandon(operation *what);
-void fail_clique(clique *of, const communicator *first, ncclResult_t error,
-                 ncclResult_t for_others);
+void fail_clique(clique *of, const communicator *but, ncclResult_t error);
 
 /* processes.c: each process tells all others in a file of its own. Between
  * peers_join and peers_leave there are peers. */

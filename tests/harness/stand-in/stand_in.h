@@ -26,24 +26,19 @@ enum { STAND_IN_BY_SEED, STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
 typedef struct {
     uint64_t seed;   /* decides every choice; two runs of one seed are alike
                        * while one thread makes all the calls */
-    int devices;     /* 1; 0: none (cudaErrorNoDevice) */
-    int driver;      /* as cudaDriverGetVersion: 13000; 0: no driver; below
-                       * 12000: too old (cudaErrorInsufficientDriver) */
-    int64_t bytes;   /* memory of the device */
+    bool bare;       /* there is no device (cudaErrorNoDevice) */
+    int driver;      /* as cudaDriverGetVersion; 0: 13000; below 12000: too old
+                       * (cudaErrorInsufficientDriver); negative: none */
+    int64_t bytes;   /* memory of the device; 0: 2^30 */
     int lateness;    /* STAND_IN_BY_SEED, _LATE, _EAGER or _MIXED */
     bool open;       /* the host may look at device memory directly */
     double patience; /* seconds in which other threads may still bring what
-                       * a waiting thread needs, before it is a deadlock */
+                       * a waiting thread needs, before it is a deadlock;
+                       * 0: 5 */
 } stand_in_options;
 
-#define STAND_IN_DEFAULTS                                                      \
-    {                                                                          \
-        .seed = 1, .devices = 1, .driver = 13000, .bytes = INT64_C(1) << 30,   \
-        .lateness = STAND_IN_BY_SEED, .patience = 5.0                          \
-    }
-
-/* Start a machine with these options; NULL: the defaults. Before the first call
- * there is no driver. Counters and faults start afresh. */
+/* Start a machine with these options. Before the first call there is no driver.
+ * Counters and faults start afresh. */
 void stand_in_begin(const stand_in_options *options);
 
 /* True. Where the same suites run on a real GPU, false: there no fault can be
@@ -57,12 +52,8 @@ bool stand_in_pretends(void);
  * stand_in_report() says which. Let no other thread be inside a call. */
 int64_t stand_in_end(void);
 
-/* The last thing that went wrong, in one line with its numbers; "" if none.
- * Valid until the calling thread asks again. */
-const char *stand_in_error(void);
-
-/* Everything that went wrong since stand_in_begin, one a line; after
- * stand_in_end, with what it found. Valid until the next begin. */
+/* Everything that went wrong since stand_in_begin, one a line with its numbers;
+ * after stand_in_end, with what it found. Valid until more goes wrong. */
 const char *stand_in_report(void);
 
 /* Faults on demand. n counts from 1, from now on; 0 takes the fault back. */

@@ -9,8 +9,6 @@
 
 #include "machine.h"
 
-enum { MOST_STEPS = 256 }; /* while the host asks once */
-
 /* Marks and operations. */
 
 mark *mark_new(const stream *on) {
@@ -27,13 +25,8 @@ void mark_release(mark *point) {
     free(point);
 }
 
-operation *operation_new(operation_kind kind) {
-    operation *what = take(1, sizeof *what);
-    what->kind = kind;
-    return what;
-}
-
-/* A copy that owns what it points to: for graphs, whose operations run often. */
+/* A copy that owns what it points to: of a shape, or of what a graph has, whose
+ * operations run often. */
 operation *operation_copy(const operation *from) {
     operation *what = copy_of(from, sizeof *from);
     what->next = NULL;
@@ -46,6 +39,8 @@ operation *operation_copy(const operation *from) {
 }
 
 void operation_free(operation *what) {
+    if (what == NULL)
+        return;
     mark_release(what->point);
     free(what->arguments);
     free(what->staged);
@@ -178,9 +173,9 @@ void finish_streams(void) {
 
 /* Copies and fills. */
 
-static void poison(operation *what) {
+static void fill(const operation *what, int value) {
     for (size_t row = 0; row < what->height; row++)
-        memset(what->to + row * what->to_pitch, POISON, what->width);
+        memset(what->to + row * what->to_pitch, value, what->width);
 }
 
 static bool is_poison(const operation *what) {
@@ -198,35 +193,21 @@ static uint64_t source_fingerprint(const operation *what) {
     return sum;
 }
 
-static void start_copy(operation *what) {
-    set_running(describe(what));
-    what->fingerprint = source_fingerprint(what);
-    poison(what);
-    set_running(NULL);
-    what->started = true;
-}
-
-static void move_bytes(operation *what) {
-    for (size_t row = 0; row < what->height; row++) {
-        char *to = what->to + row * what->to_pitch;
-        if (what->kind == FILL)
-            memset(to, what->value, what->width);
-        else
-            memcpy(to, what->from + row * what->from_pitch, what->width);
-    }
-}
-
 /* The bytes arrive, unless somebody wrote either side since the start: then the
  * destination keeps its NaN, and the report says who was hurt. */
-static void complete_copy(operation *what) {
-    set_running(describe(what));
-    const bool untouched = is_poison(what);
+static void complete_copy(const operation *what) {
+    open_memory(describe(what));
     const bool same = source_fingerprint(what) == what->fingerprint;
-    if (!untouched || !same)
+    const bool fine = is_poison(what) && same;
+    if (!fine)
         accuse("race: the %s of a %s was written while it was under way",
                same ? "destination" : "source", describe(what));
-    (untouched && same ? move_bytes : poison)(what);
-    set_running(NULL);
+    if (!fine || what->kind == FILL)
+        fill(what, fine ? what->value : POISON);
+    for (size_t row = 0; fine && what->kind == COPY && row < what->height;
+         row++)
+        memcpy(what->to + row * what->to_pitch,
+               what->from + row * what->from_pitch, what->width);
 }
 
 /* The scheduler. */
@@ -247,7 +228,6 @@ static void finish(stream *on) {
     if (what->kind == MESSAGES)
         messages_finished(what);
     on->clock = fmax(what->ends, on->clock) + pretended_cost(what);
-    what->done = true;
     pop(on);
 }
 
@@ -271,8 +251,10 @@ static bool pass_head(stream *on) {
     case FILL:
         if (head->started)
             return false;
-        open_memory();
-        start_copy(head);
+        open_memory(describe(head));
+        head->fingerprint = source_fingerprint(head);
+        fill(head, POISON);
+        head->started = true;
         return true;
     case MESSAGES:
         if (messages_done(head)) {
@@ -281,7 +263,6 @@ static bool pass_head(stream *on) {
         }
         if (head->started || !messages_startable(head))
             return false;
-        open_memory();
         head->ends = on->clock;
         messages_start(head);
         return true;
@@ -319,9 +300,9 @@ static void offer(stream *on, meeting *at, uint64_t late) {
         before =
             ((machine.priority ^ (uint64_t)on->number) * 0x9E3779B97F4A7C15u) >>
             34;
-    if (machine.lateness == STAND_IN_EAGER)
+    if (machine.options.lateness == STAND_IN_EAGER)
         late = 3 - late;
-    if (machine.lateness == STAND_IN_MIXED)
+    if (machine.options.lateness == STAND_IN_MIXED)
         late = (late == 0) == kernels_wait;
     const uint64_t key = late << 60 | before << 30 | draw(1 << 30);
     if (best.on != NULL && best.key < key)
@@ -353,17 +334,14 @@ bool step(void) {
             offer_head(s);
     if (best.on == NULL)
         return false;
-    open_memory();
     operation *what = best.on->head;
-    if (best.at != NULL) {
+    if (best.at != NULL)
         meeting_complete(best.at);
-    } else if (what->kind == KERNEL && !run_kernel(what)) {
-        fail_machine(cudaErrorLaunchFailure);
-    } else {
-        if (what->kind != KERNEL)
-            complete_copy(what);
+    else
+        (what->kind == KERNEL ? run_kernel : complete_copy)(what);
+    if (best.at == NULL && machine.failed == cudaSuccess)
         finish(best.on);
-    }
+    changed();
     return true;
 }
 
@@ -430,20 +408,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     return leave(await((waiting){.empty = on}));
 }
 
-/* Time passes while somebody asks: a few steps for each question. */
-static cudaError_t ask(waiting what) {
-    settle();
-    for (uint64_t steps = 1 + draw(MOST_STEPS);
-         steps > 0 && !met(&what) && machine.failed == cudaSuccess && step();
-         steps--) {
-        changed();
-        settle();
-    }
-    if (machine.failed != cudaSuccess)
-        return machine.failed;
-    return met(&what) ? cudaSuccess : cudaErrorNotReady;
-}
-
 cudaError_t cudaStreamQuery(cudaStream_t given) {
     stream *on;
     TRY(enter_to_wait(given, "cudaStreamQuery", &on));
@@ -497,8 +461,7 @@ static void stage_source(operation *what) {
  * bytes before it returns, or returns when they have come. In a graph it takes
  * them when it runs, unless somebody wants to see what else would happen. */
 static cudaError_t enqueue_copy(stream *on, operation *what) {
-    const bool from_host = !is_device(what->from) && !is_pinned(what->from);
-    const bool to_host = !is_device(what->to) && !is_pinned(what->to);
+    const bool from_host = !is_seen(what->from), to_host = !is_seen(what->to);
     const bool capturing = on->capture != NULL;
     if (capturing ? machine.freeze_uploads && !is_device(what->from)
                   : from_host)
@@ -515,7 +478,7 @@ static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
         return cudaSuccess;
     OR_RETURN(shape.kind == COPY ? check_copy(&shape, kind)
                                  : check_range(shape.to, shape.width, "fill"));
-    if (shape.kind == FILL && !is_device(shape.to) && !is_pinned(shape.to))
+    if (shape.kind == FILL && !is_seen(shape.to))
         return complain(cudaErrorInvalidValue, "fill of memory of the host");
     operation *what = operation_copy(&shape);
     return shape.kind == COPY ? enqueue_copy(on, what) : enqueue(on, what);
@@ -591,16 +554,15 @@ cudaError_t cudaEventCreate(cudaEvent_t *out) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t given) {
     const cudaError_t error = enter_event(given);
-    if (machine.begun && listed(&machine.events, given))
+    if (listed(&machine.events, given))
         remove_event(given);
     return leave(error);
 }
 
 cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
-    operation *what = operation_new(kind);
-    what->point = point;
+    const operation shape = {.kind = kind, .point = point};
     point->references++;
-    return enqueue(on, what);
+    return enqueue(on, operation_copy(&shape));
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
