@@ -77,7 +77,7 @@ static cp_status calibrate_work(void *context) {
     int64_t bytes;
     CP_TRY(cp_meter_calibrate(run->backend, &run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text, &bytes));
-    cp_status status = cp_hardware_parse("what was measured", text, &again);
+    cp_status status = cp_hardware_read("what was measured", text, &again);
     if (status == CP_OK)
         status = cp_page_keep(run->out, text, bytes);
     free(text);
