@@ -91,6 +91,7 @@ $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
 $(ON_STAND_IN): $(STAND_IN)
 $(B)/tests/test_predictions: $(SHARED)
+$(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
 # A whole program on the stand-in, with GPUs in its table of backends.
 $(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
 	@echo "  link $@"
@@ -152,9 +153,8 @@ $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
-bench: all ## measure this machine into figures/data/bench*.csv
+bench: all ## measure this machine into figures/data/bench.csv and bench-model.csv
 	@figures/write-bench $(data)/bench.csv $(PROGRAM) bench --csv
-	@figures/write-bench $(data)/bench-million.csv $(PROGRAM) bench --csv --only million
 	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL)
 rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... that has torch, llama_cpp)
 	@figures/write-bench $(data)/bench-torch.csv $(PYTHON) figures/rivals.py torch $(PROGRAM)

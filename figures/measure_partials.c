@@ -17,8 +17,9 @@ enum { CELLS = QUERIES * HEADS, COUNT = CELLS * DIM };
 static const cp_shape shape = {HEADS, 1, DIM};
 static const cp_piece all_queries = {{0, KEYS, QUERIES, 1}, 0};
 static float queries[COUNT], keys[KEYS * DIM], values[KEYS * DIM];
-static float part[COUNT], part_lse[CELLS], running[COUNT], running_lse[CELLS];
-static double truth[COUNT], truth_lse[CELLS];
+static float part[COUNT], part_lse[CELLS];
+static float running[COUNT], running_lse[CELLS], running_rest[CELLS];
+static double truth[COUNT], truth_lse[CELLS], exact[COUNT], exact_lse[CELLS];
 
 /* To the nearest bf16, ties to even. */
 static float bf16(float number) {
@@ -49,24 +50,57 @@ static void merge_in_floats(void) {
     }
 }
 
-enum way { OURS, FLOATS, SENT_BF16, KEPT_BF16, LSE_BF16, WAYS };
+/* Equation 4 with the partial's LSE in fp64, and the account in two floats. */
+static void merge_exact(void) {
+    for (int i = 0; i < CELLS; i++) {
+        const double own = (double)running_lse[i] + (double)running_rest[i];
+        const double larger = fmax(own, exact_lse[i]);
+        const double mine = exp(own - larger);
+        const double theirs = exp(exact_lse[i] - larger);
+        const double sum = mine + theirs, both = larger + log(sum);
+        for (int d = i * DIM; d < (i + 1) * DIM; d++)
+            running[d] = (float)(mine / sum * (double)running[d] +
+                                 theirs / sum * (double)part[d]);
+        running_lse[i] = (float)both;
+        running_rest[i] = (float)(both - (double)running_lse[i]);
+    }
+}
+
+enum way {
+    OURS,
+    LSE_FP32, /* no account of the running LSE's rest */
+    LSE_EXACT,
+    FLOATS,
+    SENT_BF16,
+    KEPT_BF16,
+    LSE_BF16,
+    WAYS
+};
+
+static cp_partial running_answer(enum way way) {
+    const bool account = way != LSE_FP32 && way != FLOATS;
+    return (cp_partial){QUERIES, HEADS,       DIM,
+                        running, running_lse, account ? running_rest : NULL};
+}
 
 static void merge(enum way way) {
-    cp_partial all = {QUERIES, HEADS, DIM, running, running_lse};
-    const cp_partial add = {QUERIES, HEADS, DIM, part, part_lse};
+    cp_partial all = running_answer(way);
+    const cp_partial add = {QUERIES, HEADS, DIM, part, part_lse, NULL};
     if (way == SENT_BF16 || way == KEPT_BF16 || way == LSE_BF16)
         round_all(part, COUNT);
     if (way == LSE_BF16)
         round_all(part_lse, CELLS);
     if (way == FLOATS)
         merge_in_floats();
+    else if (way == LSE_EXACT)
+        merge_exact();
     else
         cp_partial_merge(&all, &add);
     if (way == KEPT_BF16)
         round_all(running, COUNT);
 }
 
-static void attend(int64_t first, int64_t count) {
+static void attend(enum way way, int64_t first, int64_t count) {
     cp_piece query = all_queries, key = {{0, first, count, 1}, first};
     const cp_pieces query_pieces = {&query, 1, 1}, key_pieces = {&key, 1, 1};
     const cp_attention call = {.shape = &shape,
@@ -79,23 +113,20 @@ static void attend(int64_t first, int64_t count) {
                                .output = part,
                                .lse = part_lse};
     need(cp_attend(&call));
+    if (way == LSE_EXACT)
+        need(cp_oracle(&shape, &query_pieces, queries, &key_pieces, keys,
+                       values, exact, exact_lse));
 }
 
 /* The error of O, relative to its norm, after merging n blocks of keys. */
 static double error_of(enum way way, int64_t n) {
-    cp_partial all = {QUERIES, HEADS, DIM, running, running_lse};
-    double off = 0.0, norm = 0.0;
+    cp_partial all = running_answer(way);
     cp_partial_clear(&all);
     for (int64_t i = 0; i < n; i++) {
-        attend(KEYS * i / n, KEYS * (i + 1) / n - KEYS * i / n);
+        attend(way, KEYS * i / n, KEYS * (i + 1) / n - KEYS * i / n);
         merge(way);
     }
-    for (int i = 0; i < COUNT; i++) {
-        off +=
-            ((double)running[i] - truth[i]) * ((double)running[i] - truth[i]);
-        norm += truth[i] * truth[i];
-    }
-    return sqrt(off / norm);
+    return relative_error(running, truth, COUNT);
 }
 
 /* Uniform, with variance 1: scores then have variance 1 as well. */
@@ -113,7 +144,8 @@ int main(void) {
     fill_wide(values, KEYS * DIM);
     cp_oracle(&shape, &query_pieces, queries, &key_pieces, keys, values, truth,
               truth_lse);
-    printf("partials,ours,floats,sent_bf16,kept_bf16,lse_bf16\n");
+    printf("partials,ours,lse_fp32,lse_exact,floats,sent_bf16,kept_bf16,lse_"
+           "bf16\n");
     for (int64_t n = 1; n <= 64; n = n < 4 ? n + 1 : n + n / 4) {
         printf("%d", (int)n);
         for (int way = 0; way < WAYS; way++)

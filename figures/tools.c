@@ -47,6 +47,29 @@ figure_errors errors_of(double *values, int count) {
                            values[(9 * count - 1) / 10], values[count - 1]};
 }
 
+static double distance(float number, double truth) {
+    const double d = fabs((double)number - truth);
+    return isnan(d) ? INFINITY : d;
+}
+
+double relative_error(const float *numbers, const double *truth,
+                      int64_t count) {
+    double off = 0, norm = 0;
+    for (int64_t n = 0; n < count; n++) {
+        const double d = distance(numbers[n], truth[n]);
+        off += d * d;
+        norm += truth[n] * truth[n];
+    }
+    return sqrt(off / norm);
+}
+
+double largest_error(const float *numbers, const double *truth, int64_t count) {
+    double most = 0;
+    for (int64_t n = 0; n < count; n++)
+        most = fmax(most, distance(numbers[n], truth[n]));
+    return most;
+}
+
 uint64_t draw(uint64_t *state) {
     *state ^= *state >> 12;
     *state ^= *state << 25;

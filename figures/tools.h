@@ -28,6 +28,11 @@ typedef struct {
 } figure_errors;
 figure_errors errors_of(double *values, int count);
 
+/* Of count numbers against the truth: ||numbers - truth|| / ||truth||, and the
+ * largest |number - truth|. NaN is infinitely far. */
+double relative_error(const float *numbers, const double *truth, int64_t count);
+double largest_error(const float *numbers, const double *truth, int64_t count);
+
 /* xorshift64*; the state must not be 0. */
 uint64_t draw(uint64_t *state);
 

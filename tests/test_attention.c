@@ -218,9 +218,13 @@ LOOP(merging_in_place_gives_the_same_bits, 0, 2) {
         merged.merge = true;
         merged.output = copied(p->output, fresh * 4 * 48);
         merged.lse = copied(p->lse, fresh * 4);
-        cp_partial all = {fresh, 4, 48, copied(p->output, fresh * 4 * 48),
-                          copied(p->lse, fresh * 4)};
-        const cp_partial add = {fresh, 4, 48, p->output, p->lse};
+        cp_partial all = {fresh,
+                          4,
+                          48,
+                          copied(p->output, fresh * 4 * 48),
+                          copied(p->lse, fresh * 4),
+                          NULL};
+        const cp_partial add = {fresh, 4, 48, p->output, p->lse, NULL};
         attend(&merged, 2);
         attend(p, 2);
         cp_partial_merge(&all, &add);

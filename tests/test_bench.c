@@ -1,6 +1,7 @@
 /* The bench: rounds, rows and refusals. */
 #define _GNU_SOURCE
 #include "app/measure.h"
+#include "figures/tools.h"
 #include "tests/harness/shell.h"
 #include "expect.h"
 #include "tests/harness/tiny_gguf.h"
@@ -54,24 +55,21 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     ck_assert_double_eq(reported.fraction.median, 0);
 }
 
-static cp_bench_errors judged(float value, float lse) {
-    const float output[] = {2, 2, value, 1}, levels[] = {3, lse};
-    return cp_bench_compare(&(cp_shape){1, 1, 2}, 0, 2, output, levels,
-                            (double[]){2, 2, 1, 1}, (double[]){3, 2});
-}
-
-TEST(the_judge_sees_errors_and_nan) {
-    ck_assert_double_eq(judged(1, 2).output, 0);
-    ck_assert_double_eq(judged(1, 2).lse, 0);
-    ck_assert_double_eq_tol(judged(1.5f, 2).output, sqrt(0.125), 1e-9);
-    ck_assert_double_eq(judged(1, 1).lse, 1);
-    ck_assert(isinf(judged(NAN, 2).output));
-    ck_assert(isinf(judged(1, NAN).lse));
+TEST(errors_are_seen_and_nan_is_infinitely_far) {
+    const double truth[] = {2, 2};
+    ck_assert_double_eq(relative_error((float[]){2, 2}, truth, 2), 0);
+    ck_assert_double_eq(largest_error((float[]){2, 2}, truth, 2), 0);
+    ck_assert_double_eq_tol(relative_error((float[]){2, 1}, truth, 2),
+                            sqrt(0.125), 1e-9);
+    ck_assert_double_eq(largest_error((float[]){2.5f, 1}, truth, 2), 1);
+    ck_assert(isinf(relative_error((float[]){NAN, 2}, truth, 2)));
+    ck_assert(isinf(largest_error((float[]){NAN, 2}, truth, 2)));
 }
 
 static void open_bench(void) {
     make_directory();
-    before_every_line("unset PYTHON; B=\"$L bench\";");
+    before_every_line("unset PYTHON; B=\"$L bench\"; "
+                      "M=\"$(dirname \"$L\")/figures/measure_million\";");
 }
 
 AROUND_EACH(open_bench, remove_directory);
@@ -154,26 +152,21 @@ TEST(a_model_reads_and_generates) {
 }
 
 TEST(a_small_million_is_right) {
-    accepted("$B --only million --keys 999 --tokens 21 --generate 6 --csv "
-             "--heads 4,2,16 --ranks 3",
-             "\nwhat,value,unit\n");
+    accepted("$M 999 21 3 6", "what,value,unit\n");
     positive("follow-up", 1, 1);
     positive("decode/step", 1, 1);
     positive("follow-up/rank/2", 1, 1);
     positive("peak/planned", 1, 1);
     ck_assert(cell("follow-up/error", 1) <= 1e-6);
     ck_assert(cell("decode/lse_error", 1) <= 5e-6);
-    accepted("$B --only million --keys 1 --tokens 3 --generate 0 "
-             "--heads 1,1,8 --variant pass-kv",
-             "");
-    ck_assert_ptr_null(strstr(output, "decode"));
+    accepted("$M 1 3 1 1", "decode/error");
+    ck_assert_int_eq(shell("$M 999 21 0"), 2);
 }
 
 TEST(bad_wishes_and_those_without_meaning_are_status_2) {
-    refused(2, "did you mean causal?", "$B --only fma,casual");
     refused(2, "no such part", "$B --only ''");
-    refused(2, "million stands alone", "$B --only million,fma");
-    refused(2, "one count of each", "$B --only million --tokens 5,6");
+    refused(2, "casual: no such part; there are fma,micro,read,full,causal",
+            "$B --only fma,casual,ring");
     refused(2, "--rounds 0: between 1 and 99", "$B --rounds 0");
     refused(2, "--rounds 100: between 1 and 99", "$B --rounds 100");
     refused(2, "--threads 0", "$B --threads 0");
@@ -187,8 +180,6 @@ TEST(bad_wishes_and_those_without_meaning_are_status_2) {
     refused(2, "fast|first", "$B --kernel second");
     refused(2, "without --model", "$B --prompt 5");
     refused(2, "without --model", "$B --generate 5");
-    refused(2, "without --only million", "$B --variant pass-q");
-    refused(2, "a follow-up cannot", "$B --only million --variant decode");
     refused(2, "--only has no meaning", "$B --model m --only fma");
     refused(2, "--prompt has", "$B --model m --tokens 5");
     refused(2, "--prompt has", "$B --model m --keys 5");

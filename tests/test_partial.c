@@ -15,7 +15,7 @@ typedef struct {
 static uint64_t state = 20241104;
 
 static cp_partial in(storage *s) {
-    return (cp_partial){ROWS, HEADS, DIM, s->output, s->lse};
+    return (cp_partial){ROWS, HEADS, DIM, s->output, s->lse, NULL};
 }
 
 static storage random_partial(void) {
@@ -134,6 +134,34 @@ TEST(a_dominant_side_is_the_answer) {
         check_same(&one, &heavy);
         check_same(&two, &heavy);
     }
+}
+
+/* A thousand partials near an LSE of 8, where floats are 1e-6 apart. */
+TEST(a_running_answer_keeps_its_account) {
+    storage running, rest;
+    cp_partial all = in(&running);
+    double sum[CELLS] = {0}, worst[2] = {0};
+    for (int kept = 0; kept < 2; kept++) {
+        all.rest = kept ? rest.lse : NULL;
+        cp_partial_clear(&all);
+        memset(sum, 0, sizeof(sum));
+        for (int n = 0; n < 1000; n++) {
+            storage part = random_partial();
+            const cp_partial add = in(&part);
+            for (int i = 0; i < CELLS; i++) {
+                part.lse[i] += 8.0f;
+                sum[i] += exp((double)part.lse[i]);
+            }
+            cp_partial_merge(&all, &add);
+        }
+        for (int i = 0; i < CELLS; i++) {
+            const double rest_of = kept ? (double)rest.lse[i] : 0;
+            const double lse = (double)running.lse[i] + rest_of;
+            worst[kept] = fmax(worst[kept], fabs(lse - log(sum[i])));
+        }
+    }
+    ck_assert_double_gt(worst[0], 1e-6);
+    ck_assert_double_lt(worst[1], 1e-11);
 }
 
 TEST(nan_is_not_averaged_away) {

@@ -54,7 +54,7 @@ static const conversation conversations[] = {
      "pass-kv 700  pass-kv 300"},
     {"as exact as one rank", 8, 8, 1, 1, 1000, 4, 2, 64, 1, 1.1,
      "pass-kv 700  pass-q 300"},
-    {"as exact as one rank", 10, 10, 1, 1, 1000, 4, 2, 64, 1, 1.2,
+    {"as exact as one rank", 10, 16, 1, 1, 1000, 4, 2, 64, 1, 1.0,
      "pass-q 700  pass-kv 300"},
     {"as exact as one rank", 2, 4, 1, 1, 1000, 4, 2, 64, 1, 1.1,
      "pass-q 700  pass-q 300"},

@@ -112,8 +112,8 @@ static void finish(const climb *c, const cp_desk *desk, cp_piece queries,
         const int64_t at = (queries.row + r) * asked->shape->query_heads + head;
         /* Hand over the row of a rung. */
         if (asked->merge) {
-            cp_partial_merge_row(asked->output + at * dim, &asked->lse[at], row,
-                                 lse, dim);
+            cp_partial_merge_row(asked->output + at * dim, &asked->lse[at],
+                                 NULL, row, lse, dim);
         } else {
             memcpy(asked->output + at * dim, row, (size_t)dim * sizeof(float));
             asked->lse[at] = lse;

@@ -176,7 +176,8 @@ void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
         row[d] = (float)(sums[d] * share);
     if (!call->merge)
         call->lse[at] = -INFINITY;
-    cp_partial_merge_row(call->output + at * dim, &call->lse[at], row, lse,
+    cp_partial_merge_row(call->output + at * dim, &call->lse[at],
+                         call->rest != NULL ? &call->rest[at] : NULL, row, lse,
                          dim);
 }
 

@@ -18,6 +18,7 @@ typedef struct {
     int threads;
     bool merge; /* into what output and lse hold, instead of over it */
     float *output, *lse;
+    float *rest; /* of a running answer, with merge; or NULL (partial.h) */
     void (*poke)(void *context); /* or NULL: see below */
     void *poke_context;
 } cp_attention;

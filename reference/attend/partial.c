@@ -10,12 +10,14 @@ void cp_partial_clear(cp_partial *partial) {
     const int64_t count = partial->rows * partial->heads;
     for (int64_t i = 0; i < count; i++)
         partial->lse[i] = -INFINITY;
+    for (int64_t i = 0; i < count && partial->rest != NULL; i++)
+        partial->rest[i] = 0.0f;
     for (int64_t i = 0; i < count * partial->dim; i++)
         partial->output[i] = 0.0f;
 }
 
-void cp_partial_merge_row(float *output, float *lse, const float *add,
-                          float add_lse, int64_t dim) {
+void cp_partial_merge_row(float *output, float *lse, float *rest,
+                          const float *add, float add_lse, int64_t dim) {
     /* Return early when the added side is empty. */
     if (add_lse == -INFINITY) {
         if (*lse == -INFINITY)
@@ -28,8 +30,9 @@ void cp_partial_merge_row(float *output, float *lse, const float *add,
         *lse = add_lse;
         return;
     }
-    const double larger = *lse > add_lse ? *lse : add_lse;
-    const double mine = exp(*lse - larger), theirs = exp(add_lse - larger);
+    const double own = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
+    const double larger = own > add_lse ? own : add_lse;
+    const double mine = exp(own - larger), theirs = exp(add_lse - larger);
     const double sum = mine + theirs;
     /* Move the output to the centre of mass. */
     const double keep = mine / sum, take = theirs / sum;
@@ -38,7 +41,11 @@ void cp_partial_merge_row(float *output, float *lse, const float *add,
         const double other = take * (double)add[d];
         output[d] = (float)(ours + other);
     }
-    *lse = (float)(larger + log(sum));
+    /* Keep the logarithm, and what of it does not fit. */
+    const double both = larger + log(sum);
+    *lse = (float)both;
+    if (rest != NULL)
+        *rest = (float)(both - (double)*lse);
 }
 
 void cp_partial_merge(cp_partial *out, const cp_partial *add) {
@@ -46,5 +53,6 @@ void cp_partial_merge(cp_partial *out, const cp_partial *add) {
            out->dim == add->dim);
     for (int64_t i = 0; i < out->rows * out->heads; i++)
         cp_partial_merge_row(out->output + i * out->dim, &out->lse[i],
+                             out->rest != NULL ? &out->rest[i] : NULL,
                              add->output + i * add->dim, add->lse[i], out->dim);
 }

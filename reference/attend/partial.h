@@ -8,10 +8,12 @@
 
 /* Attention of some queries over some keys. Does not own its memory.
  *   output [rows][heads][dim]
- *   lse    [rows][heads], natural log, -inf = attended to nothing */
+ *   lse    [rows][heads], natural log, -inf = attended to nothing
+ *   rest   [rows][heads], what lse lacks of the logarithm; NULL: not kept.
+ *          A running answer has it, a partial that travels has not. */
 typedef struct {
     int64_t rows, heads, dim;
-    float *output, *lse;
+    float *output, *lse, *rest;
 } cp_partial;
 
 /* Make the partial empty: output 0, lse -inf. It is the identity of the
@@ -21,12 +23,13 @@ void cp_partial_clear(cp_partial *partial);
 /* Merge two partials of the same queries over disjoint keys into out
  * (paper, eq. 4, for two). An empty side leaves the other untouched,
  * whatever its output holds; two empty sides give output 0, lse -inf. NaN
- * in a side that is not empty gives NaN. Merging a with b or b with a
- * gives the same bits. out may be add. Cannot fail. */
+ * in a side that is not empty gives NaN. Without a rest, merging a with b or
+ * b with a gives the same bits. out may be add. Cannot fail. */
 void cp_partial_merge(cp_partial *out, const cp_partial *add);
 
-/* The same for one row of one head; lse is ours, add_lse the other's. */
-void cp_partial_merge_row(float *output, float *lse, const float *add,
-                          float add_lse, int64_t dim);
+/* The same for one row of one head; lse and rest are ours, add_lse the
+ * other's. */
+void cp_partial_merge_row(float *output, float *lse, float *rest,
+                          const float *add, float add_lse, int64_t dim);
 
 #endif

@@ -9,6 +9,12 @@
 
 #include "reference/attend/fast.h"
 
+static int64_t rest_bytes(const cp_plan *plan, int slot) {
+    return slot == plan->result
+               ? plan->slots[slot].rows * plan->shape.query_heads * 4
+               : 0;
+}
+
 static cp_status allocate_slots(cp_walker *walker) {
     const cp_plan *plan = walker->plan;
     cp_status status = CP_OK;
@@ -19,8 +25,9 @@ static cp_status allocate_slots(cp_walker *walker) {
     cp_plan_slots_needed(plan, walker->rank, needed);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
         if (needed[slot])
-            status = cp_allocate_lines(&walker->slots[slot],
-                                       plan->slots[slot].bytes, 1, "a slot");
+            status = cp_allocate_lines(
+                &walker->slots[slot],
+                plan->slots[slot].bytes + rest_bytes(plan, slot), 1, "a slot");
     free(needed);
     return status;
 }
@@ -42,12 +49,15 @@ cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
     const cp_shape *shape = &walker->plan->shape;
     const int64_t rows = walker->plan->slots[slot].rows;
     float *output = walker->slots[slot];
+    float *lse = output + rows * shape->query_heads * shape->head_dim;
     return (cp_partial){
         .rows = rows,
         .heads = shape->query_heads,
         .dim = shape->head_dim,
         .output = output,
-        .lse = output + rows * shape->query_heads * shape->head_dim,
+        .lse = lse,
+        .rest = slot == walker->plan->result ? lse + rows * shape->query_heads
+                                             : NULL,
     };
 }
 
@@ -141,6 +151,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .merge = merge != NULL,
         .output = partial.output,
         .lse = partial.lse,
+        .rest = partial.rest,
         .poke = walker->comm->ops->poke != NULL ? poke : NULL,
         .poke_context = walker->comm,
     };

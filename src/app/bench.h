@@ -9,15 +9,14 @@
 
 /* What can be measured. */
 typedef enum {
-    CP_BENCH_FMA,     /* multiply-adds that never leave the registers */
-    CP_BENCH_MICRO,   /* the matrix library's inner loop, operands at hand */
-    CP_BENCH_READ,    /* a sum over more memory than any cache holds */
-    CP_BENCH_FULL,    /* attention, every key visible to every query */
-    CP_BENCH_CAUSAL,  /* attention of a prompt to itself */
-    CP_BENCH_DECODE,  /* one new token over a long past */
-    CP_BENCH_MERGE,   /* of two partials */
-    CP_BENCH_RING,    /* ranks against one rank */
-    CP_BENCH_MILLION, /* a follow-up and decode over a million tokens */
+    CP_BENCH_FMA,    /* multiply-adds that never leave the registers */
+    CP_BENCH_MICRO,  /* the matrix library's inner loop, operands at hand */
+    CP_BENCH_READ,   /* a sum over more memory than any cache holds */
+    CP_BENCH_FULL,   /* attention, every key visible to every query */
+    CP_BENCH_CAUSAL, /* attention of a prompt to itself */
+    CP_BENCH_DECODE, /* one new token over a long past */
+    CP_BENCH_MERGE,  /* of two partials */
+    CP_BENCH_RING,   /* ranks against one rank */
     CP_BENCH_PARTS,
 } cp_bench_part;
 extern const char *const cp_bench_names[CP_BENCH_PARTS];
@@ -30,11 +29,10 @@ typedef struct {
 /* What came out for one thing. */
 typedef struct {
     char what[64];       /* unlike any other row's: "causal/4096" */
-    double value;        /* the median of its rates; or a fact */
+    double value;        /* the median of its rates */
     const char *unit;    /* "GFLOP/s" */
     double milliseconds; /* the median, of one run; 0: not a run */
-    const char *of;      /* what the fraction is a fraction of, or "";
-                            NULL: a fact, which has no rounds */
+    const char *of;      /* what the fraction is a fraction of, or "" */
     cp_spread fraction;  /* our rate / that one's */
 } cp_bench_row;
 
@@ -53,8 +51,7 @@ typedef struct {
     const cp_place *place; /* where the ranks of a ring run */
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
-    int64_t generate;      /* tokens after each prompt, or after the million */
-    cp_variant variant;    /* of the million's follow-up */
+    int64_t generate;      /* tokens after each prompt */
     void (*row)(void *context, const cp_bench_row *row);
     void *context;
 } cp_bench;
@@ -66,25 +63,5 @@ typedef struct {
 cp_status cp_bench_attention(const cp_bench *bench);
 cp_status cp_bench_ring(const cp_bench *bench);
 cp_status cp_bench_model(const cp_bench *bench);
-
-/* A conversation of bench->keys tokens: a follow-up of bench->tokens and
- * bench->generate steps of decode on bench->ranks, with memory and time as
- * facts. CP_BROKEN if a sampled row differs from the oracle's by more than
- * 1e-6, or its LSE by 5e-6. */
-cp_status cp_bench_million(const cp_bench *bench);
-
-/* How far rows of attention are from what they must be, at most. NaN is
- * infinitely far. */
-typedef struct {
-    double output; /* ||dO|| / ||O|| of all heads of a row together */
-    double lse;    /* |dLSE| of a head */
-} cp_bench_errors;
-
-/* Compare rows first to end - 1 of output [rows][N_H][D_H] and LSE [rows][N_H]
- * with the oracle's. */
-cp_bench_errors cp_bench_compare(const cp_shape *shape, int64_t first,
-                                 int64_t end, const float *output,
-                                 const float *lse, const double *truth,
-                                 const double *true_lse);
 
 #endif

@@ -112,10 +112,10 @@ static cp_status merge_run(void *context, double *seconds) {
     for (int64_t t = 0; t < threads; t++) {
         const int64_t first = it->rows * t / threads;
         const int64_t rows = it->rows * (t + 1) / threads - first;
-        cp_partial to = {rows, 1, dim, tensors[0] + first * dim,
-                         tensors[1] + first};
-        const cp_partial add = {rows, 1, dim, tensors[2] + first * dim,
-                                tensors[3] + first};
+        cp_partial to = {
+            rows, 1, dim, tensors[0] + first * dim, tensors[1] + first, NULL};
+        const cp_partial add = {
+            rows, 1, dim, tensors[2] + first * dim, tensors[3] + first, NULL};
         cp_partial_merge(&to, &add);
     }
     return CP_OK;
@@ -134,8 +134,7 @@ static cp_status merge_open(exercise *it, cp_bench_part part, int64_t size,
 }
 
 const char *const cp_bench_names[CP_BENCH_PARTS] = {
-    "fma",    "micro", "read", "full",   "causal",
-    "decode", "merge", "ring", "million"};
+    "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
 
 /* A kind of rows, in the order in which they are measured: a share of what, for
  * each of which sizes, and how one is prepared. Ceilings are. */

@@ -17,7 +17,6 @@ typedef struct {
     bool csv;
     cp_command_ring ring; /* place and patience */
     /* What they come to. */
-    enum { OF_ATTENTION, OF_MODEL, OF_MILLION } kind;
     int count; /* of arguments, for the head of the file */
     char *const *arguments;
     cp_opened opened;
@@ -26,105 +25,76 @@ typedef struct {
 
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
-static cp_status part_take(bool *parts, const char *text, size_t length) {
-    for (int p = 0; p < CP_BENCH_PARTS; p++)
-        if (strlen(cp_bench_names[p]) == length &&
-            memcmp(cp_bench_names[p], text, length) == 0) {
-            parts[p] = true;
-            return CP_OK;
-        }
-    const char *near =
-        cp_nearest(text, (int64_t)length, CP_BENCH_PARTS, cp_bench_names);
-    return cp_refuse("--only %.*s: no such part; %s%s%s", (int)length, text,
-                     near != NULL ? "did you mean "
-                                  : "there are fma, micro, read, full, causal, "
-                                    "decode, merge, ring and million",
-                     near != NULL ? near : "", near != NULL ? "?" : "");
-}
+static const char all_parts[] = "fma,micro,read,full,causal,decode,merge,ring";
 
 /* Find out what is measured. On a crew of processes it is the ring. */
 static cp_status parts_take(bench_run *run, bool joined) {
-    bool *parts = run->bench.parts;
     const char *text = run->only != NULL ? run->only
-                       : joined
-                           ? "ring"
-                           : "fma,micro,read,full,causal,decode,merge,ring";
+                       : joined          ? "ring"
+                                         : all_parts;
     while (text != NULL) {
         const size_t length = strcspn(text, ",");
-        CP_TRY(part_take(parts, text, length));
-        text = text[length] == ',' ? text + length + 1 : NULL;
-    }
-    for (int p = 0; p < CP_BENCH_PARTS; p++) {
-        if (parts[p] && p < CP_BENCH_MILLION && parts[CP_BENCH_MILLION])
-            return cp_refuse("--only %s: million stands alone", run->only);
-        if (parts[p] && p != CP_BENCH_RING && joined)
+        int p = 0;
+        while (p < CP_BENCH_PARTS && (strlen(cp_bench_names[p]) != length ||
+                                      memcmp(cp_bench_names[p], text, length)))
+            p++;
+        if (p == CP_BENCH_PARTS)
+            return cp_refuse("--only %.*s: no such part; there are %s",
+                             (int)length, text, all_parts);
+        if (joined && p != CP_BENCH_RING)
             return cp_refuse("--only %s: on mpi the ring alone is measured",
                              cp_bench_names[p]);
+        run->bench.parts[p] = true;
+        text = text[length] == ',' ? text + length + 1 : NULL;
     }
-    run->kind = run->model != NULL        ? OF_MODEL
-                : parts[CP_BENCH_MILLION] ? OF_MILLION
-                                          : OF_ATTENTION;
     return CP_OK;
 }
 
 static cp_status meaning_check(const bench_run *run, bool joined) {
     const cp_bench *bench = &run->bench;
-    const bool model = run->kind == OF_MODEL;
-    const bool attention = run->kind == OF_ATTENTION;
-    const bool chosen = bench->variant != CP_AUTO;
+    const bool model = run->model != NULL;
     const struct {
         bool given;
         const char *option, *beside;
     } useless[] = {
         {model && run->only != NULL, "only", "with --model"},
         {model && run->kernel == 1, "kernel first", "with --model"},
-        {model && chosen, "variant", "with --model"},
         {model && joined, "model", "with --on mpi"},
-        {attention && bench->generate >= 0, "generate",
-         "without --model or --only million"},
-        {attention && chosen, "variant", "without --only million"},
+        {model && bench->tokens.count > 0, "tokens",
+         "with --model; --prompt has"},
+        {model && bench->keys.count > 0, "keys", "with --model; --prompt has"},
+        {model && run->heads.count > 0, "heads", "with --model"},
+        {!model && bench->prompts.count > 0, "prompt", "without --model"},
+        {!model && bench->generate >= 0, "generate", "without --model"},
     };
     for (size_t n = 0; n < sizeof(useless) / sizeof(useless[0]); n++)
         if (useless[n].given)
             return cp_refuse("--%s has no meaning %s", useless[n].option,
                              useless[n].beside);
-    return bench->variant == CP_DECODE
-               ? cp_refuse("--variant decode: a follow-up cannot")
-               : CP_OK;
+    return CP_OK;
 }
 
-/* Where a kind has no list of its own, it cannot have one. */
 static cp_status lists_take(bench_run *run, bool joined) {
     cp_bench *bench = &run->bench;
+    const bool model = run->model != NULL;
     const struct {
-        const char *name, *attention, *model, *million, *beside;
+        const char *name, *otherwise; /* NULL: stays empty */
         int64_t most;
         cp_counts *list;
     } lists[] = {
-        {"tokens", "2048,4096,8192", NULL, "128", "with --model; --prompt has",
-         MOST_TOKENS, &bench->tokens},
-        {"keys", "32Ki,64Ki", NULL, "1M", "with --model; --prompt has",
-         MOST_TOKENS, &bench->keys},
-        {"heads", "8,2,128", NULL, "16,1,128", "with --model", CP_HEADS_MAX,
-         &run->heads},
-        {"prompt", NULL, "512,2048,7000", NULL, "without --model", MOST_TOKENS,
+        {"tokens", model ? NULL : "2048,4096,8192", MOST_TOKENS,
+         &bench->tokens},
+        {"keys", model ? NULL : "32Ki,64Ki", MOST_TOKENS, &bench->keys},
+        {"heads", model ? NULL : "8,2,128", CP_HEADS_MAX, &run->heads},
+        {"prompt", model ? "512,2048,7000" : NULL, MOST_TOKENS,
          &bench->prompts},
-        {"ranks", "4", "1,4", "4", "", CP_COMMAND_RANKS, &bench->ranks},
+        {"ranks", model ? "1,4" : "4", CP_COMMAND_RANKS, &bench->ranks},
     };
     const bool by_crew = joined && bench->ranks.count == 0;
     for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
         cp_counts *list = lists[n].list;
-        const char *own[] = {lists[n].attention, lists[n].model,
-                             lists[n].million};
-        const char *otherwise = own[run->kind];
-        if (list->count > 0 && otherwise == NULL)
-            return cp_refuse("--%s has no meaning %s", lists[n].name,
-                             lists[n].beside);
-        if (list->count > 1 && list != &run->heads && run->kind == OF_MILLION)
-            return cp_refuse("--tokens, --keys and --ranks: the million "
-                             "takes one count of each");
-        if (list->count == 0 && otherwise != NULL)
-            CP_TRY(cp_counts_parse(lists[n].name, otherwise, list));
+        if (list->count == 0 && lists[n].otherwise != NULL)
+            CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise, list));
         for (int64_t i = 0; i < list->count; i++)
             CP_TRY(cp_option_range(lists[n].name, list->items[i], 1,
                                    lists[n].most));
@@ -134,12 +104,10 @@ static cp_status lists_take(bench_run *run, bool joined) {
             bench->ranks.items[i] = -1;
         CP_TRY(cp_command_ranks(&bench->ranks.items[i], 1));
     }
-    return run->kind == OF_MODEL ? CP_OK
-                                 : cp_command_heads(&run->heads, &bench->shape);
+    return model ? CP_OK : cp_command_heads(&run->heads, &bench->shape);
 }
 
 static cp_status bench_check(void *context) {
-    static const int64_t rounds[] = {5, 3, 1}, generate[] = {0, 32, 32};
     bench_run *run = context;
     cp_bench *bench = &run->bench;
     cp_command_ring *ring = &run->ring;
@@ -148,9 +116,9 @@ static cp_status bench_check(void *context) {
     CP_TRY(meaning_check(run, joined));
     CP_TRY(lists_take(run, joined));
     if (run->rounds < 0)
-        run->rounds = rounds[run->kind];
+        run->rounds = run->model != NULL ? 3 : 5;
     if (bench->generate < 0)
-        bench->generate = generate[run->kind];
+        bench->generate = 32;
     CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
     CP_TRY(cp_option_range("rounds", run->rounds, 1, CP_BENCH_ROUNDS));
     CP_TRY(cp_option_range("generate", bench->generate, 0, MOST_TOKENS));
@@ -172,17 +140,15 @@ static void head_print(const bench_run *run) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
-    puts(run->kind == OF_MILLION
-             ? "\nwhat,value,unit"
-             : "\nwhat,rate,unit,milliseconds,fraction,fraction_low,"
-               "fraction_high,of,rounds");
+    puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,fraction_high,"
+         "of,rounds");
 }
 
 static void title_print(const bench_run *run) {
     char machine[320];
     const cp_bench *bench = &run->bench;
     const cp_shape *shape =
-        run->kind == OF_MODEL ? &run->opened.facts->shape : &bench->shape;
+        run->model != NULL ? &run->opened.facts->shape : &bench->shape;
     cp_host_describe(machine, sizeof(machine));
     printf("%s\n%ld query heads, %ld key and value heads of %ld; %d "
            "thread%s; median of %d round%s [lowest, highest]\n\n",
@@ -194,10 +160,7 @@ static void title_print(const bench_run *run) {
 static void row_print(void *context, const cp_bench_row *row) {
     const bench_run *run = context;
     const cp_spread *part = &row->fraction;
-    if (row->of == NULL) {
-        printf(run->csv ? "%s,%.6g,%s\n" : "%-28s %12.6g %s\n", row->what,
-               row->value, row->unit);
-    } else if (run->csv) {
+    if (run->csv) {
         for (const char *c = row->what; *c != '\0'; c++)
             if (*c != ' ')
                 putchar(*c);
@@ -233,17 +196,16 @@ static cp_status weights_load(bench_run *run) {
 }
 
 static cp_status bench_work(void *context) {
-    static cp_status (*const measure[])(const cp_bench *bench) = {
-        cp_bench_attention, cp_bench_model, cp_bench_million};
     bench_run *run = context;
-    if (run->kind == OF_MODEL)
+    const bool model = run->model != NULL;
+    if (model)
         CP_TRY(weights_load(run));
     if (run->csv)
         head_print(run);
     else
         title_print(run);
     fflush(stdout);
-    return measure[run->kind](&run->bench);
+    return (model ? cp_bench_model : cp_bench_attention)(&run->bench);
 }
 
 int cp_command_bench(int count, char *const *arguments) {
@@ -256,15 +218,14 @@ int cp_command_bench(int count, char *const *arguments) {
         .arguments = arguments};
     const cp_option options[] = {
         {"only", CP_WORD, &run.only, "PART,...",
-         "fma, micro, read, full, causal, decode, merge, ring (default: all "
-         "these); or million: a follow-up and decode over 1,000,000 tokens"},
+         "fma, micro, read, full, causal, decode, merge, ring (default: "
+         "all)"},
         {"tokens", CP_COUNTS, &run.bench.tokens, "T,T,...",
          "lengths of prompts (default 2048,4096,8192)"},
         {"keys", CP_COUNTS, &run.bench.keys, "P,P,...",
          "lengths of the past in decode (default 32Ki,64Ki)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
-         "query heads, key and value heads, head dimension (default 8,2,128; "
-         "of the million 16,1,128)"},
+         "query heads, key and value heads, head dimension (default 8,2,128)"},
         {"ranks", CP_COUNTS, &run.bench.ranks, "N,N,...",
          "sizes of the ring (default 4; with --model 1,4)"},
         {"threads", CP_COUNT, &run.threads, "N",
@@ -279,8 +240,6 @@ int cp_command_bench(int count, char *const *arguments) {
          "lengths of the model's prompts (default 512,2048,7000)"},
         {"generate", CP_COUNT, &run.bench.generate, "K",
          "tokens generated after each (default 32)"},
-        {"variant", CP_ONE_OF, &run.bench.variant, CP_COMMAND_VARIANTS,
-         "which ring, for the million (default auto: pass-q)"},
         {"on", CP_ONE_OF, &run.ring.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"timeout", CP_NUMBER, &run.ring.timeout, "SECONDS",
