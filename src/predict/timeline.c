@@ -39,9 +39,17 @@ typedef struct worker {
     int count, at;
     double start, given;         /* the clocks when its task began */
     cp_hours hours, first, last; /* now; when these layers were over */
-    double until;                /* when who works or sleeps is found again */
     struct worker *behind;       /* it on a list */
 } worker;
+
+/* Workers by when they are found again, the first one last. */
+typedef struct {
+    int count;
+    struct {
+        double until;
+        worker *worker;
+    } * entries;
+} queue;
 
 /* It opens some seconds after the last of its parties has posted it. */
 typedef struct {
@@ -53,13 +61,13 @@ typedef struct {
 typedef struct {
     const cp_timeline *line;
     int ranks, gate_count, draws;
-    int64_t events, layers;           /* of a layer; that are walked */
-    worker *workers;                  /* [ranks] */
-    gate *gates;                      /* [2 gate_count] */
-    double speed;                     /* of a rank while all work, at most 1 */
-    double now, given;                /* of shared cores: time, and work */
-    worker *ready, *working, *asleep; /* lists; the last two by until */
-    int active;                       /* who are at work */
+    int64_t events, layers; /* of a layer; that are walked */
+    worker *workers;        /* [ranks] */
+    gate *gates;            /* [2 gate_count] */
+    double speed;           /* of a rank while all work, at most 1 */
+    double now, given;      /* of shared cores: time, and work */
+    worker *ready;          /* a list */
+    queue working, asleep;
 } clocks;
 
 static cost *cost_of(const worker *worker, const cp_op *op) {
@@ -176,15 +184,22 @@ static worker *pop(worker **list) {
     return first;
 }
 
-static void insert(worker **list, worker *worker, double until) {
-    worker->until = until;
-    while (*list != NULL && (*list)->until < until)
-        list = &(*list)->behind;
-    push(list, worker);
+static void insert(queue *queue, worker *worker, double until) {
+    int at = queue->count++;
+    for (; at > 0 && queue->entries[at - 1].until < until; at--)
+        queue->entries[at] = queue->entries[at - 1];
+    queue->entries[at].until = until;
+    queue->entries[at].worker = worker;
 }
 
-static double first(const worker *list) {
-    return list != NULL ? list->until : INFINITY;
+static double first(const queue *queue) {
+    return queue->count > 0 ? queue->entries[queue->count - 1].until : INFINITY;
+}
+
+/* Make all ready that are due. */
+static void wake(clocks *s, queue *queue, double now) {
+    while (first(queue) <= now)
+        push(&s->ready, queue->entries[--queue->count].worker);
 }
 
 /* The gate of what the operation of this task sends (n = 0), which is that of a
@@ -247,7 +262,6 @@ static bool ended(clocks *s, worker *worker) {
     case WORK:
         if (s->speed < 1 && worker->given + work > s->given) {
             insert(&s->working, worker, worker->given + work);
-            s->active++;
             return false;
         }
         worker->hours.now = s->speed < 1 ? s->now : worker->hours.now + work;
@@ -302,8 +316,8 @@ static void go_on(clocks *s, worker *worker) {
 }
 
 static bool move(clocks *s) {
-    const double end = first(s->working), wakes = first(s->asleep);
-    const double active = fmax(1, s->active);
+    const double end = first(&s->working), wakes = first(&s->asleep);
+    const double active = fmax(1, s->working.count);
     const double rate = fmin(1, s->line->cores / active);
     const double worked = s->now + (end - s->given) / rate;
     if (fmin(worked, wakes) == INFINITY)
@@ -311,10 +325,8 @@ static bool move(clocks *s) {
     s->given =
         worked <= wakes ? end : fmin(end, s->given + (wakes - s->now) * rate);
     s->now = fmin(worked, wakes);
-    for (; first(s->working) <= s->given; s->active--)
-        push(&s->ready, pop(&s->working));
-    while (first(s->asleep) <= s->now)
-        push(&s->ready, pop(&s->asleep));
+    wake(s, &s->working, s->given);
+    wake(s, &s->asleep, s->now);
     return true;
 }
 
@@ -397,6 +409,10 @@ static cp_status prepare(clocks *s) {
     const cp_timeline *line = s->line;
     const int owned = 2 * (1 + line->plan->spare) * s->ranks;
     CP_TRY(cp_allocate(&s->workers, s->ranks, sizeof(worker), "clocks"));
+    CP_TRY(cp_allocate(&s->working.entries, s->ranks,
+                       sizeof(*s->working.entries), "clocks"));
+    CP_TRY(cp_allocate(&s->asleep.entries, s->ranks, sizeof(*s->asleep.entries),
+                       "clocks"));
     for (int k = 0; k < s->ranks; k++) {
         const cp_program *program = &line->plan->programs[k];
         worker *worker = &s->workers[k];
@@ -437,6 +453,8 @@ cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours) {
     for (int k = 0; k < ranks && s.workers != NULL; k++)
         free(s.workers[k].costs);
     free(s.workers);
+    free(s.working.entries);
+    free(s.asleep.entries);
     free(s.gates);
     return status;
 }
