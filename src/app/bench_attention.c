@@ -10,6 +10,7 @@
 /* What a row is about, at one size. */
 typedef struct {
     const cp_bench *bench;
+    cp_bench_part part;
     cp_span asked, seen;
     int64_t rows; /* of partials, where heads are rows; floats of a desk */
     float *tensors[5];
@@ -18,34 +19,28 @@ typedef struct {
 enum { MICRO_TIMES = 512 };
 
 /* A block of scores and what they weigh, again and again: all of a kernel but
- * packing and softmax. */
-static void multiply_often(const exercise *it, int thread) {
+ * packing and softmax. Each thread has a desk. */
+static cp_status micro_run(void *context, double *seconds) {
+    const exercise *it = context;
+    const cp_shape *shape = &it->bench->shape;
     const cp_micro *m = cp_micro_get();
-    const int64_t stride = m->panel_stride, dim = it->bench->shape.head_dim;
-    cp_workspace mine = {it->tensors[0] + thread * it->rows, 0};
-    const cp_panels desk =
-        cp_panels_lay_out(&it->bench->shape, m->panel, &mine);
-    for (int n = 0; n < MICRO_TIMES; n++) {
+    const int64_t stride = m->panel_stride, wide = m->slice_stride;
+    const int threads = it->bench->threads;
+    (void)seconds;
+#pragma omp parallel for num_threads(threads) schedule(static, MICRO_TIMES)
+    for (int n = 0; n < threads * MICRO_TIMES; n++) {
+        cp_workspace mine = {it->tensors[0] + n / MICRO_TIMES * it->rows, 0};
+        const cp_panels desk = cp_panels_lay_out(shape, m->panel, &mine);
         for (int64_t j = 0; j < desk.most; j += m->slice)
-            cp_micro_multiply(m, m->slice, m->panel, dim,
-                              desk.keys + j / m->slice * dim * m->slice_stride,
+            cp_micro_multiply(m, m->slice, m->panel, shape->head_dim,
+                              desk.keys + j / m->slice * shape->head_dim * wide,
                               desk.queries, false, desk.scores + j * stride,
                               stride);
         for (int64_t s = 0; s < desk.slices; s++)
             cp_micro_multiply(m, m->slice, m->panel, CP_PANEL_KEYS,
-                              desk.values + s * desk.most * m->slice_stride,
-                              desk.scores, true,
-                              desk.sums + s * m->slice * stride, stride);
+                              desk.values + s * desk.most * wide, desk.scores,
+                              true, desk.sums + s * m->slice * stride, stride);
     }
-}
-
-static cp_status micro_run(void *context, double *seconds) {
-    const exercise *it = context;
-    const int threads = it->bench->threads;
-    (void)seconds;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++)
-        multiply_often(it, t);
     return CP_OK;
 }
 
@@ -84,11 +79,12 @@ static cp_status attention_run(void *context, double *seconds) {
 }
 
 /* Full, causal, or one token of decode. */
-static cp_status attention_open(exercise *it, cp_bench_part part, int64_t size,
-                                cp_entrant *out) {
+static cp_status attention_open(exercise *it, int64_t size, cp_entrant *out) {
     const cp_shape *shape = &it->bench->shape;
-    const bool decode = part == CP_BENCH_DECODE;
-    const int64_t start = part == CP_BENCH_FULL ? size : decode ? size - 1 : 0;
+    const bool decode = it->part == CP_BENCH_DECODE;
+    const int64_t start = it->part == CP_BENCH_FULL ? size
+                          : decode                  ? size - 1
+                                                    : 0;
     const int64_t count = decode ? 1 : size;
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
@@ -121,12 +117,10 @@ static cp_status merge_run(void *context, double *seconds) {
     return CP_OK;
 }
 
-static cp_status merge_open(exercise *it, cp_bench_part part, int64_t size,
-                            cp_entrant *out) {
+static cp_status merge_open(exercise *it, int64_t size, cp_entrant *out) {
     const int64_t dim = it->bench->shape.head_dim;
     const int64_t rows = size * it->bench->shape.query_heads;
     const int64_t sizes[] = {rows * dim, rows, rows * dim, rows};
-    (void)part;
     it->rows = rows;
     out->run = merge_run;
     out->work = 8.0 * (double)(rows * (dim + 1));
@@ -141,8 +135,7 @@ const char *const cp_bench_names[CP_BENCH_PARTS] = {
 typedef struct {
     cp_bench_part part, of;
     enum { ONCE, TOKENS, KEYS } sizes;
-    cp_status (*open)(exercise *it, cp_bench_part part, int64_t size,
-                      cp_entrant *out);
+    cp_status (*open)(exercise *it, int64_t size, cp_entrant *out);
 } row_kind;
 
 static const row_kind kinds[] = {
@@ -160,7 +153,7 @@ static const row_kind kinds[] = {
  * [CP_BENCH_PARTS]. */
 static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
                      const row_kind *kind, int64_t size) {
-    exercise it = {.bench = bench};
+    exercise it = {.bench = bench, .part = kind->part};
     cp_entrant all[3] = {ceilings[kind->part], ceilings[kind->of],
                          ceilings[CP_BENCH_MICRO]};
     cp_entrant *ours = &all[0];
@@ -171,7 +164,7 @@ static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
                  cp_bench_names[kind->part], size);
         ours->context = &it;
         count += kind->of == CP_BENCH_FMA && all[2].run != NULL;
-        status = kind->open(&it, kind->part, size, ours);
+        status = kind->open(&it, size, ours);
     }
     ours->unit = all[1].unit;
     ours->scale = all[1].scale;
@@ -187,31 +180,28 @@ static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
     return status;
 }
 
-static cp_status rows(const cp_bench *bench, exercise *micro,
-                      cp_reading *memory) {
+cp_status cp_bench_attention(const cp_bench *bench) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
     const bool *parts = bench->parts;
-    cp_entrant ceilings[CP_BENCH_PARTS] = {0};
-    ceilings[CP_BENCH_FMA] = cp_measure_fma(&bench->threads);
-    if (parts[CP_BENCH_MICRO])
-        CP_TRY(micro_open(micro, &ceilings[CP_BENCH_MICRO]));
-    if (parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] || parts[CP_BENCH_MERGE])
-        CP_TRY(cp_measure_read(memory, &ceilings[CP_BENCH_READ]));
-    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
-        const cp_counts *mine = &sizes[kinds[k].sizes];
-        for (int64_t i = 0; i < mine->count && parts[kinds[k].part]; i++)
-            CP_TRY(row(bench, ceilings, &kinds[k], mine->items[i]));
-    }
-    return CP_OK;
-}
-
-cp_status cp_bench_attention(const cp_bench *bench) {
     exercise micro = {.bench = bench};
     cp_reading memory = {.threads = bench->threads};
-    const cp_status status = rows(bench, &micro, &memory);
+    cp_entrant ceilings[CP_BENCH_PARTS] = {[CP_BENCH_FMA] =
+                                               cp_measure_fma(&bench->threads)};
+    cp_status status = CP_OK;
+    if (parts[CP_BENCH_MICRO])
+        status = micro_open(&micro, &ceilings[CP_BENCH_MICRO]);
+    if (status == CP_OK && (parts[CP_BENCH_READ] || parts[CP_BENCH_DECODE] ||
+                            parts[CP_BENCH_MERGE]))
+        status = cp_measure_read(&memory, &ceilings[CP_BENCH_READ]);
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        const cp_counts *mine = &sizes[kinds[k].sizes];
+        const int64_t count = parts[kinds[k].part] ? mine->count : 0;
+        for (int64_t i = 0; i < count && status == CP_OK; i++)
+            status = row(bench, ceilings, &kinds[k], mine->items[i]);
+    }
     free(micro.tensors[0]);
     free(memory.numbers);
     CP_TRY(status);
-    return bench->parts[CP_BENCH_RING] ? cp_bench_ring(bench) : CP_OK;
+    return parts[CP_BENCH_RING] ? cp_bench_ring(bench) : CP_OK;
 }

@@ -22,7 +22,8 @@ typedef struct {
     cp_calibration wanted;
 } calibrate_run;
 
-static cp_status sizes_take(calibrate_run *run) {
+static cp_status calibrate_check(void *context) {
+    calibrate_run *run = context;
     cp_calibration *wanted = &run->wanted;
     const struct {
         const char *name, *otherwise;
@@ -32,28 +33,20 @@ static cp_status sizes_take(calibrate_run *run) {
         {"keys", "64,256,1024,4096,16Ki", &wanted->keys},
         {"bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes},
     };
+    if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
+        strpbrk(run->name, " \t\r\n") != NULL)
+        return cp_refuse("--name \"%.60s\": one word of less than %d letters",
+                         run->name, CP_NAME_BYTES);
+    strcpy(run->hardware.name, run->name);
+    CP_TRY(cp_command_ranks(&wanted->ranks, 1));
+    CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
+    CP_TRY(cp_option_range("cores", wanted->cores, 1, 4096));
     for (int n = 0; n < 3; n++)
         if (lists[n].sizes->count == 0)
             CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise,
                                    lists[n].sizes));
-    wanted->shape = (cp_shape){9, 3, 64};
     CP_TRY(cp_command_heads(&run->heads, &wanted->shape));
-    return cp_calibration_check(wanted);
-}
-
-static cp_status calibrate_check(void *context) {
-    calibrate_run *run = context;
-    cp_calibration *wanted = &run->wanted;
-    if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
-        strcspn(run->name, " \t\r\n") < strlen(run->name))
-        return cp_refuse("--name \"%.60s\": one word of less than %d letters",
-                         run->name, CP_NAME_BYTES);
-    snprintf(run->hardware.name, CP_NAME_BYTES, "%s", run->name);
-    wanted->hardware = &run->hardware;
-    CP_TRY(cp_command_ranks(&wanted->ranks, 1));
-    CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
-    CP_TRY(cp_option_range("cores", wanted->cores, 1, 4096));
-    CP_TRY(sizes_take(run));
+    CP_TRY(cp_calibration_check(wanted));
     return cp_command_backend(run->on, run->timeout, &run->backend);
 }
 
@@ -86,7 +79,9 @@ static cp_status calibrate_work(void *context) {
 
 int cp_command_calibrate(int count, char *const *arguments) {
     const bool joined = cp_crew_mine()->share != NULL;
-    calibrate_run run = {.wanted = {.ranks = -1,
+    calibrate_run run = {.wanted = {.shape = {9, 3, 64},
+                                    .hardware = &run.hardware,
+                                    .ranks = -1,
                                     .cores = joined
                                                  ? sysconf(_SC_NPROCESSORS_ONLN)
                                                  : cp_host_cores(),

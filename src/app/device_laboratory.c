@@ -8,7 +8,6 @@
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/kernels.h"
 #include "ground/random.h"
-#include "model/arena.h"
 
 /* Tiles of the queries, and behind them those of the keys. */
 typedef struct {
@@ -16,18 +15,16 @@ typedef struct {
     cp_piece tiles[];
 } tile_lists;
 
-/* A rank: its queues, and where its things lie on the device. A linear layer
- * takes queries, and makes outputs. */
+/* What a rank has on the device: inputs, among them messages; and the rest. A
+ * linear layer takes queries, and makes outputs. */
+enum { QUERIES, KEYS, VALUES, WEIGHTS, SCALES, FROM, TO, INPUTS };
+enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TENSORS };
+
 typedef struct {
     cp_queues queues;
     cudaEvent_t begun, sent, over; /* sent: without a time */
     cp_multiplier *multiplier;
-    cp_arena memory;
-    char *queries, *keys, *values, *weights;
-    float *scales;   /* of rows and of columns */
-    char *from, *to; /* messages */
-    tile_lists *lists;
-    float *output, *lse, *unfinished;
+    char *memory[TENSORS];
 } desk;
 
 typedef struct {
@@ -40,60 +37,53 @@ typedef struct {
     int blocks;        /* that should be at work */
     int first, end;    /* ranks of this process */
     tile_lists *lists; /* what is sent to desks */
-    desk *desks;       /* [ranks] */
+    int64_t bytes[TENSORS];
+    desk desks[CP_CALIBRATE_RANKS];
 } laboratory;
 
-/* More pieces than the longest lists are: their counts are one, and a tile is a
- * token at least. */
-static int64_t most_lists(const laboratory *it) {
-    return 1 + cp_largest(&it->wanted->rows) + cp_largest(&it->wanted->keys);
-}
-
-static void claim(const laboratory *it, desk *mine) {
-    const cp_shape *shape = &it->wanted->shape;
-    const int64_t rows = cp_largest(&it->wanted->rows);
-    const int64_t keys = cp_largest(&it->wanted->keys);
-    const int64_t message = cp_largest(&it->wanted->bytes) + it->wanted->ranks;
-    const int64_t head = shape->head_dim * cp_element_bytes(it->element);
+/* Lists have no more than a tile for each token, and their counts are as large
+ * as one. */
+static void measure_memory(laboratory *it) {
+    const cp_calibration *wanted = it->wanted;
+    const cp_shape *shape = &wanted->shape;
+    const int64_t rows = cp_largest(&wanted->rows);
+    const int64_t keys = cp_largest(&wanted->keys);
     const int64_t wider = CP_CALIBRATE_WIDER * it->width;
-    cp_arena *memory = &mine->memory;
+    const int64_t element = cp_element_bytes(it->element);
     int64_t left = 0; /* rows of partials, behind splits */
-    for (int64_t n = 0; n < it->wanted->rows.count; n++) {
-        const int64_t some = it->wanted->rows.items[n];
+    for (int64_t n = 0; n < wanted->rows.count; n++) {
+        const int64_t some = wanted->rows.items[n];
         left =
             cp_max(left, some * cp_device_most_splits(shape, it->blocks, some));
     }
-    mine->queries = cp_arena_claim(memory, rows, shape->query_heads * head);
-    mine->keys = cp_arena_claim(memory, keys, shape->kv_heads * head);
-    mine->values = cp_arena_claim(memory, keys, shape->kv_heads * head);
-    mine->weights =
-        cp_arena_claim(memory, wider, it->width * cp_number_bytes(it->numbers));
-    mine->scales = cp_arena_claim(memory, cp_max(rows, wider), sizeof(float));
-    mine->from = cp_arena_claim(memory, message, 1);
-    mine->to = cp_arena_claim(memory, message, 1);
-    mine->lists = cp_arena_claim(memory, most_lists(it), sizeof(cp_piece));
-    mine->output = cp_arena_claim(memory, rows, wider * 4);
-    mine->lse = cp_arena_claim(memory, rows, shape->query_heads * 4);
-    mine->unfinished = cp_arena_claim(
-        memory, left, shape->query_heads * (shape->head_dim + 1) * 4);
+    it->bytes[QUERIES] = rows * it->width * element;
+    it->bytes[KEYS] = keys * shape->kv_heads * shape->head_dim * element;
+    it->bytes[VALUES] = it->bytes[KEYS];
+    it->bytes[WEIGHTS] = wider * it->width * cp_number_bytes(it->numbers);
+    it->bytes[SCALES] = cp_max(rows, wider) * 4;
+    it->bytes[FROM] = cp_largest(&wanted->bytes) + wanted->ranks;
+    it->bytes[TO] = it->bytes[FROM];
+    it->bytes[LISTS] = (1 + rows + keys) * (int64_t)sizeof(cp_piece);
+    it->bytes[OUTPUT] = rows * wider * 4;
+    it->bytes[LSE] = rows * shape->query_heads * 4;
+    it->bytes[UNFINISHED] = left * (it->width + shape->query_heads) * 4;
 }
 
-enum { PATTERN = 1 << 18 };
+enum { PATTERN = 1 << 15 };
 
 /* A GPU that multiplies zeros runs cooler, and faster. So these are numbers in
  * any format, of either sign: the upper byte of two or four makes them 0.5 to
  * 2, and no byte alone is a NaN. */
-static cp_status fill(char *from, const char *end, cudaStream_t queue) {
-    unsigned char pattern[PATTERN];
-    uint64_t state = 1;
-    for (int64_t n = 0; n < PATTERN; n++) {
-        const unsigned byte = (unsigned)(cp_random(&state) >> 56);
+static cp_status fill(const laboratory *it, const desk *mine) {
+    uint64_t pattern[PATTERN], state = 1;
+    for (int n = 0; n < PATTERN; n++)
         pattern[n] =
-            (unsigned char)(n % 2 == 1 ? (byte & 0x80) | 0x3f : byte & 0xbf);
-    }
-    for (; from < end; from += PATTERN)
-        CP_TRY(cp_bytes_copy(from, pattern, cp_min(PATTERN, end - from), queue,
-                             "numbers"));
+            (cp_random(&state) & 0x80BF80BF80BF80BF) | 0x3F003F003F003F00;
+    for (int n = 0; n < INPUTS; n++)
+        for (int64_t at = 0; at < it->bytes[n]; at += (int64_t)sizeof(pattern))
+            CP_TRY(cp_bytes_copy(mine->memory[n] + at, pattern,
+                                 cp_min(sizeof(pattern), it->bytes[n] - at),
+                                 mine->queues.compute, "numbers"));
     return CP_OK;
 }
 
@@ -104,24 +94,21 @@ static cp_status desk_set(const laboratory *it, desk *mine) {
     CP_TRY(cp_event_new(&mine->sent));
     CP_TRY(cp_multiplier_new(&mine->multiplier));
     CP_TRY(cp_multiplier_check(mine->multiplier, it->numbers));
-    mine->memory.align = 256;
-    claim(it, mine);
-    CP_TRY(cp_device_reserve(mine->memory.used, "what is measured",
-                             &mine->memory.memory));
-    mine->memory.used = 0;
-    claim(it, mine);
-    return fill(mine->queries, (const char *)mine->lists, mine->queues.compute);
+    for (int n = 0; n < TENSORS; n++)
+        CP_TRY(cp_device_reserve(it->bytes[n], "what is measured",
+                                 &mine->memory[n]));
+    return fill(it, mine);
 }
 
 static void desk_clear(desk *mine) {
-    const cudaEvent_t events[] = {mine->begun, mine->sent, mine->over};
     if (mine->queues.compute != NULL)
         cudaStreamSynchronize(mine->queues.compute);
     cp_multiplier_free(mine->multiplier);
-    cudaFree(mine->memory.memory);
-    for (int n = 0; n < 3; n++)
-        if (events[n] != NULL)
-            cudaEventDestroy(events[n]);
+    for (int n = 0; n < TENSORS; n++)
+        cudaFree(mine->memory[n]);
+    cp_event_free(mine->begun);
+    cp_event_free(mine->sent);
+    cp_event_free(mine->over);
     cp_queues_free(&mine->queues);
 }
 
@@ -129,48 +116,45 @@ static void desk_clear(desk *mine) {
  * call. */
 static cp_status send_lists(const laboratory *it) {
     const int64_t rows = it->subject->rows, keys = it->subject->keys;
-    const int64_t tokens[] = {rows, keys}, starts[] = {keys, 0};
+    const cp_piece all[] = {{{0, keys, rows, 1}, 0}, {{0, 0, keys, 1}, 0}};
     const int64_t longest[] = {cp_device_query_tile(&it->wanted->shape),
                                CP_DEVICE_KEY_TILE};
-    tile_lists *lists = it->lists;
-    cp_piece *end = lists->tiles;
+    cp_piece *end = it->lists->tiles;
     if (keys == 0)
         return CP_OK;
     for (int n = 0; n < 2; n++) {
-        lists->counts[n] = cp_ceil_divide(tokens[n], longest[n]);
-        for (int64_t row = 0; row < tokens[n]; row += longest[n]) {
-            const int64_t count = cp_min(longest[n], tokens[n] - row);
-            *end++ = (cp_piece){{0, starts[n] + row, count, 1}, row};
-        }
+        const int64_t count = cp_ceil_divide(all[n].span.count, longest[n]);
+        for (int64_t i = 0; i < count; i++)
+            *end++ = cp_piece_part(all[n], i * longest[n], longest[n]);
+        it->lists->counts[n] = count;
     }
     for (int r = it->first; r < it->end; r++)
-        CP_TRY(cp_bytes_copy(it->desks[r].lists, lists,
-                             (char *)end - (char *)lists,
+        CP_TRY(cp_bytes_copy(it->desks[r].memory[LISTS], it->lists,
+                             (char *)end - (char *)it->lists,
                              it->desks[r].queues.compute, "tiles"));
     return CP_OK;
 }
 
-static cp_status attend(const laboratory *it, int rank) {
+static cp_status attend(const laboratory *it, const desk *mine) {
     const cp_subject *subject = it->subject;
-    const desk *mine = &it->desks[rank];
     const cp_shape *shape = &it->wanted->shape;
     const int64_t *counts = it->lists->counts;
-    const cp_piece *tiles = mine->lists->tiles;
+    const tile_lists *there = (const tile_lists *)mine->memory[LISTS];
     const cp_device_attention call = {
         .shape = *shape,
         .element = it->element,
-        .queries_of = {tiles, &mine->lists->counts[0], counts[0]},
-        .keys_of = {tiles + counts[0], &mine->lists->counts[1], counts[1]},
-        .queries = mine->queries,
-        .keys = mine->keys,
-        .values = mine->values,
+        .queries_of = {there->tiles, &there->counts[0], counts[0]},
+        .keys_of = {there->tiles + counts[0], &there->counts[1], counts[1]},
+        .queries = mine->memory[QUERIES],
+        .keys = mine->memory[KEYS],
+        .values = mine->memory[VALUES],
         .splits = cp_device_splits(
             shape, it->blocks, counts[0], counts[1],
             cp_device_most_splits(shape, it->blocks, subject->rows)),
-        .unfinished = mine->unfinished,
+        .unfinished = (float *)mine->memory[UNFINISHED],
         .rows = subject->rows,
-        .output = mine->output,
-        .lse = mine->lse,
+        .output = (float *)mine->memory[OUTPUT],
+        .lse = (float *)mine->memory[LSE],
     };
     return cp_cuda(cp_device_attend(&call, mine->queues.compute),
                    "an attention of %ld rows over %ld keys", subject->rows,
@@ -179,14 +163,15 @@ static cp_status attend(const laboratory *it, int rank) {
 
 /* The product alone: what makes rows of eight bits is memory traffic. There is
  * no loop of registers here, so the peak is what the library reaches. */
-static cp_status multiply(const laboratory *it, int rank) {
-    const desk *mine = &it->desks[rank];
-    const float *scales = it->numbers == CP_NUMBERS_F8 ? mine->scales : NULL;
+static cp_status multiply(const laboratory *it, const desk *mine) {
+    const float *scales =
+        it->numbers == CP_NUMBERS_F8 ? (float *)mine->memory[SCALES] : NULL;
     const cp_device_matrix matrix = {it->width, CP_CALIBRATE_WIDER * it->width,
-                                     it->numbers, mine->weights, scales};
-    return cp_device_multiply(mine->multiplier, &matrix, it->subject->rows,
-                              mine->queries, scales, false, mine->output,
-                              mine->queues.compute);
+                                     it->numbers, mine->memory[WEIGHTS],
+                                     scales};
+    return cp_device_multiply(
+        mine->multiplier, &matrix, it->subject->rows, mine->memory[QUERIES],
+        scales, false, (float *)mine->memory[OUTPUT], mine->queues.compute);
 }
 
 /* An exchange with the neighbours, or parts for all others: the n-th message
@@ -204,12 +189,14 @@ static cp_status trade(const laboratory *it, int rank) {
     for (int n = 0; n < count; n++) {
         const int to = (rank + 1 + n) % ranks;
         const int from = (rank + ranks - 1 - n) % ranks;
-        char *out = mine->from + n * each, *in = mine->to + n * each;
+        const int64_t at = n * each;
+        char *out = mine->memory[FROM] + at;
         halves[2 * n] = (cp_message_half){to, false, out, each};
-        halves[2 * n + 1] = (cp_message_half){from, true, in, each};
+        halves[2 * n + 1] =
+            (cp_message_half){from, true, mine->memory[TO] + at, each};
         if (link == NULL) /* and all desks are here */
-            CP_TRY(cp_bytes_copy(it->desks[to].to + n * each, out, each, queue,
-                                 "a message"));
+            CP_TRY(cp_bytes_copy(it->desks[to].memory[TO] + at, out, each,
+                                 queue, "a message"));
     }
     return link == NULL ? CP_OK
                         : link->trade(link->context, halves, 2 * count, queue);
@@ -233,10 +220,10 @@ static cp_status once(const laboratory *it, int rank) {
     if (subject->kind >= CP_TIME_EXCHANGE)
         CP_TRY(trade(it, rank));
     if (subject->kind == CP_TIME_COPY)
-        return cp_bytes_copy(mine->to, mine->from, subject->bytes,
-                             queues.compute, "a message");
+        return cp_bytes_copy(mine->memory[TO], mine->memory[FROM],
+                             subject->bytes, queues.compute, "a message");
     if (subject->rows > 0)
-        CP_TRY(subject->keys > 0 ? attend(it, rank) : multiply(it, rank));
+        CP_TRY(subject->keys > 0 ? attend(it, mine) : multiply(it, mine));
     return both ? join(queues.compute, queues.communication, mine->sent)
                 : CP_OK;
 }
@@ -250,12 +237,11 @@ static cp_status enqueue(const laboratory *it, int64_t times) {
     for (int64_t n = -1; n <= times; n++)
         for (int r = it->first; r < it->end; r++) {
             const desk *mine = &it->desks[r];
-            const cp_queues queues = mine->queues;
-            CP_TRY(n >= 0 && n < times
-                       ? once(it, r)
-                       : cp_event_record(n < 0 ? mine->begun : mine->over,
-                                         talks ? queues.communication
-                                               : queues.compute));
+            const cudaStream_t queue =
+                talks ? mine->queues.communication : mine->queues.compute;
+            CP_TRY(n < 0        ? cp_event_record(mine->begun, queue)
+                   : n == times ? cp_event_record(mine->over, queue)
+                                : once(it, r));
         }
     return CP_OK;
 }
@@ -264,11 +250,10 @@ static cudaError_t ask_event(const void *event) {
     return cudaEventQuery(*(const cudaEvent_t *)event);
 }
 
-/* From the first rank's beginning to the last one's end. A peer may be dead:
- * nobody waits longer than the place's patience. */
-static cp_status await_all(const laboratory *it, double *seconds) {
+/* From the first rank's beginning to each one's end. A peer may be dead: nobody
+ * waits longer than the place's patience. */
+static cp_status await_all(const laboratory *it, double *times) {
     const double patience = it->place->patience;
-    *seconds = 0;
     for (int r = it->first; r < it->end; r++) {
         const desk *mine = &it->desks[r];
         float milliseconds = 0;
@@ -284,19 +269,8 @@ static cp_status await_all(const laboratory *it, double *seconds) {
                                             it->desks[it->first].begun,
                                             mine->over),
                        "the time of a subject"));
-        *seconds = fmax(*seconds, 1e-3 * (double)milliseconds);
+        times[r] = 1e-3 * (double)milliseconds;
     }
-    return CP_OK;
-}
-
-static cp_status longest(const cp_crew *crew, double *seconds) {
-    double all[CP_CALIBRATE_RANKS];
-    if (crew == NULL)
-        return CP_OK;
-    all[crew->rank] = *seconds;
-    CP_TRY(crew->collect(all, sizeof(double)));
-    for (int r = 0; r < crew->ranks; r++)
-        *seconds = fmax(*seconds, all[r]);
     return CP_OK;
 }
 
@@ -311,41 +285,22 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const double work =
         cp_calibration_work(it->wanted, subject->rows, subject->keys);
     const double guess = 1e-5 + (double)subject->bytes / 1e11 + work / 1e13;
-    const int64_t times = (int64_t)fmin(fmax(0.002 / guess, 1), 16);
+    const int64_t often = (int64_t)fmin(fmax(0.002 / guess, 1), 16);
+    double times[CP_CALIBRATE_RANKS];
+    *seconds = 0;
     it->subject = subject;
     CP_TRY(cp_crew_all_ready(crew, send_lists(it)));
-    cp_status status = enqueue(it, times);
+    cp_status status = enqueue(it, often);
     if (status == CP_OK)
-        status = await_all(it, seconds);
+        status = await_all(it, times);
     if (status != CP_OK && link != NULL)
         link->abort(link->context);
     CP_TRY(cp_crew_all_ready(crew, status));
-    CP_TRY(longest(crew, seconds));
-    *seconds /= (double)times;
+    if (crew != NULL)
+        CP_TRY(crew->collect(times, sizeof(double)));
+    for (int r = 0; r < it->wanted->ranks; r++)
+        *seconds = fmax(*seconds, times[r] / (double)often);
     return CP_OK;
-}
-
-static cp_status measure(laboratory *it) {
-    const int64_t ranks = it->wanted->ranks;
-    const bool shared = it->place->only == CP_NOBODY;
-    size_t left = 0, total = 0;
-    cp_status status = CP_OK;
-    CP_TRY(cp_allocate(&it->desks, ranks, sizeof(desk), "ranks"));
-    CP_TRY(cp_allocate(&it->lists, most_lists(it), sizeof(cp_piece), "tiles"));
-    for (int r = it->first; r < it->end && status == CP_OK; r++)
-        status = desk_set(it, &it->desks[r]);
-    CP_TRY(cp_crew_all_ready(it->place->crew, status));
-    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
-    /* Ranks on one GPU share its one core. */
-    const cp_laboratory timed = {
-        .time = time_subject,
-        .context = it,
-        .cores = shared ? 1 : 0,
-        .speed = shared ? 1.0 / (double)ranks : 1,
-        .memory = (double)total,
-        .element_bytes = cp_element_bytes(it->element),
-    };
-    return cp_calibrate(&timed, it->wanted);
 }
 
 cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
@@ -358,13 +313,28 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
                      .width = cp_calibration_width(wanted),
                      .first = shared ? 0 : place->only,
                      .end = shared ? (int)wanted->ranks : place->only + 1};
+    /* Ranks on one GPU share its one core. */
+    cp_laboratory timed = {.time = time_subject,
+                           .context = &it,
+                           .cores = shared ? 1 : 0,
+                           .speed = shared ? 1.0 / (double)wanted->ranks : 1,
+                           .element_bytes = cp_element_bytes(it.element)};
+    size_t left = 0, total = 0;
     int devices;
+    cp_status status = CP_OK;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
-    const cp_status status = measure(&it);
-    for (int r = it.first; it.desks != NULL && r < it.end; r++)
+    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
+    timed.memory = (double)total;
+    measure_memory(&it);
+    CP_TRY(cp_allocate(&it.lists, 1, it.bytes[LISTS], "tiles"));
+    for (int r = it.first; r < it.end && status == CP_OK; r++)
+        status = desk_set(&it, &it.desks[r]);
+    status = cp_crew_all_ready(place->crew, status);
+    if (status == CP_OK)
+        status = cp_calibrate(&timed, wanted);
+    for (int r = it.first; r < it.end; r++)
         desk_clear(&it.desks[r]);
-    free(it.desks);
     free(it.lists);
     return status;
 }

@@ -144,14 +144,12 @@ static cp_status read_run(void *context, double *seconds) {
 
 cp_status cp_measure_read(cp_reading *memory, cp_entrant *out) {
     const int64_t floats = READ_FLOATS + AHEAD;
-    const int64_t part = READ_FLOATS / memory->threads;
-    *out =
-        (cp_entrant){.what = "read",
-                     .unit = "GB/s",
-                     .scale = 1e9,
-                     .work = (double)(part * memory->threads) * sizeof(float),
-                     .run = read_run,
-                     .context = memory};
+    *out = (cp_entrant){.what = "read",
+                        .unit = "GB/s",
+                        .scale = 1e9,
+                        .work = (double)READ_FLOATS * sizeof(float),
+                        .run = read_run,
+                        .context = memory};
     return cp_measure_tensors(memory->threads, 1, &floats, &memory->numbers);
 }
 

@@ -22,13 +22,12 @@ typedef struct {
     const cp_calibration *wanted;
     int threads;  /* of each rank */
     double cores; /* that all ranks can keep busy with a thread each */
-    float *(*memory)[TENSORS]; /* [ranks]; NULL: of another process */
-    cp_matrix matrix;          /* of the linear layer */
+    float *memory[CP_CALIBRATE_RANKS][TENSORS]; /* of ranks of this process */
+    cp_matrix matrix;                           /* of the linear layer */
     void *tiles;
-    const cp_subject *subject; /* under way: of so many operations, */
-    double work;
-    int64_t times; /* so often in a run */
-    double peak;   /* its seconds, where that is the subject */
+    const cp_subject *subject; /* under way, */
+    int64_t times;             /* so often in a run */
+    double peak;               /* its seconds, where that is the subject */
 } stage;
 
 static void poke(void *comm) {
@@ -56,13 +55,16 @@ static cp_status attend(const stage *it, cp_comm *comm, float *const *memory) {
     return cp_attend_fast(&call);
 }
 
-static cp_status all_to_all(cp_comm *comm, int64_t each, char *from, char *to) {
+/* The n-th part goes to the n-th rank ahead, and its answer is the n-th. */
+static cp_status all_to_all(cp_comm *comm, int64_t bytes,
+                            float *const *memory) {
+    const int64_t each = cp_ceil_divide(bytes, comm->ranks - 1);
     const void *send[CP_CALIBRATE_RANKS];
     void *receive[CP_CALIBRATE_RANKS];
-    for (int r = 0; r < comm->ranks; r++) {
-        const int64_t place = (r < comm->rank ? r : r - 1) * each;
-        send[r] = r == comm->rank ? NULL : from + place;
-        receive[r] = r == comm->rank ? NULL : to + place;
+    for (int n = 0; n < comm->ranks; n++) {
+        const int peer = (comm->rank + 1 + n) % comm->ranks;
+        send[peer] = (char *)memory[FROM] + n * each;
+        receive[peer] = (char *)memory[TO] + n * each;
     }
     return cp_comm_all_to_all(comm, send, receive, each);
 }
@@ -73,21 +75,21 @@ static cp_status peak(stage *it, cp_comm *comm) {
     double seconds;
     CP_TRY(ceiling.run(ceiling.context, &seconds));
     if (comm->rank == 0)
-        it->peak = it->work * seconds / ceiling.work;
+        it->peak = cp_calibration_work(it->wanted, it->subject->rows, 0) *
+                   seconds / ceiling.work;
     return CP_OK;
 }
 
 static cp_status once(stage *it, cp_comm *comm, float *const *memory) {
     const cp_subject *subject = it->subject;
-    const int ranks = comm->ranks, next = (comm->rank + 1) % ranks;
-    const int last = (comm->rank + ranks - 1) % ranks;
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int last = (comm->rank + comm->ranks - 1) % comm->ranks;
     const int64_t bytes = subject->bytes;
     const cp_product product = {&it->matrix, false, memory[OUTPUT]};
     if (subject->kind == CP_TIME_PEAK)
         return peak(it, comm);
     if (subject->kind == CP_TIME_ALL_TO_ALL)
-        return all_to_all(comm, cp_ceil_divide(bytes, ranks - 1),
-                          (char *)memory[FROM], (char *)memory[TO]);
+        return all_to_all(comm, bytes, memory);
     if (subject->kind == CP_TIME_COPY)
         memcpy(memory[TO], memory[FROM], (size_t)bytes);
     if (subject->kind >= CP_TIME_EXCHANGE)
@@ -105,8 +107,7 @@ static cp_status once(stage *it, cp_comm *comm, float *const *memory) {
  * blocks of a ring do. */
 static cp_status rank_main(cp_comm *comm, void *context) {
     stage *it = context;
-    float *memory[TENSORS];
-    memcpy(memory, it->memory[comm->rank], sizeof(memory));
+    float **memory = it->memory[comm->rank];
     for (int64_t n = 0; n < it->times; n++) {
         float *const filled = memory[TO];
         CP_TRY(once(it, comm, memory));
@@ -129,9 +130,10 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     const int tries = peak || subject->kind >= CP_TIME_EXCHANGE ? 1 : 3;
     double best = INFINITY;
     bool alone = false;
+    const double work =
+        cp_calibration_work(it->wanted, subject->rows, subject->keys);
+    const double guess = 2e-6 + (double)subject->bytes / 5e9 + work / 3e10;
     it->subject = subject;
-    it->work = cp_calibration_work(it->wanted, subject->rows, subject->keys);
-    const double guess = 2e-6 + (double)subject->bytes / 5e9 + it->work / 3e10;
     it->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
     for (int n = 0; n < tries && !alone; n++) {
         double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
@@ -146,10 +148,11 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     return CP_OK;
 }
 
-static cp_status memory_new(stage *it) {
+static cp_status stage_set(stage *it) {
     const cp_calibration *wanted = it->wanted;
     const int64_t rows = cp_largest(&wanted->rows);
     const int64_t width = cp_calibration_width(wanted);
+    const int64_t wider = CP_CALIBRATE_WIDER * width, layer = width * wider;
     const int64_t keys = cp_largest(&wanted->keys) * wanted->shape.kv_heads *
                          wanted->shape.head_dim;
     /* A buffer can be cut for all the others of an all-to-all. */
@@ -158,28 +161,20 @@ static cp_status memory_new(stage *it) {
     const int64_t sizes[TENSORS] = {rows * width,
                                     keys,
                                     keys,
-                                    rows * width * CP_CALIBRATE_WIDER,
+                                    rows * wider,
                                     rows * wanted->shape.query_heads,
                                     cp_linear_scratch(rows, width, it->threads),
                                     buffer,
                                     buffer};
-    CP_TRY(cp_allocate(&it->memory, wanted->ranks, sizeof(*it->memory),
-                       "ranks to measure"));
+    float *weights;
+    int64_t bytes;
     for (int r = 0; r < wanted->ranks; r++)
         if (it->place->only == CP_NOBODY || it->place->only == r)
             CP_TRY(cp_measure_tensors(1, TENSORS, sizes, it->memory[r]));
-    return CP_OK;
-}
-
-static cp_status matrix_new(stage *it) {
-    const int64_t in = cp_calibration_width(it->wanted);
-    const int64_t out = CP_CALIBRATE_WIDER * in, count = in * out;
-    float *weights;
-    int64_t bytes;
-    CP_TRY(cp_matrix_bytes(CP_GGUF_F32, in, out, &bytes));
+    CP_TRY(cp_matrix_bytes(CP_GGUF_F32, width, wider, &bytes));
     CP_TRY(cp_allocate_lines(&it->tiles, bytes, 1, "a linear layer"));
-    CP_TRY(cp_measure_tensors(1, 1, &count, &weights));
-    cp_matrix_fill(CP_GGUF_F32, in, out, weights, it->tiles, &it->matrix);
+    CP_TRY(cp_measure_tensors(1, 1, &layer, &weights));
+    cp_matrix_fill(CP_GGUF_F32, width, wider, weights, it->tiles, &it->matrix);
     free(weights);
     return CP_OK;
 }
@@ -199,23 +194,20 @@ cp_laboratory cp_place_laboratory(const cp_place *place,
 
 cp_status cp_calibrate_run(const cp_place *place,
                            const cp_calibration *wanted) {
-    const int cores = (int)wanted->cores, ranks = (int)wanted->ranks;
     cp_laboratory laboratory = cp_place_laboratory(place, wanted);
     stage it = {.place = place,
                 .wanted = wanted,
                 .peak = 1,
-                .threads = cp_place_share(place, cores, ranks),
-                .cores = laboratory.cores > 0 ? fmin(ranks, cores) : ranks};
+                .threads = cp_place_share(place, (int)wanted->cores,
+                                          (int)wanted->ranks),
+                .cores = fmin(1, laboratory.speed) * (double)wanted->ranks};
     laboratory.time = time_subject;
     laboratory.context = &it;
-    cp_status status = memory_new(&it);
-    if (status == CP_OK)
-        status = matrix_new(&it);
+    cp_status status = stage_set(&it);
     if (status == CP_OK)
         status = cp_calibrate(&laboratory, wanted);
-    for (int r = 0; it.memory != NULL && r < ranks; r++)
+    for (int64_t r = 0; r < wanted->ranks; r++)
         free(it.memory[r][0]);
-    free(it.memory);
     free(it.tiles);
     return status;
 }
