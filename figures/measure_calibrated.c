@@ -41,7 +41,7 @@ static void simulate(call *it, const cp_hardware *hardware) {
     const ring *ring = &it->ring;
     cp_model_sizes model;
     cp_forecast forecast;
-    need(cp_model_sizes_parse("ring", model_text, &model));
+    need(cp_model_sizes_read("ring", model_text, &model));
     const cp_scenario scenario = {.hardware = hardware,
                                   .model = &model,
                                   .ranks = ring->ranks,
@@ -92,7 +92,7 @@ static void calibrate(turn *it, int rounds, cp_hardware *hardware) {
         .hardware = hardware,
         .between = measure_all,
         .context = it};
-    need(cp_hardware_parse("blank", blank, hardware));
+    need(cp_hardware_read("blank", blank, hardware));
     need(cp_calibrate_run(&cp_place_threads, &wanted));
 }
 

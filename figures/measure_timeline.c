@@ -99,7 +99,7 @@ static void calibrate(cp_hardware *hardware) {
                                    .keys = {keys, 3},
                                    .bytes = {bytes, 5},
                                    .hardware = hardware};
-    need(cp_hardware_read("laptop", hardware));
+    need(cp_hardware_read("laptop", NULL, hardware));
     need(cp_calibrate_run(&cp_place_threads, &wanted));
 }
 
@@ -115,7 +115,7 @@ static void simulate(void) {
     int lane, n = 0;
     FILE *in;
     calibrate(&laptop);
-    need(cp_model_sizes_parse("ring", model_text, &model));
+    need(cp_model_sizes_read("ring", model_text, &model));
     need(cp_history_new(RANKS, 2, names, &history));
     const cp_scenario scenario = {.hardware = &laptop,
                                   .model = &model,

@@ -54,8 +54,8 @@ void paper_read(paper_numbers *paper) {
     char line[400];
     FILE *in = fopen(path, "r");
     *paper = (paper_numbers){0};
-    need(cp_hardware_read("gtt", &paper->gtt));
-    need(cp_model_sizes_read("llama3-405b", &paper->model));
+    need(cp_hardware_read("gtt", NULL, &paper->gtt));
+    need(cp_model_sizes_read("llama3-405b", NULL, &paper->model));
     if (in == NULL)
         need(cp_fail(CP_FILE, "%s: cannot be read from here", path));
     for (int n = 1; fgets(line, sizeof(line), in) != NULL; n++) {

@@ -146,7 +146,7 @@ static void figure_6(void) {
     static const int64_t tokens[] = {2000,  4000,  8000,  16000, 32000,
                                      48000, 64000, 96000, 128000};
     cp_hardware gti;
-    need(cp_hardware_read("gti", &gti));
+    need(cp_hardware_read("gti", NULL, &gti));
     for (int n = 0; n < 4; n++)
         for (int i = 0; i < 9; i++) {
             const paper_row call = full_prefill(1 << n, 8, tokens[i]);

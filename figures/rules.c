@@ -90,7 +90,7 @@ static cp_rule learned(void) {
 static void cpu_lines(const char *path) {
     const cp_shape shape = {9, 3, 64};
     cp_hardware laptop;
-    need(cp_hardware_read("laptop", &laptop));
+    need(cp_hardware_read("laptop", NULL, &laptop));
     const cp_setting threads = cp_setting_of(&laptop, &shape, 4, 4, false);
     trials_read(path, 4, &calls);
     const cp_rule rule = learned();
@@ -201,8 +201,8 @@ static void file_scores(const char *path, const char *machine,
                         const char *name) {
     cp_hardware hardware;
     cp_model_sizes model;
-    need(cp_hardware_read(machine, &hardware));
-    need(cp_model_sizes_read(name, &model));
+    need(cp_hardware_read(machine, NULL, &hardware));
+    need(cp_model_sizes_read(name, NULL, &model));
     cp_shape shape = cp_model_sizes_shape(&model);
     shape.query_heads /= hardware.gpus_per_node;
     shape.kv_heads = cp_max(shape.kv_heads / hardware.gpus_per_node, 1);

@@ -256,7 +256,7 @@ TEST(a_ring_takes_about_what_is_simulated) {
     bool agree = false;
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {
         cp_hardware h;
-        must(cp_hardware_read("laptop", &h));
+        must(cp_hardware_read("laptop", NULL, &h));
         const cp_calibration wanted = asked(heads, 2, cp_host_cores(), 1, &h);
         must(cp_calibrate_run(&cp_place_threads, &wanted));
         measure_rings(measured);
@@ -304,7 +304,7 @@ LOOP(auto_takes_what_is_faster, 0, 4) {
     cp_hardware hardware;
     cp_choice choice;
     snprintf(text, sizeof(text), "%s%s", ring, calls[_i].links);
-    must(cp_hardware_parse("toy", text, &hardware));
+    must(cp_hardware_read("toy", text, &hardware));
     must(cp_foresee(&hardware, &shape, 4, calls[_i].ranks, 1, &calls[_i].fresh,
                     &past, &choice));
     ck_assert_int_eq(choice.variant, calls[_i].variant);

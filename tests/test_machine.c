@@ -28,13 +28,13 @@ TEST(built_in_descriptions_survive_writing) {
         cp_model_sizes sizes;
         if (strstr(name, ".model") != NULL) {
             models++;
-            must(cp_model_sizes_parse(name, text, &sizes));
+            must(cp_model_sizes_read(name, text, &sizes));
         } else if (strstr(name, ".machine") != NULL) {
             machines++;
             /* Read, write and read again. */
-            must(cp_hardware_parse(name, text, &one));
+            must(cp_hardware_read(name, text, &one));
             char *first = written(&one);
-            must(cp_hardware_parse("written", first, &two));
+            must(cp_hardware_read("written", first, &two));
             char *second = written(&two);
             ck_assert_str_eq(first, second);
             free(first);
@@ -97,8 +97,8 @@ LOOP(bad_lines_are_refused_by_name, 0, COUNT_OF(bad)) {
     char text[2000];
     cp_hardware hardware;
     snprintf(text, sizeof(text), "%s%s\n", good, bad[_i].line);
-    must(cp_hardware_parse("m", good, &hardware));
-    refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID,
+    must(cp_hardware_read("m", good, &hardware));
+    refuses(cp_hardware_read("m", text, &hardware), CP_INVALID,
             bad[_i].because);
     ck_assert_ptr_null(strchr(cp_message(), '\n'));
 }
@@ -117,7 +117,7 @@ LOOP(missing_fields_are_named, 0, 8) {
             strncat(text, at, length);
         at += length;
     }
-    refuses(cp_hardware_parse("m", text, &hardware), CP_INVALID, wanted);
+    refuses(cp_hardware_read("m", text, &hardware), CP_INVALID, wanted);
 }
 
 TEST(damage_is_read_or_refused) {
@@ -129,7 +129,7 @@ TEST(damage_is_read_or_refused) {
     for (size_t n = 0; n < 2 * length; n++) { /* cut, and changed */
         memcpy(text, whole, length + 1);
         text[n / 2] = (char)(n % 2 == 0 ? 0 : harness_random(&seed) % 255 + 1);
-        const cp_status status = cp_hardware_parse("x", text, &hardware);
+        const cp_status status = cp_hardware_read("x", text, &hardware);
         ck_assert(status == CP_OK ||
                   (status == CP_INVALID && strchr(cp_message(), '\n') == NULL));
     }
@@ -144,9 +144,9 @@ TEST(what_is_left_out_follows) {
         {"like gtt\nmachine m\nlink_rate\n", "m:3: link_rate: no value"},
         {"like gtt\nlink_rate 1 GB/s assumed\n", "must begin: machine NAME"}};
     for (int n = 0; n < 4; n++)
-        refuses(cp_hardware_parse("m", heads[n][0], &h), CP_INVALID,
+        refuses(cp_hardware_read("m", heads[n][0], &h), CP_INVALID,
                 heads[n][1]);
-    must(cp_hardware_parse("m", good, &h));
+    must(cp_hardware_read("m", good, &h));
     ck_assert_double_eq(h.link_rate, 4e9);
     ck_assert_double_eq_tol(h.link_latency, 5e-6, 1e-18);
     ck_assert_double_eq(h.peak_8bit, h.peak);
@@ -156,8 +156,8 @@ TEST(what_is_left_out_follows) {
     ck_assert_int_eq(h.gpus_per_node, 1);
     ck_assert_str_eq(h.origins[3].note, "with care");
     ck_assert_int_eq(h.origins[3].source, CP_SOURCE_MEASURED);
-    must(cp_hardware_read("gtt", &gtt));
-    must(cp_hardware_read("gti", &gti));
+    must(cp_hardware_read("gtt", NULL, &gtt));
+    must(cp_hardware_read("gti", NULL, &gti));
     ck_assert_str_eq(gti.name, "gti");
     ck_assert_double_eq(gti.link_rate, 3e9);
     ck_assert_double_eq(gti.attention_rate, gtt.attention_rate);
@@ -185,13 +185,13 @@ TEST(surfaces_meet_their_points) {
     char text[2000];
     cp_hardware one, two;
     snprintf(text, sizeof(text), "%s%s", good, lines);
-    must(cp_hardware_parse("m", text, &one));
+    must(cp_hardware_read("m", text, &one));
     for (int n = 0; n < COUNT_OF(points); n++)
         ck_assert_double_eq_tol(
             cp_surface_at(&one.attention_by, points[n][0], points[n][1]),
             points[n][2], 1);
     char *wrote = written(&one);
-    must(cp_hardware_parse("w", wrote, &two));
+    must(cp_hardware_read("w", wrote, &two));
     free(wrote);
     ck_assert_mem_eq(&one.attention_by, &two.attention_by,
                      sizeof(one.attention_by));
@@ -200,7 +200,7 @@ TEST(surfaces_meet_their_points) {
     for (int row = 1; row <= 13; row++)
         used += (size_t)snprintf(text + used, sizeof(text) - used,
                                  "attention_by %d 1 1 TFLOP/s measured\n", row);
-    refuses(cp_hardware_parse("m", text, &two), CP_INVALID,
+    refuses(cp_hardware_read("m", text, &two), CP_INVALID,
             "attention_by: more than 12 rows");
 }
 
@@ -211,7 +211,7 @@ static cp_status read_bytes(const char *bytes, size_t length) {
     ck_assert_ptr_nonnull(out);
     fwrite(bytes, 1, length, out);
     ck_assert_int_eq(fclose(out), 0);
-    const cp_status status = cp_hardware_read(path, &hardware);
+    const cp_status status = cp_hardware_read(path, NULL, &hardware);
     unlink(path);
     return status;
 }
@@ -224,9 +224,10 @@ TEST(files_are_read) {
     must(read_bytes(good, strlen(good)));
     ck_assert_int_eq(read_bytes(good, sizeof(good)), CP_FILE);
     ck_assert_int_eq(read_bytes(big, sizeof(big)), CP_FILE);
-    refuses(cp_hardware_read("no such", &hardware), CP_FILE,
+    refuses(cp_hardware_read("no such", NULL, &hardware), CP_FILE,
             "none of gti gtt h200 laptop");
-    refuses(cp_model_sizes_read("llama3-404b", &sizes), CP_FILE, "llama3-405b");
+    refuses(cp_model_sizes_read("llama3-404b", NULL, &sizes), CP_FILE,
+            "llama3-405b");
 }
 
 TEST(models_weigh_what_they_should) {
@@ -237,15 +238,15 @@ TEST(models_weigh_what_they_should) {
     cp_pace pace;
     const cp_scenario call = {
         .model = &m, .hardware = &machine, .ranks = 1, .tensor = 1};
-    must(cp_hardware_read("gtt", &machine));
+    must(cp_hardware_read("gtt", NULL, &machine));
     for (int n = 0; n < 4; n++) {
-        must(cp_model_sizes_read(names[n], &m));
+        must(cp_model_sizes_read(names[n], NULL, &m));
         m.attention_bits = m.inner_bits = m.head_bits = 8;
         must(cp_pace_new(&call, &pace));
         ck_assert_double_eq_tol(cp_pace_weights(&pace) / (double)m.parameters,
                                 1, 0.0025);
     }
-    must(cp_model_sizes_read("llama3-405b", &m));
+    must(cp_model_sizes_read("llama3-405b", NULL, &m));
     must(cp_pace_new(&call, &pace));
     m.tables = 1;
     ck_assert_double_eq_tol(cp_pace_weights(&pace) / 8e9, 59.7, 0.05);
@@ -259,6 +260,6 @@ TEST(models_weigh_what_they_should) {
         char text[200];
         snprintf(text, sizeof(text), "model m\nlike llama3-8b\n%s assumed\n",
                  absurd[n][0]);
-        refuses(cp_model_sizes_parse("m", text, &m), CP_INVALID, absurd[n][1]);
+        refuses(cp_model_sizes_read("m", text, &m), CP_INVALID, absurd[n][1]);
     }
 }

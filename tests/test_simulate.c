@@ -45,8 +45,8 @@ static cp_forecast toy(const char *lines, cp_variant variant, int ranks) {
     cp_model_sizes model;
     char text[2000];
     snprintf(text, sizeof(text), "%s%s", toy_machine, lines);
-    must(cp_hardware_parse("toy", text, &hardware));
-    must(cp_model_sizes_parse("toy", toy_model, &model));
+    must(cp_hardware_read("toy", text, &hardware));
+    must(cp_model_sizes_read("toy", toy_model, &model));
     return forecast_of((cp_scenario){.hardware = &hardware,
                                      .model = &model,
                                      .ranks = ranks,
@@ -146,7 +146,7 @@ static double uniform(uint64_t *seed, double low, double high) {
 
 static cp_hardware random_machine(uint64_t *seed) {
     cp_hardware h;
-    must(cp_hardware_parse("toy", toy_machine, &h));
+    must(cp_hardware_read("toy", toy_machine, &h));
     h.memory_rate = pow(10, uniform(seed, 10, 13));
     h.peak = h.peak_8bit = pow(10, uniform(seed, 11, 15));
     h.attention_rate = h.attention_alone = pow(10, uniform(seed, 11, 15));
@@ -170,7 +170,7 @@ static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
 
 static void chance_new(chance *c, uint64_t *seed) {
     c->hardware = random_machine(seed);
-    must(cp_model_sizes_read("smollm2-135m", &c->model));
+    must(cp_model_sizes_read("smollm2-135m", NULL, &c->model));
     c->model.layers = 5;
     const cp_variant variant = variants[harness_random(seed) % 4];
     for (int i = 0; i < 3; i++) {
@@ -402,8 +402,8 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                        int64_t past, cp_variant variant) {
     cp_hardware hardware;
     cp_model_sizes model;
-    must(cp_hardware_read(machine, &hardware));
-    must(cp_model_sizes_read("llama3-405b", &model));
+    must(cp_hardware_read(machine, NULL, &hardware));
+    must(cp_model_sizes_read("llama3-405b", NULL, &model));
     hardware.jitter = 0;
     return forecast_of((cp_scenario){.hardware = &hardware,
                                      .model = &model,
@@ -447,8 +447,8 @@ TEST(invariants_26_27_29_of_the_cluster) {
 static void chance_of_paper(chance *c, int ranks, int64_t fresh) {
     uint64_t seed = 14;
     chance_new(c, &seed);
-    must(cp_hardware_read("gtt", &c->hardware));
-    must(cp_model_sizes_read("llama3-405b", &c->model));
+    must(cp_hardware_read("gtt", NULL, &c->hardware));
+    must(cp_model_sizes_read("llama3-405b", NULL, &c->model));
     c->scenario.ranks = ranks;
     c->scenario.tensor = 8;
     c->scenario.variant = CP_PASS_KV;

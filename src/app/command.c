@@ -162,8 +162,9 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
                 "--machine has no meaning with --variant %s; auto asks it",
                 cp_variant_name(ring->variant));
         const cp_status status =
-            cp_crew_leads() ? cp_hardware_read(ring->machine, &ring->described)
-                            : CP_OK;
+            cp_crew_leads()
+                ? cp_hardware_read(ring->machine, NULL, &ring->described)
+                : CP_OK;
         CP_TRY(cp_crew_share(status, &ring->described, sizeof(ring->described),
                              NULL, NULL));
         ring->chooser = (cp_chooser){cp_foresee, &ring->described};
@@ -219,8 +220,8 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
 }
 
 cp_status cp_command_call_read(cp_command_call *call) {
-    CP_TRY(cp_hardware_read(call->machine, &call->hardware));
-    return cp_model_sizes_read(call->model, &call->sizes);
+    CP_TRY(cp_hardware_read(call->machine, NULL, &call->hardware));
+    return cp_model_sizes_read(call->model, NULL, &call->sizes);
 }
 
 cp_status cp_command_call_check(cp_command_call *call) {

@@ -69,7 +69,7 @@ static cp_status calibrate_work(void *context) {
     char *text;
     CP_TRY(cp_meter_calibrate(run->backend, &run->wanted));
     CP_TRY(cp_page_make(description_write, run, &text));
-    cp_status status = cp_hardware_parse("what was measured", text, &again);
+    cp_status status = cp_hardware_read("what was measured", text, &again);
     if (status == CP_OK)
         status = cp_page_keep(run->out, text);
     free(text);

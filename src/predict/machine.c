@@ -11,15 +11,11 @@ cp_description cp_hardware_description(cp_hardware *hardware) {
                             hardware->origins,  hardware->name};
 }
 
-cp_status cp_hardware_parse(const char *label, const char *text,
-                            cp_hardware *hardware) {
+cp_status cp_hardware_read(const char *label, const char *text,
+                           cp_hardware *hardware) {
     *hardware = (cp_hardware){.name = ""};
     const cp_description description = cp_hardware_description(hardware);
     return cp_description_parse(&description, label, text);
-}
-
-cp_status cp_hardware_read(const char *name, cp_hardware *hardware) {
-    return cp_hardware_parse(name, NULL, hardware);
 }
 
 void cp_hardware_write(const cp_hardware *hardware, FILE *out) {
@@ -32,8 +28,8 @@ cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes) {
     return (cp_shape){sizes->query_heads, sizes->kv_heads, sizes->head_dim};
 }
 
-cp_status cp_model_sizes_parse(const char *label, const char *text,
-                               cp_model_sizes *sizes) {
+cp_status cp_model_sizes_read(const char *label, const char *text,
+                              cp_model_sizes *sizes) {
 #define ROW(...) CP_FIELD_ROW(cp_model_sizes, __VA_ARGS__)
     static const cp_field fields[] = {CP_MODEL(ROW)};
 #undef ROW
@@ -51,8 +47,4 @@ cp_status cp_model_sizes_parse(const char *label, const char *text,
     if (cp_shape_check(&shape) != CP_OK)
         return cp_refuse("%s: query_heads, kv_heads: %s", label, cp_message());
     return CP_OK;
-}
-
-cp_status cp_model_sizes_read(const char *name, cp_model_sizes *sizes) {
-    return cp_model_sizes_parse(name, NULL, sizes);
 }

@@ -83,13 +83,11 @@ typedef struct {
     cp_origin origins[CP_HARDWARE_FIELDS];
 } cp_hardware;
 
-/* The machine of that name (gtt, gti, h200, laptop), or of the file at that
- * path. Fails as cp_description_parse does. */
-cp_status cp_hardware_read(const char *name, cp_hardware *hardware);
-
-/* The same from a text that messages call label. */
-cp_status cp_hardware_parse(const char *label, const char *text,
-                            cp_hardware *hardware);
+/* The machine of a text that messages call label; NULL: the one of that name
+ * (gtt, gti, h200, laptop), or of the file at that path. Fails as
+ * cp_description_parse does. */
+cp_status cp_hardware_read(const char *label, const char *text,
+                           cp_hardware *hardware);
 
 /* Write a description that cp_hardware_read reads. */
 void cp_hardware_write(const cp_hardware *hardware, FILE *out);
@@ -128,14 +126,13 @@ typedef struct {
     cp_origin origins[CP_MODEL_FIELDS];
 } cp_model_sizes;
 
-/* The model of that name (llama3-405b, llama3-70b, llama3-8b, smollm2-135m),
- * or of the file at that path. Fails as cp_description_parse does, and with
- * CP_INVALID if the heads make no shape (cp_shape_check). */
-cp_status cp_model_sizes_read(const char *name, cp_model_sizes *facts);
-cp_status cp_model_sizes_parse(const char *label, const char *text,
-                               cp_model_sizes *facts);
+/* The model of a text, or of that name (llama3-405b, llama3-70b, llama3-8b,
+ * smollm2-135m), or of the file at that path. Fails as cp_description_parse
+ * does, and with CP_INVALID if the heads make no shape (cp_shape_check). */
+cp_status cp_model_sizes_read(const char *label, const char *text,
+                              cp_model_sizes *sizes);
 
 /* The attention shape of all heads. */
-cp_shape cp_model_sizes_shape(const cp_model_sizes *facts);
+cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes);
 
 #endif

@@ -78,22 +78,19 @@ static void count_bytes(const simulation *s) {
                          ((double)model->width + pace->inner) * bytes;
 }
 
-static void count_work(const simulation *s) {
+static cp_status count_work(const simulation *s) {
     const cp_layout *layout = s->layout;
     const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
-    double pairs = 0;
-    for (int64_t i = 0; i < layout->sequences; i++) {
-        const double fresh = (double)layout->fresh[i];
-        pairs += fresh * ((double)layout->past[i] + (fresh + 1) / 2);
-    }
-    forecast->flops =
-        2 * (double)model->parameters * (double)layout->new_tokens +
-        4 * (double)(model->query_heads * model->head_dim) * pairs *
-            (double)model->layers;
+    cp_load load;
+    CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
+    forecast->flops = 2 * (double)model->parameters * (double)load.fresh +
+                      4 * (double)(model->query_heads * model->head_dim) *
+                          (double)load.causal * (double)model->layers;
     forecast->flops_per_second =
         forecast->flops / forecast->seconds /
         (double)(s->scenario->ranks * s->scenario->tensor);
+    return CP_OK;
 }
 
 static cp_status simulate_plan(simulation *s) {
@@ -120,8 +117,7 @@ static cp_status simulate_plan(simulation *s) {
     if (scenario->kept)
         s->forecast->seconds += hardware->call;
     count_bytes(s);
-    count_work(s);
-    return CP_OK;
+    return count_work(s);
 }
 
 enum { MOST_TOKENS = INT32_MAX };

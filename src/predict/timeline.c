@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "predict/share.h"
 #include "ring/order.h"
 
 /* What an operation costs. */
@@ -16,34 +15,63 @@ typedef struct {
     int draw; /* which random number of a layer is its own */
 } cost;
 
-/* A task, and what it is for. */
-typedef struct {
-    cp_task task;
-    unsigned spent;   /* bits: what its time goes to */
-    const char *name; /* of its bar; NULL: that of its operation */
-    const cp_op *op;  /* or NULL */
-} part;
+typedef enum {
+    WORK,  /* so many seconds, while all ranks work */
+    POST,  /* be one of the parties of the operation's gates */
+    AWAIT, /* until they have opened */
+} task_kind;
 
-/* Where a rank is. */
 typedef struct {
+    task_kind kind;
+    double seconds;   /* of a post: its message needs, without a core */
+    unsigned spent;   /* bits: what its time goes to */
+    const char *name; /* of its bar */
+    const cp_op *op;  /* or NULL */
+} task;
+
+/* A rank, and where it is. */
+typedef struct worker {
+    int rank;
+    const cp_program *program;
+    cost *costs;         /* of its operations */
     int64_t layer, next; /* next: 0 before the plan, then its operations */
-    part parts[4];       /* of what was last begun */
+    task tasks[4];       /* of what was last begun */
     int count, at;
+    double start, given;         /* the clocks when its task began */
     cp_hours hours, first, last; /* now; when these layers were over */
-} turn;
+    struct worker *behind;       /* it on a list */
+} worker;
+
+/* Workers by when they are found again, the first one last. */
+typedef struct {
+    int count;
+    struct {
+        double until;
+        worker *worker;
+    } * entries;
+} queue;
+
+/* It opens some seconds after the last of its parties has posted it. */
+typedef struct {
+    int posts;              /* until the last one; then 0 again */
+    double posted, seconds; /* when the last party did; and how many */
+    worker *waiting;
+} gate;
 
 typedef struct {
     const cp_timeline *line;
-    int ranks, gates, draws;
-    cost **costs;   /* [ranks][operations] */
-    int64_t events; /* of a layer */
-    turn *turns;    /* [ranks] */
-    int64_t layers; /* that are walked */
-    double speed;   /* of a rank while all work, at most 1 */
+    int ranks, gate_count, draws;
+    int64_t events, layers; /* of a layer; that are walked */
+    worker *workers;        /* [ranks] */
+    gate *gates;            /* [2 gate_count] */
+    double speed;           /* of a rank while all work, at most 1 */
+    double now, given;      /* of shared cores: time, and work */
+    worker *ready;          /* a list */
+    queue working, asleep;
 } clocks;
 
-static cost *cost_of(const clocks *s, int rank, const cp_op *op) {
-    return &s->costs[rank][op - s->line->plan->programs[rank].ops];
+static cost *cost_of(const worker *worker, const cp_op *op) {
+    return &worker->costs[op - worker->program->ops];
 }
 
 /* A deviate of mean 0 and variance 1: the n-th of its seed. */
@@ -57,180 +85,281 @@ static double deviate(uint64_t seed, uint64_t n) {
     return ((double)sum * 0x1p-16 - 2) * 1.7320508;
 }
 
-static double jittered(const clocks *s, int rank, const cp_op *op,
+static double jittered(const clocks *s, const worker *worker, const cp_op *op,
                        double seconds) {
     const cp_timeline *line = s->line;
     if (line->jitter <= 0)
         return seconds;
-    const int64_t n =
-        s->turns[rank].layer * s->draws + cost_of(s, rank, op)->draw;
+    const int64_t n = worker->layer * s->draws + cost_of(worker, op)->draw;
     seconds += line->jitter * deviate(line->seed, (uint64_t)n);
     return seconds > 0 ? seconds : 0;
 }
 
 #define SPENT(kind) (1u << CP_SPENT_##kind)
 
-static void add_work(const clocks *s, int rank, const char *name,
-                     const cp_op *op, double seconds, unsigned spent) {
-    turn *turn = &s->turns[rank];
-    const cp_task task = {.kind = CP_TASK_WORK, .seconds = seconds * s->speed};
-    turn->parts[turn->count++] = (part){task, spent, name, op};
+static void add(worker *worker, task_kind kind, double seconds, unsigned spent,
+                const char *name, const cp_op *op) {
+    worker->tasks[worker->count++] = (task){kind, seconds, spent, name, op};
 }
 
-static void add_step(const clocks *s, int rank) {
+static void add_step(const clocks *s, worker *worker) {
     if (s->line->step > 0)
-        add_work(s, rank, "step", NULL, s->line->step, SPENT(RING));
+        add(worker, WORK, s->line->step, SPENT(RING), "step", NULL);
 }
 
-/* Each gate exists twice, for even layers and for odd ones. */
-static int gate_of(const clocks *s, int rank, const cost *cost) {
-    return 2 * cost->gate + (int)(s->turns[rank].layer % 2);
-}
-
-/* Post or await the gates of an exchange, one for what it sends and one for
- * what it receives, or that of a collective. */
-static void add_meeting(const clocks *s, int rank, cp_task_kind kind,
-                        const cp_op *op, double seconds) {
-    turn *turn = &s->turns[rank];
-    const bool all = cp_op_is_collective(op);
-    cp_task task = {
-        kind, seconds, {CP_NO_GATE, CP_NO_GATE}, all ? s->ranks : 2};
-    if (all || op->to != CP_NOBODY)
-        task.gates[0] = gate_of(s, rank, cost_of(s, rank, op));
-    if (!all && op->from != CP_NOBODY)
-        task.gates[1] = gate_of(s, rank, &s->costs[op->from][op->got_from]);
-    turn->parts[turn->count++] =
-        (part){task, SPENT(RING) | SPENT(EXPOSED), NULL, op};
-}
-
-static void add_operation(const clocks *s, int rank, const cp_op *op) {
+static void add_operation(const clocks *s, worker *worker, const cp_op *op) {
+    const cp_op_kind kind = op->kind;
     const double hidden = s->line->hidden;
     const unsigned ring = SPENT(RING), exposed = ring | SPENT(EXPOSED);
-    const cp_op *exchange = op->kind == CP_OP_WAIT
-                                ? &s->line->plan->programs[rank].ops[op->ends]
-                                : op;
-    const double seconds = cost_of(s, rank, exchange)->seconds;
-    switch (op->kind) {
+    if (kind == CP_OP_WAIT)
+        op = &worker->program->ops[op->ends];
+    const double seconds = cost_of(worker, op)->seconds;
+    const char *name = cp_op_name(op->kind);
+    switch (kind) {
     case CP_OP_EXCHANGE:
-        add_meeting(s, rank, CP_TASK_POST, op,
-                    jittered(s, rank, op, hidden * seconds));
+        add(worker, POST, jittered(s, worker, op, hidden * seconds), ring, name,
+            op);
         return;
     case CP_OP_WAIT:
-        add_meeting(s, rank, CP_TASK_AWAIT, exchange, 0);
+        add(worker, AWAIT, 0, exposed, name, op);
         if (hidden < 1)
-            add_work(s, rank, NULL, exchange, (1 - hidden) * seconds,
-                     exposed | SPENT(EXCHANGING));
-        add_step(s, rank);
+            add(worker, WORK, (1 - hidden) * seconds,
+                exposed | SPENT(EXCHANGING), name, op);
+        add_step(s, worker);
         return;
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
-        add_meeting(s, rank, CP_TASK_POST, op, 0);
-        add_meeting(s, rank, CP_TASK_AWAIT, op, 0);
-        add_work(s, rank, NULL, op, seconds, exposed);
+        add(worker, POST, 0, ring, name, op);
+        add(worker, AWAIT, 0, exposed, name, op);
+        add(worker, WORK, seconds, exposed, name, op);
         return;
     case CP_OP_ATTEND:
-        add_work(s, rank, NULL, op, jittered(s, rank, op, seconds),
-                 ring | SPENT(BUSY) | SPENT(ATTENDING));
+        add(worker, WORK, jittered(s, worker, op, seconds),
+            ring | SPENT(BUSY) | SPENT(ATTENDING), name, op);
         return;
     case CP_OP_APPEND:
-        add_step(s, rank);
+        add_step(s, worker);
         break;
     default:
         break;
     }
-    add_work(s, rank, NULL, op, seconds, ring | SPENT(BUSY));
+    add(worker, WORK, seconds, ring | SPENT(BUSY), name, op);
 }
 
-/* Make the parts of what comes next; false: nothing does. */
-static bool refill(const clocks *s, int rank) {
-    const cp_timeline *line = s->line;
-    const cp_program *program = &line->plan->programs[rank];
-    const unsigned linear = SPENT(LINEAR) | SPENT(BUSY);
-    turn *turn = &s->turns[rank];
-    turn->at = turn->count = 0;
-    if (turn->next > program->count + 1) {
-        turn->next = 0;
-        turn->layer++;
+/* Make the tasks of what comes next; false: nothing does. */
+static bool refill(const clocks *s, worker *worker) {
+    const cp_around *around = &s->line->around;
+    const cp_program *program = worker->program;
+    const unsigned busy = SPENT(BUSY), linear = SPENT(LINEAR) | busy;
+    worker->at = worker->count = 0;
+    if (worker->next > program->count + 1) {
+        worker->next = 0;
+        worker->layer++;
     }
-    const int64_t next = turn->next++;
-    if (turn->layer == s->layers && next > 0)
+    const int64_t next = worker->next++;
+    if (worker->layer == s->layers && next > 0)
         return false;
-    if (turn->layer == s->layers)
-        add_work(s, rank, "head", NULL, line->around.head, SPENT(BUSY));
+    if (worker->layer == s->layers)
+        add(worker, WORK, around->head, busy, "head", NULL);
     else if (next == 0)
-        add_work(s, rank, "project", NULL, line->around.before, linear);
+        add(worker, WORK, around->before, linear, "project", NULL);
     else if (next <= program->count)
-        add_operation(s, rank, &program->ops[next - 1]);
+        add_operation(s, worker, &program->ops[next - 1]);
     else {
-        add_work(s, rank, "feed", NULL, line->around.after, linear);
-        add_work(s, rank, "all-reduce", NULL, line->around.reduce,
-                 SPENT(REDUCING) | SPENT(BUSY));
+        add(worker, WORK, around->after, linear, "feed", NULL);
+        add(worker, WORK, around->reduce, SPENT(REDUCING) | busy, "all-reduce",
+            NULL);
     }
     return true;
 }
 
-static const cp_task *next(void *context, int rank) {
-    const clocks *s = context;
-    turn *turn = &s->turns[rank];
-    if (turn->at == turn->count && !refill(s, rank))
-        return NULL;
-    return &turn->parts[turn->at++].task;
+static void push(worker **list, worker *worker) {
+    worker->behind = *list;
+    *list = worker;
 }
 
-static void show(const clocks *s, int rank, double start, double end) {
-    const turn *turn = &s->turns[rank];
-    const part *part = &turn->parts[turn->at - 1];
-    const cp_op *op = part->op;
-    const char *name = op != NULL ? cp_op_name(op->kind) : part->name;
+static worker *pop(worker **list) {
+    worker *first = *list;
+    *list = first->behind;
+    return first;
+}
+
+static void insert(queue *queue, worker *worker, double until) {
+    int at = queue->count++;
+    for (; at > 0 && queue->entries[at - 1].until < until; at--)
+        queue->entries[at] = queue->entries[at - 1];
+    queue->entries[at].until = until;
+    queue->entries[at].worker = worker;
+}
+
+static double first(const queue *queue) {
+    return queue->count > 0 ? queue->entries[queue->count - 1].until : INFINITY;
+}
+
+/* Make all ready that are due. */
+static void wake(clocks *s, queue *queue, double now) {
+    while (first(queue) <= now)
+        push(&s->ready, queue->entries[--queue->count].worker);
+}
+
+/* The gate of what the operation of this task sends (n = 0), which is that of a
+ * collective too, or of what it receives (n = 1); NULL: nothing. Each exists
+ * twice, for even layers and for odd ones. */
+static gate *gate_of(const clocks *s, const worker *worker, int n) {
+    const cp_op *op = worker->tasks[worker->at].op;
+    const cost *cost = cost_of(worker, op);
+    if (n == 0 ? op->to == CP_NOBODY
+               : op->from == CP_NOBODY || cp_op_is_collective(op))
+        return NULL;
+    if (n == 1)
+        cost = &s->workers[op->from].costs[op->got_from];
+    return &s->gates[2 * cost->gate + worker->layer % 2];
+}
+
+/* Of two times, without the call that fmax is. */
+static double later(double a, double b) {
+    return a > b ? a : b;
+}
+
+static void post(clocks *s, const worker *worker, int n) {
+    const task *task = &worker->tasks[worker->at];
+    const int parties = cp_op_is_collective(task->op) ? s->ranks : 2;
+    gate *gate = gate_of(s, worker, n);
+    if (gate == NULL)
+        return;
+    gate->posted = later(gate->posted, worker->hours.now);
+    if (n == 0)
+        gate->seconds = task->seconds;
+    if (++gate->posts < parties)
+        return;
+    gate->posts = 0;
+    while (gate->waiting != NULL)
+        push(&s->ready, pop(&gate->waiting));
+}
+
+/* Pass, at the time at which the gate opened, or later; or wait for that. */
+static bool pass(clocks *s, worker *worker, int n) {
+    gate *gate = gate_of(s, worker, n);
+    if (gate == NULL)
+        return true;
+    const double opens = gate->posted + gate->seconds;
+    if (gate->posts > 0)
+        push(&gate->waiting, worker);
+    else if (s->speed < 1 && opens > s->now)
+        insert(&s->asleep, worker, opens);
+    else {
+        worker->hours.now = later(worker->hours.now, opens);
+        return true;
+    }
+    return false;
+}
+
+/* Has the task ended? Else the worker is on a list. */
+static bool ended(clocks *s, worker *worker) {
+    const task *task = &worker->tasks[worker->at];
+    const double work = task->seconds * s->speed;
+    switch (task->kind) {
+    case WORK:
+        if (s->speed < 1 && worker->given + work > s->given) {
+            insert(&s->working, worker, worker->given + work);
+            return false;
+        }
+        worker->hours.now = s->speed < 1 ? s->now : worker->hours.now + work;
+        return true;
+    case POST:
+        post(s, worker, 0);
+        post(s, worker, 1);
+        return true;
+    case AWAIT:
+        return pass(s, worker, 0) && pass(s, worker, 1);
+    }
+    return true;
+}
+
+static void show(const clocks *s, const worker *worker, double start,
+                 double end) {
+    const task *task = &worker->tasks[worker->at];
     if (s->line->bar != NULL && end > start)
         s->line->bar(s->line->context,
-                     &(cp_bar){rank, name, op, turn->layer, start, end});
+                     &(cp_bar){worker->rank, task->name, task->op,
+                               worker->layer, start, end});
 }
 
-static void done(void *context, int rank, double start, double end,
-                 double posted, double opened) {
-    const clocks *s = context;
-    turn *turn = &s->turns[rank];
-    const part *part = &turn->parts[turn->at - 1];
-    const cp_task *task = &part->task;
-    cp_hours *hours = &turn->hours;
-    hours->now = end;
-    for (unsigned left = part->spent; left != 0; left &= left - 1)
-        hours->spent[__builtin_ctz(left)] += end - start;
-    if (task->kind == CP_TASK_WORK)
-        show(s, rank, start, end);
-    if (task->kind == CP_TASK_AWAIT && task->gates[1] != CP_NO_GATE) {
-        hours->spent[CP_SPENT_EXCHANGING] += opened - posted;
-        show(s, rank, posted, opened);
+static void count(const clocks *s, worker *worker) {
+    const task *task = &worker->tasks[worker->at];
+    const gate *came = task->kind == AWAIT ? gate_of(s, worker, 1) : NULL;
+    cp_hours *hours = &worker->hours;
+    for (unsigned left = task->spent; left != 0; left &= left - 1)
+        hours->spent[__builtin_ctz(left)] += hours->now - worker->start;
+    if (task->kind == WORK)
+        show(s, worker, worker->start, hours->now);
+    if (came != NULL) {
+        hours->spent[CP_SPENT_EXCHANGING] += came->seconds;
+        show(s, worker, came->posted, came->posted + came->seconds);
     }
-    if (part->spent & SPENT(REDUCING)) {
-        turn->last = *hours;
-        if (turn->layer == 0)
-            turn->first = *hours;
+    if (task->spent & SPENT(REDUCING)) {
+        worker->last = *hours;
+        if (worker->layer == 0)
+            worker->first = *hours;
     }
+}
+
+static void go_on(clocks *s, worker *worker) {
+    while (worker->at < worker->count || refill(s, worker)) {
+        if (!ended(s, worker))
+            return;
+        count(s, worker);
+        worker->at++;
+        worker->start = worker->hours.now;
+        worker->given = s->given;
+    }
+}
+
+static bool move(clocks *s) {
+    const double end = first(&s->working), wakes = first(&s->asleep);
+    const double active = fmax(1, s->working.count);
+    const double rate = fmin(1, s->line->cores / active);
+    const double worked = s->now + (end - s->given) / rate;
+    if (fmin(worked, wakes) == INFINITY)
+        return false;
+    s->given =
+        worked <= wakes ? end : fmin(end, s->given + (wakes - s->now) * rate);
+    s->now = fmin(worked, wakes);
+    wake(s, &s->working, s->given);
+    wake(s, &s->asleep, s->now);
+    return true;
 }
 
 static cp_status walk(clocks *s, int64_t layers) {
-    const cp_share share = {
-        .ranks = s->ranks,
-        .gates = 2 * s->gates,
-        .cores = s->speed < 1 ? s->line->cores : s->ranks,
-        .next = next,
-        .done = done,
-        .context = s,
-    };
     s->layers = layers;
-    memset(s->turns, 0, (size_t)s->ranks * sizeof(turn));
-    return cp_share_run(&share);
+    s->now = s->given = 0;
+    memset(s->gates, 0, 2 * (size_t)s->gate_count * sizeof(gate));
+    for (int k = s->ranks - 1; k >= 0; k--) {
+        worker *worker = &s->workers[k];
+        *worker = (struct worker){
+            .rank = k, .program = worker->program, .costs = worker->costs};
+        push(&s->ready, worker);
+    }
+    do
+        while (s->ready != NULL)
+            go_on(s, pop(&s->ready));
+    while (move(s));
+    for (const worker *worker = s->workers; worker < s->workers + s->ranks;
+         worker++)
+        if (worker->at < worker->count)
+            return cp_fail(CP_BROKEN, "rank %d, layer %ld: its %s never ends",
+                           worker->rank, worker->layer,
+                           worker->tasks[worker->at].name);
+    return CP_OK;
 }
 
 /* Did the second layer take all ranks as long as the first of them? */
 static bool repeats(const clocks *s) {
-    const turn *turns = s->turns;
-    const double moved = turns[0].last.now - turns[0].first.now;
+    const worker *workers = s->workers;
+    const double moved = workers[0].last.now - workers[0].first.now;
     for (int k = 0; k < s->ranks; k++) {
-        const double here = turns[k].last.now - turns[k].first.now;
-        if (fabs(here - moved) > 1e-12 * turns[k].last.now)
+        const double here = workers[k].last.now - workers[k].first.now;
+        if (fabs(here - moved) > 1e-12 * workers[k].last.now)
             return false;
     }
     return true;
@@ -255,15 +384,15 @@ static void sum_up(const clocks *s, cp_hours *sum) {
     const double times = left > 0 ? (double)left / (double)(s->layers - 1) : 0;
     *sum = (cp_hours){0};
     for (int k = 0; k < s->ranks; k++) {
-        const turn *turn = &s->turns[k];
-        const cp_hours *first = &turn->first, *last = &turn->last;
-        double now = turn->hours.now;
+        const worker *worker = &s->workers[k];
+        const cp_hours *first = &worker->first, *last = &worker->last;
+        double now = worker->hours.now;
         if (left > 0)
             now += times * (last->now - first->now);
         sum->now = fmax(sum->now, now);
         for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
             sum->spent[kind] +=
-                (turn->hours.spent[kind] +
+                (worker->hours.spent[kind] +
                  times * (last->spent[kind] - first->spent[kind])) /
                 all;
     }
@@ -272,24 +401,29 @@ static void sum_up(const clocks *s, cp_hours *sum) {
 static cp_status number_draws(void *context, const cp_event *event) {
     clocks *s = context;
     if (event->op->kind == CP_OP_ATTEND || event->kind == CP_EVENT_TRANSFER)
-        cost_of(s, event->rank, event->op)->draw = s->draws++;
+        s->workers[event->rank].costs[event->number].draw = s->draws++;
     return CP_OK;
 }
 
 static cp_status prepare(clocks *s) {
     const cp_timeline *line = s->line;
-    const cp_program *programs = line->plan->programs;
     const int owned = 2 * (1 + line->plan->spare) * s->ranks;
-    CP_TRY(cp_allocate(&s->turns, s->ranks, sizeof(turn), "clocks"));
-    CP_TRY(cp_allocate(&s->costs, s->ranks, sizeof(cost *), "clocks"));
+    CP_TRY(cp_allocate(&s->workers, s->ranks, sizeof(worker), "clocks"));
+    CP_TRY(cp_allocate(&s->working.entries, s->ranks,
+                       sizeof(*s->working.entries), "clocks"));
+    CP_TRY(cp_allocate(&s->asleep.entries, s->ranks, sizeof(*s->asleep.entries),
+                       "clocks"));
     for (int k = 0; k < s->ranks; k++) {
-        CP_TRY(cp_allocate(&s->costs[k], programs[k].count, sizeof(cost),
-                           "clocks"));
+        const cp_program *program = &line->plan->programs[k];
+        worker *worker = &s->workers[k];
         int gate = k;
-        s->gates = owned;
-        for (int64_t n = 0; n < programs[k].count; n++) {
-            const cp_op *op = &programs[k].ops[n];
-            cost *cost = &s->costs[k][n];
+        worker->program = program;
+        CP_TRY(cp_allocate(&worker->costs, program->count, sizeof(cost),
+                           "clocks"));
+        s->gate_count = owned;
+        for (int64_t n = 0; n < program->count; n++) {
+            const cp_op *op = &program->ops[n];
+            cost *cost = &worker->costs[n];
             cost->seconds = line->seconds(line->context, op);
             s->events++;
             if (op->kind == CP_OP_EXCHANGE) {
@@ -297,11 +431,12 @@ static cp_status prepare(clocks *s) {
                 gate = (gate + s->ranks) % owned;
                 s->events++;
             } else if (cp_op_is_collective(op)) {
-                cost->gate = s->gates++;
+                cost->gate = s->gate_count++;
                 s->events -= k > 0;
             }
         }
     }
+    CP_TRY(cp_allocate(&s->gates, 2 * s->gate_count, sizeof(gate), "clocks"));
     return line->jitter > 0 ? cp_plan_order(line->plan, number_draws, s)
                             : CP_OK;
 }
@@ -315,9 +450,11 @@ cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours) {
         status = walk_enough(&s);
     if (status == CP_OK)
         sum_up(&s, hours);
-    for (int k = 0; k < ranks && s.costs != NULL; k++)
-        free(s.costs[k]);
-    free(s.costs);
-    free(s.turns);
+    for (int k = 0; k < ranks && s.workers != NULL; k++)
+        free(s.workers[k].costs);
+    free(s.workers);
+    free(s.working.entries);
+    free(s.asleep.entries);
+    free(s.gates);
     return status;
 }

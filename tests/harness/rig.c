@@ -330,8 +330,12 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
     const int64_t heads = rig->shape.query_heads, dim = rig->shape.head_dim;
     const int64_t rows = rows_needed(queries);
     const cp_partial result = {
-        rows, heads, dim, calloc((size_t)(rows * heads * dim), sizeof(float)),
-        calloc((size_t)(rows * heads), sizeof(float))};
+        rows,
+        heads,
+        dim,
+        calloc((size_t)(rows * heads * dim), sizeof(float)),
+        calloc((size_t)(rows * heads), sizeof(float)),
+        NULL};
     errors sum = {0};
     const cp_attention call = {.shape = &rig->shape,
                                .query_pieces = queries,
