@@ -166,6 +166,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
          **out = &walker->slots[op->out.slot];
     const int64_t bytes = plan->slots[op->in.slot].bytes;
     switch (op->kind) {
+    /* What a rank does alone. */
     case CP_OP_APPEND:
         return copy_rows(walker, op, &layout->queries[rank],
                          &layout->appended[rank]);
@@ -179,6 +180,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         cp_partial_merge(&into, &add);
         return CP_OK;
     }
+    /* What it does with others. */
     case CP_OP_EXCHANGE:
         return cp_comm_exchange(walker->comm, op->to, *in, bytes, op->from,
                                 *out, plan->slots[op->out.slot].bytes);
@@ -208,6 +210,7 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         if (walker->slots[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh)
             memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
+    /* Perform the operations in turn. */
     const cp_walk_observer observe = walker->options.observe;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];

@@ -93,6 +93,7 @@ static void link_queues(const cp_plan *plan, int rank, mark *marks) {
         const bool talks = cp_op_talks(op);
         op->sent_to = op->got_from = op->after = -1;
         op->merged = false;
+        /* Leave marks on the slots, or look at them. */
         for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
             mark *slot = &marks[touch.slot];
             const int32_t last = touch.writes ? slot->touched : slot->written;
