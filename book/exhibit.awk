@@ -35,7 +35,7 @@ function show(file, name,    line, lines, head, first, last, i) {
             gsub(/[\\{}]/, "\\\\&", piece[p])
             tex = tex (kind[p] == "" ? piece[p] : "\\nw" kind[p] "{" piece[p] "}")
         }
-        print "@literal " tex
+        print "@literal " (i == last - 2 ? "\\nwend{}" : "") tex
     }
     print "@nl\n@literal \\nwexhibitend\\nwendcode{}\\nwbegindocs{0}\\nwdocspar"
 }
