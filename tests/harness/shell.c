@@ -56,10 +56,11 @@ static void read_back(FILE *file, char *text, size_t size) {
 static void forget_fibers(char *text) {
     static const char known[] = "WARNING: ASan doesn't fully support make";
     for (char *at; (at = strstr(text, known)) != NULL;) {
-        char *line = at, *end = strchr(at, '\n');
+        char *line = at, *next = at + strcspn(at, "\n");
         while (line > text && line[-1] != '\n')
             line--;
-        memmove(line, end + 1, strlen(end));
+        next += *next == '\n';
+        memmove(line, next, strlen(next) + 1);
     }
 }
 
