@@ -20,7 +20,8 @@ function show(file, name,    line, lines, head, first, last, i) {
     for (last = first; last <= lines && line[last] !~ /^}/; last++);
     if (last > lines) {
         print "book: " file " has no test or function " name >"/dev/stderr"
-        exit 1
+        print "@fatal exhibit no such name"
+        exit
     }
     while (line[first - 1] ~ /^(\/\*| \*)/) first--
     gsub(/_/, " ", name)

@@ -51,8 +51,9 @@ BEGIN {
 }
 END {
     if (fold) {
-        print "book: folded and never unfolded" >"/dev/stderr"
-        exit 1
+        print "book: folded and never unfolded, in " outline >"/dev/stderr"
+        print "@fatal hide folded and never unfolded"
+        exit
     }
     for (i = 1; i <= NR; i++) put(line[i])
     for (number in file) shown[file[number]] += 0 # none, perhaps
