@@ -213,7 +213,8 @@ static void converse(const conversation *talk, const turn *turns, int ranks,
                .disorder = (uint64_t)(4 * round + ranks - 1),
                .spare = 1 + (ranks + round) % 3,
                .scale = talk->scale,
-               .strict = talk->strict};
+               .strict = talk->strict,
+               .unwatched = talk->strict > 0}; /* merged as in earnest */
     must(rig_open(&rig));
     for (int n = 0; n < TURNS && turns[n].variant != CP_AUTO; n++) {
         const turn now = turns[n];
