@@ -28,7 +28,7 @@ TEST(test_nothing_hides_between_threads) {
                              "smaller");
 }
 
-TEST(test_thresholds) { /* invariant 23 */
+TEST(test_thresholds) {
     for (int ranks = 2; ranks <= 128; ranks *= 2) {
         const int64_t least = 1000 * ranks;
         for (int64_t past = 100000000; past < 1000000000000; past *= 100) {
@@ -38,7 +38,7 @@ TEST(test_thresholds) { /* invariant 23 */
     }
 }
 
-LOOP(test_ends_and_words, 0, 7) { /* invariant 24, and ties */
+LOOP(test_ends_and_words, 0, 7) { /* and ties */
     static const struct {
         int ranks;
         int64_t fresh, cached;

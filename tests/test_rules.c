@@ -198,7 +198,7 @@ TEST(equations_are_the_inequalities_they_came_from) {
     ck_assert_int_gt(ties, 1000);
 }
 
-TEST(three_thousand_two_hundred_is_a_tie) { /* invariant 23 */
+TEST(three_thousand_two_hundred_is_a_tie) {
     const cp_setting setting = peak(4);
     ck_assert_int_eq(says(ALGORITHM_5, &setting, 3199, 124801), CP_PASS_Q);
     ck_assert_int_eq(says(ALGORITHM_5, &setting, 3201, 124799), CP_PASS_KV);
@@ -224,7 +224,7 @@ TEST(the_causal_half_doubles_the_first_prompt) {
                           .hidden == (less == 0));
 }
 
-TEST(what_holds_of_all_rules) { /* invariants 23 and 24 */
+TEST(what_holds_of_all_rules) {
     static const int64_t steps[12] = {1,    2,    15,   124,   125,   1000,
                                       3199, 3200, 4000, 20000, 99999, 1000000};
     for (int ranks = 1; ranks <= 16; ranks++)
@@ -265,7 +265,7 @@ LOOP(bisection_finds_what_a_walk_finds, 0, 4) {
 }
 
 /* The times of the paper's Table 5, by way of latencies and speeds. */
-TEST(table_5_decides_by_seconds) { /* invariant 28 */
+TEST(table_5_decides_by_seconds) {
     static const struct {
         int64_t fresh;
         double exchange, attention, all_to_all;
