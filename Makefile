@@ -130,6 +130,7 @@ check: ## install what is missing, build, and run every test
 	+@$(again) suites
 suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
+	@tests/harness/transcripts $(B)/longring
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
 check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
 	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
