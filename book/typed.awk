@@ -33,11 +33,11 @@ function check(i, n,    w, after, k, what, seen) {
         what = after " " bare(i + 2)
     else if (w ~ /^(a|an|one)$/ && after ~ /^(millisecond|microsecond|nanosecond|percent)$/)
         what = after
-    else if (w ~ /^[a-z0-9.]+-(second|minute|hour|millisecond|microsecond)$|^(two|three|four|five|ten|hundred|thousand)fold$/)
+    else if (w ~ /^[a-z0-9.]+-(second|minute|hour|millisecond|microsecond)$|^(two|three|four|five|ten|hundred|thousand)fold$|^[0-9.]+x$|^0\.[0-9]+$/)
         what = " "
     else if (w ~ share)
         for (k = i + 1; k <= i + 4 && k <= n && !what && word[k - 1] !~ /[.,;:)]$/; k++)
-            if (bare(k) ~ speed || bare(k) ~ /^(time|second|millisecond|microsecond|minute|hour)$/)
+            if (bare(k) ~ speed || bare(k) ~ /^(time|memory|second|millisecond|microsecond|minute|hour)$/)
                 what = after " ... " bare(k)
     seen = " " marks " "
     gsub(/[,;:]/, " ", seen)
@@ -55,7 +55,7 @@ BEGIN {
     number = "^([0-9][0-9.,]*(--[0-9.,]+)?|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|sixteen|twenty|thirty|forty|fifty|sixty|hundreds?|tens|dozens?|thousands?|million|half|few|several|many)$"
     unit = "^(s|ms|µs|ns|seconds?|(milli|micro|nano)seconds?|minutes?|hours?|\\\\%|percent|[kmgt]b|[kmgt]i?b/s|[gtp]flops?/s|[tg]f/s|(kilo|mega|giga|tera)bytes|cycles|tokens/s)$"
     speed = "^(fast|faster|slow|slower|longer|quick|quicker|slowly|speed|rate|long|time|pytorch|llama.cpp)$"
-    share = "^(half|thirds?|quarters?|fifth|tenths?|twentieth|hundredth|twice|doubles?|doubled|halves|halved|triples?|tripled)$"
+    share = "^(orders?|half|thirds?|quarters?|fifth|tenths?|twentieth|hundredth|twice|doubles?|doubled|halves|halved|triples?|tripled)$"
 }
 FNR == 1 { flush() }
 /^<<.*>>=/ { flush(); code = 1; next }
@@ -68,10 +68,12 @@ skip { next }
 /^ *$/ { flush(); next }
 {
     gsub(/\\(rounded|datum|divided|thousandths|millionths)(\{[^}]*\})+/, "@")
-    gsub(/\[\[[^\]]*\]\]/, "`")
+    gsub(/\[\[[^]]*\]\]/, "`")
     gsub(/\{,\}/, ",")
-    gsub(/~|\\,|\\ |\$/, " ")
+    gsub(/~|\\,|\\ |\$|\\(emph|textbf)\{/, " ")
     gsub(/\\times/, " times ")
+    gsub(/tens of times/, "tens times")
+    gsub(/\\%/, " &")
     from = split(paragraph, old, " ")
     paragraph = paragraph " " $0
     to = split(paragraph, old, " ")
