@@ -26,6 +26,7 @@ BEGIN {
 /^@text % folded: ./ { fold = 1 }
 /^@text / {
     text = substr($0, 7)
+    gsub(/\\sub\{[^}]*\}/, "", text) # prints nothing
     if (text !~ /^%/ && !fold) words += split(text, unused, " ")
 }
 /^@begin docs/ { text = ""; words = 0 }
