@@ -346,4 +346,3 @@ LOOP(two_million_tokens_on_128_ranks, 0, 3) {
     ck_assert(report.balance < 1.01);
     cp_plan_report_free(&report);
 }
-

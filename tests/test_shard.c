@@ -61,10 +61,9 @@ static void lay_out(int ranks, cp_placement placement, int64_t sequences,
         for (int rank = 0; rank < ranks; rank++) {
             const cp_pieces *fresh_here = &original->appended[rank].pieces;
             for (int64_t n = 0; n < fresh_here->count; n++)
-                must(cp_pieces_append(
-                    &held[rank * sequences +
-                          fresh_here->items[n].span.sequence],
-                    fresh_here->items[n]));
+                must(cp_pieces_append(&held[rank * sequences +
+                                            fresh_here->items[n].span.sequence],
+                                      fresh_here->items[n]));
         }
         cp_layout_free(original);
     }
