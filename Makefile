@@ -132,6 +132,10 @@ suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/transcripts $(B)/longring
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
+# RUN= links and runs nothing, where the suites have been run just before.
+RUN      ?= tests/harness/run-suites
+chapters: all $(B)/stand-in/longring $(SUITES) ## build and test each chapter with the chapters before it alone
+	@LONGRING=$(B)/longring tests/harness/chapters $(B) "$(CC) $(flags)" "$$(pkg-config --libs check) $(libraries)" $(RUN)
 check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
 	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
 	+@$(again) gpu
@@ -220,4 +224,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book model demo install mutants clean help force

@@ -14,6 +14,7 @@
 #include "app/measure.h"
 #include "figures/tools.h"
 #include "ground/host.h"
+#include "reference/attend/fast.h"
 #include "reference/attend/oracle.h"
 #include "reference/ring/walk.h"
 #include "ring/cache.h"
@@ -134,6 +135,7 @@ static double call(conversation *it, cp_variant variant, int64_t tokens,
                    int64_t most) {
     const int64_t before = it->count, wanted = most - before;
     const cp_walk_options options = {
+        .kernel = cp_attend_fast,
         .threads = cp_place_share(&cp_place_threads, 0, it->ranks)};
     cp_common_work walk = {rank_prepare, rank_walk, it, .busy = it->busy};
     int64_t bytes = 0;

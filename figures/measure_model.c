@@ -288,7 +288,7 @@ static void measure_load(const char *path) {
         need(cp_gguf_open(path, &file));
         best[0] = fmin(best[0], expand_all(file, &bytes[0]));
         const double start = cp_clock();
-        need(cp_model_open(cp_backend_find("threads"), file, &model));
+        need(cp_model_open(&cp_backend_threads, file, &model));
         best[1] = fmin(best[1], cp_clock() - start);
         bytes[1] = (double)model->facts.weight_bytes;
         cp_model_close(model);
@@ -346,7 +346,7 @@ static void measure_model(const char *path) {
     cp_gguf *file;
     cp_model *model;
     need(cp_gguf_open(path, &file));
-    need(cp_model_open(cp_backend_find("threads"), file, &model));
+    need(cp_model_open(&cp_backend_threads, file, &model));
     cp_gguf_close(file);
     printf("ranks,tokens,prefill_seconds,prefill_tokens_per_second,"
            "decode_milliseconds,logits_milliseconds,"

@@ -5,6 +5,7 @@
  *   mpirun -n 2 build/figures/measure_mpi LINK REPEATS
  *
  * Run by figures/measure-hosts, which makes the links. */
+#include "reference/attend/fast.h"
 #include "reference/ring/processes.h"
 #include "reference/ring/store.h"
 #include "ring/variants.h"
@@ -99,7 +100,8 @@ static cp_status rank_main(cp_comm *comm, void *context) {
                       &store));
     must(cp_cache_lay_out(cache, false, &it->tokens, &layout));
     must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
-    const cp_walk_options options = {.observe = observe, .context = it};
+    const cp_walk_options options = {
+        .kernel = cp_attend_fast, .observe = observe, .context = it};
     must(cp_walker_new(plan, comm->rank, &options, &walker));
     const int64_t rows = layout->queries[comm->rank].rows;
     fill(walker->queries, rows * HEADS * DIM);

@@ -3,6 +3,7 @@
 
 #include "ground/host.h"
 #include "ring/variants.h"
+#include "reference/attend/fast.h"
 #include "reference/ring/threads.h"
 
 void ring_open(ring *it) {
@@ -46,6 +47,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     ring *it = context;
     const int rank = comm->rank;
     const cp_walk_options options = {
+        .kernel = cp_attend_fast,
         .threads = (int)cp_max(cp_host_cores() / it->ranks, 1),
         .observe = it->observe,
         .context = it->contexts[rank]};

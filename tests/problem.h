@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "reference/attend/attend.h"
 #include "reference/attend/oracle.h"
 
 typedef struct {
@@ -71,6 +72,19 @@ static inline problem *new_problem(cp_shape shape) {
     p->shape = shape;
     p->splits = 1;
     return p;
+}
+
+/* What a kernel of the host is asked, to write over what lies there. */
+static inline cp_attention call_of(problem *p, int threads) {
+    return (cp_attention){.shape = &p->shape,
+                          .query_pieces = &p->query_pieces,
+                          .queries = p->queries,
+                          .key_pieces = &p->key_pieces,
+                          .keys = p->keys,
+                          .values = p->values,
+                          .threads = threads,
+                          .output = p->output,
+                          .lse = p->lse};
 }
 
 /* Merge the truth about a row of a head with what lay there before. */

@@ -39,7 +39,7 @@ static void make_tape(void) {
     const tiny_gguf_options tiny = {.seed = 4};
     tiny_gguf_build(&tiny, &bytes);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
-    must(cp_model_open(cp_backend_find("threads"), file, &model));
+    must(cp_model_open(&cp_backend_threads, file, &model));
     vocabulary = model->facts.vocabulary;
     cp_session *session = session_new(3);
     call_add(session, false, 40);

@@ -116,7 +116,7 @@ static double compare(const cp_backend *backend, int ranks, cp_variant variant,
                       const turn *turns, int count) {
     int64_t numbers, others;
     const float *expected =
-        listen(cp_backend_find("threads"), 1, CP_AUTO, turns, count, &numbers);
+        listen(&cp_backend_threads, 1, CP_AUTO, turns, count, &numbers);
     const float *got = listen(backend, ranks, variant, turns, count, &others);
     ck_assert_int_eq(numbers, others);
     return distance(expected, got, numbers);
@@ -173,7 +173,7 @@ LOOP(ranks_on_gpus_send_what_threads_send, 0, 3) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     int64_t expected[2 * SENDERS], got[2 * SENDERS];
-    note_sent(cp_backend_find("threads"), variants[_i], expected);
+    note_sent(&cp_backend_threads, variants[_i], expected);
     note_sent(&cp_backend_cuda_fp32, variants[_i], got);
     for (int n = 0; n < 2 * SENDERS; n++) {
         ck_assert_int_gt(got[n], 0);
@@ -400,7 +400,7 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     for (int r = 0; r < count; r++)
         all[r].shaken = crowds[_i].shaken;
     const float *expected =
-        listen(cp_backend_find("threads"), 1, CP_AUTO, talk, TALK, &numbers);
+        listen(&cp_backend_threads, 1, CP_AUTO, talk, TALK, &numbers);
     run_processes(all, count, crowds[_i].parts);
     for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].seat.status == CP_OK, "rank %d: %s", r,

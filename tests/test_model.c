@@ -53,7 +53,7 @@ static void open_tiny(const tiny_gguf_options *options) {
     f.words = tiny_gguf_vocabulary_size(options);
     tiny_gguf_build(options, &f.bytes);
     parse_file();
-    must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
+    must(cp_model_open(&cp_backend_threads, f.file, &f.model));
     ck_assert_int_eq(f.model->facts.vocabulary, f.words);
 }
 
@@ -454,8 +454,8 @@ LOOP(test_forgeries, 0, COUNT_OF(forgeries)) {
     ck_assert_ptr_nonnull(at);
     memcpy(at, forgeries[_i].to, length);
     parse_file();
-    refuses(cp_model_open(cp_backend_find("threads"), f.file, &f.model),
-            CP_INVALID, forgeries[_i].because);
+    refuses(cp_model_open(&cp_backend_threads, f.file, &f.model), CP_INVALID,
+            forgeries[_i].because);
 }
 
 static const struct {
@@ -573,7 +573,7 @@ static void check_golden(cp_session *session, const golden_prompt *prompt,
 LOOP_FOR(120, test_golden, 0, getenv("LONG_RING_MODEL") != NULL ? 12 : 0) {
     static const int ranks[] = {1, 3, 4};
     must(cp_gguf_open(getenv("LONG_RING_MODEL"), &f.file));
-    must(cp_model_open(cp_backend_find("threads"), f.file, &f.model));
+    must(cp_model_open(&cp_backend_threads, f.file, &f.model));
     f.words = f.model->facts.vocabulary;
     for (int p = 0; p < COUNT_OF(golden_prompts); p++) {
         const golden_prompt *prompt = &golden_prompts[p];

@@ -163,8 +163,8 @@ static void play_attend(void) {
         attend_scene it = scene_of(ranks, (cp_variant)v);
         const int64_t floats = it.queries * 4 * 33;
         float *together = fill(floats, 4), *alone = fill(floats, 5);
-        answer(&it, cp_backend_find("threads"), alone);
-        answer(&it, cp_backend_find("mpi"), together);
+        answer(&it, &cp_backend_threads, alone);
+        answer(&it, &cp_backend_mpi, together);
         if (memcmp(together, alone, (size_t)floats * sizeof(float)) != 0 ||
             isnan(alone[0])) {
             fprintf(stderr, "%d ranks, %s: not the bits of threads\n", ranks,
@@ -186,7 +186,7 @@ static void play_disagreement(const char *what) {
         it.job.new_tokens = other;
     it.job.output = fill(it.queries * 4 * 33, 5);
     it.job.lse = it.job.output + it.queries * 4 * 32;
-    const cp_status status = cp_backend_find("mpi")->attend(&it.job);
+    const cp_status status = cp_backend_mpi.attend(&it.job);
     const char *words = what[0] == 'v' ? "by pass-q" : "66 new tokens over 80";
     if (status != CP_BROKEN || strstr(cp_message(), words) == NULL ||
         strstr(cp_message(), "the ranks disagree: rank 0 has 67 new tokens") ==
@@ -199,7 +199,7 @@ static void play_disagreement(const char *what) {
 
 static int backend_scene(const char *scene) {
     char *const words[] = {"a", "test"};
-    if (cp_backend_find("mpi")->join(2, words) != CP_OK)
+    if (cp_backend_mpi.join(2, words) != CP_OK)
         return 1;
     if (strcmp(scene, "attend") == 0)
         play_attend();

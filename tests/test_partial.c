@@ -1,7 +1,6 @@
 /* The laws of merging. That merged pieces are as exact as the whole is
  * test_ring.c's. */
-#include "expect.h"
-#include "reference/attend/partial.h"
+#include "merge_checks.h"
 
 #include <math.h>
 #include <string.h>
@@ -174,4 +173,8 @@ TEST(nan_is_not_averaged_away) {
         ck_assert(isnan(s.output[DIM + d]) == (d == 4));
     }
     ck_assert(isnan(s.lse[0]) && isfinite(s.lse[1]));
+}
+
+TEST(the_first_kernel_merges_in_place) {
+    merges_in_place(cp_attend);
 }

@@ -1,13 +1,10 @@
 /* Plans: right ones pass, each kind of damage is found and named. */
-#define _POSIX_C_SOURCE 200809L
 #include "expect.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "ring/cache.h"
 #include "ring/check.h"
-#include "predict/draw.h"
 #include "ring/variants.h"
 
 /* What a test has in hand, which is freed after it. */
@@ -348,30 +345,4 @@ LOOP(two_million_tokens_on_128_ranks, 0, 3) {
     ck_assert_int_eq(pairs, million * (million + 1) / 2 + million * million);
     ck_assert(report.balance < 1.01);
     cp_plan_report_free(&report);
-}
-
-LOOP(drawings_have_every_rank, 0, 6) {
-    static const struct {
-        cp_drawing kind;
-        const char *rank;
-        char opens, closes;
-    } drawings[] = {{CP_DRAW_ASCII, "rank 4", '{', '}'},
-                    {CP_DRAW_SVG, ">rank 4<", '<', '>'},
-                    {CP_DRAW_PERFETTO, "rank 4", '{', '}'}};
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    plan_call(_i < 3 ? CP_PASS_KV : CP_PASS_Q, 5, 50);
-    must(cp_draw(plan, drawings[_i % 3].kind, out));
-    fclose(out);
-    ck_assert_ptr_nonnull(strstr(text, drawings[_i % 3].rank));
-    int open = 0;
-    for (size_t i = 0, column = 0; i < size; i++) {
-        column = text[i] == '\n' ? 0 : column + 1;
-        hold(column <= 80 || drawings[_i % 3].kind != CP_DRAW_ASCII);
-        open += text[i] == drawings[_i % 3].opens;
-        open -= text[i] == drawings[_i % 3].closes;
-    }
-    ck_assert_int_eq(open, 0);
-    free(text);
 }

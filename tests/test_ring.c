@@ -410,30 +410,6 @@ static cp_layout *lay_out(int ranks, int64_t sequences, const int64_t *tokens,
 
 static const cp_shape smallest = {2, 1, 4};
 
-LOOP(one_exchange_flies_under_each_attention, 1, 10) {
-    const int64_t tokens = 50;
-    const int ranks = _i;
-    cp_layout *layout = lay_out(ranks, 1, &tokens, CP_ZIGZAG);
-    cp_plan *plan;
-    must(cp_plan_build(CP_PASS_KV, layout, &smallest, NULL, &plan));
-    for (int k = 0; k < ranks; k++) {
-        int hop = 0, flying = 0;
-        for (int64_t n = 0; n < plan->programs[k].count; n++) {
-            const cp_op *op = &plan->programs[k].ops[n];
-            flying += op->kind == CP_OP_EXCHANGE;
-            flying -= op->kind == CP_OP_WAIT;
-            if (op->kind != CP_OP_ATTEND)
-                continue;
-            ck_assert_int_eq(op->keys.origin, (k - hop + ranks) % ranks);
-            ck_assert_int_eq(flying, hop < ranks - 1);
-            hop++;
-        }
-        ck_assert_int_eq(hop, ranks);
-    }
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-}
-
 TEST(decode_refuses_a_prefill) {
     const int64_t tokens = 5;
     cp_layout *layout = lay_out(2, 1, &tokens, CP_ZIGZAG);

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "ring/cache.h"
+#include "ring/layout.h"
 
 static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
                  int64_t length) {
@@ -24,16 +24,20 @@ static void in_order(const cp_pieces *pieces) {
             ck_abort_msg("piece %ld is out of order", n);
 }
 
-/* What the call in hand finds in the cache, and its layout; both are freed after
- * the test, or for the next call. */
-static cp_cache *cache;
+enum { LISTS = 9 * 16 };
+
+/* What the call in hand finds cached, [ranks][sequences], and its layout; both
+ * are freed after the test, or for the next call. */
+static cp_pieces held[LISTS];
 static cp_layout *layout;
 
 static void free_all(void) {
     cp_layout_free(layout);
-    cp_cache_free(cache);
     layout = NULL;
-    cache = NULL;
+    for (int n = 0; n < LISTS; n++) {
+        cp_pieces_free(&held[n]);
+        held[n] = (cp_pieces){0};
+    }
 }
 
 AROUND_EACH(free_all, free_all);
@@ -46,16 +50,21 @@ static void lay_out(int ranks, cp_placement placement, int64_t sequences,
     for (int64_t i = 0; i < sequences; i++)
         total += cached[i];
     free_all();
-    must(cp_cache_new(ranks, sequences, 256, &cache));
     cp_call call = {.ranks = ranks,
                     .sequences = sequences,
                     .new_tokens = cached,
-                    .held = cache->held,
+                    .held = held,
                     .room = 256,
                     .placement = placement};
     if (total > 0) {
         must(cp_layout_new(&call, &original));
-        must(cp_cache_commit(cache, original));
+        for (int rank = 0; rank < ranks; rank++) {
+            const cp_pieces *fresh_here = &original->appended[rank].pieces;
+            for (int64_t n = 0; n < fresh_here->count; n++)
+                must(cp_pieces_append(&held[rank * sequences +
+                                            fresh_here->items[n].span.sequence],
+                                      fresh_here->items[n]));
+        }
         cp_layout_free(original);
     }
     call.new_tokens = fresh;
@@ -140,7 +149,7 @@ LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {
         int64_t sum = 0;
         for (int s = 0; s < ranks; s++) {
             const int64_t here = pairs(k, s);
-            const int64_t past = cp_pieces_tokens(cp_cache_held(cache, s, 0));
+            const int64_t past = cp_pieces_tokens(&held[s]);
             ck_assert_int_eq(here, 2 * chunk * chunk + 2 * chunk * past +
                                        (k == s ? chunk : 0));
             sum += here;
@@ -174,55 +183,6 @@ LOOP(a_first_prompt_gives_part_n_to_rank_n, 1, 10) {
         for (int64_t rank = 0; rank < _i && rank * chunk < count; rank++)
             ck_assert_int_eq(layout->queries[rank].pieces.items[0].span.start,
                              rank * chunk);
-    }
-}
-
-/* Turns that a sequence takes alone or with others, chosen to be unkind. */
-static int64_t turn_of(int kind, int ranks, int n, uint64_t *random) {
-    const int64_t some = (int64_t)(harness_random(random) % 1000);
-    const int64_t turns[] = {1,
-                             ranks + 1,
-                             2 * ranks + 1,
-                             ranks + (INT64_C(1) << n % 5),
-                             1 + some % (5 * ranks),
-                             some % 9 == 0 ? some : 1 + some % 3};
-    return turns[kind];
-}
-
-static void take_turn(const int64_t *fresh, bool decode) {
-    must(cp_cache_lay_out(cache, decode, fresh, &layout));
-    must(cp_cache_commit(cache, layout));
-    cp_layout_free(layout);
-    layout = NULL;
-}
-
-static void check_spread(int64_t sequence) {
-    int64_t tokens[9];
-    for (int rank = 0; rank < cache->ranks; rank++)
-        tokens[rank] = cp_pieces_tokens(cp_cache_held(cache, rank, sequence));
-    ck_assert_int_le(spread(cache->ranks, tokens), 2 * cache->ranks - 1);
-}
-
-LOOP(all_promised_positions_fit_in_the_room, 0, 54) {
-    enum { POSITIONS = 1500 };
-    const int ranks = 1 + _i % 9, kind = _i / 9;
-    uint64_t random = (uint64_t)_i + 1;
-    must(cp_cache_new(ranks, 2, cp_shard_room(ranks, POSITIONS), &cache));
-    for (int n = 0; cache->length[0] < POSITIONS; n++) {
-        const int64_t left = POSITIONS - cache->length[0];
-        const int64_t fresh = turn_of(kind, ranks, n, &random);
-        const int64_t prompt[2] = {cp_min(fresh, left), 0};
-        take_turn(prompt, false);
-        /* Another sequence has every step but each N-th. */
-        for (int step = 0; step < ranks; step++) {
-            const bool first = step == 0 && cache->length[0] < POSITIONS;
-            const bool second = !first && cache->length[1] < POSITIONS;
-            const int64_t batch[2] = {first, second};
-            if (first || second)
-                take_turn(batch, true);
-        }
-        check_spread(0);
-        check_spread(1);
     }
 }
 

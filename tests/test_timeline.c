@@ -1,10 +1,14 @@
-/* Virtual clocks of small plans, against closed forms. */
+/* Virtual clocks of small plans, against closed forms; and drawings. */
+#define _POSIX_C_SOURCE 200809L
 #include "expect.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "predict/draw.h"
 #include "predict/timeline.h"
+#include "ring/variants.h"
 
 enum { MOST_RANKS = 8, MOST_OPS = 16 };
 
@@ -242,4 +246,40 @@ TEST(a_core_for_each_is_a_clock_for_each) {
             ck_assert_double_eq_tol(stories[0].ended[rank],
                                     stories[1].ended[rank], 1e-9);
     }
+}
+
+LOOP(drawings_have_every_rank, 0, 6) {
+    static const struct {
+        cp_drawing kind;
+        const char *rank;
+        char opens, closes;
+    } drawings[] = {{CP_DRAW_ASCII, "rank 4", '{', '}'},
+                    {CP_DRAW_SVG, ">rank 4<", '<', '>'},
+                    {CP_DRAW_PERFETTO, "rank 4", '{', '}'}};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    const int64_t tokens = 50;
+    const cp_shape shape = {4, 2, 8};
+    const cp_call call = {
+        .ranks = 5, .sequences = 1, .new_tokens = &tokens, .room = 50};
+    cp_layout *layout;
+    cp_plan *plan;
+    must(cp_layout_new(&call, &layout));
+    must(cp_plan_build(_i < 3 ? CP_PASS_KV : CP_PASS_Q, layout, &shape, NULL,
+                       &plan));
+    must(cp_draw(plan, drawings[_i % 3].kind, out));
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    fclose(out);
+    ck_assert_ptr_nonnull(strstr(text, drawings[_i % 3].rank));
+    int open = 0;
+    for (size_t i = 0, column = 0; i < size; i++) {
+        column = text[i] == '\n' ? 0 : column + 1;
+        hold(column <= 80 || drawings[_i % 3].kind != CP_DRAW_ASCII);
+        open += text[i] == drawings[_i % 3].opens;
+        open -= text[i] == drawings[_i % 3].closes;
+    }
+    ck_assert_int_eq(open, 0);
+    free(text);
 }

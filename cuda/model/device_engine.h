@@ -23,6 +23,9 @@ typedef struct {
     int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
 } cp_device_place;
 
+/* Where that many ranks are: in this process, or in its crew. */
+const cp_device_place *cp_cuda_place(int64_t ranks);
+
 /* A rank that this process runs. Its memory is the device's. */
 typedef struct {
     int rank;

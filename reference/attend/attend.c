@@ -5,8 +5,7 @@
 
 #include <omp.h>
 #include <stdlib.h>
-
-#include "reference/attend/partial.h"
+#include <string.h>
 
 enum {
     PANEL = 6, /* rows that share one load of keys or values */
@@ -173,12 +172,14 @@ void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
     const float lse = (float)(0.6931471805599453 * (level + log2(total)));
     float row[CP_HEAD_DIM_MAX];
     for (int64_t d = 0; d < dim; d++)
-        row[d] = (float)(sums[d] * share);
-    if (!call->merge)
-        call->lse[at] = -INFINITY;
-    cp_partial_merge_row(call->output + at * dim, &call->lse[at],
-                         call->rest != NULL ? &call->rest[at] : NULL, row, lse,
-                         dim);
+        row[d] = lse == -INFINITY ? 0.0f : (float)(sums[d] * share);
+    if (call->merge != NULL) {
+        call->merge(call->output + at * dim, &call->lse[at],
+                    call->rest != NULL ? &call->rest[at] : NULL, row, lse, dim);
+        return;
+    }
+    memcpy(call->output + at * dim, row, (size_t)dim * sizeof(float));
+    call->lse[at] = lse;
 }
 
 static void attend_tile(const call *c, tiles *w, cp_piece tile,

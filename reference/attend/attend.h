@@ -8,6 +8,11 @@
 #include "reference/attend/exp2.h"
 #include "ring/span.h"
 
+/* Merge a partial answer for one row of one head into a running one (partial.h
+ * has it); rest may be NULL. */
+typedef void cp_merge_row(float *output, float *lse, float *rest,
+                          const float *add, float add_lse, int64_t dim);
+
 /* What to attend to, and where the answer goes. Owns nothing. */
 typedef struct {
     const cp_shape *shape;
@@ -16,7 +21,7 @@ typedef struct {
     const cp_pieces *key_pieces;
     const float *keys, *values;
     int threads;
-    bool merge; /* into what output and lse hold, instead of over it */
+    cp_merge_row *merge; /* into what output and lse hold; NULL: over it */
     float *output, *lse;
     float *rest; /* of a running answer, with merge; or NULL (partial.h) */
     void (*poke)(void *context); /* or NULL: see below */
@@ -33,7 +38,7 @@ typedef struct {
  * that sees no key gets output 0 and lse -inf. NaN in a query or in keys
  * and values that it sees gives NaN, elsewhere it does nothing. With merge
  * the partial is merged into the one that output and lse hold, with the bits
- * that cp_partial_merge would give (partial.h). threads OpenMP threads share
+ * that it would give to all of it later. threads OpenMP threads share
  * the work; the result does not depend on them. A kernel may call poke now
  * and then, on the caller's thread: something else may want that thread
  * for a moment. Fails with CP_INVALID for a wrong shape or threads < 1, and

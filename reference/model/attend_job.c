@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "model/attend_call.h"
+#include "reference/attend/fast.h"
 #include "reference/ring/store.h"
 #include "reference/ring/walk.h"
 #include "ring/agree.h"
@@ -60,6 +61,7 @@ static cp_status attend_rank(cp_comm *comm, void *context) {
     const cp_attend_job *job = it->call.job;
     seat mine = {it, comm->rank, 0};
     const cp_walk_options options = {
+        .kernel = cp_attend_fast,
         .threads = cp_place_share(it->place, job->cores, job->ranks),
         .observe = job->partial != NULL ? watch_op : NULL,
         .context = &mine};

@@ -1,4 +1,4 @@
-/* Tangled from book/12-weights.nw; edit the chapter. */
+/* Tangled from book/11-blocks.nw; edit the chapter. */
 /* All values of a GGUF tensor's blocks: once, when a model is loaded. */
 #include "reference/model/dequantise.h"
 

@@ -1,4 +1,4 @@
-/* Tangled from book/12-weights.nw; edit the chapter. */
+/* Tangled from book/11-blocks.nw; edit the chapter. */
 /* Turning the blocks of a GGUF tensor into floats. Not a quantiser. */
 #ifndef CP_DEQUANTISE_H
 #define CP_DEQUANTISE_H

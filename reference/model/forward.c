@@ -9,6 +9,7 @@
 
 #include "model/arena.h"
 #include "model/pass.h"
+#include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
 #include "reference/model/layers.h"
 #include "reference/model/linear.h"
@@ -279,6 +280,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
                .count = engine->call->layout->queries[comm->rank].tokens,
                .tracing = {engine->trace, engine->began, comm->rank, 0}};
     const cp_walk_options walking = {
+        .kernel = cp_attend_fast,
         .threads = engine->helpers,
         .observe = engine->trace != NULL ? cp_trace_observe : NULL,
         .context = &s.tracing};

@@ -17,8 +17,8 @@ typedef struct {
     const cp_crew *crew; /* of all processes, if there are several */
 } cp_place;
 
-/* Threads of this process. */
-extern const cp_place cp_place_threads;
+/* Threads of this process; and processes, if built with MPI. */
+extern const cp_place cp_place_threads, *const cp_mpi_place;
 
 /* OpenMP threads for each of so many ranks, of cores (0: all there are). */
 int cp_place_share(const cp_place *place, int cores, int ranks);

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reference/attend/fast.h"
-
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
     return slot == plan->result
                ? plan->slots[slot].rows * plan->shape.query_heads * 4
@@ -148,7 +146,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .keys = from.keys,
         .values = from.values,
         .threads = walker->options.threads,
-        .merge = merge != NULL,
+        .merge = merge != NULL ? cp_partial_merge_row : NULL,
         .output = partial.output,
         .lse = partial.lse,
         .rest = partial.rest,
@@ -239,7 +237,7 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options = *options;
     /* Fill in what the options leave open. */
     if (walker->options.kernel == NULL)
-        walker->options.kernel = cp_attend_fast;
+        walker->options.kernel = cp_attend;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
     const cp_status status = allocate_slots(walker);

@@ -14,7 +14,7 @@ typedef void (*cp_walk_observer)(void *context, const cp_walker *walker,
                                  const cp_op *op, double start, double end);
 
 typedef struct {
-    cp_kernel kernel; /* how to attend; NULL = cp_attend_fast */
+    cp_kernel kernel; /* how to attend; NULL = cp_attend */
     int threads;      /* OpenMP threads inside this rank; 0 = 1 */
     cp_walk_observer observe;
     void *context; /* handed to observe */

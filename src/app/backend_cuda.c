@@ -7,8 +7,6 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/model/device_engine.h"
-#include "app/device_laboratory.h"
-#include "app/meter.h"
 #include "cuda/ring/nccl_crew.h"
 #include "ring/agree.h"
 
@@ -16,7 +14,7 @@ static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
 static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
 static cp_device_share mine = {0, 1};
 
-static const cp_device_place *place_of(int64_t ranks) {
+const cp_device_place *cp_cuda_place(int64_t ranks) {
     const bool all = apart.crew != NULL && ranks > 1;
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }
@@ -93,8 +91,11 @@ static cp_status join_by_nccl(const cp_launch *launch) {
 }
 
 static cp_status join(int count, char *const *arguments) {
-    const cp_backend *mpi = cp_backend_find("mpi");
+    const cp_backend *mpi = NULL;
     cp_launch launch;
+#ifdef CP_HAVE_MPI
+    mpi = &cp_backend_mpi;
+#endif
     apart.patience = 60;
     CP_TRY(cp_launch_read(&launch));
     if (launch.ranks < 2)
@@ -121,7 +122,8 @@ static cp_status divide(int parts) {
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **out) {
-    return cp_device_engine_new(place_of(options->ranks), model, options, out);
+    return cp_device_engine_new(cp_cuda_place(options->ranks), model, options,
+                                out);
 }
 
 /* A backend by how it stores its blocks' matrices, and by the bytes of its keys
@@ -134,8 +136,8 @@ static cp_status engine_new(const cp_model *model,
         .element_bytes = bytes,                                                \
     };                                                                         \
     static cp_status attend##suffix(cp_attend_job *job) {                      \
-        return cp_device_attend_run(place_of(job->ranks), &machine##suffix,    \
-                                    job);                                      \
+        return cp_device_attend_run(cp_cuda_place(job->ranks),                 \
+                                    &machine##suffix, job);                    \
     }                                                                          \
     static cp_status model_open##suffix(const cp_gguf *file,                   \
                                         cp_model **model) {                    \
@@ -158,12 +160,3 @@ static cp_status engine_new(const cp_model *model,
 BACKEND(, "cuda", "bf16", CP_NUMBERS_BF16, 2)
 BACKEND(_fp32, "cuda-fp32", "fp32", CP_NUMBERS_F32, 4)
 BACKEND(_fp8, "cuda-fp8", "bf16 and FP8 weights", CP_NUMBERS_F8, 2)
-
-cp_status cp_cuda_calibrate(const cp_backend *backend,
-                            const cp_calibration *wanted) {
-    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
-                               : backend == &cp_backend_cuda_fp8
-                                   ? CP_NUMBERS_F8
-                                   : CP_NUMBERS_BF16;
-    return cp_device_calibrate(place_of(wanted->ranks), numbers, wanted);
-}

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/meter.h"
 #include "ring/agree.h"
 #include "ring/crew.h"
 #include "reference/model/engine.h"

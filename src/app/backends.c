@@ -1,32 +1,10 @@
-/* The table of backends, and the one whose ranks are threads. */
+/* The table of backends, and what is measured at their places. */
 #include "app/meter.h"
 
-#include "reference/model/engine.h"
-#include "reference/model/model.h"
-
-static cp_status engine_new(const cp_model *model,
-                            const cp_session_options *options,
-                            cp_engine **out) {
-    return cp_cores_engine_new(&cp_place_threads, model, options, out);
-}
-
-static cp_status attend(cp_attend_job *job) {
-    return cp_attend_run(&cp_place_threads, job);
-}
-
-static const cp_backend threads = {
-    .name = "threads",
-    .kernels = "fp32, OpenMP and BLIS",
-    .communicator = "threads of one process",
-    .machine = &cp_machine_threads,
-    .attend = attend,
-    .model_open = cp_llama_open,
-    .model_close = cp_llama_close,
-    .engine_new = engine_new,
-};
+#include <string.h>
 
 const cp_backend *const cp_backends[] = {
-    &threads,
+    &cp_backend_threads,
 #ifdef CP_HAVE_MPI
     &cp_backend_mpi,
 #endif
@@ -38,12 +16,19 @@ const cp_backend *const cp_backends[] = {
     NULL,
 };
 
+const cp_backend *cp_backend_find(const char *name) {
+    for (int n = 0; cp_backends[n] != NULL; n++)
+        if (strcmp(cp_backends[n]->name, name) == 0)
+            return cp_backends[n];
+    return NULL;
+}
+
 const cp_place *cp_meter_cores(const cp_backend *backend) {
 #ifdef CP_HAVE_MPI
     if (backend == &cp_backend_mpi)
         return cp_mpi_place;
 #endif
-    return backend == &threads ? &cp_place_threads : NULL;
+    return backend == &cp_backend_threads ? &cp_place_threads : NULL;
 }
 
 cp_status cp_meter_calibrate(const cp_backend *backend,

@@ -1,6 +1,7 @@
 /* What a calibration times on GPUs: one thing at a time, on all ranks at
  * once. */
 #include "app/device_laboratory.h"
+#include "app/meter.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -337,4 +338,13 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
         desk_clear(&it.desks[r]);
     free(it.lists);
     return status;
+}
+
+cp_status cp_cuda_calibrate(const cp_backend *backend,
+                            const cp_calibration *wanted) {
+    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
+                               : backend == &cp_backend_cuda_fp8
+                                   ? CP_NUMBERS_F8
+                                   : CP_NUMBERS_BF16;
+    return cp_device_calibrate(cp_cuda_place(wanted->ranks), numbers, wanted);
 }

@@ -25,8 +25,7 @@ cp_status cp_calibrate_run(const cp_place *place, const cp_calibration *wanted);
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted);
 
-/* Of ranks as processes over MPI, and of ranks on GPUs. */
-extern const cp_place *const cp_mpi_place;
+/* Of ranks on GPUs. */
 cp_status cp_cuda_calibrate(const cp_backend *backend,
                             const cp_calibration *wanted);
 

@@ -1,4 +1,4 @@
-/* Tangled from book/12-weights.nw; edit the chapter. */
+/* Tangled from book/11-blocks.nw; edit the chapter. */
 /* What a value of a GGUF tensor's blocks is, one small function for each
  * layout, for C and for kernels. Not a quantiser.
  *   block   the packed bytes, at any address

@@ -269,13 +269,6 @@ void cp_session_close(cp_session *session) {
     free(session);
 }
 
-const cp_backend *cp_backend_find(const char *name) {
-    for (int n = 0; cp_backends[n] != NULL; n++)
-        if (strcmp(cp_backends[n]->name, name) == 0)
-            return cp_backends[n];
-    return NULL;
-}
-
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model) {
     const cp_status status = backend->model_open(file, model);

@@ -1,4 +1,4 @@
-/* Tangled from book/05-drawing.nw; edit the chapter. */
+/* Tangled from book/15-drawing.nw; edit the chapter. */
 /* Pictures of a plan: text, SVG, and traces. */
 #include "predict/draw.h"
 

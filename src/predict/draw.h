@@ -1,4 +1,4 @@
-/* Tangled from book/05-drawing.nw; edit the chapter. */
+/* Tangled from book/15-drawing.nw; edit the chapter. */
 /* Pictures of a plan: text, SVG, and traces. */
 #ifndef CP_DRAW_H
 #define CP_DRAW_H

@@ -7,29 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A rate as Algorithm 1 takes it: a whole number, at least 1. */
-static int64_t whole(double rate) {
-    return (int64_t)fmin(fmax(rate, 1), 1e18);
-}
-
-cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
-                         int64_t element_bytes, int ranks, bool peak) {
-    const cp_hardware *h = hardware;
-    return (cp_setting){
-        .machine = {.name = h->name,
-                    .flops = whole(peak ? h->peak : h->attention_rate),
-                    .bytes_per_second =
-                        whole(peak ? h->link_peak : h->link_rate),
-                    .element_bytes = element_bytes,
-                    .shares_cores = h->overlap <= 0},
-        .shape = *shape,
-        .ranks = ranks,
-        .latency = h->link_latency,
-        .all_to_all_bandwidth = h->all_to_all_rate,
-        .all_to_all_latency = h->all_to_all_latency,
-    };
-}
-
 cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
                          bool causal) {
     const cp_shape *shape = &setting->shape;

@@ -4,7 +4,6 @@
 #ifndef CP_RULES_H
 #define CP_RULES_H
 
-#include "predict/machine.h"
 #include "ring/choose.h"
 
 /* A machine, a model's heads and a number of ranks. */
@@ -15,11 +14,6 @@ typedef struct {
     double latency; /* of an exchange, seconds */
     double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
 } cp_setting;
-
-/* What rules may know of a description: with the speeds of the data sheet, or
- * with those that were reached. */
-cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
-                         int64_t element_bytes, int ranks, bool peak);
 
 /* Paper, Table 3: FLOPs, and bytes of all that could travel, of all ranks
  * together. partials: output and one LSE a head, of all queries over the keys

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "predict/rules.h"
 #include "predict/timeline.h"
 #include "ring/cache.h"
 
@@ -168,6 +167,29 @@ cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
     cp_layout_free(s.layout);
     cp_cache_free(s.cache);
     return status;
+}
+
+/* A rate as Algorithm 1 takes it: a whole number, at least 1. */
+static int64_t whole(double rate) {
+    return (int64_t)fmin(fmax(rate, 1), 1e18);
+}
+
+cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
+                         int64_t element_bytes, int ranks, bool peak) {
+    const cp_hardware *h = hardware;
+    return (cp_setting){
+        .machine = {.name = h->name,
+                    .flops = whole(peak ? h->peak : h->attention_rate),
+                    .bytes_per_second =
+                        whole(peak ? h->link_peak : h->link_rate),
+                    .element_bytes = element_bytes,
+                    .shares_cores = h->overlap <= 0},
+        .shape = *shape,
+        .ranks = ranks,
+        .latency = h->link_latency,
+        .all_to_all_bandwidth = h->all_to_all_rate,
+        .all_to_all_latency = h->all_to_all_latency,
+    };
 }
 
 cp_status cp_foresee(const void *knows, const cp_shape *shape,

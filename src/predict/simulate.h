@@ -4,8 +4,8 @@
 #ifndef CP_SIMULATE_H
 #define CP_SIMULATE_H
 
-#include "ring/choose.h"
 #include "predict/pace.h"
+#include "predict/rules.h"
 
 typedef struct {
     double seconds; /* TTFT; of a decode step, TTIT */
@@ -31,4 +31,8 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
                      const int64_t *new_tokens, const int64_t *cached_tokens,
                      cp_choice *choice);
 
+/* What rules may know of a description: with the speeds of the data sheet, or
+ * with those that were reached. */
+cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
+                         int64_t element_bytes, int ranks, bool peak);
 #endif

@@ -1,4 +1,4 @@
-/* Tangled from book/13-mpi.nw; edit the chapter. */
+/* Tangled from book/12-model.nw; edit the chapter. */
 /* Agreement before a call: short records that all compare. */
 #include "ring/agree.h"
 

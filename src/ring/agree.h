@@ -1,4 +1,4 @@
-/* Tangled from book/13-mpi.nw; edit the chapter. */
+/* Tangled from book/12-model.nw; edit the chapter. */
 /* See that all ranks are about to do the same. Knows nothing of how they
  * talk. */
 #ifndef CP_AGREE_H

@@ -81,3 +81,46 @@ void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
 void cp_emit_wait(cp_plan *plan, int rank, int hop) {
     add(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
 }
+static void begin(cp_plan *plan) {
+    const int ranks = plan->layout->ranks;
+    plan->labelled = plan->layout->placement == CP_ROUND_ROBIN;
+    plan->status =
+        cp_allocate(&plan->programs, ranks, sizeof(cp_program), "programs");
+    if (ranks > INT16_MAX)
+        plan->status =
+            cp_refuse("%d ranks; a plan can name %d", ranks, INT16_MAX);
+    plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
+    plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
+    plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
+    plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
+    for (int k = 0; k < ranks; k++)
+        cp_emit(plan, k, 0, CP_OP_APPEND, cp_use_of(plan->fresh, k),
+                cp_use_of(plan->cache, k));
+}
+
+cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
+                      const cp_shape *shape, const cp_plan_options *options,
+                      cp_plan **out) {
+    static const cp_plan_options usual = {.element_bytes = 4, .spare = 1};
+    const cp_plan_options *wanted = options != NULL ? options : &usual;
+    cp_plan *plan;
+    *out = NULL;
+    CP_TRY(cp_shape_check(shape));
+    if (wanted->spare < 1 || wanted->element_bytes < 1)
+        return cp_refuse("%d spare slots of %ld-byte numbers", wanted->spare,
+                         wanted->element_bytes);
+    CP_TRY(cp_allocate(&plan, 1, sizeof(*plan), "a plan"));
+    *plan = (cp_plan){.shape = *shape,
+                      .layout = layout,
+                      .element_bytes = wanted->element_bytes,
+                      .spare = wanted->spare};
+    begin(plan);
+    build(plan);
+    const cp_status status =
+        plan->status == CP_OK ? cp_plan_link(plan) : plan->status;
+    if (status == CP_OK)
+        *out = plan;
+    else
+        cp_plan_free(plan);
+    return status;
+}

@@ -12,6 +12,12 @@ typedef void cp_plan_builder(cp_plan *plan);
 cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
     cp_plan_decode;
 
+/* Build a plan for a layout, which must outlive it. options may be NULL: 4
+ * bytes, 1 spare slot. Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
+cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
+                      const cp_shape *shape, const cp_plan_options *options,
+                      cp_plan **out);
+
 /* Add slots of a kind; returns the first one's number. */
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count);
 

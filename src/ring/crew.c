@@ -1,4 +1,4 @@
-/* Tangled from book/13-mpi.nw; edit the chapter. */
+/* Tangled from book/12-model.nw; edit the chapter. */
 /* What the processes of one command line tell each other. */
 #define _POSIX_C_SOURCE 200809L
 #include "ring/crew.h"

@@ -1,4 +1,4 @@
-/* Tangled from book/13-mpi.nw; edit the chapter. */
+/* Tangled from book/12-model.nw; edit the chapter. */
 /* The processes that run one command line together: one, unless a launcher
  * such as mpirun started more. Knows nothing of how they talk. */
 #ifndef CP_CREW_H

@@ -78,7 +78,7 @@ typedef struct {
 } cp_program;
 
 typedef struct {
-    cp_variant variant;
+    cp_variant variant; /* CP_AUTO: of none that has a name */
     cp_shape shape;
     int64_t element_bytes;   /* of queries, keys and values */
     const cp_layout *layout; /* borrowed: must outlive the plan */

@@ -1,4 +1,4 @@
-/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Tangled from book/09-decode.nw; edit the chapter. */
 /* The variants of ring attention by name, and a plan for each. */
 #ifndef CP_VARIANTS_H
 #define CP_VARIANTS_H
@@ -12,9 +12,8 @@ bool cp_variant_parse(const char *name, cp_variant *variant);
 /* What a variant is for, in a line. */
 const char *cp_variant_use(cp_variant variant);
 
-/* Build the plan of a variant for a layout, which must outlive it. options may
- * be NULL: 4 bytes, 1 spare slot. CP_AUTO is refused here: choosing needs a
- * machine (cp_choose). Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
+/* Build the plan of a variant as cp_plan_new does. CP_AUTO is refused here:
+ * choosing needs a machine (cp_choose). */
 cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
                         const cp_shape *shape, const cp_plan_options *options,
                         cp_plan **out);

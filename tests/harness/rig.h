@@ -18,7 +18,7 @@ typedef struct {
     uint64_t disorder; /* of the communicator; 0 = none */
     int spare;         /* spare slots of the ring; 0 = 1 */
     float scale;       /* of the queries; 0 = 1 */
-    cp_kernel kernel;  /* NULL = cp_attend_fast */
+    cp_kernel kernel;  /* NULL = cp_attend */
     int unwatched;     /* partials are not compared, so merges may be fused */
     double strict;     /* error allowed / that of one rank, and no more; or 0 */
 

@@ -1,0 +1,126 @@
+/* The fast kernel: all that any kernel must do, what only this one could get
+ * wrong, and a ring of it. */
+#define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
+#include "reference/attend/fast.h"
+
+#define KERNEL cp_attend_fast
+#include "harness/rig.h"
+#include "kernel_checks.h"
+#include "merge_checks.h"
+#include "reference/attend/micro.h"
+
+#include <blis.h>
+#include <stdio.h>
+
+enum { MICRO_KERNELS = 4 };
+
+/* BLIS's own choice, or another that was built and runs here. */
+static bool choose_micro_kernel(int which) {
+    const struct {
+        int number;
+        bool runs;
+    } all[] = {
+        {-1, true},
+#ifdef BLIS_CONFIG_SANDYBRIDGE
+        {BLIS_ARCH_SANDYBRIDGE, __builtin_cpu_supports("avx")},
+#endif
+#ifdef BLIS_CONFIG_PENRYN
+        {BLIS_ARCH_PENRYN, __builtin_cpu_supports("sse3")},
+#endif
+#ifdef BLIS_CONFIG_SKX
+        {BLIS_ARCH_SKX, __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512bw")},
+#endif
+    };
+    char text[16];
+    if (which >= COUNT_OF(all) || !all[which].runs)
+        return false;
+    snprintf(text, sizeof(text), "%d", all[which].number);
+    return which == 0 || setenv("BLIS_ARCH_TYPE", text, 1) == 0;
+}
+
+enum { DEPTH = 37, FIELD = 70 };
+
+static double wrong_by(const cp_micro *micro, int64_t rows, int64_t columns,
+                       bool add, const float *slice, const float *panel) {
+    static float c[FIELD * FIELD];
+    double worst = 0.0;
+    for (int i = 0; i < FIELD * FIELD; i++)
+        c[i] = add || i / FIELD >= rows || i % FIELD >= columns ? 7.0f : NAN;
+    cp_micro_multiply(micro, rows, columns, DEPTH, slice, panel, add, c, FIELD);
+    for (int64_t i = 0; i < FIELD; i++)
+        for (int64_t j = 0; j < FIELD; j++) {
+            const bool inside = i < rows && j < columns;
+            double sum = inside && !add ? 0.0 : 7.0;
+            for (int64_t k = 0; k < DEPTH && inside; k++)
+                sum += (double)slice[k * micro->slice_stride + i] *
+                       (double)panel[k * micro->panel_stride + j];
+            worst = fmax(worst, fabs(sum - (double)c[i * FIELD + j]));
+        }
+    return worst;
+}
+
+static float *random_lines(int64_t count) {
+    float *lines;
+    must(cp_allocate_lines(&lines, count, 4, "lines"));
+    for (int64_t i = 0; i < count; i++)
+        lines[i] = harness_uniform(&state);
+    return lines;
+}
+
+LOOP(a_tile_is_the_product_and_touches_nothing_else, 0, MICRO_KERNELS) {
+    if (!choose_micro_kernel(_i))
+        return;
+    const cp_micro *micro = cp_micro_get();
+    float *slice = random_lines(micro->slice_stride * DEPTH);
+    float *panel = random_lines(micro->panel_stride * DEPTH);
+    for (int64_t rows = 1; rows <= micro->slice; rows++)
+        for (int64_t columns = 1; columns <= micro->panel; columns++)
+            for (int add = 0; add < 2; add++)
+                hold(wrong_by(micro, rows, columns, add, slice, panel) <= 1e-5);
+    free(slice);
+    free(panel);
+}
+
+LOOP(every_micro_kernel_is_right, 0, MICRO_KERNELS) {
+    static const int64_t dims[] = {1, 7, 36, 64, 80, 128, 256};
+    if (!choose_micro_kernel(_i))
+        return;
+    for (int d = 0; d < COUNT_OF(dims); d++) {
+        const int64_t group = 1 + 2 * ((d + _i) % 3);
+        check_prefill((cp_shape){2 * group, 2, dims[d]}, 230, 67);
+    }
+    check_prefill((cp_shape){16, 1, 96}, 0, 500);
+}
+
+TEST(merging_in_place_gives_the_same_bits) {
+    merges_in_place(cp_attend_fast);
+}
+
+/* What its shares could do to a bit. */
+TEST(shares_of_long_rows_and_of_few_add_up) {
+    same_bits((cp_shape){8, 2, 128}, 5000, 1);
+    same_bits((cp_shape){9, 3, 40}, 4500, 4);
+    same_bits((cp_shape){3, 3, 33}, 777, 3);
+    same_bits((cp_shape){8, 1, 64}, 6000, 40);
+    same_bits((cp_shape){6, 2, 16}, 100, 1500);
+}
+
+LOOP(a_ring_of_it_equals_dense_attention, 1, 9) {
+    const int64_t past[2] = {150, 9}, more[2] = {3, 70}, one[2] = {1, 1};
+    rig rig = {.shape = {6, 2, 40},
+               .ranks = _i,
+               .sequences = 2,
+               .room = 300,
+               .seed = (uint64_t)_i,
+               .kernel = cp_attend_fast};
+    for (rig.unwatched = 0; rig.unwatched < 2; rig.unwatched++) {
+        must(rig_open(&rig));
+        for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v++)
+            must(rig_call(&rig, v == CP_PASS_KV ? past : more, v));
+        must(rig_call(&rig, one, CP_DECODE));
+        rig_close(&rig);
+    }
+}
