@@ -19,7 +19,7 @@ typedef struct {
     bool merge; /* into what output and lse hold, instead of over it */
     float *output, *lse;
     float *rest; /* of a running answer, with merge; or NULL (partial.h) */
-    void (*poke)(void *context); /* or NULL: see below */
+    void (*poke)(void *context); /* or NULL */
     void *poke_context;
 } cp_attention;
 
