@@ -12,13 +12,15 @@
 # before them; and prose of fewer than ten words before a chunk.
 #
 # A file's own chunk is a list of what stands in it and is not printed. Where a
-# chunk that is nowhere printed is used, its name and its place are.
+# chunk that is nowhere printed is used, its name and its place are; where one
+# goes on out of sight, the margin says where.
 BEGIN {
     printf "" >count
     while ((getline entry < outline) > 0) {
         split(entry, part, " ")
         file[part[1]] = part[2]
         from[part[1]] = part[3]
+        to[part[1]] = part[4]
     }
 }
 { line[NR] = $0 }
@@ -47,8 +49,11 @@ BEGIN {
     hidden[number] = fold || (own ? mark != "% shown" : mark == "% hidden")
     if (!hidden[number] && said > 0 && said < 10)
         print "short", said, name >count
-    if (!hidden[number]) printed[name] = 1
-    else if (!(name in place)) place[name] = file[number] ":" from[number]
+    if (!hidden[number]) printed[name] = number
+    else if (name in printed && number in file) {
+        if (!(printed[name] in rest)) rest[printed[name]] = from[number]
+        until[printed[name]] = to[number]
+    } else if (!(name in place)) place[name] = file[number] ":" from[number]
 }
 END {
     if (fold) {
@@ -77,7 +82,8 @@ function put(text) {
         if (text ~ /^@use / && !(substr(text, 6) in printed))
             print "@literal \\nwhidden{" tex(substr(text, 6)) "}{" place[substr(text, 6)] "}"
         else if (text ~ /^@defn /)
-            print text "\n@literal \\nw" (file[number] ~ /\.h$/ ? "contract" : "place") "{" file[number] "}{" from[number] "}"
+            print text "\n@literal \\nw" (file[number] ~ /\.h$/ ? "contract" : "place") "{" file[number] "}{" from[number] "}{" \
+                (number in rest ? "goes on in " rest[number] "\\,\\textendash\\," until[number] : "") "}"
         else if (text !~ /^@text % (hidden|shown|long: .*)$/)
             print text
     }

@@ -24,7 +24,7 @@ typedef struct {
     cp_merge_row *merge; /* into what output and lse hold; NULL: over it */
     float *output, *lse;
     float *rest; /* of a running answer, with merge; or NULL (partial.h) */
-    void (*poke)(void *context); /* or NULL: see below */
+    void (*poke)(void *context); /* or NULL */
     void *poke_context;
 } cp_attention;
 
