@@ -69,6 +69,7 @@ skip { next }
 {
     gsub(/\\(rounded|datum|divided|thousandths|millionths)(\{[^}]*\})+/, "@")
     gsub(/\[\[[^]]*\]\]/, "`")
+    gsub(/\\sub\{[^}]*\}/, "") # the index prints nothing here
     gsub(/\{,\}/, ",")
     gsub(/~|\\,|\\ |\$|\\(emph|textbf)\{/, " ")
     gsub(/\\times/, " times ")
