@@ -33,7 +33,7 @@ $1 == "text" { picture = 0 }
 END {
     for (p = 1; p <= pages; p++) {
         code += filled[p] > 0.85 * (top - foot)
-        run = seen[p] ? 0 : run + 1
+        run = seen[p] || p > last ? 0 : run + 1 # lists end the book
         if (run > longest) { longest = run; where = p }
         if (white[p] > 33 && p < last && !ends[p]) empty = empty " " p
     }
