@@ -208,6 +208,26 @@ TEST(three_thousand_two_hundred_is_a_tie) {
                      "T 3200 < 4000 (eq. 2), miss rate 1/40 = 1/40 (eq. 5)");
 }
 
+/* All ties of eq. 5 on two nodes: T / (T + P) = 1/8 - T / 16000. */
+TEST(doubles_lose_ties) {
+    const cp_setting setting = peak(2);
+    const double C = 800e12, BW = 50e9, N = 2, e = 2;
+    int ties = 0, lost = 0, otherwise = 0;
+    for (int64_t fresh = 1; fresh < 2000; fresh++) {
+        const int64_t context = 16000 * fresh / (2000 - fresh);
+        if (16000 * fresh % (2000 - fresh) != 0 || context > 1000000)
+            continue;
+        const double T = (double)fresh, rate = T / (double)context;
+        ties +=
+            ask(&cp_rules[ALGORITHM_5], &setting, fresh, context - fresh).tie;
+        lost += rate < 1.0 / 8 - 4 * T * BW / (N * C * e);
+        otherwise += rate < 1.0 / 8 - BW / C * 4 * T / (N * e);
+    }
+    ck_assert_int_eq(ties, 24);
+    ck_assert_int_eq(lost, 7);
+    ck_assert_int_eq(otherwise, 6);
+}
+
 TEST(the_causal_half_doubles_the_first_prompt) {
     const cp_setting setting = peak(4);
     static const struct {
