@@ -75,7 +75,7 @@ class Chunk:
 
     def __init__(self, page, file, number):
         self.page, self.file, self.number, self.pieces, self.defines, self.mark = page, file, number, [], [], ""
-        self.id = f"{file.name[3:]}-{number}"
+        self.id = f"{chr(65 + len(page.files))}{number}"
 
     def link(self, page):
         return ("" if page is self.page else self.page.name) + "#" + self.id
@@ -94,7 +94,7 @@ def code(text, page, own=()):
             return f"<b>{m[0]}</b>"
         where = names.get(m["word"])
         if where and m["word"] not in own:
-            return f'<a href="{where[0].link(page)}">{m[0]}</a>'
+            return f"<a href={where[0].link(page)}>{m[0]}</a>"
         return escape(m[0])
     return re.sub(r"""(?P<comment>/\*.*?(?:\*/|\Z)|//[^\n]*)|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?P<word>[A-Za-z_]\w*)|[<>&]""",
                   piece, text, flags=re.S)
@@ -107,26 +107,26 @@ def show_chunk(chunk):
 
     def use(m):
         name = chunk.pieces[int(m[1])][1]
-        return f'<a class="u" href="#{chunk.file.chunks[name][0].id}">{chunk_name(name)}</a>'
+        return f'<a class=u href=#{chunk.file.chunks[name][0].id}>{chunk_name(name)}</a>'
     shown = re.sub(r"\ue000(\d+)\ue001", use, shown)
     n, links = same.index(chunk), []
     path, line = chunk.file.outline.get(chunk.number, ("", 0))
     if n > 0:
-        links.append(f'<a href="#{same[n - 1].id}">before</a>')
+        links.append(f'<a href=#{same[n - 1].id}>before</a>')
     if n + 1 < len(same):
-        links.append(f'<a href="#{same[n + 1].id}">goes on</a>')
+        links.append(f'<a href=#{same[n + 1].id}>goes on</a>')
     if n == 0:
         users = {c.id: c for c in chunk.file.uses.get(chunk.name, [])}
-        links += [f'in <a href="#{c.id}">{chunk_name(c.name)}</a>' for c in users.values()]
-    head = (f'<span class="n">{chunk_name(chunk.name)}</span>{"+" if n else ""}≡ <small>{path}{f":{line}" if line else ""}'
+        links += [f'in <a href=#{c.id}>{chunk_name(c.name)}</a>' for c in users.values()]
+    head = (f'<cite>{chunk_name(chunk.name)}</cite>{"+" if n else ""}≡ <small>{path}{f":{line}" if line else ""}'
             + "".join(" · " + link for link in links) + "</small>")
-    kind = "k contract" if path.endswith(".h") else "k"
+    kind = 'class="k contract"' if path.endswith(".h") else "class=k"
     blank = len(text) - len(text.rstrip("\n"))
-    pre = f'<pre data-end="{blank}">{shown}\n</pre>'
+    pre = f'<pre{f" data-end={blank}" if blank != 1 else ""}>{shown}\n</pre>'
     own = re.fullmatch(r"\[\[.*/.*\]\]", chunk.name)
     if not chunk.folded and (chunk.mark == "hidden" or own and chunk.mark != "shown"):
-        return f'<details class="{kind}" id="{chunk.id}"><summary>{head}</summary>{pre}</details>'
-    return f'<div class="{kind}" id="{chunk.id}"><p class="h">{head}</p>{pre}</div>'
+        return f"<details {kind} id={chunk.id}><summary>{head}</summary>{pre}</details>"
+    return f"<div {kind} id={chunk.id}><p>{head}</p>{pre}</div>"
 
 
 def exhibit(path, name, page):
@@ -137,7 +137,7 @@ def exhibit(path, name, page):
     while re.match(r"(/\*| \*)", lines[first - 1]):
         first -= 1
     sentence = name.replace("_", " ")
-    return lambda: (f'<div class="k exhibit"><p class="h"><em>{sentence[0].upper() + sentence[1:]}</em> <small>{path}:{first + 1}</small></p>'
+    return lambda: (f'<div class="k exhibit"><p><em>{sentence[0].upper() + sentence[1:]}</em> <small>{path}:{first + 1}</small></p>'
                     f"<pre>{code(chr(10).join(lines[first:last + 1]), page)}\n</pre></div>")
 
 
@@ -230,7 +230,7 @@ class Page:
         self.name, self.number, self.title = name, number, ""
         self.counters = dict.fromkeys("section subsection figure table equation exercise".split(), 0)
         self.here, self.macros, self.files, self.roots, self.sections = None, {}, [], {}, []
-        self.before, self.pictures = [], 0
+        self.before, self.pictures, self.glyphs = [], 0, {}
         for m in re.finditer(r"\\newcommand\{\\(\w+)\}", STYLE.split("% ---- measured numbers")[1].split("\\input{numbers}")[0]):
             self.define(m.group(1), STYLE, m.end())
 
@@ -592,7 +592,7 @@ class Picture:
     def __init__(self, page, body, wide):
         self.page, self.body, self.wide, self.before = page, body, wide, "".join(page.before)
         page.pictures += 1
-        self.name = f"{page.name[:-5]}-{page.pictures}.svg"
+        self.number = page.pictures
 
     def tex(self):
         body = re.sub(r"\\ref\{(.*?)\}", lambda m: str(labels[m[1]][2]), self.body)
@@ -600,8 +600,7 @@ class Picture:
         return f"{self.before}\\lrpicture{{{int(self.wide)}}}{{{int('hfill' not in body)}}}{{{body}}}\n"
 
     def __call__(self):
-        width, height = self.size
-        return (f'<img src="pictures/{self.name}" alt="" width="{round(width * 1.55)}" height="{round(height * 1.55)}" loading="lazy">')
+        return self.svg
 
 
 PICTURES = r"""\documentclass[11pt,twoside,openany]{memoir}
@@ -639,18 +638,55 @@ def typeset(turn):
     if run.returncode:
         sys.exit("site: LuaLaTeX stopped\n" + "\n".join(re.findall(r"^(?:[^ ]*:\d+: |! ).*(?:\n.*){6}", run.stdout, re.M)[:2]))
     for n, picture in enumerate(mine, 1):
-        path = OUT / "pictures" / picture.name
-        subprocess.run(["pdftocairo", "-svg", "-f", str(n), "-l", str(n), WORK / f"{job}.pdf", path], check=True)
-        picture.size = slim(path)
+        made = subprocess.run(["pdftocairo", "-svg", "-f", str(n), "-l", str(n), WORK / f"{job}.pdf", "-"],
+                              capture_output=True, text=True, check=True)
+        picture.svg = slim(made.stdout, picture)
 
 
-def slim(path):
-    """Cut an SVG's numbers to what a screen shows. Returns width and height in points."""
-    text = path.read_text()
+def relative(outline):
+    """A glyph's outline in twenty-fifths of a point, each place from the one before."""
+    out, here, start = "", (0, 0), (0, 0)
+    for letter, given in re.findall("([MLCZ])([^MLCZ]*)", re.sub(r" ?M [^A-Z]*$", "", outline)):
+        places = [round(float(v) * 25) for v in given.split()]
+        out += letter.lower() + " ".join(str(v - here[i % 2]) for i, v in enumerate(places)).replace(" -", "-")
+        here = tuple(places[-2:]) or start
+        start = here if letter == "M" else start
+    return out
+
+
+def number(m):
+    """As many digits as a screen shows."""
+    value = float(m[0])
+    shown = f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
+    return "0" if shown == "-0" else re.sub(r"^(-?)0\.", r"\1.", shown)
+
+
+def slim(text, picture):
+    """What pdftocairo said, in a third of the bytes; glyphs are kept once a page."""
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    text = re.sub(r"-?\d+\.\d{2,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), text)
-    path.write_text(text)
-    return float(size[1]), float(size[2])
+    glyphs, clips = picture.page.glyphs, {}
+    found = {name: glyphs.setdefault(relative(outline), len(glyphs)) for name, outline in
+             re.findall(r'<symbol[^>]*id="(.*?)">\s*<path[^>]*\bd="(.*?)"/>\s*</symbol>', text)}
+    text = re.sub(r"<symbol.*?</symbol>\s*", "", text, flags=re.S)
+    text = re.sub(r'xlink:href="#(.*?)"', lambda m: f"href=#_{found[m[1]]}", text)
+    text = re.sub(r"rgb\((.*?)%,(.*?)%,(.*?)%\)", lambda m: "#%02x%02x%02x" % tuple(round(float(v) * 2.55) for v in m.groups()), text)
+    text = re.sub(r"(?:stroke-linecap:round|stroke-linejoin:round|stroke-miterlimit:10|fill-rule:nonzero|(?:fill|stroke)-opacity:1|stroke:none|fill:#000000);|"
+                  r' clip-rule="nonzero"| style="(?=")', "", text)
+    text = re.sub(r' style=""| id="surface\d+"', "", text)
+    text = re.sub(r"-?\d+\.\d+", number, text)
+    text = re.sub(r' d="(.*?)"', lambda m: ' d="' + re.sub(r" ?([A-Z]) ?", r"\1", re.sub(r" (?=-)", "", m[1])).strip() + '"', text)
+    for name, shape in re.findall(r'<clipPath id="(.*?)">\s*(.*?)\s*</clipPath>', text, re.S):
+        clips.setdefault(shape, []).append(name)  # the same outline may be there many times
+    first = {name: of[0] for of in clips.values() for name in of}
+    text = re.sub(r'<clipPath id="(.*?)">.*?</clipPath>', lambda m: m[0] if first[m[1]] == m[1] else "", text, flags=re.S)
+    text = re.sub(r"url\(#(clip\d+)\)", lambda m: f"url(#{first[m[1]]})", text)
+    text = re.sub(r"(#|id=\")(clip|mask|pattern|surface|linear|radial|image|source)", rf"\g<1>p{picture.number}\2", text)
+    text = re.sub(r"<g>\s*((?:<use[^>]*>\s*)*)</g>", r"\1", text)
+    while (less := re.sub(r"(<g [^>]*>)((?:(?!</?g\b).)*)</g>\s*\1", r"\1\2", text, flags=re.S)) != text:
+        text = less
+    text = re.sub(r">\s+<", "><", text[text.index("<defs>"):]).replace("<defs><g></g></defs>", "").replace("<g></g>", "")
+    width, height = float(size[1]), float(size[2])
+    return (f'<svg viewBox="0 0 {size[1]} {size[2]}" style="width:{width / 11.4:.1f}em" class="picture">' + text)
 
 
 def pandoc(page):
@@ -685,12 +721,14 @@ def write(page):
     at = pages.index(page)
     turn = "".join(f'<a rel="{rel}" href="{pages[n].name}">{arrow[0]}{pages[n].title}{arrow[1]}</a>'
                    for rel, n, arrow in (("prev", at - 1, ("← ", "")), ("next", at + 1, ("", " →"))) if 0 <= n < len(pages))
+    glyphs = '<svg class="glyphs"><defs>' + "".join(
+        f'<path id="_{n}" transform="scale(.04)" d="{outline}"/>' for outline, n in page.glyphs.items()) + "</defs></svg>"
     (OUT / page.name).write_text(f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{re.sub("<.*?>", "", page.title)} · The Long Ring</title><link rel="stylesheet" href="site.css"></head>
 <body><input type="checkbox" id="menu"><label for="menu">Contents</label>
 <nav class="side"><a class="book" href="index.html">The Long Ring</a>{contents(page)}</nav>
-<main>{page.html}<nav class="turn">{turn}</nav></main></body></html>
+{glyphs}<main data-files="{' '.join(file.name for file in page.files)}">{page.html}<nav class="turn">{turn}</nav></main></body></html>
 """)
 
 
@@ -731,7 +769,8 @@ def main():
     for m in re.finditer(r"\\chapterfile\{(\d+)\}\{(.*?)\}|\\morefile\{(\d.*?)\}", book):
         page = Page(f"{int(m[1]):02}.html" if m[1] else "A.html", m[1] or "A")
         pages.append(page)
-        page.files = [File(page, name) for name in (m[2] or m[3]).split(",")]
+        for name in (m[2] or m[3]).split(","):
+            page.files.append(File(page, name))
         page.text = "".join(file.text for file in page.files) + block(lambda p=page: files_of(p))
         page.roots = {c.name[2:-2]: c for file in page.files for c in file.all if re.fullmatch(r"\[\[.*/.*\]\]", c.name)}
     for chunks in names.values():
