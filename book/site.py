@@ -14,9 +14,9 @@ STYLE = Path("book/style.tex").read_text()
 KEYWORDS = set("".join(re.findall(r'"([^"]*)"', Path("book/c-pieces.awk").read_text().split("BEGIN")[1].split("words")[0])).split())
 GREEK = {"ranka": "a", "rankb": "b", "rankc": "c", "rankd": "d", "accent": "accent"}
 FOLD = '<details class="fold"><summary>'
-tokens, labels, pictures, names, pages, indexed = [], {}, [], {}, [], {}
+tokens, labels, pictures, names, pages, subjects = [], {}, [], {}, [], {}
 numbers = dict(re.findall(r"\\csname lr@(.*?)\\endcsname\{(.*)\}", (WORK / "numbers.tex").read_text()))
-cited = re.findall(r"\\bibitem.*?\]\{(\w+)\}", (WORK / "site.bbl").read_text(), re.S)
+cited = re.findall(r"\\bibitem.*?\]\{([\w-]+)\}", (WORK / "site.bbl").read_text(), re.S)
 escape = lambda text: html.escape(text, quote=False)
 
 
@@ -103,7 +103,7 @@ def code(text, page, own=()):
 def show_chunk(chunk):
     page, same = chunk.page, chunk.file.chunks[chunk.name]
     text = "".join(p if kind == "text" else f"\ue000{i}\ue001" for i, (kind, p) in enumerate(chunk.pieces))
-    shown = code(text.strip("\n"), page, chunk.defines)
+    shown = code(text.rstrip("\n"), page, chunk.defines)
 
     def use(m):
         name = chunk.pieces[int(m[1])][1]
@@ -216,6 +216,7 @@ def code_quote(text, page):
 
 # ---- prose: TeX to what pandoc understands
 
+SECOND = ["13-layers"]  # a chapter of a hundred pages goes on here, on a second page
 SCAN = re.compile(r"\\(?P<env>begin|end)\{(?P<of>[a-zA-Z]+)\*?\}|(?P<display>\\\[)|\\(?P<macro>[a-zA-Z@]+)\*? ?|\\.|"
                   r"(?P<math>\$(?:[^$\\]|\\.)+\$)|(?P<comment>%[^\n]*\n?[ \t]*)")
 SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002"}
@@ -230,9 +231,16 @@ class Page:
         self.name, self.number, self.title = name, number, ""
         self.counters = dict.fromkeys("section subsection figure table equation exercise".split(), 0)
         self.here, self.macros, self.files, self.roots, self.sections = None, {}, [], {}, []
-        self.before, self.pictures, self.glyphs = [], 0, {}
+        self.before, self.pictures, self.glyphs, self.part, self.opening = [], 0, {}, "", ""
         for m in re.finditer(r"\\newcommand\{\\(\w+)\}", STYLE.split("% ---- measured numbers")[1].split("\\input{numbers}")[0]):
             self.define(m.group(1), STYLE, m.end())
+
+    def second(self):
+        """The page on which this chapter goes on; it counts on from here."""
+        page = Page(self.name.replace(".", "b."), self.number)
+        page.counters, page.macros, page.before = self.counters, self.macros, self.before
+        page.opening = block(lambda: f'<h1 id="top"><span class="number">{self.number}</span>{self.title}, continued</h1>')
+        return page
 
     def define(self, name, text, at):
         count = re.match(r"\[(\d)\]", text[at:])
@@ -356,13 +364,13 @@ class Page:
     def do_chapter(self, text, at):
         self.title_tex, at = self.argument(text, at)
         self.here = (self, "top", self.number)
-        return block('<h1 id="top">' + (f'<span class="number">{self.number}</span> ' if self.number is not None else "")) + self.title_tex + block("</h1>"), at
+        return block('<h1 id="top">' + (f'<span class="number">{self.number or self.part}</span>' if self.number or self.part else "")) + self.title_tex + block("</h1>"), at
 
     def head(self, level, text, at):
         inner, at = self.argument(text, at)
         if level == 2:
             mark, self.counters["subsection"] = self.count("section", "s"), 0
-            number = f'<span class="number">{self.here[2]}</span> ' if self.number is not None else ""
+            number = f'<span class="number">{self.here[2]}</span>' if self.number is not None else ""
         else:
             section, number = self.counters["section"], ""
             self.counters["subsection"] += 1
@@ -400,11 +408,15 @@ class Page:
         of = sorted(cited.index(key.strip()) + 1 for key in keys.split(","))
         return token("[" + ", ".join(f'<a href="bibliography.html#b{n}">{n}</a>' for n in of) + "]"), at
 
-    def do_index(self, text, at):
+    def do_sub(self, text, at):
         entry, at = braced(text, at)
-        mark = f"i{sum(len(v) for v in indexed.values())}"
-        indexed.setdefault(entry, []).append((self, mark))
+        mark = f"i{sum(map(len, subjects.values()))}"
+        subjects.setdefault(entry, []).append(f'<a href="{self.name}#{mark}">{self.here[2] or self.title_tex}</a>')
         return token(f'<a id="{mark}"></a>'), at
+
+    def do_hint(self, text, at):
+        inner, at = self.argument(text, at)
+        return block('<details class="hint"><summary>hint</summary>') + inner + block("</details>"), at
 
     def do_question(self, text, at):
         inner, at = self.argument(text, at)
@@ -538,7 +550,7 @@ class Page:
             inner = self.convert(body)
         cls = ' class="wide"' if wide else ""
         return (block(f'<figure id="{mark}"{cls}>') + inner
-                + block(f'<figcaption><span class="number">{what.capitalize()} {here[2]}</span> ') + caption + block("</figcaption></figure>")), end
+                + block(f'<figcaption><span class="number">{what.capitalize()} {here[2]}</span>') + caption + block("</figcaption></figure>")), end
 
     def begin_table(self, text, at):
         return self.begin_figure(text, at, "table")
@@ -605,6 +617,7 @@ class Picture:
 
 PICTURES = r"""\documentclass[11pt,twoside,openany]{memoir}
 \input{style}
+\InputIfFileExists{parts}{}{}
 \makeatletter
 % A picture on a page of its size: how wide its line is, and whether to crop it.
 \newcommand\lrpicture[3]{\begingroup
@@ -673,7 +686,7 @@ def slim(text, picture):
     text = re.sub(r"(?:stroke-linecap:round|stroke-linejoin:round|stroke-miterlimit:10|fill-rule:nonzero|(?:fill|stroke)-opacity:1|stroke:none|fill:#000000);|"
                   r' clip-rule="nonzero"| style="(?=")', "", text)
     text = re.sub(r' style=""| id="surface\d+"', "", text)
-    text = re.sub(r"-?\d+\.\d+", number, text)
+    text = re.sub(r"(?<!matrix\()(?<![\d.])-?\d+\.\d+(?!,[^()]*,[^()]*,[^()]*\))", number, text)
     text = re.sub(r' d="(.*?)"', lambda m: ' d="' + re.sub(r" ?([A-Z]) ?", r"\1", re.sub(r" (?=-)", "", m[1])).strip() + '"', text)
     for name, shape in re.findall(r'<clipPath id="(.*?)">\s*(.*?)\s*</clipPath>', text, re.S):
         clips.setdefault(shape, []).append(name)  # the same outline may be there many times
@@ -686,7 +699,7 @@ def slim(text, picture):
         text = less
     text = re.sub(r">\s+<", "><", text[text.index("<defs>"):]).replace("<defs><g></g></defs>", "").replace("<g></g>", "")
     width, height = float(size[1]), float(size[2])
-    return (f'<svg viewBox="0 0 {size[1]} {size[2]}" style="width:{width / 11.4:.1f}em" class="picture">' + text)
+    return (f'<div class="scroll"><svg viewBox="0 0 {size[1]} {size[2]}" style="width:{width / 11.4:.1f}em;min-width:{width / 20:.1f}em" class="picture" aria-hidden="true">' + text + "</div>")
 
 
 def pandoc(page):
@@ -694,7 +707,11 @@ def pandoc(page):
                           capture_output=True, text=True, check=True)
     if made.stderr:
         print(f"site: {page.name}: {made.stderr}")
-    page.html = re.sub(r"<annotation.*?</annotation>|</?semantics>", "", made.stdout, flags=re.S)
+    text = re.sub(r'<annotation.*?</annotation>|</?semantics>| display="inline"| xmlns="http://www.w3.org/1998/Math/MathML"', "", made.stdout, flags=re.S)
+    text = re.sub(r'<mstyle mathvariant="normal">((?:<mi>.</mi>)+)</mstyle>', lambda m: "<mtext>" + re.sub("</?mi>", "", m[1]) + "</mtext>", text)
+    text = re.sub(r'</?mstyle[^>]*>|(?<=<mtext) mathvariant="normal"', "", text)
+    # Parentheses in a line of prose need not grow.
+    page.html = re.sub(r"<math>.*?</math>", lambda m: m[0].replace('stretchy="true"', 'stretchy="false"'), text, flags=re.S)
 
 
 def finish(page):
@@ -705,16 +722,17 @@ def finish(page):
     page.sections = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text, re.S)
 
 
-def contents(page, all_sections=False):
-    out = ['<ol class="contents">']
+def contents(page, every_section=False):
+    out = ""
     for other in pages:
-        here = ' class="here"' if other is page else ""
-        number = f'<span class="number">{other.number}</span> ' if other.number is not None else ""
-        out.append(f'<li{here}><a href="{other.name}">{number}{other.title}</a>')
-        if other.number is not None and (all_sections or other is page):
-            out.append("<ol>" + "".join(f'<li><a href="{"" if other is page else other.name}#{mark}">{title}</a></li>' for mark, title in other.sections) + "</ol>")
-        out.append("</li>")
-    return "".join(out) + "</ol>"
+        number = f'<span class="number">{other.number}</span>' if other.number else ""
+        kind = ' class="here"' if other is page else ' class="part"' if other.part else ""
+        if not other.opening:
+            out += f'<li{kind}><a href="{other.name}">{number}{other.title}</a></li>'
+        if other.number and (every_section or other.number == page.number):
+            out += "<li><ol>" + "".join(f'<li><a href="{"" if other is page else other.name}#{mark}">{title}</a></li>'
+                                        for mark, title in other.sections) + "</ol></li>"
+    return f'<ol class="contents">{out}</ol>'
 
 
 def write(page):
@@ -726,10 +744,15 @@ def write(page):
     (OUT / page.name).write_text(f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{re.sub("<.*?>", "", page.title)} · The Long Ring</title><link rel="stylesheet" href="site.css"></head>
-<body><input type="checkbox" id="menu"><label for="menu">Contents</label>
+<body{" class=part" if page.part else ""}><input type="checkbox" id="menu"><label for="menu">Contents</label>
 <nav class="side"><a class="book" href="index.html">The Long Ring</a>{contents(page)}</nav>
 {glyphs}<main data-files="{' '.join(file.name for file in page.files)}">{page.html}<nav class="turn">{turn}</nav></main></body></html>
 """)
+
+
+def text_of(page):
+    page.roots = {c.name[2:-2]: c for file in page.files for c in file.all if re.fullmatch(r"\[\[.*/.*\]\]", c.name)}
+    return page.opening + "".join(file.text for file in page.files) + block(lambda: files_of(page))
 
 
 def files_of(page):
@@ -746,11 +769,18 @@ def names_page(page):
     return "".join(out) + "</ul>"
 
 
-def index_page(page):
-    out = ['<ul class="names">']
-    for entry, places in sorted(indexed.items(), key=lambda e: e[0].lower()):
-        out.append(f"<li>{escape(entry)} " + ", ".join(f'<a href="{p.name}#{mark}">{p.number}</a>' for p, mark in places) + "</li>")
-    return "".join(out) + "</ul>"
+def subject_index():
+    """The entries of makeindex's kind, word!of it@as shown|see{other}, as TeX with links."""
+    lines = {}
+    for entry, places in subjects.items():
+        entry, _, see = entry.partition("|")
+        levels = [(word.partition("@")[0], word.partition("@")[2] or word) for word in entry.split("!")]
+        for n in range(1, len(levels) + 1):
+            key = tuple((re.sub(r"\W", " ", word).lower(), word) for word, _ in levels[:n])
+            line = lines.setdefault(key, (n, levels[n - 1][1], []))
+            if n == len(levels):
+                line[2].extend(["see " + re.sub(r"see\{(.*)\}", r"\1", see)] if see else [token(", ".join(places))])
+    return "".join(block(f'<div class="level{n}">') + " ".join([word, *rest]) + block("</div>") for _, (n, word, rest) in sorted(lines.items()))
 
 
 LUA = None
@@ -765,20 +795,28 @@ def main():
     front = Page("index.html")
     front.text = book[book.index("\\chapter{How"):book.index("\\fi\n\n\\mainmatter")]
     pages.append(front)
-    appendix = False
-    for m in re.finditer(r"\\chapterfile\{(\d+)\}\{(.*?)\}|\\morefile\{(\d.*?)\}", book):
-        page = Page(f"{int(m[1]):02}.html" if m[1] else "A.html", m[1] or "A")
-        pages.append(page)
+    parts = iter("I II III IV V VI".split())
+    for m in re.finditer(r"\\chapterfile\{(\d+)\}\{(.*?)\}|\\morefile\{(\d.*?)\}|\\ringpart", book):
+        if m[0] == "\\ringpart":
+            title, at = braced(book, m.end())
+            picture, at = braced(book, at)
+            pages.append(page := Page(f"part-{title.lower().replace(' ', '-')}.html"))
+            page.part = f"Part {next(parts)}"
+            page.text = f"\\chapter{{{title}}}" + page.picture(picture) + braced(book, at)[0]
+            continue
+        pages.append(page := Page(f"{int(m[1]):02}.html" if m[1] else "A.html", m[1] or "A"))
         for name in (m[2] or m[3]).split(","):
+            if name in SECOND:
+                page.text = text_of(page)
+                pages.append(page := page.second())
             page.files.append(File(page, name))
-        page.text = "".join(file.text for file in page.files) + block(lambda p=page: files_of(p))
-        page.roots = {c.name[2:-2]: c for file in page.files for c in file.all if re.fullmatch(r"\[\[.*/.*\]\]", c.name)}
+        page.text = text_of(page)
     for chunks in names.values():
         chunks.sort(key=lambda c: not c.file.outline.get(c.number, ("", 0))[0].endswith(".h"))
 
     back = book[book.index("\\backmatter"):]
     page = Page("invariants.html")
-    page.text = back[len("\\backmatter"):back.index("\\bibliographystyle")]
+    page.text = re.split(r"\\chapter\{Hints|\\bibliographystyle", back[len("\\backmatter"):])[0]
     pages.append(page)
     page = Page("bibliography.html")
     page.text = "\\chapter{Bibliography}" + block('<ol class="references">')
@@ -792,13 +830,13 @@ def main():
     pages.append(page)
     ring = book[book.index("\\begin{tikzpicture}"):book.index("\\end{tikzpicture}")] + "\\end{tikzpicture}"
 
+    front.text += "".join(re.findall(r"\\sub\{.*?\|see.*?\}\}", back))
     for page in pages:
         page.source = page.convert(page.text)
-        # Definitions of blocks stand alone on their lines.
-    if indexed:
+    if subjects:
         page = Page("subjects.html")
-        page.source = page.convert("\\chapter{Subject index}" + block(lambda p=page: index_page(p)))
-        pages.append(page)
+        page.source = page.convert("\\chapter{Subjects}" + subject_index())
+        pages.insert(-1, page)
     title = Picture(front, ring, False)
     pictures.append(title)
     with ThreadPoolExecutor(2) as pool:
