@@ -40,7 +40,7 @@ FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/
 FOR_MPI   := libopenmpi-dev:lib/*/openmpi/include/mpi.h openmpi-bin:bin/mpirun
 FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
 FOR_SITE  := $(FOR_BOOK) pandoc:bin/pandoc python3:bin/python3
-FOR_CHECK_SITE := python3:bin/python3 chromium:bin/chromium chromium-driver:bin/chromedriver
+FOR_CHECK_SITE := noweb:bin/noweave python3:bin/python3 chromium:bin/chromium chromium-driver:bin/chromedriver
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
 
