@@ -232,8 +232,9 @@ class Page:
         self.counters = dict.fromkeys("section subsection figure table equation exercise".split(), 0)
         self.here, self.macros, self.files, self.roots, self.sections = None, {}, [], {}, []
         self.before, self.pictures, self.glyphs, self.part, self.opening = [], 0, {}, "", ""
-        for m in re.finditer(r"\\newcommand\{\\(\w+)\}", STYLE.split("% ---- measured numbers")[1].split("\\input{numbers}")[0]):
-            self.define(m.group(1), STYLE, m.end())
+        measured = STYLE.split("% ---- measured numbers")[1].split("\\input{numbers}")[0]
+        for m in re.finditer(r"\\newcommand\{\\(\w+)\}", measured):
+            self.define(m[1], measured, m.end())
 
     def second(self):
         """The page on which this chapter goes on; it counts on from here."""
@@ -390,6 +391,10 @@ class Page:
     def do_paragraph(self, text, at):
         inner, at = self.argument(text, at)
         return "\n\n\\textbf{" + inner + "} ", at
+
+    def do_texttt(self, text, at):
+        inner, at = self.argument(text, at)
+        return "\\texttt{" + inner.replace("--", "-{}-") + "}", at
 
     def do_label(self, text, at):
         key, at = braced(text, at)
@@ -669,6 +674,8 @@ def relative(outline):
 
 def number(m):
     """As many digits as a screen shows."""
+    if m[0].startswith("matrix"):
+        return "matrix(" + ",".join(f"{float(v):.5g}" for v in m[0][7:-1].split(",")) + ")"
     value = float(m[0])
     shown = f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
     return "0" if shown == "-0" else re.sub(r"^(-?)0\.", r"\1.", shown)
@@ -686,7 +693,7 @@ def slim(text, picture):
     text = re.sub(r"(?:stroke-linecap:round|stroke-linejoin:round|stroke-miterlimit:10|fill-rule:nonzero|(?:fill|stroke)-opacity:1|stroke:none|fill:#000000);|"
                   r' clip-rule="nonzero"| style="(?=")', "", text)
     text = re.sub(r' style=""| id="surface\d+"', "", text)
-    text = re.sub(r"(?<!matrix\()(?<![\d.])-?\d+\.\d+(?!,[^()]*,[^()]*,[^()]*\))", number, text)
+    text = re.sub(r"matrix\(.*?\)|-?\d+\.\d+", number, text)
     text = re.sub(r' d="(.*?)"', lambda m: ' d="' + re.sub(r" ?([A-Z]) ?", r"\1", re.sub(r" (?=-)", "", m[1])).strip() + '"', text)
     for name, shape in re.findall(r'<clipPath id="(.*?)">\s*(.*?)\s*</clipPath>', text, re.S):
         clips.setdefault(shape, []).append(name)  # the same outline may be there many times
@@ -697,7 +704,7 @@ def slim(text, picture):
     text = re.sub(r"<g>\s*((?:<use[^>]*>\s*)*)</g>", r"\1", text)
     while (less := re.sub(r"(<g [^>]*>)((?:(?!</?g\b).)*)</g>\s*\1", r"\1\2", text, flags=re.S)) != text:
         text = less
-    text = re.sub(r">\s+<", "><", text[text.index("<defs>"):]).replace("<defs><g></g></defs>", "").replace("<g></g>", "")
+    text = re.sub(r">\s+<", "><", re.sub(r"^.*?<svg[^>]*>", "", text, flags=re.S)).replace("<defs><g></g></defs>", "").replace("<g></g>", "")
     width, height = float(size[1]), float(size[2])
     return (f'<div class="scroll"><svg viewBox="0 0 {size[1]} {size[2]}" style="width:{width / 11.4:.1f}em;min-width:{width / 20:.1f}em" class="picture" aria-hidden="true">' + text + "</div>")
 
@@ -835,7 +842,7 @@ def main():
         page.source = page.convert(page.text)
     if subjects:
         page = Page("subjects.html")
-        page.source = page.convert("\\chapter{Subjects}" + subject_index())
+        page.source = page.convert("\\chapter{Subjects}" + block('<div class="names">') + subject_index() + block("</div>"))
         pages.insert(-1, page)
     title = Picture(front, ring, False)
     pictures.append(title)
