@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Turns the chapters into pages for a browser: book/site.py WORK OUT [PAGE...].
+"""Turns the chapters into pages for a browser: book/site.py WORK OUT COMMIT DATE.
 What noweb's markup says of a chapter is taken apart here. Paragraphs, lists and
 formulas go through pandoc. All else waits in tokens (QZ12Q in a line, QZ12B on a
 line of its own) until pandoc is done: chunks, captions, tables, numbers.
-Pictures go through LuaLaTeX, all in two runs, and come back as SVG."""
-import html, json, re, shutil, subprocess, sys
+Pictures go through LuaLaTeX and come back as SVG (pictures.py)."""
+import html, re, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from pictures import Picture, typeset
 
 WORK, OUT = Path(sys.argv[1]), Path(sys.argv[2])
 BOOK = Path("book/book.tex").read_text()
@@ -220,8 +221,17 @@ SECOND = ["13-layers"]  # a chapter of a hundred pages goes on here, on a second
 SCAN = re.compile(r"\\(?P<env>begin|end)\{(?P<of>[a-zA-Z]+)\*?\}|(?P<display>\\\[)|\\(?P<macro>[a-zA-Z@]+)\*? ?|\\.|"
                   r"(?P<math>\$(?:[^$\\]|\\.)+\$)|(?P<comment>%[^\n]*\n?[ \t]*)")
 SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002"}
-LATEX_ONLY = ("centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns normalsize frontmatter mainmatter "
-              "bigskip medskip smallskip noindent leavevmode hfill par indent strut nobreak").split()
+DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns normalsize bigskip medskip
+    smallskip noindent leavevmode hfill par indent strut nobreak makeatletter makeatother""".split(), 0) | dict.fromkeys(
+    "vspace needspace color vphantom".split(), 1) | {"setlength": 2}  # macros, and how many arguments go with them
+WRAPPED = {"question": (block, '<div class="question">', "</div>"), "hint": (block, '<details class="hint"><summary>hint</summary>', "</details>"),
+           "aside": (token, '<span class="aside">', "</span>"), "footnote": (token, '<span class="aside">', "</span>")}
+BOXES = {"wide": "wide", "center": "center", "minipage": "half", "multicols": "columns"}
+
+# Lua says here what it says in the volume.
+(WORK / "say.lua").write_text("""said = "" tex = {sprint = function(text) said = said .. text end}
+for line in io.lines() do said = "" assert(load(line))() print(said) io.flush() end""")
+LUA = subprocess.Popen(["texlua", WORK / "say.lua"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 class Page:
@@ -269,12 +279,21 @@ class Page:
                 made = self.formula(m["math"])
             elif m["display"]:
                 made, at = self.display(text, at)
-            elif name in LATEX_ONLY:
+            elif name in DROPPED:
                 made = ""
+                for _ in range(DROPPED[name]):
+                    at = braced(text, at)[1]
             elif name in SPACES:
                 made = SPACES[name]
+            elif name in WRAPPED:
+                kind, before, behind = WRAPPED[name]
+                inner, at = self.argument(text, at)
+                made = kind(before) + inner + kind(behind)
             elif act:
                 made, at = act(text, at)
+            elif m["of"] in BOXES:
+                made = block(f'<div class="{BOXES[m["of"]]}">' if m["env"] == "begin" else "</div>")
+                at += len(re.match(r"(?:\[\w\]|\{[\w.]*\})*", text[at:])[0])
             elif name in self.macros:
                 made, at = self.expand(name, text, at)
                 text, at, made = made + text[at:], 0, ""
@@ -321,9 +340,6 @@ class Page:
         inner, at = braced(text, at)
         return self.convert(inner), at
 
-    def skip(self, text, at):
-        return "", braced(text, at)[1]
-
     # definitions and computed numbers
     def do_newcommand(self, text, at):
         m = re.match(r"\{?\\(\w+)\}?", text[at:])
@@ -331,10 +347,6 @@ class Page:
         self.before.append(f"\\makeatletter\\providecommand{text[start:at]}\\makeatother\n")
         return "", at
     do_providecommand = do_renewcommand = do_newcommand
-
-    def do_makeatletter(self, text, at):
-        return "", at
-    do_makeatother = do_makeatletter
 
     def do_directlua(self, text, at):
         body, at = braced(text, at)
@@ -394,6 +406,9 @@ class Page:
 
     def do_texttt(self, text, at):
         inner, at = self.argument(text, at)
+        page = re.fullmatch(r"build/site/(\w+\.html)", inner)
+        if page and (OUT / page[1]).exists():
+            return token(f'<a href="{page[1]}"><code>{page[1]}</code></a>'), at
         return "\\texttt{" + inner.replace("--", "-{}-") + "}", at
 
     def do_label(self, text, at):
@@ -419,22 +434,6 @@ class Page:
         subjects.setdefault(entry, []).append(f'<a href="{self.name}#{mark}">{self.here[2] or self.title_tex}</a>')
         return token(f'<a id="{mark}"></a>'), at
 
-    def do_hint(self, text, at):
-        inner, at = self.argument(text, at)
-        return block('<details class="hint"><summary>hint</summary>') + inner + block("</details>"), at
-
-    def do_question(self, text, at):
-        inner, at = self.argument(text, at)
-        return block('<div class="question">') + inner + block("</div>"), at
-
-    def do_aside(self, text, at):
-        inner, at = self.argument(text, at)
-        return token('<span class="aside">') + inner + token("</span>"), at
-
-    def do_footnote(self, text, at):
-        inner, at = self.argument(text, at)
-        return token('<span class="aside">') + inner + token("</span>"), at
-
     def do_exhibit(self, text, at):
         path, at = braced(text, at)
         name, at = braced(text, at)
@@ -446,13 +445,9 @@ class Page:
         return token(f'<span class="{GREEK.get(colour, "muted")}">') + inner + token("</span>"), at
     do_colorbox = do_textcolor = coloured
 
-    do_setlength = lambda self, text, at: ("", braced(text, braced(text, at)[1])[1])
     def do_hspace(self, text, at):
         width, at = braced(text, at)
         return token(f'<span style="padding-left:{width}"></span>'), at
-
-    do_vspace = do_needspace = do_bibliographystyle = do_color = do_marginpar = do_vphantom = skip
-    do_mbox = argument
 
     def do_tabcolsep(self, text, at):
         return "", at + re.match(r"=[\d.]+pt", text[at:]).end()
@@ -462,27 +457,9 @@ class Page:
         end = text.index(f"\\end{{{name}}}", at)
         return text[at:end], end + len(name) + 6
 
-    def nothing(self, text, at):
-        return "", at
-    begin_multicols = skip
-    end_multicols = nothing
-
     def begin_center(self, text, at):
         body, end = self.body("center", text, at)
-        if "tikzpicture" in body:
-            return self.picture(body), end
-        return block('<div class="center">'), at
-
-    def end_center(self, text, at):
-        return block("</div>"), at
-
-    def begin_wide(self, text, at):
-        return block('<div class="wide">'), at
-    end_wide = end_center
-
-    def begin_minipage(self, text, at):
-        return block('<div class="half">'), braced(text, at)[1]
-    end_minipage = end_center
+        return (self.picture(body), end) if "tikzpicture" in body else (block('<div class="center">'), at)
 
     def begin_transcript(self, text, at):
         body, end = self.body("transcript", text, at)
@@ -527,15 +504,12 @@ class Page:
             body = body.replace(key[0], "")
         return self.numbered(self.formula(body), self.here[2], f' id="{mark}"'), end
 
-    def aligned(self, text, at, name):
+    def begin_align(self, text, at, name="align*"):
         body, end = self.body(name, text, at)
         return f"\\begin{{{name}}}{self.formula(body)}\\end{{{name}}}", end
 
-    def begin_align(self, text, at):
-        return self.aligned(text, at, "align*")
-
     def begin_gather(self, text, at):
-        return self.aligned(text, at, "gather*")
+        return self.begin_align(text, at, "gather*")
 
     def begin_figure(self, text, at, what="figure"):
         body, end = self.body(what, text, at)
@@ -600,120 +574,23 @@ class Page:
         return self.picture(f"\\begin{{tikzpicture}}{body}\\end{{tikzpicture}}"), end
 
     def picture(self, body, wide=False):
-        picture = Picture(self, body, wide)
-        pictures.append(picture)
-        return block(picture)
+        pictures.append(Picture(self, body, wide))
+        return block(pictures[-1])
 
 
-class Picture:
-    def __init__(self, page, body, wide):
-        self.page, self.body, self.wide, self.before = page, body, wide, "".join(page.before)
-        page.pictures += 1
-        self.number = page.pictures
-
-    def tex(self):
-        body = re.sub(r"\\ref\{(.*?)\}", lambda m: str(labels[m[1]][2]), self.body)
-        body = re.sub(r"QZ(\d+)Q", lambda m: "\\code{}" + re.sub(r"([\\{}])", r"\\\1", tokens[int(m[1])].text) + "\\edoc{}", body)
-        return f"{self.before}\\lrpicture{{{int(self.wide)}}}{{{int('hfill' not in body)}}}{{{body}}}\n"
-
-    def __call__(self):
-        return self.svg
+def plain(body):
+    """What TeX is to set in a picture: references are numbers, and code is code."""
+    body = re.sub(r"\\ref\{(.*?)\}", lambda m: labels[m[1]][2], body)
+    return re.sub(r"QZ(\d+)Q", lambda m: "\\code{}" + re.sub(r"([\\{}])", r"\\\1", tokens[int(m[1])].text) + "\\edoc{}", body)
 
 
-PICTURES = r"""\documentclass[11pt,twoside,openany]{memoir}
-\input{style}
-\InputIfFileExists{parts}{}{}
-\makeatletter
-% A picture on a page of its size: how wide its line is, and whether to crop it.
-\newcommand\lrpicture[3]{\begingroup
-    \ifnum#1=1 \advance\textwidth\lr@wide\fi
-    \setbox0=\vbox{\hsize=\textwidth \linewidth=\hsize \columnwidth=\hsize \parindent=0pt \centering #3\par}%
-    \count0=\directlua{local widest = 0
-        for line in node.traverse_id(node.id("hlist"), tex.box[0].head) do widest = math.max(widest, (node.dimensions(line.head))) end
-        tex.sprint(widest)}%
-    \ifnum#2=0 \count0=\wd0 \fi
-    \pagewidth=\dimexpr\count0 sp+4pt\relax \pageheight=\dimexpr\ht0+\dp0+4pt\relax
-    \hoffset=\dimexpr-1in+2pt-(\wd0-\count0 sp)/2\relax \voffset=\dimexpr-1in+2pt\relax
-    \shipout\box0 \endgroup}
-\begin{document}
-"""
-LUA_LOOP = """said = ""
-tex = {sprint = function(text) said = said .. text end}
-for line in io.lines() do said = "" assert(load(line))() print(said) io.flush() end
-"""
-
-
-def typeset(turn):
-    """Every second picture as SVG, from one run of LuaLaTeX."""
-    mine, job = pictures[turn::2], f"pictures-{turn}"
-    defined = ""
-    source = PICTURES
-    for picture in mine:
-        source += picture.tex()
-    (WORK / f"{job}.tex").write_text(source + "\\end{document}\n")
-    run = subprocess.run(["lualatex", "-interaction=nonstopmode", "-halt-on-error", "-file-line-error",
-                          f"-output-directory={WORK}", f"{WORK}/{job}.tex"], capture_output=True, text=True)
-    if run.returncode:
-        sys.exit("site: LuaLaTeX stopped\n" + "\n".join(re.findall(r"^(?:[^ ]*:\d+: |! ).*(?:\n.*){6}", run.stdout, re.M)[:2]))
-    for n, picture in enumerate(mine, 1):
-        made = subprocess.run(["pdftocairo", "-svg", "-f", str(n), "-l", str(n), WORK / f"{job}.pdf", "-"],
-                              capture_output=True, text=True, check=True)
-        picture.svg = slim(made.stdout, picture)
-
-
-def relative(outline):
-    """A glyph's outline in twenty-fifths of a point, each place from the one before."""
-    out, here, start = "", (0, 0), (0, 0)
-    for letter, given in re.findall("([MLCZ])([^MLCZ]*)", re.sub(r" ?M [^A-Z]*$", "", outline)):
-        places = [round(float(v) * 25) for v in given.split()]
-        out += letter.lower() + " ".join(str(v - here[i % 2]) for i, v in enumerate(places)).replace(" -", "-")
-        here = tuple(places[-2:]) or start
-        start = here if letter == "M" else start
-    return out
-
-
-def number(m):
-    """As many digits as a screen shows."""
-    if m[0].startswith("matrix"):
-        return "matrix(" + ",".join(f"{float(v):.5g}" for v in m[0][7:-1].split(",")) + ")"
-    value = float(m[0])
-    shown = f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
-    return "0" if shown == "-0" else re.sub(r"^(-?)0\.", r"\1.", shown)
-
-
-def slim(text, picture):
-    """What pdftocairo said, in a third of the bytes; glyphs are kept once a page."""
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    glyphs, clips = picture.page.glyphs, {}
-    found = {name: glyphs.setdefault(relative(outline), len(glyphs)) for name, outline in
-             re.findall(r'<symbol[^>]*id="(.*?)">\s*<path[^>]*\bd="(.*?)"/>\s*</symbol>', text)}
-    text = re.sub(r"<symbol.*?</symbol>\s*", "", text, flags=re.S)
-    text = re.sub(r'xlink:href="#(.*?)"', lambda m: f"href=#_{found[m[1]]}", text)
-    text = re.sub(r"rgb\((.*?)%,(.*?)%,(.*?)%\)", lambda m: "#%02x%02x%02x" % tuple(round(float(v) * 2.55) for v in m.groups()), text)
-    text = re.sub(r"(?:stroke-linecap:round|stroke-linejoin:round|stroke-miterlimit:10|fill-rule:nonzero|(?:fill|stroke)-opacity:1|stroke:none|fill:#000000);|"
-                  r' clip-rule="nonzero"| style="(?=")', "", text)
-    text = re.sub(r' style=""| id="surface\d+"', "", text)
-    text = re.sub(r"matrix\(.*?\)|-?\d+\.\d+", number, text)
-    text = re.sub(r' d="(.*?)"', lambda m: ' d="' + re.sub(r" ?([A-Z]) ?", r"\1", re.sub(r" (?=-)", "", m[1])).strip() + '"', text)
-    for name, shape in re.findall(r'<clipPath id="(.*?)">\s*(.*?)\s*</clipPath>', text, re.S):
-        clips.setdefault(shape, []).append(name)  # the same outline may be there many times
-    first = {name: of[0] for of in clips.values() for name in of}
-    text = re.sub(r'<clipPath id="(.*?)">.*?</clipPath>', lambda m: m[0] if first[m[1]] == m[1] else "", text, flags=re.S)
-    text = re.sub(r"url\(#(clip\d+)\)", lambda m: f"url(#{first[m[1]]})", text)
-    text = re.sub(r"(#|id=\")(clip|mask|pattern|surface|linear|radial|image|source)", rf"\g<1>p{picture.number}\2", text)
-    text = re.sub(r"<g>\s*((?:<use[^>]*>\s*)*)</g>", r"\1", text)
-    while (less := re.sub(r"(<g [^>]*>)((?:(?!</?g\b).)*)</g>\s*\1", r"\1\2", text, flags=re.S)) != text:
-        text = less
-    text = re.sub(r">\s+<", "><", re.sub(r"^.*?<svg[^>]*>", "", text, flags=re.S)).replace("<defs><g></g></defs>", "").replace("<g></g>", "")
-    width, height = float(size[1]), float(size[2])
-    return (f'<div class="scroll"><svg viewBox="0 0 {size[1]} {size[2]}" style="width:{width / 11.4:.1f}em;min-width:{width / 20:.1f}em" class="picture" aria-hidden="true">' + text + "</div>")
-
+# ---- pages
 
 def pandoc(page):
     made = subprocess.run(["pandoc", "-f", "latex", "-t", "html5", "--mathml", "--wrap=none"], input=page.source,
                           capture_output=True, text=True, check=True)
     if made.stderr:
-        print(f"site: {page.name}: {made.stderr}")
+        sys.exit(f"site: {page.name}: {made.stderr}")
     text = re.sub(r'<annotation.*?</annotation>|</?semantics>| display="inline"| xmlns="http://www.w3.org/1998/Math/MathML"', "", made.stdout, flags=re.S)
     text = re.sub(r'<mstyle mathvariant="normal">((?:<mi>.</mi>)+)</mstyle>', lambda m: "<mtext>" + re.sub("</?mi>", "", m[1]) + "</mtext>", text)
     text = re.sub(r'</?mstyle[^>]*>|(?<=<mtext) mathvariant="normal"', "", text)
@@ -790,13 +667,7 @@ def subject_index():
     return "".join(block(f'<div class="level{n}">') + " ".join([word, *rest]) + block("</div>") for _, (n, word, rest) in sorted(lines.items()))
 
 
-LUA = None
-
-
 def main():
-    global LUA
-    (WORK / "say.lua").write_text(LUA_LOOP)
-    LUA = subprocess.Popen(["texlua", WORK / "say.lua"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     book = re.sub(r"% in the volume\n.*?% in a browser\n(.*?)% in both\n", lambda m: re.sub(r"(?m)^% ?", "", m[1]), BOOK, flags=re.S)
 
     front = Page("index.html")
@@ -844,14 +715,15 @@ def main():
         page = Page("subjects.html")
         page.source = page.convert("\\chapter{Subjects}" + block('<div class="names">') + subject_index() + block("</div>"))
         pages.insert(-1, page)
-    title = Picture(front, ring, False)
-    pictures.append(title)
+    pictures.append(title := Picture(front, ring))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda task: task(), [lambda: typeset(0), lambda: typeset(1)] + [lambda p=p: pandoc(p) for p in pages]))
+        list(pool.map(lambda task: task(), [lambda n=n: typeset(pictures[n::2], plain, WORK, f"pictures-{n}") for n in (0, 1)]
+                      + [lambda p=p: pandoc(p) for p in pages]))
     for page in pages:
         finish(page)
     front.title = "How to read this book"
-    explorer = '<p class="explorer"><a href="explorer.html">The plan explorer</a>: change a plan, and see what the checker says.</p>' if (OUT / "explorer.html").exists() else ""
+    explorer = "" if not (OUT / "explorer.html").exists() else (
+        '<p class="center"><a href="explorer.html">The plan explorer</a>: change a call, or break its plan, and see what the program says.</p>')
     front.html = ('<header class="title"><p class="book">The Long Ring</p><p><em>Context parallelism for million-token inference,<br>as a literate program in C</em></p>'
                   f'{title()}<p class="muted">{sys.argv[4]} · <code>{sys.argv[3]}</code></p></header>{explorer}'
                   f'<h2>Contents</h2>{contents(front, True)}' + front.html)
