@@ -630,7 +630,10 @@ def write(page):
 <title>{re.sub("<.*?>", "", page.title)} · The Long Ring</title><link rel="stylesheet" href="site.css"></head>
 <body{" class=part" if page.part else ""}><input type="checkbox" id="menu"><label for="menu">Contents</label>
 <nav class="side"><a class="book" href="index.html">The Long Ring</a>{contents(page)}</nav>
-{glyphs}<main data-files="{' '.join(file.name for file in page.files)}">{page.html}<nav class="turn">{turn}</nav></main></body></html>
+{glyphs}<main data-files="{' '.join(file.name for file in page.files)}">{page.html}<nav class="turn">{turn}</nav></main>
+<script>(window.onhashchange = () => {{
+    for (let e = document.getElementById(location.hash.slice(1)); e; e = e.parentElement) if (e.tagName == "DETAILS") e.open = true
+}})()</script></body></html>
 """)
 
 
@@ -663,7 +666,7 @@ def subject_index():
             key = tuple((re.sub(r"\W", " ", word).lower(), word) for word, _ in levels[:n])
             line = lines.setdefault(key, (n, levels[n - 1][1], []))
             if n == len(levels):
-                line[2].extend(["see " + re.sub(r"see\{(.*)\}", r"\1", see)] if see else [token(", ".join(places))])
+                line[2].extend(["\\emph{see} " + re.sub(r"see\{(.*)\}", r"\1", see)] if see else [token(", ".join(places))])
     return "".join(block(f'<div class="level{n}">') + " ".join([word, *rest]) + block("</div>") for _, (n, word, rest) in sorted(lines.items()))
 
 
