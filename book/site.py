@@ -219,7 +219,7 @@ def code_quote(text, page):
 
 SECOND = ["13-layers"]  # a chapter of a hundred pages goes on here, on a second page
 SCAN = re.compile(r"\\(?P<env>begin|end)\{(?P<of>[a-zA-Z]+)\*?\}|(?P<display>\\\[)|\\(?P<macro>[a-zA-Z@]+)\*? ?|\\.|"
-                  r"(?P<math>\$(?:[^$\\]|\\.)+\$)|(?P<comment>%[^\n]*\n?[ \t]*)")
+                  r"QZ(?P<fold>\d+)B|(?P<math>\$(?:[^$\\]|\\.)+\$)|(?P<comment>%[^\n]*\n?[ \t]*)")
 SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002"}
 DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns normalsize bigskip medskip
     smallskip noindent leavevmode hfill par indent strut nobreak makeatletter makeatother""".split(), 0) | dict.fromkeys(
@@ -242,6 +242,7 @@ class Page:
         self.counters = dict.fromkeys("section subsection figure table equation exercise".split(), 0)
         self.here, self.macros, self.files, self.roots, self.sections = None, {}, [], {}, []
         self.before, self.pictures, self.glyphs, self.part, self.opening = [], 0, {}, "", ""
+        self.folded, self.folds = False, {}
         measured = STYLE.split("% ---- measured numbers")[1].split("\\input{numbers}")[0]
         for m in re.finditer(r"\\newcommand\{\\(\w+)\}", measured):
             self.define(m[1], measured, m.end())
@@ -260,9 +261,11 @@ class Page:
         return end
 
     def count(self, what, mark):
-        self.counters[what] += 1
-        number = f"{self.number}.{self.counters[what]}" if self.number is not None else ""
-        self.here = (self, f"{mark}{self.counters[what]}", number)
+        """Numbers are the volume's. What it does not print is 5.3a, behind its 5.3."""
+        self.folds[what] = self.folds.get(what, 0) + 1 if self.folded else 0
+        self.counters[what] += not self.folded
+        number = str(self.counters[what]) + (chr(96 + self.folds[what]) if self.folded else "")
+        self.here = (self, mark + number, f"{self.number}.{number}" if self.number else "")
         return self.here[1]
 
     def convert(self, text):
@@ -275,6 +278,9 @@ class Page:
             act = m["env"] and getattr(self, f"{m['env']}_{m['of']}", None) or name and getattr(self, "do_" + name, None)
             if m["comment"] is not None:
                 made = ""
+            elif m["fold"]:
+                what, made = tokens[int(m["fold"])], m[0]
+                self.folded = what == FOLD or self.folded and what != "</details>"
             elif m["math"]:
                 made = self.formula(m["math"])
             elif m["display"]:
@@ -382,13 +388,11 @@ class Page:
     def head(self, level, text, at):
         inner, at = self.argument(text, at)
         if level == 2:
-            mark, self.counters["subsection"] = self.count("section", "s"), 0
-            number = f'<span class="number">{self.here[2]}</span>' if self.number is not None else ""
+            mark = self.count("section", "s")
+            number = f'<span class="number">{self.here[2]}</span>' if self.number else ""
         else:
-            section, number = self.counters["section"], ""
-            self.counters["subsection"] += 1
-            self.here = (self, f"s{section}-{self.counters['subsection']}", f"{self.number}.{section}")
-            mark = self.here[1]
+            mark, number = self.count("subsection", "u"), ""
+            self.here = (self, mark, f"{self.number}.{self.counters['section']}")
         return block(f'<h{level} id="{mark}">{number}') + inner + block(f"</h{level}>"), at
 
     def do_section(self, text, at):
