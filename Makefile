@@ -39,6 +39,8 @@ FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/
              fonts-texgyre-math:share/texmf/fonts/opentype/public/tex-gyre-math/texgyrepagella-math.otf
 FOR_MPI   := libopenmpi-dev:lib/*/openmpi/include/mpi.h openmpi-bin:bin/mpirun
 FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
+FOR_SITE  := $(FOR_BOOK) pandoc:bin/pandoc python3:bin/python3
+FOR_CHECK_SITE := noweb:bin/noweave python3:bin/python3 chromium:bin/chromium chromium-driver:bin/chromedriver
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
 
@@ -204,6 +206,12 @@ drift: ## fail when a tangled file and its chapter differ, or a file has no chap
 book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: a quick draft of one chapter)
 	@$(call install,$(FOR_BOOK))
 	@book/weave $(if $(filter command,$(origin ONLY)),$(ONLY))
+site: ## the book as pages for a browser, with every line that is tangled: build/site/index.html
+	@$(call install,$(FOR_SITE))
+	@book/site
+check-site: ## open the pages of build/site in headless Chromium: links, weight, width, console
+	@$(call install,$(FOR_CHECK_SITE))
+	@tests/harness/check-site $(B)/site
 
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
 	@# A file that the user names is never fetched over.
@@ -224,4 +232,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site check-site model demo install mutants clean help force
