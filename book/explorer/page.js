@@ -182,19 +182,26 @@ function choose(op, scroll) {
     if (scroll)
       part.scrollIntoView({ block: "nearest" });
   }
-  $("what").innerHTML = `<code>${op.rank}:${op.number}</code> Rank ${op.rank}, hop ${op.hop}, <b>${op.operation}</b>: ${sentence(op)}.
+  $("what").innerHTML = `<code>${op.rank}:${op.number}</code> Rank ${op.rank}, hop ${op.hop}, <b>${op.operation}</b>: ${sentence(op)}${
+    drawn.end && op.end ? `; ${(op.end - op.start).toPrecision(4)} ms` : ""}.
     <button type="button" id="leave">${drawn.gone === op ? "put it back" : "leave it out"}</button>`;
   $("leave").onclick = () => set({ drop: drawn.gone === op ? "" : `${op.rank}:${op.number}` });
 }
 
-const SHOWN = 16;
-
 function timeline() {
-  const { ops, ranks, accused, gone } = drawn, shown = Math.min(ranks, SHOWN), left = 4.5, wide = 100 - left;
-  const end = ops.reduce((most, op) => Math.max(most, op.end), 1e-9), size = $("timeline").clientWidth * wide / 100;
+  const { ops, ranks, accused, gone, around } = drawn, shown = Math.min(ranks, SHOWN), left = 4.5, wide = 100 - left;
+  const end = drawn.end || ops.reduce((most, op) => Math.max(most, op.end), 1e-9), size = $("timeline").clientWidth * wide / 100;
   const parts = [];
   for (let rank = 0; rank < shown; rank++)
     parts.push(`<text x="0" y="${rank * 42 + 17}">${rank}</text>`);
+  for (const op of around) {
+    const length = (op.end - op.start) / end, middle = left + wide * (op.start + op.end) / 2 / end;
+    parts.push(`<rect class="around" x="${(left + wide * op.start / end).toFixed(3)}%" y="${op.rank * 42 + (op.operation === "exchange" ? 22 : 4)}" width="${
+      (wide * length).toFixed(3)}%" height="17" data-time="${op.rank} ${op.start}"><title>rank ${op.rank}: ${op.operation}, ${
+      (op.end - op.start).toPrecision(4)} ms</title></rect>`);
+    if (length * size > 7.2 * op.operation.length)
+      parts.push(`<text class="on" x="${middle.toFixed(3)}%" y="${op.rank * 42 + 17}" text-anchor="middle">${op.operation}</text>`);
+  }
   for (const op of ops) {
     if (op.rank >= shown || !(op.end > 0) && op !== gone && op !== accused)
       continue;
@@ -205,13 +212,14 @@ function timeline() {
     const x = Math.min(left + wide * start / end, 100 - wide * length), y = op.rank * 42 + (message ? 22 : 4), name = `${op.operation} ${whose}`;
     const classes = ["bar", message && "message", op === accused && "accused", op === gone && "gone"].filter(Boolean).join(" ");
     parts.push(`<rect class="${classes}" data-op="${op.rank}:${op.number}" x="${x.toFixed(3)}%" y="${y}" width="${
-      (wide * length).toFixed(3)}%" height="17" style="fill:${tint(whose, ranks)}"><title>rank ${op.rank}: ${name}, hop ${op.hop}</title></rect>`);
+      (wide * length).toFixed(3)}%" height="17" style="fill:${tint(whose, ranks)}" data-time="${op.rank} ${op.start}"><title>rank ${op.rank}: ${name}, hop ${op.hop}</title></rect>`);
     const label = message ? name.replace("exchange", "receive") : name, digits = String(ranks - 1).length;
     if (op !== gone && length * size > 8 * digits + 2)
       parts.push(`<text class="on" x="${(x + wide * length / 2).toFixed(3)}%" y="${y + 13}" text-anchor="middle">${
         length * size > 7.2 * (op.operation.length + digits + 1) ? label : whose}</text>`);
   }
-  $("timeline").innerHTML = `<svg height="${shown * 42 + (shown < ranks ? 20 : 0)}">${parts.join("")}${
+  $("timeline").innerHTML = `<svg height="${shown * 42 + (shown < ranks || drawn.end ? 20 : 0)}">${parts.join("")}${
+    drawn.end ? `<text x="100%" y="${shown * 42 + 14}" text-anchor="end" class="small">${end.toPrecision(4)} ms</text>` : ""}${
     shown < ranks ? `<text x="0" y="${shown * 42 + 14}" class="small">ranks ${shown} to ${ranks - 1} do the same, one further each</text>` : ""}</svg>`;
 }
 
@@ -397,7 +405,25 @@ async function show() {
   document.body.dataset.shown = mine;
 }
 
-const DRAWN = 256;
+const DRAWN = 256, SHOWN = 16;
+
+// When a layer's operations run on the machine, as lists of [start, end] in milliseconds by rank, name and hop.
+async function pace(now, variant, ask) {
+  $("pace-ran").innerHTML = "";
+  if (now.pace !== "simulated" || +now.ranks > SHOWN)
+    return null;
+  const words = call("simulate", now, ...(now.batch !== "1" ? ["--batch", now.batch] : []), "--variant", variant, "--trace", "layers.json");
+  const result = await ask(words), times = new Map(), end = result.out.lastIndexOf("\n]}") + 4;
+  told("pace-ran", words, { ...result, out: result.out.slice(end) }, result.status !== 0);
+  if (result.status !== 0)
+    return null;
+  for (const [, name, thread, start, length, hop] of result.out.slice(0, end).matchAll(
+    /"name":"([^"]+)","ph":"X","pid":0,"tid":(\d+),"ts":([\d.]+),"dur":([\d.]+),"args":\{"layer":0,"hop":(\d+)/g)) {
+    const place = `${thread >> 1} ${name} ${hop}`;
+    times.set(place, [...(times.get(place) || []), [start / 1000, (+start + +length) / 1000]]);
+  }
+  return times;
+}
 
 async function proof(now, variant, ask) {
   const broken = (now.buffers === "1" ? ["--buffers", "1"] : []).concat(now.drop ? ["--drop", now.drop] : []);
@@ -419,18 +445,26 @@ async function proof(now, variant, ask) {
     $("balance").textContent = (checked.out.match(/^balance .*/m) || [""])[0];
   }
   if (ops.status === 0)
-    operations(csv(ops.out), variant, now.drop, right ? "" : checked.err);
+    operations(csv(ops.out), variant, now.drop, right ? "" : checked.err, await pace(now, variant, ask));
   for (const place of ["timeline", "what", "program"])
     $(place).hidden = ops.status !== 0;
   for (const place of ["held", "ranks", "balance"])
     $(place).hidden = ranks.status !== 0;
 }
 
-function operations(ops, variant, drop, accusation) {
+function operations(ops, variant, drop, accusation, times) {
   const [, rank, hop, name] = accusation.match(/rank (\d+), hop (\d+): (\S+)/) || [], programs = [];
   ops.forEach(op => (programs[op.rank] ||= []).push(op));
   drawn = { ops, programs, ranks: programs.length, variant, gone: ops.find(op => `${op.rank}:${op.number}` === drop),
-    accused: ops.find(op => op.rank === +rank && op.hop === +hop && op.operation === name) };
+    accused: ops.find(op => op.rank === +rank && op.hop === +hop && op.operation === name), around: [] };
+  if (times) {
+    for (const op of ops)
+      [op.start, op.end] = (times.get(`${op.rank} ${op.operation} ${op.hop}`) || []).shift() || [0, 0];
+    for (const [place, list] of times)
+      for (const [start, end] of list)
+        drawn.around.push({ rank: +place.split(" ")[0], operation: place.split(" ")[1], start, end });
+    drawn.end = [...drawn.around, ...ops].reduce((most, op) => Math.max(most, op.end), 0);
+  }
   $("rank").innerHTML = programs.map((_, k) => `<option>${k}</option>`).join("");
   $("rank").value = drawn.gone ? drawn.gone.rank : 0;
   timeline();

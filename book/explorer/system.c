@@ -1,6 +1,9 @@
 /* What the commands of the plan explorer want of a system, where there is none:
- * in a browser no path names a file, and nothing is saved. */
+ * in a browser no path names a file, and what would be saved is printed. */
 #include "book/explorer/system.h"
+
+#include <stdio.h>
+
 #include "ground/save.h"
 
 char *realpath(const char *path, char *resolved) {
@@ -10,13 +13,14 @@ char *realpath(const char *path, char *resolved) {
 }
 
 cp_status cp_save_check(const char *path) {
-    return cp_fail(CP_FILE, "%s: a browser has no files", path);
+    (void)path;
+    return CP_OK;
 }
 
 cp_status cp_save(const char *path, const void *data, int64_t bytes) {
-    (void)data;
-    (void)bytes;
-    return cp_save_check(path);
+    (void)path;
+    fwrite(data, 1, (size_t)bytes, stdout);
+    return CP_OK;
 }
 
 /* The compiler's library of 128-bit arithmetic may be built to look at these. */
