@@ -270,14 +270,14 @@ function seconds(text) {
   const top = layer.slice(0, 3), sum = top.reduce((a, [, value]) => a + value, 0), at = [0];
   top.forEach(([, value], n) => at.push(at[n] + value / sum * 100));
   const piece = (x, width, fill, y, label) => width > 0 ? `<rect x="${x}%" width="${width}%" y="${y}" height="18" style="fill:${fill}"><title>${
-    label}</title></rect>${width > 12 ? `<text class="on" x="${x + 0.5}%" y="${y + 13}">${label}</text>` : ""}` : "";
+    label}</title></rect>${width * $("page").clientWidth / 100 > 7.2 * label.length + 8 ? `<text class="on" x="${x + 0.5}%" y="${y + 13}">${label}</text>` : ""}` : "";
   const ring = at[2], share = value => value / sum * 100, [, , , attention, exchanges, exposed] = layer;
   const rest = ring + share(attention[1] + exposed[1]);
   $("seconds").innerHTML = `<div class="tiles">${tiles.filter(([, value]) => value).map(([name, value]) =>
     `<div><b>${escape(value)}</b><span>${name}</span></div>`).join("")}</div><p class="note">${
     escape((take(/^(rule with[^]*?)\n(?! )/m) || "").replace(/\s+/g, " "))}</p><p class="note">A layer of one GPU. Exchanges run below attention; what of them shows is red.</p>
     <svg height="44">${piece(0, at[1], "var(--rank2)", 0, "linear layers")}${piece(at[1], at[2] - at[1], "var(--rank3)", 0, "all-reduces")}${
-    piece(ring, share(attention[1]), "var(--rank0)", 0, "attention")}${piece(ring + share(attention[1]), share(exposed[1]), "var(--wrong)", 0, "exposed")}${
+    piece(ring, share(attention[1]), "var(--rank0)", 0, "attention")}${piece(ring + share(attention[1]), share(exposed[1]), "var(--exposed)", 0, "exposed")}${
     piece(rest, 100 - rest, "var(--grey)", 0, "the rest of the ring")}${
     piece(ring, Math.min(share(exchanges[1]), 100 - ring), "var(--rank1)", 22, "exchanges")}</svg>`;
 }

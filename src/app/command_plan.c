@@ -1,7 +1,6 @@
 /* longring plan: who holds what, every hop, bytes and balance of a call. */
 #include "app/command.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,8 +70,7 @@ static cp_status cache_fill(plan_run *run) {
     return status;
 }
 
-/* Make the plan wrong where that was asked for: leave an operation out, or let
- * exchanges receive into the slot that they send. */
+/* Make the plan wrong where that was asked for. */
 static cp_status plan_spoil(const plan_run *run) {
     cp_program *program = run->plan->programs;
     unsigned rank = 0, n;
@@ -184,8 +182,8 @@ static cp_status csv_print(FILE *out, const plan_run *run) {
         fprintf(out, "%d,%ld,%ld,%ld,%ld,%ld,%ld,", k, queries->tokens,
                 keys->tokens, report->pairs[k], report->flops[k],
                 report->messages[k], report->bytes[k]);
-        pieces_print(out, &queries->pieces, true, INT_MAX, ",");
-        pieces_print(out, &keys->pieces, true, INT_MAX, "\n");
+        pieces_print(out, &queries->pieces, true, INT32_MAX, ",");
+        pieces_print(out, &keys->pieces, true, INT32_MAX, "\n");
     }
     return CP_OK;
 }
