@@ -39,7 +39,8 @@ FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/
              fonts-texgyre-math:share/texmf/fonts/opentype/public/tex-gyre-math/texgyrepagella-math.otf
 FOR_MPI   := libopenmpi-dev:lib/*/openmpi/include/mpi.h openmpi-bin:bin/mpirun
 FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
-FOR_SITE  := $(FOR_BOOK) pandoc:bin/pandoc python3:bin/python3
+FOR_EXPLORER := clang:bin/clang lld:bin/wasm-ld wasi-libc:lib/wasm32-wasi/libc.a libclang-rt-dev-wasm32:lib/llvm-*/lib/clang/*/lib/wa*/libclang_rt.builtins*.a
+FOR_SITE  := $(FOR_BOOK) $(FOR_EXPLORER) pandoc:bin/pandoc python3:bin/python3
 FOR_CHECK_SITE := noweb:bin/noweave python3:bin/python3 chromium:bin/chromium chromium-driver:bin/chromedriver
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
@@ -208,10 +209,16 @@ book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: 
 	@book/weave $(if $(filter command,$(origin ONLY)),$(ONLY))
 site: ## the book as pages for a browser, with every line that is tangled: build/site/index.html
 	@$(call install,$(FOR_SITE))
+	+@$(again) explorer
 	@book/site
-check-site: ## open the pages of build/site in headless Chromium: links, weight, width, console
+explorer: $(B)/site/explorer.html ## of these, the plan explorer alone: build/site/explorer.html
+$(B)/site/explorer.html: $(B)/built-in.c $(wildcard book/explorer/* src/*/*.[ch])
+	@$(call install,$(FOR_EXPLORER))
+	@echo "  page $@"; book/explorer/build $< $@
+check-site: $(PROGRAM) ## open the pages of build/site in headless Chromium: links, weight, width, console; the explorer's figures
 	@$(call install,$(FOR_CHECK_SITE))
 	@tests/harness/check-site $(B)/site
+	@tests/harness/check-explorer $(B)/site/explorer.html $(PROGRAM)
 
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
 	@# A file that the user names is never fetched over.
@@ -232,4 +239,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 force:
-.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site check-site model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site model demo install mutants clean help force

@@ -2,6 +2,7 @@
 #include "app/command.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "ring/cache.h"
 #include "ring/check.h"
@@ -13,8 +14,10 @@ typedef struct {
     cp_counts heads;
     cp_variant variant;
     cp_placement placement;
-    int draw; /* 0: nothing */
-    bool check;
+    int draw;         /* 0: nothing */
+    int64_t buffers;  /* for blocks of the ring: the one here, and spare ones */
+    const char *drop; /* "RANK:NUMBER", or NULL */
+    bool check, csv;
     const char *out;
     /* What they come to. */
     cp_shape shape;
@@ -34,6 +37,7 @@ static cp_status plan_check(void *context) {
         return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
                          run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks, 1));
+    CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
     return cp_command_step_check(run->variant, fresh->count, fresh->items);
 }
@@ -66,8 +70,29 @@ static cp_status cache_fill(plan_run *run) {
     return status;
 }
 
+/* Make the plan wrong where that was asked for. */
+static cp_status plan_spoil(const plan_run *run) {
+    cp_program *program = run->plan->programs;
+    unsigned rank = 0, n;
+    char more;
+    if (run->drop != NULL &&
+        (sscanf(run->drop, "%u:%u%c", &rank, &n, &more) != 2 ||
+         rank >= run->ranks || n >= program[rank].count))
+        return cp_refuse("--drop %s: no such operation (--draw csv lists them)",
+                         run->drop);
+    if (run->drop != NULL)
+        memmove(program[rank].ops + n, program[rank].ops + n + 1,
+                (size_t)(--program[rank].count - n) * sizeof(cp_op));
+    for (; program < run->plan->programs + run->ranks; program++)
+        for (n = 0; n < program->count && run->buffers == 1; n++)
+            if (program->ops[n].kind == CP_OP_EXCHANGE)
+                program->ops[n].out.slot = program->ops[n].in.slot;
+    return cp_plan_link(run->plan);
+}
+
 static cp_status plan_build(plan_run *run) {
-    const cp_plan_options options = {run->element_bytes, 1};
+    const cp_plan_options options = {run->element_bytes,
+                                     (int)cp_max(1, run->buffers - 1)};
     const cp_counts *fresh = &run->tokens.fresh;
     cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
@@ -82,14 +107,17 @@ static cp_status plan_build(plan_run *run) {
                       &run->layout));
     CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,
                          &run->plan));
+    CP_TRY(plan_spoil(run));
     return cp_plan_check(run->plan, &run->report);
 }
 
-/* Print the spans as far as they fit a line. */
-static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
+/* Print the spans as far as they fit so many columns, and what follows. */
+static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered,
+                         int columns, const char *then) {
     int width = 6;
     int64_t i = 0;
-    for (; i < pieces->count && (width <= 50 || i + 1 == pieces->count); i++) {
+    for (; i < pieces->count && (width <= columns || i + 1 == pieces->count);
+         i++) {
         const cp_span span = pieces->items[i].span;
         width += fprintf(out, " ");
         if (numbered)
@@ -102,7 +130,7 @@ static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered) {
     }
     if (i < pieces->count)
         fprintf(out, " and %ld more", pieces->count - i);
-    fprintf(out, pieces->count > 0 ? "\n" : " nothing\n");
+    fprintf(out, "%s%s", pieces->count > 0 ? "" : " nothing", then);
 }
 
 static void head_print(FILE *out, const plan_run *run) {
@@ -130,7 +158,7 @@ static void ranks_print(FILE *out, const plan_run *run) {
     for (int k = 0; k < report->ranks; k++) {
         fprintf(out, "%4d  ", k);
         pieces_print(out, &run->layout->queries[k].pieces,
-                     run->tokens.fresh.count > 1);
+                     run->tokens.fresh.count > 1, 50, "\n");
     }
     fprintf(out, "\nrank    queries         keys                pairs          "
                  "bytes sent\n");
@@ -142,6 +170,22 @@ static void ranks_print(FILE *out, const plan_run *run) {
                 cp_group(report->bytes[k]).text);
     fprintf(out, "\nbalance %.3f (the largest of pairs over their mean)\n",
             report->balance);
+}
+
+static cp_status csv_print(FILE *out, const plan_run *run) {
+    const cp_plan_report *report = &run->report;
+    fprintf(out, "rank,queries,keys,pairs,flops,messages,bytes,"
+                 "query_spans,key_spans\n");
+    for (int k = 0; k < report->ranks; k++) {
+        const cp_block *queries = &run->layout->queries[k];
+        const cp_block *keys = &run->layout->keys[k];
+        fprintf(out, "%d,%ld,%ld,%ld,%ld,%ld,%ld,", k, queries->tokens,
+                keys->tokens, report->pairs[k], report->flops[k],
+                report->messages[k], report->bytes[k]);
+        pieces_print(out, &queries->pieces, true, INT32_MAX, ",");
+        pieces_print(out, &keys->pieces, true, INT32_MAX, "\n");
+    }
+    return CP_OK;
 }
 
 static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
@@ -203,6 +247,8 @@ static cp_status plan_write(void *context, FILE *out) {
     const plan_run *run = context;
     if (run->draw != CP_DRAW_NOTHING)
         return cp_draw(run->plan, (cp_drawing)run->draw, out);
+    if (run->csv)
+        return csv_print(out, run);
     head_print(out, run);
     ranks_print(out, run);
     hops_print(out, run);
@@ -217,7 +263,8 @@ static cp_status plan_work(void *context) {
 }
 
 int cp_command_plan(int count, char *const *arguments) {
-    plan_run run = {.ranks = 4, .element_bytes = 4, .shape = {128, 8, 128}};
+    plan_run run = {
+        .ranks = 4, .element_bytes = 4, .buffers = 2, .shape = {128, 8, 128}};
     const cp_option options[] = {
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
         CP_COMMAND_TOKENS_OPTIONS(run.tokens),
@@ -230,9 +277,14 @@ int cp_command_plan(int count, char *const *arguments) {
          "bytes of a number of queries, keys and values (default 4)"},
         {"placement", CP_ONE_OF, &run.placement, "zigzag|naive|striped",
          "how new tokens are dealt out (default zigzag)"},
+        {"buffers", CP_COUNT, &run.buffers, "n",
+         "for blocks of the ring on a rank (default 2; 1 overwrites)"},
+        {"drop", CP_WORD, &run.drop, "RANK:NUMBER",
+         "leave out that operation, from 0 on, and see what is said of it"},
         {"check", CP_FLAG, &run.check, NULL, "say what was proved of the plan"},
-        {"draw", CP_ONE_OF, &run.draw, "none|ascii|svg|perfetto",
-         "draw it over time instead"},
+        {"csv", CP_FLAG, &run.csv, NULL, "a row for each rank, for programs"},
+        {"draw", CP_ONE_OF, &run.draw, "none|ascii|svg|perfetto|csv",
+         "draw it over time instead; csv: a row for each operation"},
         {"out", CP_OUTPUT, &run.out, "FILE",
          "write there, not to standard output"},
         {0}};

@@ -32,7 +32,7 @@ static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
     memcpy(out, &memory, sizeof(memory));
     int64_t bytes;
     if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
-        bytes > INT64_MAX - 64)
+        bytes > PTRDIFF_MAX - 64)
         return cp_fail(CP_MEMORY, "%s: %ld x %ld bytes is no size", what, count,
                        size);
     memory = lines ? aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64)
@@ -61,8 +61,9 @@ cp_status cp_grow(void *items, int64_t *room, int64_t count, int64_t size,
     if (count <= *room)
         return CP_OK;
     memcpy(&memory, items, sizeof(memory));
-    memory = cp_multiply(wanted, size, &bytes) ? realloc(memory, (size_t)bytes)
-                                               : NULL;
+    memory = cp_multiply(wanted, size, &bytes) && bytes <= PTRDIFF_MAX
+                 ? realloc(memory, (size_t)bytes)
+                 : NULL;
     if (memory == NULL)
         return cp_fail(CP_MEMORY, "%s: no memory for %ld of them", what,
                        wanted);

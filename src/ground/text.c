@@ -17,7 +17,7 @@ cp_status cp_count_parse(const char *name, const char *text, int64_t length,
     char *end = NULL;
     int64_t scale = 0; /* by what follows the digits */
     errno = 0;
-    int64_t value = strtol(text, &end, 10);
+    int64_t value = strtoll(text, &end, 10);
     for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++)
         if (text + length - end == (int64_t)strlen(scales[i].suffix) &&
             strncmp(end, scales[i].suffix, strlen(scales[i].suffix)) == 0)

@@ -171,11 +171,48 @@ static cp_status print_perfetto(const drawing *d, FILE *out) {
     return status;
 }
 
+static int by_operation(const void *left, const void *right) {
+    const cp_bar *a = left, *b = right;
+    return a->rank != b->rank ? a->rank - b->rank
+                              : (a->op > b->op) - (a->op < b->op);
+}
+
+static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
+    const cp_plan *plan = d->plan;
+    const cp_op *op = bar->op;
+    int64_t pairs = 0;
+    if (op->kind == CP_OP_ATTEND)
+        pairs = cp_block_pairs(&plan->layout->queries[op->in.origin],
+                               &plan->layout->keys[op->keys.origin]);
+    fprintf(out, "%d,%d,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%ld,%ld,%.6g,%.6g\n",
+            bar->rank, (int)(op - plan->programs[bar->rank].ops),
+            cp_op_name(op->kind), op->hop, op->in.slot, op->in.origin,
+            op->keys.slot, op->keys.origin, op->out.slot, op->out.origin,
+            op->to, op->from,
+            plan->slots[op->in.slot].bytes * cp_op_messages(plan, op), pairs,
+            bar->start, bar->end);
+}
+
+static cp_status print_csv(const drawing *d, FILE *out) {
+    const cp_bar *bar = d->bars, *end = d->bars + d->count;
+    qsort(d->bars, (size_t)d->count, sizeof(cp_bar), by_operation);
+    fprintf(out, "rank,number,operation,hop,in,in_origin,keys,keys_origin,out,"
+                 "out_origin,to,from,bytes,pairs,start,end\n");
+    for (int k = 0; k < d->plan->layout->ranks; k++)
+        for (int64_t n = 0; n < d->plan->programs[k].count; n++) {
+            const cp_op *op = &d->plan->programs[k].ops[n];
+            const cp_bar none = {.rank = k, .op = op};
+            print_row(d, bar < end && bar->op == op ? bar++ : &none, out);
+        }
+    return CP_OK;
+}
+
 cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
     static cp_status (*const prints[])(const drawing *, FILE *) = {
         [CP_DRAW_ASCII] = print_ascii,
         [CP_DRAW_SVG] = print_svg,
         [CP_DRAW_PERFETTO] = print_perfetto,
+        [CP_DRAW_CSV] = print_csv,
     };
     drawing d = {.plan = plan};
     cp_status status = set_bars(&d);

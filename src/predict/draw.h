@@ -12,6 +12,7 @@ typedef enum {
     CP_DRAW_ASCII,    /* text in 80 columns */
     CP_DRAW_SVG,      /* a picture */
     CP_DRAW_PERFETTO, /* JSON that Perfetto and chrome://tracing open */
+    CP_DRAW_CSV,      /* a row for each operation */
 } cp_drawing;
 
 /* Draw a plan's timeline. Fails as cp_timeline_run does, or with CP_FILE if the

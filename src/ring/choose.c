@@ -32,7 +32,7 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
         const cp_wide now = fresh[s], past = cached == NULL ? 0 : cached[s];
         if (now < 0 || past < 0)
             return cp_refuse("sequence %ld: %ld new tokens over %ld cached", s,
-                             (long)now, (long)past);
+                             (int64_t)now, (int64_t)past);
         if (now == 0)
             continue;
         if (__builtin_add_overflow(load->pairs, now * (now + past),
