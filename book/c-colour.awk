@@ -4,15 +4,15 @@
 # never spans a line.
 # It also drops blank lines at a chunk's ends (they are for the tangled file; the
 # prose gets them instead, so that line numbers stay) and says before each
-# chunk how many lines it has, and of how many at most it stays on one page:
-# one that declares a type should.
+# chunk how many lines it has, and whether a page may end between two of them:
+# where a type is declared, only at a blank one.
 /^@end docs/ { held = $0; next }
 /^@begin code/ { code = 1; in_comment = lines = blanks = lead = started = type = n = 0 }
 code && /^@text (typedef )?(struct|enum|union) .*\{$/ { type = 1 }
 code && /^@text / { if ($0 != "@text ") { keep_blanks(); colour(substr($0, 7)) } next }
 code && /^@nl/ { blanks++; next }
 code && /^@end code/ {
-    if (held != "") print "@literal \\nwlines{" lines + 1 "}{" (type ? 18 : 10) "}\n" held
+    if (held != "") print "@literal \\nwlines{" lines + 1 "}{" (type ? 10000 : 61) "}\n" held
     held = ""
     for (i = 1; i <= n; i++) print out[i]
     print "@nl\n" $0

@@ -25,7 +25,7 @@ function show(file, name,    line, lines, head, first, last, i) {
     }
     while (line[first - 1] ~ /^(\/\*| \*)/) first--
     gsub(/_/, " ", name)
-    print "@literal \\nwenddocs{}\\nwlines{" last - first + 2 "}{10}\\nwbegincode{0}" \
+    print "@literal \\nwenddocs{}\\nwlines{" last - first + 2 "}{61}\\nwbegincode{0}" \
         "\\nwexhibit{" toupper(substr(name, 1, 1)) substr(name, 2) "}{" file "}{" first "}"
     in_comment = 0
     for (i = first; i <= last; i++) {
