@@ -10,8 +10,8 @@ WORK, OUT = Path(sys.argv[1]), Path(sys.argv[2])
 STYLE = Path("book/style.tex").read_text()
 FOLD = '<details class="fold"><summary>'
 TINTS = {"ranka": "a", "rankb": "b", "rankc": "c", "rankd": "d", "accent": "accent"}
-SCAN = re.compile(r"\\(?P<env>begin|end)\{(?P<of>[a-zA-Z]+)\*?\}|(?P<display>\\\[)|\\(?P<macro>[a-zA-Z@]+)\*? ?|\\.|"
-                  r"QZ(?P<fold>\d+)B|(?P<math>\$(?:[^$\\]|\\.)+\$)|(?P<comment>%[^\n]*\n?[ \t]*)")
+SCAN = re.compile(r"\\(?P<env>begin|end)\{(?P<of>[a-zA-Z]+)\*?\}|(?P<display>\\\[)|\\(?P<macro>[a-zA-Z@]+)\*? ?|"
+                  r"\\(?P<thick>;)|QZ(?P<fold>\d+)B|(?P<math>\$(?:[^$\\]|\\.)+\$)|\\.|(?P<comment>%[^\n]*\n?[ \t]*)")
 tokens, labels, pictures, subjects = [], {}, [], {}
 numbers = dict(re.findall(r"\\csname lr@(.*?)\\endcsname\{(.*)\}", (WORK / "numbers.tex").read_text()))
 cited = re.findall(r"\\bibitem.*?\]\{([\w-]+)\}", (WORK / "site.bbl").read_text(), re.S)
@@ -66,9 +66,9 @@ def split(text, at):
     return parts + [text[start:]]
 
 
-SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002"}
+SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002", "textdagger": "†"}
 DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns normalsize bigskip medskip
-    smallskip noindent leavevmode hfill par indent strut nobreak makeatletter makeatother""".split(), 0) | dict.fromkeys(
+    smallskip noindent leavevmode hfill par indent strut nobreak normalfont makeatletter makeatother""".split(), 0) | dict.fromkeys(
     "vspace needspace color vphantom".split(), 1) | {"setlength": 2}  # macros, and how many arguments go with them
 WRAPPED = {"question": (block, '<div class="question">', "</div>"), "hint": (block, '<details class="hint"><summary>hint</summary>', "</details>"),
            "aside": (token, '<span class="aside">', "</span>"), "footnote": (token, '<span class="aside">', "</span>")}
@@ -124,6 +124,8 @@ class Page:
             act = m["env"] and getattr(self, f"{m['env']}_{m['of']}", None) or name and getattr(self, "do_" + name, None)
             if m["comment"] is not None:
                 made = ""
+            elif m["thick"]:
+                made = "\u2005"
             elif m["fold"]:
                 what, made = tokens[int(m["fold"])], m[0]
                 self.folded = what == FOLD or self.folded and what != "</details>"

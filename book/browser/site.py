@@ -14,10 +14,10 @@ pages = []
 
 
 def pandoc(page):
-    made = subprocess.run(["pandoc", "-f", "latex", "-t", "html5", "--mathml", "--wrap=none"], input=page.source,
+    made = subprocess.run(["pandoc", "-f", "latex", "-t", "html5", "--mathml", "--wrap=none", "--verbose"], input=page.source,
                           capture_output=True, text=True, check=True)
-    if made.stderr:
-        sys.exit(f"site: {page.name}: {made.stderr}")
+    if lost := re.findall("Skipped.*|.WARNING.*", made.stderr):
+        sys.exit("\n".join(f"site: {page.name}: {line}" for line in lost))
     text = re.sub(r'<annotation.*?</annotation>|</?semantics>| display="inline"| xmlns="http://www.w3.org/1998/Math/MathML"', "", made.stdout, flags=re.S)
     text = re.sub(r'<mstyle mathvariant="normal">((?:<mi>.</mi>)+)</mstyle>', lambda m: "<mtext>" + re.sub("</?mi>", "", m[1]) + "</mtext>", text)
     text = re.sub(r'</?mstyle[^>]*>|(?<=<mtext) mathvariant="normal"', "", text)
@@ -129,7 +129,7 @@ def main():
     page.text = "\\chapter{Bibliography}" + block('<ol class="references">')
     for n, item in enumerate(re.split(r"\\bibitem", (WORK / "site.bbl").read_text())[1:], 1):
         item = item[item.index("]{"):].split("}", 1)[1].replace("\\end{thebibliography}", "")
-        page.text += block(f'<li id="b{n}">') + re.sub(r"\\newblock|\\penalty0", "", item) + block("</li>")
+        page.text += block(f'<li id="b{n}">') + re.sub(r"\\newblock|\\penalty0|\\natexlab", "", item) + block("</li>")
     page.text += block("</ol>")
     pages.append(page)
     page = Page("names.html")
