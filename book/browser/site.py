@@ -10,6 +10,7 @@ from prose import OUT, WORK, Page, block, braced, pictures, plain, settle, subje
 
 SECOND = ["13-layers"]  # a chapter of a hundred pages goes on here, on a second page
 BOOK = Path("book/book.tex").read_text()
+EXPLORER = '<p class="explorer"><a href="explorer.html">The plan explorer</a></p>' if (OUT / "explorer.html").exists() else ""
 pages = []
 
 
@@ -56,7 +57,7 @@ def write(page):
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{re.sub("<.*?>", "", page.title)} · The Long Ring</title><link rel="stylesheet" href="site.css"></head>
 <body{" class=part" if page.part else ""}><input type="checkbox" id="menu"><label for="menu">Contents</label>
-<nav class="side"><a class="book" href="index.html">The Long Ring</a>{contents(page)}</nav>
+<nav class="side"><a class="book" href="index.html">The Long Ring</a>{contents(page)}{EXPLORER}</nav>
 {glyphs}<main data-files="{' '.join(file.name for file in page.files)}">{page.html}<nav class="turn">{turn}</nav></main>
 <script>(window.onhashchange = () => {{
     for (let e = document.getElementById(location.hash.slice(1)); e; e = e.parentElement) if (e.tagName == "DETAILS") e.open = true
@@ -133,7 +134,7 @@ def main():
     page.text += block("</ol>")
     pages.append(page)
     page = Page("names.html")
-    page.text = "\\chapter{Public names}" + block(lambda p=page: names_page(p))
+    page.text = "\\chapter{Public names}Where each is declared and defined." + block(lambda p=page: names_page(p))
     pages.append(page)
     ring = book[book.index("\\begin{tikzpicture}"):book.index("\\end{tikzpicture}")] + "\\end{tikzpicture}"
 
@@ -151,10 +152,8 @@ def main():
     for page in pages:
         finish(page)
     front.title = "How to read this book"
-    explorer = "" if not (OUT / "explorer.html").exists() else (
-        '<p class="center"><a href="explorer.html">The plan explorer</a>: change a call, or break its plan, and see what the program says.</p>')
     front.html = ('<header class="title"><p class="book">The Long Ring</p><p><em>Context parallelism for million-token inference,<br>as a literate program in C</em></p>'
-                  f'{title()}<p class="muted">{sys.argv[4]} · <code>{sys.argv[3]}</code></p></header>{explorer}'
+                  f'{title()}<p class="muted">{sys.argv[4]} · <code>{sys.argv[3]}</code></p></header>{EXPLORER}'
                   f'<h2>Contents</h2>{contents(front, True)}' + front.html)
     for page in pages:
         write(page)
