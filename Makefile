@@ -122,7 +122,7 @@ $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
 # Descriptions, as text in the library.
 $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
-	@tests/harness/built-in $(BUILT_IN) >$@
+	@mkdir -p $(@D); tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 	$(Q)$(CC) $(flags) -c -o $@ $<
 -include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
