@@ -117,7 +117,7 @@ LOOP(table_3_is_what_plans_do, 1, 9) {
     }
 }
 
-TEST(both_factors_of_two) { /* invariants 6 and 21 of the paper */
+TEST(both_factors_of_two) { /* that the paper loses */
     const cp_setting setting = peak(4);
     const cp_load full = load_of(128000, 0), token = load_of(1, 128000);
     const cp_volumes volumes = cp_volumes_of(&setting, &full, true);

@@ -1,4 +1,4 @@
-/* The simulator against hand-made cases, bounds, and the model's invariants. */
+/* The simulator against hand-made cases, bounds, and laws of the model. */
 #define _GNU_SOURCE
 #include "expect.h"
 
@@ -414,7 +414,7 @@ static cp_forecast gtt(const char *machine, int ranks, int64_t fresh,
                        fresh, past);
 }
 
-TEST(invariants_13_22_25_of_a_million_tokens) {
+TEST(work_and_memory_of_a_million_tokens) {
     const cp_forecast f = gtt("gtt", 16, 1000000, 0, CP_PASS_KV);
     ck_assert_double_eq_tol(f.flops, 4.9388e18, 1e14);
     ck_assert_double_eq_tol(f.flops / 77 / 128, 501.1e12, 0.05e12);
@@ -425,7 +425,7 @@ TEST(invariants_13_22_25_of_a_million_tokens) {
     ck_assert_double_eq_tol(f.exposed, 0, 1e-9);
 }
 
-TEST(invariants_26_27_29_of_the_cluster) {
+TEST(decode_steps_long_prompts_and_the_slow_network) {
     const cp_forecast tp8 = gtt("gtt", 1, 1, 128000, CP_DECODE);
     for (int ranks = 2; ranks <= 4; ranks *= 2) {
         const cp_forecast cp = gtt("gtt", ranks, 1, 128000, CP_DECODE);
