@@ -75,7 +75,7 @@ static void check_plan(void) {
 }
 
 enum { MERGED_TWICE = 1, PACKED_TWICE = 11 };
-enum { FIRST_OF_PASS_Q = 15, DAMAGES = 20 };
+enum { FIRST_OF_PASS_Q = 17, DAMAGES = 24 };
 
 /* Damage to a plan for 4 ranks; what is said of it. */
 static const char *damage(int which) {
@@ -128,6 +128,16 @@ static const char *damage(int which) {
     case 14: /* a partial over the cache */
         find(2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
         return "rank 2, hop 0: attend writes slot 0, which is the cache";
+    case 15: /* a neighbour's keys are packed as if they were the own cache */
+        *find(2, CP_OP_MERGE, 2) =
+            (cp_op){.kind = CP_OP_PACK,
+                    .hop = 3,
+                    .in = find(2, CP_OP_ATTEND, 3)->keys,
+                    .out = find(2, CP_OP_ATTEND, 3)->keys};
+        return "rank 2, hop 3: pack takes slot";
+    case 16: /* a partial where queries belong */
+        find(1, CP_OP_ATTEND, 3)->out.slot = find(1, CP_OP_ATTEND, 3)->in.slot;
+        return "rank 1, hop 3: attend takes slot";
     case FIRST_OF_PASS_Q: /* the partials go to the wrong ranks */
         find(1, CP_OP_ATTEND, 1)->out.slot = find(1, CP_OP_ATTEND, 2)->out.slot;
         return "rank 1";
@@ -143,6 +153,12 @@ static const char *damage(int which) {
     case FIRST_OF_PASS_Q + 4: /* one rank gathers where the others exchange */
         find(2, CP_OP_ALL_TO_ALL, 0)->kind = CP_OP_ALL_GATHER;
         return "rank 0 is at an all-to-all, rank 2 at an all-gather";
+    case FIRST_OF_PASS_Q + 5: /* merged with what answers another's queries */
+        find(1, CP_OP_MERGE, 0)->in = find(1, CP_OP_ATTEND, 1)->out;
+        return "merge wants the block of rank 1";
+    case FIRST_OF_PASS_Q + 6: /* and into it */
+        find(1, CP_OP_MERGE, 0)->out = find(1, CP_OP_ATTEND, 1)->out;
+        return "merge wants the block of rank";
     }
     return NULL;
 }

@@ -250,28 +250,38 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
     return CP_OK;
 }
 
+/* What an operation takes, and what it makes of it. */
+static const struct {
+    cp_slot_kind in, out;
+} kinds[] = {
+    [CP_OP_APPEND] = {CP_SLOT_NEW, CP_SLOT_CACHE},
+    [CP_OP_PACK] = {CP_SLOT_CACHE, CP_SLOT_KEYS},
+    [CP_OP_ATTEND] = {CP_SLOT_QUERIES, CP_SLOT_PARTIAL},
+    [CP_OP_MERGE] = {CP_SLOT_PARTIAL, CP_SLOT_PARTIAL},
+};
+
 static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     const int rank = event->rank, ranks = proof->plan->layout->ranks;
     content *out = &place_of(proof, rank, op->out.slot)->holds;
+    const int origin = op->kind == CP_OP_ATTEND  ? op->in.origin
+                       : op->kind == CP_OP_MERGE ? op->out.origin
+                                                 : rank;
     CP_TRY(check_slots(proof, rank, op));
+    CP_TRY(check_use(proof, rank, op, cp_use_of(op->in.slot, origin),
+                     kinds[op->kind].in));
     if (op->kind == CP_OP_ATTEND) {
-        CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_QUERIES));
         CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
         out->met = op->keys.origin;
-        out->origin = op->in.origin;
     } else if (op->kind == CP_OP_MERGE) {
-        CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_PARTIAL));
         CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL));
         proof->merges[proof->merged] =
             (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
         out->met = ranks + proof->merged++;
-    } else {
-        out->origin = (int16_t)rank;
     }
-    out->full = true;
-    out->kind = proof->plan->slots[op->out.slot].kind;
-    return CP_OK;
+    *out = (content){out->met, (int16_t)origin, kinds[op->kind].out, true};
+    return check_use(proof, rank, op, cp_use_of(op->out.slot, origin),
+                     proof->plan->slots[op->out.slot].kind);
 }
 
 static cp_status deliver(proof *proof, const cp_event *event, int from,
