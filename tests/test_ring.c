@@ -262,7 +262,8 @@ LOOP(random_conversations_equal_dense_attention, 0, 24) {
         turns[n].tokens[0] += sum == 0;
         turns[n].variant =
             decode ? CP_DECODE
-                   : CP_PASS_KV + (cp_variant)(harness_random(&random) % 3);
+                   : CP_PASS_KV + (cp_variant)(harness_random(&random) %
+                                               (CP_DECODE - CP_PASS_KV));
     }
     converse(&talk, turns, ranks, _i);
 }

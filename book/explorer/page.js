@@ -207,8 +207,7 @@ function timeline() {
       continue;
     const message = /^exchange|^all-/.test(op.operation), before = drawn.programs[op.rank].slice(0, op.number).map(p => p.end);
     const start = op.end > 0 ? op.start : Math.max(0, ...before), length = Math.max((op.end - op.start) / end, op.end > 0 ? 0.002 : 0.012);
-    const whose = message ? (op.operation === "exchange" ? op.out_origin : op.rank) : drawn.variant === "pass-kv" ||
-      drawn.variant === "all-gather" ? op.keys_origin : op.in_origin;
+    const whose = message ? (op.operation === "exchange" ? op.out_origin : op.rank) : op.keys === 0 ? op.in_origin : op.keys_origin;
     const x = Math.min(left + wide * start / end, 100 - wide * length), y = op.rank * 42 + (message ? 22 : 4), name = `${op.operation} ${whose}`;
     const classes = ["bar", message && "message", op === accused && "accused", op === gone && "gone"].filter(Boolean).join(" ");
     parts.push(`<rect class="${classes}" data-op="${op.rank}:${op.number}" x="${x.toFixed(3)}%" y="${y}" width="${

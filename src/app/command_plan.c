@@ -204,15 +204,16 @@ static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
 static void hops_print(FILE *out, const plan_run *run) {
     const cp_plan *plan = run->plan;
     const cp_program *program = &plan->programs[0];
-    if (run->report.hops > 0)
-        fprintf(out, "\n hop        bytes a rank    from>to:whose %s\n",
-                run->choice.variant == CP_PASS_KV ? "keys and values"
-                                                  : "queries");
-    else
+    int exchanges = 0;
+    if (run->report.hops == 0)
         fprintf(out, "\nno hops\n");
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const bool all_to_all = op->kind == CP_OP_ALL_TO_ALL;
+        const bool keys = plan->slots[op->in.slot].kind == CP_SLOT_KEYS;
+        if (op->kind == CP_OP_EXCHANGE && exchanges++ == 0)
+            fprintf(out, "\n hop        bytes a rank    from>to:whose %s\n",
+                    keys ? "keys and values" : "queries");
         if (op->kind == CP_OP_EXCHANGE)
             hop_print(out, plan, op);
         if (all_to_all || op->kind == CP_OP_ALL_GATHER)

@@ -40,13 +40,11 @@ static void add_bar(void *context, const cp_bar *bar) {
 /* Whose block a bar is about. */
 static int origin_of(const drawing *d, const cp_bar *bar) {
     const cp_op *op = bar->op;
-    const cp_variant variant = d->plan->variant;
     if (op->kind == CP_OP_EXCHANGE)
         return op->out.origin;
     if (cp_op_is_collective(op))
         return bar->rank;
-    return variant == CP_PASS_Q || variant == CP_DECODE ? op->in.origin
-                                                        : op->keys.origin;
+    return op->keys.slot == d->plan->cache ? op->in.origin : op->keys.origin;
 }
 
 static cp_status set_bars(drawing *d) {
