@@ -272,12 +272,12 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
 }
 
 #define CHAT "$L chat --on mpi --model $D/tiny.gguf "
-/* A rank of a conversation is killed once it has begun. */
+/* A rank of a conversation, the last to be started, is killed once it has begun. */
 #define A_KILLED_RANK(options, seconds)                                        \
     "X=$D/said-" seconds                                                       \
     "; (until grep -qs 'on mpi' $X; do sleep 0.05; done; "                     \
-    "kill -9 $(pgrep -f \"$D/tiny.gguf --timeout " seconds                     \
-    "\" | tail -n 1); until [ -e $X.ended ]; do sleep 0.05; done) | "          \
+    "kill -9 $(pgrep -nf \"$D/tiny.gguf --timeout " seconds                    \
+    "\"); until [ -e $X.ended ]; do sleep 0.05; done) | "                      \
     "{ timeout 18 mpirun " options " -n 3 " CHAT "--timeout " seconds          \
     " >$X 2>&1; E=$?; touch $X.ended; cat $X; exit $E; }"
 
