@@ -310,7 +310,7 @@ class Page:
 
     def begin_transcript(self, text, at):
         body, end = self.body("transcript", text, at)
-        body = re.sub(r"QZ(\d+)Q", lambda m: f"[[{tokens[int(m[1])].text}]]", body)
+        body = re.sub(r"^\[.*\]|QZ(\d+)Q", lambda m: f"[[{tokens[int(m[1])].text}]]" if m[1] else "", body)
         return block(f'<pre class="transcript">{escape(body.strip(chr(10)))}\n</pre>'), end
 
     def do_VerbatimInput(self, text, at):
