@@ -305,8 +305,8 @@ const count = text => { // as the program reads it
 
 async function sweep(runner) {
   const now = state(), context = count(now.new) + count(now.cached), points = new Map();
-  if (!(context > 0))
-    return void ($("turn").textContent = "One sequence is needed: a count of new tokens, and one of cached.");
+  if (!(context > 1) || now.batch !== "1")
+    return void ($("turn").textContent = "One sequence of two tokens or more is needed: a count of new tokens, and one of cached.");
   runner.drop();
   let last = [];
   const ask = async fresh => {
