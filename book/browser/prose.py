@@ -67,8 +67,8 @@ def split(text, at):
 
 
 SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002", "textdagger": "†"}
-DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns normalsize bigskip medskip
-    smallskip noindent leavevmode hfill par indent strut nobreak normalfont makeatletter makeatother""".split(), 0) | dict.fromkeys(
+DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns bigskip
+    noindent leavevmode hfill par indent strut normalfont makeatletter makeatother""".split(), 0) | dict.fromkeys(
     "vspace needspace color vphantom".split(), 1) | {"setlength": 2}  # macros, and how many arguments go with them
 WRAPPED = {"question": (block, '<div class="question">', "</div>"), "hint": (block, '<details class="hint"><summary>hint</summary>', "</details>"),
            "aside": (token, '<span class="aside">', "</span>"), "footnote": (token, '<span class="aside">', "</span>")}
@@ -86,7 +86,7 @@ class Page:
     def __init__(self, name, number=None):
         self.name, self.number, self.title = name, number, ""
         self.counters = dict.fromkeys("section subsection figure table equation exercise".split(), 0)
-        self.here, self.macros, self.files, self.roots, self.sections = None, {}, [], {}, []
+        self.here, self.macros, self.files = None, {}, []
         self.before, self.pictures, self.glyphs, self.part, self.opening = [], 0, {}, "", ""
         self.folded, self.folds = False, {}
         measured = STYLE.split("% ---- measured numbers")[1].split("\\input{numbers}")[0]
@@ -310,7 +310,7 @@ class Page:
 
     def begin_transcript(self, text, at):
         body, end = self.body("transcript", text, at)
-        body = re.sub(r"QZ(\d+)Q", lambda m: f"[[{tokens[int(m[1])].text}]]", body)
+        body = re.sub(r"^\[.*\]|QZ(\d+)Q", lambda m: f"[[{tokens[int(m[1])].text}]]" if m[1] else "", body)
         return block(f'<pre class="transcript">{escape(body.strip(chr(10)))}\n</pre>'), end
 
     def do_VerbatimInput(self, text, at):

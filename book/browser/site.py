@@ -22,6 +22,8 @@ def pandoc(page):
     text = re.sub(r'<annotation.*?</annotation>|</?semantics>| display="inline"| xmlns="http://www.w3.org/1998/Math/MathML"', "", made.stdout, flags=re.S)
     text = re.sub(r'<mstyle mathvariant="normal">((?:<mi>.</mi>)+)</mstyle>', lambda m: "<mtext>" + re.sub("</?mi>", "", m[1]) + "</mtext>", text)
     text = re.sub(r'</?mstyle[^>]*>|(?<=<mtext) mathvariant="normal"', "", text)
+    text = re.sub(r"<mtext>(QZ.*?)</mtext>", r"<mtext><span>\1</span></mtext>", text)  # else a line each for code and words
+    text = text.replace("\u2006", "\u202f")  # a thin space of TeX breaks no line
     # Parentheses in a line of prose need not grow.
     page.html = re.sub(r"<math>.*?</math>", lambda m: m[0].replace('stretchy="true"', 'stretchy="false"'), text, flags=re.S)
 

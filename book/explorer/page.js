@@ -88,8 +88,11 @@ const escape = text => String(text).replace(/[&<>"]/g, c => ({ "&": "&amp;", "<"
 const group = number => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
 const csv = text => {
   const [head, ...rows] = text.trim().split("\n").map(line => line.split(","));
-  return rows.map(row => Object.fromEntries(head.map((name, n) =>
-    [name, /^-?[\d.]+(e[-+]\d+)?$/.test(row[n]) ? +row[n] : row[n]])));
+  return rows.map(row => {
+    const line = {}; // there may be a hundred thousand of them
+    head.forEach((name, n) => line[name] = row[n] === "" || isNaN(row[n]) ? row[n] : +row[n]);
+    return line;
+  });
 };
 const tint = (rank, ranks) => ranks <= 4 ? `var(--rank${rank})` : `hsl(${(360 * rank / ranks + 25) % 360},55%,75%)`;
 const rows = (head, lines) => `<thead><tr>${head.map(cell).join("")}</tr></thead><tbody>${lines.join("")}</tbody>`;
@@ -106,6 +109,8 @@ function told(place, words, result, open) {
 // ---- the state, which is in the address
 
 function state() {
+  const batch = form.elements.batch;
+  batch.value = Math.max(1, Math.min(Math.trunc(batch.value) || 1, 4096));
   return Object.fromEntries(fields.map(field => [field.name, field.value.trim()]));
 }
 
@@ -118,8 +123,11 @@ function keep(more = "") {
 
 function recall() {
   const said = new URLSearchParams(location.hash.slice(1));
-  for (const field of fields)
+  for (const field of fields) {
     field.value = said.get(field.name) ?? usual[field.name];
+    if (field.selectedIndex < 0) // no such choice
+      field.value = usual[field.name];
+  }
   return said.get("sweep");
 }
 
@@ -130,14 +138,15 @@ function set(changes) {
   show();
 }
 
-const times = (text, count) => Array(Math.max(1, Math.min(count, 4096))).fill(text).join(",");
+const times = (text, count) => Array(+count).fill(text).join(",");
+
+const repeated = now => now.batch !== "1" ? ["--batch", now.batch] : [];
 
 // The command lines of a state.
 function plan(now, variant, ...more) {
-  const count = +now.batch || 1, [heads, bytes] = MODELS[now.model];
-  const words = ["plan", "--ranks", now.ranks, "--new", times(now.new, count)];
+  const [heads, bytes] = MODELS[now.model], words = ["plan", "--ranks", now.ranks, "--new", times(now.new, now.batch)];
   if (now.cached !== "0")
-    words.push("--cached", times(now.cached, count));
+    words.push("--cached", times(now.cached, now.batch));
   words.push("--variant", variant, "--heads", heads, "--bytes", String(bytes));
   if (now.placement !== "zigzag")
     words.push("--placement", now.placement);
@@ -205,8 +214,8 @@ function timeline() {
   for (const op of ops) {
     if (op.rank >= shown || !(op.end > 0) && op !== gone && op !== accused)
       continue;
-    const message = /^exchange|^all-/.test(op.operation), before = drawn.programs[op.rank].slice(0, op.number).map(p => p.end);
-    const start = op.end > 0 ? op.start : Math.max(0, ...before), length = Math.max((op.end - op.start) / end, op.end > 0 ? 0.002 : 0.012);
+    const message = /^exchange|^all-/.test(op.operation), before = () => drawn.programs[op.rank].slice(0, op.number).map(p => p.end);
+    const start = op.end > 0 ? op.start : Math.max(0, ...before()), length = Math.max((op.end - op.start) / end, op.end > 0 ? 0.002 : 0.012);
     const whose = message ? (op.operation === "exchange" ? op.out_origin : op.rank) : op.keys === 0 ? op.in_origin : op.keys_origin;
     const x = Math.min(left + wide * start / end, 100 - wide * length), y = op.rank * 42 + (message ? 22 : 4), name = `${op.operation} ${whose}`;
     const classes = ["bar", message && "message", op === accused && "accused", op === gone && "gone"].filter(Boolean).join(" ");
@@ -239,7 +248,7 @@ const spans = text => [...text.matchAll(/#(\d+):(\d+)(?:\.\.(\d+)(?:\/(\d+))?)?/
 
 function held(table) {
   const ranks = table.length, keys = table.map(row => spans(row.key_spans)), fresh = table.map(row => spans(row.query_spans));
-  const ends = [];
+  const ends = [], many = keys.flat().length + fresh.flat().length > 1e4;
   keys.flat().forEach(span => ends[span.sequence] = Math.max(ends[span.sequence] || 0, span.last + 1));
   const gap = ends.length > 1 ? Math.min(1.5, 30 / ends.length) : 0, sum = ends.reduce((a, b) => a + b, 0);
   const left = 4.5, scale = (100 - left - gap * (ends.length - 1)) / sum, begins = [], high = ranks > 32 ? 3 : ranks > 8 ? 10 : 16;
@@ -253,9 +262,9 @@ function held(table) {
       (one && span.step > 1 ? 0.5 : 1)}"><title>rank ${rank}, sequence ${span.sequence}: ${group(span.first)} to ${group(span.last)}${
       span.step > 1 ? ", each " + span.step + "th" : ""}${pale ? "" : ", new"}</title></rect>`);
   });
-  const parts = table.map((row, rank) => `${high > 9 ? `<text x="0" y="${rank * (high + 2) + high - 3}">${rank}</text>` : ""}${
+  const parts = many ? [] : table.map((row, rank) => `${high > 9 ? `<text x="0" y="${rank * (high + 2) + high - 3}">${rank}</text>` : ""}${
     draw(keys[rank], rank, true).join("")}${draw(fresh[rank], rank, false).join("")}`);
-  $("held").innerHTML = `<svg height="${ranks * (high + 2) + 2}">${parts.join("")}</svg>`;
+  $("held").innerHTML = many ? "Too many spans to draw." : `<svg height="${ranks * (high + 2) + 2}">${parts.join("")}</svg>`;
   $("ranks").innerHTML = rows(["rank", "queries", "keys", "pairs", "flops", "messages", "bytes sent"], table.map(row =>
     `<tr>${["rank", "queries", "keys", "pairs", "flops", "messages", "bytes"].map(name => `<td>${group(row[name])}</td>`).join("")}</tr>`));
 }
@@ -296,8 +305,8 @@ const count = text => { // as the program reads it
 
 async function sweep(runner) {
   const now = state(), context = count(now.new) + count(now.cached), points = new Map();
-  if (!(context > 0))
-    return void ($("turn").textContent = "One sequence is needed: a count of new tokens, and one of cached.");
+  if (!(context > 1) || now.batch !== "1")
+    return void ($("turn").textContent = "One sequence of two tokens or more is needed: a count of new tokens, and one of cached.");
   runner.drop();
   let last = [];
   const ask = async fresh => {
@@ -375,7 +384,7 @@ let runner, sweeper, turn = 0;
 
 // Each part is drawn when its answer is there; a new question drops the rest.
 async function show() {
-  const now = state(), mine = ++turn, sequences = +now.batch || 1;
+  const now = state(), mine = ++turn;
   const ask = words => runner.run(words).then(result => mine === turn ? result : new Promise(() => {}));
   runner.drop();
   sweeper.drop();
@@ -385,7 +394,7 @@ async function show() {
   $("turn").textContent = "with T + P as it is, by simulation of both rings.";
   $("plot").innerHTML = $("sweep-ran").innerHTML = "";
 
-  const words = call("simulate", now, ...(sequences !== 1 ? ["--batch", now.batch] : []), ...(now.variant === "auto" ? [] : ["--variant", now.variant]));
+  const words = call("simulate", now, ...repeated(now), ...(now.variant === "auto" ? [] : ["--variant", now.variant]));
   const predicted = await ask(words);
   told("simulate", words, predicted, predicted.status !== 0);
   $("seconds").hidden = predicted.status !== 0;
@@ -394,7 +403,7 @@ async function show() {
   const variant = now.variant !== "auto" ? now.variant : (predicted.out.match(/^(\S+) on/) || [])[1] || "auto";
   await proof(now, variant, ask);
 
-  const rule = call("choose", { ...now, new: times(now.new, sequences), cached: now.cached === "0" ? "0" : times(now.cached, sequences) });
+  const rule = call("choose", { ...now, new: times(now.new, now.batch), cached: now.cached === "0" ? "0" : times(now.cached, now.batch) });
   const said = await ask(rule), ruled = await ask(rule.concat("--csv"));
   told("choose", rule, said, said.status !== 0 || ruled.status !== 0);
   $("rules").hidden = ruled.status !== 0;
@@ -404,14 +413,14 @@ async function show() {
   document.body.dataset.shown = mine;
 }
 
-const DRAWN = 256, SHOWN = 16;
+const DRAWN = 128, SHOWN = 16;
 
 // When a layer's operations run on the machine, as lists of [start, end] in milliseconds by rank, name and hop.
 async function pace(now, variant, ask) {
   $("pace-ran").innerHTML = "";
   if (now.pace !== "simulated" || +now.ranks > SHOWN)
     return null;
-  const words = call("simulate", now, ...(now.batch !== "1" ? ["--batch", now.batch] : []), "--variant", variant, "--trace", "layers.json");
+  const words = call("simulate", now, ...repeated(now), "--variant", variant, "--trace", "layers.json");
   const result = await ask(words), times = new Map(), end = result.out.lastIndexOf("\n]}") + 4;
   told("pace-ran", words, { ...result, out: result.out.slice(end) }, result.status !== 0);
   if (result.status !== 0)
