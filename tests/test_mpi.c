@@ -272,7 +272,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
 }
 
 #define CHAT "$L chat --on mpi --model $D/tiny.gguf "
-/* A rank of a conversation, the last to be started, is killed once it has begun. */
+/* Of a conversation, the rank started last is killed once it has begun. */
 #define A_KILLED_RANK(options, seconds)                                        \
     "X=$D/said-" seconds                                                       \
     "; (until grep -qs 'on mpi' $X; do sleep 0.05; done; "                     \
