@@ -10,7 +10,7 @@
 #include "ring/build.h"
 #include "ring/check.h"
 
-/* The plan of new tokens in one sequence; both last as long as the test. */
+/* The plan of new tokens in one sequence; plan_drop frees it. */
 static inline cp_plan *plan_of(cp_plan_builder *build, int ranks,
                                int64_t tokens, int spare) {
     const cp_call call = {
@@ -22,6 +22,12 @@ static inline cp_plan *plan_of(cp_plan_builder *build, int ranks,
     must(cp_layout_new(&call, &layout));
     must(cp_plan_new(build, layout, &shape, &options, &plan));
     return plan;
+}
+
+static inline void plan_drop(cp_plan *plan) {
+    cp_layout *layout = (cp_layout *)plan->layout;
+    cp_plan_free(plan);
+    cp_layout_free(layout);
 }
 
 static cp_plan *around; /* the plan in hand */
@@ -84,6 +90,7 @@ static inline void goes_around(cp_plan_builder *build, int ranks,
     cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, tokens, 1}, 0});
     prepare(p, 1.0f, harness_uniform, &state);
     check(p, go_around, 1.0);
+    plan_drop(around);
 }
 
 #endif

@@ -13,6 +13,7 @@
 #include "app/meter.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
+#include "reference/attend/fast.h"
 
 static struct {
     double speed; /* in cores, of a rank */
@@ -225,6 +226,7 @@ static void measure_rings(double seconds[2]) {
                             .ranks = {&ranks, 1},
                             .threads = 1,
                             .rounds = 9,
+                            .kernel = cp_attend_fast,
                             .place = &cp_place_threads,
                             .row = row_keep,
                             .context = &seconds};

@@ -46,4 +46,5 @@ LOOP(one_that_does_not_wait_is_refused, 2, 6) {
     if (_i <= 3)
         refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
                 "in some order");
+    plan_drop(plan);
 }

@@ -47,7 +47,7 @@ typedef struct {
     cp_counts ranks;  /* sizes of the ring, at most CP_MEASURE_RANKS */
     int threads;      /* of the whole machine, for everything */
     int rounds;
-    cp_kernel kernel;      /* NULL: of the rings, the fast one */
+    cp_kernel kernel;      /* of attention and of the rings */
     const cp_place *place; /* where the ranks of a ring run */
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
