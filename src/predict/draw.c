@@ -10,11 +10,16 @@
 #include "ring/history.h"
 
 typedef struct {
-    const cp_plan *plan;
-    double pair, byte; /* seconds: scoring a pair of all heads; sending */
-    cp_bar *bars;
+    const cp_plan *plan; /* NULL: strokes of something else */
+    double pair, byte;   /* seconds: scoring a pair of all heads; sending */
+    cp_bar *bars;        /* [count], of a plan; and their strokes */
+    cp_stroke *made;
+    const cp_stroke *strokes; /* [count] */
     int64_t count;
-    double end; /* of the last bar */
+    const char *title;
+    int ranks;
+    double end; /* of the last stroke */
+    bool holds; /* all say who holds what */
 } drawing;
 
 static double length(void *context, const cp_op *op) {
@@ -34,7 +39,6 @@ static double length(void *context, const cp_op *op) {
 static void add_bar(void *context, const cp_bar *bar) {
     drawing *d = context;
     d->bars[d->count++] = *bar;
-    d->end = fmax(d->end, bar->end);
 }
 
 /* Whose block a bar is about. */
@@ -45,6 +49,27 @@ static int origin_of(const drawing *d, const cp_bar *bar) {
     if (cp_op_is_collective(op))
         return bar->rank;
     return op->keys.slot == d->plan->cache ? op->in.origin : op->keys.origin;
+}
+
+static void set_strokes(drawing *d) {
+    for (int64_t n = 0; n < d->count; n++) {
+        const cp_bar *bar = &d->bars[n];
+        d->made[n] =
+            (cp_stroke){bar->rank,   cp_op_talks(bar->op), origin_of(d, bar),
+                        bar->name,   bar->start,           bar->end,
+                        bar->op->hop};
+    }
+    d->strokes = d->made;
+}
+
+static void set_end(drawing *d) {
+    d->holds = d->count > 0;
+    for (int64_t n = 0; n < d->count; n++) {
+        d->end = fmax(d->end, d->strokes[n].end);
+        d->holds = d->holds && strcmp(d->strokes[n].name, "holds") == 0;
+    }
+    if (d->end <= 0)
+        d->end = 1;
 }
 
 static cp_status set_bars(drawing *d) {
@@ -67,7 +92,10 @@ static cp_status set_bars(drawing *d) {
               (double)(layout->cached_tokens + layout->new_tokens);
     d->byte = 0.25 / (2 * keys * (double)plan->element_bytes);
     CP_TRY(cp_allocate(&d->bars, operations, sizeof(cp_bar), "bars"));
-    return cp_timeline_run(&timeline, &hours);
+    CP_TRY(cp_allocate(&d->made, operations, sizeof(cp_stroke), "strokes"));
+    CP_TRY(cp_timeline_run(&timeline, &hours));
+    set_strokes(d);
+    return CP_OK;
 }
 
 enum { COLUMNS = 62 };
@@ -77,11 +105,14 @@ static char mark(int origin) {
     return origin < 36 ? marks[origin] : '#';
 }
 
-static void paint(char *line, const drawing *d, const cp_bar *bar) {
-    const int from = (int)(bar->start / d->end * COLUMNS);
-    const int to = (int)(bar->end / d->end * COLUMNS);
-    const char what =
-        cp_op_is_collective(bar->op) ? '*' : mark(origin_of(d, bar));
+static bool is_collective(const cp_stroke *stroke) {
+    return strncmp(stroke->name, "all-", 4) == 0;
+}
+
+static void paint(char *line, const drawing *d, const cp_stroke *stroke) {
+    const int from = (int)(stroke->start / d->end * COLUMNS);
+    const int to = (int)(stroke->end / d->end * COLUMNS);
+    const char what = is_collective(stroke) ? '*' : mark(stroke->origin);
     for (int n = from; n < COLUMNS && (n < to || n == from); n++)
         line[n] = what;
 }
@@ -91,58 +122,58 @@ static void print_rank(const drawing *d, int rank, FILE *out) {
     memset(lines[0], '.', COLUMNS);
     memset(lines[1], ' ', COLUMNS);
     for (int64_t n = 0; n < d->count; n++)
-        if (d->bars[n].rank == rank)
-            paint(lines[cp_op_talks(d->bars[n].op)], d, &d->bars[n]);
-    fprintf(out, "rank %-3d attend  %s\n", rank, lines[0]);
+        if (d->strokes[n].rank == rank)
+            paint(lines[d->strokes[n].talks], d, &d->strokes[n]);
+    fprintf(out, "rank %-3d %-7s %s\n", rank, d->holds ? "holds" : "attend",
+            lines[0]);
     if (strspn(lines[1], " ") < COLUMNS)
         fprintf(out, "         receive %s\n", lines[1]);
 }
 
 static cp_status print_ascii(const drawing *d, FILE *out) {
-    for (int rank = 0; rank < d->plan->layout->ranks; rank++)
+    for (int rank = 0; rank < d->ranks; rank++)
         print_rank(d, rank, out);
     fprintf(out, "%17s%s\n", "",
-            "digits say whose block, . is idle, * a collective");
+            d->holds ? "from the first position to the last"
+                     : "digits say whose block, . is idle, * a collective");
     return CP_OK;
 }
 
-static void svg_bar(const drawing *d, const cp_bar *bar, FILE *out) {
+static void svg_bar(const drawing *d, const cp_stroke *stroke, FILE *out) {
     const double scale = 800 / d->end;
-    const bool message = cp_op_talks(bar->op);
-    const int origin = origin_of(d, bar);
-    const int hue = (int)(360.0 * origin / d->plan->layout->ranks + 25) % 360;
-    const double x = 90 + bar->start * scale;
-    const double width = (bar->end - bar->start) * scale;
-    const int y = 20 + bar->rank * 46 + (message ? 22 : 0);
+    const int hue = (int)(360.0 * stroke->origin / d->ranks + 25) % 360;
+    const double x = 90 + stroke->start * scale;
+    const double width = (stroke->end - stroke->start) * scale;
+    const int y = 20 + stroke->rank * 46 + (stroke->talks ? 22 : 0);
+    const bool exchange = strcmp(stroke->name, "exchange") == 0;
     fprintf(out,
             "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"18\" "
             "fill=\"hsl(%d,55%%,%d%%)\" stroke=\"white\"><title>%s %d, hop "
             "%d</title></rect>\n",
-            x, y, width, hue, message ? 82 : 68, bar->name, origin,
-            bar->op->hop);
+            x, y, width, hue, stroke->talks ? 82 : 68, stroke->name,
+            stroke->origin, stroke->hop);
     if (width > 26)
-        fprintf(out, "<text x=\"%.1f\" y=\"%d\">%s%d</text>\n", x + width / 2,
+        fprintf(out, "<text x=\"%.1f\" y=\"%d\">%s %d</text>\n", x + width / 2,
                 y + 13,
-                bar->op->kind == CP_OP_ATTEND     ? "attend "
-                : bar->op->kind == CP_OP_EXCHANGE ? "receive "
-                                                  : "all ",
-                origin);
+                is_collective(stroke) ? "all"
+                : exchange            ? "receive"
+                                      : stroke->name,
+                stroke->origin);
 }
 
 static cp_status print_svg(const drawing *d, FILE *out) {
-    const int ranks = d->plan->layout->ranks;
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" "
             "height=\"%d\" font-family=\"sans-serif\" font-size=\"10\" "
             "text-anchor=\"middle\">\n<title>%s over %d ranks</title>\n",
-            30 + 46 * ranks, cp_variant_name(d->plan->variant), ranks);
-    for (int rank = 0; rank < ranks; rank++)
+            30 + 46 * d->ranks, d->title, d->ranks);
+    for (int rank = 0; rank < d->ranks; rank++)
         fprintf(out,
                 "<text x=\"80\" y=\"%d\" text-anchor=\"end\" "
                 "font-size=\"12\">rank %d</text>\n",
                 33 + rank * 46, rank);
     for (int64_t n = 0; n < d->count; n++)
-        svg_bar(d, &d->bars[n], out);
+        svg_bar(d, &d->strokes[n], out);
     fprintf(out, "</svg>\n");
     return CP_OK;
 }
@@ -152,15 +183,14 @@ static cp_status print_perfetto(const drawing *d, FILE *out) {
     cp_history *history;
     char(*names)[24];
     CP_TRY(cp_allocate(&names, d->count, sizeof(*names), "names"));
-    const cp_status status =
-        cp_history_new(d->plan->layout->ranks, 2, queues, &history);
+    const cp_status status = cp_history_new(d->ranks, 2, queues, &history);
     for (int64_t n = 0; n < d->count && status == CP_OK; n++) {
-        const cp_bar *bar = &d->bars[n];
-        snprintf(names[n], sizeof(names[n]), "%s %d", bar->name,
-                 origin_of(d, bar));
-        cp_history_note(
-            history, bar->rank, cp_op_talks(bar->op),
-            (cp_stretch){names[n], bar->start, bar->end, 0, 0, bar->op->hop});
+        const cp_stroke *stroke = &d->strokes[n];
+        snprintf(names[n], sizeof(names[n]), "%s %d", stroke->name,
+                 stroke->origin);
+        cp_history_note(history, stroke->rank, stroke->talks,
+                        (cp_stretch){names[n], stroke->start, stroke->end, 0, 0,
+                                     stroke->hop});
     }
     if (status == CP_OK)
         cp_history_print(history, out);
@@ -191,7 +221,18 @@ static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
             bar->start, bar->end);
 }
 
+static cp_status print_strokes(const drawing *d, FILE *out) {
+    fprintf(out, "rank,lane,name,origin,hop,start,end\n");
+    for (const cp_stroke *s = d->strokes; s < d->strokes + d->count; s++)
+        fprintf(out, "%d,%s,%s,%d,%d,%.6g,%.6g\n", s->rank,
+                s->talks ? "messages" : "work", s->name, s->origin, s->hop,
+                s->start, s->end);
+    return CP_OK;
+}
+
 static cp_status print_csv(const drawing *d, FILE *out) {
+    if (d->plan == NULL)
+        return print_strokes(d, out);
     const cp_bar *bar = d->bars, *end = d->bars + d->count;
     qsort(d->bars, (size_t)d->count, sizeof(cp_bar), by_operation);
     fprintf(out, "rank,number,operation,hop,in,in_origin,keys,keys_origin,out,"
@@ -205,19 +246,36 @@ static cp_status print_csv(const drawing *d, FILE *out) {
     return CP_OK;
 }
 
-cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
+static cp_status print(drawing *d, cp_drawing kind, FILE *out) {
     static cp_status (*const prints[])(const drawing *, FILE *) = {
         [CP_DRAW_ASCII] = print_ascii,
         [CP_DRAW_SVG] = print_svg,
         [CP_DRAW_PERFETTO] = print_perfetto,
         [CP_DRAW_CSV] = print_csv,
     };
-    drawing d = {.plan = plan};
+    set_end(d);
+    CP_TRY(prints[kind](d, out));
+    if (fflush(out) != 0 || ferror(out))
+        return cp_fail(CP_FILE, "the drawing could not be written");
+    return CP_OK;
+}
+
+cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
+    drawing d = {.plan = plan,
+                 .title = cp_variant_name(plan->variant),
+                 .ranks = plan->layout->ranks};
     cp_status status = set_bars(&d);
     if (status == CP_OK)
-        status = prints[kind](&d, out);
+        status = print(&d, kind, out);
     free(d.bars);
-    if (status == CP_OK && (fflush(out) != 0 || ferror(out)))
-        return cp_fail(CP_FILE, "the drawing could not be written");
+    free(d.made);
     return status;
+}
+
+cp_status cp_draw_strokes(const char *title, int ranks,
+                          const cp_stroke *strokes, int64_t count,
+                          cp_drawing kind, FILE *out) {
+    drawing d = {
+        .strokes = strokes, .count = count, .title = title, .ranks = ranks};
+    return print(&d, kind, out);
 }

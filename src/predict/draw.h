@@ -19,4 +19,20 @@ typedef enum {
  * stream does not take what is written. */
 cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out);
 
+/* Something that a rank did, or holds: one bar of a drawing. */
+typedef struct {
+    int rank;
+    bool talks;        /* on the rank's lane for messages */
+    int origin;        /* whose block */
+    const char *name;  /* "attend", "exchange", ...; "holds": tokens */
+    double start, end; /* times or, if all strokes are holds, positions */
+    int hop;
+} cp_stroke;
+
+/* Draw strokes that come from no plan; a table has a row for each. Fails as
+ * cp_draw does. */
+cp_status cp_draw_strokes(const char *title, int ranks,
+                          const cp_stroke *strokes, int64_t count,
+                          cp_drawing kind, FILE *out);
+
 #endif
