@@ -202,6 +202,19 @@ TEST(who_waits_for_ever_is_named) {
                  "rank 1, layer 0: its pack never ends");
 }
 
+/* Each sends to all others at once, more than a ring has under way. */
+TEST(many_messages_may_be_under_way) {
+    story story = {0};
+    for (int rank = 0; rank < 6; rank++) {
+        work(&story, rank, rank);
+        for (int far = 1; far < 6; far++)
+            exchange(&story, rank, (rank + far) % 6, (rank + 6 - far) % 6, far);
+        for (int far = 1; far < 6; far++)
+            wait_for(&story, rank);
+    }
+    ends(&story, 6, 6, (double[]){6, 7, 8, 9, 10, 10});
+}
+
 static double with_message(double seconds) {
     story story = {0};
     exchange(&story, 0, 3, CP_NOBODY, seconds);

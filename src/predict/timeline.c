@@ -407,16 +407,18 @@ static cp_status number_draws(void *context, const cp_event *event) {
 
 static cp_status prepare(clocks *s) {
     const cp_timeline *line = s->line;
-    const int owned = 2 * (1 + line->plan->spare) * s->ranks;
+    int exchange = 0, owned = 0;
     CP_TRY(cp_allocate(&s->workers, s->ranks, sizeof(worker), "clocks"));
     CP_TRY(cp_allocate(&s->working.entries, s->ranks,
                        sizeof(*s->working.entries), "clocks"));
     CP_TRY(cp_allocate(&s->asleep.entries, s->ranks, sizeof(*s->asleep.entries),
                        "clocks"));
+    for (int k = 0; k < s->ranks; k++)
+        for (int64_t n = 0; n < line->plan->programs[k].count; n++)
+            owned += line->plan->programs[k].ops[n].kind == CP_OP_EXCHANGE;
     for (int k = 0; k < s->ranks; k++) {
         const cp_program *program = &line->plan->programs[k];
         worker *worker = &s->workers[k];
-        int gate = k;
         worker->program = program;
         CP_TRY(cp_allocate(&worker->costs, program->count, sizeof(cost),
                            "clocks"));
@@ -427,8 +429,7 @@ static cp_status prepare(clocks *s) {
             cost->seconds = line->seconds(line->context, op);
             s->events++;
             if (op->kind == CP_OP_EXCHANGE) {
-                cost->gate = gate;
-                gate = (gate + s->ranks) % owned;
+                cost->gate = exchange++;
                 s->events++;
             } else if (cp_op_is_collective(op)) {
                 cost->gate = s->gate_count++;
