@@ -38,6 +38,7 @@ FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/
              fonts-texgyre:share/texmf/fonts/opentype/public/tex-gyre/texgyrepagella-regular.otf \
              fonts-texgyre-math:share/texmf/fonts/opentype/public/tex-gyre-math/texgyrepagella-math.otf
 FOR_MPI   := libopenmpi-dev:lib/*/openmpi/include/mpi.h openmpi-bin:bin/mpirun
+FOR_LABS  := noweb:bin/noweave python3:bin/python3
 FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
 FOR_EXPLORER := clang:bin/clang lld:bin/wasm-ld wasi-libc:lib/wasm32-wasi/libc.a libclang-rt-dev-wasm32:lib/llvm-*/lib/clang/*/lib/wa*/libclang_rt.builtins*.a
 FOR_SITE  := $(FOR_BOOK) $(FOR_EXPLORER) pandoc:bin/pandoc python3:bin/python3
@@ -130,7 +131,8 @@ $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
 	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
-	+@$(again) suites
+	@$(call install,$(FOR_LABS))
+	+@$(again) check-labs suites
 suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/transcripts $(B)/longring
@@ -193,12 +195,14 @@ mutants: ## put known faults into a copy of the sources, one by one; suites must
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-objects: $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o)
+LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/*.c tests/harness/grader/*.c))
+$(B)/exercises/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<)
+objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/stand-in/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch])
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch])
 
-ONLY ?= $(sort $(wildcard book/[0-9]*.nw))
+ONLY ?= $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
 	@book/tangle . $(ONLY)
 drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
@@ -220,6 +224,19 @@ check-site: $(PROGRAM) ## open the pages of build/site in headless Chromium: lin
 	@tests/harness/check-site $(B)/site
 	@tests/harness/check-explorer $(B)/site/explorer.html $(PROGRAM)
 
+include exercises/Makefile
+handout: ## the labs for students: build/long-ring-labs.tar.gz, which builds and grades by itself
+	@$(call install,$(FOR_BOOK))
+	@book/labs/weave
+	@exercises/handout $(B)/long-ring-labs.tar.gz $(B)/labs.pdf
+solutions: ## for lecturers: answers to all labs in build/solutions, and their PDF with commentary
+	@$(call install,$(FOR_BOOK))
+	@SOLUTIONS=1 book/labs/weave
+	@exercises/solutions $(B)/solutions
+check-labs: ## grade skeletons, solutions and wrong answers: each loses what it must
+	@$(call install,$(FOR_BUILD) $(FOR_LABS))
+	@tests/harness/check-labs
+
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
 	@# A file that the user names is never fetched over.
 	@$(if $(filter file,$(origin MODEL)),tests/harness/fetch-model $(MODEL),test -r $(MODEL) || { echo "no model at $(MODEL)" >&2; exit 1; })
@@ -237,6 +254,6 @@ install: all ## install binary, library, headers and longring.pc under DESTDIR a
 clean: ## remove everything built
 	rm -rf build
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs model demo install mutants clean help force

@@ -1,0 +1,20 @@
+"""Faults as text: read from a file, and put into sources."""
+import re
+
+
+def read_faults(file):
+    """Entries of four lines: the name, "- " text, "+ " what takes its place, "= " who must see it."""
+    lines = [line for line in file.read_text().splitlines() if line.strip() and line[0] != "#"]
+    faults = []
+    for at in range(0, len(lines), 4):
+        name, *rest = lines[at:at + 4]
+        if [line[:1] for line in rest] != ["-", "+", "="]:
+            raise SystemExit(f"{file}: {name} is not of four lines: name, - text, + text, = who must see it")
+        faults.append((name, *(line[2:] for line in rest)))
+    return faults
+
+
+def matches(text, source):
+    """Where source has the text. White space is as good as other white space: a line may be broken
+    elsewhere one day."""
+    return list(re.finditer(r"\s+".join(map(re.escape, text.split())), source))

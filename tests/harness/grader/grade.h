@@ -1,0 +1,79 @@
+/* What the tests of the labs share: cases with points, each in a process of its
+ * own with limits, and failures that say what was run, what came out and what to
+ * do next. Grades nothing by the clock. A lab's grade.c defines grade_lab and its
+ * cases; main is here. Environment: GRADE_SEED, CASE (a number), DRAW, CSV. */
+#ifndef GRADER_GRADE_H
+#define GRADER_GRADE_H
+
+#include "ground/ground.h"
+
+typedef struct {
+    const char *name;
+    int points;
+    int needs; /* the case, from 1, without which this one is not run; or 0 */
+    const char *hint;
+    void (*run)(void);
+} grade_case;
+
+typedef struct {
+    const char *name;    /* "01-merge": its folder */
+    const char *title;   /* "merge two partials" */
+    const char *section; /* of the book */
+    const char *late;    /* what it probably means that a case does not end */
+    int seconds;         /* that a case may take; 0: 10 */
+    grade_case cases[16];
+} grade_lab;
+
+/* The lab that a program grades. */
+extern const grade_lab grade_this;
+
+/* Say what is about to run, printf-style: the first line of a failure, also of
+ * a crash and of a case that does not end. */
+void grade_ran(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* End the case: it has failed, and this is why. Only from the case's own
+ * thread. */
+_Noreturn void grade_fail(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));
+
+#define grade_hold(condition, ...)                                             \
+    ((condition) ? (void)0 : grade_fail(__VA_ARGS__))
+
+/* A call of an answer or of the library that must succeed. */
+#define grade_ok(call)                                                         \
+    ((call) == CP_OK ? (void)0                                                 \
+                     : grade_fail("%s", *cp_message() ? cp_message() : #call))
+
+/* Whole numbers that must be equal; what is printf-style. */
+void grade_equal(int64_t got, int64_t want, const char *what, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Numbers [rows][heads][dim] within tolerance * max(1, |want|) of what they
+ * must be; infinities exactly. A failure names the first that is not. */
+void grade_near(const char *what, const float *got, const double *want,
+                int64_t rows, int64_t heads, int64_t dim, double tolerance);
+
+/* The seed of this case's random numbers: GRADE_SEED, and the case's number. */
+uint64_t grade_seed(void);
+
+/* Uniform in [-1, 1), and whole numbers from least to most. */
+float grade_uniform(void);
+int64_t grade_between(int64_t least, int64_t most);
+
+/* Memory between two pages that nobody may touch, as NaN; what is written into
+ * the rest of its own pages is found when the case is over. Lasts as long as
+ * the case does. */
+void *grade_room(int64_t bytes);
+float *grade_floats(int64_t count);
+
+/* With DRAW: one bar of a drawing of what the answer did. rank is its line;
+ * "holds" is drawn over positions, all else over virtual time. */
+void grade_stroke(int rank, bool talks, int origin, const char *name,
+                  double start, double end);
+
+/* For around.c: draw by a function instead, which writes what cp_draw takes
+ * as kind. */
+void grade_draw_by(cp_status (*draw)(const void *what, int kind, void *file),
+                   const void *what);
+
+#endif
