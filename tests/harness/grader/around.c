@@ -136,6 +136,11 @@ cp_layout *grade_layout(int ranks, int64_t sequences, const int64_t *new_tokens,
     grade_ok(
         cp_cache_new(ranks, sequences, cp_shard_room(ranks, most) + 2, &cache));
     for (int n = 0; n < calls; n++) {
+        int64_t tokens = 0;
+        for (int64_t i = 0; i < sequences; i++)
+            tokens += past[n * sequences + i];
+        if (tokens == 0)
+            continue;
         grade_ok(cp_cache_lay_out(cache, false, past + n * sequences, &layout));
         grade_ok(cp_cache_commit(cache, layout));
         cp_layout_free(layout);
