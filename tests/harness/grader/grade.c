@@ -210,12 +210,14 @@ static void enter(void) {
     dup2(out, STDERR_FILENO);
     close(out);
     limit(RLIMIT_CORE, 0);
+    state = grade_seed();
+    if (environment("GRADE_GPU")) /* a driver maps and opens what it likes */
+        return;
     limit(RLIMIT_FSIZE, 1 << 20);
     limit(RLIMIT_NOFILE, 64);
 #ifndef __SANITIZE_ADDRESS__
     limit(RLIMIT_AS, (uint64_t)3 << 30);
 #endif
-    state = grade_seed();
 }
 
 START_TEST(run_case) {
