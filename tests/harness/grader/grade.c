@@ -198,7 +198,7 @@ static void look_at_rooms(void) {
 
 /* One case, in its own process. */
 
-static void limit(int what, uint64_t most) {
+static void limit(__rlimit_resource_t what, uint64_t most) {
     setrlimit(what, &(struct rlimit){most, most});
 }
 
