@@ -200,7 +200,7 @@ function choose(op, scroll) {
     if (scroll)
       part.scrollIntoView({ block: "nearest" });
   }
-  $("what").innerHTML = `<code>${op.rank}:${op.number}</code> Rank ${op.rank}, hop ${op.hop}, <b>${escape(op.operation)}</b>: ${sentence(op)}${
+  $("what").innerHTML = `<code>${op.rank}:${op.number}</code> Rank ${op.rank}${drawn.holds ? "" : `, hop ${op.hop}`}, <b>${escape(op.operation)}</b>: ${sentence(op)}${
     drawn.end && op.end ? `; ${(op.end - op.start).toPrecision(4)} ms` : ""}.
     ${drawn.file ? "" : `<button type="button" id="leave">${drawn.gone === op ? "put it back" : "leave it out"}</button>`}`;
   if (!drawn.file)
@@ -510,6 +510,7 @@ function picture() {
   $("timeline").hidden = $("what").hidden = !drawn;
   $("program").hidden = !drawn || drawn.strokes;
   $("opened").hidden = !opened;
+  $("lanes").hidden = !!opened && opened.holds;
   $("lengths").hidden = $("operations-ran").hidden = $("pace-ran").hidden = !!opened;
   if (!drawn)
     return;
@@ -555,7 +556,7 @@ function parse(file, text) {
     wrong(1, "the file is empty");
   const columns = COLUMNS.find(known => known.split(",").sort().join() === [...head].sort().join()), strokes = columns === COLUMNS[0];
   if (!columns)
-    wrong(1, `the header is ${quote(lines[0])}, and not ${COLUMNS[0]}, as of strokes, or ${COLUMNS[1].slice(0, 25)}..., as of a plan`);
+    wrong(1, `the header is ${quote(lines[0])}, neither of strokes (rank,lane,name,...) nor of a plan (rank,number,operation,...)`);
   if (lines.length === 1)
     wrong(2, "no row follows the header");
   if (lines.length > ROWS + 1)
