@@ -8,7 +8,8 @@
 
 /* The builder. At hop h = 1 .. N-1 rank k computes a partial for the queries of
  * rank k - h, sends it there at once, and is sent that of its own queries by
- * rank k + h. Queries go round as in the book, with one spare buffer. */
+ * rank k + h. Queries go round as in the book, with one spare buffer; merges
+ * take no time. */
 void home_early_plan(cp_plan *plan);
 
 /* Seconds that it takes if every attention takes attend, every message of

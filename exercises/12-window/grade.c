@@ -43,6 +43,12 @@ static void long_runs(void) {
     grade_ran("10^9 queries and keys, a window that is no limit");
     grade_equal(window_pairs(all, all, 2 * tokens), tokens / 2 * (tokens + 1),
                 "pairs");
+    for (int n = 0; n < 40; n++) { /* a window that cuts nothing, and halves */
+        const int64_t count = INT64_C(2000000000) + grade_between(0, 100000);
+        grade_ran("%ld queries over a thousand keys, no limit", count);
+        grade_equal(window_pairs((run){0, count}, (run){0, 1000}, 2 * count),
+                    1000 * count - 999 * 500, "pairs");
+    }
     grade_ran("10^9 queries over 10^9 keys before them, window 10^9");
     grade_equal(window_pairs((run){tokens, tokens}, all, tokens),
                 tokens / 2 * (tokens - 1), "pairs");
@@ -102,11 +108,26 @@ static int walk(int ranks, int64_t tokens, int64_t window, bool zigzag) {
     return hops;
 }
 
+/* At which hops a rank gets a block that it needs: your answer, or the truth
+ * of zigzag. */
+static void draw_needs(int ranks, int64_t tokens, int64_t window, bool zigzag) {
+    grade_ran("who needs whom, to draw it");
+    for (int hop = 0; hop < ranks; hop++)
+        for (int a = 0; a < ranks; a++) {
+            const int b = (a - hop + ranks) % ranks;
+            if (zigzag ? hop <= zigzag_hops(ranks, tokens, window)
+                       : contiguous_needs(a, b, ranks, tokens, window))
+                grade_stroke(a, false, b, "attend", hop, hop + 1);
+        }
+}
+
 static void hops(bool zigzag) {
     for (int n = 0; n < 200; n++) {
         const int ranks = (int)grade_between(1, 9);
         const int64_t tokens = grade_between(1, 70);
         const int64_t window = grade_between(1, n % 2 ? tokens + 3 : 9);
+        if (n == 0)
+            draw_needs(ranks, tokens, window, zigzag);
         grade_ran("%d ranks, %ld tokens, window %ld", ranks, tokens, window);
         grade_equal(zigzag ? zigzag_hops(ranks, tokens, window)
                            : contiguous_hops(ranks, tokens, window),

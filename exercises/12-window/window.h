@@ -12,8 +12,8 @@ typedef struct {
     int64_t first, count;
 } run;
 
-/* The pairs of a query and a key that it sees, without a loop over positions:
- * there may be 10^18 of them. */
+/* The pairs of a query and a key that it sees, without a loop over positions.
+ * All positions are below 2^31. */
 int64_t window_pairs(run queries, run keys, int64_t window);
 
 /* Contiguous sharding: rank r of N has the run that begins at r * chunk, of

@@ -18,6 +18,13 @@ static void places(void) {
         grade_equal(element_at(row, head, 5, heads, dim),
                     (row * heads + head) * dim + 5, "element_at");
     }
+    for (int n = 0; n < 50; n++) { /* the heads alone do not fit */
+        const int heads = (int)grade_between(50000, 65536);
+        const int64_t row = grade_between(1, 9);
+        grade_ran("row %ld, head 3, number 2 of [rows][%d][65536]", row, heads);
+        grade_equal(element_at(row, 3, 2, heads, 65536),
+                    (row * heads + 3) * 65536 + 2, "element_at");
+    }
     grade_ran("row 1,048,575, head 127, number 127 of [rows][128][128]");
     grade_equal(element_at(1048575, 127, 127, 128, 128), INT64_C(17179869183),
                 "element_at");
@@ -66,7 +73,7 @@ static void pairs(void) {
 
 static void parts(void) {
     for (int n = 0; n < 200; n++) {
-        const int count = (int)grade_between(1, 4096);
+        const int count = (int)grade_between(1, n % 2 ? 4096 : INT32_MAX);
         const int i = (int)grade_between(0, count);
         const int64_t all =
             n == 0 ? INT64_MAX : grade_between(INT64_C(1) << 33, INT64_MAX - 9);
@@ -90,16 +97,21 @@ static void order(void) {
     for (int n = 1; n < COUNT; n++)
         grade_hold(list[n - 1] < list[n], "%ld comes before %ld", list[n - 1],
                    list[n]);
-    grade_equal(compare_positions(&given[4], &given[4]), 0,
-                "a position and itself");
+    for (int a = 0; a < COUNT; a++)
+        for (int b = 0; b < COUNT; b++) {
+            const int got = compare_positions(&given[a], &given[b]);
+            grade_ran("compare_positions of %ld and %ld", given[a], given[b]);
+            grade_equal((got > 0) - (got < 0),
+                        (given[a] > given[b]) - (given[a] < given[b]),
+                        "the sign");
+        }
 }
 
 static void angles(void) {
     for (int n = 0; n < 400; n++) {
         const int64_t position = grade_between(n % 2 ? 1000000 : 16777217,
                                                n % 2 ? 2000000 : 2147483647);
-        const double wavelength =
-            6.283185307179586 * pow(500000, (double)(n % 64) / 64);
+        const double wavelength = pow(3e6, (double)(n % 64) / 64);
         const double want =
             fmod((double)position, wavelength) / wavelength * 6.283185307179586;
         grade_ran("position %ld, wavelength %.9g", position, wavelength);
@@ -107,7 +119,7 @@ static void angles(void) {
         double off = fabs(got - want);
         if (off > 3.14) /* both sides of a whole turn */
             off = fabs(off - 6.283185307179586);
-        grade_hold(off <= 1e-6 && got >= 0 && got < 6.2831855,
+        grade_hold(off <= 1e-6 && got >= 0 && got < 6.283185307179586,
                    "got %.8f, want %.8f", got, want);
     }
 }
@@ -144,7 +156,9 @@ const grade_lab grade_this = {
             {"the order of positions", 7, 0,
              "a difference does not fit the int that qsort wants", order},
             {"the angle of a position", 7, 0,
-             "a float counts to 16,777,216: take the remainder first", angles},
+             "a float has 24 bits, and so has its product: take the remainder "
+             "first, in double",
+             angles},
             {"room that is left", 6, 0, "unsigned numbers are never negative",
              room},
         },

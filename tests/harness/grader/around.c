@@ -248,6 +248,30 @@ double grade_makespan(const cp_plan *plan, double pair, double message,
     return hours.now;
 }
 
+static void stroke_bar(void *context, const cp_bar *bar) {
+    (void)context;
+    if (bar->op != NULL && bar->end > bar->start)
+        grade_stroke(bar->rank, cp_op_talks(bar->op),
+                     cp_op_talks(bar->op) ? bar->op->out.origin
+                                          : bar->op->in.origin,
+                     bar->name, bar->start, bar->end);
+}
+
+void grade_draw_clocks(const cp_plan *plan, double pair, double message,
+                       double byte) {
+    paces paces = {plan, pair, message, byte};
+    const cp_timeline timeline = {.plan = plan,
+                                  .seconds = pace_of,
+                                  .bar = stroke_bar,
+                                  .context = &paces,
+                                  .layers = 1,
+                                  .hidden = 1};
+    cp_hours hours;
+    grade_strokes_clear();
+    if (cp_timeline_run(&timeline, &hours) != CP_OK)
+        grade_strokes_clear();
+}
+
 static cp_status draw_plan(const void *plan, int kind, void *file) {
     return cp_draw(plan, (cp_drawing)kind, file);
 }

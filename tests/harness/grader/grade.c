@@ -26,7 +26,7 @@ enum {
 /* What outlives the process of a case, whatever ended it. */
 static struct {
     bool over; /* the case ran to its end */
-    char ran[400];
+    char ran[400], section[40];
 } * board;
 
 static struct {
@@ -57,6 +57,11 @@ void grade_stroke(int rank, bool talks, int origin, const char *name,
     if (stroke_count < STROKES)
         strokes[stroke_count++] =
             (cp_stroke){rank, talks, origin, name, start, end, 0};
+}
+
+void grade_strokes_clear(void) {
+    stroke_count = 0;
+    draw_by = NULL;
 }
 
 void grade_draw_by(cp_status (*draw)(const void *what, int kind, void *file),
@@ -103,6 +108,10 @@ void grade_ran(const char *format, ...) {
     va_start(list, format);
     vsnprintf(board->ran, sizeof(board->ran), format, list);
     va_end(list);
+}
+
+void grade_read(const char *section) {
+    snprintf(board->section, sizeof(board->section), "%s", section);
 }
 
 void grade_fail(const char *format, ...) {
@@ -235,7 +244,7 @@ static const char *run(int number, char *why, size_t room) {
     TCase *tests = tcase_create(grade_this.name);
     now = number;
     board->over = false;
-    board->ran[0] = '\0';
+    board->ran[0] = board->section[0] = '\0';
     tcase_set_timeout(tests, seconds);
     tcase_add_checked_fixture(tests, enter, NULL);
     tcase_add_test(tests, run_case);
@@ -300,6 +309,8 @@ static void show_drawing(void) {
     char name[40], line[400];
     snprintf(name, sizeof(name), "drawing-%d.txt", now);
     FILE *file = environment("DRAW") ? fopen(name, "r") : NULL;
+    if (file == NULL && environment("DRAW"))
+        printf("           (this case has nothing to draw)\n");
     if (file == NULL)
         return;
     putchar('\n');
@@ -310,8 +321,8 @@ static void show_drawing(void) {
            grade_this.name, now);
 }
 
-static void report(const grade_case *it, const char *why, const char *book,
-                   bool ran) {
+static void report(const grade_case *it, const char *why, bool ran) {
+    const char *book = *board->section ? board->section : grade_this.section;
     if (environment("CSV")) {
         printf("%s,%s,%d,\"%s\",%d,%d\n",
                environment("GRADE_WHO") ? environment("GRADE_WHO") : "",
@@ -319,8 +330,11 @@ static void report(const grade_case *it, const char *why, const char *book,
                it->points);
         return;
     }
-    printf("  %-5s %3d/%-3d  %d %s\n", why == NULL ? "ok" : "FAIL",
-           why == NULL ? it->points : 0, it->points, now, it->name);
+    char number[12] = " "; /* time.txt is no case */
+    if (it->run != NULL)
+        snprintf(number, sizeof(number), "%d", now);
+    printf("  %-5s %3d/%-3d  %s %s\n", why == NULL ? "ok" : "FAIL",
+           why == NULL ? it->points : 0, it->points, number, it->name);
     if (why != NULL) {
         show_lines("ran", ran ? board->ran : "");
         show_lines(ran ? "found" : "", why);
@@ -328,10 +342,11 @@ static void report(const grade_case *it, const char *why, const char *book,
             show_printed();
         if (ran && it->hint != NULL)
             show_lines("hint", it->hint);
-        if (ran && book != NULL) {
+        if (ran) {
             printf("           book   section %s\n", book);
-            printf("           again  make grade LAB=%.2s CASE=%d\n",
-                   grade_this.name, now);
+            printf("           again  make grade LAB=%.2s CASE=%d "
+                   "GRADE_SEED=%lu\n",
+                   grade_this.name, now, seed);
         }
     }
     if (ran)
@@ -340,8 +355,8 @@ static void report(const grade_case *it, const char *why, const char *book,
 
 /* The hours that the lab took, in its folder: one point. */
 static bool grade_time(void) {
-    grade_case it = {"time.txt: the hours that this lab took you", 1, 0, NULL,
-                     NULL};
+    const grade_case it = {.name = "time.txt: the hours that it took you",
+                           .points = 1};
     const char *path = environment("GRADE_TIME");
     FILE *file = path != NULL ? fopen(path, "r") : NULL;
     double hours = 0;
@@ -351,8 +366,7 @@ static bool grade_time(void) {
         fclose(file);
     board->ran[0] = '\0';
     now++;
-    report(&it, told ? NULL : "write a number, as 1.5, into time.txt", NULL,
-           false);
+    report(&it, told ? NULL : "write a number, as 1.5, into time.txt", false);
     return told;
 }
 
@@ -383,7 +397,7 @@ int main(void) {
         const char *failed = open ? run(n, why, sizeof(why)) : why;
         passed[n] = failed == NULL;
         points += passed[n] ? it->points : 0;
-        report(it, failed, grade_this.section, open);
+        report(it, failed, open);
     }
     now = last;
     if (only == NULL) {
