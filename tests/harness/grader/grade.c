@@ -20,7 +20,8 @@
 enum {
     ROOMS = 4096,
     STROKES = 20000,
-    SAID = 5, /* last lines of what an answer printed */
+    AROUND = 0xA5, /* a byte of its pages that is not in a room */
+    SAID = 5,      /* last lines of what an answer printed */
 };
 
 /* What outlives the process of a case, whatever ended it. */
@@ -151,6 +152,9 @@ void grade_near(const char *what, const float *got, const double *want,
         else
             snprintf(at, sizeof(at), "[row %ld][head %ld][%ld]",
                      n / dim / heads, n / dim % heads, n % dim);
+        if (!isfinite(off))
+            grade_fail("%s%s: got %.9g, want %.9g", what, at, (double)got[n],
+                       want[n]);
         grade_fail("%s%s: got %.9g, want %.9g, off by %.3g, allowed %.3g", what,
                    at, (double)got[n], want[n], off, allowed);
     }
@@ -182,7 +186,9 @@ void *grade_room(int64_t bytes) {
         fprintf(stderr, "no room for %ld bytes\n", bytes);
         abort();
     }
-    memset(all + page, 0xFF, pages);
+    /* NaN inside; around it what no copy of a NaN looks like. */
+    memset(all + page, AROUND, pages);
+    memset(all + page + pages - taken, 0xFF, (size_t)cp_max(bytes, 0));
     rooms[room_count].base = all + page;
     rooms[room_count].pages = pages;
     rooms[room_count++].bytes = (size_t)bytes;
@@ -199,7 +205,7 @@ static void look_at_rooms(void) {
         const size_t first = rooms[n].pages - (taken > 0 ? taken : 16);
         for (size_t i = 0; i < rooms[n].pages; i++)
             if ((i < first || i >= first + rooms[n].bytes) &&
-                rooms[n].base[i] != 0xFF)
+                rooms[n].base[i] != AROUND)
                 grade_fail("memory of %zu bytes was written at byte %ld",
                            rooms[n].bytes, (long)i - (long)first);
     }
