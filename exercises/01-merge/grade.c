@@ -65,6 +65,10 @@ static void worth(const running *row, int from, int to) {
                (double)row->level);
     if (from == to)
         return;
+    for (int j = from; j < to; j++)
+        grade_hold((double)row->level >= (double)(float)scores[j],
+                   "the level is %g, and a score of %g exceeds it",
+                   (double)row->level, scores[j]);
     for (int i = 0; i < DIM; i++)
         got[i] = row->sums[i] / row->weight;
     got_lse = row->level + logf(row->weight);
@@ -95,6 +99,7 @@ static void two_rows(void) {
 }
 
 static void one_empty(void) {
+    grade_read("2.3");
     for (int n = 0; n < 10; n++) {
         draw_row(4);
         grade_ran("to is empty, its weight and sums NaN");
@@ -105,6 +110,7 @@ static void one_empty(void) {
 }
 
 static void both_empty(void) {
+    grade_read("2.3");
     draw_row(4);
     grade_ran("both sides are empty, weights and sums NaN");
     merge(0, 0, 0, 0);
@@ -114,9 +120,16 @@ static void both_empty(void) {
     running_merge(&row, &nobody, DIM);
     running_merge(&row, &keys, DIM);
     worth(&row, 0, KEYS);
+    grade_ran("a row that took in keys is merged once more");
+    nobody = row_of(0, KEYS, 0);
+    running_merge(&row, &nobody, DIM);
+    grade_hold(row.sums != keys.sums,
+               "to.sums is add's memory: it must stay to's own");
+    worth(&keys, 0, KEYS);
 }
 
 static void far_apart(void) {
+    grade_read("2.4");
     static const double shifts[] = {90, -90, 3000, -3000};
     for (int n = 0; n < 4; n++) {
         draw_row(4);
@@ -143,10 +156,19 @@ static void nan_stays(void) {
         grade_hold(isnan(rows[0].sums[3]), "sums[3] is %g, and NaN is lost",
                    (double)rows[0].sums[3]);
         grade_hold(!isnan(rows[0].sums[2]), "sums[2] became NaN too");
+        draw_row(4);
+        running levels[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
+        levels[side].level = NAN;
+        grade_ran("the level of %s is NaN", side ? "add" : "to");
+        running_merge(&levels[0], &levels[1], DIM);
+        grade_hold(isnan(levels[0].sums[2] / levels[0].weight),
+                   "sums[2] / weight is %g, and NaN is lost",
+                   (double)(levels[0].sums[2] / levels[0].weight));
     }
 }
 
 static void finish(void) {
+    grade_read("2.3");
     double want[DIM], want_lse;
     for (int end = 0; end <= KEYS; end += 3) {
         draw_row(4);
@@ -174,12 +196,19 @@ static void take(void) {
         running_take(&row, taken, (float)lse, DIM);
         worth(&row, 0, KEYS);
     }
+    draw_row(4);
+    running row = row_of(0, 0, 0);
+    const running keys = row_of(0, KEYS, 0);
+    grade_ran("an empty row takes in an empty partial, then merges keys");
+    running_take(&row, grade_floats(DIM), -INFINITY, DIM);
+    running_merge(&row, &keys, DIM);
+    worth(&row, 0, KEYS);
 }
 
 const grade_lab grade_this = {
     .name = "01-merge",
     .title = "merge two halves of an answer",
-    .section = "2.2",
+    .section = "1.4",
     .late = "a loop whose index never reaches its end?",
     .cases =
         {
@@ -190,15 +219,20 @@ const grade_lab grade_this = {
             {"one side is empty", 7, 1,
              "0 * NaN is NaN: what was never written must not be scaled",
              one_empty},
-            {"both sides are empty", 7, 1,
+            {"both sides are empty", 7, 2,
              "-inf - (-inf) is NaN: look before you subtract", both_empty},
             {"scores far apart", 6, 1,
              "exp of a difference that is never positive cannot overflow",
              far_apart},
             {"NaN stays", 3, 1,
-             "fmaxf(x, NaN) is x: which of your comparisons swallows a NaN?",
+             "is NaN > -INFINITY? An empty side is one whose level == "
+             "-INFINITY, "
+             "and nothing else",
              nan_stays},
-            {"the division at the end", 7, 0, "no keys give 0 and -inf",
+            {"the division at the end", 7, 0,
+             "output = sums / weight, LSE = level + ln weight; without keys 0 "
+             "and "
+             "-inf",
              finish},
             {"take in a finished partial", 7, 1,
              "what are level, weight and sums of an answer that is divided?",

@@ -17,7 +17,8 @@ typedef struct {
 
 /* Merge add into to: the same row over other keys. An empty side leaves the
  * other as it is; two empty sides are empty. NaN in a side that is not empty
- * stays NaN. add is not changed. Nothing may overflow that need not. */
+ * stays NaN. add is not changed, and to->sums stays to's own memory. Nothing
+ * may overflow that need not. */
 void running_merge(running *to, const running *add, int64_t dim);
 
 /* Divide: output [dim] and LSE = level + ln weight. No keys give output 0 and

@@ -5,6 +5,7 @@
 
 /* A call on ranks, and what the checker says that its plans send. */
 static void count(bool keys) {
+    grade_read(keys ? "10.2" : "7.1");
     for (int n = 0; n < 30; n++) {
         const int ranks = (int)grade_between(1, 6);
         const int64_t kv = grade_between(1, 3), group = grade_between(1, 4);
@@ -19,16 +20,16 @@ static void count(bool keys) {
                               shape.query_heads,
                               kv,
                               shape.head_dim,
-                              4};
+                              n % 2 ? 2 : 4};
+        const cp_plan_options options = {call.element_bytes, 1};
         cp_plan_report report;
-        cp_plan *plan = grade_plan(keys ? cp_plan_pass_kv : cp_plan_pass_q,
-                                   layout, &shape, 1, &report);
+        cp_plan *plan;
+        grade_ok(cp_plan_new(keys ? cp_plan_pass_kv : cp_plan_pass_q, layout,
+                             &shape, &options, &plan));
+        grade_ok(cp_plan_check(plan, &report));
         grade_equal((int64_t)(keys ? kv_bytes(&call) : q_bytes(&call)),
                     report.bytes[0], keys ? "kv_bytes" : "q_bytes");
-        if (n < 29) {
-            grade_draw_by(NULL, NULL);
-            cp_plan_free(plan);
-        }
+        cp_plan_free(plan);
     }
 }
 
@@ -61,7 +62,18 @@ static freight some_call(void) {
                      INT64_C(1) << grade_between(0, 2)};
 }
 
+/* The answer over the plane: a line for each past. */
+static void draw_plane(void) {
+    for (int line = 0; line < 8; line++)
+        for (int fresh = 1; fresh <= 31; fresh++) {
+            const freight call = {2, fresh, fresh + 8 * line, 8, 4, 64, 2};
+            grade_stroke(line, false, !keys_are_cheaper(&call), "holds",
+                         fresh - 1, fresh);
+        }
+}
+
 static void cheaper(void) {
+    draw_plane();
     for (int n = 0; n < 400; n++) {
         freight call = some_call();
         if (n % 2) { /* a tie, or a row to either side of one */
@@ -75,11 +87,20 @@ static void cheaper(void) {
                   "%ld bytes a number",
                   call.query_rows, call.key_rows, call.query_heads,
                   call.kv_heads, call.head_dim, call.element_bytes);
-        grade_equal(keys_are_cheaper(&call),
-                    call.key_rows * of_key(&call) <=
-                        call.query_rows * of_query(&call),
-                    "keys_are_cheaper");
+        const wide kv = call.key_rows * of_key(&call);
+        const wide q = call.query_rows * of_query(&call);
+        grade_equal(keys_are_cheaper(&call), kv <= q, "keys_are_cheaper, %s",
+                    kv == q  ? "a tie"
+                    : kv < q ? "keys are"
+                             : "queries are");
     }
+    /* 3 * 10^20 bytes */
+    const int64_t rows = INT64_C(10000000000000);
+    const freight huge = {128, rows, 4 * rows, 128, 128, 256, 4};
+    grade_ran("10^13 rows of queries, four times as many of keys; 128 ranks");
+    grade_equal(keys_are_cheaper(&huge), 0, "keys_are_cheaper");
+    grade_hold(kv_bytes(&huge) == (wide)127 * 8 * rows * 128 * 256 * 4,
+               "kv_bytes is another number: it needs more than 64 bits");
 }
 
 static void see_least(const freight *call, int64_t cached) {
@@ -162,12 +183,12 @@ const grade_lab grade_this = {
         {
             {"bytes of keys and values", 8, 0, "both of them, N - 1 times",
              keys},
-            {"bytes of queries and the way home", 9, 0,
+            {"bytes of queries and the way home", 9, 1,
              "a partial has D_H + 1 numbers of 4 bytes for each query head",
              queries},
-            {"which is cheaper, ties too", 7, 0,
+            {"which is cheaper, ties too", 7, 2,
              "a tie goes to pass-KV; wide before the product", cheaper},
-            {"the least number of new tokens", 10, 0,
+            {"the least number of new tokens", 10, 2,
              "round up; and a call has at least one token", least},
             {"none at all, and 2^63", 7, 4,
              "what if a query and its way home cost less than a key and value?",

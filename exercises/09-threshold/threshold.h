@@ -1,6 +1,6 @@
 /* Tangled from book/labs/09-threshold.nw; the skeleton; write your answer here. */
-/* Which ring sends less, or hides what it sends: exactly, for any sizes. No
- * number may overflow 128 bits; no floating point. */
+/* Which ring sends less, or hides what it sends: exactly, without floating
+ * point. Every product that is needed fits 128 bits, but not 64. */
 #ifndef THRESHOLD_H
 #define THRESHOLD_H
 
@@ -28,12 +28,12 @@ wide q_bytes(const freight *call);
 bool keys_are_cheaper(const freight *call);
 
 /* For a sequence of cached tokens P and unpadded blocks: the least T >= 1 new
- * tokens for which pass-KV sends no more than pass-Q, whatever N is; -1 if there
- * is none, or it does not fit 64 bits. Of call only heads, head_dim and
+ * tokens for which pass-KV sends no more than pass-Q, for every N > 1. If there
+ * is none, or it does not fit 64 bits: -1. Of call only heads, head_dim and
  * element_bytes are read. */
 int64_t least_tokens(const freight *call, int64_t cached);
 
-/* Does sending keys and values of the P + T tokens hide under attention, hop by
+/* Does sending keys and values of the P + T tokens, T >= 1, hide under attention, hop by
  * hop? A hop computes 4 T (P + T) N_H D_H / N^2 FLOPs, at flops a second (C),
  * and sends 2 (P + T) N_KV D_H e / N bytes, at bandwidth bytes a second (BW).
  * Just as long is hidden. */

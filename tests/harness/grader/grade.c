@@ -87,7 +87,7 @@ static void draw(void) {
         cp_drawing kind;
     } files[] = {
         {"txt", CP_DRAW_ASCII}, {"svg", CP_DRAW_SVG}, {"csv", CP_DRAW_CSV}};
-    if (draw_by == NULL && stroke_count > 0)
+    if (stroke_count > 0) /* sooner than a plan */
         draw_by = draw_strokes;
     for (int n = 0; n < 3 && environment("DRAW") && draw_by != NULL; n++) {
         char name[40];
