@@ -3,7 +3,9 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "predict/draw.h"
 #include "tests/harness/grader/grade.h"
 
 static const int rank_counts[] = {1, 2, 3, 5, 7};
@@ -91,8 +93,41 @@ static void hold_places(const batch *how) {
             hold_place(how, s, p);
 }
 
+/* The drawing: as text, a column for each position or row. */
+enum { DRAWN_RANKS = 4, COLUMNS = 64 };
+static cp_stroke strokes[DRAWN_RANKS * COLUMNS];
+static int64_t stroke_count;
+
+static cp_status draw(const void *what, int kind, void *file) {
+    const bool by_rows = *(const bool *)what;
+    if (kind != CP_DRAW_ASCII)
+        return cp_draw_strokes(by_rows ? "sequences in the rows of a shard"
+                                       : "ranks that hold positions",
+                               DRAWN_RANKS, strokes, stroke_count,
+                               (cp_drawing)kind, file);
+    for (int rank = 0; rank < DRAWN_RANKS; rank++) {
+        char line[COLUMNS + 1] = "";
+        const int64_t columns = by_rows ? COLUMNS / 2 : COLUMNS;
+        memset(line, '.', (size_t)columns);
+        for (int64_t n = 0; n < stroke_count; n++)
+            if (strokes[n].rank == rank)
+                line[(int)strokes[n].start] = (char)('0' + strokes[n].origin);
+        fprintf(file, "rank %d  %s\n", rank, line);
+    }
+    fputs(by_rows ? "        rows of the shard, from 0 on; a digit is a "
+                    "sequence, . padding\n"
+                  : "        positions of the sequence, from 0 on; a digit is "
+                    "a rank\n",
+          file);
+    return CP_OK;
+}
+
 /* By positions of the first sequence, or by rows of the shards. */
 static void draw_places(const batch *how, bool by_rows) {
+    static bool kept;
+    kept = by_rows;
+    stroke_count = 0;
+    grade_draw_by(draw, &kept);
     say("place_of", how);
     for (int rank = 0; rank < how->ranks; rank++)
         for (int64_t row = 0; row < rows_before(how, how->sequences); row++) {
@@ -101,8 +136,14 @@ static void draw_places(const batch *how, bool by_rows) {
                 at.position < 0 || at.position >= length_of(how, at.sequence))
                 continue;
             const double x = (double)(by_rows ? row : at.position);
-            grade_stroke(rank, false, by_rows ? (int)at.sequence : rank,
-                         by_rows ? "attend" : "holds", x, x + 1);
+            strokes[stroke_count++] =
+                (cp_stroke){rank,
+                            false,
+                            by_rows ? (int)at.sequence : rank,
+                            by_rows ? "sequence" : "holds",
+                            x,
+                            x + 1,
+                            0};
         }
 }
 
@@ -187,8 +228,8 @@ static float *packed_of(const batch *how, int64_t dim) {
     return packed;
 }
 
-/* Go over all rows of all shards: write what belongs there, the padding being
- * left alone, or see that it is there and that padding is 0. */
+/* Go over all rows of all shards: write what belongs there, NaN into the
+ * padding, or see that it is there and that padding is 0. */
 static void go_over(const batch *how, float *const *shards, int64_t dim,
                     bool write) {
     for (int64_t s = 0; s < how->sequences; s++)
@@ -201,7 +242,7 @@ static void go_over(const batch *how, float *const *shards, int64_t dim,
                 const float want =
                     token ? value_of(how->cu_seqlens[s] + p, i) : 0.0f;
                 if (write && token)
-                    *at = want;
+                    *at = token ? want : NAN;
                 grade_hold(write || *at == want,
                            "rank %d: shard[%ld][%ld] is %g, want %g%s", rank,
                            row, i, (double)*at, (double)want,
@@ -283,29 +324,34 @@ static void longest(void) {
 const grade_lab grade_this = {
     .name = "04-ragged",
     .title = "ragged sequences in equal shards",
-    .section = "3.4",
+    .section = "3.3",
     .late = "a walk over the tokens where one over the sequences will do?",
     .cases =
         {
-            {"one sequence, cut evenly", 8, 0,
+            {"one sequence, cut evenly", 7, 0,
              "rows of chunk r first, then those of chunk 2N-1-r", one_even},
-            {"an uneven last chunk", 7, 1,
+            {"an uneven last chunk", 6, 1,
              "divide up: a chunk may be cut short, or have no token at all",
              one_uneven},
-            {"no token, or one", 6, 1,
-             "an empty sequence has no rows; one token has two on each rank",
+            {"no token, or one", 5, 2,
+             "a length is cu_seqlens[s + 1] - cu_seqlens[s]; an empty sequence "
+             "has no rows, one token has two on each rank",
              shortest},
-            {"several sequences", 8, 1,
+            {"several sequences", 8, 2,
              "the length of a sequence is a difference of two prefix sums, and "
              "each sequence has padding of its own",
              several},
-            {"positions", 5, 4,
+            {"positions", 4, 4,
              "a position is counted from the start of its sequence", positions},
             {"packed to shards", 7, 4,
-             "a row is written in any case: with its token, or with 0", placed},
+             "token t of the packed tensor is cu_seqlens[s] + position; "
+             "padding becomes 0",
+             placed},
             {"and back again", 7, 4,
-             "a row that is padding must not be copied anywhere", back},
-            {"long sequences", 6, 4,
+             "all ranks, every token to cu_seqlens[s] + position; padding "
+             "nowhere",
+             back},
+            {"long sequences", 5, 4,
              "a rank times a chunk, or twice a chunk, may not fit into 32 bits",
              longest},
         },

@@ -26,13 +26,14 @@ ring_shift shift_ordered;
 /* A shift of one exchange with two halves. */
 ring_shift shift_exchanged;
 
-/* How many rounds shift_ordered takes, if a message lasts one round
- * from when both of its sides are there. One rank needs none. */
+/* The fewest rounds that an order can take; shift_ordered takes no
+ * more. A message lasts one round from when both of its sides are
+ * there. One rank needs none. */
 int shift_rounds(int ranks);
 
 /* blocks[r] gets the block of rank r, bytes[r] long; the own one is
  * there already, and is not written. A rank gives away N-1 blocks,
- * by shift and by nothing else. */
+ * empty ones too, by shift and by nothing else. */
 cp_status gather(cp_comm *comm, ring_shift *shift, const int64_t *bytes,
                  void *const *blocks);
 
