@@ -196,12 +196,13 @@ mutants: ## put known faults into a copy of the sources, one by one; suites must
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/*.c tests/harness/grader/*.c))
-$(B)/exercises/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<)
+LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/stand-in/%.o,$(wildcard exercises/*/*.cu))
+$(B)/exercises/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(stand_in)
+$(B)/stand-in/exercises/%.cu.o: private flags += -Wno-unused-parameter
 objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch])
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
 
 ONLY ?= $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)

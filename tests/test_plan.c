@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "ring/build.h"
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "ring/variants.h"
@@ -331,6 +332,32 @@ TEST(a_missing_wait_is_found_in_both_opinions) {
     expect("rank 1, hop 2: exchange");
     refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
             "in some order rank 1, hop 2");
+}
+
+/* A block goes to two ranks, and is overwritten when one of them has it. */
+static void send_twice(cp_plan *it) {
+    const int slots = cp_plan_add_slots(it, CP_SLOT_KEYS, 3);
+    for (int k = 0; k < 3; k++) {
+        const cp_use cache_of = cp_use_of(it->cache, k);
+        const cp_use own = cp_use_of(slots, k);
+        cp_emit(it, k, 0, CP_OP_PACK, cache_of, own);
+        for (int h = 1; h < 3; h++)
+            cp_emit_exchange(it, k, h, own, (k + h) % 3,
+                             cp_use_of(slots + h, (k + 3 - h) % 3),
+                             (k + 3 - h) % 3);
+        cp_emit_wait(it, k, 1);
+        cp_emit(it, k, 1, CP_OP_PACK, cache_of, own);
+        cp_emit_wait(it, k, 2);
+    }
+}
+
+TEST(a_slot_that_is_sent_twice_is_lent_until_both_are_over) {
+    const cp_shape shape = {4, 2, 8};
+    lay_out(3, 20);
+    must(cp_plan_new(send_twice, layout, &shape, NULL, &plan));
+    expect("hop 1: pack writes slot 4, which a send is still reading");
+    refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
+            "in some order rank");
 }
 
 TEST(one_buffer_overwrites_or_deadlocks) {

@@ -163,6 +163,30 @@ static cp_status send_first(cp_comm *comm, void *context) {
     return cp_comm_wait(comm);
 }
 
+/* Two messages each way, of a ring of ranks, before anybody waits. */
+static cp_status two_under_way(cp_comm *comm, void *context) {
+    (void)context;
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
+    for (int64_t round = 0; round < 20; round++) {
+        const int64_t out[] = {2 * round, 2 * round + 1};
+        int64_t in[2];
+        for (int n = 0; n < 2; n++)
+            CP_TRY(
+                cp_comm_exchange(comm, next, &out[n], 8, previous, &in[n], 8));
+        CP_TRY(cp_comm_wait(comm));
+        CP_TRY(cp_comm_wait(comm));
+        if (in[0] != out[0] || in[1] != out[1])
+            return cp_fail(CP_BROKEN, "got %ld, %ld in round %ld", in[0], in[1],
+                           round);
+    }
+    return CP_OK;
+}
+
+LOOP(no_message_overtakes_another, 0, 30) {
+    must(run(2 + _i % 4, (uint64_t)_i, two_under_way, NULL));
+}
+
 TEST(sending_first_is_a_deadlock) {
     for (uint64_t disorder = 0; disorder < 3; disorder++) {
         const cp_threads_options options = {3, 0, disorder};

@@ -71,9 +71,14 @@ def text_of(page):
     return page.opening + "".join(file.text for file in page.files) + block(lambda: files_of(page))
 
 
+def labs_of(page):
+    labs = re.findall(rf"(?m)^\| (\d\d-\S+) \|.*\| {page.number}\.\d+ \|$", Path("exercises/README.md").read_text())
+    return "" if not labs else "; <em>its labs</em>: " + ", ".join(f"<code>{lab}</code>" for lab in labs)
+
+
 def files_of(page):
     files = sorted((path, root) for path, root in roots.items() if root.page is page)
-    return "" if not files else ('<div class="files"><p><em>The files of this chapter</em>, and their lines</p><ul>' + "".join(
+    return "" if not files else ('<div class="files"><p><em>The files of this chapter</em>, and their lines' + labs_of(page) + '</p><ul>' + "".join(
         f'<li><a href="{root.link(page)}"><code>{path}</code></a> {len(Path(path).read_text().splitlines()):,}</li>' for path, root in files) + "</ul></div>")
 
 
@@ -105,7 +110,7 @@ def main():
     front = Page("index.html")
     front.text = book[book.index("\\chapter{How"):book.index("\\fi\n\n\\mainmatter")]
     pages.append(front)
-    parts = iter("I II III IV V VI".split())
+    parts, letters = iter("I II III IV V VI".split()), iter("ABC")
     for m in re.finditer(r"\\chapterfile\{(\d+)\}\{(.*?)\}|\\morefile\{(\d.*?)\}|\\ringpart", book):
         if m[0] == "\\ringpart":
             title, at = braced(book, m.end())
@@ -114,7 +119,8 @@ def main():
             page.part = f"Part {next(parts)}"
             page.text = f"\\chapter{{{title}}}" + page.picture(picture) + braced(book, at)[0]
             continue
-        pages.append(page := Page(f"{int(m[1]):02}.html" if m[1] else "A.html", m[1] or "A"))
+        number = m[1] or next(letters)
+        pages.append(page := Page(f"{number:0>2}.html" if m[1] else f"{number}.html", number))
         for name in (m[2] or m[3]).split(","):
             if name in SECOND:
                 page.text = text_of(page)

@@ -94,7 +94,8 @@ const csv = text => {
     return line;
   });
 };
-const tint = (rank, ranks) => ranks <= 4 ? `var(--rank${rank})` : `hsl(${(360 * rank / ranks + 25) % 360},55%,75%)`;
+const round = number => Number.isInteger(number) ? group(number) : String(+number.toPrecision(6));
+const tint = (rank, ranks) => ranks <= 4 && rank >= 0 && rank < ranks ? `var(--rank${rank})` : `hsl(${(360 * rank / ranks + 25) % 360},55%,75%)`;
 const rows = (head, lines) => `<thead><tr>${head.map(cell).join("")}</tr></thead><tbody>${lines.join("")}</tbody>`;
 const cell = text => `<th${/^[a-z]/.test(text) ? "" : ' class="text"'}>${text}</th>`;
 
@@ -163,12 +164,18 @@ function call(command, now, ...more) {
 
 // ---- the pictures
 
-let drawn; // operations, and what is chosen and accused of them
+// Operations, and what is chosen and accused of them: of the own plan, or of a file that is open.
+let drawn, own, opened;
+
+const talks = op => op.lane ? op.lane === "messages" : /^exchange|^all-/.test(op.operation);
+const whose = op => op.origin ?? (talks(op) ? (op.operation === "exchange" ? op.out_origin : op.rank) : op.keys === 0 ? op.in_origin : op.keys_origin);
 
 function sentence(op) {
-  const passes = drawn.variant === "pass-kv" ? "keys and values" : "queries";
-  const all = "every other rank", bytes = group(op.bytes);
-  return {
+  const passes = drawn.file ? "blocks" : drawn.variant === "pass-kv" ? "keys and values" : "queries";
+  const all = "every other rank", bytes = group(op.bytes), span = `from ${round(op.start)} to ${drawn.holds ? "before " : ""}${round(op.end)}`;
+  if (drawn.holds)
+    return `${round(op.end - op.start)} positions, ${span}, of the block of rank ${op.origin}`;
+  const known = {
     append: () => `puts the keys and values of its new tokens (slot ${op.in}) into its cache (slot ${op.out})`,
     pack: () => `copies its cache (slot ${op.in}) to a padded block (slot ${op.out}) that can be sent`,
     attend: () => `lets the queries of rank ${op.in_origin} (slot ${op.in}) meet ${op.keys === 0 ? "the keys of its cache (slot 0)" :
@@ -179,7 +186,9 @@ function sentence(op) {
     wait: () => `waits until the exchange of hop ${op.hop} is complete`,
     "all-to-all": () => `sends ${all} the partial of its queries (slots from ${op.in} on) and receives its own from them (from ${op.out} on): ${bytes} bytes`,
     "all-gather": () => `sends its keys and values (slot ${op.in}) to ${all} and receives theirs (slots from ${op.out} on): ${bytes} bytes`,
-  }[op.operation]();
+  };
+  return !op.lane && Object.hasOwn(known, op.operation) ? known[op.operation]() :
+    `${talks(op) ? "a message of" : "work on"} the block of rank ${whose(op)}, ${op.end > 0 ? span : "which takes no time"}`;
 }
 
 function choose(op, scroll) {
@@ -191,52 +200,67 @@ function choose(op, scroll) {
     if (scroll)
       part.scrollIntoView({ block: "nearest" });
   }
-  $("what").innerHTML = `<code>${op.rank}:${op.number}</code> Rank ${op.rank}, hop ${op.hop}, <b>${op.operation}</b>: ${sentence(op)}${
+  $("what").innerHTML = `<code>${op.rank}:${op.number}</code> Rank ${op.rank}${drawn.holds ? "" : `, hop ${op.hop}`}, <b>${escape(op.operation)}</b>: ${sentence(op)}${
     drawn.end && op.end ? `; ${(op.end - op.start).toPrecision(4)} ms` : ""}.
-    <button type="button" id="leave">${drawn.gone === op ? "put it back" : "leave it out"}</button>`;
-  $("leave").onclick = () => set({ drop: drawn.gone === op ? "" : `${op.rank}:${op.number}` });
+    ${drawn.file ? "" : `<button type="button" id="leave">${drawn.gone === op ? "put it back" : "leave it out"}</button>`}`;
+  if (!drawn.file)
+    $("leave").onclick = () => set({ drop: drawn.gone === op ? "" : `${op.rank}:${op.number}` });
+}
+
+// Below the picture of a file: positions, or times, some hundred pixels apart.
+function axis(end, size, left, bottom) {
+  const unit = 10 ** Math.floor(Math.log10(end)), parts = [];
+  const step = [0.1, 0.2, 0.5, 1, 2, 5].map(n => n * unit).find(step => end / step <= size / 100 && (step >= 1 || !drawn.holds)) || end;
+  for (let n = 0; n * step <= end; n++) {
+    const x = left + (100 - left) * n * step / end;
+    parts.push(`<line class="axis" x1="${x}%" x2="${x}%" y1="0" y2="${bottom + 3}"/><text class="small" x="${x}%" y="${bottom + 15}" text-anchor="${
+      n === 0 ? "start" : x > 90 ? "end" : "middle"}">${round(+(n * step).toPrecision(6))}</text>`);
+  }
+  return parts;
 }
 
 function timeline() {
-  const { ops, ranks, accused, gone, around } = drawn, shown = Math.min(ranks, SHOWN), left = 4.5, wide = 100 - left;
-  const end = drawn.end || ops.reduce((most, op) => Math.max(most, op.end), 1e-9), size = $("timeline").clientWidth * wide / 100;
-  const parts = [];
+  const { ops, ranks, colours, high, file, accused, gone, around } = drawn, shown = Math.min(ranks, file ? DRAWN : SHOWN);
+  const left = shown > 100 ? 7 : 4.5, wide = 100 - left, bottom = shown * high;
+  const end = drawn.end || ops.reduce((most, op) => Math.max(most, op.end), 0) || 1, size = $("timeline").clientWidth * wide / 100;
+  const parts = file ? axis(end, size, left, bottom) : [];
   for (let rank = 0; rank < shown; rank++)
-    parts.push(`<text x="0" y="${rank * 42 + 17}">${rank}</text>`);
+    parts.push(`<text x="0" y="${rank * high + 17}">${rank}</text>`);
   for (const op of around) {
     const length = (op.end - op.start) / end, middle = left + wide * (op.start + op.end) / 2 / end;
-    parts.push(`<rect class="around" x="${(left + wide * op.start / end).toFixed(3)}%" y="${op.rank * 42 + (op.operation === "exchange" ? 22 : 4)}" width="${
+    parts.push(`<rect class="around" x="${(left + wide * op.start / end).toFixed(3)}%" y="${op.rank * high + (op.operation === "exchange" ? 22 : 4)}" width="${
       (wide * length).toFixed(3)}%" height="17" data-time="${op.rank} ${op.start}"><title>rank ${op.rank}: ${op.operation}, ${
       (op.end - op.start).toPrecision(4)} ms</title></rect>`);
     if (length * size > 7.2 * op.operation.length)
-      parts.push(`<text class="on" x="${middle.toFixed(3)}%" y="${op.rank * 42 + 17}" text-anchor="middle">${op.operation}</text>`);
+      parts.push(`<text class="on" x="${middle.toFixed(3)}%" y="${op.rank * high + 17}" text-anchor="middle">${op.operation}</text>`);
   }
   for (const op of ops) {
-    if (op.rank >= shown || !(op.end > 0) && op !== gone && op !== accused)
+    if (op.rank >= shown || !op.lane && !(op.end > 0) && op !== gone && op !== accused)
       continue;
-    const message = /^exchange|^all-/.test(op.operation), before = () => drawn.programs[op.rank].slice(0, op.number).map(p => p.end);
-    const start = op.end > 0 ? op.start : Math.max(0, ...before()), length = Math.max((op.end - op.start) / end, op.end > 0 ? 0.002 : 0.012);
-    const whose = message ? (op.operation === "exchange" ? op.out_origin : op.rank) : op.keys === 0 ? op.in_origin : op.keys_origin;
-    const x = Math.min(left + wide * start / end, 100 - wide * length), y = op.rank * 42 + (message ? 22 : 4), name = `${op.operation} ${whose}`;
+    const message = talks(op), before = () => drawn.programs[op.rank].slice(0, op.number).map(p => p.end);
+    const start = file || op.end > 0 ? op.start : Math.max(0, ...before()), length = Math.max((op.end - op.start) / end, file || op.end > 0 ? 0.002 : 0.012);
+    const x = Math.min(left + wide * start / end, 100 - wide * length), y = op.rank * high + (message ? 22 : 4);
+    const block = whose(op), name = escape(`${op.operation} ${block}`);
     const classes = ["bar", message && "message", op === accused && "accused", op === gone && "gone"].filter(Boolean).join(" ");
     parts.push(`<rect class="${classes}" data-op="${op.rank}:${op.number}" x="${x.toFixed(3)}%" y="${y}" width="${
-      (wide * length).toFixed(3)}%" height="17" style="fill:${tint(whose, ranks)}" data-time="${op.rank} ${op.start}"><title>rank ${op.rank}: ${name}, hop ${op.hop}</title></rect>`);
-    const label = message ? name.replace("exchange", "receive") : name, digits = String(ranks - 1).length;
+      (wide * length).toFixed(3)}%" height="17" style="fill:${tint(block, colours)}" data-time="${op.rank} ${op.start}"><title>rank ${op.rank}: ${name}, ${
+      drawn.holds ? `${round(op.start)} to before ${round(op.end)}` : `hop ${op.hop}`}</title></rect>`);
+    const label = message ? name.replace("exchange", "receive") : name, digits = String(colours - 1).length;
     if (op !== gone && length * size > 8 * digits + 2)
       parts.push(`<text class="on" x="${(x + wide * length / 2).toFixed(3)}%" y="${y + 13}" text-anchor="middle">${
-        length * size > 7.2 * (op.operation.length + digits + 1) ? label : whose}</text>`);
+        length * size > 7.2 * (op.operation.length + digits + 1) ? label : block}</text>`);
   }
-  $("timeline").innerHTML = `<svg height="${shown * 42 + (shown < ranks || drawn.end ? 20 : 0)}">${parts.join("")}${
-    drawn.end ? `<text x="100%" y="${shown * 42 + 14}" text-anchor="end" class="small">${end.toPrecision(4)} ms</text>` : ""}${
-    shown < ranks ? `<text x="0" y="${shown * 42 + 14}" class="small">ranks ${shown} to ${ranks - 1} do the same, one further each</text>` : ""}</svg>`;
+  $("timeline").innerHTML = `<svg height="${bottom + (shown < ranks || drawn.end || file ? 20 : 0)}">${parts.join("")}${
+    drawn.end ? `<text x="100%" y="${bottom + 14}" text-anchor="end" class="small">${end.toPrecision(4)} ms</text>` : ""}${
+    shown < ranks && !file ? `<text x="0" y="${bottom + 14}" class="small">ranks ${shown} to ${ranks - 1} do the same, one further each</text>` : ""}</svg>`;
 }
 
 function program() {
-  const rank = +$("rank").value, uses = (slot, origin) => `${slot} <span class="swatch" style="background:${tint(origin, drawn.ranks)}"></span>${origin}`;
+  const rank = +$("rank").value, uses = (slot, origin) => `${slot} <span class="swatch" style="background:${tint(origin, drawn.colours)}"></span>${origin}`;
   const lines = drawn.programs[rank].map(op => {
     const kind = op.operation, reads = kind === "wait" ? "" : uses(op.in, op.in_origin) + (kind === "attend" ? " and " +
       uses(op.keys, op.keys_origin) : "") + (kind === "exchange" ? ` to ${op.to}` : "");
-    return `<tr data-op="${rank}:${op.number}"${op === drawn.gone ? ' class="gone"' : ""}><td>${op.number}</td><td>${op.hop}</td><td class="text">${kind}</td>
+    return `<tr data-op="${rank}:${op.number}"${op === drawn.gone ? ' class="gone"' : ""}><td>${op.number}</td><td>${op.hop}</td><td class="text">${escape(kind)}</td>
       <td class="text">${reads}</td><td class="text">${kind === "wait" ? "" : uses(op.out, op.out_origin)}${kind === "exchange" ? ` from ${op.from}` : ""}</td>
       <td>${op.pairs ? group(op.pairs) : ""}</td><td>${op.bytes ? group(op.bytes) : ""}</td></tr>`;
   });
@@ -389,6 +413,7 @@ async function show() {
   runner.drop();
   sweeper.drop();
   delete document.body.dataset.shown;
+  shut();
   $("page").hidden = false;
   $("page").classList.add("busy");
   $("turn").textContent = "with T + P as it is, by simulation of both rings.";
@@ -452,32 +477,125 @@ async function proof(now, variant, ask) {
     held(csv(ranks.out));
     $("balance").textContent = (checked.out.match(/^balance .*/m) || [""])[0];
   }
-  if (ops.status === 0)
-    operations(csv(ops.out), variant, now.drop, right ? "" : checked.err, await pace(now, variant, ask));
-  for (const place of ["timeline", "what", "program"])
-    $(place).hidden = ops.status !== 0;
+  own = ops.status === 0 ? operations(csv(ops.out), variant, now.drop, right ? "" : checked.err, await pace(now, variant, ask)) : null;
+  picture();
   for (const place of ["held", "ranks", "balance"])
     $(place).hidden = ranks.status !== 0;
 }
 
 function operations(ops, variant, drop, accusation, times) {
-  const [, rank, hop, name] = accusation.match(/rank (\d+), hop (\d+): (\S+)/) || [], programs = [];
-  ops.forEach(op => (programs[op.rank] ||= []).push(op));
-  drawn = { ops, programs, ranks: programs.length, variant, gone: ops.find(op => `${op.rank}:${op.number}` === drop),
+  const [, rank, hop, name] = accusation.match(/rank (\d+), hop (\d+): (\S+)/) || [], programs = byRank(ops);
+  const made = { ops, programs, ranks: programs.length, colours: programs.length, high: 42, variant, gone: ops.find(op => `${op.rank}:${op.number}` === drop),
     accused: ops.find(op => op.rank === +rank && op.hop === +hop && op.operation === name), around: [] };
   if (times) {
     for (const op of ops)
       [op.start, op.end] = (times.get(`${op.rank} ${op.operation} ${op.hop}`) || []).shift() || [0, 0];
     for (const [place, list] of times)
       for (const [start, end] of list)
-        drawn.around.push({ rank: +place.split(" ")[0], operation: place.split(" ")[1], start, end });
-    drawn.end = [...drawn.around, ...ops].reduce((most, op) => Math.max(most, op.end), 0);
+        made.around.push({ rank: +place.split(" ")[0], operation: place.split(" ")[1], start, end });
+    made.end = [...made.around, ...ops].reduce((most, op) => Math.max(most, op.end), 0);
   }
+  return made;
+}
+
+function byRank(ops) {
+  const programs = [];
+  ops.forEach(op => (programs[op.rank] ||= []).push(op));
+  return programs;
+}
+
+// What is drawn: a file that is open, or else the own plan, if there is one.
+function picture() {
+  drawn = opened || own;
+  $("timeline").hidden = $("what").hidden = !drawn;
+  $("program").hidden = !drawn || drawn.strokes;
+  $("opened").hidden = !opened;
+  $("lanes").hidden = !!opened && opened.holds;
+  $("lengths").hidden = $("operations-ran").hidden = $("pace-ran").hidden = !!opened;
+  if (!drawn)
+    return;
+  const { ops, programs, ranks, file, strokes, holds, gone } = drawn, count = ops.filter(op => strokes || op.end > 0).length;
+  if (opened)
+    $("said").textContent = `${file}: ${holds ? "what" : strokes ? "strokes of" : "a plan of"} ${ranks} rank${ranks > 1 ? "s" : ""}${holds ? " hold" : ""}, ${
+      group(count)} bar${count === 1 ? "" : "s"} over ${holds ? "positions of tokens" : "virtual time"}${
+      ranks > DRAWN ? `, of ranks 0 to ${DRAWN - 1}` : ""}. All else on this page is still the plan that is chosen above.`;
   $("rank").innerHTML = programs.map((_, k) => `<option>${k}</option>`).join("");
-  $("rank").value = drawn.gone ? drawn.gone.rank : 0;
+  $("rank").value = (gone || ops[0]).rank;
   timeline();
-  program();
-  choose(drawn.gone || programs[0].find(op => op.operation === "exchange") || ops[0], false);
+  if (!strokes)
+    program();
+  choose(gone || ops.find(op => op.operation === "exchange") || ops[0], false);
+}
+
+// ---- a drawing from a file: of a plan, or of strokes
+
+const COLUMNS = ["rank,lane,name,origin,hop,start,end", "rank,number,operation,hop,in,in_origin,keys,keys_origin,out,out_origin,to,from,bytes,pairs,start,end"];
+const WORDS = ["lane", "name", "operation"], ROWS = 1e5, RANKS = 1024;
+const quote = text => `"${text.slice(0, 40)}${text.length > 40 ? "..." : ""}"`;
+
+// What is wrong with a field, if anything is.
+function fault(column, value, op) {
+  const time = column === "start" || column === "end";
+  if (column === "lane")
+    return /^(work|messages)$/.test(value) ? "" : "neither work nor messages";
+  if (WORDS.includes(column))
+    return value ? "" : "no name";
+  if (!/^[-+.\de]+$/.test(value) || !Number.isFinite(+value))
+    return "not a number";
+  if (+value < 0 && (time || column === "rank"))
+    return "negative";
+  if (column === "rank" && +value >= RANKS)
+    return `beyond ${group(RANKS)} ranks`;
+  return column === "end" && +value < op.start ? "before its start" : time || Number.isSafeInteger(+value) ? "" : "not a whole number";
+}
+
+function parse(file, text) {
+  const lines = text.trimEnd().split(/\r?\n/), head = lines[0].split(",");
+  const wrong = (line, what) => { throw Error(`line ${line}: ${what}`); };
+  if (!text.trim())
+    wrong(1, "the file is empty");
+  const columns = COLUMNS.find(known => known.split(",").sort().join() === [...head].sort().join()), strokes = columns === COLUMNS[0];
+  if (!columns)
+    wrong(1, `the header is ${quote(lines[0])}, neither of strokes (rank,lane,name,...) nor of a plan (rank,number,operation,...)`);
+  if (lines.length === 1)
+    wrong(2, "no row follows the header");
+  if (lines.length > ROWS + 1)
+    wrong(ROWS + 2, `more than ${group(ROWS)} rows`);
+  const counts = [], order = columns.split(",").map(column => [column, head.indexOf(column)]);
+  const ops = lines.slice(1).map((line, n) => {
+    const values = line.split(","), op = {};
+    if (values.length !== head.length)
+      wrong(n + 2, `where the header has ${head.length} fields, there ${values.length > 1 ? "are" : "is"} ${values.length}`);
+    for (const [column, at] of order) {
+      const what = fault(column, values[at], op);
+      if (what)
+        wrong(n + 2, `${column} is ${quote(values[at])}, ${what}`);
+      op[column] = WORDS.includes(column) ? values[at] : +values[at];
+    }
+    counts[op.rank] = (counts[op.rank] || 0) + 1;
+    return strokes ? Object.assign(op, { operation: op.name, number: counts[op.rank] - 1 }) : op;
+  });
+  const programs = byRank(ops), ranks = programs.length;
+  return { file, ops, programs, ranks, strokes, around: [], holds: strokes && ops.every(op => op.name === "holds"),
+    colours: ops.reduce((most, op) => Math.max(most, whose(op) + 1), ranks), high: ops.some(talks) ? 42 : 22 };
+}
+
+async function load(file) {
+  try {
+    if (file.size > 400 * ROWS)
+      throw Error(`line 1: ${group(file.size)} bytes are more than ${group(ROWS)} rows have`);
+    opened = parse(file.name, await file.text());
+  } catch (error) {
+    $("refused").textContent = `${file.name}, ${error.message}`;
+    return void ($("refused").hidden = false);
+  }
+  $("refused").hidden = true;
+  picture();
+}
+
+function shut() {
+  opened = null;
+  $("refused").hidden = true;
 }
 
 const point = event => {
@@ -487,11 +605,11 @@ const point = event => {
 };
 
 function keys(event) {
-  const now = drawn.chosen, list = drawn.programs[now.rank];
-  const step = { ArrowLeft: list[now.number - 1], ArrowRight: list[now.number + 1],
-    ArrowUp: (drawn.programs[now.rank - 1] || [])[now.number], ArrowDown: (drawn.programs[now.rank + 1] || [])[now.number] };
+  const now = drawn.chosen, list = drawn.programs[now.rank], at = list.indexOf(now);
+  const step = { ArrowLeft: list[at - 1], ArrowRight: list[at + 1],
+    ArrowUp: (drawn.programs[now.rank - 1] || [])[at], ArrowDown: (drawn.programs[now.rank + 1] || [])[at] };
   if (event.key === "Delete")
-    $("leave").click();
+    $("leave")?.click();
   else if (!(event.key in step))
     return;
   else if (step[event.key])
@@ -516,6 +634,19 @@ async function begin() {
   $("timeline").onpointerover = $("timeline").onclick = $("operations").onclick = point;
   $("timeline").onkeydown = keys;
   $("rank").onchange = program;
+  $("open").onclick = () => $("file").click();
+  $("file").onchange = async () => {
+    await load($("file").files[0]);
+    $("file").value = ""; // the same again is a change
+  };
+  $("close").onclick = () => { shut(); picture(); };
+  document.ondragover = event => event.dataTransfer.types.includes("Files") && event.preventDefault();
+  document.ondrop = event => {
+    if (event.dataTransfer.files.length > 0) {
+      event.preventDefault();
+      load(event.dataTransfer.files[0]);
+    }
+  };
   $("plot").onclick = event => event.target.dataset.fresh && set({ cached: String(count(state().new) + count(state().cached) - event.target.dataset.fresh),
     new: event.target.dataset.fresh });
   addEventListener("hashchange", start);

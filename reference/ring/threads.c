@@ -249,6 +249,9 @@ static void pair(struct member *me, const cp_exchange *exchange, cp_half *send,
     send->way = receive;
     receive->way = send;
     send->state = receive->state = CP_HALF_PAIRED;
+}
+
+static void deliver(struct member *me, cp_half *send, cp_half *receive) {
     if (me->hub->early || (send->bytes <= SHORT && !me->hub->late)) {
         copy(me->hub, send, receive);
         return;
@@ -269,6 +272,10 @@ static cp_status threads_post(cp_comm *comm, cp_exchange *posted) {
     cp_exchange_append(comm, posted);
     pair(me, posted, send, find_partner(me, posted, send));
     pair(me, posted, find_partner(me, posted, receive), receive);
+    if (send->state == CP_HALF_PAIRED)
+        deliver(me, send, send->way);
+    if (receive->state == CP_HALF_PAIRED)
+        deliver(me, receive->way, receive);
     const cp_status status = hub->failure.happened ? join_failure(me) : CP_OK;
     pthread_mutex_unlock(&hub->lock);
     return status;

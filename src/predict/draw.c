@@ -224,7 +224,7 @@ static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
 static cp_status print_strokes(const drawing *d, FILE *out) {
     fprintf(out, "rank,lane,name,origin,hop,start,end\n");
     for (const cp_stroke *s = d->strokes; s < d->strokes + d->count; s++)
-        fprintf(out, "%d,%s,%s,%d,%d,%.6g,%.6g\n", s->rank,
+        fprintf(out, "%d,%s,%s,%d,%d,%.10g,%.10g\n", s->rank,
                 s->talks ? "messages" : "work", s->name, s->origin, s->hop,
                 s->start, s->end);
     return CP_OK;

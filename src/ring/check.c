@@ -185,8 +185,8 @@ typedef struct {
 
 typedef struct {
     content holds;
-    bool sending;   /* lent to an exchange that was not waited for */
-    bool receiving; /* likewise; its contents are unknown */
+    int16_t sending; /* exchanges it is lent to that were not waited for */
+    bool receiving;  /* one of them fills it; its contents are unknown */
 } place;
 
 typedef struct {
@@ -311,7 +311,7 @@ static cp_status note_start(proof *proof, const cp_event *event) {
     }
     if (op->to == CP_NOBODY)
         return CP_OK;
-    place_of(proof, event->rank, op->in.slot)->sending = true;
+    place_of(proof, event->rank, op->in.slot)->sending++;
     return check_use(proof, event->rank, op, op->in,
                      proof->plan->slots[op->in.slot].kind);
 }
@@ -328,7 +328,7 @@ static cp_status note_wait(proof *proof, const cp_event *event) {
     const cp_program *program = &proof->plan->programs[event->rank];
     const cp_op *op = &program->ops[event->op->ends];
     if (op->to != CP_NOBODY)
-        place_of(proof, event->rank, op->in.slot)->sending = false;
+        place_of(proof, event->rank, op->in.slot)->sending--;
     if (op->from == CP_NOBODY)
         return CP_OK;
     place_of(proof, event->rank, op->out.slot)->receiving = false;

@@ -136,6 +136,11 @@ cp_layout *grade_layout(int ranks, int64_t sequences, const int64_t *new_tokens,
     grade_ok(
         cp_cache_new(ranks, sequences, cp_shard_room(ranks, most) + 2, &cache));
     for (int n = 0; n < calls; n++) {
+        int64_t tokens = 0;
+        for (int64_t i = 0; i < sequences; i++)
+            tokens += past[n * sequences + i];
+        if (tokens == 0)
+            continue;
         grade_ok(cp_cache_lay_out(cache, false, past + n * sequences, &layout));
         grade_ok(cp_cache_commit(cache, layout));
         cp_layout_free(layout);
@@ -241,6 +246,30 @@ double grade_makespan(const cp_plan *plan, double pair, double message,
     cp_hours hours;
     grade_ok(cp_timeline_run(&timeline, &hours));
     return hours.now;
+}
+
+static void stroke_bar(void *context, const cp_bar *bar) {
+    (void)context;
+    if (bar->op != NULL && bar->end > bar->start)
+        grade_stroke(bar->rank, cp_op_talks(bar->op),
+                     cp_op_talks(bar->op) ? bar->op->out.origin
+                                          : bar->op->in.origin,
+                     bar->name, bar->start, bar->end);
+}
+
+void grade_draw_clocks(const cp_plan *plan, double pair, double message,
+                       double byte) {
+    paces paces = {plan, pair, message, byte};
+    const cp_timeline timeline = {.plan = plan,
+                                  .seconds = pace_of,
+                                  .bar = stroke_bar,
+                                  .context = &paces,
+                                  .layers = 1,
+                                  .hidden = 1};
+    cp_hours hours;
+    grade_strokes_clear();
+    if (cp_timeline_run(&timeline, &hours) != CP_OK)
+        grade_strokes_clear();
 }
 
 static cp_status draw_plan(const void *plan, int kind, void *file) {

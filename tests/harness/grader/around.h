@@ -50,6 +50,11 @@ void grade_run(const cp_plan *plan);
 double grade_makespan(const cp_plan *plan, double pair, double message,
                       double byte);
 
+/* With DRAW, draw the plan by these clocks when the case ends; at the end of a
+ * later call by its. */
+void grade_draw_clocks(const cp_plan *plan, double pair, double message,
+                       double byte);
+
 /* With DRAW, draw the plan when the case ends; it must last as long. */
 void grade_draw_plan(const cp_plan *plan);
 

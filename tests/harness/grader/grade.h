@@ -31,6 +31,9 @@ extern const grade_lab grade_this;
  * a crash and of a case that does not end. */
 void grade_ran(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* What of the book a failure of this case names, if not the lab's section. */
+void grade_read(const char *section);
+
 /* End the case: it has failed, and this is why. Only from the case's own
  * thread. */
 _Noreturn void grade_fail(const char *format, ...)
@@ -70,6 +73,9 @@ float *grade_floats(int64_t count);
  * "holds" is drawn over positions, all else over virtual time. */
 void grade_stroke(int rank, bool talks, int origin, const char *name,
                   double start, double end);
+
+/* Forget the strokes, and the function below. */
+void grade_strokes_clear(void);
 
 /* For around.c: draw by a function instead, which writes what cp_draw takes
  * as kind. */

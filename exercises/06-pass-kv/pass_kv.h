@@ -1,0 +1,40 @@
+/* Tangled from book/labs/06-pass-kv.nw; the skeleton; write your answer here. */
+/* Ring pass-KV at run time: blocks of unequal length go round. */
+#ifndef PASS_KV_H
+#define PASS_KV_H
+
+#include "reference/attend/partial.h"
+#include "ring/comm.h"
+#include "ring/span.h"
+
+/* A block is what one rank has cached: its keys [length][N_KV][D_H],
+ * directly behind them its values, in fp32. A length may be 0. */
+typedef struct {
+    cp_shape shape;           /* N_H, N_KV, D_H */
+    const int64_t *lengths;   /* [ranks] tokens of each rank's block */
+    const cp_pieces *cached;  /* [ranks] which tokens these are */
+    const cp_pieces *queried; /* which tokens this rank's queries are */
+    const float *queries;     /* [rows][N_H][D_H], rows may be 0 */
+    const float *block;       /* this rank's own; to be read only */
+    float *buffers[2];        /* for blocks that come; this rank's own
+                                 and these have room for the longest */
+    cp_partial *answer;       /* over all blocks; holds NaN at first */
+    cp_partial *added;        /* room for one more such partial */
+} ring_call;
+
+/* What the block of a rank weighs. */
+int64_t block_bytes(const ring_call *call, int origin);
+
+/* Write the partial of this rank's queries over the block of rank
+ * origin, which lies at block. The tests have it. */
+cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,
+                       const float *block, cp_partial *partial);
+
+/* Fill in the answer: attention of this rank's queries over the
+ * blocks of all ranks. Every rank sends N-1 messages, to the next
+ * rank, none longer than the block in it; an empty block is a message
+ * of no bytes. While it attends to a block, all but the last time,
+ * the next one is on its way. Nothing is outstanding on return. */
+cp_status ring_pass_kv(cp_comm *comm, const ring_call *call);
+
+#endif

@@ -1,0 +1,454 @@
+/* Cases of lab 08. */
+#include "decode.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/harness/grader/around.h"
+
+enum { RANKS = 7, BATCH = 16 };
+
+static const int some_ranks[] = {1, 2, 3, 5, 7};
+
+/* held as text, for what is said of a call. */
+static const char *listed(int64_t count, const int64_t *held) {
+    static char text[400];
+    size_t used = 0;
+    text[0] = '\0';
+    for (int64_t n = 0; n < count && used < sizeof(text) - 24; n++)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%ld",
+                                 n == 0 ? "" : " ", held[n]);
+    return text;
+}
+
+static int due_owner(int ranks, const int64_t *held, int64_t room,
+                     int64_t turn) {
+    int64_t least = room;
+    for (int r = 0; r < ranks; r++)
+        least = cp_min(least, held[r]);
+    for (int64_t n = turn; n < turn + ranks && least < room; n++)
+        if (held[n % ranks] == least)
+            return (int)(n % ranks);
+    return CP_NOBODY;
+}
+
+static int ask_owner(int ranks, const int64_t *held, int64_t room,
+                     int64_t turn) {
+    grade_ran("decode_owner: %d ranks hold %s, room %ld, turn %ld", ranks,
+              listed(ranks, held), room, turn);
+    return decode_owner(ranks, held, room, turn);
+}
+
+static void fewest(void) {
+    for (int n = 0; n < 300; n++) {
+        const int ranks = some_ranks[n % 5];
+        int64_t held[RANKS];
+        const int64_t turn = grade_between(0, 40);
+        for (int r = 0; r < ranks; r++)
+            held[r] = n < 10 ? 4 : grade_between(0, 4);
+        grade_equal(ask_owner(ranks, held, 100, turn),
+                    due_owner(ranks, held, 100, turn), "the owner");
+    }
+}
+
+static void full(void) {
+    for (int n = 0; n < 200; n++) {
+        const int ranks = some_ranks[n % 5];
+        int64_t held[RANKS];
+        const int64_t room = grade_between(0, 3);
+        bool any = false;
+        for (int r = 0; r < ranks; r++) {
+            held[r] =
+                room - (n % 3 == 0 ? 0 : grade_between(0, 1) % (room + 1));
+            any = any || held[r] < room;
+        }
+        const int owner =
+            ask_owner(ranks, held, room, grade_between(0, 2 * ranks));
+        grade_hold(owner >= CP_NOBODY && owner < ranks,
+                   "the owner is rank %d of %d", owner, ranks);
+        grade_hold(any || owner == CP_NOBODY,
+                   "the owner is rank %d, and all are full", owner);
+        grade_hold(!any || owner != CP_NOBODY,
+                   "the owner is nobody, and a rank has room");
+        grade_hold(owner == CP_NOBODY || held[owner] < room,
+                   "the owner is rank %d, which is full", owner);
+    }
+}
+
+static int64_t spread(int ranks, const int64_t *held) {
+    int64_t least = held[0], most = held[0];
+    for (int r = 0; r < ranks; r++) {
+        least = cp_min(least, held[r]);
+        most = cp_max(most, held[r]);
+    }
+    return most - least;
+}
+
+/* Draw who holds which position behind an uneven start, right or not. */
+static void show_positions(void) {
+    int64_t held[] = {9, 2, 5, 0, 7}, position = 0;
+    for (int r = 0; r < 5; position += held[r++])
+        grade_stroke(r, false, r, "holds", (double)position,
+                     (double)(position + held[r]));
+    for (int64_t turn = 0; turn < 40; turn++, position++) {
+        const int owner = ask_owner(5, held, INT64_MAX, turn);
+        if (owner < 0 || owner >= 5)
+            return;
+        grade_stroke(owner, false, owner, "holds", (double)position,
+                     (double)(position + 1));
+        held[owner]++;
+    }
+}
+
+static void long_run(int ranks) {
+    int64_t held[RANKS];
+    for (int r = 0; r < ranks; r++)
+        held[r] = grade_between(0, 40);
+    for (int64_t step = 0; step < 10000; step++) {
+        /* A prefill leaves a rank that is ahead, and begins to count anew. */
+        const int64_t turn = step % 1000;
+        for (int r = 0; r < ranks && turn == 0; r++)
+            held[r] += grade_between(0, 2 * ranks);
+        const int64_t before = spread(ranks, held);
+        const int owner = ask_owner(ranks, held, INT64_MAX, turn);
+        grade_hold(owner >= 0 && owner < ranks,
+                   "step %ld: the owner is rank %d of %d", step, owner, ranks);
+        held[owner]++;
+        const int64_t after = spread(ranks, held);
+        grade_hold(after <= cp_max(before, 1),
+                   "step %ld: two ranks differed by %ld tokens, and now by %ld",
+                   step, before, after);
+        grade_hold(turn != 999 || after <= 1,
+                   "step %ld: after 1000 tokens two ranks differ by %ld", step,
+                   after);
+    }
+}
+
+/* Equal sequences, each with its place in the batch as a start: every step is
+ * spread over the ranks. */
+static void even_batch(int ranks, int64_t batch) {
+    int64_t held[BATCH][RANKS] = {{0}};
+    for (int64_t step = 0; step < 60; step++) {
+        int64_t rows[RANKS] = {0};
+        for (int64_t s = 0; s < batch; s++) {
+            const int owner = ask_owner(ranks, held[s], 1000, s + step);
+            grade_hold(owner >= 0 && owner < ranks, "the owner is rank %d",
+                       owner);
+            held[s][owner]++;
+            rows[owner]++;
+        }
+        for (int r = 0; r < ranks; r++)
+            grade_hold(rows[r] <= cp_ceil_divide(batch, ranks),
+                       "step %ld of %ld equal sequences: rank %d owns %ld",
+                       step, batch, r, rows[r]);
+    }
+}
+
+static void balance(void) {
+    show_positions();
+    for (int n = 0; n < 5; n++) {
+        long_run(some_ranks[n]);
+        even_batch(some_ranks[n], grade_between(1, BATCH));
+    }
+}
+
+static void hold_rows(int ranks, int64_t batch, const int *owner) {
+    int64_t rows = 0, *table = grade_room(8 * cp_max(1, ranks * batch));
+    for (int r = 0; r < ranks; r++) {
+        int64_t mine = 0;
+        for (int64_t s = 0; s < batch; s++)
+            mine += owner[s] == r;
+        rows = cp_max(rows, mine);
+    }
+    memset(table, 0x55, (size_t)(8 * cp_max(1, ranks * batch)));
+    grade_equal(decode_rows(ranks, batch, owner, table), rows,
+                "the rows of a block");
+    for (int r = 0; r < ranks; r++) {
+        int64_t row = 0;
+        for (int64_t s = 0; s < batch; s++)
+            if (owner[s] == r) {
+                grade_equal(table[r * rows + row], s,
+                            "the sequence in row %ld of rank %d", row, r);
+                row++;
+            }
+        for (; row < rows; row++)
+            grade_equal(table[r * rows + row], -1,
+                        "padding in row %ld of rank %d", row, r);
+    }
+}
+
+static void rows(void) {
+    for (int n = 0; n < 60; n++) {
+        const int ranks = some_ranks[n % 5];
+        const int64_t batch =
+            n < 5 ? cp_max(1, ranks - 1) : grade_between(n == 9 ? 0 : 1, BATCH);
+        int owner[BATCH];
+        for (int64_t s = 0; s < batch; s++)
+            owner[s] = n < 30 ? (int)((s + n) % ranks)
+                              : (int)grade_between(0, ranks - 1);
+        grade_ran("decode_rows: %ld sequences over %d ranks, %s", batch, ranks,
+                  n < 30 ? "in turns" : "owners by chance");
+        hold_rows(ranks, batch, owner);
+    }
+}
+
+static void some_end(void) {
+    for (int n = 0; n < 40; n++) {
+        const int ranks = some_ranks[n % 5];
+        const int64_t batch = grade_between(2, BATCH);
+        const int64_t gone = grade_between(0, batch - 1);
+        int owner[BATCH];
+        for (int64_t s = 0; s < batch; s++)
+            owner[s] =
+                s == gone || n % 10 == 9 ? CP_NOBODY : (int)((s + n) % ranks);
+        grade_ran("decode_rows: %ld sequences over %d ranks, of which %s ended",
+                  batch, ranks, n % 10 == 9 ? "all have" : "one has");
+        hold_rows(ranks, batch, owner);
+    }
+}
+
+/* A batch, and what lies where before a step. */
+typedef struct {
+    int ranks;
+    int64_t batch, room, rows;
+    cp_shape shape;
+    int64_t position[BATCH], total[BATCH], *table;
+    decode_rank member[RANKS];
+    cp_pieces asked[RANKS]; /* by rows of a rank's block */
+    float *output[RANKS], *lse[RANKS];
+    int64_t bytes[RANKS];
+} scene;
+
+/* Past tokens lie anywhere; the new one of sequence s goes to owner[s]. */
+static void lay_out(scene *it, const int *owner) {
+    const int64_t heads = it->shape.query_heads, dim = it->shape.head_dim;
+    const int64_t width = it->shape.kv_heads * dim;
+    it->rows = 0;
+    it->table = grade_room(8 * it->ranks * it->batch);
+    for (int r = 0; r < it->ranks; r++) {
+        int64_t mine = 0;
+        for (int64_t s = 0; s < it->batch; s++)
+            mine += owner[s] == r;
+        it->rows = cp_max(it->rows, mine);
+    }
+    for (int r = 0; r < it->ranks; r++) {
+        decode_rank *me = &it->member[r];
+        int64_t row = 0;
+        *me =
+            (decode_rank){.rank = r,
+                          .ranks = it->ranks,
+                          .shape = it->shape,
+                          .room = it->room,
+                          .rows = it->rows,
+                          .sequence_of = it->table,
+                          .position = it->position,
+                          .count = grade_room(8 * it->batch),
+                          .keys = grade_floats(it->batch * it->room * width),
+                          .values = grade_floats(it->batch * it->room * width)};
+        memset(me->count, 0, (size_t)(8 * it->batch));
+        for (int64_t s = 0; s < it->batch; s++)
+            if (owner[s] == r) {
+                const cp_span span = {s, it->position[s], 1, 1};
+                it->table[r * it->rows + row] = s;
+                grade_ok(
+                    cp_pieces_append(&it->asked[r], (cp_piece){span, row++}));
+            }
+        while (row < it->rows)
+            it->table[r * it->rows + row++] = -1;
+        float *q = grade_floats(it->rows * heads * dim),
+              *k = grade_floats(it->rows * width),
+              *v = grade_floats(it->rows * width);
+        grade_fill(GRADE_QUERY, &it->shape, &it->asked[r], q);
+        grade_fill(GRADE_KEY, &it->shape, &it->asked[r], k);
+        grade_fill(GRADE_VALUE, &it->shape, &it->asked[r], v);
+        me->queries = q, me->new_keys = k, me->new_values = v;
+        it->output[r] = grade_floats(it->rows * heads * dim);
+        it->lse[r] = grade_floats(it->rows * heads);
+    }
+    for (int64_t s = 0; s < it->batch; s++) {
+        it->total[s] = it->position[s] + 1;
+        for (int64_t p = 0; p < it->position[s]; p++) {
+            decode_rank *me = &it->member[grade_between(0, it->ranks - 1)];
+            const cp_piece piece = {{s, p, 1, 1},
+                                    s * it->room + me->count[s]++};
+            grade_ok(cp_pieces_append(&me->held, piece));
+        }
+    }
+    for (int r = 0; r < it->ranks; r++) {
+        decode_rank *me = &it->member[r];
+        grade_fill(GRADE_KEY, &it->shape, &me->held, me->keys);
+        grade_fill(GRADE_VALUE, &it->shape, &me->held, me->values);
+    }
+}
+
+/* A batch of random lengths, dealt out in turns; one sequence may have ended. */
+static void draw_scene(scene *it, int ranks, int64_t batch, bool one_ended) {
+    int owner[BATCH];
+    *it = (scene){
+        .ranks = ranks, .batch = batch, .room = 20, .shape = {4, 2, 24}};
+    for (int64_t s = 0; s < batch; s++) {
+        it->position[s] = grade_between(0, 18);
+        owner[s] = (int)((s + ranks) % ranks);
+    }
+    if (one_ended)
+        owner[grade_between(1, batch - 1)] = CP_NOBODY;
+    lay_out(it, owner);
+}
+
+static void append(void) {
+    for (int n = 0; n < 15; n++) {
+        static scene it;
+        const int ranks = some_ranks[n % 5];
+        draw_scene(&it, ranks, grade_between(2, BATCH), n % 2);
+        const int64_t width = it.shape.kv_heads * it.shape.head_dim;
+        for (int r = 0; r < ranks; r++) {
+            decode_rank *me = &it.member[r];
+            int64_t before[BATCH];
+            memcpy(before, me->count, (size_t)(8 * it.batch));
+            const int64_t held = cp_pieces_tokens(&me->held);
+            grade_ran("decode_append: rank %d of %d appends %ld new tokens, "
+                      "its block has %ld rows",
+                      r, ranks, it.asked[r].count, it.rows);
+            grade_ok(decode_append(me));
+            grade_equal(cp_pieces_tokens(&me->held), held + it.asked[r].count,
+                        "tokens that held has");
+            for (int64_t i = 0; i < it.asked[r].count; i++) {
+                const cp_piece asked = it.asked[r].items[i];
+                const int64_t s = asked.span.sequence;
+                const int64_t at = s * it.room + before[s];
+                grade_equal(me->count[s], ++before[s], "count of sequence %ld",
+                            s);
+                for (int64_t c = 0; c < width; c++) {
+                    const int64_t from = asked.row * width + c;
+                    grade_hold(me->keys[at * width + c] == me->new_keys[from],
+                               "row %ld of the cache: key is %g, want %g", at,
+                               (double)me->keys[at * width + c],
+                               (double)me->new_keys[from]);
+                    grade_hold(me->values[at * width + c] ==
+                                   me->new_values[from],
+                               "row %ld of the cache: value is %g, want %g", at,
+                               (double)me->values[at * width + c],
+                               (double)me->new_values[from]);
+                }
+            }
+            grade_hold(memcmp(before, me->count, (size_t)(8 * it.batch)) == 0,
+                       "count changed for a sequence that rank %d does not own",
+                       r);
+        }
+    }
+}
+
+static cp_status step_of(cp_comm *comm, void *context) {
+    scene *it = context;
+    const int r = comm->rank;
+    CP_TRY(decode_step(comm, &it->member[r], it->output[r], it->lse[r]));
+    it->bytes[r] = comm->sent.ring_bytes + comm->sent.all_to_all_bytes +
+                   comm->sent.all_gather_bytes;
+    return CP_OK;
+}
+
+static void hold_padding(const scene *it, int r) {
+    const int64_t heads = it->shape.query_heads, dim = it->shape.head_dim;
+    for (int64_t row = it->asked[r].count; row < it->rows; row++)
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t at = row * heads + h;
+            grade_hold(it->lse[r][at] == -INFINITY,
+                       "rank %d: row %ld is padding, and its LSE is %g, not "
+                       "-inf",
+                       r, row, (double)it->lse[r][at]);
+            for (int64_t i = 0; i < dim; i++)
+                grade_hold(it->output[r][at * dim + i] == 0,
+                           "rank %d: row %ld is padding, and its output is %g",
+                           r, row, (double)it->output[r][at * dim + i]);
+        }
+}
+
+static void take_step(scene *it) {
+    grade_ran("decode_step: %ld sequences over %d ranks, blocks of %ld rows",
+              it->batch, it->ranks, it->rows);
+    grade_ranks(it->ranks, step_of, it);
+    for (int r = 0; r < it->ranks; r++) {
+        char whose[40];
+        snprintf(whose, sizeof(whose), "rank %d: ", r);
+        grade_answer(whose, &it->shape, NULL, &it->asked[r], it->total,
+                     it->output[r], it->lse[r]);
+        hold_padding(it, r);
+    }
+}
+
+static void own_token(void) {
+    grade_as_ledger();
+    for (int n = 0; n < 6; n++) {
+        static scene it;
+        const int owner = 0;
+        it = (scene){.ranks = 1,
+                     .batch = 1,
+                     .room = 20,
+                     .shape = {4, 2, 24},
+                     .position = {n == 0 ? 0 : grade_between(1, 18)}};
+        lay_out(&it, &owner);
+        take_step(&it);
+    }
+}
+
+static void many_ranks(void) {
+    for (int n = 0; n < 16; n++) {
+        static scene it;
+        const int ranks = some_ranks[1 + n % 4];
+        if (n == 0)
+            grade_as_ledger();
+        draw_scene(&it, ranks,
+                   n < 4 ? cp_max(1, ranks - 1) : grade_between(2, BATCH),
+                   n >= 12);
+        take_step(&it);
+    }
+}
+
+static void bytes(void) {
+    for (int n = 0; n < 12; n++) {
+        static scene it;
+        const int ranks = some_ranks[n % 5];
+        draw_scene(&it, ranks, grade_between(2, BATCH), false);
+        take_step(&it);
+        const int64_t heads = it.shape.query_heads, dim = it.shape.head_dim;
+        for (int r = 0; r < ranks; r++)
+            grade_equal(it.bytes[r],
+                        (ranks - 1) * it.rows * heads * (dim + dim + 1) * 4,
+                        "bytes that rank %d sends", r);
+    }
+}
+
+const grade_lab grade_this = {
+    .name = "08-decode",
+    .title = "decode, with the owner by count",
+    .section = "9.1",
+    .late = "a collective that not all ranks call?",
+    .cases =
+        {
+            {"the fewest, then the turn", 7, 0,
+             "look at the ranks from turn mod ranks on; an equal one must not "
+             "take the place of the first",
+             fewest},
+            {"a full rank is passed over", 5, 0,
+             "held[r] == room is full: that rank is no owner, however few "
+             "others hold",
+             full},
+            {"balance over 10,000 steps", 7, 0,
+             "turns alone never make up for an uneven start", balance},
+            {"rows of a batch", 7, 0,
+             "the rank that owns most decides; B / N rounds down", rows},
+            {"one sequence ends early", 4, 4,
+             "a sequence without an owner is in no row", some_end},
+            {"append to the cache", 4, 0,
+             "row sequence * room + count; padding is no token", append},
+            {"the new token sees itself", 5, 6, "append before you attend",
+             own_token},
+            {"a step over many ranks", 7, 7,
+             "each rank attends for every block; padding must be empty in "
+             "every partial, not unwritten",
+             many_ranks},
+            {"a step of any numbers, and its bytes", 3, 8,
+             "queries once to each other rank, a partial once to each", bytes},
+        },
+};

@@ -1,0 +1,43 @@
+/* Tangled from book/labs/09-threshold.nw; the skeleton; write your answer here. */
+/* Which ring sends less, or hides what it sends: exactly, for any sizes. No
+ * number may overflow 128 bits; no floating point. */
+#ifndef THRESHOLD_H
+#define THRESHOLD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+__extension__ typedef __int128 wide;
+
+/* One attention call of a rank. */
+typedef struct {
+    int64_t ranks;                           /* N */
+    int64_t query_rows, key_rows;            /* padded blocks of a rank */
+    int64_t query_heads, kv_heads, head_dim; /* N_H, N_KV, D_H */
+    int64_t element_bytes;                   /* e: of Q, K and V */
+} freight;
+
+/* Bytes that a rank sends by pass-KV: keys and values, N - 1 hops. */
+wide kv_bytes(const freight *call);
+
+/* By pass-Q: queries, N - 1 hops, and home to each of the others a partial:
+ * output and LSE, numbers of 4 bytes. */
+wide q_bytes(const freight *call);
+
+/* Does pass-KV send no more? */
+bool keys_are_cheaper(const freight *call);
+
+/* For a sequence of cached tokens P and unpadded blocks: the least T >= 1 new
+ * tokens for which pass-KV sends no more than pass-Q, whatever N is; -1 if there
+ * is none, or it does not fit 64 bits. Of call only heads, head_dim and
+ * element_bytes are read. */
+int64_t least_tokens(const freight *call, int64_t cached);
+
+/* Does sending keys and values of the P + T tokens hide under attention, hop by
+ * hop? A hop computes 4 T (P + T) N_H D_H / N^2 FLOPs, at flops a second (C),
+ * and sends 2 (P + T) N_KV D_H e / N bytes, at bandwidth bytes a second (BW).
+ * Just as long is hidden. */
+bool keys_hide(int64_t fresh, int64_t cached, int64_t ranks,
+               const freight *call, int64_t flops, int64_t bandwidth);
+
+#endif
