@@ -44,6 +44,7 @@ FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format lib
 FOR_EXPLORER := clang:bin/clang lld:bin/wasm-ld wasi-libc:lib/wasm32-wasi/libc.a libclang-rt-dev-wasm32:lib/llvm-*/lib/clang/*/lib/wa*/libclang_rt.builtins*.a
 FOR_SITE  := $(FOR_BOOK) $(FOR_EXPLORER) pandoc:bin/pandoc python3:bin/python3
 FOR_CHECK_SITE := noweb:bin/noweave python3:bin/python3 chromium:bin/chromium chromium-driver:bin/chromedriver
+FOR_ARM   := gcc-aarch64-linux-gnu:bin/aarch64-linux-gnu-gcc libc6-dev-arm64-cross:aarch64-linux-gnu/include/stdlib.h qemu-user:bin/qemu-aarch64
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
 
@@ -238,6 +239,9 @@ solutions: ## for lecturers: answers to all labs in build/solutions, and their P
 check-labs: ## grade skeletons, solutions and wrong answers: each loses what it must
 	@$(call install,$(FOR_BUILD) $(FOR_LABS))
 	@tests/harness/check-labs
+check-arm: ## build for aarch64, and run suites and the labs' solutions there, under qemu
+	@$(call install,$(FOR_BUILD) $(FOR_LABS) $(FOR_ARM))
+	@tests/harness/check-arm
 
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
 	@# A file that the user names is never fetched over.
@@ -258,4 +262,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
