@@ -18,9 +18,10 @@ DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file book/demo.txt -
             --ask "What problem does the text describe, and how is it solved?" --ask "Now say it in one short sentence."
 
 # Flags that no choice of CFLAGS should lose. Never -ffast-math: masks are -inf.
+# Nor may clang alone make one rounding of two (gcc does not, under -std=c11).
 # -iquote and not -I: <check.h> is the test library's, "check.h" is ours.
 # Vectors are passed among static functions only, so their ABI is nobody's matter.
-flags     = -std=c11 -fopenmp -Wall -Wextra -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
+flags     = -std=c11 -ffp-contract=off -fopenmp -Wall -Wextra -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
             -iquote src -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp)) $(mpi)
 # MPI, if there is one: ompi-c or mpich, as pkg-config calls them. MPI= builds without.
 MPI      ?= $(firstword $(foreach m,ompi-c mpich,$(shell pkg-config --exists $(m) 2>/dev/null && echo $(m))))
@@ -43,6 +44,7 @@ FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format lib
 FOR_EXPLORER := clang:bin/clang lld:bin/wasm-ld wasi-libc:lib/wasm32-wasi/libc.a libclang-rt-dev-wasm32:lib/llvm-*/lib/clang/*/lib/wa*/libclang_rt.builtins*.a
 FOR_SITE  := $(FOR_BOOK) $(FOR_EXPLORER) pandoc:bin/pandoc python3:bin/python3
 FOR_CHECK_SITE := noweb:bin/noweave python3:bin/python3 chromium:bin/chromium chromium-driver:bin/chromedriver
+FOR_ARM   := gcc-aarch64-linux-gnu:bin/aarch64-linux-gnu-gcc libc6-dev-arm64-cross:aarch64-linux-gnu/include/stdlib.h qemu-user:bin/qemu-aarch64
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
 
@@ -237,6 +239,9 @@ solutions: ## for lecturers: answers to all labs in build/solutions, and their P
 check-labs: ## grade skeletons, solutions and wrong answers: each loses what it must
 	@$(call install,$(FOR_BUILD) $(FOR_LABS))
 	@tests/harness/check-labs
+check-arm: ## build for aarch64, and run suites and the labs' solutions there, under qemu
+	@$(call install,$(FOR_BUILD) $(FOR_LABS) $(FOR_ARM))
+	@tests/harness/check-arm
 
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
 	@# A file that the user names is never fetched over.
@@ -257,4 +262,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

@@ -65,8 +65,10 @@ double relative_error(const float *numbers, const double *truth,
 
 double largest_error(const float *numbers, const double *truth, int64_t count) {
     double most = 0;
-    for (int64_t n = 0; n < count; n++)
-        most = fmax(most, distance(numbers[n], truth[n]));
+    for (int64_t n = 0; n < count; n++) {
+        const double d = distance(numbers[n], truth[n]);
+        most = d > most ? d : most;
+    }
     return most;
 }
 

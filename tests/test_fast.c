@@ -12,7 +12,7 @@
 #include <blis.h>
 #include <stdio.h>
 
-enum { MICRO_KERNELS = 4 };
+enum { MICRO_KERNELS = 5 };
 
 /* BLIS's own choice, or another that was built and runs here. */
 static bool choose_micro_kernel(int which) {
@@ -32,6 +32,9 @@ static bool choose_micro_kernel(int which) {
                             __builtin_cpu_supports("avx512vl") &&
                             __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512bw")},
+#endif
+#ifdef BLIS_CONFIG_GENERIC
+        {BLIS_ARCH_GENERIC, true},
 #endif
     };
     char text[16];

@@ -36,8 +36,10 @@ static storage merged(storage a, storage b) {
 static double apart(const storage *a, const storage *b) {
     const float *one = (const float *)a, *other = (const float *)b;
     double largest = 0.0;
-    for (size_t i = 0; i < sizeof(*a) / sizeof(float); i++)
-        largest = fmax(largest, fabs((double)one[i] - other[i]));
+    for (size_t i = 0; i < sizeof(*a) / sizeof(float); i++) {
+        const double distance = fabs((double)one[i] - other[i]);
+        largest = distance > largest ? distance : largest;
+    }
     return largest;
 }
 

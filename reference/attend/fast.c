@@ -261,7 +261,7 @@ static void add_shares(const call *c, const task *t, int64_t r) {
     const float *share = put_aside(c, t, r);
     double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;
     for (int64_t s = 0; s < t->shares; s++)
-        level = fmax(level, share[s * step]);
+        level = share[s * step] > level ? share[s * step] : level;
     /* Add them, weighed. */
     for (int64_t s = 0; s < t->shares; s++, share += step) {
         if (share[1] == 0.0f)

@@ -8,7 +8,7 @@
 
 /* One call multiplies a slice by a panel: slice rows by panel columns. */
 typedef struct {
-    int64_t slice, panel; /* 6 and 16 with AVX2, 12 and 32 with AVX-512 */
+    int64_t slice, panel; /* AVX2: 6, 16; AVX-512: 12, 32; NEON: 12, 8 */
     int64_t slice_stride, panel_stride; /* floats per step of depth */
     bool rows; /* a panel is BLIS's right operand, not its left one */
     void (*kernel)(void);

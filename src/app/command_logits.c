@@ -101,7 +101,7 @@ static cp_status session_open(logits_run *run) {
 static double surprise(const float *logits, int64_t count, int32_t id) {
     double most = (double)logits[0], sum = 0;
     for (int64_t i = 1; i < count; i++)
-        most = fmax(most, (double)logits[i]);
+        most = (double)logits[i] > most ? (double)logits[i] : most;
     for (int64_t i = 0; i < count; i++)
         sum += exp((double)logits[i] - most);
     return log(sum) + most - (double)logits[id];

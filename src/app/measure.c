@@ -5,8 +5,10 @@
 #include <math.h>
 #include <string.h>
 #include <time.h>
-#ifdef __AVX__
+#if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants) {
@@ -54,25 +56,38 @@ void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
 typedef __m512 lanes;
 #elif defined(__AVX__)
 typedef __m256 lanes;
+#elif defined(__ARM_NEON)
+typedef float32x4_t lanes;
 #else
 typedef float lanes __attribute__((vector_size(16), may_alias));
 #endif
 
-enum { LANES = sizeof(lanes) / sizeof(float), CHAINS = 12, STEPS = 20000 };
-
-/* a * b + c */
-static inline lanes multiply_add(lanes a, lanes b, lanes c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX__) && defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
+/* As many chains as keep every unit busy, and no more than registers are:
+ * AVX has 16, and ARM's widest cores four units of four cycles. */
+#ifdef __ARM_NEON
+enum { CHAINS = 16 };
 #else
-    return a * b + c;
+enum { CHAINS = 12 };
+#endif
+enum { LANES = sizeof(lanes) / sizeof(float), STEPS = 20000 };
+
+/* One multiply-add of a chain, which goes through a factor; on ARM through the
+ * addend, because ARM's instruction writes over that, and else needs a copy. */
+static inline lanes go_on(lanes sum, lanes factor) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(sum, factor, factor);
+#elif defined(__AVX__) && defined(__FMA__)
+    return _mm256_fmadd_ps(sum, factor, factor);
+#elif defined(__ARM_NEON)
+    return vfmaq_f32(sum, factor, factor);
+#else
+    return sum * factor + factor;
 #endif
 }
 
 static double multiply_adds_of_a_thread(double least) {
-    const lanes factor = (lanes){0} + 0.5f;
+    volatile float half = 0.5f; /* unknown to the compiler */
+    const lanes factor = (lanes){0} + half;
     lanes sum[CHAINS];
     for (int c = 0; c < CHAINS; c++)
         sum[c] = factor * (float)c;
@@ -82,7 +97,7 @@ static double multiply_adds_of_a_thread(double least) {
     do {
         for (int64_t i = 0; i < STEPS; i++)
             for (int c = 0; c < CHAINS; c++)
-                sum[c] = multiply_add(sum[c], factor, factor);
+                sum[c] = go_on(sum[c], factor);
         steps += STEPS;
         seconds = cp_clock() - start;
     } while (seconds < least);
