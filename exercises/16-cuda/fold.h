@@ -28,19 +28,25 @@ extern "C" {
 #endif
 
 /* Put one kernel on the stream; wait for nothing, allocate nothing. Any
- * dim; more rows times heads than 65535. One split comes out as it is.
- * At most two exponentials for each split of a row and head. Without rows
- * or heads nothing is launched, and that is a success. Splits below 1 or
- * above FOLD_SPLITS and negative sizes are cudaErrorInvalidValue; nothing
- * is launched then. */
+ * dim from 1 on; more rows times heads than 65535. One split comes out as
+ * it is, bit for bit, its LSE too. At most two exponentials or powers for
+ * each split of a row and head, and no more than two of them by the same
+ * thread; blocks have 64 threads or more. Without rows or heads nothing is
+ * launched, and that is a success. Splits below 1 or above FOLD_SPLITS, a
+ * dim below 1, and negative rows or heads are cudaErrorInvalidValue;
+ * nothing is launched then. */
 cudaError_t fold_launch(const fold *call, cudaStream_t stream);
 
-/* Where kernels are emulated, exponentials are counted. */
+/* Where kernels are emulated, exponentials are counted, and by whom. */
 #ifdef STAND_IN_KERNEL_H
-float fold_counted(float x);
-#define expf(x) fold_counted(x)
-#define exp2f(x) fold_counted((x)*0.6931472f)
-#define exp(x) ((double)fold_counted((float)(x)))
+void fold_count(unsigned thread, unsigned threads);
+#define FOLD_COUNT fold_count(threadIdx.x, blockDim.x)
+#define expf(x) (FOLD_COUNT, expf(x))
+#define exp2f(x) (FOLD_COUNT, exp2f(x))
+#define powf(x, y) (FOLD_COUNT, powf(x, y))
+#define exp(x) (FOLD_COUNT, exp(x))
+#define exp2(x) (FOLD_COUNT, exp2(x))
+#define pow(x, y) (FOLD_COUNT, pow(x, y))
 #endif
 
 #ifdef __cplusplus

@@ -10,22 +10,26 @@
 /* A call whose partials are on the host, and what must come out. */
 typedef struct {
     fold call;
-    int64_t cells;     /* rows * heads */
-    float *parts;      /* [splits][cells][dim] */
-    float *levels;     /* [splits][cells] */
-    double *want;      /* [cells][dim] */
-    double *want_lse;  /* [cells] */
-    float *got, *lse;  /* where the device's answer goes */
-    int64_t launches;  /* that were run, on the stand-in */
-    int64_t exponents; /* that were computed, on the stand-in */
+    int64_t cells;    /* rows * heads */
+    float *parts;     /* [splits][cells][dim] */
+    float *levels;    /* [splits][cells] */
+    double *want;     /* [cells][dim] */
+    double *want_lse; /* [cells] */
+    float *got, *lse; /* where the device's answer goes */
 } problem;
 
-static int64_t counted;
+/* Exponentials, on the stand-in: all, and those of each thread of a block. */
+static struct {
+    int64_t all, by[1024];
+    unsigned narrowest; /* block in which one was computed */
+} counted;
 
-float fold_counted(float x);
-float fold_counted(float x) {
-    counted++;
-    return expf(x);
+void fold_count(unsigned thread, unsigned threads);
+void fold_count(unsigned thread, unsigned threads) {
+    counted.all++;
+    counted.by[thread]++;
+    if (counted.narrowest == 0 || threads < counted.narrowest)
+        counted.narrowest = threads;
 }
 
 /* Partials of random shapes: no LSE is further from middle than scale. */
@@ -128,11 +132,9 @@ static void run(problem *p, uint64_t turn) {
     begin(p, turn);
     upload(p, NULL);
     must(cudaDeviceSynchronize(), "uploading");
-    counted = 0;
+    memset(&counted, 0, sizeof counted);
     must(fold_launch(&p->call, NULL), "fold_launch");
     must(cudaDeviceSynchronize(), "running the kernel");
-    p->exponents = counted;
-    p->launches = stand_in_count().launches;
     download(p, NULL);
     must(cudaDeviceSynchronize(), "downloading");
     for (int64_t cell = 0; cell < p->cells; cell++)
@@ -223,14 +225,28 @@ static void without_keys(void) {
     }
 }
 
-static void many_splits(void) {
+static void any_dim(void) {
     static const int64_t dims[] = {1, 3, 31, 33, 80, 127, 129, 250, 300};
-    static const int splits[] = {3, 5, 7, 33, 63, 64};
+    grade_read("13.14");
     for (uint64_t n = 0; n < 18; n++) {
-        const int count = splits[n % 6];
+        const int splits = (int)grade_between(2, 5);
         const int64_t dim = dims[n % 9], heads = grade_between(1, 3);
-        grade_ran("%d splits of 3 rows, %ld heads, dim %ld", count, heads, dim);
-        problem p = draw_problem(count, 3, heads, dim, -2, 5);
+        grade_ran("%d splits of 3 rows, %ld heads, dim %ld", splits, heads,
+                  dim);
+        problem p = draw_problem(splits, 3, heads, dim, -2, 5);
+        run(&p, n);
+        check(&p, 1e-5);
+    }
+}
+
+static void many_splits(void) {
+    static const int splits[] = {7, 31, 32, 33, 63, 64};
+    grade_read("13.14");
+    for (uint64_t n = 0; n < 12; n++) {
+        const int count = splits[n % 6];
+        const int64_t heads = grade_between(1, 3);
+        grade_ran("%d splits of 2 rows, %ld heads, dim 64", count, heads);
+        problem p = draw_problem(count, 2, heads, 64, -2, 5);
         run(&p, n);
         check(&p, 1e-5);
     }
@@ -258,14 +274,33 @@ static void pin(float **numbers, int64_t count) {
     *numbers = memory;
 }
 
+/* Fold twice: a wait before the second launch would run the first. The first
+ * allocation would fail, and be told of. */
+static void fold_twice(const problem *p, cudaStream_t on) {
+    const int64_t before = stand_in_count().launches;
+    for (int n = 0; n < 2; n++) {
+        stand_in_fail_allocation(1);
+        const cudaError_t error = fold_launch(&p->call, on);
+        stand_in_fail_allocation(0);
+        grade_hold(strstr(stand_in_report(), "failed on demand") == NULL,
+                   "fold_launch allocates memory");
+        must(error, "fold_launch");
+        grade_equal(stand_in_count().launches, before,
+                    "kernels that had run when the %s fold_launch came back: "
+                    "somebody waited",
+                    n == 0 ? "first" : "second");
+    }
+}
+
 static void in_its_stream(void) {
+    grade_read("13.1");
     for (uint64_t n = 0; n < 4; n++) {
         cudaStream_t on = NULL;
         problem p = draw_problem(4, 3, 2, 64, 0, 4);
         for (int64_t cell = 0; cell < p.cells; cell++)
             truth_of(&p, cell);
-        grade_ran("copies to the device, fold_launch, copies back, all put on "
-                  "one stream; the host waits at the end");
+        grade_ran("copies to the device, fold_launch twice, copies back, all "
+                  "put on one stream; the host waits at the end");
         begin(&p, n);
         float **pinned[] = {&p.parts, &p.levels, &p.got, &p.lse};
         const int64_t counts[] = {4 * p.cells * 64, 4 * p.cells, p.cells * 64,
@@ -275,17 +310,14 @@ static void in_its_stream(void) {
         must(cudaStreamCreateWithFlags(&on, cudaStreamNonBlocking), "a stream");
         const int64_t before = stand_in_count().launches;
         upload(&p, on);
-        must(fold_launch(&p.call, on), "fold_launch");
-        grade_equal(stand_in_count().launches, before,
-                    "kernels that had run when fold_launch came back: somebody "
-                    "waited");
+        fold_twice(&p, on);
         download(&p, on);
         must(cudaStreamSynchronize(on), "waiting for the stream");
         check(&p, 1e-5);
         must(cudaDeviceSynchronize(), "waiting for all");
         if (stand_in_pretends())
-            grade_equal(stand_in_count().launches, before + 1,
-                        "kernels that were launched");
+            grade_equal(stand_in_count().launches, before + 2,
+                        "kernels that two calls launched");
         for (int i = 0; i < 4; i++)
             cudaFreeHost(*pinned[i]);
         cudaStreamDestroy(on);
@@ -293,20 +325,35 @@ static void in_its_stream(void) {
     }
 }
 
+/* Who computed exponentials, for so many splits of so many rows and heads. */
+static void check_shares(int splits, int64_t cells) {
+    grade_hold(counted.all > 0, "no exponential was seen: take expf or exp2f");
+    grade_hold(counted.narrowest >= 64,
+               "blocks of %u threads: at least 64 share the work",
+               counted.narrowest);
+    grade_hold(counted.all <= 2 * splits * cells,
+               "%ld exponentials for %d splits of %ld rows and heads: at most "
+               "two for each are %ld",
+               counted.all, splits, cells, 2 * splits * cells);
+    for (int thread = 0; thread < 1024; thread++)
+        grade_hold(counted.by[thread] <= 2 * cells,
+                   "thread %d of a block computed %ld exponentials for %d "
+                   "splits of %ld rows and heads: at most two for each row "
+                   "and head are %ld",
+                   thread, counted.by[thread], splits, cells, 2 * cells);
+}
+
 static void weigh_once(void) {
     for (uint64_t n = 0; n < 4; n++) {
-        const int splits = (int)grade_between(2, 64);
-        const int64_t most = 2 * splits * 4;
+        const int splits = (int)grade_between(8, 64);
         grade_ran("%d splits of 2 rows, 2 heads, dim 128: exponentials are "
                   "counted",
                   splits);
         problem p = draw_problem(splits, 2, 2, 128, 0, 4);
         run(&p, n);
         check(&p, 1e-5);
-        grade_hold(p.exponents <= most,
-                   "%ld exponentials for %d splits of 4 rows and heads: at "
-                   "most two for each are %ld",
-                   p.exponents, splits, most);
+        if (stand_in_pretends())
+            check_shares(splits, p.cells);
     }
 }
 
@@ -323,18 +370,24 @@ static void answers(fold call, cudaError_t want) {
     stand_in_end();
 }
 
-static void many_or_none(void) {
-    answers((fold){.splits = 0, .rows = 1, .heads = 1, .dim = 1},
-            cudaErrorInvalidValue);
-    answers((fold){.splits = 65, .rows = 1, .heads = 1, .dim = 1},
-            cudaErrorInvalidValue);
-    answers((fold){.splits = 1, .rows = -1, .heads = -1, .dim = 1},
-            cudaErrorInvalidValue);
-    answers((fold){.splits = 1, .rows = 3, .heads = -2, .dim = 1},
-            cudaErrorInvalidValue);
+static void none(void) {
+    static const fold wrong[] = {
+        {.splits = 0, .rows = 1, .heads = 1, .dim = 1},
+        {.splits = -1, .rows = 1, .heads = 1, .dim = 1},
+        {.splits = 65, .rows = 1, .heads = 1, .dim = 1},
+        {.splits = 1, .rows = -1, .heads = -1, .dim = 1},
+        {.splits = 1, .rows = 3, .heads = -2, .dim = 1},
+        {.splits = 2, .rows = 2, .heads = 2, .dim = 0},
+        {.splits = 2, .rows = 2, .heads = 2, .dim = -1}};
+    for (size_t n = 0; n < sizeof wrong / sizeof *wrong; n++)
+        answers(wrong[n], cudaErrorInvalidValue);
     answers((fold){.splits = 3, .rows = 0, .heads = 4, .dim = 64}, cudaSuccess);
     answers((fold){.splits = 3, .rows = 4, .heads = 0, .dim = 64}, cudaSuccess);
+}
+
+static void many_rows(void) {
     const int64_t rows = 65536 + grade_between(0, 300);
+    grade_read("13.14");
     grade_ran("1 split of %ld rows, 1 head, dim 2", rows);
     problem p = draw_problem(1, rows, 1, 2, 0, 4);
     run(&p, 0);
@@ -344,35 +397,47 @@ static void many_or_none(void) {
 const grade_lab grade_this = {
     .name = "16-cuda",
     .title = "fold the splits of a decode step, in one launch",
-    .section = "13.8",
+    .section = "13.7",
     .late = "a loop of a thread whose index never reaches its end?",
     .seconds = 20,
     .cases =
         {
-            {"one split is a copy", 8, 0,
+            {"one split is a copy, bit for bit", 6, 0,
              "a block for each row and head; what is shared is NaN until a "
              "thread has written it, and seen by others after a barrier",
              one_split},
-            {"two splits", 8, 1,
-             "weights are exp(LSE - the largest LSE); divide by their sum",
+            {"two splits", 7, 1,
+             "weights are exp(LSE - the largest LSE), divided by their sum; or "
+             "a thread looked for the largest before all had written: fmaxf "
+             "hides the NaN",
              two_splits},
             {"splits without keys", 8, 1,
              "0 * NaN is NaN, and so are 0 / 0 and -inf - (-inf): look first",
              without_keys},
-            {"up to 64 splits, any dim", 8, 2,
+            {"any dim", 5, 2,
              "a thread has the channels threadIdx.x, threadIdx.x + THREADS, "
              "and so on, below dim",
+             any_dim},
+            {"up to 64 splits", 4, 2,
+             "64 splits are two warps: each LSE is fetched and weighed by some "
+             "thread, and the loops over splits begin at 0 and end at splits",
              many_splits},
-            {"scores far apart", 6, 2,
+            {"scores far apart", 5, 2,
              "exp of a difference that is never positive cannot overflow",
              far_apart},
-            {"one launch, in its stream, and no wait", 6, 2,
-             "the last but one argument of CP_LAUNCH_GRID", in_its_stream},
-            {"each weight is computed once", 6, 2,
-             "a weight that one thread computes is all threads' after a "
-             "barrier",
+            {"one launch, in its stream, and no wait", 4, 2,
+             "fold_launch returns before its kernel runs, and needs no memory; "
+             "the stream is the last but one argument of CP_LAUNCH_GRID",
+             in_its_stream},
+            {"each weight is computed once, and not by one thread", 10, 2,
+             "give each split to a thread; the weight that it computes is all "
+             "threads' after a barrier",
              weigh_once},
-            {"many rows, none, and refusals", 4, 1,
-             "a grid's second and third directions end at 65535", many_or_none},
+            {"more rows than 65535", 3, 1,
+             "a grid's second and third directions end at 65535", many_rows},
+            {"nothing to do, and refusals", 2, 1,
+             "look at each number before you launch: CP_LAUNCH_GRID sees the "
+             "grid alone",
+             none},
         },
 };
