@@ -2,9 +2,6 @@
 /* A ladder of four kernels. */
 #include "ladder.h"
 
-#include <math.h>
-#pragma GCC poison exp expf exp2 exp2f expm1 expm1f
-
 static float dot(const float *a, const float *b, int64_t dim) {
     float sum = 0;
     for (int64_t i = 0; i < dim; i++)

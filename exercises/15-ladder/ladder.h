@@ -6,6 +6,13 @@
 
 #include "ground/ground.h"
 
+#include <math.h>
+
+/* Exponentials that nobody would count. */
+#pragma GCC poison exp expf expl exp2 exp2f exp2l exp10 exp10f exp10l
+#pragma GCC poison expm1 expm1f expm1l pow powf powl cp_exp2 cexp cexpf
+#pragma GCC poison sinh sinhf sinhl cosh coshf coshl tanh tanhf tanhl
+
 enum {
     ROWS = 8,     /* queries that share a load, from rung 2 on */
     COLUMNS = 16, /* keys that share a rescale, in rung 3 */
@@ -17,8 +24,9 @@ typedef struct tensor tensor;
 
 /* One head. Query i sees the first + i + 1 first keys, as far as there are
  * so many; none if that is not positive. A score is the product of a query
- * and a key; nobody scales. Keys and values that a query does not see may
- * hold anything, NaN too. */
+ * and a key; nobody scales. Scores that are seen are finite, and so are their
+ * values. Keys and values that a query does not see may hold anything, NaN
+ * too. */
 typedef struct {
     const tensor *queries, *keys, *values; /* [..][dim] */
     int64_t query_count, key_count, dim;   /* may be 0, 0, and not 0 */
@@ -36,23 +44,25 @@ typedef struct {
     float level, weight, sums[DIM_MAX];
 } running;
 
-/* Add a key to a row. Takes one exponential, and one more if the score is
- * larger than the level. */
+/* Add a key with its value [dim] to a row. Takes exactly one exponential, and
+ * one more if the score is larger than the level, as the first always is. */
 void running_add(running *row, float score, const float *value, int64_t dim);
 
-/* Add count keys at once: scores [count], values [count][DIM_MAX]. Takes one
- * exponential for each key, and one more if any score is larger than the
- * level. count may be 0. */
+/* Add count keys at once: scores [count], values [count][DIM_MAX]. Takes
+ * exactly one exponential for each key, and one more if any score is larger
+ * than the level. count may be 0 or negative: then nothing happens. */
 void running_add_block(running *row, const float *scores, int64_t count,
                        const float (*values)[DIM_MAX], int64_t dim);
 
 /* All rungs: output [query_count][dim] and lse [query_count]; 0 and -inf for
- * a query that sees no key. At most, with T queries, K keys, n visible pairs:
+ * a query that sees no key. With T queries, K keys and n visible pairs:
  *            rung 0  rung 1  rung 2         rung 3
  * queries    T       T       T              T
  * keys       3 n     n       K per tile     those that its last row sees
  * values     n       n       K per tile     those that its last row sees
  * exp        2 n     n + number of rises    n + rises by block
+ * Up to rung 2 exactly so many keys and values are loaded, seen or not. The
+ * rest is at most, but no rung takes fewer than n exponentials.
  * A tile is ROWS queries from a multiple of ROWS on, or what is left. A rise
  * is a key whose score is larger than all that its query saw before; by block,
  * a block of COLUMNS keys, from a multiple of COLUMNS on, with such keys. */
