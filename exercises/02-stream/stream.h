@@ -17,7 +17,7 @@ typedef struct {
 } stream;
 
 /* Add term to the number sum + lost. Afterwards sum is that number, rounded,
- * and lost what the rounding took. */
+ * and lost what the rounding took. Inside, double is allowed. */
 void pair_add(float *sum, float *lost, float term);
 
 /* An empty stream. room [2 * dim] holds anything; it belongs to the stream

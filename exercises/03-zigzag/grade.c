@@ -2,6 +2,7 @@
 #include "zigzag.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #include "tests/harness/grader/grade.h"
 
@@ -12,6 +13,9 @@ static void say(const char *what, const cut *how) {
     grade_ran("%s: %s, %ld tokens, tiles of %ld, %d ranks", what,
               names[how->placement], how->tokens, how->tile, how->ranks);
 }
+
+/* Whether tiles are longer than 1. */
+static bool tiled;
 
 /* Few tokens, in turn: none, one, fewer than ranks, and at random. */
 static cut draw_cut(int n) {
@@ -29,7 +33,8 @@ static cut draw_cut(int n) {
     default:
         how.tokens = grade_between(1, 300);
     }
-    how.tile = grade_between(1, 9);
+    if (tiled)
+        how.tile = n % 60 < 50 ? grade_between(2, 9) : INT32_MAX;
     return how;
 }
 
@@ -62,6 +67,7 @@ static int owner_of(const cut *how, int64_t position) {
 }
 
 static void sizes(void) {
+    grade_read("3.3");
     for (int n = 0; n < 240; n++) {
         const cut how = draw_cut(n);
         say("chunk_size", &how);
@@ -102,18 +108,30 @@ static void draw_spans(const cut *how) {
     }
 }
 
+/* How many chunks of a rank have a token. */
+static int full_chunks(const cut *how, int rank) {
+    int count = 0;
+    for (int chunk = 0; chunk < chunks_of(how); chunk++)
+        count +=
+            dealt(how, chunk) == rank && chunk * size_of(how) < how->tokens;
+    return count;
+}
+
 /* Every token must be in one span of one rank, the right one. */
 static void look_at_spans(const cut *how) {
     enum { MOST = 400 };
-    int holder[MOST], chunks = 0;
+    int holder[MOST];
     for (int64_t at = 0; at < how->tokens; at++)
         holder[at] = -1;
     for (int rank = 0; rank < how->ranks; rank++) {
         range spans[2];
         const int count = spans_of(how, rank, spans);
-        grade_hold(count >= 0 && count <= chunks_of(how) / how->ranks,
-                   "rank %d has %d spans", rank, count);
-        chunks += count;
+        grade_hold(count == 2 || full_chunks(how, rank) != 2,
+                   "rank %d has %d span%s, want 2%s", rank, count,
+                   count == 1 ? "" : "s",
+                   rank == how->ranks - 1 ? ": neighbouring chunks stay two"
+                                          : "");
+        grade_equal(count, full_chunks(how, rank), "spans of rank %d", rank);
         for (int i = 0; i < count; i++) {
             const int64_t first = spans[i].first, size = spans[i].count;
             grade_hold(first >= 0 && size >= 1 && first <= how->tokens - size,
@@ -133,12 +151,11 @@ static void look_at_spans(const cut *how) {
     }
     for (int64_t at = 0; at < how->tokens; at++)
         grade_hold(holder[at] >= 0, "position %ld is in no span", at);
-    grade_equal(chunks, cp_ceil_divide(how->tokens, size_of(how)),
-                "spans of all ranks together");
 }
 
 static void spans(void) {
-    const cut drawn = {ZIGZAG, 250, 8, 4};
+    grade_read("3.3");
+    const cut drawn = {ZIGZAG, 250, 1, 4};
     say("rank_spans", &drawn);
     draw_spans(&drawn);
     look_at_spans(&drawn);
@@ -161,6 +178,7 @@ static int64_t pairs(range queries, range keys) {
 }
 
 static void few_pairs(void) {
+    grade_read("1.3 and 3.2");
     for (int n = 0; n < 4000; n++) {
         const range queries = {grade_between(0, 12), grade_between(0, 12)};
         const range keys = {grade_between(0, 12), grade_between(0, 12)};
@@ -186,6 +204,7 @@ static int64_t truth(range queries, range keys) {
 }
 
 static void many_pairs(void) {
+    grade_read("1.3 and 3.2");
     const range million = {0, 1000000}, half = {500000, 500000};
     grade_equal(pairs(million, million), 500000500000, "visible pairs");
     grade_equal(pairs(half, million), 375000250000, "visible pairs");
@@ -219,7 +238,6 @@ static cut draw_long(int n) {
     if (n >= 120) {
         how.tokens =
             n % 4 < 2 ? grade_between(1, 2000000) : grade_between(1, INT32_MAX);
-        how.tile = (int64_t)1 << grade_between(0, 9);
         how.ranks = (int)grade_between(1, 64);
     }
     return how;
@@ -236,7 +254,7 @@ static void works(void) {
 }
 
 static double draw_work(placement placement, int line) {
-    const cut how = {placement, 4096, 16, 4};
+    const cut how = {placement, 4096, 1, 4};
     for (int rank = 0; rank < 4; rank++) {
         const int64_t work = work_of(&how, rank);
         if (work > 0 && work < 1 << 24)
@@ -252,6 +270,7 @@ static void hold_balance(double got, double want) {
 }
 
 static void balances(void) {
+    grade_read("3.1");
     const double naive = draw_work(NAIVE, 0), fold = draw_work(ZIGZAG, 4);
     hold_balance(naive, (7.0 * 4096 + 4) / (4 * 4097.0));
     hold_balance(fold, 1);
@@ -268,6 +287,33 @@ static void balances(void) {
     }
 }
 
+/* Tiles in the size of a chunk, and in all that follows from it: here an owner
+ * and the work need only agree with the chunks and the pairs of the answer. */
+static void tiles(void) {
+    tiled = true;
+    sizes();
+    spans();
+    for (int n = 20; n < 260; n++) {
+        const cut how = draw_cut(n);
+        for (int64_t at = 0; at < how.tokens; at++) {
+            const int64_t first = at / size_of(&how) * size_of(&how);
+            say("token_owner", &how);
+            grade_equal(token_owner(&how, at), token_owner(&how, first),
+                        "position %ld, in the chunk of position %ld: its owner",
+                        at, first);
+        }
+        for (int rank = 0; rank < how.ranks; rank++) {
+            range held[2];
+            int64_t want = 0;
+            const int count = spans_of(&how, rank, held);
+            for (int i = 0; i < count; i++)
+                want += pairs_of(held[i], (range){0, how.tokens});
+            say("work_of", &how);
+            grade_equal(work_of(&how, rank), want, "pairs of rank %d", rank);
+        }
+    }
+}
+
 const grade_lab grade_this = {
     .name = "03-zigzag",
     .title = "cut a prompt, and count the work",
@@ -275,23 +321,32 @@ const grade_lab grade_this = {
     .late = "a loop over positions or pairs? The counts must be formulas",
     .cases =
         {
-            {"the size of a chunk", 5, 0,
-             "no token may be left over, and then no tile may be cut", sizes},
-            {"owners", 8, 1, "chunk j of the second half goes to rank 2N-1-j",
+            {"the size of a chunk", 4, 0,
+             "ceil(tokens / chunks), with N chunks or 2N; 0 tokens give 0",
+             sizes},
+            {"owners", 7, 1,
+             "zigzag: chunk j >= N belongs to rank 2N-1-j; naive: to rank j",
              owners},
-            {"every token once", 10, 1,
+            {"every token once", 9, 1,
              "the last chunks may be cut short or have no token at all", spans},
             {"pairs of a few positions", 8, 0,
-             "a query sees its own position; queries before all keys, among "
-             "them, and after all of them",
+             "count ramp and plateau by hand for queries 2..9, keys 4..6",
              few_pairs},
             {"pairs of a million positions", 7, 4,
              "a million squared does not fit into 32 bits, and takes a loop "
              "too long",
              many_pairs},
-            {"the work of a rank", 6, 3,
-             "all queries of the rank, with the keys of all ranks", works},
-            {"the balance", 5, 6, "the mean is over all ranks, idle ones too",
+            {"the work of a rank", 5, 4,
+             "all queries of the rank's spans (case 3), with the keys of all "
+             "ranks",
+             works},
+            {"the balance", 4, 6,
+             "the mean is over all ranks, idle ones too; without tokens it is "
+             "1",
              balances},
+            {"whole tiles", 5, 3,
+             "first ceil(tokens / chunks), then up to a multiple of tile; all "
+             "else\nfollows from chunk_size",
+             tiles},
         },
 };

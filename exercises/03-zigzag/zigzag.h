@@ -1,17 +1,20 @@
 /* Tangled from book/labs/03-zigzag.nw; the skeleton; write your answer here. */
 /* Who gets which positions of a prompt, and how much work that is.
- * All of it in plain integers; nothing here loops over positions. */
+ * All of it in plain integers; nothing here loops over positions. The
+ * library's count of pairs is not to be called: include ground.h alone. */
 #ifndef ZIGZAG_H
 #define ZIGZAG_H
 
 #include <stdint.h>
+
+#pragma GCC poison cp_span_pairs
 
 typedef enum {
     NAIVE,  /* N chunks in order: rank i has chunk i */
     ZIGZAG, /* 2N chunks: rank i has chunks i and 2N-1-i */
 } placement;
 
-/* 0 <= tokens < 2^31, ranks >= 1, tile >= 1. */
+/* 0 <= tokens < 2^31, ranks >= 1, 1 <= tile < 2^31. */
 typedef struct {
     placement placement;
     int64_t tokens, tile;
@@ -31,7 +34,8 @@ int64_t chunk_size(const cut *how);
 int token_owner(const cut *how, int64_t position);
 
 /* What a rank holds: its chunks in order of positions, as they were cut, but
- * none that is empty. Returns how many it wrote: 0, 1 or 2. */
+ * none that is empty. Neighbours are not joined, unlike the book's. Returns
+ * how many it wrote: 0, 1 or 2. */
 int rank_spans(const cut *how, int rank, range spans[2]);
 
 /* The visible pairs: a query sees all keys up to its own position, with its
