@@ -120,9 +120,12 @@ $(B)/%.o: %.c $(B)/flags
 	@echo "  cc   $<"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
 $(NAMED): $(B)/identity
-# Each of these two files changes only when what it records does.
+# Each of these two files changes only when what it records does. A compiler that
+# is new here is asked for OpenMP first, before a linker says it in its own words.
 $(B)/flags $(B)/identity: force
-	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || echo "$(CC) $($(@F))" > $@
+	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || { $(if $(filter flags,$(@F)),$(ask_openmp) &&) echo "$(CC) $($(@F))" > $@; }
+ask_openmp = { echo 'int main(void) { return 0; }' | $(CC) -fopenmp -x c -o $(B)/openmp - 2>/dev/null || \
+  { echo "$(CC) has no OpenMP: take gcc, or clang with libomp-dev; on a Mac, in a shell of Debian (README.md)" >&2; exit 1; }; }
 # Descriptions, as text in the library.
 $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@mkdir -p $(@D); tests/harness/built-in $(BUILT_IN) >$@

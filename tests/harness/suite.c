@@ -43,13 +43,15 @@ static int run(Suite *suite) {
 static harness_entry *entries, **next_entry = &entries;
 static struct { SFun set_up, tear_down; } each[4], all[4];
 
-/* HARNESS_WITHOUT names tests, apart by blanks, that are not run. */
+/* HARNESS_WITHOUT names tests that are not run. */
 static bool left_out(const char *name) {
-    const size_t length = strlen(name);
-    const char *names = getenv("HARNESS_WITHOUT"), *at = names;
-    for (; at != NULL && (at = strstr(at, name)) != NULL; at += length)
-        if ((at == names || at[-1] == ' ') && strchr(" ", at[length]) != NULL)
+    const char *names = getenv("HARNESS_WITHOUT"), *apart = " \n";
+    while (names != NULL && *names != '\0') {
+        const size_t length = strcspn(names, apart);
+        if (length == strlen(name) && strncmp(names, name, length) == 0)
             return true;
+        names += length + strspn(names + length, apart);
+    }
     return false;
 }
 
