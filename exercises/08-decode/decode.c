@@ -55,6 +55,7 @@ cp_status decode_step(cp_comm *comm, decode_rank *me, float *output,
     CP_TRY(cp_allocate(&memory, all * room, sizeof(float), "blocks"));
     cp_status status = cp_allocate(&at, all, sizeof(*at), "blocks");
     if (status == CP_OK) {
+        memset(memory, 0xFF, (size_t)(all * room) * sizeof(float)); /* NaN */
         for (int i = 0; i < all; i++)
             at[i] = memory + i * room;
         const blocks of = {at, at + n, at + 2 * n};
