@@ -33,7 +33,7 @@ typedef struct {
     int to, from, send_number, receive_number;
     double posted, length; /* of a message that is received; of an attention */
     int origin;
-    bool alone; /* an attention without a message under way */
+    bool sends, receives; /* an attention: what is under way */
 } event;
 
 static struct {
@@ -41,6 +41,7 @@ static struct {
     int count[RANKS];
     const cp_comm_ops *real[RANKS];
     char wrong[RANKS][200]; /* the first touch of what is lent */
+    bool answered[RANKS];   /* an attention went into the answer */
     const scene *scene;
 } seen;
 
@@ -138,10 +139,16 @@ cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,
                      "rank %d attends to the block of rank %d in a buffer that "
                      "an exchange still fills",
                      comm->rank, origin);
-    note(comm, (event){.kind = ATTEND,
-                       .length = pairs_of(it, comm->rank, origin),
-                       .origin = origin,
-                       .alone = comm->oldest == NULL});
+    event what = {.kind = ATTEND,
+                  .length = pairs_of(it, comm->rank, origin),
+                  .origin = origin};
+    for (const cp_exchange *e = comm->oldest; e != NULL; e = e->newer) {
+        what.sends = what.sends || e->send.peer != CP_NOBODY;
+        what.receives = what.receives || e->receive.peer != CP_NOBODY;
+    }
+    note(comm, what);
+    if (partial == call->answer)
+        seen.answered[comm->rank] = true;
     const cp_attention attention = {
         .shape = &call->shape,
         .query_pieces = call->queried,
@@ -282,7 +289,8 @@ static void run(scene *it, uint64_t disorder) {
     seen.scene = it;
     const cp_status status = cp_threads_run(&options, enter, it);
     play_again(it);
-    grade_draw_by(draw, strokes);
+    if (stroke_count > 0)
+        grade_draw_by(draw, strokes);
     for (int r = 0; r < it->ranks; r++)
         grade_hold(seen.wrong[r][0] == '\0', "%s", seen.wrong[r]);
     grade_hold(status == CP_OK, "%s", cp_message());
@@ -377,6 +385,18 @@ static void say(const scene *it) {
               it->ranks == 1 ? "" : "s", text);
 }
 
+/* An answer that holds NaN, told by where they come from. */
+static void hold_numbers(const scene *it, int rank) {
+    const cp_partial *answer = &it->answers[rank];
+    for (int64_t n = 0; n < answer->rows * it->shape.query_heads; n++)
+        grade_hold(!isnan(answer->lse[n]), "rank %d: the answer is NaN: %s",
+                   rank,
+                   seen.answered[rank]
+                       ? "what was attended to or merged held NaN; no block "
+                         "had come there"
+                       : "hop 0 goes straight into the answer");
+}
+
 static void hold_answers(const scene *it) {
     cp_block keys[RANKS];
     for (int r = 0; r < it->ranks; r++)
@@ -385,6 +405,7 @@ static void hold_answers(const scene *it) {
     for (int r = 0; r < it->ranks; r++) {
         char whose[40];
         snprintf(whose, sizeof(whose), "rank %d: ", r);
+        hold_numbers(it, r);
         grade_answer(whose, &it->shape, &layout, &it->queried[r], &it->tokens,
                      it->answers[r].output, it->answers[r].lse);
     }
@@ -410,6 +431,31 @@ static void run_chance(scene *it, int64_t tokens, int left_out,
 }
 
 /* The cases. */
+
+static void weight(void) {
+    grade_read("6.1");
+    for (int n = 0; n < 12; n++) {
+        const int64_t group = grade_between(1, 4);
+        scene it = scene_of((int)grade_between(1, 7));
+        it.shape.kv_heads = grade_between(1, 4);
+        it.shape.query_heads = it.shape.kv_heads * group;
+        it.shape.head_dim = 8 * grade_between(1, 8);
+        deal_by_chance(&it, TOKENS,
+                       it.ranks > 1 ? (int)grade_between(0, it.ranks - 1)
+                                    : CP_NOBODY);
+        set_up(&it);
+        for (int r = 0; r < it.ranks; r++) {
+            grade_ran("block_bytes of %ld tokens, N_H %ld, N_KV %ld, D_H %ld",
+                      it.lengths[r], it.shape.query_heads, it.shape.kv_heads,
+                      it.shape.head_dim);
+            const int64_t got = block_bytes(&it.calls[0], r);
+            grade_hold(got == bytes_of(&it, r),
+                       "block_bytes: got %ld, want %ld = 2 x length x N_KV x "
+                       "D_H x 4",
+                       got, bytes_of(&it, r));
+        }
+    }
+}
 
 static void one_rank(void) {
     grade_as_ledger();
@@ -459,6 +505,17 @@ static void empty_cache(void) {
     }
 }
 
+static void hold_direction(int ranks, int rank) {
+    const int next = (rank + 1) % ranks;
+    for (int n = 0; n < seen.count[rank]; n++) {
+        const event *e = &seen.events[rank][n];
+        grade_hold(e->kind != POST || e->to == CP_NOBODY || e->to == next,
+                   "rank %d sends to rank %d; the contract says the next "
+                   "rank, %d",
+                   rank, e->to, next);
+    }
+}
+
 static void counts(void) {
     static const int ranks[] = {3, 2, 7, 5};
     for (int n = 0; n < 4; n++) {
@@ -466,14 +523,13 @@ static void counts(void) {
         run_chance(&it, TOKENS - 1, n % 2 == 0 ? 1 : CP_NOBODY,
                    1 + grade_seed() % 1000);
         for (int r = 0; r < it.ranks; r++) {
+            hold_direction(it.ranks, r);
             int64_t bytes = 0;
             for (int hop = 0; hop < it.ranks - 1; hop++)
                 bytes += bytes_of(&it, (r - hop + it.ranks) % it.ranks);
             grade_equal(it.sent[r].hops, it.ranks - 1, "messages of rank %d",
                         r);
             grade_equal(it.sent[r].ring_bytes, bytes, "bytes of rank %d", r);
-            grade_equal(block_bytes(&it.calls[0], r), bytes_of(&it, r),
-                        "block_bytes of rank %d", r);
         }
     }
 }
@@ -488,10 +544,13 @@ static void under_way(void) {
             for (const event *e = seen.events[r];
                  e < seen.events[r] + seen.count[r]; e++)
                 if (e->kind == ATTEND && ++attends < it.ranks)
-                    grade_hold(!e->alone,
+                    grade_hold(e->sends && e->receives,
                                "rank %d attends to the block of rank %d, and "
-                               "no message is under way",
-                               r, e->origin);
+                               "%s is under way",
+                               r, e->origin,
+                               e->sends      ? "no receive"
+                               : e->receives ? "no send"
+                                             : "no message");
             grade_equal(attends, it.ranks, "attentions of rank %d", r);
         }
     }
@@ -515,6 +574,8 @@ const grade_lab grade_this = {
             "been noticed",
     .cases =
         {
+            {"what a block weighs", 3, 0,
+             "keys and values, of N_KV heads and not N_H; fp32", weight},
             {"one rank", 4, 0,
              "attend to the own block, into the answer; nobody to send to",
              one_rank},
@@ -522,25 +583,25 @@ const grade_lab grade_this = {
              "start the exchange, attend to what is here, then wait and attend "
              "to what came",
              two_ranks},
-            {"3, 5 and 7 ranks, equal caches", 8, 2,
+            {"3, 5 and 7 ranks, equal caches", 8, 3,
              "at hop h rank k holds the block of rank k - h, in the buffer "
              "that hop h - 1 filled",
              equal_caches},
-            {"unequal caches", 8, 3,
+            {"unequal caches", 8, 4,
              "a message is as long as the block in it: whose block comes next?",
              unequal_caches},
-            {"an empty cache", 5, 3,
+            {"an empty cache", 5, 4,
              "no tokens are a message of no bytes and a partial of LSE -inf",
              empty_cache},
-            {"messages and bytes", 6, 2,
+            {"messages and bytes", 4, 3,
              "N-1 messages each, of 2 x length x N_KV x D_H floats: no "
              "padding, and no block comes home",
              counts},
-            {"attend while a message is under way", 7, 2,
-             "draw it: make grade LAB=06 CASE=7 DRAW=1. The exchange of the "
-             "next block comes before the attention",
+            {"attend while a message is under way", 6, 3,
+             "draw it: make grade LAB=06 CASE=8 DRAW=1. The exchange of the "
+             "next block comes before the attention, both halves of it",
              under_way},
-            {"messages late, messages early", 4, 4,
+            {"messages late, messages early", 4, 5,
              "this time with real numbers. All must hold whenever a message "
              "moves between exchange and wait",
              late_and_early},

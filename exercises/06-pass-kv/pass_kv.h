@@ -16,8 +16,8 @@ typedef struct {
     const cp_pieces *queried; /* which tokens this rank's queries are */
     const float *queries;     /* [rows][N_H][D_H], rows may be 0 */
     const float *block;       /* this rank's own; to be read only */
-    float *buffers[2];        /* for blocks that come; this rank's own
-                                 and these have room for the longest */
+    float *buffers[2];        /* two buffers for blocks that come, each
+                                 with room for the longest block */
     cp_partial *answer;       /* over all blocks; holds NaN at first */
     cp_partial *added;        /* room for one more such partial */
 } ring_call;

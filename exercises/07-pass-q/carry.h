@@ -21,7 +21,7 @@ int64_t carry_bytes(int ranks, int64_t rows, const cp_shape *shape,
 /* Build the plan. Exchanges only, no collective. Of slots it adds one for
  * queries and two for partials, whatever plan->spare says; with one rank it may
  * add fewer. An exchange may be under way while a rank attends: queries of the
- * next hop, and the partial of this one. */
+ * next hop, and the partial that this hop's merge will need. */
 cp_plan_builder carry_plan;
 
 #endif
