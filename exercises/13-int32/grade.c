@@ -46,6 +46,7 @@ static void see_bytes(int64_t rows, int64_t heads, int64_t dim,
 }
 
 static void bytes(void) {
+    grade_read("10.6");
     see_bytes(1000000, 8, 128, 2);
     see_bytes(1000000, 128, 128, 4);
     see_bytes(0, 8, 128, 2);
@@ -62,6 +63,7 @@ static void bytes(void) {
 }
 
 static void pairs(void) {
+    grade_read("10.4");
     for (int n = 0; n < 100; n++) {
         const int64_t fresh = grade_between(60000, INT64_C(1) << 31);
         const int64_t cached = grade_between(60000, INT64_C(1) << 31);
@@ -108,6 +110,7 @@ static void order(void) {
 }
 
 static void angles(void) {
+    grade_read("12.7");
     for (int n = 0; n < 400; n++) {
         const int64_t position = grade_between(n % 2 ? 1000000 : 16777217,
                                                n % 2 ? 2000000 : 2147483647);
@@ -139,7 +142,7 @@ static void room(void) {
 const grade_lab grade_this = {
     .name = "13-int32",
     .title = "int32 at a million tokens",
-    .section = "3.4",
+    .section = "1.9",
     .late = "a loop that counts in 32 bits?",
     .cases =
         {
