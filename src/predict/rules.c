@@ -74,17 +74,14 @@ static cp_status sides_of_exposed(const cp_rule *rule,
     const cp_wide speed = (cp_wide)setting->ranks * setting->machine.flops *
                           setting->machine.element_bytes;
     cp_sides hiding;
-    cp_wide less; /* 4 pairs N_H BW */
     CP_TRY(cp_sides_of_sizes(&setting->shape, load, sides));
     CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
                               setting->ranks, rule->causal, load, &hiding));
-    if (__builtin_mul_overflow(sides->left, speed, &sides->left) ||
-        __builtin_mul_overflow(sides->right, speed, &sides->right) ||
-        __builtin_mul_overflow(sides->under, speed, &sides->under) ||
-        __builtin_mul_overflow(hiding.left, 2, &less))
+    if (!cp_times(&sides->left, speed) || !cp_times(&sides->right, speed) ||
+        !cp_times(&sides->under, speed) || !cp_times(&hiding.left, 2))
         return cp_refuse("eq. 5: these tokens, heads and speeds do "
                          "not fit 128 bits");
-    sides->right -= less;
+    sides->right -= hiding.left; /* 4 pairs N_H BW */
     return CP_OK;
 }
 

@@ -48,8 +48,13 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
     return CP_OK;
 }
 
-static bool times(cp_wide *product, cp_wide factor) {
-    return !__builtin_mul_overflow(*product, factor, product);
+bool cp_times(cp_wide *product, cp_wide factor) {
+    __extension__ typedef unsigned __int128 plain;
+    plain result;
+    const bool carried =
+        __builtin_mul_overflow((plain)*product, (plain)factor, &result);
+    *product = (cp_wide)result;
+    return !carried && result >> 127 == 0;
 }
 
 static cp_status too_large(const char *equation) {
@@ -60,9 +65,9 @@ static cp_status too_large(const char *equation) {
 cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
                             cp_sides *sides) {
     *sides = (cp_sides){load->fresh, load->keys, load->keys};
-    if (times(&sides->left, shape->query_heads) &&
-        times(&sides->right, 2 * (cp_wide)shape->kv_heads) &&
-        times(&sides->under, shape->query_heads))
+    if (cp_times(&sides->left, shape->query_heads) &&
+        cp_times(&sides->right, 2 * (cp_wide)shape->kv_heads) &&
+        cp_times(&sides->under, shape->query_heads))
         return CP_OK;
     return too_large("eq. 1");
 }
@@ -76,8 +81,9 @@ cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
         (cp_wide)ranks * shape->kv_heads * machine->element_bytes;
     *sides =
         (cp_sides){causal ? load->causal : load->pairs, load->keys, load->keys};
-    if (times(&sides->left, left) && times(&sides->right, right) &&
-        times(&sides->right, machine->flops) && times(&sides->under, left))
+    if (cp_times(&sides->left, left) && cp_times(&sides->right, right) &&
+        cp_times(&sides->right, machine->flops) &&
+        cp_times(&sides->under, left))
         return CP_OK;
     return too_large("eq. 2");
 }

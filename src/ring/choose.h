@@ -52,6 +52,9 @@ cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
                              int ranks, bool causal, const cp_load *load,
                              cp_sides *sides);
 
+/* Multiply in place; false: it does not fit. Neither is negative. */
+bool cp_times(cp_wide *product, cp_wide factor);
+
 typedef struct {
     cp_variant variant; /* CP_PASS_KV or CP_PASS_Q */
     char rule[200];     /* why, with the numbers */
