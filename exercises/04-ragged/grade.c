@@ -63,10 +63,10 @@ static void say(const char *what, const batch *how) {
     char text[200] = "";
     int at = 0;
     for (int64_t s = 0; s < how->sequences; s++)
-        at += snprintf(text + at, sizeof(text) - (size_t)at, " %ld",
-                       length_of(how, s));
-    grade_ran("%s: %d ranks, %ld sequences of length%s", what, how->ranks,
-              how->sequences, text);
+        at += snprintf(text + at, sizeof(text) - (size_t)at, "%s %ld",
+                       s > 0 ? "" : " of length", length_of(how, s));
+    grade_ran("%s: %d ranks, %ld sequences%s", what, how->ranks, how->sequences,
+              text);
 }
 
 static void hold_place(const batch *how, int64_t sequence, int64_t position) {
