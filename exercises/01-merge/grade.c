@@ -20,19 +20,20 @@ static void draw_row(double scale) {
 }
 
 /* A running row of keys from .. to - 1, its level some way above the largest
- * score; without keys, NaN that nobody cleared. */
+ * score; without keys, what nobody cleared. */
+static float junk = NAN;
 static running row_of(int from, int to, double above) {
-    running row = {-INFINITY, NAN, grade_floats(DIM)};
+    running row = {-INFINITY, junk, grade_floats(DIM)};
     double level = -INFINITY, weight = 0;
     for (int j = from; j < to; j++)
         level = fmax(level, (double)(float)(scores[j] + above));
     for (int j = from; j < to; j++)
         weight += exp(scores[j] - level);
-    for (int i = 0; i < DIM && from < to; i++) {
+    for (int i = 0; i < DIM; i++) {
         double sum = 0;
         for (int j = from; j < to; j++)
             sum += exp(scores[j] - level) * values[j][i];
-        row.sums[i] = (float)sum;
+        row.sums[i] = from < to ? (float)sum : junk;
     }
     if (from < to)
         row.weight = (float)weight;
@@ -95,6 +96,9 @@ static void two_rows(void) {
         draw_row(4);
         merge(cut, KEYS, 0, 0);
         merge(cut, KEYS, n % 3, n % 2);
+        grade_ran("two rows whose levels are both 4");
+        scores[0] = scores[cut] = 4;
+        merge(cut, KEYS, 0, 0);
     }
 }
 
@@ -102,9 +106,10 @@ static void one_empty(void) {
     grade_read("2.3");
     for (int n = 0; n < 10; n++) {
         draw_row(4);
-        grade_ran("to is empty, its weight and sums NaN");
+        junk = n % 2 ? INFINITY : NAN;
+        grade_ran("to is empty, its weight and sums %g", (double)junk);
         merge(0, KEYS, 0, 0);
-        grade_ran("add is empty, its weight and sums NaN");
+        grade_ran("add is empty, its weight and sums %g", (double)junk);
         merge(KEYS, KEYS, 0, 0);
     }
 }
@@ -150,31 +155,40 @@ static void nan_stays(void) {
         draw_row(4);
         running rows[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
         rows[side].sums[3] = NAN;
-        grade_ran("NaN in sums[3] of %s, which is not empty",
-                  side ? "add" : "to");
+        rows[side].level -= 200;
+        grade_ran("NaN in sums[3] of %s, which is not empty, its level %g",
+                  side ? "add" : "to", (double)rows[side].level);
         running_merge(&rows[0], &rows[1], DIM);
         grade_hold(isnan(rows[0].sums[3]), "sums[3] is %g, and NaN is lost",
                    (double)rows[0].sums[3]);
         grade_hold(!isnan(rows[0].sums[2]), "sums[2] became NaN too");
-        draw_row(4);
-        running levels[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
-        levels[side].level = NAN;
-        grade_ran("the level of %s is NaN", side ? "add" : "to");
-        running_merge(&levels[0], &levels[1], DIM);
-        grade_hold(isnan(levels[0].sums[2] / levels[0].weight),
-                   "sums[2] / weight is %g, and NaN is lost",
-                   (double)(levels[0].sums[2] / levels[0].weight));
+        for (int n = 0; n < 2; n++) {
+            draw_row(4);
+            running pair[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
+            *(n ? &pair[side].weight : &pair[side].level) = NAN;
+            grade_ran("the %s of %s is NaN", n ? "weight" : "level",
+                      side ? "add" : "to");
+            running_merge(&pair[0], &pair[1], DIM);
+            grade_hold(isnan(pair[0].sums[2] / pair[0].weight),
+                       "sums[2] / weight is %g, and NaN is lost",
+                       (double)(pair[0].sums[2] / pair[0].weight));
+        }
     }
 }
 
 static void finish(void) {
     grade_read("2.3");
     double want[DIM], want_lse;
-    for (int end = 0; end <= KEYS; end += 3) {
+    for (int n = 0; n < 10; n++) {
+        const int end = n / 2 * 3;
+        junk = n % 2 ? INFINITY : NAN;
         draw_row(4);
+        for (int j = 0; j < KEYS; j++)
+            scores[j] += n % 3 * 500 - 500;
         const running row = row_of(0, end, 1);
         float *output = grade_floats(DIM), lse = NAN;
-        grade_ran("finish a row of %d keys", end);
+        grade_ran("finish a row of %d keys: level %g, weight %g", end,
+                  (double)row.level, (double)row.weight);
         running_finish(&row, output, &lse, DIM);
         truth(0, end, want, &want_lse);
         grade_near("lse", &lse, &want_lse, 1, 1, 1, 1e-6);

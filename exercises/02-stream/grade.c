@@ -270,24 +270,28 @@ static void sinks(void) {
 
 static void nan_stays(void) {
     grade_read("2.4");
-    for (int n = 0; n < 6; n++) {
+    for (int n = 0; n < DIM; n++) {
+        const int next = (n + 1) % DIM;
         float output[DIM] = {0}, lse = 0;
         draw_partials(6, 0, 2);
-        outputs[n][3] = NAN;
+        outputs[n][n] = NAN;
         weights[n] -= n % 2 ? 500 : 0;
-        grade_ran("NaN in output[3] of partial %d, s = %g", n,
+        grade_ran("NaN in output[%d] of partial %d, s = %g", n, n,
                   (double)weights[n]);
         stream row = begin();
         add(&row, 0, 6);
         stream_end(&row, -INFINITY, output, &lse);
-        grade_hold(isnan(output[3]), "output[3] is %g: NaN is lost",
-                   (double)output[3]);
-        grade_hold(!isnan(output[2]), "output[2] became NaN too");
+        grade_hold(isnan(output[n]), "output[%d] is %g: NaN is lost", n,
+                   (double)output[n]);
+        grade_hold(!isnan(output[next]), "output[%d] became NaN too", next);
+    }
+    for (int n = 0; n < 7; n++) {
+        float output[DIM] = {0}, lse = 0;
         draw_partials(6, 0, 2);
-        weights[n] = NAN;
-        const int count = n == 0 ? 1 : 6;
-        grade_ran("%d partials, s of number %d is NaN", count, n);
-        row = begin();
+        weights[n % 6] = NAN;
+        const int count = n == 6 ? 1 : 6;
+        grade_ran("%d partials, s of number %d is NaN", count, n % 6);
+        stream row = begin();
         add(&row, 0, count);
         stream_end(&row, 0, output, &lse);
         grade_hold(isnan(lse), "lse is %g: NaN is lost", (double)lse);

@@ -288,8 +288,10 @@ static void balances(void) {
 }
 
 /* Tiles in the size of a chunk, and in all that follows from it: here an owner
- * and the work need only agree with the chunks and the pairs of the answer. */
+ * and the work need only agree with the chunks and the pairs of the answer,
+ * and a balance must not be that of tiles of 1. */
 static void tiles(void) {
+    const cut five = {NAIVE, 12, 5, 3};
     tiled = true;
     sizes();
     spans();
@@ -312,6 +314,9 @@ static void tiles(void) {
             grade_equal(work_of(&how, rank), want, "pairs of rank %d", rank);
         }
     }
+    say("balance", &five);
+    grade_hold(fabs(balance(&five) - 21 / 13.0) > 1e-9,
+               "largest over mean is 21/13, as with tiles of 1: want 20/13");
 }
 
 const grade_lab grade_this = {
