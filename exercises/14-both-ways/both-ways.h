@@ -11,8 +11,8 @@
  *   messages  to the neighbours only, at most N / 2 to each; N (N - 1) of
  *             all ranks together; one rank alone sends and packs nothing
  *   slots     at most 2 (1 + spare) for keys, one partial to merge
- *   in time   what step j + 1 needs flies while a rank attends to what step
- *             j brought; with more than one spare, further ahead */
+ *   in time   what step j + spare needs flies while a rank attends to what
+ *             step j brought */
 cp_plan_builder plan_both_ways;
 
 #endif

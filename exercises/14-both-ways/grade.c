@@ -1,17 +1,198 @@
 /* Cases of lab 14. */
 #include "both-ways.h"
 
-#include <math.h>
+#include <stdio.h>
+#include <string.h>
 
+#include "predict/draw.h"
+#include "predict/timeline.h"
 #include "tests/harness/grader/around.h"
 
 static const cp_shape shape = {2, 1, 64};
 
-/* The answer's plan for one sequence without a cache, proved. */
+/* Virtual clocks: seconds for a pair of query and key, and for a message. Or,
+ * with a period: blocks from so many ranks away, or twice, or thrice, take 1 to
+ * attend to, and message to fly; all others nothing. */
+typedef struct {
+    const cp_plan *plan;
+    double pair, message;
+    int period;
+} paces;
+
+/* How far apart two ranks are, the shorter way. */
+static int apart(const cp_plan *plan, int a, int b) {
+    const int ranks = plan->layout->ranks;
+    const int one = (a - b + ranks) % ranks;
+    return one < ranks - one ? one : ranks - one;
+}
+
+static bool is_rank(const cp_plan *plan, int rank) {
+    return rank >= 0 && rank < plan->layout->ranks;
+}
+
+static double pace_of(void *context, const cp_op *op) {
+    const paces *it = context;
+    const cp_layout *layout = it->plan->layout;
+    const bool attends = op->kind == CP_OP_ATTEND;
+    if (!attends && (op->kind != CP_OP_EXCHANGE || op->to == CP_NOBODY))
+        return 0;
+    const int here = attends ? op->in.origin : op->to;
+    const int origin = attends ? op->keys.origin : op->in.origin;
+    if (!is_rank(it->plan, here) || !is_rank(it->plan, origin))
+        return 0;
+    if (it->period > 0 && apart(it->plan, here, origin) % it->period != 0)
+        return 0;
+    if (!attends)
+        return it->message;
+    return it->period > 0
+               ? 1
+               : it->pair * (double)cp_block_pairs(&layout->queries[here],
+                                                   &layout->keys[origin]);
+}
+
+/* The drawing: three lines for a rank, what it attends to, what comes from the
+ * previous rank and what from the next. */
+enum { LANES = 3, BARS = 2000, COLUMNS = 62 };
+
+static paces drawn;
+static cp_bar bars[BARS];
+static int bar_count;
+
+static void keep_bar(void *context, const cp_bar *bar) {
+    (void)context;
+    if (bar->op != NULL && bar_count < BARS)
+        bars[bar_count++] = *bar;
+}
+
+static cp_status run_clocks(const paces *clocks, cp_hours *hours) {
+    paces own = *clocks;
+    const cp_timeline timeline = {.plan = own.plan,
+                                  .seconds = pace_of,
+                                  .bar = keep_bar,
+                                  .context = &own,
+                                  .layers = 1,
+                                  .hidden = 1};
+    bar_count = 0;
+    return cp_timeline_run(&timeline, hours);
+}
+
+static int lane_of(const cp_bar *bar, int ranks) {
+    if (bar->op->kind != CP_OP_EXCHANGE)
+        return 0;
+    return bar->op->from == (bar->rank + ranks - 1) % ranks ? 1 : 2;
+}
+
+static int origin_of(const cp_bar *bar) {
+    return bar->op->kind == CP_OP_EXCHANGE ? bar->op->out.origin
+                                           : bar->op->keys.origin;
+}
+
+static void name_lane(int rank, int lane, int ranks, char *text, size_t room) {
+    if (lane == 0)
+        snprintf(text, room, "rank %-3d attend", rank);
+    else
+        snprintf(text, room, "from %d",
+                 (rank + (lane == 1 ? ranks - 1 : 1)) % ranks);
+}
+
+static void paint(char *line, const cp_bar *bar, int ranks, double end) {
+    const int from = (int)(bar->start / end * COLUMNS);
+    const int to = (int)(bar->end / end * COLUMNS);
+    const int origin = origin_of(bar);
+    for (int n = from; n < COLUMNS && (n < to || n == from); n++)
+        line[n] = (char)(origin < 0 || origin >= ranks ? '?' : '0' + origin);
+}
+
+static void print_text(int rank, int lane, int ranks, double end, FILE *out) {
+    char name[40], line[COLUMNS + 1] = "";
+    name_lane(rank, lane, ranks, name, sizeof(name));
+    memset(line, lane == 0 ? '.' : ' ', COLUMNS);
+    for (const cp_bar *bar = bars; bar < bars + bar_count; bar++)
+        if (bar->rank == rank && lane_of(bar, ranks) == lane)
+            paint(line, bar, ranks, end);
+    fprintf(out, "%*s%-*s %s\n", lane > 0 ? 9 : 0, "", lane > 0 ? 7 : 16, name,
+            line);
+}
+
+static void print_svg(int rank, int lane, int ranks, double end, FILE *out) {
+    char name[40];
+    const int y = 10 + rank * 62 + lane * 18;
+    name_lane(rank, lane, ranks, name, sizeof(name));
+    fprintf(out, "<text x=\"90\" y=\"%d\" text-anchor=\"end\">%s</text>\n",
+            y + 12, name);
+    for (const cp_bar *bar = bars; bar < bars + bar_count; bar++) {
+        const double x = 100 + bar->start / end * 780;
+        const double width = (bar->end - bar->start) / end * 780;
+        if (bar->rank != rank || lane_of(bar, ranks) != lane)
+            continue;
+        fprintf(out,
+                "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"16\" "
+                "fill=\"hsl(%d,55%%,%d%%)\" stroke=\"white\"/>\n"
+                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%d</text>\n",
+                x, y, width, (360 * origin_of(bar) / ranks + 25) % 360,
+                lane == 0 ? 68 : 82, x + width / 2, y + 12, origin_of(bar));
+    }
+}
+
+static bool names_ranks(const cp_plan *plan) {
+    for (int k = 0; k < plan->layout->ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            if (op->kind == CP_OP_ATTEND && (!is_rank(plan, op->in.origin) ||
+                                             !is_rank(plan, op->keys.origin)))
+                return false;
+        }
+    return true;
+}
+
+/* The table is the library's, by its own clocks. */
+static cp_status draw(const void *what, int kind, void *file) {
+    const paces *clocks = what;
+    const int ranks = clocks->plan->layout->ranks;
+    cp_hours hours;
+    if (kind == CP_DRAW_CSV && !names_ranks(clocks->plan))
+        return cp_fail(CP_INVALID, "an attention to the block of no rank");
+    if (kind == CP_DRAW_CSV)
+        return cp_draw(clocks->plan, CP_DRAW_CSV, file);
+    CP_TRY(run_clocks(clocks, &hours));
+    const double end = hours.now > 0 ? hours.now : 1;
+    if (kind == CP_DRAW_SVG)
+        fprintf(file,
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" "
+                "height=\"%d\" font-family=\"sans-serif\" font-size=\"11\">\n"
+                "<title>pass-KV both ways over %d ranks</title>\n",
+                20 + 62 * ranks, ranks);
+    for (int rank = 0; rank < ranks; rank++)
+        for (int lane = 0; lane < LANES && lane < ranks; lane++)
+            (kind == CP_DRAW_SVG ? print_svg : print_text)(rank, lane, ranks,
+                                                           end, file);
+    fprintf(file, kind == CP_DRAW_SVG
+                      ? "</svg>\n"
+                      : "                 digits say whose block, . is idle\n");
+    return CP_OK;
+}
+
+/* The answer's plan for a layout, proved, and drawn as if a block took about 1
+ * to attend to and 0.27 to fly. */
+static cp_plan *plan_over(const cp_layout *layout, int spare) {
+    const cp_plan_options options = {4, spare};
+    const double ranks = layout->ranks;
+    cp_plan *plan;
+    cp_plan_report report;
+    grade_ok(cp_plan_new(plan_both_ways, layout, &shape, &options, &plan));
+    drawn = (paces){plan,
+                    ranks * ranks / (double)layout->new_tokens /
+                        (double)(layout->cached_tokens + layout->new_tokens),
+                    0.27, 0};
+    grade_draw_by(draw, &drawn);
+    grade_ok(cp_plan_check(plan, &report));
+    return plan;
+}
+
+/* Of one sequence without a cache. */
 static cp_plan *plan_of(int ranks, int64_t tokens, int spare) {
-    const cp_layout *layout = grade_layout(ranks, 1, &tokens, 0, NULL, false);
     grade_ran("%d ranks, %ld tokens, %d spare", ranks, tokens, spare);
-    return grade_plan(plan_both_ways, layout, &shape, spare, NULL);
+    return plan_over(grade_layout(ranks, 1, &tokens, 0, NULL, false), spare);
 }
 
 /* How many operations of a kind the rank has; CP_OP_EXCHANGE: that send to
@@ -53,7 +234,6 @@ static void even(void) {
     for (int ranks = 4; ranks <= 8; ranks += 2) {
         grade_run(plan_of(ranks, grade_between(1, 2), 1));
         grade_run(plan_of(ranks, grade_between(3, 40), 1));
-        grade_run(plan_of(ranks, grade_between(3, 40), 2));
     }
 }
 
@@ -71,42 +251,42 @@ static void caches(void) {
         grade_ran("%d ranks, %ld, 0 and %ld new tokens over caches of 1, 5 "
                   "and %ld",
                   rings[n], fresh[0], fresh[2], past[2] + past[5]);
-        grade_run(grade_plan(plan_both_ways, layout, &shape, 1, NULL));
+        grade_run(plan_over(layout, 1));
     }
+}
+
+static void see_links(int ranks, int spare) {
+    const cp_plan *plan = plan_of(ranks, 8 * ranks, spare);
+    int64_t all = 0, keys = 0;
+    for (int k = 0; k < ranks; k++)
+        for (int to = 0; to < ranks; to++) {
+            const int64_t sent = count(plan, k, CP_OP_EXCHANGE, to);
+            const int most = apart(plan, k, to) == 1 ? ranks / 2 : 0;
+            all += sent;
+            grade_hold(sent <= most,
+                       "rank %d sends %ld blocks to rank %d: want at most %d",
+                       k, sent, to, most);
+        }
+    grade_equal(all, (int64_t)ranks * (ranks - 1),
+                "messages of all ranks together");
+    for (int n = 0; n < plan->slot_count; n++)
+        keys += plan->slots[n].kind == CP_SLOT_KEYS;
+    grade_hold(keys <= 2 * (1 + spare), "%ld slots for keys: want at most %d",
+               keys, 2 * (1 + spare));
 }
 
 static void links(void) {
     for (int ranks = 3; ranks <= 8; ranks++)
-        for (int spare = 1; spare <= 2; spare++) {
-            const cp_plan *plan = plan_of(ranks, 8 * ranks, spare);
-            int64_t all = 0, keys = 0;
-            for (int k = 0; k < ranks; k++)
-                for (int to = 0; to < ranks; to++) {
-                    const int64_t sent = count(plan, k, CP_OP_EXCHANGE, to);
-                    const bool beside = (to - k + ranks) % ranks == 1 ||
-                                        (k - to + ranks) % ranks == 1;
-                    all += sent;
-                    grade_hold(sent <= (beside ? ranks / 2 : 0),
-                               "rank %d sends %ld blocks to rank %d: want at "
-                               "most %d",
-                               k, sent, to, beside ? ranks / 2 : 0);
-                }
-            grade_equal(all, (int64_t)ranks * (ranks - 1),
-                        "messages of all ranks together");
-            for (int n = 0; n < plan->slot_count; n++)
-                keys += plan->slots[n].kind == CP_SLOT_KEYS;
-            grade_hold(keys <= 2 * (1 + spare),
-                       "%ld slots for keys: want at most %d", keys,
-                       2 * (1 + spare));
-        }
+        see_links(ranks, 1);
 }
 
-static void in_time(const cp_plan *plan, const char *what, double pair,
-                    double message, double want) {
-    const double got = grade_makespan(plan, pair, message, 0);
-    grade_hold(got <= want * (1 + 1e-9),
+static void in_time(const char *what, paces clocks, double want) {
+    cp_hours hours;
+    drawn = clocks;
+    grade_ok(run_clocks(&drawn, &hours));
+    grade_hold(hours.now <= want * (1 + 1e-9),
                "%s: it ends after %.6g of virtual time, and could after %.6g",
-               what, got, want);
+               what, hours.now, want);
 }
 
 static void clocks(void) {
@@ -118,25 +298,45 @@ static void clocks(void) {
             cp_plan_pass_kv, grade_layout(ranks, 1, &tokens, 0, NULL, false),
             &shape, 1, NULL);
         const cp_plan *plan = plan_of(ranks, tokens, 1);
-        in_time(plan, "a message takes 1, an attention nothing", 0, 1,
-                ranks / 2);
-        in_time(plan, "an attention takes long, a message nothing", 1, 0,
-                grade_makespan(one_way, 1, 0, 0));
-        in_time(plan, "a message takes as long as 1.9 attentions", 1 / block,
-                1.9, 1.9 + ranks - 1);
+        in_time("a message takes 1, an attention nothing",
+                (paces){plan, 0, 1, 0}, ranks / 2);
+        in_time("an attention takes long, a message nothing",
+                (paces){plan, 1, 0, 0}, grade_makespan(one_way, 1, 0, 0));
+        in_time("a message takes as long as 1.9 attentions",
+                (paces){plan, 1 / block, 1.9, 0}, 1.9 + ranks - 1);
     }
+}
+
+/* With s spare buffers the block of step j + s flies during step j. Let each
+ * s-th step alone take time: all its messages hide, if they start so early. */
+static void see_ahead(int ranks, int spare) {
+    const cp_plan *plan = plan_of(ranks, 8 * ranks, spare);
+    int blocks = 0;
+    char what[120];
+    for (int k = 0; k < ranks; k++)
+        blocks += apart(plan, 0, k) % spare == 0;
+    snprintf(what, sizeof(what),
+             "steps 0, %d, %d, ... take 1 for each block, and 1 to bring it; "
+             "all others nothing",
+             spare, 2 * spare);
+    in_time(what, (paces){plan, 0, 1, spare}, blocks);
 }
 
 static void ahead(void) {
     grade_as_ledger();
-    for (int ranks = 3; ranks <= 7; ranks += 2)
+    for (int ranks = 3; ranks <= 8; ranks++)
         for (int spare = 2; spare <= 4; spare += 2)
-            grade_run(plan_of(ranks, grade_between(1, 30), spare));
+            grade_run(plan_of(ranks, grade_between(1, 40), spare));
+    for (int ranks = 3; ranks <= 8; ranks++)
+        see_links(ranks, 2);
     for (int spare = 1; spare <= 2; spare++) {
         const cp_plan *plan = plan_of(3, 9, spare);
         grade_ran("3 ranks, %d spare: every interleaving", spare);
         grade_ok(cp_plan_explore(plan, 1000000, NULL));
     }
+    for (int spare = 2; spare <= 3; spare++)
+        for (int ranks = 4; ranks <= 8; ranks++)
+            see_ahead(ranks, spare);
 }
 
 const grade_lab grade_this = {
@@ -162,12 +362,17 @@ const grade_lab grade_this = {
              "a block's rows are the layout's affair: does your plan depend "
              "on anything but the number of ranks?",
              caches},
-            {"what every link carries", 6, 2,
-             "count the arrows of your drawing, one way and the other", links},
-            {"half the time", 7, 2,
+            {"what every link carries", 6, 3,
+             "with DRAW=1, count rank 0's exchanges by the column `to` of "
+             "drawing-5.csv",
+             links},
+            {"half the time", 7, 3,
              "start what the next step needs before you attend to this one",
              clocks},
-            {"more buffers, and every order", 5, 2,
-             "before you pass on what a step brought, has it come?", ahead},
+            {"more buffers, and every order", 5, 6,
+             "ask what has `arrived` before you pass a step's blocks on, and "
+             "before you wait for them; and start as far ahead as there are "
+             "buffers",
+             ahead},
         },
 };
