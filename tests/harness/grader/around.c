@@ -249,12 +249,16 @@ double grade_makespan(const cp_plan *plan, double pair, double message,
 }
 
 static void stroke_bar(void *context, const cp_bar *bar) {
-    (void)context;
-    if (bar->op != NULL && bar->end > bar->start)
-        grade_stroke(bar->rank, cp_op_talks(bar->op),
-                     cp_op_talks(bar->op) ? bar->op->out.origin
-                                          : bar->op->in.origin,
-                     bar->name, bar->start, bar->end);
+    const paces *it = context;
+    const cp_op *op = bar->op;
+    if (op == NULL || bar->end <= bar->start)
+        return;
+    const bool travels = op->keys.slot != it->plan->cache;
+    grade_stroke(bar->rank, cp_op_talks(op),
+                 cp_op_talks(op) ? op->out.origin
+                 : travels       ? op->keys.origin
+                                 : op->in.origin,
+                 bar->name, bar->start, bar->end);
 }
 
 void grade_draw_clocks(const cp_plan *plan, double pair, double message,
@@ -272,7 +276,21 @@ void grade_draw_clocks(const cp_plan *plan, double pair, double message,
         grade_strokes_clear();
 }
 
-static cp_status draw_plan(const void *plan, int kind, void *file) {
+/* A student's plan may name ranks that are not there. */
+static cp_status draw_plan(const void *what, int kind, void *file) {
+    const cp_plan *plan = what;
+    const int ranks = plan->layout->ranks;
+    for (int k = 0; k < ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            const int16_t origins[] = {op->in.origin, op->keys.origin,
+                                       op->out.origin};
+            for (int i = 0; i < 3; i++)
+                if (origins[i] < 0 || origins[i] >= ranks)
+                    return cp_fail(CP_BROKEN,
+                                   "rank %d, operation %ld is about rank %d", k,
+                                   n, origins[i]);
+        }
     return cp_draw(plan, (cp_drawing)kind, file);
 }
 
