@@ -222,13 +222,15 @@ const grade_lab grade_this = {
              "a partial has D_H + 1 numbers of 4 bytes for each query head",
              queries},
             {"which is cheaper, ties too", 7, 2,
-             "a tie goes to pass-KV; wide before the product", cheaper},
+             "a tie goes to pass-KV; wide before the product, in both counts",
+             cheaper},
             {"the least number of new tokens", 10, 2,
              "round up; and a call has at least one token", least},
             {"none at all, and 2^63", 7, 4,
-             "what if a query and its way home cost less than a key and value?",
+             "what if a query and its way home cost less than a key and value, "
+             "or the same? wide, no floating point; and 2^63 - 1 still fits",
              never},
             {"hidden under attention, ties too", 8, 0,
-             "multiply both sides; divide nothing", hide},
+             "multiply both sides, as wide; divide nothing", hide},
         },
 };
