@@ -77,8 +77,10 @@ static void cheaper(void) {
     for (int n = 0; n < 400; n++) {
         freight call = some_call();
         if (n % 2) { /* a tie, or a row to either side of one */
-            call.query_rows = (int64_t)of_key(&call) * 7;
-            call.key_rows = (int64_t)of_query(&call) * 7 + grade_between(-1, 1);
+            const int64_t times = n % 4 == 1 ? 7 : INT64_C(10000000000000);
+            call.query_rows = (int64_t)of_key(&call) * times;
+            call.key_rows =
+                (int64_t)of_query(&call) * times + grade_between(-1, 1);
         } else {
             call.query_rows = grade_between(1, 1000);
             call.key_rows = grade_between(1, 9000);
@@ -94,16 +96,31 @@ static void cheaper(void) {
                     : kv < q ? "keys are"
                              : "queries are");
     }
-    /* 3 * 10^20 bytes */
-    const int64_t rows = INT64_C(10000000000000);
-    const freight huge = {128, rows, 4 * rows, 128, 128, 256, 4};
-    grade_ran("10^13 rows of queries, four times as many of keys; 128 ranks");
+    /* 10^21 bytes */
+    const int64_t rows = INT64_C(10000000000001);
+    const freight huge = {128, rows, 4 * rows, 127, 127, 255, 4};
+    grade_ran("%ld rows of queries, four times as many of keys; 128 ranks, 127 "
+              "heads of 255, 4 bytes",
+              rows);
     grade_equal(keys_are_cheaper(&huge), 0, "keys_are_cheaper");
-    grade_hold(kv_bytes(&huge) == (wide)127 * 8 * rows * 128 * 256 * 4,
-               "kv_bytes is another number: it needs more than 64 bits");
+    grade_hold(kv_bytes(&huge) == 127 * huge.key_rows * of_key(&huge),
+               "kv_bytes is another number: it needs more than 64 bits, all of "
+               "them exact");
+    grade_hold(q_bytes(&huge) == 127 * rows * of_query(&huge),
+               "q_bytes is another number: it needs more than 64 bits, all of "
+               "them exact");
 }
 
-static void see_least(const freight *call, int64_t cached) {
+/* Its ranks and rows are not to be read. */
+static void see_least(const freight *of, int64_t cached) {
+    const freight copy = {1,
+                          3,
+                          5,
+                          of->query_heads,
+                          of->kv_heads,
+                          of->head_dim,
+                          of->element_bytes},
+                  *call = &copy;
     const wide a = of_query(call), b = of_key(call);
     grade_ran("%ld cached; %ld and %ld heads of %ld, %ld bytes a number",
               cached, call->query_heads, call->kv_heads, call->head_dim,
@@ -139,6 +156,11 @@ static void never(void) {
     see_least(&dear, 0);
     see_least(&tie, 0);
     see_least(&tie, 1);
+    /* As many as are cached; and a quotient just above a whole number. */
+    const freight twice = {2, 1, 1, 2, 1, 1, 8},
+                  llama = {4, 1, 1, 128, 8, 128, 2};
+    see_least(&twice, INT64_MAX);
+    see_least(&llama, INT64_C(7400000000000000162));
     for (int n = 0; n < 100; n++) {
         const freight call = some_call();
         see_least(&call, INT64_MAX - grade_between(0, 9));
@@ -150,13 +172,14 @@ static void hide(void) {
         const freight call = some_call();
         const int64_t fresh = grade_between(1, 2000000);
         const int64_t cached = grade_between(0, 10000000);
-        const int64_t ranks = grade_between(1, 128);
+        const int64_t ranks = grade_between(2, 128);
         const int64_t bandwidth = grade_between(1, INT64_C(400000000000));
-        /* Speeds about the tie, and where it is whole, at it. */
+        /* Speeds about the tie, and where it is whole, at it; or any. */
         const wide at = (wide)2 * fresh * call.query_heads * bandwidth /
                         ((wide)ranks * call.kv_heads * call.element_bytes);
         const int64_t near = at < INT64_MAX / 2 ? (int64_t)at : INT64_MAX / 2;
-        const int64_t flops = cp_max(1, near + grade_between(-1, 1));
+        const int64_t flops = n % 3 ? cp_max(1, near + grade_between(-1, 1))
+                                    : grade_between(1, INT64_MAX / 2);
         const wide left = (wide)2 * fresh * call.query_heads * bandwidth;
         const wide right =
             (wide)ranks * call.kv_heads * call.element_bytes * flops;
@@ -168,10 +191,22 @@ static void hide(void) {
                     left >= right, "keys_hide");
     }
     const freight llama = {4, 1, 1, 128, 8, 128, 2};
-    grade_ran("a tie: 4 ranks, C = 16 * 10^12, BW = 10^9");
-    grade_equal(keys_hide(4000, 9, 4, &llama, INT64_C(16000000000000),
-                          INT64_C(1000000000)),
-                1, "keys_hide");
+    for (int more = 0; more < 2; more++) {
+        grade_ran("4000 new on 4 ranks, Llama 3 405B, C = 16 * 10^12 + %d, "
+                  "BW = 10^9",
+                  more);
+        grade_equal(keys_hide(4000, 9, 4, &llama,
+                              INT64_C(16000000000000) + more,
+                              INT64_C(1000000000)),
+                    !more, "keys_hide, %s", more ? "one above a tie" : "a tie");
+    }
+    /* 2 (2^34 - 1) (2^34 + 1) is less than 2^69, by 2. */
+    const freight one = {64, 1, 1, 1, 1, 1, 2};
+    const int64_t power = INT64_C(1) << 34;
+    grade_ran("2^34 - 1 new on 64 ranks, 1 head, 2 bytes, C = 2^62, "
+              "BW = 2^34 + 1");
+    grade_equal(keys_hide(power - 1, 0, 64, &one, INT64_C(1) << 62, power + 1),
+                0, "keys_hide, which whole numbers alone can tell");
 }
 
 const grade_lab grade_this = {
@@ -187,13 +222,15 @@ const grade_lab grade_this = {
              "a partial has D_H + 1 numbers of 4 bytes for each query head",
              queries},
             {"which is cheaper, ties too", 7, 2,
-             "a tie goes to pass-KV; wide before the product", cheaper},
+             "a tie goes to pass-KV; wide before the product, in both counts",
+             cheaper},
             {"the least number of new tokens", 10, 2,
              "round up; and a call has at least one token", least},
             {"none at all, and 2^63", 7, 4,
-             "what if a query and its way home cost less than a key and value?",
+             "what if a query and its way home cost less than a key and value, "
+             "or the same? wide, no floating point; and 2^63 - 1 still fits",
              never},
             {"hidden under attention, ties too", 8, 0,
-             "multiply both sides; divide nothing", hide},
+             "multiply both sides, as wide; divide nothing", hide},
         },
 };

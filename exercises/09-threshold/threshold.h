@@ -33,10 +33,11 @@ bool keys_are_cheaper(const freight *call);
  * element_bytes are read. */
 int64_t least_tokens(const freight *call, int64_t cached);
 
-/* Does sending keys and values of the P + T tokens, T >= 1, hide under attention, hop by
- * hop? A hop computes 4 T (P + T) N_H D_H / N^2 FLOPs, at flops a second (C),
- * and sends 2 (P + T) N_KV D_H e / N bytes, at bandwidth bytes a second (BW).
- * Just as long is hidden. */
+/* Does sending keys and values of the P + T tokens hide under attention, hop by
+ * hop, for T >= 1 and N > 1? A hop computes 4 T (P + T) N_H D_H / N^2 FLOPs, at
+ * flops a second (C), and sends 2 (P + T) N_KV D_H e / N bytes, at bandwidth
+ * bytes a second (BW). Just as long is hidden. Of call only heads, head_dim and
+ * element_bytes are read. */
 bool keys_hide(int64_t fresh, int64_t cached, int64_t ranks,
                const freight *call, int64_t flops, int64_t bandwidth);
 

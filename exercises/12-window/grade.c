@@ -48,6 +48,9 @@ static void long_runs(void) {
         grade_ran("%ld queries over a thousand keys, no limit", count);
         grade_equal(window_pairs((run){0, count}, (run){0, 1000}, 2 * count),
                     1000 * count - 999 * 500, "pairs");
+        grade_ran("%ld queries and keys, no limit", count);
+        grade_equal(window_pairs((run){0, count}, (run){0, count}, 2 * count),
+                    (count * count - count) / 2 + count, "pairs");
     }
     grade_ran("10^9 queries over 10^9 keys before them, window 10^9");
     grade_equal(window_pairs((run){tokens, tokens}, all, tokens),
@@ -124,7 +127,9 @@ static void draw_needs(int ranks, int64_t tokens, int64_t window, bool zigzag) {
 static void hops(bool zigzag) {
     for (int n = 0; n < 200; n++) {
         const int ranks = (int)grade_between(1, 9);
-        const int64_t tokens = grade_between(1, 70);
+        /* Every third time about half of zigzag's chunks are empty. */
+        const int64_t tokens =
+            n % 3 ? grade_between(1, 70) : 2 * ranks + grade_between(1, ranks);
         const int64_t window = grade_between(1, n % 2 ? tokens + 3 : 9);
         if (n == 0)
             draw_needs(ranks, tokens, window, zigzag);

@@ -13,7 +13,7 @@ typedef struct {
 } run;
 
 /* The pairs of a query and a key that it sees, without a loop over positions.
- * All positions are below 2^31. */
+ * All positions are below 2^31, windows below 2^32. */
 int64_t window_pairs(run queries, run keys, int64_t window);
 
 /* Contiguous sharding: rank r of N has the run that begins at r * chunk, of
