@@ -13,8 +13,9 @@ cp_status blocking_receive(cp_comm *comm, int from, void *data, int64_t bytes);
 
 /* Give send to the next rank and take receive from the one before;
  * rank N-1 gives to rank 0. The two do not overlap; what comes may
- * be longer or shorter than what goes. Nothing is outstanding on
- * return. One rank alone gets a copy of what it sends. */
+ * be longer or shorter than what goes, and an empty block is a
+ * message too. Nothing is outstanding on return. One rank alone gets
+ * a copy of what it sends. */
 typedef cp_status ring_shift(cp_comm *comm, const void *send,
                              int64_t send_bytes, void *receive,
                              int64_t receive_bytes);

@@ -282,7 +282,8 @@ static void hold_hops(const scene *it, int hops) {
         int64_t bytes = 0;
         for (int n = 0; n < hops; n++)
             bytes += it->bytes[((r - n) % it->ranks + it->ranks) % it->ranks];
-        grade_equal(it->sent[r].hops, hops, "messages of rank %d", r);
+        grade_equal(it->sent[r].hops, hops,
+                    "messages of rank %d, empty ones too", r);
         grade_equal(it->sent[r].ring_bytes, bytes, "bytes of rank %d", r);
         grade_equal(it->sent[r].all_gather_bytes + it->sent[r].all_to_all_bytes,
                     0, "bytes of collectives of rank %d", r);

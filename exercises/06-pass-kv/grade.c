@@ -316,7 +316,7 @@ static void deal_equally(scene *it, int64_t tokens) {
 }
 
 /* Runs of tokens to anybody, but none to a rank that is left out; queries to
- * anybody. */
+ * anybody but one. */
 static void deal_by_chance(scene *it, int64_t tokens, int left_out) {
     for (int64_t first = 0, n = 0; first < tokens; n++) {
         const int64_t count =
@@ -330,9 +330,12 @@ static void deal_by_chance(scene *it, int64_t tokens, int left_out) {
         give(it, &it->cached[to], first, count);
         first += count;
     }
-    for (int64_t n = 0; n < 8; n++)
-        give(it, &it->queried[grade_between(0, it->ranks - 1)], tokens - 8 + n,
-             1);
+    const int idle = (int)grade_between(0, it->ranks - 1);
+    for (int64_t n = 0; n < 8; n++) {
+        const int to = (int)grade_between(0, it->ranks - 1);
+        give(it, &it->queried[to == idle ? (to + 1) % it->ranks : to],
+             tokens - 8 + n, 1);
+    }
 }
 
 static cp_partial partial_of(const scene *it, int64_t rows) {
@@ -588,7 +591,8 @@ const grade_lab grade_this = {
              "that hop h - 1 filled",
              equal_caches},
             {"unequal caches", 8, 4,
-             "a message is as long as the block in it: whose block comes next?",
+             "a message is as long as the block in it: whose block comes next? "
+             "A rank without queries passes blocks on all the same",
              unequal_caches},
             {"an empty cache", 5, 4,
              "no tokens are a message of no bytes and a partial of LSE -inf",

@@ -170,12 +170,14 @@ static void hold_counts(const cp_plan *plan) {
 
 static cp_plan *build(const char *what, const cp_layout *layout,
                       cp_plan_report *report) {
+    const cp_plan_options options = {4, 1 + layout->ranks % 3};
     cp_plan_report counted;
     cp_plan *plan;
-    grade_ran("%s: %d ranks, %ld sequences, %ld new tokens over %ld cached",
+    grade_ran("%s: %d ranks, %ld sequences, %ld new tokens over %ld cached, "
+              "spare %d",
               what, layout->ranks, layout->sequences, layout->new_tokens,
-              layout->cached_tokens);
-    grade_ok(cp_plan_new(carry_plan, layout, &shape, NULL, &plan));
+              layout->cached_tokens, options.spare);
+    grade_ok(cp_plan_new(carry_plan, layout, &shape, &options, &plan));
     grade_draw_by(draw, plan);
     hold_contract(plan);
     grade_ok(cp_plan_check(plan, report != NULL ? report : &counted));
@@ -205,7 +207,7 @@ static void whose(void) {
 static void on_paper(void) {
     for (int n = 0; n < 40; n++) {
         const int ranks = n < 7 ? n + 1 : (int)grade_between(1, 16);
-        const int64_t rows = grade_between(0, 9), size = 2 + n % 2 * 2;
+        const int64_t rows = grade_between(n < 7, 9), size = 2 + n % 2 * 2;
         const cp_shape some = {2 * grade_between(1, 8), 2,
                                8 * grade_between(1, 16)};
         int64_t want = 0;

@@ -48,7 +48,7 @@ static void fewest(void) {
     for (int n = 0; n < 300; n++) {
         const int ranks = some_ranks[n % 5];
         int64_t held[RANKS];
-        const int64_t turn = grade_between(0, 40);
+        const int64_t turn = grade_between(0, 40) << (n % 4 == 3 ? 33 : 0);
         for (int r = 0; r < ranks; r++)
             held[r] = n < 10 ? 4 : grade_between(0, 4);
         grade_equal(ask_owner(ranks, held, 100, turn),
@@ -305,14 +305,15 @@ static void lay_out(scene *it, const int *owner) {
     }
 }
 
-/* A batch of random lengths, dealt out in turns that begin anywhere; one
- * sequence may have ended. */
-static void draw_scene(scene *it, int ranks, int64_t batch, bool one_ended) {
+/* A batch of random lengths, past tokens at most, dealt out in turns that begin
+ * anywhere; one sequence may have ended. */
+static void draw_scene(scene *it, int ranks, int64_t batch, int64_t past,
+                       bool one_ended) {
     int owner[BATCH];
     const int64_t turn = grade_between(0, ranks - 1);
     begin(it, ranks, batch);
     for (int64_t s = 0; s < batch; s++) {
-        it->position[s] = grade_between(0, 18);
+        it->position[s] = grade_between(0, past);
         owner[s] = (int)((s + turn) % ranks);
     }
     if (one_ended)
@@ -359,7 +360,7 @@ static void append(void) {
     for (int n = 0; n < 15; n++) {
         static scene it;
         const int ranks = some_ranks[n % 5];
-        draw_scene(&it, ranks, grade_between(2, BATCH), n % 2);
+        draw_scene(&it, ranks, grade_between(2, BATCH), 18, n % 2);
         const int64_t width = it.shape.kv_heads * it.shape.head_dim;
         for (int r = 0; r < ranks; r++) {
             decode_rank *me = &it.member[r];
@@ -463,6 +464,7 @@ static void some_steps(void) {
         const int ranks = some_ranks[1 + n % 4];
         draw_scene(&it, ranks,
                    n < 4 ? cp_max(1, ranks - 1) : grade_between(2, BATCH),
+                   n == 1 || n == 3 ? 0 : 18, /* 0: a rank holds nothing */
                    n >= 8);
         take_step(&it);
         hold_answers(&it);
@@ -485,7 +487,7 @@ static void bytes(void) {
     for (int n = 0; n < 10; n++) {
         static scene it;
         const int ranks = some_ranks[n % 5];
-        draw_scene(&it, ranks, grade_between(2, BATCH), false);
+        draw_scene(&it, ranks, grade_between(2, BATCH), 18, false);
         take_step(&it);
         const int64_t heads = it.shape.query_heads, dim = it.shape.head_dim;
         for (int r = 0; r < ranks; r++)
@@ -503,8 +505,8 @@ const grade_lab grade_this = {
     .cases =
         {
             {"the fewest, then the turn", 7, 0,
-             "look at the ranks from turn mod ranks on; an equal one must not "
-             "take the place of the first",
+             "look at the ranks from turn mod ranks on, turn in 64 bits; an "
+             "equal one must not take the place of the first",
              fewest},
             {"a full rank is passed over", 5, 0,
              "held[r] == room is full: that rank is no owner, however few "
@@ -529,7 +531,8 @@ const grade_lab grade_this = {
             {"a step over many ranks", 5, 7,
              "each rank attends for every block, with that block's queries; "
              "nobody attends for padding, which must be empty in every "
-             "partial, not unwritten",
+             "partial, not unwritten: so is all of it where a rank holds "
+             "nothing",
              many_ranks},
             {"a step of any numbers", 3, 8,
              "LSE wrong: are these the queries that arrived? The own entry of "
