@@ -21,9 +21,11 @@ static void places(void) {
     for (int n = 0; n < 50; n++) { /* the heads alone do not fit */
         const int heads = (int)grade_between(50000, 65536);
         const int64_t row = grade_between(1, 9);
-        grade_ran("row %ld, head 3, number 2 of [rows][%d][65536]", row, heads);
-        grade_equal(element_at(row, 3, 2, heads, 65536),
-                    (row * heads + 3) * 65536 + 2, "element_at");
+        const int head = heads - 1; /* nor do the channels before it */
+        grade_ran("row %ld, head %d, number 2 of [rows][%d][65536]", row, head,
+                  heads);
+        grade_equal(element_at(row, head, 2, heads, 65536),
+                    (row * heads + head) * 65536 + 2, "element_at");
     }
     grade_ran("row 1,048,575, head 127, number 127 of [rows][128][128]");
     grade_equal(element_at(1048575, 127, 127, 128, 128), INT64_C(17179869183),
@@ -53,9 +55,13 @@ static void bytes(void) {
     see_bytes(INT64_C(1) << 32, INT64_C(1) << 16, 128, 128);
     see_bytes(INT64_C(1) << 32, INT64_C(1) << 16, 128, 256);
     see_bytes(INT64_C(1) << 40, INT64_C(1) << 40, 0, 2);
+    see_bytes(INT64_C(1) << 40, INT64_C(1) << 40, 64, 0);
+    see_bytes(INT64_C(1) << 40, 0, INT64_C(1) << 40, 2);
     see_bytes(INT64_C(1) << 40, INT64_C(1) << 20, 4, 4);
     see_bytes(INT64_C(1) << 40, 3 << 20, 4, 4);
     see_bytes(INT64_MAX, 1, 1, 1);
+    see_bytes(1, INT64_C(1) << 40, INT64_C(1) << 40, 1); /* the last two */
+    see_bytes(1, 1, INT64_C(1) << 62, 4);
     for (int n = 0; n < 300; n++)
         see_bytes(INT64_C(1) << grade_between(0, 45),
                   grade_between(0, 1) ? 3 : INT64_C(1) << grade_between(0, 12),
@@ -64,9 +70,14 @@ static void bytes(void) {
 
 static void pairs(void) {
     grade_read("10.4");
+    const int64_t most = INT64_C(1) << 31;
     for (int n = 0; n < 100; n++) {
-        const int64_t fresh = grade_between(60000, INT64_C(1) << 31);
-        const int64_t cached = grade_between(60000, INT64_C(1) << 31);
+        const int64_t fresh = n > 3   ? grade_between(60000, most)
+                              : n % 2 ? most
+                                      : 0;
+        const int64_t cached = n > 3   ? grade_between(60000, most)
+                               : n / 2 ? most
+                                       : 0;
         const wide want = (wide)fresh * cached + (wide)fresh * (fresh + 1) / 2;
         grade_ran("%ld new tokens over %ld", fresh, cached);
         grade_equal(causal_pairs(fresh, cached), (int64_t)want, "causal_pairs");
@@ -87,9 +98,10 @@ static void parts(void) {
 }
 
 static void order(void) {
-    static const int64_t given[] = {INT64_C(1) << 32,       0, 3000000000, 5,
-                                    INT64_C(1) << 62,       1, INT64_MAX,  2,
-                                    (INT64_C(1) << 32) - 1, 7};
+    static const int64_t given[] = {
+        INT64_C(1) << 32,       0, 3000000000, 5,
+        INT64_C(1) << 62,       1, INT64_MAX,  INT64_MAX - 1,
+        (INT64_C(1) << 32) - 1, 7};
     enum { COUNT = sizeof(given) / sizeof(*given) };
     int64_t list[COUNT];
     for (int n = 0; n < COUNT; n++)
@@ -111,13 +123,21 @@ static void order(void) {
 
 static void angles(void) {
     grade_read("12.7");
-    for (int n = 0; n < 400; n++) {
-        const int64_t position = grade_between(n % 2 ? 1000000 : 16777217,
-                                               n % 2 ? 2000000 : 2147483647);
-        const double wavelength = pow(3e6, (double)(n % 64) / 64);
+    /* none; as far as it goes; a whole turn, but for less than floats see */
+    static const struct {
+        int64_t position;
+        double wavelength;
+    } edges[] = {{0, 7}, {2147483647, 1.149}, {2147483647, 2147483647.5}};
+    for (int n = -3; n < 400; n++) {
+        const int64_t position =
+            n < 0 ? edges[n + 3].position
+                  : grade_between(n % 2 ? 1000000 : 16777217,
+                                  n % 2 ? 2000000 : 2147483647);
+        const double wavelength =
+            n < 0 ? edges[n + 3].wavelength : pow(3e6, (double)(n % 64) / 64);
         const double want =
             fmod((double)position, wavelength) / wavelength * 6.283185307179586;
-        grade_ran("position %ld, wavelength %.9g", position, wavelength);
+        grade_ran("position %ld, wavelength %.11g", position, wavelength);
         const double got = (double)angle_of(position, wavelength);
         double off = fabs(got - want);
         if (off > 3.14) /* both sides of a whole turn */
@@ -129,8 +149,11 @@ static void angles(void) {
 
 static void room(void) {
     for (int n = 0; n < 40; n++) {
-        const uint32_t length = (uint32_t)grade_between(0, 4294967295);
-        const uint32_t most = (uint32_t)grade_between(0, 4294967295);
+        const uint32_t length =
+            (uint32_t)(n < 4 ? n % 2 * (int64_t)UINT32_MAX
+                             : grade_between(0, UINT32_MAX));
+        const uint32_t most = (uint32_t)(n < 4 ? n / 2 * (int64_t)UINT32_MAX
+                                               : grade_between(0, UINT32_MAX));
         grade_ran("%u tokens, room for %u", length, most);
         grade_equal(room_left(length, most),
                     cp_max((int64_t)most - (int64_t)length, 0), "room_left");
@@ -160,7 +183,7 @@ const grade_lab grade_this = {
              "a difference does not fit the int that qsort wants", order},
             {"the angle of a position", 7, 0,
              "a float has 24 bits, and so has its product: take the remainder "
-             "first, in double",
+             "first, in double; the float next to a whole turn is above it",
              angles},
             {"room that is left", 6, 0, "unsigned numbers are never negative",
              room},

@@ -28,12 +28,13 @@ extern "C" {
 #endif
 
 /* Put one kernel on the stream; wait for nothing, allocate nothing. Any
- * dim from 1 on; more rows times heads than 65535. One split comes out as
- * it is, bit for bit, its LSE too. At most two exponentials or powers for
- * each split of a row and head, and no more than two of them by the same
- * thread; blocks have 64 threads or more. Without rows or heads nothing is
- * launched, and that is a success. Splits below 1 or above FOLD_SPLITS, a
- * dim below 1, and negative rows or heads are cudaErrorInvalidValue;
+ * dim from 1 on; rows, heads and rows times heads may be more than
+ * 65535. One split that has keys comes out as it is, bit for bit, its
+ * LSE too. At most two exponentials or powers for each split of a row
+ * and head, and no more than two of them by the same thread; blocks
+ * have 64 threads or more. Without rows or heads nothing is launched,
+ * and that is a success. Splits below 1 or above FOLD_SPLITS, a dim
+ * below 1, and negative rows or heads are cudaErrorInvalidValue;
  * nothing is launched then. */
 cudaError_t fold_launch(const fold *call, cudaStream_t stream);
 

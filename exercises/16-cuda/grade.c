@@ -145,6 +145,11 @@ static void run(problem *p, uint64_t turn) {
 static void check(const problem *p, double tolerance) {
     grade_near("lse", p->lse, p->want_lse, p->call.rows, p->call.heads, 1,
                tolerance);
+    for (int64_t cell = 0; cell < p->cells; cell++)
+        grade_hold(p->want_lse[cell] > -INFINITY || p->lse[cell] == -INFINITY,
+                   "lse[row %ld][head %ld]: got %.9g, want -inf",
+                   cell / p->call.heads, cell % p->call.heads,
+                   (double)p->lse[cell]);
     grade_near("output", p->got, p->want, p->call.rows, p->call.heads,
                p->call.dim, tolerance);
 }
@@ -209,10 +214,10 @@ static void without_keys(void) {
     draw_cells(&p);
     check(&p, 5e-6);
     for (uint64_t n = 1; n < 8; n++) {
-        const int splits = (int)grade_between(1, 7);
-        const int kept = (int)grade_between(0, splits); /* == splits: none */
+        const int splits = n == 1 ? 1 : (int)grade_between(1, 7);
+        const int kept = n == 1 ? 1 : (int)grade_between(0, splits);
         p = draw_problem(splits, 2, 3, 64, 0, 3);
-        if (kept < splits)
+        if (kept < splits) /* or else none */
             grade_ran("%d splits of 2 rows, 3 heads; only split %d has keys",
                       splits, kept);
         else
@@ -386,12 +391,15 @@ static void none(void) {
 }
 
 static void many_rows(void) {
-    const int64_t rows = 65536 + grade_between(0, 300);
+    const int64_t many = 65536 + grade_between(0, 300);
     grade_read("13.14");
-    grade_ran("1 split of %ld rows, 1 head, dim 2", rows);
-    problem p = draw_problem(1, rows, 1, 2, 0, 4);
-    run(&p, 0);
-    check(&p, 0);
+    for (uint64_t n = 0; n < 2; n++) {
+        const int64_t rows = n == 0 ? many : 1, heads = n == 0 ? 1 : many;
+        grade_ran("1 split of %ld rows, %ld heads, dim 2", rows, heads);
+        problem p = draw_problem(1, rows, heads, 2, 0, 4);
+        run(&p, n);
+        check(&p, 0);
+    }
 }
 
 const grade_lab grade_this = {
@@ -433,7 +441,7 @@ const grade_lab grade_this = {
              "give each split to a thread; the weight that it computes is all "
              "threads' after a barrier",
              weigh_once},
-            {"more rows than 65535", 3, 1,
+            {"more rows, or heads, than 65535", 3, 1,
              "a grid's second and third directions end at 65535", many_rows},
             {"nothing to do, and refusals", 2, 1,
              "look at each number before you launch: CP_LAUNCH_GRID sees the "
