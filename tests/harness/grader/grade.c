@@ -142,7 +142,7 @@ void grade_near(const char *what, const float *got, const double *want,
         const double off = fabs((double)got[n] - want[n]);
         const double allowed = tolerance * fmax(1, fabs(want[n]));
         char at[80];
-        if ((double)got[n] == want[n] || off <= allowed)
+        if ((double)got[n] == want[n] || (isfinite(want[n]) && off <= allowed))
             continue;
         if (heads == 1 && dim == 1)
             snprintf(at, sizeof(at), "[%ld]", n);
