@@ -22,6 +22,7 @@ enum {
     STROKES = 20000,
     AROUND = 0xA5, /* a byte of its pages that is not in a room */
     SAID = 5,      /* last lines of what an answer printed */
+    WIDE = 62,     /* columns of a line of text */
 };
 
 /* What outlives the process of a case, whatever ended it. */
@@ -280,11 +281,18 @@ static const char *run(int number, char *why, size_t room) {
 
 /* Reports. */
 
+/* Text in lines of at most WIDE columns, broken at spaces. */
 static void show_lines(const char *head, const char *text) {
     while (*text != '\0') {
-        const int length = (int)strcspn(text, "\n");
+        int length = (int)strcspn(text, "\n");
+        if (length > WIDE) {
+            for (length = WIDE; length > 0 && text[length] != ' ';)
+                length--;
+            if (length == 0)
+                length = WIDE;
+        }
         printf("           %-6s %.*s\n", head, length, text);
-        text += length + (text[length] == '\n');
+        text += length + (text[length] == '\n' || text[length] == ' ');
         head = "";
     }
 }
