@@ -299,6 +299,6 @@ void grade_draw_plan(const cp_plan *plan) {
 }
 
 void grade_ranks(int ranks, cp_rank_main function, void *context) {
-    const cp_threads_options options = {ranks, 5, 1 + grade_seed() % 1000};
+    const cp_threads_options options = {ranks, 60, 1 + grade_seed() % 1000};
     grade_ok(cp_threads_run(&options, function, context));
 }
