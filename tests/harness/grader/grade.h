@@ -77,8 +77,8 @@ void grade_stroke(int rank, bool talks, int origin, const char *name,
 /* Forget the strokes, and the function below. */
 void grade_strokes_clear(void);
 
-/* For around.c: draw by a function instead, which writes what cp_draw takes
- * as kind. */
+/* Draw by a function instead, where there are no strokes: it writes what
+ * cp_draw takes as kind. */
 void grade_draw_by(cp_status (*draw)(const void *what, int kind, void *file),
                    const void *what);
 
