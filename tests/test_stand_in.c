@@ -427,6 +427,43 @@ TEST(a_barrier_is_missing) {
     ck_assert_int_lt(missed[1], 10);
 }
 
+/* Memory that a launch asks for: so many bytes, of which one is written. */
+typedef struct {
+    int64_t *found; /* how many were not poison, and where they begin */
+    size_t bytes;
+    int64_t at;
+} share;
+
+CP_KERNEL(share_room, share) {
+    CP_DYNAMIC(room);
+    a.found[0] = 0;
+    a.found[1] = (int64_t)(uintptr_t)room;
+    for (size_t i = 0; i < a.bytes; i++)
+        a.found[0] += room[i] != 0xFF;
+    room[a.at] = 7;
+}
+
+static cudaError_t share_memory(size_t bytes, int64_t at, int64_t found[2]) {
+    const share arguments = {(int64_t *)(void *)device(4), bytes, at};
+    const cudaError_t error =
+        CP_LAUNCH_SHARED(share_room, one_block, 1, bytes, NULL, arguments);
+    return error != cudaSuccess
+               ? error
+               : cudaMemcpy(found, arguments.found, 16, cudaMemcpyDeviceToHost);
+}
+
+TEST(blocks_share_what_the_launch_says) {
+    static const size_t sizes[] = {16, 1000, 1024, 50000, 227 * 1024};
+    begin(1);
+    for (int n = 0; n < COUNT_OF(sizes); n++) {
+        int64_t found[2];
+        must(share_memory(sizes[n], (int64_t)sizes[n] - 1, found));
+        ck_assert_int_eq(found[0], 0);
+        ck_assert_int_eq(found[1] % 1024, 0);
+    }
+    end();
+}
+
 /* Mistakes, and what is said of them. Each is made on many seeds; what it
  * returns is what the host hears. */
 
@@ -584,6 +621,15 @@ static cudaError_t miss_a_barrier(void) {
     return turn_row(how, host);
 }
 
+enum { SHARE_BEHIND, SHARE_BEFORE, SHARE_MORE };
+
+static cudaError_t share_wrongly(void) {
+    static const int64_t bytes[] = {1000, 16, 227 * 1024 + 1};
+    static const int64_t at[] = {1000, -1, 0};
+    int64_t found[2];
+    return share_memory((size_t)bytes[how], at[how], found);
+}
+
 enum { COPY_BEYOND, WRONG_WAY, FREE_TWICE, WRITE_BEHIND, TOO_MUCH };
 
 static cudaError_t misuse_memory(void) {
@@ -654,6 +700,15 @@ static const struct {
      "a barrier that not all threads reach: thread 0 waits at"},
     {"half a warp", miss_a_barrier, HALF_WARP, 0, cudaErrorLaunchFailure, 0,
      "lanes of a warp that do not all come: thread|has ended"},
+    {"behind what a block shares", share_wrongly, SHARE_BEHIND, 0,
+     cudaErrorLaunchFailure, 0,
+     "written outside of the 1000 bytes that the launch named"},
+    {"before what a block shares", share_wrongly, SHARE_BEFORE, 0,
+     cudaErrorLaunchFailure, 0,
+     "written outside of the 16 bytes that the launch named"},
+    {"more than a block can share", share_wrongly, SHARE_MORE, 0,
+     cudaErrorInvalidValue, 0,
+     "kernel share_room with 232449 bytes shared by a block"},
     {"a copy beyond the end", misuse_memory, COPY_BEYOND, 0,
      cudaErrorInvalidValue, 0,
      "copy into of 36 bytes from byte 8 of allocation 1 of 40 bytes"},

@@ -1,5 +1,5 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
-/* For kernel files: the three words of CUDA C++ that C has not, and what the
+/* For kernel files: the few words of CUDA C++ that C has not, and what the
  * kernels are asked. A kernel takes one structure, which it calls a. Where
  * kernels are emulated, another header comes first and says what the words
  * mean there. */
@@ -11,17 +11,26 @@
 
 #define CP_KERNEL(name, type) static __global__ void name(const type a)
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
+#define CP_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 #define CP_UNROLL _Pragma("unroll")
 
 static inline cudaError_t launch(const void *kernel, dim3 grid,
-                                 unsigned threads, cudaStream_t stream,
-                                 const void *arguments) {
+                                 unsigned threads, size_t bytes,
+                                 cudaStream_t stream, const void *arguments) {
     void *list[] = {(void *)arguments};
     const dim3 block = {threads, 1, 1};
-    return cudaLaunchKernel(kernel, grid, block, list, 0, stream);
+    if (bytes > 0) {
+        const cudaError_t error = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        if (error != cudaSuccess)
+            return error;
+    }
+    return cudaLaunchKernel(kernel, grid, block, list, bytes, stream);
 }
+#define CP_LAUNCH_SHARED(kernel, grid, threads, bytes, stream, arguments)      \
+    launch((const void *)kernel, grid, threads, bytes, stream, &(arguments))
 #define CP_LAUNCH(kernel, grid, threads, stream, arguments)                    \
-    launch((const void *)kernel, grid, threads, stream, &(arguments))
+    CP_LAUNCH_SHARED(kernel, grid, threads, 0, stream, arguments)
 #endif
 
 #ifndef CP_UNROLL
@@ -50,10 +59,15 @@ static inline dim3 grid_of(int64_t x, int64_t y, int64_t z) {
     return grid;
 }
 
-/* A block of threads for each of x by y by z; or why there cannot be. */
-#define CP_LAUNCH_GRID(kernel, x, y, z, threads, stream, arguments)            \
+/* A block of threads, with so many bytes for CP_DYNAMIC, for each of x by y by
+ * z; or why there cannot be. */
+#define CP_LAUNCH_GRID_SHARED(kernel, x, y, z, threads, bytes, stream, args)   \
     (grid_error(x, y, z) != cudaSuccess || (x) * (y) * (z) == 0                \
          ? grid_error(x, y, z)                                                 \
-         : CP_LAUNCH(kernel, grid_of(x, y, z), threads, stream, arguments))
+         : CP_LAUNCH_SHARED(kernel, grid_of(x, y, z), threads, bytes, stream,  \
+                            args))
+
+#define CP_LAUNCH_GRID(kernel, x, y, z, threads, stream, arguments)            \
+    CP_LAUNCH_GRID_SHARED(kernel, x, y, z, threads, 0, stream, arguments)
 
 #endif

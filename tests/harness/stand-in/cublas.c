@@ -398,7 +398,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
         return leave(CUBLAS_STATUS_EXECUTION_FAILED);
     OR_RETURN(leave(check_call(handle, &p, algo, bytes, on)));
     const dim3 one = {1, 1, 1};
-    return stand_in_launch("cublasLtMatmul", multiply, one, 1, on, &p,
+    return stand_in_launch("cublasLtMatmul", multiply, one, 1, 0, on, &p,
                            sizeof p) == cudaSuccess
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -30,11 +30,14 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
     }                                                                          \
     static void name(name##_arguments a)
 
-/* Enqueue that kernel; `arguments` is an lvalue of its type, copied now. */
-#define CP_LAUNCH(name, grid, block_threads, stream, arguments)                \
-    stand_in_launch(#name, name##_thread, grid, block_threads, stream,         \
+/* Enqueue that kernel, whose blocks share so many bytes besides; `arguments` is
+ * an lvalue of its type, copied now. */
+#define CP_LAUNCH_SHARED(name, grid, block_threads, shared, stream, arguments) \
+    stand_in_launch(#name, name##_thread, grid, block_threads, shared, stream, \
                     true ? &(arguments) : (const name##_arguments *)NULL,      \
                     sizeof(name##_arguments))
+#define CP_LAUNCH(name, grid, block_threads, stream, arguments)                \
+    CP_LAUNCH_SHARED(name, grid, block_threads, 0, stream, arguments)
 
 /* CP_SHARED(float, tile, [32][33]); declares an array of the block. It is full
  * of NaN when the first thread of a block gets here. */
@@ -43,11 +46,17 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
     static uint64_t name##_block;                                              \
     stand_in_shared(name, sizeof name, &name##_block)
 
+/* CP_DYNAMIC(room); is an array of as many bytes as the launch said, at a
+ * multiple of 1,024, full of NaN when a block begins. What lies around it
+ * cannot be touched unseen. */
+#define CP_DYNAMIC(name) unsigned char *const name = stand_in_dynamic()
+
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
-                            dim3 grid, unsigned block_threads,
+                            dim3 grid, unsigned block_threads, size_t shared,
                             cudaStream_t stream, const void *arguments,
                             size_t bytes);
 void stand_in_shared(void *start, size_t bytes, uint64_t *block);
+unsigned char *stand_in_dynamic(void);
 
 /* Barriers. One that a thread of the block (or a lane of the warp) does not
  * reach, or reaches on another line, is an error of the launch. */

@@ -59,7 +59,10 @@ enum {
     MOST_WARPS = MOST_THREADS / LANES,
     STACK = 256 * 1024,
     STACK_GUARD = 4096,
-    SHARED_LIMIT = 48 * 1024
+    NAMED_LIMIT = 48 * 1024, /* of arrays that a kernel names itself */
+    SHARED_LIMIT = 227 * 1024,
+    SHARED_STEP = 1024, /* what CP_DYNAMIC is aligned to */
+    SHARED_GUARD = 1 << 16
 };
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -90,6 +93,7 @@ static int asked[MOST_THREADS];
 static const operation *job; /* the kernel that runs */
 static uint64_t block_serial;
 static size_t shared_bytes;
+static unsigned char *dynamic_start; /* NULL: no launch has asked */
 
 /* What tells the address sanitizer which stack comes next. */
 static void *fake_of_scheduler, *fake_of_fiber[MOST_THREADS];
@@ -232,6 +236,56 @@ void stand_in_shared(void *start, size_t bytes, uint64_t *block) {
     shared_bytes += bytes;
 }
 
+unsigned char *stand_in_dynamic(void) {
+    return dynamic_start;
+}
+
+/* Memory that a launch asks for ends, up to a step, where a page begins that
+ * nobody may touch. The bytes in between are poison, as those before it. */
+static size_t dynamic_room(void) {
+    return (job->shared + SHARED_STEP - 1) / SHARED_STEP * SHARED_STEP;
+}
+
+static void prepare_dynamic(void) {
+    enum { ROOM = SHARED_LIMIT + SHARED_STEP };
+    static unsigned char *end;
+    if (end == NULL) {
+        const size_t mapped = ROOM + 2 * SHARED_GUARD;
+        unsigned char *base =
+            mmap(NULL, mapped, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED ||
+            mprotect(base + SHARED_GUARD, ROOM, PROT_READ | PROT_WRITE) != 0) {
+            fprintf(stderr, "stand-in: no memory for a block to share\n");
+            abort();
+        }
+        end = base + SHARED_GUARD + ROOM;
+    }
+    dynamic_start = end - dynamic_room();
+    memset(dynamic_start - SHARED_STEP, POISON, dynamic_room() + SHARED_STEP);
+}
+
+/* What a block shares is within the limits, and so is what it wrote. */
+static bool check_shared(void) {
+    const size_t all = shared_bytes + job->shared;
+    const char *start = (const char *)dynamic_start;
+    const size_t spare = dynamic_room() - job->shared;
+    if (shared_bytes > NAMED_LIMIT || all > SHARED_LIMIT)
+        complain(cudaErrorLaunchFailure,
+                 "kernel %s shares more than %d bytes in a block", job->name,
+                 all > SHARED_LIMIT ? SHARED_LIMIT : NAMED_LIMIT);
+    else if (job->shared > 0 &&
+             (!all_poison(start - SHARED_STEP, SHARED_STEP) ||
+              !all_poison(start + job->shared, spare)))
+        complain(cudaErrorLaunchFailure,
+                 "kernel %s, block (%u, %u, %u): written outside of the %zu "
+                 "bytes that the launch named",
+                 job->name, blockIdx.x, blockIdx.y, blockIdx.z, job->shared);
+    else
+        return true;
+    return false;
+}
+
 /* The scheduler of one block. */
 
 static bool same_place(int one, int other) {
@@ -336,17 +390,15 @@ static bool run_block(int threads) {
     const bool far = draw(2) == 0;
     block_serial++;
     shared_bytes = 0;
+    if (job->shared > 0)
+        prepare_dynamic();
     do {
         if (!run_to_barrier(threads, far))
             return stuck(threads, "lanes of a warp that do not all come");
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
     } while (states[0] != ENDED);
-    if (shared_bytes > SHARED_LIMIT)
-        complain(cudaErrorLaunchFailure,
-                 "kernel %s shares more than %d bytes in a block", job->name,
-                 SHARED_LIMIT);
-    return shared_bytes <= SHARED_LIMIT;
+    return check_shared();
 }
 
 /* Run all blocks, in some order. If one of them fails, so does the machine, and
@@ -377,7 +429,7 @@ void run_kernel(const operation *kernel) {
 }
 
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
-                            dim3 grid, unsigned block_threads,
+                            dim3 grid, unsigned block_threads, size_t shared,
                             cudaStream_t given, const void *arguments,
                             size_t bytes) {
     stream *on;
@@ -392,11 +444,16 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                               "kernel %s with a grid of %u x %u x %u blocks of "
                               "%u threads",
                               name, grid.x, grid.y, grid.z, block_threads));
+    if (shared > SHARED_LIMIT)
+        return leave(complain(cudaErrorInvalidValue,
+                              "kernel %s with %zu bytes shared by a block",
+                              name, shared));
     const operation shape = {.kind = KERNEL,
                              .name = name,
                              .thread = thread,
                              .grid = grid,
                              .threads = block_threads,
+                             .shared = shared,
                              .arguments = (void *)(uintptr_t)arguments,
                              .argument_bytes = bytes};
     return leave(enqueue(on, operation_copy(&shape)));

@@ -61,6 +61,7 @@ typedef struct operation {
     void (*thread)(const void *);
     dim3 grid;
     unsigned threads;
+    size_t shared; /* bytes of a block that the launch names */
     void *arguments;
     size_t argument_bytes;
 
