@@ -16,6 +16,7 @@ typedef struct {
     int64_t query_rows, key_rows; /* those that pieces name, and some behind */
     bool merge;                   /* into what lies there before */
     int element, splits;          /* of a device's call: cp_device_attention */
+    bool far;                     /* rows of the device's call are past 2^31 */
     float *queries, *keys, *values;
     float *output, *lse; /* what lies there before, then the answer */
 } problem;

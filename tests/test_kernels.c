@@ -53,38 +53,62 @@ static bool near(cp_element element, uint32_t bits, double want, double size) {
 
 /* Attention. */
 
-static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest) {
+/* Their rows begin so many further on. */
+static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
+                                int64_t further) {
     cp_pieces tiles = {0};
     must(cp_pieces_cut(pieces, longest, &tiles));
     keep(ON_HOST, tiles.items);
+    for (int64_t n = 0; n < tiles.count; n++)
+        tiles.items[n].row += further;
     return (cp_device_tiles){
         upload(tiles.items, tiles.count * (int64_t)sizeof(cp_piece)),
         upload(&tiles.count, 8), tiles.count};
 }
 
+/* Where a tensor would have to begin for so many bytes of it to lie before what
+ * is there: only its far rows are in memory. */
+static void *before(const void *there, int64_t bytes) {
+    return (void *)((uintptr_t)there - (uintptr_t)bytes);
+}
+
+/* So many rows on, even the first index of [rows][heads] has more than 32 bits. */
+static int64_t far_rows(bool far, int64_t heads) {
+    return far ? (INT64_C(1) << 32) / heads + 8 : 0;
+}
+
+/* Splits count the rows of their partials, so only keys are far then. */
 static void attend(problem *p) {
     const cp_element element = (cp_element)p->element;
-    const int64_t dim = p->shape.head_dim;
+    const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
     const int64_t width = p->shape.kv_heads * dim;
-    const int64_t rows = p->query_rows * p->shape.query_heads;
+    const int64_t size = cp_element_bytes(element);
+    const int64_t rows = p->query_rows * heads;
+    const int64_t asked = far_rows(p->far && p->splits == 1, heads);
+    const int64_t seen = far_rows(p->far, p->shape.kv_heads);
+    float *output = upload(p->output, rows * dim * 4);
+    float *lse = upload(p->lse, rows * 4);
+    const void *queries = stored(element, p->queries, rows * dim);
+    const void *keys = stored(element, p->keys, p->key_rows * width);
+    const void *values = stored(element, p->values, p->key_rows * width);
     const cp_device_attention call = {
         .shape = p->shape,
         .element = element,
         .queries_of =
-            tiles_of(&p->query_pieces, cp_device_query_tile(&p->shape)),
-        .keys_of = tiles_of(&p->key_pieces, CP_DEVICE_KEY_TILE),
-        .queries = stored(element, p->queries, rows * dim),
-        .keys = stored(element, p->keys, p->key_rows * width),
-        .values = stored(element, p->values, p->key_rows * width),
+            tiles_of(&p->query_pieces, cp_device_query_tile(&p->shape), asked),
+        .keys_of = tiles_of(&p->key_pieces, CP_DEVICE_KEY_TILE, seen),
+        .queries = before(queries, asked * heads * dim * size),
+        .keys = before(keys, seen * width * size),
+        .values = before(values, seen * width * size),
         .merge = p->merge,
         .splits = p->splits,
         .unfinished = on_device(p->splits * rows * (dim + 1) * 4),
-        .rows = p->query_rows,
-        .output = upload(p->output, rows * dim * 4),
-        .lse = upload(p->lse, rows * 4)};
+        .rows = asked + p->query_rows,
+        .output = before(output, asked * heads * dim * 4),
+        .lse = before(lse, asked * heads * 4)};
     must(cp_device_attend(&call, NULL));
-    p->output = fetch(call.output, rows * dim * 4);
-    p->lse = fetch(call.lse, rows * 4);
+    p->output = fetch(output, rows * dim * 4);
+    p->lse = fetch(lse, rows * 4);
 }
 
 static const cp_shape shapes[] = {
@@ -107,16 +131,43 @@ static void fill_in(problem *p, uint64_t seed) {
     prepare(p, 1.0f, draw, &seed);
 }
 
+static const struct {
+    cp_element element;
+    bool merge;
+    int splits;
+    bool far;
+} variations[] = {
+    {CP_F32, false, 1, false}, {CP_BF16, true, 1, false},
+    {CP_BF16, false, 1, true}, {CP_F32, true, 1, true},
+    {CP_BF16, false, 4, true}, {CP_F32, true, 5, false},
+};
+
+static problem *varied(problem *p, int variation, uint64_t seed) {
+    p->element = variations[variation].element;
+    p->merge = variations[variation].merge;
+    p->splits = variations[variation].splits;
+    p->far = variations[variation].far;
+    fill_in(p, seed);
+    return p;
+}
+
 LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
     begin(1);
-    for (int variation = 0; variation < 6; variation++) {
-        problem *p = follow_up(_i, variation * 17, 1 + variation * 9);
-        p->element = (variation + 1) / 2 % 2;
-        p->merge = variation % 2;
-        p->splits = variation < 3 ? 1 : variation;
-        fill_in(p, (uint64_t)(1 + _i * 6 + variation));
-        check(p, attend, 1.0);
+    for (int n = 0; n < COUNT_OF(variations); n++) {
+        problem *p = follow_up(_i, n * 17, 1 + n * 9);
+        check(varied(p, n, (uint64_t)(1 + _i * 6 + n)), attend, 1.0);
     }
+    end();
+}
+
+/* At least a tile for each. */
+LOOP(no_split_is_lost, 61, 65) {
+    begin(_i);
+    problem *p = follow_up(_i % 3, 64 * CP_DEVICE_KEY_TILE, 7);
+    p->splits = _i;
+    p->merge = _i % 2 == 1;
+    fill_in(p, (uint64_t)_i);
+    check(p, attend, 1.0);
     end();
 }
 
@@ -161,8 +212,8 @@ TEST(attention_reads_every_code) {
     void *zeros = memset(on_host(131072), 0, 131072);
     const cp_device_attention call = {.shape = {1, 1, 64},
                                       .element = CP_BF16,
-                                      .queries_of = tiles_of(&pieces, 32),
-                                      .keys_of = tiles_of(&pieces, 32),
+                                      .queries_of = tiles_of(&pieces, 32, 0),
+                                      .keys_of = tiles_of(&pieces, 32, 0),
                                       .queries = upload(zeros, 131072),
                                       .keys = upload(zeros, 131072),
                                       .values = upload(every_code(), 131072),
@@ -549,28 +600,43 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
 TEST(indices_have_64_bits) {
     enum { FAR = 99999, LONG = 32768, FURTHER = 40000000 };
     const int64_t place = FAR, further = FURTHER;
-    const uintptr_t shift = (uintptr_t)FAR * LONG * 4;
     uint64_t state = 5;
     begin(1);
     const float *x = numbers(LONG, &state);
-    const void *table = (const void *)((uintptr_t)upload(x, LONG * 4) - shift);
+    const void *table = before(upload(x, LONG * 4), place * LONG * 4);
     const cp_device_gathering gathering = {
         1, LONG, upload(&place, 8), table, CP_F32, CP_F32, on_device(LONG * 4)};
     must(cp_device_gather(&gathering, NULL));
     ck_assert_mem_eq(fetch(gathering.to, LONG * 4), x, LONG * 4);
     /* Three heads are written far behind where their tensors begin. */
     const char *three = on_device(768);
-    const uintptr_t begins = (uintptr_t)three - (uintptr_t)FURTHER * 64 * 4;
+    char *begins = before(three, further * 64 * 4);
     const cp_device_rotating rotating = {.rows = 1,
                                          .shape = {1, 1, 64},
                                          .places = upload(&further, 8),
                                          .projected = upload(x, 768),
                                          .element = CP_F32,
-                                         .queries = (void *)begins,
-                                         .keys = (void *)(begins + 256),
-                                         .values = (void *)(begins + 512)};
+                                         .queries = begins,
+                                         .keys = begins + 256,
+                                         .values = begins + 512};
     must(cp_device_rotate(&rotating, NULL));
     ck_assert_mem_eq(fetch(three, 768), x, 768);
+    /* A copy from a far row to another. */
+    const cp_piece from = {{0, 0, 3, 1}, FURTHER}, to = {{0, 0, 3, 1}, 3 * FAR};
+    const int64_t one = 1;
+    const cp_device_copying copying = {
+        .from = {upload(&from, sizeof(from)), upload(&one, 8), 1},
+        .to = {upload(&to, sizeof(to)), upload(&one, 8), 1},
+        .row_bytes = 256,
+        .keys = before(three, further * 256),
+        .values = before(three, further * 256),
+        .to_keys = before(on_device(768), 3 * place * 256),
+        .to_values = before(on_device(768), 3 * place * 256)};
+    must(cp_device_copy(&copying, NULL));
+    ck_assert_mem_eq(fetch((char *)copying.to_keys + 3 * place * 256, 768), x,
+                     768);
+    ck_assert_mem_eq(fetch((char *)copying.to_values + 3 * place * 256, 768), x,
+                     768);
     end();
 }
 
