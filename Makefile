@@ -58,7 +58,7 @@ sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(filter-out $(SEE_CUDA),$(call sources,src/*/*.c reference/*/*.c))) $(B)/built-in.o
 BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model)
 SUITES    = $(patsubst %.c,$(B)/%,$(call sources,tests/test_*.c))
-HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c,$(wildcard tests/harness/*.c)))
+HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c tests/harness/tiny-model.c,$(wildcard tests/harness/*.c)))
 # The programs that write figures/data, and what they share.
 WRITERS   = $(patsubst %.c,$(B)/%,$(call sources,figures/measure_*.c) figures/paper.c figures/fit.c figures/rules.c figures/ladder/measure_ladder.c)
 SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(call sources,figures/*.c)))
@@ -102,6 +102,9 @@ $(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
 $(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
+$(B)/tiny-model: $(B)/tests/harness/tiny-model.o $(HARNESS) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
 $(B)/stand-in/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
@@ -168,6 +171,10 @@ $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+count-gpu: $(B)/tiny-model $(B)/stand-in/longring ## count what kernels and plans take of a GPU, where there is nvcc; fails over a budget
+	@test -n "$(NVCC)" || { echo "count-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
+	@NVCC=$(NVCC) $(write)/gpu-counts.csv figures/gpu/count kernels $(B)
+	@$(write)/gpu-plans.csv figures/gpu/count plans $(B); grep -v '^#' $(data)/gpu-plans.csv
 bench: all ## measure this machine into figures/data/bench.csv and bench-model.csv
 	@figures/write-bench $(data)/bench.csv $(PROGRAM) bench --csv
 	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL)
@@ -265,4 +272,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu count-gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

@@ -3,7 +3,7 @@
  * found to be wrong is printed at the end, and makes the exit status 3.
  * STAND_IN_SEED: the order in which things happen; STAND_IN_DRIVER and
  * STAND_IN_BYTES: the driver's version and the GPU's memory, as stand_in.h has
- * them. */
+ * them; STAND_IN_COUNT=1: print on stderr what was counted. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,14 @@ int main(int count, char **arguments) {
                             .bytes = from_environment("STAND_IN_BYTES")});
     const int status = cp_command_line(count, arguments);
     fflush(stdout);
+    const stand_in_statistics seen = stand_in_count();
     const int64_t wrong = stand_in_end();
+    if (from_environment("STAND_IN_COUNT"))
+        fprintf(stderr,
+                "calls %" PRId64 " launches %" PRId64 " graph_launches %" PRId64
+                " graph_nodes %" PRId64 "\n",
+                seen.calls - seen.polls, seen.launches, seen.graph_launches,
+                seen.graph_nodes);
     if (wrong != 0)
         fprintf(stderr, "stand-in: %" PRId64 " things were wrong:\n%s\n", wrong,
                 stand_in_report());

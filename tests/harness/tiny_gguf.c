@@ -2,6 +2,7 @@
  * tensor types. Not a quantiser: it draws blocks, it does not round weights. */
 #include "tiny_gguf.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,7 +315,7 @@ static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
     if (numbers)
         return;
     const recipe *recipe = &recipes[type];
-    ck_assert(recipe->count > 0 && row % recipe->count == 0);
+    assert(recipe->count > 0 && row % recipe->count == 0);
     for (int64_t i = 0; i < row * rows / recipe->count; i++)
         put_block(out, recipe, deviation, state);
 }

@@ -327,6 +327,7 @@ void messages_arrive(void) {
 /* Asking makes time pass for what the communicator has yet to do on the host. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     TRY(enter_with(comm, false));
+    machine.counted.polls++;
     messages_arrive();
     *asyncError = comm->error != ncclSuccess ? comm->error : ncclInProgress;
     const bool joined =

@@ -195,6 +195,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     executable *x = *pGraphExec = take(1, sizeof *x);
     x->of = from;
     x->number = ++machine.numbers;
+    for (const operation *o = from->first; o != NULL; o = o->next)
+        machine.counted.graph_nodes += o->point == NULL;
     for (int place = 1; place < from->streams; place++)
         x->streams[place] = add_stream(++machine.numbers);
     from->references++;

@@ -89,6 +89,7 @@ bool countdown(int64_t *fault) {
 /* Every call begins so. */
 cudaError_t enter(void) {
     pthread_mutex_lock(&lock);
+    machine.counted.calls++;
     if (pthread_equal(machine.thread, pthread_self()) == 0)
         machine.threads = true;
     if (!machine.begun || machine.options.driver < 12000)

@@ -411,6 +411,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t given) {
 cudaError_t cudaStreamQuery(cudaStream_t given) {
     stream *on;
     TRY(enter_to_wait(given, "cudaStreamQuery", &on));
+    machine.counted.polls++;
     return leave(ask((waiting){.empty = on}));
 }
 
@@ -604,6 +605,7 @@ static cudaError_t enter_timed_event(cudaEvent_t given) {
 
 cudaError_t cudaEventQuery(cudaEvent_t given) {
     TRY(enter_timed_event(given));
+    machine.counted.polls++;
     if (given->latest == NULL)
         return leave(cudaSuccess);
     return leave(ask((waiting){.point = given->latest}));
