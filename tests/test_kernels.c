@@ -263,8 +263,8 @@ static void gather(row_case *c, const int64_t *rows, int64_t count,
                    int64_t width, const void *table, cp_element from,
                    cp_element to) {
     const cp_device_gathering call = {
-        count, width, upload(rows, count * 8), table,
-        from,  to,    writes(c, count * width)};
+        count, width, upload(rows, count * 8),  table,
+        from,  to,    writes(c, count * width), NULL};
     c->element = to;
     must(cp_device_gather(&call, NULL));
 }
@@ -342,7 +342,8 @@ static void norm(row_case *c) {
                                     upload(weight, width * 4),
                                     1e-5f,
                                     c->element,
-                                    writes(c, rows * width)};
+                                    writes(c, rows * width),
+                                    NULL};
     must(cp_device_norm(&call, NULL));
     for (int64_t row = 0; row < rows; row++) {
         const float *mine = x + row * width;
@@ -363,9 +364,12 @@ static void gate(row_case *c) {
     float *both = numbers(rows * 2 * inner, &c->state);
     for (int64_t i = 0; i < inner; i++)
         both[2 * inner + i] = (float)(i % 41 - 20) * 5.0f;
-    const cp_device_gating call = {rows, inner,
+    const cp_device_gating call = {rows,
+                                   inner,
                                    upload(both, rows * 2 * inner * 4),
-                                   c->element, writes(c, rows * inner)};
+                                   c->element,
+                                   writes(c, rows * inner),
+                                   NULL};
     must(cp_device_gate(&call, NULL));
     c->host = on_host(rows * inner * 4);
     for (int64_t row = 0; row < rows; row++) {
@@ -510,6 +514,41 @@ LOOP(rows_of_8_bits_stand_for_their_numbers, 0, 8) {
     end();
 }
 
+/* Rows that a kernel makes and rounds are those that it makes, rounded. */
+LOOP(rows_are_rounded_where_they_are_made, 0, 2 * WIDTHS) {
+    const int64_t rows = 3, width = widths[_i / 2], none = 2 * (_i % 2);
+    const int64_t whence[] = {none - 1, 0, 2 - none};
+    uint64_t state = (uint64_t)_i + 3;
+    begin(_i + 1);
+    float *x = upload(numbers(2 * rows * width, &state), 2 * rows * width * 4);
+    cp_device_norming norm = {rows, width, x, x, 1e-5f, CP_F32, NULL, NULL};
+    cp_device_gating gate = {rows, width, x, CP_F32, NULL, NULL};
+    cp_device_gathering gather = {rows, width,  upload(whence, sizeof(whence)),
+                                  x,    CP_F32, CP_F32,
+                                  NULL, NULL};
+    for (int n = 0; n < 3; n++) {
+        float *made = norm.y = gate.y = gather.to = on_device(rows * width * 4);
+        for (int pass = 0; pass < 2; pass++) {
+            must(n == 0   ? cp_device_norm(&norm, NULL)
+                 : n == 1 ? cp_device_gate(&gate, NULL)
+                          : cp_device_gather(&gather, NULL));
+            if (pass == 0) {
+                norm.y = gate.y = gather.to = on_device(rows * width);
+                norm.scales = gate.scales = gather.scales = on_device(rows * 4);
+            }
+        }
+        const cp_device_quantising then = {
+            rows, width, made, on_device(rows * width), on_device(rows * 4)};
+        must(cp_device_quantise(&then, NULL));
+        ck_assert_mem_eq(fetch(norm.scales, rows * 4),
+                         fetch(then.scales, rows * 4), (size_t)rows * 4);
+        ck_assert_mem_eq(fetch(norm.y, rows * width),
+                         fetch(then.y, rows * width), (size_t)(rows * width));
+        norm.scales = gate.scales = gather.scales = NULL;
+    }
+    end();
+}
+
 /* Rotary positions. */
 
 static const struct {
@@ -550,6 +589,7 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     uint64_t state = (uint64_t)_i + 1;
     double frequencies[128];
     float cosines[PLACED * 128], sines[PLACED * 128];
+    int64_t positions[PLACED];
     begin(_i + 1);
     for (int64_t i = 0; i < pairs; i++)
         frequencies[i] = pow(1e4, -(double)i / (double)pairs);
@@ -560,9 +600,8 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
             places[i / (heads * dim)] < 0 ? NAN : harness_uniform(&state);
     for (int64_t t = 0; t < PLACED; t++) {
         float *cosine = cosines + t * pairs, *sine = sines + t * pairs;
-        cp_angles_at(1000 * t + 17, pairs, frequencies, cosine, sine);
-        for (int64_t i = 0; i < pairs && places[t] < 0; i++)
-            cosine[i] = sine[i] = NAN;
+        positions[t] = t == 2 ? 1000000 : (INT64_C(1) << 30) / (7 - t) + 17;
+        cp_angles_at(positions[t], pairs, frequencies, cosine, sine);
         for (int64_t n = 0; n < (q + kv) * pairs; n++) {
             const int64_t i = n % pairs;
             double *pair = want + (t * heads + n / pairs) * dim + 2 * i;
@@ -574,8 +613,8 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     const cp_device_rotating call = {PLACED,
                                      shape,
                                      pairs,
-                                     upload(cosines, PLACED * pairs * 4),
-                                     upload(sines, PLACED * pairs * 4),
+                                     upload(positions, sizeof(positions)),
+                                     upload(frequencies, pairs * 8),
                                      upload(places, sizeof(places)),
                                      upload(projected, count * 4),
                                      element,
@@ -605,7 +644,8 @@ TEST(indices_have_64_bits) {
     const float *x = numbers(LONG, &state);
     const void *table = before(upload(x, LONG * 4), place * LONG * 4);
     const cp_device_gathering gathering = {
-        1, LONG, upload(&place, 8), table, CP_F32, CP_F32, on_device(LONG * 4)};
+        1,      LONG,   upload(&place, 8),   table,
+        CP_F32, CP_F32, on_device(LONG * 4), NULL};
     must(cp_device_gather(&gathering, NULL));
     ck_assert_mem_eq(fetch(gathering.to, LONG * 4), x, LONG * 4);
     /* Three heads are written far behind where their tensors begin. */
@@ -648,8 +688,15 @@ TEST(what_cannot_be_launched_is_refused) {
     const cp_device_gathering less = {.rows = -1, .width = 5};
     const cp_device_rotating pairs = {
         .rows = 1, .shape = {1, 1, 33}, .pairs = 17};
-    const cp_device_quantising odd = {1, 4, (const float *)(uintptr_t)8, NULL,
-                                      NULL};
+    float scale;
+    void *askew = (void *)(uintptr_t)2;
+    const cp_device_quantising odd = {1, 4, NULL, askew, &scale};
+    const cp_device_norming odd_norm = {1,    4,      NULL,  NULL,
+                                        1.0f, CP_F32, askew, &scale};
+    const cp_device_gathering odd_rows = {1,      4,      NULL,  NULL,
+                                          CP_F32, CP_F32, askew, &scale};
+    const cp_device_gating odd_gate = {1, 4, NULL, CP_F32, askew, &scale};
+    const cp_device_rotating wide = {.rows = 1, .shape = {1, 1, 257}};
     begin(1);
     void *out = on_device(4096);
     const char *in = upload("0123456789abcdef", 16);
@@ -661,7 +708,11 @@ TEST(what_cannot_be_launched_is_refused) {
         {cp_device_gather(&none, NULL), cudaSuccess},
         {cp_device_gather(&less, NULL), cudaErrorInvalidValue},
         {cp_device_rotate(&pairs, NULL), cudaErrorInvalidValue},
+        {cp_device_rotate(&wide, NULL), cudaErrorInvalidValue},
         {cp_device_quantise(&odd, NULL), cudaErrorInvalidValue},
+        {cp_device_norm(&odd_norm, NULL), cudaErrorInvalidValue},
+        {cp_device_gather(&odd_rows, NULL), cudaErrorInvalidValue},
+        {cp_device_gate(&odd_gate, NULL), cudaErrorInvalidValue},
         /* Blocks of no type, a part of one, fewer than none, askew. */
         {cp_device_expand(9, in, 0, CP_F32, out, NULL), cudaErrorInvalidValue},
         {cp_device_expand(-1, in, 32, CP_F32, out, NULL),

@@ -15,18 +15,9 @@ static int64_t blocks_of(int64_t rows, int64_t width) {
     return width > 0 ? rows : width;
 }
 
-CP_KERNEL(gather_rows, cp_device_gathering) {
-    const int64_t row = blockIdx.x, place = a.places[row];
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        cp_put(a.to, a.element, row * a.width + i,
-               place < 0 ? 0.0f
-                         : cp_get(a.from, a.stored, place * a.width + i));
-}
-
-cudaError_t cp_device_gather(const cp_device_gathering *call,
-                             cudaStream_t stream) {
-    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
-                          THREADS, stream, *call);
+/* Whether codes of eight bits, if that is what is asked for, lie well. */
+static bool may_write(int64_t width, const void *y, const float *scales) {
+    return scales == NULL || width % 4 != 0 || (uintptr_t)y % 4 == 0;
 }
 
 static __device__ float join(float a, float b, bool largest) {
@@ -46,25 +37,110 @@ static __device__ float join_block(float x, bool largest, float *of_warps) {
     return x;
 }
 
+typedef enum { NOTHING, FETCHED, NORMED, GATED } making;
+
+/* A row of numbers that are made when they are asked for. */
+typedef struct {
+    making kind;
+    const void *x;
+    cp_element element; /* of x */
+    const float *with;  /* the weights of a norm, or the other half of a gate */
+    float scale;        /* of a norm */
+} source;
+
+/* Where it goes: see cp_device_norming. */
+typedef struct {
+    void *y;
+    int64_t at; /* where the row begins */
+    cp_element element;
+    float *scales;
+} target;
+
+static __device__ float number_at(const source *s, int64_t i) {
+    if (s->kind == NOTHING)
+        return 0.0f;
+    const float x = cp_get(s->x, s->element, i);
+    if (s->kind == NORMED)
+        return x * s->scale * s->with[i];
+    return s->kind == GATED ? x / (1.0f + expf(-x)) * s->with[i] : x;
+}
+
+static __device__ void put_row(const source *from, int64_t first, int64_t end,
+                               const target *to) {
+    CP_SHARED(float, of_warps, [WARPS]);
+    if (to->scales == NULL) {
+        for (int64_t i = first + threadIdx.x; i < end; i += THREADS)
+            cp_put(to->y, to->element, to->at + i, number_at(from, i));
+        return;
+    }
+    float largest = 0.0f;
+    for (int64_t i = threadIdx.x; i < end; i += THREADS)
+        largest = fmaxf(largest, fabsf(number_at(from, i)));
+    largest = join_block(largest, true, of_warps);
+    const float scale =
+        largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
+    if (threadIdx.x == 0)
+        to->scales[blockIdx.x] = scale;
+    /* Write codes, four at a time. */
+    const int64_t step = end % 4 == 0 ? 4 : 1;
+    for (int64_t i = step * threadIdx.x; i < end; i += step * THREADS) {
+        uint32_t codes = 0;
+        for (int k = 0; k < step; k++)
+            codes |= cp_f8_bits(number_at(from, i + k) / scale) << 8 * k;
+        if (step == 4)
+            ((uint32_t *)to->y)[(to->at + i) / 4] = codes;
+        else
+            ((uint8_t *)to->y)[to->at + i] = (uint8_t)codes;
+    }
+}
+
+CP_KERNEL(gather_rows, cp_device_gathering) {
+    const int64_t row = blockIdx.x, place = a.places[row];
+    const int64_t size = a.stored == CP_F32 ? 4 : 2;
+    const source from = {place < 0 ? NOTHING : FETCHED,
+                         (const char *)a.from + place * a.width * size,
+                         a.stored, NULL, 0.0f};
+    const target to = {a.to, row * a.width, a.element, a.scales};
+    put_row(&from, 0, a.width, &to);
+}
+
+cudaError_t cp_device_gather(const cp_device_gathering *call,
+                             cudaStream_t stream) {
+    if (!may_write(call->width, call->to, call->scales))
+        return cudaErrorInvalidValue;
+    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
+                          THREADS, stream, *call);
+}
+
 CP_KERNEL(norm_rows, cp_device_norming) {
     CP_SHARED(float, of_warps, [WARPS]);
-    const float *x = a.x + (int64_t)blockIdx.x * a.width;
+    const int64_t at = blockIdx.x * a.width;
+    const float *x = a.x + at;
     float squares = 0.0f;
     for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
         squares = fmaf(x[i], x[i], squares);
     const float mean = join_block(squares, false, of_warps) / (float)a.width;
-    const float scale = 1.0f / sqrtf(mean + a.epsilon);
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        cp_put(a.y, a.element, blockIdx.x * a.width + i,
-               x[i] * scale * a.weight[i]);
+    const source from = {NORMED, x, CP_F32, a.weight,
+                         1.0f / sqrtf(mean + a.epsilon)};
+    const target to = {a.y, at, a.element, a.scales};
+    put_row(&from, 0, a.width, &to);
 }
 
 cudaError_t cp_device_norm(const cp_device_norming *call, cudaStream_t stream) {
+    if (!may_write(call->width, call->y, call->scales))
+        return cudaErrorInvalidValue;
     return CP_LAUNCH_GRID(norm_rows, blocks_of(call->rows, call->width), 1, 1,
                           THREADS, stream, *call);
 }
 
+static __device__ float angle_of(int64_t position, double frequency) {
+    const double turns = (double)position * frequency * 0.15915494309189535;
+    return (float)((turns - rint(turns)) * 6.283185307179586);
+}
+
 CP_KERNEL(rotate_rows, cp_device_rotating) {
+    CP_SHARED(float, cosines, [CP_HEAD_DIM_MAX / 2]);
+    CP_SHARED(float, sines, [CP_HEAD_DIM_MAX / 2]);
     const int64_t row = blockIdx.x, place = a.places[row];
     const int dim = (int)a.shape.head_dim, half = (dim + 1) / 2;
     const int query_heads = (int)a.shape.query_heads;
@@ -72,6 +148,12 @@ CP_KERNEL(rotate_rows, cp_device_rotating) {
     const int heads = query_heads + 2 * kv_heads;
     if (place < 0)
         return;
+    for (int64_t i = threadIdx.x; i < a.pairs; i += THREADS) {
+        const float angle = angle_of(a.positions[row], a.frequencies[i]);
+        cosines[i] = cosf(angle);
+        sines[i] = sinf(angle);
+    }
+    __syncthreads();
     for (int n = (int)threadIdx.x; n < heads * half; n += THREADS) {
         const int head = n / half, i = n % half;
         const bool whole = 2 * i + 1 < dim;
@@ -80,10 +162,8 @@ CP_KERNEL(rotate_rows, cp_device_rotating) {
         float odd = whole ? a.projected[from + 1] : 0.0f;
         /* Turn the pair, unless it is a value. */
         if (i < a.pairs && head < query_heads + kv_heads) {
-            const float cosine = a.cosines[row * a.pairs + i];
-            const float sine = a.sines[row * a.pairs + i];
-            const float turned = even * cosine - odd * sine;
-            odd = even * sine + odd * cosine;
+            const float turned = even * cosines[i] - odd * sines[i];
+            odd = even * sines[i] + odd * cosines[i];
             even = turned;
         }
         /* Put the pair where attention looks for it. */
@@ -105,6 +185,7 @@ cudaError_t cp_device_rotate(const cp_device_rotating *call,
     const int64_t heads = shape->query_heads + 2 * shape->kv_heads;
     int64_t numbers;
     if (call->pairs < 0 || 2 * call->pairs > shape->head_dim ||
+        shape->head_dim > CP_HEAD_DIM_MAX ||
         !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
     return CP_LAUNCH_GRID(rotate_rows, blocks_of(call->rows, numbers), 1, 1,
@@ -113,52 +194,33 @@ cudaError_t cp_device_rotate(const cp_device_rotating *call,
 
 CP_KERNEL(gate_rows, cp_device_gating) {
     const int64_t row = blockIdx.x, first = (int64_t)blockIdx.y * PART;
-    const int64_t end = first + PART < a.inner ? first + PART : a.inner;
+    const bool whole = a.scales != NULL || first + PART > a.inner;
     const float *gates = a.both + 2 * row * a.inner;
-    const float *ups = gates + a.inner;
-    for (int64_t i = first + threadIdx.x; i < end; i += THREADS) {
-        const float gate = gates[i];
-        cp_put(a.y, a.element, row * a.inner + i,
-               gate / (1.0f + expf(-gate)) * ups[i]);
-    }
+    const source from = {GATED, gates, CP_F32, gates + a.inner, 0.0f};
+    const target to = {a.y, row * a.inner, a.element, a.scales};
+    put_row(&from, first, whole ? a.inner : first + PART, &to);
 }
 
 cudaError_t cp_device_gate(const cp_device_gating *call, cudaStream_t stream) {
-    return CP_LAUNCH_GRID(gate_rows, blocks_of(call->rows, call->inner),
-                          cp_ceil_divide(call->inner, PART), 1, THREADS, stream,
-                          *call);
+    const int64_t parts =
+        call->scales != NULL ? 1 : cp_ceil_divide(call->inner, PART);
+    if (!may_write(call->inner, call->y, call->scales))
+        return cudaErrorInvalidValue;
+    return CP_LAUNCH_GRID(gate_rows, blocks_of(call->rows, call->inner), parts,
+                          1, THREADS, stream, *call);
 }
 
 CP_KERNEL(quantise_rows, cp_device_quantising) {
-    CP_SHARED(float, of_warps, [WARPS]);
-    const int64_t row = blockIdx.x, first = row * a.width;
-    float largest = 0.0f;
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        largest = fmaxf(largest, fabsf(a.x[first + i]));
-    largest = join_block(largest, true, of_warps);
-    const float scale =
-        largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
-    if (threadIdx.x == 0)
-        a.scales[row] = scale;
-    if (a.width % 4 == 0)
-        /* Write four codes at a time. */
-        for (int64_t i = threadIdx.x; i < a.width / 4; i += THREADS) {
-            const float4 x = ((const float4 *)(a.x + first))[i];
-            ((uint32_t *)a.y)[first / 4 + i] =
-                cp_f8_bits(x.x / scale) | cp_f8_bits(x.y / scale) << 8 |
-                cp_f8_bits(x.z / scale) << 16 | cp_f8_bits(x.w / scale) << 24;
-        }
-    else
-        for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-            ((uint8_t *)a.y)[first + i] =
-                (uint8_t)cp_f8_bits(a.x[first + i] / scale);
+    const int64_t at = blockIdx.x * a.width;
+    const source from = {FETCHED, a.x + at, CP_F32, NULL, 0.0f};
+    const target to = {a.y, at, CP_F32, a.scales};
+    put_row(&from, 0, a.width, &to);
 }
 
 cudaError_t cp_device_quantise(const cp_device_quantising *call,
                                cudaStream_t stream) {
-    const int64_t blocks = blocks_of(call->rows, call->width);
-    if (blocks != 0 && call->width % 4 == 0 &&
-        ((uintptr_t)call->x % 16 != 0 || (uintptr_t)call->y % 4 != 0))
+    if (!may_write(call->width, call->y, call->scales))
         return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(quantise_rows, blocks, 1, 1, THREADS, stream, *call);
+    return CP_LAUNCH_GRID(quantise_rows, blocks_of(call->rows, call->width), 1,
+                          1, THREADS, stream, *call);
 }

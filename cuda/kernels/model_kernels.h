@@ -9,18 +9,23 @@
 #include "cuda/kernels/kernels.h"
 
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
- * square is right to 1e-6. */
+ * square is right to 1e-6. Here and below y is of element where scales is
+ * NULL, and e4m3 with a scale for each row, as of cp_device_quantising, where
+ * it is not. */
 typedef struct {
     int64_t rows, width;
     const float *x, *weight;
     float epsilon;
     cp_element element; /* of y */
     void *y;
+    float *scales; /* [rows] or NULL */
 } cp_device_norming;
 
 /* Turn the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
- * keys by the row's angles, round, and put all three where places says.
- *   cosines, sines  [rows][pairs]
+ * keys by position * frequencies[i], round, and put all three where places
+ * says. Sines and cosines are right to 5e-7 up to position 2^30.
+ *   positions       [rows]
+ *   frequencies     [pairs] radians per position
  *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values
  *   queries, keys, values   [place][heads][D_H]
  * A row at place -1 is neither read nor written. */
@@ -28,7 +33,8 @@ typedef struct {
     int64_t rows;
     cp_shape shape;
     int64_t pairs;
-    const float *cosines, *sines;
+    const int64_t *positions;
+    const double *frequencies;
     const int64_t *places;
     const float *projected;
     cp_element element; /* of queries, keys and values */
@@ -42,6 +48,7 @@ typedef struct {
     const void *from;
     cp_element stored, element; /* of from, and of to */
     void *to;
+    float *scales; /* [rows] or NULL */
 } cp_device_gathering;
 
 /* y[t] = silu(gate) * up, where a row of both is its gate, then its up:
@@ -51,13 +58,13 @@ typedef struct {
     const float *both;
     cp_element element; /* of y */
     void *y;
+    float *scales; /* [rows] or NULL */
 } cp_device_gating;
 
 /* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
  * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
- * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, x
- * begins at a multiple of 16 bytes and y at one of 4, or the call is
- * cudaErrorInvalidValue. */
+ * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, y
+ * begins at a multiple of 4 bytes, or the call is cudaErrorInvalidValue. */
 typedef struct {
     int64_t rows, width;
     const float *x;
@@ -66,7 +73,7 @@ typedef struct {
 } cp_device_quantising;
 
 /* Put one on a stream. Fails only if the launch is impossible: more rows than
- * a grid has blocks (2^31 - 1), more pairs than a head has. */
+ * a grid has blocks (2^31 - 1), more pairs than a head has, codes askew. */
 cudaError_t cp_device_norm(const cp_device_norming *, cudaStream_t);
 cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);

@@ -20,7 +20,7 @@ typedef struct {
     double patience;     /* seconds to wait for them; 0: for ever, as without
                             a link */
     bool graphs;         /* decode from a captured graph */
-    int64_t rows;        /* of a block in the layers, at most; 0: 2048 */
+    int64_t rows;        /* of a block in the layers, at most; 0: 4096 */
 } cp_device_place;
 
 /* Where that many ranks are: in this process, or in its crew. */

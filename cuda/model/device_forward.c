@@ -11,7 +11,7 @@
 #include "model/pass.h"
 #include "ring/variants.h"
 
-enum { MOST_ROWS = 2048 }; /* of a block, unless the place says otherwise */
+enum { MOST_ROWS = 4096 }; /* of a block, unless the place says otherwise */
 
 /* A rank's activations, what works on them, and a block of its rows. */
 typedef struct {
@@ -19,23 +19,21 @@ typedef struct {
     const cp_device_engine *mine;
     const cp_device_rank *rank;
     const cp_model_facts *facts;
-    cudaStream_t stream;    /* the rank's compute queue */
-    cp_stream_rows slots;   /* of its walker */
-    cp_element element;     /* of the input */
-    int64_t rows, block;    /* in all, and of a block at most */
-    int64_t count;          /* rows that have a token in this call */
-    cp_token *tokens;       /* [rows] */
-    char *staging;          /* on the host: what is sent, */
-    int64_t staged;         /* and its bytes */
-    char *memory;           /* on the device: all that follows */
-    int64_t *words;         /* [rows] sent; -1: no token */
-    int64_t *places;        /* [rows] sent: in the walker's slots */
-    float *cosines, *sines; /* [rows][rotary / 2] sent */
-    float *x;               /* [rows][width] */
-    char *input;            /* [block][widest] what the next matrix meets */
-    float *wide;            /* [block] its products */
-    char *coarse;           /* [block][widest] the input in FP8, */
-    float *scales;          /* [block] and what its rows are divided by */
+    cudaStream_t stream;  /* the rank's compute queue */
+    cp_stream_rows slots; /* of its walker */
+    int64_t rows, block;  /* in all, and of a block at most */
+    int64_t count;        /* rows that have a token in this call */
+    cp_token *tokens;     /* [rows] */
+    char *staging;        /* on the host: what is sent, */
+    int64_t staged;       /* and its bytes */
+    char *memory;         /* on the device: all that follows */
+    int64_t *words;       /* [rows] sent; -1: no token */
+    int64_t *places;      /* [rows] sent: in the walker's slots */
+    int64_t *positions;   /* [rows] sent */
+    float *x;             /* [rows][width] */
+    char *input;          /* [block][widest] what the next matrix meets, */
+    float *scales;        /* [block] what its rows are divided by; or NULL */
+    float *wide;          /* [block] its products */
 } part;
 
 struct cp_device_forward {
@@ -56,19 +54,17 @@ static void claim(part *a, cp_arena *from) {
     const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
     const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
-    const int64_t coarse =
-        a->mine->model->numbers == CP_NUMBERS_F8 ? a->block : 0;
+    const cp_numbers numbers = a->mine->model->numbers;
     a->words = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->places = cp_arena_claim(from, a->rows, sizeof(int64_t));
-    a->cosines = cp_arena_claim(from, a->rows, f->rotary / 2 * 4);
-    a->sines = cp_arena_claim(from, a->rows, f->rotary / 2 * 4);
+    a->positions = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->staged = from->used;
     a->x = cp_arena_claim(from, a->rows, 4 * f->width);
     a->input =
-        cp_arena_claim(from, a->block, widest * cp_element_bytes(a->element));
+        cp_arena_claim(from, a->block, widest * cp_number_bytes(numbers));
+    if (numbers == CP_NUMBERS_F8)
+        a->scales = cp_arena_claim(from, a->block, 4);
     a->wide = cp_arena_claim(from, a->block, 4 * made);
-    a->coarse = cp_arena_claim(from, coarse, widest);
-    a->scales = cp_arena_claim(from, coarse, 4);
 }
 
 static cp_status make_activations(part *a) {
@@ -97,9 +93,8 @@ static void *on_host(const part *a, void *sent) {
 }
 
 static void write_rows(const cp_forward *call, part *a) {
-    const int64_t pairs = a->facts->rotary / 2;
     int64_t *words = on_host(a, a->words), *places = on_host(a, a->places);
-    float *cosines = on_host(a, a->cosines), *sines = on_host(a, a->sines);
+    int64_t *positions = on_host(a, a->positions);
     a->count = call->layout->queries[a->rank->rank].tokens;
     cp_forward_list(call, a->rank->rank, a->tokens);
     for (int64_t t = a->count; t < a->rows; t++)
@@ -108,8 +103,7 @@ static void write_rows(const cp_forward *call, part *a) {
         const cp_token token = a->tokens[t];
         words[t] = t < a->count ? call->tokens[token.index] : -1;
         places[t] = token.row;
-        cp_angles_at(token.position, pairs, a->mine->model->frequencies,
-                     cosines + t * pairs, sines + t * pairs);
+        positions[t] = token.position;
     }
 }
 
@@ -136,18 +130,10 @@ static const cp_device_matrix *tensor_of(const part *a, cp_weight weight) {
 }
 
 static void enqueue_product(part *a, cp_weight weight, bool add, float *y) {
-    const cp_device_matrix *matrix = tensor_of(a, weight);
-    const bool coarse = matrix->numbers == CP_NUMBERS_F8;
-    const cp_device_quantising call = {a->base.count, matrix->in,
-                                       (const float *)(const void *)a->input,
-                                       a->coarse, a->scales};
-    if (coarse)
-        note(a, cp_device_quantise(&call, a->stream), "rounding to FP8");
     if (a->base.status == CP_OK)
-        a->base.status =
-            cp_device_multiply(a->rank->multiplier, matrix, a->base.count,
-                               coarse ? a->coarse : a->input,
-                               coarse ? a->scales : NULL, add, y, a->stream);
+        a->base.status = cp_device_multiply(
+            a->rank->multiplier, tensor_of(a, weight), a->base.count, a->input,
+            a->scales, add, y, a->stream);
 }
 
 static void multiply(cp_rows *rows, cp_weight first, int count) {
@@ -165,34 +151,34 @@ static void add(cp_rows *rows, cp_weight weight) {
                                    rows->count * a->facts->width, a->stream);
 }
 
-static void enqueue_norm(part *a, cp_weight weight, int64_t count,
-                         cp_element element, void *to) {
+static void enqueue_norm(part *a, cp_weight weight, int64_t count, void *to,
+                         float *scales) {
     const cp_device_norming call = {
         .rows = count,
         .width = a->facts->width,
         .x = x_of(a),
         .weight = tensor_of(a, weight)->values,
         .epsilon = (float)a->facts->epsilon,
-        .element = element,
+        .element = a->mine->model->element,
         .y = to,
+        .scales = scales,
     };
     note(a, cp_device_norm(&call, a->stream), "a norm");
 }
 
 static void norm(cp_rows *rows, cp_weight weight) {
     part *a = (part *)rows;
-    enqueue_norm(a, weight, rows->count, a->element, a->input);
+    enqueue_norm(a, weight, rows->count, a->input, a->scales);
 }
 
 static void place(cp_rows *rows) {
     part *a = (part *)rows;
-    const int64_t pairs = a->facts->rotary / 2;
     const cp_device_rotating call = {
         .rows = rows->count,
         .shape = a->facts->shape,
-        .pairs = pairs,
-        .cosines = a->cosines + rows->first * pairs,
-        .sines = a->sines + rows->first * pairs,
+        .pairs = a->facts->rotary / 2,
+        .positions = a->positions + rows->first,
+        .frequencies = a->mine->model->frequencies,
         .places = a->places + rows->first,
         .projected = a->wide,
         .element = a->mine->model->element,
@@ -212,8 +198,9 @@ static void gather(cp_rows *rows) {
         .places = a->places + rows->first,
         .from = a->slots.output,
         .stored = CP_F32,
-        .element = a->element,
+        .element = a->mine->model->element,
         .to = a->input,
+        .scales = a->scales,
     };
     note(a, cp_device_gather(&call, a->stream),
          "gathering what attention gave");
@@ -221,8 +208,9 @@ static void gather(cp_rows *rows) {
 
 static void gate(cp_rows *rows) {
     part *a = (part *)rows;
-    const cp_device_gating call = {rows->count, a->facts->feed_forward, a->wide,
-                                   a->element, a->input};
+    const cp_device_gating call = {rows->count, a->facts->feed_forward,
+                                   a->wide,     a->mine->model->element,
+                                   a->input,    a->scales};
     note(a, cp_device_gate(&call, a->stream), "a gate");
 }
 
@@ -328,8 +316,6 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                 .rank = rank,
                 .facts = &model->base.facts,
                 .stream = mine->queues[r].compute,
-                .element =
-                    model->numbers == CP_NUMBERS_F8 ? CP_F32 : model->element,
                 .rows = rows,
                 .block = cp_min(most, rows)};
     CP_TRY(make_activations(a));
@@ -420,8 +406,7 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
             cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
     for (int r = 0; r < mine->count; r++) {
         part *a = block_at(pass, r, layers, 0);
-        enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, mine->model->element,
-                     hidden[r].rows);
+        enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, hidden[r].rows, NULL);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
         bytes[a->rank->rank] = layers * cp_stream_walker_sent(pass->walkers[r]);

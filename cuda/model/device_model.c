@@ -14,6 +14,7 @@ typedef struct {
     cudaStream_t stream;
     int64_t most_bytes, most_values; /* of one tensor */
     char *blocks, *values;           /* that much room on the device */
+    double *frequencies;             /* on the host */
 } loader;
 
 typedef struct {
@@ -123,7 +124,9 @@ enum { ALIGNED = 256 }; /* bytes */
 
 static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
                           cp_device_model *model, loader *load) {
+    const int64_t pairs = whole->rotary / 2;
     CP_TRY(cp_facts_tensors(file, whole, take, load));
+    cp_arena_claim(&load->arena, pairs, sizeof(double));
     if (load->arena.overflows)
         return cp_fail(CP_MEMORY, "the weights' bytes overflow");
     model->base.facts.weight_bytes = load->arena.used;
@@ -137,13 +140,18 @@ static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
         cp_cuda(cudaStreamCreateWithFlags(&load->stream, cudaStreamNonBlocking),
                 "making a stream"));
     load->arena = (cp_arena){.align = ALIGNED, .memory = model->memory};
-    return cp_facts_tensors(file, whole, take, load);
+    CP_TRY(cp_facts_tensors(file, whole, take, load));
+    model->frequencies = cp_arena_claim(&load->arena, pairs, sizeof(double));
+    return cp_bytes_copy(model->frequencies, load->frequencies, pairs * 8,
+                         load->stream, "rotary frequencies");
 }
 
 static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
                               cp_device_model *model) {
     loader load = {.model = model, .arena = {.align = ALIGNED}};
-    cp_status status = load_all(file, whole, model, &load);
+    cp_status status = cp_facts_frequencies(file, whole, &load.frequencies);
+    if (status == CP_OK)
+        status = load_all(file, whole, model, &load);
     if (load.stream != NULL) {
         const cp_status ended =
             cp_cuda(cudaStreamSynchronize(load.stream), "loading a model");
@@ -152,6 +160,7 @@ static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
     }
     cudaFree(load.blocks);
     cudaFree(load.values);
+    free(load.frequencies);
     return status;
 }
 
@@ -176,7 +185,6 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
     CP_TRY(cp_allocate(&model->tensors,
                        cp_weight_index(CP_WEIGHTS, facts->layers - 1),
                        sizeof(cp_device_matrix), "a table of tensors"));
-    CP_TRY(cp_facts_frequencies(file, facts, &model->frequencies));
     return load_weights(file, &whole, model);
 }
 
@@ -199,7 +207,6 @@ cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
 void cp_device_model_close(cp_model *base) {
     cp_device_model *model = (cp_device_model *)base;
     cudaFree(model->memory);
-    free(model->frequencies);
     free(model->tensors);
     free(model);
 }

@@ -21,7 +21,7 @@ typedef struct {
     cp_numbers numbers;  /* of the blocks' matrices */
     cp_element element;  /* of queries, keys, values, and all other rows */
     char *memory;        /* on the device: holds what the tensors point to */
-    double *frequencies; /* [rotary / 2] radians per position */
+    double *frequencies; /* on the device: [rotary / 2] radians per position */
     /* See cp_weight_index. What is multiplied together is one matrix, in the
      * place of its first; a vector has one row of fp32. */
     cp_device_matrix *tensors;
