@@ -80,7 +80,8 @@ static cp_status run_once(batch *b, bool launch) {
     cp_graph **graph = &b->graphs[0];
     if (launch && *graph == NULL) {
         b->captures++;
-        must(cp_graph_capture(t->queues, t->ranks, enqueue_step, b, graph));
+        must(cp_graph_capture(t->queues, t->ranks, NULL, enqueue_step, b,
+                              graph));
     }
     if (b->outside)
         give_all_inputs(t);
@@ -261,6 +262,8 @@ static cp_status join(seat *s) {
 }
 
 static cp_status leave(seat *s) {
+    cp_graph_free(seated->graphs[s->crew.rank]);
+    seated->graphs[s->crew.rank] = NULL;
     cp_nccl_free(seated->nccl[s->crew.rank]);
     return CP_OK;
 }
@@ -289,7 +292,8 @@ static cp_status decode_alone(seat *s) {
     void *eager = memcpy(malloc(bytes), answer, bytes);
     memset(answer, 0xFF, bytes);
     if (*graph == NULL)
-        CP_TRY(cp_graph_capture(&t->queues[r], 1, enqueue_alone, s, graph));
+        CP_TRY(cp_graph_capture(&t->queues[r], 1, &seated->nccl[r]->link,
+                                enqueue_alone, s, graph));
     CP_TRY(cp_graph_launch(*graph));
     CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
     const bool differs = memcmp(eager, answer, bytes) != 0;

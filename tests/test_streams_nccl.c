@@ -124,7 +124,7 @@ LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     ck_assert(!silent || somebody_says(&t, "waited 0.5 s for operation"));
     ck_assert_int_eq(t.cache->length[0], 20);
     close_talk(&t);
-    stand_in_end();
+    end();
 }
 
 TEST(a_peer_that_never_connects_is_not_waited_for) {
@@ -135,7 +135,7 @@ TEST(a_peer_that_never_connects_is_not_waited_for) {
     ck_assert_int_eq(cp_nccl_new(&id, 1, 3, 0.2, &nccl), CP_BROKEN);
     ck_assert_ptr_null(nccl);
     ck_assert_ptr_nonnull(strstr(cp_message(), "joining"));
-    stand_in_end();
+    end();
 }
 
 TEST(a_lost_message_is_named) {
@@ -147,7 +147,7 @@ TEST(a_lost_message_is_named) {
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
     ck_assert(somebody_says(&t, "hop 1: 512 bytes"));
     close_talk(&t);
-    stand_in_end();
+    end();
 }
 
 /* Rank 1 walks the plan of a longer call. */
@@ -183,7 +183,7 @@ LOOP(a_rank_with_another_plan_is_named, 0, 9) {
                   "%s", report);
     ck_assert_int_eq(t.cache->length[0], 0);
     close_talk(&t);
-    stand_in_end();
+    end();
 }
 
 static talk rings_of[MOST_HEADS];
@@ -251,7 +251,7 @@ LOOP(failures_spread_through_groups_and_end, 0, COUNT_OF(losses)) {
         forget_call(&rings_of[ring]);
         close_talk(&rings_of[ring]);
     }
-    stand_in_end();
+    end();
 }
 
 static void open_alone(cp_nccl **nccl) {

@@ -182,7 +182,7 @@ static cp_status enqueue_layer(void *context) {
 static cp_status walk_in_a_graph(talk *t) {
     cp_graph *graph = NULL;
     must(walk_layer(t, 0));
-    must(cp_graph_capture(t->queues, t->ranks, enqueue_layer, t, &graph));
+    must(cp_graph_capture(t->queues, t->ranks, NULL, enqueue_layer, t, &graph));
     for (int r = 0; r < t->ranks; r++)
         must(give_all(t, r));
     must(cp_graph_launch(graph));

@@ -392,8 +392,8 @@ static cp_status enqueue(cp_device_forward *pass) {
     if (!pass->warm || !mine->place->graphs || mine->trace != NULL)
         return enqueue_step(pass);
     if (pass->graph == NULL)
-        CP_TRY(cp_graph_capture(mine->queues, mine->count, enqueue_step, pass,
-                                &pass->graph));
+        CP_TRY(cp_graph_capture(mine->queues, mine->count, mine->place->link,
+                                enqueue_step, pass, &pass->graph));
     return cp_graph_launch(pass->graph);
 }
 

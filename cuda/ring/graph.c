@@ -9,6 +9,8 @@ struct cp_graph {
     const cp_queues *queues; /* [ranks] */
     cudaEvent_t *events;     /* [ranks] */
     int ranks;
+    const cp_link *link; /* whose list it is in; or NULL */
+    cp_graph *next;      /* there */
 };
 
 static cp_status join(const cp_graph *graph, int behind, int before) {
@@ -55,11 +57,21 @@ static cp_status capture(cp_graph *graph, cp_status (*enqueue)(void *),
     return status;
 }
 
+static void enlist(cp_graph *graph, const cp_link *link) {
+    if (link == NULL || link->graphs == NULL)
+        return;
+    graph->link = link;
+    graph->next = *link->graphs;
+    *link->graphs = graph;
+}
+
 cp_status cp_graph_capture(const cp_queues *queues, int ranks,
+                           const cp_link *link,
                            cp_status (*enqueue)(void *context), void *context,
                            cp_graph **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a graph"));
     **out = (cp_graph){.queues = queues, .ranks = ranks};
+    enlist(*out, link);
     CP_TRY(cp_allocate(&(*out)->events, ranks, sizeof(cudaEvent_t), "events"));
     for (int r = 0; r < ranks; r++)
         CP_TRY(cp_event_new(&(*out)->events[r]));
@@ -67,17 +79,36 @@ cp_status cp_graph_capture(const cp_queues *queues, int ranks,
 }
 
 cp_status cp_graph_launch(cp_graph *graph) {
+    if (graph->run == NULL)
+        return cp_fail(CP_BROKEN, "a graph's peers were given up");
     CP_TRY(fan_in(graph));
     CP_TRY(cp_cuda(cudaGraphLaunch(graph->run, graph->queues[0].compute),
                    "launching a graph"));
     return fan_out(graph);
 }
 
+void cp_graphs_end(cp_graph *first) {
+    for (cp_graph *each = first; each != NULL; each = each->next) {
+        if (each->run != NULL)
+            cudaGraphExecDestroy(each->run);
+        each->run = NULL;
+    }
+}
+
+static void unlist(const cp_graph *graph) {
+    cp_graph **at = graph->link->graphs;
+    while (*at != graph)
+        at = &(*at)->next;
+    *at = graph->next;
+}
+
 void cp_graph_free(cp_graph *graph) {
     if (graph == NULL)
         return;
-    if (graph->run != NULL)
-        cudaGraphExecDestroy(graph->run);
+    if (graph->link != NULL)
+        unlist(graph);
+    graph->next = NULL;
+    cp_graphs_end(graph);
     for (int r = 0; graph->events != NULL && r < graph->ranks; r++)
         cp_event_free(graph->events[r]);
     free(graph->events);

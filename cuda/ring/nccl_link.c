@@ -78,11 +78,17 @@ static void abort_one(cp_nccl *nccl) {
 }
 
 static void give_up(void *context) {
-    cp_nccl *first = context, *nccl = first;
+    cp_nccl *const first = context, *each = first;
     do {
-        abort_one(nccl);
-        nccl = nccl->kin;
-    } while (nccl != first);
+        cp_graphs_end(each->graphs);
+        each = each->kin;
+    } while (each != first);
+    ncclGroupStart();
+    do {
+        abort_one(each);
+        each = each->kin;
+    } while (each != first);
+    ncclGroupEnd();
 }
 
 static cudaError_t ask_stream(const void *stream) {
@@ -112,7 +118,7 @@ static ncclConfig_t config_of(int most_blocks) {
 
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
-    **out = (cp_nccl){.link = {trade, check, give_up, *out},
+    **out = (cp_nccl){.link = {trade, check, give_up, *out, &(*out)->graphs},
                       .kin = *out,
                       .rank = rank,
                       .ranks = ranks,

@@ -5,6 +5,7 @@
 
 #include <nccl.h>
 
+#include "cuda/ring/graph.h"
 #include "cuda/ring/streams.h"
 
 /* A rank of a communicator. */
@@ -14,8 +15,9 @@ struct cp_nccl {
     int rank, ranks;
     double patience; /* seconds that a call lasts at most; 0: for ever */
     ncclComm_t comm;
-    cp_nccl *kin; /* the next of this process's; itself if alone */
-    bool aborted; /* given up: nothing more is said to its peers */
+    cp_nccl *kin;     /* the next of this process's; itself if alone */
+    cp_graph *graphs; /* that its messages were captured in */
+    bool aborted;     /* given up: nothing more is said to its peers */
 };
 
 /* An id for ranks to join by: made by one of them and handed round; or, if
@@ -29,7 +31,7 @@ cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out);
 
 /* Leave, within the patience, or give up. Walks must be finished, or have
- * failed. */
+ * failed, and graphs that the messages were captured in must have been freed. */
 void cp_nccl_free(cp_nccl *nccl);
 
 /* From now on, calls last at most so long; those of its groups too. */

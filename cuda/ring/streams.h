@@ -21,7 +21,8 @@ typedef struct {
 
 /* How a rank that is a process of its own sends and receives. trade enqueues
  * some messages on a stream, as one group that is complete when all are; check
- * says whether the connection is sound; abort ends what waits on the device.
+ * says whether the connection is sound; abort ends what waits on the device,
+ * and first all graphs that the messages were captured in, listed at graphs.
  * Between two ranks the k-th message sent meets the k-th received. Failures are
  * CP_BROKEN. */
 typedef struct {
@@ -30,6 +31,7 @@ typedef struct {
     cp_status (*check)(void *context);
     void (*abort)(void *context);
     void *context;
+    struct cp_graph **graphs; /* the first of them (graph.h); or NULL */
 } cp_link;
 
 /* Ask the device about something until it has come, and a link (or NULL)

@@ -35,6 +35,7 @@ static _Thread_local struct {
     ncclResult_t error;
     operation *what; /* NULL: nothing yet */
     cudaStream_t on;
+    const communicator *aborts; /* one of a process's; NULL: none */
 } group;
 
 /* Entering a call, and what is wrong with it. */
@@ -80,6 +81,7 @@ static communicator *new_shell(int rank) {
     communicator *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
     c->rank = rank;
+    c->home = c;
     c->polls = 1;
     enlist(&communicators, c);
     return c;
@@ -234,6 +236,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
     peers_tell(&said, NULL);
     *newcomm = NULL;
     comm->born = new_shell(key);
+    comm->born->home = comm->home;
     comm->cradle = newcomm;
     arrive_at_split(comm, color, key, comm->born);
     return leave(hold_back(comm));
@@ -385,23 +388,48 @@ static void end_communicator(communicator *c) {
     changed();
 }
 
+/* NCCL frees nothing while a graph has a communicator's messages: the call
+ * would never return. */
+static void check_graphs(const communicator *c, const char *leaves) {
+    const int64_t number = graph_holding(c);
+    if (number > 0)
+        accuse("rank %d %s communicator %ld while graph %ld holds it", c->rank,
+               leaves, c->number, number);
+}
+
+/* Freeing waits for all that the device has to do, and so for messages of the
+ * process's other communicators, unless they end in the same group. */
+static void check_kin(const communicator *gone) {
+    for (const communicator *c = communicators; c != NULL; c = c->next)
+        if (!c->gone && c->home == gone->home && c->issued > c->finished)
+            accuse("rank %d aborts communicator %ld while its communicator %ld "
+                   "waits",
+                   gone->rank, gone->number, c->number);
+}
+
 /* The others hear of it, and what they wait for never comes; the operations of
  * this rank end, so that its streams go on. */
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
+    check_graphs(comm, "aborts");
     if (comm->issued > comm->finished && comm->in->size > 1) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
         fail_clique(comm->in, comm, ncclRemoteError);
     }
     end_communicator(comm);
+    if (group.depth > 0)
+        group.aborts = comm;
+    else
+        check_kin(comm);
     return leave(ncclSuccess);
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     TRY(enter_with(comm, true));
+    check_graphs(comm, "finalizes");
     drain(comm);
     return leave(hold_back(comm));
 }
@@ -410,6 +438,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
+    check_graphs(comm, "destroys");
     drain(comm);
     if (comm->issued > comm->finished && comm->error == ncclSuccess)
         accuse("rank %d destroyed communicator %ld with %ld operations left",
@@ -466,6 +495,9 @@ ncclResult_t ncclGroupEnd(void) {
         return ncclSuccess;
     if (enter() != cudaSuccess)
         group.error = ncclUnhandledCudaError;
+    if (group.aborts != NULL)
+        check_kin(group.aborts);
+    group.aborts = NULL;
     return leave(end_group());
 }
 

@@ -123,6 +123,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
     c->number = ++machine.numbers;
     c->into = take(1, sizeof *c->into);
     c->into->references = 1;
+    c->into->number = c->number;
     c->into->end = &c->into->first;
     c->origin = on;
     c->thread = pthread_self();
@@ -187,6 +188,34 @@ static cudaError_t enter_with(const void *list, const void *given) {
                           "a graph that does not exist (any more)");
 }
 
+static cudaError_t enter_with_executable(const executable *given) {
+    OR_RETURN(enter_with(&machine.executables, given));
+    return !given->gone
+               ? cudaSuccess
+               : complain(cudaErrorInvalidValue,
+                          "graph %ld is used after its end", given->of->number);
+}
+
+static bool mentions(const graph *g, const communicator *by) {
+    const operation *o = g->first;
+    while (o != NULL && (o->kind != MESSAGES || o->by != by))
+        o = o->next;
+    return o != NULL;
+}
+
+/* NCCL lets go of a communicator when no graph is left that has its messages,
+ * neither as it was captured nor made ready. One that was destroyed while it
+ * ran counts no more: it ends by itself, or by an abort. */
+int64_t graph_holding(const communicator *by) {
+    for (const graph *g = machine.graphs; g != NULL; g = g->next)
+        if (mentions(g, by))
+            return g->number;
+    for (const executable *x = machine.executables; x != NULL; x = x->next)
+        if (!x->gone && mentions(x->of, by))
+            return x->of->number;
+    return 0;
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
                                  unsigned long long flags) {
     (void)flags;
@@ -194,7 +223,6 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     TRY(enter_with(&machine.graphs, from));
     executable *x = *pGraphExec = take(1, sizeof *x);
     x->of = from;
-    x->number = ++machine.numbers;
     for (const operation *o = from->first; o != NULL; o = o->next)
         machine.counted.graph_nodes += o->point == NULL;
     for (int place = 1; place < from->streams; place++)
@@ -228,12 +256,12 @@ static void mark_end(executable *x, stream *on) {
  * has come to it. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     stream *on;
-    TRY(enter_with(&machine.executables, given));
+    TRY(enter_with_executable(given));
     TRY(find_stream(where, &on));
     if (countdown(&machine.fail_launch))
         return leave(complain(cudaErrorLaunchOutOfResources,
                               "launch of graph %ld failed on demand",
-                              given->number));
+                              given->of->number));
     if (on->capture != NULL)
         return leave(complain(cudaErrorNotSupported,
                               "the stand-in captures no graph in a graph"));
@@ -250,9 +278,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     return leave(cudaSuccess);
 }
 
+static bool runs(const executable *x) {
+    return x->end != NULL && !x->end->done;
+}
+
 static void remove_executable(executable *x) {
-    if (x->end != NULL && !x->end->done)
-        accuse("graph %ld went with a launch of it left", x->number);
+    if (runs(x))
+        accuse("graph %ld went with a launch of it left", x->of->number);
     for (int place = 1; place < x->of->streams; place++)
         remove_stream(x->streams[place]);
     mark_release(x->end);
@@ -266,12 +298,23 @@ static void remove_graph(graph *g) {
     release_graph(g);
 }
 
-/* They can be destroyed after the machine has failed. */
+/* What was destroyed and has come to its end by now. */
+static void reap(void) {
+    for (executable *x = machine.executables, *next; x != NULL; x = next) {
+        next = x->next;
+        if (x->gone && !runs(x))
+            remove_executable(x);
+    }
+}
+
+/* A launch that is under way runs to its end. They can be destroyed after the
+ * machine has failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
-    const cudaError_t error = enter_with(&machine.executables, given);
+    const cudaError_t error = enter_with_executable(given);
     settle();
     if (listed(&machine.executables, given))
-        remove_executable(given);
+        given->gone = true;
+    reap();
     return leave(error);
 }
 
@@ -293,9 +336,11 @@ void finish_graphs(void) {
         release_graph(c->into);
         free(c);
     }
+    reap();
     while (machine.executables != NULL) {
-        accuse("executable graph %ld was never destroyed",
-               machine.executables->number);
+        if (!machine.executables->gone)
+            accuse("executable graph %ld was never destroyed",
+                   machine.executables->of->number);
         remove_executable(machine.executables);
     }
     while (machine.graphs != NULL) {

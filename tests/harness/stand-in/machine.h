@@ -113,6 +113,7 @@ struct CUevent_st {
 struct CUgraph_st {
     graph *next;
     int references;
+    int64_t number;
     operation *first, **end; /* where the next one goes */
     int count, streams;
 };
@@ -123,7 +124,7 @@ struct CUgraphExec_st {
     graph *of;
     stream *streams[MOST_CAPTURED];
     mark *end; /* of the latest launch; or NULL */
-    int64_t number;
+    bool gone; /* destroyed, and its latest launch runs on */
 };
 
 typedef struct capture {
@@ -259,6 +260,7 @@ cudaError_t capture_record(stream *on, event *what);
 cudaError_t capture_wait(stream *on, event *what, bool ignored);
 cudaError_t refuse_in_capture(const char *call);
 cudaError_t spoil_capture(stream *on, const char *call);
+int64_t graph_holding(const communicator *by); /* 0: none */
 void finish_graphs(void);
 
 /* kernels.c */

@@ -33,6 +33,8 @@ struct ncclComm {
     int64_t number;
     clique *in; /* NULL until all its ranks have come */
     int rank;
+    communicator *home; /* that it was split from, or itself: all of one home
+                         * are a process's */
     bool gone;
     bool proxy;     /* a rank of another process... */
     int of_process; /* ...of this one */
