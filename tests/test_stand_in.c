@@ -552,6 +552,68 @@ static cudaError_t abort_a_rank(void) {
     return error;
 }
 
+/* An abort of a communicator whose messages are in a graph: before the graph
+ * is destroyed, or behind that, though it runs. */
+enum { GRAPH_LEFT, GRAPH_GONE };
+
+static cudaError_t abort_what_a_graph_has(void) {
+    member *m = ring;
+    begin_capture(m->network);
+    send_and_receive(m, 0, 0, 0);
+    must(ask(m->comm));
+    cudaGraphExec_t run = end_capture(m->network);
+    if (how == GRAPH_GONE) {
+        must(cudaGraphLaunch(run, m->network));
+        must(cudaGraphExecDestroy(run));
+    }
+    must(ncclCommAbort(m->comm));
+    if (how == GRAPH_LEFT)
+        must(cudaGraphExecDestroy(run));
+    return cudaStreamSynchronize(m->network);
+}
+
+static cudaError_t receive_what_a_graph_sends(void) {
+    begin_capture(ring[0].network);
+    send(&ring[0], 0, 1);
+    cudaGraphExec_t run = end_capture(ring[0].network);
+    must(cudaGraphLaunch(run, ring[0].network));
+    receive(&ring[1], 0, WIDTH, 0, ring[1].network);
+    const cudaError_t error = cudaStreamSynchronize(ring[1].network);
+    must(cudaGraphExecDestroy(run));
+    for (int rank = 0; rank < 2; rank++)
+        must(ncclCommAbort(ring[rank].comm));
+    return error;
+}
+
+/* Rank 0 waits in two communicators, and gives up both: one by one, or in a
+ * group. */
+enum { ONE_BY_ONE, TOGETHER };
+
+static cudaError_t abort_two(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    member kin[2];
+    config.blocking = 0;
+    for (int rank = 0; rank < 2; rank++) {
+        kin[rank] = ring[rank];
+        begins(
+            ncclCommSplit(ring[rank].comm, 0, rank, &kin[rank].comm, &config));
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        must(ask(ring[rank].comm));
+        must(ask(kin[rank].comm));
+    }
+    receive(&ring[0], 0, WIDTH, 1, ring[0].network);
+    receive(&kin[0], 1, WIDTH, 1, ring[0].compute);
+    if (how == TOGETHER)
+        must(ncclGroupStart());
+    must(ncclCommAbort(ring[0].comm));
+    must(ncclCommAbort(kin[0].comm));
+    if (how == TOGETHER)
+        must(ncclGroupEnd());
+    must(ncclCommDestroy(kin[1].comm));
+    return cudaDeviceSynchronize();
+}
+
 enum { DROPPED, DEAD, FAILING };
 
 static cudaError_t lose_a_rank(void) {
@@ -679,6 +741,16 @@ static const struct {
      cudaErrorLaunchFailure, 0,
      "receive of 400 bytes from rank 1 by rank 0|the other side never comes"},
     {"an abort", abort_a_rank, 0, 2, cudaErrorLaunchFailure, 0, ""},
+    {"an abort while there is a graph", abort_what_a_graph_has, GRAPH_LEFT, 1,
+     cudaSuccess, 1, "rank 0 aborts communicator|while graph|holds it"},
+    {"an abort behind a graph", abort_what_a_graph_has, GRAPH_GONE, 1,
+     cudaSuccess, 0, ""},
+    {"two aborts", abort_two, ONE_BY_ONE, 2, cudaSuccess, 1,
+     "rank 0 aborts communicator|while its communicator|waits"},
+    {"two aborts in a group", abort_two, TOGETHER, 2, cudaSuccess, 0, ""},
+    {"a message half in a graph", receive_what_a_graph_sends, 0, 2,
+     cudaErrorLaunchFailure, 1,
+     "rank 0 sends to rank 1 from a graph what is received outside of one"},
     {"a message is dropped", lose_a_rank, DROPPED, RANKS,
      cudaErrorLaunchFailure, 0, "the message was dropped on demand"},
     {"a rank is dead", lose_a_rank, DEAD, RANKS, cudaErrorLaunchFailure, 0,

@@ -50,8 +50,10 @@ static cp_status capture(cp_graph *graph, cp_status (*enqueue)(void *),
     if (status == CP_OK)
         status = cp_cuda(ended, "ending a capture");
     if (status == CP_OK)
-        status = cp_cuda(cudaGraphInstantiate(&graph->run, captured, 0),
-                         "making a graph ready");
+        status = cp_cuda(
+            cudaGraphInstantiate(&graph->run, captured,
+                                 cudaGraphInstantiateFlagUseNodePriority),
+            "making a graph ready");
     if (captured != NULL)
         cudaGraphDestroy(captured);
     return status;

@@ -57,6 +57,7 @@ enum cudaMemcpyKind { CUDA_COPY_KINDS(CUDA_NAMED) };
 enum cudaDeviceAttr { CUDA_ATTRIBUTES(CUDA_NAMED) };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 enum cudaStreamCaptureStatus { CUDA_CAPTURE_STATES(CUDA_NAMED) };
+enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
 #define cudaEventDisableTiming 0x02

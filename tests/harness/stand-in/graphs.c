@@ -33,6 +33,8 @@ cudaError_t capture_operation(stream *on, operation *what) {
     graph *g = on->capture->into;
     g->count++;
     what->place = on->place;
+    for (int i = 0; i < what->part_count; i++)
+        what->parts[i].captured = true;
     *g->end = what;
     g->end = &what->next;
     on->before.of[on->place] += what->point == NULL;
@@ -53,6 +55,7 @@ static void join(stream *on, capture *c) {
     on->capture = c;
     on->place = c->into->streams++;
     on->before = (history){{0}};
+    c->into->ranked |= on->priority != c->origin->priority;
 }
 
 /* An ignored edge still makes its stream part of the capture. */
@@ -218,9 +221,10 @@ int64_t graph_holding(const communicator *by) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
                                  unsigned long long flags) {
-    (void)flags;
     *pGraphExec = NULL;
     TRY(enter_with(&machine.graphs, from));
+    if (from->ranked && (flags & cudaGraphInstantiateFlagUseNodePriority) == 0)
+        accuse("graph %ld forgets the priorities of its streams", from->number);
     executable *x = *pGraphExec = take(1, sizeof *x);
     x->of = from;
     for (const operation *o = from->first; o != NULL; o = o->next)

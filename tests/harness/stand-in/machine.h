@@ -34,7 +34,7 @@ typedef struct meeting meeting;
 /* One side of a message. A collective is messages to all and from all. */
 typedef enum { ALONE, GATHERED, ADDED } part_of;
 typedef struct {
-    bool receives;
+    bool receives, captured;
     part_of of;
     char *at; /* sums arrive at operation.added */
     size_t bytes;
@@ -93,6 +93,7 @@ typedef struct {
 struct CUstream_st {
     stream *next;
     int64_t number; /* 0 for the null stream */
+    int priority;
     operation *head, *tail;
     double clock; /* pretended milliseconds */
     struct capture *capture;
@@ -116,6 +117,7 @@ struct CUgraph_st {
     int64_t number;
     operation *first, **end; /* where the next one goes */
     int count, streams;
+    bool ranked; /* the streams had several priorities */
 };
 
 /* A graph with streams of its own, but for the first: that it is launched in. */

@@ -225,16 +225,24 @@ static bool untouched(const part *sent, const part *received) {
     return false;
 }
 
+/* NCCL has other buffers and other launches for what is captured: a message is
+ * captured on both sides or on none. */
 static bool agreed(const meeting *in) {
     static const char *const names[] = {"a message", "an all-gather", "a sum"};
     const part *a = in->sender, *b = in->receiver;
-    if (a->bytes == b->bytes && a->type == b->type && a->of == b->of)
+    if (a->bytes == b->bytes && a->type == b->type && a->of == b->of &&
+        a->captured == b->captured)
         return true;
-    complain(cudaSuccess,
-             "rank %d sends %zu bytes (%s, of type %d) to rank %d, which "
-             "receives %zu bytes (%s, of type %d)",
-             in->from, a->bytes, names[a->of], (int)a->type, in->to, b->bytes,
-             names[b->of], (int)b->type);
+    if (a->captured != b->captured)
+        accuse("rank %d sends to rank %d %s", in->from, in->to,
+               a->captured ? "from a graph what is received outside of one"
+                           : "outside of a graph what is received in one");
+    else
+        complain(cudaSuccess,
+                 "rank %d sends %zu bytes (%s, of type %d) to rank %d, which "
+                 "receives %zu bytes (%s, of type %d)",
+                 in->from, a->bytes, names[a->of], (int)a->type, in->to,
+                 b->bytes, names[b->of], (int)b->type);
     fail_clique(in->of, NULL, ncclInvalidUsage);
     return false;
 }

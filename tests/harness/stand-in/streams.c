@@ -367,12 +367,13 @@ bool blocked_by_failure(waiting what, int depth) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
                                          unsigned int flags, int priority) {
     TRY(enter());
-    (void)priority; /* who goes first is up to the seed */
     if (flags != cudaStreamNonBlocking)
         return leave(complain(cudaErrorInvalidValue,
                               "the stand-in's streams do not wait for the null "
                               "stream"));
+    /* Who goes first is up to the seed all the same. */
     *pStream = add_stream(++machine.numbers);
+    (*pStream)->priority = priority;
     return leave(cudaSuccess);
 }
 
