@@ -68,6 +68,9 @@ LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
 ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% multiply% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
+# In these suites the kernels' loads and stores are told to stand-in/races.c, unless a sanitizer is asked for.
+WATCHED   = $(addprefix $(B)/tests/test_,kernels)
+watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
@@ -95,7 +98,8 @@ $(B)/longring: $(B)/src/app/main.o $(LIBRARY)
 $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
-$(ON_STAND_IN): $(STAND_IN)
+$(filter-out $(WATCHED),$(ON_STAND_IN)): $(STAND_IN)
+$(WATCHED): $(STAND_IN:.cu.o=.cu.watched.o)
 $(B)/tests/test_predictions: $(SHARED)
 $(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
 # A whole program on the stand-in, with GPUs in its table of backends.
@@ -113,6 +117,10 @@ $(B)/stand-in/%.c.o: %.c $(B)/flags
 $(B)/stand-in/%.cu.o: %.cu $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
 	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) -MD -MP -c -o $@ $<
+$(B)/stand-in/%.cu.watched.o: %.cu $(B)/flags
+	@echo "  cc   $< (stand-in, watched)"; mkdir -p $(@D)
+	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) $(watched) -MD -MP -c -o $@ $<
+$(B)/tests/test_stand_in_races.o: private flags += $(watched)
 $(B)/real-%.o: tests/harness/stand-in/%.c $(B)/flags
 	$(Q)$(CC) $(flags) -isystem $(REAL_CUDA) -c -o $@ $<
 $(WRITERS): $(B)/%: $(B)/%.o $(SHARED) $(LIBRARY)

@@ -680,6 +680,68 @@ TEST(indices_have_64_bits) {
     end();
 }
 
+/* The last row of so many: what a kernel with a block for each makes of it is
+ * what it makes of one row alone. */
+enum { LAST = 40000000 };
+
+static void far_norm(int64_t row, const float *x, float *y) {
+    const cp_device_norming call = {row + 1, 64,     before(x, row * 256), x,
+                                    1e-5f,   CP_F32, before(y, row * 256)};
+    must(cp_device_norm(&call, NULL));
+}
+
+static void far_gate(int64_t row, const float *x, float *y) {
+    const cp_device_gating call = {row + 1, 64, before(x, row * 512), CP_F32,
+                                   before(y, row * 256)};
+    must(cp_device_gate(&call, NULL));
+}
+
+static void far_codes(int64_t row, const float *x, float *y) {
+    const cp_device_quantising call = {row + 1, 64, before(x, row * 256),
+                                       before(y, row * 64),
+                                       before(y + 16, row * 4)};
+    must(cp_device_quantise(&call, NULL));
+}
+
+static void far_merge(int64_t row, const float *x, float *y) {
+    const cp_device_merging call = {row + 1,
+                                    64,
+                                    1,
+                                    before(x, row * 256),
+                                    before(x + 64, row * 4),
+                                    before(y, row * 256),
+                                    before(y + 64, row * 4)};
+    must(cp_device_merge(&call, NULL));
+}
+
+static void far_gathering(int64_t row, const float *x, float *y) {
+    const int64_t place = 0;
+    const cp_device_gathering call = {row + 1,
+                                      64,
+                                      before(upload(&place, 8), row * 8),
+                                      x,
+                                      CP_F32,
+                                      CP_F32,
+                                      before(y, row * 256)};
+    must(cp_device_gather(&call, NULL));
+}
+
+LOOP(far_blocks_work_on_far_rows, 0, 5 * stand_in_pretends()) {
+    static void (*const far[])(int64_t, const float *, float *) = {
+        far_norm, far_gate, far_codes, far_merge, far_gathering};
+    uint64_t state = 5;
+    begin(1);
+    const float *x = upload(numbers(128, &state), 512);
+    float *one = upload(numbers(128, &state), 512);
+    float *other = upload(fetch(one, 512), 512);
+    far[_i](0, x, one);
+    must(cudaDeviceSynchronize());
+    stand_in_skip_blocks(LAST);
+    far[_i](LAST, x, other);
+    ck_assert_mem_eq(fetch(other, 512), fetch(one, 512), 512);
+    end();
+}
+
 TEST(what_cannot_be_launched_is_refused) {
     const int64_t many = INT64_C(1) << 31;
     const cp_device_norming norm = {.rows = many, .width = 1};

@@ -44,7 +44,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 #define CP_SHARED(type, name, dimensions)                                      \
     static type name dimensions;                                               \
     static uint64_t name##_block;                                              \
-    stand_in_shared(name, sizeof name, &name##_block)
+    stand_in_shared(name, sizeof name, #name, &name##_block)
 
 /* CP_DYNAMIC(room); is an array of as many bytes as the launch said, at a
  * multiple of 1,024, full of NaN when a block begins. What lies around it
@@ -55,7 +55,8 @@ cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
                             dim3 grid, unsigned block_threads, size_t shared,
                             cudaStream_t stream, const void *arguments,
                             size_t bytes);
-void stand_in_shared(void *start, size_t bytes, uint64_t *block);
+void stand_in_shared(void *start, size_t bytes, const char *name,
+                     uint64_t *block);
 unsigned char *stand_in_dynamic(void);
 
 /* Barriers. One that a thread of the block (or a lane of the warp) does not

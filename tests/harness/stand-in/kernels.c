@@ -74,6 +74,7 @@ typedef struct {
     char *stack;      /* NULL: never entered */
     const char *file; /* where it waits */
     int line;
+    bool orders; /* memory: a barrier does, a shuffle does not */
 } fiber;
 
 static fiber fibers[MOST_THREADS];
@@ -213,27 +214,35 @@ static void give_up(int threads) {
 
 /* What kernels call. */
 
-void stand_in_barrier(bool of_block, const char *file, int line) {
+static void stop_at(bool of_block, const char *file, int line) {
     states[current] = of_block ? AT_BLOCK : AT_WARP;
     fibers[current].file = file;
     fibers[current].line = line;
     pause_fiber();
 }
 
+void stand_in_barrier(bool of_block, const char *file, int line) {
+    fibers[current].orders = true;
+    stop_at(of_block, file, line);
+}
+
 float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
     asked[me] = lane & (LANES - 1);
-    stand_in_barrier(false, file, line);
+    fibers[me].orders = false;
+    stop_at(false, file, line);
     return given[me];
 }
 
-void stand_in_shared(void *start, size_t bytes, uint64_t *block) {
+void stand_in_shared(void *start, size_t bytes, const char *name,
+                     uint64_t *block) {
     if (*block == block_serial)
         return;
     *block = block_serial;
     memset(start, 0xFF, bytes);
     shared_bytes += bytes;
+    watch_shared(start, bytes, name);
 }
 
 unsigned char *stand_in_dynamic(void) {
@@ -263,6 +272,7 @@ static void prepare_dynamic(void) {
     }
     dynamic_start = end - dynamic_room();
     memset(dynamic_start - SHARED_STEP, POISON, dynamic_room() + SHARED_STEP);
+    watch_shared(dynamic_start, job->shared, "what the launch shares");
 }
 
 /* What a block shares is within the limits, and so is what it wrote. */
@@ -339,6 +349,8 @@ static bool release_warp(int first, int lanes) {
         given[i] = asked[i] < lanes ? brought[first + asked[i]] : NAN;
         states[i] = RUNNING;
     }
+    if (fibers[first].orders)
+        order_warp(first / LANES);
     return true;
 }
 
@@ -366,6 +378,7 @@ static bool can_run(int first, int lanes) {
  * blocks let one warp run as far as it can, others change after every stop. */
 static bool run_to_barrier(int threads, bool far) {
     int ready[MOST_WARPS], count = 0;
+    order_block();
     for (int i = 0; i < threads; i++)
         states[i] = RUNNING;
     for (int warp = 0; warp * LANES < threads; warp++)
@@ -411,18 +424,20 @@ void run_kernel(const operation *kernel) {
     while (turns < blocks)
         turns *= 2;
     open_memory(describe(kernel));
+    watch_kernel(kernel->name);
     job = kernel;
     blockDim = (dim3){kernel->threads, 1, 1};
     bool fine = true;
     for (uint64_t i = 0; i < turns && fine; i++) {
         at = (at + stride) & (turns - 1);
-        if (at >= blocks)
+        if (at >= blocks || at < (uint64_t)machine.skip_blocks)
             continue;
         blockIdx =
             (dim3){(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y),
                    (unsigned)(at / grid.x / grid.y)};
         fine = run_block((int)kernel->threads);
     }
+    watch_kernel(NULL);
     machine.counted.launches++;
     if (!fine)
         fail_machine();

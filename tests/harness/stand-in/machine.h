@@ -174,7 +174,7 @@ typedef struct {
     double changed;  /* when something was last enqueued or run */
     int64_t problems;
     stand_in_statistics counted;
-    int64_t fail_allocation, fail_launch, fail_copy, ignore_wait;
+    int64_t fail_allocation, fail_launch, fail_copy, ignore_wait, skip_blocks;
     bool freeze_uploads, no_f8;
     message_fault drop;
     rank_fault rank_faults[RANK_FAULTS];
@@ -267,6 +267,12 @@ void finish_graphs(void);
 
 /* kernels.c */
 void run_kernel(const operation *kernel);
+
+/* races.c: who is watched (NULL: nobody), where, and what has come in order. */
+void watch_kernel(const char *name);
+void watch_shared(const void *start, size_t bytes, const char *name);
+void order_block(void);
+void order_warp(int warp);
 
 /* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);

@@ -67,6 +67,10 @@ void stand_in_ignore_wait(int64_t k);     /* the k-th cudaStreamWaitEvent */
  * travels so is stale at the second launch, as one that is an argument is. */
 void stand_in_freeze_uploads(bool frozen);
 
+/* Kernels run without their first n blocks, from now on: for what a grid of
+ * millions does with its last ones. */
+void stand_in_skip_blocks(int64_t n);
+
 /* The n-th message from rank `from` to rank `to` never arrives. */
 void stand_in_drop_message(int from, int to, int64_t n);
 
