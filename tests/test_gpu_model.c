@@ -236,6 +236,31 @@ LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
     end_file();
 }
 
+static void say_all(const turn *turns, int count) {
+    int64_t said;
+    for (int n = 0; n < count; n++)
+        must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
+}
+
+LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
+    static const turn turns[] = {
+        {false, {40, 7, 2}}, {true, {1, 1, 1}}, {true, {1, 0, 1}},
+        {true, {1, 1, 1}},   {true, {0, 1, 1}}, {false, {30, 9, 2}},
+        {true, {1, 1, 1}},   {true, {1, 1, 1}}, {false, {2, 2, 2}}};
+    const cp_session_options options = {.ranks = 1 + _i,
+                                        .sequences = SEQUENCES,
+                                        .variant = CP_PASS_Q,
+                                        .capacity = 400};
+    begin_file(&(tiny_gguf_options){.seed = 5}, 2);
+    open_session(&cp_backend_cuda_fp32, &options);
+    say_all(turns, 2 + _i);
+    const int64_t before = stand_in_count().allocations;
+    say_all(turns + 2 + _i, COUNT_OF(turns) - 2 - _i);
+    ck_assert_int_gt(before, 0);
+    ck_assert_int_eq(stand_in_count().allocations, before);
+    end_file();
+}
+
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
 
@@ -281,8 +306,8 @@ typedef struct {
     int parts; /* that share a rank's heads */
     const cp_model *model;
     bool odd;    /* is told something else in the second call */
-    bool shaken; /* before the fourth goes well, one rank wishes to stop, and
-                  * then one finds no memory */
+    bool shaken; /* before the fourth goes well, one rank finds no memory, and
+                  * then one wishes to stop */
     volatile sig_atomic_t stop;
     double patience;
     float *logits; /* of all calls */
@@ -292,10 +317,6 @@ typedef struct {
 static bool fails_everywhere(cp_session *session, process *mine,
                              uint64_t seed) {
     int64_t count;
-    mine->stop = mine->seat.crew.rank == 1;
-    if (say(session, &talk[3], seed, &count) != CP_INTERRUPTED)
-        return false;
-    mine->stop = 0;
     if (mine->seat.crew.rank == 0)
         stand_in_fail_allocation(1);
     pthread_barrier_wait(&meeting);
@@ -304,7 +325,13 @@ static bool fails_everywhere(cp_session *session, process *mine,
     if (mine->seat.crew.rank == 0)
         stand_in_fail_allocation(0);
     pthread_barrier_wait(&meeting);
-    return status == CP_MEMORY || status == CP_ABORTED;
+    if (status != CP_MEMORY && status != CP_ABORTED)
+        return false;
+    mine->stop = mine->seat.crew.rank == 1;
+    if (say(session, &talk[3], seed, &count) != CP_INTERRUPTED)
+        return false;
+    mine->stop = 0;
+    return true;
 }
 
 static cp_status talk_as(process *mine, cp_session *session) {

@@ -48,6 +48,33 @@ cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
     return CP_OK;
 }
 
+/* Bytes that a room has more than needed. */
+static int64_t spare(int64_t bytes) {
+    return cp_min(4096 + bytes / 8, 1 << 20);
+}
+
+void cp_device_room_free(cp_device_room *room) {
+    cudaFree(room->device);
+    cudaFreeHost(room->host);
+    *room = (cp_device_room){NULL, NULL, 0, 0};
+}
+
+cp_status cp_device_room_grow(cp_device_room *room, int64_t device_bytes,
+                              int64_t host_bytes, const char *what) {
+    if (room->device_bytes >= device_bytes && room->host_bytes >= host_bytes)
+        return CP_OK;
+    device_bytes += spare(device_bytes);
+    host_bytes += spare(host_bytes);
+    cp_device_room_free(room);
+    CP_TRY(cp_device_reserve(device_bytes, what, &room->device));
+    room->device_bytes = device_bytes;
+    CP_TRY(cp_cuda(
+        cudaMallocHost((void **)&room->host, (size_t)cp_max(host_bytes, 1)),
+        "%s: %ld bytes on the host", what, host_bytes));
+    room->host_bytes = host_bytes;
+    return CP_OK;
+}
+
 cp_status cp_bytes_copy(void *to, const void *from, int64_t bytes,
                         cudaStream_t stream, const char *what) {
     return cp_cuda(

@@ -21,6 +21,19 @@ cp_status cp_device_count(int *count);
  * what and the numbers. */
 cp_status cp_device_reserve(int64_t bytes, const char *what, char **out);
 
+/* Memory of the device and pinned memory of the host that is kept for the next
+ * use; all zero at first. */
+typedef struct {
+    char *device, *host;
+    int64_t device_bytes, host_bytes;
+} cp_device_room;
+
+/* See that there is so much of both; where there is not, what lay there is
+ * lost. Fails as cp_device_reserve does; free even then, when idle. */
+cp_status cp_device_room_grow(cp_device_room *room, int64_t device_bytes,
+                              int64_t host_bytes, const char *what);
+void cp_device_room_free(cp_device_room *room);
+
 /* Enqueue a copy between the device and it or the host. From memory that is not
  * pinned, it has been read on return; to such memory, wait for the stream. */
 cp_status cp_bytes_copy(void *to, const void *from, int64_t bytes,

@@ -14,26 +14,18 @@ static cp_device_forward **pass_of(const cp_engine *base,
     return call->plan->variant == CP_DECODE ? &it->decode : &it->prefill;
 }
 
-static void forget(cp_device_forward **pass) {
-    cp_device_forward_free(*pass);
-    *pass = NULL;
-}
-
 static cp_status prepare(cp_engine *base, const cp_forward *call) {
     cp_device_forward **pass = pass_of(base, call);
-    cp_status status = CP_CAPACITY;
-    if (*pass != NULL)
-        status = cp_device_forward_renew(*pass, call);
-    if (status != CP_CAPACITY && status != CP_INVALID)
-        return status;
-    forget(pass);
-    return cp_device_forward_new(own(base), call, pass);
+    if (*pass == NULL)
+        CP_TRY(cp_device_forward_new(own(base),
+                                     call->plan->variant == CP_DECODE, pass));
+    return cp_device_forward_serve(*pass, call);
 }
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
-    cp_device_forward **pass = pass_of(base, call);
-    if (status != CP_OK || call->plan->variant != CP_DECODE)
-        forget(pass);
+    cp_device_forward *pass = *pass_of(base, call);
+    if (pass != NULL && (status != CP_OK || call->plan->variant != CP_DECODE))
+        cp_device_forward_leave(pass);
 }
 
 static cp_status run(cp_engine *base, const cp_forward *call,
@@ -123,7 +115,8 @@ static cp_status open_engine(cp_engine *base, const void *context) {
 
 static void close_engine(cp_engine *base) {
     cp_device_engine *it = own(base);
-    forget(&it->decode);
+    cp_device_forward_free(it->decode);
+    cp_device_forward_free(it->prefill);
     cp_device_trace_free(it->trace);
     for (int r = 0; r < it->count; r++) {
         cp_multiplier_free(it->ranks[r].multiplier);

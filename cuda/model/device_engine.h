@@ -51,22 +51,26 @@ typedef struct {
     char *scores;                        /* of a few rows, fp32 */
 } cp_device_engine;
 
-/* Make room for a call's forward pass: activations and walkers on the current
- * device, for a plan like the call's. A pass of decode has room for the next
- * steps too, and a row for each that the layout pads its tokens to.
- *   mine    borrowed; must outlive the pass
- *   call    read and not kept
- * Nothing is enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does
- * and as CUDA does; free even then, when the queues are idle. */
-cp_status cp_device_forward_new(const cp_device_engine *mine,
-                                const cp_forward *call,
+/* A pass that serves nothing yet, for the calls of a session: those of decode,
+ * or all others. mine is borrowed; it must outlive the pass. Fails with
+ * CP_MEMORY; *out is then NULL. Free it when the queues are idle. */
+cp_status cp_device_forward_new(const cp_device_engine *mine, bool decodes,
                                 cp_device_forward **out);
 void cp_device_forward_free(cp_device_forward *pass);
 
-/* Serve another call from now on, as cp_stream_walker_renew does. A pass for
- * which this failed can only be freed. */
-cp_status cp_device_forward_renew(cp_device_forward *pass,
+/* Make the pass ready for a call: activations and walkers on the current
+ * device, for a plan like the call's, in memory that is kept between calls and
+ * grows. A pass of decode has room for the next steps too, and a row for each
+ * that the layout pads its tokens to; it serves those as it is, by
+ * cp_stream_walker_renew. The call is read and not kept, and nothing is
+ * enqueued. Fails with CP_MEMORY, naming the bytes, as a plan does and as CUDA
+ * does; leave then. */
+cp_status cp_device_forward_serve(cp_device_forward *pass,
                                   const cp_forward *call);
+
+/* Forget the call and all that was made for it, but for the memory. The queues
+ * must be idle. */
+void cp_device_forward_leave(cp_device_forward *pass);
 
 /* Send the call's tokens and their positions, run all layers, which append to
  * the caches, wait for all of it, and take the last norm: the final hidden
@@ -76,7 +80,7 @@ cp_status cp_device_forward_renew(cp_device_forward *pass,
  * decode is a graph's launch, if the place likes graphs, from the third time
  * on. Fails as CUDA, cuBLASLt and the link do, naming rank and layer, and as
  * cp_stream_walker_finish; hidden is then undefined, and work may be left on
- * the queues. A pass for which this failed can only be freed. */
+ * the queues. Leave the call then. */
 cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
                                 const cp_hidden *hidden);
 

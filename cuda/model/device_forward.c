@@ -39,13 +39,14 @@ typedef struct {
 struct cp_device_forward {
     cp_pass base;
     const cp_device_engine *mine;
-    cp_layout *layout; /* of the call it was made for */
-    cp_plan *plan;
-    bool decodes, warm;         /* one step after another; has run once */
-    cp_graph *graph;            /* of a step; or NULL */
+    cp_device_room *rooms;      /* [mine->count][2]: activations, slots */
     part *parts;                /* [mine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
+    cp_layout *layout;          /* of the call that they are made for; NULL: */
+    cp_plan *plan;              /* of none */
+    bool decodes, warm;         /* one step after another; has run once */
+    cp_graph *graph;            /* of a step; or NULL */
 };
 
 static void claim(part *a, cp_arena *from) {
@@ -67,25 +68,18 @@ static void claim(part *a, cp_arena *from) {
     a->wide = cp_arena_claim(from, a->block, 4 * made);
 }
 
-static cp_status make_activations(part *a) {
+static cp_status make_activations(part *a, cp_device_room *kept) {
     cp_arena room = {.align = 256};
     claim(a, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "activations of %ld rows overflow", a->rows);
     CP_TRY(cp_allocate(&a->tokens, a->rows, sizeof(cp_token), "tokens"));
-    CP_TRY(cp_device_reserve(room.used, "activations", &a->memory));
-    CP_TRY(cp_cuda(
-        cudaMallocHost((void **)&a->staging, (size_t)cp_max(a->staged, 1)),
-        "%ld bytes on the host", a->staged));
+    CP_TRY(cp_device_room_grow(kept, room.used, a->staged, "activations"));
+    a->memory = kept->device;
+    a->staging = kept->host;
     room = (cp_arena){.align = 256, .memory = a->memory};
     claim(a, &room);
     return CP_OK;
-}
-
-static void free_activations(part *a) {
-    cudaFree(a->memory);
-    cudaFreeHost(a->staging);
-    free(a->tokens);
 }
 
 static void *on_host(const part *a, void *sent) {
@@ -310,7 +304,8 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
     const int64_t most = mine->place->rows > 0 ? mine->place->rows : MOST_ROWS;
     const cp_stream_options options = {.element = model->element,
                                        .growth = pass->decodes ? GROWTH : 0,
-                                       .trace = mine->trace};
+                                       .trace = mine->trace,
+                                       .room = &pass->rooms[2 * r + 1]};
     part *a = &pass->parts[r];
     *a = (part){.mine = mine,
                 .rank = rank,
@@ -318,7 +313,7 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                 .stream = mine->queues[r].compute,
                 .rows = rows,
                 .block = cp_min(most, rows)};
-    CP_TRY(make_activations(a));
+    CP_TRY(make_activations(a, &pass->rooms[2 * r]));
     CP_TRY(cp_stream_walker_new(pass->plan, rank->rank, mine->queues[r],
                                 &options, &pass->walkers[r]));
     a->slots = cp_stream_walker_rows(pass->walkers[r]);
@@ -327,58 +322,90 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
 
 static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
     const cp_plan_options wanted = {call->plan->element_bytes, 1};
-    const int64_t count = pass->mine->count;
     CP_TRY(cp_layout_copy(call->layout, &pass->layout));
     CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
                          &wanted, &pass->plan));
-    CP_TRY(cp_allocate(&pass->parts, count, sizeof(part), "parts"));
-    CP_TRY(cp_allocate(&pass->walkers, count, sizeof(void *), "walkers"));
-    CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
-    pass->values = pass->keys + count;
-    for (int r = 0; r < count; r++)
+    for (int r = 0; r < pass->mine->count; r++)
         CP_TRY(make_part(pass, call, r));
     return CP_OK;
+}
+
+void cp_device_forward_leave(cp_device_forward *pass) {
+    cp_graph_free(pass->graph);
+    for (int r = 0; r < pass->mine->count; r++) {
+        cp_stream_walker_free(pass->walkers[r]);
+        free(pass->parts[r].tokens);
+        pass->walkers[r] = NULL;
+        pass->parts[r].tokens = NULL;
+    }
+    cp_plan_free(pass->plan);
+    cp_layout_free(pass->layout);
+    pass->graph = NULL;
+    pass->plan = NULL;
+    pass->layout = NULL;
+    pass->warm = false;
 }
 
 void cp_device_forward_free(cp_device_forward *pass) {
     if (pass == NULL)
         return;
-    cp_graph_free(pass->graph);
-    for (int r = 0; r < pass->mine->count; r++) {
-        if (pass->walkers != NULL)
-            cp_stream_walker_free(pass->walkers[r]);
-        if (pass->parts != NULL)
-            free_activations(&pass->parts[r]);
-    }
-    cp_plan_free(pass->plan);
-    cp_layout_free(pass->layout);
+    if (pass->keys != NULL)
+        cp_device_forward_leave(pass);
+    for (int r = 0; pass->rooms != NULL && r < 2 * pass->mine->count; r++)
+        cp_device_room_free(&pass->rooms[r]);
+    free(pass->rooms);
     free(pass->parts);
     free(pass->walkers);
     free(pass->keys);
     free(pass);
 }
 
-cp_status cp_device_forward_new(const cp_device_engine *mine,
-                                const cp_forward *call,
+static cp_status make_arrays(cp_device_forward *pass) {
+    const int64_t count = pass->mine->count;
+    CP_TRY(
+        cp_allocate(&pass->rooms, 2 * count, sizeof(cp_device_room), "rooms"));
+    CP_TRY(cp_allocate(&pass->parts, count, sizeof(part), "parts"));
+    CP_TRY(cp_allocate(&pass->walkers, count, sizeof(void *), "walkers"));
+    CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
+    pass->values = pass->keys + count;
+    return CP_OK;
+}
+
+cp_status cp_device_forward_new(const cp_device_engine *mine, bool decodes,
                                 cp_device_forward **out) {
     const cp_session_options *options = &mine->base.options;
     const bool alone = mine->place->link == NULL;
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a forward pass"));
     (*out)->mine = mine;
-    (*out)->decodes = call->plan->variant == CP_DECODE;
+    (*out)->decodes = decodes;
     (*out)->base = (cp_pass){.on = &on_queues,
                              .layers = mine->model->base.facts.layers,
                              .stop = alone ? options->stop : NULL,
                              .progress = options->progress,
                              .progress_context = options->progress_context};
-    return fill_pass(*out, call);
+    const cp_status status = make_arrays(*out);
+    if (status == CP_OK)
+        return CP_OK;
+    cp_device_forward_free(*out);
+    *out = NULL;
+    return status;
 }
 
-cp_status cp_device_forward_renew(cp_device_forward *pass,
-                                  const cp_forward *call) {
+static cp_status renew(cp_device_forward *pass, const cp_forward *call) {
+    if (pass->plan == NULL)
+        return CP_CAPACITY;
     for (int r = 0; r < pass->mine->count; r++)
         CP_TRY(cp_stream_walker_renew(pass->walkers[r], call->plan));
     return CP_OK;
+}
+
+cp_status cp_device_forward_serve(cp_device_forward *pass,
+                                  const cp_forward *call) {
+    const cp_status status = renew(pass, call);
+    if (status != CP_CAPACITY && status != CP_INVALID)
+        return status;
+    cp_device_forward_leave(pass);
+    return fill_pass(pass, call);
 }
 
 static cp_status enqueue_step(void *pass) {

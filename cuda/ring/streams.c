@@ -21,15 +21,15 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_manifest *manifest;
     /* Its memory. */
-    char *memory;   /* on the device: slots, lists, and so on to unfinished */
-    void **slots;   /* [slot_count]; NULL = not used */
-    char *lists;    /* the manifest */
-    int32_t *wrong; /* [ranks] of labels */
-    float *unfinished; /* [splits] partials, */
-    int64_t splits;    /* if there is room for more than one */
-    bool *needed;      /* [slot_count] by this rank */
-    char *staging;     /* on the host: the manifest, */
-    int32_t *told;     /* [ranks] and what came back of wrong */
+    cp_device_room own; /* unless the options have a room */
+    void **slots;       /* [slot_count]; NULL = not used */
+    char *lists;        /* the manifest */
+    int32_t *wrong;     /* [ranks] of labels */
+    float *unfinished;  /* [splits] partials, */
+    int64_t splits;     /* if there is room for more than one */
+    bool *needed;       /* [slot_count] by this rank */
+    char *staging;      /* on the host: the manifest, */
+    int32_t *told;      /* [ranks] and what came back of wrong */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
@@ -92,6 +92,7 @@ static cp_status reserve(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t listed = cp_manifest_bytes(w->manifest);
     const int64_t bytes = listed + 4 * (int64_t)plan->layout->ranks;
+    cp_device_room *kept = w->options.room != NULL ? w->options.room : &w->own;
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
@@ -102,11 +103,10 @@ static cp_status reserve(cp_stream_walker *w) {
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
                        w->rank);
     snprintf(what, sizeof(what), "rank %d's slots", w->rank);
-    CP_TRY(cp_device_reserve(room.used, what, &w->memory));
-    CP_TRY(cp_cuda(cudaMallocHost((void **)&w->staging, (size_t)bytes),
-                   "%ld bytes on the host", bytes));
+    CP_TRY(cp_device_room_grow(kept, room.used, bytes, what));
+    w->staging = kept->host;
     w->told = (int32_t *)(void *)(w->staging + listed);
-    room = (cp_arena){.align = 256, .memory = w->memory};
+    room = (cp_arena){.align = 256, .memory = kept->device};
     claim(w, &room);
     return CP_OK;
 }
@@ -174,8 +174,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     for (int64_t n = 0; w->over != NULL && n < 2 * w->program->count; n++)
         cp_event_free(w->over[n]);
     cp_event_free(w->begun);
-    cudaFree(w->memory);
-    cudaFreeHost(w->staging);
+    cp_device_room_free(&w->own);
     free(w->manifest);
     free(w->slots);
     free(w->needed);

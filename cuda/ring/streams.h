@@ -49,10 +49,12 @@ typedef struct {
     bool separate;  /* attend, then merge, though one kernel could do both */
     int64_t growth; /* tiles by which each list of a call may grow (renew) */
     cp_device_trace *trace; /* what ran when is noted there; or NULL */
+    cp_device_room *room;   /* where it may live, borrowed; or NULL */
 } cp_stream_options;
 
-/* Reserve a rank's slots on the current device, all at once. The plan must
- * outlive the walker; queues are borrowed. Fails with CP_MEMORY, naming the
+/* Reserve a rank's slots on the current device, all at once, in a room that
+ * grows to hold them if the options have one. The plan must outlive the walker;
+ * queues are borrowed. Fails with CP_MEMORY, naming the
  * bytes, if the device has not so much left, with CP_INVALID if the plan's
  * numbers have another size, and as CUDA does; free even then. */
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,

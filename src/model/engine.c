@@ -63,12 +63,14 @@ static cp_status list_owners(cp_engine *engine, const cp_forward *call) {
 }
 
 static cp_status make_room(cp_engine *engine, const cp_forward *call) {
+    cp_hidden *last = engine->kept[engine->now];
     cp_hidden *next = engine->kept[1 - engine->now];
     for (int n = 0; n < engine->count; n++) {
         const int rank = engine->place.crew != NULL ? engine->place.only : n;
-        const int64_t bytes =
+        const int64_t needed =
             call->layout->queries[rank].rows * engine->row_bytes;
-        if (next[n].room >= bytes)
+        const int64_t bytes = cp_max(needed, last[n].room);
+        if (next[n].room >= needed)
             continue;
         engine->on->release(next[n].rows);
         next[n] = (cp_hidden){NULL, 0};

@@ -154,6 +154,7 @@ static cudaError_t allocate(void **out, size_t bytes, bool pinned) {
     if (countdown(&machine.fail_allocation))
         return complain(cudaErrorMemoryAllocation,
                         "allocation of %zu bytes failed on demand", bytes);
+    machine.counted.allocations++;
     if (bytes == 0)
         return cudaSuccess;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -88,6 +88,7 @@ void stand_in_pretend_f8(bool has);
 /* What happened since stand_in_begin. */
 typedef struct {
     int64_t launches;       /* kernels run */
+    int64_t allocations;    /* cudaMalloc, cudaMallocHost */
     int64_t graph_launches; /* enqueued */
     int64_t messages;       /* delivered by NCCL */
     int64_t waits;          /* edges that waited for an event */
