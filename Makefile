@@ -101,6 +101,7 @@ $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 $(filter-out $(WATCHED),$(ON_STAND_IN)): $(STAND_IN)
 $(WATCHED): $(STAND_IN:.cu.o=.cu.watched.o)
 $(B)/tests/test_predictions: $(SHARED)
+$(B)/tests/test_gpu_commands: $(B)/stand-in/measure_gpu $(B)/tiny-model $(B)/tests/test_multiply
 $(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
 # A whole program on the stand-in, with GPUs in its table of backends.
 $(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
@@ -110,6 +111,9 @@ $(B)/tiny-model: $(B)/tests/harness/tiny-model.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
 $(B)/stand-in/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
+$(B)/stand-in/measure_gpu: $(B)/stand-in/figures/gpu/measure_gpu.c.o $(STAND_IN) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
@@ -161,7 +165,7 @@ check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its
 	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
 	+@$(again) gpu
 	@LONGRING=$(B)/longring LONGRING_GPU=$(B)/gpu/longring tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU) $(B)/tests/test_gpu_commands
-gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/longring ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
+gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/measure_gpu $(B)/gpu/longring ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
 	$(Q)$(NVCC) -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
@@ -176,9 +180,20 @@ $(B)/gpu/longring: $(B)/gpu/src/app/backends.c.o $(B)/src/app/main.o $(GPU) $(LI
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
+$(B)/gpu/measure_gpu: $(B)/gpu/figures/gpu/measure_gpu.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+# Programs for another machine, which may be older than this one.
+PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3"
+first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions, log and CSV in OUT
+	+@test -x $(B)/first-gpu/longring || $(again) first-gpu-pack
+	@tests/harness/first-gpu $(B)/first-gpu
+first-gpu-pack: ## of first-gpu, what is built, to carry to a machine with a driver and Python
+	+@$(again) $(PORTABLE) gpu build/portable/tiny-model
+	@tests/harness/first-gpu-pack build/portable $(B)/first-gpu
 count-gpu: $(B)/tiny-model $(B)/stand-in/longring ## count what kernels and plans take of a GPU, where there is nvcc; fails over a budget
 	@test -n "$(NVCC)" || { echo "count-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
 	@NVCC=$(NVCC) $(write)/gpu-counts.csv figures/gpu/count kernels $(B)
@@ -221,7 +236,7 @@ $(B)/stand-in/exercises/%.cu.o: private flags += -Wno-unused-parameter
 objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/ladder/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
 
 ONLY ?= $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
@@ -280,4 +295,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu count-gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

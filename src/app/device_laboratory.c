@@ -72,19 +72,17 @@ static void measure_memory(laboratory *it) {
 
 enum { PATTERN = 1 << 15 };
 
-/* A GPU that multiplies zeros runs cooler, and faster. So these are numbers in
- * any format, of either sign: the upper byte of two or four makes them 0.5 to
- * 2, and no byte alone is a NaN. */
-static cp_status fill(const laboratory *it, const desk *mine) {
+/* The upper byte of two or four makes them 0.5 to 2, and no byte alone is a
+ * NaN. */
+cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream) {
     uint64_t pattern[PATTERN], state = 1;
     for (int n = 0; n < PATTERN; n++)
         pattern[n] =
             (cp_random(&state) & 0x80BF80BF80BF80BF) | 0x3F003F003F003F00;
-    for (int n = 0; n < INPUTS; n++)
-        for (int64_t at = 0; at < it->bytes[n]; at += (int64_t)sizeof(pattern))
-            CP_TRY(cp_bytes_copy(mine->memory[n] + at, pattern,
-                                 cp_min(sizeof(pattern), it->bytes[n] - at),
-                                 mine->queues.compute, "numbers"));
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof(pattern))
+        CP_TRY(cp_bytes_copy(memory + at, pattern,
+                             cp_min(sizeof(pattern), bytes - at), stream,
+                             "numbers"));
     return CP_OK;
 }
 
@@ -98,7 +96,10 @@ static cp_status desk_set(const laboratory *it, desk *mine) {
     for (int n = 0; n < TENSORS; n++)
         CP_TRY(cp_device_reserve(it->bytes[n], "what is measured",
                                  &mine->memory[n]));
-    return fill(it, mine);
+    for (int n = 0; n < INPUTS; n++)
+        CP_TRY(cp_device_numbers(mine->memory[n], it->bytes[n],
+                                 mine->queues.compute));
+    return CP_OK;
 }
 
 static void desk_clear(desk *mine) {

@@ -1,0 +1,408 @@
+/* Measure on a GPU what its documents leave open: measure_gpu PART. Prints a
+ * line for each thing as it is known: what, unit, value, and the operations and
+ * bytes that were counted for it, or 0. Attention is longring bench's. On the
+ * stand-in it is short, and the numbers mean nothing. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/device_laboratory.h"
+#include "cuda/ring/nccl_link.h"
+#include "tests/harness/stand-in/stand_in.h"
+
+static cp_queues queues;
+
+static void need(cp_status status) {
+    if (status == CP_OK)
+        return;
+    fprintf(stderr, "%s\n", cp_message());
+    exit(1);
+}
+
+static void must(cudaError_t error) {
+    need(cp_cuda(error, "measuring"));
+}
+
+static void print(const char *what, const char *unit, double value,
+                  double operations, double bytes) {
+    printf("%s,%s,%.5g,%.5g,%.5g\n", what, unit, value, operations, bytes);
+    fflush(stdout);
+}
+
+/* So often on a GPU. */
+static int64_t often(int64_t times) {
+    return stand_in_pretends() ? cp_min(times, 40) : times;
+}
+
+static void finish(void) {
+    must(cudaStreamSynchronize(queues.compute));
+}
+
+static void *reserve(int64_t bytes) {
+    char *memory;
+    need(cp_device_reserve(bytes, "what is measured", &memory));
+    return memory;
+}
+
+/* Random numbers in any format. */
+static void *random_numbers(int64_t bytes) {
+    void *memory = reserve(bytes);
+    need(cp_device_numbers(memory, bytes, queues.compute));
+    return memory;
+}
+
+/* Microseconds for each time, on the host and until the last is over. */
+typedef struct {
+    double host, all;
+} span_of_time;
+
+static span_of_time time_of(void (*enqueue)(void *context), void *context,
+                            int64_t times) {
+    double host = 0;
+    enqueue(context);
+    finish();
+    const double start = cp_clock();
+    for (int64_t n = 0; n < times; n++) {
+        const double before = cp_clock();
+        enqueue(context);
+        host += cp_clock() - before;
+    }
+    finish();
+    return (span_of_time){1e6 * host / (double)times,
+                          1e6 * (cp_clock() - start) / (double)times};
+}
+
+static cp_nccl *alone(void) {
+    ncclUniqueId id;
+    cp_nccl *world;
+    need(cp_nccl_id(&id));
+    need(cp_nccl_new(&id, 0, 1, 60, &world));
+    return world;
+}
+
+typedef struct {
+    cp_nccl *world;
+    void *from, *to;
+    int64_t bytes;
+    cudaGraphExec_t graph;
+} message;
+
+static void send_to_self(void *context) {
+    const message *it = context;
+    const cp_message_half both[] = {{0, false, it->from, it->bytes},
+                                    {0, true, it->to, it->bytes}};
+    const cp_link *link = &it->world->link;
+    need(link->trade(link->context, both, 2, queues.compute));
+}
+
+static void launch_graph(void *context) {
+    const message *it = context;
+    must(cudaGraphLaunch(it->graph, queues.compute));
+}
+
+/* Bare CUDA: nobody else knows that the communicator is in a graph. */
+static void capture(message *it) {
+    cudaGraph_t graph;
+    must(cudaStreamBeginCapture(queues.compute,
+                                cudaStreamCaptureModeThreadLocal));
+    send_to_self(it);
+    must(cudaStreamEndCapture(queues.compute, &graph));
+    must(cudaGraphInstantiate(&it->graph, graph, 0));
+    must(cudaGraphDestroy(graph));
+}
+
+static message message_of(int64_t bytes) {
+    return (message){alone(), random_numbers(bytes), reserve(bytes), bytes,
+                     NULL};
+}
+
+static void message_end(const message *it) {
+    must(cudaGraphExecDestroy(it->graph));
+    cp_nccl_free(it->world);
+    must(cudaFree(it->from));
+    must(cudaFree(it->to));
+}
+
+static void print_messages(void) {
+    static const int64_t sizes[] = {4096, 1 << 20, 1 << 26};
+    const int64_t times = often(1000);
+    char what[64];
+    for (int n = 0; n < 3 - stand_in_pretends(); n++) {
+        message it = message_of(sizes[n]);
+        const double bytes = 2 * (double)it.bytes;
+        const span_of_time eager = time_of(send_to_self, &it, times);
+        snprintf(what, sizeof(what), "message/%ld/eager host", it.bytes);
+        print(what, "us", eager.host, 0, 0);
+        snprintf(what, sizeof(what), "message/%ld/eager", it.bytes);
+        print(what, "us", eager.all, 0, bytes);
+        capture(&it);
+        const span_of_time captured = time_of(launch_graph, &it, times);
+        snprintf(what, sizeof(what), "message/%ld/captured host", it.bytes);
+        print(what, "us", captured.host, 0, 0);
+        snprintf(what, sizeof(what), "message/%ld/captured", it.bytes);
+        print(what, "us", captured.all, 0, bytes);
+        message_end(&it);
+    }
+}
+
+/* How long an abort lasts when messages have been captured. */
+static void time_abort(bool alive) {
+    message it = message_of(4096);
+    send_to_self(&it);
+    capture(&it);
+    launch_graph(&it);
+    finish();
+    if (!alive)
+        must(cudaGraphExecDestroy(it.graph));
+    const double start = cp_clock();
+    ncclCommAbort(it.world->comm);
+    print(alive ? "abort/graph alive" : "abort/graph gone", "s",
+          cp_clock() - start, 0, 0);
+}
+
+static void print_abort_after(void) {
+    time_abort(false);
+}
+
+static void print_abort_alive(void) {
+    time_abort(true);
+}
+
+enum { ROWS = 4096 };
+
+/* Two sets of labels, on the host in memory that is not pinned; and what they
+ * should be, on the device. */
+typedef struct {
+    int64_t *labels[2];
+    cp_piece *expected[2];
+    int64_t *there;
+    int32_t *wrong;
+} pair_of_labels;
+
+static pair_of_labels labels_new(void) {
+    pair_of_labels it = {.there = reserve(ROWS * 16), .wrong = reserve(4)};
+    cp_piece *pieces;
+    need(cp_allocate(&pieces, ROWS, sizeof(*pieces), "labels"));
+    for (int n = 0; n < 2; n++) {
+        need(cp_allocate(&it.labels[n], 2 * ROWS, 8, "labels"));
+        it.expected[n] = reserve(ROWS * (int64_t)sizeof(cp_piece));
+        for (int64_t row = 0; row < ROWS; row++) {
+            it.labels[n][2 * row] = n;
+            it.labels[n][2 * row + 1] = row;
+            pieces[row] = (cp_piece){{n, row, 1, 1}, row};
+        }
+        need(cp_bytes_copy(it.expected[n], pieces,
+                           ROWS * (int64_t)sizeof(cp_piece), queues.compute,
+                           "labels"));
+        finish();
+    }
+    free(pieces);
+    return it;
+}
+
+static void labels_free(pair_of_labels *it) {
+    for (int n = 0; n < 2; n++) {
+        free(it->labels[n]);
+        must(cudaFree(it->expected[n]));
+    }
+    must(cudaFree(it->there));
+    must(cudaFree(it->wrong));
+}
+
+/* Copies from memory that is not pinned, each followed by a kernel that looks;
+ * how often it saw what was there before. A cudaMemcpy is not ordered before a
+ * kernel on a stream that does not wait for the default one. */
+static int64_t count_late(const pair_of_labels *it, bool ordered) {
+    int64_t late = 0;
+    for (int64_t n = 0; n < often(100000); n++) {
+        const cp_device_labels look = {ROWS, it->there, it->expected[n % 2],
+                                       it->wrong};
+        int32_t wrong = 0;
+        must(cudaMemsetAsync(it->wrong, 0, 4, queues.compute));
+        finish();
+        if (ordered)
+            must(cudaMemcpyAsync(it->there, it->labels[n % 2], ROWS * 16,
+                                 cudaMemcpyHostToDevice, queues.compute));
+        else
+            must(cudaMemcpy(it->there, it->labels[n % 2], ROWS * 16,
+                            cudaMemcpyHostToDevice));
+        must(cp_device_check_labels(&look, queues.compute));
+        must(cudaMemcpyAsync(&wrong, it->wrong, 4, cudaMemcpyDeviceToHost,
+                             queues.compute));
+        finish();
+        late += wrong != 0;
+    }
+    return late;
+}
+
+static void print_copies(void) {
+    pair_of_labels it = labels_new();
+    print("copy/on the stream/seen late", "copies",
+          (double)count_late(&it, true), 0, 0);
+    if (!stand_in_pretends()) /* it would call it a fault, and rightly */
+        print("copy/cudaMemcpy/seen late", "copies",
+              (double)count_late(&it, false), 0, 0);
+    labels_free(&it);
+}
+
+typedef struct {
+    cp_multiplier *multiplier;
+    cp_device_matrix matrix;
+    int64_t rows, turn, stride;
+    char *x, *weights;
+    float *scales, *y;
+} product;
+
+static void multiply(void *context) {
+    product *it = context;
+    cp_device_matrix matrix = it->matrix;
+    matrix.values = it->weights + it->turn++ % 3 * it->stride;
+    need(cp_device_multiply(it->multiplier, &matrix, it->rows, it->x,
+                            matrix.scales != NULL ? it->scales : NULL, false,
+                            it->y, queues.compute));
+}
+
+/* Median microseconds of a product, by events; a GPU's share of the call. */
+static double time_product(product *it) {
+    enum { TIMES = 21 };
+    double times[TIMES];
+    cudaEvent_t ends[TIMES + 1];
+    const int count = (int)cp_min(TIMES, often(TIMES));
+    multiply(it);
+    for (int n = 0; n <= count; n++) {
+        must(cudaEventCreate(&ends[n]));
+        if (n > 0)
+            multiply(it);
+        must(cudaEventRecord(ends[n], queues.compute));
+    }
+    finish();
+    for (int n = 0; n < count; n++) {
+        float milliseconds;
+        must(cudaEventElapsedTime(&milliseconds, ends[n], ends[n + 1]));
+        times[n] = 1e3 * (double)milliseconds;
+    }
+    for (int n = 0; n <= count; n++)
+        must(cudaEventDestroy(ends[n]));
+    return cp_median(times, count);
+}
+
+/* The linear layers of Llama 3 8B, and an eighth of 405B's. */
+static const struct {
+    const char *name;
+    int64_t in, out;
+} layers[] = {
+    {"8B qkv", 4096, 6144},           {"8B output", 4096, 4096},
+    {"8B gate-up", 4096, 28672},      {"8B down", 14336, 4096},
+    {"405B/8 qkv", 16384, 2304},      {"405B/8 output", 2048, 16384},
+    {"405B/8 gate-up", 16384, 13312}, {"405B/8 down", 6656, 16384},
+};
+static const int64_t heights[] = {1, 16, 17, 64, 2048, 4096, 8192};
+enum { LAYERS = 8, HEIGHTS = 7, SMALLER = 64 };
+
+static void print_product(product *it, int layer, int64_t rows) {
+    const int64_t part = stand_in_pretends() ? SMALLER : 1;
+    const bool narrow = it->matrix.numbers == CP_NUMBERS_F8;
+    char what[64];
+    it->matrix.in = layers[layer].in / part / 16 * 16;
+    it->matrix.out = layers[layer].out / part / 16 * 16;
+    it->matrix.scales = narrow ? it->scales : NULL;
+    it->rows = rows;
+    const double in = (double)it->matrix.in, out = (double)it->matrix.out;
+    const double all = (double)rows, bytes = narrow ? 1 : 2;
+    it->stride = it->matrix.in * it->matrix.out * (narrow ? 1 : 2);
+    snprintf(what, sizeof(what), "product/%s/%ld/%s", layers[layer].name, rows,
+             narrow ? "fp8" : "bf16");
+    print(what, "us", time_product(it), 2 * in * out * all,
+          bytes * in * (out + all) + 4 * out * all);
+}
+
+static void print_products(void) {
+    const bool small = stand_in_pretends();
+    const int64_t part = small ? SMALLER : 1;
+    const int64_t rows = small ? heights[2] : heights[HEIGHTS - 1];
+    const int64_t most = 28672 / part;
+    product it = {.x = random_numbers(rows * 16384 / part * 2),
+                  .weights = random_numbers(3 * 16384 * 13312 / part * 2),
+                  .scales = random_numbers((most + rows) * 4),
+                  .y = reserve(rows * most * 4)};
+    need(cp_multiplier_new(&it.multiplier));
+    for (int narrow = 0; narrow < 2; narrow++) {
+        it.matrix.numbers = narrow ? CP_NUMBERS_F8 : CP_NUMBERS_BF16;
+        if (cp_multiplier_check(it.multiplier, it.matrix.numbers) != CP_OK)
+            continue;
+        for (int layer = 0; layer < LAYERS; layer++)
+            for (int n = 0; n < HEIGHTS && heights[n] <= rows; n++)
+                print_product(&it, layer, heights[n]);
+    }
+    cp_multiplier_free(it.multiplier);
+    must(cudaFree(it.x));
+    must(cudaFree(it.weights));
+    must(cudaFree(it.scales));
+    must(cudaFree(it.y));
+}
+
+/* Launches behind work that takes about a second: how many until the host has
+ * to wait, and what each costs it before that. */
+static void print_launches(void) {
+    const int64_t side = stand_in_pretends() ? 64 : 16384;
+    const int64_t ahead = stand_in_pretends() ? 1 : 100;
+    pair_of_labels labels = labels_new();
+    const cp_device_labels look = {1, labels.there, labels.expected[0],
+                                   labels.wrong};
+    product it = {.x = random_numbers(side * side * 2),
+                  .weights = random_numbers(side * side * 2),
+                  .y = reserve(side * side * 4),
+                  .rows = side};
+    it.matrix = (cp_device_matrix){side, side, CP_NUMBERS_BF16, NULL, NULL};
+    need(cp_multiplier_new(&it.multiplier));
+    multiply(&it);
+    finish();
+    for (int64_t n = 0; n < ahead; n++)
+        multiply(&it);
+    const double start = cp_clock();
+    double before = start, now = start;
+    int64_t launches = 0;
+    while (now - before < 1e-3 && launches < often(20000)) {
+        before = now;
+        must(cp_device_check_labels(&look, queues.compute));
+        now = cp_clock();
+        launches++;
+    }
+    print("launch/until the host waits", "launches",
+          (double)(launches + ahead - 1), 0, 0);
+    print("launch/each", "us", 1e6 * (before - start) / (double)launches, 0, 0);
+    finish();
+    cp_multiplier_free(it.multiplier);
+    must(cudaFree(it.x));
+    must(cudaFree(it.weights));
+    must(cudaFree(it.y));
+    labels_free(&labels);
+}
+
+int main(int count, char **arguments) {
+    static const struct {
+        const char *name;
+        void (*print)(void);
+    } parts[] = {
+        {"messages", print_messages},       {"abort-after", print_abort_after},
+        {"abort-alive", print_abort_alive}, {"copies", print_copies},
+        {"launches", print_launches},       {"products", print_products}};
+    const int most = (int)(sizeof(parts) / sizeof(parts[0]));
+    int n = 0;
+    while (n < most && (count != 2 || strcmp(arguments[1], parts[n].name) != 0))
+        n++;
+    if (n == most) {
+        fputs("usage: measure_gpu messages|abort-after|abort-alive|copies|"
+              "launches|products\n",
+              stderr);
+        return 2;
+    }
+    stand_in_begin(&(stand_in_options){0});
+    int devices;
+    need(cp_device_count(&devices));
+    need(cp_queues_new(&queues));
+    parts[n].print();
+    cp_queues_free(&queues);
+    return 0;
+}
