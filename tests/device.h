@@ -42,6 +42,7 @@ static inline void *on_device(int64_t bytes) {
     void *memory = NULL;
     must(cudaMalloc(&memory, (size_t)bytes + 1));
     must(cudaMemset(memory, 0xFF, (size_t)bytes + 1));
+    must(cudaStreamSynchronize(NULL));
     return keep(ON_DEVICE, memory);
 }
 
@@ -51,9 +52,16 @@ static inline void *pinned(int64_t bytes) {
     return keep(PINNED, memory);
 }
 
+/* cudaMemcpy from memory that is not pinned may return before the bytes have
+ * arrived, and then only the null stream waits for them. */
+static inline void bring(void *to, const void *from, int64_t bytes) {
+    must(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice));
+    must(cudaStreamSynchronize(NULL));
+}
+
 static inline void *upload(const void *from, int64_t bytes) {
     void *to = on_device(bytes);
-    must(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice));
+    bring(to, from, bytes);
     return to;
 }
 

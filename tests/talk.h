@@ -175,7 +175,7 @@ static inline void put(const talk *t, int rank, void *to, int what) {
             must(cp_pieces_append(&all, held->items[n]));
     }
     encode_rows(t, rows, &all, what, tokens);
-    must(cudaMemcpy(to, tokens, (size_t)bytes, cudaMemcpyDefault));
+    bring(to, tokens, bytes);
     cp_pieces_free(&all);
 }
 

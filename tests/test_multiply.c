@@ -100,8 +100,7 @@ static void check_product(const problem *p, int added) {
 }
 
 static void put_before(const problem *p) {
-    must(cudaMemcpy(p->y, p->before, (size_t)(p->rows * p->w.out) * 4,
-                    cudaMemcpyHostToDevice));
+    bring(p->y, p->before, p->rows * p->w.out * 4);
 }
 
 static cp_multiplier *multiplier; /* of the running test */

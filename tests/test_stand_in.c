@@ -197,6 +197,7 @@ CP_KERNEL(note_order, note) {
 static float *new_order(void) {
     float *order = device(NOTES + 1);
     must(cudaMemset(order, 0, 4 * (NOTES + 1)));
+    must(cudaStreamSynchronize(NULL));
     return order;
 }
 
@@ -821,6 +822,26 @@ LOOP(mistakes_are_found_on_every_seed, 0, COUNT_OF(mistakes)) {
                       stand_in_report());
         has_all(stand_in_report(), mistakes[_i].said);
     }
+}
+
+/* A blocking copy is followed by a kernel on a stream of its own. Only from
+ * pinned memory has it ended; from elsewhere, if the null stream has. */
+LOOP_BY_TENS(a_copy_may_be_on_its_way, 6) {
+    static float pageable[WIDTH];
+    begin_so(_i / 3, STAND_IN_LATE);
+    ring_open(1);
+    member *m = ring;
+    float *from = _i % 3 == 0 ? memset(m->answer, 0, BYTES) : pageable;
+    must(fill(m->total, WIDTH, 0.0f, m->compute));
+    must(cudaMemcpy(m->block[0], from, BYTES, cudaMemcpyHostToDevice));
+    if (_i % 3 == 1)
+        must(cudaStreamSynchronize(NULL));
+    must(take_step((step){m->total, m->block[0], WIDTH, 0.0f}, m->compute));
+    must(cudaMemcpyAsync(m->answer, m->total, BYTES, cudaMemcpyDeviceToHost,
+                         m->compute));
+    must(cudaDeviceSynchronize());
+    hold(isnan(m->answer[1]) == (_i % 3 == 2));
+    hold(ring_end() == 0);
 }
 
 enum { KERNEL_TOUCHES, HOST_TOUCHES, HOST_TOUCHES_FREED };

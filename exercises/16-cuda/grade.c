@@ -89,6 +89,7 @@ static float *reserve(int64_t count) {
     void *memory = NULL;
     must(cudaMalloc(&memory, (size_t)count * 4), "cudaMalloc");
     must(cudaMemset(memory, 0xFF, (size_t)count * 4), "cudaMemset");
+    must(cudaStreamSynchronize(NULL), "cudaMemset");
     return memory;
 }
 

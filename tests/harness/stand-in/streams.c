@@ -506,10 +506,18 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count,
     return cudaMemcpy2DAsync(dst, count, src, count, count, 1, kind, given);
 }
 
+/* The host waits for what comes to it, and for what leaves pinned memory. From
+ * pageable memory the bytes have been taken when this returns, and between
+ * addresses of the device nothing has happened: the copy is one more operation
+ * of the null stream, for which the streams here do not wait. */
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t count,
                        enum cudaMemcpyKind kind) {
     OR_RETURN(cudaMemcpyAsync(dst, src, count, kind, NULL));
-    return cudaStreamSynchronize(NULL);
+    TRY(enter());
+    const bool pinned = is_seen(src) && !is_device(src);
+    if (is_device(dst) && !pinned)
+        return leave(cudaSuccess);
+    return leave(await((waiting){.empty = resolve(NULL)}));
 }
 
 cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
@@ -525,9 +533,9 @@ cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
     return leave(copy(on, shape, cudaMemcpyDefault));
 }
 
+/* Of device memory; the host goes on. */
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
-    OR_RETURN(cudaMemsetAsync(devPtr, value, count, NULL));
-    return cudaStreamSynchronize(NULL);
+    return cudaMemsetAsync(devPtr, value, count, NULL);
 }
 
 /* The calls: events. */
