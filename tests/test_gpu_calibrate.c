@@ -49,10 +49,9 @@ LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
             ck_assert_double_eq(h.overlap, 1);
         }
         /* Kernels of two rounds: three products, attentions, one more beside a
-         * message, and two over many keys that are split, emptied twice and
-         * merged. */
+         * message, and two over many keys that are split. */
         ck_assert_int_eq(stand_in_count().launches,
-                         2 * 16 * ranks * (3 + 3 + (ranks > 1) + 2 * 4));
+                         2 * 16 * ranks * (3 + 3 + (ranks > 1) + 2));
     }
     ck_assert_int_eq(h.cores, 1);
     ck_assert_int_eq(h.attention_by.count, 2);

@@ -77,6 +77,38 @@ static int64_t far_rows(bool far, int64_t heads) {
     return far ? (INT64_C(1) << 32) / heads + 8 : 0;
 }
 
+static cp_device_keys keys_of(const cp_pieces *pieces, int64_t sequences,
+                              int64_t further) {
+    const int64_t bytes = pieces->count * (int64_t)sizeof(cp_piece);
+    int64_t *first = on_host((sequences + 1) * 8), n = 0;
+    cp_piece *sorted = on_host(bytes);
+    for (int64_t s = 0; s < sequences; s++) {
+        first[s] = n;
+        for (int64_t p = 0; p < pieces->count; p++)
+            if (pieces->items[p].span.sequence == s) {
+                sorted[n] = pieces->items[p];
+                sorted[n++].row += further;
+            }
+    }
+    first[sequences] = n;
+    return (cp_device_keys){upload(sorted, bytes),
+                            upload(first, (sequences + 1) * 8), sequences,
+                            4096};
+}
+
+static int32_t *tickets_for(int64_t rows) {
+    return upload(memset(on_host(rows * 4), 0, (size_t)rows * 4), rows * 4);
+}
+
+/* Tickets are as they were. */
+static void went_home(const int32_t *tickets, int64_t rows) {
+    const int32_t *left = fetch(tickets, rows * 4);
+    for (int64_t i = 0; i < rows; i++)
+        hold(left[i] == 0);
+}
+
+static cp_attend_kernel kernel; /* the one that is tried */
+
 /* Splits count the rows of their partials, so only keys are far then. */
 static void attend(problem *p) {
     const cp_element element = (cp_element)p->element;
@@ -92,23 +124,26 @@ static void attend(problem *p) {
     const void *keys = stored(element, p->keys, p->key_rows * width);
     const void *values = stored(element, p->values, p->key_rows * width);
     const cp_device_attention call = {
+        .kernel = kernel,
         .shape = p->shape,
         .element = element,
-        .queries_of =
-            tiles_of(&p->query_pieces, cp_device_query_tile(&p->shape), asked),
-        .keys_of = tiles_of(&p->key_pieces, CP_DEVICE_KEY_TILE, seen),
+        .queries_of = tiles_of(&p->query_pieces,
+                               cp_device_query_tile(kernel, &p->shape), asked),
+        .keys_of = keys_of(&p->key_pieces, 6, seen),
         .queries = before(queries, asked * heads * dim * size),
         .keys = before(keys, seen * width * size),
         .values = before(values, seen * width * size),
         .merge = p->merge,
         .splits = p->splits,
         .unfinished = on_device(p->splits * rows * (dim + 1) * 4),
+        .tickets = tickets_for(rows),
         .rows = asked + p->query_rows,
         .output = before(output, asked * heads * dim * 4),
         .lse = before(lse, asked * heads * 4)};
     must(cp_device_attend(&call, NULL));
     p->output = fetch(output, rows * dim * 4);
     p->lse = fetch(lse, rows * 4);
+    went_home(call.tickets, rows);
 }
 
 static const cp_shape shapes[] = {
@@ -163,7 +198,7 @@ LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
 /* At least a tile for each. */
 LOOP(no_split_is_lost, 61, 65) {
     begin(_i);
-    problem *p = follow_up(_i % 3, 64 * CP_DEVICE_KEY_TILE, 7);
+    problem *p = follow_up(_i % 3, 64 * 32, 7);
     p->splits = _i;
     p->merge = _i % 2 == 1;
     fill_in(p, (uint64_t)_i);
@@ -213,7 +248,7 @@ TEST(attention_reads_every_code) {
     const cp_device_attention call = {.shape = {1, 1, 64},
                                       .element = CP_BF16,
                                       .queries_of = tiles_of(&pieces, 32, 0),
-                                      .keys_of = tiles_of(&pieces, 32, 0),
+                                      .keys_of = keys_of(&pieces, 1024, 0),
                                       .queries = upload(zeros, 131072),
                                       .keys = upload(zeros, 131072),
                                       .values = upload(every_code(), 131072),

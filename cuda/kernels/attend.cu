@@ -5,64 +5,17 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/rows.h"
 
 enum {
     ROWS = 32,
-    KEYS = CP_DEVICE_KEY_TILE,
+    KEYS = 32,
     DEPTH = 32, /* dimensions that are at hand at a time */
     THREADS = 128,
     DOWN = 2,   /* a thread's part of a tile: so many rows */
     ACROSS = 4, /* by so many keys or dimensions, 8 apart */
     CHUNKS = CP_HEAD_DIM_MAX / DEPTH,
 };
-
-typedef struct {
-    cp_piece tile;
-    int64_t first, count; /* rows of the tile: token times group, plus head */
-} rows_of_block;
-
-static __device__ rows_of_block find_rows(const cp_device_attention *a) {
-    const int64_t group = a->shape.query_heads / a->shape.kv_heads;
-    const int64_t chunks = group > ROWS ? (group + ROWS - 1) / ROWS : 1;
-    const int64_t n = (int64_t)blockIdx.x / chunks;
-    rows_of_block mine;
-    mine.first = (int64_t)blockIdx.x % chunks * ROWS;
-    mine.count = 0;
-    if (n < *a->queries_of.count) {
-        mine.tile = a->queries_of.items[n];
-        mine.count = mine.tile.span.count * group - mine.first;
-        mine.count = mine.count < ROWS ? mine.count : ROWS;
-    }
-    return mine;
-}
-
-/* The index [row][head] of the block's r-th row. */
-static __device__ int64_t place(const cp_device_attention *a,
-                                const rows_of_block *mine, int r) {
-    const int64_t group = a->shape.query_heads / a->shape.kv_heads;
-    const int64_t n = mine->first + r;
-    const int64_t head = (int64_t)blockIdx.y * group + n % group;
-    return (mine->tile.row + n / group) * a->shape.query_heads + head;
-}
-
-/* How many of the keys the block's r-th row sees: the first so many. */
-static __device__ int reach_of(const cp_device_attention *a,
-                               const rows_of_block *mine, cp_span keys, int r) {
-    const int64_t group = a->shape.query_heads / a->shape.kv_heads;
-    const cp_span queries = mine->tile.span;
-    const int64_t token = (mine->first + r) / group;
-    const int64_t past = queries.start + token * queries.step - keys.start;
-    if (r >= mine->count || queries.sequence != keys.sequence || past < 0)
-        return 0;
-    const int64_t seen = past / keys.step + 1;
-    return (int)(seen < keys.count ? seen : keys.count);
-}
-
-static __device__ bool sees_any(const cp_device_attention *a,
-                                const rows_of_block *mine, cp_span keys) {
-    return reach_of(a, mine, keys, (int)mine->count - 1) > 0;
-}
 
 CP_KERNEL(attend, cp_device_attention) {
     CP_SHARED(float, left, [ROWS][DEPTH + 1]);
@@ -73,34 +26,29 @@ CP_KERNEL(attend, cp_device_attention) {
     CP_SHARED(float, factor, [ROWS]);
     CP_SHARED(float, kept, [ROWS]);
     CP_SHARED(int, reach, [ROWS]);
-    const rows_of_block mine = find_rows(&a);
+    const rows_of_block mine = find_rows(&a, ROWS);
     if (mine.count <= 0)
         return;
     /* Begin with nothing. */
     const int thread = (int)threadIdx.x;
     const int row = thread / 8 * DOWN, column = thread % 8;
     const int64_t dim = a.shape.head_dim;
-    const int64_t tiles = *a.keys_of.count, split = (int64_t)blockIdx.z;
-    const int64_t first = tiles * split / a.splits;
-    const int64_t last = tiles * (split + 1) / a.splits;
+    keys_of_block walk = find_keys(&a, &mine, KEYS);
+    cp_piece keys;
     float sums[CHUNKS][DOWN][ACROSS] = {{{0.0f}}};
     if (thread < ROWS) {
         level[thread] = -INFINITY;
         total[thread] = 0.0f;
     }
-    for (int64_t n = first; n < last; n++) {
-        const cp_piece keys = a.keys_of.items[n];
-        if (!sees_any(&a, &mine, keys.span))
-            continue;
+    while (next_keys(&walk, &keys)) {
         /* Find what each row sees of these keys. */
         if (thread < ROWS)
-            reach[thread] = reach_of(&a, &mine, keys.span, thread);
+            reach[thread] =
+                thread < mine.count
+                    ? (int)keys_seen(keys.span, position(&mine, thread))
+                    : 0;
         __syncthreads();
-        int most = 0, least = KEYS;
-        for (int r = 0; r < mine.count; r++) {
-            most = reach[r] > most ? reach[r] : most;
-            least = reach[r] < least ? reach[r] : least;
-        }
+        const int least = reach[0], most = (int)keys.span.count;
         /* Score the tile. */
         float scores[DOWN][ACROSS] = {{0.0f}};
         for (int64_t d = 0; d < dim; d += DEPTH) {
@@ -188,13 +136,8 @@ CP_KERNEL(attend, cp_device_attention) {
         }
     }
     /* Write the rows. */
-    float *output = a.output, *lse = a.lse;
-    if (a.splits > 1) {
-        output = a.unfinished + split * a.rows * a.shape.query_heads * dim;
-        lse = a.unfinished + a.splits * a.rows * a.shape.query_heads * dim +
-              split * a.rows * a.shape.query_heads;
-    }
-    const bool merges = a.merge && a.splits == 1;
+    float *output, *lse;
+    const bool merges = find_partial(&a, &output, &lse);
     if (thread < mine.count) {
         /* Weigh what is new against what is there. */
         const int64_t at = place(&a, &mine, thread);
@@ -223,27 +166,48 @@ CP_KERNEL(attend, cp_device_attention) {
             const float mean = sums[c][i][j] * factor[row + i];
             *to = kept[row + i] == 0.0f ? mean : fmaf(kept[row + i], *to, mean);
         }
+    if (a.splits > 1)
+        merge_splits(&a, &mine);
 }
 
-int64_t cp_device_query_tile(const cp_shape *shape) {
+int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape) {
     const int64_t group = shape->query_heads / shape->kv_heads;
     return group > ROWS ? 1 : ROWS / group;
 }
 
-enum { MOST_SPLITS = 64, LEAST_TILES = 4 };
+static int64_t blocks_of(const cp_device_attention *call) {
+    const int64_t group = call->shape.query_heads / call->shape.kv_heads;
+    return call->queries_of.room * chunks_of(group, ROWS) *
+           call->shape.kv_heads;
+}
 
-int64_t cp_device_most_splits(const cp_shape *shape, int blocks, int64_t rows) {
+enum { MOST_SPLITS = 128, LEAST_KEYS = 128 };
+
+int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
+                              int blocks, int64_t rows) {
     const int64_t needed = cp_max(1, rows) * shape->kv_heads;
-    const int64_t wanted = blocks * cp_device_query_tile(shape) / needed;
+    const int64_t wanted =
+        2 * blocks * cp_device_query_tile(kernel, shape) / needed;
     return cp_max(1, cp_min(MOST_SPLITS, wanted));
 }
 
-int cp_device_splits(const cp_shape *shape, int blocks, int64_t query_tiles,
-                     int64_t key_tiles, int64_t most) {
-    const int64_t wanted = blocks / cp_max(1, query_tiles * shape->kv_heads);
-    const int64_t room = cp_min(most, key_tiles / LEAST_TILES);
-    return (int)cp_max(1, cp_min(wanted, room));
+int cp_device_splits(const cp_device_attention *call, int blocks,
+                     int64_t most) {
+    const int64_t sense = call->keys_of.longest / LEAST_KEYS;
+    const int64_t limit = cp_min(cp_min(most, MOST_SPLITS), sense);
+    const int64_t work = blocks_of(call);
+    double full[MOST_SPLITS + 1], best = 0.0;
+    for (int64_t n = 1; n <= limit; n++) {
+        const int64_t waves = cp_ceil_divide(work * n, blocks);
+        full[n] = (double)(work * n) / (double)(waves * blocks);
+        best = full[n] > best ? full[n] : best;
+    }
+    int splits = 1;
+    while (splits < limit && full[splits] < 0.9 * best)
+        splits++;
+    return splits;
 }
+
 cudaError_t cp_device_blocks(int *blocks) {
     int device = 0, count = 0;
     cudaError_t error = cudaGetDevice(&device);
@@ -254,31 +218,31 @@ cudaError_t cp_device_blocks(int *blocks) {
     return error;
 }
 
-static cudaError_t attend_in_grid(const cp_device_attention *call,
-                                  cudaStream_t stream) {
-    const int64_t group = call->shape.query_heads / call->shape.kv_heads;
-    const int64_t chunks = cp_ceil_divide(group, ROWS);
-    return CP_LAUNCH_GRID(attend, call->queries_of.room * chunks,
-                          call->shape.kv_heads, call->splits, THREADS, stream,
-                          *call);
+bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
+                     cp_element element, int capability) {
+    return kernel == CP_ATTEND_LOOPS;
+}
+
+cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
+                             cp_attend_kernel *kernel) {
+    int device = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(
+            &major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(
+            &minor, cudaDevAttrComputeCapabilityMinor, device);
+    *kernel = (cp_attend_kernel)(CP_ATTEND_KERNELS - 1);
+    while (*kernel != CP_ATTEND_LOOPS &&
+           !cp_device_takes(*kernel, shape, element, 10 * major + minor))
+        *kernel = (cp_attend_kernel)(*kernel - 1);
+    return error;
 }
 
 cudaError_t cp_device_attend(const cp_device_attention *call,
                              cudaStream_t stream) {
-    if (call->splits == 1 || call->queries_of.room == 0)
-        return attend_in_grid(call, stream);
-    /* Attend in splits, and merge them. */
-    const int64_t rows = call->rows * call->shape.query_heads;
-    const int64_t dim = call->shape.head_dim;
-    float *lse = call->unfinished + call->splits * rows * dim;
-    cudaError_t error =
-        cp_device_clear(NULL, lse, call->splits * rows, dim, stream);
-    if (error == cudaSuccess && !call->merge)
-        error = cp_device_clear(call->output, call->lse, rows, dim, stream);
-    if (error == cudaSuccess)
-        error = attend_in_grid(call, stream);
-    const cp_device_merging merging = {
-        rows, dim,          call->splits, call->unfinished,
-        lse,  call->output, call->lse};
-    return error == cudaSuccess ? cp_device_merge(&merging, stream) : error;
+    return CP_LAUNCH_GRID(attend, blocks_of(call) / call->shape.kv_heads,
+                          call->shape.kv_heads, call->splits, THREADS, stream,
+                          *call);
 }

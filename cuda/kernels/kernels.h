@@ -16,45 +16,73 @@ static inline int64_t cp_element_bytes(cp_element element) {
     return element == CP_F32 ? 4 : 2;
 }
 
-/* Pieces of a few tokens each, on the device, and how many; room says how
- * many there can be, which is what a grid is made for. */
+/* Pieces of tokens, on the device, and how many; room says how many there can
+ * be, which is what a grid is made for. */
 typedef struct {
     const cp_piece *items;
     const int64_t *count;
     int64_t room;
 } cp_device_tiles;
 
+/* Pieces of keys, on the device, by sequence: those of sequence s are items
+ * first[s] to first[s + 1] - 1. A sequence that is none of these has no keys.
+ * longest is about how many keys a sequence has at most; splits are planned
+ * for it. */
+typedef struct {
+    const cp_piece *items;
+    const int64_t *first; /* [sequences + 1] */
+    int64_t sequences, longest;
+} cp_device_keys;
+
+/* The kernels that compute an attention, the plainest first. */
+typedef enum { CP_ATTEND_LOOPS, CP_ATTEND_KERNELS } cp_attend_kernel;
+
 /* What cp_attend computes (attend.h), on a device: all pointers are the
  * device's. Shapes and meanings are those of cp_attention. Scores, sums and
- * partials are fp32.
+ * partials are fp32. Every row that a tile of queries names is written, and no
+ * other: with nothing to see and nothing to merge with, O = 0 and LSE = -inf.
+ *   queries_of    tiles of at most cp_device_query_tile tokens; one of a
+ *                 sequence below 0 sees nothing
  *   output, lse   [rows][N_H][D_H], [rows][N_H]
  *   unfinished    with more than one split: outputs [splits][rows][N_H][D_H],
- *                 then LSEs [splits][rows][N_H]; overwritten */
+ *                 then LSEs [splits][rows][N_H]; overwritten
+ *   tickets       then also [rows][N_H], all 0; and so they are left */
 typedef struct {
+    cp_attend_kernel kernel;
     cp_shape shape;
     cp_element element; /* of queries, keys and values */
-    cp_device_tiles queries_of, keys_of;
+    cp_device_tiles queries_of;
+    cp_device_keys keys_of;
     const void *queries, *keys, *values;
     bool merge; /* into what output and lse hold */
     int splits;
     float *unfinished;
+    int32_t *tickets;
     int64_t rows;
     float *output, *lse;
 } cp_device_attention;
 
-/* Tokens of a query tile, at most; keys of a key tile, at most. */
-int64_t cp_device_query_tile(const cp_shape *shape);
-enum { CP_DEVICE_KEY_TILE = 32 };
+/* The fastest kernel for such numbers that the current device has. */
+cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
+                             cp_attend_kernel *kernel);
 
-/* Blocks that keep the current device busy: two a multiprocessor. */
+/* Whether a kernel takes such numbers, on a device of that compute capability:
+ * 80 for 8.0. */
+bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
+                     cp_element element, int capability);
+
+/* Tokens of a kernel's query tile, at most. */
+int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape);
+
+/* Blocks that the current device runs at a time: two a multiprocessor. */
 cudaError_t cp_device_blocks(int *blocks);
 
 /* How many splits there may be where a rank has so many rows, at least 1: that
- * many unfinished partials need room. And how many there should be with so many
- * tiles, of most that there is room for. */
-int64_t cp_device_most_splits(const cp_shape *shape, int blocks, int64_t rows);
-int cp_device_splits(const cp_shape *shape, int blocks, int64_t query_tiles,
-                     int64_t key_tiles, int64_t most);
+ * many unfinished partials need room. And how many a call should have, of most
+ * that there is room for; only shape, kernel and lists are read. */
+int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
+                              int blocks, int64_t rows);
+int cp_device_splits(const cp_device_attention *call, int blocks, int64_t most);
 
 /* Merge addends into a partial, in their order (eq. 4). rows counts tokens
  * times heads.
@@ -68,12 +96,12 @@ typedef struct {
 } cp_device_merging;
 
 /* Copy the rows of some tokens from one tensor to another, twice: keys and
- * values. from and to are the same tokens, cut alike. row_bytes is even, and
- * all four tensors begin at a multiple of the largest of 8, 4 and 2 that
- * divides it. */
+ * values. from and to are the same tokens, in the same pieces, of about so many
+ * rows in all. row_bytes is even, and all four tensors begin at a multiple of
+ * the largest of 8, 4 and 2 that divides it. */
 typedef struct {
     cp_device_tiles from, to;
-    int64_t row_bytes;
+    int64_t rows, row_bytes;
     const void *keys, *values;
     void *to_keys, *to_values;
 } cp_device_copying;
@@ -94,10 +122,5 @@ cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
 cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
 cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
-
-/* Make a partial empty: LSE -inf and, unless output is NULL, zeros. rows
- * counts tokens times heads. */
-cudaError_t cp_device_clear(float *output, float *lse, int64_t rows,
-                            int64_t dim, cudaStream_t);
 
 #endif

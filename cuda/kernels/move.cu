@@ -37,29 +37,6 @@ cudaError_t cp_device_merge(const cp_device_merging *call,
     return CP_LAUNCH_GRID(merge_rows, call->rows, 1, 1, 128, stream, *call);
 }
 
-typedef struct {
-    float *output, *lse;
-    int64_t rows, dim;
-} clearing;
-
-CP_KERNEL(clear_rows, clearing) {
-    const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    const int64_t begin = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (int64_t i = begin; i < a.rows; i += step)
-        a.lse[i] = -INFINITY;
-    for (int64_t i = begin; a.output != NULL && i < a.rows * a.dim; i += step)
-        a.output[i] = 0.0f;
-}
-
-cudaError_t cp_device_clear(float *output, float *lse, int64_t rows,
-                            int64_t dim, cudaStream_t stream) {
-    const clearing call = {output, lse, rows, dim};
-    const int64_t wanted =
-        cp_ceil_divide(output != NULL ? rows * dim : rows, 128);
-    return CP_LAUNCH_GRID(clear_rows, cp_min(wanted, 1024), 1, 1, 128, stream,
-                          call);
-}
-
 #define COPY_WORDS(word)                                                       \
     for (int64_t i = threadIdx.x; i < bytes / (int64_t)sizeof(word);           \
          i += blockDim.x)                                                      \
@@ -69,9 +46,12 @@ CP_KERNEL(copy_rows, cp_device_copying) {
     if ((int64_t)blockIdx.x >= *a.from.count)
         return;
     const cp_piece source = a.from.items[blockIdx.x];
-    const int64_t bytes = source.span.count * a.row_bytes;
-    const int64_t begin = source.row * a.row_bytes;
-    const int64_t end = a.to.items[blockIdx.x].row * a.row_bytes;
+    const int64_t part = (int64_t)blockIdx.z, parts = (int64_t)gridDim.z;
+    const int64_t first = source.span.count * part / parts;
+    const int64_t last = source.span.count * (part + 1) / parts;
+    const int64_t bytes = (last - first) * a.row_bytes;
+    const int64_t begin = (source.row + first) * a.row_bytes;
+    const int64_t end = (a.to.items[blockIdx.x].row + first) * a.row_bytes;
     const char *from =
         (const char *)(blockIdx.y == 0 ? a.keys : a.values) + begin;
     char *to = (char *)(blockIdx.y == 0 ? a.to_keys : a.to_values) + end;
@@ -84,7 +64,10 @@ CP_KERNEL(copy_rows, cp_device_copying) {
 }
 
 cudaError_t cp_device_copy(const cp_device_copying *call, cudaStream_t stream) {
-    return CP_LAUNCH_GRID(copy_rows, call->from.room, 2, 1, 128, stream, *call);
+    const int64_t pieces = cp_max(1, call->from.room);
+    const int64_t parts = cp_ceil_divide(call->rows, 32 * pieces);
+    return CP_LAUNCH_GRID(copy_rows, call->from.room, 2,
+                          cp_max(1, cp_min(parts, 65535)), 128, stream, *call);
 }
 
 static __device__ int64_t label(const uint16_t *from) {

@@ -292,7 +292,7 @@ static const cp_pass_ops on_queues = {.norm = norm,
                                       .walk = walk,
                                       .pace = pace};
 
-enum { GROWTH = 64 }; /* tiles of keys by which lists of decode may grow */
+enum { GROWTH = 64 }; /* pieces by which lists of decode may grow */
 
 static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                            int r) {

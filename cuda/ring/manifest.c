@@ -5,7 +5,9 @@
 struct cp_manifest {
     const cp_plan *plan;
     int rank;
+    int64_t query_tile;
     bool packs;              /* a block of keys, from the cache */
+    int64_t longest;         /* keys that a sequence has, on some rank */
     int64_t first[CP_LISTS]; /* where a kind begins, among the pieces of all */
     int64_t room[CP_LISTS];  /* pieces that each list of it can have */
     int64_t pieces;          /* rooms of all of them */
@@ -23,38 +25,66 @@ static const cp_pieces *source_of(const cp_manifest *m, const cp_layout *layout,
     return blocks[kind] != NULL ? &blocks[kind][rank].pieces : NULL;
 }
 
-static int64_t longest_of(const cp_manifest *m, cp_list kind) {
-    return kind == CP_LIST_QUERIES ? cp_device_query_tile(&m->plan->shape)
-                                   : CP_DEVICE_KEY_TILE;
+typedef struct {
+    int64_t longest, count;
+    cp_piece *to; /* NULL: only count */
+} tiling;
+
+static void cut(tiling *tiles, cp_piece piece) {
+    for (int64_t i = 0; i < piece.span.count; i += tiles->longest) {
+        if (tiles->to != NULL)
+            tiles->to[tiles->count] = cp_piece_part(piece, i, tiles->longest);
+        tiles->count++;
+    }
 }
 
-static void write_tiles(const cp_pieces *pieces, int64_t longest,
-                        cp_piece *to) {
-    for (int64_t p = 0; p < pieces->count; p++)
-        for (int64_t i = 0; i < pieces->items[p].span.count; i += longest)
-            *to++ = cp_piece_part(pieces->items[p], i, longest);
+static void cut_padding(tiling *tiles, int64_t row, int64_t end) {
+    cut(tiles, (cp_piece){{-1, -1, end - row, 1}, row});
 }
 
-static int64_t label_rows(const cp_manifest *m) {
-    return m->plan->labelled ? m->plan->slots[m->plan->queries].rows : 0;
+static void cut_queries(const cp_pieces *pieces, int64_t rows, tiling *tiles) {
+    int64_t row = 0;
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_piece piece = pieces->items[p];
+        cut_padding(tiles, row, piece.row);
+        cut(tiles, piece);
+        row = piece.row + piece.span.count;
+    }
+    cut_padding(tiles, row, rows);
+}
+
+static int64_t rows_of(const cp_manifest *m) {
+    return m->plan->slots[m->plan->queries].rows;
 }
 
 static void write_expected(const cp_pieces *pieces, int64_t rows,
                            cp_piece *to) {
     for (int64_t row = 0; row < rows; row++)
-        to[row] = (cp_piece){{-1, -1, 0, 1}, row};
+        to[row] = (cp_piece){{-1, -1, 1, 1}, row};
     for (int64_t n = 0; n < pieces->count; n++)
         to[pieces->items[n].row] = pieces->items[n];
+}
+
+static void write_first(const cp_pieces *pieces, int64_t sequences,
+                        int64_t *first) {
+    int64_t n = 0;
+    for (int64_t s = 0; s <= sequences; s++) {
+        while (n < pieces->count && pieces->items[n].span.sequence < s)
+            n++;
+        first[s] = n;
+    }
 }
 
 static int64_t count_pieces(const cp_manifest *m, const cp_layout *layout,
                             cp_list kind, int rank) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
-    int64_t count = kind == CP_LIST_QUERIES ? label_rows(m) : 0;
-    for (int64_t p = 0; source != NULL && p < source->count; p++)
-        count +=
-            cp_ceil_divide(source->items[p].span.count, longest_of(m, kind));
-    return count;
+    tiling tiles = {.longest = m->query_tile};
+    if (kind != CP_LIST_QUERIES)
+        return source != NULL ? source->count : 0;
+    if (source == NULL)
+        return rows_of(m);
+    cut_queries(source, rows_of(m), &tiles);
+    return tiles.count;
 }
 
 static int64_t most_pieces(const cp_manifest *m, const cp_layout *layout,
@@ -63,6 +93,10 @@ static int64_t most_pieces(const cp_manifest *m, const cp_layout *layout,
     for (int r = 0; r < layout->ranks; r++)
         most = cp_max(most, count_pieces(m, layout, kind, r));
     return most;
+}
+
+static int64_t tables_of(const cp_manifest *m) {
+    return m->packs ? m->plan->layout->ranks + 1 : 1;
 }
 
 static cp_status place_lists(cp_manifest *m, int64_t growth) {
@@ -82,13 +116,42 @@ static cp_status place_lists(cp_manifest *m, int64_t growth) {
     return CP_OK;
 }
 
+static int64_t longest_sequence(const cp_layout *layout) {
+    int64_t longest = 0;
+    for (int r = 0; r < layout->ranks; r++) {
+        const cp_pieces *pieces = &layout->cache[r].pieces;
+        int64_t sequence = -1, keys = 0;
+        for (int64_t n = 0; n < pieces->count; n++) {
+            const cp_span span = pieces->items[n].span;
+            keys = span.count + (span.sequence == sequence ? keys : 0);
+            sequence = span.sequence;
+            longest = cp_max(longest, keys);
+        }
+    }
+    return longest;
+}
+
 cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
                                   cp_list kind, int rank) {
     const int64_t *counts = at, ranks = m->plan->layout->ranks;
-    const cp_piece *pieces = (const cp_piece *)(counts + CP_LISTS * ranks);
+    const int64_t *tables = counts + CP_LISTS * ranks;
+    const cp_piece *pieces =
+        (const cp_piece *)(tables +
+                           tables_of(m) * (m->plan->layout->sequences + 1));
     const int64_t before = kind < CP_LIST_CACHED ? rank * m->room[kind] : 0;
     return (cp_device_tiles){pieces + m->first[kind] + before,
                              counts + kind * ranks + rank, m->room[kind]};
+}
+
+cp_device_keys cp_manifest_keys(const cp_manifest *m, const void *at,
+                                cp_list kind, int rank) {
+    const int64_t ranks = m->plan->layout->ranks;
+    const int64_t sequences = m->plan->layout->sequences;
+    const int64_t table = kind == CP_LIST_KEYS ? rank : tables_of(m) - 1;
+    return (cp_device_keys){cp_manifest_tiles(m, at, kind, rank).items,
+                            (const int64_t *)at + CP_LISTS * ranks +
+                                table * (sequences + 1),
+                            sequences, m->longest};
 }
 
 static void write_list(const cp_manifest *m, const cp_layout *layout,
@@ -97,11 +160,19 @@ static void write_list(const cp_manifest *m, const cp_layout *layout,
     const int64_t count = count_pieces(m, layout, kind, rank);
     const cp_device_tiles list = cp_manifest_tiles(m, block, kind, rank);
     cp_piece *to = (cp_piece *)(uintptr_t)list.items;
+    tiling tiles = {.longest = m->query_tile, .to = to};
     *(int64_t *)(uintptr_t)list.count = count;
-    if (source != NULL)
-        write_tiles(source, longest_of(m, kind), to);
-    else if (count > 0)
+    if (kind == CP_LIST_QUERIES && source == NULL)
         write_expected(&layout->queries[rank].pieces, count, to);
+    else if (kind == CP_LIST_QUERIES)
+        cut_queries(source, rows_of(m), &tiles);
+    else
+        for (int64_t n = 0; n < count; n++)
+            to[n] = source->items[n];
+    if (source != NULL && (kind == CP_LIST_KEYS || kind == CP_LIST_CACHED)) {
+        const cp_device_keys keys = cp_manifest_keys(m, block, kind, rank);
+        write_first(source, keys.sequences, (int64_t *)(uintptr_t)keys.first);
+    }
 }
 
 void cp_manifest_write(const cp_manifest *m, const cp_layout *layout,
@@ -119,24 +190,29 @@ cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
         const int64_t count = most_pieces(m, layout, kind);
         if (count > m->room[kind])
             return cp_fail(CP_CAPACITY,
-                           "rank %d has room for %ld tiles of %s; the next "
-                           "call needs %ld",
+                           "rank %d has room for %ld pieces of %s; the "
+                           "next call needs %ld",
                            m->rank, m->room[kind], names[kind], count);
     }
     return CP_OK;
 }
 
 int64_t cp_manifest_bytes(const cp_manifest *m) {
-    return CP_LISTS * m->plan->layout->ranks * (int64_t)sizeof(int64_t) +
+    const cp_layout *layout = m->plan->layout;
+    const int64_t numbers =
+        CP_LISTS * layout->ranks + tables_of(m) * (layout->sequences + 1);
+    return numbers * (int64_t)sizeof(int64_t) +
            m->pieces * (int64_t)sizeof(cp_piece);
 }
 
-cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
-                          cp_manifest **out) {
+cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t query_tile,
+                          int64_t growth, cp_manifest **out) {
     const cp_program *program = &plan->programs[rank];
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a manifest"));
     (*out)->plan = plan;
     (*out)->rank = rank;
+    (*out)->query_tile = query_tile;
+    (*out)->longest = longest_sequence(plan->layout);
     for (int64_t n = 0; n < program->count; n++)
         (*out)->packs |= program->ops[n].kind == CP_OP_PACK;
     return place_lists(*out, growth);

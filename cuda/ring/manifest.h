@@ -14,8 +14,9 @@ typedef struct cp_manifest cp_manifest;
 /* Whose tokens a list has, and what for. */
 typedef enum {
     CP_LIST_QUERIES,  /* a rank's queries, in their tiles; if the plan is
-                         labelled, a piece for each row */
-    CP_LIST_KEYS,     /* a rank's packed block, in tiles of keys */
+                         labelled, a piece for each row. Padding is in tiles of
+                         sequence -1 */
+    CP_LIST_KEYS,     /* a rank's packed block */
     CP_LIST_CACHED,   /* what lies in its own cache, */
     CP_LIST_NEW,      /* its own new tokens, */
     CP_LIST_APPENDED, /* and the rows of its cache that these go to */
@@ -23,16 +24,16 @@ typedef enum {
 } cp_list;
 
 /* Give each list of a rank its place, with growth pieces more than the plan's
- * layout needs. The plan must outlive the manifest, which is for free() even if
- * this fails, with CP_MEMORY. */
-cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t growth,
-                          cp_manifest **out);
+ * layout needs, for tiles of so many queries. The plan must outlive the
+ * manifest, which is for free() even if this fails, with CP_MEMORY. */
+cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t query_tile,
+                          int64_t growth, cp_manifest **out);
 
 /* How many bytes travel. */
 int64_t cp_manifest_bytes(const cp_manifest *manifest);
 
 /* Whether the lists of a layout, of a plan of the same kind, have room:
- * CP_CAPACITY, naming list and tiles, if not. */
+ * CP_CAPACITY, naming list and pieces, if not. */
 cp_status cp_manifest_has_room(const cp_manifest *manifest,
                                const cp_layout *layout);
 
@@ -45,5 +46,9 @@ void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
  * whose list; of the last three kinds there is the rank's own alone. */
 cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, const void *at,
                                   cp_list kind, int rank);
+
+/* CP_LIST_KEYS or CP_LIST_CACHED as an attention wants it. */
+cp_device_keys cp_manifest_keys(const cp_manifest *manifest, const void *at,
+                                cp_list kind, int rank);
 
 #endif

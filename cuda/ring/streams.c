@@ -19,6 +19,7 @@ struct cp_stream_walker {
     int rank;
     cp_queues queues;
     cp_stream_options options;
+    cp_attend_kernel kernel;
     cp_manifest *manifest;
     /* Its memory. */
     cp_device_room own; /* unless the options have a room */
@@ -26,6 +27,7 @@ struct cp_stream_walker {
     char *lists;        /* the manifest */
     int32_t *wrong;     /* [ranks] of labels */
     float *unfinished;  /* [splits] partials, */
+    int32_t *tickets;   /* [rows][N_H], */
     int64_t splits;     /* if there is room for more than one */
     bool *needed;       /* [slot_count] by this rank */
     char *staging;      /* on the host: the manifest, */
@@ -86,6 +88,8 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
     w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
     w->unfinished = cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
                                    plan->slots[plan->result].bytes);
+    w->tickets = cp_arena_claim(from, w->splits > 1 ? query_rows(w) : 0,
+                                4 * plan->shape.query_heads);
 }
 
 static cp_status reserve(cp_stream_walker *w) {
@@ -96,8 +100,8 @@ static cp_status reserve(cp_stream_walker *w) {
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
-    w->splits =
-        cp_device_most_splits(&plan->shape, w->options.blocks, query_rows(w));
+    w->splits = cp_device_most_splits(w->kernel, &plan->shape,
+                                      w->options.blocks, query_rows(w));
     claim(w, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
@@ -129,11 +133,15 @@ static cp_status make_events(cp_stream_walker *w) {
     return cp_event_new(&w->begun);
 }
 
+static cp_status clear_words(cp_stream_walker *w, int32_t *words,
+                             int64_t count) {
+    return cp_cuda(
+        cudaMemsetAsync(words, 0, 4 * (size_t)count, w->queues.compute),
+        "clearing words");
+}
+
 static cp_status forget_wrong(cp_stream_walker *w) {
-    return cp_cuda(cudaMemsetAsync(w->wrong, 0,
-                                   4 * (size_t)w->plan->layout->ranks,
-                                   w->queues.compute),
-                   "clearing a word");
+    return clear_words(w, w->wrong, w->plan->layout->ranks);
 }
 
 static cp_status fill_walker(cp_stream_walker *w) {
@@ -149,8 +157,16 @@ static cp_status fill_walker(cp_stream_walker *w) {
     CP_TRY(cp_allocate(&w->needed, plan->slot_count, sizeof(bool), "slots"));
     CP_TRY(cp_allocate(&w->halves, 2 * (int64_t)plan->layout->ranks,
                        sizeof(cp_message_half), "messages"));
-    CP_TRY(cp_manifest_new(plan, w->rank, w->options.growth, &w->manifest));
+    CP_TRY(
+        cp_cuda(cp_device_choose(&plan->shape, w->options.element, &w->kernel),
+                "choosing a kernel"));
+    CP_TRY(cp_manifest_new(plan, w->rank,
+                           cp_device_query_tile(w->kernel, &plan->shape),
+                           w->options.growth, &w->manifest));
     CP_TRY(reserve(w));
+    if (w->splits > 1)
+        CP_TRY(clear_words(w, w->tickets,
+                           query_rows(w) * plan->shape.query_heads));
     CP_TRY(make_events(w));
     cp_manifest_write(w->manifest, plan->layout, w->staging);
     return forget_wrong(w);
@@ -231,6 +247,7 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
     const cp_device_copying call = {
         .from = tiles_at(w, append ? CP_LIST_NEW : CP_LIST_CACHED, w->rank),
         .to = tiles_at(w, append ? CP_LIST_APPENDED : CP_LIST_KEYS, w->rank),
+        .rows = w->plan->slots[slot].rows,
         .row_bytes = w->plan->shape.kv_heads * w->plan->shape.head_dim *
                      w->plan->element_bytes,
         .keys = append ? w->slots[slot] : w->cache_keys,
@@ -258,32 +275,26 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const bool home = op->keys.slot == plan->cache;
     const int slot = merged >= 0 ? merged : op->out.slot;
     cp_device_attention call = {
+        .kernel = w->kernel,
         .shape = plan->shape,
         .element = w->options.element,
         .queries_of = tiles_at(w, CP_LIST_QUERIES, op->in.origin),
-        .keys_of =
-            tiles_at(w, home ? CP_LIST_CACHED : CP_LIST_KEYS, op->keys.origin),
+        .keys_of = cp_manifest_keys(w->manifest, w->lists,
+                                    home ? CP_LIST_CACHED : CP_LIST_KEYS,
+                                    op->keys.origin),
         .queries = w->slots[op->in.slot],
         .keys = home ? w->cache_keys : w->slots[op->keys.slot],
         .values = home ? w->cache_values : slot_values(w, op->keys.slot),
         .merge = merged >= 0,
         .unfinished = w->unfinished,
+        .tickets = w->tickets,
         .rows = plan->slots[slot].rows,
         .output = w->slots[slot],
         .lse = slot_lse(w, slot),
     };
     if (plan->labelled)
         CP_TRY(check_labels(w, op->in));
-    call.splits =
-        cp_device_splits(&plan->shape, w->options.blocks, call.queries_of.room,
-                         call.keys_of.room, w->splits);
-    /* Make the partial empty on the device. */
-    if (!call.merge)
-        CP_TRY(cp_cuda(
-            cp_device_clear(slot == plan->result ? call.output : NULL, call.lse,
-                            call.rows * plan->shape.query_heads,
-                            plan->shape.head_dim, w->queues.compute),
-            "rank %d, clearing a partial", w->rank));
+    call.splits = cp_device_splits(&call, w->options.blocks, w->splits);
     return cp_cuda(cp_device_attend(&call, w->queues.compute),
                    "rank %d, an attention over keys of rank %d", w->rank,
                    op->keys.origin);

@@ -47,7 +47,7 @@ typedef struct {
     int blocks;  /* that should be at work in a decode; 0: 2 a multiprocessor */
     bool poison; /* tests: slots are NaN until something is written */
     bool separate;  /* attend, then merge, though one kernel could do both */
-    int64_t growth; /* tiles by which each list of a call may grow (renew) */
+    int64_t growth; /* pieces by which each list of a call may grow (renew) */
     cp_device_trace *trace; /* what ran when is noted there; or NULL */
     cp_device_room *room;   /* where it may live, borrowed; or NULL */
 } cp_stream_options;

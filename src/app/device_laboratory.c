@@ -10,16 +10,16 @@
 #include "cuda/kernels/kernels.h"
 #include "ground/random.h"
 
-/* Tiles of the queries, and behind them those of the keys. */
+/* All keys are one piece of sequence 0; queries are in tiles. */
 typedef struct {
-    int64_t counts[2];
-    cp_piece tiles[];
+    int64_t first[2], count;
+    cp_piece keys, tiles[];
 } tile_lists;
 
 /* What a rank has on the device: inputs, among them messages; and the rest. A
  * linear layer takes queries, and makes outputs. */
 enum { QUERIES, KEYS, VALUES, WEIGHTS, SCALES, FROM, TO, INPUTS };
-enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TENSORS };
+enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
 
 typedef struct {
     cp_queues queues;
@@ -34,16 +34,16 @@ typedef struct {
     const cp_subject *subject; /* under way */
     cp_numbers numbers;
     cp_element element;
-    int64_t width;     /* of all query heads */
-    int blocks;        /* that should be at work */
+    int64_t width; /* of all query heads */
+    int blocks;    /* that should be at work */
+    cp_attend_kernel kernel;
     int first, end;    /* ranks of this process */
     tile_lists *lists; /* what is sent to desks */
     int64_t bytes[TENSORS];
     desk desks[CP_CALIBRATE_RANKS];
 } laboratory;
 
-/* Lists have no more than a tile for each token, and their counts are as large
- * as one. */
+/* Lists have no more than a tile for each query. */
 static void measure_memory(laboratory *it) {
     const cp_calibration *wanted = it->wanted;
     const cp_shape *shape = &wanted->shape;
@@ -54,8 +54,8 @@ static void measure_memory(laboratory *it) {
     int64_t left = 0; /* rows of partials, behind splits */
     for (int64_t n = 0; n < wanted->rows.count; n++) {
         const int64_t some = wanted->rows.items[n];
-        left =
-            cp_max(left, some * cp_device_most_splits(shape, it->blocks, some));
+        left = cp_max(left, some * cp_device_most_splits(it->kernel, shape,
+                                                         it->blocks, some));
     }
     it->bytes[QUERIES] = rows * it->width * element;
     it->bytes[KEYS] = keys * shape->kv_heads * shape->head_dim * element;
@@ -64,10 +64,12 @@ static void measure_memory(laboratory *it) {
     it->bytes[SCALES] = cp_max(rows, wider) * 4;
     it->bytes[FROM] = cp_largest(&wanted->bytes) + wanted->ranks;
     it->bytes[TO] = it->bytes[FROM];
-    it->bytes[LISTS] = (1 + rows + keys) * (int64_t)sizeof(cp_piece);
+    it->bytes[LISTS] =
+        (int64_t)sizeof(tile_lists) + rows * (int64_t)sizeof(cp_piece);
     it->bytes[OUTPUT] = rows * wider * 4;
     it->bytes[LSE] = rows * shape->query_heads * 4;
     it->bytes[UNFINISHED] = left * (it->width + shape->query_heads) * 4;
+    it->bytes[TICKETS] = it->bytes[LSE];
 }
 
 enum { PATTERN = 1 << 15 };
@@ -96,6 +98,10 @@ static cp_status desk_set(const laboratory *it, desk *mine) {
     for (int n = 0; n < TENSORS; n++)
         CP_TRY(cp_device_reserve(it->bytes[n], "what is measured",
                                  &mine->memory[n]));
+    CP_TRY(cp_cuda(cudaMemsetAsync(mine->memory[TICKETS], 0,
+                                   (size_t)it->bytes[TICKETS],
+                                   mine->queues.compute),
+                   "tickets"));
     for (int n = 0; n < INPUTS; n++)
         CP_TRY(cp_device_numbers(mine->memory[n], it->bytes[n],
                                  mine->queues.compute));
@@ -118,46 +124,45 @@ static void desk_clear(desk *mine) {
  * call. */
 static cp_status send_lists(const laboratory *it) {
     const int64_t rows = it->subject->rows, keys = it->subject->keys;
-    const cp_piece all[] = {{{0, keys, rows, 1}, 0}, {{0, 0, keys, 1}, 0}};
-    const int64_t longest[] = {cp_device_query_tile(&it->wanted->shape),
-                               CP_DEVICE_KEY_TILE};
-    cp_piece *end = it->lists->tiles;
+    const cp_piece all = {{0, keys, rows, 1}, 0};
+    const int64_t longest =
+        cp_device_query_tile(it->kernel, &it->wanted->shape);
+    tile_lists *lists = it->lists;
     if (keys == 0)
         return CP_OK;
-    for (int n = 0; n < 2; n++) {
-        const int64_t count = cp_ceil_divide(all[n].span.count, longest[n]);
-        for (int64_t i = 0; i < count; i++)
-            *end++ = cp_piece_part(all[n], i * longest[n], longest[n]);
-        it->lists->counts[n] = count;
-    }
+    *lists = (tile_lists){.first = {0, 1}, .keys = {{0, 0, keys, 1}, 0}};
+    for (int64_t i = 0; i < rows; i += longest)
+        lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
     for (int r = it->first; r < it->end; r++)
-        CP_TRY(cp_bytes_copy(it->desks[r].memory[LISTS], it->lists,
-                             (char *)end - (char *)it->lists,
-                             it->desks[r].queues.compute, "tiles"));
+        CP_TRY(
+            cp_bytes_copy(it->desks[r].memory[LISTS], lists,
+                          (char *)(lists->tiles + lists->count) - (char *)lists,
+                          it->desks[r].queues.compute, "tiles"));
     return CP_OK;
 }
 
 static cp_status attend(const laboratory *it, const desk *mine) {
     const cp_subject *subject = it->subject;
     const cp_shape *shape = &it->wanted->shape;
-    const int64_t *counts = it->lists->counts;
     const tile_lists *there = (const tile_lists *)mine->memory[LISTS];
-    const cp_device_attention call = {
+    cp_device_attention call = {
+        .kernel = it->kernel,
         .shape = *shape,
         .element = it->element,
-        .queries_of = {there->tiles, &there->counts[0], counts[0]},
-        .keys_of = {there->tiles + counts[0], &there->counts[1], counts[1]},
+        .queries_of = {there->tiles, &there->count, it->lists->count},
+        .keys_of = {&there->keys, there->first, 1, subject->keys},
         .queries = mine->memory[QUERIES],
         .keys = mine->memory[KEYS],
         .values = mine->memory[VALUES],
-        .splits = cp_device_splits(
-            shape, it->blocks, counts[0], counts[1],
-            cp_device_most_splits(shape, it->blocks, subject->rows)),
         .unfinished = (float *)mine->memory[UNFINISHED],
+        .tickets = (int32_t *)mine->memory[TICKETS],
         .rows = subject->rows,
         .output = (float *)mine->memory[OUTPUT],
         .lse = (float *)mine->memory[LSE],
     };
+    call.splits = cp_device_splits(
+        &call, it->blocks,
+        cp_device_most_splits(it->kernel, shape, it->blocks, subject->rows));
     return cp_cuda(cp_device_attend(&call, mine->queues.compute),
                    "an attention of %ld rows over %ld keys", subject->rows,
                    subject->keys);
@@ -326,6 +331,8 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
     cp_status status = CP_OK;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
+    CP_TRY(cp_cuda(cp_device_choose(&wanted->shape, it.element, &it.kernel),
+                   "choosing a kernel"));
     CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
     timed.memory = (double)total;
     measure_memory(&it);

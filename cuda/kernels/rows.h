@@ -1,0 +1,181 @@
+/* Tangled from book/13-kernels.nw; edit the chapter. */
+/* What every attention kernel begins and ends with: the rows of a block, the
+ * keys that they see, and where their partial goes. For kernel files only. */
+#ifndef CP_ROWS_H
+#define CP_ROWS_H
+
+#include "cuda/kernels/numbers.h"
+
+typedef struct {
+    cp_piece tile;
+    int64_t group;
+    int64_t first; /* rows of the tile: token times group, plus head */
+    int count;     /* 0: nothing to do */
+} rows_of_block;
+
+/* Blocks that a tile of queries needs, of so many rows each. */
+CP_INLINE int64_t chunks_of(int64_t group, int rows) {
+    return group > rows ? (group + rows - 1) / rows : 1;
+}
+
+CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
+    const int64_t group = a->shape.query_heads / a->shape.kv_heads;
+    const int64_t chunks = chunks_of(group, rows);
+    const int64_t n = *a->queries_of.count - 1 - (int64_t)blockIdx.x / chunks;
+    rows_of_block mine = {.group = group};
+    if (n >= 0) {
+        mine.tile = a->queries_of.items[n];
+        mine.first = (int64_t)blockIdx.x % chunks * rows;
+        const int64_t left = mine.tile.span.count * group - mine.first;
+        mine.count = (int)(left < rows ? left : rows);
+    }
+    return mine;
+}
+
+/* The index [row][head] of the block's r-th row. */
+CP_INLINE int64_t place(const cp_device_attention *a, const rows_of_block *mine,
+                        int r) {
+    const int64_t n = mine->first + r;
+    const int64_t head = (int64_t)blockIdx.y * mine->group + n % mine->group;
+    return (mine->tile.row + n / mine->group) * a->shape.query_heads + head;
+}
+
+CP_INLINE int64_t position(const rows_of_block *mine, int r) {
+    const cp_span queries = mine->tile.span;
+    return queries.start + (mine->first + r) / mine->group * queries.step;
+}
+
+/* How many keys of a span a query sees: the first so many. */
+CP_INLINE int64_t keys_seen(cp_span keys, int64_t position) {
+    const int64_t past = position - keys.start;
+    if (past < 0)
+        return 0;
+    const int64_t seen =
+        keys.step == 1 ? past : (uint32_t)past / (uint32_t)keys.step;
+    return seen < keys.count ? seen + 1 : keys.count;
+}
+
+typedef struct {
+    const cp_piece *piece; /* of the sequence */
+    int64_t tile, left;    /* the next tile, from there on; and how many */
+    int64_t last;          /* the latest query's position */
+    int keys;              /* of a tile */
+} keys_of_block;
+
+CP_INLINE int64_t tiles_of(const keys_of_block *walk, cp_span span) {
+    return (keys_seen(span, walk->last) + walk->keys - 1) / walk->keys;
+}
+
+CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
+                                  const rows_of_block *mine, int keys) {
+    const int64_t sequence = mine->tile.span.sequence;
+    keys_of_block walk = {.keys = keys};
+    if (sequence < 0 || sequence >= a->keys_of.sequences)
+        return walk;
+    /* Count the tiles that the last row sees. */
+    const int64_t *first = a->keys_of.first + sequence;
+    int64_t tiles = 0;
+    walk.piece = a->keys_of.items + first[0];
+    walk.last = position(mine, mine->count - 1);
+    for (int64_t n = first[0]; n < first[1]; n++)
+        tiles += tiles_of(&walk, a->keys_of.items[n].span);
+    const int64_t split = (int64_t)blockIdx.z;
+    walk.tile = tiles * split / a->splits;
+    walk.left = tiles * (split + 1) / a->splits - walk.tile;
+    return walk;
+}
+
+/* The next keys, none of which all rows miss; false if there are no more. */
+CP_INLINE bool next_keys(keys_of_block *walk, cp_piece *keys) {
+    if (walk->left-- <= 0)
+        return false;
+    int64_t tiles;
+    while (walk->tile >= (tiles = tiles_of(walk, walk->piece->span))) {
+        walk->tile -= tiles;
+        walk->piece++;
+    }
+    const int64_t begin = walk->tile++ * walk->keys;
+    *keys = *walk->piece;
+    const int64_t seen = keys_seen(keys->span, walk->last) - begin;
+    keys->row += begin;
+    keys->span.start += begin * keys->span.step;
+    keys->span.count = seen < walk->keys ? seen : walk->keys;
+    return true;
+}
+
+CP_INLINE float warp_max(float x) {
+    for (int turn = 1; turn < 32; turn *= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, turn));
+    return x;
+}
+
+CP_INLINE float warp_sum(float x) {
+    for (int turn = 1; turn < 32; turn *= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, turn);
+    return x;
+}
+
+static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
+    const int64_t dim = a->shape.head_dim;
+    const int64_t rows = a->rows * a->shape.query_heads;
+    const float *add_lse = a->unfinished + a->splits * rows * dim + at;
+    const int lane = (int)threadIdx.x % 32;
+    /* Weigh the splits and what was found. */
+    const float found = a->merge ? a->lse[at] : -INFINITY;
+    float larger = found;
+    for (int s = lane; s < a->splits; s += 32)
+        larger = fmaxf(larger, add_lse[s * rows]);
+    larger = warp_max(larger);
+    const float base = larger == -INFINITY ? 0.0f : larger;
+    const float kept = expf(found - base);
+    float sum = lane == 0 ? kept : 0.0f;
+    for (int s = lane; s < a->splits; s += 32)
+        sum += expf(add_lse[s * rows] - base);
+    sum = warp_sum(sum);
+    /* Add the splits in their order. */
+    for (int64_t d = lane; d < dim; d += 32) {
+        float *to = &a->output[at * dim + d];
+        float value = found == -INFINITY ? 0.0f : *to * (kept / sum);
+        for (int s = 0; s < a->splits; s++) {
+            const float add = add_lse[s * rows];
+            if (add != -INFINITY)
+                value = fmaf(expf(add - base) / sum,
+                             a->unfinished[(s * rows + at) * dim + d], value);
+        }
+        *to = value;
+    }
+    if (lane == 0)
+        a->lse[at] = base + logf(sum);
+}
+
+static __device__ void merge_splits(const cp_device_attention *a,
+                                    const rows_of_block *mine) {
+    CP_SHARED(int, is_last, [1]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int32_t *ticket = &a->tickets[place(a, mine, 0)];
+        is_last[0] = atomicAdd(ticket, 1) == a->splits - 1;
+        if (is_last[0])
+            *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    const int warps = (int)blockDim.x / 32;
+    for (int r = (int)threadIdx.x / 32; is_last[0] && r < mine->count;
+         r += warps)
+        merge_row(a, place(a, mine, r));
+}
+
+/* The partial that a block writes, and whether into what is there. */
+CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
+                            float **lse) {
+    const int64_t split = (int64_t)blockIdx.z, dim = a->shape.head_dim;
+    const int64_t rows = a->rows * a->shape.query_heads;
+    *output = a->splits == 1 ? a->output : a->unfinished + split * rows * dim;
+    *lse = a->splits == 1 ? a->lse
+                          : a->unfinished + (a->splits * dim + split) * rows;
+    return a->merge && a->splits == 1;
+}
+
+#endif
