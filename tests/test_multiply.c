@@ -253,6 +253,31 @@ LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
     ck_assert_int_ge(misses, 5);
 }
 
+/* What a multiplier asks: its products one after the other. */
+LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * stand_in_pretends()) {
+    begin_products(_i);
+    cp_multiplier *first = multiplier, *second;
+    must(cp_multiplier_new(&second));
+    problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 5), q = p;
+    cudaStream_t one = new_stream(), other = new_stream();
+    q.y = on_device((p.rows * p.w.out + 1) * 4);
+    must(product(&p, false, one));
+    multiplier = second;
+    must(product(&q, false, other));
+    must(cudaDeviceSynchronize());
+    check_product(&p, 0);
+    check_product(&q, 0);
+    must(product(&p, false, one));
+    must(product(&q, false, other));
+    must(cudaDeviceSynchronize());
+    multiplier = first;
+    cp_multiplier_free(second);
+    release();
+    cp_multiplier_free(multiplier);
+    ck_assert_int_ge(stand_in_end(), 1);
+    says("race: the workspace of a product of 3 x 20 was used while it was");
+}
+
 TEST(bad_products_are_refused) {
     begin_products(1);
     const problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1);

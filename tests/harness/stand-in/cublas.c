@@ -2,8 +2,9 @@
  * asks for it. What the library refuses is refused, in a line that says why;
  * so are a product whose algorithm was found for another one, operands that
  * are less aligned than was promised, and the first product of its kind in a
- * capture, since the library loads code then. A product takes its turn in its
- * stream as one thread of a kernel, and spoils the workspace. */
+ * capture, since the library loads code then. A product starts when its stream
+ * reaches it, and from then on the workspace is its own; it ends as one thread
+ * of a kernel. */
 #include <cublasLt.h>
 #include <stdlib.h>
 
@@ -286,6 +287,21 @@ static double dot(const float *a, const float *b, int64_t count) {
     return sum;
 }
 
+/* The workspace holds where the product's arguments lie, all over. */
+static void begin_product(const void *arguments) {
+    const product *p = arguments;
+    for (size_t at = 0; at < p->workspace_bytes; at += sizeof arguments)
+        memcpy(p->workspace + at, &arguments, sizeof arguments);
+}
+
+static bool has_its_workspace(const product *p) {
+    bool own = true;
+    for (size_t at = 0; at < p->workspace_bytes; at += sizeof p)
+        own = own && memcmp(p->workspace + at, &p, sizeof p) == 0;
+    memset(p->workspace, POISON, p->workspace_bytes);
+    return own;
+}
+
 static void multiply(const void *arguments) {
     const product *p = arguments;
     const int64_t k = p->l[0].rows, m = p->l[3].rows, n = p->l[3].columns;
@@ -293,7 +309,10 @@ static void multiply(const void *arguments) {
     float *d = (float *)(uintptr_t)p->at[3];
     float *a = take((size_t)k, sizeof *a);
     float *b = take((size_t)(k * n), sizeof *b);
-    memset(p->workspace, 0xFF, p->workspace_bytes);
+    if (!has_its_workspace(p))
+        accuse("race: the workspace of a product of %ld x %ld was used while "
+               "it was under way",
+               n, m);
     for (int64_t j = 0; j < n; j++)
         read_column(p, 1, j, b + j * k);
     for (int64_t i = 0; i < m; i++) {
@@ -397,9 +416,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
     if (enter() != cudaSuccess)
         return leave(CUBLAS_STATUS_EXECUTION_FAILED);
     OR_RETURN(leave(check_call(handle, &p, algo, bytes, on)));
-    const dim3 one = {1, 1, 1};
-    return stand_in_launch("cublasLtMatmul", multiply, one, 1, 0, on, &p,
-                           sizeof p) == cudaSuccess
-               ? CUBLAS_STATUS_SUCCESS
-               : CUBLAS_STATUS_EXECUTION_FAILED;
+    const operation kernel = {.kind = KERNEL,
+                              .name = "cublasLtMatmul",
+                              .begin = begin_product,
+                              .thread = multiply,
+                              .grid = {1, 1, 1},
+                              .threads = 1,
+                              .arguments = &p,
+                              .argument_bytes = sizeof p};
+    return launch(&kernel, on) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                              : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -443,33 +443,40 @@ void run_kernel(const operation *kernel) {
         fail_machine();
 }
 
-cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
-                            dim3 grid, unsigned block_threads, size_t shared,
-                            cudaStream_t given, const void *arguments,
-                            size_t bytes) {
+cudaError_t launch(const operation *kernel, cudaStream_t given) {
+    const dim3 grid = kernel->grid;
     stream *on;
     TRY(enter_stream(given, &on));
     if (countdown(&machine.fail_launch))
         return leave(complain(cudaErrorLaunchOutOfResources,
-                              "launch of kernel %s failed on demand", name));
-    if (block_threads == 0 || block_threads > MOST_THREADS || grid.x == 0 ||
+                              "launch of kernel %s failed on demand",
+                              kernel->name));
+    if (kernel->threads == 0 || kernel->threads > MOST_THREADS || grid.x == 0 ||
         grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
         grid.z > 65535)
         return leave(complain(cudaErrorInvalidConfiguration,
                               "kernel %s with a grid of %u x %u x %u blocks of "
                               "%u threads",
-                              name, grid.x, grid.y, grid.z, block_threads));
-    if (shared > SHARED_LIMIT)
+                              kernel->name, grid.x, grid.y, grid.z,
+                              kernel->threads));
+    if (kernel->shared > SHARED_LIMIT)
         return leave(complain(cudaErrorInvalidValue,
                               "kernel %s with %zu bytes shared by a block",
-                              name, shared));
-    const operation shape = {.kind = KERNEL,
-                             .name = name,
-                             .thread = thread,
-                             .grid = grid,
-                             .threads = block_threads,
-                             .shared = shared,
-                             .arguments = (void *)(uintptr_t)arguments,
-                             .argument_bytes = bytes};
-    return leave(enqueue(on, operation_copy(&shape)));
+                              kernel->name, kernel->shared));
+    return leave(enqueue(on, operation_copy(kernel)));
+}
+
+cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
+                            dim3 grid, unsigned block_threads, size_t shared,
+                            cudaStream_t given, const void *arguments,
+                            size_t bytes) {
+    const operation kernel = {.kind = KERNEL,
+                              .name = name,
+                              .thread = thread,
+                              .grid = grid,
+                              .threads = block_threads,
+                              .shared = shared,
+                              .arguments = (void *)(uintptr_t)arguments,
+                              .argument_bytes = bytes};
+    return launch(&kernel, given);
 }

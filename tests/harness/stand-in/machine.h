@@ -57,7 +57,8 @@ typedef struct operation {
     bool started;
     double ends; /* pretended milliseconds */
 
-    const char *name; /* kernel */
+    const char *name;            /* kernel */
+    void (*begin)(const void *); /* NULL; or what it does when it starts */
     void (*thread)(const void *);
     dim3 grid;
     unsigned threads;
@@ -267,6 +268,7 @@ void finish_graphs(void);
 
 /* kernels.c */
 void run_kernel(const operation *kernel);
+cudaError_t launch(const operation *kernel, cudaStream_t given); /* a call */
 
 /* races.c: who is watched (NULL: nobody), where, and what has come in order. */
 void watch_kernel(const char *name);

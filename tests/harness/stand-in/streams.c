@@ -266,6 +266,13 @@ static bool pass_head(stream *on) {
         head->ends = on->clock;
         messages_start(head);
         return true;
+    case KERNEL:
+        if (head->started || head->begin == NULL)
+            return false;
+        open_memory(describe(head));
+        head->begin(head->arguments);
+        head->started = true;
+        return true;
     default:
         return false;
     }
