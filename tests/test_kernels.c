@@ -53,17 +53,21 @@ static bool near(cp_element element, uint32_t bits, double want, double size) {
 
 /* Attention. */
 
-/* Their rows begin so many further on. */
+/* Their rows begin so many further on. Behind them lie two of an earlier list,
+ * which nobody may read. */
 static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
                                 int64_t further) {
     cp_pieces tiles = {0};
     must(cp_pieces_cut(pieces, longest, &tiles));
-    keep(ON_HOST, tiles.items);
-    for (int64_t n = 0; n < tiles.count; n++)
+    const int64_t count = tiles.count;
+    for (int64_t n = 0; n < count; n++)
         tiles.items[n].row += further;
+    for (int n = 0; n < 2 && count > 0; n++)
+        must(cp_pieces_append(&tiles, tiles.items[0]));
+    keep(ON_HOST, tiles.items);
     return (cp_device_tiles){
         upload(tiles.items, tiles.count * (int64_t)sizeof(cp_piece)),
-        upload(&tiles.count, 8), tiles.count};
+        upload(&count, 8), tiles.count};
 }
 
 /* Where a tensor would have to begin for so many bytes of it to lie before what
@@ -720,44 +724,51 @@ TEST(indices_have_64_bits) {
 enum { LAST = 40000000 };
 
 static void far_norm(int64_t row, const float *x, float *y) {
-    const cp_device_norming call = {row + 1, 64,     before(x, row * 256), x,
-                                    1e-5f,   CP_F32, before(y, row * 256)};
+    const cp_device_norming call = {.rows = row + 1,
+                                    .width = 64,
+                                    .x = before(x, row * 256),
+                                    .weight = x,
+                                    .epsilon = 1e-5f,
+                                    .y = before(y, row * 256)};
     must(cp_device_norm(&call, NULL));
 }
 
 static void far_gate(int64_t row, const float *x, float *y) {
-    const cp_device_gating call = {row + 1, 64, before(x, row * 512), CP_F32,
-                                   before(y, row * 256)};
+    const cp_device_gating call = {.rows = row + 1,
+                                   .inner = 64,
+                                   .both = before(x, row * 512),
+                                   .y = before(y, row * 256)};
     must(cp_device_gate(&call, NULL));
 }
 
 static void far_codes(int64_t row, const float *x, float *y) {
-    const cp_device_quantising call = {row + 1, 64, before(x, row * 256),
-                                       before(y, row * 64),
-                                       before(y + 16, row * 4)};
+    const cp_device_quantising call = {.rows = row + 1,
+                                       .width = 64,
+                                       .x = before(x, row * 256),
+                                       .y = before(y, row * 64),
+                                       .scales = before(y + 16, row * 4)};
     must(cp_device_quantise(&call, NULL));
 }
 
 static void far_merge(int64_t row, const float *x, float *y) {
-    const cp_device_merging call = {row + 1,
-                                    64,
-                                    1,
-                                    before(x, row * 256),
-                                    before(x + 64, row * 4),
-                                    before(y, row * 256),
-                                    before(y + 64, row * 4)};
+    const cp_device_merging call = {.rows = row + 1,
+                                    .dim = 64,
+                                    .addends = 1,
+                                    .add_output = before(x, row * 256),
+                                    .add_lse = before(x + 64, row * 4),
+                                    .output = before(y, row * 256),
+                                    .lse = before(y + 64, row * 4)};
     must(cp_device_merge(&call, NULL));
 }
 
 static void far_gathering(int64_t row, const float *x, float *y) {
     const int64_t place = 0;
-    const cp_device_gathering call = {row + 1,
-                                      64,
-                                      before(upload(&place, 8), row * 8),
-                                      x,
-                                      CP_F32,
-                                      CP_F32,
-                                      before(y, row * 256)};
+    const cp_device_gathering call = {.rows = row + 1,
+                                      .width = 64,
+                                      .places =
+                                          before(upload(&place, 8), row * 8),
+                                      .from = x,
+                                      .to = before(y, row * 256)};
     must(cp_device_gather(&call, NULL));
 }
 
