@@ -66,7 +66,7 @@ LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% multiply% gpu% graphs% traces%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% multiply% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
 # In these suites the kernels' loads and stores are told to stand-in/races.c, unless a sanitizer is asked for.
 WATCHED   = $(addprefix $(B)/tests/test_,kernels)

@@ -55,6 +55,10 @@ enum cudaError { CUDA_ERRORS(CUDA_NAMED) };
 typedef enum cudaError cudaError_t;
 enum cudaMemcpyKind { CUDA_COPY_KINDS(CUDA_NAMED) };
 enum cudaDeviceAttr { CUDA_ATTRIBUTES(CUDA_NAMED) };
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1
+};
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 enum cudaStreamCaptureStatus { CUDA_CAPTURE_STATES(CUDA_NAMED) };
 enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
@@ -83,6 +87,10 @@ cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
                                    int device);
 cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char *symbol, void **funcPtr, unsigned int cudaVersion,
+    unsigned long long flags,
+    enum cudaDriverEntryPointQueryResult *driverStatus);
 
 /* Memory. */
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total);

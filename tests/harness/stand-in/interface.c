@@ -3,9 +3,11 @@
  * declares the same functions again, which the compiler refuses if a prototype
  * differs; the lists of values are asserted here. */
 #include <cublasLt.h>
+#include <cuda.h>
 #include <nccl.h>
 
 #include "cublasLt.h"
+#include "cuda.h"
 #include "cuda_runtime_api.h"
 #include "nccl.h"
 
@@ -22,6 +24,10 @@ IS(cudaStreamNonBlocking, 1)
 IS(cudaEventDefault, 0)
 IS(cudaEventDisableTiming, 2)
 IS(sizeof(dim3), 12)
+IS(cudaDriverEntryPointSymbolNotFound, 1)
+
+CUDA_TENSOR_MAP_VALUES(IS)
+IS(sizeof(CUtensorMap), 128)
 
 NCCL_RESULTS(SAYS)
 NCCL_TYPES(IS)

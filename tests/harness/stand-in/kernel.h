@@ -102,4 +102,6 @@ typedef struct {
     float x, y, z, w;
 } __attribute__((aligned(16))) float4;
 
+#include "hopper.h"
+
 #endif

@@ -10,12 +10,14 @@
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* its longjmp refuses to go to another stack */
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "fibers.h"
 #include "kernel.h"
 #include "machine.h"
 #include "tests/harness/suite.h"
@@ -67,14 +69,15 @@ enum {
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-typedef enum { RUNNING, AT_BLOCK, AT_WARP, ENDED } fiber_state;
+typedef enum { RUNNING, AT_BLOCK, AT_WARP, AT_OBJECT, ENDED } fiber_state;
 
 typedef struct {
     place resume_at;
     char *stack;      /* NULL: never entered */
     const char *file; /* where it waits */
     int line;
-    bool orders; /* memory: a barrier does, a shuffle does not */
+    bool orders;        /* memory: a barrier does, a shuffle does not */
+    const void *object; /* what for, if for an object */
 } fiber;
 
 static fiber fibers[MOST_THREADS];
@@ -85,6 +88,8 @@ static int current;
 /* The warp whose turn it is: so many lanes are left, the next of them first. */
 static struct { int first, lanes, left, lane, stride; } turn;
 static int to_enter; /* the thread that the scheduler is asked to resume */
+static bool woken;   /* some that no list of warps that can run has yet */
+static bool broken;  /* the block, which was accused */
 
 /* The values that the lanes of a warp bring, the lanes they ask for, and what
  * each gets when all have come. */
@@ -226,6 +231,47 @@ void stand_in_barrier(bool of_block, const char *file, int line) {
     stop_at(of_block, file, line);
 }
 
+int this_thread(void) {
+    return current;
+}
+
+int block_threads(void) {
+    return (int)job->threads;
+}
+
+size_t dynamic_bytes(void) {
+    return job->shared;
+}
+
+void wait_for(const void *object, const char *file, int line) {
+    states[current] = AT_OBJECT;
+    fibers[current].object = object;
+    fibers[current].file = file;
+    fibers[current].line = line;
+    pause_fiber();
+}
+
+void wake(const void *object) {
+    for (int i = 0; i < (int)job->threads; i++)
+        if (states[i] == AT_OBJECT && fibers[i].object == object) {
+            states[i] = RUNNING;
+            woken = true;
+        }
+}
+
+void accuse_block(const char *format, ...) {
+    char text[400];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (!broken)
+        complain(cudaErrorLaunchFailure,
+                 "kernel %s, block (%u, %u, %u), thread %d: %s", job->name,
+                 blockIdx.x, blockIdx.y, blockIdx.z, current, text);
+    broken = true;
+}
+
 float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
@@ -316,7 +362,7 @@ static int find_standing(int start, int threads, int other) {
 /* Why a block cannot go on: who stands where. */
 static bool stuck(int threads, const char *why) {
     int first = 0;
-    while (states[first] != AT_BLOCK && states[first] != AT_WARP)
+    while (states[first] == RUNNING || states[first] == ENDED)
         first++;
     const int other = find_standing(
         states[first] == AT_WARP ? first / LANES * LANES : 0, threads, first);
@@ -339,8 +385,11 @@ static bool stuck(int threads, const char *why) {
  * for others that do not come. */
 static bool release_warp(int first, int lanes) {
     bool waits = false;
-    for (int i = 0; i < lanes; i++)
+    for (int i = 0; i < lanes; i++) {
         waits = waits || states[first + i] == AT_WARP;
+        if (states[first + i] == AT_OBJECT || states[first + i] == RUNNING)
+            return true; /* some may come later */
+    }
     if (!waits)
         return true;
     if (find_standing(first, first + lanes, first) < first + lanes)
@@ -374,44 +423,80 @@ static bool can_run(int first, int lanes) {
     return false;
 }
 
-/* All warps go on until each stands at a barrier of the block or has ended. Some
- * blocks let one warp run as far as it can, others change after every stop. */
+static bool some_wait(int threads) {
+    for (int i = 0; i < threads; i++)
+        if (states[i] == AT_OBJECT)
+            return true;
+    return false;
+}
+
+static int lanes_of(int warp, int threads) {
+    const int left = threads - warp * LANES;
+    return left < LANES ? left : LANES;
+}
+
+static int list_ready(int *ready, int threads) {
+    int count = 0;
+    woken = false;
+    for (int warp = 0; warp * LANES < threads; warp++)
+        if (can_run(warp * LANES, lanes_of(warp, threads)))
+            ready[count++] = warp;
+    return count;
+}
+
+/* All warps go on until each stands at a barrier of the block, waits for what
+ * does not come, or has ended. Some blocks let one warp run as far as it can,
+ * others change after every stop. */
 static bool run_to_barrier(int threads, bool far) {
-    int ready[MOST_WARPS], count = 0;
+    int ready[MOST_WARPS], count = 0, at = -1;
     order_block();
     for (int i = 0; i < threads; i++)
         states[i] = RUNNING;
-    for (int warp = 0; warp * LANES < threads; warp++)
-        ready[count++] = warp;
-    int at = -1;
-    while (count > 0) {
+    woken = true;
+    while (!broken) {
+        instructions_complete(false);
+        if (count == 0 && !woken && some_wait(threads) &&
+            instructions_complete(true))
+            continue;
+        if (woken) {
+            count = list_ready(ready, threads);
+            at = -1;
+        }
+        if (count == 0)
+            return true;
         if (at < 0 || !far)
             at = (int)draw((uint64_t)count);
-        const int first = ready[at] * LANES;
-        const int lanes = threads - first < LANES ? threads - first : LANES;
+        const int first = ready[at] * LANES,
+                  lanes = lanes_of(ready[at], threads);
         if (!run_warp(first, lanes))
-            return false;
+            return stuck(threads, "lanes of a warp that do not all come");
         if (!can_run(first, lanes)) {
             ready[at] = ready[--count];
             at = -1;
         }
     }
-    return true;
+    give_up(threads);
+    return false;
 }
 
 static bool run_block(int threads) {
     const bool far = draw(2) == 0;
     block_serial++;
     shared_bytes = 0;
+    broken = false;
+    instructions_begin();
     if (job->shared > 0)
         prepare_dynamic();
     do {
         if (!run_to_barrier(threads, far))
-            return stuck(threads, "lanes of a warp that do not all come");
+            return false;
+        if (some_wait(threads))
+            return stuck(threads, "a wait for what never comes");
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
     } while (states[0] != ENDED);
-    return check_shared();
+    instructions_end();
+    return !broken && check_shared();
 }
 
 /* Run all blocks, in some order. If one of them fails, so does the machine, and

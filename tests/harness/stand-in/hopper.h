@@ -1,0 +1,76 @@
+/* The instructions of cuda/kernels/hopper.h for kernels that are emulated: the
+ * same names, and behind them hopper.c. A copy that was begun completes as late
+ * as the block allows, or early, as the seed says; a product that was begun
+ * reads its operands when the last lane has begun it, or when it is waited for.
+ * Until then what they write is NaN. Shared memory has a second image, which is
+ * all that products see: copies write both, threads the first alone, and
+ * async_fence carries the first into the second. */
+#ifndef STAND_IN_HOPPER_H
+#define STAND_IN_HOPPER_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CP_KERNEL_ALONE(name, type, threads) CP_KERNEL(name, type)
+
+uint32_t shared_address(const void *at);
+
+void stand_in_barrier_init(uint64_t *barrier, int arrivals);
+void barriers_ready(void);
+void stand_in_barrier_arrive(uint64_t *barrier, int64_t bytes);
+void stand_in_barrier_wait(uint64_t *barrier, int parity, const char *file,
+                           int line);
+#define barrier_init(barrier, arrivals) stand_in_barrier_init(barrier, arrivals)
+#define barrier_arrive(barrier) stand_in_barrier_arrive(barrier, 0)
+#define barrier_expect(barrier, bytes) stand_in_barrier_arrive(barrier, bytes)
+#define barrier_wait(barrier, parity)                                          \
+    stand_in_barrier_wait(barrier, parity, STAND_IN_HERE)
+
+void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
+              uint64_t *barrier);
+void async_fence(void);
+
+void stand_in_named(int id, int threads, bool waits, const char *file,
+                    int line);
+#define named_wait(id, threads) stand_in_named(id, threads, true, STAND_IN_HERE)
+#define named_arrive(id, threads)                                              \
+    stand_in_named(id, threads, false, STAND_IN_HERE)
+
+void stand_in_registers(int count, bool more, const char *file, int line);
+#define REGISTERS_DOWN(count) stand_in_registers(count, false, STAND_IN_HERE)
+#define REGISTERS_UP(count) stand_in_registers(count, true, STAND_IN_HERE)
+
+/* One product of a warpgroup, 64 by `columns` over a depth of 16: of a matrix
+ * in shared memory, or of four registers a thread. */
+typedef struct {
+    int columns, line;
+    bool add, turned; /* the right matrix is [depth][columns] */
+    uint64_t left, right;
+    const uint32_t *registers; /* or NULL */
+} stand_in_product;
+
+void products_begin(void);
+void products_commit(void);
+void stand_in_products_wait(int left, const char *file, int line);
+void stand_in_multiply(float *sums, stand_in_product product);
+#define PRODUCTS_WAIT(left) stand_in_products_wait(left, STAND_IN_HERE)
+#define multiply_scores(sums, a, b, adds)                                      \
+    stand_in_multiply(                                                         \
+        sums, (stand_in_product){128, __LINE__, adds, false, a, b, NULL})
+#define multiply_values_128(sums, a, b)                                        \
+    stand_in_multiply(sums,                                                    \
+                      (stand_in_product){128, __LINE__, true, true, 0, b, a})
+#define multiply_values_64(sums, a, b)                                         \
+    stand_in_multiply(sums,                                                    \
+                      (stand_in_product){64, __LINE__, true, true, 0, b, a})
+
+/* Nothing to do here: a C compiler keeps its order around calls. */
+#define hold_registers(sums, count) ((void)(sums))
+#define uniform(x) (x)
+
+static inline float fast_exp2(float x) {
+    return exp2f(x);
+}
+
+#endif
