@@ -37,6 +37,7 @@ struct cp_stream_walker {
     cudaEvent_t *over;  /* [count] of a computation or a communication */
     cudaEvent_t *ready; /* [count] of a communication that may begin */
     cudaEvent_t begun;
+    bool begins, listed;             /* a call: this walk; an earlier one did */
     int64_t sent;                    /* bytes, so far */
     void *cache_keys, *cache_values; /* during a walk */
     const cp_link *link;             /* of a rank that is a process */
@@ -292,7 +293,7 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .output = w->slots[slot],
         .lse = slot_lse(w, slot),
     };
-    if (plan->labelled)
+    if (plan->labelled && w->begins)
         CP_TRY(check_labels(w, op->in));
     call.splits = cp_device_splits(&call, w->options.blocks, w->splits);
     return cp_cuda(cp_device_attend(&call, w->queues.compute),
@@ -366,6 +367,20 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
     return cp_event_record(w->ready[n], stream);
 }
 
+static cp_status send_lists(cp_stream_walker *w) {
+    cudaStream_t stream = w->queues.compute;
+    CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
+                         stream, "the manifest"));
+    if (!w->plan->labelled)
+        return CP_OK;
+    return cp_cuda(cudaMemcpy2DAsync(
+                       slot_labels(w, w->plan->queries), CP_LABEL_BYTES,
+                       tiles_at(w, CP_LIST_QUERIES, w->rank).items,
+                       sizeof(cp_piece), CP_LABEL_BYTES, (size_t)query_rows(w),
+                       cudaMemcpyDeviceToDevice, stream),
+                   "labelling queries");
+}
+
 static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     const cp_plan *plan = w->plan;
     cudaStream_t stream = w->queues.compute;
@@ -373,16 +388,10 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     w->cache_values = values;
     w->link = NULL;
     w->sent = 0;
-    CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
-                         stream, "the manifest"));
-    if (plan->labelled)
-        CP_TRY(cp_cuda(
-            cudaMemcpy2DAsync(slot_labels(w, plan->queries), CP_LABEL_BYTES,
-                              tiles_at(w, CP_LIST_QUERIES, w->rank).items,
-                              sizeof(cp_piece), CP_LABEL_BYTES,
-                              (size_t)query_rows(w), cudaMemcpyDeviceToDevice,
-                              stream),
-            "labelling queries"));
+    w->begins = !w->listed;
+    w->listed = true;
+    if (w->begins)
+        CP_TRY(send_lists(w));
     /* Poison the slots that are not inputs. */
     for (int slot = 0; slot < plan->slot_count && w->options.poison; slot++)
         if (w->slots[slot] != NULL && slot != plan->queries &&
@@ -395,6 +404,8 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
 }
 
 static cp_status end(cp_stream_walker *w) {
+    if (!w->begins || !w->plan->labelled)
+        return CP_OK;
     return cp_bytes_copy(w->told, w->wrong, 4 * w->plan->layout->ranks,
                          w->queues.compute, "whether labels agreed");
 }
@@ -598,6 +609,7 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
         cp_await(are_through, &w->queues, w->link, patience, &late);
     if (late)
         status = give_up(w, patience);
+    w->listed = false;
     if (status != CP_OK && w->link != NULL)
         w->link->abort(w->link->context);
     CP_TRY(status);
