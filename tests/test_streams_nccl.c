@@ -2,6 +2,8 @@
 #include "crowd.h"
 #include "talk.h"
 
+#include <malloc.h>
+
 enum { MOST_HEADS = 3 };
 
 /* A thread that is a rank: one host of a talk, or of one of several rings that
@@ -269,6 +271,31 @@ TEST(groups_that_do_not_divide_are_refused) {
     ck_assert(tp == NULL && cp == NULL);
     ck_assert_int_eq(cp_nccl_split(world, 0, &tp, &cp), CP_INVALID);
     cp_nccl_free(world);
+    end();
+}
+
+/* Rank 1 does not split. What rank 0 had allocated for its group must not be
+ * freed while somebody could write to it. */
+static cp_status split_alone(seat *s) {
+    cp_nccl *world, *tp, *cp;
+    CP_TRY(cp_nccl_new(&s->id, s->crew.rank, s->crew.ranks, 20, &world));
+    cp_nccl_set_patience(world, 0.3);
+    if (s->crew.rank == 0) {
+        refuses(cp_nccl_split(world, 2, &tp, &cp), CP_BROKEN,
+                "0.3 s in vain, forming groups");
+        ck_assert(tp == NULL && cp == NULL);
+    }
+    pthread_barrier_wait(&meeting);
+    cp_nccl_free(world);
+    return CP_OK;
+}
+
+TEST(a_group_that_never_forms_leaves_nothing) {
+    begin(1);
+    mallopt(M_PERTURB, 1); /* freed memory looks otherwise */
+    for (int r = 0; r < 2; r++)
+        members[r] = (member){0};
+    run_crowd(members, sizeof(members[0]), 2, split_alone);
     end();
 }
 

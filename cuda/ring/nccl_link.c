@@ -186,9 +186,12 @@ static cp_status split(cp_nccl *world, int color, int key, int ranks,
                        int most_blocks, cp_nccl **out) {
     ncclConfig_t config = config_of(most_blocks);
     CP_TRY(allocate(key, ranks, world->patience, out));
-    CP_TRY(settle(
+    const cp_status status = settle(
         world, ncclCommSplit(world->comm, color, key, &(*out)->comm, &config),
-        "forming groups"));
+        "forming groups");
+    if (status != CP_OK)
+        give_up(world);
+    CP_TRY(status);
     if ((*out)->comm == NULL)
         return cp_fail(CP_BROKEN, "rank %d got no group", world->rank);
     (*out)->kin = world->kin;

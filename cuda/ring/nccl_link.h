@@ -45,7 +45,7 @@ cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what);
  * tp_size ranks with the same cp, *cp that of all with the same tp. All ranks
  * must call it, alike. Free both before world; when one of the three is given
  * up, all are. Fails with CP_INVALID if tp_size does not divide the ranks, and
- * as cp_nccl_new does. */
+ * as cp_nccl_new does, and then world is given up. */
 cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
                         cp_nccl **cp);
 

@@ -364,6 +364,21 @@ static void abandon_all(const communicator *by) {
                 abandon(o);
 }
 
+/* NCCL's own thread writes to the place of what is split off, until the one it
+ * is split from has ended: the new one if all have come, or NULL. */
+static void end_birth(communicator *c) {
+    if (*c->cradle != NULL)
+        accuse("rank %d splits communicator %ld, and the place for the new one "
+               "was given away",
+               c->rank, c->number);
+    *c->cradle = c->born->in != NULL ? c->born : NULL;
+    if (c->born->in == NULL) { /* nobody else knows of it */
+        depart(c->born);
+        c->born->gone = true;
+    }
+    c->born = NULL;
+}
+
 static void end_communicator(communicator *c) {
     if (c->in != NULL) {
         const news said = {.kind = END,
@@ -377,11 +392,8 @@ static void end_communicator(communicator *c) {
     depart(c);
     if (c->in == NULL || c->in->key == 1)
         peers_leave();
-    if (c->born != NULL) { /* nobody else knows of it */
-        depart(c->born);
-        c->born->gone = true;
-        c->born = NULL;
-    }
+    if (c->born != NULL)
+        end_birth(c);
     c->gone = true;
     abandon_all(c);
     settle();
