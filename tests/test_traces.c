@@ -169,6 +169,8 @@ LOOP(without_a_trace_no_event_keeps_the_time, 0, 4 * stand_in_pretends()) {
         timed[again] = stand_in_count().timed_events;
     }
     ck_assert_int_eq(timed[0] > 0, _i % 2 == 1);
+    ck_assert_int_gt(stand_in_count().ranges, 0);
+    ck_assert_int_eq(stand_in_count().open_ranges, 0);
     ck_assert_int_eq(timed[0], timed[1]);
     went_well(&t, 0);
     close_traced(&t);

@@ -6,6 +6,16 @@
 
 #include "cuda/kernels/device.h"
 
+#ifdef __has_include
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#endif
+#endif
+#ifndef NVTX_VERSION
+#define nvtxRangePushA(name)
+#define nvtxRangePop()
+#endif
+
 enum { MOST_MARKS = 20000 }; /* pairs that have not been collected */
 
 typedef struct {
@@ -44,6 +54,7 @@ static bool is_captured(cudaStream_t stream) {
 
 int64_t cp_device_trace_begin(cp_device_trace *trace, int rank, cp_queue queue,
                               cudaStream_t stream, cp_stretch what) {
+    nvtxRangePushA(what.name);
     if (trace == NULL)
         return -1;
     tracer *mine = &trace->tracers[rank];
@@ -60,6 +71,7 @@ int64_t cp_device_trace_begin(cp_device_trace *trace, int rank, cp_queue queue,
 }
 
 void cp_device_trace_end(cp_device_trace *trace, int rank, int64_t mark) {
+    nvtxRangePop();
     if (trace == NULL || mark < 0)
         return;
     marks *both = &trace->tracers[rank].open[mark];

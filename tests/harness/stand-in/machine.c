@@ -11,6 +11,7 @@
 #include "ground/ground.h"
 #include "ground/random.h"
 #include "machine.h"
+#include "nvtx3/nvToolsExt.h"
 
 enum { MOST_STEPS = 256 }; /* while the host asks once */
 
@@ -97,6 +98,24 @@ cudaError_t enter(void) {
     if (machine.options.bare)
         return cudaErrorNoDevice;
     return machine.failed;
+}
+
+/* Ranges are a profiler's, and no call of the machine. */
+static int range(int opened) {
+    pthread_mutex_lock(&lock);
+    machine.counted.ranges += opened > 0;
+    machine.counted.open_ranges += opened;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int nvtxRangePushA(const char *message) {
+    (void)message;
+    return range(1);
+}
+
+int nvtxRangePop(void) {
+    return range(-1);
 }
 
 unsigned leave(unsigned result) {

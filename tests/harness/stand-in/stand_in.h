@@ -93,6 +93,8 @@ typedef struct {
     int64_t messages;       /* delivered by NCCL */
     int64_t waits;          /* edges that waited for an event */
     int64_t timed_events;   /* events made that keep the time */
+    int64_t ranges;         /* that a profiler was told of... */
+    int64_t open_ranges;    /* ...and those of them that have not ended */
     int64_t calls;          /* of the host, to CUDA, NCCL and cuBLASLt... */
     int64_t polls;          /* ...that only asked whether something is over */
     int64_t graph_nodes;    /* of all graphs made ready to launch */
