@@ -287,6 +287,15 @@ static double dot(const float *a, const float *b, int64_t count) {
     return sum;
 }
 
+/* In floats, and in two parts: the library has other kernels for other numbers
+ * of columns, and bits that differ with them. */
+static double dot_of_parts(const float *a, const float *b, int64_t count,
+                           int64_t columns) {
+    const int64_t first = count * (1 + columns % 7) / 8;
+    return (float)dot(a, b, first) +
+           (float)dot(a + first, b + first, count - first);
+}
+
 /* The workspace holds where the product's arguments lie, all over. */
 static void begin_product(const void *arguments) {
     const product *p = arguments;
@@ -318,7 +327,7 @@ static void multiply(const void *arguments) {
     for (int64_t i = 0; i < m; i++) {
         read_column(p, 0, i, a);
         for (int64_t j = 0; j < n; j++) {
-            double value = p->alpha * dot(a, b + j * k, k);
+            double value = p->alpha * dot_of_parts(a, b + j * k, k, n);
             if (p->how.scales[0] != NULL)
                 value *= (double)p->how.scales[0][i] * p->how.scales[1][j];
             if (p->beta != 0.0f)
