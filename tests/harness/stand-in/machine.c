@@ -11,7 +11,6 @@
 #include "ground/ground.h"
 #include "ground/random.h"
 #include "machine.h"
-#include "nvtx3/nvToolsExt.h"
 
 enum { MOST_STEPS = 256 }; /* while the host asks once */
 
@@ -100,7 +99,7 @@ cudaError_t enter(void) {
     return machine.failed;
 }
 
-/* Ranges are a profiler's, and no call of the machine. */
+/* Ranges are a profiler's (nvtx3/nvToolsExt.h), and no call of the machine. */
 static int range(int opened) {
     pthread_mutex_lock(&lock);
     machine.counted.ranges += opened > 0;
