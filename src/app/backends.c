@@ -31,6 +31,15 @@ const cp_place *cp_meter_cores(const cp_backend *backend) {
     return backend == &cp_backend_threads ? &cp_place_threads : NULL;
 }
 
+cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench) {
+#ifdef CP_HAVE_CUDA
+    if (cp_meter_cores(backend) == NULL)
+        return cp_cuda_bench(backend, bench);
+#endif
+    (void)backend;
+    return cp_bench_attention(bench);
+}
+
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted) {
     const cp_place *place = cp_meter_cores(backend);

@@ -25,13 +25,18 @@ typedef struct {
 
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
+/* What can be measured: on a crew of processes the ring alone; on a GPU, beside
+ * what it can do, attention. */
 static const char all_parts[] = "fma,micro,read,full,causal,decode,merge,ring";
+static const char gpu_parts[] = "full,causal,decode,merge";
 
-/* Find out what is measured. On a crew of processes it is the ring. */
+static bool on_gpu(const bench_run *run) {
+    return run->bench.place == NULL;
+}
+
 static cp_status parts_take(bench_run *run, bool joined) {
-    const char *text = run->only != NULL ? run->only
-                       : joined          ? "ring"
-                                         : all_parts;
+    const char *all = on_gpu(run) ? gpu_parts : all_parts;
+    const char *text = run->only != NULL ? run->only : joined ? "ring" : all;
     while (text != NULL) {
         const size_t length = strcspn(text, ",");
         int p = 0;
@@ -40,7 +45,10 @@ static cp_status parts_take(bench_run *run, bool joined) {
             p++;
         if (p == CP_BENCH_PARTS)
             return cp_refuse("--only %.*s: no such part; there are %s",
-                             (int)length, text, all_parts);
+                             (int)length, text, all);
+        if (on_gpu(run) && strstr(gpu_parts, cp_bench_names[p]) == NULL)
+            return cp_refuse("--only %s: on a GPU there are %s",
+                             cp_bench_names[p], gpu_parts);
         if (joined && p != CP_BENCH_RING)
             return cp_refuse("--only %s: on mpi the ring alone is measured",
                              cp_bench_names[p]);
@@ -60,6 +68,8 @@ static cp_status meaning_check(const bench_run *run, bool joined) {
         {model && run->only != NULL, "only", "with --model"},
         {model && run->kernel == 1, "kernel first", "with --model"},
         {model && joined, "model", "with --on mpi"},
+        {model && on_gpu(run), "model", "on a GPU"},
+        {run->kernel == 1 && on_gpu(run), "kernel", "on a GPU; all are timed"},
         {model && bench->tokens.count > 0, "tokens",
          "with --model; --prompt has"},
         {model && bench->keys.count > 0, "keys", "with --model; --prompt has"},
@@ -76,16 +86,27 @@ static cp_status meaning_check(const bench_run *run, bool joined) {
 
 static cp_status lists_take(bench_run *run, bool joined) {
     cp_bench *bench = &run->bench;
-    const bool model = run->model != NULL;
+    const bool model = run->model != NULL, gpu = on_gpu(run);
     const struct {
         const char *name, *otherwise; /* NULL: stays empty */
         int64_t most;
         cp_counts *list;
     } lists[] = {
-        {"tokens", model ? NULL : "2048,4096,8192", MOST_TOKENS,
-         &bench->tokens},
-        {"keys", model ? NULL : "32Ki,64Ki", MOST_TOKENS, &bench->keys},
-        {"heads", model ? NULL : "8,2,128", CP_HEADS_MAX, &run->heads},
+        {"tokens",
+         model ? NULL
+         : gpu ? "2048,4096,8192,16Ki,32Ki"
+               : "2048,4096,8192",
+         MOST_TOKENS, &bench->tokens},
+        {"keys",
+         model ? NULL
+         : gpu ? "8Ki,64Ki"
+               : "32Ki,64Ki",
+         MOST_TOKENS, &bench->keys},
+        {"heads",
+         model ? NULL
+         : gpu ? "64,8,128"
+               : "8,2,128",
+         CP_HEADS_MAX, &run->heads},
         {"prompt", model ? "512,2048,7000" : NULL, MOST_TOKENS,
          &bench->prompts},
         {"ranks", model ? "1,4" : "4", CP_COMMAND_RANKS, &bench->ranks},
@@ -112,11 +133,16 @@ static cp_status bench_check(void *context) {
     cp_bench *bench = &run->bench;
     cp_command_ring *ring = &run->ring;
     const bool joined = cp_crew_mine()->share != NULL;
+    CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
+    bench->place = cp_meter_cores(ring->backend);
+    if (joined && on_gpu(run))
+        return cp_refuse("--on %s: one process measures a GPU",
+                         ring->backend->name);
     CP_TRY(parts_take(run, joined));
     CP_TRY(meaning_check(run, joined));
     CP_TRY(lists_take(run, joined));
     if (run->rounds < 0)
-        run->rounds = run->model != NULL ? 3 : 5;
+        run->rounds = run->model != NULL ? 3 : on_gpu(run) ? 21 : 5;
     if (bench->generate < 0)
         bench->generate = 32;
     CP_TRY(cp_option_range("threads", run->threads, 1, MOST_THREADS));
@@ -125,12 +151,7 @@ static cp_status bench_check(void *context) {
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
     bench->kernel = run->kernel == 1 ? cp_attend : cp_attend_fast;
-    CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
-    bench->place = cp_meter_cores(ring->backend);
-    return bench->place != NULL
-               ? CP_OK
-               : cp_refuse("--on %s: nothing is measured there yet",
-                           ring->backend->name);
+    return CP_OK;
 }
 
 static void head_print(const bench_run *run) {
@@ -205,7 +226,8 @@ static cp_status bench_work(void *context) {
     else
         title_print(run);
     fflush(stdout);
-    return (model ? cp_bench_model : cp_bench_attention)(&run->bench);
+    return model ? cp_bench_model(&run->bench)
+                 : cp_meter_bench(run->ring.backend, &run->bench);
 }
 
 int cp_command_bench(int count, char *const *arguments) {
@@ -221,11 +243,13 @@ int cp_command_bench(int count, char *const *arguments) {
          "fma, micro, read, full, causal, decode, merge, ring (default: "
          "all)"},
         {"tokens", CP_COUNTS, &run.bench.tokens, "T,T,...",
-         "lengths of prompts (default 2048,4096,8192)"},
+         "lengths of prompts (default 2048,4096,8192; on a GPU to 32Ki)"},
         {"keys", CP_COUNTS, &run.bench.keys, "P,P,...",
-         "lengths of the past in decode (default 32Ki,64Ki)"},
+         "lengths of the past in decode (default 32Ki,64Ki; on a GPU "
+         "8Ki,64Ki)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
-         "query heads, key and value heads, head dimension (default 8,2,128)"},
+         "query heads, key and value heads, head dimension (default 8,2,128; "
+         "on a GPU 64,8,128)"},
         {"ranks", CP_COUNTS, &run.bench.ranks, "N,N,...",
          "sizes of the ring (default 4; with --model 1,4)"},
         {"threads", CP_COUNT, &run.threads, "N",
@@ -233,7 +257,9 @@ int cp_command_bench(int count, char *const *arguments) {
         {"kernel", CP_ONE_OF, &run.kernel, "fast|first",
          "which attention kernel: the fast one, or chapter 1's (default fast)"},
         {"rounds", CP_COUNT, &run.rounds, "N",
-         "how often each is measured, in turn (default 5; with --model 3)"},
+         "how often each is measured, in turn (default 5; with --model 3; on a "
+         "GPU "
+         "21)"},
         {"model", CP_INPUT, &run.model, "FILE.gguf",
          "measure a model instead: prompts (pp) and generation (tg)"},
         {"prompt", CP_COUNTS, &run.bench.prompts, "T,T,...",
@@ -252,7 +278,9 @@ int cp_command_bench(int count, char *const *arguments) {
                             "of what the machine can do: "
                             "multiply-adds in registers (fma) and reading "
                             "memory (read), measured in turn "
-                            "with what is held against them.",
+                            "with what is held against them. On a GPU: a "
+                            "matrix product and a copy, and every kernel "
+                            "that it has.",
                             options};
     const int result =
         cp_command_run(&usage, count, arguments, bench_check, bench_work, &run);

@@ -3,12 +3,12 @@
 #ifndef CP_METER_H
 #define CP_METER_H
 
+#include "app/bench.h"
 #include "model/backend.h"
 #include "predict/calibrate.h"
 #include "reference/ring/place.h"
 
-/* Where the ranks of a backend run that computes on cores; NULL for GPUs, of
- * which nothing is benched yet. */
+/* Where the ranks of a backend run that computes on cores; NULL for GPUs. */
 const cp_place *cp_meter_cores(const cp_backend *backend);
 
 /* What ranks at a place share; nothing is timed in it yet. */
@@ -25,8 +25,14 @@ cp_status cp_calibrate_run(const cp_place *place, const cp_calibration *wanted);
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted);
 
+/* Bench what bench asks for where that backend computes: attention and rings on
+ * cores, or attention on a GPU. Fails as what is measured does, and with
+ * CP_BROKEN if a GPU's answer is wrong. */
+cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench);
+
 /* Of ranks on GPUs. */
 cp_status cp_cuda_calibrate(const cp_backend *backend,
                             const cp_calibration *wanted);
+cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench);
 
 #endif

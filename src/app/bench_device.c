@@ -1,0 +1,427 @@
+/* Attention on a GPU against what it can do: a matrix product and a copy, timed
+ * in turn with each kernel that the device has. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "app/device_laboratory.h"
+#include "app/measure.h"
+#include "app/meter.h"
+#include "cuda/kernels/device.h"
+#include "cuda/kernels/kernels.h"
+
+/* Keys and values of decode lie so often in memory, more than a cache holds. */
+enum { TURNS = 3, WIDEST_PRODUCT = 8192 };
+
+enum { QUERIES, KEYS, VALUES, INPUTS };
+enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
+
+/* Queries in tiles, all keys in one piece of sequence 0. */
+typedef struct {
+    int64_t first[2], count;
+    cp_piece keys, tiles[];
+} tile_lists;
+
+typedef struct {
+    const cp_bench *bench;
+    cp_numbers numbers;
+    cp_element element;
+    int blocks, capability;
+    int64_t side; /* of the matrices of the product */
+    int64_t bytes[TENSORS];
+    char *memory[TENSORS];
+    tile_lists *lists;
+    cp_queues queues;
+    cudaEvent_t begun, over;
+    cp_multiplier *multiplier;
+} bench_desk;
+
+/* An attention of one size. */
+typedef struct {
+    const bench_desk *desk;
+    cp_bench_part part;
+    int64_t size, start, rows; /* of keys; of queries */
+    cp_device_attention call;
+} subject;
+
+static const char *const kernel_names[CP_ATTEND_KERNELS] = {
+    [CP_ATTEND_LOOPS] = "loops",
+};
+
+static int64_t key_bytes(const bench_desk *it, int64_t keys) {
+    const cp_shape *shape = &it->bench->shape;
+    return keys * shape->kv_heads * shape->head_dim *
+           cp_element_bytes(it->element);
+}
+
+static int64_t most_unfinished(const bench_desk *it, int64_t rows) {
+    const cp_shape *shape = &it->bench->shape;
+    int64_t splits = 1;
+    for (int k = 0; k < CP_ATTEND_KERNELS; k++)
+        splits = cp_max(splits, cp_device_most_splits((cp_attend_kernel)k,
+                                                      shape, it->blocks, rows));
+    return splits * rows * shape->query_heads * (shape->head_dim + 1) * 4;
+}
+
+static void measure_memory(bench_desk *it) {
+    const cp_bench *bench = it->bench;
+    const int64_t rows = cp_largest(&bench->tokens);
+    const int64_t heads = rows * bench->shape.query_heads;
+    int64_t product;
+    it->side = cp_min(WIDEST_PRODUCT, cp_max(64, rows));
+    product = it->side * it->side * 4;
+    it->bytes[QUERIES] = cp_max(product, heads * bench->shape.head_dim *
+                                             cp_element_bytes(it->element));
+    it->bytes[KEYS] = cp_max(
+        product, cp_max(key_bytes(it, rows),
+                        TURNS * key_bytes(it, cp_largest(&bench->keys))));
+    it->bytes[VALUES] = it->bytes[KEYS];
+    it->bytes[LISTS] =
+        (int64_t)sizeof(tile_lists) + rows * (int64_t)sizeof(cp_piece);
+    it->bytes[OUTPUT] = cp_max(product, heads * bench->shape.head_dim * 4);
+    it->bytes[LSE] = heads * 4;
+    it->bytes[UNFINISHED] = most_unfinished(it, 1);
+    for (int64_t n = 0; n < bench->tokens.count; n++)
+        it->bytes[UNFINISHED] = cp_max(
+            it->bytes[UNFINISHED], most_unfinished(it, bench->tokens.items[n]));
+    it->bytes[TICKETS] = heads * 4;
+}
+
+static cp_status desk_set(bench_desk *it) {
+    CP_TRY(cp_queues_new(&it->queues));
+    CP_TRY(cp_cuda(cudaEventCreate(&it->begun), "an event"));
+    CP_TRY(cp_cuda(cudaEventCreate(&it->over), "an event"));
+    CP_TRY(cp_multiplier_new(&it->multiplier));
+    CP_TRY(cp_allocate(&it->lists, 1, it->bytes[LISTS], "tiles"));
+    for (int n = 0; n < TENSORS; n++)
+        CP_TRY(cp_device_reserve(it->bytes[n], "what is measured",
+                                 &it->memory[n]));
+    for (int n = 0; n < INPUTS; n++)
+        CP_TRY(
+            cp_device_numbers(it->memory[n], it->bytes[n], it->queues.compute));
+    return cp_cuda(cudaMemsetAsync(it->memory[TICKETS], 0,
+                                   (size_t)it->bytes[TICKETS],
+                                   it->queues.compute),
+                   "tickets");
+}
+
+static void desk_clear(bench_desk *it) {
+    if (it->queues.compute != NULL)
+        cudaStreamSynchronize(it->queues.compute);
+    cp_multiplier_free(it->multiplier);
+    for (int n = 0; n < TENSORS; n++)
+        cudaFree(it->memory[n]);
+    cp_event_free(it->begun);
+    cp_event_free(it->over);
+    cp_queues_free(&it->queues);
+    free(it->lists);
+}
+
+/* How long something took on the device, each of so many times. */
+static cp_status time_it(const bench_desk *it, int times,
+                         cp_status (*enqueue)(const void *what, int turn),
+                         const void *what, double *seconds) {
+    float milliseconds = 0.0f;
+    CP_TRY(cp_event_record(it->begun, it->queues.compute));
+    for (int turn = 0; turn < times; turn++)
+        CP_TRY(enqueue(what, turn));
+    CP_TRY(cp_event_record(it->over, it->queues.compute));
+    CP_TRY(cp_cuda(cudaEventSynchronize(it->over), "measuring"));
+    CP_TRY(cp_cuda(cudaEventElapsedTime(&milliseconds, it->begun, it->over),
+                   "the time"));
+    *seconds = 1e-3 * (double)milliseconds / times;
+    return CP_OK;
+}
+
+static cp_status enqueue_product(const void *what, int turn) {
+    const bench_desk *it = what;
+    const cp_device_matrix matrix = {it->side, it->side, it->numbers,
+                                     it->memory[KEYS], NULL};
+    (void)turn;
+    return cp_device_multiply(it->multiplier, &matrix, it->side,
+                              it->memory[QUERIES], NULL, false,
+                              (float *)it->memory[OUTPUT], it->queues.compute);
+}
+
+static cp_status product_run(void *context, double *seconds) {
+    return time_it(context, 1, enqueue_product, context, seconds);
+}
+
+static cp_status enqueue_copy(const void *what, int turn) {
+    const bench_desk *it = what;
+    (void)turn;
+    return cp_bytes_copy(it->memory[OUTPUT], it->memory[QUERIES],
+                         it->side * it->side * 4, it->queues.compute,
+                         "numbers");
+}
+
+static cp_status copy_run(void *context, double *seconds) {
+    return time_it(context, 1, enqueue_copy, context, seconds);
+}
+
+static cp_status enqueue_attention(const void *what, int turn) {
+    const subject *it = what;
+    cp_device_attention call = it->call;
+    if (it->part == CP_BENCH_DECODE) {
+        const int64_t skip = turn * key_bytes(it->desk, it->size);
+        call.keys = it->desk->memory[KEYS] + skip;
+        call.values = it->desk->memory[VALUES] + skip;
+    }
+    return cp_cuda(cp_device_attend(&call, it->desk->queues.compute),
+                   "an attention of %ld rows over %ld keys", it->rows,
+                   it->size);
+}
+
+static cp_status attention_run(void *context, double *seconds) {
+    const subject *it = context;
+    return time_it(it->desk, it->part == CP_BENCH_DECODE ? TURNS : 1,
+                   enqueue_attention, it, seconds);
+}
+
+static cp_status send_lists(const subject *it) {
+    const bench_desk *desk = it->desk;
+    const cp_piece all = {{0, it->start, it->rows, 1}, 0};
+    const int64_t longest =
+        cp_device_query_tile(it->call.kernel, &it->call.shape);
+    tile_lists *lists = desk->lists;
+    *lists = (tile_lists){.first = {0, 1}, .keys = {{0, 0, it->size, 1}, 0}};
+    for (int64_t i = 0; i < it->rows; i += longest)
+        lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
+    return cp_bytes_copy(desk->memory[LISTS], lists,
+                         (char *)(lists->tiles + lists->count) - (char *)lists,
+                         desk->queues.compute, "tiles");
+}
+
+static cp_status subject_open(subject *it, cp_attend_kernel kernel,
+                              cp_entrant *out) {
+    const bench_desk *desk = it->desk;
+    const cp_shape *shape = &desk->bench->shape;
+    const tile_lists *there = (const tile_lists *)desk->memory[LISTS];
+    const bool decode = it->part == CP_BENCH_DECODE;
+    const cp_span seen = {0, 0, it->size, 1};
+    it->start = it->part == CP_BENCH_CAUSAL ? 0
+                : decode                    ? it->size - 1
+                                            : it->size;
+    it->rows = decode ? 1 : it->size;
+    it->call = (cp_device_attention){
+        .kernel = kernel,
+        .shape = *shape,
+        .element = desk->element,
+        .keys_of = {&there->keys, there->first, 1, it->size},
+        .queries = desk->memory[QUERIES],
+        .keys = desk->memory[KEYS],
+        .values = desk->memory[VALUES],
+        .unfinished = (float *)desk->memory[UNFINISHED],
+        .tickets = (int32_t *)desk->memory[TICKETS],
+        .rows = it->rows,
+        .output = (float *)desk->memory[OUTPUT],
+        .lse = (float *)desk->memory[LSE],
+    };
+    CP_TRY(send_lists(it));
+    it->call.queries_of =
+        (cp_device_tiles){there->tiles, &there->count, desk->lists->count};
+    it->call.splits = cp_device_splits(
+        &it->call, desk->blocks,
+        cp_device_most_splits(kernel, shape, desk->blocks, it->rows));
+    *out = (cp_entrant){
+        .run = attention_run,
+        .context = it,
+        .work = decode ? 2.0 * (double)key_bytes(desk, it->size)
+                       : 4.0 * (double)(shape->query_heads * shape->head_dim) *
+                             (double)cp_span_pairs(
+                                 (cp_span){0, it->start, it->rows, 1}, seen)};
+    snprintf(out->what, sizeof(out->what), "%s/%ld/%s",
+             cp_bench_names[it->part], it->size, kernel_names[kernel]);
+    return CP_OK;
+}
+
+static double number(const bench_desk *it, const char *row, int64_t d) {
+    const uint16_t *half = (const uint16_t *)row;
+    union {
+        uint32_t bits;
+        float value;
+    } wide;
+    if (it->element == CP_F32)
+        return (double)((const float *)row)[d];
+    wide.bits = (uint32_t)half[d] << 16;
+    return (double)wide.value;
+}
+
+/* The last head's numbers of so many rows of a tensor, one behind the other. */
+typedef struct {
+    const void *from;
+    int64_t rows, heads, bytes; /* of a head */
+    char *to;
+} fetching;
+
+static cp_status fetch(const bench_desk *it, const fetching *what) {
+    const size_t one = (size_t)what->bytes;
+    const char *from = (const char *)what->from;
+    CP_TRY(cp_cuda(
+        cudaMemcpy2DAsync(what->to, one, from + (what->heads - 1) * what->bytes,
+                          one * (size_t)what->heads, one, (size_t)what->rows,
+                          cudaMemcpyDeviceToHost, it->queues.compute),
+        "fetching an answer"));
+    return cp_cuda(cudaStreamSynchronize(it->queues.compute),
+                   "fetching an answer");
+}
+
+/* Attention of one query from its definition; weights [count], out [dim]. */
+static void define(const bench_desk *it, const char *query, int64_t count,
+                   const char *keys, const char *values, double *weights,
+                   double *out) {
+    const int64_t dim = it->bench->shape.head_dim;
+    const int64_t stride = dim * cp_element_bytes(it->element);
+    double top = -INFINITY, sum = 0;
+    for (int64_t k = 0; k < count; k++) {
+        double score = 0;
+        for (int64_t d = 0; d < dim; d++)
+            score += number(it, query, d) * number(it, keys + k * stride, d);
+        weights[k] = score / sqrt((double)dim);
+        top = fmax(top, weights[k]);
+    }
+    for (int64_t d = 0; d < dim; d++)
+        out[d] = 0;
+    for (int64_t k = 0; k < count; k++) {
+        const double weight = exp(weights[k] - top);
+        sum += weight;
+        for (int64_t d = 0; d < dim; d++)
+            out[d] += weight * number(it, values + k * stride, d);
+    }
+    for (int64_t d = 0; d < dim; d++)
+        out[d] /= sum;
+}
+
+/* ||got - right|| / ||right|| of the last row and head of an answer, by its
+ * definition, in memory for seen keys and values of row bytes. */
+static cp_status error_of(const subject *it, int64_t seen, int64_t row,
+                          char *memory, double *error) {
+    const bench_desk *desk = it->desk;
+    const cp_shape *shape = &desk->bench->shape;
+    const int64_t dim = shape->head_dim, heads = shape->query_heads;
+    const int64_t last = (it->rows - 1) * heads;
+    double right[CP_HEAD_DIM_MAX], wrong = 0, all = 0;
+    float got[CP_HEAD_DIM_MAX];
+    char *keys = memory + seen * 8, *values = keys + seen * row;
+    char *query = values + seen * row;
+    const fetching parts[] = {
+        {desk->memory[KEYS], seen, shape->kv_heads, row, keys},
+        {desk->memory[VALUES], seen, shape->kv_heads, row, values},
+        {desk->memory[QUERIES] + last * row, 1, heads, row, query},
+        {it->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
+    CP_TRY(enqueue_attention(it, 0));
+    for (int n = 0; n < 4; n++)
+        CP_TRY(fetch(desk, &parts[n]));
+    define(desk, query, seen, keys, values, (double *)(void *)memory, right);
+    for (int64_t d = 0; d < dim; d++) {
+        wrong += pow((double)got[d] - right[d], 2);
+        all += right[d] * right[d];
+    }
+    *error = sqrt(wrong / all);
+    return CP_OK;
+}
+
+/* A kernel that is fast and wrong is not reported. */
+static cp_status check(const subject *it, const char *what) {
+    const bench_desk *desk = it->desk;
+    const int64_t seen = cp_min(it->start + it->rows, it->size);
+    const int64_t row =
+        desk->bench->shape.head_dim * cp_element_bytes(desk->element);
+    double error;
+    char *memory;
+    CP_TRY(cp_allocate(&memory, 2 * seen + 1, row + 8, "an answer"));
+    const cp_status status = error_of(it, seen, row, memory, &error);
+    free(memory);
+    CP_TRY(status);
+    return error <= 0.01
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "%s: the last row is off by %.2g of it",
+                         what, error);
+}
+
+/* A row of a kernel, in the unit of its ceiling; and what it costs to merge
+ * into a partial that is there, where that is asked. */
+static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
+                     cp_attend_kernel kernel, const cp_entrant *ceiling) {
+    const cp_bench *bench = it->bench;
+    const bool merges = part == CP_BENCH_MERGE;
+    subject both[2] = {
+        {.desk = it, .part = merges ? CP_BENCH_FULL : part, .size = size}};
+    cp_entrant all[2] = {{.work = 0}, *ceiling};
+    CP_TRY(subject_open(&both[0], kernel, &all[0]));
+    all[0].unit = ceiling->unit;
+    all[0].scale = ceiling->scale;
+    if (merges) {
+        both[1] = both[0];
+        both[0].call.merge = true;
+        all[1] = all[0];
+        all[1].context = &both[1];
+        snprintf(all[0].what, sizeof(all[0].what), "merge/%ld/%s", size,
+                 kernel_names[kernel]);
+        CP_TRY(enqueue_attention(&both[1], 0)); /* something to merge into */
+    }
+    CP_TRY(cp_measure_rounds(bench->rounds, 2, all));
+    CP_TRY(check(&both[0], all[0].what));
+    cp_measure_report(bench, &all[0], &all[1]);
+    return CP_OK;
+}
+
+static cp_status rows(const bench_desk *it, cp_bench_part part,
+                      const cp_counts *sizes, const cp_entrant *ceiling) {
+    const cp_shape *shape = &it->bench->shape;
+    for (int64_t n = 0; n < sizes->count && it->bench->parts[part]; n++)
+        for (int k = 0; k < CP_ATTEND_KERNELS; k++)
+            if (cp_device_takes((cp_attend_kernel)k, shape, it->element,
+                                it->capability))
+                CP_TRY(row(it, part, sizes->items[n], (cp_attend_kernel)k,
+                           ceiling));
+    return CP_OK;
+}
+
+static cp_status all_rows(bench_desk *it) {
+    const cp_bench *bench = it->bench;
+    const double side = (double)it->side;
+    cp_entrant product = {.unit = "TFLOP/s",
+                          .scale = 1e12,
+                          .work = 2 * side * side * side,
+                          .run = product_run,
+                          .context = it};
+    cp_entrant copy = {.what = "copy",
+                       .unit = "GB/s",
+                       .scale = 1e9,
+                       .work = 8 * side * side,
+                       .run = copy_run,
+                       .context = it};
+    snprintf(product.what, sizeof(product.what), "product/%ld", it->side);
+    CP_TRY(cp_measure_rounds(bench->rounds, 1, &product));
+    cp_measure_report(bench, &product, NULL);
+    CP_TRY(cp_measure_rounds(bench->rounds, 1, &copy));
+    cp_measure_report(bench, &copy, NULL);
+    CP_TRY(rows(it, CP_BENCH_FULL, &bench->tokens, &product));
+    CP_TRY(rows(it, CP_BENCH_CAUSAL, &bench->tokens, &product));
+    CP_TRY(rows(it, CP_BENCH_MERGE, &bench->tokens, &product));
+    return rows(it, CP_BENCH_DECODE, &bench->keys, &copy);
+}
+
+cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {
+    const bool wide = backend == &cp_backend_cuda_fp32;
+    bench_desk it = {.bench = bench,
+                     .numbers = wide ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
+                     .element = wide ? CP_F32 : CP_BF16};
+    int devices, major = 0, minor = 0;
+    CP_TRY(cp_device_count(&devices));
+    CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
+    CP_TRY(cp_cuda(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
+        "asking what it can"));
+    CP_TRY(cp_cuda(
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
+        "asking what it can"));
+    it.capability = 10 * major + minor;
+    measure_memory(&it);
+    cp_status status = desk_set(&it);
+    if (status == CP_OK)
+        status = all_rows(&it);
+    desk_clear(&it);
+    return status;
+}
