@@ -1,6 +1,7 @@
 /* The stand-in for CUDA and NCCL finds what it is there to find: waits that
  * are missing, buffers that are reused too early, sizes that differ,
  * deadlocks, stale captures, and accesses out of bounds. */
+#define _DEFAULT_SOURCE /* usleep */
 #include "device.h"
 
 #include <pthread.h>
@@ -634,6 +635,37 @@ static cudaError_t lose_a_rank(void) {
     return error;
 }
 
+/* Rank 0 launches behind what never comes, until a launch does not return; or
+ * until another thread gives up. */
+enum { NOBODY_HELPS, HELPED };
+
+static void *abort_soon(void *comm) {
+    usleep(20000);
+    must(ncclCommAbort(comm));
+    return NULL;
+}
+
+static cudaError_t launch_behind_the_dead(void) {
+    member *m = ring;
+    pthread_t helper;
+    cudaError_t error = cudaSuccess;
+    int launched = 0;
+    stand_in_dead_rank(1, 0);
+    receive(&m[0], 0, WIDTH, 1, m->network);
+    if (how == HELPED)
+        pthread_create(&helper, NULL, abort_soon, m->comm);
+    while (launched < 1500 && error == cudaSuccess) {
+        error = fill(m->total, WIDTH, 0.0f, m->network);
+        launched += error == cudaSuccess;
+    }
+    ck_assert_int_eq(launched, how == HELPED ? 1500 : 1023);
+    if (how == HELPED)
+        pthread_join(helper, NULL);
+    for (int rank = 0; rank < 2; rank++)
+        ncclCommAbort(m[rank].comm);
+    return error != cudaSuccess ? error : cudaStreamSynchronize(m->network);
+}
+
 /* Send to oneself, twice, and ask only the second time: before, the host that
  * synchronises finds an empty stream, and its buffer as it was. */
 static cudaError_t ask_too_late(void) {
@@ -758,6 +790,12 @@ static const struct {
      "the rank is dead on demand"},
     {"a rank fails", lose_a_rank, FAILING, RANKS, cudaErrorLaunchFailure, 0,
      "rank 1 of communicator"},
+    {"a launch behind a dead rank", launch_behind_the_dead, NOBODY_HELPS, 2,
+     cudaErrorLaunchFailure, 0,
+     "deadlock in a launch: the host waits and nothing can run: |"
+     "receive of 400 bytes from rank 1 by rank 0|the other side never comes"},
+    {"a launch that an abort frees", launch_behind_the_dead, HELPED, 2,
+     cudaSuccess, 0, "rank 0 aborts communicator"},
     {"a communicator is not asked", ask_too_late, 0, 1, cudaSuccess, 0, ""},
     {"a wait in a capture", spoil_a_capture, WAITS_INSIDE, 0,
      cudaErrorStreamCaptureUnsupported, 0, "cudaStreamSynchronize on stream"},

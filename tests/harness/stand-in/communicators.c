@@ -343,8 +343,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     comm->born = NULL;
     operation *what = comm->deferred;
     stream *on = resolve(comm->on);
+    /* NCCL's own thread waits for room; who asks does not. */
+    const waiting room = {.room = on};
+    if (what != NULL && on != NULL && on->issued >= MOST_ISSUED &&
+        !run_until(&room, 1))
+        return leave(ncclSuccess);
     comm->deferred = NULL;
-    if (what != NULL && (on == NULL || enqueue(on, what) != cudaSuccess))
+    if (what != NULL && (on == NULL || issue(on, what) != cudaSuccess))
         comm->error = ncclUnhandledCudaError;
     *asyncError = comm->error;
     return leave(ncclSuccess);

@@ -548,7 +548,7 @@ cudaError_t launch(const operation *kernel, cudaStream_t given) {
         return leave(complain(cudaErrorInvalidValue,
                               "kernel %s with %zu bytes shared by a block",
                               kernel->name, kernel->shared));
-    return leave(enqueue(on, operation_copy(kernel)));
+    return leave(issue(on, operation_copy(kernel)));
 }
 
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),

@@ -142,6 +142,8 @@ static bool met(const waiting *what) {
         return what->empty->head == NULL;
     if (what->point != NULL)
         return what->point->done;
+    if (what->room != NULL)
+        return what->room->issued < MOST_ISSUED;
     for (const stream *s = machine.streams; s != NULL; s = s->next)
         if (s->head != NULL)
             return false;
@@ -163,7 +165,7 @@ static bool sleep_for_change(void) {
 }
 
 /* Take steps, so many at most, until it is so or the machine has failed. */
-static bool run_until(const waiting *what, uint64_t most) {
+bool run_until(const waiting *what, uint64_t most) {
     settle();
     while (machine.failed == cudaSuccess && !met(what)) {
         if (most-- == 0 || !step())
@@ -177,13 +179,14 @@ static bool run_until(const waiting *what, uint64_t most) {
  * and nobody else is left to bring anything, that is an error. */
 cudaError_t await(waiting what) {
     while (!run_until(&what, UINT64_MAX)) {
-        if (blocked_by_failure(what, 0))
+        if (what.room == NULL && blocked_by_failure(what, 0))
             return cudaErrorLaunchFailure;
-        if ((machine.threads || peers() > 0) && sleep_for_change())
+        if ((machine.threads || peers() > 0 || what.room != NULL) &&
+            sleep_for_change())
             continue;
         complain(cudaSuccess,
-                 "deadlock: the host waits and nothing can run: %s",
-                 note_of_waits());
+                 "deadlock%s: the host waits and nothing can run: %s",
+                 what.room != NULL ? " in a launch" : "", note_of_waits());
         return fail_machine();
     }
     return machine.failed;
@@ -332,7 +335,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
 cudaError_t cudaDeviceSynchronize(void) {
     TRY(enter());
     TRY(refuse_in_capture("cudaDeviceSynchronize"));
-    return leave(await((waiting){NULL, NULL}));
+    return leave(await((waiting){0}));
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority,

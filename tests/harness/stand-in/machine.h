@@ -55,6 +55,7 @@ typedef struct operation {
     operation_kind kind;
     struct operation *next;
     bool started;
+    bool issued; /* by a call of the host's, and not by a graph */
     double ends; /* pretended milliseconds */
 
     const char *name;            /* kernel */
@@ -96,7 +97,8 @@ struct CUstream_st {
     int64_t number; /* 0 for the null stream */
     int priority;
     operation *head, *tail;
-    double clock; /* pretended milliseconds */
+    int64_t issued; /* of these */
+    double clock;   /* pretended milliseconds */
     struct capture *capture;
     int place; /* among the streams of the capture */
     history before;
@@ -139,11 +141,13 @@ typedef struct capture {
     bool invalid;
 } capture;
 
-/* What a host thread waits for: an empty stream; else a point; else that all
- * streams are. */
+/* What a host thread waits for: an empty stream; else a point; else room in a
+ * stream; else that all streams are empty. */
+enum { MOST_ISSUED = 1024 };
 typedef struct {
     const stream *empty;
     const mark *point;
+    const stream *room;
 } waiting;
 
 /* What becomes of a rank of NCCL after so many operations, and which message
@@ -213,6 +217,7 @@ unsigned complain(unsigned error, const char *format, ...)
     __attribute__((format(printf, 2, 3))); /* returns the error */
 #define accuse(...) (complain(cudaSuccess, __VA_ARGS__), machine.problems++)
 cudaError_t await(waiting what);
+bool run_until(const waiting *what, uint64_t most);
 cudaError_t ask(waiting what);
 cudaError_t fail_machine(void);
 void *take(size_t count, size_t size);           /* zeroed, never NULL */
@@ -247,6 +252,7 @@ void remove_stream(stream *which);
 operation *operation_copy(const operation *from);
 void operation_free(operation *what);
 cudaError_t enqueue(stream *on, operation *what);
+cudaError_t issue(stream *on, operation *what);
 void forget_work(stream *on);
 bool step(void);
 void settle(void);

@@ -300,7 +300,7 @@ static cudaError_t free_after_all(void *memory, bool pinned) {
     if (error == cudaSuccess && !pinned)
         TRY(refuse_in_capture("cudaFree"));
     if (error == cudaSuccess && memory != NULL)
-        error = await((waiting){NULL, NULL});
+        error = await((waiting){0});
     const cudaError_t freed =
         machine.begun ? release(memory, pinned) : cudaSuccess;
     return leave(error != cudaSuccess ? error : freed);

@@ -124,8 +124,25 @@ cudaError_t enqueue(stream *on, operation *what) {
     return cudaSuccess;
 }
 
+/* As enqueue, for a call of the host's: a stream holds so many, and who comes
+ * then waits until one has run. */
+cudaError_t issue(stream *on, operation *what) {
+    const bool counts = on->capture == NULL;
+    const cudaError_t error = counts && on->issued >= MOST_ISSUED
+                                  ? await((waiting){.room = on})
+                                  : cudaSuccess;
+    if (error != cudaSuccess) {
+        operation_free(what);
+        return error;
+    }
+    what->issued = counts;
+    on->issued += counts;
+    return enqueue(on, what);
+}
+
 static void pop(stream *on) {
     operation *what = on->head;
+    on->issued -= what->issued;
     on->head = what->next;
     operation_free(what);
 }
@@ -475,7 +492,7 @@ static cudaError_t enqueue_copy(stream *on, operation *what) {
     if (capturing ? machine.freeze_uploads && !is_device(what->from)
                   : from_host)
         stage_source(what);
-    OR_RETURN(enqueue(on, what));
+    OR_RETURN(issue(on, what));
     return to_host && !capturing ? await((waiting){.empty = on}) : cudaSuccess;
 }
 
@@ -490,7 +507,7 @@ static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
     if (shape.kind == FILL && !is_seen(shape.to))
         return complain(cudaErrorInvalidValue, "fill of memory of the host");
     operation *what = operation_copy(&shape);
-    return shape.kind == COPY ? enqueue_copy(on, what) : enqueue(on, what);
+    return shape.kind == COPY ? enqueue_copy(on, what) : issue(on, what);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src,
@@ -576,10 +593,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t given) {
     return leave(error);
 }
 
-cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
+static operation *new_point(operation_kind kind, mark *point) {
     const operation shape = {.kind = kind, .point = point};
     point->references++;
-    return enqueue(on, operation_copy(&shape));
+    return operation_copy(&shape);
+}
+
+cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point) {
+    return enqueue(on, new_point(kind, point));
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
@@ -591,7 +612,7 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t where) {
     given->captured = 0;
     mark_release(given->latest);
     given->latest = mark_new(on);
-    return leave(enqueue_point(on, RECORD, given->latest));
+    return leave(issue(on, new_point(RECORD, given->latest)));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
@@ -606,7 +627,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
     if (ignored || what->latest == NULL || what->latest->done)
         return leave(cudaSuccess);
     machine.counted.waits++;
-    return leave(enqueue_point(on, WAIT, what->latest));
+    return leave(issue(on, new_point(WAIT, what->latest)));
 }
 
 /* Time passes for no event of a capture. */
