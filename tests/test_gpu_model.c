@@ -416,10 +416,12 @@ static void run_processes(process *all, int count, int parts) {
         cp_model_close(models[p]);
 }
 
+/* With one rank that cannot capture, all enqueue what they would launch. */
 static const struct {
     int processes, parts;
-    bool shaken;
-} crowds[] = {{2, 1, 0}, {3, 1, 0}, {4, 1, 0}, {2, 2, 0}, {4, 2, 0}, {3, 1, 1}};
+    bool shaken, refused;
+} crowds[] = {{2, 1, 0, 0}, {3, 1, 0, 0}, {4, 1, 0, 0}, {2, 2, 0, 0},
+              {4, 2, 0, 0}, {3, 1, 1, 0}, {3, 1, 0, 1}};
 
 LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
@@ -430,7 +432,10 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
         all[r].shaken = crowds[_i].shaken;
     const float *expected =
         listen(&cp_backend_threads, 1, CP_AUTO, talk, TALK, &numbers);
+    if (crowds[_i].refused)
+        stand_in_refuse_captures(1);
     run_processes(all, count, crowds[_i].parts);
+    ck_assert_int_eq(stand_in_count().graph_launches == 0, crowds[_i].refused);
     for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].seat.status == CP_OK, "rank %d: %s", r,
                       all[r].seat.message);

@@ -3,6 +3,8 @@
  * is enqueued, and only its end is waited for. Nothing of sessions. */
 #include "cuda/model/device_engine.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "cuda/kernels/model_kernels.h"
@@ -46,6 +48,7 @@ struct cp_device_forward {
     cp_layout *layout;          /* of the call that they are made for; NULL: */
     cp_plan *plan;              /* of none */
     bool decodes, warm;         /* one step after another; has run once */
+    bool eager;                 /* a step that could not be captured */
     cp_graph *graph;            /* of a step; or NULL */
 };
 
@@ -408,8 +411,37 @@ cp_status cp_device_forward_serve(cp_device_forward *pass,
     return fill_pass(pass, call);
 }
 
+static void say_why_not(void) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&said))
+        fprintf(stderr, "longring: decode goes on without a graph: %s\n",
+                cp_message());
+}
+
+/* Walks that were captured count as the call's; after this none does. */
+static cp_status begin_again(cp_device_forward *pass) {
+    const cp_device_engine *mine = pass->mine;
+    cp_graph_free(pass->graph);
+    pass->graph = NULL;
+    for (int r = 0; r < mine->count; r++)
+        CP_TRY(
+            cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
+    return CP_OK;
+}
+
 static cp_status enqueue_step(void *pass) {
     return cp_pass_run(pass, false);
+}
+
+static cp_status capture_step(cp_device_forward *pass) {
+    const cp_device_engine *mine = pass->mine;
+    const cp_status status =
+        cp_graph_capture(mine->queues, mine->count, mine->place->link,
+                         enqueue_step, pass, &pass->graph);
+    if (status != CP_OK)
+        say_why_not();
+    pass->eager = cp_crew_all_ready(mine->place->crew, status) != CP_OK;
+    return pass->eager ? begin_again(pass) : CP_OK;
 }
 
 static cp_status enqueue(cp_device_forward *pass) {
@@ -418,10 +450,9 @@ static cp_status enqueue(cp_device_forward *pass) {
         return cp_pass_run(&pass->base, true);
     if (!pass->warm || !mine->place->graphs || mine->trace != NULL)
         return enqueue_step(pass);
-    if (pass->graph == NULL)
-        CP_TRY(cp_graph_capture(mine->queues, mine->count, mine->place->link,
-                                enqueue_step, pass, &pass->graph));
-    return cp_graph_launch(pass->graph);
+    if (pass->graph == NULL && !pass->eager)
+        CP_TRY(capture_step(pass));
+    return pass->eager ? enqueue_step(pass) : cp_graph_launch(pass->graph);
 }
 
 static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,

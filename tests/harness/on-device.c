@@ -32,6 +32,7 @@ IGNORES(stand_in_fail_launch, int64_t)
 IGNORES(stand_in_fail_copy, int64_t)
 IGNORES(stand_in_ignore_wait, int64_t)
 IGNORES(stand_in_freeze_uploads, bool)
+IGNORES(stand_in_refuse_captures, int)
 IGNORES(stand_in_pretend_f8, bool)
 IGNORES(stand_in_begin, const stand_in_options *)
 

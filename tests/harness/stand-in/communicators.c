@@ -491,6 +491,11 @@ static ncclResult_t end_group(void) {
                           "a group in which rank %d does not send to itself as "
                           "often as it receives",
                           what->by->rank);
+    const stream *on = resolve(group.on);
+    if (what->by->rank + 1 == machine.refuses && on != NULL &&
+        on->capture != NULL)
+        result = complain(ncclInvalidUsage, "rank %d refuses to be captured",
+                          what->by->rank);
     if (result != ncclSuccess) {
         operation_free(what);
         return result;

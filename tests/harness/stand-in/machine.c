@@ -282,6 +282,7 @@ SETS(stand_in_fail_copy, (int64_t n), fail_copy, n)
 SETS(stand_in_ignore_wait, (int64_t k), ignore_wait, k)
 SETS(stand_in_skip_blocks, (int64_t n), skip_blocks, n)
 SETS(stand_in_freeze_uploads, (bool frozen), freeze_uploads, frozen)
+SETS(stand_in_refuse_captures, (int rank), refuses, rank + 1)
 SETS(stand_in_pretend_f8, (bool has), no_f8, !has)
 SETS(stand_in_dead_rank, (int rank, int64_t n), rank_faults[rank],
      (rank_fault){DEAD, n})

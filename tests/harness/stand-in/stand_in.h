@@ -81,6 +81,10 @@ void stand_in_drop_message(int from, int to, int64_t n);
 void stand_in_dead_rank(int rank, int64_t n);
 void stand_in_failing_rank(int rank, int64_t n);
 
+/* NCCL refuses to be captured by this rank (as its communicator numbers it);
+ * -1 takes the fault back. */
+void stand_in_refuse_captures(int rank);
+
 /* Whether the pretended device multiplies FP8 rows, each with its scale, as a
  * GPU of compute capability 9.0 does. It does at first. */
 void stand_in_pretend_f8(bool has);
