@@ -175,19 +175,19 @@ $(B)/gpu/%.c.o: %.c $(B)/flags
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
 $(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
+	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
 $(B)/gpu/longring: $(B)/gpu/src/app/backends.c.o $(B)/src/app/main.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/measure_gpu: $(B)/gpu/figures/gpu/measure_gpu.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 # Programs for another machine, which may be older than this one.
-PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3"
+PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3" cudart="-cudart shared"
 first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions, log and CSV in OUT
 	+@test -x $(B)/first-gpu/longring || $(again) first-gpu-pack
 	@tests/harness/first-gpu $(B)/first-gpu
@@ -204,6 +204,8 @@ bench: all ## measure this machine into figures/data/bench.csv and bench-model.c
 rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... that has torch, llama_cpp)
 	@figures/write-bench $(data)/bench-torch.csv $(PYTHON) figures/rivals.py torch $(PROGRAM)
 	@figures/write-bench $(data)/bench-llama.csv $(PYTHON) figures/rivals.py llama $(PROGRAM) $(MODEL)
+rivals-gpu: gpu ## measure cuDNN, FlashAttention 3 and FlashInfer beside us on a GPU into figures/data (PYTHON=... that has torch)
+	@figures/write-bench $(data)/bench-gpu.csv $(PYTHON) figures/gpu/rivals.py prefill decode $(B)/gpu/longring
 writers: $(WRITERS)
 measure: all writers $(B)/stand-in/longring ## measure what the book's other figures show (ONLY="ring-cpu ...": those)
 	@MODEL=$(MODEL) figures/measure $(if $(filter command,$(origin ONLY)),$(ONLY))
@@ -295,4 +297,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
