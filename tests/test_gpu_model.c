@@ -81,6 +81,29 @@ static cp_status say(cp_session *session, const turn *call, uint64_t seed,
                : cp_session_prefill(session, call->lengths, tokens, NULL);
 }
 
+/* What is drawn of the last call is what its logits say. */
+static cp_status draw_too(const cp_session *session, int64_t count,
+                          const float *logits) {
+    static const double temperatures[] = {0.0, 0.9};
+    int64_t after[MOST];
+    int32_t tokens[MOST];
+    for (int64_t t = 0; t < count; t++)
+        after[t] = count - 1 - t;
+    for (int n = 0; n < COUNT_OF(temperatures); n++) {
+        cp_sampler one, other;
+        CP_TRY(cp_sampler_start(temperatures[n], 7, &one));
+        other = one;
+        CP_TRY(cp_session_draw(session, count, after, &one, tokens));
+        for (int64_t t = 0; t < count; t++)
+            if (tokens[t] !=
+                cp_sampler_draw(&other, logits + after[t] * f.words, f.words))
+                return cp_fail(CP_BROKEN, "token %ld is %d", t, tokens[t]);
+        if (one.state != other.state)
+            return cp_fail(CP_BROKEN, "a sampler stayed behind");
+    }
+    return CP_OK;
+}
+
 /* All logits of a conversation, and how many they are. */
 static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
                      const turn *turns, int count, int64_t *numbers) {
@@ -96,6 +119,7 @@ static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
         int64_t said;
         must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
         must(cp_session_logits(f.session, 0, said, logits + *numbers));
+        must(draw_too(f.session, said, logits + *numbers));
         *numbers += said * f.words;
     }
     close_session();
@@ -343,8 +367,9 @@ static cp_status talk_as(process *mine, cp_session *session) {
         if (mine->shaken && n == 3 && !fails_everywhere(session, mine, seed))
             return cp_fail(CP_BROKEN, "a call without memory went well");
         CP_TRY(say(session, &talk[n], seed, &count));
-        CP_TRY(cp_session_logits(session, 0, count,
-                                 mine->logits + mine->rows * f.words));
+        float *logits = mine->logits + mine->rows * f.words;
+        CP_TRY(cp_session_logits(session, 0, count, logits));
+        CP_TRY(draw_too(session, count, logits));
         mine->rows += count;
     }
     return CP_OK;

@@ -9,6 +9,7 @@
 #include "problem.h"
 #include "reference/model/dequantise.h"
 #include "model/facts.h"
+#include "model/sample.h"
 #include "reference/model/layers.h"
 
 static const format f8 = {3, 7, 0x7e};
@@ -588,6 +589,28 @@ LOOP(rows_are_rounded_where_they_are_made, 0, 2 * WIDTHS) {
     end();
 }
 
+LOOP(the_first_of_the_largest_is_picked, 0, WIDTHS) {
+    enum { ROWS = 6 };
+    const int64_t width = widths[_i], last = width - 1;
+    uint64_t state = (uint64_t)_i + 3;
+    begin(_i + 1);
+    float *x = numbers(ROWS * width, &state);
+    for (int64_t i = 0; i < width; i++)
+        x[width + i] = i < width / 2 ? -2.0f : -1.0f;
+    x[2 * width + last] = 1e30f;
+    x[3 * width + last / 2] = NAN;
+    x[4 * width] = INFINITY;
+    x[5 * width + last] = -INFINITY;
+    const cp_device_picking call = {ROWS, width, upload(x, ROWS * width * 4),
+                                    on_device(ROWS * 4)};
+    must(cp_device_pick(&call, NULL));
+    const int32_t *got = fetch(call.best, ROWS * 4);
+    for (int row = 0; row < ROWS; row++)
+        ck_assert_int_eq(
+            got[row], row > 2 ? -1 : cp_sample_greedy(x + row * width, width));
+    end();
+}
+
 /* Rotary positions. */
 
 static const struct {
@@ -805,6 +828,7 @@ TEST(what_cannot_be_launched_is_refused) {
                                           CP_F32, CP_F32, askew, &scale};
     const cp_device_gating odd_gate = {1, 4, NULL, CP_F32, askew, &scale};
     const cp_device_rotating wide = {.rows = 1, .shape = {1, 1, 257}};
+    const cp_device_picking vast = {.rows = 1, .width = (1 << 24) + 1};
     begin(1);
     void *out = on_device(4096);
     const char *in = upload("0123456789abcdef", 16);
@@ -818,6 +842,7 @@ TEST(what_cannot_be_launched_is_refused) {
         {cp_device_rotate(&pairs, NULL), cudaErrorInvalidValue},
         {cp_device_rotate(&wide, NULL), cudaErrorInvalidValue},
         {cp_device_quantise(&odd, NULL), cudaErrorInvalidValue},
+        {cp_device_pick(&vast, NULL), cudaErrorInvalidValue},
         {cp_device_norm(&odd_norm, NULL), cudaErrorInvalidValue},
         {cp_device_gather(&odd_rows, NULL), cudaErrorInvalidValue},
         {cp_device_gate(&odd_gate, NULL), cudaErrorInvalidValue},

@@ -224,3 +224,26 @@ cudaError_t cp_device_quantise(const cp_device_quantising *call,
     return CP_LAUNCH_GRID(quantise_rows, blocks_of(call->rows, call->width), 1,
                           1, THREADS, stream, *call);
 }
+
+CP_KERNEL(pick_rows, cp_device_picking) {
+    CP_SHARED(float, of_warps, [2][WARPS]);
+    const float *scores = a.scores + blockIdx.x * a.width;
+    float largest = -INFINITY, before = -INFINITY;
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        largest =
+            fabsf(scores[i]) < INFINITY ? fmaxf(largest, scores[i]) : INFINITY;
+    largest = join_block(largest, true, of_warps[0]);
+    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
+        if (scores[i] == largest)
+            before = fmaxf(before, -(float)i);
+    before = join_block(before, true, of_warps[1]);
+    if (threadIdx.x == 0)
+        a.best[blockIdx.x] = largest < INFINITY ? (int32_t)-before : -1;
+}
+
+cudaError_t cp_device_pick(const cp_device_picking *call, cudaStream_t stream) {
+    if (call->width > 1 << 24)
+        return cudaErrorInvalidValue;
+    return CP_LAUNCH_GRID(pick_rows, blocks_of(call->rows, call->width), 1, 1,
+                          THREADS, stream, *call);
+}

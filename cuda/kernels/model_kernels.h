@@ -61,6 +61,15 @@ typedef struct {
     float *scales; /* [rows] or NULL */
 } cp_device_gating;
 
+/* best[t] = where the largest of scores [rows][width] is in row t, and of
+ * equals the first; -1 where a score is no number, or infinite. width is at most
+ * 2^24, or the call is cudaErrorInvalidValue. */
+typedef struct {
+    int64_t rows, width;
+    const float *scores;
+    int32_t *best;
+} cp_device_picking;
+
 /* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
  * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
  * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, y
@@ -79,6 +88,7 @@ cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);
 cudaError_t cp_device_gate(const cp_device_gating *, cudaStream_t);
 cudaError_t cp_device_quantise(const cp_device_quantising *, cudaStream_t);
+cudaError_t cp_device_pick(const cp_device_picking *, cudaStream_t);
 
 /* out[i] = the i-th of count values that blocks of a CP_GGUF_ type stand for:
  * exactly what cp_dequantise computes (dequantise.h), then rounded to element.

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "cuda/kernels/model_kernels.h"
+
 static cp_device_engine *own(const cp_engine *base) {
     return (cp_device_engine *)(uintptr_t)base;
 }
@@ -50,14 +52,33 @@ static cp_status settle(const cp_engine *base) {
                    "bringing rows");
 }
 
+static float *scores_of(const cp_device_engine *mine) {
+    return (float *)(void *)mine->scores;
+}
+
+static cp_status enqueue_scores(const cp_device_engine *mine, int64_t rows) {
+    return cp_device_multiply(mine->ranks[0].multiplier,
+                              &mine->model->tensors[CP_WEIGHT_OUTPUT], rows,
+                              mine->base.input, NULL, false, scores_of(mine),
+                              mine->queues[0].compute);
+}
+
 static cp_status score(const cp_engine *base, int64_t rows, float *out) {
+    const int64_t words = base->model->facts.vocabulary;
+    CP_TRY(enqueue_scores(own(base), rows));
+    CP_TRY(copy(base, out, own(base)->scores, rows * words * 4));
+    return settle(base);
+}
+
+static cp_status best(const cp_engine *base, int64_t rows, int32_t *tokens) {
     const cp_device_engine *mine = own(base);
-    const cp_device_matrix *matrix = &mine->model->tensors[CP_WEIGHT_OUTPUT];
-    float *scores = (float *)(void *)mine->scores;
-    CP_TRY(cp_device_multiply(mine->ranks[0].multiplier, matrix, rows,
-                              base->input, NULL, false, scores,
-                              mine->queues[0].compute));
-    CP_TRY(copy(base, out, scores, rows * matrix->out * 4));
+    const int64_t words = base->model->facts.vocabulary;
+    int32_t *there = (int32_t *)(void *)(scores_of(mine) + SCORED * words);
+    const cp_device_picking call = {rows, words, scores_of(mine), there};
+    CP_TRY(enqueue_scores(mine, rows));
+    CP_TRY(cp_cuda(cp_device_pick(&call, mine->queues[0].compute),
+                   "picking tokens"));
+    CP_TRY(copy(base, tokens, there, rows * 4));
     return settle(base);
 }
 
@@ -109,8 +130,8 @@ static cp_status open_engine(cp_engine *base, const void *context) {
         CP_TRY(cp_event_new(&it->paced[n]));
     if (base->options.trace)
         CP_TRY(cp_device_trace_new(base->options.ranks, &it->trace));
-    return cp_device_reserve(SCORED * 4 * f->vocabulary, "the output layer",
-                             &it->scores);
+    return cp_device_reserve(SCORED * 4 * (f->vocabulary + 1),
+                             "the output layer", &it->scores);
 }
 
 static void close_engine(cp_engine *base) {
@@ -146,6 +167,7 @@ static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .copy = copy,
                                         .settle = settle,
                                         .score = score,
+                                        .best = best,
                                         .trace = trace};
 
 cp_status cp_device_engine_new(const cp_device_place *place,

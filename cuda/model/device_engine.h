@@ -48,7 +48,7 @@ typedef struct {
     cp_queues *queues;                   /* [count] */
     cp_device_rank *ranks;               /* [count] */
     cp_device_forward *decode, *prefill; /* or NULL */
-    char *scores;                        /* of a few rows, fp32 */
+    char *scores; /* of a few rows, fp32, and behind them their best tokens */
 } cp_device_engine;
 
 /* A pass that serves nothing yet, for the calls of a session: those of decode,

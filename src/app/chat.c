@@ -149,17 +149,15 @@ static void cost_clear(cp_cost *cost) {
 }
 
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
-    const int64_t vocabulary = chat->tape.vocabulary;
     cp_turn_report report;
     CP_TRY(cp_tape_run(&chat->tape, call, chat->session, &report));
+    CP_TRY(cp_tape_draw(&chat->tape, call, chat->session, &chat->sampler));
     for (int64_t i = 0; i < call->count; i++) {
         cp_speaker *who = &chat->speakers[call->decode ? call->which[i] : i];
         if (call->drawn[i] == CP_UNREAD) {
             turn_end(chat, who);
             continue;
         }
-        call->drawn[i] = cp_sampler_draw(
-            &chat->sampler, call->logits + i * vocabulary, vocabulary);
         CP_TRY(token_take(chat, who, call->drawn[i]));
     }
     return cost_keep(chat, call, &report);

@@ -7,7 +7,7 @@
 #include "app/command.h"
 
 static int64_t logits_bytes(const cp_tape *tape) {
-    return tape->vocabulary * (int64_t)sizeof(float);
+    return tape->keeps ? tape->vocabulary * (int64_t)sizeof(float) : 0;
 }
 
 void cp_tape_drop(cp_tape *tape) {
@@ -56,11 +56,39 @@ cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
         const int64_t sequence = call->decode ? call->which[i] : i;
         const int64_t position = cp_session_length(session, sequence) - 1;
         after += call->decode ? 1 : call->which[i];
-        if (call->drawn[i] != CP_UNREAD)
+        if (call->drawn[i] != CP_UNREAD && tape->keeps)
             CP_TRY(cp_scores_read(session, after - 1, 1, position, width,
                                   call->logits + i * width));
     }
     return CP_OK;
+}
+
+cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
+                       const cp_session *session, cp_sampler *sampler) {
+    const int64_t width = tape->vocabulary;
+    int64_t *after, read = 0, tokens = 0;
+    int32_t *drawn;
+    CP_TRY(cp_allocate(&after, call->count, 8 + 4, "tokens"));
+    drawn = (int32_t *)(after + call->count);
+    for (int64_t i = 0; i < call->count; i++) {
+        tokens += call->decode ? 1 : call->which[i];
+        if (call->drawn[i] == CP_UNREAD)
+            continue;
+        after[read] = tokens - 1;
+        if (tape->keeps)
+            drawn[read] =
+                cp_sampler_draw(sampler, call->logits + i * width, width);
+        read++;
+    }
+    const cp_status status =
+        tape->keeps || read == 0
+            ? CP_OK
+            : cp_session_draw(session, read, after, sampler, drawn);
+    for (int64_t i = call->count - 1; i >= 0 && status == CP_OK; i--)
+        if (call->drawn[i] != CP_UNREAD)
+            call->drawn[i] = drawn[--read];
+    free(after);
+    return status;
 }
 
 /* Compare what two sessions said, and draw from what the second did. */

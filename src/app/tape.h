@@ -15,7 +15,7 @@ typedef struct {
                        logits lie behind it */
     cp_ids ids;     /* their new tokens */
     int32_t *drawn; /* [count] from their logits; CP_UNREAD: not read */
-    float *logits;  /* [count][vocabulary] */
+    float *logits;  /* [count][vocabulary], if the tape keeps them */
     cp_variant variant; /* of the ring that it took */
 } cp_tape_call;
 
@@ -23,7 +23,7 @@ enum { CP_UNREAD = -1 };
 
 typedef struct {
     int64_t vocabulary;  /* of the sessions */
-    bool keeps;          /* all calls, not the last one alone */
+    bool keeps;          /* all calls, with logits; not the last one alone */
     cp_tape_call *calls; /* owned */
     int64_t count, room;
 } cp_tape;
@@ -51,11 +51,16 @@ void cp_tape_free(cp_tape *tape);
  * caller appends its new tokens to call->ids. */
 void cp_tape_call_add(cp_tape_call *call, int64_t which, bool read);
 
-/* Make the call, and read its logits; the call's variant becomes the report's.
- * Fails as the session does, and with CP_INVALID where a logit is no
- * number. */
+/* Make the call, and read its logits if the tape keeps them; the call's variant
+ * becomes the report's. Fails as the session does, and with CP_INVALID where a
+ * logit is no number. */
 cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
                       cp_session *session, cp_turn_report *report);
+
+/* Draw the tokens that are to be read of the session's last call, this one.
+ * Fails as cp_session_draw does. */
+cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
+                       const cp_session *session, cp_sampler *sampler);
 
 /* Make all calls again, of another session, draw again by a sampler that
  * starts as the first did, and compare. seconds: [tape->count] that each took

@@ -2,8 +2,10 @@
 /* The life of an engine. */
 #include "model/engine.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ground/random.h"
 #include "model/pass.h"
@@ -182,6 +184,82 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     if (crew == NULL)
         return CP_OK;
     return crew->share(out, count * words * (int64_t)sizeof(float));
+}
+
+static cp_status draw_from(const float *scores, int64_t words,
+                           cp_sampler *sampler, int32_t *token) {
+    for (int64_t i = 0; i < words; i++)
+        if (!isfinite(scores[i]))
+            return cp_refuse("the logit of token %ld is %g; the model's "
+                             "numbers overflow",
+                             i, (double)scores[i]);
+    *token = cp_sampler_draw(sampler, scores, words);
+    return CP_OK;
+}
+
+static cp_status draw_rows(const cp_engine *engine, int64_t rows,
+                           cp_sampler *sampler, int32_t *tokens) {
+    const int64_t words = engine->model->facts.vocabulary;
+    float *scores;
+    bool sound = sampler->temperature == 0.0 && engine->on->best != NULL;
+    if (sound)
+        CP_TRY(engine->on->best(engine, rows, tokens));
+    for (int64_t n = 0; n < rows && sound; n++)
+        sound = tokens[n] >= 0;
+    if (sound)
+        return CP_OK;
+    CP_TRY(cp_allocate(&scores, rows, words * 4, "scores"));
+    cp_status status = engine->on->score(engine, rows, scores);
+    for (int64_t n = 0; n < rows && status == CP_OK; n++)
+        status = draw_from(scores + n * words, words, sampler, &tokens[n]);
+    free(scores);
+    return status;
+}
+
+static cp_status draw_blocks(const cp_engine *engine, int64_t count,
+                             const cp_owner *owners, cp_sampler *sampler,
+                             int32_t *tokens) {
+    const cp_crew *crew = engine->place.crew;
+    cp_status status = CP_OK;
+    for (int64_t n = 0; n < count; n += engine->on->scored) {
+        const int64_t rows = cp_min(engine->on->scored, count - n);
+        CP_TRY(bring_rows(engine, rows, owners + n));
+        if (status == CP_OK && (crew == NULL || crew->rank == 0))
+            status = draw_rows(engine, rows, sampler, tokens + n);
+    }
+    return status;
+}
+
+static cp_status tell(const cp_crew *crew, cp_status status, int64_t count,
+                      cp_sampler *sampler, int32_t *tokens) {
+    int64_t *told; /* status, state, tokens */
+    CP_TRY(cp_allocate(&told, 2 + count, sizeof(*told), "tokens"));
+    told[0] = status;
+    memcpy(&told[1], &sampler->state, sizeof(told[1]));
+    for (int64_t n = 0; n < count && status == CP_OK; n++)
+        told[2 + n] = tokens[n];
+    const cp_status shared = crew->share(told, (2 + count) * 8);
+    memcpy(&sampler->state, &told[1], sizeof(told[1]));
+    for (int64_t n = 0; n < count; n++)
+        tokens[n] = (int32_t)told[2 + n];
+    if (shared == CP_OK && crew->rank > 0 && told[0] != CP_OK)
+        status = cp_fail((cp_status)told[0], "rank 0 could not draw a token");
+    free(told);
+    return status != CP_OK ? status : shared;
+}
+
+cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
+                         const int64_t *after, cp_sampler *sampler,
+                         int32_t *tokens) {
+    const cp_crew *crew = engine->place.crew;
+    cp_owner *owners;
+    CP_TRY(cp_allocate(&owners, count, sizeof(*owners), "owners"));
+    for (int64_t n = 0; n < count; n++)
+        owners[n] = engine->owners[engine->now][after[n]];
+    const cp_status status =
+        draw_blocks(engine, count, owners, sampler, tokens);
+    free(owners);
+    return crew == NULL ? status : tell(crew, status, count, sampler, tokens);
 }
 
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,

@@ -5,6 +5,7 @@
 #define CP_ENGINE_H
 
 #include "model/backend.h"
+#include "model/sample.h"
 #include "ring/cache.h"
 #include "ring/crew.h"
 
@@ -44,6 +45,9 @@ typedef struct {
     cp_status (*settle)(const cp_engine *engine);
     /* out[rows][vocabulary], on the host, from the rows at engine->input. */
     cp_status (*score)(const cp_engine *engine, int64_t rows, float *out);
+    /* The token with the largest of a row's scores, of equals the smallest;
+     * negative where one is no number. NULL: from the scores. */
+    cp_status (*best)(const cp_engine *engine, int64_t rows, int32_t *tokens);
     cp_status (*trace)(const cp_engine *engine, const char *path);
 } cp_engine_ops;
 
@@ -82,8 +86,8 @@ cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine);
 /* An engine at a place, which must outlive it, as must the model. run leaves
  * cache rows beyond those committed, and nothing else, changed when it fails:
  * with CP_BROKEN if processes disagree, with CP_ABORTED if another one could
- * not begin, and as the place does. logits reads the last run that did not.
- * Free even what new fails to make. */
+ * not begin, and as the place does. logits and draw read the last run that did
+ * not. Free even what new fails to make. */
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out);
@@ -91,5 +95,8 @@ void cp_engine_free(cp_engine *engine);
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
+cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
+                         const int64_t *after, cp_sampler *sampler,
+                         int32_t *tokens);
 
 #endif

@@ -206,6 +206,16 @@ cp_status cp_session_logits(const cp_session *session, int64_t first,
     return cp_engine_logits(session->engine, first, count, logits);
 }
 
+cp_status cp_session_draw(const cp_session *session, int64_t count,
+                          const int64_t *after, cp_sampler *sampler,
+                          int32_t *tokens) {
+    for (int64_t n = 0; n < count; n++)
+        if (after[n] < 0 || after[n] >= session->last.rows)
+            return cp_refuse("a token after %ld of a call of %ld tokens",
+                             after[n], session->last.rows);
+    return cp_engine_draw(session->engine, count, after, sampler, tokens);
+}
+
 static cp_status check_variant(cp_variant variant) {
     if (variant == CP_DECODE)
         return cp_refuse("decode is not a variant of a prefill");

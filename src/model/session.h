@@ -5,6 +5,7 @@
 #define CP_SESSION_H
 
 #include "model/backend.h"
+#include "model/sample.h"
 
 typedef struct {
     cp_variant variant;
@@ -56,6 +57,14 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
  * which that call was given them. logits [count][vocabulary]. */
 cp_status cp_session_logits(const cp_session *session, int64_t first,
                             int64_t count, float *logits);
+
+/* Draw tokens[n] from the scores after token after[n] of the last successful
+ * call, one after the other; the sampler moves on as by cp_sampler_draw. All
+ * processes get the same. Fails with CP_INVALID where a score is no number;
+ * the sampler may have moved then. */
+cp_status cp_session_draw(const cp_session *session, int64_t count,
+                          const int64_t *after, cp_sampler *sampler,
+                          int32_t *tokens);
 
 /* The variant of later prefills; CP_DECODE is refused. */
 cp_status cp_session_choose(cp_session *session, cp_variant variant);
