@@ -33,12 +33,15 @@ static void make_room(batch *b, const int64_t *fresh) {
 
 static void leave_room(batch *b) {
     talk *t = &b->t;
+    if (b->largest == NULL)
+        return;
     for (int r = 0; r < t->ranks; r++) {
         cp_graph_free(b->graphs[r]);
         b->graphs[r] = NULL;
     }
     forget_call(t);
     cp_layout_free(b->largest);
+    b->largest = NULL;
 }
 
 static void give_all_inputs(const talk *t) {
@@ -58,7 +61,7 @@ static cp_status enqueue_step(void *context) {
         if (!b->outside)
             give_all_inputs(t);
         stand_in_freeze_uploads(b->stale);
-        must(cp_stream_walk(t->walkers, t->ranks, NULL, t->keys[layer],
+        must(cp_stream_walk(t->walkers, t->ranks, t->link, t->keys[layer],
                             t->values[layer]));
         stand_in_freeze_uploads(false);
         if (!b->outside)
@@ -80,7 +83,7 @@ static cp_status run_once(batch *b, bool launch) {
     cp_graph **graph = &b->graphs[0];
     if (launch && *graph == NULL) {
         b->captures++;
-        must(cp_graph_capture(t->queues, t->ranks, NULL, enqueue_step, b,
+        must(cp_graph_capture(t->queues, t->ranks, t->link, enqueue_step, b,
                               graph));
     }
     if (b->outside)
@@ -192,10 +195,17 @@ static void close_batch(batch *b) {
     end();
 }
 
-LOOP(a_graph_decodes_as_an_eager_walk_does, 0, 12) {
+/* From the thirteenth on each message is one that NCCL's only rank sends to
+ * itself. */
+LOOP_FOR(120, a_graph_decodes_as_an_eager_walk_does, 0, 18) {
     static const int64_t growths[] = {40, 0, 2};
+    cp_nccl *nccl = NULL;
     batch b;
     open_batch(&b, (uint64_t)_i, growths[(_i + _i / 6) % 3]);
+    if (_i >= 12) {
+        open_alone(&nccl);
+        b.t.link = &nccl->link;
+    }
     const int steps = b.t.ranks < 4 ? STEPS : STEPS / 2;
     uint64_t state = (uint64_t)_i + 1;
     for (int step = 0; step < steps; step++) {
@@ -206,7 +216,53 @@ LOOP(a_graph_decodes_as_an_eager_walk_does, 0, 12) {
     }
     ck_assert_int_le(b.captures, b.t.growth == 40 ? 1 : steps);
     ck_assert_int_ge(b.captures, b.t.growth == 0 && b.t.ranks > 1 ? 2 : 1);
+    leave_room(&b); /* and its graph */
+    cp_nccl_free(nccl);
     close_batch(&b);
+}
+
+/* A thousand messages of a rank to itself, enqueued or each a launch. */
+enum { ROUNDS = 1000, LONG = 10000 };
+
+static struct {
+    cp_nccl *nccl;
+    cp_queues queues;
+    char *said, *from, *to, *heard; /* [LONG] */
+} echo;
+
+static cp_status send_to_itself(void *unused) {
+    const cp_message_half halves[] = {{0, false, echo.from, LONG},
+                                      {0, true, echo.to, LONG}};
+    const cp_link *link = &echo.nccl->link;
+    cudaStream_t stream = echo.queues.compute;
+    (void)unused;
+    CP_TRY(cp_bytes_copy(echo.from, echo.said, LONG, stream, "what is said"));
+    CP_TRY(link->trade(link->context, halves, 2, stream));
+    return cp_bytes_copy(echo.heard, echo.to, LONG, stream, "what is heard");
+}
+
+LOOP_FOR(120, a_rank_hears_itself, 0, 2) {
+    cp_graph *graph = NULL;
+    begin_open(_i);
+    open_alone(&echo.nccl);
+    must(cp_queues_new(&echo.queues));
+    echo.said = pinned(LONG);
+    echo.heard = pinned(LONG);
+    echo.from = on_device(LONG);
+    echo.to = on_device(LONG);
+    for (int n = 0; n < ROUNDS; n++) {
+        memset(echo.said, n % 101, LONG);
+        if (_i == 1 && n == 1)
+            must(cp_graph_capture(&echo.queues, 1, &echo.nccl->link,
+                                  send_to_itself, NULL, &graph));
+        must(graph != NULL ? cp_graph_launch(graph) : send_to_itself(NULL));
+        must(cp_nccl_finish(echo.nccl, echo.queues.compute, "an echo"));
+        ck_assert_mem_eq(echo.heard, echo.said, LONG);
+    }
+    cp_graph_free(graph);
+    cp_nccl_free(echo.nccl);
+    cp_queues_free(&echo.queues);
+    end();
 }
 
 LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()) {

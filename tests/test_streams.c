@@ -48,6 +48,23 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     end();
 }
 
+LOOP_FOR(120, ranks_of_one_process_send_to_themselves, 0, 4) {
+    cp_nccl *nccl;
+    begin_open(_i);
+    open_alone(&nccl);
+    talk t = {.shape = {4, 2, 12},
+              .ranks = 2 + 2 * _i,
+              .spare = 1 + _i % 3,
+              .sequences = 2,
+              .room = 60,
+              .link = &nccl->link};
+    hold_talk(&t);
+    if (stand_in_pretends())
+        ck_assert_int_ge(stand_in_count().messages, TURNS);
+    cp_nccl_free(nccl);
+    end();
+}
+
 static int64_t last_conflict(const cp_plan *plan, int rank, int64_t n) {
     const cp_op *ops = plan->programs[rank].ops, *op = &ops[n];
     cp_touch one, other;

@@ -256,12 +256,6 @@ LOOP(failures_spread_through_groups_and_end, 0, COUNT_OF(losses)) {
     end();
 }
 
-static void open_alone(cp_nccl **nccl) {
-    ncclUniqueId id;
-    must(cp_nccl_id(&id));
-    must(cp_nccl_new(&id, 0, 1, 5, nccl));
-}
-
 TEST(groups_that_do_not_divide_are_refused) {
     begin(1);
     cp_nccl *world, *tp, *cp;
@@ -296,21 +290,5 @@ TEST(a_group_that_never_forms_leaves_nothing) {
     for (int r = 0; r < 2; r++)
         members[r] = (member){0};
     run_crowd(members, sizeof(members[0]), 2, split_alone);
-    end();
-}
-
-LOOP(ranks_of_one_process_send_to_themselves, 0, 4) {
-    cp_nccl *nccl;
-    begin_open(_i);
-    open_alone(&nccl);
-    talk t = {.shape = {4, 2, 12},
-              .ranks = 2 + 2 * _i,
-              .spare = 1 + _i % 3,
-              .sequences = 2,
-              .room = 60,
-              .link = &nccl->link};
-    hold_talk(&t);
-    ck_assert_int_ge(stand_in_count().messages, TURNS);
-    cp_nccl_free(nccl);
     end();
 }
