@@ -6,6 +6,7 @@
 #include "device.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "cuda/ring/nccl_link.h"
@@ -50,6 +51,7 @@ struct talk {
     cp_device_trace *trace;       /* or NULL */
     void (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
     cp_status (*walk)(talk *t);   /* all layers; NULL: walk_together */
+    double lag; /* seconds that rank 1's host takes before each layer */
     /* Between calls. */
     cp_cache *cache;
     void *keys[LAYERS][MOST_RANKS], *values[LAYERS][MOST_RANKS];
@@ -332,6 +334,9 @@ static inline cp_status walk_together(talk *t) {
 static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
     cp_stream_walker *w = t->walkers[rank];
     for (int layer = 0; layer < t->layers; layer++) {
+        for (double began = cp_clock();
+             rank == 1 && cp_clock() < began + t->lag;)
+            sched_yield();
         CP_TRY(give_all(t, rank));
         CP_TRY(cp_stream_walk(&w, 1, &cp->link, &t->keys[layer][rank],
                               &t->values[layer][rank]));

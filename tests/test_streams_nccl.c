@@ -152,6 +152,19 @@ TEST(a_lost_message_is_named) {
     end();
 }
 
+/* Two layers take longer than the patience, and neither does. */
+TEST(who_is_slow_is_not_dead) {
+    const int64_t fresh = 20;
+    begin_open(1);
+    talk t = open_one(3);
+    t.lag = 0.7;
+    patience = patience_of_others = 1.0;
+    call(&t, &fresh, CP_PASS_KV);
+    went_well(&t, 0);
+    close_talk(&t);
+    end();
+}
+
 /* Rank 1 walks the plan of a longer call. */
 static cp_status walk_with_one_mistaken(talk *t) {
     const int64_t fresh = 28;

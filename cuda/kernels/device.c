@@ -120,3 +120,37 @@ cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream) {
 cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event) {
     return cp_cuda(cudaStreamWaitEvent(stream, event, 0), "joining two queues");
 }
+
+double cp_milestones_look(cp_milestones *p) {
+    while (p->passed < p->noted &&
+           cudaEventQuery(p->events[p->passed % CP_MILESTONES]) ==
+               cudaSuccess) {
+        p->passed++;
+        p->when = cp_clock();
+    }
+    return p->when;
+}
+
+cp_status cp_milestones_note(cp_milestones *p, cudaStream_t stream) {
+    enum cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+    cudaEvent_t *next = &p->events[p->noted % CP_MILESTONES];
+    CP_TRY(cp_cuda(cudaStreamIsCapturing(stream, &state),
+                   "asking whether a queue is captured"));
+    if (state != cudaStreamCaptureStatusNone)
+        return CP_OK;
+    if (p->noted - p->passed == CP_MILESTONES)
+        cp_milestones_look(p);
+    if (p->noted - p->passed == CP_MILESTONES)
+        return CP_OK;
+    if (*next == NULL)
+        CP_TRY(cp_event_new(next));
+    CP_TRY(cp_event_record(*next, stream));
+    p->noted++;
+    return CP_OK;
+}
+
+void cp_milestones_free(cp_milestones *p) {
+    for (int i = 0; i < CP_MILESTONES; i++)
+        cp_event_free(p->events[i]);
+    *p = (cp_milestones){.noted = 0};
+}

@@ -56,4 +56,19 @@ void cp_event_free(cudaEvent_t event);
 cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream);
 cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
 
+/* How far a stream has come, for who waits for its end: some events behind one
+ * another, and when the latest of those that have come was seen to. note puts
+ * one at the end of the stream, unless all are on their way or the stream is
+ * captured; look asks for them, and returns that time (cp_clock). All zero at
+ * first; all notes go to one stream. */
+enum { CP_MILESTONES = 256 };
+typedef struct {
+    cudaEvent_t events[CP_MILESTONES]; /* made when they are needed */
+    int64_t noted, passed;
+    double when;
+} cp_milestones;
+cp_status cp_milestones_note(cp_milestones *milestones, cudaStream_t stream);
+double cp_milestones_look(cp_milestones *milestones);
+void cp_milestones_free(cp_milestones *milestones);
+
 #endif

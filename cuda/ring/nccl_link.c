@@ -118,7 +118,8 @@ static ncclConfig_t config_of(int most_blocks) {
 
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
-    **out = (cp_nccl){.link = {trade, check, give_up, *out, &(*out)->graphs},
+    **out = (cp_nccl){.link = {trade, check, give_up, *out, &(*out)->graphs,
+                               &(*out)->milestones},
                       .kin = *out,
                       .rank = rank,
                       .ranks = ranks,
@@ -135,6 +136,7 @@ static void forget(cp_nccl *nccl) {
     before->kin = nccl->kin;
     if (nccl->comm != NULL)
         abort_one(nccl);
+    cp_milestones_free(&nccl->milestones);
     free(nccl);
 }
 

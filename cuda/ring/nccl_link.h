@@ -17,7 +17,8 @@ struct cp_nccl {
     ncclComm_t comm;
     cp_nccl *kin;     /* the next of this process's; itself if alone */
     cp_graph *graphs; /* that its messages were captured in */
-    bool aborted;     /* given up: nothing more is said to its peers */
+    cp_milestones milestones;
+    bool aborted; /* given up: nothing more is said to its peers */
 };
 
 /* An id for ranks to join by: made by one of them and handed round; or, if

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "cuda/ring/streams.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -352,6 +353,8 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
         CP_TRY(do_operation(w, op, in_one));
         mark_end(w, mark);
     }
+    if (w->link != NULL && w->link->milestones != NULL)
+        CP_TRY(cp_milestones_note(w->link->milestones, w->queues.compute));
     return w->over[n] != NULL ? cp_event_record(w->over[n], w->queues.compute)
                               : CP_OK;
 }
@@ -546,21 +549,30 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
     return CP_OK;
 }
 
+static void pause_a_little(double waited, int64_t asked) {
+    const struct timespec pause = {0, 20000};
+    if (waited < 2e-4)
+        sched_yield();
+    else if (asked % 64 == 0 || waited > 0.01)
+        nanosleep(&pause, NULL);
+}
+
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
                    const cp_link *link, double patience, bool *late) {
-    const struct timespec pause = {0, 20000};
     const double began = cp_clock();
     cudaError_t error;
     *late = false;
     for (int64_t n = 1; (error = ask(what)) == cudaErrorNotReady; n++) {
-        const double waited = cp_clock() - began;
-        *late = patience > 0 && waited > patience;
+        const double came = link != NULL && link->milestones != NULL
+                                ? cp_milestones_look(link->milestones)
+                                : 0.0;
+        const double since = came > began ? came : began;
+        *late = patience > 0 && cp_clock() - since > patience;
         if (link != NULL)
             CP_TRY(link->check(link->context));
         if (*late)
             return CP_OK;
-        if (n % 64 == 0 || waited > 0.01)
-            nanosleep(&pause, NULL);
+        pause_a_little(cp_clock() - began, n);
     }
     return cp_cuda(error, "waiting for a GPU");
 }

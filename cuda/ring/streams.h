@@ -23,7 +23,7 @@ typedef struct {
  * some messages on a stream, as one group that is complete when all are; check
  * says whether the connection is sound; abort ends what waits on the device,
  * and first all graphs that the messages were captured in, listed at graphs.
- * Between two ranks the k-th message sent meets the k-th received. Failures are
+ * What a walk computes between its messages is noted in milestones. Between two ranks the k-th message sent meets the k-th received. Failures are
  * CP_BROKEN. */
 typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
@@ -31,12 +31,14 @@ typedef struct {
     cp_status (*check)(void *context);
     void (*abort)(void *context);
     void *context;
-    struct cp_graph **graphs; /* the first of them (graph.h); or NULL */
+    struct cp_graph **graphs;  /* the first of them (graph.h); or NULL */
+    cp_milestones *milestones; /* of the compute queue; or NULL */
 } cp_link;
 
 /* Ask the device about something until it has come, and a link (or NULL)
- * whether it is sound: at most so many seconds (0: for ever), and then *late.
- * Fails as the link does, or as what was asked about. */
+ * whether it is sound: until so many seconds have gone by (0: for ever) in
+ * which nothing came, and then *late. Fails as the link does, or as what was
+ * asked about. */
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
                    const cp_link *link, double patience, bool *late);
 
