@@ -166,10 +166,12 @@ check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its
 	+@$(again) gpu
 	@LONGRING=$(B)/longring LONGRING_GPU=$(B)/gpu/longring tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU) $(B)/tests/test_gpu_commands
 gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/measure_gpu $(B)/gpu/longring ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
+# Hopper's own instructions are for no other GPU, not even a later one.
+cards     = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
+$(patsubst %,$(B)/gpu/%.o,$(shell grep -ls 'kernels/hopper.h"' cuda/kernels/*.cu)): private cards = -gencode arch=compute_90a,code=sm_90a
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
-	$(Q)$(NVCC) -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
-	  -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) -O3 -std=c++17 $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $<
 $(B)/gpu/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<

@@ -2,7 +2,8 @@
 
 kernels.py FOLDER NVCC CUOBJDUMP BUDGETS [FILE.cu ...]
 
-Compiles each file for sm_80 and sm_90a into FOLDER and prints, as CSV, a row
+Compiles each file for sm_80 and sm_90a (those with Hopper's instructions only for
+that) into FOLDER and prints, as CSV, a row
 for each kernel: what it takes of a multiprocessor, and its inner loop (the
 innermost with the most multiply-adds) by kinds of instructions. The kernels
 that have one are also shown on stderr, and so is what is over the BUDGETS; then
@@ -124,6 +125,11 @@ def plain(name):
     return found[2][:int(found[1])] if found else name
 
 
+def architectures(path):
+    with open(path) as lines:
+        return CHECKED[1:] if '/hopper.h"' in lines.read() else CHECKED
+
+
 def count(folder, nvcc, cuobjdump, path, arch):
     cubin = os.path.join(folder, f"{os.path.basename(path)}.{arch}.cubin")
     made = subprocess.run([nvcc, "-O3", "-std=c++17", "-arch", arch, "-cubin", "-Xptxas", "-v",
@@ -187,7 +193,7 @@ def main():
     os.makedirs(folder, exist_ok=True)
     wrong, out = [], None
     for path in files:
-        for arch in CHECKED:
+        for arch in architectures(path):
             for name, taken, loop in count(folder, nvcc, cuobjdump, path, arch):
                 given = budgets.pop((name, arch), {})
                 row = row_of(name, arch, taken, loop, given)

@@ -12,6 +12,7 @@
 
 /* Keys and values of decode lie so often in memory, more than a cache holds. */
 enum { TURNS = 3, WIDEST_PRODUCT = 8192 };
+#define TOO_LONG 0.1 /* seconds */
 
 enum { QUERIES, KEYS, VALUES, INPUTS };
 enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
@@ -342,7 +343,8 @@ static cp_status check(const subject *it, const char *what) {
 /* A row of a kernel, in the unit of its ceiling; and what it costs to merge
  * into a partial that is there, where that is asked. */
 static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
-                     cp_attend_kernel kernel, const cp_entrant *ceiling) {
+                     cp_attend_kernel kernel, const cp_entrant *ceiling,
+                     bool *slow) {
     const cp_bench *bench = it->bench;
     const bool merges = part == CP_BENCH_MERGE;
     subject both[2] = {
@@ -363,18 +365,21 @@ static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
     CP_TRY(cp_measure_rounds(bench->rounds, 2, all));
     CP_TRY(check(&both[0], all[0].what));
     cp_measure_report(bench, &all[0], &all[1]);
+    *slow = all[0].work > TOO_LONG * all[0].rates[0];
     return CP_OK;
 }
 
+/* A kernel that takes too long is not asked for larger sizes. */
 static cp_status rows(const bench_desk *it, cp_bench_part part,
                       const cp_counts *sizes, const cp_entrant *ceiling) {
     const cp_shape *shape = &it->bench->shape;
+    bool slow[CP_ATTEND_KERNELS] = {false};
     for (int64_t n = 0; n < sizes->count && it->bench->parts[part]; n++)
         for (int k = 0; k < CP_ATTEND_KERNELS; k++)
-            if (cp_device_takes((cp_attend_kernel)k, shape, it->element,
-                                it->capability))
+            if (!slow[k] && cp_device_takes((cp_attend_kernel)k, shape,
+                                            it->element, it->capability))
                 CP_TRY(row(it, part, sizes->items[n], (cp_attend_kernel)k,
-                           ceiling));
+                           ceiling, &slow[k]));
     return CP_OK;
 }
 
