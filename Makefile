@@ -66,7 +66,7 @@ LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% multiply% gpu% graphs% traces%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
 # In these suites the kernels' loads and stores are told to stand-in/races.c, unless a sanitizer is asked for.
 WATCHED   = $(addprefix $(B)/tests/test_,kernels)
@@ -74,7 +74,7 @@ watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-ON_GPU    = $(addprefix $(B)/gpu/test_,kernels multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels prefill multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu))
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests

@@ -54,7 +54,8 @@ typedef struct {
     cp_device_tiles queries_of;
     cp_device_keys keys_of;
     const void *queries, *keys, *values;
-    bool merge; /* into what output and lse hold */
+    int64_t key_rows; /* of the tensors of keys and values */
+    bool merge;       /* into what output and lse hold */
     int splits;
     float *unfinished;
     int32_t *tickets;

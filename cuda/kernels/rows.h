@@ -148,8 +148,8 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
         a->lse[at] = base + logf(sum);
 }
 
-static __device__ void merge_splits(const cp_device_attention *a,
-                                    const rows_of_block *mine) {
+CP_INLINE void merge_splits(const cp_device_attention *a,
+                            const rows_of_block *mine) {
     CP_SHARED(int, is_last, [1]);
     __threadfence();
     __syncthreads();

@@ -1,0 +1,173 @@
+/* The rungs of chapter 14 against the oracle, on what stands in for Hopper or
+ * on one: bf16 queries, keys and values, whatever lies around them NaN. */
+#include "device.h"
+
+#include "cuda/kernels/prefill.h"
+#include "formats.h"
+#include "problem.h"
+
+/* The numbers as bf16 on the device; x is left with what that holds. */
+static void *stored(float *x, int64_t count) {
+    uint16_t *bits = on_host(count * 2);
+    for (int64_t i = 0; i < count; i++) {
+        bits[i] = (uint16_t)encode(CP_BF16, x[i]);
+        x[i] = (float)decode(CP_BF16, bits[i]);
+    }
+    return upload(bits, count * 2);
+}
+
+static cp_piece *further(const cp_pieces *pieces, int64_t rows) {
+    const int64_t bytes = pieces->count * (int64_t)sizeof(cp_piece);
+    cp_piece *items = memcpy(on_host(bytes), pieces->items, (size_t)bytes);
+    for (int64_t n = 0; n < pieces->count; n++)
+        items[n].row += rows;
+    return items;
+}
+
+static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
+                                int64_t rows) {
+    cp_pieces tiles = {0};
+    must(cp_pieces_cut(pieces, longest, &tiles));
+    const cp_device_tiles list = {
+        upload(further(&tiles, rows), tiles.count * (int64_t)sizeof(cp_piece)),
+        upload(&tiles.count, 8), tiles.count + 2};
+    cp_pieces_free(&tiles);
+    return list;
+}
+
+enum { SEQUENCES = 4 };
+
+/* Pieces come sorted by their sequence. */
+static cp_device_keys keys_of(const cp_pieces *pieces, int64_t rows) {
+    int64_t first[SEQUENCES + 1] = {0};
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        first[s + 1] = first[s];
+        while (first[s + 1] < pieces->count &&
+               pieces->items[first[s + 1]].span.sequence == s)
+            first[s + 1]++;
+    }
+    ck_assert_int_eq(first[SEQUENCES], pieces->count);
+    return (cp_device_keys){upload(further(pieces, rows),
+                                   pieces->count * (int64_t)sizeof(cp_piece)),
+                            upload(first, sizeof(first)), SEQUENCES, 4096};
+}
+
+/* Where a tensor would have to begin for so many bytes of it to lie before. */
+static void *before(const void *there, int64_t bytes) {
+    return (void *)((uintptr_t)there - (uintptr_t)bytes);
+}
+
+static int rung;
+
+static void attend(problem *p) {
+    const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
+    const int64_t width = p->shape.kv_heads * dim;
+    const int64_t rows = p->query_rows * heads;
+    const int64_t far = p->far ? (INT64_C(1) << 32) / width : 0;
+    float *output = upload(p->output, rows * dim * 4);
+    float *lse = upload(p->lse, rows * 4);
+    const void *queries = stored(p->queries, rows * dim);
+    const void *keys = stored(p->keys, p->key_rows * width);
+    const void *values = stored(p->values, p->key_rows * width);
+    const cp_device_attention call = {
+        .shape = p->shape,
+        .element = CP_BF16,
+        .queries_of =
+            tiles_of(&p->query_pieces, cp_device_prefill_tile(&p->shape), far),
+        .keys_of = keys_of(&p->key_pieces, far),
+        .queries = before(queries, far * heads * dim * 2),
+        .keys = before(keys, far * width * 2),
+        .values = before(values, far * width * 2),
+        .key_rows = far + p->key_rows,
+        .merge = p->merge,
+        .splits = 1,
+        .rows = far + p->query_rows,
+        .output = before(output, far * heads * dim * 4),
+        .lse = before(lse, far * heads * 4)};
+    must(cp_device_prefill(&call, rung, NULL));
+    p->output = fetch(output, rows * dim * 4);
+    p->lse = fetch(lse, rows * 4);
+}
+
+/* As design.md has it for bf16 against the truth of the rounded numbers. */
+static void check_rounded(problem *p) {
+    const int64_t dim = p->shape.head_dim;
+    const int64_t rows = p->query_rows * p->shape.query_heads;
+    const float *output = copied(p->output, rows * dim);
+    const float *lse = copied(p->lse, rows);
+    double *truth = room_for(rows * dim, 8), *truth_lse = room_for(rows, 8);
+    double difference = 0.0, norm = 0.0;
+    attend(p);
+    for (int64_t i = 0; i < rows; i++)
+        truth_lse[i] = NAN;
+    must(cp_oracle(&p->shape, &p->query_pieces, p->queries, &p->key_pieces,
+                   p->keys, p->values, truth, truth_lse));
+    for (int64_t i = 0; i < rows; i++) {
+        if (isnan(truth_lse[i])) {
+            hold(memcmp(&p->lse[i], &lse[i], 4) == 0);
+            hold(memcmp(p->output + i * dim, output + i * dim,
+                        (size_t)dim * 4) == 0);
+            continue;
+        }
+        if (p->merge)
+            merge_truth(dim, output + i * dim, (double)lse[i], truth + i * dim,
+                        &truth_lse[i]);
+        hold(truth_lse[i] == (double)-INFINITY
+                 ? p->lse[i] == -INFINITY
+                 : fabs((double)p->lse[i] - truth_lse[i]) <= 1e-4);
+        for (int64_t d = i * dim; d < (i + 1) * dim; d++) {
+            difference += pow((double)p->output[d] - truth[d], 2);
+            norm += truth[d] * truth[d];
+        }
+    }
+    ck_assert_double_le(sqrt(difference), 3e-3 * sqrt(norm));
+}
+
+/* Some queries behind cached keys, of which the first are missing; the others
+ * lie in so many pieces, with one row of NaN behind each. */
+typedef struct {
+    cp_shape shape;
+    int64_t missing, cached, fresh, pieces;
+    float scale;
+    bool merge, far;
+} prefill;
+
+static const prefill problems[] = {
+    {{1, 1, 64}, 0, 0, 1, 1, 1.0f, false, false},
+    {{2, 1, 128}, 0, 0, 200, 1, 1.0f, false, false},
+    {{4, 2, 64}, 0, 300, 40, 2, 1.0f, true, false},
+    {{6, 2, 128}, 0, 256, 128, 1, 5.5f, true, false},
+    {{40, 1, 64}, 0, 5, 9, 3, 1.0f, false, false},
+    {{40, 1, 128}, 2, 5, 12, 1, 1.0f, true, false},
+    {{130, 1, 64}, 0, 150, 2, 1, 1.0f, true, true},
+    {{8, 4, 64}, 30, 0, 129, 4, 1.0f, false, true},
+    {{2, 2, 64}, 70, 60, 80, 1, 1.0f, true, false},
+};
+
+static problem *new_prefill(const prefill *like, uint64_t seed) {
+    problem *p = new_problem(like->shape);
+    const int64_t all = like->cached + like->fresh - like->missing;
+    int64_t row = 2;
+    cp_pieces_append(&p->query_pieces,
+                     (cp_piece){{2, like->cached, like->fresh, 1}, 1});
+    for (int64_t n = 0; n < like->pieces; n++) {
+        const int64_t count = (all - n + like->pieces - 1) / like->pieces;
+        cp_pieces_append(&p->key_pieces,
+                         (cp_piece){{2, like->missing + n, count,
+                                     count > 1 ? like->pieces : 1},
+                                    row});
+        row += count + 1;
+    }
+    p->merge = like->merge;
+    p->far = like->far;
+    prepare(p, like->scale, draw, &seed);
+    return p;
+}
+
+LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_RUNGS *COUNT_OF(problems)) {
+    rung = 1 + _i / COUNT_OF(problems);
+    begin(_i + 1);
+    check_rounded(
+        new_prefill(&problems[_i % COUNT_OF(problems)], (uint64_t)_i + 1));
+    end();
+}
