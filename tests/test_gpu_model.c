@@ -56,6 +56,7 @@ static void close_file(void) {
     close_session();
     cp_gguf_close(f.file);
     free(f.bytes.bytes);
+    f.bytes = (tiny_bytes){0};
 }
 
 static void end_file(void) {
@@ -329,7 +330,8 @@ LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
 
 typedef struct {
     seat seat;
-    int parts; /* that share a rank's heads */
+    int parts;         /* that share a rank's heads */
+    const turn *turns; /* [TALK]; NULL: talk */
     const cp_model *model;
     bool odd;    /* is told something else in the second call */
     bool shaken; /* before the fourth goes well, one rank finds no memory, and
@@ -366,7 +368,7 @@ static cp_status talk_as(process *mine, cp_session *session) {
         const uint64_t seed = (uint64_t)n + (mine->odd && n == 1 ? 99 : 1);
         if (mine->shaken && n == 3 && !fails_everywhere(session, mine, seed))
             return cp_fail(CP_BROKEN, "a call without memory went well");
-        CP_TRY(say(session, &talk[n], seed, &count));
+        CP_TRY(say(session, mine->turns + n, seed, &count));
         float *logits = mine->logits + mine->rows * f.words;
         CP_TRY(cp_session_logits(session, 0, count, logits));
         CP_TRY(draw_too(session, count, logits));
@@ -432,6 +434,7 @@ static void run_processes(process *all, int count, int parts) {
     }
     for (int r = 0; r < count; r++) {
         all[r].parts = parts;
+        all[r].turns = all[r].turns != NULL ? all[r].turns : talk;
         all[r].model = models[r % parts];
         all[r].patience = all[r].patience > 0 ? all[r].patience : 10;
         all[r].logits = on_host(MOST * f.words * 4);
@@ -470,6 +473,32 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
                          (size_t)numbers * sizeof(float));
     }
     end_file();
+}
+
+/* Of graphs of some ranks over NCCL that serve one batch, for so many layers. */
+static int64_t count_nodes(int ranks, int layers) {
+    static turn batch[TALK] = {{false, {40, 7, 2}}};
+    process all[CROWD] = {0};
+    for (int n = 1; n < TALK; n++)
+        batch[n] = (turn){true, {1, 1, 1}};
+    for (int r = 0; r < ranks; r++)
+        all[r].turns = batch;
+    begin_file(&(tiny_gguf_options){.seed = 7, .blocks = layers}, 2);
+    run_processes(all, ranks, 1);
+    for (int r = 0; r < ranks; r++)
+        ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
+    const int64_t nodes = stand_in_count().graph_nodes;
+    end_file();
+    return nodes;
+}
+
+LOOP(a_layer_of_decode_is_so_many_nodes, 0, 3 * stand_in_pretends()) {
+    static const struct {
+        int ranks, nodes;
+    } most[] = {{1, 11}, {4, 19}, {8, 27}};
+    const int ranks = most[_i].ranks;
+    ck_assert_int_eq(count_nodes(ranks, 3) - count_nodes(ranks, 1),
+                     2 * ranks * most[_i].nodes);
 }
 
 TEST(a_model_that_cannot_be_shared_is_refused) {

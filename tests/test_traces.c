@@ -52,6 +52,12 @@ static int count(const char *name, int lane) {
 
 static char path[] = "/tmp/trace-XXXXXX";
 
+/* Whether the operation behind this one is done with it. */
+static bool is_one(const cp_op *op) {
+    return op->merged ||
+           (op[0].kind == CP_OP_MERGE && op[1].kind == CP_OP_MERGE);
+}
+
 static void look_for_all(const talk *t) {
     static const char *const names[] = {"append",     "pack",      "attend",
                                         "merge",      "exchange",  "wait",
@@ -60,7 +66,7 @@ static void look_for_all(const talk *t) {
         const cp_program *program = &t->plan->programs[r];
         int expected[8] = {0};
         for (int64_t n = 0; n < program->count; n++)
-            if (n == 0 || t->separate || !program->ops[n - 1].merged)
+            if (n == 0 || t->separate || !is_one(&program->ops[n - 1]))
                 expected[program->ops[n].kind]++;
         for (int kind = 0; kind < 8; kind++) {
             const bool talks = kind == CP_OP_EXCHANGE || kind > CP_OP_WAIT;

@@ -87,11 +87,13 @@ int cp_device_splits(const cp_device_attention *call, int blocks, int64_t most);
 
 /* Merge addends into a partial, in their order (eq. 4). rows counts tokens
  * times heads.
- *   add_output, add_lse   [addends][rows][dim], [addends][rows]
+ *   add_output, add_lse   [rows][dim], [rows] of the first addend; those of
+ *                         the next are stride numbers further on
  *   output, lse           [rows][dim], [rows] */
 typedef struct {
     int64_t rows, dim;
     int addends;
+    int64_t stride;
     const float *add_output, *add_lse;
     float *output, *lse;
 } cp_device_merging;

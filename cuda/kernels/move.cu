@@ -10,8 +10,8 @@ CP_KERNEL(merge_rows, cp_device_merging) {
     float lse = a.lse[at];
     __syncthreads();
     for (int s = 0; s < a.addends; s++) {
-        const int64_t from = s * a.rows + at;
-        const float add = a.add_lse[from];
+        const float *from = a.add_output + s * a.stride + at * a.dim;
+        const float add = a.add_lse[s * a.stride + at];
         if (add == -INFINITY)
             continue;
         const float larger = fmaxf(lse, add);
@@ -19,7 +19,7 @@ CP_KERNEL(merge_rows, cp_device_merging) {
         const float theirs = expf(add - larger), sum = mine + theirs;
         for (int64_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
             float *to = &a.output[at * a.dim + d];
-            const float value = a.add_output[from * a.dim + d] * (theirs / sum);
+            const float value = from[d] * (theirs / sum);
             *to = mine == 0.0f ? value : fmaf(*to, mine / sum, value);
         }
         lse = mine == 0.0f ? add : larger + logf(sum);

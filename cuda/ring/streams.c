@@ -40,6 +40,7 @@ struct cp_stream_walker {
     cudaEvent_t begun;
     bool begins, listed;             /* a call: this walk; an earlier one did */
     int64_t sent;                    /* bytes, so far */
+    int64_t through;                 /* operations that are enqueued: so many */
     void *cache_keys, *cache_values; /* during a walk */
     const cp_link *link;             /* of a rank that is a process */
     cp_message_half *halves;         /* [2 * ranks] */
@@ -302,12 +303,28 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
                    op->keys.origin);
 }
 
-static cp_status merge(cp_stream_walker *w, const cp_op *op) {
+static int64_t distance(const cp_stream_walker *w, const cp_op *op) {
+    return (float *)w->slots[op[1].in.slot] - (float *)w->slots[op->in.slot];
+}
+
+/* How many merges from the n-th operation on are one launch. */
+static int count_merges(const cp_stream_walker *w, int64_t n) {
+    const cp_op *first = &w->program->ops[n], *last = first;
+    const cp_op *end = w->program->ops + w->program->count;
+    while (last + 1 < end && last[1].kind == CP_OP_MERGE &&
+           last[1].out.slot == first->out.slot &&
+           distance(w, last) == distance(w, first))
+        last++;
+    return (int)(last - first) + 1;
+}
+
+static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     const cp_plan *plan = w->plan;
     const cp_device_merging call = {
         .rows = plan->slots[op->out.slot].rows * plan->shape.query_heads,
         .dim = plan->shape.head_dim,
-        .addends = 1,
+        .addends = addends,
+        .stride = addends > 1 ? distance(w, op) : 0,
         .add_output = w->slots[op->in.slot],
         .add_lse = slot_lse(w, op->in.slot),
         .output = w->slots[op->out.slot],
@@ -331,26 +348,34 @@ static void mark_end(const cp_stream_walker *w, int64_t mark) {
     cp_device_trace_end(w->options.trace, w->rank, mark);
 }
 
-static cp_status do_operation(cp_stream_walker *w, const cp_op *op,
-                              bool in_one) {
+static cp_status do_operations(cp_stream_walker *w, const cp_op *op,
+                               int64_t count) {
     switch (op->kind) {
     case CP_OP_WAIT:
         return cp_event_wait(w->queues.compute, w->over[op->ends]);
     case CP_OP_ATTEND:
-        return attend(w, op, in_one && op->merged ? op[1].out.slot : -1);
+        return attend(w, op, count > 1 ? op[1].out.slot : -1);
     case CP_OP_MERGE:
-        return merge(w, op);
+        return merge(w, op, (int)count);
     default:
         return copy(w, op);
     }
 }
 
+/* How many operations, from the n-th on, are done at once. */
+static int64_t count_in_one(const cp_stream_walker *w, int64_t n) {
+    const cp_op *op = &w->program->ops[n];
+    if (w->options.separate)
+        return 1;
+    return op->kind == CP_OP_MERGE ? count_merges(w, n) : 1 + op->merged;
+}
+
 static cp_status compute(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
-    const bool in_one = !w->options.separate;
-    if (!in_one || n == 0 || !op[-1].merged) {
+    if (n >= w->through) {
+        w->through = n + count_in_one(w, n);
         const int64_t mark = mark_begin(w, op);
-        CP_TRY(do_operation(w, op, in_one));
+        CP_TRY(do_operations(w, op, w->through - n));
         mark_end(w, mark);
     }
     if (w->link != NULL && w->link->milestones != NULL)
@@ -391,6 +416,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     w->cache_values = values;
     w->link = NULL;
     w->sent = 0;
+    w->through = 0;
     w->begins = !w->listed;
     w->listed = true;
     if (w->begins)

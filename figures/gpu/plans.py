@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 # ranks: graph nodes, host calls, at most
-BUDGETS = {1: (19, 10), 4: (46, 30), 16: (160, 100)}
+BUDGETS = {1: (11, 10), 4: (21, 30), 16: (57, 100)}
 PROMPT, FEW, MANY = 34, 8, 24
 
 
