@@ -156,15 +156,19 @@ static const cp_shape shapes[] = {
     {8, 1, 64}, {40, 1, 24}, {5, 1, 128}, {2, 1, 256},
 };
 
-static problem *follow_up(int which, int64_t cached, int64_t fresh) {
+static problem *behind(cp_shape shape, int64_t cached, int64_t fresh) {
     const int64_t all = cached + fresh, even = (all + 1) / 2;
-    problem *p = new_problem(shapes[which]);
+    problem *p = new_problem(shape);
     cp_pieces_append(&p->query_pieces, (cp_piece){{3, cached, fresh, 1}, 1});
     cp_pieces_append(&p->key_pieces, (cp_piece){{3, 0, even, 2}, 2});
     if (all > even)
         cp_pieces_append(&p->key_pieces,
                          (cp_piece){{3, 1, all - even, 2}, even + 4});
     return p;
+}
+
+static problem *follow_up(int which, int64_t cached, int64_t fresh) {
+    return behind(shapes[which], cached, fresh);
 }
 
 static void fill_in(problem *p, uint64_t seed) {
@@ -198,6 +202,44 @@ LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
         check(varied(p, n, (uint64_t)(1 + _i * 6 + n)), attend, 1.0);
     }
     end();
+}
+
+/* On tensor cores: short tiles and long, splits with nothing to do, groups that
+ * divide nothing, few rows over many keys. */
+static const struct {
+    cp_attend_kernel kernel;
+    cp_shape shape;
+    int64_t cached, fresh;
+    bool merge;
+    int splits;
+    bool far;
+} products[] = {
+    {CP_ATTEND_TILES, {8, 2, 64}, 0, 1, false, 1, false},
+    {CP_ATTEND_TILES, {6, 2, 128}, 130, 75, true, 1, true},
+    {CP_ATTEND_TILES, {3, 1, 64}, 70, 128, false, 3, true},
+    {CP_ATTEND_TILES, {130, 1, 64}, 3, 2, true, 2, false},
+    {CP_ATTEND_TILES, {2, 2, 128}, 0, 200, false, 1, false},
+    {CP_ATTEND_FEW, {16, 2, 128}, 700, 1, true, 1, true},
+    {CP_ATTEND_FEW, {16, 2, 64}, 900, 3, false, 4, false},
+    {CP_ATTEND_FEW, {5, 1, 64}, 20, 7, true, 9, false},
+    {CP_ATTEND_FEW, {3, 3, 128}, 129, 1, false, 1, true},
+};
+
+LOOP(tensor_cores_agree_with_the_oracle, 0, COUNT_OF(products)) {
+    for (int seed = 0; seed < 3; seed++) {
+        begin(seed);
+        kernel = products[_i].kernel;
+        problem *p =
+            behind(products[_i].shape, products[_i].cached, products[_i].fresh);
+        p->element = CP_BF16;
+        p->coarse = true;
+        p->merge = products[_i].merge;
+        p->splits = products[_i].splits;
+        p->far = products[_i].far;
+        fill_in(p, (uint64_t)(3 * _i + seed));
+        check(p, attend, 1.0);
+        end();
+    }
 }
 
 /* At least a tile for each. */

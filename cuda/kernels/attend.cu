@@ -24,7 +24,6 @@ CP_KERNEL(attend, cp_device_attention) {
     CP_SHARED(float, level, [ROWS]);
     CP_SHARED(float, total, [ROWS]);
     CP_SHARED(float, factor, [ROWS]);
-    CP_SHARED(float, kept, [ROWS]);
     CP_SHARED(int, reach, [ROWS]);
     const rows_of_block mine = find_rows(&a, ROWS);
     if (mine.count <= 0)
@@ -136,48 +135,35 @@ CP_KERNEL(attend, cp_device_attention) {
         }
     }
     /* Write the rows. */
-    float *output, *lse;
-    const bool merges = find_partial(&a, &output, &lse);
-    if (thread < mine.count) {
-        /* Weigh what is new against what is there. */
-        const int64_t at = place(&a, &mine, thread);
-        const bool empty = total[thread] == 0.0f;
-        const float found = merges ? lse[at] : -INFINITY;
-        const float fresh =
-            empty ? -INFINITY
-                  : level[thread] * 0.693147181f + logf(total[thread]);
-        const float larger = fmaxf(found, fresh);
-        const float old = found == -INFINITY ? 0.0f : expf(found - larger);
-        const float add = empty ? 0.0f : expf(fresh - larger);
-        kept[thread] = old == 0.0f ? 0.0f : old / (old + add);
-        factor[thread] = empty ? 0.0f : add / (old + add) / total[thread];
-        if (!merges || !empty)
-            lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
-    }
     __syncthreads();
     CP_UNROLL
-    for (int c = 0; c < CHUNKS; c++)
-        CP_UNROLL for (int i = 0; i < DOWN; i++)
+    for (int i = 0; i < DOWN; i++) {
+        const int r = row + i;
+        const row_weights weigh = weigh_row(&a, &mine, r, level[r], total[r]);
+        CP_UNROLL
+        for (int c = 0; c < CHUNKS; c++)
             CP_UNROLL for (int j = 0; j < ACROSS; j++) {
-            const int64_t d = c * DEPTH + column + 8 * j;
-            if (row + i >= mine.count || d >= dim)
-                continue;
-            float *to = output + place(&a, &mine, row + i) * dim + d;
-            const float mean = sums[c][i][j] * factor[row + i];
-            *to = kept[row + i] == 0.0f ? mean : fmaf(kept[row + i], *to, mean);
-        }
+                const int d = c * DEPTH + column + 8 * j;
+                if (d < dim)
+                    put_number(&weigh, d, sums[c][i][j]);
+            }
+    }
     if (a.splits > 1)
         merge_splits(&a, &mine);
 }
 
+static const int tile_rows[CP_ATTEND_KERNELS] = {
+    [CP_ATTEND_LOOPS] = ROWS, [CP_ATTEND_TILES] = 128, [CP_ATTEND_FEW] = 16};
+
 int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape) {
     const int64_t group = shape->query_heads / shape->kv_heads;
-    return group > ROWS ? 1 : ROWS / group;
+    return cp_max(1, tile_rows[kernel] / group);
 }
 
-static int64_t blocks_of(const cp_device_attention *call) {
+int64_t blocks_of(const cp_device_attention *call) {
     const int64_t group = call->shape.query_heads / call->shape.kv_heads;
-    return call->queries_of.room * chunks_of(group, ROWS) *
+    return call->queries_of.room *
+           cp_ceil_divide(group, tile_rows[call->kernel]) *
            call->shape.kv_heads;
 }
 
@@ -220,11 +206,15 @@ cudaError_t cp_device_blocks(int *blocks) {
 
 bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability) {
-    return kernel == CP_ATTEND_LOOPS;
+    if (kernel == CP_ATTEND_LOOPS)
+        return true;
+    return element == CP_BF16 && capability >= 80 &&
+           (shape->head_dim == 64 || shape->head_dim == 128);
 }
 
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
-                             cp_attend_kernel *kernel) {
+                             int64_t tokens, cp_attend_kernel *kernel) {
+    const int64_t rows = tokens * (shape->query_heads / shape->kv_heads);
     int device = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
@@ -233,15 +223,17 @@ cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(
             &minor, cudaDevAttrComputeCapabilityMinor, device);
-    *kernel = (cp_attend_kernel)(CP_ATTEND_KERNELS - 1);
-    while (*kernel != CP_ATTEND_LOOPS &&
-           !cp_device_takes(*kernel, shape, element, 10 * major + minor))
-        *kernel = (cp_attend_kernel)(*kernel - 1);
+    *kernel = CP_ATTEND_LOOPS;
+    if (cp_device_takes(CP_ATTEND_TILES, shape, element, 10 * major + minor))
+        *kernel =
+            rows <= tile_rows[CP_ATTEND_FEW] ? CP_ATTEND_FEW : CP_ATTEND_TILES;
     return error;
 }
 
 cudaError_t cp_device_attend(const cp_device_attention *call,
                              cudaStream_t stream) {
+    if (call->kernel != CP_ATTEND_LOOPS)
+        return cp_attend_tiles(call, stream);
     return CP_LAUNCH_GRID(attend, blocks_of(call) / call->shape.kv_heads,
                           call->shape.kv_heads, call->splits, THREADS, stream,
                           *call);

@@ -34,8 +34,14 @@ typedef struct {
     int64_t sequences, longest;
 } cp_device_keys;
 
-/* The kernels that compute an attention, the plainest first. */
-typedef enum { CP_ATTEND_LOOPS, CP_ATTEND_KERNELS } cp_attend_kernel;
+/* The kernels that compute an attention, the plainest first: loops; tiles for
+ * tensor cores; and those for few rows. */
+typedef enum {
+    CP_ATTEND_LOOPS,
+    CP_ATTEND_TILES,
+    CP_ATTEND_FEW,
+    CP_ATTEND_KERNELS
+} cp_attend_kernel;
 
 /* What cp_attend computes (attend.h), on a device: all pointers are the
  * device's. Shapes and meanings are those of cp_attention. Scores, sums and
@@ -63,9 +69,10 @@ typedef struct {
     float *output, *lse;
 } cp_device_attention;
 
-/* The fastest kernel for such numbers that the current device has. */
+/* The fastest kernel for such numbers that the current device has, where
+ * pieces of queries have at most so many tokens: 1 in decode. */
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
-                             cp_attend_kernel *kernel);
+                             int64_t tokens, cp_attend_kernel *kernel);
 
 /* Whether a kernel takes such numbers, on a device of that compute capability:
  * 80 for 8.0. */

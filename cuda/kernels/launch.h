@@ -37,6 +37,9 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 #define CP_UNROLL
 #endif
 
+/* For i from 0 to count - 1, a constant: no loop is left. */
+#define CP_EACH(i, count) CP_UNROLL for (int i = 0; i < (count); i++)
+
 #ifdef __cplusplus
 extern "C" {
 #endif

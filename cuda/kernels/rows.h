@@ -8,26 +8,24 @@
 
 typedef struct {
     cp_piece tile;
-    int64_t group;
-    int64_t first; /* rows of the tile: token times group, plus head */
-    int count;     /* 0: nothing to do */
+    int group;
+    int first; /* rows of the tile: token times group, plus head */
+    int count; /* 0: nothing to do */
 } rows_of_block;
 
-/* Blocks that a tile of queries needs, of so many rows each. */
-CP_INLINE int64_t chunks_of(int64_t group, int rows) {
-    return group > rows ? (group + rows - 1) / rows : 1;
-}
-
+/* Of so many rows at most. A group with more needs several blocks for each
+ * token. */
 CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
-    const int64_t group = a->shape.query_heads / a->shape.kv_heads;
-    const int64_t chunks = chunks_of(group, rows);
-    const int64_t n = *a->queries_of.count - 1 - (int64_t)blockIdx.x / chunks;
-    rows_of_block mine = {.group = group};
+    rows_of_block mine;
+    mine.count = 0;
+    mine.group = (int)(a->shape.query_heads / a->shape.kv_heads);
+    const int chunks = (mine.group + rows - 1) / rows;
+    const int64_t n = *a->queries_of.count - 1 - (int)blockIdx.x / chunks;
     if (n >= 0) {
         mine.tile = a->queries_of.items[n];
-        mine.first = (int64_t)blockIdx.x % chunks * rows;
-        const int64_t left = mine.tile.span.count * group - mine.first;
-        mine.count = (int)(left < rows ? left : rows);
+        mine.first = (int)blockIdx.x % chunks * rows;
+        const int left = (int)mine.tile.span.count * mine.group - mine.first;
+        mine.count = left < rows ? left : rows;
     }
     return mine;
 }
@@ -35,9 +33,9 @@ CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
 /* The index [row][head] of the block's r-th row. */
 CP_INLINE int64_t place(const cp_device_attention *a, const rows_of_block *mine,
                         int r) {
-    const int64_t n = mine->first + r;
-    const int64_t head = (int64_t)blockIdx.y * mine->group + n % mine->group;
-    return (mine->tile.row + n / mine->group) * a->shape.query_heads + head;
+    const int n = mine->first + r, token = n / mine->group;
+    const int head = (int)blockIdx.y * mine->group + n - token * mine->group;
+    return (mine->tile.row + token) * a->shape.query_heads + head;
 }
 
 CP_INLINE int64_t position(const rows_of_block *mine, int r) {
@@ -69,7 +67,9 @@ CP_INLINE int64_t tiles_of(const keys_of_block *walk, cp_span span) {
 CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
                                   const rows_of_block *mine, int keys) {
     const int64_t sequence = mine->tile.span.sequence;
-    keys_of_block walk = {.keys = keys};
+    keys_of_block walk;
+    walk.left = 0;
+    walk.keys = keys;
     if (sequence < 0 || sequence >= a->keys_of.sequences)
         return walk;
     /* Count the tiles that the last row sees. */
@@ -177,5 +177,52 @@ CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
                           : a->unfinished + (a->splits * dim + split) * rows;
     return a->merge && a->splits == 1;
 }
+
+/* Where a row's numbers go, NULL for one that is not there; and what was found
+ * there, and what is new, are multiplied with. */
+typedef struct {
+    float *to;
+    float kept, fresh;
+} row_weights;
+
+/* The level is that of the row's scores, to the base 2. All lanes of a warp
+ * call, those of a row with the same numbers. */
+CP_INLINE row_weights weigh_row(const cp_device_attention *a,
+                                const rows_of_block *mine, int row, float level,
+                                float total) {
+    row_weights weigh;
+    weigh.to = NULL;
+    float *output, *lse;
+    const bool merges = find_partial(a, &output, &lse);
+    const bool there = row < mine->count, empty = total == 0.0f;
+    const int64_t at = place(a, mine, there ? row : 0);
+    const float found = merges && there ? lse[at] : -INFINITY;
+    __syncwarp();
+    if (!there)
+        return weigh;
+    /* Weigh both sides. */
+    const float fresh = empty ? -INFINITY : level * 0.693147181f + logf(total);
+    const float larger = fmaxf(found, fresh);
+    const float old = found == -INFINITY ? 0.0f : expf(found - larger);
+    const float add = empty ? 0.0f : expf(fresh - larger);
+    lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
+    weigh.kept = old == 0.0f ? 0.0f : old / (old + add);
+    weigh.fresh = empty ? 0.0f : add / (old + add) / total;
+    weigh.to = output + at * a->shape.head_dim;
+    return weigh;
+}
+
+CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
+    if (weigh->to == NULL)
+        return;
+    const float mean = sum * weigh->fresh;
+    weigh->to[d] =
+        weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
+}
+
+/* Blocks for each split of a call; and the launch of another file's kernel. */
+int64_t blocks_of(const cp_device_attention *call);
+cudaError_t cp_attend_tiles(const cp_device_attention *call,
+                            cudaStream_t stream);
 
 #endif

@@ -160,9 +160,10 @@ static cp_status fill_walker(cp_stream_walker *w) {
     CP_TRY(cp_allocate(&w->needed, plan->slot_count, sizeof(bool), "slots"));
     CP_TRY(cp_allocate(&w->halves, 2 * (int64_t)plan->layout->ranks,
                        sizeof(cp_message_half), "messages"));
-    CP_TRY(
-        cp_cuda(cp_device_choose(&plan->shape, w->options.element, &w->kernel),
-                "choosing a kernel"));
+    CP_TRY(cp_cuda(cp_device_choose(&plan->shape, w->options.element,
+                                    plan->labelled ? 1 : query_rows(w),
+                                    &w->kernel),
+                   "choosing a kernel"));
     CP_TRY(cp_manifest_new(plan, w->rank,
                            cp_device_query_tile(w->kernel, &plan->shape),
                            w->options.growth, &w->manifest));

@@ -34,17 +34,23 @@ typedef struct {
     const cp_subject *subject; /* under way */
     cp_numbers numbers;
     cp_element element;
-    int64_t width; /* of all query heads */
-    int blocks;    /* that should be at work */
-    cp_attend_kernel kernel;
-    int first, end;    /* ranks of this process */
-    tile_lists *lists; /* what is sent to desks */
+    int64_t width;           /* of all query heads */
+    int blocks;              /* that should be at work */
+    cp_attend_kernel kernel; /* for the subject */
+    int first, end;          /* ranks of this process */
+    tile_lists *lists;       /* what is sent to desks */
     int64_t bytes[TENSORS];
     desk desks[CP_CALIBRATE_RANKS];
 } laboratory;
 
+static cp_status choose_kernel(laboratory *it, int64_t rows) {
+    return cp_cuda(
+        cp_device_choose(&it->wanted->shape, it->element, rows, &it->kernel),
+        "choosing a kernel");
+}
+
 /* Lists have no more than a tile for each query. */
-static void measure_memory(laboratory *it) {
+static cp_status measure_memory(laboratory *it) {
     const cp_calibration *wanted = it->wanted;
     const cp_shape *shape = &wanted->shape;
     const int64_t rows = cp_largest(&wanted->rows);
@@ -54,6 +60,7 @@ static void measure_memory(laboratory *it) {
     int64_t left = 0; /* rows of partials, behind splits */
     for (int64_t n = 0; n < wanted->rows.count; n++) {
         const int64_t some = wanted->rows.items[n];
+        CP_TRY(choose_kernel(it, some));
         left = cp_max(left, some * cp_device_most_splits(it->kernel, shape,
                                                          it->blocks, some));
     }
@@ -70,6 +77,7 @@ static void measure_memory(laboratory *it) {
     it->bytes[LSE] = rows * shape->query_heads * 4;
     it->bytes[UNFINISHED] = left * (it->width + shape->query_heads) * 4;
     it->bytes[TICKETS] = it->bytes[LSE];
+    return CP_OK;
 }
 
 enum { PATTERN = 1 << 15 };
@@ -296,6 +304,7 @@ static cp_status time_subject(void *context, const cp_subject *subject,
     double times[CP_CALIBRATE_RANKS];
     *seconds = 0;
     it->subject = subject;
+    CP_TRY(choose_kernel(it, subject->rows));
     CP_TRY(cp_crew_all_ready(crew, send_lists(it)));
     cp_status status = enqueue(it, often);
     if (status == CP_OK)
@@ -331,11 +340,9 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
     cp_status status = CP_OK;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
-    CP_TRY(cp_cuda(cp_device_choose(&wanted->shape, it.element, &it.kernel),
-                   "choosing a kernel"));
     CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
     timed.memory = (double)total;
-    measure_memory(&it);
+    CP_TRY(measure_memory(&it));
     CP_TRY(cp_allocate(&it.lists, 1, it.bytes[LISTS], "tiles"));
     for (int r = it.first; r < it.end && status == CP_OK; r++)
         status = desk_set(&it, &it.desks[r]);

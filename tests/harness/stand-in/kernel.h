@@ -75,6 +75,9 @@ void stand_in_barrier(bool of_block, const char *file, int line);
 
 float stand_in_exchange(float number, int lane, const char *file, int line);
 
+/* All lanes of the warp, without an order of memory. */
+void stand_in_meet(const char *file, int line);
+
 /* Blocks run one after another, so that these have nothing to see to. */
 #define __threadfence() ((void)0)
 
@@ -97,10 +100,16 @@ static inline float __uint_as_float(unsigned bits) {
     return x;
 }
 
-/* For loads of 16 bytes at once. */
+/* For loads of 8 and 16 bytes at once. */
+typedef struct {
+    float x, y;
+} __attribute__((aligned(8))) float2;
+
 typedef struct {
     float x, y, z, w;
 } __attribute__((aligned(16))) float4;
+
+#include "tensor.h"
 
 #include "hopper.h"
 

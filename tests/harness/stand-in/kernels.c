@@ -272,12 +272,16 @@ void accuse_block(const char *format, ...) {
     broken = true;
 }
 
+void stand_in_meet(const char *file, int line) {
+    fibers[current].orders = false;
+    stop_at(false, file, line);
+}
+
 float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
     asked[me] = lane & (LANES - 1);
-    fibers[me].orders = false;
-    stop_at(false, file, line);
+    stand_in_meet(file, line);
     return given[me];
 }
 
@@ -450,6 +454,7 @@ static int list_ready(int *ready, int threads) {
 static bool run_to_barrier(int threads, bool far) {
     int ready[MOST_WARPS], count = 0, at = -1;
     order_block();
+    land_copies();
     for (int i = 0; i < threads; i++)
         states[i] = RUNNING;
     woken = true;
@@ -483,6 +488,7 @@ static bool run_block(int threads) {
     const bool far = draw(2) == 0;
     block_serial++;
     shared_bytes = 0;
+    begin_block();
     broken = false;
     instructions_begin();
     if (job->shared > 0)

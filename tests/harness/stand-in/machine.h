@@ -280,8 +280,15 @@ cudaError_t launch(const operation *kernel, cudaStream_t given); /* a call */
 /* races.c: who is watched (NULL: nobody), where, and what has come in order. */
 void watch_kernel(const char *name);
 void watch_shared(const void *start, size_t bytes, const char *name);
+void watch_read(const void *at, size_t bytes);
+void watch_write(const void *at, size_t bytes);
 void order_block(void);
 void order_warp(int warp);
+
+/* tensor.c: at a barrier that all threads of a block have reached, and when a
+ * block begins. */
+void land_copies(void);
+void begin_block(void);
 
 /* messages.c, communicators.c, processes.c: see messages.h */
 bool messages_startable(operation *what);

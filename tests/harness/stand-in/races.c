@@ -4,7 +4,7 @@
  * address, one of which writes, must have a barrier between them: of the block,
  * or of the warp if both are in one. A shuffle is none, since CUDA lets it order
  * no memory. So a missing barrier shows on every seed, whatever the order.
- * Not watched: global memory, and what the stand-in itself does for a kernel. */
+ * Not watched: global memory. */
 #include <stdio.h>
 
 #include "kernel.h"
@@ -127,6 +127,15 @@ static void look(const void *at, size_t bytes, bool writes) {
             touch(i, g, writes);
         return;
     }
+}
+
+/* For what the stand-in does in a thread's name. */
+void watch_read(const void *at, size_t bytes) {
+    look(at, bytes, false);
+}
+
+void watch_write(const void *at, size_t bytes) {
+    look(at, bytes, true);
 }
 
 /* What the compiler calls. */

@@ -1,0 +1,82 @@
+/* Tangled from book/13-tiles.nw; edit the chapter. */
+/* What sm_80 brought for attention: copies that nobody waits for, and products
+ * of matrices by a whole warp (PTX manual: cp.async, ldmatrix, mma). All lanes
+ * of the warp call together, except for copies. Where kernels are emulated,
+ * another header has these. */
+#ifndef CP_TENSOR_H
+#define CP_TENSOR_H
+
+#ifdef __CUDACC__
+#include "cuda/kernels/numbers.h"
+
+/* Its numbers become constants where it is used, and its arrays registers. */
+#define CP_INLINED static __forceinline__ __device__
+
+/* A place in memory that a block shares: what the instructions want. */
+typedef uint32_t cp_shared;
+
+CP_INLINE cp_shared cp_shared_at(void *memory) {
+    return (cp_shared)__cvta_generic_to_shared(memory);
+}
+
+/* Copy 16 bytes to shared memory, of which only so many are read, and the rest
+ * is zeros; the addresses are multiples of 16. Copies since the last commit are
+ * a group. wait returns when all but the latest `left` groups of this thread
+ * are there: for this thread, and behind a barrier for all. */
+CP_INLINE void cp_copy_async(cp_shared to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+CP_INLINE void cp_copies_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+#define cp_copies_wait(left)                                                   \
+    asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
+
+/* Four 8 by 8 matrices of 16-bit numbers. Lane l says where row l % 8 of matrix
+ * l / 8 begins, a multiple of 16; it gets, of each, numbers 2 (l % 4) and the
+ * next of row l / 4. Transposed: of column l / 4. */
+CP_INLINE void cp_load_matrices(uint32_t to[4], cp_shared row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+CP_INLINE void cp_load_transposed(uint32_t to[4], cp_shared row) {
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "r"(row)
+        : "memory");
+}
+
+/* sums += a b, of 16 by 16 and 16 by 8 numbers of bf16. */
+CP_INLINE void cp_multiply_add(float sums[4], const uint32_t a[4],
+                               const uint32_t b[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]),
+                   "r"(b[1]));
+}
+
+/* Two numbers rounded to bf16, the first of them in the lower half. */
+CP_INLINE uint32_t cp_pack_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* 2 to the x, off by two units in the last place; 0 for -inf. */
+CP_INLINE float cp_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+#endif

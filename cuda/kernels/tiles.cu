@@ -1,0 +1,328 @@
+/* Tangled from book/13-tiles.nw; edit the chapter. */
+/* Attention on any GPU of compute capability 8.0 or more: bf16, heads of 64 or
+ * 128 dimensions. Tensor cores, and copies that overlap with them. */
+#include "cuda/kernels/launch.h"
+
+#include <math.h>
+#include <stdint.h>
+
+#include "cuda/kernels/rows.h"
+#include "cuda/kernels/tensor.h"
+
+enum { KEYS = 64, WARPS = 4, THREADS = 32 * WARPS, ROW_BYTES = 2 };
+enum { SLABS = 2, MOST_DIM = 128 }; /* at most */
+
+/* dim is 64 or 128. A warp has so many slabs of 16 rows; a ring of so many
+ * slots holds tiles of keys or of values. */
+typedef struct {
+    int dim, slabs, slots;
+    bool few; /* all warps have the same rows, and different keys */
+} block_shape;
+
+CP_INLINED int rows_of_tile(block_shape s) {
+    return 16 * s.slabs * (s.few ? 1 : WARPS);
+}
+
+/* Bytes from a tile's first to a chunk of a row. */
+CP_INLINED int chunk_at(block_shape s, int row, int chunk) {
+    return row * s.dim * ROW_BYTES + 16 * (chunk ^ (row & 7));
+}
+
+/* Where a block is in its keys: one walk ahead, to fill slots; of each tile
+ * what was copied is noted for those who come to it later. */
+typedef struct {
+    keys_of_block walk;
+    cp_piece keys;
+    cp_shared ring;
+    cp_piece *noted; /* [NOTED], in turn */
+    int used, filled, tiles;
+    bool values; /* what the next slot gets */
+} ring;
+
+enum { NOTED = 4 };
+
+CP_INLINED void begin_ring(ring *r, keys_of_block walk, cp_shared memory,
+                           cp_piece *noted) {
+    r->walk = walk;
+    r->ring = memory;
+    r->noted = noted;
+    r->used = r->filled = r->tiles = 0;
+    r->values = false;
+}
+
+CP_INLINED int slot_bytes(block_shape s) {
+    return KEYS * s.dim * ROW_BYTES;
+}
+
+CP_INLINED void copy_tile(const cp_device_attention *a, block_shape s,
+                          const ring *r, const void *from) {
+    const int chunks = s.dim / 8, step = THREADS / chunks;
+    const int thread = (int)threadIdx.x;
+    const int64_t head = (int64_t)blockIdx.y, heads = a->shape.kv_heads;
+    const int64_t first = (r->keys.row + thread / chunks) * heads + head;
+    const char *row =
+        (const char *)from + (first * s.dim + thread % chunks * 8) * ROW_BYTES;
+    const cp_shared to = r->ring + r->filled * slot_bytes(s) +
+                         chunk_at(s, thread / chunks, thread % chunks);
+    const int count = (int)r->keys.span.count - thread / chunks;
+    CP_EACH(i, KEYS / step) {
+        cp_copy_async(to + i * step * s.dim * ROW_BYTES, row,
+                      i * step < count ? 16 : 0);
+        row += step * heads * s.dim * ROW_BYTES;
+    }
+}
+
+CP_INLINED void fill_slot(const cp_device_attention *a, block_shape s,
+                          ring *r) {
+    if (r->values) {
+        copy_tile(a, s, r, a->values);
+        r->values = false;
+    } else if (next_keys(&r->walk, &r->keys)) {
+        if (threadIdx.x == 0)
+            r->noted[r->tiles % NOTED] = r->keys;
+        r->tiles++;
+        copy_tile(a, s, r, a->keys);
+        r->values = true;
+    }
+    cp_copies_commit();
+    r->filled = r->filled + 1 == s.slots ? 0 : r->filled + 1;
+}
+
+CP_INLINED cp_shared next_tile(const cp_device_attention *a, block_shape s,
+                               ring *r) {
+    if (s.slots == 3)
+        cp_copies_wait(1);
+    else
+        cp_copies_wait(4);
+    __syncthreads();
+    const cp_shared tile = r->ring + r->used * slot_bytes(s);
+    r->used = r->used + 1 == s.slots ? 0 : r->used + 1;
+    fill_slot(a, s, r);
+    return tile;
+}
+
+CP_INLINED void copy_queries(const cp_device_attention *a, block_shape s,
+                             const rows_of_block *mine, cp_shared to) {
+    const int chunks = s.dim / 8, step = THREADS / chunks;
+    const int chunk = (int)threadIdx.x % chunks;
+    for (int row = (int)threadIdx.x / chunks; row < rows_of_tile(s);
+         row += step) {
+        const bool there = row < mine->count;
+        const int64_t at = place(a, mine, there ? row : 0) * s.dim + 8 * chunk;
+        cp_copy_async(to + chunk_at(s, row, chunk),
+                      (const char *)a->queries + at * ROW_BYTES,
+                      there ? 16 : 0);
+    }
+}
+
+/* The fragments of a warp's rows, of depth k. */
+CP_INLINED void load_queries(block_shape s, cp_shared rows, int k,
+                             uint32_t to[][4]) {
+    const int lane = (int)threadIdx.x % 32;
+    CP_EACH(m, s.slabs)
+        cp_load_matrices(to[m], rows + 16 * m * s.dim * ROW_BYTES +
+                                    chunk_at(s, lane % 16, 2 * k + lane / 16));
+}
+
+CP_INLINED void leave_sums(block_shape s, float *sums,
+                           float output[MOST_DIM / 8][4], const float level[2],
+                           const float total[2]) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    CP_EACH(half, 2) {
+        const int row = 16 * warp + 8 * half + lane / 4;
+        float *to = sums + row * (s.dim + 8);
+        CP_EACH(n, s.dim / 8) {
+            to[8 * n + lane % 4 * 2] = output[n][2 * half];
+            to[8 * n + lane % 4 * 2 + 1] = output[n][2 * half + 1];
+        }
+        if (lane % 4 == 0) {
+            to[s.dim] = level[half];
+            to[s.dim + 1] = total[half];
+        }
+    }
+}
+
+CP_INLINED void write_shared(const cp_device_attention *a, block_shape s,
+                             const rows_of_block *mine, const float *sums,
+                             int row) {
+    const int lane = (int)threadIdx.x % 32;
+    const int next = 16 * (s.dim + 8); /* warp's */
+    const float *from = sums + row * (s.dim + 8), *levels = from + s.dim;
+    float level = -INFINITY, total = 0.0f, share[WARPS];
+    CP_EACH(w, WARPS)
+        level = fmaxf(level, levels[w * next]);
+    CP_EACH(w, WARPS) {
+        share[w] =
+            level == -INFINITY ? 0.0f : cp_exp2(levels[w * next] - level);
+        total = fmaf(share[w], levels[w * next + 1], total);
+    }
+    const row_weights weigh = weigh_row(a, mine, row, level, total);
+    for (int d = lane; d < s.dim; d += 32) {
+        float sum = 0.0f;
+        CP_EACH(w, WARPS)
+            sum = fmaf(share[w], from[w * next + d], sum);
+        put_number(&weigh, d, sum);
+    }
+}
+
+CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
+                            unsigned char *memory, cp_piece *noted) {
+    const rows_of_block found = find_rows(a, rows_of_tile(s)), *mine = &found;
+    if (mine->count <= 0)
+        return;
+    /* Know this warp's part. */
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int columns = s.few ? KEYS / WARPS : KEYS;
+    const int first_row = s.few ? 0 : 16 * s.slabs * warp;
+    const int first_key = s.few ? columns * warp : 0;
+    const bool kept = s.slabs * s.dim <= 128;
+    const float scale = 1.44269504f / sqrtf((float)s.dim);
+    float output[SLABS][MOST_DIM / 8][4] = {{{0.0f}}};
+    float level[SLABS][2], total[SLABS][2] = {{0.0f}};
+    CP_EACH(m, s.slabs)
+        level[m][0] = level[m][1] = -INFINITY;
+    /* Fetch the queries and begin with keys. */
+    const cp_shared begin = cp_shared_at(memory);
+    const cp_shared queries = begin + first_row * s.dim * ROW_BYTES;
+    ring r;
+    begin_ring(&r, find_keys(a, mine, KEYS),
+               begin + rows_of_tile(s) * s.dim * ROW_BYTES, noted);
+    const int tiles = (int)r.walk.left;
+    uint32_t asked[MOST_DIM / 16][SLABS][4];
+    if (tiles > 0)
+        copy_queries(a, s, mine, begin);
+    for (int i = 0; i < s.slots - 1; i++)
+        fill_slot(a, s, &r);
+    for (int tile = 0; tile < tiles; tile++) {
+        /* Score a tile. */
+        float scores[SLABS][KEYS / 8][4] = {{{0.0f}}};
+        const cp_shared keys = next_tile(a, s, &r);
+        if (kept && tile == 0)
+            CP_EACH(k, s.dim / 16)
+                load_queries(s, queries, k, asked[k]);
+        CP_EACH(k, s.dim / 16) {
+            if (!kept)
+                load_queries(s, queries, k, asked[0]);
+            CP_EACH(n, columns / 16) {
+                uint32_t b[4];
+                const int key = first_key + 16 * n + lane % 8 + lane / 16 * 8;
+                cp_load_matrices(b,
+                                 keys + chunk_at(s, key, 2 * k + lane / 8 % 2));
+                CP_EACH(m, 2 * s.slabs)
+                    cp_multiply_add(scores[m / 2][2 * n + m % 2],
+                                    asked[kept ? k : 0][m / 2], b + m % 2 * 2);
+            }
+        }
+        /* Hide what may not be seen. */
+        const cp_span seen = noted[tile % NOTED].span;
+        if (keys_seen(seen, position(mine, first_row)) < KEYS)
+            CP_EACH(m, s.slabs)
+                CP_EACH(half, 2) {
+                    const int row = first_row + 16 * m + 8 * half + lane / 4;
+                    const int reach =
+                        (int)keys_seen(seen, position(mine, row)) - first_key -
+                        lane % 4 * 2;
+                    CP_EACH(n, columns / 4)
+                        if (n / 2 * 8 + n % 2 >= reach)
+                            scores[m][n / 2][2 * half + n % 2] = -INFINITY;
+                }
+        /* Turn scores into weights. */
+        CP_EACH(m, s.slabs)
+            CP_EACH(half, 2) {
+                float top = level[m][half];
+                CP_EACH(n, columns / 4)
+                    top = fmaxf(top, scores[m][n / 2][2 * half + n % 2]);
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                const float base = top == -INFINITY ? 0.0f : top * scale;
+                const float factor = cp_exp2(level[m][half] * scale - base);
+                float sum = 0.0f;
+                level[m][half] = top;
+                /* Weigh this row's scores. */
+                CP_EACH(n, columns / 4) {
+                    float *score = &scores[m][n / 2][2 * half + n % 2];
+                    *score = cp_exp2(fmaf(*score, scale, -base));
+                    sum += *score;
+                }
+                total[m][half] = fmaf(total[m][half], factor, sum);
+                CP_EACH(n, s.dim / 4)
+                    output[m][n / 2][2 * half + n % 2] *= factor;
+            }
+        /* Add the values, weighed. */
+        const cp_shared values = next_tile(a, s, &r);
+        CP_EACH(k, columns / 16) {
+            uint32_t weights[SLABS][4];
+            CP_EACH(i, 4 * s.slabs) {
+                const float *pair =
+                    &scores[i / 4][2 * k + i / 2 % 2][i % 2 * 2];
+                weights[i / 4][i % 4] = cp_pack_bf16(pair[0], pair[1]);
+            }
+            CP_EACH(d, s.dim / 16) {
+                uint32_t b[4];
+                const int key = first_key + 16 * k + lane % 16;
+                cp_load_transposed(b, values +
+                                          chunk_at(s, key, 2 * d + lane / 16));
+                CP_EACH(m, 2 * s.slabs)
+                    cp_multiply_add(output[m / 2][2 * d + m % 2],
+                                    weights[m / 2], b + m % 2 * 2);
+            }
+        }
+    }
+    /* Write the rows. */
+    CP_EACH(m, s.slabs)
+        CP_EACH(half, 2) {
+            float *sum = &total[m][half];
+            *sum += __shfl_xor_sync(0xffffffffu, *sum, 1);
+            *sum += __shfl_xor_sync(0xffffffffu, *sum, 2);
+            level[m][half] *= scale;
+        }
+    if (s.few) {
+        float *sums = (float *)memory;
+        __syncthreads();
+        leave_sums(s, sums, output[0], level[0], total[0]);
+        __syncthreads();
+        for (int row = warp; row < mine->count; row += WARPS)
+            write_shared(a, s, mine, sums, row);
+    } else {
+        /* Write the rows of a warp's fragments. */
+        CP_EACH(m, s.slabs)
+            CP_EACH(half, 2) {
+                const int row = first_row + 16 * m + 8 * half + lane / 4;
+                const row_weights weigh =
+                    weigh_row(a, mine, row, level[m][half], total[m][half]);
+                CP_EACH(n, s.dim / 4)
+                    put_number(&weigh, n / 2 * 8 + lane % 4 * 2 + n % 2,
+                               output[m][n / 2][2 * half + n % 2]);
+            }
+    }
+    if (a->splits > 1)
+        merge_splits(a, mine);
+}
+
+#define ATTEND_KERNEL(name, dim, slabs, slots, few)                            \
+    CP_KERNEL(name, cp_device_attention) {                                     \
+        CP_DYNAMIC(memory);                                                    \
+        CP_SHARED(cp_piece, noted, [NOTED]);                                   \
+        const block_shape s = {dim, slabs, slots, few};                        \
+        attend_tile(&a, s, memory, noted);                                     \
+    }
+
+ATTEND_KERNEL(attend_prompt_64, 64, 2, 3, false)
+ATTEND_KERNEL(attend_prompt_128, 128, 2, 3, false)
+ATTEND_KERNEL(attend_token_64, 64, 1, 6, true)
+ATTEND_KERNEL(attend_token_128, 128, 1, 6, true)
+
+#define LAUNCH(name, rows, slots)                                              \
+    CP_LAUNCH_GRID_SHARED(                                                     \
+        name, blocks_of(call) / heads, heads, call->splits, THREADS,           \
+        (size_t)((rows + slots * KEYS) * dim * ROW_BYTES), stream, *call)
+
+cudaError_t cp_attend_tiles(const cp_device_attention *call,
+                            cudaStream_t stream) {
+    const int64_t dim = call->shape.head_dim, heads = call->shape.kv_heads;
+    if (call->kernel == CP_ATTEND_FEW)
+        return dim == 64 ? LAUNCH(attend_token_64, 16, 6)
+                         : LAUNCH(attend_token_128, 16, 6);
+    return dim == 64 ? LAUNCH(attend_prompt_64, 128, 3)
+                     : LAUNCH(attend_prompt_128, 128, 3);
+}

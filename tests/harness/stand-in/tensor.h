@@ -1,0 +1,48 @@
+/* What the instructions of cuda/kernels/tensor.h mean where kernels are
+ * emulated; a part of kernel.h. All but the copies are done by a whole warp:
+ * its lanes must meet at one line, which orders no memory. */
+#ifndef STAND_IN_TENSOR_H
+#define STAND_IN_TENSOR_H
+
+/* A place in memory that a block shares. */
+typedef unsigned char *cp_shared;
+
+static inline cp_shared cp_shared_at(void *memory) {
+    return (cp_shared)memory;
+}
+
+/* cp.async: its 16 bytes turn to 0xFF (NaN) now, and into what was copied at
+ * the first barrier of the block behind the wait that ends their group: nobody,
+ * not even who asked, sees them before. The source is read now, or then, as the
+ * seed decides. Later than some GPUs, and never later than one may count on. */
+void cp_copy_async(cp_shared to, const void *from, int bytes);
+void cp_copies_commit(void);
+void cp_copies_wait(int left);
+
+/* ldmatrix.x4: each lane names a row of 16 bytes, and gets two numbers of each
+ * of four matrices. Eight rows of a matrix that are not in eight different
+ * banks of 16 bytes are an error here, and slow on a GPU. */
+#define cp_load_matrices(to, row)                                              \
+    stand_in_load_matrices(to, row, false, STAND_IN_HERE)
+#define cp_load_transposed(to, row)                                            \
+    stand_in_load_matrices(to, row, true, STAND_IN_HERE)
+
+/* mma.m16n8k16, bf16: sums += a b, all in fragments. */
+#define cp_multiply_add(sums, a, b)                                            \
+    stand_in_multiply_add(sums, a, b, STAND_IN_HERE)
+
+void stand_in_load_matrices(uint32_t to[4], const unsigned char *row,
+                            bool transposed, const char *file, int line);
+void stand_in_multiply_add(float sums[4], const uint32_t a[4],
+                           const uint32_t b[2], const char *file, int line);
+
+/* Two numbers rounded to bf16, the first of them in the lower half. */
+uint32_t cp_pack_bf16(float low, float high);
+
+static inline float cp_exp2(float x) {
+    return exp2f(x);
+}
+
+#define CP_INLINED static inline __attribute__((always_inline))
+
+#endif
