@@ -8,11 +8,14 @@ for each kernel: what it takes of a multiprocessor, and its inner loop (the
 innermost with the most multiply-adds) by kinds of instructions. The kernels
 that have one are also shown on stderr, and so is what is over the BUDGETS; then
 the exit status is 1. No kernel may spill, and the compiler may serialise no
-wgmma.
+wgmma. Code that a loop branches around counts as if it ran.
 
   multiply_adds   of a lane and an instruction of the loop (an FFMA alone is 1)
   useful          part of a quarter's cycles in which it would multiply and add
                   if nothing overlapped, by CYCLES below: a lower bound
+  overlapped      the same if tensor cores and all the rest overlapped wholly
+  between         instructions from one HGMMA to the next, at most, where they
+                  are of one product; softmax: those that are between products
   in_flight       bytes that a multiprocessor's threads ask of memory in a turn
                   of the loop; what TMA asks is not in it
 """
@@ -26,7 +29,9 @@ import sys
 
 CHECKED = ("sm_80", "sm_90a")
 SHOWN = ("kernel", "architecture", "registers", "spills", "serialised", "shared", "dynamic",
-         "blocks", "loop", "HGMMA", "HMMA", "FFMA", "MUFU", "multiply_adds", "useful")
+         "blocks", "loop", "HGMMA", "HMMA", "FFMA", "MUFU", "multiply_adds", "useful",
+         "overlapped", "between", "softmax")
+APART = 64  # instructions and more between two HGMMA: they are of two products
 KINDS = ("HGMMA", "HMMA", "FFMA", "MUFU", "LDSM", "LDGSTS", "LDG", "LDS")
 # Cycles of a quarter of a multiprocessor for an instruction of a warp: CUDA's
 # programming guide, throughput of arithmetic instructions; dense products from
@@ -100,6 +105,12 @@ def cycles(opcode, arch):
     return CYCLES[arch].get(kind_of(opcode), 1)
 
 
+def gaps_of(loop):
+    """How many instructions lie between each HGMMA and the next."""
+    at = [n for n, op in enumerate(loop) if op.startswith("HGMMA")]
+    return [b - a - 1 for a, b in zip(at, at[1:])]
+
+
 def resources(report):
     """What ptxas says of each kernel, by its name."""
     found, name = collections.defaultdict(dict), None
@@ -162,6 +173,12 @@ def row_of(name, arch, taken, loop, given):
     row.update({kind: kinds[kind] for kind in KINDS + ("other",)})
     row["multiply_adds"] = f"{work / 32 / len(loop):.2f}" if work else "0"
     row["useful"] = f"{useful / spent:.2f}" if work else "0"
+    tensor = any(op.startswith("H") for op in loop if multiply_adds(op))
+    most = max(useful, spent - useful) if tensor else spent
+    row["overlapped"] = f"{useful / most:.2f}" if work else "0"
+    gaps = gaps_of(loop)
+    row["between"] = max([n for n in gaps if n < APART], default="")
+    row["softmax"] = sum(n for n in gaps if n >= APART) if gaps else ""
     row["in_flight"] = sum(map(loads, loop)) * threads * (row["blocks"] or 0)
     return row
 
@@ -175,7 +192,7 @@ def over(row, given):
     for key, limit in most.items():
         if limit not in (None, "") and seen[key] > int(limit):
             yield f"{name}: {key} {seen[key]}, of {limit} at most"
-    for key in ("useful", "multiply_adds"):
+    for key in ("useful", "overlapped", "multiply_adds"):
         if given.get(key) and float(row[key]) < float(given[key]):
             yield f"{name}: {key} {row[key]}, of {given[key]} at least"
 
