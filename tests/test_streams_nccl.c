@@ -305,3 +305,52 @@ TEST(a_group_that_never_forms_leaves_nothing) {
     run_crowd(members, sizeof(members[0]), 2, split_alone);
     end();
 }
+
+/* Rank 0 puts more into a stream than it holds, behind a message that never
+ * comes: rank 1 is silent, or has an error. */
+static double given; /* rank 0's patience */
+static cudaStream_t streams[2];
+static void *buffers[2];
+
+static cp_status launch_in_vain(seat *s) {
+    const int rank = s->crew.rank;
+    const cp_message_half half = {1 - rank, rank == 0, buffers[rank], 256};
+    cp_nccl *nccl;
+    CP_TRY(cp_nccl_new(&s->id, rank, 2, 20, &nccl));
+    cp_nccl_set_patience(nccl, given);
+    pthread_barrier_wait(&meeting);
+    cp_status status =
+        nccl->link.trade(nccl->link.context, &half, 1, streams[rank]);
+    for (int i = 0; i < 1500 && rank == 0; i++)
+        must(cudaMemsetAsync(buffers[rank], i, 1, streams[rank]));
+    if (rank == 0)
+        status = cp_nccl_finish(nccl, streams[rank], "behind launches");
+    else
+        nccl->link.rest(nccl->link.context);
+    pthread_barrier_wait(&meeting);
+    nccl->link.abort(nccl->link.context);
+    must(cudaStreamSynchronize(streams[rank]));
+    cp_nccl_free(nccl);
+    return status;
+}
+
+LOOP(a_launch_that_does_not_return_is_freed, 0, 2) {
+    begin(1);
+    given = _i == 0 ? 0.5 : 20;
+    (_i == 0 ? stand_in_dead_rank : stand_in_failing_rank)(1, 0);
+    for (int r = 0; r < 2; r++) {
+        members[r] = (member){0};
+        buffers[r] = on_device(256);
+        streams[r] = new_stream();
+    }
+    const double began = cp_clock();
+    run_crowd(members, sizeof(members[0]), 2, launch_in_vain);
+    ck_assert_double_le(cp_clock() - began, 3.0);
+    ck_assert_int_eq(members[0].seat.status, CP_BROKEN);
+    ck_assert_str_eq(members[0].seat.message,
+                     _i == 0 ? "rank 0 has given up its peers: a call did not "
+                               "return"
+                             : "rank 0 has given up its peers: one of them "
+                               "failed while a call did not return");
+    end();
+}

@@ -273,12 +273,15 @@ static cudaError_t ask_event(const void *event) {
 static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
     const cp_device_engine *mine = ((cp_device_forward *)base)->mine;
     const double patience = mine->place->patience;
+    const cp_link *link = mine->place->link;
     bool late = false;
     *done = cp_max(0, layer - 1);
     CP_TRY(cp_event_record(mine->paced[layer % 2], mine->queues[0].compute));
     if (*done > 0)
-        CP_TRY(cp_await(ask_event, &mine->paced[*done % 2], mine->place->link,
-                        patience, &late));
+        CP_TRY(cp_await(ask_event, &mine->paced[*done % 2], link, patience,
+                        &late));
+    if (link != NULL) /* the launches that follow may not return */
+        CP_TRY(link->check(link->context));
     return late ? cp_fail(CP_BROKEN, "rank %d waited %g s for layer %ld",
                           mine->ranks[0].rank, patience, *done - 1)
                 : CP_OK;

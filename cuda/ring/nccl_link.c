@@ -4,10 +4,18 @@
 
 #include <stdlib.h>
 
-static ncclResult_t state_of(const cp_nccl *nccl) {
+static ncclResult_t ask_nccl(const cp_nccl *nccl) {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
     return asked == ncclSuccess ? state : asked;
+}
+
+static ncclResult_t state_of(const cp_nccl *nccl) {
+    if (cp_watch_enter(nccl->watch, false) != NULL)
+        return ncclRemoteError;
+    const ncclResult_t state = ask_nccl(nccl);
+    cp_watch_leave(nccl->watch);
+    return state;
 }
 
 static cudaError_t ask_call(const void *nccl) {
@@ -33,16 +41,21 @@ static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
                          ncclGetErrorString(result));
 }
 
-static cp_status still_here(const cp_nccl *nccl) {
-    return nccl->aborted ? cp_fail(CP_BROKEN, "rank %d has given up its peers",
-                                   nccl->rank)
-                         : CP_OK;
+static cp_status begin_to_talk(const cp_nccl *nccl) {
+    const char *why = cp_watch_enter(nccl->watch, true);
+    if (why != NULL)
+        return cp_fail(CP_BROKEN, "rank %d has given up its peers: %s",
+                       nccl->rank, why);
+    if (!nccl->aborted)
+        return CP_OK;
+    cp_watch_leave(nccl->watch);
+    return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
 }
 
 static cp_status trade(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream) {
     cp_nccl *nccl = context;
-    CP_TRY(still_here(nccl));
+    CP_TRY(begin_to_talk(nccl));
     ncclResult_t result = ncclGroupStart();
     for (int i = 0; i < count && result == ncclSuccess; i++) {
         const cp_message_half half = halves[i];
@@ -54,6 +67,7 @@ static cp_status trade(void *context, const cp_message_half *halves, int count,
         result = result == ncclInProgress ? ncclSuccess : result;
     }
     const ncclResult_t ended = ncclGroupEnd();
+    cp_watch_leave(nccl->watch);
     return settle(nccl, result == ncclSuccess ? ended : result,
                   "enqueuing messages");
 }
@@ -61,8 +75,9 @@ static cp_status trade(void *context, const cp_message_half *halves, int count,
 static cp_status check(void *context) {
     const cp_nccl *nccl = context;
     do {
-        CP_TRY(still_here(nccl));
-        const ncclResult_t state = state_of(nccl);
+        CP_TRY(begin_to_talk(nccl));
+        const ncclResult_t state = ask_nccl(nccl);
+        cp_watch_leave(nccl->watch);
         if (state != ncclSuccess && state != ncclInProgress)
             return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
                            ncclGetErrorString(state));
@@ -77,18 +92,40 @@ static void abort_one(cp_nccl *nccl) {
     nccl->aborted = true;
 }
 
-static void give_up(void *context) {
+static void abort_all(void *context) {
     cp_nccl *const first = context, *each = first;
-    do {
-        cp_graphs_end(each->graphs);
-        each = each->kin;
-    } while (each != first);
     ncclGroupStart();
     do {
         abort_one(each);
         each = each->kin;
     } while (each != first);
     ncclGroupEnd();
+}
+
+static void give_up(void *context) {
+    cp_nccl *const first = context, *each = first;
+    do {
+        cp_graphs_end(each->graphs);
+        each = each->kin;
+    } while (each != first);
+    cp_watch_end(first->watch);
+    abort_all(first);
+}
+
+static bool is_broken(void *context) {
+    const cp_nccl *nccl = context;
+    do {
+        const ncclResult_t state = ask_nccl(nccl);
+        if (state != ncclSuccess && state != ncclInProgress)
+            return true;
+        nccl = nccl->kin;
+    } while (nccl != context);
+    return false;
+}
+
+static void rest(void *context) {
+    const cp_nccl *nccl = context;
+    cp_watch_rest(nccl->watch);
 }
 
 static cudaError_t ask_stream(const void *stream) {
@@ -118,8 +155,8 @@ static ncclConfig_t config_of(int most_blocks) {
 
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
-    **out = (cp_nccl){.link = {trade, check, give_up, *out, &(*out)->graphs,
-                               &(*out)->milestones},
+    **out = (cp_nccl){.link = {trade, check, rest, give_up, *out,
+                               &(*out)->graphs, &(*out)->milestones},
                       .kin = *out,
                       .rank = rank,
                       .ranks = ranks,
@@ -133,6 +170,8 @@ static void forget(cp_nccl *nccl) {
     cp_nccl *before = nccl;
     while (before->kin != nccl)
         before = before->kin;
+    if (before == nccl)
+        cp_watch_free(nccl->watch);
     before->kin = nccl->kin;
     if (nccl->comm != NULL)
         abort_one(nccl);
@@ -153,9 +192,12 @@ cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
     ncclConfig_t config = config_of(FEW_BLOCKS);
     *out = NULL;
     CP_TRY(allocate(rank, ranks, patience, out));
-    const cp_status status = settle(
+    cp_status status = settle(
         *out, ncclCommInitRankConfig(&(*out)->comm, ranks, *id, rank, &config),
         "joining");
+    if (status == CP_OK && ranks > 1)
+        status =
+            cp_watch_new(patience, is_broken, abort_all, *out, &(*out)->watch);
     if (status == CP_OK)
         return CP_OK;
     forget(*out);
@@ -163,11 +205,18 @@ cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
     return status;
 }
 
+static cp_status leave(cp_nccl *nccl) {
+    const ncclResult_t result = ncclCommFinalize(nccl->comm);
+    cp_watch_leave(nccl->watch);
+    return settle(nccl, result, "leaving");
+}
+
 void cp_nccl_free(cp_nccl *nccl) {
     if (nccl == NULL)
         return;
-    if (!nccl->aborted &&
-        settle(nccl, ncclCommFinalize(nccl->comm), "leaving") == CP_OK) {
+    cp_watch_rest(nccl->watch);
+    const bool here = cp_watch_enter(nccl->watch, false) == NULL;
+    if (here && !nccl->aborted && leave(nccl) == CP_OK) {
         ncclCommDestroy(nccl->comm);
         nccl->aborted = true;
     } else {
@@ -178,6 +227,7 @@ void cp_nccl_free(cp_nccl *nccl) {
 
 void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
     cp_nccl *each = nccl;
+    cp_watch_set_patience(nccl->watch, seconds);
     do {
         each->patience = seconds;
         each = each->kin;
@@ -196,6 +246,7 @@ static cp_status split(cp_nccl *world, int color, int key, int ranks,
     CP_TRY(status);
     if ((*out)->comm == NULL)
         return cp_fail(CP_BROKEN, "rank %d got no group", world->rank);
+    (*out)->watch = world->watch;
     (*out)->kin = world->kin;
     world->kin = *out;
     return settle(*out, ncclInProgress, "joining a group");
@@ -209,6 +260,7 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
                          tp_size);
     const int mine = world->rank % tp_size, row = world->rank / tp_size;
     const int rows = world->ranks / tp_size;
+    cp_watch_rest(world->watch);
     cp_status status = split(world, row, mine, tp_size, 0, tp);
     if (status == CP_OK)
         status = split(world, mine, row, rows, FEW_BLOCKS, cp);
@@ -222,21 +274,22 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
 
 cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
                       cudaStream_t stream) {
-    CP_TRY(still_here(nccl));
     if (nccl->ranks == 1 || count == 0)
         return CP_OK;
-    return settle(nccl,
-                  ncclAllReduce(numbers, numbers, (size_t)count, ncclFloat32,
-                                ncclSum, nccl->comm, stream),
-                  "enqueuing a sum");
+    CP_TRY(begin_to_talk(nccl));
+    const ncclResult_t result =
+        ncclAllReduce(numbers, numbers, (size_t)count, ncclFloat32, ncclSum,
+                      nccl->comm, stream);
+    cp_watch_leave(nccl->watch);
+    return settle(nccl, result, "enqueuing a sum");
 }
 
 cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
                          cudaStream_t stream) {
     const char *own = (char *)pieces + nccl->rank * bytes;
-    CP_TRY(still_here(nccl));
-    return settle(
-        nccl,
-        ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream),
-        "enqueuing a gathering");
+    CP_TRY(begin_to_talk(nccl));
+    const ncclResult_t result =
+        ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream);
+    cp_watch_leave(nccl->watch);
+    return settle(nccl, result, "enqueuing a gathering");
 }

@@ -7,6 +7,7 @@
 
 #include "cuda/ring/graph.h"
 #include "cuda/ring/streams.h"
+#include "cuda/ring/watch.h"
 
 /* A rank of a communicator. */
 typedef struct cp_nccl cp_nccl;
@@ -18,7 +19,8 @@ struct cp_nccl {
     cp_nccl *kin;     /* the next of this process's; itself if alone */
     cp_graph *graphs; /* that its messages were captured in */
     cp_milestones milestones;
-    bool aborted; /* given up: nothing more is said to its peers */
+    cp_watch *watch; /* over all of this process's; NULL: nobody to wait for */
+    bool aborted;    /* given up: nothing more is said to its peers */
 };
 
 /* An id for ranks to join by: made by one of them and handed round; or, if

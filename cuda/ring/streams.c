@@ -601,6 +601,8 @@ cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
             return CP_OK;
         pause_a_little(cp_clock() - began, n);
     }
+    if (link != NULL)
+        link->rest(link->context);
     return cp_cuda(error, "waiting for a GPU");
 }
 

@@ -21,14 +21,16 @@ typedef struct {
 
 /* How a rank that is a process of its own sends and receives. trade enqueues
  * some messages on a stream, as one group that is complete when all are; check
- * says whether the connection is sound; abort ends what waits on the device,
- * and first all graphs that the messages were captured in, listed at graphs.
+ * says whether the connection is sound, and that the host is at work; rest says
+ * that it is not any more; abort ends what waits on the device, and first all
+ * graphs that the messages were captured in, listed at graphs.
  * What a walk computes between its messages is noted in milestones. Between two ranks the k-th message sent meets the k-th received. Failures are
  * CP_BROKEN. */
 typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream);
     cp_status (*check)(void *context);
+    void (*rest)(void *context);
     void (*abort)(void *context);
     void *context;
     struct cp_graph **graphs;  /* the first of them (graph.h); or NULL */
