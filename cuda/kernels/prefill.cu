@@ -459,8 +459,7 @@ CP_ALWAYS void rung_2(const prefill_call *a, int dim) {
             pair_weights(weights, scores);
             rescale(sums, &mine, boxes);
             barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-            add_values(sums, weights, room.values + stage(at) * tile,
-                       room.boxes);
+            add_values(sums, weights, room.values + stage(at) * tile, boxes);
             PRODUCTS_WAIT(0);
             hold_registers(sums, 32 * boxes);
             let_go(&room.gates->values_empty[stage(at)]);
@@ -517,8 +516,7 @@ CP_ALWAYS void rung_3(const prefill_call *a, int dim) {
             pair_weights(weights, scores);
             rescale(sums, &mine, boxes);
             barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-            add_values(sums, weights, room.values + stage(at) * tile,
-                       room.boxes);
+            add_values(sums, weights, room.values + stage(at) * tile, boxes);
             PRODUCTS_WAIT(0);
             hold_registers(sums, 32 * boxes);
             let_go(&room.gates->values_empty[stage(at)]);
@@ -571,17 +569,16 @@ CP_ALWAYS void rung_4(const prefill_call *a, int dim) {
                 mask_scores(scores, &mine, keys.span);
             weigh_scores(scores, &mine);
             pair_weights(weights, scores);
+            barrier_wait(&room.gates->values_full[stage(at)], phase(at));
             at++;
             while (next_keys(&walk, &keys)) {
                 /* Begin the scores of this tile and the values of the one before. */
                 barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
                 named_wait(TURN + group, WITHOUT_PRODUCER);
                 score_tile(scores, queries, room.keys + stage(at) * tile,
-                           room.boxes);
-                barrier_wait(&room.gates->values_full[stage(at - 1)],
-                             phase(at - 1));
+                           boxes);
                 add_values(sums, weights, room.values + stage(at - 1) * tile,
-                           room.boxes);
+                           boxes);
                 named_arrive(TURN + (group ^ 1), WITHOUT_PRODUCER);
                 /* Weigh this tile while those values are added. */
                 PRODUCTS_WAIT(1);
@@ -590,6 +587,8 @@ CP_ALWAYS void rung_4(const prefill_call *a, int dim) {
                 if (!sees_all(&mine, keys.span))
                     mask_scores(scores, &mine, keys.span);
                 weigh_scores(scores, &mine);
+                hold_registers(scores, 64);
+                barrier_wait(&room.gates->values_full[stage(at)], phase(at));
                 PRODUCTS_WAIT(0);
                 hold_registers(sums, 32 * boxes);
                 let_go(&room.gates->values_empty[stage(at - 1)]);
@@ -598,10 +597,8 @@ CP_ALWAYS void rung_4(const prefill_call *a, int dim) {
                 at++;
             }
             /* Add the last tile's values. */
-            barrier_wait(&room.gates->values_full[stage(at - 1)],
-                         phase(at - 1));
             add_values(sums, weights, room.values + stage(at - 1) * tile,
-                       room.boxes);
+                       boxes);
             PRODUCTS_WAIT(0);
             hold_registers(sums, 32 * boxes);
             let_go(&room.gates->values_empty[stage(at - 1)]);
@@ -657,17 +654,16 @@ CP_ALWAYS void attend_all(const prefill_call *a, const room_of_block *parts,
                 mask_scores(scores, &mine, keys.span);
             weigh_scores(scores, &mine);
             pair_weights(weights, scores);
+            barrier_wait(&room.gates->values_full[stage(at)], phase(at));
             at++;
             while (next_keys(&walk, &keys)) {
                 /* Begin the scores of this tile and the values of the one before. */
                 barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
                 named_wait(TURN + group, WITHOUT_PRODUCER);
                 score_tile(scores, queries, room.keys + stage(at) * tile,
-                           room.boxes);
-                barrier_wait(&room.gates->values_full[stage(at - 1)],
-                             phase(at - 1));
+                           boxes);
                 add_values(sums, weights, room.values + stage(at - 1) * tile,
-                           room.boxes);
+                           boxes);
                 named_arrive(TURN + (group ^ 1), WITHOUT_PRODUCER);
                 /* Weigh this tile while those values are added. */
                 PRODUCTS_WAIT(1);
@@ -676,6 +672,8 @@ CP_ALWAYS void attend_all(const prefill_call *a, const room_of_block *parts,
                 if (!sees_all(&mine, keys.span))
                     mask_scores(scores, &mine, keys.span);
                 weigh_scores(scores, &mine);
+                hold_registers(scores, 64);
+                barrier_wait(&room.gates->values_full[stage(at)], phase(at));
                 PRODUCTS_WAIT(0);
                 hold_registers(sums, 32 * boxes);
                 let_go(&room.gates->values_empty[stage(at - 1)]);
@@ -684,10 +682,8 @@ CP_ALWAYS void attend_all(const prefill_call *a, const room_of_block *parts,
                 at++;
             }
             /* Add the last tile's values. */
-            barrier_wait(&room.gates->values_full[stage(at - 1)],
-                         phase(at - 1));
             add_values(sums, weights, room.values + stage(at - 1) * tile,
-                       room.boxes);
+                       boxes);
             PRODUCTS_WAIT(0);
             hold_registers(sums, 32 * boxes);
             let_go(&room.gates->values_empty[stage(at - 1)]);
