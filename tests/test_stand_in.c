@@ -555,8 +555,12 @@ static cudaError_t abort_a_rank(void) {
 }
 
 /* An abort of a communicator whose messages are in a graph: before the graph
- * is destroyed, or behind that, though it runs. */
-enum { GRAPH_LEFT, GRAPH_GONE };
+ * is destroyed; by another thread, until it is; or behind that, though it runs. */
+enum { GRAPH_LEFT, GRAPH_ENDS, GRAPH_GONE };
+
+static void *abort_ring(void *comm) {
+    return (void *)(intptr_t)ncclCommAbort(comm);
+}
 
 static cudaError_t abort_what_a_graph_has(void) {
     member *m = ring;
@@ -564,11 +568,19 @@ static cudaError_t abort_what_a_graph_has(void) {
     send_and_receive(m, 0, 0, 0);
     must(ask(m->comm));
     cudaGraphExec_t run = end_capture(m->network);
+    pthread_t other;
+    if (how == GRAPH_ENDS) {
+        pthread_create(&other, NULL, abort_ring, m->comm);
+        usleep(3000);
+        must(cudaGraphExecDestroy(run));
+        pthread_join(other, NULL);
+    }
     if (how == GRAPH_GONE) {
         must(cudaGraphLaunch(run, m->network));
         must(cudaGraphExecDestroy(run));
     }
-    must(ncclCommAbort(m->comm));
+    if (how != GRAPH_ENDS)
+        must(ncclCommAbort(m->comm));
     if (how == GRAPH_LEFT)
         must(cudaGraphExecDestroy(run));
     return cudaStreamSynchronize(m->network);
@@ -776,6 +788,8 @@ static const struct {
     {"an abort", abort_a_rank, 0, 2, cudaErrorLaunchFailure, 0, ""},
     {"an abort while there is a graph", abort_what_a_graph_has, GRAPH_LEFT, 1,
      cudaSuccess, 1, "rank 0 aborts communicator|while graph|holds it"},
+    {"an abort that a graph delays", abort_what_a_graph_has, GRAPH_ENDS, 1,
+     cudaSuccess, 0, ""},
     {"an abort behind a graph", abort_what_a_graph_has, GRAPH_GONE, 1,
      cudaSuccess, 0, ""},
     {"two aborts", abort_two, ONE_BY_ONE, 2, cudaSuccess, 1,

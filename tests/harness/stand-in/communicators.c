@@ -405,10 +405,13 @@ static void end_communicator(communicator *c) {
     changed();
 }
 
-/* NCCL frees nothing while a graph has a communicator's messages: the call
- * would never return. */
-static void check_graphs(const communicator *c, const char *leaves) {
-    const int64_t number = graph_holding(c);
+/* NCCL frees nothing while a graph has a communicator's messages. Another thread
+ * may destroy the graph while the call waits; else it never returns. */
+static void await_graphs(const communicator *c, const char *leaves) {
+    int64_t number;
+    while ((number = graph_holding(c)) > 0 && machine.threads)
+        if (!sleep_for_change())
+            break;
     if (number > 0)
         accuse("rank %d %s communicator %ld while graph %ld holds it", c->rank,
                leaves, c->number, number);
@@ -416,12 +419,17 @@ static void check_graphs(const communicator *c, const char *leaves) {
 
 /* Freeing waits for all that the device has to do, and so for messages of the
  * process's other communicators, unless they end in the same group. */
-static void check_kin(const communicator *gone) {
-    for (const communicator *c = communicators; c != NULL; c = c->next)
-        if (!c->gone && c->home == gone->home && c->issued > c->finished)
+static void finish_aborts(const communicator *one) {
+    for (const communicator *c = communicators; c != NULL; c = c->next) {
+        if (c->home != one->home)
+            continue;
+        if (c->gone)
+            await_graphs(c, "aborts");
+        else if (c->issued > c->finished)
             accuse("rank %d aborts communicator %ld while its communicator %ld "
                    "waits",
-                   gone->rank, gone->number, c->number);
+                   one->rank, one->number, c->number);
+    }
 }
 
 /* The others hear of it, and what they wait for never comes; the operations of
@@ -430,7 +438,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
-    check_graphs(comm, "aborts");
     if (comm->issued > comm->finished && comm->in->size > 1) {
         complain(cudaSuccess, "rank %d aborts communicator %ld", comm->rank,
                  comm->number);
@@ -440,13 +447,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (group.depth > 0)
         group.aborts = comm;
     else
-        check_kin(comm);
+        finish_aborts(comm);
     return leave(ncclSuccess);
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     TRY(enter_with(comm, true));
-    check_graphs(comm, "finalizes");
+    await_graphs(comm, "finalizes");
     drain(comm);
     return leave(hold_back(comm));
 }
@@ -455,7 +462,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     enter();
     if (!exists(comm))
         return leave(ncclInvalidArgument);
-    check_graphs(comm, "destroys");
+    await_graphs(comm, "destroys");
     drain(comm);
     if (comm->issued > comm->finished && comm->error == ncclSuccess)
         accuse("rank %d destroyed communicator %ld with %ld operations left",
@@ -518,7 +525,7 @@ ncclResult_t ncclGroupEnd(void) {
     if (enter() != cudaSuccess)
         group.error = ncclUnhandledCudaError;
     if (group.aborts != NULL)
-        check_kin(group.aborts);
+        finish_aborts(group.aborts);
     group.aborts = NULL;
     return leave(end_group());
 }

@@ -319,6 +319,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     if (listed(&machine.executables, given))
         given->gone = true;
     reap();
+    changed();
     return leave(error);
 }
 

@@ -153,7 +153,7 @@ static bool met(const waiting *what) {
 /* Sleep until another thread changes something, or a while: other processes
  * cannot wake us. False: nobody has changed anything for the whole of the
  * patience. */
-static bool sleep_for_change(void) {
+bool sleep_for_change(void) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += peers() > 0 ? 200000 : 20000000;

@@ -220,6 +220,7 @@ unsigned complain(unsigned error, const char *format, ...)
 cudaError_t await(waiting what);
 bool run_until(const waiting *what, uint64_t most);
 cudaError_t ask(waiting what);
+bool sleep_for_change(void);
 cudaError_t fail_machine(void);
 void *take(size_t count, size_t size);           /* zeroed, never NULL */
 void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
