@@ -9,6 +9,7 @@
 #include "app/meter.h"
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/prefill.h"
 
 /* Keys and values of decode lie so often in memory, more than a cache holds. */
 enum { TURNS = 3, WIDEST_PRODUCT = 8192 };
@@ -37,17 +38,38 @@ typedef struct {
     cp_multiplier *multiplier;
 } bench_desk;
 
+/* A kernel of any GPU; or a rung of those for prompts on Hopper. */
+typedef struct {
+    const char *name;
+    cp_attend_kernel kernel;
+    int rung; /* 0: none */
+} contender;
+
+static const contender contenders[] = {
+    {"loops", CP_ATTEND_LOOPS, 0},    {"tiles", CP_ATTEND_TILES, 0},
+    {"few", CP_ATTEND_FEW, 0},        {"hopper-1", CP_ATTEND_TILES, 1},
+    {"hopper-2", CP_ATTEND_TILES, 2}, {"hopper-3", CP_ATTEND_TILES, 3},
+    {"hopper-4", CP_ATTEND_TILES, 4}, {"hopper-5", CP_ATTEND_TILES, 5}};
+enum { CONTENDERS = sizeof(contenders) / sizeof(contenders[0]) };
+
+/* Few rows are what `few` is for, and many what rungs are. */
+static bool takes(const bench_desk *it, const contender *by,
+                  cp_bench_part part) {
+    const bool decode = part == CP_BENCH_DECODE;
+    return cp_device_takes(by->kernel, &it->bench->shape, it->element,
+                           it->capability) &&
+           (by->kernel != CP_ATTEND_FEW || decode) &&
+           (by->rung == 0 || (!decode && it->capability == 90));
+}
+
 /* An attention of one size. */
 typedef struct {
     const bench_desk *desk;
+    const contender *by;
     cp_bench_part part;
     int64_t size, start, rows; /* of keys; of queries */
     cp_device_attention call;
 } subject;
-
-static const char *const kernel_names[CP_ATTEND_KERNELS] = {
-    [CP_ATTEND_LOOPS] = "loops",
-};
 
 static int64_t key_bytes(const bench_desk *it, int64_t keys) {
     const cp_shape *shape = &it->bench->shape;
@@ -168,9 +190,11 @@ static cp_status enqueue_attention(const void *what, int turn) {
         call.keys = it->desk->memory[KEYS] + skip;
         call.values = it->desk->memory[VALUES] + skip;
     }
-    return cp_cuda(cp_device_attend(&call, it->desk->queues.compute),
-                   "an attention of %ld rows over %ld keys", it->rows,
-                   it->size);
+    const cudaStream_t stream = it->desk->queues.compute;
+    return cp_cuda(
+        it->by->rung > 0 ? cp_device_prefill(&call, it->by->rung, stream)
+                         : cp_device_attend(&call, stream),
+        "an attention of %ld rows over %ld keys", it->rows, it->size);
 }
 
 static cp_status attention_run(void *context, double *seconds) {
@@ -183,7 +207,9 @@ static cp_status send_lists(const subject *it) {
     const bench_desk *desk = it->desk;
     const cp_piece all = {{0, it->start, it->rows, 1}, 0};
     const int64_t longest =
-        cp_device_query_tile(it->call.kernel, &it->call.shape);
+        it->by->rung > 0
+            ? cp_device_prefill_tile(&it->call.shape)
+            : cp_device_query_tile(it->by->kernel, &it->call.shape);
     tile_lists *lists = desk->lists;
     *lists = (tile_lists){.first = {0, 1}, .keys = {{0, 0, it->size, 1}, 0}};
     for (int64_t i = 0; i < it->rows; i += longest)
@@ -193,8 +219,7 @@ static cp_status send_lists(const subject *it) {
                          desk->queues.compute, "tiles");
 }
 
-static cp_status subject_open(subject *it, cp_attend_kernel kernel,
-                              cp_entrant *out) {
+static cp_status subject_open(subject *it, cp_entrant *out) {
     const bench_desk *desk = it->desk;
     const cp_shape *shape = &desk->bench->shape;
     const tile_lists *there = (const tile_lists *)desk->memory[LISTS];
@@ -205,13 +230,15 @@ static cp_status subject_open(subject *it, cp_attend_kernel kernel,
                                             : it->size;
     it->rows = decode ? 1 : it->size;
     it->call = (cp_device_attention){
-        .kernel = kernel,
+        .kernel = it->by->kernel,
         .shape = *shape,
         .element = desk->element,
         .keys_of = {&there->keys, there->first, 1, it->size},
         .queries = desk->memory[QUERIES],
         .keys = desk->memory[KEYS],
         .values = desk->memory[VALUES],
+        .key_rows = it->size,
+        .splits = 1,
         .unfinished = (float *)desk->memory[UNFINISHED],
         .tickets = (int32_t *)desk->memory[TICKETS],
         .rows = it->rows,
@@ -221,9 +248,11 @@ static cp_status subject_open(subject *it, cp_attend_kernel kernel,
     CP_TRY(send_lists(it));
     it->call.queries_of =
         (cp_device_tiles){there->tiles, &there->count, desk->lists->count};
-    it->call.splits = cp_device_splits(
-        &it->call, desk->blocks,
-        cp_device_most_splits(kernel, shape, desk->blocks, it->rows));
+    if (it->by->rung == 0)
+        it->call.splits =
+            cp_device_splits(&it->call, desk->blocks,
+                             cp_device_most_splits(it->by->kernel, shape,
+                                                   desk->blocks, it->rows));
     *out = (cp_entrant){
         .run = attention_run,
         .context = it,
@@ -232,7 +261,7 @@ static cp_status subject_open(subject *it, cp_attend_kernel kernel,
                              (double)cp_span_pairs(
                                  (cp_span){0, it->start, it->rows, 1}, seen)};
     snprintf(out->what, sizeof(out->what), "%s/%ld/%s",
-             cp_bench_names[it->part], it->size, kernel_names[kernel]);
+             cp_bench_names[it->part], it->size, it->by->name);
     return CP_OK;
 }
 
@@ -343,14 +372,16 @@ static cp_status check(const subject *it, const char *what) {
 /* A row of a kernel, in the unit of its ceiling; and what it costs to merge
  * into a partial that is there, where that is asked. */
 static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
-                     cp_attend_kernel kernel, const cp_entrant *ceiling,
+                     const contender *by, const cp_entrant *ceiling,
                      bool *slow) {
     const cp_bench *bench = it->bench;
     const bool merges = part == CP_BENCH_MERGE;
-    subject both[2] = {
-        {.desk = it, .part = merges ? CP_BENCH_FULL : part, .size = size}};
+    subject both[2] = {{.desk = it,
+                        .by = by,
+                        .part = merges ? CP_BENCH_FULL : part,
+                        .size = size}};
     cp_entrant all[2] = {{.work = 0}, *ceiling};
-    CP_TRY(subject_open(&both[0], kernel, &all[0]));
+    CP_TRY(subject_open(&both[0], &all[0]));
     all[0].unit = ceiling->unit;
     all[0].scale = ceiling->scale;
     if (merges) {
@@ -359,7 +390,7 @@ static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
         all[1] = all[0];
         all[1].context = &both[1];
         snprintf(all[0].what, sizeof(all[0].what), "merge/%ld/%s", size,
-                 kernel_names[kernel]);
+                 by->name);
         CP_TRY(enqueue_attention(&both[1], 0)); /* something to merge into */
     }
     CP_TRY(cp_measure_rounds(bench->rounds, 2, all));
@@ -372,14 +403,12 @@ static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
 /* A kernel that takes too long is not asked for larger sizes. */
 static cp_status rows(const bench_desk *it, cp_bench_part part,
                       const cp_counts *sizes, const cp_entrant *ceiling) {
-    const cp_shape *shape = &it->bench->shape;
-    bool slow[CP_ATTEND_KERNELS] = {false};
+    bool slow[CONTENDERS] = {false};
     for (int64_t n = 0; n < sizes->count && it->bench->parts[part]; n++)
-        for (int k = 0; k < CP_ATTEND_KERNELS; k++)
-            if (!slow[k] && cp_device_takes((cp_attend_kernel)k, shape,
-                                            it->element, it->capability))
-                CP_TRY(row(it, part, sizes->items[n], (cp_attend_kernel)k,
-                           ceiling, &slow[k]));
+        for (int k = 0; k < CONTENDERS; k++)
+            if (!slow[k] && takes(it, &contenders[k], part))
+                CP_TRY(row(it, part, sizes->items[n], &contenders[k], ceiling,
+                           &slow[k]));
     return CP_OK;
 }
 
