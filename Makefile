@@ -237,7 +237,7 @@ warnings: ## compile everything with gcc and with clang; any warning is an error
 LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/stand-in/%.o,$(wildcard exercises/*/*.cu))
 $(B)/exercises/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(stand_in)
 $(B)/stand-in/exercises/%.cu.o: private flags += -Wno-unused-parameter
-objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(if $(REAL_CUDA),$(B)/real-interface.o)
+objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
 	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
