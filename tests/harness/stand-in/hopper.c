@@ -589,9 +589,9 @@ void stand_in_products_wait(int left, const char *file, int line) {
     stand_in_barrier(false, file, line);
     w->fenced[lane] = false;
     const int last = w->groups[lane] - left;
-    if (last <= 0)
+    const int count = last > 0 ? w->ends[lane][last - 1] : 0;
+    if (count == 0)
         return;
-    const int count = w->ends[lane][last - 1];
     for (int i = 0; i < LANES; i++)
         if (w->begun[i] < count || w->queue[count - 1].lanes != LANES) {
             accuse_block("lane %d of the warp has not begun all products", i);
