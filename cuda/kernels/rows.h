@@ -55,13 +55,28 @@ CP_INLINE int64_t keys_seen(cp_span keys, int64_t position) {
 
 typedef struct {
     const cp_piece *piece; /* of the sequence */
-    int64_t tile, left;    /* the next tile, from there on; and how many */
-    int64_t last;          /* the latest query's position */
-    int keys;              /* of a tile */
+    cp_piece now;   /* what the last row sees of it, from the next tile */
+    int tile, left; /* the next tile of the piece; how many to come */
+    int last;       /* the latest query's position */
+    int keys;       /* of a tile */
 } keys_of_block;
 
-CP_INLINE int64_t tiles_of(const keys_of_block *walk, cp_span span) {
-    return (keys_seen(span, walk->last) + walk->keys - 1) / walk->keys;
+CP_INLINE int tiles_of(const keys_of_block *walk, cp_span span) {
+    return ((int)keys_seen(span, walk->last) + walk->keys - 1) / walk->keys;
+}
+
+CP_INLINE void pass_tiles(keys_of_block *walk, int tiles) {
+    const int64_t keys = (int64_t)tiles * walk->keys;
+    walk->tile += tiles;
+    walk->now.row += keys;
+    walk->now.span.start += keys * walk->now.span.step;
+    walk->now.span.count -= keys;
+}
+
+CP_INLINE void begin_piece(keys_of_block *walk) {
+    walk->now = *walk->piece;
+    walk->now.span.count = keys_seen(walk->now.span, walk->last);
+    walk->tile = 0;
 }
 
 CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
@@ -76,12 +91,18 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     const int64_t *first = a->keys_of.first + sequence;
     int64_t tiles = 0;
     walk.piece = a->keys_of.items + first[0];
-    walk.last = position(mine, mine->count - 1);
+    walk.last = (int)position(mine, mine->count - 1);
     for (int64_t n = first[0]; n < first[1]; n++)
         tiles += tiles_of(&walk, a->keys_of.items[n].span);
     const int64_t split = (int64_t)blockIdx.z;
-    walk.tile = tiles * split / a->splits;
-    walk.left = tiles * (split + 1) / a->splits - walk.tile;
+    int before = (int)(tiles * split / a->splits), here;
+    walk.left = (int)(tiles * (split + 1) / a->splits) - before;
+    if (walk.left == 0)
+        return walk;
+    for (; before >= (here = tiles_of(&walk, walk.piece->span)); before -= here)
+        walk.piece++;
+    begin_piece(&walk);
+    pass_tiles(&walk, before);
     return walk;
 }
 
@@ -89,17 +110,14 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
 CP_INLINE bool next_keys(keys_of_block *walk, cp_piece *keys) {
     if (walk->left-- <= 0)
         return false;
-    int64_t tiles;
-    while (walk->tile >= (tiles = tiles_of(walk, walk->piece->span))) {
-        walk->tile -= tiles;
+    while (walk->now.span.count <= 0) {
         walk->piece++;
+        begin_piece(walk);
     }
-    const int64_t begin = walk->tile++ * walk->keys;
-    *keys = *walk->piece;
-    const int64_t seen = keys_seen(keys->span, walk->last) - begin;
-    keys->row += begin;
-    keys->span.start += begin * keys->span.step;
-    keys->span.count = seen < walk->keys ? seen : walk->keys;
+    *keys = walk->now;
+    if (keys->span.count > walk->keys)
+        keys->span.count = walk->keys;
+    pass_tiles(walk, 1);
     return true;
 }
 

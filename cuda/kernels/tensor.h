@@ -19,6 +19,10 @@ CP_INLINE cp_shared cp_shared_at(void *memory) {
     return (cp_shared)__cvta_generic_to_shared(memory);
 }
 
+CP_INLINE cp_shared cp_shared_xor(cp_shared at, int bits) {
+    return at ^ (cp_shared)bits;
+}
+
 /* Copy 16 bytes to shared memory, of which only so many are read, and the rest
  * is zeros; the addresses are multiples of 16. Copies since the last commit are
  * a group. wait returns when all but the latest `left` groups of this thread

@@ -28,43 +28,43 @@ CP_INLINED int chunk_at(block_shape s, int row, int chunk) {
     return row * s.dim * ROW_BYTES + 16 * (chunk ^ (row & 7));
 }
 
-/* Where a block is in its keys: one walk ahead, to fill slots; of each tile
- * what was copied is noted for those who come to it later. */
-typedef struct {
-    keys_of_block walk;
-    cp_piece keys;
-    cp_shared ring;
-    cp_piece *noted; /* [NOTED], in turn */
-    int used, filled, tiles;
-    bool values; /* what the next slot gets */
-} ring;
-
-enum { NOTED = 4 };
-
-CP_INLINED void begin_ring(ring *r, keys_of_block walk, cp_shared memory,
-                           cp_piece *noted) {
-    r->walk = walk;
-    r->ring = memory;
-    r->noted = noted;
-    r->used = r->filled = r->tiles = 0;
-    r->values = false;
+CP_INLINED cp_shared deeper(block_shape s, cp_shared place, int k, int n) {
+    return cp_shared_xor(place, 32 * k) + 16 * n * s.dim * ROW_BYTES;
 }
+
+/* What a block knows, in shared memory, where it takes no registers. The walk
+ * is ahead of the copies: thread 0 takes a step and notes the tile, and after
+ * the next barrier all may read that. */
+enum { NOTED = 8 };
+typedef struct {
+    rows_of_block mine;
+    int tiles;
+    keys_of_block walk;
+    cp_piece noted[NOTED]; /* in turn */
+} block_notes;
+
+typedef struct {
+    cp_shared memory;
+    int used, filled; /* slots */
+    int next, end;    /* to be copied: keys of a tile are even, values odd */
+} ring;
 
 CP_INLINED int slot_bytes(block_shape s) {
     return KEYS * s.dim * ROW_BYTES;
 }
 
 CP_INLINED void copy_tile(const cp_device_attention *a, block_shape s,
-                          const ring *r, const void *from) {
+                          const ring *r, const cp_piece *keys,
+                          const void *from) {
     const int chunks = s.dim / 8, step = THREADS / chunks;
     const int thread = (int)threadIdx.x;
     const int64_t head = (int64_t)blockIdx.y, heads = a->shape.kv_heads;
-    const int64_t first = (r->keys.row + thread / chunks) * heads + head;
+    const int64_t first = (keys->row + thread / chunks) * heads + head;
     const char *row =
         (const char *)from + (first * s.dim + thread % chunks * 8) * ROW_BYTES;
-    const cp_shared to = r->ring + r->filled * slot_bytes(s) +
+    const cp_shared to = r->memory + r->filled * slot_bytes(s) +
                          chunk_at(s, thread / chunks, thread % chunks);
-    const int count = (int)r->keys.span.count - thread / chunks;
+    const int count = (int)keys->span.count - thread / chunks;
     CP_EACH(i, KEYS / step) {
         cp_copy_async(to + i * step * s.dim * ROW_BYTES, row,
                       i * step < count ? 16 : 0);
@@ -72,32 +72,35 @@ CP_INLINED void copy_tile(const cp_device_attention *a, block_shape s,
     }
 }
 
+CP_INLINED void note_tile(block_notes *notes, int tile) {
+    if (threadIdx.x == 0)
+        next_keys(&notes->walk, &notes->noted[tile % NOTED]);
+}
+
 CP_INLINED void fill_slot(const cp_device_attention *a, block_shape s,
-                          ring *r) {
-    if (r->values) {
-        copy_tile(a, s, r, a->values);
-        r->values = false;
-    } else if (next_keys(&r->walk, &r->keys)) {
-        if (threadIdx.x == 0)
-            r->noted[r->tiles % NOTED] = r->keys;
-        r->tiles++;
-        copy_tile(a, s, r, a->keys);
-        r->values = true;
+                          block_notes *notes, ring *r) {
+    const int tile = r->next / 2;
+    if (r->next < r->end) {
+        copy_tile(a, s, r, &notes->noted[tile % NOTED],
+                  r->next % 2 == 0 ? a->keys : a->values);
+        if (r->next % 2 == 0)
+            note_tile(notes, tile + s.slots / 2);
     }
+    r->next++;
     cp_copies_commit();
     r->filled = r->filled + 1 == s.slots ? 0 : r->filled + 1;
 }
 
 CP_INLINED cp_shared next_tile(const cp_device_attention *a, block_shape s,
-                               ring *r) {
+                               block_notes *notes, ring *r) {
     if (s.slots == 3)
         cp_copies_wait(1);
     else
         cp_copies_wait(4);
     __syncthreads();
-    const cp_shared tile = r->ring + r->used * slot_bytes(s);
+    const cp_shared tile = r->memory + r->used * slot_bytes(s);
     r->used = r->used + 1 == s.slots ? 0 : r->used + 1;
-    fill_slot(a, s, r);
+    fill_slot(a, s, notes, r);
     return tile;
 }
 
@@ -116,12 +119,10 @@ CP_INLINED void copy_queries(const cp_device_attention *a, block_shape s,
 }
 
 /* The fragments of a warp's rows, of depth k. */
-CP_INLINED void load_queries(block_shape s, cp_shared rows, int k,
+CP_INLINED void load_queries(block_shape s, cp_shared row, int k,
                              uint32_t to[][4]) {
-    const int lane = (int)threadIdx.x % 32;
     CP_EACH(m, s.slabs)
-        cp_load_matrices(to[m], rows + 16 * m * s.dim * ROW_BYTES +
-                                    chunk_at(s, lane % 16, 2 * k + lane / 16));
+        cp_load_matrices(to[m], deeper(s, row, k, m));
 }
 
 CP_INLINED void leave_sums(block_shape s, float *sums,
@@ -166,10 +167,21 @@ CP_INLINED void write_shared(const cp_device_attention *a, block_shape s,
 }
 
 CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
-                            unsigned char *memory, cp_piece *noted) {
-    const rows_of_block found = find_rows(a, rows_of_tile(s)), *mine = &found;
+                            unsigned char *memory, block_notes *notes) {
+    const rows_of_block *mine = &notes->mine;
+    /* Know the block's rows and keys. */
+    if (threadIdx.x == 0) {
+        notes->mine = find_rows(a, rows_of_tile(s));
+        if (mine->count > 0)
+            notes->walk = find_keys(a, mine, KEYS);
+        notes->tiles = notes->walk.left;
+        for (int tile = 0; mine->count > 0 && tile < s.slots / 2; tile++)
+            note_tile(notes, tile);
+    }
+    __syncthreads();
     if (mine->count <= 0)
         return;
+    const int tiles = notes->tiles;
     /* Know this warp's part. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int columns = s.few ? KEYS / WARPS : KEYS;
@@ -183,38 +195,37 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         level[m][0] = level[m][1] = -INFINITY;
     /* Fetch the queries and begin with keys. */
     const cp_shared begin = cp_shared_at(memory);
-    const cp_shared queries = begin + first_row * s.dim * ROW_BYTES;
-    ring r;
-    begin_ring(&r, find_keys(a, mine, KEYS),
-               begin + rows_of_tile(s) * s.dim * ROW_BYTES, noted);
-    const int tiles = (int)r.walk.left;
+    const cp_shared query_row =
+        begin + chunk_at(s, first_row + lane % 16, lane / 16);
+    ring r = {begin + rows_of_tile(s) * s.dim * ROW_BYTES, 0, 0, 0, 2 * tiles};
     uint32_t asked[MOST_DIM / 16][SLABS][4];
     if (tiles > 0)
         copy_queries(a, s, mine, begin);
     for (int i = 0; i < s.slots - 1; i++)
-        fill_slot(a, s, &r);
+        fill_slot(a, s, notes, &r);
     for (int tile = 0; tile < tiles; tile++) {
         /* Score a tile. */
         float scores[SLABS][KEYS / 8][4] = {{{0.0f}}};
-        const cp_shared keys = next_tile(a, s, &r);
+        const cp_shared keys = next_tile(a, s, notes, &r);
+        const cp_shared key_row =
+            keys +
+            chunk_at(s, first_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
         if (kept && tile == 0)
             CP_EACH(k, s.dim / 16)
-                load_queries(s, queries, k, asked[k]);
+                load_queries(s, query_row, k, asked[k]);
         CP_EACH(k, s.dim / 16) {
             if (!kept)
-                load_queries(s, queries, k, asked[0]);
+                load_queries(s, query_row, k, asked[0]);
             CP_EACH(n, columns / 16) {
                 uint32_t b[4];
-                const int key = first_key + 16 * n + lane % 8 + lane / 16 * 8;
-                cp_load_matrices(b,
-                                 keys + chunk_at(s, key, 2 * k + lane / 8 % 2));
+                cp_load_matrices(b, deeper(s, key_row, k, n));
                 CP_EACH(m, 2 * s.slabs)
                     cp_multiply_add(scores[m / 2][2 * n + m % 2],
                                     asked[kept ? k : 0][m / 2], b + m % 2 * 2);
             }
         }
         /* Hide what may not be seen. */
-        const cp_span seen = noted[tile % NOTED].span;
+        const cp_span seen = notes->noted[tile % NOTED].span;
         if (keys_seen(seen, position(mine, first_row)) < KEYS)
             CP_EACH(m, s.slabs)
                 CP_EACH(half, 2) {
@@ -245,28 +256,29 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
                     sum += *score;
                 }
                 total[m][half] = fmaf(total[m][half], factor, sum);
-                CP_EACH(n, s.dim / 4)
-                    output[m][n / 2][2 * half + n % 2] *= factor;
+                if (factor != 1.0f)
+                    CP_EACH(n, s.dim / 4)
+                        output[m][n / 2][2 * half + n % 2] *= factor;
             }
         /* Add the values, weighed. */
-        const cp_shared values = next_tile(a, s, &r);
-        CP_EACH(k, columns / 16) {
-            uint32_t weights[SLABS][4];
+        const cp_shared values = next_tile(a, s, notes, &r);
+        const cp_shared value_row =
+            values + chunk_at(s, first_key + lane % 16, lane / 16);
+        uint32_t weights[KEYS / 16][SLABS][4];
+        CP_EACH(k, columns / 16)
             CP_EACH(i, 4 * s.slabs) {
                 const float *pair =
                     &scores[i / 4][2 * k + i / 2 % 2][i % 2 * 2];
-                weights[i / 4][i % 4] = cp_pack_bf16(pair[0], pair[1]);
+                weights[k][i / 4][i % 4] = cp_pack_bf16(pair[0], pair[1]);
             }
-            CP_EACH(d, s.dim / 16) {
+        CP_EACH(d, s.dim / 16)
+            CP_EACH(k, columns / 16) {
                 uint32_t b[4];
-                const int key = first_key + 16 * k + lane % 16;
-                cp_load_transposed(b, values +
-                                          chunk_at(s, key, 2 * d + lane / 16));
+                cp_load_transposed(b, deeper(s, value_row, d, k));
                 CP_EACH(m, 2 * s.slabs)
                     cp_multiply_add(output[m / 2][2 * d + m % 2],
-                                    weights[m / 2], b + m % 2 * 2);
+                                    weights[k][m / 2], b + m % 2 * 2);
             }
-        }
     }
     /* Write the rows. */
     CP_EACH(m, s.slabs)
@@ -302,9 +314,9 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
 #define ATTEND_KERNEL(name, dim, slabs, slots, few)                            \
     CP_KERNEL(name, cp_device_attention) {                                     \
         CP_DYNAMIC(memory);                                                    \
-        CP_SHARED(cp_piece, noted, [NOTED]);                                   \
+        CP_SHARED(block_notes, notes, [1]);                                    \
         const block_shape s = {dim, slabs, slots, few};                        \
-        attend_tile(&a, s, memory, noted);                                     \
+        attend_tile(&a, s, memory, notes);                                     \
     }
 
 ATTEND_KERNEL(attend_prompt_64, 64, 2, 3, false)

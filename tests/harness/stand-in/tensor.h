@@ -11,6 +11,10 @@ static inline cp_shared cp_shared_at(void *memory) {
     return (cp_shared)memory;
 }
 
+static inline cp_shared cp_shared_xor(cp_shared at, int bits) {
+    return (cp_shared)((uintptr_t)at ^ (uintptr_t)bits);
+}
+
 /* cp.async: its 16 bytes turn to 0xFF (NaN) now, and into what was copied at
  * the first barrier of the block behind the wait that ends their group: nobody,
  * not even who asked, sees them before. The source is read now, or then, as the
