@@ -48,6 +48,26 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     end();
 }
 
+/* Prompts that are long enough for Hopper's kernel, then a word. */
+LOOP(hopper_walks_too, 0, 4 * stand_in_pretends()) {
+    begin_open(_i);
+    stand_in_pretend_hopper(true);
+    talk t = {.shape = {8, 2, 64},
+              .ranks = 1 + _i,
+              .element = CP_BF16,
+              .sequences = 2,
+              .room = 400};
+    open_talk(&t);
+    for (int turn = 0; turn < 4; turn++) {
+        const int64_t fresh[] = {turn == 3 ? 1 : 200 - 80 * turn,
+                                 turn == 3 ? 1 : 10 + 70 * turn};
+        call(&t, fresh, variants[turn]);
+        went_well(&t, turn);
+    }
+    close_talk(&t);
+    end();
+}
+
 LOOP_FOR(120, ranks_of_one_process_send_to_themselves, 0, 4) {
     cp_nccl *nccl;
     begin_open(_i);

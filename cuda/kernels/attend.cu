@@ -152,8 +152,10 @@ CP_KERNEL(attend, cp_device_attention) {
         merge_splits(&a, &mine);
 }
 
-static const int tile_rows[CP_ATTEND_KERNELS] = {
-    [CP_ATTEND_LOOPS] = ROWS, [CP_ATTEND_TILES] = 128, [CP_ATTEND_FEW] = 16};
+static const int tile_rows[CP_ATTEND_KERNELS] = {[CP_ATTEND_LOOPS] = ROWS,
+                                                 [CP_ATTEND_TILES] = 128,
+                                                 [CP_ATTEND_FEW] = 16,
+                                                 [CP_ATTEND_HOPPER] = 128};
 
 int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape) {
     const int64_t group = shape->query_heads / shape->kv_heads;
@@ -180,7 +182,9 @@ int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
 int cp_device_splits(const cp_device_attention *call, int blocks,
                      int64_t most) {
     const int64_t sense = call->keys_of.longest / LEAST_KEYS;
-    const int64_t limit = cp_min(cp_min(most, MOST_SPLITS), sense);
+    const int64_t limit = call->kernel == CP_ATTEND_HOPPER
+                              ? 1
+                              : cp_min(cp_min(most, MOST_SPLITS), sense);
     const int64_t work = blocks_of(call);
     double full[MOST_SPLITS + 1], best = 0.0;
     for (int64_t n = 1; n <= limit; n++) {
@@ -208,14 +212,15 @@ bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability) {
     if (kernel == CP_ATTEND_LOOPS)
         return true;
-    return element == CP_BF16 && capability >= 80 &&
+    return element == CP_BF16 &&
+           (kernel == CP_ATTEND_HOPPER ? capability == 90 : capability >= 80) &&
            (shape->head_dim == 64 || shape->head_dim == 128);
 }
 
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
                              int64_t tokens, cp_attend_kernel *kernel) {
     const int64_t rows = tokens * (shape->query_heads / shape->kv_heads);
-    int device = 0, major = 0, minor = 0;
+    int device = 0, major = 0, minor = 0, blocks = 1;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(
@@ -223,15 +228,24 @@ cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(
             &minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error == cudaSuccess)
+        error = cp_device_blocks(&blocks);
+    const int capability = 10 * major + minor;
+    const int64_t tiles = rows * shape->kv_heads / tile_rows[CP_ATTEND_HOPPER];
     *kernel = CP_ATTEND_LOOPS;
-    if (cp_device_takes(CP_ATTEND_TILES, shape, element, 10 * major + minor))
+    if (cp_device_takes(CP_ATTEND_TILES, shape, element, capability))
         *kernel =
             rows <= tile_rows[CP_ATTEND_FEW] ? CP_ATTEND_FEW : CP_ATTEND_TILES;
+    if (tiles >= blocks &&
+        cp_device_takes(CP_ATTEND_HOPPER, shape, element, capability))
+        *kernel = CP_ATTEND_HOPPER;
     return error;
 }
 
 cudaError_t cp_device_attend(const cp_device_attention *call,
                              cudaStream_t stream) {
+    if (call->kernel == CP_ATTEND_HOPPER)
+        return cp_device_prefill(call, CP_PREFILL_RUNGS, stream);
     if (call->kernel != CP_ATTEND_LOOPS)
         return cp_attend_tiles(call, stream);
     return CP_LAUNCH_GRID(attend, blocks_of(call) / call->shape.kv_heads,

@@ -35,11 +35,12 @@ typedef struct {
 } cp_device_keys;
 
 /* The kernels that compute an attention, the plainest first: loops; tiles for
- * tensor cores; and those for few rows. */
+ * tensor cores; those for few rows; and Hopper's, in one split (prefill.h). */
 typedef enum {
     CP_ATTEND_LOOPS,
     CP_ATTEND_TILES,
     CP_ATTEND_FEW,
+    CP_ATTEND_HOPPER,
     CP_ATTEND_KERNELS
 } cp_attend_kernel;
 
@@ -60,7 +61,7 @@ typedef struct {
     cp_device_tiles queries_of;
     cp_device_keys keys_of;
     const void *queries, *keys, *values;
-    int64_t key_rows; /* of the tensors of keys and values */
+    int64_t key_rows; /* of the tensors of keys and values; for Hopper's */
     bool merge;       /* into what output and lse hold */
     int splits;
     float *unfinished;

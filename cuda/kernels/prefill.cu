@@ -10,13 +10,6 @@
 #include "cuda/kernels/rows.h"
 
 #include "cuda/kernels/hopper.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
-#include "cuda/kernels/prefill.h"
-#ifdef __cplusplus
-}
-#endif
 
 enum {
     ROWS = 128,       /* of a tile of queries: tokens times heads */
@@ -109,14 +102,14 @@ CP_ALWAYS item_of_work find_item(const cp_device_attention *a, uint32_t n) {
     item_of_work item;
     const uint32_t heads = (uint32_t)a->shape.kv_heads;
     const uint32_t group = (uint32_t)a->shape.query_heads / heads;
-    const uint32_t chunks = (group + ROWS - 1) / ROWS;
+    const uint32_t rows = ROWS, chunks = (group + rows - 1) / rows;
     const int64_t tile = *a->queries_of.count - 1 - n / heads / chunks;
     item.head = (int)(n % heads);
-    item.rows.group = group;
+    item.rows.group = (int)group;
     item.rows.count = 0;
     if (tile >= 0) {
         item.rows.tile = a->queries_of.items[tile];
-        item.rows.first = n / heads % chunks * ROWS;
+        item.rows.first = (int)(n / heads % chunks * rows);
         const int64_t left =
             item.rows.tile.span.count * group - item.rows.first;
         item.rows.count = (int)(left < ROWS ? left : ROWS);

@@ -40,6 +40,7 @@ struct cp_stream_walker {
     cudaEvent_t begun;
     bool begins, listed;             /* a call: this walk; an earlier one did */
     int64_t sent;                    /* bytes, so far */
+    int64_t cached_rows;             /* of the cache, that hold keys */
     int64_t through;                 /* operations that are enqueued: so many */
     void *cache_keys, *cache_values; /* during a walk */
     const cp_link *link;             /* of a rank that is a process */
@@ -55,6 +56,16 @@ static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
            mine->count == other->count &&
            memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
                0;
+}
+
+static void take_lists(cp_stream_walker *w, const cp_layout *layout) {
+    const cp_pieces *cache = &layout->cache[w->rank].pieces;
+    cp_manifest_write(w->manifest, layout, w->staging);
+    w->cached_rows = 0;
+    for (int64_t n = 0; n < cache->count; n++) {
+        const cp_piece piece = cache->items[n];
+        w->cached_rows = cp_max(w->cached_rows, piece.row + piece.span.count);
+    }
 }
 
 static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
@@ -74,7 +85,7 @@ cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
             "rank %d walks %s of %d ranks; the next call is something else",
             w->rank, cp_variant_name(w->plan->variant), w->plan->layout->ranks);
     CP_TRY(find_room(w, plan));
-    cp_manifest_write(w->manifest, plan->layout, w->staging);
+    take_lists(w, plan->layout);
     return CP_OK;
 }
 
@@ -172,7 +183,7 @@ static cp_status fill_walker(cp_stream_walker *w) {
         CP_TRY(clear_words(w, w->tickets,
                            query_rows(w) * plan->shape.query_heads));
     CP_TRY(make_events(w));
-    cp_manifest_write(w->manifest, plan->layout, w->staging);
+    take_lists(w, plan->layout);
     return forget_wrong(w);
 }
 
@@ -289,6 +300,7 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .queries = w->slots[op->in.slot],
         .keys = home ? w->cache_keys : w->slots[op->keys.slot],
         .values = home ? w->cache_values : slot_values(w, op->keys.slot),
+        .key_rows = home ? w->cached_rows : plan->slots[op->keys.slot].rows,
         .merge = merged >= 0,
         .unfinished = w->unfinished,
         .tickets = w->tickets,

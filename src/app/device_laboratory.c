@@ -162,6 +162,7 @@ static cp_status attend(const laboratory *it, const desk *mine) {
         .queries = mine->memory[QUERIES],
         .keys = mine->memory[KEYS],
         .values = mine->memory[VALUES],
+        .key_rows = subject->keys,
         .unfinished = (float *)mine->memory[UNFINISHED],
         .tickets = (int32_t *)mine->memory[TICKETS],
         .rows = subject->rows,

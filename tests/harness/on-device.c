@@ -35,6 +35,7 @@ IGNORES(stand_in_freeze_uploads, bool)
 IGNORES(stand_in_skip_blocks, int64_t)
 IGNORES(stand_in_refuse_captures, int)
 IGNORES(stand_in_pretend_f8, bool)
+IGNORES(stand_in_pretend_hopper, bool)
 IGNORES(stand_in_begin, const stand_in_options *)
 
 void stand_in_dead_rank(int rank, int64_t n) {

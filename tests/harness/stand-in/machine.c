@@ -284,6 +284,7 @@ SETS(stand_in_skip_blocks, (int64_t n), skip_blocks, n)
 SETS(stand_in_freeze_uploads, (bool frozen), freeze_uploads, frozen)
 SETS(stand_in_refuse_captures, (int rank), refuses, rank + 1)
 SETS(stand_in_pretend_f8, (bool has), no_f8, !has)
+SETS(stand_in_pretend_hopper, (bool is), hopper, is)
 SETS(stand_in_dead_rank, (int rank, int64_t n), rank_faults[rank],
      (rank_fault){DEAD, n})
 SETS(stand_in_failing_rank, (int rank, int64_t n), rank_faults[rank],
@@ -326,9 +327,10 @@ cudaError_t cudaGetDevice(int *device) {
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr,
                                    int device) {
-    static const int values[] = {[cudaDevAttrMultiProcessorCount] = 2,
-                                 [cudaDevAttrComputeCapabilityMajor] = 8,
-                                 [cudaDevAttrComputeCapabilityMinor] = 0};
+    const int values[] = {[cudaDevAttrMultiProcessorCount] = 2,
+                          [cudaDevAttrComputeCapabilityMajor] =
+                              machine.hopper ? 9 : 8,
+                          [cudaDevAttrComputeCapabilityMinor] = 0};
     *value = values[attr];
     return cudaSetDevice(device);
 }

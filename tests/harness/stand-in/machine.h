@@ -180,7 +180,7 @@ typedef struct {
     int64_t problems;
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait, skip_blocks;
-    bool freeze_uploads, no_f8;
+    bool freeze_uploads, no_f8, hopper;
     int refuses; /* a rank that cannot capture, and 1; 0: none */
     message_fault drop;
     rank_fault rank_faults[RANK_FAULTS];

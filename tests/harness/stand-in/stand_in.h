@@ -89,6 +89,10 @@ void stand_in_refuse_captures(int rank);
  * GPU of compute capability 9.0 does. It does at first. */
 void stand_in_pretend_f8(bool has);
 
+/* Whether the pretended device says that its compute capability is 9.0, and not
+ * 8.0. It says 8.0 at first. */
+void stand_in_pretend_hopper(bool is);
+
 /* What happened since stand_in_begin. */
 typedef struct {
     int64_t launches;       /* kernels run */
