@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "cuda/kernels/prefill.h"
 #include "cuda/kernels/rows.h"
 
 enum {

@@ -44,7 +44,6 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 extern "C" {
 #endif
 #include "cuda/kernels/model_kernels.h"
-#include "cuda/kernels/prefill.h"
 #include "model/gguf.h"
 #ifdef __cplusplus
 }

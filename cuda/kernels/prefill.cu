@@ -10,6 +10,7 @@
 #include "cuda/kernels/rows.h"
 
 #include "cuda/kernels/hopper.h"
+#include "cuda/kernels/prefill.h"
 
 enum {
     ROWS = 128,       /* of a tile of queries: tokens times heads */

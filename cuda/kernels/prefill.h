@@ -6,6 +6,10 @@
 
 #include "cuda/kernels/kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { CP_PREFILL_RUNGS = 5 };
 
 /* As cp_device_attend, by the rung, from 1 on, with one split. The tensors begin
@@ -15,5 +19,9 @@ cudaError_t cp_device_prefill(const cp_device_attention *call, int rung,
 
 /* Tokens of a query tile, at most. */
 int64_t cp_device_prefill_tile(const cp_shape *shape);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
