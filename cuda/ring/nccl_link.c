@@ -148,8 +148,10 @@ enum { FEW_BLOCKS = 4 };
 static ncclConfig_t config_of(int most_blocks) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    if (most_blocks > 0)
+    if (most_blocks > 0) {
         config.maxCTAs = most_blocks;
+        config.cgaClusterSize = 1;
+    }
     return config;
 }
 

@@ -32,12 +32,15 @@ typedef struct {
 /* Only `blocking` matters here. The real structure has more members. */
 typedef struct {
     size_t size;
-    int blocking, maxCTAs;
+    int blocking, cgaClusterSize, maxCTAs;
 } ncclConfig_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_INITIALIZER                                                \
-    { sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
+    {                                                                          \
+        sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,    \
+            NCCL_CONFIG_UNDEF_INT                                              \
+    }
 #endif
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
