@@ -344,7 +344,7 @@ static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
                               &t->values[layer][rank]));
         if (tp != NULL)
             CP_TRY(
-                cp_nccl_sum(tp, cp_stream_walker_rows(w).output,
+                cp_nccl_sum(tp, cp_stream_walker_rows(w).output, CP_F32,
                             t->layout->queries[rank].rows * width_of(t, QUERY),
                             t->queues[rank].compute));
         CP_TRY(take(t, layer, rank));

@@ -414,22 +414,24 @@ static cp_status live_as_process(seat *seat) {
 }
 
 static cp_device_share share_to_open;
+static cp_numbers numbers_to_open; /* fp32 at first */
 
 static cp_status open_share(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, CP_NUMBERS_F32, share_to_open, model);
+    return cp_device_model_open(file, numbers_to_open, share_to_open, model);
 }
 
 /* Let processes talk, each of its part of the model; 10 seconds of patience
  * unless they have their own. */
 static void run_processes(process *all, int count, int parts) {
-    static cp_backend apart[2];
-    cp_model *models[2];
+    static cp_backend apart[CROWD];
+    cp_model *models[CROWD];
     for (int p = 0; p < parts; p++) {
-        apart[p] = cp_backend_cuda_fp32;
+        apart[p] = numbers_to_open == CP_NUMBERS_F32    ? cp_backend_cuda_fp32
+                   : numbers_to_open == CP_NUMBERS_BF16 ? cp_backend_cuda
+                                                        : cp_backend_cuda_fp8;
         apart[p].engine_new = my_engine;
-        if (parts == 2)
-            apart[p].model_open = open_share;
-        share_to_open = (cp_device_share){p, 2};
+        apart[p].model_open = open_share;
+        share_to_open = (cp_device_share){p, parts};
         must(cp_model_open(&apart[p], f.file, &models[p]));
     }
     for (int r = 0; r < count; r++) {
@@ -471,6 +473,30 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
         ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
         ck_assert_mem_eq(all[r].logits, all[0].logits,
                          (size_t)numbers * sizeof(float));
+    }
+    end_file();
+}
+
+/* On 2 GPUs for each of 2 ranks, and on 8 for one. */
+LOOP(sums_of_fewer_bits_say_nearly_the_same, 0, 4 * stand_in_pretends()) {
+    static const double most[] = {0.027, 0.3};
+    const int count = 4 << _i / 2;
+    process all[CROWD] = {0};
+    int64_t numbers;
+    begin_file(&(tiny_gguf_options){.seed = 7,
+                                    .width = 128,
+                                    .heads = count,
+                                    .kv_heads = count / 2 * (_i / 2 + 1),
+                                    .feed_forward = 256},
+               2);
+    numbers_to_open = _i % 2 == 0 ? CP_NUMBERS_BF16 : CP_NUMBERS_F8;
+    const float *expected =
+        listen(&cp_backend_threads, 1, CP_AUTO, talk, TALK, &numbers);
+    run_processes(all, count, count == 4 ? 2 : 8);
+    for (int r = 0; r < count; r++) {
+        ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
+        const double off = distance(expected, all[r].logits, numbers);
+        ck_assert_msg(off < most[_i % 2], "rank %d: %g", r, off);
     }
     end_file();
 }

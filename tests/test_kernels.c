@@ -653,6 +653,21 @@ LOOP(the_first_of_the_largest_is_picked, 0, WIDTHS) {
     end();
 }
 
+LOOP(sums_of_16_bits_are_added, 0, WIDTHS) {
+    const int64_t count = widths[_i] * 33;
+    uint64_t state = (uint64_t)_i + 1;
+    begin(_i + 1);
+    float *x = numbers(count + 1, &state), *more = numbers(count, &state);
+    const void *addends = stored(CP_BF16, more, count);
+    const cp_device_adding call = {count, addends, upload(x, count * 4 + 4)};
+    must(cp_device_add(&call, NULL));
+    const float *got = fetch(call.x, count * 4 + 4);
+    for (int64_t i = 0; i < count; i++)
+        hold(got[i] == x[i] + more[i]);
+    hold(got[count] == x[count]);
+    end();
+}
+
 /* Rotary positions. */
 
 static const struct {

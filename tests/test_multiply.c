@@ -153,6 +153,26 @@ LOOP(products_are_those_of_the_definition, 0, 3) {
     }
 }
 
+LOOP(products_are_rounded_to_16_bits, 1, 3) {
+    const cp_numbers kind = (cp_numbers)_i;
+    begin_products(_i);
+    if (can(kind)) {
+        problem p = make_problem(160, 48, 33, kind, 5);
+        const int64_t count = p.rows * p.w.out;
+        uint16_t *narrow = on_device(count * 2 + 2);
+        must(cp_device_multiply_bf16(multiplier, &p.w, p.rows, p.x,
+                                     p.x_scales_there, narrow, NULL));
+        must(product(&p, false, NULL));
+        const uint16_t *got = fetch(narrow, count * 2 + 2);
+        const float *whole = fetch(p.y, count * 4);
+        for (int64_t i = 0; i < count; i++)
+            hold(fabs(decode(CP_BF16, got[i]) - (double)whole[i]) <=
+                 0x1p-8 * fabs((double)whole[i]));
+        ck_assert_uint_eq(got[count], 0xFFFF);
+    }
+    end_products();
+}
+
 TEST(more_sizes_than_are_remembered) {
     begin_products(1);
     problem p = make_problem(20, 12, 300, CP_NUMBERS_BF16, 3);
@@ -367,7 +387,7 @@ enum { K = 32, M = 20, N = 3, ROOM = 1024 };
 /* How a call differs from a sound one: all zero is sound. */
 typedef struct {
     int a_apart, b_rows;   /* more numbers than there should be */
-    bool b_wide, d_narrow; /* fp32 where bf16 should be, and bf16 for fp32 */
+    bool b_wide, d_narrow; /* fp32 where bf16 should be, and e4m3 for fp32 */
     bool scales;
     uint32_t b_alignment; /* promised; 0: 256 */
     /* After an algorithm was found. */
@@ -385,7 +405,7 @@ static const struct {
     {BAD, "A of 32 rows and 20 columns, 31 apart", {.a_apart = -1}},
     {BAD, "by 31 x 3, is not 20 x 3", {.b_rows = -1}},
     {NONE, "types 14, 0, 0 and 0", {.b_wide = true}},
-    {NONE, "types 14, 14, 14 and 14", {.d_narrow = true}},
+    {NONE, "types 14, 14, 28 and 28", {.d_narrow = true}},
     {BAD, "scales for numbers that have none", {.scales = true}},
     {NONE, "B at multiples of 1 bytes", {.b_alignment = 1}},
     {0, "A is not at a multiple of 256 bytes", {.a_shift = 2}},
@@ -425,7 +445,7 @@ LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
     cublasLtMatrixLayoutInit(&a, CUDA_R_16BF, K, M, K + f.a_apart);
     cublasLtMatrixLayoutInit(&b, f.b_wide ? CUDA_R_32F : CUDA_R_16BF,
                              (uint64_t)(K + f.b_rows), N, K);
-    cublasLtMatrixLayoutInit(&d, f.d_narrow ? CUDA_R_16BF : CUDA_R_32F, M, N,
+    cublasLtMatrixLayoutInit(&d, f.d_narrow ? CUDA_R_8F_E4M3 : CUDA_R_32F, M, N,
                              M);
     cublasLtMatmulPreferenceInit(&wish);
     cublasLtMatmulPreferenceSetAttribute(

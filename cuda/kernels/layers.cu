@@ -225,6 +225,19 @@ cudaError_t cp_device_quantise(const cp_device_quantising *call,
                           1, THREADS, stream, *call);
 }
 
+CP_KERNEL(add_numbers, cp_device_adding) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < a.count;
+         i += step)
+        a.x[i] += cp_get(a.addends, CP_BF16, i);
+}
+
+cudaError_t cp_device_add(const cp_device_adding *call, cudaStream_t stream) {
+    const int64_t wanted = cp_ceil_divide(call->count, 4 * THREADS);
+    return CP_LAUNCH_GRID(add_numbers, cp_min(wanted, 65535), 1, 1, THREADS,
+                          stream, *call);
+}
+
 CP_KERNEL(pick_rows, cp_device_picking) {
     CP_SHARED(float, of_warps, [2][WARPS]);
     const float *scores = a.scores + blockIdx.x * a.width;

@@ -61,6 +61,13 @@ typedef struct {
     float *scales; /* [rows] or NULL */
 } cp_device_gating;
 
+/* x[i] += addends[i], of bf16. */
+typedef struct {
+    int64_t count;
+    const void *addends;
+    float *x;
+} cp_device_adding;
+
 /* best[t] = where the largest of scores [rows][width] is in row t, and of
  * equals the first; -1 where a score is no number, or infinite. width is at most
  * 2^24, or the call is cudaErrorInvalidValue. */
@@ -88,6 +95,7 @@ cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);
 cudaError_t cp_device_gate(const cp_device_gating *, cudaStream_t);
 cudaError_t cp_device_quantise(const cp_device_quantising *, cudaStream_t);
+cudaError_t cp_device_add(const cp_device_adding *, cudaStream_t);
 cudaError_t cp_device_pick(const cp_device_picking *, cudaStream_t);
 
 /* out[i] = the i-th of count values that blocks of a CP_GGUF_ type stand for:

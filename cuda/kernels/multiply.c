@@ -16,6 +16,7 @@ typedef struct {
     int64_t in, out, rows;
     cp_numbers numbers;
     uint32_t alignment; /* of all operands: a power of 2, at most 16 */
+    int64_t narrow;     /* whether the result is bf16 */
 } sizes;
 
 struct cp_multiplier {
@@ -113,7 +114,8 @@ static cublasStatus_t describe(product *p, sizes of, const float *w_scales,
                                               attributes[i].bytes));
     LT_TRY(lay_out(&p->w, type, of.out, of.in));
     LT_TRY(lay_out(&p->x, type, of.rows, of.in));
-    return lay_out(&p->y, CUDA_R_32F, of.rows, of.out);
+    return lay_out(&p->y, of.narrow ? CUDA_R_16BF : CUDA_R_32F, of.rows,
+                   of.out);
 }
 
 static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
@@ -192,7 +194,7 @@ static cp_status check_sizes(const cp_device_matrix *w, int64_t rows) {
 
 static cp_status check_operands(sizes of, const cp_device_matrix *w,
                                 const void *x, const float *x_scales,
-                                const float *y) {
+                                const void *y) {
     const bool f8 = of.numbers == CP_NUMBERS_F8;
     const uint32_t least = f8 ? 16 : of.numbers == CP_NUMBERS_BF16 ? 2 : 4;
     if (w->values == NULL || x == NULL || y == NULL ||
@@ -208,7 +210,7 @@ static cp_status check_operands(sizes of, const cp_device_matrix *w,
 
 /* The largest power of 2, at most 16, that all these addresses share. */
 static uint32_t alignment_of(const cp_device_matrix *w, const void *x,
-                             const float *x_scales, const float *y) {
+                             const float *x_scales, const void *y) {
     const uintptr_t all = (uintptr_t)w->values | (uintptr_t)w->scales |
                           (uintptr_t)x | (uintptr_t)x_scales | (uintptr_t)y;
     uint32_t alignment = 16;
@@ -217,16 +219,13 @@ static uint32_t alignment_of(const cp_device_matrix *w, const void *x,
     return alignment;
 }
 
-cp_status cp_device_multiply(cp_multiplier *multiplier,
-                             const cp_device_matrix *w, int64_t rows,
-                             const void *x, const float *x_scales, bool add,
-                             float *y, cudaStream_t stream) {
-    const sizes of = {w->in, w->out, rows, w->numbers,
-                      alignment_of(w, x, x_scales, y)};
+static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
+                          sizes of, const void *x, const float *x_scales,
+                          bool add, void *y, cudaStream_t stream) {
     const float one = 1.0f, kept = add ? 1.0f : 0.0f;
     product p;
-    CP_TRY(check_sizes(w, rows));
-    if (rows == 0)
+    CP_TRY(check_sizes(w, of.rows));
+    if (of.rows == 0)
         return CP_OK;
     CP_TRY(check_operands(of, w, x, x_scales, y));
     CP_TRY(find(multiplier, of, w->scales, x_scales, &p));
@@ -240,8 +239,26 @@ cp_status cp_device_multiply(cp_multiplier *multiplier,
                : library_failed(result, "multiplying", of);
 }
 
+cp_status cp_device_multiply(cp_multiplier *multiplier,
+                             const cp_device_matrix *w, int64_t rows,
+                             const void *x, const float *x_scales, bool add,
+                             float *y, cudaStream_t stream) {
+    const sizes of = {
+        w->in, w->out, rows, w->numbers, alignment_of(w, x, x_scales, y), 0};
+    return multiply(multiplier, w, of, x, x_scales, add, y, stream);
+}
+
+cp_status cp_device_multiply_bf16(cp_multiplier *multiplier,
+                                  const cp_device_matrix *w, int64_t rows,
+                                  const void *x, const float *x_scales, void *y,
+                                  cudaStream_t stream) {
+    const sizes of = {
+        w->in, w->out, rows, w->numbers, alignment_of(w, x, x_scales, y), 1};
+    return multiply(multiplier, w, of, x, x_scales, false, y, stream);
+}
+
 cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers) {
-    const sizes of = {64, 64, 64, numbers, 16};
+    const sizes of = {64, 64, 64, numbers, 16, 0};
     const bool f8 = numbers == CP_NUMBERS_F8;
     const float *scales = f8 ? multiplier->workspace : NULL;
     product p;

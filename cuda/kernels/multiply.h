@@ -34,7 +34,7 @@ cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers);
 /* y = x w^T, or y += x w^T with add.
  *   x         [rows][w->in], of the matrix' numbers
  *   x_scales  [rows], of F8; NULL otherwise
- *   y         [rows][w->out]; not read unless add
+ *   y         [rows][w->out] of fp32; not read unless add
  * Put on a stream; waits and allocates nothing. After one call with the same
  * sizes the same call can be captured in a graph. F8 takes widths and heights
  * that are multiples of 16, at addresses that are multiples of 16. Fails with
@@ -44,5 +44,12 @@ cp_status cp_device_multiply(cp_multiplier *multiplier,
                              const cp_device_matrix *w, int64_t rows,
                              const void *x, const float *x_scales, bool add,
                              float *y, cudaStream_t stream);
+
+/* The same rounded to bf16, of a matrix that is not fp32, and added to
+ * nothing. */
+cp_status cp_device_multiply_bf16(cp_multiplier *multiplier,
+                                  const cp_device_matrix *w, int64_t rows,
+                                  const void *x, const float *x_scales, void *y,
+                                  cudaStream_t stream);
 
 #endif

@@ -36,6 +36,7 @@ typedef struct {
     char *input;          /* [block][widest] what the next matrix meets, */
     float *scales;        /* [block] what its rows are divided by; or NULL */
     float *wide;          /* [block] its products */
+    char *partial;        /* [block][width] of a sum, bf16; or NULL */
 } part;
 
 struct cp_device_forward {
@@ -69,6 +70,8 @@ static void claim(part *a, cp_arena *from) {
     if (numbers == CP_NUMBERS_F8)
         a->scales = cp_arena_claim(from, a->block, 4);
     a->wide = cp_arena_claim(from, a->block, 4 * made);
+    if (a->mine->place->tensor != NULL && numbers != CP_NUMBERS_F32)
+        a->partial = cp_arena_claim(from, a->block, 2 * f->width);
 }
 
 static cp_status make_activations(part *a, cp_device_room *kept) {
@@ -139,13 +142,30 @@ static void multiply(cp_rows *rows, cp_weight first, int count) {
     enqueue_product(a, first, false, a->wide);
 }
 
+static void add_narrow(part *a, cp_weight weight, int64_t count) {
+    const cp_device_adding call = {count, a->partial, x_of(a)};
+    cp_rows *rows = &a->base;
+    if (rows->status == CP_OK)
+        rows->status = cp_device_multiply_bf16(
+            a->rank->multiplier, tensor_of(a, weight), rows->count, a->input,
+            a->scales, a->partial, a->stream);
+    if (rows->status == CP_OK)
+        rows->status = cp_nccl_sum(a->mine->place->tensor, a->partial, CP_BF16,
+                                   count, a->stream);
+    note(a, cp_device_add(&call, a->stream), "adding a sum");
+}
+
 static void add(cp_rows *rows, cp_weight weight) {
     part *a = (part *)rows;
     cp_nccl *group = a->mine->place->tensor;
+    const int64_t count = rows->count * a->facts->width;
+    if (a->partial != NULL) {
+        add_narrow(a, weight, count);
+        return;
+    }
     enqueue_product(a, weight, a->mine->model->share.part == 0, x_of(a));
     if (group != NULL && rows->status == CP_OK)
-        rows->status = cp_nccl_sum(group, x_of(a),
-                                   rows->count * a->facts->width, a->stream);
+        rows->status = cp_nccl_sum(group, x_of(a), CP_F32, count, a->stream);
 }
 
 static void enqueue_norm(part *a, cp_weight weight, int64_t count, void *to,

@@ -274,13 +274,14 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
     return status;
 }
 
-cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
-                      cudaStream_t stream) {
+cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
+                      int64_t count, cudaStream_t stream) {
     if (nccl->ranks == 1 || count == 0)
         return CP_OK;
     CP_TRY(begin_to_talk(nccl));
     const ncclResult_t result =
-        ncclAllReduce(numbers, numbers, (size_t)count, ncclFloat32, ncclSum,
+        ncclAllReduce(numbers, numbers, (size_t)count,
+                      element == CP_F32 ? ncclFloat32 : ncclBfloat16, ncclSum,
                       nccl->comm, stream);
     cp_watch_leave(nccl->watch);
     return settle(nccl, result, "enqueuing a sum");

@@ -58,8 +58,9 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
                          cudaStream_t stream);
 
 /* numbers [count] become their sum over all ranks, when the stream gets to it;
- * the order of the additions is NCCL's. Ranks of a ring put it on the compute
+ * the order of the additions is NCCL's, and so is whether sums of bf16 are
+ * rounded on the way. Ranks of a ring put it on the compute
  * queue of their walks, between walks, so that the two never overlap. */
-cp_status cp_nccl_sum(cp_nccl *nccl, float *numbers, int64_t count,
-                      cudaStream_t stream);
+cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
+                      int64_t count, cudaStream_t stream);
 #endif

@@ -533,7 +533,10 @@ ncclResult_t ncclGroupEnd(void) {
 /* Messages. */
 
 static size_t size_of(ncclDataType_t type) {
-    return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 0;
+    return type == ncclFloat32    ? 4
+           : type == ncclBfloat16 ? 2
+           : type == ncclInt8     ? 1
+                                  : 0;
 }
 
 static ncclResult_t check_part(const part *what, size_t count) {
@@ -606,7 +609,7 @@ static ncclResult_t say_to_all(part own, const void *from, char *to,
     const size_t stride = own.of == GATHERED ? count * size_of(own.type) : 0;
     TRY(enter_with(comm, true));
     if (from != to + (size_t)comm->rank * stride ||
-        (own.of == ADDED && own.type != ncclFloat32))
+        (own.of == ADDED && own.type == ncclInt8))
         return leave(
             complain(ncclInvalidUsage,
                      "the stand-in gathers, and adds floats, in place"));

@@ -191,8 +191,9 @@ static cublasStatus_t check(const product *p) {
                       "in %d",
                       how->transposed[0], how->transposed[1], how->compute);
     OR_RETURN(check_layouts(l));
-    if (l[0].type != l[1].type || l[2].type != CUDA_R_32F ||
-        l[3].type != CUDA_R_32F)
+    const bool narrow = l[3].type == CUDA_R_16BF && l[0].type != CUDA_R_32F;
+    if (l[0].type != l[1].type || l[2].type != l[3].type ||
+        (l[3].type != CUDA_R_32F && !narrow))
         return REFUSE(NOT_SUPPORTED, "types %d, %d, %d and %d", (int)l[0].type,
                       (int)l[1].type, (int)l[2].type, (int)l[3].type);
     if (l[0].type == CUDA_R_8F_E4M3)
@@ -205,12 +206,13 @@ static cublasStatus_t check(const product *p) {
 
 /* What an algorithm is found for, as one number. */
 static uint64_t kind_of(const product *p, const uint32_t *alignments) {
-    int64_t k[11] = {p->l[3].rows, p->l[3].columns, p->l[0].rows,
+    int64_t k[12] = {p->l[3].rows, p->l[3].columns, p->l[0].rows,
                      p->l[0].type, p->how.modes[0], p->how.modes[1]};
     for (int i = 0; i < 4; i++) {
         k[6 + i] = p->l[i].stride;
         k[10] = k[10] * 1024 + alignments[i];
     }
+    k[11] = p->l[3].type;
     return fingerprint((const char *)k, sizeof k);
 }
 
@@ -252,6 +254,21 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
 
 /* The product itself. */
 
+float from_bf16(uint16_t upper) {
+    const uint32_t bits = (uint32_t)upper << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+uint16_t to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x)
+        return 0x7fff;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 static float f8_value(unsigned code) {
     const int exponent = (int)(code >> 3 & 15), fraction = (int)(code & 7);
     const float size = exponent == 0
@@ -266,13 +283,10 @@ static void read_column(const product *p, int operand, int64_t column,
     const cublasLtMatrixLayoutOpaque_t *l = &p->l[operand];
     const char *from = p->at[operand] + column * l->stride * bytes_of(l->type);
     for (int64_t i = 0; i < l->rows; i++) {
-        uint16_t upper;
         if (l->type == CUDA_R_32F) {
             memcpy(&to[i], from + 4 * i, 4);
         } else if (l->type == CUDA_R_16BF) {
-            memcpy(&upper, from + 2 * i, 2);
-            const uint32_t bits = (uint32_t)upper << 16;
-            memcpy(&to[i], &bits, 4);
+            to[i] = from_bf16(((const uint16_t *)(const void *)from)[i]);
         } else {
             to[i] = f8_value((unsigned char)from[i]);
         }
@@ -316,6 +330,7 @@ static void multiply(const void *arguments) {
     const int64_t k = p->l[0].rows, m = p->l[3].rows, n = p->l[3].columns;
     const float *c = (const float *)(const void *)p->at[2];
     float *d = (float *)(uintptr_t)p->at[3];
+    uint16_t *narrow = (uint16_t *)(uintptr_t)p->at[3];
     float *a = take((size_t)k, sizeof *a);
     float *b = take((size_t)(k * n), sizeof *b);
     if (!has_its_workspace(p))
@@ -332,7 +347,10 @@ static void multiply(const void *arguments) {
                 value *= (double)p->how.scales[0][i] * p->how.scales[1][j];
             if (p->beta != 0.0f)
                 value += p->beta * c[j * p->l[2].stride + i];
-            d[j * p->l[3].stride + i] = (float)value;
+            if (p->l[3].type == CUDA_R_16BF)
+                narrow[j * p->l[3].stride + i] = to_bf16((float)value);
+            else
+                d[j * p->l[3].stride + i] = (float)value;
         }
     }
     free(a);
@@ -391,6 +409,8 @@ static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
                                  const cublasLtMatmulAlgo_t *chosen,
                                  size_t workspace_bytes, cudaStream_t on) {
     OR_RETURN(check(p));
+    if (p->beta != 0.0f && p->l[2].type != CUDA_R_32F)
+        return REFUSE(NOT_SUPPORTED, "the stand-in adds to floats");
     if (chosen->kind != kind_of(p, chosen->alignments))
         return REFUSE(INVALID_VALUE,
                       "an algorithm that was found for another product");

@@ -190,6 +190,9 @@ extern machine_state machine;
 /* machine.c: calls, errors, waiting. */
 cudaError_t enter(void);         /* lock; an error if no call can succeed */
 unsigned leave(unsigned result); /* unlock */
+/* Numbers of 16 bits: a float's upper half, rounded to nearest even. */
+float from_bf16(uint16_t bits);
+uint16_t to_bf16(float x);
 /* Return if this fails; and for the body of a call: leave it. In each of the
  * three interfaces 0 is success. */
 #define OR_RETURN(this)                                                        \

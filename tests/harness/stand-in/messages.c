@@ -129,11 +129,31 @@ bool messages_done(const operation *what) {
     return what->by->finished == what->turn;
 }
 
+/* Rounded after each addition, which is the worst that NCCL does. */
+static void add_up_narrow(const operation *what) {
+    const size_t count = what->parts[0].bytes / 2;
+    uint16_t *own = (void *)what->parts[0].at;
+    const uint16_t *others = (const void *)what->added;
+    for (size_t i = 0; i < count; i++) {
+        float sum = 0.0f;
+        for (int rank = 0; rank < what->by->in->size; rank++)
+            sum = from_bf16(to_bf16(
+                sum + from_bf16(rank == what->by->rank
+                                    ? own[i]
+                                    : others[(size_t)rank * count + i])));
+        own[i] = to_bf16(sum);
+    }
+}
+
 /* In the order of ranks, in double precision. NCCL's order differs by its
  * rings and trees: programs may not count on one. */
 static void add_up(const operation *what) {
     const size_t count = what->parts[0].bytes / sizeof(float);
     float *own = (void *)what->parts[0].at;
+    if (what->parts[0].type == ncclBfloat16) {
+        add_up_narrow(what);
+        return;
+    }
     const float *others = (const void *)what->added;
     for (size_t i = 0; i < count; i++) {
         double sum = 0.0;

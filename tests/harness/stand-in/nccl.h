@@ -18,7 +18,7 @@
     X(ncclRemoteError, 6,                                                      \
       "remote process exited or there was a network error")                    \
     X(ncclInProgress, 7, "NCCL operation in progress")
-#define NCCL_TYPES(X) X(ncclInt8, 0) X(ncclFloat32, 7)
+#define NCCL_TYPES(X) X(ncclInt8, 0) X(ncclFloat32, 7) X(ncclBfloat16, 9)
 
 #ifndef NCCL_VERSION_CODE
 typedef enum { NCCL_RESULTS(CUDA_NAMED) } ncclResult_t;
