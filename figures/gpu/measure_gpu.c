@@ -159,6 +159,8 @@ static void time_abort(bool alive) {
     ncclCommAbort(it.world->comm);
     print(alive ? "abort/graph alive" : "abort/graph gone", "s",
           cp_clock() - start, 0, 0);
+    it.world->aborted = true;
+    cp_nccl_free(it.world);
 }
 
 static void print_abort_after(void) {
