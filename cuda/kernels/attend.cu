@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "cuda/kernels/prefill.h"
 #include "cuda/kernels/rows.h"
 
 enum {
@@ -214,7 +213,9 @@ bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
     if (kernel == CP_ATTEND_LOOPS)
         return true;
     return element == CP_BF16 &&
-           (kernel == CP_ATTEND_HOPPER ? capability == 90 : capability >= 80) &&
+           (kernel == CP_ATTEND_HOPPER
+                ? capability == 90 && cp_device_prefill != NULL
+                : capability >= 80) &&
            (shape->head_dim == 64 || shape->head_dim == 128);
 }
 

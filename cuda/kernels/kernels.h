@@ -134,4 +134,10 @@ cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
 cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
+/* Hopper's kernels for prompts, a rung each, from 1 on: as cp_device_attend, in
+ * one split. They are of the next chapter; without it this is NULL. */
+enum { CP_PREFILL_RUNGS = 5 };
+cudaError_t cp_device_prefill(const cp_device_attention *, int rung,
+                              cudaStream_t) __attribute__((weak));
+
 #endif
