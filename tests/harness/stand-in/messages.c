@@ -245,8 +245,7 @@ static bool untouched(const part *sent, const part *received) {
     return false;
 }
 
-/* NCCL has other buffers and other launches for what is captured: a message is
- * captured on both sides or on none. */
+/* NCCL wants a message to be captured on both sides or on none. */
 static bool agreed(const meeting *in) {
     static const char *const names[] = {"a message", "an all-gather", "a sum"};
     const part *a = in->sender, *b = in->receiver;
