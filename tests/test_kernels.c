@@ -225,21 +225,65 @@ static const struct {
     {CP_ATTEND_FEW, {3, 3, 128}, 129, 1, false, 1, true},
 };
 
+static problem *product(int which, uint64_t seed, float scale) {
+    kernel = products[which].kernel;
+    problem *p = behind(products[which].shape, products[which].cached,
+                        products[which].fresh);
+    p->element = CP_BF16;
+    p->coarse = true;
+    p->merge = products[which].merge;
+    p->splits = products[which].splits;
+    p->far = products[which].far;
+    prepare(p, scale, draw, &seed);
+    return p;
+}
+
 LOOP(tensor_cores_agree_with_the_oracle, 0, COUNT_OF(products)) {
     for (int seed = 0; seed < 3; seed++) {
         begin(seed);
-        kernel = products[_i].kernel;
-        problem *p =
-            behind(products[_i].shape, products[_i].cached, products[_i].fresh);
-        p->element = CP_BF16;
-        p->coarse = true;
-        p->merge = products[_i].merge;
-        p->splits = products[_i].splits;
-        p->far = products[_i].far;
-        fill_in(p, (uint64_t)(3 * _i + seed));
-        check(p, attend, 1.0);
+        check(product(_i, (uint64_t)(3 * _i + seed), 1.0f), attend, 1.0);
         end();
     }
+}
+
+/* Scores of some hundreds; and values that are all 1, whose mean is. */
+LOOP(tensor_cores_bear_extremes, 0, COUNT_OF(products)) {
+    begin(_i);
+    check(product(_i, 1, 8.0f), attend, 20.0);
+    problem *p = product(_i, 2, 1.0f);
+    for (int64_t i = 0; i < p->key_rows * p->shape.kv_heads * p->shape.head_dim;
+         i++)
+        p->values[i] = isnan(p->values[i]) ? NAN : 1.0f;
+    check(p, attend, 1.0);
+    end();
+}
+
+/* A NaN in the last key reaches the last token alone. In a value it may reach
+ * earlier tokens of a tile, so there is none. */
+LOOP(tensor_cores_keep_nan_where_it_is, 0, COUNT_OF(products)) {
+    begin(_i);
+    problem *p = product(_i, 3, 1.0f);
+    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
+    const int64_t width = p->shape.kv_heads * dim;
+    const int64_t rows = p->query_pieces.items[0].span.count;
+    const int64_t first = p->query_pieces.items[0].row * heads;
+    const int64_t all = products[_i].cached + products[_i].fresh;
+    const cp_piece *odd = &p->key_pieces.items[p->key_pieces.count - 1];
+    const cp_piece last = all % 2 == 0 ? *odd : p->key_pieces.items[0];
+    p->merge = false;
+    attend(p);
+    const float *output = copied(p->output, p->query_rows * heads * dim);
+    const float *lse = copied(p->lse, p->query_rows * heads);
+    for (int64_t i = 0; i < width; i++)
+        p->keys[(last.row + last.span.count - 1) * width + i] = NAN;
+    attend(p);
+    for (int64_t i = first; i < first + rows * heads; i++) {
+        const bool sees = i >= first + (rows - 1) * heads;
+        hold(sees ? isnan(p->lse[i]) : p->lse[i] == lse[i]);
+        for (int64_t d = i * dim; d < (i + 1) * dim; d++)
+            hold(sees ? isnan(p->output[d]) : p->output[d] == output[d]);
+    }
+    end();
 }
 
 /* At least a tile for each. */
