@@ -171,7 +171,7 @@ cards     = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[s
 $(patsubst %,$(B)/gpu/%.o,$(shell grep -ls 'kernels/hopper.h"' cuda/kernels/*.cu)): private cards = -gencode arch=compute_90a,code=sm_90a
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
-	$(Q)$(NVCC) -O3 -std=c++17 $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) -O3 -std=c++17 $(packed) $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $<
 $(B)/gpu/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
@@ -189,7 +189,7 @@ $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 # Programs for another machine, which may be older than this one.
-PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3" cudart="-cudart shared"
+PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3" cudart="-cudart shared" packed=--compress-mode=size
 first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions, log and CSV in OUT
 	+@test -x $(B)/first-gpu/longring || $(again) first-gpu-pack
 	@tests/harness/first-gpu $(B)/first-gpu
