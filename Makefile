@@ -51,7 +51,7 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 # All that is built lies under B; sanitize and warnings build elsewhere.
 B        ?= build
 # These files of src/app see CUDA.
-SEE_CUDA  = src/app/backend_cuda.c src/app/device_laboratory.c src/app/bench_device.c
+SEE_CUDA  = src/app/backend_cuda.c src/app/device_laboratory.c src/app/bench_device.c src/app/bench_device_ring.c
 # These need MPI, and are left out where there is none.
 SEE_MPI   = src/app/backend_mpi.c reference/ring/processes.c tests/test_mpi.c figures/measure_mpi.c
 sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))

@@ -434,7 +434,9 @@ static cp_status all_rows(bench_desk *it) {
     CP_TRY(rows(it, CP_BENCH_FULL, &bench->tokens, &product));
     CP_TRY(rows(it, CP_BENCH_CAUSAL, &bench->tokens, &product));
     CP_TRY(rows(it, CP_BENCH_MERGE, &bench->tokens, &product));
-    return rows(it, CP_BENCH_DECODE, &bench->keys, &copy);
+    CP_TRY(rows(it, CP_BENCH_DECODE, &bench->keys, &copy));
+    return bench->parts[CP_BENCH_RING] ? cp_cuda_bench_ring(bench, it->element)
+                                       : CP_OK;
 }
 
 cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {

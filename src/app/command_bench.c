@@ -26,9 +26,9 @@ typedef struct {
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
 /* What can be measured: on a crew of processes the ring alone; on a GPU, beside
- * what it can do, attention. */
+ * what it can do, attention and rings of ranks that share it. */
 static const char all_parts[] = "fma,micro,read,full,causal,decode,merge,ring";
-static const char gpu_parts[] = "full,causal,decode,merge";
+static const char gpu_parts[] = "full,causal,decode,merge,ring";
 
 static bool on_gpu(const bench_run *run) {
     return run->bench.place == NULL;
@@ -109,7 +109,11 @@ static cp_status lists_take(bench_run *run, bool joined) {
          CP_HEADS_MAX, &run->heads},
         {"prompt", model ? "512,2048,7000" : NULL, MOST_TOKENS,
          &bench->prompts},
-        {"ranks", model ? "1,4" : "4", CP_COMMAND_RANKS, &bench->ranks},
+        {"ranks",
+         model ? "1,4"
+         : gpu ? "4,8"
+               : "4",
+         CP_COMMAND_RANKS, &bench->ranks},
     };
     const bool by_crew = joined && bench->ranks.count == 0;
     for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
@@ -251,7 +255,7 @@ int cp_command_bench(int count, char *const *arguments) {
          "query heads, key and value heads, head dimension (default 8,2,128; "
          "on a GPU 64,8,128)"},
         {"ranks", CP_COUNTS, &run.bench.ranks, "N,N,...",
-         "sizes of the ring (default 4; with --model 1,4)"},
+         "sizes of the ring (default 4; with --model 1,4; on a GPU 4,8)"},
         {"threads", CP_COUNT, &run.threads, "N",
          "threads of everything together (default: one for each core)"},
         {"kernel", CP_ONE_OF, &run.kernel, "fast|first",

@@ -1,7 +1,8 @@
-/* Calibration of ranks on GPUs. */
+/* Calibration of ranks on GPUs, and what a bench of them shares with it. */
 #ifndef CP_DEVICE_LABORATORY_H
 #define CP_DEVICE_LABORATORY_H
 
+#include "app/bench.h"
 #include "predict/calibrate.h"
 
 #include "cuda/model/device_engine.h"
@@ -19,5 +20,9 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
 /* Fill memory on the device with numbers in any format, of either sign: a GPU
  * that multiplies zeros runs cooler, and faster. */
 cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream);
+
+/* Rows of rings of each of bench->ranks, all on this GPU, against one rank: a
+ * prefill of the longest of bench->tokens. Fails as walks do. */
+cp_status cp_cuda_bench_ring(const cp_bench *bench, cp_element element);
 
 #endif

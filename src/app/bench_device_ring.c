@@ -1,0 +1,132 @@
+/* Rings of ranks that share a GPU against one rank that has it alone. */
+#include <stdio.h>
+
+#include "app/device_laboratory.h"
+#include "app/measure.h"
+#include "app/meter.h"
+#include "cuda/kernels/device.h"
+#include "cuda/ring/streams.h"
+#include "ring/cache.h"
+#include "ring/variants.h"
+
+enum { MOST_RANKS = 16 };
+#define PATIENCE 60.0 /* seconds */
+
+/* A ring of ranks in one process, and its call. */
+typedef struct {
+    const cp_bench *bench;
+    cp_element element;
+    int ranks;
+    cp_cache *cache;
+    cp_layout *layout;
+    cp_plan *plan;
+    cp_queues queues[MOST_RANKS];
+    cp_stream_walker *walkers[MOST_RANKS];
+    void *keys[MOST_RANKS], *values[MOST_RANKS];
+} device_team;
+
+static cp_status rank_open(device_team *it, int rank, int64_t bytes) {
+    const cp_stream_options options = {.element = it->element};
+    const cp_shape *shape = &it->bench->shape;
+    const int64_t narrow = it->plan->slots[it->plan->queries].rows *
+                           shape->head_dim * cp_element_bytes(it->element);
+    char *memory;
+    CP_TRY(cp_queues_new(&it->queues[rank]));
+    CP_TRY(cp_stream_walker_new(it->plan, rank, it->queues[rank], &options,
+                                &it->walkers[rank]));
+    CP_TRY(cp_device_reserve(2 * bytes, "a rank's cache", &memory));
+    it->keys[rank] = memory;
+    it->values[rank] = memory + bytes;
+    const cp_stream_rows rows = cp_stream_walker_rows(it->walkers[rank]);
+    const cudaStream_t stream = it->queues[rank].compute;
+    CP_TRY(
+        cp_device_numbers(rows.queries, narrow * shape->query_heads, stream));
+    CP_TRY(cp_device_numbers(rows.keys, narrow * shape->kv_heads, stream));
+    return cp_device_numbers(rows.values, narrow * shape->kv_heads, stream);
+}
+
+/* Lay out and plan a prefill of empty caches, and give each rank its tokens. */
+static cp_status team_open(device_team *it, cp_variant variant,
+                           int64_t tokens) {
+    const cp_shape *shape = &it->bench->shape;
+    const cp_plan_options options = {cp_element_bytes(it->element), 1};
+    const int64_t room = cp_shard_room(it->ranks, tokens);
+    const int64_t bytes = room * shape->kv_heads * shape->head_dim *
+                          cp_element_bytes(it->element);
+    CP_TRY(cp_cache_new(it->ranks, 1, room, &it->cache));
+    CP_TRY(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
+    CP_TRY(cp_plan_build(variant, it->layout, shape, &options, &it->plan));
+    for (int r = 0; r < it->ranks; r++)
+        CP_TRY(rank_open(it, r, bytes));
+    return CP_OK;
+}
+
+static void team_close(device_team *it) {
+    for (int r = 0; r < it->ranks; r++) {
+        cp_stream_walker_free(it->walkers[r]);
+        cudaFree(it->keys[r]);
+        cp_queues_free(&it->queues[r]);
+    }
+    cp_plan_free(it->plan);
+    cp_layout_free(it->layout);
+    cp_cache_free(it->cache);
+}
+
+/* By the host's clock: there are as many queues as ranks. */
+static cp_status team_walk(void *context, double *seconds) {
+    device_team *it = context;
+    (void)seconds;
+    cp_status status =
+        cp_stream_walk(it->walkers, it->ranks, NULL, it->keys, it->values);
+    for (int r = 0; r < it->ranks && status == CP_OK; r++)
+        status = cp_stream_walker_finish(it->walkers[r], PATIENCE);
+    if (status != CP_OK)
+        cp_queues_drain(it->queues, it->ranks, NULL);
+    return status;
+}
+
+static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
+                           int64_t tokens) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
+    const cp_span all = {0, 0, tokens, 1};
+    const cp_shape *shape = &bench->shape;
+    device_team teams[3] = {{0}};
+    cp_entrant entrants[3];
+    cp_status status = CP_OK;
+    for (int n = 0; n < 3 && status == CP_OK; n++) {
+        teams[n] = (device_team){
+            .bench = bench, .element = element, .ranks = n == 0 ? 1 : ranks};
+        entrants[n] = (cp_entrant){
+            .what = "one rank",
+            .unit = "TFLOP/s",
+            .scale = 1e12,
+            .work = 4.0 * (double)(shape->query_heads * shape->head_dim) *
+                    (double)cp_span_pairs(all, all),
+            .run = team_walk,
+            .context = &teams[n]};
+        if (n > 0)
+            snprintf(entrants[n].what, sizeof(entrants[n].what),
+                     "ring/%s/%d/%ld", cp_variant_name(variants[n]), ranks,
+                     tokens);
+        status = team_open(&teams[n], variants[n], tokens);
+    }
+    if (status == CP_OK)
+        status = cp_measure_rounds(bench->rounds, 3, entrants);
+    for (int n = 1; n < 3 && status == CP_OK; n++)
+        cp_measure_report(bench, &entrants[n], &entrants[0]);
+    for (int n = 0; n < 3; n++)
+        team_close(&teams[n]);
+    return status;
+}
+
+cp_status cp_cuda_bench_ring(const cp_bench *bench, cp_element element) {
+    const int64_t tokens = cp_largest(&bench->tokens);
+    for (int64_t n = 0; n < bench->ranks.count; n++) {
+        const int64_t ranks = bench->ranks.items[n];
+        if (ranks > MOST_RANKS)
+            return cp_refuse("--ranks %ld: at most %d are measured on a GPU",
+                             ranks, MOST_RANKS);
+        CP_TRY(ring_rows(bench, element, (int)ranks, tokens));
+    }
+    return CP_OK;
+}
