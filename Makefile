@@ -69,7 +69,7 @@ STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cud
 ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces%),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
 # In these suites the kernels' loads and stores are told to stand-in/races.c, unless a sanitizer is asked for.
-WATCHED   = $(addprefix $(B)/tests/test_,kernels)
+WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill)
 watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
