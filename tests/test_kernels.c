@@ -187,7 +187,7 @@ static const struct {
 };
 
 static problem *varied(problem *p, int variation, uint64_t seed) {
-    p->element = variations[variation].element;
+    p->element = (int)variations[variation].element;
     p->merge = variations[variation].merge;
     p->splits = variations[variation].splits;
     p->far = variations[variation].far;
