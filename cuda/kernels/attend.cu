@@ -193,7 +193,7 @@ int cp_device_splits(const cp_device_attention *call, int blocks,
         best = full[n] > best ? full[n] : best;
     }
     int splits = 1;
-    while (splits < limit && full[splits] < 0.9 * best)
+    while (splits < limit && full[splits] < 0.95 * best)
         splits++;
     return splits;
 }

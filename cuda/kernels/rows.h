@@ -85,13 +85,13 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     keys_of_block walk;
     walk.left = 0;
     walk.keys = keys;
+    walk.last = (int)position(mine, mine->count - 1);
     if (sequence < 0 || sequence >= a->keys_of.sequences)
         return walk;
     /* Count the tiles that the last row sees. */
     const int64_t *first = a->keys_of.first + sequence;
     int64_t tiles = 0;
     walk.piece = a->keys_of.items + first[0];
-    walk.last = (int)position(mine, mine->count - 1);
     for (int64_t n = first[0]; n < first[1]; n++)
         tiles += tiles_of(&walk, a->keys_of.items[n].span);
     const int64_t split = (int64_t)blockIdx.z;
