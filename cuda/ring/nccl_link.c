@@ -274,6 +274,55 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
     return status;
 }
 
+typedef struct {
+    cp_nccl *alone;
+    cp_queues queues;
+    char *memory; /* two bytes */
+} trial;
+
+static cp_status send_to_itself(void *context) {
+    const trial *it = context;
+    const cp_message_half halves[] = {{0, false, it->memory, 1},
+                                      {0, true, it->memory + 1, 1}};
+    return trade(it->alone, halves, 2, it->queues.compute);
+}
+
+static cp_status echo_twice(trial *it, cp_graph **graph) {
+    CP_TRY(cp_queues_new(&it->queues));
+    CP_TRY(cp_device_reserve(2, "an echo", &it->memory));
+    CP_TRY(send_to_itself(it));
+    CP_TRY(cp_graph_capture(&it->queues, 1, &it->alone->link, send_to_itself,
+                            it, graph));
+    CP_TRY(cp_graph_launch(*graph));
+    return cp_nccl_finish(it->alone, it->queues.compute, "for an echo");
+}
+
+static cp_status split_off(cp_nccl *world, cp_nccl **alone) {
+    const cp_status status = split(world, world->rank, 0, 1, FEW_BLOCKS, alone);
+    if (*alone != NULL && world->kin == *alone) {
+        world->kin = (*alone)->kin;
+        (*alone)->kin = *alone;
+        (*alone)->watch = NULL;
+    }
+    return status;
+}
+
+cp_status cp_nccl_try_capture(cp_nccl *world) {
+    trial it = {0};
+    cp_graph *graph = NULL;
+    cp_status status = split_off(world, &it.alone);
+    if (status == CP_OK)
+        status = echo_twice(&it, &graph);
+    cp_graph_free(graph);
+    if (status == CP_OK)
+        cp_nccl_free(it.alone);
+    else
+        forget(it.alone);
+    cp_queues_free(&it.queues);
+    cudaFree(it.memory);
+    return status;
+}
+
 cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
                       int64_t count, cudaStream_t stream) {
     if (nccl->ranks == 1 || count == 0)

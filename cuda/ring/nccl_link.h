@@ -63,4 +63,9 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
  * queue of their walks, between walks, so that the two never overlap. */
 cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
                       int64_t count, cudaStream_t stream);
+/* Whether NCCL lets messages be captured. All ranks of world must call it.
+ * CP_OK; or as NCCL and CUDA fail, and then world can still talk, unless
+ * NCCL's failure was to split it. */
+cp_status cp_nccl_try_capture(cp_nccl *world);
+
 #endif

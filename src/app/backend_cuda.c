@@ -90,6 +90,16 @@ static cp_status join_by_nccl(const cp_launch *launch) {
     return CP_OK;
 }
 
+/* All ranks decode from graphs, or none does. */
+static bool can_capture(void) {
+    const bool all =
+        cp_crew_all_ready(&crew, cp_nccl_try_capture(world)) == CP_OK;
+    if (!all && crew.rank == 0)
+        fprintf(stderr, "longring: decode goes on without graphs: %s\n",
+                cp_message());
+    return all;
+}
+
 static cp_status join(int count, char *const *arguments) {
     const cp_backend *mpi = NULL;
     cp_launch launch;
@@ -107,7 +117,9 @@ static cp_status join(int count, char *const *arguments) {
     apart.only = crew.rank;
     apart.crew = &crew;
     apart.link = &world->link;
-    return by_mpi ? CP_OK : cp_crew_agree_words(count, arguments);
+    CP_TRY(by_mpi ? CP_OK : cp_crew_agree_words(count, arguments));
+    apart.graphs = can_capture();
+    return CP_OK;
 }
 
 static cp_status divide(int parts) {

@@ -499,10 +499,11 @@ static ncclResult_t end_group(void) {
                           "often as it receives",
                           what->by->rank);
     const stream *on = resolve(group.on);
-    if (what->by->rank + 1 == machine.refuses && on != NULL &&
+    if (what->by->home->rank + 1 == machine.refuses && on != NULL &&
         on->capture != NULL)
-        result = complain(ncclInvalidUsage, "rank %d refuses to be captured",
-                          what->by->rank);
+        result = what->by->error =
+            complain(ncclInvalidUsage, "rank %d refuses to be captured",
+                     what->by->home->rank);
     if (result != ncclSuccess) {
         operation_free(what);
         return result;

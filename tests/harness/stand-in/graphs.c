@@ -225,6 +225,10 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     TRY(enter_with(&machine.graphs, from));
     if (from->ranked && (flags & cudaGraphInstantiateFlagUseNodePriority) == 0)
         accuse("graph %ld forgets the priorities of its streams", from->number);
+    if (countdown(&machine.fail_allocation))
+        return leave(complain(cudaErrorMemoryAllocation,
+                              "making graph %ld ready failed on demand",
+                              from->number));
     executable *x = *pGraphExec = take(1, sizeof *x);
     x->of = from;
     for (const operation *o = from->first; o != NULL; o = o->next)

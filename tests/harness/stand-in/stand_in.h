@@ -57,7 +57,8 @@ int64_t stand_in_end(void);
 const char *stand_in_report(void);
 
 /* Faults on demand. n counts from 1, from now on; 0 takes the fault back. */
-void stand_in_fail_allocation(int64_t n); /* cudaMalloc, cudaMallocHost */
+void stand_in_fail_allocation(int64_t n); /* cudaMalloc, cudaMallocHost, and
+                                           * cudaGraphInstantiate */
 void stand_in_fail_launch(int64_t n);     /* kernels and graphs */
 void stand_in_fail_copy(int64_t n);       /* cudaMemcpy*, cudaMemset* */
 void stand_in_ignore_wait(int64_t k);     /* the k-th cudaStreamWaitEvent */
@@ -81,8 +82,9 @@ void stand_in_drop_message(int from, int to, int64_t n);
 void stand_in_dead_rank(int rank, int64_t n);
 void stand_in_failing_rank(int rank, int64_t n);
 
-/* NCCL refuses to be captured by this rank (as its communicator numbers it);
- * -1 takes the fault back. */
+/* NCCL refuses to be captured by this rank (as the communicator numbers it that
+ * it came by), and that communicator is of no use then; -1 takes the fault back.
+ */
 void stand_in_refuse_captures(int rank);
 
 /* Whether the pretended device multiplies FP8 rows, each with its scale, as a
