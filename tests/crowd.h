@@ -25,11 +25,13 @@ typedef struct {
 static pthread_barrier_t meeting;
 static void *boards[CROWD];
 static _Thread_local seat *myself;
+static _Thread_local int64_t met; /* how often */
 
 /* Read what the first so many ranks have at this place of theirs. */
 static inline cp_status read_boards(void *items, int64_t bytes, int ranks) {
     const int rank = myself->crew.rank;
     boards[rank] = items;
+    met++;
     pthread_barrier_wait(&meeting);
     for (int r = 0; r < ranks; r++)
         if (r != rank)

@@ -342,6 +342,7 @@ typedef struct {
     double patience;
     float *logits; /* of all calls */
     int64_t rows;
+    int64_t said, drawn; /* meetings of the crew for the last call, and draw */
 } process;
 enum { REFUSED = 1, NOT_MADE };
 
@@ -380,10 +381,14 @@ static cp_status talk_as(process *mine, cp_session *session) {
             return cp_fail(CP_BROKEN, "a call without memory went well");
         if (mine->without == NOT_MADE && n == 2)
             fail_one_allocation();
+        mine->said = -met;
         CP_TRY(say(session, mine->turns + n, seed, &count));
+        mine->said += met;
         float *logits = mine->logits + mine->rows * f.words;
         CP_TRY(cp_session_logits(session, 0, count, logits));
+        mine->drawn = -met;
         CP_TRY(draw_too(session, count, logits));
+        mine->drawn += met;
         mine->rows += count;
     }
     return CP_OK;
@@ -495,6 +500,8 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
                       all[r].seat.message);
         const double off = distance(expected, all[r].logits, numbers);
         ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
+        ck_assert_int_eq(all[r].said, 2);
+        ck_assert_int_eq(all[r].drawn, 2 * 2); /* drawn twice */
         ck_assert_mem_eq(all[r].logits, all[0].logits,
                          (size_t)numbers * sizeof(float));
     }

@@ -62,7 +62,7 @@ static double patience_of(const char *name) {
 /* This process's part of a call; rank 1 may die in it. */
 static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp, bool deadly) {
     const int rank = cp->rank;
-    CP_TRY(cp_crew_agree(cp_crew_mine(), t->plan, 0));
+    CP_TRY(cp_crew_agree(cp_crew_mine(), t->plan, 0, CP_OK));
     CP_TRY(make_walker(t, rank));
     const cp_status status = walk_rank(t, rank, tp, cp);
     if (status == CP_OK && deadly && rank == 1)

@@ -148,9 +148,7 @@ static cp_status run(running *it, const cp_machine *machine,
                      cp_attend_job *job) {
     const cp_crew *crew = it->place->crew;
     CP_TRY(cp_attend_call_new(machine, job, &it->call));
-    CP_TRY(cp_crew_all_ready(crew, open_call(it)));
-    if (crew != NULL)
-        CP_TRY(cp_crew_agree(crew, it->call.plan, 0));
+    CP_TRY(cp_crew_agree(crew, it->call.plan, 0, open_call(it)));
     CP_TRY(walk(it));
     for (int r = 0; r < it->count; r++)
         CP_TRY(take_rows(it, r));

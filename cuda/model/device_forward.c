@@ -11,6 +11,7 @@
 #include "cuda/ring/graph.h"
 #include "model/arena.h"
 #include "model/pass.h"
+#include "ring/agree.h"
 #include "ring/variants.h"
 
 enum { MOST_ROWS = 4096 }; /* of a block, unless the place says otherwise */

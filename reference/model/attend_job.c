@@ -75,11 +75,10 @@ static cp_status attend_rank(cp_comm *comm, void *context) {
 static cp_status run(running *it, cp_attend_job *job) {
     const cp_place *place = it->place;
     CP_TRY(cp_attend_call_new(place->machine, job, &it->call));
-    CP_TRY(cp_crew_all_ready(
-        place->crew, cp_store_new(job->ranks, place->only, 1, job->sequences,
-                                  it->call.room, &job->shape, &it->store)));
-    if (place->crew != NULL)
-        CP_TRY(cp_crew_agree(place->crew, it->call.plan, 0));
+    CP_TRY(
+        cp_crew_agree(place->crew, it->call.plan, 0,
+                      cp_store_new(job->ranks, place->only, 1, job->sequences,
+                                   it->call.room, &job->shape, &it->store)));
     CP_TRY(place->run(job->ranks, attend_rank, it));
     return cp_attend_share(&it->call, place->crew);
 }

@@ -9,6 +9,7 @@
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/kernels.h"
 #include "ground/random.h"
+#include "ring/agree.h"
 
 /* All keys are one piece of sequence 0; queries are in tiles. */
 typedef struct {

@@ -29,26 +29,6 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
     return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 
-cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
-    int32_t *all;
-    if (crew == NULL)
-        return mine;
-    char why[512];
-    snprintf(why, sizeof(why), "%s", cp_message());
-    CP_TRY(
-        cp_allocate(&all, crew->ranks, sizeof(*all), "whether all are ready"));
-    all[crew->rank] = (int32_t)mine;
-    cp_status status = crew->collect(all, sizeof(*all));
-    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
-        if (all[r] == CP_INTERRUPTED)
-            status = cp_fail(CP_INTERRUPTED, "stopped before a call");
-    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
-        if (all[r] != CP_OK && mine == CP_OK)
-            status = cp_fail(CP_ABORTED, "rank %d could not begin", r);
-    free(all);
-    return mine == CP_OK || status != CP_OK ? status : cp_fail(mine, "%s", why);
-}
-
 static cp_status list_owners(cp_engine *engine, const cp_forward *call) {
     cp_owner **owners = &engine->owners[1 - engine->now];
     cp_token *tokens;
@@ -112,10 +92,8 @@ static cp_status collect_bytes(const cp_engine *engine,
 static cp_status run(cp_engine *engine, const cp_forward *call) {
     const cp_crew *crew = engine->place.crew;
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
-    if (crew != NULL)
-        CP_TRY(
-            cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes)));
-    CP_TRY(cp_crew_all_ready(crew, prepare_here(engine, call)));
+    CP_TRY(cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes),
+                         prepare_here(engine, call)));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
 }

@@ -79,10 +79,6 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan);
 
-/* How it went with one process of a crew (NULL: the only one), and a failure
- * of any is one of all; one's wish to stop is everybody's. */
-cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine);
-
 /* An engine at a place, which must outlive it, as must the model. run leaves
  * cache rows beyond those committed, and nothing else, changed when it fails:
  * with CP_BROKEN if processes disagree, with CP_ABORTED if another one could

@@ -2,6 +2,7 @@
 /* Agreement before a call: short records that all compare. */
 #include "ring/agree.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,12 +49,17 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
 typedef struct {
     int64_t fresh, cached, ranks, variant;
     uint64_t plan, about;
+    int64_t status; /* of who wishes; not compared */
 } wish;
 
-static wish wish_of(const cp_plan *plan, uint64_t about) {
-    return (wish){plan->layout->new_tokens, plan->layout->cached_tokens,
-                  plan->layout->ranks,      plan->variant,
-                  plan_fingerprint(plan),   about};
+static wish wish_of(const cp_plan *plan, uint64_t about, cp_status status) {
+    return (wish){plan->layout->new_tokens,
+                  plan->layout->cached_tokens,
+                  plan->layout->ranks,
+                  plan->variant,
+                  plan_fingerprint(plan),
+                  about,
+                  status};
 }
 
 static void write_wish(char *text, size_t room, const wish *it) {
@@ -67,7 +73,7 @@ static void write_wish(char *text, size_t room, const wish *it) {
 static cp_status compare(const wish *all, int ranks) {
     for (int r = 1; r < ranks; r++) {
         char theirs[160], ours[160];
-        if (memcmp(&all[r], &all[0], sizeof(wish)) == 0)
+        if (memcmp(&all[r], &all[0], offsetof(wish, status)) == 0)
             continue;
         write_wish(ours, sizeof(ours), &all[0]);
         write_wish(theirs, sizeof(theirs), &all[r]);
@@ -78,18 +84,41 @@ static cp_status compare(const wish *all, int ranks) {
     return CP_OK;
 }
 
-cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
-                        uint64_t about) {
+static cp_status judge(const wish *all, int ranks) {
+    CP_TRY(compare(all, ranks));
+    for (int r = 0; r < ranks; r++)
+        if (all[r].status == CP_INTERRUPTED)
+            return cp_fail(CP_INTERRUPTED, "stopped before a call");
+    for (int r = 0; r < ranks; r++)
+        if (all[r].status != CP_OK)
+            return cp_fail(CP_ABORTED, "rank %d could not begin", r);
+    return CP_OK;
+}
+
+static cp_status meet(const cp_crew *crew, wish mine) {
     wish *all;
-    if (crew->ranks == 1)
-        return CP_OK;
+    char why[512];
+    snprintf(why, sizeof(why), "%s", cp_message());
     CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "what the ranks want"));
-    all[crew->rank] = wish_of(plan, about);
+    all[crew->rank] = mine;
     cp_status status = crew->collect(all, sizeof(*all));
     if (status == CP_OK)
-        status = compare(all, crew->ranks);
+        status = judge(all, crew->ranks);
     free(all);
-    return status;
+    return status == CP_ABORTED && mine.status != CP_OK
+               ? cp_fail((cp_status)mine.status, "%s", why)
+               : status;
+}
+
+cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
+    return crew == NULL ? mine : meet(crew, (wish){.status = mine});
+}
+
+cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
+                        uint64_t about, cp_status mine) {
+    return crew == NULL || crew->ranks == 1
+               ? mine
+               : meet(crew, wish_of(plan, about, mine));
 }
 
 cp_status cp_crew_agree_words(int count, char *const *arguments) {
