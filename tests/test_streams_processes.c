@@ -94,7 +94,9 @@ static cp_status converse(cp_nccl *tp, cp_nccl *cp) {
 
 static cp_status converse_in_groups(cp_nccl *world, int groups) {
     cp_nccl *tp = NULL, *cp = NULL;
-    cp_status status = cp_nccl_split(world, groups, &tp, &cp);
+    cp_status status = cp_nccl_try_capture(world);
+    if (status == CP_OK)
+        status = cp_nccl_split(world, groups, &tp, &cp);
     if (status == CP_OK)
         status = converse(tp, cp);
     cp_nccl_free(tp);
