@@ -22,21 +22,6 @@ CP_ALWAYS uint32_t shared_address(const void *at) {
     return (uint32_t)__cvta_generic_to_shared(at);
 }
 
-/* A barrier whose phases end when so many have arrived. */
-CP_ALWAYS void barrier_init(uint64_t *barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
-                     shared_address(barrier)),
-                 "r"(arrivals)
-                 : "memory");
-}
-
-/* After barrier_init, before copies use them; then a barrier of the block. */
-CP_ALWAYS void barriers_ready(void) {
-    asm volatile("fence.mbarrier_init.release.cluster;\n\t"
-                 "fence.proxy.async.shared::cta;" ::
-                     : "memory");
-}
-
 CP_ALWAYS void barrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
                      shared_address(barrier))
@@ -60,6 +45,21 @@ CP_ALWAYS void barrier_wait(uint64_t *barrier, int parity) {
                      "selp.u32 %0, 1, 0, p;\n\t}"
                      : "=r"(over)
                      : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+}
+
+/* A barrier whose phases end when so many have arrived. */
+CP_ALWAYS void barrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
+                     shared_address(barrier)),
+                 "r"(arrivals)
+                 : "memory");
+}
+
+/* After barrier_init, before copies use them; then a barrier of the block. */
+CP_ALWAYS void barriers_ready(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;\n\t"
+                 "fence.proxy.async.shared::cta;" ::
                      : "memory");
 }
 

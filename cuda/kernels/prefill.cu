@@ -126,6 +126,21 @@ CP_ALWAYS int64_t row_at(const cp_device_attention *a, const item_of_work *item,
            item->head * group + n % group;
 }
 
+/* Values of a tile from this row on become zeros; threads share the work. */
+CP_ALWAYS void clean_values(unsigned char *values, int boxes, int row,
+                            int thread, int threads) {
+    for (int box = 0; box < boxes; box++)
+        for (int i = row * 32 + thread; i < KEYS * 32; i += threads)
+            ((uint32_t *)(void *)(values + box * BOX))[i] = 0;
+    async_fence();
+}
+
+/* How many rows of the tile that was just handed out belong to its span. */
+CP_ALWAYS int rows_of_tile(const keys_of_block *walk) {
+    const int64_t left = walk->piece->span.count - (walk->tile - 1) * KEYS;
+    return (int)(left < KEYS ? left : KEYS);
+}
+
 CP_ALWAYS void load_queries(const prefill_call *a, const room_of_block *room,
                             const item_of_work *item, int buffer) {
     const int64_t heads = heads_in_box(item->rows.group);
@@ -144,21 +159,6 @@ CP_ALWAYS void load_tile(unsigned char *to, const CUtensorMap *map, int boxes,
     barrier_expect(full, boxes * BOX);
     for (int box = 0; box < boxes; box++)
         load_box(to + box * BOX, map, 64 * box, head, row, full);
-}
-
-/* Values of a tile from this row on become zeros; threads share the work. */
-CP_ALWAYS void clean_values(unsigned char *values, int boxes, int row,
-                            int thread, int threads) {
-    for (int box = 0; box < boxes; box++)
-        for (int i = row * 32 + thread; i < KEYS * 32; i += threads)
-            ((uint32_t *)(void *)(values + box * BOX))[i] = 0;
-    async_fence();
-}
-
-/* How many rows of the tile that was just handed out belong to its span. */
-CP_ALWAYS int rows_of_tile(const keys_of_block *walk) {
-    const int64_t left = walk->piece->span.count - (walk->tile - 1) * KEYS;
-    return (int)(left < KEYS ? left : KEYS);
 }
 
 CP_ALWAYS void load_both(const prefill_call *a, const room_of_block *room,
@@ -230,23 +230,6 @@ CP_ALWAYS rows_of_thread begin_rows(const item_of_work *item, int dim) {
     return mine;
 }
 
-CP_ALWAYS void mask_scores(float *scores, const rows_of_thread *mine,
-                           cp_span keys) {
-    const int lane = (int)threadIdx.x % 4;
-    int reach[2];
-    CP_UNROLL for (int h = 0; h < 2; h++) reach[h] =
-        (int)keys_seen(keys, mine->position[h]);
-    CP_UNROLL for (int i = 0; i < 64; i++) {
-        const int column = 8 * (i / 4) + 2 * lane + i % 2;
-        if (column >= reach[i / 2 % 2])
-            scores[i] = -INFINITY;
-    }
-}
-
-CP_ALWAYS bool sees_all(const rows_of_thread *mine, cp_span keys) {
-    return keys.count == KEYS && keys_seen(keys, mine->first) == KEYS;
-}
-
 CP_ALWAYS void weigh_scores(float *scores, rows_of_thread *mine) {
     CP_UNROLL for (int h = 0; h < 2; h++) {
         float top = mine->level[h];
@@ -266,6 +249,23 @@ CP_ALWAYS void weigh_scores(float *scores, rows_of_thread *mine) {
         }
         mine->total[h] = fmaf(mine->total[h], mine->factor[h], sum);
     }
+}
+
+CP_ALWAYS void mask_scores(float *scores, const rows_of_thread *mine,
+                           cp_span keys) {
+    const int lane = (int)threadIdx.x % 4;
+    int reach[2];
+    CP_UNROLL for (int h = 0; h < 2; h++) reach[h] =
+        (int)keys_seen(keys, mine->position[h]);
+    CP_UNROLL for (int i = 0; i < 64; i++) {
+        const int column = 8 * (i / 4) + 2 * lane + i % 2;
+        if (column >= reach[i / 2 % 2])
+            scores[i] = -INFINITY;
+    }
+}
+
+CP_ALWAYS bool sees_all(const rows_of_thread *mine, cp_span keys) {
+    return keys.count == KEYS && keys_seen(keys, mine->first) == KEYS;
 }
 
 CP_ALWAYS void pair_weights(uint32_t *weights, const float *scores) {
@@ -503,6 +503,7 @@ CP_ALWAYS void rung_3(const prefill_call *a, int dim) {
             let_go(&room.gates->keys_empty[stage(at)]);
             if (!sees_all(&mine, keys.span))
                 mask_scores(scores, &mine, keys.span);
+            /* A turn. */
             named_wait(TURN + group, WITHOUT_PRODUCER);
             weigh_scores(scores, &mine);
             named_arrive(TURN + (group ^ 1), WITHOUT_PRODUCER);
