@@ -76,3 +76,42 @@ LOOP(races_are_seen, 0, COUNT_OF(cases)) {
             says(cases[_i].said);
     }
 }
+
+/* Each thread stores a number, and the last says that all are there. */
+enum { FENCE = 1, MEET = 2, LAST_FENCES = 4 };
+
+typedef struct {
+    int *numbers; /* [THREADS], and the word that says so */
+    int how;
+} posting;
+
+CP_KERNEL(post_numbers, posting) {
+    a.numbers[threadIdx.x] = 1;
+    if (a.how & FENCE)
+        __threadfence();
+    if (a.how & MEET)
+        __syncthreads();
+    if (threadIdx.x != THREADS - 1)
+        return;
+    if (a.how & LAST_FENCES)
+        __threadfence();
+    atomicAdd(&a.numbers[THREADS], 1);
+}
+
+LOOP(what_is_said_to_be_there_is, 0, 8) {
+    const dim3 one = {1, 1, 1};
+    const bool fenced = (_i & (FENCE | LAST_FENCES)) != 0;
+    const bool sound = (_i & MEET) != 0 && fenced;
+    for (int seed = 0; seed < 20; seed++) {
+        begin(seed);
+        const posting call = {on_device(4 * THREADS + 4), _i};
+        must(CP_LAUNCH(post_numbers, one, THREADS, NULL, call));
+        must(cudaDeviceSynchronize());
+        release();
+        const int64_t problems = stand_in_end();
+        ck_assert_msg(problems == (!sound && !HARNESS_SANITIZED),
+                      "%d: %ld problems: %s", _i, problems, stand_in_report());
+        if (problems > 0)
+            says("a fence and a barrier are wanted");
+    }
+}

@@ -78,14 +78,12 @@ float stand_in_exchange(float number, int lane, const char *file, int line);
 /* All lanes of the warp, without an order of memory. */
 void stand_in_meet(const char *file, int line);
 
-/* Blocks run one after another, so that these have nothing to see to. */
-#define __threadfence() ((void)0)
+/* An atomic says to other blocks that what this one has stored is there. */
+#define __threadfence() stand_in_fence()
+#define atomicAdd(to, more) stand_in_add(to, more)
 
-static inline int atomicAdd(int *to, int more) {
-    const int before = *to;
-    *to += more;
-    return before;
-}
+void stand_in_fence(void);
+int stand_in_add(int *to, int more);
 
 /* A number's bits, and the other way round. */
 static inline unsigned __float_as_uint(float x) {

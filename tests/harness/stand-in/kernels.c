@@ -489,6 +489,7 @@ static bool run_block(int threads) {
     block_serial++;
     shared_bytes = 0;
     begin_block();
+    watch_block();
     broken = false;
     instructions_begin();
     if (job->shared > 0)

@@ -283,6 +283,7 @@ cudaError_t launch(const operation *kernel, cudaStream_t given); /* a call */
 
 /* races.c: who is watched (NULL: nobody), where, and what has come in order. */
 void watch_kernel(const char *name);
+void watch_block(void); /* a new one */
 void watch_shared(const void *start, size_t bytes, const char *name);
 void watch_read(const void *at, size_t bytes);
 void watch_write(const void *at, size_t bytes);

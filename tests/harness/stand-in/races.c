@@ -33,9 +33,13 @@ static struct {
 static cell cells[MOST_CELLS];
 static int region_count;
 static size_t cell_count;
-static uintptr_t lowest, highest; /* of all regions */
-static bool watching;
+static uintptr_t lowest, highest;   /* of all regions */
+static _Thread_local bool watching; /* who runs the kernel */
 static const char *kernel;
+
+/* A thread's stores to global memory: what has come since the last one. */
+typedef enum { PUBLISHED, STORED, FENCED, MET } stores;
+static stores left_by[32 * WARPS];
 
 /* Time goes on at each barrier. What lies before these times is in order with
  * all that comes: for a block, and for each of its warps. */
@@ -67,8 +71,40 @@ void watch_shared(const void *start, size_t bytes, const char *name) {
         (uintptr_t)start + bytes > highest ? (uintptr_t)start + bytes : highest;
 }
 
+void watch_block(void) {
+    memset(left_by, 0, sizeof left_by);
+}
+
+/* A fence before the barrier is the thread's own, and one behind it may be
+ * anybody's. */
 void order_block(void) {
     of_block = now++;
+    for (unsigned i = 0; i < blockDim.x; i++)
+        left_by[i] =
+            left_by[i] == STORED || left_by[i] == MET ? MET : PUBLISHED;
+}
+
+void stand_in_fence(void) {
+    stores *mine = &left_by[threadIdx.x];
+    *mine = *mine == STORED ? FENCED : *mine;
+    for (unsigned i = 0; i < blockDim.x; i++)
+        left_by[i] = left_by[i] == MET ? PUBLISHED : left_by[i];
+}
+
+int stand_in_add(int *to, int more) {
+    const int before = *to;
+    *to += more;
+    for (unsigned i = 0; i < blockDim.x && watching; i++) {
+        if (left_by[i] == PUBLISHED ||
+            (left_by[i] == FENCED && i == threadIdx.x))
+            continue;
+        watching = false;
+        accuse("race: kernel %s, block (%u, %u, %u): thread %u adds to a word "
+               "that others look at, and what thread %u stored may come later: "
+               "a fence and a barrier are wanted",
+               kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, i);
+    }
+    return before;
 }
 
 void order_warp(int warp) {
@@ -116,8 +152,13 @@ static void touch(int region, size_t grain, bool writes) {
 
 static void look(const void *at, size_t bytes, bool writes) {
     const uintptr_t address = (uintptr_t)at;
-    if (!watching || address < lowest || address >= highest)
+    if (!watching)
         return;
+    if (address < lowest || address >= highest) {
+        if (writes && left_by[threadIdx.x] != STORED && is_device(at))
+            left_by[threadIdx.x] = STORED;
+        return;
+    }
     for (int i = 0; i < region_count; i++) {
         const size_t offset = address - (uintptr_t)regions[i].start;
         if (offset >= regions[i].bytes)
