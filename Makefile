@@ -297,6 +297,6 @@ install: all ## install binary, library, headers and longring.pc under DESTDIR a
 clean: ## remove everything built
 	rm -rf build
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile exercises/Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
 .PHONY: all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
