@@ -7,6 +7,7 @@
 #include "cuda/ring/nccl_link.h"
 #include "harness/tiny_gguf.h"
 #include "model/session.h"
+#include "ring/agree.h"
 
 enum { SEQUENCES = 3, MOST = 4096 };
 
