@@ -552,7 +552,7 @@ CP_ALWAYS void rung_4(const prefill_call *a, int dim) {
         /* The first consumer has the first turn. */
         if (group == 1)
             named_arrive(TURN, WITHOUT_PRODUCER);
-        /* Attend with the softmax of a tile under the products of the last. */
+        /* Attend, the softmax under products. */
         if (next_keys(&walk, &keys)) {
             /* Weigh the first tile. */
             barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
@@ -637,7 +637,7 @@ CP_ALWAYS void attend_all(const prefill_call *a, const room_of_block *parts,
         const int boxes = room.boxes, tile = boxes * BOX;
         queries += stage(buffer) * tile;
         barrier_wait(&room.gates->queries_full[stage(buffer)], phase(buffer));
-        /* Attend with the softmax of a tile under the products of the last. */
+        /* Attend, the softmax under products. */
         if (next_keys(&walk, &keys)) {
             /* Weigh the first tile. */
             barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
