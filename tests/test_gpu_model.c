@@ -289,6 +289,19 @@ LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
     end_file();
 }
 
+LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
+    static const turn turns[] = {{false, {40, 7, 2}}, {true, {1, 1, 1}}};
+    const cp_session_options options = {
+        .ranks = 2, .sequences = SEQUENCES, .capacity = 400};
+    int64_t said;
+    begin_file(&(tiny_gguf_options){.seed = 5}, 2);
+    open_session(&cp_backend_cuda_fp32, &options);
+    say_all(turns, 1);
+    stand_in_fail_allocation(1 + _i);
+    must(say(f.session, &turns[1], 2, &said));
+    end_file();
+}
+
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
 

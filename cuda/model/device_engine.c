@@ -17,10 +17,17 @@ static cp_device_forward **pass_of(const cp_engine *base,
 }
 
 static cp_status prepare(cp_engine *base, const cp_forward *call) {
+    const bool decodes = call->plan->variant == CP_DECODE;
     cp_device_forward **pass = pass_of(base, call);
+    cp_device_forward **prefill = &own(base)->prefill;
     if (*pass == NULL)
-        CP_TRY(cp_device_forward_new(own(base),
-                                     call->plan->variant == CP_DECODE, pass));
+        CP_TRY(cp_device_forward_new(own(base), decodes, pass));
+    const cp_status status = cp_device_forward_serve(*pass, call);
+    if (status != CP_MEMORY || !decodes || *prefill == NULL)
+        return status;
+    cp_device_forward_free(*prefill);
+    *prefill = NULL;
+    cp_device_forward_leave(*pass);
     return cp_device_forward_serve(*pass, call);
 }
 
