@@ -106,9 +106,10 @@ def cycles(opcode, arch):
 
 
 def gaps_of(loop):
-    """How many instructions lie between each HGMMA and the next."""
+    """How many instructions lie between each HGMMA and the next; behind the last
+    comes the first of the next turn."""
     at = [n for n, op in enumerate(loop) if op.startswith("HGMMA")]
-    return [b - a - 1 for a, b in zip(at, at[1:])]
+    return [(b - a - 1) % len(loop) for a, b in zip(at, at[1:] + at[:1])]
 
 
 def resources(report):
