@@ -305,6 +305,8 @@ TEST(test_logits_and_capacity) {
     int32_t *text = make_up(64, 9);
     float *before = logits_of(1);
     float *after = logits_of(1);
+    cp_sampler sampler = {0};
+    int32_t token;
     cp_session *session = open_session(2, 1, CP_AUTO);
     ck_assert_int_eq(cp_session_capacity(session), 24);
     refuses(cp_session_logits(session, 0, 1, before), CP_INVALID,
@@ -318,6 +320,8 @@ TEST(test_logits_and_capacity) {
     /* Ask for logits that are not there. */
     refuses(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
     refuses(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
+    refuses(cp_session_draw(session, 1, &(int64_t){24}, &sampler, &token),
+            CP_INVALID, "after 24 of a call of 24");
     refuses(cp_session_logits(session, 0, 0, after), CP_INVALID,
             "of 24 tokens");
     refuses(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
