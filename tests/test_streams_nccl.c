@@ -3,6 +3,7 @@
 #include "talk.h"
 
 #include <malloc.h>
+#include <time.h>
 
 enum { MOST_HEADS = 3 };
 
@@ -372,4 +373,53 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
     for (int r = 0; r < 2; r++)
         cp_queues_free(&queues[r]);
     end();
+}
+
+/* A watch alone: how long the host does what, and whether it is rescued. */
+typedef struct {
+    int asked, rescued;
+    bool broken;
+} watched;
+
+static bool is_broken(void *context) {
+    watched *w = context;
+    w->asked++;
+    return w->broken;
+}
+
+static void rescue(void *context) {
+    ((watched *)context)->rescued++;
+}
+
+static const struct {
+    const char *name;
+    bool works, leaves, rests, broken;
+    double patience;
+    int rescued;
+    bool asked;
+} hosts[] = {
+    {"at rest", false, true, false, true, 0.1, 0, false},
+    {"at rest again", true, true, true, true, 0.1, 0, false},
+    {"inside for a while", true, false, false, true, 9.0, 0, false},
+    {"inside for too long", true, false, false, true, 0.2, 1, false},
+    {"at work, and nothing is wrong", true, true, false, false, 9.0, 0, true},
+    {"at work, and something is", true, true, false, true, 0.0, 1, true},
+    {"at work for too long", true, true, false, false, 0.2, 1, true},
+};
+
+LOOP(a_watch_stays_out, 0, COUNT_OF(hosts)) {
+    const struct timespec a_while = {0, 600000000};
+    watched seen = {.broken = hosts[_i].broken};
+    cp_watch *watch;
+    must(cp_watch_new(hosts[_i].patience, is_broken, rescue, &seen, &watch));
+    ck_assert_ptr_null(cp_watch_enter(watch, hosts[_i].works));
+    if (hosts[_i].leaves)
+        cp_watch_leave(watch);
+    if (hosts[_i].rests)
+        cp_watch_rest(watch);
+    nanosleep(&a_while, NULL);
+    ck_assert((cp_watch_enter(watch, true) != NULL) == hosts[_i].rescued);
+    cp_watch_free(watch);
+    ck_assert_int_eq(seen.rescued, hosts[_i].rescued);
+    ck_assert((seen.asked > 0) == hosts[_i].asked);
 }
