@@ -3,7 +3,8 @@
  * found to be wrong is printed at the end, and makes the exit status 3.
  * STAND_IN_SEED: the order in which things happen; STAND_IN_DRIVER and
  * STAND_IN_BYTES: the driver's version and the GPU's memory, as stand_in.h has
- * them; STAND_IN_COUNT=1: print on stderr what was counted. */
+ * them; STAND_IN_SKIP: so many blocks of each kernel do not run;
+ * STAND_IN_COUNT=1: print on stderr what was counted. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ int main(int count, char **arguments) {
         &(stand_in_options){.seed = (uint64_t)from_environment("STAND_IN_SEED"),
                             .driver = (int)from_environment("STAND_IN_DRIVER"),
                             .bytes = from_environment("STAND_IN_BYTES")});
+    stand_in_skip_blocks(from_environment("STAND_IN_SKIP"));
     const int status = cp_command_line(count, arguments);
     fflush(stdout);
     const stand_in_statistics seen = stand_in_count();
