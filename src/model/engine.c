@@ -164,80 +164,120 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     return crew->share(out, count * words * (int64_t)sizeof(float));
 }
 
+/* The n-th token to be drawn, and the randomness that it is drawn with. */
+typedef struct {
+    int64_t n;
+    cp_sampler sampler;
+} drawing;
+
 static cp_status draw_from(const float *scores, int64_t words,
-                           cp_sampler *sampler, int32_t *token) {
+                           cp_sampler sampler, int32_t *token) {
     for (int64_t i = 0; i < words; i++)
         if (!isfinite(scores[i]))
             return cp_refuse("the logit of token %ld is %g; the model's "
                              "numbers overflow",
                              i, (double)scores[i]);
-    *token = cp_sampler_draw(sampler, scores, words);
+    *token = cp_sampler_draw(&sampler, scores, words);
     return CP_OK;
 }
 
-static cp_status draw_rows(const cp_engine *engine, int64_t rows,
-                           cp_sampler *sampler, int32_t *tokens) {
+static cp_status draw_by_scores(const cp_engine *engine, int64_t rows,
+                                const drawing *block, int32_t *tokens) {
     const int64_t words = engine->model->facts.vocabulary;
     float *scores;
-    bool sound = sampler->temperature == 0.0 && engine->on->best != NULL;
-    if (sound)
-        CP_TRY(engine->on->best(engine, rows, tokens));
-    for (int64_t n = 0; n < rows && sound; n++)
-        sound = tokens[n] >= 0;
-    if (sound)
-        return CP_OK;
     CP_TRY(cp_allocate(&scores, rows, words * 4, "scores"));
     cp_status status = engine->on->score(engine, rows, scores);
-    for (int64_t n = 0; n < rows && status == CP_OK; n++)
-        status = draw_from(scores + n * words, words, sampler, &tokens[n]);
+    for (int64_t i = 0; i < rows && status == CP_OK; i++)
+        status = draw_from(scores + i * words, words, block[i].sampler,
+                           &tokens[block[i].n]);
     free(scores);
     return status;
 }
 
-static cp_status draw_blocks(const cp_engine *engine, int64_t count,
-                             const cp_owner *owners, cp_sampler *sampler,
-                             int32_t *tokens) {
-    const cp_crew *crew = engine->place.crew;
-    cp_status status = CP_OK;
-    for (int64_t n = 0; n < count; n += engine->on->scored) {
-        const int64_t rows = cp_min(engine->on->scored, count - n);
-        CP_TRY(bring_rows(engine, rows, owners + n));
-        if (status == CP_OK && (crew == NULL || crew->rank == 0))
-            status = draw_rows(engine, rows, sampler, tokens + n);
+static cp_status draw_best(const cp_engine *engine, int64_t rows,
+                           const drawing *block, int32_t *tokens) {
+    bool sound = true;
+    int32_t *best;
+    CP_TRY(cp_allocate(&best, rows, sizeof(*best), "tokens"));
+    const cp_status status = engine->on->best(engine, rows, best);
+    for (int64_t i = 0; i < rows && status == CP_OK; i++) {
+        tokens[block[i].n] = best[i];
+        sound = sound && best[i] >= 0;
     }
+    free(best);
+    return status != CP_OK || sound
+               ? status
+               : draw_by_scores(engine, rows, block, tokens);
+}
+
+static cp_status draw_block(const cp_engine *engine, int64_t rows,
+                            const drawing *block, int32_t *tokens) {
+    const bool greedy = block[0].sampler.temperature == 0.0;
+    return greedy && engine->on->best != NULL
+               ? draw_best(engine, rows, block, tokens)
+               : draw_by_scores(engine, rows, block, tokens);
+}
+
+static bool is_here(const cp_engine *engine, cp_owner owner) {
+    const cp_engine_place *place = &engine->place;
+    return place->crew == NULL ||
+           owner.rank * place->parts == place->crew->rank;
+}
+
+static cp_status draw_own(const cp_engine *engine, int64_t count,
+                          const int64_t *after, cp_sampler *sampler,
+                          int32_t *tokens) {
+    const int64_t most = engine->on->scored, bytes = engine->row_bytes;
+    cp_status status = CP_OK;
+    int64_t rows = 0;
+    drawing *block;
+    CP_TRY(cp_allocate(&block, most, sizeof(*block), "tokens to draw"));
+    for (int64_t n = 0; n < count && status == CP_OK; n++) {
+        const cp_owner owner = engine->owners[engine->now][after[n]];
+        if (is_here(engine, owner)) {
+            status = bring(engine, engine->input + rows * bytes, owner);
+            block[rows++] = (drawing){n, *sampler};
+        }
+        cp_sampler_skip(sampler);
+        if (status == CP_OK && rows > 0 && (rows == most || n + 1 == count)) {
+            status = draw_block(engine, rows, block, tokens);
+            rows = 0;
+        }
+    }
+    free(block);
     return status;
 }
 
-static cp_status tell(const cp_crew *crew, cp_status status, int64_t count,
-                      cp_sampler *sampler, int32_t *tokens) {
-    int64_t *told; /* status, state, tokens */
-    CP_TRY(cp_allocate(&told, 2 + count, sizeof(*told), "tokens"));
-    told[0] = status;
-    memcpy(&told[1], &sampler->state, sizeof(told[1]));
-    for (int64_t n = 0; n < count && status == CP_OK; n++)
-        told[2 + n] = tokens[n];
-    const cp_status shared = crew->share(told, (2 + count) * 8);
-    memcpy(&sampler->state, &told[1], sizeof(told[1]));
-    for (int64_t n = 0; n < count; n++)
-        tokens[n] = (int32_t)told[2 + n];
-    if (shared == CP_OK && crew->rank > 0 && told[0] != CP_OK)
-        status = cp_fail((cp_status)told[0], "rank 0 could not draw a token");
-    free(told);
-    return status != CP_OK ? status : shared;
+static cp_status hear(const cp_engine *engine, cp_status mine, int64_t count,
+                      const int64_t *after, int32_t *tokens) {
+    const cp_engine_place *place = &engine->place;
+    const cp_crew *crew = place->crew;
+    int32_t *all; /* [crew->ranks][1 + count]: status, tokens */
+    CP_TRY(cp_allocate(&all, crew->ranks, (1 + count) * 4, "tokens"));
+    int32_t *own = all + crew->rank * (1 + count);
+    own[0] = (int32_t)mine;
+    memcpy(own + 1, tokens, (size_t)count * 4);
+    cp_status status = crew->collect(all, (1 + count) * 4);
+    for (int r = 0; r < crew->ranks && mine == CP_OK && status == CP_OK; r++)
+        if (all[r * (1 + count)] != CP_OK)
+            status = cp_fail((cp_status)all[r * (1 + count)],
+                             "rank %d could not draw a token", r);
+    for (int64_t n = 0; n < count; n++) {
+        const cp_owner owner = engine->owners[engine->now][after[n]];
+        tokens[n] = all[owner.rank * place->parts * (1 + count) + 1 + n];
+    }
+    free(all);
+    return mine != CP_OK ? mine : status;
 }
 
 cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
                          const int64_t *after, cp_sampler *sampler,
                          int32_t *tokens) {
-    const cp_crew *crew = engine->place.crew;
-    cp_owner *owners;
-    CP_TRY(cp_allocate(&owners, count, sizeof(*owners), "owners"));
-    for (int64_t n = 0; n < count; n++)
-        owners[n] = engine->owners[engine->now][after[n]];
-    const cp_status status =
-        draw_blocks(engine, count, owners, sampler, tokens);
-    free(owners);
-    return crew == NULL ? status : tell(crew, status, count, sampler, tokens);
+    memset(tokens, 0, (size_t)count * 4);
+    const cp_status status = draw_own(engine, count, after, sampler, tokens);
+    return engine->place.crew == NULL
+               ? status
+               : hear(engine, status, count, after, tokens);
 }
 
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,

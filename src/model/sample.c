@@ -25,6 +25,11 @@ cp_status cp_sampler_start(double temperature, uint64_t seed,
     return CP_OK;
 }
 
+void cp_sampler_skip(cp_sampler *sampler) {
+    if (sampler->temperature != 0.0)
+        cp_random_uniform(&sampler->state);
+}
+
 int32_t cp_sampler_draw(cp_sampler *sampler, const float *logits,
                         int64_t count) {
     const int32_t best = cp_sample_greedy(logits, count);

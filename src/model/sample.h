@@ -17,6 +17,9 @@ typedef struct {
 cp_status cp_sampler_start(double temperature, uint64_t seed,
                            cp_sampler *sampler);
 
+/* Move on as if a token had been drawn. */
+void cp_sampler_skip(cp_sampler *sampler);
+
 /* An id drawn with probability softmax(logits / temperature). */
 int32_t cp_sampler_draw(cp_sampler *sampler, const float *logits,
                         int64_t count);
