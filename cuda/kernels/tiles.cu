@@ -95,8 +95,10 @@ CP_INLINED cp_shared next_tile(const cp_device_attention *a, block_shape s,
                                block_notes *notes, ring *r) {
     if (s.slots == 3)
         cp_copies_wait(1);
-    else
+    else if (s.slots == 4)
         cp_copies_wait(2);
+    else
+        cp_copies_wait(5);
     __syncthreads();
     const cp_shared tile = r->memory + r->used * slot_bytes(s);
     r->used = r->used + 1 == s.slots ? 0 : r->used + 1;
@@ -321,7 +323,7 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
 
 ATTEND_KERNEL(attend_prompt_64, 64, 2, 3, false)
 ATTEND_KERNEL(attend_prompt_128, 128, 2, 3, false)
-ATTEND_KERNEL(attend_token_64, 64, 1, 4, true)
+ATTEND_KERNEL(attend_token_64, 64, 1, 7, true)
 ATTEND_KERNEL(attend_token_128, 128, 1, 4, true)
 
 #define LAUNCH(name, rows, slots)                                              \
@@ -333,7 +335,7 @@ cudaError_t cp_attend_tiles(const cp_device_attention *call,
                             cudaStream_t stream) {
     const int64_t dim = call->shape.head_dim, heads = call->shape.kv_heads;
     if (call->kernel == CP_ATTEND_FEW)
-        return dim == 64 ? LAUNCH(attend_token_64, 16, 4)
+        return dim == 64 ? LAUNCH(attend_token_64, 16, 7)
                          : LAUNCH(attend_token_128, 16, 4);
     return dim == 64 ? LAUNCH(attend_prompt_64, 128, 3)
                      : LAUNCH(attend_prompt_128, 128, 3);
