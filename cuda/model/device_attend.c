@@ -22,7 +22,8 @@ typedef struct {
 } running;
 
 static cp_status make_rank(running *it, int r) {
-    const cp_stream_options options = {.element = it->element};
+    const cp_stream_options options = {.element = it->element,
+                                       .apart = it->place->link != NULL};
     const int64_t bytes = it->cached * cp_element_bytes(it->element);
     char *memory;
     CP_TRY(cp_queues_new(&it->queues[r]));

@@ -331,6 +331,7 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
     const int64_t most = mine->place->rows > 0 ? mine->place->rows : MOST_ROWS;
     const cp_stream_options options = {.element = model->element,
                                        .growth = pass->decodes ? GROWTH : 0,
+                                       .apart = mine->place->link != NULL,
                                        .trace = mine->trace,
                                        .room = &pass->rooms[2 * r + 1]};
     part *a = &pass->parts[r];

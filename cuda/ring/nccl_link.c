@@ -143,8 +143,6 @@ cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
     return status;
 }
 
-enum { FEW_BLOCKS = 4 };
-
 static ncclConfig_t config_of(int most_blocks) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -191,7 +189,7 @@ cp_status cp_nccl_id(ncclUniqueId *id) {
 
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double patience, cp_nccl **out) {
-    ncclConfig_t config = config_of(FEW_BLOCKS);
+    ncclConfig_t config = config_of(CP_SPARED);
     *out = NULL;
     CP_TRY(allocate(rank, ranks, patience, out));
     cp_status status = settle(
@@ -265,7 +263,7 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
     cp_watch_rest(world->watch);
     cp_status status = split(world, row, mine, tp_size, 0, tp);
     if (status == CP_OK)
-        status = split(world, mine, row, rows, FEW_BLOCKS, cp);
+        status = split(world, mine, row, rows, CP_SPARED, cp);
     if (status == CP_OK)
         return CP_OK;
     forget(*tp);
@@ -298,7 +296,7 @@ static cp_status echo_twice(trial *it, cp_graph **graph) {
 }
 
 static cp_status split_off(cp_nccl *world, cp_nccl **alone) {
-    const cp_status status = split(world, world->rank, 0, 1, FEW_BLOCKS, alone);
+    const cp_status status = split(world, world->rank, 0, 1, CP_SPARED, alone);
     if (*alone != NULL && world->kin == *alone) {
         world->kin = (*alone)->kin;
         (*alone)->kin = *alone;

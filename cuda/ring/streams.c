@@ -158,6 +158,14 @@ static cp_status forget_wrong(cp_stream_walker *w) {
     return clear_words(w, w->wrong, w->plan->layout->ranks);
 }
 
+static cp_status count_blocks(cp_stream_options *options) {
+    int all;
+    CP_TRY(cp_cuda(cp_device_blocks(&all), "asking for blocks"));
+    const int spared = options->apart ? 2 * CP_SPARED : 0;
+    options->blocks = (int)cp_max(all / 2, all - spared);
+    return CP_OK;
+}
+
 static cp_status fill_walker(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t size = cp_element_bytes(w->options.element);
@@ -165,8 +173,7 @@ static cp_status fill_walker(cp_stream_walker *w) {
         return cp_refuse("a plan of %ld-byte numbers, a walker of %ld",
                          plan->element_bytes, size);
     if (w->options.blocks < 1)
-        CP_TRY(
-            cp_cuda(cp_device_blocks(&w->options.blocks), "asking for blocks"));
+        CP_TRY(count_blocks(&w->options));
     CP_TRY(cp_allocate(&w->slots, plan->slot_count, sizeof(void *), "slots"));
     CP_TRY(cp_allocate(&w->needed, plan->slot_count, sizeof(bool), "slots"));
     CP_TRY(cp_allocate(&w->halves, 2 * (int64_t)plan->layout->ranks,

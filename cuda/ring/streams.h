@@ -46,11 +46,16 @@ cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
 
 typedef struct cp_stream_walker cp_stream_walker;
 
+/* Multiprocessors that a walk leaves to messages, which need one for each block
+ * of theirs, and that many blocks they have at most. */
+enum { CP_SPARED = 4 };
+
 typedef struct {
     cp_element element; /* of queries, keys, values; plan->element_bytes each */
     int blocks;  /* that should be at work in a decode; 0: 2 a multiprocessor */
     bool poison; /* tests: slots are NaN until something is written */
     bool separate;  /* attend, then merge, though one kernel could do both */
+    bool apart;     /* messages are kernels: leave CP_SPARED to them */
     int64_t growth; /* pieces by which each list of a call may grow (renew) */
     cp_device_trace *trace; /* what ran when is noted there; or NULL */
     cp_device_room *room;   /* where it may live, borrowed; or NULL */
