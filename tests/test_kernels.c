@@ -205,7 +205,7 @@ LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
 }
 
 /* On tensor cores: short tiles and long, splits with nothing to do, groups that
- * divide nothing, few rows over many keys. */
+ * divide nothing, few rows over many keys, sums over many tiles. */
 static const struct {
     cp_attend_kernel kernel;
     cp_shape shape;
@@ -223,6 +223,8 @@ static const struct {
     {CP_ATTEND_FEW, {16, 2, 64}, 900, 3, false, 4, false},
     {CP_ATTEND_FEW, {5, 1, 64}, 20, 7, true, 9, false},
     {CP_ATTEND_FEW, {3, 3, 128}, 129, 1, false, 1, true},
+    {CP_ATTEND_TILES, {1, 1, 64}, 8000, 1, false, 1, false},
+    {CP_ATTEND_FEW, {1, 1, 64}, 8000, 1, false, 1, false},
 };
 
 static problem *product(int which, uint64_t seed, float scale) {

@@ -142,6 +142,7 @@ static const prefill problems[] = {
     {{130, 1, 64}, 0, 150, 2, 1, 1.0f, true, true},
     {{8, 4, 64}, 30, 0, 129, 4, 1.0f, false, true},
     {{2, 2, 64}, 70, 60, 80, 1, 1.0f, true, false},
+    {{1, 1, 64}, 0, 65535, 1, 1, 4.0f, false, false},
 };
 
 static problem *new_prefill(const prefill *like, uint64_t seed) {

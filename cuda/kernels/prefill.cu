@@ -237,8 +237,10 @@ CP_ALWAYS void weigh_scores(float *scores, rows_of_thread *mine) {
             fmaxf(top, fmaxf(scores[4 * g + 2 * h], scores[4 * g + 2 * h + 1]));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        const float base = top == -INFINITY ? 0.0f : top * mine->scale;
-        mine->factor[h] = fast_exp2(fmaf(mine->level[h], mine->scale, -base));
+        const float now = __fmul_rn(top, mine->scale);
+        const float base = top == -INFINITY ? 0.0f : now;
+        const float before = __fmul_rn(mine->level[h], mine->scale);
+        mine->factor[h] = fast_exp2(before - base);
         mine->level[h] = top;
         float sum = 0.0f;
         /* Replace the scores of the row by their weights. */

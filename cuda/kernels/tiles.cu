@@ -247,8 +247,10 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
                     top = fmaxf(top, scores[m][n / 2][2 * half + n % 2]);
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                const float base = top == -INFINITY ? 0.0f : top * scale;
-                const float factor = cp_exp2(level[m][half] * scale - base);
+                const float now = __fmul_rn(top, scale);
+                const float base = top == -INFINITY ? 0.0f : now;
+                const float before = __fmul_rn(level[m][half], scale);
+                const float factor = cp_exp2(before - base);
                 float sum = 0.0f;
                 level[m][half] = top;
                 /* Weigh this row's scores. */

@@ -98,6 +98,11 @@ static inline float __uint_as_float(unsigned bits) {
     return x;
 }
 
+/* A product that no compiler joins with a sum. */
+static inline float __fmul_rn(float x, float y) {
+    return x * y;
+}
+
 /* For loads of 8 and 16 bytes at once. */
 typedef struct {
     float x, y;
