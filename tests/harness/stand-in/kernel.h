@@ -73,6 +73,11 @@ void stand_in_barrier(bool of_block, const char *file, int line);
      stand_in_exchange(value, (int)(threadIdx.x % 32) ^ (turn),                \
                        STAND_IN_HERE))
 
+/* The number of one lane. */
+#define __shfl_sync(mask, value, lane)                                         \
+    ((void)sizeof(char[(mask) == 0xFFFFFFFFu ? 1 : -1]),                       \
+     stand_in_exchange(value, lane, STAND_IN_HERE))
+
 float stand_in_exchange(float number, int lane, const char *file, int line);
 
 /* All lanes of the warp, without an order of memory. */
