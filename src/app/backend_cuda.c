@@ -14,8 +14,9 @@ static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
 static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
 static cp_device_share mine = {0, 1};
 
+/* A ring of one rank may still share its heads with other processes. */
 const cp_device_place *cp_cuda_place(int64_t ranks) {
-    const bool all = apart.crew != NULL && ranks > 1;
+    const bool all = apart.crew != NULL && (ranks > 1 || mine.parts > 1);
     return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
 }
 
