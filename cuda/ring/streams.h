@@ -23,9 +23,9 @@ typedef struct {
  * some messages on a stream, as one group that is complete when all are; check
  * says whether the connection is sound, and that the host is at work; rest says
  * that it is not any more; abort ends what waits on the device, and first all
- * graphs that the messages were captured in, listed at graphs.
- * What a walk computes between its messages is noted in milestones. Between two ranks the k-th message sent meets the k-th received. Failures are
- * CP_BROKEN. */
+ * graphs that the messages were captured in, listed at graphs. What a walk
+ * computes between its messages is noted in milestones. Between two ranks the
+ * k-th message sent meets the k-th received. Failures are CP_BROKEN. */
 typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream);
@@ -98,8 +98,8 @@ cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
  * one plan; the caches of one layer are as for cp_walk, on the device. The first
  * walk of a walker that is new, or has been finished, begins a call and takes the
  * lists along; those after it, before the next finish, are its other layers. A
- * graph captures whole calls. Caches and link must live until finish. A failure leaves work on the queues; finish
- * waits for it.
+ * graph captures whole calls. Caches and link must live until finish. A failure
+ * leaves work on the queues; finish waits for it.
  *   walkers, cache_keys, cache_values   [count] */
 cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          const cp_link *link, void *const *cache_keys,
