@@ -1,6 +1,9 @@
 /* The rungs of chapter 14 against the oracle, on what stands in for Hopper or
- * on one: bf16 queries, keys and values, whatever lies around them NaN. */
+ * on one, and on no other GPU: bf16 queries, keys and values, whatever lies
+ * around them NaN. */
 #include "device.h"
+
+#include <stdio.h>
 
 #include "cuda/kernels/prefill.h"
 #include "formats.h"
@@ -165,10 +168,22 @@ static problem *new_prefill(const prefill *like, uint64_t seed) {
     return p;
 }
 
+static bool is_hopper(void) {
+    int major = 0, minor = 0;
+    must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+    if (major == 9 && minor == 0)
+        return true;
+    printf("test_prefill: nothing to test on capability %d.%d\n", major, minor);
+    return false;
+}
+
 LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_RUNGS *COUNT_OF(problems)) {
     rung = 1 + _i / COUNT_OF(problems);
     begin(_i + 1);
-    check_rounded(
-        new_prefill(&problems[_i % COUNT_OF(problems)], (uint64_t)_i + 1));
+    stand_in_pretend_hopper(true);
+    if (is_hopper())
+        check_rounded(
+            new_prefill(&problems[_i % COUNT_OF(problems)], (uint64_t)_i + 1));
     end();
 }

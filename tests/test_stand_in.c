@@ -455,10 +455,11 @@ static cudaError_t share_memory(size_t bytes, int64_t at, int64_t found[2]) {
 }
 
 TEST(blocks_share_what_the_launch_says) {
-    static const size_t sizes[] = {16, 1000, 1024, 50000, 227 * 1024};
+    static const size_t sizes[] = {16, 1000, 1024, 99 * 1024, 227 * 1024};
     begin(1);
     for (int n = 0; n < COUNT_OF(sizes); n++) {
         int64_t found[2];
+        stand_in_pretend_hopper(n == 4);
         must(share_memory(sizes[n], (int64_t)sizes[n] - 1, found));
         ck_assert_int_eq(found[0], 0);
         ck_assert_int_eq(found[1] % 1024, 0);
@@ -728,12 +729,13 @@ static cudaError_t miss_a_barrier(void) {
     return turn_row(how, host);
 }
 
-enum { SHARE_BEHIND, SHARE_BEFORE, SHARE_MORE };
+enum { SHARE_BEHIND, SHARE_BEFORE, SHARE_MORE, SHARE_MOST };
 
 static cudaError_t share_wrongly(void) {
-    static const int64_t bytes[] = {1000, 16, 227 * 1024 + 1};
-    static const int64_t at[] = {1000, -1, 0};
+    static const int64_t bytes[] = {1000, 16, 99 * 1024 + 1, 227 * 1024 + 1};
+    static const int64_t at[] = {1000, -1, 0, 0};
     int64_t found[2];
+    stand_in_pretend_hopper(how == SHARE_MOST);
     return share_memory((size_t)bytes[how], at[how], found);
 }
 
@@ -832,6 +834,9 @@ static const struct {
      cudaErrorLaunchFailure, 0,
      "written outside of the 16 bytes that the launch named"},
     {"more than a block can share", share_wrongly, SHARE_MORE, 0,
+     cudaErrorInvalidValue, 0,
+     "kernel share_room with 101377 bytes shared by a block"},
+    {"more than a block of 9.0 can share", share_wrongly, SHARE_MOST, 0,
      cudaErrorInvalidValue, 0,
      "kernel share_room with 232449 bytes shared by a block"},
     {"a copy beyond the end", misuse_memory, COPY_BEYOND, 0,

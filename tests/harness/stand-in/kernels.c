@@ -61,9 +61,10 @@ enum {
     MOST_WARPS = MOST_THREADS / LANES,
     STACK = 256 * 1024,
     STACK_GUARD = 4096,
-    NAMED_LIMIT = 48 * 1024, /* of arrays that a kernel names itself */
-    SHARED_LIMIT = 227 * 1024,
-    SHARED_STEP = 1024, /* what CP_DYNAMIC is aligned to */
+    NAMED_LIMIT = 48 * 1024,   /* of arrays that a kernel names itself */
+    SHARED_LIMIT = 227 * 1024, /* of compute capability 9.0 */
+    SHARED_LEAST = 99 * 1024,  /* of 8.6 and 8.9; 8.0 has more */
+    SHARED_STEP = 1024,        /* what CP_DYNAMIC is aligned to */
     SHARED_GUARD = 1 << 16
 };
 
@@ -325,15 +326,20 @@ static void prepare_dynamic(void) {
     watch_shared(dynamic_start, job->shared, "what the launch shares");
 }
 
+/* For what runs on all of capability 8 there is as much as any of them has. */
+static size_t shared_most(void) {
+    return machine.hopper ? SHARED_LIMIT : SHARED_LEAST;
+}
+
 /* What a block shares is within the limits, and so is what it wrote. */
 static bool check_shared(void) {
     const size_t all = shared_bytes + job->shared;
     const char *start = (const char *)dynamic_start;
     const size_t spare = dynamic_room() - job->shared;
-    if (shared_bytes > NAMED_LIMIT || all > SHARED_LIMIT)
+    if (shared_bytes > NAMED_LIMIT || all > shared_most())
         complain(cudaErrorLaunchFailure,
-                 "kernel %s shares more than %d bytes in a block", job->name,
-                 all > SHARED_LIMIT ? SHARED_LIMIT : NAMED_LIMIT);
+                 "kernel %s shares more than %zu bytes in a block", job->name,
+                 all > shared_most() ? shared_most() : (size_t)NAMED_LIMIT);
     else if (job->shared > 0 &&
              (!all_poison(start - SHARED_STEP, SHARED_STEP) ||
               !all_poison(start + job->shared, spare)))
@@ -551,7 +557,7 @@ cudaError_t launch(const operation *kernel, cudaStream_t given) {
                               "%u threads",
                               kernel->name, grid.x, grid.y, grid.z,
                               kernel->threads));
-    if (kernel->shared > SHARED_LIMIT)
+    if (kernel->shared > shared_most())
         return leave(complain(cudaErrorInvalidValue,
                               "kernel %s with %zu bytes shared by a block",
                               kernel->name, kernel->shared));
