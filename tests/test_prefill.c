@@ -20,10 +20,11 @@ static void *stored(float *x, int64_t count) {
 }
 
 static cp_piece *further(const cp_pieces *pieces, int64_t rows) {
-    const int64_t bytes = pieces->count * (int64_t)sizeof(cp_piece);
-    cp_piece *items = memcpy(on_host(bytes), pieces->items, (size_t)bytes);
-    for (int64_t n = 0; n < pieces->count; n++)
+    cp_piece *items = on_host(pieces->count * (int64_t)sizeof(cp_piece));
+    for (int64_t n = 0; n < pieces->count; n++) {
+        items[n] = pieces->items[n];
         items[n].row += rows;
+    }
     return items;
 }
 
@@ -81,7 +82,7 @@ static void attend(problem *p) {
         .queries = before(queries, far * heads * dim * 2),
         .keys = before(keys, far * width * 2),
         .values = before(values, far * width * 2),
-        .key_rows = far + p->key_rows,
+        .key_rows = p->key_pieces.count > 0 ? far + p->key_rows : 0,
         .merge = p->merge,
         .splits = 1,
         .rows = far + p->query_rows,
@@ -146,6 +147,7 @@ static const prefill problems[] = {
     {{8, 4, 64}, 30, 0, 129, 4, 1.0f, false, true},
     {{2, 2, 64}, 70, 60, 80, 1, 1.0f, true, false},
     {{1, 1, 64}, 0, 65535, 1, 1, 4.0f, false, false},
+    {{4, 2, 64}, 12, 5, 7, 0, 1.0f, true, false}, /* no key at all */
 };
 
 static problem *new_prefill(const prefill *like, uint64_t seed) {

@@ -728,13 +728,14 @@ static cudaError_t find_encoder(map_encoder *encode) {
                                                  : error;
 }
 
-/* A tensor of bf16, [rows][heads][dim], in boxes of [rows][heads][64]. */
+/* A tensor of bf16, [rows][heads][dim], in boxes of [rows][heads][64]. A map of
+ * no rows is refused; nothing asks for the row that stands for them. */
 static cudaError_t encode_map(map_encoder encode, const void *tensor,
                               int64_t rows, int64_t heads, int64_t dim,
                               int64_t box_rows, int64_t box_heads,
                               CUtensorMap *map) {
     const cuuint64_t sizes[] = {(cuuint64_t)dim, (cuuint64_t)heads,
-                                (cuuint64_t)rows};
+                                (cuuint64_t)cp_max(1, rows)};
     const cuuint64_t strides[] = {(cuuint64_t)dim * 2,
                                   (cuuint64_t)(heads * dim) * 2};
     const cuuint32_t box[] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows};
