@@ -177,16 +177,16 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
 CP_INLINE void merge_splits(const cp_device_attention *a,
                             const rows_of_block *mine) {
     CP_SHARED(int, is_last, [1]);
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         int32_t *ticket = &a->tickets[place(a, mine, 0)];
+        __threadfence();
         is_last[0] = atomicAdd(ticket, 1) == a->splits - 1;
+        __threadfence();
         if (is_last[0])
             *ticket = 0;
     }
     __syncthreads();
-    __threadfence();
     const int warps = (int)blockDim.x / 32;
     for (int r = (int)threadIdx.x / 32; is_last[0] && r < mine->count;
          r += warps)
