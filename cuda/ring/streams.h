@@ -95,11 +95,11 @@ cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
  * rank, whose messages link carries; or all of them, in their order, on one
  * device or on several that can copy from each other: each message is one that
  * link's only rank sends to itself, or, with NULL, a copy. The walkers are of
- * one plan; the caches of one layer are as for cp_walk, on the device. The first
- * walk of a walker that is new, or has been finished, begins a call and takes the
- * lists along; those after it, before the next finish, are its other layers. A
- * graph captures whole calls. Caches and link must live until finish. A failure
- * leaves work on the queues; finish waits for it.
+ * one plan; the caches of one layer are as for cp_walk, on the device. The
+ * first walk of a walker that is new, or has been finished, begins a call and
+ * takes the lists along; those after it, before the next finish, are its other
+ * layers. A graph captures whole calls. Caches and link must live until finish.
+ * A failure leaves work on the queues; finish waits for it.
  *   walkers, cache_keys, cache_values   [count] */
 cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          const cp_link *link, void *const *cache_keys,
