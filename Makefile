@@ -169,9 +169,11 @@ gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/measure_gpu $(B)/gpu/longring ## buil
 # Hopper's own instructions are for no other GPU, not even a later one.
 cards     = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 $(patsubst %,$(B)/gpu/%.o,$(shell grep -ls 'kernels/hopper.h"' cuda/kernels/*.cu)): private cards = -gencode arch=compute_90a,code=sm_90a
+# Products one after the other, or registers not handed over (C75..), are to ptxas no more than a note.
+refuse    = 2>&1 | awk '{ print } /[(]C75/ { bad = 1 } END { exit bad }' >&2
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
-	$(Q)$(NVCC) -O3 -std=c++17 $(packed) $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) -O3 -std=c++17 $(packed) $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $< $(refuse)
 $(B)/gpu/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<

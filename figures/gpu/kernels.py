@@ -125,9 +125,10 @@ def resources(report):
             number = re.search(pattern, line)
             if number and name:
                 found[name].setdefault(key, int(number[1]))
-        serial = re.search(r"\(C75\d\d\).*'(\S+)'", line)
+        serial = re.search(r"\(C75\d\d\)(?:.*'(\S+)')?", line)
         if serial:
-            found[serial[1]]["serialised"] = found[serial[1]].get("serialised", 0) + 1
+            of = serial[1] or name
+            found[of]["serialised"] = found[of].get("serialised", 0) + 1
     return found
 
 
