@@ -222,6 +222,7 @@ static const struct {
     {CP_ATTEND_FEW, {16, 2, 128}, 700, 1, true, 1, true},
     {CP_ATTEND_FEW, {16, 2, 64}, 900, 3, false, 4, false},
     {CP_ATTEND_FEW, {5, 1, 64}, 20, 7, true, 9, false},
+    {CP_ATTEND_FEW, {16, 1, 128}, 40, 8, true, 1, false},
     {CP_ATTEND_FEW, {3, 3, 128}, 129, 1, false, 1, true},
     {CP_ATTEND_TILES, {1, 1, 64}, 8000, 1, false, 1, false},
     {CP_ATTEND_FEW, {1, 1, 64}, 8000, 1, false, 1, false},
@@ -312,9 +313,10 @@ LOOP(sequences_do_not_see_each_other, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
         for (int64_t s = 0, row = 0; s < 6; s++, row += s + 2)
             cp_pieces_append(&p->query_pieces,
                              (cp_piece){{s, 10 * s, 1 + s, 3}, row});
-        for (int64_t s = 5, row = 0; s > 0; row += 5 + 8 * s + 1, s -= 2)
+        /* The last token of sequence 1 stands right behind its keys. */
+        for (int64_t s = 5, row = 0; s > 0; row += 8 * s - 4, s -= 2)
             cp_pieces_append(&p->key_pieces,
-                             (cp_piece){{s, 7, 5 + 8 * s, 2}, row + 1});
+                             (cp_piece){{s, 7, 8 * s - 5, 2}, row + 1});
         fill_in(p, (uint64_t)(101 + n));
         check(p, attend, 1.0);
     }

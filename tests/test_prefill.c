@@ -28,13 +28,14 @@ static cp_piece *further(const cp_pieces *pieces, int64_t rows) {
     return items;
 }
 
+/* There may be room for two more. */
 static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
                                 int64_t rows) {
     cp_pieces tiles = {0};
     must(cp_pieces_cut(pieces, longest, &tiles));
     const cp_device_tiles list = {
         upload(further(&tiles, rows), tiles.count * (int64_t)sizeof(cp_piece)),
-        upload(&tiles.count, 8), tiles.count + 2};
+        upload(&tiles.count, 8), tiles.count + (rows == 0 ? 0 : 2)};
     cp_pieces_free(&tiles);
     return list;
 }
@@ -148,6 +149,7 @@ static const prefill problems[] = {
     {{130, 1, 64}, 0, 150, 2, 1, 1.0f, true, true},
     {{8, 4, 64}, 30, 0, 129, 4, 1.0f, false, true},
     {{2, 2, 64}, 70, 60, 80, 1, 1.0f, true, false},
+    {{2, 1, 64}, 0, 1400, 64, 1, 1.0f, false, false},
     {{1, 1, 64}, 0, 65535, 1, 1, 4.0f, false, false},
     {{4, 2, 64}, 12, 5, 7, 0, 1.0f, true, false}, /* no key at all */
 };
