@@ -925,6 +925,19 @@ LOOP(far_blocks_work_on_far_rows, 0, 5 * stand_in_pretends()) {
     end();
 }
 
+TEST(what_lies_behind_an_lse_of_nothing_is_not_read) {
+    float nothing[65], row[65];
+    for (int i = 0; i < 65; i++) {
+        nothing[i] = i < 64 ? NAN : -INFINITY;
+        row[i] = (float)i;
+    }
+    begin(1);
+    float *merged = upload(row, 260);
+    far_merge(0, upload(nothing, 260), merged);
+    ck_assert_mem_eq(fetch(merged, 260), row, 260);
+    end();
+}
+
 TEST(what_cannot_be_launched_is_refused) {
     const int64_t many = INT64_C(1) << 31;
     const cp_device_norming norm = {.rows = many, .width = 1};
