@@ -86,6 +86,10 @@ int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape);
 /* Blocks that the current device runs at a time: two a multiprocessor. */
 cudaError_t cp_device_blocks(int *blocks);
 
+/* Multiprocessors that attention leaves to messages, which need one for each
+ * block of theirs, and that many blocks they have at most. */
+enum { CP_SPARED = 4 };
+
 /* How many splits there may be where a rank has so many rows, at least 1: that
  * many unfinished partials need room. And how many a call should have, of most
  * that there is room for; only shape, kernel and lists are read. */

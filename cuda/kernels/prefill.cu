@@ -785,16 +785,12 @@ RUNG(4, 128, WITH_PRODUCER)
 RUNG(5, 64, WITH_PRODUCER)
 RUNG(5, 128, WITH_PRODUCER)
 
-enum { SPARE = 4 }; /* multiprocessors that are left to messages */
-
 /* A block for each item; or, of those that stay, one a multiprocessor. */
 static cudaError_t blocks_for(int rung, int64_t items, int64_t *blocks) {
-    int device = 0, count = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount,
-                                       device);
-    *blocks = rung == 5 ? cp_min(items, cp_max(1, count - SPARE)) : items;
+    int twice = 0; /* the multiprocessors */
+    const cudaError_t error = cp_device_blocks(&twice);
+    const int64_t most = cp_max(1, twice / 2 - CP_SPARED);
+    *blocks = rung == 5 ? cp_min(items, most) : items;
     return error;
 }
 

@@ -46,10 +46,6 @@ cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
 
 typedef struct cp_stream_walker cp_stream_walker;
 
-/* Multiprocessors that a walk leaves to messages, which need one for each block
- * of theirs, and that many blocks they have at most. */
-enum { CP_SPARED = 4 };
-
 typedef struct {
     cp_element element; /* of queries, keys, values; plan->element_bytes each */
     int blocks;  /* that should be at work in a decode; 0: 2 a multiprocessor */
