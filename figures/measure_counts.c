@@ -70,7 +70,7 @@ static void balance(void) {
 static double megabytes(cp_variant variant, const cp_layout *layout,
                         int all_to_all) {
     const cp_shape shape = {16, 1, 128};
-    const cp_plan_options options = {2, 1};
+    const cp_plan_options options = {.element_bytes = 2, .spare = 1};
     cp_plan *plan;
     cp_plan_report report;
     need(cp_plan_build(variant, layout, &shape, &options, &plan));
@@ -174,7 +174,8 @@ static void states(void) {
     for (int ranks = 1; ranks <= 4; ranks++) {
         printf("%d", ranks);
         for (int n = 0; n < 6; n++) {
-            const cp_plan_options options = {4, 1 + n % 3};
+            const cp_plan_options options = {.element_bytes = 4,
+                                             .spare = 1 + n % 3};
             const int64_t tokens = 50;
             const cp_call call = {.ranks = ranks,
                                   .sequences = 1,

@@ -16,7 +16,7 @@ static inline cp_plan *plan_of(cp_plan_builder *build, int ranks,
     const cp_call call = {
         .ranks = ranks, .sequences = 1, .new_tokens = &tokens, .room = tokens};
     const cp_shape shape = {6, 2, 16};
-    const cp_plan_options options = {4, spare};
+    const cp_plan_options options = {.element_bytes = 4, .spare = spare};
     cp_layout *layout;
     cp_plan *plan;
     must(cp_layout_new(&call, &layout));

@@ -198,8 +198,9 @@ static inline void remember(talk *t, int64_t steps) {
 
 static inline cp_status plan_call(talk *t, const int64_t *fresh,
                                   cp_variant variant) {
-    const cp_plan_options options = {cp_element_bytes(t->element),
-                                     t->spare < 1 ? 1 : t->spare};
+    const cp_plan_options options = {.element_bytes =
+                                         cp_element_bytes(t->element),
+                                     .spare = t->spare < 1 ? 1 : t->spare};
     CP_TRY(cp_cache_lay_out(t->cache, variant == CP_DECODE, fresh, &t->layout));
     CP_TRY(cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan));
     return cp_plan_check(t->plan, &t->report);

@@ -132,7 +132,8 @@ static cp_status renew_all(batch *b, const cp_plan *plan) {
 
 /* Lay the step out, and plan it. */
 static cp_plan *plan_step(talk *t, const int64_t *fresh) {
-    const cp_plan_options options = {cp_element_bytes(t->element), t->spare};
+    const cp_plan_options options = {
+        .element_bytes = cp_element_bytes(t->element), .spare = t->spare};
     cp_plan *plan;
     t->problem[0] = '\0';
     must(cp_cache_lay_out(t->cache, true, fresh, &t->layout));

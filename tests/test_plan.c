@@ -33,7 +33,7 @@ static void lay_out(int ranks, int64_t tokens) {
 
 static void build(cp_variant variant, int spare) {
     const cp_shape shape = {4, 2, 8};
-    const cp_plan_options options = {4, spare};
+    const cp_plan_options options = {.element_bytes = 4, .spare = spare};
     cp_plan_free(plan);
     must(cp_plan_build(variant, layout, &shape, &options, &plan));
 }

@@ -61,7 +61,8 @@ typedef struct {
 
 static counted count_plan(cp_variant variant, const cp_setting *setting,
                           int64_t fresh, int64_t cached) {
-    const cp_plan_options options = {setting->machine.element_bytes, 1};
+    const cp_plan_options options = {
+        .element_bytes = setting->machine.element_bytes, .spare = 1};
     counted sums = {0, 0, 0};
     cp_cache *cache;
     cp_layout *layout;

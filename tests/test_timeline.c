@@ -21,7 +21,8 @@ typedef struct {
     double speed, ended[MOST_RANKS], last;
 } story;
 
-static double seconds_of(void *context, const cp_op *op) {
+static double seconds_of(void *context, int rank, const cp_op *op) {
+    (void)rank;
     const story *story = context;
     const double seconds = story->seconds[op - story->ops];
     return cp_op_talks(op) ? seconds : seconds / story->speed;

@@ -197,6 +197,11 @@ static cp_status fill_walker(cp_stream_walker *w) {
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out) {
+    *out = NULL;
+    for (int n = 0; n < plan->slot_count; n++)
+        if (plan->slots[n].parts > 1 || plan->begins != CP_OWN_TOKENS)
+            return cp_refuse("this plan deals out heads, which GPUs here do "
+                             "not: --on threads or mpi");
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a walker"));
     **out = (cp_stream_walker){.plan = plan,
                                .program = &plan->programs[rank],

@@ -170,7 +170,8 @@ static void hold_counts(const cp_plan *plan) {
 
 static cp_plan *build(const char *what, const cp_layout *layout,
                       cp_plan_report *report) {
-    const cp_plan_options options = {4, 1 + layout->ranks % 3};
+    const cp_plan_options options = {.element_bytes = 4,
+                                     .spare = 1 + layout->ranks % 3};
     cp_plan_report counted;
     cp_plan *plan;
     grade_ran("%s: %d ranks, %ld sequences, %ld new tokens over %ld cached, "

@@ -21,7 +21,8 @@ static void count(bool keys) {
                               kv,
                               shape.head_dim,
                               n % 2 ? 2 : 4};
-        const cp_plan_options options = {call.element_bytes, 1};
+        const cp_plan_options options = {.element_bytes = call.element_bytes,
+                                         .spare = 1};
         cp_plan_report report;
         cp_plan *plan;
         grade_ok(cp_plan_new(keys ? cp_plan_pass_kv : cp_plan_pass_q, layout,

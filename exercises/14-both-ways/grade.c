@@ -175,7 +175,7 @@ static cp_status draw(const void *what, int kind, void *file) {
 /* The answer's plan for a layout, proved, and drawn as if a block took about 1
  * to attend to and 0.27 to fly. */
 static cp_plan *plan_over(const cp_layout *layout, int spare) {
-    const cp_plan_options options = {4, spare};
+    const cp_plan_options options = {.element_bytes = 4, .spare = spare};
     const double ranks = layout->ranks;
     cp_plan *plan;
     cp_plan_report report;

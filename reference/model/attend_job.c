@@ -37,9 +37,9 @@ static void watch_op(void *context, const cp_walker *walker, const cp_op *op,
     const cp_partial partial = cp_walker_partial(walker, op->out.slot);
     pthread_mutex_lock(&mine->it->lock);
     call->job->partial(call->job->partial_context, mine->rank, mine->seen++,
-                       &layout->queries[op->in.origin].pieces,
-                       &keys[op->keys.origin].pieces, partial.output,
-                       partial.lse);
+                       &cp_plan_queries(call->plan, op->in.origin)->pieces,
+                       &keys[op->keys.origin].pieces, partial.heads,
+                       partial.output, partial.lse);
     pthread_mutex_unlock(&mine->it->lock);
 }
 

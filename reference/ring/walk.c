@@ -9,7 +9,8 @@
 
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
     return slot == plan->result
-               ? plan->slots[slot].rows * plan->shape.query_heads * 4
+               ? plan->slots[slot].rows * cp_plan_shape(plan, slot).query_heads *
+                     4
                : 0;
 }
 
@@ -35,26 +36,26 @@ typedef struct {
 } tensors;
 
 static tensors tensors_of(const cp_walker *walker, int slot) {
-    const cp_shape *shape = &walker->plan->shape;
+    const cp_shape shape = cp_plan_shape(walker->plan, slot);
     const int64_t rows = walker->plan->slots[slot].rows;
     float *keys = walker->slots[slot];
     if (slot == walker->plan->cache)
         return (tensors){walker->cache_keys, walker->cache_values};
-    return (tensors){keys, keys + rows * shape->kv_heads * shape->head_dim};
+    return (tensors){keys, keys + rows * shape.kv_heads * shape.head_dim};
 }
 
 cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
-    const cp_shape *shape = &walker->plan->shape;
+    const cp_shape shape = cp_plan_shape(walker->plan, slot);
     const int64_t rows = walker->plan->slots[slot].rows;
     float *output = walker->slots[slot];
-    float *lse = output + rows * shape->query_heads * shape->head_dim;
+    float *lse = output + rows * shape.query_heads * shape.head_dim;
     return (cp_partial){
         .rows = rows,
-        .heads = shape->query_heads,
-        .dim = shape->head_dim,
+        .heads = shape.query_heads,
+        .dim = shape.head_dim,
         .output = output,
         .lse = lse,
-        .rest = slot == walker->plan->result ? lse + rows * shape->query_heads
+        .rest = slot == walker->plan->result ? lse + rows * shape.query_heads
                                              : NULL,
     };
 }
@@ -117,6 +118,54 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
     return CP_OK;
 }
 
+static void copy_columns(float *to, int64_t to_width, const float *from,
+                         int64_t from_width, int64_t width, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(to + row * to_width, from + row * from_width,
+               (size_t)width * sizeof(float));
+}
+
+static cp_status split(const cp_walker *walker, const cp_op *op) {
+    const cp_plan *plan = walker->plan;
+    const cp_slot *slot = &plan->slots[op->in.slot];
+    const cp_shape whole = cp_plan_shape(plan, op->in.slot);
+    const cp_shape part = cp_plan_shape(plan, op->out.slot);
+    const int64_t dim = whole.head_dim;
+    const bool keys = slot->kind == CP_SLOT_KEYS;
+    const int64_t heads = keys ? whole.kv_heads : whole.query_heads;
+    const int64_t width = (keys ? part.kv_heads : part.query_heads) * dim;
+    const int parts = plan->slots[op->out.slot].parts;
+    for (int p = 0; p < parts; p++) {
+        const float *from = walker->slots[op->in.slot];
+        float *to = walker->slots[op->out.slot + p];
+        from += p * heads / parts * dim;
+        copy_columns(to, width, from, heads * dim, width, slot->rows);
+        if (keys)
+            copy_columns(to + slot->rows * width, width,
+                         from + slot->rows * heads * dim, heads * dim, width,
+                         slot->rows);
+    }
+    return CP_OK;
+}
+
+static cp_status join(const cp_walker *walker, const cp_op *op) {
+    cp_partial whole = cp_walker_partial(walker, op->out.slot);
+    cp_partial_clear(&whole);
+    for (int p = 0; p < walker->plan->slots[op->in.slot].parts; p++) {
+        const cp_partial part = cp_walker_partial(walker, op->in.slot + p);
+        for (int64_t n = 0; n < part.rows * part.heads; n++) {
+            const int64_t at = n / part.heads * whole.heads +
+                               p * part.heads + n % part.heads;
+            whole.lse[at] = part.lse[n];
+            if (part.lse[n] != -INFINITY)
+                memcpy(whole.output + at * whole.dim,
+                       part.output + n * part.dim,
+                       (size_t)part.dim * sizeof(float));
+        }
+    }
+    return CP_OK;
+}
+
 static void poke(void *comm) {
     cp_comm_poke(comm);
 }
@@ -129,7 +178,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     const cp_block *keys =
         home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
     const tensors from = tensors_of(walker, op->keys.slot);
-    if (plan->labelled)
+    if (plan->labelled && plan->slots[op->in.slot].parts == 1)
         CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
     cp_partial partial = cp_walker_partial(walker, slot);
@@ -138,13 +187,17 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         cp_partial_clear(&partial);
     for (int64_t n = 0; merge == NULL && n < partial.rows * partial.heads; n++)
         partial.lse[n] = -INFINITY;
+    const cp_shape shape = cp_plan_shape(plan, op->in.slot);
+    const int64_t first = cp_plan_first_head(plan, op) * shape.head_dim;
+    if (plan->slots[op->in.slot].parts != plan->slots[op->keys.slot].parts)
+        return cp_refuse("this kernel reads whole rows of keys");
     const cp_attention call = {
-        .shape = &plan->shape,
-        .query_pieces = &layout->queries[op->in.origin].pieces,
+        .shape = &shape,
+        .query_pieces = &cp_plan_queries(plan, op->in.origin)->pieces,
         .queries = walker->slots[op->in.slot],
         .key_pieces = &keys->pieces,
-        .keys = from.keys,
-        .values = from.values,
+        .keys = from.keys + first,
+        .values = from.values + first,
         .threads = walker->options.threads,
         .merge = merge != NULL ? cp_partial_merge_row : NULL,
         .output = partial.output,
@@ -178,6 +231,10 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         cp_partial_merge(&into, &add);
         return CP_OK;
     }
+    case CP_OP_SPLIT:
+        return split(walker, op);
+    case CP_OP_JOIN:
+        return join(walker, op);
     /* What it does with others. */
     case CP_OP_EXCHANGE:
         return cp_comm_exchange(walker->comm, op->to, *in, bytes, op->from,

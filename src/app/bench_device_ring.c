@@ -49,7 +49,8 @@ static cp_status rank_open(device_team *it, int rank, int64_t bytes) {
 static cp_status team_open(device_team *it, cp_variant variant,
                            int64_t tokens) {
     const cp_shape *shape = &it->bench->shape;
-    const cp_plan_options options = {cp_element_bytes(it->element), 1};
+    const cp_plan_options options = {
+        .element_bytes = cp_element_bytes(it->element), .spare = 1};
     const int64_t room = cp_shard_room(it->ranks, tokens);
     const int64_t bytes = room * shape->kv_heads * shape->head_dim *
                           cp_element_bytes(it->element);

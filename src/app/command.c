@@ -252,11 +252,11 @@ cp_status cp_command_call_check(cp_command_call *call) {
 
 cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
                                 const int64_t *new_tokens) {
-    for (int64_t s = 0; s < sequences && variant == CP_DECODE; s++)
+    for (int64_t s = 0; s < sequences && cp_variant_decodes(variant); s++)
         if (new_tokens[s] > 1)
-            return cp_refuse("--variant decode: sequence %ld has %ld new "
-                             "tokens; a step of decode has 1",
-                             s, new_tokens[s]);
+            return cp_refuse("--variant %s: sequence %ld has %ld new tokens; a "
+                             "step of decode has 1",
+                             cp_variant_name(variant), s, new_tokens[s]);
     return CP_OK;
 }
 

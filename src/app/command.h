@@ -37,7 +37,6 @@ enum {
     CP_COMMAND_TIMEOUT = 60, /* unless --timeout says otherwise */
 };
 
-#define CP_COMMAND_VARIANTS "auto|pass-kv|pass-q|all-gather|decode"
 #define CP_COMMAND_PLACES "threads|mpi|cuda|cuda-fp32|cuda-fp8"
 
 /* What a command that runs a ring asks for, and what that comes to. */
@@ -58,7 +57,7 @@ typedef struct {
 /* Its rows in a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
     {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
-        {"variant", CP_ONE_OF, &(ring).variant, CP_COMMAND_VARIANTS,           \
+        {"variant", CP_ONE_OF, &(ring).variant, cp_variant_names(),            \
          "which ring (default auto: by Algorithm 1)"},                         \
         {"machine", CP_INPUT, &(ring).machine, "NAME|FILE",                    \
          "let auto take the ring that is faster on this machine, as "          \

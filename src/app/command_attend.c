@@ -171,7 +171,8 @@ static cp_status rows_write(const char *path, const cp_pieces *pieces,
 
 static void partial_write(void *context, int rank, int64_t op,
                           const cp_pieces *queries, const cp_pieces *keys,
-                          const float *output, const float *lse) {
+                          int64_t query_heads, const float *output,
+                          const float *lse) {
     attend_run *run = context;
     const cp_shape *shape = &run->job.shape;
     const struct {
@@ -182,8 +183,8 @@ static void partial_write(void *context, int rank, int64_t op,
         int64_t heads;
     } files[] = {{"queries", queries, NULL, 2, 2},
                  {"keys", keys, NULL, 2, 2},
-                 {"output", queries, output, 3, shape->query_heads},
-                 {"lse", queries, lse, 2, shape->query_heads}};
+                 {"output", queries, output, 3, query_heads},
+                 {"lse", queries, lse, 2, query_heads}};
     cp_status status = run->failure;
     for (int i = 0; i < 4 && status == CP_OK; i++) {
         char path[4096];

@@ -44,9 +44,10 @@ static cp_status chat_check(void *context) {
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
             return cp_refuse("--ask: question %ld is empty", i + 1);
-    if (ring->variant == CP_DECODE)
-        return cp_refuse("--variant decode: a question is read by another; "
-                         "answers are always decoded so");
+    if (cp_variant_decodes(ring->variant))
+        return cp_refuse("--variant %s: a question is read by another; answers "
+                         "are always decoded by turns",
+                         cp_variant_name(ring->variant));
     if (run->chat.most < 1)
         return cp_refuse("--most %ld: at least 1 token", run->chat.most);
     if (run->chat.tape.keeps && ring->tensor > 1)
@@ -154,7 +155,7 @@ static void help_show(const chat_run *run) {
 static cp_status variant_set(chat_run *run, const char *name) {
     cp_variant variant;
     name += strspn(name, " ");
-    if (!cp_variant_parse(name, &variant) || variant == CP_DECODE)
+    if (!cp_variant_parse(name, &variant) || cp_variant_decodes(variant))
         return cp_refuse(
             "/variant %s: choose one of auto, pass-kv, pass-q, all-gather",
             name);

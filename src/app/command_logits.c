@@ -28,9 +28,10 @@ typedef struct {
 
 static cp_status logits_check(void *context) {
     logits_run *run = context;
-    if (run->ring.variant == CP_DECODE)
-        return cp_refuse("--variant decode: a prefill cannot; --history d5 "
-                         "decodes 5 tokens");
+    if (cp_variant_decodes(run->ring.variant))
+        return cp_refuse("--variant %s: a prefill cannot; --history d5 decodes "
+                         "5 tokens",
+                         cp_variant_name(run->ring.variant));
     CP_TRY(cp_option_range("generate", run->generate, 0, INT32_MAX));
     if (run->history != NULL && strchr(run->history, ',') != NULL)
         return cp_refuse("--history %s: one sequence is needed", run->history);

@@ -91,8 +91,8 @@ static cp_status plan_spoil(const plan_run *run) {
 }
 
 static cp_status plan_build(plan_run *run) {
-    const cp_plan_options options = {run->element_bytes,
-                                     (int)cp_max(1, run->buffers - 1)};
+    const cp_plan_options options = {.element_bytes = run->element_bytes,
+                                     .spare = (int)cp_max(1, run->buffers - 1)};
     const cp_counts *fresh = &run->tokens.fresh;
     cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
@@ -102,8 +102,8 @@ static cp_status plan_build(plan_run *run) {
                          fresh->count, fresh->items, run->cache->length,
                          choice));
     CP_TRY(layout_new(run, fresh,
-                      choice->variant == CP_DECODE ? CP_ROUND_ROBIN
-                                                   : run->placement,
+                      cp_variant_decodes(choice->variant) ? CP_ROUND_ROBIN
+                                                          : run->placement,
                       &run->layout));
     CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,
                          &run->plan));
@@ -188,53 +188,95 @@ static cp_status csv_print(FILE *out, const plan_run *run) {
     return CP_OK;
 }
 
-static void hop_print(FILE *out, const cp_plan *plan, const cp_op *op) {
+static const char *kind_name(const cp_plan *plan, int slot) {
+    static const char *const names[] = {
+        [CP_SLOT_QUERIES] = "queries",
+        [CP_SLOT_KEYS] = "keys and values",
+        [CP_SLOT_PARTIAL] = "partials",
+    };
+    return names[plan->slots[slot].kind];
+}
+
+static bool is_sent(const cp_plan *plan, const cp_op *op, int hop,
+                    cp_slot_kind kind) {
+    return op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY &&
+           op->hop == hop && plan->slots[op->in.slot].kind == kind;
+}
+
+/* Print what is sent of that kind at a hop, if anything is; *head is the kind
+ * that the table's head names. */
+static void hop_print(FILE *out, const cp_plan *plan, int hop,
+                      cp_slot_kind kind, const char **head) {
     enum { SHOWN = 6 };
     const int ranks = plan->layout->ranks;
-    fprintf(out, "%4d %19s   ", op->hop,
-            cp_group(plan->slots[op->in.slot].bytes).text);
-    for (int n = 0, k = 0; n < ranks && n < SHOWN; n++) {
-        fprintf(out, " %d>%d:%d", k, op->to, op->in.origin);
-        k = op->to;
-        op = &plan->programs[k].ops[op->sent_to];
+    int64_t most = 0, shown = 0;
+    int slot = -1;
+    for (int k = 0; k < ranks; k++) {
+        int64_t bytes = 0;
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            if (!is_sent(plan, op, hop, kind))
+                continue;
+            slot = op->in.slot;
+            bytes += plan->slots[slot].bytes;
+        }
+        most = cp_max(most, bytes);
     }
-    fprintf(out, ranks > SHOWN ? " ...\n" : "\n");
+    if (slot < 0)
+        return;
+    const char *name = kind_name(plan, slot);
+    if (*head == NULL)
+        fprintf(out, "\n hop        bytes a rank    from>to:whose %s\n",
+                *head = name);
+    fprintf(out, "%4d %19s   ", hop, cp_group(most).text);
+    for (int k = 0; k < ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            if (!is_sent(plan, op, hop, kind) || ++shown > SHOWN)
+                continue;
+            fprintf(out, " %d>%d:", k, op->to);
+            fprintf(out, op->in.origin == ranks ? "all" : "%d", op->in.origin);
+        }
+    fprintf(out, "%s%s%s\n", shown > SHOWN ? " ..." : "",
+            *head == name ? "" : "  ", *head == name ? "" : name);
 }
 
 static void hops_print(FILE *out, const plan_run *run) {
     const cp_plan *plan = run->plan;
     const cp_program *program = &plan->programs[0];
-    int exchanges = 0;
-    if (run->report.hops == 0)
+    const char *head = NULL;
+    int last = 0;
+    for (int k = 0; k < run->ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++)
+            last = (int)cp_max(last, plan->programs[k].ops[n].hop);
+    for (int hop = 0; hop <= last; hop++)
+        for (int kind = CP_SLOT_QUERIES; kind <= CP_SLOT_PARTIAL; kind++)
+            hop_print(out, plan, hop, (cp_slot_kind)kind, &head);
+    if (head == NULL)
         fprintf(out, "\nno hops\n");
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const bool all_to_all = op->kind == CP_OP_ALL_TO_ALL;
-        const bool keys = plan->slots[op->in.slot].kind == CP_SLOT_KEYS;
-        if (op->kind == CP_OP_EXCHANGE && exchanges++ == 0)
-            fprintf(out, "\n hop        bytes a rank    from>to:whose %s\n",
-                    keys ? "keys and values" : "queries");
-        if (op->kind == CP_OP_EXCHANGE)
-            hop_print(out, plan, op);
-        if (all_to_all || op->kind == CP_OP_ALL_GATHER)
+        if (cp_op_is_collective(op))
             fprintf(out, "%s: each rank sends each other %s bytes of %s\n",
                     all_to_all ? "then an all-to-all" : "an all-gather",
                     cp_group(plan->slots[op->in.slot].bytes).text,
-                    all_to_all ? "partials" : "keys and values");
+                    kind_name(plan, op->in.slot));
     }
 }
 
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
 
 static cp_status proof_print(FILE *out, const plan_run *run) {
-    int64_t pairs = 0, states = 0;
+    const cp_shape *shape = &run->shape;
+    int64_t flops = 0, states = 0;
     for (int k = 0; k < run->report.ranks; k++)
-        pairs += run->report.pairs[k];
+        flops += run->report.flops[k];
     fprintf(out,
             "\nchecked: each of %s causal pairs is scored once,\n"
             "         every message meets its receive, no slot is touched in "
             "flight,\n         and the plan ends\n",
-            cp_group(pairs).text);
+            cp_group(flops / (4 * shape->head_dim * shape->query_heads)).text);
     if (run->ranks > EXPLORED_RANKS)
         return CP_OK;
     const cp_status status = cp_plan_explore(run->plan, MOST_STATES, &states);
@@ -269,7 +311,7 @@ int cp_command_plan(int count, char *const *arguments) {
     const cp_option options[] = {
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
         CP_COMMAND_TOKENS_OPTIONS(run.tokens),
-        {"variant", CP_ONE_OF, &run.variant, CP_COMMAND_VARIANTS,
+        {"variant", CP_ONE_OF, &run.variant, cp_variant_names(),
          "which ring (default auto: by Algorithm 1)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
          "query heads, key and value heads, head dimension (default 128,8,128: "

@@ -105,7 +105,7 @@ static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
 
 static void forecast_print(const simulate_run *run) {
     const cp_forecast *f = &run->forecast;
-    const bool decode = run->call.scenario.variant == CP_DECODE;
+    const bool decode = cp_variant_decodes(run->call.scenario.variant);
     head_print(run);
     printf("\n%s %17.6g s\n", decode ? "TTIT" : "TTFT", f->seconds);
     if (run->call.scenario.kept && run->call.hardware.call > 0)
@@ -140,7 +140,8 @@ static cp_status call_simulate(simulate_run *run) {
     cp_scenario *scenario = &run->call.scenario;
     if (run->trace != NULL)
         CP_TRY(cp_history_new(scenario->ranks, 2, queues, &scenario->trace));
-    scenario->kept = scenario->variant != CP_DECODE && run->call.cached > 0;
+    scenario->kept =
+        !cp_variant_decodes(scenario->variant) && run->call.cached > 0;
     CP_TRY(cp_simulate(scenario, &run->forecast));
     if (!isfinite(run->forecast.seconds))
         return cp_refuse("machine %s is too slow for a time",
@@ -171,7 +172,7 @@ static cp_status simulate_work(void *context) {
     simulate_run *run = context;
     CP_TRY(variant_choose(run));
     CP_TRY(call_simulate(run));
-    if (run->call.scenario.variant != CP_DECODE)
+    if (!cp_variant_decodes(run->call.scenario.variant))
         CP_TRY(step_simulate(run));
     (run->csv ? csv_print : forecast_print)(run);
     return CP_OK;
@@ -183,7 +184,7 @@ int cp_command_simulate(int count, char *const *arguments) {
         CP_COMMAND_CALL_OPTIONS(run.call),
         {"batch", CP_COUNT, &run.call.batch, "B",
          "take these sequences B times"},
-        {"variant", CP_ONE_OF, &run.call.scenario.variant, CP_COMMAND_VARIANTS,
+        {"variant", CP_ONE_OF, &run.call.scenario.variant, cp_variant_names(),
          "which ring (default auto: by Algorithm 1); decode: a step"},
         {"partials", CP_COUNT, &run.call.scenario.partial_bytes, "4|2",
          "bytes of a number of the partials that travel (default: as of the "

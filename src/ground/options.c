@@ -163,6 +163,22 @@ void cp_options_free(const cp_option *options) {
     }
 }
 
+/* Print what may follow an option, a long list of words in several lines;
+ * returns the column. */
+static int write_argument(FILE *out, int column, const char *argument) {
+    enum { WIDEST = 78, INDENT = 8 };
+    column += fprintf(out, " ");
+    while (*argument != '\0') {
+        int word = (int)strcspn(argument, "|");
+        word += argument[word] == '|';
+        if (column + word > WIDEST)
+            column = fprintf(out, "\n%*s", INDENT, "") - 1;
+        column += fprintf(out, "%.*s", word, argument);
+        argument += word;
+    }
+    return column;
+}
+
 void cp_options_help(const cp_usage *usage, FILE *out) {
     enum { INDENT = 22 };
     fprintf(out, "longring %s ", usage->command);
@@ -173,7 +189,7 @@ void cp_options_help(const cp_usage *usage, FILE *out) {
     for (const cp_option *option = usage->options; option->name; option++) {
         int column = fprintf(out, "  --%s", option->name);
         if (option->kind != CP_FLAG)
-            column += fprintf(out, " %s", option->argument);
+            column = write_argument(out, column, option->argument);
         if (column + 2 > INDENT)
             column = fprintf(out, "\n") - 1;
         fprintf(out, "%*s", INDENT - column, "");

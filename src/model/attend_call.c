@@ -14,25 +14,46 @@ static int64_t first_row(const cp_attend_call *call, int64_t sequence,
     return row;
 }
 
-typedef enum { CACHED_KEYS, NEW_KEYS, QUERIES } which_rows;
+typedef enum { CACHED_KEYS, NEW_KEYS, QUERIES, ANSWERS } which_rows;
 
-/* Between the arrays of a rank and those of the job; back: to the job. */
+static const cp_pieces *pieces_of(const cp_attend_call *call, int rank,
+                                  which_rows which) {
+    if (which == CACHED_KEYS)
+        return &call->layout->cache[rank].pieces;
+    if (which == NEW_KEYS)
+        return &call->layout->queries[rank].pieces;
+    const cp_use share = which == QUERIES ? cp_plan_begins(call->plan, rank)
+                                          : cp_plan_ends(call->plan, rank);
+    return &cp_plan_queries(call->plan, share.origin)->pieces;
+}
+
+/* Between the arrays of a rank and those of the job; back: to the job. Of a
+ * head there are so many numbers. */
 static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
-                      bool back, int64_t width, const float *from, float *to) {
-    const cp_pieces *pieces = which == CACHED_KEYS
-                                  ? &call->layout->cache[rank].pieces
-                                  : &call->layout->queries[rank].pieces;
+                      bool back, int64_t numbers, const float *from,
+                      float *to) {
+    const cp_pieces *pieces = pieces_of(call, rank, which);
+    const cp_plan *plan = call->plan;
+    const cp_use share =
+        which == QUERIES ? cp_plan_begins(plan, rank) : cp_plan_ends(plan, rank);
+    const bool asked = which >= QUERIES;
+    const int64_t heads =
+        asked ? cp_plan_shape(plan, share.slot).query_heads
+              : plan->shape.kv_heads;
+    const int64_t width = heads * numbers;
+    const int64_t wide = asked ? plan->shape.query_heads * numbers : width;
+    const int64_t first = asked ? share.part * width : 0;
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         const int64_t past = call->layout->past[piece.span.sequence];
-        const int64_t base =
-            first_row(call, piece.span.sequence, which == QUERIES);
+        const int64_t base = first_row(call, piece.span.sequence, asked);
         for (int64_t t = 0; t < piece.span.count; t++) {
             const int64_t position = piece.span.start + t * piece.span.step;
-            const int64_t ours = piece.row + t, theirs = base + position;
+            const int64_t ours = (piece.row + t) * width;
+            const int64_t theirs = (base + position) * wide + first;
             if (which != CACHED_KEYS || position < past)
-                memcpy(to + (back ? theirs : ours) * width,
-                       from + (back ? ours : theirs) * width,
+                memcpy(to + (back ? theirs : ours),
+                       from + (back ? ours : theirs),
                        (size_t)width * sizeof(float));
         }
     }
@@ -41,30 +62,30 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
 void cp_attend_write(const cp_attend_call *call, int rank,
                      const cp_attend_rows *rows) {
     const cp_attend_job *job = call->job;
-    const int64_t keys = job->shape.kv_heads * job->shape.head_dim;
-    const int64_t queries = job->shape.query_heads * job->shape.head_dim;
-    copy_rows(call, rank, CACHED_KEYS, false, keys, job->keys,
+    const int64_t dim = job->shape.head_dim;
+    copy_rows(call, rank, CACHED_KEYS, false, dim, job->keys,
               rows->cached_keys);
-    copy_rows(call, rank, CACHED_KEYS, false, keys, job->values,
+    copy_rows(call, rank, CACHED_KEYS, false, dim, job->values,
               rows->cached_values);
-    copy_rows(call, rank, NEW_KEYS, false, keys, job->keys, rows->keys);
-    copy_rows(call, rank, NEW_KEYS, false, keys, job->values, rows->values);
-    copy_rows(call, rank, QUERIES, false, queries, job->queries, rows->queries);
+    copy_rows(call, rank, NEW_KEYS, false, dim, job->keys, rows->keys);
+    copy_rows(call, rank, NEW_KEYS, false, dim, job->values, rows->values);
+    copy_rows(call, rank, QUERIES, false, dim, job->queries, rows->queries);
 }
 
 void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
                     const float *lse) {
     const cp_attend_job *job = call->job;
-    const int64_t heads = job->shape.query_heads;
-    copy_rows(call, rank, QUERIES, true, heads * job->shape.head_dim, output,
+    copy_rows(call, rank, ANSWERS, true, job->shape.head_dim, output,
               job->output);
-    copy_rows(call, rank, QUERIES, true, heads, lse, job->lse);
+    copy_rows(call, rank, ANSWERS, true, 1, lse, job->lse);
 }
 
 cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
     const cp_attend_job *job = call->job;
-    const int64_t heads = job->shape.query_heads, dim = job->shape.head_dim;
-    const int64_t rows = call->plan->slots[call->plan->queries].rows;
+    const int64_t dim = job->shape.head_dim;
+    const int64_t rows = call->plan->slots[call->plan->result].rows;
+    const int64_t heads =
+        cp_plan_shape(call->plan, call->plan->result).query_heads;
     const int64_t block = rows * heads * (dim + 1);
     const int64_t bytes = block * (int64_t)sizeof(float);
     float *all;
@@ -72,8 +93,8 @@ cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
         return CP_OK;
     CP_TRY(cp_allocate(&all, job->ranks, bytes, "results"));
     float *mine = all + crew->rank * block;
-    copy_rows(call, crew->rank, QUERIES, false, heads * dim, job->output, mine);
-    copy_rows(call, crew->rank, QUERIES, false, heads, job->lse,
+    copy_rows(call, crew->rank, ANSWERS, false, dim, job->output, mine);
+    copy_rows(call, crew->rank, ANSWERS, false, 1, job->lse,
               mine + rows * heads * dim);
     const cp_status status = crew->collect(all, bytes);
     for (int r = 0; r < job->ranks && status == CP_OK; r++)

@@ -34,12 +34,12 @@ typedef struct {
     int64_t tokens;
 } cp_turn;
 
-/* Called once for each attend of each rank, one at a time: the queries of
- * these pieces against the keys of those gave output and lse, in the rows
- * that query_pieces name. op counts the attends of the rank. */
+/* Called once for each attend of each rank, one at a time: so many heads of the
+ * queries of these pieces against the keys of those gave output and lse, in the
+ * rows that query_pieces name. op counts the attends of the rank. */
 typedef void (*cp_partial_observer)(void *context, int rank, int64_t op,
                                     const cp_pieces *query_pieces,
-                                    const cp_pieces *key_pieces,
+                                    const cp_pieces *key_pieces, int64_t heads,
                                     const float *output, const float *lse);
 
 typedef struct {

@@ -15,7 +15,8 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_machine *machine, const cp_shape *shape,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan) {
-    const cp_plan_options wanted = {machine->element_bytes, 1};
+    const cp_plan_options wanted = {.element_bytes = machine->element_bytes,
+                                     .spare = 1};
     const int64_t sequences = cache->sequences, *cached = cache->length;
     if (choice->variant == CP_AUTO && chooser->decide != NULL)
         CP_TRY(chooser->decide(chooser->knows, shape, machine->element_bytes,
@@ -24,8 +25,8 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
     else if (choice->variant == CP_AUTO)
         CP_TRY(cp_choose(machine, shape, cache->ranks, sequences, new_tokens,
                          cached, choice));
-    CP_TRY(cp_cache_lay_out(cache, choice->variant == CP_DECODE, new_tokens,
-                            layout));
+    CP_TRY(cp_cache_lay_out(cache, cp_variant_decodes(choice->variant),
+                            new_tokens, layout));
     return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
 }
 

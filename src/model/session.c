@@ -217,8 +217,9 @@ cp_status cp_session_draw(const cp_session *session, int64_t count,
 }
 
 static cp_status check_variant(cp_variant variant) {
-    if (variant == CP_DECODE)
-        return cp_refuse("decode is not a variant of a prefill");
+    if (cp_variant_decodes(variant))
+        return cp_refuse("%s is not a variant of a prefill",
+                         cp_variant_name(variant));
     return CP_OK;
 }
 

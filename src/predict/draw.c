@@ -22,18 +22,18 @@ typedef struct {
     bool holds; /* all say who holds what */
 } drawing;
 
-static double length(void *context, const cp_op *op) {
+static double length(void *context, int rank, const cp_op *op) {
     const drawing *d = context;
     const cp_plan *plan = d->plan;
+    (void)rank;
     if (op->kind == CP_OP_ATTEND)
-        return d->pair *
-               (double)cp_block_pairs(&plan->layout->queries[op->in.origin],
+        return d->pair / plan->slots[op->in.slot].parts *
+               (double)cp_block_pairs(cp_plan_queries(plan, op->in.origin),
                                       &plan->layout->keys[op->keys.origin]);
     if (!cp_op_talks(op))
         return 0;
-    const int slot = op->kind == CP_OP_ALL_TO_ALL ? plan->result : op->in.slot;
     return cp_op_messages(plan, op) *
-           (0.02 + (double)plan->slots[slot].bytes * d->byte);
+           (0.02 + (double)plan->slots[op->in.slot].bytes * d->byte);
 }
 
 static void add_bar(void *context, const cp_bar *bar) {
@@ -44,11 +44,13 @@ static void add_bar(void *context, const cp_bar *bar) {
 /* Whose block a bar is about. */
 static int origin_of(const drawing *d, const cp_bar *bar) {
     const cp_op *op = bar->op;
+    const int ranks = d->plan->layout->ranks;
     if (op->kind == CP_OP_EXCHANGE)
-        return op->out.origin;
+        return op->out.origin < ranks ? op->out.origin : op->from;
     if (cp_op_is_collective(op))
         return bar->rank;
-    return op->keys.slot == d->plan->cache ? op->in.origin : op->keys.origin;
+    const bool home = op->keys.slot == d->plan->cache;
+    return home && op->in.origin < ranks ? op->in.origin : op->keys.origin;
 }
 
 static void set_strokes(drawing *d) {
@@ -210,7 +212,7 @@ static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
     const cp_op *op = bar->op;
     int64_t pairs = 0;
     if (op->kind == CP_OP_ATTEND)
-        pairs = cp_block_pairs(&plan->layout->queries[op->in.origin],
+        pairs = cp_block_pairs(cp_plan_queries(plan, op->in.origin),
                                &plan->layout->keys[op->keys.origin]);
     fprintf(out, "%d,%d,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%ld,%ld,%.6g,%.6g\n",
             bar->rank, (int)(op - plan->programs[bar->rank].ops),

@@ -18,7 +18,7 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const double width = (double)model->width;
     const double sharing = hardware->cores > 0 ? call->ranks : 1;
     pace->call = call;
-    pace->decode = call->variant == CP_DECODE;
+    pace->decode = cp_variant_decodes(call->variant);
     pace->shape =
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
     pace->queries = (double)(pace->shape.query_heads * model->head_dim);
@@ -69,21 +69,35 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
     const double padded =
         pairs + hardware->decode_padding * (rows * keys - pairs);
     const double bytes = padded * 2 * pace->keys * (double)plan->element_bytes;
-    return hardware->decode_attend +
-           bytes / (hardware->decode_key_fraction * pace->memory_rate);
+    return bytes / (hardware->decode_key_fraction * pace->memory_rate);
 }
 
-static double attend(const cp_pace *pace, const cp_plan *plan,
+/* Is the operation part of a kernel that one before it has launched? */
+static bool launched(const cp_plan *plan, int rank, const cp_op *op) {
+    const cp_op *first = plan->programs[rank].ops, *last = op;
+    do
+        if (last-- == first)
+            return false;
+    while (last->kind == CP_OP_MERGE);
+    return last->kind == CP_OP_ATTEND && last->hop == op->hop;
+}
+
+static double attend(const cp_pace *pace, const cp_plan *plan, int rank,
                      const cp_op *op) {
     const cp_hardware *hardware = pace->call->hardware;
-    const cp_block *queries = &plan->layout->queries[op->in.origin];
+    const cp_block *queries = cp_plan_queries(plan, op->in.origin);
     const cp_block *keys = &plan->layout->keys[op->keys.origin];
+    const double share = 1.0 / plan->slots[op->in.slot].parts;
     const double rows = (double)queries->rows;
+    double start = pace->decode ? hardware->decode_attend : hardware->launch;
+    if (launched(plan, rank, op))
+        start = 0;
     if (!pace->decode && hardware->attention_by.count > 0)
-        return hardware->launch + attend_pieces(pace, &queries->pieces, keys);
+        return start + share * attend_pieces(pace, &queries->pieces, keys);
     const double pairs = (double)cp_block_pairs(queries, keys);
-    return pace->decode ? attend_decode(pace, plan, op, rows, pairs)
-                        : hardware->launch + attend_block(pace, rows, pairs);
+    return start +
+           share * (pace->decode ? attend_decode(pace, plan, op, rows, pairs)
+                                 : attend_block(pace, rows, pairs));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,
@@ -95,31 +109,60 @@ static double message(const cp_curve *curve, double latency, double rate,
     return bytes > last ? at * bytes / last : at;
 }
 
-static double exchange(const cp_pace *pace, double bytes) {
+/* Do two ranks live on one host? */
+static bool near(const cp_pace *pace, int a, int b) {
+    const int64_t gpus = pace->call->hardware->gpus_per_node;
+    const int64_t tensor = pace->call->tensor;
+    return pace->call->hardware->node_rate > 0 && tensor < gpus &&
+           a * tensor / gpus == b * tensor / gpus;
+}
+
+static double exchange(const cp_pace *pace, bool within, double bytes) {
     const cp_hardware *hardware = pace->call->hardware;
+    if (within)
+        return hardware->node_latency + bytes / hardware->node_rate;
     return message(&hardware->exchange_at, hardware->link_latency,
                    hardware->link_rate, bytes) /
            fmin(1, pace->speed);
 }
 
-static double partial_size(const cp_pace *pace, const cp_plan *plan) {
-    const int64_t given = pace->call->partial_bytes;
-    const int64_t bytes = given != 0 ? given : CP_PARTIAL_BYTES;
-    return (double)plan->slots[plan->result].rows *
+static double size_of(const cp_pace *pace, const cp_plan *plan, int number) {
+    const cp_slot *slot = &plan->slots[number];
+    const int64_t bytes = pace->call->partial_bytes;
+    if (slot->kind != CP_SLOT_PARTIAL || bytes == 0)
+        return (double)slot->bytes;
+    return (double)slot->rows / slot->parts *
            (pace->queries * (double)bytes +
             (double)pace->shape.query_heads * CP_PARTIAL_BYTES);
+}
+
+static double exchanges(const cp_pace *pace, const cp_plan *plan, int rank,
+                        const cp_op *op) {
+    const cp_op *first = plan->programs[rank].ops;
+    const bool within = near(pace, rank, op->to);
+    double bytes = 0;
+    for (const cp_op *o = op; o >= first && o->kind == CP_OP_EXCHANGE &&
+                              o->hop == op->hop;
+         o--)
+        if (o->to != CP_NOBODY && near(pace, rank, o->to) == within)
+            bytes += size_of(pace, plan, o->in.slot);
+    return exchange(pace, within, bytes);
 }
 
 static double collective(const cp_pace *pace, const cp_plan *plan,
                          const cp_op *op) {
     const cp_hardware *hardware = pace->call->hardware;
-    const double others = pace->call->ranks - 1;
+    const int ranks = pace->call->ranks;
+    const double bytes = size_of(pace, plan, op->in.slot), others = ranks - 1;
+    const bool within = near(pace, 0, ranks - 1);
     if (op->kind == CP_OP_ALL_GATHER)
-        return others * exchange(pace, (double)plan->slots[op->in.slot].bytes);
+        return others * exchange(pace, within, bytes);
+    if (within)
+        return exchange(pace, within, others * bytes);
     const double latency = pace->decode ? hardware->decode_all_to_all
                                         : hardware->all_to_all_latency;
     return message(&hardware->all_to_all_at, latency, hardware->all_to_all_rate,
-                   others * partial_size(pace, plan)) /
+                   others * bytes) /
            fmin(1, pace->speed);
 }
 
@@ -129,26 +172,31 @@ static double moving(const cp_pace *pace, double bytes) {
            bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
-static double merge(const cp_pace *pace, const cp_plan *plan) {
+static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
     const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;
-    return moving(pace, tensors * partial_size(pace, plan));
+    return moving(pace, tensors * size_of(pace, plan, slot));
 }
 
-double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op) {
+double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
+                  const cp_op *op) {
     switch (op->kind) {
     case CP_OP_ATTEND:
-        return attend(pace, plan, op);
+        return attend(pace, plan, rank, op);
     case CP_OP_EXCHANGE:
-        return exchange(pace, (double)plan->slots[op->in.slot].bytes);
+        return op->to == CP_NOBODY ? 0 : exchanges(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
         return collective(pace, plan, op);
     case CP_OP_MERGE:
-        return merge(pace, plan);
+        return merge(pace, plan, op->out.slot);
     case CP_OP_APPEND:
         return moving(pace, 2 * (double)plan->slots[plan->fresh].bytes);
     case CP_OP_PACK:
+        return moving(pace, 2 * (double)plan->slots[op->out.slot].bytes);
+    case CP_OP_SPLIT:
+        return moving(pace, 2 * (double)plan->slots[op->in.slot].bytes);
+    case CP_OP_JOIN:
         return moving(pace, 2 * (double)plan->slots[op->out.slot].bytes);
     case CP_OP_WAIT:
         return 0;
@@ -178,23 +226,23 @@ static double linear(const cp_pace *pace, double numbers, double bits,
                 numbers * bits / 8 / (fraction * pace->memory_rate));
 }
 
-static double after(const cp_pace *pace, int64_t rows) {
+static double after(const cp_pace *pace, int64_t rows, double share) {
     const cp_hardware *hardware = pace->call->hardware;
     const cp_model_sizes *model = pace->call->model;
     const double layers =
-        linear(pace, pace->output, model->attention_bits, rows) +
-        linear(pace, pace->feed, model->inner_bits, rows);
+        linear(pace, share * pace->output, model->attention_bits, rows) +
+        linear(pace, share * pace->feed, model->inner_bits, rows);
     if (pace->decode)
         return layers + hardware->decode_layer;
     const double bytes =
         (double)rows * (hardware->width_bytes * (double)model->width +
-                        hardware->inner_bytes * pace->inner);
+                        hardware->inner_bytes * share * pace->inner);
     return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
-static double reduce(const cp_pace *pace, int64_t rows) {
+static double reduce(const cp_pace *pace, int64_t rows, int cut) {
     const cp_hardware *hardware = pace->call->hardware;
-    const int64_t n = pace->call->tensor, lanes = hardware->gpus_per_node;
+    const int64_t n = pace->call->tensor * cut, lanes = hardware->gpus_per_node;
     const double hosts = (double)(cp_ceil_divide(n, lanes) - 1);
     if (n == 1)
         return 0;
@@ -209,12 +257,17 @@ static double reduce(const cp_pace *pace, int64_t rows) {
                 2 * (double)(n - 1) / (double)n * bytes / rate);
 }
 
-cp_around cp_pace_around(const cp_pace *pace, int64_t rows) {
+cp_around cp_pace_around(const cp_pace *pace, const cp_plan *plan) {
     const cp_model_sizes *model = pace->call->model;
+    const int cut = plan->begins == CP_OWN_TOKENS ? 1 : plan->layout->ranks;
+    const double share = 1.0 / cut;
+    const double before = plan->begins == CP_OWN_HEADS ? share : 1;
+    const int64_t rows = plan->slots[plan->queries].rows;
     return (cp_around){
-        .before = linear(pace, pace->project, model->attention_bits, rows),
-        .after = after(pace, rows),
-        .reduce = reduce(pace, rows),
-        .head = linear(pace, pace->table, model->head_bits, 1),
+        .before =
+            linear(pace, before * pace->project, model->attention_bits, rows),
+        .after = after(pace, rows, share),
+        .reduce = reduce(pace, rows, cut),
+        .head = linear(pace, share * pace->table, model->head_bits, 1),
     };
 }

@@ -40,12 +40,15 @@ typedef struct {
 cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace);
 
 /* Seconds that an operation of a rank takes: of its compute queue, or, of an
- * exchange, from its start until the bytes have arrived. Where ranks share
- * cores, this is while all of them are at work. */
-double cp_pace_of(const cp_pace *pace, const cp_plan *plan, const cp_op *op);
+ * exchange, from its start until the bytes have arrived. Exchanges of a hop
+ * that follow each other share a latency and a link, and attentions of a hop
+ * that do are one kernel. Where ranks share cores, this is while all of them
+ * are at work. */
+double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
+                  const cp_op *op);
 
-/* The seconds around the plan, for rows of each rank. */
-cp_around cp_pace_around(const cp_pace *pace, int64_t rows);
+/* The seconds around the plan. */
+cp_around cp_pace_around(const cp_pace *pace, const cp_plan *plan);
 
 /* Bytes of the weights of one GPU: all layers, embedding and head. */
 double cp_pace_weights(const cp_pace *pace);

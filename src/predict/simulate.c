@@ -19,10 +19,10 @@ typedef struct {
     cp_plan *plan;
 } simulation;
 
-static double seconds_of(void *context, const cp_op *op) {
+static double seconds_of(void *context, int rank, const cp_op *op) {
     const simulation *s = context;
     cp_forecast *forecast = s->forecast;
-    const double seconds = cp_pace_of(&s->pace, s->plan, op);
+    const double seconds = cp_pace_of(&s->pace, s->plan, rank, op);
     if (op->kind == CP_OP_ATTEND)
         forecast->attend = fmax(forecast->attend, seconds);
     if (op->kind == CP_OP_EXCHANGE)
@@ -69,11 +69,13 @@ static void count_bytes(const simulation *s) {
     for (int k = 0; k < s->scenario->ranks; k++)
         most = cp_max(most, s->layout->cache[k].tokens);
     forecast->weights = cp_pace_weights(pace);
+    if (plan->begins != CP_OWN_TOKENS)
+        forecast->weights /= s->scenario->ranks;
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
-    forecast->buffers += (double)s->layout->queries[0].rows * 2 *
+    forecast->buffers += (double)plan->slots[plan->queries].rows * 2 *
                          ((double)model->width + pace->inner) * bytes;
 }
 
@@ -103,7 +105,7 @@ static cp_status simulate_plan(simulation *s) {
         .bar = scenario->trace != NULL ? note : NULL,
         .context = s,
         .layers = scenario->model->layers,
-        .around = cp_pace_around(pace, s->layout->queries[0].rows),
+        .around = cp_pace_around(pace, s->plan),
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
         .jitter = rings ? hardware->jitter : 0,
@@ -145,13 +147,14 @@ static cp_status lay_out(simulation *s) {
         cp_layout_free(s->layout);
         s->layout = NULL;
     }
-    return cp_cache_lay_out(s->cache, scenario->variant == CP_DECODE,
+    return cp_cache_lay_out(s->cache, cp_variant_decodes(scenario->variant),
                             scenario->new_tokens, &s->layout);
 }
 
 static cp_status simulate(simulation *s) {
     const cp_scenario *scenario = s->scenario;
-    const cp_plan_options options = {scenario->model->cache_bytes, 1};
+    const cp_plan_options options = {.element_bytes = scenario->model->cache_bytes,
+                                     .spare = 1};
     CP_TRY(cp_pace_new(scenario, &s->pace));
     CP_TRY(lay_out(s));
     CP_TRY(cp_plan_build(scenario->variant, s->layout, &s->pace.shape, &options,

@@ -426,7 +426,7 @@ static cp_status prepare(clocks *s) {
         for (int64_t n = 0; n < program->count; n++) {
             const cp_op *op = &program->ops[n];
             cost *cost = &worker->costs[n];
-            cost->seconds = line->seconds(line->context, op);
+            cost->seconds = line->seconds(line->context, k, op);
             s->events++;
             if (op->kind == CP_OP_EXCHANGE) {
                 cost->gate = exchange++;

@@ -44,7 +44,7 @@ typedef struct {
     const cp_plan *plan;
     /* How long an operation takes while all ranks work: on its compute queue,
      * or, of an exchange, from its start until the bytes have arrived. */
-    double (*seconds)(void *context, const cp_op *op);
+    double (*seconds)(void *context, int rank, const cp_op *op);
     /* Told what ran; NULL: nobody asks. */
     void (*bar)(void *context, const cp_bar *bar);
     void *context;

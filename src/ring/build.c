@@ -4,34 +4,48 @@
 
 #include <stdlib.h>
 
-static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind) {
-    const cp_shape *shape = &plan->shape;
-    const int64_t width = shape->head_dim * plan->element_bytes;
+static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts) {
+    const cp_shape shape = cp_shape_part(&plan->shape, parts);
+    const int64_t width = shape.head_dim * plan->element_bytes;
+    const bool labels = plan->labelled && parts == 1;
     const int64_t bytes[] = {
         [CP_SLOT_CACHE] = 0,
-        [CP_SLOT_NEW] = 2 * shape->kv_heads * width,
+        [CP_SLOT_NEW] = 2 * shape.kv_heads * width,
         [CP_SLOT_QUERIES] =
-            shape->query_heads * width + (plan->labelled ? CP_LABEL_BYTES : 0),
-        [CP_SLOT_KEYS] = 2 * shape->kv_heads * width,
+            shape.query_heads * width + (labels ? CP_LABEL_BYTES : 0),
+        [CP_SLOT_KEYS] = 2 * shape.kv_heads * width,
         [CP_SLOT_PARTIAL] =
-            shape->query_heads * (shape->head_dim + 1) * CP_PARTIAL_BYTES,
+            shape.query_heads * (shape.head_dim + 1) * CP_PARTIAL_BYTES,
     };
     return bytes[kind];
 }
-int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
+static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
+    const cp_layout *layout = plan->layout;
+    const bool asked = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
+    const bool everybody = asked && plan->begins != CP_OWN_TOKENS;
+    const cp_block *block = kind == CP_SLOT_KEYS ? layout->keys
+                            : everybody          ? &layout->everybody
+                                                 : layout->queries;
+    cp_slot slot = {.kind = kind, .parts = parts};
+    if (kind != CP_SLOT_CACHE)
+        slot.rows = block->rows;
+    if (plan->status == CP_OK && !cp_shape_divides(&plan->shape, parts))
+        plan->status = cp_refuse(
+            "%ld query heads over %ld key heads cannot be cut into %d parts",
+            plan->shape.query_heads, plan->shape.kv_heads, parts);
+    if (plan->status == CP_OK &&
+        !cp_multiply(slot.rows, row_bytes(plan, kind, parts), &slot.bytes))
+        plan->status = cp_refuse("a slot of %ld rows overflows", slot.rows);
+    return slot;
+}
+
+int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts) {
     const int first = plan->slot_count;
     const int64_t all = (int64_t)first + count;
-    const cp_layout *layout = plan->layout;
-    const int64_t rows =
-        kind == CP_SLOT_CACHE
-            ? 0
-            : (kind == CP_SLOT_KEYS ? layout->keys : layout->queries)->rows;
-    int64_t bytes;
+    const cp_slot slot = make_slot(plan, kind, parts);
     if (plan->status != CP_OK)
         return 0;
-    if (!cp_multiply(rows, row_bytes(plan, kind), &bytes))
-        plan->status = cp_refuse("a slot of %ld rows overflows", rows);
-    else if (all > INT16_MAX)
+    if (all > INT16_MAX)
         plan->status =
             cp_refuse("%ld slots; a plan can name %d", all, INT16_MAX);
     else
@@ -40,8 +54,28 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     if (plan->status != CP_OK)
         return 0;
     while (plan->slot_count < all)
-        plan->slots[plan->slot_count++] = (cp_slot){kind, rows, bytes};
+        plan->slots[plan->slot_count++] = slot;
     return first;
+}
+
+int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
+    return cp_plan_add_parts(plan, kind, count, 1);
+}
+
+static int parts_of(const cp_plan *plan, cp_share share) {
+    return share == CP_OWN_HEADS ? plan->layout->ranks : 1;
+}
+
+void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
+    if (plan->status != CP_OK)
+        return;
+    plan->begins = begins;
+    plan->ends = ends;
+    plan->labelled = false;
+    plan->slots[plan->queries] =
+        make_slot(plan, CP_SLOT_QUERIES, parts_of(plan, begins));
+    plan->slots[plan->result] =
+        make_slot(plan, CP_SLOT_PARTIAL, parts_of(plan, ends));
 }
 
 static void add(cp_plan *plan, int rank, int hop, cp_op op) {
@@ -113,7 +147,8 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
     *plan = (cp_plan){.shape = *shape,
                       .layout = layout,
                       .element_bytes = wanted->element_bytes,
-                      .spare = wanted->spare};
+                      .spare = wanted->spare,
+                      .host = wanted->host};
     begin(plan);
     build(plan);
     const cp_status status =

@@ -164,9 +164,29 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
     return CP_OK;
 }
 
+static cp_status check_everybody(const cp_layout *layout) {
+    const cp_pieces *all = &layout->everybody.pieces;
+    int64_t n = 0, row = 0;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        const int64_t past = layout->past[i], fresh = layout->fresh[i];
+        if (fresh == 0)
+            continue;
+        const cp_piece due = {{i, past, fresh, 1}, row};
+        if (n >= all->count ||
+            memcmp(&all->items[n++], &due, sizeof(due)) != 0)
+            return cp_fail(CP_BROKEN,
+                           "everybody's queries are not tokens %ld to %ld of "
+                           "sequence %ld, from row %ld on",
+                           past, past + fresh - 1, i, row);
+        row += fresh;
+    }
+    return CP_OK;
+}
+
 static cp_status check_layout(const cp_layout *layout) {
     CP_TRY(check_partition(layout, true));
     CP_TRY(check_partition(layout, false));
+    CP_TRY(check_everybody(layout));
     for (int rank = 0; rank < layout->ranks; rank++) {
         CP_TRY(check_block(layout, rank, true));
         CP_TRY(check_block(layout, rank, false));
@@ -177,11 +197,14 @@ static cp_status check_layout(const cp_layout *layout) {
 }
 
 typedef struct {
-    int32_t met;    /* a partial: the keys of a rank, or a merge */
+    int32_t met;    /* a partial: the keys of a rank, or a merge; or ALL */
     int16_t origin; /* whose tokens */
+    int16_t part, parts; /* and which heads of them */
     cp_slot_kind kind : 8;
     bool full; /* has contents */
 } content;
+
+enum { ALL = -1 }; /* the keys of all ranks, each once */
 
 typedef struct {
     content holds;
@@ -198,7 +221,8 @@ typedef struct {
     place *places;  /* [ranks][slots] */
     merge *merges;  /* in the order in which they happen, ranks is the first */
     int32_t merged; /* how many have */
-    int64_t *pairs; /* [ranks][ranks] of a query and a key block */
+    int64_t *pairs; /* [ranks + 1][ranks] of a query and a key block; the last
+                       queries are everybody's */
     uint8_t *times; /* [ranks] scratch: was it met? */
     cp_plan_report *report;
 } proof;
@@ -247,7 +271,116 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
                        "%d, which holds that of rank %d",
                        rank, op->hop, cp_op_name(op->kind), use.origin,
                        use.slot, it->origin);
+    const int parts = proof->plan->slots[use.slot].parts;
+    if (!cache && (it->part != use.part || it->parts != parts))
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: %s wants part %d of %d of the heads "
+                       "in slot %d, which holds part %d of %d",
+                       rank, op->hop, cp_op_name(op->kind), use.part, parts,
+                       use.slot, it->part, it->parts);
     return CP_OK;
+}
+
+static cp_status accuse(const cp_plan *plan, int k, int r, int times) {
+    const cp_pieces *queries = &cp_plan_queries(plan, k)->pieces;
+    const cp_pieces *keys = &plan->layout->keys[r].pieces;
+    for (int64_t i = 0; i < queries->count; i++)
+        for (int64_t j = 0; j < keys->count; j++) {
+            const cp_span q = queries->items[i].span, s = keys->items[j].span;
+            if (cp_span_pairs(q, s) > 0)
+                return cp_fail(CP_BROKEN,
+                               "query %ld of sequence %ld (rank %d) %s keys "
+                               "%ld..%ld of rank %d",
+                               cp_span_last(q), q.sequence, k,
+                               times == 0 ? "never met" : "met twice the",
+                               s.start, cp_span_last(s), r);
+        }
+    return cp_fail(CP_BROKEN, "rank %d met the keys of rank %d %d times", k, r,
+                   times);
+}
+
+/* The rank whose keys were met twice, or CP_NOBODY. */
+static int count_met(const proof *proof, int32_t met) {
+    const int32_t ranks = proof->plan->layout->ranks;
+    for (int32_t r = 0; met == ALL && r < ranks; r++)
+        if (++proof->times[r] > 1)
+            return r;
+    if (met == ALL)
+        return CP_NOBODY;
+    while (met >= ranks) {
+        const int twice = count_met(proof, proof->merges[met - ranks].right);
+        if (twice != CP_NOBODY)
+            return twice;
+        met = proof->merges[met - ranks].left;
+    }
+    return ++proof->times[met] > 1 ? met : CP_NOBODY;
+}
+
+static cp_status check_met(const proof *proof, int origin, int32_t met) {
+    const cp_plan *plan = proof->plan;
+    const int64_t ranks = plan->layout->ranks;
+    memset(proof->times, 0, (size_t)ranks);
+    const int twice = count_met(proof, met);
+    if (twice != CP_NOBODY)
+        return accuse(plan, origin, twice, 2);
+    for (int r = 0; r < ranks; r++)
+        if (proof->times[r] == 0 && proof->pairs[origin * ranks + r] > 0)
+            return accuse(plan, origin, r, 0);
+    return CP_OK;
+}
+
+static cp_status check_result(const proof *proof, int rank) {
+    const cp_plan *plan = proof->plan;
+    const content *it = &place_of(proof, rank, plan->result)->holds;
+    const cp_use due = cp_plan_ends(plan, rank);
+    if (!it->full || it->kind != CP_SLOT_PARTIAL || it->origin != due.origin ||
+        it->part != due.part || it->parts != plan->slots[due.slot].parts)
+        return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
+    return check_met(proof, it->origin, it->met);
+}
+
+static cp_status note_split(proof *proof, int rank, const cp_op *op) {
+    const cp_slot *out = &proof->plan->slots[op->out.slot];
+    content holds = place_of(proof, rank, op->in.slot)->holds;
+    CP_TRY(check_use(proof, rank, op, op->in,
+                     proof->plan->slots[op->in.slot].kind));
+    holds.parts = (int16_t)out->parts;
+    for (int p = 0; p < out->parts; p++) {
+        const cp_use part = cp_use_part(op->out.slot + p, op->in.origin, p);
+        holds.part = (int16_t)p;
+        place_of(proof, rank, part.slot)->holds = holds;
+        CP_TRY(check_use(proof, rank, op, part, out->kind));
+    }
+    return CP_OK;
+}
+
+static cp_status note_join(proof *proof, int rank, const cp_op *op) {
+    const int parts = proof->plan->slots[op->in.slot].parts;
+    for (int p = 0; p < parts; p++) {
+        const cp_use part = cp_use_part(op->in.slot + p, op->in.origin, p);
+        CP_TRY(check_use(proof, rank, op, part, CP_SLOT_PARTIAL));
+        CP_TRY(check_met(proof, part.origin,
+                         place_of(proof, rank, part.slot)->holds.met));
+    }
+    place_of(proof, rank, op->out.slot)->holds =
+        (content){.met = ALL,
+                  .origin = op->in.origin,
+                  .parts = 1,
+                  .kind = CP_SLOT_PARTIAL,
+                  .full = true};
+    return check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL);
+}
+
+static cp_status check_heads(const proof *proof, int rank, const cp_op *op) {
+    const cp_slot *slots = proof->plan->slots;
+    const int asked = slots[op->in.slot].parts;
+    const int held = slots[op->keys.slot].parts;
+    if (held == 1 || (held == asked && op->keys.part == op->in.part))
+        return CP_OK;
+    return cp_fail(CP_BROKEN,
+                   "rank %d, hop %d: part %d of %d of the query heads meets "
+                   "part %d of %d of the key heads",
+                   rank, op->hop, op->in.part, asked, op->keys.part, held);
 }
 
 /* What an operation takes, and what it makes of it. */
@@ -260,18 +393,28 @@ static const struct {
     [CP_OP_MERGE] = {CP_SLOT_PARTIAL, CP_SLOT_PARTIAL},
 };
 
+static cp_use subject(const cp_op *op, int rank) {
+    if (op->kind == CP_OP_ATTEND)
+        return op->in;
+    return op->kind == CP_OP_MERGE ? op->out : cp_use_of(0, rank);
+}
+
 static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     const int rank = event->rank, ranks = proof->plan->layout->ranks;
     content *out = &place_of(proof, rank, op->out.slot)->holds;
-    const int origin = op->kind == CP_OP_ATTEND  ? op->in.origin
-                       : op->kind == CP_OP_MERGE ? op->out.origin
-                                                 : rank;
+    const cp_use of = subject(op, rank);
     CP_TRY(check_slots(proof, rank, op));
-    CP_TRY(check_use(proof, rank, op, cp_use_of(op->in.slot, origin),
+    if (op->kind == CP_OP_SPLIT)
+        return note_split(proof, rank, op);
+    if (op->kind == CP_OP_JOIN)
+        return note_join(proof, rank, op);
+    CP_TRY(check_use(proof, rank, op,
+                     cp_use_part(op->in.slot, of.origin, of.part),
                      kinds[op->kind].in));
     if (op->kind == CP_OP_ATTEND) {
         CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
+        CP_TRY(check_heads(proof, rank, op));
         out->met = op->keys.origin;
     } else if (op->kind == CP_OP_MERGE) {
         CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL));
@@ -279,8 +422,15 @@ static cp_status note_local(proof *proof, const cp_event *event) {
             (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
         out->met = ranks + proof->merged++;
     }
-    *out = (content){out->met, (int16_t)origin, kinds[op->kind].out, true};
-    return check_use(proof, rank, op, cp_use_of(op->out.slot, origin),
+    const cp_slot *from = &proof->plan->slots[op->in.slot];
+    *out = (content){.met = out->met,
+                     .origin = of.origin,
+                     .part = of.part,
+                     .parts = (int16_t)from->parts,
+                     .kind = kinds[op->kind].out,
+                     .full = true};
+    return check_use(proof, rank, op,
+                     cp_use_part(op->out.slot, of.origin, of.part),
                      proof->plan->slots[op->out.slot].kind);
 }
 
@@ -293,8 +443,9 @@ static cp_status deliver(proof *proof, const cp_event *event, int from,
     const int slot = give->in.slot + (gather ? 0 : to);
     place_of(proof, to, take->out.slot + from)->holds =
         place_of(proof, from, slot)->holds;
-    return check_use(proof, from, give, cp_use_of(slot, gather ? from : to),
-                     gather ? CP_SLOT_KEYS : CP_SLOT_PARTIAL);
+    cp_use due = gather ? give->in : cp_plan_ends(proof->plan, to);
+    due.slot = (int16_t)slot;
+    return check_use(proof, from, give, due, proof->plan->slots[slot].kind);
 }
 
 static cp_status note_start(proof *proof, const cp_event *event) {
@@ -358,56 +509,14 @@ static cp_status visit(void *context, const cp_event *event) {
     return notes[event->kind](context, event);
 }
 
-static cp_status accuse(const cp_layout *layout, int k, int r, int times) {
-    const cp_pieces *queries = &layout->queries[k].pieces;
-    const cp_pieces *keys = &layout->keys[r].pieces;
-    for (int64_t i = 0; i < queries->count; i++)
-        for (int64_t j = 0; j < keys->count; j++) {
-            const cp_span q = queries->items[i].span, s = keys->items[j].span;
-            if (cp_span_pairs(q, s) > 0)
-                return cp_fail(CP_BROKEN,
-                               "query %ld of sequence %ld (rank %d) %s keys "
-                               "%ld..%ld of rank %d",
-                               cp_span_last(q), q.sequence, k,
-                               times == 0 ? "never met" : "met twice the",
-                               s.start, cp_span_last(s), r);
-        }
-    return cp_fail(CP_BROKEN, "rank %d met the keys of rank %d %d times", k, r,
-                   times);
-}
-
-/* The rank whose keys were met twice, or CP_NOBODY. */
-static int count_met(const proof *proof, int32_t met) {
-    const int32_t ranks = proof->plan->layout->ranks;
-    while (met >= ranks) {
-        const int twice = count_met(proof, proof->merges[met - ranks].right);
-        if (twice != CP_NOBODY)
-            return twice;
-        met = proof->merges[met - ranks].left;
-    }
-    return ++proof->times[met] > 1 ? met : CP_NOBODY;
-}
-
-static cp_status check_result(const proof *proof, int rank) {
-    const cp_layout *layout = proof->plan->layout;
-    const content *it = &place_of(proof, rank, proof->plan->result)->holds;
-    if (!it->full || it->origin != rank || it->kind != CP_SLOT_PARTIAL)
-        return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
-    memset(proof->times, 0, (size_t)layout->ranks);
-    const int twice = count_met(proof, it->met);
-    if (twice != CP_NOBODY)
-        return accuse(layout, rank, twice, 2);
-    for (int r = 0; r < layout->ranks; r++)
-        if (proof->times[r] == 0 && proof->pairs[rank * layout->ranks + r] > 0)
-            return accuse(layout, rank, r, 0);
-    return CP_OK;
-}
-
-static void fill_in(const proof *proof, int rank, int slot) {
-    place_of(proof, rank, slot)->holds =
+static void fill_in(const proof *proof, int rank, cp_use use) {
+    const cp_slot *slot = &proof->plan->slots[use.slot];
+    place_of(proof, rank, use.slot)->holds =
         (content){.full = true,
-                  .origin = (int16_t)rank,
-                  .kind = proof->plan->slots[slot].kind};
+                  .origin = use.origin,
+                  .part = use.part,
+                  .parts = (int16_t)slot->parts,
+                  .kind = slot->kind};
 }
 
 static cp_status begin(proof *proof) {
@@ -420,15 +529,16 @@ static cp_status begin(proof *proof) {
     CP_TRY(cp_allocate(&proof->places, ranks * plan->slot_count, sizeof(place),
                        "a proof"));
     CP_TRY(cp_allocate(&proof->merges, merges, sizeof(merge), "a proof"));
-    CP_TRY(cp_allocate(&proof->pairs, ranks * ranks, 8, "pairs"));
+    CP_TRY(cp_allocate(&proof->pairs, (ranks + 1) * ranks, 8, "pairs"));
     CP_TRY(cp_allocate(&proof->times, ranks, 1, "a proof"));
     for (int k = 0; k < ranks; k++) {
-        fill_in(proof, k, plan->fresh);
-        fill_in(proof, k, plan->queries);
+        fill_in(proof, k, cp_use_of(plan->fresh, k));
+        fill_in(proof, k, cp_plan_begins(plan, k));
+    }
+    for (int k = 0; k <= ranks; k++)
         for (int r = 0; r < ranks; r++)
             proof->pairs[k * ranks + r] =
-                cp_block_pairs(&layout->queries[k], &layout->keys[r]);
-    }
+                cp_block_pairs(cp_plan_queries(plan, k), &layout->keys[r]);
     return CP_OK;
 }
 
@@ -437,7 +547,7 @@ static void count_rank(const proof *proof, int k) {
     const cp_shape *shape = &plan->shape;
     const cp_program *program = &plan->programs[k];
     cp_plan_report *report = proof->report;
-    int64_t hops = 0;
+    int64_t hops = 0, scores = 0; /* of all heads */
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const int64_t messages = cp_op_messages(plan, op);
@@ -445,11 +555,12 @@ static void count_rank(const proof *proof, int k) {
         report->bytes[k] += messages * plan->slots[op->in.slot].bytes;
         hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
         if (op->kind == CP_OP_ATTEND)
-            report->pairs[k] +=
+            scores +=
+                cp_plan_shape(plan, op->in.slot).query_heads *
                 proof->pairs[op->in.origin * report->ranks + op->keys.origin];
     }
-    report->flops[k] =
-        4 * shape->head_dim * shape->query_heads * report->pairs[k];
+    report->pairs[k] = scores / shape->query_heads;
+    report->flops[k] = 4 * shape->head_dim * scores;
     report->hops = cp_max(report->hops, hops);
 }
 

@@ -112,7 +112,10 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
         queries->rows = cp_max(queries->tokens, queries->rows + rows);
         layout->keys[rank].rows += longest;
     }
+    const cp_piece all = {{sequence, cached, fresh, 1}, layout->new_tokens};
+    CP_TRY(cp_pieces_append(&layout->everybody.pieces, all));
     layout->new_tokens += fresh;
+    layout->everybody.tokens = layout->everybody.rows = layout->new_tokens;
     layout->cached_tokens += cached;
     layout->past[sequence] = cached;
     layout->fresh[sequence] = fresh;
@@ -172,6 +175,7 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
     CP_TRY(cp_allocate(&layout, 1, sizeof(*layout), "a layout"));
     *layout = *like;
     layout->past = NULL;
+    layout->everybody.pieces = (cp_pieces){0};
     *out = layout;
     CP_TRY(cp_allocate(&layout->queries, LISTS * ranks, sizeof(cp_block),
                        "blocks"));
@@ -222,6 +226,7 @@ void cp_layout_free(cp_layout *layout) {
         return;
     for (int n = 0; layout->queries != NULL && n < LISTS * layout->ranks; n++)
         cp_pieces_free(&layout->queries[n].pieces);
+    cp_pieces_free(&layout->everybody.pieces);
     free(layout->queries);
     free(layout->past);
     free(layout);
@@ -236,6 +241,9 @@ cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
         status = cp_pieces_copy(&copy->queries[n].pieces,
                                 &layout->queries[n].pieces);
     }
+    if (status == CP_OK)
+        status = cp_pieces_copy(&copy->everybody.pieces,
+                                &layout->everybody.pieces);
     if (status == CP_OK)
         memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
     return hand_out(status, copy, out);

@@ -37,6 +37,7 @@ typedef struct {
     cp_block *keys;        /* cached and new, each sequence padded to L^i */
     cp_block *cache;       /* the same keys where they lie in the cache */
     cp_block *appended;    /* the new tokens where they go in the cache */
+    cp_block everybody;    /* the new tokens of all ranks, without padding */
     cp_placement placement;
     int64_t room; /* cache rows of one sequence on a rank */
 } cp_layout;

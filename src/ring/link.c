@@ -107,15 +107,14 @@ static void link_queues(const cp_plan *plan, int rank, mark *marks) {
     }
 }
 
-static bool is_read_later(const cp_program *program, int64_t n, int slot) {
-    for (; n < program->count; n++) {
-        const cp_op *op = &program->ops[n];
-        if (op->kind == CP_OP_ATTEND && op->out.slot == slot)
-            return false;
-        if (op->kind == CP_OP_ALL_TO_ALL || op->in.slot == slot ||
-            op->out.slot == slot)
-            return true;
-    }
+static bool is_read_later(const cp_plan *plan, int rank, int64_t n, int slot) {
+    const cp_program *program = &plan->programs[rank];
+    cp_touch touch;
+    for (; n < program->count; n++)
+        for (int i = 0; cp_op_touch(plan, rank, &program->ops[n], i, &touch);
+             i++)
+            if (touch.slot == slot)
+                return !touch.writes;
     return false;
 }
 
@@ -126,7 +125,7 @@ static void link_merges(const cp_plan *plan, int rank) {
         op->merged = op->kind == CP_OP_ATTEND && op[1].kind == CP_OP_MERGE &&
                      op[1].in.slot == op->out.slot &&
                      op->out.slot != plan->result &&
-                     !is_read_later(program, n + 2, op->out.slot);
+                     !is_read_later(plan, rank, n + 2, op->out.slot);
     }
 }
 

@@ -15,6 +15,28 @@ void cp_plan_free(cp_plan *plan) {
     free(plan);
 }
 
+static cp_use share_of(const cp_plan *plan, cp_share share, int slot,
+                       int rank) {
+    if (share == CP_OWN_TOKENS)
+        return cp_use_of(slot, rank);
+    return cp_use_part(slot, plan->layout->ranks,
+                       share == CP_OWN_HEADS ? rank : 0);
+}
+
+cp_use cp_plan_begins(const cp_plan *plan, int rank) {
+    return share_of(plan, plan->begins, plan->queries, rank);
+}
+
+cp_use cp_plan_ends(const cp_plan *plan, int rank) {
+    return share_of(plan, plan->ends, plan->result, rank);
+}
+
+const cp_block *cp_plan_queries(const cp_plan *plan, int origin) {
+    const cp_layout *layout = plan->layout;
+    return origin == layout->ranks ? &layout->everybody
+                                   : &layout->queries[origin];
+}
+
 static bool collective_touch(const cp_plan *plan, int rank, const cp_op *op,
                              int n, cp_touch *touch) {
     const int others = plan->layout->ranks - 1;
@@ -28,6 +50,17 @@ static bool collective_touch(const cp_plan *plan, int rank, const cp_op *op,
     return n < reads + others;
 }
 
+static bool parts_touch(const cp_plan *plan, const cp_op *op, int n,
+                        cp_touch *touch) {
+    const bool split = op->kind == CP_OP_SPLIT;
+    const int parts = plan->slots[split ? op->out.slot : op->in.slot].parts;
+    const bool writes = split ? n > 0 : n == parts;
+    *touch = (cp_touch){writes ? op->out.slot : op->in.slot, writes};
+    if (split == writes)
+        touch->slot += split ? n - 1 : n;
+    return n <= parts;
+}
+
 bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
                  cp_touch *touch) {
     const bool exchange = op->kind == CP_OP_EXCHANGE;
@@ -37,6 +70,8 @@ bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
         return false;
     if (cp_op_is_collective(op))
         return collective_touch(plan, rank, op, n, touch);
+    if (op->kind == CP_OP_SPLIT || op->kind == CP_OP_JOIN)
+        return parts_touch(plan, op, n, touch);
     if (!exchange || op->to != CP_NOBODY)
         list[count++] = (cp_touch){op->in.slot, false};
     if (op->kind == CP_OP_ATTEND)
@@ -63,6 +98,7 @@ void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
 const char *cp_op_name(cp_op_kind kind) {
     static const char *const names[] = {"append",     "pack",      "attend",
                                         "merge",      "exchange",  "wait",
-                                        "all-to-all", "all-gather"};
+                                        "all-to-all", "all-gather", "split",
+                                        "join"};
     return names[kind];
 }

@@ -19,6 +19,14 @@ typedef enum {
     CP_PASS_Q,     /* Algorithm 3: queries go round, partials come home */
     CP_ALL_GATHER, /* everybody gets all keys first: the baseline */
     CP_DECODE,     /* Algorithm 4: pass-Q for one token per sequence */
+    CP_ULYSSES,    /* DeepSpeed: tokens are traded for heads */
+    CP_MESH,       /* USP: that within a host, and a ring of hosts */
+    CP_GATHER_Q,   /* TensorRT-LLM: queries to all, partials home */
+    CP_SCATTER_Q,  /* vLLM: queries to all, partials reduced and scattered */
+    CP_GATHER_O,   /* partials to all */
+    CP_TREE,       /* tree attention: partials to all, in doubling steps */
+    CP_HELIX,      /* Helix: queries are everywhere, partials home by heads */
+    CP_VARIANTS,   /* how many there are */
 } cp_variant;
 
 typedef enum {
@@ -31,17 +39,24 @@ typedef enum {
 
 typedef struct {
     cp_slot_kind kind;
+    int parts;     /* the heads are cut into so many; it holds one of them */
     int64_t rows;  /* padded, equal on all ranks; 0 for the cache */
     int64_t bytes; /* of the whole slot: what a message of it weighs */
 } cp_slot;
 
-/* A slot, and the rank from which what lies in it came. */
+/* A slot; the rank from which what lies in it came, or, of queries and
+ * partials, as many as there are ranks: everybody; and which part of the heads
+ * it is. */
 typedef struct {
-    int16_t slot, origin;
+    int16_t slot, origin, part;
 } cp_use;
 
+static inline cp_use cp_use_part(int slot, int origin, int part) {
+    return (cp_use){(int16_t)slot, (int16_t)origin, (int16_t)part};
+}
+
 static inline cp_use cp_use_of(int slot, int origin) {
-    return (cp_use){(int16_t)slot, (int16_t)origin};
+    return cp_use_part(slot, origin, 0);
 }
 
 typedef enum {
@@ -53,6 +68,8 @@ typedef enum {
     CP_OP_WAIT,     /* until this rank's oldest exchange is complete */
     CP_OP_ALL_TO_ALL, /* slot in + r goes to rank r, out + r comes from r */
     CP_OP_ALL_GATHER, /* slot in goes to all, out + r comes from rank r */
+    CP_OP_SPLIT,      /* part p of the heads of in is copied to out + p */
+    CP_OP_JOIN,       /* the parts in + p of a partial become the whole out */
 } cp_op_kind;
 
 typedef struct {
@@ -71,6 +88,13 @@ typedef struct {
     };
 } cp_op;
 
+/* The queries with which a rank begins, or for which it ends with the answer. */
+typedef enum {
+    CP_OWN_TOKENS, /* all heads of its tokens */
+    CP_OWN_HEADS,  /* part k of N of the heads, of everybody's tokens */
+    CP_OWN_ALL,    /* all heads of everybody's tokens */
+} cp_share;
+
 /* The operations of one rank, in the order in which it issues them. */
 typedef struct {
     cp_op *ops;
@@ -87,18 +111,59 @@ typedef struct {
     int64_t slot_room;
     int cache, fresh, queries; /* slots that are full when the walk starts */
     int result;                /* a partial: the answer when it ends */
+    cp_share begins, ends;     /* whose queries these two are */
     int spare;                 /* buffers for blocks that arrive */
-    bool labelled;             /* query blocks carry their spans (decode) */
+    int host;                  /* ranks of a host, or 0 */
+    bool labelled;             /* whole query blocks carry their spans, as they
+                                  do in a decode step of a ring */
     cp_program *programs;      /* [ranks] */
     cp_status status;          /* the first failure while building */
 } cp_plan;
+
+/* The heads of one of so many parts, if they can be cut so: into as many key
+ * heads each, or into so many that several parts share one. */
+static inline bool cp_shape_divides(const cp_shape *shape, int parts) {
+    return shape->query_heads % parts == 0 &&
+           (shape->kv_heads % parts == 0 || parts % shape->kv_heads == 0);
+}
+
+static inline cp_shape cp_shape_part(const cp_shape *shape, int parts) {
+    cp_shape part = *shape;
+    part.query_heads /= parts;
+    part.kv_heads = cp_max(1, part.kv_heads / parts);
+    return part;
+}
 
 /* What the caller of a builder may choose. */
 typedef struct {
     int64_t element_bytes; /* of one number of Q, K, V: 4 here, 2 for bf16 */
     int spare;             /* buffers for blocks that arrive, >= 1; each lets
                               the ring run one more hop ahead */
+    int host;              /* ranks that live on a host, which a mesh asks;
+                              0: a builder finds a number */
 } cp_plan_options;
+
+/* What a rank's slot of queries holds when it begins, and its result when it
+ * ends. */
+cp_use cp_plan_begins(const cp_plan *plan, int rank);
+cp_use cp_plan_ends(const cp_plan *plan, int rank);
+
+/* The queries of an origin. */
+const cp_block *cp_plan_queries(const cp_plan *plan, int origin);
+
+/* The heads of a slot. */
+static inline cp_shape cp_plan_shape(const cp_plan *plan, int slot) {
+    return cp_shape_part(&plan->shape, plan->slots[slot].parts);
+}
+
+/* The key head of what is attended to with which part p of the queries begins,
+ * if they are cut and it is not. */
+static inline int64_t cp_plan_first_head(const cp_plan *plan, const cp_op *op) {
+    const int cut = plan->slots[op->in.slot].parts;
+    return plan->slots[op->keys.slot].parts == cut
+               ? 0
+               : op->in.part * plan->shape.kv_heads / cut;
+}
 
 /* A slot that an operation reads or writes. */
 typedef struct {

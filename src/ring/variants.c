@@ -2,6 +2,7 @@
 /* The variants of ring attention: name, builder, and what each is for. */
 #include "ring/variants.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "ring/build.h"
@@ -9,16 +10,32 @@
 static const struct {
     const char *name;
     cp_plan_builder *build;
+    bool decodes;
     const char *use;
-} variants[] = {
-    [CP_AUTO] = {"auto", NULL, "whichever ring is thought to be faster"},
-    [CP_PASS_KV] = {"pass-kv", cp_plan_pass_kv,
+} variants[CP_VARIANTS] = {
+    [CP_AUTO] = {"auto", NULL, false, "whichever ring is thought to be faster"},
+    [CP_PASS_KV] = {"pass-kv", cp_plan_pass_kv, false,
                     "many new tokens: keys and values go round"},
-    [CP_PASS_Q] = {"pass-q", cp_plan_pass_q,
+    [CP_PASS_Q] = {"pass-q", cp_plan_pass_q, false,
                    "few new tokens, many cached: queries go round"},
-    [CP_ALL_GATHER] = {"all-gather", cp_plan_all_gather,
+    [CP_ALL_GATHER] = {"all-gather", cp_plan_all_gather, false,
                        "to compare with: everybody gets all keys first"},
-    [CP_DECODE] = {"decode", cp_plan_decode, "one new token a sequence"},
+    [CP_DECODE] = {"decode", cp_plan_decode, true, "one new token a sequence"},
+    /* The variants of other systems. */
+    [CP_ULYSSES] = {"ulysses", cp_plan_ulysses, false,
+                    "heads for tokens, and back: each rank has some heads of all"},
+    [CP_MESH] = {"mesh", cp_plan_mesh, false,
+                 "heads for tokens within a host, keys and values round the hosts"},
+    [CP_GATHER_Q] = {"gather-q", cp_plan_gather_q, true,
+                     "decode: all get all queries, partials come home at once"},
+    [CP_SCATTER_Q] = {"scatter-q", cp_plan_scatter_q, true,
+                      "decode: the same, and partials are summed on their way"},
+    [CP_GATHER_O] = {"gather-o", cp_plan_gather_o, true,
+                     "decode: all have all queries, and get all partials"},
+    [CP_TREE] = {"tree", cp_plan_tree, true,
+                 "decode: the same, in steps that double"},
+    [CP_HELIX] = {"helix", cp_plan_helix, true,
+                  "decode: all have all queries, and get some heads' answers"},
 };
 
 const char *cp_variant_name(cp_variant variant) {
@@ -29,8 +46,21 @@ const char *cp_variant_use(cp_variant variant) {
     return variants[variant].use;
 }
 
+bool cp_variant_decodes(cp_variant variant) {
+    return variants[variant].decodes;
+}
+
+const char *cp_variant_names(void) {
+    static char names[32 * CP_VARIANTS];
+    int64_t at = 0;
+    for (int n = 0; n < CP_VARIANTS; n++)
+        at += snprintf(names + at, sizeof(names) - (size_t)at, "%s%s",
+                       n > 0 ? "|" : "", variants[n].name);
+    return names;
+}
+
 bool cp_variant_parse(const char *name, cp_variant *variant) {
-    for (int n = CP_AUTO; n <= CP_DECODE; n++)
+    for (int n = 0; n < CP_VARIANTS; n++)
         if (strcmp(name, variants[n].name) == 0) {
             *variant = (cp_variant)n;
             return true;

@@ -9,8 +9,13 @@
 const char *cp_variant_name(cp_variant variant);
 bool cp_variant_parse(const char *name, cp_variant *variant);
 
-/* What a variant is for, in a line. */
+/* All names, in their order: "auto|pass-kv|...". */
+const char *cp_variant_names(void);
+
+/* What a variant is for, in a line; is it for a decode step, one new token a
+ * sequence? */
 const char *cp_variant_use(cp_variant variant);
+bool cp_variant_decodes(cp_variant variant);
 
 /* Build the plan of a variant as cp_plan_new does. CP_AUTO is refused here:
  * choosing needs a machine (cp_choose). */

@@ -245,7 +245,8 @@ cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
 static cp_status begin(job *job, const int64_t *new_tokens,
                        cp_variant variant) {
     rig *rig = job->rig;
-    const cp_plan_options options = {4, rig->spare == 0 ? 1 : rig->spare};
+    const cp_plan_options options = {.element_bytes = 4,
+                                     .spare = rig->spare == 0 ? 1 : rig->spare};
     const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
     job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
     cp_plan_report_free(&rig->report);

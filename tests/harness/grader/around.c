@@ -151,7 +151,7 @@ cp_layout *grade_layout(int ranks, int64_t sequences, const int64_t *new_tokens,
 
 cp_plan *grade_plan(cp_plan_builder *build, const cp_layout *layout,
                     const cp_shape *shape, int spare, cp_plan_report *report) {
-    const cp_plan_options options = {4, spare};
+    const cp_plan_options options = {.element_bytes = 4, .spare = spare};
     cp_plan *plan;
     cp_plan_report counted;
     grade_ok(cp_plan_new(build, layout, shape, &options, &plan));
