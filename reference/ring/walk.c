@@ -8,10 +8,9 @@
 #include <string.h>
 
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
-    return slot == plan->result
-               ? plan->slots[slot].rows * cp_plan_shape(plan, slot).query_heads *
-                     4
-               : 0;
+    return slot == plan->result ? plan->slots[slot].rows *
+                                      cp_plan_shape(plan, slot).query_heads * 4
+                                : 0;
 }
 
 static cp_status allocate_slots(cp_walker *walker) {
@@ -154,8 +153,8 @@ static cp_status join(const cp_walker *walker, const cp_op *op) {
     for (int p = 0; p < walker->plan->slots[op->in.slot].parts; p++) {
         const cp_partial part = cp_walker_partial(walker, op->in.slot + p);
         for (int64_t n = 0; n < part.rows * part.heads; n++) {
-            const int64_t at = n / part.heads * whole.heads +
-                               p * part.heads + n % part.heads;
+            const int64_t at =
+                n / part.heads * whole.heads + p * part.heads + n % part.heads;
             whole.lse[at] = part.lse[n];
             if (part.lse[n] != -INFINITY)
                 memcpy(whole.output + at * whole.dim,

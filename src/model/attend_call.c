@@ -34,12 +34,11 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
                       float *to) {
     const cp_pieces *pieces = pieces_of(call, rank, which);
     const cp_plan *plan = call->plan;
-    const cp_use share =
-        which == QUERIES ? cp_plan_begins(plan, rank) : cp_plan_ends(plan, rank);
+    const cp_use share = which == QUERIES ? cp_plan_begins(plan, rank)
+                                          : cp_plan_ends(plan, rank);
     const bool asked = which >= QUERIES;
-    const int64_t heads =
-        asked ? cp_plan_shape(plan, share.slot).query_heads
-              : plan->shape.kv_heads;
+    const int64_t heads = asked ? cp_plan_shape(plan, share.slot).query_heads
+                                : plan->shape.kv_heads;
     const int64_t width = heads * numbers;
     const int64_t wide = asked ? plan->shape.query_heads * numbers : width;
     const int64_t first = asked ? share.part * width : 0;

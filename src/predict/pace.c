@@ -95,9 +95,9 @@ static double attend(const cp_pace *pace, const cp_plan *plan, int rank,
     if (!pace->decode && hardware->attention_by.count > 0)
         return start + share * attend_pieces(pace, &queries->pieces, keys);
     const double pairs = (double)cp_block_pairs(queries, keys);
-    return start +
-           share * (pace->decode ? attend_decode(pace, plan, op, rows, pairs)
-                                 : attend_block(pace, rows, pairs));
+    return start + share * (pace->decode
+                                ? attend_decode(pace, plan, op, rows, pairs)
+                                : attend_block(pace, rows, pairs));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,
@@ -141,9 +141,8 @@ static double exchanges(const cp_pace *pace, const cp_plan *plan, int rank,
     const cp_op *first = plan->programs[rank].ops;
     const bool within = near(pace, rank, op->to);
     double bytes = 0;
-    for (const cp_op *o = op; o >= first && o->kind == CP_OP_EXCHANGE &&
-                              o->hop == op->hop;
-         o--)
+    for (const cp_op *o = op;
+         o >= first && o->kind == CP_OP_EXCHANGE && o->hop == op->hop; o--)
         if (o->to != CP_NOBODY && near(pace, rank, o->to) == within)
             bytes += size_of(pace, plan, o->in.slot);
     return exchange(pace, within, bytes);

@@ -172,8 +172,7 @@ static cp_status check_everybody(const cp_layout *layout) {
         if (fresh == 0)
             continue;
         const cp_piece due = {{i, past, fresh, 1}, row};
-        if (n >= all->count ||
-            memcmp(&all->items[n++], &due, sizeof(due)) != 0)
+        if (n >= all->count || memcmp(&all->items[n++], &due, sizeof(due)) != 0)
             return cp_fail(CP_BROKEN,
                            "everybody's queries are not tokens %ld to %ld of "
                            "sequence %ld, from row %ld on",
@@ -197,8 +196,8 @@ static cp_status check_layout(const cp_layout *layout) {
 }
 
 typedef struct {
-    int32_t met;    /* a partial: the keys of a rank, or a merge; or ALL */
-    int16_t origin; /* whose tokens */
+    int32_t met;         /* a partial: the keys of a rank, or a merge; or ALL */
+    int16_t origin;      /* whose tokens */
     int16_t part, parts; /* and which heads of them */
     cp_slot_kind kind : 8;
     bool full; /* has contents */

@@ -242,8 +242,8 @@ cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
                                 &layout->queries[n].pieces);
     }
     if (status == CP_OK)
-        status = cp_pieces_copy(&copy->everybody.pieces,
-                                &layout->everybody.pieces);
+        status =
+            cp_pieces_copy(&copy->everybody.pieces, &layout->everybody.pieces);
     if (status == CP_OK)
         memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
     return hand_out(status, copy, out);

@@ -28,11 +28,10 @@ static void trade(cp_plan *plan, const mesh *m, int k, int give, int take,
     const int hop = home ? m->hosts : 0;
     for (int d = 1; d < a; d++) {
         const int to = (j + d) % a, from = (j + a - d) % a;
-        cp_emit_exchange(plan, k, hop,
-                         home ? theirs(m, give, k, to) : mine(give, k, to),
-                         k - j + to,
-                         home ? mine(take, k, from) : theirs(m, take, k, from),
-                         k - j + from);
+        cp_emit_exchange(
+            plan, k, hop, home ? theirs(m, give, k, to) : mine(give, k, to),
+            k - j + to, home ? mine(take, k, from) : theirs(m, take, k, from),
+            k - j + from);
     }
 }
 
@@ -99,7 +98,8 @@ static void program(cp_plan *plan, const mesh *m, int k) {
 static void build(cp_plan *plan, int members) {
     const int ranks = plan->layout->ranks;
     if (ranks % members != 0) {
-        plan->status = cp_refuse("%d ranks are not hosts of %d", ranks, members);
+        plan->status =
+            cp_refuse("%d ranks are not hosts of %d", ranks, members);
         return;
     }
     const mesh m = {

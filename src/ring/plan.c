@@ -96,9 +96,8 @@ void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
 }
 
 const char *cp_op_name(cp_op_kind kind) {
-    static const char *const names[] = {"append",     "pack",      "attend",
-                                        "merge",      "exchange",  "wait",
-                                        "all-to-all", "all-gather", "split",
-                                        "join"};
+    static const char *const names[] = {
+        "append", "pack",       "attend",     "merge", "exchange",
+        "wait",   "all-to-all", "all-gather", "split", "join"};
     return names[kind];
 }

@@ -22,10 +22,12 @@ static const struct {
                        "to compare with: everybody gets all keys first"},
     [CP_DECODE] = {"decode", cp_plan_decode, true, "one new token a sequence"},
     /* The variants of other systems. */
-    [CP_ULYSSES] = {"ulysses", cp_plan_ulysses, false,
-                    "heads for tokens, and back: each rank has some heads of all"},
-    [CP_MESH] = {"mesh", cp_plan_mesh, false,
-                 "heads for tokens within a host, keys and values round the hosts"},
+    [CP_ULYSSES] =
+        {"ulysses", cp_plan_ulysses, false,
+         "heads for tokens, and back: each rank has some heads of all"},
+    [CP_MESH] =
+        {"mesh", cp_plan_mesh, false,
+         "heads for tokens within a host, keys and values round the hosts"},
     [CP_GATHER_Q] = {"gather-q", cp_plan_gather_q, true,
                      "decode: all get all queries, partials come home at once"},
     [CP_SCATTER_Q] = {"scatter-q", cp_plan_scatter_q, true,
