@@ -81,22 +81,22 @@ static void gather_queries(const tiles *w, cp_piece tile, int64_t kv_head,
 }
 
 static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
-                 const float *keys, const float *values) {
+                 const cp_attention *asked) {
     const int64_t dim = w->shape->head_dim, count = tile.span.count;
-    const int64_t width = w->shape->kv_heads * dim;
+    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
     const int64_t padded = cp_ceil_divide(count, STRIP) * STRIP;
-    keys += tile.row * width + kv_head * dim;
-    values += tile.row * width + kv_head * dim;
+    const float *keys = asked->keys + tile.row * key_row + kv_head * dim;
+    const float *values = asked->values + tile.row * value_row + kv_head * dim;
     /* Turn keys on their side, strip by strip. */
     for (int64_t j = 0; j < padded; j++) {
         float *to = w->keys + j / STRIP * dim * STRIP + j % STRIP;
         for (int64_t d = 0; d < dim; d++)
-            to[d * STRIP] = j < count ? keys[j * width + d] : 0.0f;
+            to[d * STRIP] = j < count ? keys[j * key_row + d] : 0.0f;
     }
     /* Copy values, strip by strip. */
     const int64_t whole = dim - dim % STRIP;
     for (int64_t j = 0; j < count; j++) {
-        const float *from = values + j * width;
+        const float *from = values + j * value_row;
         float *to = w->values + j * STRIP;
         for (int64_t d = 0; d < whole; d += STRIP)
             memcpy(to + d * KEYS, from + d, STRIP * sizeof(float));
@@ -191,7 +191,7 @@ static void attend_tile(const call *c, tiles *w, cp_piece tile,
         const cp_piece keys = c->key_tiles.items[t];
         if (cp_span_relate(tile.span, keys.span) == CP_APART)
             continue;
-        pack(w, keys, kv_head, asked->keys, asked->values);
+        pack(w, keys, kv_head, asked);
         for (int64_t row = 0; row < rows; row += PANEL)
             attend_panel(w, tile.span, keys.span, row);
     }

@@ -20,6 +20,7 @@ typedef struct {
     const float *queries;
     const cp_pieces *key_pieces;
     const float *keys, *values;
+    int64_t key_row, value_row; /* numbers from a row to the next; 0: packed */
     int threads;
     cp_merge_row *merge; /* into what output and lse hold; NULL: over it */
     float *output, *lse;
@@ -32,6 +33,8 @@ typedef struct {
  * partial (O, LSE) of the paper's section 3.5.2 and appendix B.
  *   queries       [rows][query_heads][head_dim]  output as queries
  *   keys, values  [rows][kv_heads][head_dim]     lse [rows][query_heads]
+ * key_row and value_row say how far rows lie apart where these are some heads
+ * of more.
  * A key is visible to a query of the same sequence at its position or a
  * later one. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
  * logarithm. Only rows that the pieces name are read or written; a query
@@ -67,6 +70,17 @@ static inline float *cp_workspace_take(cp_workspace *space, int64_t floats) {
 
 /* Fails unless the call has a right shape and at least one thread. */
 cp_status cp_attention_check(const cp_attention *call);
+
+/* The numbers from one row of keys or values to the next. */
+static inline int64_t cp_key_row(const cp_attention *call) {
+    return call->key_row > 0 ? call->key_row
+                             : call->shape->kv_heads * call->shape->head_dim;
+}
+
+static inline int64_t cp_value_row(const cp_attention *call) {
+    return call->value_row > 0 ? call->value_row
+                               : call->shape->kv_heads * call->shape->head_dim;
+}
 
 /* What queries are scaled by: scores then have base 2. */
 static inline float cp_query_scale(const cp_shape *shape) {

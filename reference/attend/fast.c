@@ -227,7 +227,7 @@ static void do_many(const call *c, const task *t, cp_workspace *space) {
     for (int64_t n = t->first; n < t->last; n++) {
         poke(asked);
         cp_panels_add(&desk, t->queries, c->wide.items[n], t->kv_head, t->rows,
-                      asked->keys, asked->values);
+                      asked);
     }
     for (int64_t r = 0; r < t->rows; r++) {
         cp_panels_row(&desk, r, sums, &level, &total);
@@ -249,7 +249,7 @@ static void do_few(const call *c, const task *t, cp_workspace *space) {
         poke(asked);
         if (cp_span_relate(t->queries.span, tile.span) != CP_APART)
             cp_rows_add(&desk, t->queries, tile, follows ? next.span.count : 0,
-                        asked->keys, asked->values);
+                        asked);
     }
     for (int64_t r = 0; r < t->rows; r++)
         hand_over(c, t, r, desk.sums + r * dim, desk.level[r], desk.total[r]);

@@ -66,9 +66,9 @@ static inline void turn(int64_t slice, int64_t stride, int64_t dim,
             to[d * stride + i] = keys[i * width + d];
 }
 
-static void pack_keys(const cp_panels *desk, int64_t count, const float *keys) {
+static void pack_keys(const cp_panels *desk, int64_t count, const float *keys,
+                      int64_t width) {
     const int64_t dim = desk->shape->head_dim;
-    const int64_t width = desk->shape->kv_heads * dim;
     const int64_t slice = desk->micro->slice;
     const int64_t stride = desk->micro->slice_stride;
     int64_t j = 0;
@@ -93,13 +93,13 @@ static inline void deal(int64_t slice, int64_t stride, int64_t slices,
 }
 
 static void pack_values(const cp_panels *desk, int64_t count,
-                        const float *values) {
+                        const float *values, int64_t width) {
     const int64_t dim = desk->shape->head_dim, most = desk->most;
     const int64_t slice = desk->micro->slice;
     const int64_t stride = desk->micro->slice_stride;
     const int64_t full = dim / slice, rest = dim % slice;
     for (int64_t j = 0; j < count; j++) {
-        const float *from = values + j * desk->shape->kv_heads * dim;
+        const float *from = values + j * width;
         float *to = desk->values + j * stride;
         if (slice == 6 && stride == 6)
             deal(6, 6, full, most, from, to);
@@ -190,12 +190,12 @@ static void mask(const cp_panels *desk, const cp_reach *reach) {
 }
 
 static void add_seen(const cp_panels *desk, const cp_reach *reach,
-                     const float *values, float *sums) {
+                     const float *values, int64_t width, float *sums) {
     const int64_t dim = desk->shape->head_dim, panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
     for (int64_t j = reach->least; j < reach->most; j++) {
         const float *weights = desk->scores + j * stride;
-        const float *value = values + j * desk->shape->kv_heads * dim;
+        const float *value = values + j * width;
         uint32_t seen[WIDEST];
         for (int64_t i = 0; i < panel; i++)
             seen[i] = j < reach->of[i] ? UINT32_MAX : 0;
@@ -217,7 +217,8 @@ static void scale_sums(const cp_panels *desk, const float *keep, float *sums) {
 }
 
 static void attend_panel(const cp_panels *desk, int64_t number,
-                         const cp_reach *reach, const float *values) {
+                         const cp_reach *reach, const float *values,
+                         int64_t width) {
     const cp_micro *micro = desk->micro;
     const int64_t dim = desk->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
@@ -238,25 +239,27 @@ static void attend_panel(const cp_panels *desk, int64_t number,
                           desk->values + s * desk->most * micro->slice_stride,
                           desk->scores, true, sums + s * slice * stride,
                           stride);
-    add_seen(desk, reach, values, sums);
+    add_seen(desk, reach, values, width, sums);
 }
 
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
-                   int64_t kv_head, int64_t rows, const float *key_rows,
-                   const float *value_rows) {
+                   int64_t kv_head, int64_t rows, const cp_attention *asked) {
     const cp_shape *shape = desk->shape;
-    const int64_t at = (keys.row * shape->kv_heads + kv_head) * shape->head_dim;
+    const int64_t head = kv_head * shape->head_dim;
+    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+    const float *key = asked->keys + keys.row * key_row + head;
+    const float *value = asked->values + keys.row * value_row + head;
     const int64_t panel = desk->micro->panel;
     int64_t each[WIDEST];
     cp_reach reach = {.of = each};
     if (cp_span_relate(queries.span, keys.span) == CP_APART)
         return;
-    pack_keys(desk, keys.span.count, key_rows + at);
-    pack_values(desk, keys.span.count, value_rows + at);
+    pack_keys(desk, keys.span.count, key, key_row);
+    pack_values(desk, keys.span.count, value, value_row);
     for (int64_t r = 0; r < rows; r += panel) {
         cp_reach_find(shape, queries.span, keys.span, r, panel, &reach);
         if (reach.most > 0)
-            attend_panel(desk, r / panel, &reach, value_rows + at);
+            attend_panel(desk, r / panel, &reach, value, value_row);
     }
 }
 

@@ -38,8 +38,7 @@ void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
 
 /* Let them see a tile of at most CP_PANEL_KEYS keys. */
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
-                   int64_t kv_head, int64_t rows, const float *key_rows,
-                   const float *value_rows);
+                   int64_t kv_head, int64_t rows, const cp_attention *asked);
 
 /* What row r has come to: the sum over keys of 2^(score - level) * value and
  * of 2^(score - level), scores in base 2. */

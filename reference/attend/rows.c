@@ -118,16 +118,17 @@ static void fetch(const float *from, int64_t floats) {
 }
 
 static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
-                       const float *values) {
+                       int64_t key_row, const float *values,
+                       int64_t value_row) {
     const int64_t dim = desk->shape->head_dim, heads = desk->shape->kv_heads;
     for (int64_t j = 0; j < count; j += 2) {
         const int64_t second = j + 1 < count;
         const int64_t part = (1 + second) * dim;
         for (int64_t h = 0; h < heads; h++) {
-            fetch(values + j * heads * dim + h * part, part);
-            const float *key = keys + (j * heads + h) * dim;
+            fetch(values + j * value_row + h * part, part);
+            const float *key = keys + j * key_row + h * dim;
             score_few(desk->rows, dim, desk->queries + h * desk->rows * dim,
-                      key, key + second * heads * dim,
+                      key, key + second * key_row,
                       desk->scores + h * desk->rows * CP_ROW_KEYS + j, second);
         }
     }
@@ -157,10 +158,9 @@ add_keys(int keys, int64_t dim, int64_t width, const float *weights,
 }
 
 static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
-                       int64_t j, const float *values, const float *soon,
-                       int64_t part) {
+                       int64_t j, const float *values, int64_t width,
+                       const float *soon, int64_t part) {
     const int64_t dim = desk->shape->head_dim;
-    const int64_t width = desk->shape->kv_heads * dim;
     for (int64_t r = 0; r < desk->rows; r++) {
         fetch(soon + r * part, part);
         const int64_t row = h * desk->rows + r, left = reach[r] - j;
@@ -175,16 +175,15 @@ static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
 }
 
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
-                 int64_t following, const float *key_rows,
-                 const float *value_rows) {
+                 int64_t following, const cp_attention *asked) {
     const int64_t heads = desk->shape->kv_heads, dim = desk->shape->head_dim;
-    const int64_t width = heads * dim;
+    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
     int64_t each[CP_FEW_ROWS];
     cp_reach reach = {.of = each};
     cp_reach_find(desk->shape, queries.span, keys.span, 0, desk->rows, &reach);
-    const float *key = key_rows + keys.row * width;
-    const float *value = value_rows + keys.row * width;
-    score_keys(desk, reach.most, key, value);
+    const float *key = asked->keys + keys.row * key_row;
+    const float *value = asked->values + keys.row * value_row;
+    score_keys(desk, reach.most, key, key_row, value, value_row);
     for (int64_t row = 0; row < heads * desk->rows; row++)
         weigh_row(desk, row, each[row % desk->rows], reach.most);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
@@ -192,9 +191,9 @@ void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
         const int64_t next = cp_max(0, cp_min(EIGHT, following - j));
         const int64_t part = next * dim / desk->rows;
         const float *soon =
-            next > 0 ? key + (keys.span.count + j) * width : key;
+            next > 0 ? key + (keys.span.count + j) * key_row : key;
         for (int64_t h = 0; h < heads; h++)
-            add_values(desk, each, h, j, value + j * width + h * dim,
-                       soon + h * desk->rows * part, part);
+            add_values(desk, each, h, j, value + j * value_row + h * dim,
+                       value_row, soon + h * desk->rows * part, part);
     }
 }

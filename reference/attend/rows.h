@@ -31,7 +31,6 @@ void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor);
 /* Let them see a tile of at most CP_ROW_KEYS keys, not apart. The keys of so
  * many rows of the tensor that follow the tile's will be wanted next. */
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
-                 int64_t following, const float *key_rows,
-                 const float *value_rows);
+                 int64_t following, const cp_attention *asked);
 
 #endif

@@ -188,8 +188,8 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         partial.lse[n] = -INFINITY;
     const cp_shape shape = cp_plan_shape(plan, op->in.slot);
     const int64_t first = cp_plan_first_head(plan, op) * shape.head_dim;
-    if (plan->slots[op->in.slot].parts != plan->slots[op->keys.slot].parts)
-        return cp_refuse("this kernel reads whole rows of keys");
+    const int64_t row =
+        cp_plan_shape(plan, op->keys.slot).kv_heads * shape.head_dim;
     const cp_attention call = {
         .shape = &shape,
         .query_pieces = &cp_plan_queries(plan, op->in.origin)->pieces,
@@ -197,6 +197,8 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .key_pieces = &keys->pieces,
         .keys = from.keys + first,
         .values = from.values + first,
+        .key_row = row,
+        .value_row = row,
         .threads = walker->options.threads,
         .merge = merge != NULL ? cp_partial_merge_row : NULL,
         .output = partial.output,
