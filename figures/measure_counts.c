@@ -27,7 +27,7 @@ static void balance_of(cp_placement placement, int ranks, int64_t tokens,
                           .sequences = 1,
                           .new_tokens = &tokens,
                           .room = tokens,
-                          .placement = placement};
+                          .dealing.placement = placement};
     cp_layout *layout;
     need(cp_layout_new(&call, &layout));
     double *table = pairs(layout), total = 0, most = 0, hops = 0;
@@ -57,7 +57,7 @@ static void balance(void) {
            "striped_ring\n");
     for (int ranks = 1; ranks <= 32; ranks++) {
         printf("%d", ranks);
-        const cp_placement order[3] = {CP_NAIVE, CP_ZIGZAG, CP_STRIPED};
+        const cp_placement order[3] = {CP_NAIVE, CP_ZIGZAG, CP_INTERLEAVE};
         for (int n = 0; n < 3; n++) {
             double sum, ring;
             balance_of(order[n], ranks, 8000, &sum, &ring);
@@ -156,7 +156,7 @@ static void decode_padding(void) {
                                   .sequences = batch,
                                   .new_tokens = ones,
                                   .room = 1,
-                                  .placement = CP_ROUND_ROBIN};
+                                  .dealing.placement = CP_ROUND_ROBIN};
             cp_layout *layout;
             need(cp_layout_new(&call, &layout));
             printf(",%.4f",

@@ -246,7 +246,7 @@ static void judge(const conversation *it, const char *what, int64_t first,
 static void converse(conversation *it, int64_t keys, int64_t tokens,
                      int64_t steps) {
     const double before = memory_of("VmRSS");
-    const int64_t room = cp_shard_room(it->ranks, keys + tokens + steps);
+    const int64_t room = cp_shard_room(NULL, it->ranks, keys + tokens + steps);
     const int64_t rows = it->ranks * room, row = DIM * sizeof(float);
     need(cp_cache_new(it->ranks, 1, room, &it->cache));
     need(cp_allocate_lines(&it->keys, rows, row, "keys"));

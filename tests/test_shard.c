@@ -3,7 +3,10 @@
 
 #include <string.h>
 
+#include <stdlib.h>
+
 #include "ring/layout.h"
+#include "ring/shares.h"
 
 static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
                  int64_t length) {
@@ -43,7 +46,7 @@ static void free_all(void) {
 AROUND_EACH(free_all, free_all);
 
 /* Lay out fresh tokens where the cached ones are dealt out in the same way. */
-static void lay_out(int ranks, cp_placement placement, int64_t sequences,
+static void lay_out(int ranks, cp_dealing dealing, int64_t sequences,
                     const int64_t *cached, const int64_t *fresh) {
     cp_layout *original;
     int64_t total = 0;
@@ -55,7 +58,7 @@ static void lay_out(int ranks, cp_placement placement, int64_t sequences,
                     .new_tokens = cached,
                     .held = held,
                     .room = 256,
-                    .placement = placement};
+                    .dealing = dealing};
     if (total > 0) {
         must(cp_layout_new(&call, &original));
         for (int rank = 0; rank < ranks; rank++) {
@@ -71,6 +74,20 @@ static void lay_out(int ranks, cp_placement placement, int64_t sequences,
     must(cp_layout_new(&call, &original));
     must(cp_layout_copy(original, &layout));
     cp_layout_free(original);
+}
+
+/* The most new tokens of a sequence that a rank has. */
+static int64_t most_of(int64_t sequence) {
+    int64_t most = 0;
+    for (int rank = 0; rank < layout->ranks; rank++) {
+        const cp_pieces *queries = &layout->queries[rank].pieces;
+        int64_t tokens = 0;
+        for (int64_t n = 0; n < queries->count; n++)
+            if (queries->items[n].span.sequence == sequence)
+                tokens += queries->items[n].span.count;
+        most = cp_max(most, tokens);
+    }
+    return most;
 }
 
 /* The most that a rank has, less the least. */
@@ -104,12 +121,14 @@ static void check_round_trip(const int64_t *cached, const int64_t *fresh) {
     }
 }
 
-static void check_padding(cp_placement placement, const int64_t *fresh) {
+static void check_padding(cp_dealing dealing, const int64_t *fresh) {
+    const bool zigzag =
+        dealing.placement == CP_ZIGZAG && dealing.weights == NULL;
     const int64_t chunks = 2 * layout->ranks;
     int64_t rows = 0, slack = 0, tokens[9];
     for (int64_t i = 0; i < layout->sequences; i++) {
         const int64_t chunk = cp_ceil_divide(fresh[i], chunks);
-        rows += cp_shard_rows(placement, layout->ranks, fresh[i]);
+        rows += zigzag ? 2 * chunk : most_of(i);
         slack += cp_min(chunk, chunks * chunk - fresh[i]);
     }
     for (int rank = 0; rank < layout->ranks; rank++) {
@@ -119,8 +138,21 @@ static void check_padding(cp_placement placement, const int64_t *fresh) {
             ck_abort_msg("rank %d: blocks of unequal length", rank);
         tokens[rank] = layout->queries[rank].tokens;
     }
-    hold(placement != CP_ZIGZAG || spread(layout->ranks, tokens) <= slack);
+    hold(!zigzag || spread(layout->ranks, tokens) <= slack);
 }
+
+static const int64_t unlike[] = {3, 2, 1, 5, 1, 1, 40, 7, 2};
+static const cp_dealing ways[] = {
+    {.placement = CP_ZIGZAG},
+    {.placement = CP_NAIVE},
+    {.placement = CP_INTERLEAVE},
+    {.placement = CP_INTERLEAVE, .block = 2},
+    {.placement = CP_INTERLEAVE, .block = 3},
+    {.placement = CP_INTERLEAVE, .block = 16},
+    {.placement = CP_ZIGZAG, .weights = unlike},
+};
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
+static const cp_dealing zigzag = {.placement = CP_ZIGZAG};
 
 LOOP(every_small_shape_is_a_round_trip, 1, 10) {
     const int ranks = _i;
@@ -129,10 +161,10 @@ LOOP(every_small_shape_is_a_round_trip, 1, 10) {
             const int64_t cached[4] = {p, 0, 1, 2 * ranks};
             const int64_t fresh[4] = {t, 1, 2 * ranks, t % 3};
             for (int64_t sequences = 1; sequences <= 4; sequences++)
-                for (cp_placement way = CP_ZIGZAG; way <= CP_STRIPED; way++) {
-                    lay_out(ranks, way, sequences, cached, fresh);
+                for (size_t way = 0; way < WAYS; way++) {
+                    lay_out(ranks, ways[way], sequences, cached, fresh);
                     check_round_trip(cached, fresh);
-                    check_padding(way, fresh);
+                    check_padding(ways[way], fresh);
                 }
         }
 }
@@ -144,7 +176,7 @@ static int64_t pairs(int k, int s) {
 LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {
     const int ranks = _i;
     const int64_t chunk = 5, fresh = 2 * ranks * chunk, cached = 3 * ranks;
-    lay_out(ranks, CP_ZIGZAG, 1, &cached, &fresh);
+    lay_out(ranks, zigzag, 1, &cached, &fresh);
     for (int k = 0; k < ranks; k++) {
         int64_t sum = 0;
         for (int s = 0; s < ranks; s++) {
@@ -159,9 +191,48 @@ LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {
     }
 }
 
+/* Where the weights divide, each rank scores its part of the pairs exactly;
+ * elsewhere rounding costs it little. */
+LOOP(uneven_chunks_are_work_in_proportion, 1, 10) {
+    const int ranks = _i;
+    const int64_t none = 0;
+    int64_t sum = 0;
+    for (int k = 0; k < ranks; k++)
+        sum += unlike[k];
+    for (int64_t fresh = sum; fresh <= 256; fresh++) {
+        lay_out(ranks, ways[WAYS - 1], 1, &none, &fresh);
+        for (int k = 0; k < ranks; k++) {
+            const int64_t tokens = layout->queries[k].tokens;
+            int64_t mine = 0;
+            for (int s = 0; s < ranks; s++)
+                mine += pairs(k, s);
+            hold(llabs(2 * mine - tokens * (fresh + 1)) <=
+                 fresh + tokens * ranks);
+            hold(fresh % (2 * sum) != 0 ||
+                 2 * mine == unlike[k] * (fresh / sum) * (fresh + 1));
+        }
+    }
+}
+
+/* No rank is ever ahead of its part by a whole token, and every sum of weights
+ * it has had it exactly. */
+LOOP(turns_are_in_proportion, 1, 10) {
+    int64_t held[9] = {0}, none[9] = {0}, scratch[9], sum = 0;
+    for (int k = 0; k < _i; k++)
+        sum += unlike[k];
+    for (int64_t n = 0; n < 3 * sum; n++) {
+        held[cp_shares_owner(unlike, _i, n, held, scratch)]++;
+        cp_shares_deal(unlike, _i, n, none, scratch);
+        for (int k = 0; k < _i; k++)
+            hold(scratch[k] * sum < unlike[k] * n + sum);
+    }
+    for (int k = 0; k < _i; k++)
+        hold(held[k] == 3 * unlike[k]);
+}
+
 LOOP(a_straight_cut_is_as_unfair_as_the_formula_says, 1, 10) {
     const int64_t ranks = _i, fresh = 12 * ranks, none = 0;
-    lay_out((int)ranks, CP_NAIVE, 1, &none, &fresh);
+    lay_out((int)ranks, ways[1], 1, &none, &fresh);
     int64_t most = 0, total = 0;
     for (int k = 0; k < ranks; k++) {
         int64_t sum = 0;
@@ -179,7 +250,7 @@ LOOP(a_first_prompt_gives_part_n_to_rank_n, 1, 10) {
     const int64_t none = 0;
     for (int64_t count = 1; count <= 6 * _i; count++) {
         const int64_t chunk = cp_ceil_divide(count, 2 * _i);
-        lay_out(_i, CP_ZIGZAG, 1, &none, &count);
+        lay_out(_i, zigzag, 1, &none, &count);
         for (int64_t rank = 0; rank < _i && rank * chunk < count; rank++)
             ck_assert_int_eq(layout->queries[rank].pieces.items[0].span.start,
                              rank * chunk);
@@ -191,7 +262,7 @@ LOOP(a_batch_of_short_prompts_is_work_for_all, 1, 20) {
     int64_t fresh[BATCH], none[BATCH] = {0};
     for (int n = 0; n < BATCH; n++)
         fresh[n] = _i;
-    lay_out(RANKS, CP_ZIGZAG, BATCH, none, fresh);
+    lay_out(RANKS, zigzag, BATCH, none, fresh);
     for (int rank = 0; rank < RANKS; rank++)
         ck_assert_int_eq(layout->queries[rank].tokens, BATCH * _i / RANKS);
 }
@@ -214,10 +285,15 @@ TEST(nonsense_is_refused_with_its_numbers) {
     fresh[0] = 0;
     expect(&call, CP_INVALID, "no new token");
     fresh[0] = 2;
-    call.placement = CP_ROUND_ROBIN;
+    call.dealing.placement = CP_ROUND_ROBIN;
     expect(&call, CP_INVALID, "brings 2 new tokens to a decode step");
+    call.dealing.weights = (int64_t[]){2, 0};
+    expect(&call, CP_INVALID, "rank 1 has weight 0");
+    call.dealing.weights = (int64_t[]){9999, 2};
+    expect(&call, CP_INVALID, "no more than 10000 in all");
+    call.dealing.weights = NULL;
     fresh[0] = INT64_MAX;
     fresh[1] = INT64_MAX;
-    call.placement = CP_ZIGZAG;
+    call.dealing.placement = CP_ZIGZAG;
     expect(&call, CP_INVALID, "64 bits");
 }

@@ -306,12 +306,13 @@ static void give(scene *it, cp_pieces *pieces, int64_t first, int64_t count) {
 
 /* As the book deals them out: equal blocks, and 2N new tokens. */
 static void deal_equally(scene *it, int64_t tokens) {
+    static const cp_dealing zigzag = {.placement = CP_ZIGZAG};
     it->tokens = tokens;
     for (int r = 0; r < it->ranks; r++) {
         const int64_t fresh = 2 * it->ranks;
         const cp_run all = {0, 0, tokens}, asked = {0, tokens - fresh, fresh};
-        grade_ok(cp_shard(CP_ZIGZAG, it->ranks, r, all, 0, &it->cached[r]));
-        grade_ok(cp_shard(CP_ZIGZAG, it->ranks, r, asked, 0, &it->queried[r]));
+        grade_ok(cp_shard(&zigzag, it->ranks, r, all, 0, &it->cached[r]));
+        grade_ok(cp_shard(&zigzag, it->ranks, r, asked, 0, &it->queried[r]));
     }
 }
 

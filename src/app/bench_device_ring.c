@@ -51,7 +51,7 @@ static cp_status team_open(device_team *it, cp_variant variant,
     const cp_shape *shape = &it->bench->shape;
     const cp_plan_options options = {
         .element_bytes = cp_element_bytes(it->element), .spare = 1};
-    const int64_t room = cp_shard_room(it->ranks, tokens);
+    const int64_t room = cp_shard_room(NULL, it->ranks, tokens);
     const int64_t bytes = room * shape->kv_heads * shape->head_dim *
                           cp_element_bytes(it->element);
     CP_TRY(cp_cache_new(it->ranks, 1, room, &it->cache));

@@ -23,7 +23,7 @@ typedef struct {
 static cp_status team_open(team *it, cp_variant variant, int64_t tokens) {
     const cp_shape *shape = &it->bench->shape;
     const int only = it->place->only;
-    const int64_t room = cp_shard_room(it->ranks, tokens);
+    const int64_t room = cp_shard_room(NULL, it->ranks, tokens);
     const cp_walk_options options = {
         .kernel = it->bench->kernel,
         .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};

@@ -154,8 +154,59 @@ cp_status cp_command_backend(int place, double timeout,
     return CP_OK;
 }
 
+/* The numbers after the colon of a placement, or nothing. */
+static cp_status placement_numbers(cp_command_placement *placement,
+                                   const char *numbers, int64_t most,
+                                   int64_t *count) {
+    cp_counts counts = {0};
+    *count = 0;
+    if (numbers == NULL)
+        return CP_OK;
+    const cp_status status = cp_counts_parse("placement", numbers + 1, &counts);
+    if (status == CP_OK)
+        *count = counts.count;
+    for (int64_t n = 0; n < *count && n < most; n++)
+        placement->weights[n] = counts.items[n];
+    free(counts.items);
+    return status;
+}
+
+cp_status cp_command_placement_check(cp_command_placement *placement,
+                                     int64_t ranks) {
+    static const char *const names[] = {"zigzag", "naive", "interleave",
+                                        "uneven"};
+    const char *text = placement->text != NULL ? placement->text : "zigzag";
+    const char *numbers = strchr(text, ':');
+    const int64_t due = strncmp(text, "uneven", 6) == 0 ? ranks : 1;
+    int64_t count;
+    int name = 0;
+    while (name < 4 && (strlen(names[name]) != strcspn(text, ":") ||
+                        strncmp(text, names[name], strlen(names[name])) != 0))
+        name++;
+    if (name == 4 || (name < 2 && numbers != NULL))
+        return cp_refuse("--placement %s: choose one of zigzag, naive, "
+                         "interleave:K, uneven:W,W,...",
+                         text);
+    CP_TRY(placement_numbers(placement, numbers, CP_SHARES_RANKS, &count));
+    if (name >= 2 && count != due)
+        return cp_refuse("--placement %s: %ld numbers; %ld are due", text,
+                         count, due);
+    if (name == 2)
+        CP_TRY(cp_option_range("placement", placement->weights[0], 1,
+                               INT32_MAX / CP_COMMAND_RANKS));
+    placement->dealing =
+        (cp_dealing){.placement = name == 3 ? CP_ZIGZAG : (cp_placement)name,
+                     .block = name == 2 ? placement->weights[0] : 0,
+                     .weights = name == 3 ? placement->weights : NULL};
+    if (name < 3)
+        return CP_OK;
+    return cp_command_about(cp_shares_check(placement->weights, (int)ranks),
+                            "--placement");
+}
+
 cp_status cp_command_ring_check(cp_command_ring *ring) {
     CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
+    CP_TRY(cp_command_placement_check(&ring->placement, ring->ranks));
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
             return cp_refuse(

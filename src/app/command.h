@@ -7,6 +7,7 @@
 #include "app/npy.h"
 #include "ground/options.h"
 #include "predict/simulate.h"
+#include "ring/shares.h"
 
 /* A step of a command; what it works on is its own. */
 typedef cp_status (*cp_command_step)(void *context);
@@ -39,6 +40,25 @@ enum {
 
 #define CP_COMMAND_PLACES "threads|mpi|cuda|cuda-fp32|cuda-fp8"
 
+/* How tokens are dealt out, as --placement says. */
+typedef struct {
+    const char *text; /* NULL: zigzag */
+    int64_t weights[CP_SHARES_RANKS];
+    cp_dealing dealing; /* what it comes to */
+} cp_command_placement;
+
+#define CP_COMMAND_PLACEMENT_OPTION(placement)                                 \
+    {                                                                          \
+        "placement", CP_WORD, &(placement).text, "RULE",                       \
+            "how tokens are dealt out: zigzag (default), naive, "              \
+            "interleave:16 (blocks of 16 by position) or uneven:3,2,1 "        \
+            "(zigzag, with these shares for the ranks)"                        \
+    }
+
+/* Read it for so many ranks. It must stay where it is, for its dealing. */
+cp_status cp_command_placement_check(cp_command_placement *placement,
+                                     int64_t ranks);
+
 /* What a command that runs a ring asks for, and what that comes to. */
 typedef struct {
     int64_t ranks, tensor;
@@ -46,6 +66,7 @@ typedef struct {
     int on;
     const char *machine;
     double timeout;
+    cp_command_placement placement;
     const cp_backend *backend;
     cp_hardware described; /* of --machine */
     cp_chooser chooser;    /* by it, or all zero: Algorithm 1 */
@@ -62,6 +83,7 @@ typedef struct {
         {"machine", CP_INPUT, &(ring).machine, "NAME|FILE",                    \
          "let auto take the ring that is faster on this machine, as "          \
          "simulated"},                                                         \
+        CP_COMMAND_PLACEMENT_OPTION((ring).placement),                         \
         {"on", CP_ONE_OF, &(ring).on, CP_COMMAND_PLACES,                       \
          "where the ranks run (default threads)"},                             \
     {                                                                          \

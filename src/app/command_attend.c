@@ -131,6 +131,7 @@ static cp_status attend_load(attend_run *run) {
                                .history = (const cp_turn *const *)run->pasts,
                                .variant = run->ring.variant,
                                .chooser = run->ring.chooser,
+                               .dealing = run->ring.placement.dealing,
                                .queries = run->queries.data,
                                .keys = run->keys.data,
                                .values = run->values.data};

@@ -89,7 +89,8 @@ static cp_status session_open(logits_run *run) {
         .sequences = 1,
         .capacity = run->ids.count + cp_max(run->generate - 1, 0),
         .variant = run->ring.variant,
-        .chooser = run->ring.chooser};
+        .chooser = run->ring.chooser,
+        .dealing = run->ring.placement.dealing};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),
         run->tokens));

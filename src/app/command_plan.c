@@ -13,7 +13,7 @@ typedef struct {
     cp_command_tokens tokens;
     cp_counts heads;
     cp_variant variant;
-    cp_placement placement;
+    cp_command_placement placement;
     int draw;         /* 0: nothing */
     int64_t buffers;  /* for blocks of the ring: the one here, and spare ones */
     const char *drop; /* "RANK:NUMBER", or NULL */
@@ -38,18 +38,21 @@ static cp_status plan_check(void *context) {
                          run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
+    CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
     return cp_command_step_check(run->variant, fresh->count, fresh->items);
 }
 
 static cp_status layout_new(const plan_run *run, const cp_counts *counts,
-                            cp_placement placement, cp_layout **layout) {
+                            bool decode, cp_layout **layout) {
+    const cp_dealing *prompts = &run->placement.dealing;
     const cp_call call = {.ranks = (int)run->ranks,
                           .sequences = counts->count,
                           .new_tokens = counts->items,
                           .held = run->cache->held,
                           .room = run->cache->room,
-                          .placement = placement};
+                          .dealing =
+                              decode ? cp_dealing_step(prompts) : *prompts};
     return cp_layout_new(&call, layout);
 }
 
@@ -64,7 +67,7 @@ static cp_status cache_fill(plan_run *run) {
     if (cached_sum == 0)
         return CP_OK;
     cp_layout *past;
-    CP_TRY(layout_new(run, cached, run->placement, &past));
+    CP_TRY(layout_new(run, cached, false, &past));
     const cp_status status = cp_cache_commit(run->cache, past);
     cp_layout_free(past);
     return status;
@@ -101,9 +104,7 @@ static cp_status plan_build(plan_run *run) {
         CP_TRY(cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
                          fresh->count, fresh->items, run->cache->length,
                          choice));
-    CP_TRY(layout_new(run, fresh,
-                      cp_variant_decodes(choice->variant) ? CP_ROUND_ROBIN
-                                                          : run->placement,
+    CP_TRY(layout_new(run, fresh, cp_variant_decodes(choice->variant),
                       &run->layout));
     CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,
                          &run->plan));
@@ -154,7 +155,10 @@ static void head_print(FILE *out, const plan_run *run) {
 static void ranks_print(FILE *out, const plan_run *run) {
     const cp_plan_report *report = &run->report;
     fprintf(out, "\nrank   new tokens, %s placement\n",
-            cp_placement_name(run->layout->placement));
+            run->layout->placement != CP_ROUND_ROBIN &&
+                    run->placement.text != NULL
+                ? run->placement.text
+                : cp_placement_name(run->layout->placement));
     for (int k = 0; k < report->ranks; k++) {
         fprintf(out, "%4d  ", k);
         pieces_print(out, &run->layout->queries[k].pieces,
@@ -318,8 +322,7 @@ int cp_command_plan(int count, char *const *arguments) {
          "Llama 3 405B)"},
         {"bytes", CP_COUNT, &run.element_bytes, "4|2",
          "bytes of a number of queries, keys and values (default 4)"},
-        {"placement", CP_ONE_OF, &run.placement, "zigzag|naive|striped",
-         "how new tokens are dealt out (default zigzag)"},
+        CP_COMMAND_PLACEMENT_OPTION(run.placement),
         {"buffers", CP_COUNT, &run.buffers, "n",
          "for blocks of the ring on a rank (default 2; 1 overwrites)"},
         {"drop", CP_WORD, &run.drop, "RANK:NUMBER",

@@ -168,6 +168,7 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
         call->room = cp_max(call->room, tokens);
     }
     CP_TRY(cp_cache_new(job->ranks, job->sequences, call->room, &call->cache));
+    call->cache->dealing = job->dealing;
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);

@@ -19,6 +19,7 @@ typedef struct {
     int64_t room;       /* cache rows of one on a rank; the session's to say */
     cp_variant variant; /* of prefills; decode has its own */
     cp_chooser chooser; /* who decides for CP_AUTO */
+    cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
@@ -57,6 +58,7 @@ typedef struct {
     cp_partial_observer partial; /* or NULL */
     void *partial_context;
     cp_chooser chooser; /* who decides for CP_AUTO */
+    cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
     cp_variant chosen;  /* out */
     char rule[200];     /* out */
 } cp_attend_job;

@@ -264,9 +264,10 @@ cp_status cp_session_open(const cp_model *model,
         return cp_refuse("%d ranks, %ld sequences, %d cores", own->ranks,
                          own->sequences, own->cores);
     CP_TRY(check_variant(own->variant));
-    own->room = cp_shard_room(own->ranks, own->capacity);
+    own->room = cp_shard_room(&own->dealing, own->ranks, own->capacity);
     CP_TRY(
         cp_cache_new(own->ranks, own->sequences, own->room, &session->cache));
+    session->cache->dealing = own->dealing;
     return model->backend->engine_new(model, own, &session->engine);
 }
 

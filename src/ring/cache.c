@@ -45,7 +45,7 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
         .new_tokens = new_tokens,
         .held = cache->held,
         .room = cache->room,
-        .placement = decode ? CP_ROUND_ROBIN : CP_ZIGZAG,
+        .dealing = decode ? cp_dealing_step(&cache->dealing) : cache->dealing,
         .step = cache->step,
     };
     return cp_layout_new(&call, out);

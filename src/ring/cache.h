@@ -10,10 +10,11 @@
 typedef struct {
     int ranks;
     int64_t sequences;
-    int64_t room;    /* cache rows of one sequence on one rank */
-    cp_pieces *held; /* [ranks][sequences], rows of the rank's cache */
-    int64_t *length; /* [sequences] tokens so far, P_i */
-    int64_t step;    /* decode steps so far, t of Algorithm 4 */
+    int64_t room;       /* cache rows of one sequence on one rank */
+    cp_pieces *held;    /* [ranks][sequences], rows of the rank's cache */
+    int64_t *length;    /* [sequences] tokens so far, P_i */
+    int64_t step;       /* decode steps so far, t of Algorithm 4 */
+    cp_dealing dealing; /* of prompts: zigzag, until somebody sets another */
 } cp_cache;
 
 /* An empty cache. Fails with CP_INVALID for no ranks, sequences or room. */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/shares.h"
+
 static const cp_pieces *pieces_held(const cp_call *call, int rank,
                                     int64_t sequence) {
     static const cp_pieces nothing = {0};
@@ -25,6 +27,7 @@ static cp_status add_key(cp_layout *layout, int rank, cp_piece piece,
 typedef struct {
     int64_t held;  /* of the sequence, before the call */
     int64_t order; /* the less the sooner, and then by place */
+    int64_t total; /* held, and the new tokens that it gets */
     int rank, place;
 } seat;
 
@@ -35,26 +38,38 @@ static int by_order(const void *a, const void *b) {
     return one->order < other->order ? -1 : 1;
 }
 
-static void pass_over_the_full(int ranks, seat *seats) {
-    int64_t least = INT64_MAX;
-    int turn = 0;
-    for (int n = 0; n < ranks; n++)
+static int owner_seat(const cp_call *call, int64_t turn, const seat *seats,
+                      int64_t *counts) {
+    const cp_dealing *how = &call->dealing;
+    const int ranks = call->ranks;
+    int64_t least = INT64_MAX, cached = 0;
+    int seat = 0;
+    if (how->weights != NULL)
+        return cp_shares_owner(how->weights, ranks, turn, counts,
+                               counts + ranks);
+    for (int n = 0; n < ranks; n++) {
         least = cp_min(least, seats[n].held);
-    while (seats[turn].held - least >= cp_shard_spread(ranks))
-        turn++;
-    const seat owner = seats[turn];
-    seats[turn] = seats[0];
-    seats[0] = owner;
+        cached += seats[n].held;
+    }
+    if (how->block > 0)
+        return (int)(cached / how->block % ranks);
+    while (seats[seat].held - least >= cp_shard_spread(ranks))
+        seat++;
+    return seat;
 }
 
 static int64_t first_seat(const cp_call *call, int64_t place) {
-    if (call->placement == CP_ROUND_ROBIN)
+    const cp_dealing *how = &call->dealing;
+    if (how->weights != NULL || how->block > 0)
+        return 0;
+    if (how->placement == CP_ROUND_ROBIN)
         return (place + call->step) % call->ranks;
-    return call->placement == CP_ZIGZAG ? place % call->ranks : 0;
+    return how->placement == CP_ZIGZAG ? place % call->ranks : 0;
 }
 
 static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
-                       seat *seats) {
+                       seat *seats, int64_t *counts) {
+    const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
     const bool fewer_first = call->new_tokens[sequence] < ranks;
     const int64_t first = first_seat(call, place);
@@ -62,15 +77,20 @@ static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
         const int rank = (int)((first + n) % ranks);
         const int64_t held =
             cp_pieces_tokens(pieces_held(call, rank, sequence));
-        seats[n] = (seat){held, fewer_first ? held : -held, rank, n};
+        seats[n] = (seat){held, fewer_first ? held : -held, 0, rank, n};
+        counts[rank] = held;
     }
-    if (call->placement == CP_ROUND_ROBIN)
-        pass_over_the_full(ranks, seats);
-    if (call->placement == CP_ZIGZAG)
+    if (how->placement == CP_ROUND_ROBIN) {
+        const int n = owner_seat(call, place + call->step, seats, counts);
+        const seat owner = seats[n];
+        seats[n] = seats[0];
+        seats[0] = owner;
+    }
+    if (how->placement == CP_ZIGZAG && how->weights == NULL)
         qsort(seats, (size_t)ranks, sizeof(*seats), by_order);
 }
-static cp_status deal(const cp_call *call, int part, const seat *seat,
-                      cp_run run, cp_layout *layout, int64_t *longest) {
+static cp_status deal(const cp_call *call, const cp_dealing *how, int part,
+                      seat *seat, cp_run run, cp_layout *layout) {
     const int rank = seat->rank;
     const cp_pieces *held = pieces_held(call, rank, run.sequence);
     cp_block *queries = &layout->queries[rank];
@@ -78,16 +98,15 @@ static cp_status deal(const cp_call *call, int part, const seat *seat,
     const int64_t before = appended->pieces.count;
     const int64_t row = run.sequence * call->room + seat->held;
     int64_t total = 0;
-    CP_TRY(cp_shard(call->placement, call->ranks, part, run, queries->rows,
-                    &queries->pieces));
-    CP_TRY(cp_shard(call->placement, call->ranks, part, run, row,
-                    &appended->pieces));
+    CP_TRY(
+        cp_shard(how, call->ranks, part, run, queries->rows, &queries->pieces));
+    CP_TRY(cp_shard(how, call->ranks, part, run, row, &appended->pieces));
     for (int64_t n = 0; n < held->count; n++)
         CP_TRY(add_key(layout, rank, held->items[n], &total));
     for (int64_t n = before; n < appended->pieces.count; n++)
         CP_TRY(add_key(layout, rank, appended->pieces.items[n], &total));
     queries->tokens = appended->tokens += total - seat->held;
-    *longest = cp_max(*longest, total);
+    seat->total = total;
     if (total > call->room)
         return cp_fail(CP_CAPACITY,
                        "sequence %ld would hold %ld tokens on rank %d; its "
@@ -95,20 +114,37 @@ static cp_status deal(const cp_call *call, int part, const seat *seat,
                        run.sequence, total, rank, call->room);
     return CP_OK;
 }
+static int64_t rows_aside(const cp_dealing *how, int ranks, int64_t count,
+                          int64_t longest) {
+    if (how->placement == CP_ROUND_ROBIN)
+        return 0;
+    return how->placement == CP_ZIGZAG && how->weights == NULL
+               ? 2 * cp_ceil_divide(count, 2 * (int64_t)ranks)
+               : longest;
+}
+
 static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
-                         seat *seats, cp_layout *layout) {
+                         seat *seats, int64_t *counts, cp_layout *layout) {
     const int ranks = call->ranks;
+    cp_dealing how = call->dealing;
     const int64_t fresh = call->new_tokens[sequence];
-    const int64_t rows = cp_shard_rows(call->placement, ranks, fresh);
-    int64_t cached = 0, longest = 0;
-    seat_ranks(call, sequence, place, seats);
+    int64_t cached = 0, longest = 0, most = 0;
+    seat_ranks(call, sequence, place, seats, counts);
     for (int part = 0; part < ranks; part++)
         cached += seats[part].held;
+    if (how.weights != NULL && how.placement == CP_ZIGZAG) {
+        cp_shares_deal(how.weights, ranks, fresh, counts, counts + ranks);
+        how.weights = counts + ranks;
+    }
     const cp_run run = {sequence, cached, fresh};
-    for (int part = 0; part < ranks; part++)
-        CP_TRY(deal(call, part, &seats[part], run, layout, &longest));
+    for (int part = 0; part < ranks; part++) {
+        CP_TRY(deal(call, &how, part, &seats[part], run, layout));
+        longest = cp_max(longest, seats[part].total);
+        most = cp_max(most, seats[part].total - seats[part].held);
+    }
     for (int rank = 0; rank < ranks; rank++) {
         cp_block *queries = &layout->queries[rank];
+        const int64_t rows = rows_aside(&how, ranks, fresh, most);
         queries->rows = cp_max(queries->tokens, queries->rows + rows);
         layout->keys[rank].rows += longest;
     }
@@ -147,10 +183,12 @@ int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
 }
 
 static cp_status check_call(const cp_call *call) {
-    const bool decode = call->placement == CP_ROUND_ROBIN;
+    const bool decode = call->dealing.placement == CP_ROUND_ROBIN;
     int64_t total = 0, cache_rows;
     if (call->ranks < 1)
         return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
+    if (call->dealing.weights != NULL)
+        CP_TRY(cp_shares_check(call->dealing.weights, call->ranks));
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
         if (count < 0 || (decode && count > 1))
@@ -188,12 +226,15 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
 }
 
 static cp_status fill(const cp_call *call, cp_layout *layout) {
-    seat *seats;
-    cp_status status = CP_OK;
-    CP_TRY(cp_allocate(&seats, call->ranks, sizeof(*seats), "seats"));
+    seat *seats = NULL;
+    int64_t *counts; /* two for each rank */
+    CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "seats"));
+    cp_status status =
+        cp_allocate(&seats, call->ranks, sizeof(*seats), "seats");
     for (int64_t i = 0, place = 0; i < call->sequences && status == CP_OK; i++)
         if (call->new_tokens[i] > 0)
-            status = lay_out(call, i, place++, seats, layout);
+            status = lay_out(call, i, place++, seats, counts, layout);
+    free(counts);
     free(seats);
     pad_queries(layout);
     return status;
@@ -210,7 +251,7 @@ static cp_status hand_out(cp_status status, cp_layout *layout,
 cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     const cp_layout empty = {.ranks = call->ranks,
                              .sequences = call->sequences,
-                             .placement = call->placement,
+                             .placement = call->dealing.placement,
                              .room = call->room};
     cp_layout *layout = NULL;
     cp_status status = check_call(call);

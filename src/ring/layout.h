@@ -14,7 +14,7 @@ typedef struct {
     const cp_pieces *held;     /* [ranks][sequences], rows of the cache;
                                    NULL = nothing is cached */
     int64_t room;              /* cache rows of one sequence on a rank */
-    cp_placement placement;    /* how new tokens are dealt out... */
+    cp_dealing dealing;        /* how new tokens are dealt out... */
     int64_t step;              /* ...round-robin, which needs T_i <= 1, is a
                                   decode step: owners turn by one each step */
 } cp_call;

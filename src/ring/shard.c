@@ -2,9 +2,13 @@
 /* Which tokens of a run make a part. */
 #include "ring/shard.h"
 
+#include "ring/shares.h"
+
 static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
                         int64_t most, int64_t step, int64_t *row) {
-    if (from >= run.count)
+    most += cp_min(from, 0);
+    from = cp_max(from, 0);
+    if (from >= run.count || most <= 0)
         return CP_OK;
     const int64_t left = cp_ceil_divide(run.count - from, step);
     const int64_t count = cp_min(most, left), at = *row;
@@ -13,11 +17,31 @@ static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
     *row += count;
     return cp_pieces_append(pieces, (cp_piece){span, at});
 }
-cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
+/* The first token of the run whose position is at, modulo cycle. */
+static int64_t phase(cp_run run, int64_t at, int64_t cycle) {
+    return (at - run.first % cycle + cycle) % cycle;
+}
+
+static cp_status interleave(int64_t block, int64_t ranks, int64_t part,
+                            cp_run run, int64_t row, cp_pieces *pieces) {
+    const int64_t cycle = block * ranks, at = part * block;
+    const bool combs = run.count > block * cycle;
+    for (int64_t n = 0; n < block && combs; n++)
+        CP_TRY(append(pieces, run, phase(run, at + n, cycle), run.count, cycle,
+                      &row));
+    const int64_t first = run.first / cycle * cycle + at - run.first;
+    for (int64_t from = first; from < run.count && !combs; from += cycle)
+        CP_TRY(append(pieces, run, from, block, 1, &row));
+    return CP_OK;
+}
+
+cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
                    int64_t row, cp_pieces *pieces) {
     /* Cut by the rule. */
-    switch (placement) {
+    switch (how->placement) {
     case CP_ZIGZAG: {
+        if (how->weights != NULL)
+            return cp_shares_fold(how->weights, ranks, part, run, row, pieces);
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
         const int64_t mine[2] = {part, 2 * (int64_t)ranks - 1 - part};
@@ -28,30 +52,41 @@ cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
         const int64_t size = cp_ceil_divide(run.count, ranks);
         return append(pieces, run, part * size, size, 1, &row);
     }
-    case CP_STRIPED:
+    case CP_INTERLEAVE:
+        return interleave(cp_max(1, how->block), ranks, part, run, row, pieces);
     case CP_ROUND_ROBIN:
-        return append(pieces, run, part, run.count, ranks, &row);
+        return append(pieces, run, part, 1, 1, &row);
     }
     return CP_OK;
 }
 
-int64_t cp_shard_rows(cp_placement placement, int ranks, int64_t count) {
-    if (placement == CP_ZIGZAG)
-        return 2 * cp_ceil_divide(count, 2 * (int64_t)ranks);
-    return placement == CP_ROUND_ROBIN ? 0 : cp_ceil_divide(count, ranks);
+cp_dealing cp_dealing_step(const cp_dealing *prompts) {
+    cp_dealing step = *prompts;
+    if (step.placement == CP_INTERLEAVE)
+        step.block = cp_max(1, step.block);
+    step.placement = CP_ROUND_ROBIN;
+    return step;
 }
 
 int64_t cp_shard_spread(int ranks) {
     return 2 * (int64_t)ranks - 1;
 }
 
-int64_t cp_shard_room(int ranks, int64_t tokens) {
+int64_t cp_shard_room(const cp_dealing *how, int ranks, int64_t tokens) {
     const int64_t ahead = (ranks - 1) * cp_shard_spread(ranks);
+    if (how != NULL && how->placement == CP_NAIVE)
+        return tokens;
+    if (how != NULL && how->placement == CP_INTERLEAVE) {
+        const int64_t block = cp_max(1, how->block), cycle = block * ranks;
+        return tokens / cycle * block + cp_min(block, tokens % cycle);
+    }
+    if (how != NULL && how->weights != NULL)
+        return cp_shares_room(how->weights, ranks, tokens);
     return cp_min(tokens, (tokens + ahead) / ranks);
 }
 
 const char *cp_placement_name(cp_placement placement) {
-    static const char *const names[] = {"zigzag", "naive", "striped",
+    static const char *const names[] = {"zigzag", "naive", "interleave",
                                         "round-robin"};
     return names[placement];
 }

@@ -1,7 +1,7 @@
 /* Tangled from book/03-sharding.nw; edit the chapter. */
 /* Which tokens of a run make a part: the paper's 2N-chunk sharding (section
- * 3.5.1), two others to compare it with, and turns for decode. Knows nothing of
- * caches. */
+ * 3.5.1), a straight cut, blocks dealt out by position, and turns for decode.
+ * Knows nothing of caches. */
 #ifndef CP_SHARD_H
 #define CP_SHARD_H
 
@@ -11,10 +11,20 @@
 typedef enum {
     CP_ZIGZAG,      /* chunks i and 2N-1-i of 2N: what this book uses */
     CP_NAIVE,       /* piece i of N, in order: the straw man */
-    CP_STRIPED,     /* tokens i, i + N, i + 2N, ... */
-    CP_ROUND_ROBIN, /* stripes that begin at another rank for each run: for
-                       one token of many sequences, a decode step */
+    CP_INTERLEAVE,  /* position p to rank (p / block) mod N */
+    CP_ROUND_ROBIN, /* by turns: for one token of many sequences, a decode
+                       step */
 } cp_placement;
+
+/* A rule, and its numbers. */
+typedef struct {
+    cp_placement placement;
+    int64_t block; /* interleave: tokens dealt at a time; 0 is 1. Round-robin:
+                      above 0, turns go by position, as by interleave */
+    const int64_t *weights; /* [ranks], >= 1, of zigzag and round-robin: what
+                               share of the tokens each rank gets; NULL: all
+                               the same. Borrowed */
+} cp_dealing;
 
 /* Positions first .. first + count - 1 of one sequence. */
 typedef struct {
@@ -23,21 +33,21 @@ typedef struct {
 
 /* Append to pieces one of the parts 0 .. ranks - 1 of the positions first ..
  * first + count - 1 of a sequence; its tokens go to consecutive rows, from row
- * on. A part may be empty. Fails with CP_MEMORY. */
-cp_status cp_shard(cp_placement placement, int ranks, int part, cp_run run,
+ * on. A part may be empty. Weights of a zigzag must add up to a divisor of
+ * run.count. Fails with CP_MEMORY. */
+cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
                    int64_t row, cp_pieces *pieces);
 
-/* How many rows every rank sets aside for its shard of count tokens, so that
- * all shards have the same length: 2 ceil(T / 2N) for zigzag. For round-robin
- * 0: its shards are packed, since most are empty. */
-int64_t cp_shard_rows(cp_placement placement, int ranks, int64_t count);
+/* How the tokens of a decode step are dealt out where prompts are so. */
+cp_dealing cp_dealing_step(const cp_dealing *prompts);
 
 /* By how many tokens of a sequence two ranks may differ, after any turns by
- * zigzag and round-robin: 2N - 1. */
+ * zigzag and round-robin without weights: 2N - 1. */
 int64_t cp_shard_spread(int ranks);
 
-/* The rows that no rank outgrows while a sequence has so many tokens. */
-int64_t cp_shard_room(int ranks, int64_t tokens);
+/* The rows that no rank outgrows while a sequence has so many tokens, all dealt
+ * out so; how may be NULL: by zigzag and by turns. */
+int64_t cp_shard_room(const cp_dealing *how, int ranks, int64_t tokens);
 
 const char *cp_placement_name(cp_placement placement);
 

@@ -133,8 +133,8 @@ cp_layout *grade_layout(int ranks, int64_t sequences, const int64_t *new_tokens,
         most += past[i];
     cp_cache *cache;
     cp_layout *layout;
-    grade_ok(
-        cp_cache_new(ranks, sequences, cp_shard_room(ranks, most) + 2, &cache));
+    grade_ok(cp_cache_new(ranks, sequences,
+                          cp_shard_room(NULL, ranks, most) + 2, &cache));
     for (int n = 0; n < calls; n++) {
         int64_t tokens = 0;
         for (int64_t i = 0; i < sequences; i++)
