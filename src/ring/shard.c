@@ -40,8 +40,9 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
     /* Cut by the rule. */
     switch (how->placement) {
     case CP_ZIGZAG: {
+        const cp_span all = {run.sequence, run.first, run.count, 1};
         if (how->weights != NULL)
-            return cp_shares_fold(how->weights, ranks, part, run, row, pieces);
+            return cp_shares_fold(how->weights, ranks, part, all, row, pieces);
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
         const int64_t mine[2] = {part, 2 * (int64_t)ranks - 1 - part};

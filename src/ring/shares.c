@@ -48,9 +48,9 @@ void cp_shares_deal(const int64_t *weights, int ranks, int64_t count,
 }
 
 cp_status cp_shares_fold(const int64_t *weights, int ranks, int part,
-                         cp_run run, int64_t row, cp_pieces *pieces) {
+                         cp_span run, int64_t row, cp_pieces *pieces) {
     const int64_t scale = run.count / total(weights, ranks);
-    int64_t low = run.first, high = run.first + run.count;
+    int64_t low = run.start, high = run.start + run.count;
     for (int n = 0; n < part; n++) {
         low += cp_ceil_divide(scale * weights[n], 2);
         high -= scale * weights[n] / 2;

@@ -5,7 +5,7 @@
 #ifndef CP_SHARES_H
 #define CP_SHARES_H
 
-#include "ring/shard.h"
+#include "ring/span.h"
 
 enum { CP_SHARES_RANKS = 1024, CP_SHARES_SUM = 10000 };
 
@@ -21,9 +21,9 @@ void cp_shares_deal(const int64_t *weights, int ranks, int64_t count,
 
 /* As cp_shard, by zigzag: part n is two chunks, mirror images, and has
  * weights[n] of every sum of weights tokens; run.count is a multiple of that
- * sum. */
+ * sum, and run.step 1. */
 cp_status cp_shares_fold(const int64_t *weights, int ranks, int part,
-                         cp_run run, int64_t row, cp_pieces *pieces);
+                         cp_span run, int64_t row, cp_pieces *pieces);
 
 /* Who gets the one new token of a sequence of which the ranks hold so many, at
  * that turn, from 0. scratch is [ranks]. */
