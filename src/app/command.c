@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "ground/save.h"
+#include "predict/ring_order.h"
 #include "predict/simulate.h"
 #include "ring/crew.h"
 
@@ -204,7 +205,17 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
                             "--placement");
 }
 
+const char *cp_command_variants(void) {
+    static char names[512];
+    snprintf(names, sizeof(names), "%s|off", cp_variant_names());
+    return names;
+}
+
 cp_status cp_command_ring_check(cp_command_ring *ring) {
+    if ((int)ring->variant == CP_VARIANTS) {
+        ring->variant = CP_AUTO;
+        ring->ranks = 1;
+    }
     CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
     CP_TRY(cp_command_placement_check(&ring->placement, ring->ranks));
     if (ring->machine != NULL) {
@@ -275,6 +286,27 @@ cp_status cp_command_call_read(cp_command_call *call) {
     return cp_model_sizes_read(call->model, NULL, &call->sizes);
 }
 
+/* Put the devices into the order of the best ring, and their shares with
+ * them. */
+static cp_status order_find(cp_command_call *call) {
+    const cp_surface *links = &call->hardware.link_at;
+    const int ranks = (int)call->ranks;
+    double seconds[CP_SURFACE_ROWS * CP_SURFACE_ROWS];
+    int64_t weights[CP_SURFACE_ROWS];
+    if (links->count < ranks)
+        return cp_refuse("--order best: %s has the links of %d devices; %d are "
+                         "due (link_at)",
+                         call->hardware.name, links->count, ranks);
+    for (int n = 0; n < ranks * ranks; n++)
+        seconds[n] = 1 / cp_surface_at(links, 1 + n / ranks, 1 + n % ranks);
+    cp_ring_order(ranks, seconds, call->devices);
+    memcpy(weights, call->placement.weights, sizeof(weights));
+    for (int r = 0; r < ranks; r++)
+        call->placement.weights[r] = weights[call->devices[r]];
+    call->scenario.devices = call->devices;
+    return CP_OK;
+}
+
 cp_status cp_command_call_check(cp_command_call *call) {
     cp_counts *fresh = &call->tokens.fresh, *cached = &call->tokens.cached;
     cp_scenario *scenario = &call->scenario;
@@ -285,6 +317,10 @@ cp_status cp_command_call_check(cp_command_call *call) {
     CP_TRY(cp_command_tokens_sum("cached", cached, &sum));
     call->cached = sum - call->fresh;
     CP_TRY(cp_command_ranks(&call->ranks, 1));
+    CP_TRY(cp_command_placement_check(&call->placement, call->ranks));
+    scenario->dealing = call->placement.dealing;
+    if (call->order != 0)
+        CP_TRY(order_find(call));
     if (scenario->tensor < 0)
         scenario->tensor = call->hardware.gpus_per_node;
     if (scenario->partial_bytes < 0)

@@ -55,6 +55,9 @@ typedef struct {
             "(zigzag, with these shares for the ranks)"                        \
     }
 
+/* The names of all variants, and off. */
+const char *cp_command_variants(void);
+
 /* Read it for so many ranks. It must stay where it is, for its dealing. */
 cp_status cp_command_placement_check(cp_command_placement *placement,
                                      int64_t ranks);
@@ -78,8 +81,10 @@ typedef struct {
 /* Its rows in a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
     {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
-        {"variant", CP_ONE_OF, &(ring).variant, cp_variant_names(),            \
-         "which ring (default auto: by Algorithm 1)"},                         \
+        {"variant", CP_ONE_OF, &(ring).variant, cp_command_variants(),         \
+         "which ring (default auto: by Algorithm 1); off: none, one rank"},    \
+        {"cp", CP_ONE_OF, &(ring).variant, cp_command_variants(),              \
+         "the same as --variant"},                                             \
         {"machine", CP_INPUT, &(ring).machine, "NAME|FILE",                    \
          "let auto take the ring that is faster on this machine, as "          \
          "simulated"},                                                         \
@@ -147,6 +152,9 @@ typedef struct {
     cp_model_sizes sizes;
     cp_shape shape;       /* of a GPU */
     cp_scenario scenario; /* but for the variant */
+    cp_command_placement placement;
+    int order;                    /* 1: the best, which devices says */
+    int devices[CP_SHARES_RANKS]; /* of the ranks */
 } cp_command_call;
 
 #define CP_COMMAND_CALL                                                        \
@@ -158,7 +166,7 @@ typedef struct {
 /* Its rows in a table of options. */
 #define CP_COMMAND_CALL_OPTIONS(call)                                          \
     {"machine", CP_INPUT, &(call).machine, "NAME|FILE",                        \
-     "gtt (default), gti, h200, laptop, or a description"},                    \
+     "gtt (default), gti, h200, laptop, home, or a description"},              \
         {"model", CP_INPUT, &(call).model, "NAME|FILE",                        \
          "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, or a "   \
          "description"},                                                       \
@@ -166,10 +174,15 @@ typedef struct {
          "ranks of the ring (default 4)"},                                     \
         {"tensor", CP_COUNT, &(call).scenario.tensor, "n",                     \
          "GPUs that share the heads of a rank (default: those of a node)"},    \
+        CP_COMMAND_PLACEMENT_OPTION((call).placement),                         \
+        {"order", CP_ONE_OF, &(call).order, "given|best",                      \
+         "of the machine's devices in the ring: as they are numbered "         \
+         "(default), or by the speed of the links between them"},              \
         CP_COMMAND_TOKENS_OPTIONS((call).tokens)
 
 /* Read machine and model. Then, when they are as the options want them, see
- * that the call can be simulated, and fill in the rest. */
+ * that the call can be simulated, and fill in the rest; the call must stay
+ * where it is. */
 cp_status cp_command_call_read(cp_command_call *call);
 cp_status cp_command_call_check(cp_command_call *call);
 

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "predict/alone.h"
 #include "predict/rules.h"
 
 typedef struct {
@@ -15,7 +16,8 @@ typedef struct {
     cp_load load;
     cp_verdict says[CP_RULES];
     int64_t turns[CP_RULES]; /* new tokens of one sequence: pass-KV from here */
-    cp_forecast pass_kv, pass_q;
+    cp_forecast pass_kv, pass_q, alone;
+    int64_t together; /* the least prompt that the ring reads sooner */
 } choose_run;
 
 enum { SPEEDS_PEAK, SPEEDS_REACHED };
@@ -135,6 +137,17 @@ static void verdicts_print(const choose_run *run) {
     const double kv = run->pass_kv.seconds, q = run->pass_q.seconds;
     snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s", kv, q);
     row_print(single, "simulation", kv <= q ? CP_PASS_KV : CP_PASS_Q, "", text);
+    if (run->setting.ranks == 1)
+        return;
+    const cp_forecast *alone = &run->alone;
+    const double all = alone->weights + alone->cache + alone->buffers;
+    printf("\noff: one device takes %.4g s%s,\n     and the ring is faster ",
+           alone->seconds,
+           all > run->call.hardware.memory ? ", if it fits" : "");
+    if (run->together > CP_TOGETHER_MOST)
+        printf("for no prompt\n");
+    else
+        printf("from %s tokens\n", cp_group(run->together).text);
 }
 
 static void csv_print(const choose_run *run) {
@@ -156,6 +169,8 @@ static cp_status choose_work(void *context) {
     CP_TRY(cp_simulate(&run->call.scenario, &run->pass_kv));
     run->call.scenario.variant = CP_PASS_Q;
     CP_TRY(cp_simulate(&run->call.scenario, &run->pass_q));
+    CP_TRY(cp_alone(&run->call.scenario, &run->alone));
+    CP_TRY(cp_together_least(&run->call.scenario, &run->together));
     head_print(run);
     thresholds_print(&run->setting);
     verdicts_print(run);

@@ -78,6 +78,12 @@ static void head_print(const simulate_run *run) {
            cp_group(call->fresh).text, cp_plural(call->fresh),
            cp_group(call->cached).text, scenario->sequences,
            cp_plural(scenario->sequences));
+    if (call->order != 0) {
+        printf("ring of devices");
+        for (int r = 0; r < scenario->ranks; r++)
+            printf(" %d", 1 + call->devices[r]);
+        printf("\n");
+    }
     if (run->choice.rule[0] != '\0') {
         printf("rule with the speeds reached: ");
         cp_write_wrapped(stdout, 30, 6, run->choice.rule);

@@ -73,7 +73,11 @@
     FIELD(decode_overlap, SHARE, "share", "overlap",                           \
           "share of an exchange of a decode step that arithmetic can hide")    \
     FIELD(decode_padding, SHARE, "share", "0",                                 \
-          "1 if padding rows of a decode step are computed like the others")
+          "1 if padding rows of a decode step are computed like the others")   \
+    FIELD(device_speed, CURVE, "times", "0",                                   \
+          "what a device, from 1, computes of the rates above; unlike ones")   \
+    FIELD(link_at, SURFACE, "GB/s", "0",                                       \
+          "an exchange from one device, from 1, to another; unlike ones")
 
 enum { CP_HARDWARE_FIELDS = 0 CP_HARDWARE(CP_FIELD_ONE) };
 
@@ -84,7 +88,7 @@ typedef struct {
 } cp_hardware;
 
 /* The machine of a text that messages call label; NULL: the one of that name
- * (gtt, gti, h200, laptop), or of the file at that path. Fails as
+ * (gtt, gti, h200, laptop, home), or of the file at that path. Fails as
  * cp_description_parse does. */
 cp_status cp_hardware_read(const char *label, const char *text,
                            cp_hardware *hardware);

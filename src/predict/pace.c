@@ -117,10 +117,45 @@ static bool near(const cp_pace *pace, int a, int b) {
            a * tensor / gpus == b * tensor / gpus;
 }
 
-static double exchange(const cp_pace *pace, bool within, double bytes) {
+/* Unlike devices and links, which a description numbers from 1. */
+static double device(const cp_pace *pace, int rank) {
+    const int *devices = pace->call->devices;
+    return 1 + (devices != NULL ? devices[rank] : rank);
+}
+
+static double device_speed(const cp_pace *pace, int rank) {
+    const cp_curve *speeds = &pace->call->hardware->device_speed;
+    return speeds->count > 0 ? cp_curve_at(speeds, device(pace, rank)) : 1;
+}
+
+static double link_rate(const cp_pace *pace, int from, int to) {
+    return cp_surface_at(&pace->call->hardware->link_at, device(pace, from),
+                         device(pace, to));
+}
+
+/* The pair of ranks with the slowest link, which a collective waits for. */
+static void slowest_link(const cp_pace *pace, int *from, int *to) {
+    double least = INFINITY;
+    *from = 0;
+    *to = pace->call->ranks - 1;
+    if (pace->call->hardware->link_at.count == 0)
+        return;
+    for (int a = 0; a < pace->call->ranks; a++)
+        for (int b = 0; b < pace->call->ranks; b++)
+            if (a != b && link_rate(pace, a, b) < least) {
+                least = link_rate(pace, a, b);
+                *from = a;
+                *to = b;
+            }
+}
+
+static double exchange(const cp_pace *pace, bool within, int from, int to,
+                       double bytes) {
     const cp_hardware *hardware = pace->call->hardware;
     if (within)
         return hardware->node_latency + bytes / hardware->node_rate;
+    if (hardware->link_at.count > 0)
+        return hardware->link_latency + bytes / link_rate(pace, from, to);
     return message(&hardware->exchange_at, hardware->link_latency,
                    hardware->link_rate, bytes) /
            fmin(1, pace->speed);
@@ -145,7 +180,7 @@ static double exchanges(const cp_pace *pace, const cp_plan *plan, int rank,
          o >= first && o->kind == CP_OP_EXCHANGE && o->hop == op->hop; o--)
         if (o->to != CP_NOBODY && near(pace, rank, o->to) == within)
             bytes += size_of(pace, plan, o->in.slot);
-    return exchange(pace, within, bytes);
+    return exchange(pace, within, rank, op->to, bytes);
 }
 
 static double collective(const cp_pace *pace, const cp_plan *plan,
@@ -154,10 +189,12 @@ static double collective(const cp_pace *pace, const cp_plan *plan,
     const int ranks = pace->call->ranks;
     const double bytes = size_of(pace, plan, op->in.slot), others = ranks - 1;
     const bool within = near(pace, 0, ranks - 1);
+    int from, to;
+    slowest_link(pace, &from, &to);
     if (op->kind == CP_OP_ALL_GATHER)
-        return others * exchange(pace, within, bytes);
-    if (within)
-        return exchange(pace, within, others * bytes);
+        return others * exchange(pace, within, from, to, bytes);
+    if (within || hardware->link_at.count > 0)
+        return exchange(pace, within, from, to, others * bytes);
     const double latency = pace->decode ? hardware->decode_all_to_all
                                         : hardware->all_to_all_latency;
     return message(&hardware->all_to_all_at, latency, hardware->all_to_all_rate,
@@ -177,8 +214,8 @@ static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
     return moving(pace, tensors * size_of(pace, plan, slot));
 }
 
-double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
-                  const cp_op *op) {
+static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
+                           const cp_op *op) {
     switch (op->kind) {
     case CP_OP_ATTEND:
         return attend(pace, plan, rank, op);
@@ -201,6 +238,11 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
         return 0;
     }
     return 0;
+}
+double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
+                  const cp_op *op) {
+    const double seconds = like_devices(pace, plan, rank, op);
+    return cp_op_talks(op) ? seconds : seconds / device_speed(pace, rank);
 }
 
 double cp_pace_weights(const cp_pace *pace) {
@@ -269,4 +311,13 @@ cp_around cp_pace_around(const cp_pace *pace, const cp_plan *plan) {
         .reduce = reduce(pace, rows, cut),
         .head = linear(pace, share * pace->table, model->head_bits, 1),
     };
+}
+
+double cp_pace_times(const cp_pace *pace, const cp_plan *plan, int rank) {
+    const cp_layout *layout = plan->layout;
+    const double rows = (double)plan->slots[plan->queries].rows;
+    const double speed = device_speed(pace, rank);
+    if (pace->call->dealing.weights == NULL || plan->begins != CP_OWN_TOKENS)
+        return 1 / speed;
+    return (double)layout->queries[rank].tokens / rows / speed;
 }

@@ -20,6 +20,8 @@ typedef struct {
     bool kept;             /* charge what a call over a kept cache costs */
     uint64_t seed;         /* of the jitter */
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
+    cp_dealing dealing;    /* of prompts */
+    const int *devices;    /* [ranks] of the machine, from 0; NULL: in order */
 } cp_scenario;
 
 /* How fast the ranks of a call go. */
@@ -47,8 +49,10 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace);
 double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
                   const cp_op *op);
 
-/* The seconds around the plan. */
+/* The seconds around the plan, and how many times that of a rank is: unlike
+ * ranks have other speeds, and other shares of the tokens. */
 cp_around cp_pace_around(const cp_pace *pace, const cp_plan *plan);
+double cp_pace_times(const cp_pace *pace, const cp_plan *plan, int rank);
 
 /* Bytes of the weights of one GPU: all layers, embedding and head. */
 double cp_pace_weights(const cp_pace *pace);

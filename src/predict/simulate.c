@@ -17,6 +17,7 @@ typedef struct {
     cp_cache *cache;
     cp_layout *layout; /* of the call */
     cp_plan *plan;
+    double *times; /* [ranks] */
 } simulation;
 
 static double seconds_of(void *context, int rank, const cp_op *op) {
@@ -99,6 +100,9 @@ static cp_status simulate_plan(simulation *s) {
     const cp_pace *pace = &s->pace;
     const cp_hardware *hardware = scenario->hardware;
     const bool rings = !pace->decode && scenario->ranks > 1;
+    CP_TRY(cp_allocate(&s->times, scenario->ranks, sizeof(double), "ranks"));
+    for (int k = 0; k < scenario->ranks; k++)
+        s->times[k] = cp_pace_times(pace, s->plan, k);
     const cp_timeline timeline = {
         .plan = s->plan,
         .seconds = seconds_of,
@@ -106,6 +110,7 @@ static cp_status simulate_plan(simulation *s) {
         .context = s,
         .layers = scenario->model->layers,
         .around = cp_pace_around(pace, s->plan),
+        .times = s->times,
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
         .jitter = rings ? hardware->jitter : 0,
@@ -140,6 +145,7 @@ static cp_status lay_out(simulation *s) {
     }
     CP_TRY(cp_cache_new(scenario->ranks, scenario->sequences,
                         tokens + 2 * scenario->ranks, &s->cache));
+    s->cache->dealing = scenario->dealing;
     if (cached > 0) {
         CP_TRY(cp_cache_lay_out(s->cache, false, scenario->cached_tokens,
                                 &s->layout));
@@ -169,6 +175,7 @@ cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
     cp_plan_free(s.plan);
     cp_layout_free(s.layout);
     cp_cache_free(s.cache);
+    free(s.times);
     return status;
 }
 

@@ -50,6 +50,8 @@ typedef struct {
     void *context;
     int64_t layers;
     cp_around around;
+    const double
+        *times;    /* [ranks] how many times around a rank's is; or NULL */
     double step;   /* before the ring, and after each wait */
     double hidden; /* share of an exchange that needs no core */
     double jitter; /* standard deviation of an attention or an exchange */

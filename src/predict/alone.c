@@ -1,0 +1,51 @@
+/* Tangled from book/16-unlike.nw; edit the chapter. */
+/* A call on one device. */
+#include "predict/alone.h"
+
+cp_status cp_alone(const cp_scenario *call, cp_forecast *forecast) {
+    const cp_curve *speeds = &call->hardware->device_speed;
+    cp_scenario alone = *call;
+    int fastest = 0;
+    for (int n = 1; n < speeds->count && n < call->ranks; n++)
+        if (speeds->value[n] > speeds->value[fastest])
+            fastest = n;
+    alone.ranks = 1;
+    alone.devices = &fastest;
+    alone.dealing = (cp_dealing){.placement = CP_ZIGZAG};
+    return cp_simulate(&alone, forecast);
+}
+
+static cp_status is_faster(const cp_scenario *call, int64_t tokens,
+                           bool *faster) {
+    const int64_t none = 0;
+    cp_scenario prompt = *call;
+    cp_forecast alone, together;
+    prompt.sequences = 1;
+    prompt.new_tokens = &tokens;
+    prompt.cached_tokens = &none;
+    prompt.variant = CP_PASS_KV;
+    prompt.kept = false;
+    CP_TRY(cp_alone(&prompt, &alone));
+    CP_TRY(cp_simulate(&prompt, &together));
+    *faster = together.seconds < alone.seconds;
+    return CP_OK;
+}
+
+cp_status cp_together_least(const cp_scenario *call, int64_t *tokens) {
+    int64_t low = 0, high = 1;
+    bool faster = false;
+    for (; high <= CP_TOGETHER_MOST; high *= 2) {
+        CP_TRY(is_faster(call, high, &faster));
+        if (faster)
+            break;
+        low = high;
+    }
+    while (faster && high - low > cp_max(1, low / 64)) {
+        const int64_t middle = low + (high - low) / 2;
+        bool there;
+        CP_TRY(is_faster(call, middle, &there));
+        *(there ? &high : &low) = middle;
+    }
+    *tokens = high;
+    return CP_OK;
+}

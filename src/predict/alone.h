@@ -1,0 +1,18 @@
+/* Tangled from book/16-unlike.nw; edit the chapter. */
+/* A call on one device, and when that is faster than a ring. */
+#ifndef CP_ALONE_H
+#define CP_ALONE_H
+
+#include "predict/simulate.h"
+
+enum { CP_TOGETHER_MOST = 16 << 20 };
+
+/* Simulate a call on the fastest of its devices alone. Fails as cp_simulate. */
+cp_status cp_alone(const cp_scenario *call, cp_forecast *forecast);
+
+/* The least prompt of one sequence, to a part in 64, which the ring of a call
+ * reads sooner than one device; more than CP_TOGETHER_MOST: none. Fails as
+ * cp_simulate. */
+cp_status cp_together_least(const cp_scenario *call, int64_t *tokens);
+
+#endif
