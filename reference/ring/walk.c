@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reference/ring/rewrite.h"
+
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
     return slot == plan->result ? plan->slots[slot].rows *
                                       cp_plan_shape(plan, slot).query_heads * 4
@@ -78,6 +80,48 @@ static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
     }
     return CP_OK;
 }
+static cp_status write_wire(const cp_walker *walker, const cp_op *op) {
+    const cp_plan *plan = walker->plan;
+    const cp_pieces *from = &plan->layout->cache[walker->rank].pieces;
+    const cp_pieces *to = &plan->layout->keys[walker->rank].pieces;
+    const int64_t heads = plan->shape.kv_heads, dim = plan->shape.head_dim;
+    const int64_t row = heads * cp_wire_bytes(plan->wire, dim, 4);
+    char *keys = walker->slots[op->out.slot];
+    char *values = keys + plan->slots[op->out.slot].rows * row;
+    for (int64_t n = 0; n < from->count; n++) {
+        const int64_t all = from->items[n].span.count * heads;
+        const int64_t first = from->items[n].row * heads * dim;
+        const int64_t at = to->items[n].row * row;
+        cp_wire_write(plan->wire, all, dim, walker->cache_keys + first,
+                      keys + at);
+        cp_wire_write(plan->wire, all, dim, walker->cache_values + first,
+                      values + at);
+    }
+    return CP_OK;
+}
+
+static tensors read_wire(const cp_walker *walker, int slot,
+                         const cp_block *block) {
+    const cp_plan *plan = walker->plan;
+    const cp_shape shape = cp_plan_shape(plan, slot);
+    const int64_t width = shape.kv_heads * shape.head_dim;
+    const int64_t row =
+        shape.kv_heads * cp_wire_bytes(plan->wire, shape.head_dim, 4);
+    const char *from = walker->slots[slot];
+    const int64_t rows = plan->slots[slot].rows;
+    const tensors to = {walker->read, walker->read + rows * width};
+    for (int64_t n = 0; n < block->pieces.count; n++) {
+        const cp_piece piece = block->pieces.items[n];
+        const int64_t all = piece.span.count * shape.kv_heads;
+        cp_wire_read(plan->wire, all, shape.head_dim, from + piece.row * row,
+                     to.keys + piece.row * width);
+        cp_wire_read(plan->wire, all, shape.head_dim,
+                     from + (rows + piece.row) * row,
+                     to.values + piece.row * width);
+    }
+    return to;
+}
+
 static char *labels_of(const cp_walker *walker, int slot) {
     const cp_slot *size = &walker->plan->slots[slot];
     return (char *)walker->slots[slot] + size->bytes -
@@ -129,8 +173,9 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
     const cp_slot *slot = &plan->slots[op->in.slot];
     const cp_shape whole = cp_plan_shape(plan, op->in.slot);
     const cp_shape part = cp_plan_shape(plan, op->out.slot);
-    const int64_t dim = whole.head_dim;
     const bool keys = slot->kind == CP_SLOT_KEYS;
+    const int64_t dim = keys ? cp_wire_bytes(plan->wire, whole.head_dim, 4) / 4
+                             : whole.head_dim;
     const int64_t heads = keys ? whole.kv_heads : whole.query_heads;
     const int64_t width = (keys ? part.kv_heads : part.query_heads) * dim;
     const int parts = plan->slots[op->out.slot].parts;
@@ -176,7 +221,9 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     const bool home = op->keys.slot == plan->cache;
     const cp_block *keys =
         home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
-    const tensors from = tensors_of(walker, op->keys.slot);
+    const tensors from = home || plan->wire == CP_WIRE_PLAIN
+                             ? tensors_of(walker, op->keys.slot)
+                             : read_wire(walker, op->keys.slot, keys);
     if (plan->labelled && plan->slots[op->in.slot].parts == 1)
         CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
@@ -223,6 +270,8 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return copy_rows(walker, op, &layout->queries[rank],
                          &layout->appended[rank]);
     case CP_OP_PACK:
+        if (plan->wire != CP_WIRE_PLAIN)
+            return write_wire(walker, op);
         return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
     case CP_OP_ATTEND:
         return attend(walker, op, NULL);
@@ -298,7 +347,11 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.kernel = cp_attend;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
-    const cp_status status = allocate_slots(walker);
+    cp_status status = allocate_slots(walker);
+    if (status == CP_OK && plan->wire != CP_WIRE_PLAIN)
+        status = cp_allocate_lines(
+            &walker->read, plan->layout->keys->rows * plan->shape.kv_heads,
+            2 * plan->shape.head_dim * 4, "a block that is read");
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
@@ -316,6 +369,7 @@ void cp_walker_free(cp_walker *walker) {
         return;
     for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
         free(walker->slots[n]);
+    free(walker->read);
     free(walker->slots);
     free(walker);
 }

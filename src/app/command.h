@@ -55,6 +55,13 @@ typedef struct {
             "(zigzag, with these shares for the ranks)"                        \
     }
 
+#define CP_COMMAND_WIRE_OPTION(wire)                                           \
+    {                                                                          \
+        "wire", CP_ONE_OF, &(wire), cp_wire_names(),                           \
+            "how keys and values are written to be sent (default plain); "     \
+            "int8: a byte a number, and not exact"                             \
+    }
+
 /* The names of all variants, and off. */
 const char *cp_command_variants(void);
 
@@ -70,6 +77,7 @@ typedef struct {
     const char *machine;
     double timeout;
     cp_command_placement placement;
+    cp_wire wire;
     const cp_backend *backend;
     cp_hardware described; /* of --machine */
     cp_chooser chooser;    /* by it, or all zero: Algorithm 1 */
@@ -89,6 +97,7 @@ typedef struct {
          "let auto take the ring that is faster on this machine, as "          \
          "simulated"},                                                         \
         CP_COMMAND_PLACEMENT_OPTION((ring).placement),                         \
+        CP_COMMAND_WIRE_OPTION((ring).wire),                                   \
         {"on", CP_ONE_OF, &(ring).on, CP_COMMAND_PLACES,                       \
          "where the ranks run (default threads)"},                             \
     {                                                                          \

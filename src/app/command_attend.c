@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "model/attend_call.h"
+#include "reference/ring/rewrite.h"
 #include "ring/check.h"
 #include "ring/crew.h"
 
@@ -131,6 +132,7 @@ static cp_status attend_load(attend_run *run) {
                                .history = (const cp_turn *const *)run->pasts,
                                .variant = run->ring.variant,
                                .chooser = run->ring.chooser,
+                               .wire = run->ring.wire,
                                .dealing = run->ring.placement.dealing,
                                .queries = run->queries.data,
                                .keys = run->keys.data,
@@ -285,11 +287,48 @@ static cp_status attend_summary(const attend_run *run) {
     return status;
 }
 
+/* How far the numbers are from those of a call whose blocks are sent plain. */
+static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
+    const int64_t rows = run->queries.shape[0] * run->job.shape.query_heads;
+    cp_attend_job plain = run->job;
+    plain.wire = CP_WIRE_PLAIN;
+    plain.variant = run->job.chosen;
+    plain.partial = NULL;
+    plain.output = plain.lse = NULL;
+    cp_status status =
+        cp_allocate(&plain.output, run->queries.count, sizeof(float), "output");
+    if (status == CP_OK)
+        status = cp_allocate(&plain.lse, rows, sizeof(float), "LSE");
+    if (status == CP_OK)
+        status = run->ring.backend->attend(&plain);
+    *error = (cp_wire_error){0, 0};
+    for (int64_t i = 0; i < run->queries.count && status == CP_OK; i++)
+        error->output =
+            fmax(error->output, fabsf(run->job.output[i] - plain.output[i]));
+    for (int64_t i = 0; i < rows && status == CP_OK; i++)
+        error->lse = fmax(error->lse, fabsf(run->job.lse[i] - plain.lse[i]));
+    free(plain.output);
+    free(plain.lse);
+    return status;
+}
+
 static cp_status attend_work(void *context) {
     attend_run *run = context;
+    const cp_wire wire = run->ring.wire;
+    cp_wire_error bound, error;
     CP_TRY(attend_load(run));
+    bound = cp_wire_bound(wire, &run->job.shape, run->queries.shape[0],
+                          run->job.queries, run->keys.shape[0], run->job.keys,
+                          run->job.values);
     CP_TRY(attend_answer(run));
-    return attend_summary(run);
+    CP_TRY(attend_summary(run));
+    if (wire == CP_WIRE_PLAIN)
+        return CP_OK;
+    CP_TRY(wire_compare(run, &error));
+    printf("int8: output off by at most %.3g, LSE by %.3g; measured %.3g and "
+           "%.3g\n",
+           bound.output, bound.lse, error.output, error.lse);
+    return CP_OK;
 }
 
 int cp_command_attend(int count, char *const *arguments) {

@@ -90,6 +90,7 @@ static cp_status session_open(logits_run *run) {
         .capacity = run->ids.count + cp_max(run->generate - 1, 0),
         .variant = run->ring.variant,
         .chooser = run->ring.chooser,
+        .wire = run->ring.wire,
         .dealing = run->ring.placement.dealing};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),

@@ -14,6 +14,7 @@ typedef struct {
     cp_counts heads;
     cp_variant variant;
     cp_command_placement placement;
+    cp_wire wire;
     int draw;         /* 0: nothing */
     int64_t buffers;  /* for blocks of the ring: the one here, and spare ones */
     const char *drop; /* "RANK:NUMBER", or NULL */
@@ -95,7 +96,8 @@ static cp_status plan_spoil(const plan_run *run) {
 
 static cp_status plan_build(plan_run *run) {
     const cp_plan_options options = {.element_bytes = run->element_bytes,
-                                     .spare = (int)cp_max(1, run->buffers - 1)};
+                                     .spare = (int)cp_max(1, run->buffers - 1),
+                                     .wire = run->wire};
     const cp_counts *fresh = &run->tokens.fresh;
     cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
@@ -323,6 +325,7 @@ int cp_command_plan(int count, char *const *arguments) {
         {"bytes", CP_COUNT, &run.element_bytes, "4|2",
          "bytes of a number of queries, keys and values (default 4)"},
         CP_COMMAND_PLACEMENT_OPTION(run.placement),
+        CP_COMMAND_WIRE_OPTION(run.wire),
         {"buffers", CP_COUNT, &run.buffers, "n",
          "for blocks of the ring on a rank (default 2; 1 overwrites)"},
         {"drop", CP_WORD, &run.drop, "RANK:NUMBER",

@@ -197,6 +197,7 @@ int cp_command_simulate(int count, char *const *arguments) {
          "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
          "change a constant of the machine; may be repeated"},
+        CP_COMMAND_WIRE_OPTION(run.call.scenario.wire),
         {"seed", CP_COUNT, &run.call.scenario.seed, "S",
          "of the jitter (default 0)"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",

@@ -169,6 +169,7 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
     }
     CP_TRY(cp_cache_new(job->ranks, job->sequences, call->room, &call->cache));
     call->cache->dealing = job->dealing;
+    call->cache->wire = job->wire;
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);

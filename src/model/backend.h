@@ -20,6 +20,7 @@ typedef struct {
     cp_variant variant; /* of prefills; decode has its own */
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
+    cp_wire wire;       /* how keys and values are written to be sent */
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
@@ -59,6 +60,7 @@ typedef struct {
     void *partial_context;
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
+    cp_wire wire;       /* how keys and values are written to be sent */
     cp_variant chosen;  /* out */
     char rule[200];     /* out */
 } cp_attend_job;

@@ -16,7 +16,8 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan) {
     const cp_plan_options wanted = {.element_bytes = machine->element_bytes,
-                                    .spare = 1};
+                                    .spare = 1,
+                                    .wire = cache->wire};
     const int64_t sequences = cache->sequences, *cached = cache->length;
     if (choice->variant == CP_AUTO && chooser->decide != NULL)
         CP_TRY(chooser->decide(chooser->knows, shape, machine->element_bytes,

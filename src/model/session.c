@@ -268,6 +268,7 @@ cp_status cp_session_open(const cp_model *model,
     CP_TRY(
         cp_cache_new(own->ranks, own->sequences, own->room, &session->cache));
     session->cache->dealing = own->dealing;
+    session->cache->wire = own->wire;
     return model->backend->engine_new(model, own, &session->engine);
 }
 

@@ -208,6 +208,14 @@ static double moving(const cp_pace *pace, double bytes) {
            bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
+/* A block that came in another writing is read before it is attended to. */
+static double read_wire(const cp_pace *pace, const cp_plan *plan,
+                        const cp_op *op) {
+    return plan->wire == CP_WIRE_PLAIN || op->keys.slot == plan->cache
+               ? 0
+               : moving(pace, 2 * (double)plan->slots[op->keys.slot].bytes);
+}
+
 static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
     const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;
@@ -218,7 +226,7 @@ static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
                            const cp_op *op) {
     switch (op->kind) {
     case CP_OP_ATTEND:
-        return attend(pace, plan, rank, op);
+        return attend(pace, plan, rank, op) + read_wire(pace, plan, op);
     case CP_OP_EXCHANGE:
         return op->to == CP_NOBODY ? 0 : exchanges(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:

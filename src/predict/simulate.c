@@ -159,8 +159,10 @@ static cp_status lay_out(simulation *s) {
 
 static cp_status simulate(simulation *s) {
     const cp_scenario *scenario = s->scenario;
-    const cp_plan_options options = {
-        .element_bytes = scenario->model->cache_bytes, .spare = 1};
+    const cp_plan_options options = {.element_bytes =
+                                         scenario->model->cache_bytes,
+                                     .spare = 1,
+                                     .wire = scenario->wire};
     CP_TRY(cp_pace_new(scenario, &s->pace));
     CP_TRY(lay_out(s));
     CP_TRY(cp_plan_build(scenario->variant, s->layout, &s->pace.shape, &options,

@@ -28,7 +28,7 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
     const cp_layout *layout = plan->layout;
     static_assert(sizeof(cp_shape) == 3 * sizeof(int64_t), "no padding");
     uint64_t sum = cp_hash(0, &plan->shape, sizeof(cp_shape));
-    sum = add(sum, plan->element_bytes);
+    sum = add(add(sum, plan->element_bytes), plan->wire);
     for (int s = 0; s < plan->slot_count; s++)
         sum = add(add(sum, plan->slots[s].kind), plan->slots[s].bytes);
     for (int r = 0; r < layout->ranks; r++) {

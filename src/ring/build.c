@@ -13,7 +13,9 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts) {
         [CP_SLOT_NEW] = 2 * shape.kv_heads * width,
         [CP_SLOT_QUERIES] =
             shape.query_heads * width + (labels ? CP_LABEL_BYTES : 0),
-        [CP_SLOT_KEYS] = 2 * shape.kv_heads * width,
+        [CP_SLOT_KEYS] =
+            2 * shape.kv_heads *
+            cp_wire_bytes(plan->wire, shape.head_dim, plan->element_bytes),
         [CP_SLOT_PARTIAL] =
             shape.query_heads * (shape.head_dim + 1) * CP_PARTIAL_BYTES,
     };
@@ -148,7 +150,8 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       .layout = layout,
                       .element_bytes = wanted->element_bytes,
                       .spare = wanted->spare,
-                      .host = wanted->host};
+                      .host = wanted->host,
+                      .wire = wanted->wire};
     begin(plan);
     build(plan);
     const cp_status status =

@@ -5,6 +5,7 @@
 #define CP_CACHE_H
 
 #include "ring/layout.h"
+#include "ring/wire.h"
 
 /* Who holds which tokens of which sequence, between calls. */
 typedef struct {
@@ -15,6 +16,7 @@ typedef struct {
     int64_t *length;    /* [sequences] tokens so far, P_i */
     int64_t step;       /* decode steps so far, t of Algorithm 4 */
     cp_dealing dealing; /* of prompts: zigzag, until somebody sets another */
+    cp_wire wire;       /* how its blocks are written to be sent */
 } cp_cache;
 
 /* An empty cache. Fails with CP_INVALID for no ranks, sequences or room. */

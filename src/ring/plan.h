@@ -7,6 +7,8 @@
 
 #include "ring/comm.h"
 #include "ring/layout.h"
+#include "ring/wire.h"
+#include "ring/wire.h"
 
 enum {
     CP_PARTIAL_BYTES = 4, /* partials are fp32, always */
@@ -105,6 +107,7 @@ typedef struct {
     cp_variant variant; /* CP_AUTO: of none that has a name */
     cp_shape shape;
     int64_t element_bytes;   /* of queries, keys and values */
+    cp_wire wire;            /* how keys and values are written to be sent */
     const cp_layout *layout; /* borrowed: must outlive the plan */
     cp_slot *slots;
     int slot_count;
@@ -141,6 +144,7 @@ typedef struct {
                               the ring run one more hop ahead */
     int host;              /* ranks that live on a host, which a mesh asks;
                               0: a builder finds a number */
+    cp_wire wire;
 } cp_plan_options;
 
 /* What a rank's slot of queries holds when it begins, and its result when it
