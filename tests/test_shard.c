@@ -141,6 +141,17 @@ static void check_padding(cp_dealing dealing, const int64_t *fresh) {
     hold(!zigzag || spread(layout->ranks, tokens) <= slack);
 }
 
+/* The owner of a position that was interleaved is a formula. */
+static void check_owners(int64_t block) {
+    for (int rank = 0; rank < layout->ranks; rank++)
+        for (int64_t n = 0; n < layout->keys[rank].pieces.count; n++) {
+            const cp_span span = layout->keys[rank].pieces.items[n].span;
+            for (int64_t t = 0; t < span.count; t++)
+                hold((span.start + t * span.step) / block % layout->ranks ==
+                     rank);
+        }
+}
+
 static const int64_t unlike[] = {3, 2, 1, 5, 1, 1, 40, 7, 2};
 static const cp_dealing ways[] = {
     {.placement = CP_ZIGZAG},
@@ -165,6 +176,8 @@ LOOP(every_small_shape_is_a_round_trip, 1, 10) {
                     lay_out(ranks, ways[way], sequences, cached, fresh);
                     check_round_trip(cached, fresh);
                     check_padding(ways[way], fresh);
+                    if (ways[way].placement == CP_INTERLEAVE)
+                        check_owners(cp_max(1, ways[way].block));
                 }
         }
 }

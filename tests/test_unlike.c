@@ -200,4 +200,9 @@ TEST(the_bound_of_one_query_is_as_by_hand) {
     ck_assert_double_eq_tol(bound.lse, 10.0 / 2 * 254 / 254, 1e-3);
     ck_assert_double_eq_tol(bound.output, 2 * (1 / 254.0 + 2 * tanh(2.5)),
                             1e-3);
+    const cp_shape two = {2, 2, 1};
+    const float asked[] = {1, 5}, held[] = {1, 254};
+    const cp_wire_error second =
+        cp_wire_bound(CP_WIRE_INT8, &two, 1, asked, 1, held, held);
+    ck_assert_double_eq_tol(second.lse, 5, 1e-3);
 }
