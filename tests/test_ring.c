@@ -20,7 +20,8 @@ typedef struct {
     const char *name;
     int from, to, rounds;
     int64_t sequences, room;
-    int64_t heads, kv_heads, dim; /* 0: in each round others */
+    int64_t heads, kv_heads, dim; /* 0: in each round others; below 0: so many
+                                     times N */
     float scale;                  /* as in the rig, and so is strict */
     double strict;
     const char *turns; /* new tokens of each sequence, on N ranks */
@@ -58,6 +59,16 @@ static const conversation conversations[] = {
      "pass-q 700  pass-kv 300"},
     {"as exact as one rank", 2, 4, 1, 1, 1000, 4, 2, 64, 1, 1.1,
      "pass-q 700  pass-q 300"},
+    {"heads for tokens", 1, 10, 1, 3, 160, -2, -1, 8, 1, 0,
+     "ulysses 2N+1 1 0  mesh 1 5N-1 3  ulysses 1 1 1  mesh 2N 0 37"},
+    {"heads for tokens, key heads shared", 1, 10, 1, 2, 99, -3, 1, 8, 1, 0,
+     "ulysses 2N+1 19  mesh 7 1  pass-q 1 0  mesh N 3"},
+    {"ways home from one token", 1, 10, 1, 5, 96, -2, -2, 8, 1, 0,
+     "pass-kv 1 23 0 2N+1 4  gather-q 1 1 1 0 0  scatter-q 1 1 1 1 0 "
+     "gather-o 1 0 1 0 0  tree 1 1 1 1 0  helix 1 1 1 0 1  decode 1 1 1 1 1 "
+     "tree 0 0 0 0 1  pass-q 1 23 0 2N+1 4"},
+    {"ways home, key heads shared", 1, 10, 1, 2, 96, -4, 1, 8, 1, 0,
+     "pass-kv 41 1  gather-q 1 1  scatter-q 0 1  helix 1 1  tree 1 1"},
 };
 
 typedef struct {
@@ -107,6 +118,18 @@ static int64_t part_of(const turn *now, int64_t ranks, int64_t place,
     return before;
 }
 
+/* Whose turn it is to get a token of sequence i: who is 2N - 1 ahead is passed
+ * over. */
+static int64_t owner_of(int64_t ranks, int64_t turn, int64_t (*held)[SEQUENCES],
+                        int64_t i) {
+    int64_t least = INT64_MAX;
+    for (int64_t j = 0; j < ranks; j++)
+        least = cp_min(least, held[j][i]);
+    while (held[turn % ranks][i] - least >= 2 * ranks - 1)
+        turn++;
+    return turn % ranks;
+}
+
 /* How many new tokens of sequence i rank k gets: two chunks, or what is its
  * turn in this decode step (Algorithm 4) of those that take part. */
 static int64_t share(const turn *now, int64_t ranks, int64_t step,
@@ -114,17 +137,77 @@ static int64_t share(const turn *now, int64_t ranks, int64_t step,
     int64_t place = 0;
     for (int64_t b = 0; b < i; b++)
         place += now->tokens[b] > 0;
-    if (now->variant == CP_DECODE)
-        return (place + step) % ranks == k ? now->tokens[i] : 0;
+    if (cp_variant_decodes(now->variant))
+        return owner_of(ranks, place + step, held, i) == k ? now->tokens[i] : 0;
     const int64_t part = part_of(now, ranks, place, held, k, i);
     return chunk_tokens(now->tokens[i], ranks, part) +
            chunk_tokens(now->tokens[i], ranks, 2 * ranks - 1 - part);
 }
 
-/* What each rank must have sent, when the most that a rank holds of each
- * sequence is longest. */
+/* The largest host that leaves a ring of hosts and parts of the heads. */
+static int64_t host_of(const rig *rig) {
+    const int64_t ranks = rig->ranks, kv = rig->shape.kv_heads;
+    int64_t host = ranks > 16 ? 8 : cp_max(1, ranks / 2);
+    while (ranks % host != 0 || rig->shape.query_heads % host != 0 ||
+           (kv % host != 0 && host % kv != 0))
+        host--;
+    return host;
+}
+
+/* Heads for tokens within hosts: three trades of a part each, and rings. */
+static cp_traffic trades_due(const rig *rig, int64_t host, int64_t rows,
+                             int64_t key_rows) {
+    const cp_shape *shape = &rig->shape;
+    const int64_t hosts = rig->ranks / host, dim = shape->head_dim;
+    const int64_t heads = shape->query_heads / host;
+    const int64_t keys =
+        key_rows * 2 * cp_max(1, shape->kv_heads / host) * dim * 4;
+    const int64_t trade = rows * heads * (2 * dim + 1) * 4 + keys;
+    return (cp_traffic){.hops = 3 * (host - 1) + (hosts - 1) * host,
+                        .ring_bytes =
+                            (host - 1) * trade + (hosts - 1) * host * keys};
+}
+
+/* Messages of rank k of a tree. */
+static int64_t tree_hops(int64_t ranks, int64_t k) {
+    int64_t power = 1, steps = 0;
+    for (; 2 * power <= ranks; power *= 2)
+        steps++;
+    return k >= power ? 1 : steps + (k + power < ranks);
+}
+
+/* The same of a step of another system, for a batch. */
+static cp_traffic step_due(const rig *rig, cp_variant variant, int64_t batch,
+                           int64_t k) {
+    const cp_shape *shape = &rig->shape;
+    const int64_t ranks = rig->ranks, others = ranks - 1;
+    const int64_t all = batch * shape->query_heads * (shape->head_dim + 1) * 4;
+    const int64_t part = all / ranks;
+    const int64_t asked =
+        batch * shape->query_heads / ranks * shape->head_dim * 4;
+    switch ((int)variant) {
+    case CP_GATHER_Q:
+        return (cp_traffic){.all_gather_bytes = others * asked,
+                            .all_to_all_bytes = others * part};
+    case CP_SCATTER_Q:
+        return (cp_traffic){.all_gather_bytes = others * asked,
+                            .hops = others,
+                            .ring_bytes = others * part};
+    case CP_HELIX:
+        return (cp_traffic){.all_to_all_bytes = others * part};
+    case CP_GATHER_O:
+        return (cp_traffic){.all_gather_bytes = others * all};
+    default: {
+        const int64_t hops = ranks > 1 ? tree_hops(ranks, k) : 0;
+        return (cp_traffic){.hops = hops, .ring_bytes = hops * all};
+    }
+    }
+}
+
+/* What rank k must have sent, when the most that a rank holds of each sequence
+ * is longest. */
 static cp_traffic traffic_due(const rig *rig, const turn *now,
-                              const int64_t *longest) {
+                              const int64_t *longest, int64_t k) {
     const int64_t others = rig->ranks - 1, dim = rig->shape.head_dim;
     const int64_t heads = rig->shape.query_heads;
     int64_t rows = 0, key_rows = 0, batch = 0;
@@ -138,6 +221,12 @@ static cp_traffic traffic_due(const rig *rig, const turn *now,
         return (cp_traffic){.all_gather_bytes = keys};
     if (now->variant == CP_PASS_KV)
         return (cp_traffic){.hops = others, .ring_bytes = keys};
+    if (now->variant == CP_ULYSSES || now->variant == CP_MESH)
+        return trades_due(rig,
+                          now->variant == CP_MESH ? host_of(rig) : rig->ranks,
+                          rows, key_rows);
+    if (cp_variant_decodes(now->variant) && now->variant != CP_DECODE)
+        return step_due(rig, now->variant, batch, k);
     int64_t label = 0;
     if (now->variant == CP_DECODE) {
         rows = cp_ceil_divide(batch, rig->ranks);
@@ -165,8 +254,8 @@ static void check_turn(const rig *rig, const turn *now, int64_t step,
                           k, holds, i);
         }
     memcpy(held, after, sizeof(after));
-    const cp_traffic due = traffic_due(rig, now, longest);
     for (int k = 0; k < rig->ranks; k++) {
+        const cp_traffic due = traffic_due(rig, now, longest, k);
         const cp_traffic sent = rig->traffic[k];
         if (memcmp(&sent, &due, sizeof(sent)) != 0)
             ck_abort_msg("%s: rank %d made %ld hops and sent %ld, %ld and %ld "
@@ -212,7 +301,10 @@ static const cp_dealing dealings[] = {
 static void converse(const conversation *talk, cp_dealing dealing,
                      const turn *turns, int ranks, int round) {
     int64_t held[RANKS][SEQUENCES] = {{0}}, step = 0;
-    const cp_shape shape = {talk->heads, talk->kv_heads, talk->dim};
+    const int64_t times = talk->heads < 0 ? -ranks : 1;
+    const cp_shape shape = {talk->heads * times,
+                            talk->kv_heads * (talk->kv_heads < 0 ? times : 1),
+                            talk->dim};
     rig rig = {.shape =
                    shape.head_dim > 0 ? shape : shapes[(ranks + round) % 4],
                .ranks = ranks,
@@ -235,7 +327,7 @@ static void converse(const conversation *talk, cp_dealing dealing,
         must(rig_call(&rig, now.tokens, now.variant));
         if (usual)
             check_turn(&rig, &now, step, held);
-        step += now.variant == CP_DECODE;
+        step += cp_variant_decodes(now.variant);
         check_cache(rig.cache);
     }
     rig_close(&rig);
@@ -257,10 +349,14 @@ LOOP(random_conversations_equal_dense_attention, 0, 24 * COUNT_OF(dealings)) {
     uint64_t random = (uint64_t)_i + 1;
     const int64_t groups[4] = {1, 3, 7, 2};
     const int ranks = 1 + (int)(harness_random(&random) % 8);
+    const cp_variant prefills[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                   CP_ULYSSES, CP_MESH};
+    const cp_variant steps[] = {CP_DECODE,   CP_GATHER_Q, CP_SCATTER_Q,
+                                CP_GATHER_O, CP_TREE,     CP_HELIX};
     const conversation talk = {.name = "random",
-                               .heads = groups[_i % 4] * 2,
-                               .kv_heads = 2,
-                               .dim = 16,
+                               .heads = -groups[_i % 4] * 2,
+                               .kv_heads = -2,
+                               .dim = 8,
                                .sequences =
                                    1 + (int64_t)(harness_random(&random) % 3),
                                .room = 500};
@@ -274,9 +370,8 @@ LOOP(random_conversations_equal_dense_attention, 0, 24 * COUNT_OF(dealings)) {
                 (int64_t)(harness_random(&random) % most);
         turns[n].tokens[0] += sum == 0;
         turns[n].variant =
-            decode ? CP_DECODE
-                   : CP_PASS_KV + (cp_variant)(harness_random(&random) %
-                                               (CP_DECODE - CP_PASS_KV));
+            decode ? steps[harness_random(&random) % COUNT_OF(steps)]
+                   : prefills[harness_random(&random) % COUNT_OF(prefills)];
     }
     converse(&talk, dealings[_i / 24], turns, ranks, _i);
 }
@@ -315,9 +410,10 @@ LOOP(all_gather_rounds_as_the_ring_does, 1, 8) {
 LOOP(every_causal_pair_meets_once, 1, 11) {
     const int64_t past[3] = {17, 0, 3}, fresh[3] = {9, 21, 1};
     const int64_t one[3] = {1, 1, 1};
-    for (cp_variant v = CP_PASS_KV; v <= CP_DECODE; v++) {
-        rig rig = {.shape = {2, 1, 2},
-                   .ranks = _i == 10 ? 16 : _i,
+    const int ranks = _i == 10 ? 16 : _i;
+    for (cp_variant v = CP_PASS_KV; v < CP_VARIANTS; v++) {
+        rig rig = {.shape = {2 * ranks, ranks, 2},
+                   .ranks = ranks,
                    .sequences = 3,
                    .room = 64,
                    .spare = 1 + _i % 3,
@@ -325,7 +421,7 @@ LOOP(every_causal_pair_meets_once, 1, 11) {
         must(rig_open(&rig));
         must(rig_assume(&rig, past, CP_PASS_KV));
         must(rig_assume(&rig, one, CP_DECODE));
-        must(rig_ledger(&rig, v == CP_DECODE ? one : fresh, v));
+        must(rig_ledger(&rig, cp_variant_decodes(v) ? one : fresh, v));
         rig_close(&rig);
     }
 }
