@@ -38,7 +38,7 @@ static double pairs_of(const cp_plan *plan, const cp_op *op) {
                                   &layout->keys[op->keys.origin]);
 }
 
-static double seconds_of(void *context, const cp_op *op) {
+static double seconds_of(void *context, int rank, const cp_op *op) {
     const drawing *d = context;
     if (op->kind == CP_OP_ATTEND)
         return pairs_of(d->plan, op);

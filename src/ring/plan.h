@@ -8,7 +8,6 @@
 #include "ring/comm.h"
 #include "ring/layout.h"
 #include "ring/wire.h"
-#include "ring/wire.h"
 
 enum {
     CP_PARTIAL_BYTES = 4, /* partials are fp32, always */
