@@ -30,7 +30,8 @@ static bool is_rank(const cp_plan *plan, int rank) {
     return rank >= 0 && rank < plan->layout->ranks;
 }
 
-static double pace_of(void *context, const cp_op *op) {
+static double pace_of(void *context, int rank, const cp_op *op) {
+    (void)rank;
     const paces *it = context;
     const cp_layout *layout = it->plan->layout;
     const bool attends = op->kind == CP_OP_ATTEND;

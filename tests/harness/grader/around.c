@@ -220,7 +220,8 @@ typedef struct {
     double pair, message, byte;
 } paces;
 
-static double pace_of(void *context, const cp_op *op) {
+static double pace_of(void *context, int rank, const cp_op *op) {
+    (void)rank;
     const paces *it = context;
     const cp_layout *layout = it->plan->layout;
     if (op->kind == CP_OP_ATTEND)
