@@ -173,12 +173,13 @@ static cp_pieces dealt_by_two(int64_t tokens) {
 TEST(every_other_position_is_a_span_too) {
     const chosen *it = chosen_of(2);
     const int64_t dim = it->of->indexer.dim;
-    const cp_pieces pieces = dealt_by_two(it->tokens);
+    cp_pieces pieces = dealt_by_two(it->tokens);
     float *rows = room_for(it->tokens * dim, 4);
     for (int64_t s = 0; s < it->tokens; s++)
         memcpy(rows + row_by_two(it->tokens, s) * dim, it->keys + s * dim,
                (size_t)dim * 4);
     is_due(it, chosen_by(it, &pieces, rows, 2));
+    cp_pieces_free(&pieces);
 }
 
 TEST(a_score_that_is_no_number_is_chosen_last) {
@@ -231,6 +232,8 @@ LOOP(attention_is_exact_over_what_was_chosen, 0, CHOICES) {
         }
         must(cp_oracle(&shape, &one.query_pieces, p->queries + q * wide,
                        &one.key_pieces, p->keys, p->values, output, lse));
+        cp_pieces_free(&one.query_pieces);
+        cp_pieces_free(&one.key_pieces);
         for (int64_t i = 0; i < wide; i++) {
             difference += pow(p->output[q * wide + i] - output[i], 2);
             norm += output[i] * output[i];

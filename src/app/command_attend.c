@@ -287,6 +287,13 @@ static cp_status attend_summary(const attend_run *run) {
     return status;
 }
 
+static double difference(int64_t count, const float *a, const float *b) {
+    float most = 0;
+    for (int64_t i = 0; i < count; i++)
+        most = fmaxf(most, fabsf(a[i] - b[i]));
+    return (double)most;
+}
+
 /* How far the numbers are from those of a call whose blocks are sent plain. */
 static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
     const int64_t rows = run->queries.shape[0] * run->job.shape.query_heads;
@@ -301,12 +308,10 @@ static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
         status = cp_allocate(&plain.lse, rows, sizeof(float), "LSE");
     if (status == CP_OK)
         status = run->ring.backend->attend(&plain);
-    *error = (cp_wire_error){0, 0};
-    for (int64_t i = 0; i < run->queries.count && status == CP_OK; i++)
-        error->output =
-            fmax(error->output, fabsf(run->job.output[i] - plain.output[i]));
-    for (int64_t i = 0; i < rows && status == CP_OK; i++)
-        error->lse = fmax(error->lse, fabsf(run->job.lse[i] - plain.lse[i]));
+    if (status == CP_OK)
+        *error = (cp_wire_error){
+            difference(run->queries.count, run->job.output, plain.output),
+            difference(rows, run->job.lse, plain.lse)};
     free(plain.output);
     free(plain.lse);
     return status;

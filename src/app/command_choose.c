@@ -4,13 +4,14 @@
 #include <math.h>
 
 #include "predict/alone.h"
+#include "predict/contest.h"
 #include "predict/rules.h"
 
 typedef struct {
     cp_command_call call;
     double flops, bandwidth; /* NAN: the machine's */
     int speeds;
-    bool csv;
+    bool csv, all;
     /* What they come to. */
     cp_setting setting;
     cp_load load;
@@ -38,8 +39,11 @@ static cp_status choose_check(void *context) {
     cp_machine *machine = &run->setting.machine;
     CP_TRY(cp_command_call_read(call));
     CP_TRY(cp_command_call_check(call));
-    if (run->csv && scenario->sequences != 1)
+    if (run->csv && !run->all && scenario->sequences != 1)
         return cp_refuse("--csv is for one sequence of --new");
+    if (run->all && call->ranks * scenario->tensor > CP_COMMAND_RANKS)
+        return cp_refuse("--all: %ld ranks of %ld GPUs: at most %d GPUs",
+                         call->ranks, scenario->tensor, CP_COMMAND_RANKS);
     CP_TRY(cp_load_of(scenario->sequences, scenario->new_tokens,
                       scenario->cached_tokens, &run->load));
     run->setting =
@@ -158,8 +162,59 @@ static void csv_print(const choose_run *run) {
                run->turns[r], (int64_t)run->load.keys);
 }
 
+static void entrant_print(const cp_entrant *it, double best) {
+    const cp_forecast *f = &it->forecast;
+    char split[32], memory[32];
+    if (!it->runs) {
+        printf("  %-10s  ", it->name);
+        cp_write_wrapped(stdout, 14, 14, it->why);
+        return;
+    }
+    snprintf(split, sizeof(split), "%d x %ld", it->ranks, it->tensor);
+    snprintf(memory, sizeof(memory), "%.4g%s",
+             1e-9 * (f->weights + f->cache + f->buffers), it->fits ? "" : "!");
+    printf("  %-10s %9s %10.4g %7.3g %10.4g %8s   %s\n", it->name, split,
+           f->seconds, f->seconds / best, 1e-6 * f->sent, memory, it->limit);
+}
+
+static void entrant_write(const cp_entrant *it) {
+    const cp_forecast *f = &it->forecast;
+    if (it->runs)
+        printf("%s,%d,%ld,%.6g,%.6g,%.6g,%d,%s\n", it->name, it->ranks,
+               it->tensor, f->seconds, f->sent,
+               f->weights + f->cache + f->buffers, it->fits, it->limit);
+}
+
+static cp_status contest_hold(choose_run *run) {
+    cp_entrant entrants[CP_ENTRANTS];
+    int count;
+    CP_TRY(cp_contest(&run->call.scenario, entrants, &count));
+    if (run->csv)
+        printf("builder,ranks,tensor,seconds,sent,memory,fits,limit\n");
+    else {
+        head_print(run);
+        printf(
+            "\n  builder       split    seconds   times    MB sent       GB   "
+            "limited by\n");
+    }
+    for (int n = 0; n < count; n++)
+        if (run->csv)
+            entrant_write(&entrants[n]);
+        else
+            entrant_print(&entrants[n], entrants[0].forecast.seconds);
+    if (!run->csv)
+        cp_write_wrapped(
+            stdout, 0, 0,
+            "\nsplit: ranks x GPUs that share a rank's heads, the fastest of "
+            "all splits. MB sent: by a GPU in a layer's attention. GB: of a "
+            "GPU; !: more than it has.");
+    return CP_OK;
+}
+
 static cp_status choose_work(void *context) {
     choose_run *run = context;
+    if (run->all)
+        return contest_hold(run);
     CP_TRY(rules_ask(run));
     if (run->csv) {
         csv_print(run);
@@ -188,7 +243,10 @@ int cp_command_choose(int count, char *const *arguments) {
          "of attention, per second and GPU, instead: 504e12"},
         {"bandwidth", CP_NUMBER, &run.bandwidth, "X",
          "of an exchange, bytes per second and GPU, instead: 26.1e9"},
-        {"csv", CP_FLAG, &run.csv, NULL, "a row for each rule, for programs"},
+        {"all", CP_FLAG, &run.all, NULL,
+         "instead, every builder over every split of the GPUs, as simulated"},
+        {"csv", CP_FLAG, &run.csv, NULL,
+         "a row for each rule, or builder, for programs"},
         {0}};
     const cp_usage usage = {
         "choose", "--new T,T,... [options]",

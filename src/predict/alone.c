@@ -2,13 +2,18 @@
 /* A call on one device. */
 #include "predict/alone.h"
 
-cp_status cp_alone(const cp_scenario *call, cp_forecast *forecast) {
+int cp_alone_fastest(const cp_scenario *call) {
     const cp_curve *speeds = &call->hardware->device_speed;
-    cp_scenario alone = *call;
     int fastest = 0;
     for (int n = 1; n < speeds->count && n < call->ranks; n++)
         if (speeds->value[n] > speeds->value[fastest])
             fastest = n;
+    return fastest;
+}
+
+cp_status cp_alone(const cp_scenario *call, cp_forecast *forecast) {
+    cp_scenario alone = *call;
+    const int fastest = cp_alone_fastest(call);
     alone.ranks = 1;
     alone.devices = &fastest;
     alone.dealing = (cp_dealing){.placement = CP_ZIGZAG};

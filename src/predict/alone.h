@@ -7,6 +7,9 @@
 
 enum { CP_TOGETHER_MOST = 16 << 20 };
 
+/* Its fastest device, from 0. */
+int cp_alone_fastest(const cp_scenario *call);
+
 /* Simulate a call on the fastest of its devices alone. Fails as cp_simulate. */
 cp_status cp_alone(const cp_scenario *call, cp_forecast *forecast);
 

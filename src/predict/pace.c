@@ -262,6 +262,18 @@ double cp_pace_weights(const cp_pace *pace) {
     return ((double)model->layers * layer + tables * model->head_bits) / 8;
 }
 
+double cp_pace_sent(const cp_pace *pace, const cp_plan *plan) {
+    double bytes = 0;
+    for (int k = 0; k < pace->call->ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            if (cp_op_talks(op))
+                bytes +=
+                    cp_op_messages(plan, op) * size_of(pace, plan, op->in.slot);
+        }
+    return bytes / pace->call->ranks;
+}
+
 static double linear(const cp_pace *pace, double numbers, double bits,
                      int64_t rows) {
     const cp_hardware *hardware = pace->call->hardware;

@@ -58,4 +58,7 @@ double cp_pace_times(const cp_pace *pace, const cp_plan *plan, int rank);
 /* Bytes of the weights of one GPU: all layers, embedding and head. */
 double cp_pace_weights(const cp_pace *pace);
 
+/* Bytes that a GPU sends in a layer's attention, in the mean. */
+double cp_pace_sent(const cp_pace *pace, const cp_plan *plan);
+
 #endif

@@ -69,6 +69,7 @@ static void count_bytes(const simulation *s) {
     int64_t most = 0;
     for (int k = 0; k < s->scenario->ranks; k++)
         most = cp_max(most, s->layout->cache[k].tokens);
+    forecast->sent = cp_pace_sent(pace, plan);
     forecast->weights = cp_pace_weights(pace);
     if (plan->begins != CP_OWN_TOKENS)
         forecast->weights /= s->scenario->ranks;

@@ -398,9 +398,25 @@ static cp_use subject(const cp_op *op, int rank) {
     return op->kind == CP_OP_MERGE ? op->out : cp_use_of(0, rank);
 }
 
+/* Which keys the tokens of what is made have met. */
+static cp_status note_met(proof *proof, int rank, const cp_op *op) {
+    content *out = &place_of(proof, rank, op->out.slot)->holds;
+    if (op->kind == CP_OP_ATTEND) {
+        CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
+        CP_TRY(check_heads(proof, rank, op));
+        out->met = op->keys.origin;
+    } else if (op->kind == CP_OP_MERGE) {
+        CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL));
+        proof->merges[proof->merged] =
+            (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
+        out->met = proof->plan->layout->ranks + proof->merged++;
+    }
+    return CP_OK;
+}
+
 static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
-    const int rank = event->rank, ranks = proof->plan->layout->ranks;
+    const int rank = event->rank;
     content *out = &place_of(proof, rank, op->out.slot)->holds;
     const cp_use of = subject(op, rank);
     CP_TRY(check_slots(proof, rank, op));
@@ -411,21 +427,11 @@ static cp_status note_local(proof *proof, const cp_event *event) {
     CP_TRY(check_use(proof, rank, op,
                      cp_use_part(op->in.slot, of.origin, of.part),
                      kinds[op->kind].in));
-    if (op->kind == CP_OP_ATTEND) {
-        CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
-        CP_TRY(check_heads(proof, rank, op));
-        out->met = op->keys.origin;
-    } else if (op->kind == CP_OP_MERGE) {
-        CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL));
-        proof->merges[proof->merged] =
-            (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
-        out->met = ranks + proof->merged++;
-    }
-    const cp_slot *from = &proof->plan->slots[op->in.slot];
+    CP_TRY(note_met(proof, rank, op));
     *out = (content){.met = out->met,
                      .origin = of.origin,
                      .part = of.part,
-                     .parts = (int16_t)from->parts,
+                     .parts = (int16_t)proof->plan->slots[op->in.slot].parts,
                      .kind = kinds[op->kind].out,
                      .full = true};
     return check_use(proof, rank, op,

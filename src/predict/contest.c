@@ -1,0 +1,109 @@
+/* Tangled from book/16-atlas.nw; edit the chapter. */
+/* Who runs a call fastest. */
+#include "predict/contest.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "predict/alone.h"
+
+static const char *limit_of(const cp_forecast *f) {
+    const struct {
+        const char *name;
+        double seconds;
+    } shares[] = {{"linear layers", f->linear},
+                  {"attention", f->attending},
+                  {"messages", f->ring - f->attending},
+                  {"all-reduces", f->reducing}};
+    int most = 0;
+    for (int n = 1; n < 4; n++)
+        if (shares[n].seconds > shares[most].seconds)
+            most = n;
+    return shares[most].name;
+}
+
+static bool beats(const cp_entrant *a, const cp_entrant *b) {
+    if (a->runs != b->runs || !a->runs)
+        return a->runs;
+    if (a->fits != b->fits)
+        return a->fits;
+    return a->forecast.seconds < b->forecast.seconds;
+}
+
+static cp_status split_try(const cp_scenario *call, cp_variant variant,
+                           int ranks, int64_t tensor, cp_entrant *best) {
+    cp_scenario split = *call;
+    cp_hardware steady = *call->hardware;
+    cp_entrant it = *best;
+    steady.jitter = 0;
+    split.hardware = &steady;
+    split.variant = variant;
+    split.ranks = it.ranks = ranks;
+    split.tensor = it.tensor = tensor;
+    const cp_status status = cp_simulate(&split, &it.forecast);
+    if (status != CP_OK && status != CP_INVALID)
+        return status;
+    it.runs = status == CP_OK;
+    if (!it.runs)
+        snprintf(it.why, sizeof(it.why), "%s", cp_message());
+    const double all =
+        it.forecast.weights + it.forecast.cache + it.forecast.buffers;
+    it.fits = all <= steady.memory;
+    it.limit = limit_of(&it.forecast);
+    if (beats(&it, best) || (!it.runs && best->why[0] == '\0'))
+        *best = it;
+    return CP_OK;
+}
+
+enum { MOST_RANKS = 128 }; /* of a split */
+
+static bool may_split(const cp_scenario *call) {
+    return call->hardware->node_rate > 0 && call->dealing.weights == NULL;
+}
+
+static cp_status splits_try(const cp_scenario *call, cp_variant variant,
+                            cp_entrant *entrant) {
+    const int64_t gpus = call->ranks * call->tensor;
+    for (int64_t n = cp_ceil_divide(gpus, MOST_RANKS); n < gpus; n++)
+        if (n == call->tensor || (gpus % n == 0 && may_split(call)))
+            CP_TRY(split_try(call, variant, (int)(gpus / n), n, entrant));
+    return CP_OK;
+}
+
+static int by_rank(const void *a, const void *b) {
+    return beats(b, a) ? 1 : beats(a, b) ? -1 : 0;
+}
+
+static bool is_step(const cp_scenario *call) {
+    for (int64_t i = 0; i < call->sequences; i++)
+        if (call->new_tokens[i] > 1)
+            return false;
+    return true;
+}
+
+cp_status cp_contest(const cp_scenario *call, cp_entrant *entrants,
+                     int *count) {
+    const bool step = is_step(call);
+    const cp_variant whole = step ? CP_DECODE : CP_PASS_KV;
+    const int64_t gpus = call->ranks * call->tensor;
+    cp_entrant *next = entrants;
+    for (int v = CP_AUTO + 1; v < CP_VARIANTS; v++)
+        if (cp_variant_decodes((cp_variant)v) == step) {
+            *next = (cp_entrant){.variant = (cp_variant)v,
+                                 .name = cp_variant_name((cp_variant)v)};
+            CP_TRY(splits_try(call, (cp_variant)v, next));
+            next += gpus > 1;
+        }
+    cp_scenario one = *call;
+    const int fastest = cp_alone_fastest(call);
+    one.dealing = (cp_dealing){.placement = CP_ZIGZAG};
+    one.devices = &fastest;
+    *next = (cp_entrant){.name = "tensor"};
+    if (gpus > 1)
+        CP_TRY(split_try(&one, whole, 1, gpus, next++));
+    *next = (cp_entrant){.name = "alone"};
+    CP_TRY(split_try(&one, whole, 1, 1, next++));
+    *count = (int)(next - entrants);
+    qsort(entrants, (size_t)*count, sizeof(*entrants), by_rank);
+    return CP_OK;
+}
