@@ -4,7 +4,13 @@
 
 #include <math.h>
 
+#include <stdio.h>
+
 #include "reference/attend/state.h"
+#include "reference/ring/threads.h"
+#include "reference/ring/walk.h"
+#include "ring/check.h"
+#include "ring/scan.h"
 
 typedef struct {
     cp_state_shape shape;
@@ -19,7 +25,7 @@ static const layer layers[] = {
 };
 #define LAYERS COUNT_OF(layers)
 
-static cp_run run_of(int which) {
+static cp_state_run run_of(int which) {
     const layer *of = &layers[which];
     const cp_state_shape s = of->shape;
     const int64_t rows = of->tokens * s.heads;
@@ -42,31 +48,32 @@ static cp_run run_of(int which) {
         decay[n] = -of->forget * fabsf(harness_uniform(&state));
         rate[n] = fabsf(harness_uniform(&state));
     }
-    return (cp_run){s, of->tokens, queries, keys, values, decay, rate};
+    return (cp_state_run){s, of->tokens, queries, keys, values, decay, rate};
 }
 
 /* Tokens from first on, before end. */
-static cp_run cut(const cp_run *run, int64_t first, int64_t end) {
+static cp_state_run cut(const cp_state_run *run, int64_t first, int64_t end) {
     const cp_state_shape s = run->shape;
     const int64_t row = first * s.heads;
-    return (cp_run){s,
-                    end - first,
-                    run->queries + row * s.key_dim,
-                    run->keys + row * s.key_dim,
-                    run->values + row * s.value_dim,
-                    run->decay + row,
-                    run->rate + row};
+    return (cp_state_run){s,
+                          end - first,
+                          run->queries + row * s.key_dim,
+                          run->keys + row * s.key_dim,
+                          run->values + row * s.value_dim,
+                          run->decay + row,
+                          run->rate + row};
 }
 
-static float *pair_of(const cp_run *run, int64_t first, int64_t end) {
-    const cp_run part = cut(run, first, end);
+static float *pair_of(const cp_state_run *run, int64_t first, int64_t end) {
+    const cp_state_run part = cut(run, first, end);
     float *pair = room_for(cp_pair_floats(&run->shape), 4);
     cp_pair_identity(&run->shape, pair);
-    must(cp_run_pair(&part, 1, pair));
+    must(cp_state_pair(&part, 1, pair));
     return pair;
 }
 
-static void combine(const cp_run *run, const float *earlier, float *pair) {
+static void combine(const cp_state_run *run, const float *earlier,
+                    float *pair) {
     cp_pair_combine(&run->shape, earlier, pair,
                     room_for(run->shape.key_dim, 4));
 }
@@ -89,7 +96,7 @@ static void alike(const float *due, const float *got, int64_t count) {
 }
 
 /* A state that is somewhere: known, so M = 0. */
-static void fill_state(const cp_run *run, float *pair, double *state) {
+static void fill_state(const cp_state_run *run, float *pair, double *state) {
     const int64_t keys = run->shape.key_dim, values = run->shape.value_dim;
     uint64_t seed = 5;
     cp_pair_clear(&run->shape, pair);
@@ -101,7 +108,7 @@ static void fill_state(const cp_run *run, float *pair, double *state) {
 }
 
 LOOP(blocks_are_the_recurrence, 0, LAYERS) {
-    const cp_run run = run_of(_i);
+    const cp_state_run run = run_of(_i);
     const cp_state_shape s = run.shape;
     const int64_t answers = run.tokens * s.heads * s.value_dim;
     double *state = room_for(s.heads * s.key_dim * s.value_dim, 8);
@@ -111,10 +118,10 @@ LOOP(blocks_are_the_recurrence, 0, LAYERS) {
     fill_state(&run, pair, state);
     float *same = room_for(cp_pair_floats(&s), 4);
     memcpy(same, pair, (size_t)cp_pair_floats(&s) * 4);
-    cp_run_oracle(&run, state, due);
-    must(cp_run_answer(&run, 1, pair, got));
+    cp_state_oracle(&run, state, due);
+    must(cp_state_answer(&run, 1, pair, got));
     ck_assert_double_le(distance(due, got, answers), 1e-6);
-    must(cp_run_answer(&run, 3, same, threads));
+    must(cp_state_answer(&run, 3, same, threads));
     hold(memcmp(got, threads, (size_t)answers * 4) == 0);
     hold(memcmp(pair, same, (size_t)cp_pair_floats(&s) * 4) == 0);
     for (int64_t n = 0; n < s.heads * s.key_dim; n++) {
@@ -127,7 +134,7 @@ LOOP(blocks_are_the_recurrence, 0, LAYERS) {
 /* Cut in three at places that move, empty runs and all; put together from
  * either side, and advanced from one to the next. */
 LOOP(runs_are_cut_anywhere, 0, LAYERS) {
-    const cp_run run = run_of(_i);
+    const cp_state_run run = run_of(_i);
     const int64_t floats = cp_pair_floats(&run.shape);
     float *whole = pair_of(&run, 0, run.tokens);
     for (int64_t a = 0; a <= run.tokens; a += cp_max(1, run.tokens / 5))
@@ -143,14 +150,14 @@ LOOP(runs_are_cut_anywhere, 0, LAYERS) {
             combine(&run, left, third);
             alike(whole, third, floats);
             alike(whole, right, floats);
-            const cp_run rest = cut(&run, a, run.tokens);
-            must(cp_run_pair(&rest, 2, on));
+            const cp_state_run rest = cut(&run, a, run.tokens);
+            must(cp_state_pair(&rest, 2, on));
             alike(whole, on, floats);
         }
 }
 
 TEST(an_empty_run_changes_nothing) {
-    const cp_run run = run_of(3);
+    const cp_state_run run = run_of(3);
     const int64_t floats = cp_pair_floats(&run.shape);
     float *empty = pair_of(&run, 9, 9), *some = pair_of(&run, 2, 9);
     float *before = pair_of(&run, 2, 9);
@@ -162,7 +169,7 @@ TEST(an_empty_run_changes_nothing) {
 
 /* A pair of what is known says so whatever comes before it. */
 TEST(a_known_state_forgets_what_was_before) {
-    const cp_run run = run_of(2);
+    const cp_state_run run = run_of(2);
     float *known = room_for(cp_pair_floats(&run.shape), 4);
     float *pair = pair_of(&run, 0, 30);
     float *same = room_for(cp_pair_floats(&run.shape), 4);
@@ -220,12 +227,195 @@ LOOP(tails_are_enough, 1, 6) {
 }
 
 TEST(nobody_moves_a_state_without_threads) {
-    cp_run run = run_of(2);
+    cp_state_run run = run_of(2);
     float *pair = pair_of(&run, 0, 1);
-    refuses(cp_run_pair(&run, 0, pair), CP_INVALID, "0 threads");
+    refuses(cp_state_pair(&run, 0, pair), CP_INVALID, "0 threads");
     run.tokens = -1;
-    refuses(cp_run_pair(&run, 1, pair), CP_INVALID, "-1 tokens");
+    refuses(cp_state_pair(&run, 1, pair), CP_INVALID, "-1 tokens");
     run.shape.key_dim = 0;
     run.tokens = 1;
-    refuses(cp_run_pair(&run, 1, pair), CP_INVALID, "states of 0 by 5");
+    refuses(cp_state_pair(&run, 1, pair), CP_INVALID, "states of 0 by 5");
+}
+
+/* What a test's items are: words, which are put one behind the other. */
+enum { WORD = 40, MOST_RANKS = 16 };
+
+typedef struct {
+    const cp_plan *plan;
+    int64_t floats; /* of an item; 0: words */
+    const cp_state_shape *shape;
+    float *items, *due; /* [2N] each */
+} scanned;
+
+static void combine_items(const void *monoid, const void *earlier,
+                          void *later) {
+    const scanned *it = monoid;
+    float scratch[64];
+    char word[WORD];
+    if (it->floats > 0) {
+        cp_pair_combine(it->shape, earlier, later, scratch);
+        return;
+    }
+    hold(snprintf(word, WORD, "%s%s", (const char *)earlier,
+                  (const char *)later) < WORD);
+    memcpy(later, word, WORD);
+}
+
+static cp_status scan_rank(cp_comm *comm, void *context) {
+    const scanned *it = context;
+    const cp_plan *plan = it->plan;
+    const int64_t bytes = plan->run_bytes;
+    const cp_walk_options options = {
+        .combine = combine_items, .monoid = it, .poison = true};
+    cp_walker *walker;
+    CP_TRY(cp_walker_new(plan, comm->rank, &options, &walker));
+    for (int half = 0; half < 2; half++) {
+        const cp_use own = cp_plan_own_run(plan, comm->rank, half);
+        memcpy(walker->slots[own.slot], (char *)it->items + own.origin * bytes,
+               (size_t)bytes);
+    }
+    const cp_status status = cp_walk(walker, comm, NULL, NULL);
+    for (int half = 0; half < 2 && status == CP_OK; half++) {
+        const cp_use due = cp_plan_due_run(plan, comm->rank, half);
+        if (due.part >= 0)
+            memcpy((char *)it->due + (due.part + 1) * bytes,
+                   walker->slots[due.slot], (size_t)bytes);
+    }
+    cp_walker_free(walker);
+    return status;
+}
+
+static cp_layout *layout_over(int ranks) {
+    const int64_t tokens = 1;
+    const cp_call call = {
+        .ranks = ranks, .sequences = 1, .new_tokens = &tokens, .room = 2};
+    cp_layout *layout;
+    must(cp_layout_new(&call, &layout));
+    return layout;
+}
+
+static cp_plan *scan_over(cp_scan scan, cp_layout *layout, int64_t bytes) {
+    cp_plan *plan;
+    must(cp_plan_scan(scan, layout, bytes, &plan));
+    return plan;
+}
+
+/* Letters over N ranks: before each chunk, the alphabet up to it. */
+LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
+    const int ranks = _i / CP_SCANS + 1;
+    const cp_scan scan = (cp_scan)(_i % CP_SCANS);
+    cp_layout *layout = layout_over(ranks);
+    cp_plan *plan = scan_over(scan, layout, WORD);
+    cp_plan_report report;
+    must(cp_plan_check(plan, &report));
+    if (ranks <= 3)
+        must(cp_plan_explore(plan, 1000000, NULL));
+    char items[2 * MOST_RANKS][WORD] = {{0}}, due[2 * MOST_RANKS][WORD];
+    for (int c = 0; c < 2 * ranks; c++)
+        items[c][0] = (char)('A' + c);
+    scanned it = {plan, 0, NULL, (float *)items, (float *)due};
+    const cp_threads_options threads = {
+        .ranks = ranks, .patience = 60, .disorder = 1 + (uint64_t)_i};
+    must(cp_threads_run(&threads, scan_rank, &it));
+    for (int c = 1; c < 2 * ranks; c++)
+        for (int n = 0; n <= c; n++)
+            ck_assert_int_eq(due[c][n], n < c ? 'A' + n : 0);
+    int64_t most = 0;
+    for (int k = 0; k < ranks; k++)
+        most = cp_max(most, report.messages[k]);
+    int steps = 1;
+    for (int far = 1; far < 2 * ranks - 1; far *= 2)
+        steps++;
+    const int64_t bound[] = {2 * (ranks - 1), 2, 2 * steps};
+    hold(most <= bound[scan]);
+    cp_plan_report_free(&report);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+
+/* A layer over N ranks, from the state of a turn before: the state goes into
+ * the first pair, comes out behind the last, and answers are one rank's. */
+LOOP(a_layer_over_ranks_is_a_layer, 0, LAYERS *CP_SCANS) {
+    const cp_state_run run = run_of(_i / CP_SCANS);
+    const cp_state_shape s = run.shape;
+    const int ranks = 1 + _i % 5;
+    const int64_t floats = cp_pair_floats(&s), chunks = 2 * ranks;
+    const int64_t answers = run.tokens * s.heads * s.value_dim;
+    const int64_t size = cp_ceil_divide(run.tokens, chunks);
+    double *state = room_for(s.heads * s.key_dim * s.value_dim, 8);
+    double *due = room_for(answers, 8);
+    float *before = room_for(floats, 4), *output = room_for(answers, 4);
+    fill_state(&run, before, state);
+    cp_state_oracle(&run, state, due);
+    cp_layout *layout = layout_over(ranks);
+    cp_plan *plan = scan_over((cp_scan)(_i % CP_SCANS), layout, 4 * floats);
+    scanned it = {plan, floats, &s, room_for(chunks * floats, 4),
+                  room_for(chunks * floats, 4)};
+    for (int64_t c = 0; c < chunks; c++)
+        memcpy(it.items + c * floats,
+               pair_of(&run, cp_min(run.tokens, c * size),
+                       cp_min(run.tokens, (c + 1) * size)),
+               (size_t)floats * 4);
+    combine(&run, before, it.items);
+    const cp_threads_options threads = {
+        .ranks = ranks, .patience = 60, .disorder = 1 + (uint64_t)_i};
+    must(cp_threads_run(&threads, scan_rank, &it));
+    memcpy(it.due, before, (size_t)floats * 4);
+    for (int64_t c = 0; c < chunks; c++) {
+        const int64_t first = cp_min(run.tokens, c * size);
+        const cp_state_run chunk =
+            cut(&run, first, cp_min(run.tokens, (c + 1) * size));
+        must(cp_state_answer(&chunk, 1, it.due + c * floats,
+                             output + first * s.heads * s.value_dim));
+    }
+    ck_assert_double_le(distance(due, output, answers), 1.1e-6);
+    const float *last = it.due + (chunks - 1) * floats;
+    double off = 0, norm = 0;
+    for (int64_t n = 0; n < s.heads * s.key_dim * s.value_dim; n++) {
+        const int64_t at = n / s.value_dim * (s.key_dim + s.value_dim) +
+                           s.key_dim + n % s.value_dim;
+        off += pow(state[n] - (double)last[at], 2);
+        norm += state[n] * state[n];
+    }
+    hold(off <= 1e-12 * norm);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+
+/* A plan that is spoiled is refused in words that name chunks. */
+LOOP(a_scan_in_another_order_is_refused, 0, 5) {
+    static const struct {
+        cp_scan scan;
+        int rank, number; /* an operation of a plan over 3 ranks */
+        int first;        /* becomes its first chunk; -1: leave it out */
+        const char *said;
+    } faults[] = {
+        {CP_SCAN_GATHER, 2, 3, -1, "rank 2 ends without what chunks 0 to 1 do"},
+        {CP_SCAN_GATHER, 0, 4, 1, "merge wants chunks 1 to 2"},
+        {CP_SCAN_RING, 1, 2, -1, "wants chunks 0 to 1"},
+        {CP_SCAN_RING, 2, 2, -1, "wants chunks 0 to 2"},
+        {CP_SCAN_STEPS, 1, 8, -1, "chunks"},
+    };
+    cp_layout *layout = layout_over(3);
+    cp_plan *plan = scan_over(faults[_i].scan, layout, 8);
+    cp_program *program = &plan->programs[faults[_i].rank];
+    cp_op *op = &program->ops[faults[_i].number];
+    if (faults[_i].first < 0)
+        memmove(op, op + 1,
+                (size_t)(--program->count - faults[_i].number) * sizeof(*op));
+    else
+        op->in.origin = (int16_t)faults[_i].first;
+    must(cp_plan_link(plan));
+    cp_plan_report report;
+    refuses(cp_plan_check(plan, &report), CP_BROKEN, faults[_i].said);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+
+TEST(a_scan_of_nothing_is_refused) {
+    cp_layout *layout = layout_over(2);
+    cp_plan *plan;
+    refuses(cp_plan_scan(CP_SCAN_RING, layout, 0, &plan), CP_INVALID,
+            "runs of 0 bytes");
+    cp_layout_free(layout);
 }

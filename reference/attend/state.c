@@ -11,7 +11,7 @@ enum { BLOCK = 64 }; /* tokens that are solved together */
 
 /* Some tokens of one head. */
 typedef struct {
-    const cp_run *run;
+    const cp_state_run *run;
     int64_t at;             /* its first row [token][head] */
     int64_t count;          /* tokens */
     double level[BLOCK];    /* the logarithm of A_i */
@@ -19,8 +19,8 @@ typedef struct {
     int64_t width, stride;
 } block;
 
-static void step(const cp_run *run, int64_t t, int64_t head, double *state,
-                 double *output) {
+static void step(const cp_state_run *run, int64_t t, int64_t head,
+                 double *state, double *output) {
     const int64_t keys = run->shape.key_dim, values = run->shape.value_dim;
     const int64_t at = t * run->shape.heads + head;
     const float *k = run->keys + at * keys, *q = run->queries + at * keys;
@@ -40,7 +40,7 @@ static void step(const cp_run *run, int64_t t, int64_t head, double *state,
     }
 }
 
-void cp_run_oracle(const cp_run *run, double *state, double *output) {
+void cp_state_oracle(const cp_state_run *run, double *state, double *output) {
     const int64_t size = run->shape.key_dim * run->shape.value_dim;
     for (int64_t head = 0; head < run->shape.heads; head++)
         for (int64_t t = 0; t < run->tokens; t++)
@@ -150,7 +150,7 @@ static void advance(const block *block) {
 }
 
 static void run_block(block *block, float *output) {
-    const cp_run *run = block->run;
+    const cp_state_run *run = block->run;
     double level = 0;
     for (int64_t i = 0; i < block->count; i++) {
         level += (double)run->decay[block->at + i * run->shape.heads];
@@ -162,7 +162,7 @@ static void run_block(block *block, float *output) {
     advance(block);
 }
 
-static void run_head(const cp_run *run, int64_t head, float *pair,
+static void run_head(const cp_state_run *run, int64_t head, float *pair,
                      float *output, float *changes) {
     const cp_state_shape *shape = &run->shape;
     const int64_t stride = shape->key_dim + shape->value_dim;
@@ -179,7 +179,7 @@ static void run_head(const cp_run *run, int64_t head, float *pair,
     }
 }
 
-static cp_status run_heads(const cp_run *run, int threads, float *pair,
+static cp_status run_heads(const cp_state_run *run, int threads, float *pair,
                            float *output) {
     const cp_state_shape *shape = &run->shape;
     float *changes;
@@ -200,12 +200,12 @@ static cp_status run_heads(const cp_run *run, int threads, float *pair,
     return CP_OK;
 }
 
-cp_status cp_run_pair(const cp_run *run, int threads, float *pair) {
+cp_status cp_state_pair(const cp_state_run *run, int threads, float *pair) {
     return run_heads(run, threads, pair, NULL);
 }
 
-cp_status cp_run_answer(const cp_run *run, int threads, float *pair,
-                        float *output) {
+cp_status cp_state_answer(const cp_state_run *run, int threads, float *pair,
+                          float *output) {
     return run_heads(run, threads, pair, output);
 }
 

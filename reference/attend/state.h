@@ -21,12 +21,12 @@ typedef struct {
     cp_state_shape shape;
     int64_t tokens;
     const float *queries, *keys, *values, *decay, *rate;
-} cp_run;
+} cp_state_run;
 
 /* H_t = a H_(t-1) + k u', u = b (v - a H_(t-1)' k), o_t = H_t' q_t, token by
  * token: state [heads][key_dim][value_dim] from before the run to after it,
  * output [tokens][heads][value_dim]. */
-void cp_run_oracle(const cp_run *run, double *state, double *output);
+void cp_state_oracle(const cp_state_run *run, double *state, double *output);
 
 /* A pair [heads][key_dim][key_dim + value_dim], each row that of M, then that
  * of U, is the map H -> M H + U of a run. M = 0: a state that is known. */
@@ -47,12 +47,12 @@ void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
  * shape or count that is not positive (a run may be empty), or threads < 1,
  * and with CP_MEMORY; pair is then untouched. The result does not depend on
  * threads. */
-cp_status cp_run_pair(const cp_run *run, int threads, float *pair);
+cp_status cp_state_pair(const cp_state_run *run, int threads, float *pair);
 
 /* The same for the U of a pair alone, with what each query is answered:
  * output [tokens][heads][value_dim]. */
-cp_status cp_run_answer(const cp_run *run, int threads, float *pair,
-                        float *output);
+cp_status cp_state_answer(const cp_state_run *run, int threads, float *pair,
+                          float *output);
 
 /* Before the state, each channel is convolved with its last width tokens, and
  * goes through SiLU. rows [tokens][channels], weights [channels][width], the

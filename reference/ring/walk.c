@@ -270,12 +270,20 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return copy_rows(walker, op, &layout->queries[rank],
                          &layout->appended[rank]);
     case CP_OP_PACK:
+        if (cp_plan_scans(plan)) {
+            memcpy(*out, *in, (size_t)bytes);
+            return CP_OK;
+        }
         if (plan->wire != CP_WIRE_PLAIN)
             return write_wire(walker, op);
         return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
     case CP_OP_ATTEND:
         return attend(walker, op, NULL);
     case CP_OP_MERGE: {
+        if (cp_plan_scans(plan)) {
+            walker->options.combine(walker->options.monoid, *in, *out);
+            return CP_OK;
+        }
         const cp_partial add = cp_walker_partial(walker, op->in.slot);
         cp_partial into = cp_walker_partial(walker, op->out.slot);
         cp_partial_merge(&into, &add);

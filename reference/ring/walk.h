@@ -19,6 +19,9 @@ typedef struct {
     cp_walk_observer observe;
     void *context; /* handed to observe */
     bool poison;   /* tests: slots start as NaN and go back to it */
+    /* A scan: later becomes what an earlier run and it do. */
+    void (*combine)(const void *monoid, const void *earlier, void *later);
+    const void *monoid;
 } cp_walk_options;
 
 /* One rank of a plan, and all its memory but the cache. */

@@ -18,6 +18,7 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts) {
             cp_wire_bytes(plan->wire, shape.head_dim, plan->element_bytes),
         [CP_SLOT_PARTIAL] =
             shape.query_heads * (shape.head_dim + 1) * CP_PARTIAL_BYTES,
+        [CP_SLOT_RUN] = plan->run_bytes,
     };
     return bytes[kind];
 }
@@ -30,7 +31,7 @@ static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
                                                  : layout->queries;
     cp_slot slot = {.kind = kind, .parts = parts};
     if (kind != CP_SLOT_CACHE)
-        slot.rows = block->rows;
+        slot.rows = kind == CP_SLOT_RUN ? 1 : block->rows;
     if (plan->status == CP_OK && !cp_shape_divides(&plan->shape, parts))
         plan->status = cp_refuse(
             "%ld query heads over %ld key heads cannot be cut into %d parts",
@@ -78,6 +79,18 @@ void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
         make_slot(plan, CP_SLOT_QUERIES, parts_of(plan, begins));
     plan->slots[plan->result] =
         make_slot(plan, CP_SLOT_PARTIAL, parts_of(plan, ends));
+}
+
+void cp_plan_begin_scan(cp_plan *plan) {
+    if (plan->status == CP_OK && plan->run_bytes < 1)
+        plan->status =
+            cp_refuse("a scan of runs of %ld bytes", plan->run_bytes);
+    cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
+    plan->labelled = false;
+    for (int k = 0; k < plan->layout->ranks && plan->status == CP_OK; k++)
+        plan->programs[k].count = 0;
+    for (int n = plan->fresh; n <= plan->result && plan->status == CP_OK; n++)
+        plan->slots[n] = plan->slots[plan->result + 1];
 }
 
 static void add(cp_plan *plan, int rank, int hop, cp_op op) {
@@ -151,6 +164,7 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       .element_bytes = wanted->element_bytes,
                       .spare = wanted->spare,
                       .host = wanted->host,
+                      .run_bytes = wanted->run_bytes,
                       .wire = wanted->wire};
     begin(plan);
     build(plan);

@@ -11,7 +11,8 @@ typedef void cp_plan_builder(cp_plan *plan);
 
 cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
     cp_plan_decode, cp_plan_ulysses, cp_plan_mesh, cp_plan_gather_q,
-    cp_plan_scatter_q, cp_plan_gather_o, cp_plan_tree, cp_plan_helix;
+    cp_plan_scatter_q, cp_plan_gather_o, cp_plan_tree, cp_plan_helix,
+    cp_plan_state_gather, cp_plan_state_ring, cp_plan_state_steps;
 
 /* Build a plan for a layout, which must outlive it. options may be NULL: 4
  * bytes, 1 spare slot. Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
@@ -29,6 +30,10 @@ int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts);
 /* What a builder calls first if ranks do not begin and end with their own
  * tokens. */
 void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends);
+
+/* What the builder of a scan calls first: nothing is appended, and a rank
+ * begins and ends with runs (cp_plan_own_run, cp_plan_due_run). */
+void cp_plan_begin_scan(cp_plan *plan);
 
 /* Append an operation to the program of a rank: by cp_emit one that has no more
  * to it than a slot in and a slot out. */

@@ -264,6 +264,13 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
                        "rank %d, hop %d: %s takes slot %d for what "
                        "it is not",
                        rank, op->hop, cp_op_name(op->kind), use.slot);
+    if (kind == CP_SLOT_RUN &&
+        (it->origin != use.origin || it->part != use.part))
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: %s wants chunks %d to %d in slot %d, "
+                       "which holds %d to %d",
+                       rank, op->hop, cp_op_name(op->kind), use.origin,
+                       use.part, use.slot, it->origin, it->part);
     if (it->origin != use.origin)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s wants the block of rank %d in slot "
@@ -328,10 +335,26 @@ static cp_status check_met(const proof *proof, int origin, int32_t met) {
     return CP_OK;
 }
 
+static cp_status check_due(const proof *proof, int rank, int half) {
+    const cp_use due = cp_plan_due_run(proof->plan, rank, half);
+    const content *it = &place_of(proof, rank, due.slot)->holds;
+    if (due.part < 0 || (it->full && it->kind == CP_SLOT_RUN &&
+                         it->origin == due.origin && it->part == due.part))
+        return CP_OK;
+    return cp_fail(CP_BROKEN,
+                   "rank %d ends without what chunks 0 to %d do, before its "
+                   "chunk %d",
+                   rank, due.part, due.part + 1);
+}
+
 static cp_status check_result(const proof *proof, int rank) {
     const cp_plan *plan = proof->plan;
     const content *it = &place_of(proof, rank, plan->result)->holds;
     const cp_use due = cp_plan_ends(plan, rank);
+    if (cp_plan_scans(plan)) {
+        CP_TRY(check_due(proof, rank, 0));
+        return check_due(proof, rank, 1);
+    }
     if (!it->full || it->kind != CP_SLOT_PARTIAL || it->origin != due.origin ||
         it->part != due.part || it->parts != plan->slots[due.slot].parts)
         return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
@@ -382,6 +405,22 @@ static cp_status check_heads(const proof *proof, int rank, const cp_op *op) {
                    rank, op->hop, op->in.part, asked, op->keys.part, held);
 }
 
+static cp_status note_runs(proof *proof, int rank, const cp_op *op) {
+    content *out = &place_of(proof, rank, op->out.slot)->holds;
+    CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_RUN));
+    if (op->kind == CP_OP_PACK)
+        *out = place_of(proof, rank, op->in.slot)->holds;
+    else if (out->kind != CP_SLOT_RUN || out->origin != op->in.part + 1)
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: chunks %d to %d do not come before "
+                       "chunks %d to %d",
+                       rank, op->hop, op->in.origin, op->in.part, out->origin,
+                       out->part);
+    out->origin = op->in.origin;
+    return check_use(proof, rank, op, op->out,
+                     proof->plan->slots[op->out.slot].kind);
+}
+
 /* What an operation takes, and what it makes of it. */
 static const struct {
     cp_slot_kind in, out;
@@ -424,6 +463,8 @@ static cp_status note_local(proof *proof, const cp_event *event) {
         return note_split(proof, rank, op);
     if (op->kind == CP_OP_JOIN)
         return note_join(proof, rank, op);
+    if (proof->plan->slots[op->in.slot].kind == CP_SLOT_RUN)
+        return note_runs(proof, rank, op);
     CP_TRY(check_use(proof, rank, op,
                      cp_use_part(op->in.slot, of.origin, of.part),
                      kinds[op->kind].in));
@@ -537,8 +578,11 @@ static cp_status begin(proof *proof) {
     CP_TRY(cp_allocate(&proof->pairs, (ranks + 1) * ranks, 8, "pairs"));
     CP_TRY(cp_allocate(&proof->times, ranks, 1, "a proof"));
     for (int k = 0; k < ranks; k++) {
-        fill_in(proof, k, cp_use_of(plan->fresh, k));
-        fill_in(proof, k, cp_plan_begins(plan, k));
+        const bool runs = cp_plan_scans(plan);
+        fill_in(proof, k,
+                runs ? cp_plan_own_run(plan, k, 0) : cp_use_of(plan->fresh, k));
+        fill_in(proof, k,
+                runs ? cp_plan_own_run(plan, k, 1) : cp_plan_begins(plan, k));
     }
     for (int k = 0; k <= ranks; k++)
         for (int r = 0; r < ranks; r++)

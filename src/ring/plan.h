@@ -36,6 +36,7 @@ typedef enum {
     CP_SLOT_QUERIES, /* [rows][N_H][D_H] */
     CP_SLOT_KEYS,    /* keys, then values: each [rows][N_KV][D_H] */
     CP_SLOT_PARTIAL, /* output [rows][N_H][D_H], then LSE [rows][N_H] */
+    CP_SLOT_RUN,     /* what runs of chunks do: one row, of a monoid */
 } cp_slot_kind;
 
 typedef struct {
@@ -58,6 +59,11 @@ static inline cp_use cp_use_part(int slot, int origin, int part) {
 
 static inline cp_use cp_use_of(int slot, int origin) {
     return cp_use_part(slot, origin, 0);
+}
+
+/* Runs from the first to the last of the 2N chunks. */
+static inline cp_use cp_use_run(int slot, int first, int last) {
+    return cp_use_part(slot, first, last);
 }
 
 typedef enum {
@@ -116,6 +122,7 @@ typedef struct {
     cp_share begins, ends;     /* whose queries these two are */
     int spare;                 /* buffers for blocks that arrive */
     int host;                  /* ranks of a host, or 0 */
+    int64_t run_bytes;         /* of what a run does */
     bool labelled;             /* whole query blocks carry their spans, as they
                                   do in a decode step of a ring */
     cp_program *programs;      /* [ranks] */
@@ -144,12 +151,35 @@ typedef struct {
     int host;              /* ranks that live on a host, which a mesh asks;
                               0: a builder finds a number */
     cp_wire wire;
+    int64_t run_bytes; /* a scan: of what one of its runs does */
 } cp_plan_options;
 
 /* What a rank's slot of queries holds when it begins, and its result when it
  * ends. */
 cp_use cp_plan_begins(const cp_plan *plan, int rank);
 cp_use cp_plan_ends(const cp_plan *plan, int rank);
+
+/* Does it carry runs? Then a rank has two of the 2N chunks, one of either half
+ * of them; it begins with what each does, in its slots of new tokens and of
+ * queries, and ends with what all chunks before each do, in its result and the
+ * slot behind that. (Before chunk 0 there are none: 0 to -1.) */
+static inline bool cp_plan_scans(const cp_plan *plan) {
+    return plan->slots[plan->queries].kind == CP_SLOT_RUN;
+}
+
+static inline int cp_plan_chunk(const cp_plan *plan, int rank, int half) {
+    return half == 0 ? rank : 2 * plan->layout->ranks - 1 - rank;
+}
+
+static inline cp_use cp_plan_own_run(const cp_plan *plan, int rank, int half) {
+    const int chunk = cp_plan_chunk(plan, rank, half);
+    return cp_use_run(half == 0 ? plan->fresh : plan->queries, chunk, chunk);
+}
+
+static inline cp_use cp_plan_due_run(const cp_plan *plan, int rank, int half) {
+    return cp_use_run(plan->result + half, 0,
+                      cp_plan_chunk(plan, rank, half) - 1);
+}
 
 /* The queries of an origin. */
 const cp_block *cp_plan_queries(const cp_plan *plan, int origin);
