@@ -6,11 +6,8 @@
 
 #include <stdio.h>
 
-#include "reference/attend/state.h"
-#include "reference/ring/threads.h"
-#include "reference/ring/walk.h"
+#include "reference/ring/states.h"
 #include "ring/check.h"
-#include "ring/scan.h"
 
 typedef struct {
     cp_state_shape shape;
@@ -74,8 +71,7 @@ static float *pair_of(const cp_state_run *run, int64_t first, int64_t end) {
 
 static void combine(const cp_state_run *run, const float *earlier,
                     float *pair) {
-    cp_pair_combine(&run->shape, earlier, pair,
-                    room_for(run->shape.key_dim, 4));
+    cp_pair_combine(&run->shape, earlier, pair);
 }
 
 /* What is expected has some length; what is got is so far from it. */
@@ -97,14 +93,12 @@ static void alike(const float *due, const float *got, int64_t count) {
 
 /* A state that is somewhere: known, so M = 0. */
 static void fill_state(const cp_state_run *run, float *pair, double *state) {
-    const int64_t keys = run->shape.key_dim, values = run->shape.value_dim;
+    const int64_t floats = cp_state_floats(&run->shape);
+    float *numbers = room_for(floats, 4);
     uint64_t seed = 5;
-    cp_pair_clear(&run->shape, pair);
-    for (int64_t n = 0; n < run->shape.heads * keys * values; n++) {
-        const float number = harness_uniform(&seed);
-        pair[n / values * (keys + values) + keys + n % values] = number;
-        state[n] = (double)number;
-    }
+    for (int64_t n = 0; n < floats; n++)
+        state[n] = (double)(numbers[n] = harness_uniform(&seed));
+    cp_pair_know(&run->shape, numbers, pair);
 }
 
 LOOP(blocks_are_the_recurrence, 0, LAYERS) {
@@ -242,20 +236,13 @@ enum { WORD = 40, MOST_RANKS = 16 };
 
 typedef struct {
     const cp_plan *plan;
-    int64_t floats; /* of an item; 0: words */
-    const cp_state_shape *shape;
-    float *items, *due; /* [2N] each */
+    char (*items)[WORD], (*due)[WORD]; /* [2N] */
 } scanned;
 
-static void combine_items(const void *monoid, const void *earlier,
+static void combine_words(const void *monoid, const void *earlier,
                           void *later) {
-    const scanned *it = monoid;
-    float scratch[64];
     char word[WORD];
-    if (it->floats > 0) {
-        cp_pair_combine(it->shape, earlier, later, scratch);
-        return;
-    }
+    (void)monoid;
     hold(snprintf(word, WORD, "%s%s", (const char *)earlier,
                   (const char *)later) < WORD);
     memcpy(later, word, WORD);
@@ -264,22 +251,18 @@ static void combine_items(const void *monoid, const void *earlier,
 static cp_status scan_rank(cp_comm *comm, void *context) {
     const scanned *it = context;
     const cp_plan *plan = it->plan;
-    const int64_t bytes = plan->run_bytes;
-    const cp_walk_options options = {
-        .combine = combine_items, .monoid = it, .poison = true};
+    const cp_walk_options options = {.combine = combine_words, .poison = true};
     cp_walker *walker;
     CP_TRY(cp_walker_new(plan, comm->rank, &options, &walker));
     for (int half = 0; half < 2; half++) {
         const cp_use own = cp_plan_own_run(plan, comm->rank, half);
-        memcpy(walker->slots[own.slot], (char *)it->items + own.origin * bytes,
-               (size_t)bytes);
+        memcpy(walker->slots[own.slot], it->items[own.origin], WORD);
     }
     const cp_status status = cp_walk(walker, comm, NULL, NULL);
     for (int half = 0; half < 2 && status == CP_OK; half++) {
         const cp_use due = cp_plan_due_run(plan, comm->rank, half);
         if (due.part >= 0)
-            memcpy((char *)it->due + (due.part + 1) * bytes,
-                   walker->slots[due.slot], (size_t)bytes);
+            memcpy(it->due[due.part + 1], walker->slots[due.slot], WORD);
     }
     cp_walker_free(walker);
     return status;
@@ -313,7 +296,7 @@ LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
     char items[2 * MOST_RANKS][WORD] = {{0}}, due[2 * MOST_RANKS][WORD];
     for (int c = 0; c < 2 * ranks; c++)
         items[c][0] = (char)('A' + c);
-    scanned it = {plan, 0, NULL, (float *)items, (float *)due};
+    scanned it = {plan, items, due};
     const cp_threads_options threads = {
         .ranks = ranks, .patience = 60, .disorder = 1 + (uint64_t)_i};
     must(cp_threads_run(&threads, scan_rank, &it));
@@ -333,53 +316,141 @@ LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
     cp_layout_free(layout);
 }
 
-/* A layer over N ranks, from the state of a turn before: the state goes into
- * the first pair, comes out behind the last, and answers are one rank's. */
+/* A conversation with a layer over N ranks: turns of any length, each from the
+ * state that the one before left, answered as one rank answers. */
 LOOP(a_layer_over_ranks_is_a_layer, 0, LAYERS *CP_SCANS) {
     const cp_state_run run = run_of(_i / CP_SCANS);
     const cp_state_shape s = run.shape;
-    const int ranks = 1 + _i % 5;
-    const int64_t floats = cp_pair_floats(&s), chunks = 2 * ranks;
-    const int64_t answers = run.tokens * s.heads * s.value_dim;
-    const int64_t size = cp_ceil_divide(run.tokens, chunks);
-    double *state = room_for(s.heads * s.key_dim * s.value_dim, 8);
-    double *due = room_for(answers, 8);
-    float *before = room_for(floats, 4), *output = room_for(answers, 4);
-    fill_state(&run, before, state);
-    cp_state_oracle(&run, state, due);
+    const int64_t width = s.heads * s.value_dim;
+    double *exact = room_for(cp_state_floats(&s), 8);
+    double *due = room_for(run.tokens * width, 8);
+    float *state = room_for(cp_state_floats(&s), 4);
+    float *output = room_for(run.tokens * width, 4);
+    float *pair = room_for(cp_pair_floats(&s), 4);
+    fill_state(&run, pair, exact);
+    cp_pair_state(&s, pair, state);
+    cp_state_oracle(&run, exact, due);
+    for (int64_t from = 0, turn = 1; from < run.tokens; turn++) {
+        const int64_t end = cp_min(run.tokens, from + turn * turn * 3);
+        cp_state_job job = {.ranks = (int)(1 + (_i + turn) % 9),
+                            .threads = 1,
+                            .scan = (cp_scan)(_i % CP_SCANS),
+                            .run = cut(&run, from, end),
+                            .state = state,
+                            .output = output + from * width};
+        must(cp_state_job_run(&cp_place_threads, &job));
+        from = end;
+    }
+    ck_assert_double_le(distance(due, output, run.tokens * width), 1.1e-6);
+    ck_assert_double_le(distance(exact, state, cp_state_floats(&s)), 1.1e-6);
+}
+
+/* Rows that are convolved over N ranks, turn by turn, have the bits that they
+ * have on one. */
+enum { CHANNELS = 2, ROWS = 61 };
+
+typedef struct {
+    const cp_plan *plan;
+    cp_convolution all; /* of this turn */
+    float *tail, *out;
+} convolved;
+
+static cp_status convolve_rank(cp_comm *comm, void *context) {
+    const convolved *it = context;
+    cp_convolution chunks[2];
+    float *outs[2];
+    cp_walker *walker;
+    for (int half = 0; half < 2; half++) {
+        const int c = cp_plan_chunk(it->plan, comm->rank, half);
+        const cp_chunk chunk = cp_chunk_of(it->all.tokens, comm->ranks, c);
+        chunks[half] = it->all;
+        chunks[half].tokens = chunk.count;
+        chunks[half].rows += chunk.first * CHANNELS;
+        outs[half] = it->out + chunk.first * CHANNELS;
+    }
+    CP_TRY(cp_tail_walker_new(it->plan, comm->rank, &it->all, &walker));
+    const cp_status status = cp_tail_walk(walker, comm, chunks, it->tail, outs);
+    cp_walker_free(walker);
+    return status;
+}
+
+LOOP(a_convolution_over_ranks_is_one, 0, 9 * CP_SCANS) {
+    const int ranks = 1 + _i / CP_SCANS;
+    const int64_t floats = cp_tail_floats(4, CHANNELS);
     cp_layout *layout = layout_over(ranks);
     cp_plan *plan = scan_over((cp_scan)(_i % CP_SCANS), layout, 4 * floats);
-    scanned it = {plan, floats, &s, room_for(chunks * floats, 4),
-                  room_for(chunks * floats, 4)};
-    for (int64_t c = 0; c < chunks; c++)
-        memcpy(it.items + c * floats,
-               pair_of(&run, cp_min(run.tokens, c * size),
-                       cp_min(run.tokens, (c + 1) * size)),
-               (size_t)floats * 4);
-    combine(&run, before, it.items);
-    const cp_threads_options threads = {
-        .ranks = ranks, .patience = 60, .disorder = 1 + (uint64_t)_i};
-    must(cp_threads_run(&threads, scan_rank, &it));
-    memcpy(it.due, before, (size_t)floats * 4);
-    for (int64_t c = 0; c < chunks; c++) {
-        const int64_t first = cp_min(run.tokens, c * size);
-        const cp_state_run chunk =
-            cut(&run, first, cp_min(run.tokens, (c + 1) * size));
-        must(cp_state_answer(&chunk, 1, it.due + c * floats,
-                             output + first * s.heads * s.value_dim));
+    float rows[ROWS * CHANNELS], due[ROWS * CHANNELS], got[ROWS * CHANNELS];
+    float weights[4 * CHANNELS];
+    uint64_t state = 9;
+    for (int n = 0; n < ROWS * CHANNELS; n++)
+        rows[n] = harness_uniform(&state);
+    for (int n = 0; n < 4 * CHANNELS; n++)
+        weights[n] = harness_uniform(&state);
+    const cp_convolution all = {4, CHANNELS, ROWS, rows, weights};
+    convolved it = {plan, all, room_for(floats, 4), NULL};
+    cp_convolve(&all, room_for(floats, 4), due);
+    for (int64_t from = 0, turn = 1; from < ROWS; turn++) {
+        it.all.tokens = cp_min(ROWS - from, turn * turn * turn % 31);
+        it.all.rows = rows + from * CHANNELS;
+        it.out = got + from * CHANNELS;
+        const cp_threads_options threads = {.ranks = ranks, .patience = 60};
+        must(cp_threads_run(&threads, convolve_rank, &it));
+        from += it.all.tokens;
     }
-    ck_assert_double_le(distance(due, output, answers), 1.1e-6);
-    const float *last = it.due + (chunks - 1) * floats;
-    double off = 0, norm = 0;
-    for (int64_t n = 0; n < s.heads * s.key_dim * s.value_dim; n++) {
-        const int64_t at = n / s.value_dim * (s.key_dim + s.value_dim) +
-                           s.key_dim + n % s.value_dim;
-        off += pow(state[n] - (double)last[at], 2);
-        norm += state[n] * state[n];
-    }
-    hold(off <= 1e-12 * norm);
+    hold(memcmp(due, got, sizeof(due)) == 0);
     cp_plan_free(plan);
     cp_layout_free(layout);
+}
+
+/* Steps of decode, each on the rank whose turn it is: the state follows. */
+typedef struct {
+    cp_state_run run;
+    double *due;
+    float *start;
+    float *room[MOST_RANKS]; /* of each rank: a state, a pair, an answer */
+} steps;
+
+static cp_status step_rank(cp_comm *comm, void *context) {
+    const steps *it = context;
+    const cp_state_shape s = it->run.shape;
+    const int64_t floats = cp_state_floats(&s), width = s.heads * s.value_dim;
+    float *state = it->room[comm->rank], *pair = state + floats;
+    float *output = pair + cp_pair_floats(&s);
+    memset(state, 0xFF, (size_t)floats * 4);
+    if (comm->rank == 0)
+        memcpy(state, it->start, (size_t)floats * 4);
+    for (int64_t t = 0; t < it->run.tokens; t++) {
+        const int turn = (int)(t % comm->ranks);
+        CP_TRY(cp_state_hand(comm, (turn + comm->ranks - 1) % comm->ranks, turn,
+                             state, t == 0 ? 0 : floats));
+        if (comm->rank != turn)
+            continue;
+        const cp_state_run token = cut(&it->run, t, t + 1);
+        cp_pair_know(&s, state, pair);
+        CP_TRY(cp_state_answer(&token, 1, pair, output));
+        cp_pair_state(&s, pair, state);
+        if (distance(it->due + t * width, output, width) > 2e-6)
+            return cp_fail(CP_BROKEN, "token %ld", t);
+    }
+    return CP_OK;
+}
+
+LOOP(a_state_follows_the_turns_of_decode, 1, 6) {
+    steps it = {.run = run_of(3)};
+    const cp_state_shape s = it.run.shape;
+    double *state = room_for(cp_state_floats(&s), 8);
+    float *pair = room_for(cp_pair_floats(&s), 4);
+    it.due = room_for(it.run.tokens * s.heads * s.value_dim, 8);
+    it.start = room_for(cp_state_floats(&s), 4);
+    fill_state(&it.run, pair, state);
+    cp_pair_state(&s, pair, it.start);
+    cp_state_oracle(&it.run, state, it.due);
+    for (int k = 0; k < _i; k++)
+        it.room[k] = room_for(cp_state_floats(&s) + cp_pair_floats(&s) +
+                                  s.heads * s.value_dim,
+                              4);
+    const cp_threads_options threads = {.ranks = _i, .patience = 60};
+    must(cp_threads_run(&threads, step_rank, &it));
 }
 
 /* A plan that is spoiled is refused in words that name chunks. */

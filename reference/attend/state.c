@@ -53,28 +53,46 @@ static void add_row(float *to, float weight, const float *from, int64_t width) {
 }
 
 void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
-                     float *pair, float *scratch) {
+                     float *pair) {
+    float weights[CP_STATE_KEYS];
     const int64_t keys = shape->key_dim, width = keys + shape->value_dim;
     for (int64_t head = 0; head < shape->heads; head++) {
         const float *before = earlier + head * keys * width;
         float *after = pair + head * keys * width;
         for (int64_t d = 0; d < keys; d++) {
             float *row = after + d * width;
-            memcpy(scratch, row, (size_t)keys * sizeof(float));
+            memcpy(weights, row, (size_t)keys * sizeof(float));
             memset(row, 0, (size_t)keys * sizeof(float));
             for (int64_t e = 0; e < keys; e++)
-                add_row(row, scratch[e], before + e * width, width);
+                add_row(row, weights[e], before + e * width, width);
         }
     }
 }
 
-void cp_pair_clear(const cp_state_shape *shape, float *pair) {
+static void clear(const cp_state_shape *shape, float *pair) {
     memset(pair, 0, (size_t)cp_pair_floats(shape) * sizeof(float));
+}
+
+void cp_pair_know(const cp_state_shape *shape, const float *state,
+                  float *pair) {
+    const int64_t keys = shape->key_dim, values = shape->value_dim;
+    clear(shape, pair);
+    for (int64_t row = 0; row < shape->heads * keys; row++)
+        memcpy(pair + row * (keys + values) + keys, state + row * values,
+               (size_t)values * sizeof(float));
+}
+
+void cp_pair_state(const cp_state_shape *shape, const float *pair,
+                   float *state) {
+    const int64_t keys = shape->key_dim, values = shape->value_dim;
+    for (int64_t row = 0; row < shape->heads * keys; row++)
+        memcpy(state + row * values, pair + row * (keys + values) + keys,
+               (size_t)values * sizeof(float));
 }
 
 void cp_pair_identity(const cp_state_shape *shape, float *pair) {
     const int64_t width = shape->key_dim + shape->value_dim;
-    cp_pair_clear(shape, pair);
+    clear(shape, pair);
     for (int64_t n = 0; n < shape->heads * shape->key_dim; n++)
         pair[n * width + n % shape->key_dim] = 1;
 }
@@ -184,7 +202,7 @@ static cp_status run_heads(const cp_state_run *run, int threads, float *pair,
     const cp_state_shape *shape = &run->shape;
     float *changes;
     if (shape->heads < 1 || shape->key_dim < 1 || shape->value_dim < 1 ||
-        run->tokens < 0 || threads < 1)
+        shape->key_dim > CP_STATE_KEYS || run->tokens < 0 || threads < 1)
         return cp_refuse("%ld tokens, %ld heads with states of %ld by %ld, %d "
                          "threads",
                          run->tokens, shape->heads, shape->key_dim,

@@ -7,6 +7,8 @@
 
 #include "ground/ground.h"
 
+enum { CP_STATE_KEYS = 512 }; /* key_dim is at most this */
+
 /* So many heads, each with a state [key_dim][value_dim]. */
 typedef struct {
     int64_t heads, key_dim, value_dim;
@@ -30,21 +32,30 @@ void cp_state_oracle(const cp_state_run *run, double *state, double *output);
 
 /* A pair [heads][key_dim][key_dim + value_dim], each row that of M, then that
  * of U, is the map H -> M H + U of a run. M = 0: a state that is known. */
+static inline int64_t cp_state_floats(const cp_state_shape *shape) {
+    return shape->heads * shape->key_dim * shape->value_dim;
+}
+
 static inline int64_t cp_pair_floats(const cp_state_shape *shape) {
     return shape->heads * shape->key_dim * (shape->key_dim + shape->value_dim);
 }
 
-/* The pair of no tokens (I, 0), or the state 0 with which a sequence begins. */
+/* The pair of no tokens: (I, 0). */
 void cp_pair_identity(const cp_state_shape *shape, float *pair);
-void cp_pair_clear(const cp_state_shape *shape, float *pair);
 
-/* pair becomes that of an earlier run and its own: (M M', M U' + U). scratch
- * [key_dim]. Cannot fail. */
+/* The pair (0, H) of a state [heads][key_dim][value_dim] that is known, and the
+ * state of a pair: its U. */
+void cp_pair_know(const cp_state_shape *shape, const float *state, float *pair);
+void cp_pair_state(const cp_state_shape *shape, const float *pair,
+                   float *state);
+
+/* pair becomes that of an earlier run and its own: (M M', M U' + U). Cannot
+ * fail. */
 void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
-                     float *pair, float *scratch);
+                     float *pair);
 
 /* pair becomes its own and then that of the run. Fails with CP_INVALID for a
- * shape or count that is not positive (a run may be empty), or threads < 1,
+ * shape that is not positive or too wide, tokens < 0 or threads < 1,
  * and with CP_MEMORY; pair is then untouched. The result does not depend on
  * threads. */
 cp_status cp_state_pair(const cp_state_run *run, int threads, float *pair);
