@@ -2,6 +2,7 @@
  * tests/scenes, exact attention and logits, and interrupts. */
 #define _GNU_SOURCE
 #include "reference/attend/oracle.h"
+#include "reference/attend/state.h"
 #include "app/npy.h"
 #include "model/gguf.h"
 #include "tests/harness/scenes.h"
@@ -204,6 +205,47 @@ TEST(partials_are_labelled) {
         for (int op = 0; op < 20; op++)
             partials_read(book, rank, op);
     ledger_check(book);
+}
+
+/* Two turns of a layer with a state, the second on other ranks. */
+TEST(a_state_outlives_a_turn) {
+    enum { FIRST = 50, TOKENS = 77, ALL = TOKENS * HEADS * DIM };
+    static const int64_t cuts[] = {0, FIRST, TOKENS};
+    uint64_t seed = 7;
+    float *numbers[5];
+    for (int n = 0; n < 5; n++) {
+        numbers[n] = room_for(ALL, 4);
+        for (int64_t i = 0; i < ALL; i++)
+            numbers[n][i] = harness_uniform(&seed) / 4;
+    }
+    for (int64_t i = 0; i < TOKENS * HEADS; i++) {
+        numbers[3][i] = -fabsf(numbers[3][i]);
+        numbers[4][i] = fabsf(numbers[4][i]);
+    }
+    const cp_state_run run = {{HEADS, DIM, DIM}, TOKENS,     numbers[0],
+                              numbers[1],        numbers[2], numbers[3],
+                              numbers[4]};
+    double *state = room_for(HEADS * DIM * DIM, 8), *due = room_for(ALL, 8);
+    cp_state_oracle(&run, state, due);
+    for (int turn = 0; turn < 2; turn++) {
+        const int64_t first = cuts[turn] * HEADS;
+        const int64_t size[] = {cuts[turn + 1] - cuts[turn], HEADS, DIM};
+        static const char *const names[] = {"q", "k", "v", "g", "b"};
+        for (int n = 0; n < 5; n++)
+            must(cp_npy_write(in(names[n]), CP_NPY_FLOAT32, n < 3 ? 3 : 2, size,
+                              numbers[n] + first * (n < 3 ? DIM : 1)));
+        runs("$L state --q $D/q --k $D/k --v $D/v --decay $D/g --rate $D/b "
+             "--out $D/o --after $D/h %s",
+             turn == 0 ? "--ranks 3 --scan steps"
+                       : "--ranks 2 --scan ring --before $D/old");
+        runs("mv $D/h $D/old");
+        cp_npy out;
+        must(cp_npy_read(in("o"), &out));
+        const float *got = out.data;
+        for (int64_t i = 0; i < out.count; i++)
+            hold(fabs(due[first * DIM + i] - (double)got[i]) <= 1e-6);
+        cp_npy_free(&out);
+    }
 }
 
 TEST(an_overflow_is_named) {

@@ -18,7 +18,7 @@ typedef struct {
  *   queries, keys [tokens][heads][key_dim]; keys of length 1 at most
  *   values [tokens][heads][value_dim]
  *   decay [tokens][heads], the logarithm of a: finite, at most 0
- *   rate [tokens][heads], b: 0 to 1 */
+ *   rate [tokens][heads], b: 0 to 2 */
 typedef struct {
     cp_state_shape shape;
     int64_t tokens;

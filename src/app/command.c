@@ -496,6 +496,7 @@ static const struct {
 } commands[] = {
     {"chat", "converse about a long document with a model", cp_command_chat},
     {"attend", "exact attention of .npy tensors", cp_command_attend},
+    {"state", "a layer with a state, of .npy tensors", cp_command_state},
     {"logits", "a model's scores of given tokens", cp_command_logits},
     {"tokenize", "text to a model's tokens, and back", cp_command_tokenize},
     {"plan", "who holds what, every hop, bytes and balance", cp_command_plan},

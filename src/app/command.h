@@ -253,6 +253,7 @@ int cp_command_choose(int count, char *const *arguments);
 int cp_command_logits(int count, char *const *arguments);
 int cp_command_plan(int count, char *const *arguments);
 int cp_command_simulate(int count, char *const *arguments);
+int cp_command_state(int count, char *const *arguments);
 int cp_command_tokenize(int count, char *const *arguments);
 
 #endif

@@ -148,6 +148,10 @@ const char *cp_scan_name(cp_scan scan) {
     return scans[scan].name;
 }
 
+const char *cp_scan_names(void) {
+    return "gather|ring|steps";
+}
+
 cp_status cp_plan_scan(cp_scan scan, const cp_layout *layout, int64_t bytes,
                        cp_plan **out) {
     const cp_plan_options options = {

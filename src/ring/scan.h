@@ -13,8 +13,9 @@ typedef enum {
     CP_SCANS,       /* how many there are */
 } cp_scan;
 
-/* "gather", "ring", "steps". */
+/* "gather", "ring", "steps"; and all of them: "gather|ring|steps". */
 const char *cp_scan_name(cp_scan scan);
+const char *cp_scan_names(void);
 
 /* Build the plan of a scan over the 2N chunks of a layout, which must outlive
  * it: of its tokens and heads it knows nothing. bytes is the size of what a run
