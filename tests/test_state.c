@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "reference/ring/states.h"
+#include "predict/simulate.h"
 #include "ring/check.h"
 
 typedef struct {
@@ -489,4 +490,43 @@ TEST(a_scan_of_nothing_is_refused) {
     refuses(cp_plan_scan(CP_SCAN_RING, layout, 0, &plan), CP_INVALID,
             "runs of 0 bytes");
     cp_layout_free(layout);
+}
+
+/* Of a hybrid model, one layer of four attends, and the others take what a
+ * layer with a state takes. */
+LOOP(a_hybrid_is_predicted, 0, 3) {
+    static const int64_t ranks[] = {1, 2, 16}, none = 0, fresh = 200000;
+    cp_hardware gtt;
+    cp_model_sizes hybrid, short_one;
+    must(cp_hardware_read("gtt", NULL, &gtt));
+    must(cp_model_sizes_read("qwen3.5-like", NULL, &hybrid));
+    short_one = hybrid;
+    short_one.layers = 16;
+    short_one.state_layers = 0;
+    cp_scenario scenario = {.hardware = &gtt,
+                            .model = &hybrid,
+                            .ranks = (int)ranks[_i],
+                            .tensor = 4,
+                            .sequences = 1,
+                            .new_tokens = &fresh,
+                            .cached_tokens = &none,
+                            .variant = CP_PASS_KV};
+    cp_forecast both, attends;
+    must(cp_simulate(&scenario, &both));
+    scenario.model = &short_one;
+    must(cp_simulate(&scenario, &attends));
+    const cp_state_forecast *state = &both.state;
+    ck_assert_double_eq_tol(both.seconds, attends.seconds + 48 * state->seconds,
+                            1e-9 * both.seconds);
+    ck_assert_double_eq_tol(both.cache - attends.cache,
+                            48.0 * (48 / 4) * 128 * 128 * 4, 1);
+    hold((state->scan > 0) == (ranks[_i] > 1) && attends.state.seconds == 0);
+    /* 7 d^2 + 3.5 C d multiplications, or 3 d^2 + 2 C d, at the rate reached. */
+    const double each =
+        ranks[_i] > 1 ? 7 * 16384 + 3.5 * 64 * 128 : 3 * 16384 + 2 * 64 * 128;
+    ck_assert_double_eq_tol(state->run,
+                            2 * each * 12 *
+                                (double)cp_ceil_divide(fresh, ranks[_i]) /
+                                (gtt.peak * gtt.linear_fraction),
+                            0.01 * state->run);
 }

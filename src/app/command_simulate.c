@@ -124,6 +124,12 @@ static void forecast_print(const simulate_run *run) {
            100 * f->busy, 1e-12 * f->flops_per_second,
            100 * f->flops_per_second / run->call.hardware.peak);
     shares_print(&run->call.hardware, f);
+    if (f->state.seconds > 0)
+        printf("\na layer with a state microseconds\n"
+               "  runs of tokens   %12.6g\n  scan             %12.6g  (%s)\n"
+               "  in all           %12.6g\n",
+               1e6 * f->state.run, 1e6 * f->state.scan,
+               cp_scan_name(f->state.by), 1e6 * f->state.seconds);
 }
 
 static void csv_print(const simulate_run *run) {

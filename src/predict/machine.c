@@ -40,6 +40,8 @@ cp_status cp_model_sizes_read(const char *label, const char *text,
     const cp_shape shape = cp_model_sizes_shape(sizes);
     if (sizes->layers > 100000)
         return cp_refuse("%s: layers: more than 100000", label);
+    if (cp_attention_layers(sizes) < 1)
+        return cp_refuse("%s: state_layers: all of them", label);
     if (sizes->cache_bytes > 8)
         return cp_refuse("%s: cache_bytes: more than 8", label);
     if (sizes->tables > 2)

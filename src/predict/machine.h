@@ -120,7 +120,10 @@ cp_description cp_hardware_description(cp_hardware *hardware);
     FIELD(head_bits, POSITIVE, "bits", NULL,                                   \
           "of a weight of embedding and head")                                 \
     FIELD(cache_bytes, COUNT, "B", NULL,                                       \
-          "of a number of queries, keys and values")
+          "of a number of queries, keys and values")                           \
+    FIELD(state_layers, TIME, "layers", "0", "of the blocks, with a state")    \
+    FIELD(state_heads, TIME, "heads", "0", "heads of such a layer")            \
+    FIELD(state_dim, TIME, "numbers", "0", "of its keys, and of its values")
 
 enum { CP_MODEL_FIELDS = 0 CP_MODEL(CP_FIELD_ONE) };
 
@@ -138,5 +141,10 @@ cp_status cp_model_sizes_read(const char *label, const char *text,
 
 /* The attention shape of all heads. */
 cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes);
+
+/* The layers that attend: all but those with a state (chapter 16). */
+static inline int64_t cp_attention_layers(const cp_model_sizes *sizes) {
+    return sizes->layers - (int64_t)sizes->state_layers;
+}
 
 #endif

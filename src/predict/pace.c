@@ -217,6 +217,8 @@ static double read_wire(const cp_pace *pace, const cp_plan *plan,
 }
 
 static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
+    if (cp_plan_scans(plan))
+        return moving(pace, 3 * (double)plan->slots[slot].bytes);
     const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;
     return moving(pace, tensors * size_of(pace, plan, slot));

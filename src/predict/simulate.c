@@ -55,8 +55,9 @@ static void sum_up(const simulation *s, const cp_hours *hours) {
     forecast->exposed = hours->spent[CP_SPENT_EXPOSED];
     forecast->reducing = hours->spent[CP_SPENT_REDUCING];
     forecast->linear = hours->spent[CP_SPENT_LINEAR];
-    forecast->busy = hours->spent[CP_SPENT_BUSY] *
-                     ((double)s->scenario->model->layers / hours->now);
+    forecast->busy =
+        hours->spent[CP_SPENT_BUSY] *
+        ((double)cp_attention_layers(s->scenario->model) / hours->now);
 }
 
 static void count_bytes(const simulation *s) {
@@ -64,7 +65,7 @@ static void count_bytes(const simulation *s) {
     const cp_plan *plan = s->plan;
     const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
-    const double layers = (double)model->layers;
+    const double layers = (double)cp_attention_layers(model);
     const double bytes = (double)plan->element_bytes;
     int64_t most = 0;
     for (int k = 0; k < s->scenario->ranks; k++)
@@ -81,6 +82,16 @@ static void count_bytes(const simulation *s) {
                          ((double)model->width + pace->inner) * bytes;
 }
 
+/* Layers with a state take their own time, and their states stay. */
+static cp_status add_states(const simulation *s) {
+    const cp_model_sizes *model = s->scenario->model;
+    cp_forecast *forecast = s->forecast;
+    CP_TRY(cp_state_foresee(&s->pace, s->plan, &forecast->state));
+    forecast->seconds += model->state_layers * forecast->state.seconds;
+    forecast->cache += model->state_layers * forecast->state.bytes;
+    return CP_OK;
+}
+
 static cp_status count_work(const simulation *s) {
     const cp_layout *layout = s->layout;
     const cp_model_sizes *model = s->scenario->model;
@@ -89,7 +100,8 @@ static cp_status count_work(const simulation *s) {
     CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
     forecast->flops = 2 * (double)model->parameters * (double)load.fresh +
                       4 * (double)(model->query_heads * model->head_dim) *
-                          (double)load.causal * (double)model->layers;
+                          (double)load.causal *
+                          (double)cp_attention_layers(model);
     forecast->flops_per_second =
         forecast->flops / forecast->seconds /
         (double)(s->scenario->ranks * s->scenario->tensor);
@@ -109,7 +121,7 @@ static cp_status simulate_plan(simulation *s) {
         .seconds = seconds_of,
         .bar = scenario->trace != NULL ? note : NULL,
         .context = s,
-        .layers = scenario->model->layers,
+        .layers = cp_attention_layers(scenario->model),
         .around = cp_pace_around(pace, s->plan),
         .times = s->times,
         .step = rings ? hardware->step : 0,
@@ -124,6 +136,7 @@ static cp_status simulate_plan(simulation *s) {
     if (scenario->kept)
         s->forecast->seconds += hardware->call;
     count_bytes(s);
+    CP_TRY(add_states(s));
     return count_work(s);
 }
 

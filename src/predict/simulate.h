@@ -6,6 +6,7 @@
 
 #include "predict/pace.h"
 #include "predict/rules.h"
+#include "predict/states.h"
 
 typedef struct {
     double seconds; /* TTFT; of a decode step, TTIT */
@@ -18,6 +19,7 @@ typedef struct {
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
     double sent;                    /* bytes of a GPU and layer, in the mean */
+    cp_state_forecast state;        /* of each layer with a state, if any */
 } cp_forecast;
 
 /* Predict a call. Fails with CP_INVALID or CP_CAPACITY, and a line that names
