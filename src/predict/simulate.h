@@ -6,7 +6,7 @@
 
 #include "predict/pace.h"
 #include "predict/rules.h"
-#include "predict/states.h"
+#include "predict/hybrid.h"
 
 typedef struct {
     double seconds; /* TTFT; of a decode step, TTIT */

@@ -1,6 +1,6 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
 /* The time of a layer with a state: its arithmetic, its memory, its scan. */
-#include "predict/states.h"
+#include "predict/hybrid.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
 /* What a layer with a state takes on a described machine. */
-#ifndef CP_PREDICT_STATES_H
-#define CP_PREDICT_STATES_H
+#ifndef CP_HYBRID_H
+#define CP_HYBRID_H
 
 #include "predict/pace.h"
 #include "ring/scan.h"
