@@ -7,12 +7,16 @@
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "predict/draw.h"
+#include "ring/scan.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
     cp_command_tokens tokens;
     cp_counts heads;
     cp_variant variant;
+    int scan;         /* 1 + a cp_scan; 0: attention */
+    cp_counts states; /* heads, dimensions of keys and of values */
+    int64_t state[3];
     cp_command_placement placement;
     cp_wire wire;
     int draw;         /* 0: nothing */
@@ -41,6 +45,12 @@ static cp_status plan_check(void *context) {
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
     CP_TRY(cp_command_heads(&run->heads, &run->shape));
+    if (run->states.count != 0 && run->states.count != 3)
+        return cp_refuse("--state: three counts are needed: heads, dimension "
+                         "of keys, of values");
+    for (int n = 0; n < run->states.count; n++)
+        CP_TRY(cp_option_range("state", run->state[n] = run->states.items[n], 1,
+                               65536));
     return cp_command_step_check(run->variant, fresh->count, fresh->items);
 }
 
@@ -94,6 +104,16 @@ static cp_status plan_spoil(const plan_run *run) {
     return cp_plan_link(run->plan);
 }
 
+static cp_status scan_build(plan_run *run) {
+    const int64_t *s = run->state;
+    run->choice = (cp_choice){run->variant, "asked for by --scan"};
+    CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
+    CP_TRY(cp_plan_scan((cp_scan)(run->scan - 1), run->layout,
+                        4 * s[0] * s[1] * (s[1] + s[2]), &run->plan));
+    CP_TRY(plan_spoil(run));
+    return cp_plan_check(run->plan, &run->report);
+}
+
 static cp_status plan_build(plan_run *run) {
     const cp_plan_options options = {.element_bytes = run->element_bytes,
                                      .spare = (int)cp_max(1, run->buffers - 1),
@@ -101,6 +121,8 @@ static cp_status plan_build(plan_run *run) {
     const cp_counts *fresh = &run->tokens.fresh;
     cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
+    if (run->scan > 0)
+        return scan_build(run);
     *choice = (cp_choice){run->variant, "asked for by --variant"};
     if (run->variant == CP_AUTO)
         CP_TRY(cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
@@ -142,11 +164,17 @@ static void head_print(FILE *out, const plan_run *run) {
     fprintf(out,
             "%s over %ld ranks: %s new tokens, %s cached, %ld sequence%s\n"
             "rule: ",
-            cp_variant_name(run->choice.variant), run->ranks,
-            cp_group(layout->new_tokens).text,
+            run->scan > 0 ? cp_scan_name((cp_scan)(run->scan - 1))
+                          : cp_variant_name(run->choice.variant),
+            run->ranks, cp_group(layout->new_tokens).text,
             cp_group(layout->cached_tokens).text, run->tokens.fresh.count,
             cp_plural(run->tokens.fresh.count));
     cp_write_wrapped(out, 6, 6, run->choice.rule);
+    if (run->scan > 0) {
+        fprintf(out, "%ld heads with a state of %ld by %ld\n", run->state[0],
+                run->state[1], run->state[2]);
+        return;
+    }
     fprintf(out,
             "%ld query heads, %ld key and value heads of %ld%s; %ld bytes a "
             "number\n",
@@ -199,6 +227,7 @@ static const char *kind_name(const cp_plan *plan, int slot) {
         [CP_SLOT_QUERIES] = "queries",
         [CP_SLOT_KEYS] = "keys and values",
         [CP_SLOT_PARTIAL] = "partials",
+        [CP_SLOT_RUN] = "runs of chunks",
     };
     return names[plan->slots[slot].kind];
 }
@@ -241,7 +270,11 @@ static void hop_print(FILE *out, const cp_plan *plan, int hop,
             if (!is_sent(plan, op, hop, kind) || ++shown > SHOWN)
                 continue;
             fprintf(out, " %d>%d:", k, op->to);
-            fprintf(out, op->in.origin == ranks ? "all" : "%d", op->in.origin);
+            if (kind == CP_SLOT_RUN)
+                fprintf(out, "%d..%d", op->in.origin, op->in.part);
+            else
+                fprintf(out, op->in.origin == ranks ? "all" : "%d",
+                        op->in.origin);
         }
     fprintf(out, "%s%s%s\n", shown > SHOWN ? " ..." : "",
             *head == name ? "" : "  ", *head == name ? "" : name);
@@ -256,7 +289,7 @@ static void hops_print(FILE *out, const plan_run *run) {
         for (int64_t n = 0; n < plan->programs[k].count; n++)
             last = (int)cp_max(last, plan->programs[k].ops[n].hop);
     for (int hop = 0; hop <= last; hop++)
-        for (int kind = CP_SLOT_QUERIES; kind <= CP_SLOT_PARTIAL; kind++)
+        for (int kind = CP_SLOT_QUERIES; kind <= CP_SLOT_RUN; kind++)
             hop_print(out, plan, hop, (cp_slot_kind)kind, &head);
     if (head == NULL)
         fprintf(out, "\nno hops\n");
@@ -278,11 +311,15 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
     int64_t flops = 0, states = 0;
     for (int k = 0; k < run->report.ranks; k++)
         flops += run->report.flops[k];
-    fprintf(out,
-            "\nchecked: each of %s causal pairs is scored once,\n"
-            "         every message meets its receive, no slot is touched in "
-            "flight,\n         and the plan ends\n",
+    if (run->scan > 0)
+        fprintf(out, "\nchecked: each chunk gets what all before it do, in "
+                     "their order, once,\n");
+    else
+        fprintf(
+            out, "\nchecked: each of %s causal pairs is scored once,\n",
             cp_group(flops / (4 * shape->head_dim * shape->query_heads)).text);
+    fprintf(out, "         every message meets its receive, no slot is touched "
+                 "in flight,\n         and the plan ends\n");
     if (run->ranks > EXPLORED_RANKS)
         return CP_OK;
     const cp_status status = cp_plan_explore(run->plan, MOST_STATES, &states);
@@ -312,13 +349,21 @@ static cp_status plan_work(void *context) {
 }
 
 int cp_command_plan(int count, char *const *arguments) {
-    plan_run run = {
-        .ranks = 4, .element_bytes = 4, .buffers = 2, .shape = {128, 8, 128}};
+    plan_run run = {.ranks = 4,
+                    .element_bytes = 4,
+                    .buffers = 2,
+                    .shape = {128, 8, 128},
+                    .state = {48, 128, 128}};
     const cp_option options[] = {
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
         CP_COMMAND_TOKENS_OPTIONS(run.tokens),
         {"variant", CP_ONE_OF, &run.variant, cp_variant_names(),
          "which ring (default auto: by Algorithm 1)"},
+        {"scan", CP_ONE_OF, &run.scan, "none|gather|ring|steps",
+         "not attention, but what a layer with a state sends, and how"},
+        {"state", CP_COUNTS, &run.states, "H,K,V",
+         "of that layer: heads, dimension of keys, of values (default "
+         "48,128,128)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
          "query heads, key and value heads, head dimension (default 128,8,128: "
          "Llama 3 405B)"},
