@@ -459,6 +459,7 @@ static cp_status note_local(proof *proof, const cp_event *event) {
     content *out = &place_of(proof, rank, op->out.slot)->holds;
     const cp_use of = subject(op, rank);
     CP_TRY(check_slots(proof, rank, op));
+    /* Note heads that are cut, or runs. */
     if (op->kind == CP_OP_SPLIT)
         return note_split(proof, rank, op);
     if (op->kind == CP_OP_JOIN)
