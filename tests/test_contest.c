@@ -21,6 +21,8 @@ static const race races[] = {
     {"home", "llama3-8b", 3, 1, 8000, 0, 5},
     {"home", "llama3-8b", 2, 1, 1, 8000, 7},
     {"laptop", "smollm2-135m", 4, 1, 8000, 0, 5},
+    /* Not every split of so many can be. */
+    {"gtt", "llama3-70b", 32, 8, 9000, 0, 5},
 };
 
 static cp_hardware hardware;

@@ -94,13 +94,16 @@ static void head_print(const simulate_run *run) {
 static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
     const double all = f->weights + f->cache + f->buffers;
     printf("\na layer            microseconds\n"
-           "  linear layers    %12.6g\n  all-reduces      %12.6g\n"
-           "  ring             %12.6g\n    attention      %12.6g\n"
+           "  linear layers    %12.6g\n  all-reduces      %12.6g\n",
+           1e6 * f->linear, 1e6 * (f->reducing - f->routing));
+    if (f->routed > 0)
+        printf("  to experts, back %12.6g  (%.6g MB each way)\n",
+               1e6 * f->routing, 1e-6 * f->routed);
+    printf("  ring             %12.6g\n    attention      %12.6g\n"
            "    exchanges      %12.6g  (%.6g each)\n"
            "    exposed        %12.6g\n",
-           1e6 * f->linear, 1e6 * f->reducing, 1e6 * f->ring,
-           1e6 * f->attending, 1e6 * f->exchanging, 1e6 * f->exchange,
-           1e6 * f->exposed);
+           1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
+           1e6 * f->exchange, 1e6 * f->exposed);
     printf("\na GPU at most            GB\n  weights        %10.3f\n"
            "  cache          %10.3f\n  buffers        %10.3f\n"
            "  in all         %10.3f  of %.4g%s\n",

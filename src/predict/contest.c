@@ -14,9 +14,10 @@ static const char *limit_of(const cp_forecast *f) {
     } shares[] = {{"linear layers", f->linear},
                   {"attention", f->attending},
                   {"messages", f->ring - f->attending},
-                  {"all-reduces", f->reducing}};
+                  {"all-reduces", f->reducing - f->routing},
+                  {"experts' messages", f->routing}};
     int most = 0;
-    for (int n = 1; n < 4; n++)
+    for (int n = 1; n < 5; n++)
         if (shares[n].seconds > shares[most].seconds)
             most = n;
     return shares[most].name;
@@ -50,7 +51,7 @@ static cp_status split_try(const cp_scenario *call, cp_variant variant,
         it.forecast.weights + it.forecast.cache + it.forecast.buffers;
     it.fits = all <= steady.memory;
     it.limit = limit_of(&it.forecast);
-    if (beats(&it, best) || (!it.runs && best->why[0] == '\0'))
+    if (beats(&it, best) || (!best->runs && best->why[0] == '\0'))
         *best = it;
     return CP_OK;
 }

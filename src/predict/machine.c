@@ -24,6 +24,21 @@ void cp_hardware_write(const cp_hardware *hardware, FILE *out) {
     cp_description_write(&description, out);
 }
 
+static cp_status experts_check(const char *label, const cp_model_sizes *sizes) {
+    const int64_t experts = sizes->experts;
+    if (sizes->experts_used > experts ||
+        (experts > 0) != (sizes->experts_used > 0))
+        return cp_refuse("%s: experts_used: %ld of %ld experts", label,
+                         sizes->experts_used, experts);
+    if ((experts > 0) != (sizes->expert_inner > 0))
+        return cp_refuse("%s: expert_inner: %ld numbers of %ld experts", label,
+                         sizes->expert_inner, experts);
+    if (sizes->dense_layers > sizes->layers)
+        return cp_refuse("%s: dense_layers: %ld of %ld layers", label,
+                         sizes->dense_layers, sizes->layers);
+    return CP_OK;
+}
+
 cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes) {
     return (cp_shape){sizes->query_heads, sizes->kv_heads, sizes->head_dim};
 }
@@ -48,5 +63,5 @@ cp_status cp_model_sizes_read(const char *label, const char *text,
         return cp_refuse("%s: tables: more than 2", label);
     if (cp_shape_check(&shape) != CP_OK)
         return cp_refuse("%s: query_heads, kv_heads: %s", label, cp_message());
-    return CP_OK;
+    return experts_check(label, sizes);
 }

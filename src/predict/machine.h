@@ -123,7 +123,12 @@ cp_description cp_hardware_description(cp_hardware *hardware);
           "of a number of queries, keys and values")                           \
     FIELD(state_layers, TIME, "layers", "0", "of the blocks, with a state")    \
     FIELD(state_heads, TIME, "heads", "0", "heads of such a layer")            \
-    FIELD(state_dim, TIME, "numbers", "0", "of its keys, and of its values")
+    FIELD(state_dim, TIME, "numbers", "0", "of its keys, and of its values")   \
+    FIELD(experts, COUNT, "experts", "0", "of a layer with experts")           \
+    FIELD(experts_used, COUNT, "experts", "0", "of these by a token")          \
+    FIELD(experts_shared, COUNT, "experts", "0", "beside them, by all tokens") \
+    FIELD(expert_inner, COUNT, "numbers", "0", "inner, of an expert")          \
+    FIELD(dense_layers, COUNT, "layers", "0", "of the blocks, without experts")
 
 enum { CP_MODEL_FIELDS = 0 CP_MODEL(CP_FIELD_ONE) };
 
@@ -145,6 +150,11 @@ cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes);
 /* The layers that attend: all but those with a state (chapter 16). */
 static inline int64_t cp_attention_layers(const cp_model_sizes *sizes) {
     return sizes->layers - (int64_t)sizes->state_layers;
+}
+
+/* The layers whose feed-forward part is experts. */
+static inline int64_t cp_expert_layers(const cp_model_sizes *sizes) {
+    return sizes->experts > 0 ? sizes->layers - sizes->dense_layers : 0;
 }
 
 #endif

@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "predict/experts.h"
+
 cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const cp_model_sizes *model = call->model;
     const cp_hardware *hardware = call->hardware;
@@ -23,10 +25,12 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
         (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
     pace->queries = (double)(pace->shape.query_heads * model->head_dim);
     pace->keys = (double)(pace->shape.kv_heads * model->head_dim);
-    pace->inner = (double)model->inner / (double)n;
+    pace->inner = cp_mean_inner(model) / (double)n;
     pace->project = width * (pace->queries + 2 * pace->keys);
     pace->output = width * pace->queries;
-    pace->feed = 3 * width * pace->inner;
+    pace->feed = 3 * width * (double)model->inner / (double)n;
+    pace->expert = 3 * width * (double)model->expert_inner;
+    pace->shared = (double)model->experts_shared * pace->expert / (double)n;
     pace->table = width * (double)model->vocabulary / (double)n;
     pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
     pace->memory_rate = hardware->memory_rate / sharing;
@@ -183,9 +187,22 @@ static double exchanges(const cp_pace *pace, const cp_plan *plan, int rank,
     return exchange(pace, within, rank, op->to, bytes);
 }
 
+/* All ranks send so many bytes each, to all others. */
+static double all_to_all(const cp_pace *pace, bool within, double bytes) {
+    const cp_hardware *hardware = pace->call->hardware;
+    int from, to;
+    slowest_link(pace, &from, &to);
+    if (within || hardware->link_at.count > 0)
+        return exchange(pace, within, from, to, bytes);
+    const double latency = pace->decode ? hardware->decode_all_to_all
+                                        : hardware->all_to_all_latency;
+    return message(&hardware->all_to_all_at, latency, hardware->all_to_all_rate,
+                   bytes) /
+           fmin(1, pace->speed);
+}
+
 static double collective(const cp_pace *pace, const cp_plan *plan,
                          const cp_op *op) {
-    const cp_hardware *hardware = pace->call->hardware;
     const int ranks = pace->call->ranks;
     const double bytes = size_of(pace, plan, op->in.slot), others = ranks - 1;
     const bool within = near(pace, 0, ranks - 1);
@@ -193,13 +210,7 @@ static double collective(const cp_pace *pace, const cp_plan *plan,
     slowest_link(pace, &from, &to);
     if (op->kind == CP_OP_ALL_GATHER)
         return others * exchange(pace, within, from, to, bytes);
-    if (within || hardware->link_at.count > 0)
-        return exchange(pace, within, from, to, others * bytes);
-    const double latency = pace->decode ? hardware->decode_all_to_all
-                                        : hardware->all_to_all_latency;
-    return message(&hardware->all_to_all_at, latency, hardware->all_to_all_rate,
-                   others * bytes) /
-           fmin(1, pace->speed);
+    return all_to_all(pace, within, others * bytes);
 }
 
 static double moving(const cp_pace *pace, double bytes) {
@@ -257,11 +268,15 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
 
 double cp_pace_weights(const cp_pace *pace) {
     const cp_model_sizes *model = pace->call->model;
-    const double layer =
-        (pace->project + pace->output) * model->attention_bits +
-        pace->feed * model->inner_bits;
+    const double layers = (double)model->layers;
+    const double experts = (double)cp_expert_layers(model);
     const double tables = (double)model->tables * pace->table;
-    return ((double)model->layers * layer + tables * model->head_bits) / 8;
+    const double bits =
+        layers * (pace->project + pace->output) * model->attention_bits +
+        ((layers - experts) * pace->feed + experts * pace->shared) *
+            model->inner_bits +
+        tables * model->head_bits;
+    return bits / 8 + cp_pace_expert_weights(pace);
 }
 
 double cp_pace_sent(const cp_pace *pace, const cp_plan *plan) {
@@ -277,33 +292,83 @@ double cp_pace_sent(const cp_pace *pace, const cp_plan *plan) {
 }
 
 static double linear(const cp_pace *pace, double numbers, double bits,
-                     int64_t rows) {
+                     double rows) {
     const cp_hardware *hardware = pace->call->hardware;
     double rate = (bits > 8 ? hardware->peak : hardware->peak_8bit) *
                   hardware->linear_fraction;
     if (hardware->linear_at.count > 0)
-        rate = cp_curve_at(&hardware->linear_at, (double)rows);
-    const double arithmetic = 2 * (double)rows * numbers / (rate * pace->speed);
+        rate = cp_curve_at(&hardware->linear_at, rows);
+    const double arithmetic = 2 * rows * numbers / (rate * pace->speed);
     const double fraction = pace->decode ? hardware->decode_weight_fraction : 1;
     return fmax(arithmetic,
                 numbers * bits / 8 / (fraction * pace->memory_rate));
 }
 
-static double after(const cp_pace *pace, int64_t rows, double share) {
+static int64_t gpus_of(const cp_pace *pace) {
+    return pace->call->ranks * pace->call->tensor;
+}
+
+static double expert_part(const cp_pace *pace) {
+    const cp_model_sizes *model = pace->call->model;
+    return (double)cp_expert_layers(model) / (double)model->layers;
+}
+
+double cp_pace_expert_weights(const cp_pace *pace) {
+    const cp_model_sizes *model = pace->call->model;
+    const cp_experts its = cp_experts_of(model, gpus_of(pace), 1);
+    return (double)cp_expert_layers(model) * its.held * pace->expert *
+           model->inner_bits / 8;
+}
+
+static double feed_forward(const cp_pace *pace, const cp_plan *plan,
+                           double rows, double share) {
+    const cp_model_sizes *model = pace->call->model;
+    const double bits = model->inner_bits, part = expert_part(pace);
+    const cp_experts its =
+        cp_experts_of(model, gpus_of(pace), (double)plan->layout->new_tokens);
+    const double dense = linear(pace, share * pace->feed, bits, rows);
+    if (part <= 0)
+        return dense;
+    const double routed =
+        linear(pace, its.touched * pace->expert, bits, its.pairs / its.touched);
+    const double shared = linear(pace, share * pace->shared, bits, rows);
+    return (1 - part) * dense + part * (routed + shared);
+}
+
+double cp_pace_routed(const cp_pace *pace, const cp_plan *plan) {
+    const cp_model_sizes *model = pace->call->model;
+    const int64_t rows = plan->slots[plan->queries].rows;
+    const int64_t sharing =
+        plan->begins == CP_OWN_TOKENS ? pace->call->tensor : gpus_of(pace);
+    const cp_experts its = cp_experts_of(model, gpus_of(pace), 1);
+    return (double)rows / (double)sharing * its.copies * (double)model->width *
+           (double)model->cache_bytes;
+}
+
+double cp_pace_routing(const cp_pace *pace, const cp_plan *plan) {
+    const cp_hardware *hardware = pace->call->hardware;
+    const bool within =
+        hardware->node_rate > 0 && gpus_of(pace) <= hardware->gpus_per_node;
+    const double bytes = cp_pace_routed(pace, plan);
+    if (bytes <= 0)
+        return 0;
+    return 2 * expert_part(pace) * all_to_all(pace, within, bytes);
+}
+
+static double after(const cp_pace *pace, const cp_plan *plan, double rows,
+                    double share) {
     const cp_hardware *hardware = pace->call->hardware;
     const cp_model_sizes *model = pace->call->model;
     const double layers =
         linear(pace, share * pace->output, model->attention_bits, rows) +
-        linear(pace, share * pace->feed, model->inner_bits, rows);
+        feed_forward(pace, plan, rows, share);
     if (pace->decode)
         return layers + hardware->decode_layer;
-    const double bytes =
-        (double)rows * (hardware->width_bytes * (double)model->width +
-                        hardware->inner_bytes * share * pace->inner);
+    const double bytes = rows * (hardware->width_bytes * (double)model->width +
+                                 hardware->inner_bytes * share * pace->inner);
     return layers + bytes / (hardware->memory_fraction * pace->memory_rate);
 }
-
-static double reduce(const cp_pace *pace, int64_t rows, int cut) {
+static double reduce(const cp_pace *pace, double rows, int cut) {
     const cp_hardware *hardware = pace->call->hardware;
     const int64_t n = pace->call->tensor * cut, lanes = hardware->gpus_per_node;
     const double hosts = (double)(cp_ceil_divide(n, lanes) - 1);
@@ -314,7 +379,7 @@ static double reduce(const cp_pace *pace, int64_t rows, int cut) {
     double rate = hardware->node_rate;
     if (hosts > 0)
         rate = fmin(rate, (double)lanes * hardware->link_rate);
-    const double bytes = (double)rows * (double)pace->call->model->width *
+    const double bytes = rows * (double)pace->call->model->width *
                          (double)pace->call->model->cache_bytes;
     return 2 * (hardware->node_latency + hosts * hardware->link_latency +
                 2 * (double)(n - 1) / (double)n * bytes / rate);
@@ -325,12 +390,12 @@ cp_around cp_pace_around(const cp_pace *pace, const cp_plan *plan) {
     const int cut = plan->begins == CP_OWN_TOKENS ? 1 : plan->layout->ranks;
     const double share = 1.0 / cut;
     const double before = plan->begins == CP_OWN_HEADS ? share : 1;
-    const int64_t rows = plan->slots[plan->queries].rows;
+    const double rows = (double)plan->slots[plan->queries].rows;
     return (cp_around){
         .before =
             linear(pace, before * pace->project, model->attention_bits, rows),
-        .after = after(pace, rows, share),
-        .reduce = reduce(pace, rows, cut),
+        .after = after(pace, plan, rows, share),
+        .reduce = reduce(pace, rows, cut) + cp_pace_routing(pace, plan),
         .head = linear(pace, share * pace->table, model->head_bits, 1),
     };
 }

@@ -33,9 +33,10 @@ typedef struct {
     double queries, keys, inner;         /* its numbers of a token */
     double project, output, feed, table; /* its weights: q, k, v of a layer, o,
                                             feed-forward, embedding or head */
-    double speed;       /* of a rank while all work, where rates are of a
+    double expert, shared; /* weights of an expert; its own of all shared */
+    double speed;          /* of a rank while all work, where rates are of a
                            core; else 1 */
-    double memory_rate; /* that a rank has for itself */
+    double memory_rate;    /* that a rank has for itself */
 } cp_pace;
 
 /* Check that heads and machine of a call, which is borrowed, can be divided as
@@ -55,8 +56,15 @@ double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
 cp_around cp_pace_around(const cp_pace *pace, const cp_plan *plan);
 double cp_pace_times(const cp_pace *pace, const cp_plan *plan, int rank);
 
-/* Bytes of the weights of one GPU: all layers, embedding and head. */
+/* Bytes of the weights of one GPU: all layers, embedding and head; and of
+ * these the experts, which all GPUs share. */
 double cp_pace_weights(const cp_pace *pace);
+double cp_pace_expert_weights(const cp_pace *pace);
+
+/* Bytes that a GPU sends to the experts of a layer, as many as come back, and
+ * the seconds of both ways; 0 where the model has no experts. */
+double cp_pace_routed(const cp_pace *pace, const cp_plan *plan);
+double cp_pace_routing(const cp_pace *pace, const cp_plan *plan);
 
 /* Bytes that a GPU sends in a layer's attention, in the mean. */
 double cp_pace_sent(const cp_pace *pace, const cp_plan *plan);

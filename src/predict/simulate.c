@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "predict/experts.h"
 #include "predict/timeline.h"
 #include "ring/cache.h"
 
@@ -71,15 +72,20 @@ static void count_bytes(const simulation *s) {
     for (int k = 0; k < s->scenario->ranks; k++)
         most = cp_max(most, s->layout->cache[k].tokens);
     forecast->sent = cp_pace_sent(pace, plan);
+    forecast->routed = cp_pace_routed(pace, plan);
+    forecast->routing = cp_pace_routing(pace, plan);
+    const double experts = cp_pace_expert_weights(pace);
     forecast->weights = cp_pace_weights(pace);
     if (plan->begins != CP_OWN_TOKENS)
-        forecast->weights /= s->scenario->ranks;
+        forecast->weights =
+            experts + (forecast->weights - experts) / s->scenario->ranks;
     forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
     forecast->buffers += (double)plan->slots[plan->queries].rows * 2 *
                          ((double)model->width + pace->inner) * bytes;
+    forecast->buffers += 2 * forecast->routed;
 }
 
 /* Layers with a state take their own time, and their states stay. */
@@ -98,7 +104,7 @@ static cp_status count_work(const simulation *s) {
     cp_forecast *forecast = s->forecast;
     cp_load load;
     CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
-    forecast->flops = 2 * (double)model->parameters * (double)load.fresh +
+    forecast->flops = 2 * cp_active_parameters(model) * (double)load.fresh +
                       4 * (double)(model->query_heads * model->head_dim) *
                           (double)load.causal *
                           (double)cp_attention_layers(model);

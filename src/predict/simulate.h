@@ -15,10 +15,12 @@ typedef struct {
                                             while all ranks work */
     /* Of one rank and layer, in the mean over both: */
     double attending, exchanging, exposed, reducing, linear;
+    double routing;                 /* of reducing: to experts and back */
     double busy;                    /* share of the time that computes */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
     double sent;                    /* bytes of a GPU and layer, in the mean */
+    double routed;                  /* the same, to experts */
     cp_state_forecast state;        /* of each layer with a state, if any */
 } cp_forecast;
 
