@@ -44,10 +44,6 @@ static cp_status chat_check(void *context) {
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
             return cp_refuse("--ask: question %ld is empty", i + 1);
-    if (cp_variant_decodes(ring->variant))
-        return cp_refuse("--variant %s: a question is read by another; answers "
-                         "are always decoded by turns",
-                         cp_variant_name(ring->variant));
     if (run->chat.most < 1)
         return cp_refuse("--most %ld: at least 1 token", run->chat.most);
     if (run->chat.tape.keeps && ring->tensor > 1)
@@ -56,7 +52,12 @@ static cp_status chat_check(void *context) {
             ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
                             &run->chat.sampler));
-    return cp_command_ring_check(&run->ring);
+    CP_TRY(cp_command_ring_check(&run->ring));
+    if (cp_variant_decodes(ring->variant))
+        return cp_refuse("--variant %s: a question is read by another; answers "
+                         "are always decoded by turns",
+                         cp_variant_name(ring->variant));
+    return CP_OK;
 }
 
 /* The questions of --batch become those of --ask: one for each sequence. */

@@ -28,10 +28,6 @@ typedef struct {
 
 static cp_status logits_check(void *context) {
     logits_run *run = context;
-    if (cp_variant_decodes(run->ring.variant))
-        return cp_refuse("--variant %s: a prefill cannot; --history d5 decodes "
-                         "5 tokens",
-                         cp_variant_name(run->ring.variant));
     CP_TRY(cp_option_range("generate", run->generate, 0, INT32_MAX));
     if (run->history != NULL && strchr(run->history, ',') != NULL)
         return cp_refuse("--history %s: one sequence is needed", run->history);
@@ -41,7 +37,12 @@ static cp_status logits_check(void *context) {
     if (strcmp(run->positions, "last") != 0 &&
         strcmp(run->positions, "all") != 0)
         CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
-    return cp_command_ring_check(&run->ring);
+    CP_TRY(cp_command_ring_check(&run->ring));
+    if (cp_variant_decodes(run->ring.variant))
+        return cp_refuse("--variant %s: a prefill cannot; --history d5 decodes "
+                         "5 tokens",
+                         cp_variant_name(run->ring.variant));
+    return CP_OK;
 }
 
 /* Read the ids, and see that the options are about so many. */
