@@ -21,7 +21,8 @@ DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file book/demo.txt -
 # Nor may clang alone make one rounding of two (gcc does not, under -std=c11).
 # -iquote and not -I: <check.h> is the test library's, "check.h" is ours.
 # Vectors are passed among static functions only, so their ABI is nobody's matter.
-flags     = -std=c11 -ffp-contract=off -fopenmp -Wall -Wextra -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
+# A field that an initialiser leaves out is 0, which is what we mean.
+flags     = -std=c11 -ffp-contract=off -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
             -iquote src -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp)) $(mpi)
 # MPI, if there is one: ompi-c or mpich, as pkg-config calls them. MPI= builds without.
 MPI      ?= $(firstword $(foreach m,ompi-c mpich,$(shell pkg-config --exists $(m) 2>/dev/null && echo $(m))))

@@ -28,6 +28,20 @@ static void attend_by_two(problem *p) {
     attend(p, 2);
 }
 
+static inline void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
+    problem *p = prefill(shape, cached, fresh, 1.0f);
+    const int64_t rows = p->query_rows * shape.query_heads;
+    const int64_t count = rows * cp_value_dim(&shape);
+    attend(p, 1);
+    float *output = copied(p->output, count), *lse = copied(p->lse, rows);
+    for (int threads = 2; threads <= 5; threads++) {
+        attend(p, threads);
+        ck_assert_mem_eq(output, p->output, (size_t)count * 4);
+        ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
+    }
+    check(p, attend_by_two, 1.0);
+}
+
 static void check_prefill(cp_shape shape, int64_t cached, int64_t fresh) {
     check(prefill(shape, cached, fresh, 1.0f), attend_by_two, 1.0);
 }
@@ -39,6 +53,22 @@ LOOP(every_group_and_dimension, 0, 4) {
     for (int d = 0; d < 7; d++)
         check_prefill((cp_shape){(1 + d % 2) * group, 1 + d % 2, dims[d]}, 70,
                       75);
+}
+
+/* Values narrower than keys and wider, of their own and as part of the keys. */
+static const cp_shape uneven[] = {
+    {8, 2, 64, 32, false},  {6, 2, 20, 33, false},   {4, 1, 24, 1, false},
+    {3, 3, 1, 7, false},    {2, 1, 192, 128, false}, {16, 2, 40, 32, true},
+    {3, 1, 20, 5, true},    {4, 4, 17, 17, true},    {128, 1, 72, 64, true},
+    {16, 1, 576, 512, true}};
+
+LOOP(values_of_another_width, 0, COUNT_OF(uneven)) {
+    static const int64_t lengths[] = {1, 2, 7, 40};
+    for (int n = 0; n < COUNT_OF(lengths); n++)
+        check_prefill(uneven[_i], 333, lengths[n]);
+    same_bits(uneven[_i], 700, 2);
+    const poisoning call = {uneven[_i], 30, 7, 3};
+    poison_the_future(&call, harness_uniform, attend_by_two);
 }
 
 LOOP(every_length, 0, 4) {
@@ -125,20 +155,6 @@ TEST(a_query_of_nan_spoils_its_own_row) {
     }
 }
 
-static inline void same_bits(cp_shape shape, int64_t cached, int64_t fresh) {
-    problem *p = prefill(shape, cached, fresh, 1.0f);
-    const int64_t rows = p->query_rows * shape.query_heads;
-    const int64_t count = rows * shape.head_dim;
-    attend(p, 1);
-    float *output = copied(p->output, count), *lse = copied(p->lse, rows);
-    for (int threads = 2; threads <= 5; threads++) {
-        attend(p, threads);
-        ck_assert_mem_eq(output, p->output, (size_t)count * 4);
-        ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
-    }
-    check(p, attend_by_two, 1.0);
-}
-
 TEST(a_refusal_touches_nothing) {
     problem *p = prefill((cp_shape){6, 2, 64}, 0, 5, 1.0f);
     const cp_shape good = p->shape;
@@ -146,7 +162,7 @@ TEST(a_refusal_touches_nothing) {
     for (int trial = 0; trial < 3; trial++) {
         p->shape = good;
         p->shape.kv_heads = trial == 0 ? 4 : 2;
-        p->shape.head_dim = trial == 1 ? 300 : 64;
+        p->shape.head_dim = trial == 1 ? 600 : 64;
         const cp_attention call = call_of(p, trial == 2 ? 0 : 1);
         ck_assert_int_eq(KERNEL(&call), CP_INVALID);
         hold(p->output[2 * 6 * 64] == untouched);

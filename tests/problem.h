@@ -52,13 +52,17 @@ static inline float *numbers_in(const cp_pieces *pieces, int64_t width,
  * the answer are empty before, with an output of NaN. */
 static inline void prepare(problem *p, float scale, float (*draw)(uint64_t *),
                            uint64_t *state) {
-    const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
-    const int64_t width = p->shape.kv_heads * dim;
+    const int64_t heads = p->shape.query_heads, dim = cp_value_dim(&p->shape);
+    const int64_t width = p->shape.kv_heads * p->shape.head_dim;
     p->query_rows = rows_of(&p->query_pieces);
     p->key_rows = rows_of(&p->key_pieces);
-    p->queries = numbers_in(&p->query_pieces, heads * dim, scale, draw, state);
+    p->queries = numbers_in(&p->query_pieces, heads * p->shape.head_dim, scale,
+                            draw, state);
     p->keys = numbers_in(&p->key_pieces, width, scale, draw, state);
-    p->values = numbers_in(&p->key_pieces, width, 1.0f, draw, state);
+    p->values = p->keys;
+    if (!p->shape.latent)
+        p->values = numbers_in(&p->key_pieces, cp_value_width(&p->shape), 1.0f,
+                               draw, state);
     p->output = room_for(p->query_rows * heads * dim, 4);
     p->lse = room_for(p->query_rows * heads, 4);
     for (int64_t i = 0; i < p->query_rows * heads; i++) {
@@ -103,7 +107,7 @@ static inline void merge_truth(int64_t dim, const float *output, double before,
 /* The answer is the truth, to slack times what rounding explains, and rows that
  * no piece names are as before. */
 static inline void check(problem *p, void (*attend)(problem *), double slack) {
-    const int64_t heads = p->shape.query_heads, dim = p->shape.head_dim;
+    const int64_t heads = p->shape.query_heads, dim = cp_value_dim(&p->shape);
     const int64_t count = p->query_rows * heads;
     const float *output = copied(p->output, count * dim);
     const float *lse = copied(p->lse, count);
@@ -151,8 +155,9 @@ static inline void poison_the_future(const poisoning *call,
     uint64_t state = 5;
     const int64_t cached = call->cached, fresh = call->fresh;
     const int64_t step = call->step, heads = call->shape.query_heads;
-    const int64_t row = heads * call->shape.head_dim;
+    const int64_t row = heads * cp_value_dim(&call->shape);
     const int64_t width = call->shape.kv_heads * call->shape.head_dim;
+    const int64_t narrow = cp_value_width(&call->shape);
     problem *p = new_problem(call->shape);
     cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, step}, 0});
     cp_pieces_append(&p->key_pieces,
@@ -162,11 +167,11 @@ static inline void poison_the_future(const poisoning *call,
     const float *output = copied(p->output, fresh * row);
     const float *lse = copied(p->lse, fresh * heads);
     for (int64_t q = fresh - 1; q >= 0; q--) {
-        for (int64_t i = (cached + q * step + 1) * width;
-             i < (cached + (q + 1) * step + 1) * width; i++) {
-            p->keys[i] = q % 3 == 0 ? p->keys[i] : NAN;
+        const int64_t from = cached + q * step + 1, to = from + step;
+        for (int64_t i = from * width; i < to * width; i++)
+            p->keys[i] = q % 3 == 0 && narrow > 0 ? p->keys[i] : NAN;
+        for (int64_t i = from * narrow; i < to * narrow; i++)
             p->values[i] = q % 3 == 1 ? p->values[i] : NAN;
-        }
         attend(p);
         ck_assert_mem_eq(p->output, output, (size_t)((q + 1) * row) * 4);
         ck_assert_mem_eq(p->lse, lse, (size_t)((q + 1) * heads) * 4);

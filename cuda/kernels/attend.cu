@@ -14,7 +14,7 @@ enum {
     THREADS = 128,
     DOWN = 2,   /* a thread's part of a tile: so many rows */
     ACROSS = 4, /* by so many keys or dimensions, 8 apart */
-    CHUNKS = CP_HEAD_DIM_MAX / DEPTH,
+    CHUNKS = CP_DEVICE_DIM_MAX / DEPTH,
 };
 
 CP_KERNEL(attend, cp_device_attention) {
@@ -210,8 +210,9 @@ cudaError_t cp_device_blocks(int *blocks) {
 
 bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability) {
-    if (kernel == CP_ATTEND_LOOPS)
-        return true;
+    const bool alike = !shape->latent && cp_value_dim(shape) == shape->head_dim;
+    if (!alike || kernel == CP_ATTEND_LOOPS)
+        return alike && shape->head_dim <= CP_DEVICE_DIM_MAX;
     return element == CP_BF16 &&
            (kernel == CP_ATTEND_HOPPER
                 ? capability == 90 && cp_device_prefill != NULL

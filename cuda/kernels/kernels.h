@@ -75,6 +75,9 @@ typedef struct {
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
                              int64_t tokens, cp_attend_kernel *kernel);
 
+/* Numbers of a head, at most: some of them wait in registers. */
+enum { CP_DEVICE_DIM_MAX = 256 };
+
 /* Whether a kernel takes such numbers, on a device of that compute capability:
  * 80 for 8.0. */
 bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,

@@ -139,8 +139,8 @@ static __device__ float angle_of(int64_t position, double frequency) {
 }
 
 CP_KERNEL(rotate_rows, cp_device_rotating) {
-    CP_SHARED(float, cosines, [CP_HEAD_DIM_MAX / 2]);
-    CP_SHARED(float, sines, [CP_HEAD_DIM_MAX / 2]);
+    CP_SHARED(float, cosines, [CP_DEVICE_DIM_MAX / 2]);
+    CP_SHARED(float, sines, [CP_DEVICE_DIM_MAX / 2]);
     const int64_t row = blockIdx.x, place = a.places[row];
     const int dim = (int)a.shape.head_dim, half = (dim + 1) / 2;
     const int query_heads = (int)a.shape.query_heads;
@@ -185,7 +185,7 @@ cudaError_t cp_device_rotate(const cp_device_rotating *call,
     const int64_t heads = shape->query_heads + 2 * shape->kv_heads;
     int64_t numbers;
     if (call->pairs < 0 || 2 * call->pairs > shape->head_dim ||
-        shape->head_dim > CP_HEAD_DIM_MAX ||
+        shape->head_dim > CP_DEVICE_DIM_MAX ||
         !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
     return CP_LAUNCH_GRID(rotate_rows, blocks_of(call->rows, numbers), 1, 1,

@@ -150,7 +150,7 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     for (int s = lane; s < a->splits; s += 32)
         sum += expf(add_lse[s * rows] - base);
     sum = warp_sum(sum);
-    float sums[CP_HEAD_DIM_MAX / 32] = {0.0f};
+    float sums[CP_DEVICE_DIM_MAX / 32] = {0.0f};
     for (int first = 0; first < a->splits; first += 32) {
         /* Add these splits in their order. */
         const int own = first + lane;
@@ -159,14 +159,14 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
         const float *from = a->unfinished + (first * rows + at) * dim + lane;
         for (int s = 0; s < 32 && first + s < a->splits; s++) {
             const float weight = __shfl_sync(0xffffffffu, share, s);
-            CP_EACH(c, CP_HEAD_DIM_MAX / 32)
+            CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
                 if (weight != 0.0f && lane + 32 * c < dim)
                     sums[c] =
                         fmaf(weight, from[s * rows * dim + 32 * c], sums[c]);
         }
     }
     /* Write the row of all splits. */
-    for (int c = 0; c < CP_HEAD_DIM_MAX / 32 && lane + 32 * c < dim; c++) {
+    for (int c = 0; c < CP_DEVICE_DIM_MAX / 32 && lane + 32 * c < dim; c++) {
         float *to = &a->output[at * dim + lane + 32 * c];
         *to = found == -INFINITY ? sums[c] : fmaf(*to, kept / sum, sums[c]);
     }

@@ -204,6 +204,11 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
         if (plan->slots[n].parts > 1 || plan->begins != CP_OWN_TOKENS)
             return cp_refuse("this plan deals out heads, which GPUs here do "
                              "not: --on threads or mpi");
+    if (!cp_device_takes(CP_ATTEND_LOOPS, &plan->shape, CP_F32, 0))
+        return cp_refuse("keys of %ld numbers and values of %ld: GPUs here "
+                         "take up to %d, as many of both: --on threads or mpi",
+                         plan->shape.head_dim, cp_value_dim(&plan->shape),
+                         CP_DEVICE_DIM_MAX);
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a walker"));
     **out = (cp_stream_walker){.plan = plan,
                                .program = &plan->programs[rank],

@@ -16,7 +16,7 @@ enum {
 
 typedef struct {
     const cp_shape *shape;
-    int64_t wide;   /* head_dim rounded up to whole strips */
+    int64_t wide;   /* value_dim rounded up to whole strips */
     float *keys;    /* [KEYS / STRIP][dim][STRIP] */
     float *values;  /* [wide / STRIP][KEYS][STRIP] */
     float *queries; /* [rows][dim], scaled */
@@ -86,7 +86,9 @@ static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
     const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
     const int64_t padded = cp_ceil_divide(count, STRIP) * STRIP;
     const float *keys = asked->keys + tile.row * key_row + kv_head * dim;
-    const float *values = asked->values + tile.row * value_row + kv_head * dim;
+    const int64_t value_dim = cp_value_dim(w->shape);
+    const float *values = asked->values + tile.row * value_row +
+                          kv_head * cp_value_step(w->shape);
     /* Turn keys on their side, strip by strip. */
     for (int64_t j = 0; j < padded; j++) {
         float *to = w->keys + j / STRIP * dim * STRIP + j % STRIP;
@@ -94,14 +96,14 @@ static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
             to[d * STRIP] = j < count ? keys[j * key_row + d] : 0.0f;
     }
     /* Copy values, strip by strip. */
-    const int64_t whole = dim - dim % STRIP;
+    const int64_t whole = value_dim - value_dim % STRIP;
     for (int64_t j = 0; j < count; j++) {
         const float *from = values + j * value_row;
         float *to = w->values + j * STRIP;
         for (int64_t d = 0; d < whole; d += STRIP)
             memcpy(to + d * KEYS, from + d, STRIP * sizeof(float));
         for (int64_t d = whole; d < w->wide; d++)
-            to[whole * KEYS + d - whole] = d < dim ? from[d] : 0.0f;
+            to[whole * KEYS + d - whole] = d < value_dim ? from[d] : 0.0f;
     }
 }
 
@@ -167,7 +169,7 @@ static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
 
 void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
                    double level, double total) {
-    const int64_t dim = call->shape->head_dim;
+    const int64_t dim = cp_value_dim(call->shape);
     const double share = 1.0 / total;
     const float lse = (float)(0.6931471805599453 * (level + log2(total)));
     float row[CP_HEAD_DIM_MAX];
@@ -198,7 +200,7 @@ static void attend_tile(const call *c, tiles *w, cp_piece tile,
     /* Finish the rows of a tile. */
     for (int64_t r = 0; r < rows; r++) {
         double sums[CP_HEAD_DIM_MAX];
-        for (int64_t d = 0; d < w->shape->head_dim; d++)
+        for (int64_t d = 0; d < cp_value_dim(w->shape); d++)
             sums[d] = w->output[r * w->wide + d];
         cp_row_finish(asked, cp_row_index(w->shape, tile, kv_head, r), sums,
                       w->largest[r], w->total[r]);
@@ -207,7 +209,7 @@ static void attend_tile(const call *c, tiles *w, cp_piece tile,
 
 static tiles lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space) {
     const int64_t dim = shape->head_dim;
-    const int64_t wide = cp_ceil_divide(dim, STRIP) * STRIP;
+    const int64_t wide = cp_ceil_divide(cp_value_dim(shape), STRIP) * STRIP;
     return (tiles){
         .shape = shape,
         .wide = wide,

@@ -31,9 +31,10 @@ typedef struct {
 
 /* Causal grouped-query attention of some queries over some keys: the
  * partial (O, LSE) of the paper's section 3.5.2 and appendix B.
- *   queries       [rows][query_heads][head_dim]  output as queries
- *   keys, values  [rows][kv_heads][head_dim]     lse [rows][query_heads]
- * key_row and value_row say how far rows lie apart where these are some heads
+ *   queries  [rows][query_heads][head_dim]  keys [rows][kv_heads][head_dim]
+ *   values   [rows][kv_heads][value_dim]    lse  [rows][query_heads]
+ *   output   [rows][query_heads][value_dim]
+ * Of a latent, values is keys. key_row and value_row say how far rows lie apart where these are some heads
  * of more.
  * A key is visible to a query of the same sequence at its position or a
  * later one. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
@@ -78,8 +79,9 @@ static inline int64_t cp_key_row(const cp_attention *call) {
 }
 
 static inline int64_t cp_value_row(const cp_attention *call) {
-    return call->value_row > 0 ? call->value_row
-                               : call->shape->kv_heads * call->shape->head_dim;
+    return call->value_row > 0
+               ? call->value_row
+               : call->shape->kv_heads * cp_value_step(call->shape);
 }
 
 /* What queries are scaled by: scores then have base 2. */

@@ -44,7 +44,7 @@ typedef struct {
     task *tasks;            /* NULL while they are counted */
     int64_t count;
     int64_t slots;     /* unfinished rows */
-    float *unfinished; /* [slots][2 + dim]: level, total, sums */
+    float *unfinished; /* [slots][2 + value_dim]: level, total, sums */
     int64_t floats;    /* of a thread's memory */
     float *memory;
 } call;
@@ -181,7 +181,7 @@ static cp_status prepare(call *c) {
     CP_TRY(cp_allocate_lines(&c->memory, asked->threads * c->floats,
                              sizeof(float), "the kernel's desks"));
     return cp_allocate_lines(&c->unfinished,
-                             c->slots * (2 + asked->shape->head_dim),
+                             c->slots * (2 + cp_value_dim(asked->shape)),
                              sizeof(float), "unfinished rows");
 }
 
@@ -195,12 +195,12 @@ static void finish(const call *c, const task *t, int64_t r, const double *sums,
 }
 
 static float *put_aside(const call *c, const task *t, int64_t r) {
-    return c->unfinished + (t->slot + r) * (2 + c->asked->shape->head_dim);
+    return c->unfinished + (t->slot + r) * (2 + cp_value_dim(c->asked->shape));
 }
 
 static void hand_over(const call *c, const task *t, int64_t r,
                       const float *sums, float level, float total) {
-    const int64_t dim = c->asked->shape->head_dim;
+    const int64_t dim = cp_value_dim(c->asked->shape);
     double exact[CP_HEAD_DIM_MAX];
     if (t->shares > 1) {
         float *to = put_aside(c, t, r);
@@ -237,7 +237,7 @@ static void do_many(const call *c, const task *t, cp_workspace *space) {
 
 static void do_few(const call *c, const task *t, cp_workspace *space) {
     const cp_attention *asked = c->asked;
-    const int64_t dim = asked->shape->head_dim;
+    const int64_t dim = cp_value_dim(asked->shape);
     const cp_rows desk =
         cp_rows_lay_out(asked->shape, t->rows / asked->shape->kv_heads, space);
     cp_rows_begin(&desk, t->queries, asked->queries);
@@ -256,7 +256,7 @@ static void do_few(const call *c, const task *t, cp_workspace *space) {
 }
 
 static void add_shares(const call *c, const task *t, int64_t r) {
-    const int64_t dim = c->asked->shape->head_dim;
+    const int64_t dim = cp_value_dim(c->asked->shape);
     const int64_t step = t->rows * (2 + dim);
     const float *share = put_aside(c, t, r);
     double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;

@@ -40,6 +40,8 @@ static bool visible(token query, token key) {
 static double attend_one(const key_table *table, token query, int64_t kv_head,
                          const float *q, double *out) {
     const int64_t dim = table->shape->head_dim;
+    const int64_t value_dim = cp_value_dim(table->shape);
+    const int64_t step = cp_value_step(table->shape);
     const int64_t width = table->shape->kv_heads * dim;
     /* First pass: every visible score, and the largest. */
     double largest = -INFINITY;
@@ -56,21 +58,22 @@ static double attend_one(const key_table *table, token query, int64_t kv_head,
     }
     /* Second pass: sum the weights and the weighted values. */
     double sum = 0.0;
-    for (int64_t d = 0; d < dim; d++)
+    for (int64_t d = 0; d < value_dim; d++)
         out[d] = 0.0;
     for (int64_t j = 0; j < table->count; j++) {
         if (!visible(query, table->keys[j]))
             continue;
-        const float *v =
-            table->value_rows + table->keys[j].row * width + kv_head * dim;
+        const int64_t at =
+            table->keys[j].row * table->shape->kv_heads + kv_head;
+        const float *v = table->value_rows + at * step;
         const double weight = exp(table->keys[j].score - largest);
         sum += weight;
-        for (int64_t d = 0; d < dim; d++)
+        for (int64_t d = 0; d < value_dim; d++)
             out[d] += weight * (double)v[d];
     }
     if (sum == 0.0)
         return -INFINITY;
-    for (int64_t d = 0; d < dim; d++)
+    for (int64_t d = 0; d < value_dim; d++)
         out[d] /= sum;
     return largest + log(sum);
 }
@@ -91,8 +94,9 @@ cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
             for (int64_t h = 0; h < heads; h++) {
                 const token query = token_of(&query_pieces->items[p], i);
                 const int64_t at = query.row * heads + h;
-                lse[at] = attend_one(&table, query, h / group,
-                                     queries + at * dim, output + at * dim);
+                lse[at] =
+                    attend_one(&table, query, h / group, queries + at * dim,
+                               output + at * cp_value_dim(shape));
             }
     free(tokens);
     return CP_OK;

@@ -9,8 +9,10 @@
 /* What cp_attend computes (attend.h), in double precision and token by
  * token: O = softmax(Q K^T / sqrt(D)) V over the visible keys, and the
  * log-sum-exp, natural log (paper, appendix B).
- *   queries  [rows][query_heads][head_dim]    output as queries
- *   keys, values  [rows][kv_heads][head_dim]  lse [rows][query_heads]
+ *   queries  [rows][query_heads][head_dim]  keys [rows][kv_heads][head_dim]
+ *   values   [rows][kv_heads][value_dim]    lse  [rows][query_heads]
+ *   output   [rows][query_heads][value_dim]
+ * Of a latent, values is keys.
  * Writes only rows that query_pieces name; a query that sees no key gets
  * output 0 and lse -inf. Fails with CP_INVALID for a wrong shape and with
  * CP_MEMORY; output and lse are then untouched. */

@@ -18,7 +18,7 @@ cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
                             cp_workspace *space) {
     const cp_micro *micro = cp_micro_get();
     const int64_t dim = shape->head_dim;
-    const int64_t slices = cp_ceil_divide(dim, micro->slice);
+    const int64_t slices = cp_ceil_divide(cp_value_dim(shape), micro->slice);
     const int64_t most = whole(CP_PANEL_KEYS, micro->slice);
     const int64_t keys = most / micro->slice * micro->slice_stride;
     const int64_t lines =
@@ -94,7 +94,7 @@ static inline void deal(int64_t slice, int64_t stride, int64_t slices,
 
 static void pack_values(const cp_panels *desk, int64_t count,
                         const float *values, int64_t width) {
-    const int64_t dim = desk->shape->head_dim, most = desk->most;
+    const int64_t dim = cp_value_dim(desk->shape), most = desk->most;
     const int64_t slice = desk->micro->slice;
     const int64_t stride = desk->micro->slice_stride;
     const int64_t full = dim / slice, rest = dim % slice;
@@ -191,7 +191,7 @@ static void mask(const cp_panels *desk, const cp_reach *reach) {
 
 static void add_seen(const cp_panels *desk, const cp_reach *reach,
                      const float *values, int64_t width, float *sums) {
-    const int64_t dim = desk->shape->head_dim, panel = desk->micro->panel;
+    const int64_t dim = cp_value_dim(desk->shape), panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
     for (int64_t j = reach->least; j < reach->most; j++) {
         const float *weights = desk->scores + j * stride;
@@ -210,7 +210,7 @@ static void add_seen(const cp_panels *desk, const cp_reach *reach,
 static void scale_sums(const cp_panels *desk, const float *keep, float *sums) {
     const int64_t panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
-    for (int64_t d = 0; d < desk->shape->head_dim; d++)
+    for (int64_t d = 0; d < cp_value_dim(desk->shape); d++)
 #pragma omp simd
         for (int64_t i = 0; i < panel; i++)
             sums[d * stride + i] *= keep[i];
@@ -245,10 +245,11 @@ static void attend_panel(const cp_panels *desk, int64_t number,
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
                    int64_t kv_head, int64_t rows, const cp_attention *asked) {
     const cp_shape *shape = desk->shape;
-    const int64_t head = kv_head * shape->head_dim;
     const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
-    const float *key = asked->keys + keys.row * key_row + head;
-    const float *value = asked->values + keys.row * value_row + head;
+    const float *key =
+        asked->keys + keys.row * key_row + kv_head * shape->head_dim;
+    const float *value =
+        asked->values + keys.row * value_row + kv_head * cp_value_step(shape);
     const int64_t panel = desk->micro->panel;
     int64_t each[WIDEST];
     cp_reach reach = {.of = each};
@@ -270,7 +271,7 @@ void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
     const int64_t number = r / panel, lane = r % panel;
     const float *from =
         desk->sums + number * desk->slices * desk->micro->slice * stride + lane;
-    for (int64_t d = 0; d < desk->shape->head_dim; d++)
+    for (int64_t d = 0; d < cp_value_dim(desk->shape); d++)
         sums[d] = from[d * stride];
     *level = desk->level[number * stride + lane];
     *total = desk->total[number * stride + lane];

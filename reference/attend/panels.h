@@ -11,7 +11,7 @@
 typedef struct {
     const cp_shape *shape;
     const cp_micro *micro;
-    int64_t slices; /* of the head dimension */
+    int64_t slices; /* of a value */
     int64_t most;   /* keys of a tile: whole slices */
     float *keys;    /* [slice of keys][dim][slice_stride] */
     float *values;  /* [slices][most][slice_stride] */

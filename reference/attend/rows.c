@@ -18,7 +18,7 @@ cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
         .shape = shape,
         .rows = rows,
         .queries = cp_workspace_take(space, all * shape->head_dim),
-        .sums = cp_workspace_take(space, all * shape->head_dim),
+        .sums = cp_workspace_take(space, all * cp_value_dim(shape)),
         .scores = cp_workspace_take(space, all * CP_ROW_KEYS),
         .level = cp_workspace_take(space, all),
         .total = cp_workspace_take(space, all),
@@ -37,7 +37,8 @@ void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor) {
         desk->level[i] = -INFINITY;
         desk->total[i] = 0.0f;
     }
-    memset(desk->sums, 0, (size_t)(all * dim) * sizeof(float));
+    memset(desk->sums, 0,
+           (size_t)(all * cp_value_dim(desk->shape)) * sizeof(float));
 }
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
@@ -123,7 +124,7 @@ static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
     const int64_t dim = desk->shape->head_dim, heads = desk->shape->kv_heads;
     for (int64_t j = 0; j < count; j += 2) {
         const int64_t second = j + 1 < count;
-        const int64_t part = (1 + second) * dim;
+        const int64_t part = (1 + second) * cp_value_step(desk->shape);
         for (int64_t h = 0; h < heads; h++) {
             fetch(values + j * value_row + h * part, part);
             const float *key = keys + j * key_row + h * dim;
@@ -136,7 +137,7 @@ static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
 
 static void weigh_row(const cp_rows *desk, int64_t row, int64_t reach,
                       int64_t most) {
-    const int64_t dim = desk->shape->head_dim;
+    const int64_t dim = cp_value_dim(desk->shape);
     const float keep = cp_row_weigh(desk->scores + row * CP_ROW_KEYS, reach,
                                     cp_ceil_divide(most, CP_STRIP) * CP_STRIP,
                                     &desk->level[row], &desk->total[row]);
@@ -160,7 +161,7 @@ add_keys(int keys, int64_t dim, int64_t width, const float *weights,
 static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
                        int64_t j, const float *values, int64_t width,
                        const float *soon, int64_t part) {
-    const int64_t dim = desk->shape->head_dim;
+    const int64_t dim = cp_value_dim(desk->shape);
     for (int64_t r = 0; r < desk->rows; r++) {
         fetch(soon + r * part, part);
         const int64_t row = h * desk->rows + r, left = reach[r] - j;
@@ -177,6 +178,7 @@ static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
                  int64_t following, const cp_attention *asked) {
     const int64_t heads = desk->shape->kv_heads, dim = desk->shape->head_dim;
+    const int64_t step = cp_value_step(desk->shape);
     const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
     int64_t each[CP_FEW_ROWS];
     cp_reach reach = {.of = each};
@@ -193,7 +195,7 @@ void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
         const float *soon =
             next > 0 ? key + (keys.span.count + j) * key_row : key;
         for (int64_t h = 0; h < heads; h++)
-            add_values(desk, each, h, j, value + j * value_row + h * dim,
+            add_values(desk, each, h, j, value + j * value_row + h * step,
                        value_row, soon + h * desk->rows * part, part);
     }
 }

@@ -10,7 +10,7 @@ typedef struct {
     const cp_shape *shape;
     int64_t rows;   /* of one key head */
     float *queries; /* [kv_heads][rows][dim], scaled */
-    float *sums;    /* [kv_heads][rows][dim] */
+    float *sums;    /* [kv_heads][rows][value_dim] */
     float *scores;  /* [kv_heads][rows][CP_ROW_KEYS] */
     float *level;   /* [kv_heads][rows], base 2 */
     float *total;   /* [kv_heads][rows] */

@@ -157,22 +157,23 @@ static double dot(const float *a, const float *b, int64_t dim) {
 static void attend_row(const cp_attention *call, chosen_key *keys,
                        int64_t count, int64_t at) {
     const cp_shape *shape = call->shape;
-    const int64_t dim = shape->head_dim;
+    const int64_t dim = shape->head_dim, value_dim = cp_value_dim(shape);
     const int64_t group = shape->query_heads / shape->kv_heads;
-    const int64_t head = at % shape->query_heads / group * dim;
+    const int64_t head = at % shape->query_heads / group;
     double level = -INFINITY, total = 0.0, sums[CP_HEAD_DIM_MAX] = {0.0};
     for (int64_t n = 0; n < count; n++) {
-        const float *key = call->keys + keys[n].row * cp_key_row(call) + head;
+        const float *key =
+            call->keys + keys[n].row * cp_key_row(call) + head * dim;
         keys[n].score = dot(call->queries + at * dim, key, dim) *
                         1.4426950408889634 / sqrt((double)dim);
         level = fmax(level, keys[n].score);
     }
     for (int64_t n = 0; n < count; n++) {
-        const float *value =
-            call->values + keys[n].row * cp_value_row(call) + head;
+        const float *value = call->values + keys[n].row * cp_value_row(call) +
+                             head * cp_value_step(shape);
         const double weight = exp2(keys[n].score - level);
         total += weight;
-        for (int64_t d = 0; d < dim; d++)
+        for (int64_t d = 0; d < value_dim; d++)
             sums[d] += weight * (double)value[d];
     }
     cp_row_finish(call, at, sums, level, total);

@@ -56,8 +56,7 @@ void cp_wire_read(cp_wire wire, int64_t rows, int64_t dim, const void *from,
 }
 
 static double largest(const cp_shape *shape, int64_t rows, int64_t head,
-                      const float *numbers) {
-    const int64_t dim = shape->head_dim;
+                      int64_t dim, const float *numbers) {
     double most = FLT_MIN * 127.0;
     for (int64_t n = 0; n < rows; n++)
         for (int64_t d = 0; d < dim; d++)
@@ -72,8 +71,10 @@ cp_wire_error cp_wire_bound(cp_wire wire, const cp_shape *shape,
     const int64_t group = shape->query_heads / shape->kv_heads;
     cp_wire_error most = {0, 0};
     for (int64_t h = 0; h < shape->kv_heads && wire == CP_WIRE_INT8; h++) {
-        const double k = largest(shape, rows, h, keys);
-        const double v = largest(shape, rows, h, values);
+        const double k = largest(shape, rows, h, shape->head_dim, keys);
+        const double v = shape->latent ? k
+                                       : largest(shape, rows, h,
+                                                 cp_value_dim(shape), values);
         for (int64_t n = 0; n < queries * group; n++) {
             const int64_t row =
                 n / group * shape->query_heads + h * group + n % group;

@@ -20,6 +20,7 @@ typedef struct {
 
 /* How much the answers of queries [queries][N_H][D_H] to keys and values
  * [rows][N_KV][D_H] can change if these, or any of them, are written and read.
+ * A latent is bounded by its largest number, whichever part that is in.
  * Exact arithmetic is assumed of everything else. */
 cp_wire_error cp_wire_bound(cp_wire wire, const cp_shape *shape,
                             int64_t queries, const float *query, int64_t rows,

@@ -8,25 +8,30 @@ struct cp_store {
     int64_t layers;
     int64_t count;  /* tensors: ranks x layers x (keys, values) */
     float **tensor; /* [rank][layer][keys, values] */
+    bool latent;    /* values are part of the keys: theirs have no rows */
 };
 
 cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out) {
     cp_store *store;
-    int64_t elements = shape->kv_heads * shape->head_dim;
+    int64_t keys = shape->kv_heads * shape->head_dim;
+    int64_t values = cp_value_width(shape);
     *out = NULL;
     CP_TRY(cp_allocate(&store, 1, sizeof(*store), "a store"));
     store->layers = layers;
-    if (!cp_multiply(elements, sequences, &elements) ||
-        !cp_multiply(elements, room, &elements) ||
+    store->latent = shape->latent;
+    if (!cp_multiply(sequences, room, &room) ||
+        !cp_multiply(keys, room, &keys) ||
+        !cp_multiply(values, room, &values) ||
         !cp_multiply(2 * (int64_t)ranks, layers, &store->count))
-        elements = store->count = -1;
+        keys = store->count = -1;
     cp_status status =
         cp_allocate(&store->tensor, store->count, sizeof(float *), "a store");
     for (int64_t n = 0; n < store->count && status == CP_OK; n++)
         if (only == CP_NOBODY || n / (2 * layers) == only)
-            status = cp_allocate_lines(&store->tensor[n], elements,
-                                       sizeof(float), "the cache of a layer");
+            status =
+                cp_allocate_lines(&store->tensor[n], n % 2 == 0 ? keys : values,
+                                  sizeof(float), "the cache of a layer");
     if (status == CP_OK)
         *out = store;
     else
@@ -47,5 +52,7 @@ float *cp_store_keys(cp_store *store, int rank, int64_t layer) {
 }
 
 float *cp_store_values(cp_store *store, int rank, int64_t layer) {
-    return store->tensor[2 * (rank * store->layers + layer) + 1];
+    return store->latent
+               ? cp_store_keys(store, rank, layer)
+               : store->tensor[2 * (rank * store->layers + layer) + 1];
 }

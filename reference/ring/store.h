@@ -7,7 +7,7 @@
 #include "ring/comm.h"
 
 /* The tensors of a cache: for each rank and layer, keys and values, each
- * [sequences * room][N_KV][D_H]. */
+ * [sequences * room][N_KV][D_H]. Of a latent the keys are the values too. */
 typedef struct cp_store cp_store;
 
 /* Rows cost memory only once they are written. only: the one rank that is in

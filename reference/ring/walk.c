@@ -33,27 +33,30 @@ static cp_status allocate_slots(cp_walker *walker) {
 }
 
 typedef struct {
-    float *keys, *values; /* [rows][N_KV][D_H] */
+    float *keys, *values; /* [rows][N_KV][D_H]; of a latent, both are one */
 } tensors;
 
 static tensors tensors_of(const cp_walker *walker, int slot) {
     const cp_shape shape = cp_plan_shape(walker->plan, slot);
     const int64_t rows = walker->plan->slots[slot].rows;
     float *keys = walker->slots[slot];
-    if (slot == walker->plan->cache)
-        return (tensors){walker->cache_keys, walker->cache_values};
-    return (tensors){keys, keys + rows * shape.kv_heads * shape.head_dim};
+    float *values = keys + rows * shape.kv_heads * shape.head_dim;
+    if (slot == walker->plan->cache) {
+        keys = walker->cache_keys;
+        values = walker->cache_values;
+    }
+    return (tensors){keys, shape.latent ? keys : values};
 }
 
 cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
     const cp_shape shape = cp_plan_shape(walker->plan, slot);
     const int64_t rows = walker->plan->slots[slot].rows;
     float *output = walker->slots[slot];
-    float *lse = output + rows * shape.query_heads * shape.head_dim;
+    float *lse = output + rows * shape.query_heads * cp_value_dim(&shape);
     return (cp_partial){
         .rows = rows,
         .heads = shape.query_heads,
-        .dim = shape.head_dim,
+        .dim = cp_value_dim(&shape),
         .output = output,
         .lse = lse,
         .rest = slot == walker->plan->result ? lse + rows * shape.query_heads
@@ -61,65 +64,83 @@ cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
     };
 }
 
+static void copy_pieces(const cp_block *from, const cp_block *to, int64_t width,
+                        const float *source, float *target) {
+    assert(from->pieces.count == to->pieces.count);
+    for (int64_t n = 0; n < from->pieces.count; n++) {
+        const cp_piece piece = from->pieces.items[n];
+        assert(piece.span.count == to->pieces.items[n].span.count);
+        memcpy(target + to->pieces.items[n].row * width,
+               source + piece.row * width,
+               (size_t)(piece.span.count * width) * sizeof(float));
+    }
+}
+
 static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
                            const cp_block *from, const cp_block *to) {
     const cp_shape *shape = &walker->plan->shape;
     const tensors source = tensors_of(walker, op->in.slot);
     const tensors target = tensors_of(walker, op->out.slot);
-    const int64_t width = shape->kv_heads * shape->head_dim;
-    assert(from->pieces.count == to->pieces.count);
-    for (int64_t n = 0; n < from->pieces.count; n++) {
-        const cp_piece piece = from->pieces.items[n];
-        const int64_t row = to->pieces.items[n].row;
-        const size_t bytes = (size_t)(piece.span.count * width) * sizeof(float);
-        assert(piece.span.count == to->pieces.items[n].span.count);
-        memcpy(target.keys + row * width, source.keys + piece.row * width,
-               bytes);
-        memcpy(target.values + row * width, source.values + piece.row * width,
-               bytes);
-    }
+    copy_pieces(from, to, shape->kv_heads * shape->head_dim, source.keys,
+                target.keys);
+    copy_pieces(from, to, cp_value_width(shape), source.values, target.values);
     return CP_OK;
 }
-static cp_status write_wire(const cp_walker *walker, const cp_op *op) {
+static int64_t wire_row(const cp_plan *plan, const cp_shape *shape,
+                        int64_t dim) {
+    return shape->kv_heads * cp_wire_bytes(plan->wire, dim, 4);
+}
+
+static void write_tensor(const cp_walker *walker, int64_t dim,
+                         const float *source, char *target) {
     const cp_plan *plan = walker->plan;
     const cp_pieces *from = &plan->layout->cache[walker->rank].pieces;
     const cp_pieces *to = &plan->layout->keys[walker->rank].pieces;
-    const int64_t heads = plan->shape.kv_heads, dim = plan->shape.head_dim;
-    const int64_t row = heads * cp_wire_bytes(plan->wire, dim, 4);
+    const int64_t heads = plan->shape.kv_heads;
+    const int64_t row = wire_row(plan, &plan->shape, dim);
+    for (int64_t n = 0; n < from->count; n++)
+        cp_wire_write(plan->wire, from->items[n].span.count * heads, dim,
+                      source + from->items[n].row * heads * dim,
+                      target + to->items[n].row * row);
+}
+
+static cp_status write_wire(const cp_walker *walker, const cp_op *op) {
+    const cp_plan *plan = walker->plan;
+    const cp_shape *shape = &plan->shape;
     char *keys = walker->slots[op->out.slot];
-    char *values = keys + plan->slots[op->out.slot].rows * row;
-    for (int64_t n = 0; n < from->count; n++) {
-        const int64_t all = from->items[n].span.count * heads;
-        const int64_t first = from->items[n].row * heads * dim;
-        const int64_t at = to->items[n].row * row;
-        cp_wire_write(plan->wire, all, dim, walker->cache_keys + first,
-                      keys + at);
-        cp_wire_write(plan->wire, all, dim, walker->cache_values + first,
-                      values + at);
-    }
+    char *values = keys + plan->slots[op->out.slot].rows *
+                              wire_row(plan, shape, shape->head_dim);
+    write_tensor(walker, shape->head_dim, walker->cache_keys, keys);
+    if (!shape->latent)
+        write_tensor(walker, cp_value_dim(shape), walker->cache_values, values);
     return CP_OK;
+}
+
+static void read_tensor(const cp_plan *plan, const cp_shape *shape,
+                        const cp_block *block, int64_t dim, const char *from,
+                        float *to) {
+    const int64_t row = wire_row(plan, shape, dim);
+    for (int64_t n = 0; n < block->pieces.count; n++) {
+        const cp_piece piece = block->pieces.items[n];
+        cp_wire_read(plan->wire, piece.span.count * shape->kv_heads, dim,
+                     from + piece.row * row,
+                     to + piece.row * shape->kv_heads * dim);
+    }
 }
 
 static tensors read_wire(const cp_walker *walker, int slot,
                          const cp_block *block) {
     const cp_plan *plan = walker->plan;
     const cp_shape shape = cp_plan_shape(plan, slot);
-    const int64_t width = shape.kv_heads * shape.head_dim;
-    const int64_t row =
-        shape.kv_heads * cp_wire_bytes(plan->wire, shape.head_dim, 4);
+    const int64_t rows = plan->slots[slot].rows, dim = shape.head_dim;
     const char *from = walker->slots[slot];
-    const int64_t rows = plan->slots[slot].rows;
-    const tensors to = {walker->read, walker->read + rows * width};
-    for (int64_t n = 0; n < block->pieces.count; n++) {
-        const cp_piece piece = block->pieces.items[n];
-        const int64_t all = piece.span.count * shape.kv_heads;
-        cp_wire_read(plan->wire, all, shape.head_dim, from + piece.row * row,
-                     to.keys + piece.row * width);
-        cp_wire_read(plan->wire, all, shape.head_dim,
-                     from + (rows + piece.row) * row,
-                     to.values + piece.row * width);
-    }
-    return to;
+    float *values = walker->read + rows * shape.kv_heads * dim;
+    read_tensor(plan, &shape, block, dim, from, walker->read);
+    if (shape.latent)
+        return (tensors){walker->read, walker->read};
+    read_tensor(plan, &shape, block, cp_value_dim(&shape),
+                from + rows * wire_row(plan, &shape, dim), values);
+    return (tensors){walker->read, values};
 }
 
 static char *labels_of(const cp_walker *walker, int slot) {
@@ -161,11 +182,17 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
     return CP_OK;
 }
 
-static void copy_columns(float *to, int64_t to_width, const float *from,
-                         int64_t from_width, int64_t width, int64_t rows) {
-    for (int64_t row = 0; row < rows; row++)
-        memcpy(to + row * to_width, from + row * from_width,
-               (size_t)width * sizeof(float));
+/* How a tensor is cut: so many heads become some of theirs, from the first;
+ * each has dim numbers. */
+typedef struct {
+    int64_t rows, heads, some, first, dim;
+} cut;
+
+static void copy_columns(const cut *by, const float *from, float *to) {
+    for (int64_t row = 0; row < by->rows; row++)
+        memcpy(to + row * by->some * by->dim,
+               from + (row * by->heads + by->first) * by->dim,
+               (size_t)(by->some * by->dim) * sizeof(float));
 }
 
 static cp_status split(const cp_walker *walker, const cp_op *op) {
@@ -174,20 +201,24 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
     const cp_shape whole = cp_plan_shape(plan, op->in.slot);
     const cp_shape part = cp_plan_shape(plan, op->out.slot);
     const bool keys = slot->kind == CP_SLOT_KEYS;
-    const int64_t dim = keys ? cp_wire_bytes(plan->wire, whole.head_dim, 4) / 4
-                             : whole.head_dim;
     const int64_t heads = keys ? whole.kv_heads : whole.query_heads;
-    const int64_t width = (keys ? part.kv_heads : part.query_heads) * dim;
     const int parts = plan->slots[op->out.slot].parts;
+    cut by = {slot->rows, heads, keys ? part.kv_heads : part.query_heads, 0, 0};
     for (int p = 0; p < parts; p++) {
         const float *from = walker->slots[op->in.slot];
         float *to = walker->slots[op->out.slot + p];
-        from += p * heads / parts * dim;
-        copy_columns(to, width, from, heads * dim, width, slot->rows);
+        by.first = p * heads / parts;
+        by.dim = whole.head_dim;
         if (keys)
-            copy_columns(to + slot->rows * width, width,
-                         from + slot->rows * heads * dim, heads * dim, width,
-                         slot->rows);
+            by.dim = cp_wire_bytes(plan->wire, by.dim, 4) / 4;
+        copy_columns(&by, from, to);
+        if (!keys || whole.latent)
+            continue;
+        /* Values lie behind the keys, here and there. */
+        from += by.rows * heads * by.dim;
+        to += by.rows * by.some * by.dim;
+        by.dim = cp_wire_bytes(plan->wire, cp_value_dim(&whole), 4) / 4;
+        copy_columns(&by, from, to);
     }
     return CP_OK;
 }
@@ -234,18 +265,17 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     for (int64_t n = 0; merge == NULL && n < partial.rows * partial.heads; n++)
         partial.lse[n] = -INFINITY;
     const cp_shape shape = cp_plan_shape(plan, op->in.slot);
-    const int64_t first = cp_plan_first_head(plan, op) * shape.head_dim;
-    const int64_t row =
-        cp_plan_shape(plan, op->keys.slot).kv_heads * shape.head_dim;
+    const int64_t first = cp_plan_first_head(plan, op);
+    const int64_t heads = cp_plan_shape(plan, op->keys.slot).kv_heads;
     const cp_attention call = {
         .shape = &shape,
         .query_pieces = &cp_plan_queries(plan, op->in.origin)->pieces,
         .queries = walker->slots[op->in.slot],
         .key_pieces = &keys->pieces,
-        .keys = from.keys + first,
-        .values = from.values + first,
-        .key_row = row,
-        .value_row = row,
+        .keys = from.keys + first * shape.head_dim,
+        .values = from.values + first * cp_value_step(&shape),
+        .key_row = heads * shape.head_dim,
+        .value_row = heads * cp_value_step(&shape),
         .threads = walker->options.threads,
         .merge = merge != NULL ? cp_partial_merge_row : NULL,
         .output = partial.output,
@@ -357,9 +387,9 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.threads = 1;
     cp_status status = allocate_slots(walker);
     if (status == CP_OK && plan->wire != CP_WIRE_PLAIN)
-        status = cp_allocate_lines(
-            &walker->read, plan->layout->keys->rows * plan->shape.kv_heads,
-            2 * plan->shape.head_dim * 4, "a block that is read");
+        status = cp_allocate_lines(&walker->read, plan->layout->keys->rows,
+                                   4 * cp_kept_width(&plan->shape),
+                                   "a block that is read");
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;

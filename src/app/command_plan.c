@@ -315,9 +315,10 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
         fprintf(out, "\nchecked: each chunk gets what all before it do, in "
                      "their order, once,\n");
     else
-        fprintf(
-            out, "\nchecked: each of %s causal pairs is scored once,\n",
-            cp_group(flops / (4 * shape->head_dim * shape->query_heads)).text);
+        fprintf(out, "\nchecked: each of %s causal pairs is scored once,\n",
+                cp_group(flops / (2 * (shape->head_dim + cp_value_dim(shape)) *
+                                  shape->query_heads))
+                    .text);
     fprintf(out, "         every message meets its receive, no slot is touched "
                  "in flight,\n         and the plan ends\n");
     if (run->ranks > EXPLORED_RANKS)

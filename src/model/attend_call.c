@@ -62,26 +62,30 @@ void cp_attend_write(const cp_attend_call *call, int rank,
                      const cp_attend_rows *rows) {
     const cp_attend_job *job = call->job;
     const int64_t dim = job->shape.head_dim;
+    const int64_t value_dim = cp_value_dim(&job->shape);
+    copy_rows(call, rank, QUERIES, false, dim, job->queries, rows->queries);
     copy_rows(call, rank, CACHED_KEYS, false, dim, job->keys,
               rows->cached_keys);
-    copy_rows(call, rank, CACHED_KEYS, false, dim, job->values,
-              rows->cached_values);
     copy_rows(call, rank, NEW_KEYS, false, dim, job->keys, rows->keys);
-    copy_rows(call, rank, NEW_KEYS, false, dim, job->values, rows->values);
-    copy_rows(call, rank, QUERIES, false, dim, job->queries, rows->queries);
+    if (job->shape.latent)
+        return;
+    copy_rows(call, rank, CACHED_KEYS, false, value_dim, job->values,
+              rows->cached_values);
+    copy_rows(call, rank, NEW_KEYS, false, value_dim, job->values,
+              rows->values);
 }
 
 void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
                     const float *lse) {
     const cp_attend_job *job = call->job;
-    copy_rows(call, rank, ANSWERS, true, job->shape.head_dim, output,
+    copy_rows(call, rank, ANSWERS, true, cp_value_dim(&job->shape), output,
               job->output);
     copy_rows(call, rank, ANSWERS, true, 1, lse, job->lse);
 }
 
 cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
     const cp_attend_job *job = call->job;
-    const int64_t dim = job->shape.head_dim;
+    const int64_t dim = cp_value_dim(&job->shape);
     const int64_t rows = call->plan->slots[call->plan->result].rows;
     const int64_t heads =
         cp_plan_shape(call->plan, call->plan->result).query_heads;

@@ -52,10 +52,13 @@ typedef struct {
     const int64_t *turns;          /* [sequences] how many in history[s] */
     const cp_turn *const *history; /* [sequences] */
     cp_variant variant;
-    int cores;                   /* 0: all */
-    const float *queries;        /* [new tokens][N_H][D] */
-    const float *keys, *values;  /* [cached, new; cached, new ...][N_KV][D] */
-    float *output, *lse;         /* as queries; [new tokens][N_H] */
+    int cores;            /* 0: all */
+    const float *queries; /* [new tokens][N_H][D] */
+    /* [cached, new; cached, new ...][N_KV][D], and of a value its numbers; of
+     * a latent only keys. */
+    const float *keys, *values;
+    float *output;               /* [new tokens][N_H][numbers of a value] */
+    float *lse;                  /* [new tokens][N_H] */
     cp_partial_observer partial; /* or NULL */
     void *partial_context;
     cp_chooser chooser; /* who decides for CP_AUTO */

@@ -26,9 +26,11 @@ static uint64_t add_pieces(uint64_t sum, const cp_pieces *pieces) {
 
 static uint64_t plan_fingerprint(const cp_plan *plan) {
     const cp_layout *layout = plan->layout;
-    static_assert(sizeof(cp_shape) == 3 * sizeof(int64_t), "no padding");
-    uint64_t sum = cp_hash(0, &plan->shape, sizeof(cp_shape));
-    sum = add(add(sum, plan->element_bytes), plan->wire);
+    const cp_shape *shape = &plan->shape;
+    uint64_t sum = add(add(0, shape->query_heads), shape->kv_heads);
+    sum = add(add(sum, shape->head_dim), cp_value_dim(shape));
+    sum = add(add(sum, shape->latent), plan->element_bytes);
+    sum = add(sum, plan->wire);
     for (int s = 0; s < plan->slot_count; s++)
         sum = add(add(sum, plan->slots[s].kind), plan->slots[s].bytes);
     for (int r = 0; r < layout->ranks; r++) {

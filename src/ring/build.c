@@ -4,20 +4,24 @@
 
 #include <stdlib.h>
 
+static int64_t sent_bytes(const cp_plan *plan, int64_t dim) {
+    return dim == 0 ? 0 : cp_wire_bytes(plan->wire, dim, plan->element_bytes);
+}
+
 static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts) {
     const cp_shape shape = cp_shape_part(&plan->shape, parts);
     const int64_t width = shape.head_dim * plan->element_bytes;
+    const int64_t values = cp_value_width(&shape) / shape.kv_heads;
     const bool labels = plan->labelled && parts == 1;
     const int64_t bytes[] = {
         [CP_SLOT_CACHE] = 0,
-        [CP_SLOT_NEW] = 2 * shape.kv_heads * width,
+        [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
         [CP_SLOT_QUERIES] =
             shape.query_heads * width + (labels ? CP_LABEL_BYTES : 0),
-        [CP_SLOT_KEYS] =
-            2 * shape.kv_heads *
-            cp_wire_bytes(plan->wire, shape.head_dim, plan->element_bytes),
+        [CP_SLOT_KEYS] = shape.kv_heads * (sent_bytes(plan, shape.head_dim) +
+                                           sent_bytes(plan, values)),
         [CP_SLOT_PARTIAL] =
-            shape.query_heads * (shape.head_dim + 1) * CP_PARTIAL_BYTES,
+            shape.query_heads * (cp_value_dim(&shape) + 1) * CP_PARTIAL_BYTES,
         [CP_SLOT_RUN] = plan->run_bytes,
     };
     return bytes[kind];

@@ -610,7 +610,7 @@ static void count_rank(const proof *proof, int k) {
                 proof->pairs[op->in.origin * report->ranks + op->keys.origin];
     }
     report->pairs[k] = scores / shape->query_heads;
-    report->flops[k] = 4 * shape->head_dim * scores;
+    report->flops[k] = 2 * (shape->head_dim + cp_value_dim(shape)) * scores;
     report->hops = cp_max(report->hops, hops);
 }
 

@@ -22,6 +22,12 @@ cp_status cp_shape_check(const cp_shape *shape) {
     if (dim > CP_HEAD_DIM_MAX)
         return cp_refuse("a head of dimension %ld is more than %d", dim,
                          CP_HEAD_DIM_MAX);
+    if (shape->value_dim < 0 || cp_value_dim(shape) > CP_HEAD_DIM_MAX)
+        return cp_refuse("values of %ld numbers; there may be 1 to %d",
+                         shape->value_dim, CP_HEAD_DIM_MAX);
+    if (shape->latent && cp_value_dim(shape) > dim)
+        return cp_refuse("values are the first %ld numbers of keys of %ld",
+                         shape->value_dim, dim);
     return CP_OK;
 }
 

@@ -33,9 +33,11 @@ typedef struct {
  * head h reads key and value head h / (N_H / N_KV). */
 typedef struct {
     int64_t query_heads, kv_heads, head_dim;
+    int64_t value_dim; /* numbers of a value; 0: as many as of a key */
+    bool latent;       /* a value is the first value_dim numbers of its key */
 } cp_shape;
 
-enum { CP_HEADS_MAX = 65536, CP_HEAD_DIM_MAX = 256 };
+enum { CP_HEADS_MAX = 65536, CP_HEAD_DIM_MAX = 576 };
 
 /* The last position of a span. */
 static inline int64_t cp_span_last(cp_span span) {
@@ -86,8 +88,28 @@ cp_status cp_pieces_cut(const cp_pieces *pieces, int64_t longest,
 /* Free the items; the list is then empty and may be used again. */
 void cp_pieces_free(cp_pieces *pieces);
 
+static inline int64_t cp_value_dim(const cp_shape *shape) {
+    return shape->value_dim > 0 ? shape->value_dim : shape->head_dim;
+}
+
+/* Numbers from a head's value to the next head's, of one token. */
+static inline int64_t cp_value_step(const cp_shape *shape) {
+    return shape->latent ? shape->head_dim : cp_value_dim(shape);
+}
+
+/* Numbers of a row of values that are a tensor of their own. */
+static inline int64_t cp_value_width(const cp_shape *shape) {
+    return shape->latent ? 0 : shape->kv_heads * cp_value_dim(shape);
+}
+
+/* Numbers of a token's keys and values together, as they are kept and sent. */
+static inline int64_t cp_kept_width(const cp_shape *shape) {
+    return shape->kv_heads * shape->head_dim + cp_value_width(shape);
+}
+
 /* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
- * query_heads, and there are at most CP_HEADS_MAX heads of CP_HEAD_DIM_MAX. */
+ * query_heads, and there are at most CP_HEADS_MAX heads of CP_HEAD_DIM_MAX.
+ * value_dim may be 0, and of a latent must not be more than head_dim. */
 cp_status cp_shape_check(const cp_shape *shape);
 
 #endif

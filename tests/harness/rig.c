@@ -30,8 +30,9 @@ static float number(const rig *rig, int what, int64_t sequence,
 
 static int64_t width_of(const rig *rig, int what) {
     const cp_shape *shape = &rig->shape;
-    return (what == QUERY ? shape->query_heads : shape->kv_heads) *
-           shape->head_dim;
+    return what == QUERY ? shape->query_heads * shape->head_dim
+           : what == KEY ? shape->kv_heads * shape->head_dim
+                         : cp_value_width(shape);
 }
 
 /* Write part so many of so many parts of the heads. */
@@ -82,25 +83,28 @@ static void answer_free(answer *truth) {
     free(truth->values);
 }
 
+static float *values_of(const rig *rig, const answer *truth) {
+    return rig->shape.latent ? truth->keys : truth->values;
+}
+
 static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
                             const cp_pieces *keys, answer *truth) {
     const int64_t heads = rig->shape.query_heads;
     const size_t q_rows = (size_t)rows_needed(queries) + 1;
-    const size_t outputs = q_rows * (size_t)width_of(rig, QUERY);
-    const size_t inputs =
-        (size_t)(rows_needed(keys) + 1) * (size_t)width_of(rig, KEY);
+    const size_t k_rows = (size_t)rows_needed(keys) + 1;
+    const size_t outputs = q_rows * (size_t)(heads * cp_value_dim(&rig->shape));
     *truth = (answer){
         .output = calloc(outputs, sizeof(double)),
         .lse = calloc(q_rows * (size_t)heads, sizeof(double)),
-        .queries = calloc(outputs, sizeof(float)),
-        .keys = calloc(inputs, sizeof(float)),
-        .values = calloc(inputs, sizeof(float)),
+        .queries = calloc(q_rows * (size_t)width_of(rig, QUERY), sizeof(float)),
+        .keys = calloc(k_rows * (size_t)width_of(rig, KEY), sizeof(float)),
+        .values = calloc(k_rows * (size_t)width_of(rig, VALUE), sizeof(float)),
     };
     fill(rig, QUERY, queries, truth->queries);
     fill(rig, KEY, keys, truth->keys);
     fill(rig, VALUE, keys, truth->values);
     return cp_oracle(&rig->shape, queries, truth->queries, keys, truth->keys,
-                     truth->values, truth->output, truth->lse);
+                     values_of(rig, truth), truth->output, truth->lse);
 }
 
 typedef struct {
@@ -225,12 +229,12 @@ cp_status rig_open(rig *rig) {
     CP_TRY(cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache));
     CP_TRY(cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
                         &rig->shape, &rig->store));
-    const size_t bytes =
-        (size_t)(rig->sequences * rig->room * width_of(rig, KEY)) *
-        sizeof(float);
+    const size_t numbers = (size_t)(rig->sequences * rig->room) * sizeof(float);
     for (int rank = 0; rank < rig->ranks; rank++) {
-        memset(cp_store_keys(rig->store, rank, 0), 0xFF, bytes);
-        memset(cp_store_values(rig->store, rank, 0), 0xFF, bytes);
+        memset(cp_store_keys(rig->store, rank, 0), 0xFF,
+               numbers * (size_t)width_of(rig, KEY));
+        memset(cp_store_values(rig->store, rank, 0), 0xFF,
+               numbers * (size_t)width_of(rig, VALUE));
     }
     return CP_OK;
 }
@@ -343,7 +347,8 @@ static cp_status compare_rank(const rig *rig, const job *job, int rank,
 /* The error of one rank with the same fp32 kernel, for the second oracle. */
 static double one_rank(const rig *rig, const cp_pieces *queries,
                        const cp_pieces *keys, const answer *truth) {
-    const int64_t heads = rig->shape.query_heads, dim = rig->shape.head_dim;
+    const int64_t heads = rig->shape.query_heads;
+    const int64_t dim = cp_value_dim(&rig->shape);
     const int64_t rows = rows_needed(queries);
     const cp_partial result = {
         rows,
@@ -358,7 +363,7 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
                                .queries = truth->queries,
                                .key_pieces = keys,
                                .keys = truth->keys,
-                               .values = truth->values,
+                               .values = values_of(rig, truth),
                                .threads = 1,
                                .output = result.output,
                                .lse = result.lse};

@@ -1,0 +1,322 @@
+/* Values that are narrower than keys, and those that are part of them: the ring
+ * of them, what they weigh, and DeepSeek's two ways to the same answer. */
+#define EXPECT_ALSO where
+static char where[200]; /* the call in hand, for failures */
+
+#include "expect.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "harness/rig.h"
+#include "model/engine.h"
+#include "reference/attend/fast.h"
+#include "reference/ring/rewrite.h"
+
+enum { SHAPES = 6, TURNS = 9, SEQUENCES = 3 };
+
+/* Heads are multiples of 2 and 6, so that some can be dealt out. */
+static const cp_shape shapes[SHAPES] = {
+    {6, 6, 12, 8, false}, {6, 2, 9, 4, false},  {12, 6, 5, 7, false},
+    {6, 1, 20, 16, true}, {12, 6, 10, 3, true}, {128, 1, 9, 8, true}};
+
+/* A conversation: ragged, with sequences that are not there, and prompts over
+ * decoded tokens. Who deals out heads may not be able to. */
+static const struct {
+    cp_variant variant;
+    bool heads;
+    int64_t tokens[SEQUENCES];
+} turns[TURNS] = {
+    {CP_PASS_KV, false, {23, 1, 0}}, {CP_DECODE, false, {1, 1, 0}},
+    {CP_PASS_Q, false, {3, 0, 17}},  {CP_ALL_GATHER, false, {1, 9, 2}},
+    {CP_ULYSSES, true, {5, 1, 0}},   {CP_MESH, true, {2, 0, 11}},
+    {CP_GATHER_Q, true, {1, 0, 1}},  {CP_TREE, false, {1, 1, 1}},
+    {CP_SCATTER_Q, true, {1, 1, 1}},
+};
+
+static void converse(int shape, int ranks, cp_kernel kernel) {
+    rig rig = {.shape = shapes[shape],
+               .ranks = ranks,
+               .sequences = SEQUENCES,
+               .room = 64,
+               .seed = (uint64_t)(shape + 7 * ranks),
+               .disorder = (uint64_t)(ranks + 3 * shape),
+               .unwatched = kernel != NULL,
+               .kernel = kernel};
+    must(rig_open(&rig));
+    for (int n = 0; n < TURNS; n++) {
+        snprintf(where, sizeof(where), "shape %d, %d ranks, turn %d", shape,
+                 ranks, n);
+        if (turns[n].heads && !cp_shape_divides(&rig.shape, ranks))
+            continue;
+        must(rig_call(&rig, turns[n].tokens, turns[n].variant));
+    }
+    rig_close(&rig);
+}
+
+LOOP(a_ring_of_uneven_heads_is_exact, 0, 5 * SHAPES) {
+    static const int ranks[] = {1, 2, 3, 5, 7};
+    converse(_i / 5, ranks[_i % 5], NULL);
+    converse(_i / 5, ranks[_i % 5], cp_attend_fast);
+}
+
+/* What a row of a slot weighs, counted by hand: new, queries, sent, partial. */
+static void weighs(cp_shape shape, cp_wire wire, const int64_t bytes[4]) {
+    const int64_t tokens = 6;
+    const cp_plan_options options = {
+        .element_bytes = 2, .spare = 1, .wire = wire};
+    cp_cache *cache;
+    cp_layout *layout;
+    cp_plan *plan;
+    must(cp_cache_new(3, 1, 16, &cache));
+    must(cp_cache_lay_out(cache, false, &tokens, &layout));
+    must(cp_plan_build(CP_PASS_KV, layout, &shape, &options, &plan));
+    for (int n = 0; n < plan->slot_count; n++) {
+        const cp_slot *slot = &plan->slots[n];
+        const int which = (int)slot->kind - CP_SLOT_NEW;
+        if (slot->kind != CP_SLOT_CACHE)
+            ck_assert_int_eq(slot->bytes, slot->rows * bytes[which]);
+    }
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_cache_free(cache);
+}
+
+TEST(a_row_weighs_what_it_holds) {
+    weighs((cp_shape){8, 2, 6}, CP_WIRE_PLAIN,
+           (int64_t[]){2 * 12 * 2, 8 * 6 * 2, 2 * 12 * 2, 8 * 7 * 4});
+    weighs((cp_shape){8, 2, 6, 5, false}, CP_WIRE_PLAIN,
+           (int64_t[]){2 * 11 * 2, 8 * 6 * 2, 2 * 11 * 2, 8 * 6 * 4});
+    weighs((cp_shape){8, 2, 6, 5, true}, CP_WIRE_PLAIN,
+           (int64_t[]){2 * 6 * 2, 8 * 6 * 2, 2 * 6 * 2, 8 * 6 * 4});
+    weighs((cp_shape){8, 2, 6, 4, false}, CP_WIRE_INT8,
+           (int64_t[]){2 * 10 * 2, 8 * 6 * 2, 2 * (4 + 8 + 4 + 4), 8 * 5 * 4});
+    weighs((cp_shape){8, 2, 6, 4, true}, CP_WIRE_INT8,
+           (int64_t[]){2 * 6 * 2, 8 * 6 * 2, 2 * (4 + 8), 8 * 5 * 4});
+    /* DeepSeek's: 1,152 bytes of a token and layer. */
+    weighs((cp_shape){128, 1, 576, 512, true}, CP_WIRE_PLAIN,
+           (int64_t[]){1152, 128 * 1152, 1152, 128 * 513 * 4});
+}
+
+TEST(work_is_counted_by_the_numbers_of_both) {
+    const int64_t tokens = 4; /* 10 pairs */
+    const cp_shape shape = {6, 1, 20, 16, true};
+    cp_plan_report report;
+    cp_cache *cache;
+    cp_layout *layout;
+    cp_plan *plan;
+    must(cp_cache_new(1, 1, 16, &cache));
+    must(cp_cache_lay_out(cache, false, &tokens, &layout));
+    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
+    must(cp_plan_check(plan, &report));
+    ck_assert_int_eq(report.flops[0], 10 * 6 * 2 * (20 + 16));
+    cp_plan_report_free(&report);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_cache_free(cache);
+}
+
+TEST(no_value_is_refused_by_its_numbers) {
+    const cp_shape less = {4, 1, 8, -1, false}, more = {4, 1, 8, 577, false};
+    const cp_shape beyond = {4, 1, 8, 9, true}, all = {4, 1, 8, 8, true};
+    const cp_shape wide = {4, 1, 8, 576, false}, unsaid = {4, 1, 8, 0, true};
+    refuses(cp_shape_check(&less), CP_INVALID, "values of -1 numbers");
+    refuses(cp_shape_check(&more), CP_INVALID, "values of 577 numbers");
+    refuses(cp_shape_check(&beyond), CP_INVALID,
+            "first 9 numbers of keys of 8");
+    must(cp_shape_check(&all));
+    must(cp_shape_check(&wide));
+    must(cp_shape_check(&unsaid));
+}
+
+/* One call of attention over ranks, after a past that is one prefill. */
+typedef struct {
+    cp_shape shape;
+    int64_t fresh, past;
+    const float *queries, *keys, *values;
+    float *output, *lse;
+} question;
+
+static question ask(cp_shape shape, int64_t fresh, int64_t past) {
+    const int64_t rows = fresh * shape.query_heads;
+    return (question){.shape = shape,
+                      .fresh = fresh,
+                      .past = past,
+                      .output = room_for(rows * cp_value_dim(&shape), 4),
+                      .lse = room_for(rows, 4)};
+}
+
+static void answer(const question *it, int ranks, cp_variant variant,
+                   cp_wire wire) {
+    const cp_turn past = {.tokens = it->past}, *const pasts[] = {&past};
+    const int64_t turn = it->past > 0;
+    cp_attend_job job = {.shape = it->shape,
+                         .ranks = ranks,
+                         .sequences = 1,
+                         .new_tokens = &it->fresh,
+                         .turns = &turn,
+                         .history = pasts,
+                         .variant = variant,
+                         .wire = wire,
+                         .queries = it->queries,
+                         .keys = it->keys,
+                         .values = it->values,
+                         .output = it->output,
+                         .lse = it->lse};
+    must(cp_backend_threads.attend(&job));
+}
+
+static float *draw(int64_t count, float scale) {
+    static uint64_t state = 20251201;
+    float *numbers = room_for(count, 4);
+    for (int64_t n = 0; n < count; n++)
+        numbers[n] = scale * harness_uniform(&state);
+    return numbers;
+}
+
+static double most_apart(const float *a, const float *b, int64_t count) {
+    double most = 0;
+    for (int64_t n = 0; n < count; n++)
+        most = fmax(most, fabs((double)a[n] - (double)b[n]));
+    return most;
+}
+
+LOOP(bytes_on_the_wire_err_within_their_bound, 0, SHAPES) {
+    const cp_shape shape = shapes[_i];
+    const int64_t fresh = 9, past = 14, heads = shape.query_heads;
+    question plain = ask(shape, fresh, past), bytes = plain;
+    plain.queries = draw(fresh * heads * shape.head_dim, 3);
+    plain.keys = draw((fresh + past) * shape.kv_heads * shape.head_dim, 1);
+    plain.values =
+        shape.latent ? NULL : draw((fresh + past) * cp_value_width(&shape), 5);
+    bytes = plain;
+    bytes.output = ask(shape, fresh, past).output;
+    bytes.lse = ask(shape, fresh, past).lse;
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        const cp_wire_error bound =
+            cp_wire_bound(CP_WIRE_INT8, &shape, fresh, plain.queries,
+                          fresh + past, plain.keys, plain.values);
+        answer(&plain, ranks, CP_PASS_KV, CP_WIRE_PLAIN);
+        answer(&bytes, ranks, CP_PASS_KV, CP_WIRE_INT8);
+        const double output = most_apart(plain.output, bytes.output,
+                                         fresh * heads * cp_value_dim(&shape));
+        const double lse = most_apart(plain.lse, bytes.lse, fresh * heads);
+        hold(output <= bound.output && lse <= bound.lse);
+        hold((output > 0 && lse > 0) == (ranks > 1));
+    }
+}
+
+/* A layer of DeepSeek's kind, with fewer heads. Of a token there are a latent
+ * and a rotated part of the key for all heads; of a head, queries of two parts,
+ * and matrices that make keys and values of a latent. */
+enum { HEADS = 4, LATENT = 512, ROTARY = 64, PLAIN = 128, VALUE = 128 };
+enum { QUERY = PLAIN + ROTARY, CACHED = LATENT + ROTARY };
+
+typedef struct {
+    int64_t fresh, all;               /* new tokens, and with those before */
+    const float *latents, *rotated;   /* [all][LATENT], [all][ROTARY] */
+    const float *queries;             /* [fresh][HEADS][QUERY] */
+    const float *to_keys, *to_values; /* [HEADS][PLAIN or VALUE][LATENT] */
+} layer;
+
+static layer random_layer(int64_t fresh, int64_t past) {
+    const int64_t all = fresh + past;
+    return (layer){.fresh = fresh,
+                   .all = all,
+                   .latents = draw(all * LATENT, 1),
+                   .rotated = draw(all * ROTARY, 1),
+                   .queries = draw(fresh * HEADS * QUERY, 2),
+                   .to_keys = draw(HEADS * PLAIN * LATENT, 0.1f),
+                   .to_values = draw(HEADS * VALUE * LATENT, 0.1f)};
+}
+
+/* to [rows] = matrix [rows][columns] times x, or its transpose. */
+static void multiply(const float *matrix, int64_t rows, int64_t columns,
+                     bool turned, const float *x, float *to) {
+    for (int64_t i = 0; i < (turned ? columns : rows); i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < (turned ? rows : columns); j++)
+            sum += (double)matrix[turned ? j * columns + i : i * columns + j] *
+                   (double)x[j];
+        to[i] = (float)sum;
+    }
+}
+
+/* Keys and values of every head are made of each latent, then attended to. */
+static question expanded(const layer *it) {
+    question call = ask((cp_shape){HEADS, HEADS, QUERY, VALUE, false},
+                        it->fresh, it->all - it->fresh);
+    float *keys = room_for(it->all * HEADS * QUERY, 4);
+    float *values = room_for(it->all * HEADS * VALUE, 4);
+    for (int64_t n = 0; n < it->all * HEADS; n++) {
+        const int64_t t = n / HEADS, head = n % HEADS;
+        multiply(it->to_keys + head * PLAIN * LATENT, PLAIN, LATENT, false,
+                 it->latents + t * LATENT, keys + n * QUERY);
+        memcpy(keys + n * QUERY + PLAIN, it->rotated + t * ROTARY, ROTARY * 4);
+        multiply(it->to_values + head * VALUE * LATENT, VALUE, LATENT, false,
+                 it->latents + t * LATENT, values + n * VALUE);
+    }
+    call.queries = it->queries;
+    call.keys = keys;
+    call.values = values;
+    return call;
+}
+
+/* The matrix of keys is multiplied into the queries: all heads attend to the
+ * latents themselves. Scores are still to be divided by the root of what a
+ * query of the layer has, and not of what one has now. */
+static question absorbed(const layer *it) {
+    question call = ask((cp_shape){HEADS, 1, CACHED, LATENT, true}, it->fresh,
+                        it->all - it->fresh);
+    float *queries = room_for(it->fresh * HEADS * CACHED, 4);
+    float *keys = room_for(it->all * CACHED, 4);
+    for (int64_t n = 0; n < it->fresh * HEADS; n++) {
+        float *query = queries + n * CACHED;
+        multiply(it->to_keys + n % HEADS * PLAIN * LATENT, PLAIN, LATENT, true,
+                 it->queries + n * QUERY, query);
+        memcpy(query + LATENT, it->queries + n * QUERY + PLAIN, ROTARY * 4);
+        for (int64_t d = 0; d < CACHED; d++)
+            query[d] *= sqrtf((float)CACHED / QUERY);
+    }
+    for (int64_t t = 0; t < it->all; t++) {
+        memcpy(keys + t * CACHED, it->latents + t * LATENT, LATENT * 4);
+        memcpy(keys + t * CACHED + LATENT, it->rotated + t * ROTARY,
+               ROTARY * 4);
+    }
+    call.queries = queries;
+    call.keys = keys;
+    return call;
+}
+
+/* And the matrix of values into what comes out. */
+static void make_values(const layer *it, const float *latents, float *values) {
+    for (int64_t n = 0; n < it->fresh * HEADS; n++)
+        multiply(it->to_values + n % HEADS * VALUE * LATENT, VALUE, LATENT,
+                 false, latents + n * LATENT, values + n * VALUE);
+}
+
+static void agree(const layer *it, int ranks, cp_variant variant) {
+    const int64_t rows = it->fresh * HEADS;
+    const question apart = expanded(it), together = absorbed(it);
+    float *values = room_for(rows * VALUE, 4);
+    double size = 0;
+    answer(&apart, ranks, variant, CP_WIRE_PLAIN);
+    answer(&together, ranks, variant, CP_WIRE_PLAIN);
+    make_values(it, together.output, values);
+    for (int64_t n = 0; n < rows * VALUE; n++)
+        size = fmax(size, fabs((double)apart.output[n]));
+    hold(size > 0.1);
+    ck_assert_double_le(most_apart(apart.output, values, rows * VALUE),
+                        2e-6 * size);
+    ck_assert_double_le(most_apart(apart.lse, together.lse, rows), 2e-5);
+}
+
+LOOP(absorbed_is_expanded, 0, 4) {
+    static const int ranks[] = {1, 2, 3, 5};
+    const layer prompt = random_layer(11, 0), more = random_layer(7, 16);
+    const layer step = random_layer(1, 30);
+    agree(&prompt, ranks[_i], CP_PASS_KV);
+    agree(&more, ranks[_i], CP_PASS_Q);
+    agree(&more, ranks[_i], CP_PASS_KV);
+    agree(&step, ranks[_i], CP_DECODE);
+}
