@@ -38,6 +38,7 @@ static cp_status choose_check(void *context) {
     const cp_scenario *scenario = &call->scenario;
     cp_machine *machine = &run->setting.machine;
     CP_TRY(cp_command_call_read(call));
+    CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_call_check(call));
     if (run->csv && !run->all && scenario->sequences != 1)
         return cp_refuse("--csv is for one sequence of --new");
@@ -71,19 +72,23 @@ static cp_status rules_ask(choose_run *run) {
     return CP_OK;
 }
 
-static void head_print(const choose_run *run) {
+static void call_print(const choose_run *run) {
     const cp_load *load = &run->load;
-    const cp_shape *shape = &run->setting.shape;
-    const cp_machine *machine = &run->setting.machine;
     const int64_t fresh = (int64_t)load->fresh, keys = (int64_t)load->keys;
-    char speeds[160];
     printf("%s new token%s over %s cached", cp_group(fresh).text,
            cp_plural(fresh), cp_group(keys - fresh).text);
     if (load->sequences > 1)
         printf(", %ld sequences", load->sequences);
-    printf(": miss rate %.4g%%\n%s on %s, %s rank%s",
-           100 * (double)fresh / (double)keys, run->call.sizes.name,
-           run->call.hardware.name, cp_group(run->call.ranks).text,
+    printf(": miss rate %.4g%%\n%s on %s, ", 100 * (double)fresh / (double)keys,
+           run->call.sizes.name, run->call.hardware.name);
+}
+
+static void head_print(const choose_run *run) {
+    const cp_shape *shape = &run->setting.shape;
+    const cp_machine *machine = &run->setting.machine;
+    char speeds[160];
+    call_print(run);
+    printf("%s rank%s", cp_group(run->call.ranks).text,
            cp_plural(run->call.ranks));
     if (run->call.scenario.tensor > 1)
         printf(" of %ld GPUs", run->call.scenario.tensor);
@@ -185,29 +190,57 @@ static void entrant_write(const cp_entrant *it) {
                f->weights + f->cache + f->buffers, it->fits, it->limit);
 }
 
+/* Who is fastest, and by how much: than the next, and than the best of those
+ * that the paper has. */
+static void winner_print(const cp_entrant *all, int count) {
+    const cp_entrant *best = &all[0], *paper = NULL;
+    if (!best->runs || !best->fits) {
+        printf("\nNobody has the memory for it.\n");
+        return;
+    }
+    printf("\nFastest: %s", best->name);
+    if (count > 1 && all[1].runs && all[1].fits)
+        printf(", %.3g times as fast as %s",
+               all[1].forecast.seconds / best->forecast.seconds, all[1].name);
+    for (int n = count - 1; n >= 0; n--)
+        if (all[n].runs && all[n].fits && cp_entrant_is_of_the_paper(&all[n]))
+            paper = &all[n];
+    if (paper != NULL && paper > &all[1])
+        printf(", %.3g times as the paper's %s",
+               paper->forecast.seconds / best->forecast.seconds, paper->name);
+    printf("; limited by %s.\n", best->limit);
+}
+
+static void contest_print(const choose_run *run, const cp_entrant *all,
+                          int count) {
+    const int64_t gpus = run->call.ranks * run->call.scenario.tensor;
+    call_print(run);
+    printf("%ld GPU%s, split as each likes\n\n"
+           "  builder       split    seconds   times    MB sent       GB   "
+           "limited by\n",
+           gpus, cp_plural(gpus));
+    for (int n = 0; n < count; n++)
+        entrant_print(&all[n], all[0].forecast.seconds);
+    winner_print(all, count);
+    cp_write_wrapped(
+        stdout, 0, 0,
+        "\nsplit: ranks, or stages of a pipeline, x GPUs that share a rank's "
+        "heads, the fastest of all splits. MB sent: by a GPU in a layer's "
+        "attention; by a stage to the next. GB: of a GPU; !: more than it has. "
+        "Speeds are those that the machine's description says are reached.");
+}
+
 static cp_status contest_hold(choose_run *run) {
     cp_entrant entrants[CP_ENTRANTS];
     int count;
     CP_TRY(cp_contest(&run->call.scenario, entrants, &count));
-    if (run->csv)
-        printf("builder,ranks,tensor,seconds,sent,memory,fits,limit\n");
-    else {
-        head_print(run);
-        printf(
-            "\n  builder       split    seconds   times    MB sent       GB   "
-            "limited by\n");
+    if (!run->csv) {
+        contest_print(run, entrants, count);
+        return CP_OK;
     }
+    printf("builder,ranks,tensor,seconds,sent,memory,fits,limit\n");
     for (int n = 0; n < count; n++)
-        if (run->csv)
-            entrant_write(&entrants[n]);
-        else
-            entrant_print(&entrants[n], entrants[0].forecast.seconds);
-    if (!run->csv)
-        cp_write_wrapped(
-            stdout, 0, 0,
-            "\nsplit: ranks x GPUs that share a rank's heads, the fastest of "
-            "all splits. MB sent: by a GPU in a layer's attention. GB: of a "
-            "GPU; !: more than it has.");
+        entrant_write(&entrants[n]);
     return CP_OK;
 }
 
@@ -236,6 +269,8 @@ int cp_command_choose(int count, char *const *arguments) {
     choose_run run = {.call = CP_COMMAND_CALL, .flops = NAN, .bandwidth = NAN};
     const cp_option options[] = {
         CP_COMMAND_CALL_OPTIONS(run.call),
+        {"batch", CP_COUNT, &run.call.batch, "B",
+         "take these sequences B times"},
         {"speeds", CP_ONE_OF, &run.speeds, "peak|reached",
          "the machine's data sheet, or what attention and exchanges reach "
          "(default peak, as in the paper)"},

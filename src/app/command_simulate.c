@@ -3,13 +3,14 @@
 #include <string.h>
 
 #include "app/command.h"
+#include "predict/pipeline.h"
 #include "predict/rules.h"
-#include "predict/simulate.h"
 
 typedef struct {
     cp_command_call call;
     const char *trace;
     cp_words set;
+    int64_t piece; /* of a pipeline; -1: there is none */
     bool csv;
     /* What they come to. */
     cp_choice choice;
@@ -37,6 +38,21 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     return cp_fail(status, "--set%s", cp_message() + strlen(label));
 }
 
+/* A pipeline passes rows, so what it may be told is less. */
+static cp_status pipeline_check(simulate_run *run) {
+    cp_scenario *scenario = &run->call.scenario;
+    if (scenario->variant != CP_AUTO && scenario->variant != CP_DECODE)
+        return cp_refuse("--pipeline, --variant %s: a pipeline has none but "
+                         "decode",
+                         cp_variant_name(scenario->variant));
+    if (run->trace != NULL)
+        return cp_refuse("--pipeline, --trace: only rings are traced");
+    if (scenario->variant == CP_AUTO)
+        scenario->variant = CP_PASS_KV;
+    return cp_option_range("ranks of a --pipeline", run->call.ranks, 1,
+                           run->call.sizes.layers);
+}
+
 /* What cannot be simulated is bad use, and known before any work. */
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
@@ -49,7 +65,13 @@ static cp_status simulate_check(void *context) {
         return cp_refuse("--partials %ld: 2 or 4 bytes a number",
                          partial_bytes);
     CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
-    return cp_command_call_check(call);
+    CP_TRY(cp_command_call_check(call));
+    return run->piece < 0 ? CP_OK : pipeline_check(run);
+}
+
+static const char *variant_name(const simulate_run *run) {
+    return run->piece >= 0 ? "pipeline"
+                           : cp_variant_name(run->call.scenario.variant);
 }
 
 static cp_status variant_choose(simulate_run *run) {
@@ -70,14 +92,14 @@ static cp_status variant_choose(simulate_run *run) {
 static void head_print(const simulate_run *run) {
     const cp_command_call *call = &run->call;
     const cp_scenario *scenario = &call->scenario;
-    printf("%s on %s, %s: %ld rank%s of %ld GPU%s\n"
+    printf("%s on %s, %s: %ld %s%s of %ld GPU%s\n"
            "%s new token%s, %s cached, %ld sequence%s\n",
-           cp_variant_name(scenario->variant), call->hardware.name,
-           call->sizes.name, call->ranks, cp_plural(call->ranks),
-           scenario->tensor, cp_plural(scenario->tensor),
-           cp_group(call->fresh).text, cp_plural(call->fresh),
-           cp_group(call->cached).text, scenario->sequences,
-           cp_plural(scenario->sequences));
+           variant_name(run), call->hardware.name, call->sizes.name,
+           call->ranks, run->piece < 0 ? "rank" : "stage",
+           cp_plural(call->ranks), scenario->tensor,
+           cp_plural(scenario->tensor), cp_group(call->fresh).text,
+           cp_plural(call->fresh), cp_group(call->cached).text,
+           scenario->sequences, cp_plural(scenario->sequences));
     if (call->order != 0) {
         printf("ring of devices");
         for (int r = 0; r < scenario->ranks; r++)
@@ -90,20 +112,32 @@ static void head_print(const simulate_run *run) {
     }
 }
 
-/* What a layer spends its time on, and a GPU its memory. */
-static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
-    const double all = f->weights + f->cache + f->buffers;
-    printf("\na layer            microseconds\n"
-           "  linear layers    %12.6g\n  all-reduces      %12.6g\n",
-           1e6 * f->linear, 1e6 * (f->reducing - f->routing));
-    if (f->routed > 0)
-        printf("  to experts, back %12.6g  (%.6g MB each way)\n",
-               1e6 * f->routing, 1e-6 * f->routed);
+static void ring_print(const cp_forecast *f) {
     printf("  ring             %12.6g\n    attention      %12.6g\n"
            "    exchanges      %12.6g  (%.6g each)\n"
            "    exposed        %12.6g\n",
            1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
            1e6 * f->exchange, 1e6 * f->exposed);
+}
+
+static void pipe_print(const cp_forecast *f) {
+    printf("  attention        %12.6g\n  bubbles          %12.6g\n"
+           "\nfrom stage to stage %11.6g MB in %ld message%s\n",
+           1e6 * f->attending, 1e6 * f->idle, 1e-6 * f->sent, f->pieces,
+           cp_plural(f->pieces));
+}
+
+/* What a layer spends its time on, and a GPU its memory. */
+static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
+    const double all = f->weights + f->cache + f->buffers;
+    printf("\na layer%-11s microseconds\n"
+           "  linear layers    %12.6g\n  all-reduces      %12.6g\n",
+           f->pieces > 0 ? ", all rows" : "", 1e6 * f->linear,
+           1e6 * (f->reducing - f->routing));
+    if (f->routed > 0)
+        printf("  to experts, back %12.6g  (%.6g MB each way)\n",
+               1e6 * f->routing, 1e-6 * f->routed);
+    (f->pieces > 0 ? pipe_print : ring_print)(f);
     printf("\na GPU at most            GB\n  weights        %10.3f\n"
            "  cache          %10.3f\n  buffers        %10.3f\n"
            "  in all         %10.3f  of %.4g%s\n",
@@ -142,12 +176,18 @@ static void csv_print(const simulate_run *run) {
            "cache_gb,buffers_gb,capacity_gb,kept_us\n"
            "%s,%.9g,%.9g,%.4f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,"
            "%.6g,%.6g,%.6g\n",
-           cp_variant_name(run->call.scenario.variant), f->seconds, run->step,
-           f->busy, 1e-12 * f->flops_per_second, 1e6 * f->linear,
-           1e6 * f->reducing, 1e6 * f->ring, 1e6 * f->attending,
-           1e6 * f->exchanging, 1e6 * f->exposed, 1e-9 * f->weights,
-           1e-9 * f->cache, 1e-9 * f->buffers, 1e-9 * run->call.hardware.memory,
+           variant_name(run), f->seconds, run->step, f->busy,
+           1e-12 * f->flops_per_second, 1e6 * f->linear, 1e6 * f->reducing,
+           1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
+           1e6 * f->exposed, 1e-9 * f->weights, 1e-9 * f->cache,
+           1e-9 * f->buffers, 1e-9 * run->call.hardware.memory,
            run->call.scenario.kept ? 1e6 * run->call.hardware.call : 0);
+}
+
+static cp_status foresee(const simulate_run *run, const cp_scenario *scenario,
+                         cp_forecast *forecast) {
+    return run->piece < 0 ? cp_simulate(scenario, forecast)
+                          : cp_pipeline(scenario, run->piece, forecast);
 }
 
 static cp_status call_simulate(simulate_run *run) {
@@ -157,7 +197,7 @@ static cp_status call_simulate(simulate_run *run) {
         CP_TRY(cp_history_new(scenario->ranks, 2, queues, &scenario->trace));
     scenario->kept =
         !cp_variant_decodes(scenario->variant) && run->call.cached > 0;
-    CP_TRY(cp_simulate(scenario, &run->forecast));
+    CP_TRY(foresee(run, scenario, &run->forecast));
     if (!isfinite(run->forecast.seconds))
         return cp_refuse("machine %s is too slow for a time",
                          run->call.hardware.name);
@@ -178,7 +218,7 @@ static cp_status step_simulate(simulate_run *run) {
     next.variant = CP_DECODE;
     next.trace = NULL;
     next.kept = false;
-    CP_TRY(cp_simulate(&next, &forecast));
+    CP_TRY(foresee(run, &next, &forecast));
     run->step = forecast.seconds;
     return CP_OK;
 }
@@ -194,13 +234,17 @@ static cp_status simulate_work(void *context) {
 }
 
 int cp_command_simulate(int count, char *const *arguments) {
-    simulate_run run = {.call = CP_COMMAND_CALL};
+    simulate_run run = {.call = CP_COMMAND_CALL, .piece = -1};
     const cp_option options[] = {
         CP_COMMAND_CALL_OPTIONS(run.call),
         {"batch", CP_COUNT, &run.call.batch, "B",
          "take these sequences B times"},
         {"variant", CP_ONE_OF, &run.call.scenario.variant, cp_variant_names(),
          "which ring (default auto: by Algorithm 1); decode: a step"},
+        {"pipeline", CP_COUNT, &run.piece, "P",
+         "instead, layers and not tokens over the ranks, prompts in pieces of "
+         "P "
+         "tokens; 0: of the fastest size"},
         {"partials", CP_COUNT, &run.call.scenario.partial_bytes, "4|2",
          "bytes of a number of the partials that travel (default: as of the "
          "model's cache)"},

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "predict/alone.h"
+#include "predict/pipeline.h"
 
 static const char *limit_of(const cp_forecast *f) {
     const struct {
@@ -15,9 +16,10 @@ static const char *limit_of(const cp_forecast *f) {
                   {"attention", f->attending},
                   {"messages", f->ring - f->attending},
                   {"all-reduces", f->reducing - f->routing},
-                  {"experts' messages", f->routing}};
+                  {"experts' messages", f->routing},
+                  {"bubbles", f->idle}};
     int most = 0;
-    for (int n = 1; n < 5; n++)
+    for (int n = 1; n < 6; n++)
         if (shares[n].seconds > shares[most].seconds)
             most = n;
     return shares[most].name;
@@ -41,7 +43,8 @@ static cp_status split_try(const cp_scenario *call, cp_variant variant,
     split.variant = variant;
     split.ranks = it.ranks = ranks;
     split.tensor = it.tensor = tensor;
-    const cp_status status = cp_simulate(&split, &it.forecast);
+    const cp_status status = it.layers ? cp_pipeline(&split, 0, &it.forecast)
+                                       : cp_simulate(&split, &it.forecast);
     if (status != CP_OK && status != CP_INVALID)
         return status;
     it.runs = status == CP_OK;
@@ -95,6 +98,9 @@ cp_status cp_contest(const cp_scenario *call, cp_entrant *entrants,
             CP_TRY(splits_try(call, (cp_variant)v, next));
             next += gpus > 1;
         }
+    *next = (cp_entrant){.name = "pipeline", .layers = true};
+    CP_TRY(splits_try(call, whole, next));
+    next += gpus > 1;
     cp_scenario one = *call;
     const int fastest = cp_alone_fastest(call);
     one.dealing = (cp_dealing){.placement = CP_ZIGZAG};

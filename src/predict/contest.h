@@ -5,14 +5,15 @@
 
 #include "predict/simulate.h"
 
-enum { CP_ENTRANTS = CP_VARIANTS + 2 };
+enum { CP_ENTRANTS = CP_VARIANTS + 3 };
 
 /* One who can run a call on so many GPUs. */
 typedef struct {
-    const char *name;   /* of a variant; tensor: heads are cut and nothing
-                           else; alone: the other GPUs idle */
-    cp_variant variant; /* CP_AUTO: neither has one */
-    int ranks;          /* its fastest split of them, */
+    const char *name;   /* of a variant; pipeline: layers are cut; tensor:
+                           heads, and nothing else; alone: others idle */
+    cp_variant variant; /* CP_AUTO: the last three have none */
+    bool layers;        /* are divided over the ranks */
+    int ranks;          /* its fastest split of the GPUs, */
     int64_t tensor;     /* of so many GPUs a rank */
     bool runs, fits;    /* its weights, cache and buffers */
     const char *limit;  /* what takes most of its time */
@@ -26,5 +27,11 @@ typedef struct {
  * cannot run it. A dealing with weights or an order of devices stays with the
  * ranks that it is for. Fails with CP_CAPACITY or CP_MEMORY, as cp_simulate. */
 cp_status cp_contest(const cp_scenario *call, cp_entrant *entrants, int *count);
+
+/* Is it one of those that the paper has: its two rings, or its decode? */
+static inline bool cp_entrant_is_of_the_paper(const cp_entrant *it) {
+    return it->variant == CP_PASS_KV || it->variant == CP_PASS_Q ||
+           it->variant == CP_DECODE;
+}
 
 #endif

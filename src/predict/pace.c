@@ -165,6 +165,10 @@ static double exchange(const cp_pace *pace, bool within, int from, int to,
            fmin(1, pace->speed);
 }
 
+double cp_pace_message(const cp_pace *pace, int from, int to, double bytes) {
+    return exchange(pace, near(pace, from, to), from, to, bytes);
+}
+
 static double size_of(const cp_pace *pace, const cp_plan *plan, int number) {
     const cp_slot *slot = &plan->slots[number];
     const int64_t bytes = pace->call->partial_bytes;

@@ -66,6 +66,9 @@ double cp_pace_expert_weights(const cp_pace *pace);
 double cp_pace_routed(const cp_pace *pace, const cp_plan *plan);
 double cp_pace_routing(const cp_pace *pace, const cp_plan *plan);
 
+/* Seconds from the start of a message between two ranks to its arrival. */
+double cp_pace_message(const cp_pace *pace, int from, int to, double bytes);
+
 /* Bytes that a GPU sends in a layer's attention, in the mean. */
 double cp_pace_sent(const cp_pace *pace, const cp_plan *plan);
 

@@ -118,6 +118,7 @@ static cp_status simulate_plan(simulation *s) {
     const cp_scenario *scenario = s->scenario;
     const cp_pace *pace = &s->pace;
     const cp_hardware *hardware = scenario->hardware;
+    const cp_around around = cp_pace_around(pace, s->plan);
     const bool rings = !pace->decode && scenario->ranks > 1;
     CP_TRY(cp_allocate(&s->times, scenario->ranks, sizeof(double), "ranks"));
     for (int k = 0; k < scenario->ranks; k++)
@@ -128,7 +129,7 @@ static cp_status simulate_plan(simulation *s) {
         .bar = scenario->trace != NULL ? note : NULL,
         .context = s,
         .layers = cp_attention_layers(scenario->model),
-        .around = cp_pace_around(pace, s->plan),
+        .around = around,
         .times = s->times,
         .step = rings ? hardware->step : 0,
         .hidden = pace->decode ? hardware->decode_overlap : hardware->overlap,
@@ -139,6 +140,7 @@ static cp_status simulate_plan(simulation *s) {
     cp_hours hours;
     CP_TRY(cp_timeline_run(&timeline, &hours));
     sum_up(s, &hours);
+    s->forecast->head = around.head;
     if (scenario->kept)
         s->forecast->seconds += hardware->call;
     count_bytes(s);

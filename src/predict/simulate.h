@@ -16,6 +16,9 @@ typedef struct {
     /* Of one rank and layer, in the mean over both: */
     double attending, exchanging, exposed, reducing, linear;
     double routing;                 /* of reducing: to experts and back */
+    double idle;                    /* a stage of a pipeline waits */
+    double head;                    /* once, after the last layer */
+    int64_t pieces;                 /* that went through a pipeline */
     double busy;                    /* share of the time that computes */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
