@@ -27,13 +27,13 @@ typedef struct {
     const char *history;
 } attend_case;
 
-static const cp_shape shape = {HEADS, KV_HEADS, DIM};
+static cp_shape shape = {HEADS, KV_HEADS, DIM};
 
 static float *random_tensor(const char *name, int64_t rows, int64_t heads,
-                            uint64_t *seed) {
-    const int64_t size[3] = {rows, heads, DIM};
-    float *numbers = room_for(rows * heads * DIM, 4);
-    for (int64_t i = 0; i < rows * heads * DIM; i++)
+                            int64_t dim, uint64_t *seed) {
+    const int64_t size[3] = {rows, heads, dim};
+    float *numbers = room_for(rows * heads * dim, 4);
+    for (int64_t i = 0; i < rows * heads * dim; i++)
         numbers[i] = 2 * harness_uniform(seed);
     must(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers));
     return numbers;
@@ -65,13 +65,14 @@ static expectation expect(const attend_case *the_case) {
         key_rows += P + T;
     }
     /* Ask the oracle. */
-    float *q = random_tensor("q.npy", rows, HEADS, &seed);
-    float *k = random_tensor("k.npy", key_rows, KV_HEADS, &seed);
-    float *v = random_tensor("v.npy", key_rows, KV_HEADS, &seed);
-    expectation wanted = {rows, room_for(rows * HEADS * DIM, 8),
+    const int64_t value_dim = cp_value_dim(&shape);
+    float *q = random_tensor("q.npy", rows, HEADS, DIM, &seed);
+    float *k = random_tensor("k.npy", key_rows, KV_HEADS, DIM, &seed);
+    float *v = random_tensor("v.npy", key_rows, KV_HEADS, value_dim, &seed);
+    expectation wanted = {rows, room_for(rows * HEADS * value_dim, 8),
                           room_for(rows * HEADS, 8)};
-    must(
-        cp_oracle(&shape, &queries, q, &keys, k, v, wanted.output, wanted.lse));
+    must(cp_oracle(&shape, &queries, q, &keys, k, shape.latent ? k : v,
+                   wanted.output, wanted.lse));
     cp_pieces_free(&queries);
     cp_pieces_free(&keys);
     return wanted;
@@ -82,7 +83,7 @@ static void compare_files(const expectation *wanted) {
     double apart = 0, size = 0;
     must(cp_npy_read(in("o.npy"), &out));
     must(cp_npy_read(in("lse.npy"), &lse));
-    ck_assert_int_eq(out.count, wanted->rows * HEADS * DIM);
+    ck_assert_int_eq(out.count, wanted->rows * HEADS * cp_value_dim(&shape));
     ck_assert_int_eq(lse.count, wanted->rows * HEADS);
     ck_assert(out.dims == 3 && lse.dims == 2);
     for (int64_t i = 0; i < out.count; i++) {
@@ -103,9 +104,10 @@ static void attend_everywhere(const attend_case *the_case,
     const int ranks[] = {1, 2, 3, 5, 16};
     const expectation wanted = expect(the_case);
     for (int i = 0; i < COUNT_OF(ranks); i++) {
-        runs("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
+        runs("$L attend --q $D/q.npy --k $D/k.npy %s --lengths "
              "%ld,%ld,%ld --history %s --variant %s --ranks %d --out $D/o.npy "
              "--lse $D/lse.npy",
+             shape.latent ? "--value-dim 20" : "--v $D/v.npy",
              the_case->new_tokens[0], the_case->new_tokens[1],
              the_case->new_tokens[2], the_case->history, variant, ranks[i]);
         compare_files(&wanted);
@@ -180,6 +182,14 @@ LOOP(attend_is_exact, 0, 4) {
     static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
                                            "auto"};
     attend_everywhere(&prefills, variants[_i]);
+}
+
+LOOP(attend_takes_values_of_another_width, 0, 3) {
+    shape.value_dim = (int64_t[]){20, 45, 20}[_i];
+    shape.latent = _i == 2;
+    attend_everywhere(&prefills, "auto");
+    attend_everywhere(&steps, "decode");
+    attend_everywhere(&some, "pass-kv");
 }
 
 TEST(attend_decodes) {

@@ -237,14 +237,35 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     return cp_command_backend(ring->on, ring->timeout, &ring->backend);
 }
 
-cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape) {
-    if (heads->count != 0 && heads->count != 3)
+cp_status cp_command_heads(const cp_counts *heads, bool values,
+                           cp_shape *shape) {
+    const int64_t *items = heads->items;
+    if (heads->count != 0 && heads->count != 3 &&
+        !(values && heads->count == 4))
         return cp_refuse("--heads: %ld counts; query heads, kv heads and "
                          "dimension are needed",
                          heads->count);
-    if (heads->count == 3)
-        *shape = (cp_shape){heads->items[0], heads->items[1], heads->items[2]};
+    if (heads->count >= 3)
+        *shape = (cp_shape){items[0], items[1], items[2]};
+    if (heads->count == 4)
+        CP_TRY(cp_option_range("heads", shape->value_dim = items[3], 1,
+                               CP_HEAD_DIM_MAX));
     return cp_command_about(cp_shape_check(shape), "--heads");
+}
+
+cp_command_dims cp_command_dims_of(const cp_shape *shape) {
+    const int64_t value_dim = cp_value_dim(shape);
+    cp_command_dims dims;
+    if (shape->latent)
+        snprintf(dims.text, sizeof(dims.text),
+                 "%ld, the first %ld of which are the value", shape->head_dim,
+                 value_dim);
+    else if (value_dim != shape->head_dim)
+        snprintf(dims.text, sizeof(dims.text), "%ld and %ld", shape->head_dim,
+                 value_dim);
+    else
+        snprintf(dims.text, sizeof(dims.text), "%ld", value_dim);
+    return dims;
 }
 
 /* The counts again and again until there are so many; or zeros. */

@@ -125,8 +125,16 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor);
 cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend);
 
-/* The heads that three counts say; those in *shape if there are none. */
-cp_status cp_command_heads(const cp_counts *heads, cp_shape *shape);
+/* The heads that three counts say; those in *shape if there are none. With
+ * values, a fourth may say how many numbers a value has. */
+cp_status cp_command_heads(const cp_counts *heads, bool values,
+                           cp_shape *shape);
+
+/* How many numbers a key has, and a value if not as many. */
+typedef struct {
+    char text[80];
+} cp_command_dims;
+cp_command_dims cp_command_dims_of(const cp_shape *shape);
 
 /* The new and cached tokens of each sequence of a call. */
 typedef struct {

@@ -19,12 +19,14 @@
 typedef struct {
     const char *q, *k, *v, *out, *lse, *partials, *history, *cached;
     cp_counts lengths;
+    int64_t value_dim; /* 0: as many numbers as --v says */
     cp_command_ring ring;
     /* What they come to. */
     cp_npy queries, keys, values;
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
+    int64_t outputs;   /* numbers of the output */
     cp_status failure; /* the first of writing partials */
     char why[512];
 } attend_run;
@@ -53,6 +55,9 @@ static cp_status pasts_read(attend_run *run, const char *name,
 
 static cp_status attend_check(void *context) {
     attend_run *run = context;
+    if (run->v == NULL && run->value_dim == 0)
+        return cp_refuse("attend needs --v V.npy, or --value-dim where values "
+                         "are the first numbers of their keys");
     if (run->history != NULL && run->cached != NULL)
         return cp_refuse("--history and --cached exclude each other");
     if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
@@ -76,18 +81,30 @@ static cp_status tensor_read(const char *path, cp_npy *tensor) {
     return cp_npy_to_float32(tensor, path);
 }
 
-/* Find out the heads, of which all three tensors must be. */
+/* See that each key has a value, and how many numbers that has. */
+static cp_status values_take(const attend_run *run, cp_shape *shape) {
+    const int64_t *k = run->keys.shape, *v = run->values.shape;
+    if (k[0] != v[0] || k[1] != v[1])
+        return cp_refuse("%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
+                         "and values have as many rows and heads",
+                         run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
+    if (run->value_dim != 0 && run->value_dim != v[2])
+        return cp_refuse("%s has values of %ld numbers, and --value-dim says "
+                         "%ld",
+                         run->v, v[2], run->value_dim);
+    shape->value_dim = v[2];
+    return CP_OK;
+}
+
+/* Find out the heads, of which all tensors must be. */
 static cp_status shape_take(const attend_run *run, cp_shape *shape) {
     const int64_t *q = run->queries.shape, *k = run->keys.shape;
-    const int64_t *v = run->values.shape;
-    if (k[0] != v[0] || k[1] != v[1] || k[2] != v[2])
-        return cp_refuse("%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
-                         "and values have one shape",
-                         run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
     if (q[2] != k[2])
         return cp_refuse("%s has heads of %ld, and %s of %ld", run->q, q[2],
                          run->k, k[2]);
-    *shape = (cp_shape){q[1], k[1], q[2]};
+    *shape = (cp_shape){q[1], k[1], q[2], run->value_dim, run->v == NULL};
+    if (!shape->latent)
+        CP_TRY(values_take(run, shape));
     return cp_shape_check(shape);
 }
 
@@ -119,7 +136,8 @@ static cp_status attend_load(attend_run *run) {
     cp_shape shape;
     CP_TRY(tensor_read(run->q, &run->queries));
     CP_TRY(tensor_read(run->k, &run->keys));
-    CP_TRY(tensor_read(run->v, &run->values));
+    if (run->v != NULL)
+        CP_TRY(tensor_read(run->v, &run->values));
     CP_TRY(shape_take(run, &shape));
     const int64_t *lengths =
         run->lengths.count > 0 ? run->lengths.items : run->queries.shape;
@@ -137,8 +155,10 @@ static cp_status attend_load(attend_run *run) {
                                .queries = run->queries.data,
                                .keys = run->keys.data,
                                .values = run->values.data};
-    CP_TRY(cp_allocate(&run->job.output, run->queries.count, sizeof(float),
-                       "output"));
+    run->outputs =
+        run->queries.shape[0] * shape.query_heads * cp_value_dim(&shape);
+    CP_TRY(
+        cp_allocate(&run->job.output, run->outputs, sizeof(float), "output"));
     return cp_allocate(&run->job.lse, run->queries.shape[0] * shape.query_heads,
                        sizeof(float), "LSE");
 }
@@ -194,7 +214,7 @@ static void partial_write(void *context, int rank, int64_t op,
         snprintf(path, sizeof(path), "%s/rank%d-op%ld-%s.npy", run->partials,
                  rank, op, files[i].name);
         status = rows_write(path, files[i].pieces, files[i].rows, files[i].dims,
-                            files[i].heads, shape->head_dim);
+                            files[i].heads, cp_value_dim(shape));
     }
     if (run->failure == CP_OK && status != CP_OK)
         snprintf(run->why, sizeof(run->why), "%s", cp_message());
@@ -221,8 +241,8 @@ static cp_status partials_clear(const char *directory) {
 
 static cp_status overflow_check(const attend_run *run) {
     const int64_t heads = run->job.shape.query_heads;
-    const int64_t dim = run->job.shape.head_dim;
-    for (int64_t i = 0; i < run->queries.count; i++)
+    const int64_t dim = cp_value_dim(&run->job.shape);
+    for (int64_t i = 0; i < run->outputs; i++)
         if (!isfinite(run->job.output[i]) || !isfinite(run->job.lse[i / dim]))
             return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
                              "(LSE %g); scale queries or keys down",
@@ -233,7 +253,8 @@ static cp_status overflow_check(const attend_run *run) {
 
 /* Compute, look at what came out, and write it. */
 static cp_status attend_compute(attend_run *run) {
-    const int64_t *shape = run->queries.shape;
+    const int64_t shape[] = {run->queries.shape[0], run->job.shape.query_heads,
+                             cp_value_dim(&run->job.shape)};
     if (run->partials != NULL) {
         if (mkdir(run->partials, 0777) != 0 && errno != EEXIST)
             return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
@@ -303,14 +324,14 @@ static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
     plain.partial = NULL;
     plain.output = plain.lse = NULL;
     cp_status status =
-        cp_allocate(&plain.output, run->queries.count, sizeof(float), "output");
+        cp_allocate(&plain.output, run->outputs, sizeof(float), "output");
     if (status == CP_OK)
         status = cp_allocate(&plain.lse, rows, sizeof(float), "LSE");
     if (status == CP_OK)
         status = run->ring.backend->attend(&plain);
     if (status == CP_OK)
         *error = (cp_wire_error){
-            difference(run->queries.count, run->job.output, plain.output),
+            difference(run->outputs, run->job.output, plain.output),
             difference(rows, run->job.lse, plain.lse)};
     free(plain.output);
     free(plain.lse);
@@ -343,7 +364,11 @@ int cp_command_attend(int count, char *const *arguments) {
          "queries [new tokens][heads][dimension]"},
         {"k", CP_INPUT, &run.k, "K.npy",
          "keys [cached and new tokens][kv heads][dimension]"},
-        {"v", CP_INPUT, &run.v, "V.npy", "values, shaped as the keys"},
+        {"v", CP_INPUT, &run.v, "V.npy",
+         "values, as the keys, but of any dimension"},
+        {"value-dim", CP_COUNT, &run.value_dim, "D",
+         "without --v: the values are the first D numbers of each key (a "
+         "latent), and keys alone are kept and sent"},
         {"lengths", CP_COUNTS, &run.lengths, "T,T,...",
          "new tokens of each sequence (default: one sequence, all rows of "
          "--q)"},
@@ -355,7 +380,7 @@ int cp_command_attend(int count, char *const *arguments) {
          "prefill of 500, 20 decode steps and a prefill of 64; and nothing"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         {"out", CP_OUTPUT, &run.out, "O.npy",
-         "the output, shaped as the queries"},
+         "the output [new tokens][heads][dimension of values]"},
         {"lse", CP_OUTPUT, &run.lse, "LSE.npy",
          "log-sum-exp of the scores [new tokens][heads], natural base"},
         {"partials", CP_WORD, &run.partials, "DIR",
@@ -363,11 +388,12 @@ int cp_command_attend(int count, char *const *arguments) {
         {0}};
     const cp_usage usage = {
         "attend",
-        "--q Q.npy --k K.npy --v V.npy [--out O.npy] [--lse LSE.npy] [options]",
+        "--q Q.npy --k K.npy [--v V.npy | --value-dim D] [--out O.npy] [--lse "
+        "LSE.npy] [options]",
         "Exact causal attention of new tokens over cached and new ones, cut "
         "over N ranks. float32 or float64 in, float32 out, C order. Sequences "
         "follow one another; in --k and --v each has its cached tokens before "
-        "its new ones.",
+        "its new ones. Scores are divided by the root of the keys' dimension.",
         options};
     const int result = cp_command_run(&usage, count, arguments, attend_check,
                                       attend_work, &run);

@@ -129,7 +129,7 @@ static cp_status lists_take(bench_run *run, bool joined) {
             bench->ranks.items[i] = -1;
         CP_TRY(cp_command_ranks(&bench->ranks.items[i], 1));
     }
-    return model ? CP_OK : cp_command_heads(&run->heads, &bench->shape);
+    return model ? CP_OK : cp_command_heads(&run->heads, false, &bench->shape);
 }
 
 static cp_status bench_check(void *context) {

@@ -45,7 +45,7 @@ static cp_status calibrate_check(void *context) {
         if (lists[n].sizes->count == 0)
             CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise,
                                    lists[n].sizes));
-    CP_TRY(cp_command_heads(&run->heads, &wanted->shape));
+    CP_TRY(cp_command_heads(&run->heads, false, &wanted->shape));
     CP_TRY(cp_calibration_check(wanted));
     return cp_command_backend(run->on, run->timeout, &run->backend);
 }

@@ -19,7 +19,8 @@ typedef struct {
     int64_t state[3];
     cp_command_placement placement;
     cp_wire wire;
-    int draw;         /* 0: nothing */
+    int64_t value_dim; /* of a latent; 0: it is none */
+    int draw;          /* 0: nothing */
     int64_t buffers;  /* for blocks of the ring: the one here, and spare ones */
     const char *drop; /* "RANK:NUMBER", or NULL */
     bool check, csv;
@@ -44,7 +45,12 @@ static cp_status plan_check(void *context) {
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
-    CP_TRY(cp_command_heads(&run->heads, &run->shape));
+    CP_TRY(cp_command_heads(&run->heads, run->value_dim == 0, &run->shape));
+    if (run->value_dim != 0) {
+        run->shape.value_dim = run->value_dim;
+        run->shape.latent = true;
+        CP_TRY(cp_command_about(cp_shape_check(&run->shape), "--value-dim"));
+    }
     if (run->states.count != 0 && run->states.count != 3)
         return cp_refuse("--state: three counts are needed: heads, dimension "
                          "of keys, of values");
@@ -176,9 +182,9 @@ static void head_print(FILE *out, const plan_run *run) {
         return;
     }
     fprintf(out,
-            "%ld query heads, %ld key and value heads of %ld%s; %ld bytes a "
+            "%ld query heads, %ld key and value heads of %s%s; %ld bytes a "
             "number\n",
-            shape->query_heads, shape->kv_heads, shape->head_dim,
+            shape->query_heads, shape->kv_heads, cp_command_dims_of(shape).text,
             run->heads.count == 0 ? " (Llama 3 405B)" : "", run->element_bytes);
 }
 
@@ -365,9 +371,12 @@ int cp_command_plan(int count, char *const *arguments) {
         {"state", CP_COUNTS, &run.states, "H,K,V",
          "of that layer: heads, dimension of keys, of values (default "
          "48,128,128)"},
-        {"heads", CP_COUNTS, &run.heads, "H,KV,D",
-         "query heads, key and value heads, head dimension (default 128,8,128: "
-         "Llama 3 405B)"},
+        {"heads", CP_COUNTS, &run.heads, "H,KV,D[,V]",
+         "query heads, key and value heads, head dimension, and that of values "
+         "if it is another (default 128,8,128: Llama 3 405B)"},
+        {"value-dim", CP_COUNT, &run.value_dim, "V",
+         "instead, values are the first V numbers of each key (a latent), and "
+         "keys alone are sent"},
         {"bytes", CP_COUNT, &run.element_bytes, "4|2",
          "bytes of a number of queries, keys and values (default 4)"},
         CP_COMMAND_PLACEMENT_OPTION(run.placement),
