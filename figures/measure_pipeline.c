@@ -4,7 +4,8 @@
  * ring's. Neither is timed with its output layer. The machine is calibrated in
  * the same run.
  * Usage: measure_pipeline MODEL [repeats]; prints figures/data/pipeline.csv,
- * the fastest of so many runs (3). */
+ * the fastest of so many runs (3): calls by tokens and by those of a piece, and
+ * steps after so many tokens by conversations. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -311,10 +312,12 @@ static void row(const char *way, const pipe *it, bool step, bool ring,
     const double weights = ring ? all_bytes
                                 : half * layer_bytes + all_bytes -
                                       (double)facts->layers * layer_bytes;
-    printf("%s,%ld,%ld,%ld,%.4g,%.4g,%.3f,%.3f,%.4g,%.4g\n", way, it->length,
-           ring || step ? 0 : it->piece, it->sequences, 1e3 * seconds,
-           1e3 * due, bubbles, ring ? 0 : 1 - f.busy, 1e-6 * (weights + cached),
-           1e-6 * (f.weights + f.cache));
+    printf("%s/%ld/%ld,%.4g,%.4g,%.3f,%.3f,%.4g,%.4g\n", way, it->length,
+           step   ? it->sequences
+           : ring ? 0
+                  : it->piece,
+           1e3 * seconds, 1e3 * due, bubbles, ring ? 0 : 1 - f.busy,
+           1e-6 * (weights + cached), 1e-6 * (f.weights + f.cache));
     fflush(stdout);
 }
 
@@ -394,8 +397,8 @@ int main(int count, char **arguments) {
     for (int t = 0; t < 4096; t++)
         tokens[t] =
             (int32_t)((t * 7919 + 13) % (facts->vocabulary - 100)) + 100;
-    printf("way,tokens,piece,batch,measured_ms,predicted_ms,bubbles,"
-           "predicted_bubbles,memory_mb,predicted_memory_mb\n");
+    printf("call,measured_ms,predicted_ms,bubbles,predicted_bubbles,memory_mb,"
+           "predicted_memory_mb\n");
     static const int64_t pieces[2][4] = {{512, 256, 128, 64},
                                          {1024, 512, 256, 128}};
     for (int n = 0; n < 2; n++) {
