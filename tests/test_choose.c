@@ -1,6 +1,6 @@
 /* What a session is told, and the command. */
 #define _GNU_SOURCE
-#include "ring/choose.h"
+#include "predict/rules.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -62,6 +62,43 @@ LOOP(test_ends_and_words, 0, 7) { /* and ties */
     ck_assert_int_eq(choice.variant, calls[_i].variant);
     if (calls[_i].words[0] != '\0')
         ck_assert_str_eq(choice.rule, calls[_i].words);
+}
+
+/* By hand. DeepSeek's latent on four ranks: N C e / BW is 128,000 tokens. Of
+ * numbers in 64ths a query has 9, a key 9, a pair 17, so eq. 2 turns at 128,000
+ * x 9 / (2 x 128 x 17) = 264.7 new tokens, eq. 1 at one in 128, and a context
+ * of 128,000 x 9 / (2 x 17) hides queries. */
+static const cp_shape latent = {128, 1, 576, 512, true};
+static const cp_shape expanded = {128, 128, 192, 128, false};
+
+static cp_choice ask_about(const cp_shape *shape, int64_t fresh,
+                           int64_t cached) {
+    cp_choice choice;
+    must(cp_choose(&peak, shape, 4, 1, &fresh, &cached, &choice));
+    return choice;
+}
+
+TEST(test_a_latent_turns_elsewhere) {
+    const int64_t far = 100000000;
+    const cp_choice q = ask_about(&latent, 264, 99736);
+    const cp_setting setting = {.machine = peak, .shape = latent, .ranks = 4};
+    ck_assert_int_eq(ask_about(&latent, 265, far).variant, CP_PASS_KV);
+    ck_assert_int_eq(ask_about(&latent, 264, far).variant, CP_PASS_Q);
+    ck_assert_int_eq(ask_about(&latent, 125, 125 * 127).variant, CP_PASS_KV);
+    ck_assert_int_eq(ask_about(&latent, 125, 125 * 127 + 1).variant, CP_PASS_Q);
+    ck_assert_str_eq(q.rule, "T = 264 new tokens < threshold 264.706 (eq. 2), "
+                             "miss rate 264/100000 = 0.264% < 0.781% (eq. 1): "
+                             "queries are smaller");
+    ck_assert_double_eq_tol(cp_new_tokens_least(&setting), 264.7058823, 1e-6);
+    ck_assert_double_eq_tol(cp_context_least(&setting), 33882.352941, 1e-5);
+}
+
+/* With keys and values of each head, eq. 1 asks for 5 new tokens of 3. */
+TEST(test_expanded_keys_are_never_smaller) {
+    const cp_choice q = ask_about(&expanded, 63999, 0);
+    ck_assert_int_eq(q.variant, CP_PASS_Q);
+    ck_assert_ptr_nonnull(strstr(q.rule, "100% < 167% (eq. 1)"));
+    ck_assert_int_eq(ask_about(&expanded, 64000, 0).variant, CP_PASS_KV);
 }
 
 TEST(test_batch) {

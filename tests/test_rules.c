@@ -96,18 +96,23 @@ static counted count_plan(cp_variant variant, const cp_setting *setting,
 
 /* Token counts are multiples of 2N, since padding is in no table. */
 LOOP(table_3_is_what_plans_do, 1, 9) {
-    static const cp_shape shapes[3] = {{4, 4, 8}, {6, 2, 16}, {16, 1, 128}};
+    static const cp_shape shapes[] = {{4, 4, 8},
+                                      {6, 2, 16},
+                                      {16, 1, 128},
+                                      {6, 2, 16, 9},
+                                      {6, 1, 18, 16, true}};
     const int ranks = _i, hops = ranks - 1;
-    for (int n = 0; n < 9; n++) {
+    for (int n = 0; n < 10; n++) {
         cp_setting setting = peak(ranks);
-        setting.shape = shapes[n % 3];
+        setting.shape = shapes[n % 5];
         setting.machine.element_bytes = CP_PARTIAL_BYTES;
         const int64_t fresh = 2 * ranks * (1 + n), cached = 2 * ranks * n * n;
         const cp_load load = load_of(fresh, cached);
         const counted kv = count_plan(CP_PASS_KV, &setting, fresh, cached);
         const counted q = count_plan(CP_PASS_Q, &setting, fresh, cached);
         const int64_t row =
-            4 * setting.shape.query_heads * setting.shape.head_dim;
+            2 * setting.shape.query_heads *
+            (setting.shape.head_dim + cp_value_dim(&setting.shape));
         const cp_volumes volumes = cp_volumes_of(&setting, &load, true);
         ck_assert(volumes.flops == (double)(kv.pairs * row));
         ck_assert(volumes.flops == (double)(q.pairs * row));
@@ -164,6 +169,11 @@ TEST(equations_are_the_inequalities_they_came_from) {
         cp_shape *shape = &setting.shape;
         shape->kv_heads = 1 + (int64_t)(harness_random(&random) % 4);
         shape->query_heads = shape->kv_heads * (1 + n % 9);
+        shape->value_dim = n % 3 > 0 ? 1 + (int64_t)(harness_random(&random) %
+                                                     (uint64_t)shape->head_dim)
+                                     : 0;
+        shape->latent = n % 3 == 2;
+        const cp_widths widths = cp_widths_of(shape);
         const int64_t fresh = 1 + (int64_t)(harness_random(&random) % 9999);
         const int64_t cached = (int64_t)(harness_random(&random) % 99999);
         const cp_load load = load_of(fresh, cached);
@@ -171,9 +181,9 @@ TEST(equations_are_the_inequalities_they_came_from) {
         machine->bytes_per_second = 1 + (int64_t)(harness_random(&random) % 99);
         machine->flops = 1 + (int64_t)(harness_random(&random) % 9999999);
         if (n % 2 == 0) { /* both sides of eq. 2 are equal */
-            machine->flops = 2 * fresh * shape->query_heads;
-            machine->bytes_per_second =
-                setting.ranks * shape->kv_heads * machine->element_bytes;
+            machine->flops = 2 * widths.pair * fresh * shape->query_heads;
+            machine->bytes_per_second = setting.ranks * shape->kv_heads *
+                                        widths.kept * machine->element_bytes;
         }
         const double bandwidth = (double)machine->bytes_per_second;
         const cp_volumes volumes = cp_volumes_of(&setting, &load, false);

@@ -92,9 +92,9 @@ static void head_print(const choose_run *run) {
            cp_plural(run->call.ranks));
     if (run->call.scenario.tensor > 1)
         printf(" of %ld GPUs", run->call.scenario.tensor);
-    printf("\n%ld query head%s and %ld key and value head%s of %ld%s\n",
+    printf("\n%ld query head%s and %ld key and value head%s of %s%s\n",
            shape->query_heads, cp_plural(shape->query_heads), shape->kv_heads,
-           cp_plural(shape->kv_heads), shape->head_dim,
+           cp_plural(shape->kv_heads), cp_command_dims_of(shape).text,
            run->call.scenario.tensor > 1 ? " each" : "");
     snprintf(speeds, sizeof(speeds),
              "attention at %.6g TFLOP/s, exchanges at %.6g GB/s, %ld byte%s a "
@@ -109,7 +109,9 @@ static void head_print(const choose_run *run) {
 static void thresholds_print(const cp_setting *setting) {
     const cp_shape *const shape = &setting->shape;
     printf("\n  keys and values are smaller   from a miss rate of %s (eq. 1)\n",
-           cp_fraction_text(2 * shape->kv_heads, shape->query_heads).text);
+           cp_fraction_text(cp_kept_width(shape),
+                            (cp_wide)shape->query_heads * shape->head_dim)
+               .text);
     if (setting->machine.shares_cores || setting->ranks == 1)
         return;
     printf("  attention hides their ring    from %.6g new tokens (eq. 2)\n"

@@ -13,13 +13,14 @@ cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
     const double bytes = (double)setting->machine.element_bytes;
     const double heads = (double)shape->query_heads;
     const double queries = heads * (double)shape->head_dim;
-    const double keys = (double)shape->kv_heads * (double)shape->head_dim;
+    const double outputs = heads * (double)cp_value_dim(shape);
     return (cp_volumes){
-        .flops = 4 * queries * (double)(causal ? load->causal : load->pairs),
+        .flops = 2 * (queries + outputs) *
+                 (double)(causal ? load->causal : load->pairs),
         .queries = (double)load->fresh * queries * bytes,
-        .keys = 2 * (double)load->keys * keys * bytes,
+        .keys = (double)load->keys * (double)cp_kept_width(shape) * bytes,
         .partials =
-            (double)load->fresh * (queries * bytes + heads * CP_PARTIAL_BYTES),
+            (double)load->fresh * (outputs * bytes + heads * CP_PARTIAL_BYTES),
     };
 }
 
@@ -31,12 +32,15 @@ static double balance(const cp_setting *setting) {
 }
 
 double cp_new_tokens_least(const cp_setting *setting) {
-    return balance(setting) * (double)setting->shape.kv_heads /
-           (2 * (double)setting->shape.query_heads);
+    const cp_shape *shape = &setting->shape;
+    const cp_widths widths = cp_widths_of(shape);
+    return balance(setting) * (double)(shape->kv_heads * widths.kept) /
+           (2 * (double)(shape->query_heads * widths.pair));
 }
 
 double cp_context_least(const cp_setting *setting) {
-    return balance(setting) / 4;
+    const cp_widths widths = cp_widths_of(&setting->shape);
+    return balance(setting) * (double)widths.query / (2 * (double)widths.pair);
 }
 
 static void append(cp_verdict *verdict, const char *format, ...) {
@@ -78,7 +82,7 @@ static cp_status sides_of_exposed(const cp_rule *rule,
     CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
                               setting->ranks, rule->causal, load, &hiding));
     if (!cp_times(&sides->left, speed) || !cp_times(&sides->right, speed) ||
-        !cp_times(&sides->under, speed) || !cp_times(&hiding.left, 2))
+        !cp_times(&sides->under, speed))
         return cp_refuse("eq. 5: these tokens, heads and speeds do "
                          "not fit 128 bits");
     sides->right -= hiding.left; /* 4 pairs N_H BW */

@@ -62,12 +62,27 @@ static cp_status too_large(const char *equation) {
                      equation);
 }
 
+cp_widths cp_widths_of(const cp_shape *shape) {
+    const int64_t dim = shape->head_dim, values = cp_value_dim(shape);
+    int64_t divisor = dim;
+    for (int64_t rest = values; rest != 0;) {
+        const int64_t next = divisor % rest;
+        divisor = rest;
+        rest = next;
+    }
+    return (cp_widths){dim / divisor,
+                       (shape->latent ? dim : dim + values) / divisor,
+                       (dim + values) / divisor};
+}
+
 cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
                             cp_sides *sides) {
+    const cp_widths widths = cp_widths_of(shape);
+    const cp_wide queries = (cp_wide)shape->query_heads * widths.query;
     *sides = (cp_sides){load->fresh, load->keys, load->keys};
-    if (cp_times(&sides->left, shape->query_heads) &&
-        cp_times(&sides->right, 2 * (cp_wide)shape->kv_heads) &&
-        cp_times(&sides->under, shape->query_heads))
+    if (cp_times(&sides->left, queries) &&
+        cp_times(&sides->right, (cp_wide)shape->kv_heads * widths.kept) &&
+        cp_times(&sides->under, queries))
         return CP_OK;
     return too_large("eq. 1");
 }
@@ -75,10 +90,11 @@ cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
 cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
                              int ranks, bool causal, const cp_load *load,
                              cp_sides *sides) {
-    const cp_wide left =
-        2 * (cp_wide)shape->query_heads * machine->bytes_per_second;
+    const cp_widths widths = cp_widths_of(shape);
+    const cp_wide left = 2 * (cp_wide)widths.pair * shape->query_heads *
+                         machine->bytes_per_second;
     const cp_wide right =
-        (cp_wide)ranks * shape->kv_heads * machine->element_bytes;
+        (cp_wide)ranks * shape->kv_heads * widths.kept * machine->element_bytes;
     *sides =
         (cp_sides){causal ? load->causal : load->pairs, load->keys, load->keys};
     if (cp_times(&sides->left, left) && cp_times(&sides->right, right) &&

@@ -41,7 +41,16 @@ typedef struct {
     cp_wide left, right, under;
 } cp_sides;
 
-/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H. */
+/* How many numbers a query has, are kept of a key and its value, and meet in a
+ * pair, as a ratio in smallest terms: 1, 2 and 2 where values are as wide as
+ * keys. */
+typedef struct {
+    int64_t query, kept, pair;
+} cp_widths;
+cp_widths cp_widths_of(const cp_shape *shape);
+
+/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H; of other widths, kept
+ * numbers over those of queries. */
 cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
                             cp_sides *sides);
 
