@@ -27,15 +27,16 @@ static inline float number_of_token(int64_t sequence, int64_t position,
     return draw(&state);
 }
 
+/* Rows of so many numbers of a token, from its first on. */
 static inline void fill(float *tensor, const cp_pieces *pieces, int64_t width,
-                        int what) {
+                        int what, int64_t first) {
     for (int64_t n = 0; n < pieces->count; n++)
         for (int64_t i = 0; i < pieces->items[n].span.count; i++) {
             const cp_piece piece = pieces->items[n];
             const int64_t position = piece.span.start + i * piece.span.step;
             for (int64_t j = 0; j < width; j++)
-                tensor[(piece.row + i) * width + j] =
-                    number_of_token(piece.span.sequence, position, what, j);
+                tensor[(piece.row + i) * width + j] = number_of_token(
+                    piece.span.sequence, position, what, first + j);
         }
 }
 
@@ -51,6 +52,7 @@ struct talk {
     cp_device_trace *trace;       /* or NULL */
     void (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
     cp_status (*walk)(talk *t);   /* all layers; NULL: walk_together */
+    const cp_variant *variants;   /* of hold_talk's turns; NULL: alternate */
     double lag; /* seconds that rank 1's host takes before each layer */
     /* Between calls. */
     cp_cache *cache;
@@ -99,16 +101,19 @@ static inline void close_talk(talk *t) {
     cp_cache_free(t->cache);
 }
 
-/* So many rows, as the device would have them: those of the pieces, and NaN. */
+/* So many rows, as the device would have them: those of the pieces, and NaN; of
+ * a part of the heads, or of all. */
 static inline void encode_rows(const talk *t, int64_t rows,
-                               const cp_pieces *pieces, int what, char *bytes) {
-    const int64_t width = width_of(t, what);
+                               const cp_pieces *pieces, int what,
+                               const cp_use *part, char *bytes) {
+    const int parts = part != NULL ? t->plan->slots[part->slot].parts : 1;
+    const int64_t width = width_of(t, what) / parts;
     const int64_t size = cp_element_bytes(t->element);
     float *numbers;
     must(cp_allocate(&numbers, rows * width, 4, "numbers"));
     for (int64_t i = 0; i < rows * width; i++)
         numbers[i] = NAN;
-    fill(numbers, pieces, width, what);
+    fill(numbers, pieces, width, what, part != NULL ? part->part * width : 0);
     for (int64_t i = 0; i < rows * width; i++) {
         const uint32_t bits = encode(t->element, numbers[i]);
         memcpy(bytes + i * size, &bits, (size_t)size);
@@ -126,14 +131,24 @@ static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
     return CP_OK;
 }
 
+/* The tokens of an origin in this call, which may have been laid out anew. */
+static inline const cp_block *block_of(const talk *t, int origin) {
+    return origin == t->ranks ? &t->layout->everybody
+                              : &t->layout->queries[origin];
+}
+
 /* A rank's new tokens: memory of the host for them, what they are in this
  * layout, and their way to the walker. */
-static inline int64_t rows_of_inputs(const talk *t) {
-    return t->plan->slots[t->plan->queries].rows;
+static inline int64_t rows_of_inputs(const talk *t, int what) {
+    const cp_plan *plan = t->plan;
+    return plan->slots[what == QUERY ? plan->queries : plan->fresh].rows;
 }
 
 static inline int64_t bytes_of_inputs(const talk *t, int what) {
-    return rows_of_inputs(t) * width_of(t, what) * cp_element_bytes(t->element);
+    const int parts =
+        what == QUERY ? t->plan->slots[t->plan->queries].parts : 1;
+    return rows_of_inputs(t, what) * width_of(t, what) / parts *
+           cp_element_bytes(t->element);
 }
 
 static inline cp_status pin_inputs(talk *t, int rank) {
@@ -143,9 +158,13 @@ static inline cp_status pin_inputs(talk *t, int rank) {
 }
 
 static inline void write_inputs(const talk *t, int rank) {
-    for (int what = QUERY; what <= VALUE; what++)
-        encode_rows(t, rows_of_inputs(t), &t->layout->queries[rank].pieces,
-                    what, t->inputs[rank][what]);
+    const cp_use begins = cp_plan_begins(t->plan, rank);
+    for (int what = QUERY; what <= VALUE; what++) {
+        const bool asked = what == QUERY;
+        const cp_block *block = block_of(t, asked ? begins.origin : rank);
+        encode_rows(t, rows_of_inputs(t, what), &block->pieces, what,
+                    asked ? &begins : NULL, t->inputs[rank][what]);
+    }
 }
 
 static inline cp_status give_inputs(const talk *t, int rank) {
@@ -176,7 +195,7 @@ static inline void put(const talk *t, int rank, void *to, int what) {
         for (int64_t n = 0; n < held->count; n++)
             must(cp_pieces_append(&all, held->items[n]));
     }
-    encode_rows(t, rows, &all, what, tokens);
+    encode_rows(t, rows, &all, what, NULL, tokens);
     bring(to, tokens, bytes);
     cp_pieces_free(&all);
 }
@@ -201,7 +220,8 @@ static inline cp_status plan_call(talk *t, const int64_t *fresh,
     const cp_plan_options options = {.element_bytes =
                                          cp_element_bytes(t->element),
                                      .spare = t->spare < 1 ? 1 : t->spare};
-    CP_TRY(cp_cache_lay_out(t->cache, variant == CP_DECODE, fresh, &t->layout));
+    CP_TRY(cp_cache_lay_out(t->cache, cp_variant_decodes(variant), fresh,
+                            &t->layout));
     CP_TRY(cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan));
     return cp_plan_check(t->plan, &t->report);
 }
@@ -223,11 +243,11 @@ static inline cp_status make_walkers(talk *t) {
     return CP_OK;
 }
 
-static inline void ask_oracle(const talk *t, int rank, double *output,
-                              double *lse) {
+/* Of all heads of some tokens. */
+static inline void ask_oracle(const talk *t, const cp_block *block,
+                              double *output, double *lse) {
     const cp_layout *layout = t->layout;
     const int64_t query_width = width_of(t, QUERY), width = width_of(t, KEY);
-    const cp_block *block = &layout->queries[rank];
     const int64_t tokens = layout->cached_tokens + layout->new_tokens;
     cp_pieces all = {0};
     int64_t row = 0;
@@ -240,16 +260,36 @@ static inline void ask_oracle(const talk *t, int rank, double *output,
     float *queries = room_for(block->rows * query_width, sizeof(*queries));
     float *keys = room_for(tokens * width, sizeof(*keys));
     float *values = room_for(tokens * width, sizeof(*values));
-    fill(queries, &block->pieces, query_width, QUERY);
-    fill(keys, &all, width, KEY);
-    fill(values, &all, width, VALUE);
+    fill(queries, &block->pieces, query_width, QUERY, 0);
+    fill(keys, &all, width, KEY, 0);
+    fill(values, &all, width, VALUE, 0);
     must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys, values,
                    output, lse));
     cp_pieces_free(&all);
 }
 
+/* What a rank ends with, in double precision: its heads of its tokens. */
+static inline void expect(const talk *t, int rank, double *output,
+                          double *lse) {
+    const cp_use ends = cp_plan_ends(t->plan, rank);
+    const int64_t heads = t->shape.query_heads, dim = t->shape.head_dim;
+    const int64_t part = heads / t->plan->slots[ends.slot].parts;
+    const int64_t rows = t->plan->slots[ends.slot].rows;
+    double *all = room_for(rows * heads * dim, sizeof(*all));
+    double *all_lse = room_for(rows * heads, sizeof(*all_lse));
+    for (int64_t i = 0; i < rows * heads; i++)
+        all_lse[i] = -INFINITY;
+    ask_oracle(t, block_of(t, ends.origin), all, all_lse);
+    for (int64_t n = 0; n < rows * part; n++) {
+        const int64_t at = n / part * heads + ends.part * part + n % part;
+        lse[n] = all_lse[at];
+        memcpy(output + n * dim, all + at * dim, (size_t)dim * sizeof(double));
+    }
+}
+
 static inline int64_t answer_rows(const talk *t) {
-    return t->plan->slots[t->plan->result].rows * t->shape.query_heads;
+    return t->plan->slots[t->plan->result].rows *
+           cp_plan_shape(t->plan, t->plan->result).query_heads;
 }
 
 static inline void compare(talk *t, int layer, int rank) {
@@ -258,9 +298,7 @@ static inline void compare(talk *t, int layer, int rank) {
     double *truth = room_for(rows * dim, sizeof(*truth));
     double *truth_lse = room_for(rows, sizeof(*truth_lse));
     double difference = 0.0, norm = 0.0, worst = 0.0;
-    for (int64_t i = 0; i < rows; i++)
-        truth_lse[i] = -INFINITY;
-    ask_oracle(t, rank, truth, truth_lse);
+    expect(t, rank, truth, truth_lse);
     for (int64_t i = 0; i < rows; i++)
         if (truth_lse[i] != (double)lse[i] &&
             !(worst >= fabs(truth_lse[i] - lse[i])))
@@ -431,10 +469,11 @@ static const cp_variant alternate[TURNS] = {CP_PASS_KV, CP_DECODE, CP_PASS_Q,
 
 /* A conversation of two sequences by every variant, from beginning to end. */
 static inline void hold_talk(talk *t) {
+    const cp_variant *variants = t->variants != NULL ? t->variants : alternate;
     open_talk(t);
     for (int turn = 0; turn < TURNS; turn++) {
         const int64_t fresh[] = {turn % 2 ? 1 : 3 + 5 * turn, turn % 2};
-        call(t, fresh, alternate[turn]);
+        call(t, fresh, variants[turn]);
         went_well(t, turn);
     }
     close_talk(t);

@@ -48,6 +48,36 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     end();
 }
 
+/* Heads that are dealt out. */
+static const cp_variant dealt[2][5] = {
+    {CP_ULYSSES, CP_MESH, CP_PASS_Q, CP_ULYSSES, CP_MESH},
+    {CP_GATHER_Q, CP_SCATTER_Q, CP_GATHER_O, CP_TREE, CP_HELIX}};
+
+LOOP(other_systems_plans_equal_dense_attention, 0, 20) {
+    uint64_t state = (uint64_t)_i + 1;
+    (_i % 8 > 0 ? begin_open : begin)(_i);
+    const int ranks = 1 + _i % 5;
+    const int64_t groups[] = {1, 2, 3}, heads = ranks * groups[_i / 8 % 3];
+    const bool tiled = _i % 4 == 3;
+    talk t = {.shape = {2 * heads, _i % 3 == 0 ? 1 : heads, tiled ? 64 : 5},
+              .ranks = ranks,
+              .element = tiled ? CP_BF16 : (cp_element)(_i % 2),
+              .separate = _i % 4 == 1,
+              .sequences = 3,
+              .room = 90,
+              .layers = 1 + _i % 2};
+    open_talk(&t);
+    for (int turn = 0; turn < 6; turn++) {
+        const bool decode = turn % 2 == 1;
+        int64_t fresh[3];
+        draw_lengths(&t, &state, decode, fresh);
+        call(&t, fresh, dealt[decode][(turn / 2 + _i) % 5]);
+        went_well(&t, turn);
+    }
+    close_talk(&t);
+    end();
+}
+
 /* Prompts that are long enough for Hopper's kernel, then a word; and the same
  * on a GPU that is none. */
 LOOP(tensor_cores_walk_too, 0, 6 * stand_in_pretends()) {

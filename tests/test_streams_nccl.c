@@ -83,6 +83,23 @@ LOOP(conversations_over_nccl_equal_dense_attention, 0, 18) {
     end();
 }
 
+LOOP(plans_that_deal_out_heads_go_over_nccl, 0, 8) {
+    static const cp_variant dealt[2][TURNS] = {
+        {CP_ULYSSES, CP_GATHER_Q, CP_MESH, CP_TREE, CP_ULYSSES},
+        {CP_MESH, CP_HELIX, CP_ULYSSES, CP_SCATTER_Q, CP_MESH}};
+    const int ranks = 2 + _i / 2;
+    begin_open(_i);
+    talk t = {.shape = {2 * ranks, _i % 4 < 2 ? 1 : ranks, 8},
+              .ranks = ranks,
+              .sequences = 2,
+              .room = 60,
+              .element = (cp_element)(_i % 2),
+              .variants = dealt[_i % 2],
+              .walk = walk_apart};
+    hold_talk(&t);
+    end();
+}
+
 static talk open_one(int ranks) {
     talk t = {.shape = {2, 1, 8},
               .ranks = ranks,

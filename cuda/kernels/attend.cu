@@ -54,8 +54,7 @@ CP_KERNEL(attend, cp_device_attention) {
             /* Fetch queries and keys. */
             for (int i = thread; i < ROWS * DEPTH; i += THREADS) {
                 const int r = i / DEPTH, k = i % DEPTH;
-                const int64_t key =
-                    (keys.row + r) * a.shape.kv_heads + blockIdx.y;
+                const int64_t key = (keys.row + r) * a.key_heads + blockIdx.y;
                 const bool inside = d + k < dim;
                 left[r][k] = inside && r < mine.count
                                  ? cp_get(a.queries, a.element,
@@ -111,8 +110,7 @@ CP_KERNEL(attend, cp_device_attention) {
             /* Fetch values. */
             for (int i = thread; i < KEYS * DEPTH; i += THREADS) {
                 const int key = i / DEPTH, d = c * DEPTH + i % DEPTH;
-                const int64_t at =
-                    (keys.row + key) * a.shape.kv_heads + blockIdx.y;
+                const int64_t at = (keys.row + key) * a.key_heads + blockIdx.y;
                 right[key][i % DEPTH] =
                     key < most && d < dim
                         ? cp_get(a.values, a.element, at * dim + d)
@@ -247,11 +245,13 @@ cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
 
 cudaError_t cp_device_attend(const cp_device_attention *call,
                              cudaStream_t stream) {
+    const int64_t heads = call->shape.kv_heads;
+    cp_device_attention full = *call;
+    full.key_heads = cp_max(call->key_heads, heads);
     if (call->kernel == CP_ATTEND_HOPPER)
-        return cp_device_prefill(call, CP_PREFILL_RUNGS, stream);
+        return cp_device_prefill(&full, CP_PREFILL_RUNGS, stream);
     if (call->kernel != CP_ATTEND_LOOPS)
-        return cp_attend_tiles(call, stream);
-    return CP_LAUNCH_GRID(attend, blocks_of(call) / call->shape.kv_heads,
-                          call->shape.kv_heads, call->splits, THREADS, stream,
-                          *call);
+        return cp_attend_tiles(&full, stream);
+    return CP_LAUNCH_GRID(attend, blocks_of(call) / heads, heads, call->splits,
+                          THREADS, stream, full);
 }

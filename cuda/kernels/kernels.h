@@ -61,8 +61,11 @@ typedef struct {
     cp_device_tiles queries_of;
     cp_device_keys keys_of;
     const void *queries, *keys, *values;
-    int64_t key_rows; /* of the tensors of keys and values; for Hopper's */
-    bool merge;       /* into what output and lse hold */
+    int64_t key_rows;  /* of the tensors of keys and values; for Hopper's */
+    int64_t key_heads; /* of such a row, if more than the shape's: keys and
+                          values then begin with the first that is attended to;
+                          0: as many */
+    bool merge;        /* into what output and lse hold */
     int splits;
     float *unfinished;
     int32_t *tickets;

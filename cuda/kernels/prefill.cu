@@ -728,16 +728,17 @@ static cudaError_t find_encoder(map_encoder *encode) {
                                                  : error;
 }
 
-/* A tensor of bf16, [rows][heads][dim], in boxes of [rows][heads][64]. A map of
- * no rows is refused; nothing asks for the row that stands for them. */
+/* A tensor of bf16, [rows][apart][dim], of whose heads the first so many are
+ * read, in boxes of [rows][heads][64]. A map of no rows is refused; nothing
+ * asks for the row that stands for them. */
 static cudaError_t encode_map(map_encoder encode, const void *tensor,
-                              int64_t rows, int64_t heads, int64_t dim,
-                              int64_t box_rows, int64_t box_heads,
+                              int64_t rows, int64_t apart, int64_t heads,
+                              int64_t dim, int64_t box_rows, int64_t box_heads,
                               CUtensorMap *map) {
     const cuuint64_t sizes[] = {(cuuint64_t)dim, (cuuint64_t)heads,
                                 (cuuint64_t)cp_max(1, rows)};
     const cuuint64_t strides[] = {(cuuint64_t)dim * 2,
-                                  (cuuint64_t)(heads * dim) * 2};
+                                  (cuuint64_t)(apart * dim) * 2};
     const cuuint32_t box[] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows};
     const cuuint32_t ones[] = {1, 1, 1};
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor,
@@ -754,19 +755,21 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     const cp_shape s = call->shape;
     const int64_t group = s.query_heads / s.kv_heads;
     const int64_t heads = cp_min(group, ROWS);
+    const int64_t apart = cp_max(call->key_heads, s.kv_heads);
     out->call = *call;
     out->items =
         call->queries_of.room * cp_ceil_divide(group, ROWS) * s.kv_heads;
     cudaError_t error = find_encoder(&encode);
     if (error == cudaSuccess)
         error = encode_map(encode, call->queries, call->rows, s.query_heads,
-                           s.head_dim, ROWS / heads, heads, &out->queries);
+                           s.query_heads, s.head_dim, ROWS / heads, heads,
+                           &out->queries);
     if (error == cudaSuccess)
-        error = encode_map(encode, call->keys, call->key_rows, s.kv_heads,
-                           s.head_dim, KEYS, 1, &out->keys);
+        error = encode_map(encode, call->keys, call->key_rows, apart,
+                           s.kv_heads, s.head_dim, KEYS, 1, &out->keys);
     if (error == cudaSuccess)
-        error = encode_map(encode, call->values, call->key_rows, s.kv_heads,
-                           s.head_dim, KEYS, 1, &out->values);
+        error = encode_map(encode, call->values, call->key_rows, apart,
+                           s.kv_heads, s.head_dim, KEYS, 1, &out->values);
     return error;
 }
 

@@ -58,7 +58,7 @@ CP_INLINED void copy_tile(const cp_device_attention *a, block_shape s,
                           const void *from) {
     const int chunks = s.dim / 8, step = THREADS / chunks;
     const int thread = (int)threadIdx.x;
-    const int64_t head = (int64_t)blockIdx.y, heads = a->shape.kv_heads;
+    const int64_t head = (int64_t)blockIdx.y, heads = a->key_heads;
     const int64_t first = (keys->row + thread / chunks) * heads + head;
     const char *row =
         (const char *)from + (first * s.dim + thread % chunks * 8) * ROW_BYTES;

@@ -13,10 +13,11 @@ typedef struct {
     const cp_device_place *place;
     cp_element element; /* as what numbers are sent */
     cp_attend_call call;
-    int first, count;             /* ranks that are here */
-    int64_t cached, asked, fresh; /* numbers of a rank's cache, queries, keys */
-    float *lent;                  /* [2 cached + 2 asked + 2 fresh] */
-    cp_queues *queues;            /* [count], as all below */
+    int first, count;                       /* ranks that are here */
+    int64_t cached, asked, fresh, answered; /* numbers of a rank's cache,
+                                               queries, keys, output */
+    float *lent;       /* [2 cached + asked + 2 fresh + 2 answered] */
+    cp_queues *queues; /* [count], as all below */
     cp_stream_walker **walkers;
     void **keys, **values; /* caches */
 } running;
@@ -73,30 +74,36 @@ static cp_status put_rows(const running *it, int r) {
 
 static cp_status take_rows(const running *it, int r) {
     const cp_stream_rows from = cp_stream_walker_rows(it->walkers[r]);
-    const int64_t heads = it->asked / it->call.job->shape.head_dim;
+    const int64_t heads = it->answered / it->call.job->shape.head_dim;
     cudaStream_t stream = it->queues[r].compute;
-    float *lse = it->lent + it->asked;
-    CP_TRY(
-        cp_bytes_copy(it->lent, from.output, it->asked * 4, stream, "output"));
+    float *lse = it->lent + it->answered;
+    CP_TRY(cp_bytes_copy(it->lent, from.output, it->answered * 4, stream,
+                         "output"));
     CP_TRY(cp_bytes_copy(lse, from.lse, heads * 4, stream, "LSE"));
     CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE"));
     cp_attend_read(&it->call, it->first + r, it->lent, lse);
     return CP_OK;
 }
 
+/* Of queries, or of an output: the heads of all their rows. */
+static int64_t numbers_of(const cp_plan *plan, int slot) {
+    return plan->slots[slot].rows * cp_plan_shape(plan, slot).query_heads *
+           plan->shape.head_dim;
+}
+
 static cp_status count_numbers(running *it) {
     const cp_attend_job *job = it->call.job;
     const cp_plan *plan = it->call.plan;
     const int64_t keys = job->shape.kv_heads * job->shape.head_dim;
-    const int64_t rows = plan->slots[plan->queries].rows;
     int64_t cached;
     if (!cp_multiply(job->sequences, it->call.room, &cached) ||
         !cp_multiply(cached, 8 * keys, &it->cached))
         return cp_fail(CP_MEMORY, "a cache of %ld rows overflows",
                        it->call.room);
     it->cached /= 8;
-    it->asked = rows * job->shape.query_heads * job->shape.head_dim;
-    it->fresh = rows * keys;
+    it->asked = numbers_of(plan, plan->queries);
+    it->answered = numbers_of(plan, plan->result);
+    it->fresh = plan->slots[plan->fresh].rows * keys;
     return CP_OK;
 }
 
@@ -107,7 +114,8 @@ static cp_status open_call(running *it) {
     CP_TRY(cp_device_count(&devices));
     it->element = it->call.plan->element_bytes == 4 ? CP_F32 : CP_BF16;
     CP_TRY(count_numbers(it));
-    CP_TRY(cp_allocate(&it->lent, 2 * (it->cached + it->asked + it->fresh),
+    CP_TRY(cp_allocate(&it->lent,
+                       2 * (it->cached + it->fresh + it->answered) + it->asked,
                        sizeof(float), "a rank's rows"));
     CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
     CP_TRY(cp_allocate(&it->walkers, count, sizeof(void *), "ranks"));

@@ -15,6 +15,8 @@ struct cp_manifest {
 
 static const cp_pieces *source_of(const cp_manifest *m, const cp_layout *layout,
                                   cp_list kind, int rank) {
+    if (kind == CP_LIST_QUERIES && m->plan->begins != CP_OWN_TOKENS)
+        return &layout->everybody.pieces;
     const cp_block *const blocks[CP_LISTS] = {
         [CP_LIST_QUERIES] = m->plan->labelled ? NULL : layout->queries,
         [CP_LIST_KEYS] = m->packs ? layout->keys : NULL,
@@ -99,11 +101,17 @@ static int64_t tables_of(const cp_manifest *m) {
     return m->packs ? m->plan->layout->ranks + 1 : 1;
 }
 
+/* Is there one for each rank, or one alone: its own, or everybody's? */
+static bool of_each_rank(const cp_manifest *m, cp_list kind) {
+    return kind == CP_LIST_KEYS ||
+           (kind == CP_LIST_QUERIES && m->plan->begins == CP_OWN_TOKENS);
+}
+
 static cp_status place_lists(cp_manifest *m, int64_t growth) {
     const int ranks = m->plan->layout->ranks;
     int64_t pieces, bytes;
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
-        const int64_t lists = kind < CP_LIST_CACHED ? ranks : 1;
+        const int64_t lists = of_each_rank(m, kind) ? ranks : 1;
         const bool grows = source_of(m, m->plan->layout, kind, 0) != NULL;
         m->first[kind] = m->pieces;
         m->room[kind] = most_pieces(m, m->plan->layout, kind);
@@ -138,9 +146,9 @@ cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
     const cp_piece *pieces =
         (const cp_piece *)(tables +
                            tables_of(m) * (m->plan->layout->sequences + 1));
-    const int64_t before = kind < CP_LIST_CACHED ? rank * m->room[kind] : 0;
-    return (cp_device_tiles){pieces + m->first[kind] + before,
-                             counts + kind * ranks + rank, m->room[kind]};
+    const int64_t n = of_each_rank(m, kind) ? rank : 0;
+    return (cp_device_tiles){pieces + m->first[kind] + n * m->room[kind],
+                             counts + kind * ranks + n, m->room[kind]};
 }
 
 cp_device_keys cp_manifest_keys(const cp_manifest *m, const void *at,
@@ -179,7 +187,7 @@ void cp_manifest_write(const cp_manifest *m, const cp_layout *layout,
                        void *to) {
     for (cp_list kind = 0; kind < CP_LISTS; kind++)
         for (int r = 0; r < layout->ranks; r++)
-            if (kind < CP_LIST_CACHED || r == m->rank)
+            if (of_each_rank(m, kind) || r == m->rank)
                 write_list(m, layout, kind, r, to);
 }
 

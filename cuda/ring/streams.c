@@ -20,6 +20,7 @@ struct cp_stream_walker {
     int rank;
     cp_queues queues;
     cp_stream_options options;
+    cp_shape attended; /* the heads of an attention */
     cp_attend_kernel kernel;
     cp_manifest *manifest;
     /* Its memory. */
@@ -103,7 +104,7 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
     w->unfinished = cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
                                    plan->slots[plan->result].bytes);
     w->tickets = cp_arena_claim(from, w->splits > 1 ? query_rows(w) : 0,
-                                4 * plan->shape.query_heads);
+                                4 * w->attended.query_heads);
 }
 
 static cp_status reserve(cp_stream_walker *w) {
@@ -114,7 +115,7 @@ static cp_status reserve(cp_stream_walker *w) {
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
-    w->splits = cp_device_most_splits(w->kernel, &plan->shape,
+    w->splits = cp_device_most_splits(w->kernel, &w->attended,
                                       w->options.blocks, query_rows(w));
     claim(w, &room);
     if (room.overflows)
@@ -166,6 +167,14 @@ static cp_status count_blocks(cp_stream_options *options) {
     return CP_OK;
 }
 
+/* All attentions of a program are of one shape. */
+static cp_shape attended_by(const cp_plan *plan, const cp_program *program) {
+    const cp_op *op = program->ops;
+    while (op->kind != CP_OP_ATTEND)
+        op++;
+    return cp_plan_shape(plan, op->in.slot);
+}
+
 static cp_status fill_walker(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t size = cp_element_bytes(w->options.element);
@@ -180,17 +189,18 @@ static cp_status fill_walker(cp_stream_walker *w) {
     CP_TRY(cp_allocate(&w->needed, plan->slot_count, sizeof(bool), "slots"));
     CP_TRY(cp_allocate(&w->halves, 2 * (int64_t)plan->layout->ranks,
                        sizeof(cp_message_half), "messages"));
-    CP_TRY(cp_cuda(cp_device_choose(&plan->shape, w->options.element,
-                                    plan->labelled ? 1 : query_rows(w),
-                                    &w->kernel),
+    const bool step = plan->layout->placement == CP_ROUND_ROBIN;
+    w->attended = attended_by(plan, w->program);
+    CP_TRY(cp_cuda(cp_device_choose(&w->attended, w->options.element,
+                                    step ? 1 : query_rows(w), &w->kernel),
                    "choosing a kernel"));
     CP_TRY(cp_manifest_new(plan, w->rank,
-                           cp_device_query_tile(w->kernel, &plan->shape),
+                           cp_device_query_tile(w->kernel, &w->attended),
                            w->options.growth, &w->manifest));
     CP_TRY(reserve(w));
     if (w->splits > 1)
         CP_TRY(clear_words(w, w->tickets,
-                           query_rows(w) * plan->shape.query_heads));
+                           query_rows(w) * w->attended.query_heads));
     CP_TRY(make_events(w));
     take_lists(w, plan->layout);
     return forget_wrong(w);
@@ -200,10 +210,6 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out) {
     *out = NULL;
-    for (int n = 0; n < plan->slot_count; n++)
-        if (plan->slots[n].parts > 1 || plan->begins != CP_OWN_TOKENS)
-            return cp_refuse("this plan deals out heads, which GPUs here do "
-                             "not: --on threads or mpi");
     if (!cp_device_takes(CP_ATTEND_LOOPS, &plan->shape, CP_F32, 0))
         return cp_refuse("keys of %ld numbers and values of %ld: GPUs here "
                          "take up to %d, as many of both: --on threads or mpi",
@@ -235,15 +241,15 @@ void cp_stream_walker_free(cp_stream_walker *w) {
 
 static char *slot_values(const cp_stream_walker *w, int slot) {
     const cp_plan *plan = w->plan;
-    return (char *)w->slots[slot] +
-           plan->slots[slot].rows * plan->shape.kv_heads *
-               plan->shape.head_dim * plan->element_bytes;
+    const cp_shape shape = cp_plan_shape(plan, slot);
+    return (char *)w->slots[slot] + plan->slots[slot].rows * shape.kv_heads *
+                                        shape.head_dim * plan->element_bytes;
 }
 
 static float *slot_lse(const cp_stream_walker *w, int slot) {
-    const cp_shape *shape = &w->plan->shape;
+    const cp_shape shape = cp_plan_shape(w->plan, slot);
     return (float *)w->slots[slot] +
-           w->plan->slots[slot].rows * shape->query_heads * shape->head_dim;
+           w->plan->slots[slot].rows * shape.query_heads * shape.head_dim;
 }
 
 static char *slot_labels(const cp_stream_walker *w, int slot) {
@@ -308,18 +314,23 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const cp_plan *plan = w->plan;
     const bool home = op->keys.slot == plan->cache;
     const int slot = merged >= 0 ? merged : op->out.slot;
+    const char *keys = home ? w->cache_keys : w->slots[op->keys.slot];
+    const char *values = home ? w->cache_values : slot_values(w, op->keys.slot);
+    const int64_t first = cp_plan_first_head(plan, op) * plan->shape.head_dim *
+                          plan->element_bytes;
     cp_device_attention call = {
         .kernel = w->kernel,
-        .shape = plan->shape,
+        .shape = w->attended,
         .element = w->options.element,
         .queries_of = tiles_at(w, CP_LIST_QUERIES, op->in.origin),
         .keys_of = cp_manifest_keys(w->manifest, w->lists,
                                     home ? CP_LIST_CACHED : CP_LIST_KEYS,
                                     op->keys.origin),
         .queries = w->slots[op->in.slot],
-        .keys = home ? w->cache_keys : w->slots[op->keys.slot],
-        .values = home ? w->cache_values : slot_values(w, op->keys.slot),
+        .keys = keys + first,
+        .values = values + first,
         .key_rows = home ? w->cached_rows : plan->slots[op->keys.slot].rows,
+        .key_heads = cp_plan_shape(plan, op->keys.slot).kv_heads,
         .merge = merged >= 0,
         .unfinished = w->unfinished,
         .tickets = w->tickets,
@@ -353,7 +364,8 @@ static int count_merges(const cp_stream_walker *w, int64_t n) {
 static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     const cp_plan *plan = w->plan;
     const cp_device_merging call = {
-        .rows = plan->slots[op->out.slot].rows * plan->shape.query_heads,
+        .rows = plan->slots[op->out.slot].rows *
+                cp_plan_shape(plan, op->out.slot).query_heads,
         .dim = plan->shape.head_dim,
         .addends = addends,
         .stride = addends > 1 ? distance(w, op) : 0,
@@ -364,6 +376,64 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     };
     return cp_cuda(cp_device_merge(&call, w->queues.compute),
                    "rank %d, a merge", w->rank);
+}
+
+/* Columns of a part, from or to those of the whole. */
+static cp_status copy_columns(const cp_stream_walker *w, char *to,
+                              int64_t to_width, const char *from,
+                              int64_t from_width, int64_t rows) {
+    const int64_t width = cp_min(to_width, from_width);
+    if (rows < 1)
+        return CP_OK;
+    return cp_cuda(cudaMemcpy2DAsync(to, (size_t)to_width, from,
+                                     (size_t)from_width, (size_t)width,
+                                     (size_t)rows, cudaMemcpyDeviceToDevice,
+                                     w->queues.compute),
+                   "rank %d, a part of the heads", w->rank);
+}
+
+static cp_status split(const cp_stream_walker *w, const cp_op *op) {
+    const cp_plan *plan = w->plan;
+    const bool keys = plan->slots[op->in.slot].kind == CP_SLOT_KEYS;
+    const cp_shape all = cp_plan_shape(plan, op->in.slot);
+    const cp_shape cut = cp_plan_shape(plan, op->out.slot);
+    const int64_t head = all.head_dim * plan->element_bytes;
+    const int64_t heads = keys ? all.kv_heads : all.query_heads;
+    const int64_t width = (keys ? cut.kv_heads : cut.query_heads) * head;
+    const int64_t rows = plan->slots[op->in.slot].rows;
+    const int parts = plan->slots[op->out.slot].parts;
+    for (int p = 0; p < parts; p++) {
+        const int64_t first = p * heads / parts * head;
+        const int in = op->in.slot, out = op->out.slot + p;
+        CP_TRY(copy_columns(w, w->slots[out], width,
+                            (char *)w->slots[in] + first, heads * head, rows));
+        if (keys)
+            CP_TRY(copy_columns(w, slot_values(w, out), width,
+                                slot_values(w, in) + first, heads * head,
+                                rows));
+    }
+    return CP_OK;
+}
+
+static cp_status join(const cp_stream_walker *w, const cp_op *op) {
+    const cp_plan *plan = w->plan;
+    const int64_t rows = plan->slots[op->out.slot].rows;
+    const int parts = plan->slots[op->in.slot].parts;
+    const int64_t heads = plan->shape.query_heads;
+    for (int p = 0; p < parts; p++) {
+        const int in = op->in.slot + p, out = op->out.slot;
+        const struct {
+            char *to, *from;
+            int64_t number; /* bytes of a head */
+        } columns[] = {{w->slots[out], w->slots[in], 4 * plan->shape.head_dim},
+                       {(char *)slot_lse(w, out), (char *)slot_lse(w, in), 4}};
+        for (int i = 0; i < 2; i++) {
+            const int64_t width = heads / parts * columns[i].number;
+            CP_TRY(copy_columns(w, columns[i].to + p * width, parts * width,
+                                columns[i].from, width, rows));
+        }
+    }
+    return CP_OK;
 }
 
 static int64_t mark_begin(const cp_stream_walker *w, const cp_op *op) {
@@ -389,6 +459,10 @@ static cp_status do_operations(cp_stream_walker *w, const cp_op *op,
         return attend(w, op, count > 1 ? op[1].out.slot : -1);
     case CP_OP_MERGE:
         return merge(w, op, (int)count);
+    case CP_OP_SPLIT:
+        return split(w, op);
+    case CP_OP_JOIN:
+        return join(w, op);
     default:
         return copy(w, op);
     }
