@@ -1,5 +1,5 @@
-/* The ledger of a long conversation: whatever its turns, no rank gets more than
- * its room. */
+/* The ledger of a long conversation: whatever its turns, and whatever is taken
+ * back of them, no rank gets more than its room. */
 #include "expect.h"
 
 #include "ring/cache.h"
@@ -80,5 +80,129 @@ LOOP(all_promised_positions_fit_in_the_room, 0, 54 * COUNT_OF(ways)) {
         check_spread(0);
         check_spread(1);
     }
+    cp_cache_free(cache);
+}
+
+/* Whether every rank's tokens lie in its first rows, in their order, and all
+ * ranks together have each position once. */
+static void check_rows(int64_t sequence) {
+    const int64_t length = cache->length[sequence];
+    int64_t all = 0;
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        const cp_pieces *held = cp_cache_held(cache, rank, sequence);
+        int64_t row = sequence * cache->room, next = 0;
+        for (int64_t n = 0; n < held->count; n++) {
+            const cp_piece piece = held->items[n];
+            ck_assert(piece.row == row && piece.span.start >= next);
+            ck_assert(piece.span.count > 1 || piece.span.step == 1);
+            row += piece.span.count;
+            next = cp_span_last(piece.span) + 1;
+        }
+        ck_assert_int_le(next, length);
+        all += row - sequence * cache->room;
+    }
+    ck_assert_int_eq(all, length);
+}
+
+static void cut(int64_t sequence, int64_t length) {
+    must(cp_cache_truncate(cache, sequence, length));
+    check_rows(sequence);
+    check_spread(sequence);
+}
+
+/* Drafts of up to six tokens, of which all or fewer stay. */
+static void take_step(int64_t most, uint64_t *random) {
+    int64_t fresh[2], kept[2];
+    for (int s = 0; s < 2; s++) {
+        const uint64_t left = (uint64_t)cp_min(7, most - cache->length[s]);
+        fresh[s] = (int64_t)(harness_random(random) % (left + 1));
+        kept[s] = cache->length[s];
+        if (fresh[s] > 0)
+            kept[s] +=
+                1 + (int64_t)(harness_random(random) % (uint64_t)fresh[s]);
+    }
+    if (fresh[0] + fresh[1] == 0)
+        return;
+    take_turn(fresh, true);
+    for (int s = 0; s < 2; s++)
+        cut(s, kept[s]);
+}
+
+LOOP(rows_are_bounded_whatever_is_taken_back, 0, 9 * COUNT_OF(ways)) {
+    enum { POSITIONS = 900 };
+    const int ranks = 1 + _i % 9;
+    const cp_dealing *how = &ways[_i / 9];
+    uint64_t random = (uint64_t)_i + 1;
+    must(cp_cache_new(ranks, 2, cp_shard_room(how, ranks, POSITIONS), &cache));
+    cache->dealing = *how;
+    take_turn((int64_t[]){2 * ranks + 1, 3}, false);
+    while (cache->length[0] < POSITIONS || cache->length[1] < POSITIONS)
+        take_step(POSITIONS, &random);
+    cut(0, 2 * ranks + 1);
+    cut(0, 0);
+    take_turn((int64_t[]){7, 0}, false);
+    check_rows(0);
+    cp_cache_free(cache);
+}
+
+TEST(ten_thousand_steps_leave_four_ranks_balanced) {
+    uint64_t random = 7;
+    int64_t held[2] = {INT64_MAX, 0}, pieces = 0;
+    must(cp_cache_new(4, 1, 30000, &cache));
+    take_turn((int64_t[]){1000}, false);
+    for (int n = 0; n < 10000; n++) {
+        const int64_t kept = 1 + (int64_t)(harness_random(&random) % 5);
+        take_turn((int64_t[]){5}, true);
+        must(cp_cache_truncate(cache, 0, cache->length[0] - 5 + kept));
+    }
+    check_rows(0);
+    for (int rank = 0; rank < 4; rank++) {
+        const int64_t tokens = cp_pieces_tokens(cp_cache_held(cache, rank, 0));
+        held[0] = cp_min(held[0], tokens);
+        held[1] = cp_max(held[1], tokens);
+        pieces = cp_max(pieces, cp_cache_held(cache, rank, 0)->count);
+    }
+    ck_assert_int_le(held[1] - held[0], 7);
+    ck_assert_int_le(pieces, 4);
+    cp_cache_free(cache);
+}
+
+/* Prefills of as many tokens as ranks give the first one to whoever has the
+ * most. Taken back but for that, they go on until its room is full. */
+TEST(prompts_are_not_dealt_to_be_taken_back) {
+    const int64_t fresh = 5;
+    cp_layout *layout;
+    cp_status status = CP_OK;
+    int64_t steps = 0;
+    must(cp_cache_new(4, 1, cp_shard_room(NULL, 4, 200), &cache));
+    while (status == CP_OK && steps++ < 195) {
+        status = cp_cache_lay_out(cache, false, &fresh, &layout);
+        if (status == CP_OK) {
+            must(cp_cache_commit(cache, layout));
+            must(cp_cache_truncate(cache, 0, steps));
+            cp_layout_free(layout);
+        }
+    }
+    ck_assert_int_eq(status, CP_CAPACITY);
+    cp_cache_free(cache);
+}
+
+TEST(a_cut_that_cannot_be_is_refused) {
+    must(cp_cache_new(2, 2, 200, &cache));
+    take_turn((int64_t[]){9, 100}, false);
+    refuses(cp_cache_truncate(cache, 0, 10), CP_INVALID,
+            "sequence 0 has 9 tokens, and cannot be cut to 10");
+    refuses(cp_cache_truncate(cache, 0, -1), CP_INVALID, "cut to -1");
+    cp_cache_free(cache);
+    must(cp_cache_new(2, 1, 200, &cache));
+    cache->dealing = (cp_dealing){CP_INTERLEAVE, .block = 2};
+    take_turn((int64_t[]){3}, false);
+    take_turn((int64_t[]){100}, false);
+    refuses(cp_cache_truncate(cache, 0, 50), CP_INVALID,
+            "rank 0 has others between them");
+    ck_assert_int_eq(cache->length[0], 103);
+    ck_assert_int_eq(cp_pieces_tokens(cp_cache_held(cache, 0, 0)), 52);
+    must(cp_cache_truncate(cache, 0, 3));
+    check_rows(0);
     cp_cache_free(cache);
 }

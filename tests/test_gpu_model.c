@@ -65,6 +65,29 @@ static void end_file(void) {
     end();
 }
 
+static const turn talk[] = {
+    {false, {23, 1, 0}}, {true, {1, 1, 0}},  {true, {1, 1, 0}},
+    {false, {0, 9, 37}}, {true, {1, 1, 1}},  {true, {1, 0, 1}},
+    {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {1, 0, 0}},
+    {true, {1, 1, 1}},   {false, {2, 2, 2}}, {true, {0, 0, 1}},
+    {true, {5, 1, 9}},   {true, {1, 1, 1}},  {true, {2, 0, 7}},
+    {false, {3, 0, 1}},  {true, {1, 1, 1}},  {true, {4, 4, 0}},
+    {true, {1, 1, 1}},
+};
+enum { TALK = COUNT_OF(talk) };
+
+/* Tokens that are taken back after a turn of it. */
+static const int64_t back[TALK][SEQUENCES] = {
+    [12] = {4, 0, 2}, [14] = {0, 0, 6}, [15] = {5, 0, 0}};
+
+static cp_status take_back(cp_session *session, const turn *call) {
+    for (int n = 0; n < TALK; n++)
+        for (int i = 0; i < SEQUENCES && call == &talk[n]; i++)
+            CP_TRY(cp_session_truncate(
+                session, i, cp_session_length(session, i) - back[n][i]));
+    return CP_OK;
+}
+
 static cp_status say(cp_session *session, const turn *call, uint64_t seed,
                      int64_t *count) {
     int32_t tokens[MOST];
@@ -76,11 +99,14 @@ static cp_status say(cp_session *session, const turn *call, uint64_t seed,
             asked[batch++] = s;
         *count += call->lengths[s];
     }
+    const bool ones = call->decode && *count == batch;
     for (int64_t t = 0; t < *count; t++)
         tokens[t] = (int32_t)(harness_random(&state) % (uint64_t)f.words);
-    return call->decode
-               ? cp_session_decode(session, batch, asked, tokens, NULL)
-               : cp_session_prefill(session, call->lengths, tokens, NULL);
+    CP_TRY(ones ? cp_session_decode(session, batch, asked, tokens, NULL)
+           : call->decode
+               ? cp_session_verify(session, call->lengths, tokens, NULL)
+               : cp_session_prefill(session, call->lengths, tokens, NULL));
+    return take_back(session, call);
 }
 
 /* What is drawn of the last call is what its logits say. */
@@ -89,13 +115,16 @@ static cp_status draw_too(const cp_session *session, int64_t count,
     static const double temperatures[] = {0.0, 0.9};
     int64_t after[MOST];
     int32_t tokens[MOST];
+    cp_sampler samplers[MOST];
     for (int64_t t = 0; t < count; t++)
         after[t] = count - 1 - t;
     for (int n = 0; n < COUNT_OF(temperatures); n++) {
         cp_sampler one, other;
         CP_TRY(cp_sampler_start(temperatures[n], 7, &one));
         other = one;
-        CP_TRY(cp_session_draw(session, count, after, &one, tokens));
+        for (int64_t t = 0; t < count; t++, cp_sampler_skip(&one))
+            samplers[t] = one;
+        CP_TRY(cp_session_draw(session, count, after, samplers, tokens));
         for (int64_t t = 0; t < count; t++)
             if (tokens[t] !=
                 cp_sampler_draw(&other, logits + after[t] * f.words, f.words))
@@ -147,14 +176,6 @@ static double compare(const cp_backend *backend, int ranks, cp_variant variant,
     ck_assert_int_eq(numbers, others);
     return distance(expected, got, numbers);
 }
-
-static const turn talk[] = {
-    {false, {23, 1, 0}}, {true, {1, 1, 0}},  {true, {1, 1, 0}},
-    {false, {0, 9, 37}}, {true, {1, 1, 1}},  {true, {1, 0, 1}},
-    {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {1, 0, 0}},
-    {true, {1, 1, 1}},   {false, {2, 2, 2}}, {true, {0, 0, 1}},
-};
-enum { TALK = COUNT_OF(talk) };
 
 static const struct {
     int ranks;

@@ -232,6 +232,76 @@ LOOP(test_batches_agree, 0, 2 * MOST) {
                      lengths[0] + STEPS + 1 + some[0]);
 }
 
+static const int64_t unlike[] = {3, 1, 2, 5, 1, 1, 4};
+static const cp_dealing dealings[] = {
+    {.placement = CP_ZIGZAG},
+    {.placement = CP_INTERLEAVE, .block = 4},
+    {.placement = CP_NAIVE},
+    {.placement = CP_ZIGZAG, .weights = unlike},
+};
+static const int odd_ranks[] = {1, 2, 3, 5, 7};
+
+/* Tokens of two conversations that are verified at once: those of the text,
+ * and behind them wrong ones, which are taken back. */
+static void verify(cp_session *session, const int32_t *text,
+                   const int64_t right[2], const int64_t wrong[2],
+                   float *rows) {
+    int64_t lengths[2], before[2], count = 0;
+    int32_t tokens[32];
+    cp_turn_report report;
+    for (int s = 0; s < 2; s++) {
+        before[s] = cp_session_length(session, s);
+        lengths[s] = right[s] + wrong[s];
+        for (int64_t t = 0; t < lengths[s]; t++, count++)
+            tokens[count] = t < right[s] ? text[before[s] + t] : (int32_t)t;
+    }
+    must(cp_session_verify(session, lengths, tokens, &report));
+    ck_assert_int_eq(report.variant, CP_DECODE);
+    for (int s = 0; s < 2; s++)
+        must(cp_session_truncate(session, s, before[s] + right[s]));
+    for (int64_t s = 0, row = 0; s < 2; row += lengths[s++])
+        if (right[s] > 0)
+            must(cp_session_logits(session, row, right[s],
+                                   rows + (s * TEXT + before[s]) * f.words));
+}
+
+LOOP(what_is_taken_back_was_never_there, 0,
+     COUNT_OF(dealings) * COUNT_OF(odd_ranks)) {
+    open_tiny(&(tiny_gguf_options){.seed = 23});
+    const cp_session_options options = {
+        .ranks = odd_ranks[_i % COUNT_OF(odd_ranks)],
+        .sequences = 2,
+        .capacity = 80,
+        .dealing = dealings[_i / COUNT_OF(odd_ranks)],
+        .cores = 2};
+    int32_t *text = make_up(TEXT, 6);
+    float *expected = logits_of(TEXT), *rows = logits_of(2 * TEXT);
+    uint64_t random = (uint64_t)_i + 1;
+    say(open_session(1, 1, CP_AUTO), text, whole, expected);
+    cp_session *session = open_with(&options);
+    while (cp_session_length(session, 0) < TEXT ||
+           cp_session_length(session, 1) < TEXT) {
+        int64_t right[2], wrong[2];
+        for (int s = 0; s < 2; s++) {
+            const int64_t left = TEXT - cp_session_length(session, s);
+            right[s] = cp_min(left, (int64_t)(harness_random(&random) % 6));
+            wrong[s] =
+                right[s] == 0 ? 0 : (int64_t)(harness_random(&random) % 6);
+        }
+        if (right[0] + right[1] > 0)
+            verify(session, text, right, wrong, rows);
+    }
+    for (int s = 0; s < 2; s++)
+        same_words(expected, rows + s * TEXT * f.words, TEXT);
+    refuses(cp_session_truncate(session, 2, 0), CP_INVALID, "sequence 2 of 2");
+    refuses(cp_session_truncate(session, 0, TEXT + 1), CP_INVALID,
+            "cannot be cut to 54");
+    must(cp_session_truncate(session, 0, 0));
+    must(cp_session_prefill(session, (int64_t[]){TEXT, 0}, text, NULL));
+    must(cp_session_logits(session, 0, TEXT, rows));
+    same_words(expected, rows, TEXT);
+}
+
 static volatile sig_atomic_t stop;
 
 static void stop_at_once(void *context, int64_t done, int64_t total) {

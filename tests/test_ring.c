@@ -526,8 +526,8 @@ TEST(decode_refuses_a_prefill) {
     cp_plan *plan;
     refuses_with(cp_plan_build(CP_DECODE, layout, &smallest, NULL, &plan),
                  CP_INVALID,
-                 "decode needs a call of one token a "
-                 "sequence; this one prefills 5 tokens");
+                 "decode needs tokens that are dealt by turns; this call "
+                 "prefills 5");
     ck_assert_ptr_null(plan);
     cp_layout_free(layout);
 }

@@ -298,8 +298,6 @@ TEST(nonsense_is_refused_with_its_numbers) {
     fresh[0] = 0;
     expect(&call, CP_INVALID, "no new token");
     fresh[0] = 2;
-    call.dealing.placement = CP_ROUND_ROBIN;
-    expect(&call, CP_INVALID, "brings 2 new tokens to a decode step");
     call.dealing.weights = (int64_t[]){2, 0};
     expect(&call, CP_INVALID, "rank 1 has weight 0");
     call.dealing.weights = (int64_t[]){9999, 2};

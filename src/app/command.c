@@ -361,16 +361,6 @@ cp_status cp_command_call_check(cp_command_call *call) {
     return CP_OK;
 }
 
-cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
-                                const int64_t *new_tokens) {
-    for (int64_t s = 0; s < sequences && cp_variant_decodes(variant); s++)
-        if (new_tokens[s] > 1)
-            return cp_refuse("--variant %s: sequence %ld has %ld new tokens; a "
-                             "step of decode has 1",
-                             cp_variant_name(variant), s, new_tokens[s]);
-    return CP_OK;
-}
-
 static cp_status opened_file(cp_opened *model) {
     return model->file != NULL ? CP_OK
                                : cp_gguf_open(model->path, &model->file);

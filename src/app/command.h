@@ -204,10 +204,6 @@ typedef struct {
 cp_status cp_command_call_read(cp_command_call *call);
 cp_status cp_command_call_check(cp_command_call *call);
 
-/* If the variant is CP_DECODE, see that no sequence has two new tokens. */
-cp_status cp_command_step_check(cp_variant variant, int64_t sequences,
-                                const int64_t *new_tokens);
-
 /* What is made of a model's file, each when it is asked for; NULL before. */
 typedef struct {
     const char *path; /* which an option says */

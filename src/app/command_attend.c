@@ -112,7 +112,6 @@ static cp_status shape_take(const attend_run *run, cp_shape *shape) {
 static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
     const int64_t rows = run->queries.shape[0], key_rows = run->keys.shape[0];
     int64_t fresh = 0, all = 0;
-    CP_TRY(cp_command_step_check(run->ring.variant, run->sequences, lengths));
     for (int64_t s = 0; s < run->sequences; s++) {
         const int64_t past = cp_history_tokens(run->pasts[s], run->turns[s]);
         if (!cp_add(fresh, lengths[s], &fresh) || !cp_add(all, past, &all) ||

@@ -67,27 +67,32 @@ cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
                        const cp_session *session, cp_sampler *sampler) {
     const int64_t width = tape->vocabulary;
     int64_t *after, read = 0, tokens = 0;
+    cp_sampler *samplers;
     int32_t *drawn;
-    CP_TRY(cp_allocate(&after, call->count, 8 + 4, "tokens"));
+    CP_TRY(cp_allocate(&samplers, call->count, sizeof(cp_sampler) + 8 + 4,
+                       "tokens"));
+    after = (int64_t *)(samplers + call->count);
     drawn = (int32_t *)(after + call->count);
     for (int64_t i = 0; i < call->count; i++) {
         tokens += call->decode ? 1 : call->which[i];
         if (call->drawn[i] == CP_UNREAD)
             continue;
         after[read] = tokens - 1;
+        samplers[read] = *sampler;
+        cp_sampler_skip(sampler);
         if (tape->keeps)
-            drawn[read] =
-                cp_sampler_draw(sampler, call->logits + i * width, width);
+            drawn[read] = cp_sampler_draw(&samplers[read],
+                                          call->logits + i * width, width);
         read++;
     }
     const cp_status status =
         tape->keeps || read == 0
             ? CP_OK
-            : cp_session_draw(session, read, after, sampler, drawn);
+            : cp_session_draw(session, read, after, samplers, drawn);
     for (int64_t i = call->count - 1; i >= 0 && status == CP_OK; i--)
         if (call->drawn[i] != CP_UNREAD)
             call->drawn[i] = drawn[--read];
-    free(after);
+    free(samplers);
     return status;
 }
 

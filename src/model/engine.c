@@ -227,7 +227,7 @@ static bool is_here(const cp_engine *engine, cp_owner owner) {
 }
 
 static cp_status draw_own(const cp_engine *engine, int64_t count,
-                          const int64_t *after, cp_sampler *sampler,
+                          const int64_t *after, const cp_sampler *samplers,
                           int32_t *tokens) {
     const int64_t most = engine->on->scored, bytes = engine->row_bytes;
     cp_status status = CP_OK;
@@ -238,9 +238,8 @@ static cp_status draw_own(const cp_engine *engine, int64_t count,
         const cp_owner owner = engine->owners[engine->now][after[n]];
         if (is_here(engine, owner)) {
             status = bring(engine, engine->input + rows * bytes, owner);
-            block[rows++] = (drawing){n, *sampler};
+            block[rows++] = (drawing){n, samplers[n]};
         }
-        cp_sampler_skip(sampler);
         if (status == CP_OK && rows > 0 && (rows == most || n + 1 == count)) {
             status = draw_block(engine, rows, block, tokens);
             rows = 0;
@@ -273,10 +272,10 @@ static cp_status hear(const cp_engine *engine, cp_status mine, int64_t count,
 }
 
 cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
-                         const int64_t *after, cp_sampler *sampler,
+                         const int64_t *after, const cp_sampler *samplers,
                          int32_t *tokens) {
     memset(tokens, 0, (size_t)count * 4);
-    const cp_status status = draw_own(engine, count, after, sampler, tokens);
+    const cp_status status = draw_own(engine, count, after, samplers, tokens);
     return engine->place.crew == NULL
                ? status
                : hear(engine, status, count, after, tokens);

@@ -92,7 +92,7 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
 cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
-                         const int64_t *after, cp_sampler *sampler,
+                         const int64_t *after, const cp_sampler *samplers,
                          int32_t *tokens);
 
 #endif

@@ -24,9 +24,10 @@ struct cp_session {
     outcome last; /* of the successful calls */
 };
 
-/* What is asked for: a prefill of lengths, or a decode of a batch. */
+/* What is asked for: so many tokens of each sequence, or one of some. */
 typedef struct {
-    const int64_t *lengths;
+    bool decode;
+    const int64_t *lengths; /* or NULL, and a batch */
     int64_t batch;
     const int64_t *sequences;
     const int32_t *tokens;
@@ -93,9 +94,9 @@ static cp_status prepare(const cp_session *session, const request *asked,
                          making *call) {
     const cp_session_options *options = &session->options;
     call->choice = (cp_choice){options->variant, "as asked"};
-    if (asked->lengths == NULL)
+    if (asked->decode)
         call->choice =
-            (cp_choice){CP_DECODE, "one new token per sequence (Algorithm 4)"};
+            (cp_choice){CP_DECODE, "few new tokens per sequence (Algorithm 4)"};
     CP_TRY(cp_call_plan(session->cache, call->lengths,
                         session->model->backend->machine,
                         &session->model->facts.shape, &options->chooser,
@@ -194,8 +195,22 @@ cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
 cp_status cp_session_decode(cp_session *session, int64_t batch,
                             const int64_t *sequences, const int32_t *tokens,
                             cp_turn_report *report) {
-    const request asked = {NULL, batch, sequences, tokens};
+    const request asked = {true, NULL, batch, sequences, tokens};
     return answer(session, &asked, report);
+}
+
+cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
+                            const int32_t *tokens, cp_turn_report *report) {
+    const request asked = {true, .lengths = lengths, .tokens = tokens};
+    return answer(session, &asked, report);
+}
+
+cp_status cp_session_truncate(cp_session *session, int64_t sequence,
+                              int64_t length) {
+    if (sequence < 0 || sequence >= session->options.sequences)
+        return cp_refuse("sequence %ld of %ld", sequence,
+                         session->options.sequences);
+    return cp_cache_truncate(session->cache, sequence, length);
 }
 
 cp_status cp_session_logits(const cp_session *session, int64_t first,
@@ -207,13 +222,13 @@ cp_status cp_session_logits(const cp_session *session, int64_t first,
 }
 
 cp_status cp_session_draw(const cp_session *session, int64_t count,
-                          const int64_t *after, cp_sampler *sampler,
+                          const int64_t *after, const cp_sampler *samplers,
                           int32_t *tokens) {
     for (int64_t n = 0; n < count; n++)
         if (after[n] < 0 || after[n] >= session->last.rows)
             return cp_refuse("a token after %ld of a call of %ld tokens",
                              after[n], session->last.rows);
-    return cp_engine_draw(session->engine, count, after, sampler, tokens);
+    return cp_engine_draw(session->engine, count, after, samplers, tokens);
 }
 
 static cp_status check_variant(cp_variant variant) {

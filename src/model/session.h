@@ -52,6 +52,17 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
                             const int64_t *sequences, const int32_t *tokens,
                             cp_turn_report *report);
 
+/* As prefill, but in a step of decode: for few tokens of each sequence, some of
+ * which may not stay (book, section on drafts). */
+cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
+                            const int32_t *tokens, cp_turn_report *report);
+
+/* Keep the first length tokens of a sequence, as if the others had not been
+ * appended. Logits of the last call may be read and drawn from all the same.
+ * Fails as cp_cache_truncate does, the session untouched. */
+cp_status cp_session_truncate(cp_session *session, int64_t sequence,
+                              int64_t length);
+
 /* The scores of every token of the vocabulary to come next, after tokens
  * first .. first + count - 1 of the last successful call, in the order in
  * which that call was given them. logits [count][vocabulary]. */
@@ -59,11 +70,10 @@ cp_status cp_session_logits(const cp_session *session, int64_t first,
                             int64_t count, float *logits);
 
 /* Draw tokens[n] from the scores after token after[n] of the last successful
- * call, one after the other; the sampler moves on as by cp_sampler_draw. All
- * processes get the same. Fails with CP_INVALID where a score is no number;
- * the sampler may have moved then. */
+ * call, as samplers[n] would draw it; all have the same temperature. All
+ * processes get the same. Fails with CP_INVALID where a score is no number. */
 cp_status cp_session_draw(const cp_session *session, int64_t count,
-                          const int64_t *after, cp_sampler *sampler,
+                          const int64_t *after, const cp_sampler *samplers,
                           int32_t *tokens);
 
 /* The variant of later prefills; CP_DECODE is refused. */

@@ -82,6 +82,48 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
     return CP_OK;
 }
 
+static bool is_packed(const cp_cache *cache, int rank, int64_t sequence,
+                      int64_t length) {
+    const cp_pieces *held = cp_cache_held(cache, rank, sequence);
+    int64_t tokens = 0, end = sequence * cache->room;
+    for (int64_t n = 0; n < held->count; n++) {
+        const int64_t left = cp_span_before(held->items[n].span, length);
+        tokens += left;
+        if (left > 0)
+            end = cp_max(end, held->items[n].row + left);
+    }
+    return end - sequence * cache->room == tokens;
+}
+
+static void cut_pieces(cp_pieces *held, int64_t length) {
+    int64_t count = 0;
+    for (int64_t n = 0; n < held->count; n++) {
+        cp_piece piece = held->items[n];
+        piece.span.count = cp_span_before(piece.span, length);
+        if (piece.span.count == 1)
+            piece.span.step = 1;
+        if (piece.span.count > 0)
+            held->items[count++] = piece;
+    }
+    held->count = count;
+}
+
+cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length) {
+    if (length < 0 || length > cache->length[sequence])
+        return cp_refuse("sequence %ld has %ld tokens, and cannot be cut to "
+                         "%ld",
+                         sequence, cache->length[sequence], length);
+    for (int rank = 0; rank < cache->ranks; rank++)
+        if (!is_packed(cache, rank, sequence, length))
+            return cp_refuse("sequence %ld cannot be cut to %ld tokens: rank "
+                             "%d has others between them",
+                             sequence, length, rank);
+    for (int rank = 0; rank < cache->ranks; rank++)
+        cut_pieces(cp_cache_held(cache, rank, sequence), length);
+    cache->length[sequence] = length;
+    return CP_OK;
+}
+
 cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence) {
     return &cache->held[rank * cache->sequences + sequence];
 }

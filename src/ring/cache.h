@@ -26,7 +26,7 @@ cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
 void cp_cache_free(cp_cache *cache);
 
 /* The layout of the next call: new_tokens[i] tokens for each sequence, dealt
- * out by chunks, or in a decode step (0 or 1 each) by turns. The cache is not
+ * out by chunks, or in a decode step, of few each, by turns. The cache is not
  * touched. Fails as cp_layout_new does, before any work. */
 cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
                            const int64_t *new_tokens, cp_layout **out);
@@ -34,6 +34,12 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
 /* Make the new tokens of a call that succeeded part of the cache. Either all
  * of them or, for want of memory, none. */
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
+
+/* Keep the first length tokens of a sequence; the others were never there, and
+ * their rows are free. Fails with CP_INVALID, the cache untouched, for more
+ * than there are, and where a call is cut that did not put its tokens in rows
+ * in their order: a long prompt by interleave. */
+cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length);
 
 /* What a rank holds of a sequence. */
 cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence);

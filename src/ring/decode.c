@@ -6,7 +6,7 @@ void cp_plan_decode(cp_plan *plan) {
     if (plan->layout->placement == CP_ROUND_ROBIN)
         cp_plan_pass_q(plan);
     else
-        plan->status = cp_refuse("decode needs a call of one token a sequence; "
-                                 "this one prefills %ld tokens",
+        plan->status = cp_refuse("decode needs tokens that are dealt by "
+                                 "turns; this call prefills %ld",
                                  plan->layout->new_tokens);
 }

@@ -28,6 +28,7 @@ typedef struct {
     int64_t held;  /* of the sequence, before the call */
     int64_t order; /* the less the sooner, and then by place */
     int64_t total; /* held, and the new tokens that it gets */
+    int64_t piece; /* of those the first, among all that are appended */
     int rank, place;
 } seat;
 
@@ -38,32 +39,48 @@ static int by_order(const void *a, const void *b) {
     return one->order < other->order ? -1 : 1;
 }
 
-static int owner_seat(const cp_call *call, int64_t turn, const seat *seats,
-                      int64_t *counts) {
+static int owner_seat(const cp_call *call, int64_t turn, int64_t nth,
+                      const seat *seats, int64_t *counts) {
     const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
-    int64_t least = INT64_MAX, cached = 0;
-    int seat = 0;
-    if (how->weights != NULL)
-        return cp_shares_owner(how->weights, ranks, turn, counts,
-                               counts + ranks);
+    int64_t least = INT64_MAX, before = 0;
+    int seat = (int)(nth % ranks);
     for (int n = 0; n < ranks; n++) {
-        least = cp_min(least, seats[n].held);
-        cached += seats[n].held;
+        least = cp_min(least, seats[n].total);
+        before += counts[seats[n].rank] = seats[n].total;
     }
+    if (how->weights != NULL)
+        return cp_shares_owner(how->weights, ranks, turn + nth, counts,
+                               counts + ranks);
     if (how->block > 0)
-        return (int)(cached / how->block % ranks);
-    while (seats[seat].held - least >= cp_shard_spread(ranks))
-        seat++;
+        return (int)(before / how->block % ranks);
+    while (seats[seat].total - least >= cp_shard_spread(ranks))
+        seat = (seat + 1) % ranks;
     return seat;
 }
 
-static int64_t first_seat(const cp_call *call, int64_t place) {
+static int64_t rank_behind(const cp_call *call, int64_t sequence) {
+    int64_t last = -1, behind = 0;
+    for (int rank = 0; rank < call->ranks; rank++) {
+        const cp_pieces *held = pieces_held(call, rank, sequence);
+        const int64_t n = held->count - 1;
+        if (n < 0 || cp_span_last(held->items[n].span) < last)
+            continue;
+        last = cp_span_last(held->items[n].span);
+        behind = rank + 1;
+    }
+    return behind % call->ranks;
+}
+
+static int64_t first_seat(const cp_call *call, int64_t sequence,
+                          int64_t place) {
     const cp_dealing *how = &call->dealing;
     if (how->weights != NULL || how->block > 0)
         return 0;
     if (how->placement == CP_ROUND_ROBIN)
-        return (place + call->step) % call->ranks;
+        return call->new_tokens[sequence] > 1
+                   ? rank_behind(call, sequence)
+                   : (place + call->step) % call->ranks;
     return how->placement == CP_ZIGZAG ? place % call->ranks : 0;
 }
 
@@ -72,46 +89,71 @@ static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
     const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
     const bool fewer_first = call->new_tokens[sequence] < ranks;
-    const int64_t first = first_seat(call, place);
+    const int64_t first = first_seat(call, sequence, place);
     for (int n = 0; n < ranks; n++) {
         const int rank = (int)((first + n) % ranks);
         const int64_t held =
             cp_pieces_tokens(pieces_held(call, rank, sequence));
-        seats[n] = (seat){held, fewer_first ? held : -held, 0, rank, n};
+        seats[n] = (seat){held, fewer_first ? held : -held, held, 0, rank, n};
         counts[rank] = held;
-    }
-    if (how->placement == CP_ROUND_ROBIN) {
-        const int n = owner_seat(call, place + call->step, seats, counts);
-        const seat owner = seats[n];
-        seats[n] = seats[0];
-        seats[0] = owner;
     }
     if (how->placement == CP_ZIGZAG && how->weights == NULL)
         qsort(seats, (size_t)ranks, sizeof(*seats), by_order);
 }
-static cp_status deal(const cp_call *call, const cp_dealing *how, int part,
-                      seat *seat, cp_run run, cp_layout *layout) {
+static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
+                            cp_run run, seat *seats, cp_layout *layout) {
+    for (int part = 0; part < call->ranks; part++) {
+        seat *seat = &seats[part];
+        cp_block *queries = &layout->queries[seat->rank];
+        cp_pieces *appended = &layout->appended[seat->rank].pieces;
+        const int64_t row = run.sequence * call->room + seat->held;
+        CP_TRY(cp_shard(how, call->ranks, part, run, queries->rows,
+                        &queries->pieces));
+        CP_TRY(cp_shard(how, call->ranks, part, run, row, appended));
+        for (int64_t n = seat->piece; n < appended->count; n++)
+            seat->total += appended->items[n].span.count;
+    }
+    return CP_OK;
+}
+
+/* A piece by itself, whatever it continues: each token of a step has a label. */
+static cp_status add_token(cp_pieces *pieces, cp_span token, int64_t row) {
+    CP_TRY(cp_pieces_reserve(pieces, pieces->count + 1));
+    pieces->items[pieces->count++] = (cp_piece){token, row};
+    return CP_OK;
+}
+
+static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
+                            seat *seats, int64_t *counts, cp_layout *layout) {
+    for (int64_t n = 0; n < run.count; n++) {
+        seat *owner = &seats[owner_seat(call, turn, n, seats, counts)];
+        cp_block *queries = &layout->queries[owner->rank];
+        const cp_span token = {run.sequence, run.first + n, 1, 1};
+        const int64_t row = queries->rows + owner->total - owner->held;
+        const int64_t cache_row = run.sequence * call->room + owner->total++;
+        CP_TRY(add_token(&queries->pieces, token, row));
+        CP_TRY(
+            add_token(&layout->appended[owner->rank].pieces, token, cache_row));
+    }
+    return CP_OK;
+}
+
+static cp_status list_keys(const cp_call *call, int64_t sequence,
+                           const seat *seat, cp_layout *layout) {
     const int rank = seat->rank;
-    const cp_pieces *held = pieces_held(call, rank, run.sequence);
-    cp_block *queries = &layout->queries[rank];
+    const cp_pieces *held = pieces_held(call, rank, sequence);
     cp_block *appended = &layout->appended[rank];
-    const int64_t before = appended->pieces.count;
-    const int64_t row = run.sequence * call->room + seat->held;
     int64_t total = 0;
-    CP_TRY(
-        cp_shard(how, call->ranks, part, run, queries->rows, &queries->pieces));
-    CP_TRY(cp_shard(how, call->ranks, part, run, row, &appended->pieces));
     for (int64_t n = 0; n < held->count; n++)
         CP_TRY(add_key(layout, rank, held->items[n], &total));
-    for (int64_t n = before; n < appended->pieces.count; n++)
+    for (int64_t n = seat->piece; n < appended->pieces.count; n++)
         CP_TRY(add_key(layout, rank, appended->pieces.items[n], &total));
-    queries->tokens = appended->tokens += total - seat->held;
-    seat->total = total;
+    layout->queries[rank].tokens = appended->tokens += total - seat->held;
     if (total > call->room)
         return cp_fail(CP_CAPACITY,
                        "sequence %ld would hold %ld tokens on rank %d; its "
                        "cache has room for %ld",
-                       run.sequence, total, rank, call->room);
+                       sequence, total, rank, call->room);
     return CP_OK;
 }
 static int64_t rows_aside(const cp_dealing *how, int ranks, int64_t count,
@@ -130,15 +172,22 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
     const int64_t fresh = call->new_tokens[sequence];
     int64_t cached = 0, longest = 0, most = 0;
     seat_ranks(call, sequence, place, seats, counts);
-    for (int part = 0; part < ranks; part++)
+    for (int part = 0; part < ranks; part++) {
         cached += seats[part].held;
+        seats[part].piece = layout->appended[seats[part].rank].pieces.count;
+    }
     if (how.weights != NULL && how.placement == CP_ZIGZAG) {
         cp_shares_deal(how.weights, ranks, fresh, counts, counts + ranks);
         how.weights = counts + ranks;
     }
     const cp_run run = {sequence, cached, fresh};
+    if (how.placement == CP_ROUND_ROBIN)
+        CP_TRY(
+            deal_turns(call, place + call->step, run, seats, counts, layout));
+    else
+        CP_TRY(deal_parts(call, &how, run, seats, layout));
     for (int part = 0; part < ranks; part++) {
-        CP_TRY(deal(call, &how, part, &seats[part], run, layout));
+        CP_TRY(list_keys(call, sequence, &seats[part], layout));
         longest = cp_max(longest, seats[part].total);
         most = cp_max(most, seats[part].total - seats[part].held);
     }
@@ -183,7 +232,6 @@ int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
 }
 
 static cp_status check_call(const cp_call *call) {
-    const bool decode = call->dealing.placement == CP_ROUND_ROBIN;
     int64_t total = 0, cache_rows;
     if (call->ranks < 1)
         return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
@@ -191,9 +239,8 @@ static cp_status check_call(const cp_call *call) {
         CP_TRY(cp_shares_check(call->dealing.weights, call->ranks));
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
-        if (count < 0 || (decode && count > 1))
-            return cp_refuse("sequence %ld brings %ld new tokens%s", i, count,
-                             decode ? " to a decode step" : "");
+        if (count < 0)
+            return cp_refuse("sequence %ld brings %ld new tokens", i, count);
         if (!cp_add(total, count, &total))
             return cp_refuse("the new tokens do not fit in 64 bits");
     }

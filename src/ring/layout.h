@@ -15,8 +15,8 @@ typedef struct {
                                    NULL = nothing is cached */
     int64_t room;              /* cache rows of one sequence on a rank */
     cp_dealing dealing;        /* how new tokens are dealt out... */
-    int64_t step;              /* ...round-robin, which needs T_i <= 1, is a
-                                  decode step: owners turn by one each step */
+    int64_t step;              /* ...round-robin is a decode step: owners
+                                  turn by one each step */
 } cp_call;
 
 /* Some tokens of a rank, as the rows of a tensor. */
@@ -43,9 +43,9 @@ typedef struct {
 } cp_layout;
 
 /* Work out the layout of a call. Fails, with *out = NULL, if the call makes no
- * sense (CP_INVALID: no ranks, T_i < 0, T_i > 1 in a decode step, nothing new
- * at all), if a rank's cache has no room for what it would get (CP_CAPACITY,
- * before any work), or for want of memory. The call is not kept. */
+ * sense (CP_INVALID: no ranks, T_i < 0, nothing new at all), if a rank's cache
+ * has no room for what it would get (CP_CAPACITY, before any work), or for want
+ * of memory. The call is not kept. */
 cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 
 /* Make an equal layout, which lives by itself. Fails with CP_MEMORY. */

@@ -55,8 +55,8 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
     }
     case CP_INTERLEAVE:
         return interleave(cp_max(1, how->block), ranks, part, run, row, pieces);
-    case CP_ROUND_ROBIN:
-        return append(pieces, run, part, 1, 1, &row);
+    case CP_ROUND_ROBIN: /* has no parts: turns are the layout's to keep */
+        break;
     }
     return CP_OK;
 }

@@ -12,7 +12,7 @@ typedef enum {
     CP_ZIGZAG,      /* chunks i and 2N-1-i of 2N: what this book uses */
     CP_NAIVE,       /* piece i of N, in order: the straw man */
     CP_INTERLEAVE,  /* position p to rank (p / block) mod N */
-    CP_ROUND_ROBIN, /* by turns: for one token of many sequences, a decode
+    CP_ROUND_ROBIN, /* by turns: for few tokens of many sequences, a decode
                        step */
 } cp_placement;
 
