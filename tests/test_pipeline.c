@@ -77,6 +77,8 @@ static const struct {
     {LATE, 2, 24, 0, 3 * (16 + 10) + 16, 96},
     {"overlap 0.5 share assumed\n", 2, 24, 0, 16 + 2 * 21 + 10 + 16, 96},
     {SLOW, 2, 24, 0, 16 + 3 * 18 + 16, 96},
+    {"step 1e6 us assumed\n", 2, 24, 0, 17 + 10 + 3 * 17, 96},
+    {"step 1e6 us assumed\n", 1, 24, 0, 48, 48},
     {PAIRS, 1, 24, 0, 48 + 2 * 300, 48 + 2 * 300},
     /* Pieces of 16 + 72, 16 + 200 and 16 + 328 seconds: the last waits. */
     {PAIRS, 2, 24, 0, 88 + 216 + 344 + 10 + 344, 96 + 4 * 300},

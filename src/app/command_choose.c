@@ -194,6 +194,15 @@ static void entrant_write(const cp_entrant *it) {
 
 /* Who is fastest, and by how much: than the next, and than the best of those
  * that the paper has. */
+static void beaten_print(const cp_entrant *best, const cp_entrant *other,
+                         const char *whose) {
+    const double times = other->forecast.seconds / best->forecast.seconds;
+    if (times < 1.005)
+        printf(", hardly faster than %s%s", whose, other->name);
+    else
+        printf(", %.3g times as fast as %s%s", times, whose, other->name);
+}
+
 static void winner_print(const cp_entrant *all, int count) {
     const cp_entrant *best = &all[0], *paper = NULL;
     if (!best->runs || !best->fits) {
@@ -202,14 +211,12 @@ static void winner_print(const cp_entrant *all, int count) {
     }
     printf("\nFastest: %s", best->name);
     if (count > 1 && all[1].runs && all[1].fits)
-        printf(", %.3g times as fast as %s",
-               all[1].forecast.seconds / best->forecast.seconds, all[1].name);
+        beaten_print(best, &all[1], "");
     for (int n = count - 1; n >= 0; n--)
         if (all[n].runs && all[n].fits && cp_entrant_is_of_the_paper(&all[n]))
             paper = &all[n];
     if (paper != NULL && paper > &all[1])
-        printf(", %.3g times as the paper's %s",
-               paper->forecast.seconds / best->forecast.seconds, paper->name);
+        beaten_print(best, paper, "the paper's ");
     printf("; limited by %s.\n", best->limit);
 }
 

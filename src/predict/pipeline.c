@@ -18,6 +18,7 @@ typedef struct {
     int stages;
     int64_t layers; /* of the stage with most */
     double hidden;  /* share of a message */
+    double step;    /* to begin a piece, where there are several stages */
     stage *at;      /* [stages] */
     double done, longest, tokens;
     cp_forecast *sum;
@@ -34,7 +35,7 @@ static void walk(pipe *it, double tokens, double seconds) {
     double arrived = 0;
     for (int s = 0; s < it->stages; s++) {
         stage *at = &it->at[s];
-        const double start = fmax(at->free, arrived);
+        const double start = fmax(at->free, arrived) + it->step;
         const double works = seconds * at->part;
         const double takes = s + 1 < it->stages ? message(it, s, tokens) : 0;
         at->busy += works;
@@ -229,6 +230,7 @@ cp_status cp_pipeline(const cp_scenario *call, int64_t piece,
     CP_TRY(cp_pace_new(call, &it.pace));
     CP_TRY(cp_allocate(&it.at, it.stages, sizeof(stage), "stages"));
     it.hidden = it.pace.decode ? hardware->decode_overlap : hardware->overlap;
+    it.step = it.pace.decode || it.stages == 1 ? 0 : hardware->step;
     const cp_status status =
         piece > 0 || it.pace.decode ? run(&it, piece) : fastest(&it, forecast);
     free(it.at);
