@@ -10,6 +10,8 @@ static char where[200]; /* the call in hand, for failures */
 
 #include "harness/rig.h"
 #include "model/engine.h"
+#include "predict/latent.h"
+#include "predict/simulate.h"
 #include "reference/attend/fast.h"
 #include "reference/ring/rewrite.h"
 
@@ -319,4 +321,108 @@ LOOP(absorbed_is_expanded, 0, 4) {
     agree(&more, ranks[_i], CP_PASS_Q);
     agree(&more, ranks[_i], CP_PASS_KV);
     agree(&step, ranks[_i], CP_DECODE);
+}
+
+/* DeepSeek-V3's layer, multiplied out by hand. */
+TEST(a_layer_of_latents_weighs_what_it_should) {
+    const double down = 7168 * 576, queries = 7168 * 1536 + 1536 * 128 * 192;
+    const double keys = 128 * 128 * 512, values = 128 * 128 * 512;
+    const double out = 128 * 128 * 7168;
+    cp_model_sizes model;
+    must(cp_model_sizes_read("deepseek-v3-like", NULL, &model));
+    const cp_latent all = cp_latent_of(&model, 1);
+    ck_assert_double_eq(all.project, down + queries + keys);
+    ck_assert_double_eq(all.output, values + out);
+    ck_assert_double_eq(all.making, keys + values);
+    ck_assert_double_eq(all.pair, 2 * 128 * (192 + 128));
+    const cp_latent part = cp_latent_of(&model, 8);
+    ck_assert_double_eq(part.project,
+                        down + 7168 * 1536 + (1536 * 128 * 192 + keys) / 8);
+    ck_assert_double_eq(part.output, all.output / 8);
+    ck_assert_double_eq(part.pair, all.pair / 8);
+    model.query_rank = 0;
+    ck_assert_double_eq(cp_latent_of(&model, 1).project,
+                        down + 7168 * 128 * 192 + keys);
+}
+
+/* 131,072 / 768 queries for each key, of each rank: 512 pairs for three keys. */
+TEST(who_expands_has_queries_enough) {
+    cp_model_sizes model;
+    must(cp_model_sizes_read("deepseek-v3-like", NULL, &model));
+    for (int ranks = 1; ranks <= 8; ranks *= 2) {
+        const cp_load few = {.keys = 3, .causal = 512 * ranks};
+        const cp_load many = {.keys = 3, .causal = 512 * ranks + 1};
+        hold(!cp_latent_expands(&model, ranks, &few));
+        hold(cp_latent_expands(&model, ranks, &many));
+    }
+}
+
+static cp_forecast foresee(const char *model_name, cp_variant variant,
+                           int64_t tensor, int64_t fresh, int64_t cached) {
+    cp_model_sizes model;
+    cp_hardware gtt;
+    cp_forecast forecast;
+    must(cp_hardware_read("gtt", NULL, &gtt));
+    must(cp_model_sizes_read(model_name, NULL, &model));
+    const cp_scenario call = {.hardware = &gtt,
+                              .model = &model,
+                              .ranks = 4,
+                              .tensor = tensor,
+                              .sequences = 1,
+                              .new_tokens = &fresh,
+                              .cached_tokens = &cached,
+                              .variant = variant};
+    must(cp_simulate(&call, &forecast));
+    return forecast;
+}
+
+TEST(what_is_foreseen_of_a_latent) {
+    const char *name = "deepseek-v3-like";
+    const int64_t fresh = 8000, row = 576 * 2;
+    const cp_forecast first = foresee(name, CP_PASS_KV, 1, fresh, 0);
+    const cp_forecast shared = foresee(name, CP_PASS_KV, 8, fresh, 0);
+    const cp_forecast late = foresee(name, CP_PASS_KV, 1, 80, 7920);
+    const cp_forecast asked = foresee(name, CP_PASS_Q, 1, fresh, 0);
+    const cp_forecast step = foresee(name, CP_DECODE, 1, 1, 7999);
+    /* A latent is sent and kept whole, however many GPUs share the heads. */
+    ck_assert_double_eq(first.sent, 3 * 2000 * (double)row);
+    ck_assert_double_eq(shared.sent, first.sent);
+    ck_assert_double_eq(first.cache, 61 * 2000 * (double)row);
+    ck_assert_double_eq(shared.cache, first.cache);
+    /* Only who keeps his queries and has many of them expands. */
+    ck_assert_double_eq(first.pair, 2 * 128 * 320);
+    ck_assert_double_eq(first.made, 2 * 128 * 256 * 512);
+    ck_assert_double_eq(shared.pair, first.pair);
+    ck_assert_double_eq(shared.made, first.made);
+    ck_assert_double_eq(late.pair, 2 * 128 * 1088);
+    ck_assert_double_eq(asked.pair, 2 * 128 * 1088);
+    ck_assert_double_eq(step.pair, 2 * 128 * 1088);
+    hold(late.made == 0 && asked.made == 0 && step.made == 0);
+    hold(first.attending < asked.attending);
+    /* Tokens of the call: 37.5 billion parameters; then pairs, and the keys
+     * that each rank makes beside those of its own tokens. */
+    const double pairs = 8000.0 * 8001 / 2;
+    ck_assert_double_eq_tol(
+        first.flops / (2 * 37.55e9 * 8000 +
+                       61 * (pairs * first.pair + 24000 * first.made)),
+        1, 1e-3);
+}
+
+/* With links that are all that counts, half the bytes are half the time. */
+TEST(a_described_machine_knows_what_a_latent_sends) {
+    const cp_shape shapes[2] = {{128, 1, 576, 512, true},
+                                {128, 1, 576, 576, false}};
+    const int64_t fresh = 40, cached = 40000;
+    double seconds[2];
+    cp_hardware slow;
+    must(cp_hardware_read("gtt", NULL, &slow));
+    slow.link_rate = slow.all_to_all_rate = slow.node_rate = 1e6;
+    for (int n = 0; n < 2; n++) {
+        cp_choice choice;
+        must(cp_foresee(&slow, &shapes[n], 2, 4, 1, &fresh, &cached, &choice));
+        const char *said = strstr(choice.rule, "pass-kv ");
+        ck_assert_ptr_nonnull(said);
+        seconds[n] = strtod(said + 8, NULL);
+    }
+    ck_assert_double_eq_tol(seconds[1] / seconds[0], 2, 1e-3);
 }

@@ -42,7 +42,7 @@ TEST(built_in_descriptions_survive_writing) {
         }
     }
     ck_assert_int_ge(machines, 4);
-    ck_assert_int_eq(models, 5);
+    ck_assert_int_eq(models, 6);
 }
 
 static const char good[] = "machine m\n"
@@ -232,14 +232,14 @@ TEST(files_are_read) {
 
 TEST(models_weigh_what_they_should) {
     const char *names[] = {"llama3-405b", "llama3-70b", "llama3-8b",
-                           "smollm2-135m"};
+                           "smollm2-135m", "deepseek-v3-like"};
     cp_model_sizes m;
     cp_hardware machine;
     cp_pace pace;
     const cp_scenario call = {
         .model = &m, .hardware = &machine, .ranks = 1, .tensor = 1};
     must(cp_hardware_read("gtt", NULL, &machine));
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < COUNT_OF(names); n++) {
         must(cp_model_sizes_read(names[n], NULL, &m));
         m.attention_bits = m.inner_bits = m.head_bits = 8;
         must(cp_pace_new(&call, &pace));
@@ -255,6 +255,11 @@ TEST(models_weigh_what_they_should) {
         {"layers 1000000 layers", ""},
         {"tables 3 tables", ""},
         {"cache_bytes 9 B", ""},
+        {"value_dim 577 numbers", "values of 577 numbers"},
+        {"rotary 64 numbers", "rotary, query_rank: without a latent"},
+        {"query_rank 64 numbers", "rotary, query_rank: without a latent"},
+        {"latent 300 numbers assumed\nrotary 128 numbers", "rotary: 128 of"},
+        {"latent 577 numbers", "a head of dimension 577"},
         {"head_dim 4000000000000000000 numbers", ""}};
     for (int n = 0; n < COUNT_OF(absurd); n++) {
         char text[200];

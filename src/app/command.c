@@ -257,12 +257,11 @@ cp_command_dims cp_command_dims_of(const cp_shape *shape) {
     const int64_t value_dim = cp_value_dim(shape);
     cp_command_dims dims;
     if (shape->latent)
-        snprintf(dims.text, sizeof(dims.text),
-                 "%ld, the first %ld of which are the value", shape->head_dim,
-                 value_dim);
+        snprintf(dims.text, sizeof(dims.text), "%ld (values: the first %ld)",
+                 shape->head_dim, value_dim);
     else if (value_dim != shape->head_dim)
-        snprintf(dims.text, sizeof(dims.text), "%ld and %ld", shape->head_dim,
-                 value_dim);
+        snprintf(dims.text, sizeof(dims.text), "%ld (values: %ld)",
+                 shape->head_dim, value_dim);
     else
         snprintf(dims.text, sizeof(dims.text), "%ld", value_dim);
     return dims;

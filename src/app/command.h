@@ -186,7 +186,7 @@ typedef struct {
      "gtt (default), gti, h200, laptop, home, or a description"},              \
         {"model", CP_INPUT, &(call).model, "NAME|FILE",                        \
          "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, "        \
-         "qwen3.5-like, or a "                                                 \
+         "qwen3.5-like, deepseek-v3-like, or a "                               \
          "description"},                                                       \
         {"ranks", CP_COUNT, &(call).ranks, "N",                                \
          "ranks of the ring (default 4)"},                                     \

@@ -146,10 +146,22 @@ static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
            all > hardware->memory ? ": DOES NOT FIT" : "");
 }
 
+/* Which of the two forms a layer of latents takes, and what that costs. */
+static void form_print(const cp_forecast *f) {
+    printf("%s: %s FLOPs a pair", f->made > 0 ? "expanded" : "absorbed",
+           cp_group((int64_t)f->pair).text);
+    if (f->made > 0)
+        printf(", %s for each key that a rank sees",
+               cp_group((int64_t)f->made).text);
+    printf("\n");
+}
+
 static void forecast_print(const simulate_run *run) {
     const cp_forecast *f = &run->forecast;
     const bool decode = cp_variant_decodes(run->call.scenario.variant);
     head_print(run);
+    if (run->call.sizes.latent > 0)
+        form_print(f);
     printf("\n%s %17.6g s\n", decode ? "TTIT" : "TTFT", f->seconds);
     if (run->call.scenario.kept && run->call.hardware.call > 0)
         printf("     %17.6g s  of it once, for a call over a kept cache\n",

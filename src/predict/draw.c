@@ -78,8 +78,8 @@ static cp_status set_bars(drawing *d) {
     const cp_plan *plan = d->plan;
     const cp_layout *layout = plan->layout;
     const double ranks = layout->ranks;
-    const double keys = (double)layout->keys[0].rows *
-                        (double)(plan->shape.kv_heads * plan->shape.head_dim);
+    const double keys =
+        (double)layout->keys[0].rows * (double)cp_kept_width(&plan->shape);
     const cp_timeline timeline = {.plan = plan,
                                   .seconds = length,
                                   .bar = add_bar,
@@ -92,7 +92,7 @@ static cp_status set_bars(drawing *d) {
         operations += plan->programs[k].count;
     d->pair = ranks * ranks / (double)layout->new_tokens /
               (double)(layout->cached_tokens + layout->new_tokens);
-    d->byte = 0.25 / (2 * keys * (double)plan->element_bytes);
+    d->byte = 0.25 / (keys * (double)plan->element_bytes);
     CP_TRY(cp_allocate(&d->bars, operations, sizeof(cp_bar), "bars"));
     CP_TRY(cp_allocate(&d->made, operations, sizeof(cp_stroke), "strokes"));
     CP_TRY(cp_timeline_run(&timeline, &hours));

@@ -39,8 +39,21 @@ static cp_status experts_check(const char *label, const cp_model_sizes *sizes) {
     return CP_OK;
 }
 
+static cp_status latent_check(const char *label, const cp_model_sizes *sizes) {
+    if (sizes->latent == 0 && (sizes->rotary > 0 || sizes->query_rank > 0))
+        return cp_refuse("%s: rotary, query_rank: without a latent", label);
+    if (sizes->rotary >= sizes->head_dim)
+        return cp_refuse("%s: rotary: %ld of the %ld numbers of a head", label,
+                         sizes->rotary, sizes->head_dim);
+    return CP_OK;
+}
+
 cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes) {
-    return (cp_shape){sizes->query_heads, sizes->kv_heads, sizes->head_dim};
+    const int64_t heads = sizes->query_heads, kv_heads = sizes->kv_heads;
+    if (sizes->latent > 0)
+        return (cp_shape){heads, kv_heads, sizes->latent + sizes->rotary,
+                          sizes->latent, true};
+    return (cp_shape){heads, kv_heads, sizes->head_dim, sizes->value_dim};
 }
 
 cp_status cp_model_sizes_read(const char *label, const char *text,
@@ -63,5 +76,6 @@ cp_status cp_model_sizes_read(const char *label, const char *text,
         return cp_refuse("%s: tables: more than 2", label);
     if (cp_shape_check(&shape) != CP_OK)
         return cp_refuse("%s: query_heads, kv_heads: %s", label, cp_message());
+    CP_TRY(latent_check(label, sizes));
     return experts_check(label, sizes);
 }

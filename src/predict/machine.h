@@ -110,6 +110,13 @@ cp_description cp_hardware_description(cp_hardware *hardware);
     FIELD(query_heads, COUNT, "heads", NULL, "heads of queries")               \
     FIELD(kv_heads, COUNT, "heads", NULL, "heads of keys and values")          \
     FIELD(head_dim, COUNT, "numbers", NULL, "of a head")                       \
+    FIELD(value_dim, COUNT, "numbers", "head_dim", "of a value")               \
+    FIELD(latent, COUNT, "numbers", "0",                                       \
+          "of a latent, of which all heads' keys and values are made (MLA)")   \
+    FIELD(rotary, COUNT, "numbers", "0",                                       \
+          "of a key beside the latent, which are kept as they are")            \
+    FIELD(query_rank, COUNT, "numbers", "0",                                   \
+          "of another latent, of which queries are made; 0: of the width")     \
     FIELD(vocabulary, COUNT, "tokens", NULL, "different tokens")               \
     FIELD(positions, COUNT, "tokens", NULL, "that it was trained for")         \
     FIELD(parameters, COUNT, "numbers", NULL, "weights, as its makers count")  \
@@ -139,12 +146,14 @@ typedef struct {
 } cp_model_sizes;
 
 /* The model of a text, or of that name (llama3-405b, llama3-70b, llama3-8b,
- * smollm2-135m), or of the file at that path. Fails as cp_description_parse
- * does, and with CP_INVALID if the heads make no shape (cp_shape_check). */
+ * smollm2-135m, qwen3.5-like, deepseek-v3-like), or of the file at that path.
+ * Fails as cp_description_parse does, and with CP_INVALID if the heads make no
+ * shape (cp_shape_check). */
 cp_status cp_model_sizes_read(const char *label, const char *text,
                               cp_model_sizes *sizes);
 
-/* The attention shape of all heads. */
+/* The attention shape of all heads, as keys and values are kept: of latents,
+ * the absorbed one. */
 cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes);
 
 /* The layers that attend: all but those with a state (chapter 16). */

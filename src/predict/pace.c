@@ -5,11 +5,30 @@
 #include <math.h>
 
 #include "predict/experts.h"
+#include "predict/latent.h"
+
+static cp_status divide_latents(cp_pace *pace) {
+    const cp_scenario *call = pace->call;
+    const cp_latent its = cp_latent_of(call->model, call->tensor);
+    cp_load load;
+    pace->project = its.project;
+    pace->output = its.output;
+    if (call->variant != CP_PASS_KV && call->variant != CP_ALL_GATHER)
+        return CP_OK;
+    CP_TRY(cp_load_of(call->sequences, call->new_tokens, call->cached_tokens,
+                      &load));
+    if (cp_latent_expands(call->model, call->ranks, &load)) {
+        pace->pair = its.pair;
+        pace->making = its.making;
+    }
+    return CP_OK;
+}
 
 cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const cp_model_sizes *model = call->model;
     const cp_hardware *hardware = call->hardware;
-    const int64_t n = call->tensor, kv = model->kv_heads;
+    const cp_shape whole = cp_model_sizes_shape(model);
+    const int64_t n = call->tensor, kv = whole.kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
         return cp_refuse("--tensor %ld: cannot share %ld query heads and %ld "
                          "key heads of %s",
@@ -21,24 +40,43 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const double sharing = hardware->cores > 0 ? call->ranks : 1;
     pace->call = call;
     pace->decode = cp_variant_decodes(call->variant);
-    pace->shape =
-        (cp_shape){model->query_heads / n, cp_max(kv / n, 1), model->head_dim};
-    pace->queries = (double)(pace->shape.query_heads * model->head_dim);
-    pace->keys = (double)(pace->shape.kv_heads * model->head_dim);
+    pace->shape = cp_shape_part(&whole, (int)n);
+    /* Count the numbers of a GPU's heads. */
+    const double queries =
+        (double)(pace->shape.query_heads * pace->shape.head_dim);
+    pace->outputs =
+        (double)(pace->shape.query_heads * cp_value_dim(&pace->shape));
+    pace->kept = (double)cp_kept_width(&pace->shape);
+    pace->pair = 2 * (queries + pace->outputs);
+    pace->project = width * (queries + pace->kept);
+    pace->output = width * pace->outputs;
+    pace->making = 0;
     pace->inner = cp_mean_inner(model) / (double)n;
-    pace->project = width * (pace->queries + 2 * pace->keys);
-    pace->output = width * pace->queries;
     pace->feed = 3 * width * (double)model->inner / (double)n;
     pace->expert = 3 * width * (double)model->expert_inner;
     pace->shared = (double)model->experts_shared * pace->expert / (double)n;
     pace->table = width * (double)model->vocabulary / (double)n;
     pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
     pace->memory_rate = hardware->memory_rate / sharing;
-    return CP_OK;
+    /* A model without a width is an attention alone, of what is kept. */
+    return model->latent > 0 && width > 0 ? divide_latents(pace) : CP_OK;
+}
+
+static double linear(const cp_pace *pace, double numbers, double bits,
+                     double rows) {
+    const cp_hardware *hardware = pace->call->hardware;
+    double rate = (bits > 8 ? hardware->peak : hardware->peak_8bit) *
+                  hardware->linear_fraction;
+    if (hardware->linear_at.count > 0)
+        rate = cp_curve_at(&hardware->linear_at, rows);
+    const double arithmetic = 2 * rows * numbers / (rate * pace->speed);
+    const double fraction = pace->decode ? hardware->decode_weight_fraction : 1;
+    return fmax(arithmetic,
+                numbers * bits / 8 / (fraction * pace->memory_rate));
 }
 
 static double scoring(const cp_pace *pace, double pairs, double rate) {
-    return 4 * pace->queries * pairs / (rate * pace->speed);
+    return pace->pair * pairs / (rate * pace->speed);
 }
 
 static double attend_block(const cp_pace *pace, double rows, double pairs) {
@@ -72,8 +110,24 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                         (double)layout->new_tokens;
     const double padded =
         pairs + hardware->decode_padding * (rows * keys - pairs);
-    const double bytes = padded * 2 * pace->keys * (double)plan->element_bytes;
-    return bytes / (hardware->decode_key_fraction * pace->memory_rate);
+    const double bytes = padded * pace->kept * (double)plan->element_bytes;
+    const double reading =
+        bytes / (hardware->decode_key_fraction * pace->memory_rate);
+    return pace->shape.latent
+               ? fmax(reading, scoring(pace, padded, hardware->attention_rate))
+               : reading;
+}
+
+/* Keys and values of heads are made of the latents of a block, but for those of
+ * the rank's new tokens, whose linear layers make them. */
+static double make_keys(const cp_pace *pace, const cp_plan *plan, int rank,
+                        cp_use keys) {
+    const cp_layout *layout = plan->layout;
+    const int64_t own = keys.origin == rank ? layout->queries[rank].tokens : 0;
+    const double rows = (double)(layout->keys[keys.origin].tokens - own);
+    if (pace->making <= 0 || rows <= 0)
+        return 0;
+    return linear(pace, pace->making, pace->call->model->attention_bits, rows);
 }
 
 /* Is the operation part of a kernel that one before it has launched? */
@@ -175,7 +229,7 @@ static double size_of(const cp_pace *pace, const cp_plan *plan, int number) {
     if (slot->kind != CP_SLOT_PARTIAL || bytes == 0)
         return (double)slot->bytes;
     return (double)slot->rows / slot->parts *
-           (pace->queries * (double)bytes +
+           (pace->outputs * (double)bytes +
             (double)pace->shape.query_heads * CP_PARTIAL_BYTES);
 }
 
@@ -243,7 +297,8 @@ static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
                            const cp_op *op) {
     switch (op->kind) {
     case CP_OP_ATTEND:
-        return attend(pace, plan, rank, op) + read_wire(pace, plan, op);
+        return attend(pace, plan, rank, op) + read_wire(pace, plan, op) +
+               make_keys(pace, plan, rank, op->keys);
     case CP_OP_EXCHANGE:
         return op->to == CP_NOBODY ? 0 : exchanges(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:
@@ -293,19 +348,6 @@ double cp_pace_sent(const cp_pace *pace, const cp_plan *plan) {
                     cp_op_messages(plan, op) * size_of(pace, plan, op->in.slot);
         }
     return bytes / pace->call->ranks;
-}
-
-static double linear(const cp_pace *pace, double numbers, double bits,
-                     double rows) {
-    const cp_hardware *hardware = pace->call->hardware;
-    double rate = (bits > 8 ? hardware->peak : hardware->peak_8bit) *
-                  hardware->linear_fraction;
-    if (hardware->linear_at.count > 0)
-        rate = cp_curve_at(&hardware->linear_at, rows);
-    const double arithmetic = 2 * rows * numbers / (rate * pace->speed);
-    const double fraction = pace->decode ? hardware->decode_weight_fraction : 1;
-    return fmax(arithmetic,
-                numbers * bits / 8 / (fraction * pace->memory_rate));
 }
 
 static int64_t gpus_of(const cp_pace *pace) {

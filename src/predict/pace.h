@@ -30,9 +30,12 @@ typedef struct {
     const cp_scenario *call;
     bool decode;
     cp_shape shape;                      /* of one GPU */
-    double queries, keys, inner;         /* its numbers of a token */
+    double outputs, kept, inner;         /* its numbers of a token */
+    double pair;                         /* FLOPs of a pair */
     double project, output, feed, table; /* its weights: q, k, v of a layer, o,
                                             feed-forward, embedding or head */
+    double making; /* weights that make keys and values of each latent that
+                      comes, or 0 (latent.h) */
     double expert, shared; /* weights of an expert; its own of all shared */
     double speed;          /* of a rank while all work, where rates are of a
                            core; else 1 */

@@ -79,7 +79,7 @@ static void count_bytes(const simulation *s) {
     if (plan->begins != CP_OWN_TOKENS)
         forecast->weights =
             experts + (forecast->weights - experts) / s->scenario->ranks;
-    forecast->cache = (double)most * 2 * pace->keys * bytes * layers;
+    forecast->cache = (double)most * pace->kept * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
         forecast->buffers += (double)plan->slots[n].bytes;
     /* Add the activations of the linear layers. */
@@ -104,10 +104,13 @@ static cp_status count_work(const simulation *s) {
     cp_forecast *forecast = s->forecast;
     cp_load load;
     CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
-    forecast->flops = 2 * cp_active_parameters(model) * (double)load.fresh +
-                      4 * (double)(model->query_heads * model->head_dim) *
-                          (double)load.causal *
-                          (double)cp_attention_layers(model);
+    const double made = (double)(s->scenario->ranks * load.keys - load.fresh);
+    forecast->pair = s->pace.pair * (double)s->scenario->tensor;
+    forecast->made = 2 * s->pace.making * (double)s->scenario->tensor;
+    forecast->flops =
+        2 * cp_active_parameters(model) * (double)load.fresh +
+        (forecast->pair * (double)load.causal + forecast->made * made) *
+            (double)cp_attention_layers(model);
     forecast->flops_per_second =
         forecast->flops / forecast->seconds /
         (double)(s->scenario->ranks * s->scenario->tensor);
@@ -231,11 +234,16 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
                      const int64_t *new_tokens, const int64_t *cached_tokens,
                      cp_choice *choice) {
     cp_hardware steady = *(const cp_hardware *)knows;
+    const int64_t latent = shape->latent ? cp_value_dim(shape) : 0;
     const cp_model_sizes ring = {.name = "ring",
                                  .layers = 1,
                                  .query_heads = shape->query_heads,
                                  .kv_heads = shape->kv_heads,
                                  .head_dim = shape->head_dim,
+                                 .value_dim = cp_value_dim(shape),
+                                 .latent = latent,
+                                 .rotary =
+                                     latent > 0 ? shape->head_dim - latent : 0,
                                  .cache_bytes = element_bytes};
     cp_scenario scenario = {.hardware = &steady,
                             .model = &ring,

@@ -15,11 +15,13 @@ typedef struct {
                                             while all ranks work */
     /* Of one rank and layer, in the mean over both: */
     double attending, exchanging, exposed, reducing, linear;
-    double routing;                 /* of reducing: to experts and back */
-    double idle;                    /* a stage of a pipeline waits */
-    double head;                    /* once, after the last layer */
-    int64_t pieces;                 /* that went through a pipeline */
-    double busy;                    /* share of the time that computes */
+    double routing;    /* of reducing: to experts and back */
+    double idle;       /* a stage of a pipeline waits */
+    double head;       /* once, after the last layer */
+    int64_t pieces;    /* that went through a pipeline */
+    double busy;       /* share of the time that computes */
+    double pair, made; /* FLOPs of a pair, and of a key that comes; all GPUs
+                          of a rank */
     double flops, flops_per_second; /* of all; of a GPU */
     double weights, cache, buffers; /* bytes of a GPU, at most */
     double sent;                    /* bytes of a GPU and layer, in the mean */
