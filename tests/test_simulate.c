@@ -474,6 +474,43 @@ LOOP(jitter_repeats_and_costs, 0, 2) {
         ck_assert(one > none && other > none);
 }
 
+/* A message group is one hop: a trade of N - 1 exchanges costs a step, and where
+ * nothing hides, all of its bytes once. */
+static const struct {
+    cp_variant variant;
+    int ranks, steps;
+} trades[] = {{CP_PASS_KV, 4, 4},
+              {CP_ULYSSES, 2, 3},
+              {CP_ULYSSES, 8, 3},
+              {CP_MESH, 4, 4}};
+LOOP(a_message_group_is_one_hop, 0, COUNT_OF(trades)) {
+    chance c;
+    chance_of_paper(&c, trades[_i].ranks, 4096);
+    c.scenario.tensor = 1;
+    c.scenario.variant = trades[_i].variant;
+    c.hardware.jitter = c.hardware.step = 0;
+    const double without = seconds_of(&c.scenario);
+    c.hardware.step = 1;
+    const double layers = (double)c.model.layers;
+    ck_assert_double_eq_tol((seconds_of(&c.scenario) - without) / layers,
+                            trades[_i].steps, 0.02);
+}
+
+/* Nothing could hide under a trade, so it costs no more where nothing hides. */
+TEST(a_trade_is_copied_once) {
+    chance c;
+    double seconds[2];
+    chance_of_paper(&c, 8, 4096);
+    c.scenario.tensor = 1;
+    c.scenario.variant = CP_ULYSSES;
+    c.hardware.jitter = c.hardware.link_latency = c.hardware.node_latency = 0;
+    for (int n = 0; n < 2; n++) {
+        c.hardware.overlap = n;
+        seconds[n] = seconds_of(&c.scenario);
+    }
+    ck_assert_double_eq_tol(seconds[0], seconds[1], 1e-3 * seconds[1]);
+}
+
 TEST(a_large_ring_is_quick) {
     chance c;
     chance_of_paper(&c, 128, 1000000);
@@ -503,7 +540,6 @@ static const struct {
     {"--tensor 0: cannot share", {2}, {2}, 0, CP_PASS_KV},
     {"no node_rate, which 3 GPUs a rank need", {2}, {2}, 3, CP_PASS_KV},
     {"new", {0}, {2}, 1, CP_PASS_KV},
-    {"2", {2}, {2}, 1, CP_DECODE},
     {"variant", {2}, {2}, 1, CP_AUTO},
 };
 LOOP(what_cannot_be_is_refused, 0, 2 * COUNT_OF(absurd)) {

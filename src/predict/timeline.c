@@ -107,8 +107,28 @@ static void add_step(const clocks *s, worker *worker) {
         add(worker, WORK, s->line->step, SPENT(RING), "step", NULL);
 }
 
+/* Do two operations that follow each other wait for one message group? */
+static bool wait_together(const worker *worker, const cp_op *first,
+                          const cp_op *next) {
+    const cp_op *ops = worker->program->ops;
+    return first >= ops && next < ops + worker->program->count &&
+           first->kind == CP_OP_WAIT && next->kind == CP_OP_WAIT &&
+           next->ends == first->ends + 1 &&
+           ops[next->ends].hop == ops[first->ends].hop;
+}
+
+/* What cannot hide of the exchange that a wait ends. */
+static double copied(const clocks *s, const worker *worker, const cp_op *wait) {
+    const cp_op *ops = worker->program->ops;
+    double seconds = cost_of(worker, &ops[wait->ends])->seconds;
+    if (wait_together(worker, wait - 1, wait))
+        seconds -= cost_of(worker, &ops[wait->ends - 1])->seconds;
+    return seconds > 0 ? (1 - s->line->hidden) * seconds : 0;
+}
+
 static void add_operation(const clocks *s, worker *worker, const cp_op *op) {
     const cp_op_kind kind = op->kind;
+    const cp_op *const wait = op;
     const double hidden = s->line->hidden;
     const unsigned ring = SPENT(RING), exposed = ring | SPENT(EXPOSED);
     if (kind == CP_OP_WAIT)
@@ -123,9 +143,10 @@ static void add_operation(const clocks *s, worker *worker, const cp_op *op) {
     case CP_OP_WAIT:
         add(worker, AWAIT, 0, exposed, name, op);
         if (hidden < 1)
-            add(worker, WORK, (1 - hidden) * seconds,
+            add(worker, WORK, copied(s, worker, wait),
                 exposed | SPENT(EXCHANGING), name, op);
-        add_step(s, worker);
+        if (!wait_together(worker, wait, wait + 1))
+            add_step(s, worker);
         return;
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
