@@ -204,7 +204,11 @@ static chosen *now;
 
 static void attend_to_chosen(problem *p) {
     const cp_attention call = call_of(p, 2);
-    must(cp_attend_chosen(&call, now->due, now->room));
+    const int64_t count = now->of->fresh * now->room;
+    int32_t *positions = room_for(count, sizeof(*positions));
+    for (int64_t n = 0; n < count; n++)
+        positions[n] = now->due[n].position;
+    must(cp_attend_chosen(&call, positions, now->room));
 }
 
 /* The oracle is asked for each query alone, about the keys it has chosen. */

@@ -60,8 +60,11 @@ static cp_status put_rows(const running *it, int r) {
     const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
     float *queries = it->lent + 2 * it->cached;
     float *keys = queries + it->asked;
-    const cp_attend_rows rows = {it->lent, it->lent + it->cached, queries, keys,
-                                 keys + it->fresh};
+    const cp_attend_rows rows = {.cached_keys = it->lent,
+                                 .cached_values = it->lent + it->cached,
+                                 .queries = queries,
+                                 .keys = keys,
+                                 .values = keys + it->fresh};
     memset(it->lent, 0xff, (size_t)it->cached * 8);
     memset(queries, 0, (size_t)(it->asked + 2 * it->fresh) * 4);
     cp_attend_write(&it->call, it->first + r, &rows);

@@ -210,6 +210,9 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out) {
     *out = NULL;
+    if (plan->indexer.top_k > 0)
+        return cp_refuse("GPUs here have no kernel for sparse attention: --on "
+                         "threads or mpi");
     if (!cp_device_takes(CP_ATTEND_LOOPS, &plan->shape, CP_F32, 0))
         return cp_refuse("keys of %ld numbers and values of %ld: GPUs here "
                          "take up to %d, as many of both: --on threads or mpi",

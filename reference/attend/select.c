@@ -133,13 +133,12 @@ cp_status cp_select(const cp_selection *call) {
 }
 
 static int64_t rows_of(const cp_pieces *keys, int64_t sequence,
-                       const cp_candidate *chosen, int64_t room,
-                       chosen_key *rows) {
+                       const int32_t *chosen, int64_t room, chosen_key *rows) {
     int64_t count = 0;
     for (int64_t n = 0; n < room; n++)
         for (int64_t p = 0; p < keys->count; p++) {
             const cp_span span = keys->items[p].span;
-            const int64_t ahead = chosen[n].position - span.start;
+            const int64_t ahead = chosen[n] - span.start;
             if (span.sequence == sequence && ahead >= 0 &&
                 ahead % span.step == 0 && ahead / span.step < span.count)
                 rows[count++].row = keys->items[p].row + ahead / span.step;
@@ -180,7 +179,7 @@ static void attend_row(const cp_attention *call, chosen_key *keys,
 }
 
 static void attend_query(const cp_attention *call, cp_piece query,
-                         const cp_candidate *chosen, int64_t room,
+                         const int32_t *chosen, int64_t room,
                          chosen_key *keys) {
     const int64_t heads = call->shape->query_heads;
     const int64_t count = rows_of(call->key_pieces, query.span.sequence,
@@ -189,7 +188,7 @@ static void attend_query(const cp_attention *call, cp_piece query,
         attend_row(call, keys, count, query.row * heads + h);
 }
 
-cp_status cp_attend_chosen(const cp_attention *call, const cp_candidate *chosen,
+cp_status cp_attend_chosen(const cp_attention *call, const int32_t *chosen,
                            int64_t room) {
     cp_pieces queries = {0};
     chosen_key *keys;

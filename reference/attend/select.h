@@ -37,8 +37,9 @@ void cp_candidates_merge(cp_candidate *out, const cp_candidate *add,
                          int64_t room);
 
 /* As a kernel does (attend.h), but a query attends only to those of the call's
- * keys that it has chosen: chosen is [rows][room], best first. */
-cp_status cp_attend_chosen(const cp_attention *call, const cp_candidate *chosen,
+ * keys whose positions it has chosen: chosen is [rows][room]; one that no key
+ * of the call has counts as none. */
+cp_status cp_attend_chosen(const cp_attention *call, const int32_t *chosen,
                            int64_t room);
 
 #endif

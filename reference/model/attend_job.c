@@ -47,8 +47,14 @@ static cp_status walk_rank(const running *it, cp_comm *comm,
                            cp_walker *walker) {
     float *const keys = cp_store_keys(it->store, comm->rank, 0);
     float *const values = cp_store_values(it->store, comm->rank, 0);
-    const cp_attend_rows rows = {keys, values, walker->queries,
-                                 walker->new_keys, walker->new_values};
+    const cp_attend_rows rows = {keys,
+                                 values,
+                                 walker->queries,
+                                 walker->new_keys,
+                                 walker->new_values,
+                                 walker->index_queries,
+                                 walker->index_weights,
+                                 walker->index_keys};
     cp_attend_write(&it->call, comm->rank, &rows);
     CP_TRY(cp_walk(walker, comm, keys, values));
     const cp_partial *result = &walker->result;

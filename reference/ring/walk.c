@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reference/ring/lists.h"
 #include "reference/ring/rewrite.h"
 
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
@@ -284,7 +285,13 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .poke = walker->comm->ops->poke != NULL ? poke : NULL,
         .poke_context = walker->comm,
     };
-    return walker->options.kernel(&call);
+    return plan->indexer.top_k > 0 ? cp_lists_attend(walker, op, &call)
+                                   : walker->options.kernel(&call);
+}
+
+static cp_status meet(cp_walker *walker, const cp_op *op, const cp_op *merge) {
+    return op->kind == CP_OP_SELECT ? cp_lists_select(walker, op, merge)
+                                    : attend(walker, op, merge);
 }
 
 static cp_status perform(cp_walker *walker, const cp_op *op) {
@@ -304,16 +311,21 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
             memcpy(*out, *in, (size_t)bytes);
             return CP_OK;
         }
+        if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
+            return cp_lists_pack(walker, op);
         if (plan->wire != CP_WIRE_PLAIN)
             return write_wire(walker, op);
         return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
     case CP_OP_ATTEND:
-        return attend(walker, op, NULL);
+    case CP_OP_SELECT:
+        return meet(walker, op, NULL);
     case CP_OP_MERGE: {
         if (cp_plan_scans(plan)) {
             walker->options.combine(walker->options.monoid, *in, *out);
             return CP_OK;
         }
+        if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
+            return cp_lists_merge(walker, op);
         const cp_partial add = cp_walker_partial(walker, op->in.slot);
         cp_partial into = cp_walker_partial(walker, op->out.slot);
         cp_partial_merge(&into, &add);
@@ -351,7 +363,8 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     for (int slot = 0; walker->options.poison && slot < plan->slot_count;
          slot++)
         if (walker->slots[slot] != NULL && slot != plan->queries &&
-            slot != plan->fresh)
+            slot != plan->fresh && slot != plan->index_queries &&
+            slot != plan->index_keys)
             memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
     /* Perform the operations in turn. */
     const cp_walk_observer observe = walker->options.observe;
@@ -359,7 +372,7 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         const cp_op *op = &program->ops[n];
         const double start = observe != NULL ? cp_clock() : 0.0;
         const cp_status status = op->merged && observe == NULL
-                                     ? attend(walker, op, &program->ops[++n])
+                                     ? meet(walker, op, &program->ops[++n])
                                      : perform(walker, op);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
@@ -398,6 +411,8 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     walker->new_keys = walker->slots[plan->fresh];
     walker->new_values = tensors_of(walker, plan->fresh).values;
     walker->result = cp_walker_partial(walker, plan->result);
+    if (plan->indexer.top_k > 0)
+        cp_lists_begin(walker);
     *out = walker;
     return CP_OK;
 }

@@ -32,6 +32,9 @@ struct cp_walker {
      * plan->layout->queries[rank] names; a walk may overwrite the queries. */
     float *queries;               /* [rows][N_H][D_H] */
     float *new_keys, *new_values; /* [rows][N_KV][D_H] */
+    /* With an indexer also its queries and their weights, in the same rows; and
+     * its keys, cached and new, in the rows of plan->layout->keys[rank]. */
+    float *index_queries, *index_weights, *index_keys;
     /* After a walk: output and LSE of the rank's queries, in the same rows;
      * padding rows are 0 and -inf. Lasts until the next walk. */
     cp_partial result;

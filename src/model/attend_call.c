@@ -58,6 +58,34 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
     }
 }
 
+/* The rows of an indexer, so many numbers each. */
+static void copy_index(const cp_attend_call *call, const cp_pieces *pieces,
+                       bool asked, int64_t width, const float *from,
+                       float *to) {
+    for (int64_t n = 0; n < pieces->count; n++) {
+        const cp_piece piece = pieces->items[n];
+        const int64_t base = first_row(call, piece.span.sequence, asked);
+        for (int64_t t = 0; t < piece.span.count; t++)
+            memcpy(to + (piece.row + t) * width,
+                   from +
+                       (base + piece.span.start + t * piece.span.step) * width,
+                   (size_t)width * sizeof(float));
+    }
+}
+
+static void write_index(const cp_attend_call *call, int rank,
+                        const cp_attend_rows *rows) {
+    const cp_attend_job *job = call->job;
+    const cp_indexer *indexer = &job->indexer;
+    const cp_pieces *queries = &call->layout->queries[rank].pieces;
+    copy_index(call, queries, true, indexer->heads * indexer->dim,
+               job->index_queries, rows->index_queries);
+    copy_index(call, queries, true, indexer->heads, job->index_weights,
+               rows->index_weights);
+    copy_index(call, &call->layout->keys[rank].pieces, false, indexer->dim,
+               job->index_keys, rows->index_keys);
+}
+
 void cp_attend_write(const cp_attend_call *call, int rank,
                      const cp_attend_rows *rows) {
     const cp_attend_job *job = call->job;
@@ -67,6 +95,8 @@ void cp_attend_write(const cp_attend_call *call, int rank,
     copy_rows(call, rank, CACHED_KEYS, false, dim, job->keys,
               rows->cached_keys);
     copy_rows(call, rank, NEW_KEYS, false, dim, job->keys, rows->keys);
+    if (job->indexer.top_k > 0)
+        write_index(call, rank, rows);
     if (job->shape.latent)
         return;
     copy_rows(call, rank, CACHED_KEYS, false, value_dim, job->values,
@@ -174,6 +204,7 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
     CP_TRY(cp_cache_new(job->ranks, job->sequences, call->room, &call->cache));
     call->cache->dealing = job->dealing;
     call->cache->wire = job->wire;
+    call->cache->indexer = job->indexer;
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);

@@ -20,6 +20,7 @@ typedef struct {
 typedef struct {
     float *cached_keys, *cached_values;
     float *queries, *keys, *values;
+    float *index_queries, *index_weights, *index_keys; /* with an indexer */
 } cp_attend_rows;
 
 /* Replay the past's bookkeeping, choose the variant for a machine, lay out the

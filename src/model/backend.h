@@ -64,8 +64,12 @@ typedef struct {
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
     cp_wire wire;       /* how keys and values are written to be sent */
-    cp_variant chosen;  /* out */
-    char rule[200];     /* out */
+    cp_indexer indexer; /* sparse attention by it, or all zero; of it: */
+    const float *index_queries; /* [new tokens][heads][dim] */
+    const float *index_weights; /* [new tokens][heads] */
+    const float *index_keys;    /* as keys: [...][dim] */
+    cp_variant chosen;          /* out */
+    char rule[200];             /* out */
 } cp_attend_job;
 
 typedef struct cp_engine cp_engine;

@@ -10,6 +10,7 @@
 #include "ground/random.h"
 #include "model/pass.h"
 #include "ring/agree.h"
+#include "ring/sparse.h"
 
 cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_machine *machine, const cp_shape *shape,
@@ -17,9 +18,14 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        cp_layout **layout, cp_plan **plan) {
     const cp_plan_options wanted = {.element_bytes = machine->element_bytes,
                                     .spare = 1,
-                                    .wire = cache->wire};
+                                    .wire = cache->wire,
+                                    .indexer = cache->indexer};
     const int64_t sequences = cache->sequences, *cached = cache->length;
-    if (choice->variant == CP_AUTO && chooser->decide != NULL)
+    if (choice->variant == CP_AUTO && cache->indexer.top_k > 0)
+        CP_TRY(cp_choose_sparse(&cache->indexer, shape, machine->element_bytes,
+                                cache->ranks, sequences, new_tokens, cached,
+                                choice));
+    else if (choice->variant == CP_AUTO && chooser->decide != NULL)
         CP_TRY(chooser->decide(chooser->knows, shape, machine->element_bytes,
                                cache->ranks, sequences, new_tokens, cached,
                                choice));

@@ -140,22 +140,44 @@ static bool launched(const cp_plan *plan, int rank, const cp_op *op) {
     return last->kind == CP_OP_ATTEND && last->hop == op->hop;
 }
 
+static double attend_prefill(const cp_pace *pace, const cp_block *queries,
+                             const cp_block *keys) {
+    if (pace->call->hardware->attention_by.count > 0)
+        return attend_pieces(pace, &queries->pieces, keys);
+    return attend_block(pace, (double)queries->rows,
+                        (double)cp_block_pairs(queries, keys));
+}
+
+/* An indexer scores at the rate of attention, a dot product a head and pair. */
+static double select(const cp_pace *pace, const cp_plan *plan,
+                     const cp_op *op) {
+    const cp_hardware *hardware = pace->call->hardware;
+    const cp_indexer *indexer = &plan->indexer;
+    if (pace->decode)
+        return hardware->decode_attend +
+               (double)plan->slots[op->keys.slot].bytes /
+                   (hardware->decode_key_fraction * pace->memory_rate);
+    return hardware->launch +
+           (double)(indexer->heads * indexer->dim) / (2 * pace->queries) *
+               attend_prefill(pace, &plan->layout->queries[op->in.origin],
+                              &plan->layout->keys[op->keys.origin]);
+}
+
 static double attend(const cp_pace *pace, const cp_plan *plan, int rank,
                      const cp_op *op) {
     const cp_hardware *hardware = pace->call->hardware;
     const cp_block *queries = cp_plan_queries(plan, op->in.origin);
     const cp_block *keys = &plan->layout->keys[op->keys.origin];
-    const double share = 1.0 / plan->slots[op->in.slot].parts;
-    const double rows = (double)queries->rows;
+    double share = 1.0 / plan->slots[op->in.slot].parts;
+    if (plan->indexer.top_k > 0)
+        share *= cp_indexer_share(&plan->indexer, &queries->pieces);
     double start = pace->decode ? hardware->decode_attend : hardware->launch;
     if (launched(plan, rank, op))
         start = 0;
-    if (!pace->decode && hardware->attention_by.count > 0)
-        return start + share * attend_pieces(pace, &queries->pieces, keys);
-    const double pairs = (double)cp_block_pairs(queries, keys);
-    return start + share * (pace->decode
-                                ? attend_decode(pace, plan, op, rows, pairs)
-                                : attend_block(pace, rows, pairs));
+    if (!pace->decode)
+        return start + share * attend_prefill(pace, queries, keys);
+    return start + share * attend_decode(pace, plan, op, (double)queries->rows,
+                                         (double)cp_block_pairs(queries, keys));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,
@@ -299,6 +321,8 @@ static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
     case CP_OP_ATTEND:
         return attend(pace, plan, rank, op) + read_wire(pace, plan, op) +
                make_keys(pace, plan, rank, op->keys);
+    case CP_OP_SELECT:
+        return select(pace, plan, op);
     case CP_OP_EXCHANGE:
         return op->to == CP_NOBODY ? 0 : exchanges(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:

@@ -4,6 +4,21 @@
 
 #include <stdlib.h>
 
+/* Of a whole query: its label, and which keys it has chosen. */
+static int64_t carried(const cp_plan *plan) {
+    return (plan->labelled ? CP_LABEL_BYTES : 0) +
+           plan->indexer.top_k * CP_CHOSEN_BYTES;
+}
+
+static int64_t index_bytes(const cp_plan *plan, cp_slot_kind kind) {
+    const cp_indexer *indexer = &plan->indexer;
+    if (kind == CP_SLOT_LIST)
+        return indexer->top_k * (int64_t)sizeof(cp_candidate);
+    return (kind == CP_SLOT_INDEX_KEYS ? indexer->dim
+                                       : indexer->heads * (indexer->dim + 1)) *
+           plan->element_bytes;
+}
+
 static int64_t sent_bytes(const cp_plan *plan, int64_t dim) {
     return dim == 0 ? 0 : cp_wire_bytes(plan->wire, dim, plan->element_bytes);
 }
@@ -12,12 +27,13 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts) {
     const cp_shape shape = cp_shape_part(&plan->shape, parts);
     const int64_t width = shape.head_dim * plan->element_bytes;
     const int64_t values = cp_value_width(&shape) / shape.kv_heads;
-    const bool labels = plan->labelled && parts == 1;
+    if (kind > CP_SLOT_RUN)
+        return index_bytes(plan, kind);
     const int64_t bytes[] = {
         [CP_SLOT_CACHE] = 0,
         [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
         [CP_SLOT_QUERIES] =
-            shape.query_heads * width + (labels ? CP_LABEL_BYTES : 0),
+            shape.query_heads * width + (parts == 1 ? carried(plan) : 0),
         [CP_SLOT_KEYS] = shape.kv_heads * (sent_bytes(plan, shape.head_dim) +
                                            sent_bytes(plan, values)),
         [CP_SLOT_PARTIAL] =
@@ -30,9 +46,10 @@ static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
     const cp_layout *layout = plan->layout;
     const bool asked = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
     const bool everybody = asked && plan->begins != CP_OWN_TOKENS;
-    const cp_block *block = kind == CP_SLOT_KEYS ? layout->keys
-                            : everybody          ? &layout->everybody
-                                                 : layout->queries;
+    const bool keys = kind == CP_SLOT_KEYS || kind == CP_SLOT_INDEX_KEYS;
+    const cp_block *block = keys        ? layout->keys
+                            : everybody ? &layout->everybody
+                                        : layout->queries;
     cp_slot slot = {.kind = kind, .parts = parts};
     if (kind != CP_SLOT_CACHE)
         slot.rows = kind == CP_SLOT_RUN ? 1 : block->rows;
@@ -121,6 +138,13 @@ void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
     add(plan, rank, hop, op);
 }
 
+void cp_emit_select(cp_plan *plan, int rank, int hop, cp_use queries,
+                    cp_use keys, cp_use list) {
+    const cp_op op = {
+        .kind = CP_OP_SELECT, .in = queries, .keys = keys, .out = list};
+    add(plan, rank, hop, op);
+}
+
 void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
                       cp_use receive, int from) {
     add(plan, rank, hop,
@@ -134,6 +158,12 @@ void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
 void cp_emit_wait(cp_plan *plan, int rank, int hop) {
     add(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
 }
+static void begin_sparse(cp_plan *plan) {
+    plan->index_queries = cp_plan_add_slots(plan, CP_SLOT_INDEX_QUERIES, 1);
+    plan->index_keys = cp_plan_add_slots(plan, CP_SLOT_INDEX_KEYS, 1);
+    plan->list = cp_plan_add_slots(plan, CP_SLOT_LIST, 1);
+}
+
 static void begin(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
     plan->labelled = plan->layout->placement == CP_ROUND_ROBIN;
@@ -146,9 +176,26 @@ static void begin(cp_plan *plan) {
     plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
     plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
     plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
+    if (plan->indexer.top_k > 0)
+        begin_sparse(plan);
     for (int k = 0; k < ranks; k++)
         cp_emit(plan, k, 0, CP_OP_APPEND, cp_use_of(plan->fresh, k),
                 cp_use_of(plan->cache, k));
+}
+
+static cp_status take_indexer(const cp_indexer *wanted, const cp_layout *layout,
+                              cp_indexer *indexer) {
+    int64_t longest = 1;
+    for (int64_t s = 0; s < layout->sequences; s++)
+        longest = cp_max(longest, layout->past[s] + layout->fresh[s]);
+    *indexer = *wanted;
+    indexer->top_k = cp_min(wanted->top_k, longest);
+    if (wanted->top_k == 0 ||
+        (wanted->top_k > 0 && wanted->heads > 0 && wanted->dim > 0 &&
+         wanted->heads <= CP_HEADS_MAX && wanted->dim <= CP_HEADS_MAX))
+        return CP_OK;
+    return cp_refuse("an indexer of %ld heads of %ld chooses %ld keys",
+                     wanted->heads, wanted->dim, wanted->top_k);
 }
 
 cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
@@ -156,9 +203,11 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       cp_plan **out) {
     static const cp_plan_options usual = {.element_bytes = 4, .spare = 1};
     const cp_plan_options *wanted = options != NULL ? options : &usual;
+    cp_indexer indexer;
     cp_plan *plan;
     *out = NULL;
     CP_TRY(cp_shape_check(shape));
+    CP_TRY(take_indexer(&wanted->indexer, layout, &indexer));
     if (wanted->spare < 1 || wanted->element_bytes < 1)
         return cp_refuse("%d spare slots of %ld-byte numbers", wanted->spare,
                          wanted->element_bytes);
@@ -169,6 +218,7 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       .spare = wanted->spare,
                       .host = wanted->host,
                       .run_bytes = wanted->run_bytes,
+                      .indexer = indexer,
                       .wire = wanted->wire};
     begin(plan);
     build(plan);

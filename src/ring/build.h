@@ -12,7 +12,9 @@ typedef void cp_plan_builder(cp_plan *plan);
 cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
     cp_plan_decode, cp_plan_ulysses, cp_plan_mesh, cp_plan_gather_q,
     cp_plan_scatter_q, cp_plan_gather_o, cp_plan_tree, cp_plan_helix,
-    cp_plan_state_gather, cp_plan_state_ring, cp_plan_state_steps;
+    cp_plan_state_gather, cp_plan_state_ring, cp_plan_state_steps,
+    cp_plan_sparse_kv, cp_plan_sparse_q, cp_plan_sparse_gather,
+    cp_plan_sparse_decode;
 
 /* Build a plan for a layout, which must outlive it. options may be NULL: 4
  * bytes, 1 spare slot. Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
@@ -41,6 +43,8 @@ void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
              cp_use out);
 void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
                     cp_use keys, cp_use partial);
+void cp_emit_select(cp_plan *plan, int rank, int hop, cp_use queries,
+                    cp_use keys, cp_use list);
 void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
                       cp_use receive, int from);
 void cp_emit_wait(cp_plan *plan, int rank, int hop);

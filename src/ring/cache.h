@@ -4,6 +4,7 @@
 #ifndef CP_CACHE_H
 #define CP_CACHE_H
 
+#include "ring/indexer.h"
 #include "ring/layout.h"
 #include "ring/wire.h"
 
@@ -17,6 +18,7 @@ typedef struct {
     int64_t step;       /* decode steps so far, t of Algorithm 4 */
     cp_dealing dealing; /* of prompts: zigzag, until somebody sets another */
     cp_wire wire;       /* how its blocks are written to be sent */
+    cp_indexer indexer; /* of sparse attention, or all zero */
 } cp_cache;
 
 /* An empty cache. Fails with CP_INVALID for no ranks, sequences or room. */

@@ -200,7 +200,8 @@ typedef struct {
     int16_t origin;      /* whose tokens */
     int16_t part, parts; /* and which heads of them */
     cp_slot_kind kind : 8;
-    bool full; /* has contents */
+    bool full;   /* has contents */
+    bool chosen; /* queries: what they attend to goes with them */
 } content;
 
 enum { ALL = -1 }; /* the keys of all ranks, each once */
@@ -287,7 +288,11 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
     return CP_OK;
 }
 
-static cp_status accuse(const cp_plan *plan, int k, int r, int times) {
+static cp_status accuse(const cp_plan *plan, int k, int r, int times,
+                        bool list) {
+    static const char *const how[2][2] = {
+        {"never met", "met twice the"},
+        {"chooses without", "chooses and met twice the"}};
     const cp_pieces *queries = &cp_plan_queries(plan, k)->pieces;
     const cp_pieces *keys = &plan->layout->keys[r].pieces;
     for (int64_t i = 0; i < queries->count; i++)
@@ -298,8 +303,8 @@ static cp_status accuse(const cp_plan *plan, int k, int r, int times) {
                                "query %ld of sequence %ld (rank %d) %s keys "
                                "%ld..%ld of rank %d",
                                cp_span_last(q), q.sequence, k,
-                               times == 0 ? "never met" : "met twice the",
-                               s.start, cp_span_last(s), r);
+                               how[list][times > 0], s.start, cp_span_last(s),
+                               r);
         }
     return cp_fail(CP_BROKEN, "rank %d met the keys of rank %d %d times", k, r,
                    times);
@@ -322,16 +327,17 @@ static int count_met(const proof *proof, int32_t met) {
     return ++proof->times[met] > 1 ? met : CP_NOBODY;
 }
 
-static cp_status check_met(const proof *proof, int origin, int32_t met) {
+static cp_status check_met(const proof *proof, int origin, int32_t met,
+                           bool list) {
     const cp_plan *plan = proof->plan;
     const int64_t ranks = plan->layout->ranks;
     memset(proof->times, 0, (size_t)ranks);
     const int twice = count_met(proof, met);
     if (twice != CP_NOBODY)
-        return accuse(plan, origin, twice, 2);
+        return accuse(plan, origin, twice, 2, list);
     for (int r = 0; r < ranks; r++)
         if (proof->times[r] == 0 && proof->pairs[origin * ranks + r] > 0)
-            return accuse(plan, origin, r, 0);
+            return accuse(plan, origin, r, 0, list);
     return CP_OK;
 }
 
@@ -358,7 +364,7 @@ static cp_status check_result(const proof *proof, int rank) {
     if (!it->full || it->kind != CP_SLOT_PARTIAL || it->origin != due.origin ||
         it->part != due.part || it->parts != plan->slots[due.slot].parts)
         return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
-    return check_met(proof, it->origin, it->met);
+    return check_met(proof, it->origin, it->met, false);
 }
 
 static cp_status note_split(proof *proof, int rank, const cp_op *op) {
@@ -382,7 +388,7 @@ static cp_status note_join(proof *proof, int rank, const cp_op *op) {
         const cp_use part = cp_use_part(op->in.slot + p, op->in.origin, p);
         CP_TRY(check_use(proof, rank, op, part, CP_SLOT_PARTIAL));
         CP_TRY(check_met(proof, part.origin,
-                         place_of(proof, rank, part.slot)->holds.met));
+                         place_of(proof, rank, part.slot)->holds.met, false));
     }
     place_of(proof, rank, op->out.slot)->holds =
         (content){.met = ALL,
@@ -421,6 +427,29 @@ static cp_status note_runs(proof *proof, int rank, const cp_op *op) {
                      proof->plan->slots[op->out.slot].kind);
 }
 
+static cp_status note_chosen(proof *proof, int rank, const cp_op *op) {
+    const content *list = &place_of(proof, rank, op->in.slot)->holds;
+    CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_LIST));
+    CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_QUERIES));
+    if (op->in.origin != op->out.origin)
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: queries of rank %d get the list of "
+                       "those of rank %d",
+                       rank, op->hop, op->out.origin, op->in.origin);
+    place_of(proof, rank, op->out.slot)->holds.chosen = true;
+    return check_met(proof, list->origin, list->met, true);
+}
+
+static cp_status check_chosen(const proof *proof, int rank, const cp_op *op) {
+    if (proof->plan->indexer.top_k == 0 ||
+        place_of(proof, rank, op->in.slot)->holds.chosen)
+        return CP_OK;
+    return cp_fail(CP_BROKEN,
+                   "rank %d, hop %d: queries of rank %d attend to the keys of "
+                   "rank %d and have chosen none",
+                   rank, op->hop, op->in.origin, op->keys.origin);
+}
+
 /* What an operation takes, and what it makes of it. */
 static const struct {
     cp_slot_kind in, out;
@@ -429,23 +458,29 @@ static const struct {
     [CP_OP_PACK] = {CP_SLOT_CACHE, CP_SLOT_KEYS},
     [CP_OP_ATTEND] = {CP_SLOT_QUERIES, CP_SLOT_PARTIAL},
     [CP_OP_MERGE] = {CP_SLOT_PARTIAL, CP_SLOT_PARTIAL},
+    [CP_OP_SELECT] = {CP_SLOT_INDEX_QUERIES, CP_SLOT_LIST},
 };
 
 static cp_use subject(const cp_op *op, int rank) {
-    if (op->kind == CP_OP_ATTEND)
+    if (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT)
         return op->in;
     return op->kind == CP_OP_MERGE ? op->out : cp_use_of(0, rank);
 }
 
 /* Which keys the tokens of what is made have met. */
-static cp_status note_met(proof *proof, int rank, const cp_op *op) {
+static cp_status note_met(proof *proof, int rank, const cp_op *op,
+                          cp_slot_kind kind) {
     content *out = &place_of(proof, rank, op->out.slot)->holds;
     if (op->kind == CP_OP_ATTEND) {
         CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
         CP_TRY(check_heads(proof, rank, op));
+        CP_TRY(check_chosen(proof, rank, op));
+        out->met = op->keys.origin;
+    } else if (op->kind == CP_OP_SELECT) {
+        CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_INDEX_KEYS));
         out->met = op->keys.origin;
     } else if (op->kind == CP_OP_MERGE) {
-        CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL));
+        CP_TRY(check_use(proof, rank, op, op->out, kind));
         proof->merges[proof->merged] =
             (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
         out->met = proof->plan->layout->ranks + proof->merged++;
@@ -466,15 +501,19 @@ static cp_status note_local(proof *proof, const cp_event *event) {
         return note_join(proof, rank, op);
     if (proof->plan->slots[op->in.slot].kind == CP_SLOT_RUN)
         return note_runs(proof, rank, op);
+    const bool list = proof->plan->slots[op->in.slot].kind == CP_SLOT_LIST;
+    if (op->kind == CP_OP_PACK && list)
+        return note_chosen(proof, rank, op);
     CP_TRY(check_use(proof, rank, op,
                      cp_use_part(op->in.slot, of.origin, of.part),
-                     kinds[op->kind].in));
-    CP_TRY(note_met(proof, rank, op));
+                     list ? CP_SLOT_LIST : kinds[op->kind].in));
+    const cp_slot_kind made = list ? CP_SLOT_LIST : kinds[op->kind].out;
+    CP_TRY(note_met(proof, rank, op, made));
     *out = (content){.met = out->met,
                      .origin = of.origin,
                      .part = of.part,
                      .parts = (int16_t)proof->plan->slots[op->in.slot].parts,
-                     .kind = kinds[op->kind].out,
+                     .kind = made,
                      .full = true};
     return check_use(proof, rank, op,
                      cp_use_part(op->out.slot, of.origin, of.part),
@@ -584,6 +623,10 @@ static cp_status begin(proof *proof) {
                 runs ? cp_plan_own_run(plan, k, 0) : cp_use_of(plan->fresh, k));
         fill_in(proof, k,
                 runs ? cp_plan_own_run(plan, k, 1) : cp_plan_begins(plan, k));
+        if (plan->indexer.top_k > 0) {
+            fill_in(proof, k, cp_use_of(plan->index_queries, k));
+            fill_in(proof, k, cp_use_of(plan->index_keys, k));
+        }
     }
     for (int k = 0; k <= ranks; k++)
         for (int r = 0; r < ranks; r++)
@@ -592,25 +635,45 @@ static cp_status begin(proof *proof) {
     return CP_OK;
 }
 
+static double sparse_flops(const proof *proof, const cp_op *op) {
+    const cp_plan *plan = proof->plan;
+    const cp_indexer *indexer = &plan->indexer;
+    const cp_pieces *queries = &cp_plan_queries(plan, op->in.origin)->pieces;
+    const double pairs =
+        (double)
+            proof->pairs[op->in.origin * plan->layout->ranks + op->keys.origin];
+    if (op->kind == CP_OP_SELECT)
+        return 2 * (double)(indexer->heads * indexer->dim) * pairs;
+    return 2 * (double)plan->shape.query_heads *
+           (double)(plan->shape.head_dim + cp_value_dim(&plan->shape)) * pairs *
+           cp_indexer_share(indexer, queries);
+}
+
 static void count_rank(const proof *proof, int k) {
     const cp_plan *plan = proof->plan;
     const cp_shape *shape = &plan->shape;
     const cp_program *program = &plan->programs[k];
     cp_plan_report *report = proof->report;
+    const bool sparse = plan->indexer.top_k > 0;
     int64_t hops = 0, scores = 0; /* of all heads */
+    double flops = 0;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const int64_t messages = cp_op_messages(plan, op);
         report->messages[k] += messages;
         report->bytes[k] += messages * plan->slots[op->in.slot].bytes;
         hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
-        if (op->kind == CP_OP_ATTEND)
+        if (sparse && (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT))
+            flops += sparse_flops(proof, op);
+        if (op->kind == (sparse ? CP_OP_SELECT : CP_OP_ATTEND))
             scores +=
                 cp_plan_shape(plan, op->in.slot).query_heads *
                 proof->pairs[op->in.origin * report->ranks + op->keys.origin];
     }
     report->pairs[k] = scores / shape->query_heads;
-    report->flops[k] = 2 * (shape->head_dim + cp_value_dim(shape)) * scores;
+    report->flops[k] =
+        sparse ? (int64_t)flops
+               : 2 * (shape->head_dim + cp_value_dim(shape)) * scores;
     report->hops = cp_max(report->hops, hops);
 }
 

@@ -10,9 +10,10 @@
 /* What a plan costs, per rank; counted, not timed. */
 typedef struct {
     int ranks;
-    int64_t *pairs;     /* [ranks] (query, key) pairs scored, per head; the
-                           other lists lie behind it */
-    int64_t *flops;     /* [ranks] 4 D_H N_H for each pair */
+    int64_t *pairs;     /* [ranks] (query, key) pairs scored, per head, or by
+                           an indexer; the other lists lie behind it */
+    int64_t *flops;     /* [ranks] 4 D_H N_H for each pair; of sparse attention
+                           as if it were chosen evenly */
     int64_t *bytes;     /* [ranks] sent */
     int64_t *messages;  /* [ranks] sent; a collective sends N-1 */
     int64_t hops;       /* of the ring: exchanges of the busiest rank */

@@ -4,7 +4,7 @@
 #ifndef CP_INDEXER_H
 #define CP_INDEXER_H
 
-#include "ground/ground.h"
+#include "ring/span.h"
 
 /* An indexer scores key s for token t by the sum over its heads of
  *   weight[t][h] x max(0, query[t][h] . key[s])
@@ -27,5 +27,12 @@ typedef struct {
 static inline bool cp_candidate_before(cp_candidate a, cp_candidate b) {
     return a.score > b.score || (a.score == b.score && a.position < b.position);
 }
+
+/* How many keys so many chosen at most come to: the sum over the tokens of some
+ * queries, each of which sees its own position and all before it. */
+int64_t cp_indexer_chosen(const cp_pieces *queries, int64_t top_k);
+
+/* Of the visible keys of some queries, what part they choose. */
+double cp_indexer_share(const cp_indexer *indexer, const cp_pieces *queries);
 
 #endif

@@ -122,7 +122,8 @@ static void link_merges(const cp_plan *plan, int rank) {
     const cp_program *program = &plan->programs[rank];
     for (int64_t n = 0; n + 1 < program->count; n++) {
         cp_op *op = &program->ops[n];
-        op->merged = op->kind == CP_OP_ATTEND && op[1].kind == CP_OP_MERGE &&
+        op->merged = (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT) &&
+                     op[1].kind == CP_OP_MERGE &&
                      op[1].in.slot == op->out.slot &&
                      op->out.slot != plan->result &&
                      !is_read_later(plan, rank, n + 2, op->out.slot);

@@ -74,7 +74,7 @@ bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
         return parts_touch(plan, op, n, touch);
     if (!exchange || op->to != CP_NOBODY)
         list[count++] = (cp_touch){op->in.slot, false};
-    if (op->kind == CP_OP_ATTEND)
+    if (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT)
         list[count++] = (cp_touch){op->keys.slot, false};
     if (op->kind == CP_OP_MERGE)
         list[count++] = (cp_touch){op->out.slot, false};
@@ -97,7 +97,7 @@ void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
 
 const char *cp_op_name(cp_op_kind kind) {
     static const char *const names[] = {
-        "append", "pack",       "attend",     "merge", "exchange",
-        "wait",   "all-to-all", "all-gather", "split", "join"};
+        "append",     "pack",       "attend", "merge", "exchange", "wait",
+        "all-to-all", "all-gather", "split",  "join",  "select"};
     return names[kind];
 }

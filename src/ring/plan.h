@@ -6,12 +6,14 @@
 #define CP_PLAN_H
 
 #include "ring/comm.h"
+#include "ring/indexer.h"
 #include "ring/layout.h"
 #include "ring/wire.h"
 
 enum {
     CP_PARTIAL_BYTES = 4, /* partials are fp32, always */
     CP_LABEL_BYTES = 16,  /* sequence and position, as int64_t */
+    CP_CHOSEN_BYTES = 4,  /* the position of a chosen key, as int32_t */
 };
 
 typedef enum {
@@ -37,6 +39,10 @@ typedef enum {
     CP_SLOT_KEYS,    /* keys, then values: each [rows][N_KV][D_H] */
     CP_SLOT_PARTIAL, /* output [rows][N_H][D_H], then LSE [rows][N_H] */
     CP_SLOT_RUN,     /* what runs of chunks do: one row, of a monoid */
+    CP_SLOT_INDEX_QUERIES, /* of an indexer: [rows][heads][dim], then their
+                              weights [rows][heads] */
+    CP_SLOT_INDEX_KEYS,    /* of an indexer: [rows][dim] */
+    CP_SLOT_LIST,          /* candidates [rows][top_k], best first */
 } cp_slot_kind;
 
 typedef struct {
@@ -68,7 +74,8 @@ static inline cp_use cp_use_run(int slot, int first, int last) {
 
 typedef enum {
     CP_OP_APPEND,   /* new keys and values (in) go into the cache (out) */
-    CP_OP_PACK,     /* the cache (in) is copied to a padded block (out) */
+    CP_OP_PACK,     /* the cache (in) is copied to a padded block (out), or what
+                       a list (in) has chosen to its queries (out) */
     CP_OP_ATTEND,   /* queries (in) meet keys: a partial (out) */
     CP_OP_MERGE,    /* a partial (in) is merged into another (out) */
     CP_OP_EXCHANGE, /* start: send in to rank to, receive out from rank from */
@@ -77,11 +84,12 @@ typedef enum {
     CP_OP_ALL_GATHER, /* slot in goes to all, out + r comes from rank r */
     CP_OP_SPLIT,      /* part p of the heads of in is copied to out + p */
     CP_OP_JOIN,       /* the parts in + p of a partial become the whole out */
+    CP_OP_SELECT,     /* index queries (in) meet keys: a list (out) */
 } cp_op_kind;
 
 typedef struct {
     cp_op_kind kind : 8;
-    bool merged;      /* an attend: the merge behind it happens inside it */
+    bool merged;      /* an attend, a select: with the merge behind it */
     int16_t hop;      /* which step of the ring this belongs to, from 0 */
     int16_t to, from; /* ranks of an exchange; CP_NOBODY = no such half */
     cp_use in, keys, out;
@@ -123,10 +131,12 @@ typedef struct {
     int spare;                 /* buffers for blocks that arrive */
     int host;                  /* ranks of a host, or 0 */
     int64_t run_bytes;         /* of what a run does */
-    bool labelled;             /* whole query blocks carry their spans, as they
+    cp_indexer indexer;        /* of sparse attention, or all zero */
+    int index_queries, index_keys, list; /* its slots; two are full, too */
+    bool labelled;        /* whole query blocks carry their spans, as they
                                   do in a decode step of a ring */
-    cp_program *programs;      /* [ranks] */
-    cp_status status;          /* the first failure while building */
+    cp_program *programs; /* [ranks] */
+    cp_status status;     /* the first failure while building */
 } cp_plan;
 
 /* The heads of one of so many parts, if they can be cut so: into as many key
@@ -151,7 +161,8 @@ typedef struct {
     int host;              /* ranks that live on a host, which a mesh asks;
                               0: a builder finds a number */
     cp_wire wire;
-    int64_t run_bytes; /* a scan: of what one of its runs does */
+    int64_t run_bytes;  /* a scan: of what one of its runs does */
+    cp_indexer indexer; /* sparse attention, by it; all zero: attention */
 } cp_plan_options;
 
 /* What a rank's slot of queries holds when it begins, and its result when it

@@ -40,6 +40,13 @@ static const struct {
                   "decode: all have all queries, and get some heads' answers"},
 };
 
+static cp_plan_builder *const sparse[CP_VARIANTS] = {
+    [CP_PASS_KV] = cp_plan_sparse_kv,
+    [CP_PASS_Q] = cp_plan_sparse_q,
+    [CP_ALL_GATHER] = cp_plan_sparse_gather,
+    [CP_DECODE] = cp_plan_sparse_decode,
+};
+
 const char *cp_variant_name(cp_variant variant) {
     return variants[variant].name;
 }
@@ -76,7 +83,13 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
     *out = NULL;
     if (variants[variant].build == NULL)
         return cp_refuse("a plan needs a variant that has been chosen");
-    CP_TRY(cp_plan_new(variants[variant].build, layout, shape, options, out));
+    const bool chosen = options != NULL && options->indexer.top_k > 0;
+    if (chosen && sparse[variant] == NULL)
+        return cp_refuse("%s cannot attend to chosen keys alone; pass-kv, "
+                         "pass-q, all-gather and decode can",
+                         variants[variant].name);
+    CP_TRY(cp_plan_new(chosen ? sparse[variant] : variants[variant].build,
+                       layout, shape, options, out));
     (*out)->variant = variant;
     return CP_OK;
 }

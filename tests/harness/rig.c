@@ -10,7 +10,7 @@
 #include "reference/attend/oracle.h"
 #include "reference/ring/threads.h"
 
-enum { QUERY = 1, KEY = 2, VALUE = 3 };
+enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_KEY, INDEX_WEIGHT };
 
 /* The numbers of one token depend on who it is and on nothing else. For the
  * ledger they say who it is. */
@@ -24,12 +24,18 @@ static float number(const rig *rig, int what, int64_t sequence,
     h = (h ^ (uint64_t)position ^ h >> 31) * 0x94D049BB133111EBu;
     h = (h ^ (uint64_t)channel ^ h >> 29) * 0xBF58476D1CE4E5B9u;
     h ^= h >> 32;
+    if (what >= INDEX_QUERY && rig->levels > 0)
+        return (float)(h % (uint64_t)rig->levels) - 0.5f;
     const float scale = what == QUERY && rig->scale != 0 ? rig->scale : 1;
     return scale * ((float)(h >> 40) * 0x1p-23f - 1);
 }
 
 static int64_t width_of(const rig *rig, int what) {
     const cp_shape *shape = &rig->shape;
+    const cp_indexer *indexer = &rig->indexer;
+    if (what >= INDEX_QUERY)
+        return (what == INDEX_KEY ? 1 : indexer->heads) *
+               (what == INDEX_WEIGHT ? 1 : indexer->dim);
     return what == QUERY ? shape->query_heads * shape->head_dim
            : what == KEY ? shape->kv_heads * shape->head_dim
                          : cp_value_width(shape);
@@ -87,6 +93,76 @@ static float *values_of(const rig *rig, const answer *truth) {
     return rig->shape.latent ? truth->keys : truth->values;
 }
 
+/* The score of key s for a token, in the order that a kernel must keep. */
+static cp_candidate score_of(const rig *rig, int64_t sequence, int64_t token,
+                             int64_t s) {
+    const int64_t dim = rig->indexer.dim;
+    float total = 0.0f;
+    for (int64_t h = 0; h < rig->indexer.heads; h++) {
+        float dot = 0.0f;
+        for (int64_t d = 0; d < dim; d++)
+            dot =
+                cp_fused(number(rig, INDEX_QUERY, sequence, token, h * dim + d),
+                         number(rig, INDEX_KEY, sequence, s, d), dot);
+        total = cp_fused(number(rig, INDEX_WEIGHT, sequence, token, h),
+                         dot <= 0.0f ? 0.0f : dot, total);
+    }
+    return (cp_candidate){total, (int32_t)s};
+}
+
+static int in_order(const void *left, const void *right) {
+    const cp_candidate *a = left, *b = right;
+    return cp_candidate_before(*a, *b) ? -1 : cp_candidate_before(*b, *a);
+}
+
+/* What a token chooses of all that it sees, best first; the caller frees it. */
+static cp_candidate *choose(const rig *rig, int64_t sequence, int64_t token) {
+    const int64_t sees = token + 1;
+    const int64_t room = cp_max(sees, rig->indexer.top_k);
+    cp_candidate *all = calloc((size_t)room, sizeof(*all));
+    cp_candidates_clear(all, room);
+    for (int64_t s = 0; s < sees; s++)
+        all[s] = score_of(rig, sequence, token, s);
+    qsort(all, (size_t)sees, sizeof(*all), in_order);
+    return all;
+}
+
+/* Of some keys those that a token chooses, one by one. */
+static void chosen_of(const rig *rig, cp_span query, const cp_pieces *keys,
+                      cp_pieces *chosen) {
+    cp_candidate *list = choose(rig, query.sequence, query.start);
+    for (int64_t c = 0; c < rig->indexer.top_k; c++)
+        for (int64_t n = 0; n < keys->count; n++)
+            for (int64_t i = 0; i < keys->items[n].span.count; i++) {
+                const cp_piece one = cp_piece_part(keys->items[n], i, 1);
+                if (one.span.sequence == query.sequence &&
+                    one.span.start == list[c].position)
+                    cp_pieces_append(chosen, one);
+            }
+    free(list);
+}
+
+/* The oracle is asked for each query alone, about what it chooses. */
+static cp_status ask_for_each(const rig *rig, const cp_pieces *queries,
+                              const cp_pieces *keys, answer *truth) {
+    const int64_t width = width_of(rig, QUERY);
+    const int64_t outputs = rig->shape.query_heads * cp_value_dim(&rig->shape);
+    for (int64_t n = 0; n < queries->count; n++)
+        for (int64_t i = 0; i < queries->items[n].span.count; i++) {
+            cp_piece one = cp_piece_part(queries->items[n], i, 1);
+            cp_pieces query = {&one, 1, 1}, chosen = {0};
+            chosen_of(rig, one.span, keys, &chosen);
+            const int64_t row = one.row;
+            one.row = 0;
+            CP_TRY(cp_oracle(&rig->shape, &query, truth->queries + row * width,
+                             &chosen, truth->keys, values_of(rig, truth),
+                             truth->output + row * outputs,
+                             truth->lse + row * rig->shape.query_heads));
+            cp_pieces_free(&chosen);
+        }
+    return CP_OK;
+}
+
 static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
                             const cp_pieces *keys, answer *truth) {
     const int64_t heads = rig->shape.query_heads;
@@ -103,6 +179,8 @@ static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
     fill(rig, QUERY, queries, truth->queries);
     fill(rig, KEY, keys, truth->keys);
     fill(rig, VALUE, keys, truth->values);
+    if (rig->indexer.top_k > 0)
+        return ask_for_each(rig, queries, keys, truth);
     return cp_oracle(&rig->shape, queries, truth->queries, keys, truth->keys,
                      values_of(rig, truth), truth->output, truth->lse);
 }
@@ -217,6 +295,12 @@ static cp_status rank_main(cp_comm *comm, void *context) {
                job->plan->slots[asked.slot].parts, walker->queries);
     fill_block(rig, KEY, mine, 0, 1, walker->new_keys);
     fill_block(rig, VALUE, mine, 0, 1, walker->new_values);
+    if (rig->indexer.top_k > 0) {
+        fill_block(rig, INDEX_QUERY, mine, 0, 1, walker->index_queries);
+        fill_block(rig, INDEX_WEIGHT, mine, 0, 1, walker->index_weights);
+        fill_block(rig, INDEX_KEY, &job->layout->keys[rank], 0, 1,
+                   walker->index_keys);
+    }
     const cp_status status =
         cp_walk(walker, comm, cp_store_keys(rig->store, rank, 0),
                 cp_store_values(rig->store, rank, 0));
@@ -265,7 +349,8 @@ static cp_status begin(job *job, const int64_t *new_tokens,
                        cp_variant variant) {
     rig *rig = job->rig;
     const cp_plan_options options = {.element_bytes = 4,
-                                     .spare = rig->spare == 0 ? 1 : rig->spare};
+                                     .spare = rig->spare == 0 ? 1 : rig->spare,
+                                     .indexer = rig->indexer};
     const cp_threads_options threads = {rig->ranks, 15, rig->disorder};
     job->walkers = calloc((size_t)rig->ranks, sizeof(cp_walker *));
     cp_plan_report_free(&rig->report);
@@ -344,6 +429,23 @@ static cp_status compare_rank(const rig *rig, const job *job, int rank,
     return cp_fail(CP_BROKEN, "rank %d: padding rows are not empty", rank);
 }
 
+static void one_rank_sparse(const rig *rig, const cp_attention *call,
+                            int64_t rows) {
+    const int64_t room = rig->indexer.top_k;
+    const cp_pieces *queries = call->query_pieces;
+    int32_t *chosen = calloc((size_t)(rows * room), sizeof(*chosen));
+    for (int64_t n = 0; n < queries->count; n++)
+        for (int64_t i = 0; i < queries->items[n].span.count; i++) {
+            const cp_piece one = cp_piece_part(queries->items[n], i, 1);
+            cp_candidate *list = choose(rig, one.span.sequence, one.span.start);
+            for (int64_t c = 0; c < room; c++)
+                chosen[one.row * room + c] = list[c].position;
+            free(list);
+        }
+    cp_attend_chosen(call, chosen, room);
+    free(chosen);
+}
+
 /* The error of one rank with the same fp32 kernel, for the second oracle. */
 static double one_rank(const rig *rig, const cp_pieces *queries,
                        const cp_pieces *keys, const answer *truth) {
@@ -367,7 +469,10 @@ static double one_rank(const rig *rig, const cp_pieces *queries,
                                .threads = 1,
                                .output = result.output,
                                .lse = result.lse};
-    (rig->kernel != NULL ? rig->kernel : cp_attend)(&call);
+    if (rig->indexer.top_k > 0)
+        one_rank_sparse(rig, &call, rows);
+    else
+        (rig->kernel != NULL ? rig->kernel : cp_attend)(&call);
     compare_rows(rig, truth, queries, &result, 0, &sum);
     free(result.output);
     free(result.lse);
@@ -425,8 +530,32 @@ static cp_status compare_traffic(const rig *rig) {
     return CP_OK;
 }
 
+/* A rank's lists are, bit for bit, what its queries choose of all keys. */
+static cp_status compare_lists(const rig *rig, const job *job, int rank) {
+    const cp_plan *plan = job->plan;
+    const cp_pieces *mine = &job->layout->queries[rank].pieces;
+    const int64_t room = plan->indexer.top_k; /* of the longest sequence */
+    const cp_candidate *lists = job->walkers[rank]->slots[plan->list];
+    for (int64_t n = 0; n < mine->count; n++)
+        for (int64_t i = 0; i < mine->items[n].span.count; i++) {
+            const cp_piece one = cp_piece_part(mine->items[n], i, 1);
+            cp_candidate *due = choose(rig, one.span.sequence, one.span.start);
+            const int differ = memcmp(lists + one.row * room, due,
+                                      (size_t)room * sizeof(*due));
+            free(due);
+            if (differ != 0)
+                return cp_fail(CP_BROKEN,
+                               "rank %d: the list of token %ld of sequence %ld",
+                               rank, one.span.start, one.span.sequence);
+        }
+    return CP_OK;
+}
+
 static cp_status call(job *job, const int64_t *new_tokens, cp_variant variant) {
     CP_TRY(begin(job, new_tokens, variant));
+    for (int rank = 0; job->plan->indexer.top_k > 0 && rank < job->rig->ranks;
+         rank++)
+        CP_TRY(compare_lists(job->rig, job, rank));
     CP_TRY(compare_all(job->rig, job, new_tokens));
     CP_TRY(compare_traffic(job->rig));
     return cp_cache_commit(job->rig->cache, job->layout);

@@ -1,9 +1,11 @@
 /* A conversation on a test bench: calls attention over ranks in threads, with
  * poisoned slots and disorderly messages, and holds every answer, every
- * partial and every byte against what they must be. */
+ * partial, every list of what queries choose, and every byte against what they
+ * must be. */
 #ifndef HARNESS_RIG_H
 #define HARNESS_RIG_H
 
+#include "reference/attend/select.h"
 #include "reference/ring/store.h"
 #include "reference/ring/walk.h"
 #include "ring/check.h"
@@ -21,6 +23,8 @@ typedef struct {
     cp_kernel kernel;  /* NULL = cp_attend */
     int unwatched;     /* partials are not compared, so merges may be fused */
     double strict;     /* error allowed / that of one rank, and no more; or 0 */
+    cp_indexer indexer; /* sparse attention by it, or all zero */
+    int levels;         /* its numbers are one of so many; 0: any */
 
     /* After a call. */
     cp_plan_report report; /* what the checker counted */

@@ -1,0 +1,24 @@
+/* Tangled from book/16-sparse.nw; edit the chapter. */
+/* Sparse attention as operations of a walker. */
+#ifndef CP_LISTS_H
+#define CP_LISTS_H
+
+#include "reference/ring/walk.h"
+
+/* Where the caller writes the indexer's inputs. */
+void cp_lists_begin(cp_walker *walker);
+
+/* A select, and with merge, if it is not NULL, the merge behind it. Fails with
+ * CP_MEMORY. */
+cp_status cp_lists_select(const cp_walker *walker, const cp_op *op,
+                          const cp_op *merge);
+
+/* A merge of lists; and a pack of one behind its queries. */
+cp_status cp_lists_merge(const cp_walker *walker, const cp_op *op);
+cp_status cp_lists_pack(const cp_walker *walker, const cp_op *op);
+
+/* An attend, to what its queries carry. */
+cp_status cp_lists_attend(const cp_walker *walker, const cp_op *op,
+                          const cp_attention *call);
+
+#endif
