@@ -114,6 +114,98 @@ static void attend_everywhere(const attend_case *the_case,
     }
 }
 
+/* An indexer of two heads of 3, whose scores are whole numbers, many alike. */
+enum { INDEX_HEADS = 2, INDEX_DIM = 3, TOP_K = 9 };
+
+static float *whole_numbers(const char *name, int dims, int64_t rows,
+                            int64_t width, int64_t dim, uint64_t *seed) {
+    const int64_t size[3] = {rows, width, dim};
+    const int64_t count = rows * width * (dims == 3 ? dim : 1);
+    float *numbers = room_for(count, 4);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = (float)(harness_random(seed) % 5) - 2.0f;
+    must(cp_npy_write(in(name), CP_NPY_FLOAT32, dims, size, numbers));
+    return numbers;
+}
+
+/* The best keys of one query as pieces, which begin at that row. */
+static cp_pieces best_of(const float *query, const float *weights,
+                         const float *keys, int64_t sees, int64_t sequence) {
+    cp_pieces best = {0};
+    bool *taken = room_for(sees, sizeof(bool));
+    for (int64_t n = 0; n < cp_min(sees, TOP_K); n++) {
+        int64_t at = -1;
+        float most = 0;
+        for (int64_t s = 0; s < sees; s++) {
+            float score = 0;
+            for (int64_t h = 0; h < INDEX_HEADS; h++) {
+                float dot = 0;
+                for (int64_t d = 0; d < INDEX_DIM; d++)
+                    dot += query[h * INDEX_DIM + d] * keys[s * INDEX_DIM + d];
+                score += weights[h] * (dot > 0 ? dot : 0);
+            }
+            if (!taken[s] && (at < 0 || score > most)) {
+                at = s;
+                most = score;
+            }
+        }
+        taken[at] = true;
+        must(cp_pieces_append(&best, (cp_piece){{sequence, at, 1, 1}, at}));
+    }
+    return best;
+}
+
+static expectation expect_chosen(const attend_case *the_case) {
+    uint64_t seed = 8;
+    expectation wanted = expect(the_case);
+    const int64_t all = wanted.rows + 86;
+    cp_npy q, k, v;
+    must(cp_npy_read(in("q.npy"), &q));
+    must(cp_npy_read(in("k.npy"), &k));
+    must(cp_npy_read(in("v.npy"), &v));
+    const float *iq =
+        whole_numbers("iq.npy", 3, wanted.rows, INDEX_HEADS, INDEX_DIM, &seed);
+    const float *ik = whole_numbers("ik.npy", 2, all, INDEX_DIM, 0, &seed);
+    const float *iw =
+        whole_numbers("iw.npy", 2, wanted.rows, INDEX_HEADS, 0, &seed);
+    int64_t row = 0, first = 0;
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        const int64_t past = the_case->cached[s];
+        for (int64_t t = 0; t < the_case->new_tokens[s]; t++, row++) {
+            cp_piece one = {{s, past + t, 1, 1}, 0};
+            const cp_pieces query = {&one, 1, 1};
+            cp_pieces best = best_of(iq + row * INDEX_HEADS * INDEX_DIM,
+                                     iw + row * INDEX_HEADS,
+                                     ik + first * INDEX_DIM, past + t + 1, s);
+            must(cp_oracle(&shape, &query, (float *)q.data + row * HEADS * DIM,
+                           &best, (float *)k.data + first * KV_HEADS * DIM,
+                           (float *)v.data + first * KV_HEADS * DIM,
+                           wanted.output + row * HEADS * DIM,
+                           wanted.lse + row * HEADS));
+            cp_pieces_free(&best);
+        }
+        first += past + the_case->new_tokens[s];
+    }
+    cp_npy_free(&q);
+    cp_npy_free(&k);
+    cp_npy_free(&v);
+    return wanted;
+}
+
+LOOP(attend_keeps_to_chosen_keys, 0, 4) {
+    static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
+                                           "auto"};
+    const expectation wanted = expect_chosen(&prefills);
+    for (int ranks = 1; ranks <= 4; ranks += 3) {
+        runs("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
+             "40,1,23 --history %s --ranks %d --variant %s --out $D/o.npy "
+             "--lse $D/lse.npy --indexer $D/iq.npy,$D/ik.npy,$D/iw.npy "
+             "--top-k %d",
+             prefills.history, ranks, variants[_i], TOP_K);
+        compare_files(&wanted);
+    }
+}
+
 enum { ROWS = 64, POSITIONS = 100 };
 
 typedef struct {

@@ -147,6 +147,22 @@ static attend_scene scene_of(int ranks, cp_variant variant) {
     return it;
 }
 
+/* The same with an indexer, which has many equal scores. */
+static void choose_keys(attend_scene *it) {
+    const int64_t counts[] = {it->queries * 2 * 8, it->queries * 2,
+                              it->keys * 8};
+    float *numbers[3];
+    for (int n = 0; n < 3; n++) {
+        numbers[n] = fill(counts[n], 6 + (uint64_t)n);
+        for (int64_t i = 0; i < counts[n]; i++)
+            numbers[n][i] = roundf(2 * numbers[n][i]);
+    }
+    it->job.indexer = (cp_indexer){2, 8, 6};
+    it->job.index_queries = numbers[0];
+    it->job.index_weights = numbers[1];
+    it->job.index_keys = numbers[2];
+}
+
 static void answer(attend_scene *it, const cp_backend *backend, float *out) {
     it->job.output = out;
     it->job.lse = out + it->queries * 4 * 32;
@@ -159,8 +175,11 @@ static void answer(attend_scene *it, const cp_backend *backend, float *out) {
 
 static void play_attend(void) {
     const int ranks = cp_crew_mine()->ranks;
-    for (int v = CP_AUTO; v <= CP_DECODE; v++) {
+    for (int n = 0; n < 2 * (CP_DECODE + 1); n++) {
+        const int v = n / 2;
         attend_scene it = scene_of(ranks, (cp_variant)v);
+        if (n % 2 == 1)
+            choose_keys(&it);
         const int64_t floats = it.queries * 4 * 33;
         float *together = fill(floats, 4), *alone = fill(floats, 5);
         answer(&it, &cp_backend_threads, alone);

@@ -330,6 +330,25 @@ static cp_status order_find(cp_command_call *call) {
     return CP_OK;
 }
 
+cp_status cp_command_sparse_check(cp_command_sparse *sparse) {
+    const cp_counts *sizes = &sparse->sizes;
+    if (sparse->top_k < 0 && sizes->count > 0)
+        return cp_refuse("--index: of no use without --top-k");
+    if (sparse->top_k < 0)
+        return CP_OK;
+    if (sizes->count != 0 && sizes->count != 2)
+        return cp_refuse("--index: two counts are needed: heads and their "
+                         "dimension");
+    sparse->indexer = (cp_indexer){64, 128, sparse->top_k};
+    if (sizes->count == 2) {
+        sparse->indexer.heads = sizes->items[0];
+        sparse->indexer.dim = sizes->items[1];
+    }
+    CP_TRY(cp_option_range("top-k", sparse->top_k, 1, INT32_MAX));
+    CP_TRY(cp_option_range("index", sparse->indexer.heads, 1, CP_HEADS_MAX));
+    return cp_option_range("index", sparse->indexer.dim, 1, CP_HEADS_MAX);
+}
+
 cp_status cp_command_call_check(cp_command_call *call) {
     cp_counts *fresh = &call->tokens.fresh, *cached = &call->tokens.cached;
     cp_scenario *scenario = &call->scenario;
@@ -342,6 +361,8 @@ cp_status cp_command_call_check(cp_command_call *call) {
     CP_TRY(cp_command_ranks(&call->ranks, 1));
     CP_TRY(cp_command_placement_check(&call->placement, call->ranks));
     scenario->dealing = call->placement.dealing;
+    CP_TRY(cp_command_sparse_check(&call->sparse));
+    scenario->indexer = call->sparse.indexer;
     if (call->order != 0)
         CP_TRY(order_find(call));
     if (scenario->tensor < 0)

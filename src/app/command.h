@@ -62,6 +62,28 @@ typedef struct {
             "int8: a byte a number, and not exact"                             \
     }
 
+/* Sparse attention of a call that is planned or predicted. */
+typedef struct {
+    int64_t top_k;      /* below 0: attention to all keys */
+    cp_counts sizes;    /* of the indexer */
+    cp_indexer indexer; /* what they come to */
+} cp_command_sparse;
+
+#define CP_COMMAND_SPARSE                                                      \
+    { .top_k = -1 }
+
+#define CP_COMMAND_SPARSE_OPTIONS(sparse)                                      \
+    {"top-k", CP_COUNT, &(sparse).top_k, "K",                                  \
+     "attend to the K best keys of each query alone, which an indexer "        \
+     "chooses (default: to all); pass-kv, pass-q, all-gather and decode"},     \
+    {                                                                          \
+        "index", CP_COUNTS, &(sparse).sizes, "H,D",                            \
+            "of that indexer: heads, and their dimension (default 64,128: "    \
+            "DeepSeek V3.2)"                                                   \
+    }
+
+cp_status cp_command_sparse_check(cp_command_sparse *sparse);
+
 /* The names of all variants, and off. */
 const char *cp_command_variants(void);
 
@@ -170,6 +192,7 @@ typedef struct {
     cp_shape shape;       /* of a GPU */
     cp_scenario scenario; /* but for the variant */
     cp_command_placement placement;
+    cp_command_sparse sparse;
     int order;                    /* 1: the best, which devices says */
     int devices[CP_SHARES_RANKS]; /* of the ranks */
 } cp_command_call;
@@ -177,7 +200,8 @@ typedef struct {
 #define CP_COMMAND_CALL                                                        \
     {                                                                          \
         .machine = "gtt", .model = "llama3-405b", .ranks = 4, .batch = 1,      \
-        .scenario.tensor = -1, .scenario.partial_bytes = -1                    \
+        .scenario.tensor = -1, .scenario.partial_bytes = -1,                   \
+        .sparse = CP_COMMAND_SPARSE                                            \
     }
 
 /* Its rows in a table of options. */
@@ -193,6 +217,7 @@ typedef struct {
         {"tensor", CP_COUNT, &(call).scenario.tensor, "n",                     \
          "GPUs that share the heads of a rank (default: those of a node)"},    \
         CP_COMMAND_PLACEMENT_OPTION((call).placement),                         \
+        CP_COMMAND_SPARSE_OPTIONS((call).sparse),                              \
         {"order", CP_ONE_OF, &(call).order, "given|best",                      \
          "of the machine's devices in the ring: as they are numbered "         \
          "(default), or by the speed of the links between them"},              \

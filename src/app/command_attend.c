@@ -17,12 +17,14 @@
 #include "ring/crew.h"
 
 typedef struct {
-    const char *q, *k, *v, *out, *lse, *partials, *history, *cached;
+    const char *q, *k, *v, *indexer, *out, *lse, *partials, *history, *cached;
     cp_counts lengths;
     int64_t value_dim; /* 0: as many numbers as --v says */
     cp_command_ring ring;
     /* What they come to. */
-    cp_npy queries, keys, values;
+    int64_t top_k;  /* below 0: attention to all keys */
+    char *paths[3]; /* of the indexer: its queries, keys, weights */
+    cp_npy queries, keys, values, index[3];
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
@@ -53,8 +55,35 @@ static cp_status pasts_read(attend_run *run, const char *name,
     return CP_OK;
 }
 
+/* The three names of files that --indexer has. */
+static cp_status paths_take(attend_run *run) {
+    const char *text = run->indexer;
+    for (int n = 0; n < 3; n++) {
+        const size_t length = strcspn(text, ",");
+        if (length == 0 || (text[length] == ',') != (n < 2))
+            return cp_refuse("--indexer %.200s: three files are needed, "
+                             "Q.npy,K.npy,W.npy",
+                             run->indexer);
+        CP_TRY(cp_allocate(&run->paths[n], (int64_t)length + 1, 1, "a name"));
+        memcpy(run->paths[n], text, length);
+        text += length + 1;
+    }
+    return CP_OK;
+}
+
+static cp_status sparse_check(attend_run *run) {
+    if ((run->indexer != NULL) != (run->top_k >= 0))
+        return cp_refuse("--indexer and --top-k need each other: whose scores, "
+                         "and how many keys");
+    if (run->indexer == NULL)
+        return CP_OK;
+    CP_TRY(cp_option_range("top-k", run->top_k, 1, INT32_MAX));
+    return paths_take(run);
+}
+
 static cp_status attend_check(void *context) {
     attend_run *run = context;
+    CP_TRY(sparse_check(run));
     if (run->v == NULL && run->value_dim == 0)
         return cp_refuse("attend needs --v V.npy, or --value-dim where values "
                          "are the first numbers of their keys");
@@ -131,6 +160,39 @@ static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
     return CP_OK;
 }
 
+static cp_status index_read(attend_run *run, int n, int dims,
+                            const char *shape) {
+    cp_npy *tensor = &run->index[n];
+    CP_TRY(cp_command_array(run->paths[n], tensor));
+    if (tensor->dims != dims)
+        return cp_refuse("%s: %d dimensions; %s is needed", run->paths[n],
+                         tensor->dims, shape);
+    return cp_npy_to_float32(tensor, run->paths[n]);
+}
+
+/* The indexer's three tensors, which must fit each other and the call. */
+static cp_status indexer_load(attend_run *run) {
+    CP_TRY(index_read(run, 0, 3, "[new tokens][heads][dimension]"));
+    CP_TRY(index_read(run, 1, 2, "[cached and new tokens][dimension]"));
+    CP_TRY(index_read(run, 2, 2, "[new tokens][heads]"));
+    const int64_t *q = run->index[0].shape, *k = run->index[1].shape;
+    const int64_t *w = run->index[2].shape;
+    const int64_t rows = run->queries.shape[0], keys = run->keys.shape[0];
+    if (q[0] != rows || w[0] != rows || k[0] != keys)
+        return cp_refuse("--indexer: %ld queries, %ld keys and %ld weights; "
+                         "%s and %s have %ld and %ld rows",
+                         q[0], k[0], w[0], run->q, run->k, rows, keys);
+    if (q[1] != w[1] || q[2] != k[1] || q[1] < 1 || q[2] < 1)
+        return cp_refuse("--indexer: queries of %ld heads of %ld, keys of %ld, "
+                         "weights of %ld heads",
+                         q[1], q[2], k[1], w[1]);
+    run->job.indexer = (cp_indexer){q[1], q[2], run->top_k};
+    run->job.index_queries = run->index[0].data;
+    run->job.index_keys = run->index[1].data;
+    run->job.index_weights = run->index[2].data;
+    return CP_OK;
+}
+
 static cp_status attend_load(attend_run *run) {
     cp_shape shape;
     CP_TRY(tensor_read(run->q, &run->queries));
@@ -154,6 +216,8 @@ static cp_status attend_load(attend_run *run) {
                                .queries = run->queries.data,
                                .keys = run->keys.data,
                                .values = run->values.data};
+    if (run->indexer != NULL)
+        CP_TRY(indexer_load(run));
     run->outputs =
         run->queries.shape[0] * shape.query_heads * cp_value_dim(&shape);
     CP_TRY(
@@ -281,6 +345,15 @@ static cp_status attend_answer(attend_run *run) {
     return cp_fail(status, "%s", run->why);
 }
 
+static void chosen_print(const cp_attend_call *call) {
+    const cp_pieces *queries = &call->layout->everybody.pieces;
+    const int64_t chosen =
+        cp_indexer_chosen(queries, call->plan->indexer.top_k);
+    const int64_t all = cp_indexer_chosen(queries, INT32_MAX);
+    printf("top-k: %ld of %ld causal pair%s %s chosen\n", chosen, all,
+           cp_plural(all), all == 1 ? "is" : "are");
+}
+
 /* Lay the call out again, as it was made, and print what it took in a line. */
 static cp_status attend_summary(const attend_run *run) {
     cp_attend_job job = run->job;
@@ -302,6 +375,8 @@ static cp_status attend_summary(const attend_run *run) {
                cp_plural(call.layout->new_tokens), call.layout->cached_tokens,
                run->sequences, cp_plural(run->sequences), report.hops,
                cp_plural(report.hops), most, report.balance, run->job.rule);
+    if (status == CP_OK && run->indexer != NULL)
+        chosen_print(&call);
     cp_plan_report_free(&report);
     cp_attend_call_free(&call);
     return status;
@@ -357,7 +432,7 @@ static cp_status attend_work(void *context) {
 }
 
 int cp_command_attend(int count, char *const *arguments) {
-    attend_run run = {.ring = CP_COMMAND_RING};
+    attend_run run = {.ring = CP_COMMAND_RING, .top_k = -1};
     const cp_option options[] = {
         {"q", CP_INPUT, &run.q, "Q.npy",
          "queries [new tokens][heads][dimension]"},
@@ -368,6 +443,15 @@ int cp_command_attend(int count, char *const *arguments) {
         {"value-dim", CP_COUNT, &run.value_dim, "D",
          "without --v: the values are the first D numbers of each key (a "
          "latent), and keys alone are kept and sent"},
+        {"indexer", CP_WORD, &run.indexer, "Q.npy,K.npy,W.npy",
+         "sparse attention: the queries [new tokens][heads][dimension], keys "
+         "[cached and new tokens][dimension] and weights [new tokens][heads] "
+         "by which a token chooses keys. The score of a key is the sum over "
+         "the heads of weight x max(0, query . key)"},
+        {"top-k", CP_COUNT, &run.top_k, "K",
+         "with --indexer: attend to the K visible keys of the largest scores "
+         "alone, of equal scores to the smaller position first; by pass-kv, "
+         "pass-q, decode or all-gather (auto: the fewest bytes)"},
         {"lengths", CP_COUNTS, &run.lengths, "T,T,...",
          "new tokens of each sequence (default: one sequence, all rows of "
          "--q)"},
@@ -402,6 +486,10 @@ int cp_command_attend(int count, char *const *arguments) {
     free(run.turns);
     free(run.job.output);
     free(run.job.lse);
+    for (int n = 0; n < 3; n++) {
+        free(run.paths[n]);
+        cp_npy_free(&run.index[n]);
+    }
     cp_npy_free(&run.queries);
     cp_npy_free(&run.keys);
     cp_npy_free(&run.values);

@@ -8,6 +8,7 @@
 #include "ring/check.h"
 #include "predict/draw.h"
 #include "ring/scan.h"
+#include "ring/sparse.h"
 
 typedef struct {
     int64_t ranks, element_bytes;
@@ -18,6 +19,7 @@ typedef struct {
     cp_counts states; /* heads, dimensions of keys and of values */
     int64_t state[3];
     cp_command_placement placement;
+    cp_command_sparse sparse;
     cp_wire wire;
     int64_t value_dim; /* of a latent; 0: it is none */
     int draw;          /* 0: nothing */
@@ -44,6 +46,7 @@ static cp_status plan_check(void *context) {
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
+    CP_TRY(cp_command_sparse_check(&run->sparse));
     CP_TRY(cp_command_heads(&run->heads, run->value_dim == 0, &run->shape));
     if (run->value_dim != 0) {
         run->shape.value_dim = run->value_dim;
@@ -122,14 +125,19 @@ static cp_status scan_build(plan_run *run) {
 static cp_status plan_build(plan_run *run) {
     const cp_plan_options options = {.element_bytes = run->element_bytes,
                                      .spare = (int)cp_max(1, run->buffers - 1),
-                                     .wire = run->wire};
+                                     .wire = run->wire,
+                                     .indexer = run->sparse.indexer};
     const cp_counts *fresh = &run->tokens.fresh;
     cp_choice *choice = &run->choice;
     CP_TRY(cache_fill(run));
     if (run->scan > 0)
         return scan_build(run);
     *choice = (cp_choice){run->variant, "asked for by --variant"};
-    if (run->variant == CP_AUTO)
+    if (run->variant == CP_AUTO && options.indexer.top_k > 0)
+        CP_TRY(cp_choose_sparse(
+            &options.indexer, &run->shape, run->element_bytes, (int)run->ranks,
+            fresh->count, fresh->items, run->cache->length, choice));
+    else if (run->variant == CP_AUTO)
         CP_TRY(cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
                          fresh->count, fresh->items, run->cache->length,
                          choice));
@@ -180,6 +188,12 @@ static void head_print(FILE *out, const plan_run *run) {
                 run->state[1], run->state[2]);
         return;
     }
+    if (run->sparse.indexer.top_k > 0)
+        fprintf(out,
+                "the %ld best keys of each query, by %ld index heads of "
+                "%ld\n",
+                run->sparse.indexer.top_k, run->sparse.indexer.heads,
+                run->sparse.indexer.dim);
     fprintf(out,
             "%ld query heads, %ld key and value heads of %s%s; %ld bytes a "
             "number\n",
@@ -233,6 +247,9 @@ static const char *kind_name(const cp_plan *plan, int slot) {
         [CP_SLOT_KEYS] = "keys and values",
         [CP_SLOT_PARTIAL] = "partials",
         [CP_SLOT_RUN] = "runs of chunks",
+        [CP_SLOT_INDEX_QUERIES] = "index queries",
+        [CP_SLOT_INDEX_KEYS] = "index keys",
+        [CP_SLOT_LIST] = "candidates",
     };
     return names[plan->slots[slot].kind];
 }
@@ -294,7 +311,7 @@ static void hops_print(FILE *out, const plan_run *run) {
         for (int64_t n = 0; n < plan->programs[k].count; n++)
             last = (int)cp_max(last, plan->programs[k].ops[n].hop);
     for (int hop = 0; hop <= last; hop++)
-        for (int kind = CP_SLOT_QUERIES; kind <= CP_SLOT_RUN; kind++)
+        for (int kind = CP_SLOT_QUERIES; kind <= CP_SLOT_LIST; kind++)
             hop_print(out, plan, hop, (cp_slot_kind)kind, &head);
     if (head == NULL)
         fprintf(out, "\nno hops\n");
@@ -311,6 +328,18 @@ static void hops_print(FILE *out, const plan_run *run) {
 
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
 
+static void sparse_proof_print(FILE *out, const plan_run *run) {
+    const cp_pieces *queries = &run->layout->everybody.pieces;
+    const int64_t chosen = cp_indexer_chosen(queries, run->plan->indexer.top_k);
+    fprintf(
+        out,
+        "\nchecked: the indexer looks at each of %s causal pairs once\n"
+        "         before a query chooses, each of %s chosen pairs is scored "
+        "once,\n",
+        cp_group(cp_indexer_chosen(queries, INT32_MAX)).text,
+        cp_group(chosen).text);
+}
+
 static cp_status proof_print(FILE *out, const plan_run *run) {
     const cp_shape *shape = &run->shape;
     int64_t flops = 0, states = 0;
@@ -319,6 +348,8 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
     if (run->scan > 0)
         fprintf(out, "\nchecked: each chunk gets what all before it do, in "
                      "their order, once,\n");
+    else if (run->sparse.indexer.top_k > 0)
+        sparse_proof_print(out, run);
     else
         fprintf(out, "\nchecked: each of %s causal pairs is scored once,\n",
                 cp_group(flops / (2 * (shape->head_dim + cp_value_dim(shape)) *
@@ -359,7 +390,8 @@ int cp_command_plan(int count, char *const *arguments) {
                     .element_bytes = 4,
                     .buffers = 2,
                     .shape = {128, 8, 128},
-                    .state = {48, 128, 128}};
+                    .state = {48, 128, 128},
+                    .sparse = CP_COMMAND_SPARSE};
     const cp_option options[] = {
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
         CP_COMMAND_TOKENS_OPTIONS(run.tokens),
@@ -379,6 +411,7 @@ int cp_command_plan(int count, char *const *arguments) {
         {"bytes", CP_COUNT, &run.element_bytes, "4|2",
          "bytes of a number of queries, keys and values (default 4)"},
         CP_COMMAND_PLACEMENT_OPTION(run.placement),
+        CP_COMMAND_SPARSE_OPTIONS(run.sparse),
         CP_COMMAND_WIRE_OPTION(run.wire),
         {"buffers", CP_COUNT, &run.buffers, "n",
          "for blocks of the ring on a rank (default 2; 1 overwrites)"},

@@ -5,6 +5,7 @@
 #include "app/command.h"
 #include "predict/pipeline.h"
 #include "predict/rules.h"
+#include "ring/sparse.h"
 
 typedef struct {
     cp_command_call call;
@@ -82,9 +83,15 @@ static cp_status variant_choose(simulate_run *run) {
                       scenario->ranks, false);
     if (scenario->variant != CP_AUTO)
         return CP_OK;
-    CP_TRY(cp_choose(&reached.machine, &call->shape, scenario->ranks,
-                     scenario->sequences, scenario->new_tokens,
-                     scenario->cached_tokens, &run->choice));
+    if (scenario->indexer.top_k > 0)
+        CP_TRY(cp_choose_sparse(&scenario->indexer, &call->shape,
+                                call->sizes.cache_bytes, scenario->ranks,
+                                scenario->sequences, scenario->new_tokens,
+                                scenario->cached_tokens, &run->choice));
+    else
+        CP_TRY(cp_choose(&reached.machine, &call->shape, scenario->ranks,
+                         scenario->sequences, scenario->new_tokens,
+                         scenario->cached_tokens, &run->choice));
     scenario->variant = run->choice.variant;
     return CP_OK;
 }

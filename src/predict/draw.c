@@ -30,6 +30,11 @@ static double length(void *context, int rank, const cp_op *op) {
         return d->pair / plan->slots[op->in.slot].parts *
                (double)cp_block_pairs(cp_plan_queries(plan, op->in.origin),
                                       &plan->layout->keys[op->keys.origin]);
+    if (op->kind == CP_OP_SELECT)
+        return d->pair * (double)(plan->indexer.heads * plan->indexer.dim) /
+               (double)(2 * plan->shape.query_heads * plan->shape.head_dim) *
+               (double)cp_block_pairs(&plan->layout->queries[op->in.origin],
+                                      &plan->layout->keys[op->keys.origin]);
     if (!cp_op_talks(op))
         return 0;
     return cp_op_messages(plan, op) *

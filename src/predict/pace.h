@@ -22,6 +22,7 @@ typedef struct {
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
     cp_dealing dealing;    /* of prompts */
     cp_wire wire;          /* of the keys and values that travel */
+    cp_indexer indexer;    /* of sparse attention, or all zero */
     const int *devices;    /* [ranks] of the machine, from 0; NULL: in order */
 } cp_scenario;
 

@@ -187,7 +187,8 @@ static cp_status simulate(simulation *s) {
     const cp_plan_options options = {.element_bytes =
                                          scenario->model->cache_bytes,
                                      .spare = 1,
-                                     .wire = scenario->wire};
+                                     .wire = scenario->wire,
+                                     .indexer = scenario->indexer};
     CP_TRY(cp_pace_new(scenario, &s->pace));
     CP_TRY(lay_out(s));
     CP_TRY(cp_plan_build(scenario->variant, s->layout, &s->pace.shape, &options,
