@@ -94,14 +94,14 @@ static void make_lists(cp_plan *plan) {
         pass_index_keys(plan);
 }
 
-void cp_plan_sparse_gather(cp_plan *plan) {
-    gather_index_keys(plan);
-    cp_plan_all_gather(plan);
-}
-
 void cp_plan_sparse_q(cp_plan *plan) {
     make_lists(plan);
     cp_plan_pass_q(plan);
+}
+
+void cp_plan_sparse_gather(cp_plan *plan) {
+    gather_index_keys(plan);
+    cp_plan_all_gather(plan);
 }
 
 void cp_plan_sparse_kv(cp_plan *plan) {
