@@ -265,7 +265,7 @@ TEST(what_cannot_be_sparse_is_refused) {
         refuses(cp_plan_build(v, layout, &shape, &options, &none), CP_INVALID,
                 "cannot attend to chosen keys alone");
     refuses(cp_plan_build(CP_DECODE, layout, &shape, &options, &none),
-            CP_INVALID, "decode needs a call of one token a sequence");
+            CP_INVALID, "decode needs tokens that are dealt by turns");
 }
 
 TEST(lists_take_no_more_room_than_keys) {

@@ -158,7 +158,7 @@ static double select(const cp_pace *pace, const cp_plan *plan,
                (double)plan->slots[op->keys.slot].bytes /
                    (hardware->decode_key_fraction * pace->memory_rate);
     return hardware->launch +
-           (double)(indexer->heads * indexer->dim) / (2 * pace->queries) *
+           2 * (double)(indexer->heads * indexer->dim) / pace->pair *
                attend_prefill(pace, &plan->layout->queries[op->in.origin],
                               &plan->layout->keys[op->keys.origin]);
 }
