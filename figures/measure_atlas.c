@@ -5,7 +5,6 @@
  * nobody has the memory for has none. In a node gti is gtt. kind: 1 heads are cut and nothing else,
  * 2 keys or queries go round, 3 collectives, 4 layers are cut; 0 none. */
 #include <stdio.h>
-#include <string.h>
 
 #include "figures/tools.h"
 #include "predict/contest.h"
@@ -129,8 +128,6 @@ int main(void) {
         need(cp_hardware_read(machines[h].name, NULL, &hardware));
         for (int m = 0; m < COUNT_OF(models); m++) {
             static cp_model_sizes model;
-            if (strcmp(models[m], "deepseek-v3-like") == 0)
-                continue;
             need(cp_model_sizes_read(models[m], NULL, &model));
             for (int n = 0; n < 4 && machines[h].gpus[n] > 0; n++)
                 calls_try(&hardware, &model, machines[h].gpus[n]);
