@@ -5,72 +5,63 @@
 #include "reference/attend/select.h"
 
 /* What a block of queries carries: positions [rows][top_k], behind it. */
-static int32_t *chosen_of(const cp_walker *walker, int slot) {
-    const cp_shape *shape = &walker->plan->shape;
-    float *queries = walker->slots[slot];
-    void *chosen = queries + walker->plan->slots[slot].rows *
-                                 shape->query_heads * shape->head_dim;
+static int32_t *chosen_of(const cp_plan *plan, void *const *slots, int slot) {
+    const cp_shape *shape = &plan->shape;
+    float *queries = slots[slot];
+    void *chosen =
+        queries + plan->slots[slot].rows * shape->query_heads * shape->head_dim;
     return chosen;
 }
 
-static float *weights_of(const cp_walker *walker, int slot) {
-    const cp_indexer *indexer = &walker->plan->indexer;
-    float *queries = walker->slots[slot];
-    return queries +
-           walker->plan->slots[slot].rows * indexer->heads * indexer->dim;
+float *cp_lists_weights(const cp_plan *plan, void *const *slots, int slot) {
+    const cp_indexer *indexer = &plan->indexer;
+    float *queries = slots[slot];
+    return queries + plan->slots[slot].rows * indexer->heads * indexer->dim;
 }
 
-void cp_lists_begin(cp_walker *walker) {
-    const cp_plan *plan = walker->plan;
-    walker->index_queries = walker->slots[plan->index_queries];
-    walker->index_weights = weights_of(walker, plan->index_queries);
-    walker->index_keys = walker->slots[plan->index_keys];
-}
-
-cp_status cp_lists_select(const cp_walker *walker, const cp_op *op,
-                          const cp_op *merge) {
-    const cp_plan *plan = walker->plan;
+cp_status cp_lists_select(const cp_plan *plan, void *const *slots, int threads,
+                          const cp_op *op, const cp_op *merge) {
     const cp_layout *layout = plan->layout;
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
     const int64_t room = plan->indexer.top_k;
     const cp_selection call = {
         .indexer = &plan->indexer,
         .query_pieces = &layout->queries[op->in.origin].pieces,
-        .queries = walker->slots[op->in.slot],
-        .weights = weights_of(walker, op->in.slot),
+        .queries = slots[op->in.slot],
+        .weights = cp_lists_weights(plan, slots, op->in.slot),
         .key_pieces = &layout->keys[op->keys.origin].pieces,
-        .keys = walker->slots[op->keys.slot],
-        .threads = walker->options.threads,
+        .keys = slots[op->keys.slot],
+        .threads = threads,
         .room = room,
-        .candidates = walker->slots[slot],
+        .candidates = slots[slot],
     };
     if (merge == NULL)
         cp_candidates_clear(call.candidates, plan->slots[slot].rows * room);
     return cp_select(&call);
 }
 
-cp_status cp_lists_merge(const cp_walker *walker, const cp_op *op) {
-    const cp_plan *plan = walker->plan;
+cp_status cp_lists_merge(const cp_plan *plan, void *const *slots,
+                         const cp_op *op) {
     const int64_t room = plan->indexer.top_k;
-    cp_candidate *out = walker->slots[op->out.slot];
-    const cp_candidate *in = walker->slots[op->in.slot];
+    cp_candidate *out = slots[op->out.slot];
+    const cp_candidate *in = slots[op->in.slot];
     for (int64_t row = 0; row < plan->slots[op->in.slot].rows; row++)
         cp_candidates_merge(out + row * room, in + row * room, room);
     return CP_OK;
 }
 
-cp_status cp_lists_pack(const cp_walker *walker, const cp_op *op) {
-    const cp_plan *plan = walker->plan;
-    const cp_candidate *list = walker->slots[op->in.slot];
-    int32_t *chosen = chosen_of(walker, op->out.slot);
+cp_status cp_lists_pack(const cp_plan *plan, void *const *slots,
+                        const cp_op *op) {
+    const cp_candidate *list = slots[op->in.slot];
+    int32_t *chosen = chosen_of(plan, slots, op->out.slot);
     const int64_t count = plan->slots[op->in.slot].rows * plan->indexer.top_k;
     for (int64_t n = 0; n < count; n++)
         chosen[n] = list[n].position;
     return CP_OK;
 }
 
-cp_status cp_lists_attend(const cp_walker *walker, const cp_op *op,
-                          const cp_attention *call) {
-    return cp_attend_chosen(call, chosen_of(walker, op->in.slot),
-                            walker->plan->indexer.top_k);
+cp_status cp_lists_attend(const cp_plan *plan, void *const *slots,
+                          const cp_op *op, const cp_attention *call) {
+    return cp_attend_chosen(call, chosen_of(plan, slots, op->in.slot),
+                            plan->indexer.top_k);
 }

@@ -285,13 +285,16 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .poke = walker->comm->ops->poke != NULL ? poke : NULL,
         .poke_context = walker->comm,
     };
-    return plan->indexer.top_k > 0 ? cp_lists_attend(walker, op, &call)
-                                   : walker->options.kernel(&call);
+    if (plan->indexer.top_k > 0)
+        return cp_lists_attend(plan, walker->slots, op, &call);
+    return walker->options.kernel(&call);
 }
 
 static cp_status meet(cp_walker *walker, const cp_op *op, const cp_op *merge) {
-    return op->kind == CP_OP_SELECT ? cp_lists_select(walker, op, merge)
-                                    : attend(walker, op, merge);
+    if (op->kind == CP_OP_SELECT)
+        return cp_lists_select(walker->plan, walker->slots,
+                               walker->options.threads, op, merge);
+    return attend(walker, op, merge);
 }
 
 static cp_status perform(cp_walker *walker, const cp_op *op) {
@@ -312,7 +315,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
             return CP_OK;
         }
         if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
-            return cp_lists_pack(walker, op);
+            return cp_lists_pack(plan, walker->slots, op);
         if (plan->wire != CP_WIRE_PLAIN)
             return write_wire(walker, op);
         return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
@@ -325,7 +328,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
             return CP_OK;
         }
         if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
-            return cp_lists_merge(walker, op);
+            return cp_lists_merge(plan, walker->slots, op);
         const cp_partial add = cp_walker_partial(walker, op->in.slot);
         cp_partial into = cp_walker_partial(walker, op->out.slot);
         cp_partial_merge(&into, &add);
@@ -411,8 +414,11 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     walker->new_keys = walker->slots[plan->fresh];
     walker->new_values = tensors_of(walker, plan->fresh).values;
     walker->result = cp_walker_partial(walker, plan->result);
+    walker->index_queries = walker->slots[plan->index_queries];
+    walker->index_keys = walker->slots[plan->index_keys];
     if (plan->indexer.top_k > 0)
-        cp_lists_begin(walker);
+        walker->index_weights =
+            cp_lists_weights(plan, walker->slots, plan->index_queries);
     *out = walker;
     return CP_OK;
 }
