@@ -198,6 +198,48 @@ LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
     end_file();
 }
 
+/* What three conversations say that begin alike and share pages, one of them
+ * part of one. */
+static float *listen_forks(const cp_backend *backend, int ranks,
+                           int64_t *numbers) {
+    static const turn turns[] = {{false, {23, 0, 0}},
+                                 {false, {2, 5, 0}},
+                                 {true, {1, 1, 1}},
+                                 {true, {1, 1, 1}}};
+    const cp_session_options options = {.ranks = ranks,
+                                        .sequences = SEQUENCES,
+                                        .capacity = 400,
+                                        .block = 4,
+                                        .rows = 100,
+                                        .cores = 1};
+    float *logits = on_host(MOST * f.words * 4);
+    open_session(backend, &options);
+    *numbers = 0;
+    for (int n = 0; n < COUNT_OF(turns); n++) {
+        int64_t said;
+        must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
+        must(cp_session_logits(f.session, 0, said, logits + *numbers));
+        *numbers += said * f.words;
+        if (n == 0)
+            must(cp_session_fork(f.session, 0, 1, 17));
+        if (n == 0)
+            must(cp_session_fork(f.session, 0, 2, 23));
+    }
+    close_session();
+    return logits;
+}
+
+LOOP(conversations_on_gpus_share_pages, 1, 4) {
+    int64_t numbers, others;
+    begin_file(&(tiny_gguf_options){.seed = 7}, _i);
+    const float *expected = listen_forks(&cp_backend_threads, 1, &numbers);
+    const float *got = listen_forks(&cp_backend_cuda_fp32, _i, &others);
+    ck_assert_int_eq(numbers, others);
+    const double apart = distance(expected, got, numbers);
+    ck_assert_msg(apart < 2e-5, "%g", apart);
+    end_file();
+}
+
 enum { SENDERS = 3 };
 
 static void note_sent(const cp_backend *backend, cp_variant variant,

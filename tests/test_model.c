@@ -302,6 +302,41 @@ LOOP(what_is_taken_back_was_never_there, 0,
     same_words(expected, rows, TEXT);
 }
 
+/* Three conversations begin with one text, in pages that would not hold it
+ * three times; each says what it says alone. */
+LOOP(test_forks_agree, 0, 4) {
+    enum { FORKS = 3, READ = 31 };
+    static const int64_t begins[FORKS] = {READ, 22, 31}, goes_on[] = {5, 9, 0};
+    const int ranks = (int[]){1, 2, 3, 5}[_i];
+    const int64_t pages = cp_ceil_divide(READ + 34, 4 * ranks) + 3;
+    open_tiny(&(tiny_gguf_options){.seed = 8});
+    int32_t *text = make_up(64, 3), next[MOST] = {1, 2, 3};
+    float *rows = logits_of(MOST);
+    cp_session *alone[FORKS], *batch;
+    batch = open_with(&(cp_session_options){.ranks = ranks,
+                                            .sequences = FORKS,
+                                            .cores = 2,
+                                            .block = 4,
+                                            .rows = 4 * pages + 3});
+    must(cp_session_prefill(batch, (int64_t[]){READ, 0, 0}, text, NULL));
+    must(cp_session_fork(batch, 0, 1, begins[1]));
+    must(cp_session_fork(batch, 0, 2, begins[2]));
+    refuses(cp_session_fork(batch, 0, 1, 1), CP_INVALID, "22 tokens already");
+    refuses(cp_session_prefill(batch, (int64_t[]){0, 64, 64}, make_up(128, 1),
+                               NULL),
+            CP_CAPACITY, "more blocks of 4 tokens are needed, and");
+    must(cp_session_prefill(batch, goes_on, text + READ, NULL));
+    for (int64_t s = 0, at = READ; s < FORKS; at += goes_on[s++]) {
+        alone[s] = open_session(1, 1, CP_AUTO);
+        must(cp_session_prefill(alone[s], &begins[s], text, NULL));
+        if (goes_on[s] > 0)
+            must(cp_session_prefill(alone[s], &goes_on[s], text + at, NULL));
+    }
+    for (int step = 0; step < STEPS; step++)
+        decode_together(batch, alone, FORKS, next, rows);
+    ck_assert_int_eq(cp_session_length(batch, 1), 22 + 9 + STEPS);
+}
+
 static volatile sig_atomic_t stop;
 
 static void stop_at_once(void *context, int64_t done, int64_t total) {
@@ -406,6 +441,8 @@ TEST(test_bad_options) {
         {.ranks = 1, .sequences = 1, .cores = -1},
         {.ranks = 1, .sequences = 1, .capacity = 513},
         {.ranks = 1, .sequences = 1, .capacity = -1},
+        {.ranks = 1, .sequences = 1, .block = -1},
+        {.ranks = 1, .sequences = 1, .block = 8, .rows = 7},
         {.ranks = 1, .sequences = 1, .variant = CP_DECODE},
     };
     for (int n = 0; n < COUNT_OF(bad); n++) {

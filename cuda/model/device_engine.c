@@ -98,12 +98,11 @@ static cp_status make_cache(cp_device_engine *it, cp_device_rank *rank) {
     const int64_t row = f->shape.kv_heads * f->shape.head_dim *
                         cp_element_bytes(it->model->element);
     const cp_session_options *options = &it->base.options;
-    int64_t rows, bytes;
-    if (!cp_multiply(options->sequences, options->room, &rows) ||
-        !cp_multiply(rows, row, &it->cache_bytes) ||
+    int64_t bytes;
+    if (!cp_multiply(options->rows, row, &it->cache_bytes) ||
         !cp_multiply(it->cache_bytes, 2 * f->layers, &bytes))
-        return cp_fail(CP_MEMORY, "%ld sequences of %ld tokens overflow",
-                       options->sequences, options->room);
+        return cp_fail(CP_MEMORY, "a cache of %ld rows overflows",
+                       options->rows);
     return cp_device_reserve(bytes, "a rank's cache", &rank->cache);
 }
 
@@ -162,6 +161,21 @@ static void release(void *memory) {
     cudaFree(memory);
 }
 
+static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
+    const cp_device_engine *mine = own(base);
+    const cp_model_facts *f = &base->model->facts;
+    const int64_t row = mine->cache_bytes / base->options.rows;
+    for (int64_t tensor = 0; tensor < 2 * f->layers; tensor++) {
+        char *rows = mine->ranks[n].cache + tensor * mine->cache_bytes;
+        for (int64_t m = 0; m < moves->count; m++)
+            CP_TRY(cp_bytes_copy(rows + moves->items[m].to * row,
+                                 rows + moves->items[m].from * row,
+                                 moves->items[m].count * row,
+                                 mine->queues[n].compute, "rows of a cache"));
+    }
+    return CP_OK;
+}
+
 static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .scored = SCORED,
                                         .open = open_engine,
@@ -170,6 +184,7 @@ static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .release = release,
                                         .prepare = prepare,
                                         .run = run,
+                                        .move = move,
                                         .ended = ended,
                                         .copy = copy,
                                         .settle = settle,

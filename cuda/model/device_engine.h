@@ -30,7 +30,7 @@ const cp_device_place *cp_cuda_place(int64_t ranks);
 typedef struct {
     int rank;
     cp_multiplier *multiplier;
-    char *cache; /* [layers][keys, values][sequences * room][N_KV][D_H] */
+    char *cache; /* [layers][keys, values][options->rows][N_KV][D_H] */
 } cp_device_rank;
 
 /* A forward pass of a call's tokens through all layers, on such ranks. */
@@ -85,7 +85,7 @@ cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
                                 const cp_hidden *hidden);
 
 /* As cp_engine_new, on the current device. Each rank has a cache of
- * options->sequences * options->room rows a layer, of the model's element, and
+ * options->rows rows a layer, of the model's element, and
  * it is reserved at once. Fails with CP_MEMORY, naming the bytes, with
  * CP_INVALID if the device cannot multiply the model's numbers, and as CUDA
  * does. A call fails with CP_INTERRUPTED if it is to stop, with CP_MEMORY, and

@@ -21,9 +21,8 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     it->place = place;
     base->place = (cp_engine_place){place->crew, place->only, 1};
     base->row_bytes = facts->width * (int64_t)sizeof(float);
-    CP_TRY(cp_store_new(options->ranks, place->only, facts->layers,
-                        options->sequences, options->room, &facts->shape,
-                        &it->store));
+    CP_TRY(cp_store_new(options->ranks, place->only, facts->layers, 1,
+                        options->rows, &facts->shape, &it->store));
     if (options->trace)
         CP_TRY(cp_history_new(options->ranks, 1, NULL, &it->trace));
     it->began = cp_clock();
@@ -89,6 +88,15 @@ static cp_status trace(const cp_engine *base, const char *path) {
     return cp_history_write(own(base)->trace, path);
 }
 
+static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
+    const cp_model_facts *facts = &base->model->facts;
+    const int only = own(base)->place->only;
+    const int rank = only == CP_NOBODY ? n : only;
+    for (int64_t layer = 0; layer < facts->layers; layer++)
+        cp_store_move(own(base)->store, rank, layer, moves);
+    return CP_OK;
+}
+
 static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .scored = 256,
                                        .open = open_engine,
@@ -96,6 +104,7 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .reserve = reserve,
                                        .release = free,
                                        .run = run,
+                                       .move = move,
                                        .copy = copy,
                                        .score = score,
                                        .trace = trace};

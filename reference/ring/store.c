@@ -3,12 +3,14 @@
 #include "reference/ring/store.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct cp_store {
     int64_t layers;
     int64_t count;  /* tensors: ranks x layers x (keys, values) */
     float **tensor; /* [rank][layer][keys, values] */
     bool latent;    /* values are part of the keys: theirs have no rows */
+    int64_t key_width, value_width; /* numbers of a row */
 };
 
 cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
@@ -20,6 +22,8 @@ cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
     CP_TRY(cp_allocate(&store, 1, sizeof(*store), "a store"));
     store->layers = layers;
     store->latent = shape->latent;
+    store->key_width = keys;
+    store->value_width = values;
     if (!cp_multiply(sequences, room, &room) ||
         !cp_multiply(keys, room, &keys) ||
         !cp_multiply(values, room, &values) ||
@@ -55,4 +59,20 @@ float *cp_store_values(cp_store *store, int rank, int64_t layer) {
     return store->latent
                ? cp_store_keys(store, rank, layer)
                : store->tensor[2 * (rank * store->layers + layer) + 1];
+}
+
+static void move_rows(float *tensor, int64_t width, const cp_moves *moves) {
+    for (int64_t n = 0; n < moves->count; n++) {
+        const cp_move *move = &moves->items[n];
+        memmove(tensor + move->to * width, tensor + move->from * width,
+                (size_t)(move->count * width) * sizeof(float));
+    }
+}
+
+void cp_store_move(cp_store *store, int rank, int64_t layer,
+                   const cp_moves *moves) {
+    move_rows(cp_store_keys(store, rank, layer), store->key_width, moves);
+    if (!store->latent)
+        move_rows(cp_store_values(store, rank, layer), store->value_width,
+                  moves);
 }

@@ -22,4 +22,8 @@ void cp_store_free(cp_store *store);
 float *cp_store_keys(cp_store *store, int rank, int64_t layer);
 float *cp_store_values(cp_store *store, int rank, int64_t layer);
 
+/* Copy rows of them, in this order. */
+void cp_store_move(cp_store *store, int rank, int64_t layer,
+                   const cp_moves *moves);
+
 #endif

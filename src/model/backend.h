@@ -16,7 +16,9 @@ typedef struct {
     int ranks;
     int64_t sequences;
     int64_t capacity;   /* positions per sequence; 0: the model's */
-    int64_t room;       /* cache rows of one on a rank; the session's to say */
+    int64_t block;      /* cache rows of a page; 0: 64 */
+    int64_t rows;       /* cache rows on a rank, for all sequences; 0: for each
+                           at its capacity. Whole pages of them are had */
     cp_variant variant; /* of prefills; decode has its own */
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
@@ -93,7 +95,7 @@ struct cp_model {
 };
 
 /* Its functions may rely on checked arguments, and on options whose capacity,
- * room and ranks are filled in. */
+ * rows and ranks are filled in. */
 struct cp_backend {
     const char *name;                 /* as --on names it: "threads" */
     const char *kernels;              /* for --version */

@@ -97,11 +97,21 @@ static cp_status collect_bytes(const cp_engine *engine,
     return status;
 }
 
+cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves) {
+    for (int n = 0; n < engine->count && moves != NULL; n++) {
+        const int rank = engine->place.crew != NULL ? engine->place.only : n;
+        if (moves[rank].count > 0)
+            CP_TRY(engine->on->move(engine, n, &moves[rank]));
+    }
+    return CP_OK;
+}
+
 static cp_status run(cp_engine *engine, const cp_forward *call) {
     const cp_crew *crew = engine->place.crew;
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
     CP_TRY(cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes),
                          prepare_here(engine, call)));
+    CP_TRY(cp_engine_move(engine, call->layout->copies));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
 }

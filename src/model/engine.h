@@ -37,6 +37,9 @@ typedef struct {
     /* Run it: hidden[n] gets the rows of the n-th rank here. */
     cp_status (*run)(cp_engine *engine, const cp_forward *call,
                      const cp_hidden *hidden);
+    /* Copy rows in the cache of the n-th rank here, in all layers and in this
+     * order. */
+    cp_status (*move)(cp_engine *engine, int n, const cp_moves *moves);
     /* A call ended so, prepared or run; or NULL. */
     void (*ended)(cp_engine *engine, const cp_forward *call, cp_status status);
     /* Copy from here to there, perhaps not before settle; NULL: at once. */
@@ -89,6 +92,9 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
                         const cp_session_options *options, cp_engine **out);
 void cp_engine_free(cp_engine *engine);
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
+
+/* Copy rows in the caches, moves[ranks], or NULL. Fails as the place does. */
+cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
 cp_status cp_engine_draw(const cp_engine *engine, int64_t count,

@@ -213,6 +213,11 @@ cp_status cp_session_truncate(cp_session *session, int64_t sequence,
     return cp_cache_truncate(session->cache, sequence, length);
 }
 
+cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
+                          int64_t tokens) {
+    return cp_cache_fork(session->cache, from, to, tokens);
+}
+
 cp_status cp_session_logits(const cp_session *session, int64_t first,
                             int64_t count, float *logits) {
     if (first < 0 || count < 1 || first > session->last.rows - count)
@@ -262,6 +267,28 @@ cp_status cp_session_trace(const cp_session *session, const char *path) {
     return session->engine->on->trace(session->engine, path);
 }
 
+enum { PAGE = 64 }; /* rows */
+
+static cp_status open_cache(cp_session_options *own, cp_cache **out) {
+    const int64_t room =
+        cp_shard_room(&own->dealing, own->ranks, own->capacity);
+    int64_t blocks;
+    if (own->block < 0 || own->rows < 0)
+        return cp_refuse("a cache of %ld rows, in pages of %ld", own->rows,
+                         own->block);
+    own->block = own->block > 0 ? own->block : PAGE;
+    if (!cp_multiply(cp_ceil_divide(room, own->block), own->sequences, &blocks))
+        return cp_fail(CP_MEMORY, "%ld sequences of %ld rows overflow",
+                       own->sequences, room);
+    if (own->rows > 0)
+        blocks = cp_min(blocks, own->rows / own->block);
+    own->rows = blocks * own->block;
+    CP_TRY(cp_cache_new(own->ranks, own->sequences, room, out));
+    (*out)->dealing = own->dealing;
+    (*out)->wire = own->wire;
+    return cp_cache_page(*out, own->block, blocks);
+}
+
 cp_status cp_session_open(const cp_model *model,
                           const cp_session_options *options, cp_session **out) {
     const int64_t positions = model->facts.positions;
@@ -279,11 +306,7 @@ cp_status cp_session_open(const cp_model *model,
         return cp_refuse("%d ranks, %ld sequences, %d cores", own->ranks,
                          own->sequences, own->cores);
     CP_TRY(check_variant(own->variant));
-    own->room = cp_shard_room(&own->dealing, own->ranks, own->capacity);
-    CP_TRY(
-        cp_cache_new(own->ranks, own->sequences, own->room, &session->cache));
-    session->cache->dealing = own->dealing;
-    session->cache->wire = own->wire;
+    CP_TRY(open_cache(own, &session->cache));
     return model->backend->engine_new(model, own, &session->engine);
 }
 

@@ -63,6 +63,13 @@ cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
 cp_status cp_session_truncate(cp_session *session, int64_t sequence,
                               int64_t length);
 
+/* Let a sequence that is empty begin as the first so many tokens of another,
+ * in the same memory, as if it had been given them: no tensor is copied before
+ * either appends to a page that both have. Fails as cp_cache_fork does, the
+ * session untouched. */
+cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
+                          int64_t tokens);
+
 /* The scores of every token of the vocabulary to come next, after tokens
  * first .. first + count - 1 of the last successful call, in the order in
  * which that call was given them. logits [count][vocabulary]. */

@@ -24,6 +24,10 @@ static uint64_t add_pieces(uint64_t sum, const cp_pieces *pieces) {
                    pieces->count * (int64_t)sizeof(cp_piece));
 }
 
+static uint64_t add_moves(uint64_t sum, const cp_moves *moves) {
+    return cp_hash(sum, moves->items, moves->count * (int64_t)sizeof(cp_move));
+}
+
 static uint64_t plan_fingerprint(const cp_plan *plan) {
     const cp_layout *layout = plan->layout;
     const cp_shape *shape = &plan->shape;
@@ -39,6 +43,8 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
         sum = add_pieces(sum, &layout->keys[r].pieces);
         sum = add_pieces(sum, &layout->cache[r].pieces);
         sum = add_pieces(sum, &layout->appended[r].pieces);
+        if (layout->copies != NULL)
+            sum = add_moves(sum, &layout->copies[r]);
         for (int64_t n = 0; n < program->count; n++) {
             const cp_op *op = &program->ops[n];
             sum = add(add(add(sum, op->kind), op->to), op->from);

@@ -26,6 +26,12 @@ cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
         cp_cache_free(cache);
     return status;
 }
+static void free_pages(cp_pages **pages, int ranks) {
+    for (int rank = 0; rank < ranks && pages != NULL; rank++)
+        cp_pages_free(pages[rank]);
+    free(pages);
+}
+
 void cp_cache_free(cp_cache *cache) {
     if (cache == NULL)
         return;
@@ -34,7 +40,46 @@ void cp_cache_free(cp_cache *cache) {
         cp_pieces_free(&cache->held[n]);
     free(cache->held);
     free(cache->length);
+    free_pages(cache->pages, cache->ranks);
     free(cache);
+}
+
+static cp_status page_rank(const cp_cache *cache, int rank, cp_layout *layout) {
+    const cp_pages *pages = cache->pages[rank];
+    const cp_pieces *fresh = &layout->appended[rank].pieces;
+    cp_growth *growth = layout->growth + rank * cache->sequences;
+    for (int64_t n = 0; n < fresh->count; n++)
+        growth[fresh->items[n].span.sequence].rows +=
+            fresh->items[n].span.count;
+    const cp_status status =
+        cp_pages_plan(pages, growth, &layout->copies[rank]);
+    if (status == CP_CAPACITY)
+        return cp_fail(status, "rank %d: %s", rank, cp_message());
+    CP_TRY(status);
+    CP_TRY(cp_pages_place(pages, growth, cache->room,
+                          &layout->cache[rank].pieces,
+                          &layout->keys[rank].pieces));
+    return cp_pages_place(pages, growth, cache->room,
+                          &layout->appended[rank].pieces,
+                          &layout->queries[rank].pieces);
+}
+
+static cp_status page_layout(const cp_cache *cache, cp_layout **out) {
+    cp_layout *layout = *out;
+    const int64_t ranks = cache->ranks;
+    layout->pool = cache->pages[0]->block * cache->pages[0]->blocks;
+    cp_status status =
+        cp_allocate(&layout->copies, ranks, sizeof(cp_moves), "rows to copy");
+    if (status == CP_OK)
+        status = cp_allocate(&layout->growth, ranks * cache->sequences,
+                             sizeof(cp_growth), "blocks to add");
+    for (int rank = 0; rank < ranks && status == CP_OK; rank++)
+        status = page_rank(cache, rank, layout);
+    if (status != CP_OK) {
+        cp_layout_free(layout);
+        *out = NULL;
+    }
+    return status;
 }
 
 cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
@@ -48,7 +93,8 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
         .dealing = decode ? cp_dealing_step(&cache->dealing) : cache->dealing,
         .step = cache->step,
     };
-    return cp_layout_new(&call, out);
+    CP_TRY(cp_layout_new(&call, out));
+    return cache->pages == NULL ? CP_OK : page_layout(cache, out);
 }
 
 static cp_status make_room(const cp_cache *cache, int rank,
@@ -65,15 +111,28 @@ static cp_status make_room(const cp_cache *cache, int rank,
     return CP_OK;
 }
 
+static const cp_growth *growth_of(const cp_layout *layout, int rank) {
+    return layout->growth + rank * layout->sequences;
+}
+
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
-    for (int rank = 0; rank < cache->ranks; rank++)
+    for (int rank = 0; rank < cache->ranks; rank++) {
         CP_TRY(make_room(cache, rank, &layout->appended[rank].pieces));
+        if (cache->pages != NULL)
+            CP_TRY(
+                cp_pages_reserve(cache->pages[rank], growth_of(layout, rank)));
+    }
     for (int rank = 0; rank < cache->ranks; rank++) {
         const cp_pieces *fresh = &layout->appended[rank].pieces;
-        for (int64_t n = 0; n < fresh->count; n++)
-            CP_TRY(cp_pieces_append(
-                cp_cache_held(cache, rank, fresh->items[n].span.sequence),
-                fresh->items[n]));
+        for (int64_t n = 0; n < fresh->count; n++) {
+            cp_piece piece = fresh->items[n];
+            const int64_t sequence = piece.span.sequence;
+            cp_pieces *held = cp_cache_held(cache, rank, sequence);
+            piece.row = sequence * cache->room + cp_pieces_tokens(held);
+            CP_TRY(cp_pieces_append(held, piece));
+        }
+        if (cache->pages != NULL)
+            cp_pages_grow(cache->pages[rank], growth_of(layout, rank));
     }
     for (int64_t i = 0; i < cache->sequences; i++)
         cache->length[i] += layout->fresh[i];
@@ -118,12 +177,95 @@ cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length) {
             return cp_refuse("sequence %ld cannot be cut to %ld tokens: rank "
                              "%d has others between them",
                              sequence, length, rank);
-    for (int rank = 0; rank < cache->ranks; rank++)
-        cut_pieces(cp_cache_held(cache, rank, sequence), length);
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        cp_pieces *held = cp_cache_held(cache, rank, sequence);
+        cut_pieces(held, length);
+        if (cache->pages != NULL)
+            cp_pages_cut(cache->pages[rank], sequence, cp_pieces_tokens(held));
+    }
     cache->length[sequence] = length;
     return CP_OK;
 }
 
 cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence) {
     return &cache->held[rank * cache->sequences + sequence];
+}
+cp_status cp_cache_page(cp_cache *cache, int64_t block, int64_t blocks) {
+    cp_pages **pages;
+    for (int64_t s = 0; s < cache->sequences; s++)
+        if (cache->length[s] > 0)
+            return cp_refuse("sequence %ld has %ld tokens, and no pages", s,
+                             cache->length[s]);
+    CP_TRY(cp_allocate(&pages, cache->ranks, sizeof(*pages), "pages"));
+    cp_status status = CP_OK;
+    for (int rank = 0; rank < cache->ranks && status == CP_OK; rank++)
+        status = cp_pages_new(cache->sequences, block, blocks, &pages[rank]);
+    if (status != CP_OK) {
+        free_pages(pages, cache->ranks);
+        return status;
+    }
+    free_pages(cache->pages, cache->ranks);
+    cache->pages = pages;
+    return CP_OK;
+}
+
+static cp_status fork_check(const cp_cache *cache, int64_t from, int64_t to,
+                            int64_t tokens) {
+    const int64_t sequences = cache->sequences;
+    if (cache->pages == NULL)
+        return cp_refuse("a cache without pages has none to share");
+    if (from < 0 || from >= sequences || to < 0 || to >= sequences)
+        return cp_refuse("sequence %ld as %ld, of %ld", to, from, sequences);
+    if (cache->length[to] > 0)
+        return cp_refuse("sequence %ld has %ld tokens already", to,
+                         cache->length[to]);
+    if (tokens < 0 || tokens > cache->length[from])
+        return cp_refuse("%ld tokens of sequence %ld, which has %ld", tokens,
+                         from, cache->length[from]);
+    return CP_OK;
+}
+
+static cp_status fork_rank(cp_cache *cache, int rank, int64_t from, int64_t to,
+                           int64_t tokens) {
+    cp_pieces *list = cp_cache_held(cache, rank, to);
+    if (!is_packed(cache, rank, from, tokens))
+        return cp_refuse("sequence %ld cannot be shared up to %ld tokens: rank "
+                         "%d has others between them",
+                         from, tokens, rank);
+    CP_TRY(cp_pieces_copy(list, cp_cache_held(cache, rank, from)));
+    for (int64_t n = 0; n < list->count; n++) {
+        list->items[n].span.sequence = to;
+        list->items[n].row += (to - from) * cache->room;
+    }
+    cut_pieces(list, tokens);
+    return cp_pages_fork(cache->pages[rank], from, to, cp_pieces_tokens(list));
+}
+
+cp_status cp_cache_fork(cp_cache *cache, int64_t from, int64_t to,
+                        int64_t tokens) {
+    CP_TRY(fork_check(cache, from, to, tokens));
+    cp_status status = CP_OK;
+    for (int rank = 0; rank < cache->ranks && status == CP_OK; rank++)
+        status = fork_rank(cache, rank, from, to, tokens);
+    for (int rank = 0; rank < cache->ranks && status != CP_OK; rank++) {
+        cp_cache_held(cache, rank, to)->count = 0;
+        cp_pages_cut(cache->pages[rank], to, 0);
+    }
+    if (status == CP_OK)
+        cache->length[to] = tokens;
+    return status;
+}
+
+cp_status cp_cache_compact(cp_cache *cache, cp_moves *moves) {
+    if (cache->pages == NULL)
+        return cp_refuse("a cache without pages has nothing to bring together");
+    for (int rank = 0; rank < cache->ranks; rank++)
+        if (cache->pages[rank]->left == 0)
+            return cp_fail(CP_CAPACITY,
+                           "rank %d has no free block to move "
+                           "others",
+                           rank);
+    for (int rank = 0; rank < cache->ranks; rank++)
+        CP_TRY(cp_pages_compact(cache->pages[rank], &moves[rank]));
+    return CP_OK;
 }

@@ -14,6 +14,8 @@ typedef struct {
     int64_t sequences;
     int64_t room;       /* cache rows of one sequence on one rank */
     cp_pieces *held;    /* [ranks][sequences], rows of the rank's cache */
+    cp_pages **pages;   /* [ranks], or NULL: held says what row it would be if
+                           each sequence had its room, and these what it is */
     int64_t *length;    /* [sequences] tokens so far, P_i */
     int64_t step;       /* decode steps so far, t of Algorithm 4 */
     cp_dealing dealing; /* of prompts: zigzag, until somebody sets another */
@@ -42,6 +44,26 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
  * than there are, and where a call is cut that did not put its tokens in rows
  * in their order: a long prompt by interleave. */
 cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length);
+
+/* Have the rows of an empty cache in blocks of so many, blocks of them on each
+ * rank, for all sequences together (pages.h). Fails with CP_INVALID, and with
+ * CP_MEMORY, the cache as it was. A call fails with CP_CAPACITY, before any
+ * work, where a rank has too few that are free. */
+cp_status cp_cache_page(cp_cache *cache, int64_t block, int64_t blocks);
+
+/* Let a sequence that is empty begin as the first so many tokens of another,
+ * in the same rows. No row is copied, until one of them is to be written.
+ * Fails with CP_INVALID, the cache untouched: without pages, for more tokens
+ * than there are, and where a call is cut that did not put its tokens in rows
+ * in their order: a long prompt by interleave. */
+cp_status cp_cache_fork(cp_cache *cache, int64_t from, int64_t to,
+                        int64_t tokens);
+
+/* Bring the rows of each sequence together again: moves[ranks] get what rows
+ * must be moved, in that order, before the next call. Fails with CP_CAPACITY if
+ * a rank has not one free block, the cache untouched; and with CP_MEMORY, when
+ * the moves so far must be made all the same. */
+cp_status cp_cache_compact(cp_cache *cache, cp_moves *moves);
 
 /* What a rank holds of a sequence. */
 cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence);

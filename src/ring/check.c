@@ -120,9 +120,65 @@ static cp_status check_block(const cp_layout *layout, int rank, bool keys) {
     return CP_OK;
 }
 
+static int by_row(const void *a, const void *b) {
+    const cp_piece *one = a, *other = b;
+    if (one->row != other->row)
+        return one->row < other->row ? -1 : 1;
+    return one->span.sequence < other->span.sequence ? -1 : 1;
+}
+
+/* Whether two pieces, the second of which does not begin before the first, may
+ * lie in the rows in which they do. */
+static bool may_share(const cp_layout *layout, cp_piece one, cp_piece other) {
+    const int64_t ahead = other.row - one.row, left = one.span.count - ahead;
+    const int64_t rows = cp_min(left, other.span.count);
+    const cp_span a = cp_piece_part(one, ahead, rows).span;
+    const cp_span b = cp_piece_part(other, 0, rows).span;
+    const int64_t last = cp_span_last(a);
+    return a.sequence != b.sequence && a.start == b.start && a.step == b.step &&
+           last < layout->past[a.sequence] && last < layout->past[b.sequence];
+}
+
+static cp_status check_sorted(const cp_layout *layout, int rank,
+                              const cp_pieces *cache) {
+    for (int64_t n = 0; n < cache->count; n++) {
+        const cp_piece piece = cache->items[n];
+        const int64_t end = piece.row + piece.span.count;
+        if (piece.row < 0 || end > layout->pool)
+            return cp_fail(CP_BROKEN,
+                           "rank %d has keys in rows %ld to %ld of a cache of "
+                           "%ld",
+                           rank, piece.row, end - 1, layout->pool);
+        for (int64_t m = n + 1; m < cache->count; m++) {
+            const cp_piece other = cache->items[m];
+            if (other.row >= end)
+                break;
+            if (!may_share(layout, piece, other))
+                return cp_fail(CP_BROKEN,
+                               "row %ld of the cache of rank %d has a token of "
+                               "sequence %ld and another of sequence %ld",
+                               other.row, rank, piece.span.sequence,
+                               other.span.sequence);
+        }
+    }
+    return CP_OK;
+}
+
+static cp_status check_pages(const cp_layout *layout, int rank) {
+    cp_pieces sorted = {0};
+    CP_TRY(cp_pieces_copy(&sorted, &layout->cache[rank].pieces));
+    if (sorted.count > 0)
+        qsort(sorted.items, (size_t)sorted.count, sizeof(cp_piece), by_row);
+    const cp_status status = check_sorted(layout, rank, &sorted);
+    cp_pieces_free(&sorted);
+    return status;
+}
+
 static cp_status check_cache(const cp_layout *layout, int rank) {
     const cp_pieces *cache = &layout->cache[rank].pieces;
     int64_t next = 0;
+    if (layout->pool > 0)
+        return check_pages(layout, rank);
     for (int64_t n = 0; n < cache->count; n++) {
         const cp_piece piece = cache->items[n];
         const int64_t first = piece.span.sequence * layout->room;

@@ -260,6 +260,8 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
     CP_TRY(cp_allocate(&layout, 1, sizeof(*layout), "a layout"));
     *layout = *like;
     layout->past = NULL;
+    layout->growth = NULL;
+    layout->copies = NULL;
     layout->everybody.pieces = (cp_pieces){0};
     *out = layout;
     CP_TRY(cp_allocate(&layout->queries, LISTS * ranks, sizeof(cp_block),
@@ -315,6 +317,10 @@ void cp_layout_free(cp_layout *layout) {
     for (int n = 0; layout->queries != NULL && n < LISTS * layout->ranks; n++)
         cp_pieces_free(&layout->queries[n].pieces);
     cp_pieces_free(&layout->everybody.pieces);
+    for (int n = 0; layout->copies != NULL && n < layout->ranks; n++)
+        cp_moves_free(&layout->copies[n]);
+    free(layout->copies);
+    free(layout->growth);
     free(layout->queries);
     free(layout->past);
     free(layout);

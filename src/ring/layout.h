@@ -4,6 +4,7 @@
 #ifndef CP_LAYOUT_H
 #define CP_LAYOUT_H
 
+#include "ring/pages.h"
 #include "ring/shard.h"
 
 /* One attention call: what is asked, and what lies where before it. */
@@ -39,7 +40,10 @@ typedef struct {
     cp_block *appended;    /* the new tokens where they go in the cache */
     cp_block everybody;    /* the new tokens of all ranks, without padding */
     cp_placement placement;
-    int64_t room; /* cache rows of one sequence on a rank */
+    int64_t room;      /* cache rows of one sequence on a rank */
+    int64_t pool;      /* of all, if the cache is in pages; else 0, and: */
+    cp_growth *growth; /* [ranks][sequences] of their tables, or NULL */
+    cp_moves *copies;  /* [ranks] rows to copy before the call, or NULL */
 } cp_layout;
 
 /* Work out the layout of a call. Fails, with *out = NULL, if the call makes no
@@ -48,7 +52,8 @@ typedef struct {
  * of memory. The call is not kept. */
 cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 
-/* Make an equal layout, which lives by itself. Fails with CP_MEMORY. */
+/* Make an equal layout, which lives by itself, but without growth and copies.
+ * Fails with CP_MEMORY. */
 cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out);
 
 void cp_layout_free(cp_layout *layout);

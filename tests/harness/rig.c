@@ -19,6 +19,8 @@ static float number(const rig *rig, int what, int64_t sequence,
     if (rig->met != NULL)
         return (float)(channel % rig->shape.head_dim == 0 ? sequence
                                                           : position);
+    if (rig->whose != NULL)
+        sequence = rig->whose[sequence * rig->room + position];
     uint64_t h = rig->seed * 0x9E3779B97F4A7C15u + (uint64_t)what;
     h = (h ^ (uint64_t)sequence) * 0xBF58476D1CE4E5B9u;
     h = (h ^ (uint64_t)position ^ h >> 31) * 0x94D049BB133111EBu;
@@ -323,6 +325,31 @@ cp_status rig_open(rig *rig) {
     return CP_OK;
 }
 
+cp_status rig_page(rig *rig, int64_t block, uint64_t seed) {
+    CP_TRY(
+        cp_cache_page(rig->cache, block, rig->sequences * rig->room / block));
+    for (int rank = 0; rank < rig->ranks; rank++)
+        cp_pages_shuffle(rig->cache->pages[rank], seed + (uint64_t)rank);
+    return CP_OK;
+}
+
+/* What an engine does before a call, once free blocks are spoiled. */
+static void ready_pages(const rig *rig, const cp_layout *layout) {
+    for (int rank = 0; rank < rig->ranks && layout->copies != NULL; rank++) {
+        const cp_pages *pages = rig->cache->pages[rank];
+        const int64_t keys = pages->block * width_of(rig, KEY);
+        const int64_t values = pages->block * width_of(rig, VALUE);
+        for (int64_t n = 0; n < pages->left; n++) {
+            const int64_t at = pages->unused[n];
+            memset(cp_store_keys(rig->store, rank, 0) + at * keys, 0xFF,
+                   (size_t)keys * sizeof(float));
+            memset(cp_store_values(rig->store, rank, 0) + at * values, 0xFF,
+                   (size_t)values * sizeof(float));
+        }
+        cp_store_move(rig->store, rank, 0, &layout->copies[rank]);
+    }
+}
+
 void rig_close(rig *rig) {
     cp_cache_free(rig->cache);
     cp_store_free(rig->store);
@@ -359,6 +386,7 @@ static cp_status begin(job *job, const int64_t *new_tokens,
     CP_TRY(
         cp_plan_build(variant, job->layout, &rig->shape, &options, &job->plan));
     CP_TRY(cp_plan_check(job->plan, &rig->report));
+    ready_pages(rig, job->layout);
     CP_TRY(cp_threads_run(&threads, rank_main, job));
     return job->failure[0] == '\0' ? CP_OK
                                    : cp_fail(CP_BROKEN, "%s", job->failure);

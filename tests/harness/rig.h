@@ -23,8 +23,10 @@ typedef struct {
     cp_kernel kernel;  /* NULL = cp_attend */
     int unwatched;     /* partials are not compared, so merges may be fused */
     double strict;     /* error allowed / that of one rank, and no more; or 0 */
-    cp_indexer indexer; /* sparse attention by it, or all zero */
-    int levels;         /* its numbers are one of so many; 0: any */
+    cp_indexer indexer;   /* sparse attention by it, or all zero */
+    int levels;           /* its numbers are one of so many; 0: any */
+    const int64_t *whose; /* [sequences][room] which sequence's a token is, to
+                             begin alike; NULL = its own */
 
     /* After a call. */
     cp_plan_report report; /* what the checker counted */
@@ -42,6 +44,11 @@ typedef struct {
 
 /* Fails if anything cannot be had. */
 cp_status rig_open(rig *rig);
+
+/* Have the cache in blocks of so many rows, as many as the rig has rows for, to
+ * be given out in an order by a seed. What is in none when a call begins holds
+ * NaN. */
+cp_status rig_page(rig *rig, int64_t block, uint64_t seed);
 void rig_close(rig *rig);
 
 /* One call: new_tokens[i] for each sequence, by a variant (CP_DECODE makes it

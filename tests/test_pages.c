@@ -1,0 +1,426 @@
+/* A cache in pages: the pager against plain lists, its plans, and conversations
+ * that share what they begin with. */
+#define EXPECT_ALSO where
+static char where[200]; /* the step in hand, for failures */
+
+#include "expect.h"
+
+#include <stdio.h>
+
+#include "ground/random.h"
+#include "harness/rig.h"
+#include "ring/check.h"
+
+enum { SEQUENCES = 5, BLOCKS = 37, MOST = 200 };
+
+/* What the pager must be like: each row of each sequence has a token, whose
+ * number nobody else has but who was forked off it. */
+typedef struct {
+    int64_t tokens[SEQUENCES][MOST], count[SEQUENCES], next;
+} model;
+
+static model due;
+static cp_pages *pages;
+static int64_t memory[BLOCKS * 64]; /* what a tensor would hold */
+static uint64_t dice;
+static int64_t block;
+
+enum { POISON = -1 };
+
+static int64_t upto(int64_t most) {
+    return (int64_t)(cp_random(&dice) % (uint64_t)(most + 1));
+}
+
+static void check_rows(void) {
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        ck_assert_int_eq(pages->tables[s].rows, due.count[s]);
+        for (int64_t n = 0, run; n < due.count[s]; n += run) {
+            run = due.count[s] - n;
+            const int64_t row = cp_pages_row(pages, NULL, s, n, &run);
+            hold(run >= 1 && run <= due.count[s] - n);
+            for (int64_t i = 0; i < run; i++)
+                if (memory[row + i] != due.tokens[s][n + i])
+                    ck_abort_msg("%s: sequence %ld: its %ld is %ld, not %ld",
+                                 where, s, n + i, memory[row + i],
+                                 due.tokens[s][n + i]);
+        }
+    }
+}
+
+/* Users are those that name a block; the others are all on the stack. */
+static void check_users(void) {
+    int64_t users[BLOCKS] = {0}, used = 0;
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        const cp_table *table = &pages->tables[s];
+        ck_assert_int_eq(table->count, cp_ceil_divide(table->rows, block));
+        for (int64_t n = 0; n < table->count; n++)
+            users[table->blocks[n]]++;
+    }
+    for (int64_t b = 0; b < BLOCKS; b++) {
+        ck_assert_int_eq(users[b], pages->users[b]);
+        used += users[b] > 0;
+    }
+    ck_assert_int_eq(pages->left, BLOCKS - used);
+    for (int64_t n = 0; n < pages->left; n++)
+        ck_assert_int_eq(users[pages->unused[n]]++, 0);
+}
+
+static void make_moves(const cp_moves *moves) {
+    for (int64_t n = 0; n < moves->count; n++)
+        memmove(memory + moves->items[n].to, memory + moves->items[n].from,
+                (size_t)moves->items[n].count * sizeof(*memory));
+}
+
+static void spoil_unused(void) {
+    for (int64_t n = 0; n < pages->left; n++)
+        for (int64_t i = 0; i < block; i++)
+            memory[pages->unused[n] * block + i] = POISON;
+}
+
+/* The blocks that a call needs, counted from who shares what. */
+static int64_t needed_blocks(const cp_growth *growth) {
+    int64_t needed = 0, users[BLOCKS];
+    memcpy(users, pages->users, sizeof(users));
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        const cp_table *table = &pages->tables[s];
+        if (growth[s].rows == 0)
+            continue;
+        needed +=
+            cp_ceil_divide(table->rows + growth[s].rows, block) - table->count;
+        if (table->rows % block != 0 &&
+            users[table->blocks[table->count - 1]] > 1) {
+            users[table->blocks[table->count - 1]]--;
+            needed++;
+        }
+    }
+    return needed;
+}
+
+static void write_tokens(const cp_growth *growth, bool keep) {
+    for (int64_t s = 0; s < SEQUENCES; s++)
+        for (int64_t n = 0, run; n < growth[s].rows; n += run) {
+            run = growth[s].rows - n;
+            const int64_t row =
+                cp_pages_row(pages, growth, s, due.count[s] + n, &run);
+            for (int64_t i = 0; i < run; i++)
+                memory[row + i] = due.tokens[s][due.count[s] + n + i] =
+                    due.next++;
+        }
+    for (int64_t s = 0; s < SEQUENCES && keep; s++)
+        due.count[s] += growth[s].rows;
+}
+
+static void append(void) {
+    cp_growth growth[SEQUENCES];
+    cp_moves copies = {0};
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        const int64_t left = MOST - due.count[s];
+        const int64_t some = upto(4) == 0 ? upto(3 * block) : upto(2);
+        growth[s].rows = upto(1) * cp_min(some, left);
+    }
+    const int64_t needed = needed_blocks(growth), left = pages->left;
+    const cp_status status = cp_pages_plan(pages, growth, &copies);
+    ck_assert_int_eq(status, needed > left ? CP_CAPACITY : CP_OK);
+    ck_assert_int_eq(pages->left, left);
+    check_rows();
+    if (status == CP_OK) {
+        const bool keep = upto(3) > 0; /* or the call fails half-way */
+        spoil_unused();
+        make_moves(&copies);
+        write_tokens(growth, keep);
+        if (keep) {
+            must(cp_pages_reserve(pages, growth));
+            cp_pages_grow(pages, growth);
+        }
+    } else {
+        ck_assert_int_eq(copies.count, 0);
+    }
+    cp_moves_free(&copies);
+}
+
+static void fork_one(void) {
+    const int64_t from = upto(SEQUENCES - 1), to = upto(SEQUENCES - 1);
+    const int64_t rows = upto(due.count[from]);
+    if (due.count[to] > 0)
+        return;
+    must(cp_pages_fork(pages, from, to, rows));
+    memcpy(due.tokens[to], due.tokens[from], (size_t)rows * 8);
+    due.count[to] = rows;
+}
+
+static void cut(void) {
+    const int64_t s = upto(SEQUENCES - 1);
+    due.count[s] = upto(2) == 0 ? 0 : upto(due.count[s]);
+    cp_pages_cut(pages, s, due.count[s]);
+}
+
+/* Afterwards each sequence that shares nothing lies in one run of rows. */
+static void compact(void) {
+    cp_moves moves = {0};
+    const int64_t used = BLOCKS - pages->left;
+    spoil_unused();
+    const cp_status status = cp_pages_compact(pages, &moves);
+    ck_assert_int_eq(status, used == BLOCKS ? CP_CAPACITY : CP_OK);
+    ck_assert_int_le(moves.count, 2 * used);
+    make_moves(&moves);
+    if (status == CP_OK)
+        spoil_unused();
+    for (int64_t s = 0; s < SEQUENCES && status == CP_OK; s++) {
+        const cp_table *table = &pages->tables[s];
+        bool shares = false;
+        for (int64_t n = 0; n < table->count; n++) {
+            ck_assert_int_lt(table->blocks[n], used);
+            shares = shares || pages->users[table->blocks[n]] > 1;
+        }
+        for (int64_t n = 1; n < table->count && !shares; n++)
+            ck_assert_int_eq(table->blocks[n], table->blocks[n - 1] + 1);
+    }
+    cp_moves_free(&moves);
+}
+
+LOOP(the_pager_is_like_plain_lists, 0, 12) {
+    static const int64_t sizes[] = {1, 2, 3, 8, 16, 64};
+    const int64_t seed = 100 + _i;
+    block = sizes[_i % 6];
+    dice = (uint64_t)seed;
+    due = (model){.next = 1};
+    must(cp_pages_new(SEQUENCES, block, BLOCKS, &pages));
+    for (int step = 0; step < 3000; step++) {
+        const int64_t what = upto(19);
+        snprintf(where, sizeof(where), "seed %ld, step %d", seed, step);
+        if (what < 12)
+            append();
+        else if (what < 15)
+            fork_one();
+        else if (what < 19)
+            cut();
+        else
+            compact();
+        check_rows();
+        check_users();
+    }
+    cp_pages_free(pages);
+}
+
+/* Conversations that share: calls, forks, what is taken back, compactions. */
+enum { CALL, FORK, CUT, COMPACT, TALKS = 4 };
+
+static const struct {
+    int what;
+    cp_variant variant;
+    int64_t tokens[TALKS]; /* or from, to, tokens */
+} steps[] = {
+    {CALL, CP_PASS_KV, {23, 5, 0, 0}},
+    {FORK, 0, {0, 2, 17}},
+    {CALL, CP_PASS_Q, {2, 0, 3, 0}},
+    {CALL, CP_DECODE, {1, 1, 1, 0}},
+    {FORK, 0, {2, 3, 20}},
+    {CALL, CP_DECODE, {1, 0, 1, 1}},
+    {CALL, CP_PASS_KV, {1, 9, 4, 11}},
+    {COMPACT, 0, {0}},
+    {CALL, CP_DECODE, {1, 1, 1, 1}},
+    {CUT, 0, {3, 18}},
+    {CUT, 0, {2, 9}},
+    {CALL, CP_DECODE, {0, 1, 3, 2}},
+    {CALL, CP_ALL_GATHER, {3, 0, 2, 7}},
+    {CUT, 0, {0, 0}},
+    {CALL, CP_PASS_Q, {1, 2, 9, 1}},
+};
+
+/* Whose numbers a token has; those that follow a cut are nobody's so far. */
+enum { ROOM = 80 };
+static int64_t whose[TALKS][ROOM], names;
+
+static void begin_anew(int64_t sequence, int64_t length) {
+    for (int64_t n = length; n < ROOM; n++)
+        whose[sequence][n] = names;
+    names++;
+}
+
+static void share(rig *rig, const int64_t *fork) {
+    const int64_t from = fork[0], to = fork[1], tokens = fork[2];
+    must(cp_cache_fork(rig->cache, from, to, tokens));
+    memcpy(whose[to], whose[from], (size_t)tokens * 8);
+    ck_assert_int_eq(rig->cache->length[to], tokens);
+}
+
+static void take_back(rig *rig, const int64_t *cut) {
+    must(cp_cache_truncate(rig->cache, cut[0], cut[1]));
+    begin_anew(cut[0], cut[1]);
+}
+
+static void bring_together(rig *rig) {
+    cp_moves *moves = room_for(rig->ranks, sizeof(*moves));
+    must(cp_cache_compact(rig->cache, moves));
+    for (int rank = 0; rank < rig->ranks; rank++) {
+        cp_store_move(rig->store, rank, 0, &moves[rank]);
+        cp_moves_free(&moves[rank]);
+    }
+}
+
+LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
+    static const int64_t rows[] = {1, 3, 4, 16};
+    static const int some[] = {1, 2, 3, 5, 7};
+    static const cp_dealing dealings[] = {{.placement = CP_ZIGZAG},
+                                          {.placement = CP_INTERLEAVE},
+                                          {.placement = CP_NAIVE}};
+    rig rig = {.shape = {4, 2, 8},
+               .ranks = some[_i % 5],
+               .sequences = TALKS,
+               .room = ROOM,
+               .seed = (uint64_t)_i + 1,
+               .disorder = (uint64_t)_i,
+               .whose = whose[0]};
+    for (int64_t sequence = 0; sequence < TALKS; sequence++)
+        begin_anew(sequence, 0);
+    must(rig_open(&rig));
+    rig.cache->dealing = dealings[_i / 20];
+    must(rig_page(&rig, rows[_i / 5 % 4], (uint64_t)_i + 1));
+    for (int n = 0; n < COUNT_OF(steps); n++) {
+        snprintf(where, sizeof(where), "%d ranks, blocks of %ld, step %d",
+                 rig.ranks, rows[_i / 5 % 4], n);
+        if (steps[n].what == CALL)
+            must(rig_call(&rig, steps[n].tokens, steps[n].variant));
+        else if (steps[n].what == FORK)
+            share(&rig, steps[n].tokens);
+        else if (steps[n].what == CUT)
+            take_back(&rig, steps[n].tokens);
+        else
+            bring_together(&rig);
+    }
+    rig_close(&rig);
+}
+
+/* What a cache is in, as numbers that can be compared. */
+static uint64_t fingerprint(const cp_cache *cache) {
+    uint64_t sum = cp_hash(0, cache->length, 8 * cache->sequences);
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        const cp_pages *own = cache->pages[rank];
+        sum = cp_hash(sum, own->users, 8 * own->blocks);
+        sum = cp_hash(sum, own->unused, 8 * own->left);
+        for (int64_t s = 0; s < cache->sequences; s++) {
+            const cp_pieces *held = cp_cache_held(cache, rank, s);
+            sum = cp_hash(sum, own->tables[s].blocks, 8 * own->tables[s].count);
+            sum = cp_hash(sum, &own->tables[s].rows, 8);
+            sum = cp_hash(sum, held->items,
+                          held->count * (int64_t)sizeof(cp_piece));
+        }
+    }
+    return sum;
+}
+
+static cp_status commit(cp_cache *cache, const int64_t *fresh, bool decode) {
+    cp_layout *layout;
+    CP_TRY(cp_cache_lay_out(cache, decode, fresh, &layout));
+    const cp_status status = cp_cache_commit(cache, layout);
+    cp_layout_free(layout);
+    return status;
+}
+
+TEST(what_cannot_be_done_changes_nothing) {
+    cp_cache *cache;
+    cp_layout *layout;
+    must(cp_cache_new(2, 3, 100, &cache));
+    refuses(cp_cache_fork(cache, 0, 1, 0), CP_INVALID, "without pages");
+    refuses(cp_cache_page(cache, 0, 9), CP_INVALID, "9 blocks of 0 rows");
+    must(cp_cache_page(cache, 4, 5));
+    must(commit(cache, (int64_t[]){13, 4, 0}, false));
+    must(cp_cache_fork(cache, 0, 2, 12));
+    const uint64_t before = fingerprint(cache);
+    refuses(cp_cache_page(cache, 4, 5), CP_INVALID,
+            "sequence 0 has 13 tokens, and no pages");
+    refuses(cp_cache_fork(cache, 0, 1, 3), CP_INVALID,
+            "sequence 1 has 4 tokens already");
+    refuses(cp_cache_fork(cache, 0, 3, 3), CP_INVALID, "sequence 3 as 0, of 3");
+    /* On each rank 3 blocks of 5 are used; a shared one would be copied. */
+    refuses_with(cp_cache_lay_out(cache, false, (int64_t[]){0, 0, 26}, &layout),
+                 CP_CAPACITY,
+                 "rank 0: 4 more blocks of 4 tokens are needed, and 2 of 5 "
+                 "are free");
+    ck_assert_ptr_null(layout);
+    must(cp_cache_lay_out(cache, false, (int64_t[]){2, 0, 2}, &layout));
+    cp_layout_free(layout); /* a call that failed */
+    hold(fingerprint(cache) == before);
+    cp_cache_free(cache);
+    must(cp_cache_new(2, 2, 100, &cache));
+    must(cp_cache_page(cache, 4, 25));
+    must(commit(cache, (int64_t[]){3, 0}, false));
+    refuses(cp_cache_fork(cache, 0, 1, 4), CP_INVALID,
+            "4 tokens of sequence 0, which has 3");
+    cp_cache_free(cache);
+    /* A prompt by interleave lies as combs: its half is not its first rows. */
+    must(cp_cache_new(2, 2, 200, &cache));
+    cache->dealing = (cp_dealing){.placement = CP_INTERLEAVE, .block = 4};
+    must(cp_cache_page(cache, 4, 50));
+    must(commit(cache, (int64_t[]){100, 0}, false));
+    const uint64_t combed = fingerprint(cache);
+    refuses(cp_cache_fork(cache, 0, 1, 50), CP_INVALID,
+            "cannot be shared up to 50 tokens: rank 0 has others between");
+    hold(fingerprint(cache) == combed);
+    must(cp_cache_fork(cache, 0, 1, 100));
+    cp_cache_free(cache);
+}
+
+/* The last of those who share a block writes in it, so that no more blocks are
+ * needed than without sharing. */
+TEST(the_last_user_of_a_block_does_not_copy_it) {
+    cp_cache *cache;
+    cp_layout *layout;
+    must(cp_cache_new(1, 3, 8, &cache));
+    must(cp_cache_page(cache, 8, 3));
+    must(commit(cache, (int64_t[]){5, 0, 0}, false));
+    must(cp_cache_fork(cache, 0, 1, 5));
+    must(cp_cache_fork(cache, 0, 2, 3));
+    must(cp_cache_lay_out(cache, true, (int64_t[]){1, 1, 1}, &layout));
+    ck_assert_int_eq(layout->copies[0].count, 2);
+    const cp_move first = layout->copies[0].items[0];
+    hold(first.from == 0 && first.to == 8 && first.count == 5);
+    ck_assert_int_eq(layout->copies[0].items[1].count, 5);
+    ck_assert_int_eq(layout->appended[0].pieces.items[2].row, 3);
+    must(cp_cache_commit(cache, layout));
+    ck_assert_int_eq(cache->pages[0]->left, 0);
+    cp_layout_free(layout);
+    refuses(cp_cache_compact(cache, NULL), CP_CAPACITY, "no free block");
+    cp_cache_free(cache);
+}
+
+/* The checker knows which rows two sequences may share. */
+TEST(the_checker_finds_rows_that_two_should_not_share) {
+    static const struct {
+        int64_t piece, row;
+        const char *text;
+    } damage[] = {
+        {0, 1,
+         "row 1 of the cache of rank 0 has a token of sequence 1 and "
+         "another of sequence 0"}, /* 0 there, and 1 of the other */
+        {2, -2,
+         "row 6 of the cache of rank 0 has a token of sequence 0 and "
+         "another of sequence 1"}, /* both new */
+        {0, 11, "rank 0 has keys in rows 11 to 17 of a cache of 16"},
+    };
+    const cp_plan_options options = {.element_bytes = 4, .spare = 1};
+    const cp_shape shape = {2, 1, 8};
+    cp_cache *cache;
+    cp_layout *layout;
+    cp_plan *plan;
+    must(cp_cache_new(1, 2, 8, &cache));
+    must(cp_cache_page(cache, 4, 4));
+    must(commit(cache, (int64_t[]){6, 0}, false));
+    must(cp_cache_fork(cache, 0, 1, 4));
+    for (int n = 0; n <= COUNT_OF(damage); n++) {
+        must(cp_cache_lay_out(cache, true, (int64_t[]){1, 1}, &layout));
+        must(cp_plan_build(CP_DECODE, layout, &shape, &options, &plan));
+        cp_plan_report report;
+        if (n == COUNT_OF(damage)) {
+            must(cp_plan_check(plan, &report));
+            cp_plan_report_free(&report);
+        } else {
+            cp_piece *items = layout->cache[0].pieces.items;
+            items[damage[n].piece].row += damage[n].row;
+            refuses(cp_plan_check(plan, &report), CP_BROKEN, damage[n].text);
+        }
+        cp_plan_free(plan);
+        cp_layout_free(layout);
+    }
+    cp_cache_free(cache);
+}
