@@ -100,6 +100,10 @@ LOOP(all_run_and_the_fastest_stands_first, 0, COUNT_OF(races)) {
             ck_assert_double_le(all[n - 1].forecast.seconds,
                                 it->forecast.seconds);
         ck_assert(n == 0 || all[n - 1].fits || !it->fits);
+        /* Equals stand in the order of the variants, everywhere. */
+        if (n > 0 && all[n - 1].fits == it->fits && it->variant != CP_AUTO &&
+            all[n - 1].forecast.seconds == it->forecast.seconds)
+            ck_assert_int_lt((int)all[n - 1].variant, (int)it->variant);
         ck_assert(n == 0 || all[n - 1].runs);
     }
     ck_assert_int_eq(runs, races[_i].runs);

@@ -434,6 +434,8 @@ async function show() {
   $("rules").hidden = ruled.status !== 0;
   if (ruled.status === 0)
     rules(csv(ruled.out), said.out);
+  const contest = rule.concat("--all");
+  told("contest", contest, await ask(contest), true);
   $("page").classList.remove("busy");
   document.body.dataset.shown = mine;
 }

@@ -192,32 +192,46 @@ static void entrant_write(const cp_entrant *it) {
                f->weights + f->cache + f->buffers, it->fits, it->limit);
 }
 
-/* Who is fastest, and by how much: than the next, and than the best of those
- * that the paper has. */
-static void beaten_print(const cp_entrant *best, const cp_entrant *other,
-                         const char *whose) {
+/* By how much the best is faster than another, or than nobody. */
+typedef struct {
+    char text[80];
+} lead;
+
+static lead lead_of(const cp_entrant *best, const cp_entrant *other,
+                    const char *whose) {
+    lead lead = {""};
+    if (other == NULL)
+        return lead;
     const double times = other->forecast.seconds / best->forecast.seconds;
-    if (times < 1.005)
-        printf(", hardly faster than %s%s", whose, other->name);
-    else
-        printf(", %.3g times as fast as %s%s", times, whose, other->name);
+    char much[40] = ", hardly faster than";
+    if (times >= 1.005)
+        snprintf(much, sizeof(much), ", %.3g times as fast as", times);
+    snprintf(lead.text, sizeof(lead.text), "%s %s%s", much, whose, other->name);
+    return lead;
 }
 
+/* Who is fastest; than the next, and than the best that the paper has. */
 static void winner_print(const cp_entrant *all, int count) {
-    const cp_entrant *best = &all[0], *paper = NULL;
-    if (!best->runs || !best->fits) {
+    const cp_entrant *best = &all[0], *next = NULL, *paper = NULL;
+    char text[240];
+    int able = 0;
+    while (able < count && all[able].runs && all[able].fits)
+        able++;
+    if (able == 0) {
         printf("\nNobody has the memory for it.\n");
         return;
     }
-    printf("\nFastest: %s", best->name);
-    if (count > 1 && all[1].runs && all[1].fits)
-        beaten_print(best, &all[1], "");
-    for (int n = count - 1; n >= 0; n--)
-        if (all[n].runs && all[n].fits && cp_entrant_is_of_the_paper(&all[n]))
+    if (able > 1)
+        next = &all[1];
+    for (int n = able - 1; n >= 0; n--)
+        if (cp_entrant_is_of_the_paper(&all[n]))
             paper = &all[n];
-    if (paper != NULL && paper > &all[1])
-        beaten_print(best, paper, "the paper's ");
-    printf("; limited by %s.\n", best->limit);
+    if (paper == best || paper == next)
+        paper = NULL;
+    snprintf(text, sizeof(text), "\nFastest: %s%s%s; limited by %s.",
+             best->name, lead_of(best, next, "").text,
+             lead_of(best, paper, "the paper's ").text, best->limit);
+    cp_write_wrapped(stdout, 0, 0, text);
 }
 
 static void contest_print(const choose_run *run, const cp_entrant *all,
