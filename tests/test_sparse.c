@@ -10,6 +10,7 @@ static char where[200]; /* the turn in hand, for failures */
 #include <string.h>
 
 #include "harness/rig.h"
+#include "predict/simulate.h"
 #include "ring/check.h"
 #include "ring/sparse.h"
 
@@ -72,6 +73,20 @@ static const conversation conversations[] = {
      {{CP_PASS_KV, {26, 0, 0}},
       {CP_PASS_Q, {1, 0, 0}},
       {CP_DECODE, {1, 0, 0}}}},
+    {"narrow values",
+     {2, 4, 4},
+     3,
+     {4, 2, 20, 9},
+     {{CP_PASS_Q, {17, 4, 0}},
+      {CP_PASS_KV, {2, 0, 3}},
+      {CP_DECODE, {1, 1, 1}}}},
+    {"a latent",
+     {2, 4, 4},
+     3,
+     {6, 1, 20, 16, true},
+     {{CP_ALL_GATHER, {17, 4, 0}},
+      {CP_PASS_Q, {2, 0, 3}},
+      {CP_PASS_KV, {5, 1, 1}}}},
     {"a long past",
      {1, 32, 6},
      0,
@@ -291,6 +306,39 @@ LOOP(the_ring_with_fewer_bytes_is_chosen, 0, 24) {
     must(cp_choose_sparse(&indexer, &shape, 4, ranks, 1, &now, &past, &choice));
     ck_assert_int_eq(choice.variant,
                      bytes[0] <= bytes[1] ? CP_PASS_KV : CP_PASS_Q);
+}
+
+/* The simulator sends what the plan says. */
+LOOP(the_simulator_sends_these_bytes, 0, 8) {
+    const int64_t fresh = _i / 4 ? 1 : 900, past = 5000;
+    const cp_indexer indexer = {4, 16, 64};
+    cp_hardware hardware;
+    cp_model_sizes model;
+    cp_forecast forecast;
+    must(cp_hardware_read("laptop", NULL, &hardware));
+    must(cp_model_sizes_read("smollm2-135m", NULL, &model));
+    const cp_scenario scenario = {.hardware = &hardware,
+                                  .model = &model,
+                                  .ranks = 3,
+                                  .tensor = 1,
+                                  .sequences = 1,
+                                  .new_tokens = &fresh,
+                                  .cached_tokens = &past,
+                                  .variant = rings[_i % 3],
+                                  .indexer = indexer};
+    must(cp_simulate(&scenario, &forecast));
+    const cp_shape its = cp_model_sizes_shape(&model);
+    const cp_plan_options options = {
+        .element_bytes = model.cache_bytes, .spare = 1, .indexer = indexer};
+    plan_call(3, past, fresh, indexer, rings[_i % 3]);
+    cp_plan_free(plan);
+    must(cp_plan_build(rings[_i % 3], layout, &its, &options, &plan));
+    must(cp_plan_check(plan, &report));
+    double sent = 0;
+    for (int k = 0; k < 3; k++)
+        sent += (double)report.bytes[k];
+    ck_assert_double_eq_tol(forecast.sent, sent / 3, 1e-6 * sent);
+    hold(forecast.seconds > 0);
 }
 
 TEST(chosen_pairs_are_counted) {

@@ -372,6 +372,22 @@ LOOP(a_call_that_does_not_fit_fails_before_it_begins, 0, stand_in_pretends()) {
     end();
 }
 
+LOOP(gpus_do_not_choose_keys, 0, stand_in_pretends()) {
+    const cp_plan_options options = {
+        .element_bytes = 4, .spare = 1, .indexer = {2, 8, 3}};
+    const int64_t fresh = 12;
+    begin_open(1);
+    talk t = {.shape = {4, 2, 16}, .ranks = 2, .sequences = 1, .room = 40};
+    open_talk(&t);
+    must(plan_call(&t, &fresh, CP_PASS_Q));
+    cp_plan_free(t.plan);
+    must(cp_plan_build(CP_PASS_Q, t.layout, &t.shape, &options, &t.plan));
+    refuses(make_walkers(&t), CP_INVALID, "no kernel for sparse attention");
+    forget_call(&t);
+    close_talk(&t);
+    end();
+}
+
 static int64_t bytes_of_slots(const cp_plan *plan, int rank) {
     bool needed[100];
     int64_t sum = 0;

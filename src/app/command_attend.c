@@ -71,6 +71,26 @@ static cp_status paths_take(attend_run *run) {
     return CP_OK;
 }
 
+static bool is_same_file(const char *a, const char *b) {
+    struct stat one, other;
+    return a != NULL && stat(a, &one) == 0 && stat(b, &other) == 0 &&
+           S_ISREG(one.st_mode) && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
+/* Outputs must not be files of the indexer. */
+static cp_status outputs_check(const attend_run *run) {
+    for (int n = 0; n < 3; n++) {
+        if (is_same_file(run->out, run->paths[n]))
+            return cp_refuse("--out %s would overwrite a file of --indexer",
+                             run->out);
+        if (is_same_file(run->lse, run->paths[n]))
+            return cp_refuse("--lse %s would overwrite a file of --indexer",
+                             run->lse);
+    }
+    return CP_OK;
+}
+
 static cp_status sparse_check(attend_run *run) {
     if ((run->indexer != NULL) != (run->top_k >= 0))
         return cp_refuse("--indexer and --top-k need each other: whose scores, "
@@ -78,7 +98,8 @@ static cp_status sparse_check(attend_run *run) {
     if (run->indexer == NULL)
         return CP_OK;
     CP_TRY(cp_option_range("top-k", run->top_k, 1, INT32_MAX));
-    return paths_take(run);
+    CP_TRY(paths_take(run));
+    return outputs_check(run);
 }
 
 static cp_status attend_check(void *context) {
