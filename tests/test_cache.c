@@ -54,6 +54,7 @@ static const cp_dealing ways[] = {
     {.placement = CP_ZIGZAG},
     {.placement = CP_INTERLEAVE, .block = 1},
     {.placement = CP_INTERLEAVE, .block = 16},
+    {.placement = CP_INTERLEAVE, .block = 64},
     {.placement = CP_ZIGZAG, .weights = unlike},
 };
 

@@ -160,6 +160,7 @@ static const cp_dealing ways[] = {
     {.placement = CP_INTERLEAVE, .block = 2},
     {.placement = CP_INTERLEAVE, .block = 3},
     {.placement = CP_INTERLEAVE, .block = 16},
+    {.placement = CP_INTERLEAVE, .block = 64},
     {.placement = CP_ZIGZAG, .weights = unlike},
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
