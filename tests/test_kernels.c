@@ -117,17 +117,21 @@ static cp_attend_kernel kernel; /* the one that is tried */
 /* Splits count the rows of their partials, so only keys are far then. */
 static void attend(problem *p) {
     const cp_element element = (cp_element)p->element;
-    const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
-    const int64_t width = p->shape.kv_heads * dim;
+    const int64_t dim = cp_value_dim(&p->shape), heads = p->shape.query_heads;
+    const int64_t width = p->shape.kv_heads * p->shape.head_dim;
+    const int64_t wide = p->shape.kv_heads * cp_value_step(&p->shape);
+    const int64_t asks = heads * p->shape.head_dim;
     const int64_t size = cp_element_bytes(element);
     const int64_t rows = p->query_rows * heads;
     const int64_t asked = far_rows(p->far && p->splits == 1, heads);
     const int64_t seen = far_rows(p->far, p->shape.kv_heads);
     float *output = upload(p->output, rows * dim * 4);
     float *lse = upload(p->lse, rows * 4);
-    const void *queries = stored(element, p->queries, rows * dim);
+    const void *queries = stored(element, p->queries, p->query_rows * asks);
     const void *keys = stored(element, p->keys, p->key_rows * width);
-    const void *values = stored(element, p->values, p->key_rows * width);
+    const void *values = keys;
+    if (!p->shape.latent)
+        values = stored(element, p->values, p->key_rows * wide);
     const cp_device_attention call = {
         .kernel = kernel,
         .shape = p->shape,
@@ -135,9 +139,9 @@ static void attend(problem *p) {
         .queries_of = tiles_of(&p->query_pieces,
                                cp_device_query_tile(kernel, &p->shape), asked),
         .keys_of = keys_of(&p->key_pieces, 6, seen),
-        .queries = before(queries, asked * heads * dim * size),
+        .queries = before(queries, asked * asks * size),
         .keys = before(keys, seen * width * size),
-        .values = before(values, seen * width * size),
+        .values = before(values, seen * wide * size),
         .merge = p->merge,
         .splits = p->splits,
         .unfinished = on_device(p->splits * rows * (dim + 1) * 4),
@@ -202,6 +206,41 @@ LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
         check(varied(p, n, (uint64_t)(1 + _i * 6 + n)), attend, 1.0);
     }
     end();
+}
+
+/* Values of another width than keys, or part of them; and wide heads. */
+static const cp_shape uneven[] = {
+    {4, 2, 16, 9, false}, {6, 2, 33, 40, false}, {3, 3, 1, 5, false},
+    {8, 2, 24, 16, true}, {40, 1, 20, 20, true}, {4, 4, 300, 0, false},
+    {128, 1, 9, 8, true}, {3, 1, 576, 512, true}};
+
+LOOP(uneven_heads_are_those_of_the_oracle, 0, COUNT_OF(uneven)) {
+    begin(1);
+    for (int n = 0; n < COUNT_OF(variations); n++) {
+        if (variations[n].splits > 1)
+            continue;
+        problem *p = behind(uneven[_i], n * 17, 1 + n * 9);
+        check(varied(p, n, (uint64_t)(51 + _i * 6 + n)), attend, 1.0);
+    }
+    end();
+}
+
+LOOP(nan_reaches_those_who_see_it_through_uneven_heads, 0, COUNT_OF(uneven)) {
+    begin(1);
+    const poisoning call = {uneven[_i], 21, 10, 1};
+    poison_the_future(&call, draw, attend);
+    end();
+}
+
+TEST(uneven_heads_have_no_splits) {
+    const cp_device_attention call = {
+        .kernel = CP_ATTEND_LOOPS, .shape = uneven[0], .splits = 2};
+    ck_assert_int_eq(cp_device_attend(&call, NULL), cudaErrorInvalidValue);
+    for (int n = 0; n < COUNT_OF(uneven); n++) {
+        hold(cp_device_most_splits(CP_ATTEND_LOOPS, &uneven[n], 200, 1) == 1);
+        hold(cp_device_takes(CP_ATTEND_LOOPS, &uneven[n], CP_BF16, 90));
+        hold(!cp_device_takes(CP_ATTEND_TILES, &uneven[n], CP_BF16, 90));
+    }
 }
 
 /* On tensor cores: short tiles and long, splits with nothing to do, groups that

@@ -174,6 +174,8 @@ int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
     const int64_t needed = cp_max(1, rows) * shape->kv_heads;
     const int64_t wanted =
         2 * blocks * cp_device_query_tile(kernel, shape) / needed;
+    if (cp_device_uneven(shape))
+        return 1;
     return cp_max(1, cp_min(MOST_SPLITS, wanted));
 }
 
@@ -206,11 +208,15 @@ cudaError_t cp_device_blocks(int *blocks) {
     return error;
 }
 
+bool cp_device_uneven(const cp_shape *shape) {
+    return shape->latent || shape->head_dim > CP_DEVICE_DIM_MAX ||
+           cp_value_dim(shape) != shape->head_dim;
+}
+
 bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability) {
-    const bool alike = !shape->latent && cp_value_dim(shape) == shape->head_dim;
-    if (!alike || kernel == CP_ATTEND_LOOPS)
-        return alike && shape->head_dim <= CP_DEVICE_DIM_MAX;
+    if (cp_device_uneven(shape) || kernel == CP_ATTEND_LOOPS)
+        return kernel == CP_ATTEND_LOOPS;
     return element == CP_BF16 &&
            (kernel == CP_ATTEND_HOPPER
                 ? capability == 90 && cp_device_prefill != NULL
@@ -252,6 +258,8 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
         return cp_device_prefill(&full, CP_PREFILL_RUNGS, stream);
     if (call->kernel != CP_ATTEND_LOOPS)
         return cp_attend_tiles(&full, stream);
+    if (cp_device_uneven(&call->shape))
+        return cp_attend_uneven(&full, stream);
     return CP_LAUNCH_GRID(attend, blocks_of(call) / heads, heads, call->splits,
                           THREADS, stream, full);
 }

@@ -78,8 +78,12 @@ typedef struct {
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
                              int64_t tokens, cp_attend_kernel *kernel);
 
-/* Numbers of a head, at most: some of them wait in registers. */
+/* Numbers of a head that these kernels take, at most: some of them wait in
+ * registers. In wider heads, and in those whose values are not as wide as their
+ * keys, are part of them (uneven ones, chapter 16), the loops are others, which
+ * have no splits. */
 enum { CP_DEVICE_DIM_MAX = 256 };
+bool cp_device_uneven(const cp_shape *shape);
 
 /* Whether a kernel takes such numbers, on a device of that compute capability:
  * 80 for 8.0. */

@@ -246,9 +246,11 @@ CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
         weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
 }
 
-/* Blocks for each split of a call; and the launch of another file's kernel. */
+/* Blocks for each split of a call; and the launches of other files' kernels. */
 int64_t blocks_of(const cp_device_attention *call);
 cudaError_t cp_attend_tiles(const cp_device_attention *call,
                             cudaStream_t stream);
+cudaError_t cp_attend_uneven(const cp_device_attention *call,
+                             cudaStream_t stream);
 
 #endif
