@@ -72,20 +72,23 @@ struct talk {
 
 /* Numbers of a token that are queries, keys or values. */
 static inline int64_t width_of(const talk *t, int what) {
-    return (what == QUERY ? t->shape.query_heads : t->shape.kv_heads) *
-           t->shape.head_dim;
+    return what == QUERY ? t->shape.query_heads * t->shape.head_dim
+           : what == KEY ? t->shape.kv_heads * t->shape.head_dim
+                         : cp_value_width(&t->shape);
 }
 
 static inline void open_talk(talk *t) {
-    const int64_t bytes = t->sequences * t->room * width_of(t, KEY) *
-                          cp_element_bytes(t->element);
+    const int64_t rows = t->sequences * t->room;
+    const int64_t size = cp_element_bytes(t->element);
     t->layers = t->layers == 0 ? LAYERS : t->layers;
     must(cp_cache_new(t->ranks, t->sequences, t->room, &t->cache));
     for (int r = 0; r < t->ranks; r++) {
         must(cp_queues_new(&t->queues[r]));
         for (int layer = 0; layer < t->layers; layer++) {
-            cudaMalloc(&t->keys[layer][r], (size_t)bytes);
-            cudaMalloc(&t->values[layer][r], (size_t)bytes);
+            cudaMalloc(&t->keys[layer][r],
+                       (size_t)(rows * width_of(t, KEY) * size));
+            cudaMalloc(&t->values[layer][r],
+                       (size_t)(rows * width_of(t, VALUE) * size));
         }
     }
 }
@@ -152,14 +155,14 @@ static inline int64_t bytes_of_inputs(const talk *t, int what) {
 }
 
 static inline cp_status pin_inputs(talk *t, int rank) {
-    for (int what = QUERY; what <= VALUE; what++)
+    for (int what = QUERY; what <= (t->shape.latent ? KEY : VALUE); what++)
         CP_TRY(pin(t, rank, bytes_of_inputs(t, what), &t->inputs[rank][what]));
     return CP_OK;
 }
 
 static inline void write_inputs(const talk *t, int rank) {
     const cp_use begins = cp_plan_begins(t->plan, rank);
-    for (int what = QUERY; what <= VALUE; what++) {
+    for (int what = QUERY; what <= (t->shape.latent ? KEY : VALUE); what++) {
         const bool asked = what == QUERY;
         const cp_block *block = block_of(t, asked ? begins.origin : rank);
         encode_rows(t, rows_of_inputs(t, what), &block->pieces, what,
@@ -170,7 +173,7 @@ static inline void write_inputs(const talk *t, int rank) {
 static inline cp_status give_inputs(const talk *t, int rank) {
     const cp_stream_rows rows = cp_stream_walker_rows(t->walkers[rank]);
     void *const to[] = {NULL, rows.queries, rows.keys, rows.values};
-    for (int what = QUERY; what <= VALUE; what++)
+    for (int what = QUERY; what <= (t->shape.latent ? KEY : VALUE); what++)
         CP_TRY(cp_bytes_copy(to[what], t->inputs[rank][what],
                              bytes_of_inputs(t, what), t->queues[rank].compute,
                              "tokens"));
@@ -259,12 +262,12 @@ static inline void ask_oracle(const talk *t, const cp_block *block,
         }
     float *queries = room_for(block->rows * query_width, sizeof(*queries));
     float *keys = room_for(tokens * width, sizeof(*keys));
-    float *values = room_for(tokens * width, sizeof(*values));
+    float *values = room_for(tokens * width_of(t, VALUE), sizeof(*values));
     fill(queries, &block->pieces, query_width, QUERY, 0);
     fill(keys, &all, width, KEY, 0);
-    fill(values, &all, width, VALUE, 0);
-    must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys, values,
-                   output, lse));
+    fill(values, &all, width_of(t, VALUE), VALUE, 0);
+    must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys,
+                   t->shape.latent ? keys : values, output, lse));
     cp_pieces_free(&all);
 }
 
@@ -272,7 +275,7 @@ static inline void ask_oracle(const talk *t, const cp_block *block,
 static inline void expect(const talk *t, int rank, double *output,
                           double *lse) {
     const cp_use ends = cp_plan_ends(t->plan, rank);
-    const int64_t heads = t->shape.query_heads, dim = t->shape.head_dim;
+    const int64_t heads = t->shape.query_heads, dim = cp_value_dim(&t->shape);
     const int64_t part = heads / t->plan->slots[ends.slot].parts;
     const int64_t rows = t->plan->slots[ends.slot].rows;
     double *all = room_for(rows * heads * dim, sizeof(*all));
@@ -293,7 +296,7 @@ static inline int64_t answer_rows(const talk *t) {
 }
 
 static inline void compare(talk *t, int layer, int rank) {
-    const int64_t rows = answer_rows(t), dim = t->shape.head_dim;
+    const int64_t rows = answer_rows(t), dim = cp_value_dim(&t->shape);
     const float *output = t->answers[layer][rank], *lse = output + rows * dim;
     double *truth = room_for(rows * dim, sizeof(*truth));
     double *truth_lse = room_for(rows, sizeof(*truth_lse));
@@ -336,7 +339,7 @@ static inline void compare_sum(talk *t, int layer, int rank, int summands) {
 }
 
 static inline int64_t answer_bytes(const talk *t) {
-    return answer_rows(t) * (t->shape.head_dim + 1) * 4;
+    return answer_rows(t) * (cp_value_dim(&t->shape) + 1) * 4;
 }
 
 static inline cp_status take_answer(const talk *t, int layer, int rank) {

@@ -883,6 +883,7 @@ TEST(indices_have_64_bits) {
         .from = {upload(&from, sizeof(from)), upload(&one, 8), 1},
         .to = {upload(&to, sizeof(to)), upload(&one, 8), 1},
         .row_bytes = 256,
+        .value_bytes = 256,
         .keys = before(three, further * 256),
         .values = before(three, further * 256),
         .to_keys = before(on_device(768), 3 * place * 256),

@@ -48,6 +48,39 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     end();
 }
 
+/* Values of another width than keys, or part of them, all heads at once and
+ * dealt out. */
+LOOP(uneven_heads_equal_dense_attention, 0, 20) {
+    static const cp_variant turns[2][5] = {
+        {CP_PASS_KV, CP_PASS_Q, CP_ULYSSES, CP_ALL_GATHER, CP_MESH},
+        {CP_DECODE, CP_GATHER_Q, CP_TREE, CP_SCATTER_Q, CP_HELIX}};
+    uint64_t state = (uint64_t)_i + 1;
+    const int ranks = 1 + _i % 5;
+    const int64_t heads = 2 * ranks;
+    const cp_shape shapes[] = {{heads, heads, 9, 4, false},
+                               {heads, 1, 5, 8, false},
+                               {heads, 1, 20, 16, true},
+                               {2 * heads, heads, 7, 3, true}};
+    (_i % 8 > 0 ? begin_open : begin)(_i);
+    talk t = {.shape = shapes[_i / 5],
+              .ranks = ranks,
+              .element = (cp_element)(_i % 2),
+              .separate = _i % 4 == 1,
+              .sequences = 3,
+              .room = 120,
+              .layers = 1 + _i % 2};
+    open_talk(&t);
+    for (int turn = 0; turn < 10; turn++) {
+        const bool decode = turn % 2 == 1;
+        int64_t fresh[3];
+        draw_lengths(&t, &state, decode, fresh);
+        call(&t, fresh, turns[decode][turn / 2]);
+        went_well(&t, turn);
+    }
+    close_talk(&t);
+    end();
+}
+
 /* Heads that are dealt out. */
 static const cp_variant dealt[2][5] = {
     {CP_ULYSSES, CP_MESH, CP_PASS_Q, CP_ULYSSES, CP_MESH},

@@ -122,11 +122,11 @@ typedef struct {
 
 /* Copy the rows of some tokens from one tensor to another, twice: keys and
  * values. from and to are the same tokens, in the same pieces, of about so many
- * rows in all. row_bytes is even, and all four tensors begin at a multiple of
- * the largest of 8, 4 and 2 that divides it. */
+ * rows in all. Bytes of a row are even, and so are addresses; those of values
+ * may be 0: they are part of the keys. */
 typedef struct {
     cp_device_tiles from, to;
-    int64_t rows, row_bytes;
+    int64_t rows, row_bytes, value_bytes; /* of a row of keys, of values */
     const void *keys, *values;
     void *to_keys, *to_values;
 } cp_device_copying;

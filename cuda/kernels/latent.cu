@@ -52,13 +52,13 @@ static __device__ void add_keys(const cp_device_attention *a,
                                 row_sums *row) {
     const int lane = (int)threadIdx.x % 32;
     const int64_t first = keys.row * a->key_heads + blockIdx.y;
-    const float score =
-        lane < count ? score_key(a, query, first + lane * a->key_heads)
-                     : -INFINITY;
+    const float score = lane < count
+                            ? score_key(a, query, first + lane * a->key_heads)
+                            : -INFINITY;
     const float now = fmaxf(row->level, warp_max(score));
-    const float base = now == -INFINITY ? 0.0f : now;
-    const float weight = lane < count ? exp2f(score - base) : 0.0f;
-    const float factor = exp2f(row->level - base);
+    const float level = now == -INFINITY ? 0.0f : now;
+    const float weight = lane < count ? exp2f(score - level) : 0.0f;
+    const float factor = exp2f(row->level - level);
     row->total = row->total * factor + warp_sum(weight);
     row->level = now;
     CP_EACH(c, NUMBERS)
@@ -70,8 +70,7 @@ static __device__ void add_keys(const cp_device_attention *a,
         CP_EACH(c, NUMBERS)
             if (lane + 32 * c < widths->value)
                 row->sums[c] =
-                    fmaf(share,
-                         cp_get(a->values, a->element, value + 32 * c),
+                    fmaf(share, cp_get(a->values, a->element, value + 32 * c),
                          row->sums[c]);
     }
 }
@@ -112,7 +111,6 @@ cudaError_t cp_attend_uneven(const cp_device_attention *call,
                              cudaStream_t stream) {
     if (call->splits != 1)
         return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(attend_uneven,
-                          blocks_of(call) / call->shape.kv_heads,
+    return CP_LAUNCH_GRID(attend_uneven, blocks_of(call) / call->shape.kv_heads,
                           call->shape.kv_heads, 1, 32 * WARPS, stream, *call);
 }

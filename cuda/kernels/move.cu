@@ -49,15 +49,17 @@ CP_KERNEL(copy_rows, cp_device_copying) {
     const int64_t part = (int64_t)blockIdx.z, parts = (int64_t)gridDim.z;
     const int64_t first = source.span.count * part / parts;
     const int64_t last = source.span.count * (part + 1) / parts;
-    const int64_t bytes = (last - first) * a.row_bytes;
-    const int64_t begin = (source.row + first) * a.row_bytes;
-    const int64_t end = (a.to.items[blockIdx.x].row + first) * a.row_bytes;
+    const int64_t row = blockIdx.y == 0 ? a.row_bytes : a.value_bytes;
+    const int64_t bytes = (last - first) * row;
+    const int64_t begin = (source.row + first) * row;
+    const int64_t end = (a.to.items[blockIdx.x].row + first) * row;
     const char *from =
         (const char *)(blockIdx.y == 0 ? a.keys : a.values) + begin;
     char *to = (char *)(blockIdx.y == 0 ? a.to_keys : a.to_values) + end;
-    if (a.row_bytes % 8 == 0)
+    const uintptr_t askew = (uintptr_t)from | (uintptr_t)to | (uintptr_t)bytes;
+    if (askew % 8 == 0)
         COPY_WORDS(uint64_t);
-    else if (a.row_bytes % 4 == 0)
+    else if (askew % 4 == 0)
         COPY_WORDS(uint32_t);
     else
         COPY_WORDS(uint16_t);
@@ -66,7 +68,8 @@ CP_KERNEL(copy_rows, cp_device_copying) {
 cudaError_t cp_device_copy(const cp_device_copying *call, cudaStream_t stream) {
     const int64_t pieces = cp_max(1, call->from.room);
     const int64_t parts = cp_ceil_divide(call->rows, 32 * pieces);
-    return CP_LAUNCH_GRID(copy_rows, call->from.room, 2,
+    return CP_LAUNCH_GRID(copy_rows, call->from.room,
+                          call->value_bytes > 0 ? 2 : 1,
                           cp_max(1, cp_min(parts, 65535)), 128, stream, *call);
 }
 

@@ -16,8 +16,9 @@ typedef struct {
     int first, count;                       /* ranks that are here */
     int64_t cached, asked, fresh, answered; /* numbers of a rank's cache,
                                                queries, keys, output */
-    float *lent;       /* [2 cached + asked + 2 fresh + 2 answered] */
-    cp_queues *queues; /* [count], as all below */
+    int64_t cached_values, fresh_values;    /* and those of the values */
+    float *lent;                            /* [all of these, answered twice] */
+    cp_queues *queues;                      /* [count], as all below */
     cp_stream_walker **walkers;
     void **keys, **values; /* caches */
 } running;
@@ -26,11 +27,12 @@ static cp_status make_rank(running *it, int r) {
     const cp_stream_options options = {.element = it->element,
                                        .apart = it->place->link != NULL};
     const int64_t bytes = it->cached * cp_element_bytes(it->element);
+    const int64_t values = it->cached_values * cp_element_bytes(it->element);
     char *memory;
     CP_TRY(cp_queues_new(&it->queues[r]));
     CP_TRY(cp_stream_walker_new(it->call.plan, it->first + r, it->queues[r],
                                 &options, &it->walkers[r]));
-    CP_TRY(cp_device_reserve(2 * bytes, "a rank's cache", &memory));
+    CP_TRY(cp_device_reserve(bytes + values, "a rank's cache", &memory));
     it->keys[r] = memory;
     it->values[r] = memory + bytes;
     return CP_OK;
@@ -58,26 +60,28 @@ static cp_status send(const running *it, int r, float *from, int64_t count,
 
 static cp_status put_rows(const running *it, int r) {
     const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
-    float *queries = it->lent + 2 * it->cached;
+    float *queries = it->lent + it->cached + it->cached_values;
     float *keys = queries + it->asked;
     const cp_attend_rows rows = {.cached_keys = it->lent,
                                  .cached_values = it->lent + it->cached,
                                  .queries = queries,
                                  .keys = keys,
                                  .values = keys + it->fresh};
-    memset(it->lent, 0xff, (size_t)it->cached * 8);
-    memset(queries, 0, (size_t)(it->asked + 2 * it->fresh) * 4);
+    memset(it->lent, 0xff, (size_t)(it->cached + it->cached_values) * 4);
+    memset(queries, 0, (size_t)(it->asked + it->fresh + it->fresh_values) * 4);
     cp_attend_write(&it->call, it->first + r, &rows);
     CP_TRY(send(it, r, rows.cached_keys, it->cached, it->keys[r]));
-    CP_TRY(send(it, r, rows.cached_values, it->cached, it->values[r]));
     CP_TRY(send(it, r, queries, it->asked, to.queries));
     CP_TRY(send(it, r, keys, it->fresh, to.keys));
-    return send(it, r, rows.values, it->fresh, to.values);
+    if (it->call.job->shape.latent)
+        return CP_OK;
+    CP_TRY(send(it, r, rows.cached_values, it->cached_values, it->values[r]));
+    return send(it, r, rows.values, it->fresh_values, to.values);
 }
 
 static cp_status take_rows(const running *it, int r) {
     const cp_stream_rows from = cp_stream_walker_rows(it->walkers[r]);
-    const int64_t heads = it->answered / it->call.job->shape.head_dim;
+    const int64_t heads = it->answered / cp_value_dim(&it->call.job->shape);
     cudaStream_t stream = it->queues[r].compute;
     float *lse = it->lent + it->answered;
     CP_TRY(cp_bytes_copy(it->lent, from.output, it->answered * 4, stream,
@@ -89,24 +93,27 @@ static cp_status take_rows(const running *it, int r) {
 }
 
 /* Of queries, or of an output: the heads of all their rows. */
-static int64_t numbers_of(const cp_plan *plan, int slot) {
-    return plan->slots[slot].rows * cp_plan_shape(plan, slot).query_heads *
-           plan->shape.head_dim;
+static int64_t numbers_of(const cp_plan *plan, int slot, int64_t dim) {
+    return plan->slots[slot].rows * cp_plan_shape(plan, slot).query_heads * dim;
 }
 
 static cp_status count_numbers(running *it) {
     const cp_attend_job *job = it->call.job;
     const cp_plan *plan = it->call.plan;
     const int64_t keys = job->shape.kv_heads * job->shape.head_dim;
+    const int64_t values = cp_value_width(&job->shape);
     int64_t cached;
     if (!cp_multiply(job->sequences, it->call.room, &cached) ||
+        !cp_multiply(cached, 8 * cp_max(keys, values), &it->cached) ||
         !cp_multiply(cached, 8 * keys, &it->cached))
         return cp_fail(CP_MEMORY, "a cache of %ld rows overflows",
                        it->call.room);
     it->cached /= 8;
-    it->asked = numbers_of(plan, plan->queries);
-    it->answered = numbers_of(plan, plan->result);
+    it->cached_values = cached * values;
+    it->asked = numbers_of(plan, plan->queries, job->shape.head_dim);
+    it->answered = numbers_of(plan, plan->result, cp_value_dim(&job->shape));
     it->fresh = plan->slots[plan->fresh].rows * keys;
+    it->fresh_values = plan->slots[plan->fresh].rows * values;
     return CP_OK;
 }
 
@@ -118,7 +125,8 @@ static cp_status open_call(running *it) {
     it->element = it->call.plan->element_bytes == 4 ? CP_F32 : CP_BF16;
     CP_TRY(count_numbers(it));
     CP_TRY(cp_allocate(&it->lent,
-                       2 * (it->cached + it->fresh + it->answered) + it->asked,
+                       it->cached + it->cached_values + it->fresh +
+                           it->fresh_values + 2 * it->answered + it->asked,
                        sizeof(float), "a rank's rows"));
     CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
     CP_TRY(cp_allocate(&it->walkers, count, sizeof(void *), "ranks"));

@@ -48,13 +48,18 @@ struct cp_stream_walker {
     cp_message_half *halves;         /* [2 * ranks] */
 };
 
+static bool same_shape(const cp_shape *a, const cp_shape *b) {
+    return a->query_heads == b->query_heads && a->kv_heads == b->kv_heads &&
+           a->head_dim == b->head_dim && cp_value_dim(a) == cp_value_dim(b) &&
+           a->latent == b->latent;
+}
+
 static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
     const cp_program *mine = &a->programs[rank], *other = &b->programs[rank];
     return a->variant == b->variant && a->layout->ranks == b->layout->ranks &&
            a->element_bytes == b->element_bytes &&
            a->slot_count == b->slot_count && a->spare == b->spare &&
-           memcmp(&a->shape, &b->shape, sizeof(a->shape)) == 0 &&
-           mine->count == other->count &&
+           same_shape(&a->shape, &b->shape) && mine->count == other->count &&
            memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
                0;
 }
@@ -213,11 +218,6 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
     if (plan->indexer.top_k > 0)
         return cp_refuse("GPUs here have no kernel for sparse attention: --on "
                          "threads or mpi");
-    if (!cp_device_takes(CP_ATTEND_LOOPS, &plan->shape, CP_F32, 0))
-        return cp_refuse("keys of %ld numbers and values of %ld: GPUs here "
-                         "take up to %d, as many of both: --on threads or mpi",
-                         plan->shape.head_dim, cp_value_dim(&plan->shape),
-                         CP_DEVICE_DIM_MAX);
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a walker"));
     **out = (cp_stream_walker){.plan = plan,
                                .program = &plan->programs[rank],
@@ -245,14 +245,15 @@ void cp_stream_walker_free(cp_stream_walker *w) {
 static char *slot_values(const cp_stream_walker *w, int slot) {
     const cp_plan *plan = w->plan;
     const cp_shape shape = cp_plan_shape(plan, slot);
-    return (char *)w->slots[slot] + plan->slots[slot].rows * shape.kv_heads *
-                                        shape.head_dim * plan->element_bytes;
+    const int64_t keys = plan->slots[slot].rows * shape.kv_heads *
+                         shape.head_dim * plan->element_bytes;
+    return (char *)w->slots[slot] + (shape.latent ? 0 : keys);
 }
 
 static float *slot_lse(const cp_stream_walker *w, int slot) {
     const cp_shape shape = cp_plan_shape(w->plan, slot);
     return (float *)w->slots[slot] +
-           w->plan->slots[slot].rows * shape.query_heads * shape.head_dim;
+           w->plan->slots[slot].rows * shape.query_heads * cp_value_dim(&shape);
 }
 
 static char *slot_labels(const cp_stream_walker *w, int slot) {
@@ -293,6 +294,7 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
         .rows = w->plan->slots[slot].rows,
         .row_bytes = w->plan->shape.kv_heads * w->plan->shape.head_dim *
                      w->plan->element_bytes,
+        .value_bytes = cp_value_width(&w->plan->shape) * w->plan->element_bytes,
         .keys = append ? w->slots[slot] : w->cache_keys,
         .values = append ? slot_values(w, slot) : w->cache_values,
         .to_keys = append ? w->cache_keys : w->slots[slot],
@@ -319,8 +321,9 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const int slot = merged >= 0 ? merged : op->out.slot;
     const char *keys = home ? w->cache_keys : w->slots[op->keys.slot];
     const char *values = home ? w->cache_values : slot_values(w, op->keys.slot);
-    const int64_t first = cp_plan_first_head(plan, op) * plan->shape.head_dim *
-                          plan->element_bytes;
+    const int64_t first = cp_plan_first_head(plan, op) * plan->element_bytes;
+    if (plan->shape.latent)
+        values = keys;
     cp_device_attention call = {
         .kernel = w->kernel,
         .shape = w->attended,
@@ -330,8 +333,8 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
                                     home ? CP_LIST_CACHED : CP_LIST_KEYS,
                                     op->keys.origin),
         .queries = w->slots[op->in.slot],
-        .keys = keys + first,
-        .values = values + first,
+        .keys = keys + first * plan->shape.head_dim,
+        .values = values + first * cp_value_step(&plan->shape),
         .key_rows = home ? w->cached_rows : plan->slots[op->keys.slot].rows,
         .key_heads = cp_plan_shape(plan, op->keys.slot).kv_heads,
         .merge = merged >= 0,
@@ -369,7 +372,7 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     const cp_device_merging call = {
         .rows = plan->slots[op->out.slot].rows *
                 cp_plan_shape(plan, op->out.slot).query_heads,
-        .dim = plan->shape.head_dim,
+        .dim = cp_value_dim(&plan->shape),
         .addends = addends,
         .stride = addends > 1 ? distance(w, op) : 0,
         .add_output = w->slots[op->in.slot],
@@ -401,19 +404,21 @@ static cp_status split(const cp_stream_walker *w, const cp_op *op) {
     const cp_shape all = cp_plan_shape(plan, op->in.slot);
     const cp_shape cut = cp_plan_shape(plan, op->out.slot);
     const int64_t head = all.head_dim * plan->element_bytes;
+    const int64_t value = cp_value_dim(&all) * plan->element_bytes;
     const int64_t heads = keys ? all.kv_heads : all.query_heads;
-    const int64_t width = (keys ? cut.kv_heads : cut.query_heads) * head;
+    const int64_t some = keys ? cut.kv_heads : cut.query_heads;
     const int64_t rows = plan->slots[op->in.slot].rows;
     const int parts = plan->slots[op->out.slot].parts;
     for (int p = 0; p < parts; p++) {
-        const int64_t first = p * heads / parts * head;
+        const int64_t first = p * heads / parts;
         const int in = op->in.slot, out = op->out.slot + p;
-        CP_TRY(copy_columns(w, w->slots[out], width,
-                            (char *)w->slots[in] + first, heads * head, rows));
-        if (keys)
-            CP_TRY(copy_columns(w, slot_values(w, out), width,
-                                slot_values(w, in) + first, heads * head,
-                                rows));
+        CP_TRY(copy_columns(w, w->slots[out], some * head,
+                            (char *)w->slots[in] + first * head, heads * head,
+                            rows));
+        if (keys && !all.latent)
+            CP_TRY(copy_columns(w, slot_values(w, out), some * value,
+                                slot_values(w, in) + first * value,
+                                heads * value, rows));
     }
     return CP_OK;
 }
@@ -428,8 +433,9 @@ static cp_status join(const cp_stream_walker *w, const cp_op *op) {
         const struct {
             char *to, *from;
             int64_t number; /* bytes of a head */
-        } columns[] = {{w->slots[out], w->slots[in], 4 * plan->shape.head_dim},
-                       {(char *)slot_lse(w, out), (char *)slot_lse(w, in), 4}};
+        } columns[] = {
+            {w->slots[out], w->slots[in], 4 * cp_value_dim(&plan->shape)},
+            {(char *)slot_lse(w, out), (char *)slot_lse(w, in), 4}};
         for (int i = 0; i < 2; i++) {
             const int64_t width = heads / parts * columns[i].number;
             CP_TRY(copy_columns(w, columns[i].to + p * width, parts * width,
