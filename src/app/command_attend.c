@@ -23,6 +23,7 @@ typedef struct {
     cp_command_ring ring;
     /* What they come to. */
     int64_t top_k;  /* below 0: attention to all keys */
+    int64_t pages;  /* of so many rows; 0: none */
     char *paths[3]; /* of the indexer: its queries, keys, weights */
     cp_npy queries, keys, values, index[3];
     int64_t sequences, *turns;
@@ -119,6 +120,7 @@ static cp_status attend_check(void *context) {
             "--partials: the ranks of one process alone can write them");
     CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
                                 : pasts_read(run, "cached", run->cached));
+    CP_TRY(cp_option_range("pages", run->pages, 0, INT32_MAX));
     return cp_command_ring_check(&run->ring);
 }
 
@@ -234,6 +236,7 @@ static cp_status attend_load(attend_run *run) {
                                .chooser = run->ring.chooser,
                                .wire = run->ring.wire,
                                .dealing = run->ring.placement.dealing,
+                               .block = run->pages,
                                .queries = run->queries.data,
                                .keys = run->keys.data,
                                .values = run->values.data};
@@ -469,6 +472,9 @@ int cp_command_attend(int count, char *const *arguments) {
          "[cached and new tokens][dimension] and weights [new tokens][heads] "
          "by which a token chooses keys. The score of a key is the sum over "
          "the heads of weight x max(0, query . key)"},
+        {"pages", CP_COUNT, &run.pages, "N",
+         "keep the cache in pages of N tokens, which lie in any order; what "
+         "comes out must not change (default 0: as they come)"},
         {"top-k", CP_COUNT, &run.top_k, "K",
          "with --indexer: attend to the K visible keys of the largest scores "
          "alone, of equal scores to the smaller position first; by pass-kv, "

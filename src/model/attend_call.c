@@ -191,6 +191,23 @@ static cp_status plan_call(const cp_machine *machine, cp_attend_call *call) {
     return CP_OK;
 }
 
+/* Rows in an order that nobody expects: what comes out must not change. */
+static cp_status shuffle_rows(const cp_attend_call *call) {
+    const int64_t block = call->job->block;
+    int64_t rows;
+    if (block == 0)
+        return CP_OK;
+    if (!cp_multiply(call->room, call->job->sequences, &rows))
+        return cp_fail(CP_MEMORY,
+                       "a cache of %ld rows for each of %ld "
+                       "sequences overflows",
+                       call->room, call->job->sequences);
+    CP_TRY(cp_cache_page(call->cache, block, rows / block));
+    for (int rank = 0; rank < call->job->ranks; rank++)
+        cp_pages_shuffle(call->cache->pages[rank], (uint64_t)rank + 1);
+    return CP_OK;
+}
+
 cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
                              cp_attend_call *call) {
     int64_t *lengths;
@@ -201,10 +218,13 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
             tokens += job->history[s][n].tokens;
         call->room = cp_max(call->room, tokens);
     }
+    if (job->block > 0)
+        call->room = cp_ceil_divide(call->room, job->block) * job->block;
     CP_TRY(cp_cache_new(job->ranks, job->sequences, call->room, &call->cache));
     call->cache->dealing = job->dealing;
     call->cache->wire = job->wire;
     call->cache->indexer = job->indexer;
+    CP_TRY(shuffle_rows(call));
     CP_TRY(cp_allocate(&lengths, job->sequences, sizeof(int64_t), "lengths"));
     const cp_status status = replay(job, call->cache, lengths);
     free(lengths);

@@ -65,6 +65,8 @@ typedef struct {
     void *partial_context;
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
+    int64_t
+        block; /* of the cache: so many rows in each, in any order; 0: none */
     cp_wire wire;       /* how keys and values are written to be sent */
     cp_indexer indexer; /* sparse attention by it, or all zero; of it: */
     const float *index_queries; /* [new tokens][heads][dim] */
