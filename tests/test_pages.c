@@ -396,6 +396,9 @@ TEST(the_checker_finds_rows_that_two_should_not_share) {
         {2, -2,
          "row 6 of the cache of rank 0 has a token of sequence 0 and "
          "another of sequence 1"}, /* both new */
+        {2, -4,
+         "row 4 of the cache of rank 0 has a token of sequence 0 and "
+         "another of sequence 1"}, /* the same positions, but new */
         {0, 11, "rank 0 has keys in rows 11 to 17 of a cache of 16"},
     };
     const cp_plan_options options = {.element_bytes = 4, .spare = 1};
@@ -407,6 +410,7 @@ TEST(the_checker_finds_rows_that_two_should_not_share) {
     must(cp_cache_page(cache, 4, 4));
     must(commit(cache, (int64_t[]){6, 0}, false));
     must(cp_cache_fork(cache, 0, 1, 4));
+    must(commit(cache, (int64_t[]){0, 2}, false));
     for (int n = 0; n <= COUNT_OF(damage); n++) {
         must(cp_cache_lay_out(cache, true, (int64_t[]){1, 1}, &layout));
         must(cp_plan_build(CP_DECODE, layout, &shape, &options, &plan));
