@@ -71,7 +71,7 @@ static void step(const char *key, const cp_scenario *call) {
     int messages, turns;
     need(cp_simulate(call, &f));
     messages_of(call, &messages, &turns);
-    printf("%s,%d,%ld,%.1f,%d,%d,%.1f,%.3f,%.1f,%.1f\n", key, call->ranks,
+    printf("%s,%d,%ld,%.2f,%d,%d,%.1f,%.3f,%.1f,%.1f\n", key, call->ranks,
            call->tensor, 1e-3 * f.sent, messages, turns, 1e6 * f.ring,
            1e3 * f.seconds, 1e-9 * f.weights, 1e-9 * f.cache);
 }
