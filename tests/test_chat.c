@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "model/backend.h"
 #include "app/tape.h"
+#include "model/draft.h"
 #include "expect.h"
 #include "ground/screen.h"
 #include "tests/harness/tiny_gguf.h"
@@ -25,14 +26,20 @@ static cp_session *session_new(int ranks) {
 static void call_add(cp_session *session, bool decode, int64_t tokens) {
     cp_tape_call *call;
     cp_turn_report report;
+    int32_t ids[40];
+    const int64_t reads = decode ? tokens : 1;
     tape.vocabulary = vocabulary;
+    tape.sequences = 1;
     tape.keeps = true;
-    must(cp_tape_begin(&tape, decode, 1, &call));
+    must(cp_tape_begin(&tape, decode, &call));
     for (int32_t i = 0; i < tokens; i++)
-        must(cp_ids_append(&call->ids, 20 + i));
-    cp_tape_call_add(call, decode ? 0 : tokens, true);
+        ids[i] = 20 + i;
+    must(cp_tape_call_add(call, 0, ids, tokens, reads, (cp_sampler){0}));
     must(cp_tape_run(&tape, call, session, &report));
-    call->drawn[0] = cp_sample_greedy(call->logits, vocabulary);
+    must(cp_tape_draw(&tape, call, session));
+    must(cp_tape_back(call, session, 0, tokens > 1 && decode ? 2 : 0));
+    ck_assert_int_eq(call->read[0].drawn,
+                     cp_sample_greedy(call->logits, vocabulary));
 }
 
 static void make_tape(void) {
@@ -44,16 +51,14 @@ static void make_tape(void) {
     cp_session *session = session_new(3);
     call_add(session, false, 40);
     for (int i = 0; i < 20; i++)
-        call_add(session, true, 1);
+        call_add(session, true, i % 7 == 3 ? 4 : 1);
     cp_session_close(session);
 }
 
 static cp_tape_difference played(cp_status expected) {
     cp_tape_difference difference;
-    cp_sampler greedy;
     cp_session *session = session_new(1);
-    must(cp_sampler_start(0, 1, &greedy));
-    ck_assert_int_eq(cp_tape_compare(&tape, session, greedy, NULL, &difference),
+    ck_assert_int_eq(cp_tape_compare(&tape, session, NULL, &difference),
                      expected);
     cp_session_close(session);
     return difference;
@@ -62,13 +67,16 @@ static cp_tape_difference played(cp_status expected) {
 TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     make_tape();
     cp_tape_difference difference = played(CP_OK);
-    ck_assert_int_eq(difference.tokens, 21);
+    ck_assert_int_eq(difference.tokens, 30);
     ck_assert(difference.disagreed == 0 && difference.first == -1);
     ck_assert(difference.largest > 0 && difference.largest < 1e-4);
-    tape.calls[5].drawn[0] ^= 1;
+    tape.calls[3].read[0].drawn ^= 1;
     tape.calls[7].logits[vocabulary - 1] += 0.5f;
     difference = played(CP_OK);
-    ck_assert(difference.disagreed == 1 && difference.first == 5);
+    ck_assert(difference.disagreed == 1 && difference.first == 3);
+    tape.calls[3].read[0].drawn = CP_UNREAD;
+    difference = played(CP_OK);
+    ck_assert(difference.disagreed == 0 && difference.tokens == 29);
     ck_assert(fabs(difference.largest - 0.5) < 1e-4);
     tape.calls[9].logits[0] = NAN;
     ck_assert(isnan(played(CP_BROKEN).largest));
@@ -114,4 +122,36 @@ TEST(text_is_shown_whole) {
             shown(cases[i].text, 0, piece, cases[i].raw);
             shown(cases[i].text, 10, piece, cases[i].wrapped);
         }
+}
+
+TEST(guesses_are_what_was_said_before) {
+    const struct {
+        const char *said, *guess; /* a letter is a token */
+    } cases[] = {
+        {"abcdeXabc", "deXabc"},
+        {"abcXbcYabc", "XbcYab"},
+        {"abXcbYab", "XcbYab"},
+        {"aXbcYa", ""},
+        {"a", ""},
+        {"", ""},
+        {"aa", ""},
+        {"aaa", "aaaaaa"},
+        {"ababab", "ababab"},
+        {"pqrsXaqrsYqrs", "Yqrs"},
+        {"pqrsXqrsYpqrs", "XqrsYp"},
+        {"zpqrsXypqrsYzpqrs", "YzpqrsY"},
+    };
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        int32_t said[32], guess[6];
+        const int64_t count = (int64_t)strlen(cases[i].said);
+        const int64_t wanted = cp_min(6, (int64_t)strlen(cases[i].guess));
+        for (int64_t n = 0; n < count; n++)
+            said[n] = cases[i].said[n];
+        for (int64_t most = wanted > 0 ? 0 : 6; most <= 6; most++) {
+            const int64_t got = cp_draft(said, count, most, guess);
+            ck_assert_int_eq(got, wanted > 0 ? most : 0);
+            for (int64_t n = 0; n < cp_min(got, wanted); n++)
+                ck_assert_int_eq(guess[n], cases[i].guess[n]);
+        }
+    }
 }

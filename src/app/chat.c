@@ -3,9 +3,12 @@
  * took. */
 #include "app/chat.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "ground/random.h"
+#include "model/draft.h"
 #include "predict/draw.h"
 
 /* Put a question after the document; they have so many bytes. */
@@ -21,49 +24,105 @@ static cp_status text_join(cp_chat *chat, const char *question,
     return CP_OK;
 }
 
-/* See that an answer fits behind so many new tokens, and let it begin. */
-static cp_status answer_begin(cp_chat *chat, int64_t sequence, int64_t fresh) {
+/* Tokens that a sequence has yet to be fed. */
+static int64_t fresh_of(const cp_chat *chat, int64_t sequence) {
+    return chat->speakers[sequence].said.count -
+           cp_session_length(chat->session, sequence);
+}
+
+static bool is_reading(const cp_chat *chat, int64_t sequence) {
+    return cp_session_length(chat->session, sequence) <
+           chat->speakers[sequence].asked;
+}
+
+static bool anyone(const cp_chat *chat,
+                   bool (*is)(const cp_chat *chat, int64_t sequence)) {
+    for (int64_t s = 0; s < chat->sequences; s++)
+        if (is(chat, s))
+            return true;
+    return false;
+}
+
+static bool is_speaking(const cp_chat *chat, int64_t sequence) {
+    return fresh_of(chat, sequence) > 0;
+}
+
+/* See that an answer fits behind the question, and let it begin. */
+static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     const int64_t capacity = cp_session_capacity(chat->session);
-    const int64_t held = cp_session_length(chat->session, sequence);
-    const int64_t left = capacity - held - fresh - 1;
+    const int64_t fresh = fresh_of(chat, sequence);
     cp_speaker *who = &chat->speakers[sequence];
+    const int64_t left = capacity - who->said.count - 1;
     if (left < 1)
         return cp_fail(CP_CAPACITY,
                        "%ld tokens are new and %ld in the cache; with an "
                        "answer they pass the %ld positions",
-                       fresh, held, capacity);
+                       fresh, who->before, capacity);
     who->left = cp_min(chat->most, left);
+    who->asked = who->said.count;
+    who->ended = false;
+    who->heard = 0;
     who->answer.count = 0;
     return CP_OK;
 }
 
-/* Add a question to a prefill: text -> ids. */
+/* What a sequence is asked: text -> ids. */
 static cp_status question_add(cp_chat *chat, const char *question,
-                              int64_t sequence, cp_tape_call *call) {
-    const bool first = cp_session_length(chat->session, sequence) == 0;
+                              int64_t sequence) {
+    cp_speaker *who = &chat->speakers[sequence];
+    const bool first = who->said.count == 0;
     const bool joins = first && chat->document != NULL;
-    int64_t bytes = (int64_t)strlen(question), fresh = -call->ids.count;
+    int64_t bytes = (int64_t)strlen(question);
     if (joins)
         CP_TRY(text_join(chat, question, &bytes));
     CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
                             joins ? chat->document : question, bytes,
-                            chat->system, &call->ids));
-    fresh += call->ids.count;
-    cp_tape_call_add(call, fresh, true);
-    return answer_begin(chat, sequence, fresh);
+                            chat->system, &who->said));
+    return answer_begin(chat, sequence);
 }
 
-/* Add the last token of one who speaks to a step of decode; its logits are
- * read where another may follow. */
+/* Add as much of a question to a call as the budget has room for. */
+static cp_status piece_add(const cp_chat *chat, int64_t sequence,
+                           int64_t *budget, cp_tape_call *call) {
+    const cp_speaker *who = &chat->speakers[sequence];
+    const int64_t fresh = fresh_of(chat, sequence);
+    const int64_t count = cp_min(fresh, *budget);
+    *budget -= count;
+    return cp_tape_call_add(call, sequence,
+                            who->said.items + who->said.count - fresh, count,
+                            count == fresh, who->sampler);
+}
+
+/* Add the last token of one who speaks, and behind it what may come next; the
+ * logits are read where another may follow. */
 static cp_status token_add(const cp_chat *chat, int64_t sequence,
                            cp_tape_call *call) {
     const cp_speaker *who = &chat->speakers[sequence];
-    const bool more =
-        who->next != chat->template.end && who->left > 0 && !chat->stopping;
-    if (who->next == CP_SILENT)
-        return CP_OK;
-    cp_tape_call_add(call, sequence, more);
-    return cp_ids_append(&call->ids, who->next);
+    const bool more = !who->ended && who->left > 0 && !chat->stopping;
+    int32_t tokens[1 + CP_DRAFT_MOST];
+    int64_t count = 1;
+    tokens[0] = who->said.items[who->said.count - 1];
+    if (more && call->decode)
+        count += cp_draft(who->said.items, who->said.count,
+                          cp_min(chat->draft, who->left - 1), tokens + 1);
+    return cp_tape_call_add(call, sequence, tokens, count, more ? count : 0,
+                            who->sampler);
+}
+
+/* Add what every sequence has for the next call. While one is reading, nobody
+ * guesses: prompts are not dealt out so that they may be taken back. */
+static cp_status tokens_add(const cp_chat *chat, cp_tape_call *call) {
+    int64_t budget = chat->budget > 0 ? chat->budget : INT64_MAX;
+    for (int64_t s = 0; s < chat->sequences; s++)
+        budget -= !is_reading(chat, s) && is_speaking(chat, s);
+    budget = cp_max(1, budget);
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        if (is_reading(chat, s))
+            CP_TRY(piece_add(chat, s, &budget, call));
+        else if (is_speaking(chat, s))
+            CP_TRY(token_add(chat, s, call));
+    }
+    return CP_OK;
 }
 
 static void tokens_show(cp_chat *chat, const int32_t *tokens, int64_t count) {
@@ -83,39 +142,73 @@ void cp_chat_show(cp_chat *chat, int64_t sequence) {
     cp_screen_end(&chat->screen);
 }
 
+/* When a token came, for the first ones and for the longest wait. */
+static void time_take(cp_chat *chat, cp_speaker *who) {
+    const double now = cp_clock();
+    cp_cost *cost = &chat->cost;
+    if (who->heard > 0)
+        cost->stall = fmax(cost->stall, now - who->heard);
+    else
+        cost->last_seconds = now - chat->start;
+    if (cost->first_seconds == 0)
+        cost->first_seconds = now - chat->start;
+    who->heard = now;
+}
+
 static cp_status token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
-    const bool ends = cp_tokenizer_ends(chat->opened.tokenizer, token);
-    who->next = ends ? chat->template.end : token;
-    if (ends)
-        return CP_OK;
+    who->ended = cp_tokenizer_ends(chat->opened.tokenizer, token);
+    cp_sampler_skip(&who->sampler);
+    time_take(chat, who);
+    if (who->ended)
+        return cp_ids_append(&who->said, chat->template.end);
     who->left--;
     chat->cost.tokens++;
     if (chat->live)
         tokens_show(chat, &token, 1);
+    CP_TRY(cp_ids_append(&who->said, token));
     return cp_ids_append(&who->answer, token);
 }
 
 /* Nothing was drawn: the turn is over, once its end has been fed too. */
-static void turn_end(cp_chat *chat, cp_speaker *who) {
-    const bool ended = who->next == chat->template.end;
-    if (!ended)
-        chat->cost.cuts[who->left > 0                    ? CP_CUT_BY_USER
-                        : who->answer.count < chat->most ? CP_CUT_BY_ROOM
-                                                         : CP_CUT_BY_MOST]++;
-    who->next = ended ? CP_SILENT : chat->template.end;
+static cp_status turn_end(cp_chat *chat, cp_speaker *who) {
+    if (who->ended)
+        return CP_OK;
+    chat->cost.cuts[who->left > 0                    ? CP_CUT_BY_USER
+                    : who->answer.count < chat->most ? CP_CUT_BY_ROOM
+                                                     : CP_CUT_BY_MOST]++;
+    who->ended = true;
+    return cp_ids_append(&who->said, chat->template.end);
 }
 
-static cp_status ranks_write(void *context, FILE *out) {
-    const cp_turn_report *report = context;
-    double all = 0;
-    for (int k = 0; k < report->ranks; k++)
-        all += (double)report->pairs[k];
-    fputs("  rank   new tokens         keys      bytes sent     work\n", out);
-    for (int k = 0; k < report->ranks; k++)
-        fprintf(out, "  %4d %12s %12s %15s %7.1f%%\n", k,
-                cp_group(report->queries[k]).text,
-                cp_group(report->keys[k]).text, cp_group(report->bytes[k]).text,
-                all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
+/* Take what was drawn after the tokens of a sequence, from the read-th on, as
+ * far as each is the one that was guessed. */
+static cp_status tokens_take(cp_chat *chat, cp_tape_call *call, int64_t read) {
+    const cp_tape_read *first = &call->read[read];
+    const int64_t sequence = first->sequence, guesses = first->behind;
+    const int32_t *guessed = call->ids.items + first->after + 1;
+    cp_speaker *who = &chat->speakers[sequence];
+    int64_t right = 0;
+    CP_TRY(token_take(chat, who, first->drawn));
+    while (right < guesses && !who->ended &&
+           first[right].drawn == guessed[right])
+        CP_TRY(token_take(chat, who, first[++right].drawn));
+    chat->cost.drafted += guesses;
+    chat->cost.stayed += right;
+    for (int64_t n = right + 1; n <= guesses; n++)
+        call->read[read + n].drawn = CP_UNREAD;
+    return cp_tape_back(call, chat->session, sequence, guesses - right);
+}
+
+static cp_status call_take(cp_chat *chat, cp_tape_call *call) {
+    int64_t read = 0;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        if (read < call->count && call->read[read].sequence == s) {
+            const int64_t guesses = call->read[read].behind;
+            CP_TRY(tokens_take(chat, call, read));
+            read += 1 + guesses;
+        } else if (call->lengths[s] > 0 && !is_reading(chat, s))
+            CP_TRY(turn_end(chat, &chat->speakers[s]));
+    }
     return CP_OK;
 }
 
@@ -123,13 +216,44 @@ static cp_status drawing_write(void *context, FILE *out) {
     return cp_draw(cp_session_plan(context), CP_DRAW_ASCII, out);
 }
 
+/* Add a call that reads to those before. */
+static void figures_add(cp_cost *cost, const cp_turn_report *report) {
+    const int ranks = report->ranks;
+    const int64_t *const parts[] = {report->queries, report->keys,
+                                    report->bytes, report->pairs};
+    const int64_t fresh = cost->prefill.new_tokens;
+    const int64_t cached = cost->prefill.cached_tokens;
+    double sum = 0, most = 0;
+    for (int n = 0; n < 4 * ranks; n++) {
+        const int64_t figure = parts[n / ranks][n % ranks];
+        const bool keys = n / ranks == 1;
+        cost->figures[n] = (keys ? 0 : cost->figures[n]) + figure;
+        if (n >= 3 * ranks) {
+            sum += (double)cost->figures[n];
+            most = fmax(most, (double)cost->figures[n]);
+        }
+    }
+    cost->prefill = *report;
+    cost->prefill.queries = cost->figures;
+    cost->prefill.keys = cost->figures + ranks;
+    cost->prefill.bytes = cost->figures + 2 * ranks;
+    cost->prefill.pairs = cost->figures + 3 * ranks;
+    cost->prefill.balance = sum > 0 ? most * ranks / sum : 1;
+    cost->prefill.new_tokens += fresh;
+    if (cost->pieces++ > 0)
+        cost->prefill.cached_tokens = cached;
+}
+
 /* Keep what lasts no longer than the session's next call. */
 static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
                            cp_turn_report *report) {
     cp_cost *cost = &chat->cost;
     if (!call->decode) {
-        cost->prefill = *report;
-        CP_TRY(cp_page_make(ranks_write, report, &cost->ranks));
+        if (cost->figures == NULL)
+            CP_TRY(cp_allocate(&cost->figures, 4 * report->ranks, 8, "costs"));
+        figures_add(cost, report);
+        free(cost->drawing);
+        cost->drawing = NULL;
         return !chat->forgives
                    ? CP_OK
                    : cp_page_make(drawing_write, chat->session, &cost->drawing);
@@ -143,7 +267,7 @@ static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
 }
 
 static void cost_clear(cp_cost *cost) {
-    free(cost->ranks);
+    free(cost->figures);
     free(cost->drawing);
     *cost = (cp_cost){0};
 }
@@ -151,57 +275,45 @@ static void cost_clear(cp_cost *cost) {
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     cp_turn_report report;
     CP_TRY(cp_tape_run(&chat->tape, call, chat->session, &report));
-    CP_TRY(cp_tape_draw(&chat->tape, call, chat->session, &chat->sampler));
-    for (int64_t i = 0; i < call->count; i++) {
-        cp_speaker *who = &chat->speakers[call->decode ? call->which[i] : i];
-        if (call->drawn[i] == CP_UNREAD) {
-            turn_end(chat, who);
-            continue;
-        }
-        CP_TRY(token_take(chat, who, call->drawn[i]));
-    }
-    return cost_keep(chat, call, &report);
+    CP_TRY(cp_tape_draw(&chat->tape, call, chat->session));
+    CP_TRY(cost_keep(chat, call, &report));
+    return call_take(chat, call);
 }
 
-/* The next call: a prefill of the questions, or, without them, a step of
- * decode; and the tokens that are drawn after it. */
-static cp_status call_next(cp_chat *chat, const char *const *questions) {
-    const bool decode = questions == NULL;
-    cp_cost *cost = &chat->cost;
-    cp_tape_call *call;
-    CP_TRY(cp_tape_begin(&chat->tape, decode, chat->sequences, &call));
-    cp_status status = CP_OK;
-    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
-        status = decode ? token_add(chat, s, call)
-                        : question_add(chat, questions[s], s, call);
+/* The next call: a piece of the questions, with a token of each who speaks
+ * already, or, when all are read, a step of decode. */
+static cp_status call_next(cp_chat *chat) {
+    const bool decode = !anyone(chat, is_reading);
     const double start = cp_clock();
+    cp_tape_call *call;
+    CP_TRY(cp_tape_begin(&chat->tape, decode, &call));
+    cp_status status = tokens_add(chat, call);
     if (status == CP_OK)
         status = call_make(chat, call);
-    *(decode ? &cost->decode_seconds : &cost->first_seconds) +=
-        cp_clock() - start;
+    if (decode)
+        chat->cost.decode_seconds += cp_clock() - start;
     if (status != CP_OK)
         cp_tape_drop(&chat->tape);
     return status;
 }
 
-static bool anyone_speaks(const cp_chat *chat) {
-    for (int64_t s = 0; s < chat->sequences; s++)
-        if (chat->speakers[s].next != CP_SILENT)
-            return true;
-    return false;
+static cp_status read_all(cp_chat *chat, const char *const *questions) {
+    cp_status status = CP_OK;
+    for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
+        status = question_add(chat, questions[s], s);
+    chat->progress.doing = "reading";
+    while (status == CP_OK && anyone(chat, is_reading))
+        status = call_next(chat); /* text -> first tokens */
+    cp_progress_end(&chat->progress);
+    return status;
 }
 
-cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
-    cost_clear(&chat->cost);
-    chat->stopping = false;
-    chat->progress.doing = "reading";
-    cp_status status = call_next(chat, questions); /* text -> first token */
-    cp_progress_end(&chat->progress);
-    CP_TRY(status);
-    while (status == CP_OK && anyone_speaks(chat)) {
+static cp_status answer_all(cp_chat *chat) {
+    cp_status status = CP_OK;
+    while (status == CP_OK && anyone(chat, is_speaking)) {
         status = cp_output_flush();
         if (status == CP_OK)
-            status = call_next(chat, NULL); /* decode, sample -> text */
+            status = call_next(chat); /* decode, sample -> text */
         if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
             continue;
         /* The step is made again, and nothing more is drawn. */
@@ -209,20 +321,56 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
         chat->stopping = true;
         status = CP_OK;
     }
-    if (chat->live)
-        cp_screen_end(&chat->screen);
     return status;
+}
+
+cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
+    cost_clear(&chat->cost);
+    chat->stopping = false;
+    chat->start = cp_clock();
+    for (int64_t s = 0; s < chat->sequences; s++)
+        chat->speakers[s].before = cp_session_length(chat->session, s);
+    cp_status status = read_all(chat, questions);
+    const bool answered = status == CP_OK;
+    if (answered)
+        status = answer_all(chat);
+    if (answered && chat->live)
+        cp_screen_end(&chat->screen);
+    for (int64_t s = 0; s < chat->sequences && status != CP_OK; s++) {
+        cp_speaker *who = &chat->speakers[s];
+        const int64_t length = cp_session_length(chat->session, s);
+        who->said.count = who->asked = who->before;
+        if (length > who->before)
+            cp_session_truncate(chat->session, s, who->before);
+    }
+    return status;
+}
+
+/* Each sequence draws by itself, so that what it says does not depend on how
+ * many tokens the others get in a step. */
+static void samplers_start(cp_chat *chat) {
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        uint64_t state = chat->sampler.state;
+        chat->speakers[s].sampler = chat->sampler;
+        for (int64_t n = 0; n < s; n++)
+            chat->speakers[s].sampler.state = cp_random(&state);
+    }
 }
 
 cp_status cp_chat_open(cp_chat *chat) {
     chat->tape.vocabulary = chat->opened.facts->vocabulary;
-    return cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
-                       "answers");
+    chat->tape.sequences = chat->sequences;
+    CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
+                       "answers"));
+    samplers_start(chat);
+    return CP_OK;
 }
 
 void cp_chat_close(cp_chat *chat) {
-    for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++)
+    for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++) {
+        free(chat->speakers[s].said.items);
         free(chat->speakers[s].answer.items);
+    }
     free(chat->speakers);
     free(chat->document);
     cost_clear(&chat->cost);
@@ -248,6 +396,29 @@ static void cuts_print(const cp_chat *chat, const char *space) {
     }
 }
 
+static void ranks_print(const cp_turn_report *report) {
+    double all = 0;
+    for (int k = 0; k < report->ranks; k++)
+        all += (double)report->pairs[k];
+    puts("  rank   new tokens         keys      bytes sent     work");
+    for (int k = 0; k < report->ranks; k++)
+        printf("  %4d %12s %12s %15s %7.1f%%\n", k,
+               cp_group(report->queries[k]).text,
+               cp_group(report->keys[k]).text, cp_group(report->bytes[k]).text,
+               all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
+}
+
+/* What came of guesses, and of prompts in pieces. */
+static void gains_print(const cp_cost *cost) {
+    if (cost->drafted > 0)
+        printf("  %s of %s tokens were guessed rightly\n",
+               cp_group(cost->stayed).text, cp_group(cost->drafted).text);
+    if (cost->pieces > 1)
+        printf("  all have begun after %.2f s, and none waited longer than "
+               "%.2f s for its\n  next token\n",
+               cost->last_seconds, cost->stall);
+}
+
 static double step_milliseconds(const cp_cost *cost) {
     return 1000 * cost->decode_seconds / (double)cost->steps;
 }
@@ -255,14 +426,17 @@ static double step_milliseconds(const cp_cost *cost) {
 void cp_chat_cost_page(const cp_chat *chat) {
     const cp_cost *cost = &chat->cost;
     const cp_turn_report *report = &cost->prefill;
-    printf("\n  %s tokens read over %s in the cache, by %s: %ld hop%s a "
-           "layer,\n  load balance %.3f (largest over mean)\n  rule: ",
+    printf("\n  %s tokens read over %s in the cache, ",
            cp_group(report->new_tokens).text,
-           cp_group(report->cached_tokens).text,
+           cp_group(report->cached_tokens).text);
+    if (cost->pieces > 1)
+        printf("in %ld calls,\n  the last ", cost->pieces);
+    printf("by %s: %ld hop%s a layer,\n  load balance %.3f (largest over "
+           "mean)\n  rule: ",
            cp_variant_name(report->variant), report->hops,
            cp_plural(report->hops), report->balance);
     cp_write_wrapped(stdout, 8, 8, report->rule);
-    fputs(cost->ranks, stdout);
+    ranks_print(report);
     if (cost->steps > 0)
         printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
                "step\n",
@@ -270,12 +444,14 @@ void cp_chat_cost_page(const cp_chat *chat) {
                cp_group(cost->decode_bytes).text);
     printf("  first token after %.2f s", cost->first_seconds);
     if (cost->steps > 0)
-        printf(", then %.0f ms each", step_milliseconds(cost));
+        printf(", then %.0f ms %s", step_milliseconds(cost),
+               chat->draft > 0 ? "a step" : "each");
     printf("; %s %s token%s",
            chat->sequences > 1 ? "the answers have" : "the answer has",
            cp_group(cost->tokens).text, cp_plural(cost->tokens));
     cuts_print(chat, "\n  ");
     putchar('\n');
+    gains_print(cost);
 }
 
 void cp_chat_cost_line(const cp_chat *chat, bool terminal) {

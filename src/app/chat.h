@@ -11,38 +11,49 @@
 
 /* One conversation, and the answer that it gives or gave last. */
 typedef struct {
-    int32_t next; /* the token to be fed; CP_SILENT: its turn is over */
-    int64_t left; /* tokens that the answer may still have */
+    cp_ids said;    /* all its tokens: those that the session has, then those
+                       to be fed; none of these: its turn is over */
+    int64_t before; /* as many of them are of earlier turns... */
+    int64_t asked;  /* ...and as many stand before this turn's answer */
+    int64_t left;   /* tokens that the answer may still have */
+    bool ended;     /* its end stands in said: nothing more is drawn */
+    double heard;   /* when its last token came */
+    cp_sampler sampler;
     cp_ids answer;
 } cp_speaker;
-
-enum { CP_SILENT = -1 };
 
 /* Why an answer was cut short. */
 enum { CP_CUT_BY_MOST, CP_CUT_BY_ROOM, CP_CUT_BY_USER, CP_CUTS };
 
 /* What a turn took. */
 typedef struct {
-    cp_turn_report prefill; /* without its arrays */
-    char *ranks;            /* a page: what each rank did in it; owned */
-    char *drawing;          /* its plan, as a page, if chat->forgives; owned */
-    double first_seconds;   /* until the first token */
-    double decode_seconds;  /* of all decode steps */
-    int64_t steps;          /* of decode */
-    int64_t decode_bytes;   /* of the busiest rank, in the last step */
+    cp_turn_report prefill; /* all calls that read; its arrays are figures */
+    int64_t *figures;       /* [4][ranks] queries, keys, bytes, pairs; owned */
+    int64_t pieces;         /* calls that read */
+    char
+        *drawing; /* the last one's plan, as a page, if chat->forgives; owned */
+    double first_seconds;  /* until the first token of any answer */
+    double last_seconds;   /* and of all */
+    double stall;          /* the longest between two tokens of an answer */
+    double decode_seconds; /* of all decode steps */
+    int64_t steps;         /* of decode */
+    int64_t decode_bytes;  /* of the busiest rank, in the last step */
     int64_t decode_hops;
-    int64_t tokens;        /* in the answers */
-    int64_t cuts[CP_CUTS]; /* answers that were cut short, by why */
+    int64_t tokens;          /* in the answers */
+    int64_t drafted, stayed; /* guesses, and how many were right */
+    int64_t cuts[CP_CUTS];   /* answers that were cut short, by why */
 } cp_cost;
 
 typedef struct {
     /* The caller fills these in. */
     int64_t sequences;
     int64_t most;       /* tokens of an answer */
+    int64_t draft;      /* tokens that are guessed for each step; or 0 */
+    int64_t budget;     /* tokens of a call that reads; 0: any number */
     const char *system; /* NULL: the model's own */
-    cp_sampler sampler;
-    bool live;     /* the answer is shown while it comes */
-    bool forgives; /* an interrupt ends the answer, and no more */
+    cp_sampler sampler; /* of the first; each has its own */
+    bool live;          /* the answer is shown while it comes */
+    bool forgives;      /* an interrupt ends the answer, and no more */
     volatile sig_atomic_t *stop;
     cp_screen screen;
     cp_progress progress;
@@ -55,13 +66,13 @@ typedef struct {
     cp_speaker *speakers; /* [sequences] */
     cp_cost cost;
     cp_tape tape;
+    double start;  /* of the turn */
     bool stopping; /* the user has had enough of this answer */
 } cp_chat;
 
 /* Ask questions[s] of each sequence s, and let it answer; cost says what it
  * took. Fails with CP_CAPACITY where there is no room for an answer. After a
- * failure before the answer, and after CP_INTERRUPTED, the conversations are
- * as they were. */
+ * failure the conversations are as they were. */
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
 
 /* Room for the answers. Fails with CP_MEMORY. */

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "model/draft.h"
 #include "ring/crew.h"
 #include "predict/draw.h"
 
@@ -44,6 +45,9 @@ static cp_status chat_check(void *context) {
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
             return cp_refuse("--ask: question %ld is empty", i + 1);
+    if (run->chat.draft > CP_DRAFT_MOST)
+        return cp_refuse("--draft %ld: at most %d tokens", run->chat.draft,
+                         CP_DRAFT_MOST);
     if (run->chat.most < 1)
         return cp_refuse("--most %ld: at least 1 token", run->chat.most);
     if (run->chat.tape.keeps && ring->tensor > 1)
@@ -276,13 +280,11 @@ static cp_status converse(chat_run *run) {
 /* Make all calls again, over so many ranks by that variant. */
 static cp_status replay(chat_run *run, int64_t ranks, cp_variant variant,
                         double *seconds, cp_tape_difference *difference) {
-    cp_sampler sampler;
-    CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed, &sampler));
     CP_TRY(session_open(run, ranks, variant));
     run->chat.progress.doing =
         ranks == 1 ? "the same on one rank" : "the same by one ring";
     const cp_status status = cp_tape_compare(&run->chat.tape, run->chat.session,
-                                             sampler, seconds, difference);
+                                             seconds, difference);
     cp_progress_end(&run->chat.progress);
     return status;
 }
@@ -380,6 +382,8 @@ static cp_status chat_work(void *context) {
     chat_run *run = context;
     cp_chat *chat = &run->chat;
     const bool given = run->asks.count > 0 || run->batch != NULL;
+    if (run->batch == NULL)
+        chat->budget = 0; /* nobody waits */
     const bool terminal = isatty(STDOUT_FILENO);
     run->prompts = isatty(STDIN_FILENO) && terminal && !given;
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
@@ -400,9 +404,10 @@ static cp_status chat_work(void *context) {
 }
 
 int cp_command_chat(int count, char *const *arguments) {
-    chat_run run = {.seed = 1,
-                    .ring = CP_COMMAND_RING,
-                    .chat = {.sequences = 1, .most = 128, .stop = &stop}};
+    chat_run run = {
+        .seed = 1,
+        .ring = CP_COMMAND_RING,
+        .chat = {.sequences = 1, .most = 128, .budget = 512, .stop = &stop}};
     const cp_option options[] = {
         {"model", CP_INPUT, &run.chat.opened.path, "FILE.gguf", "the model"},
         CP_COMMAND_RING_OPTIONS(run.ring),
@@ -425,6 +430,12 @@ int cp_command_chat(int count, char *const *arguments) {
         {"seed", CP_COUNT, &run.seed, "N", "of that chance (default 1)"},
         {"most", CP_COUNT, &run.chat.most, "N",
          "most tokens of an answer (default 128)"},
+        {"draft", CP_COUNT, &run.chat.draft, "K",
+         "guess K tokens for each step by what was said before, and verify "
+         "them in one call (default 0)"},
+        {"budget", CP_COUNT, &run.chat.budget, "N",
+         "with --batch, read N tokens at a time while others answer; 0: "
+         "all at once (default 512)"},
         {"capacity", CP_COUNT, &run.capacity, "N",
          "positions of a conversation (default: the model's)"},
         {0}};

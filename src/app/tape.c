@@ -6,26 +6,22 @@
 
 #include "app/command.h"
 
-static int64_t logits_bytes(const cp_tape *tape) {
-    return tape->keeps ? tape->vocabulary * (int64_t)sizeof(float) : 0;
-}
-
 void cp_tape_drop(cp_tape *tape) {
     const cp_tape_call *last = &tape->calls[--tape->count];
-    free(last->which);
+    free(last->lengths);
     free(last->ids.items);
+    free(last->read);
+    free(last->logits);
 }
 
-cp_status cp_tape_begin(cp_tape *tape, bool decode, int64_t count,
-                        cp_tape_call **call) {
+cp_status cp_tape_begin(cp_tape *tape, bool decode, cp_tape_call **call) {
     cp_tape_call last = {.decode = decode};
     if (!tape->keeps && tape->count > 0)
         cp_tape_drop(tape);
     CP_TRY(cp_grow(&tape->calls, &tape->room, tape->count + 1,
                    sizeof(cp_tape_call), "a tape's calls"));
-    CP_TRY(cp_allocate(&last.which, count, 8 + 4 + logits_bytes(tape), "tape"));
-    last.drawn = (int32_t *)(last.which + count);
-    last.logits = (float *)(last.drawn + count);
+    CP_TRY(cp_allocate(&last.lengths, 2 * tape->sequences, 8, "tape"));
+    last.back = last.lengths + tape->sequences;
     *call = &tape->calls[tape->count++];
     **call = last;
     return CP_OK;
@@ -38,98 +34,127 @@ void cp_tape_free(cp_tape *tape) {
     *tape = (cp_tape){0};
 }
 
-void cp_tape_call_add(cp_tape_call *call, int64_t which, bool read) {
-    call->which[call->count] = which;
-    call->drawn[call->count++] = read ? 0 : CP_UNREAD;
-}
-
-cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
-                      cp_session *session, cp_turn_report *report) {
-    const int64_t width = tape->vocabulary;
-    CP_TRY(call->decode ? cp_session_decode(session, call->count, call->which,
-                                            call->ids.items, report)
-                        : cp_session_prefill(session, call->which,
-                                             call->ids.items, report));
-    call->variant = report->variant;
-    int64_t after = 0; /* the tokens of this sequence and of those before */
-    for (int64_t i = 0; i < call->count; i++) {
-        const int64_t sequence = call->decode ? call->which[i] : i;
-        const int64_t position = cp_session_length(session, sequence) - 1;
-        after += call->decode ? 1 : call->which[i];
-        if (call->drawn[i] != CP_UNREAD && tape->keeps)
-            CP_TRY(cp_scores_read(session, after - 1, 1, position, width,
-                                  call->logits + i * width));
+cp_status cp_tape_call_add(cp_tape_call *call, int64_t sequence,
+                           const int32_t *ids, int64_t count, int64_t reads,
+                           cp_sampler sampler) {
+    call->lengths[sequence] = count;
+    CP_TRY(cp_grow(&call->read, &call->room, call->count + reads,
+                   sizeof(cp_tape_read), "a tape's tokens"));
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t behind = count - 1 - n;
+        CP_TRY(cp_ids_append(&call->ids, ids[n]));
+        if (behind >= reads)
+            continue;
+        call->read[call->count++] = (cp_tape_read){
+            sequence, call->ids.count - 1, behind, sampler, CP_UNREAD};
+        cp_sampler_skip(&sampler);
     }
     return CP_OK;
 }
 
-cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
-                       const cp_session *session, cp_sampler *sampler) {
+static cp_status logits_read(const cp_tape *tape, cp_tape_call *call,
+                             const cp_session *session) {
     const int64_t width = tape->vocabulary;
-    int64_t *after, read = 0, tokens = 0;
-    cp_sampler *samplers;
-    int32_t *drawn;
-    CP_TRY(cp_allocate(&samplers, call->count, sizeof(cp_sampler) + 8 + 4,
-                       "tokens"));
-    after = (int64_t *)(samplers + call->count);
-    drawn = (int32_t *)(after + call->count);
+    free(call->logits);
+    CP_TRY(cp_allocate(&call->logits, call->count, width * 4, "logits"));
     for (int64_t i = 0; i < call->count; i++) {
-        tokens += call->decode ? 1 : call->which[i];
-        if (call->drawn[i] == CP_UNREAD)
-            continue;
-        after[read] = tokens - 1;
-        samplers[read] = *sampler;
-        cp_sampler_skip(sampler);
+        const cp_tape_read *it = &call->read[i];
+        const int64_t length = cp_session_length(session, it->sequence);
+        CP_TRY(cp_scores_read(session, it->after, 1, length - 1 - it->behind,
+                              width, call->logits + i * width));
+    }
+    return CP_OK;
+}
+
+cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
+                      cp_session *session, cp_turn_report *report) {
+    CP_TRY((call->decode ? cp_session_verify : cp_session_prefill)(
+        session, call->lengths, call->ids.items, report));
+    call->variant = report->variant;
+    return tape->keeps ? logits_read(tape, call, session) : CP_OK;
+}
+
+/* What the read-th token's logits say, if the tape keeps them. */
+static int32_t draw_again(const cp_tape *tape, const cp_tape_call *call,
+                          int64_t read) {
+    cp_sampler sampler = call->read[read].sampler;
+    return cp_sampler_draw(&sampler, call->logits + read * tape->vocabulary,
+                           tape->vocabulary);
+}
+
+cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
+                       const cp_session *session) {
+    const int64_t count = call->count;
+    cp_sampler *samplers;
+    CP_TRY(cp_allocate(&samplers, count, sizeof(cp_sampler) + 8 + 4, "tokens"));
+    int64_t *after = (int64_t *)(samplers + count);
+    int32_t *drawn = (int32_t *)(after + count);
+    for (int64_t i = 0; i < count; i++) {
+        samplers[i] = call->read[i].sampler;
+        after[i] = call->read[i].after;
         if (tape->keeps)
-            drawn[read] = cp_sampler_draw(&samplers[read],
-                                          call->logits + i * width, width);
-        read++;
+            drawn[i] = draw_again(tape, call, i);
     }
     const cp_status status =
-        tape->keeps || read == 0
+        tape->keeps || count == 0
             ? CP_OK
-            : cp_session_draw(session, read, after, samplers, drawn);
-    for (int64_t i = call->count - 1; i >= 0 && status == CP_OK; i--)
-        if (call->drawn[i] != CP_UNREAD)
-            call->drawn[i] = drawn[--read];
+            : cp_session_draw(session, count, after, samplers, drawn);
+    for (int64_t i = 0; i < count && status == CP_OK; i++)
+        call->read[i].drawn = drawn[i];
     free(samplers);
     return status;
 }
 
+cp_status cp_tape_back(cp_tape_call *call, cp_session *session,
+                       int64_t sequence, int64_t tokens) {
+    call->back[sequence] = tokens;
+    return tokens == 0 ? CP_OK
+                       : cp_session_truncate(
+                             session, sequence,
+                             cp_session_length(session, sequence) - tokens);
+}
+
 /* Compare what two sessions said, and draw from what the second did. */
-static void call_compare(const cp_tape_call *call, const cp_tape_call *again,
-                         int64_t width, cp_sampler *sampler,
+static void call_compare(const cp_tape *tape, const cp_tape_call *call,
+                         const cp_tape_call *again,
                          cp_tape_difference *difference) {
+    const int64_t width = tape->vocabulary;
     for (int64_t i = 0; i < call->count; i++) {
         const float *a = call->logits + i * width;
         const float *b = again->logits + i * width;
-        if (call->drawn[i] == CP_UNREAD)
+        if (call->read[i].drawn == CP_UNREAD)
             continue;
         for (int64_t id = 0; id < width; id++) {
             const double apart = fabs((double)a[id] - (double)b[id]);
             if (apart > difference->largest || isnan(apart))
                 difference->largest = apart; /* NaN stays: nothing exceeds it */
         }
-        if (cp_sampler_draw(sampler, b, width) != call->drawn[i] &&
+        if (draw_again(tape, again, i) != call->read[i].drawn &&
             difference->disagreed++ == 0)
             difference->first = difference->tokens;
         difference->tokens++;
     }
 }
 
+static cp_status take_back(const cp_tape *tape, cp_tape_call *call,
+                           cp_session *session) {
+    for (int64_t s = 0; s < tape->sequences; s++)
+        CP_TRY(cp_tape_back(call, session, s, call->back[s]));
+    return CP_OK;
+}
+
 cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
-                          cp_sampler sampler, double *seconds,
-                          cp_tape_difference *difference) {
+                          double *seconds, cp_tape_difference *difference) {
     *difference = (cp_tape_difference){.first = -1};
     for (int64_t i = 0; i < tape->count; i++) {
         cp_tape_call again = tape->calls[i];
         cp_turn_report report;
-        CP_TRY(cp_allocate(&again.logits, again.count, logits_bytes(tape),
-                           "logits"));
-        const cp_status status = cp_tape_run(tape, &again, session, &report);
+        again.logits = NULL;
+        cp_status status = cp_tape_run(tape, &again, session, &report);
         if (status == CP_OK)
-            call_compare(&tape->calls[i], &again, tape->vocabulary, &sampler,
-                         difference);
+            call_compare(tape, &tape->calls[i], &again, difference);
+        if (status == CP_OK)
+            status = take_back(tape, &again, session);
         free(again.logits);
         CP_TRY(status);
         if (seconds != NULL)
