@@ -223,6 +223,24 @@ TEST(unlike_devices_have_unlike_shares) {
     ck_assert_double_eq(f.weights, 5 * 28 + 4);
 }
 
+/* Who brings nothing takes no time, and keeps what it has. */
+TEST(idle_sequences_have_a_cache) {
+    static const int64_t fresh[] = {0, 8, 0}, past[] = {16, 3, 0};
+    static const int64_t step[] = {1, 0, 0}, kept[] = {7, 9, 0};
+    describe(4, "");
+    cp_scenario call = call_of(2, 3, fresh, past, CP_PASS_KV);
+    cp_forecast f;
+    must(cp_pipeline(&call, 8, &f));
+    ck_assert_double_eq_tol(f.seconds, 16 + 10 + 16 + HEAD, 1e-6);
+    ck_assert_double_eq(f.cache, 2 * 8 * (16 + 8 + 3));
+    call = call_of(3, 3, step, kept, CP_DECODE);
+    describe(6, "");
+    must(cp_pipeline(&call, 0, &f));
+    ck_assert_double_eq_tol(f.seconds, 2 + 3 + 2 + 3 + 2 + HEAD + 2, 1e-6);
+    ck_assert_double_eq(f.cache, 2 * 8 * (8 + 9));
+    ck_assert_double_eq(f.sent, 4);
+}
+
 TEST(one_stage_is_one_rank) {
     const int64_t fresh[] = {40, 3}, past[] = {2, 50};
     describe(3, PAIRS);

@@ -105,10 +105,22 @@ static void send(pipe *it, double tokens, const cp_forecast *a,
     walk(it, tokens, seconds - a->head);
 }
 
+static cp_status idle(pipe *it, int64_t past) {
+    const int64_t token = 1, before = past - 1;
+    cp_forecast f;
+    if (past == 0)
+        return CP_OK;
+    CP_TRY(one(it, 1, &token, &before, &f));
+    it->sum->cache += f.cache;
+    return CP_OK;
+}
+
 static cp_status prompt(pipe *it, int64_t piece, int64_t fresh, int64_t past) {
     const int64_t whole = fresh / piece, rest = fresh % piece;
     const int64_t last = past + (whole - 1) * piece, end = past + fresh - rest;
     cp_forecast a, b;
+    if (fresh == 0)
+        return idle(it, past);
     if (whole > 0) {
         CP_TRY(one(it, 1, &piece, &past, &a));
         CP_TRY(one(it, 1, &piece, &last, &b));
@@ -120,7 +132,7 @@ static cp_status prompt(pipe *it, int64_t piece, int64_t fresh, int64_t past) {
         CP_TRY(one(it, 1, &rest, &end, &b));
         send(it, (double)rest, &b, &b, 0);
     }
-    it->sum->cache += fresh > 0 ? b.cache : 0;
+    it->sum->cache += b.cache;
     return CP_OK;
 }
 
@@ -139,29 +151,36 @@ static double step_seconds(const pipe *it) {
     return fmax(slowest, it->longest);
 }
 
-static cp_status groups(pipe *it) {
+static cp_status group(pipe *it, int64_t first, int64_t end) {
     const cp_scenario *call = it->call;
-    const int64_t count = cp_min(it->stages, call->sequences);
-    for (int64_t g = 0; g < count; g++) {
-        const int64_t first = g * call->sequences / count;
-        const int64_t many = (g + 1) * call->sequences / count - first;
-        cp_forecast f;
-        CP_TRY(one(it, many, call->new_tokens + first,
-                   call->cached_tokens + first, &f));
-        for (int s = 0; s < it->stages; s++)
-            it->at[s].free = it->at[s].sent = 0;
-        send(it, (double)many, &f, &f, 0);
-        it->at[it->stages - 1].busy += f.head;
-        it->longest =
-            fmax(it->longest,
-                 it->done + f.head +
-                     (it->stages > 1 ? message(it, it->stages - 1, 0) : 0));
-        it->sum->cache += f.cache;
-    }
-    it->sum->seconds = step_seconds(it);
+    const int last = it->stages - 1;
+    int64_t tokens = 0;
+    cp_forecast f;
+    for (int64_t i = first; i < end; i++)
+        tokens += call->new_tokens[i];
+    for (int64_t i = first; i < end && tokens == 0; i++)
+        CP_TRY(idle(it, call->cached_tokens[i]));
+    if (tokens == 0)
+        return CP_OK;
+    CP_TRY(one(it, end - first, call->new_tokens + first,
+               call->cached_tokens + first, &f));
+    for (int s = 0; s <= last; s++)
+        it->at[s].free = it->at[s].sent = 0;
+    send(it, (double)tokens, &f, &f, 0);
+    it->at[last].busy += f.head;
+    const double back = last > 0 ? message(it, last, 0) : 0;
+    it->longest = fmax(it->longest, it->done + f.head + back);
+    it->sum->cache += f.cache;
     return CP_OK;
 }
 
+static cp_status groups(pipe *it) {
+    const int64_t all = it->call->sequences, count = cp_min(it->stages, all);
+    for (int64_t g = 0; g < count; g++)
+        CP_TRY(group(it, g * all / count, (g + 1) * all / count));
+    it->sum->seconds = step_seconds(it);
+    return CP_OK;
+}
 static void hold(const pipe *it) {
     const cp_model_sizes *model = it->call->model;
     cp_forecast *sum = it->sum;
