@@ -40,6 +40,9 @@ static cp_status choose_check(void *context) {
     CP_TRY(cp_command_call_read(call));
     CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_call_check(call));
+    if (scenario->indexer.top_k > 0 && !run->all)
+        return cp_refuse("--top-k: the rules know nothing of chosen keys; "
+                         "--all simulates");
     if (run->csv && !run->all && scenario->sequences != 1)
         return cp_refuse("--csv is for one sequence of --new");
     if (run->all && call->ranks * scenario->tensor > CP_COMMAND_RANKS)
