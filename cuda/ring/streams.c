@@ -322,8 +322,6 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const char *keys = home ? w->cache_keys : w->slots[op->keys.slot];
     const char *values = home ? w->cache_values : slot_values(w, op->keys.slot);
     const int64_t first = cp_plan_first_head(plan, op) * plan->element_bytes;
-    if (plan->shape.latent)
-        values = keys;
     cp_device_attention call = {
         .kernel = w->kernel,
         .shape = w->attended,
@@ -528,7 +526,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     const cp_plan *plan = w->plan;
     cudaStream_t stream = w->queues.compute;
     w->cache_keys = keys;
-    w->cache_values = values;
+    w->cache_values = plan->shape.latent ? keys : values;
     w->link = NULL;
     w->sent = 0;
     w->through = 0;

@@ -96,7 +96,7 @@ cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
  * takes the lists along; those after it, before the next finish, are its other
  * layers. A graph captures whole calls. Caches and link must live until finish.
  * A failure leaves work on the queues; finish waits for it.
- *   walkers, cache_keys, cache_values   [count] */
+ *   walkers, cache_keys, cache_values   [count]; of a latent, keys alone */
 cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          const cp_link *link, void *const *cache_keys,
                          void *const *cache_values);
