@@ -38,9 +38,8 @@ static cp_scenario scenario_of(const cp_hardware *hardware,
 /* Messages of rank 0 in a layer, and how many after each other: exchanges of a
  * hop go together, and so does a collective. */
 static void messages_of(const cp_scenario *call, int *messages, int *turns) {
-    const cp_shape shape = {call->model->query_heads / call->tensor,
-                            cp_max(call->model->kv_heads / call->tensor, 1),
-                            call->model->head_dim};
+    const cp_shape all = cp_model_sizes_shape(call->model);
+    const cp_shape shape = cp_shape_part(&all, (int)call->tensor);
     const cp_plan_options options = {.element_bytes = 2, .spare = 1};
     cp_cache *cache;
     cp_layout *past, *layout;
