@@ -81,6 +81,38 @@ static cp_status question_add(cp_chat *chat, const char *question,
     return answer_begin(chat, sequence);
 }
 
+/* What begins with the document as sequence 0 does is not read again, but for
+ * the last token at least, after which the answer is drawn. */
+static void alike_find(cp_chat *chat) {
+    const cp_speaker *first = &chat->speakers[0];
+    for (int64_t s = 1; s < chat->sequences; s++) {
+        cp_speaker *who = &chat->speakers[s];
+        const int64_t most = cp_min(first->said.count, who->said.count - 1);
+        who->alike = 0;
+        if (chat->document == NULL || who->before > 0 || first->before > 0)
+            continue;
+        while (who->alike < most &&
+               who->said.items[who->alike] == first->said.items[who->alike])
+            who->alike++;
+    }
+}
+
+/* Begin as sequence 0 if that has read enough; else *waits. A placement may
+ * not let a prompt be shared up to any token: then it is read again. */
+static cp_status alike_take(cp_chat *chat, int64_t sequence, cp_tape_call *call,
+                            bool *waits) {
+    cp_speaker *who = &chat->speakers[sequence];
+    const int64_t alike = who->alike;
+    *waits = alike > cp_session_length(chat->session, 0);
+    if (alike == 0 || *waits)
+        return CP_OK;
+    who->alike = 0;
+    const cp_status status = cp_tape_fork(call, chat->session, sequence, alike);
+    if (status == CP_OK)
+        chat->cost.shared += alike;
+    return status == CP_INVALID ? CP_OK : status;
+}
+
 /* Add as much of a question to a call as the budget has room for. */
 static cp_status piece_add(const cp_chat *chat, int64_t sequence,
                            int64_t *budget, cp_tape_call *call) {
@@ -111,16 +143,21 @@ static cp_status token_add(const cp_chat *chat, int64_t sequence,
 
 /* Add what every sequence has for the next call. While one is reading, nobody
  * guesses: prompts are not dealt out so that they may be taken back. */
-static cp_status tokens_add(const cp_chat *chat, cp_tape_call *call) {
+static cp_status tokens_add(cp_chat *chat, cp_tape_call *call) {
     int64_t budget = chat->budget > 0 ? chat->budget : INT64_MAX;
     for (int64_t s = 0; s < chat->sequences; s++)
         budget -= !is_reading(chat, s) && is_speaking(chat, s);
     budget = cp_max(1, budget);
     for (int64_t s = 0; s < chat->sequences; s++) {
-        if (is_reading(chat, s))
+        bool waits = false;
+        if (!is_reading(chat, s)) {
+            if (is_speaking(chat, s))
+                CP_TRY(token_add(chat, s, call));
+            continue;
+        }
+        CP_TRY(alike_take(chat, s, call, &waits));
+        if (!waits)
             CP_TRY(piece_add(chat, s, &budget, call));
-        else if (is_speaking(chat, s))
-            CP_TRY(token_add(chat, s, call));
     }
     return CP_OK;
 }
@@ -301,6 +338,7 @@ static cp_status read_all(cp_chat *chat, const char *const *questions) {
     cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
         status = question_add(chat, questions[s], s);
+    alike_find(chat);
     chat->progress.doing = "reading";
     while (status == CP_OK && anyone(chat, is_reading))
         status = call_next(chat); /* text -> first tokens */
@@ -437,6 +475,10 @@ void cp_chat_cost_page(const cp_chat *chat) {
            cp_plural(report->hops), report->balance);
     cp_write_wrapped(stdout, 8, 8, report->rule);
     ranks_print(report);
+    if (cost->shared > 0)
+        printf("  %s more token%s taken over from the first conversation, not "
+               "read again\n",
+               cp_group(cost->shared).text, cp_plural(cost->shared));
     if (cost->steps > 0)
         printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
                "step\n",

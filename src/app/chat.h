@@ -15,6 +15,8 @@ typedef struct {
                        to be fed; none of these: its turn is over */
     int64_t before; /* as many of them are of earlier turns... */
     int64_t asked;  /* ...and as many stand before this turn's answer */
+    int64_t alike;  /* of those the first, to be taken over from sequence 0
+                       when that has read them; 0: none */
     int64_t left;   /* tokens that the answer may still have */
     bool ended;     /* its end stands in said: nothing more is drawn */
     double heard;   /* when its last token came */
@@ -30,6 +32,7 @@ typedef struct {
     cp_turn_report prefill; /* all calls that read; its arrays are figures */
     int64_t *figures;       /* [4][ranks] queries, keys, bytes, pairs; owned */
     int64_t pieces;         /* calls that read */
+    int64_t shared; /* tokens taken over from another, and not read again */
     char
         *drawing; /* the last one's plan, as a page, if chat->forgives; owned */
     double first_seconds;  /* until the first token of any answer */

@@ -20,8 +20,9 @@ cp_status cp_tape_begin(cp_tape *tape, bool decode, cp_tape_call **call) {
         cp_tape_drop(tape);
     CP_TRY(cp_grow(&tape->calls, &tape->room, tape->count + 1,
                    sizeof(cp_tape_call), "a tape's calls"));
-    CP_TRY(cp_allocate(&last.lengths, 2 * tape->sequences, 8, "tape"));
+    CP_TRY(cp_allocate(&last.lengths, 3 * tape->sequences, 8, "tape"));
     last.back = last.lengths + tape->sequences;
+    last.alike = last.back + tape->sequences;
     *call = &tape->calls[tape->count++];
     **call = last;
     return CP_OK;
@@ -136,6 +137,21 @@ static void call_compare(const cp_tape *tape, const cp_tape_call *call,
     }
 }
 
+cp_status cp_tape_fork(cp_tape_call *call, cp_session *session,
+                       int64_t sequence, int64_t tokens) {
+    CP_TRY(cp_session_fork(session, 0, sequence, tokens));
+    call->alike[sequence] = tokens;
+    return CP_OK;
+}
+
+static cp_status take_over(const cp_tape *tape, const cp_tape_call *call,
+                           cp_session *session) {
+    for (int64_t s = 0; s < tape->sequences; s++)
+        if (call->alike[s] > 0)
+            CP_TRY(cp_session_fork(session, 0, s, call->alike[s]));
+    return CP_OK;
+}
+
 static cp_status take_back(const cp_tape *tape, cp_tape_call *call,
                            cp_session *session) {
     for (int64_t s = 0; s < tape->sequences; s++)
@@ -150,7 +166,9 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
         cp_tape_call again = tape->calls[i];
         cp_turn_report report;
         again.logits = NULL;
-        cp_status status = cp_tape_run(tape, &again, session, &report);
+        cp_status status = take_over(tape, &again, session);
+        if (status == CP_OK)
+            status = cp_tape_run(tape, &again, session, &report);
         if (status == CP_OK)
             call_compare(tape, &tape->calls[i], &again, difference);
         if (status == CP_OK)

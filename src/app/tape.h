@@ -22,6 +22,7 @@ typedef struct {
     bool decode;
     int64_t *lengths;   /* [sequences] of their new tokens */
     int64_t *back;      /* [sequences] tokens that were then taken back */
+    int64_t *alike;     /* [sequences] tokens taken over before it */
     cp_ids ids;         /* the new tokens */
     cp_tape_read *read; /* [count], in the order of the tokens */
     int64_t count, room;
@@ -74,6 +75,11 @@ cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
 /* Take so many of a sequence's new tokens back, of the session's last call,
  * this one. Fails as cp_session_truncate does. */
 cp_status cp_tape_back(cp_tape_call *call, cp_session *session,
+                       int64_t sequence, int64_t tokens);
+
+/* Let a sequence begin as the first so many tokens of sequence 0, before the
+ * call. Fails as cp_session_fork does. */
+cp_status cp_tape_fork(cp_tape_call *call, cp_session *session,
                        int64_t sequence, int64_t tokens);
 
 /* Make all calls again, of another session, draw again, and compare. seconds:
