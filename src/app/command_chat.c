@@ -15,7 +15,7 @@
 typedef struct {
     const char *file, *trace, *batch;
     cp_words asks;
-    int64_t capacity, seed;
+    int64_t capacity, rows, seed;
     double temperature;
     cp_command_ring ring;
     /* What they come to. */
@@ -50,6 +50,8 @@ static cp_status chat_check(void *context) {
                          CP_DRAFT_MOST);
     if (run->chat.most < 1)
         return cp_refuse("--most %ld: at least 1 token", run->chat.most);
+    if (run->rows != 0)
+        CP_TRY(cp_option_range("rows", run->rows, 64, INT32_MAX));
     if (run->chat.tape.keeps && ring->tensor > 1)
         return cp_refuse(
             "--compare: one rank of %ld GPUs is nothing to compare with",
@@ -94,6 +96,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .ranks = (int)ranks,
         .sequences = chat->sequences,
         .capacity = run->capacity,
+        .rows = ranks == run->ring.ranks ? run->rows : 0,
         .variant = ranks > 1 ? variant : CP_AUTO,
         .chooser = run->ring.chooser,
         .wire = run->ring.wire,
@@ -436,6 +439,9 @@ int cp_command_chat(int count, char *const *arguments) {
         {"budget", CP_COUNT, &run.chat.budget, "N",
          "with --batch, read N tokens at a time while others answer; 0: "
          "all at once (default 512)"},
+        {"rows", CP_COUNT, &run.rows, "N",
+         "cache rows on each rank, for all conversations together, in pages of "
+         "64 (default: for each at its capacity)"},
         {"capacity", CP_COUNT, &run.capacity, "N",
          "positions of a conversation (default: the model's)"},
         {0}};
