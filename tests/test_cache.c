@@ -207,3 +207,22 @@ TEST(a_cut_that_cannot_be_is_refused) {
     check_rows(0);
     cp_cache_free(cache);
 }
+
+/* A long prompt in pieces, while four others decode: each rank has one of their
+ * tokens, and a quarter of the piece. */
+TEST(pieces_beside_steps_are_balanced) {
+    const int64_t fresh[5] = {64, 1, 1, 1, 1};
+    must(cp_cache_new(4, 5, cp_shard_room(NULL, 4, 20000), &cache));
+    take_turn((int64_t[]){0, 100, 100, 100, 100}, false);
+    for (int n = 0; n < 300; n++) {
+        cp_layout *layout;
+        must(cp_cache_lay_out(cache, false, fresh, &layout));
+        for (int rank = 0; rank < 4; rank++)
+            ck_assert_int_eq(layout->queries[rank].tokens, 17);
+        must(cp_cache_commit(cache, layout));
+        cp_layout_free(layout);
+        for (int64_t s = 0; s < 5; s++)
+            check_spread(s);
+    }
+    cp_cache_free(cache);
+}

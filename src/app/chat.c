@@ -449,8 +449,9 @@ static void ranks_print(const cp_turn_report *report) {
 /* What came of guesses, and of prompts in pieces. */
 static void gains_print(const cp_cost *cost) {
     if (cost->drafted > 0)
-        printf("  %s of %s tokens were guessed rightly\n",
-               cp_group(cost->stayed).text, cp_group(cost->drafted).text);
+        printf("  %s of %s tokens were guessed rightly; %s step%s\n",
+               cp_group(cost->stayed).text, cp_group(cost->drafted).text,
+               cp_group(cost->steps).text, cp_plural(cost->steps));
     if (cost->pieces > 1)
         printf("  all have begun after %.2f s, and none waited longer than "
                "%.2f s for its\n  next token\n",

@@ -58,11 +58,12 @@ static cp_status logits_read(const cp_tape *tape, cp_tape_call *call,
     const int64_t width = tape->vocabulary;
     free(call->logits);
     CP_TRY(cp_allocate(&call->logits, call->count, width * 4, "logits"));
-    for (int64_t i = 0; i < call->count; i++) {
+    for (int64_t i = 0; i < call->count; i += call->read[i].behind + 1) {
         const cp_tape_read *it = &call->read[i];
         const int64_t length = cp_session_length(session, it->sequence);
-        CP_TRY(cp_scores_read(session, it->after, 1, length - 1 - it->behind,
-                              width, call->logits + i * width));
+        CP_TRY(cp_scores_read(session, it->after, it->behind + 1,
+                              length - 1 - it->behind, width,
+                              call->logits + i * width));
     }
     return CP_OK;
 }

@@ -70,6 +70,12 @@ cp_status cp_session_truncate(cp_session *session, int64_t sequence,
 cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
                           int64_t tokens);
 
+/* Bring the pages of each sequence together in memory again, for kernels that
+ * like long stretches; nothing else changes. Fails with CP_CAPACITY, the
+ * session untouched, if a rank has not one free page, and with CP_MEMORY. If
+ * it fails as the engine does, the session is lost. */
+cp_status cp_session_compact(cp_session *session);
+
 /* The scores of every token of the vocabulary to come next, after tokens
  * first .. first + count - 1 of the last successful call, in the order in
  * which that call was given them. logits [count][vocabulary]. */
