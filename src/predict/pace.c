@@ -332,16 +332,14 @@ static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
         return merge(pace, plan, op->out.slot);
     case CP_OP_APPEND:
         return moving(pace, 2 * (double)plan->slots[plan->fresh].bytes);
-    case CP_OP_PACK:
-        return moving(pace, 2 * (double)plan->slots[op->out.slot].bytes);
     case CP_OP_SPLIT:
         return moving(pace, 2 * (double)plan->slots[op->in.slot].bytes);
+    case CP_OP_PACK:
     case CP_OP_JOIN:
         return moving(pace, 2 * (double)plan->slots[op->out.slot].bytes);
-    case CP_OP_WAIT:
+    default:
         return 0;
     }
-    return 0;
 }
 double cp_pace_of(const cp_pace *pace, const cp_plan *plan, int rank,
                   const cp_op *op) {

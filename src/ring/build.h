@@ -25,6 +25,16 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
 /* Add slots of a kind; returns the first one's number. */
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count);
 
+/* Append an operation to the program of a rank: by cp_emit one that has no more
+ * to it than a slot in and a slot out. */
+void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
+             cp_use out);
+void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
+                    cp_use keys, cp_use partial);
+void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
+                      cp_use receive, int from);
+void cp_emit_wait(cp_plan *plan, int rank, int hop);
+
 /* The same, each for one of so many parts of the heads. Queries and partials
  * are of everybody's tokens, unless ranks begin with their own. */
 int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts);
@@ -37,16 +47,8 @@ void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends);
  * begins and ends with runs (cp_plan_own_run, cp_plan_due_run). */
 void cp_plan_begin_scan(cp_plan *plan);
 
-/* Append an operation to the program of a rank: by cp_emit one that has no more
- * to it than a slot in and a slot out. */
-void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
-             cp_use out);
-void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
-                    cp_use keys, cp_use partial);
+/* What a sparse attention's builder emits first. */
 void cp_emit_select(cp_plan *plan, int rank, int hop, cp_use queries,
                     cp_use keys, cp_use list);
-void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
-                      cp_use receive, int from);
-void cp_emit_wait(cp_plan *plan, int rank, int hop);
 
 #endif
