@@ -53,7 +53,7 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
                             cp_turn_report *report);
 
 /* As prefill, but in a step of decode: for few tokens of each sequence, some of
- * which may not stay (book, section on drafts). */
+ * which may not stay. */
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report);
 
