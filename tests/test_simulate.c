@@ -496,6 +496,27 @@ LOOP(a_message_group_is_one_hop, 0, COUNT_OF(trades)) {
                             trades[_i].steps, 0.02);
 }
 
+/* Whatever is verified together, a sequence's keys are read once for it; padding
+ * rows read as much again, where they are computed. */
+LOOP(a_step_of_several_tokens_reads_keys_once, 0, 2) {
+    const int64_t tokens[] = {1, 4, 5};
+    double attend[3];
+    chance c;
+    chance_of_paper(&c, 4, 1);
+    c.scenario.variant = CP_DECODE;
+    c.past[0] = 128000;
+    c.hardware.decode_attend = 0;
+    c.hardware.decode_padding = _i;
+    for (int n = 0; n < 3; n++) {
+        cp_forecast forecast;
+        c.fresh[0] = tokens[n];
+        must(cp_simulate(&c.scenario, &forecast));
+        attend[n] = forecast.attend;
+    }
+    ck_assert_double_eq_tol(attend[1] / attend[0], 1, 1e-3);
+    ck_assert_double_eq_tol(attend[2] / attend[0], 1 + _i, 1e-3);
+}
+
 /* Nothing could hide under a trade, so it costs no more where nothing hides. */
 TEST(a_trade_is_copied_once) {
     chance c;

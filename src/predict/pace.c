@@ -102,19 +102,39 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
     return seconds;
 }
 
+/* Sequences that some queries are of; of everybody's, all with new tokens. */
+static int64_t count_sequences(const cp_layout *layout,
+                               const cp_block *queries) {
+    const bool all = queries == &layout->everybody;
+    int64_t count = 0, last = -1;
+    for (int64_t s = 0; all && s < layout->sequences; s++)
+        count += layout->fresh[s] > 0;
+    for (int64_t n = 0; !all && n < queries->pieces.count; n++) {
+        count += queries->pieces.items[n].span.sequence != last;
+        last = queries->pieces.items[n].span.sequence;
+    }
+    return count;
+}
+
 static double attend_decode(const cp_pace *pace, const cp_plan *plan,
-                            const cp_op *op, double rows, double pairs) {
+                            const cp_op *op, const cp_block *queries,
+                            double pairs) {
     const cp_hardware *hardware = pace->call->hardware;
     const cp_layout *layout = plan->layout;
-    const double keys = (double)layout->cache[op->keys.origin].tokens /
-                        (double)layout->new_tokens;
+    const double tokens = (double)queries->tokens, rows = (double)queries->rows;
+    const double seen = (double)count_sequences(layout, queries);
+    const double all = (double)count_sequences(layout, &layout->everybody);
+    const double keys = (double)layout->cache[op->keys.origin].tokens / all;
+    const double read = tokens > 0 ? pairs * seen / tokens : 0;
+    const double padding = hardware->decode_padding;
     const double padded =
-        pairs + hardware->decode_padding * (rows * keys - pairs);
+        read + padding * ((seen + rows - tokens) * keys - read);
     const double bytes = padded * pace->kept * (double)plan->element_bytes;
     const double reading =
         bytes / (hardware->decode_key_fraction * pace->memory_rate);
+    const double scored = pairs + padding * (rows * keys - pairs);
     return pace->shape.latent
-               ? fmax(reading, scoring(pace, padded, hardware->attention_rate))
+               ? fmax(reading, scoring(pace, scored, hardware->attention_rate))
                : reading;
 }
 
@@ -176,7 +196,7 @@ static double attend(const cp_pace *pace, const cp_plan *plan, int rank,
         start = 0;
     if (!pace->decode)
         return start + share * attend_prefill(pace, queries, keys);
-    return start + share * attend_decode(pace, plan, op, (double)queries->rows,
+    return start + share * attend_decode(pace, plan, op, queries,
                                          (double)cp_block_pairs(queries, keys));
 }
 
