@@ -16,7 +16,10 @@
 #include "ring/check.h"
 #include "ring/variants.h"
 
-enum { LAYERS = 2, MOST_RANKS = 8, QUERY = 1, KEY, VALUE };
+enum { LAYERS = 2, MOST_RANKS = 8 };
+
+/* What a token has; the last three with an indexer. */
+enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_WEIGHT, INDEX_KEY, WHATS };
 
 static inline float number_of_token(int64_t sequence, int64_t position,
                                     int what, int64_t index) {
@@ -24,6 +27,9 @@ static inline float number_of_token(int64_t sequence, int64_t position,
         (uint64_t)(((sequence * 4 + what) * 100003 + position) * 40009 + index +
                    1);
     harness_random(&state);
+    /* Indexers find ties everywhere in sequence 0, and in 2 nothing else. */
+    if (what >= INDEX_QUERY && sequence % 2 == 0)
+        return (float)(harness_random(&state) % (sequence == 0 ? 2 : 1)) - 0.5f;
     return draw(&state);
 }
 
@@ -47,6 +53,7 @@ struct talk {
     int layers; /* of a call; 0: LAYERS, which is the most */
     int64_t sequences, room, growth;
     cp_element element;
+    cp_indexer indexer; /* sparse attention by it, or all zero */
     bool separate;
     const cp_link *link;          /* each message goes by it; or NULL */
     cp_device_trace *trace;       /* or NULL */
@@ -63,18 +70,27 @@ struct talk {
     cp_plan *plan;
     cp_stream_walker *walkers[MOST_RANKS];
     cp_plan_report report;
-    float *answers[LAYERS][MOST_RANKS];  /* on the host: output, then LSE */
-    char *inputs[MOST_RANKS][VALUE + 1]; /* on the host */
-    void *pinned[MOST_RANKS][LAYERS * 4];
+    float *answers[LAYERS][MOST_RANKS]; /* on the host: output, then LSE */
+    char *inputs[MOST_RANKS][WHATS];    /* on the host */
+    void *pinned[MOST_RANKS][LAYERS * WHATS];
     int pins[MOST_RANKS];
     char problem[300]; /* "" if all was well */
 };
 
 /* Numbers of a token that are queries, keys or values. */
 static inline int64_t width_of(const talk *t, int what) {
+    if (what >= INDEX_QUERY)
+        return (what == INDEX_KEY ? 1 : t->indexer.heads) *
+               (what == INDEX_WEIGHT ? 1 : t->indexer.dim);
     return what == QUERY ? t->shape.query_heads * t->shape.head_dim
            : what == KEY ? t->shape.kv_heads * t->shape.head_dim
                          : cp_value_width(&t->shape);
+}
+
+/* Does a call have such rows? */
+static inline bool has(const talk *t, int what) {
+    return what >= INDEX_QUERY ? t->indexer.top_k > 0
+                               : what != VALUE || !t->shape.latent;
 }
 
 static inline void open_talk(talk *t) {
@@ -144,7 +160,12 @@ static inline const cp_block *block_of(const talk *t, int origin) {
  * layout, and their way to the walker. */
 static inline int64_t rows_of_inputs(const talk *t, int what) {
     const cp_plan *plan = t->plan;
-    return plan->slots[what == QUERY ? plan->queries : plan->fresh].rows;
+    return plan
+        ->slots[what == QUERY        ? plan->queries
+                : what < INDEX_QUERY ? plan->fresh
+                : what == INDEX_KEY  ? plan->index_keys
+                                     : plan->index_queries]
+        .rows;
 }
 
 static inline int64_t bytes_of_inputs(const talk *t, int what) {
@@ -155,16 +176,22 @@ static inline int64_t bytes_of_inputs(const talk *t, int what) {
 }
 
 static inline cp_status pin_inputs(talk *t, int rank) {
-    for (int what = QUERY; what <= (t->shape.latent ? KEY : VALUE); what++)
-        CP_TRY(pin(t, rank, bytes_of_inputs(t, what), &t->inputs[rank][what]));
+    for (int what = QUERY; what < WHATS; what++)
+        if (has(t, what))
+            CP_TRY(
+                pin(t, rank, bytes_of_inputs(t, what), &t->inputs[rank][what]));
     return CP_OK;
 }
 
 static inline void write_inputs(const talk *t, int rank) {
     const cp_use begins = cp_plan_begins(t->plan, rank);
-    for (int what = QUERY; what <= (t->shape.latent ? KEY : VALUE); what++) {
+    for (int what = QUERY; what < WHATS; what++) {
         const bool asked = what == QUERY;
-        const cp_block *block = block_of(t, asked ? begins.origin : rank);
+        const cp_block *block = what == INDEX_KEY
+                                    ? &t->layout->keys[rank]
+                                    : block_of(t, asked ? begins.origin : rank);
+        if (!has(t, what))
+            continue;
         encode_rows(t, rows_of_inputs(t, what), &block->pieces, what,
                     asked ? &begins : NULL, t->inputs[rank][what]);
     }
@@ -172,11 +199,14 @@ static inline void write_inputs(const talk *t, int rank) {
 
 static inline cp_status give_inputs(const talk *t, int rank) {
     const cp_stream_rows rows = cp_stream_walker_rows(t->walkers[rank]);
-    void *const to[] = {NULL, rows.queries, rows.keys, rows.values};
-    for (int what = QUERY; what <= (t->shape.latent ? KEY : VALUE); what++)
-        CP_TRY(cp_bytes_copy(to[what], t->inputs[rank][what],
-                             bytes_of_inputs(t, what), t->queues[rank].compute,
-                             "tokens"));
+    void *const to[] = {NULL,           rows.queries,       rows.keys,
+                        rows.values,    rows.index_queries, rows.index_weights,
+                        rows.index_keys};
+    for (int what = QUERY; what < WHATS; what++)
+        if (has(t, what))
+            CP_TRY(cp_bytes_copy(to[what], t->inputs[rank][what],
+                                 bytes_of_inputs(t, what),
+                                 t->queues[rank].compute, "tokens"));
     return CP_OK;
 }
 
@@ -222,7 +252,8 @@ static inline cp_status plan_call(talk *t, const int64_t *fresh,
                                   cp_variant variant) {
     const cp_plan_options options = {.element_bytes =
                                          cp_element_bytes(t->element),
-                                     .spare = t->spare < 1 ? 1 : t->spare};
+                                     .spare = t->spare < 1 ? 1 : t->spare,
+                                     .indexer = t->indexer};
     CP_TRY(cp_cache_lay_out(t->cache, cp_variant_decodes(variant), fresh,
                             &t->layout));
     CP_TRY(cp_plan_build(variant, t->layout, &t->shape, &options, &t->plan));
@@ -246,6 +277,62 @@ static inline cp_status make_walkers(talk *t) {
     return CP_OK;
 }
 
+/* The score of key s for a token; all steps are exact. */
+static inline float index_score(const talk *t, cp_span token, int64_t s) {
+    const int64_t heads = t->indexer.heads, dim = t->indexer.dim;
+    float score = 0.0f;
+    for (int64_t h = 0; h < heads; h++) {
+        float dot = 0.0f;
+        for (int64_t d = 0; d < dim; d++)
+            dot += number_of_token(token.sequence, token.start, INDEX_QUERY,
+                                   h * dim + d) *
+                   number_of_token(token.sequence, s, INDEX_KEY, d);
+        score += number_of_token(token.sequence, token.start, INDEX_WEIGHT, h) *
+                 fmaxf(dot, 0.0f);
+    }
+    return score;
+}
+
+/* Of the keys of its sequence, one piece, those that a token chooses. */
+static inline void choose(const talk *t, cp_span token, cp_piece keys,
+                          cp_pieces *chosen) {
+    float *scores = room_for(token.start + 1, 4);
+    for (int64_t s = 0; s <= token.start; s++)
+        scores[s] = index_score(t, token, s);
+    for (int64_t s = 0; s <= token.start; s++) {
+        int64_t better = 0;
+        for (int64_t other = 0; other <= token.start; other++)
+            better += scores[other] > scores[s] ||
+                      (scores[other] == scores[s] && other < s);
+        if (better < t->indexer.top_k)
+            must(cp_pieces_append(chosen, cp_piece_part(keys, s, 1)));
+    }
+}
+
+/* The oracle, about each query alone and what it chooses. */
+static inline void ask_for_each(const talk *t, const cp_pieces *asked,
+                                const float *queries, const cp_pieces *all,
+                                const float *keys, const float *values,
+                                double *output, double *lse) {
+    const int64_t heads = t->shape.query_heads;
+    for (int64_t n = 0; n < asked->count; n++)
+        for (int64_t i = 0; i < asked->items[n].span.count; i++) {
+            cp_piece one = cp_piece_part(asked->items[n], i, 1);
+            cp_pieces query = {&one, 1, 1}, chosen = {0};
+            const int64_t row = one.row;
+            int64_t its = 0;
+            while (all->items[its].span.sequence != one.span.sequence)
+                its++;
+            choose(t, one.span, all->items[its], &chosen);
+            one.row = 0;
+            must(cp_oracle(
+                &t->shape, &query, queries + row * width_of(t, QUERY), &chosen,
+                keys, values, output + row * heads * cp_value_dim(&t->shape),
+                lse + row * heads));
+            cp_pieces_free(&chosen);
+        }
+}
+
 /* Of all heads of some tokens. */
 static inline void ask_oracle(const talk *t, const cp_block *block,
                               double *output, double *lse) {
@@ -266,8 +353,12 @@ static inline void ask_oracle(const talk *t, const cp_block *block,
     fill(queries, &block->pieces, query_width, QUERY, 0);
     fill(keys, &all, width, KEY, 0);
     fill(values, &all, width_of(t, VALUE), VALUE, 0);
-    must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys,
-                   t->shape.latent ? keys : values, output, lse));
+    const float *read = t->shape.latent ? keys : values;
+    if (t->indexer.top_k > 0)
+        ask_for_each(t, &block->pieces, queries, &all, keys, read, output, lse);
+    else
+        must(cp_oracle(&t->shape, &block->pieces, queries, &all, keys, read,
+                       output, lse));
     cp_pieces_free(&all);
 }
 

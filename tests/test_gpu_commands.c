@@ -19,6 +19,18 @@ static void write_tensor(const char *name, int64_t rows, int64_t heads) {
     must(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers));
 }
 
+/* Of an indexer, in numbers that all formats hold: [rows][heads][8], or without
+ * heads or dim. */
+static void write_index(const char *name, int dims, int64_t rows,
+                        int64_t last) {
+    const int64_t size[] = {rows, dims == 3 ? 2 : last, last};
+    float numbers[200 * 2 * 8];
+    uint64_t state = (uint64_t)name[1];
+    for (int64_t i = 0; i < rows * (dims == 3 ? 2 : 1) * last; i++)
+        numbers[i] = (float)(harness_random(&state) % 9) - 4.0f;
+    must(cp_npy_write(in(name), CP_NPY_FLOAT32, dims, size, numbers));
+}
+
 static double differ(const char *one, const char *other) {
     cp_npy files[2];
     double worst = 0.0;
@@ -59,6 +71,9 @@ static void set_up(void) {
     write_tensor("q.npy", 30, 4);
     write_tensor("k.npy", 91, 2);
     write_tensor("v.npy", 91, 2);
+    write_index("iq.npy", 3, 30, 8);
+    write_index("ik.npy", 2, 91, 8);
+    write_index("iw.npy", 2, 30, 2);
     write_ids();
 }
 
@@ -77,8 +92,12 @@ TEST(attention_alone_is_the_same) {
         "--history 40+d12+9 --variant pass-q --ranks 4",
         "--history 61 --variant all-gather --ranks 5",
         "--cached 61 --ranks 2",
+        "--history 40+d12+9 --variant pass-q --ranks 3 --top-k 5 "
+        "--indexer $D/iq.npy,$D/ik.npy,$D/iw.npy",
+        "--cached 61 --variant pass-kv --ranks 2 --top-k 70 "
+        "--indexer $D/iq.npy,$D/ik.npy,$D/iw.npy",
     };
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < COUNT_OF(calls); n++) {
         runs("for on in threads cuda cuda-fp32; do $G attend --q $D/q.npy "
              "--k $D/k.npy --v $D/v.npy %s --on $on --out $D/$on.npy --lse "
              "$D/$on-lse.npy || exit; done",

@@ -4,9 +4,11 @@
 #include "device.h"
 
 #include "cuda/kernels/model_kernels.h"
+#include "cuda/kernels/top_k.h"
 #include "formats.h"
 #include "harness/blocks.h"
 #include "problem.h"
+#include "reference/attend/select.h"
 #include "reference/model/dequantise.h"
 #include "model/facts.h"
 #include "model/sample.h"
@@ -241,6 +243,144 @@ TEST(uneven_heads_have_no_splits) {
         hold(cp_device_takes(CP_ATTEND_LOOPS, &uneven[n], CP_BF16, 90));
         hold(!cp_device_takes(CP_ATTEND_TILES, &uneven[n], CP_BF16, 90));
     }
+}
+
+/* Lists of the best keys. */
+
+static float rough(uint64_t *state) {
+    return harness_uniform(state);
+}
+
+static float one_of_three(uint64_t *state) {
+    return (float)(harness_random(state) % 3) - 1.0f;
+}
+
+static float half(uint64_t *state) {
+    (void)state;
+    return 0.5f;
+}
+
+static const struct {
+    cp_indexer indexer;
+    int64_t cached, fresh;
+    cp_element element;
+    float (*draw)(uint64_t *state);
+} choices[] = {
+    {{2, 8, 5}, 17, 9, CP_F32, rough},
+    {{1, 3, 40}, 90, 3, CP_BF16, draw},
+    {{3, 4, 7}, 0, 70, CP_F32, one_of_three},
+    {{2, 5, 33}, 100, 20, CP_BF16, one_of_three},
+    {{1, 3, 4}, 29, 3, CP_F32, half},
+    {{2, 16, 1}, 60, 33, CP_F32, rough},
+    {{8, 64, 100}, 40, 31, CP_F32, rough},
+    {{1, 2, 3}, 0, 1, CP_BF16, draw},
+};
+
+/* A call on the host, and the same on a device. */
+typedef struct {
+    problem *p;
+    cp_selection host;
+    cp_device_selection device;
+    int64_t numbers; /* of all lists, in bytes */
+} choosing;
+
+static float *with_a_nan(const cp_pieces *keys, float *tensor, int64_t dim) {
+    const cp_piece piece = keys->items[0];
+    tensor[(piece.row + piece.span.count / 2) * dim] = NAN;
+    return tensor;
+}
+
+static choosing choosing_of(int which) {
+    uint64_t seed = (uint64_t)which + 7;
+    const cp_indexer *indexer = &choices[which].indexer;
+    const cp_element element = choices[which].element;
+    const int64_t heads = indexer->heads, dim = indexer->dim;
+    problem *p = behind((cp_shape){1, 1, 1}, choices[which].cached,
+                        choices[which].fresh);
+    const int64_t rows = rows_of(&p->query_pieces);
+    const int64_t key_rows = rows_of(&p->key_pieces);
+    float *queries = numbers_in(&p->query_pieces, heads * dim, 1.0f,
+                                choices[which].draw, &seed);
+    float *weights =
+        numbers_in(&p->query_pieces, heads, 1.0f, choices[which].draw, &seed);
+    float *keys = with_a_nan(
+        &p->key_pieces,
+        numbers_in(&p->key_pieces, dim, 1.0f, choices[which].draw, &seed), dim);
+    choosing it = {.p = p, .numbers = rows * indexer->top_k * 8};
+    it.device = (cp_device_selection){
+        .indexer = *indexer,
+        .element = element,
+        .queries_of = tiles_of(&p->query_pieces, 11, 0),
+        .queries = stored(element, queries, rows * heads * dim),
+        .weights = stored(element, weights, rows * heads),
+        .keys = stored(element, keys, key_rows * dim)};
+    it.host = (cp_selection){.indexer = indexer,
+                             .query_pieces = &p->query_pieces,
+                             .queries = queries,
+                             .weights = weights,
+                             .key_pieces = &p->key_pieces,
+                             .keys = keys,
+                             .threads = 1,
+                             .room = indexer->top_k,
+                             .candidates = on_host(it.numbers)};
+    return it;
+}
+
+/* By one piece of the keys, into lists or over what is there. */
+static cp_candidate *choose_of(choosing *it, int64_t piece, bool merge,
+                               cp_candidate *lists) {
+    cp_pieces keys = it->p->key_pieces;
+    keys.items += piece;
+    keys.count = piece < keys.count;
+    it->device.keys_of = keys_of(&keys, 6, 0);
+    it->device.merge = merge;
+    it->device.lists = lists;
+    must(cp_device_select(&it->device, NULL));
+    return lists;
+}
+
+/* What is asked for begins behind the row that no piece names. */
+static void same_lists(const choosing *it, const cp_candidate *lists) {
+    const int64_t room = it->host.room;
+    const cp_candidate *got = fetch(lists, it->numbers);
+    const cp_piece asked = it->p->query_pieces.items[0];
+    hold(memcmp(got + asked.row * room, it->host.candidates + asked.row * room,
+                (size_t)(asked.span.count * room) * sizeof(*got)) == 0);
+    hold(is_untouched(got, CP_F32, 0));
+}
+
+/* Also where the positions begin at an odd half of a word. */
+static void same_positions(const choosing *it, const cp_candidate *lists) {
+    const int64_t room = it->host.room, count = it->numbers / 8;
+    char *packed = on_device(count * 4 + 2);
+    const cp_device_lists call = {count / room, room, lists, packed + 2};
+    must(cp_device_pack_list(&call, NULL));
+    const char *got = fetch(packed, count * 4 + 2);
+    const cp_piece asked = it->p->query_pieces.items[0];
+    for (int64_t n = asked.row * room;
+         n < (asked.row + asked.span.count) * room; n++) {
+        int32_t position;
+        memcpy(&position, got + 2 + n * 4, 4);
+        hold(position == it->host.candidates[n].position);
+    }
+}
+
+LOOP(lists_are_those_of_the_cores, 0, COUNT_OF(choices)) {
+    begin(1);
+    choosing it = choosing_of(_i);
+    cp_candidates_clear(it.host.candidates, it.numbers / 8);
+    must(cp_select(&it.host));
+    memset(it.host.candidates, 0xFF, (size_t)it.host.room * 8);
+    cp_candidate *list = choose_of(&it, 1, false, on_device(it.numbers));
+    cp_candidate *other = choose_of(&it, 0, false, on_device(it.numbers));
+    const cp_device_lists merge = {it.numbers / 8 / it.host.room, it.host.room,
+                                   other, list};
+    must(cp_device_merge_lists(&merge, NULL));
+    same_lists(&it, list);
+    choose_of(&it, 0, false, other);
+    same_lists(&it, choose_of(&it, 1, true, other));
+    same_positions(&it, other);
+    end();
 }
 
 /* On tensor cores: short tiles and long, splits with nothing to do, groups that

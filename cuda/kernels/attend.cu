@@ -258,7 +258,7 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
         return cp_device_prefill(&full, CP_PREFILL_RUNGS, stream);
     if (call->kernel != CP_ATTEND_LOOPS)
         return cp_attend_tiles(&full, stream);
-    if (cp_device_uneven(&call->shape))
+    if (cp_device_uneven(&call->shape) || call->chosen != NULL)
         return cp_attend_uneven(&full, stream);
     return CP_LAUNCH_GRID(attend, blocks_of(call) / heads, heads, call->splits,
                           THREADS, stream, full);

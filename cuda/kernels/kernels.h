@@ -71,6 +71,11 @@ typedef struct {
     int32_t *tickets;
     int64_t rows;
     float *output, *lse;
+    const void *chosen; /* sparse attention (chapter 16): the positions of the
+                           keys that a query attends to alone, [rows][top_k] of
+                           32 bits, aligned to 2 bytes; by the loops, in one
+                           split. NULL: to all that it sees */
+    int64_t top_k;
 } cp_device_attention;
 
 /* The fastest kernel for such numbers that the current device has, where

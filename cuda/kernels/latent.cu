@@ -1,6 +1,7 @@
 /* Tangled from book/16-latent.nw; edit the chapter. */
 /* Attention on a GPU to heads that are uneven: values that are not as wide as
- * keys, or part of them, and heads that are wide. Right, and not fast. */
+ * keys, or part of them, and heads that are wide; and to chosen keys alone.
+ * Right, and not fast. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -26,6 +27,12 @@ CP_INLINE widths_of_head find_widths(const cp_shape *shape) {
     return widths;
 }
 
+/* What the lanes of a warp share: a query, and the rows of 32 keys. */
+typedef struct {
+    float *query;
+    int64_t *rows;
+} row_work;
+
 /* What a warp has of a row: of the value, every 32nd number. */
 typedef struct {
     float level, total, sums[NUMBERS];
@@ -45,52 +52,96 @@ static __device__ float score_key(const cp_device_attention *a,
     return score + part;
 }
 
-/* Add so many keys, 32 at most, from the first on. */
+/* Add a key of each of the first so many lanes, by its row; below 0 there is
+ * none, as in all lanes behind them. */
 static __device__ void add_keys(const cp_device_attention *a,
                                 const widths_of_head *widths,
-                                const float *query, cp_piece keys, int count,
-                                row_sums *row) {
+                                const row_work *work, int64_t own,
+                                int64_t count, row_sums *row) {
     const int lane = (int)threadIdx.x % 32;
-    const int64_t first = keys.row * a->key_heads + blockIdx.y;
-    const float score = lane < count
-                            ? score_key(a, query, first + lane * a->key_heads)
-                            : -INFINITY;
+    const int64_t head = blockIdx.y;
+    const float score =
+        own < 0 ? -INFINITY
+                : score_key(a, work->query, own * a->key_heads + head);
     const float now = fmaxf(row->level, warp_max(score));
     const float level = now == -INFINITY ? 0.0f : now;
-    const float weight = lane < count ? exp2f(score - level) : 0.0f;
+    const float weight = own < 0 ? 0.0f : exp2f(score - level);
+    work->rows[lane] = own;
+    __syncwarp();
     const float factor = exp2f(row->level - level);
     row->total = row->total * factor + warp_sum(weight);
     row->level = now;
     CP_EACH(c, NUMBERS)
         row->sums[c] *= factor;
-    for (int key = 0; key < count; key++) {
+    for (int key = 0; key < 32 && key < count; key++) {
         const float share = __shfl_sync(0xffffffffu, weight, key);
         const int64_t value =
-            (first + key * a->key_heads) * widths->step + lane;
+            (work->rows[key] * a->key_heads + head) * widths->step + lane;
+        if (work->rows[key] < 0)
+            continue;
         CP_EACH(c, NUMBERS)
             if (lane + 32 * c < widths->value)
                 row->sums[c] =
                     fmaf(share, cp_get(a->values, a->element, value + 32 * c),
                          row->sums[c]);
     }
+    __syncwarp();
+}
+
+/* The row of the n-th key that a row of the block has chosen; -1: not here. */
+static __device__ int64_t chosen_row(const cp_device_attention *a,
+                                     const rows_of_block *mine, int r,
+                                     int64_t n) {
+    const int64_t sequence = mine->tile.span.sequence;
+    const int64_t token = mine->tile.row + (mine->first + r) / mine->group;
+    if (n >= a->top_k || sequence < 0 || sequence >= a->keys_of.sequences)
+        return -1;
+    const uint16_t *halves =
+        (const uint16_t *)a->chosen + 2 * (token * a->top_k + n);
+    const int64_t position = (int64_t)((uint32_t)halves[1] << 16 | halves[0]);
+    const int64_t *first = a->keys_of.first + sequence;
+    for (int64_t p = first[0]; p < first[1]; p++) {
+        const cp_piece keys = a->keys_of.items[p];
+        const int64_t ahead = position - keys.span.start;
+        if (ahead >= 0 && ahead % keys.span.step == 0 &&
+            ahead / keys.span.step < keys.span.count)
+            return keys.row + ahead / keys.span.step;
+    }
+    return -1;
+}
+
+/* Add what a row attends to: the keys that it has chosen, or all it sees. */
+static __device__ void add_all(const cp_device_attention *a,
+                               const rows_of_block *mine, int r,
+                               const widths_of_head *widths,
+                               const row_work *work, row_sums *row) {
+    const int lane = (int)threadIdx.x % 32;
+    cp_piece keys;
+    for (int64_t n = 0; a->chosen != NULL && n < a->top_k; n += 32)
+        add_keys(a, widths, work, chosen_row(a, mine, r, n + lane),
+                 a->top_k - n, row);
+    if (a->chosen != NULL)
+        return;
+    keys_of_block walk = find_keys(a, mine, 32);
+    while (next_keys(&walk, &keys)) {
+        const int count = (int)keys_seen(keys.span, position(mine, r));
+        add_keys(a, widths, work, lane < count ? keys.row + lane : -1, count,
+                 row);
+    }
 }
 
 static __device__ void attend_row(const cp_device_attention *a,
                                   const rows_of_block *mine, int r,
-                                  float *query) {
+                                  const row_work *work) {
     const widths_of_head widths = find_widths(&a->shape);
     const int64_t dim = a->shape.head_dim, at = place(a, mine, r);
     const int lane = (int)threadIdx.x % 32;
     row_sums row = {-INFINITY, 0.0f, {0.0f}};
-    cp_piece keys;
     for (int64_t d = lane; d < dim; d += 32)
-        query[d] = cp_get(a->queries, a->element, at * dim + d) *
-                   (1.44269504f / sqrtf((float)dim));
+        work->query[d] = cp_get(a->queries, a->element, at * dim + d) *
+                         (1.44269504f / sqrtf((float)dim));
     __syncwarp();
-    keys_of_block walk = find_keys(a, mine, 32);
-    while (next_keys(&walk, &keys))
-        add_keys(a, &widths, query, keys,
-                 (int)keys_seen(keys.span, position(mine, r)), &row);
+    add_all(a, mine, r, &widths, work, &row);
     row_weights weigh = weigh_row(a, mine, r, row.level, row.total);
     weigh.to = a->output + at * widths.value;
     CP_EACH(c, NUMBERS)
@@ -101,10 +152,12 @@ static __device__ void attend_row(const cp_device_attention *a,
 
 CP_KERNEL(attend_uneven, cp_device_attention) {
     CP_SHARED(float, queries, [WARPS][CP_HEAD_DIM_MAX]);
+    CP_SHARED(int64_t, rows, [WARPS][32]);
     const rows_of_block mine = find_rows(&a, ROWS);
     const int warp = (int)threadIdx.x / 32;
+    const row_work work = {queries[warp], rows[warp]};
     for (int r = warp; r < mine.count; r += WARPS)
-        attend_row(&a, &mine, r, queries[warp]);
+        attend_row(&a, &mine, r, &work);
 }
 
 cudaError_t cp_attend_uneven(const cp_device_attention *call,

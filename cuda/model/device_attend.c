@@ -16,7 +16,9 @@ typedef struct {
     int first, count;                       /* ranks that are here */
     int64_t cached, asked, fresh, answered; /* numbers of a rank's cache,
                                                queries, keys, output */
-    int64_t cached_values, fresh_values;    /* and those of the values */
+    int64_t cached_values, fresh_values;    /* and those of the values, */
+    int64_t index_queries, index_weights;   /* and of an indexer: queries, */
+    int64_t index_keys;                     /* their weights, keys */
     float *lent;                            /* [all of these, answered twice] */
     cp_queues *queues;                      /* [count], as all below */
     cp_stream_walker **walkers;
@@ -58,18 +60,33 @@ static cp_status send(const running *it, int r, float *from, int64_t count,
                          "a rank's rows");
 }
 
+static int64_t indexed(const running *it) {
+    return it->index_queries + it->index_weights + it->index_keys;
+}
+
 static cp_status put_rows(const running *it, int r) {
     const cp_stream_rows to = cp_stream_walker_rows(it->walkers[r]);
     float *queries = it->lent + it->cached + it->cached_values;
     float *keys = queries + it->asked;
+    float *index = keys + it->fresh + it->fresh_values;
     const cp_attend_rows rows = {.cached_keys = it->lent,
                                  .cached_values = it->lent + it->cached,
                                  .queries = queries,
                                  .keys = keys,
-                                 .values = keys + it->fresh};
+                                 .values = keys + it->fresh,
+                                 .index_queries = index,
+                                 .index_weights = index + it->index_queries,
+                                 .index_keys = index + it->index_queries +
+                                               it->index_weights};
     memset(it->lent, 0xff, (size_t)(it->cached + it->cached_values) * 4);
-    memset(queries, 0, (size_t)(it->asked + it->fresh + it->fresh_values) * 4);
+    memset(queries, 0, (size_t)(index - queries + indexed(it)) * 4);
     cp_attend_write(&it->call, it->first + r, &rows);
+    if (it->call.job->indexer.top_k > 0) {
+        CP_TRY(send(it, r, index, it->index_queries, to.index_queries));
+        CP_TRY(send(it, r, rows.index_weights, it->index_weights,
+                    to.index_weights));
+        CP_TRY(send(it, r, rows.index_keys, it->index_keys, to.index_keys));
+    }
     CP_TRY(send(it, r, rows.cached_keys, it->cached, it->keys[r]));
     CP_TRY(send(it, r, queries, it->asked, to.queries));
     CP_TRY(send(it, r, keys, it->fresh, to.keys));
@@ -114,6 +131,10 @@ static cp_status count_numbers(running *it) {
     it->answered = numbers_of(plan, plan->result, cp_value_dim(&job->shape));
     it->fresh = plan->slots[plan->fresh].rows * keys;
     it->fresh_values = plan->slots[plan->fresh].rows * values;
+    it->index_weights =
+        plan->slots[plan->index_queries].rows * plan->indexer.heads;
+    it->index_queries = it->index_weights * plan->indexer.dim;
+    it->index_keys = plan->slots[plan->index_keys].rows * plan->indexer.dim;
     return CP_OK;
 }
 
@@ -126,7 +147,8 @@ static cp_status open_call(running *it) {
     CP_TRY(count_numbers(it));
     CP_TRY(cp_allocate(&it->lent,
                        it->cached + it->cached_values + it->fresh +
-                           it->fresh_values + 2 * it->answered + it->asked,
+                           it->fresh_values + 2 * it->answered + it->asked +
+                           indexed(it),
                        sizeof(float), "a rank's rows"));
     CP_TRY(cp_allocate(&it->queues, count, sizeof(cp_queues), "ranks"));
     CP_TRY(cp_allocate(&it->walkers, count, sizeof(void *), "ranks"));

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cuda/kernels/top_k.h"
 #include "cuda/ring/manifest.h"
 #include "model/arena.h"
 #include "ring/order.h"
@@ -60,6 +61,7 @@ static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
            a->element_bytes == b->element_bytes &&
            a->slot_count == b->slot_count && a->spare == b->spare &&
            same_shape(&a->shape, &b->shape) && mine->count == other->count &&
+           a->indexer.top_k == b->indexer.top_k &&
            memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
                0;
 }
@@ -120,8 +122,10 @@ static cp_status reserve(cp_stream_walker *w) {
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
-    w->splits = cp_device_most_splits(w->kernel, &w->attended,
-                                      w->options.blocks, query_rows(w));
+    w->splits = plan->indexer.top_k > 0
+                    ? 1
+                    : cp_device_most_splits(w->kernel, &w->attended,
+                                            w->options.blocks, query_rows(w));
     claim(w, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
@@ -196,9 +200,10 @@ static cp_status fill_walker(cp_stream_walker *w) {
                        sizeof(cp_message_half), "messages"));
     const bool step = plan->layout->placement == CP_ROUND_ROBIN;
     w->attended = attended_by(plan, w->program);
-    CP_TRY(cp_cuda(cp_device_choose(&w->attended, w->options.element,
-                                    step ? 1 : query_rows(w), &w->kernel),
-                   "choosing a kernel"));
+    if (plan->indexer.top_k == 0) /* else the loops */
+        CP_TRY(cp_cuda(cp_device_choose(&w->attended, w->options.element,
+                                        step ? 1 : query_rows(w), &w->kernel),
+                       "choosing a kernel"));
     CP_TRY(cp_manifest_new(plan, w->rank,
                            cp_device_query_tile(w->kernel, &w->attended),
                            w->options.growth, &w->manifest));
@@ -215,9 +220,6 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out) {
     *out = NULL;
-    if (plan->indexer.top_k > 0)
-        return cp_refuse("GPUs here have no kernel for sparse attention: --on "
-                         "threads or mpi");
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a walker"));
     **out = (cp_stream_walker){.plan = plan,
                                .program = &plan->programs[rank],
@@ -256,6 +258,23 @@ static float *slot_lse(const cp_stream_walker *w, int slot) {
            w->plan->slots[slot].rows * shape.query_heads * cp_value_dim(&shape);
 }
 
+/* Of sparse attention: the weights of index queries, behind these, and what
+ * queries have chosen, behind them. */
+static char *slot_weights(const cp_stream_walker *w, int slot) {
+    const cp_plan *plan = w->plan;
+    const int64_t numbers = plan->indexer.heads * plan->indexer.dim;
+    const int64_t bytes =
+        plan->slots[slot].rows * numbers * plan->element_bytes;
+    return plan->indexer.top_k > 0 ? (char *)w->slots[slot] + bytes : NULL;
+}
+
+static char *slot_chosen(const cp_stream_walker *w, int slot) {
+    const cp_plan *plan = w->plan;
+    const int64_t numbers = plan->shape.query_heads * plan->shape.head_dim;
+    return (char *)w->slots[slot] +
+           plan->slots[slot].rows * numbers * plan->element_bytes;
+}
+
 static char *slot_labels(const cp_stream_walker *w, int slot) {
     const cp_slot *size = &w->plan->slots[slot];
     return (char *)w->slots[slot] + size->bytes - size->rows * CP_LABEL_BYTES;
@@ -271,6 +290,9 @@ cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *w) {
         .queries = w->slots[plan->queries],
         .keys = w->slots[plan->fresh],
         .values = slot_values(w, plan->fresh),
+        .index_queries = w->slots[plan->index_queries],
+        .index_weights = slot_weights(w, plan->index_queries),
+        .index_keys = w->slots[plan->index_keys],
         .output = w->slots[plan->result],
         .lse = slot_lse(w, plan->result),
     };
@@ -341,6 +363,8 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .rows = plan->slots[slot].rows,
         .output = w->slots[slot],
         .lse = slot_lse(w, slot),
+        .chosen = plan->indexer.top_k > 0 ? slot_chosen(w, op->in.slot) : NULL,
+        .top_k = plan->indexer.top_k,
     };
     if (plan->labelled && w->begins)
         CP_TRY(check_labels(w, op->in));
@@ -380,6 +404,50 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     };
     return cp_cuda(cp_device_merge(&call, w->queues.compute),
                    "rank %d, a merge", w->rank);
+}
+
+static cp_status choose_keys(cp_stream_walker *w, const cp_op *op, int merged) {
+    const cp_device_selection call = {
+        .indexer = w->plan->indexer,
+        .element = w->options.element,
+        .queries_of = tiles_at(w, CP_LIST_QUERIES, op->in.origin),
+        .keys_of = cp_manifest_keys(w->manifest, w->lists, CP_LIST_KEYS,
+                                    op->keys.origin),
+        .queries = w->slots[op->in.slot],
+        .weights = slot_weights(w, op->in.slot),
+        .keys = w->slots[op->keys.slot],
+        .merge = merged >= 0,
+        .lists = w->slots[merged >= 0 ? merged : op->out.slot],
+    };
+    return cp_cuda(cp_device_select(&call, w->queues.compute),
+                   "rank %d, a choice among keys of rank %d", w->rank,
+                   op->keys.origin);
+}
+
+static cp_status merge_lists(cp_stream_walker *w, const cp_op *op,
+                             int64_t count) {
+    for (int64_t n = 0; n < count; n++) {
+        const cp_device_lists call = {
+            .rows = w->plan->slots[op[n].in.slot].rows,
+            .room = w->plan->indexer.top_k,
+            .from = w->slots[op[n].in.slot],
+            .to = w->slots[op[n].out.slot],
+        };
+        CP_TRY(cp_cuda(cp_device_merge_lists(&call, w->queues.compute),
+                       "rank %d, a merge of lists", w->rank));
+    }
+    return CP_OK;
+}
+
+static cp_status pack_list(cp_stream_walker *w, const cp_op *op) {
+    const cp_device_lists call = {
+        .rows = w->plan->slots[op->in.slot].rows,
+        .room = w->plan->indexer.top_k,
+        .from = w->slots[op->in.slot],
+        .to = slot_chosen(w, op->out.slot),
+    };
+    return cp_cuda(cp_device_pack_list(&call, w->queues.compute),
+                   "rank %d, a list that is complete", w->rank);
 }
 
 /* Columns of a part, from or to those of the whole. */
@@ -459,19 +527,22 @@ static void mark_end(const cp_stream_walker *w, int64_t mark) {
 
 static cp_status do_operations(cp_stream_walker *w, const cp_op *op,
                                int64_t count) {
+    const bool list = w->plan->slots[op->in.slot].kind == CP_SLOT_LIST;
     switch (op->kind) {
     case CP_OP_WAIT:
         return cp_event_wait(w->queues.compute, w->over[op->ends]);
     case CP_OP_ATTEND:
         return attend(w, op, count > 1 ? op[1].out.slot : -1);
+    case CP_OP_SELECT:
+        return choose_keys(w, op, count > 1 ? op[1].out.slot : -1);
     case CP_OP_MERGE:
-        return merge(w, op, (int)count);
+        return list ? merge_lists(w, op, count) : merge(w, op, (int)count);
     case CP_OP_SPLIT:
         return split(w, op);
     case CP_OP_JOIN:
         return join(w, op);
     default:
-        return copy(w, op);
+        return list ? pack_list(w, op) : copy(w, op);
     }
 }
 
@@ -537,7 +608,8 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     /* Poison the slots that are not inputs. */
     for (int slot = 0; slot < plan->slot_count && w->options.poison; slot++)
         if (w->slots[slot] != NULL && slot != plan->queries &&
-            slot != plan->fresh)
+            slot != plan->fresh && slot != plan->index_queries &&
+            slot != plan->index_keys)
             CP_TRY(cp_cuda(cudaMemsetAsync(w->slots[slot], 0xFF,
                                            (size_t)plan->slots[slot].bytes,
                                            stream),

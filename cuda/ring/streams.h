@@ -83,6 +83,7 @@ cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
  * the queries and the result of a cp_walker (walk.h). */
 typedef struct {
     void *queries, *keys, *values;
+    void *index_queries, *index_weights, *index_keys; /* with an indexer */
     float *output, *lse;
 } cp_stream_rows;
 cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
