@@ -6,7 +6,8 @@ struct cp_manifest {
     const cp_plan *plan;
     int rank;
     int64_t query_tile;
-    bool packs;              /* a block of keys, from the cache */
+    bool packs;              /* a block of keys, from the cache; or a list:
+                                index keys have the rows of such a block */
     int64_t longest;         /* keys that a sequence has, on some rank */
     int64_t first[CP_LISTS]; /* where a kind begins, among the pieces of all */
     int64_t room[CP_LISTS];  /* pieces that each list of it can have */
