@@ -59,9 +59,11 @@ static double largest(const cp_shape *shape, int64_t rows, int64_t head,
                       int64_t dim, const float *numbers) {
     double most = FLT_MIN * 127.0;
     for (int64_t n = 0; n < rows; n++)
-        for (int64_t d = 0; d < dim; d++)
-            most = fmax(most,
-                        fabs(numbers[(n * shape->kv_heads + head) * dim + d]));
+        for (int64_t d = 0; d < dim; d++) {
+            const double number =
+                fabs(numbers[(n * shape->kv_heads + head) * dim + d]);
+            most = number > most ? number : most;
+        }
     return most;
 }
 
