@@ -325,13 +325,13 @@ TEST(commands_choose_by_a_description) {
              "--most 3 --ask 'what is this?'",
              "The same on one rank");
     ck_assert_ptr_null(strstr(output, "Regret"));
-    refused(2, "machine nowhere: no file",
+    refused(1, "machine nowhere: no file",
             "$L chat --model m --ask x --machine nowhere");
     refused(2, "--machine has no meaning with --variant pass-kv",
             "$L chat --model m --ask x --machine gtt --variant pass-kv");
-    refused(2, "/dev/null: no memory (GB",
+    refused(2, "/dev/null: memory is missing (GB",
             "$L attend --q a --k a --v a --machine /dev/null");
-    refused(2, "nowhere", "$L logits --model m --tokens a --machine nowhere");
+    refused(1, "nowhere", "$L logits --model m --tokens a --machine nowhere");
 }
 
 TEST(processes_are_calibrated) {

@@ -111,7 +111,7 @@ TEST(work_is_counted_by_the_numbers_of_both) {
     must(cp_cache_lay_out(cache, false, &tokens, &layout));
     must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
     must(cp_plan_check(plan, &report));
-    ck_assert_int_eq(report.flops[0], 10 * 6 * 2 * (20 + 16));
+    ck_assert_int_eq((int64_t)report.flops[0], 10 * 6 * 2 * (20 + 16));
     cp_plan_report_free(&report);
     cp_plan_free(plan);
     cp_layout_free(layout);

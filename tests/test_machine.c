@@ -111,7 +111,8 @@ LOOP(missing_fields_are_named, 0, 8) {
         const size_t length = strcspn(at, "\n") + 1;
         if (line == _i)
             snprintf(wanted, sizeof(wanted),
-                     line == 0 ? "it must begin: machine NAME" : "m: no %.*s (",
+                     line == 0 ? "it must begin: machine NAME"
+                               : "m: %.*s is missing (",
                      (int)strcspn(at, " "), at);
         else
             strncat(text, at, length);
@@ -141,8 +142,8 @@ TEST(what_is_left_out_follows) {
     static const char *const heads[][2] = {
         {"machine m\nlike nothing\n", "like: it names no built-in"},
         {"machine m\nlike gtt\nlike gti\n", "m:3: like: given twice"},
-        {"like gtt\nmachine m\nlink_rate\n", "m:3: link_rate: no value"},
-        {"like gtt\nlink_rate 1 GB/s assumed\n", "must begin: machine NAME"}};
+        {"machine m\nlike gtt\nlink_rate\n", "m:3: link_rate: no value"},
+        {"like gtt\nmachine m\n", "m:1: it must begin: machine NAME"}};
     for (int n = 0; n < 4; n++)
         refuses(cp_hardware_read("m", heads[n][0], &h), CP_INVALID,
                 heads[n][1]);

@@ -433,7 +433,8 @@ TEST(test_logits_and_capacity) {
     refuses(cp_session_logits(session, 0, 0, after), CP_INVALID,
             "of 24 tokens");
     refuses(cp_session_choose(session, CP_DECODE), CP_INVALID, "not a variant");
-    refuses(cp_session_trace(session, "/dev/null"), CP_INVALID, "no trace");
+    refuses(cp_session_trace(session, "/dev/null", NULL), CP_INVALID,
+            "no trace");
 }
 
 TEST(test_bad_options) {
@@ -510,7 +511,7 @@ LOOP(test_trace, 0, 3) {
                                         .variant = variants[1 + _i % 3],
                                         .trace = true};
     cp_session *session = open_with(&options);
-    int64_t sent = 0;
+    int64_t sent = 0, lost = 1;
     cp_turn_report report; /* the next call takes what it points to */
     must(cp_session_prefill(session, &(int64_t){40}, text, &report));
     for (int rank = 0; rank < 3; rank++)
@@ -521,8 +522,9 @@ LOOP(test_trace, 0, 3) {
     /* Read the trace and compare. */
     char path[] = "/tmp/long-ring-trace-XXXXXX";
     close(mkstemp(path));
-    must(cp_session_trace(session, path));
-    refuses(cp_session_trace(session, "/nowhere/trace.json"), CP_FILE,
+    must(cp_session_trace(session, path, &lost));
+    ck_assert_int_eq(lost, 0);
+    refuses(cp_session_trace(session, "/nowhere/trace.json", &lost), CP_FILE,
             "/nowhere/trace.json");
     ck_assert_int_eq(shell("cat %s", path), 0);
     const char *json = output;

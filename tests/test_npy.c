@@ -91,13 +91,31 @@ TEST(other_writers_headers_are_read) {
     cp_npy_free(&array);
 }
 
+TEST(halves_are_widened) {
+    const uint16_t halves[5] = {0x3C00, 0xC000, 1, 0x7BFF, 0x7C00};
+    cp_npy array;
+    write_file("{'descr': '<f2', 'fortran_order': False, 'shape': (4,)}\n",
+               halves, 8);
+    must(cp_npy_read(path, &array));
+    must(cp_npy_to_float32(&array, path));
+    const float *numbers = array.data;
+    ck_assert(array.type == CP_NPY_FLOAT32 && array.count == 4);
+    ck_assert(numbers[0] == 1 && numbers[1] == -2 && numbers[2] == 0x1p-24f &&
+              numbers[3] == 65504);
+    cp_npy_free(&array);
+    write_file("{'descr': '<f2', 'fortran_order': False, 'shape': (5,)}\n",
+               halves, 10);
+    must(cp_npy_read(path, &array));
+    refuses(cp_npy_to_float32(&array, path), CP_INVALID, "element [4] is inf");
+    cp_npy_free(&array);
+}
+
 #define ENTRY(descr, order, shape)                                             \
     "{'descr': " descr ", 'fortran_order': " order ", 'shape': " shape "}\n"
 static const struct {
     const char *header, *because;
 } hostile[] = {
     {ENTRY("'>f4'", "False", "(2,)"), "type '>f4'; little"},
-    {ENTRY("'<f2'", "False", "(4,)"), "<f2"},
     {ENTRY("'|O'", "False", "(1,)"), "|O"},
     {ENTRY("[('a', '<f4')]", "False", "(2,)"), "type [('a'; "},
     {ENTRY("'<f4'", "True", "(2,)"), "fortran_order"},

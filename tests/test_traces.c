@@ -116,7 +116,8 @@ static int count_hidden(const talk *t) {
 
 static cp_status walk_and_look(talk *t) {
     const cp_status status = walk_together(t);
-    must(cp_device_trace_write(t->trace, path));
+    int64_t lost;
+    must(cp_device_trace_write(t->trace, path, &lost));
     read_lines(path);
     look_for_all(t);
     if (t->plan->variant == CP_PASS_KV && t->ranks > 1)
@@ -208,7 +209,8 @@ LOOP(what_is_captured_is_left_out, 0, 3) {
     t.walk = walk_in_a_graph;
     call(&t, fresh, CP_PASS_KV);
     went_well(&t, 0);
-    must(cp_device_trace_write(t.trace, path));
+    int64_t lost;
+    must(cp_device_trace_write(t.trace, path, &lost));
     read_lines(path);
     ck_assert_int_gt(line_count, 0);
     ck_assert_int_eq(left_out, line_count);

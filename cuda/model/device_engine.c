@@ -89,8 +89,8 @@ static cp_status best(const cp_engine *base, int64_t rows, int32_t *tokens) {
     return settle(base);
 }
 
-static cp_status trace(const cp_engine *base, const char *path) {
-    return cp_device_trace_write(own(base)->trace, path);
+static cp_status trace(const cp_engine *base, const char *path, int64_t *lost) {
+    return cp_device_trace_write(own(base)->trace, path, lost);
 }
 
 static cp_status make_cache(cp_device_engine *it, cp_device_rank *rank) {

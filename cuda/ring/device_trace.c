@@ -116,7 +116,8 @@ void cp_device_trace_collect(cp_device_trace *trace, int rank) {
     mine->count = 0;
 }
 
-cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
+cp_status cp_device_trace_write(cp_device_trace *trace, const char *path,
+                                int64_t *lost) {
     for (int rank = 0; rank < trace->ranks; rank++) {
         const tracer *mine = &trace->tracers[rank];
         for (int64_t n = 0; n < mine->count; n++)
@@ -124,7 +125,7 @@ cp_status cp_device_trace_write(cp_device_trace *trace, const char *path) {
                 cudaEventSynchronize(mine->open[n].end);
         cp_device_trace_collect(trace, rank);
     }
-    return cp_history_write(trace->history, path);
+    return cp_history_write(trace->history, path, lost);
 }
 
 static cp_status start_clock(cp_device_trace *trace, int rank) {

@@ -36,6 +36,7 @@ void cp_device_trace_collect(cp_device_trace *trace, int rank);
 
 /* Wait for what has begun, and write all as Chrome trace JSON. Fails as cp_save
  * does. */
-cp_status cp_device_trace_write(cp_device_trace *trace, const char *path);
+cp_status cp_device_trace_write(cp_device_trace *trace, const char *path,
+                                int64_t *lost);
 
 #endif

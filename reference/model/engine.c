@@ -84,8 +84,8 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
     return CP_OK;
 }
 
-static cp_status trace(const cp_engine *base, const char *path) {
-    return cp_history_write(own(base)->trace, path);
+static cp_status trace(const cp_engine *base, const char *path, int64_t *lost) {
+    return cp_history_write(own(base)->trace, path, lost);
 }
 
 static cp_status move(cp_engine *base, int n, const cp_moves *moves) {

@@ -35,9 +35,19 @@ cp_status cp_output_flush(void) {
                    strerror(output_reason));
 }
 
+bool cp_is_output(const char *path) {
+    struct stat named, standard;
+    return path != NULL && stat(path, &named) == 0 &&
+           fstat(STDOUT_FILENO, &standard) == 0 &&
+           named.st_dev == standard.st_dev && named.st_ino == standard.st_ino;
+}
+
 void cp_complain(const char *message) {
-    if (cp_crew_leads() && message[0] != '\0')
-        fprintf(stderr, "longring: %s\n", message);
+    if (!cp_crew_leads() || message[0] == '\0')
+        return;
+    fputs("longring: ", stderr);
+    cp_write_shown(stderr, message);
+    fputc('\n', stderr);
 }
 
 /* The exit status for the result of the work, and the line that says why. */
@@ -94,18 +104,23 @@ static cp_status files_check(const cp_option *options) {
 
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context) {
-    bool help;
+    bool help, used = false; /* well: whatever goes wrong is no bad use */
     int result = 2;
     cp_status status = cp_options_parse(usage, count, arguments, &help);
     if (status == CP_OK && help) {
+        used = true;
         cp_options_help(usage, stdout);
         result = finished(CP_OK);
-    } else if (status == CP_OK && (check == NULL || check(context) == CP_OK)) {
-        status = cp_crew_leads() ? files_check(usage->options) : CP_OK;
-        result = finished(status == CP_OK ? run(context) : status);
-    } else {
-        cp_complain(cp_message());
+    } else if (status == CP_OK) {
+        status = check != NULL ? check(context) : CP_OK;
+        used = status == CP_OK || status == CP_FILE || status == CP_MEMORY;
+        if (status == CP_OK && cp_crew_leads())
+            status = files_check(usage->options);
+        if (used)
+            result = finished(status == CP_OK ? run(context) : status);
     }
+    if (!used)
+        cp_complain(cp_message());
     cp_options_free(usage->options);
     return result;
 }
@@ -444,9 +459,12 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text) {
 /* All that is left of a file, and a zero byte after it. */
 static cp_status rest_read(FILE *in, const char *name, char **text,
                            int64_t *bytes) {
-    enum { BLOCK = 65536 };
+    enum { BLOCK = 65536, MOST = 1 << 30 };
     int64_t room = 0, count = 1;
     for (*bytes = 0; count > 0; *bytes += count) {
+        if (*bytes > MOST)
+            return cp_fail(CP_CAPACITY, "%s: more than %d bytes of text", name,
+                           MOST);
         CP_TRY(cp_grow(text, &room, *bytes + BLOCK + 1, 1, name));
         count = (int64_t)fread(*text + *bytes, 1, BLOCK, in);
     }
@@ -471,6 +489,12 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
             fclose(in);
     }
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
+}
+
+void cp_command_lost(int64_t lost) {
+    if (lost > 0)
+        printf("%s later operation%s left out of the trace\n",
+               cp_group(lost).text, lost == 1 ? " is" : "s are");
 }
 
 cp_status cp_page_keep(const char *path, const char *text) {
@@ -565,14 +589,18 @@ static int version(void) {
 
 static int dispatch(int count, char *const *arguments) {
     const char *name = count > 1 ? arguments[1] : "--help";
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
-        strcmp(name, "help") == 0)
+    static char page[] = "--help", *const help[] = {page};
+    const bool asks = strcmp(name, "help") == 0;
+    if (asks && count > 2)
+        name = arguments[2];
+    else if (asks || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return overview();
     if (strcmp(name, "--version") == 0)
         return version();
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(name, commands[i].name) == 0)
-            return commands[i].run(count - 2, arguments + 2);
+            return commands[i].run(asks ? 1 : count - 2,
+                                   asks ? help : arguments + 2);
     const char *near = cp_nearest(name, (int64_t)strlen(name), COMMANDS,
                                   &commands->name, sizeof(*commands));
     if (near != NULL)

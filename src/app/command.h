@@ -26,7 +26,10 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
  * away. */
 cp_status cp_output_flush(void);
 
-/* Print the one line of a failure. */
+/* Is this path standard output, which then holds its bytes and no more? */
+bool cp_is_output(const char *path);
+
+/* Print the one line of a failure, as cp_write_shown does. */
 void cp_complain(const char *message);
 
 /* Put the name of a file before the message of a failure that lacks it, and
@@ -250,8 +253,12 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
 
 /* All that the file at path, or standard input if path is NULL, has to give,
  * and a zero byte after it. The caller frees *text, whatever the result. Fails
- * with CP_FILE or CP_MEMORY. */
+ * with CP_FILE, CP_MEMORY, or CP_CAPACITY where it has more than 2^30 bytes, as
+ * devices do that never end. */
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
+
+/* Say so if operations found no room in a trace. */
+void cp_command_lost(int64_t lost);
 
 /* A page of text in memory, as write writes it; *text is the caller's to
  * free. And such a page in the file at path, or on standard output if path is

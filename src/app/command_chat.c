@@ -200,11 +200,14 @@ typedef struct {
 static cp_status line_read(bool prompts, input_line *line, bool *more) {
     ssize_t read = -1;
     CP_TRY(cp_crew_await(STDIN_FILENO));
+    cp_status status = CP_OK;
     while (cp_crew_leads()) {
         fputs(prompts ? "\n> " : "", stdout);
         fflush(stdout);
         errno = 0;
         read = getline(&line->text, &line->size, stdin);
+        if (read < 0 && ferror(stdin) && errno != EINTR)
+            status = cp_fail(CP_FILE, "standard input: %s", strerror(errno));
         if (read >= 0 || errno != EINTR)
             break;
         clearerr(stdin);
@@ -216,7 +219,7 @@ static cp_status line_read(bool prompts, input_line *line, bool *more) {
     while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
-    return cp_crew_share(CP_OK, more, sizeof(*more), (void **)&line->text,
+    return cp_crew_share(status, more, sizeof(*more), (void **)&line->text,
                          &line->length);
 }
 
@@ -352,16 +355,17 @@ static cp_status compare(chat_run *run) {
 static cp_status head_show(const chat_run *run) {
     const cp_chat *chat = &run->chat;
     const cp_model_facts *facts = chat->opened.facts;
-    printf("%s over %ld rank%s on %s: %ld layers, %ld query and\n"
+    cp_write_shown(stdout, basename(chat->opened.path));
+    printf(" over %ld rank%s on %s: %ld layers, %ld query and\n"
            "%ld key and value heads of %ld, %s positions\n",
-           basename(chat->opened.path), run->ring.ranks,
-           cp_plural(run->ring.ranks), run->ring.backend->name, facts->layers,
-           facts->shape.query_heads, facts->shape.kv_heads,
+           run->ring.ranks, cp_plural(run->ring.ranks), run->ring.backend->name,
+           facts->layers, facts->shape.query_heads, facts->shape.kv_heads,
            facts->shape.head_dim,
            cp_group(cp_session_capacity(chat->session)).text);
-    if (chat->document != NULL)
-        printf("%s: %s bytes of text\n", run->file,
-               cp_group(chat->document_bytes).text);
+    if (chat->document != NULL) {
+        cp_write_shown(stdout, run->file);
+        printf(": %s bytes of text\n", cp_group(chat->document_bytes).text);
+    }
     if (run->prompts)
         puts("/help lists commands");
     return cp_output_flush();
@@ -369,9 +373,11 @@ static cp_status head_show(const chat_run *run) {
 
 static cp_status tail_show(chat_run *run) {
     struct rusage usage;
+    int64_t lost;
     if (run->trace != NULL && cp_crew_leads()) {
-        CP_TRY(cp_session_trace(run->chat.session, run->trace));
+        CP_TRY(cp_session_trace(run->chat.session, run->trace, &lost));
         printf("\nTrace: %s (ui.perfetto.dev shows it)\n", run->trace);
+        cp_command_lost(lost);
     }
     if (run->chat.tape.keeps)
         CP_TRY(compare(run));

@@ -52,8 +52,9 @@ static cp_status ids_load(logits_run *run) {
         return cp_refuse("%s: floats; int32 or int64 is needed", run->tokens);
     if (run->ids.dims != 1 || run->ids.count < 1)
         return cp_refuse(
-            "%s: %ld ids in %d dimensions; [T] with T >= 1 is needed",
-            run->tokens, run->ids.count, run->ids.dims);
+            "%s: %ld ids in %d dimension%s; [T] with T >= 1 is needed",
+            run->tokens, run->ids.count, run->ids.dims,
+            cp_plural(run->ids.dims));
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
     if (run->history != NULL && walked != run->ids.count)
         return cp_refuse("--history %s: %ld tokens; %s has %ld", run->history,
@@ -179,8 +180,11 @@ static cp_status logits_work(void *context) {
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};
+    const bool silent = cp_is_output(run->out);
     if (run->out != NULL && cp_crew_leads())
         CP_TRY(cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept));
+    if (silent)
+        return CP_OK;
     if (run->ids.count > 1)
         printf("nll %.6f\n", run->sum / (double)(run->ids.count - 1));
     return run->generate > 0 ? generate(run) : CP_OK;

@@ -39,7 +39,12 @@ typedef struct {
 
 static cp_status plan_check(void *context) {
     plan_run *run = context;
+    int64_t fresh = 0, cached = 0;
     CP_TRY(cp_command_tokens_check(&run->tokens, 1));
+    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, &fresh));
+    CP_TRY(cp_command_tokens_sum("cached", &run->tokens.cached, &cached));
+    if (run->check + run->csv + (run->draw != CP_DRAW_NOTHING) > 1)
+        return cp_refuse("--check, --csv and --draw exclude each other");
     if (run->element_bytes != 2 && run->element_bytes != 4)
         return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
                          run->element_bytes);
@@ -232,7 +237,7 @@ static cp_status csv_print(FILE *out, const plan_run *run) {
     for (int k = 0; k < report->ranks; k++) {
         const cp_block *queries = &run->layout->queries[k];
         const cp_block *keys = &run->layout->keys[k];
-        fprintf(out, "%d,%ld,%ld,%ld,%ld,%ld,%ld,", k, queries->tokens,
+        fprintf(out, "%d,%ld,%ld,%ld,%.0f,%ld,%ld,", k, queries->tokens,
                 keys->tokens, report->pairs[k], report->flops[k],
                 report->messages[k], report->bytes[k]);
         pieces_print(out, &queries->pieces, true, INT32_MAX, ",");
@@ -328,33 +333,29 @@ static void hops_print(FILE *out, const plan_run *run) {
 
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
 
-static void sparse_proof_print(FILE *out, const plan_run *run) {
-    const cp_pieces *queries = &run->layout->everybody.pieces;
-    const int64_t chosen = cp_indexer_chosen(queries, run->plan->indexer.top_k);
+static void sparse_proof_print(FILE *out, const plan_run *run, int64_t causal) {
+    const int64_t chosen = cp_indexer_chosen(&run->layout->everybody.pieces,
+                                             run->plan->indexer.top_k);
     fprintf(
         out,
         "\nchecked: the indexer looks at each of %s causal pairs once\n"
         "         before a query chooses, each of %s chosen pairs is scored "
         "once,\n",
-        cp_group(cp_indexer_chosen(queries, INT32_MAX)).text,
-        cp_group(chosen).text);
+        cp_group(causal).text, cp_group(chosen).text);
 }
 
 static cp_status proof_print(FILE *out, const plan_run *run) {
-    const cp_shape *shape = &run->shape;
-    int64_t flops = 0, states = 0;
-    for (int k = 0; k < run->report.ranks; k++)
-        flops += run->report.flops[k];
+    const int64_t causal =
+        cp_indexer_chosen(&run->layout->everybody.pieces, INT64_MAX);
+    int64_t states = 0;
     if (run->scan > 0)
         fprintf(out, "\nchecked: each chunk gets what all before it do, in "
                      "their order, once,\n");
     else if (run->sparse.indexer.top_k > 0)
-        sparse_proof_print(out, run);
+        sparse_proof_print(out, run, causal);
     else
         fprintf(out, "\nchecked: each of %s causal pairs is scored once,\n",
-                cp_group(flops / (2 * (shape->head_dim + cp_value_dim(shape)) *
-                                  shape->query_heads))
-                    .text);
+                cp_group(causal).text);
     fprintf(out, "         every message meets its receive, no slot is touched "
                  "in flight,\n         and the plan ends\n");
     if (run->ranks > EXPLORED_RANKS)

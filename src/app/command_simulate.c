@@ -16,7 +16,8 @@ typedef struct {
     /* What they come to. */
     cp_choice choice;
     cp_forecast forecast;
-    double step; /* seconds of a step of decode after the call */
+    double step;  /* seconds of a step of decode after the call */
+    int64_t lost; /* of the trace */
 } simulate_run;
 
 static cp_status constant_set(cp_hardware *hardware, const char *text) {
@@ -180,6 +181,7 @@ static void forecast_print(const simulate_run *run) {
            100 * f->busy, 1e-12 * f->flops_per_second,
            100 * f->flops_per_second / run->call.hardware.peak);
     shares_print(&run->call.hardware, f);
+    cp_command_lost(run->lost);
     if (f->state.seconds > 0)
         printf("\na layer with a state microseconds\n"
                "  runs of tokens   %12.6g\n  scan             %12.6g  (%s)\n"
@@ -220,8 +222,9 @@ static cp_status call_simulate(simulate_run *run) {
     if (!isfinite(run->forecast.seconds))
         return cp_refuse("machine %s is too slow for a time",
                          run->call.hardware.name);
-    return run->trace == NULL ? CP_OK
-                              : cp_history_write(scenario->trace, run->trace);
+    return run->trace == NULL
+               ? CP_OK
+               : cp_history_write(scenario->trace, run->trace, &run->lost);
 }
 
 /* Simulate the step of decode that follows the call, in which all its tokens

@@ -102,7 +102,10 @@ static cp_status state_work(void *context) {
     const cp_npy_file files[] = {
         {run->out, CP_NPY_FLOAT32, 3, run->tensors[VALUES].shape, job->output},
         {run->after, CP_NPY_FLOAT32, 3, state, job->state}};
+    const bool silent = cp_is_output(run->out) || cp_is_output(run->after);
     CP_TRY(cp_npy_write_all(2, files));
+    if (silent)
+        return CP_OK;
     printf("%s over %d rank%s: %ld token%s, %ld head%s with a state of %ld by "
            "%ld; %ld message%s, %ld bytes a rank\n",
            cp_scan_name(job->scan), job->ranks, cp_plural(job->ranks),

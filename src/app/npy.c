@@ -11,15 +11,15 @@
 #include <sys/stat.h>
 
 #include "ground/save.h"
+#include "model/blocks.h"
 
 static const struct {
     const char *spelling; /* as in the header */
     int64_t bytes;
 } number_types[] = {
-    [CP_NPY_FLOAT32] = {"'<f4'", 4},
-    [CP_NPY_FLOAT64] = {"'<f8'", 8},
-    [CP_NPY_INT32] = {"'<i4'", 4},
-    [CP_NPY_INT64] = {"'<i8'", 8},
+    [CP_NPY_FLOAT32] = {"'<f4'", 4}, [CP_NPY_FLOAT64] = {"'<f8'", 8},
+    [CP_NPY_INT32] = {"'<i4'", 4},   [CP_NPY_INT64] = {"'<i8'", 8},
+    [CP_NPY_FLOAT16] = {"'<f2'", 2},
 };
 
 int64_t cp_npy_bytes(const cp_npy *array) {
@@ -27,13 +27,13 @@ int64_t cp_npy_bytes(const cp_npy *array) {
 }
 
 static cp_status type_read(const char *at, const char *path, cp_npy *array) {
-    for (int type = CP_NPY_FLOAT32; type <= CP_NPY_INT64; type++) {
+    for (int type = CP_NPY_FLOAT32; type <= CP_NPY_FLOAT16; type++) {
         array->type = (cp_npy_type)type;
         if (strncmp(at, number_types[type].spelling, 5) == 0)
             return CP_OK;
     }
-    return cp_refuse("%s: numbers of type %.*s; little-endian float32, "
-                     "float64, int32 or int64 is needed",
+    return cp_refuse("%s: numbers of type %.*s; little-endian float16, "
+                     "float32, float64, int32 or int64 is needed",
                      path, (int)strcspn(at, ","), at);
 }
 
@@ -163,9 +163,24 @@ static cp_status refuse_element(const cp_npy *array, const char *path,
                      path, index, value);
 }
 
+/* Make float32 of float16, which takes more room. */
+static cp_status half_widen(cp_npy *array, const char *path) {
+    const unsigned char *halves = array->data;
+    float *numbers;
+    CP_TRY(cp_allocate(&numbers, array->count, sizeof(float), path));
+    for (int64_t i = 0; i < array->count; i++)
+        numbers[i] = cp_half_value(halves + 2 * i);
+    free(array->data);
+    array->data = numbers;
+    array->type = CP_NPY_FLOAT32;
+    return CP_OK;
+}
+
 cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
-    if (array->type != CP_NPY_FLOAT32 && array->type != CP_NPY_FLOAT64)
-        return cp_refuse("%s: integers; float32 or float64 is needed", path);
+    if (array->type == CP_NPY_INT32 || array->type == CP_NPY_INT64)
+        return cp_refuse("%s: integers; floats are needed", path);
+    if (array->type == CP_NPY_FLOAT16)
+        CP_TRY(half_widen(array, path));
     const bool wide = array->type == CP_NPY_FLOAT64;
     const double *doubles = array->data;
     float *numbers = array->data;

@@ -1,4 +1,4 @@
-/* Arrays in NumPy's .npy files: four types of number, C order. Not .npz. */
+/* Arrays in NumPy's .npy files: five types of number, C order. Not .npz. */
 #ifndef CP_NPY_H
 #define CP_NPY_H
 
@@ -9,6 +9,7 @@ typedef enum {
     CP_NPY_FLOAT64,
     CP_NPY_INT32,
     CP_NPY_INT64,
+    CP_NPY_FLOAT16, /* read, and never written */
 } cp_npy_type;
 
 enum { CP_NPY_MOST_DIMS = 8 };
@@ -22,7 +23,7 @@ typedef struct {
 } cp_npy;
 
 /* Read the array in the file at path: NumPy's format, versions 1 and 2,
- * float32, float64, int32 or int64, little-endian, C order. The file must be
+ * float16, float32, float64, int32 or int64, little-endian, C order. The file must be
  * exactly as long as its header says. The caller frees with cp_npy_free.
  * Fails with CP_FILE or CP_INVALID; *array is then empty. */
 cp_status cp_npy_read(const char *path, cp_npy *array);
@@ -31,9 +32,9 @@ void cp_npy_free(cp_npy *array);
 /* How many bytes its data have. */
 int64_t cp_npy_bytes(const cp_npy *array);
 
-/* Turn the numbers into float32 in place. Fails with CP_INVALID, naming path,
- * index and value, if an element is NaN or infinite, or does not fit; or if
- * they are integers. What the array then holds is of no use. */
+/* Turn the numbers into float32. Fails with CP_INVALID, naming path, index and
+ * value, if an element is NaN or infinite, or does not fit; or if they are
+ * integers; or with CP_MEMORY. What the array then holds is of no use. */
 cp_status cp_npy_to_float32(cp_npy *array, const char *path);
 
 /* An element of an array of int32 or int64. */

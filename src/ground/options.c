@@ -36,6 +36,9 @@ static cp_status choice_parse(const cp_option *option, const char *text) {
 }
 
 static cp_status value_store(const cp_option *option, const char *text) {
+    const bool file = option->kind == CP_INPUT || option->kind == CP_OUTPUT;
+    if (file && text[0] == '\0')
+        return cp_refuse("--%s: a file without a name", option->name);
     switch (option->kind) {
     case CP_FLAG:
         *(bool *)option->value = true;

@@ -49,7 +49,10 @@ static int temporary_open(saving *save, int64_t directory_bytes) {
 }
 
 static cp_status saving_begin(saving *save, const char *path) {
+    struct stat entry;
     save->target = realpath(path, NULL);
+    if (save->target == NULL && lstat(path, &entry) == 0)
+        return cp_fail(CP_FILE, "%s: leads nowhere: %s", path, strerror(errno));
     if (save->target == NULL)
         save->target = strdup(path);
     if (save->target == NULL)

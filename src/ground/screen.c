@@ -44,8 +44,9 @@ static void character_write(cp_screen *screen, const char *bytes, int count) {
 /* Write count bytes that are a character; or none, and neither are control
  * characters but tabs and line ends. */
 static void bytes_write(cp_screen *screen, int count, bool whole) {
-    const unsigned char c = (unsigned char)screen->held[0];
-    if (!whole || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F)
+    const char c = screen->held[0];
+    if (!whole ||
+        (c != '\n' && c != '\t' && cp_is_control(screen->held, count)))
         character_write(screen, "\xEF\xBF\xBD", 3);
     else
         character_write(screen, screen->held, count);
@@ -80,9 +81,22 @@ void cp_write_wrapped(FILE *out, int column, int indent, const char *text) {
     cp_screen_end(&screen);
 }
 
+void cp_write_shown(FILE *out, const char *text) {
+    int64_t left = (int64_t)strlen(text);
+    while (left > 0) {
+        const int width = cp_character(text, left);
+        const bool shown = width > 0 && !cp_is_control(text, width);
+        fwrite(shown ? text : "?", 1, shown ? (size_t)width : 1, out);
+        text += width > 0 ? width : 1;
+        left -= width > 0 ? width : 1;
+    }
+}
+
 void cp_progress_begin(cp_progress *progress, const char *what) {
     if (progress->shown)
-        fprintf(stderr, "\r\033[Kreading %s ...", what);
+        fputs("\r\033[Kreading ", stderr);
+    if (progress->shown)
+        cp_write_shown(stderr, what);
     progress->begun = progress->shown;
 }
 

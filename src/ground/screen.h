@@ -30,6 +30,10 @@ void cp_screen_end(cp_screen *screen);
  * is at column; later lines are indented. */
 void cp_write_wrapped(FILE *out, int column, int indent, const char *text);
 
+/* Write text that came from outside, a name perhaps, within a line: '?' stands
+ * for all that a terminal might obey, and for bytes that are no character. */
+void cp_write_shown(FILE *out, const char *text);
+
 /* A line on standard error that says how far a work has come. */
 typedef struct {
     bool shown;        /* there is a terminal to see it */

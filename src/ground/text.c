@@ -94,7 +94,7 @@ static int distance(const char *a, size_t a_length, const char *b) {
 const char *cp_nearest(const char *text, int64_t length, int64_t count,
                        const char *const *names, size_t apart) {
     const char *best = NULL;
-    int least = (int)(cp_min(length, LONGEST_NAME) + 1) / 2 + 1;
+    int least = (int)cp_min(length, LONGEST_NAME) / 3 + 2;
     for (int64_t i = 0; i < count && length <= LONGEST_NAME; i++) {
         const char *name = *names;
         const int steps = strlen(name) <= LONGEST_NAME
@@ -130,4 +130,11 @@ int cp_character(const char *bytes, int64_t count) {
         most = 0xBF;
     }
     return whole;
+}
+
+bool cp_is_control(const char *bytes, int width) {
+    const int lead = (unsigned char)bytes[0];
+    const bool second = width == 2 && lead == 0xC2; /* C1: U+0080 to U+009F */
+    return lead < 0x20 || lead == 0x7F ||
+           (second && (unsigned char)bytes[1] < 0xA0);
 }

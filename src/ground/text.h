@@ -44,4 +44,8 @@ const char *cp_nearest(const char *text, int64_t length, int64_t count,
  * a character. */
 int cp_character(const char *bytes, int64_t count);
 
+/* Might a terminal obey this character, of so many bytes, instead of showing
+ * it? Line ends and tabs too. */
+bool cp_is_control(const char *bytes, int width);
+
 #endif

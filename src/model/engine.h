@@ -51,7 +51,8 @@ typedef struct {
     /* The token with the largest of a row's scores, of equals the smallest;
      * negative where one is no number. NULL: from the scores. */
     cp_status (*best)(const cp_engine *engine, int64_t rows, int32_t *tokens);
-    cp_status (*trace)(const cp_engine *engine, const char *path);
+    cp_status (*trace)(const cp_engine *engine, const char *path,
+                       int64_t *lost);
 } cp_engine_ops;
 
 /* Where the hidden state of a token is. */

@@ -273,10 +273,11 @@ const cp_plan *cp_session_plan(const cp_session *session) {
     return session->last.plan;
 }
 
-cp_status cp_session_trace(const cp_session *session, const char *path) {
+cp_status cp_session_trace(const cp_session *session, const char *path,
+                           int64_t *lost) {
     if (!session->options.trace)
         return cp_refuse("this session keeps no trace");
-    return session->engine->on->trace(session->engine, path);
+    return session->engine->on->trace(session->engine, path, lost);
 }
 
 enum { PAGE = 64 }; /* rows */

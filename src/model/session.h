@@ -100,7 +100,9 @@ int64_t cp_session_capacity(const cp_session *session);
  * Lasts until the next call. */
 const cp_plan *cp_session_plan(const cp_session *session);
 
-/* Write what ran when, as Chrome trace JSON; needs options->trace. */
-cp_status cp_session_trace(const cp_session *session, const char *path);
+/* Write what ran when, as Chrome trace JSON, and say how much of it found no
+ * room; needs options->trace. */
+cp_status cp_session_trace(const cp_session *session, const char *path,
+                           int64_t *lost);
 
 #endif

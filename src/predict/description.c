@@ -3,7 +3,6 @@
 #include "predict/description.h"
 
 #include <errno.h>
-#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -93,8 +92,8 @@ static const struct {
     double most;
     const char *due;
 } ranges[] = {
-    [CP_FIELD_POSITIVE] = {false, DBL_MAX, "it must be above 0"},
-    [CP_FIELD_TIME] = {true, DBL_MAX, "it must be 0 or more"},
+    [CP_FIELD_POSITIVE] = {false, 1e99, "it must be above 0, at most 1e99"},
+    [CP_FIELD_TIME] = {true, 1e99, "it must be 0 or more, at most 1e99"},
     [CP_FIELD_FRACTION] = {false, 1, "it must be above 0, at most 1"},
     [CP_FIELD_SHARE] = {true, 1, "it must be from 0 to 1"},
 };
@@ -245,8 +244,6 @@ static cp_status line(reading *r) {
     take(r, r->name);
     const char *rest = r->text;
     take(r, name);
-    if (strcmp(r->name, "like") == 0)
-        return like(r, name);
     if (strcmp(r->name, description->what) == 0 && name[0] != '\0') {
         if (r->named)
             return refuse(r, "given twice");
@@ -257,8 +254,17 @@ static cp_status line(reading *r) {
     if (!r->named)
         return cp_refuse("%s:%d: it must begin: %s NAME", r->label, r->line,
                          description->what);
+    if (strcmp(r->name, "like") == 0)
+        return like(r, name);
     r->text = rest;
     return field(r);
+}
+
+static bool is_shown(const char *line) {
+    for (; *line != '\n' && *line != '\0'; line++)
+        if (*line != '\t' && *line != '\r' && cp_is_control(line, 2))
+            return false;
+    return true;
 }
 
 cp_status cp_description_change(const cp_description *description,
@@ -267,6 +273,8 @@ cp_status cp_description_change(const cp_description *description,
     while (*text != '\0') {
         r.line++;
         r.text = text + strspn(text, " \t\r");
+        if (!is_shown(text))
+            return cp_refuse("%s:%d: a control character", label, r.line);
         if (strchr("#\n", *r.text) == NULL)
             CP_TRY(line(&r));
         text += strcspn(text, "\n");
@@ -282,8 +290,8 @@ static cp_status fill_in(const cp_description *description, int n,
     if (description->origins[n].source != CP_SOURCE_NONE)
         return CP_OK;
     if (field->otherwise == NULL)
-        return cp_refuse("%s: no %s (%s: %s)", label, field->name, field->unit,
-                         field->about);
+        return cp_refuse("%s: %s is missing (%s: %s)", label, field->name,
+                         field->unit, field->about);
     const int other = cp_description_field(description, field->otherwise);
     if (other >= 0)
         memcpy(place_of(description, n), place_of(description, other),

@@ -691,13 +691,16 @@ static cp_status begin(proof *proof) {
     return CP_OK;
 }
 
+static int64_t pairs_of(const proof *proof, const cp_op *op) {
+    return proof
+        ->pairs[op->in.origin * proof->plan->layout->ranks + op->keys.origin];
+}
+
 static double sparse_flops(const proof *proof, const cp_op *op) {
     const cp_plan *plan = proof->plan;
     const cp_indexer *indexer = &plan->indexer;
     const cp_pieces *queries = &cp_plan_queries(plan, op->in.origin)->pieces;
-    const double pairs =
-        (double)
-            proof->pairs[op->in.origin * plan->layout->ranks + op->keys.origin];
+    const double pairs = (double)pairs_of(proof, op);
     if (op->kind == CP_OP_SELECT)
         return 2 * (double)(indexer->heads * indexer->dim) * pairs;
     return 2 * (double)plan->shape.query_heads *
@@ -705,31 +708,34 @@ static double sparse_flops(const proof *proof, const cp_op *op) {
            cp_indexer_share(indexer, queries);
 }
 
+/* Pairs of some heads are a part of a pair: whole ones, and what is left of
+ * them, whose products with heads would not all fit. */
 static void count_rank(const proof *proof, int k) {
     const cp_plan *plan = proof->plan;
     const cp_shape *shape = &plan->shape;
     const cp_program *program = &plan->programs[k];
     cp_plan_report *report = proof->report;
     const bool sparse = plan->indexer.top_k > 0;
-    int64_t hops = 0, scores = 0; /* of all heads */
-    double flops = 0;
+    const double a_score = 2 * (double)(shape->head_dim + cp_value_dim(shape));
+    int64_t hops = 0, left = 0;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const int64_t messages = cp_op_messages(plan, op);
         report->messages[k] += messages;
         report->bytes[k] += messages * plan->slots[op->in.slot].bytes;
         hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
-        if (sparse && (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT))
-            flops += sparse_flops(proof, op);
-        if (op->kind == (sparse ? CP_OP_SELECT : CP_OP_ATTEND))
-            scores +=
-                cp_plan_shape(plan, op->in.slot).query_heads *
-                proof->pairs[op->in.origin * report->ranks + op->keys.origin];
+        if (op->kind != CP_OP_ATTEND && op->kind != CP_OP_SELECT)
+            continue;
+        const int64_t heads = cp_plan_shape(plan, op->in.slot).query_heads;
+        const int64_t pairs = pairs_of(proof, op);
+        report->flops[k] += sparse ? sparse_flops(proof, op)
+                                   : a_score * (double)heads * (double)pairs;
+        if (sparse && op->kind == CP_OP_ATTEND)
+            continue;
+        report->pairs[k] += pairs / shape->query_heads * heads;
+        left += pairs % shape->query_heads * heads;
     }
-    report->pairs[k] = scores / shape->query_heads;
-    report->flops[k] =
-        sparse ? (int64_t)flops
-               : 2 * (shape->head_dim + cp_value_dim(shape)) * scores;
+    report->pairs[k] += left / shape->query_heads;
     report->hops = cp_max(report->hops, hops);
 }
 
@@ -739,10 +745,10 @@ static cp_status make_report(const proof *proof) {
     cp_plan_report *report = proof->report;
     double sum = 0;
     int64_t most = 0;
-    CP_TRY(cp_allocate(&report->pairs, 4 * (int64_t)ranks, 8, "a report"));
+    CP_TRY(cp_allocate(&report->pairs, 3 * (int64_t)ranks, 8, "a report"));
+    CP_TRY(cp_allocate(&report->flops, ranks, sizeof(double), "a report"));
     report->ranks = ranks;
-    report->flops = report->pairs + ranks;
-    report->bytes = report->flops + ranks;
+    report->bytes = report->pairs + ranks;
     report->messages = report->bytes + ranks;
     for (int n = 0; n < plan->slot_count; n++)
         report->slot_bytes += plan->slots[n].bytes;
@@ -757,6 +763,7 @@ static cp_status make_report(const proof *proof) {
 
 void cp_plan_report_free(cp_plan_report *report) {
     free(report->pairs);
+    free(report->flops);
     *report = (cp_plan_report){0};
 }
 

@@ -11,8 +11,8 @@
 typedef struct {
     int ranks;
     int64_t *pairs;     /* [ranks] (query, key) pairs scored, per head, or by
-                           an indexer; the other lists lie behind it */
-    int64_t *flops;     /* [ranks] 4 D_H N_H for each pair; of sparse attention
+                           an indexer; lists of int64_t lie behind it */
+    double *flops;      /* [ranks] 4 D_H N_H for each pair; of sparse attention
                            as if it were chosen evenly */
     int64_t *bytes;     /* [ranks] sent */
     int64_t *messages;  /* [ranks] sent; a collective sends N-1 */

@@ -7,7 +7,7 @@
 
 #include "ground/save.h"
 
-enum { MOST_STRETCHES = 20000 }; /* on each lane */
+enum { MOST_STRETCHES = 20000, MOST_IN_ALL = 400000 }; /* on each lane */
 
 typedef struct {
     cp_stretch *stretches;
@@ -17,6 +17,7 @@ typedef struct {
 struct cp_history {
     int ranks, queues;
     const char *const *names;
+    int64_t most; /* stretches of a lane */
     lane lanes[]; /* [ranks][queues] */
 };
 
@@ -27,7 +28,7 @@ static lane *find_lane(cp_history *history, int rank, int queue) {
 void cp_history_note(cp_history *history, int rank, int queue,
                      cp_stretch stretch) {
     lane *mine = find_lane(history, rank, queue);
-    if (mine->count < MOST_STRETCHES &&
+    if (mine->count < history->most &&
         cp_grow(&mine->stretches, &mine->room, mine->count + 1,
                 sizeof(cp_stretch), "a trace") == CP_OK)
         mine->stretches[mine->count++] = stretch;
@@ -66,10 +67,14 @@ void cp_history_print(const cp_history *history, FILE *out) {
     fprintf(out, "\n]}\n");
 }
 
-cp_status cp_history_write(const cp_history *history, const char *path) {
+cp_status cp_history_write(const cp_history *history, const char *path,
+                           int64_t *lost) {
     char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);
+    *lost = 0;
+    for (int n = 0; n < history->ranks * history->queues; n++)
+        *lost += history->lanes[n].lost;
     if (file != NULL)
         cp_history_print(history, file);
     if (file == NULL || fclose(file) != 0) {
@@ -86,7 +91,8 @@ cp_status cp_history_new(int ranks, int queues, const char *const *names,
     const int64_t lanes = (int64_t)ranks * queues;
     const int64_t bytes = lanes * (int64_t)sizeof(lane);
     CP_TRY(cp_allocate(out, 1, (int64_t)sizeof(cp_history) + bytes, "a trace"));
-    **out = (cp_history){ranks, queues, names};
+    **out = (cp_history){ranks, queues, names,
+                         cp_min(MOST_STRETCHES, MOST_IN_ALL / lanes)};
     return CP_OK;
 }
 

@@ -33,8 +33,9 @@ void cp_history_note(cp_history *history, int rank, int queue,
 void cp_history_lose(cp_history *history, int rank, int queue);
 
 /* Print all as Chrome trace JSON; or write it to a file, which fails as
- * cp_save. */
+ * cp_save, and say how many were lost. */
 void cp_history_print(const cp_history *history, FILE *out);
-cp_status cp_history_write(const cp_history *history, const char *path);
+cp_status cp_history_write(const cp_history *history, const char *path,
+                           int64_t *lost);
 
 #endif
