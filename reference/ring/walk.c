@@ -9,6 +9,7 @@
 
 #include "reference/ring/lists.h"
 #include "reference/ring/rewrite.h"
+#include "ring/migrate.h"
 
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
     return slot == plan->result ? plan->slots[slot].rows *
@@ -45,6 +46,10 @@ static tensors tensors_of(const cp_walker *walker, int slot) {
     if (slot == walker->plan->cache) {
         keys = walker->cache_keys;
         values = walker->cache_values;
+    } else if (walker->plan->migration != NULL &&
+               slot == walker->plan->result) {
+        keys = walker->new_keys;
+        values = walker->new_values;
     }
     return (tensors){keys, shape.latent ? keys : values};
 }
@@ -85,6 +90,30 @@ static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
     copy_pieces(from, to, shape->kv_heads * shape->head_dim, source.keys,
                 target.keys);
     copy_pieces(from, to, cp_value_width(shape), source.values, target.values);
+    return CP_OK;
+}
+static void carry_rows(const cp_moves *moves, int64_t width, bool packs,
+                       float *cache, float *block) {
+    for (int64_t n = 0; n < moves->count; n++) {
+        const cp_move move = moves->items[n];
+        float *rows = cache + (packs ? move.from : move.to) * width;
+        memcpy(packs ? block : rows, packs ? rows : block,
+               (size_t)(move.count * width) * sizeof(float));
+        block += move.count * width;
+    }
+}
+
+static cp_status carry(const cp_walker *walker, cp_use use, bool packs) {
+    const cp_plan *plan = walker->plan;
+    const cp_shape *shape = &plan->shape;
+    const cp_moves *moves =
+        &cp_parcel_of(plan->migration, use.origin, use.part)->moves;
+    const tensors block = tensors_of(walker, use.slot);
+    const tensors cache =
+        tensors_of(walker, packs ? plan->cache : plan->result);
+    carry_rows(moves, shape->kv_heads * shape->head_dim, packs, cache.keys,
+               block.keys);
+    carry_rows(moves, cp_value_width(shape), packs, cache.values, block.values);
     return CP_OK;
 }
 static int64_t wire_row(const cp_plan *plan, const cp_shape *shape,
@@ -304,6 +333,9 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     void **in = &walker->slots[op->in.slot],
          **out = &walker->slots[op->out.slot];
     const int64_t bytes = plan->slots[op->in.slot].bytes;
+    const bool packs = op->kind == CP_OP_PACK;
+    if (plan->migration != NULL && (packs || op->kind == CP_OP_APPEND))
+        return carry(walker, packs ? op->out : op->in, packs);
     switch (op->kind) {
     /* What a rank does alone. */
     case CP_OP_APPEND:

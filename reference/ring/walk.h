@@ -31,7 +31,8 @@ struct cp_walker {
     /* Where to write the rank's new tokens before a walk, in the rows that
      * plan->layout->queries[rank] names; a walk may overwrite the queries. */
     float *queries;               /* [rows][N_H][D_H] */
-    float *new_keys, *new_values; /* [rows][N_KV][D_H]; of a latent, one */
+    float *new_keys, *new_values; /* [rows][N_KV][D_H]; of a latent, one. Of a
+                                     migration: the caller's, the new cache */
     /* With an indexer also its queries and their weights, in the same rows; and
      * its keys, cached and new, in the rows of plan->layout->keys[rank]. */
     float *index_queries, *index_weights, *index_keys;

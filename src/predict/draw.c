@@ -270,7 +270,9 @@ static cp_status print(drawing *d, cp_drawing kind, FILE *out) {
 cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
     drawing d = {.plan = plan,
                  .title = cp_plan_scans(plan) ? "scan"
-                                              : cp_variant_name(plan->variant),
+                          : plan->migration != NULL
+                              ? "migration"
+                              : cp_variant_name(plan->variant),
                  .ranks = plan->layout->ranks};
     cp_status status = set_bars(&d);
     if (status == CP_OK)

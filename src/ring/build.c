@@ -218,6 +218,7 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       .spare = wanted->spare,
                       .host = wanted->host,
                       .run_bytes = wanted->run_bytes,
+                      .migration = wanted->migration,
                       .indexer = indexer,
                       .wire = wanted->wire};
     begin(plan);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/migrate.h"
 #include "ring/order.h"
 
 typedef struct {
@@ -278,7 +279,8 @@ typedef struct {
     merge *merges;  /* in the order in which they happen, ranks is the first */
     int32_t merged; /* how many have */
     int64_t *pairs; /* [ranks + 1][ranks] of a query and a key block; the last
-                       queries are everybody's */
+                       queries are everybody's. Of a migration: how often what
+                       one gives another has arrived */
     uint8_t *times; /* [ranks] scratch: was it met? */
     cp_plan_report *report;
 } proof;
@@ -334,6 +336,12 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
                        "%d, which holds that of rank %d",
                        rank, op->hop, cp_op_name(op->kind), use.origin,
                        use.slot, it->origin);
+    if (proof->plan->migration != NULL && it->part != use.part)
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: %s wants what rank %d gives rank %d "
+                       "in slot %d, which holds what it gives rank %d",
+                       rank, op->hop, cp_op_name(op->kind), use.origin,
+                       use.part, use.slot, it->part);
     const int parts = proof->plan->slots[use.slot].parts;
     if (!cache && (it->part != use.part || it->parts != parts))
         return cp_fail(CP_BROKEN,
@@ -409,6 +417,17 @@ static cp_status check_due(const proof *proof, int rank, int half) {
                    rank, due.part, due.part + 1);
 }
 
+static cp_status check_parcels(const proof *proof, int rank) {
+    const cp_migration *it = proof->plan->migration;
+    for (int from = 0; from < it->ranks; from++)
+        if (cp_parcel_of(it, from, rank)->rows > 0 &&
+            proof->pairs[from * it->ranks + rank] == 0)
+            return cp_fail(CP_BROKEN,
+                           "rank %d ends without what rank %d gives it", rank,
+                           from);
+    return CP_OK;
+}
+
 static cp_status check_result(const proof *proof, int rank) {
     const cp_plan *plan = proof->plan;
     const content *it = &place_of(proof, rank, plan->result)->holds;
@@ -417,6 +436,8 @@ static cp_status check_result(const proof *proof, int rank) {
         CP_TRY(check_due(proof, rank, 0));
         return check_due(proof, rank, 1);
     }
+    if (plan->migration != NULL)
+        return check_parcels(proof, rank);
     if (!it->full || it->kind != CP_SLOT_PARTIAL || it->origin != due.origin ||
         it->part != due.part || it->parts != plan->slots[due.slot].parts)
         return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
@@ -481,6 +502,36 @@ static cp_status note_runs(proof *proof, int rank, const cp_op *op) {
     out->origin = op->in.origin;
     return check_use(proof, rank, op, op->out,
                      proof->plan->slots[op->out.slot].kind);
+}
+
+static cp_status note_parcel(proof *proof, int rank, const cp_op *op) {
+    const cp_plan *plan = proof->plan;
+    const int ranks = plan->layout->ranks;
+    const bool packs = op->kind == CP_OP_PACK;
+    const cp_use use = packs ? op->out : op->in;
+    content *it = &place_of(proof, rank, use.slot)->holds;
+    if (packs)
+        *it = (content){.origin = (int16_t)rank,
+                        .part = use.part,
+                        .parts = 1,
+                        .kind = CP_SLOT_KEYS,
+                        .full = true};
+    CP_TRY(check_use(proof, rank, op, use, plan->slots[use.slot].kind));
+    if (it->kind != CP_SLOT_KEYS || use.part < 0 || use.part >= ranks ||
+        plan->slots[use.slot].rows !=
+            cp_parcel_of(plan->migration, use.origin, use.part)->rows ||
+        (packs ? op->in.slot != plan->cache : op->out.slot != plan->result))
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: %s takes slot %d for what "
+                       "it is not",
+                       rank, op->hop, cp_op_name(op->kind), use.slot);
+    if (!packs &&
+        (use.part != rank || proof->pairs[use.origin * ranks + rank]++ > 0))
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: appends what rank %d gives rank %d%s",
+                       rank, op->hop, use.origin, use.part,
+                       use.part == rank ? " twice" : "");
+    return CP_OK;
 }
 
 static cp_status note_chosen(proof *proof, int rank, const cp_op *op) {
@@ -557,6 +608,8 @@ static cp_status note_local(proof *proof, const cp_event *event) {
         return note_join(proof, rank, op);
     if (proof->plan->slots[op->in.slot].kind == CP_SLOT_RUN)
         return note_runs(proof, rank, op);
+    if (proof->plan->migration != NULL)
+        return note_parcel(proof, rank, op);
     const bool list = proof->plan->slots[op->in.slot].kind == CP_SLOT_LIST;
     if (op->kind == CP_OP_PACK && list)
         return note_chosen(proof, rank, op);
@@ -679,12 +732,14 @@ static cp_status begin(proof *proof) {
                 runs ? cp_plan_own_run(plan, k, 0) : cp_use_of(plan->fresh, k));
         fill_in(proof, k,
                 runs ? cp_plan_own_run(plan, k, 1) : cp_plan_begins(plan, k));
+        if (plan->migration != NULL)
+            fill_in(proof, k, cp_use_of(plan->cache, k));
         if (plan->indexer.top_k > 0) {
             fill_in(proof, k, cp_use_of(plan->index_queries, k));
             fill_in(proof, k, cp_use_of(plan->index_keys, k));
         }
     }
-    for (int k = 0; k <= ranks; k++)
+    for (int k = 0; k <= ranks && plan->migration == NULL; k++)
         for (int r = 0; r < ranks; r++)
             proof->pairs[k * ranks + r] =
                 cp_block_pairs(cp_plan_queries(plan, k), &layout->keys[r]);
@@ -768,7 +823,9 @@ void cp_plan_report_free(cp_plan_report *report) {
 }
 
 static cp_status prove(proof *proof) {
-    CP_TRY(check_layout(proof->plan->layout));
+    const cp_migration *migration = proof->plan->migration;
+    CP_TRY(migration != NULL ? cp_migration_check(migration)
+                             : check_layout(proof->plan->layout));
     CP_TRY(begin(proof));
     CP_TRY(cp_plan_order(proof->plan, visit, proof));
     for (int k = 0; k < proof->plan->layout->ranks; k++)

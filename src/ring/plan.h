@@ -131,8 +131,9 @@ typedef struct {
     int spare;                 /* buffers for blocks that arrive */
     int host;                  /* ranks of a host, or 0 */
     int64_t run_bytes;         /* of what a run does */
-    cp_indexer indexer;        /* of sparse attention, or all zero */
-    int index_queries, index_keys, list; /* its slots; two are full, too */
+    const struct cp_migration *migration; /* if it moves a cache, or NULL */
+    cp_indexer indexer;                   /* of sparse attention, or all zero */
+    int index_queries, index_keys, list;  /* its slots; two are full, too */
     bool labelled;        /* whole query blocks carry their spans, as they
                                   do in a decode step of a ring */
     cp_program *programs; /* [ranks] */
@@ -161,7 +162,8 @@ typedef struct {
     int host;              /* ranks that live on a host, which a mesh asks;
                               0: a builder finds a number */
     cp_wire wire;
-    int64_t run_bytes;  /* a scan: of what one of its runs does */
+    int64_t run_bytes; /* a scan: of what one of its runs does */
+    const struct cp_migration *migration; /* of a cache, or NULL (migrate.h) */
     cp_indexer indexer; /* sparse attention, by it; all zero: attention */
 } cp_plan_options;
 
