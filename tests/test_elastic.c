@@ -1,13 +1,19 @@
 /* Caches that move to more ranks or fewer, and conversations that go on there,
  * or out of a file. */
+#define _GNU_SOURCE
 #include "expect.h"
 
+#include "model/elastic.h"
 #include "predict/draw.h"
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
 #include "ring/check.h"
 #include "ring/settle.h"
 #include "ring/shares.h"
+#include "tests/harness/tiny_gguf.h"
+
+#include <math.h>
+#include <stdio.h>
 
 enum { SEQUENCES = 3, POSITIONS = 300, BLOCK = 8 };
 
@@ -31,8 +37,7 @@ static cp_cache *empty_cache(const cp_dealing *how, int ranks, uint64_t seed) {
     cache->dealing = *how;
     if (seed == 0)
         return cache;
-    must(cp_cache_page(cache, BLOCK,
-                       SEQUENCES * cp_ceil_divide(room, BLOCK)));
+    must(cp_cache_page(cache, BLOCK, SEQUENCES * cp_ceil_divide(room, BLOCK)));
     for (int rank = 0; rank < ranks; rank++)
         cp_pages_shuffle(cache->pages[rank], seed);
     return cache;
@@ -79,12 +84,12 @@ static void stamp_rows(const bench *b, int list, bool check) {
         for (int64_t i = 0; i < pieces->items[n].span.count; i++) {
             const cp_span span = pieces->items[n].span;
             const int64_t row = pieces->items[n].row + i;
-            const int64_t token = b->it->first[span.sequence] + span.start +
-                                  i * span.step;
+            const int64_t token =
+                b->it->first[span.sequence] + span.start + i * span.step;
             for (int64_t c = 0; c < width + values; c++) {
-                float *number = c < width
-                                    ? &b->keys[list][row * width + c]
-                                    : &b->values[list][row * values + c - width];
+                float *number =
+                    c < width ? &b->keys[list][row * width + c]
+                              : &b->values[list][row * values + c - width];
                 if (check)
                     hold(*number == stamp(token, c));
                 *number = stamp(token, c);
@@ -138,8 +143,8 @@ static void check_bytes(const cp_migration *it, const cp_plan *plan) {
             held(&it->before[rank]) - cp_parcel_of(it, rank, rank)->rows;
         ck_assert_int_eq(report.bytes[rank],
                          leave * 4 * cp_kept_width(&plan->shape));
-        ck_assert_int_ge(leave, held(&it->before[rank]) -
-                                    held(&it->after[rank]));
+        ck_assert_int_ge(leave,
+                         held(&it->before[rank]) - held(&it->after[rank]));
         bytes += report.bytes[rank];
     }
     ck_assert_int_eq(bytes, it->moved * 4 * cp_kept_width(&plan->shape));
@@ -173,3 +178,249 @@ LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
     cp_cache_free(after);
 }
 
+typedef struct {
+    const cp_cache *before, *after;
+    cp_migration *it;
+    cp_plan *plan;
+} moving;
+
+static moving make_moving(void) {
+    moving m;
+    cp_cache *after = empty_cache(&ways[0], 3, 2);
+    m.before = lived_in(&ways[0], 2, 1);
+    must(cp_cache_settle(after, m.before->length));
+    m.after = after;
+    must(cp_cache_migration(m.before, after, &m.it));
+    must(cp_migration_match(m.it));
+    must(cp_migration_plan(m.it, &shapes[0], 4, &m.plan));
+    return m;
+}
+
+static cp_op *find(const moving *m, int rank, cp_op_kind kind, int64_t n) {
+    const cp_program *program = &m->plan->programs[rank];
+    for (int64_t i = 0; i < program->count; i++)
+        if (program->ops[i].kind == kind && n-- == 0)
+            return &program->ops[i];
+    ck_abort_msg("rank %d has too few of them", rank);
+    return NULL;
+}
+
+static void remove_op(const moving *m, int rank, const cp_op *op) {
+    cp_program *program = &m->plan->programs[rank];
+    cp_op *at = &program->ops[op - program->ops];
+    const int64_t behind = program->ops + --program->count - at;
+    memmove(at, at + 1, (size_t)behind * sizeof(cp_op));
+}
+
+static void lose_a_row(const moving *m) {
+    cp_parcel *parcel = cp_parcel_of(m->it, 0, 2);
+    parcel->rows -= parcel->moves.items[0].count;
+    parcel->moves.items[0] = parcel->moves.items[--parcel->moves.count];
+}
+
+static void send_a_row_twice(const moving *m) {
+    cp_parcel *parcel = cp_parcel_of(m->it, 0, 2);
+    must(cp_moves_append(&parcel->moves, parcel->moves.items[0]));
+    parcel->rows += parcel->moves.items[0].count;
+}
+
+static void send_another_row(const moving *m) {
+    cp_parcel_of(m->it, 0, 2)->moves.items[0].from++;
+}
+
+static void send_to_nobodys_row(const moving *m) {
+    cp_parcel_of(m->it, 0, 2)->moves.items[0].to += 100000;
+}
+
+static void miscount_rows(const moving *m) {
+    cp_parcel_of(m->it, 0, 2)->rows++;
+}
+
+static void hold_a_token_twice(const moving *m) {
+    must(cp_pieces_append(&m->it->before[1], m->it->before[0].items[0]));
+}
+
+static void hold_a_token_of_nobody(const moving *m) {
+    m->it->before[0].items[0].span.start = 5000;
+}
+
+static void forget_a_token(const moving *m) {
+    m->it->after[0].items[0].span.count--;
+}
+
+static void share_a_due_row(const moving *m) {
+    m->it->after[0].items[1].row = m->it->after[0].items[0].row;
+}
+
+static void forget_an_append(const moving *m) {
+    remove_op(m, 2, find(m, 2, CP_OP_APPEND, 0));
+}
+
+static void append_twice(const moving *m) {
+    cp_op *op = find(m, 2, CP_OP_APPEND, 1);
+    *op = *find(m, 2, CP_OP_APPEND, 0);
+}
+
+static void append_anothers(const moving *m) {
+    *find(m, 0, CP_OP_APPEND, 0) =
+        (cp_op){.kind = CP_OP_APPEND,
+                .in = find(m, 0, CP_OP_PACK, 0)->out,
+                .out = find(m, 0, CP_OP_APPEND, 1)->out};
+}
+
+static void append_to_the_old(const moving *m) {
+    find(m, 0, CP_OP_APPEND, 0)->out.slot = (int16_t)m->plan->cache;
+}
+
+static void pack_into_anothers(const moving *m) {
+    find(m, 0, CP_OP_PACK, 0)->out.slot = find(m, 0, CP_OP_PACK, 1)->out.slot;
+}
+
+static void believe_another(const moving *m) {
+    find(m, 2, CP_OP_APPEND, 0)->in.part = 1;
+}
+
+static void forget_a_wait(const moving *m) {
+    remove_op(m, 2, find(m, 2, CP_OP_WAIT, 1));
+}
+
+LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
+    static const struct {
+        void (*harm)(const moving *m);
+        const char *words;
+    } cases[] = {
+        {lose_a_row, "never arrives at rank 2"},
+        {send_a_row_twice, "arrives twice at rank 2"},
+        {send_another_row, "is not what arrives at rank 2"},
+        {send_to_nobodys_row, "what nobody is due in row"},
+        {miscount_rows, "rank 0 gives rank 2"},
+        {hold_a_token_twice, "is held by rank 0 and by rank 1"},
+        {hold_a_token_of_nobody, "which has no such token"},
+        {forget_a_token, "is held by no rank"},
+        {share_a_due_row, "shares its row on rank 0"},
+        {forget_an_append, "rank 2 ends without what rank"},
+        {append_twice, "twice"},
+        {append_anothers, "what rank 0 gives rank"},
+        {append_to_the_old, "takes slot"},
+        {pack_into_anothers, "takes slot"},
+        {believe_another, "wants what rank"},
+        {forget_a_wait, "which a receive is still filling"},
+    };
+    const moving m = make_moving();
+    cp_plan_report report;
+    must(cp_plan_check(m.plan, &report));
+    cp_plan_report_free(&report);
+    cases[_i].harm(&m);
+    cp_plan_link(m.plan);
+    refuses(cp_plan_check(m.plan, &report), CP_BROKEN, cases[_i].words);
+    cp_plan_report_free(&report);
+}
+
+TEST(a_migration_is_drawn) {
+    const moving m = make_moving();
+    char *page;
+    size_t size;
+    FILE *out = open_memstream(&page, &size);
+    must(cp_draw(m.plan, CP_DRAW_ASCII, out));
+    must(cp_draw(m.plan, CP_DRAW_SVG, out));
+    fclose(out);
+    hold(strstr(page, "receive") != NULL);
+    hold(strstr(page, "<title>migration over 3 ranks</title>") != NULL);
+    free(page);
+}
+
+TEST(what_does_not_fit_is_refused) {
+    cp_cache *cache = empty_cache(&ways[0], 2, 0), *other;
+    cp_migration *it;
+    refuses(cp_cache_settle(cache, (int64_t[]){1, 0, 5000}), CP_CAPACITY,
+            "room for");
+    must(cp_cache_settle(cache, (int64_t[]){1, 0, 0}));
+    refuses(cp_cache_settle(cache, (int64_t[]){1, 0, 0}), CP_INVALID,
+            "has 1 tokens already");
+    must(cp_cache_new(2, SEQUENCES, 300, &other));
+    must(cp_cache_settle(other, (int64_t[]){0, 0, 0}));
+    must(cp_cache_migration(cache, other, &it));
+    refuses(cp_migration_match(it), CP_BROKEN, "is held by no rank");
+    cp_migration_free(it);
+    refuses(cp_cache_migration(other, cache, &it), CP_INVALID, "no new token");
+}
+
+static cp_model *model;
+
+static void model_load(void) {
+    static tiny_bytes bytes;
+    const tiny_gguf_options tiny = {.seed = 4};
+    cp_gguf *file;
+    tiny_gguf_build(&tiny, &bytes);
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    must(cp_model_open(&cp_backend_threads, file, &model));
+}
+
+enum { TALKS = 2 };
+
+static cp_session *talk_open(const cp_session_options *more, int ranks) {
+    cp_session_options options = *more;
+    cp_session *session;
+    options.ranks = ranks;
+    options.sequences = TALKS;
+    must(cp_session_open(model, &options, &session));
+    return session;
+}
+
+/* The next call of both, and how far their last logits are apart. */
+static double call(cp_session *const both[2], bool decode, int64_t first,
+                   int64_t second) {
+    const int64_t lengths[TALKS] = {first, second}, count = first + second;
+    const int64_t words = model->facts.vocabulary;
+    static int32_t next;
+    int32_t *ids = room_for(count, sizeof(*ids));
+    float *logits[2];
+    double apart = 0;
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = 10 + next++ % 50;
+    for (int s = 0; s < 2; s++) {
+        logits[s] = room_for(count * words, 4);
+        must((decode ? cp_session_verify : cp_session_prefill)(both[s], lengths,
+                                                               ids, NULL));
+        must(cp_session_logits(both[s], 0, count, logits[s]));
+    }
+    for (int64_t i = 0; i < count * words; i++)
+        apart = fmax(apart, fabs((double)logits[0][i] - (double)logits[1][i]));
+    return apart;
+}
+
+static void move(cp_session *session, int from, int to, int64_t tokens) {
+    cp_ranks_report report;
+    must(cp_session_ranks(session, to, &report));
+    hold(report.from == from && report.to == to);
+    ck_assert_int_eq(report.tokens, tokens);
+    ck_assert_int_eq(report.bytes, report.moved * model->facts.layers * 4 *
+                                       cp_kept_width(&model->facts.shape));
+    hold(report.most <= report.bytes && report.after < 1.3);
+}
+
+LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
+    const int from = 1 + _i % 4, to = 1 + _i / 4 % 4;
+    const cp_session_options ways[] = {
+        {.block = 4, .cores = 1},
+        {.dealing = {CP_INTERLEAVE, 2, NULL}, .capacity = 200, .cores = 1},
+    };
+    const cp_session_options *how = &ways[_i / 16];
+    model_load();
+    cp_session *const both[] = {talk_open(&ways[0], 1), talk_open(how, from)};
+    move(both[1], from, from, 0);
+    hold(call(both, false, 40, 11) < 2e-4);
+    hold(call(both, true, 3, 1) < 2e-4);
+    move(both[1], from, to, 55);
+    for (int s = 0; s < 2; s++)
+        must(cp_session_truncate(both[s], 1, 12));
+    hold(call(both, true, 1, 1) < 2e-4);
+    hold(call(both, true, 4, 0) < 2e-4);
+    for (int s = 0; s < 2; s++)
+        must(cp_session_truncate(both[s], 0, 46));
+    hold(call(both, false, 9, 5) < 2e-4);
+    move(both[1], to, from, 55 + 18);
+    hold(call(both, true, 1, 1) < 2e-4);
+    for (int s = 0; s < 2; s++)
+        cp_session_close(both[s]);
+}

@@ -3,8 +3,10 @@
 #include "cuda/model/device_engine.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/kernels/model_kernels.h"
+#include "model/blocks.h"
 
 static cp_device_engine *own(const cp_engine *base) {
     return (cp_device_engine *)(uintptr_t)base;
@@ -176,6 +178,58 @@ static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
     return CP_OK;
 }
 
+static void to_element(cp_element element, int64_t count, const float *from,
+                       char *to) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &from[i], 4);
+        const uint16_t half =
+            (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+        if (element == CP_F32)
+            memcpy(to + 4 * i, &bits, 4);
+        else
+            memcpy(to + 2 * i, &half, 2);
+    }
+}
+
+static void from_element(cp_element element, int64_t count, const char *from,
+                         float *to) {
+    for (int64_t i = 0; i < count; i++)
+        if (element == CP_F32)
+            memcpy(&to[i], from + 4 * i, 4);
+        else
+            to[i] = cp_value_bf16((const unsigned char *)from + 2 * i, 0);
+}
+
+static cp_status rows(cp_engine *base, int n, const cp_row_copy *call) {
+    const cp_device_engine *mine = own(base);
+    const cp_element element = mine->model->element;
+    const int64_t row = mine->cache_bytes / base->options.rows;
+    const int64_t bytes = call->count * row;
+    const int64_t count = bytes / cp_element_bytes(element);
+    float *const here[] = {call->keys, call->values};
+    char *staged;
+    CP_TRY(cp_allocate(&staged, bytes, 1, "rows of a cache"));
+    cp_status status = CP_OK;
+    for (int t = 0; t < 2 && status == CP_OK; t++) {
+        char *there = mine->ranks[n].cache +
+                      (2 * call->layer + t) * mine->cache_bytes +
+                      call->row * row;
+        if (call->writes)
+            to_element(element, count, here[t], staged);
+        status = cp_bytes_copy(call->writes ? there : staged,
+                               call->writes ? staged : there, bytes,
+                               mine->queues[n].compute, "rows of a cache");
+        if (status == CP_OK)
+            status = cp_cuda(cudaStreamSynchronize(mine->queues[n].compute),
+                             "copying rows of a cache");
+        if (!call->writes && status == CP_OK)
+            from_element(element, count, staged, here[t]);
+    }
+    free(staged);
+    return status;
+}
+
 static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .scored = SCORED,
                                         .open = open_engine,
@@ -185,6 +239,7 @@ static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .prepare = prepare,
                                         .run = run,
                                         .move = move,
+                                        .rows = rows,
                                         .ended = ended,
                                         .copy = copy,
                                         .settle = settle,

@@ -8,6 +8,7 @@
 
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
+#include "reference/ring/walk.h"
 
 static cp_cores_engine *own(const cp_engine *base) {
     return (cp_cores_engine *)(uintptr_t)base;
@@ -97,6 +98,62 @@ static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
     return CP_OK;
 }
 
+static cp_status rows(cp_engine *base, int n, const cp_row_copy *copy) {
+    const cp_shape *shape = &base->model->facts.shape;
+    cp_store *store = own(base)->store;
+    const int only = own(base)->place->only;
+    const int rank = only == CP_NOBODY ? n : only;
+    const int64_t widths[] = {shape->kv_heads * shape->head_dim,
+                              cp_value_width(shape)};
+    float *const there[] = {cp_store_keys(store, rank, copy->layer),
+                            cp_store_values(store, rank, copy->layer)};
+    float *const here[] = {copy->keys, copy->values};
+    for (int t = 0; t < 2; t++) {
+        const size_t bytes = (size_t)(copy->count * widths[t]) * sizeof(float);
+        float *cache = there[t] + copy->row * widths[t];
+        if (bytes > 0)
+            memcpy(copy->writes ? cache : here[t],
+                   copy->writes ? here[t] : cache, bytes);
+    }
+    return CP_OK;
+}
+
+typedef struct {
+    cp_cores_engine *from, *to;
+    const cp_plan *plan;
+} removal;
+
+static void layer_of(const cp_cores_engine *it, int rank, int64_t layer,
+                     float **keys, float **values) {
+    const bool here = rank < it->base.options.ranks;
+    *keys = here ? cp_store_keys(it->store, rank, layer) : NULL;
+    *values = here ? cp_store_values(it->store, rank, layer) : NULL;
+}
+
+static cp_status move_out(cp_comm *comm, void *context) {
+    const removal *it = context;
+    float *keys, *values;
+    cp_walker *walker;
+    CP_TRY(cp_walker_new(it->plan, comm->rank, NULL, &walker));
+    cp_status status = CP_OK;
+    const int64_t layers = it->to->base.model->facts.layers;
+    for (int64_t layer = 0; layer < layers && status == CP_OK; layer++) {
+        layer_of(it->from, comm->rank, layer, &keys, &values);
+        layer_of(it->to, comm->rank, layer, &walker->new_keys,
+                 &walker->new_values);
+        status = cp_walk(walker, comm, keys, values);
+    }
+    cp_walker_free(walker);
+    return status;
+}
+
+static cp_status migrate(cp_engine *base, cp_engine *from,
+                         const cp_plan *plan) {
+    removal it = {own(from), own(base), plan};
+    const cp_threads_options threads = {.ranks = plan->layout->ranks};
+    return cp_threads_run(&threads, move_out, &it);
+}
+
 static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .scored = 256,
                                        .open = open_engine,
@@ -105,6 +162,8 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .release = free,
                                        .run = run,
                                        .move = move,
+                                       .rows = rows,
+                                       .migrate = migrate,
                                        .copy = copy,
                                        .score = score,
                                        .trace = trace};

@@ -78,6 +78,14 @@ typedef struct {
 
 typedef struct cp_engine cp_engine;
 
+/* Rows of a layer of a cache, and where they are copied to, or from if it
+ * writes: fp32 of the host, [count][N_KV][D_H]. A latent has no values. */
+typedef struct {
+    bool writes;
+    int64_t layer, row, count;
+    float *keys, *values;
+} cp_row_copy;
+
 /* One call, as a backend gets it. Token t of sequence s, counted from the
  * call's first, stands in tokens[first_row[s] + t] at position
  * first_position[s] + t. */

@@ -40,6 +40,12 @@ typedef struct {
     /* Copy rows in the cache of the n-th rank here, in all layers and in this
      * order. */
     cp_status (*move)(cp_engine *engine, int n, const cp_moves *moves);
+    /* Read or write rows in the cache of the n-th rank here; it is idle. */
+    cp_status (*rows)(cp_engine *engine, int n, const cp_row_copy *copy);
+    /* Walk a migration's plan from another engine of this kind to this one, all
+     * ranks of both being here; NULL: rows are read and written. */
+    cp_status (*migrate)(cp_engine *engine, cp_engine *from,
+                         const cp_plan *plan);
     /* A call ended so, prepared or run; or NULL. */
     void (*ended)(cp_engine *engine, const cp_forward *call, cp_status status);
     /* Copy from here to there, perhaps not before settle; NULL: at once. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/engine.h"
+#include "model/elastic.h"
 #include "ring/check.h"
 
 /* What a call leaves. */
@@ -22,6 +22,7 @@ struct cp_session {
     cp_cache *cache;
     cp_engine *engine;
     outcome last; /* of the successful calls */
+    int64_t rows; /* as the options asked, 0 too */
 };
 
 /* What is asked for: so many tokens of each sequence, or one of some. */
@@ -309,6 +310,7 @@ cp_status cp_session_open(const cp_model *model,
     cp_session *session = *out;
     session->model = model;
     session->options = *options;
+    session->rows = options->rows;
     cp_session_options *own = &session->options;
     if (own->capacity == 0)
         own->capacity = positions;
@@ -331,6 +333,58 @@ void cp_session_close(cp_session *session) {
     free_outcome(&session->last);
     cp_cache_free(session->cache);
     free(session);
+}
+
+static cp_status check_elastic(const cp_session *session) {
+    const cp_engine_place *place = &session->engine->place;
+    if (place->crew != NULL && place->crew->ranks > 1)
+        return cp_refuse("%d processes are as many ranks, and stay so",
+                         place->crew->ranks);
+    if (session->options.dealing.weights != NULL)
+        return cp_refuse("shares are for %d ranks", session->options.ranks);
+    if (session->options.trace)
+        return cp_refuse("a trace is of %d ranks", session->options.ranks);
+    return CP_OK;
+}
+
+static cp_status move_to(cp_session *session, cp_session *next,
+                         cp_ranks_report *report) {
+    CP_TRY(cp_cache_settle(next->cache, session->cache->length));
+    CP_TRY(cp_elastic_move(session->cache, session->engine, next->cache,
+                           next->engine, report));
+    const cp_session before = *session;
+    next->cache->step = session->cache->step;
+    session->options = next->options;
+    session->cache = next->cache;
+    session->engine = next->engine;
+    session->last.rows = 0;
+    next->cache = before.cache;
+    next->engine = before.engine;
+    return CP_OK;
+}
+
+cp_status cp_session_ranks(cp_session *session, int ranks,
+                           cp_ranks_report *report) {
+    const double start = cp_clock();
+    cp_session_options options = session->options;
+    cp_session *next = NULL;
+    options.ranks = ranks;
+    options.rows = session->rows;
+    CP_TRY(check_elastic(session));
+    cp_status status = cp_session_open(session->model, &options, &next);
+    if (status == CP_OK)
+        status = move_to(session, next, report);
+    cp_session_close(next);
+    report->seconds = cp_clock() - start;
+    return status;
+}
+
+cp_status cp_session_settle(cp_session *session, const int64_t *lengths) {
+    return cp_cache_settle(session->cache, lengths);
+}
+
+cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy) {
+    return cp_elastic_rows(session->cache, session->engine, copy);
 }
 
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,

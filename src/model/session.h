@@ -89,6 +89,33 @@ cp_status cp_session_draw(const cp_session *session, int64_t count,
                           const int64_t *after, const cp_sampler *samplers,
                           int32_t *tokens);
 
+/* What moving to another number of ranks took. */
+typedef struct {
+    int from, to;
+    int64_t tokens, moved; /* cached; those that left their rank */
+    int64_t bytes, most;   /* sent over all layers; by the busiest rank */
+    double before, after;  /* the most tokens of a rank, over their mean */
+    double seconds;
+} cp_ranks_report;
+
+/* Go on over so many ranks: every cached token moves to where a prompt of the
+ * whole sequence would put it. What sequences shared, they have for themselves
+ * then. Scores of the last call are gone. Fails, the session as it was, with
+ * CP_INVALID where ranks are processes, have shares, or are traced, with
+ * CP_CAPACITY and CP_MEMORY for want of room. */
+cp_status cp_session_ranks(cp_session *session, int ranks,
+                           cp_ranks_report *report);
+
+/* Let an empty session's sequences have so many tokens, whose keys and values
+ * are then to be written. Fails as cp_cache_settle. */
+cp_status cp_session_settle(cp_session *session, const int64_t *lengths);
+
+/* Read or write keys and values of a layer, of the first-th of all tokens on,
+ * sequence by sequence: copy->row is that token, wherever it lies. All
+ * processes call it; all get what is read. Fails as the engine does, and with
+ * CP_INVALID where ranks share their heads. */
+cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy);
+
 /* The variant of later prefills; CP_DECODE is refused. */
 cp_status cp_session_choose(cp_session *session, cp_variant variant);
 

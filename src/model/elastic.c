@@ -1,0 +1,179 @@
+/* Tangled from book/17-elastic.nw; edit the chapter. */
+/* The rows of a cache wherever its ranks are. */
+#include "model/elastic.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ring/check.h"
+
+/* How many of the tokens from the first on lie behind each other. */
+static int64_t run_of(const cp_spot *spots, int64_t count) {
+    int64_t run = 1;
+    while (run < count && spots[run].rank == spots[0].rank &&
+           spots[run].row == spots[0].row + run)
+        run++;
+    return run;
+}
+
+/* Copy the rows that are here. */
+static cp_status copy_here(cp_engine *engine, const cp_spot *spots,
+                           const cp_row_copy *copy) {
+    const cp_shape *shape = &engine->model->facts.shape;
+    const bool apart = engine->place.crew != NULL;
+    for (int64_t n = 0, run; n < copy->count; n += run) {
+        cp_row_copy some = *copy;
+        run = run_of(spots + n, copy->count - n);
+        if (apart && spots[n].rank != engine->place.only)
+            continue;
+        some.row = spots[n].row;
+        some.count = run;
+        some.keys += n * shape->kv_heads * shape->head_dim;
+        if (!shape->latent)
+            some.values += n * cp_value_width(shape);
+        CP_TRY(engine->on->rows(engine, apart ? 0 : spots[n].rank, &some));
+    }
+    return CP_OK;
+}
+
+/* Every process offers a whole block; of each row the owner's is taken. */
+static cp_status collect(cp_engine *engine, const cp_spot *spots,
+                         const cp_row_copy *copy) {
+    const cp_shape *shape = &engine->model->facts.shape;
+    const cp_crew *crew = engine->place.crew;
+    const int64_t values = cp_value_width(shape);
+    const int64_t keys = cp_kept_width(shape) - values;
+    const int64_t all = copy->count * (keys + values);
+    float *items;
+    CP_TRY(cp_allocate(&items, crew->ranks, all * 4, "rows of all ranks"));
+    cp_row_copy mine = *copy;
+    mine.keys = items + crew->rank * all;
+    mine.values = mine.keys + copy->count * keys;
+    cp_status status = copy_here(engine, spots, &mine);
+    if (status == CP_OK)
+        status = crew->collect(items, all * 4);
+    for (int64_t n = 0; n < copy->count && status == CP_OK; n++) {
+        const float *from = items + spots[n].rank * all;
+        memcpy(copy->keys + n * keys, from + n * keys, (size_t)keys * 4);
+        if (values > 0)
+            memcpy(copy->values + n * values,
+                   from + copy->count * keys + n * values, (size_t)values * 4);
+    }
+    free(items);
+    return status;
+}
+
+static cp_status copy_rows(cp_engine *engine, const cp_spot *spots,
+                           const cp_row_copy *copy) {
+    const cp_engine_place *place = &engine->place;
+    if (place->parts > 1)
+        return cp_refuse("ranks of %d GPUs have but a part of a row each",
+                         place->parts);
+    return place->crew != NULL && place->crew->ranks > 1 && !copy->writes
+               ? collect(engine, spots, copy)
+               : copy_here(engine, spots, copy);
+}
+
+cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
+                          const cp_row_copy *copy) {
+    cp_migration *it;
+    cp_spot *spots = NULL;
+    CP_TRY(cp_cache_migration(cache, cache, &it));
+    cp_status status = cp_allocate(&spots, it->tokens, sizeof(*spots), "spots");
+    if (status == CP_OK)
+        status = cp_migration_spots(it, it->before, spots);
+    if (status == CP_OK && copy->row > it->tokens - copy->count)
+        status = cp_refuse("rows %ld to %ld of %ld tokens", copy->row,
+                           copy->row + copy->count - 1, it->tokens);
+    if (status == CP_OK)
+        status = copy_rows(engine, spots + copy->row, copy);
+    cp_migration_free(it);
+    free(spots);
+    return status;
+}
+
+enum { STRETCH = 1024 }; /* tokens */
+
+/* Through the host, where the engine cannot walk a plan itself. */
+static cp_status carry(const cp_cache *from, cp_engine *out, const cp_cache *to,
+                       cp_engine *in, int64_t tokens) {
+    const cp_shape *shape = &out->model->facts.shape;
+    float *keys;
+    CP_TRY(cp_allocate(&keys, STRETCH, 4 * cp_kept_width(shape), "rows"));
+    float *values = keys + STRETCH * shape->kv_heads * shape->head_dim;
+    cp_status status = CP_OK;
+    for (int64_t layer = 0; layer < out->model->facts.layers; layer++)
+        for (int64_t n = 0; n < tokens && status == CP_OK; n += STRETCH) {
+            cp_row_copy copy = {false, layer, n, cp_min(STRETCH, tokens - n),
+                                keys,  values};
+            status = cp_elastic_rows(from, out, &copy);
+            copy.writes = true;
+            if (status == CP_OK)
+                status = cp_elastic_rows(to, in, &copy);
+        }
+    free(keys);
+    return status;
+}
+
+static double balance(int ranks, const cp_pieces *lists) {
+    int64_t most = 0, all = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        const int64_t tokens = cp_pieces_tokens(&lists[rank]);
+        most = cp_max(most, tokens);
+        all += tokens;
+    }
+    return all > 0 ? (double)most * ranks / (double)all : 1;
+}
+
+static void count_up(const cp_migration *it, const cp_plan_report *counted,
+                     int64_t layers, cp_ranks_report *report) {
+    report->tokens = it->tokens;
+    report->moved = it->moved;
+    report->before = balance(report->from, it->before);
+    report->after = balance(report->to, it->after);
+    for (int rank = 0; rank < it->ranks; rank++) {
+        const int64_t bytes = layers * counted->bytes[rank];
+        report->bytes += bytes;
+        report->most = cp_max(report->most, bytes);
+    }
+}
+
+/* Plan, prove, and walk. */
+static cp_status move_all(cp_migration *it, const cp_cache *from,
+                          cp_engine *out, const cp_cache *to, cp_engine *in,
+                          cp_ranks_report *report) {
+    const cp_model *model = out->model;
+    cp_plan_report counted = {0};
+    cp_plan *plan = NULL;
+    CP_TRY(cp_migration_match(it));
+    cp_status status = cp_migration_plan(
+        it, &model->facts.shape, model->backend->machine->element_bytes, &plan);
+    if (status == CP_OK)
+        status = cp_plan_check(plan, &counted);
+    if (status == CP_OK) {
+        count_up(it, &counted, model->facts.layers, report);
+        status = out->on->migrate != NULL
+                     ? out->on->migrate(in, out, plan)
+                     : carry(from, out, to, in, it->tokens);
+    }
+    cp_plan_report_free(&counted);
+    cp_plan_free(plan);
+    return status;
+}
+
+cp_status cp_elastic_move(const cp_cache *from, cp_engine *out,
+                          const cp_cache *to, cp_engine *in,
+                          cp_ranks_report *report) {
+    cp_migration *it;
+    int64_t tokens = 0;
+    *report =
+        (cp_ranks_report){from->ranks, to->ranks, .before = 1, .after = 1};
+    for (int64_t s = 0; s < from->sequences; s++)
+        tokens += from->length[s];
+    if (tokens == 0)
+        return CP_OK;
+    CP_TRY(cp_cache_migration(from, to, &it));
+    const cp_status status = move_all(it, from, out, to, in, report);
+    cp_migration_free(it);
+    return status;
+}
