@@ -154,6 +154,18 @@ static cp_status migrate(cp_engine *base, cp_engine *from,
     return cp_threads_run(&threads, move_out, &it);
 }
 
+static cp_status lose(cp_engine *base, int rank) {
+    cp_cores_engine *it = own(base);
+    cp_store_lose(it->store, rank);
+    base->place.only = it->place->only;
+    if (it->threads == NULL)
+        return CP_OK;
+    cp_threads_end(it->threads);
+    it->threads = NULL;
+    return cp_threads_start(&(cp_threads_options){base->options.ranks, 0, 0},
+                            &it->threads);
+}
+
 static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .scored = 256,
                                        .open = open_engine,
@@ -164,6 +176,7 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .move = move,
                                        .rows = rows,
                                        .migrate = migrate,
+                                       .lose = lose,
                                        .copy = copy,
                                        .score = score,
                                        .trace = trace};

@@ -61,6 +61,15 @@ float *cp_store_values(cp_store *store, int rank, int64_t layer) {
                : store->tensor[2 * (rank * store->layers + layer) + 1];
 }
 
+void cp_store_lose(cp_store *store, int rank) {
+    const int64_t each = 2 * store->layers, first = rank * each;
+    for (int64_t n = first; n < first + each; n++)
+        free(store->tensor[n]);
+    store->count -= each;
+    memmove(store->tensor + first, store->tensor + first + each,
+            (size_t)(store->count - first) * sizeof(float *));
+}
+
 static void move_rows(float *tensor, int64_t width, const cp_moves *moves) {
     for (int64_t n = 0; n < moves->count; n++) {
         const cp_move *move = &moves->items[n];

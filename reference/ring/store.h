@@ -26,4 +26,7 @@ float *cp_store_values(cp_store *store, int rank, int64_t layer);
 void cp_store_move(cp_store *store, int rank, int64_t layer,
                    const cp_moves *moves);
 
+/* A rank is gone, with its tensors; those above it are numbered anew. */
+void cp_store_lose(cp_store *store, int rank);
+
 #endif

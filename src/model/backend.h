@@ -23,6 +23,8 @@ typedef struct {
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
     cp_wire wire;       /* how keys and values are written to be sent */
+    int least;          /* ranks that have room for it all, when the others are
+                           lost; 0: all of them */
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */

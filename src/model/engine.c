@@ -97,6 +97,18 @@ static cp_status collect_bytes(const cp_engine *engine,
     return status;
 }
 
+cp_status cp_engine_lose(cp_engine *engine, int rank) {
+    if (engine->on->lose == NULL)
+        return cp_refuse("these ranks cannot go on without rank %d", rank);
+    engine->options.ranks--;
+    if (engine->place.crew == NULL) {
+        engine->count--;
+        engine->on->release(engine->kept[0][engine->count].rows);
+        engine->on->release(engine->kept[1][engine->count].rows);
+    }
+    return engine->on->lose(engine, rank);
+}
+
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves) {
     for (int n = 0; n < engine->count && moves != NULL; n++) {
         const int rank = engine->place.crew != NULL ? engine->place.only : n;
@@ -316,8 +328,10 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
 }
 
 void cp_engine_free(cp_engine *engine) {
-    for (int n = 0; n < 2 * engine->count; n++)
+    for (int n = 0; n < engine->count; n++) {
         engine->on->release(engine->kept[0][n].rows);
+        engine->on->release(engine->kept[1][n].rows);
+    }
     engine->on->release(engine->input);
     engine->on->close(engine);
     free(engine->kept[0]);

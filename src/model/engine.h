@@ -46,6 +46,9 @@ typedef struct {
      * ranks of both being here; NULL: rows are read and written. */
     cp_status (*migrate)(cp_engine *engine, cp_engine *from,
                          const cp_plan *plan);
+    /* A rank is gone; those above it are numbered anew, and there are
+     * options.ranks. NULL: that cannot be. */
+    cp_status (*lose)(cp_engine *engine, int rank);
     /* A call ended so, prepared or run; or NULL. */
     void (*ended)(cp_engine *engine, const cp_forward *call, cp_status status);
     /* Copy from here to there, perhaps not before settle; NULL: at once. */
@@ -102,6 +105,11 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 
 /* Copy rows in the caches, moves[ranks], or NULL. Fails as the place does. */
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves);
+
+/* A rank is gone, with what it kept, and the place knows it; those above it are
+ * numbered anew. Nothing of the last call may be read any more. Fails with
+ * CP_INVALID where that cannot be, and as the place does. */
+cp_status cp_engine_lose(cp_engine *engine, int rank);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
 cp_status cp_engine_draw(const cp_engine *engine, int64_t count,

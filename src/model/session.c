@@ -1,29 +1,12 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* Conversations over ranks: check, choose, lay out, plan, run, commit. */
-#include "model/session.h"
+#include "model/session_own.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/elastic.h"
 #include "ring/check.h"
-
-/* What a call leaves. */
-typedef struct {
-    cp_layout *layout;
-    cp_plan *plan;
-    int64_t rows;
-    int64_t *figures; /* [4][ranks]: queries, keys, bytes, pairs */
-} outcome;
-
-struct cp_session {
-    const cp_model *model;
-    cp_session_options options;
-    cp_cache *cache;
-    cp_engine *engine;
-    outcome last; /* of the successful calls */
-    int64_t rows; /* as the options asked, 0 too */
-};
 
 /* What is asked for: so many tokens of each sequence, or one of some. */
 typedef struct {
@@ -286,14 +269,19 @@ enum { PAGE = 64 }; /* rows */
 static cp_status open_cache(cp_session_options *own, cp_cache **out) {
     const int64_t room =
         cp_shard_room(&own->dealing, own->ranks, own->capacity);
-    int64_t blocks;
+    const int least = own->least > 0 ? own->least : own->ranks;
+    int64_t most = room, blocks;
+    if (least < own->ranks)
+        most = own->dealing.weights != NULL
+                   ? own->capacity
+                   : cp_shard_room(&own->dealing, least, own->capacity);
     if (own->block < 0 || own->rows < 0)
         return cp_refuse("a cache of %ld rows, in pages of %ld", own->rows,
                          own->block);
     own->block = own->block > 0 ? own->block : PAGE;
-    if (!cp_multiply(cp_ceil_divide(room, own->block), own->sequences, &blocks))
+    if (!cp_multiply(cp_ceil_divide(most, own->block), own->sequences, &blocks))
         return cp_fail(CP_MEMORY, "%ld sequences of %ld rows overflow",
-                       own->sequences, room);
+                       own->sequences, most);
     if (own->rows > 0)
         blocks = cp_min(blocks, own->rows / own->block);
     own->rows = blocks * own->block;
@@ -332,6 +320,7 @@ void cp_session_close(cp_session *session) {
         cp_engine_free(session->engine);
     free_outcome(&session->last);
     cp_cache_free(session->cache);
+    free(session->weights);
     free(session);
 }
 

@@ -38,6 +38,9 @@ void cp_cache_free(cp_cache *cache) {
     for (int64_t n = 0;
          cache->held != NULL && n < cache->ranks * cache->sequences; n++)
         cp_pieces_free(&cache->held[n]);
+    for (int64_t n = 0; cache->lost != NULL && n < 2 * cache->sequences; n++)
+        cp_pieces_free(&cache->lost[n]);
+    free(cache->lost);
     free(cache->held);
     free(cache->length);
     free_pages(cache->pages, cache->ranks);
@@ -92,6 +95,7 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
         .room = cache->room,
         .dealing = decode ? cp_dealing_step(&cache->dealing) : cache->dealing,
         .step = cache->step,
+        .holes = cache->lost != NULL ? cache->lost + cache->sequences : NULL,
     };
     CP_TRY(cp_layout_new(&call, out));
     return cache->pages == NULL ? CP_OK : page_layout(cache, out);
@@ -134,7 +138,7 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
         if (cache->pages != NULL)
             cp_pages_grow(cache->pages[rank], growth_of(layout, rank));
     }
-    for (int64_t i = 0; i < cache->sequences; i++)
+    for (int64_t i = 0; i < cache->sequences && !layout->refills; i++)
         cache->length[i] += layout->fresh[i];
     if (layout->placement == CP_ROUND_ROBIN)
         cache->step++;
@@ -168,6 +172,8 @@ static void cut_pieces(cp_pieces *held, int64_t length) {
 }
 
 cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length) {
+    if (cache->lost != NULL)
+        return cp_refuse("tokens of a lost rank are missing");
     if (length < 0 || length > cache->length[sequence])
         return cp_refuse("sequence %ld has %ld tokens, and cannot be cut to "
                          "%ld",
@@ -214,6 +220,8 @@ static cp_status fork_check(const cp_cache *cache, int64_t from, int64_t to,
     const int64_t sequences = cache->sequences;
     if (cache->pages == NULL)
         return cp_refuse("a cache without pages has none to share");
+    if (cache->lost != NULL)
+        return cp_refuse("tokens of a lost rank are missing");
     if (from < 0 || from >= sequences || to < 0 || to >= sequences)
         return cp_refuse("sequence %ld as %ld, of %ld", to, from, sequences);
     if (cache->length[to] > 0)

@@ -21,6 +21,9 @@ typedef struct {
     cp_dealing dealing; /* of prompts: zigzag, until somebody sets another */
     cp_wire wire;       /* how its blocks are written to be sent */
     cp_indexer indexer; /* of sparse attention, or all zero */
+    cp_pieces *lost;    /* [2][sequences] tokens that no rank holds any more,
+                           and those of them that the next call brings back
+                           (repair.h); NULL: none */
 } cp_cache;
 
 /* An empty cache. Fails with CP_INVALID for no ranks, sequences or room. */

@@ -70,6 +70,50 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
     return CP_OK;
 }
 
+/* Is it one of the new tokens? */
+static bool is_new(const cp_layout *layout, cp_span token) {
+    const cp_pieces *all = &layout->everybody.pieces;
+    for (int64_t n = 0; n < all->count; n++)
+        if (cp_span_shared(all->items[n].span, token) >= 0)
+            return true;
+    return false;
+}
+
+static cp_status refuse_no_hole(const cp_layout *layout, owned query) {
+    for (int64_t t = 0; t < query.span.count; t++) {
+        const int64_t position = query.span.start + t * query.span.step;
+        if (!is_new(layout, (cp_span){query.span.sequence, position, 1, 1}))
+            return cp_fail(CP_BROKEN,
+                           "rank %d holds query %ld of sequence %ld, which is "
+                           "no hole",
+                           query.rank, position, query.span.sequence);
+    }
+    return CP_OK;
+}
+
+static cp_status refuse_open(const cp_layout *layout, const owned *list,
+                             int64_t count, const char *what, bool keys) {
+    const cp_pieces *all = &layout->everybody.pieces;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        int64_t end = 0, tokens = 0;
+        for (int64_t n = 0; n < all->count; n++)
+            if (all->items[n].span.sequence == i)
+                end = cp_max(end, cp_span_last(all->items[n].span) + 1);
+        for (int64_t n = 0; n < count; n++)
+            if (list[n].span.sequence == i)
+                tokens += cp_span_before(list[n].span, end);
+        const int64_t due = keys ? end : layout->fresh[i];
+        if (tokens != due)
+            return cp_fail(CP_BROKEN,
+                           "of %ld %s positions before %ld of sequence %ld, "
+                           "%ld are held by no rank",
+                           due, what, end, i, due - tokens);
+    }
+    for (int64_t n = 0; n < count && !keys; n++)
+        CP_TRY(refuse_no_hole(layout, list[n]));
+    return CP_OK;
+}
+
 static cp_status check_partition(const cp_layout *layout, bool keys) {
     const cp_block *blocks = keys ? layout->keys : layout->queries;
     const char *what = keys ? "key" : "query";
@@ -84,7 +128,8 @@ static cp_status check_partition(const cp_layout *layout, bool keys) {
     qsort(list, (size_t)count, sizeof(owned), by_sequence_and_start);
     cp_status status = refuse_shared(list, count, what);
     if (status == CP_OK)
-        status = refuse_missing(layout, list, count, what, keys);
+        status = (layout->refills ? refuse_open : refuse_missing)(
+            layout, list, count, what, keys);
     free(list);
     return status;
 }
@@ -135,9 +180,8 @@ static bool may_share(const cp_layout *layout, cp_piece one, cp_piece other) {
     const int64_t rows = cp_min(left, other.span.count);
     const cp_span a = cp_piece_part(one, ahead, rows).span;
     const cp_span b = cp_piece_part(other, 0, rows).span;
-    const int64_t last = cp_span_last(a);
     return a.sequence != b.sequence && a.start == b.start && a.step == b.step &&
-           last < layout->past[a.sequence] && last < layout->past[b.sequence];
+           !is_new(layout, a) && !is_new(layout, b);
 }
 
 static cp_status check_sorted(const cp_layout *layout, int rank,
@@ -239,10 +283,34 @@ static cp_status check_everybody(const cp_layout *layout) {
     return CP_OK;
 }
 
+/* So many tokens of each sequence, one row behind the other. */
+static cp_status check_holes(const cp_layout *layout) {
+    const cp_pieces *all = &layout->everybody.pieces;
+    int64_t n = 0, row = 0;
+    for (int64_t i = 0; i < layout->sequences; i++) {
+        const int64_t end = row + layout->fresh[i];
+        for (; n < all->count && all->items[n].span.sequence == i; n++) {
+            if (all->items[n].row != row)
+                return cp_fail(CP_BROKEN,
+                               "everybody's query %ld of sequence %ld is in "
+                               "row %ld: due is row %ld",
+                               all->items[n].span.start, i, all->items[n].row,
+                               row);
+            row += all->items[n].span.count;
+        }
+        if (row != end)
+            return cp_fail(CP_BROKEN,
+                           "everybody's queries of sequence %ld end before row "
+                           "%ld: due is row %ld",
+                           i, row, end);
+    }
+    return CP_OK;
+}
+
 static cp_status check_layout(const cp_layout *layout) {
     CP_TRY(check_partition(layout, true));
     CP_TRY(check_partition(layout, false));
-    CP_TRY(check_everybody(layout));
+    CP_TRY((layout->refills ? check_holes : check_everybody)(layout));
     for (int rank = 0; rank < layout->ranks; rank++) {
         CP_TRY(check_block(layout, rank, true));
         CP_TRY(check_block(layout, rank, false));

@@ -100,6 +100,37 @@ static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
     if (how->placement == CP_ZIGZAG && how->weights == NULL)
         qsort(seats, (size_t)ranks, sizeof(*seats), by_order);
 }
+/* The tokens of a list that a span counts, from 0 on. */
+static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
+    int64_t before = 0, picked = 0;
+    for (int64_t n = 0; n < list->count; n++) {
+        const cp_span from = list->items[n].span;
+        const int64_t count =
+            cp_span_before(nth.span, before + from.count) - picked;
+        const int64_t at = nth.span.start + picked * nth.span.step - before;
+        const cp_span span = {from.sequence, from.start + at * from.step, count,
+                              count == 1 ? 1 : from.step * nth.span.step};
+        if (count > 0)
+            CP_TRY(cp_pieces_append(to, (cp_piece){span, nth.row + picked}));
+        before += from.count;
+        picked += count;
+    }
+    return CP_OK;
+}
+
+static cp_status deal_part(const cp_call *call, const cp_dealing *how, int part,
+                           cp_run run, int64_t row, cp_pieces *pieces) {
+    const cp_run counted = {run.sequence, 0, run.count};
+    cp_pieces nth = {0};
+    if (call->holes == NULL)
+        return cp_shard(how, call->ranks, part, run, row, pieces);
+    cp_status status = cp_shard(how, call->ranks, part, counted, row, &nth);
+    for (int64_t n = 0; n < nth.count && status == CP_OK; n++)
+        status = pick(&call->holes[run.sequence], nth.items[n], pieces);
+    cp_pieces_free(&nth);
+    return status;
+}
+
 static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
                             cp_run run, seat *seats, cp_layout *layout) {
     for (int part = 0; part < call->ranks; part++) {
@@ -107,9 +138,9 @@ static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
         cp_block *queries = &layout->queries[seat->rank];
         cp_pieces *appended = &layout->appended[seat->rank].pieces;
         const int64_t row = run.sequence * call->room + seat->held;
-        CP_TRY(cp_shard(how, call->ranks, part, run, queries->rows,
-                        &queries->pieces));
-        CP_TRY(cp_shard(how, call->ranks, part, run, row, appended));
+        CP_TRY(
+            deal_part(call, how, part, run, queries->rows, &queries->pieces));
+        CP_TRY(deal_part(call, how, part, run, row, appended));
         for (int64_t n = seat->piece; n < appended->count; n++)
             seat->total += appended->items[n].span.count;
     }
@@ -165,6 +196,17 @@ static int64_t rows_aside(const cp_dealing *how, int ranks, int64_t count,
                : longest;
 }
 
+static cp_status add_everybody(const cp_call *call, cp_run run,
+                               cp_layout *layout) {
+    const cp_span all = {run.sequence, run.first, run.count, 1};
+    const cp_span counted = {run.sequence, 0, run.count, 1};
+    const int64_t row = layout->new_tokens;
+    cp_pieces *pieces = &layout->everybody.pieces;
+    return call->holes == NULL ? cp_pieces_append(pieces, (cp_piece){all, row})
+                               : pick(&call->holes[run.sequence],
+                                      (cp_piece){counted, row}, pieces);
+}
+
 static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
                          seat *seats, int64_t *counts, cp_layout *layout) {
     const int ranks = call->ranks;
@@ -197,8 +239,7 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
         queries->rows = cp_max(queries->tokens, queries->rows + rows);
         layout->keys[rank].rows += longest;
     }
-    const cp_piece all = {{sequence, cached, fresh, 1}, layout->new_tokens};
-    CP_TRY(cp_pieces_append(&layout->everybody.pieces, all));
+    CP_TRY(add_everybody(call, run, layout));
     layout->new_tokens += fresh;
     layout->everybody.tokens = layout->everybody.rows = layout->new_tokens;
     layout->cached_tokens += cached;
@@ -235,6 +276,8 @@ static cp_status check_call(const cp_call *call) {
     int64_t total = 0, cache_rows;
     if (call->ranks < 1)
         return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
+    if (call->holes != NULL && call->dealing.placement == CP_ROUND_ROBIN)
+        return cp_refuse("holes are not filled by turns");
     if (call->dealing.weights != NULL)
         CP_TRY(cp_shares_check(call->dealing.weights, call->ranks));
     for (int64_t i = 0; i < call->sequences; i++) {
@@ -243,6 +286,9 @@ static cp_status check_call(const cp_call *call) {
             return cp_refuse("sequence %ld brings %ld new tokens", i, count);
         if (!cp_add(total, count, &total))
             return cp_refuse("the new tokens do not fit in 64 bits");
+        if (call->holes != NULL && cp_pieces_tokens(&call->holes[i]) != count)
+            return cp_refuse("sequence %ld brings %ld tokens for %ld holes", i,
+                             count, cp_pieces_tokens(&call->holes[i]));
     }
     if (total == 0)
         return cp_refuse("%ld sequences bring no new token", call->sequences);
@@ -301,6 +347,7 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
     const cp_layout empty = {.ranks = call->ranks,
                              .sequences = call->sequences,
                              .placement = call->dealing.placement,
+                             .refills = call->holes != NULL,
                              .room = call->room};
     cp_layout *layout = NULL;
     cp_status status = check_call(call);

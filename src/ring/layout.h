@@ -18,6 +18,9 @@ typedef struct {
     cp_dealing dealing;        /* how new tokens are dealt out... */
     int64_t step;              /* ...round-robin is a decode step: owners
                                   turn by one each step */
+    const cp_pieces *holes;    /* [sequences], or NULL: the new tokens are
+                                  these, T_i in all, which nobody holds, and
+                                  not behind the cached ones; no decode */
 } cp_call;
 
 /* Some tokens of a rank, as the rows of a tensor. */
@@ -40,6 +43,7 @@ typedef struct {
     cp_block *appended;    /* the new tokens where they go in the cache */
     cp_block everybody;    /* the new tokens of all ranks, without padding */
     cp_placement placement;
+    bool refills;      /* the new tokens are holes among the cached ones */
     int64_t room;      /* cache rows of one sequence on a rank */
     int64_t pool;      /* of all, if the cache is in pages; else 0, and: */
     cp_growth *growth; /* [ranks][sequences] of their tables, or NULL */

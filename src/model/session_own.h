@@ -1,0 +1,27 @@
+/* Tangled from book/12-model.nw; edit the chapter. */
+/* What a session holds; for its own files. */
+#ifndef CP_SESSION_OWN_H
+#define CP_SESSION_OWN_H
+
+#include "model/engine.h"
+#include "model/session.h"
+
+/* What a call leaves. */
+typedef struct {
+    cp_layout *layout;
+    cp_plan *plan;
+    int64_t rows;
+    int64_t *figures; /* [4][ranks]: queries, keys, bytes, pairs */
+} outcome;
+
+struct cp_session {
+    const cp_model *model;
+    cp_session_options options;
+    cp_cache *cache;
+    cp_engine *engine;
+    outcome last;     /* of the successful calls */
+    int64_t rows;     /* as the options asked, 0 too */
+    int64_t *weights; /* of the ranks that are left, after a loss */
+};
+
+#endif

@@ -1,0 +1,408 @@
+/* A rank is lost: the ledger of who is left, the calls that bring back what is
+ * missing, and conversations that go on as if nothing had happened. */
+#include "expect.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "model/repair.h"
+#include "ring/check.h"
+#include "ring/repair.h"
+#include "ring/variants.h"
+#include "tests/harness/tiny_gguf.h"
+
+/* What a test has in hand, which is freed after it. */
+static cp_cache *cache;
+static cp_layout *layout;
+static cp_plan *plan;
+
+static void let_go(void) {
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    plan = NULL;
+    layout = NULL;
+}
+
+static void free_all(void) {
+    let_go();
+    cp_cache_free(cache);
+    cache = NULL;
+}
+
+AROUND_EACH(free_all, free_all);
+
+enum { SEQUENCES = 3, POSITIONS = 600, ROOM = 640, PAGE = 16 };
+
+/* Lay a call out and prove its plan. */
+static void lay_out(bool decode, const int64_t *fresh, cp_variant variant) {
+    const cp_shape shape = {4, 2, 8};
+    const cp_plan_options options = {.element_bytes = 4, .spare = 1};
+    cp_plan_report report;
+    let_go();
+    must(cp_cache_lay_out(cache, decode, fresh, &layout));
+    must(cp_plan_build(decode ? CP_DECODE : variant, layout, &shape, &options,
+                       &plan));
+    must(cp_plan_check(plan, &report));
+    cp_plan_report_free(&report);
+}
+
+static void take_turn(bool decode, const int64_t *fresh, cp_variant variant) {
+    lay_out(decode, fresh, variant);
+    must(cp_cache_commit(cache, layout));
+}
+
+/* How many ranks hold a position of a sequence. */
+static int holders(int64_t sequence, int64_t position) {
+    const cp_span token = {sequence, position, 1, 1};
+    int count = 0;
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        const cp_pieces *held = cp_cache_held(cache, rank, sequence);
+        for (int64_t n = 0; n < held->count; n++)
+            count += cp_span_shared(held->items[n].span, token) >= 0;
+    }
+    return count;
+}
+
+/* Each token that was there before has its rank again, if it is not lost. */
+static void check_holders(bool whole) {
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        int64_t held = 0;
+        for (int64_t p = 0; p < cache->length[s]; p++) {
+            const int count = holders(s, p);
+            ck_assert(count == 1 || (count == 0 && !whole));
+            held += count;
+        }
+        ck_assert_int_eq(holders(s, cache->length[s]), 0);
+        for (int rank = 0; rank < cache->ranks; rank++) {
+            int64_t row = s * cache->room;
+            const cp_pieces *list = cp_cache_held(cache, rank, s);
+            for (int64_t n = 0; n < list->count; n++) {
+                ck_assert_int_eq(list->items[n].row, row);
+                row += list->items[n].span.count;
+                held -= list->items[n].span.count;
+            }
+        }
+        ck_assert_int_eq(held, 0);
+    }
+}
+
+static const int64_t unlike[] = {3, 2, 1, 5, 1, 1};
+static const cp_dealing ways[] = {
+    {.placement = CP_ZIGZAG},
+    {.placement = CP_NAIVE},
+    {.placement = CP_INTERLEAVE, .block = 1},
+    {.placement = CP_INTERLEAVE, .block = 16},
+    {.placement = CP_ZIGZAG, .weights = unlike},
+};
+static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                   CP_TREE};
+
+/* Bring back all that is lost, in calls of at most so many tokens. */
+static void refill(int64_t most, uint64_t *random) {
+    int64_t lengths[SEQUENCES], count;
+    for (;;) {
+        must(cp_cache_refill(cache, most, lengths, &count));
+        if (count == 0)
+            return;
+        ck_assert_int_le(count, most);
+        take_turn(false, lengths, rings[harness_random(random) % 4]);
+        ck_assert_int_eq(layout->new_tokens, count);
+        cp_cache_refilled(cache);
+        check_holders(false);
+    }
+}
+
+static void some_turns(uint64_t *random) {
+    for (int n = 0; n < 4; n++) {
+        const bool decode = harness_random(random) % 2 == 0;
+        int64_t fresh[SEQUENCES], all = 0;
+        for (int s = 0; s < SEQUENCES; s++) {
+            const int64_t left = POSITIONS - cache->length[s];
+            const uint64_t most = decode ? 3 : 90;
+            fresh[s] = cp_min(left, (int64_t)(harness_random(random) % most));
+            all += fresh[s];
+        }
+        if (all > 0)
+            take_turn(decode, fresh, rings[harness_random(random) % 4]);
+    }
+}
+
+LOOP(what_a_rank_held_is_dealt_out_anew, 0, 6 * COUNT_OF(ways)) {
+    uint64_t random = (uint64_t)_i + 1;
+    const int ranks = 2 + _i % 3 + _i / COUNT_OF(ways) % 3;
+    must(cp_cache_new(ranks, SEQUENCES, ROOM, &cache));
+    cache->dealing = ways[_i % COUNT_OF(ways)];
+    if (_i % 2 == 0)
+        must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
+    for (some_turns(&random); cache->ranks > 1; some_turns(&random)) {
+        const int lost =
+            (int)(harness_random(&random) % (uint64_t)cache->ranks);
+        must(cp_cache_lose(cache, lost, ROOM + ranks - cache->ranks));
+        check_holders(false);
+        /* One call is begun, and never made. */
+        int64_t lengths[SEQUENCES], count;
+        must(cp_cache_refill(cache, 1000, lengths, &count));
+        refill(1 + (int64_t)(harness_random(&random) % 200), &random);
+        check_holders(true);
+    }
+    check_holders(true);
+}
+
+/* Two ranks of four hold nothing but what is new; then another is lost while
+ * the tokens of the first are on their way back. */
+TEST(a_second_loss_while_the_first_is_mended) {
+    int64_t lengths[SEQUENCES], count;
+    uint64_t random = 3;
+    must(cp_cache_new(4, SEQUENCES, ROOM, &cache));
+    take_turn(false, (int64_t[]){400, 0, 33}, CP_PASS_KV);
+    must(cp_cache_lose(cache, 1, ROOM));
+    must(cp_cache_refill(cache, 60, lengths, &count));
+    ck_assert_int_eq(count, 60);
+    take_turn(false, lengths, CP_PASS_Q);
+    cp_cache_refilled(cache);
+    must(cp_cache_lose(cache, 2, ROOM));
+    refill(100, &random);
+    check_holders(true);
+}
+
+TEST(nothing_else_is_done_while_tokens_are_missing) {
+    int64_t lengths[SEQUENCES], count;
+    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
+    take_turn(false, (int64_t[]){90, 0, 0}, CP_PASS_KV);
+    refuses(cp_cache_lose(cache, 3, ROOM), CP_INVALID, "rank 3 is lost, of 3");
+    refuses(cp_cache_lose(cache, 0, 1), CP_INVALID, "1 rows after one of 640");
+    must(cp_cache_lose(cache, 0, ROOM));
+    refuses(cp_cache_lay_out(cache, false, (int64_t[]){5, 0, 0}, &layout),
+            CP_INVALID, "brings 5 tokens for 0 holes");
+    must(cp_cache_refill(cache, 12, lengths, &count));
+    refuses(cp_cache_lay_out(cache, true, lengths, &layout), CP_INVALID,
+            "not filled by turns");
+    refuses(cp_cache_truncate(cache, 0, 1), CP_INVALID, "are missing");
+    refuses(cp_cache_fork(cache, 0, 1, 1), CP_INVALID, "are missing");
+}
+
+/* A sequence that nobody has begun is lost by nobody. */
+TEST(a_rank_that_held_nothing_is_not_missed) {
+    int64_t lengths[SEQUENCES], count;
+    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    must(cp_cache_lose(cache, 1, ROOM));
+    must(cp_cache_refill(cache, 12, lengths, &count));
+    ck_assert_int_eq(count, 0);
+    must(cp_cache_lose(cache, 1, ROOM));
+    refuses(cp_cache_lose(cache, 0, ROOM), CP_INVALID, "of 1");
+    take_turn(false, (int64_t[]){5, 6, 7}, CP_PASS_KV);
+    check_holders(true);
+}
+
+/* Sequences that shared what was lost get it back each for itself. */
+TEST(shared_pages_are_lost_and_brought_back) {
+    uint64_t random = 5;
+    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
+    take_turn(false, (int64_t[]){300, 0, 0}, CP_PASS_KV);
+    must(cp_cache_fork(cache, 0, 1, 200));
+    take_turn(true, (int64_t[]){1, 1, 0}, CP_DECODE);
+    must(cp_cache_lose(cache, 2, ROOM));
+    refill(1000, &random);
+    check_holders(true);
+    some_turns(&random);
+    /* What lies behind the repair can be cut, what it has filled cannot. */
+    const int64_t length = cache->length[0];
+    take_turn(true, (int64_t[]){4, 0, 0}, CP_DECODE);
+    must(cp_cache_truncate(cache, 0, length));
+    refuses(cp_cache_truncate(cache, 0, 190), CP_INVALID, "between them");
+    check_holders(true);
+}
+
+/* The proof of a call with holes, when one is left out or filled twice. */
+static void damaged(void (*damage)(void), const char *words) {
+    int64_t lengths[SEQUENCES], count;
+    cp_plan_report report;
+    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    take_turn(false, (int64_t[]){90, 0, 40}, CP_PASS_KV);
+    take_turn(false, (int64_t[]){30, 0, 40}, CP_PASS_KV);
+    must(cp_cache_lose(cache, 1, ROOM));
+    must(cp_cache_refill(cache, 1000, lengths, &count));
+    lay_out(false, lengths, CP_PASS_KV);
+    damage();
+    refuses(cp_plan_check(plan, &report), CP_BROKEN, words);
+}
+
+static void forget_hole(void) {
+    layout->queries[0].pieces.count--;
+    layout->appended[0].pieces.count--;
+    layout->everybody.pieces.count--;
+    layout->keys[0].pieces.count--;
+    layout->cache[0].pieces.count--;
+}
+
+static void drop_first(cp_pieces *pieces) {
+    pieces->count--;
+    memmove(pieces->items, pieces->items + 1,
+            (size_t)pieces->count * sizeof(cp_piece));
+}
+
+static void lose_key(void) {
+    drop_first(&layout->keys[1].pieces);
+    drop_first(&layout->cache[1].pieces);
+}
+
+static void fill_elsewhere(void) {
+    layout->queries[0].pieces.items[0].span.start--;
+    layout->appended[0].pieces.items[0].span.start--;
+}
+
+static void fill_twice(void) {
+    layout->queries[1].pieces.items[0].span =
+        layout->queries[0].pieces.items[0].span;
+}
+
+static void move_everybody(void) {
+    layout->everybody.pieces.items[1].row++;
+}
+
+TEST(holes_that_are_not_filled_are_named) {
+    damaged(forget_hole, "are held by no rank");
+}
+
+TEST(a_key_that_the_others_have_lost_is_named) {
+    damaged(lose_key, "key positions before");
+}
+
+TEST(a_query_that_is_no_hole_is_named) {
+    damaged(fill_elsewhere, "which is no hole");
+}
+
+TEST(a_hole_that_is_filled_twice_is_named) {
+    damaged(fill_twice, "is held by rank 0 and by rank 1");
+}
+
+TEST(rows_of_everybodys_holes_are_checked) {
+    damaged(move_everybody, "due is row");
+}
+
+/* Conversations over a tiny model, in two sessions: one has one rank and is
+ * told all that the other is. */
+enum { SPEAKERS = 3, MOST = 400 };
+
+static struct {
+    tiny_bytes bytes;
+    cp_gguf *file;
+    cp_model *model;
+    cp_session *alone, *many;
+    int32_t said[SPEAKERS][MOST];
+    int64_t words;
+    uint64_t random;
+} talk;
+
+static void talk_begin(const cp_session_options *options) {
+    cp_session_options one = *options;
+    talk.random = 11;
+    talk.words = tiny_gguf_vocabulary_size(&(tiny_gguf_options){0});
+    tiny_gguf_build(&(tiny_gguf_options){0}, &talk.bytes);
+    must(cp_gguf_parse(talk.bytes.bytes, talk.bytes.length, &talk.file));
+    must(cp_model_open(&cp_backend_threads, talk.file, &talk.model));
+    one.ranks = 1;
+    one.dealing = (cp_dealing){0};
+    one.rows = one.least = 0;
+    must(cp_session_open(talk.model, &one, &talk.alone));
+    must(cp_session_open(talk.model, options, &talk.many));
+}
+
+static void talk_end(void) {
+    cp_session_close(talk.alone);
+    cp_session_close(talk.many);
+    cp_model_close(talk.model);
+    cp_gguf_close(talk.file);
+    free(talk.bytes.bytes);
+}
+
+/* So many tokens of each speaker, told to both; every score must be alike. */
+static void say(bool decode, const int64_t *lengths) {
+    int32_t tokens[SPEAKERS * MOST];
+    int64_t count = 0;
+    for (int s = 0; s < SPEAKERS; s++)
+        for (int64_t n = 0; n < lengths[s]; n++) {
+            const int64_t at = cp_session_length(talk.many, s) + n;
+            talk.said[s][at] = tokens[count++] =
+                (int32_t)(harness_random(&talk.random) % (uint64_t)talk.words);
+        }
+    float *expected = room_for(count * talk.words, sizeof(float));
+    float *got = room_for(count * talk.words, sizeof(float));
+    float largest = 0, worst = 0;
+    must((decode ? cp_session_verify : cp_session_prefill)(talk.alone, lengths,
+                                                           tokens, NULL));
+    must((decode ? cp_session_verify : cp_session_prefill)(talk.many, lengths,
+                                                           tokens, NULL));
+    must(cp_session_logits(talk.alone, 0, count, expected));
+    must(cp_session_logits(talk.many, 0, count, got));
+    for (int64_t n = 0; n < count * talk.words; n++) {
+        hold(isfinite(got[n]));
+        largest = fmaxf(largest, fabsf(expected[n]));
+        worst = fmaxf(worst, fabsf(expected[n] - got[n]));
+    }
+    ck_assert_msg(worst <= 1e-5f * largest, "off by %g of %g", (double)worst,
+                  (double)largest);
+    for (int64_t n = 0; n < count; n++)
+        hold(cp_sample_greedy(expected + n * talk.words, talk.words) ==
+             cp_sample_greedy(got + n * talk.words, talk.words));
+}
+
+static cp_status repair(int rank, cp_repair_report *report) {
+    const int32_t *said[SPEAKERS];
+    for (int s = 0; s < SPEAKERS; s++)
+        said[s] = talk.said[s];
+    return cp_session_repair(talk.many, rank, said, report);
+}
+
+static int64_t lengths_of_all(void) {
+    int64_t all = 0;
+    for (int s = 0; s < SPEAKERS; s++)
+        all += cp_session_length(talk.many, s);
+    return all;
+}
+
+LOOP(a_session_goes_on_without_a_rank, 0, 4 * COUNT_OF(ways)) {
+    static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
+                                          CP_ALL_GATHER};
+    const int ranks = 2 + _i % 3;
+    cp_repair_report report;
+    talk_begin(&(cp_session_options){.ranks = ranks,
+                                     .sequences = SPEAKERS,
+                                     .capacity = 250,
+                                     .variant = variants[_i % 4],
+                                     .dealing = ways[_i / 4],
+                                     .least = 1,
+                                     .cores = 1});
+    say(false, (int64_t[]){130, 0, 31});
+    for (int left = ranks - 1; left > 0; left--) {
+        for (int n = 0; n < 3; n++)
+            say(true, (int64_t[]){1, 0, 1 + n / 2});
+        const int64_t all = lengths_of_all();
+        must(repair((_i + left) % (left + 1), &report));
+        ck_assert(report.calls == 1 && report.tokens > 0);
+        ck_assert_int_le(report.tokens, all);
+        ck_assert_int_eq(lengths_of_all(), all);
+        say(true, (int64_t[]){1, 0, 1});
+        say(false, (int64_t[]){9, 3, 4});
+    }
+    talk_end();
+}
+
+/* Ranks with no room for more than they have: the numbers are named. */
+TEST(too_little_room_is_named) {
+    cp_repair_report report;
+    talk_begin(&(cp_session_options){.ranks = 2,
+                                     .sequences = SPEAKERS,
+                                     .capacity = 240,
+                                     .rows = 128,
+                                     .cores = 1});
+    say(false, (int64_t[]){230, 0, 0});
+    refuses(repair(1, &report), CP_CAPACITY,
+            "2 more blocks of 64 tokens are needed, and 0 of 2 are free");
+    refuses(
+        cp_session_prefill(talk.many, (int64_t[]){1, 0, 0}, talk.said[0], NULL),
+        CP_INVALID, "brings 1 tokens for");
+    talk_end();
+}
