@@ -147,7 +147,7 @@ $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@mkdir -p $(@D); tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 	$(Q)$(CC) $(flags) -c -o $@ $<
--include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/harness/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
+-include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/*/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@$(call install,$(FOR_BUILD))
@@ -231,6 +231,14 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 	@$(call install,$(FOR_BUILD))
 	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
 	  CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+fuzz: ## throw made-up files and words at all that reads them (TIME=seconds each, ONLY="models ...": those)
+	@$(call install,$(FOR_BUILD) $(FOR_CI))
+	+@$(again) -s build/fuzz/fuzz B=build/fuzz MPI= CC=clang \
+	  CFLAGS="-O1 -g -march=native -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+	@tests/harness/fuzz build/fuzz/fuzz $(or $(TIME),300) $(if $(filter command,$(origin ONLY)),$(ONLY))
+$(B)/fuzz: $(B)/tests/fuzz/fuzz.o $(B)/tests/harness/tiny_gguf.o $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -fsanitize=fuzzer -o $@ $^ $$(pkg-config --libs check) $(libraries)
 mutants: ## put known faults into a copy of the sources, one by one; suites must see each (ONLY=name, TURN=k/n: some of them)
 	@$(call install,$(FOR_BUILD) python3:bin/python3)
 	@tests/harness/mutants $(B) $(if $(filter command,$(origin ONLY)),$(ONLY))
@@ -243,7 +251,7 @@ $(B)/stand-in/exercises/%.cu.o: private flags += -Wno-unused-parameter
 objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
 
 ONLY ?= $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
@@ -302,4 +310,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

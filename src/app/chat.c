@@ -71,7 +71,7 @@ static cp_status question_add(cp_chat *chat, const char *question,
                               int64_t sequence) {
     cp_speaker *who = &chat->speakers[sequence];
     const bool first = who->said.count == 0;
-    const bool joins = first && chat->document != NULL;
+    const bool joins = chat->unread && chat->document != NULL;
     int64_t bytes = (int64_t)strlen(question);
     if (joins)
         CP_TRY(text_join(chat, question, &bytes));
@@ -374,6 +374,7 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
         status = answer_all(chat);
     if (answered && chat->live)
         cp_screen_end(&chat->screen);
+    chat->unread = chat->unread && status != CP_OK;
     for (int64_t s = 0; s < chat->sequences && status != CP_OK; s++) {
         cp_speaker *who = &chat->speakers[s];
         const int64_t length = cp_session_length(chat->session, s);
@@ -396,11 +397,22 @@ static void samplers_start(cp_chat *chat) {
 }
 
 cp_status cp_chat_open(cp_chat *chat) {
+    chat->unread = true;
     chat->tape.vocabulary = chat->opened.facts->vocabulary;
     chat->tape.sequences = chat->sequences;
     CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
                        "answers"));
     samplers_start(chat);
+    return CP_OK;
+}
+
+cp_status cp_chat_clear(cp_chat *chat) {
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        CP_TRY(cp_session_truncate(chat->session, s, 0));
+        chat->speakers[s].said.count = chat->speakers[s].asked = 0;
+    }
+    cost_clear(&chat->cost);
+    chat->unread = true;
     return CP_OK;
 }
 
@@ -417,20 +429,20 @@ void cp_chat_close(cp_chat *chat) {
     cp_opened_close(&chat->opened);
 }
 
-static void cuts_print(const cp_chat *chat, const char *space) {
+static void cuts_print(FILE *out, const cp_chat *chat, const char *space) {
     const cp_cost *cost = &chat->cost;
     for (int cut = 0; cut < CP_CUTS; cut++) {
         if (cost->cuts[cut] == 0)
             continue;
-        printf(";%s", space);
+        fprintf(out, ";%s", space);
         if (chat->sequences > 1)
-            printf("%ld of them: ", cost->cuts[cut]);
+            fprintf(out, "%ld of them: ", cost->cuts[cut]);
         if (cut == CP_CUT_BY_MOST)
-            printf("stopped at %s token%s, --most", cp_group(chat->most).text,
-                   cp_plural(chat->most));
+            fprintf(out, "stopped at %s token%s, --most",
+                    cp_group(chat->most).text, cp_plural(chat->most));
         else
             fputs(cut == CP_CUT_BY_ROOM ? "the context is full" : "stopped",
-                  stdout);
+                  out);
     }
 }
 
@@ -492,21 +504,36 @@ void cp_chat_cost_page(const cp_chat *chat) {
     printf("; %s %s token%s",
            chat->sequences > 1 ? "the answers have" : "the answer has",
            cp_group(cost->tokens).text, cp_plural(cost->tokens));
-    cuts_print(chat, "\n  ");
+    cuts_print(stdout, chat, "\n  ");
     putchar('\n');
     gains_print(cost);
 }
 
-void cp_chat_cost_line(const cp_chat *chat, bool terminal) {
+static cp_status cost_line(void *context, FILE *out) {
+    const cp_chat *chat = context;
     const cp_cost *cost = &chat->cost;
     const cp_turn_report *report = &cost->prefill;
-    printf("%s[%s: %s new over %s cached, balance %.2f; first token %.2f s",
-           terminal ? "\033[2m" : "", cp_variant_name(report->variant),
-           cp_group(report->new_tokens).text,
-           cp_group(report->cached_tokens).text, report->balance,
-           cost->first_seconds);
+    fprintf(out, "[%s: %s new over %s cached, balance %.2f; first token %.2f s",
+            cp_variant_name(report->variant), cp_group(report->new_tokens).text,
+            cp_group(report->cached_tokens).text, report->balance,
+            cost->first_seconds);
     if (cost->steps > 0)
-        printf(", then %.0f ms", step_milliseconds(cost));
-    cuts_print(chat, " ");
-    printf("]%s\n", terminal ? "\033[0m" : "");
+        fprintf(out, ", then %.0f ms", step_milliseconds(cost));
+    cuts_print(out, chat, " ");
+    fputc(']', out);
+    return CP_OK;
+}
+
+void cp_chat_cost_line(cp_chat *chat, bool terminal) {
+    char *line;
+    if (cp_page_make(cost_line, chat, &line) != CP_OK)
+        return;
+    if (terminal) {
+        fputs("\033[2m", stdout);
+        cp_write_wrapped(stdout, 0, 1, line);
+        fputs("\033[0m", stdout);
+    } else {
+        puts(line);
+    }
+    free(line);
 }

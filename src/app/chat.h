@@ -63,8 +63,9 @@ typedef struct {
     cp_opened opened; /* by the caller: its path */
     cp_template template;
     cp_session *session;
-    char *document; /* before the first questions; owned. NULL: none */
+    char *document; /* before the next questions; owned. NULL: none */
     int64_t document_bytes;
+    bool unread; /* it is not yet in the conversation */
     /* What a turn leaves behind. */
     cp_speaker *speakers; /* [sequences] */
     cp_cost cost;
@@ -81,12 +82,16 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
 /* Room for the answers. Fails with CP_MEMORY. */
 cp_status cp_chat_open(cp_chat *chat);
 
+/* Begin anew; the document is before the next questions once more. Fails as
+ * cp_session_truncate does. */
+cp_status cp_chat_clear(cp_chat *chat);
+
 /* Show the answer of a sequence. */
 void cp_chat_show(cp_chat *chat, int64_t sequence);
 
 /* Print what the turn took: all of it, or in a line. */
 void cp_chat_cost_page(const cp_chat *chat);
-void cp_chat_cost_line(const cp_chat *chat, bool terminal);
+void cp_chat_cost_line(cp_chat *chat, bool terminal);
 
 /* Free all that is opened, the session and the document too. */
 void cp_chat_close(cp_chat *chat);

@@ -459,7 +459,7 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text) {
 /* All that is left of a file, and a zero byte after it. */
 static cp_status rest_read(FILE *in, const char *name, char **text,
                            int64_t *bytes) {
-    enum { BLOCK = 65536, MOST = 1 << 30 };
+    enum { BLOCK = 65536, MOST = 1 << 28 };
     int64_t room = 0, count = 1;
     for (*bytes = 0; count > 0; *bytes += count) {
         if (*bytes > MOST)

@@ -253,7 +253,7 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
 
 /* All that the file at path, or standard input if path is NULL, has to give,
  * and a zero byte after it. The caller frees *text, whatever the result. Fails
- * with CP_FILE, CP_MEMORY, or CP_CAPACITY where it has more than 2^30 bytes, as
+ * with CP_FILE, CP_MEMORY, or CP_CAPACITY where it has more than 2^28 bytes, as
  * devices do that never end. */
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
 

@@ -1,6 +1,7 @@
 /* longring chat: a conversation whose context is cut over N ranks. */
 #define _GNU_SOURCE
 #include "app/chat.h"
+#include "app/edit.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@ typedef struct {
     char *batch_text;
     double *seconds; /* of each call by pass-KV, then by pass-Q */
     bool prompts;    /* both ends are a terminal */
+    bool edits;      /* and lines can be edited */
 } chat_run;
 
 static volatile sig_atomic_t stop, interrupts;
@@ -31,6 +33,7 @@ static void on_interrupt(int signal) {
     (void)signal;
     stop = 1;
     if (++interrupts >= 2) {
+        cp_edit_restore();
         const ssize_t ignored = write(STDERR_FILENO, "\n", 1);
         (void)ignored;
         _exit(130);
@@ -154,6 +157,9 @@ static void help_show(const chat_run *run) {
     printf("Ask a question, or:\n"
            "  /help             this page\n"
            "  /plan             draw what the last turn did\n"
+           "  /file TEXT        put a document before the next question, or "
+           "none\n"
+           "  /clear            forget the conversation, but not the document\n"
            "  /variant pass-q   choose the ring: auto, pass-kv, pass-q, "
            "all-gather\n"
            "                    (now %s)\n"
@@ -176,6 +182,43 @@ static cp_status variant_set(chat_run *run, const char *name) {
     return CP_OK;
 }
 
+static cp_status document_set(chat_run *run, const char *path) {
+    cp_chat *chat = &run->chat;
+    char *text;
+    int64_t bytes;
+    path += strspn(path, " ");
+    if (path[0] == '\0') {
+        chat->document_bytes = 0;
+        free(chat->document);
+        chat->document = NULL;
+        puts("No document.");
+        return CP_OK;
+    }
+    cp_status status = cp_file_read(path, &text, &bytes);
+    if (status == CP_OK && cp_is_blank(text))
+        status = cp_refuse("/file %s: %ld bytes, and no text", path, bytes);
+    if (status != CP_OK) {
+        free(text);
+        return status;
+    }
+    free(chat->document);
+    chat->document = text;
+    chat->document_bytes = bytes;
+    chat->unread = true;
+    cp_write_shown(stdout, path);
+    printf(": %s bytes of text, before the next question\n",
+           cp_group(bytes).text);
+    return CP_OK;
+}
+
+static cp_status conversation_clear(chat_run *run) {
+    if (run->chat.tape.keeps)
+        return cp_refuse("/clear: --compare repeats one whole conversation");
+    CP_TRY(cp_chat_clear(&run->chat));
+    puts("Forgotten.");
+    return CP_OK;
+}
+
 static cp_status plan_show(const cp_chat *chat) {
     const cp_cost *cost = &chat->cost;
     if (cost->drawing == NULL)
@@ -195,17 +238,24 @@ typedef struct {
     int64_t length;
 } input_line;
 
+static ssize_t plain_read(bool prompts, input_line *line) {
+    fputs(prompts ? "> " : "", stdout);
+    fflush(stdout);
+    return getline(&line->text, &line->size, stdin);
+}
+
 /* The process that leads reads the next line, for all of them; no more at the
  * end of the input. Fails if the line cannot be shared. */
-static cp_status line_read(bool prompts, input_line *line, bool *more) {
+static cp_status line_read(const chat_run *run, input_line *line, bool *more) {
+    const bool prompts = run->prompts;
     ssize_t read = -1;
     CP_TRY(cp_crew_await(STDIN_FILENO));
     cp_status status = CP_OK;
     while (cp_crew_leads()) {
-        fputs(prompts ? "\n> " : "", stdout);
-        fflush(stdout);
+        fputs(prompts ? "\n" : "", stdout);
         errno = 0;
-        read = getline(&line->text, &line->size, stdin);
+        read = run->edits ? cp_edit_read("> ", &line->text)
+                          : plain_read(run->prompts, line);
         if (read < 0 && ferror(stdin) && errno != EINTR)
             status = cp_fail(CP_FILE, "standard input: %s", strerror(errno));
         if (read >= 0 || errno != EINTR)
@@ -230,6 +280,10 @@ static cp_status line_answer(chat_run *run, const char *line) {
     }
     if (strcmp(line, "/plan") == 0)
         return plan_show(&run->chat);
+    if (strcmp(line, "/clear") == 0)
+        return conversation_clear(run);
+    if (strcmp(line, "/file") == 0 || strncmp(line, "/file ", 6) == 0)
+        return document_set(run, line + 5);
     if (strncmp(line, "/variant", 8) == 0)
         return variant_set(run, line + 8);
     if (line[0] == '/')
@@ -242,10 +296,16 @@ static cp_status line_answer(chat_run *run, const char *line) {
 
 /* Answer line n, or say why not; that is remembered as the status of the
  * conversation if nobody is there to see it. */
+enum { TERMINAL_BYTES = 4095 };
+
 static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
     const int64_t length = (int64_t)strlen(line->text);
     cp_status status;
-    if (length < line->length)
+    if (run->prompts && !run->edits && line->length >= TERMINAL_BYTES)
+        status = cp_refuse("the terminal cuts lines at %d bytes: /file takes a "
+                           "long text, and libedit, where it is, a long line",
+                           TERMINAL_BYTES);
+    else if (length < line->length)
         status = cp_refuse("standard input: line %ld: byte %ld is zero; a "
                            "question is text",
                            n, length + 1);
@@ -257,6 +317,8 @@ static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
     const bool stopped = status == CP_INTERRUPTED;
     cp_complain(stopped ? "stopped while reading; the question is forgotten"
                         : cp_message());
+    if (status == CP_CAPACITY && run->prompts)
+        puts("/clear forgets the conversation, and /file the document");
     return run->prompts || stopped || line->text[0] == '/' ? CP_OK : status;
 }
 
@@ -268,7 +330,7 @@ static cp_status converse(chat_run *run) {
         bool more = false;
         status = cp_output_flush();
         if (status == CP_OK)
-            status = line_read(run->prompts, &line, &more);
+            status = line_read(run, &line, &more);
         if (status != CP_OK || !more || strcmp(line.text, "/quit") == 0)
             break;
         if (line.length == (int64_t)strspn(line.text, " \t"))
@@ -276,7 +338,7 @@ static cp_status converse(chat_run *run) {
         const cp_status answered = line_take(run, n, &line);
         told = told == CP_OK ? answered : told;
     }
-    if (run->prompts && feof(stdin))
+    if (run->prompts && (feof(stdin) || run->edits))
         putchar('\n');
     free(line.text);
     CP_TRY(cp_output_flush());
@@ -395,6 +457,7 @@ static cp_status chat_work(void *context) {
         chat->budget = 0; /* nobody waits */
     const bool terminal = isatty(STDOUT_FILENO);
     run->prompts = isatty(STDIN_FILENO) && terminal && !given;
+    run->edits = run->prompts && cp_edit_open();
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
     chat->live = run->batch == NULL;

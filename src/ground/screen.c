@@ -93,11 +93,12 @@ void cp_write_shown(FILE *out, const char *text) {
 }
 
 void cp_progress_begin(cp_progress *progress, const char *what) {
-    if (progress->shown)
-        fputs("\r\033[Kreading ", stderr);
-    if (progress->shown)
-        cp_write_shown(stderr, what);
     progress->begun = progress->shown;
+    if (!progress->shown)
+        return;
+    fputs("\r\033[Kreading ", stderr);
+    cp_write_shown(stderr, what);
+    fputs(" ...", stderr);
 }
 
 void cp_progress_show(void *context, int64_t done, int64_t total) {

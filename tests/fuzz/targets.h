@@ -1,0 +1,32 @@
+/* Every reader of what strangers wrote, as a function of any bytes. It may refuse
+ * them; it may not crash, read what is not there, or overflow. What else must
+ * hold of bytes that it takes is asserted. `make fuzz` looks for bytes that break
+ * one, and tests/test_fuzz.c holds it to those that did. */
+#ifndef FUZZ_TARGETS_H
+#define FUZZ_TARGETS_H
+
+#include "arrays.h"
+#include "commands.h"
+#include "descriptions.h"
+#include "launches.h"
+#include "models.h"
+#include "words.h"
+
+typedef struct {
+    const char *name; /* of its folder in tests/fuzz/corpus */
+    void (*take)(const char *bytes, int64_t count);
+    int most; /* bytes of an input */
+} fuzz_target;
+
+static const fuzz_target fuzz_targets[] = {
+    {"arrays", fuzz_arrays, 1000},
+    {"commands", fuzz_commands, 200},
+    {"descriptions", fuzz_descriptions, 4000},
+    {"launches", fuzz_launches, 500},
+    {"models", fuzz_models, 16000},
+    {"words", fuzz_words, 1000},
+};
+
+enum { FUZZ_TARGETS = sizeof(fuzz_targets) / sizeof(fuzz_targets[0]) };
+
+#endif
