@@ -67,7 +67,7 @@ LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
 # The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
 # into the suites that need them and never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces%),$(SUITES))
+ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces% soak),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
 # In these suites the kernels' loads and stores are told to stand-in/races.c, unless a sanitizer is asked for.
 WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill)
@@ -227,10 +227,17 @@ fit: writers ## fit the constants of the paper's cluster, see what they depend o
 	+@$(again) -s writers
 	@for n in choices without decode seeds constants noise; do $(write)/fit-$$n.csv $(B)/figures/fit $$n || exit 1; done
 	+@$(again) -s paper
+sanitized = ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0
+in_asan   = B=build/asan CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
-	+@ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0 CK_TIMEOUT_MULTIPLIER=5 $(again) suites B=build/asan \
-	  CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)
+soak_time = $(or $(TIME),600)
+soak: ## the same build: conversations that seeds draw, for TIME=600 seconds from SEED=1 on (TIME=0: that seed alone; KIND=talks or rings)
+	@$(call install,$(FOR_BUILD))
+	+@$(again) build/asan/tests/test_soak $(in_asan)
+	@$(sanitized) OMP_WAIT_POLICY=passive SOAK_SECONDS=$(soak_time) SOAK_SEED=$(or $(SEED),1) SOAK_KIND=$(KIND) \
+	  CK_TIMEOUT_MULTIPLIER=$(shell echo $$(($(soak_time) / 20 + 5))) build/asan/tests/test_soak
 fuzz: ## throw made-up files and words at all that reads them (TIME=seconds each, ONLY="models ...": those)
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@$(again) -s build/fuzz/fuzz B=build/fuzz MPI= CC=clang \
@@ -310,4 +317,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

@@ -302,11 +302,22 @@ LOOP(what_is_taken_back_was_never_there, 0,
     same_words(expected, rows, TEXT);
 }
 
+static volatile sig_atomic_t stop;
+
+static void stop_at_once(void *context, int64_t done, int64_t total) {
+    const bool *armed = context;
+    ck_assert(done >= 1 && done <= total);
+    if (*armed)
+        stop = 1;
+}
+
 /* Three conversations begin with one text, in pages that would not hold it
- * three times; each says what it says alone. */
+ * three times; each says what it says alone, and a call that is stopped after
+ * one layer, two of them appending to one page, leaves nothing behind. */
 LOOP(test_forks_agree, 0, 4) {
     enum { FORKS = 3, READ = 31 };
-    static const int64_t begins[FORKS] = {READ, 22, 31}, goes_on[] = {5, 9, 0};
+    static const int64_t begins[FORKS] = {READ, 29, 22}, goes_on[] = {5, 9, 0};
+    bool armed = false;
     const int ranks = (int[]){1, 2, 3, 5}[_i];
     const int64_t pages = cp_ceil_divide(READ + 34, 4 * ranks) + 3;
     open_tiny(&(tiny_gguf_options){.seed = 8});
@@ -317,14 +328,22 @@ LOOP(test_forks_agree, 0, 4) {
                                             .sequences = FORKS,
                                             .cores = 2,
                                             .block = 4,
-                                            .rows = 4 * pages + 3});
+                                            .rows = 4 * pages + 3,
+                                            .stop = &stop,
+                                            .progress = stop_at_once,
+                                            .progress_context = &armed});
     must(cp_session_prefill(batch, (int64_t[]){READ, 0, 0}, text, NULL));
     must(cp_session_fork(batch, 0, 1, begins[1]));
     must(cp_session_fork(batch, 0, 2, begins[2]));
-    refuses(cp_session_fork(batch, 0, 1, 1), CP_INVALID, "22 tokens already");
+    refuses(cp_session_fork(batch, 0, 1, 1), CP_INVALID, "29 tokens already");
     refuses(cp_session_prefill(batch, (int64_t[]){0, 64, 64}, make_up(128, 1),
                                NULL),
             CP_CAPACITY, "more blocks of 4 tokens are needed, and");
+    armed = true;
+    refuses(cp_session_prefill(batch, goes_on, text + READ, NULL),
+            CP_INTERRUPTED, "stopped after 1 of 2 layers");
+    armed = false;
+    stop = 0;
     must(cp_session_prefill(batch, goes_on, text + READ, NULL));
     for (int64_t s = 0, at = READ; s < FORKS; at += goes_on[s++]) {
         alone[s] = open_session(1, 1, CP_AUTO);
@@ -337,16 +356,7 @@ LOOP(test_forks_agree, 0, 4) {
             must(cp_session_compact(batch));
         decode_together(batch, alone, FORKS, next, rows);
     }
-    ck_assert_int_eq(cp_session_length(batch, 1), 22 + 9 + STEPS);
-}
-
-static volatile sig_atomic_t stop;
-
-static void stop_at_once(void *context, int64_t done, int64_t total) {
-    const bool *armed = context;
-    ck_assert(done >= 1 && done <= total);
-    if (*armed)
-        stop = 1;
+    ck_assert_int_eq(cp_session_length(batch, 1), 29 + 9 + STEPS);
 }
 
 static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {

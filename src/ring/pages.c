@@ -85,14 +85,17 @@ static int64_t block_at(const cp_pages *pages, const cp_growth *growth,
 static bool must_copy(const cp_pages *pages, const cp_growth *growth,
                       int64_t sequence) {
     const int64_t last = last_block(pages, sequence);
+    const int64_t rows = pages->tables[sequence].rows;
     if (last < 0 || growth[sequence].rows == 0)
         return false;
     int64_t users = pages->users[last];
-    for (int64_t s = 0; s < sequence && users > 1; s++)
-        users -= growth[s].copies && last_block(pages, s) == last;
+    for (int64_t s = 0; s < pages->sequences && users > 1; s++) {
+        const int64_t longer = rows - pages->tables[s].rows;
+        if (longer > 0 || (longer == 0 && s < sequence))
+            users -= growth[s].rows > 0 && last_block(pages, s) == last;
+    }
     return users > 1;
 }
-
 static cp_status add_copies(const cp_pages *pages, const cp_growth *growth,
                             cp_moves *copies) {
     const int64_t size = pages->block;

@@ -1,0 +1,533 @@
+/* Soak: conversations in which a seed draws everything, ranks, variants,
+ * placement, pages, wire, lengths, guesses, faults; and every answer is that of
+ * one rank which hears each text alone and nothing else. make soak runs them as
+ * long as is asked (SOAK_SECONDS, from SOAK_SEED on), make check a few. */
+#define EXPECT_ALSO where
+static char where[300]; /* the seed, and what was done last */
+
+#include "expect.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "app/npy.h"
+#include "harness/rig.h"
+#include "harness/shell.h"
+#include "harness/stand-in/stand_in.h"
+#include "harness/tiny_gguf.h"
+#include "model/draft.h"
+#include "model/session.h"
+
+static uint64_t randoms;
+
+static int64_t pick(int64_t count) {
+    return (int64_t)(harness_random(&randoms) % (uint64_t)count);
+}
+
+static const int64_t unlike[] = {3, 1, 2, 2, 5, 1, 1, 4,
+                                 1, 1, 2, 1, 1, 1, 3, 1};
+
+static cp_dealing pick_dealing(void) {
+    const cp_dealing dealings[] = {{.placement = CP_ZIGZAG},
+                                   {.placement = CP_ZIGZAG, .weights = unlike},
+                                   {.placement = CP_NAIVE},
+                                   {.placement = CP_INTERLEAVE, .block = 1},
+                                   {.placement = CP_INTERLEAVE, .block = 4}};
+    return dealings[pick(COUNT_OF(dealings))];
+}
+
+static double number_in(const char *name, double otherwise) {
+    const char *text = getenv(name);
+    return text != NULL && *text != '\0' ? atof(text) : otherwise;
+}
+
+/* Live through so many seeds, or through those of a part of the time, if this
+ * kind is asked for. One that fails or crashes is named. */
+#define SOAK(kind, seeds, part, live)                                          \
+    soak(kind, "make soak TIME=0 KIND=" kind " SEED=_i:", seeds, part, live)
+
+static void soak(const char *kind, const char *again, int seeds, double part,
+                 void (*live)(uint64_t seed)) {
+    const char *asked = getenv("SOAK_KIND");
+    const double seconds = number_in("SOAK_SECONDS", -1);
+    const double end = cp_clock() + part * seconds;
+    const int first = (int)number_in("SOAK_SEED", 1);
+    if (asked != NULL && *asked != '\0' && strcmp(asked, kind) != 0)
+        return;
+    int *now = harness_note(again, first);
+    for (bool more = true; more; ++*now) {
+        randoms = (uint64_t)*now * 0x9E3779B97F4A7C15u;
+        live((uint64_t)*now);
+        more = seconds < 0 ? *now + 1 < first + seeds : cp_clock() < end;
+    }
+    if (seconds >= 0)
+        fprintf(stderr, "%s: seeds %d to %d\n", kind, first, *now - 1);
+    *now = HARNESS_DONE;
+}
+
+/* Say what is done with a seed. One that is lived through alone is told. */
+static void note(const char *kind, uint64_t seed, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void note(const char *kind, uint64_t seed, const char *format, ...) {
+    int at = snprintf(where, sizeof(where),
+                      "make soak TIME=0 KIND=%s SEED=%lu: ", kind, seed);
+    va_list rest;
+    va_start(rest, format);
+    vsnprintf(where + at, sizeof(where) - (size_t)at, format, rest);
+    va_end(rest);
+    if (number_in("SOAK_SECONDS", -1) == 0)
+        fprintf(stderr, "%s\n", where + at);
+}
+
+enum { TALKS = 4, CAPACITY = 96, ACTIONS = 24, GUESSES = 4 };
+enum { PREFILL, DECODE, VERIFY, MODES };
+
+/* One conversation: the text, and one rank that hears no other. */
+typedef struct {
+    int32_t text[CAPACITY], heard[CAPACITY];
+    int64_t length, heard_length;
+    int32_t next; /* the greedy next token, or -1 */
+    cp_session *alone;
+} conversation;
+
+static struct {
+    uint64_t seed;
+    int action;
+    tiny_bytes bytes;
+    cp_gguf *file;
+    int64_t words;
+    cp_model *model, *reference;
+    cp_session_options options;
+    cp_session *session;
+    bool pretended; /* on GPUs that are not there */
+    conversation all[TALKS];
+    float *rows, *expected; /* [TALKS * CAPACITY][words] */
+} t;
+
+#define said(...) note("talks", t.seed, __VA_ARGS__)
+
+static volatile sig_atomic_t stop;
+static bool armed;
+
+static void stop_if_armed(void *context, int64_t done, int64_t total) {
+    (void)context, (void)done, (void)total;
+    if (armed)
+        stop = 1;
+}
+
+/* A page for all at their longest, or as many as make it tight. */
+static void pick_options(void) {
+    static const int64_t blocks[] = {0, 1, 3, 4, 16};
+    static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
+                                          CP_ALL_GATHER};
+    const int64_t block = blocks[pick(COUNT_OF(blocks))];
+    t.options = (cp_session_options){
+        .ranks = 1 + (int)pick(8),
+        .sequences = 1 + pick(TALKS),
+        .capacity = CAPACITY,
+        .block = block,
+        .variant = variants[pick(COUNT_OF(variants))],
+        .dealing = pick_dealing(),
+        .wire = pick(4) == 0 ? (cp_wire)pick(CP_WIRES) : CP_WIRE_PLAIN,
+        .cores = 1 + (int)pick(2),
+        .stop = &stop,
+        .progress = stop_if_armed,
+    };
+    if (block > 0 && pick(2) == 0)
+        t.options.rows = block * (CAPACITY / block + 4);
+}
+
+static const tiny_gguf_options models[] = {
+    {.seed = 1, .width = 32, .feed_forward = 32},
+    {.seed = 2, .heads = 3, .kv_heads = 1, .width = 96, .blocks = 1},
+    {.seed = 3, .heads = 4, .kv_heads = 4, .rope_freqs = true},
+    {.seed = 4, .heads = 6, .kv_heads = 2, .head_dim = 20, .rope_dim = 8},
+    {.seed = 5, .query = CP_GGUF_Q8_0, .down = CP_GGUF_Q4_1},
+};
+
+static void begin_talk(uint64_t seed) {
+    memset(&t, 0, sizeof(t));
+    t.seed = seed;
+    t.pretended = pick(4) == 0;
+    const tiny_gguf_options *model = &models[pick(COUNT_OF(models))];
+    const cp_backend *backend =
+        t.pretended ? &cp_backend_cuda_fp32 : &cp_backend_threads;
+    pick_options();
+    said("%d ranks%s, %ld sequences, pages of %ld, %ld rows, %s, wire %d, "
+         "placement %d%s",
+         t.options.ranks, t.pretended ? " of a stand-in" : "",
+         t.options.sequences, t.options.block, t.options.rows,
+         cp_variant_name(t.options.variant), t.options.wire,
+         t.options.dealing.placement,
+         t.options.dealing.weights != NULL ? ", uneven" : "");
+    if (t.pretended)
+        stand_in_begin(&(stand_in_options){.seed = seed, .open = true});
+    t.words = tiny_gguf_vocabulary_size(model);
+    tiny_gguf_build(model, &t.bytes);
+    must(cp_gguf_parse(t.bytes.bytes, t.bytes.length, &t.file));
+    must(cp_model_open(backend, t.file, &t.model));
+    must(cp_model_open(&cp_backend_threads, t.file, &t.reference));
+    must(cp_session_open(t.model, &t.options, &t.session));
+    const size_t numbers = (size_t)(TALKS * CAPACITY * t.words);
+    t.rows = calloc(2 * numbers, sizeof(float));
+    t.expected = t.rows + numbers;
+    for (int s = 0; s < TALKS; s++)
+        t.all[s].next = -1;
+}
+
+static void end_talk(void) {
+    said("it ends");
+    for (int s = 0; s < TALKS; s++)
+        cp_session_close(t.all[s].alone);
+    cp_session_close(t.session);
+    cp_model_close(t.model);
+    cp_model_close(t.reference);
+    cp_gguf_close(t.file);
+    free(t.bytes.bytes);
+    free(t.rows);
+    if (t.pretended && stand_in_end() != 0)
+        ck_abort_msg("%s: %s", where, stand_in_report());
+}
+
+/* What one rank says after each of the last so many tokens of a text. It goes
+ * on if all before is what it heard, and else hears it from the first. */
+static void listen_alone(conversation *talk, int64_t count, float *rows) {
+    const int64_t before = talk->length - count;
+    const bool goes_on =
+        talk->alone != NULL && talk->heard_length == before &&
+        memcmp(talk->heard, talk->text, (size_t)before * 4) == 0;
+    int64_t fresh = goes_on ? count : talk->length;
+    if (!goes_on) {
+        const cp_session_options one = {
+            .ranks = 1, .sequences = 1, .capacity = CAPACITY, .cores = 1};
+        cp_session_close(talk->alone);
+        must(cp_session_open(t.reference, &one, &talk->alone));
+    }
+    must(cp_session_prefill(talk->alone, &fresh,
+                            talk->text + talk->length - fresh, NULL));
+    must(cp_session_logits(talk->alone, fresh - count, count, rows));
+    memcpy(talk->heard, talk->text, sizeof(talk->text));
+    talk->heard_length = talk->length;
+}
+
+/* Logits agree, and so do the greedy tokens, unless two are as good. */
+static void agree(const float *expected, const float *got, int64_t count,
+                  int64_t sequence) {
+    const double most = t.options.wire != CP_WIRE_PLAIN ? 0.1
+                        : t.pretended                   ? 2e-5
+                                                        : 1e-5;
+    double largest = 0, worst = 0;
+    for (int64_t i = 0; i < count * t.words; i++) {
+        if (!isfinite(got[i]))
+            ck_abort_msg("%s: sequence %ld: a score is %g", where, sequence,
+                         (double)got[i]);
+        largest = fmax(largest, fabs((double)expected[i]));
+        worst = fmax(worst, fabs((double)expected[i] - (double)got[i]));
+    }
+    if (worst > most * largest)
+        ck_abort_msg("%s: sequence %ld is off by %g of %g", where, sequence,
+                     worst, largest);
+    for (int64_t n = 0; n < count; n++) {
+        const float *row = expected + n * t.words;
+        const int32_t a = cp_sample_greedy(row, t.words);
+        const int32_t b = cp_sample_greedy(got + n * t.words, t.words);
+        if (a != b && (double)(row[a] - row[b]) > 2 * most * largest)
+            ck_abort_msg("%s: sequence %ld says %d and not %d", where, sequence,
+                         b, a);
+    }
+}
+
+static void check_lengths(void) {
+    for (int64_t s = 0; s < t.options.sequences; s++)
+        if (cp_session_length(t.session, s) != t.all[s].length)
+            ck_abort_msg("%s: sequence %ld has %ld tokens and not %ld", where,
+                         s, cp_session_length(t.session, s), t.all[s].length);
+}
+
+/* What is drawn is what the scores say. */
+static void check_draw(int64_t count) {
+    const int64_t after = pick(count);
+    cp_sampler one, other;
+    int32_t token;
+    must(cp_sampler_start(pick(2) == 0 ? 0.0 : 0.9, t.seed, &one));
+    other = one;
+    must(cp_session_draw(t.session, 1, &after, &one, &token));
+    if (token != cp_sampler_draw(&other, t.rows + after * t.words, t.words))
+        ck_abort_msg("%s: draws %d", where, token);
+}
+
+typedef struct {
+    int mode;
+    int64_t lengths[TALKS], count;
+    int32_t tokens[TALKS * CAPACITY];
+} call;
+
+/* New tokens of a sequence: what it said earlier again, or any; for a step,
+ * often the greedy one, and guesses after that. */
+static void pick_tokens(const conversation *talk, call *now, int64_t count) {
+    int32_t *to = now->tokens + now->count;
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t at = talk->length + n;
+        to[n] = at >= 7 && at - 7 < talk->length && pick(4) > 0
+                    ? talk->text[at - 7]
+                    : (int32_t)pick(t.words);
+    }
+    if (now->mode != PREFILL && talk->next >= 0 && pick(4) > 0) {
+        int32_t said[CAPACITY + 1];
+        memcpy(said, talk->text, (size_t)talk->length * 4);
+        to[0] = said[talk->length] = talk->next;
+        if (count > 1)
+            cp_draft(said, talk->length + 1, count - 1, to + 1);
+    }
+    now->count += count;
+}
+
+static void pick_call(call *now) {
+    *now = (call){.mode = (int)pick(MODES)};
+    const int64_t longest = 1 + pick(3) * pick(16);
+    for (int64_t s = 0; s < t.options.sequences; s++) {
+        const conversation *talk = &t.all[s];
+        const int64_t most = now->mode == DECODE   ? 1
+                             : now->mode == VERIFY ? 1 + GUESSES
+                                                   : longest;
+        const int64_t count = cp_min(pick(most + 1), CAPACITY - talk->length);
+        now->lengths[s] = count;
+        pick_tokens(talk, now, count);
+    }
+}
+
+static cp_status make_call(const call *now) {
+    cp_turn_report report;
+    int64_t batch[TALKS], many = 0;
+    for (int64_t s = 0; s < t.options.sequences; s++)
+        if (now->lengths[s] > 0)
+            batch[many++] = s;
+    return now->mode == DECODE
+               ? cp_session_decode(t.session, many, batch, now->tokens, NULL)
+           : now->mode == VERIFY
+               ? cp_session_verify(t.session, now->lengths, now->tokens, NULL)
+               : cp_session_prefill(t.session, now->lengths, now->tokens,
+                                    pick(2) == 0 ? &report : NULL);
+}
+
+/* Something goes wrong, and the session is as it was. A fault that does not
+ * strike lets the call go well, which is then done; 0 if it did not. */
+static cp_status disturb(const call *now) {
+    void (*const faults[])(int64_t) = {
+        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+    cp_status status;
+    if (t.pretended && pick(2) == 0) {
+        const int kind = (int)pick(3);
+        void (*const fault)(int64_t) = faults[kind];
+        const int64_t n = 1 + pick(40);
+        said("failure %ld of kind %d first", n, kind);
+        fault(n);
+        status = make_call(now);
+        fault(0);
+    } else {
+        said("stopped first");
+        armed = true;
+        status = make_call(now);
+        armed = false;
+        /* With one layer there is none to stop before; and a GPU's host may
+         * have enqueued them all by then. */
+        if (status != CP_INTERRUPTED && status != CP_CAPACITY &&
+            t.model->facts.layers > 1 && !t.pretended)
+            ck_abort_msg("%s: not stopped: %s", where, cp_message());
+        stop = 0;
+    }
+    return status;
+}
+
+/* Take in the answer to a call that went well. */
+static void hear(const call *now) {
+    int64_t row = 0;
+    must(cp_session_logits(t.session, 0, now->count, t.rows));
+    check_draw(now->count);
+    for (int64_t s = 0; s < t.options.sequences; row += now->lengths[s++]) {
+        conversation *talk = &t.all[s];
+        const int64_t count = now->lengths[s];
+        const float *got = t.rows + row * t.words;
+        if (count == 0)
+            continue;
+        memcpy(talk->text + talk->length, now->tokens + row, (size_t)count * 4);
+        talk->length += count;
+        listen_alone(talk, count, t.expected);
+        agree(t.expected, got, count, s);
+        int64_t kept = count;
+        if (now->mode == VERIFY)
+            for (kept = 1; kept < count; kept++)
+                if (now->tokens[row + kept] !=
+                    cp_sample_greedy(got + (kept - 1) * t.words, t.words))
+                    break;
+        must(cp_session_truncate(t.session, s, talk->length - count + kept));
+        talk->length += kept - count;
+        talk->next = cp_sample_greedy(got + (kept - 1) * t.words, t.words);
+    }
+}
+
+static void begin_anew(int64_t s) {
+    must(cp_session_truncate(t.session, s, 0));
+    t.all[s].length = 0;
+    t.all[s].next = -1;
+}
+
+static void speak(void) {
+    static const char *const modes[] = {"prefill", "decode", "verify"};
+    call now;
+    pick_call(&now);
+    said("%s of %ld, %ld, %ld, %ld", modes[now.mode], now.lengths[0],
+         now.lengths[1], now.lengths[2], now.lengths[3]);
+    if (now.count == 0)
+        return;
+    cp_status status = pick(4) == 0 ? disturb(&now) : CP_INTERRUPTED;
+    if (status != CP_OK) {
+        check_lengths();
+        status = make_call(&now);
+    }
+    if (status == CP_CAPACITY && t.options.rows > 0)
+        begin_anew(pick(t.options.sequences));
+    else if (status != CP_OK)
+        ck_abort_msg("%s: %s", where, cp_message());
+    else
+        hear(&now);
+}
+
+/* Where a prompt lies interleaved, it cannot be cut. */
+static bool may_be_refused(cp_status status) {
+    if (status != CP_OK &&
+        !(status == CP_INVALID && t.options.dealing.placement == CP_INTERLEAVE))
+        ck_abort_msg("%s: %s", where, cp_message());
+    return status != CP_OK;
+}
+
+static void take_back(void) {
+    const int64_t s = pick(t.options.sequences);
+    const int64_t length = pick(t.all[s].length + 1);
+    said("sequence %ld is cut to %ld", s, length);
+    if (may_be_refused(cp_session_truncate(t.session, s, length)))
+        return;
+    t.all[s].length = length;
+    t.all[s].next = -1;
+}
+
+static void share(void) {
+    const int64_t from = pick(t.options.sequences);
+    const int64_t to = pick(t.options.sequences);
+    const int64_t tokens = pick(t.all[from].length + 1);
+    if (from == to)
+        return;
+    said("sequence %ld begins as %ld of %ld", to, tokens, from);
+    begin_anew(to);
+    if (may_be_refused(cp_session_fork(t.session, from, to, tokens)))
+        return;
+    memcpy(t.all[to].text, t.all[from].text, (size_t)tokens * 4);
+    t.all[to].length = tokens;
+}
+
+static void compact(void) {
+    said("compact");
+    const cp_status status = cp_session_compact(t.session);
+    if (status != CP_OK && status != CP_CAPACITY)
+        ck_abort_msg("%s: %s", where, cp_message());
+}
+
+static void change(void) {
+    static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
+                                          CP_ALL_GATHER};
+    const cp_variant variant = variants[pick(COUNT_OF(variants))];
+    said("%s from now on", cp_variant_name(variant));
+    must(cp_session_choose(t.session, variant));
+}
+
+static void talk(uint64_t seed) {
+    void (*const actions[])(void) = {speak, speak,     speak, speak,   speak,
+                                     speak, take_back, share, compact, change};
+    begin_talk(seed);
+    for (t.action = 1; t.action <= ACTIONS; t.action++) {
+        actions[pick(COUNT_OF(actions))]();
+        check_lengths();
+    }
+    end_talk();
+}
+
+/* Attention alone: the rig compares all partials and bytes, too, has messages
+ * arrive in disorder, and unused slots hold NaN. */
+static int kernels; /* until one fails; 0: none does */
+
+static cp_status kernel(const cp_attention *asked) {
+    if (__atomic_sub_fetch(&kernels, 1, __ATOMIC_RELAXED) == 0)
+        return cp_fail(CP_MEMORY, "the soak says so");
+    return cp_attend(asked);
+}
+
+static rig pick_rig(uint64_t seed) {
+    static const int64_t groups[] = {1, 2, 3, 7}, dims[] = {4, 8, 20};
+    const int ranks = 1 + (int)pick(pick(4) == 0 ? 16 : 6);
+    const int64_t kv_heads = 1 + pick(2) * (2 * ranks - 1);
+    return (rig){
+        .shape = {kv_heads * groups[pick(4)], kv_heads, dims[pick(3)]},
+        .ranks = ranks,
+        .sequences = 1 + pick(4),
+        .room = 400,
+        .seed = seed,
+        .disorder = (uint64_t)pick(2) * seed,
+        .spare = 1 + (int)pick(3),
+        .scale = pick(4) == 0 ? 4 : 1,
+        .unwatched = (int)pick(2),
+        .kernel = kernel,
+    };
+}
+
+static cp_variant pick_variant(const rig *rig, bool decode) {
+    static const cp_variant prefills[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                          CP_ULYSSES, CP_MESH};
+    static const cp_variant steps[] = {CP_DECODE,   CP_GATHER_Q, CP_SCATTER_Q,
+                                       CP_GATHER_O, CP_TREE,     CP_HELIX};
+    const bool divides = rig->shape.kv_heads % rig->ranks == 0;
+    return decode ? steps[pick(divides ? COUNT_OF(steps) : 1)]
+                  : prefills[pick(divides ? COUNT_OF(prefills) : 3)];
+}
+
+static void ring(uint64_t seed) {
+    rig rig = pick_rig(seed);
+    must(rig_open(&rig));
+    rig.cache->dealing = pick_dealing();
+    if (pick(2) == 0)
+        must(rig_page(&rig, 1 + pick(9), seed));
+    for (int n = 0; n < 8; n++) {
+        const bool decode = pick(3) == 0;
+        const int64_t most = decode ? 2 : 1 + pick(30);
+        const cp_variant variant = pick_variant(&rig, decode);
+        int64_t fresh[4] = {0};
+        for (int64_t i = 0; i < rig.sequences; i++)
+            fresh[i] = pick(most);
+        fresh[0] += fresh[0] + fresh[1] + fresh[2] + fresh[3] == 0;
+        note("rings", seed, "%s of %ld, %ld, %ld, %ld on %d ranks",
+             cp_variant_name(variant), fresh[0], fresh[1], fresh[2], fresh[3],
+             rig.ranks);
+        kernels = pick(4) == 0 ? 1 + (int)pick(2 * rig.ranks) : 0;
+        cp_status status = rig_call(&rig, fresh, variant);
+        if (status == CP_MEMORY && kernels <= 0 &&
+            strstr(cp_message(), "the soak says so") != NULL) {
+            kernels = 0;
+            status = rig_call(&rig, fresh, variant);
+        }
+        /* Over the few numbers of one token roundings do not average out: the
+         * rig's bound is for more. */
+        if (status == CP_BROKEN && rig.output_error < 2e-6 &&
+            strstr(cp_message(), "on one rank by") != NULL)
+            break;
+        must(status);
+    }
+    rig_close(&rig);
+}
+
+LOOP_FOR(60, talks_are_those_of_one_rank, 0, 1) {
+    SOAK("talks", 8, 0.6, talk);
+}
+
+LOOP_FOR(60, rings_equal_dense_attention, 0, 1) {
+    SOAK("rings", 8, 0.25, ring);
+}
