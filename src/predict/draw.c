@@ -153,26 +153,29 @@ static void svg_bar(const drawing *d, const cp_stroke *stroke, FILE *out) {
     const double width = (stroke->end - stroke->start) * scale;
     const int y = 20 + stroke->rank * 46 + (stroke->talks ? 22 : 0);
     const bool exchange = strcmp(stroke->name, "exchange") == 0;
+    char label[40];
+    const int letters = snprintf(label, sizeof(label), "%s %d",
+                                 is_collective(stroke) ? "all"
+                                 : exchange            ? "receive"
+                                                       : stroke->name,
+                                 stroke->origin);
     fprintf(out,
             "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"18\" "
             "fill=\"hsl(%d,55%%,%d%%)\" stroke=\"white\"><title>%s %d, hop "
             "%d</title></rect>\n",
             x, y, width, hue, stroke->talks ? 82 : 68, stroke->name,
             stroke->origin, stroke->hop);
-    if (width > 26)
-        fprintf(out, "<text x=\"%.1f\" y=\"%d\">%s %d</text>\n", x + width / 2,
-                y + 13,
-                is_collective(stroke) ? "all"
-                : exchange            ? "receive"
-                                      : stroke->name,
-                stroke->origin);
+    if (width > 5.6 * letters) /* what letters of size 10 take, at most */
+        fprintf(out, "<text x=\"%.1f\" y=\"%d\">%s</text>\n", x + width / 2,
+                y + 13, label);
 }
 
 static cp_status print_svg(const drawing *d, FILE *out) {
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" "
             "height=\"%d\" font-family=\"sans-serif\" font-size=\"10\" "
-            "text-anchor=\"middle\">\n<title>%s over %d ranks</title>\n",
+            "text-anchor=\"middle\">\n<title>%s over %d ranks</title>\n"
+            "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             30 + 46 * d->ranks, d->title, d->ranks);
     for (int rank = 0; rank < d->ranks; rank++)
         fprintf(out,
