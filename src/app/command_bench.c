@@ -175,8 +175,8 @@ static void title_print(const bench_run *run) {
     const cp_shape *shape =
         run->model != NULL ? &run->opened.facts->shape : &bench->shape;
     cp_host_describe(machine, sizeof(machine));
-    printf("%s\n%ld query heads, %ld key and value heads of %ld; %d "
-           "thread%s; median of %d round%s [lowest, highest]\n\n",
+    printf("%s\n%ld query heads, %ld key and value heads of %ld;\n%d "
+           "thread%s; median of %d round%s [lowest highest]\n\n",
            machine, shape->query_heads, shape->kv_heads, shape->head_dim,
            bench->threads, cp_plural(bench->threads), bench->rounds,
            cp_plural(bench->rounds));
@@ -196,10 +196,10 @@ static void row_print(void *context, const cp_bench_row *row) {
         printf("%s,%s,%d\n", part->median > 0 ? "" : ",,,", row->of,
                run->bench.rounds);
     } else {
-        printf("%-22s %8.1f %-8s", row->what, row->value, row->unit);
+        printf("%-20s %6.1f %-8s", row->what, row->value, row->unit);
         if (part->median > 0)
-            printf(" %9.2f ms   %.3f of %s [%.3f, %.3f]", row->milliseconds,
-                   part->median, row->of, part->low, part->high);
+            printf(" %7.2f ms %.3f [%.3f %.3f] of %s", row->milliseconds,
+                   part->median, part->low, part->high, row->of);
         putchar('\n');
     }
     fflush(stdout);
