@@ -157,6 +157,8 @@ check: ## install what is missing, build, and run every test
 suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/transcripts $(B)/longring
+	+@$(again) -s install DESTDIR=$(CURDIR)/$(B)/installed PREFIX=/usr >/dev/null
+	@tests/harness/check-installed $(CURDIR)/$(B)/installed /usr "$(CC) $(CFLAGS)"
 	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
 # RUN= links and runs nothing, where the suites have been run just before.
 RUN      ?= tests/harness/run-suites
@@ -305,13 +307,18 @@ demo: ## install, build, fetch the model, and hold a conversation over four rank
 	@$(call install,$(FOR_BUILD))
 	+@$(again) all model
 	$(DEMO)
-install: all ## install binary, library, headers and longring.pc under DESTDIR and PREFIX
+PUBLIC    = $(filter-out src/app/% reference/attend/rows.h %_own.h,$(wildcard src/*/*.h reference/*/*.h))
+install: all ## install binary, library, headers, longring.pc, manual and completion under DESTDIR and PREFIX
 	install -Dm755 $(PROGRAM) -t $(DESTDIR)$(PREFIX)/bin
 	install -Dm644 $(LIBRARY) -t $(DESTDIR)$(PREFIX)/lib
-	for h in $(wildcard src/*/*.h reference/*/*.h); do install -Dm644 $$h $(DESTDIR)$(PREFIX)/include/longring/$${h#src/}; done
-	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	printf '%s\n' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include/longring' \
-	  'Libs: -L$(PREFIX)/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
+	for h in $(PUBLIC); do install -Dm644 $$h $(DESTDIR)$(PREFIX)/include/longring/$${h#src/}; done
+	printf '%s\n' '/* All of the library, for C and for C++. */' '#ifdef __cplusplus' 'extern "C" {' '#endif' \
+	  $(patsubst %,'#include "%"',$(PUBLIC:src/%=%)) '#ifdef __cplusplus' '}' '#endif' > $(DESTDIR)$(PREFIX)/include/longring/longring.h
+	@mkdir -p $(addprefix $(DESTDIR)$(PREFIX)/,lib/pkgconfig share/man/man1)
+	printf '%s\n' 'prefix=$(PREFIX)' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' \
+	  'Cflags: -I$${prefix}/include/longring $(mpi:-DCP_HAVE_MPI%=-DCP_HAVE_MPI)' 'Libs: -L$${prefix}/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
+	tests/harness/manual $(PROGRAM) $(VERSION) > $(DESTDIR)$(PREFIX)/share/man/man1/longring.1
+	install -Dm644 src/app/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/longring
 clean: ## remove everything built
 	rm -rf build
 help: ## list these targets

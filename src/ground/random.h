@@ -21,7 +21,7 @@ static inline double cp_random_uniform(uint64_t *state) {
  * (FNV-1a, 64 bits). */
 static inline uint64_t cp_hash(uint64_t before, const void *data,
                                int64_t bytes) {
-    const unsigned char *byte = data;
+    const unsigned char *byte = (const unsigned char *)data;
     uint64_t hash = before ^ 0xCBF29CE484222325u;
     for (int64_t i = 0; i < bytes; i++)
         hash = (hash ^ byte[i]) * 0x100000001B3u;

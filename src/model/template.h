@@ -27,11 +27,11 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
  *   user     the user's words, bytes of them, never read as control tokens
  *   system   the system message; NULL: the template's own, if it has one
  * If not first, the ids begin with what follows the end of the last answer.
- * The token that ends an answer, template->end, is the model's to say; when an
+ * The token that ends an answer, form->end, is the model's to say; when an
  * answer was cut off before it, or its end was not yet fed back, feed
- * template->end before these ids. They are appended to *ids. Fails with
+ * form->end before these ids. They are appended to *ids. Fails with
  * CP_MEMORY, or as cp_tokenizer_encode does. */
-cp_status cp_template_turn(const cp_template *template,
+cp_status cp_template_turn(const cp_template *form,
                            const cp_tokenizer *tokenizer, bool first,
                            const char *user, int64_t bytes, const char *system,
                            cp_ids *ids);
