@@ -307,8 +307,8 @@ LOOP(auto_takes_what_is_faster, 0, 4) {
     cp_choice choice;
     snprintf(text, sizeof(text), "%s%s", ring, calls[_i].links);
     must(cp_hardware_read("toy", text, &hardware));
-    must(cp_foresee(&hardware, &shape, 4, calls[_i].ranks, 1, &calls[_i].fresh,
-                    &past, &choice));
+    must(cp_foresee(&hardware, &shape, 4, CP_WIRE_FP32, calls[_i].ranks, 1,
+                    &calls[_i].fresh, &past, &choice));
     ck_assert_int_eq(choice.variant, calls[_i].variant);
     ck_assert_ptr_nonnull(strstr(choice.rule, calls[_i].rule));
 }

@@ -13,7 +13,7 @@ static char where[200]; /* the call in hand, for failures */
 #include "predict/latent.h"
 #include "predict/simulate.h"
 #include "reference/attend/fast.h"
-#include "reference/ring/rewrite.h"
+#include "reference/model/loss.h"
 
 enum { SHAPES = 6, TURNS = 9, SEQUENCES = 3 };
 
@@ -85,18 +85,19 @@ static void weighs(cp_shape shape, cp_wire wire, const int64_t bytes[4]) {
 }
 
 TEST(a_row_weighs_what_it_holds) {
-    weighs((cp_shape){8, 2, 6}, CP_WIRE_PLAIN,
+    weighs((cp_shape){8, 2, 6}, CP_WIRE_FP32,
            (int64_t[]){2 * 12 * 2, 8 * 6 * 2, 2 * 12 * 2, 8 * 7 * 4});
-    weighs((cp_shape){8, 2, 6, 5, false}, CP_WIRE_PLAIN,
+    weighs((cp_shape){8, 2, 6, 5, false}, CP_WIRE_FP32,
            (int64_t[]){2 * 11 * 2, 8 * 6 * 2, 2 * 11 * 2, 8 * 6 * 4});
-    weighs((cp_shape){8, 2, 6, 5, true}, CP_WIRE_PLAIN,
+    weighs((cp_shape){8, 2, 6, 5, true}, CP_WIRE_FP32,
            (int64_t[]){2 * 6 * 2, 8 * 6 * 2, 2 * 6 * 2, 8 * 6 * 4});
     weighs((cp_shape){8, 2, 6, 4, false}, CP_WIRE_INT8,
-           (int64_t[]){2 * 10 * 2, 8 * 6 * 2, 2 * (4 + 8 + 4 + 4), 8 * 5 * 4});
+           (int64_t[]){2 * 10 * 2, 8 * 6 * 2, 2 * (4 + 8 + 4 + 4),
+                       8 * (4 + 8 + 4)});
     weighs((cp_shape){8, 2, 6, 4, true}, CP_WIRE_INT8,
-           (int64_t[]){2 * 6 * 2, 8 * 6 * 2, 2 * (4 + 8), 8 * 5 * 4});
+           (int64_t[]){2 * 6 * 2, 8 * 6 * 2, 2 * (4 + 8), 8 * (4 + 8 + 4)});
     /* DeepSeek's: 1,152 bytes of a token and layer. */
-    weighs((cp_shape){128, 1, 576, 512, true}, CP_WIRE_PLAIN,
+    weighs((cp_shape){128, 1, 576, 512, true}, CP_WIRE_FP32,
            (int64_t[]){1152, 128 * 1152, 1152, 128 * 513 * 4});
 }
 
@@ -148,8 +149,9 @@ static question ask(cp_shape shape, int64_t fresh, int64_t past) {
                       .lse = room_for(rows, 4)};
 }
 
-static void answer(const question *it, int ranks, cp_variant variant,
-                   cp_wire wire) {
+/* And how far it can be off, as is known before. */
+static cp_wire_error answer(const question *it, int ranks, cp_variant variant,
+                            cp_wire wire) {
     const cp_turn past = {.tokens = it->past}, *const pasts[] = {&past};
     const int64_t turn = it->past > 0;
     cp_attend_job job = {.shape = it->shape,
@@ -165,7 +167,12 @@ static void answer(const question *it, int ranks, cp_variant variant,
                          .values = it->values,
                          .output = it->output,
                          .lse = it->lse};
+    cp_loss loss;
+    must(cp_loss_new(cp_backend_threads.machine, &job, &loss));
+    const cp_wire_error before = cp_loss_before(&loss);
+    cp_loss_free(&loss);
     must(cp_backend_threads.attend(&job));
+    return before;
 }
 
 static float *draw(int64_t count, float scale) {
@@ -196,10 +203,8 @@ LOOP(bytes_on_the_wire_err_within_their_bound, 0, SHAPES) {
     bytes.lse = ask(shape, fresh, past).lse;
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         const cp_wire_error bound =
-            cp_wire_bound(CP_WIRE_INT8, &shape, fresh, plain.queries,
-                          fresh + past, plain.keys, plain.values);
-        answer(&plain, ranks, CP_PASS_KV, CP_WIRE_PLAIN);
-        answer(&bytes, ranks, CP_PASS_KV, CP_WIRE_INT8);
+            answer(&bytes, ranks, CP_PASS_KV, CP_WIRE_INT8);
+        answer(&plain, ranks, CP_PASS_KV, CP_WIRE_FP32);
         const double output = most_apart(plain.output, bytes.output,
                                          fresh * heads * cp_value_dim(&shape));
         const double lse = most_apart(plain.lse, bytes.lse, fresh * heads);
@@ -309,8 +314,8 @@ static void agree(const layer *it, int ranks, cp_variant variant) {
     const int64_t rows = it->fresh * HEADS;
     const question apart = expanded(it), together = absorbed(it);
     float *values = room_for(rows * VALUE, 4);
-    answer(&apart, ranks, variant, CP_WIRE_PLAIN);
-    answer(&together, ranks, variant, CP_WIRE_PLAIN);
+    answer(&apart, ranks, variant, CP_WIRE_FP32);
+    answer(&together, ranks, variant, CP_WIRE_FP32);
     make_values(it, together.output, values);
     are_alike(apart.output, values, rows * VALUE);
     are_alike(apart.lse, together.lse, rows);
@@ -422,7 +427,8 @@ TEST(a_described_machine_knows_what_a_latent_sends) {
     slow.link_rate = slow.all_to_all_rate = slow.node_rate = 1e6;
     for (int n = 0; n < 2; n++) {
         cp_choice choice;
-        must(cp_foresee(&slow, &shapes[n], 2, 4, 1, &fresh, &cached, &choice));
+        must(cp_foresee(&slow, &shapes[n], 2, CP_WIRE_FP32, 4, 1, &fresh,
+                        &cached, &choice));
         const char *said = strstr(choice.rule, "pass-kv ");
         ck_assert_ptr_nonnull(said);
         seconds[n] = strtod(said + 8, NULL);

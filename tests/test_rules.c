@@ -155,6 +155,25 @@ TEST(thresholds_of_three_machines) {
     ck_assert(cp_context_least(&node) == 32000);
 }
 
+/* What is sent in fewer bits is counted as such: eq. 1 and eq. 2 by the bytes
+ * of queries, keys and values, eq. 5 by those of partials. */
+TEST(fewer_bits_turn_the_rules) {
+    cp_setting setting = paper(4, 800e12, 50e9);
+    setting.shape = (cp_shape){16, 1, 128};
+    ck_assert_int_eq(says(ALGORITHM_1, &setting, 3000, 125000), CP_PASS_Q);
+    setting.machine.wire = CP_WIRE_INT8;
+    ck_assert(cp_new_tokens_least(&setting) == 4000.0 * 264 / 512);
+    ck_assert_int_eq(says(ALGORITHM_1, &setting, 3000, 125000), CP_PASS_KV);
+    /* A miss rate of 264 / (16 x 256), and one token less. */
+    ck_assert_int_eq(says(EQUATION_1, &setting, 33, 479), CP_PASS_KV);
+    ck_assert_int_eq(says(EQUATION_1, &setting, 32, 480), CP_PASS_Q);
+    /* Of a machine whose attention is nothing: 264 / (16 x 264) of partials. */
+    setting.machine.flops = 1000000000000000000;
+    setting.machine.bytes_per_second = 1;
+    ck_assert_int_eq(says(ALGORITHM_5, &setting, 10, 150), CP_PASS_KV);
+    ck_assert_int_eq(says(ALGORITHM_5, &setting, 10, 151), CP_PASS_Q);
+}
+
 /* -1, 0 or 1, where a difference in the last digits is none. */
 static int order(double a, double b) {
     return fabs(a - b) <= 1e-12 * fmax(fabs(a), fabs(b)) ? 0 : a < b ? -1 : 1;
@@ -173,7 +192,7 @@ TEST(equations_are_the_inequalities_they_came_from) {
                                                      (uint64_t)shape->head_dim)
                                      : 0;
         shape->latent = n % 3 == 2;
-        const cp_widths widths = cp_widths_of(shape);
+        const cp_widths widths = cp_widths_of(machine, shape);
         const int64_t fresh = 1 + (int64_t)(harness_random(&random) % 9999);
         const int64_t cached = (int64_t)(harness_random(&random) % 99999);
         const cp_load load = load_of(fresh, cached);
@@ -182,8 +201,8 @@ TEST(equations_are_the_inequalities_they_came_from) {
         machine->flops = 1 + (int64_t)(harness_random(&random) % 9999999);
         if (n % 2 == 0) { /* both sides of eq. 2 are equal */
             machine->flops = 2 * widths.pair * fresh * shape->query_heads;
-            machine->bytes_per_second = setting.ranks * shape->kv_heads *
-                                        widths.kept * machine->element_bytes;
+            machine->bytes_per_second =
+                setting.ranks * shape->kv_heads * widths.kept;
         }
         const double bandwidth = (double)machine->bytes_per_second;
         const cp_volumes volumes = cp_volumes_of(&setting, &load, false);

@@ -303,7 +303,8 @@ LOOP(the_ring_with_fewer_bytes_is_chosen, 0, 24) {
         must(cp_plan_check(plan, &report));
         bytes[v] = report.bytes[0];
     }
-    must(cp_choose_sparse(&indexer, &shape, 4, ranks, 1, &now, &past, &choice));
+    must(cp_choose_sparse(&indexer, &shape, 4, CP_WIRE_FP32, ranks, 1, &now,
+                          &past, &choice));
     ck_assert_int_eq(choice.variant,
                      bytes[0] <= bytes[1] ? CP_PASS_KV : CP_PASS_Q);
 }

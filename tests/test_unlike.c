@@ -7,9 +7,7 @@
 #include <string.h>
 
 #include "predict/alone.h"
-#include "model/backend.h"
 #include "predict/ring_order.h"
-#include "reference/ring/rewrite.h"
 #include "tests/harness/shell.h"
 
 enum { MOST = 16 };
@@ -102,107 +100,4 @@ TEST(shares_by_speed_and_the_order_of_the_ring_pay) {
     accepted("$L choose --new 1K --ranks 4", "the ring is faster from ");
     refused(2, "gtt has the links of 0 devices; 4 are due",
             "$L simulate --new 1K --order best");
-}
-
-/* Rows of every length and size: off by half a step at most, zero stays zero,
- * and what is no number is not hidden. */
-LOOP(bytes_are_off_by_half_a_step, 1, 40) {
-    const int64_t words = cp_wire_bytes(CP_WIRE_INT8, _i, 4) / 4;
-    float row[40], back[40], sent[12];
-    uint64_t random = (uint64_t)_i;
-    ck_assert_int_eq(words, 1 + (_i + 3) / 4);
-    for (int size = -44; size <= 38; size += 2) {
-        float most = 0;
-        for (int d = 0; d < _i; d++) {
-            row[d] = (float)pow(10, size) *
-                     ((float)(harness_random(&random) % 2001) - 1000);
-            most = fmaxf(most, fabsf(row[d]));
-        }
-        if (isinf(most))
-            continue;
-        cp_wire_write(CP_WIRE_INT8, 1, _i, row, sent);
-        cp_wire_read(CP_WIRE_INT8, 1, _i, sent, back);
-        for (int d = 0; d < _i; d++)
-            hold(fabs((double)back[d] - (double)row[d]) <=
-                 fmax(most / 254.0 * 1.00001, 1.5e-36));
-    }
-    row[_i / 2] = _i % 2 == 0 ? INFINITY : NAN;
-    cp_wire_write(CP_WIRE_INT8, 1, _i, row, sent);
-    cp_wire_read(CP_WIRE_INT8, 1, _i, sent, back);
-    hold(isnan(back[0]) && isnan(back[_i - 1]));
-}
-
-enum { FRESH = 61, PAST = 23, HEADS = 8, KV_HEADS = 4, DIM = 20 };
-
-/* Attention of some numbers over N ranks, whose blocks are sent so. */
-static void attend(int ranks, cp_variant variant, cp_wire wire, float scale,
-                   float *output, float *lse, cp_wire_error *bound) {
-    static float q[FRESH * HEADS * DIM];
-    static float k[(FRESH + PAST) * KV_HEADS * DIM];
-    static float v[(FRESH + PAST) * KV_HEADS * DIM];
-    const int64_t fresh = FRESH, turns = 1;
-    const cp_turn past = {false, PAST}, *const pasts[] = {&past};
-    uint64_t random = 5;
-    for (int n = 0; n < COUNT_OF(q); n++)
-        q[n] = scale * (float)(harness_random(&random) % 999) / 500 - scale;
-    for (int n = 0; n < COUNT_OF(k); n++) {
-        k[n] = (float)(harness_random(&random) % 999) / 500 - 1;
-        v[n] = (float)(harness_random(&random) % 999) / 5 - 100;
-    }
-    cp_attend_job job = {.shape = {HEADS, KV_HEADS, DIM},
-                         .ranks = ranks,
-                         .sequences = 1,
-                         .new_tokens = &fresh,
-                         .turns = &turns,
-                         .history = pasts,
-                         .variant = variant,
-                         .wire = wire,
-                         .queries = q,
-                         .keys = k,
-                         .values = v,
-                         .output = output,
-                         .lse = lse};
-    must(cp_backend_threads.attend(&job));
-    *bound = cp_wire_bound(wire, &job.shape, fresh, q, FRESH + PAST, k, v);
-}
-
-LOOP(answers_are_within_the_bound, 1, 6) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
-                                          CP_MESH};
-    static float output[2][FRESH * HEADS * DIM], lse[2][FRESH * HEADS];
-    for (int n = 0; n < 4 * COUNT_OF(variants); n++) {
-        const cp_variant variant = variants[n / 4];
-        const float scale = (float[]){0.1f, 1, 10, 100}[n % 4];
-        cp_wire_error bound, none, error = {0, 0};
-        if (variant == CP_MESH && _i != 2 && _i != 4)
-            continue;
-        attend(_i, variant, CP_WIRE_PLAIN, scale, output[0], lse[0], &none);
-        attend(_i, variant, CP_WIRE_INT8, scale, output[1], lse[1], &bound);
-        for (int i = 0; i < COUNT_OF(output[0]); i++)
-            error.output =
-                fmax(error.output, fabsf(output[0][i] - output[1][i]));
-        for (int i = 0; i < COUNT_OF(lse[0]); i++)
-            error.lse = fmax(error.lse, fabsf(lse[0][i] - lse[1][i]));
-        ck_assert(none.output == 0 && none.lse == 0);
-        ck_assert_msg(error.output <= bound.output && error.lse <= bound.lse,
-                      "output off by %g of %g, LSE by %g of %g", error.output,
-                      bound.output, error.lse, bound.lse);
-        ck_assert((error.lse > 0) == (_i > 1 && variant != CP_PASS_Q));
-    }
-}
-
-TEST(the_bound_of_one_query_is_as_by_hand) {
-    const cp_shape one = {1, 1, 4};
-    const float q[] = {1, -2, 3, -4}, k[] = {127, 0, 0, 0, 0, 254, 0, 0};
-    const float v[] = {0, 0, 0, 2, 1, 1, 1, 1};
-    const cp_wire_error bound =
-        cp_wire_bound(CP_WIRE_INT8, &one, 1, q, 2, k, v);
-    ck_assert_double_eq_tol(bound.lse, 10.0 / 2 * 254 / 254, 1e-3);
-    ck_assert_double_eq_tol(bound.output, 2 * (1 / 254.0 + 2 * tanh(2.5)),
-                            1e-3);
-    const cp_shape two = {2, 2, 1};
-    const float asked[] = {1, 5}, held[] = {1, 254};
-    const cp_wire_error second =
-        cp_wire_bound(CP_WIRE_INT8, &two, 1, asked, 1, held, held);
-    ck_assert_double_eq_tol(second.lse, 5, 1e-3);
 }

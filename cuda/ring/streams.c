@@ -190,7 +190,7 @@ static cp_status fill_walker(cp_stream_walker *w) {
     if (plan->element_bytes != size)
         return cp_refuse("a plan of %ld-byte numbers, a walker of %ld",
                          plan->element_bytes, size);
-    if (plan->wire != CP_WIRE_PLAIN)
+    if (plan->wire != CP_WIRE_FP32)
         return cp_refuse("blocks in another writing are not for GPUs yet");
     if (w->options.blocks < 1)
         CP_TRY(count_blocks(&w->options));

@@ -29,7 +29,7 @@ static cp_status allocate_slots(cp_walker *walker) {
         if (needed[slot])
             status = cp_allocate_lines(
                 &walker->slots[slot],
-                plan->slots[slot].bytes + rest_bytes(plan, slot), 1, "a slot");
+                plan->slots[slot].held + rest_bytes(plan, slot), 1, "a slot");
     free(needed);
     return status;
 }
@@ -116,66 +116,66 @@ static cp_status carry(const cp_walker *walker, cp_use use, bool packs) {
     carry_rows(moves, cp_value_width(shape), packs, cache.values, block.values);
     return CP_OK;
 }
-static int64_t wire_row(const cp_plan *plan, const cp_shape *shape,
-                        int64_t dim) {
-    return shape->kv_heads * cp_wire_bytes(plan->wire, dim, 4);
-}
-
-static void write_tensor(const cp_walker *walker, int64_t dim,
-                         const float *source, char *target) {
+static cp_status allocate_messages(cp_walker *walker) {
     const cp_plan *plan = walker->plan;
-    const cp_pieces *from = &plan->layout->cache[walker->rank].pieces;
-    const cp_pieces *to = &plan->layout->keys[walker->rank].pieces;
-    const int64_t heads = plan->shape.kv_heads;
-    const int64_t row = wire_row(plan, &plan->shape, dim);
-    for (int64_t n = 0; n < from->count; n++)
-        cp_wire_write(plan->wire, from->items[n].span.count * heads, dim,
-                      source + from->items[n].row * heads * dim,
-                      target + to->items[n].row * row);
-}
-
-static cp_status write_wire(const cp_walker *walker, const cp_op *op) {
-    const cp_plan *plan = walker->plan;
-    const cp_shape *shape = &plan->shape;
-    char *keys = walker->slots[op->out.slot];
-    char *values = keys + plan->slots[op->out.slot].rows *
-                              wire_row(plan, shape, shape->head_dim);
-    write_tensor(walker, shape->head_dim, walker->cache_keys, keys);
-    if (!shape->latent)
-        write_tensor(walker, cp_value_dim(shape), walker->cache_values, values);
+    const cp_program *program = &plan->programs[walker->rank];
+    cp_touch touch;
+    CP_TRY(cp_allocate(&walker->messages, plan->slot_count, sizeof(void *),
+                       "messages"));
+    for (int slot = 0; slot < plan->slot_count; slot++)
+        walker->messages[slot] = walker->slots[slot];
+    for (const cp_op *op = program->ops; op < program->ops + program->count;
+         op++)
+        for (int n = 0;
+             cp_op_talks(op) && cp_op_touch(plan, walker->rank, op, n, &touch);
+             n++)
+            if (walker->messages[touch.slot] == walker->slots[touch.slot] &&
+                cp_slot_writing(plan, touch.slot) != CP_WRITING_NONE)
+                CP_TRY(cp_allocate_lines(&walker->messages[touch.slot],
+                                         plan->slots[touch.slot].bytes, 1,
+                                         "a message"));
     return CP_OK;
 }
 
-static void read_tensor(const cp_plan *plan, const cp_shape *shape,
-                        const cp_block *block, int64_t dim, const char *from,
-                        float *to) {
-    const int64_t row = wire_row(plan, shape, dim);
-    for (int64_t n = 0; n < block->pieces.count; n++) {
-        const cp_piece piece = block->pieces.items[n];
-        cp_wire_read(plan->wire, piece.span.count * shape->kv_heads, dim,
-                     from + piece.row * row,
-                     to + piece.row * shape->kv_heads * dim);
-    }
+static void write_message(const cp_walker *walker, int slot) {
+    if (walker->messages[slot] != walker->slots[slot])
+        cp_slot_write(walker->plan, slot, walker->slots[slot],
+                      walker->messages[slot]);
 }
 
-static tensors read_wire(const cp_walker *walker, int slot,
-                         const cp_block *block) {
+static void read_message(const cp_walker *walker, int slot) {
+    if (walker->messages[slot] != walker->slots[slot])
+        cp_slot_read(walker->plan, slot, walker->messages[slot],
+                     walker->slots[slot]);
+}
+
+static void write_messages(const cp_walker *walker, const cp_op *op) {
     const cp_plan *plan = walker->plan;
-    const cp_shape shape = cp_plan_shape(plan, slot);
-    const int64_t rows = plan->slots[slot].rows, dim = shape.head_dim;
-    const char *from = walker->slots[slot];
-    float *values = walker->read + rows * shape.kv_heads * dim;
-    read_tensor(plan, &shape, block, dim, from, walker->read);
-    if (shape.latent)
-        return (tensors){walker->read, walker->read};
-    read_tensor(plan, &shape, block, cp_value_dim(&shape),
-                from + rows * wire_row(plan, &shape, dim), values);
-    return (tensors){walker->read, values};
+    const bool partial = plan->slots[op->in.slot].kind == CP_SLOT_PARTIAL;
+    const bool mine = partial || op->in.origin == walker->rank;
+    for (int r = 0; op->kind == CP_OP_ALL_TO_ALL && r < plan->layout->ranks;
+         r++)
+        if (r != walker->rank)
+            write_message(walker, op->in.slot + r);
+    if (op->kind == CP_OP_ALL_GATHER ||
+        (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY && mine))
+        write_message(walker, op->in.slot);
+    if (partial && plan->ends == CP_OWN_ALL && op->to != CP_NOBODY)
+        read_message(walker, op->in.slot);
+}
+
+static void read_messages(const cp_walker *walker, const cp_op *op) {
+    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
+        read_message(walker, op->out.slot);
+    for (int r = 0; cp_op_is_collective(op) && r < walker->plan->layout->ranks;
+         r++)
+        if (r != walker->rank)
+            read_message(walker, op->out.slot + r);
 }
 
 static char *labels_of(const cp_walker *walker, int slot) {
     const cp_slot *size = &walker->plan->slots[slot];
-    return (char *)walker->slots[slot] + size->bytes -
+    return (char *)walker->slots[slot] + size->held -
            size->rows * CP_LABEL_BYTES;
 }
 
@@ -239,15 +239,13 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
         float *to = walker->slots[op->out.slot + p];
         by.first = p * heads / parts;
         by.dim = whole.head_dim;
-        if (keys)
-            by.dim = cp_wire_bytes(plan->wire, by.dim, 4) / 4;
         copy_columns(&by, from, to);
         if (!keys || whole.latent)
             continue;
         /* Values lie behind the keys, here and there. */
         from += by.rows * heads * by.dim;
         to += by.rows * by.some * by.dim;
-        by.dim = cp_wire_bytes(plan->wire, cp_value_dim(&whole), 4) / 4;
+        by.dim = cp_value_dim(&whole);
         copy_columns(&by, from, to);
     }
     return CP_OK;
@@ -282,9 +280,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     const bool home = op->keys.slot == plan->cache;
     const cp_block *keys =
         home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
-    const tensors from = home || plan->wire == CP_WIRE_PLAIN
-                             ? tensors_of(walker, op->keys.slot)
-                             : read_wire(walker, op->keys.slot, keys);
+    const tensors from = tensors_of(walker, op->keys.slot);
     if (plan->labelled && plan->slots[op->in.slot].parts == 1)
         CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
@@ -331,7 +327,9 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     const cp_layout *layout = plan->layout;
     const int rank = walker->rank;
     void **in = &walker->slots[op->in.slot],
-         **out = &walker->slots[op->out.slot];
+         **out = &walker->slots[op->out.slot],
+         **sent = &walker->messages[op->in.slot],
+         **got = &walker->messages[op->out.slot];
     const int64_t bytes = plan->slots[op->in.slot].bytes;
     const bool packs = op->kind == CP_OP_PACK;
     if (plan->migration != NULL && (packs || op->kind == CP_OP_APPEND))
@@ -348,8 +346,6 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         }
         if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
             return cp_lists_pack(plan, walker->slots, op);
-        if (plan->wire != CP_WIRE_PLAIN)
-            return write_wire(walker, op);
         return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
     case CP_OP_ATTEND:
     case CP_OP_SELECT:
@@ -372,17 +368,24 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return join(walker, op);
     /* What it does with others. */
     case CP_OP_EXCHANGE:
-        return cp_comm_exchange(walker->comm, op->to, *in, bytes, op->from,
-                                *out, plan->slots[op->out.slot].bytes);
+        write_messages(walker, op);
+        return cp_comm_exchange(walker->comm, op->to, *sent, bytes, op->from,
+                                *got, plan->slots[op->out.slot].bytes);
     case CP_OP_WAIT:
-        return cp_comm_wait(walker->comm);
+        CP_TRY(cp_comm_wait(walker->comm));
+        read_messages(walker, &plan->programs[rank].ops[op->ends]);
+        return CP_OK;
     case CP_OP_ALL_TO_ALL:
-        return cp_comm_all_to_all(walker->comm, (const void *const *)in, out,
-                                  bytes);
     case CP_OP_ALL_GATHER:
         break;
     }
-    return cp_comm_all_gather(walker->comm, *in, out, bytes);
+    write_messages(walker, op);
+    CP_TRY(op->kind == CP_OP_ALL_GATHER
+               ? cp_comm_all_gather(walker->comm, *sent, got, bytes)
+               : cp_comm_all_to_all(walker->comm, (const void *const *)sent,
+                                    got, bytes));
+    read_messages(walker, op);
+    return CP_OK;
 }
 
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
@@ -400,7 +403,7 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         if (walker->slots[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh && slot != plan->index_queries &&
             slot != plan->index_keys)
-            memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].bytes);
+            memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].held);
     /* Perform the operations in turn. */
     const cp_walk_observer observe = walker->options.observe;
     for (int64_t n = 0; n < program->count; n++) {
@@ -434,10 +437,8 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     if (walker->options.threads < 1)
         walker->options.threads = 1;
     cp_status status = allocate_slots(walker);
-    if (status == CP_OK && plan->wire != CP_WIRE_PLAIN)
-        status = cp_allocate_lines(&walker->read, plan->layout->keys->rows,
-                                   4 * cp_kept_width(&plan->shape),
-                                   "a block that is read");
+    if (status == CP_OK)
+        status = allocate_messages(walker);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
@@ -458,9 +459,13 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
 void cp_walker_free(cp_walker *walker) {
     if (walker == NULL)
         return;
+    for (int n = 0; walker->messages != NULL && n < walker->plan->slot_count;
+         n++)
+        if (walker->messages[n] != walker->slots[n])
+            free(walker->messages[n]);
     for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
         free(walker->slots[n]);
-    free(walker->read);
+    free(walker->messages);
     free(walker->slots);
     free(walker);
 }

@@ -41,9 +41,9 @@ struct cp_walker {
     cp_partial result;
     /* The walker's own. */
     cp_walk_options options;
-    void **slots;  /* [plan->slot_count], NULL = not used by this rank */
-    float *read;   /* keys and values of a block that came in another writing */
-    cp_comm *comm; /* during a walk, as is the cache of its layer */
+    void **slots;    /* [plan->slot_count], NULL = not used by this rank */
+    void **messages; /* what is sent of a slot: itself, if it travels as held */
+    cp_comm *comm;   /* during a walk, as is the cache of its layer */
     float *cache_keys, *cache_values;
 };
 

@@ -61,8 +61,9 @@ typedef struct {
 #define CP_COMMAND_WIRE_OPTION(wire)                                           \
     {                                                                          \
         "wire", CP_ONE_OF, &(wire), cp_wire_names(),                           \
-            "how keys and values are written to be sent (default plain); "     \
-            "int8: a byte a number, and not exact"                             \
+            "how numbers are written to be sent (default fp32: as they are "   \
+            "held, exact); bf16: in two bytes; fp8, int8: keys and values in " \
+            "one, queries and partials in two"                                 \
     }
 
 /* Sparse attention of a call that is planned or predicted. */
@@ -220,6 +221,7 @@ typedef struct {
         {"tensor", CP_COUNT, &(call).scenario.tensor, "n",                     \
          "GPUs that share the heads of a rank (default: those of a node)"},    \
         CP_COMMAND_PLACEMENT_OPTION((call).placement),                         \
+        CP_COMMAND_WIRE_OPTION((call).scenario.wire),                          \
         CP_COMMAND_SPARSE_OPTIONS((call).sparse),                              \
         {"order", CP_ONE_OF, &(call).order, "given|best",                      \
          "of the machine's devices in the ring: as they are numbered "         \

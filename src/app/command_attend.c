@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "model/attend_call.h"
-#include "reference/ring/rewrite.h"
+#include "reference/model/loss.h"
 #include "ring/check.h"
 #include "ring/crew.h"
 
@@ -29,6 +29,7 @@ typedef struct {
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
+    cp_loss loss;      /* where numbers are sent in fewer bits */
     int64_t outputs;   /* numbers of the output */
     cp_status failure; /* the first of writing partials */
     char why[512];
@@ -308,6 +309,17 @@ static void partial_write(void *context, int rank, int64_t op,
     run->failure = status;
 }
 
+static void partial_see(void *context, int rank, int64_t op,
+                        const cp_pieces *queries, const cp_pieces *keys,
+                        int64_t query_heads, const float *output,
+                        const float *lse) {
+    attend_run *run = context;
+    cp_loss_see(&run->loss, rank, op, output, lse);
+    if (run->partials != NULL)
+        partial_write(context, rank, op, queries, keys, query_heads, output,
+                      lse);
+}
+
 static cp_status partials_clear(const char *directory) {
     static const char ours[] =
         "rank+([0-9])-op+([0-9])-@(queries|keys|output|lse).npy";
@@ -347,8 +359,10 @@ static cp_status attend_compute(attend_run *run) {
             return cp_fail(CP_FILE, "%s: %s", run->partials, strerror(errno));
         CP_TRY(partials_clear(run->partials));
         run->job.partial = partial_write;
-        run->job.partial_context = run;
     }
+    if (run->loss.call.plan != NULL && cp_crew_mine()->ranks == 1)
+        run->job.partial = partial_see;
+    run->job.partial_context = run;
     CP_TRY(run->ring.backend->attend(&run->job));
     if (run->failure != CP_OK)
         return cp_fail(run->failure, "%s", run->why);
@@ -362,7 +376,7 @@ static cp_status attend_compute(attend_run *run) {
 /* The same, or leave nothing behind. */
 static cp_status attend_answer(attend_run *run) {
     const cp_status status = attend_compute(run);
-    if (status == CP_OK || run->job.partial == NULL)
+    if (status == CP_OK || run->partials == NULL)
         return status;
     snprintf(run->why, sizeof(run->why), "%s", cp_message());
     partials_clear(run->partials);
@@ -413,11 +427,11 @@ static double difference(int64_t count, const float *a, const float *b) {
     return (double)most;
 }
 
-/* How far the numbers are from those of a call whose blocks are sent plain. */
+/* How far the numbers are from those of a call that sends what it holds. */
 static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
     const int64_t rows = run->queries.shape[0] * run->job.shape.query_heads;
     cp_attend_job plain = run->job;
-    plain.wire = CP_WIRE_PLAIN;
+    plain.wire = CP_WIRE_FP32;
     plain.variant = run->job.chosen;
     plain.partial = NULL;
     plain.output = plain.lse = NULL;
@@ -438,23 +452,28 @@ static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
 
 static cp_status attend_work(void *context) {
     attend_run *run = context;
-    const cp_wire wire = run->ring.wire;
+    const bool rewritten = run->ring.wire != CP_WIRE_FP32;
+    cp_wire_error before, after, error;
     const bool silent = cp_is_output(run->out) || cp_is_output(run->lse);
-    cp_wire_error bound, error;
     CP_TRY(attend_load(run));
-    bound = cp_wire_bound(wire, &run->job.shape, run->queries.shape[0],
-                          run->job.queries, run->keys.shape[0], run->job.keys,
-                          run->job.values);
+    if (rewritten)
+        CP_TRY(cp_loss_new(run->ring.backend->machine, &run->job, &run->loss));
     CP_TRY(attend_answer(run));
     if (silent)
         return CP_OK;
     CP_TRY(attend_summary(run));
-    if (wire == CP_WIRE_PLAIN)
+    if (!rewritten)
         return CP_OK;
+    before = cp_loss_before(&run->loss);
+    after = cp_loss_after(&run->loss);
     CP_TRY(wire_compare(run, &error));
-    printf("int8: output off by at most %.3g, LSE by %.3g; measured %.3g and "
-           "%.3g\n",
-           bound.output, bound.lse, error.output, error.lse);
+    printf("sent in fewer bits: output off by at most %.3g, LSE by %.3g, as "
+           "was known before",
+           before.output, before.lse);
+    if (run->job.partial != NULL)
+        printf("; by the LSE of partials %.3g and %.3g", after.output,
+               after.lse);
+    printf("; measured %.3g and %.3g\n", error.output, error.lse);
     return CP_OK;
 }
 
@@ -512,6 +531,7 @@ int cp_command_attend(int count, char *const *arguments) {
                                       attend_work, &run);
     for (int64_t s = 0; s < run.sequences && run.pasts != NULL; s++)
         free(run.pasts[s]);
+    cp_loss_free(&run.loss);
     free(run.pasts);
     free(run.turns);
     free(run.job.output);

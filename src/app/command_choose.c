@@ -53,6 +53,7 @@ static cp_status choose_check(void *context) {
     run->setting =
         cp_setting_of(&call->hardware, &call->shape, call->sizes.cache_bytes,
                       scenario->ranks, run->speeds == SPEEDS_PEAK);
+    machine->wire = scenario->wire;
     CP_TRY(speed_take("flops", run->flops, &machine->flops));
     return speed_take("bandwidth", run->bandwidth, &machine->bytes_per_second);
 }
@@ -107,13 +108,21 @@ static void head_print(const choose_run *run) {
              cp_plural(machine->element_bytes),
              machine->shares_cores ? "; no transfer hides" : "");
     cp_write_wrapped(stdout, 0, 0, speeds);
+    if (machine->wire == CP_WIRE_FP32)
+        return;
+    const cp_head_bytes head =
+        cp_head_bytes_of(machine->wire, shape, machine->element_bytes);
+    printf("a head sends %ld bytes of a key and its value, %ld of a query, %ld "
+           "of a partial\n",
+           head.keys, head.query, head.partial);
 }
 
 static void thresholds_print(const cp_setting *setting) {
     const cp_shape *const shape = &setting->shape;
+    const cp_widths widths = cp_widths_of(&setting->machine, shape);
     printf("\n  keys and values are smaller   from a miss rate of %s (eq. 1)\n",
-           cp_fraction_text(cp_kept_width(shape),
-                            (cp_wide)shape->query_heads * shape->head_dim)
+           cp_fraction_text((cp_wide)shape->kv_heads * widths.kept,
+                            (cp_wide)shape->query_heads * widths.query)
                .text);
     if (setting->machine.shares_cores || setting->ranks == 1)
         return;

@@ -134,18 +134,20 @@ static cp_status plan_build(plan_run *run) {
                                      .indexer = run->sparse.indexer};
     const cp_counts *fresh = &run->tokens.fresh;
     cp_choice *choice = &run->choice;
+    cp_machine machine = cp_machine_threads;
+    machine.wire = run->wire;
     CP_TRY(cache_fill(run));
     if (run->scan > 0)
         return scan_build(run);
     *choice = (cp_choice){run->variant, "asked for by --variant"};
     if (run->variant == CP_AUTO && options.indexer.top_k > 0)
-        CP_TRY(cp_choose_sparse(
-            &options.indexer, &run->shape, run->element_bytes, (int)run->ranks,
-            fresh->count, fresh->items, run->cache->length, choice));
+        CP_TRY(cp_choose_sparse(&options.indexer, &run->shape,
+                                run->element_bytes, run->wire, (int)run->ranks,
+                                fresh->count, fresh->items, run->cache->length,
+                                choice));
     else if (run->variant == CP_AUTO)
-        CP_TRY(cp_choose(&cp_machine_threads, &run->shape, (int)run->ranks,
-                         fresh->count, fresh->items, run->cache->length,
-                         choice));
+        CP_TRY(cp_choose(&machine, &run->shape, (int)run->ranks, fresh->count,
+                         fresh->items, run->cache->length, choice));
     CP_TRY(layout_new(run, fresh, cp_variant_decodes(choice->variant),
                       &run->layout));
     CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,

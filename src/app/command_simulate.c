@@ -79,16 +79,17 @@ static const char *variant_name(const simulate_run *run) {
 static cp_status variant_choose(simulate_run *run) {
     const cp_command_call *call = &run->call;
     cp_scenario *scenario = &run->call.scenario;
-    const cp_setting reached =
+    cp_setting reached =
         cp_setting_of(&call->hardware, &call->shape, call->sizes.cache_bytes,
                       scenario->ranks, false);
+    reached.machine.wire = scenario->wire;
     if (scenario->variant != CP_AUTO)
         return CP_OK;
     if (scenario->indexer.top_k > 0)
-        CP_TRY(cp_choose_sparse(&scenario->indexer, &call->shape,
-                                call->sizes.cache_bytes, scenario->ranks,
-                                scenario->sequences, scenario->new_tokens,
-                                scenario->cached_tokens, &run->choice));
+        CP_TRY(cp_choose_sparse(
+            &scenario->indexer, &call->shape, call->sizes.cache_bytes,
+            scenario->wire, scenario->ranks, scenario->sequences,
+            scenario->new_tokens, scenario->cached_tokens, &run->choice));
     else
         CP_TRY(cp_choose(&reached.machine, &call->shape, scenario->ranks,
                          scenario->sequences, scenario->new_tokens,
@@ -272,7 +273,6 @@ int cp_command_simulate(int count, char *const *arguments) {
          "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
          "change a constant of the machine; may be repeated"},
-        CP_COMMAND_WIRE_OPTION(run.call.scenario.wire),
         {"seed", CP_COUNT, &run.call.scenario.seed, "S",
          "of the jitter (default 0)"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",

@@ -22,7 +22,7 @@ typedef struct {
     cp_variant variant; /* of prefills; decode has its own */
     cp_chooser chooser; /* who decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
-    cp_wire wire;       /* how keys and values are written to be sent */
+    cp_wire wire;       /* how numbers are written to be sent */
     int least;          /* ranks that have room for it all, when the others are
                            lost; 0: all of them */
     int cores;          /* of this machine; 0: all */
@@ -69,7 +69,7 @@ typedef struct {
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
     int64_t
         block; /* of the cache: so many rows in each, in any order; 0: none */
-    cp_wire wire;       /* how keys and values are written to be sent */
+    cp_wire wire;       /* how numbers are written to be sent */
     cp_indexer indexer; /* sparse attention by it, or all zero; of it: */
     const float *index_queries; /* [new tokens][heads][dim] */
     const float *index_weights; /* [new tokens][heads] */

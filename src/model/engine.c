@@ -21,16 +21,18 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                                     .wire = cache->wire,
                                     .indexer = cache->indexer};
     const int64_t sequences = cache->sequences, *cached = cache->length;
+    cp_machine here = *machine;
+    here.wire = cache->wire;
     if (choice->variant == CP_AUTO && cache->indexer.top_k > 0)
-        CP_TRY(cp_choose_sparse(&cache->indexer, shape, machine->element_bytes,
-                                cache->ranks, sequences, new_tokens, cached,
-                                choice));
+        CP_TRY(cp_choose_sparse(&cache->indexer, shape, here.element_bytes,
+                                here.wire, cache->ranks, sequences, new_tokens,
+                                cached, choice));
     else if (choice->variant == CP_AUTO && chooser->decide != NULL)
-        CP_TRY(chooser->decide(chooser->knows, shape, machine->element_bytes,
-                               cache->ranks, sequences, new_tokens, cached,
-                               choice));
+        CP_TRY(chooser->decide(chooser->knows, shape, here.element_bytes,
+                               here.wire, cache->ranks, sequences, new_tokens,
+                               cached, choice));
     else if (choice->variant == CP_AUTO)
-        CP_TRY(cp_choose(machine, shape, cache->ranks, sequences, new_tokens,
+        CP_TRY(cp_choose(&here, shape, cache->ranks, sequences, new_tokens,
                          cached, choice));
     CP_TRY(cp_cache_lay_out(cache, cp_variant_decodes(choice->variant),
                             new_tokens, layout));

@@ -268,7 +268,8 @@ double cp_pace_message(const cp_pace *pace, int from, int to, double bytes) {
 static double size_of(const cp_pace *pace, const cp_plan *plan, int number) {
     const cp_slot *slot = &plan->slots[number];
     const int64_t bytes = pace->call->partial_bytes;
-    if (slot->kind != CP_SLOT_PARTIAL || bytes == 0)
+    if (slot->kind != CP_SLOT_PARTIAL || bytes == 0 ||
+        plan->wire != CP_WIRE_FP32)
         return (double)slot->bytes;
     return (double)slot->rows / slot->parts *
            (pace->outputs * (double)bytes +
@@ -319,12 +320,20 @@ static double moving(const cp_pace *pace, double bytes) {
            bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
-/* A block that came in another writing is read before it is attended to. */
-static double read_wire(const cp_pace *pace, const cp_plan *plan,
+/* Numbers that are sent in another writing are written before, but for those
+ * that are passed on, and read when they have come. */
+static double rewriting(const cp_pace *pace, const cp_plan *plan, int rank,
                         const cp_op *op) {
-    return plan->wire == CP_WIRE_PLAIN || op->keys.slot == plan->cache
-               ? 0
-               : moving(pace, 2 * (double)plan->slots[op->keys.slot].bytes);
+    const cp_slot *slot = &plan->slots[op->in.slot];
+    const bool passed = op->kind == CP_OP_EXCHANGE &&
+                        slot->kind != CP_SLOT_PARTIAL && op->in.origin != rank;
+    const int messages = cp_op_messages(plan, op);
+    const int written = op->kind == CP_OP_ALL_GATHER ? 1 : messages;
+    if (cp_slot_writing(plan, op->in.slot) == CP_WRITING_NONE)
+        return 0;
+    return (messages + (passed ? 0 : written)) *
+           moving(pace, (double)(slot->held + slot->bytes)) /
+           device_speed(pace, rank);
 }
 
 static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
@@ -332,31 +341,35 @@ static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
         return moving(pace, 3 * (double)plan->slots[slot].bytes);
     const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;
-    return moving(pace, tensors * size_of(pace, plan, slot));
+    return moving(pace, tensors * (plan->wire == CP_WIRE_FP32
+                                       ? size_of(pace, plan, slot)
+                                       : (double)plan->slots[slot].held));
 }
 
 static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
                            const cp_op *op) {
     switch (op->kind) {
     case CP_OP_ATTEND:
-        return attend(pace, plan, rank, op) + read_wire(pace, plan, op) +
+        return attend(pace, plan, rank, op) +
                make_keys(pace, plan, rank, op->keys);
     case CP_OP_SELECT:
         return select(pace, plan, op);
     case CP_OP_EXCHANGE:
-        return op->to == CP_NOBODY ? 0 : exchanges(pace, plan, rank, op);
+        return op->to == CP_NOBODY ? 0
+                                   : exchanges(pace, plan, rank, op) +
+                                         rewriting(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
-        return collective(pace, plan, op);
+        return collective(pace, plan, op) + rewriting(pace, plan, rank, op);
     case CP_OP_MERGE:
         return merge(pace, plan, op->out.slot);
     case CP_OP_APPEND:
         return moving(pace, 2 * (double)plan->slots[plan->fresh].bytes);
     case CP_OP_SPLIT:
-        return moving(pace, 2 * (double)plan->slots[op->in.slot].bytes);
+        return moving(pace, 2 * (double)plan->slots[op->in.slot].held);
     case CP_OP_PACK:
     case CP_OP_JOIN:
-        return moving(pace, 2 * (double)plan->slots[op->out.slot].bytes);
+        return moving(pace, 2 * (double)plan->slots[op->out.slot].held);
     default:
         return 0;
     }

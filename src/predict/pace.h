@@ -21,7 +21,7 @@ typedef struct {
     uint64_t seed;         /* of the jitter */
     cp_history *trace;     /* of so many ranks and two queues, or NULL */
     cp_dealing dealing;    /* of prompts */
-    cp_wire wire;          /* of the keys and values that travel */
+    cp_wire wire;          /* how numbers are written to be sent */
     cp_indexer indexer;    /* of sparse attention, or all zero */
     const int *devices;    /* [ranks] of the machine, from 0; NULL: in order */
 } cp_scenario;

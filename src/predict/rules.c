@@ -10,36 +10,40 @@
 cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
                          bool causal) {
     const cp_shape *shape = &setting->shape;
-    const double bytes = (double)setting->machine.element_bytes;
+    const cp_machine *machine = &setting->machine;
+    const cp_head_bytes head =
+        cp_head_bytes_of(machine->wire, shape, machine->element_bytes);
     const double heads = (double)shape->query_heads;
-    const double queries = heads * (double)shape->head_dim;
-    const double outputs = heads * (double)cp_value_dim(shape);
+    const int64_t dim = cp_value_dim(shape);
+    const int64_t partial =
+        machine->wire == CP_WIRE_FP32
+            ? dim * machine->element_bytes + CP_PARTIAL_BYTES
+            : head.partial;
     return (cp_volumes){
-        .flops = 2 * (queries + outputs) *
+        .flops = 2 * heads * (double)(shape->head_dim + dim) *
                  (double)(causal ? load->causal : load->pairs),
-        .queries = (double)load->fresh * queries * bytes,
-        .keys = (double)load->keys * (double)cp_kept_width(shape) * bytes,
-        .partials =
-            (double)load->fresh * (outputs * bytes + heads * CP_PARTIAL_BYTES),
+        .queries = (double)load->fresh * heads * (double)head.query,
+        .keys = (double)load->keys * (double)(shape->kv_heads * head.keys),
+        .partials = (double)load->fresh * heads * (double)partial,
     };
 }
 
-/* N C e / BW: what both have in common. */
+/* N C / BW: what both have in common. */
 static double balance(const cp_setting *setting) {
     const cp_machine *machine = &setting->machine;
     return (double)setting->ranks * (double)machine->flops /
-           (double)machine->bytes_per_second * (double)machine->element_bytes;
+           (double)machine->bytes_per_second;
 }
 
 double cp_new_tokens_least(const cp_setting *setting) {
     const cp_shape *shape = &setting->shape;
-    const cp_widths widths = cp_widths_of(shape);
+    const cp_widths widths = cp_widths_of(&setting->machine, shape);
     return balance(setting) * (double)(shape->kv_heads * widths.kept) /
            (2 * (double)(shape->query_heads * widths.pair));
 }
 
 double cp_context_least(const cp_setting *setting) {
-    const cp_widths widths = cp_widths_of(&setting->shape);
+    const cp_widths widths = cp_widths_of(&setting->machine, &setting->shape);
     return balance(setting) * (double)widths.query / (2 * (double)widths.pair);
 }
 
@@ -75,14 +79,18 @@ cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under) {
 static cp_status sides_of_exposed(const cp_rule *rule,
                                   const cp_setting *setting,
                                   const cp_load *load, cp_sides *sides) {
-    const cp_wide speed = (cp_wide)setting->ranks * setting->machine.flops *
-                          setting->machine.element_bytes;
+    const cp_widths widths = cp_widths_of(&setting->machine, &setting->shape);
+    const cp_wide speed = (cp_wide)setting->ranks * setting->machine.flops;
+    const cp_wide partials =
+        (cp_wide)setting->shape.query_heads * widths.partial;
+    const cp_wide keys = (cp_wide)setting->shape.kv_heads * widths.kept;
     cp_sides hiding;
-    CP_TRY(cp_sides_of_sizes(&setting->shape, load, sides));
+    *sides = (cp_sides){load->fresh, load->keys, load->keys};
     CP_TRY(cp_sides_of_hiding(&setting->machine, &setting->shape,
                               setting->ranks, rule->causal, load, &hiding));
-    if (!cp_times(&sides->left, speed) || !cp_times(&sides->right, speed) ||
-        !cp_times(&sides->under, speed))
+    if (!cp_times(&sides->left, partials) || !cp_times(&sides->left, speed) ||
+        !cp_times(&sides->right, keys) || !cp_times(&sides->right, speed) ||
+        !cp_times(&sides->under, partials) || !cp_times(&sides->under, speed))
         return cp_refuse("eq. 5: these tokens, heads and speeds do "
                          "not fit 128 bits");
     sides->right -= hiding.left; /* 4 pairs N_H BW */
@@ -97,7 +105,8 @@ static cp_status ask_equation(int equation, const cp_rule *rule,
                               const cp_setting *setting, const cp_load *load,
                               cp_verdict *verdict) {
     cp_sides sides;
-    CP_TRY(equation == 1 ? cp_sides_of_sizes(&setting->shape, load, &sides)
+    CP_TRY(equation == 1 ? cp_sides_of_sizes(&setting->machine, &setting->shape,
+                                             load, &sides)
            : equation == 2
                ? cp_sides_of_hiding(&setting->machine, &setting->shape,
                                     setting->ranks, rule->causal, load, &sides)

@@ -81,7 +81,7 @@ static void count_bytes(const simulation *s) {
             experts + (forecast->weights - experts) / s->scenario->ranks;
     forecast->cache = (double)most * pace->kept * bytes * layers;
     for (int n = 0; n < plan->slot_count; n++)
-        forecast->buffers += (double)plan->slots[n].bytes;
+        forecast->buffers += (double)plan->slots[n].held;
     /* Add the activations of the linear layers. */
     forecast->buffers += (double)plan->slots[plan->queries].rows * 2 *
                          ((double)model->width + pace->inner) * bytes;
@@ -231,9 +231,9 @@ cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
 }
 
 cp_status cp_foresee(const void *knows, const cp_shape *shape,
-                     int64_t element_bytes, int ranks, int64_t sequences,
-                     const int64_t *new_tokens, const int64_t *cached_tokens,
-                     cp_choice *choice) {
+                     int64_t element_bytes, cp_wire wire, int ranks,
+                     int64_t sequences, const int64_t *new_tokens,
+                     const int64_t *cached_tokens, cp_choice *choice) {
     cp_hardware steady = *(const cp_hardware *)knows;
     const int64_t latent = shape->latent ? cp_value_dim(shape) : 0;
     const cp_model_sizes ring = {.name = "ring",
@@ -253,15 +253,17 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
                             .sequences = sequences,
                             .new_tokens = new_tokens,
                             .cached_tokens = cached_tokens,
-                            .variant = CP_PASS_KV};
+                            .variant = CP_PASS_KV,
+                            .wire = wire};
     cp_forecast kv, q;
     steady.jitter = 0;
     CP_TRY(cp_simulate(&scenario, &kv));
     scenario.variant = CP_PASS_Q;
     CP_TRY(cp_simulate(&scenario, &q));
     if (fmax(kv.seconds, q.seconds) < 1.1 * fmin(kv.seconds, q.seconds)) {
-        const cp_setting reached =
+        cp_setting reached =
             cp_setting_of(&steady, shape, element_bytes, ranks, false);
+        reached.machine.wire = wire;
         return cp_choose(&reached.machine, shape, ranks, sequences, new_tokens,
                          cached_tokens, choice);
     }

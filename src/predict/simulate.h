@@ -37,9 +37,9 @@ cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast);
  * time, if they differ by a tenth or more; else by Algorithm 1. Decides for a
  * cp_chooser that knows a cp_hardware. Fails as cp_simulate and cp_choose do. */
 cp_status cp_foresee(const void *knows, const cp_shape *shape,
-                     int64_t element_bytes, int ranks, int64_t sequences,
-                     const int64_t *new_tokens, const int64_t *cached_tokens,
-                     cp_choice *choice);
+                     int64_t element_bytes, cp_wire wire, int ranks,
+                     int64_t sequences, const int64_t *new_tokens,
+                     const int64_t *cached_tokens, cp_choice *choice);
 
 /* What rules may know of a description: with the speeds of the data sheet, or
  * with those that were reached. */

@@ -19,25 +19,20 @@ static int64_t index_bytes(const cp_plan *plan, cp_slot_kind kind) {
            plan->element_bytes;
 }
 
-static int64_t sent_bytes(const cp_plan *plan, int64_t dim) {
-    return dim == 0 ? 0 : cp_wire_bytes(plan->wire, dim, plan->element_bytes);
-}
-
-static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts) {
+static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
+                         cp_wire wire) {
     const cp_shape shape = cp_shape_part(&plan->shape, parts);
-    const int64_t width = shape.head_dim * plan->element_bytes;
-    const int64_t values = cp_value_width(&shape) / shape.kv_heads;
+    const cp_head_bytes head =
+        cp_head_bytes_of(wire, &shape, plan->element_bytes);
     if (kind > CP_SLOT_RUN)
         return index_bytes(plan, kind);
     const int64_t bytes[] = {
         [CP_SLOT_CACHE] = 0,
         [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
         [CP_SLOT_QUERIES] =
-            shape.query_heads * width + (parts == 1 ? carried(plan) : 0),
-        [CP_SLOT_KEYS] = shape.kv_heads * (sent_bytes(plan, shape.head_dim) +
-                                           sent_bytes(plan, values)),
-        [CP_SLOT_PARTIAL] =
-            shape.query_heads * (cp_value_dim(&shape) + 1) * CP_PARTIAL_BYTES,
+            shape.query_heads * head.query + (parts == 1 ? carried(plan) : 0),
+        [CP_SLOT_KEYS] = shape.kv_heads * head.keys,
+        [CP_SLOT_PARTIAL] = shape.query_heads * head.partial,
         [CP_SLOT_RUN] = plan->run_bytes,
     };
     return bytes[kind];
@@ -58,7 +53,10 @@ static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
             "%ld query heads over %ld key heads cannot be cut into %d parts",
             plan->shape.query_heads, plan->shape.kv_heads, parts);
     if (plan->status == CP_OK &&
-        !cp_multiply(slot.rows, row_bytes(plan, kind, parts), &slot.bytes))
+        (!cp_multiply(slot.rows, row_bytes(plan, kind, parts, CP_WIRE_FP32),
+                      &slot.held) ||
+         !cp_multiply(slot.rows, row_bytes(plan, kind, parts, plan->wire),
+                      &slot.bytes)))
         plan->status = cp_refuse("a slot of %ld rows overflows", slot.rows);
     return slot;
 }

@@ -19,7 +19,7 @@ typedef struct {
     int64_t *length;    /* [sequences] tokens so far, P_i */
     int64_t step;       /* decode steps so far, t of Algorithm 4 */
     cp_dealing dealing; /* of prompts: zigzag, until somebody sets another */
-    cp_wire wire;       /* how its blocks are written to be sent */
+    cp_wire wire;       /* how numbers are written to be sent */
     cp_indexer indexer; /* of sparse attention, or all zero */
     cp_pieces *lost;    /* [2][sequences] tokens that no rank holds any more,
                            and those of them that the next call brings back

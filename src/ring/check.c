@@ -874,7 +874,7 @@ static cp_status make_report(const proof *proof) {
     report->bytes = report->pairs + ranks;
     report->messages = report->bytes + ranks;
     for (int n = 0; n < plan->slot_count; n++)
-        report->slot_bytes += plan->slots[n].bytes;
+        report->slot_bytes += plan->slots[n].held;
     for (int k = 0; k < ranks; k++) {
         count_rank(proof, k);
         sum += (double)report->pairs[k];

@@ -62,22 +62,30 @@ static cp_status too_large(const char *equation) {
                      equation);
 }
 
-cp_widths cp_widths_of(const cp_shape *shape) {
-    const int64_t dim = shape->head_dim, values = cp_value_dim(shape);
-    int64_t divisor = dim;
-    for (int64_t rest = values; rest != 0;) {
-        const int64_t next = divisor % rest;
-        divisor = rest;
-        rest = next;
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
     }
-    return (cp_widths){dim / divisor,
-                       (shape->latent ? dim : dim + values) / divisor,
-                       (dim + values) / divisor};
+    return a;
 }
 
-cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
-                            cp_sides *sides) {
-    const cp_widths widths = cp_widths_of(shape);
+cp_widths cp_widths_of(const cp_machine *machine, const cp_shape *shape) {
+    const cp_head_bytes head =
+        cp_head_bytes_of(machine->wire, shape, machine->element_bytes);
+    const int64_t pair = shape->head_dim + cp_value_dim(shape);
+    const int64_t partial =
+        machine->wire == CP_WIRE_FP32 ? head.query : head.partial;
+    const int64_t divisor = common_divisor(common_divisor(head.query, partial),
+                                           common_divisor(head.keys, pair));
+    return (cp_widths){head.query / divisor, head.keys / divisor,
+                       partial / divisor, pair / divisor};
+}
+
+cp_status cp_sides_of_sizes(const cp_machine *machine, const cp_shape *shape,
+                            const cp_load *load, cp_sides *sides) {
+    const cp_widths widths = cp_widths_of(machine, shape);
     const cp_wide queries = (cp_wide)shape->query_heads * widths.query;
     *sides = (cp_sides){load->fresh, load->keys, load->keys};
     if (cp_times(&sides->left, queries) &&
@@ -90,11 +98,10 @@ cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
 cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
                              int ranks, bool causal, const cp_load *load,
                              cp_sides *sides) {
-    const cp_widths widths = cp_widths_of(shape);
+    const cp_widths widths = cp_widths_of(machine, shape);
     const cp_wide left = 2 * (cp_wide)widths.pair * shape->query_heads *
                          machine->bytes_per_second;
-    const cp_wide right =
-        (cp_wide)ranks * shape->kv_heads * widths.kept * machine->element_bytes;
+    const cp_wide right = (cp_wide)ranks * shape->kv_heads * widths.kept;
     *sides =
         (cp_sides){causal ? load->causal : load->pairs, load->keys, load->keys};
     if (cp_times(&sides->left, left) && cp_times(&sides->right, right) &&
@@ -139,7 +146,7 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
     CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, &load));
     CP_TRY(cp_machine_check(machine));
     CP_TRY(cp_shape_check(shape));
-    CP_TRY(cp_sides_of_sizes(shape, &load, &sizes));
+    CP_TRY(cp_sides_of_sizes(machine, shape, &load, &sizes));
     CP_TRY(cp_sides_of_hiding(machine, shape, ranks, false, &load, &hiding));
     const bool hidden = !machine->shares_cores && hiding.left >= hiding.right;
     const bool passes_kv = ranks == 1 || hidden || sizes.left >= sizes.right;

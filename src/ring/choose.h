@@ -14,6 +14,7 @@ typedef struct {
     int64_t bytes_per_second; /* BW: of an exchange */
     int64_t element_bytes;    /* e: of one number of Q, K, V */
     bool shares_cores; /* a transfer takes time from arithmetic: none hides */
+    cp_wire wire;      /* how these numbers, and partials, are sent */
 } cp_machine;
 
 /* Fails with CP_INVALID and the name of what is out of range. */
@@ -41,18 +42,19 @@ typedef struct {
     cp_wide left, right, under;
 } cp_sides;
 
-/* How many numbers a query has, are kept of a key and its value, and meet in a
- * pair, as a ratio in smallest terms: 1, 2 and 2 where values are as wide as
- * keys. */
+/* The bytes of a head's query, of a key with its value, and of a partial, and
+ * how many numbers meet in a pair, all in smallest terms. For the paper a
+ * partial is as wide as a query; if numbers are sent in another writing, it is
+ * what it is. */
 typedef struct {
-    int64_t query, kept, pair;
+    int64_t query, kept, partial, pair;
 } cp_widths;
-cp_widths cp_widths_of(const cp_shape *shape);
+cp_widths cp_widths_of(const cp_machine *machine, const cp_shape *shape);
 
-/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H; of other widths, kept
- * numbers over those of queries. */
-cp_status cp_sides_of_sizes(const cp_shape *shape, const cp_load *load,
-                            cp_sides *sides);
+/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H; of other widths, bytes of
+ * keys and values over those of queries. */
+cp_status cp_sides_of_sizes(const cp_machine *machine, const cp_shape *shape,
+                            const cp_load *load, cp_sides *sides);
 
 /* Eq. 2: the new tokens, counted by pairs or causally, and those from which on
  * keys and values hide under attention. Both fail with CP_INVALID if a product
@@ -80,9 +82,9 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
  * must live as long as the chooser is asked. */
 typedef struct {
     cp_status (*decide)(const void *knows, const cp_shape *shape,
-                        int64_t element_bytes, int ranks, int64_t sequences,
-                        const int64_t *new_tokens, const int64_t *cached_tokens,
-                        cp_choice *choice);
+                        int64_t element_bytes, cp_wire wire, int ranks,
+                        int64_t sequences, const int64_t *new_tokens,
+                        const int64_t *cached_tokens, cp_choice *choice);
     const void *knows;
 } cp_chooser;
 

@@ -255,6 +255,7 @@ static void begin(cp_plan *plan) {
         slot->rows = some->rows;
         if (!cp_multiply(some->rows, row, &slot->bytes))
             plan->status = cp_refuse("%ld rows overflow", some->rows);
+        slot->held = slot->bytes;
     }
 }
 

@@ -11,9 +11,8 @@
 #include "ring/wire.h"
 
 enum {
-    CP_PARTIAL_BYTES = 4, /* partials are fp32, always */
-    CP_LABEL_BYTES = 16,  /* sequence and position, as int64_t */
-    CP_CHOSEN_BYTES = 4,  /* the position of a chosen key, as int32_t */
+    CP_LABEL_BYTES = 16, /* sequence and position, as int64_t */
+    CP_CHOSEN_BYTES = 4, /* the position of a chosen key, as int32_t */
 };
 
 typedef enum {
@@ -49,7 +48,8 @@ typedef struct {
     cp_slot_kind kind;
     int parts;     /* the heads are cut into so many; it holds one of them */
     int64_t rows;  /* padded, equal on all ranks; 0 for the cache */
-    int64_t bytes; /* of the whole slot: what a message of it weighs */
+    int64_t held;  /* bytes of the whole slot */
+    int64_t bytes; /* of a message of it: the same, if it is sent as held */
 } cp_slot;
 
 /* A slot; the rank from which what lies in it came, or, of queries and
@@ -120,7 +120,7 @@ typedef struct {
     cp_variant variant; /* CP_AUTO: of none that has a name */
     cp_shape shape;
     int64_t element_bytes;   /* of queries, keys and values */
-    cp_wire wire;            /* how keys and values are written to be sent */
+    cp_wire wire;            /* how numbers are written to be sent */
     const cp_layout *layout; /* borrowed: must outlive the plan */
     cp_slot *slots;
     int slot_count;
@@ -201,6 +201,9 @@ const cp_block *cp_plan_queries(const cp_plan *plan, int origin);
 static inline cp_shape cp_plan_shape(const cp_plan *plan, int slot) {
     return cp_shape_part(&plan->shape, plan->slots[slot].parts);
 }
+
+/* How what it holds is written to be sent. */
+cp_writing cp_slot_writing(const cp_plan *plan, int slot);
 
 /* The key head of what is attended to with which part p of the queries begins,
  * if they are cut and it is not. */

@@ -9,8 +9,8 @@
  * with what they have chosen and partials. What lists cost is the same. Fails
  * with CP_INVALID if no sequence has new tokens. */
 cp_status cp_choose_sparse(const cp_indexer *indexer, const cp_shape *shape,
-                           int64_t element_bytes, int ranks, int64_t sequences,
-                           const int64_t *new_tokens,
+                           int64_t element_bytes, cp_wire wire, int ranks,
+                           int64_t sequences, const int64_t *new_tokens,
                            const int64_t *cached_tokens, cp_choice *choice);
 
 #endif

@@ -1,0 +1,86 @@
+/* Tangled from book/17-wire.nw; edit the chapter. */
+/* How wrong an attention call's answer can become because what it sends is
+ * written in fewer bits: bounds from keys, values and queries alone, and from
+ * the LSE of partials. Exact arithmetic is assumed of all else. */
+#ifndef CP_LOSS_H
+#define CP_LOSS_H
+
+#include "model/attend_call.h"
+
+typedef struct {
+    double output, lse; /* the largest, of any number */
+} cp_wire_error;
+
+/* What is written: keys and values, queries; and how many times, at most, a
+ * partial or what became of it. */
+typedef struct {
+    bool keys, queries;
+    int partials;
+} cp_travels;
+cp_travels cp_travels_of(const cp_plan *plan);
+
+/* Of some keys and values; all arrays begin [N_KV]. */
+typedef struct {
+    cp_wire wire;
+    cp_shape shape;
+    double *off;        /* [D_H] how far that number of any key can be off */
+    double *size;       /* [D_H] and its largest magnitude */
+    double *low, *high; /* [D_V] the least and the largest number of values */
+    double *value;      /* how far any number of a value can be off */
+} cp_loss_table;
+
+/* Of no keys; then of these rows too. values may be NULL where they are part of
+ * their keys. Fails with CP_MEMORY; free even then. */
+cp_status cp_loss_table_new(cp_wire wire, const cp_shape *shape,
+                            cp_loss_table *table);
+void cp_loss_table_clear(cp_loss_table *table);
+void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
+                       const float *values);
+void cp_loss_table_free(cp_loss_table *table);
+
+/* How far a score of a head's query with any of these keys can be off. */
+double cp_loss_score(const cp_loss_table *table, cp_travels travels,
+                     int64_t head, const float *query);
+
+/* And how far its answer, if its scores can be off by so much. */
+cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
+                            int64_t head, double score);
+
+/* The same from partials that were computed: of each, its LSE, how far its
+ * scores can be off, and how far its numbers apart from that. */
+typedef struct {
+    double lse, higher;    /* of all; and if all scores were higher */
+    double square, output; /* means: what scores, squared, and outputs can be
+                              off */
+    double most;           /* of what scores can be off */
+} cp_loss_sum;
+
+extern const cp_loss_sum cp_loss_none;
+void cp_loss_merge(cp_loss_sum *sum, double lse, double score, double output);
+cp_wire_error cp_loss_bound_of(const cp_loss_table *table, int64_t head,
+                               const cp_loss_sum *sum);
+
+/* Both, of a whole call. */
+typedef struct {
+    cp_attend_call call;
+    cp_travels travels;
+    cp_loss_table all, block;
+    cp_loss_sum *sums; /* [new tokens][N_H] */
+} cp_loss;
+
+/* Lay out the call of a job; nothing is computed. Fails as cp_attend_call_new;
+ * free even then. */
+cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
+                      cp_loss *loss);
+void cp_loss_free(cp_loss *loss);
+
+/* Before anything runs. */
+cp_wire_error cp_loss_before(const cp_loss *loss);
+
+/* See what the n-th attend of a rank has computed, as job->partial tells it;
+ * and when all have been seen, how far the answer can be off. */
+void cp_loss_see(cp_loss *loss, int rank, int64_t n, const float *output,
+                 const float *lse);
+cp_wire_error cp_loss_after(const cp_loss *loss);
+
+#endif

@@ -1,0 +1,456 @@
+/* Numbers in fewer bits on the wire: rows there and back, and answers that are
+ * no more wrong than was said. */
+#define _GNU_SOURCE
+#define EXPECT_ALSO where
+static char where[200]; /* the call in hand, for failures */
+
+#include "expect.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "model/backend.h"
+#include "reference/model/loss.h"
+#include "reference/ring/rewrite.h"
+
+enum { WIDEST = 40 };
+
+/* Of each writing, the bytes of a row, and how far off a number may be: this
+ * part of itself, or this part of the largest of its row. */
+static const struct {
+    cp_writing writing;
+    int scale, bytes;
+    double itself, largest;
+} writings[] = {{CP_WRITING_BF16, 0, 2, 1.0 / 256, 0},
+                {CP_WRITING_FP8, 4, 1, 1.0 / 16, 1.0 / 448 / 1024},
+                {CP_WRITING_INT8, 4, 1, 0, 1.0 / 254},
+                {CP_WRITING_BLOCK, 4, 2, 0, 1.0 / 32767}};
+
+static void try_row(int kind, int dim, const float *row) {
+    const cp_writing writing = writings[kind].writing;
+    const double scale = (double)cp_row_scale(writing, dim, row);
+    float back[WIDEST], most = 0;
+    char sent[4 * WIDEST + 4];
+    for (int d = 0; d < dim; d++)
+        most = fmaxf(most, fabsf(row[d]));
+    cp_rows_write(writing, 1, dim, row, sent);
+    cp_rows_read(writing, 1, dim, sent, back);
+    for (int d = 0; d < dim; d++) {
+        const double off = fabs((double)back[d] - (double)row[d]);
+        const double due = fmax(writings[kind].itself * fabs((double)row[d]),
+                                writings[kind].largest * (double)most);
+        hold(off <= cp_number_off(writing, scale, (double)row[d]));
+        hold(off <= fmax(due * 1.00001, 1.2e-38));
+    }
+}
+
+/* Rows of every length and size, with outliers; what is no number is seen. */
+LOOP(rows_come_back_as_near_as_promised, 0, 4 * WIDEST) {
+    const int kind = _i / WIDEST, dim = _i % WIDEST + 1;
+    const cp_writing writing = writings[kind].writing;
+    const int64_t bytes = cp_writing_bytes(writing, dim, 4);
+    float row[WIDEST], back[WIDEST];
+    char sent[4 * WIDEST + 4];
+    uint64_t random = (uint64_t)_i + 1;
+    ck_assert_int_eq(bytes, writings[kind].scale +
+                                (dim * writings[kind].bytes + 3) / 4 * 4);
+    for (int size = -44; size <= 37; size++) {
+        const double spread = (double)(harness_random(&random) % 12);
+        for (int d = 0; d < dim; d++)
+            row[d] =
+                (float)(pow(10,
+                            size - spread * fabsf(harness_uniform(&random))) *
+                        ((double)(harness_random(&random) % 2001) - 1000) /
+                        1000);
+        try_row(kind, dim, row);
+    }
+    row[dim / 2] = _i % 2 == 0 ? INFINITY : NAN;
+    cp_rows_write(writing, 1, dim, row, sent);
+    cp_rows_read(writing, 1, dim, sent, back);
+    hold(!isfinite(back[dim / 2]));
+    hold(kind == 0 || (isnan(back[0]) && isnan(back[dim - 1])));
+    memset(row, 0, sizeof(row));
+    cp_rows_write(writing, 1, dim, row, sent);
+    cp_rows_read(writing, 1, dim, sent, back);
+    hold(back[0] == 0 && back[dim - 1] == 0);
+}
+
+/* All 127 sizes of e4m3, and what lies halfway between two, to the even one. */
+TEST(fp8_is_e4m3) {
+    float sizes[127], back[2];
+    char sent[8];
+    for (int n = 0; n < 127; n++)
+        sizes[n] = n < 8 ? ldexpf((float)n, -9)
+                         : ldexpf((float)(8 + n % 8), n / 8 - 10);
+    ck_assert(sizes[126] == 448);
+    for (int n = 0; n < 127; n++) {
+        const float below = n > 0 ? (sizes[n - 1] + sizes[n]) / 2 : 0;
+        const float row[][2] = {{448, -sizes[n]}, {448, below}};
+        for (int i = 0; i < 2; i++) {
+            cp_rows_write(CP_WRITING_FP8, 1, 2, row[i], sent);
+            cp_rows_read(CP_WRITING_FP8, 1, 2, sent, back);
+            ck_assert(back[0] == 448);
+            ck_assert(i == 0 ? back[1] == -sizes[n]
+                             : back[1] == sizes[n % 2 == 0 ? n : n - 1]);
+        }
+    }
+}
+
+/* One exponent for a row: what is written once stays as it is. */
+TEST(a_block_is_written_once_and_for_all) {
+    float row[] = {32767.4f, -3, 0.3f}, back[3], again[3];
+    char sent[12];
+    cp_rows_write(CP_WRITING_BLOCK, 1, 3, row, sent);
+    cp_rows_read(CP_WRITING_BLOCK, 1, 3, sent, back);
+    ck_assert(back[0] == 32767 && back[1] == -3 && back[2] == 0);
+    row[0] = 32767.5f; /* would be 32,768 */
+    cp_rows_write(CP_WRITING_BLOCK, 1, 3, row, sent);
+    cp_rows_read(CP_WRITING_BLOCK, 1, 3, sent, back);
+    ck_assert(back[0] == 32768 && back[1] == -4 && back[2] == 0);
+    cp_rows_write(CP_WRITING_BLOCK, 1, 3, back, sent);
+    cp_rows_read(CP_WRITING_BLOCK, 1, 3, sent, again);
+    ck_assert(memcmp(back, again, sizeof(back)) == 0);
+}
+
+/* Attention in doubles over blocks of keys, of which each is computed from what
+ * has come there, and merged. */
+enum { DIM = 12, KEYS = 24, BLOCKS = 3 };
+
+typedef struct {
+    cp_shape shape; /* one head */
+    int keys;
+    float query[DIM], key[KEYS * DIM], value[KEYS * DIM];
+} question;
+
+typedef struct {
+    double output[DIM], lse;
+} answer;
+
+static void rewrite(cp_writing writing, int rows, float *numbers) {
+    char sent[KEYS * (4 * DIM + 4)];
+    if (writing == CP_WRITING_NONE)
+        return;
+    cp_rows_write(writing, rows, DIM, numbers, sent);
+    cp_rows_read(writing, rows, DIM, sent, numbers);
+}
+
+static answer attend(const question *it, int from, int to) {
+    double scores[KEYS], most = -INFINITY, sum = 0;
+    answer out = {{0}, 0};
+    for (int j = from; j < to; j++) {
+        scores[j] = 0;
+        for (int d = 0; d < DIM; d++)
+            scores[j] += (double)it->query[d] * (double)it->key[j * DIM + d];
+        scores[j] /= sqrt(DIM);
+        most = fmax(most, scores[j]);
+    }
+    for (int j = from; j < to; j++)
+        sum += exp(scores[j] - most);
+    for (int j = from; j < to; j++)
+        for (int d = 0; d < DIM; d++)
+            out.output[d] +=
+                exp(scores[j] - most) / sum * (double)it->value[j * DIM + d];
+    out.lse = most + log(sum);
+    return out;
+}
+
+static int first_of(const question *it, int block) {
+    return it->keys * block / BLOCKS;
+}
+
+/* What one of BLOCKS ranks says that is asked about all; block 0 is its own. */
+static answer attend_apart(const question *it, cp_wire wire, cp_travels travels,
+                           const cp_loss_table *tables, cp_loss_sum *sum) {
+    answer all = {{0}, -INFINITY};
+    *sum = cp_loss_none;
+    for (int b = 0; b < BLOCKS; b++) {
+        if (first_of(it, b) == first_of(it, b + 1))
+            continue;
+        question here = *it;
+        float sent[DIM];
+        const cp_travels mine = b > 0 ? travels : (cp_travels){false, false, 0};
+        double most = 0;
+        if (mine.keys) {
+            const cp_writing keys = cp_wire_writing(wire, CP_CARGO_KEYS, 4);
+            rewrite(keys, it->keys, here.key);
+            rewrite(keys, it->keys, here.value);
+        }
+        if (mine.queries)
+            rewrite(cp_wire_writing(wire, CP_CARGO_QUERIES, 4), 1, here.query);
+        answer part = attend(&here, first_of(it, b), first_of(it, b + 1));
+        for (int d = 0; d < DIM; d++) {
+            sent[d] = (float)part.output[d];
+            most = fmax(most, fabs(part.output[d]));
+        }
+        if (mine.partials > 0) {
+            rewrite(cp_wire_writing(wire, CP_CARGO_PARTIALS, 4), 1, sent);
+            for (int d = 0; d < DIM; d++)
+                part.output[d] = (double)sent[d];
+        }
+        cp_loss_merge(sum, part.lse,
+                      cp_loss_score(&tables[b], mine, 0, it->query),
+                      (mine.keys ? tables[b].value[0] : 0) +
+                          mine.partials * most / 32766);
+        const double larger = fmax(all.lse, part.lse);
+        const double a = exp(all.lse - larger), b2 = exp(part.lse - larger);
+        for (int d = 0; d < DIM; d++)
+            all.output[d] =
+                (a * all.output[d] + b2 * part.output[d]) / (a + b2);
+        all.lse = larger + log(a + b2);
+    }
+    return all;
+}
+
+static double part_of(double error, double bound) {
+    return error <= 0 ? 0 : error / bound;
+}
+
+/* How near an answer comes to its two bounds: output before, LSE before; output
+ * after, LSE after. Above 1 it is beyond. */
+static void come_near(const question *it, cp_wire wire, cp_travels travels,
+                      double near[4]) {
+    cp_loss_table all, tables[BLOCKS];
+    cp_loss_sum sum;
+    must(cp_loss_table_new(wire, &it->shape, &all));
+    cp_loss_table_add(&all, it->keys, it->key, it->value);
+    for (int b = 0; b < BLOCKS; b++) {
+        const int first = first_of(it, b);
+        must(cp_loss_table_new(wire, &it->shape, &tables[b]));
+        cp_loss_table_add(&tables[b], first_of(it, b + 1) - first,
+                          it->key + first * DIM, it->value + first * DIM);
+    }
+    const answer exact = attend(it, 0, it->keys);
+    const answer got = attend_apart(it, wire, travels, tables, &sum);
+    const cp_wire_error before = cp_loss_bound(
+        &all, travels, 0, cp_loss_score(&all, travels, 0, it->query));
+    const cp_wire_error after = cp_loss_bound_of(&all, 0, &sum);
+    const double lse = fabs(got.lse - exact.lse) - 1e-13 * fabs(exact.lse);
+    double output = 0, size = 1e-300;
+    for (int d = 0; d < DIM; d++) {
+        output = fmax(output, fabs(got.output[d] - exact.output[d]));
+        size = fmax(size, fabs(exact.output[d]));
+    }
+    /* What doubles lose, and a float of a partial. */
+    output -= 1.2e-7 * size;
+    near[0] = part_of(output, before.output);
+    near[1] = part_of(lse, before.lse);
+    near[2] = part_of(output, after.output);
+    near[3] = part_of(lse, after.lse);
+    ck_assert(after.output <= before.output * 1.001);
+    ck_assert(after.lse <= before.lse * 1.001);
+    cp_loss_table_free(&all);
+    for (int b = 0; b < BLOCKS; b++)
+        cp_loss_table_free(&tables[b]);
+}
+
+/* Numbers of a kind: even; with outliers; as whole multiples of what an int8
+ * row is made of and nearly a half; and few but large. */
+static float draw(uint64_t *random, int kind, int d) {
+    const float even = harness_uniform(random);
+    switch (kind) {
+    case 0:
+        return even;
+    case 1:
+        return even * expf(4 * harness_uniform(random));
+    case 2:
+        return d == 0 ? 127
+                      : truncf(3 * even) +
+                            (harness_random(random) % 2 ? 0.4999f : 0.5001f);
+    default:
+        return harness_random(random) % 4 == 0 ? 30 * even : 0;
+    }
+}
+
+static const cp_travels kinds_of_travel[] = {
+    {true, false, 0}, {false, true, 1}, {true, true, 1}};
+
+LOOP(no_answer_is_beyond_its_bounds, 0, 3 * (CP_WIRES - 1)) {
+    const cp_travels travels = kinds_of_travel[_i % 3];
+    const cp_wire wire = (cp_wire)(1 + _i / 3);
+    uint64_t random = (uint64_t)_i + 1;
+    double nearest[4] = {0};
+    for (int n = 0; n < 1500; n++) {
+        question it = {.shape = {1, 1, DIM},
+                       .keys = BLOCKS + (int)(harness_random(&random) %
+                                              (KEYS - BLOCKS + 1))};
+        const float hot = expf(4 * harness_uniform(&random));
+        double near[4];
+        for (int d = 0; d < DIM; d++)
+            it.query[d] =
+                hot * draw(&random, n / 4 % 4 == 2 ? 0 : n / 4 % 4, d);
+        for (int i = 0; i < it.keys * DIM; i++) {
+            it.key[i] = draw(&random, n % 4, i % DIM);
+            it.value[i] = draw(&random, n % 4, i % DIM);
+        }
+        come_near(&it, wire, travels, near);
+        for (int i = 0; i < 4; i++) {
+            ck_assert_msg(near[i] <= 1, "wire %d, case %d: %g of bound %d",
+                          (int)wire, n, near[i], i);
+            nearest[i] = fmax(nearest[i], near[i]);
+        }
+    }
+    /* They are not far: a tenth is reached, and the LSE more. */
+    ck_assert_msg(nearest[0] > 0.1 && nearest[1] > 0.3 && nearest[2] > 0.1 &&
+                      nearest[3] > 0.3,
+                  "wire %d travels %d: %.3f %.3f %.3f %.3f", (int)wire, _i % 3,
+                  nearest[0], nearest[1], nearest[2], nearest[3]);
+}
+
+/* Two keys whose scores are rounded apart, as far as can be: one up, one down,
+ * and their values as far apart as values are. */
+TEST(the_bound_is_nearly_reached) {
+    question it = {.shape = {1, 1, DIM}, .keys = 2}; /* none is its own */
+    double near[4];
+    for (int j = 0; j < 2; j++) {
+        it.key[j * DIM] = 127;
+        it.key[j * DIM + 1] = j == 1 ? 0.5001f : 0.4999f;
+        it.value[j * DIM] = j == 1 ? 127 : -127;
+    }
+    it.query[1] = 1.4f;
+    come_near(&it, CP_WIRE_INT8, (cp_travels){true, false, 0}, near);
+    ck_assert_msg(near[0] > 0.95 && near[2] > 0.85, "%.3f %.3f", near[0],
+                  near[2]);
+    /* One key alone: its score is the LSE. */
+    it.keys = 1;
+    come_near(&it, CP_WIRE_INT8, (cp_travels){true, false, 0}, near);
+    ck_assert_msg(near[1] > 0.99 && near[3] > 0.99, "%.3f %.3f", near[1],
+                  near[3]);
+}
+
+/* By hand: int8 rows have the scales 1 and 2; a score may be off by 10 / 2 of
+ * these halves, and an answer by what tanh makes of it. */
+TEST(bounds_are_as_by_hand) {
+    const float q[] = {1, -2, 3, -4}, k[] = {127, 0, 0, 0, 0, 254, 0, 0};
+    const float v[] = {0, 0, 0, 2, 1, 1, 1, 1};
+    const cp_travels keys = {true, false, 0};
+    cp_loss_table table;
+    must(cp_loss_table_new(CP_WIRE_INT8, &(cp_shape){1, 1, 4}, &table));
+    cp_loss_table_add(&table, 2, k, v);
+    const double score = cp_loss_score(&table, keys, 0, q);
+    const cp_wire_error bound = cp_loss_bound(&table, keys, 0, score);
+    ck_assert_double_eq_tol(score, 10.0 / 2, 1e-3);
+    ck_assert_double_eq_tol(bound.lse, score, 1e-9);
+    ck_assert_double_eq_tol(bound.output, 2 / 254.0 + tanh(2.5), 1e-3);
+    cp_loss_table_free(&table);
+    const float asked[] = {1, 5}, held[] = {1, 254};
+    must(cp_loss_table_new(CP_WIRE_INT8, &(cp_shape){2, 2, 1}, &table));
+    cp_loss_table_add(&table, 1, held, held);
+    ck_assert_double_eq_tol(cp_loss_score(&table, keys, 1, asked + 1), 5, 1e-3);
+    cp_loss_table_free(&table);
+}
+
+/* Rings of threads: their answers, and what is said of them. */
+enum { FRESH = 33, PAST = 23, HEADS = 8, KV_HEADS = 4, WIDTH = 20 };
+
+typedef struct {
+    float q[FRESH * HEADS * WIDTH];
+    float k[(FRESH + PAST) * KV_HEADS * WIDTH];
+    float v[(FRESH + PAST) * KV_HEADS * WIDTH];
+} tensors;
+
+static void fill(tensors *it, float scale) {
+    uint64_t random = 5;
+    for (int n = 0; n < COUNT_OF(it->q); n++)
+        it->q[n] = scale * harness_uniform(&random);
+    for (int n = 0; n < COUNT_OF(it->k); n++) {
+        it->k[n] = harness_uniform(&random);
+        it->v[n] = 100 * harness_uniform(&random);
+    }
+}
+
+static void see(void *context, int rank, int64_t n, const cp_pieces *queries,
+                const cp_pieces *keys, int64_t heads, const float *output,
+                const float *lse) {
+    (void)queries, (void)keys, (void)heads;
+    cp_loss_see(context, rank, n, output, lse);
+}
+
+static cp_travels ring(const tensors *it, int ranks, cp_variant variant,
+                       cp_wire wire, float *output, float *lse,
+                       cp_wire_error bounds[2]) {
+    const int64_t fresh = cp_variant_decodes(variant) ? 1 : FRESH, turns = 1;
+    const cp_turn past = {false, PAST}, *const pasts[] = {&past};
+    cp_attend_job job = {.shape = {HEADS, KV_HEADS, WIDTH},
+                         .ranks = ranks,
+                         .sequences = 1,
+                         .new_tokens = &fresh,
+                         .turns = &turns,
+                         .history = pasts,
+                         .variant = variant,
+                         .wire = wire,
+                         .queries = it->q,
+                         .keys = it->k,
+                         .values = it->v,
+                         .output = output,
+                         .lse = lse};
+    cp_loss loss;
+    must(cp_loss_new(cp_backend_threads.machine, &job, &loss));
+    const cp_travels travels = loss.travels;
+    bounds[0] = cp_loss_before(&loss);
+    must(cp_backend_threads.attend(&job));
+    job.partial = see;
+    job.partial_context = &loss;
+    must(cp_backend_threads.attend(&job));
+    bounds[1] = cp_loss_after(&loss);
+    cp_loss_free(&loss);
+    return travels;
+}
+
+static double apart(const float *a, const float *b, int count) {
+    double most = 0;
+    for (int n = 0; n < count; n++)
+        most = fmax(most, fabs((double)a[n] - (double)b[n]));
+    return most;
+}
+
+static const struct {
+    cp_variant variant;
+    bool keys, queries;
+    int partials; /* over four ranks */
+} rings[] = {{CP_PASS_KV, true, false, 0},    {CP_PASS_Q, false, true, 1},
+             {CP_ALL_GATHER, true, false, 0}, {CP_MESH, true, true, 1},
+             {CP_ULYSSES, true, true, 3},     {CP_DECODE, false, true, 1},
+             {CP_GATHER_Q, false, true, 1},   {CP_SCATTER_Q, false, true, 3},
+             {CP_TREE, false, false, 2},      {CP_GATHER_O, false, false, 1},
+             {CP_HELIX, false, false, 1}};
+
+LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
+    static float output[2][FRESH * HEADS * WIDTH], lse[2][FRESH * HEADS];
+    static tensors it;
+    const int kind = _i / 5, ranks = _i % 5 + 1;
+    const cp_variant variant = rings[kind].variant;
+    const int rows = HEADS * (cp_variant_decodes(variant) ? 1 : FRESH);
+    const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
+    if (kind > 2 && variant != CP_DECODE && !cp_shape_divides(&shape, ranks))
+        return;
+    for (int n = 0; n < 3 * CP_WIRES; n++) {
+        const cp_wire wire = (cp_wire)(n / 3);
+        const float scale = (float[]){0.1f, 3, 100}[n % 3];
+        cp_wire_error none[2], bounds[2];
+        snprintf(where, sizeof(where), "%s over %d, wire %d, scale %g",
+                 cp_variant_name(variant), ranks, (int)wire, (double)scale);
+        fill(&it, scale);
+        ring(&it, ranks, variant, CP_WIRE_FP32, output[0], lse[0], none);
+        const cp_travels travels =
+            ring(&it, ranks, variant, wire, output[1], lse[1], bounds);
+        const double off = apart(output[0], output[1], rows * WIDTH);
+        const double lse_off = apart(lse[0], lse[1], rows);
+        const bool sent = ranks > 1 && wire != CP_WIRE_FP32;
+        hold(none[0].output == 0 && none[1].output == 0);
+        hold(sent ? off > 0 : off <= 5e-5);
+        if (sent && ranks == 4)
+            ck_assert_msg(travels.keys == rings[kind].keys &&
+                              travels.queries == rings[kind].queries &&
+                              travels.partials == rings[kind].partials,
+                          "%s: %d %d %d", where, travels.keys, travels.queries,
+                          travels.partials);
+        /* Fp32 loses something itself. */
+        for (int i = 0; i < 2; i++)
+            ck_assert_msg(off <= bounds[i].output + 5e-5 &&
+                              lse_off <=
+                                  bounds[i].lse + 1e-6 * (1 + (double)scale),
+                          "%s: off by %g of %g, LSE by %g of %g (%d)", where,
+                          off, bounds[i].output, lse_off, bounds[i].lse, i);
+    }
+}
