@@ -235,10 +235,10 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 	@$(call install,$(FOR_BUILD))
 	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)
 soak_time = $(or $(TIME),600)
-soak: ## the same build: conversations that seeds draw, for TIME=600 seconds from SEED=1 on (TIME=0: that seed alone; KIND=talks or rings)
+soak: ## the same build: conversations that seeds draw, for TIME=600 seconds from SEED=1 on (TIME=0: that seed alone; KIND=talks, rings or processes)
 	@$(call install,$(FOR_BUILD))
-	+@$(again) build/asan/tests/test_soak $(in_asan)
-	@$(sanitized) OMP_WAIT_POLICY=passive SOAK_SECONDS=$(soak_time) SOAK_SEED=$(or $(SEED),1) SOAK_KIND=$(KIND) \
+	+@$(again) build/asan/longring build/asan/tests/test_soak $(in_asan)
+	@$(sanitized) LONGRING=$(CURDIR)/build/asan/longring OMP_WAIT_POLICY=passive SOAK_SECONDS=$(soak_time) SOAK_SEED=$(or $(SEED),1) SOAK_KIND=$(KIND) \
 	  CK_TIMEOUT_MULTIPLIER=$(shell echo $$(($(soak_time) / 20 + 5))) build/asan/tests/test_soak
 fuzz: ## throw made-up files and words at all that reads them (TIME=seconds each, ONLY="models ...": those)
 	@$(call install,$(FOR_BUILD) $(FOR_CI))

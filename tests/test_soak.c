@@ -17,6 +17,7 @@ static char where[300]; /* the seed, and what was done last */
 #include "harness/stand-in/stand_in.h"
 #include "harness/tiny_gguf.h"
 #include "model/draft.h"
+#include "model/repair.h"
 #include "model/session.h"
 
 static uint64_t randoms;
@@ -101,6 +102,7 @@ static struct {
     cp_session_options options;
     cp_session *session;
     bool pretended; /* on GPUs that are not there */
+    bool lost;      /* a rank, at some time */
     conversation all[TALKS];
     float *rows, *expected; /* [TALKS * CAPACITY][words] */
 } t;
@@ -129,6 +131,7 @@ static void pick_options(void) {
         .block = block,
         .variant = variants[pick(COUNT_OF(variants))],
         .dealing = pick_dealing(),
+        .least = (int)pick(2),
         .wire = pick(4) == 0 ? (cp_wire)pick(CP_WIRES) : CP_WIRE_PLAIN,
         .cores = 1 + (int)pick(2),
         .stop = &stop,
@@ -394,10 +397,11 @@ static void speak(void) {
         hear(&now);
 }
 
-/* Where a prompt lies interleaved, it cannot be cut. */
-static bool may_be_refused(cp_status status) {
-    if (status != CP_OK &&
-        !(status == CP_INVALID && t.options.dealing.placement == CP_INTERLEAVE))
+/* What was dealt by interleave, or read again after a loss, may not lie in the
+ * order of positions, and is then not cut. */
+static bool is_refused(cp_status status) {
+    const bool may = t.lost || t.options.dealing.placement == CP_INTERLEAVE;
+    if (status != CP_OK && !(status == CP_INVALID && may))
         ck_abort_msg("%s: %s", where, cp_message());
     return status != CP_OK;
 }
@@ -406,7 +410,7 @@ static void take_back(void) {
     const int64_t s = pick(t.options.sequences);
     const int64_t length = pick(t.all[s].length + 1);
     said("sequence %ld is cut to %ld", s, length);
-    if (may_be_refused(cp_session_truncate(t.session, s, length)))
+    if (is_refused(cp_session_truncate(t.session, s, length)))
         return;
     t.all[s].length = length;
     t.all[s].next = -1;
@@ -420,7 +424,7 @@ static void share(void) {
         return;
     said("sequence %ld begins as %ld of %ld", to, tokens, from);
     begin_anew(to);
-    if (may_be_refused(cp_session_fork(t.session, from, to, tokens)))
+    if (is_refused(cp_session_fork(t.session, from, to, tokens)))
         return;
     memcpy(t.all[to].text, t.all[from].text, (size_t)tokens * 4);
     t.all[to].length = tokens;
@@ -433,6 +437,39 @@ static void compact(void) {
         ck_abort_msg("%s: %s", where, cp_message());
 }
 
+/* Over more ranks or fewer. Ranks with shares do not move. */
+static void move(void) {
+    const int ranks = 1 + (int)pick(8);
+    cp_ranks_report report;
+    said("from %d to %d ranks", t.options.ranks, ranks);
+    const cp_status status = cp_session_ranks(t.session, ranks, &report);
+    if (status == CP_OK)
+        t.options.ranks = ranks;
+    else if (status != CP_CAPACITY &&
+             !(status == CP_INVALID && t.options.dealing.weights != NULL))
+        ck_abort_msg("%s: %s", where, cp_message());
+}
+
+/* A rank is gone, and the others read again what it held. Where they have no
+ * room for it, the session ends. */
+static void lose(void) {
+    const int rank = (int)pick(t.options.ranks);
+    const int32_t *texts[TALKS];
+    cp_repair_report report;
+    if (t.pretended || t.options.ranks == 1)
+        return;
+    said("rank %d of %d is lost", rank, t.options.ranks);
+    for (int s = 0; s < TALKS; s++)
+        texts[s] = t.all[s].text;
+    const cp_status status = cp_session_repair(t.session, rank, texts, &report);
+    t.options.ranks--;
+    t.lost = true;
+    if (status == CP_CAPACITY && (t.options.rows > 0 || t.options.least != 1))
+        t.action = ACTIONS;
+    else if (status != CP_OK)
+        ck_abort_msg("%s: %s", where, cp_message());
+}
+
 static void change(void) {
     static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
                                           CP_ALL_GATHER};
@@ -442,8 +479,9 @@ static void change(void) {
 }
 
 static void talk(uint64_t seed) {
-    void (*const actions[])(void) = {speak, speak,     speak, speak,   speak,
-                                     speak, take_back, share, compact, change};
+    void (*const actions[])(void) = {speak,   speak,  speak,     speak,
+                                     speak,   speak,  take_back, share,
+                                     compact, change, move,      lose};
     begin_talk(seed);
     for (t.action = 1; t.action <= ACTIONS; t.action++) {
         actions[pick(COUNT_OF(actions))]();
@@ -524,10 +562,67 @@ static void ring(uint64_t seed) {
     rig_close(&rig);
 }
 
+/* Ranks as processes: the program has the bits that it has over threads, and
+ * goes on with the tokens of one rank. */
+static int64_t pick_history(char *text, size_t size) {
+    int64_t tokens = 0;
+    int at = 0;
+    for (int64_t turns = 1 + pick(4); turns > 0; turns--) {
+        const int64_t steps = pick(2), count = 1 + pick(steps ? 6 : 20);
+        at += snprintf(text + at, size - (size_t)at, "%s%s%ld",
+                       at > 0 ? "+" : "", steps ? "d" : "", count);
+        tokens += count;
+    }
+    return tokens;
+}
+
+static void processes(uint64_t seed) {
+    static const char *const variants[] = {"auto", "pass-kv", "pass-q",
+                                           "all-gather"};
+    static const char *const placements[] = {"zigzag", "naive", "interleave:2"};
+    const int ranks = 2 + (int)pick(4);
+    const char *variant = variants[pick(COUNT_OF(variants))];
+    const char *placement = placements[pick(COUNT_OF(placements))];
+    char history[100];
+    int64_t ids[100];
+    const int64_t count = pick_history(history, sizeof(history));
+    for (int64_t n = 0; n < count; n++)
+        ids[n] = pick(250);
+    note("processes", seed, "%d ranks, %s, %s, %s", ranks, history, variant,
+         placement);
+    make_directory();
+    before_every_line(
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+        "ASAN_OPTIONS=detect_leaks=0; exec 2>&1 </dev/null;");
+    tiny_gguf_write(in("tiny.gguf"), &models[pick(COUNT_OF(models))]);
+    must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));
+    const int status = shell(
+        "cd $D; A='logits --model tiny.gguf --tokens ids.npy --history %s "
+        "--variant %s --placement %s --positions all --generate 6'; "
+        "$L $A --ranks 1 >1.txt && $L $A --ranks %d --out t.npy >t.txt && "
+        "timeout 100 mpirun -n %d $L $A --on mpi --out m.npy >m.txt && "
+        "tr -d '\\r' <m.txt | cmp - t.txt && cmp m.npy t.npy && "
+        "tail -n 1 1.txt >1 && tail -n 1 t.txt | cmp - 1",
+        history, variant, placement, ranks, ranks);
+    ck_assert_msg(status == 0, "%s: status %d\n%s", where, status, output);
+    remove_directory();
+}
+
+static bool may_launch(void) {
+    return number_in("SOAK_SECONDS", -1) >= 0 &&
+           system("command -v mpirun >/dev/null 2>&1") == 0;
+}
+
 LOOP_FOR(60, talks_are_those_of_one_rank, 0, 1) {
-    SOAK("talks", 8, 0.6, talk);
+    SOAK("talks", 8, 0.55, talk);
 }
 
 LOOP_FOR(60, rings_equal_dense_attention, 0, 1) {
     SOAK("rings", 8, 0.25, ring);
+}
+
+/* test_mpi.c is what make check has of it. */
+LOOP_FOR(60, processes_have_the_bits_of_threads, 0, may_launch()) {
+    SOAK("processes", 1, 0.2, processes);
 }
