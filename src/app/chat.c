@@ -1,6 +1,7 @@
 /* A turn of conversations: the questions' text to ids, the ids through the
  * ring, the answers' tokens from the logits, and their text; and what it
  * took. */
+#define _GNU_SOURCE
 #include "app/chat.h"
 
 #include <math.h>
@@ -9,6 +10,7 @@
 
 #include "ground/random.h"
 #include "model/draft.h"
+#include "model/keep.h"
 #include "predict/draw.h"
 
 /* Put a question after the document; they have so many bytes. */
@@ -414,6 +416,75 @@ cp_status cp_chat_clear(cp_chat *chat) {
     cost_clear(&chat->cost);
     chat->unread = true;
     return CP_OK;
+}
+
+/* A file of the model's, for so many tokens. */
+static cp_status keep_new(const cp_chat *chat, int64_t tokens, cp_keep *keep) {
+    return cp_keep_new(chat->opened.weights, chat->opened.file,
+                       basename(chat->opened.path), chat->sequences, tokens,
+                       keep);
+}
+
+static void keep_fill(const cp_chat *chat, cp_keep *keep) {
+    int32_t *ids = keep->ids;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        const cp_speaker *who = &chat->speakers[s];
+        keep->lengths[s] = who->said.count;
+        keep->chances[s] = who->sampler.state;
+        memcpy(ids, who->said.items, (size_t)who->said.count * 4);
+        ids += who->said.count;
+    }
+}
+
+cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes) {
+    int64_t tokens = 0;
+    cp_keep keep;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        if (fresh_of(chat, s) > 0)
+            return cp_refuse("%s: an answer is not finished", path);
+        tokens += chat->speakers[s].said.count;
+    }
+    if (tokens == 0)
+        return cp_refuse("%s: nothing was said yet", path);
+    cp_status status = keep_new(chat, tokens, &keep);
+    if (status == CP_OK) {
+        keep_fill(chat, &keep);
+        *bytes = cp_keep_bytes(&keep.head);
+        status = cp_keep_write(path, &keep, chat->session);
+    }
+    cp_keep_free(&keep);
+    return status;
+}
+
+static cp_status keep_take(cp_chat *chat, const cp_keep *keep) {
+    const int32_t *ids = keep->ids;
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        cp_ids *said = &chat->speakers[s].said;
+        CP_TRY(cp_grow(&said->items, &said->room, keep->lengths[s], 4,
+                       "what was said"));
+    }
+    cost_clear(&chat->cost); /* its plan was of another session */
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        cp_speaker *who = &chat->speakers[s];
+        who->said.count = who->asked = who->before = keep->lengths[s];
+        memcpy(who->said.items, ids, (size_t)keep->lengths[s] * 4);
+        who->sampler.state = keep->chances[s];
+        ids += keep->lengths[s];
+    }
+    return CP_OK;
+}
+
+cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens) {
+    cp_keep wanted, keep = {0};
+    cp_status status = keep_new(chat, 0, &wanted);
+    if (status == CP_OK)
+        status = cp_keep_load(path, &wanted, chat->session, &keep);
+    if (status == CP_OK)
+        status = keep_take(chat, &keep);
+    *tokens = keep.head.tokens;
+    cp_keep_free(&keep);
+    cp_keep_free(&wanted);
+    return status;
 }
 
 void cp_chat_close(cp_chat *chat) {

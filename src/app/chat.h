@@ -86,6 +86,13 @@ cp_status cp_chat_open(cp_chat *chat);
  * cp_session_truncate does. */
 cp_status cp_chat_clear(cp_chat *chat);
 
+/* Write the conversations to a file, or have the session, which is empty, and
+ * the speakers go on as a file says; tokens becomes how many that are. Fail as
+ * cp_keep_write and cp_keep_read do; nothing is changed then, but an empty
+ * session stays empty. */
+cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes);
+cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens);
+
 /* Show the answer of a sequence. */
 void cp_chat_show(cp_chat *chat, int64_t sequence);
 

@@ -82,9 +82,7 @@ static bool file_find(const cp_option *option, char name[PATH_BYTES]) {
     return true;
 }
 
-/* Before any work: can all files that are written be made, and is none of
- * them another file that the options name, under whatever name? */
-static cp_status files_check(const cp_option *options) {
+cp_status cp_command_files(const cp_option *options) {
     char written[PATH_BYTES], other[PATH_BYTES];
     for (const cp_option *out = options; out->name != NULL; out++) {
         const char **path = out->value;
@@ -115,7 +113,7 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
         status = check != NULL ? check(context) : CP_OK;
         used = status == CP_OK || status == CP_FILE || status == CP_MEMORY;
         if (status == CP_OK && cp_crew_leads())
-            status = files_check(usage->options);
+            status = cp_command_files(usage->options);
         if (used)
             result = finished(status == CP_OK ? run(context) : status);
     }

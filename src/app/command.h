@@ -21,6 +21,10 @@ typedef cp_status (*cp_command_step)(void *context);
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context);
 
+/* Before any work: see that all files that are written can be made, and that
+ * none of them is another file that the options name, under whatever name. */
+cp_status cp_command_files(const cp_option *options);
+
 /* Flush standard output. Fails with CP_FILE if something printed since the
  * start is lost: the message has the reason, or is empty if the reader went
  * away. */

@@ -14,7 +14,7 @@
 #include "predict/draw.h"
 
 typedef struct {
-    const char *file, *trace, *batch;
+    const char *file, *trace, *batch, *load, *save;
     cp_words asks;
     int64_t capacity, rows, seed;
     double temperature;
@@ -45,6 +45,18 @@ static cp_status chat_check(void *context) {
     const cp_command_ring *ring = &run->ring;
     if (run->batch != NULL && run->asks.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
+    if (run->load != NULL && run->file != NULL)
+        return cp_refuse("--load and --file exclude each other: the document "
+                         "of a conversation was read in its first turn");
+    if (run->load != NULL && run->chat.system != NULL)
+        return cp_refuse("--load and --system exclude each other: a "
+                         "conversation has begun with its system message");
+    if (run->batch != NULL && (run->load != NULL || run->save != NULL))
+        return cp_refuse("--batch: one conversation is saved and loaded, not "
+                         "many");
+    if (run->load != NULL && run->chat.tape.keeps)
+        return cp_refuse("--compare and --load exclude each other: what was "
+                         "said before cannot be said again");
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
             return cp_refuse("--ask: question %ld is empty", i + 1);
@@ -113,6 +125,53 @@ static cp_status session_open(chat_run *run, int64_t ranks,
     return cp_session_open(chat->opened.weights, &options, &chat->session);
 }
 
+static cp_status load(chat_run *run, const char *path) {
+    const double start = cp_clock();
+    int64_t tokens;
+    CP_TRY(cp_chat_load(&run->chat, path, &tokens));
+    printf("%s: %s tokens, over %ld rank%s (%.2f s)\n", path,
+           cp_group(tokens).text, run->ring.ranks, cp_plural(run->ring.ranks),
+           cp_clock() - start);
+    return CP_OK;
+}
+
+/* The conversation that goes on is closed when the other one is there. */
+static cp_status load_instead(chat_run *run, const char *path) {
+    cp_session *before = run->chat.session;
+    run->chat.session = NULL;
+    cp_status status =
+        run->chat.tape.keeps
+            ? cp_refuse("/load: --compare could not say again "
+                        "what was said before")
+            : session_open(run, run->ring.ranks, run->ring.variant);
+    if (status == CP_OK)
+        status = load(run, path);
+    if (status == CP_OK) {
+        cp_session_close(before);
+        return CP_OK;
+    }
+    cp_session_close(run->chat.session);
+    run->chat.session = before;
+    return status;
+}
+
+static cp_status save(chat_run *run, const char *path) {
+    const cp_option files[] = {
+        {"save", CP_OUTPUT, &path, "", ""},
+        {"model", CP_INPUT, &run->chat.opened.path, "", ""},
+        {"file", CP_INPUT, &run->file, "", ""},
+        {"trace", CP_INPUT, &run->trace, "", ""},
+        {0}};
+    const double start = cp_clock();
+    int64_t bytes;
+    const cp_status status = cp_crew_leads() ? cp_command_files(files) : CP_OK;
+    CP_TRY(cp_crew_share(status, NULL, 0, NULL, NULL));
+    CP_TRY(cp_chat_save(&run->chat, path, &bytes));
+    printf("%s: saved, %s bytes (%.2f s)\n", path, cp_group(bytes).text,
+           cp_clock() - start);
+    return CP_OK;
+}
+
 static cp_status run_open(chat_run *run) {
     cp_chat *chat = &run->chat;
     cp_opened *opened = &chat->opened;
@@ -130,7 +189,8 @@ static cp_status run_open(chat_run *run) {
         chat->opened.path));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
-    return session_open(run, run->ring.ranks, run->ring.variant);
+    CP_TRY(session_open(run, run->ring.ranks, run->ring.variant));
+    return run->load != NULL ? load(run, run->load) : CP_OK;
 }
 
 /* Ask one question after the other, or each in its own conversation. */
@@ -163,9 +223,12 @@ static void help_show(const chat_run *run) {
            "  /variant pass-q   choose the ring: auto, pass-kv, pass-q, "
            "all-gather\n"
            "                    (now %s)\n"
+           "  /ranks 6          go on over so many ranks (now %ld)\n"
+           "  /save FILE        keep the conversation in a file\n"
+           "  /load FILE        go on with the one in a file instead\n"
            "  /quit             leave (or end of input)\n"
            "Ctrl-C stops an answer; a second one leaves.\n",
-           cp_variant_name(run->ring.variant));
+           cp_variant_name(run->ring.variant), run->ring.ranks);
 }
 
 static cp_status variant_set(chat_run *run, const char *name) {
@@ -217,6 +280,32 @@ static cp_status conversation_clear(chat_run *run) {
     CP_TRY(cp_chat_clear(&run->chat));
     puts("Forgotten.");
     return CP_OK;
+}
+
+static cp_status ranks_set(chat_run *run, const char *text) {
+    cp_ranks_report report;
+    int64_t ranks;
+    CP_TRY(cp_count_parse("ranks", text, (int64_t)strlen(text), &ranks));
+    CP_TRY(cp_option_range("ranks", ranks, 1, CP_COMMAND_RANKS));
+    CP_TRY(cp_session_ranks(run->chat.session, (int)ranks, &report));
+    run->ring.ranks = ranks;
+    printf("%d rank%s, not %d: %s of %s cached tokens moved, %s bytes, %s a "
+           "rank\nat most; most tokens of a rank over their mean %.3f, not "
+           "%.3f; %.2f s\n",
+           report.to, cp_plural(report.to), report.from,
+           cp_group(report.moved).text, cp_group(report.tokens).text,
+           cp_group(report.bytes).text, cp_group(report.most).text,
+           report.after, report.before, report.seconds);
+    return CP_OK;
+}
+
+/* What follows a command's name, or NULL if the line has another. */
+static const char *behind(const char *line, const char *command) {
+    const size_t length = strlen(command);
+    if (strncmp(line, command, length) != 0 || line[length] != ' ')
+        return NULL;
+    line += length;
+    return line + strspn(line, " ");
 }
 
 static cp_status plan_show(const cp_chat *chat) {
@@ -286,6 +375,13 @@ static cp_status line_answer(chat_run *run, const char *line) {
         return document_set(run, line + 5);
     if (strncmp(line, "/variant", 8) == 0)
         return variant_set(run, line + 8);
+    const char *word;
+    if ((word = behind(line, "/ranks")) != NULL)
+        return ranks_set(run, word);
+    if ((word = behind(line, "/save")) != NULL)
+        return save(run, word);
+    if ((word = behind(line, "/load")) != NULL)
+        return load_instead(run, word);
     if (line[0] == '/')
         return cp_refuse("%s: no such command; /help lists them", line);
     stop = interrupts = 0;
@@ -435,6 +531,8 @@ static cp_status head_show(const chat_run *run) {
 
 static cp_status tail_show(chat_run *run) {
     struct rusage usage;
+    if (run->save != NULL)
+        CP_TRY(save(run, run->save));
     int64_t lost;
     if (run->trace != NULL && cp_crew_leads()) {
         CP_TRY(cp_session_trace(run->chat.session, run->trace, &lost));
@@ -492,6 +590,10 @@ int cp_command_chat(int count, char *const *arguments) {
          "a question to a line, each its own conversation, decoded together"},
         {"system", CP_WORD, &run.chat.system, "TEXT",
          "the system message (default: the model's own)"},
+        {"load", CP_WORD, &run.load, "FILE",
+         "go on with a conversation that was saved, over any number of ranks"},
+        {"save", CP_OUTPUT, &run.save, "FILE",
+         "afterwards keep the conversation in a file"},
         {"compare", CP_FLAG, &run.chat.tape.keeps, NULL,
          "afterwards do the same on one rank, and say whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},

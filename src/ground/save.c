@@ -83,14 +83,19 @@ static bool write_all(int file, const char *data, int64_t bytes) {
     return true;
 }
 
-/* Write all parts to a device, or to a file that has no name yet. */
-static cp_status saving_fill(saving *save, const cp_saved *saved) {
+/* Open a device, or a file that has no name yet; file may be -1 all the
+ * same. */
+static cp_status saving_open(saving *save, const char *path) {
     struct stat old;
-    save->device = is_device(saved->path, &old);
-    if (save->device)
-        save->file = open(saved->path, O_WRONLY | O_APPEND | O_CLOEXEC);
-    else
-        CP_TRY(saving_begin(save, saved->path));
+    save->device = is_device(path, &old);
+    if (!save->device)
+        return saving_begin(save, path);
+    save->file = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    return CP_OK;
+}
+
+static cp_status saving_fill(saving *save, const cp_saved *saved) {
+    CP_TRY(saving_open(save, saved->path));
     bool written = save->file >= 0;
     for (int part = 0; part < 2 && written; part++)
         written = write_all(save->file, saved->parts[part].data,
@@ -144,6 +149,33 @@ cp_status cp_save_all(int64_t count, const cp_saved *files) {
 
 cp_status cp_save(const char *path, const void *data, int64_t bytes) {
     return cp_save_all(1, &(cp_saved){path, {{data, bytes}}});
+}
+
+void cp_sink_write(cp_sink *sink, const void *data, int64_t bytes) {
+    sink->bytes += bytes;
+    if (sink->reason != 0)
+        return;
+    errno = EIO; /* unless there is another reason */
+    if (!write_all(sink->file, data, bytes))
+        sink->reason = errno;
+}
+
+cp_status cp_save_stream(const char *path, cp_filler fill, void *context) {
+    saving save = {.file = -1};
+    cp_status status = saving_open(&save, path);
+    cp_sink sink = {save.file, save.file < 0 ? errno : 0, 0};
+    const cp_status filled =
+        fill(context, status == CP_OK ? &sink : &(cp_sink){-1, EIO, 0});
+    if (status == CP_OK && filled == CP_OK) {
+        const cp_saved saved = {path, {{NULL, sink.bytes}}};
+        errno = sink.reason;
+        if (errno != 0 || (!save.device && fsync(save.file) != 0))
+            status = refuse(&saved, "cannot write");
+        else if (!saving_name(&save))
+            status = refuse(&saved, "cannot name");
+    }
+    saving_end(&save);
+    return status != CP_OK ? status : filled;
 }
 
 cp_status cp_save_check(const char *path) {

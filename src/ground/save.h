@@ -21,6 +21,20 @@ cp_status cp_save_all(int64_t count, const cp_saved *files);
 /* The same for one file of so many bytes. */
 cp_status cp_save(const char *path, const void *data, int64_t bytes);
 
+/* A file in the making, for who writes it piece by piece: after the first
+ * failure nothing more is written. */
+typedef struct {
+    int file;
+    int reason; /* errno of that failure, or 0 */
+    int64_t bytes;
+} cp_sink;
+void cp_sink_write(cp_sink *sink, const void *data, int64_t bytes);
+
+/* Make the file at path hold what fill writes, as cp_save does. fill is called
+ * once, whatever happens, and the file stays as it was if that fails. */
+typedef cp_status (*cp_filler)(void *context, cp_sink *sink);
+cp_status cp_save_stream(const char *path, cp_filler fill, void *context);
+
 /* Could a file be made at path now? Leaves nothing behind. Fails with
  * CP_FILE. */
 cp_status cp_save_check(const char *path);

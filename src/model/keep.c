@@ -1,0 +1,338 @@
+/* A conversation in a file. */
+#define _POSIX_C_SOURCE 200809L
+#include "model/keep.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ground/random.h"
+#include "ground/save.h"
+#include "ring/crew.h"
+
+static const char magic[8] = "LONGRING";
+enum { VERSION = 1, STRETCH = 1024 }; /* tokens of a block of rows */
+
+static_assert(sizeof(cp_keep_head) == 144, "a head has no gaps");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "as files are");
+
+uint64_t cp_keep_identity(const cp_gguf *file) {
+    enum { SOME = 256 };
+    int64_t count;
+    const cp_gguf_tensor *tensors = cp_gguf_tensors(file, &count);
+    uint64_t hash = 0;
+    for (int64_t n = 0; n < count; n++) {
+        const cp_gguf_tensor *t = &tensors[n];
+        hash = cp_hash(hash, t->name.bytes, t->name.length);
+        hash = cp_hash(hash, &t->type, sizeof(t->type));
+        hash = cp_hash(hash, t->extent, sizeof(t->extent));
+        hash = cp_hash(hash, t->data, cp_min(SOME, t->bytes));
+    }
+    return hash;
+}
+
+/* Bytes of lengths, chances and ids, and of the sum behind them. */
+static int64_t words_bytes(const cp_keep_head *head) {
+    return 16 * head->sequences + cp_ceil_divide(4 * head->tokens, 8) * 8 + 8;
+}
+
+int64_t cp_keep_bytes(const cp_keep_head *head) {
+    const int64_t width = head->key_width + head->value_width;
+    const int64_t sums = 8 * cp_ceil_divide(head->tokens, STRETCH);
+    int64_t bytes;
+    return cp_multiply(head->tokens * 4, width, &bytes) &&
+                   cp_multiply(bytes + sums, head->layers, &bytes) &&
+                   cp_add(bytes, words_bytes(head) + (int64_t)sizeof(*head),
+                          &bytes)
+               ? bytes
+               : -1;
+}
+
+static cp_status words_new(cp_keep *keep) {
+    CP_TRY(cp_allocate(&keep->words, words_bytes(&keep->head), 1,
+                       "what was said"));
+    keep->lengths = (int64_t *)(void *)keep->words;
+    keep->chances = (uint64_t *)(keep->lengths + keep->head.sequences);
+    keep->ids = (int32_t *)(keep->chances + keep->head.sequences);
+    return CP_OK;
+}
+
+cp_status cp_keep_new(const cp_model *model, const cp_gguf *file,
+                      const char *name, int64_t sequences, int64_t tokens,
+                      cp_keep *keep) {
+    const cp_model_facts *facts = &model->facts;
+    const int64_t values = cp_value_width(&facts->shape);
+    *keep =
+        (cp_keep){.head = {.version = VERSION,
+                           .model = cp_keep_identity(file),
+                           .layers = facts->layers,
+                           .key_width = cp_kept_width(&facts->shape) - values,
+                           .value_width = values,
+                           .vocabulary = facts->vocabulary,
+                           .sequences = sequences,
+                           .tokens = tokens}};
+    cp_keep_head *head = &keep->head;
+    memcpy(head->magic, magic, sizeof(magic));
+    snprintf(head->name, sizeof(head->name), "%s", name);
+    head->sum = cp_hash(0, head, offsetof(cp_keep_head, sum));
+    return words_new(keep);
+}
+
+void cp_keep_free(cp_keep *keep) {
+    free(keep->words);
+    *keep = (cp_keep){0};
+}
+
+/* A block of rows: which, and room for it and the sum behind it. */
+typedef struct {
+    cp_row_copy copy;
+    int64_t bytes; /* without the sum */
+    char *data;
+} block;
+
+static cp_status block_new(const cp_keep_head *head, block *rows) {
+    const int64_t width = head->key_width + head->value_width;
+    return cp_allocate(&rows->data, STRETCH * 4, width + 2, "rows");
+}
+
+static void block_at(const cp_keep_head *head, int64_t layer, int64_t first,
+                     bool writes, block *rows) {
+    const int64_t count = cp_min(STRETCH, head->tokens - first);
+    float *keys = (float *)(void *)rows->data;
+    rows->bytes = 4 * count * (head->key_width + head->value_width);
+    rows->copy = (cp_row_copy){.writes = writes,
+                               .layer = layer,
+                               .row = first,
+                               .count = count,
+                               .keys = keys,
+                               .values = keys + count * head->key_width};
+}
+
+typedef struct {
+    const cp_keep *keep;
+    cp_session *session;
+} writing;
+
+static cp_status rows_fill(const writing *it, cp_sink *sink, block *rows) {
+    const cp_keep_head *head = &it->keep->head;
+    for (int64_t layer = 0; layer < head->layers; layer++)
+        for (int64_t n = 0; n < head->tokens; n += STRETCH) {
+            block_at(head, layer, n, false, rows);
+            CP_TRY(cp_session_rows(it->session, &rows->copy));
+            const uint64_t sum = cp_hash(0, rows->data, rows->bytes);
+            memcpy(rows->data + rows->bytes, &sum, 8);
+            if (sink != NULL)
+                cp_sink_write(sink, rows->data, rows->bytes + 8);
+        }
+    return CP_OK;
+}
+
+static cp_status fill(void *context, cp_sink *sink) {
+    const writing *it = context;
+    const cp_keep *keep = it->keep;
+    block rows;
+    CP_TRY(block_new(&keep->head, &rows));
+    if (sink != NULL) {
+        cp_sink_write(sink, &keep->head, sizeof(keep->head));
+        cp_sink_write(sink, keep->words, words_bytes(&keep->head));
+    }
+    const cp_status status = rows_fill(it, sink, &rows);
+    free(rows.data);
+    return status;
+}
+
+cp_status cp_keep_write(const char *path, cp_keep *keep, cp_session *session) {
+    writing it = {keep, session};
+    const int64_t bytes = words_bytes(&keep->head) - 8;
+    const uint64_t sum = cp_hash(0, keep->words, bytes);
+    memcpy(keep->words + bytes, &sum, 8);
+    const cp_status status =
+        cp_crew_leads() ? cp_save_stream(path, fill, &it) : fill(&it, NULL);
+    return cp_crew_share(status, NULL, 0, NULL, NULL);
+}
+
+/* The next bytes of a file. */
+static cp_status take(FILE *file, const char *path, void *data, int64_t bytes) {
+    if (fread(data, 1, (size_t)bytes, file) == (size_t)bytes)
+        return CP_OK;
+    if (ferror(file))
+        return cp_fail(CP_FILE, "%s: cannot read: %s", path, strerror(errno));
+    return cp_refuse("%s: the conversation is cut short", path);
+}
+
+static cp_status head_check(const char *path, const cp_keep_head *head,
+                            const cp_keep_head *due) {
+    if (memcmp(head->magic, magic, sizeof(magic)) != 0)
+        return cp_refuse("%s: no conversation that longring has saved", path);
+    if (head->version != VERSION)
+        return cp_refuse("%s: version %ld, where %d is known", path,
+                         head->version, VERSION);
+    if (head->sum != cp_hash(0, head, offsetof(cp_keep_head, sum)))
+        return cp_refuse("%s: the head is damaged", path);
+    if (head->model != due->model || head->layers != due->layers ||
+        head->key_width != due->key_width ||
+        head->value_width != due->value_width ||
+        head->vocabulary != due->vocabulary) {
+        const int64_t length = (int64_t)strnlen(head->name, 64);
+        return cp_refuse(
+            "%s: a conversation with %s, not with %s", path,
+            cp_gguf_show((cp_gguf_string){head->name, length}).text, due->name);
+    }
+    if (head->sequences != due->sequences)
+        return cp_refuse("%s: %ld conversations; %ld can go on here", path,
+                         head->sequences, due->sequences);
+    return CP_OK;
+}
+
+/* Before anything is allocated: is there as much as the head says? */
+static cp_status size_check(FILE *file, const char *path,
+                            const cp_keep_head *head, int64_t most) {
+    const int64_t due = cp_keep_bytes(head);
+    if (head->tokens < 1 || head->tokens > head->sequences * most)
+        return cp_fail(CP_CAPACITY,
+                       "%s: %ld tokens, and %ld positions for each of %ld "
+                       "conversations",
+                       path, head->tokens, most, head->sequences);
+    if (due < 0)
+        return cp_refuse("%s: %ld tokens overflow", path, head->tokens);
+    if (fseeko(file, 0, SEEK_END) != 0 || ftello(file) < 0)
+        return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    if (ftello(file) != due)
+        return cp_refuse("%s: %ld bytes, where %ld are due", path,
+                         (int64_t)ftello(file), due);
+    fseeko(file, sizeof(*head), SEEK_SET);
+    return CP_OK;
+}
+
+static cp_status words_check(const char *path, const cp_keep *keep,
+                             int64_t most) {
+    const cp_keep_head *head = &keep->head;
+    const int64_t bytes = words_bytes(head) - 8;
+    const uint64_t due = cp_hash(0, keep->words, bytes);
+    int64_t tokens = 0;
+    if (memcmp(keep->words + bytes, &due, 8) != 0)
+        return cp_refuse("%s: what was said is damaged", path);
+    for (int64_t s = 0; s < head->sequences; s++) {
+        const int64_t length = keep->lengths[s];
+        if (length < 0 || length > most)
+            return cp_fail(CP_CAPACITY,
+                           "%s: conversation %ld has %ld tokens; %ld positions "
+                           "are there",
+                           path, s, length, most);
+        tokens += length;
+    }
+    if (tokens != head->tokens)
+        return cp_refuse("%s: %ld tokens, where %ld are due", path, tokens,
+                         head->tokens);
+    for (int64_t t = 0; t < tokens; t++)
+        if (keep->ids[t] < 0 || keep->ids[t] >= head->vocabulary)
+            return cp_refuse("%s: token %ld is id %d of %ld", path, t,
+                             keep->ids[t], head->vocabulary);
+    return CP_OK;
+}
+
+static cp_status begin_read(FILE *file, const char *path,
+                            const cp_keep_head *due, int64_t most,
+                            cp_keep *keep) {
+    CP_TRY(take(file, path, &keep->head, sizeof(keep->head)));
+    CP_TRY(head_check(path, &keep->head, due));
+    CP_TRY(size_check(file, path, &keep->head, most));
+    CP_TRY(words_new(keep));
+    CP_TRY(take(file, path, keep->words, words_bytes(&keep->head)));
+    return words_check(path, keep, most);
+}
+
+/* All processes get what the one that leads has read. */
+static cp_status words_share(cp_status status, cp_keep *keep) {
+    int64_t bytes = status == CP_OK ? words_bytes(&keep->head) : 0;
+    void *words = keep->words;
+    status =
+        cp_crew_share(status, &keep->head, sizeof(keep->head), &words, &bytes);
+    if (cp_crew_leads())
+        return status;
+    cp_keep mine = {.head = keep->head};
+    keep->words = words;
+    if (status == CP_OK)
+        status = words_new(&mine);
+    if (status == CP_OK)
+        memcpy(mine.words, words, (size_t)bytes);
+    free(words);
+    *keep = mine;
+    return status;
+}
+
+static cp_status block_take(FILE *file, const char *path, const block *rows) {
+    CP_TRY(take(file, path, rows->data, rows->bytes + 8));
+    const uint64_t due = cp_hash(0, rows->data, rows->bytes);
+    if (memcmp(rows->data + rows->bytes, &due, 8) == 0)
+        return CP_OK;
+    return cp_refuse("%s: layer %ld, tokens %ld to %ld are damaged", path,
+                     rows->copy.layer, rows->copy.row,
+                     rows->copy.row + rows->copy.count - 1);
+}
+
+static cp_status rows_read(FILE *file, const char *path,
+                           const cp_keep_head *head, cp_session *session,
+                           block *rows) {
+    for (int64_t layer = 0; layer < head->layers; layer++)
+        for (int64_t n = 0; n < head->tokens; n += STRETCH) {
+            block_at(head, layer, n, true, rows);
+            int64_t bytes = rows->bytes;
+            void *data = rows->data;
+            const cp_status status =
+                file != NULL ? block_take(file, path, rows) : CP_OK;
+            const cp_status shared =
+                cp_crew_share(status, NULL, 0, &data, &bytes);
+            rows->data = data;
+            CP_TRY(shared);
+            block_at(head, layer, n, true, rows);
+            CP_TRY(cp_session_rows(session, &rows->copy));
+        }
+    return CP_OK;
+}
+
+static cp_status rows_load(FILE *file, const char *path, const cp_keep *keep,
+                           cp_session *session) {
+    block rows;
+    CP_TRY(cp_session_settle(session, keep->lengths));
+    cp_status status = block_new(&keep->head, &rows);
+    if (status == CP_OK)
+        status = rows_read(file, path, &keep->head, session, &rows);
+    free(rows.data);
+    for (int64_t s = 0; s < keep->head.sequences && status != CP_OK; s++)
+        cp_session_truncate(session, s, 0);
+    return status;
+}
+
+cp_status cp_keep_read(FILE *file, const char *path, const cp_keep *wanted,
+                       cp_session *session, cp_keep *keep) {
+    cp_status status = CP_OK;
+    *keep = (cp_keep){0};
+    if (file != NULL)
+        status = begin_read(file, path, &wanted->head,
+                            cp_session_capacity(session), keep);
+    CP_TRY(words_share(status, keep));
+    return rows_load(file, path, keep, session);
+}
+
+cp_status cp_keep_load(const char *path, const cp_keep *wanted,
+                       cp_session *session, cp_keep *keep) {
+    FILE *file = NULL;
+    struct stat entry;
+    cp_status status = CP_OK;
+    *keep = (cp_keep){0};
+    if (cp_crew_leads()) {
+        if (stat(path, &entry) != 0)
+            status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+        else if (!S_ISREG(entry.st_mode))
+            status = cp_fail(CP_FILE, "%s: not a regular file", path);
+        else if ((file = fopen(path, "rb")) == NULL)
+            status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
+    }
+    CP_TRY(cp_crew_share(status, NULL, 0, NULL, NULL));
+    status = cp_keep_read(file, path, wanted, session, keep);
+    if (file != NULL)
+        fclose(file);
+    return status;
+}
