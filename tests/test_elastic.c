@@ -1,132 +1,17 @@
 /* Caches that move to more ranks or fewer, and conversations that go on there,
  * or out of a file. */
 #define _GNU_SOURCE
-#include "expect.h"
+#include "moving.h"
 
 #include "model/elastic.h"
 #include "predict/draw.h"
+#include "model/keep.h"
 #include "reference/ring/threads.h"
-#include "reference/ring/walk.h"
-#include "ring/check.h"
-#include "ring/settle.h"
-#include "ring/shares.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>
 #include <stdio.h>
-
-enum { SEQUENCES = 3, POSITIONS = 300, BLOCK = 8 };
-
-static const int64_t unlike[] = {3, 2, 1, 5, 1, 1, 40, 7, 2};
-static const cp_dealing ways[] = {
-    {.placement = CP_ZIGZAG},
-    {.placement = CP_ZIGZAG, .weights = unlike},
-    {.placement = CP_INTERLEAVE, .block = 1},
-    {.placement = CP_INTERLEAVE, .block = 16},
-    {.placement = CP_NAIVE},
-};
-static const cp_shape shapes[] = {{4, 2, 4},
-                                  {2, 1, 6, .value_dim = 2},
-                                  {2, 1, 6, .value_dim = 2, .latent = true}};
-
-/* An empty cache in pages that are given out in any order. */
-static cp_cache *empty_cache(const cp_dealing *how, int ranks, uint64_t seed) {
-    const int64_t room = cp_shard_room(how, ranks, POSITIONS);
-    cp_cache *cache;
-    must(cp_cache_new(ranks, SEQUENCES, room, &cache));
-    cache->dealing = *how;
-    if (seed == 0)
-        return cache;
-    must(cp_cache_page(cache, BLOCK, SEQUENCES * cp_ceil_divide(room, BLOCK)));
-    for (int rank = 0; rank < ranks; rank++)
-        cp_pages_shuffle(cache->pages[rank], seed);
-    return cache;
-}
-
-static void take_turn(cp_cache *cache, const int64_t *fresh, bool decode) {
-    cp_layout *layout;
-    must(cp_cache_lay_out(cache, decode, fresh, &layout));
-    must(cp_cache_commit(cache, layout));
-    cp_layout_free(layout);
-}
-
-/* Turns, combs of decode steps, and tokens taken back; one sequence stays
- * empty. */
-static cp_cache *lived_in(const cp_dealing *how, int ranks, uint64_t seed) {
-    cp_cache *cache = empty_cache(how, ranks, seed);
-    uint64_t random = seed + 1;
-    const int64_t some = (int64_t)(harness_random(&random) % 60);
-    take_turn(cache, (int64_t[]){some + 1, 0, 2 * ranks + 1}, false);
-    for (int64_t step = 0; step < 3 * ranks + some % 7; step++)
-        take_turn(cache, (int64_t[]){1, 0, step % 3 > 0}, true);
-    must(cp_cache_truncate(cache, 0, cache->length[0] - 2));
-    take_turn(cache, (int64_t[]){some % 5, 0, 40}, false);
-    return cache;
-}
-
-/* The number of a token that lies somewhere in a row. */
-static float stamp(int64_t token, int64_t column) {
-    return (float)(token * 64 + column);
-}
-
-typedef struct {
-    const cp_migration *it;
-    const cp_plan *plan;
-    float **keys, **values; /* [2 * ranks] before, then after */
-} bench;
-
-static void stamp_rows(const bench *b, int list, bool check) {
-    const cp_shape *shape = &b->plan->shape;
-    const cp_pieces *pieces = &b->it->before[list];
-    const int64_t width = shape->kv_heads * shape->head_dim;
-    const int64_t values = cp_value_width(shape);
-    for (int64_t n = 0; n < pieces->count; n++)
-        for (int64_t i = 0; i < pieces->items[n].span.count; i++) {
-            const cp_span span = pieces->items[n].span;
-            const int64_t row = pieces->items[n].row + i;
-            const int64_t token =
-                b->it->first[span.sequence] + span.start + i * span.step;
-            for (int64_t c = 0; c < width + values; c++) {
-                float *number =
-                    c < width ? &b->keys[list][row * width + c]
-                              : &b->values[list][row * values + c - width];
-                if (check)
-                    hold(*number == stamp(token, c));
-                *number = stamp(token, c);
-            }
-        }
-}
-
-static bench bench_open(const cp_migration *it, const cp_plan *plan,
-                        int64_t rows) {
-    const int lists = 2 * it->ranks;
-    bench b = {it, plan, room_for(lists, sizeof(float *)),
-               room_for(lists, sizeof(float *))};
-    const int64_t bytes = rows * cp_kept_width(&plan->shape) * 4;
-    for (int n = 0; n < lists; n++) {
-        b.keys[n] = memset(room_for(bytes, 1), 0xFF, (size_t)bytes);
-        b.values[n] = b.keys[n];
-        if (!plan->shape.latent)
-            b.values[n] = memset(room_for(bytes, 1), 0xFF, (size_t)bytes);
-    }
-    for (int rank = 0; rank < it->ranks; rank++)
-        stamp_rows(&b, rank, false);
-    return b;
-}
-
-static cp_status walk_rank(cp_comm *comm, void *context) {
-    const bench *b = context;
-    const int rank = comm->rank, due = b->it->ranks + rank;
-    const cp_walk_options options = {.poison = true};
-    cp_walker *walker;
-    CP_TRY(cp_walker_new(b->plan, rank, &options, &walker));
-    walker->new_keys = b->keys[due];
-    walker->new_values = b->values[due];
-    const cp_status status =
-        cp_walk(walker, comm, b->keys[rank], b->values[rank]);
-    cp_walker_free(walker);
-    return status;
-}
+#include <unistd.h>
 
 /* A rank's part of what lies in a cache. */
 static int64_t held(const cp_pieces *list) {
@@ -167,11 +52,12 @@ LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
     if (it->ranks <= 3)
         must(cp_plan_explore(plan, 1 << 20, NULL));
     const int64_t room = SEQUENCES * cp_max(before->room, after->room);
-    const bench b = bench_open(it, plan, room + SEQUENCES * BLOCK);
+    bench b = bench_open(it, plan, room + SEQUENCES * PAGE);
     const cp_threads_options threads = {it->ranks, 0, (uint64_t)_i};
-    must(cp_threads_run(&threads, walk_rank, (void *)(uintptr_t)&b));
+    must(cp_threads_run(&threads, walk_rank, &b));
     for (int rank = 0; rank < it->ranks; rank++)
         stamp_rows(&b, it->ranks + rank, true);
+    bench_close(&b);
     cp_plan_free(plan);
     cp_migration_free(it);
     cp_cache_free(before);
@@ -347,13 +233,14 @@ TEST(what_does_not_fit_is_refused) {
 
 static cp_model *model;
 
-static void model_load(void) {
+static const cp_gguf *model_load(void) {
     static tiny_bytes bytes;
     const tiny_gguf_options tiny = {.seed = 4};
     cp_gguf *file;
     tiny_gguf_build(&tiny, &bytes);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_model_open(&cp_backend_threads, file, &model));
+    return file;
 }
 
 enum { TALKS = 2 };
@@ -423,4 +310,96 @@ LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
     hold(call(both, true, 1, 1) < 2e-4);
     for (int s = 0; s < 2; s++)
         cp_session_close(both[s]);
+}
+
+/* What a file of the conversation holds, in memory. */
+static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
+    char path[] = "/tmp/longring-keep-XXXXXX", *data;
+    const int made = mkstemp(path);
+    cp_keep keep;
+    hold(made >= 0);
+    must(cp_keep_new(
+        model, file, "tiny", TALKS,
+        cp_session_length(session, 0) + cp_session_length(session, 1), &keep));
+    for (int s = 0; s < TALKS; s++) {
+        keep.lengths[s] = cp_session_length(session, s);
+        keep.chances[s] = 7;
+    }
+    for (int64_t t = 0; t < keep.head.tokens; t++)
+        keep.ids[t] = (int32_t)t % 9;
+    must(cp_keep_write(path, &keep, session));
+    *bytes = cp_keep_bytes(&keep.head);
+    data = room_for(*bytes, 1);
+    hold(read(made, data, (size_t)*bytes) == 0); /* the file of before */
+    FILE *in = fopen(path, "rb");
+    hold(in != NULL && fread(data, 1, (size_t)*bytes, in) == (size_t)*bytes);
+    hold(fgetc(in) == EOF);
+    fclose(in);
+    close(made);
+    unlink(path);
+    cp_keep_free(&keep);
+    return data;
+}
+
+static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
+                      cp_session *session, cp_keep *keep) {
+    FILE *in = fmemopen(data, (size_t)bytes, "rb");
+    cp_keep wanted;
+    must(cp_keep_new(model, file, "tiny", TALKS, 0, &wanted));
+    const cp_status status = cp_keep_read(in, "kept", &wanted, session, keep);
+    fclose(in);
+    cp_keep_free(&wanted);
+    return status;
+}
+
+/* A conversation that was saved goes on with the bits of one that moved, to as
+ * many ranks, and is saved with the bytes that it had. */
+LOOP(what_was_kept_goes_on_with_the_same_bits, 0, 9) {
+    const int from = 1 + _i % 3, to = 1 + _i / 3;
+    const cp_session_options how = {.block = 4, .cores = 1};
+    const cp_gguf *file = model_load();
+    cp_session *const live[] = {talk_open(&how, 1), talk_open(&how, from)};
+    cp_session *const both[] = {live[1], talk_open(&how, to)};
+    cp_keep keep;
+    int64_t bytes, again;
+    call(live, false, 40, 11);
+    call(live, true, 3, 1);
+    char *data = kept(live[1], file, &bytes);
+    must(take(data, bytes, file, both[1], &keep));
+    hold(keep.head.tokens == 55 && keep.ids[10] == 1 && keep.chances[1] == 7);
+    hold(memcmp(data, kept(both[1], file, &again), (size_t)bytes) == 0);
+    move(live[1], from, to, 55);
+    hold(memcmp(data, kept(live[1], file, &again), (size_t)bytes) == 0);
+    hold(call(both, false, 7, 3) == 0 && call(both, true, 1, 1) == 0);
+    cp_keep_free(&keep);
+}
+
+/* Whatever byte is another, or missing. */
+LOOP(what_was_kept_badly_is_refused, 0, 10) {
+    const cp_session_options how = {.cores = 1};
+    const cp_gguf *file = model_load();
+    cp_session *const both[] = {talk_open(&how, 2), talk_open(&how, 3)};
+    cp_session *const twice[] = {both[0], both[0]};
+    uint64_t random = (uint64_t)_i + 1;
+    cp_keep keep;
+    int64_t bytes;
+    call(twice, false, 5, 6);
+    char *data = kept(both[0], file, &bytes);
+    for (int n = 0; n < 200; n++) {
+        const uint64_t drawn = harness_random(&random);
+        const int64_t most = n % 2 == 0 ? 400 : bytes;
+        const int64_t at = (int64_t)(drawn % (uint64_t)most);
+        data[at] = (char)(data[at] ^ (1 << n % 8));
+        hold(take(data, bytes, file, both[1], &keep) != CP_OK);
+        cp_keep_free(&keep);
+        data[at] = (char)(data[at] ^ (1 << n % 8));
+        hold(take(data, at + 1 < bytes ? at + 1 : at, file, both[1], &keep) !=
+             CP_OK);
+        cp_keep_free(&keep);
+        hold(cp_session_length(both[1], 0) + cp_session_length(both[1], 1) ==
+             0);
+    }
+    must(take(data, bytes, file, both[1], &keep));
+    refuses(take(data, bytes, file, both[1], &keep), CP_INVALID,
+            "tokens already");
 }

@@ -6,6 +6,7 @@
 
 #include "comm_checks.h"
 #include "expect.h"
+#include "moving.h"
 #include "tests/harness/shell.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
@@ -216,6 +217,41 @@ static void play_disagreement(const char *what) {
     }
 }
 
+/* A cache moves to as many ranks as there are, or from them. */
+static void play_migration(cp_comm *comm, int way) {
+    const int ranks = comm->ranks;
+    const int others = 1 + way % ranks;
+    const bool grows = way % 2 == 0;
+    const cp_dealing *how = &ways[way % COUNT_OF(ways)];
+    cp_cache *before = lived_in(how, grows ? others : ranks, 3);
+    cp_cache *after = empty_cache(how, grows ? ranks : others, 5);
+    cp_migration *it;
+    cp_plan *plan;
+    must(cp_cache_settle(after, before->length));
+    must(cp_cache_migration(before, after, &it));
+    must(cp_migration_match(it));
+    must(cp_migration_plan(it, &shapes[way % 3], 4, &plan));
+    const int64_t room = SEQUENCES * cp_max(before->room, after->room);
+    bench b = bench_open(it, plan, room + SEQUENCES * PAGE);
+    must(cp_mpi_run(comm, walk_rank, &b));
+    stamp_rows(&b, ranks + comm->rank, true);
+    bench_close(&b);
+    cp_plan_free(plan);
+    cp_migration_free(it);
+    cp_cache_free(before);
+    cp_cache_free(after);
+}
+
+static int play_migrations(void) {
+    bool speaks;
+    cp_comm *comm = open_world(10, 0);
+    for (int way = 0; way < 10; way++)
+        play_migration(comm, way);
+    const int worst = cp_mpi_close(comm, 0, &speaks);
+    cp_mpi_end(worst == 0);
+    return worst != 0;
+}
+
 static int backend_scene(const char *scene) {
     char *const words[] = {"a", "test"};
     if (cp_backend_mpi.join(2, words) != CP_OK)
@@ -232,6 +268,8 @@ static int worker(const char *scene) {
         return play_death(1);
     if (strcmp(scene, "silence") == 0)
         return play_silence();
+    if (strcmp(scene, "migration") == 0)
+        return play_migrations();
     if (strcmp(scene, "scenes") != 0)
         return backend_scene(scene);
     play_scenes();
@@ -278,9 +316,10 @@ static const struct {
     const char *scene;
     int ranks;
 } scenes[] = {
-    {"scenes", 1}, {"scenes", 2},  {"scenes", 3},  {"scenes", 8},
-    {"attend", 1}, {"attend", 2},  {"attend", 3},  {"attend", 5},
-    {"attend", 8}, {"variant", 3}, {"lengths", 2},
+    {"scenes", 1},    {"scenes", 2},  {"scenes", 3},  {"scenes", 8},
+    {"attend", 1},    {"attend", 2},  {"attend", 3},  {"attend", 5},
+    {"attend", 8},    {"variant", 3}, {"lengths", 2}, {"migration", 2},
+    {"migration", 5},
 };
 
 LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {

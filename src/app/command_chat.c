@@ -189,8 +189,7 @@ static cp_status run_open(chat_run *run) {
         chat->opened.path));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
-    CP_TRY(session_open(run, run->ring.ranks, run->ring.variant));
-    return run->load != NULL ? load(run, run->load) : CP_OK;
+    return session_open(run, run->ring.ranks, run->ring.variant);
 }
 
 /* Ask one question after the other, or each in its own conversation. */
@@ -569,6 +568,8 @@ static cp_status chat_work(void *context) {
     cp_progress_end(&chat->progress);
     CP_TRY(status);
     CP_TRY(head_show(run));
+    if (run->load != NULL)
+        CP_TRY(load(run, run->load));
     CP_TRY(given ? asks_answer(run) : converse(run));
     return tail_show(run);
 }

@@ -342,7 +342,6 @@ static cp_status move_to(cp_session *session, cp_session *next,
     CP_TRY(cp_elastic_move(session->cache, session->engine, next->cache,
                            next->engine, report));
     const cp_session before = *session;
-    next->cache->step = session->cache->step;
     session->options = next->options;
     session->cache = next->cache;
     session->engine = next->engine;
