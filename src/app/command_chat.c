@@ -45,9 +45,6 @@ static cp_status chat_check(void *context) {
     const cp_command_ring *ring = &run->ring;
     if (run->batch != NULL && run->asks.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
-    if (run->load != NULL && run->file != NULL)
-        return cp_refuse("--load and --file exclude each other: the document "
-                         "of a conversation was read in its first turn");
     if (run->load != NULL && run->chat.system != NULL)
         return cp_refuse("--load and --system exclude each other: a "
                          "conversation has begun with its system message");
@@ -129,9 +126,9 @@ static cp_status load(chat_run *run, const char *path) {
     const double start = cp_clock();
     int64_t tokens;
     CP_TRY(cp_chat_load(&run->chat, path, &tokens));
-    printf("%s: %s tokens, over %ld rank%s (%.2f s)\n", path,
-           cp_group(tokens).text, run->ring.ranks, cp_plural(run->ring.ranks),
-           cp_clock() - start);
+    cp_write_shown(stdout, path);
+    printf(": %s tokens, over %ld rank%s (%.2f s)\n", cp_group(tokens).text,
+           run->ring.ranks, cp_plural(run->ring.ranks), cp_clock() - start);
     return CP_OK;
 }
 
@@ -167,7 +164,8 @@ static cp_status save(chat_run *run, const char *path) {
     const cp_status status = cp_crew_leads() ? cp_command_files(files) : CP_OK;
     CP_TRY(cp_crew_share(status, NULL, 0, NULL, NULL));
     CP_TRY(cp_chat_save(&run->chat, path, &bytes));
-    printf("%s: saved, %s bytes (%.2f s)\n", path, cp_group(bytes).text,
+    cp_write_shown(stdout, path);
+    printf(": saved, %s bytes (%.2f s)\n", cp_group(bytes).text,
            cp_clock() - start);
     return CP_OK;
 }
