@@ -20,7 +20,22 @@ typedef struct {
     const cp_backend *backend;
     cp_hardware hardware;
     cp_calibration wanted;
+    cp_progress progress;
+    int64_t rounds; /* that are over */
 } calibrate_run;
+
+static void round_end(void *context) {
+    calibrate_run *run = context;
+    cp_progress_show(&run->progress, ++run->rounds, run->wanted.rounds);
+}
+
+/* One word that a description can begin with? */
+static bool is_name(const char *name) {
+    for (const char *c = name; *c != '\0'; c++)
+        if (*c == ' ' || cp_is_control(c, 2))
+            return false;
+    return name[0] != '\0' && strlen(name) < CP_NAME_BYTES;
+}
 
 static cp_status calibrate_check(void *context) {
     calibrate_run *run = context;
@@ -33,8 +48,7 @@ static cp_status calibrate_check(void *context) {
         {"keys", "64,256,1024,4096,16Ki", &wanted->keys},
         {"bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes},
     };
-    if (run->name[0] == '\0' || strlen(run->name) >= CP_NAME_BYTES ||
-        strpbrk(run->name, " \t\r\n") != NULL)
+    if (!is_name(run->name))
         return cp_refuse("--name \"%.60s\": one word of less than %d letters",
                          run->name, CP_NAME_BYTES);
     strcpy(run->hardware.name, run->name);
@@ -67,7 +81,15 @@ static cp_status calibrate_work(void *context) {
     calibrate_run *run = context;
     cp_hardware again;
     char *text;
-    CP_TRY(cp_meter_calibrate(run->backend, &run->wanted));
+    run->progress =
+        (cp_progress){.shown = isatty(STDERR_FILENO) && cp_crew_leads(),
+                      .doing = "measuring"};
+    run->wanted.between = round_end;
+    run->wanted.context = run;
+    cp_progress_show(&run->progress, 0, 1);
+    const cp_status measured = cp_meter_calibrate(run->backend, &run->wanted);
+    cp_progress_end(&run->progress);
+    CP_TRY(measured);
     CP_TRY(cp_page_make(description_write, run, &text));
     cp_status status = cp_hardware_read("what was measured", text, &again);
     if (status == CP_OK)

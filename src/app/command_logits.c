@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "model/sample.h"
 #include "ring/crew.h"
@@ -24,6 +25,7 @@ typedef struct {
     float *rows, *kept; /* a few rows of logits; the wanted ones */
     double sum;         /* of negative log-likelihoods */
     int32_t next;       /* the likeliest after the last */
+    cp_progress progress;
 } logits_run;
 
 static cp_status logits_check(void *context) {
@@ -93,6 +95,8 @@ static cp_status session_open(logits_run *run) {
         .variant = run->ring.variant,
         .chooser = run->ring.chooser,
         .wire = run->ring.wire,
+        .progress = cp_progress_show,
+        .progress_context = &run->progress,
         .dealing = run->ring.placement.dealing};
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),
@@ -128,13 +132,16 @@ static void row_take(logits_run *run, int64_t position, const float *row) {
 /* Score and keep the logits of count tokens of the last call, the first of
  * which is at position first. */
 static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
+    run->progress.doing = count > 1 ? "scoring" : NULL;
     for (int64_t done = 0; done < count; done += ROWS_AT_ONCE) {
         const int64_t rows = cp_min(count - done, ROWS_AT_ONCE);
         CP_TRY(cp_scores_read(run->session, done, rows, first + done,
                               run->vocabulary, run->rows));
         for (int64_t i = 0; i < rows; i++)
             row_take(run, first + done + i, run->rows + i * run->vocabulary);
+        cp_progress_show(&run->progress, done + rows, count);
     }
+    cp_progress_end(&run->progress);
     return CP_OK;
 }
 
@@ -148,6 +155,7 @@ static cp_status step_walk(logits_run *run, int64_t position, int32_t id) {
 static cp_status turn_walk(logits_run *run, cp_turn turn, int64_t first) {
     const int32_t *words = run->words + first;
     if (!turn.decode) {
+        run->progress.doing = "reading";
         CP_TRY(cp_session_prefill(run->session, &turn.tokens, words, NULL));
         return rows_take(run, first, turn.tokens);
     }
@@ -170,6 +178,7 @@ static cp_status generate(logits_run *run) {
 static cp_status logits_work(void *context) {
     logits_run *run = context;
     int64_t first = 0;
+    run->progress.shown = isatty(STDERR_FILENO) && cp_crew_leads();
     CP_TRY(ids_load(run));
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     run->vocabulary = run->opened.facts->vocabulary;
@@ -216,6 +225,7 @@ int cp_command_logits(int count, char *const *arguments) {
                             options};
     const int result = cp_command_run(&usage, count, arguments, logits_check,
                                       logits_work, &run);
+    cp_progress_end(&run.progress);
     cp_session_close(run.session);
     cp_opened_close(&run.opened);
     cp_npy_free(&run.ids);

@@ -261,65 +261,77 @@ static const char *kind_name(const cp_plan *plan, int slot) {
     return names[plan->slots[slot].kind];
 }
 
-static bool is_sent(const cp_plan *plan, const cp_op *op, int hop,
-                    cp_slot_kind kind) {
-    return op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY &&
-           op->hop == hop && plan->slots[op->in.slot].kind == kind;
+enum { SHOWN = 6, KINDS = CP_SLOT_LIST + 1 };
+
+/* What all ranks send of a kind at a hop. */
+typedef struct {
+    int64_t most, bytes; /* of the busiest rank, and of rank */
+    int rank;
+    int64_t count;
+    struct {
+        int rank;
+        const cp_op *op;
+    } first[SHOWN];
+} hop_line;
+
+static void hop_add(hop_line *line, const cp_plan *plan, int rank,
+                    const cp_op *op) {
+    if (line->rank != rank)
+        line->bytes = 0;
+    line->rank = rank;
+    line->bytes += plan->slots[op->in.slot].bytes;
+    line->most = cp_max(line->most, line->bytes);
+    if (line->count < SHOWN) {
+        line->first[line->count].rank = rank;
+        line->first[line->count].op = op;
+    }
+    line->count++;
 }
 
-/* Print what is sent of that kind at a hop, if anything is; *head is the kind
- * that the table's head names. */
+/* *head is the kind that the table's head names. */
 static void hop_print(FILE *out, const cp_plan *plan, int hop,
-                      cp_slot_kind kind, const char **head) {
-    enum { SHOWN = 6 };
-    const int ranks = plan->layout->ranks;
-    int64_t most = 0, shown = 0;
-    int slot = -1;
-    for (int k = 0; k < ranks; k++) {
-        int64_t bytes = 0;
-        for (int64_t n = 0; n < plan->programs[k].count; n++) {
-            const cp_op *op = &plan->programs[k].ops[n];
-            if (!is_sent(plan, op, hop, kind))
-                continue;
-            slot = op->in.slot;
-            bytes += plan->slots[slot].bytes;
-        }
-        most = cp_max(most, bytes);
-    }
-    if (slot < 0)
-        return;
-    const char *name = kind_name(plan, slot);
+                      const hop_line *line, const char **head) {
+    const char *name = kind_name(plan, line->first[0].op->in.slot);
     if (*head == NULL)
         fprintf(out, "\n hop        bytes a rank    from>to:whose %s\n",
                 *head = name);
-    fprintf(out, "%4d %19s   ", hop, cp_group(most).text);
-    for (int k = 0; k < ranks; k++)
-        for (int64_t n = 0; n < plan->programs[k].count; n++) {
-            const cp_op *op = &plan->programs[k].ops[n];
-            if (!is_sent(plan, op, hop, kind) || ++shown > SHOWN)
-                continue;
-            fprintf(out, " %d>%d:", k, op->to);
-            if (kind == CP_SLOT_RUN)
-                fprintf(out, "%d..%d", op->in.origin, op->in.part);
-            else
-                fprintf(out, op->in.origin == ranks ? "all" : "%d",
-                        op->in.origin);
-        }
-    fprintf(out, "%s%s%s\n", shown > SHOWN ? " ..." : "",
+    fprintf(out, "%4d %19s   ", hop, cp_group(line->most).text);
+    for (int64_t n = 0; n < cp_min(line->count, SHOWN); n++) {
+        const cp_op *op = line->first[n].op;
+        fprintf(out, " %d>%d:", line->first[n].rank, op->to);
+        if (plan->slots[op->in.slot].kind == CP_SLOT_RUN)
+            fprintf(out, "%d..%d", op->in.origin, op->in.part);
+        else
+            fprintf(out, op->in.origin == plan->layout->ranks ? "all" : "%d",
+                    op->in.origin);
+    }
+    fprintf(out, "%s%s%s\n", line->count > SHOWN ? " ..." : "",
             *head == name ? "" : "  ", *head == name ? "" : name);
 }
 
-static void hops_print(FILE *out, const plan_run *run) {
+/* Every operation is looked at once: of many ranks there are many. */
+static cp_status hops_print(FILE *out, const plan_run *run) {
     const cp_plan *plan = run->plan;
     const cp_program *program = &plan->programs[0];
     const char *head = NULL;
+    hop_line *lines;
     int last = 0;
     for (int k = 0; k < run->ranks; k++)
         for (int64_t n = 0; n < plan->programs[k].count; n++)
             last = (int)cp_max(last, plan->programs[k].ops[n].hop);
-    for (int hop = 0; hop <= last; hop++)
-        for (int kind = CP_SLOT_QUERIES; kind <= CP_SLOT_LIST; kind++)
-            hop_print(out, plan, hop, (cp_slot_kind)kind, &head);
+    CP_TRY(cp_allocate(&lines, (int64_t)KINDS * (last + 1), sizeof(hop_line),
+                       "hops"));
+    for (int k = 0; k < run->ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY)
+                hop_add(lines + op->hop * KINDS + plan->slots[op->in.slot].kind,
+                        plan, k, op);
+        }
+    for (int n = 0; n < KINDS * (last + 1); n++)
+        if (lines[n].count > 0)
+            hop_print(out, plan, n / KINDS, &lines[n], &head);
+    free(lines);
     if (head == NULL)
         fprintf(out, "\nno hops\n");
     for (int64_t n = 0; n < program->count; n++) {
@@ -331,6 +343,7 @@ static void hops_print(FILE *out, const plan_run *run) {
                     cp_group(plan->slots[op->in.slot].bytes).text,
                     kind_name(plan, op->in.slot));
     }
+    return CP_OK;
 }
 
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
@@ -377,7 +390,7 @@ static cp_status plan_write(void *context, FILE *out) {
         return csv_print(out, run);
     head_print(out, run);
     ranks_print(out, run);
-    hops_print(out, run);
+    CP_TRY(hops_print(out, run));
     return run->check ? proof_print(out, run) : CP_OK;
 }
 
