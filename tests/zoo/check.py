@@ -1,8 +1,8 @@
-"""Is the zoo sound? python3 tests/zoo/check.py [matrix]
+"""Is the zoo sound? python3 tests/zoo/check.py [matrix|owners]
 
 The committed files are those that make.py writes; a right ring passes all cases in both orders of merging;
 each planted fault is named, and no other; and with other numbers it breaks the same. matrix prints instead
-which fault breaks which case, as CSV."""
+which fault breaks which case, and owners who had it, as CSV."""
 import io
 import json
 import pathlib
@@ -54,13 +54,22 @@ def main():
 
 
 def matrix():
-    faults = json.loads((zoo.HERE / "faults.json").read_text())
     print("fault,case,verdict,x,y")
-    for y, fault in enumerate(faults):
+    for y, fault in enumerate(json.loads((zoo.HERE / "faults.json").read_text())):
         for x, case in enumerate(make.CASES):
             if case in fault["breaks"]:
-                print(f"{fault['name']},{case},{fault['breaks'][case]},{x + 1},{y + 1}")
+                verdict = fault["breaks"][case]
+                kind = "error" if verdict == "error" else "nan" if "nan" in verdict else verdict
+                print(f"{fault['name']},{case},{kind},{x + 1},{y + 1}")
+
+
+def owners():
+    print("fault,who,when,y")
+    for y, fault in enumerate(json.loads((zoo.HERE / "faults.json").read_text())):
+        owner, _, rest = fault["who"].rpartition("/")
+        fork = " fork" if owner == "local-inference-lab" else ""
+        print(f"{fault['name']},{rest.replace('#', fork + ' ')},{fault['date'][:7]},{y + 1}")
 
 
 if __name__ == "__main__":
-    sys.exit(matrix() if sys.argv[1:] == ["matrix"] else main())
+    sys.exit({"matrix": matrix, "owners": owners}.get((*sys.argv, "")[1], main)())
