@@ -2,6 +2,7 @@
  * placement, pages, wire, lengths, guesses, faults; and every answer is that of
  * one rank which hears each text alone and nothing else. make soak runs them as
  * long as is asked (SOAK_SECONDS, from SOAK_SEED on), make check a few. */
+#define _GNU_SOURCE /* mkstemp */
 #define EXPECT_ALSO where
 static char where[300]; /* the seed, and what was done last */
 
@@ -10,6 +11,7 @@ static char where[300]; /* the seed, and what was done last */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "app/npy.h"
 #include "harness/rig.h"
@@ -17,6 +19,7 @@ static char where[300]; /* the seed, and what was done last */
 #include "harness/stand-in/stand_in.h"
 #include "harness/tiny_gguf.h"
 #include "model/draft.h"
+#include "model/keep.h"
 #include "model/repair.h"
 #include "model/session.h"
 
@@ -470,6 +473,60 @@ static void lose(void) {
         ck_abort_msg("%s: %s", where, cp_message());
 }
 
+static int64_t tokens_of_all(void) {
+    int64_t tokens = 0;
+    for (int64_t s = 0; s < t.options.sequences; s++)
+        tokens += t.all[s].length;
+    return tokens;
+}
+
+static void fill_keep(const char *path) {
+    cp_keep keep;
+    int64_t tokens = tokens_of_all();
+    must(cp_keep_new(t.model, t.file, "soak", t.options.sequences, tokens,
+                     &keep));
+    tokens = 0;
+    for (int64_t s = 0; s < t.options.sequences; s++) {
+        keep.lengths[s] = t.all[s].length;
+        memcpy(keep.ids + tokens, t.all[s].text, (size_t)t.all[s].length * 4);
+        tokens += t.all[s].length;
+    }
+    must(cp_keep_write(path, &keep, t.session));
+    cp_keep_free(&keep);
+}
+
+/* To a file, and on from it, over other ranks in another way. Where the new
+ * session has too few rows, it is empty. */
+static void tomorrow(void) {
+    char path[] = "/tmp/longring-soak-XXXXXX";
+    const int64_t sequences = t.options.sequences;
+    const cp_wire wire = t.options.wire;
+    cp_keep wanted, got;
+    if (tokens_of_all() == 0)
+        return;
+    close(mkstemp(path));
+    said("to a file");
+    fill_keep(path);
+    cp_session_close(t.session);
+    pick_options();
+    t.options.sequences = sequences;
+    t.options.wire = wire; /* what is kept is as rough as it was */
+    t.lost = false;
+    said("and from it, over %d ranks, placement %d%s, %ld rows",
+         t.options.ranks, t.options.dealing.placement,
+         t.options.dealing.weights != NULL ? ", uneven" : "", t.options.rows);
+    must(cp_session_open(t.model, &t.options, &t.session));
+    must(cp_keep_new(t.model, t.file, "soak", sequences, 0, &wanted));
+    const cp_status status = cp_keep_load(path, &wanted, t.session, &got);
+    cp_keep_free(&wanted);
+    cp_keep_free(&got);
+    remove(path);
+    if (status != CP_OK && !(status == CP_CAPACITY && t.options.rows > 0))
+        ck_abort_msg("%s: %s", where, cp_message());
+    for (int64_t s = 0; s < sequences && status != CP_OK; s++)
+        begin_anew(s);
+}
+
 static void change(void) {
     static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
                                           CP_ALL_GATHER};
@@ -479,9 +536,9 @@ static void change(void) {
 }
 
 static void talk(uint64_t seed) {
-    void (*const actions[])(void) = {speak,   speak,  speak,     speak,
-                                     speak,   speak,  take_back, share,
-                                     compact, change, move,      lose};
+    void (*const actions[])(void) = {speak, speak,     speak,   speak,   speak,
+                                     speak, take_back, share,   compact, change,
+                                     move,  lose,      tomorrow};
     begin_talk(seed);
     for (t.action = 1; t.action <= ACTIONS; t.action++) {
         actions[pick(COUNT_OF(actions))]();
