@@ -262,6 +262,8 @@ static void attend_tiles(const call *c) {
 cp_status cp_attend(const cp_attention *asked) {
     call c = {.asked = asked};
     CP_TRY(cp_attention_check(asked));
+    if (asked->leaves != 0)
+        return cp_refuse("a kernel without exact order");
     const cp_status status = prepare(&c);
     if (status == CP_OK)
         attend_tiles(&c);

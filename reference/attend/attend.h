@@ -25,6 +25,8 @@ typedef struct {
     cp_merge_row *merge; /* into what output and lse hold; NULL: over it */
     float *output, *lse;
     float *rest; /* of a running answer, with merge; or NULL (partial.h) */
+    uint32_t leaves;   /* 0; else keys are of these, and in exact order ... */
+    int64_t node_size; /* ...output and lse go by nodes, so far apart */
     void (*poke)(void *context); /* or NULL */
     void *poke_context;
 } cp_attention;
@@ -46,7 +48,11 @@ typedef struct {
  * the work; the result does not depend on them. A kernel may call poke now
  * and then, on the caller's thread: something else may want that thread
  * for a moment. Fails with CP_INVALID for a wrong shape or threads < 1, and
- * with CP_MEMORY; output and lse are then untouched. */
+ * with CP_MEMORY; output and lse are then untouched.
+ *   With leaves (ring/leaves.h) keys are all that there are of these, in spans
+ * of step 1, and the answer is a partial for each node, output and lse
+ * node_size apart, that does not depend on pieces, nor on other queries; merge
+ * is NULL. cp_attend knows no such order, and refuses. */
 typedef cp_status (*cp_kernel)(const cp_attention *call);
 
 /* The first kernel: blocks of keys, online softmax, plain loops. */

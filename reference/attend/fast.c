@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reference/attend/exact.h"
 #include "reference/attend/panels.h"
 #include "reference/attend/rows.h"
 
@@ -297,6 +298,8 @@ static void do_all(const call *c) {
 cp_status cp_attend_fast(const cp_attention *asked) {
     call c = {.asked = asked};
     CP_TRY(cp_attention_check(asked));
+    if (asked->leaves != 0)
+        return cp_attend_exact(asked);
     if (cp_micro_get()->panel > CP_PANEL_WIDEST)
         return cp_attend(asked);
     const cp_status status = prepare(&c);

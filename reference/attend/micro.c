@@ -8,6 +8,8 @@
 
 #include <blis.h>
 
+#include "reference/attend/exp2.h"
+
 #ifdef BLIS_NUM_LEVEL3_UKRS /* 0.9, and nothing later */
 typedef sgemm_ukr_ft micro_kernel;
 typedef cntx_t *context_pointer;
@@ -41,6 +43,31 @@ static bool prefers_rows(context_pointer context) {
 }
 #endif
 
+/* Whether the kernel adds product after product, as cp_fused does. */
+static bool sums_in_order(const cp_micro *micro) {
+    enum { DEPTH = 61, MOST = 64 };
+    _Alignas(64) float slice[DEPTH * MOST], panel[(DEPTH + 1) * MOST];
+    float c[MOST * MOST];
+    if (micro->slice_stride > MOST || micro->panel_stride > MOST)
+        return false;
+    for (int n = 0; n < DEPTH * MOST; n++)
+        slice[n] = (float)((n * 37 + 11) % 101 - 50) / 37.0f;
+    for (int n = 0; n < (DEPTH + 1) * MOST; n++)
+        panel[n] = (float)((n * 53 + 29) % 89 - 44) / 41.0f;
+    cp_micro_multiply(micro, micro->slice, micro->panel, DEPTH, slice, panel,
+                      false, c, MOST);
+    bool same = true;
+    for (int64_t i = 0; i < micro->slice; i++)
+        for (int64_t j = 0; j < micro->panel; j++) {
+            float sum = 0.0f;
+            for (int64_t k = 0; k < DEPTH; k++)
+                sum = cp_fused(slice[k * micro->slice_stride + i],
+                               panel[k * micro->panel_stride + j], sum);
+            same = same && cp_to_bits(sum) == cp_to_bits(c[i * MOST + j]);
+        }
+    return same;
+}
+
 static cp_micro found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -60,6 +87,7 @@ static void ask(void) {
     /* Take the kernel's address. */
     const void_fp address = find_kernel(context);
     memcpy(&found.kernel, &address, sizeof(address));
+    found.in_order = sums_in_order(&found);
 }
 
 const cp_micro *cp_micro_get(void) {

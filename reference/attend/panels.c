@@ -160,8 +160,8 @@ weigh_strip(int lanes, int64_t stride, int64_t count, float *restrict scores,
     return moved;
 }
 
-static bool weigh(const cp_panels *desk, int64_t count, float *level,
-                  float *total, float *keep) {
+bool cp_panels_weigh(const cp_panels *desk, int64_t count, float *level,
+                     float *total, float *keep) {
     const int64_t panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
     bool moved = false;
@@ -207,7 +207,7 @@ static void add_seen(const cp_panels *desk, const cp_reach *reach,
     }
 }
 
-static void scale_sums(const cp_panels *desk, const float *keep, float *sums) {
+void cp_panels_scale(const cp_panels *desk, const float *keep, float *sums) {
     const int64_t panel = desk->micro->panel;
     const int64_t stride = desk->micro->panel_stride;
     for (int64_t d = 0; d < cp_value_dim(desk->shape); d++)
@@ -230,9 +230,9 @@ static void attend_panel(const cp_panels *desk, int64_t number,
                           desk->keys + j / slice * dim * micro->slice_stride,
                           queries, false, desk->scores + j * stride, stride);
     mask(desk, reach);
-    if (weigh(desk, reach->most, desk->level + number * stride,
-              desk->total + number * stride, keep))
-        scale_sums(desk, keep, sums);
+    if (cp_panels_weigh(desk, reach->most, desk->level + number * stride,
+                        desk->total + number * stride, keep))
+        cp_panels_scale(desk, keep, sums);
     /* Add the values that all rows see. */
     for (int64_t s = 0; s < desk->slices && reach->least > 0; s++)
         cp_micro_multiply(micro, slice, micro->panel, reach->least,

@@ -45,4 +45,12 @@ void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
 void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
                    float *total);
 
+/* For a kernel in another order. Make weights of count scores of a panel
+ * against its level, which may rise, and let its total grow; keep is what the
+ * past is worth now. Returns whether that is less than before: then sums are to
+ * be scaled by it. */
+bool cp_panels_weigh(const cp_panels *desk, int64_t count, float *level,
+                     float *total, float *keep);
+void cp_panels_scale(const cp_panels *desk, const float *keep, float *sums);
+
 #endif

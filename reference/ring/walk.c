@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reference/attend/nodes.h"
 #include "reference/ring/lists.h"
 #include "reference/ring/rewrite.h"
+#include "ring/forest.h"
 #include "ring/migrate.h"
 
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
@@ -65,8 +67,9 @@ cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
         .dim = cp_value_dim(&shape),
         .output = output,
         .lse = lse,
-        .rest = slot == walker->plan->result ? lse + rows * shape.query_heads
-                                             : NULL,
+        .rest = slot == walker->plan->result && !walker->plan->layout->leaves
+                    ? lse + rows * shape.query_heads
+                    : NULL,
     };
 }
 
@@ -289,7 +292,9 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     if (merge == NULL && slot == plan->result)
         cp_partial_clear(&partial);
     for (int64_t n = 0; merge == NULL && n < partial.rows * partial.heads; n++)
-        partial.lse[n] = -INFINITY;
+        for (int64_t node = 0; node < plan->slots[slot].held / 4;
+             node += cp_node_size(&partial))
+            partial.lse[node + n] = -INFINITY;
     const cp_shape shape = cp_plan_shape(plan, op->in.slot);
     const int64_t first = cp_plan_first_head(plan, op);
     const int64_t heads = cp_plan_shape(plan, op->keys.slot).kv_heads;
@@ -304,6 +309,10 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .value_row = heads * cp_value_step(&shape),
         .threads = walker->options.threads,
         .merge = merge != NULL ? cp_partial_merge_row : NULL,
+        .leaves = layout->leaves
+                      ? cp_rank_leaves(op->keys.origin, layout->ranks)
+                      : CP_NO_LEAVES,
+        .node_size = cp_node_size(&partial),
         .output = partial.output,
         .lse = partial.lse,
         .rest = partial.rest,
@@ -359,7 +368,11 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
             return cp_lists_merge(plan, walker->slots, op);
         const cp_partial add = cp_walker_partial(walker, op->in.slot);
         cp_partial into = cp_walker_partial(walker, op->out.slot);
-        cp_partial_merge(&into, &add);
+        if (layout->leaves)
+            cp_nodes_merge(&into, walker->leaves[op->out.slot], &add,
+                           walker->leaves[op->in.slot]);
+        else
+            cp_partial_merge(&into, &add);
         return CP_OK;
     }
     case CP_OP_SPLIT:
@@ -388,6 +401,20 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     return CP_OK;
 }
 
+static void note_leaves(const cp_walker *walker, const cp_op *op) {
+    const int ranks = walker->plan->layout->ranks;
+    uint32_t *out = &walker->leaves[op->out.slot];
+    if (op->kind == CP_OP_ATTEND)
+        *out = cp_rank_leaves(op->keys.origin, ranks);
+    if (op->kind == CP_OP_MERGE)
+        *out |= walker->leaves[op->in.slot];
+    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
+        *out = op->leaves;
+    for (int r = 0; r < ranks && cp_op_is_collective(op); r++)
+        if (r != walker->rank)
+            out[r] = cp_rank_leaves(r, ranks);
+}
+
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                   float *cache_values) {
     const cp_plan *plan = walker->plan;
@@ -409,9 +436,11 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const double start = observe != NULL ? cp_clock() : 0.0;
-        const cp_status status = op->merged && observe == NULL
-                                     ? meet(walker, op, &program->ops[++n])
-                                     : perform(walker, op);
+        const bool together = op->merged && observe == NULL && walker->leaves == NULL;
+        const cp_status status = together ? meet(walker, op, &program->ops[++n])
+                                          : perform(walker, op);
+        if (walker->leaves != NULL)
+            note_leaves(walker, op);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;
@@ -439,6 +468,9 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     cp_status status = allocate_slots(walker);
     if (status == CP_OK)
         status = allocate_messages(walker);
+    if (status == CP_OK && plan->layout->leaves)
+        status = cp_allocate(&walker->leaves, plan->slot_count,
+                             sizeof(uint32_t), "leaves");
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
@@ -466,6 +498,7 @@ void cp_walker_free(cp_walker *walker) {
     for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
         free(walker->slots[n]);
     free(walker->messages);
+    free(walker->leaves);
     free(walker->slots);
     free(walker);
 }

@@ -15,7 +15,9 @@
 #include "ground/save.h"
 #include "predict/ring_order.h"
 #include "predict/simulate.h"
+#include "reference/attend/micro.h"
 #include "ring/crew.h"
+#include "ring/leaves.h"
 
 #ifndef CP_VERSION
 #define CP_VERSION "0"
@@ -224,6 +226,31 @@ const char *cp_command_variants(void) {
     return names;
 }
 
+/* Exact order has a placement of its own. */
+static cp_status exact_check(cp_command_ring *ring) {
+    if (!ring->exact)
+        return CP_OK;
+    if (ring->placement.text != NULL)
+        return cp_refuse("--exact-order deals tokens out by itself, and cannot "
+                         "go with --placement %s",
+                         ring->placement.text);
+    if (ring->wire != CP_WIRE_PLAIN)
+        return cp_refuse("--exact-order and --wire exclude each other: what is "
+                         "sent is rounded, what stays is not");
+    if (ring->ranks > CP_LEAVES)
+        return cp_refuse("--exact-order sums up %d parts; %ld ranks are more",
+                         CP_LEAVES, ring->ranks);
+    if (strncmp(places[ring->on], "cuda", 4) == 0)
+        return cp_refuse("--exact-order: GPUs have none");
+    if (!cp_micro_get()->in_order)
+        return cp_refuse("--exact-order: on this processor BLIS sums in an "
+                         "order of its own");
+    ring->placement.dealing = (cp_dealing){.placement = CP_INTERLEAVE,
+                                           .block = CP_LEAF_BLOCK,
+                                           .leaves = true};
+    return CP_OK;
+}
+
 cp_status cp_command_ring_check(cp_command_ring *ring) {
     if ((int)ring->variant == CP_VARIANTS) {
         ring->variant = CP_AUTO;
@@ -231,6 +258,7 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     }
     CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
     CP_TRY(cp_command_placement_check(&ring->placement, ring->ranks));
+    CP_TRY(exact_check(ring));
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
             return cp_refuse(

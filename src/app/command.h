@@ -108,6 +108,7 @@ typedef struct {
     double timeout;
     cp_command_placement placement;
     cp_wire wire;
+    bool exact; /* the order of sums follows from the tokens alone */
     const cp_backend *backend;
     cp_hardware described; /* of --machine */
     cp_chooser chooser;    /* by it, or all zero: Algorithm 1 */
@@ -128,6 +129,8 @@ typedef struct {
          "simulated"},                                                         \
         CP_COMMAND_PLACEMENT_OPTION((ring).placement),                         \
         CP_COMMAND_WIRE_OPTION((ring).wire),                                   \
+        {"exact-order", CP_FLAG, &(ring).exact, NULL,                          \
+         "the same bits on any number of ranks, by any variant"},              \
         {"on", CP_ONE_OF, &(ring).on, CP_COMMAND_PLACES,                       \
          "where the ranks run (default threads)"},                             \
     {                                                                          \

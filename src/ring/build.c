@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "ring/forest.h"
+
 /* Of a whole query: its label, and which keys it has chosen. */
 static int64_t carried(const cp_plan *plan) {
     return (plan->labelled ? CP_LABEL_BYTES : 0) +
@@ -221,8 +223,10 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       .wire = wanted->wire};
     begin(plan);
     build(plan);
-    const cp_status status =
+    cp_status status =
         plan->status == CP_OK ? cp_plan_link(plan) : plan->status;
+    if (status == CP_OK && layout->leaves)
+        status = cp_forest_fit(plan);
     if (status == CP_OK)
         *out = plan;
     else

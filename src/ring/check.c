@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/forest.h"
 #include "ring/migrate.h"
 #include "ring/order.h"
 
@@ -898,6 +899,8 @@ static cp_status prove(proof *proof) {
     CP_TRY(cp_plan_order(proof->plan, visit, proof));
     for (int k = 0; k < proof->plan->layout->ranks; k++)
         CP_TRY(check_result(proof, k));
+    if (proof->plan->layout->leaves)
+        CP_TRY(cp_forest_check(proof->plan));
     return make_report(proof);
 }
 

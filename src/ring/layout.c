@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ring/leaves.h"
 #include "ring/shares.h"
 
 static const cp_pieces *pieces_held(const cp_call *call, int rank,
@@ -52,6 +53,8 @@ static int owner_seat(const cp_call *call, int64_t turn, int64_t nth,
     if (how->weights != NULL)
         return cp_shares_owner(how->weights, ranks, turn + nth, counts,
                                counts + ranks);
+    if (how->leaves)
+        return cp_leaf_rank(cp_leaf_of(before), ranks);
     if (how->block > 0)
         return (int)(before / how->block % ranks);
     while (seats[seat].total - least >= cp_shard_spread(ranks))
@@ -278,6 +281,10 @@ static cp_status check_call(const cp_call *call) {
         return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
     if (call->holes != NULL && call->dealing.placement == CP_ROUND_ROBIN)
         return cp_refuse("holes are not filled by turns");
+    if (call->dealing.leaves && call->ranks > CP_LEAVES)
+        return cp_refuse("%d ranks; of a tree with %d leaves, no more can have "
+                         "one each",
+                         call->ranks, CP_LEAVES);
     if (call->dealing.weights != NULL)
         CP_TRY(cp_shares_check(call->dealing.weights, call->ranks));
     for (int64_t i = 0; i < call->sequences; i++) {
@@ -348,6 +355,7 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
                              .sequences = call->sequences,
                              .placement = call->dealing.placement,
                              .refills = call->holes != NULL,
+                             .leaves = call->dealing.leaves,
                              .room = call->room};
     cp_layout *layout = NULL;
     cp_status status = check_call(call);

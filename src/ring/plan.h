@@ -93,6 +93,8 @@ typedef struct {
     int16_t hop;      /* which step of the ring this belongs to, from 0 */
     int16_t to, from; /* ranks of an exchange; CP_NOBODY = no such half */
     cp_use in, keys, out;
+    uint32_t leaves; /* in exact order: those whose partials an exchange
+                        receives */
     /* Linked when the plan is finished: numbers of operations; -1 = none. */
     int32_t sent_to, got_from; /* an exchange: its partner halves, of ranks to
                                   and from; a collective: sent_to is rank 0's */

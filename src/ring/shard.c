@@ -2,6 +2,7 @@
 /* Which tokens of a run make a part. */
 #include "ring/shard.h"
 
+#include "ring/leaves.h"
 #include "ring/shares.h"
 
 static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
@@ -16,6 +17,24 @@ static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
                           count == 1 ? 1 : step};
     *row += count;
     return cp_pieces_append(pieces, (cp_piece){span, at});
+}
+
+static cp_status deal_leaves(int ranks, int part, cp_run run, int64_t row,
+                             cp_pieces *pieces) {
+    const int64_t first = run.first / CP_LEAF_BLOCK * CP_LEAF_BLOCK - run.first;
+    for (int64_t from = first; from < run.count; from += CP_LEAF_BLOCK)
+        if (cp_leaf_rank(cp_leaf_of(cp_max(0, from) + run.first), ranks) ==
+            part)
+            CP_TRY(append(pieces, run, from, CP_LEAF_BLOCK, 1, &row));
+    return CP_OK;
+}
+
+static int64_t room_of_leaves(int ranks, int64_t tokens) {
+    int64_t most = 0;
+    for (int rank = 0; rank < ranks; rank++)
+        most = cp_max(most, cp_leaves_tokens(cp_rank_leaves(rank, ranks), 0,
+                                             tokens));
+    return most;
 }
 /* The first token of the run whose position is at, modulo cycle. */
 static int64_t phase(cp_run run, int64_t at, int64_t cycle) {
@@ -54,6 +73,8 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
         return append(pieces, run, part * size, size, 1, &row);
     }
     case CP_INTERLEAVE:
+        if (how->leaves)
+            return deal_leaves(ranks, part, run, row, pieces);
         return interleave(cp_max(1, how->block), ranks, part, run, row, pieces);
     case CP_ROUND_ROBIN: /* has no parts: turns are the layout's to keep */
         break;
@@ -77,6 +98,8 @@ int64_t cp_shard_room(const cp_dealing *how, int ranks, int64_t tokens) {
     const int64_t ahead = (ranks - 1) * cp_shard_spread(ranks);
     if (how != NULL && how->placement == CP_NAIVE)
         return tokens;
+    if (how != NULL && how->leaves)
+        return room_of_leaves(ranks, tokens);
     if (how != NULL && how->placement == CP_INTERLEAVE) {
         const int64_t block = cp_max(1, how->block), cycle = block * ranks;
         return tokens / cycle * block + cp_min(block, tokens % cycle);

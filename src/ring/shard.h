@@ -24,6 +24,7 @@ typedef struct {
     const int64_t *weights; /* [ranks], >= 1, of zigzag and round-robin: what
                                share of the tokens each rank gets; NULL: all
                                the same. Borrowed */
+    bool leaves; /* interleave and round-robin: blocks go by leaf (leaves.h) */
 } cp_dealing;
 
 /* Positions first .. first + count - 1 of one sequence. */

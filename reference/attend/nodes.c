@@ -1,0 +1,81 @@
+/* The merge of exact order. */
+#include "reference/attend/nodes.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "ring/span.h"
+
+void cp_node_merge_row(float *output, float *lse, const float *add,
+                       float add_lse, int64_t dim) {
+    if (add_lse == -INFINITY) {
+        if (*lse == -INFINITY)
+            memset(output, 0, (size_t)dim * sizeof(float));
+        return;
+    }
+    if (*lse == -INFINITY) {
+        memcpy(output, add, (size_t)dim * sizeof(float));
+        *lse = add_lse;
+        return;
+    }
+    const cp_node_shares of = cp_node_weigh(*lse, add_lse);
+    for (int64_t d = 0; d < dim; d++)
+        output[d] = cp_node_mix(of, output[d], add[d], false, false);
+    *lse = of.lse;
+}
+
+/* One row of one head of a forest while it is united with another. */
+typedef struct {
+    int count;
+    cp_node nodes[CP_NODES_MAX + 1];
+    float lse[CP_NODES_MAX + 1];
+    float output[CP_NODES_MAX + 1][CP_HEAD_DIM_MAX];
+} stack;
+
+static void push(stack *s, cp_node node, const cp_partial *of, int64_t place,
+                 int64_t row) {
+    const int64_t at = place * cp_node_size(of);
+    int top = s->count++;
+    s->nodes[top] = node;
+    s->lse[top] = of->lse[at + row];
+    memcpy(s->output[top], of->output + at + row * of->dim,
+           (size_t)of->dim * sizeof(float));
+    /* Merge siblings as they are complete. */
+    for (; top > 0; top--) {
+        cp_node *left = &s->nodes[top - 1];
+        if (left->count != s->nodes[top].count ||
+            left->first % (2 * left->count) != 0 ||
+            left->first + left->count != s->nodes[top].first)
+            break;
+        cp_node_merge_row(s->output[top - 1], &s->lse[top - 1], s->output[top],
+                          s->lse[top], of->dim);
+        left->count *= 2;
+        s->count = top;
+    }
+}
+
+void cp_nodes_merge(cp_partial *out, uint32_t held, const cp_partial *add,
+                    uint32_t added) {
+    cp_node mine[CP_NODES_MAX], theirs[CP_NODES_MAX];
+    const int ours = cp_leaves_nodes(held, mine);
+    const int others = cp_leaves_nodes(added, theirs);
+    const int64_t size = cp_node_size(out);
+    stack s;
+    for (int64_t row = 0; row < out->rows * out->heads; row++) {
+        s.count = 0;
+        for (int i = 0, j = 0; i + j < ours + others;)
+            if (j == others ||
+                (i < ours && mine[i].first < theirs[j].first)) {
+                push(&s, mine[i], out, i, row);
+                i++;
+            } else {
+                push(&s, theirs[j], add, j, row);
+                j++;
+            }
+        for (int n = 0; n < s.count; n++) {
+            out->lse[n * size + row] = s.lse[n];
+            memcpy(out->output + n * size + row * out->dim, s.output[n],
+                   (size_t)out->dim * sizeof(float));
+        }
+    }
+}

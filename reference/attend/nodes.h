@@ -1,0 +1,63 @@
+/* The merge of exact order: two partials of the same queries that are siblings
+ * in a tree become their parent, with bits that are the same in a kernel's
+ * registers and between ranks. Knows nothing of ranks. */
+#ifndef CP_NODES_H
+#define CP_NODES_H
+
+#include "reference/attend/exp2.h"
+#include "reference/attend/partial.h"
+#include "ring/leaves.h"
+
+/* ln x, to 2 units in the last place or 6e-8; NaN for NaN. x is above 0. */
+static inline float cp_node_log(float x) {
+    const int32_t shifted = (int32_t)(cp_to_bits(x) - cp_to_bits(0.70710678f));
+    const int32_t power = shifted >> 23;
+    const float m = cp_from_bits(cp_to_bits(x) - ((uint32_t)power << 23));
+    const float t = (m - 1.0f) / (m + 1.0f), square = t * t;
+    float sum = 2.0f / 9.0f;
+    sum = cp_fused(sum, square, 2.0f / 7.0f);
+    sum = cp_fused(sum, square, 2.0f / 5.0f);
+    sum = cp_fused(sum, square, 2.0f / 3.0f);
+    sum = cp_fused(sum, square, 2.0f);
+    return cp_fused((float)power, 0.69314718f, sum * t) + (x - x);
+}
+
+/* What two siblings are worth in their parent, and its LSE. Which of them is
+ * which makes no difference; an empty one is worth nothing. */
+typedef struct {
+    float mine, theirs, lse;
+} cp_node_shares;
+
+static inline cp_node_shares cp_node_weigh(float mine, float theirs) {
+    const bool more = mine > theirs;
+    const float large = more ? mine : theirs, small = more ? theirs : mine;
+    const float apart = small == large ? 0.0f : small - large;
+    const float weight = cp_exp2(apart * 1.44269504f);
+    const float share = 1.0f / (1.0f + weight), rest = weight * share;
+    return (cp_node_shares){more ? share : rest, more ? rest : share,
+                            large + cp_node_log(1.0f + weight)};
+}
+
+/* A number of theirs joins one of mine; an empty side is as if it were not. */
+static inline float cp_node_mix(cp_node_shares of, float mine, float theirs,
+                                bool only_mine, bool only_theirs) {
+    const float both = of.mine * mine + of.theirs * theirs;
+    return only_mine ? mine : only_theirs ? theirs : both;
+}
+
+/* Merge a row of one head of its sibling into one. */
+void cp_node_merge_row(float *output, float *lse, const float *add,
+                       float add_lse, int64_t dim);
+
+/* A slot that holds some leaves holds their nodes one behind the other
+ * (cp_leaves_nodes), each output, then LSE, as a partial is; this is the first.
+ * Unite what out and add hold, which share no leaf. */
+void cp_nodes_merge(cp_partial *out, uint32_t held, const cp_partial *add,
+                    uint32_t added);
+
+/* Numbers from a node to the next. */
+static inline int64_t cp_node_size(const cp_partial *first) {
+    return first->rows * first->heads * (first->dim + 1);
+}
+
+#endif

@@ -1,0 +1,210 @@
+/* Which nodes each partial of a plan is. */
+#include "ring/forest.h"
+
+#include <stdlib.h>
+
+#include "ring/order.h"
+
+typedef struct {
+    const cp_plan *plan;
+    cp_plan *fit;    /* the same, if it is to be changed */
+    uint32_t *held;  /* [ranks][slots] */
+    int *most, *due; /* [slots] nodes that it holds; that travel in it */
+} forest;
+
+int64_t cp_plan_node_bytes(const cp_plan *plan, int slot) {
+    const cp_shape shape = cp_plan_shape(plan, slot);
+    return plan->slots[slot].rows * shape.query_heads *
+           (cp_value_dim(&shape) + 1) * CP_PARTIAL_BYTES;
+}
+
+static bool is_partial(const forest *it, int slot) {
+    return it->plan->slots[slot].kind == CP_SLOT_PARTIAL;
+}
+
+static uint32_t *held(const forest *it, int rank, int slot) {
+    return &it->held[rank * (int64_t)it->plan->slot_count + slot];
+}
+
+static int count_nodes(uint32_t leaves) {
+    cp_node nodes[CP_NODES_MAX];
+    return cp_leaves_nodes(leaves, nodes);
+}
+
+static void hold_leaves(const forest *it, int rank, int slot, uint32_t leaves) {
+    *held(it, rank, slot) = leaves;
+    it->most[slot] = (int)cp_max(it->most[slot], count_nodes(leaves));
+}
+
+static void follow_local(const forest *it, const cp_event *event) {
+    const cp_op *op = event->op;
+    const int ranks = it->plan->layout->ranks;
+    uint32_t leaves = *held(it, event->rank, op->in.slot);
+    if (!is_partial(it, op->out.slot))
+        return;
+    if (op->kind == CP_OP_ATTEND)
+        leaves = cp_rank_leaves(op->keys.origin, ranks);
+    if (op->kind == CP_OP_MERGE)
+        leaves |= *held(it, event->rank, op->out.slot);
+    hold_leaves(it, event->rank, op->out.slot, leaves);
+}
+
+static void send(const forest *it, int from, int slot, int to, int arrives) {
+    const uint32_t leaves = *held(it, from, slot);
+    const int nodes = count_nodes(leaves);
+    hold_leaves(it, to, arrives, leaves);
+    it->due[slot] = (int)cp_max(it->due[slot], nodes);
+    it->due[arrives] = (int)cp_max(it->due[arrives], nodes);
+}
+
+static cp_status follow_transfer(const forest *it, const cp_event *event) {
+    const cp_op *give = event->op;
+    const cp_op *take = &it->plan->programs[give->to].ops[give->sent_to];
+    const uint32_t leaves = *held(it, event->rank, give->in.slot);
+    if (!is_partial(it, give->in.slot))
+        return CP_OK;
+    send(it, event->rank, give->in.slot, give->to, take->out.slot);
+    if (it->fit != NULL)
+        it->fit->programs[give->to].ops[give->sent_to].leaves = leaves;
+    else if (take->leaves != leaves)
+        return cp_fail(CP_BROKEN,
+                       "rank %d, hop %d: a partial of leaves %08x arrives "
+                       "where one of %08x is due",
+                       give->to, take->hop, leaves, take->leaves);
+    return CP_OK;
+}
+
+static cp_status follow_collective(const forest *it, const cp_event *event) {
+    const cp_plan *plan = it->plan;
+    const int ranks = plan->layout->ranks;
+    for (int n = 0; n < ranks * ranks; n++) {
+        const int from = n / ranks, to = n % ranks;
+        const cp_op *give = &plan->programs[from].ops[event->all[from]];
+        const cp_op *take = &plan->programs[to].ops[event->all[to]];
+        const int slot =
+            give->in.slot + (give->kind == CP_OP_ALL_GATHER ? 0 : to);
+        if (from == to || !is_partial(it, slot))
+            continue;
+        if (*held(it, from, slot) != cp_rank_leaves(from, ranks))
+            return cp_refuse("an %s of merged partials has no exact order",
+                             cp_op_name(give->kind));
+        send(it, from, slot, to, take->out.slot + from);
+    }
+    return CP_OK;
+}
+
+static cp_status visit(void *context, const cp_event *event) {
+    const forest *it = context;
+    if (event->kind == CP_EVENT_LOCAL)
+        follow_local(it, event);
+    if (event->kind == CP_EVENT_TRANSFER)
+        return follow_transfer(it, event);
+    return event->kind == CP_EVENT_COLLECTIVE ? follow_collective(it, event)
+                                              : CP_OK;
+}
+
+/* A message is as long here as there. Returns whether one grew. */
+static bool level_out(const forest *it, int one, int other) {
+    const int due = (int)cp_max(it->due[one], it->due[other]);
+    const bool grew = it->due[one] != due || it->due[other] != due;
+    it->due[one] = it->due[other] = due;
+    return grew;
+}
+
+static bool level_all(const forest *it) {
+    const cp_plan *plan = it->plan;
+    const int ranks = plan->layout->ranks;
+    bool grew = false;
+    for (int k = 0; k < ranks; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            const cp_op *op = &plan->programs[k].ops[n];
+            const bool gather = op->kind == CP_OP_ALL_GATHER;
+            if (!cp_op_talks(op) || !is_partial(it, op->in.slot))
+                continue;
+            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY)
+                grew |= level_out(
+                    it, op->in.slot,
+                    plan->programs[op->to].ops[op->sent_to].out.slot);
+            for (int r = 0; r < ranks && op->kind != CP_OP_EXCHANGE; r++)
+                grew |= level_out(it, op->in.slot + (gather ? 0 : r),
+                                  op->out.slot + k);
+        }
+    return grew;
+}
+
+static cp_status compare(const forest *it) {
+    const cp_plan *plan = it->plan;
+    for (int k = 0; k < plan->layout->ranks; k++)
+        if (*held(it, k, plan->result) != cp_all_leaves)
+            return cp_fail(CP_BROKEN, "rank %d ends with leaves %08x alone", k,
+                           *held(it, k, plan->result));
+    for (int slot = 0; slot < plan->slot_count; slot++) {
+        const int64_t sent =
+            cp_max(1, it->due[slot]) * cp_plan_node_bytes(plan, slot);
+        if (is_partial(it, slot) && (plan->slots[slot].nodes < it->most[slot] ||
+                                     plan->slots[slot].bytes < sent))
+            return cp_fail(CP_BROKEN,
+                           "slot %d has room for %d nodes and %ld bytes; %d "
+                           "and %ld are due",
+                           slot, plan->slots[slot].nodes,
+                           plan->slots[slot].bytes, it->most[slot], sent);
+    }
+    return CP_OK;
+}
+
+static cp_status follow(forest *it) {
+    const cp_plan *plan = it->plan;
+    CP_TRY(cp_allocate(&it->held, plan->layout->ranks * (int64_t)plan->slot_count,
+                       sizeof(uint32_t), "a forest"));
+    CP_TRY(cp_allocate(&it->most, 2 * (int64_t)plan->slot_count, sizeof(int),
+                       "a forest"));
+    it->due = it->most + plan->slot_count;
+    CP_TRY(cp_plan_order(plan, visit, it));
+    while (level_all(it))
+        continue;
+    for (int slot = 0; slot < plan->slot_count && it->fit != NULL; slot++)
+        if (is_partial(it, slot)) {
+            const int64_t nodes = cp_max(1, it->due[slot]);
+            it->fit->slots[slot].nodes = (int)cp_max(nodes, it->most[slot]);
+            it->fit->slots[slot].bytes =
+                nodes * cp_plan_node_bytes(plan, slot);
+        }
+    return it->fit != NULL ? CP_OK : compare(it);
+}
+
+static cp_status run(forest it) {
+    const cp_status status = follow(&it);
+    free(it.held);
+    free(it.most);
+    return status;
+}
+
+cp_status cp_forest_fit(cp_plan *plan) {
+    if (plan->indexer.top_k > 0)
+        return cp_refuse("attention to chosen keys has no exact order");
+    if (plan->wire != CP_WIRE_PLAIN)
+        return cp_refuse("what is rounded to be sent has no exact order");
+    return run((forest){.plan = plan, .fit = plan});
+}
+
+static cp_status check_keys(const cp_layout *layout, int rank) {
+    const cp_pieces *keys = &layout->keys[rank].pieces;
+    for (int64_t n = 0; n < keys->count; n++) {
+        const cp_span span = keys->items[n].span;
+        if (span.step != 1 ||
+            cp_leaves_tokens(cp_rank_leaves(rank, layout->ranks), span.start,
+                             span.count) != span.count)
+            return cp_fail(CP_BROKEN,
+                           "rank %d holds keys %ld to %ld of sequence %ld, of "
+                           "leaves that it has not",
+                           rank, span.start, cp_span_last(span),
+                           span.sequence);
+    }
+    return CP_OK;
+}
+
+cp_status cp_forest_check(const cp_plan *plan) {
+    for (int k = 0; k < plan->layout->ranks; k++)
+        CP_TRY(check_keys(plan->layout, k));
+    return run((forest){.plan = plan});
+}

@@ -1,0 +1,53 @@
+/* A tree over blocks of positions. */
+#include "ring/leaves.h"
+
+int cp_leaf_of(int64_t position) {
+    int block = (int)(position / CP_LEAF_BLOCK % CP_LEAVES), leaf = 0;
+    for (int size = 1; size < CP_LEAVES; size *= 2, block /= 2)
+        leaf = 2 * leaf + block % 2;
+    return leaf;
+}
+
+int cp_leaf_rank(int leaf, int ranks) {
+    return ((leaf + 1) * ranks - 1) / CP_LEAVES;
+}
+
+uint32_t cp_rank_leaves(int rank, int ranks) {
+    uint32_t leaves = 0;
+    for (int leaf = 0; leaf < CP_LEAVES; leaf++)
+        leaves |= (uint32_t)(cp_leaf_rank(leaf, ranks) == rank) << leaf;
+    return leaves;
+}
+
+static uint32_t leaves_of(cp_node node) {
+    return (uint32_t)(((uint64_t)1 << node.count) - 1) << node.first;
+}
+
+int cp_leaves_nodes(uint32_t leaves, cp_node nodes[CP_NODES_MAX]) {
+    int count = 0;
+    for (cp_node at = {0, 1}; at.first < CP_LEAVES; at.first += at.count) {
+        at.count = CP_LEAVES;
+        while (at.count > 1 && (at.first % at.count != 0 ||
+                                (leaves_of(at) & ~leaves) != 0))
+            at.count /= 2;
+        if ((leaves & leaves_of(at)) != 0)
+            nodes[count++] = at;
+    }
+    return count;
+}
+
+int64_t cp_leaves_tokens(uint32_t leaves, int64_t first, int64_t count) {
+    const int64_t cycle = CP_LEAF_BLOCK * CP_LEAVES, end = first + count;
+    int64_t tokens = 0;
+    for (int64_t block = 0; block < CP_LEAVES; block++) {
+        const int64_t at = block * CP_LEAF_BLOCK;
+        if ((leaves >> cp_leaf_of(at) & 1) == 0)
+            continue;
+        for (int side = -1; side <= 1; side += 2) {
+            const int64_t to = side < 0 ? first : end;
+            const int64_t rest = cp_min(CP_LEAF_BLOCK, cp_max(0, to % cycle - at));
+            tokens += side * (to / cycle * CP_LEAF_BLOCK + rest);
+        }
+    }
+    return tokens;
+}

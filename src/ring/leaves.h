@@ -1,0 +1,40 @@
+/* A tree over blocks of positions, whatever the number of ranks: which leaf a
+ * token is of, whose leaves they are, and which nodes of the tree some leaves
+ * are together. */
+#ifndef CP_LEAVES_H
+#define CP_LEAVES_H
+
+#include "ground/ground.h"
+
+enum {
+    CP_LEAVES = 32,
+    CP_LEAF_BLOCK = 64, /* tokens: a page of the cache */
+    CP_NODES_MAX = 16,  /* of any set of leaves */
+};
+
+/* Leaves first to first + count - 1; count is a power of two that divides
+ * first. */
+typedef struct {
+    int first, count;
+} cp_node;
+
+/* A set of leaves is the sum of 1 << leaf. */
+enum { CP_NO_LEAVES = 0 };
+static const uint32_t cp_all_leaves = UINT32_MAX;
+
+/* The leaf of a position of any sequence: the number of its block, read from
+ * its lowest bit. */
+int cp_leaf_of(int64_t position);
+
+/* The rank that has a leaf, of at most CP_LEAVES; and what a rank has. */
+int cp_leaf_rank(int leaf, int ranks);
+uint32_t cp_rank_leaves(int rank, int ranks);
+
+/* The fewest nodes that are together those leaves, first things first. Returns
+ * how many. */
+int cp_leaves_nodes(uint32_t leaves, cp_node nodes[CP_NODES_MAX]);
+
+/* How many of the positions first .. first + count - 1 are of those leaves. */
+int64_t cp_leaves_tokens(uint32_t leaves, int64_t first, int64_t count);
+
+#endif
